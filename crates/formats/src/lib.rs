@@ -1,0 +1,1 @@
+//! What Uniference reads and writes.

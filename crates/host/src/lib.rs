@@ -1,0 +1,1 @@
+//! Live ranks and the command line.

@@ -1,0 +1,64 @@
+//! Owns the collective algorithms: how one member turns a collective into sends and receives, lazily, step by step.
+//!
+//! One file an algorithm; which one a call gets is `choose`'s business, when a step runs is the engine's, and what a step costs is
+//! the transport's and the network's.
+
+pub mod choose;
+
+use crate::ids::GroupRank;
+use crate::program::Collective;
+
+/// A way to carry out some kinds of collective.
+pub trait Algorithm: Send + Sync {
+    /// The name in cluster files and options: `ring`.
+    fn name(&self) -> &'static str;
+
+    /// What member `me` of a group of `size` does, in order, without ever building the plan of the whole group.
+    ///
+    /// The steps of all members fit together: the n-th send from a to b is received by the n-th receive of b from a, with the
+    /// same number of elements. `size` is at least 2 and every block may be empty.
+    fn steps(&self, call: &Collective, size: u32, me: GroupRank) -> Steps;
+}
+
+/// One member's steps of one collective.
+pub type Steps = Box<dyn Iterator<Item = Step> + Send>;
+
+/// One send or receive of one member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// What to do.
+    pub action: Action,
+    /// The step may start once this member's first `after` steps are complete; at most the step's own index.
+    pub after: u64,
+}
+
+/// What a step does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Sends elements, as they stand when the step starts.
+    Send {
+        /// To whom.
+        to: GroupRank,
+        /// Which elements.
+        span: Span,
+    },
+    /// Receives elements into the same place.
+    Recv {
+        /// From whom.
+        from: GroupRank,
+        /// Which elements.
+        span: Span,
+        /// Combine with what is there, rather than replace it.
+        combine: bool,
+    },
+}
+
+/// A range of elements. In collectives that reduce or broadcast: of the tensor (reduce-scatter: all blocks one after the other).
+/// In the others: of all blocks one after the other, in the order of the ranks they come from or go to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Span {
+    /// The first element.
+    pub start: u64,
+    /// How many.
+    pub len: u64,
+}

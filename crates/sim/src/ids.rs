@@ -1,0 +1,53 @@
+//! Owns the small integer ids. Every id indexes a `Vec`; names are turned into ids in sorted or file order, never in the order
+//! in which things happen to be built.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident, $prefix:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        pub struct $name(pub u32);
+
+        impl $name {
+            /// The place of this id in a `Vec`.
+            pub const fn index(self) -> usize {
+                self.0 as usize
+            }
+        }
+
+        impl From<usize> for $name {
+            fn from(index: usize) -> $name {
+                $name(u32::try_from(index).expect(concat!("more than 2^32 of ", stringify!($name))))
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!($prefix, "{}"), self.0)
+            }
+        }
+    };
+}
+
+id!(/// One logical process, numbered from 0 to the world size. Each computes on the device of the same number.
+    RankId, "rank ");
+id!(/// A rank's place inside a process group.
+    GroupRank, "group rank ");
+id!(/// A thread of a rank. The main one is 0.
+    TaskId, "task ");
+id!(/// A process group, as the engine numbers them.
+    GroupId, "group ");
+id!(/// A host: what one or more devices share a network interface on.
+    HostId, "host ");
+id!(/// A link of the network: one direction, or a medium that both directions share.
+    LinkId, "link ");
+id!(/// A stream: messages in order along one route.
+    StreamId, "stream ");
+id!(/// A queue of a rank, carried out in order: the rank's own instruction stream is 0, CUDA streams and the like follow.
+    QueueId, "queue ");
+id!(/// An activity of one rank, numbered in the order in which the rank issued them.
+    Handle, "handle ");
+id!(/// A line of the user's program; the caller keeps the table.
+    Site, "site ");

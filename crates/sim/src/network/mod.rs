@@ -1,0 +1,40 @@
+//! Owns the network: which links there are, the route between two hosts, and how streams with bytes waiting share links.
+//!
+//! It does not know ranks, messages' meaning or protocols: streams carry tagged sizes, and what a tag means is the caller's business.
+
+pub mod topology;
+
+pub use topology::{Link, PacketOverhead, Route, Topology};
+
+use crate::ids::{HostId, StreamId};
+use crate::time::{Bytes, Rate, SimTime};
+
+/// A network in virtual time. The caller owns the clock: it asks for the next event, and advances to it (or to an earlier instant).
+pub trait Network {
+    /// Opens a stream between two hosts, which may be the same one. `cap` bounds its rate (a window over a round-trip time).
+    fn open(&mut self, from: HostId, to: HostId, cap: Option<Rate>) -> StreamId;
+
+    /// Puts a message at the end of a stream, at the instant that was advanced to last.
+    fn push(&mut self, stream: StreamId, bytes: Bytes, tag: u64);
+
+    /// When something happens next, unless more is pushed before. Pushes of one instant are looked at together, here.
+    fn next_event(&mut self) -> Option<SimTime>;
+
+    /// Moves to `to`, which lies at or before [`Network::next_event`], and reports what happens then, in the engine's order.
+    fn advance(&mut self, to: SimTime, events: &mut Vec<NetworkEvent>);
+}
+
+/// What a network reports, at the instant it was advanced to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NetworkEvent {
+    /// The last byte has left the sender.
+    Sent {
+        /// Of the message.
+        tag: u64,
+    },
+    /// The last byte has arrived: one latency of the route after it has left.
+    Delivered {
+        /// Of the message.
+        tag: u64,
+    },
+}

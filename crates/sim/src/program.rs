@@ -1,0 +1,375 @@
+//! Owns the only seam between ranks and the engine: what a rank may ask for, and what it is told.
+//!
+//! A live Python process, a replayed trace and a Rust program all speak this and nothing else, so the engine cannot tell them apart.
+
+use crate::ids::{GroupId, GroupRank, Handle, QueueId, RankId, Site, TaskId};
+use crate::time::{Bytes, SimDuration, SimTime};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::sync::Arc;
+
+/// A rank that runs inside the simulator's own process.
+pub trait Program {
+    /// Called when `task` may go on at `now`; returns what it asks for next. The first reply is [`Reply::Start`].
+    fn resume(&mut self, now: SimTime, task: TaskId, reply: Reply) -> Request;
+}
+
+/// What a task asks for. It is then blocked until the reply.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Request {
+    /// Starts an activity and goes on: [`Reply::Issued`].
+    Issue {
+        /// What to do.
+        activity: Activity,
+        /// Activities of one queue run one after the other. Calls run in their group's own queues instead.
+        queue: QueueId,
+        /// The activity starts once these are complete.
+        after: Vec<Handle>,
+        /// The user's line.
+        site: Site,
+    },
+    /// Blocks until all (or any) of `handles` are complete: [`Reply::Complete`], or [`Reply::TimedOut`].
+    Wait {
+        /// Handles of this rank. A handle is forgotten once a wait has reported it complete.
+        handles: Vec<Handle>,
+        /// Return at the first that is complete.
+        any: bool,
+        /// Give up after this long.
+        timeout: Option<SimDuration>,
+        /// The user's line.
+        site: Site,
+    },
+    /// Reads the clock, which costs [`POLL_COST`]: [`Reply::Now`].
+    Now,
+    /// Names a process group: [`Reply::Group`]. Members that name the same ranks with the same sequence number meet.
+    JoinGroup {
+        /// The world's ranks, in the group's order.
+        ranks: Arc<[RankId]>,
+        /// How many groups of just these ranks this rank has named before.
+        sequence: u32,
+    },
+    /// Reads or changes the key-value store that all ranks share: [`Reply::Store`], or [`Reply::TimedOut`].
+    Store {
+        /// What to do.
+        operation: StoreOp,
+        /// How long an operation that blocks may do so.
+        timeout: Option<SimDuration>,
+        /// The user's line.
+        site: Site,
+    },
+    /// The task has ended. A rank is finished when its task 0 is.
+    Exit(Outcome),
+}
+
+/// What a blocked task is told.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Reply {
+    /// The task's first turn.
+    Start,
+    /// The activity was accepted.
+    Issued(Handle),
+    /// These of the awaited handles are complete, in the order in which they were asked for.
+    Complete(Vec<Handle>),
+    /// The time-out of a wait or of a store operation has passed.
+    TimedOut,
+    /// The clock.
+    Now(SimTime),
+    /// The group's id.
+    Group(GroupId),
+    /// A store operation's result.
+    Store(StoreValue),
+}
+
+/// What a poll, a clock read or a look into the store costs, so that a busy-wait makes progress.
+pub const POLL_COST: SimDuration = SimDuration::from_us(1);
+
+/// How a task ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Outcome {
+    /// Its program returned.
+    Ok,
+    /// Its program failed.
+    Failed,
+}
+
+/// What a rank does with its time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Activity {
+    /// Computes on the rank's device.
+    Compute(Work),
+    /// Communicates.
+    Call(Call),
+    /// Does nothing for a while.
+    Sleep(SimDuration),
+    /// Takes no time; shows in traces.
+    Mark(Mark),
+}
+
+/// A piece of compute, before any device has slowed it down.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Work {
+    /// How long it takes on the reference device.
+    pub duration: SimDuration,
+    /// Where that figure comes from.
+    pub origin: Origin,
+}
+
+/// Where a duration of compute comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Origin {
+    /// Run and timed on this machine.
+    Measured,
+    /// Read from a trace.
+    Recorded,
+    /// Not known: counted as zero.
+    None,
+}
+
+/// A named range of the user's (`torch.profiler.record_function`) opens or closes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Mark {
+    /// Opens.
+    Begin(Arc<str>),
+    /// Closes the one that was opened last.
+    End,
+}
+
+/// An operation of a process group, as one member asks for it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Call {
+    /// Whose operation.
+    pub group: GroupId,
+    /// Which one.
+    pub op: CallOp,
+}
+
+/// The operations of a process group.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum CallOp {
+    /// All members take part.
+    Collective(Collective),
+    /// Sends a message.
+    Send {
+        /// To whom.
+        to: GroupRank,
+        /// Matches the receive with the same tag.
+        tag: u64,
+        /// Size of the message.
+        bytes: Bytes,
+    },
+    /// Receives a message.
+    Recv {
+        /// From whom; `None`: whoever's message is first in the engine's order.
+        from: Option<GroupRank>,
+        /// Matches the send with the same tag.
+        tag: u64,
+        /// Size of the buffer; the message must have just this size.
+        bytes: Bytes,
+    },
+}
+
+/// A collective as one member calls it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Collective {
+    /// Which one.
+    pub kind: CollectiveKind,
+    /// Type of the elements.
+    pub dtype: DType,
+    /// How elements are combined, where the kind reduces.
+    pub reduce: Option<ReduceOp>,
+    /// The root, where the kind has one.
+    pub root: Option<GroupRank>,
+    /// How many elements.
+    pub shape: Shape,
+}
+
+/// Numbers of elements in a collective.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Shape {
+    /// The tensor (all-reduce, reduce, broadcast), or every rank's block (all-gather, reduce-scatter, all-to-all, gather, scatter).
+    Even(u64),
+    /// The block of each rank of the group in turn.
+    Blocks(Vec<u64>),
+    /// All-to-all with unequal blocks: what this rank sends to, and receives from, each rank in turn.
+    Pairs {
+        /// Elements for each rank.
+        send: Vec<u64>,
+        /// Elements from each rank.
+        recv: Vec<u64>,
+    },
+}
+
+/// The collectives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs)] // the names say it
+pub enum CollectiveKind {
+    AllReduce,
+    Reduce,
+    Broadcast,
+    AllGather,
+    ReduceScatter,
+    AllToAll,
+    Gather,
+    Scatter,
+    Barrier,
+}
+
+impl CollectiveKind {
+    /// Every kind.
+    pub const ALL: [CollectiveKind; 9] = [
+        CollectiveKind::AllReduce,
+        CollectiveKind::Reduce,
+        CollectiveKind::Broadcast,
+        CollectiveKind::AllGather,
+        CollectiveKind::ReduceScatter,
+        CollectiveKind::AllToAll,
+        CollectiveKind::Gather,
+        CollectiveKind::Scatter,
+        CollectiveKind::Barrier,
+    ];
+
+    /// The name in cluster files, options and reports: `all_reduce`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            CollectiveKind::AllReduce => "all_reduce",
+            CollectiveKind::Reduce => "reduce",
+            CollectiveKind::Broadcast => "broadcast",
+            CollectiveKind::AllGather => "all_gather",
+            CollectiveKind::ReduceScatter => "reduce_scatter",
+            CollectiveKind::AllToAll => "all_to_all",
+            CollectiveKind::Gather => "gather",
+            CollectiveKind::Scatter => "scatter",
+            CollectiveKind::Barrier => "barrier",
+        }
+    }
+}
+
+impl fmt::Display for CollectiveKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl CallOp {
+    /// The name in reports: a collective's, `send` or `recv`.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            CallOp::Collective(collective) => collective.kind.name(),
+            CallOp::Send { .. } => "send",
+            CallOp::Recv { .. } => "recv",
+        }
+    }
+
+    /// Size of the tensor that this member names in the call.
+    pub fn bytes(&self) -> Bytes {
+        match self {
+            CallOp::Collective(collective) => collective.bytes(),
+            CallOp::Send { bytes, .. } | CallOp::Recv { bytes, .. } => *bytes,
+        }
+    }
+}
+
+impl Collective {
+    /// Size of the tensor that this member names in the call: one block of an even shape, the sum of unequal ones
+    /// (of all-to-all: what it sends).
+    pub fn bytes(&self) -> Bytes {
+        let elements = match &self.shape {
+            Shape::Even(count) => *count,
+            Shape::Blocks(blocks) => blocks.iter().sum(),
+            Shape::Pairs { send, .. } => send.iter().sum(),
+        };
+        Bytes(elements * self.dtype.size())
+    }
+}
+
+/// How a reduction combines elements; torch's names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[allow(missing_docs)] // the names say it
+pub enum ReduceOp {
+    Sum,
+    Avg,
+    Product,
+    Min,
+    Max,
+    Band,
+    Bor,
+    Bxor,
+    PremulSum,
+}
+
+macro_rules! dtypes {
+    ($($variant:ident $name:literal $size:literal),* $(,)?) => {
+        /// Type of an element; torch's names.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[allow(missing_docs)] // the names say it
+        pub enum DType { $($variant),* }
+
+        impl DType {
+            /// torch's name, without `torch.`.
+            pub const fn name(self) -> &'static str {
+                match self { $(DType::$variant => $name),* }
+            }
+
+            /// Bytes of one element.
+            pub const fn size(self) -> u64 {
+                match self { $(DType::$variant => $size),* }
+            }
+
+            /// The type that torch calls `name`.
+            pub fn from_name(name: &str) -> Option<DType> {
+                match name { $($name => Some(DType::$variant),)* _ => None }
+            }
+        }
+    };
+}
+
+dtypes! {
+    Bool "bool" 1, UInt8 "uint8" 1, Int8 "int8" 1, UInt16 "uint16" 2, Int16 "int16" 2, UInt32 "uint32" 4, Int32 "int32" 4,
+    UInt64 "uint64" 8, Int64 "int64" 8, Float16 "float16" 2, BFloat16 "bfloat16" 2, Float32 "float32" 4, Float64 "float64" 8,
+    Float8E4M3 "float8_e4m3fn" 1, Float8E5M2 "float8_e5m2" 1, Float8E4M3Fnuz "float8_e4m3fnuz" 1,
+    Float8E5M2Fnuz "float8_e5m2fnuz" 1, Complex32 "complex32" 4, Complex64 "complex64" 8, Complex128 "complex128" 16,
+}
+
+/// An operation of the key-value store. Keys and values are bytes, as in torch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)] // torch.distributed.Store has the same methods
+pub enum StoreOp {
+    Set { key: Vec<u8>, value: Vec<u8> },
+    /// Blocks until the key is there.
+    Get { key: Vec<u8> },
+    /// Adds to a decimal number (0 if absent) and returns the sum.
+    Add { key: Vec<u8>, amount: i64 },
+    /// Appends to a value (empty if absent).
+    Append { key: Vec<u8>, value: Vec<u8> },
+    /// Sets `desired` if the value is `expected` (or the key is absent and `expected` is empty); returns the value then held.
+    CompareSet { key: Vec<u8>, expected: Vec<u8>, desired: Vec<u8> },
+    /// Blocks until all keys are there.
+    Wait { keys: Vec<Vec<u8>> },
+    /// Are all keys there?
+    Check { keys: Vec<Vec<u8>> },
+    /// Was the key there?
+    Delete { key: Vec<u8> },
+    /// How many keys start with these bytes?
+    Count { prefix: Vec<u8> },
+    /// The keys that start with these bytes, sorted.
+    List { prefix: Vec<u8> },
+    QueuePush { key: Vec<u8>, value: Vec<u8> },
+    /// The oldest value of a queue; blocks until there is one if `block`, else an empty queue is [`StoreValue::Absent`].
+    QueuePop { key: Vec<u8>, block: bool },
+    QueueLength { key: Vec<u8> },
+}
+
+/// What a store operation returns.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)] // the names say it
+pub enum StoreValue {
+    Done,
+    Absent,
+    Flag(bool),
+    Number(i64),
+    Bytes(Vec<u8>),
+    Keys(Vec<Vec<u8>>),
+    /// `Add` on a value that is no number.
+    NotANumber,
+}

@@ -1,0 +1,120 @@
+//! Owns what is told about a run: the events that observers see, and the observers that are built in. It never influences the run.
+//!
+//! Events come in the engine's order. What lasts is reported when it ends, with the moment at which it began.
+
+use crate::ids::{GroupId, Handle, LinkId, RankId, Site, TaskId};
+use crate::program::{Call, Mark, Origin, Outcome};
+use crate::time::{Bytes, SimDuration, SimTime};
+
+/// Sees every event of a run.
+pub trait Observer {
+    /// `event` happened, or came to its end, at `at`.
+    fn record(&mut self, at: SimTime, event: &Event<'_>);
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event<'a> {
+    /// A rank computed from `start` until now.
+    Computed {
+        /// Who.
+        rank: RankId,
+        /// Its thread.
+        task: TaskId,
+        /// Since when.
+        start: SimTime,
+        /// How long the same work takes on the reference device.
+        base: SimDuration,
+        /// Where that figure comes from.
+        origin: Origin,
+    },
+    /// A rank asked for an operation.
+    Issued {
+        /// Who.
+        rank: RankId,
+        /// How the rank calls the operation from now on.
+        handle: Handle,
+        /// What.
+        call: &'a Call,
+        /// The user's line.
+        site: Site,
+    },
+    /// An operation is complete on this rank.
+    Completed {
+        /// Who.
+        rank: RankId,
+        /// Which operation.
+        handle: Handle,
+        /// What it was.
+        call: &'a Call,
+        /// When it was asked for.
+        issued: SimTime,
+        /// When its queue came to it.
+        started: SimTime,
+        /// The algorithm that carried out a collective.
+        algorithm: Option<&'static str>,
+    },
+    /// A task was blocked from `start` until now.
+    Waited {
+        /// Who.
+        rank: RankId,
+        /// Its thread.
+        task: TaskId,
+        /// Since when.
+        start: SimTime,
+        /// For what.
+        reason: WaitReason,
+        /// How much of it passed before a peer had entered the operation.
+        late_peer: SimDuration,
+        /// The operations it waited for; empty where the reason is not [`WaitReason::Communication`].
+        handles: &'a [Handle],
+        /// The user's line.
+        site: Site,
+    },
+    /// A named range of the user's opens or closes.
+    Marked {
+        /// Who.
+        rank: RankId,
+        /// Which.
+        mark: &'a Mark,
+    },
+    /// A message has arrived.
+    Message {
+        /// From.
+        source: RankId,
+        /// To.
+        destination: RankId,
+        /// Of which group's operation.
+        group: GroupId,
+        /// Its size.
+        bytes: Bytes,
+        /// The same with headers.
+        wire_bytes: Bytes,
+        /// When it was put on its stream.
+        queued: SimTime,
+        /// When its first byte left.
+        started: SimTime,
+        /// When its last byte had left.
+        sent: SimTime,
+        /// The links it used.
+        links: &'a [LinkId],
+    },
+    /// A rank's program has ended.
+    Finished {
+        /// Who.
+        rank: RankId,
+        /// How.
+        outcome: Outcome,
+    },
+}
+
+/// What a task waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum WaitReason {
+    /// Operations of process groups.
+    Communication,
+    /// A key of the store.
+    Store,
+    /// Its own sleep.
+    Sleep,
+}
