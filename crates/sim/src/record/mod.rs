@@ -53,6 +53,8 @@ pub enum Event<'a> {
         started: SimTime,
         /// The algorithm that carried out a collective.
         algorithm: Option<&'static str>,
+        /// With whom it met.
+        meeting: Meeting,
     },
     /// A task was blocked from `start` until now.
     Waited {
@@ -106,6 +108,18 @@ pub enum Event<'a> {
         /// How.
         outcome: Outcome,
     },
+}
+
+/// With whom an operation met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Meeting {
+    /// The group's `sequence`-th collective, counted from 0 on every member alike.
+    Collective {
+        /// Its number.
+        sequence: u64,
+    },
+    /// The operation of one peer: of a receive the send, of a send the receive if there is one yet.
+    Peer(Option<(RankId, Handle)>),
 }
 
 /// What a task waited for.

@@ -1,0 +1,105 @@
+"""The Rust extension, as Python sees it. Times are integer picoseconds of virtual time, sizes are bytes."""
+
+from collections.abc import Sequence
+from typing import final
+
+def cli(argv: Sequence[str]) -> int:
+    """Runs the command line; returns the exit code."""
+
+@final
+class Channel:
+    """This rank's connection to the engine.
+
+    Safe to use from every thread; each thread that makes a call is a task of its own to the engine. The interpreter's lock is
+    released while a call blocks. If the run ends, a blocked call never returns: the process is ended from outside.
+    """
+
+    rank: int
+    world_size: int
+
+    @staticmethod
+    def adopt(fd: int, rank: int, world_size: int) -> Channel:
+        """Takes over this rank's socket and the shared arena, in a freshly forked rank. Compute is not yet measured."""
+    def start(self) -> None:
+        """The script's first statement comes next: from here on compute is measured and charged."""
+    def finish(self, ok: bool) -> None:
+        """The script has ended. Sends what is outstanding; call it once, from the main thread."""
+    def enter(self) -> None:
+        """From here to the matching `leave` this thread does our work, not the program's: none of its time is charged. Nests."""
+    def leave(self) -> None: ...
+
+    # Time
+    def now(self) -> int:
+        """The rank's clock. Holds the rank until the engine's time has reached it, and costs it 1 us."""
+    def sleep(self, duration: int) -> None: ...
+    def mark(self, name: str | None) -> None:
+        """Opens a named range, or closes (None) the one opened last. Costs nothing and does not block."""
+
+    # Operations. `site` is the user's line as "path:line". Each returns a handle.
+    def group(self, ranks: Sequence[int]) -> int:
+        """Names a process group by its members, in order. Counts the groups of the same ranks itself."""
+    def stage(self, nbytes: int) -> int:
+        """Reserves room for an input in the shared arena and returns its offset there (a multiple of 64)."""
+    def collective(
+        self,
+        group: int,
+        kind: str,
+        dtype: str,
+        reduce: str | None,
+        root: int | None,
+        shape: int | Sequence[int] | tuple[Sequence[int], Sequence[int]],
+        offset: int | None,
+        site: str,
+    ) -> int:
+        """Issues a collective whose input was staged at `offset` (None: this rank contributes nothing).
+
+        `kind`: all_reduce reduce broadcast all_gather reduce_scatter all_to_all gather scatter barrier. `shape` in elements: one
+        int is `Shape::Even`, a list `Shape::Blocks`, a pair of lists `Shape::Pairs` (crates/sim/src/program.rs).
+        """
+    def send(self, group: int, to: int, tag: int, offset: int, nbytes: int, site: str) -> int: ...
+    def recv(self, group: int, source: int | None, tag: int, nbytes: int, site: str) -> int: ...
+    def wait(self, handles: Sequence[int], timeout: int | None, any: bool, site: str) -> list[int] | None:
+        """Blocks until all (any) of the handles are complete; returns those that are, or None after `timeout`.
+
+        A handle that was once returned as complete stays complete: waiting for it again is free.
+        """
+    def poll(self, handle: int) -> bool:
+        """Is it complete? Costs 1 us if it is not."""
+    def result(self, handle: int) -> Result:
+        """Where the data of a complete operation lies. Blocks (in host time only) while another rank reduces it."""
+    def release(self, handle: int) -> None:
+        """The data was fetched: its room in the arena may be used again."""
+
+    # Store. Blocking operations return None after `timeout`.
+    def store_set(self, key: bytes, value: bytes) -> None: ...
+    def store_get(self, key: bytes, timeout: int | None, site: str) -> bytes | None: ...
+    def store_add(self, key: bytes, amount: int) -> int: ...
+    def store_append(self, key: bytes, value: bytes) -> None: ...
+    def store_compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes: ...
+    def store_wait(self, keys: Sequence[bytes], timeout: int | None, site: str) -> bool:
+        """False after `timeout`."""
+    def store_check(self, keys: Sequence[bytes]) -> bool: ...
+    def store_delete(self, key: bytes) -> bool: ...
+    def store_count(self, prefix: bytes) -> int: ...
+    def store_list(self, prefix: bytes) -> list[bytes]: ...
+    def store_queue_push(self, key: bytes, value: bytes) -> None: ...
+    def store_queue_pop(self, key: bytes, block: bool, timeout: int | None, site: str) -> bytes | None: ...
+    def store_queue_length(self, key: bytes) -> int: ...
+
+    def arena(self) -> memoryview:
+        """The whole shared arena, writable: sparse, far larger than memory, touched pages count only."""
+
+@final
+class Result:
+    """The data of one complete operation, for this rank."""
+
+    pieces: list[tuple[int, int]]
+    """(offset, nbytes) in the arena: the output is these one after the other. Empty if this rank receives nothing."""
+    folds: list[tuple[int, int, int]]
+    """(destination offset, source offset, nbytes): first do destination = destination op source for each of these, in order,
+    then call `folded`. Empty unless this rank was picked to reduce for the group."""
+    peer: int | None
+    """Of a receive: the group rank of the sender."""
+
+    def folded(self) -> None:
+        """The folds are done: the other members may read."""
