@@ -335,29 +335,62 @@ dtypes! {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)] // torch.distributed.Store has the same methods
 pub enum StoreOp {
-    Set { key: Vec<u8>, value: Vec<u8> },
+    Set {
+        key: Vec<u8>,
+        value: Vec<u8>,
+    },
     /// Blocks until the key is there.
-    Get { key: Vec<u8> },
+    Get {
+        key: Vec<u8>,
+    },
     /// Adds to a decimal number (0 if absent) and returns the sum.
-    Add { key: Vec<u8>, amount: i64 },
+    Add {
+        key: Vec<u8>,
+        amount: i64,
+    },
     /// Appends to a value (empty if absent).
-    Append { key: Vec<u8>, value: Vec<u8> },
+    Append {
+        key: Vec<u8>,
+        value: Vec<u8>,
+    },
     /// Sets `desired` if the value is `expected` (or the key is absent and `expected` is empty); returns the value then held.
-    CompareSet { key: Vec<u8>, expected: Vec<u8>, desired: Vec<u8> },
+    CompareSet {
+        key: Vec<u8>,
+        expected: Vec<u8>,
+        desired: Vec<u8>,
+    },
     /// Blocks until all keys are there.
-    Wait { keys: Vec<Vec<u8>> },
+    Wait {
+        keys: Vec<Vec<u8>>,
+    },
     /// Are all keys there?
-    Check { keys: Vec<Vec<u8>> },
+    Check {
+        keys: Vec<Vec<u8>>,
+    },
     /// Was the key there?
-    Delete { key: Vec<u8> },
+    Delete {
+        key: Vec<u8>,
+    },
     /// How many keys start with these bytes?
-    Count { prefix: Vec<u8> },
+    Count {
+        prefix: Vec<u8>,
+    },
     /// The keys that start with these bytes, sorted.
-    List { prefix: Vec<u8> },
-    QueuePush { key: Vec<u8>, value: Vec<u8> },
+    List {
+        prefix: Vec<u8>,
+    },
+    QueuePush {
+        key: Vec<u8>,
+        value: Vec<u8>,
+    },
     /// The oldest value of a queue; blocks until there is one if `block`, else an empty queue is [`StoreValue::Absent`].
-    QueuePop { key: Vec<u8>, block: bool },
-    QueueLength { key: Vec<u8> },
+    QueuePop {
+        key: Vec<u8>,
+        block: bool,
+    },
+    QueueLength {
+        key: Vec<u8>,
+    },
 }
 
 /// What a store operation returns.
