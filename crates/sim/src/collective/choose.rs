@@ -1,9 +1,19 @@
-//! Owns the choice: which algorithm carries out which kind of collective at which size.
+//! Owns the choice: which algorithms exist, and which one carries out which kind of collective at which size.
 
 use super::Algorithm;
-use crate::program::CollectiveKind;
+use super::binomial::Binomial;
+use super::dissemination::Dissemination;
+use super::gloo_binomial::GlooBinomial;
+use super::gloo_ring::GlooRing;
+use super::linear::Linear;
+use super::pairwise::Pairwise;
+use super::ring::Ring;
+use crate::program::CollectiveKind::{
+    self, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter,
+};
 use crate::time::Bytes;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
 /// For each kind the algorithms by size: the first entry whose bound is not exceeded is used.
@@ -19,4 +29,146 @@ pub struct Rule {
     pub up_to: Option<Bytes>,
     /// What carries it out.
     pub algorithm: Arc<dyn Algorithm>,
+}
+
+/// A choice that cannot be made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChoiceError {
+    /// No algorithm of that name can carry out the kind.
+    #[error("no algorithm {name:?} for {kind}\nhint: {kind} has {}", known(*kind))]
+    Unknown {
+        /// Of the collective.
+        kind: CollectiveKind,
+        /// What was asked for.
+        name: String,
+    },
+    /// Rules whose bounds do not rise up to a last one without any.
+    #[error(
+        "the rules for {kind} do not cover every size once\nhint: let `up_to` rise from rule to rule, and leave it out of the last one"
+    )]
+    Bounds {
+        /// Of the collective.
+        kind: CollectiveKind,
+    },
+}
+
+/// Every algorithm there is, by name.
+fn algorithms() -> [Arc<dyn Algorithm>; 7] {
+    [
+        Arc::new(Binomial),
+        Arc::new(Dissemination),
+        Arc::new(GlooBinomial),
+        Arc::new(GlooRing),
+        Arc::new(Linear),
+        Arc::new(Pairwise),
+        Arc::new(Ring),
+    ]
+}
+
+/// The algorithms that can carry out `kind`, by name.
+pub fn algorithms_for(kind: CollectiveKind) -> Vec<Arc<dyn Algorithm>> {
+    algorithms().into_iter().filter(|algorithm| algorithm.kinds().contains(&kind)).collect()
+}
+
+/// The algorithm called `name`, if it can carry out `kind`.
+///
+/// # Errors
+/// [`ChoiceError::Unknown`], with the names that there are.
+pub fn algorithm_by_name(kind: CollectiveKind, name: &str) -> Result<Arc<dyn Algorithm>, ChoiceError> {
+    let mut candidates = algorithms_for(kind).into_iter();
+    let found = candidates.find(|algorithm| algorithm.name() == name);
+    found.ok_or_else(|| ChoiceError::Unknown { kind, name: name.to_owned() })
+}
+
+fn known(kind: CollectiveKind) -> String {
+    algorithms_for(kind).iter().map(|algorithm| algorithm.name()).collect::<Vec<_>>().join(", ")
+}
+
+impl AlgorithmTable {
+    /// The choices of the `ideal` backend, the same at every size.
+    pub fn ideal() -> AlgorithmTable {
+        AlgorithmTable::of(&[
+            (AllReduce, "ring"),
+            (Reduce, "binomial"),
+            (Broadcast, "binomial"),
+            (AllGather, "ring"),
+            (ReduceScatter, "ring"),
+            (AllToAll, "linear"),
+            (Gather, "linear"),
+            (Scatter, "linear"),
+            (Barrier, "dissemination"),
+        ])
+    }
+
+    /// The choices of the `gloo` backend: those of torch 2.15's `ProcessGroupGloo`, the same at every size.
+    pub fn gloo() -> AlgorithmTable {
+        AlgorithmTable::of(&[
+            (AllReduce, "gloo_ring"),
+            (Reduce, "gloo_ring"),
+            (Broadcast, "gloo_binomial"),
+            (AllGather, "gloo_ring"),
+            (ReduceScatter, "gloo_ring"),
+            (AllToAll, "linear"),
+            (Gather, "linear"),
+            (Scatter, "linear"),
+            (Barrier, "dissemination"),
+        ])
+    }
+
+    fn of(choices: &[(CollectiveKind, &str)]) -> AlgorithmTable {
+        let mut table = AlgorithmTable::default();
+        for &(kind, name) in choices {
+            table.force(kind, algorithm_by_name(kind, name).unwrap_or_else(|error| panic!("{error}")));
+        }
+        table
+    }
+
+    /// Uses `algorithm` for `kind` at every size.
+    ///
+    /// # Panics
+    /// If it cannot carry out `kind`; [`algorithm_by_name`] finds only those that can.
+    pub fn force(&mut self, kind: CollectiveKind, algorithm: Arc<dyn Algorithm>) {
+        let rules = vec![Rule { up_to: None, algorithm }];
+        self.set_rules(kind, rules).unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// Uses `rules` for `kind` in place of those it had.
+    ///
+    /// # Errors
+    /// [`ChoiceError::Unknown`] if an algorithm cannot carry out `kind`, [`ChoiceError::Bounds`] if the bounds do not rise, or if a
+    /// rule other than the last has none, or the last has one. The table is then as it was.
+    pub fn set_rules(&mut self, kind: CollectiveKind, rules: Vec<Rule>) -> Result<(), ChoiceError> {
+        if let Some(rule) = rules.iter().find(|rule| !rule.algorithm.kinds().contains(&kind)) {
+            return Err(ChoiceError::Unknown { kind, name: rule.algorithm.name().to_owned() });
+        }
+        // `None` is below every bound in the order of options but means above all of them.
+        let bound = |rule: &Rule| rule.up_to.map_or(u128::MAX, |Bytes(bytes)| u128::from(bytes));
+        let covers_all = rules.last().is_some_and(|rule| rule.up_to.is_none());
+        if !covers_all || !rules.is_sorted_by(|a, b| bound(a) < bound(b)) {
+            return Err(ChoiceError::Bounds { kind });
+        }
+        self.rules.insert(kind, rules);
+        Ok(())
+    }
+
+    /// What carries out a collective of `kind` and `bytes`.
+    ///
+    /// # Panics
+    /// If the table has no rule for `kind`; [`AlgorithmTable::ideal`] and [`AlgorithmTable::gloo`] have one for each.
+    pub fn choose(&self, kind: CollectiveKind, bytes: Bytes) -> &Arc<dyn Algorithm> {
+        let rules = self.rules.get(&kind).map_or(&[][..], Vec::as_slice);
+        let rule = rules.iter().find(|rule| rule.up_to.is_none_or(|bound| bytes <= bound));
+        &rule.unwrap_or_else(|| panic!("no algorithm for {kind} of {} bytes", bytes.0)).algorithm
+    }
+
+    /// The rules for `kind`, by rising bound.
+    pub fn rules(&self, kind: CollectiveKind) -> &[Rule] {
+        self.rules.get(&kind).map_or(&[], Vec::as_slice)
+    }
+}
+
+impl fmt::Debug for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rule").field("up_to", &self.up_to).field("algorithm", &self.algorithm.name()).finish()
+    }
 }

@@ -3,27 +3,42 @@
 //! One file an algorithm; which one a call gets is `choose`'s business, when a step runs is the engine's, and what a step costs is
 //! the transport's and the network's.
 
+mod binomial;
 pub mod choose;
+mod dissemination;
+mod gloo_binomial;
+mod gloo_ring;
+mod layout;
+mod linear;
+mod pairwise;
+mod ring;
+mod rounds;
 
 use crate::ids::GroupRank;
-use crate::program::Collective;
+use crate::program::{Collective, CollectiveKind};
 
 /// A way to carry out some kinds of collective.
 pub trait Algorithm: Send + Sync {
     /// The name in cluster files and options: `ring`.
     fn name(&self) -> &'static str;
 
+    /// The kinds of collective it can carry out.
+    fn kinds(&self) -> &'static [CollectiveKind];
+
     /// What member `me` of a group of `size` does, in order, without ever building the plan of the whole group.
     ///
     /// The steps of all members fit together: the n-th send from a to b is received by the n-th receive of b from a, with the
-    /// same number of elements. `size` is at least 2 and every block may be empty.
+    /// same number of elements. `size` is at least 2 and every block may be empty; an empty message is still a message.
+    ///
+    /// # Panics
+    /// If `call.kind` is not one of [`Algorithm::kinds`], or lacks its root.
     fn steps(&self, call: &Collective, size: u32, me: GroupRank) -> Steps;
 }
 
 /// One member's steps of one collective.
 pub type Steps = Box<dyn Iterator<Item = Step> + Send>;
 
-/// One send or receive of one member.
+/// One send or receive of one member. Steps start in order; the ones that may, start at the same instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     /// What to do.
@@ -48,17 +63,34 @@ pub enum Action {
         from: GroupRank,
         /// Which elements.
         span: Span,
-        /// Combine with what is there, rather than replace it.
+        /// Combine with what is there, rather than replace it. Where several combine at the same place they do so in the order of
+        /// their steps, whichever arrives first, so that values never depend on time.
         combine: bool,
     },
 }
 
 /// A range of elements. In collectives that reduce or broadcast: of the tensor (reduce-scatter: all blocks one after the other).
-/// In the others: of all blocks one after the other, in the order of the ranks they come from or go to.
+/// In the others: of all blocks one after the other, in the order of the ranks they come from or go to (all-to-all: a send's span
+/// is of what the member sends, a receive's of what it receives). All sends of a barrier are empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span {
     /// The first element.
     pub start: u64,
     /// How many.
     pub len: u64,
+}
+
+impl Span {
+    /// No elements.
+    pub const EMPTY: Span = Span { start: 0, len: 0 };
+
+    /// The element after the last.
+    pub const fn end(self) -> u64 {
+        self.start + self.len
+    }
+}
+
+/// The root of a collective that has one.
+fn root_of(call: &Collective) -> GroupRank {
+    call.root.unwrap_or_else(|| panic!("{} has no root", call.kind))
 }

@@ -1,0 +1,84 @@
+//! Owns where the blocks of a collective lie in its tensor. It does not know who moves them.
+
+use super::Span;
+use crate::program::{Collective, CollectiveKind, Shape};
+
+/// A tensor cut into consecutive blocks, one for each of a number of parts.
+pub(super) enum Layout {
+    /// The first `remainder` blocks have one element more than the others' `quotient`.
+    Regular { quotient: u64, remainder: u64 },
+    /// Where each block starts, and where the last one ends.
+    Listed(Box<[u64]>),
+}
+
+impl Layout {
+    /// `elements` over `parts`, as evenly as can be, larger blocks first.
+    pub(super) fn split(elements: u64, parts: u32) -> Layout {
+        Layout::Regular { quotient: elements / u64::from(parts), remainder: elements % u64::from(parts) }
+    }
+
+    fn listed(lengths: &[u64]) -> Layout {
+        let ends = lengths.iter().scan(0, |end, length| {
+            *end += length;
+            Some(*end)
+        });
+        Layout::Listed(std::iter::once(0).chain(ends).collect())
+    }
+
+    /// The members' blocks of `call`: what each contributes or receives.
+    pub(super) fn of_members(call: &Collective, size: u32) -> Layout {
+        match &call.shape {
+            Shape::Even(_) if reduces_or_copies_whole(call.kind) => Layout::split(elements(call), size),
+            Shape::Even(count) => Layout::Regular { quotient: *count, remainder: 0 },
+            Shape::Blocks(blocks) => Layout::listed(blocks),
+            Shape::Pairs { .. } => panic!("{} cannot have unequal pairs", call.kind),
+        }
+    }
+
+    /// What a member sends to each rank, and what it receives from each, in an all-to-all.
+    pub(super) fn of_pairs(call: &Collective) -> (Layout, Layout) {
+        match &call.shape {
+            Shape::Even(count) => {
+                let same = || Layout::Regular { quotient: *count, remainder: 0 };
+                (same(), same())
+            }
+            Shape::Pairs { send, recv } => (Layout::listed(send), Layout::listed(recv)),
+            Shape::Blocks(_) => panic!("all_to_all has one block a pair of ranks, not one a rank"),
+        }
+    }
+
+    fn start(&self, part: u32) -> u64 {
+        match self {
+            Layout::Regular { quotient, remainder } => u64::from(part) * quotient + u64::from(part).min(*remainder),
+            Layout::Listed(starts) => starts[part as usize],
+        }
+    }
+
+    /// The block of one part.
+    pub(super) fn block(&self, part: u32) -> Span {
+        self.blocks(part, part + 1)
+    }
+
+    /// The blocks of the parts from `first` up to, not including, `end`.
+    pub(super) fn blocks(&self, first: u32, end: u32) -> Span {
+        let start = self.start(first);
+        Span { start, len: self.start(end) - start }
+    }
+}
+
+/// How many elements the tensor of a collective without blocks has.
+pub(super) fn elements(call: &Collective) -> u64 {
+    match &call.shape {
+        Shape::Even(count) => *count,
+        Shape::Blocks(_) | Shape::Pairs { .. } => panic!("{} has no blocks", call.kind),
+    }
+}
+
+/// The whole tensor of a collective without blocks.
+pub(super) fn whole(call: &Collective) -> Span {
+    Span { start: 0, len: elements(call) }
+}
+
+fn reduces_or_copies_whole(kind: CollectiveKind) -> bool {
+    matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Reduce | CollectiveKind::Broadcast)
+}

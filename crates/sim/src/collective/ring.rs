@@ -1,0 +1,58 @@
+//! Owns the ring: each member sends to the next one up and receives from the next one down, one block a round.
+//!
+//! Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69(2), 2009. With P
+//! members, n bytes in all blocks together, latency a and b seconds a byte:
+//! - all-gather, reduce-scatter: (P-1) (a + n/P b); a member sends (P-1)/P n.
+//! - all-reduce, a reduce-scatter and then an all-gather: 2 (P-1) (a + n/P b); a member sends 2 (P-1)/P n.
+//!
+//! A block of the reduced tensor is combined in the order of the ring, starting with the rank after the block's own:
+//! block j is ((x[j+1] + x[j+2]) + ...) + x[j].
+
+use super::layout::Layout;
+use super::rounds::{Round, before, one_by_one, recv, recv_combine, send, wrap};
+use super::{Algorithm, GroupRank, Steps};
+use crate::program::{Collective, CollectiveKind};
+use std::sync::Arc;
+
+/// See the module.
+pub(super) struct Ring;
+
+impl Algorithm for Ring {
+    fn name(&self) -> &'static str {
+        "ring"
+    }
+
+    fn kinds(&self) -> &'static [CollectiveKind] {
+        &[CollectiveKind::AllReduce, CollectiveKind::AllGather, CollectiveKind::ReduceScatter]
+    }
+
+    fn steps(&self, call: &Collective, size: u32, GroupRank(me): GroupRank) -> Steps {
+        let layout = Arc::new(Layout::of_members(call, size));
+        match call.kind {
+            CollectiveKind::ReduceScatter => Box::new(one_by_one(reduce_scatter(layout, size, me))),
+            CollectiveKind::AllGather => Box::new(one_by_one(all_gather(layout, size, me))),
+            CollectiveKind::AllReduce => {
+                Box::new(one_by_one(reduce_scatter(layout.clone(), size, me).chain(all_gather(layout, size, me))))
+            }
+            kind => panic!("ring cannot carry out {kind}"),
+        }
+    }
+}
+
+/// Ends with the combined block `me` at `me`.
+fn reduce_scatter(layout: Arc<Layout>, size: u32, me: u32) -> impl Iterator<Item = Round> + Send {
+    let (next, previous) = (wrap(me + 1, size), before(me, 1, size));
+    (1..size).map(move |round| {
+        let outgoing = layout.block(before(me, round, size));
+        [Some(send(next, outgoing)), Some(recv_combine(previous, layout.block(before(me, round + 1, size))))]
+    })
+}
+
+/// Starts with block `me` at `me`.
+pub(super) fn all_gather(layout: Arc<Layout>, size: u32, me: u32) -> impl Iterator<Item = Round> + Send {
+    let (next, previous) = (wrap(me + 1, size), before(me, 1, size));
+    (0..size - 1).map(move |round| {
+        let outgoing = layout.block(before(me, round, size));
+        [Some(send(next, outgoing)), Some(recv(previous, layout.block(before(me, round + 1, size))))]
+    })
+}

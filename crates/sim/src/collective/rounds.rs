@@ -1,0 +1,103 @@
+//! Owns the turning of rounds of actions into steps that wait for earlier ones. It does not know what an action is for.
+
+use super::{Action, Span, Step};
+use crate::ids::GroupRank;
+
+/// What a member does in one round: up to two actions, in this order.
+pub(super) type Round = [Option<Action>; 2];
+
+/// A round that does nothing but count as one in flight.
+pub(super) const IDLE: Round = [None, None];
+
+/// Steps made of rounds, of which `IN_FLIGHT` may be going on at once: a round starts when all but the last `IN_FLIGHT - 1` before it
+/// are complete.
+pub(super) struct Rounds<I, const IN_FLIGHT: usize> {
+    rounds: I,
+    /// The second action of the present round.
+    second: Option<Action>,
+    /// How many steps come before each of the rounds that may be in flight, the oldest first.
+    starts: [u64; IN_FLIGHT],
+    issued: u64,
+}
+
+/// Each round starts when the one before is complete.
+pub(super) fn one_by_one<I: Iterator<Item = Round>>(rounds: I) -> Rounds<I, 1> {
+    in_flight(rounds)
+}
+
+/// `IN_FLIGHT` rounds may be going on at once.
+pub(super) fn in_flight<I: Iterator<Item = Round>, const IN_FLIGHT: usize>(rounds: I) -> Rounds<I, IN_FLIGHT> {
+    Rounds { rounds, second: None, starts: [0; IN_FLIGHT], issued: 0 }
+}
+
+impl<I: Iterator<Item = Round>, const IN_FLIGHT: usize> Rounds<I, IN_FLIGHT> {
+    fn next_round(&mut self) -> Option<Action> {
+        loop {
+            let [first, second] = self.rounds.next()?;
+            self.starts.rotate_left(1);
+            self.starts[IN_FLIGHT - 1] = self.issued;
+            if let Some(action) = first {
+                self.second = second;
+                return Some(action);
+            }
+            if second.is_some() {
+                return second;
+            }
+        }
+    }
+}
+
+impl<I: Iterator<Item = Round>, const IN_FLIGHT: usize> Iterator for Rounds<I, IN_FLIGHT> {
+    type Item = Step;
+
+    #[inline]
+    fn next(&mut self) -> Option<Step> {
+        let action = match self.second.take() {
+            Some(action) => action,
+            None => self.next_round()?,
+        };
+        self.issued += 1;
+        Some(Step { action, after: self.starts[0] })
+    }
+}
+
+/// `steps`, and when all of them are complete, `actions`, all at once.
+pub(super) fn then_at_once(
+    steps: impl Iterator<Item = Step>,
+    actions: impl Iterator<Item = Action>,
+) -> impl Iterator<Item = Step> {
+    let mut steps = steps.fuse();
+    let mut actions = actions;
+    let mut after = 0;
+    std::iter::from_fn(move || match steps.next() {
+        Some(step) => {
+            after += 1;
+            Some(step)
+        }
+        None => actions.next().map(|action| Step { action, after }),
+    })
+}
+
+pub(super) fn send(to: u32, span: Span) -> Action {
+    Action::Send { to: GroupRank(to), span }
+}
+
+pub(super) fn recv(from: u32, span: Span) -> Action {
+    Action::Recv { from: GroupRank(from), span, combine: false }
+}
+
+pub(super) fn recv_combine(from: u32, span: Span) -> Action {
+    Action::Recv { from: GroupRank(from), span, combine: true }
+}
+
+/// `rank` modulo `size`, where `rank` is below `2 * size`; a division would dominate the cost of a step.
+#[inline]
+pub(super) fn wrap(rank: u32, size: u32) -> u32 {
+    if rank >= size { rank - size } else { rank }
+}
+
+/// The rank `distance` places before `rank`; `distance` is at most `size`.
+#[inline]
+pub(super) fn before(rank: u32, distance: u32, size: u32) -> u32 {
+    wrap(rank + size - distance, size)
+}
