@@ -4,7 +4,9 @@
 
 pub mod topology;
 
-pub use topology::{Link, PacketOverhead, Route, Topology};
+pub use topology::{
+    Duplex, GraphLink, HostSpec, Link, LinkSpec, PacketOverhead, Preset, Route, Topology, TopologyError,
+};
 
 use crate::ids::{HostId, StreamId};
 use crate::time::{Bytes, Rate, SimTime};
@@ -31,6 +33,8 @@ pub enum NetworkEvent {
     Sent {
         /// Of the message.
         tag: u64,
+        /// When its first byte left: when it was pushed, or when the message before it on its stream was sent.
+        started: SimTime,
     },
     /// The last byte has arrived: one latency of the route after it has left.
     Delivered {

@@ -1,0 +1,205 @@
+//! Owns explicit graphs: hosts and switches, joined by links as a user lists them, and the search for routes.
+//!
+//! A search answers for one destination and all sources; it is kept. Hosts on one link share the answer of what that link leads to,
+//! so a large tree of switches costs a search a switch.
+
+use super::{HostSpec, Link, LinkSpec, TopologyError};
+use crate::ids::{HostId, LinkId};
+use crate::time::SimDuration;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::sync::OnceLock;
+
+/// A cable between two nodes, or a medium that two or more share.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GraphLink {
+    /// Names of hosts and switches.
+    pub between: Vec<String>,
+    /// Rate, latency and headers; of each direction if there are two.
+    pub spec: LinkSpec,
+    /// Do directions share it?
+    pub duplex: Duplex,
+}
+
+/// How the directions of a link are related.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Duplex {
+    /// Each has the link's rate to itself.
+    #[default]
+    Full,
+    /// They share it.
+    Half,
+}
+
+/// The nodes are the hosts in their order, the switches by name, then a node for each medium: entering it costs a link, leaving it none.
+pub(super) struct Graph {
+    /// What leads away from each node.
+    edges: Vec<Vec<Edge>>,
+    /// The ways to each node, once asked for.
+    ways: Vec<OnceLock<Ways>>,
+}
+
+#[derive(Clone, Copy)]
+struct Edge {
+    to: usize,
+    /// What it costs to go; `None`: nothing.
+    link: Option<LinkId>,
+    /// What it costs to come back.
+    back: Option<LinkId>,
+    /// Of either link.
+    latency: SimDuration,
+}
+
+/// From each node the edge towards one destination; `None` at the destination.
+type Ways = Vec<Option<Edge>>;
+
+/// Links and graph of a description, whatever its order.
+pub(super) fn lay_out(hosts: &[HostSpec], links: &[GraphLink]) -> Result<(Vec<Link>, Graph), TopologyError> {
+    let mut listed: Vec<(Vec<&str>, &GraphLink)> = links.iter().map(|link| (ends(link), link)).collect();
+    listed.sort_by(|a, b| a.0.cmp(&b.0));
+    for (ends, link) in &listed {
+        check_ends(ends, link)?;
+    }
+    if let Some(pair) = listed.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        return Err(TopologyError::DuplicateLink { name: pair[0].0.join(" <-> ") });
+    }
+    let nodes = number_nodes(hosts, &listed);
+    let mut builder = Builder { links: Vec::new(), edges: vec![Vec::new(); nodes.len()] };
+    for (ends, link) in &listed {
+        builder.join(ends, link, &nodes)?;
+    }
+    check_connected(hosts, &nodes, &listed, &builder.edges)?;
+    let ways = builder.edges.iter().map(|_| OnceLock::new()).collect();
+    Ok((builder.links, Graph { edges: builder.edges, ways }))
+}
+
+fn ends(link: &GraphLink) -> Vec<&str> {
+    let mut ends: Vec<&str> = link.between.iter().map(String::as_str).collect();
+    ends.sort_unstable();
+    ends
+}
+
+fn check_ends(ends: &[&str], link: &GraphLink) -> Result<(), TopologyError> {
+    let name = || ends.join(" <-> ");
+    if ends.len() < 2 || ends.windows(2).any(|pair| pair[0] == pair[1]) {
+        return Err(TopologyError::LinkEnds { name: name() });
+    }
+    if ends.len() > 2 && link.duplex == Duplex::Full {
+        return Err(TopologyError::FullDuplexMedium { name: name() });
+    }
+    Ok(())
+}
+
+fn number_nodes<'a>(hosts: &'a [HostSpec], links: &[(Vec<&'a str>, &GraphLink)]) -> BTreeMap<&'a str, usize> {
+    let mut nodes: BTreeMap<&str, usize> =
+        hosts.iter().enumerate().map(|(at, host)| (host.name.as_str(), at)).collect();
+    let mut switches: Vec<&str> = links.iter().flat_map(|(ends, _)| ends).copied().collect();
+    switches.retain(|name| !nodes.contains_key(name));
+    switches.sort_unstable();
+    switches.dedup();
+    nodes.extend(switches.into_iter().zip(hosts.len()..));
+    nodes
+}
+
+struct Builder {
+    links: Vec<Link>,
+    edges: Vec<Vec<Edge>>,
+}
+
+impl Builder {
+    fn join(&mut self, ends: &[&str], link: &GraphLink, nodes: &BTreeMap<&str, usize>) -> Result<(), TopologyError> {
+        let places: Vec<usize> = ends.iter().map(|name| nodes[name]).collect();
+        match (link.duplex, &places[..]) {
+            (Duplex::Full, &[a, b]) => {
+                let there = self.add(format!("{} -> {}", ends[0], ends[1]), link.spec)?;
+                let back = self.add(format!("{} -> {}", ends[1], ends[0]), link.spec)?;
+                self.connect(a, b, there, Some(back), link.spec.latency);
+            }
+            _ => {
+                let medium = self.edges.len();
+                self.edges.push(Vec::new());
+                let enter = self.add(ends.join(" <-> "), link.spec)?;
+                places.iter().for_each(|place| self.connect(*place, medium, enter, None, link.spec.latency));
+            }
+        }
+        Ok(())
+    }
+
+    fn connect(&mut self, a: usize, b: usize, there: LinkId, back: Option<LinkId>, latency: SimDuration) {
+        self.edges[a].push(Edge { to: b, link: Some(there), back, latency });
+        self.edges[b].push(Edge { to: a, link: back, back: Some(there), latency });
+    }
+
+    fn add(&mut self, name: String, spec: LinkSpec) -> Result<LinkId, TopologyError> {
+        self.links.push(spec.named(name)?);
+        Ok(LinkId::from(self.links.len() - 1))
+    }
+}
+
+fn check_connected(
+    hosts: &[HostSpec],
+    nodes: &BTreeMap<&str, usize>,
+    links: &[(Vec<&str>, &GraphLink)],
+    edges: &[Vec<Edge>],
+) -> Result<(), TopologyError> {
+    let leads_nowhere = |name: &str| links.iter().filter(|(ends, _)| ends.contains(&name)).count() == 1;
+    if let Some((name, _)) = nodes.iter().find(|(name, at)| **at >= hosts.len() && leads_nowhere(name)) {
+        let mut known: Vec<&str> = hosts.iter().take(4).map(|host| host.name.as_str()).collect();
+        known.extend((hosts.len() > 4).then_some("..."));
+        return Err(TopologyError::UnknownNode { name: (*name).to_owned(), hosts: known.join(", ") });
+    }
+    let mut reached = vec![false; edges.len()];
+    let mut waiting = vec![0];
+    while let Some(node) = waiting.pop() {
+        if !std::mem::replace(&mut reached[node], true) {
+            waiting.extend(edges[node].iter().map(|edge| edge.to));
+        }
+    }
+    match hosts.iter().zip(&reached).find(|(_, reached)| !**reached) {
+        Some((host, _)) => Err(TopologyError::NoRoute { from: hosts[0].name.clone(), to: host.name.clone() }),
+        None => Ok(()),
+    }
+}
+
+impl Graph {
+    /// Appends the links from one host to another.
+    pub(super) fn route(&self, from: HostId, to: HostId, links: &mut Vec<LinkId>) {
+        let (target, last) = match self.edges[to.index()][..] {
+            [only] => (only.to, only.back),
+            _ => (to.index(), None),
+        };
+        let ways = self.ways[target].get_or_init(|| search(&self.edges, target));
+        let mut node = from.index();
+        while let Some(edge) = ways[node] {
+            links.extend(edge.link);
+            node = edge.to;
+        }
+        links.extend(last);
+    }
+}
+
+/// Dijkstra's algorithm, from the target backwards.
+fn search(edges: &[Vec<Edge>], target: usize) -> Ways {
+    let mut distance = vec![(u32::MAX, SimDuration::MAX); edges.len()];
+    let mut ways: Ways = vec![None; edges.len()];
+    distance[target] = (0, SimDuration::ZERO);
+    let mut waiting = BinaryHeap::from([Reverse((distance[target], target))]);
+    while let Some(Reverse((reached, node))) = waiting.pop() {
+        if reached > distance[node] {
+            continue;
+        }
+        for edge in &edges[node] {
+            let cost = edge.back.map_or((0, SimDuration::ZERO), |_| (1, edge.latency));
+            let through = (reached.0 + cost.0, reached.1 + cost.1);
+            let best = (distance[edge.to], ways[edge.to].and_then(|way| way.link));
+            if (through, edge.back) < best {
+                if through < distance[edge.to] {
+                    waiting.push(Reverse((through, edge.to)));
+                }
+                distance[edge.to] = through;
+                ways[edge.to] = Some(Edge { to: node, link: edge.back, back: edge.link, latency: edge.latency });
+            }
+        }
+    }
+    ways
+}

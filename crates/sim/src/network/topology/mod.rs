@@ -1,0 +1,294 @@
+//! Owns hosts, links and the route between any two hosts. It does not know what flows over them.
+//!
+//! [`preset`] lays out the usual shapes, whose routes have a closed form; [`graph`] takes any shape and searches it. Either way a
+//! route is found when it is asked for: nothing here grows with the square of the number of hosts (but `fully_connected`'s cables).
+//!
+//! Ids are a function of the description alone: hosts keep the order they are given in, which is the devices' and part of what is
+//! described (a ring is one in that order); the switches and links of a graph are numbered in the order of their names.
+
+mod graph;
+mod preset;
+
+pub use graph::{Duplex, GraphLink};
+pub use preset::Preset;
+
+use crate::ids::{HostId, LinkId};
+use crate::time::{Bytes, Rate, SimDuration};
+use std::fmt;
+use std::sync::Arc;
+
+/// A link: one direction of a cable, or a medium that all who use it share.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Link {
+    /// `orin.0 -> switch`; `a <-> b` where both directions share it.
+    pub name: String,
+    /// Raw rate, headers included.
+    pub bandwidth: Rate,
+    /// Time of flight.
+    pub latency: SimDuration,
+    /// What headers take of the rate; `None`: nothing.
+    pub overhead: Option<PacketOverhead>,
+}
+
+/// Every `payload` bytes travel in a packet of `wire` bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PacketOverhead {
+    /// At most, of the message; above zero.
+    pub payload: u32,
+    /// On the link when the packet is full; no less than `payload`.
+    pub wire: u32,
+}
+
+impl Link {
+    /// What is left of the bandwidth for messages once headers are paid: `bandwidth * payload / wire`.
+    pub fn payload_rate(&self) -> Rate {
+        let share = self.overhead.map_or(1.0, |packet| f64::from(packet.payload) / f64::from(packet.wire));
+        Rate::new(self.bandwidth.bytes_per_second() * share).expect("a packet carries payload")
+    }
+
+    /// What a message of `bytes` puts on this link: itself, and the headers of `ceil(bytes / payload)` packets.
+    pub fn wire_bytes(&self, bytes: Bytes) -> Bytes {
+        let headers = self.overhead.map_or(0, |p| bytes.0.div_ceil(p.payload.into()) * u64::from(p.wire - p.payload));
+        Bytes(bytes.0 + headers)
+    }
+}
+
+/// What a link is like, before it has its place in a topology.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LinkSpec {
+    /// Raw rate, headers included.
+    pub bandwidth: Rate,
+    /// One way. In a [`Preset`]: between two hosts that are next to each other.
+    pub latency: SimDuration,
+    /// What headers take of the rate; `None`: nothing.
+    pub overhead: Option<PacketOverhead>,
+}
+
+impl LinkSpec {
+    /// A link without headers.
+    pub fn new(bandwidth: Rate, latency: SimDuration) -> LinkSpec {
+        LinkSpec { bandwidth, latency, overhead: None }
+    }
+
+    fn named(self, name: String) -> Result<Link, TopologyError> {
+        let LinkSpec { bandwidth, latency, overhead } = self;
+        match overhead {
+            Some(packet) if packet.payload == 0 || packet.wire < packet.payload => {
+                Err(TopologyError::Overhead { link: name, packet })
+            }
+            _ => Ok(Link { name, bandwidth, latency, overhead }),
+        }
+    }
+}
+
+/// A host, and where it differs from the others.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct HostSpec {
+    /// `orin.0`.
+    pub name: String,
+    /// Of its own links, where a [`Preset`] lays them out.
+    pub bandwidth: Option<Rate>,
+    /// As [`LinkSpec::latency`]: a link gets half of it from the host on either end.
+    pub latency: Option<SimDuration>,
+    /// What ranks on this host use between them; `None`: that takes no time.
+    pub local: Option<LinkSpec>,
+}
+
+impl HostSpec {
+    /// A host like the others.
+    pub fn new(name: impl Into<String>) -> HostSpec {
+        HostSpec { name: name.into(), ..HostSpec::default() }
+    }
+}
+
+/// The way from one host to another.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Route {
+    /// In order; a message occupies all of them at once. No link comes twice.
+    pub links: Vec<LinkId>,
+    /// The sum of the links'.
+    pub latency: SimDuration,
+}
+
+/// Hosts, links, and the route between any two hosts. Cheap to clone.
+#[derive(Clone)]
+pub struct Topology(Arc<Layout>);
+
+struct Layout {
+    hosts: Vec<String>,
+    links: Vec<Link>,
+    /// The local link of each host.
+    local: Vec<Option<LinkId>>,
+    routing: Routing,
+}
+
+enum Routing {
+    Preset(preset::Shape),
+    Graph(graph::Graph),
+}
+
+impl Topology {
+    /// One of the usual shapes, made of links like `link`. Ports are full duplex unless the preset says otherwise.
+    ///
+    /// # Errors
+    /// Where host names repeat, a parameter does not fit the number of hosts, or a packet has no room for payload.
+    pub fn preset(preset: &Preset, hosts: &[HostSpec], link: LinkSpec) -> Result<Topology, TopologyError> {
+        check_names(hosts)?;
+        let (links, shape) = preset::lay_out(preset, hosts, link)?;
+        Topology::new(hosts, links, Routing::Preset(shape))
+    }
+
+    /// `hosts` joined by `links`; what a link names that is no host is a switch. Routes take the fewest links, among those the
+    /// lowest latency, among those the lowest link id at each step. The hosts' own bandwidths and latencies are not looked at.
+    ///
+    /// # Errors
+    /// Where names or links repeat, a link is malformed, or two hosts have no route.
+    pub fn graph(hosts: &[HostSpec], links: &[GraphLink]) -> Result<Topology, TopologyError> {
+        check_names(hosts)?;
+        let (links, graph) = graph::lay_out(hosts, links)?;
+        Topology::new(hosts, links, Routing::Graph(graph))
+    }
+
+    fn new(hosts: &[HostSpec], mut links: Vec<Link>, routing: Routing) -> Result<Topology, TopologyError> {
+        let mut local = Vec::with_capacity(hosts.len());
+        for host in hosts {
+            local.push(host.local.map(|_| LinkId::from(links.len())));
+            if let Some(spec) = host.local {
+                links.push(spec.named(format!("{0} <-> {0}", host.name))?);
+            }
+        }
+        let hosts = hosts.iter().map(|host| host.name.clone()).collect();
+        Ok(Topology(Arc::new(Layout { hosts, links, local, routing })))
+    }
+
+    /// The hosts' names, by [`HostId`].
+    pub fn hosts(&self) -> &[String] {
+        &self.0.hosts
+    }
+
+    /// The host of this name.
+    pub fn host(&self, name: &str) -> Option<HostId> {
+        self.0.hosts.iter().position(|host| host == name).map(HostId::from)
+    }
+
+    /// All links, by [`LinkId`].
+    pub fn links(&self) -> &[Link] {
+        &self.0.links
+    }
+
+    /// One link.
+    pub fn link(&self, id: LinkId) -> &Link {
+        &self.0.links[id.index()]
+    }
+
+    /// The way from one host to another. From a host to itself it is the host's local link, or no link at all.
+    pub fn route(&self, from: HostId, to: HostId) -> Route {
+        let mut links = Vec::new();
+        if from == to {
+            links.extend(self.0.local[from.index()]);
+        } else {
+            match &self.0.routing {
+                Routing::Preset(shape) => shape.route(from, to, &mut links),
+                Routing::Graph(graph) => graph.route(from, to, &mut links),
+            }
+        }
+        let latency = links.iter().map(|id| self.link(*id).latency).sum();
+        Route { links, latency }
+    }
+
+    /// What a message of `bytes` puts on the first link of `route`; nothing where there is none.
+    pub fn wire_bytes(&self, route: &Route, bytes: Bytes) -> Bytes {
+        route.links.first().map_or(Bytes(0), |id| self.link(*id).wire_bytes(bytes))
+    }
+}
+
+impl fmt::Debug for Topology {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Topology({} hosts, {} links)", self.0.hosts.len(), self.0.links.len())
+    }
+}
+
+fn check_names(hosts: &[HostSpec]) -> Result<(), TopologyError> {
+    let mut names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
+    names.sort_unstable();
+    match names.windows(2).find(|pair| pair[0] == pair[1]) {
+        _ if names.is_empty() => Err(TopologyError::NoHosts),
+        Some(pair) => Err(TopologyError::DuplicateHost { name: pair[0].to_owned() }),
+        None => Ok(()),
+    }
+}
+
+/// What is wrong with the description of a network.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum TopologyError {
+    /// There is nothing to connect.
+    #[error("a network needs at least one host\nhint: give the cluster a [[device]]")]
+    NoHosts,
+    /// Two hosts have one name.
+    #[error("there are two hosts named `{name}`\nhint: every host needs a name of its own")]
+    DuplicateHost {
+        /// Theirs.
+        name: String,
+    },
+    /// Two links join the same nodes.
+    #[error(
+        "there are two links `{name}`\nhint: give one link the sum of their bandwidths, or put a switch on one of them"
+    )]
+    DuplicateLink {
+        /// Theirs.
+        name: String,
+    },
+    /// A link with one end, or with the same node twice.
+    #[error("link `{name}` does not join different nodes\nhint: `between` takes two or more different names")]
+    LinkEnds {
+        /// The link's.
+        name: String,
+    },
+    /// A full-duplex link with more than two ends.
+    #[error(
+        "link `{name}` has more than two ends and is full duplex\nhint: a medium that several nodes share is `duplex = \"half\"`"
+    )]
+    FullDuplexMedium {
+        /// The link's.
+        name: String,
+    },
+    /// A name that is no host, on one link only.
+    #[error("`{name}` is no host, and as a switch it leads nowhere: it has one link only\nhint: hosts are {hosts}")]
+    UnknownNode {
+        /// The node's.
+        name: String,
+        /// Some of the names it could have been.
+        hosts: String,
+    },
+    /// Two hosts that no links connect.
+    #[error(
+        "there is no route from `{from}` to `{to}`\nhint: every host must be joined to every other by links and switches"
+    )]
+    NoRoute {
+        /// The one.
+        from: String,
+        /// The other.
+        to: String,
+    },
+    /// Packets that carry nothing, or more than themselves.
+    #[error("link `{link}`: packets of {} bytes cannot carry {} bytes of payload\nhint: Ethernet with TCP carries 1448 of 1514", packet.wire, packet.payload)]
+    Overhead {
+        /// The link's name.
+        link: String,
+        /// As given.
+        packet: PacketOverhead,
+    },
+    /// A preset's parameters do not fit.
+    #[error("{preset}: {problem}\nhint: {hint}")]
+    Shape {
+        /// The preset's name.
+        preset: &'static str,
+        /// What does not fit.
+        problem: String,
+        /// What would.
+        hint: &'static str,
+    },
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,274 @@
+//! Owns the usual shapes: which links they have, and their routes in closed form.
+//!
+//! Each host stands for one end of a link: it brings its bandwidth, and half of its latency (the odd picosecond goes to the end that
+//! receives). A cable between two hosts has the sum of their halves and the lower of their bandwidths.
+
+use super::{HostSpec, Link, LinkSpec, TopologyError};
+use crate::ids::{HostId, LinkId};
+use crate::time::{Rate, SimDuration};
+
+/// The usual shapes.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Preset {
+    /// Each host has a full-duplex port of an ideal switch.
+    Switch,
+    /// A switch whose insides carry `backplane` at most, all traffic together; by default the bandwidth of one link, as in a hub.
+    Star {
+        /// Raw rate, headers included.
+        backplane: Option<Rate>,
+    },
+    /// Each host has a full-duplex cable to the next, and the last to the first. Routes go the shorter way, if equal upwards.
+    Ring,
+    /// Each host has a full-duplex cable to every other.
+    FullyConnected,
+    /// One radio channel: every message occupies it once, whoever sends it. The bandwidth is therefore what two hosts get while all
+    /// others are silent; with an access point between them that is about half of what the radio does. A host's own bandwidth
+    /// bounds what it sends and receives together.
+    Wifi,
+    /// A grid whose rows are rings, in any number of dimensions. Hosts are numbered along the first dimension first. Routes settle
+    /// one dimension after the other, each the shorter way, if equal upwards.
+    Torus {
+        /// Hosts in each dimension.
+        dims: Vec<u32>,
+    },
+    /// Two levels of switches. Every link has half of the latency, so that hosts of different leaves are two latencies apart. The
+    /// spine that carries a message is the number of its receiver modulo `spines` (D-mod-k: Zahavi, "Fat-tree routing and node
+    /// ordering providing contention free traffic for MPI global collectives", 2012).
+    FatTree {
+        /// Hosts on each leaf switch; the last leaf may have fewer.
+        hosts_per_leaf: u32,
+        /// Spine switches; each leaf has one link to each.
+        spines: u32,
+        /// What a full leaf's hosts can send, divided by what its links upwards carry; 1 is a full bisection.
+        oversubscription: f64,
+    },
+    /// GPU servers: hosts (here: GPUs, each with a network card) in servers of `per_server`, joined inside by a fabric as NVLink; the
+    /// n-th cards of all servers share the n-th switch, their rail. A message to another rail first crosses the fabric to the card on
+    /// that rail (as NCCL's PXN does). Hosts' own bandwidths and latencies are their cards'.
+    Rail {
+        /// GPUs in a server, and so the number of rails.
+        per_server: u32,
+        /// From GPU to GPU inside a server.
+        fabric: LinkSpec,
+    },
+}
+
+/// What the closed form of a route needs to know.
+pub(super) enum Shape {
+    Star { backplane: Option<LinkId> },
+    FullyConnected { hosts: u32 },
+    Wifi { channel: LinkId },
+    Torus { dims: Vec<u32> },
+    FatTree { hosts: u32, hosts_per_leaf: u32, spines: u32 },
+    Rail { per_server: u32 },
+}
+
+/// Links and routing of `preset`.
+pub(super) fn lay_out(
+    preset: &Preset,
+    hosts: &[HostSpec],
+    link: LinkSpec,
+) -> Result<(Vec<Link>, Shape), TopologyError> {
+    let mut builder = Builder { hosts, link, links: Vec::new() };
+    let shape = match *preset {
+        Preset::Switch => builder.star("switch", None),
+        Preset::Star { backplane } => builder.star("hub", Some(backplane.unwrap_or(link.bandwidth))),
+        Preset::Ring => builder.torus("ring", &[hosts.len() as u32]),
+        Preset::FullyConnected => builder.fully_connected(),
+        Preset::Wifi => builder.wifi(),
+        Preset::Torus { ref dims } => builder.torus("torus", dims),
+        Preset::FatTree { hosts_per_leaf, spines, oversubscription } => {
+            builder.fat_tree(hosts_per_leaf, spines, oversubscription)
+        }
+        Preset::Rail { per_server, fabric } => builder.rail(per_server, fabric),
+    }?;
+    Ok((builder.links, shape))
+}
+
+struct Builder<'a> {
+    hosts: &'a [HostSpec],
+    link: LinkSpec,
+    links: Vec<Link>,
+}
+
+/// A link's latency as its two ends bring it.
+fn halves(latency: SimDuration) -> (SimDuration, SimDuration) {
+    let sender = SimDuration::from_ps(latency.as_ps() / 2);
+    (sender, latency - sender)
+}
+
+impl Builder<'_> {
+    fn add(&mut self, name: String, spec: LinkSpec) -> Result<(), TopologyError> {
+        self.links.push(spec.named(name)?);
+        Ok(())
+    }
+
+    /// What this host's own links are like.
+    fn own(&self, host: &HostSpec) -> LinkSpec {
+        let bandwidth = host.bandwidth.unwrap_or(self.link.bandwidth);
+        LinkSpec { bandwidth, latency: host.latency.unwrap_or(self.link.latency), ..self.link }
+    }
+
+    /// Both directions between a host, or what stands for it, and a switch.
+    fn port(&mut self, host: &str, switch: &str, spec: LinkSpec) -> Result<(), TopologyError> {
+        let (up, down) = halves(spec.latency);
+        self.add(format!("{host} -> {switch}"), LinkSpec { latency: up, ..spec })?;
+        self.add(format!("{switch} -> {host}"), LinkSpec { latency: down, ..spec })
+    }
+
+    /// One direction of the cable between two hosts.
+    fn cable(&mut self, from: usize, to: usize) -> Result<(), TopologyError> {
+        let (a, b) = (&self.hosts[from], &self.hosts[to]);
+        let (sender, receiver) = (self.own(a), self.own(b));
+        let slower = if receiver.bandwidth < sender.bandwidth { receiver } else { sender };
+        let latency = halves(sender.latency).0 + halves(receiver.latency).1;
+        self.add(format!("{} -> {}", a.name, b.name), LinkSpec { latency, ..slower })
+    }
+
+    fn star(&mut self, switch: &str, backplane: Option<Rate>) -> Result<Shape, TopologyError> {
+        for host in self.hosts {
+            self.port(&host.name, switch, self.own(host))?;
+        }
+        let Some(bandwidth) = backplane else { return Ok(Shape::Star { backplane: None }) };
+        let id = LinkId::from(self.links.len());
+        self.add(format!("{switch} backplane"), LinkSpec { bandwidth, latency: SimDuration::ZERO, ..self.link })?;
+        Ok(Shape::Star { backplane: Some(id) })
+    }
+
+    fn fully_connected(&mut self) -> Result<Shape, TopologyError> {
+        let hosts = self.hosts.len();
+        for from in 0..hosts {
+            for to in (0..hosts).filter(|to| *to != from) {
+                self.cable(from, to)?;
+            }
+        }
+        Ok(Shape::FullyConnected { hosts: hosts as u32 })
+    }
+
+    fn wifi(&mut self) -> Result<Shape, TopologyError> {
+        for host in self.hosts {
+            let spec = self.own(host);
+            self.add(format!("{} <-> channel", host.name), LinkSpec { latency: halves(spec.latency).0, ..spec })?;
+        }
+        let channel = LinkId::from(self.links.len());
+        let odd = SimDuration::from_ps(self.link.latency.as_ps() % 2);
+        self.add("channel".to_owned(), LinkSpec { latency: odd, ..self.link })?;
+        Ok(Shape::Wifi { channel })
+    }
+
+    fn torus(&mut self, preset: &'static str, dims: &[u32]) -> Result<Shape, TopologyError> {
+        let hosts = self.hosts.len();
+        if dims.iter().map(|dim| u64::from(*dim)).try_fold(1, u64::checked_mul) != Some(hosts as u64) {
+            let problem = format!("dimensions {dims:?} do not make {hosts} hosts");
+            return Err(TopologyError::Shape { preset, problem, hint: "their product must be the number of hosts" });
+        }
+        for host in 0..hosts as u32 {
+            for (neighbour, _) in neighbours(dims, host) {
+                self.cable(host as usize, neighbour as usize)?;
+            }
+        }
+        Ok(Shape::Torus { dims: dims.to_vec() })
+    }
+
+    fn fat_tree(&mut self, per_leaf: u32, spines: u32, oversubscription: f64) -> Result<Shape, TopologyError> {
+        let uplink =
+            self.link.bandwidth.bytes_per_second() * f64::from(per_leaf) / f64::from(spines) / oversubscription;
+        let (Some(bandwidth), 1.., 1..) = (Rate::new(uplink), per_leaf, spines) else {
+            let problem = format!("{per_leaf} hosts a leaf, {spines} spines, oversubscription {oversubscription}");
+            return Err(TopologyError::Shape { preset: "fat_tree", problem, hint: "each must be above zero" });
+        };
+        for (index, host) in self.hosts.iter().enumerate() {
+            self.port(&host.name, &format!("leaf.{}", index as u32 / per_leaf), self.own(host))?;
+        }
+        let hosts = self.hosts.len() as u32;
+        for leaf in 0..hosts.div_ceil(per_leaf) {
+            for spine in 0..spines {
+                let spec = LinkSpec { bandwidth, ..self.link };
+                self.port(&format!("leaf.{leaf}"), &format!("spine.{spine}"), spec)?;
+            }
+        }
+        Ok(Shape::FatTree { hosts, hosts_per_leaf: per_leaf, spines })
+    }
+
+    fn rail(&mut self, per_server: u32, fabric: LinkSpec) -> Result<Shape, TopologyError> {
+        let hosts = self.hosts.len() as u32;
+        if per_server == 0 || hosts % per_server != 0 {
+            let problem = format!("{hosts} hosts do not make servers of {per_server}");
+            return Err(TopologyError::Shape { preset: "rail", problem, hint: "servers must be full" });
+        }
+        for (index, host) in self.hosts.iter().enumerate() {
+            let index = index as u32;
+            self.port(&host.name, &format!("fabric.{}", index / per_server), fabric)?;
+            self.port(&host.name, &format!("rail.{}", index % per_server), self.own(host))?;
+        }
+        Ok(Shape::Rail { per_server })
+    }
+}
+
+/// What `host` has a cable to in a torus, in the order of its links, and the number of its cables up to and including this one.
+/// In a dimension of two, up and down are the same cable.
+fn neighbours(dims: &[u32], host: u32) -> impl Iterator<Item = (u32, u32)> {
+    let mut stride = 1;
+    let both = dims.iter().flat_map(move |&dim| {
+        let (at, below) = (host / stride % dim, stride);
+        stride *= dim;
+        let to = move |place: u32| host - at * below + place % dim * below;
+        let up = (dim > 1).then(|| to(at + 1));
+        up.into_iter().chain((dim > 2).then(|| to(at + dim - 1)))
+    });
+    both.zip(1..)
+}
+
+impl Shape {
+    /// Appends the links from one host to another.
+    pub(super) fn route(&self, from: HostId, to: HostId, links: &mut Vec<LinkId>) {
+        let (from, to) = (from.0, to.0);
+        match *self {
+            Shape::Star { backplane } => {
+                links.push(LinkId(2 * from));
+                links.extend(backplane);
+                links.push(LinkId(2 * to + 1));
+            }
+            Shape::FullyConnected { hosts } => links.push(LinkId(from * (hosts - 1) + to - u32::from(to > from))),
+            Shape::Wifi { channel } => links.extend([LinkId(from), channel, LinkId(to)]),
+            Shape::Torus { ref dims } => route_torus(dims, from, to, links),
+            Shape::FatTree { hosts, hosts_per_leaf, spines } => {
+                let (up, down) = (from / hosts_per_leaf, to / hosts_per_leaf);
+                links.push(LinkId(2 * from));
+                if up != down {
+                    let port = |leaf: u32| 2 * (hosts + leaf * spines + to % spines);
+                    links.extend([LinkId(port(up)), LinkId(port(down) + 1)]);
+                }
+                links.push(LinkId(2 * to + 1));
+            }
+            Shape::Rail { per_server } => route_rail(per_server, from, to, links),
+        }
+    }
+}
+
+fn route_torus(dims: &[u32], from: u32, to: u32, links: &mut Vec<LinkId>) {
+    let cables: u32 = dims.iter().map(|dim| (dim - 1).min(2)).sum();
+    let (mut host, mut stride, mut first) = (from, 1, 0);
+    for &dim in dims {
+        let (target, distance) = (to / stride % dim, |at: u32| (to / stride % dim + dim - at) % dim);
+        while host / stride % dim != target {
+            let at = host / stride % dim;
+            let up = 2 * distance(at) <= dim;
+            links.push(LinkId(host * cables + first + u32::from(!up)));
+            host = host - at * stride + (at + if up { 1 } else { dim - 1 }) % dim * stride;
+        }
+        (stride, first) = (stride * dim, first + (dim - 1).min(2));
+    }
+}
+
+/// Each host has four links: to and from its fabric, to and from its rail.
+fn route_rail(per_server: u32, from: u32, to: u32, links: &mut Vec<LinkId>) {
+    let same_server = from / per_server == to / per_server;
+    let relay = if same_server { to } else { from / per_server * per_server + to % per_server };
+    if relay != from {
+        links.extend([LinkId(4 * from), LinkId(4 * relay + 1)]);
+    }
+    if relay != to {
+        links.extend([LinkId(4 * relay + 2), LinkId(4 * to + 3)]);
+    }
+}

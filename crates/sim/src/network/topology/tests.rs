@@ -1,0 +1,263 @@
+use super::*;
+use proptest::prelude::*;
+
+const ETHERNET: PacketOverhead = PacketOverhead { payload: 1448, wire: 1514 };
+
+fn hosts(count: usize) -> Vec<HostSpec> {
+    (0..count).map(|index| HostSpec::new(format!("h{index}"))).collect()
+}
+
+fn gbps(rate: f64, latency_us: u64) -> LinkSpec {
+    LinkSpec::new(Rate::from_bits_per_second(rate * 1e9).unwrap(), SimDuration::from_us(latency_us))
+}
+
+fn link(between: &[&str], latency_us: u64, duplex: Duplex) -> GraphLink {
+    let between = between.iter().map(|name| (*name).to_owned()).collect();
+    GraphLink { between, spec: gbps(1.0, latency_us), duplex }
+}
+
+/// The names of the links from one host to another, and the latency in picoseconds.
+fn way(topology: &Topology, from: &str, to: &str) -> (Vec<String>, u64) {
+    let route = topology.route(topology.host(from).unwrap(), topology.host(to).unwrap());
+    let names = route.links.iter().map(|id| topology.link(*id).name.clone()).collect();
+    (names, route.latency.as_ps())
+}
+
+fn preset(preset: Preset, count: usize) -> Topology {
+    Topology::preset(&preset, &hosts(count), gbps(10.0, 3)).unwrap()
+}
+
+#[test]
+fn a_switch_has_two_links_a_host_and_the_latency_is_the_sum_of_halves() {
+    let odd = LinkSpec { latency: SimDuration::from_ps(5), ..gbps(10.0, 0) };
+    let topology = Topology::preset(&Preset::Switch, &hosts(3), odd).unwrap();
+    // 2 + 3 ps
+    assert_eq!(way(&topology, "h2", "h0"), (vec!["h2 -> switch".into(), "switch -> h0".into()], 5));
+    assert_eq!(topology.links().len(), 6);
+}
+
+#[test]
+fn a_slow_and_distant_host_changes_its_own_links_only() {
+    let mut hosts = hosts(3);
+    hosts[1].bandwidth = Rate::from_bits_per_second(1e9);
+    hosts[1].latency = Some(SimDuration::from_us(9));
+    let topology = Topology::preset(&Preset::Switch, &hosts, gbps(10.0, 3)).unwrap();
+    let bits =
+        |name: &str| topology.links().iter().find(|link| link.name == name).unwrap().bandwidth.bytes_per_second() * 8.0;
+    assert_eq!((bits("h1 -> switch"), bits("switch -> h1"), bits("h0 -> switch")), (1e9, 1e9, 1e10));
+    // 9 / 2 + 3 / 2 us
+    assert_eq!(way(&topology, "h1", "h0").1, 6_000_000);
+    let ring = Topology::preset(&Preset::Ring, &hosts, gbps(10.0, 3)).unwrap();
+    assert_eq!(ring.link(ring.route(HostId(0), HostId(1)).links[0]).bandwidth, hosts[1].bandwidth.unwrap());
+}
+
+#[test]
+fn star_and_wifi_share_one_link_among_all() {
+    let star = preset(Preset::Star { backplane: None }, 4);
+    assert_eq!(
+        way(&star, "h0", "h3"),
+        (vec!["h0 -> hub".into(), "hub backplane".into(), "hub -> h3".into()], 3_000_000)
+    );
+    let wifi = preset(Preset::Wifi, 4);
+    let (there, back) = (way(&wifi, "h0", "h3"), way(&wifi, "h3", "h0"));
+    assert_eq!(there, (vec!["h0 <-> channel".into(), "channel".into(), "h3 <-> channel".into()], 3_000_000));
+    assert_eq!(back.0, there.0.into_iter().rev().collect::<Vec<_>>());
+}
+
+#[test]
+fn a_ring_goes_the_shorter_way_and_upwards_if_both_are_equal() {
+    let ring = preset(Preset::Ring, 6);
+    assert_eq!(way(&ring, "h0", "h2").0, ["h0 -> h1", "h1 -> h2"]);
+    assert_eq!(way(&ring, "h0", "h5").0, ["h0 -> h5"]);
+    assert_eq!(way(&ring, "h4", "h1").0, ["h4 -> h5", "h5 -> h0", "h0 -> h1"]);
+    // Two hosts have one cable, not two.
+    let pair = preset(Preset::Ring, 2);
+    assert_eq!((pair.links().len(), way(&pair, "h1", "h0").0), (2, vec!["h1 -> h0".to_owned()]));
+}
+
+#[test]
+fn a_torus_settles_one_dimension_after_the_other() {
+    // 4 x 3 x 2: h(x + 4 y + 12 z); from (0, 0, 0) to (3, 2, 1).
+    let torus = preset(Preset::Torus { dims: vec![4, 3, 2] }, 24);
+    assert_eq!(way(&torus, "h0", "h23").0, ["h0 -> h3", "h3 -> h11", "h11 -> h23"]);
+    assert_eq!(torus.links().len(), 24 * (2 + 2 + 1));
+}
+
+#[test]
+fn a_fat_tree_is_two_latencies_across_and_its_uplinks_share_the_oversubscription() {
+    let tree = preset(Preset::FatTree { hosts_per_leaf: 4, spines: 2, oversubscription: 2.0 }, 8);
+    assert_eq!(way(&tree, "h0", "h3"), (vec!["h0 -> leaf.0".into(), "leaf.0 -> h3".into()], 3_000_000));
+    let (across, latency) = way(&tree, "h0", "h5");
+    assert_eq!(across, ["h0 -> leaf.0", "leaf.0 -> spine.1", "spine.1 -> leaf.1", "leaf.1 -> h5"]);
+    assert_eq!(latency, 6_000_000);
+    // 4 hosts * 10 Gbps / (2 spines * 2) = 10 Gbps
+    let uplink = tree.links().iter().find(|link| link.name == "leaf.1 -> spine.0").unwrap();
+    assert_eq!(uplink.bandwidth.bytes_per_second() * 8.0, 10e9);
+}
+
+#[test]
+fn a_message_to_another_rail_crosses_the_fabric_first() {
+    let rail = preset(Preset::Rail { per_server: 2, fabric: gbps(3600.0, 1) }, 4);
+    assert_eq!(way(&rail, "h0", "h1"), (vec!["h0 -> fabric.0".into(), "fabric.0 -> h1".into()], 1_000_000));
+    assert_eq!(way(&rail, "h0", "h2"), (vec!["h0 -> rail.0".into(), "rail.0 -> h2".into()], 3_000_000));
+    let (across, latency) = way(&rail, "h0", "h3");
+    assert_eq!(across, ["h0 -> fabric.0", "fabric.0 -> h1", "h1 -> rail.1", "rail.1 -> h3"]);
+    assert_eq!(latency, 4_000_000);
+}
+
+#[test]
+fn every_route_of_every_preset_is_a_chain_from_its_first_host_to_its_last() {
+    let fabric = gbps(3600.0, 1);
+    let shapes = [
+        Preset::Switch,
+        Preset::Ring,
+        Preset::FullyConnected,
+        Preset::Torus { dims: vec![1, 3, 2, 4] },
+        Preset::FatTree { hosts_per_leaf: 5, spines: 3, oversubscription: 1.0 },
+        Preset::Rail { per_server: 4, fabric },
+    ];
+    for topology in shapes.map(|shape| preset(shape, 24)) {
+        for from in topology.hosts() {
+            for to in topology.hosts().iter().filter(|to| *to != from) {
+                let mut at = from.clone();
+                for link in way(&topology, from, to).0 {
+                    let (start, end) = link.split_once(" -> ").unwrap();
+                    assert_eq!(at, start, "{from} to {to}");
+                    at = end.to_owned();
+                }
+                assert_eq!(&at, to, "from {from}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_large_switch_costs_nothing_for_pairs() {
+    let topology = preset(Preset::Switch, 131_072);
+    assert_eq!(topology.links().len(), 2 * 131_072);
+    assert_eq!(topology.route(HostId(131_071), HostId(0)).links, [LinkId(262_142), LinkId(1)]);
+}
+
+#[test]
+fn ranks_of_one_host_use_its_local_link_or_none() {
+    let mut hosts = hosts(2);
+    hosts[1].local = Some(gbps(100.0, 1));
+    let topology = Topology::preset(&Preset::Switch, &hosts, gbps(10.0, 3)).unwrap();
+    assert_eq!(way(&topology, "h0", "h0"), (vec![], 0));
+    assert_eq!(way(&topology, "h1", "h1"), (vec!["h1 <-> h1".into()], 1_000_000));
+}
+
+#[test]
+fn a_graph_takes_the_fewest_links_then_the_lowest_latency_then_the_lowest_id() {
+    let full = |a, b, latency| link(&[a, b], latency, Duplex::Full);
+    let links = [
+        full("h0", "s1", 5),
+        full("s1", "h1", 5),
+        full("h0", "s2", 4),
+        full("s2", "h1", 4),
+        full("h0", "s3", 4),
+        full("s3", "h1", 4),
+        full("h0", "s4", 1),
+        full("s4", "s5", 1),
+        full("s5", "h1", 1),
+    ];
+    let topology = Topology::graph(&hosts(2), &links).unwrap();
+    assert_eq!(way(&topology, "h0", "h1"), (vec!["h0 -> s2".into(), "s2 -> h1".into()], 8_000_000));
+    assert_eq!(way(&topology, "h1", "h0"), (vec!["h1 -> s2".into(), "s2 -> h0".into()], 8_000_000));
+}
+
+#[test]
+fn a_shared_medium_is_one_link_in_every_direction() {
+    let links = [link(&["h0", "h1", "ap"], 2, Duplex::Half), link(&["ap", "h2"], 3, Duplex::Half)];
+    let topology = Topology::graph(&hosts(3), &links).unwrap();
+    assert_eq!(way(&topology, "h0", "h1"), (vec!["ap <-> h0 <-> h1".into()], 2_000_000));
+    assert_eq!(way(&topology, "h0", "h2").0, ["ap <-> h0 <-> h1", "ap <-> h2"]);
+    assert_eq!(way(&topology, "h2", "h0").0, ["ap <-> h2", "ap <-> h0 <-> h1"]);
+    assert_eq!(topology.links().len(), 2);
+}
+
+#[test]
+fn what_cannot_be_a_network_is_refused() {
+    let refused = |names: &[&str], links: &[GraphLink]| {
+        let hosts: Vec<_> = names.iter().map(|name| HostSpec::new(*name)).collect();
+        Topology::graph(&hosts, links).unwrap_err()
+    };
+    let full = |a, b| link(&[a, b], 1, Duplex::Full);
+    assert_eq!(refused(&[], &[]), TopologyError::NoHosts);
+    assert_eq!(refused(&["a", "a"], &[full("a", "b")]), TopologyError::DuplicateHost { name: "a".into() });
+    assert_eq!(
+        refused(&["a", "b"], &[full("a", "b"), full("b", "a")]),
+        TopologyError::DuplicateLink { name: "a <-> b".into() }
+    );
+    assert_eq!(refused(&["a", "b"], &[full("a", "a")]), TopologyError::LinkEnds { name: "a <-> a".into() });
+    let medium = link(&["c", "b", "a"], 1, Duplex::Full);
+    assert_eq!(refused(&["a", "b"], &[medium]), TopologyError::FullDuplexMedium { name: "a <-> b <-> c".into() });
+    let misspelt = TopologyError::UnknownNode { name: "bb".into(), hosts: "a, b".into() };
+    assert_eq!(refused(&["a", "b"], &[full("a", "bb"), full("a", "b")]), misspelt);
+    let apart = TopologyError::NoRoute { from: "a".into(), to: "b".into() };
+    assert_eq!(refused(&["a", "b"], &[]), apart);
+
+    let shape = |preset, count| Topology::preset(&preset, &hosts(count), gbps(1.0, 1)).unwrap_err().to_string();
+    assert!(
+        shape(Preset::Torus { dims: vec![2, 2] }, 5)
+            .starts_with("torus: dimensions [2, 2] do not make 5 hosts\nhint: ")
+    );
+    let spineless = Preset::FatTree { hosts_per_leaf: 2, spines: 0, oversubscription: 1.0 };
+    assert!(shape(spineless, 4).starts_with("fat_tree: 2 hosts a leaf, 0 spines"));
+    assert!(shape(Preset::Rail { per_server: 3, fabric: gbps(1.0, 1) }, 4).starts_with("rail: 4 hosts do not make"));
+    let packet = PacketOverhead { payload: 100, wire: 90 };
+    let hollow = LinkSpec { overhead: Some(packet), ..gbps(1.0, 1) };
+    let error = Topology::preset(&Preset::Switch, &hosts(2), hollow).unwrap_err();
+    assert_eq!(error, TopologyError::Overhead { link: "h0 -> switch".into(), packet });
+}
+
+#[test]
+fn headers_take_their_share() {
+    let spec = LinkSpec { overhead: Some(ETHERNET), ..gbps(1.0, 0) };
+    let topology = Topology::preset(&Preset::Switch, &hosts(2), spec).unwrap();
+    let route = topology.route(HostId(0), HostId(1));
+    // 3 packets of 1448 bytes at most carry 3000 bytes: 3000 + 3 * 66
+    assert_eq!(topology.wire_bytes(&route, Bytes(3000)), Bytes(3198));
+    assert_eq!(topology.wire_bytes(&route, Bytes(0)), Bytes(0));
+    assert_eq!(topology.link(route.links[0]).payload_rate().bytes_per_second(), 125e6 * (1448.0 / 1514.0));
+}
+
+fn connected_graph() -> impl Strategy<Value = Vec<(usize, usize, u64)>> {
+    // Node n > 0 is joined to a lower one, so that all are connected; some more links come on top. Nodes 0 to 5 are hosts.
+    let tree = (1..12usize).map(|node| (Just(node), 0..node, 1..5u64)).collect::<Vec<_>>();
+    let more = prop::collection::vec((0..12usize, 0..12usize, 1..5u64), 0..10);
+    (tree, more).prop_map(|(mut links, more)| {
+        for (a, b, latency) in more {
+            let known = links.iter().any(|&(c, d, _)| (a, b) == (c, d) || (a, b) == (d, c));
+            if a != b && !known {
+                links.push((a, b, latency));
+            }
+        }
+        // A switch on one link only is refused.
+        for switch in 6..12 {
+            if links.iter().filter(|(a, b, _)| *a == switch || *b == switch).count() == 1 {
+                let host = (0..6).find(|host| !links.iter().any(|&(a, b, _)| (a, b) == (switch, *host))).unwrap();
+                links.push((switch, host, 1));
+            }
+        }
+        links
+    })
+}
+
+proptest! {
+    #[test]
+    fn a_graph_is_the_same_whatever_the_order_of_its_links(links in connected_graph(), seed in any::<prop::sample::Index>()) {
+        let name = |node: usize| if node < 6 { format!("h{node}") } else { format!("s{node}") };
+        let mut links: Vec<GraphLink> =
+            links.iter().map(|&(a, b, latency)| link(&[&name(a), &name(b)], latency, Duplex::Full)).collect();
+        let one = Topology::graph(&hosts(6), &links).unwrap();
+        let turn = seed.index(links.len());
+        links.rotate_left(turn);
+        links.iter_mut().step_by(2).for_each(|link| link.between.reverse());
+        let other = Topology::graph(&hosts(6), &links).unwrap();
+        prop_assert_eq!(one.links(), other.links());
+        for (from, to) in (0..6).flat_map(|from| (0..6).map(move |to| (HostId(from), HostId(to)))) {
+            prop_assert_eq!(one.route(from, to), other.route(from, to));
+        }
+    }
+}
