@@ -84,7 +84,7 @@ pub enum Reply {
 pub const POLL_COST: SimDuration = SimDuration::from_us(1);
 
 /// How a task ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Outcome {
     /// Its program returned.
     Ok,
@@ -115,7 +115,7 @@ pub struct Work {
 }
 
 /// Where a duration of compute comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Origin {
     /// Run and timed on this machine.
     Measured,
@@ -126,7 +126,7 @@ pub enum Origin {
 }
 
 /// A named range of the user's (`torch.profiler.record_function`) opens or closes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Mark {
     /// Opens.
     Begin(Arc<str>),
@@ -135,7 +135,7 @@ pub enum Mark {
 }
 
 /// An operation of a process group, as one member asks for it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Call {
     /// Whose operation.
     pub group: GroupId,
@@ -144,7 +144,7 @@ pub struct Call {
 }
 
 /// The operations of a process group.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum CallOp {
     /// All members take part.
     Collective(Collective),
@@ -169,7 +169,7 @@ pub enum CallOp {
 }
 
 /// A collective as one member calls it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Collective {
     /// Which one.
     pub kind: CollectiveKind,
@@ -184,7 +184,7 @@ pub struct Collective {
 }
 
 /// Numbers of elements in a collective.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Shape {
     /// The tensor (all-reduce, reduce, broadcast), or every rank's block (all-gather, reduce-scatter, all-to-all, gather, scatter).
     Even(u64),

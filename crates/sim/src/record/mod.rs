@@ -2,6 +2,14 @@
 //!
 //! Events come in the engine's order. What lasts is reported when it ends, with the moment at which it began.
 
+mod digest;
+mod statistics;
+
+pub use crate::comm::Traffic;
+pub use crate::engine::Times;
+pub use digest::Digest;
+pub use statistics::{OperationStatistics, RankStatistics, Statistics};
+
 use crate::ids::{GroupId, Handle, LinkId, RankId, Site, TaskId};
 use crate::program::{Call, Mark, Origin, Outcome};
 use crate::time::{Bytes, SimDuration, SimTime};
@@ -10,10 +18,54 @@ use crate::time::{Bytes, SimDuration, SimTime};
 pub trait Observer {
     /// `event` happened, or came to its end, at `at`.
     fn record(&mut self, at: SimTime, event: &Event<'_>);
+
+    /// Does it look at [`Event::Message`]? There are millions of them; nobody builds them unless somebody looks.
+    fn wants_messages(&self) -> bool {
+        false
+    }
+}
+
+/// Sees nothing.
+impl Observer for () {
+    fn record(&mut self, _: SimTime, _: &Event<'_>) {}
+}
+
+/// Both see everything, the first one first.
+impl<A: Observer, B: Observer> Observer for (A, B) {
+    fn record(&mut self, at: SimTime, event: &Event<'_>) {
+        self.0.record(at, event);
+        self.1.record(at, event);
+    }
+
+    fn wants_messages(&self) -> bool {
+        self.0.wants_messages() || self.1.wants_messages()
+    }
+}
+
+impl<O: Observer + ?Sized> Observer for &mut O {
+    fn record(&mut self, at: SimTime, event: &Event<'_>) {
+        (**self).record(at, event);
+    }
+
+    fn wants_messages(&self) -> bool {
+        (**self).wants_messages()
+    }
+}
+
+impl<O: Observer> Observer for Option<O> {
+    fn record(&mut self, at: SimTime, event: &Event<'_>) {
+        if let Some(observer) = self {
+            observer.record(at, event);
+        }
+    }
+
+    fn wants_messages(&self) -> bool {
+        self.as_ref().is_some_and(Observer::wants_messages)
+    }
 }
 
 /// What happened.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Hash)]
 pub enum Event<'a> {
     /// A rank computed from `start` until now.
     Computed {
@@ -66,10 +118,14 @@ pub enum Event<'a> {
         start: SimTime,
         /// For what.
         reason: WaitReason,
-        /// How much of it passed before a peer had entered the operation.
+        /// How much of it was exposed communication: nothing computed meanwhile.
+        exposed: SimDuration,
+        /// How much of that passed before a peer had entered the operation.
         late_peer: SimDuration,
-        /// The operations it waited for; empty where the reason is not [`WaitReason::Communication`].
+        /// The activities it waited for.
         handles: &'a [Handle],
+        /// Where the reason is [`WaitReason::Communication`]: the operation whose completion ended the wait, or that it gave up.
+        call: Option<&'a Call>,
         /// The user's line.
         site: Site,
     },
@@ -94,7 +150,7 @@ pub enum Event<'a> {
         wire_bytes: Bytes,
         /// When it was put on its stream.
         queued: SimTime,
-        /// When its first byte left.
+        /// When it came to the head of its stream.
         started: SimTime,
         /// When its last byte had left.
         sent: SimTime,
@@ -107,11 +163,15 @@ pub enum Event<'a> {
         rank: RankId,
         /// How.
         outcome: Outcome,
+        /// Where its time went.
+        times: Times,
+        /// What it has moved.
+        traffic: Traffic,
     },
 }
 
 /// With whom an operation met.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Meeting {
     /// The group's `sequence`-th collective, counted from 0 on every member alike.
     Collective {
@@ -123,10 +183,12 @@ pub enum Meeting {
 }
 
 /// What a task waited for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WaitReason {
     /// Operations of process groups.
     Communication,
+    /// Compute that it had started before.
+    Compute,
     /// A key of the store.
     Store,
     /// Its own sleep.

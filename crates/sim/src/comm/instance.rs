@@ -1,0 +1,297 @@
+//! Owns one collective while it runs: its members' entries, their steps, and what has arrived before it was asked for.
+
+use crate::collective::{Action, Algorithm, Step, Steps};
+use crate::ids::{GroupId, GroupRank, Handle, RankId, Site};
+use crate::program::{Collective, CollectiveKind, Shape};
+use crate::time::{Bytes, SimTime};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+/// The `sequence`-th collective of a group.
+pub(crate) struct Instance {
+    pub(crate) group: GroupId,
+    pub(crate) sequence: u64,
+    /// What the first member to ask for it called; all others must agree.
+    pub(crate) call: Collective,
+    pub(crate) first: Caller,
+    /// `None` in a group of one.
+    pub(crate) algorithm: Option<Arc<dyn Algorithm>>,
+    members: Vec<Option<Box<Member>>>,
+    finished: u32,
+    last_entry: SimTime,
+    root_entry: SimTime,
+}
+
+/// Who called a collective, and from where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Caller {
+    pub(crate) rank: RankId,
+    pub(crate) handle: Handle,
+    pub(crate) site: Site,
+}
+
+/// One member of a running collective.
+#[derive(Default)]
+struct Member {
+    /// `None`: messages have arrived for it, and it has not called yet.
+    caller: Option<Caller>,
+    /// Of all-to-all, where it may differ: this member's own.
+    shape: Option<Shape>,
+    entered: Option<SimTime>,
+    steps: Option<std::iter::Peekable<Steps>>,
+    /// Steps that have started, from the first that is not complete: is it complete?
+    window: VecDeque<bool>,
+    /// How many steps are complete without a gap; the number of the window's first.
+    complete: u64,
+    /// Receives that have started, by peer, oldest first.
+    expected: BTreeMap<GroupRank, VecDeque<u64>>,
+    /// Messages that have arrived and no receive has started for, by peer.
+    early: BTreeMap<GroupRank, u32>,
+}
+
+/// A send that a member now starts.
+pub(crate) struct Send {
+    pub(crate) to: GroupRank,
+    pub(crate) bytes: Bytes,
+    pub(crate) step: u64,
+}
+
+impl Instance {
+    pub(crate) fn new(
+        group: GroupId,
+        sequence: u64,
+        size: u32,
+        call: Collective,
+        first: Caller,
+        algorithm: Option<Arc<dyn Algorithm>>,
+    ) -> Instance {
+        let members = std::iter::repeat_with(|| None).take(size as usize).collect();
+        let (last_entry, root_entry) = (SimTime::ZERO, SimTime::MAX);
+        Instance { group, sequence, call, first, algorithm, members, finished: 0, last_entry, root_entry }
+    }
+
+    fn size(&self) -> u32 {
+        self.members.len() as u32
+    }
+
+    /// A member asks for the collective. It may have to wait in its queue before it enters.
+    pub(crate) fn announce(&mut self, me: GroupRank, caller: Caller, call: &Collective) {
+        let member = self.member_or_new(me);
+        member.caller = Some(caller);
+        if call.kind == CollectiveKind::AllToAll {
+            member.shape = Some(call.shape.clone());
+        }
+    }
+
+    fn member_or_new(&mut self, me: GroupRank) -> &mut Member {
+        self.members[me.index()].get_or_insert_default()
+    }
+
+    /// What a caller does not agree about with those who called before, in words; `None` if it agrees with all of them.
+    pub(crate) fn disagreement(&self, me: GroupRank, call: &Collective) -> Option<String> {
+        let theirs = &self.call;
+        let differ = |what: &str, mine: &dyn std::fmt::Display, theirs: &dyn std::fmt::Display| {
+            Some(format!("{what}: {mine} against {theirs}"))
+        };
+        if call.kind != theirs.kind {
+            return differ("operation", &call.kind, &theirs.kind);
+        }
+        if call.dtype != theirs.dtype {
+            return differ("dtype", &call.dtype.name(), &theirs.dtype.name());
+        }
+        if call.reduce != theirs.reduce {
+            return differ("reduce operation", &OrNone(call.reduce), &OrNone(theirs.reduce));
+        }
+        if call.root != theirs.root {
+            return differ("root", &OrNone(call.root.map(|root| root.0)), &OrNone(theirs.root.map(|root| root.0)));
+        }
+        self.shape_disagreement(me, call)
+    }
+
+    fn shape_disagreement(&self, me: GroupRank, call: &Collective) -> Option<String> {
+        if call.kind != CollectiveKind::AllToAll {
+            let agrees = call.shape == self.call.shape;
+            return (!agrees)
+                .then(|| format!("number of elements: {} against {}", Elements(&call.shape), Elements(&self.call.shape)));
+        }
+        // Every block has two sides: what one sends is what the other receives.
+        for (index, member) in self.members.iter().enumerate() {
+            let peer = GroupRank::from(index);
+            let Some(Member { caller: Some(caller), shape: Some(shape), .. }) = member.as_deref() else { continue };
+            let pairs = [
+                (block(&call.shape, peer, Side::Send), block(shape, me, Side::Recv), "sends", "expects"),
+                (block(&call.shape, peer, Side::Recv), block(shape, me, Side::Send), "expects", "sends"),
+            ];
+            for (mine, theirs, i, they) in pairs {
+                if mine != theirs {
+                    let them = caller.rank;
+                    return Some(format!("number of elements: one side {i} {mine}, {them} {they} {theirs}"));
+                }
+            }
+        }
+        None
+    }
+
+    /// The member's queue has come to this collective.
+    pub(crate) fn enter(&mut self, me: GroupRank, now: SimTime) {
+        self.last_entry = self.last_entry.max(now);
+        if self.call.root == Some(me) {
+            self.root_entry = now;
+        }
+        let size = self.size();
+        let algorithm = self.algorithm.clone();
+        let member = self.members[me.index()].as_mut().expect("a member announces before it enters");
+        assert!(member.entered.is_none(), "{me} enters {} twice", self.group);
+        member.entered = Some(now);
+        let call = Collective { shape: member.shape.clone().unwrap_or_else(|| self.call.shape.clone()), ..self.call.clone() };
+        member.steps = algorithm.map(|algorithm| algorithm.steps(&call, size, me).peekable());
+    }
+
+    /// Starts every step that may start now; the sends among them are handed to `send`. True once the member is through.
+    pub(crate) fn run(&mut self, me: GroupRank, mut send: impl FnMut(Send)) -> bool {
+        let element = self.call.dtype.size();
+        let member = self.members[me.index()].as_mut().expect("only members run");
+        if member.entered.is_none() {
+            return false;
+        }
+        while let Some((index, step)) = member.next_step() {
+            match step.action {
+                Action::Send { to, span } => {
+                    member.window.push_back(false);
+                    send(Send { to, bytes: Bytes(span.len * element), step: index });
+                }
+                Action::Recv { from, .. } => member.start_receive(from, index),
+            }
+        }
+        let through = member.is_through();
+        if through {
+            self.finished += 1;
+        }
+        through
+    }
+
+    /// A send of this member is done: its last byte has left.
+    pub(crate) fn sent(&mut self, me: GroupRank, step: u64) {
+        self.members[me.index()].as_mut().expect("only members send").finish(step);
+    }
+
+    /// A message of `from` is there. False if `me` has not started to receive it yet.
+    pub(crate) fn arrived(&mut self, me: GroupRank, from: GroupRank) -> bool {
+        let member = self.member_or_new(me);
+        match member.expected.get_mut(&from).and_then(VecDeque::pop_front) {
+            Some(step) => {
+                member.finish(step);
+                true
+            }
+            None => {
+                *member.early.entry(from).or_default() += 1;
+                false
+            }
+        }
+    }
+
+    /// All members are through: the instance can be forgotten.
+    pub(crate) fn is_finished(&self) -> bool {
+        self.finished == self.size()
+    }
+
+    pub(crate) fn caller(&self, me: GroupRank) -> Caller {
+        self.members[me.index()].as_ref().and_then(|member| member.caller).expect("only members that have called run")
+    }
+
+    /// Until when a member of this collective had to wait for a peer to enter, as far as is known now. `SimTime::MAX`: it still does.
+    pub(crate) fn peers_entered(&self, me: GroupRank) -> SimTime {
+        let all = || {
+            let everybody = self.members.iter().all(|member| member.as_ref().is_some_and(|member| member.entered.is_some()));
+            if everybody { self.last_entry } else { SimTime::MAX }
+        };
+        match (self.call.kind, self.call.root == Some(me)) {
+            (CollectiveKind::Broadcast | CollectiveKind::Scatter, true) => SimTime::ZERO,
+            (CollectiveKind::Broadcast | CollectiveKind::Scatter, false) => self.root_entry,
+            (CollectiveKind::Reduce | CollectiveKind::Gather, false) => SimTime::ZERO,
+            _ => all(),
+        }
+    }
+
+    /// Members that have not entered.
+    pub(crate) fn missing(&self) -> impl Iterator<Item = GroupRank> {
+        let absent = |member: &Option<Box<Member>>| member.as_ref().is_none_or(|member| member.entered.is_none());
+        self.members.iter().enumerate().filter(move |(_, member)| absent(member)).map(|(index, _)| GroupRank::from(index))
+    }
+}
+
+impl Member {
+    /// The next step and its number, if it may start now.
+    fn next_step(&mut self) -> Option<(u64, Step)> {
+        let index = self.complete + self.window.len() as u64;
+        let complete = self.complete;
+        let step = self.steps.as_mut()?.next_if(|step| step.after <= complete)?;
+        assert!(step.after <= index, "step {index} of {:?} waits for itself", self.caller);
+        Some((index, step))
+    }
+
+    fn start_receive(&mut self, from: GroupRank, index: u64) {
+        self.window.push_back(false);
+        match self.early.get_mut(&from) {
+            Some(count) => {
+                *count -= 1;
+                if *count == 0 {
+                    self.early.remove(&from);
+                }
+                self.finish(index);
+            }
+            None => self.expected.entry(from).or_default().push_back(index),
+        }
+    }
+
+    fn finish(&mut self, step: u64) {
+        self.window[(step - self.complete) as usize] = true;
+        while self.window.front() == Some(&true) {
+            self.window.pop_front();
+            self.complete += 1;
+        }
+    }
+
+    fn is_through(&mut self) -> bool {
+        let exhausted = self.steps.as_mut().is_none_or(|steps| steps.peek().is_none());
+        self.entered.is_some() && exhausted && self.window.is_empty()
+    }
+}
+
+enum Side {
+    Send,
+    Recv,
+}
+
+/// Elements of the block between the caller and `peer` in an all-to-all.
+fn block(shape: &Shape, peer: GroupRank, side: Side) -> u64 {
+    match (shape, side) {
+        (Shape::Even(count), _) => *count,
+        (Shape::Blocks(blocks), _) => blocks[peer.index()],
+        (Shape::Pairs { send, .. }, Side::Send) => send[peer.index()],
+        (Shape::Pairs { recv, .. }, Side::Recv) => recv[peer.index()],
+    }
+}
+
+struct OrNone<T>(Option<T>);
+
+impl<T: std::fmt::Debug> std::fmt::Display for OrNone<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.0 {
+            Some(value) => write!(f, "{value:?}"),
+            None => f.write_str("none"),
+        }
+    }
+}
+
+struct Elements<'a>(&'a Shape);
+
+impl std::fmt::Display for Elements<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            Shape::Even(count) => write!(f, "{count}"),
+            Shape::Blocks(blocks) => write!(f, "{blocks:?}"),
+            Shape::Pairs { send, recv } => write!(f, "send {send:?}, receive {recv:?}"),
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Owns point-to-point matching: messages that have arrived, and receives that wait, of one rank.
+//!
+//! A receive takes the first message in order of arrival that fits; messages of one sender and tag arrive in the order they were sent.
+
+use crate::ids::{GroupId, GroupRank, Handle};
+use crate::time::{Bytes, SimTime};
+use std::collections::{BTreeMap, VecDeque};
+
+/// What has come for one rank, and what it waits for, by group and tag.
+#[derive(Debug, Default)]
+pub(crate) struct Mailbox {
+    slots: BTreeMap<(GroupId, u64), Slot>,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    letters: VecDeque<Letter>,
+    receives: VecDeque<Receive>,
+}
+
+/// A message that has arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Letter {
+    pub(crate) from: GroupRank,
+    /// The sender's operation.
+    pub(crate) handle: Handle,
+    pub(crate) bytes: Bytes,
+    /// When it was sent.
+    pub(crate) posted: SimTime,
+}
+
+/// A receive that waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Receive {
+    pub(crate) from: Option<GroupRank>,
+    pub(crate) handle: Handle,
+    pub(crate) bytes: Bytes,
+}
+
+impl Receive {
+    fn takes(&self, letter: &Letter) -> bool {
+        self.from.is_none_or(|from| from == letter.from)
+    }
+}
+
+impl Mailbox {
+    /// A message arrives: the receive that takes it, if one waits.
+    pub(crate) fn deliver(&mut self, group: GroupId, tag: u64, letter: Letter) -> Option<Receive> {
+        let slot = self.slots.entry((group, tag)).or_default();
+        match slot.receives.iter().position(|receive| receive.takes(&letter)) {
+            Some(index) => slot.receives.remove(index),
+            None => {
+                slot.letters.push_back(letter);
+                None
+            }
+        }
+    }
+
+    /// A receive begins: the message that it takes, if one is there.
+    pub(crate) fn receive(&mut self, group: GroupId, tag: u64, receive: Receive) -> Option<Letter> {
+        let slot = self.slots.entry((group, tag)).or_default();
+        match slot.letters.iter().position(|letter| receive.takes(letter)) {
+            Some(index) => slot.letters.remove(index),
+            None => {
+                slot.receives.push_back(receive);
+                None
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GROUP: GroupId = GroupId(0);
+
+    fn letter(from: u32, handle: u32) -> Letter {
+        Letter { from: GroupRank(from), handle: Handle(handle), bytes: Bytes(1), posted: SimTime::ZERO }
+    }
+
+    fn receive(from: Option<u32>, handle: u32) -> Receive {
+        Receive { from: from.map(GroupRank), handle: Handle(handle), bytes: Bytes(1) }
+    }
+
+    #[test]
+    fn any_source_takes_what_came_first() {
+        let mut mailbox = Mailbox::default();
+        assert_eq!(mailbox.deliver(GROUP, 0, letter(2, 20)), None);
+        assert_eq!(mailbox.deliver(GROUP, 0, letter(1, 10)), None);
+        assert_eq!(mailbox.receive(GROUP, 0, receive(None, 0)), Some(letter(2, 20)));
+        assert_eq!(mailbox.receive(GROUP, 0, receive(Some(1), 1)), Some(letter(1, 10)));
+    }
+
+    #[test]
+    fn tags_and_groups_keep_apart() {
+        let mut mailbox = Mailbox::default();
+        assert_eq!(mailbox.receive(GROUP, 7, receive(Some(1), 0)), None);
+        assert_eq!(mailbox.deliver(GROUP, 8, letter(1, 10)), None);
+        assert_eq!(mailbox.deliver(GroupId(1), 7, letter(1, 11)), None);
+        assert_eq!(mailbox.deliver(GROUP, 7, letter(1, 12)), Some(receive(Some(1), 0)));
+    }
+
+    #[test]
+    fn the_receive_that_was_posted_first_is_served_first() {
+        let mut mailbox = Mailbox::default();
+        mailbox.receive(GROUP, 0, receive(Some(2), 0));
+        mailbox.receive(GROUP, 0, receive(None, 1));
+        mailbox.receive(GROUP, 0, receive(Some(1), 2));
+        assert_eq!(mailbox.deliver(GROUP, 0, letter(1, 10)), Some(receive(None, 1)));
+        assert_eq!(mailbox.deliver(GROUP, 0, letter(1, 11)), Some(receive(Some(1), 2)));
+    }
+}

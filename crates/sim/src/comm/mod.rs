@@ -1,0 +1,304 @@
+//! Owns communication between ranks: process groups, which call meets which, and the running collectives.
+//!
+//! It turns calls into messages for `transport` and arrivals into completions for the engine. It does not know virtual time's
+//! order, nor which task waits for what.
+
+mod group;
+mod instance;
+mod mailbox;
+pub(crate) mod store;
+
+pub(crate) use group::{Group, Groups};
+pub(crate) use instance::Caller;
+
+use crate::collective::choose::AlgorithmTable;
+use crate::ids::{GroupId, GroupRank, Handle, RankId, Site};
+use crate::program::{Call, CallOp, Collective};
+use crate::record::Meeting;
+use crate::time::{Bytes, SimTime};
+use crate::transport::{Message, Progress, Purpose, Transport};
+use indexmap::IndexMap;
+use instance::Instance;
+use mailbox::{Letter, Mailbox, Receive};
+use rustc_hash::FxBuildHasher;
+
+/// All communication of a run.
+pub(crate) struct Comm {
+    pub(crate) groups: Groups,
+    pub(crate) transport: Transport,
+    table: AlgorithmTable,
+    instances: Vec<Option<Instance>>,
+    free: Vec<u32>,
+    /// The running collectives by group and sequence number.
+    running: IndexMap<(GroupId, u64), u32, FxBuildHasher>,
+    /// How many collectives of a group a rank has asked for.
+    called: IndexMap<(RankId, GroupId), u64, FxBuildHasher>,
+    mailboxes: Vec<Mailbox>,
+    traffic: Vec<Traffic>,
+    completions: Vec<Completion>,
+    /// Arrivals of one instant; kept to reuse its room.
+    progress: Vec<(Progress, Message)>,
+}
+
+/// Bytes that a rank has moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Traffic {
+    /// Payload sent, algorithm steps included.
+    pub sent: Bytes,
+    /// Payload received.
+    pub received: Bytes,
+    /// What was sent, with headers.
+    pub wire_sent: Bytes,
+}
+
+/// An operation is complete on one rank.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Completion {
+    pub(crate) rank: RankId,
+    pub(crate) handle: Handle,
+    pub(crate) meeting: Meeting,
+    pub(crate) algorithm: Option<&'static str>,
+    /// From when on no peer kept it waiting by not being there.
+    pub(crate) peers_entered: SimTime,
+}
+
+/// Two calls that should be the same and are not.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Disagreement {
+    pub(crate) group: GroupId,
+    pub(crate) first: Caller,
+    pub(crate) first_call: CallOp,
+    pub(crate) second: Caller,
+    pub(crate) what: String,
+}
+
+impl Comm {
+    pub(crate) fn new(world: usize, table: AlgorithmTable, transport: Transport) -> Comm {
+        Comm {
+            groups: Groups::default(),
+            transport,
+            table,
+            instances: Vec::new(),
+            free: Vec::new(),
+            running: IndexMap::default(),
+            called: IndexMap::default(),
+            mailboxes: std::iter::repeat_with(Mailbox::default).take(world).collect(),
+            traffic: vec![Traffic::default(); world],
+            completions: Vec::new(),
+            progress: Vec::new(),
+        }
+    }
+
+    /// A rank asks for a collective, which may have to wait in the rank's queue. Returns its sequence number in the group.
+    pub(crate) fn announce(&mut self, caller: Caller, group: GroupId, call: &Collective) -> Result<u64, Box<Disagreement>> {
+        let me = self.position(caller.rank, group);
+        let called = self.called.entry((caller.rank, group)).or_default();
+        let sequence = *called;
+        *called += 1;
+        let index = self.instance_or_new(caller, group, sequence, call);
+        let instance = self.instances[index as usize].as_mut().expect("just found");
+        if let Some(what) = instance.disagreement(me, call) {
+            let first_call = CallOp::Collective(instance.call.clone());
+            return Err(Box::new(Disagreement { group, first: instance.first, first_call, second: caller, what }));
+        }
+        instance.announce(me, caller, call);
+        Ok(sequence)
+    }
+
+    fn instance_or_new(&mut self, caller: Caller, group: GroupId, sequence: u64, call: &Collective) -> u32 {
+        if let Some(index) = self.running.get(&(group, sequence)) {
+            return *index;
+        }
+        let size = self.groups.get(group).size();
+        let algorithm = (size > 1).then(|| self.table.choose(call));
+        let instance = Instance::new(group, sequence, size, call.clone(), caller, algorithm);
+        let index = match self.free.pop() {
+            Some(index) => {
+                self.instances[index as usize] = Some(instance);
+                index
+            }
+            None => {
+                self.instances.push(Some(instance));
+                (self.instances.len() - 1) as u32
+            }
+        };
+        self.running.insert((group, sequence), index);
+        index
+    }
+
+    /// The rank's queue has come to the collective.
+    pub(crate) fn enter(&mut self, now: SimTime, rank: RankId, group: GroupId, sequence: u64) {
+        let me = self.position(rank, group);
+        let index = self.running[&(group, sequence)];
+        self.instances[index as usize].as_mut().expect("it runs").enter(me, now);
+        self.run_member(now, index, me);
+    }
+
+    /// Starts a point-to-point operation.
+    pub(crate) fn start(&mut self, now: SimTime, rank: RankId, handle: Handle, call: &Call) -> Result<(), Box<Disagreement>> {
+        match call.op {
+            CallOp::Send { to, tag, bytes } => {
+                let destination = self.groups.get(call.group).world_rank(to);
+                self.send(now, rank, destination, call.group, bytes, Purpose::Send { handle, tag });
+                Ok(())
+            }
+            CallOp::Recv { from, tag, bytes } => {
+                let receive = Receive { from, handle, bytes };
+                match self.mailboxes[rank.index()].receive(call.group, tag, receive) {
+                    Some(letter) => self.received(rank, call.group, tag, receive, letter),
+                    None => Ok(()),
+                }
+            }
+            CallOp::Collective(_) => panic!("{rank} starts a collective as a message"),
+        }
+    }
+
+    pub(crate) fn next_event(&mut self) -> Option<SimTime> {
+        self.transport.next_event()
+    }
+
+    /// Moves messages on to `now`. Every message that arrives is shown to `arrived` before it has an effect.
+    pub(crate) fn advance(
+        &mut self,
+        now: SimTime,
+        mut arrived: impl FnMut(&Message, &Transport),
+    ) -> Result<(), Box<Disagreement>> {
+        let mut progress = std::mem::take(&mut self.progress);
+        self.transport.advance(now, &mut progress);
+        let mut result = Ok(());
+        for (state, message) in progress.drain(..) {
+            if let Progress::Arrived = state {
+                arrived(&message, &self.transport);
+                self.traffic[message.destination.index()].received += message.bytes;
+            }
+            result = result.and(self.handle(now, state, &message));
+        }
+        self.progress = progress;
+        result
+    }
+
+    fn handle(&mut self, now: SimTime, state: Progress, message: &Message) -> Result<(), Box<Disagreement>> {
+        match (message.purpose, state) {
+            (Purpose::Step { instance, from, step, .. }, Progress::Sent) => {
+                self.instances[instance as usize].as_mut().expect("it runs").sent(from, step);
+                self.run_member(now, instance, from);
+            }
+            (Purpose::Step { instance, from, to, .. }, Progress::Arrived) => {
+                let awaited = self.instances[instance as usize].as_mut().expect("it runs").arrived(to, from);
+                if awaited {
+                    self.run_member(now, instance, to);
+                }
+            }
+            (Purpose::Send { handle, .. }, Progress::Sent) => {
+                let meeting = Meeting::Peer(None);
+                let completion =
+                    Completion { rank: message.source, handle, meeting, algorithm: None, peers_entered: SimTime::ZERO };
+                self.completions.push(completion);
+            }
+            (Purpose::Send { handle, tag }, Progress::Arrived) => {
+                let from = self.position(message.source, message.group);
+                let letter = Letter { from, handle, bytes: message.bytes, posted: message.queued };
+                let mailbox = &mut self.mailboxes[message.destination.index()];
+                if let Some(receive) = mailbox.deliver(message.group, tag, letter) {
+                    return self.received(message.destination, message.group, tag, receive, letter);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn run_member(&mut self, now: SimTime, index: u32, me: GroupRank) {
+        let instance = self.instances[index as usize].as_mut().expect("it runs");
+        let group = self.groups.get(instance.group);
+        let (id, source) = (instance.group, group.world_rank(me));
+        let (transport, traffic) = (&mut self.transport, &mut self.traffic[source.index()]);
+        let through = instance.run(me, |send| {
+            let purpose = Purpose::Step { instance: index, from: me, to: send.to, step: send.step };
+            let wire = transport.send(now, source, group.world_rank(send.to), id, send.bytes, purpose);
+            traffic.sent += send.bytes;
+            traffic.wire_sent += wire;
+        });
+        if through {
+            self.member_is_through(index, me);
+        }
+    }
+
+    fn member_is_through(&mut self, index: u32, me: GroupRank) {
+        let instance = self.instances[index as usize].as_ref().expect("it runs");
+        let Caller { rank, handle, .. } = instance.caller(me);
+        self.completions.push(Completion {
+            rank,
+            handle,
+            meeting: Meeting::Collective { sequence: instance.sequence },
+            algorithm: instance.algorithm.as_ref().map(|algorithm| algorithm.name()),
+            peers_entered: instance.peers_entered(me),
+        });
+        if instance.is_finished() {
+            self.running.swap_remove(&(instance.group, instance.sequence));
+            self.instances[index as usize] = None;
+            self.free.push(index);
+        }
+    }
+
+    fn send(&mut self, now: SimTime, source: RankId, destination: RankId, group: GroupId, bytes: Bytes, purpose: Purpose) {
+        let wire = self.transport.send(now, source, destination, group, bytes, purpose);
+        let traffic = &mut self.traffic[source.index()];
+        traffic.sent += bytes;
+        traffic.wire_sent += wire;
+    }
+
+    fn received(
+        &mut self,
+        rank: RankId,
+        group: GroupId,
+        tag: u64,
+        receive: Receive,
+        letter: Letter,
+    ) -> Result<(), Box<Disagreement>> {
+        let peer = self.groups.get(group).world_rank(letter.from);
+        if receive.bytes != letter.bytes {
+            let to = self.position(rank, group);
+            return Err(Box::new(Disagreement {
+                group,
+                first: Caller { rank: peer, handle: letter.handle, site: Site(0) },
+                first_call: CallOp::Send { to, tag, bytes: letter.bytes },
+                second: Caller { rank, handle: receive.handle, site: Site(0) },
+                what: format!("size of the message: {} bytes sent, {} bytes expected", letter.bytes.0, receive.bytes.0),
+            }));
+        }
+        let meeting = Meeting::Peer(Some((peer, letter.handle)));
+        let handle = receive.handle;
+        self.completions.push(Completion { rank, handle, meeting, algorithm: None, peers_entered: letter.posted });
+        Ok(())
+    }
+
+    /// What is complete since the last call, in order.
+    pub(crate) fn take_completions(&mut self, into: &mut Vec<Completion>) {
+        into.append(&mut self.completions);
+    }
+
+    pub(crate) fn traffic(&self, rank: RankId) -> Traffic {
+        self.traffic[rank.index()]
+    }
+
+    fn instance(&self, group: GroupId, sequence: u64) -> Option<&Instance> {
+        self.instances[*self.running.get(&(group, sequence))? as usize].as_ref()
+    }
+
+    /// Members that have not entered a collective that is not complete: for reports.
+    pub(crate) fn missing(&self, group: GroupId, sequence: u64) -> Vec<RankId> {
+        let members = self.groups.get(group);
+        self.instance(group, sequence)
+            .map_or_else(Vec::new, |instance| instance.missing().map(|member| members.world_rank(member)).collect())
+    }
+
+    /// From when on no peer kept `rank` waiting in a collective by not being there; `SimTime::MAX`: one still does.
+    pub(crate) fn peers_entered(&self, rank: RankId, group: GroupId, sequence: u64) -> SimTime {
+        let me = self.position(rank, group);
+        self.instance(group, sequence).map_or(SimTime::ZERO, |instance| instance.peers_entered(me))
+    }
+
+    fn position(&self, rank: RankId, group: GroupId) -> GroupRank {
+        self.groups.get(group).position(rank).unwrap_or_else(|| panic!("{rank} calls an operation of {group}, which it is not in"))
+    }
+}

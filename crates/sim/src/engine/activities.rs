@@ -1,0 +1,215 @@
+//! Owns the life of an activity: issued, queued, started, complete. Who waits for it is the business of `tasks`.
+
+use super::queue::{Class, Place};
+use super::rank::{ActivityState, QueueKey};
+use super::{Cause, Engine, Pend};
+use crate::comm::{Caller, Completion};
+use crate::ids::{Handle, QueueId, RankId, Site, TaskId};
+use crate::program::{Activity, CallOp};
+use crate::record::{Event, Observer};
+use crate::time::SimTime;
+
+impl Engine {
+    pub(super) fn issue(
+        &mut self,
+        rank: RankId,
+        activity: Activity,
+        queue: QueueId,
+        after: &[Handle],
+        site: Site,
+        observer: &mut dyn Observer,
+    ) -> Handle {
+        let now = self.now;
+        let state = &mut self.ranks[rank.index()];
+        let handle = state.activities.next_handle();
+        let mut sequence = 0;
+        if let Activity::Call(call) = &activity {
+            observer.record(now, &Event::Issued { rank, handle, call, site });
+            if let CallOp::Collective(collective) = &call.op {
+                match self.comm.announce(Caller { rank, handle, site }, call.group, collective) {
+                    Ok(number) => sequence = number,
+                    Err(disagreement) => self.halt_on(Err(disagreement)),
+                }
+            }
+        }
+        let queue = queue_of(&activity, queue);
+        let mut missing = 0;
+        for other in after {
+            if let Some(other) = state.activities.get_mut(*other).filter(|other| !other.complete) {
+                other.dependents.push(handle);
+                missing += 1;
+            }
+        }
+        state.activities.push(ActivityState {
+            activity,
+            queue,
+            site,
+            issued: now,
+            started: None,
+            complete: false,
+            peers_entered: SimTime::MAX,
+            sequence,
+            missing,
+            dependents: Vec::new(),
+        });
+        if self.halted.is_none() {
+            self.enqueue(rank, handle, observer);
+            self.settle_completions(observer);
+        }
+        handle
+    }
+
+    fn enqueue(&mut self, rank: RankId, handle: Handle, observer: &mut dyn Observer) {
+        let state = &mut self.ranks[rank.index()];
+        match state.activities.get(handle).expect("just issued").queue {
+            Some(key) => {
+                state.queues.entry(key).or_default().waiting.push_back(handle);
+                self.pump(rank, key, observer);
+            }
+            None => self.start_when_free(rank, handle, observer),
+        }
+    }
+
+    /// Starts what stands at the head of a queue, as far as the queue's width and the head's dependencies allow.
+    fn pump(&mut self, rank: RankId, key: QueueKey, observer: &mut dyn Observer) {
+        let width = match key {
+            QueueKey::Own(_) => 1,
+            QueueKey::Group(_) => self.concurrency,
+        };
+        loop {
+            let state = &mut self.ranks[rank.index()];
+            let Some(queue) = state.queues.get_mut(&key) else { return };
+            let Some(head) = queue.waiting.front().copied().filter(|_| queue.active < width) else { return };
+            if state.activities.get(head).is_some_and(|activity| activity.missing > 0) {
+                return;
+            }
+            queue.waiting.pop_front();
+            queue.active += 1;
+            self.start(rank, head, observer);
+        }
+    }
+
+    fn start_when_free(&mut self, rank: RankId, handle: Handle, observer: &mut dyn Observer) {
+        if self.ranks[rank.index()].activities.get(handle).is_some_and(|activity| activity.missing == 0) {
+            self.start(rank, handle, observer);
+        }
+    }
+
+    fn start(&mut self, rank: RankId, handle: Handle, observer: &mut dyn Observer) {
+        let now = self.now;
+        let slowdown = self.slowdowns[rank.index()];
+        let state = &mut self.ranks[rank.index()];
+        let activity = state.activities.get_mut(handle).expect("what starts is not forgotten");
+        activity.started = Some(now);
+        let lasts = match &activity.activity {
+            Activity::Compute(work) => {
+                state.ledger.begin_compute(now);
+                work.duration.scaled(slowdown)
+            }
+            Activity::Sleep(span) => *span,
+            Activity::Mark(mark) => {
+                observer.record(now, &Event::Marked { rank, mark });
+                return self.complete(rank, handle, observer);
+            }
+            Activity::Call(call) => {
+                let call = call.clone();
+                return match call.op {
+                    CallOp::Collective(_) => {
+                        let sequence = activity.sequence;
+                        self.comm.enter(now, rank, call.group, sequence);
+                    }
+                    _ => {
+                        let result = self.comm.start(now, rank, handle, &call);
+                        self.halt_on(result);
+                    }
+                };
+            }
+        };
+        match now.checked_add(lasts) {
+            Some(at) => {
+                let place = Place { at, class: Class::ActivityEnd, rank, task: TaskId(0), sequence: u64::from(handle.0) };
+                self.events.push(place, Pend::End(handle));
+            }
+            None => self.halt(Cause::EndOfTime),
+        }
+    }
+
+    pub(super) fn activity_ends(&mut self, rank: RankId, handle: Handle, observer: &mut dyn Observer) {
+        let state = &mut self.ranks[rank.index()];
+        let ended = state.activities.get(handle).expect("what ends is not forgotten");
+        if let Activity::Compute(work) = &ended.activity {
+            let start = ended.started.expect("what ends has started");
+            let event = Event::Computed { rank, task: TaskId(0), start, base: work.duration, origin: work.origin };
+            state.ledger.end_compute(self.now);
+            observer.record(self.now, &event);
+        }
+        self.complete(rank, handle, observer);
+        self.settle_completions(observer);
+    }
+
+    /// Takes note of operations that communication has completed, and of what starts because of it, until nothing more does.
+    pub(super) fn settle_completions(&mut self, observer: &mut dyn Observer) {
+        let mut completions = std::mem::take(&mut self.completions);
+        loop {
+            self.comm.take_completions(&mut completions);
+            if completions.is_empty() {
+                break;
+            }
+            for completion in completions.drain(..) {
+                self.operation_completes(&completion, observer);
+            }
+        }
+        self.completions = completions;
+    }
+
+    fn operation_completes(&mut self, completion: &Completion, observer: &mut dyn Observer) {
+        let Completion { rank, handle, meeting, algorithm, peers_entered } = *completion;
+        let activities = &mut self.ranks[rank.index()].activities;
+        let state = activities.get_mut(handle).unwrap_or_else(|| panic!("{rank}: {handle} completes and is forgotten"));
+        state.peers_entered = peers_entered;
+        let Activity::Call(call) = &state.activity else { panic!("{rank}: {handle} is no operation") };
+        let started = state.started.expect("what completes has started");
+        let event = Event::Completed { rank, handle, call, issued: state.issued, started, algorithm, meeting };
+        observer.record(self.now, &event);
+        self.complete(rank, handle, observer);
+    }
+
+    fn complete(&mut self, rank: RankId, handle: Handle, observer: &mut dyn Observer) {
+        let state = &mut self.ranks[rank.index()];
+        let activity = state.activities.get_mut(handle).expect("what completes is not forgotten");
+        activity.complete = true;
+        let dependents = std::mem::take(&mut activity.dependents);
+        let key = activity.queue;
+        if let Some(key) = key {
+            let queue = state.queues.get_mut(&key).unwrap_or_else(|| panic!("{rank}: {handle} stood in no queue"));
+            queue.active -= 1;
+        }
+        for dependent in dependents {
+            self.dependency_is_met(rank, dependent, observer);
+        }
+        if let Some(key) = key {
+            self.pump(rank, key, observer);
+        }
+        self.wake(rank, handle, observer);
+    }
+
+    fn dependency_is_met(&mut self, rank: RankId, dependent: Handle, observer: &mut dyn Observer) {
+        let activities = &mut self.ranks[rank.index()].activities;
+        let activity = activities.get_mut(dependent).expect("what waits for others is not forgotten");
+        activity.missing -= 1;
+        match activity.queue {
+            Some(key) => self.pump(rank, key, observer),
+            None => self.start_when_free(rank, dependent, observer),
+        }
+    }
+}
+
+fn queue_of(activity: &Activity, queue: QueueId) -> Option<QueueKey> {
+    match activity {
+        Activity::Call(call) => match call.op {
+            CallOp::Collective(_) => Some(QueueKey::Group(call.group)),
+            CallOp::Send { .. } | CallOp::Recv { .. } => None,
+        },
+        Activity::Compute(_) | Activity::Sleep(_) | Activity::Mark(_) => Some(QueueKey::Own(queue)),
+    }
+}

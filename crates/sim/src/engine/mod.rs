@@ -1,0 +1,276 @@
+//! Owns virtual time: the order of events, the ranks' clocks and tasks, their activities, and the end of a run.
+//!
+//! It does no I/O and starts nothing: whoever drives it resumes tasks when it says so and submits what they ask for. Ranks may
+//! run at the same time outside; a request is looked at only when no running rank could still ask for something earlier, so the
+//! result does not depend on who was faster.
+
+mod activities;
+mod drive;
+mod queue;
+mod rank;
+mod report;
+mod tasks;
+
+pub use drive::{Ended, drive};
+pub use rank::Times;
+pub use report::{Cause, Doing, Halt, Pending, RankReport, TaskReport};
+
+use crate::cluster::Cluster;
+use crate::comm::store::{self, Store};
+use crate::comm::{Caller, Comm, Completion, Disagreement};
+use crate::ids::{GroupId, Handle, QueueId, RankId, Site, TaskId};
+use crate::network::{FlowNetwork, Network};
+use crate::program::{Activity, CallOp, Outcome, POLL_COST, Reply, Request, StoreOp, StoreValue};
+use crate::record::{Event, Observer, WaitReason};
+use crate::time::{SimDuration, SimTime};
+use crate::transport::Transport;
+use queue::{Class, EventQueue, Place};
+use rank::{ActivityState, Blocked, QueueKey, Rank, Task, TaskState, Wait};
+use std::collections::{BTreeSet, VecDeque};
+
+/// A run in virtual time.
+pub struct Engine {
+    now: SimTime,
+    events: EventQueue<Pend>,
+    ranks: Vec<Rank>,
+    slowdowns: Vec<f64>,
+    concurrency: u32,
+    comm: Comm,
+    store: Store,
+    /// Tasks blocked in the store, in the order in which they came.
+    storing: Vec<(RankId, TaskId)>,
+    /// For each running rank the earliest place that a request of it can have.
+    holding: BTreeSet<Place>,
+    held: Vec<Option<Place>>,
+    ready: VecDeque<Resumption>,
+    completions: Vec<Completion>,
+    unfinished: usize,
+    halted: Option<Halt>,
+}
+
+/// What the driver has to do.
+#[derive(Debug)]
+pub enum Turn {
+    /// Let a task go on. It is running until it submits a request.
+    Resume(Resumption),
+    /// Some running task must submit a request first.
+    Blocked,
+    /// Every rank has finished.
+    Finished,
+    /// The run cannot go on.
+    Halted(Box<Halt>),
+}
+
+/// A task that may go on.
+#[derive(Debug)]
+pub struct Resumption {
+    /// Whose.
+    pub rank: RankId,
+    /// Which.
+    pub task: TaskId,
+    /// Its clock.
+    pub now: SimTime,
+    /// The answer to what it asked for.
+    pub reply: Reply,
+}
+
+/// An event in the queue.
+#[derive(Debug)]
+enum Pend {
+    Request(Request),
+    End(Handle),
+    TimeOut,
+    Paid(Reply),
+}
+
+impl Engine {
+    /// A run on `cluster`, one rank a device, at time zero. Every rank's task 0 is resumed first, with [`Reply::Start`].
+    pub fn new(cluster: &Cluster) -> Engine {
+        Engine::with_network(cluster, Box::new(FlowNetwork::new(cluster.topology.clone())))
+    }
+
+    /// The same over another network model.
+    pub fn with_network(cluster: &Cluster, network: Box<dyn Network>) -> Engine {
+        let world = cluster.devices.len();
+        let hosts = cluster.devices.iter().map(|device| device.host).collect();
+        let transport = Transport::new(network, hosts, cluster.topology.clone());
+        let mut engine = Engine {
+            now: SimTime::ZERO,
+            events: EventQueue::new(),
+            ranks: (0..world).map(|rank| Rank::new(RankId::from(rank))).collect(),
+            slowdowns: cluster.devices.iter().map(|device| device.slowdown).collect(),
+            concurrency: cluster.backend.concurrency,
+            comm: Comm::new(world, cluster.backend.algorithms.clone(), transport),
+            store: Store::default(),
+            storing: Vec::new(),
+            holding: BTreeSet::new(),
+            held: vec![None; world],
+            ready: VecDeque::new(),
+            completions: Vec::new(),
+            unfinished: world,
+            halted: None,
+        };
+        for rank in (0..world).map(RankId::from) {
+            engine.resume(rank, TaskId(0), Reply::Start);
+        }
+        engine
+    }
+
+    /// The engine's time: everything before it has happened.
+    pub fn now(&self) -> SimTime {
+        self.now
+    }
+
+    /// The latest moment at which a rank was resumed.
+    pub fn clock(&self, rank: RankId) -> SimTime {
+        self.ranks[rank.index()].clock
+    }
+
+    /// The ranks of a group, in the group's order.
+    pub fn members(&self, group: GroupId) -> &[RankId] {
+        self.comm.groups.get(group).ranks()
+    }
+
+    /// Every rank as it stands: what a progress display or a report shows.
+    pub fn report(&self) -> Vec<RankReport> {
+        self.ranks.iter().map(|rank| self.rank_report(rank)).collect()
+    }
+
+    /// A thread that the engine has not heard of makes its first call; it is running, from its rank's clock on.
+    pub fn open_task(&mut self, rank: RankId) -> TaskId {
+        let tasks = &mut self.ranks[rank.index()].tasks;
+        let task = TaskId::from(tasks.len());
+        tasks.push(Task { state: TaskState::Running, requests: 0 });
+        task
+    }
+
+    /// A running task asks for something.
+    ///
+    /// # Panics
+    /// If the task is not running: a bug of the driver.
+    pub fn submit(&mut self, rank: RankId, task: TaskId, request: Request) {
+        let state = &mut self.ranks[rank.index()];
+        let at = state.clock.max(self.now);
+        let asking = state.task(task);
+        assert!(matches!(asking.state, TaskState::Running), "{rank} {task} submits {request:?} and is not running");
+        asking.state = TaskState::Asking;
+        asking.requests += 1;
+        let place = Place { at, class: Class::Request, rank, task, sequence: asking.requests };
+        self.events.push(place, Pend::Request(request));
+        self.update_hold(rank);
+    }
+
+    /// Goes on as far as it can and says what the driver has to do.
+    pub fn next(&mut self, observer: &mut dyn Observer) -> Turn {
+        loop {
+            if let Some(resumption) = self.ready.pop_front() {
+                return Turn::Resume(resumption);
+            }
+            if let Some(halt) = &self.halted {
+                return Turn::Halted(Box::new(halt.clone()));
+            }
+            let hold = self.holding.first().copied();
+            let queued = self.events.next();
+            // What the network brings at this very instant comes after everything that ranks do in it: so all messages
+            // of an instant start together, and the network looks at its links once.
+            let instant_goes_on = [hold, queued].into_iter().flatten().any(|place| place.at <= self.now);
+            let network = if instant_goes_on { None } else { self.comm.next_event().map(network_place) };
+            match [queued, network].into_iter().flatten().min() {
+                None if hold.is_some() => return Turn::Blocked,
+                None if self.unfinished == 0 => return Turn::Finished,
+                None if self.somebody_runs() => return Turn::Blocked,
+                None => self.halt(Cause::Deadlock),
+                Some(next) if hold.is_some_and(|hold| hold < next) => return Turn::Blocked,
+                Some(_) if self.unfinished == 0 => return Turn::Finished,
+                Some(next) => {
+                    assert!(next.at >= self.now, "time goes back from {} to {next:?}", self.now);
+                    self.now = next.at;
+                    match network {
+                        Some(place) if place == next => self.network_event(observer),
+                        _ => self.queued_event(observer),
+                    }
+                }
+            }
+        }
+    }
+
+    fn somebody_runs(&self) -> bool {
+        let runs = |task: &Task| matches!(task.state, TaskState::Running);
+        self.ranks.iter().any(|rank| rank.outcome.is_none() && rank.tasks.iter().any(runs))
+    }
+
+    fn network_event(&mut self, observer: &mut dyn Observer) {
+        let now = self.now;
+        let wanted = observer.wants_messages();
+        let result = self.comm.advance(now, |message, transport| {
+            if wanted {
+                let event = Event::Message {
+                    source: message.source,
+                    destination: message.destination,
+                    group: message.group,
+                    bytes: message.bytes,
+                    wire_bytes: message.wire_bytes,
+                    queued: message.queued,
+                    started: message.started,
+                    sent: message.sent,
+                    links: &transport.route(message).links,
+                };
+                observer.record(now, &event);
+            }
+        });
+        self.halt_on(result);
+        self.settle_completions(observer);
+    }
+
+    fn queued_event(&mut self, observer: &mut dyn Observer) {
+        let (place, event) = self.events.pop().expect("just seen");
+        let Place { rank, task, sequence, .. } = place;
+        match event {
+            Pend::Request(request) => self.request(rank, task, request, observer),
+            Pend::End(handle) => self.activity_ends(rank, handle, observer),
+            Pend::Paid(reply) => self.poll_is_paid(rank, task, reply),
+            Pend::TimeOut => self.time_out(rank, task, sequence, observer),
+        }
+    }
+
+    fn request(&mut self, rank: RankId, task: TaskId, request: Request, observer: &mut dyn Observer) {
+        match request {
+            Request::Issue { activity, queue, after, site } => {
+                let handle = self.issue(rank, activity, queue, &after, site, observer);
+                self.resume(rank, task, Reply::Issued(handle));
+            }
+            Request::Wait { handles, any, timeout, site } => self.wait(rank, task, handles, any, timeout, site),
+            Request::Now => {
+                self.ranks[rank.index()].ledger.begin_compute(self.now);
+                let paid = self.now.saturating_add(POLL_COST);
+                self.pay(rank, task, Reply::Now(paid));
+            }
+            Request::JoinGroup { ranks, sequence } => {
+                let group = self.comm.groups.join(ranks, sequence);
+                self.resume(rank, task, Reply::Group(group));
+            }
+            Request::Store { operation, timeout, site } => self.use_store(rank, task, operation, timeout, site, observer),
+            Request::Exit(outcome) => self.exit(rank, task, outcome, observer),
+        }
+    }
+
+    fn halt(&mut self, cause: Cause) {
+        if self.halted.is_none() {
+            self.halted = Some(Halt { at: self.now, cause, ranks: self.report() });
+        }
+    }
+
+    fn halt_on(&mut self, result: Result<(), Box<Disagreement>>) {
+        if let Err(disagreement) = result {
+            let line = |rank: RankId, handle: Handle| {
+                self.ranks[rank.index()].activities.get(handle).map(|activity| activity.site)
+            };
+            let cause = Cause::of(*disagreement, line);
+            self.halt(cause);
+        }
+    }
+}
+
+fn network_place(at: SimTime) -> Place {
+    Place { at, class: Class::Network, rank: RankId(0), task: TaskId(0), sequence: 0 }
+}

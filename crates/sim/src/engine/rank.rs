@@ -1,0 +1,317 @@
+//! Owns the state of one rank: its tasks, its activities and their queues, and where its time went.
+
+use crate::ids::{GroupId, Handle, QueueId, RankId, Site, TaskId};
+use crate::program::{Activity, Call, Outcome, StoreOp};
+use crate::time::{SimDuration, SimTime};
+use std::collections::{BTreeMap, VecDeque};
+
+/// One logical process.
+pub(crate) struct Rank {
+    pub(crate) id: RankId,
+    /// The latest moment at which one of its tasks was resumed. No task of the rank can ask for anything before it.
+    pub(crate) clock: SimTime,
+    pub(crate) tasks: Vec<Task>,
+    pub(crate) activities: Activities,
+    pub(crate) queues: BTreeMap<QueueKey, Queue>,
+    pub(crate) ledger: Ledger,
+    pub(crate) outcome: Option<Outcome>,
+}
+
+/// A thread of a rank.
+pub(crate) struct Task {
+    pub(crate) state: TaskState,
+    /// Counts this task's requests: the last part of an event's place, and what tells a stale time-out from a live one.
+    pub(crate) requests: u64,
+}
+
+/// What a task is doing.
+pub(crate) enum TaskState {
+    /// Its program runs, outside the engine.
+    Running,
+    /// The engine has its request and has not come to it.
+    Asking,
+    /// Blocked in a wait.
+    Waiting(Wait),
+    /// Blocked in the store.
+    Storing { operation: StoreOp, since: SimTime, site: Site },
+    /// Pays for a poll.
+    Polling,
+    /// Has ended.
+    Ended,
+}
+
+/// A task's wait.
+#[derive(Clone, Debug)]
+pub(crate) struct Wait {
+    pub(crate) handles: Vec<Handle>,
+    pub(crate) any: bool,
+    pub(crate) since: SimTime,
+    pub(crate) site: Site,
+    /// The ledger's exposed time when the wait began.
+    pub(crate) exposed_before: SimDuration,
+    pub(crate) blocks_on: Blocked,
+}
+
+/// For what a blocked task waits, the most telling first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Blocked {
+    Communication,
+    Compute,
+    Sleep,
+}
+
+/// Which queue an activity stands in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum QueueKey {
+    /// Compute, sleep and marks.
+    Own(QueueId),
+    /// Collectives of a group.
+    Group(GroupId),
+}
+
+/// Activities that start in order, a few at a time.
+#[derive(Default)]
+pub(crate) struct Queue {
+    pub(crate) waiting: VecDeque<Handle>,
+    pub(crate) active: u32,
+}
+
+/// An activity from its issue until a wait has reported it complete.
+pub(crate) struct ActivityState {
+    pub(crate) activity: Activity,
+    /// `None`: it starts as soon as it is free to.
+    pub(crate) queue: Option<QueueKey>,
+    pub(crate) site: Site,
+    pub(crate) issued: SimTime,
+    pub(crate) started: Option<SimTime>,
+    pub(crate) complete: bool,
+    /// Until when a peer that had not entered kept it waiting.
+    pub(crate) peers_entered: SimTime,
+    /// Of a collective: its number in the group.
+    pub(crate) sequence: u64,
+    /// Activities of this rank that must be complete first.
+    pub(crate) missing: u32,
+    pub(crate) dependents: Vec<Handle>,
+}
+
+/// The activities of a rank that are not forgotten, by handle.
+#[derive(Default)]
+pub(crate) struct Activities {
+    states: VecDeque<Option<Box<ActivityState>>>,
+    first: u32,
+}
+
+impl Activities {
+    pub(crate) fn next_handle(&self) -> Handle {
+        Handle(self.first + self.states.len() as u32)
+    }
+
+    pub(crate) fn push(&mut self, state: ActivityState) -> Handle {
+        let handle = self.next_handle();
+        self.states.push_back(Some(Box::new(state)));
+        handle
+    }
+
+    pub(crate) fn get(&self, handle: Handle) -> Option<&ActivityState> {
+        self.states.get(handle.0.checked_sub(self.first)? as usize)?.as_deref()
+    }
+
+    pub(crate) fn get_mut(&mut self, handle: Handle) -> Option<&mut ActivityState> {
+        self.states.get_mut(handle.0.checked_sub(self.first)? as usize)?.as_deref_mut()
+    }
+
+    /// Was it complete and forgotten, or is it complete now?
+    pub(crate) fn is_complete(&self, handle: Handle) -> bool {
+        assert!(handle < self.next_handle(), "{handle} was never issued");
+        self.get(handle).is_none_or(|state| state.complete)
+    }
+
+    pub(crate) fn forget(&mut self, handle: Handle) {
+        if let Some(index) = handle.0.checked_sub(self.first) {
+            self.states[index as usize] = None;
+        }
+        while let Some(None) = self.states.front() {
+            self.states.pop_front();
+            self.first += 1;
+        }
+    }
+}
+
+/// Where a rank's time went: at every moment it computes, else it is blocked in communication, else it is idle.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Ledger {
+    pub(crate) times: Times,
+    settled: SimTime,
+    computing: u32,
+    communicating: u32,
+}
+
+/// Where a rank's time went. The three parts and the time after its finish add up to the makespan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Times {
+    /// At least one activity computed, or the rank paid for a clock read.
+    pub compute: SimDuration,
+    /// Blocked in a communication call, and nothing computed.
+    pub exposed: SimDuration,
+    /// The part of `exposed` before a peer had entered the operation.
+    pub late_peer: SimDuration,
+    /// The rest: sleep, store.
+    pub idle: SimDuration,
+}
+
+impl Ledger {
+    /// Books the time since the last change.
+    pub(crate) fn settle(&mut self, now: SimTime) {
+        let span = now.since(self.settled);
+        self.settled = now;
+        let account = match (self.computing, self.communicating) {
+            (1.., _) => &mut self.times.compute,
+            (0, 1..) => &mut self.times.exposed,
+            (0, 0) => &mut self.times.idle,
+        };
+        *account += span;
+    }
+
+    /// Exposed communication up to now.
+    pub(crate) fn exposed(&mut self, now: SimTime) -> SimDuration {
+        self.settle(now);
+        self.times.exposed
+    }
+
+    pub(crate) fn begin_compute(&mut self, now: SimTime) {
+        self.settle(now);
+        self.computing += 1;
+    }
+
+    pub(crate) fn end_compute(&mut self, now: SimTime) {
+        self.settle(now);
+        self.computing -= 1;
+    }
+
+    pub(crate) fn begin_communication(&mut self, now: SimTime) {
+        self.settle(now);
+        self.communicating += 1;
+    }
+
+    pub(crate) fn end_communication(&mut self, now: SimTime) {
+        self.settle(now);
+        self.communicating -= 1;
+    }
+}
+
+impl Rank {
+    pub(crate) fn new(id: RankId) -> Rank {
+        Rank {
+            id,
+            clock: SimTime::ZERO,
+            tasks: vec![Task { state: TaskState::Running, requests: 0 }],
+            activities: Activities::default(),
+            queues: BTreeMap::new(),
+            ledger: Ledger::default(),
+            outcome: None,
+        }
+    }
+
+    pub(crate) fn task(&mut self, task: TaskId) -> &mut Task {
+        &mut self.tasks[task.index()]
+    }
+
+    /// Does a running task of this rank keep the others from going on? Not while another task of the rank is blocked here: then
+    /// nobody knows whether the running one computes or waits, inside the process, for just that task.
+    pub(crate) fn holds_time(&self) -> bool {
+        let mut running = false;
+        for task in &self.tasks {
+            match task.state {
+                TaskState::Running => running = true,
+                TaskState::Ended => {}
+                _ => return false,
+            }
+        }
+        running
+    }
+}
+
+impl Rank {
+    /// For what a wait for `handles` that begins now will block.
+    pub(crate) fn blocks_on(&self, handles: &[Handle]) -> Blocked {
+        let missing = handles.iter().filter_map(|handle| self.activities.get(*handle)).filter(|state| !state.complete);
+        missing.map(|state| kind(&state.activity)).min().unwrap_or(Blocked::Sleep)
+    }
+
+    pub(crate) fn first_missing(&self, handles: &[Handle]) -> Option<Handle> {
+        handles.iter().copied().find(|handle| !self.activities.is_complete(*handle))
+    }
+
+    pub(crate) fn call(&self, handle: Handle) -> Option<&Call> {
+        match &self.activities.get(handle)?.activity {
+            Activity::Call(call) => Some(call),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn forget(&mut self, handles: &[Handle]) {
+        for handle in handles {
+            self.activities.forget(*handle);
+        }
+    }
+}
+
+fn kind(activity: &Activity) -> Blocked {
+    match activity {
+        Activity::Call(_) => Blocked::Communication,
+        Activity::Compute(_) => Blocked::Compute,
+        Activity::Sleep(_) | Activity::Mark(_) => Blocked::Sleep,
+    }
+}
+
+impl Wait {
+    /// The handles of this wait that are complete, if they are enough to go on.
+    pub(crate) fn satisfied(&self, activities: &Activities) -> Option<Vec<Handle>> {
+        let complete: Vec<Handle> =
+            self.handles.iter().copied().filter(|handle| activities.is_complete(*handle)).collect();
+        let enough = if self.any { !complete.is_empty() || self.handles.is_empty() } else { complete.len() == self.handles.len() };
+        enough.then_some(complete)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn compute_hides_communication() {
+        // compute 0..3, communication 2..5: exposed = 5 - 3, idle = 6 - 5
+        let at = SimTime::from_ps;
+        let mut ledger = Ledger::default();
+        ledger.begin_compute(at(0));
+        ledger.begin_communication(at(2));
+        ledger.end_compute(at(3));
+        ledger.end_communication(at(5));
+        ledger.settle(at(6));
+        let ps = SimDuration::from_ps;
+        assert_eq!(ledger.times, Times { compute: ps(3), exposed: ps(2), late_peer: ps(0), idle: ps(1) });
+    }
+
+    #[test]
+    fn handles_are_forgotten_in_any_order() {
+        let state = || ActivityState {
+            activity: Activity::Sleep(SimDuration::ZERO),
+            queue: None,
+            site: Site(0),
+            issued: SimTime::ZERO,
+            started: None,
+            complete: false,
+            peers_entered: SimTime::ZERO,
+            sequence: 0,
+            missing: 0,
+            dependents: Vec::new(),
+        };
+        let mut activities = Activities::default();
+        let handles: Vec<Handle> = (0..3).map(|_| activities.push(state())).collect();
+        activities.forget(handles[1]);
+        activities.forget(handles[0]);
+        assert!(activities.is_complete(handles[1]));
+        assert!(!activities.is_complete(handles[2]));
+        assert_eq!(activities.push(state()), Handle(3));
+    }
+}

@@ -1,0 +1,184 @@
+//! Owns what is said when a run cannot go on: what every rank was doing, and what does not fit.
+
+use crate::comm::{Caller, Disagreement};
+use crate::ids::{GroupId, Handle, RankId, Site, TaskId};
+use crate::program::CallOp;
+use crate::time::{Bytes, SimTime};
+use std::fmt;
+
+/// Why a run cannot go on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Halt {
+    /// When.
+    pub at: SimTime,
+    /// Why.
+    pub cause: Cause,
+    /// Every rank, as it stood.
+    pub ranks: Vec<RankReport>,
+}
+
+/// What stopped a run.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Cause {
+    /// Nothing is left that could end the ranks' waits.
+    Deadlock,
+    /// Two ranks called what should be one operation in different ways.
+    Mismatch {
+        /// In which group.
+        group: GroupId,
+        /// Who called first.
+        first: (RankId, Handle),
+        /// What.
+        first_call: CallOp,
+        /// The line it did so.
+        first_site: Site,
+        /// Who does not agree.
+        second: (RankId, Handle),
+        /// The line it did so.
+        second_site: Site,
+        /// About what: "dtype: float32 against float64", the second rank's first.
+        what: String,
+    },
+    /// The run's clock would pass 213 days.
+    EndOfTime,
+}
+
+/// One rank, when the run stopped.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RankReport {
+    /// Who.
+    pub rank: RankId,
+    /// Its clock.
+    pub clock: SimTime,
+    /// Its program has ended.
+    pub finished: bool,
+    /// Its threads that have not ended.
+    pub tasks: Vec<TaskReport>,
+}
+
+/// One thread of a rank, when the run stopped.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TaskReport {
+    /// Which.
+    pub task: TaskId,
+    /// The line it stands on, if it is blocked.
+    pub site: Option<Site>,
+    /// What it is doing.
+    pub doing: Doing,
+}
+
+/// What a thread is doing.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Doing {
+    /// It runs.
+    Running,
+    /// It waits for operations or other activities; those that are not complete.
+    Waiting(Vec<Pending>),
+    /// It waits for keys of the store.
+    Store(Vec<String>),
+}
+
+/// An operation that is not complete.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pending {
+    /// How its rank calls it.
+    pub handle: Handle,
+    /// `all_reduce`, `recv`; `compute` or `sleep`.
+    pub operation: &'static str,
+    /// Size of the tensor.
+    pub bytes: Bytes,
+    /// The group, and the members that have not entered.
+    pub meeting: Option<(GroupId, Vec<RankId>)>,
+    /// The line that issued it.
+    pub site: Site,
+}
+
+impl Halt {
+    /// The report for people; `site` turns a line's id into `file:line`.
+    pub fn render(&self, site: &dyn Fn(Site) -> String) -> String {
+        let mut text = match &self.cause {
+            Cause::Deadlock => format!("deadlock at {}: no rank can go on\n", self.at),
+            Cause::EndOfTime => format!("virtual time would pass 213 days (at {})\n", self.at),
+            Cause::Mismatch { group, first, first_call, first_site, second, second_site, what } => format!(
+                "mismatch at {}: {} and {} disagree about the same {} of {group}\n  {what}\n  {} called it first, at {}\n  {} called it at {}\n",
+                self.at,
+                second.0,
+                first.0,
+                first_call.name(),
+                first.0,
+                site(*first_site),
+                second.0,
+                site(*second_site),
+            ),
+        };
+        for rank in &self.ranks {
+            text += &rank.render(site);
+        }
+        text
+    }
+}
+
+impl RankReport {
+    fn render(&self, site: &dyn Fn(Site) -> String) -> String {
+        let head = format!("  {}, clock {}: ", self.rank, self.clock);
+        if self.finished {
+            return head + "has finished\n";
+        }
+        let lines: Vec<String> = self
+            .tasks
+            .iter()
+            .map(|task| {
+                let place = task.site.map_or(String::new(), |line| format!(" at {}", site(line)));
+                format!("{}{place}", task.doing)
+            })
+            .collect();
+        format!("{head}{}\n", lines.join("; "))
+    }
+}
+
+impl fmt::Display for Doing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Doing::Running => f.write_str("is running"),
+            Doing::Store(keys) => write!(f, "waits for {} in the store", keys.join(", ")),
+            Doing::Waiting(pending) => {
+                let parts: Vec<String> = pending.iter().map(Pending::to_string).collect();
+                write!(f, "waits for {}", parts.join(", "))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Pending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.operation)?;
+        let Some((group, missing)) = &self.meeting else { return Ok(()) };
+        write!(f, " ({} bytes, {group})", self.bytes.0)?;
+        match missing.len() {
+            0 => Ok(()),
+            1..=8 => {
+                let ranks: Vec<String> = missing.iter().map(|rank| rank.0.to_string()).collect();
+                let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
+                write!(f, ", which {noun} {} did not enter", ranks.join(", "))
+            }
+            count => write!(f, ", which {count} ranks did not enter, the first of them {}", missing[0]),
+        }
+    }
+}
+
+impl Cause {
+    /// `site` finds the line of an operation that only its handle is known of.
+    pub(crate) fn of(disagreement: Disagreement, site: impl Fn(RankId, Handle) -> Option<Site>) -> Cause {
+        let Disagreement { group, first, first_call, second, what } = disagreement;
+        let line = |caller: Caller| site(caller.rank, caller.handle).unwrap_or(caller.site);
+        Cause::Mismatch {
+            group,
+            first: (first.rank, first.handle),
+            first_call,
+            first_site: line(first),
+            second: (second.rank, second.handle),
+            second_site: line(second),
+            what,
+        }
+    }
+}

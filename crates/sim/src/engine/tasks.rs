@@ -1,0 +1,307 @@
+//! Owns what blocks a task and what lets it go on: waits, time-outs, polls, the store, its end.
+
+use super::queue::{Class, Place};
+use super::rank::{Blocked, Rank, TaskState, Wait};
+use super::report::{Doing, Pending, RankReport, TaskReport};
+use super::{Cause, Engine, Pend, Resumption};
+use crate::comm::store;
+use crate::ids::{Handle, RankId, Site, TaskId};
+use crate::program::{Activity, Call, CallOp, Outcome, POLL_COST, Reply, StoreOp, StoreValue};
+use crate::record::{Event, Observer, WaitReason};
+use crate::time::{Bytes, SimDuration, SimTime};
+
+impl Engine {
+    /// Lets a task go on now.
+    pub(super) fn resume(&mut self, rank: RankId, task: TaskId, reply: Reply) {
+        let state = &mut self.ranks[rank.index()];
+        state.clock = self.now;
+        state.task(task).state = TaskState::Running;
+        self.ready.push_back(Resumption { rank, task, now: self.now, reply });
+        self.update_hold(rank);
+    }
+
+    /// Keeps the earliest place at which a running rank could still ask for something.
+    pub(super) fn update_hold(&mut self, rank: RankId) {
+        let state = &self.ranks[rank.index()];
+        let running = state.tasks.iter().position(|task| matches!(task.state, TaskState::Running));
+        let hold = running.filter(|_| state.outcome.is_none() && state.holds_time()).map(|task| Place {
+            at: state.clock,
+            class: Class::Request,
+            rank,
+            task: TaskId::from(task),
+            sequence: state.tasks[task].requests + 1,
+        });
+        let held = &mut self.held[rank.index()];
+        if *held != hold {
+            if let Some(place) = held {
+                self.holding.remove(place);
+            }
+            if let Some(place) = hold {
+                self.holding.insert(place);
+            }
+            *held = hold;
+        }
+    }
+
+    // Waits
+
+    pub(super) fn wait(
+        &mut self,
+        rank: RankId,
+        task: TaskId,
+        handles: Vec<Handle>,
+        any: bool,
+        timeout: Option<SimDuration>,
+        site: Site,
+    ) {
+        let now = self.now;
+        let state = &mut self.ranks[rank.index()];
+        let blocks_on = state.blocks_on(&handles);
+        let exposed_before = state.ledger.exposed(now);
+        let wait = Wait { handles, any, since: now, site, exposed_before, blocks_on };
+        if let Some(complete) = wait.satisfied(&state.activities) {
+            state.forget(&complete);
+            return self.resume(rank, task, Reply::Complete(complete));
+        }
+        if blocks_on == Blocked::Communication {
+            state.ledger.begin_communication(now);
+        }
+        state.task(task).state = TaskState::Waiting(wait);
+        self.set_time_out(rank, task, timeout);
+    }
+
+    fn set_time_out(&mut self, rank: RankId, task: TaskId, timeout: Option<SimDuration>) {
+        let sequence = self.ranks[rank.index()].task(task).requests;
+        if let Some(at) = timeout.and_then(|timeout| self.now.checked_add(timeout)) {
+            self.events.push(Place { at, class: Class::TimeOut, rank, task, sequence }, Pend::TimeOut);
+        }
+    }
+
+    /// An activity is complete: lets those tasks of its rank go on that have waited for it.
+    pub(super) fn wake(&mut self, rank: RankId, done: Handle, observer: &mut dyn Observer) {
+        for task in (0..self.ranks[rank.index()].tasks.len()).map(TaskId::from) {
+            let state = &mut self.ranks[rank.index()];
+            let TaskState::Waiting(wait) = &state.tasks[task.index()].state else { continue };
+            if !wait.handles.contains(&done) {
+                continue;
+            }
+            if let Some(complete) = wait.satisfied(&state.activities) {
+                let wait = wait.clone();
+                self.end_wait(rank, task, &wait, Some(done), observer);
+                self.ranks[rank.index()].forget(&complete);
+                self.resume(rank, task, Reply::Complete(complete));
+            }
+        }
+    }
+
+    /// Books a wait that is over. `done` ended it; `None`: it has timed out.
+    fn end_wait(&mut self, rank: RankId, task: TaskId, wait: &Wait, done: Option<Handle>, observer: &mut dyn Observer) {
+        let now = self.now;
+        let state = &mut self.ranks[rank.index()];
+        if wait.blocks_on == Blocked::Communication {
+            state.ledger.end_communication(now);
+        }
+        if now == wait.since {
+            return;
+        }
+        let exposed = state.ledger.exposed(now) - wait.exposed_before;
+        let late_peer = match wait.blocks_on {
+            Blocked::Communication => self.late_peers(rank, wait).min(exposed),
+            _ => SimDuration::ZERO,
+        };
+        let state = &mut self.ranks[rank.index()];
+        state.ledger.times.late_peer += late_peer;
+        let reason = match wait.blocks_on {
+            Blocked::Communication => WaitReason::Communication,
+            Blocked::Compute => WaitReason::Compute,
+            Blocked::Sleep => WaitReason::Sleep,
+        };
+        let call = done.or_else(|| state.first_missing(&wait.handles)).and_then(|handle| state.call(handle));
+        let (start, handles, site) = (wait.since, &wait.handles[..], wait.site);
+        observer.record(now, &Event::Waited { rank, task, start, reason, exposed, late_peer, handles, call, site });
+    }
+
+    /// How long a wait that ends now was, from its start, kept up by peers that had not entered.
+    fn late_peers(&self, rank: RankId, wait: &Wait) -> SimDuration {
+        let state = &self.ranks[rank.index()];
+        let entered = |handle: &Handle| -> Option<SimTime> {
+            let activity = state.activities.get(*handle)?;
+            let Activity::Call(call) = &activity.activity else { return None };
+            Some(if activity.complete { activity.peers_entered } else { self.peers_entered(rank, call, activity.sequence) })
+        };
+        let latest = wait.handles.iter().filter_map(entered).max().unwrap_or(SimTime::ZERO);
+        latest.clamp(wait.since, self.now).since(wait.since)
+    }
+
+    /// Of an operation that is not complete.
+    fn peers_entered(&self, rank: RankId, call: &Call, sequence: u64) -> SimTime {
+        match call.op {
+            CallOp::Collective(_) => self.comm.peers_entered(rank, call.group, sequence),
+            CallOp::Recv { .. } => SimTime::MAX,
+            CallOp::Send { .. } => SimTime::ZERO,
+        }
+    }
+
+    pub(super) fn time_out(&mut self, rank: RankId, task: TaskId, request: u64, observer: &mut dyn Observer) {
+        let state = self.ranks[rank.index()].task(task);
+        if state.requests != request {
+            return;
+        }
+        match std::mem::replace(&mut state.state, TaskState::Running) {
+            TaskState::Waiting(wait) => self.end_wait(rank, task, &wait, None, observer),
+            TaskState::Storing { since, site, .. } => {
+                self.storing.retain(|blocked| *blocked != (rank, task));
+                self.end_store_wait(rank, task, since, site, observer);
+            }
+            other => {
+                state.state = other;
+                return;
+            }
+        }
+        self.resume(rank, task, Reply::TimedOut);
+    }
+
+    // Polls and the store
+
+    /// Answers once the price of a poll is paid.
+    pub(super) fn pay(&mut self, rank: RankId, task: TaskId, reply: Reply) {
+        let state = self.ranks[rank.index()].task(task);
+        state.state = TaskState::Polling;
+        let sequence = state.requests;
+        match self.now.checked_add(POLL_COST) {
+            Some(at) => self.events.push(Place { at, class: Class::ActivityEnd, rank, task, sequence }, Pend::Paid(reply)),
+            None => self.halt(Cause::EndOfTime),
+        }
+    }
+
+    pub(super) fn poll_is_paid(&mut self, rank: RankId, task: TaskId, reply: Reply) {
+        if let Reply::Now(_) = reply {
+            self.ranks[rank.index()].ledger.end_compute(self.now);
+        }
+        self.resume(rank, task, reply);
+    }
+
+    pub(super) fn use_store(
+        &mut self,
+        rank: RankId,
+        task: TaskId,
+        operation: StoreOp,
+        timeout: Option<SimDuration>,
+        site: Site,
+        observer: &mut dyn Observer,
+    ) {
+        match self.store.apply(&operation) {
+            Some(value) => {
+                if store::changes(&operation) {
+                    self.serve_store_waits(observer);
+                }
+                self.answer(rank, task, &operation, value);
+            }
+            None => {
+                self.storing.push((rank, task));
+                self.ranks[rank.index()].task(task).state = TaskState::Storing { operation, since: self.now, site };
+                self.set_time_out(rank, task, timeout);
+            }
+        }
+    }
+
+    /// Looking into the store costs what a poll costs; a rank that waits or writes cannot spin.
+    fn answer(&mut self, rank: RankId, task: TaskId, operation: &StoreOp, value: StoreValue) {
+        let looks = matches!(
+            operation,
+            StoreOp::Check { .. }
+                | StoreOp::Count { .. }
+                | StoreOp::List { .. }
+                | StoreOp::QueueLength { .. }
+                | StoreOp::QueuePop { block: false, .. }
+        );
+        if looks { self.pay(rank, task, Reply::Store(value)) } else { self.resume(rank, task, Reply::Store(value)) }
+    }
+
+    /// The store has changed: serves those who wait for it, first come, first served.
+    fn serve_store_waits(&mut self, observer: &mut dyn Observer) {
+        let mut index = 0;
+        while let Some((rank, task)) = self.storing.get(index).copied() {
+            let state = &self.ranks[rank.index()].tasks[task.index()].state;
+            let TaskState::Storing { operation, since, site } = state else { panic!("{rank} {task} does not wait for the store") };
+            let (since, site) = (*since, *site);
+            match self.store.apply(operation) {
+                Some(value) => {
+                    self.storing.remove(index);
+                    self.end_store_wait(rank, task, since, site, observer);
+                    self.resume(rank, task, Reply::Store(value));
+                }
+                None => index += 1,
+            }
+        }
+    }
+
+    fn end_store_wait(&mut self, rank: RankId, task: TaskId, start: SimTime, site: Site, observer: &mut dyn Observer) {
+        if start < self.now {
+            let (exposed, late_peer) = (SimDuration::ZERO, SimDuration::ZERO);
+            let reason = WaitReason::Store;
+            let event = Event::Waited { rank, task, start, reason, exposed, late_peer, handles: &[], call: None, site };
+            observer.record(self.now, &event);
+        }
+    }
+
+    // The end
+
+    pub(super) fn exit(&mut self, rank: RankId, task: TaskId, outcome: Outcome, observer: &mut dyn Observer) {
+        let state = &mut self.ranks[rank.index()];
+        state.task(task).state = TaskState::Ended;
+        if task == TaskId(0) {
+            state.ledger.settle(self.now);
+            state.outcome = Some(outcome);
+            self.unfinished -= 1;
+            let (times, traffic) = (state.ledger.times, self.comm.traffic(rank));
+            observer.record(self.now, &Event::Finished { rank, outcome, times, traffic });
+        }
+        self.update_hold(rank);
+    }
+
+    pub(super) fn rank_report(&self, rank: &Rank) -> RankReport {
+        let tasks = rank.tasks.iter().enumerate();
+        RankReport {
+            rank: rank.id,
+            clock: rank.clock,
+            finished: rank.outcome.is_some(),
+            tasks: tasks.filter_map(|(index, task)| self.task_report(rank, TaskId::from(index), &task.state)).collect(),
+        }
+    }
+
+    fn task_report(&self, rank: &Rank, task: TaskId, state: &TaskState) -> Option<TaskReport> {
+        let (site, doing) = match state {
+            TaskState::Ended => return None,
+            TaskState::Running | TaskState::Asking | TaskState::Polling => (None, Doing::Running),
+            TaskState::Storing { operation, site, .. } => (Some(*site), Doing::Store(store::keys(operation))),
+            TaskState::Waiting(wait) => {
+                let missing = wait.handles.iter().filter(|handle| !rank.activities.is_complete(**handle));
+                (Some(wait.site), Doing::Waiting(missing.map(|handle| self.pending(rank, *handle)).collect()))
+            }
+        };
+        Some(TaskReport { task, site, doing })
+    }
+
+    fn pending(&self, rank: &Rank, handle: Handle) -> Pending {
+        let activity = rank.activities.get(handle).expect("what is not complete is not forgotten");
+        let (operation, bytes, meeting) = match &activity.activity {
+            Activity::Compute(_) => ("compute", Bytes(0), None),
+            Activity::Sleep(_) => ("sleep", Bytes(0), None),
+            Activity::Mark(_) => ("mark", Bytes(0), None),
+            Activity::Call(call) => {
+                (call.op.name(), call.op.bytes(), Some((call.group, self.absent(call, activity.sequence))))
+            }
+        };
+        Pending { handle, operation, bytes, meeting, site: activity.site }
+    }
+
+    /// Whom an operation that is not complete still waits for.
+    fn absent(&self, call: &Call, sequence: u64) -> Vec<RankId> {
+        match &call.op {
+            CallOp::Collective(_) => self.comm.missing(call.group, sequence),
+            CallOp::Recv { from: Some(from), .. } => vec![self.members(call.group)[from.index()]],
+            CallOp::Recv { from: None, .. } | CallOp::Send { .. } => Vec::new(),
+        }
+    }
+}
