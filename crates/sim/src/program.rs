@@ -284,7 +284,7 @@ impl Collective {
 }
 
 /// How a reduction combines elements; torch's names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[allow(missing_docs)] // the names say it
 pub enum ReduceOp {
     Sum,

@@ -111,8 +111,9 @@ impl Instance {
     fn shape_disagreement(&self, me: GroupRank, call: &Collective) -> Option<String> {
         if call.kind != CollectiveKind::AllToAll {
             let agrees = call.shape == self.call.shape;
-            return (!agrees)
-                .then(|| format!("number of elements: {} against {}", Elements(&call.shape), Elements(&self.call.shape)));
+            return (!agrees).then(|| {
+                format!("number of elements: {} against {}", Elements(&call.shape), Elements(&self.call.shape))
+            });
         }
         // Every block has two sides: what one sends is what the other receives.
         for (index, member) in self.members.iter().enumerate() {
@@ -143,7 +144,8 @@ impl Instance {
         let member = self.members[me.index()].as_mut().expect("a member announces before it enters");
         assert!(member.entered.is_none(), "{me} enters {} twice", self.group);
         member.entered = Some(now);
-        let call = Collective { shape: member.shape.clone().unwrap_or_else(|| self.call.shape.clone()), ..self.call.clone() };
+        let call =
+            Collective { shape: member.shape.clone().unwrap_or_else(|| self.call.shape.clone()), ..self.call.clone() };
         member.steps = algorithm.map(|algorithm| algorithm.steps(&call, size, me).peekable());
     }
 
@@ -202,7 +204,8 @@ impl Instance {
     /// Until when a member of this collective had to wait for a peer to enter, as far as is known now. `SimTime::MAX`: it still does.
     pub(crate) fn peers_entered(&self, me: GroupRank) -> SimTime {
         let all = || {
-            let everybody = self.members.iter().all(|member| member.as_ref().is_some_and(|member| member.entered.is_some()));
+            let everybody =
+                self.members.iter().all(|member| member.as_ref().is_some_and(|member| member.entered.is_some()));
             if everybody { self.last_entry } else { SimTime::MAX }
         };
         match (self.call.kind, self.call.root == Some(me)) {
@@ -216,7 +219,11 @@ impl Instance {
     /// Members that have not entered.
     pub(crate) fn missing(&self) -> impl Iterator<Item = GroupRank> {
         let absent = |member: &Option<Box<Member>>| member.as_ref().is_none_or(|member| member.entered.is_none());
-        self.members.iter().enumerate().filter(move |(_, member)| absent(member)).map(|(index, _)| GroupRank::from(index))
+        self.members
+            .iter()
+            .enumerate()
+            .filter(move |(_, member)| absent(member))
+            .map(|(index, _)| GroupRank::from(index))
     }
 }
 

@@ -8,7 +8,7 @@ mod instance;
 mod mailbox;
 pub(crate) mod store;
 
-pub(crate) use group::{Group, Groups};
+pub(crate) use group::Groups;
 pub(crate) use instance::Caller;
 
 use crate::collective::choose::AlgorithmTable;
@@ -90,7 +90,12 @@ impl Comm {
     }
 
     /// A rank asks for a collective, which may have to wait in the rank's queue. Returns its sequence number in the group.
-    pub(crate) fn announce(&mut self, caller: Caller, group: GroupId, call: &Collective) -> Result<u64, Box<Disagreement>> {
+    pub(crate) fn announce(
+        &mut self,
+        caller: Caller,
+        group: GroupId,
+        call: &Collective,
+    ) -> Result<u64, Box<Disagreement>> {
         let me = self.position(caller.rank, group);
         let called = self.called.entry((caller.rank, group)).or_default();
         let sequence = *called;
@@ -110,7 +115,7 @@ impl Comm {
             return *index;
         }
         let size = self.groups.get(group).size();
-        let algorithm = (size > 1).then(|| self.table.choose(call));
+        let algorithm = (size > 1).then(|| self.table.choose(call.kind, call.bytes()).clone());
         let instance = Instance::new(group, sequence, size, call.clone(), caller, algorithm);
         let index = match self.free.pop() {
             Some(index) => {
@@ -135,7 +140,13 @@ impl Comm {
     }
 
     /// Starts a point-to-point operation.
-    pub(crate) fn start(&mut self, now: SimTime, rank: RankId, handle: Handle, call: &Call) -> Result<(), Box<Disagreement>> {
+    pub(crate) fn start(
+        &mut self,
+        now: SimTime,
+        rank: RankId,
+        handle: Handle,
+        call: &Call,
+    ) -> Result<(), Box<Disagreement>> {
         match call.op {
             CallOp::Send { to, tag, bytes } => {
                 let destination = self.groups.get(call.group).world_rank(to);
@@ -240,7 +251,15 @@ impl Comm {
         }
     }
 
-    fn send(&mut self, now: SimTime, source: RankId, destination: RankId, group: GroupId, bytes: Bytes, purpose: Purpose) {
+    fn send(
+        &mut self,
+        now: SimTime,
+        source: RankId,
+        destination: RankId,
+        group: GroupId,
+        bytes: Bytes,
+        purpose: Purpose,
+    ) {
         let wire = self.transport.send(now, source, destination, group, bytes, purpose);
         let traffic = &mut self.traffic[source.index()];
         traffic.sent += bytes;
@@ -299,6 +318,9 @@ impl Comm {
     }
 
     fn position(&self, rank: RankId, group: GroupId) -> GroupRank {
-        self.groups.get(group).position(rank).unwrap_or_else(|| panic!("{rank} calls an operation of {group}, which it is not in"))
+        self.groups
+            .get(group)
+            .position(rank)
+            .unwrap_or_else(|| panic!("{rank} calls an operation of {group}, which it is not in"))
     }
 }

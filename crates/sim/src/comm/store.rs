@@ -76,7 +76,8 @@ impl Store {
     }
 
     fn has_all(&self, keys: &[Vec<u8>]) -> bool {
-        keys.iter().all(|key| self.values.contains_key(key) || self.queues.get(key).is_some_and(|queue| !queue.is_empty()))
+        keys.iter()
+            .all(|key| self.values.contains_key(key) || self.queues.get(key).is_some_and(|queue| !queue.is_empty()))
     }
 
     fn starting_with<'a>(&'a self, prefix: &'a [u8]) -> impl Iterator<Item = &'a Vec<u8>> {
@@ -182,7 +183,10 @@ mod tests {
         for name in ["b/2", "a/1", "b/1", "c"] {
             store.apply(&StoreOp::Set { key: key(name), value: vec![] });
         }
-        assert_eq!(store.apply(&StoreOp::List { prefix: key("b/") }), Some(StoreValue::Keys(vec![key("b/1"), key("b/2")])));
+        assert_eq!(
+            store.apply(&StoreOp::List { prefix: key("b/") }),
+            Some(StoreValue::Keys(vec![key("b/1"), key("b/2")]))
+        );
         assert_eq!(store.apply(&StoreOp::Count { prefix: vec![] }), Some(StoreValue::Number(4)));
     }
 }

@@ -19,19 +19,9 @@ impl Engine {
         site: Site,
         observer: &mut dyn Observer,
     ) -> Handle {
-        let now = self.now;
+        let handle = self.ranks[rank.index()].activities.next_handle();
+        let sequence = self.announce(Caller { rank, handle, site }, &activity, observer);
         let state = &mut self.ranks[rank.index()];
-        let handle = state.activities.next_handle();
-        let mut sequence = 0;
-        if let Activity::Call(call) = &activity {
-            observer.record(now, &Event::Issued { rank, handle, call, site });
-            if let CallOp::Collective(collective) = &call.op {
-                match self.comm.announce(Caller { rank, handle, site }, call.group, collective) {
-                    Ok(number) => sequence = number,
-                    Err(disagreement) => self.halt_on(Err(disagreement)),
-                }
-            }
-        }
         let queue = queue_of(&activity, queue);
         let mut missing = 0;
         for other in after {
@@ -44,7 +34,7 @@ impl Engine {
             activity,
             queue,
             site,
-            issued: now,
+            issued: self.now,
             started: None,
             complete: false,
             peers_entered: SimTime::MAX,
@@ -57,6 +47,21 @@ impl Engine {
             self.settle_completions(observer);
         }
         handle
+    }
+
+    /// Makes an operation known to its group. Returns its sequence number there, if it is a collective.
+    fn announce(&mut self, caller: Caller, activity: &Activity, observer: &mut dyn Observer) -> u64 {
+        let Activity::Call(call) = activity else { return 0 };
+        let Caller { rank, handle, site } = caller;
+        observer.record(self.now, &Event::Issued { rank, handle, call, site });
+        let CallOp::Collective(collective) = &call.op else { return 0 };
+        match self.comm.announce(caller, call.group, collective) {
+            Ok(sequence) => sequence,
+            Err(disagreement) => {
+                self.halt_on(Err(disagreement));
+                0
+            }
+        }
     }
 
     fn enqueue(&mut self, rank: RankId, handle: Handle, observer: &mut dyn Observer) {
@@ -127,7 +132,8 @@ impl Engine {
         };
         match now.checked_add(lasts) {
             Some(at) => {
-                let place = Place { at, class: Class::ActivityEnd, rank, task: TaskId(0), sequence: u64::from(handle.0) };
+                let place =
+                    Place { at, class: Class::ActivityEnd, rank, task: TaskId(0), sequence: u64::from(handle.0) };
                 self.events.push(place, Pend::End(handle));
             }
             None => self.halt(Cause::EndOfTime),

@@ -16,16 +16,16 @@ pub use rank::Times;
 pub use report::{Cause, Doing, Halt, Pending, RankReport, TaskReport};
 
 use crate::cluster::Cluster;
-use crate::comm::store::{self, Store};
-use crate::comm::{Caller, Comm, Completion, Disagreement};
-use crate::ids::{GroupId, Handle, QueueId, RankId, Site, TaskId};
-use crate::network::{FlowNetwork, Network};
-use crate::program::{Activity, CallOp, Outcome, POLL_COST, Reply, Request, StoreOp, StoreValue};
-use crate::record::{Event, Observer, WaitReason};
-use crate::time::{SimDuration, SimTime};
+use crate::comm::store::Store;
+use crate::comm::{Comm, Completion, Disagreement};
+use crate::ids::{GroupId, Handle, RankId, TaskId};
+use crate::network::Network;
+use crate::program::{POLL_COST, Reply, Request};
+use crate::record::{Event, Observer};
+use crate::time::SimTime;
 use crate::transport::Transport;
 use queue::{Class, EventQueue, Place};
-use rank::{ActivityState, Blocked, QueueKey, Rank, Task, TaskState, Wait};
+use rank::{Rank, Task, TaskState};
 use std::collections::{BTreeSet, VecDeque};
 
 /// A run in virtual time.
@@ -84,13 +84,9 @@ enum Pend {
 }
 
 impl Engine {
-    /// A run on `cluster`, one rank a device, at time zero. Every rank's task 0 is resumed first, with [`Reply::Start`].
-    pub fn new(cluster: &Cluster) -> Engine {
-        Engine::with_network(cluster, Box::new(FlowNetwork::new(cluster.topology.clone())))
-    }
-
-    /// The same over another network model.
-    pub fn with_network(cluster: &Cluster, network: Box<dyn Network>) -> Engine {
+    /// A run on `cluster` over `network`, one rank a device, at time zero. Every rank's task 0 is resumed first, with
+    /// [`Reply::Start`].
+    pub fn new(cluster: &Cluster, network: Box<dyn Network>) -> Engine {
         let world = cluster.devices.len();
         let hosts = cluster.devices.iter().map(|device| device.host).collect();
         let transport = Transport::new(network, hosts, cluster.topology.clone());
@@ -249,7 +245,9 @@ impl Engine {
                 let group = self.comm.groups.join(ranks, sequence);
                 self.resume(rank, task, Reply::Group(group));
             }
-            Request::Store { operation, timeout, site } => self.use_store(rank, task, operation, timeout, site, observer),
+            Request::Store { operation, timeout, site } => {
+                self.use_store(rank, task, operation, timeout, site, observer)
+            }
             Request::Exit(outcome) => self.exit(rank, task, outcome, observer),
         }
     }

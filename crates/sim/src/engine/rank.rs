@@ -269,7 +269,11 @@ impl Wait {
     pub(crate) fn satisfied(&self, activities: &Activities) -> Option<Vec<Handle>> {
         let complete: Vec<Handle> =
             self.handles.iter().copied().filter(|handle| activities.is_complete(*handle)).collect();
-        let enough = if self.any { !complete.is_empty() || self.handles.is_empty() } else { complete.len() == self.handles.len() };
+        let enough = if self.any {
+            !complete.is_empty() || self.handles.is_empty()
+        } else {
+            complete.len() == self.handles.len()
+        };
         enough.then_some(complete)
     }
 }

@@ -127,7 +127,11 @@ impl Engine {
         let entered = |handle: &Handle| -> Option<SimTime> {
             let activity = state.activities.get(*handle)?;
             let Activity::Call(call) = &activity.activity else { return None };
-            Some(if activity.complete { activity.peers_entered } else { self.peers_entered(rank, call, activity.sequence) })
+            Some(if activity.complete {
+                activity.peers_entered
+            } else {
+                self.peers_entered(rank, call, activity.sequence)
+            })
         };
         let latest = wait.handles.iter().filter_map(entered).max().unwrap_or(SimTime::ZERO);
         latest.clamp(wait.since, self.now).since(wait.since)
@@ -169,7 +173,9 @@ impl Engine {
         state.state = TaskState::Polling;
         let sequence = state.requests;
         match self.now.checked_add(POLL_COST) {
-            Some(at) => self.events.push(Place { at, class: Class::ActivityEnd, rank, task, sequence }, Pend::Paid(reply)),
+            Some(at) => {
+                self.events.push(Place { at, class: Class::ActivityEnd, rank, task, sequence }, Pend::Paid(reply))
+            }
             None => self.halt(Cause::EndOfTime),
         }
     }
@@ -223,7 +229,9 @@ impl Engine {
         let mut index = 0;
         while let Some((rank, task)) = self.storing.get(index).copied() {
             let state = &self.ranks[rank.index()].tasks[task.index()].state;
-            let TaskState::Storing { operation, since, site } = state else { panic!("{rank} {task} does not wait for the store") };
+            let TaskState::Storing { operation, since, site } = state else {
+                panic!("{rank} {task} does not wait for the store")
+            };
             let (since, site) = (*since, *site);
             match self.store.apply(operation) {
                 Some(value) => {

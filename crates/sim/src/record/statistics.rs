@@ -85,7 +85,10 @@ impl Observer for Statistics {
             Event::Finished { rank, times, traffic, .. } => {
                 *self.rank(*rank) = RankStatistics { finish: Some(at), times: *times, traffic: *traffic };
             }
-            Event::Waited { call: None, .. } | Event::Computed { .. } | Event::Marked { .. } | Event::Message { .. } => {}
+            Event::Waited { call: None, .. }
+            | Event::Computed { .. }
+            | Event::Marked { .. }
+            | Event::Message { .. } => {}
         }
     }
 }

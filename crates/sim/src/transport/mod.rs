@@ -27,8 +27,6 @@ pub(crate) struct Transport {
 struct Stream {
     id: StreamId,
     route: Route,
-    /// When its last message so far had left.
-    idle_since: SimTime,
 }
 
 /// A message on its way.
@@ -104,7 +102,7 @@ impl Transport {
         purpose: Purpose,
     ) -> Bytes {
         let stream = self.stream(source, destination);
-        let Stream { id, route, .. } = &self.streams[stream];
+        let Stream { id, route } = &self.streams[stream];
         let (id, wire_bytes) = (*id, self.topology.wire_bytes(route, bytes));
         let message = Message {
             purpose,
@@ -130,7 +128,7 @@ impl Transport {
         }
         let (from, to) = (self.hosts[source.index()], self.hosts[destination.index()]);
         let id = self.network.open(from, to, None);
-        let stream = Stream { id, route: self.topology.route(from, to), idle_since: SimTime::ZERO };
+        let stream = Stream { id, route: self.topology.route(from, to) };
         self.streams.insert_full((source, destination), stream).0
     }
 
@@ -167,12 +165,10 @@ impl Transport {
         self.network.advance(to, &mut events);
         for event in events.drain(..) {
             match event {
-                NetworkEvent::Sent { tag } => {
+                NetworkEvent::Sent { tag, started } => {
                     let message = &mut self.messages[tag as usize];
-                    let stream = &mut self.streams[message.stream as usize];
-                    message.started = message.queued.max(stream.idle_since);
+                    message.started = started;
                     message.sent = to;
-                    stream.idle_since = to;
                     progress.push((Progress::Sent, *message));
                 }
                 NetworkEvent::Delivered { tag } => {
