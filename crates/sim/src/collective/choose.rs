@@ -5,8 +5,10 @@ use super::binomial::Binomial;
 use super::dissemination::Dissemination;
 use super::gloo_binomial::GlooBinomial;
 use super::gloo_ring::GlooRing;
+use super::halving_doubling::HalvingDoubling;
 use super::linear::Linear;
 use super::pairwise::Pairwise;
+use super::recursive_doubling::RecursiveDoubling;
 use super::ring::Ring;
 use crate::program::CollectiveKind::{
     self, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter,
@@ -53,14 +55,16 @@ pub enum ChoiceError {
 }
 
 /// Every algorithm there is, by name.
-fn algorithms() -> [Arc<dyn Algorithm>; 7] {
+fn algorithms() -> [Arc<dyn Algorithm>; 9] {
     [
         Arc::new(Binomial),
         Arc::new(Dissemination),
         Arc::new(GlooBinomial),
         Arc::new(GlooRing),
+        Arc::new(HalvingDoubling),
         Arc::new(Linear),
         Arc::new(Pairwise),
+        Arc::new(RecursiveDoubling),
         Arc::new(Ring),
     ]
 }

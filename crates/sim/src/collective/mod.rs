@@ -5,12 +5,17 @@
 
 mod binomial;
 pub mod choose;
+mod dataflow;
 mod dissemination;
+pub mod fold;
 mod gloo_binomial;
 mod gloo_ring;
+mod halving_doubling;
 mod layout;
 mod linear;
 mod pairwise;
+mod power_of_two;
+mod recursive_doubling;
 mod ring;
 mod rounds;
 

@@ -1,0 +1,355 @@
+//! Owns the order in which a reducing collective combines its members' elements, derived from the steps of its algorithm.
+//!
+//! Floating-point addition is commutative but not associative: which elements are combined first decides the last bits of the result.
+//! All steps are carried out on expressions in place of values; what is left is which expression every part of the result is.
+
+use super::dataflow::{Memory, carry_out};
+use super::layout::Layout;
+use super::{Algorithm, GroupRank, Span, root_of};
+use crate::program::{Collective, CollectiveKind};
+use indexmap::IndexSet;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// What to do with copies of all members' inputs to get what the algorithm gives, bit for bit.
+///
+/// There are [`FoldPlan::slots`] tensors, "slots", of the size of the input. Slot r is a copy of member r's input; slots from the size
+/// of the group on, which only algorithms need that give different members differently combined results, start with anything.
+/// After the folds, in their order, every part of a member's result lies in a slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoldPlan {
+    /// How many slots are needed; at least the size of the group.
+    pub slots: u32,
+    /// What to do.
+    pub folds: Vec<Fold>,
+    results: Vec<Arc<[Placement]>>,
+}
+
+/// `slot[destination][span] = slot[destination][span] op slot[source][span]`, or without the `op`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fold {
+    /// The slot that changes.
+    pub destination: GroupRank,
+    /// Another slot.
+    pub source: GroupRank,
+    /// Which elements, of the input tensor (reduce-scatter: all blocks one after the other).
+    pub span: Span,
+    /// Combine with what is there, rather than replace it.
+    pub combine: bool,
+}
+
+/// Where a part of a result lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// In which slot.
+    pub slot: GroupRank,
+    /// Which elements, of the input tensor.
+    pub span: Span,
+}
+
+impl FoldPlan {
+    /// The plan of one collective in a group of `size`, which is at least 2. Every member's call is the same.
+    ///
+    /// # Panics
+    /// If `call.kind` does not reduce, or `algorithm` cannot carry it out.
+    pub fn derive(algorithm: &dyn Algorithm, call: &Collective, size: u32) -> FoldPlan {
+        let expressions = Expressions::of_results(algorithm, call, size);
+        let mut planner = Planner::new(expressions.nodes, size);
+        for (span, wanted) in alike(&expressions.results) {
+            planner.plan(span, &wanted);
+        }
+        planner.finish(&expressions.results)
+    }
+
+    /// Where the result of a member lies, in rising order of elements. Empty where it gets none: in a reduce, all but the root.
+    pub fn result(&self, GroupRank(member): GroupRank) -> &[Placement] {
+        &self.results[member as usize]
+    }
+}
+
+/// An expression: a member's input, or, from the size of the group on, two expressions combined. Operands come before.
+type Expression = u32;
+
+/// Consecutive elements that hold the same expression.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Piece {
+    span: Span,
+    expression: Expression,
+}
+
+/// All members' tensors while the steps are carried out.
+struct Expressions {
+    size: u32,
+    /// The operands of each combined expression, the smaller one first: each is listed once, whoever combines.
+    nodes: IndexSet<(Expression, Expression)>,
+    tensors: Vec<Tensor>,
+}
+
+/// What each member gets.
+struct Results {
+    nodes: IndexSet<(Expression, Expression)>,
+    results: Vec<Vec<Piece>>,
+}
+
+impl Expressions {
+    fn of_results(algorithm: &dyn Algorithm, call: &Collective, size: u32) -> Results {
+        let ranks = || (0..size).map(GroupRank);
+        let layout = Layout::of_members(call, size);
+        let everything = layout.blocks(0, size);
+        let result = |GroupRank(rank)| match call.kind {
+            CollectiveKind::AllReduce => everything,
+            CollectiveKind::Reduce if root_of(call) == GroupRank(rank) => everything,
+            CollectiveKind::Reduce => Span::EMPTY,
+            CollectiveKind::ReduceScatter => layout.block(rank),
+            kind => panic!("{kind} combines nothing"),
+        };
+        let tensors = (0..size).map(|rank| Tensor::filled(everything, rank)).collect();
+        let mut memory = Expressions { size, nodes: IndexSet::new(), tensors };
+        carry_out(ranks().map(|me| algorithm.steps(call, size, me)).collect(), &mut memory);
+        let results = ranks().map(|me| memory.tensors[me.index()].read(result(me))).collect();
+        Results { nodes: memory.nodes, results }
+    }
+
+    fn combine(&mut self, a: Expression, b: Expression) -> Expression {
+        let (index, _) = self.nodes.insert_full((a.min(b), a.max(b)));
+        self.size + index as u32
+    }
+}
+
+impl Memory for Expressions {
+    type Message = Vec<Piece>;
+
+    fn load(&mut self, rank: GroupRank, span: Span) -> Vec<Piece> {
+        self.tensors[rank.index()].read(span)
+    }
+
+    fn store(&mut self, rank: GroupRank, span: Span, combine: bool, message: Vec<Piece>) {
+        if !combine {
+            return self.tensors[rank.index()].write(&message);
+        }
+        let here = self.tensors[rank.index()].read(span);
+        let combined: Vec<Piece> = overlaps(&here, &message)
+            .into_iter()
+            .map(|(span, a, b)| Piece { span, expression: self.combine(a, b) })
+            .collect();
+        self.tensors[rank.index()].write(&combined);
+    }
+}
+
+/// The parts that two lists, which cover the same elements, have in common, with what each holds there.
+fn overlaps(a: &[Piece], b: &[Piece]) -> Vec<(Span, Expression, Expression)> {
+    let (mut i, mut j) = (0, 0);
+    let mut parts = Vec::with_capacity(a.len() + b.len());
+    while let (Some(left), Some(right)) = (a.get(i), b.get(j)) {
+        let start = left.span.start.max(right.span.start);
+        let end = left.span.end().min(right.span.end());
+        parts.push((Span { start, len: end - start }, left.expression, right.expression));
+        i += usize::from(left.span.end() == end);
+        j += usize::from(right.span.end() == end);
+    }
+    parts
+}
+
+/// One member's tensor: consecutive pieces, neighbours different.
+struct Tensor(Vec<Piece>);
+
+impl Tensor {
+    fn filled(span: Span, expression: Expression) -> Tensor {
+        Tensor(if span.len == 0 { Vec::new() } else { vec![Piece { span, expression }] })
+    }
+
+    /// The pieces that a range touches.
+    fn touched(&self, span: Span) -> std::ops::Range<usize> {
+        let first = self.0.partition_point(|piece| piece.span.end() <= span.start);
+        let count = self.0[first..].partition_point(|piece| piece.span.start < span.end());
+        first..if span.len == 0 { first } else { first + count }
+    }
+
+    fn read(&self, span: Span) -> Vec<Piece> {
+        self.0[self.touched(span)]
+            .iter()
+            .map(|piece| Piece { span: intersection(piece.span, span), ..*piece })
+            .collect()
+    }
+
+    /// Replaces what `pieces`, which are consecutive, cover.
+    fn write(&mut self, pieces: &[Piece]) {
+        let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else { return };
+        let (start, end) = (first.span.start, last.span.end());
+        // One more at each end, so that equal neighbours become one piece.
+        let touched = self.touched(Span { start, len: end - start });
+        let around = touched.start.saturating_sub(1)..(touched.end + 1).min(self.0.len());
+        let mut merged: Vec<Piece> = Vec::with_capacity(pieces.len() + 4);
+        let old = &self.0[around.clone()];
+        for piece in old.iter().filter_map(|piece| part(*piece, 0, start)) {
+            push_merged(&mut merged, piece);
+        }
+        pieces.iter().for_each(|piece| push_merged(&mut merged, *piece));
+        for piece in old.iter().filter_map(|piece| part(*piece, end, u64::MAX)) {
+            push_merged(&mut merged, piece);
+        }
+        self.0.splice(around, merged);
+    }
+}
+
+fn intersection(a: Span, b: Span) -> Span {
+    let start = a.start.max(b.start);
+    Span { start, len: a.end().min(b.end()).saturating_sub(start) }
+}
+
+/// What of `piece` lies from `start` up to `end`.
+fn part(piece: Piece, start: u64, end: u64) -> Option<Piece> {
+    let span = intersection(piece.span, Span { start, len: end - start });
+    (span.len > 0).then_some(Piece { span, ..piece })
+}
+
+fn push_merged(pieces: &mut Vec<Piece>, piece: Piece) {
+    match pieces.last_mut() {
+        Some(last) if last.expression == piece.expression && last.span.end() == piece.span.start => {
+            last.span.len += piece.span.len;
+        }
+        _ => pieces.push(piece),
+    }
+}
+
+/// The ranges, each as long as can be, on which the same set of expressions is wanted, and that set.
+fn alike(results: &[Vec<Piece>]) -> Vec<(Span, Vec<Expression>)> {
+    let pieces: BTreeSet<Piece> = results.iter().flatten().copied().collect();
+    let bounds: BTreeSet<u64> = pieces.iter().flat_map(|piece| [piece.span.start, piece.span.end()]).collect();
+    let mut starting = pieces.iter().peekable();
+    let mut open: Vec<Piece> = Vec::new();
+    let mut ranges: Vec<(Span, Vec<Expression>)> = Vec::new();
+    for (&start, &end) in bounds.iter().zip(bounds.iter().skip(1)) {
+        open.retain(|piece| piece.span.end() > start);
+        while let Some(piece) = starting.next_if(|piece| piece.span.start == start) {
+            open.push(*piece);
+        }
+        let wanted: BTreeSet<Expression> = open.iter().map(|piece| piece.expression).collect();
+        let wanted: Vec<Expression> = wanted.into_iter().collect();
+        match ranges.last_mut() {
+            Some((span, before)) if span.end() == start && *before == wanted => span.len += end - start,
+            _ if wanted.is_empty() => {}
+            _ => ranges.push((Span { start, len: end - start }, wanted)),
+        }
+    }
+    ranges
+}
+
+/// Gives every expression a slot and writes the folds down, range by range.
+struct Planner {
+    size: u32,
+    nodes: IndexSet<(Expression, Expression)>,
+    slots: u32,
+    folds: Vec<Fold>,
+    /// Where each wanted expression lies, by range, in rising order of both.
+    places: Vec<(Span, Vec<(Expression, GroupRank)>)>,
+    /// For each expression on the present range: how often it is still needed, and its slot.
+    needed: Vec<u32>,
+    slot: Vec<GroupRank>,
+    /// Slots whose content on the present range is needed no more.
+    free: Vec<GroupRank>,
+}
+
+impl Planner {
+    fn new(nodes: IndexSet<(Expression, Expression)>, size: u32) -> Planner {
+        let expressions = size as usize + nodes.len();
+        let slot = (0..expressions).map(GroupRank::from).collect();
+        let needed = vec![0; expressions];
+        Planner { size, nodes, slots: size, folds: Vec::new(), places: Vec::new(), needed, slot, free: Vec::new() }
+    }
+
+    fn operands(&self, expression: Expression) -> Option<(Expression, Expression)> {
+        self.nodes.get_index(expression.checked_sub(self.size)? as usize).copied()
+    }
+
+    /// Combines `wanted` on `span`.
+    fn plan(&mut self, span: Span, wanted: &[Expression]) {
+        let used = self.count_uses(wanted);
+        self.free = (0..self.size).filter(|leaf| self.needed[*leaf as usize] == 0).map(GroupRank).collect();
+        self.free.extend((self.size..self.slots).map(GroupRank));
+        for &expression in &used {
+            if let Some((a, b)) = self.operands(expression) {
+                let slot = self.combine(span, a, b);
+                self.slot[expression as usize] = slot;
+            }
+        }
+        let places = wanted.iter().map(|&expression| (expression, self.slot[expression as usize])).collect();
+        self.places.push((span, places));
+        for expression in used {
+            self.needed[expression as usize] = 0;
+        }
+    }
+
+    /// Counts how often every expression is needed for `wanted`; returns those that are, operands first.
+    fn count_uses(&mut self, wanted: &[Expression]) -> Vec<Expression> {
+        let mut used = Vec::new();
+        let mut open = wanted.to_vec();
+        while let Some(expression) = open.pop() {
+            self.needed[expression as usize] += 1;
+            if self.needed[expression as usize] == 1 {
+                used.push(expression);
+                open.extend(self.operands(expression).into_iter().flat_map(|(a, b)| [a, b]));
+            }
+        }
+        used.sort_unstable();
+        used
+    }
+
+    /// Combines two expressions and returns the slot of the result: one that held an operand which is not needed again, or another.
+    fn combine(&mut self, span: Span, a: Expression, b: Expression) -> GroupRank {
+        assert_ne!(a, b, "an algorithm combines an expression with itself");
+        let last = |planner: &mut Planner, expression: Expression| {
+            planner.needed[expression as usize] -= 1;
+            planner.needed[expression as usize] == 0
+        };
+        let (a_free, b_free) = (last(self, a), last(self, b));
+        let (a, b) = (self.slot[a as usize], self.slot[b as usize]);
+        let (destination, source) = match (a_free, b_free) {
+            (true, _) => (a, b),
+            (false, true) => (b, a),
+            (false, false) => (self.copy(span, a), b),
+        };
+        if a_free && b_free {
+            self.free.push(source);
+        }
+        self.folds.push(Fold { destination, source, span, combine: true });
+        destination
+    }
+
+    /// Copies a slot to one that is free.
+    fn copy(&mut self, span: Span, source: GroupRank) -> GroupRank {
+        let destination = self.free.pop().unwrap_or_else(|| {
+            self.slots += 1;
+            GroupRank(self.slots - 1)
+        });
+        self.folds.push(Fold { destination, source, span, combine: false });
+        destination
+    }
+
+    fn finish(self, results: &[Vec<Piece>]) -> FoldPlan {
+        let mut placed: Vec<Arc<[Placement]>> = Vec::with_capacity(results.len());
+        for (rank, pieces) in results.iter().enumerate() {
+            // In an all-reduce all members share one list.
+            let same = rank.checked_sub(1).filter(|before| results[*before] == *pieces);
+            placed.push(same.map_or_else(|| self.placements(pieces), |before| placed[before].clone()));
+        }
+        FoldPlan { slots: self.slots, folds: self.folds, results: placed }
+    }
+
+    fn placements(&self, pieces: &[Piece]) -> Arc<[Placement]> {
+        let mut placements: Vec<Placement> = Vec::new();
+        for piece in pieces {
+            let first = self.places.partition_point(|(span, _)| span.end() <= piece.span.start);
+            for (span, places) in self.places[first..].iter().take_while(|(span, _)| span.start < piece.span.end()) {
+                let (_, slot) =
+                    places[places.binary_search_by_key(&piece.expression, |place| place.0).expect("was wanted")];
+                let span = intersection(*span, piece.span);
+                match placements.last_mut() {
+                    Some(last) if last.slot == slot && last.span.end() == span.start => last.span.len += span.len,
+                    _ => placements.push(Placement { slot, span }),
+                }
+            }
+        }
+        placements.into()
+    }
+}
