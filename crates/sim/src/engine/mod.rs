@@ -112,6 +112,11 @@ impl Engine {
         engine
     }
 
+    /// How many ranks there are.
+    pub fn world_size(&self) -> usize {
+        self.ranks.len()
+    }
+
     /// The engine's time: everything before it has happened.
     pub fn now(&self) -> SimTime {
         self.now

@@ -3,11 +3,13 @@
 //! Events come in the engine's order. What lasts is reported when it ends, with the moment at which it began.
 
 mod digest;
+mod replay;
 mod statistics;
 
 pub use crate::comm::Traffic;
 pub use crate::engine::Times;
 pub use digest::Digest;
+pub use replay::{Replayed, replay};
 pub use statistics::{OperationStatistics, RankStatistics, Statistics};
 
 use crate::ids::{GroupId, Handle, LinkId, RankId, Site, TaskId};

@@ -1,0 +1,112 @@
+//! Closed forms of the collectives' times. n bytes, P ranks, alpha a latency, beta the time of a byte; one host a rank on an ideal switch.
+
+use crate::support::*;
+use rstest::rstest;
+use uniference_sim::program::CollectiveKind::{
+    self, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter,
+};
+
+const ALPHA: u64 = LATENCY_PS;
+const BETA: u64 = PS_PER_BYTE;
+
+/// When the last rank is through.
+fn time(ranks: usize, kind: CollectiveKind, algorithm: &str, bytes: u64) -> u64 {
+    let cluster = forced(ranks, kind, algorithm);
+    let outcomes = run(&cluster, (0..ranks).map(|_| blocking(kind, bytes)).collect());
+    (0..ranks).map(|rank| outcomes.finish(rank)).max().unwrap()
+}
+
+fn log2_up(ranks: usize) -> u64 {
+    u64::from(ranks.next_power_of_two().trailing_zeros())
+}
+
+#[rstest]
+fn ring_all_reduce(#[values(2, 3, 4, 7, 16)] ranks: usize) {
+    // 2 (P - 1) (alpha + n/P beta), n a multiple of P
+    let n = 1000 * ranks as u64;
+    assert_eq!(time(ranks, AllReduce, "ring", n), 2 * (ranks as u64 - 1) * (ALPHA + 1000 * BETA));
+}
+
+#[rstest]
+fn ring_reduce_scatter_and_all_gather(#[values(2, 3, 5, 8)] ranks: usize) {
+    // (P - 1) (alpha + m beta), m a block
+    for kind in [ReduceScatter, AllGather] {
+        assert_eq!(time(ranks, kind, "ring", 700), (ranks as u64 - 1) * (ALPHA + 700 * BETA), "{kind}");
+    }
+}
+
+#[rstest]
+fn recursive_doubling_all_reduce(#[values(2, 4, 8, 16)] ranks: usize) {
+    // log2 P (alpha + n beta), P a power of two
+    assert_eq!(time(ranks, AllReduce, "recursive_doubling", 640), log2_up(ranks) * (ALPHA + 640 * BETA));
+}
+
+#[rstest]
+fn halving_doubling_all_reduce(#[values(2, 4, 8, 16)] ranks: usize) {
+    // 2 log2 P alpha + 2 (P - 1)/P n beta, P a power of two, n a multiple of P
+    let p = ranks as u64;
+    let n = 64 * p;
+    assert_eq!(time(ranks, AllReduce, "halving_doubling", n), 2 * log2_up(ranks) * ALPHA + 2 * (p - 1) * 64 * BETA);
+}
+
+#[rstest]
+fn pairwise_all_to_all(#[values(2, 3, 4, 8, 9)] ranks: usize) {
+    // (P - 1) (alpha + m beta)
+    assert_eq!(time(ranks, AllToAll, "pairwise", 300), (ranks as u64 - 1) * (ALPHA + 300 * BETA));
+}
+
+#[rstest]
+fn direct_all_to_all(#[values(2, 3, 4, 8, 9)] ranks: usize) {
+    // all at once, every egress and ingress shared by P - 1: (P - 1) m beta + alpha
+    assert_eq!(time(ranks, AllToAll, "linear", 300), (ranks as u64 - 1) * 300 * BETA + ALPHA);
+}
+
+#[rstest]
+fn direct_gather_and_scatter(#[values(2, 3, 4, 8)] ranks: usize) {
+    // the root's ingress or egress carries P - 1 blocks: (P - 1) m beta + alpha
+    for kind in [Gather, Scatter] {
+        assert_eq!(time(ranks, kind, "linear", 500), (ranks as u64 - 1) * 500 * BETA + ALPHA, "{kind}");
+    }
+}
+
+#[rstest]
+fn dissemination_barrier(#[values(2, 3, 4, 5, 8, 13)] ranks: usize) {
+    // ceil(log2 P) alpha
+    assert_eq!(time(ranks, Barrier, "dissemination", 0), log2_up(ranks) * ALPHA);
+}
+
+#[rstest]
+fn binomial_broadcast_and_reduce_of_two_and_four() {
+    // P = 2: one message. P = 4: the longest chain has two.
+    for kind in [Broadcast, Reduce] {
+        assert_eq!(time(2, kind, "binomial", 800), ALPHA + 800 * BETA, "{kind}");
+        assert_eq!(time(4, kind, "binomial", 800), 2 * (ALPHA + 800 * BETA), "{kind}");
+    }
+}
+
+#[test]
+fn there_is_no_hidden_barrier() {
+    // A broadcast's root is done when its bytes have left, long before the late receiver enters.
+    let late = vec![compute(1_000_000_000), wait(0), collective(Broadcast, 100), wait(1)];
+    let outcomes = run(&switch(2), vec![blocking(Broadcast, 100), late]);
+    assert_eq!(outcomes.finish(0), 100 * BETA);
+    assert_eq!(outcomes.finish(1), 1_000_000_000);
+}
+
+#[test]
+fn a_group_of_one_communicates_in_no_time() {
+    for kind in CollectiveKind::ALL {
+        assert_eq!(run(&switch(1), vec![blocking(kind, 100)]).finish(0), 0, "{kind}");
+    }
+}
+
+#[test]
+fn bytes_are_counted_with_the_algorithms_steps() {
+    // ring: every rank sends and receives 2 (P - 1)/P n
+    let outcomes = run(&switch(4), (0..4).map(|_| blocking(AllReduce, 4000)).collect());
+    for rank in outcomes.statistics.ranks() {
+        assert_eq!((rank.traffic.sent.0, rank.traffic.received.0), (6000, 6000));
+    }
+    let (name, group, all_reduce) = outcomes.statistics.operations().next().unwrap();
+    assert_eq!((name, group, all_reduce.count, all_reduce.bytes.0), ("all_reduce", WORLD, 4, 16_000));
+}

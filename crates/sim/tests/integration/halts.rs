@@ -1,0 +1,72 @@
+//! Runs that cannot go on say so at once, and who waits for what.
+
+use crate::support::*;
+use uniference_sim::engine::{Cause, Doing};
+use uniference_sim::ids::{RankId, Site};
+use uniference_sim::program::CollectiveKind::{AllReduce, Barrier, Broadcast};
+use uniference_sim::program::{Request, StoreOp};
+
+#[test]
+fn a_collective_that_one_rank_does_not_call_is_a_deadlock() {
+    let outcomes = run(&switch(3), vec![blocking(AllReduce, 8), vec![], blocking(AllReduce, 8)]);
+    let halt = outcomes.halt();
+    assert_eq!(halt.cause, Cause::Deadlock);
+    assert!(halt.ranks[1].finished);
+    let Doing::Waiting(pending) = &halt.ranks[0].tasks[0].doing else { panic!("rank 0 waits") };
+    assert_eq!(pending[0].meeting, Some((WORLD, vec![RankId(1)])));
+    assert_eq!((pending[0].site, halt.ranks[0].tasks[0].site), (Site(7), Some(Site(8))));
+    let text = halt.render(&|site| format!("train.py:{}", site.0));
+    assert!(
+        text.contains(
+            "rank 0, clock 0 ps: waits for all_reduce (8 bytes, group 0), which rank 1 did not enter at train.py:8"
+        ),
+        "{text}"
+    );
+    assert!(text.contains("rank 1, clock 0 ps: has finished"), "{text}");
+}
+
+#[test]
+fn two_receives_that_wait_for_each_other_are_a_deadlock() {
+    let outcomes = run(
+        &switch(2),
+        vec![vec![recv(Some(1), 0, 8), wait(0), send(1, 0, 8)], vec![recv(Some(0), 0, 8), wait(0), send(0, 0, 8)]],
+    );
+    assert_eq!(outcomes.halt().cause, Cause::Deadlock);
+}
+
+#[test]
+fn a_key_that_nobody_sets_is_a_deadlock() {
+    let get = Request::Store { operation: StoreOp::Get { key: b"ready".to_vec() }, timeout: None, site: Site(3) };
+    let outcomes = run(&switch(2), vec![vec![get], vec![]]);
+    assert_eq!(outcomes.halt().ranks[0].tasks[0].doing, Doing::Store(vec!["ready".into()]));
+}
+
+#[test]
+fn different_sizes_kinds_and_sequences_are_mismatches() {
+    let cases = [
+        (blocking(AllReduce, 8), blocking(AllReduce, 9), "number of elements: 9 against 8"),
+        (blocking(AllReduce, 8), blocking(Broadcast, 8), "operation: broadcast against all_reduce"),
+        (blocking(Barrier, 0), blocking(AllReduce, 8), "operation: all_reduce against barrier"),
+    ];
+    for (first, second, expected) in cases {
+        let outcomes = run(&switch(2), vec![first, second]);
+        let Cause::Mismatch { what, first, second, .. } = &outcomes.halt().cause else {
+            panic!("{:?}", outcomes.ended)
+        };
+        assert_eq!(what, expected);
+        assert_eq!((first.0, second.0), (RankId(0), RankId(1)));
+    }
+}
+
+#[test]
+fn a_message_of_another_size_than_its_receive_is_a_mismatch() {
+    let outcomes = run(&switch(2), vec![vec![send(1, 0, 8), wait(0)], vec![recv(Some(0), 0, 16), wait(0)]]);
+    let Cause::Mismatch { what, .. } = &outcomes.halt().cause else { panic!("{:?}", outcomes.ended) };
+    assert_eq!(what, "size of the message: 8 bytes sent, 16 bytes expected");
+}
+
+#[test]
+fn the_end_of_time_is_an_error_and_no_overflow() {
+    let outcomes = run(&switch(1), vec![vec![compute(u64::MAX - 10), wait(0), compute(100), wait(1)]]);
+    assert_eq!(outcomes.halt().cause, Cause::EndOfTime);
+}

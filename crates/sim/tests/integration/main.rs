@@ -1,0 +1,8 @@
+//! The simulation from outside: programs in, virtual times out. One file a behaviour; `support` builds clusters and programs.
+
+mod collectives;
+mod determinism;
+mod halts;
+mod overlap;
+mod point_to_point;
+mod support;

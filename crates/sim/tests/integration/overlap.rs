@@ -1,0 +1,81 @@
+//! Activities that run side by side: queues, dependencies, a backend's width, and what of the communication stays exposed.
+
+use crate::support::*;
+use uniference_sim::ids::{Handle, QueueId, Site};
+use uniference_sim::program::{Activity, CollectiveKind::AllReduce, Origin, Request, Work};
+use uniference_sim::time::SimDuration;
+
+fn on_queue(queue: u32, ps: u64, after: &[u32]) -> Request {
+    let work = Work { duration: SimDuration::from_ps(ps), origin: Origin::Recorded };
+    let after = after.iter().map(|handle| Handle(*handle)).collect();
+    Request::Issue { activity: Activity::Compute(work), queue: QueueId(queue), after, site: Site(0) }
+}
+
+fn wait_all(handles: &[u32]) -> Request {
+    Request::Wait { handles: handles.iter().map(|h| Handle(*h)).collect(), any: false, timeout: None, site: Site(0) }
+}
+
+#[test]
+fn a_queue_is_first_in_first_out_and_queues_run_side_by_side() {
+    // queue 0: 3 + 4; queue 1: 5, then 2 after the first of queue 0 -> max(7, 7)
+    let script = vec![
+        on_queue(0, 3, &[]),
+        on_queue(0, 4, &[]),
+        on_queue(1, 5, &[]),
+        on_queue(1, 2, &[0]),
+        wait_all(&[0]),
+        wait_all(&[2]),
+        wait_all(&[1, 3]),
+    ];
+    let outcomes = run(&switch(1), vec![script]);
+    assert_eq!([outcomes.at(0, 4), outcomes.at(0, 5), outcomes.at(0, 6)], [3, 5, 7]);
+}
+
+#[test]
+fn an_activity_starts_when_what_it_comes_after_is_complete() {
+    // 10 on queue 0; then 1 on queue 1 after it; the head of a queue holds up what stands behind it.
+    let script = vec![on_queue(0, 10, &[]), on_queue(1, 1, &[0]), on_queue(1, 1, &[]), wait_all(&[0, 1, 2])];
+    let outcomes = run(&switch(1), vec![script]);
+    assert_eq!(outcomes.finish(0), 12);
+}
+
+#[test]
+fn compute_hides_an_asynchronous_all_reduce() {
+    // Two ranks, n bytes, ring: 2 (n/2 beta + alpha) = 11 us behind 8 us of compute: 3 us exposed.
+    let script = || vec![collective(AllReduce, 1000), compute(8_000_000), wait_all(&[1]), wait_all(&[0])];
+    let outcomes = run(&switch(2), vec![script(), script()]);
+    let ring = 1000 * PS_PER_BYTE + 2 * LATENCY_PS;
+    assert_eq!(outcomes.finish(0), ring);
+    let times = outcomes.statistics.ranks()[0].times;
+    assert_eq!(times.compute.as_ps(), 8_000_000);
+    assert_eq!(times.exposed.as_ps(), ring - 8_000_000);
+}
+
+#[test]
+fn the_parts_of_a_ranks_time_add_up_to_its_finish() {
+    let script = |work| vec![compute(work), wait(0), Request::Now, collective(AllReduce, 4096), wait(1)];
+    let outcomes = run(&switch(3), vec![script(10), script(20_000_000), script(7_000)]);
+    for (rank, statistics) in outcomes.statistics.ranks().iter().enumerate() {
+        let times = statistics.times;
+        assert_eq!((times.compute + times.exposed + times.idle).as_ps(), outcomes.finish(rank));
+    }
+}
+
+#[test]
+fn a_backends_width_bounds_how_many_collectives_of_a_group_run() {
+    // Two all-reduces one after the other take twice as long; side by side they share the links, and the latencies overlap:
+    // 4 (n/2 beta + alpha) against 2 (n beta + alpha).
+    let script = || vec![collective(AllReduce, 1000), collective(AllReduce, 1000), wait_all(&[0, 1])];
+    let mut cluster = switch(2);
+    assert_eq!(run(&cluster, vec![script(), script()]).finish(0), 2 * (1000 * PS_PER_BYTE + 2 * LATENCY_PS));
+    cluster.backend.concurrency = 2;
+    let steps_on_one_stream = 2 * (1000 * PS_PER_BYTE) + 2 * LATENCY_PS;
+    assert_eq!(run(&cluster, vec![script(), script()]).finish(0), steps_on_one_stream);
+}
+
+#[test]
+fn a_device_takes_its_slowdown_times_as_long() {
+    let mut cluster = switch(1);
+    cluster.devices[0].slowdown = 2.5;
+    assert_eq!(run(&cluster, vec![vec![compute(1000), wait(0)]]).finish(0), 2500);
+}

@@ -1,0 +1,149 @@
+//! Clusters and programs for the tests.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use uniference_sim::cluster::{Backend, Cluster, Device};
+use uniference_sim::collective::choose::{AlgorithmTable, algorithm_by_name};
+use uniference_sim::engine::{Ended, Engine, Halt, drive};
+use uniference_sim::ids::{GroupId, GroupRank, Handle, HostId, QueueId, RankId, Site, TaskId};
+use uniference_sim::network::{FlowNetwork, HostSpec, LinkSpec, Preset, Topology};
+use uniference_sim::program::{
+    Activity, Call, CallOp, Collective, CollectiveKind, DType, Origin, Outcome, Program, ReduceOp, Reply, Request,
+    Shape, Work,
+};
+use uniference_sim::record::{Digest, Statistics};
+use uniference_sim::time::{Bytes, Rate, SimDuration, SimTime};
+
+/// 1 GB/s: a byte takes 1,000 ps.
+pub const PS_PER_BYTE: u64 = 1_000;
+/// One way between two hosts.
+pub const LATENCY_PS: u64 = 5_000_000;
+
+/// The group of all ranks; every program of [`Script`] names it first.
+pub const WORLD: GroupId = GroupId(0);
+
+/// Hosts on an ideal switch, 1 GB/s and 5 us between any two, one rank a host, `ideal` algorithms.
+pub fn switch(ranks: usize) -> Cluster {
+    let hosts: Vec<HostSpec> = (0..ranks).map(|rank| HostSpec::new(format!("host.{rank:04}"))).collect();
+    let link = LinkSpec::new(Rate::new(1e9).unwrap(), SimDuration::from_ps(LATENCY_PS));
+    let device =
+        |rank| Device { name: format!("host.{rank:04}"), host: HostId::from(rank), slowdown: 1.0, memory: None };
+    Cluster {
+        name: "test".into(),
+        devices: (0..ranks).map(device).collect(),
+        topology: Topology::preset(&Preset::Switch, &hosts, link).unwrap(),
+        backend: Backend { name: "ideal".into(), algorithms: AlgorithmTable::ideal(), concurrency: 1 },
+    }
+}
+
+/// The same with one algorithm forced.
+pub fn forced(ranks: usize, kind: CollectiveKind, algorithm: &str) -> Cluster {
+    let mut cluster = switch(ranks);
+    cluster.backend.algorithms.force(kind, algorithm_by_name(kind, algorithm).unwrap());
+    cluster
+}
+
+/// A rank that asks for the same things whatever it is told. [`Script::at`] tells afterwards when it was told.
+pub struct Script {
+    requests: std::vec::IntoIter<Request>,
+    log: Log,
+}
+
+/// The times and replies of one rank's requests.
+pub type Log = Rc<RefCell<Vec<(SimTime, Reply)>>>;
+
+impl Program for Script {
+    fn resume(&mut self, now: SimTime, _: TaskId, reply: Reply) -> Request {
+        self.log.borrow_mut().push((now, reply));
+        self.requests.next().unwrap_or(Request::Exit(Outcome::Ok))
+    }
+}
+
+/// What a run gave.
+pub struct Outcomes {
+    pub ended: Ended,
+    /// Per rank: the reply to the group's naming is entry 1, to the script's n-th request entry n + 2.
+    pub logs: Vec<Log>,
+    pub statistics: Statistics,
+    pub digest: String,
+}
+
+impl Outcomes {
+    /// When the script's n-th request was answered.
+    pub fn at(&self, rank: usize, request: usize) -> u64 {
+        self.logs[rank].borrow()[request + 2].0.as_ps()
+    }
+
+    pub fn reply(&self, rank: usize, request: usize) -> Reply {
+        self.logs[rank].borrow()[request + 2].1.clone()
+    }
+
+    pub fn finish(&self, rank: usize) -> u64 {
+        self.statistics.ranks()[rank].finish.expect("it has finished").as_ps()
+    }
+
+    pub fn halt(&self) -> &Halt {
+        match &self.ended {
+            Ended::Halted(halt) => halt,
+            Ended::Finished => panic!("the run finished"),
+        }
+    }
+}
+
+/// Runs one script a rank.
+pub fn run(cluster: &Cluster, scripts: Vec<Vec<Request>>) -> Outcomes {
+    let world: Arc<[RankId]> = (0..scripts.len()).map(RankId::from).collect();
+    let logs: Vec<Log> = scripts.iter().map(|_| Log::default()).collect();
+    let mut programs: Vec<Box<dyn Program>> = Vec::new();
+    for (script, log) in scripts.into_iter().zip(&logs) {
+        let mut requests = vec![Request::JoinGroup { ranks: world.clone(), sequence: 0 }];
+        requests.extend(script);
+        programs.push(Box::new(Script { requests: requests.into_iter(), log: log.clone() }));
+    }
+    let mut engine = Engine::new(cluster, Box::new(FlowNetwork::new(cluster.topology.clone())));
+    let mut observer = (Statistics::default(), Digest::default());
+    let ended = drive(&mut engine, &mut programs, &mut observer);
+    Outcomes { ended, logs, statistics: observer.0, digest: observer.1.to_hex() }
+}
+
+pub fn issue(activity: Activity) -> Request {
+    Request::Issue { activity, queue: QueueId(0), after: vec![], site: Site(7) }
+}
+
+pub fn wait(handle: u32) -> Request {
+    Request::Wait { handles: vec![Handle(handle)], any: false, timeout: None, site: Site(8) }
+}
+
+pub fn compute(ps: u64) -> Request {
+    issue(Activity::Compute(Work { duration: SimDuration::from_ps(ps), origin: Origin::Recorded }))
+}
+
+pub fn call(op: CallOp) -> Request {
+    issue(Activity::Call(Call { group: WORLD, op }))
+}
+
+pub fn send(to: u32, tag: u64, bytes: u64) -> Request {
+    call(CallOp::Send { to: GroupRank(to), tag, bytes: Bytes(bytes) })
+}
+
+pub fn recv(from: Option<u32>, tag: u64, bytes: u64) -> Request {
+    call(CallOp::Recv { from: from.map(GroupRank), tag, bytes: Bytes(bytes) })
+}
+
+/// A collective over `elements` bytes (a byte an element), rooted at 0 where the kind has a root.
+pub fn collective(kind: CollectiveKind, elements: u64) -> Request {
+    use CollectiveKind::{AllReduce, Broadcast, Gather, Reduce, ReduceScatter, Scatter};
+    call(CallOp::Collective(Collective {
+        kind,
+        dtype: DType::UInt8,
+        reduce: matches!(kind, AllReduce | Reduce | ReduceScatter).then_some(ReduceOp::Sum),
+        root: matches!(kind, Broadcast | Gather | Reduce | Scatter).then_some(GroupRank(0)),
+        shape: Shape::Even(elements),
+    }))
+}
+
+/// Issues a collective and waits for it.
+pub fn blocking(kind: CollectiveKind, elements: u64) -> Vec<Request> {
+    vec![collective(kind, elements), wait(0)]
+}
