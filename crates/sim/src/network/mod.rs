@@ -2,6 +2,8 @@
 //!
 //! It does not know ranks, messages' meaning or protocols: streams carry tagged sizes, and what a tag means is the caller's business.
 
+mod flow;
+pub use flow::FlowNetwork;
 pub mod topology;
 
 pub use topology::{

@@ -56,7 +56,7 @@ impl<I: Iterator<Item = (TaskId, Request)>> RecordedRank<I> {
         if let Some(request) = self.ahead[task.index()].pop_front() {
             return engine.submit(rank, task, request);
         }
-        while let Some((owner, request)) = self.frames.next() {
+        for (owner, request) in self.frames.by_ref() {
             if owner == task {
                 return engine.submit(rank, task, request);
             }

@@ -16,15 +16,15 @@ use uniference_sim::record::{Digest, Statistics};
 use uniference_sim::time::{Bytes, Rate, SimDuration, SimTime};
 
 /// 1 GB/s: a byte takes 1,000 ps.
-pub const PS_PER_BYTE: u64 = 1_000;
+pub(crate) const PS_PER_BYTE: u64 = 1_000;
 /// One way between two hosts.
-pub const LATENCY_PS: u64 = 5_000_000;
+pub(crate) const LATENCY_PS: u64 = 5_000_000;
 
 /// The group of all ranks; every program of [`Script`] names it first.
-pub const WORLD: GroupId = GroupId(0);
+pub(crate) const WORLD: GroupId = GroupId(0);
 
 /// Hosts on an ideal switch, 1 GB/s and 5 us between any two, one rank a host, `ideal` algorithms.
-pub fn switch(ranks: usize) -> Cluster {
+pub(crate) fn switch(ranks: usize) -> Cluster {
     let hosts: Vec<HostSpec> = (0..ranks).map(|rank| HostSpec::new(format!("host.{rank:04}"))).collect();
     let link = LinkSpec::new(Rate::new(1e9).unwrap(), SimDuration::from_ps(LATENCY_PS));
     let device =
@@ -38,20 +38,20 @@ pub fn switch(ranks: usize) -> Cluster {
 }
 
 /// The same with one algorithm forced.
-pub fn forced(ranks: usize, kind: CollectiveKind, algorithm: &str) -> Cluster {
+pub(crate) fn forced(ranks: usize, kind: CollectiveKind, algorithm: &str) -> Cluster {
     let mut cluster = switch(ranks);
     cluster.backend.algorithms.force(kind, algorithm_by_name(kind, algorithm).unwrap());
     cluster
 }
 
 /// A rank that asks for the same things whatever it is told. [`Script::at`] tells afterwards when it was told.
-pub struct Script {
+pub(crate) struct Script {
     requests: std::vec::IntoIter<Request>,
     log: Log,
 }
 
 /// The times and replies of one rank's requests.
-pub type Log = Rc<RefCell<Vec<(SimTime, Reply)>>>;
+pub(crate) type Log = Rc<RefCell<Vec<(SimTime, Reply)>>>;
 
 impl Program for Script {
     fn resume(&mut self, now: SimTime, _: TaskId, reply: Reply) -> Request {
@@ -61,29 +61,29 @@ impl Program for Script {
 }
 
 /// What a run gave.
-pub struct Outcomes {
-    pub ended: Ended,
+pub(crate) struct Outcomes {
+    pub(crate) ended: Ended,
     /// Per rank: the reply to the group's naming is entry 1, to the script's n-th request entry n + 2.
-    pub logs: Vec<Log>,
-    pub statistics: Statistics,
-    pub digest: String,
+    pub(crate) logs: Vec<Log>,
+    pub(crate) statistics: Statistics,
+    pub(crate) digest: String,
 }
 
 impl Outcomes {
     /// When the script's n-th request was answered.
-    pub fn at(&self, rank: usize, request: usize) -> u64 {
+    pub(crate) fn at(&self, rank: usize, request: usize) -> u64 {
         self.logs[rank].borrow()[request + 2].0.as_ps()
     }
 
-    pub fn reply(&self, rank: usize, request: usize) -> Reply {
+    pub(crate) fn reply(&self, rank: usize, request: usize) -> Reply {
         self.logs[rank].borrow()[request + 2].1.clone()
     }
 
-    pub fn finish(&self, rank: usize) -> u64 {
+    pub(crate) fn finish(&self, rank: usize) -> u64 {
         self.statistics.ranks()[rank].finish.expect("it has finished").as_ps()
     }
 
-    pub fn halt(&self) -> &Halt {
+    pub(crate) fn halt(&self) -> &Halt {
         match &self.ended {
             Ended::Halted(halt) => halt,
             Ended::Finished => panic!("the run finished"),
@@ -92,7 +92,7 @@ impl Outcomes {
 }
 
 /// Runs one script a rank.
-pub fn run(cluster: &Cluster, scripts: Vec<Vec<Request>>) -> Outcomes {
+pub(crate) fn run(cluster: &Cluster, scripts: Vec<Vec<Request>>) -> Outcomes {
     let world: Arc<[RankId]> = (0..scripts.len()).map(RankId::from).collect();
     let logs: Vec<Log> = scripts.iter().map(|_| Log::default()).collect();
     let mut programs: Vec<Box<dyn Program>> = Vec::new();
@@ -107,32 +107,32 @@ pub fn run(cluster: &Cluster, scripts: Vec<Vec<Request>>) -> Outcomes {
     Outcomes { ended, logs, statistics: observer.0, digest: observer.1.to_hex() }
 }
 
-pub fn issue(activity: Activity) -> Request {
+pub(crate) fn issue(activity: Activity) -> Request {
     Request::Issue { activity, queue: QueueId(0), after: vec![], site: Site(7) }
 }
 
-pub fn wait(handle: u32) -> Request {
+pub(crate) fn wait(handle: u32) -> Request {
     Request::Wait { handles: vec![Handle(handle)], any: false, timeout: None, site: Site(8) }
 }
 
-pub fn compute(ps: u64) -> Request {
+pub(crate) fn compute(ps: u64) -> Request {
     issue(Activity::Compute(Work { duration: SimDuration::from_ps(ps), origin: Origin::Recorded }))
 }
 
-pub fn call(op: CallOp) -> Request {
+pub(crate) fn call(op: CallOp) -> Request {
     issue(Activity::Call(Call { group: WORLD, op }))
 }
 
-pub fn send(to: u32, tag: u64, bytes: u64) -> Request {
+pub(crate) fn send(to: u32, tag: u64, bytes: u64) -> Request {
     call(CallOp::Send { to: GroupRank(to), tag, bytes: Bytes(bytes) })
 }
 
-pub fn recv(from: Option<u32>, tag: u64, bytes: u64) -> Request {
+pub(crate) fn recv(from: Option<u32>, tag: u64, bytes: u64) -> Request {
     call(CallOp::Recv { from: from.map(GroupRank), tag, bytes: Bytes(bytes) })
 }
 
 /// A collective over `elements` bytes (a byte an element), rooted at 0 where the kind has a root.
-pub fn collective(kind: CollectiveKind, elements: u64) -> Request {
+pub(crate) fn collective(kind: CollectiveKind, elements: u64) -> Request {
     use CollectiveKind::{AllReduce, Broadcast, Gather, Reduce, ReduceScatter, Scatter};
     call(CallOp::Collective(Collective {
         kind,
@@ -144,6 +144,6 @@ pub fn collective(kind: CollectiveKind, elements: u64) -> Request {
 }
 
 /// Issues a collective and waits for it.
-pub fn blocking(kind: CollectiveKind, elements: u64) -> Vec<Request> {
+pub(crate) fn blocking(kind: CollectiveKind, elements: u64) -> Vec<Request> {
     vec![collective(kind, elements), wait(0)]
 }
