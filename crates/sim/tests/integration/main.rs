@@ -6,3 +6,4 @@ mod halts;
 mod overlap;
 mod point_to_point;
 mod support;
+mod tasks;

@@ -1,0 +1,105 @@
+//! Several threads of a rank, and the store that all ranks share.
+
+use crate::support::*;
+use std::sync::Arc;
+use uniference_sim::engine::{Engine, Resumption, Turn};
+use uniference_sim::ids::{Handle, RankId, Site, TaskId};
+use uniference_sim::network::FlowNetwork;
+use uniference_sim::program::CollectiveKind::AllReduce;
+use uniference_sim::program::{Activity, Outcome, POLL_COST, Reply, Request, StoreOp, StoreValue};
+use uniference_sim::time::SimDuration;
+
+fn store(operation: StoreOp) -> Request {
+    Request::Store { operation, timeout: None, site: Site(0) }
+}
+
+fn set(key: &str) -> Request {
+    store(StoreOp::Set { key: key.into(), value: b"1".to_vec() })
+}
+
+fn get(key: &str) -> Request {
+    store(StoreOp::Get { key: key.into() })
+}
+
+fn resumption(turn: Turn) -> Resumption {
+    match turn {
+        Turn::Resume(resumption) => resumption,
+        other => panic!("{other:?} in place of a resumption"),
+    }
+}
+
+#[test]
+fn a_thread_may_wait_while_the_main_one_is_inside_a_call() {
+    // As in a backward pass: the main thread sits in `backward()`, another thread all-reduces. Nobody else is kept waiting.
+    let cluster = switch(2);
+    let mut engine = Engine::new(&cluster, Box::new(FlowNetwork::new(cluster.topology.clone())));
+    let world: Arc<[RankId]> = [RankId(0), RankId(1)].into();
+    for rank in [RankId(0), RankId(1)] {
+        assert_eq!(resumption(engine.next(&mut ())).rank, rank);
+    }
+    let threads = [RankId(0), RankId(1)].map(|rank| (rank, engine.open_task(rank)));
+    for request in [Request::JoinGroup { ranks: world, sequence: 0 }, collective(AllReduce, 1000), wait(0)] {
+        for (rank, thread) in threads {
+            engine.submit(rank, thread, request.clone());
+        }
+        for _ in threads {
+            let resumption = resumption(engine.next(&mut ()));
+            assert_eq!(resumption.task, TaskId(1));
+        }
+    }
+    // ring of two: 2 (n/2 beta + alpha)
+    let through = 1000 * PS_PER_BYTE + 2 * LATENCY_PS;
+    assert_eq!(engine.clock(RankId(0)).as_ps(), through);
+    // The main thread goes on after it, not at its own stale clock.
+    engine.submit(RankId(0), TaskId(0), Request::Now);
+    engine.submit(RankId(1), TaskId(0), Request::Exit(Outcome::Ok));
+    assert_eq!(resumption(engine.next(&mut ())).now.as_ps(), through + POLL_COST.as_ps());
+}
+
+#[test]
+fn a_store_wait_lasts_until_the_key_is_set_and_is_idle() {
+    let setter = vec![issue(Activity::Sleep(SimDuration::from_us(4))), wait(0), set("ready")];
+    let outcomes = run(&switch(2), vec![vec![get("ready")], setter]);
+    assert_eq!(outcomes.at(0, 0), 4_000_000);
+    assert_eq!(outcomes.reply(0, 0), Reply::Store(StoreValue::Bytes(b"1".to_vec())));
+    assert_eq!(outcomes.statistics.ranks()[0].times.idle, SimDuration::from_us(4));
+}
+
+#[test]
+fn a_store_wait_gives_up_in_virtual_time() {
+    let timeout = Some(SimDuration::from_us(9));
+    let hasty = Request::Store { operation: StoreOp::Get { key: b"never".to_vec() }, timeout, site: Site(0) };
+    let outcomes = run(&switch(1), vec![vec![hasty, set("never")]]);
+    assert_eq!((outcomes.at(0, 0), outcomes.reply(0, 0)), (9_000_000, Reply::TimedOut));
+}
+
+#[test]
+fn waiting_pops_are_served_in_the_order_they_came() {
+    let pop = || store(StoreOp::QueuePop { key: b"q".to_vec(), block: true });
+    let push = |value: &[u8]| store(StoreOp::QueuePush { key: b"q".to_vec(), value: value.to_vec() });
+    let late = vec![issue(Activity::Sleep(SimDuration::from_us(1))), wait(0), pop()];
+    let pusher = vec![issue(Activity::Sleep(SimDuration::from_us(2))), wait(0), push(b"a"), push(b"b")];
+    let outcomes = run(&switch(3), vec![late, vec![pop()], pusher]);
+    assert_eq!(outcomes.reply(1, 0), Reply::Store(StoreValue::Bytes(b"a".to_vec())));
+    assert_eq!(outcomes.reply(0, 2), Reply::Store(StoreValue::Bytes(b"b".to_vec())));
+}
+
+#[test]
+fn looking_into_the_store_costs_a_poll() {
+    let check = || store(StoreOp::Check { keys: vec![b"k".to_vec()] });
+    let outcomes = run(&switch(1), vec![vec![check(), set("k"), check()]]);
+    assert_eq!(outcomes.reply(0, 0), Reply::Store(StoreValue::Flag(false)));
+    assert_eq!(outcomes.reply(0, 2), Reply::Store(StoreValue::Flag(true)));
+    assert_eq!(outcomes.finish(0), 2 * POLL_COST.as_ps());
+}
+
+#[test]
+fn waiting_for_any_returns_the_first_and_the_other_goes_on() {
+    let any = Request::Wait { handles: vec![Handle(0), Handle(1)], any: true, timeout: None, site: Site(0) };
+    let receiver = vec![recv(Some(0), 0, 1000), recv(Some(1), 0, 10), any, wait(0)];
+    let outcomes = run(&switch(3), vec![vec![send(2, 0, 1000)], vec![send(2, 0, 10)], receiver]);
+    assert_eq!(outcomes.reply(2, 2), Reply::Complete(vec![Handle(1)]));
+    // 10 bytes at half the ingress, then the rest of 1000 alone.
+    assert_eq!(outcomes.at(2, 2), 20 * PS_PER_BYTE + LATENCY_PS);
+    assert_eq!(outcomes.at(2, 3), 1010 * PS_PER_BYTE + LATENCY_PS);
+}
