@@ -38,13 +38,18 @@ fn a_thread_may_wait_while_the_main_one_is_inside_a_call() {
         assert_eq!(resumption(engine.next(&mut ())).rank, rank);
     }
     let threads = [RankId(0), RankId(1)].map(|rank| (rank, engine.open_task(rank)));
-    for request in [Request::JoinGroup { ranks: world, sequence: 0 }, collective(AllReduce, 1000), wait(0)] {
-        for (rank, thread) in threads {
-            engine.submit(rank, thread, request.clone());
-        }
-        for _ in threads {
-            let resumption = resumption(engine.next(&mut ()));
-            assert_eq!(resumption.task, TaskId(1));
+    let requests = [Request::JoinGroup { ranks: world, sequence: 0 }, collective(AllReduce, 1000), wait(0)];
+    let mut scripts = [requests.clone().into_iter(), requests.into_iter()];
+    for (rank, thread) in threads {
+        engine.submit(rank, thread, scripts[rank.index()].next().unwrap());
+    }
+    let mut through = 0;
+    while through < 2 {
+        let Resumption { rank, task, .. } = resumption(engine.next(&mut ()));
+        assert_eq!(task, TaskId(1));
+        match scripts[rank.index()].next() {
+            Some(request) => engine.submit(rank, task, request),
+            None => through += 1,
         }
     }
     // ring of two: 2 (n/2 beta + alpha)
