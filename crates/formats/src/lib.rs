@@ -1,1 +1,7 @@
-//! What Uniference reads and writes.
+//! What Uniference reads and writes. Text or bytes in, values or errors out; no file is opened here.
+//!
+//! In the order in which a run needs them: [`units`] and [`diagnostic`] serve the [`cluster`] file, which resolves to what the engine
+//! simulates.
+
+pub mod diagnostic;
+pub mod units;

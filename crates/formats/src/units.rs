@@ -1,0 +1,410 @@
+//! Owns values with units, as people write them in cluster files and options: `"25 Gbps"`, `"8 GiB"`, `"3 us"`.
+//!
+//! What is printed reads back as the same value. A bare number is refused: the error shows it with a unit.
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use std::fmt;
+use std::marker::PhantomData;
+use std::str::FromStr;
+use uniference_sim::time::{Bytes, Rate, SimDuration};
+
+/// A data rate above zero. Bits or bytes per second: `"25 Gbps"` is 25e9 bit/s, `"1 GB/s"` 1e9 B/s, `"100 MiB/s"` 100 x 2^20 B/s.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bandwidth(pub Rate);
+
+/// A size in whole bytes: `"1 MiB"` is 2^20 B, `"1 MB"` 1e6 B.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Size(pub Bytes);
+
+/// A length of time, not negative, rounded up to a picosecond: `"3 us"`, `"1.5 ms"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Duration(pub SimDuration);
+
+/// Why a text is not a value with a unit. Its text ends with a `hint:` that shows one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}\nhint: {hint}")]
+pub struct UnitError {
+    /// What is wrong.
+    pub message: String,
+    /// What to write in its place.
+    pub hint: String,
+}
+
+/// A unit: its name, and how many of the smallest unit it is worth.
+type Unit = (&'static str, u64);
+
+/// In bits per second. The first name of a unit is the one that is printed.
+const BIT_RATES: &[Unit] = &[
+    ("Tbps", 1_000_000_000_000),
+    ("Gbps", 1_000_000_000),
+    ("Mbps", 1_000_000),
+    ("kbps", 1_000),
+    ("bps", 1),
+    ("Tbit/s", 1_000_000_000_000),
+    ("Gbit/s", 1_000_000_000),
+    ("Mbit/s", 1_000_000),
+    ("kbit/s", 1_000),
+    ("bit/s", 1),
+    ("Gb/s", 1_000_000_000),
+    ("Mb/s", 1_000_000),
+    ("kb/s", 1_000),
+    ("TB/s", 8_000_000_000_000),
+    ("GB/s", 8_000_000_000),
+    ("MB/s", 8_000_000),
+    ("kB/s", 8_000),
+    ("B/s", 8),
+    ("TiB/s", 8 << 40),
+    ("GiB/s", 8 << 30),
+    ("MiB/s", 8 << 20),
+    ("KiB/s", 8 << 10),
+];
+
+/// In bytes.
+const SIZES: &[Unit] = &[
+    ("TiB", 1 << 40),
+    ("GiB", 1 << 30),
+    ("MiB", 1 << 20),
+    ("KiB", 1 << 10),
+    ("TB", 1_000_000_000_000),
+    ("GB", 1_000_000_000),
+    ("MB", 1_000_000),
+    ("kB", 1_000),
+    ("B", 1),
+];
+
+/// In picoseconds.
+const TIMES: &[Unit] = &[
+    ("s", 1_000_000_000_000),
+    ("ms", 1_000_000_000),
+    ("us", 1_000_000),
+    ("ns", 1_000),
+    ("ps", 1),
+    ("µs", 1_000_000),
+    ("μs", 1_000_000),
+    ("min", 60_000_000_000_000),
+    ("h", 3_600_000_000_000_000),
+];
+
+/// What differs between the three quantities.
+trait Quantity: Copy + PartialEq {
+    /// `a bandwidth`, for messages.
+    const NAME: &'static str;
+    /// The units it may have.
+    const UNITS: &'static [Unit];
+    /// Those of them that messages name.
+    const COMMON: &'static str;
+    /// A value as an example.
+    const EXAMPLE: &'static str;
+
+    /// The value of a number of the smallest unit, or what is wrong with it.
+    fn from_decimal(value: Decimal, unit: u64) -> Result<Self, &'static str>;
+    /// How many of the unit worth 1 it is, as near as a float comes.
+    fn in_smallest(self) -> f64;
+    /// A text that reads back as the same value, however long.
+    fn exact(self) -> String;
+}
+
+impl Quantity for Bandwidth {
+    const NAME: &'static str = "bandwidth";
+    const UNITS: &'static [Unit] = BIT_RATES;
+    const COMMON: &'static str = "bps, kbps, Mbps, Gbps, Tbps, B/s, kB/s, MB/s, GB/s, KiB/s, MiB/s, GiB/s";
+    const EXAMPLE: &'static str = "25 Gbps";
+
+    fn from_decimal(value: Decimal, unit: u64) -> Result<Bandwidth, &'static str> {
+        let bits = value.number * unit as f64;
+        Rate::from_bits_per_second(bits).map(Bandwidth).ok_or(if bits == 0.0 {
+            "must be above zero"
+        } else {
+            "is too large"
+        })
+    }
+
+    fn in_smallest(self) -> f64 {
+        self.0.bytes_per_second() * 8.0
+    }
+
+    fn exact(self) -> String {
+        format!("{} B/s", self.0.bytes_per_second())
+    }
+}
+
+impl Quantity for Size {
+    const NAME: &'static str = "size";
+    const UNITS: &'static [Unit] = SIZES;
+    const COMMON: &'static str = "B, KiB, MiB, GiB, TiB, kB, MB, GB, TB";
+    const EXAMPLE: &'static str = "8 GiB";
+
+    fn from_decimal(value: Decimal, unit: u64) -> Result<Size, &'static str> {
+        match value.times(unit) {
+            Some((bytes, false)) => Ok(Size(Bytes(bytes))),
+            Some((_, true)) => Err("is not a whole number of bytes"),
+            None => Err("is too large"),
+        }
+    }
+
+    fn in_smallest(self) -> f64 {
+        self.0.0 as f64
+    }
+
+    fn exact(self) -> String {
+        format!("{} B", self.0.0)
+    }
+}
+
+impl Quantity for Duration {
+    const NAME: &'static str = "time";
+    const UNITS: &'static [Unit] = TIMES;
+    const COMMON: &'static str = "ps, ns, us, ms, s, min, h";
+    const EXAMPLE: &'static str = "3 us";
+
+    fn from_decimal(value: Decimal, unit: u64) -> Result<Duration, &'static str> {
+        let (ps, remainder) = value.times(unit).ok_or("is past the end of virtual time (213 days)")?;
+        let ps = ps.checked_add(u64::from(remainder)).ok_or("is past the end of virtual time (213 days)")?;
+        Ok(Duration(SimDuration::from_ps(ps)))
+    }
+
+    fn in_smallest(self) -> f64 {
+        self.0.as_ps() as f64
+    }
+
+    fn exact(self) -> String {
+        format!("{} ps", self.0.as_ps())
+    }
+}
+
+/// A number as it was written: `mantissa / 10^places`, and the nearest float.
+#[derive(Clone, Copy)]
+struct Decimal {
+    /// `None` if it does not fit.
+    mantissa: Option<u128>,
+    places: u32,
+    number: f64,
+}
+
+impl Decimal {
+    /// Reads `12`, `1.5` or `1_000`.
+    fn parse(text: &str) -> Option<Decimal> {
+        let digits: String = text.chars().filter(|c| *c != '_').collect();
+        let (whole, fraction) = digits.split_once('.').unwrap_or((&digits, ""));
+        let all_digits = |part: &str| part.bytes().all(|b| b.is_ascii_digit());
+        if whole.is_empty() || !all_digits(whole) || !all_digits(fraction) || digits.ends_with('.') {
+            return None;
+        }
+        let mantissa = format!("{whole}{fraction}").parse().ok();
+        Some(Decimal { mantissa, places: fraction.len() as u32, number: digits.parse().ok()? })
+    }
+
+    /// The whole part of `self * unit`, and whether anything is left; `None` if it does not fit.
+    fn times(self, unit: u64) -> Option<(u64, bool)> {
+        let scale = 10u128.checked_pow(self.places)?;
+        let product = self.mantissa?.checked_mul(u128::from(unit))?;
+        Some((u64::try_from(product / scale).ok()?, product % scale != 0))
+    }
+}
+
+fn parse<Q: Quantity>(text: &str) -> Result<Q, UnitError> {
+    let trimmed = text.trim();
+    let error = |message: String, hint: String| Err(UnitError { message, hint });
+    let example = || format!("write a number and a unit, as in \"{}\" ({})", Q::EXAMPLE, Q::COMMON);
+    if trimmed.starts_with('-') {
+        return error(format!("a {} cannot be negative: \"{trimmed}\"", Q::NAME), example());
+    }
+    let end = trimmed.find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | '_'))).unwrap_or(trimmed.len());
+    let (number, unit) = (&trimmed[..end], trimmed[end..].trim_start());
+    let Some(decimal) = Decimal::parse(number) else {
+        return error(format!("\"{trimmed}\" is not a {}", Q::NAME), example());
+    };
+    if unit.is_empty() {
+        return Err(bare_number::<Q>(trimmed));
+    }
+    match Q::UNITS.iter().find(|(name, _)| *name == unit) {
+        Some((_, worth)) => Q::from_decimal(decimal, *worth).or_else(|why| {
+            error(
+                format!("the {} \"{trimmed}\" {why}", Q::NAME),
+                format!("a {} looks like \"{}\"", Q::NAME, Q::EXAMPLE),
+            )
+        }),
+        None => error(format!("\"{unit}\" is not a unit of {}", Q::NAME), unit_hint::<Q>(number, unit)),
+    }
+}
+
+/// The unit that was probably meant: the same letters in another case; else all of them.
+fn unit_hint<Q: Quantity>(number: &str, unit: &str) -> String {
+    match Q::UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit)) {
+        Some((name, _)) => format!("did you mean \"{number} {name}\"? (upper and lower case differ)"),
+        None => format!("the units are {}", Q::COMMON),
+    }
+}
+
+fn bare_number<Q: Quantity>(number: &str) -> UnitError {
+    let unit = Q::EXAMPLE.split_once(' ').map_or("", |(_, unit)| unit);
+    UnitError {
+        message: format!("a {} needs a unit, {number} has none", Q::NAME),
+        hint: format!("write \"{number} {unit}\", or another unit: {}", Q::COMMON),
+    }
+}
+
+/// The shortest text that reads back as the same value, with a number of at least 1 where there is one.
+fn print<Q: Quantity>(value: Q) -> String {
+    let candidates = Q::UNITS.iter().map(|(name, worth)| (value.in_smallest() / *worth as f64, name));
+    candidates
+        .map(|(number, name)| (number < 1.0, format!("{number} {name}")))
+        .filter(|(_, text)| parse::<Q>(text).as_ref() == Ok(&value))
+        .min_by_key(|(below_one, text)| (*below_one, text.len()))
+        .map_or_else(|| value.exact(), |(_, text)| text)
+}
+
+/// Reads a text, and refuses numbers with the unit they lack.
+struct QuantityVisitor<Q>(PhantomData<Q>);
+
+impl<Q: Quantity> de::Visitor<'_> for QuantityVisitor<Q> {
+    type Value = Q;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a {} with its unit, as \"{}\"", Q::NAME, Q::EXAMPLE)
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Q, E> {
+        parse(text).map_err(E::custom)
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<Q, E> {
+        self.visit_f64(number as f64)
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<Q, E> {
+        self.visit_f64(number as f64)
+    }
+
+    fn visit_f64<E: de::Error>(self, number: f64) -> Result<Q, E> {
+        let text = number.to_string();
+        parse(&text).map_err(E::custom)
+    }
+}
+
+macro_rules! text_form {
+    ($($name:ident)*) => {$(
+        impl FromStr for $name {
+            type Err = UnitError;
+            fn from_str(text: &str) -> Result<$name, UnitError> {
+                parse(text)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(&print(*self))
+            }
+        }
+
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<$name, D::Error> {
+                deserializer.deserialize_any(QuantityVisitor(PhantomData))
+            }
+        }
+    )*};
+}
+
+text_form! { Bandwidth Size Duration }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn bandwidth(text: &str) -> f64 {
+        text.parse::<Bandwidth>().unwrap().0.bytes_per_second()
+    }
+
+    fn picoseconds(text: &str) -> u64 {
+        text.parse::<Duration>().unwrap().0.as_ps()
+    }
+
+    fn bytes(text: &str) -> u64 {
+        text.parse::<Size>().unwrap().0.0
+    }
+
+    #[test]
+    fn units_are_worth_what_their_names_say() {
+        // 25 Gbps = 25e9 bit/s = 25e9 / 8 B/s
+        assert_eq!(bandwidth("25 Gbps"), 25e9 / 8.0);
+        assert_eq!(bandwidth("1 GB/s"), 1e9);
+        assert_eq!(bandwidth("100 MiB/s"), 100.0 * 1_048_576.0);
+        assert_eq!(bandwidth("0.5Gbit/s"), 62_500_000.0);
+        assert_eq!(bytes("1 MiB"), 1 << 20);
+        assert_eq!(bytes("1.5 GB"), 1_500_000_000);
+        assert_eq!(bytes("1_448 B"), 1448);
+        assert_eq!(picoseconds("3 us"), 3_000_000);
+        assert_eq!(picoseconds("0.1 µs"), 100_000);
+        assert_eq!(picoseconds("0 s"), 0);
+        assert_eq!(picoseconds("2 h"), 7_200 * 1_000_000_000_000);
+    }
+
+    #[test]
+    fn times_round_up_to_a_picosecond_without_floating_point() {
+        // 0.1234567890123 s = 123456789012.3 ps
+        assert_eq!(picoseconds("0.1234567890123 s"), 123_456_789_013);
+        assert_eq!(picoseconds("18446744.073709551615 s"), u64::MAX);
+    }
+
+    #[test]
+    fn what_is_no_value_is_refused_with_a_value() {
+        let refused = [
+            error::<Bandwidth>("25"),
+            error::<Bandwidth>("0 Gbps"),
+            error::<Bandwidth>("-1 Gbps"),
+            error::<Bandwidth>("1 gbps"),
+            error::<Bandwidth>("1 GB"),
+            error::<Bandwidth>("fast"),
+            error::<Bandwidth>(""),
+            error::<Size>("8"),
+            error::<Size>("0.3 KiB"),
+            error::<Size>("99999999 TiB"),
+            error::<Size>("1,5 GB"),
+            error::<Duration>("10"),
+            error::<Duration>("-1 us"),
+            error::<Duration>("1 day"),
+            error::<Duration>("6000 h"),
+        ];
+        insta::assert_snapshot!(refused.join("\n\n"));
+    }
+
+    fn error<Q: Quantity + fmt::Debug>(text: &str) -> String {
+        parse::<Q>(text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn values_print_as_people_write_them() {
+        let printed = |text: &str| text.parse::<Bandwidth>().unwrap().to_string();
+        assert_eq!(printed("25000 Mbps"), "25 Gbps");
+        assert_eq!(printed("1 GB/s"), "8 Gbps");
+        assert_eq!(printed("0.1 Gbps"), "100 Mbps");
+        assert_eq!("8192 MiB".parse::<Size>().unwrap().to_string(), "8 GiB");
+        assert_eq!("1448 B".parse::<Size>().unwrap().to_string(), "1448 B");
+        assert_eq!("0.0005 ms".parse::<Duration>().unwrap().to_string(), "500 ns");
+        assert_eq!("0 ms".parse::<Duration>().unwrap().to_string(), "0 s");
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_printed_reads_back(rate in 1e-6f64..1e18, size: u64, ps: u64) {
+            let bandwidth = Bandwidth(Rate::new(rate).unwrap());
+            prop_assert_eq!(bandwidth.to_string().parse(), Ok(bandwidth));
+            let size = Size(Bytes(size));
+            prop_assert_eq!(size.to_string().parse(), Ok(size));
+            let duration = Duration(SimDuration::from_ps(ps));
+            prop_assert_eq!(duration.to_string().parse(), Ok(duration));
+        }
+
+        #[test]
+        fn any_text_is_a_value_or_an_error(text: String) {
+            let _ = text.parse::<Bandwidth>().is_ok() | text.parse::<Size>().is_ok() | text.parse::<Duration>().is_ok();
+        }
+    }
+}
