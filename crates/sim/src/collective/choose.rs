@@ -176,3 +176,69 @@ impl fmt::Debug for Rule {
         f.debug_struct("Rule").field("up_to", &self.up_to).field("algorithm", &self.algorithm.name()).finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(kind: CollectiveKind, name: &str) -> Arc<dyn Algorithm> {
+        algorithm_by_name(kind, name).unwrap()
+    }
+
+    fn two_rules(up_to: [Option<u64>; 2]) -> Vec<Rule> {
+        let algorithms = [named(AllReduce, "recursive_doubling"), named(AllReduce, "ring")];
+        let rules = up_to.into_iter().zip(algorithms);
+        rules.map(|(bytes, algorithm)| Rule { up_to: bytes.map(Bytes), algorithm }).collect()
+    }
+
+    #[test]
+    fn a_bound_is_inclusive() {
+        let mut table = AlgorithmTable::ideal();
+        table.set_rules(AllReduce, two_rules([Some(65_536), None])).unwrap();
+        assert_eq!(table.choose(AllReduce, Bytes(65_536)).name(), "recursive_doubling");
+        assert_eq!(table.choose(AllReduce, Bytes(65_537)).name(), "ring");
+    }
+
+    #[test]
+    fn rules_that_leave_a_size_out_are_refused() {
+        let mut table = AlgorithmTable::ideal();
+        for bad in [[Some(8), Some(16)], [None, Some(8)], [None, None]] {
+            assert_eq!(table.set_rules(AllReduce, two_rules(bad)), Err(ChoiceError::Bounds { kind: AllReduce }));
+        }
+        assert_eq!(table.set_rules(AllReduce, Vec::new()), Err(ChoiceError::Bounds { kind: AllReduce }));
+        assert_eq!(table.rules(AllReduce).len(), 1);
+    }
+
+    #[test]
+    fn an_unknown_name_gets_those_that_exist() {
+        let error = algorithm_by_name(ReduceScatter, "binomial").err().unwrap();
+        assert_eq!(
+            error.to_string(),
+            "no algorithm \"binomial\" for reduce_scatter\nhint: reduce_scatter has gloo_ring, halving_doubling, ring"
+        );
+    }
+
+    #[test]
+    fn names_are_unique_and_sorted() {
+        let names: Vec<_> = algorithms().iter().map(|algorithm| algorithm.name()).collect();
+        assert!(names.is_sorted_by(|a, b| a < b), "{names:?}");
+    }
+
+    #[test]
+    fn both_backends_have_an_algorithm_for_every_kind() {
+        for table in [AlgorithmTable::ideal(), AlgorithmTable::gloo()] {
+            for kind in CollectiveKind::ALL {
+                assert!(table.choose(kind, Bytes(0)).kinds().contains(&kind));
+            }
+        }
+    }
+
+    #[test]
+    fn a_forced_algorithm_is_used_at_every_size() {
+        let mut table = AlgorithmTable::ideal();
+        table.set_rules(AllReduce, two_rules([Some(8), None])).unwrap();
+        table.force(AllReduce, named(AllReduce, "halving_doubling"));
+        assert_eq!(table.choose(AllReduce, Bytes(1)).name(), "halving_doubling");
+        assert_eq!(table.choose(AllReduce, Bytes(1 << 40)).name(), "halving_doubling");
+    }
+}

@@ -353,3 +353,113 @@ impl Planner {
         placements.into()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::choose::algorithm_by_name;
+    use crate::collective::{Action, Step, Steps};
+    use crate::program::{DType, ReduceOp, Shape};
+
+    fn call(kind: CollectiveKind, count: u64) -> Collective {
+        let (reduce, root) = (Some(ReduceOp::Sum), Some(GroupRank(0)));
+        Collective { kind, dtype: DType::Float32, reduce, root, shape: Shape::Even(count) }
+    }
+
+    fn plan(kind: CollectiveKind, name: &str, size: u32, count: u64) -> FoldPlan {
+        FoldPlan::derive(&*algorithm_by_name(kind, name).unwrap(), &call(kind, count), size)
+    }
+
+    /// The expression that `member` gets for the element at `index`, with operands in rising order.
+    fn expression(plan: &FoldPlan, member: u32, index: u64) -> String {
+        let mut slots: Vec<String> = (0..plan.slots).map(|slot| slot.to_string()).collect();
+        let covers = |span: Span| (span.start..span.end()).contains(&index);
+        for fold in plan.folds.iter().filter(|fold| covers(fold.span)) {
+            let (here, source) = (&slots[fold.destination.index()], &slots[fold.source.index()]);
+            let mut operands = [here.clone(), source.clone()];
+            operands.sort();
+            let combined = format!("({} {})", operands[0], operands[1]);
+            slots[fold.destination.index()] = if fold.combine { combined } else { source.clone() };
+        }
+        let placement = plan.result(GroupRank(member)).iter().find(|placement| covers(placement.span));
+        slots[placement.unwrap().slot.index()].clone()
+    }
+
+    #[test]
+    fn a_ring_starts_after_the_owner_of_a_block() {
+        // Block j is ((x[j+1] + x[j+2]) + x[j+3]) + x[j]; 8 elements in 4 blocks.
+        let plan = plan(CollectiveKind::AllReduce, "ring", 4, 8);
+        for member in 0..4 {
+            assert_eq!(expression(&plan, member, 0), "(((1 2) 3) 0)");
+            assert_eq!(expression(&plan, member, 3), "(((2 3) 0) 1)");
+            assert_eq!(expression(&plan, member, 7), "(((0 1) 2) 3)");
+        }
+    }
+
+    #[test]
+    fn gloo_goes_round_the_other_way() {
+        // Chunk c is ((x[c-1] + x[c-2]) + x[c-3]) + x[c]. 10 elements are 8 segments of 2, two a chunk: 4, 4, 2 and 0 elements.
+        let plan = plan(CollectiveKind::AllReduce, "gloo_ring", 4, 10);
+        assert_eq!(expression(&plan, 1, 3), "(((2 3) 1) 0)");
+        assert_eq!(expression(&plan, 2, 4), "(((0 3) 2) 1)");
+        assert_eq!(expression(&plan, 3, 9), "(((0 1) 3) 2)");
+        assert_eq!(plan.folds.len(), 3 * 3);
+    }
+
+    #[test]
+    fn folds_are_few() {
+        // Rings: P - 1 folds for each of P blocks. Where all elements are combined alike: P - 1 in all.
+        for (kind, name, folds) in [
+            (CollectiveKind::AllReduce, "ring", 16 * 15),
+            (CollectiveKind::AllReduce, "gloo_ring", 16 * 15),
+            (CollectiveKind::AllReduce, "recursive_doubling", 15),
+            (CollectiveKind::AllReduce, "halving_doubling", 15),
+            (CollectiveKind::ReduceScatter, "ring", 16 * 15),
+            (CollectiveKind::ReduceScatter, "halving_doubling", 15),
+            (CollectiveKind::Reduce, "gloo_ring", 16 * 15),
+            (CollectiveKind::Reduce, "binomial", 15),
+            (CollectiveKind::Reduce, "linear", 15),
+        ] {
+            let plan = plan(kind, name, 16, 1600);
+            assert_eq!((plan.folds.len(), plan.slots), (folds, 16), "{name} {kind}");
+        }
+    }
+
+    #[test]
+    fn only_the_root_of_a_reduce_gets_a_result() {
+        let plan = plan(CollectiveKind::Reduce, "binomial", 3, 5);
+        let lengths = |member| plan.result(GroupRank(member)).iter().map(|placement| placement.span.len).sum::<u64>();
+        assert_eq!([0, 1, 2].map(lengths), [5, 0, 0]);
+    }
+
+    /// Every member sends its input to all, and adds what it gets to its own, the next rank's first.
+    struct EachInItsOwnOrder;
+
+    impl Algorithm for EachInItsOwnOrder {
+        fn name(&self) -> &'static str {
+            "each_in_its_own_order"
+        }
+
+        fn kinds(&self) -> &'static [CollectiveKind] {
+            &[CollectiveKind::AllReduce]
+        }
+
+        fn steps(&self, _: &Collective, size: u32, GroupRank(me): GroupRank) -> Steps {
+            let span = Span { start: 0, len: 1 };
+            let peers = move || (1..size).map(move |distance| GroupRank((me + distance) % size));
+            let sends = peers().map(move |to| Action::Send { to, span });
+            let receives = peers().map(move |from| Action::Recv { from, span, combine: true });
+            Box::new(sends.chain(receives).map(|action| Step { action, after: 0 }))
+        }
+    }
+
+    #[test]
+    fn members_may_combine_differently() {
+        let plan = FoldPlan::derive(&EachInItsOwnOrder, &call(CollectiveKind::AllReduce, 1), 4);
+        assert_eq!(expression(&plan, 0, 0), "(((0 1) 2) 3)");
+        assert_eq!(expression(&plan, 1, 0), "(((1 2) 3) 0)");
+        assert_eq!(expression(&plan, 2, 0), "(((2 3) 0) 1)");
+        assert_eq!(expression(&plan, 3, 0), "(((0 3) 1) 2)");
+        assert!(plan.slots > 4, "four results and inputs that are needed again do not fit into four slots: {plan:?}");
+    }
+}

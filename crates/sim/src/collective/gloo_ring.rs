@@ -24,7 +24,6 @@ use super::layout::{Layout, elements};
 use super::rounds::{IDLE, Round, before, in_flight, one_by_one, recv, recv_combine, send, then_at_once, wrap};
 use super::{Action, Algorithm, GroupRank, Span, Steps, ring, root_of};
 use crate::program::{Collective, CollectiveKind, Shape};
-use std::sync::Arc;
 
 /// Gloo's `kMaxSegmentSize`, in bytes.
 const MAX_SEGMENT: u64 = 1 << 20;
@@ -62,7 +61,7 @@ impl Algorithm for GlooRing {
                 Box::new(in_flight::<_, 2>(all_gather_in_halves(*count, size, me)))
             }
             (CollectiveKind::AllGather, _) => {
-                Box::new(one_by_one(ring::all_gather(Arc::new(Layout::of_members(call, size)), size, me)))
+                Box::new(one_by_one(ring::all_gather(Layout::of_members(call, size), size, me)))
             }
             (kind, _) => panic!("gloo_ring cannot carry out {kind}"),
         }

@@ -16,7 +16,6 @@ use super::recursive_doubling::{double, hand_over};
 use super::rounds::{Round, one_by_one, recv_combine, send};
 use super::{Algorithm, GroupRank, Span, Steps};
 use crate::program::{Collective, CollectiveKind};
-use std::sync::Arc;
 
 /// See the module.
 pub(super) struct HalvingDoubling;
@@ -45,8 +44,8 @@ fn all_reduce(tensor: Span, size: u32, me: u32) -> Steps {
         Role::Represented { by } => return hand_over(by, tensor, tensor),
         Role::Member { place, partner } => (place, partner),
     };
-    let layout = Arc::new(Layout::split(tensor.len, core.size()));
-    let blocks = move |layout: Arc<Layout>| move |first, end| layout.blocks(first, end);
+    let layout = Layout::split(tensor.len, core.size());
+    let blocks = move |layout: Layout| move |first, end| layout.blocks(first, end);
     let first = partner.map(|partner| [Some(recv_combine(partner, tensor)), None]);
     let last = partner.map(|partner| [Some(send(partner, tensor)), None]);
     let halvings = halve(core, place, blocks(layout.clone()));

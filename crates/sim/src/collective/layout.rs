@@ -2,13 +2,15 @@
 
 use super::Span;
 use crate::program::{Collective, CollectiveKind, Shape};
+use std::sync::Arc;
 
 /// A tensor cut into consecutive blocks, one for each of a number of parts.
+#[derive(Clone)]
 pub(super) enum Layout {
     /// The first `remainder` blocks have one element more than the others' `quotient`.
     Regular { quotient: u64, remainder: u64 },
     /// Where each block starts, and where the last one ends.
-    Listed(Box<[u64]>),
+    Listed(Arc<[u64]>),
 }
 
 impl Layout {
@@ -47,6 +49,7 @@ impl Layout {
         }
     }
 
+    #[inline]
     fn start(&self, part: u32) -> u64 {
         match self {
             Layout::Regular { quotient, remainder } => u64::from(part) * quotient + u64::from(part).min(*remainder),
@@ -55,6 +58,7 @@ impl Layout {
     }
 
     /// The block of one part.
+    #[inline]
     pub(super) fn block(&self, part: u32) -> Span {
         self.blocks(part, part + 1)
     }

@@ -19,6 +19,9 @@ mod recursive_doubling;
 mod ring;
 mod rounds;
 
+#[cfg(test)]
+mod tests;
+
 use crate::ids::GroupRank;
 use crate::program::{Collective, CollectiveKind};
 

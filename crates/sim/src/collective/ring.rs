@@ -12,7 +12,6 @@ use super::layout::Layout;
 use super::rounds::{Round, before, one_by_one, recv, recv_combine, send, wrap};
 use super::{Algorithm, GroupRank, Steps};
 use crate::program::{Collective, CollectiveKind};
-use std::sync::Arc;
 
 /// See the module.
 pub(super) struct Ring;
@@ -27,7 +26,7 @@ impl Algorithm for Ring {
     }
 
     fn steps(&self, call: &Collective, size: u32, GroupRank(me): GroupRank) -> Steps {
-        let layout = Arc::new(Layout::of_members(call, size));
+        let layout = Layout::of_members(call, size);
         match call.kind {
             CollectiveKind::ReduceScatter => Box::new(one_by_one(reduce_scatter(layout, size, me))),
             CollectiveKind::AllGather => Box::new(one_by_one(all_gather(layout, size, me))),
@@ -40,7 +39,7 @@ impl Algorithm for Ring {
 }
 
 /// Ends with the combined block `me` at `me`.
-fn reduce_scatter(layout: Arc<Layout>, size: u32, me: u32) -> impl Iterator<Item = Round> + Send {
+fn reduce_scatter(layout: Layout, size: u32, me: u32) -> impl Iterator<Item = Round> + Send {
     let (next, previous) = (wrap(me + 1, size), before(me, 1, size));
     (1..size).map(move |round| {
         let outgoing = layout.block(before(me, round, size));
@@ -49,7 +48,7 @@ fn reduce_scatter(layout: Arc<Layout>, size: u32, me: u32) -> impl Iterator<Item
 }
 
 /// Starts with block `me` at `me`.
-pub(super) fn all_gather(layout: Arc<Layout>, size: u32, me: u32) -> impl Iterator<Item = Round> + Send {
+pub(super) fn all_gather(layout: Layout, size: u32, me: u32) -> impl Iterator<Item = Round> + Send {
     let (next, previous) = (wrap(me + 1, size), before(me, 1, size));
     (0..size - 1).map(move |round| {
         let outgoing = layout.block(before(me, round, size));

@@ -31,6 +31,7 @@ pub(super) fn in_flight<I: Iterator<Item = Round>, const IN_FLIGHT: usize>(round
 }
 
 impl<I: Iterator<Item = Round>, const IN_FLIGHT: usize> Rounds<I, IN_FLIGHT> {
+    #[inline]
     fn next_round(&mut self) -> Option<Action> {
         loop {
             let [first, second] = self.rounds.next()?;

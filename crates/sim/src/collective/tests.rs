@@ -1,0 +1,566 @@
+//! What holds for every algorithm: steps fit together, results are complete, costs are the closed forms of the modules.
+
+use super::choose::{algorithm_by_name, algorithms_for};
+use super::dataflow::{Memory, carry_out};
+use super::fold::FoldPlan;
+use super::layout::Layout;
+use super::{Action, Algorithm, GroupRank, Span, Step, Steps};
+use crate::program::CollectiveKind::{
+    self, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter,
+};
+use crate::program::{Collective, DType, ReduceOp, Shape};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+fn call(kind: CollectiveKind, root: u32, shape: Shape) -> Collective {
+    Collective { kind, dtype: DType::Float32, reduce: Some(ReduceOp::Sum), root: Some(GroupRank(root)), shape }
+}
+
+/// Every algorithm for every kind.
+fn everything() -> Vec<(CollectiveKind, Arc<dyn Algorithm>)> {
+    let pairs = CollectiveKind::ALL.into_iter().map(|kind| (kind, algorithms_for(kind)));
+    pairs.flat_map(|(kind, found)| found.into_iter().map(move |algorithm| (kind, algorithm))).collect()
+}
+
+/// The members' calls and the algorithm of one collective.
+struct Case {
+    algorithm: Arc<dyn Algorithm>,
+    calls: Vec<Collective>,
+}
+
+impl Case {
+    fn even(kind: CollectiveKind, algorithm: Arc<dyn Algorithm>, size: u32, count: u64) -> Case {
+        Case { algorithm, calls: vec![call(kind, 0, Shape::Even(count)); size as usize] }
+    }
+
+    fn named(kind: CollectiveKind, name: &str, size: u32, count: u64) -> Case {
+        Case::even(kind, algorithm_by_name(kind, name).unwrap(), size, count)
+    }
+
+    fn with_root(mut self, root: u32) -> Case {
+        self.calls.iter_mut().for_each(|call| call.root = Some(GroupRank(root)));
+        self
+    }
+
+    fn kind(&self) -> CollectiveKind {
+        self.calls[0].kind
+    }
+
+    fn size(&self) -> u32 {
+        self.calls.len() as u32
+    }
+
+    fn ranks(&self) -> impl Iterator<Item = GroupRank> + use<> {
+        (0..self.size()).map(GroupRank)
+    }
+
+    fn root(&self) -> GroupRank {
+        self.calls[0].root.unwrap()
+    }
+
+    fn label(&self) -> String {
+        format!("{} {} of {}: {:?}", self.algorithm.name(), self.kind(), self.size(), self.calls[0])
+    }
+
+    fn generators(&self) -> Vec<Steps> {
+        self.ranks().map(|me| self.algorithm.steps(&self.calls[me.index()], self.size(), me)).collect()
+    }
+
+    fn steps(&self) -> Vec<Vec<Step>> {
+        self.generators().into_iter().map(Iterator::collect).collect()
+    }
+
+    /// Elements sent by each member.
+    fn sent(&self) -> Vec<u64> {
+        let sent = |step: &Step| match step.action {
+            Action::Send { span, .. } => span.len,
+            Action::Recv { .. } => 0,
+        };
+        self.steps().iter().map(|steps| steps.iter().map(sent).sum()).collect()
+    }
+
+    fn layout(&self) -> Layout {
+        Layout::of_members(&self.calls[0], self.size())
+    }
+
+    /// What a member of a reducing collective gets.
+    fn result(&self, rank: GroupRank) -> Span {
+        match self.kind() {
+            Reduce if rank != self.root() => Span::EMPTY,
+            ReduceScatter => self.layout().block(rank.0),
+            _ => self.layout().blocks(0, self.size()),
+        }
+    }
+
+    fn check(&self) {
+        self.check_fit();
+        self.check_races();
+        self.rounds();
+        match self.kind() {
+            AllReduce | Reduce | ReduceScatter => self.check_reduction(),
+            AllToAll => self.check_all_to_all(),
+            Barrier => self.check_barrier(),
+            AllGather | Gather | Scatter | Broadcast => self.check_delivery(),
+        }
+    }
+
+    /// The n-th send from a to b and the n-th receive of b from a: as many, of the same lengths.
+    fn check_fit(&self) {
+        let mut sends: BTreeMap<(u32, u32), Vec<u64>> = BTreeMap::new();
+        let mut receives = sends.clone();
+        for (me, steps) in self.steps().iter().enumerate() {
+            for (index, step) in steps.iter().enumerate() {
+                assert!(step.after <= index as u64, "{}: step {index} of {me} waits for itself", self.label());
+                let (messages, pair, len) = match step.action {
+                    Action::Send { to, span } => (&mut sends, (me as u32, to.0), span.len),
+                    Action::Recv { from, span, .. } => (&mut receives, (from.0, me as u32), span.len),
+                };
+                assert!(pair.0 != pair.1 && pair.0.max(pair.1) < self.size(), "{}: {pair:?}", self.label());
+                messages.entry(pair).or_default().push(len);
+            }
+        }
+        assert_eq!(sends, receives, "{}", self.label());
+    }
+
+    /// What is sent, or received, is not being received at the time; but several may be combined at one place.
+    fn check_races(&self) {
+        for steps in self.steps() {
+            for (index, step) in steps.iter().enumerate() {
+                let races = |earlier: &Step| match (earlier.action, step.action) {
+                    (Action::Recv { combine: true, .. }, Action::Recv { combine: true, .. }) => false,
+                    (Action::Recv { span: arriving, .. }, Action::Recv { span, .. }) => overlap(arriving, span),
+                    (Action::Recv { span: arriving, .. }, Action::Send { span, .. }) => {
+                        self.kind() != AllToAll && overlap(arriving, span)
+                    }
+                    (Action::Send { .. }, _) => false,
+                };
+                assert!(!steps[step.after as usize..index].iter().any(races), "{}: step {index}", self.label());
+            }
+        }
+    }
+
+    /// How many rounds the collective takes if every message takes one, from the start of both its steps to the end of both.
+    fn rounds(&self) -> u64 {
+        let steps = self.steps();
+        let mut ends: Vec<Vec<u64>> = vec![Vec::new(); steps.len()];
+        // When the n-th message from a to b starts: its send and its receive.
+        let mut starts: BTreeMap<(usize, usize), [Vec<u64>; 2]> = BTreeMap::new();
+        let mut waiting: usize = steps.iter().map(Vec::len).sum();
+        let mut begun = vec![0; steps.len()];
+        while waiting > 0 {
+            let before = (waiting, begun.clone());
+            for me in 0..steps.len() {
+                while let Some(step) = steps[me].get(begun[me]).filter(|step| step.after <= ends[me].len() as u64) {
+                    let start = ends[me][..step.after as usize].iter().copied().max().unwrap_or(0);
+                    let (pair, side) = sides(me, step);
+                    starts.entry(pair).or_default()[side].push(start);
+                    begun[me] += 1;
+                }
+                while let Some(end) =
+                    steps[me].get(ends[me].len()).and_then(|step| end_of(&steps[me], &ends[me], me, step, &starts))
+                {
+                    ends[me].push(end);
+                    waiting -= 1;
+                }
+            }
+            assert_ne!(before, (waiting, begun.clone()), "{} is deadlocked", self.label());
+        }
+        ends.iter().flatten().copied().max().unwrap_or(0)
+    }
+
+    /// Every member's input combined exactly once into every element, and the fold plan gives the same expression as the steps.
+    fn check_reduction(&self) {
+        let everything = self.layout().blocks(0, self.size());
+        // One digit of seven bits a member: the sum of all inputs is 1 in each, and nothing else is.
+        let digit = |rank: GroupRank| 1u128 << (7 * rank.0);
+        let sums = self.run_reduction(|rank| vec![digit(rank); everything.len as usize], u128::wrapping_add);
+        let all: u128 = self.ranks().map(digit).sum();
+        for rank in self.ranks() {
+            assert!(
+                within(&sums[rank.index()], self.result(rank)).iter().all(|sum| *sum == all),
+                "{}: {sums:x?}",
+                self.label()
+            );
+        }
+        let values = self.run_reduction(|rank| vec![u128::from(rank.0) + 1; everything.len as usize], tangle);
+        let plan = FoldPlan::derive(&*self.algorithm, &self.calls[0], self.size());
+        let slots = self.run_plan(&plan, everything.len as usize);
+        for rank in self.ranks() {
+            let parts =
+                plan.result(rank).iter().flat_map(|place| within(&slots[place.slot.index()], place.span).to_vec());
+            assert_eq!(
+                parts.collect::<Vec<_>>(),
+                within(&values[rank.index()], self.result(rank)),
+                "{}: {plan:?}",
+                self.label()
+            );
+        }
+    }
+
+    fn run_reduction(&self, input: impl Fn(GroupRank) -> Vec<u128>, op: fn(u128, u128) -> u128) -> Vec<Vec<u128>> {
+        let mut memory = Reducing { tensors: self.ranks().map(input).collect(), op };
+        carry_out(self.generators(), &mut memory);
+        memory.tensors
+    }
+
+    fn run_plan(&self, plan: &FoldPlan, elements: usize) -> Vec<Vec<u128>> {
+        let mut slots: Vec<Vec<u128>> = (0..plan.slots).map(|slot| vec![u128::from(slot) + 1; elements]).collect();
+        for fold in &plan.folds {
+            assert_ne!(fold.destination, fold.source);
+            for element in fold.span.start as usize..fold.span.end() as usize {
+                let source = slots[fold.source.index()][element];
+                let destination = &mut slots[fold.destination.index()][element];
+                *destination = if fold.combine { tangle(*destination, source) } else { source };
+            }
+        }
+        slots
+    }
+
+    /// All members' blocks, of what each member may have at the start, end where the kind says.
+    fn check_delivery(&self) {
+        let layout = self.layout();
+        let everything = layout.blocks(0, self.size());
+        let at_start = |rank: GroupRank| match self.kind() {
+            AllGather | Gather => layout.block(rank.0),
+            _ if rank == self.root() => everything,
+            _ => Span::EMPTY,
+        };
+        let at_end = |rank: GroupRank| match self.kind() {
+            AllGather | Broadcast => everything,
+            Gather if rank == self.root() => everything,
+            Scatter => layout.block(rank.0),
+            _ => Span::EMPTY,
+        };
+        let held = |span: Span| {
+            (0..everything.len).map(move |element| (span.start..span.end()).contains(&element).then_some(element))
+        };
+        let mut memory = Copying { tensors: self.ranks().map(|rank| held(at_start(rank)).collect()).collect() };
+        carry_out(self.generators(), &mut memory);
+        for rank in self.ranks() {
+            let wanted: Vec<_> = held(everything).collect();
+            assert_eq!(
+                within(&memory.tensors[rank.index()], at_end(rank)),
+                within(&wanted, at_end(rank)),
+                "{}",
+                self.label()
+            );
+        }
+    }
+
+    /// Block b of what a sends is block a of what b receives.
+    fn check_all_to_all(&self) {
+        let layouts: Vec<(Layout, Layout)> = self.calls.iter().map(Layout::of_pairs).collect();
+        let outputs = layouts.iter().map(|(_, incoming)| vec![None; incoming.blocks(0, self.size()).len as usize]);
+        let mut memory = Exchanging { outputs: outputs.collect() };
+        carry_out(self.generators(), &mut memory);
+        for to in self.ranks() {
+            for from in self.ranks().filter(|from| *from != to) {
+                let arrived = within(&memory.outputs[to.index()], layouts[to.index()].1.block(from.0));
+                let sent = layouts[from.index()].0.block(to.0);
+                let wanted: Vec<_> = (sent.start..sent.end()).map(|element| Some((from, element))).collect();
+                assert_eq!(arrived, wanted, "{}", self.label());
+            }
+        }
+    }
+
+    /// No member is through before every other has entered: all members' signals reach it.
+    fn check_barrier(&self) {
+        let mut memory = Signals { heard: self.ranks().map(|rank| 1 << rank.0).collect() };
+        carry_out(self.generators(), &mut memory);
+        assert!(memory.heard.iter().all(|heard| *heard == (1 << self.size()) - 1), "{}", self.label());
+    }
+}
+
+fn sides(me: usize, step: &Step) -> ((usize, usize), usize) {
+    match step.action {
+        Action::Send { to, .. } => ((me, to.index()), 0),
+        Action::Recv { from, .. } => ((from.index(), me), 1),
+    }
+}
+
+/// When `step`, the first of `steps` whose end is not known, ends: one round after both sides have started.
+fn end_of(
+    steps: &[Step],
+    ends: &[u64],
+    me: usize,
+    step: &Step,
+    starts: &BTreeMap<(usize, usize), [Vec<u64>; 2]>,
+) -> Option<u64> {
+    let (pair, side) = sides(me, step);
+    let number = steps[..ends.len()].iter().filter(|earlier| sides(me, earlier) == (pair, side)).count();
+    let [sends, receives] = starts.get(&pair)?;
+    let sent = *sends.get(number)?;
+    // A send needs no receive: what a rendezvous costs is the transport's business.
+    if side == 0 { Some(sent + 1) } else { Some(sent.max(*receives.get(number)?) + 1) }
+}
+
+fn overlap(a: Span, b: Span) -> bool {
+    a.start.max(b.start) < a.end().min(b.end())
+}
+
+fn within<T>(tensor: &[T], span: Span) -> &[T] {
+    &tensor[span.start as usize..span.end() as usize]
+}
+
+/// Commutative, and not associative.
+fn tangle(a: u128, b: u128) -> u128 {
+    let sum = a.wrapping_add(b).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+    sum ^ (sum >> 61)
+}
+
+struct Reducing {
+    tensors: Vec<Vec<u128>>,
+    op: fn(u128, u128) -> u128,
+}
+
+impl Memory for Reducing {
+    type Message = Vec<u128>;
+
+    fn load(&mut self, rank: GroupRank, span: Span) -> Vec<u128> {
+        within(&self.tensors[rank.index()], span).to_vec()
+    }
+
+    fn store(&mut self, rank: GroupRank, span: Span, combine: bool, message: Vec<u128>) {
+        let here = &mut self.tensors[rank.index()][span.start as usize..span.end() as usize];
+        for (here, arrived) in here.iter_mut().zip(message) {
+            *here = if combine { (self.op)(*here, arrived) } else { arrived };
+        }
+    }
+}
+
+struct Copying {
+    tensors: Vec<Vec<Option<u64>>>,
+}
+
+impl Memory for Copying {
+    type Message = Vec<Option<u64>>;
+
+    fn load(&mut self, rank: GroupRank, span: Span) -> Vec<Option<u64>> {
+        let elements = within(&self.tensors[rank.index()], span).to_vec();
+        assert!(!elements.contains(&None), "{rank} sends {span:?} before it has it");
+        elements
+    }
+
+    fn store(&mut self, rank: GroupRank, span: Span, combine: bool, message: Vec<Option<u64>>) {
+        assert!(!combine);
+        self.tensors[rank.index()][span.start as usize..span.end() as usize].copy_from_slice(&message);
+    }
+}
+
+type Element = Option<(GroupRank, u64)>;
+
+struct Exchanging {
+    outputs: Vec<Vec<Element>>,
+}
+
+impl Memory for Exchanging {
+    type Message = Vec<Element>;
+
+    fn load(&mut self, rank: GroupRank, span: Span) -> Vec<Element> {
+        (span.start..span.end()).map(|element| Some((rank, element))).collect()
+    }
+
+    fn store(&mut self, rank: GroupRank, span: Span, combine: bool, message: Vec<Element>) {
+        assert!(!combine);
+        self.outputs[rank.index()][span.start as usize..span.end() as usize].copy_from_slice(&message);
+    }
+}
+
+/// For each member, the set of those whose entry it knows of.
+struct Signals {
+    heard: Vec<u32>,
+}
+
+impl Memory for Signals {
+    type Message = u32;
+
+    fn load(&mut self, rank: GroupRank, _: Span) -> u32 {
+        self.heard[rank.index()]
+    }
+
+    fn store(&mut self, rank: GroupRank, _: Span, _: bool, heard: u32) {
+        self.heard[rank.index()] |= heard;
+    }
+}
+
+#[test]
+fn every_algorithm_is_right_at_every_size() {
+    for (kind, algorithm) in everything() {
+        for size in 2..=17 {
+            for count in [0, 1, 2, u64::from(size) - 1, u64::from(size), u64::from(size) + 1, 100] {
+                Case::even(kind, algorithm.clone(), size, count).with_root(size / 3).check();
+            }
+        }
+    }
+}
+
+#[test]
+fn tensors_of_many_segments_are_right() {
+    // 1 MiB is 262,144 elements: three and more segments a chunk.
+    for (kind, size, count) in [(AllReduce, 3, 2_000_003), (Reduce, 2, 1_800_001), (ReduceScatter, 2, 1_000_000)] {
+        Case::named(kind, "gloo_ring", size, count).with_root(1).check();
+    }
+}
+
+fn blocks(size: usize) -> impl Strategy<Value = Vec<u64>> {
+    prop::collection::vec(prop_oneof![Just(0u64), 0..40u64], size)
+}
+
+proptest! {
+    #[test]
+    fn unequal_blocks_are_right((lengths, root) in (2..=17usize).prop_flat_map(|size| (blocks(size), 0..size as u32))) {
+        for (kind, algorithm) in everything() {
+            if matches!(kind, AllGather | ReduceScatter | Gather | Scatter) {
+                let calls = vec![call(kind, root, Shape::Blocks(lengths.clone())); lengths.len()];
+                Case { algorithm, calls }.check();
+            }
+        }
+    }
+
+    #[test]
+    fn any_count_and_root_is_right((size, root, count) in (2..=17u32).prop_flat_map(|size| (Just(size), 0..size, 0..300u64))) {
+        for (kind, algorithm) in everything() {
+            Case::even(kind, algorithm, size, count).with_root(root).check();
+        }
+    }
+
+    #[test]
+    fn unequal_pairs_are_right(table in (2..=9usize).prop_flat_map(|size| prop::collection::vec(blocks(size), size))) {
+        for algorithm in algorithms_for(AllToAll) {
+            let recv = |me: usize| table.iter().map(|row| row[me]).collect();
+            let shape = |me: usize| Shape::Pairs { send: table[me].clone(), recv: recv(me) };
+            let calls = (0..table.len()).map(|me| call(AllToAll, 0, shape(me))).collect();
+            Case { algorithm, calls }.check();
+        }
+    }
+}
+
+/// floor(log2 P) and ceil(log2 P).
+fn logs(size: u32) -> (u64, u64) {
+    (u64::from(size.ilog2()), u64::from(u32::BITS - (size - 1).leading_zeros()))
+}
+
+#[test]
+fn rounds_are_the_closed_forms() {
+    for size in 2..=17u32 {
+        let (p, (low, high)) = (u64::from(size), logs(size));
+        let fold = if low == high { 0 } else { 2 };
+        // A member's path from the root has one message for each set bit of its number.
+        let most_bits = u64::from((0..size).map(u32::count_ones).max().unwrap());
+        let expected = [
+            (AllReduce, "ring", 2 * (p - 1)),
+            (AllGather, "ring", p - 1),
+            (ReduceScatter, "ring", p - 1),
+            (Broadcast, "binomial", high),
+            (Reduce, "binomial", high),
+            (AllReduce, "recursive_doubling", low + fold),
+            (AllGather, "recursive_doubling", low + fold),
+            (AllReduce, "halving_doubling", 2 * low + fold),
+            (ReduceScatter, "halving_doubling", low + fold),
+            (AllToAll, "pairwise", p - 1),
+            (AllToAll, "linear", 1),
+            (AllGather, "linear", 1),
+            (Gather, "linear", 1),
+            (Scatter, "linear", 1),
+            (Broadcast, "linear", 1),
+            (Reduce, "linear", 1),
+            (Barrier, "dissemination", high),
+            (AllReduce, "gloo_ring", 2 * (p - 1)),
+            (Reduce, "gloo_ring", p),
+            (ReduceScatter, "gloo_ring", 2 * (p - 1)),
+            (AllGather, "gloo_ring", p - 1),
+            (Broadcast, "gloo_binomial", most_bits),
+        ];
+        assert_eq!(expected.len(), everything().len());
+        for (kind, name, rounds) in expected {
+            assert_eq!(Case::named(kind, name, size, 4 * p).rounds(), rounds, "{name} {kind} of {size}");
+        }
+    }
+}
+
+#[test]
+fn every_member_of_a_ring_sends_its_share() {
+    for size in 2..=17u32 {
+        let p = u64::from(size);
+        // n = 4 P elements: 2 (P-1)/P n for all-reduce, (P-1)/P n for its halves, whose blocks are n/P.
+        for (kind, name, count, sent) in [
+            (AllReduce, "ring", 4 * p, 2 * (p - 1) * 4),
+            (ReduceScatter, "ring", 4, (p - 1) * 4),
+            (AllGather, "ring", 4, (p - 1) * 4),
+            (AllReduce, "gloo_ring", 4 * p, 2 * (p - 1) * 4),
+            (ReduceScatter, "gloo_ring", 4, 2 * (p - 1) * 4),
+            (AllGather, "gloo_ring", 4, (p - 1) * 4),
+            (AllToAll, "pairwise", 4, (p - 1) * 4),
+            (AllToAll, "linear", 4, (p - 1) * 4),
+            (AllGather, "linear", 4, (p - 1) * 4),
+        ] {
+            assert_eq!(
+                Case::named(kind, name, size, count).sent(),
+                vec![sent; size as usize],
+                "{name} {kind} of {size}"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_member_of_a_power_of_two_sends_its_share() {
+    for size in [2u32, 4, 8, 16] {
+        let (p, (k, _)) = (u64::from(size), logs(size));
+        // P = 2^k, n = 4 P: k n for doubling of the whole tensor; (P-1)/P n for each halving or doubling of blocks.
+        for (kind, name, count, sent) in [
+            (AllReduce, "recursive_doubling", 4 * p, k * 4 * p),
+            (AllGather, "recursive_doubling", 4, (p - 1) * 4),
+            (AllReduce, "halving_doubling", 4 * p, 2 * (p - 1) * 4),
+            (ReduceScatter, "halving_doubling", 4, (p - 1) * 4),
+        ] {
+            assert_eq!(
+                Case::named(kind, name, size, count).sent(),
+                vec![sent; size as usize],
+                "{name} {kind} of {size}"
+            );
+        }
+    }
+}
+
+#[test]
+fn trees_and_stars_move_every_block_or_tensor_once() {
+    for size in 2..=17u32 {
+        // (P-1) n over all members together, n the tensor or one block.
+        for (kind, name) in [
+            (Broadcast, "binomial"),
+            (Reduce, "binomial"),
+            (Broadcast, "gloo_binomial"),
+            (Broadcast, "linear"),
+            (Reduce, "linear"),
+            (Gather, "linear"),
+            (Scatter, "linear"),
+        ] {
+            let sent: u64 = Case::named(kind, name, size, 10).with_root(size - 1).sent().iter().sum();
+            assert_eq!(sent, u64::from(size - 1) * 10, "{name} {kind} of {size}");
+        }
+    }
+}
+
+#[test]
+fn a_ring_of_131072_members_is_generated_step_by_step() {
+    let case = call(AllReduce, 0, Shape::Even(1 << 20));
+    let ring = algorithm_by_name(AllReduce, "ring").unwrap();
+    // 2 (P-1) rounds of a send and a receive.
+    assert_eq!(ring.steps(&case, 131_072, GroupRank(77)).count(), 4 * 131_071);
+}
+
+#[test]
+fn gloo_gathers_a_block_in_two_halves() {
+    let steps = Case::named(AllGather, "gloo_ring", 3, 5).steps();
+    let send = |start, len| Action::Send { to: GroupRank(2), span: Span { start, len } };
+    let sends: Vec<_> = steps[1].iter().filter(|step| matches!(step.action, Action::Send { .. })).collect();
+    // Blocks of 5 elements: the member's own, 5..7 and 7..10, then the one that it has got from the member before.
+    assert_eq!(
+        sends.iter().map(|step| step.action).collect::<Vec<_>>(),
+        [send(5, 2), send(7, 3), send(0, 2), send(2, 3)]
+    );
+    // Two pieces in flight in each direction: the third waits for the first.
+    assert_eq!(sends.iter().map(|step| step.after).collect::<Vec<_>>(), [0, 0, 2, 4]);
+}
