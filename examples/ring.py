@@ -17,7 +17,8 @@ def main() -> None:
         arriving = torch.empty_like(passing)
         sent = dist.isend(passing, (rank + 1) % size)
         received = dist.irecv(arriving, (rank - 1) % size)
-        assert sent is not None and received is not None
+        assert sent is not None
+        assert received is not None
         received.wait()
         sent.wait()
         passing = arriving

@@ -1,6 +1,6 @@
 """Runs the language model of examples/generate on two simulated clusters, and says how they differ.
 
-    .venv/bin/python scripts/demo.py DIRECTORY
+The one argument is the folder that both runs are written to.
 """
 
 import json
@@ -28,7 +28,7 @@ def main() -> None:
         line("of that for a late peer, worst, s", [worst(report, "late_peer_s") for _, report in runs.values()]),
     ]:
         print(row)
-    print(f"\nThe timelines: open {directory}/*/trace* at https://ui.perfetto.dev or chrome://tracing (nothing is uploaded).")
+    print(f"\nThe timelines are {directory}/*/trace*: open them at https://ui.perfetto.dev (nothing is uploaded).")
     print("Your own program: .venv/bin/uniference run --cluster CLUSTER.toml SCRIPT.py")
 
 

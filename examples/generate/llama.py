@@ -1,7 +1,7 @@
 """A Llama in plain torch, and how it is cut over the ranks of a tensor-parallel group.
 
 Modules are named as GGUF names tensors, so that a checkpoint's tensor goes to the parameter of the same name. Rotary
-embeddings turn neighbouring pairs, which is the order in which GGUF stores the rows of Llama's query and key projections.
+embeddings turn neighbouring pairs, the order in which GGUF stores the rows of Llama's query and key projections.
 """
 
 from dataclasses import dataclass
