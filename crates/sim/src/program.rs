@@ -188,7 +188,8 @@ pub struct Collective {
 pub enum Shape {
     /// The tensor (all-reduce, reduce, broadcast), or every rank's block (all-gather, reduce-scatter, all-to-all, gather, scatter).
     Even(u64),
-    /// The block of each rank of the group in turn.
+    /// The block of each rank of the group in turn. A reduce-scatter of a list of tensors is given like this even if they are equal:
+    /// Gloo carries it out differently from that of one tensor.
     Blocks(Vec<u64>),
     /// All-to-all with unequal blocks: what this rank sends to, and receives from, each rank in turn.
     Pairs {

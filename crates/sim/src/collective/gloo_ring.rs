@@ -10,15 +10,20 @@
 //! **reduce** is the same reduce-scatter, then every rank sends its chunk to the root. Its segments are
 //! min(ceil(n / 2P), 1 MiB) long, and with more than two segments a chunk it goes on for S/P - 2 segments that nobody needs.
 //!
-//! **reduce_scatter** of one tensor is one all_reduce of all blocks. Of a list of tensors, it is an all_reduce for each, two at a
-//! time (the process group has two worker threads); here the second of two advances with the first, segment by segment.
+//! **reduce_scatter** of one tensor ([`Shape::Even`]) is one all_reduce of all blocks. Of a list of tensors ([`Shape::Blocks`], equal or
+//! not) it is an all_reduce for each, two at a time (the process group has two worker threads); here the second of two advances with
+//! the first, segment by segment.
 //!
-//! **all_gather** goes up the ring (to rank r+1), each block in two halves (here of whole elements), two in flight; unequal blocks
-//! whole and one by one.
+//! **all_gather** goes up the ring (to rank r+1), each block in two halves (here of whole elements), two in flight; unequal blocks,
+//! which torch refuses, whole and one by one.
 //!
 //! With n bytes in all blocks together, latency a and b seconds a byte, a rank sends 2 (P-1)/P n in an all_reduce, and twice the
 //! bytes of a true reduce-scatter in a reduce_scatter. Small messages: all_reduce 2 (P-1) a, all_gather (P-1) a, before what a
-//! rendezvous adds. Empty segments are not sent, and empty tensors take no steps.
+//! rendezvous adds. Empty segments are not sent, and with equal shapes empty tensors take no steps.
+//!
+//! Measured: torch 2.15's results equal those combined in this order bit for bit, with 2, 3, 4, 5 and 7 ranks, 1 to 6,000,000 elements of
+//! float32, float64 and bfloat16, for all four calls that reduce; and so do the bytes on the loopback interface, reduce's
+//! needless segments included (P = 2, 16 MiB: 36 MiB in place of 24).
 
 use super::layout::{Layout, elements};
 use super::rounds::{IDLE, Round, before, in_flight, one_by_one, recv, recv_combine, send, then_at_once, wrap};

@@ -1,7 +1,7 @@
 //! Owns the collective algorithms: how one member turns a collective into sends and receives, lazily, step by step.
 //!
-//! One file an algorithm; which one a call gets is `choose`'s business, when a step runs is the engine's, and what a step costs is
-//! the transport's and the network's.
+//! One file an algorithm; [`choose`] picks one, and [`fold`] derives in which order it combines elements. When a step runs is the
+//! engine's business, and what it costs is the transport's and the network's.
 
 mod binomial;
 pub mod choose;

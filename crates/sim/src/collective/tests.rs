@@ -208,10 +208,10 @@ impl Case {
         let mut slots: Vec<Vec<u128>> = (0..plan.slots).map(|slot| vec![u128::from(slot) + 1; elements]).collect();
         for fold in &plan.folds {
             assert_ne!(fold.destination, fold.source);
-            for element in fold.span.start as usize..fold.span.end() as usize {
-                let source = slots[fold.source.index()][element];
-                let destination = &mut slots[fold.destination.index()][element];
-                *destination = if fold.combine { tangle(*destination, source) } else { source };
+            let source = within(&slots[fold.source.index()], fold.span).to_vec();
+            let here = &mut slots[fold.destination.index()][fold.span.start as usize..fold.span.end() as usize];
+            for (here, source) in here.iter_mut().zip(source) {
+                *here = if fold.combine { tangle(*here, source) } else { source };
             }
         }
         slots
@@ -563,4 +563,25 @@ fn gloo_gathers_a_block_in_two_halves() {
     );
     // Two pieces in flight in each direction: the third waits for the first.
     assert_eq!(sends.iter().map(|step| step.after).collect::<Vec<_>>(), [0, 0, 2, 4]);
+}
+
+#[test]
+fn gloo_starts_the_second_phase_of_an_all_reduce_after_the_first() {
+    let steps = Case::named(AllReduce, "gloo_ring", 2, 12).steps();
+    // P = 2: two segments a chunk, both in flight in each phase, a receive and a send each.
+    assert_eq!(steps[0].iter().map(|step| step.after).collect::<Vec<_>>(), [0, 0, 0, 0, 4, 4, 4, 4]);
+    // P = 3: a phase has four rounds; the third waits for the first, the fourth for the second.
+    let steps = Case::named(AllReduce, "gloo_ring", 3, 12).steps();
+    let phases = [0, 0, 0, 0, 2, 2, 4, 4].into_iter().chain([8, 8, 8, 8, 10, 10, 12, 12]);
+    assert_eq!(steps[0].iter().map(|step| step.after).collect::<Vec<_>>(), phases.collect::<Vec<_>>());
+}
+
+#[test]
+fn gloo_reduces_a_list_two_blocks_at_a_time() {
+    let calls = vec![call(ReduceScatter, 0, Shape::Blocks(vec![12; 3])); 3];
+    let steps = Case { algorithm: algorithm_by_name(ReduceScatter, "gloo_ring").unwrap(), calls }.steps();
+    // An all-reduce of P = 3 has 8 rounds of a receive and a send: 16 steps. The third block waits for both before it.
+    assert_eq!(steps[0].len(), 3 * 16);
+    assert_eq!(steps[0][..8].iter().map(|step| step.after).max(), Some(0));
+    assert_eq!(steps[0][32..36].iter().map(|step| step.after).collect::<Vec<_>>(), [32; 4]);
 }

@@ -192,7 +192,7 @@ impl Builder<'_> {
 
     fn rail(&mut self, per_server: u32, fabric: LinkSpec) -> Result<Shape, TopologyError> {
         let hosts = self.hosts.len() as u32;
-        if per_server == 0 || hosts % per_server != 0 {
+        if per_server == 0 || !hosts.is_multiple_of(per_server) {
             let problem = format!("{hosts} hosts do not make servers of {per_server}");
             return Err(TopologyError::Shape { preset: "rail", problem, hint: "servers must be full" });
         }
