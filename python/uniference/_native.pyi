@@ -6,6 +6,9 @@ from typing import final
 def cli(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit code."""
 
+def die_with_parent() -> None:
+    """The kernel kills this process when its parent dies; if that has already happened, it ends at once."""
+
 @final
 class Channel:
     """This rank's connection to the engine.

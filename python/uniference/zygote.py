@@ -25,3 +25,164 @@ To the driver:
 
 A rank's exit code is 0, or 1 if its program failed (its traceback is then on its stderr).
 """
+
+import array
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import warnings
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+SUPPORTED_TORCH = "2.15"
+
+_FDS_A_RANK = 3
+_LINE_LIMIT = 1 << 20
+
+# torch._dynamo brings DTensor, tensor parallel and FSDP with it; torch itself loads it lazily, at the first optimiser or collective.
+_PRELOADED = (
+    "torch._dynamo",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.fsdp",
+    "torch.distributed.device_mesh",
+)
+
+# Threads do not survive a fork, so no library may start a pool of them before it.
+_SINGLE_THREADED = {
+    name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+}
+
+
+class Zygote:
+    """The loop that forks ranks and reports their ends."""
+
+    def __init__(self, driver: socket.socket) -> None:
+        self._driver = driver
+        self._ranks: dict[int, int] = {}  # pid -> rank
+        self._text = b""
+        self._fds: list[int] = []
+        self._wakeup, self._wakeup_writer = socket.socketpair()
+
+    def run(self) -> None:
+        """Serves the driver until it hangs up."""
+        self._wakeup_writer.setblocking(False)
+        self._wakeup.setblocking(False)
+        signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
+        while self._serve():
+            pass
+        for pid in self._ranks:
+            os.kill(pid, signal.SIGKILL)
+
+    def report(self, **event: Any) -> None:
+        """Tells the driver."""
+        self._driver.sendall(json.dumps(event).encode() + b"\n")
+
+    def _serve(self) -> bool:
+        """Waits for the next thing to happen and handles it. False: the driver has hung up."""
+        import select
+
+        ready, _, _ = select.select([self._driver, self._wakeup], [], [])
+        if self._wakeup in ready:
+            self._wakeup.recv(4096)
+            self._reap()
+        return self._driver not in ready or self._receive()
+
+    def _reap(self) -> None:
+        while self._ranks:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            rank = self._ranks.pop(pid)
+            self.report(event="exited", rank=rank, pid=pid, status=os.waitstatus_to_exitcode(status))
+
+    def _receive(self) -> bool:
+        data, ancillary, _, _ = self._driver.recvmsg(_LINE_LIMIT, socket.CMSG_SPACE(4 * _FDS_A_RANK * 16))
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds = array.array("i")
+                fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+                self._fds.extend(fds)
+        *lines, self._text = (self._text + data).split(b"\n")
+        for line in lines:
+            self._command(json.loads(line))
+        return bool(data)
+
+    def _command(self, command: Mapping[str, Any]) -> None:
+        assert command["op"] == "fork", f"the driver asks for {command['op']}"
+        fds, self._fds = self._fds[:_FDS_A_RANK], self._fds[_FDS_A_RANK:]
+        pid = os.fork()
+        if pid == 0:
+            self._become_rank(command, fds)
+        for fd in fds:
+            os.close(fd)
+        self._ranks[pid] = command["rank"]
+        self.report(event="forked", rank=command["rank"], pid=pid)
+
+    def _become_rank(self, command: Mapping[str, Any], fds: list[int]) -> NoReturn:
+        """In the child: keeps the three descriptors and nothing else of the zygote's, and runs the program."""
+        from uniference import _native, rank
+
+        _native.die_with_parent()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        control, stdout, stderr = fds
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for fd, target in ((nothing, 0), (stdout, 1), (stderr, 2)):
+            os.dup2(fd, target)
+        os.closerange(3, control)
+        os.closerange(control + 1, os.sysconf("SC_OPEN_MAX"))
+        os.set_inheritable(control, False)
+        rank.run(rank.Task.from_command(command), control)
+
+
+def _load() -> str:
+    """Imports what ranks need; returns torch's version."""
+    import importlib
+
+    import torch
+
+    version = str(torch.__version__).partition("+")[0]
+    if not f"{version}.".startswith(f"{SUPPORTED_TORCH}."):
+        raise RuntimeError(
+            f"torch {version} is installed, but only {SUPPORTED_TORCH}.x is supported",
+            f"install it: pip install torch=={SUPPORTED_TORCH}.0",
+        )
+    torch.set_num_threads(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for module in _PRELOADED:
+            importlib.import_module(module)
+    return version
+
+
+def main(argv: list[str]) -> int:
+    """The process: `argv` is [FD]."""
+    from uniference import _native
+
+    _native.die_with_parent()
+    os.setsid()  # Ctrl-C on the terminal is for the driver alone: it ends us
+    os.environ.update(_SINGLE_THREADED)
+    zygote = Zygote(socket.socket(fileno=int(argv[0])))
+    os.set_inheritable(int(argv[0]), False)
+    try:
+        version = _load()
+    except (ImportError, RuntimeError) as error:
+        message, hint = (*error.args, "install the package with its dependencies: pip install uniference")[:2]
+        zygote.report(event="error", message=str(message), hint=str(hint))
+        return 1
+    # Imported by every rank: load it here, once.
+    from uniference import rank  # noqa: F401
+
+    gc.collect()
+    gc.freeze()
+    zygote.report(event="ready", torch=version)
+    zygote.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,400 @@
+"""Owns the process group that a program's `init_process_group` gets: it turns c10d's calls into operations of the engine.
+
+When an operation completes is the engine's business, how its bytes travel `arena`'s, and how elements are combined `reduction`'s.
+The base class and its method names are torch 2.15's `torch/csrc/distributed/c10d/py/PyBackend.hpp`.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C import _distributed_c10d as c10d
+from torch.distributed.distributed_c10d import Backend as BackendNames
+
+from uniference._charging import uncharged
+from uniference._native import Channel
+from uniference._site import user_line
+from uniference.arena import Arena
+from uniference.reduction import Reduction
+from uniference.work import Operation, Work
+
+Shape = int | Sequence[int] | tuple[Sequence[int], Sequence[int]]
+
+# The defaults of torch 2.15 are no events in virtual time: where nothing else is left to happen, that is a deadlock.
+_DEFAULT_TIMEOUTS = (timedelta(minutes=30), timedelta(minutes=10))
+
+
+class SimulatedBackend(c10d.Backend):
+    """One rank's membership in one process group. Ranks and roots are the group's, as c10d passes them."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        arena: Arena,
+        name: str,
+        ranks: Sequence[int],
+        rank: int,
+        timeout: timedelta,
+        group_name: str,
+    ) -> None:
+        super().__init__(rank, len(ranks))
+        self.channel = channel
+        self._arena = arena
+        self._name = name
+        self._rank = rank
+        self._size = len(ranks)
+        self._timeout = timeout
+        self._group = channel.group(ranks)
+        self._pid = os.getpid()
+        self._sequence = 0
+        self._batch: list[Work] | None = None
+        self._options = c10d.Backend.Options(name, timeout)
+        self._options.global_ranks_in_group = list(ranks)
+        self._options.group_name = group_name  # type: ignore[assignment]
+
+    # What torch asks about the group
+
+    def getBackendName(self) -> str:
+        return self._name
+
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def options(self) -> c10d.Backend.Options:
+        return self._options
+
+    @property
+    def supports_coalescing(self) -> bool:
+        return self._name == "nccl"
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        pass
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._sequence
+
+    def get_error(self) -> c10d.ErrorType:
+        return c10d.ErrorType.SUCCESS
+
+    def eager_connect_single_device(self, device: torch.device | None) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        pass
+
+    # Collectives that combine elements
+
+    @uncharged
+    def allreduce(self, tensors: list[Tensor], opts: c10d.AllreduceOptions) -> Work:
+        return self._all_reduce(tensors, opts)
+
+    @uncharged
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: c10d.AllreduceCoalescedOptions) -> Work:
+        return self._all_reduce(tensors, opts)
+
+    def _all_reduce(self, tensors: list[Tensor], opts: c10d.AllreduceOptions) -> Work:
+        reduction = self._reduction(opts, tensors)
+        return self._collective("all_reduce", opts, _elements(tensors), tensors, tensors, reduction=reduction)
+
+    @uncharged
+    def reduce(self, tensors: list[Tensor], opts: c10d.ReduceOptions) -> Work:
+        root = self._root("reduce", opts.rootRank)
+        outputs = tensors if root == self._rank else []
+        reduction = self._reduction(opts, tensors)
+        return self._collective("reduce", opts, _elements(tensors), tensors, outputs, reduction=reduction, root=root)
+
+    @uncharged
+    def reduce_scatter(
+        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: c10d.ReduceScatterOptions
+    ) -> Work:
+        return self._reduce_scatter(outputs[0], inputs[0], opts)
+
+    def _reduce_scatter(self, output: Tensor, inputs: Sequence[Tensor], opts: c10d.ReduceScatterOptions) -> Work:
+        reduction = self._reduction(opts, [output])
+        return self._collective("reduce_scatter", opts, _blocks(inputs), inputs, [output], reduction=reduction)
+
+    @uncharged
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: c10d.ReduceScatterOptions) -> Work:
+        return self._reduce_scatter_single(output, input, opts)
+
+    def _reduce_scatter_single(self, output: Tensor, input: Tensor, opts: c10d.ReduceScatterOptions) -> Work:
+        if output.numel() * self._size != input.numel():
+            raise ValueError("input tensor must be the same size as output size times world size")
+        reduction = self._reduction(opts, [output])
+        return self._collective("reduce_scatter", opts, output.numel(), [input], [output], reduction=reduction)
+
+    @uncharged
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: c10d.ReduceScatterOptions
+    ) -> Work:
+        pairs = zip(outputs, inputs, strict=True)
+        return self._merged("reduce_scatter", [self._reduce_scatter_single(out, put, opts) for out, put in pairs])
+
+    # Collectives that move elements
+
+    @uncharged
+    def broadcast(self, tensors: list[Tensor], opts: c10d.BroadcastOptions) -> Work:
+        root = self._root("broadcast", opts.rootRank)
+        inputs = tensors if root == self._rank else None
+        return self._collective("broadcast", opts, _elements(tensors), inputs, tensors, root=root)
+
+    @uncharged
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: c10d.AllgatherOptions) -> Work:
+        return self._all_gather(outputs[0], inputs[0], opts)
+
+    def _all_gather(self, outputs: Sequence[Tensor], input: Tensor, opts: c10d.AllgatherOptions) -> Work:
+        if self._name == "gloo":
+            _check_gloo_all_gather(outputs, input)
+        return self._collective("all_gather", opts, _blocks(outputs), [input], outputs)
+
+    @uncharged
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: c10d.AllgatherOptions) -> Work:
+        return self._all_gather_single(output, input, opts)
+
+    def _all_gather_single(self, output: Tensor, input: Tensor, opts: c10d.AllgatherOptions) -> Work:
+        if input.numel() * self._size != output.numel():
+            raise ValueError("output tensor size must be equal to world_size times input tensor size")
+        return self._collective("all_gather", opts, input.numel(), [input], [output])
+
+    @uncharged
+    def all_gather_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: c10d.AllgatherOptions
+    ) -> Work:
+        pairs = zip(outputs, inputs, strict=True)
+        return self._merged("all_gather", [self._all_gather_single(out, put, opts) for out, put in pairs])
+
+    @uncharged
+    def allgather_coalesced(
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: c10d.AllgatherOptions
+    ) -> Work:
+        # outputs[rank][i] receives inputs[i] of that rank.
+        per_input = zip(*outputs, strict=True)
+        return self._merged(
+            "all_gather", [self._all_gather(out, put, opts) for out, put in zip(per_input, inputs, strict=True)]
+        )
+
+    @uncharged
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: c10d.GatherOptions) -> Work:
+        root = self._root("gather", opts.rootRank)
+        received = outputs[0] if root == self._rank else []
+        return self._collective("gather", opts, inputs[0].numel(), inputs, received, root=root)
+
+    @uncharged
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: c10d.ScatterOptions) -> Work:
+        root = self._root("scatter", opts.rootRank)
+        sent = inputs[0] if root == self._rank else None
+        return self._collective("scatter", opts, outputs[0].numel(), sent, outputs, root=root)
+
+    @uncharged
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: c10d.AllToAllOptions) -> Work:
+        shape = ([t.numel() for t in inputs], [t.numel() for t in outputs])
+        return self._collective("all_to_all", opts, shape, inputs, outputs)
+
+    @uncharged
+    def all_to_all_single(
+        self, output: Tensor, input: Tensor, received: list[int], sent: list[int], opts: c10d.AllToAllOptions
+    ) -> Work:
+        shape = (self._split(input, sent), self._split(output, received))
+        return self._collective("all_to_all", opts, shape, [input], [output])
+
+    @uncharged
+    def barrier(self, opts: c10d.BarrierOptions) -> Work:
+        return self._collective("barrier", opts, 0, None, [])
+
+    @uncharged
+    def monitored_barrier(self, opts: c10d.BarrierOptions, wait_all_ranks: bool = False) -> None:
+        self._collective("barrier", opts, 0, None, []).wait()
+
+    # Point to point
+
+    @uncharged
+    def send(self, tensors: list[Tensor], to: int, tag: int) -> Work:
+        self._check(tensors)
+        handle = self.channel.send(self._group, to, tag, self._arena.stage(tensors), _nbytes(tensors), user_line())
+        return self._issued(Work(self.channel, "send", [Operation(self._arena, handle, [])], self._limit(None)))
+
+    @uncharged
+    def recv(self, tensors: list[Tensor], source: int, tag: int) -> Work:
+        return self._receive(tensors, source, tag)
+
+    @uncharged
+    def recv_anysource(self, tensors: list[Tensor], tag: int) -> Work:
+        return self._receive(tensors, None, tag)
+
+    def _receive(self, tensors: list[Tensor], source: int | None, tag: int) -> Work:
+        self._check(tensors)
+        handle = self.channel.recv(self._group, source, tag, _nbytes(tensors), user_line())
+        return self._issued(Work(self.channel, "recv", [Operation(self._arena, handle, tensors)], self._limit(None)))
+
+    # Batches: everything issued between the two calls is one Work
+
+    def start_coalescing(self) -> None:
+        self._batch = []
+
+    def end_coalescing(self) -> Work:
+        works, self._batch = self._batch or [], None
+        return self._merged("batch", works)
+
+    # How a call reaches the engine
+
+    def _collective(
+        self,
+        kind: str,
+        opts: Any,
+        shape: Shape,
+        inputs: Sequence[Tensor] | None,
+        outputs: Sequence[Tensor],
+        *,
+        reduction: Reduction | None = None,
+        root: int | None = None,
+    ) -> Work:
+        self._check(chain(inputs or (), outputs))
+        self._sequence += 1
+        sent = reduction.prepare(inputs) if reduction is not None and inputs is not None else inputs
+        offset = self._arena.stage(sent) if sent is not None else None
+        reduce = reduction.name if reduction is not None else None
+        dtype = _dtype_name(next(chain(inputs or (), outputs), None))
+        handle = self.channel.collective(self._group, kind, dtype, reduce, root, shape, offset, user_line())
+        operation = Operation(self._arena, handle, outputs, reduction, self._size)
+        return self._issued(Work(self.channel, kind, [operation], self._limit(opts.timeout)))
+
+    def _issued(self, work: Work) -> Work:
+        if self._batch is not None:
+            self._batch.append(work)
+        return work
+
+    def _merged(self, name: str, works: Sequence[Work]) -> Work:
+        return Work(self.channel, name, [op for work in works for op in work.operations], self._limit(None))
+
+    def _reduction(self, opts: Any, tensors: Sequence[Tensor]) -> Reduction:
+        return Reduction(opts.reduceOp, tensors[0].dtype, self._name)
+
+    def _limit(self, timeout: timedelta | None) -> timedelta | None:
+        """The time-out the program itself has asked for. torch marks an unset one by a negative value."""
+        chosen = self._timeout if timeout is None or timeout < timedelta(0) else timeout
+        return None if chosen in _DEFAULT_TIMEOUTS else chosen
+
+    def _root(self, name: str, root: int) -> int:
+        if not 0 <= root < self._size:
+            raise RuntimeError(f"ProcessGroup{self._name.capitalize()}::{name}: invalid root rank: {root}")
+        return root
+
+    def _split(self, tensor: Tensor, sizes: Sequence[int]) -> list[int]:
+        """Elements for, or from, each rank. `sizes` counts rows; empty: as many for each."""
+        rows = tensor.size(0) if tensor.dim() else 1
+        if not sizes:
+            if rows % self._size:
+                raise RuntimeError("Tensor's dim 0 does not divide equally across group size")
+            return [tensor.numel() // self._size] * self._size
+        if len(sizes) != self._size:
+            raise RuntimeError("Number of tensor splits not equal to group size")
+        if sum(sizes) != rows:
+            raise RuntimeError("Split sizes doesn't match total dim 0 size")
+        return [size * (tensor.numel() // rows if rows else 0) for size in sizes]
+
+    def _check(self, tensors: Any) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "a process that a rank has forked cannot communicate\n"
+                "hint: call torch.distributed from the process that `uniference run` has started"
+            )
+        for tensor in tensors:
+            if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+                raise RuntimeError(
+                    f"a {tensor.layout} tensor on {tensor.device} cannot be communicated: only dense CPU tensors can\n"
+                    "hint: move it with `.cpu()`, or `.to_dense()`"
+                )
+
+
+def _elements(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)
+
+
+def _nbytes(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def _blocks(tensors: Sequence[Tensor]) -> Shape:
+    """The shape of a list with one tensor a rank."""
+    sizes = [tensor.numel() for tensor in tensors]
+    return sizes[0] if len(set(sizes)) == 1 else sizes
+
+
+def _dtype_name(tensor: Tensor | None) -> str:
+    return str(tensor.dtype).removeprefix("torch.") if tensor is not None else "uint8"
+
+
+def _check_gloo_all_gather(outputs: Sequence[Tensor], input: Tensor) -> None:
+    for index, output in enumerate(outputs):
+        if output.numel() != input.numel():
+            raise RuntimeError(
+                f"ProcessGroupGloo::allgather: invalid tensor size at index {index} "
+                f"(expected ({', '.join(map(str, input.shape))}), got ({', '.join(map(str, output.shape))}))"
+            )
+
+
+class Backends:
+    """Makes this process's groups, in the place of torch's own backends.
+
+    Carries `gloo` and `nccl`; any other name is refused with a message that says so.
+    """
+
+    CARRIED = ("gloo", "nccl")
+    REFUSED = ("mpi", "ucc", "xccl")
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self._arena = Arena(channel)
+        # C++ does not keep a Python backend alive.
+        self._alive: list[SimulatedBackend] = []
+
+    def install(self) -> None:
+        """Registers with torch."""
+        for name in self.CARRIED + self.REFUSED:
+            BackendNames.register_backend(
+                name,
+                self._creator(name),
+                extended_api=True,
+                devices=["cpu", "cuda"],
+                # The type GLOO would have DistributedDataParallel's logger cast the group to ProcessGroupGloo.
+                _backend_type=dist.ProcessGroup.BackendType.CUSTOM,
+            )
+
+    def _creator(self, name: str) -> Callable[[Any, Any], SimulatedBackend]:
+        def create(opts: Any, _backend_options: Any) -> SimulatedBackend:
+            if name in self.REFUSED:
+                raise RuntimeError(
+                    f'the backend "{name}" cannot be simulated\n'
+                    'hint: pass "gloo" or "nccl" to init_process_group, and choose the simulated backend with --backend'
+                )
+            return self._create(name, opts)
+
+        return create
+
+    @uncharged
+    def _create(self, name: str, opts: Any) -> SimulatedBackend:
+        ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
+        mine = ranks[opts.group_rank] if opts.group_rank < len(ranks) else None
+        if mine != self.channel.rank or len(ranks) > self.channel.world_size:
+            raise RuntimeError(
+                f"rank {self.channel.rank} of {self.channel.world_size} cannot be rank {opts.group_rank} of {opts.group_size}\n"
+                "hint: take rank and world_size from the environment variables RANK and WORLD_SIZE"
+            )
+        backend = SimulatedBackend(self.channel, self._arena, name, ranks, opts.group_rank, opts.timeout, opts.group_id)
+        self._alive.append(backend)
+        return backend

@@ -1,0 +1,179 @@
+"""Owns a rank's process from the fork to its end: environment, output, the program as `__main__`, and how it ends.
+
+Time, the process group, the store and imports are put in place by their own modules; when the rank may go on is the engine's business.
+"""
+
+import atexit
+import os
+import random
+import runpy
+import sys
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType, TracebackType
+from typing import Any, NoReturn
+
+from uniference import clock, imports, process_group, refusals, store, work
+from uniference._native import Channel
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a rank is to run, and who it is."""
+
+    rank: int
+    world_size: int
+    argv: Sequence[str]
+    module: bool
+    env: Mapping[str, str]
+    cwd: str | None
+    local_rank: int
+    local_world_size: int
+    group_rank: int
+    group_world_size: int
+
+    @staticmethod
+    def from_command(command: Mapping[str, Any]) -> "Task":
+        """From the zygote's `fork` command."""
+        rank, world_size = command["rank"], command["world_size"]
+        return Task(
+            rank=rank,
+            world_size=world_size,
+            argv=command["argv"],
+            module=command.get("module", False),
+            env=command.get("env", {}),
+            cwd=command.get("cwd"),
+            local_rank=command.get("local_rank", 0),
+            local_world_size=command.get("local_world_size", 1),
+            group_rank=command.get("group_rank", rank),
+            group_world_size=command.get("group_world_size", world_size),
+        )
+
+    def environment(self) -> dict[str, str]:
+        """What torchrun sets (torch/distributed/elastic/agent/server/local_elastic_agent.py, torch 2.15)."""
+        numbers = {
+            "RANK": self.rank,
+            "WORLD_SIZE": self.world_size,
+            "LOCAL_RANK": self.local_rank,
+            "LOCAL_WORLD_SIZE": self.local_world_size,
+            "GROUP_RANK": self.group_rank,
+            "GROUP_WORLD_SIZE": self.group_world_size,
+            "ROLE_RANK": self.rank,
+            "ROLE_WORLD_SIZE": self.world_size,
+            "MASTER_PORT": 29500,
+            "TORCHELASTIC_RESTART_COUNT": 0,
+            "TORCHELASTIC_MAX_RESTARTS": 0,
+            "OMP_NUM_THREADS": 1,
+        }
+        names = {
+            "ROLE_NAME": "default",
+            "MASTER_ADDR": "127.0.0.1",
+            "TORCHELASTIC_RUN_ID": "none",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+        return {name: str(value) for name, value in numbers.items()} | names
+
+
+def run(task: Task, control: int) -> NoReturn:
+    """Runs the program in this freshly forked process, and ends the process."""
+    channel = Channel.adopt(control, task.rank, task.world_size)
+    _prepare_process(task)
+    for part in (clock, imports, store, work, refusals):
+        part.install(channel)
+    process_group.Backends(channel).install()
+    channel.start()
+    ok = _run_program(task)
+    _flush()
+    channel.finish(ok)
+    # Not sys.exit: the zygote's frames lie below this one.
+    os._exit(0 if ok else 1)
+
+
+def _prepare_process(task: Task) -> None:
+    os.environ.update(task.environment())
+    os.environ.update(task.env)
+    if task.cwd is not None:
+        os.chdir(task.cwd)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    # In separate processes these would differ; they are copies of one here, and drawn from the system's entropy.
+    random.seed(task.rank)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(task.rank)
+
+
+def _run_program(task: Task) -> bool:
+    """Returns whether the program has succeeded, as the exit code of a Python process would say it."""
+    sys.argv[:] = task.argv
+    try:
+        try:
+            _execute(task)
+        finally:
+            # The order in which the interpreter ends. Non-daemon threads are part of the program.
+            threading._shutdown()  # type: ignore[attr-defined]
+            atexit._run_exitfuncs()
+    except SystemExit as end:
+        if end.code is not None and not isinstance(end.code, int):
+            print(end.code, file=sys.stderr)
+        return end.code is None or end.code == 0
+    except BaseException as error:  # noqa: BLE001 - a program may raise anything
+        _report(error)
+        return False
+    return True
+
+
+def _execute(task: Task) -> None:
+    script = task.argv[0]
+    if task.module:
+        sys.path[0] = os.getcwd()
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
+    elif os.path.isfile(script) and not script.endswith((".pyc", ".zip", ".pyz")):
+        sys.path[0] = os.path.dirname(os.path.realpath(script))
+        _execute_file(script)
+    else:
+        runpy.run_path(script, run_name="__main__")
+
+
+def _execute_file(script: str) -> None:
+    """As `python SCRIPT` does. Unlike with runpy, `__main__` stays in place for threads and exit functions."""
+    main = ModuleType("__main__")
+    path = os.path.abspath(script)
+    main.__dict__.update(__file__=path, __builtins__=__builtins__, __cached__=None)
+    sys.modules["__main__"] = main
+    with open(path, "rb") as file:
+        source = file.read()
+    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102 - this is what running a script is
+
+
+def _report(error: BaseException) -> None:
+    """Prints the traceback as the interpreter would, without this package's frames."""
+    seen: BaseException | None = error
+    while seen is not None:
+        seen.__traceback__ = _user_frames(seen.__traceback__)
+        seen = seen.__cause__ or seen.__context__
+    if sys.excepthook is sys.__excepthook__:
+        traceback.print_exception(error)
+    else:
+        sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _user_frames(tb: TracebackType | None) -> TracebackType | None:
+    if tb is None:
+        return None
+    rest = _user_frames(tb.tb_next)
+    filename = tb.tb_frame.f_code.co_filename
+    if filename.startswith(_PACKAGE) or filename in (runpy.__file__, "<frozen runpy>"):
+        return rest
+    return TracebackType(rest, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass  # the program has closed it, or the reader has gone

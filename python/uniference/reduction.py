@@ -1,0 +1,73 @@
+"""Owns how elements are combined: the names of torch's reductions, what a backend accepts, and the kernels.
+
+In which order elements are combined is the simulated algorithm's business.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_Kernel = Callable[[Tensor, Tensor], object]
+
+_KERNELS: dict[str, _Kernel] = {
+    "sum": lambda into, other: into.add_(other),
+    "product": lambda into, other: into.mul_(other),
+    "min": lambda into, other: torch.minimum(into, other, out=into),
+    "max": lambda into, other: torch.maximum(into, other, out=into),
+    "band": lambda into, other: into.bitwise_and_(other),
+    "bor": lambda into, other: into.bitwise_or_(other),
+    "bxor": lambda into, other: into.bitwise_xor_(other),
+}
+_KERNELS["avg"] = _KERNELS["premul_sum"] = _KERNELS["sum"]
+
+# What ProcessGroupGloo of torch 2.15 accepts in a reduction; it answers anything else with "Invalid scalar type".
+_GLOO_DTYPES = frozenset(
+    [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+    + [torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool]
+)
+
+
+class Reduction:
+    """One reduction as a call asks for it, checked against what the backend `backend` accepts."""
+
+    def __init__(self, op: Any, dtype: torch.dtype, backend: str) -> None:
+        # A call carries either a ReduceOp or a bare RedOpType; PREMUL_SUM's factor lies on the former only.
+        kind = getattr(op, "op", op)
+        self.name = str(kind).rpartition(".")[2].lower()
+        self._factor = op.factor if self.name == "premul_sum" else None
+        self._kernel = _KERNELS.get(self.name)
+        if self._kernel is None:
+            raise RuntimeError(f"Unhandled ReduceOp {op}")
+        if backend == "gloo":
+            self._check_gloo(dtype)
+        if self.name in ("band", "bor", "bxor") and (dtype.is_floating_point or dtype.is_complex):
+            raise RuntimeError(f"Cannot use ReduceOp.{self.name.upper()} with non-integral dtype")
+
+    def prepare(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """What is sent in the place of the inputs."""
+        return tensors if self._factor is None else [tensor.detach() * self._factor for tensor in tensors]
+
+    def combine(self, into: Tensor, other: Tensor) -> None:
+        """into = into op other."""
+        assert self._kernel is not None
+        if into.dtype in _AS_SIGNED and self.name in ("sum", "avg", "product", "band", "bor", "bxor"):
+            into, other = into.view(_AS_SIGNED[into.dtype]), other.view(_AS_SIGNED[other.dtype])
+        self._kernel(into, other)
+
+    def finish(self, outputs: Sequence[Tensor], size: int) -> None:
+        """The last step, on each member's own copy of the result of a group of `size`."""
+        if self.name == "avg":
+            for out in outputs:
+                out.data.div_(size)
+
+    def _check_gloo(self, dtype: torch.dtype) -> None:
+        if self.name == "premul_sum":
+            raise RuntimeError("Cannot use ReduceOp.PREMUL_SUM with Gloo")
+        if dtype not in _GLOO_DTYPES and not dtype.is_complex:
+            raise RuntimeError("Invalid scalar type")
+
+
+# torch has no arithmetic on these; modulo 2^n it is that of the signed types.
+_AS_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}

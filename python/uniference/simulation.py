@@ -1,0 +1,133 @@
+"""Owns the Python face of `uniference run`: starts it as a process and reads the report it leaves behind.
+
+What the options mean is the command's business, and what the figures mean the report's (`docs/report.md`).
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+
+
+class SimulationError(Exception):
+    """The simulation did not come to its end.
+
+    `exit_code` as of the command: 1 the program failed, 2 wrong usage or configuration, 3 deadlock or mismatch, 70 a bug of
+    the simulator, 130 interrupted. `message` is what it has written on its standard error.
+    """
+
+    def __init__(self, exit_code: int, message: str) -> None:
+        super().__init__(message or f"uniference run ended with exit code {exit_code}")
+        self.exit_code = exit_code
+        self.message = message
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank's figures. Compute + exposed communication + idle = makespan."""
+
+    rank: int
+    device: str
+    finish_ps: int
+    compute_s: float
+    exposed_comm_s: float
+    late_peer_s: float
+    idle_s: float
+    bytes_sent: int
+    bytes_received: int
+    wire_bytes_sent: int
+
+
+@dataclass(frozen=True)
+class Operation:
+    """The sum of all calls of one operation in one process group; times in seconds."""
+
+    operation: str
+    group: str
+    count: int
+    bytes: int
+    time_s: float
+    exposed_s: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """A simulation that has come to its end."""
+
+    directory: Path
+    """Where the report, the program record, the trace and the ranks' output lie."""
+    report: dict[str, Any]
+    """The whole `report.json`."""
+    output: str
+    """What the ranks have printed, on both streams."""
+
+    @property
+    def makespan(self) -> float:
+        """Virtual seconds until the last rank has finished."""
+        return float(self.report["makespan_s"])
+
+    @property
+    def ranks(self) -> list[Rank]:
+        """In order of rank."""
+        return [_from_report(Rank, row) for row in self.report["ranks"]]
+
+    @property
+    def operations(self) -> list[Operation]:
+        """As in the report's table."""
+        return [_from_report(Operation, row) for row in self.report["operations"]]
+
+
+def simulate(
+    script: str | os.PathLike[str],
+    args: Sequence[str] = (),
+    cluster: str | os.PathLike[str] | None = None,
+    *,
+    module: bool = False,
+    out: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> Run:
+    """Runs a program on a simulated cluster.
+
+    `cluster` is a cluster file; `options` are those of `uniference run` with underscores for hyphens: `ranks=4`,
+    `bandwidth="1 Gbps"`, `compute="none"`. A list gives an option several times, True one without a value. With `module`, `script`
+    is a module's name. `out` is the folder for the results, by default one the command chooses.
+
+    Raises SimulationError if the program fails, or cannot be run to its end.
+    """
+    command = [sys.executable, "-m", "uniference", "run", "--json"]
+    command += _arguments({"cluster": cluster, "out": out, **options})
+    command += (["-m"] if module else []) + [os.fspath(script), *args]
+    with TemporaryDirectory() as scratch, open(Path(scratch) / "output", "w+") as output:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=output, text=True, check=False
+        )
+        output.seek(0)
+        printed = output.read()
+    if done.returncode != 0:
+        raise SimulationError(done.returncode, printed.strip())
+    report = json.loads(done.stdout)
+    return Run(directory=Path(report["directory"]), report=report, output=printed)
+
+
+def _arguments(options: dict[str, Any]) -> list[str]:
+    """Options as the command line has them; None is left out."""
+    arguments: list[str] = []
+    for name, given in options.items():
+        for value in given if isinstance(given, list | tuple) else [given]:
+            if value is None or value is False:
+                continue
+            arguments.append("--" + name.replace("_", "-"))
+            if value is not True:
+                arguments.append(os.fspath(value) if isinstance(value, os.PathLike) else str(value))
+    return arguments
+
+
+def _from_report(kind: type[_T], row: dict[str, Any]) -> _T:
+    return kind(**{field.name: row[field.name] for field in fields(kind)})  # type: ignore[arg-type]

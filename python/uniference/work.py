@@ -1,0 +1,254 @@
+"""Owns what a communication call hands back: waiting for it in virtual time, and the delivery of its data.
+
+Issuing an operation is `process_group`'s business. Data is delivered when the program learns that the operation is complete
+(`wait`, `is_completed`, a future), on the thread that learns it.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import Work as TorchWork
+from torch.autograd import Variable
+
+from uniference._charging import uncharged
+from uniference._native import Channel
+from uniference._site import user_line
+from uniference.arena import Arena
+from uniference.reduction import Reduction
+
+_PICOSECONDS_PER_MICROSECOND = 1_000_000
+
+
+def picoseconds(duration: timedelta) -> int:
+    """A duration as the engine counts it."""
+    return duration // timedelta(microseconds=1) * _PICOSECONDS_PER_MICROSECOND
+
+
+class Operation:
+    """One operation in the engine, and where its data goes."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        handle: int,
+        outputs: Sequence[Tensor],
+        reduction: Reduction | None = None,
+        group_size: int = 1,
+    ) -> None:
+        self.handle = handle
+        self.outputs = outputs
+        self.peer: int | None = None
+        self._arena = arena
+        self._reduction = reduction
+        self._group_size = group_size
+
+    def deliver(self, channel: Channel) -> None:
+        """Reduces if this rank was picked to, and fetches the outputs. The operation is complete."""
+        result = channel.result(self.handle)
+        if result.folds:
+            self._fold(result.folds)
+            result.folded()
+        if result.pieces:
+            self._arena.fetch(result.pieces, self.outputs)
+            if self._reduction is not None:
+                self._reduction.finish(self.outputs, self._group_size)
+        self.peer = result.peer
+        channel.release(self.handle)
+
+    def _fold(self, folds: Sequence[tuple[int, int, int]]) -> None:
+        assert self._reduction is not None, "only collectives that reduce have folds"
+        dtype = self.outputs[0].dtype
+        for into, other, nbytes in folds:
+            if nbytes:
+                self._reduction.combine(self._arena.view(into, nbytes, dtype), self._arena.view(other, nbytes, dtype))
+
+
+class Work(TorchWork):
+    """One call of the program's: the operations it has issued, complete when all of them are."""
+
+    def __init__(self, channel: Channel, name: str, operations: Sequence[Operation], timeout: timedelta | None) -> None:
+        super().__init__()
+        self.channel = channel
+        self._name = name
+        self.operations = list(operations)
+        self._open = list(operations)
+        self._timeout = timeout
+        self._future: torch.futures.Future[list[Tensor]] | None = None
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        if self._open:
+            self._block(timeout or self._timeout)
+        self._resolve()
+        return True
+
+    def is_completed(self) -> bool:
+        if not self._poll():
+            return False
+        self._resolve()
+        return True
+
+    def is_success(self) -> bool:
+        return not self._open
+
+    def exception(self) -> Any:
+        return None
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def result(self) -> list[Tensor]:
+        return [out for operation in self.operations for out in operation.outputs]
+
+    def source_rank(self) -> int:
+        self.wait()
+        peer = self.operations[0].peer
+        if peer is None:
+            raise RuntimeError(
+                "sourceRank() may only be called on work objects that correspond to a recv or recv-from-any call."
+            )
+        return peer
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Any:
+        if _probe.asking:
+            _probe.found = self
+            return _ANSWER
+        if self._future is None:
+            self._future = torch.futures.Future()
+            if self._open:
+                _unresolved.append(self)
+                _finish_with_backward(self)
+            else:
+                self._resolve()
+        return self._future
+
+    def finish(self) -> None:
+        """Waits, for callers that look at no result."""
+        self.wait()
+
+    def deliver_complete(self, handles: Sequence[int]) -> None:
+        """Delivers those of its operations that are among the complete `handles`."""
+        for operation in [operation for operation in self._open if operation.handle in handles]:
+            self._deliver(operation)
+
+    def open_handles(self) -> list[int]:
+        """The operations that are not known to be complete."""
+        return [operation.handle for operation in self._open]
+
+    @uncharged
+    def _poll(self) -> bool:
+        for operation in list(self._open):
+            if not self.channel.poll(operation.handle):
+                return False
+            self._deliver(operation)
+        return True
+
+    @uncharged
+    def _block(self, timeout: timedelta | None) -> None:
+        limit = picoseconds(timeout) if timeout is not None else None
+        if self.channel.wait(self.open_handles(), limit, False, user_line()) is None:
+            assert timeout is not None
+            raise RuntimeError(
+                f"Timed out waiting {timeout // timedelta(milliseconds=1)}ms for {self._name} operation to complete"
+            )
+        for operation in list(self._open):
+            self._deliver(operation)
+
+    def _deliver(self, operation: Operation) -> None:
+        self._open.remove(operation)
+        operation.deliver(self.channel)
+
+    def _resolve(self) -> None:
+        """Completes the future, which runs its callbacks: the program's code, so its time is charged."""
+        if self._future is not None and not self._open and not _is_done(self._future):
+            if self in _unresolved:
+                _unresolved.remove(self)
+            self._future.set_result(self.result())
+
+
+class _Probe(threading.local):
+    asking = False
+    found: Work | None = None
+
+
+# torch wraps our Work in a C++ holder that forwards `wait` and `get_future` only. `get_future` therefore also answers
+# which Work it is, when asked in this way.
+_probe = _Probe()
+_ANSWER: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+_ANSWER.set_result([])
+
+# Works whose futures somebody holds: whoever waits for any future advances these.
+_unresolved: list[Work] = []
+
+_is_done = torch._C.Future.done
+_wait_for = torch._C.Future.wait
+
+
+def _behind(work: TorchWork) -> Work | None:
+    """Our Work behind torch's holder, if there is one."""
+    _probe.asking = True
+    try:
+        work.get_future()
+    except RuntimeError:
+        return None
+    finally:
+        _probe.asking = False
+        found, _probe.found = _probe.found, None
+    return found
+
+
+def _forwarding(name: str) -> Callable[..., Any]:
+    original = getattr(TorchWork, name)
+
+    def method(self: TorchWork, *args: Any) -> Any:
+        work = _behind(self)
+        return original(self, *args) if work is None else getattr(work, name)(*args)
+
+    method.__name__ = name
+    return method
+
+
+def _finish_with_backward(work: Work) -> None:
+    """The C++ reducer of DistributedDataParallel blocks on futures at the end of a backward pass without telling us: be complete by then.
+
+    Its own end-of-backward callback is queued after the last bucket's future was asked for, so it runs after ours.
+    """
+    try:
+        Variable._execution_engine.queue_callback(work.finish)
+    except RuntimeError:
+        pass  # no backward pass is going on: whoever wants the future waits for it in Python
+
+
+def install(channel: Channel) -> None:
+    """Lets torch's own Work and Future classes reach ours."""
+    for name in ("is_completed", "is_success", "exception", "result", "synchronize", "source_rank", "_source_rank"):
+        setattr(TorchWork, name, _forwarding(name))
+
+    def wait(self: Any) -> Any:
+        while not _is_done(self) and _unresolved:
+            works = list(_unresolved)
+            channel.enter()
+            try:
+                handles = [handle for work in works for handle in work.open_handles()]
+                complete = channel.wait(handles, None, True, user_line())
+                assert complete is not None, "a wait without a time-out has timed out"
+                for work in works:
+                    work.deliver_complete(complete)
+            finally:
+                channel.leave()
+            for work in works:
+                work._resolve()
+        return _wait_for(self)
+
+    def done(self: Any) -> bool:
+        for work in tuple(_unresolved):
+            work.is_completed()
+        return _is_done(self)
+
+    torch._C.Future.wait = wait  # type: ignore[method-assign]
+    torch._C.Future.done = done  # type: ignore[method-assign]
