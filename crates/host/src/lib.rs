@@ -1,1 +1,3 @@
 //! Live ranks and the command line.
+
+pub mod live;

@@ -1,0 +1,500 @@
+//! Owns the rank's end: the calls of a live rank as messages to the driver, its rooms in the arena, and the measuring of its compute.
+//!
+//! It knows no Python (that is `uniference-py`) and decides nothing about the simulation (that is the engine, behind the driver).
+//!
+//! **What is charged.** Between `leave` and the next outermost `enter` the program computes, and the process's CPU time that passed
+//! is charged to the task that enters; intra-operation threads count, host waits do not. A process with several tasks has one such
+//! account: each CPU second is charged once, to the task that enters next, less what a task that leaves has itself used for our work.
+
+use super::arena::Arena;
+use super::protocol::{self, Answer, Batch, Fetched, FrameBuffer, Hello, LocalHandle, Offset, Op, Reply};
+use rustix::process::Pid;
+use rustix::time::{ClockId, clock_gettime};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard};
+use uniference_sim::ids::{GroupId, GroupRank, Site};
+use uniference_sim::program::{Call, CallOp, Collective, Mark, Outcome, StoreOp, StoreValue};
+use uniference_sim::time::{Bytes, SimDuration, SimTime};
+
+/// A batch this long travels without a question, so that it does not grow without bound.
+const LONGEST_BATCH: usize = 256;
+
+/// What can go wrong for the program that calls.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The rank's part of the arena is taken.
+    #[error("rank {rank} cannot stage {bytes} bytes more: its part of the shared arena is full\nhint: wait for outstanding operations before issuing more")]
+    ArenaFull {
+        /// Who.
+        rank: u32,
+        /// What was asked for.
+        bytes: u64,
+    },
+    /// A child of the rank's process called.
+    #[error("a process that rank {rank} forked made a call of torch.distributed\nhint: only the rank's own process may communicate")]
+    Forked {
+        /// Whose child.
+        rank: u32,
+    },
+    /// The first exchange failed.
+    #[error("the rank cannot join the run: {0}")]
+    Adopt(#[from] io::Error),
+}
+
+type Result<T> = std::result::Result<T, ClientError>;
+
+/// A rank's connection to the driver. Any thread may call; each that does is a task of its own.
+pub struct Client {
+    id: u64,
+    rank: u32,
+    world_size: u32,
+    process: Pid,
+    measure: bool,
+    started: AtomicBool,
+    /// Process CPU time, in nanoseconds, up to which compute has been charged.
+    charged: AtomicU64,
+    tasks: AtomicU32,
+    /// The main task's socket, on which new tasks are announced. Locked by whoever writes a frame to it.
+    main: Mutex<UnixStream>,
+    shared: Mutex<Shared>,
+    base: (usize, usize),
+}
+
+/// What the tasks of a rank share.
+struct Shared {
+    arena: Arena,
+    group_counts: BTreeMap<Vec<u32>, u32>,
+    next_handle: LocalHandle,
+    /// Operations known to be complete, with their data once that is known; until released.
+    complete: BTreeMap<LocalHandle, Option<Fetched>>,
+}
+
+/// One thread's connection.
+struct Link {
+    client: u64,
+    /// `None` on the main task: it writes to `Client::main`, under its lock.
+    socket: Option<UnixStream>,
+    reader: UnixStream,
+    frames: FrameBuffer,
+    batch: Vec<Op>,
+    sites: BTreeMap<String, Site>,
+    buffer: Vec<u8>,
+}
+
+/// What a thread has computed, and how deep it is in our work.
+#[derive(Default)]
+struct Account {
+    client: u64,
+    depth: u32,
+    owed_ns: u64,
+    /// The thread's own CPU time at the outermost `enter`.
+    entered_ns: u64,
+}
+
+thread_local! {
+    static LINKS: RefCell<Vec<Link>> = const { RefCell::new(Vec::new()) };
+    static ACCOUNTS: RefCell<Vec<Account>> = const { RefCell::new(Vec::new()) };
+}
+
+static NEXT_CLIENT: AtomicU64 = AtomicU64::new(0);
+
+impl Client {
+    /// Takes over `socket`, the calling thread being the rank's main task, and maps the arena that the driver's greeting brings.
+    pub fn adopt(socket: UnixStream, rank: u32, world_size: u32) -> Result<Client> {
+        let mut frames = FrameBuffer::default();
+        let mut fds = Vec::new();
+        let hello: Hello = frames.read(&socket, &mut fds)?;
+        let file = fds.pop().ok_or(io::Error::new(io::ErrorKind::InvalidData, "the greeting came without the arena"))?;
+        let arena = Arena::map(file, hello.arena_bytes, hello.staging, hello.retain_bytes)?;
+        let (address, len) = arena.raw();
+        let client = Client {
+            id: NEXT_CLIENT.fetch_add(1, Relaxed),
+            rank,
+            world_size,
+            process: rustix::process::getpid(),
+            measure: hello.measure,
+            started: AtomicBool::new(false),
+            charged: AtomicU64::new(0),
+            tasks: AtomicU32::new(1),
+            main: Mutex::new(socket.try_clone()?),
+            shared: Mutex::new(Shared {
+                arena,
+                group_counts: BTreeMap::new(),
+                next_handle: 0,
+                complete: BTreeMap::new(),
+            }),
+            base: (address as usize, len),
+        };
+        LINKS.with_borrow_mut(|links| links.push(Link::new(client.id, None, socket, frames)));
+        Ok(client)
+    }
+
+    /// Which rank this is.
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// How many there are.
+    pub fn world_size(&self) -> u32 {
+        self.world_size
+    }
+
+    /// Address and size of the mapped arena; it stays mapped as long as the client lives.
+    pub fn arena(&self) -> (*mut u8, usize) {
+        (self.base.0 as *mut u8, self.base.1)
+    }
+
+    /// Waits for the rank's first turn. From here on compute is measured and charged.
+    pub fn start(&self) -> Result<()> {
+        self.ask(Op::Start)?;
+        self.charged.store(cpu_ns(ClockId::ProcessCPUTime), Relaxed);
+        self.started.store(true, Relaxed);
+        Ok(())
+    }
+
+    /// The program has ended. Sends what is outstanding.
+    pub fn finish(&self, ok: bool) -> Result<()> {
+        let _ours = self.ours();
+        self.push(Op::Exit(if ok { Outcome::Ok } else { Outcome::Failed }))?;
+        self.started.store(false, Relaxed);
+        self.flush()
+    }
+
+    /// From here to the matching `leave` this thread does our work. Nests.
+    pub fn enter(&self) {
+        self.with_account(|account| {
+            account.depth += 1;
+            if account.depth == 1 && self.measures() {
+                let now = cpu_ns(ClockId::ProcessCPUTime);
+                account.owed_ns += now.saturating_sub(self.charged.fetch_max(now, Relaxed));
+                if self.tasks.load(Relaxed) > 1 {
+                    account.entered_ns = cpu_ns(ClockId::ThreadCPUTime);
+                }
+            }
+        });
+    }
+
+    /// The program goes on.
+    pub fn leave(&self) {
+        self.with_account(|account| {
+            account.depth = account.depth.checked_sub(1).expect("`leave` without `enter`");
+            if account.depth == 0 && self.measures() {
+                self.skip_own_work(account.entered_ns);
+            }
+        });
+    }
+
+    /// Leaves out of the account what this thread used since `entered_ns` (alone in the process: all that was used since).
+    fn skip_own_work(&self, entered_ns: u64) {
+        if self.tasks.load(Relaxed) == 1 {
+            self.charged.store(cpu_ns(ClockId::ProcessCPUTime), Relaxed);
+        } else if entered_ns > 0 {
+            self.charged.fetch_add(cpu_ns(ClockId::ThreadCPUTime).saturating_sub(entered_ns), Relaxed);
+        }
+    }
+
+    fn measures(&self) -> bool {
+        self.measure && self.started.load(Relaxed)
+    }
+
+    /// The rank's clock.
+    pub fn now(&self) -> Result<SimTime> {
+        match self.ask(Op::Now)? {
+            Answer::Now(now) => Ok(now),
+            other => unexpected("Now", &other),
+        }
+    }
+
+    /// Sleeps in virtual time.
+    pub fn sleep(&self, duration: SimDuration) -> Result<()> {
+        self.ask(Op::Sleep(duration)).map(drop)
+    }
+
+    /// Opens or closes a named range.
+    pub fn mark(&self, mark: Mark) -> Result<()> {
+        let _ours = self.ours();
+        self.push(Op::Mark(mark))
+    }
+
+    /// The number of the process group of these ranks, in this order; each call names a new group.
+    pub fn group(&self, ranks: Vec<u32>) -> Result<GroupId> {
+        let sequence = {
+            let mut shared = self.shared();
+            let count = shared.group_counts.entry(ranks.clone()).or_default();
+            std::mem::replace(count, *count + 1)
+        };
+        match self.ask(Op::Group { ranks, sequence })? {
+            Answer::Group(group) => Ok(GroupId(group)),
+            other => unexpected("Group", &other),
+        }
+    }
+
+    /// Reserves room for an input of `bytes`; returns its offset in the arena.
+    pub fn stage(&self, bytes: u64) -> Result<Offset> {
+        let full = ClientError::ArenaFull { rank: self.rank, bytes };
+        self.shared().arena.allocate(bytes).ok_or(full)
+    }
+
+    /// Issues a collective; its input was staged at `staged`.
+    pub fn collective(&self, group: GroupId, op: Collective, staged: Option<Offset>, site: &str) -> Result<LocalHandle> {
+        self.issue(Call { group, op: CallOp::Collective(op) }, staged, site)
+    }
+
+    /// Issues a send of what was staged.
+    pub fn send(
+        &self,
+        group: GroupId,
+        to: GroupRank,
+        tag: u64,
+        (staged, bytes): (Offset, Bytes),
+        site: &str,
+    ) -> Result<LocalHandle> {
+        self.issue(Call { group, op: CallOp::Send { to, tag, bytes } }, Some(staged), site)
+    }
+
+    /// Issues a receive.
+    pub fn recv(&self, group: GroupId, from: Option<GroupRank>, tag: u64, bytes: Bytes, site: &str) -> Result<LocalHandle> {
+        self.issue(Call { group, op: CallOp::Recv { from, tag, bytes } }, None, site)
+    }
+
+    fn issue(&self, call: Call, staged: Option<Offset>, site: &str) -> Result<LocalHandle> {
+        let _ours = self.ours();
+        let handle = {
+            let mut shared = self.shared();
+            let next = shared.next_handle.checked_add(1).expect("more than 2^32 operations of one rank");
+            std::mem::replace(&mut shared.next_handle, next)
+        };
+        let site = self.site(site)?;
+        self.push(Op::Issue { handle, call, staged, site })?;
+        // Another thread may wait for this one next: it must not wait in this thread's batch.
+        if self.tasks.load(Relaxed) > 1 { self.flush().map(|()| handle) } else { Ok(handle) }
+    }
+
+    /// Blocks until all (any) of `handles` are complete; which are, in the order asked for. `None`: the time-out has passed.
+    pub fn wait(
+        &self,
+        handles: &[LocalHandle],
+        timeout: Option<SimDuration>,
+        any: bool,
+        site: &str,
+    ) -> Result<Option<Vec<LocalHandle>>> {
+        let (done, open) = self.split_complete(handles);
+        if open.is_empty() || (any && !done.is_empty()) {
+            return Ok(Some(done));
+        }
+        let _ours = self.ours();
+        let site = self.site(site)?;
+        match self.ask(Op::Wait { handles: open, any, timeout, site })? {
+            Answer::Complete(complete) => self.shared().complete.extend(complete),
+            Answer::TimedOut => return Ok(None),
+            other => unexpected("Wait", &other),
+        }
+        Ok(Some(self.split_complete(handles).0))
+    }
+
+    fn split_complete(&self, handles: &[LocalHandle]) -> (Vec<LocalHandle>, Vec<LocalHandle>) {
+        let shared = self.shared();
+        handles.iter().partition(|handle| shared.complete.contains_key(handle))
+    }
+
+    /// Is it complete?
+    pub fn poll(&self, handle: LocalHandle) -> Result<bool> {
+        Ok(self.wait(&[handle], Some(SimDuration::ZERO), false, "")?.is_some())
+    }
+
+    /// Where the data of a complete operation lies; blocks, in host time only, while another rank reduces it.
+    pub fn result(&self, handle: LocalHandle) -> Result<Fetched> {
+        if let Some(Some(fetched)) = self.shared().complete.get(&handle) {
+            return Ok(fetched.clone());
+        }
+        match self.ask(Op::Fetch(handle))? {
+            Answer::Data(fetched) => {
+                let known = Fetched { folds: Vec::new(), ..fetched.clone() };
+                self.shared().complete.insert(handle, Some(known));
+                Ok(fetched)
+            }
+            other => unexpected("Fetch", &other),
+        }
+    }
+
+    /// The folds of a result are done: the other members may read.
+    pub fn folded(&self, handle: LocalHandle) -> Result<()> {
+        self.send_now(Op::Folded(handle))
+    }
+
+    /// The data of `handle` is not needed any more.
+    pub fn release(&self, handle: LocalHandle) -> Result<()> {
+        self.shared().complete.remove(&handle);
+        self.with_link(|client, link| link.push(client, Op::Release(handle)))
+    }
+
+    /// An operation of the store; `None`: the time-out has passed.
+    pub fn store(&self, operation: StoreOp, timeout: Option<SimDuration>, site: &str) -> Result<Option<StoreValue>> {
+        let _ours = self.ours();
+        let site = self.site(site)?;
+        match self.ask(Op::Store { operation, timeout, site })? {
+            Answer::Store(value) => Ok(Some(value)),
+            Answer::TimedOut => Ok(None),
+            other => unexpected("Store", &other),
+        }
+    }
+
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().expect("no holder of this lock panics")
+    }
+
+    fn ours(&self) -> Ours<'_> {
+        self.enter();
+        Ours(self)
+    }
+
+    fn site(&self, line: &str) -> Result<Site> {
+        self.with_link(|_, link| Ok(link.site(line)))
+    }
+
+    /// Puts `op` into the batch, behind what the program has computed so far.
+    fn push(&self, op: Op) -> Result<()> {
+        let owed = self.with_account(|account| std::mem::take(&mut account.owed_ns));
+        self.with_link(|client, link| {
+            if owed > 0 {
+                link.push(client, Op::Compute(SimDuration::from_ns(owed)))?;
+            }
+            link.push(client, op)
+        })
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.with_link(|client, link| link.send(client))
+    }
+
+    fn send_now(&self, op: Op) -> Result<()> {
+        self.with_link(|client, link| link.push(client, op).and_then(|()| link.send(client)))
+    }
+
+    fn ask(&self, question: Op) -> Result<Answer> {
+        let _ours = self.ours();
+        self.push(question)?;
+        let reply = self.with_link(|client, link| {
+            link.send(client)?;
+            Ok(link.read())
+        })?;
+        if !reply.freed.is_empty() {
+            let mut shared = self.shared();
+            reply.freed.iter().for_each(|offset| shared.arena.free(*offset));
+        }
+        Ok(reply.answer)
+    }
+
+    fn with_account<T>(&self, f: impl FnOnce(&mut Account) -> T) -> T {
+        ACCOUNTS.with_borrow_mut(|accounts| {
+            let at = accounts.iter().position(|account| account.client == self.id).unwrap_or_else(|| {
+                accounts.push(Account { client: self.id, ..Account::default() });
+                accounts.len() - 1
+            });
+            f(&mut accounts[at])
+        })
+    }
+
+    /// Runs `f` with the calling thread's connection, which is opened at its first call.
+    fn with_link<T>(&self, f: impl FnOnce(&Client, &mut Link) -> Result<T>) -> Result<T> {
+        LINKS.with_borrow_mut(|links| {
+            let at = match links.iter().position(|link| link.client == self.id) {
+                Some(at) => at,
+                None => {
+                    links.push(self.open_task()?);
+                    links.len() - 1
+                }
+            };
+            f(self, &mut links[at])
+        })
+    }
+
+    /// Announces the calling thread to the driver.
+    fn open_task(&self) -> Result<Link> {
+        self.refuse_in_fork()?;
+        let (ours, theirs) = UnixStream::pair()?;
+        let mut frame = Vec::new();
+        protocol::encode(&Batch { opens_task: true, ops: Vec::new() }, &mut frame);
+        self.tasks.fetch_add(1, Relaxed);
+        let main = self.main.lock().expect("no holder of this lock panics");
+        protocol::write_with_fds(&main, &frame, &[theirs.as_fd()]).unwrap_or_else(|_| never());
+        Ok(Link::new(self.id, Some(ours.try_clone()?), ours, FrameBuffer::default()))
+    }
+
+    fn refuse_in_fork(&self) -> Result<()> {
+        if rustix::process::getpid() == self.process { Ok(()) } else { Err(ClientError::Forked { rank: self.rank }) }
+    }
+}
+
+impl Link {
+    fn new(client: u64, socket: Option<UnixStream>, reader: UnixStream, frames: FrameBuffer) -> Link {
+        Link { client, socket, reader, frames, batch: Vec::new(), sites: BTreeMap::new(), buffer: Vec::new() }
+    }
+
+    fn site(&mut self, line: &str) -> Site {
+        if let Some(site) = self.sites.get(line) {
+            return *site;
+        }
+        let site = Site::from(self.sites.len());
+        self.sites.insert(line.to_owned(), site);
+        self.batch.push(Op::Site(line.to_owned()));
+        site
+    }
+
+    fn push(&mut self, client: &Client, op: Op) -> Result<()> {
+        self.batch.push(op);
+        if self.batch.len() < LONGEST_BATCH { Ok(()) } else { self.send(client) }
+    }
+
+    fn send(&mut self, client: &Client) -> Result<()> {
+        if self.batch.is_empty() {
+            return Ok(());
+        }
+        client.refuse_in_fork()?;
+        let batch = Batch { opens_task: false, ops: std::mem::take(&mut self.batch) };
+        self.buffer.clear();
+        protocol::encode(&batch, &mut self.buffer);
+        self.batch = batch.ops;
+        self.batch.clear();
+        let sent = match &self.socket {
+            Some(socket) => protocol::write(socket, &self.buffer),
+            None => protocol::write(&client.main.lock().expect("no holder of this lock panics"), &self.buffer),
+        };
+        sent.unwrap_or_else(|_| never());
+        Ok(())
+    }
+
+    fn read(&mut self) -> Reply {
+        self.frames.read(&self.reader, &mut Vec::new()).unwrap_or_else(|_| never())
+    }
+}
+
+/// While it lives, the thread does our work.
+struct Ours<'a>(&'a Client);
+
+impl Drop for Ours<'_> {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
+/// The run has ended under a call: the driver is about to end this process, and the program must not see anything odd before.
+fn never() -> ! {
+    loop {
+        std::thread::park();
+    }
+}
+
+fn unexpected(question: &str, answer: &Answer) -> ! {
+    panic!("the driver answered {question} with {answer:?}")
+}
+
+fn cpu_ns(clock: ClockId) -> u64 {
+    let time = clock_gettime(clock);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}

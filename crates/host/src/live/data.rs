@@ -1,0 +1,171 @@
+//! Owns where the data of each operation lies: which member staged what, what a member may read, and when a room is free again.
+//!
+//! It moves no bytes (ranks do, through the arena) and knows no time (the engine does): it only looks at what was issued and met.
+
+use super::instance::{Instance, Member};
+use super::protocol::{Fetched, Offset};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use uniference_sim::ids::{GroupId, Handle, RankId};
+use uniference_sim::program::{Call, CallOp, Collective};
+use uniference_sim::record::{Event, Meeting};
+
+/// Where all data lies.
+#[derive(Default)]
+pub struct DataPlane {
+    groups: BTreeMap<GroupId, Arc<[RankId]>>,
+    /// How many collectives of a group a rank has issued.
+    counts: BTreeMap<(RankId, GroupId), u64>,
+    collectives: BTreeMap<Key, Instance>,
+    /// Operations that were not released yet.
+    held: BTreeMap<(RankId, Handle), Held>,
+    /// Inputs of sends, until their receiver has released them.
+    sends: BTreeMap<(RankId, Handle), Offset>,
+    /// Rooms that their owner has not yet been told are free.
+    freed: BTreeMap<RankId, Vec<Offset>>,
+}
+
+/// The n-th collective of a group.
+type Key = (GroupId, u64);
+
+/// An operation of one rank.
+enum Held {
+    Collective { key: Key, me: usize },
+    Send,
+    Recv { group: GroupId, bytes: u64, from: Option<(RankId, Handle)> },
+}
+
+/// What a rank that wants its data is told.
+#[derive(Debug, PartialEq)]
+pub enum Access {
+    /// Here it is.
+    Ready(Fetched),
+    /// Another member reduces: ask again once it has.
+    Busy,
+}
+
+impl DataPlane {
+    /// `group` is these ranks.
+    pub fn join(&mut self, group: GroupId, ranks: &Arc<[RankId]>) {
+        self.groups.entry(group).or_insert_with(|| ranks.clone());
+    }
+
+    /// `rank` has issued `call`, with its input at `staged`.
+    pub fn issued(&mut self, rank: RankId, handle: Handle, call: &Call, staged: Option<Offset>) {
+        let held = match &call.op {
+            CallOp::Collective(collective) => self.enter(rank, call.group, collective, staged),
+            CallOp::Send { .. } => {
+                self.sends.extend(staged.map(|offset| ((rank, handle), offset)));
+                Held::Send
+            }
+            CallOp::Recv { bytes, .. } => Held::Recv { group: call.group, bytes: bytes.0, from: None },
+        };
+        self.held.insert((rank, handle), held);
+    }
+
+    fn enter(&mut self, rank: RankId, group: GroupId, collective: &Collective, staged: Option<Offset>) -> Held {
+        let me = self.group_rank(group, rank);
+        let count = self.counts.entry((rank, group)).or_default();
+        let key = (group, std::mem::replace(count, *count + 1));
+        let size = self.groups[&group].len();
+        let instance = self.collectives.entry(key).or_insert_with(|| Instance::new(size));
+        instance.enter(me, Member { call: collective.clone(), staged });
+        self.settle(key);
+        Held::Collective { key, me }
+    }
+
+    fn group_rank(&self, group: GroupId, rank: RankId) -> usize {
+        let ranks = self.groups.get(&group).unwrap_or_else(|| panic!("{group} was never named"));
+        ranks.iter().position(|r| *r == rank).unwrap_or_else(|| panic!("{rank} is not in {group}"))
+    }
+
+    /// Sees the engine's events: with which send a receive has met, and which algorithm reduces.
+    pub fn observe(&mut self, event: &Event<'_>) {
+        let Event::Completed { rank, handle, call, algorithm, meeting, .. } = event else { return };
+        match (self.held.get_mut(&(*rank, *handle)), meeting) {
+            (Some(Held::Collective { key, .. }), _) => {
+                let key = *key;
+                self.instance(key).carried_out_by(*algorithm);
+            }
+            (Some(Held::Recv { from, .. }), Meeting::Peer(peer)) => *from = *peer,
+            // Released before it was complete: nobody will read the message.
+            (None, Meeting::Peer(Some(peer))) if matches!(call.op, CallOp::Recv { .. }) => self.free_send(*peer),
+            _ => {}
+        }
+    }
+
+    /// The data of a complete operation, if it can be had without folding and without waiting.
+    pub fn peek(&self, rank: RankId, handle: Handle) -> Option<Fetched> {
+        match self.held.get(&(rank, handle))? {
+            Held::Collective { key, me } => self.collectives[key].ready(*me),
+            Held::Send => Some(Fetched::default()),
+            Held::Recv { group, bytes, from } => from.map(|peer| self.message(*group, *bytes, peer)),
+        }
+    }
+
+    fn message(&self, group: GroupId, bytes: u64, peer: (RankId, Handle)) -> Fetched {
+        let pieces = self.sends.get(&peer).map(|offset| (*offset, bytes)).filter(|_| bytes > 0);
+        let peer = self.group_rank(group, peer.0) as u32;
+        Fetched { pieces: pieces.into_iter().collect(), folds: Vec::new(), peer: Some(peer) }
+    }
+
+    /// The data of a complete operation. Whoever asks first for a reduction is picked to fold.
+    ///
+    /// # Panics
+    /// If the operation is not complete, or was released.
+    pub fn fetch(&mut self, rank: RankId, handle: Handle) -> Access {
+        match (self.peek(rank, handle), self.held.get(&(rank, handle))) {
+            (Some(ready), _) => Access::Ready(ready),
+            (None, Some(Held::Collective { key, me })) => {
+                let me = *me;
+                self.instance(*key).claim(me).map_or(Access::Busy, Access::Ready)
+            }
+            _ => panic!("{rank} fetches {handle}, which is not complete"),
+        }
+    }
+
+    /// `rank` has folded the collective that it was picked for.
+    pub fn folded(&mut self, rank: RankId, handle: Handle) {
+        if let Some(Held::Collective { key, .. }) = self.held.get(&(rank, handle)) {
+            let key = *key;
+            self.instance(key).folded();
+        }
+    }
+
+    /// `rank` needs the data of `handle` no more.
+    pub fn release(&mut self, rank: RankId, handle: Handle) {
+        match self.held.remove(&(rank, handle)) {
+            Some(Held::Collective { key, me }) => {
+                self.instance(key).release(me);
+                self.settle(key);
+            }
+            Some(Held::Recv { from: Some(peer), .. }) => self.free_send(peer),
+            _ => {}
+        }
+    }
+
+    fn instance(&mut self, key: Key) -> &mut Instance {
+        self.collectives.get_mut(&key).unwrap_or_else(|| panic!("collective {} of {} is gone", key.1, key.0))
+    }
+
+    /// The rooms of `rank` that became free since the last time.
+    pub fn take_freed(&mut self, rank: RankId) -> Vec<Offset> {
+        self.freed.remove(&rank).unwrap_or_default()
+    }
+
+    fn free_send(&mut self, (rank, handle): (RankId, Handle)) {
+        let room = self.sends.remove(&(rank, handle));
+        self.freed.entry(rank).or_default().extend(room);
+    }
+
+    /// Frees the rooms of a collective that all members have entered and all who receive have released.
+    fn settle(&mut self, key: Key) {
+        if !self.collectives[&key].over() {
+            return;
+        }
+        let instance = self.collectives.remove(&key).expect("it was there");
+        for (rank, room) in self.groups[&key.0].iter().zip(instance.rooms()) {
+            self.freed.entry(*rank).or_default().extend(room);
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Owns one collective of a whole group: what each member staged, and which ranges of that are each member's output.
+//!
+//! When it happens is the engine's business, when rooms are freed `data`'s.
+
+use super::fold::FoldPlan;
+use super::protocol::{Fetched, Offset};
+use uniference_sim::program::{Collective, CollectiveKind, Shape};
+
+/// One member's call.
+pub(super) struct Member {
+    pub(super) call: Collective,
+    /// Where its input lies; `None` if it contributes nothing.
+    pub(super) staged: Option<Offset>,
+}
+
+/// How far the reduction is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Folding {
+    Open,
+    /// By this group rank.
+    Claimed(usize),
+    Done,
+}
+
+/// One collective of a whole group.
+pub(super) struct Instance {
+    members: Vec<Option<Member>>,
+    /// The name of the algorithm that carries it out, once the engine has told.
+    algorithm: Option<&'static str>,
+    released: usize,
+    folding: Folding,
+    /// Of a reduction, once a member has claimed it.
+    plan: FoldPlan,
+}
+
+impl Instance {
+    pub(super) fn new(size: usize) -> Instance {
+        let members = std::iter::repeat_with(|| None).take(size).collect();
+        Instance { members, algorithm: None, released: 0, folding: Folding::Open, plan: FoldPlan::default() }
+    }
+
+    pub(super) fn enter(&mut self, me: usize, member: Member) {
+        self.members[me] = Some(member);
+    }
+
+    pub(super) fn carried_out_by(&mut self, algorithm: Option<&'static str>) {
+        self.algorithm = algorithm;
+    }
+
+    /// Member `me`, if it receives something, needs its output no more.
+    pub(super) fn release(&mut self, me: usize) {
+        self.released += usize::from(self.receives(me));
+    }
+
+    /// Whether all have entered and all who receive have released.
+    pub(super) fn over(&self) -> bool {
+        let receivers = (0..self.members.len()).filter(|m| self.receives(*m)).count();
+        self.members.iter().all(Option::is_some) && self.released == receivers
+    }
+
+    /// Where all inputs lie, by member.
+    pub(super) fn rooms(self) -> impl Iterator<Item = Option<Offset>> {
+        self.members.into_iter().map(|member| member.and_then(|m| m.staged))
+    }
+
+    /// The output of `me`, if it can be had without folding and without waiting.
+    pub(super) fn ready(&self, me: usize) -> Option<Fetched> {
+        let settled = !self.must_fold(me) || self.folding == Folding::Done;
+        settled.then(|| Fetched { pieces: self.pieces(me), ..Fetched::default() })
+    }
+
+    /// The output of `me`, who folds if nobody does; `None` while another member folds.
+    pub(super) fn claim(&mut self, me: usize) -> Option<Fetched> {
+        if let Some(ready) = self.ready(me) {
+            return Some(ready);
+        }
+        if self.folding == Folding::Open {
+            self.plan = FoldPlan::new(&self.call(me).call, self.members.len(), self.algorithm);
+            self.folding = Folding::Claimed(me);
+        }
+        (self.folding == Folding::Claimed(me)).then(|| Fetched {
+            pieces: self.pieces(me),
+            folds: self.folds(),
+            peer: None,
+        })
+    }
+
+    /// The member that claimed the folds has done them.
+    pub(super) fn folded(&mut self) {
+        self.folding = Folding::Done;
+    }
+
+    fn call(&self, member: usize) -> &Member {
+        self.members[member].as_ref().unwrap_or_else(|| panic!("member {member} has not entered, yet its data is asked for"))
+    }
+
+    /// Any member's call: all agree but in the blocks of all-to-all.
+    fn any_call(&self) -> Option<&Collective> {
+        self.members.iter().flatten().map(|member| &member.call).next()
+    }
+
+    fn receives(&self, me: usize) -> bool {
+        use CollectiveKind::*;
+        let Some(call) = self.any_call() else { return false };
+        let is_root = call.root.is_some_and(|root| root.index() == me);
+        match call.kind {
+            AllReduce | AllGather | ReduceScatter | AllToAll | Scatter => true,
+            Reduce | Gather => is_root,
+            Broadcast => !is_root,
+            Barrier => false,
+        }
+    }
+
+    fn must_fold(&self, me: usize) -> bool {
+        use CollectiveKind::*;
+        let reduces = self.any_call().is_some_and(|call| matches!(call.kind, AllReduce | Reduce | ReduceScatter));
+        reduces && self.members.len() > 1 && self.receives(me)
+    }
+
+    fn folds(&self) -> Vec<(Offset, Offset, u64)> {
+        let place = |member: usize, start: u64| self.range(member, start, 0).0;
+        let size = self.any_call().map_or(0, |call| call.dtype.size());
+        let fold = |f: &super::fold::Fold| (place(f.into, f.start), place(f.from, f.start), f.len * size);
+        self.plan.folds.iter().map(fold).filter(|(.., bytes)| *bytes > 0).collect()
+    }
+
+    /// The output of `me`: ranges of the members' inputs, one after the other.
+    fn pieces(&self, me: usize) -> Vec<(Offset, u64)> {
+        if !self.receives(me) {
+            return Vec::new();
+        }
+        let mut pieces: Vec<(Offset, u64)> = Vec::new();
+        for (member, start, len) in self.sources(me).into_iter().filter(|(.., len)| *len > 0) {
+            let (offset, bytes) = self.range(member, start, len);
+            match pieces.last_mut() {
+                Some((before, size)) if *before + *size == offset => *size += bytes,
+                _ => pieces.push((offset, bytes)),
+            }
+        }
+        pieces
+    }
+
+    /// The output of `me` as (member, first element, elements) of inputs.
+    fn sources(&self, me: usize) -> Vec<(usize, u64, u64)> {
+        use CollectiveKind::*;
+        let call = &self.call(me).call;
+        let all = 0..self.members.len();
+        let root = || call.root.unwrap_or_else(|| panic!("a {} has no root", call.kind)).index();
+        match call.kind {
+            Barrier => Vec::new(),
+            Broadcast => vec![(root(), 0, block(call, 0))],
+            AllGather | Gather => all.map(|from| (from, 0, block(call, from))).collect(),
+            Scatter => vec![(root(), start(call, me), block(call, me))],
+            AllToAll => all.map(|from| self.sent(from, me)).collect(),
+            AllReduce | Reduce => self.homes(0, block(call, 0)),
+            ReduceScatter => self.homes(start(call, me), block(call, me)),
+        }
+    }
+
+    /// What `from` sends to `to` in an all-to-all. Nothing, if nothing is expected: `from` need not even have entered.
+    fn sent(&self, from: usize, to: usize) -> (usize, u64, u64) {
+        let expected = match &self.call(to).call.shape {
+            Shape::Pairs { recv, .. } => recv[from],
+            shape => block_of(shape, to),
+        };
+        let before = |call: &Collective| match &call.shape {
+            Shape::Pairs { send, .. } => send[..to].iter().sum(),
+            _ => start(call, to),
+        };
+        if expected == 0 { (from, 0, 0) } else { (from, before(&self.call(from).call), expected) }
+    }
+
+    /// Where the reduced elements from `start` on lie after the folds.
+    fn homes(&self, start: u64, len: u64) -> Vec<(usize, u64, u64)> {
+        if self.members.len() == 1 {
+            return vec![(0, start, len)];
+        }
+        self.plan.homes(start, len).collect()
+    }
+
+    /// Elements of a member's input as bytes of the arena.
+    fn range(&self, member: usize, start: u64, len: u64) -> (Offset, u64) {
+        let Member { call, staged } = self.call(member);
+        let offset = staged.unwrap_or_else(|| panic!("member {member} of a {} has staged nothing", call.kind));
+        (offset + start * call.dtype.size(), len * call.dtype.size())
+    }
+}
+
+/// Elements of the block of `member`.
+fn block(call: &Collective, member: usize) -> u64 {
+    block_of(&call.shape, member)
+}
+
+fn block_of(shape: &Shape, member: usize) -> u64 {
+    match shape {
+        Shape::Even(count) => *count,
+        Shape::Blocks(blocks) => blocks[member],
+        Shape::Pairs { .. } => panic!("only all-to-all has unequal pairs"),
+    }
+}
+
+/// The first element of the block of `member`, where blocks lie one after the other.
+fn start(call: &Collective, member: usize) -> u64 {
+    (0..member).map(|before| block(call, before)).sum()
+}

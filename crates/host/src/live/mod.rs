@@ -1,0 +1,8 @@
+//! Owns live ranks.
+
+pub mod arena;
+pub mod client;
+pub mod data;
+mod fold;
+mod instance;
+pub mod protocol;

@@ -1,0 +1,314 @@
+//! Owns what a rank's process and the driver say to each other, and how it lies on a socket.
+//!
+//! What the words lead to is `client`'s and `driver`'s business; tensors never travel here, only where they lie in the arena.
+//!
+//! Each task (thread) of a rank has a stream socket of its own. A task writes batches of [`Op`]s; only the last of a batch may ask
+//! for an answer ([`Op::asks`]), and the task then reads exactly one [`Answer`]. So a blocking collective is one round trip, and an
+//! asynchronous one is none: it travels with the next question. A frame is its length (u32, little endian) and a postcard value.
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use uniference_sim::ids::Site;
+use uniference_sim::program::{Call, Mark, Outcome, StoreOp, StoreValue};
+use uniference_sim::time::{SimDuration, SimTime};
+
+/// The name a rank itself gives to an operation, before the engine has numbered it.
+pub type LocalHandle = u32;
+
+/// An offset in the arena, in bytes.
+pub type Offset = u64;
+
+/// What a task says. Durations are virtual time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Op {
+    /// The next line of this rank's table of lines: the n-th of these is `Site(n)`.
+    Site(String),
+    /// The program has computed for so long, as measured here.
+    Compute(SimDuration),
+    /// An operation of a process group starts.
+    Issue {
+        /// How the rank calls it.
+        handle: LocalHandle,
+        /// What.
+        call: Call,
+        /// Where its input was staged.
+        staged: Option<Offset>,
+        /// The user's line.
+        site: Site,
+    },
+    /// A named range opens or closes.
+    Mark(Mark),
+    /// The data of an operation was fetched, or is not wanted.
+    Release(LocalHandle),
+    /// The folds of an operation, which this rank was picked for, are done.
+    Folded(LocalHandle),
+    /// The program has ended.
+    Exit(Outcome),
+    /// Asks for the first turn: [`Answer::Go`].
+    Start,
+    /// Asks to sleep: [`Answer::Go`].
+    Sleep(SimDuration),
+    /// Asks for the clock: [`Answer::Now`].
+    Now,
+    /// Asks for a group's number: [`Answer::Group`].
+    Group {
+        /// Its members, in order.
+        ranks: Vec<u32>,
+        /// How many groups of just these this rank has named before.
+        sequence: u32,
+    },
+    /// Asks which are complete, once all or any are: [`Answer::Complete`] or [`Answer::TimedOut`].
+    Wait {
+        /// Which.
+        handles: Vec<LocalHandle>,
+        /// Any of them will do.
+        any: bool,
+        /// At most so long.
+        timeout: Option<SimDuration>,
+        /// The user's line.
+        site: Site,
+    },
+    /// Asks where the data of a complete operation lies: [`Answer::Data`].
+    Fetch(LocalHandle),
+    /// Asks the store: [`Answer::Store`] or [`Answer::TimedOut`].
+    Store {
+        /// What.
+        operation: StoreOp,
+        /// At most so long.
+        timeout: Option<SimDuration>,
+        /// The user's line.
+        site: Site,
+    },
+}
+
+impl Op {
+    /// Whether the task now waits for an [`Answer`].
+    pub fn asks(&self) -> bool {
+        use Op::*;
+        matches!(self, Start | Sleep(_) | Now | Group { .. } | Wait { .. } | Fetch(_) | Store { .. })
+    }
+}
+
+/// What a task writes at once.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Batch {
+    /// A new thread of the rank has come: its socket is attached to this frame (only on the main task's socket).
+    pub opens_task: bool,
+    /// In order.
+    pub ops: Vec<Op>,
+}
+
+/// What a task reads.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Reply {
+    /// Staged regions of this rank that nobody needs any more.
+    pub freed: Vec<Offset>,
+    /// The answer to the task's question.
+    pub answer: Answer,
+}
+
+/// The answer to a question of a task.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)] // the questions say it
+pub enum Answer {
+    Go,
+    Now(SimTime),
+    Group(u32),
+    /// The complete ones in the order asked for, each with its data where that is ready and needs no folding.
+    Complete(Vec<(LocalHandle, Option<Fetched>)>),
+    TimedOut,
+    Data(Fetched),
+    Store(StoreValue),
+}
+
+/// Where the data of a complete operation lies, for one rank. See `python/uniference/_native.pyi`, `Result`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Fetched {
+    /// (offset, bytes): the output is these, one after the other.
+    pub pieces: Vec<(Offset, u64)>,
+    /// (destination, source, bytes): what to combine, in this order, before the pieces are right.
+    pub folds: Vec<(Offset, Offset, u64)>,
+    /// Of a receive: the group rank of the sender.
+    pub peer: Option<u32>,
+}
+
+/// The first frame on a rank's main socket, from the driver; the arena's descriptor is attached to it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Hello {
+    /// Whether the program's compute is measured and sent.
+    pub measure: bool,
+    /// Size of the whole arena.
+    pub arena_bytes: u64,
+    /// The part of it that this rank stages its inputs in: offset and size.
+    pub staging: (Offset, u64),
+    /// Of the staging part, how much may stay touched but unused before its pages are given back.
+    pub retain_bytes: u64,
+}
+
+/// Longer frames are a bug, not data: tensors do not travel here.
+const LONGEST_FRAME: usize = 1 << 30;
+
+/// Appends `value` as a frame to `buffer`.
+///
+/// # Panics
+/// If it is longer than 1 GiB.
+pub fn encode(value: &impl Serialize, buffer: &mut Vec<u8>) {
+    let start = buffer.len();
+    buffer.extend_from_slice(&[0; 4]);
+    let filled = postcard::to_extend(value, std::mem::take(buffer)).expect("every protocol type has a postcard form");
+    *buffer = filled;
+    let len = buffer.len() - start - 4;
+    assert!(len <= LONGEST_FRAME, "a frame of {len} bytes");
+    buffer[start..start + 4].copy_from_slice(&(len as u32).to_le_bytes());
+}
+
+/// Bytes received, cut into frames.
+#[derive(Default)]
+pub struct FrameBuffer {
+    bytes: Vec<u8>,
+    taken: usize,
+}
+
+impl FrameBuffer {
+    /// The next whole frame, if it is there.
+    pub fn next<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
+        let rest = &self.bytes[self.taken..];
+        let Some((header, body)) = rest.split_first_chunk::<4>() else { return Ok(None) };
+        let len = u32::from_le_bytes(*header) as usize;
+        if len > LONGEST_FRAME {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("a frame of {len} bytes")));
+        }
+        let Some(body) = body.get(..len) else { return Ok(None) };
+        let value = postcard::from_bytes(body).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
+        self.taken += 4 + len;
+        if self.taken == self.bytes.len() {
+            self.bytes.clear();
+            self.taken = 0;
+        }
+        Ok(Some(value))
+    }
+
+    /// Reads what the socket has; also the descriptors that came along. Returns how many bytes; 0: the other end is closed.
+    pub fn fill(&mut self, socket: &UnixStream, wait: bool, fds: &mut Vec<OwnedFd>) -> io::Result<usize> {
+        let mut chunk = [0; 16 * 1024];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC | if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
+        let received = rustix::io::retry_on_intr(|| {
+            rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut chunk)], &mut ancillary, flags)
+        })?;
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(received) = message {
+                fds.extend(received);
+            }
+        }
+        self.bytes.extend_from_slice(&chunk[..received.bytes]);
+        Ok(received.bytes)
+    }
+
+    /// Blocks until a whole frame is there.
+    pub fn read<T: DeserializeOwned>(&mut self, socket: &UnixStream, fds: &mut Vec<OwnedFd>) -> io::Result<T> {
+        loop {
+            if let Some(value) = self.next()? {
+                return Ok(value);
+            }
+            if self.fill(socket, true, fds)? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+    }
+}
+
+/// Writes all of `bytes`, with `fds` attached to the first of them.
+pub fn write_with_fds(socket: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(fds)), "{} descriptors at once", fds.len());
+    }
+    let mut sent = rustix::io::retry_on_intr(|| {
+        rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)
+    })?;
+    while sent < bytes.len() {
+        sent += rustix::io::retry_on_intr(|| rustix::net::send(socket, &bytes[sent..], SendFlags::NOSIGNAL))?;
+    }
+    Ok(())
+}
+
+/// Writes all of `bytes`.
+pub fn write(socket: &UnixStream, bytes: &[u8]) -> io::Result<()> {
+    let mut sent = 0;
+    while sent < bytes.len() {
+        sent += rustix::io::retry_on_intr(|| rustix::net::send(socket, &bytes[sent..], SendFlags::NOSIGNAL))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+    use std::thread;
+
+    fn batch(ops: Vec<Op>) -> Batch {
+        Batch { opens_task: false, ops }
+    }
+
+    #[test]
+    fn frames_survive_any_cut() {
+        let batches = [batch(vec![Op::Now]), batch(vec![]), batch(vec![Op::Site("a.py:1".into()), Op::Fetch(3)])];
+        let mut bytes = Vec::new();
+        batches.iter().for_each(|b| encode(b, &mut bytes));
+        for chunk in 1..bytes.len() {
+            let mut buffer = FrameBuffer::default();
+            let mut seen = Vec::new();
+            for part in bytes.chunks(chunk) {
+                buffer.bytes.extend_from_slice(part);
+                while let Some(b) = buffer.next::<Batch>().unwrap() {
+                    seen.push(b);
+                }
+            }
+            assert_eq!(seen, batches);
+        }
+    }
+
+    #[test]
+    fn an_absurd_length_is_an_error_and_not_an_allocation() {
+        let mut buffer = FrameBuffer { bytes: vec![0xff; 8], taken: 0 };
+        assert_eq!(buffer.next::<Batch>().unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn a_frame_larger_than_the_socket_buffer_passes_with_its_descriptor() {
+        let (here, there) = UnixStream::pair().unwrap();
+        let sent = batch(vec![Op::Site("x".repeat(1 << 20))]);
+        let mut bytes = Vec::new();
+        encode(&sent, &mut bytes);
+        let writer = thread::spawn(move || write_with_fds(&here, &bytes, &[here.as_fd()]).unwrap());
+        let mut fds = Vec::new();
+        let received: Batch = FrameBuffer::default().read(&there, &mut fds).unwrap();
+        writer.join().unwrap();
+        assert_eq!((received, fds.len()), (sent, 1));
+    }
+
+    #[test]
+    fn a_closed_socket_is_the_end_of_file() {
+        let (here, there) = UnixStream::pair().unwrap();
+        drop(here);
+        let error = FrameBuffer::default().read::<Batch>(&there, &mut Vec::new()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn only_questions_are_answered() {
+        assert!(Op::Fetch(0).asks() && Op::Now.asks() && Op::Start.asks());
+        assert!(!Op::Release(0).asks() && !Op::Exit(Outcome::Ok).asks());
+    }
+}
