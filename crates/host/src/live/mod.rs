@@ -6,3 +6,5 @@ pub mod data;
 mod fold;
 mod instance;
 pub mod protocol;
+pub mod exchange;
+pub mod slots;

@@ -1,0 +1,374 @@
+//! Owns the conversation of live tasks with the engine: what they say goes in, one request after the other; answers come out.
+//!
+//! It does no I/O: sockets, processes and the host's time are `driver`'s business. So it is tested without any of them.
+
+use super::data::{Access, DataPlane};
+use super::protocol::{Answer, LocalHandle, Offset, Op, Reply as Frame};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use uniference_sim::engine::{Engine, Halt, Resumption, Turn};
+use uniference_sim::ids::{GroupId, Handle, QueueId, RankId, Site, TaskId};
+use uniference_sim::program::{Activity, Call, Origin, Outcome, Reply, Request, Work};
+use uniference_sim::record::{Event, Observer};
+use uniference_sim::time::SimTime;
+
+/// Sees every request just before the engine does.
+pub trait Recorder {
+    /// `task` of `rank` asks for `request`.
+    fn request(&mut self, rank: RankId, task: TaskId, request: &Request);
+}
+
+impl Recorder for () {
+    fn request(&mut self, _: RankId, _: TaskId, _: &Request) {}
+}
+
+/// The live ranks of a run, and the engine.
+pub struct Exchange {
+    engine: Engine,
+    data: DataPlane,
+    ranks: Vec<Rank>,
+    /// Answers that are ready, in the engine's order.
+    ready: VecDeque<Ready>,
+    /// Tasks whose data another rank is reducing.
+    fetching: Vec<(RankId, TaskId, LocalHandle)>,
+}
+
+/// A task that may go on.
+#[derive(Debug, PartialEq)]
+pub struct Ready {
+    /// Whose.
+    pub rank: RankId,
+    /// Which.
+    pub task: TaskId,
+    /// What it is told.
+    pub answer: Answer,
+}
+
+/// Why [`Exchange::advance`] returned.
+#[derive(Debug)]
+pub enum Standing {
+    /// Some task must say something first.
+    Blocked,
+    /// All programs have ended.
+    Finished,
+    /// The run cannot go on.
+    Halted(Box<Halt>),
+}
+
+/// One live rank.
+struct Rank {
+    tasks: Vec<Task>,
+    lines: Lines,
+    /// How the rank calls its operations, and how the engine does.
+    names: BTreeMap<LocalHandle, Handle>,
+}
+
+/// The lines of a rank's program.
+#[derive(Default)]
+struct Lines {
+    texts: Vec<String>,
+    index: BTreeMap<String, usize>,
+}
+
+/// One thread of a live rank.
+struct Task {
+    state: State,
+    /// What it has said and the engine was not asked yet.
+    ops: VecDeque<Op>,
+    /// Its own table of lines.
+    sites: Vec<Site>,
+    /// The line it stood on last.
+    line: Site,
+}
+
+/// Whose turn it is in the conversation of one task.
+enum State {
+    /// The task's: the engine has it running.
+    Free,
+    /// The engine's: it was asked on behalf of this.
+    Asked(Asked),
+    /// It has ended.
+    Ended,
+}
+
+/// What the engine was asked for.
+enum Asked {
+    FirstTurn,
+    Compute,
+    ComputeEnd,
+    Sleep,
+    SleepEnd,
+    Mark,
+    Issue { handle: LocalHandle, call: Call, staged: Option<Offset> },
+    Wait(Vec<(LocalHandle, Handle)>),
+    Now,
+    Group(Arc<[RankId]>),
+    Store,
+}
+
+impl Exchange {
+    /// A conversation of `world_size` ranks with `engine`, all at their beginning. `script` stands where no line is known.
+    pub fn new(engine: Engine, world_size: u32, script: &str) -> Exchange {
+        let rank = |rank: u32| {
+            let mut lines = Lines::default();
+            let line = lines.site(script, rank, world_size);
+            Rank { tasks: vec![Task::new(State::Asked(Asked::FirstTurn), line)], lines, names: BTreeMap::new() }
+        };
+        Exchange {
+            engine,
+            data: DataPlane::default(),
+            ranks: (0..world_size).map(rank).collect(),
+            ready: VecDeque::new(),
+            fetching: Vec::new(),
+        }
+    }
+
+    /// The engine, to look at.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// The text of a line: `path:line`.
+    pub fn line(&self, site: Site) -> &str {
+        let world_size = self.ranks.len();
+        &self.ranks[site.index() % world_size].lines.texts[site.index() / world_size]
+    }
+
+    /// All lines, by [`Site`]; empty where there is none.
+    pub fn lines(&self) -> Vec<String> {
+        let most = self.ranks.iter().map(|rank| rank.lines.texts.len()).max().unwrap_or(0);
+        let text = |at: usize, rank: &Rank| rank.lines.texts.get(at).cloned().unwrap_or_default();
+        (0..most).flat_map(|at| self.ranks.iter().map(move |rank| text(at, rank))).collect()
+    }
+
+    /// A new thread of `rank` makes its first call.
+    pub fn open_task(&mut self, rank: RankId) -> TaskId {
+        let task = self.engine.open_task(rank);
+        let tasks = &mut self.ranks[rank.index()].tasks;
+        assert_eq!(task.index(), tasks.len(), "{rank} numbers its tasks as the engine does");
+        let line = tasks[0].line;
+        tasks.push(Task::new(State::Free, line));
+        task
+    }
+
+    /// A thread has ended without a word; its rank goes on.
+    pub fn close_task(&mut self, rank: RankId, task: TaskId, recorder: &mut dyn Recorder) {
+        self.say(rank, task, vec![Op::Exit(Outcome::Ok)], recorder);
+    }
+
+    /// A task has said something.
+    pub fn say(&mut self, rank: RankId, task: TaskId, ops: Vec<Op>, recorder: &mut dyn Recorder) {
+        self.task(rank, task).ops.extend(ops);
+        self.pump(rank, task, recorder);
+    }
+
+    /// Lets the engine go on as far as it can. Answers are then [`Exchange::take_ready`].
+    pub fn advance(&mut self, observer: &mut dyn Observer, recorder: &mut dyn Recorder) -> Standing {
+        loop {
+            let mut seen = (Meetings(&mut self.data), &mut *observer);
+            match self.engine.next(&mut seen) {
+                Turn::Resume(resumption) => self.resumed(resumption, recorder),
+                Turn::Blocked => return Standing::Blocked,
+                Turn::Finished => return Standing::Finished,
+                Turn::Halted(halt) => return Standing::Halted(halt),
+            }
+        }
+    }
+
+    /// The next task that may go on.
+    pub fn take_ready(&mut self) -> Option<Ready> {
+        self.ready.pop_front()
+    }
+
+    /// What is written to the task when it goes on now.
+    pub fn frame(&mut self, ready: Ready) -> Frame {
+        Frame { freed: self.data.take_freed(ready.rank), answer: ready.answer }
+    }
+
+    fn task(&mut self, rank: RankId, task: TaskId) -> &mut Task {
+        &mut self.ranks[rank.index()].tasks[task.index()]
+    }
+
+    fn answer(&mut self, rank: RankId, task: TaskId, answer: Answer) {
+        self.ready.push_back(Ready { rank, task, answer });
+    }
+
+    /// Carries out what the task has said, until the engine must answer or nothing is left.
+    fn pump(&mut self, rank: RankId, task: TaskId, recorder: &mut dyn Recorder) {
+        while let State::Free = self.task(rank, task).state
+            && let Some(op) = self.task(rank, task).ops.pop_front()
+        {
+            self.carry_out(rank, task, op, recorder);
+        }
+    }
+
+    fn carry_out(&mut self, rank: RankId, task: TaskId, op: Op, recorder: &mut dyn Recorder) {
+        let world_size = self.ranks.len() as u32;
+        match op {
+            Op::Site(text) => {
+                let state = &mut self.ranks[rank.index()];
+                let site = state.lines.site(&text, rank.0, world_size);
+                state.tasks[task.index()].sites.push(site);
+            }
+            Op::Release(handle) => {
+                if let Some(handle) = self.ranks[rank.index()].names.remove(&handle) {
+                    self.data.release(rank, handle);
+                }
+            }
+            Op::Folded(handle) => {
+                self.data.folded(rank, self.name(rank, handle));
+                self.retry_fetches();
+            }
+            Op::Fetch(handle) => self.fetch(rank, task, handle),
+            Op::Start => self.answer(rank, task, Answer::Go),
+            asking => self.ask(rank, task, asking, recorder),
+        }
+    }
+
+    /// Turns what a task said into a request to the engine.
+    fn ask(&mut self, rank: RankId, task: TaskId, op: Op, recorder: &mut dyn Recorder) {
+        let state = self.task(rank, task);
+        let line = state.line_of(&op);
+        let (request, asked) = match op {
+            Op::Compute(duration) => {
+                let work = Work { duration, origin: Origin::Measured };
+                (issue(Activity::Compute(work), line), Asked::Compute)
+            }
+            Op::Sleep(duration) => (issue(Activity::Sleep(duration), line), Asked::Sleep),
+            Op::Mark(mark) => (issue(Activity::Mark(mark), line), Asked::Mark),
+            Op::Issue { handle, call, staged, .. } => {
+                (issue(Activity::Call(call.clone()), line), Asked::Issue { handle, call, staged })
+            }
+            Op::Wait { handles, any, timeout, .. } => {
+                let named: Vec<_> = handles.into_iter().map(|handle| (handle, self.name(rank, handle))).collect();
+                let handles = named.iter().map(|(_, handle)| *handle).collect();
+                (Request::Wait { handles, any, timeout, site: line }, Asked::Wait(named))
+            }
+            Op::Now => (Request::Now, Asked::Now),
+            Op::Group { ranks, sequence } => {
+                let ranks: Arc<[RankId]> = ranks.into_iter().map(RankId).collect();
+                (Request::JoinGroup { ranks: ranks.clone(), sequence }, Asked::Group(ranks))
+            }
+            Op::Store { operation, timeout, .. } => (Request::Store { operation, timeout, site: line }, Asked::Store),
+            Op::Exit(outcome) => return self.exit(rank, task, outcome, recorder),
+            other => panic!("{other:?} is not for the engine"),
+        };
+        self.submit(rank, task, request, asked, recorder);
+    }
+
+    fn submit(&mut self, rank: RankId, task: TaskId, request: Request, asked: Asked, recorder: &mut dyn Recorder) {
+        self.task(rank, task).state = State::Asked(asked);
+        recorder.request(rank, task, &request);
+        self.engine.submit(rank, task, request);
+    }
+
+    fn exit(&mut self, rank: RankId, task: TaskId, outcome: Outcome, recorder: &mut dyn Recorder) {
+        let request = Request::Exit(outcome);
+        recorder.request(rank, task, &request);
+        self.engine.submit(rank, task, request);
+        self.task(rank, task).state = State::Ended;
+    }
+
+    /// The engine has answered a task.
+    fn resumed(&mut self, resumption: Resumption, recorder: &mut dyn Recorder) {
+        let Resumption { rank, task, now, reply } = resumption;
+        let state = std::mem::replace(&mut self.task(rank, task).state, State::Free);
+        let State::Asked(asked) = state else { panic!("{rank} {task} was resumed with {reply:?} and had asked nothing") };
+        match (asked, reply) {
+            (Asked::Compute, Reply::Issued(handle)) => self.await_end(rank, task, handle, Asked::ComputeEnd, recorder),
+            (Asked::Sleep, Reply::Issued(handle)) => self.await_end(rank, task, handle, Asked::SleepEnd, recorder),
+            (Asked::SleepEnd, Reply::Complete(_)) => self.answer(rank, task, Answer::Go),
+            (Asked::Issue { handle, call, staged }, Reply::Issued(name)) => {
+                self.ranks[rank.index()].names.insert(handle, name);
+                self.data.issued(rank, name, &call, staged);
+            }
+            (Asked::Wait(named), Reply::Complete(complete)) => self.complete(rank, task, &named, &complete),
+            (Asked::Wait(_) | Asked::Store, Reply::TimedOut) => self.answer(rank, task, Answer::TimedOut),
+            (Asked::Now, Reply::Now(now)) => self.answer(rank, task, Answer::Now(now)),
+            (Asked::Group(ranks), Reply::Group(group)) => self.joined(rank, task, group, &ranks),
+            (Asked::Store, Reply::Store(value)) => self.answer(rank, task, Answer::Store(value)),
+            (Asked::FirstTurn, Reply::Start) | (Asked::ComputeEnd, Reply::Complete(_)) | (Asked::Mark, Reply::Issued(_)) => {}
+            (_, reply) => panic!("{rank} {task} was answered {reply:?} at {now}, which is not what it had asked for"),
+        }
+        self.pump(rank, task, recorder);
+    }
+
+    fn await_end(&mut self, rank: RankId, task: TaskId, handle: Handle, asked: Asked, recorder: &mut dyn Recorder) {
+        let site = self.task(rank, task).line;
+        let request = Request::Wait { handles: vec![handle], any: false, timeout: None, site };
+        self.submit(rank, task, request, asked, recorder);
+    }
+
+    fn complete(&mut self, rank: RankId, task: TaskId, named: &[(LocalHandle, Handle)], complete: &[Handle]) {
+        let done = named.iter().filter(|(_, name)| complete.contains(name));
+        let told = done.map(|(handle, name)| (*handle, self.data.peek(rank, *name))).collect();
+        self.answer(rank, task, Answer::Complete(told));
+    }
+
+    fn joined(&mut self, rank: RankId, task: TaskId, group: GroupId, ranks: &Arc<[RankId]>) {
+        self.data.join(group, ranks);
+        self.answer(rank, task, Answer::Group(group.0));
+    }
+
+    fn fetch(&mut self, rank: RankId, task: TaskId, handle: LocalHandle) {
+        match self.data.fetch(rank, self.name(rank, handle)) {
+            Access::Ready(fetched) => self.answer(rank, task, Answer::Data(fetched)),
+            Access::Busy => self.fetching.push((rank, task, handle)),
+        }
+    }
+
+    fn retry_fetches(&mut self) {
+        for (rank, task, handle) in std::mem::take(&mut self.fetching) {
+            self.fetch(rank, task, handle);
+        }
+    }
+
+    fn name(&self, rank: RankId, handle: LocalHandle) -> Handle {
+        let name = self.ranks[rank.index()].names.get(&handle);
+        *name.unwrap_or_else(|| panic!("{rank} names its operation {handle}, which is not there or was released"))
+    }
+}
+
+/// Shows the data plane the engine's events.
+struct Meetings<'a>(&'a mut DataPlane);
+
+impl Observer for Meetings<'_> {
+    fn record(&mut self, _: SimTime, event: &Event<'_>) {
+        self.0.observe(event);
+    }
+}
+
+fn issue(activity: Activity, site: Site) -> Request {
+    // All that a task does itself is in order anyway: it waits for each piece.
+    Request::Issue { activity, queue: QueueId(0), after: Vec::new(), site }
+}
+
+impl Task {
+    fn new(state: State, line: Site) -> Task {
+        Task { state, ops: VecDeque::new(), sites: Vec::new(), line }
+    }
+
+    /// The line that `op` belongs to: its own, or for compute the one that it led to, or the one before.
+    fn line_of(&mut self, op: &Op) -> Site {
+        let own = |op: &Op| match op {
+            Op::Issue { site, .. } | Op::Wait { site, .. } | Op::Store { site, .. } => Some(*site),
+            _ => None,
+        };
+        let site = own(op).or_else(|| self.ops.front().filter(|_| matches!(op, Op::Compute(_))).and_then(own));
+        if let Some(known) = site.and_then(|site| self.sites.get(site.index())) {
+            self.line = *known;
+        }
+        self.line
+    }
+}
+
+impl Lines {
+    /// The id of a line, the same whichever rank is faster: the rank's own number of the line, dealt among ranks.
+    fn site(&mut self, text: &str, rank: u32, world_size: u32) -> Site {
+        let at = *self.index.entry(text.to_owned()).or_insert_with(|| {
+            self.texts.push(text.to_owned());
+            self.texts.len() - 1
+        });
+        Site::from(at * world_size as usize + rank as usize)
+    }
+}

@@ -1,0 +1,138 @@
+//! Owns which ranks may run on the host at once (`--jobs`). It changes when a rank runs on the host, never what the run computes.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+use uniference_sim::ids::RankId;
+
+/// A rank that made no call for this long no longer keeps the others from running.
+pub const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The ranks that run, and turns that wait for one of them to block.
+pub struct Slots<T> {
+    free: usize,
+    ranks: Vec<Slot>,
+    waiting: VecDeque<(RankId, T)>,
+}
+
+/// One rank's standing.
+#[derive(Clone, Default)]
+struct Slot {
+    /// Tasks that run on the host.
+    running: u32,
+    /// Since when, if the rank holds a slot.
+    holds: Option<Instant>,
+}
+
+impl<T> Slots<T> {
+    /// `jobs` slots for `world_size` ranks.
+    pub fn new(jobs: usize, world_size: u32) -> Slots<T> {
+        Slots { free: jobs.max(1), ranks: vec![Slot::default(); world_size as usize], waiting: VecDeque::new() }
+    }
+
+    /// A task of `rank` could go on with `turn`.
+    pub fn offer(&mut self, rank: RankId, turn: T) {
+        self.waiting.push_back((rank, turn));
+    }
+
+    /// The next turn that may be taken now; its task then runs.
+    pub fn take(&mut self, now: Instant) -> Option<T> {
+        let may_run = |(rank, _): &(RankId, T)| self.free > 0 || self.ranks[rank.index()].holds.is_some();
+        let at = self.waiting.iter().position(may_run)?;
+        let (rank, turn) = self.waiting.remove(at)?;
+        let slot = &mut self.ranks[rank.index()];
+        slot.running += 1;
+        if slot.holds.replace(now).is_none() {
+            self.free -= 1;
+        }
+        Some(turn)
+    }
+
+    /// A task of `rank` has made a call that it now waits for, or has ended.
+    pub fn blocked(&mut self, rank: RankId) {
+        let slot = &mut self.ranks[rank.index()];
+        slot.running = slot.running.checked_sub(1).unwrap_or_else(|| panic!("{rank} blocks and was not running"));
+        if slot.running == 0 && slot.holds.take().is_some() {
+            self.free += 1;
+        }
+    }
+
+    /// A new task of `rank` has appeared; it runs already.
+    pub fn appeared(&mut self, rank: RankId) {
+        self.ranks[rank.index()].running += 1;
+    }
+
+    /// `rank` was heard of.
+    pub fn heard(&mut self, rank: RankId, now: Instant) {
+        if let Some(since) = &mut self.ranks[rank.index()].holds {
+            *since = now;
+        }
+    }
+
+    /// Takes their slots from ranks that were silent for too long; when to look again, if turns are waiting.
+    pub fn expire(&mut self, now: Instant) -> Option<Instant> {
+        if self.waiting.is_empty() {
+            return None;
+        }
+        for slot in &mut self.ranks {
+            if slot.holds.is_some_and(|since| now.duration_since(since) >= PATIENCE) {
+                slot.holds = None;
+                self.free += 1;
+            }
+        }
+        self.ranks.iter().filter_map(|slot| slot.holds).min().map(|since| since + PATIENCE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: RankId = RankId(0);
+    const B: RankId = RankId(1);
+
+    fn offered(jobs: usize) -> Slots<char> {
+        let mut slots = Slots::new(jobs, 2);
+        slots.offer(A, 'a');
+        slots.offer(B, 'b');
+        slots
+    }
+
+    #[test]
+    fn one_job_runs_one_rank_at_a_time() {
+        let (mut slots, now) = (offered(1), Instant::now());
+        assert_eq!((slots.take(now), slots.take(now)), (Some('a'), None));
+        slots.blocked(A);
+        assert_eq!(slots.take(now), Some('b'));
+    }
+
+    #[test]
+    fn two_jobs_run_two() {
+        let (mut slots, now) = (offered(2), Instant::now());
+        assert_eq!((slots.take(now), slots.take(now), slots.take(now)), (Some('a'), Some('b'), None));
+    }
+
+    #[test]
+    fn a_second_task_of_a_running_rank_needs_no_slot() {
+        let (mut slots, now) = (offered(1), Instant::now());
+        slots.offer(A, 'c');
+        assert_eq!((slots.take(now), slots.take(now)), (Some('a'), Some('c')));
+        slots.blocked(A);
+        assert_eq!(slots.take(now), None);
+        slots.blocked(A);
+        assert_eq!(slots.take(now), Some('b'));
+    }
+
+    #[test]
+    fn a_silent_rank_gives_up_its_slot_after_a_second() {
+        let (mut slots, now) = (offered(1), Instant::now());
+        slots.take(now);
+        assert_eq!(slots.expire(now), Some(now + PATIENCE));
+        assert_eq!(slots.take(now + PATIENCE / 2), None);
+        slots.expire(now + PATIENCE);
+        assert_eq!(slots.take(now + PATIENCE), Some('b'));
+        // The silent rank's next call does not free a second slot.
+        slots.blocked(A);
+        slots.offer(A, 'c');
+        assert_eq!(slots.take(now + PATIENCE), None);
+    }
+}
