@@ -1,3 +1,5 @@
 //! Live ranks and the command line.
 
+pub mod cli;
+pub mod error;
 pub mod live;

@@ -1,7 +1,29 @@
-//! The Python extension: conversions and exceptions only.
+//! The Python extension: conversions and exceptions only. What is behind them is `uniference-host`'s; `python/uniference/_native.pyi`
+//! is its documentation.
+
+mod channel;
+
 use pyo3::prelude::*;
 
+/// Runs the command line; returns the exit code.
+#[pyfunction]
+fn cli(py: Python<'_>, argv: Vec<String>) -> i32 {
+    let code = py.detach(|| uniference_host::cli::main(argv));
+    // Ctrl-C was ours to handle, and was: the interpreter must not raise KeyboardInterrupt for it again.
+    let _ = py.check_signals();
+    code
+}
+
+/// The kernel kills this process when its parent dies; if that has already happened, it ends at once.
+#[pyfunction]
+fn die_with_parent() {
+    uniference_host::live::zygote::die_with_parent();
+}
+
 #[pymodule]
-fn _native(_module: &Bound<'_, PyModule>) -> PyResult<()> {
-    Ok(())
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(cli, module)?)?;
+    module.add_function(wrap_pyfunction!(die_with_parent, module)?)?;
+    module.add_class::<channel::Channel>()?;
+    module.add_class::<channel::Result>()
 }

@@ -75,7 +75,7 @@ impl Arena {
 
     /// Gives the room at `offset` back.
     pub fn free(&mut self, offset: u64) {
-        for (start, len) in self.rooms.free(offset) {
+        if let Some((start, len)) = self.rooms.free(offset) {
             // A file system that cannot punch holes only keeps the memory longer.
             let _ = fallocate(self.file.as_fd(), FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, start, len);
         }

@@ -2,6 +2,7 @@
 //!
 //! It moves no bytes (ranks do, through the arena) and knows no time (the engine does): it only looks at what was issued and met.
 
+use super::fold::Plans;
 use super::instance::{Instance, Member};
 use super::protocol::{Fetched, Offset};
 use std::collections::BTreeMap;
@@ -17,6 +18,7 @@ pub struct DataPlane {
     /// How many collectives of a group a rank has issued.
     counts: BTreeMap<(RankId, GroupId), u64>,
     collectives: BTreeMap<Key, Instance>,
+    plans: Plans,
     /// Operations that were not released yet.
     held: BTreeMap<(RankId, Handle), Held>,
     /// Inputs of sends, until their receiver has released them.
@@ -118,7 +120,7 @@ impl DataPlane {
             (Some(ready), _) => Access::Ready(ready),
             (None, Some(Held::Collective { key, me })) => {
                 let me = *me;
-                self.instance(*key).claim(me).map_or(Access::Busy, Access::Ready)
+                self.collectives.get_mut(key).expect("kept while held").claim(me, &mut self.plans).map_or(Access::Busy, Access::Ready)
             }
             _ => panic!("{rank} fetches {handle}, which is not complete"),
         }

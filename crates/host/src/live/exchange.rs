@@ -195,10 +195,27 @@ impl Exchange {
 
     /// Carries out what the task has said, until the engine must answer or nothing is left.
     fn pump(&mut self, rank: RankId, task: TaskId, recorder: &mut dyn Recorder) {
-        while let State::Free = self.task(rank, task).state
+        while self.may_carry_out(rank, task)
             && let Some(op) = self.task(rank, task).ops.pop_front()
         {
             self.carry_out(rank, task, op, recorder);
+        }
+    }
+
+    /// Whether it is the task's turn, and all it speaks of is known: what it waits for, another thread may have issued just now.
+    fn may_carry_out(&self, rank: RankId, task: TaskId) -> bool {
+        let Rank { tasks, names, .. } = &self.ranks[rank.index()];
+        let Task { state, ops, .. } = &tasks[task.index()];
+        let unknown = match ops.front() {
+            Some(Op::Wait { handles, .. }) => handles.iter().any(|handle| !names.contains_key(handle)),
+            _ => false,
+        };
+        matches!(state, State::Free) && !unknown
+    }
+
+    fn pump_siblings(&mut self, rank: RankId, task: TaskId, recorder: &mut dyn Recorder) {
+        for sibling in (0..self.ranks[rank.index()].tasks.len()).map(TaskId::from).filter(|sibling| *sibling != task) {
+            self.pump(rank, sibling, recorder);
         }
     }
 
@@ -281,6 +298,7 @@ impl Exchange {
             (Asked::Issue { handle, call, staged }, Reply::Issued(name)) => {
                 self.ranks[rank.index()].names.insert(handle, name);
                 self.data.issued(rank, name, &call, staged);
+                self.pump_siblings(rank, task, recorder);
             }
             (Asked::Wait(named), Reply::Complete(complete)) => self.complete(rank, task, &named, &complete),
             (Asked::Wait(_) | Asked::Store, Reply::TimedOut) => self.answer(rank, task, Answer::TimedOut),

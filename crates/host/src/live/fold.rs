@@ -1,33 +1,81 @@
-//! placeholder adapter
+//! Owns the fold plans of a run: each is derived once and kept while collectives alike come again, as the layers of a model do.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use uniference_sim::collective::choose::algorithm_by_name;
+use uniference_sim::collective::fold::FoldPlan;
 use uniference_sim::program::Collective;
 
+/// Enough for the different collectives of one step of a program; more would only hold memory.
+const KEPT: usize = 32;
+
+/// The plans used last, the latest first.
 #[derive(Default)]
-pub(super) struct FoldPlan {
-    pub(super) folds: Vec<Fold>,
-    whole: u64,
-}
+pub(super) struct Plans(VecDeque<(Key, Arc<FoldPlan>)>);
 
-pub(super) struct Fold {
-    pub(super) into: usize,
-    pub(super) from: usize,
-    pub(super) start: u64,
-    pub(super) len: u64,
-}
+/// What a plan depends on: the call, the algorithm's name, the group's size.
+type Key = (Collective, &'static str, u32);
 
-impl FoldPlan {
-    pub(super) fn new(call: &Collective, size: usize, _algorithm: Option<&'static str>) -> FoldPlan {
-        use uniference_sim::program::{CollectiveKind::*, Shape};
-        let whole = match (&call.shape, call.kind) {
-            (Shape::Even(n), ReduceScatter) => n * size as u64,
-            (Shape::Even(n), _) => *n,
-            (Shape::Blocks(b), _) => b.iter().sum(),
-            _ => 0,
+impl Plans {
+    /// How `algorithm` combines the elements of `call` in a group of `size`, at least 2.
+    ///
+    /// # Panics
+    /// If the plan needs room beyond the members' inputs, which no algorithm that we have does (see the tests).
+    pub(super) fn get(&mut self, call: &Collective, algorithm: &'static str, size: u32) -> Arc<FoldPlan> {
+        let known = |(key, _): &(Key, _)| key.0 == *call && key.1 == algorithm && key.2 == size;
+        let entry = match self.0.iter().position(known) {
+            Some(at) => self.0.remove(at).expect("just found"),
+            None => ((call.clone(), algorithm, size), Arc::new(derive(call, algorithm, size))),
         };
-        FoldPlan { folds: (1..size).map(|from| Fold { into: 0, from, start: 0, len: whole }).collect(), whole }
+        let plan = entry.1.clone();
+        self.0.push_front(entry);
+        self.0.truncate(KEPT);
+        plan
+    }
+}
+
+fn derive(call: &Collective, algorithm: &'static str, size: u32) -> FoldPlan {
+    let found = algorithm_by_name(call.kind, algorithm).unwrap_or_else(|e| panic!("the engine used it: {e}"));
+    let plan = FoldPlan::derive(&*found, call, size);
+    let in_place = plan.slots == size && plan.folds.iter().all(|fold| fold.combine);
+    assert!(in_place, "{algorithm} on {size} ranks needs {} rooms and copies", plan.slots);
+    plan
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uniference_sim::collective::choose::algorithms_for;
+    use uniference_sim::ids::GroupRank;
+    use uniference_sim::program::{CollectiveKind, DType, ReduceOp, Shape};
+
+    fn call(kind: CollectiveKind) -> Collective {
+        let root = (kind == CollectiveKind::Reduce).then_some(GroupRank(1));
+        let (dtype, reduce) = (DType::Float32, Some(ReduceOp::Sum));
+        Collective { kind, dtype, reduce, root, shape: Shape::Even(1001) }
     }
 
-    pub(super) fn homes(&self, start: u64, len: u64) -> impl Iterator<Item = (usize, u64, u64)> {
-        debug_assert!(start + len <= self.whole);
-        std::iter::once((0, start, len))
+    #[test]
+    fn every_algorithm_that_reduces_does_so_in_the_members_own_rooms() {
+        for kind in [CollectiveKind::AllReduce, CollectiveKind::Reduce, CollectiveKind::ReduceScatter] {
+            for algorithm in algorithms_for(kind) {
+                for size in 2..=17 {
+                    let plan = Plans::default().get(&call(kind), algorithm.name(), size);
+                    // n elements of P members become n: n (P - 1) combinations, whatever their order.
+                    let elements = if kind == CollectiveKind::ReduceScatter { 1001 * u64::from(size) } else { 1001 };
+                    let combined: u64 = plan.folds.iter().map(|fold| fold.span.len).sum();
+                    assert_eq!(combined, elements * u64::from(size - 1), "{kind} {} {size}", algorithm.name());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_plan_is_derived_once() {
+        let mut plans = Plans::default();
+        let first = plans.get(&call(CollectiveKind::AllReduce), "ring", 4);
+        plans.get(&call(CollectiveKind::Reduce), "binomial", 4);
+        assert!(Arc::ptr_eq(&first, &plans.get(&call(CollectiveKind::AllReduce), "ring", 4)));
+        assert!(!Arc::ptr_eq(&first, &plans.get(&call(CollectiveKind::AllReduce), "ring", 5)));
     }
 }

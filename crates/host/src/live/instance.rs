@@ -2,8 +2,11 @@
 //!
 //! When it happens is the engine's business, when rooms are freed `data`'s.
 
-use super::fold::FoldPlan;
+use super::fold::Plans;
 use super::protocol::{Fetched, Offset};
+use std::sync::Arc;
+use uniference_sim::collective::fold::{Fold, FoldPlan};
+use uniference_sim::ids::GroupRank;
 use uniference_sim::program::{Collective, CollectiveKind, Shape};
 
 /// One member's call.
@@ -30,13 +33,13 @@ pub(super) struct Instance {
     released: usize,
     folding: Folding,
     /// Of a reduction, once a member has claimed it.
-    plan: FoldPlan,
+    plan: Option<Arc<FoldPlan>>,
 }
 
 impl Instance {
     pub(super) fn new(size: usize) -> Instance {
         let members = std::iter::repeat_with(|| None).take(size).collect();
-        Instance { members, algorithm: None, released: 0, folding: Folding::Open, plan: FoldPlan::default() }
+        Instance { members, algorithm: None, released: 0, folding: Folding::Open, plan: None }
     }
 
     pub(super) fn enter(&mut self, me: usize, member: Member) {
@@ -70,12 +73,13 @@ impl Instance {
     }
 
     /// The output of `me`, who folds if nobody does; `None` while another member folds.
-    pub(super) fn claim(&mut self, me: usize) -> Option<Fetched> {
+    pub(super) fn claim(&mut self, me: usize, plans: &mut Plans) -> Option<Fetched> {
         if let Some(ready) = self.ready(me) {
             return Some(ready);
         }
         if self.folding == Folding::Open {
-            self.plan = FoldPlan::new(&self.call(me).call, self.members.len(), self.algorithm);
+            let algorithm = self.algorithm.expect("a complete collective has an algorithm");
+            self.plan = Some(plans.get(&self.call(me).call, algorithm, self.members.len() as u32));
             self.folding = Folding::Claimed(me);
         }
         (self.folding == Folding::Claimed(me)).then(|| Fetched {
@@ -118,10 +122,12 @@ impl Instance {
     }
 
     fn folds(&self) -> Vec<(Offset, Offset, u64)> {
-        let place = |member: usize, start: u64| self.range(member, start, 0).0;
-        let size = self.any_call().map_or(0, |call| call.dtype.size());
-        let fold = |f: &super::fold::Fold| (place(f.into, f.start), place(f.from, f.start), f.len * size);
-        self.plan.folds.iter().map(fold).filter(|(.., bytes)| *bytes > 0).collect()
+        let place = |Fold { destination, source, span, .. }: &Fold| {
+            let (into, bytes) = self.range(destination.index(), span.start, span.len);
+            (into, self.range(source.index(), span.start, span.len).0, bytes)
+        };
+        let folds = self.plan.iter().flat_map(|plan| &plan.folds);
+        folds.filter(|fold| fold.span.len > 0).map(place).collect()
     }
 
     /// The output of `me`: ranges of the members' inputs, one after the other.
@@ -152,8 +158,8 @@ impl Instance {
             AllGather | Gather => all.map(|from| (from, 0, block(call, from))).collect(),
             Scatter => vec![(root(), start(call, me), block(call, me))],
             AllToAll => all.map(|from| self.sent(from, me)).collect(),
-            AllReduce | Reduce => self.homes(0, block(call, 0)),
-            ReduceScatter => self.homes(start(call, me), block(call, me)),
+            AllReduce | Reduce | ReduceScatter if self.members.len() > 1 => self.reduced(me),
+            AllReduce | Reduce | ReduceScatter => vec![(me, 0, block(call, me))],
         }
     }
 
@@ -170,12 +176,11 @@ impl Instance {
         if expected == 0 { (from, 0, 0) } else { (from, before(&self.call(from).call), expected) }
     }
 
-    /// Where the reduced elements from `start` on lie after the folds.
-    fn homes(&self, start: u64, len: u64) -> Vec<(usize, u64, u64)> {
-        if self.members.len() == 1 {
-            return vec![(0, start, len)];
-        }
-        self.plan.homes(start, len).collect()
+    /// Where the reduced output of `me` lies after the folds.
+    fn reduced(&self, me: usize) -> Vec<(usize, u64, u64)> {
+        let plan = self.plan.as_ref().expect("whoever claimed the folds has made the plan");
+        let placements = plan.result(GroupRank::from(me)).iter();
+        placements.map(|part| (part.slot.index(), part.span.start, part.span.len)).collect()
     }
 
     /// Elements of a member's input as bytes of the arena.

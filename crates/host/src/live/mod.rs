@@ -1,10 +1,17 @@
-//! Owns live ranks.
+//! Owns live ranks: unmodified Python programs, each in a process of its own, as the engine's ranks.
+//!
+//! In the order in which a call travels: [`client`] (in the rank's process) speaks the [`protocol`] with the [`driver`], which
+//! hears all ranks and starts them through the [`zygote`]; [`exchange`] turns their words into the engine's requests and its
+//! replies into answers; [`data`] knows where tensors lie in the [`arena`]; [`slots`] says who may run at once.
 
 pub mod arena;
 pub mod client;
 pub mod data;
+pub mod driver;
+pub mod exchange;
 mod fold;
 mod instance;
+pub mod output;
 pub mod protocol;
-pub mod exchange;
 pub mod slots;
+pub mod zygote;

@@ -1,0 +1,80 @@
+//! Owns the ways in which a command ends: errors with their hints, and the exit codes of the contract.
+
+use std::io;
+use std::path::PathBuf;
+
+/// How a command ended, as the shell sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// All is well.
+    Ok = 0,
+    /// The program failed.
+    ProgramFailed = 1,
+    /// Wrong usage or configuration; also where the host lacks what was asked for: memory, room on the disk.
+    Usage = 2,
+    /// Deadlock or mismatch.
+    Halted = 3,
+    /// A bug of ours.
+    Bug = 70,
+    /// Ctrl-C.
+    Interrupted = 130,
+}
+
+/// A command that cannot do what it was asked for. The message ends with a hint where there is one to give.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// Wrong usage or configuration.
+    #[error("{0}")]
+    Usage(String),
+    /// A file or folder cannot be used.
+    #[error("cannot {action} {}: {source}\nhint: {hint}", path.display())]
+    File {
+        /// `write`, `create`.
+        action: &'static str,
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// The host has not enough of something.
+    #[error("{what}\nhint: {hint}")]
+    Host {
+        /// What is missing.
+        what: String,
+        /// What to do.
+        hint: String,
+    },
+    /// The process that ranks are forked from did not start, or ended.
+    #[error("{what}\nhint: {hint}")]
+    Zygote {
+        /// What it said.
+        what: String,
+        /// What to do.
+        hint: String,
+    },
+    /// A call of the operating system that should not fail.
+    #[error("{doing}: {source}")]
+    System {
+        /// What was being done.
+        doing: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+impl HostError {
+    /// Makes the error of a system call that should not fail.
+    pub fn system<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> HostError {
+        move |source| HostError::System { doing, source: source.into() }
+    }
+
+    /// The exit code that goes with it.
+    pub fn exit(&self) -> Exit {
+        match self {
+            HostError::Usage(_) | HostError::File { .. } | HostError::Host { .. } | HostError::Zygote { .. } => Exit::Usage,
+            HostError::System { .. } => Exit::Bug,
+        }
+    }
+}

@@ -1,0 +1,506 @@
+//! Owns a live run on the host: its processes, sockets and pipes, in one loop over what is ready.
+//!
+//! What the ranks' words mean is `exchange`'s business, what the engine makes of them the engine's; what the user sees is decided by
+//! the [`Console`]. However the run ends, nothing of it stays: [`Zygote`] ends all processes when it is dropped.
+
+use super::arena::{self, Layout};
+use super::exchange::{Exchange, Ready, Recorder, Standing};
+use super::output::{Logs, Pipe, Stream};
+use super::protocol::{self, Batch, FrameBuffer, Hello, Op};
+use super::slots::Slots;
+use super::zygote::{News, Place, Script, Zygote};
+use crate::error::HostError;
+use rustix::event::epoll;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use uniference_sim::engine::{Engine, Halt};
+use uniference_sim::ids::{RankId, TaskId};
+use uniference_sim::program::Outcome;
+use uniference_sim::record::Observer;
+
+/// How many ranks the zygote is asked for before the first of them is there.
+const FORKS_AHEAD: u32 = 16;
+
+/// How often the console may show where the run stands.
+const TICK: Duration = Duration::from_millis(100);
+
+/// How long processes whose programs have ended may take to end, and their last lines to come.
+const FAREWELL: Duration = Duration::from_secs(10);
+
+/// The same of a rank that failed, whose children may hold its outputs open for ever.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// A live run to be.
+pub struct Setup {
+    /// The interpreter.
+    pub python: PathBuf,
+    /// What every rank runs.
+    pub script: Script,
+    /// Where each rank is.
+    pub places: Vec<Place>,
+    /// How many ranks may run on the host at once.
+    pub jobs: usize,
+    /// Whether compute is measured.
+    pub measure: bool,
+    /// Where the ranks' logs go.
+    pub logs: PathBuf,
+}
+
+/// What the user sees of a run.
+pub trait Console {
+    /// A rank has printed a line, which ends with a newline unless it is very long.
+    fn line(&mut self, rank: u32, stream: Stream, line: &[u8]);
+
+    /// Something the user should know, though the run goes on.
+    fn warn(&mut self, message: &str);
+
+    /// Where the run stands, ten times a second at most.
+    fn tick(&mut self, engine: &Engine);
+
+    /// Whether `tick` is worth calling.
+    fn wants_ticks(&self) -> bool;
+}
+
+/// How a live run ended.
+#[derive(Debug)]
+pub enum Ending {
+    /// Every rank's program returned.
+    Finished,
+    /// A rank's program failed; what it printed has been shown.
+    Failed {
+        /// Who.
+        rank: u32,
+    },
+    /// A rank's process ended without a word.
+    Died {
+        /// Who.
+        rank: u32,
+        /// Its process.
+        pid: i32,
+        /// Exit code, or minus the signal's number.
+        status: i32,
+    },
+    /// Deadlock or mismatch.
+    Halted(Box<Halt>),
+    /// The user wants it to end.
+    Interrupted,
+}
+
+/// The ends of one rank on the driver's side.
+struct Rank {
+    tasks: Vec<Task>,
+    pipes: [Option<Pipe>; 2],
+    process: Process,
+}
+
+/// How far a rank's process is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Process {
+    Coming,
+    Alive { pid: i32 },
+    Ended { pid: i32, status: i32 },
+}
+
+/// One task's socket.
+struct Task {
+    socket: UnixStream,
+    frames: FrameBuffer,
+    open: bool,
+    /// It runs on the host: it has been answered, and has asked nothing since.
+    running: bool,
+    exited: Option<Outcome>,
+}
+
+/// What an epoll event is about.
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    Signal,
+    Zygote,
+    Task(RankId, TaskId),
+    Pipe(RankId, Stream),
+}
+
+/// A live run.
+pub struct Driver<'a> {
+    setup: &'a Setup,
+    exchange: Exchange,
+    slots: Slots<Ready>,
+    zygote: Zygote,
+    ranks: Vec<Rank>,
+    sources: Sources,
+    arena: (OwnedFd, Layout),
+    asked: u32,
+    logs: Logs,
+    watch: Watch<'a>,
+    interrupted: bool,
+}
+
+/// Those who look on.
+pub struct Watch<'a> {
+    /// Sees the engine's events.
+    pub observer: &'a mut dyn Observer,
+    /// Sees the ranks' requests.
+    pub recorder: &'a mut dyn Recorder,
+    /// Sees what is for the user.
+    pub console: &'a mut dyn Console,
+}
+
+impl<'a> Driver<'a> {
+    /// Starts the zygote. `signals` becomes readable when the user wants the run to end.
+    pub fn new(setup: &'a Setup, engine: Engine, watch: Watch<'a>, signals: BorrowedFd<'_>) -> Result<Driver<'a>, HostError> {
+        let world_size = setup.places.len() as u32;
+        let layout = Layout::for_world(world_size);
+        let arena = arena::create(layout).map_err(HostError::system("making the shared arena"))?;
+        let mut sources = Sources::new()?;
+        let zygote = Zygote::start(&setup.python)?;
+        sources.add(signals, Source::Signal)?;
+        sources.add(zygote.socket(), Source::Zygote)?;
+        Ok(Driver {
+            setup,
+            exchange: Exchange::new(engine, world_size, &setup.script.argv[0]),
+            slots: Slots::new(setup.jobs, world_size),
+            zygote,
+            ranks: Vec::new(),
+            sources,
+            arena: (arena, layout),
+            asked: 0,
+            logs: Logs::new(&setup.logs, world_size),
+            watch,
+            interrupted: false,
+        })
+    }
+
+    /// The conversation, for what it knows of lines and of the engine.
+    pub fn exchange(&self) -> &Exchange {
+        &self.exchange
+    }
+
+    /// Runs to the end.
+    pub fn run(&mut self) -> Result<Ending, HostError> {
+        loop {
+            if let Some(ending) = self.step()? {
+                return self.farewell(ending);
+            }
+            let timeout = self.next_timeout();
+            self.listen(timeout)?;
+        }
+    }
+
+    /// Goes on as far as possible without hearing anything new.
+    fn step(&mut self) -> Result<Option<Ending>, HostError> {
+        if self.interrupted {
+            return Ok(Some(Ending::Interrupted));
+        }
+        let standing = self.exchange.advance(self.watch.observer, self.watch.recorder);
+        while let Some(ready) = self.exchange.take_ready() {
+            self.slots.offer(ready.rank, ready);
+        }
+        while let Some(ready) = self.slots.take(Instant::now()) {
+            self.answer(ready);
+        }
+        if self.watch.console.wants_ticks() {
+            self.watch.console.tick(self.exchange.engine());
+        }
+        Ok(match standing {
+            Standing::Finished => Some(Ending::Finished),
+            Standing::Halted(halt) => Some(Ending::Halted(halt)),
+            Standing::Blocked => self.casualty(),
+        })
+    }
+
+    /// A rank that failed or died, the lowest first.
+    fn casualty(&self) -> Option<Ending> {
+        (0..).zip(&self.ranks).find_map(|(rank, state)| match (state.tasks[0].exited, state.process) {
+            (Some(Outcome::Failed), _) => Some(Ending::Failed { rank }),
+            (None, Process::Ended { pid, status }) => Some(Ending::Died { rank, pid, status }),
+            _ => None,
+        })
+    }
+
+    fn next_timeout(&mut self) -> Option<Duration> {
+        let now = Instant::now();
+        let expiry = self.slots.expire(now).map(|at| at.saturating_duration_since(now) + Duration::from_millis(1));
+        let tick = self.watch.console.wants_ticks().then_some(TICK);
+        [expiry, tick].into_iter().flatten().min()
+    }
+
+    /// Lets a task go on.
+    fn answer(&mut self, ready: Ready) {
+        let (rank, task) = (ready.rank, ready.task);
+        let frame = self.exchange.frame(ready);
+        let mut bytes = Vec::with_capacity(128);
+        protocol::encode(&frame, &mut bytes);
+        let task = &mut self.ranks[rank.index()].tasks[task.index()];
+        task.running = true;
+        // A rank that is gone is found by its process's end.
+        let _ = protocol::write(&task.socket, &bytes);
+    }
+
+    /// Waits until something is to be heard, and hears it.
+    fn listen(&mut self, timeout: Option<Duration>) -> Result<(), HostError> {
+        for source in self.sources.wait(timeout)? {
+            match source {
+                Source::Signal => self.interrupted = true,
+                Source::Zygote => self.hear_zygote()?,
+                Source::Task(rank, task) => self.hear_task(rank, task)?,
+                Source::Pipe(rank, stream) => drop(self.hear_pipe(rank, stream)?),
+            }
+        }
+        Ok(())
+    }
+
+    fn hear_zygote(&mut self) -> Result<(), HostError> {
+        for news in self.zygote.hear()? {
+            match news {
+                News::Ready { .. } => self.ask_for_ranks(FORKS_AHEAD)?,
+                News::Error { message, hint } => return Err(HostError::Zygote { what: message, hint }),
+                News::Forked { rank, pid } => {
+                    self.ranks[rank as usize].process = Process::Alive { pid };
+                    self.ask_for_ranks(1)?;
+                }
+                News::Exited { rank, pid, status } => self.rank_ended(RankId(rank), pid, status)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn ask_for_ranks(&mut self, count: u32) -> Result<(), HostError> {
+        for _ in 0..count {
+            let Some(place) = self.setup.places.get(self.asked as usize) else { break };
+            self.ask_for_rank(*place)?;
+            self.asked += 1;
+        }
+        Ok(())
+    }
+
+    fn ask_for_rank(&mut self, place: Place) -> Result<(), HostError> {
+        let system = HostError::system::<io::Error>;
+        let rank = RankId(place.rank);
+        let (socket, control) = UnixStream::pair().map_err(system("making a rank's socket"))?;
+        let (out, their_out) = pipe()?;
+        let (err, their_err) = pipe()?;
+        self.greet(&socket, place.rank)?;
+        self.zygote.fork(&self.setup.script, place, [control.as_fd(), their_out.as_fd(), their_err.as_fd()])?;
+        self.sources.add(socket.as_fd(), Source::Task(rank, TaskId(0)))?;
+        self.sources.add(out.as_fd(), Source::Pipe(rank, Stream::Out))?;
+        self.sources.add(err.as_fd(), Source::Pipe(rank, Stream::Err))?;
+        let pipes = [Some(Pipe::new(out)), Some(Pipe::new(err))];
+        // The main task asks for its first turn, and runs only once that is granted.
+        self.ranks.push(Rank { tasks: vec![Task::new(socket, false)], pipes, process: Process::Coming });
+        Ok(())
+    }
+
+    fn greet(&self, socket: &UnixStream, rank: u32) -> Result<(), HostError> {
+        let (file, layout) = &self.arena;
+        let hello = Hello {
+            measure: self.setup.measure,
+            arena_bytes: layout.total,
+            staging: (layout.part * u64::from(rank), layout.part),
+            retain_bytes: layout.retain,
+        };
+        let mut bytes = Vec::new();
+        protocol::encode(&hello, &mut bytes);
+        protocol::write_with_fds(socket, &bytes, &[file.as_fd()]).map_err(HostError::system("greeting a rank"))
+    }
+
+    fn hear_task(&mut self, rank: RankId, task: TaskId) -> Result<(), HostError> {
+        let mut fds = Vec::new();
+        let state = &mut self.ranks[rank.index()].tasks[task.index()];
+        if !state.open {
+            return Ok(());
+        }
+        match state.frames.fill(&state.socket, false, &mut fds) {
+            Ok(count) if count > 0 => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            _ => return self.task_closed(rank, task),
+        }
+        let mut fds = fds.into_iter();
+        let broken = HostError::system::<io::Error>;
+        while let Some(batch) = self.ranks[rank.index()].tasks[task.index()].frames.next().map_err(broken("reading a frame"))? {
+            self.hear_batch(rank, task, batch, &mut fds)?;
+        }
+        Ok(())
+    }
+
+    fn hear_batch(
+        &mut self,
+        rank: RankId,
+        task: TaskId,
+        batch: Batch,
+        fds: &mut impl Iterator<Item = OwnedFd>,
+    ) -> Result<(), HostError> {
+        let Batch { opens_task, ops } = batch;
+        if opens_task {
+            let socket = fds.next().unwrap_or_else(|| panic!("{rank} opens a task without its socket"));
+            self.task_opened(rank, UnixStream::from(socket))?;
+        }
+        self.slots.heard(rank, Instant::now());
+        let exit = ops.iter().find_map(|op| if let Op::Exit(outcome) = op { Some(*outcome) } else { None });
+        let asks = ops.last().is_some_and(Op::asks);
+        let state = &mut self.ranks[rank.index()].tasks[task.index()];
+        state.exited = state.exited.or(exit);
+        if (asks || exit.is_some()) && std::mem::take(&mut state.running) {
+            self.slots.blocked(rank);
+        }
+        self.exchange.say(rank, task, ops, self.watch.recorder);
+        Ok(())
+    }
+
+    fn task_opened(&mut self, rank: RankId, socket: UnixStream) -> Result<(), HostError> {
+        let task = self.exchange.open_task(rank);
+        self.slots.appeared(rank);
+        self.sources.add(socket.as_fd(), Source::Task(rank, task))?;
+        self.ranks[rank.index()].tasks.push(Task::new(socket, true));
+        Ok(())
+    }
+
+    /// A thread has ended, or with the main one the rank: that is found by its process's end.
+    fn task_closed(&mut self, rank: RankId, task: TaskId) -> Result<(), HostError> {
+        let state = &mut self.ranks[rank.index()].tasks[task.index()];
+        state.open = false;
+        self.sources.remove(state.socket.as_fd())?;
+        if std::mem::take(&mut state.running) {
+            self.slots.blocked(rank);
+        }
+        if task != TaskId(0) && state.exited.is_none() {
+            state.exited = Some(Outcome::Ok);
+            self.exchange.close_task(rank, task, self.watch.recorder);
+        }
+        Ok(())
+    }
+
+    /// A rank's process is gone: what it said and printed before still counts.
+    fn rank_ended(&mut self, rank: RankId, pid: i32, status: i32) -> Result<(), HostError> {
+        let tasks = self.ranks[rank.index()].tasks.len();
+        for task in (0..tasks).map(TaskId::from) {
+            while self.ranks[rank.index()].tasks[task.index()].readable() {
+                self.hear_task(rank, task)?;
+            }
+        }
+        let state = &mut self.ranks[rank.index()];
+        state.process = Process::Ended { pid, status };
+        if state.tasks[0].exited == Some(Outcome::Ok) && status != 0 {
+            let how = describe_status(status);
+            self.watch.console.warn(&format!("the process of rank {} {how} after its program had ended", rank.0));
+        }
+        Ok(())
+    }
+
+    /// Returns whether there may be more.
+    fn hear_pipe(&mut self, rank: RankId, stream: Stream) -> Result<bool, HostError> {
+        let slot = &mut self.ranks[rank.index()].pipes[stream as usize];
+        let Some(pipe) = slot else { return Ok(false) };
+        let open = pipe.read(|line| {
+            self.watch.console.line(rank.0, stream, line);
+            self.logs.append(rank.0, line)
+        })?;
+        if !open && let Some(pipe) = slot.take() {
+            self.sources.remove(pipe.source().as_fd())?;
+        }
+        Ok(open)
+    }
+
+    /// Hears what ranks that have ended, or are about to, still say and print.
+    fn farewell(&mut self, ending: Ending) -> Result<Ending, HostError> {
+        let finished = matches!(ending, Ending::Finished);
+        let deadline = Instant::now() + if finished { FAREWELL } else { LAST_WORDS };
+        while !self.interrupted && !self.has_said_all(&ending) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() && finished {
+                self.watch.console.warn("ranks whose program had ended did not end within 10 s and were killed");
+            }
+            if left.is_zero() {
+                break;
+            }
+            self.listen(Some(left))?;
+        }
+        Ok(if self.interrupted { Ending::Interrupted } else { ending })
+    }
+
+    fn has_said_all(&self, ending: &Ending) -> bool {
+        let silent = |rank: &Rank| rank.pipes.iter().all(Option::is_none) && matches!(rank.process, Process::Ended { .. });
+        match ending {
+            Ending::Finished => self.ranks.iter().all(silent),
+            Ending::Failed { rank } | Ending::Died { rank, .. } => silent(&self.ranks[*rank as usize]),
+            Ending::Halted(_) | Ending::Interrupted => true,
+        }
+    }
+}
+
+impl Task {
+    fn new(socket: UnixStream, running: bool) -> Task {
+        Task { socket, frames: FrameBuffer::default(), open: true, running, exited: None }
+    }
+
+    fn readable(&self) -> bool {
+        let mut fds = [rustix::event::PollFd::new(&self.socket, rustix::event::PollFlags::IN)];
+        self.open && rustix::event::poll(&mut fds, Some(&Default::default())).is_ok_and(|count| count > 0)
+    }
+}
+
+/// "was killed by SIGKILL", "exited with status 7".
+pub fn describe_status(status: i32) -> String {
+    const NAMES: [(i32, &str); 12] = [
+        (1, "SIGHUP"),
+        (2, "SIGINT"),
+        (4, "SIGILL"),
+        (6, "SIGABRT"),
+        (7, "SIGBUS"),
+        (8, "SIGFPE"),
+        (9, "SIGKILL"),
+        (11, "SIGSEGV"),
+        (13, "SIGPIPE"),
+        (15, "SIGTERM"),
+        (24, "SIGXCPU"),
+        (25, "SIGXFSZ"),
+    ];
+    match NAMES.iter().find(|(number, _)| *number == -status) {
+        Some((_, name)) => format!("was killed by {name}"),
+        None if status < 0 => format!("was killed by signal {}", -status),
+        None => format!("exited with status {status}"),
+    }
+}
+
+fn pipe() -> Result<(File, File), HostError> {
+    let (read, write) =
+        rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(HostError::system("making a rank's pipe"))?;
+    rustix::io::ioctl_fionbio(&read, true).map_err(HostError::system("making a pipe non-blocking"))?;
+    Ok((File::from(read), File::from(write)))
+}
+
+/// What is listened to.
+struct Sources {
+    epoll: OwnedFd,
+    table: Vec<Source>,
+}
+
+impl Sources {
+    fn new() -> Result<Sources, HostError> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(HostError::system("making an epoll"))?;
+        Ok(Sources { epoll, table: Vec::new() })
+    }
+
+    fn add(&mut self, fd: BorrowedFd<'_>, source: Source) -> Result<(), HostError> {
+        let data = epoll::EventData::new_u64(self.table.len() as u64);
+        self.table.push(source);
+        epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN).map_err(HostError::system("listening to a rank"))
+    }
+
+    fn remove(&self, fd: BorrowedFd<'_>) -> Result<(), HostError> {
+        epoll::delete(&self.epoll, fd).map_err(HostError::system("no longer listening to a rank"))
+    }
+
+    fn wait(&self, timeout: Option<Duration>) -> Result<Vec<Source>, HostError> {
+        let mut events = Vec::with_capacity(64);
+        let timeout = timeout.map(|span| span.try_into().expect("seconds fit"));
+        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(HostError::system("waiting for ranks")(error)),
+        }
+        Ok(events.iter().map(|event: &epoll::Event| self.table[event.data.u64() as usize]).collect())
+    }
+}

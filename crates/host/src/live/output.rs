@@ -1,0 +1,136 @@
+//! Owns what ranks print: whole lines out of pipes, into each rank's log and on to the console.
+//!
+//! How a line looks on the console is the console's business.
+
+use crate::error::HostError;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+/// Which of a rank's outputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// Standard output.
+    Out,
+    /// Standard error.
+    Err,
+}
+
+/// A line longer than this is passed on in parts: a rank that never ends its line must not fill our memory.
+const LONGEST_LINE: usize = 64 * 1024;
+
+/// One pipe of a rank.
+pub struct Pipe {
+    source: File,
+    partial: Vec<u8>,
+}
+
+impl Pipe {
+    /// Takes over the reading end.
+    pub fn new(source: File) -> Pipe {
+        Pipe { source, partial: Vec::new() }
+    }
+
+    /// The reading end.
+    pub fn source(&self) -> &File {
+        &self.source
+    }
+
+    /// Reads once and hands whole lines, with their ends, to `line`. Returns false when the pipe has ended.
+    pub fn read<E>(&mut self, mut line: impl FnMut(&[u8]) -> Result<(), E>) -> Result<bool, E> {
+        let mut chunk = [0; 16 * 1024];
+        let count = match self.source.read(&mut chunk) {
+            Ok(count) => count,
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => return Ok(true),
+            Err(_) => 0,
+        };
+        if count == 0 {
+            if !self.partial.is_empty() {
+                self.partial.push(b'\n');
+                line(&std::mem::take(&mut self.partial))?;
+            }
+            return Ok(false);
+        }
+        self.partial.extend_from_slice(&chunk[..count]);
+        let whole = match self.partial.iter().rposition(|byte| *byte == b'\n') {
+            Some(at) => at + 1,
+            None if self.partial.len() > LONGEST_LINE => self.partial.len(),
+            None => 0,
+        };
+        let lines: Vec<u8> = self.partial.drain(..whole).collect();
+        lines.split_inclusive(|byte| *byte == b'\n').try_for_each(line)?;
+        Ok(true)
+    }
+}
+
+/// The ranks' logs, `rank-N.log` in one folder; a rank that prints nothing has none.
+pub struct Logs {
+    folder: PathBuf,
+    files: Vec<Option<File>>,
+}
+
+impl Logs {
+    /// Logs of `world_size` ranks.
+    pub fn new(folder: &Path, world_size: u32) -> Logs {
+        Logs { folder: folder.to_owned(), files: (0..world_size).map(|_| None).collect() }
+    }
+
+    /// Appends a line to a rank's log.
+    pub fn append(&mut self, rank: u32, line: &[u8]) -> Result<(), HostError> {
+        let path = || self.folder.join(format!("rank-{rank}.log"));
+        let failed = |source| HostError::File {
+            action: "write",
+            path: path(),
+            source,
+            hint: "make room there, or choose another folder with --out",
+        };
+        let file = match &mut self.files[rank as usize] {
+            Some(file) => file,
+            none => none.insert(File::create(path()).map_err(failed)?),
+        };
+        file.write_all(line).map_err(failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The lines that come out when these parts are written one after the other.
+    fn lines(parts: &[&[u8]]) -> Vec<String> {
+        let (source, sink) = rustix::pipe::pipe().unwrap();
+        let (mut pipe, mut sink) = (Pipe::new(File::from(source)), File::from(sink));
+        let mut seen = Vec::new();
+        let mut read = |pipe: &mut Pipe| {
+            pipe.read(|line| {
+                seen.push(String::from_utf8_lossy(line).into_owned());
+                Ok::<_, io::Error>(())
+            })
+        };
+        for part in parts {
+            sink.write_all(part).unwrap();
+            assert!(read(&mut pipe).unwrap());
+        }
+        drop(sink);
+        assert!(!read(&mut pipe).unwrap());
+        seen
+    }
+
+    #[test]
+    fn lines_come_out_whole_and_the_last_one_is_ended() {
+        assert_eq!(lines(&[b"a\nb", b"c\n\nd"]), ["a\n", "bc\n", "\n", "d\n"]);
+    }
+
+    #[test]
+    fn a_line_without_an_end_is_passed_on_in_parts() {
+        let part = [b'x'; 16 * 1024];
+        let out = lines(&[&part, &part, &part, &part, &part]);
+        assert_eq!(out[0].len(), 5 * part.len());
+    }
+
+    #[test]
+    fn a_log_that_cannot_be_written_names_its_path() {
+        let error = Logs::new(Path::new("/proc/nowhere"), 1).append(0, b"x\n").unwrap_err().to_string();
+        assert!(error.contains("/proc/nowhere/rank-0.log") && error.contains("--out"), "{error}");
+    }
+}

@@ -1,0 +1,257 @@
+//! Owns the driver's end of the zygote: starting it, asking it for ranks, hearing how they ended. `python/uniference/zygote.py`
+//! documents the messages.
+//!
+//! What a rank says while it lives does not pass through here.
+
+use super::protocol;
+use crate::error::HostError;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// What a rank runs.
+#[derive(Clone, Debug)]
+pub struct Script {
+    /// The script, or with `module` the module's name; then its arguments.
+    pub argv: Vec<String>,
+    /// Run as `python -m` does.
+    pub module: bool,
+    /// Added to the environment of every rank.
+    pub env: BTreeMap<String, String>,
+}
+
+/// Where a rank is, as torchrun tells its processes.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// The rank.
+    pub rank: u32,
+    /// How many there are.
+    pub world_size: u32,
+    /// Its number on its host, and how many are there.
+    pub local: (u32, u32),
+    /// Its host's number, and how many hosts there are.
+    pub group: (u32, u32),
+}
+
+#[derive(Serialize)]
+struct Fork<'a> {
+    op: &'static str,
+    rank: u32,
+    world_size: u32,
+    argv: &'a [String],
+    module: bool,
+    env: &'a BTreeMap<String, String>,
+    local_rank: u32,
+    local_world_size: u32,
+    group_rank: u32,
+    group_world_size: u32,
+}
+
+/// What the zygote says.
+#[derive(Debug, PartialEq, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum News {
+    /// Ranks can be forked.
+    Ready {
+        /// torch's version.
+        torch: String,
+    },
+    /// They cannot.
+    Error {
+        /// Why.
+        message: String,
+        /// What to do.
+        #[serde(default)]
+        hint: String,
+    },
+    /// A rank has been forked.
+    Forked {
+        /// Which.
+        rank: u32,
+        /// Its process.
+        pid: i32,
+    },
+    /// A rank's process has ended.
+    Exited {
+        /// Which.
+        rank: u32,
+        /// Its process.
+        pid: i32,
+        /// Exit code, or minus the signal's number.
+        status: i32,
+    },
+}
+
+/// The process that ranks are forked from. It and all ranks end when this is dropped.
+pub struct Zygote {
+    child: Child,
+    socket: Option<UnixStream>,
+    heard: Vec<u8>,
+    ranks: BTreeMap<u32, i32>,
+}
+
+/// How long the zygote may take to end by itself when all ranks have.
+const GRACE: Duration = Duration::from_secs(2);
+
+impl Zygote {
+    /// Starts `python -m uniference.zygote`.
+    pub fn start(python: &Path) -> Result<Zygote, HostError> {
+        let (socket, theirs) = UnixStream::pair().map_err(HostError::system("making a socket pair"))?;
+        inherit(theirs.as_fd()).map_err(HostError::system("making a socket inheritable"))?;
+        socket.set_nonblocking(true).map_err(HostError::system("making a socket non-blocking"))?;
+        let stderr = io::stderr().as_fd().try_clone_to_owned().map_err(HostError::system("copying standard error"))?;
+        let child = Command::new(python)
+            .args(["-m", "uniference.zygote", &theirs.as_raw_fd().to_string()])
+            .stdin(Stdio::null())
+            .stdout(stderr)
+            // Ctrl-C at the terminal reaches the driver only, which then ends all others.
+            .process_group(0)
+            .spawn()
+            .map_err(|error| HostError::Zygote {
+                what: format!("cannot start {}: {error}", python.display()),
+                hint: "`uniference doctor` shows what is missing".into(),
+            })?;
+        Ok(Zygote { child, socket: Some(socket), heard: Vec::new(), ranks: BTreeMap::new() })
+    }
+
+    /// What to poll for reading.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_ref().expect("open until it is dropped").as_fd()
+    }
+
+    /// Asks for a rank with these descriptors: its control socket, standard output, standard error.
+    pub fn fork(&self, script: &Script, place: Place, fds: [BorrowedFd<'_>; 3]) -> Result<(), HostError> {
+        let fork = Fork {
+            op: "fork",
+            rank: place.rank,
+            world_size: place.world_size,
+            argv: &script.argv,
+            module: script.module,
+            env: &script.env,
+            local_rank: place.local.0,
+            local_world_size: place.local.1,
+            group_rank: place.group.0,
+            group_world_size: place.group.1,
+        };
+        let mut line = serde_json::to_vec(&fork).expect("plain data has a JSON form");
+        line.push(b'\n');
+        let socket = self.socket.as_ref().expect("open until it is dropped");
+        let send = || {
+            socket.set_nonblocking(false)?;
+            protocol::write_with_fds(socket, &line, &fds)?;
+            socket.set_nonblocking(true)
+        };
+        send().map_err(|error| ended(format!("the process that ranks are forked from has ended ({error})")))
+    }
+
+    /// What it has said since the last time.
+    pub fn hear(&mut self) -> Result<Vec<News>, HostError> {
+        let mut chunk = [0; 4096];
+        let mut socket = self.socket.as_ref().expect("open until it is dropped");
+        loop {
+            match socket.read(&mut chunk) {
+                Ok(0) => return Err(ended(self.last_words())),
+                Ok(n) => self.heard.extend_from_slice(&chunk[..n]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(ended(format!("the zygote cannot be heard: {error}"))),
+            }
+        }
+        let whole = self.heard.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        let lines: Vec<u8> = self.heard.drain(..whole).collect();
+        let news: Vec<News> = lines.split(|byte| *byte == b'\n').filter(|l| !l.is_empty()).map(understand).collect();
+        news.iter().for_each(|news| self.keep_account(news));
+        Ok(news)
+    }
+
+    fn keep_account(&mut self, news: &News) {
+        match news {
+            News::Forked { rank, pid } => drop(self.ranks.insert(*rank, *pid)),
+            News::Exited { rank, .. } => drop(self.ranks.remove(rank)),
+            News::Ready { .. } | News::Error { .. } => {}
+        }
+    }
+
+    fn last_words(&mut self) -> String {
+        match self.child.wait() {
+            Ok(status) => format!("the process that ranks are forked from has ended ({status})"),
+            Err(error) => format!("the process that ranks are forked from is lost ({error})"),
+        }
+    }
+}
+
+/// Whatever is left of the run ends here, with it what ranks themselves have started.
+impl Drop for Zygote {
+    fn drop(&mut self) {
+        for pid in self.ranks.values() {
+            kill_group(*pid);
+        }
+        self.socket = None;
+        let deadline = Instant::now() + GRACE;
+        while self.ranks.is_empty() && Instant::now() < deadline {
+            if !matches!(self.child.try_wait(), Ok(None)) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        kill_group(self.child.id() as i32);
+        let _ = self.child.wait();
+    }
+}
+
+/// The kernel kills this process when its parent dies; if that has already happened, it ends at once.
+pub fn die_with_parent() {
+    let parent = rustix::process::getppid();
+    let asked = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+    asked.expect("every Linux since 2.1.57 can do this");
+    // The parent may have died just before, in which case this process was handed to another one.
+    if rustix::process::getppid() != parent {
+        std::process::exit(1);
+    }
+}
+
+/// Ends a process and its group; those that are gone already are no error.
+fn kill_group(pid: i32) {
+    if let Some(pid) = rustix::process::Pid::from_raw(pid) {
+        let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    }
+}
+
+fn inherit(fd: BorrowedFd<'_>) -> rustix::io::Result<()> {
+    rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty())
+}
+
+/// # Panics
+/// If it is none of the messages that our own zygote has.
+fn understand(line: &[u8]) -> News {
+    serde_json::from_slice(line).unwrap_or_else(|e| panic!("the zygote said {:?}: {e}", String::from_utf8_lossy(line)))
+}
+
+fn ended(what: String) -> HostError {
+    HostError::Zygote { what, hint: "what it printed stands above; `uniference doctor` shows what is missing".into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_documented_messages_are_understood() {
+        assert_eq!(understand(br#"{"event": "ready", "torch": "2.15.0"}"#), News::Ready { torch: "2.15.0".into() });
+        let exited = News::Exited { rank: 0, pid: 4711, status: -9 };
+        assert_eq!(understand(br#"{"event": "exited", "rank": 0, "pid": 4711, "status": -9}"#), exited);
+    }
+
+    #[test]
+    fn a_python_that_is_not_there_is_an_error_with_a_hint() {
+        let error = Zygote::start(Path::new("/nowhere/python")).err().unwrap().to_string();
+        assert!(error.contains("/nowhere/python") && error.contains("hint:"), "{error}");
+    }
+}

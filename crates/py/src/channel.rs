@@ -1,0 +1,345 @@
+//! Owns `Channel` and `Result`: a rank's client, in Python's types, with the interpreter's lock released while a call blocks.
+
+// `memoryview` over the arena needs the interpreter's C function; there is no safe form for memory that Python does not own.
+#![allow(unsafe_code)]
+
+use pyo3::exceptions::{PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use std::os::fd::FromRawFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use uniference_host::live::client::{Client, ClientError};
+use uniference_host::live::protocol::Fetched;
+use uniference_sim::ids::{GroupId, GroupRank};
+use uniference_sim::program::{Collective, CollectiveKind, DType, Mark, ReduceOp, Shape, StoreOp, StoreValue};
+use uniference_sim::time::{Bytes, SimDuration};
+
+/// `PyBUF_WRITE` of CPython's memoryobject.h.
+const WRITABLE: std::ffi::c_int = 0x200;
+
+/// This rank's connection to the engine.
+#[pyclass(frozen, module = "uniference._native")]
+pub(crate) struct Channel {
+    client: Arc<Client>,
+}
+
+/// The data of one complete operation, for this rank.
+#[pyclass(frozen, module = "uniference._native")]
+pub(crate) struct Result {
+    client: Arc<Client>,
+    handle: u32,
+    fetched: Fetched,
+}
+
+#[pymethods]
+impl Result {
+    #[getter]
+    fn pieces(&self) -> Vec<(u64, u64)> {
+        self.fetched.pieces.clone()
+    }
+
+    #[getter]
+    fn folds(&self) -> Vec<(u64, u64, u64)> {
+        self.fetched.folds.clone()
+    }
+
+    #[getter]
+    fn peer(&self) -> Option<u32> {
+        self.fetched.peer
+    }
+
+    fn folded(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.client.folded(self.handle)).map_err(raise)
+    }
+}
+
+#[pymethods]
+impl Channel {
+    #[staticmethod]
+    fn adopt(py: Python<'_>, fd: i32, rank: u32, world_size: u32) -> PyResult<Channel> {
+        if fd < 0 {
+            return Err(PyValueError::new_err(format!("{fd} is no descriptor")));
+        }
+        // SAFETY: the caller hands the descriptor over, as the method's documentation says.
+        let socket = unsafe { UnixStream::from_raw_fd(fd) };
+        let client = py.detach(|| Client::adopt(socket, rank, world_size)).map_err(raise)?;
+        Ok(Channel { client: Arc::new(client) })
+    }
+
+    #[getter]
+    fn rank(&self) -> u32 {
+        self.client.rank()
+    }
+
+    #[getter]
+    fn world_size(&self) -> u32 {
+        self.client.world_size()
+    }
+
+    fn start(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.client.start()).map_err(raise)
+    }
+
+    fn finish(&self, py: Python<'_>, ok: bool) -> PyResult<()> {
+        py.detach(|| self.client.finish(ok)).map_err(raise)
+    }
+
+    fn enter(&self) {
+        self.client.enter();
+    }
+
+    fn leave(&self) {
+        self.client.leave();
+    }
+
+    fn now(&self, py: Python<'_>) -> PyResult<u64> {
+        py.detach(|| self.client.now()).map(|now| now.as_ps()).map_err(raise)
+    }
+
+    fn sleep(&self, py: Python<'_>, duration: u64) -> PyResult<()> {
+        py.detach(|| self.client.sleep(SimDuration::from_ps(duration))).map_err(raise)
+    }
+
+    fn mark(&self, name: Option<String>) -> PyResult<()> {
+        self.client.mark(name.map_or(Mark::End, |name| Mark::Begin(name.into()))).map_err(raise)
+    }
+
+    fn group(&self, py: Python<'_>, ranks: Vec<u32>) -> PyResult<u32> {
+        py.detach(|| self.client.group(ranks)).map(|group| group.0).map_err(raise)
+    }
+
+    fn stage(&self, nbytes: u64) -> PyResult<u64> {
+        self.client.stage(nbytes).map_err(raise)
+    }
+
+    #[pyo3(signature = (group, kind, dtype, reduce, root, shape, offset, site))]
+    #[allow(clippy::too_many_arguments)] // the signature that `_native.pyi` documents
+    fn collective(
+        &self,
+        group: u32,
+        kind: &str,
+        dtype: &str,
+        reduce: Option<&str>,
+        root: Option<u32>,
+        shape: Elements,
+        offset: Option<u64>,
+        site: &str,
+    ) -> PyResult<u32> {
+        let op = Collective {
+            kind: kind_named(kind)?,
+            dtype: DType::from_name(dtype).ok_or_else(|| unknown("dtype", dtype))?,
+            reduce: reduce.map(reduce_named).transpose()?,
+            root: root.map(GroupRank),
+            shape: shape.into(),
+        };
+        self.client.collective(GroupId(group), op, offset, site).map_err(raise)
+    }
+
+    fn send(&self, group: u32, to: u32, tag: u64, offset: u64, nbytes: u64, site: &str) -> PyResult<u32> {
+        self.client.send(GroupId(group), GroupRank(to), tag, (offset, Bytes(nbytes)), site).map_err(raise)
+    }
+
+    fn recv(&self, group: u32, source: Option<u32>, tag: u64, nbytes: u64, site: &str) -> PyResult<u32> {
+        self.client.recv(GroupId(group), source.map(GroupRank), tag, Bytes(nbytes), site).map_err(raise)
+    }
+
+    fn wait(
+        &self,
+        py: Python<'_>,
+        handles: Vec<u32>,
+        timeout: Option<u64>,
+        any: bool,
+        site: &str,
+    ) -> PyResult<Option<Vec<u32>>> {
+        py.detach(|| self.client.wait(&handles, timeout.map(SimDuration::from_ps), any, site)).map_err(raise)
+    }
+
+    fn poll(&self, py: Python<'_>, handle: u32) -> PyResult<bool> {
+        py.detach(|| self.client.poll(handle)).map_err(raise)
+    }
+
+    fn result(&self, py: Python<'_>, handle: u32) -> PyResult<Result> {
+        let fetched = py.detach(|| self.client.result(handle)).map_err(raise)?;
+        Ok(Result { client: self.client.clone(), handle, fetched })
+    }
+
+    fn release(&self, handle: u32) -> PyResult<()> {
+        self.client.release(handle).map_err(raise)
+    }
+
+    fn store_set(&self, py: Python<'_>, key: Vec<u8>, value: Vec<u8>) -> PyResult<()> {
+        self.ask_store(py, StoreOp::Set { key, value }, None, "").map(drop)
+    }
+
+    fn store_get<'py>(
+        &self,
+        py: Python<'py>,
+        key: Vec<u8>,
+        timeout: Option<u64>,
+        site: &str,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        self.ask_store(py, StoreOp::Get { key }, timeout, site)?.map(|value| bytes(py, value)).transpose()
+    }
+
+    fn store_add(&self, py: Python<'_>, key: Vec<u8>, amount: i64) -> PyResult<i64> {
+        number(self.ask_store(py, StoreOp::Add { key, amount }, None, "")?)
+    }
+
+    fn store_append(&self, py: Python<'_>, key: Vec<u8>, value: Vec<u8>) -> PyResult<()> {
+        self.ask_store(py, StoreOp::Append { key, value }, None, "").map(drop)
+    }
+
+    fn store_compare_set<'py>(
+        &self,
+        py: Python<'py>,
+        key: Vec<u8>,
+        expected: Vec<u8>,
+        desired: Vec<u8>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let value = self.ask_store(py, StoreOp::CompareSet { key, expected, desired }, None, "")?;
+        bytes(py, value.unwrap_or(StoreValue::Absent))
+    }
+
+    fn store_wait(&self, py: Python<'_>, keys: Vec<Vec<u8>>, timeout: Option<u64>, site: &str) -> PyResult<bool> {
+        Ok(self.ask_store(py, StoreOp::Wait { keys }, timeout, site)?.is_some())
+    }
+
+    fn store_check(&self, py: Python<'_>, keys: Vec<Vec<u8>>) -> PyResult<bool> {
+        flag(self.ask_store(py, StoreOp::Check { keys }, None, "")?)
+    }
+
+    fn store_delete(&self, py: Python<'_>, key: Vec<u8>) -> PyResult<bool> {
+        flag(self.ask_store(py, StoreOp::Delete { key }, None, "")?)
+    }
+
+    fn store_count(&self, py: Python<'_>, prefix: Vec<u8>) -> PyResult<i64> {
+        number(self.ask_store(py, StoreOp::Count { prefix }, None, "")?)
+    }
+
+    fn store_list<'py>(&self, py: Python<'py>, prefix: Vec<u8>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        match self.ask_store(py, StoreOp::List { prefix }, None, "")? {
+            Some(StoreValue::Keys(keys)) => Ok(keys.iter().map(|key| PyBytes::new(py, key)).collect()),
+            other => panic!("the store listed {other:?}"),
+        }
+    }
+
+    fn store_queue_push(&self, py: Python<'_>, key: Vec<u8>, value: Vec<u8>) -> PyResult<()> {
+        self.ask_store(py, StoreOp::QueuePush { key, value }, None, "").map(drop)
+    }
+
+    fn store_queue_pop<'py>(
+        &self,
+        py: Python<'py>,
+        key: Vec<u8>,
+        block: bool,
+        timeout: Option<u64>,
+        site: &str,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        match self.ask_store(py, StoreOp::QueuePop { key, block }, timeout, site)? {
+            None | Some(StoreValue::Absent) => Ok(None),
+            Some(value) => bytes(py, value).map(Some),
+        }
+    }
+
+    fn store_queue_length(&self, py: Python<'_>, key: Vec<u8>) -> PyResult<i64> {
+        number(self.ask_store(py, StoreOp::QueueLength { key }, None, "")?)
+    }
+
+    fn arena<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        // The view must not outlive the mapping, and may outlive this object: a rank keeps its one client to its end.
+        std::mem::forget(self.client.clone());
+        let (address, len) = self.client.arena();
+        // SAFETY: the mapping has this address and size, is writable, and stays, as the line above sees to.
+        unsafe {
+            let view = ffi::PyMemoryView_FromMemory(address.cast(), len as ffi::Py_ssize_t, WRITABLE);
+            Bound::from_owned_ptr_or_err(py, view)
+        }
+    }
+}
+
+impl Channel {
+    fn ask_store(
+        &self,
+        py: Python<'_>,
+        operation: StoreOp,
+        timeout: Option<u64>,
+        site: &str,
+    ) -> PyResult<Option<StoreValue>> {
+        py.detach(|| self.client.store(operation, timeout.map(SimDuration::from_ps), site)).map_err(raise)
+    }
+}
+
+/// `int | Sequence[int] | tuple[Sequence[int], Sequence[int]]`.
+#[derive(FromPyObject)]
+enum Elements {
+    Even(u64),
+    Blocks(Vec<u64>),
+    Pairs(Vec<u64>, Vec<u64>),
+}
+
+impl From<Elements> for Shape {
+    fn from(elements: Elements) -> Shape {
+        match elements {
+            Elements::Even(count) => Shape::Even(count),
+            Elements::Blocks(blocks) => Shape::Blocks(blocks),
+            Elements::Pairs(send, recv) => Shape::Pairs { send, recv },
+        }
+    }
+}
+
+fn kind_named(name: &str) -> PyResult<CollectiveKind> {
+    CollectiveKind::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| unknown("collective", name))
+}
+
+fn reduce_named(name: &str) -> PyResult<ReduceOp> {
+    Ok(match name {
+        "sum" => ReduceOp::Sum,
+        "avg" => ReduceOp::Avg,
+        "product" => ReduceOp::Product,
+        "min" => ReduceOp::Min,
+        "max" => ReduceOp::Max,
+        "band" => ReduceOp::Band,
+        "bor" => ReduceOp::Bor,
+        "bxor" => ReduceOp::Bxor,
+        "premul_sum" => ReduceOp::PremulSum,
+        _ => return Err(unknown("reduction", name)),
+    })
+}
+
+fn unknown(what: &str, name: &str) -> PyErr {
+    PyValueError::new_err(format!("no {what} is called {name:?}"))
+}
+
+fn bytes(py: Python<'_>, value: StoreValue) -> PyResult<Bound<'_, PyBytes>> {
+    match value {
+        StoreValue::Bytes(value) => Ok(PyBytes::new(py, &value)),
+        StoreValue::Absent => Ok(PyBytes::new(py, b"")),
+        other => panic!("the store answered {other:?} where bytes were asked for"),
+    }
+}
+
+fn number(value: Option<StoreValue>) -> PyResult<i64> {
+    match value {
+        Some(StoreValue::Number(number)) => Ok(number),
+        Some(StoreValue::NotANumber) => Err(PyRuntimeError::new_err("the key's value is not a number")),
+        other => panic!("the store answered {other:?} where a number was asked for"),
+    }
+}
+
+fn flag(value: Option<StoreValue>) -> PyResult<bool> {
+    match value {
+        Some(StoreValue::Flag(flag)) => Ok(flag),
+        other => panic!("the store answered {other:?} where yes or no was asked for"),
+    }
+}
+
+fn raise(error: ClientError) -> PyErr {
+    let message = error.to_string();
+    match error {
+        ClientError::ArenaFull { .. } => PyMemoryError::new_err(message),
+        ClientError::Forked { .. } => PyRuntimeError::new_err(message),
+        ClientError::Adopt(_) => PyOSError::new_err(message),
+    }
+}
