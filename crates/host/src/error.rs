@@ -73,7 +73,9 @@ impl HostError {
     /// The exit code that goes with it.
     pub fn exit(&self) -> Exit {
         match self {
-            HostError::Usage(_) | HostError::File { .. } | HostError::Host { .. } | HostError::Zygote { .. } => Exit::Usage,
+            HostError::Usage(_) | HostError::File { .. } | HostError::Host { .. } | HostError::Zygote { .. } => {
+                Exit::Usage
+            }
             HostError::System { .. } => Exit::Bug,
         }
     }

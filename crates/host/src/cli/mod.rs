@@ -1,3 +1,5 @@
 //! The command line.
 /// Runs it.
-pub fn main(_argv: Vec<String>) -> i32 { 2 }
+pub fn main(_argv: Vec<String>) -> i32 {
+    2
+}

@@ -97,7 +97,13 @@ struct Rooms {
 
 impl Rooms {
     fn new(start: u64, size: u64, retain: u64) -> Rooms {
-        Rooms { free: BTreeMap::from([(start, size)]), taken: BTreeMap::new(), touched: start, end: start + size, retain }
+        Rooms {
+            free: BTreeMap::from([(start, size)]),
+            taken: BTreeMap::new(),
+            touched: start,
+            end: start + size,
+            retain,
+        }
     }
 
     fn allocate(&mut self, bytes: u64) -> Option<u64> {

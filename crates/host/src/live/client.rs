@@ -28,7 +28,9 @@ const LONGEST_BATCH: usize = 256;
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The rank's part of the arena is taken.
-    #[error("rank {rank} cannot stage {bytes} bytes more: its part of the shared arena is full\nhint: wait for outstanding operations before issuing more")]
+    #[error(
+        "rank {rank} cannot stage {bytes} bytes more: its part of the shared arena is full\nhint: wait for outstanding operations before issuing more"
+    )]
     ArenaFull {
         /// Who.
         rank: u32,
@@ -36,7 +38,9 @@ pub enum ClientError {
         bytes: u64,
     },
     /// A child of the rank's process called.
-    #[error("a process that rank {rank} forked made a call of torch.distributed\nhint: only the rank's own process may communicate")]
+    #[error(
+        "a process that rank {rank} forked made a call of torch.distributed\nhint: only the rank's own process may communicate"
+    )]
     Forked {
         /// Whose child.
         rank: u32,
@@ -109,7 +113,8 @@ impl Client {
         let mut frames = FrameBuffer::default();
         let mut fds = Vec::new();
         let hello: Hello = frames.read(&socket, &mut fds)?;
-        let file = fds.pop().ok_or(io::Error::new(io::ErrorKind::InvalidData, "the greeting came without the arena"))?;
+        let file =
+            fds.pop().ok_or(io::Error::new(io::ErrorKind::InvalidData, "the greeting came without the arena"))?;
         let arena = Arena::map(file, hello.arena_bytes, hello.staging, hello.retain_bytes)?;
         let (address, len) = arena.raw();
         let client = Client {
@@ -241,7 +246,13 @@ impl Client {
     }
 
     /// Issues a collective; its input was staged at `staged`.
-    pub fn collective(&self, group: GroupId, op: Collective, staged: Option<Offset>, site: &str) -> Result<LocalHandle> {
+    pub fn collective(
+        &self,
+        group: GroupId,
+        op: Collective,
+        staged: Option<Offset>,
+        site: &str,
+    ) -> Result<LocalHandle> {
         self.issue(Call { group, op: CallOp::Collective(op) }, staged, site)
     }
 
@@ -258,7 +269,14 @@ impl Client {
     }
 
     /// Issues a receive.
-    pub fn recv(&self, group: GroupId, from: Option<GroupRank>, tag: u64, bytes: Bytes, site: &str) -> Result<LocalHandle> {
+    pub fn recv(
+        &self,
+        group: GroupId,
+        from: Option<GroupRank>,
+        tag: u64,
+        bytes: Bytes,
+        site: &str,
+    ) -> Result<LocalHandle> {
         self.issue(Call { group, op: CallOp::Recv { from, tag, bytes } }, None, site)
     }
 

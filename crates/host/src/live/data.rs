@@ -120,7 +120,11 @@ impl DataPlane {
             (Some(ready), _) => Access::Ready(ready),
             (None, Some(Held::Collective { key, me })) => {
                 let me = *me;
-                self.collectives.get_mut(key).expect("kept while held").claim(me, &mut self.plans).map_or(Access::Busy, Access::Ready)
+                self.collectives
+                    .get_mut(key)
+                    .expect("kept while held")
+                    .claim(me, &mut self.plans)
+                    .map_or(Access::Busy, Access::Ready)
             }
             _ => panic!("{rank} fetches {handle}, which is not complete"),
         }

@@ -151,7 +151,12 @@ pub struct Watch<'a> {
 
 impl<'a> Driver<'a> {
     /// Starts the zygote. `signals` becomes readable when the user wants the run to end.
-    pub fn new(setup: &'a Setup, engine: Engine, watch: Watch<'a>, signals: BorrowedFd<'_>) -> Result<Driver<'a>, HostError> {
+    pub fn new(
+        setup: &'a Setup,
+        engine: Engine,
+        watch: Watch<'a>,
+        signals: BorrowedFd<'_>,
+    ) -> Result<Driver<'a>, HostError> {
         let world_size = setup.places.len() as u32;
         let layout = Layout::for_world(world_size);
         let arena = arena::create(layout).map_err(HostError::system("making the shared arena"))?;
@@ -320,7 +325,9 @@ impl<'a> Driver<'a> {
         }
         let mut fds = fds.into_iter();
         let broken = HostError::system::<io::Error>;
-        while let Some(batch) = self.ranks[rank.index()].tasks[task.index()].frames.next().map_err(broken("reading a frame"))? {
+        while let Some(batch) =
+            self.ranks[rank.index()].tasks[task.index()].frames.next().map_err(broken("reading a frame"))?
+        {
             self.hear_batch(rank, task, batch, &mut fds)?;
         }
         Ok(())
@@ -422,7 +429,8 @@ impl<'a> Driver<'a> {
     }
 
     fn has_said_all(&self, ending: &Ending) -> bool {
-        let silent = |rank: &Rank| rank.pipes.iter().all(Option::is_none) && matches!(rank.process, Process::Ended { .. });
+        let silent =
+            |rank: &Rank| rank.pipes.iter().all(Option::is_none) && matches!(rank.process, Process::Ended { .. });
         match ending {
             Ending::Finished => self.ranks.iter().all(silent),
             Ending::Failed { rank } | Ending::Died { rank, .. } => silent(&self.ranks[*rank as usize]),

@@ -290,7 +290,9 @@ impl Exchange {
     fn resumed(&mut self, resumption: Resumption, recorder: &mut dyn Recorder) {
         let Resumption { rank, task, now, reply } = resumption;
         let state = std::mem::replace(&mut self.task(rank, task).state, State::Free);
-        let State::Asked(asked) = state else { panic!("{rank} {task} was resumed with {reply:?} and had asked nothing") };
+        let State::Asked(asked) = state else {
+            panic!("{rank} {task} was resumed with {reply:?} and had asked nothing")
+        };
         match (asked, reply) {
             (Asked::Compute, Reply::Issued(handle)) => self.await_end(rank, task, handle, Asked::ComputeEnd, recorder),
             (Asked::Sleep, Reply::Issued(handle)) => self.await_end(rank, task, handle, Asked::SleepEnd, recorder),
@@ -305,7 +307,9 @@ impl Exchange {
             (Asked::Now, Reply::Now(now)) => self.answer(rank, task, Answer::Now(now)),
             (Asked::Group(ranks), Reply::Group(group)) => self.joined(rank, task, group, &ranks),
             (Asked::Store, Reply::Store(value)) => self.answer(rank, task, Answer::Store(value)),
-            (Asked::FirstTurn, Reply::Start) | (Asked::ComputeEnd, Reply::Complete(_)) | (Asked::Mark, Reply::Issued(_)) => {}
+            (Asked::FirstTurn, Reply::Start)
+            | (Asked::ComputeEnd, Reply::Complete(_))
+            | (Asked::Mark, Reply::Issued(_)) => {}
             (_, reply) => panic!("{rank} {task} was answered {reply:?} at {now}, which is not what it had asked for"),
         }
         self.pump(rank, task, recorder);

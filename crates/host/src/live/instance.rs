@@ -95,7 +95,9 @@ impl Instance {
     }
 
     fn call(&self, member: usize) -> &Member {
-        self.members[member].as_ref().unwrap_or_else(|| panic!("member {member} has not entered, yet its data is asked for"))
+        self.members[member]
+            .as_ref()
+            .unwrap_or_else(|| panic!("member {member} has not entered, yet its data is asked for"))
     }
 
     /// Any member's call: all agree but in the blocks of all-to-all.

@@ -41,7 +41,9 @@ impl Pipe {
         let mut chunk = [0; 16 * 1024];
         let count = match self.source.read(&mut chunk) {
             Ok(count) => count,
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => return Ok(true),
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                return Ok(true);
+            }
             Err(_) => 0,
         };
         if count == 0 {
