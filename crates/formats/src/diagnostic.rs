@@ -57,14 +57,19 @@ impl Diagnostic {
     pub fn render(&self, colours: bool) -> String {
         let renderer = if colours { Renderer::styled() } else { Renderer::plain() };
         let title = Level::ERROR.primary_title(&*self.message);
-        let mut report = vec![match &self.place {
-            Some(place) => title.element(place.snippet()),
-            None => Group::with_title(title),
-        }];
-        if let Some(hint) = &self.hint {
-            report.push(Group::with_title(Level::HELP.with_name("hint").secondary_title(&**hint)));
+        let hint = self.hint.as_deref().map(|hint| Level::HELP.with_name("hint").secondary_title(hint));
+        let hint = hint.map(Group::with_title);
+        match &self.place {
+            Some(place) => {
+                let mut report = vec![title.element(place.snippet())];
+                report.extend(hint);
+                renderer.render(&report)
+            }
+            None => {
+                let parts = std::iter::once(Group::with_title(title)).chain(hint);
+                parts.map(|part| renderer.render(&[part])).collect::<Vec<_>>().join("\n")
+            }
         }
-        renderer.render(&report)
     }
 }
 

@@ -3,5 +3,6 @@
 //! In the order in which a run needs them: [`units`] and [`diagnostic`] serve the [`cluster`] file, which resolves to what the engine
 //! simulates.
 
+pub mod cluster;
 pub mod diagnostic;
 pub mod units;

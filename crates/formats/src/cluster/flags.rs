@@ -1,0 +1,79 @@
+//! Owns the cluster that a few options describe: one rank a host, each with one full-duplex link to an ideal switch.
+
+use super::raw::{RawCluster, RawDevice, RawNetwork};
+use super::{DEFAULT_BANDWIDTH, DEFAULT_LATENCY, to_toml};
+use crate::diagnostic::Diagnostic;
+use crate::units::{Bandwidth, Duration};
+use toml::Spanned;
+
+/// `--ranks N [--bandwidth R] [--latency T] [--slowdown F,...]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Flags {
+    /// How many; at least 1.
+    pub ranks: u32,
+    /// Of each host's link, each direction; default 10 Gbps.
+    pub bandwidth: Option<Bandwidth>,
+    /// One way between two hosts; default 10 us.
+    pub latency: Option<Duration>,
+    /// One for every rank, or one for all; none: 1.
+    pub slowdown: Vec<f64>,
+}
+
+impl Flags {
+    /// The cluster file that says the same.
+    ///
+    /// # Errors
+    /// No ranks, a slowdown that is not above zero, or as many of them as there are no ranks.
+    pub fn to_toml(&self) -> Result<String, Diagnostic> {
+        self.check()?;
+        let same = self.slowdown.windows(2).all(|pair| pair[0] == pair[1]);
+        let slowdown = |rank: usize| self.slowdown.get(rank).copied().filter(|factor| *factor != 1.0);
+        let device = if same {
+            vec![device("device", Some(self.ranks), slowdown(0))]
+        } else {
+            (0..self.ranks as usize).map(|rank| device(&format!("device.{rank}"), None, slowdown(rank))).collect()
+        };
+        let network = RawNetwork {
+            preset: Some(here("switch".to_owned())),
+            bandwidth: Some(self.bandwidth.unwrap_or_else(|| DEFAULT_BANDWIDTH.parse().expect("a bandwidth"))),
+            latency: Some(self.latency.unwrap_or_else(|| DEFAULT_LATENCY.parse().expect("a time"))),
+            ..RawNetwork::default()
+        };
+        let name = format!("{} ranks on a switch", self.ranks);
+        Ok(to_toml(&RawCluster { name: Some(name), device, network: Some(here(network)), ..RawCluster::default() }))
+    }
+
+    fn check(&self) -> Result<(), Diagnostic> {
+        let (ranks, given) = (self.ranks as usize, self.slowdown.len());
+        if ranks == 0 {
+            return Err(Diagnostic::new("a cluster of 0 ranks has nothing to run on").hint("use --ranks 1 or more"));
+        }
+        if given > 1 && given != ranks {
+            let message = format!("--slowdown has {given} factors, but there are {ranks} ranks");
+            return Err(Diagnostic::new(message).hint("give one factor for every rank, or one for all"));
+        }
+        match self.slowdown.iter().find(|factor| !(factor.is_finite() && **factor > 0.0)) {
+            Some(factor) => {
+                let message = format!("a slowdown of {factor} is not above zero");
+                Err(Diagnostic::new(message).hint("1 is as fast as this machine, 2 takes twice as long"))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+fn device(name: &str, count: Option<u32>, slowdown: Option<f64>) -> Spanned<RawDevice> {
+    here(RawDevice {
+        name: here(name.to_owned()),
+        count: count.map(here),
+        slowdown: slowdown.map(here),
+        memory: None,
+        host: None,
+        per_host: None,
+    })
+}
+
+/// A value that stands in no text yet.
+pub(super) fn here<T>(value: T) -> Spanned<T> {
+    Spanned::new(0..0, value)
+}

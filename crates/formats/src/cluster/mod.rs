@@ -1,0 +1,128 @@
+//! Owns the cluster file: devices, hosts, network and backend as people describe them, and their resolution to what is simulated.
+//!
+//! Text in, values or a [`Diagnostic`] out. `docs/cluster-file.md` describes every key; which networks and algorithms exist is the
+//! simulator's business.
+
+mod backend;
+mod devices;
+mod flags;
+mod network;
+mod raw;
+mod source;
+
+pub use flags::Flags;
+
+use crate::diagnostic::{Diagnostic, suggest};
+use raw::RawCluster;
+use source::Source;
+use std::str::FromStr;
+use uniference_sim::cluster::Cluster;
+use uniference_sim::program::CollectiveKind;
+
+/// What a link carries where nothing is said.
+pub const DEFAULT_BANDWIDTH: &str = "10 Gbps";
+/// How far two hosts are from each other where nothing is said.
+pub const DEFAULT_LATENCY: &str = "10 us";
+
+/// A cluster file that could be read; whether it makes sense shows when it is resolved.
+#[derive(Clone, Debug)]
+pub struct ClusterFile {
+    source: Source,
+    raw: RawCluster,
+}
+
+/// What the caller chooses in place of the cluster file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Choices {
+    /// In place of the file's backend.
+    pub backend: Option<String>,
+    /// Where neither names one: the name that the script passed. Without it `gloo`.
+    pub fallback_backend: Option<String>,
+    /// In place of the file's and the backend's algorithms.
+    pub algorithms: Vec<AlgorithmChoice>,
+}
+
+/// `OP=NAME`: an algorithm for every size of one collective.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AlgorithmChoice {
+    /// Of which collective.
+    pub kind: CollectiveKind,
+    /// Which algorithm.
+    pub name: String,
+}
+
+/// A cluster, ready to be simulated.
+#[derive(Clone)]
+pub struct Resolved {
+    /// For the engine.
+    pub cluster: Cluster,
+    /// A cluster file that says everything, defaults and choices included. It resolves to the same cluster.
+    pub toml: String,
+}
+
+impl ClusterFile {
+    /// Reads the text of a cluster file that came from `origin` (its path), then `KEY=VALUE` assignments that override it.
+    ///
+    /// # Errors
+    /// What is no TOML, an unknown key, a value of the wrong type or without its unit, an assignment that fits nowhere.
+    pub fn parse(origin: &str, text: &str, assignments: &[String]) -> Result<ClusterFile, Diagnostic> {
+        let source = Source::new(origin, text, assignments);
+        let raw = source.read()?;
+        Ok(ClusterFile { source, raw })
+    }
+
+    /// Does the file name a backend?
+    pub fn names_backend(&self) -> bool {
+        self.raw.backend.is_some()
+    }
+
+    /// What the file describes, with `choices` in place of what it says.
+    ///
+    /// # Errors
+    /// Whatever does not make sense: no devices, names that repeat or that nothing has, a shape that does not fit the hosts, hosts
+    /// without a route, a backend or an algorithm that does not exist.
+    pub fn resolve(&self, choices: &Choices) -> Result<Resolved, Diagnostic> {
+        let (hosts, devices) = devices::resolve(&self.raw.device, &self.source)?;
+        let (backend, packet) = backend::resolve(&self.raw, choices, &self.source)?;
+        let (topology, network) = network::resolve(self.raw.network.as_ref(), &hosts, packet, &self.source)?;
+        let name = self.raw.name.clone().unwrap_or_else(|| format!("{} devices", devices.len()));
+        let raw = RawCluster {
+            name: Some(name.clone()),
+            backend: Some(backend::canonical(&backend, packet)),
+            device: self.raw.device.clone(),
+            network: Some(network),
+            collective: backend::canonical_rules(&backend.algorithms),
+        };
+        Ok(Resolved { cluster: Cluster { name, devices, topology, backend }, toml: to_toml(&raw) })
+    }
+}
+
+fn to_toml(raw: &RawCluster) -> String {
+    toml::to_string(raw).expect("names and values with units are TOML")
+}
+
+impl FromStr for AlgorithmChoice {
+    type Err = Diagnostic;
+
+    fn from_str(text: &str) -> Result<AlgorithmChoice, Diagnostic> {
+        let Some((kind, name)) = text.split_once('=') else {
+            let hint = "write OP=NAME, as in all_reduce=ring";
+            return Err(Diagnostic::new(format!("`{text}` chooses no algorithm")).hint(hint));
+        };
+        match kind_by_name(kind) {
+            Some(kind) => Ok(AlgorithmChoice { kind, name: name.to_owned() }),
+            None => Err(Diagnostic::new(format!("there is no collective `{kind}`")).hint(suggest_kind(kind))),
+        }
+    }
+}
+
+fn kind_by_name(name: &str) -> Option<CollectiveKind> {
+    CollectiveKind::ALL.into_iter().find(|kind| kind.name() == name)
+}
+
+fn suggest_kind(word: &str) -> String {
+    suggest(word, "collectives", CollectiveKind::ALL.map(CollectiveKind::name))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,262 @@
+//! Owns the network of a cluster file: which keys belong to which preset, exceptions by host, and the links of an explicit graph.
+
+use super::devices::Host;
+use super::flags::here;
+use super::raw::{RawDuplex, RawHost, RawLink, RawLinkSpec, RawNetwork};
+use super::source::{Source, split_hint};
+use super::{DEFAULT_BANDWIDTH, DEFAULT_LATENCY};
+use crate::diagnostic::{Diagnostic, suggest};
+use crate::units::{Bandwidth, Duration};
+use std::ops::Range;
+use toml::Spanned;
+use uniference_sim::network::{Duplex, GraphLink, HostSpec, LinkSpec, PacketOverhead, Preset, Topology, TopologyError};
+
+/// Between ranks of one host, where nothing is said: about what TCP over Linux' loopback interface gives.
+const DEFAULT_LOCAL: (&str, &str) = ("40 Gbps", "10 us");
+
+/// The presets, and the keys that each has of its own.
+const PRESETS: [(&str, &[&str]); 8] = [
+    ("switch", &[]),
+    ("star", &["backplane"]),
+    ("ring", &[]),
+    ("fully_connected", &[]),
+    ("wifi", &[]),
+    ("torus", &["dims"]),
+    ("fat_tree", &["hosts_per_leaf", "spines", "oversubscription"]),
+    ("rail", &["per_server", "fabric"]),
+];
+
+/// The topology, and the network with its defaults filled in.
+pub(super) fn resolve(
+    raw: Option<&Spanned<RawNetwork>>,
+    hosts: &[Host],
+    packet: Option<PacketOverhead>,
+    source: &Source,
+) -> Result<(Topology, Spanned<RawNetwork>), Diagnostic> {
+    let Some(network) = raw else {
+        let hint = "add [network] with for instance preset = \"switch\"";
+        return Err(source.error("the cluster has no network", 0..0).hint(hint));
+    };
+    let filled = here(with_defaults(network.get_ref(), hosts));
+    let reader = Reader { raw: filled.get_ref(), span: network.span(), hosts, packet, source };
+    let specs = reader.hosts()?;
+    let topology = match &reader.raw.links {
+        Some(links) => reader.graph(links, &specs)?,
+        None => reader.preset(&specs)?,
+    };
+    Ok((topology, filled))
+}
+
+fn with_defaults(raw: &RawNetwork, hosts: &[Host]) -> RawNetwork {
+    let mut filled = raw.clone();
+    filled.bandwidth.get_or_insert_with(|| bandwidth(DEFAULT_BANDWIDTH));
+    filled.latency.get_or_insert_with(|| latency(DEFAULT_LATENCY));
+    if filled.preset.is_none() && filled.links.is_none() {
+        filled.preset = Some(here("switch".to_owned()));
+    }
+    if filled.local.is_none() && hosts.iter().any(|host| host.devices > 1) {
+        let (rate, time) = DEFAULT_LOCAL;
+        filled.local = Some(RawLinkSpec { bandwidth: bandwidth(rate), latency: latency(time) });
+    }
+    filled
+}
+
+fn bandwidth(text: &str) -> Bandwidth {
+    text.parse().expect("a default is a bandwidth")
+}
+
+fn latency(text: &str) -> Duration {
+    text.parse().expect("a default is a time")
+}
+
+/// A network whose defaults are filled in.
+struct Reader<'a> {
+    raw: &'a RawNetwork,
+    span: Range<usize>,
+    hosts: &'a [Host],
+    packet: Option<PacketOverhead>,
+    source: &'a Source,
+}
+
+impl Reader<'_> {
+    fn error(&self, message: impl Into<String>, span: Range<usize>) -> Diagnostic {
+        self.source.error(message, span)
+    }
+
+    /// Links with the backend's headers.
+    fn link(&self, bandwidth: Option<Bandwidth>, latency: Option<Duration>) -> LinkSpec {
+        let bandwidth = bandwidth.or(self.raw.bandwidth).expect("defaults are filled in");
+        let latency = latency.or(self.raw.latency).expect("defaults are filled in");
+        LinkSpec { bandwidth: bandwidth.0, latency: latency.0, overhead: self.packet }
+    }
+
+    /// The hosts with their exceptions. Hosts with one device have no use for a local link unless they name one.
+    fn hosts(&self) -> Result<Vec<HostSpec>, Diagnostic> {
+        for (name, exception) in &self.raw.host {
+            self.check_exception(name, exception)?;
+        }
+        Ok(self.hosts.iter().map(|host| self.host(host)).collect())
+    }
+
+    fn host(&self, host: &Host) -> HostSpec {
+        let exception =
+            self.raw.host.iter().find(|(name, _)| *name.get_ref() == host.name).map(|(_, exception)| exception);
+        let shared = self.raw.local.filter(|_| host.devices > 1);
+        HostSpec {
+            name: host.name.clone(),
+            bandwidth: exception.and_then(|host| Some(host.bandwidth.as_ref()?.get_ref().0)),
+            latency: exception.and_then(|host| Some(host.latency.as_ref()?.get_ref().0)),
+            local: exception
+                .and_then(|host| host.local)
+                .or(shared)
+                .map(|spec| LinkSpec::new(spec.bandwidth.0, spec.latency.0)),
+        }
+    }
+
+    fn check_exception(&self, name: &Spanned<String>, exception: &RawHost) -> Result<(), Diagnostic> {
+        if !self.hosts.iter().any(|host| host.name == *name.get_ref()) {
+            let message = format!("there is no host `{}`", name.get_ref());
+            return Err(self.error(message, name.span()).hint(self.suggest_host(name.get_ref())));
+        }
+        let own = exception.bandwidth.as_ref().map(Spanned::span).or(exception.latency.as_ref().map(Spanned::span));
+        match own.filter(|_| self.raw.links.is_some()) {
+            Some(span) => {
+                let hint = "write the bandwidth and latency at the host's link in `links`";
+                Err(self.error("where links are listed, a host has none of its own", span).hint(hint))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn suggest_host(&self, word: &str) -> String {
+        suggest(word, "hosts", self.hosts.iter().map(|host| host.name.as_str()))
+    }
+
+    fn preset(&self, hosts: &[HostSpec]) -> Result<Topology, Diagnostic> {
+        let name = self.raw.preset.as_ref().expect("defaults are filled in");
+        let Some((preset, keys)) = PRESETS.iter().find(|(preset, _)| preset == name.get_ref()) else {
+            let hint = suggest(name.get_ref(), "presets", PRESETS.map(|(preset, _)| preset));
+            return Err(self.error(format!("there is no preset `{}`", name.get_ref()), name.span()).hint(hint));
+        };
+        if let Some((key, span)) = self.own_keys().into_iter().find(|(key, _)| !keys.contains(key)) {
+            let owner = PRESETS.iter().find(|(_, keys)| keys.contains(&key)).map_or("", |(owner, _)| owner);
+            let message = format!("`{key}` is no key of the preset `{preset}`");
+            return Err(self.error(message, span).hint(format!("it belongs to `{owner}`")));
+        }
+        let shape = self.shape(preset)?;
+        Topology::preset(&shape, hosts, self.link(None, None)).map_err(|error| self.topology_error(&error))
+    }
+
+    /// The keys that not every preset has, where they are given.
+    fn own_keys(&self) -> Vec<(&'static str, Range<usize>)> {
+        fn place<T>(value: &Option<Spanned<T>>) -> Option<Range<usize>> {
+            value.as_ref().map(Spanned::span)
+        }
+        let RawNetwork { backplane, dims, hosts_per_leaf, spines, oversubscription, per_server, fabric, .. } = self.raw;
+        let keys = [
+            ("backplane", place(backplane)),
+            ("dims", place(dims)),
+            ("hosts_per_leaf", place(hosts_per_leaf)),
+            ("spines", place(spines)),
+            ("oversubscription", place(oversubscription)),
+            ("per_server", place(per_server)),
+            ("fabric", place(fabric)),
+        ];
+        keys.into_iter().filter_map(|(key, span)| Some((key, span?))).collect()
+    }
+
+    fn shape(&self, preset: &str) -> Result<Preset, Diagnostic> {
+        Ok(match preset {
+            "star" => Preset::Star { backplane: self.raw.backplane.as_ref().map(|rate| rate.get_ref().0) },
+            "ring" => Preset::Ring,
+            "fully_connected" => Preset::FullyConnected,
+            "wifi" => Preset::Wifi,
+            "torus" => Preset::Torus { dims: self.required(&self.raw.dims, "dims = [4, 4]")?.clone() },
+            "fat_tree" => Preset::FatTree {
+                hosts_per_leaf: *self.required(&self.raw.hosts_per_leaf, "hosts_per_leaf = 16")?,
+                spines: *self.required(&self.raw.spines, "spines = 4")?,
+                oversubscription: self.raw.oversubscription.as_ref().map_or(1.0, |factor| *factor.get_ref()),
+            },
+            "rail" => {
+                let example = "fabric = { bandwidth = \"3600 Gbps\", latency = \"1 us\" }";
+                let fabric = self.required(&self.raw.fabric, example)?;
+                Preset::Rail {
+                    per_server: *self.required(&self.raw.per_server, "per_server = 8")?,
+                    fabric: LinkSpec::new(fabric.bandwidth.0, fabric.latency.0),
+                }
+            }
+            _ => Preset::Switch,
+        })
+    }
+
+    fn required<'a, T>(&self, value: &'a Option<Spanned<T>>, example: &str) -> Result<&'a T, Diagnostic> {
+        let preset = self.raw.preset.as_ref().expect("defaults are filled in");
+        let key = example.split(' ').next().unwrap_or_default();
+        value.as_ref().map(Spanned::get_ref).ok_or_else(|| {
+            let message = format!("the preset `{}` needs `{key}`", preset.get_ref());
+            self.error(message, preset.span()).hint(format!("add for instance {example}"))
+        })
+    }
+
+    fn graph(&self, links: &Spanned<Vec<Spanned<RawLink>>>, hosts: &[HostSpec]) -> Result<Topology, Diagnostic> {
+        if let Some(preset) = &self.raw.preset {
+            let hint = "remove one of them";
+            return Err(self.error("a network has a preset or links, not both", preset.span()).hint(hint));
+        }
+        if let Some((key, span)) = self.own_keys().into_iter().next() {
+            let message = format!("`{key}` is a key of presets, but the links are listed");
+            return Err(self.error(message, span).hint("remove it, or use a preset"));
+        }
+        let graph: Vec<GraphLink> = links.get_ref().iter().map(|link| self.graph_link(link.get_ref())).collect();
+        Topology::graph(hosts, &graph).map_err(|error| self.topology_error(&error))
+    }
+
+    fn graph_link(&self, raw: &RawLink) -> GraphLink {
+        GraphLink {
+            between: raw.between.iter().map(|name| name.get_ref().clone()).collect(),
+            spec: self.link(raw.bandwidth, raw.latency),
+            duplex: match raw.duplex {
+                Some(RawDuplex::Half) => Duplex::Half,
+                Some(RawDuplex::Full) | None => Duplex::Full,
+            },
+        }
+    }
+
+    fn topology_error(&self, error: &TopologyError) -> Diagnostic {
+        let text = error.to_string();
+        let (message, hint) = split_hint(&text);
+        let diagnostic = self.error(message, self.place_of(error));
+        match error {
+            TopologyError::UnknownNode { name, .. } => {
+                diagnostic.hint(format!("{} (a switch needs at least two links)", self.suggest_host(name)))
+            }
+            _ => diagnostic.hint(hint.unwrap_or_default()),
+        }
+    }
+
+    /// The link, or the key of the preset, that an error is about.
+    fn place_of(&self, error: &TopologyError) -> Range<usize> {
+        let links = self.raw.links.iter().flat_map(Spanned::get_ref);
+        let link_named =
+            |wanted: &str| links.clone().filter(|link| name_of(link.get_ref()) == wanted).last().map(Spanned::span);
+        let place = match error {
+            TopologyError::UnknownNode { name, .. } => {
+                let mut ends = links.clone().flat_map(|link| &link.get_ref().between);
+                ends.find(|end| end.get_ref() == name).map(Spanned::span)
+            }
+            TopologyError::DuplicateLink { name }
+            | TopologyError::LinkEnds { name }
+            | TopologyError::FullDuplexMedium { name } => link_named(name),
+            TopologyError::Shape { .. } => self.own_keys().into_iter().next().map(|(_, span)| span),
+            _ => self.raw.links.as_ref().map(Spanned::span),
+        };
+        place.unwrap_or_else(|| self.span.clone())
+    }
+}
+
+/// A link's ends by name, as the simulator calls it.
+fn name_of(link: &RawLink) -> String {
+    let mut ends: Vec<&str> = link.between.iter().map(|end| end.get_ref().as_str()).collect();
+    ends.sort_unstable();
+    ends.join(" <-> ")
+}

@@ -1,0 +1,221 @@
+//! Owns the cluster file as it is written: its keys and their types, and where each value stands in the text.
+//!
+//! Whether the values make sense together is the business of the resolution.
+
+use crate::units::{Bandwidth, Duration, Size};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{self, MapAccess, SeqAccess};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::collections::BTreeMap;
+use std::fmt;
+use toml::Spanned;
+
+/// A cluster file.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawCluster {
+    /// For people.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) name: Option<String>,
+    /// How the communication library behaves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) backend: Option<Spanned<RawBackend>>,
+    /// Ranks are dealt to devices in this order.
+    #[serde(default)]
+    pub(super) device: Vec<Spanned<RawDevice>>,
+    /// What joins the hosts.
+    pub(super) network: Option<Spanned<RawNetwork>>,
+    /// Algorithms in place of the backend's own, by collective.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) collective: BTreeMap<Spanned<String>, Spanned<RawRules>>,
+}
+
+/// `backend = "gloo"`, or a table.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct RawBackend {
+    pub(super) name: Spanned<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) concurrency: Option<Spanned<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) packet: Option<Spanned<RawPacket>>,
+}
+
+/// A packet's payload and its size on the wire.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawPacket {
+    pub(super) payload: Spanned<Size>,
+    pub(super) wire: Spanned<Size>,
+}
+
+/// One or more equal devices.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawDevice {
+    pub(super) name: Spanned<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) count: Option<Spanned<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) slowdown: Option<Spanned<f64>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) memory: Option<Size>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) host: Option<Spanned<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) per_host: Option<Spanned<u32>>,
+}
+
+/// What joins the hosts.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawNetwork {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) preset: Option<Spanned<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) bandwidth: Option<Bandwidth>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) latency: Option<Duration>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) backplane: Option<Spanned<Bandwidth>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) dims: Option<Spanned<Vec<u32>>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) hosts_per_leaf: Option<Spanned<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) spines: Option<Spanned<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) oversubscription: Option<Spanned<f64>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) per_server: Option<Spanned<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) fabric: Option<Spanned<RawLinkSpec>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) links: Option<Spanned<Vec<Spanned<RawLink>>>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) local: Option<RawLinkSpec>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) host: BTreeMap<Spanned<String>, RawHost>,
+}
+
+/// Rate and latency of one link.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawLinkSpec {
+    pub(super) bandwidth: Bandwidth,
+    pub(super) latency: Duration,
+}
+
+/// A link of an explicit graph.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawLink {
+    pub(super) between: Vec<Spanned<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) bandwidth: Option<Bandwidth>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) latency: Option<Duration>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) duplex: Option<RawDuplex>,
+}
+
+/// Whether the directions of a link share it.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum RawDuplex {
+    Full,
+    Half,
+}
+
+/// Where a host differs from the others.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawHost {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) bandwidth: Option<Spanned<Bandwidth>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) latency: Option<Spanned<Duration>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) local: Option<RawLinkSpec>,
+}
+
+/// `"ring"`, which is a list of one, or a list by size.
+#[derive(Clone, Debug)]
+pub(super) struct RawRules(pub(super) Vec<RawRule>);
+
+/// An algorithm, and up to which size it is used.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawRule {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) up_to: Option<Size>,
+    pub(super) algorithm: Spanned<String>,
+}
+
+/// The table form of a backend.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BackendTable {
+    name: Spanned<String>,
+    concurrency: Option<Spanned<u32>>,
+    packet: Option<Spanned<RawPacket>>,
+}
+
+impl<'de> Deserialize<'de> for RawBackend {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<RawBackend, D::Error> {
+        struct Visitor;
+        impl<'de> de::Visitor<'de> for Visitor {
+            type Value = RawBackend;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the name of a backend, or a table with a name")
+            }
+
+            /// The place of the name is then that of the backend.
+            fn visit_str<E: de::Error>(self, name: &str) -> Result<RawBackend, E> {
+                Ok(RawBackend { name: Spanned::new(0..0, name.to_owned()), concurrency: None, packet: None })
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<RawBackend, M::Error> {
+                let BackendTable { name, concurrency, packet } =
+                    Deserialize::deserialize(MapAccessDeserializer::new(map))?;
+                Ok(RawBackend { name, concurrency, packet })
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+impl Serialize for RawRules {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match &self.0[..] {
+            [RawRule { up_to: None, algorithm }] => algorithm.serialize(serializer),
+            rules => rules.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for RawRules {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<RawRules, D::Error> {
+        struct Visitor;
+        impl<'de> de::Visitor<'de> for Visitor {
+            type Value = Vec<RawRule>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the name of an algorithm, or a list of { up_to = SIZE, algorithm = NAME }")
+            }
+
+            fn visit_str<E: de::Error>(self, name: &str) -> Result<Vec<RawRule>, E> {
+                Ok(vec![RawRule { up_to: None, algorithm: Spanned::new(0..0, name.to_owned()) }])
+            }
+
+            fn visit_seq<S: SeqAccess<'de>>(self, mut list: S) -> Result<Vec<RawRule>, S::Error> {
+                let mut rules = Vec::new();
+                while let Some(rule) = list.next_element()? {
+                    rules.push(rule);
+                }
+                Ok(rules)
+            }
+        }
+        deserializer.deserialize_any(Visitor).map(RawRules)
+    }
+}

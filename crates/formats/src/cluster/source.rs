@@ -1,0 +1,230 @@
+//! Owns the text of a cluster: the file, and the options that override values of it. Every value keeps the place it came from.
+//!
+//! File and options are laid end to end, so that one range says where a value stands, whichever of them it is in.
+
+use super::raw::RawCluster;
+use crate::diagnostic::{Diagnostic, suggest};
+use serde::Deserialize;
+use std::borrow::Cow;
+use std::ops::Range;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue, Deserializer};
+
+/// A file and what overrides it.
+#[derive(Clone, Debug)]
+pub(super) struct Source {
+    pieces: Vec<Piece>,
+}
+
+#[derive(Clone, Debug)]
+struct Piece {
+    origin: String,
+    text: String,
+    /// Where it starts when all pieces are laid end to end.
+    start: usize,
+}
+
+impl Piece {
+    fn error(&self, message: impl Into<String>, span: Range<usize>) -> Diagnostic {
+        Diagnostic::new(message).at(&self.origin, &self.text, span)
+    }
+}
+
+type Slot<'a> = Spanned<DeValue<'a>>;
+
+impl Source {
+    /// The text of a file, and `KEY=VALUE` assignments in the order in which they apply.
+    pub(super) fn new(origin: &str, text: &str, assignments: &[String]) -> Source {
+        let mut source = Source { pieces: Vec::new() };
+        source.push(origin, text);
+        assignments.iter().for_each(|assignment| source.push("--set", assignment));
+        source
+    }
+
+    fn push(&mut self, origin: &str, text: &str) {
+        let start = self.pieces.last().map_or(0, |last| last.start + last.text.len() + 1);
+        self.pieces.push(Piece { origin: origin.to_owned(), text: text.to_owned(), start });
+    }
+
+    /// A mistake at a place.
+    pub(super) fn error(&self, message: impl Into<String>, span: Range<usize>) -> Diagnostic {
+        let piece = self.pieces.iter().rev().find(|piece| piece.start <= span.start).expect("the file starts at 0");
+        piece.error(message, span.start - piece.start..span.end.saturating_sub(piece.start))
+    }
+
+    /// Reads all of it.
+    pub(super) fn read(&self) -> Result<RawCluster, Diagnostic> {
+        let (file, options) = self.pieces.split_first().expect("there is a file");
+        let table = DeTable::parse(&file.text).map_err(|error| syntax_error(file, &error))?;
+        let mut root = Spanned::new(table.span(), DeValue::Table(table.into_inner()));
+        for option in options {
+            assign(&mut root, option)?;
+        }
+        let span = root.span();
+        let DeValue::Table(table) = root.into_inner() else { unreachable!("an assignment has a key") };
+        RawCluster::deserialize(Deserializer::from(Spanned::new(span, table))).map_err(|error| self.type_error(&error))
+    }
+
+    /// What serde says, with a hint made of the names that it lists.
+    fn type_error(&self, error: &toml::de::Error) -> Diagnostic {
+        let (message, hint) = split_hint(error.message());
+        let names: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
+        let (shown, hint) = match (hint, &names[..]) {
+            (Some(hint), _) => (message.to_owned(), hint.to_owned()),
+            (None, [wrong, ..]) if message.starts_with("unknown field") && wrong.parse::<u32>().is_ok() => {
+                let hint = "a name with a dot in it is quoted: network.host.\"orin.2\".latency";
+                (format!("unknown key `{wrong}`"), hint.to_owned())
+            }
+            (None, [wrong, known @ ..]) if message.starts_with("unknown field") => {
+                (format!("unknown key `{wrong}`"), suggest(wrong, "keys", known.iter().copied()))
+            }
+            (None, [wrong, known @ ..]) if message.starts_with("unknown variant") => {
+                (format!("`{wrong}` is not one of the values"), suggest(wrong, "values", known.iter().copied()))
+            }
+            (None, [missing, ..]) if message.starts_with("missing field") => {
+                (format!("`{missing}` is missing here"), format!("add `{missing} = ...`"))
+            }
+            (None, _) => (plain_types(message), DOCUMENTED.to_owned()),
+        };
+        self.error(shown, error.span().unwrap_or(0..0)).hint(hint)
+    }
+}
+
+const DOCUMENTED: &str = "docs/cluster-file.md describes every key and its values";
+
+/// Types as people call them.
+fn plain_types(message: &str) -> String {
+    let message = message.replace("expected f64", "expected a number");
+    message
+        .replace("expected u32", "expected a whole number that is not negative")
+        .replace("expected a sequence", "expected a list")
+}
+
+/// Errors of units and of the simulator end with a line that starts with `hint: `.
+pub(super) fn split_hint(message: &str) -> (&str, Option<&str>) {
+    message.split_once("\nhint: ").map_or((message, None), |(message, hint)| (message, Some(hint)))
+}
+
+fn syntax_error(file: &Piece, error: &toml::de::Error) -> Diagnostic {
+    let span = error.span().unwrap_or(0..0);
+    let diagnostic = file.error(error.message(), span.clone());
+    let start = file.text[..span.start.min(file.text.len())].rfind('\n').map_or(0, |newline| newline + 1);
+    let line = file.text[start..].lines().next().unwrap_or("");
+    match line.split_once('=').map(|(_, value)| value.split('#').next().unwrap_or("").trim()) {
+        Some(value) if error.message().contains("must be quoted") => diagnostic.hint(format!("write \"{value}\"")),
+        _ => diagnostic.hint(DOCUMENTED),
+    }
+}
+
+/// Carries out `KEY=VALUE`. A value that is not TOML is a string: the shell has eaten its quotes.
+fn assign<'a>(root: &mut Slot<'a>, option: &'a Piece) -> Result<(), Diagnostic> {
+    let all = 0..option.text.len();
+    let Some(equals) = find_equals(&option.text) else {
+        let hint = "write KEY=VALUE, as in --set network.bandwidth=\"1 Gbps\"";
+        return Err(option.error("an assignment needs a `=`", all).hint(hint));
+    };
+    let mut slot = root;
+    for (segment, span) in split_key(option, equals)? {
+        slot = descend(slot, &segment, option, span)?;
+    }
+    let value = option.text[equals + 1..].trim();
+    let start = option.text.len() - option.text[equals + 1..].trim_start().len();
+    let parsed = DeValue::parse(value).map(Spanned::into_inner);
+    let parsed = parsed.unwrap_or(DeValue::String(Cow::Borrowed(value)));
+    let offset = option.start + start;
+    *slot = moved(Spanned::new(0..value.len(), parsed), offset);
+    Ok(())
+}
+
+/// The first `=` outside quotes.
+fn find_equals(text: &str) -> Option<usize> {
+    let mut quote = None;
+    text.char_indices().find_map(|(at, c)| match (c, quote) {
+        ('"' | '\'', None) => {
+            quote = Some(c);
+            None
+        }
+        (c, Some(open)) if c == open => {
+            quote = None;
+            None
+        }
+        ('=', None) => Some(at),
+        _ => None,
+    })
+}
+
+/// The parts of a dotted key, as TOML reads them, each with its place in the option.
+fn split_key(option: &Piece, equals: usize) -> Result<Vec<(String, Range<usize>)>, Diagnostic> {
+    let line = format!("{} = 0", &option.text[..equals]);
+    let table = DeTable::parse(&line).map_err(|_| {
+        let hint = "a key is names joined by dots; a name with a dot in it is quoted: network.host.\"orin.2\".latency";
+        option.error("this is not a key", 0..equals).hint(hint)
+    })?;
+    let mut segments = Vec::new();
+    let mut rest = DeValue::Table(table.into_inner());
+    while let DeValue::Table(table) = rest {
+        let (key, value) = table.into_iter().next().expect("one key");
+        segments.push((key.get_ref().clone().into_owned(), key.span()));
+        rest = value.into_inner();
+    }
+    Ok(segments)
+}
+
+/// One step along a key: into a table (which makes the entry), or into an array by number or by its elements' `name`.
+fn descend<'t, 'a>(
+    slot: &'t mut Slot<'a>,
+    segment: &str,
+    option: &Piece,
+    span: Range<usize>,
+) -> Result<&'t mut Slot<'a>, Diagnostic> {
+    let kind = slot.get_ref().type_str();
+    match slot.get_mut() {
+        DeValue::Table(table) => {
+            let place = option.start + span.start..option.start + span.end;
+            let key = Spanned::new(place.clone(), Cow::Owned(segment.to_owned()));
+            Ok(table.entry(key).or_insert_with(|| Spanned::new(place, DeValue::Table(DeTable::new()))))
+        }
+        DeValue::Array(elements) => {
+            let names: Vec<String> = elements.iter().filter_map(|element| named(element.get_ref())).collect();
+            let count = elements.len();
+            let numbered = segment.parse().ok().filter(|index| *index < count);
+            match numbered.or_else(|| elements.iter().position(|e| named(e.get_ref()).as_deref() == Some(segment))) {
+                Some(index) => Ok(elements.iter_mut().nth(index).expect("it was found")),
+                None => Err(option
+                    .error(format!("there is no element `{segment}`"), span)
+                    .hint(format!("elements are numbered from 0, there are {count}; by name: {}", names.join(", ")))),
+            }
+        }
+        _ => Err(option.error(format!("`{segment}` lies inside a {kind}, which has no keys"), span)),
+    }
+}
+
+fn named(value: &DeValue<'_>) -> Option<String> {
+    value.as_table()?.get("name")?.get_ref().as_str().map(str::to_owned)
+}
+
+/// The same value, with all its places `offset` further on.
+fn moved(slot: Slot<'_>, offset: usize) -> Slot<'_> {
+    let span = slot.span();
+    let value = match slot.into_inner() {
+        DeValue::Array(mut elements) => {
+            for element in elements.iter_mut() {
+                let taken = std::mem::replace(element, Spanned::new(0..0, DeValue::Boolean(false)));
+                *element = moved(taken, offset);
+            }
+            DeValue::Array(elements)
+        }
+        DeValue::Table(table) => DeValue::Table(
+            table
+                .into_iter()
+                .map(|(key, value)| {
+                    let place = key.span();
+                    let key = Spanned::new(place.start + offset..place.end + offset, key.into_inner());
+                    (key, moved(value, offset))
+                })
+                .collect(),
+        ),
+        simple => simple,
+    };
+    Spanned::new(span.start + offset..span.end + offset, value)
+}

@@ -1,0 +1,337 @@
+use super::*;
+use uniference_sim::ids::HostId;
+use uniference_sim::network::Topology;
+use uniference_sim::time::Bytes;
+
+const BOARDS: &str = r#"
+name = "three boards and a laptop"
+backend = "gloo"
+[[device]]
+name = "orin"
+count = 3
+slowdown = 2.5
+memory = "8 GiB"
+[[device]]
+name = "laptop"
+[network]
+preset = "switch"
+bandwidth = "1 Gbps"
+latency = "200 us"
+[network.host."orin.2"]
+bandwidth = "100 Mbps"
+[collective]
+all_reduce = [{ up_to = "64 KiB", algorithm = "recursive_doubling" }, { algorithm = "ring" }]
+all_gather = "ring"
+"#;
+
+fn resolve_with(text: &str, sets: &[&str], choices: &Choices) -> Result<Resolved, Diagnostic> {
+    let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+    ClusterFile::parse("cluster.toml", text, &sets)?.resolve(choices)
+}
+
+fn resolve(text: &str) -> Resolved {
+    resolve_with(text, &[], &Choices::default()).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The mistake in a file, as it is shown.
+fn mistake(text: &str) -> String {
+    mistake_with(text, &[], &Choices::default())
+}
+
+fn mistake_with(text: &str, sets: &[&str], choices: &Choices) -> String {
+    match resolve_with(text, sets, choices) {
+        Ok(resolved) => panic!("no mistake in\n{text}\nresolved to\n{}", resolved.toml),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// A file with two boards and this network.
+fn with_network(network: &str) -> String {
+    format!("[[device]]\nname = \"board\"\ncount = 2\n[network]\n{network}\n")
+}
+
+fn bits(topology: &Topology, link: &str) -> f64 {
+    let found = topology.links().iter().find(|candidate| candidate.name == link);
+    found.unwrap_or_else(|| panic!("no link {link}")).bandwidth.bytes_per_second() * 8.0
+}
+
+#[test]
+fn a_file_says_what_its_keys_say() {
+    let Resolved { cluster, .. } = resolve(BOARDS);
+    assert_eq!(cluster.name, "three boards and a laptop");
+    let names: Vec<&str> = cluster.devices.iter().map(|device| device.name.as_str()).collect();
+    assert_eq!(names, ["orin.0", "orin.1", "orin.2", "laptop"]);
+    assert_eq!((cluster.devices[2].slowdown, cluster.devices[2].memory), (2.5, Some(Bytes(8 << 30))));
+    assert_eq!((cluster.devices[3].slowdown, cluster.devices[3].memory), (1.0, None));
+    assert_eq!(cluster.topology.hosts(), ["orin.0", "orin.1", "orin.2", "laptop"]);
+    assert_eq!(bits(&cluster.topology, "orin.1 -> switch"), 1e9);
+    assert_eq!(bits(&cluster.topology, "orin.2 -> switch"), 1e8);
+    // 200 us one way: half on each host's link
+    assert_eq!(cluster.topology.route(HostId(0), HostId(3)).latency.as_ps(), 200_000_000);
+    let chosen = |bytes| cluster.backend.algorithms.choose(CollectiveKind::AllReduce, Bytes(bytes)).name();
+    assert_eq!((chosen(65_536), chosen(65_537)), ("recursive_doubling", "ring"));
+}
+
+#[test]
+fn gloo_pays_for_ethernet_and_ideal_for_nothing() {
+    let gloo = resolve(BOARDS).cluster;
+    let overhead = gloo.topology.links()[0].overhead.unwrap();
+    assert_eq!((overhead.payload, overhead.wire, gloo.backend.concurrency), (1448, 1514, 2));
+    let choices =
+        Choices { backend: Some("ideal".into()), fallback_backend: Some("gloo".into()), ..Choices::default() };
+    let ideal = resolve_with(BOARDS, &[], &choices).unwrap().cluster;
+    assert_eq!((ideal.topology.links()[0].overhead, &*ideal.backend.name), (None, "ideal"));
+}
+
+#[test]
+fn the_backend_is_the_callers_then_the_files_then_the_scripts() {
+    let backend = |text: &str, flag: Option<&str>, script: Option<&str>| {
+        let choices = Choices {
+            backend: flag.map(str::to_owned),
+            fallback_backend: script.map(str::to_owned),
+            ..Choices::default()
+        };
+        resolve_with(text, &[], &choices).unwrap().cluster.backend.name
+    };
+    let silent = with_network("");
+    assert_eq!(backend(BOARDS, Some("ideal"), Some("nccl")), "ideal");
+    assert_eq!(backend(BOARDS, None, Some("nccl")), "gloo");
+    assert_eq!(backend(&silent, None, Some("ideal")), "ideal");
+    assert_eq!(backend(&silent, None, None), "gloo");
+}
+
+#[test]
+fn a_backends_parameters_can_be_overridden() {
+    let text = format!(
+        "backend = {{ name = \"ideal\", concurrency = 4, packet = {{ payload = \"4 KiB\", wire = \"4200 B\" }} }}\n{}",
+        with_network("")
+    );
+    let Resolved { cluster, .. } = resolve(&text);
+    let packet = cluster.topology.links()[0].overhead.unwrap();
+    assert_eq!((cluster.backend.concurrency, packet.payload, packet.wire), (4, 4096, 4200));
+}
+
+#[test]
+fn devices_share_a_host_where_the_file_says_so() {
+    let text = r#"
+        [[device]]
+        name = "gpu"
+        count = 4
+        host = "node"
+        per_host = 2
+        [[device]]
+        name = "cpu"
+        host = "node.1"
+        [network]
+        [network.host."node.0"]
+        local = { bandwidth = "3600 Gbps", latency = "1 us" }
+    "#;
+    let Resolved { cluster, .. } = resolve(text);
+    assert_eq!(cluster.topology.hosts(), ["node.0", "node.1"]);
+    let hosts: Vec<u32> = cluster.devices.iter().map(|device| device.host.0).collect();
+    assert_eq!(hosts, [0, 0, 1, 1, 1]);
+    assert_eq!(bits(&cluster.topology, "node.0 <-> node.0"), 3.6e12);
+    assert_eq!(bits(&cluster.topology, "node.1 <-> node.1"), 4e10);
+}
+
+#[test]
+fn every_preset_reads_its_own_keys() {
+    let networks = [
+        "",
+        "preset = \"star\"\nbackplane = \"2 Gbps\"",
+        "preset = \"ring\"",
+        "preset = \"fully_connected\"",
+        "preset = \"wifi\"",
+        "preset = \"torus\"\ndims = [2, 1]",
+        "preset = \"fat_tree\"\nhosts_per_leaf = 1\nspines = 2\noversubscription = 2.0",
+        "preset = \"rail\"\nper_server = 2\nfabric = { bandwidth = \"3600 Gbps\", latency = \"1 us\" }",
+        "links = [{ between = [\"board.0\", \"sw\"], bandwidth = \"1 Gbps\" }, { between = [\"sw\", \"board.1\"], duplex = \"half\" }]",
+    ];
+    let summary = networks.map(|network| {
+        let topology = resolve(&with_network(network)).cluster.topology;
+        let links: Vec<String> = topology
+            .links()
+            .iter()
+            .map(|l| format!("{} at {} bit/s", l.name, l.bandwidth.bytes_per_second() * 8.0))
+            .collect();
+        format!("{network}\n  {}\n", links.join("\n  "))
+    });
+    insta::assert_snapshot!(summary.join("\n"));
+}
+
+#[test]
+fn the_canonical_file_says_everything_and_resolves_to_itself() {
+    let choices = Choices { algorithms: vec!["barrier=dissemination".parse().unwrap()], ..Choices::default() };
+    let first = resolve_with(BOARDS, &["network.local={bandwidth='1 GB/s',latency='3 us'}"], &choices).unwrap();
+    insta::assert_snapshot!(first.toml);
+    let second = resolve(&first.toml);
+    assert_eq!(first.toml, second.toml);
+    assert_eq!(first.cluster.devices, second.cluster.devices);
+    assert_eq!(first.cluster.topology.links(), second.cluster.topology.links());
+    assert_eq!(
+        format!("{:?}", first.cluster.backend.algorithms.rules(CollectiveKind::AllReduce)),
+        format!("{:?}", second.cluster.backend.algorithms.rules(CollectiveKind::AllReduce))
+    );
+}
+
+#[test]
+fn assignments_override_add_and_replace() {
+    let sets = [
+        "network.bandwidth=2 Gbps",
+        "device.0.slowdown=3",
+        "device.laptop.count=2",
+        "network.host.'orin.2'.latency=\"1 ms\"",
+        "network.host.\"laptop.1\".bandwidth = 7 Mbps",
+        "collective.broadcast=\"binomial\"",
+        "name=another",
+    ];
+    let Resolved { cluster, .. } = resolve_with(BOARDS, &sets, &Choices::default()).unwrap();
+    assert_eq!((cluster.devices.len(), cluster.devices[0].slowdown, &*cluster.name), (5, 3.0, "another"));
+    assert_eq!(bits(&cluster.topology, "orin.0 -> switch"), 2e9);
+    assert_eq!(bits(&cluster.topology, "laptop.1 -> switch"), 7e6);
+    // (1 ms + 200 us) / 2
+    assert_eq!(cluster.topology.route(HostId(2), HostId(0)).latency.as_ps(), 600_000_000);
+    assert_eq!(cluster.backend.algorithms.choose(CollectiveKind::Broadcast, Bytes(0)).name(), "binomial");
+}
+
+#[test]
+fn flags_describe_a_cluster_file() {
+    let flags =
+        Flags { ranks: 3, bandwidth: None, latency: Some("1 ms".parse().unwrap()), slowdown: vec![1.0, 1.0, 2.5] };
+    let text = flags.to_toml().unwrap();
+    insta::assert_snapshot!(text);
+    let Resolved { cluster, .. } = resolve(&text);
+    let slowdowns: Vec<f64> = cluster.devices.iter().map(|device| device.slowdown).collect();
+    assert_eq!(slowdowns, [1.0, 1.0, 2.5]);
+    assert_eq!(bits(&cluster.topology, "device.2 -> switch"), 1e10);
+    let same = Flags { ranks: 2, bandwidth: None, latency: None, slowdown: vec![2.0] };
+    assert_eq!(resolve(&same.to_toml().unwrap()).cluster.devices[1].slowdown, 2.0);
+}
+
+#[test]
+fn impossible_flags_are_refused() {
+    let flags = |ranks, slowdown: &[f64]| Flags { ranks, bandwidth: None, latency: None, slowdown: slowdown.to_vec() };
+    let refused = [flags(0, &[]), flags(3, &[1.0, 2.0]), flags(1, &[0.0]), flags(1, &[f64::NAN])];
+    let shown = refused.map(|flags| flags.to_toml().unwrap_err().to_string());
+    insta::assert_snapshot!(shown.join("\n\n"));
+}
+
+#[test]
+fn mistakes_in_devices_are_shown() {
+    let device = |keys: &str| format!("[[device]]\n{keys}\n[network]\nbandwidth = \"1 Gbps\"\n");
+    let shown = [
+        mistake("[network]\n"),
+        mistake(""),
+        mistake("[[device]]\nname = \"a\"\n"),
+        mistake(&device("count = 2")),
+        mistake(&device("name = \"a\"\ncount = 0")),
+        mistake(&device("name = \"a\"\ncount = -1")),
+        mistake(&device("name = \"a\"\ncount = 4000000")),
+        mistake(&device("name = \"a\"\nslowdown = 0")),
+        mistake(&device("name = \"a\"\nslowdown = -1.5")),
+        mistake(&device("name = \"a\"\nslowdown = nan")),
+        mistake(&device("name = \"a\"\nmemory = 8")),
+        mistake(&device("name = \"a\"\nmemroy = \"8 GiB\"")),
+        mistake(&device("name = \"\"")),
+        mistake(&device("name = \"a\"\n[[device]]\nname = \"a\"")),
+        mistake(&device("name = \"a\"\ncount = 2\n[[device]]\nname = \"a.1\"")),
+        mistake(&device("name = \"a\"\nper_host = 2")),
+        mistake(&device("name = \"a\"\nhost = \"h\"\nper_host = 0")),
+    ];
+    insta::assert_snapshot!(shown.join("\n\n"));
+}
+
+#[test]
+fn mistakes_in_networks_are_shown() {
+    let networks = [
+        "bandwidth = 25",
+        "bandwidth = \"0 Gbps\"",
+        "bandwidth = 1 Gbps # quotes are missing",
+        "bandwidth = \"1 gbps\"",
+        "bandwith = \"1 Gbps\"",
+        "latency = 10",
+        "latency = \"-1 us\"",
+        "preset = \"swtich\"",
+        "preset = \"ring\"\ndims = [2]",
+        "preset = \"torus\"",
+        "preset = \"torus\"\ndims = [2, 2]",
+        "preset = \"rail\"\nper_server = 3\nfabric = { bandwidth = \"1 Tbps\", latency = \"1 us\" }",
+        "preset = \"fat_tree\"\nhosts_per_leaf = 0\nspines = 2",
+        "[network.host.\"bord.1\"]\nbandwidth = \"1 Gbps\"",
+        "[network.host.\"board.1\"]\nbandwith = \"1 Gbps\"",
+        "links = [{ between = [\"board.0\", \"sw\"] }]",
+        "links = [\n  { between = [\"board.0\", \"board.1\"] },\n  { between = [\"bord.1\", \"board.1\"] },\n]",
+        "links = [{ between = [\"board.0\"] }]",
+        "links = [{ between = [\"board.0\", \"board.1\"] }, { between = [\"board.1\", \"board.0\"] }]",
+        "links = [{ between = [\"board.0\", \"board.1\", \"x\"] }]",
+        "links = [{ between = [\"board.0\", \"board.1\"], duplex = \"halve\" }]",
+        "preset = \"switch\"\nlinks = []",
+        "links = []\ndims = [2]",
+        "links = [{ between = [\"board.0\", \"board.1\"] }]\n[network.host.\"board.0\"]\nlatency = \"1 us\"",
+    ];
+    insta::assert_snapshot!(networks.map(|network| mistake(&with_network(network))).join("\n\n"));
+}
+
+#[test]
+fn mistakes_in_backends_and_algorithms_are_shown() {
+    let file = |head: &str, tail: &str| format!("{head}\n{}{tail}\n", with_network("bandwidth = \"1 Gbps\""));
+    let choices = |backend: Option<&str>, algorithm: Option<&str>| Choices {
+        backend: backend.map(str::to_owned),
+        fallback_backend: None,
+        algorithms: algorithm.iter().map(|text| text.parse().unwrap()).collect(),
+    };
+    let shown = [
+        mistake(&file("backend = \"nccl\"", "")),
+        mistake(&file("backend = { name = \"mpi\" }", "")),
+        mistake(&file("backend = \"glo\"", "")),
+        mistake(&file("backend = 3", "")),
+        mistake(&file("backend = { name = \"gloo\", threads = 2 }", "")),
+        mistake(&file("backend = { name = \"gloo\", concurrency = 0 }", "")),
+        mistake(&file("backend = { name = \"gloo\", packet = { payload = \"2 kB\", wire = \"1 kB\" } }", "")),
+        mistake(&file("", "[collective]\nall_reduce = \"rign\"")),
+        mistake(&file("", "[collective]\nallreduce = \"ring\"")),
+        mistake(&file("", "[collective]\nall_reduce = [{ up_to = \"1 KiB\", algorithm = \"ring\" }]")),
+        mistake(&file("", "[collective]\nall_reduce = []")),
+        mistake(&file("", "[collective]\nall_reduce = [{ up_to = 64, algorithm = \"ring\" }]")),
+        mistake(&file("", "[collective]\nbroadcast = [{ algorithm = \"pairwise\" }]")),
+        mistake_with(BOARDS, &[], &choices(Some("nccl"), None)),
+        mistake_with(BOARDS, &[], &choices(None, Some("all_reduce=tree"))),
+        "allreduce=ring".parse::<AlgorithmChoice>().unwrap_err().to_string(),
+        "ring".parse::<AlgorithmChoice>().unwrap_err().to_string(),
+    ];
+    insta::assert_snapshot!(shown.join("\n\n"));
+}
+
+#[test]
+fn mistakes_in_assignments_are_shown() {
+    let sets = [
+        "network.bandwidth",
+        "network.bandwidth=5",
+        "network.bandwith=1 Gbps",
+        "network.=1",
+        "device.7.slowdown=2",
+        "device.lptop.slowdown=2",
+        "device.0.slowdown=fast",
+        "name.x=1",
+        "collective.all_reduce=[{ algorithm = 'rign' }]",
+        "network.host.orin.2.bandwidth=1 Gbps",
+        "",
+    ];
+    let shown = sets.map(|set| format!("{set}\n{}", mistake_with(BOARDS, &[set], &Choices::default())));
+    insta::assert_snapshot!(shown.join("\n\n"));
+}
+
+#[test]
+fn mistakes_of_syntax_are_shown() {
+    let shown = ["name = \"x", "name = x\n", "[[device]\n", "name = \"a\"\nname = \"b\"\n", "= 3\n"].map(mistake);
+    insta::assert_snapshot!(shown.join("\n\n"));
+}
+
+proptest::proptest! {
+    #[test]
+    fn any_text_and_assignment_is_a_cluster_or_a_mistake(text: String, cut in 0..BOARDS.len(), set: String) {
+        let _ = resolve_with(&text, &[], &Choices::default()).map(|_| ()).map_err(|error| error.render(true));
+        let cut = resolve_with(&BOARDS[..cut], &[&set], &Choices::default());
+        let _ = cut.map(|_| ()).map_err(|error| error.render(false));
+    }
+}
