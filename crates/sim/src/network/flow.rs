@@ -1,101 +1,267 @@
-//! Owns sharing, the slow way: every question solves the whole network anew. Stands in until the incremental solver is there.
-#![allow(missing_docs)]
-use super::*;
-use std::collections::VecDeque;
+//! Owns streams: their messages, in order, and what happens to these when. How streams share links is [`super::sharing`]'s business, when
+//! the message at a stream's head has left is [`super::progress`]'s.
+//!
+//! A stream with bytes waiting is one flow over all links of its route. Its last byte arrives one latency of the route after it has left
+//! (cut-through). Messages without bytes wait their turn and then leave at once; so does everything on a route without links.
+
+use super::heap::IndexedHeap;
+use super::progress::Progress;
+use super::sharing::Sharing;
+use super::{Network, NetworkEvent, Route, Topology};
+use crate::ids::{HostId, StreamId};
+use crate::time::{Bytes, Rate, SimDuration, SimTime};
+use std::collections::{BTreeMap, VecDeque};
+
+/// A network whose streams share links max-min fairly.
+///
+/// Of what happens at one instant, [`NetworkEvent::Sent`] comes first, then [`NetworkEvent::Delivered`], each in the order of the streams.
+/// Where something would happen past the end of virtual time, [`Network::next_event`] is [`SimTime::MAX`].
 pub struct FlowNetwork {
-    topo: Topology,
-    now: u64,
-    streams: Vec<S>,
-    flights: std::collections::BTreeMap<(u64, u64), u64>,
-    n: u64,
-    sent: Vec<(u64, SimTime)>,
+    topology: Topology,
+    now: SimTime,
+    sharing: Sharing,
+    progress: Progress,
+    streams: Vec<Stream>,
+    /// By the flow's number in `sharing`.
+    stream_of: Vec<StreamId>,
+    /// Streams whose head has begun, or whose last message has left, since sharing was last solved.
+    pending: Vec<StreamId>,
+    /// Streams whose head leaves at once.
+    instant: Vec<StreamId>,
+    /// Messages on their way. All that take equally long arrive in the order in which they have left.
+    flights: Vec<Flight>,
+    flight_of: BTreeMap<SimDuration, u32>,
+    arrivals: IndexedHeap<SimTime>,
+    /// Kept for their memory.
+    ended: Vec<u32>,
+    reports: Vec<(StreamId, NetworkEvent)>,
 }
-struct S {
+
+struct Stream {
     route: Route,
-    q: VecDeque<(f64, u64, SimTime)>,
-    rate: f64,
+    /// Its number in `sharing`; `None` without links.
+    flow: Option<u32>,
+    /// Does it take part in `sharing`?
+    active: bool,
+    /// Is it in `FlowNetwork::pending`?
+    pending: bool,
+    flight: u32,
+    head: Option<Message>,
+    waiting: VecDeque<Message>,
+    /// When the head began.
+    started: SimTime,
 }
+
+#[derive(Clone, Copy)]
+struct Message {
+    bytes: Bytes,
+    tag: u64,
+}
+
+/// All messages whose route has one latency.
+struct Flight {
+    latency: SimDuration,
+    messages: VecDeque<(SimTime, StreamId, u64)>,
+}
+
 impl FlowNetwork {
-    pub fn new(topo: Topology) -> Self {
-        FlowNetwork { topo, now: 0, streams: vec![], flights: Default::default(), n: 0, sent: vec![] }
+    /// The network of `topology`, at time zero, without streams.
+    pub fn new(topology: Topology) -> FlowNetwork {
+        let mut network = FlowNetwork {
+            topology,
+            now: SimTime::ZERO,
+            sharing: Sharing::new(),
+            progress: Progress::new(),
+            streams: Vec::new(),
+            stream_of: Vec::new(),
+            pending: Vec::new(),
+            instant: Vec::new(),
+            flights: Vec::new(),
+            flight_of: BTreeMap::new(),
+            arrivals: IndexedHeap::new(),
+            ended: Vec::new(),
+            reports: Vec::new(),
+        };
+        for index in 0..network.topology.links().len() {
+            network.add_link(network.topology.links()[index].payload_rate());
+        }
+        network
     }
-    fn solve(&mut self) {
-        let nl = self.topo.links().len();
-        let mut cap: Vec<f64> = self.topo.links().iter().map(|l| l.payload_rate().bytes_per_second() / 1e12).collect();
-        let mut act: Vec<usize> = (0..self.streams.len()).filter(|i| !self.streams[*i].q.is_empty()).collect();
-        while !act.is_empty() {
-            let mut cnt = vec![0usize; nl];
-            for &i in &act {
-                for l in &self.streams[i].route.links {
-                    cnt[l.index()] += 1;
-                }
-            }
-            let Some((l, lv)) =
-                (0..nl).filter(|l| cnt[*l] > 0).map(|l| (l, cap[l] / cnt[l] as f64)).min_by(|a, b| a.1.total_cmp(&b.1))
-            else {
-                for &i in &act {
-                    self.streams[i].rate = f64::INFINITY;
-                }
-                return;
-            };
-            let (fix, rest): (Vec<usize>, Vec<usize>) =
-                act.into_iter().partition(|i| self.streams[*i].route.links.iter().any(|x| x.index() == l));
-            for &i in &fix {
-                self.streams[i].rate = lv;
-                for x in &self.streams[i].route.links {
-                    cap[x.index()] -= lv;
-                }
-            }
-            act = rest;
+
+    /// Opens a stream along a route of the caller's, which takes no link twice.
+    pub fn open_along(&mut self, route: Route, cap: Option<Rate>) -> StreamId {
+        let id = StreamId::from(self.streams.len());
+        let flow = self.add_flow(id, &route, cap);
+        let flight = self.flight(route.latency);
+        let (head, waiting, started) = (None, VecDeque::new(), SimTime::ZERO);
+        self.streams.push(Stream { route, flow, active: false, pending: false, flight, head, waiting, started });
+        id
+    }
+
+    /// The route of a stream.
+    pub fn route(&self, stream: StreamId) -> &Route {
+        &self.streams[stream.index()].route
+    }
+
+    fn add_link(&mut self, rate: Rate) -> u32 {
+        self.progress.add_link();
+        self.sharing.add_link(rate.bytes_per_second())
+    }
+
+    /// A flow over the links of a route and, if it has a cap, one more link that is its own.
+    fn add_flow(&mut self, stream: StreamId, route: &Route, cap: Option<Rate>) -> Option<u32> {
+        if route.links.is_empty() {
+            return None;
+        }
+        let own = cap.map(|rate| self.add_link(rate));
+        self.progress.add_flow();
+        self.stream_of.push(stream);
+        Some(self.sharing.add_flow(route.links.iter().map(|link| link.0).chain(own)))
+    }
+
+    fn flight(&mut self, latency: SimDuration) -> u32 {
+        let flights = &mut self.flights;
+        *self.flight_of.entry(latency).or_insert_with(|| {
+            flights.push(Flight { latency, messages: VecDeque::new() });
+            flights.len() as u32 - 1
+        })
+    }
+
+    /// The message at the head of `id` may go.
+    fn begin(&mut self, id: StreamId) {
+        let now = self.now;
+        let stream = &mut self.streams[id.index()];
+        stream.started = now;
+        if stream.has_bytes_to_share_for() { self.mark_pending(id) } else { self.instant.push(id) }
+    }
+
+    fn mark_pending(&mut self, id: StreamId) {
+        if !std::mem::replace(&mut self.streams[id.index()].pending, true) {
+            self.pending.push(id);
         }
     }
-    fn fin(s: &S, now: u64) -> u64 {
-        let r = s.q[0].0;
-        if r <= 1e-6 || s.rate.is_infinite() { now } else { now + (r / s.rate - 1e-3).ceil() as u64 }
-    }
-}
-impl Network for FlowNetwork {
-    fn open(&mut self, from: HostId, to: HostId, _cap: Option<Rate>) -> StreamId {
-        self.streams.push(S { route: self.topo.route(from, to), q: VecDeque::new(), rate: 0.0 });
-        StreamId((self.streams.len() - 1) as u32)
-    }
-    fn push(&mut self, s: StreamId, b: Bytes, tag: u64) {
-        self.streams[s.index()].q.push_back((b.0 as f64, tag, SimTime::from_ps(self.now)));
-    }
-    fn next_event(&mut self) -> Option<SimTime> {
-        self.solve();
-        let now = self.now;
-        let a = self.streams.iter().filter(|s| !s.q.is_empty()).map(|s| Self::fin(s, now)).min();
-        let b = self.flights.first_key_value().map(|(k, _)| k.0);
-        a.into_iter().chain(b).min().map(SimTime::from_ps)
-    }
-    fn advance(&mut self, to: SimTime, ev: &mut Vec<NetworkEvent>) {
-        self.solve();
-        let to = to.as_ps();
-        let now = self.now;
-        let dt = (to - now) as f64;
-        for s in &mut self.streams {
-            if s.q.is_empty() {
-                continue;
-            }
-            let f = Self::fin(s, now);
-            if f <= to {
-                let (_, tag, at) = s.q.pop_front().unwrap();
-                ev.push(NetworkEvent::Sent { tag, started: at });
-                self.n += 1;
-                self.flights.insert((to + s.route.latency.as_ps(), self.n), tag);
-            } else {
-                s.q[0].0 -= s.rate * dt;
+
+    /// Shares links anew after what happened at this instant.
+    fn settle(&mut self) {
+        if self.pending.is_empty() {
+            return;
+        }
+        for id in &self.pending {
+            let stream = &mut self.streams[id.index()];
+            if stream.active && !stream.has_bytes_to_share_for() {
+                stream.active = false;
+                self.sharing.leave(stream.flow.expect("an active stream's"));
             }
         }
-        self.now = to;
-        while let Some((k, _)) = self.flights.first_key_value() {
-            if k.0 > to {
+        for id in &self.pending {
+            let stream = &mut self.streams[id.index()];
+            stream.pending = false;
+            if !stream.active && stream.has_bytes_to_share_for() {
+                stream.active = true;
+                self.sharing.join(stream.flow.expect("a stream with links"));
+            }
+        }
+        self.sharing.solve();
+        let begun = self.pending.iter().map(|id| &self.streams[id.index()]).filter(|stream| stream.active);
+        let begun = begun.filter_map(|stream| Some((stream.flow?, stream.head?.bytes.0 as f64)));
+        self.progress.follow(self.now, &self.sharing, begun);
+        self.sharing.forget_changes();
+        self.pending.clear();
+    }
+
+    /// The head of `id` has left, and with it all after it that leave at once.
+    fn finish_head(&mut self, id: StreamId) {
+        let stream = &mut self.streams[id.index()];
+        let Flight { latency, messages } = &mut self.flights[stream.flight as usize];
+        let arrival = self.now.saturating_add(*latency);
+        while let Some(Message { tag, .. }) = stream.head {
+            self.reports.push((id, NetworkEvent::Sent { tag, started: stream.started }));
+            if messages.is_empty() {
+                self.arrivals.set(stream.flight, arrival);
+            }
+            messages.push_back((arrival, id, tag));
+            stream.head = stream.waiting.pop_front();
+            stream.started = self.now;
+            if stream.has_bytes_to_share_for() {
                 break;
             }
-            let (_, tag) = self.flights.pop_first().unwrap();
-            ev.push(NetworkEvent::Delivered { tag });
         }
-        let _ = &self.sent;
+        if stream.flow.is_some() {
+            self.mark_pending(id);
+        }
+    }
+
+    /// Takes in what has arrived by now.
+    fn land(&mut self) {
+        while let Some((_, flight)) = self.arrivals.first().filter(|(at, _)| *at <= self.now) {
+            let messages = &mut self.flights[flight as usize].messages;
+            while let Some((_, id, tag)) = messages.pop_front_if(|(at, ..)| *at <= self.now) {
+                self.reports.push((id, NetworkEvent::Delivered { tag }));
+            }
+            match messages.front() {
+                Some((at, ..)) => self.arrivals.set(flight, *at),
+                None => self.arrivals.remove(flight),
+            }
+        }
+    }
+
+    /// Hands over what has been gathered, stream by stream.
+    fn report(&mut self, events: &mut Vec<NetworkEvent>) {
+        self.reports.sort_by_key(|(id, _)| *id);
+        events.extend(self.reports.drain(..).map(|(_, event)| event));
+    }
+}
+
+impl Stream {
+    fn has_bytes_to_share_for(&self) -> bool {
+        self.flow.is_some() && self.head.is_some_and(|message| message.bytes.0 > 0)
+    }
+}
+
+impl Network for FlowNetwork {
+    fn open(&mut self, from: HostId, to: HostId, cap: Option<Rate>) -> StreamId {
+        let route = self.topology.route(from, to);
+        self.open_along(route, cap)
+    }
+
+    fn push(&mut self, stream: StreamId, bytes: Bytes, tag: u64) {
+        let Stream { head, waiting, .. } = &mut self.streams[stream.index()];
+        let message = Message { bytes, tag };
+        if head.is_some() {
+            waiting.push_back(message);
+        } else {
+            *head = Some(message);
+            self.begin(stream);
+        }
+    }
+
+    fn next_event(&mut self) -> Option<SimTime> {
+        self.settle();
+        if !self.instant.is_empty() {
+            return Some(self.now);
+        }
+        let arrival = self.arrivals.first().map(|(at, _)| at);
+        // A flow's end may lie a rounding error before now.
+        let end = self.progress.next_end().map(|at| at.max(self.now));
+        end.into_iter().chain(arrival).min()
+    }
+
+    fn advance(&mut self, to: SimTime, events: &mut Vec<NetworkEvent>) {
+        let next = self.next_event();
+        assert!(to >= self.now, "the network is at {} and cannot go back to {to}", self.now);
+        assert!(next.is_none_or(|next| to <= next), "the network cannot skip what happens at {next:?} to be at {to}");
+        self.now = to;
+        for id in std::mem::take(&mut self.instant) {
+            self.finish_head(id);
+        }
+        let mut ended = std::mem::take(&mut self.ended);
+        self.progress.take_ended(to, &mut ended);
+        for flow in ended.drain(..) {
+            self.finish_head(self.stream_of[flow as usize]);
+        }
+        self.ended = ended;
+        self.report(events);
+        self.land();
+        self.report(events);
     }
 }

@@ -3,9 +3,12 @@
 //! It does not know ranks, messages' meaning or protocols: streams carry tagged sizes, and what a tag means is the caller's business.
 
 mod flow;
-pub use flow::FlowNetwork;
-pub mod topology;
+mod heap;
+mod progress;
+mod sharing;
+mod topology;
 
+pub use flow::FlowNetwork;
 pub use topology::{
     Duplex, GraphLink, HostSpec, Link, LinkSpec, PacketOverhead, Preset, Route, Topology, TopologyError,
 };

@@ -1,0 +1,308 @@
+//! Owns max-min fair sharing: which rate each flow gets. It knows neither time nor bytes, and never adds anything up over time.
+//!
+//! # What is computed
+//!
+//! Link `l` has capacity `C_l`. A *level* `L_l` belongs to it, infinite where its flows leave some of it unused. The rates `x_f` of flows are
+//! max-min fair, and the levels are theirs, when
+//!
+//! ```text
+//! x_f = min { L_l : l on the route of f }                 (f's bottleneck is the link that attains it)
+//! sum { x_f : f crosses l } = C_l   where L_l is finite,   <= C_l   where it is not.
+//! ```
+//!
+//! Such levels exist and the rates are unique (Bertsekas and Gallager, "Data Networks", 6.5.2). Only levels and bottlenecks are stored:
+//! a flow's rate is its bottleneck's level, so that a change of a level is one write, however many flows it concerns.
+//! For one link, given the levels of the others, its level solves
+//!
+//! ```text
+//! sum { min(L_l, y_f) : f crosses l } = C_l,               y_f = min { L_k : k on the route of f, k != l }
+//! ```
+//!
+//! whose left side is concave and piecewise linear in `L_l`: Newton's method ([`fill`]) ends after as many steps as pieces, mostly two.
+//!
+//! # How a change spreads
+//!
+//! The textbook's water filling raises one level for all flows; where a link is full, its flows stop; so it settles links in the order
+//! of their levels, and a link's level depends on lower ones alone. A change is therefore followed upwards only, from the
+//! links where flows have come or gone. Those are *under review*: their level counts as infinite. The water `w` rises from one review to the next:
+//!
+//! - A link's level, taken with the levels that are known now, is a lower bound of its new one: what is still under review can only take less.
+//!   If it exceeds `w`, the link is looked at again there. If it does not, it is the level: flows that have none as low stop here, and every link on the route of
+//!   one whose rate has changed comes under review.
+//! - Flows used to stop at their bottleneck's old level. Once `w` passes that without the link being full, they go on, and the links on
+//!   their routes come under review. This is also where a review that was put off must be repeated, as its bound has sunk.
+//!
+//! What lies below the first level to change, and what no changed rate reaches, is never looked at. In random traffic on an
+//! overloaded switch an event changes the levels of a handful of links among thousands.
+//!
+//! Levels never fall below `w`, and a flow that has stopped goes on only when `w` has reached its old level: so rounding can upset
+//! neither the order nor the end. It costs `1e-16` of a capacity here and there; [`ROUNDING`] keeps links that are just full without a flow of
+//! their own from being taken for bottlenecks because of it.
+
+use super::heap::IndexedHeap;
+
+/// A link is full when its flows ask for more than this many times its capacity.
+const ROUNDING: f64 = 1.0 + 1e-12;
+
+/// Levels of links and bottlenecks of flows. Links and flows are numbered from 0 in the order in which they are added.
+pub(super) struct Sharing {
+    links: Vec<LinkState>,
+    /// By link; infinite for those under review.
+    level: Vec<f64>,
+    flows: Vec<FlowState>,
+    /// The routes of all flows, one after the other.
+    hops: Vec<Hop>,
+    /// Links under review, by the bits of the level at which to look at them (positive floats sort as their bits do).
+    review: IndexedHeap<u64>,
+    /// Links where flows have come or gone since they were last solved for.
+    touched: Vec<u32>,
+    /// Links whose level may have changed, since the caller last took note.
+    pub(super) changed: Vec<u32>,
+    /// Flows whose bottleneck may have changed, since the caller last took note.
+    pub(super) moved: Vec<u32>,
+}
+
+struct LinkState {
+    capacity: f64,
+    /// While under review: the level before, until flows go on from there; then infinite.
+    before: f64,
+    crossing: Vec<Crossing>,
+}
+
+/// An active flow, as a link on its route sees it.
+#[derive(Clone, Copy)]
+struct Crossing {
+    flow: u32,
+    /// Which hop of the flow this is.
+    hop: u32,
+    bottleneck: u32,
+}
+
+struct FlowState {
+    first_hop: u32,
+    hops: u32,
+    /// Of an active flow. While it has none yet, a link of its route that is under review stands in.
+    bottleneck: u32,
+}
+
+struct Hop {
+    link: u32,
+    /// Where the flow, if active, is among the link's `crossing`.
+    slot: u32,
+}
+
+impl Sharing {
+    pub(super) fn new() -> Sharing {
+        Sharing {
+            links: Vec::new(),
+            level: Vec::new(),
+            flows: Vec::new(),
+            hops: Vec::new(),
+            review: IndexedHeap::new(),
+            touched: Vec::new(),
+            changed: Vec::new(),
+            moved: Vec::new(),
+        }
+    }
+
+    /// A new link; `capacity` is finite and above zero.
+    pub(super) fn add_link(&mut self, capacity: f64) -> u32 {
+        self.links.push(LinkState { capacity, before: f64::INFINITY, crossing: Vec::new() });
+        self.level.push(f64::INFINITY);
+        self.links.len() as u32 - 1
+    }
+
+    /// A new flow, not active yet. Its route has at least one link and none twice.
+    pub(super) fn add_flow(&mut self, route: impl IntoIterator<Item = u32>) -> u32 {
+        let first_hop = self.hops.len();
+        self.hops.extend(route.into_iter().map(|link| Hop { link, slot: u32::MAX }));
+        let hops = (self.hops.len() - first_hop) as u32;
+        self.flows.push(FlowState { first_hop: first_hop as u32, hops, bottleneck: u32::MAX });
+        self.flows.len() as u32 - 1
+    }
+
+    /// The link that an active flow's rate is the level of, once solved.
+    pub(super) fn bottleneck(&self, flow: u32) -> u32 {
+        self.flows[flow as usize].bottleneck
+    }
+
+    /// The rate of every flow whose bottleneck `link` is.
+    pub(super) fn level(&self, link: u32) -> f64 {
+        self.level[link as usize]
+    }
+
+    /// Makes a flow active.
+    pub(super) fn join(&mut self, flow: u32) {
+        let route = self.route(flow);
+        let links = || route.clone().map(|hop| self.hops[hop].link);
+        let capacity = |link: &u32| self.links[*link as usize].capacity;
+        let alone = links().all(|link| self.links[link as usize].crossing.is_empty());
+        let bottleneck = if alone {
+            let narrowest = links().min_by(|a, b| capacity(a).total_cmp(&capacity(b))).expect("a route has links");
+            self.level[narrowest as usize] = capacity(&narrowest);
+            self.changed.push(narrowest);
+            narrowest
+        } else {
+            self.touched.extend(route.clone().map(|hop| self.hops[hop].link));
+            self.hops[route.start].link
+        };
+        self.flows[flow as usize].bottleneck = bottleneck;
+        for hop in route {
+            let link = &mut self.links[self.hops[hop].link as usize];
+            self.hops[hop].slot = link.crossing.len() as u32;
+            link.crossing.push(Crossing { flow, hop: hop as u32, bottleneck });
+        }
+    }
+
+    /// Ends a flow's activity.
+    pub(super) fn leave(&mut self, flow: u32) {
+        for hop in self.route(flow) {
+            let Hop { link, slot } = self.hops[hop];
+            let crossing = &mut self.links[link as usize].crossing;
+            crossing.swap_remove(slot as usize);
+            if let Some(other) = crossing.get(slot as usize) {
+                self.hops[other.hop as usize].slot = slot;
+            }
+            if crossing.is_empty() {
+                self.level[link as usize] = f64::INFINITY;
+            } else if self.level[link as usize].is_finite() {
+                self.touched.push(link);
+            }
+        }
+    }
+
+    /// Finds the levels and bottlenecks for the flows that are active now.
+    pub(super) fn solve(&mut self) {
+        for link in std::mem::take(&mut self.touched) {
+            self.examine(link, 0.0);
+        }
+        while let Some((water, link)) = self.review.pop() {
+            self.look(link, f64::from_bits(water));
+        }
+    }
+
+    /// The caller has taken note of [`Sharing::changed`] and [`Sharing::moved`].
+    pub(super) fn forget_changes(&mut self) {
+        self.changed.clear();
+        self.moved.clear();
+    }
+
+    /// Puts a link under review, to be looked at at once.
+    fn examine(&mut self, link: u32, water: f64) {
+        if !self.review.contains(link) {
+            let level = &mut self.level[link as usize];
+            self.links[link as usize].before = std::mem::replace(level, f64::INFINITY);
+        }
+        self.review.set(link, water.to_bits());
+    }
+
+    fn look(&mut self, link: u32, water: f64) {
+        let at = link as usize;
+        let bound = fill(&self.links[at], &self.level).max(water);
+        if bound == f64::INFINITY {
+            return;
+        }
+        if bound <= water {
+            return self.settle(link, water);
+        }
+        // Look again once this link's flows have come to where they used to stop, and then where it is full.
+        let before = self.links[at].before;
+        let again = if before > water && before < bound { before } else { bound };
+        self.review.set(link, again.to_bits());
+        if before <= water {
+            self.go_on(link, water);
+        }
+    }
+
+    /// The link is full: flows that have not stopped below `level` stop here.
+    fn settle(&mut self, link: u32, level: f64) {
+        for slot in 0..self.links[link as usize].crossing.len() {
+            let Crossing { flow, bottleneck, .. } = self.links[link as usize].crossing[slot];
+            let stopped = self.level[bottleneck as usize];
+            if stopped <= level {
+                continue;
+            }
+            let before = if stopped.is_finite() { stopped } else { self.links[bottleneck as usize].before };
+            if bottleneck != link {
+                self.move_to(flow, link);
+            }
+            if before != level {
+                self.rate_changed(flow, link, level, level < before);
+            }
+        }
+        self.level[link as usize] = level;
+        self.changed.push(link);
+    }
+
+    fn move_to(&mut self, flow: u32, link: u32) {
+        self.flows[flow as usize].bottleneck = link;
+        for hop in self.route(flow) {
+            let Hop { link: crossed, slot } = self.hops[hop];
+            self.links[crossed as usize].crossing[slot as usize].bottleneck = link;
+        }
+        self.moved.push(flow);
+    }
+
+    /// Reviews the links that a flow's new rate may concern. Where a review is due anyway, the rate can only put it off; and a link
+    /// that was not full will not be with less.
+    fn rate_changed(&mut self, flow: u32, bottleneck: u32, water: f64, less: bool) {
+        for hop in self.route(flow) {
+            let link = self.hops[hop].link;
+            let unconcerned = less && self.level[link as usize].is_infinite();
+            if link != bottleneck && !unconcerned && !self.review.contains(link) {
+                self.examine(link, water);
+            }
+        }
+    }
+
+    /// The water has passed the link's old level: flows that used to stop here do so no longer.
+    fn go_on(&mut self, link: u32, water: f64) {
+        self.links[link as usize].before = f64::INFINITY;
+        for slot in 0..self.links[link as usize].crossing.len() {
+            let Crossing { flow, bottleneck, .. } = self.links[link as usize].crossing[slot];
+            if bottleneck == link {
+                for hop in self.route(flow) {
+                    let other = self.hops[hop].link;
+                    if other != link {
+                        self.examine(other, water);
+                    }
+                }
+            }
+        }
+    }
+
+    fn route(&self, flow: u32) -> std::ops::Range<usize> {
+        let FlowState { first_hop, hops, .. } = self.flows[flow as usize];
+        first_hop as usize..(first_hop + hops) as usize
+    }
+}
+
+/// The level at which the link is full, given where its flows stop on account of others; infinite if it is not full then.
+///
+/// A step of Newton's method counts flows that stop below the level as they are, and lets the others share what is left. After
+/// the first, which may start anywhere, steps only go up; when no further flow stops below, the level is exact.
+fn fill(link: &LinkState, level: &[f64]) -> f64 {
+    let flows = link.crossing.len();
+    let even = link.capacity / flows as f64;
+    let (mut guess, mut stopped_before) = (link.before, usize::MAX);
+    loop {
+        let (mut used, mut stopped) = (0.0, 0);
+        for crossing in &link.crossing {
+            let limit = level[crossing.bottleneck as usize];
+            if limit < guess {
+                used += limit;
+                stopped += 1;
+            }
+        }
+        if stopped == flows && used <= link.capacity * ROUNDING {
+            return f64::INFINITY;
+        }
+        if stopped == stopped_before {
+            return guess;
+        }
+        let share = ((link.capacity - used) / (flows - stopped) as f64).max(even);
+        let up = if stopped_before == usize::MAX { even } else { guess };
+        guess = if stopped == flows { even } else { share.max(up) };
+        stopped_before = stopped;
+    }
+}
