@@ -10,6 +10,7 @@ DEMO_OUT := uniference-out/demo
 export PYO3_BUILD_EXTENSION_MODULE := 1
 export PYO3_PYTHON := $(abspath $(BIN)/python)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_QUIET := 1
 
 EXTENSION_SOURCES := Cargo.toml Cargo.lock pyproject.toml \
 	$(shell find crates -type f -not -path "*/tests/*" -not -path "*/benches/*" -not -path "*/examples/*")
