@@ -58,7 +58,7 @@ check-python: setup
 	cd examples/generate && ../../$(BIN)/mypy --config-file ../../pyproject.toml generate.py
 
 bench: setup ## Measures the speed of the engine
-	cargo bench --locked --workspace
+	cargo bench --locked --package uniference-sim --bench '*'
 
 clean: ## Removes what was built and what runs wrote; .venv too
 	rm -rf $(VENV) target uniference-out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,8 +1,8 @@
 """Owns the program's sense of time: `time`, `datetime`, `asyncio` and waits with a time-out read and spend the rank's virtual clock.
 
 What a clock read costs and how long a sleep holds the rank is the engine's business. Not covered, as Python cannot reach it:
-`clock_gettime` called from C, `uuid1`, file times, and the time-outs of `select`, sockets and `subprocess`. `process_time` and `thread_time`
-stay those of this machine: they count what the program computes here.
+`clock_gettime` called from C, `uuid1`, file times, and the time-outs of `select`, sockets and `subprocess`. `process_time` and
+`thread_time` stay those of this machine: they count what the program computes here.
 """
 
 import datetime as datetime_module

@@ -4,6 +4,7 @@ Time, the process group, the store and imports are put in place by their own mod
 """
 
 import atexit
+import contextlib
 import os
 import random
 import runpy
@@ -120,7 +121,7 @@ def _run_program(task: Task) -> bool:
         if end.code is not None and not isinstance(end.code, int):
             print(end.code, file=sys.stderr)
         return end.code is None or end.code == 0
-    except BaseException as error:  # noqa: BLE001 - a program may raise anything
+    except BaseException as error:  # a program may raise anything
         _report(error)
         return False
     return True
@@ -146,7 +147,7 @@ def _execute_file(script: str) -> None:
     sys.modules["__main__"] = main
     with open(path, "rb") as file:
         source = file.read()
-    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102 - this is what running a script is
+    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
 
 
 def _report(error: BaseException) -> None:
@@ -173,7 +174,6 @@ def _user_frames(tb: TracebackType | None) -> TracebackType | None:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        try:
+        # The program may have closed it, or the reader may have gone.
+        with contextlib.suppress(OSError, ValueError):
             stream.flush()
-        except (OSError, ValueError):
-            pass  # the program has closed it, or the reader has gone

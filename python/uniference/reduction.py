@@ -24,8 +24,8 @@ _KERNELS["avg"] = _KERNELS["premul_sum"] = _KERNELS["sum"]
 
 # What ProcessGroupGloo of torch 2.15 accepts in a reduction; it answers anything else with "Invalid scalar type".
 _GLOO_DTYPES = frozenset(
-    [torch.float32, torch.float64, torch.float16, torch.bfloat16]
-    + [torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool]
+    {torch.float32, torch.float64, torch.float16, torch.bfloat16}
+    | {torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool}
 )
 
 

@@ -4,6 +4,7 @@ Issuing an operation is `process_group`'s business. Data is delivered when the p
 (`wait`, `is_completed`, a future), on the thread that learns it.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -218,10 +219,9 @@ def _finish_with_backward(work: Work) -> None:
 
     Its own end-of-backward callback is queued after the last bucket's future was asked for, so it runs after ours.
     """
-    try:
+    # If no backward pass is going on: whoever wants the future waits for it in Python.
+    with contextlib.suppress(RuntimeError):
         Variable._execution_engine.queue_callback(work.finish)
-    except RuntimeError:
-        pass  # no backward pass is going on: whoever wants the future waits for it in Python
 
 
 def install(channel: Channel) -> None:
