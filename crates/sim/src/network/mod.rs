@@ -4,6 +4,8 @@
 
 mod flow;
 mod heap;
+#[cfg(test)]
+mod oracle;
 mod progress;
 mod sharing;
 mod topology;

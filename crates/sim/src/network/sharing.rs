@@ -306,3 +306,6 @@ fn fill(link: &LinkState, level: &[f64]) -> f64 {
         stopped_before = stopped;
     }
 }
+
+#[cfg(test)]
+mod tests;
