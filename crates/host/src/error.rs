@@ -26,6 +26,9 @@ pub enum HostError {
     /// Wrong usage or configuration.
     #[error("{0}")]
     Usage(String),
+    /// A mistake in what the user wrote, shown with its place.
+    #[error("{0}")]
+    Diagnostic(String),
     /// A file or folder cannot be used.
     #[error("cannot {action} {}: {source}\nhint: {hint}", path.display())]
     File {
@@ -73,10 +76,8 @@ impl HostError {
     /// The exit code that goes with it.
     pub fn exit(&self) -> Exit {
         match self {
-            HostError::Usage(_) | HostError::File { .. } | HostError::Host { .. } | HostError::Zygote { .. } => {
-                Exit::Usage
-            }
             HostError::System { .. } => Exit::Bug,
+            _ => Exit::Usage,
         }
     }
 }

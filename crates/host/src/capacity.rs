@@ -1,0 +1,87 @@
+//! Owns what the host has room for: memory and descriptors of many ranks, forecast before any of them is started.
+
+use crate::error::HostError;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::fs;
+
+/// What a process that has imported torch takes (torch 2.15, CPU: 678 MB resident).
+const ZYGOTE_BYTES: u64 = 700 << 20;
+
+/// What a forked rank takes of its own before its program allocates anything (5 to 9 MB seen).
+const RANK_BYTES: u64 = 10 << 20;
+
+/// Descriptors that the driver holds for a rank: its socket and two pipes.
+const RANK_FDS: u64 = 3;
+
+/// What the driver, the zygote's start and the user's libraries need besides.
+const OTHER_FDS: u64 = 256;
+
+/// Memory that `ranks` take before their programs allocate anything, in bytes.
+pub fn forecast(ranks: u32) -> u64 {
+    ZYGOTE_BYTES + RANK_BYTES * u64::from(ranks)
+}
+
+/// Refuses ranks that cannot fit; returns a warning if it will be tight.
+pub fn check_memory(ranks: u32) -> Result<Option<String>, HostError> {
+    let Some(available) = available_memory() else { return Ok(None) };
+    let needed = forecast(ranks);
+    let figures = format!(
+        "{ranks} ranks take at least {} MiB of memory before they allocate anything; {} MiB are available",
+        needed >> 20,
+        available >> 20
+    );
+    if needed > available {
+        let hint = "use fewer ranks, or free memory".to_owned();
+        return Err(HostError::Host { what: figures, hint });
+    }
+    Ok((needed > available / 5 * 4).then_some(figures))
+}
+
+/// What this process and its children may still use, in bytes: of the host, and of its control group if that is less.
+pub fn available_memory() -> Option<u64> {
+    let host = meminfo(&fs::read_to_string("/proc/meminfo").ok()?);
+    let read = |name: &str| fs::read_to_string(format!("/sys/fs/cgroup/memory.{name}")).ok()?.trim().parse::<u64>().ok();
+    let group = read("max").zip(read("current")).map(|(max, current)| max.saturating_sub(current));
+    [host, group].into_iter().flatten().min()
+}
+
+fn meminfo(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+}
+
+/// Raises the limit of open descriptors as far as `ranks` need.
+pub fn ensure_descriptors(ranks: u32) -> Result<(), HostError> {
+    let needed = RANK_FDS * u64::from(ranks) + OTHER_FDS;
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current.is_none_or(|current| current >= needed) {
+        return Ok(());
+    }
+    if limit.maximum.is_some_and(|maximum| maximum < needed) {
+        return Err(HostError::Host {
+            what: format!("{ranks} ranks need {needed} open descriptors; the limit is {}", limit.maximum.unwrap_or(0)),
+            hint: format!("raise it: ulimit -Hn {needed}"),
+        });
+    }
+    let raised = Rlimit { current: Some(needed), maximum: limit.maximum };
+    setrlimit(Resource::Nofile, raised).map_err(HostError::system("raising the limit of open descriptors"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_million_ranks_are_refused_and_one_is_not() {
+        // 1e6 ranks: 700 MiB + 1e6 * 10 MiB = 9.5 TiB
+        let error = check_memory(1_000_000).unwrap_err().to_string();
+        assert!(error.contains("1000000 ranks") && error.contains("hint: use fewer ranks"), "{error}");
+        check_memory(1).unwrap();
+    }
+
+    #[test]
+    fn available_memory_is_read_from_meminfo() {
+        assert_eq!(meminfo("MemTotal: 9 kB\nMemAvailable:     1024 kB\n"), Some(1 << 20));
+        assert_eq!(meminfo("MemTotal: 9 kB\n"), None);
+    }
+}

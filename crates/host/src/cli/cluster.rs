@@ -1,0 +1,139 @@
+//! Owns the options that say what is simulated, shared by all commands that simulate, and `uniference cluster`.
+//!
+//! What they mean is `uniference-formats`' business.
+
+use crate::error::{Exit, HostError};
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use uniference_formats::cluster::{AlgorithmChoice, Choices, ClusterFile, Flags, Resolved};
+use uniference_formats::diagnostic::Diagnostic;
+use uniference_formats::units::UnitError;
+
+/// What is simulated.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Cluster")]
+pub(super) struct ClusterArgs {
+    /// The cluster, a TOML file
+    #[arg(long, value_name = "FILE")]
+    pub(super) cluster: Option<PathBuf>,
+    /// In place of a file: so many ranks, each on a host of its own, on one switch
+    #[arg(long, value_name = "N", conflicts_with = "cluster")]
+    pub(super) ranks: Option<u32>,
+    /// Of each host's link, each direction [default: 10 Gbps]
+    #[arg(long, value_name = "RATE", requires = "ranks")]
+    bandwidth: Option<String>,
+    /// One way between two hosts [default: 10 us]
+    #[arg(long, value_name = "TIME", requires = "ranks")]
+    latency: Option<String>,
+    /// How many times as long compute takes as here; one for all ranks, or one for each
+    #[arg(long, value_name = "F,...", value_delimiter = ',', requires = "ranks")]
+    slowdown: Vec<f64>,
+    #[command(flatten)]
+    overrides: Overrides,
+}
+
+/// What is changed about a cluster.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Cluster")]
+pub(super) struct Overrides {
+    /// The communication library to simulate: gloo or ideal
+    #[arg(long, value_name = "NAME")]
+    backend: Option<String>,
+    /// The algorithm for one collective, as in all_reduce=ring
+    #[arg(long, value_name = "OP=NAME")]
+    algorithm: Vec<String>,
+    /// Any value of the cluster file, as in network.latency="3 us"
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+/// `uniference cluster`.
+#[derive(clap::Subcommand)]
+pub(super) enum Command {
+    /// Check a cluster file and show what it describes
+    Check {
+        /// The cluster file
+        file: PathBuf,
+        #[command(flatten)]
+        overrides: Overrides,
+    },
+}
+
+/// A cluster, and whether anybody has named its backend.
+pub(super) struct Chosen {
+    pub(super) resolved: Resolved,
+    pub(super) backend_named: bool,
+}
+
+impl ClusterArgs {
+    /// Whether a cluster is described at all.
+    pub(super) fn is_given(&self) -> bool {
+        self.cluster.is_some() || self.ranks.is_some()
+    }
+
+    /// The cluster that the options describe.
+    pub(super) fn resolve(&self) -> Result<Chosen, HostError> {
+        match (&self.cluster, self.ranks) {
+            (Some(path), _) => self.overrides.resolve(&path.display().to_string(), &read(path)?),
+            (None, Some(ranks)) => self.overrides.resolve("--ranks", &self.flags(ranks)?),
+            (None, None) => Err(HostError::Usage(
+                "no cluster to run on\nhint: describe one with --cluster FILE, or with --ranks N for N ranks on a switch".into(),
+            )),
+        }
+    }
+
+    /// The cluster of an earlier run, as it was or with changes.
+    pub(super) fn resolve_again(&self, origin: &str, toml: &str) -> Result<Chosen, HostError> {
+        if self.is_given() { self.resolve() } else { self.overrides.resolve(origin, toml) }
+    }
+
+    fn flags(&self, ranks: u32) -> Result<String, HostError> {
+        let flags = Flags {
+            ranks,
+            bandwidth: self.bandwidth.as_deref().map(|text| value("--bandwidth", text)).transpose()?,
+            latency: self.latency.as_deref().map(|text| value("--latency", text)).transpose()?,
+            slowdown: self.slowdown.clone(),
+        };
+        flags.to_toml().map_err(show)
+    }
+}
+
+impl Overrides {
+    fn resolve(&self, origin: &str, toml: &str) -> Result<Chosen, HostError> {
+        let algorithms: Result<Vec<AlgorithmChoice>, _> = self.algorithm.iter().map(|choice| choice.parse()).collect();
+        let choices =
+            Choices { backend: self.backend.clone(), fallback_backend: None, algorithms: algorithms.map_err(show)? };
+        let file = ClusterFile::parse(origin, toml, &self.set).map_err(show)?;
+        let backend_named = self.backend.is_some() || file.names_backend();
+        let resolved = file.resolve(&choices).map_err(show)?;
+        Ok(Chosen { resolved, backend_named })
+    }
+}
+
+/// `uniference cluster check`.
+pub(super) fn command(command: &Command) -> Result<Exit, HostError> {
+    let Command::Check { file, overrides } = command;
+    let chosen = overrides.resolve(&file.display().to_string(), &read(file)?)?;
+    print!("{}", chosen.resolved.toml);
+    Ok(Exit::Ok)
+}
+
+fn read(path: &Path) -> Result<String, HostError> {
+    std::fs::read_to_string(path).map_err(|source| HostError::File {
+        action: "read",
+        path: path.to_owned(),
+        source,
+        hint: "a cluster file is TOML text; docs/cluster-file.md describes it",
+    })
+}
+
+/// A value with a unit, from an option.
+fn value<T: FromStr<Err = UnitError>>(option: &str, text: &str) -> Result<T, HostError> {
+    let whole = 0..text.len();
+    text.parse().map_err(|error: UnitError| show(Diagnostic::new(error.message).at(option, text, whole).hint(error.hint)))
+}
+
+fn show(diagnostic: Diagnostic) -> HostError {
+    HostError::Diagnostic(diagnostic.render(std::io::stderr().is_terminal()))
+}

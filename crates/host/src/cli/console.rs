@@ -1,0 +1,159 @@
+//! Owns what a user sees while a run goes on: the ranks' lines, warnings, and on a terminal a line of progress.
+
+use crate::live::driver;
+use crate::live::output::Stream;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::cell::Cell;
+use std::io::{self, IsTerminal, Write};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+use uniference_sim::engine::{Doing, Engine};
+use uniference_sim::record::{Event, Observer};
+use uniference_sim::time::SimTime;
+
+/// Progress is drawn so often.
+const PERIOD: Duration = Duration::from_millis(100);
+
+/// Counts the engine's events.
+#[derive(Clone, Default)]
+pub(super) struct Counter(Rc<Cell<u64>>);
+
+impl Observer for Counter {
+    fn record(&mut self, _: SimTime, _: &Event<'_>) {
+        self.0.set(self.0.get() + 1);
+    }
+}
+
+/// The user's terminal, or the files and pipes in its place.
+pub(super) struct Console {
+    /// The program's output goes to standard error: standard output is for the report alone.
+    report_only: bool,
+    /// The first rank that has printed; the others are then told apart by prefixes.
+    printing: Option<u32>,
+    several: bool,
+    progress: Option<Progress>,
+    warnings: Vec<String>,
+}
+
+/// The line of progress.
+struct Progress {
+    bar: ProgressBar,
+    drawn: Instant,
+    counter: Counter,
+    counted: u64,
+}
+
+impl Console {
+    /// Progress is shown if standard error is a terminal.
+    pub(super) fn new(report_only: bool, counter: Counter) -> Console {
+        let progress = io::stderr().is_terminal().then(|| Progress::new(counter));
+        Console { report_only, printing: None, several: false, progress, warnings: Vec::new() }
+    }
+
+    /// Takes the line of progress away.
+    pub(super) fn finish(&mut self) {
+        if let Some(progress) = self.progress.take() {
+            progress.bar.finish_and_clear();
+        }
+    }
+
+    /// What was warned of.
+    pub(super) fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    fn write(&mut self, stream: Stream, bytes: &[u8]) {
+        // If nobody reads it any more (a closed pipe), the log still has it.
+        let write = || match stream {
+            Stream::Out if !self.report_only => drop(io::stdout().write_all(bytes).and_then(|()| io::stdout().flush())),
+            _ => drop(io::stderr().write_all(bytes)),
+        };
+        match &self.progress {
+            Some(progress) => progress.bar.suspend(write),
+            None => write(),
+        }
+    }
+}
+
+impl driver::Console for Console {
+    fn line(&mut self, rank: u32, stream: Stream, line: &[u8]) {
+        self.several |= *self.printing.get_or_insert(rank) != rank;
+        let mut bytes = Vec::with_capacity(line.len() + 8);
+        if self.several {
+            bytes.extend_from_slice(format!("[{rank}] ").as_bytes());
+        }
+        bytes.extend_from_slice(line);
+        self.write(stream, &bytes);
+    }
+
+    fn warn(&mut self, message: &str) {
+        self.write(Stream::Err, format!("warning: {message}\n").as_bytes());
+        self.warnings.push(message.to_owned());
+    }
+
+    fn tick(&mut self, engine: &Engine) {
+        if let Some(progress) = &mut self.progress {
+            progress.draw(engine);
+        }
+    }
+
+    fn wants_ticks(&self) -> bool {
+        self.progress.is_some()
+    }
+}
+
+impl Progress {
+    fn new(counter: Counter) -> Progress {
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+        bar.set_style(ProgressStyle::with_template("{spinner} {msg}").expect("a template without errors"));
+        bar.set_message("starting Python and torch");
+        Progress { bar, drawn: Instant::now(), counter, counted: 0 }
+    }
+
+    fn draw(&mut self, engine: &Engine) {
+        let passed = self.drawn.elapsed();
+        if passed < PERIOD {
+            return;
+        }
+        let counted = self.counter.0.get();
+        let rate = (counted - self.counted) as f64 / passed.as_secs_f64();
+        (self.drawn, self.counted) = (Instant::now(), counted);
+        self.bar.set_message(format!("{} virtual, {rate:.0} events/s, {}", engine.now(), waiting(engine)));
+        self.bar.tick();
+    }
+}
+
+/// "running: 0; waiting: 1, 2 and 5 more".
+fn waiting(engine: &Engine) -> String {
+    let waits = |doing: &Doing| !matches!(doing, Doing::Running);
+    let ranks = engine.report();
+    let unfinished = ranks.iter().filter(|rank| !rank.finished);
+    let (waiting, running): (Vec<_>, Vec<_>) =
+        unfinished.partition(|rank| rank.tasks.iter().all(|task| waits(&task.doing)));
+    let list = |ranks: Vec<&uniference_sim::engine::RankReport>| match ranks.len() {
+        0 => "none".to_owned(),
+        count => {
+            let shown: Vec<String> = ranks.iter().take(4).map(|rank| rank.rank.0.to_string()).collect();
+            let more = if count > 4 { format!(" and {} more", count - 4) } else { String::new() };
+            shown.join(", ") + &more
+        }
+    };
+    format!("ranks running: {}; waiting: {}", list(running), list(waiting))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::live::driver::Console as _;
+
+    #[test]
+    fn ranks_are_told_apart_once_several_print() {
+        let mut console = Console::new(true, Counter::default());
+        console.line(1, Stream::Err, b"\n");
+        assert!(!console.several);
+        console.line(1, Stream::Out, b"\n");
+        assert!(!console.several);
+        console.line(0, Stream::Out, b"\n");
+        assert!(console.several);
+    }
+}

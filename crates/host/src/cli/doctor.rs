@@ -1,0 +1,96 @@
+//! Owns `uniference doctor`: a plain list of what a run needs, and what of it is there.
+
+use crate::capacity;
+use crate::error::Exit;
+use crate::live::arena::{self, Arena, Layout};
+use rustix::process::{Resource, getrlimit};
+use std::path::Path;
+use std::process::Command;
+
+/// The version of torch whose private interfaces we use.
+const TORCH: &str = "2.15";
+
+/// One line of the list.
+struct Finding {
+    what: &'static str,
+    /// What was found.
+    found: String,
+    /// What to do, if it will not do.
+    problem: Option<String>,
+}
+
+/// Prints the list. [`Exit::Usage`] if there is a problem.
+pub(super) fn doctor(python: &Path) -> Exit {
+    let findings = [interpreter(python), torch(python), memory(), descriptors(), shared_memory(), cores()];
+    for Finding { what, found, problem } in &findings {
+        let mark = if problem.is_some() { "problem" } else { "ok" };
+        println!("{mark:<8} {what:<14} {found}");
+        if let Some(hint) = problem {
+            println!("{:<23} hint: {hint}", "");
+        }
+    }
+    if findings.iter().any(|finding| finding.problem.is_some()) { Exit::Usage } else { Exit::Ok }
+}
+
+fn interpreter(python: &Path) -> Finding {
+    let found = ask(python, "import sys; print('%d.%d.%d' % sys.version_info[:3])");
+    let problem = found.is_err().then(|| "install Python 3.11 or newer".to_owned());
+    let version = found.unwrap_or_else(|error| error);
+    Finding { what: "python", found: format!("{version}, {}", python.display()), problem }
+}
+
+fn torch(python: &Path) -> Finding {
+    // The version is in the package's metadata: importing torch takes seconds.
+    let found = ask(python, "import importlib.metadata as m; print(m.version('torch'))");
+    let problem = match &found {
+        Ok(version) if version.starts_with(&format!("{TORCH}.")) => None,
+        Ok(_) => Some(format!("this version is not supported: pip install torch=={TORCH}.0")),
+        Err(_) => Some(format!("pip install torch=={TORCH}.0")),
+    };
+    Finding { what: "torch", found: found.unwrap_or_else(|_| "not installed".into()), problem }
+}
+
+/// The first line that Python prints, or the last of what it complains.
+fn ask(python: &Path, code: &str) -> Result<String, String> {
+    let output = Command::new(python).args(["-c", code]).output().map_err(|error| error.to_string())?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    if output.status.success() {
+        Ok(text(&output.stdout))
+    } else {
+        Err(text(&output.stderr).lines().last().unwrap_or("it failed").to_owned())
+    }
+}
+
+fn memory() -> Finding {
+    let least = capacity::forecast(2);
+    let available = capacity::available_memory();
+    let problem = available.is_some_and(|bytes| bytes < least).then(|| format!("2 ranks need {} MiB", least >> 20));
+    let found = available.map_or("unknown".to_owned(), |bytes| {
+        let ranks = bytes.saturating_sub(capacity::forecast(0)) / (capacity::forecast(1) - capacity::forecast(0));
+        format!("{} MiB available: room for about {ranks} small ranks", bytes >> 20)
+    });
+    Finding { what: "memory", found, problem }
+}
+
+fn descriptors() -> Finding {
+    let limit = getrlimit(Resource::Nofile).maximum;
+    let problem = limit.is_some_and(|limit| limit < 1024).then(|| "raise it: ulimit -Hn 4096".to_owned());
+    let found = limit.map_or("no limit".to_owned(), |limit| format!("{limit} at most: enough for {} ranks", (limit.max(256) - 256) / 3));
+    Finding { what: "descriptors", found, problem }
+}
+
+fn shared_memory() -> Finding {
+    let layout = Layout::for_world(1);
+    let mapped = arena::create(layout).and_then(|file| Arena::map(file, layout.total, (0, layout.part), layout.retain));
+    let problem = mapped.as_ref().err().map(|_| "allow memfd_create and large mappings (ulimit -v unlimited)".to_owned());
+    let found = match mapped {
+        Ok(_) => format!("a sparse memfd of {} GiB can be mapped", layout.total >> 30),
+        Err(error) => error.to_string(),
+    };
+    Finding { what: "shared memory", found, problem }
+}
+
+fn cores() -> Finding {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    Finding { what: "cores", found: format!("{cores}: with --compute none so many ranks run at once"), problem: None }
+}

@@ -1,0 +1,211 @@
+//! Owns `uniference run`: a live run from its options to its results.
+
+use super::cluster::ClusterArgs;
+use super::console::{Console, Counter};
+use super::folder::Folder;
+use super::results::{Format, Outcome, RecordLevel, Recording};
+use crate::capacity;
+use crate::error::{Exit, HostError};
+use crate::interrupt::Interrupts;
+use crate::live::driver::{Driver, Ending, Setup, Watch, describe_status};
+use crate::live::zygote::{Place, Script};
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use uniference_sim::cluster::Cluster;
+use uniference_sim::engine::{Engine, Halt};
+use uniference_sim::network::FlowNetwork;
+
+/// `uniference run`.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    cluster: ClusterArgs,
+    /// How long compute takes: its CPU time here times the device's slowdown, or nothing
+    #[arg(long, value_enum, default_value_t = Compute::Measured)]
+    compute: Compute,
+    /// How many ranks run on this host at once [default: 1 with measured compute, else one a core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    jobs: Option<u32>,
+    /// The seed of everything random in the simulation
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Where the results go [default: uniference-out/SCRIPT-N]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Print the report as JSON, and nothing else, on standard output
+    #[arg(long)]
+    json: bool,
+    /// What is kept besides the report: all events, all operations (program record and trace), or nothing
+    #[arg(long, value_enum, default_value_t = RecordLevel::Ops)]
+    record: RecordLevel,
+    /// Run a module, as python -m does
+    #[arg(short = 'm', long)]
+    module: bool,
+    /// The program, and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "SCRIPT")]
+    script: Vec<String>,
+}
+
+/// Where the duration of compute comes from.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Compute {
+    /// Measured here
+    Measured,
+    /// No time at all
+    None,
+}
+
+/// Runs a program.
+pub(super) fn run(args: &Args, argv: &[String], python: &Path) -> Result<Exit, HostError> {
+    check_script(args)?;
+    let chosen = args.cluster.resolve()?;
+    let cluster = &chosen.resolved.cluster;
+    let ranks = cluster.devices.len() as u32;
+    let tight = capacity::check_memory(ranks)?;
+    capacity::ensure_descriptors(ranks)?;
+    let folder = Folder::prepare(args.out.as_deref(), &args.script[0])?;
+    let setup = setup(args, cluster, python, &folder, chosen.backend_named);
+    let counter = Counter::default();
+    let mut console = Console::new(args.json, counter.clone());
+    if let Some(warning) = tight {
+        crate::live::driver::Console::warn(&mut console, &warning);
+    }
+    let mut recording = Recording::start(args.record, cluster, &folder, counter)?;
+    let ending = drive(&setup, cluster, &mut recording, &mut console);
+    console.finish();
+    let (ending, lines) = ending?;
+    let render = |halt: &Halt| halt.render(&|site| lines.get(site.index()).cloned().unwrap_or_default());
+    match ending {
+        Ending::Finished => {
+            let format = if args.json { Format::Json } else { Format::Table };
+            let outcome = Outcome { argv, seed: args.seed, resolved: &chosen.resolved, warnings: console.warnings(), lines: &lines };
+            recording.finish(&outcome, &folder, format)?;
+            Ok(Exit::Ok)
+        }
+        Ending::Failed { rank } => {
+            eprintln!("error: the program failed on rank {rank}; its output is in {}", log(&folder, rank));
+            Ok(Exit::ProgramFailed)
+        }
+        Ending::Died { rank, pid, status } => {
+            eprintln!("{}", obituary(rank, pid, status, &folder));
+            Ok(Exit::ProgramFailed)
+        }
+        Ending::Halted(halt) => {
+            eprint!("error: {}", render(&halt));
+            Ok(Exit::Halted)
+        }
+        Ending::Interrupted => {
+            eprintln!("interrupted");
+            Ok(Exit::Interrupted)
+        }
+    }
+}
+
+fn check_script(args: &Args) -> Result<(), HostError> {
+    let script = Path::new(&args.script[0]);
+    if args.module || script.exists() {
+        return Ok(());
+    }
+    let hint = "give the path of a Python file, or a module's name after -m; options of uniference stand before it";
+    Err(HostError::Usage(format!("there is no script {}\nhint: {hint}", script.display())))
+}
+
+fn setup(args: &Args, cluster: &Cluster, python: &Path, folder: &Folder, backend_named: bool) -> Setup {
+    let measure = args.compute == Compute::Measured;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    // A script that passes another backend's name to init_process_group must not be simulated as gloo unawares.
+    let default = (!backend_named).then(|| ("UNIFERENCE_DEFAULT_BACKEND".to_owned(), cluster.backend.name.clone()));
+    Setup {
+        python: python.to_owned(),
+        script: Script { argv: args.script.clone(), module: args.module, env: BTreeMap::from_iter(default) },
+        places: places(cluster),
+        jobs: args.jobs.map_or(if measure { 1 } else { cores }, |jobs| jobs as usize),
+        measure,
+        logs: folder.path().to_owned(),
+    }
+}
+
+/// Ranks numbered on each host in order, and hosts in the order of their first rank.
+fn places(cluster: &Cluster) -> Vec<Place> {
+    let mut hosts = Vec::new();
+    let mut counts = Vec::new();
+    let numbered: Vec<(u32, u32)> = cluster
+        .devices
+        .iter()
+        .map(|device| {
+            let at = hosts.iter().position(|host| *host == device.host).unwrap_or_else(|| {
+                hosts.push(device.host);
+                counts.push(0);
+                hosts.len() - 1
+            });
+            counts[at] += 1;
+            (at as u32, counts[at] - 1)
+        })
+        .collect();
+    let world_size = numbered.len() as u32;
+    let place = |(rank, (group, local)): (u32, &(u32, u32))| Place {
+        rank,
+        world_size,
+        local: (*local, counts[*group as usize]),
+        group: (*group, hosts.len() as u32),
+    };
+    (0..).zip(&numbered).map(place).collect()
+}
+
+/// Runs to the end; returns with it the table of the program's lines.
+fn drive(
+    setup: &Setup,
+    cluster: &Cluster,
+    recording: &mut Recording,
+    console: &mut Console,
+) -> Result<(Ending, Vec<String>), HostError> {
+    let interrupts = Interrupts::new()?;
+    let engine = Engine::new(cluster, Box::new(FlowNetwork::new(cluster.topology.clone())));
+    let (observer, recorder) = recording.watchers();
+    let watch = Watch { observer, recorder, console };
+    let mut driver = Driver::new(setup, engine, watch, interrupts.as_fd())?;
+    let ending = driver.run()?;
+    Ok((ending, driver.exchange().lines()))
+}
+
+fn log(folder: &Folder, rank: u32) -> String {
+    folder.path().join(format!("rank-{rank}.log")).display().to_string()
+}
+
+fn obituary(rank: u32, pid: i32, status: i32, folder: &Folder) -> String {
+    let what = format!("error: rank {rank} (process {pid}) {} before its program had ended", describe_status(status));
+    let log = log(folder, rank);
+    let hint = match -status {
+        9 => "the host may have run out of memory (dmesg says so), or somebody killed it".to_owned(),
+        _ => format!("its last output is in {log}"),
+    };
+    format!("{what}\nhint: {hint}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::Cli;
+    use clap::{CommandFactory, Parser};
+
+    #[test]
+    fn the_options_fit_together() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn what_follows_the_script_is_the_scripts() {
+        let words = ["uniference", "run", "--ranks", "2", "train.py", "--ranks", "7", "-m", "--help"];
+        let crate::cli::Command::Run(args) = Cli::try_parse_from(words).unwrap().command else { panic!("it is run") };
+        assert_eq!(args.script, ["train.py", "--ranks", "7", "-m", "--help"]);
+        assert_eq!((args.cluster.ranks, args.module), (Some(2), false));
+    }
+
+    #[test]
+    fn the_cause_of_a_death_is_named() {
+        assert_eq!(describe_status(-9), "was killed by SIGKILL");
+        assert_eq!(describe_status(-63), "was killed by signal 63");
+        assert_eq!(describe_status(0), "exited with status 0");
+    }
+}
