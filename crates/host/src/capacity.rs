@@ -40,7 +40,8 @@ pub fn check_memory(ranks: u32) -> Result<Option<String>, HostError> {
 /// What this process and its children may still use, in bytes: of the host, and of its control group if that is less.
 pub fn available_memory() -> Option<u64> {
     let host = meminfo(&fs::read_to_string("/proc/meminfo").ok()?);
-    let read = |name: &str| fs::read_to_string(format!("/sys/fs/cgroup/memory.{name}")).ok()?.trim().parse::<u64>().ok();
+    let read =
+        |name: &str| fs::read_to_string(format!("/sys/fs/cgroup/memory.{name}")).ok()?.trim().parse::<u64>().ok();
     let group = read("max").zip(read("current")).map(|(max, current)| max.saturating_sub(current));
     [host, group].into_iter().flatten().min()
 }

@@ -4,14 +4,16 @@
 mod channel;
 
 use pyo3::prelude::*;
+use std::path::PathBuf;
 
 /// Runs the command line; returns the exit code.
 #[pyfunction]
-fn cli(py: Python<'_>, argv: Vec<String>) -> i32 {
-    let code = py.detach(|| uniference_host::cli::main(argv));
+fn cli(py: Python<'_>, argv: Vec<String>) -> PyResult<i32> {
+    let python: PathBuf = py.import("sys")?.getattr("executable")?.extract()?;
+    let code = py.detach(|| uniference_host::cli::main(argv, &python));
     // Ctrl-C was ours to handle, and was: the interpreter must not raise KeyboardInterrupt for it again.
     let _ = py.check_signals();
-    code
+    Ok(code)
 }
 
 /// The kernel kills this process when its parent dies; if that has already happened, it ends at once.

@@ -75,14 +75,17 @@ fn memory() -> Finding {
 fn descriptors() -> Finding {
     let limit = getrlimit(Resource::Nofile).maximum;
     let problem = limit.is_some_and(|limit| limit < 1024).then(|| "raise it: ulimit -Hn 4096".to_owned());
-    let found = limit.map_or("no limit".to_owned(), |limit| format!("{limit} at most: enough for {} ranks", (limit.max(256) - 256) / 3));
+    let found = limit.map_or("no limit".to_owned(), |limit| {
+        format!("{limit} at most: enough for {} ranks", (limit.max(256) - 256) / 3)
+    });
     Finding { what: "descriptors", found, problem }
 }
 
 fn shared_memory() -> Finding {
     let layout = Layout::for_world(1);
     let mapped = arena::create(layout).and_then(|file| Arena::map(file, layout.total, (0, layout.part), layout.retain));
-    let problem = mapped.as_ref().err().map(|_| "allow memfd_create and large mappings (ulimit -v unlimited)".to_owned());
+    let problem =
+        mapped.as_ref().err().map(|_| "allow memfd_create and large mappings (ulimit -v unlimited)".to_owned());
     let found = match mapped {
         Ok(_) => format!("a sparse memfd of {} GiB can be mapped", layout.total >> 30),
         Err(error) => error.to_string(),

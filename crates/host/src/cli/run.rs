@@ -79,7 +79,13 @@ pub(super) fn run(args: &Args, argv: &[String], python: &Path) -> Result<Exit, H
     match ending {
         Ending::Finished => {
             let format = if args.json { Format::Json } else { Format::Table };
-            let outcome = Outcome { argv, seed: args.seed, resolved: &chosen.resolved, warnings: console.warnings(), lines: &lines };
+            let outcome = Outcome {
+                argv,
+                seed: args.seed,
+                resolved: &chosen.resolved,
+                warnings: console.warnings(),
+                lines: &lines,
+            };
             recording.finish(&outcome, &folder, format)?;
             Ok(Exit::Ok)
         }

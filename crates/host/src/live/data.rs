@@ -86,8 +86,9 @@ impl DataPlane {
         let Event::Completed { rank, handle, call, algorithm, meeting, .. } = event else { return };
         match (self.held.get_mut(&(*rank, *handle)), meeting) {
             (Some(Held::Collective { key, .. }), _) => {
-                let key = *key;
-                self.instance(key).carried_out_by(*algorithm);
+                if let Some(instance) = self.collectives.get_mut(key) {
+                    instance.carried_out_by(*algorithm);
+                }
             }
             (Some(Held::Recv { from, .. }), Meeting::Peer(peer)) => *from = *peer,
             // Released before it was complete: nobody will read the message.
@@ -99,7 +100,10 @@ impl DataPlane {
     /// The data of a complete operation, if it can be had without folding and without waiting.
     pub fn peek(&self, rank: RankId, handle: Handle) -> Option<Fetched> {
         match self.held.get(&(rank, handle))? {
-            Held::Collective { key, me } => self.collectives[key].ready(*me),
+            // An instance that is over has nothing for those who still hold it: they receive nothing.
+            Held::Collective { key, me } => {
+                self.collectives.get(key).map_or(Some(Fetched::default()), |instance| instance.ready(*me))
+            }
             Held::Send => Some(Fetched::default()),
             Held::Recv { group, bytes, from } => from.map(|peer| self.message(*group, *bytes, peer)),
         }
@@ -133,8 +137,7 @@ impl DataPlane {
     /// `rank` has folded the collective that it was picked for.
     pub fn folded(&mut self, rank: RankId, handle: Handle) {
         if let Some(Held::Collective { key, .. }) = self.held.get(&(rank, handle)) {
-            let key = *key;
-            self.instance(key).folded();
+            self.collectives.get_mut(key).expect("whoever folds has not released it").folded();
         }
     }
 
@@ -142,16 +145,14 @@ impl DataPlane {
     pub fn release(&mut self, rank: RankId, handle: Handle) {
         match self.held.remove(&(rank, handle)) {
             Some(Held::Collective { key, me }) => {
-                self.instance(key).release(me);
-                self.settle(key);
+                if let Some(instance) = self.collectives.get_mut(&key) {
+                    instance.release(me);
+                    self.settle(key);
+                }
             }
             Some(Held::Recv { from: Some(peer), .. }) => self.free_send(peer),
             _ => {}
         }
-    }
-
-    fn instance(&mut self, key: Key) -> &mut Instance {
-        self.collectives.get_mut(&key).unwrap_or_else(|| panic!("collective {} of {} is gone", key.1, key.0))
     }
 
     /// The rooms of `rank` that became free since the last time.

@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -110,8 +109,6 @@ impl Zygote {
             .args(["-m", "uniference.zygote", &theirs.as_raw_fd().to_string()])
             .stdin(Stdio::null())
             .stdout(stderr)
-            // Ctrl-C at the terminal reaches the driver only, which then ends all others.
-            .process_group(0)
             .spawn()
             .map_err(|error| HostError::Zygote {
                 what: format!("cannot start {}: {error}", python.display()),
