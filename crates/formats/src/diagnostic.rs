@@ -10,7 +10,7 @@ use std::ops::Range;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
     message: String,
-    place: Option<Place>,
+    place: Option<Box<Place>>,
     hint: Option<String>,
 }
 
@@ -33,7 +33,8 @@ impl Diagnostic {
     #[must_use]
     pub fn at(mut self, origin: &str, text: &str, span: Range<usize>) -> Diagnostic {
         let span = widened(text, span);
-        self.place = Some(Place { origin: origin.to_owned(), text: text.to_owned(), span, label: String::new() });
+        let place = Place { origin: origin.to_owned(), text: text.to_owned(), span, label: String::new() };
+        self.place = Some(Box::new(place));
         self
     }
 

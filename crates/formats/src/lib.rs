@@ -1,8 +1,15 @@
 //! What Uniference reads and writes. Text or bytes in, values or errors out; no file is opened here.
 //!
 //! In the order in which a run needs them: [`units`] and [`diagnostic`] serve the [`cluster`] file, which resolves to what the engine
-//! simulates.
+//! simulates. While the run goes on, the program [`record`], the [`trace`] and the [`events`] are written, each keeping the first
+//! error of its writer in its [`sink`]. At the end come the [`report`] and its [`table`]. A record is read back to run it again.
 
 pub mod cluster;
 pub mod diagnostic;
+pub mod events;
+pub mod record;
+pub mod report;
+pub mod sink;
+pub mod table;
+pub mod trace;
 pub mod units;

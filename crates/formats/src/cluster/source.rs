@@ -189,7 +189,7 @@ fn descend<'t, 'a>(
             let count = elements.len();
             let numbered = segment.parse().ok().filter(|index| *index < count);
             match numbered.or_else(|| elements.iter().position(|e| named(e.get_ref()).as_deref() == Some(segment))) {
-                Some(index) => Ok(elements.iter_mut().nth(index).expect("it was found")),
+                Some(index) => Ok(elements.get_mut(index).expect("it was found")),
                 None => Err(option
                     .error(format!("there is no element `{segment}`"), span)
                     .hint(format!("elements are numbered from 0, there are {count}; by name: {}", names.join(", ")))),

@@ -1,0 +1,241 @@
+//! Owns `report.json`: the figures of a run as other programs read them. `docs/report.md` describes every field.
+//!
+//! How the figures come about is the simulator's business; how they look on a terminal that of [`crate::table`].
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use uniference_sim::cluster::Device;
+use uniference_sim::record::{RankStatistics, Statistics};
+use uniference_sim::time::{SimDuration, SimTime};
+
+/// Changes when a field changes its meaning or goes away; new fields do not change it.
+pub const VERSION: u32 = 1;
+
+/// A whole run. On every rank `compute_s + exposed_comm_s + idle_s` is the makespan.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Of this format: [`VERSION`].
+    pub version: u32,
+    /// The latest finish of any rank, in seconds of virtual time.
+    pub makespan_s: f64,
+    /// The same in picoseconds.
+    pub makespan_ps: u64,
+    /// In order of rank.
+    pub ranks: Vec<RankReport>,
+    /// By operation and group.
+    pub operations: Vec<OperationReport>,
+    /// Equal for two runs if and only if they were the same, operation by operation; 64 hexadecimal digits.
+    pub digest: String,
+    /// Where the figures deserve doubt, for people.
+    pub warnings: Vec<String>,
+    /// What it takes to run this again.
+    pub manifest: Manifest,
+}
+
+/// Where the time of one rank went, and what it moved.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RankReport {
+    /// The rank in the world.
+    pub rank: u32,
+    /// The device it ran on.
+    pub device: String,
+    /// When its script returned, in picoseconds of virtual time; `None` (null): it did not.
+    pub finish_ps: Option<u64>,
+    /// Seconds in which it computed.
+    pub compute_s: f64,
+    /// Seconds in which it was blocked in a communication call and nothing computed.
+    pub exposed_comm_s: f64,
+    /// The part of `exposed_comm_s` before a peer had entered the operation.
+    pub late_peer_s: f64,
+    /// The other seconds: sleep, waiting for the store, and after its finish.
+    pub idle_s: f64,
+    /// Payload that it sent, algorithm steps included.
+    pub bytes_sent: u64,
+    /// Payload that it received.
+    pub bytes_received: u64,
+    /// What it sent, with headers and control messages.
+    pub wire_bytes_sent: u64,
+}
+
+/// What all calls of one operation of one process group cost together, summed over the members.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OperationReport {
+    /// `all_reduce`, `send`.
+    pub operation: String,
+    /// The group's number; groups are numbered as the program first names them.
+    pub group: u32,
+    /// Calls, each member counted.
+    pub count: u64,
+    /// Sizes of the tensors that the members named.
+    pub bytes: u64,
+    /// Seconds from issue to completion.
+    pub time_s: f64,
+    /// Seconds in which ranks were blocked for it and nothing computed.
+    pub exposed_s: f64,
+}
+
+/// What it takes to run a run again.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// The resolved cluster as a cluster file that says everything.
+    pub cluster: String,
+    /// Of this program and of what the script used, by name.
+    pub versions: BTreeMap<String, String>,
+    /// Of random numbers.
+    pub seed: u64,
+    /// The command line, word by word.
+    pub command: Vec<String>,
+}
+
+impl Report {
+    /// The report of a run on `devices`, one a rank.
+    pub fn new(statistics: &Statistics, devices: &[Device], digest: String, manifest: Manifest) -> Report {
+        let makespan = statistics.makespan();
+        let unfinished = RankStatistics::default();
+        let of_rank = |rank: usize| statistics.ranks().get(rank).unwrap_or(&unfinished);
+        Report {
+            version: VERSION,
+            makespan_s: makespan.as_secs_f64(),
+            makespan_ps: makespan.as_ps(),
+            ranks: devices
+                .iter()
+                .enumerate()
+                .map(|(rank, device)| rank_report(rank, device, of_rank(rank), makespan))
+                .collect(),
+            operations: statistics
+                .operations()
+                .map(|(operation, group, sums)| OperationReport {
+                    operation: operation.to_owned(),
+                    group: group.0,
+                    count: sums.count,
+                    bytes: sums.bytes.0,
+                    time_s: sums.time.as_secs_f64(),
+                    exposed_s: sums.exposed.as_secs_f64(),
+                })
+                .collect(),
+            digest,
+            warnings: Vec::new(),
+            manifest,
+        }
+    }
+
+    /// Pretty JSON that ends with a newline.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("numbers and strings are JSON") + "\n"
+    }
+
+    /// Reads what [`Report::to_json`] wrote, in this version of the format.
+    ///
+    /// # Errors
+    /// What is no JSON, lacks a field, or is of another version.
+    pub fn from_json(text: &str) -> Result<Report, ReportError> {
+        let report: Report = serde_json::from_str(text)?;
+        if report.version == VERSION { Ok(report) } else { Err(ReportError::Version(report.version)) }
+    }
+}
+
+/// A text that is no report.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// It cannot be read.
+    #[error("this is not a report: {0}\nhint: `uniference run` writes one as report.json into its output folder")]
+    Malformed(#[from] serde_json::Error),
+    /// Another version of this program wrote it.
+    #[error("this report has version {0}, not {VERSION}\nhint: read it with the version of uniference that wrote it")]
+    Version(u32),
+}
+
+fn rank_report(rank: usize, device: &Device, statistics: &RankStatistics, makespan: SimTime) -> RankReport {
+    let RankStatistics { finish, times, traffic } = statistics;
+    let spent = times.compute + times.exposed + times.idle;
+    let after = makespan.since(SimTime::ZERO).saturating_sub(spent);
+    let seconds = SimDuration::as_secs_f64;
+    RankReport {
+        rank: u32::try_from(rank).expect("ranks are numbered in 32 bits"),
+        device: device.name.clone(),
+        finish_ps: finish.map(SimTime::as_ps),
+        compute_s: seconds(times.compute),
+        exposed_comm_s: seconds(times.exposed),
+        late_peer_s: seconds(times.late_peer),
+        idle_s: seconds(times.idle + after),
+        bytes_sent: traffic.sent.0,
+        bytes_received: traffic.received.0,
+        wire_bytes_sent: traffic.wire_sent.0,
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use uniference_sim::ids::{GroupId, Handle, HostId, RankId, Site};
+    use uniference_sim::program::{Call, CallOp, Collective, CollectiveKind, DType, Outcome, Shape};
+    use uniference_sim::record::{Event, Observer, Times, Traffic};
+    use uniference_sim::time::Bytes;
+
+    pub(crate) fn all_reduce(elements: u64) -> Call {
+        let collective = Collective {
+            kind: CollectiveKind::AllReduce,
+            dtype: DType::Float32,
+            reduce: None,
+            root: None,
+            shape: Shape::Even(elements),
+        };
+        Call { group: GroupId(0), op: CallOp::Collective(collective) }
+    }
+
+    /// A report of so many ranks, the second of which computes longest.
+    pub(crate) fn sample(ranks: u32) -> Report {
+        let mut statistics = Statistics::default();
+        let us = SimDuration::from_us;
+        for rank in 0..ranks {
+            let issued =
+                Event::Issued { rank: RankId(rank), handle: Handle(0), call: &all_reduce(256 * 1024), site: Site(0) };
+            statistics.record(SimTime::ZERO, &issued);
+            let compute = us(if rank == 1 { 1_500 } else { 1_000 + u64::from(rank) });
+            let times = Times { compute, exposed: us(500), late_peer: us(250), idle: us(1) };
+            let traffic = Traffic { sent: Bytes(1 << 20), received: Bytes(3 << 19), wire_sent: Bytes(1_096_000) };
+            let at = SimTime::ZERO + compute + us(501);
+            statistics.record(at, &Event::Finished { rank: RankId(rank), outcome: Outcome::Ok, times, traffic });
+        }
+        let device = |rank| Device { name: format!("orin.{rank}"), host: HostId(rank), slowdown: 1.0, memory: None };
+        let manifest = Manifest {
+            cluster: "name = \"two\"\n".to_owned(),
+            versions: BTreeMap::from([("uniference".to_owned(), "0.1.0".to_owned())]),
+            seed: 7,
+            command: vec!["uniference".to_owned(), "run".to_owned()],
+        };
+        Report::new(&statistics, &(0..ranks).map(device).collect::<Vec<_>>(), "00ff".to_owned(), manifest)
+    }
+
+    #[test]
+    fn a_report_is_json_that_reads_back() {
+        let report = sample(2);
+        insta::assert_snapshot!(report.to_json());
+        assert_eq!(Report::from_json(&report.to_json()).unwrap(), report);
+    }
+
+    #[test]
+    fn compute_exposed_and_idle_add_up_to_the_makespan() {
+        let report = sample(5);
+        for rank in &report.ranks {
+            // compute + exposed + idle = makespan, to the rounding of a float
+            let sum = rank.compute_s + rank.exposed_comm_s + rank.idle_s;
+            assert!((sum - report.makespan_s).abs() < 1e-15, "rank {}", rank.rank);
+        }
+        assert_eq!(report.makespan_ps, 2_001_000_000);
+    }
+
+    #[test]
+    fn a_rank_that_did_not_finish_says_so() {
+        let device = Device { name: "a".to_owned(), host: HostId(0), slowdown: 1.0, memory: None };
+        let report = Report::new(&Statistics::default(), &[device], String::new(), Manifest::default());
+        assert_eq!(report.ranks[0].finish_ps, None);
+    }
+
+    #[test]
+    fn what_is_no_report_of_this_version_is_refused() {
+        let newer = sample(1).to_json().replace("\"version\": 1", "\"version\": 9");
+        let shown = [Report::from_json(&newer), Report::from_json("{}")].map(|read| read.unwrap_err().to_string());
+        insta::assert_snapshot!(shown.join("\n\n"));
+    }
+}

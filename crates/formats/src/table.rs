@@ -1,0 +1,137 @@
+//! Owns the table at the end of a run, at most 100 columns wide: where the ranks' time went, and what the operations cost.
+
+use crate::report::{OperationReport, RankReport, Report};
+use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
+use std::collections::BTreeSet;
+use uniference_sim::time::SimDuration;
+
+/// More ranks than this are abbreviated.
+const MOST_RANKS: usize = 16;
+/// Of each kind that an abbreviated table shows: the first, the ones that compute longest, the last.
+const SHOWN: (usize, usize, usize) = (4, 4, 2);
+const WIDTH: u16 = 100;
+
+/// Several lines that end with a newline: the ranks, the operations, the makespan.
+pub fn render(report: &Report) -> String {
+    let mut parts = vec![ranks(&report.ranks)];
+    if !report.operations.is_empty() {
+        parts.push(operations(&report.operations));
+    }
+    parts.push(format!("makespan {}", SimDuration::from_ps(report.makespan_ps)));
+    let text = parts.join("\n\n");
+    text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+}
+
+fn table(header: &[&str], texts: usize) -> Table {
+    let mut table = Table::new();
+    table.load_style(TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─')));
+    table.set_content_arrangement(ContentArrangement::Dynamic).set_width(WIDTH);
+    table.set_header(header.iter().enumerate().map(|(column, name)| aligned(name, column >= texts)));
+    table
+}
+
+fn aligned(text: &str, right: bool) -> Cell {
+    Cell::new(text).set_alignment(if right { CellAlignment::Right } else { CellAlignment::Left })
+}
+
+fn row(texts: &[&str], numbers: &[String]) -> Vec<Cell> {
+    texts.iter().map(|text| aligned(text, false)).chain(numbers.iter().map(|number| aligned(number, true))).collect()
+}
+
+fn ranks(ranks: &[RankReport]) -> String {
+    let header = ["rank", "device", "compute", "exposed comm.", "(late peer)", "idle", "sent", "received"];
+    let mut table = table(&header, 2);
+    let shown = shown(ranks);
+    let mut previous = None;
+    for &index in &shown {
+        if previous.map_or(0, |previous| previous + 1) != index {
+            table.add_row(row(&["..."], &[]));
+        }
+        previous = Some(index);
+        table.add_row(rank_row(&ranks[index]));
+    }
+    let left_out = ranks.len() - shown.len();
+    match left_out {
+        0 => table.to_string(),
+        _ => format!("{table}\n{left_out} more ranks; the ones that compute longest are shown"),
+    }
+}
+
+fn rank_row(rank: &RankReport) -> Vec<Cell> {
+    let times = [rank.compute_s, rank.exposed_comm_s, rank.late_peer_s, rank.idle_s].map(seconds);
+    let sizes = [rank.bytes_sent, rank.bytes_received].map(bytes);
+    row(&[&rank.rank.to_string(), &rank.device], &[&times[..], &sizes[..]].concat())
+}
+
+/// All ranks, or the first, the slowest and the last.
+fn shown(ranks: &[RankReport]) -> Vec<usize> {
+    if ranks.len() <= MOST_RANKS {
+        return (0..ranks.len()).collect();
+    }
+    let (first, slowest, last) = SHOWN;
+    let mut by_compute: Vec<usize> = (0..ranks.len()).collect();
+    by_compute.sort_by(|a, b| ranks[*b].compute_s.total_cmp(&ranks[*a].compute_s));
+    let chosen: BTreeSet<usize> =
+        (0..first).chain(by_compute.into_iter().take(slowest)).chain(ranks.len() - last..ranks.len()).collect();
+    chosen.into_iter().collect()
+}
+
+fn operations(operations: &[OperationReport]) -> String {
+    let mut table = table(&["operation", "group", "calls", "bytes", "time", "exposed"], 1);
+    for operation in operations {
+        let numbers = [
+            operation.group.to_string(),
+            operation.count.to_string(),
+            bytes(operation.bytes),
+            seconds(operation.time_s),
+            seconds(operation.exposed_s),
+        ];
+        table.add_row(row(&[&operation.operation], &numbers));
+    }
+    table.to_string()
+}
+
+/// With three decimals in the largest unit that leaves at least 1.
+fn seconds(seconds: f64) -> String {
+    match SimDuration::from_secs_f64(seconds) {
+        Some(SimDuration::ZERO) => "0".to_owned(),
+        Some(duration) => duration.to_string(),
+        None => format!("{seconds} s"),
+    }
+}
+
+fn bytes(bytes: u64) -> String {
+    let (unit, name) = match bytes {
+        0..1_024 => return format!("{bytes} B"),
+        1_024..1_048_576 => (1_u64 << 10, "KiB"),
+        1_048_576..1_073_741_824 => (1 << 20, "MiB"),
+        1_073_741_824..1_099_511_627_776 => (1 << 30, "GiB"),
+        _ => (1 << 40, "TiB"),
+    };
+    format!("{:.2} {name}", bytes as f64 / unit as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::tests::sample;
+
+    #[test]
+    fn a_few_ranks_are_all_shown() {
+        insta::assert_snapshot!(render(&sample(3)));
+    }
+
+    #[test]
+    fn hundreds_of_ranks_are_abbreviated_and_the_slowest_named() {
+        let text = render(&sample(300));
+        insta::assert_snapshot!(text);
+        assert!(text.lines().all(|line| line.chars().count() <= WIDTH.into()));
+    }
+
+    #[test]
+    fn a_long_device_name_does_not_widen_the_table() {
+        let mut report = sample(2);
+        report.ranks[0].device = "a-very-long-device-name-that-somebody-thought-was-a-good-idea.12345".to_owned();
+        assert!(render(&report).lines().all(|line| line.chars().count() <= WIDTH.into()));
+    }
+}

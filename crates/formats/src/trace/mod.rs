@@ -1,0 +1,268 @@
+//! Owns the trace: what happened when, as a file that opens in Perfetto and in chrome://tracing (the Chrome JSON format).
+//!
+//! Each rank is a process with a row for each task (compute, waiting), for its named ranges, and for the operations of each group;
+//! what overlaps within a row goes on a second row of the same name. Each link that was used is a counter of bytes per second.
+//! Times are microseconds with six decimals, which is to the picosecond.
+
+mod rates;
+
+use crate::events::reason_name;
+use crate::sink::{Sink, WriteError};
+use rates::LinkRates;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::io::Write;
+use uniference_sim::cluster::Cluster;
+use uniference_sim::ids::{GroupId, RankId, TaskId};
+use uniference_sim::program::{Call, CallOp, Mark};
+use uniference_sim::record::{Event, Meeting, Observer, WaitReason};
+use uniference_sim::time::SimTime;
+
+/// Writes a trace while the run goes on.
+pub struct TraceWriter<W> {
+    out: Document<W>,
+    ranks: Vec<RankRows>,
+    /// How many rows there are. Their numbers begin with 1: viewers take thread and process 0 for the idle one.
+    rows: u32,
+    rates: LinkRates,
+    links: Vec<String>,
+}
+
+/// The rows of one rank, in the order in which they were first needed.
+struct RankRows {
+    /// `rank 0 (orin.0)`.
+    name: String,
+    rows: BTreeMap<Row, Vec<Lane>>,
+    open_ranges: u32,
+}
+
+/// What a row shows; the order in which rows stand.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Row {
+    Ranges,
+    Task(TaskId),
+    Group(GroupId),
+}
+
+/// A row as the viewer sees it: slices on it never overlap.
+struct Lane {
+    id: u32,
+    busy_until: SimTime,
+}
+
+impl<W: Write> TraceWriter<W> {
+    /// A trace of a run on `cluster`. `out` should be buffered.
+    pub fn new(out: W, cluster: &Cluster) -> TraceWriter<W> {
+        let links = cluster.topology.links().iter().map(|link| link.name.clone()).collect();
+        let mut trace =
+            TraceWriter { out: Document::new(out), ranks: Vec::new(), rows: 0, rates: LinkRates::default(), links };
+        for (rank, device) in cluster.devices.iter().enumerate() {
+            let name = format!("rank {rank} ({})", device.name);
+            trace.out.name("process", pid(RankId::from(rank)), 0, &name, rank as u64);
+            trace.ranks.push(RankRows { name, rows: BTreeMap::new(), open_ranges: 0 });
+        }
+        let last = pid(RankId::from(cluster.devices.len()));
+        trace.out.name("process", last, 0, "links", last.into());
+        trace
+    }
+
+    /// Has something been lost? Then [`TraceWriter::finish`] will say why.
+    pub fn failed(&self) -> bool {
+        self.out.sink.failed()
+    }
+
+    /// Writes the links' counters and what closes the file; gives back the writer.
+    ///
+    /// # Errors
+    /// The first error of the writer, even if it happened long ago.
+    pub fn finish(mut self) -> Result<W, WriteError> {
+        let pid = pid(RankId::from(self.ranks.len()));
+        for (link, points) in self.rates.counters() {
+            let name = &self.links[link.index()];
+            for (at, rate) in points {
+                let args = json!({"bytes/s": rate});
+                self.out.entry(&Entry { ph: 'C', pid, tid: 0, start: at, end: None, name, args });
+            }
+        }
+        self.out.finish()
+    }
+
+    /// A slice on the first row of its kind that is free.
+    fn slice(&mut self, rank: RankId, row: Row, start: SimTime, end: SimTime, name: &str, args: serde_json::Value) {
+        let lane = self.lane(rank, row, start);
+        lane.busy_until = end;
+        let tid = lane.id;
+        self.out.entry(&Entry { ph: 'X', pid: pid(rank), tid, start, end: Some(end), name, args });
+    }
+
+    fn lane(&mut self, rank: RankId, row: Row, start: SimTime) -> &mut Lane {
+        let rows = &mut self.ranks[rank.index()];
+        let lanes = rows.rows.entry(row).or_default();
+        let free = lanes.iter().position(|lane| lane.busy_until <= start);
+        let index = free.unwrap_or(lanes.len());
+        if free.is_none() {
+            self.rows += 1;
+            let id = self.rows;
+            lanes.push(Lane { id, busy_until: SimTime::ZERO });
+            name_row(&mut self.out, rank, &rows.name, row, id);
+        }
+        &mut self.ranks[rank.index()].rows.get_mut(&row).expect("it was just entered")[index]
+    }
+
+    fn mark(&mut self, at: SimTime, rank: RankId, mark: &Mark) {
+        let tid = self.lane(rank, Row::Ranges, at).id;
+        let open = &mut self.ranks[rank.index()].open_ranges;
+        let (ph, name) = match mark {
+            Mark::Begin(name) => {
+                *open += 1;
+                ('B', &**name)
+            }
+            // What was never opened has nothing to close.
+            Mark::End if *open == 0 => return,
+            Mark::End => {
+                *open -= 1;
+                ('E', "")
+            }
+        };
+        self.out.entry(&Entry { ph, pid: pid(rank), tid, start: at, end: None, name, args: json!({}) });
+    }
+
+    fn close_ranges(&mut self, at: SimTime, rank: RankId) {
+        while self.ranks[rank.index()].open_ranges > 0 {
+            self.mark(at, rank, &Mark::End);
+        }
+    }
+}
+
+fn name_row<W: Write>(out: &mut Document<W>, rank: RankId, rank_name: &str, row: Row, tid: u32) {
+    let (name, sort) = match row {
+        Row::Ranges => ("ranges".to_owned(), 0),
+        Row::Task(TaskId(0)) => (rank_name.to_owned(), 1),
+        Row::Task(task) => (format!("{rank_name} {task}"), 1 + u64::from(task.0)),
+        Row::Group(group) => (format!("operations of {group}"), (1 << 20) + u64::from(group.0)),
+    };
+    out.name("thread", pid(rank), tid, &name, sort);
+}
+
+/// The process that stands for a rank.
+fn pid(rank: RankId) -> u32 {
+    rank.0 + 1
+}
+
+fn describe(call: &Call, issued: SimTime, algorithm: Option<&str>, meeting: Meeting) -> serde_json::Value {
+    let mut args = json!({"bytes": call.op.bytes().0, "issued_us": in_micros(issued.as_ps())});
+    if let CallOp::Collective(collective) = &call.op {
+        args["dtype"] = collective.dtype.name().into();
+    }
+    if let Some(algorithm) = algorithm {
+        args["algorithm"] = algorithm.into();
+    }
+    match meeting {
+        Meeting::Collective { sequence } => args["sequence"] = sequence.into(),
+        Meeting::Peer(Some((peer, _))) => args["peer"] = peer.0.into(),
+        Meeting::Peer(None) => {}
+    }
+    args
+}
+
+impl<W: Write> Observer for TraceWriter<W> {
+    fn record(&mut self, at: SimTime, event: &Event<'_>) {
+        match *event {
+            Event::Computed { rank, task, start, base, .. } => {
+                let args = json!({"reference_us": in_micros(base.as_ps())});
+                self.slice(rank, Row::Task(task), start, at, "compute", args);
+            }
+            // Its compute is shown itself.
+            Event::Waited { reason: WaitReason::Compute, .. } => {}
+            Event::Waited { rank, task, start, reason, exposed, late_peer, call, .. } => {
+                let name = call.map_or_else(|| reason_name(reason), |call| call.op.name());
+                let (exposed, late_peer) = (in_micros(exposed.as_ps()), in_micros(late_peer.as_ps()));
+                let args = json!({"exposed_us": exposed, "late_peer_us": late_peer});
+                self.slice(rank, Row::Task(task), start, at, &format!("wait: {name}"), args);
+            }
+            Event::Completed { rank, call, issued, started, algorithm, meeting, .. } => {
+                let args = describe(call, issued, algorithm, meeting);
+                self.slice(rank, Row::Group(call.group), started, at, call.op.name(), args);
+            }
+            Event::Marked { rank, mark } => self.mark(at, rank, mark),
+            Event::Message { wire_bytes, started, sent, links, .. } => self.rates.add(links, started, sent, wire_bytes),
+            Event::Finished { rank, .. } => self.close_ranges(at, rank),
+            Event::Issued { .. } => {}
+        }
+    }
+
+    fn wants_messages(&self) -> bool {
+        true
+    }
+}
+
+/// An entry of the trace.
+struct Entry<'a> {
+    ph: char,
+    pid: u32,
+    tid: u32,
+    start: SimTime,
+    end: Option<SimTime>,
+    name: &'a str,
+    args: serde_json::Value,
+}
+
+/// `{"traceEvents":[...]}`, written element by element.
+struct Document<W> {
+    sink: Sink<W>,
+    empty: bool,
+}
+
+impl<W: Write> Document<W> {
+    fn new(out: W) -> Document<W> {
+        let mut sink = Sink::new("trace", out);
+        sink.write(b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n");
+        Document { sink, empty: true }
+    }
+
+    fn push(&mut self, entry: &str) {
+        if !std::mem::take(&mut self.empty) {
+            self.sink.write(b",\n");
+        }
+        self.sink.write(entry.as_bytes());
+    }
+
+    fn entry(&mut self, entry: &Entry<'_>) {
+        let Entry { ph, pid, tid, start, end, name, args } = entry;
+        let (name, start) = (serde_json::Value::from(*name), micros(start.as_ps()));
+        let duration =
+            end.map(|end| format!(",\"dur\":{}", micros(end.as_ps() - entry.start.as_ps()))).unwrap_or_default();
+        self.push(&format!(
+            "{{\"ph\":\"{ph}\",\"pid\":{pid},\"tid\":{tid},\"ts\":{start}{duration},\"name\":{name},\"args\":{args}}}"
+        ));
+    }
+
+    /// A process or a row, and its place among its like.
+    fn name(&mut self, kind: &str, pid: u32, tid: u32, name: &str, place: u64) {
+        let name = serde_json::Value::from(name);
+        self.push(&format!(
+            "{{\"ph\":\"M\",\"pid\":{pid},\"tid\":{tid},\"name\":\"{kind}_name\",\"args\":{{\"name\":{name}}}}}"
+        ));
+        self.push(&format!(
+            "{{\"ph\":\"M\",\"pid\":{pid},\"tid\":{tid},\"name\":\"{kind}_sort_index\",\"args\":{{\"sort_index\":{place}}}}}"
+        ));
+    }
+
+    fn finish(mut self) -> Result<W, WriteError> {
+        self.sink.write(b"\n]}\n");
+        self.sink.finish()
+    }
+}
+
+/// Microseconds for people.
+fn in_micros(ps: u64) -> f64 {
+    ps as f64 / 1e6
+}
+
+/// Microseconds, to the picosecond.
+fn micros(ps: u64) -> String {
+    format!("{}.{:06}", ps / 1_000_000, ps % 1_000_000)
+}
+
+#[cfg(test)]
+mod tests;
