@@ -41,6 +41,12 @@ pub enum HostError {
         /// What to do.
         hint: &'static str,
     },
+    /// The results could not be written to their end: usually a full disk.
+    #[error(transparent)]
+    Write(#[from] uniference_formats::sink::WriteError),
+    /// A program record cannot be read.
+    #[error(transparent)]
+    Record(#[from] uniference_formats::record::RecordError),
     /// The host has not enough of something.
     #[error("{what}\nhint: {hint}")]
     Host {

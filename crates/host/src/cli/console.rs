@@ -32,7 +32,6 @@ pub(super) struct Console {
     printing: Option<u32>,
     several: bool,
     progress: Option<Progress>,
-    warnings: Vec<String>,
 }
 
 /// The line of progress.
@@ -47,7 +46,7 @@ impl Console {
     /// Progress is shown if standard error is a terminal.
     pub(super) fn new(report_only: bool, counter: Counter) -> Console {
         let progress = io::stderr().is_terminal().then(|| Progress::new(counter));
-        Console { report_only, printing: None, several: false, progress, warnings: Vec::new() }
+        Console { report_only, printing: None, several: false, progress }
     }
 
     /// Takes the line of progress away.
@@ -55,11 +54,6 @@ impl Console {
         if let Some(progress) = self.progress.take() {
             progress.bar.finish_and_clear();
         }
-    }
-
-    /// What was warned of.
-    pub(super) fn warnings(&self) -> &[String] {
-        &self.warnings
     }
 
     fn write(&mut self, stream: Stream, bytes: &[u8]) {
@@ -88,7 +82,6 @@ impl driver::Console for Console {
 
     fn warn(&mut self, message: &str) {
         self.write(Stream::Err, format!("warning: {message}\n").as_bytes());
-        self.warnings.push(message.to_owned());
     }
 
     fn tick(&mut self, engine: &Engine) {

@@ -1,8 +1,9 @@
 //! Owns the folder that a run's results go to: its name, whether it can be written, and writing to it.
 
+use super::results::{EVENTS, RECORD, REPORT, TRACE};
 use crate::error::HostError;
-use std::fs;
-use std::io::{self, ErrorKind};
+use std::fs::{self, File};
+use std::io::{self, BufWriter, ErrorKind};
 use std::path::{Path, PathBuf};
 
 /// Where results go when nothing is said.
@@ -22,7 +23,7 @@ impl Folder {
             None => Folder(next_free(Path::new(DEFAULT), &stem(script))?),
         };
         folder.remove_old_results()?;
-        folder.write("report.json", b"")?;
+        folder.probe()?;
         Ok(folder)
     }
 
@@ -35,6 +36,28 @@ impl Folder {
     pub(super) fn write(&self, name: &str, contents: &[u8]) -> Result<(), HostError> {
         let path = self.0.join(name);
         fs::write(&path, contents).map_err(|source| unwritable("write", &path, source))
+    }
+
+    /// A new file to write to.
+    pub(super) fn create(&self, name: &str) -> Result<BufWriter<File>, HostError> {
+        let path = self.0.join(name);
+        File::create(&path).map(BufWriter::new).map_err(|source| unwritable("create", &path, source))
+    }
+
+    /// One line for people: where the results are, and what to do with them.
+    pub(super) fn describe(&self) -> String {
+        let path = self.0.display();
+        match self.0.join(TRACE).exists() {
+            true => format!("results: {path} (open {TRACE} at https://ui.perfetto.dev)"),
+            false => format!("results: {path}"),
+        }
+    }
+
+    /// Finds out before the run whether its results can be written.
+    fn probe(&self) -> Result<(), HostError> {
+        self.write(REPORT, b"")?;
+        let path = self.0.join(REPORT);
+        fs::remove_file(&path).map_err(|source| unwritable("remove", &path, source))
     }
 
     fn remove_old_results(&self) -> Result<(), HostError> {
@@ -52,7 +75,7 @@ impl Folder {
 fn is_result(name: &str) -> bool {
     let log = name.strip_prefix("rank-").and_then(|rest| rest.strip_suffix(".log"));
     log.is_some_and(|rank| rank.parse::<u32>().is_ok())
-        || ["report.json", "trace.json", "program.bin", "events.jsonl"].contains(&name)
+        || [REPORT, TRACE, RECORD, EVENTS].contains(&name)
 }
 
 fn next_free(parent: &Path, stem: &str) -> Result<PathBuf, HostError> {
@@ -93,7 +116,7 @@ mod tests {
         Folder::prepare(Some(dir.path()), "a.py").unwrap();
         let mut left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
         left.sort();
-        assert_eq!(left, ["notes.txt", "rank-x.log", "report.json"]);
+        assert_eq!(left, ["notes.txt", "rank-x.log"]);
     }
 
     #[test]

@@ -1,8 +1,127 @@
-//! replay
+//! Owns `uniference replay`: the record of a run, carried out again without the program.
+
+use super::cluster::{Chosen, ClusterArgs};
+use super::console::Counter;
+use super::folder::Folder;
+use super::results::{self, RECORD, RecordLevel, Recording};
 use crate::error::{Exit, HostError};
-/// replay
+use crate::live::exchange::Recorder;
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+use uniference_formats::record::{RankRecord, RecordReader};
+use uniference_formats::report::Manifest;
+use uniference_sim::engine::Engine;
+use uniference_sim::ids::{RankId, TaskId};
+use uniference_sim::network::FlowNetwork;
+use uniference_sim::program::Request;
+use uniference_sim::record::{Replayed, replay as replay_record};
+
+/// `uniference replay`.
 #[derive(clap::Args)]
-pub(super) struct Args {}
-pub(super) fn replay(_a: &Args, _argv: &[String]) -> Result<Exit, HostError> {
-    Ok(Exit::Ok)
+pub(super) struct Args {
+    /// The folder with the results of a run
+    #[arg(value_name = "DIR")]
+    run: PathBuf,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+    /// Where the results go [default: uniference-out/replay-N]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Print the report as JSON, and nothing else, on standard output
+    #[arg(long)]
+    json: bool,
+    /// What is kept besides the report: all events, all operations (program record and trace), or nothing
+    #[arg(long, value_enum, default_value_t = RecordLevel::Ops)]
+    record: RecordLevel,
+}
+
+/// Runs a record again. On the cluster it comes from, report, trace and digest are the run's, byte for byte.
+pub(super) fn replay(args: &Args, argv: &[String]) -> Result<Exit, HostError> {
+    let path = args.run.join(RECORD);
+    let reader = RecordReader::open(BufReader::new(open(&path)?))?;
+    let recorded = reader.header().manifest.clone();
+    let chosen = args.cluster.resolve_again(&path.display().to_string(), &recorded.cluster)?;
+    check_ranks(&chosen, reader.header().world_size)?;
+    let manifest = manifest(recorded, &chosen, argv);
+    let folder = folder(args)?;
+    let mut recording = Recording::start(args.record, &chosen.resolved, &manifest, &folder, Counter::default())?;
+    let cluster = &chosen.resolved.cluster;
+    let mut engine = Engine::new(cluster, Box::new(FlowNetwork::new(cluster.topology.clone())));
+    let (ranks, rest) = reader.by_rank();
+    let ended = {
+        let (observer, recorder) = recording.watchers();
+        let recorder = std::cell::RefCell::new(recorder);
+        let copied = (0..).map(RankId).zip(ranks).map(|(rank, requests)| Copied { rank, requests, recorder: &recorder });
+        replay_record(&mut engine, copied.collect(), observer)
+    };
+    let lines = rest.finish()?;
+    let figures = recording.finish(lines.clone())?;
+    match ended {
+        Replayed::Finished => {
+            results::report(figures, &chosen.resolved, manifest, &folder, args.json)?;
+            Ok(Exit::Ok)
+        }
+        Replayed::Halted(halt) => {
+            eprint!("error: {}", halt.render(&|site| lines.get(site.index()).cloned().unwrap_or_default()));
+            Ok(Exit::Halted)
+        }
+        Replayed::CutShort => Err(HostError::Usage(format!(
+            "the record in {} ends before the programs do\nhint: the run did not come to its end; run the program again",
+            args.run.display()
+        ))),
+    }
+}
+
+/// A rank's requests, recorded again as they are read.
+struct Copied<'a, 'b> {
+    rank: RankId,
+    requests: RankRecord<BufReader<File>>,
+    recorder: &'a std::cell::RefCell<&'b mut dyn Recorder>,
+}
+
+impl Iterator for Copied<'_, '_> {
+    type Item = (TaskId, Request);
+
+    fn next(&mut self) -> Option<(TaskId, Request)> {
+        let (task, request) = self.requests.next()?;
+        self.recorder.borrow_mut().request(self.rank, task, &request);
+        Some((task, request))
+    }
+}
+
+fn open(path: &Path) -> Result<File, HostError> {
+    File::open(path).map_err(|source| HostError::File {
+        action: "read",
+        path: path.to_owned(),
+        source,
+        hint: "give the folder that `uniference run` has written, without --record summary",
+    })
+}
+
+fn check_ranks(chosen: &Chosen, recorded: u32) -> Result<(), HostError> {
+    let devices = chosen.resolved.cluster.devices.len();
+    if devices == recorded as usize {
+        return Ok(());
+    }
+    Err(HostError::Usage(format!(
+        "the record is of {recorded} ranks, the cluster has {devices} devices\nhint: a record runs on clusters with as many devices as it has ranks"
+    )))
+}
+
+/// The run's own, unless this is another run: on another cluster.
+fn manifest(recorded: Manifest, chosen: &Chosen, argv: &[String]) -> Manifest {
+    if recorded.cluster == chosen.resolved.toml {
+        return recorded;
+    }
+    Manifest { cluster: chosen.resolved.toml.clone(), command: argv.to_vec(), ..recorded }
+}
+
+fn folder(args: &Args) -> Result<Folder, HostError> {
+    let same = |out: &PathBuf| out.canonicalize().ok().is_some_and(|out| args.run.canonicalize().is_ok_and(|run| run == out));
+    if args.out.as_ref().is_some_and(same) {
+        let hint = "choose another folder with --out";
+        return Err(HostError::Usage(format!("the results would replace the run that is read\nhint: {hint}")));
+    }
+    Folder::prepare(args.out.as_deref(), "replay")
 }

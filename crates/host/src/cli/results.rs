@@ -1,67 +1,127 @@
-//! Owns what is kept of a run and written when it ends.
+//! Owns what is kept of a run: who looks on while it goes on, and what is written and shown when it ends.
+//!
+//! How each file looks is `uniference-formats`' business.
 
 use super::console::Counter;
 use super::folder::Folder;
 use crate::error::HostError;
 use crate::live::exchange::Recorder;
+use std::fs::File;
+use std::io::BufWriter;
 use uniference_formats::cluster::Resolved;
-use uniference_sim::cluster::Cluster;
+use uniference_formats::events::EventWriter;
+use uniference_formats::record::{Header, RecordWriter};
+use uniference_formats::report::{Manifest, Report};
+use uniference_formats::table;
+use uniference_formats::trace::TraceWriter;
+use uniference_sim::ids::{RankId, TaskId};
+use uniference_sim::program::Request;
 use uniference_sim::record::{Digest, Observer, Statistics};
+
+/// The names of the files in a run's folder. The ranks' logs are beside them.
+pub(super) const REPORT: &str = "report.json";
+pub(super) const TRACE: &str = "trace.json";
+pub(super) const RECORD: &str = "program.record";
+pub(super) const EVENTS: &str = "events.jsonl";
 
 /// What is kept besides the report.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum RecordLevel {
-    /// All events
+    /// Program record, trace and every event
     Full,
     /// Program record and trace
     Ops,
-    /// Nothing
+    /// Nothing: for very large runs
     Summary,
-}
-
-/// How the report is shown.
-pub(super) enum Format {
-    Json,
-    Table,
 }
 
 /// Everything that looks on while a run goes on.
 pub(super) struct Recording {
-    all: ((Statistics, Digest), Counter),
-    nothing: (),
+    observers: ((Statistics, Digest), (Counter, (Trace, Events))),
+    record: Record,
 }
 
-/// What the report says besides figures.
-pub(super) struct Outcome<'a> {
-    pub(super) argv: &'a [String],
-    pub(super) seed: u64,
-    pub(super) resolved: &'a Resolved,
-    pub(super) warnings: &'a [String],
-    pub(super) lines: &'a [String],
+type Trace = Option<TraceWriter<BufWriter<File>>>;
+type Events = Option<EventWriter<BufWriter<File>>>;
+
+/// The program record, if one is kept.
+struct Record(Option<RecordWriter<BufWriter<File>>>);
+
+impl Recorder for Record {
+    fn request(&mut self, rank: RankId, task: TaskId, request: &Request) {
+        if let Some(writer) = &mut self.0 {
+            writer.request(rank, task, request);
+        }
+    }
+}
+
+/// What a run is known by, in its report and its record.
+pub(super) fn manifest(argv: &[String], seed: u64, resolved: &Resolved) -> Manifest {
+    let version = ("uniference".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
+    Manifest {
+        cluster: resolved.toml.clone(),
+        versions: [version].into_iter().collect(),
+        seed,
+        command: argv.to_vec(),
+    }
 }
 
 impl Recording {
+    /// Opens the files that `level` wants.
     pub(super) fn start(
-        _level: RecordLevel,
-        _cluster: &Cluster,
-        _folder: &Folder,
+        level: RecordLevel,
+        resolved: &Resolved,
+        manifest: &Manifest,
+        folder: &Folder,
         counter: Counter,
     ) -> Result<Recording, HostError> {
-        Ok(Recording { all: ((Statistics::default(), Digest::default()), counter), nothing: () })
+        let wanted = |least: &[RecordLevel], name: &str| least.contains(&level).then(|| folder.create(name)).transpose();
+        let ops = [RecordLevel::Full, RecordLevel::Ops];
+        let trace = wanted(&ops, TRACE)?.map(|file| TraceWriter::new(file, &resolved.cluster));
+        let events = wanted(&[RecordLevel::Full], EVENTS)?.map(EventWriter::new);
+        let header = Header { world_size: resolved.cluster.devices.len() as u32, manifest: manifest.clone() };
+        let record = Record(wanted(&ops, RECORD)?.map(|file| RecordWriter::new(file, header)));
+        let statistics = (Statistics::default(), Digest::default());
+        Ok(Recording { observers: (statistics, (counter, (trace, events))), record })
     }
+
+    /// Those who look on.
     pub(super) fn watchers(&mut self) -> (&mut dyn Observer, &mut dyn Recorder) {
-        (&mut self.all, &mut self.nothing)
+        (&mut self.observers, &mut self.record)
     }
-    pub(super) fn finish(self, _o: &Outcome<'_>, _folder: &Folder, _f: Format) -> Result<(), HostError> {
-        eprintln!(
-            "makespan {} events {} digest {}",
-            self.all.0.0.makespan(),
-            self.all.0.0.events(),
-            self.all.0.1.to_hex()
-        );
-        for r in self.all.0.0.ranks() {
-            eprintln!("{r:?}");
-        }
-        Ok(())
+
+    /// Completes the files of a run that has come to an end of its own, good or bad; `lines` are those of the program.
+    pub(super) fn finish(self, lines: Vec<String>) -> Result<(Statistics, Digest), HostError> {
+        let (figures, (_, (trace, events))) = self.observers;
+        trace.map(TraceWriter::finish).transpose()?;
+        events.map(EventWriter::finish).transpose()?;
+        self.record.0.map(|record| record.finish(lines)).transpose()?;
+        Ok(figures)
     }
+}
+
+/// Writes the report into the folder, and shows it: as JSON, or as a table with a word on where the rest is.
+pub(super) fn report(
+    (statistics, digest): (Statistics, Digest),
+    resolved: &Resolved,
+    manifest: Manifest,
+    folder: &Folder,
+    json: bool,
+) -> Result<(), HostError> {
+    let mut report = Report::new(&statistics, &resolved.cluster.devices, digest.to_hex(), manifest);
+    if statistics.operations().next().is_none() {
+        report.warnings.push("the program never communicated: nothing was simulated but its compute".to_owned());
+    }
+    let text = report.to_json();
+    folder.write(REPORT, text.as_bytes())?;
+    if json {
+        print!("{text}");
+        return Ok(());
+    }
+    for warning in &report.warnings {
+        eprintln!("warning: {warning}");
+    }
+    print!("{}", table::render(&report));
+    println!("{}", folder.describe());
+    Ok(())
 }

@@ -3,7 +3,7 @@
 use super::cluster::ClusterArgs;
 use super::console::{Console, Counter};
 use super::folder::Folder;
-use super::results::{Format, Outcome, RecordLevel, Recording};
+use super::results::{self, RecordLevel, Recording};
 use crate::capacity;
 use crate::error::{Exit, HostError};
 use crate::interrupt::Interrupts;
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use uniference_sim::cluster::Cluster;
-use uniference_sim::engine::{Engine, Halt};
+use uniference_sim::engine::Engine;
 use uniference_sim::network::FlowNetwork;
 
 /// `uniference run`.
@@ -71,39 +71,37 @@ pub(super) fn run(args: &Args, argv: &[String], python: &Path) -> Result<Exit, H
     if let Some(warning) = tight {
         crate::live::driver::Console::warn(&mut console, &warning);
     }
-    let mut recording = Recording::start(args.record, cluster, &folder, counter)?;
-    let ending = drive(&setup, cluster, &mut recording, &mut console);
+    let manifest = results::manifest(argv, args.seed, &chosen.resolved);
+    let mut recording = Recording::start(args.record, &chosen.resolved, &manifest, &folder, counter)?;
+    let ended = drive(&setup, cluster, &mut recording, &mut console);
     console.finish();
-    let (ending, lines) = ending?;
-    let render = |halt: &Halt| halt.render(&|site| lines.get(site.index()).cloned().unwrap_or_default());
+    let (ending, lines) = ended?;
+    let figures = recording.finish(lines.clone())?;
+    if let Ending::Finished = ending {
+        results::report(figures, &chosen.resolved, manifest, &folder, args.json)?;
+    }
+    Ok(conclude(ending, &lines, &folder))
+}
+
+/// Says on standard error why a run did not finish.
+fn conclude(ending: Ending, lines: &[String], folder: &Folder) -> Exit {
     match ending {
-        Ending::Finished => {
-            let format = if args.json { Format::Json } else { Format::Table };
-            let outcome = Outcome {
-                argv,
-                seed: args.seed,
-                resolved: &chosen.resolved,
-                warnings: console.warnings(),
-                lines: &lines,
-            };
-            recording.finish(&outcome, &folder, format)?;
-            Ok(Exit::Ok)
-        }
+        Ending::Finished => Exit::Ok,
         Ending::Failed { rank } => {
-            eprintln!("error: the program failed on rank {rank}; its output is in {}", log(&folder, rank));
-            Ok(Exit::ProgramFailed)
+            eprintln!("error: the program failed on rank {rank}\nhint: its output is also in {}", log(folder, rank));
+            Exit::ProgramFailed
         }
         Ending::Died { rank, pid, status } => {
-            eprintln!("{}", obituary(rank, pid, status, &folder));
-            Ok(Exit::ProgramFailed)
+            eprintln!("{}", obituary(rank, pid, status, folder));
+            Exit::ProgramFailed
         }
         Ending::Halted(halt) => {
-            eprint!("error: {}", render(&halt));
-            Ok(Exit::Halted)
+            eprint!("error: {}", halt.render(&|site| lines.get(site.index()).cloned().unwrap_or_default()));
+            Exit::Halted
         }
         Ending::Interrupted => {
             eprintln!("interrupted");
-            Ok(Exit::Interrupted)
+            Exit::Interrupted
         }
     }
 }

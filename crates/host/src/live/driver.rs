@@ -210,11 +210,12 @@ impl<'a> Driver<'a> {
         if self.watch.console.wants_ticks() {
             self.watch.console.tick(self.exchange.engine());
         }
-        Ok(match standing {
+        // A rank that is gone explains why the others cannot go on.
+        Ok(self.casualty().or(match standing {
             Standing::Finished => Some(Ending::Finished),
             Standing::Halted(halt) => Some(Ending::Halted(halt)),
-            Standing::Blocked => self.casualty(),
-        })
+            Standing::Blocked => None,
+        }))
     }
 
     /// A rank that failed or died, the lowest first.
