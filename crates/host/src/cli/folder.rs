@@ -74,8 +74,7 @@ impl Folder {
 
 fn is_result(name: &str) -> bool {
     let log = name.strip_prefix("rank-").and_then(|rest| rest.strip_suffix(".log"));
-    log.is_some_and(|rank| rank.parse::<u32>().is_ok())
-        || [REPORT, TRACE, RECORD, EVENTS].contains(&name)
+    log.is_some_and(|rank| rank.parse::<u32>().is_ok()) || [REPORT, TRACE, RECORD, EVENTS].contains(&name)
 }
 
 fn next_free(parent: &Path, stem: &str) -> Result<PathBuf, HostError> {

@@ -52,7 +52,8 @@ pub(super) fn replay(args: &Args, argv: &[String]) -> Result<Exit, HostError> {
     let ended = {
         let (observer, recorder) = recording.watchers();
         let recorder = std::cell::RefCell::new(recorder);
-        let copied = (0..).map(RankId).zip(ranks).map(|(rank, requests)| Copied { rank, requests, recorder: &recorder });
+        let copied =
+            (0..).map(RankId).zip(ranks).map(|(rank, requests)| Copied { rank, requests, recorder: &recorder });
         replay_record(&mut engine, copied.collect(), observer)
     };
     let lines = rest.finish()?;
@@ -118,7 +119,8 @@ fn manifest(recorded: Manifest, chosen: &Chosen, argv: &[String]) -> Manifest {
 }
 
 fn folder(args: &Args) -> Result<Folder, HostError> {
-    let same = |out: &PathBuf| out.canonicalize().ok().is_some_and(|out| args.run.canonicalize().is_ok_and(|run| run == out));
+    let same =
+        |out: &PathBuf| out.canonicalize().ok().is_some_and(|out| args.run.canonicalize().is_ok_and(|run| run == out));
     if args.out.as_ref().is_some_and(same) {
         let hint = "choose another folder with --out";
         return Err(HostError::Usage(format!("the results would replace the run that is read\nhint: {hint}")));

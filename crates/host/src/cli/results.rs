@@ -58,12 +58,7 @@ impl Recorder for Record {
 /// What a run is known by, in its report and its record.
 pub(super) fn manifest(argv: &[String], seed: u64, resolved: &Resolved) -> Manifest {
     let version = ("uniference".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
-    Manifest {
-        cluster: resolved.toml.clone(),
-        versions: [version].into_iter().collect(),
-        seed,
-        command: argv.to_vec(),
-    }
+    Manifest { cluster: resolved.toml.clone(), versions: [version].into_iter().collect(), seed, command: argv.to_vec() }
 }
 
 impl Recording {
@@ -75,7 +70,8 @@ impl Recording {
         folder: &Folder,
         counter: Counter,
     ) -> Result<Recording, HostError> {
-        let wanted = |least: &[RecordLevel], name: &str| least.contains(&level).then(|| folder.create(name)).transpose();
+        let wanted =
+            |least: &[RecordLevel], name: &str| least.contains(&level).then(|| folder.create(name)).transpose();
         let ops = [RecordLevel::Full, RecordLevel::Ops];
         let trace = wanted(&ops, TRACE)?.map(|file| TraceWriter::new(file, &resolved.cluster));
         let events = wanted(&[RecordLevel::Full], EVENTS)?.map(EventWriter::new);

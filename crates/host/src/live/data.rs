@@ -15,6 +15,8 @@ use uniference_sim::record::{Event, Meeting};
 #[derive(Default)]
 pub struct DataPlane {
     groups: BTreeMap<GroupId, Arc<[RankId]>>,
+    /// Calls that the engine has not begun with.
+    announced: BTreeMap<RankId, Vec<(Call, Option<Offset>)>>,
     /// How many collectives of a group a rank has issued.
     counts: BTreeMap<(RankId, GroupId), u64>,
     collectives: BTreeMap<Key, Instance>,
@@ -52,8 +54,16 @@ impl DataPlane {
         self.groups.entry(group).or_insert_with(|| ranks.clone());
     }
 
-    /// `rank` has issued `call`, with its input at `staged`.
-    pub fn issued(&mut self, rank: RankId, handle: Handle, call: &Call, staged: Option<Offset>) {
+    /// `rank` is about to issue `call`, with its input at `staged`.
+    pub fn announce(&mut self, rank: RankId, call: &Call, staged: Option<Offset>) {
+        self.announced.entry(rank).or_default().push((call.clone(), staged));
+    }
+
+    /// The engine has begun with a call. Where threads of a rank have announced calls alike, which is which is theirs to order.
+    fn issued(&mut self, rank: RankId, handle: Handle, call: &Call) {
+        let announced = self.announced.entry(rank).or_default();
+        let at = announced.iter().position(|(known, _)| known == call);
+        let (_, staged) = announced.remove(at.unwrap_or_else(|| panic!("{rank} issues {handle} unannounced")));
         let held = match &call.op {
             CallOp::Collective(collective) => self.enter(rank, call.group, collective, staged),
             CallOp::Send { .. } => {
@@ -81,18 +91,28 @@ impl DataPlane {
         ranks.iter().position(|r| *r == rank).unwrap_or_else(|| panic!("{rank} is not in {group}"))
     }
 
-    /// Sees the engine's events: with which send a receive has met, and which algorithm reduces.
+    /// Sees the engine's events. An operation may be complete before its rank is told how it is called.
     pub fn observe(&mut self, event: &Event<'_>) {
-        let Event::Completed { rank, handle, call, algorithm, meeting, .. } = event else { return };
-        match (self.held.get_mut(&(*rank, *handle)), meeting) {
+        match event {
+            Event::Issued { rank, handle, call, .. } => self.issued(*rank, *handle, call),
+            Event::Completed { rank, handle, call, algorithm, meeting, .. } => {
+                self.completed((*rank, *handle), call, *algorithm, *meeting);
+            }
+            _ => {}
+        }
+    }
+
+    /// With which send a receive has met, and which algorithm has carried out a collective.
+    fn completed(&mut self, of: (RankId, Handle), call: &Call, algorithm: Option<&'static str>, meeting: Meeting) {
+        match (self.held.get_mut(&of), meeting) {
             (Some(Held::Collective { key, .. }), _) => {
                 if let Some(instance) = self.collectives.get_mut(key) {
-                    instance.carried_out_by(*algorithm);
+                    instance.carried_out_by(algorithm);
                 }
             }
-            (Some(Held::Recv { from, .. }), Meeting::Peer(peer)) => *from = *peer,
+            (Some(Held::Recv { from, .. }), Meeting::Peer(peer)) => *from = peer,
             // Released before it was complete: nobody will read the message.
-            (None, Meeting::Peer(Some(peer))) if matches!(call.op, CallOp::Recv { .. }) => self.free_send(*peer),
+            (None, Meeting::Peer(Some(peer))) if matches!(call.op, CallOp::Recv { .. }) => self.free_send(peer),
             _ => {}
         }
     }

@@ -3,12 +3,12 @@
 //! It does no I/O: sockets, processes and the host's time are `driver`'s business. So it is tested without any of them.
 
 use super::data::{Access, DataPlane};
-use super::protocol::{Answer, LocalHandle, Offset, Op, Reply as Frame};
+use super::protocol::{Answer, LocalHandle, Op, Reply as Frame};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use uniference_sim::engine::{Engine, Halt, Resumption, Turn};
 use uniference_sim::ids::{GroupId, Handle, QueueId, RankId, Site, TaskId};
-use uniference_sim::program::{Activity, Call, Origin, Outcome, Reply, Request, Work};
+use uniference_sim::program::{Activity, Origin, Outcome, Reply, Request, Work};
 use uniference_sim::record::{Event, Observer};
 use uniference_sim::time::SimTime;
 
@@ -99,7 +99,7 @@ enum Asked {
     Sleep,
     SleepEnd,
     Mark,
-    Issue { handle: LocalHandle, call: Call, staged: Option<Offset> },
+    Issue(LocalHandle),
     Wait(Vec<(LocalHandle, Handle)>),
     Now,
     Group(Arc<[RankId]>),
@@ -254,7 +254,8 @@ impl Exchange {
             Op::Sleep(duration) => (issue(Activity::Sleep(duration), line), Asked::Sleep),
             Op::Mark(mark) => (issue(Activity::Mark(mark), line), Asked::Mark),
             Op::Issue { handle, call, staged, .. } => {
-                (issue(Activity::Call(call.clone()), line), Asked::Issue { handle, call, staged })
+                self.data.announce(rank, &call, staged);
+                (issue(Activity::Call(call), line), Asked::Issue(handle))
             }
             Op::Wait { handles, any, timeout, .. } => {
                 let named: Vec<_> = handles.into_iter().map(|handle| (handle, self.name(rank, handle))).collect();
@@ -297,9 +298,8 @@ impl Exchange {
             (Asked::Compute, Reply::Issued(handle)) => self.await_end(rank, task, handle, Asked::ComputeEnd, recorder),
             (Asked::Sleep, Reply::Issued(handle)) => self.await_end(rank, task, handle, Asked::SleepEnd, recorder),
             (Asked::SleepEnd, Reply::Complete(_)) => self.answer(rank, task, Answer::Go),
-            (Asked::Issue { handle, call, staged }, Reply::Issued(name)) => {
+            (Asked::Issue(handle), Reply::Issued(name)) => {
                 self.ranks[rank.index()].names.insert(handle, name);
-                self.data.issued(rank, name, &call, staged);
                 self.pump_siblings(rank, task, recorder);
             }
             (Asked::Wait(named), Reply::Complete(complete)) => self.complete(rank, task, &named, &complete),
