@@ -238,4 +238,29 @@ pub(crate) mod tests {
         let shown = [Report::from_json(&newer), Report::from_json("{}")].map(|read| read.unwrap_err().to_string());
         insta::assert_snapshot!(shown.join("\n\n"));
     }
+
+    /// The keys of all objects inside a value.
+    fn keys(value: &serde_json::Value, found: &mut Vec<String>) {
+        match value {
+            serde_json::Value::Object(entries) => entries.iter().for_each(|(key, value)| {
+                found.push(key.clone());
+                keys(value, found);
+            }),
+            serde_json::Value::Array(elements) => elements.iter().for_each(|element| keys(element, found)),
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn every_field_is_documented() {
+        let documentation = include_str!("../../../docs/report.md");
+        let mut report = sample(1);
+        report.manifest.versions.clear();
+        let mut fields = Vec::new();
+        keys(&serde_json::to_value(report).unwrap(), &mut fields);
+        assert!(fields.len() > 20);
+        for field in fields {
+            assert!(documentation.contains(&format!("`{field}`")), "{field} is not documented");
+        }
+    }
 }

@@ -237,9 +237,8 @@ impl Reader<'_> {
     /// The link, or the key of the preset, that an error is about.
     fn place_of(&self, error: &TopologyError) -> Range<usize> {
         let links = self.raw.links.iter().flat_map(Spanned::get_ref);
-        let link_named = |wanted: &str| {
-            links.clone().filter(|link| name_of(link.get_ref()) == wanted).next_back().map(Spanned::span)
-        };
+        let link_named =
+            |wanted: &str| links.clone().rfind(|link| name_of(link.get_ref()) == wanted).map(Spanned::span);
         let place = match error {
             TopologyError::UnknownNode { name, .. } => {
                 let mut ends = links.clone().flat_map(|link| &link.get_ref().between);

@@ -335,3 +335,28 @@ proptest::proptest! {
         let _ = cut.map(|_| ()).map_err(|error| error.render(false));
     }
 }
+
+#[test]
+fn every_example_of_the_documentation_is_a_cluster_and_every_key_is_documented() {
+    let documentation = include_str!("../../../../docs/cluster-file.md");
+    let examples: Vec<&str> =
+        documentation.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    assert!(examples.len() > 10);
+    examples.iter().for_each(|example| {
+        resolve(example);
+    });
+    let all = "name backend device network collective count slowdown memory host per_host preset links bandwidth latency \
+               local backplane dims hosts_per_leaf spines oversubscription per_server fabric between duplex concurrency \
+               packet payload wire up_to algorithm gloo ideal switch star ring fully_connected wifi torus fat_tree rail";
+    for key in all.split_whitespace().chain(CollectiveKind::ALL.map(CollectiveKind::name)) {
+        assert!(documentation.contains(key), "{key} is not documented");
+    }
+}
+
+#[test]
+fn the_examples_that_come_with_the_program_are_clusters() {
+    let slow = resolve(include_str!("../../../../examples/generate/slow-network.toml"));
+    let devices: Vec<(&str, f64)> = slow.cluster.devices.iter().map(|d| (&*d.name, d.slowdown)).collect();
+    assert_eq!(devices, [("board.0", 1.0), ("board.1", 1.0), ("old-board", 2.5)]);
+    assert_eq!(resolve(include_str!("../../../../examples/generate/three-boards.toml")).cluster.devices.len(), 3);
+}
