@@ -12,7 +12,7 @@ use toml::Spanned;
 
 /// A cluster file.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table")]
 pub(super) struct RawCluster {
     /// For people.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -42,7 +42,7 @@ pub(super) struct RawBackend {
 
 /// A packet's payload and its size on the wire.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table")]
 pub(super) struct RawPacket {
     pub(super) payload: Spanned<Size>,
     pub(super) wire: Spanned<Size>,
@@ -50,7 +50,7 @@ pub(super) struct RawPacket {
 
 /// One or more equal devices.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table")]
 pub(super) struct RawDevice {
     pub(super) name: Spanned<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -67,7 +67,7 @@ pub(super) struct RawDevice {
 
 /// What joins the hosts.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table")]
 pub(super) struct RawNetwork {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) preset: Option<Spanned<String>>,
@@ -99,7 +99,7 @@ pub(super) struct RawNetwork {
 
 /// Rate and latency of one link.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table")]
 pub(super) struct RawLinkSpec {
     pub(super) bandwidth: Bandwidth,
     pub(super) latency: Duration,
@@ -107,7 +107,7 @@ pub(super) struct RawLinkSpec {
 
 /// A link of an explicit graph.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table")]
 pub(super) struct RawLink {
     pub(super) between: Vec<Spanned<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -128,7 +128,7 @@ pub(super) enum RawDuplex {
 
 /// Where a host differs from the others.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table")]
 pub(super) struct RawHost {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) bandwidth: Option<Spanned<Bandwidth>>,
@@ -144,7 +144,7 @@ pub(super) struct RawRules(pub(super) Vec<RawRule>);
 
 /// An algorithm, and up to which size it is used.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table")]
 pub(super) struct RawRule {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) up_to: Option<Size>,
@@ -153,7 +153,7 @@ pub(super) struct RawRule {
 
 /// The table form of a backend.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table")]
 struct BackendTable {
     name: Spanned<String>,
     concurrency: Option<Spanned<u32>>,

@@ -60,9 +60,21 @@ impl Source {
         for option in options {
             assign(&mut root, option)?;
         }
+        self.refuse_lists(root.get_ref())?;
         let span = root.span();
         let DeValue::Table(table) = root.into_inner() else { unreachable!("an assignment has a key") };
         RawCluster::deserialize(Deserializer::from(Spanned::new(span, table))).map_err(|error| self.type_error(&error))
+    }
+
+    /// Serde takes a list for a table, by the order of its keys; nobody means that.
+    fn refuse_lists(&self, root: &DeValue<'_>) -> Result<(), Diagnostic> {
+        match root.get("network").filter(|network| network.get_ref().is_array()) {
+            Some(list) => {
+                let hint = "there is one network: write [network] with one pair of brackets";
+                Err(self.error("this is a list where one table belongs", list.span()).hint(hint))
+            }
+            None => Ok(()),
+        }
     }
 
     /// What serde says, with a hint made of the names that it lists.
@@ -84,6 +96,10 @@ impl Source {
             (None, [missing, ..]) if message.starts_with("missing field") => {
                 (format!("`{missing}` is missing here"), format!("add `{missing} = ...`"))
             }
+            (None, _) if message.ends_with("map, expected a sequence") => {
+                let hint = "a list of tables is written with two brackets, as in [[device]]";
+                ("this is one table where a list of tables belongs".to_owned(), hint.to_owned())
+            }
             (None, _) => (plain_types(message), DOCUMENTED.to_owned()),
         };
         self.error(shown, error.span().unwrap_or(0..0)).hint(hint)
@@ -94,10 +110,15 @@ const DOCUMENTED: &str = "docs/cluster-file.md describes every key and its value
 
 /// Types as people call them.
 fn plain_types(message: &str) -> String {
-    let message = message.replace("expected f64", "expected a number");
-    message
-        .replace("expected u32", "expected a whole number that is not negative")
-        .replace("expected a sequence", "expected a list")
+    let names = [
+        ("expected f64", "expected a number"),
+        ("expected u32", "expected a whole number that is not negative"),
+        ("expected a sequence", "expected a list"),
+        ("expected a map", "expected a table"),
+        ("invalid type: map", "invalid type: a table"),
+        ("invalid type: sequence", "invalid type: a list"),
+    ];
+    names.iter().fold(message.to_owned(), |message, (rust, plain)| message.replace(rust, plain))
 }
 
 /// Errors of units and of the simulator end with a line that starts with `hint: `.

@@ -322,6 +322,26 @@ fn mistakes_in_assignments_are_shown() {
 }
 
 #[test]
+fn values_of_the_wrong_type_are_shown() {
+    let device = "[[device]]\nname = \"a\"\n";
+    let shown = [
+        "[device]\nname = \"a\"\n".to_owned(),
+        "device = 3\n".to_owned(),
+        format!("network = \"switch\"\n{device}"),
+        format!("{device}[[network]]\n"),
+        format!("{device}[network]\nlinks = [3]\n"),
+        format!("{device}[network]\ndims = \"4x4\"\n"),
+        format!("{device}[network]\nlocal = \"1 Gbps\"\n"),
+        format!("{device}[network.host]\na = 3\n"),
+        format!("{device}[network]\nspines = 2.5\n"),
+        format!("{device}[network]\n[collective]\nbarrier = 3\n"),
+        format!("collective = \"ring\"\n{device}[network]\n"),
+        format!("name = 3\n{device}[network]\n"),
+    ];
+    insta::assert_snapshot!(shown.map(|text| mistake(&text)).join("\n\n"));
+}
+
+#[test]
 fn mistakes_of_syntax_are_shown() {
     let shown = ["name = \"x", "name = x\n", "[[device]\n", "name = \"a\"\nname = \"b\"\n", "= 3\n"].map(mistake);
     insta::assert_snapshot!(shown.join("\n\n"));
