@@ -195,7 +195,8 @@ impl FlowNetwork {
     fn land(&mut self) {
         while let Some((_, flight)) = self.arrivals.first().filter(|(at, _)| *at <= self.now) {
             let messages = &mut self.flights[flight as usize].messages;
-            while let Some((_, id, tag)) = messages.pop_front_if(|(at, ..)| *at <= self.now) {
+            while let Some(&(_, id, tag)) = messages.front().filter(|(at, ..)| *at <= self.now) {
+                messages.pop_front();
                 self.reports.push((id, NetworkEvent::Delivered { tag }));
             }
             match messages.front() {
