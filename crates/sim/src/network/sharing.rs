@@ -54,6 +54,8 @@ pub(super) struct Sharing {
     hops: Vec<Hop>,
     /// Links under review, by the bits of the level at which to look at them (positive floats sort as their bits do).
     review: IndexedHeap<u64>,
+    /// Counts reviews and looks, to tell which was first.
+    turn: u64,
     /// Links where flows have come or gone since they were last solved for.
     touched: Vec<u32>,
     /// Links whose level may have changed, since the caller last took note.
@@ -66,6 +68,9 @@ struct LinkState {
     capacity: f64,
     /// While under review: the level before, until flows go on from there; then infinite.
     before: f64,
+    /// The turn of its last review, and of the last look at it.
+    reviewed: u64,
+    looked: u64,
     crossing: Vec<Crossing>,
 }
 
@@ -99,6 +104,7 @@ impl Sharing {
             flows: Vec::new(),
             hops: Vec::new(),
             review: IndexedHeap::new(),
+            turn: 0,
             touched: Vec::new(),
             changed: Vec::new(),
             moved: Vec::new(),
@@ -107,7 +113,7 @@ impl Sharing {
 
     /// A new link; `capacity` is finite and above zero.
     pub(super) fn add_link(&mut self, capacity: f64) -> u32 {
-        self.links.push(LinkState { capacity, before: f64::INFINITY, crossing: Vec::new() });
+        self.links.push(LinkState { capacity, before: f64::INFINITY, reviewed: 0, looked: 0, crossing: Vec::new() });
         self.level.push(f64::INFINITY);
         self.links.len() as u32 - 1
     }
@@ -174,7 +180,9 @@ impl Sharing {
     /// Finds the levels and bottlenecks for the flows that are active now.
     pub(super) fn solve(&mut self) {
         for link in std::mem::take(&mut self.touched) {
-            self.examine(link, 0.0);
+            if !self.review.contains(link) {
+                self.examine(link, 0.0);
+            }
         }
         while let Some((water, link)) = self.review.pop() {
             self.look(link, f64::from_bits(water));
@@ -189,15 +197,17 @@ impl Sharing {
 
     /// Puts a link under review, to be looked at at once.
     fn examine(&mut self, link: u32, water: f64) {
-        if !self.review.contains(link) {
-            let level = &mut self.level[link as usize];
-            self.links[link as usize].before = std::mem::replace(level, f64::INFINITY);
-        }
+        self.turn += 1;
+        let state = &mut self.links[link as usize];
+        state.before = std::mem::replace(&mut self.level[link as usize], f64::INFINITY);
+        state.reviewed = self.turn;
         self.review.set(link, water.to_bits());
     }
 
     fn look(&mut self, link: u32, water: f64) {
         let at = link as usize;
+        self.turn += 1;
+        self.links[at].looked = self.turn;
         let bound = fill(&self.links[at], &self.level).max(water);
         if bound == f64::INFINITY {
             return;
@@ -255,17 +265,20 @@ impl Sharing {
         }
     }
 
-    /// The water has passed the link's old level: flows that used to stop here do so no longer.
+    /// The water has passed the link's old level: flows that used to stop here do so no longer. A look at another link since this one came
+    /// under review has allowed for that.
     fn go_on(&mut self, link: u32, water: f64) {
-        self.links[link as usize].before = f64::INFINITY;
+        let LinkState { before, reviewed, .. } = &mut self.links[link as usize];
+        *before = f64::INFINITY;
+        let reviewed = *reviewed;
         for slot in 0..self.links[link as usize].crossing.len() {
             let Crossing { flow, bottleneck, .. } = self.links[link as usize].crossing[slot];
-            if bottleneck == link {
-                for hop in self.route(flow) {
-                    let other = self.hops[hop].link;
-                    if other != link {
-                        self.examine(other, water);
-                    }
+            for hop in self.route(flow).filter(|_| bottleneck == link) {
+                let other = self.hops[hop].link;
+                if !self.review.contains(other) && other != link {
+                    self.examine(other, water);
+                } else if self.links[other as usize].looked < reviewed {
+                    self.review.set(other, water.to_bits());
                 }
             }
         }
@@ -289,10 +302,9 @@ fn fill(link: &LinkState, level: &[f64]) -> f64 {
         let (mut used, mut stopped) = (0.0, 0);
         for crossing in &link.crossing {
             let limit = level[crossing.bottleneck as usize];
-            if limit < guess {
-                used += limit;
-                stopped += 1;
-            }
+            let stops = limit < guess;
+            used += if stops { limit } else { 0.0 };
+            stopped += usize::from(stops);
         }
         if stopped == flows && used <= link.capacity * ROUNDING {
             return f64::INFINITY;
