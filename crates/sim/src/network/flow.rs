@@ -113,10 +113,11 @@ impl FlowNetwork {
         if route.links.is_empty() {
             return None;
         }
-        let own = cap.map(|rate| self.add_link(rate));
+        let mut links: Vec<u32> = route.links.iter().map(|link| link.0).collect();
+        links.extend(cap.map(|rate| self.add_link(rate)));
         self.progress.add_flow();
         self.stream_of.push(stream);
-        Some(self.sharing.add_flow(route.links.iter().map(|link| link.0).chain(own)))
+        Some(self.sharing.add_flow(links.into_iter()))
     }
 
     fn flight(&mut self, latency: SimDuration) -> u32 {

@@ -40,6 +40,8 @@
 //! their own from being taken for bottlenecks because of it.
 
 use super::heap::IndexedHeap;
+use std::iter::Chain;
+use std::ops::Range;
 
 /// A link is full when its flows ask for more than this many times its capacity.
 const ROUNDING: f64 = 1.0 + 1e-12;
@@ -71,29 +73,26 @@ struct LinkState {
     /// The turn of its last review, and of the last look at it.
     reviewed: u64,
     looked: u64,
-    crossing: Vec<Crossing>,
-}
-
-/// An active flow, as a link on its route sees it.
-#[derive(Clone, Copy)]
-struct Crossing {
-    flow: u32,
-    /// Which hop of the flow this is.
-    hop: u32,
-    bottleneck: u32,
+    /// The active flows that cross it: their bottlenecks (packed, as this is what is read most), and which of their hops it is.
+    bottlenecks: Vec<u32>,
+    crossing: Vec<u32>,
 }
 
 struct FlowState {
     first_hop: u32,
-    hops: u32,
     /// Of an active flow. While it has none yet, a link of its route that is under review stands in.
     bottleneck: u32,
 }
 
+/// A flow on a link.
 struct Hop {
     link: u32,
     /// Where the flow, if active, is among the link's `crossing`.
     slot: u32,
+    flow: u32,
+    /// All hops of the flow: from this one to that.
+    first: u32,
+    end: u32,
 }
 
 impl Sharing {
@@ -113,18 +112,20 @@ impl Sharing {
 
     /// A new link; `capacity` is finite and above zero.
     pub(super) fn add_link(&mut self, capacity: f64) -> u32 {
-        self.links.push(LinkState { capacity, before: f64::INFINITY, reviewed: 0, looked: 0, crossing: Vec::new() });
+        let (before, reviewed, looked) = (f64::INFINITY, 0, 0);
+        let (bottlenecks, crossing) = (Vec::new(), Vec::new());
+        self.links.push(LinkState { capacity, before, reviewed, looked, bottlenecks, crossing });
         self.level.push(f64::INFINITY);
         self.links.len() as u32 - 1
     }
 
     /// A new flow, not active yet. Its route has at least one link and none twice.
-    pub(super) fn add_flow(&mut self, route: impl IntoIterator<Item = u32>) -> u32 {
-        let first_hop = self.hops.len();
-        self.hops.extend(route.into_iter().map(|link| Hop { link, slot: u32::MAX }));
-        let hops = (self.hops.len() - first_hop) as u32;
-        self.flows.push(FlowState { first_hop: first_hop as u32, hops, bottleneck: u32::MAX });
-        self.flows.len() as u32 - 1
+    pub(super) fn add_flow(&mut self, route: impl ExactSizeIterator<Item = u32>) -> u32 {
+        let (flow, first) = (self.flows.len() as u32, self.hops.len() as u32);
+        let end = first + route.len() as u32;
+        self.hops.extend(route.map(|link| Hop { link, slot: u32::MAX, flow, first, end }));
+        self.flows.push(FlowState { first_hop: first, bottleneck: u32::MAX });
+        flow
     }
 
     /// The link that an active flow's rate is the level of, once solved.
@@ -139,37 +140,44 @@ impl Sharing {
 
     /// Makes a flow active.
     pub(super) fn join(&mut self, flow: u32) {
-        let route = self.route(flow);
-        let links = || route.clone().map(|hop| self.hops[hop].link);
-        let capacity = |link: &u32| self.links[*link as usize].capacity;
-        let alone = links().all(|link| self.links[link as usize].crossing.is_empty());
-        let bottleneck = if alone {
-            let narrowest = links().min_by(|a, b| capacity(a).total_cmp(&capacity(b))).expect("a route has links");
-            self.level[narrowest as usize] = capacity(&narrowest);
-            self.changed.push(narrowest);
-            narrowest
-        } else {
-            self.touched.extend(route.clone().map(|hop| self.hops[hop].link));
-            self.hops[route.start].link
-        };
+        let bottleneck = self.first_bottleneck(flow);
         self.flows[flow as usize].bottleneck = bottleneck;
-        for hop in route {
-            let link = &mut self.links[self.hops[hop].link as usize];
-            self.hops[hop].slot = link.crossing.len() as u32;
-            link.crossing.push(Crossing { flow, hop: hop as u32, bottleneck });
+        for hop in self.route(flow) {
+            let Hop { link, slot, .. } = &mut self.hops[hop];
+            let link = &mut self.links[*link as usize];
+            *slot = link.crossing.len() as u32;
+            link.crossing.push(hop as u32);
+            link.bottlenecks.push(bottleneck);
         }
+    }
+
+    /// Alone on its route, a flow is as fast as the narrowest link. Otherwise that is to be found, by reviews of its links.
+    fn first_bottleneck(&mut self, flow: u32) -> u32 {
+        let hops = &self.hops[self.route(flow)];
+        let (links, level) = (&self.links, &mut self.level);
+        let crossed = |hop: &Hop| &links[hop.link as usize];
+        if hops.iter().any(|hop| !crossed(hop).crossing.is_empty()) {
+            self.touched.extend(hops.iter().map(|hop| hop.link));
+            return hops[0].link;
+        }
+        let narrowest = hops.iter().min_by(|a, b| crossed(a).capacity.total_cmp(&crossed(b).capacity));
+        let bottleneck = narrowest.expect("a route has links").link;
+        level[bottleneck as usize] = links[bottleneck as usize].capacity;
+        self.changed.push(bottleneck);
+        bottleneck
     }
 
     /// Ends a flow's activity.
     pub(super) fn leave(&mut self, flow: u32) {
         for hop in self.route(flow) {
-            let Hop { link, slot } = self.hops[hop];
-            let crossing = &mut self.links[link as usize].crossing;
-            crossing.swap_remove(slot as usize);
-            if let Some(other) = crossing.get(slot as usize) {
-                self.hops[other.hop as usize].slot = slot;
+            let Hop { link, slot, .. } = self.hops[hop];
+            let state = &mut self.links[link as usize];
+            state.crossing.swap_remove(slot as usize);
+            state.bottlenecks.swap_remove(slot as usize);
+            if let Some(other) = state.crossing.get(slot as usize) {
+                self.hops[*other as usize].slot = slot;
             }
-            if crossing.is_empty() {
+            if state.crossing.is_empty() {
                 self.level[link as usize] = f64::INFINITY;
             } else if self.level[link as usize].is_finite() {
                 self.touched.push(link);
@@ -227,39 +235,40 @@ impl Sharing {
     /// The link is full: flows that have not stopped below `level` stop here.
     fn settle(&mut self, link: u32, level: f64) {
         for slot in 0..self.links[link as usize].crossing.len() {
-            let Crossing { flow, bottleneck, .. } = self.links[link as usize].crossing[slot];
+            let bottleneck = self.links[link as usize].bottlenecks[slot];
             let stopped = self.level[bottleneck as usize];
             if stopped <= level {
                 continue;
             }
+            let hop = self.links[link as usize].crossing[slot];
             let before = if stopped.is_finite() { stopped } else { self.links[bottleneck as usize].before };
             if bottleneck != link {
-                self.move_to(flow, link);
+                self.move_to(self.hops[hop as usize].flow, link);
             }
             if before != level {
-                self.rate_changed(flow, link, level, level < before);
+                self.rate_changed(hop, level, level < before);
             }
         }
         self.level[link as usize] = level;
         self.changed.push(link);
     }
 
-    fn move_to(&mut self, flow: u32, link: u32) {
-        self.flows[flow as usize].bottleneck = link;
+    fn move_to(&mut self, flow: u32, bottleneck: u32) {
+        self.flows[flow as usize].bottleneck = bottleneck;
         for hop in self.route(flow) {
-            let Hop { link: crossed, slot } = self.hops[hop];
-            self.links[crossed as usize].crossing[slot as usize].bottleneck = link;
+            let Hop { link, slot, .. } = self.hops[hop];
+            self.links[link as usize].bottlenecks[slot as usize] = bottleneck;
         }
         self.moved.push(flow);
     }
 
-    /// Reviews the links that a flow's new rate may concern. Where a review is due anyway, the rate can only put it off; and a link
-    /// that was not full will not be with less.
-    fn rate_changed(&mut self, flow: u32, bottleneck: u32, water: f64, less: bool) {
-        for hop in self.route(flow) {
-            let link = self.hops[hop].link;
+    /// Reviews the links that a flow's new rate may concern, but for the bottleneck at `hop`. Where a review is due anyway, the rate can
+    /// only put it off; and a link that was not full will not be with less.
+    fn rate_changed(&mut self, hop: u32, water: f64, less: bool) {
+        for other in self.others(hop) {
+            let link = self.hops[other].link;
             let unconcerned = less && self.level[link as usize].is_infinite();
-            if link != bottleneck && !unconcerned && !self.review.contains(link) {
+            if !unconcerned && !self.review.contains(link) {
                 self.examine(link, water);
             }
         }
@@ -268,14 +277,15 @@ impl Sharing {
     /// The water has passed the link's old level: flows that used to stop here do so no longer. A look at another link since this one came
     /// under review has allowed for that.
     fn go_on(&mut self, link: u32, water: f64) {
-        let LinkState { before, reviewed, .. } = &mut self.links[link as usize];
-        *before = f64::INFINITY;
-        let reviewed = *reviewed;
+        self.links[link as usize].before = f64::INFINITY;
+        let reviewed = self.links[link as usize].reviewed;
         for slot in 0..self.links[link as usize].crossing.len() {
-            let Crossing { flow, bottleneck, .. } = self.links[link as usize].crossing[slot];
-            for hop in self.route(flow).filter(|_| bottleneck == link) {
-                let other = self.hops[hop].link;
-                if !self.review.contains(other) && other != link {
+            if self.links[link as usize].bottlenecks[slot] != link {
+                continue;
+            }
+            for other in self.others(self.links[link as usize].crossing[slot]) {
+                let other = self.hops[other].link;
+                if !self.review.contains(other) {
                     self.examine(other, water);
                 } else if self.links[other as usize].looked < reviewed {
                     self.review.set(other, water.to_bits());
@@ -284,38 +294,64 @@ impl Sharing {
         }
     }
 
-    fn route(&self, flow: u32) -> std::ops::Range<usize> {
-        let FlowState { first_hop, hops, .. } = self.flows[flow as usize];
-        first_hop as usize..(first_hop + hops) as usize
+    fn route(&self, flow: u32) -> Range<usize> {
+        let Hop { first, end, .. } = self.hops[self.flows[flow as usize].first_hop as usize];
+        first as usize..end as usize
+    }
+
+    /// All hops of a flow but this one.
+    fn others(&self, hop: u32) -> Chain<Range<usize>, Range<usize>> {
+        let Hop { first, end, .. } = self.hops[hop as usize];
+        (first as usize..hop as usize).chain(hop as usize + 1..end as usize)
     }
 }
 
 /// The level at which the link is full, given where its flows stop on account of others; infinite if it is not full then.
 ///
 /// A step of Newton's method counts flows that stop below the level as they are, and lets the others share what is left. After
-/// the first, which may start anywhere, steps only go up; when no further flow stops below, the level is exact.
+/// the first, which may start anywhere, steps only go up; when the same flows stop below the new level, it is exact.
 fn fill(link: &LinkState, level: &[f64]) -> f64 {
     let flows = link.crossing.len();
     let even = link.capacity / flows as f64;
-    let (mut guess, mut stopped_before) = (link.before, usize::MAX);
+    let (mut guess, mut floor) = (link.before, even);
     loop {
-        let (mut used, mut stopped) = (0.0, 0);
-        for crossing in &link.crossing {
-            let limit = level[crossing.bottleneck as usize];
-            let stops = limit < guess;
-            used += if stops { limit } else { 0.0 };
-            stopped += usize::from(stops);
-        }
-        if stopped == flows && used <= link.capacity * ROUNDING {
+        let below = Below::of(guess, &link.bottlenecks, level);
+        if below.flows == flows && below.used <= link.capacity * ROUNDING {
             return f64::INFINITY;
         }
-        if stopped == stopped_before {
-            return guess;
+        let share =
+            if below.flows == flows { even } else { (link.capacity - below.used) / (flows - below.flows) as f64 };
+        let better = share.max(floor);
+        if below.highest < better && better <= below.next {
+            return better;
         }
-        let share = ((link.capacity - used) / (flows - stopped) as f64).max(even);
-        let up = if stopped_before == usize::MAX { even } else { guess };
-        guess = if stopped == flows { even } else { share.max(up) };
-        stopped_before = stopped;
+        (guess, floor) = (better, better);
+    }
+}
+
+/// What stops below a level.
+struct Below {
+    flows: usize,
+    used: f64,
+    /// The highest rate among them.
+    highest: f64,
+    /// Where the next flow stops.
+    next: f64,
+}
+
+impl Below {
+    fn of(guess: f64, bottlenecks: &[u32], level: &[f64]) -> Below {
+        let mut below = Below { flows: 0, used: 0.0, highest: 0.0, next: f64::INFINITY };
+        for bottleneck in bottlenecks {
+            let limit = level[*bottleneck as usize];
+            let stops = limit < guess;
+            let (stopped, next) = if stops { (limit, f64::INFINITY) } else { (0.0, limit) };
+            below.flows += usize::from(stops);
+            below.used += stopped;
+            below.highest = if stopped > below.highest { stopped } else { below.highest };
+            below.next = if next < below.next { next } else { below.next };
+        }
+        below
     }
 }
 
