@@ -267,3 +267,6 @@ impl Network for FlowNetwork {
         self.report(events);
     }
 }
+
+#[cfg(test)]
+mod tests;

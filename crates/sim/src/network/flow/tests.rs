@@ -1,0 +1,419 @@
+use super::super::oracle::max_min_rates;
+use super::*;
+use crate::ids::LinkId;
+use crate::network::{Duplex, GraphLink, HostSpec, LinkSpec, Preset};
+use proptest::prelude::*;
+
+/// Bytes per second of 1 Gbit/s.
+const GIGABIT: f64 = 125e6;
+const US: u64 = 1_000_000;
+const MS: u64 = 1_000 * US;
+
+fn spec(bytes_per_second: f64, latency_ps: u64) -> LinkSpec {
+    LinkSpec::new(Rate::new(bytes_per_second).unwrap(), SimDuration::from_ps(latency_ps))
+}
+
+fn switch(hosts: &[HostSpec], latency_ps: u64) -> FlowNetwork {
+    FlowNetwork::new(Topology::preset(&Preset::Switch, hosts, spec(GIGABIT, latency_ps)).unwrap())
+}
+
+fn hosts(count: usize) -> Vec<HostSpec> {
+    (0..count).map(|index| HostSpec::new(format!("h{index}"))).collect()
+}
+
+/// A network of links that are numbered as given; streams are opened along them.
+fn bare(links: &[LinkSpec]) -> FlowNetwork {
+    // A chain of media, named so that they sort.
+    let node = |index: usize| format!("{index:03}");
+    let link = |(index, &spec): (usize, &LinkSpec)| {
+        let between = vec![node(index), node(index + 1)];
+        GraphLink { between, spec, duplex: Duplex::Half }
+    };
+    let nodes: Vec<_> = (0..=links.len()).map(|index| HostSpec::new(node(index))).collect();
+    let links: Vec<_> = links.iter().enumerate().map(link).collect();
+    FlowNetwork::new(Topology::graph(&nodes, &links).unwrap())
+}
+
+/// A message: on which stream, when, how large. Its tag is its place in the list.
+type Push = (StreamId, u64, u64);
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Times {
+    started: u64,
+    sent: u64,
+    delivered: u64,
+}
+
+/// Runs pushes, in order of time, to the end; all times in picoseconds.
+fn run(network: &mut FlowNetwork, pushes: &[Push]) -> Vec<Times> {
+    let mut times = vec![Times::default(); pushes.len()];
+    let (mut events, mut last) = (Vec::new(), 0);
+    let mut order: Vec<usize> = (0..pushes.len()).collect();
+    order.sort_by_key(|push| pushes[*push].1);
+    let mut order = order.into_iter().peekable();
+    loop {
+        let push = order.peek().map(|push| SimTime::from_ps(pushes[*push].1));
+        let Some(now) = network.next_event().into_iter().chain(push).min() else { return times };
+        network.advance(now, &mut events);
+        let at = now.as_ps();
+        assert!(at >= last, "time went back from {last} to {at}");
+        last = at;
+        for event in events.drain(..) {
+            match event {
+                NetworkEvent::Sent { tag, started } => {
+                    assert_eq!(times[tag as usize].sent, 0, "message {tag} was sent twice");
+                    times[tag as usize] = Times { started: started.as_ps(), sent: at, delivered: 0 };
+                }
+                NetworkEvent::Delivered { tag } => times[tag as usize].delivered = at,
+            }
+        }
+        while let Some(push) = order.next_if(|push| pushes[*push].1 == at) {
+            network.push(pushes[push].0, Bytes(pushes[push].2), push as u64);
+        }
+    }
+}
+
+/// When each message's last byte left, for messages between hosts of a network: (from, to, at, bytes), in microseconds.
+fn sent_us(network: &mut FlowNetwork, messages: &[(u32, u32, u64, u64)]) -> Vec<u64> {
+    let mut open = |&(from, to, at, bytes): &_| (network.open(HostId(from), HostId(to), None), at * US, bytes);
+    let pushes: Vec<_> = messages.iter().map(&mut open).collect();
+    run(network, &pushes).iter().map(|times| times.sent / US).collect()
+}
+
+#[test]
+fn the_last_byte_arrives_one_latency_after_it_has_left() {
+    // 1 MB at 125 MB/s: 8 ms; plus 300 us once, though the route has two links.
+    let mut network = switch(&hosts(2), 300 * US);
+    let stream = network.open(HostId(0), HostId(1), None);
+    let times = run(&mut network, &[(stream, 5 * US, 1_000_000)]);
+    assert_eq!(times, [Times { started: 5 * US, sent: 5 * US + 8 * MS, delivered: 5 * US + 8 * MS + 300 * US }]);
+}
+
+#[test]
+fn a_completion_is_rounded_up_to_a_picosecond() {
+    // 1 B at 3 B/s
+    let mut network = bare(&[spec(3.0, 0)]);
+    let stream = network.open_along(Route { links: vec![LinkId(0)], latency: SimDuration::ZERO }, None);
+    assert_eq!(run(&mut network, &[(stream, 0, 1)])[0].sent, 333_333_333_334);
+}
+
+#[test]
+fn senders_share_the_receivers_ingress_and_a_sender_its_egress() {
+    // Four to one: 4 MB in all at 125 MB/s.
+    let incast = [(0, 4, 0, 1_000_000), (1, 4, 0, 1_000_000), (2, 4, 0, 1_000_000), (3, 4, 0, 1_000_000)];
+    assert_eq!(sent_us(&mut switch(&hosts(5), 0), &incast), [32_000; 4]);
+    // One to four: the same.
+    let egress = [(4, 0, 0, 1_000_000), (4, 1, 0, 1_000_000), (4, 2, 0, 1_000_000), (4, 3, 0, 1_000_000)];
+    assert_eq!(sent_us(&mut switch(&hosts(5), 0), &egress), [32_000; 4]);
+}
+
+#[test]
+fn directions_share_a_half_duplex_link_and_not_a_full_duplex_one() {
+    let both_ways = [(0, 1, 0, 1_000_000), (1, 0, 0, 1_000_000)];
+    for (duplex, expected) in [(Duplex::Full, 8_000), (Duplex::Half, 16_000)] {
+        let link = GraphLink { between: vec!["h0".into(), "h1".into()], spec: spec(GIGABIT, 0), duplex };
+        let mut network = FlowNetwork::new(Topology::graph(&hosts(2), &[link]).unwrap());
+        assert_eq!(sent_us(&mut network, &both_ways), [expected; 2]);
+    }
+}
+
+#[test]
+fn all_share_the_channel_of_a_wireless_network() {
+    // Two messages of 1 MB between different hosts: 2 MB at 125 MB/s.
+    let mut network = FlowNetwork::new(Topology::preset(&Preset::Wifi, &hosts(4), spec(GIGABIT, 0)).unwrap());
+    assert_eq!(sent_us(&mut network, &[(0, 1, 0, 1_000_000), (3, 2, 0, 1_000_000)]), [16_000; 2]);
+}
+
+#[test]
+fn a_late_arrival_takes_its_share_from_then_on() {
+    // Alone for 4 ms: 0.5 of 1 MB. Then half each: the first has 0.5 MB left: 8 ms more; the second then 0.5 MB: 4 ms alone.
+    let sent = sent_us(&mut switch(&hosts(3), 0), &[(0, 2, 0, 1_000_000), (1, 2, 4_000, 1_000_000)]);
+    assert_eq!(sent, [12_000, 16_000]);
+}
+
+#[test]
+fn a_slow_receiver_leaves_its_senders_egress_to_others() {
+    // To h1 at 12.5 MB/s: 1 MB in 80 ms. To h2 at 125 - 12.5 = 112.5 MB/s: 9 MB in 80 ms.
+    let mut hosts = hosts(3);
+    hosts[1].bandwidth = Rate::new(GIGABIT / 10.0);
+    assert_eq!(sent_us(&mut switch(&hosts, 0), &[(0, 1, 0, 1_000_000), (0, 2, 0, 9_000_000)]), [80_000, 80_000]);
+}
+
+#[test]
+fn a_cap_bounds_its_stream_and_leaves_the_rest_to_others() {
+    // 25 MB/s: 1 MB in 40 ms; the other stream gets 100 MB/s: 4 MB in 40 ms.
+    let mut network = switch(&hosts(2), 0);
+    let capped = network.open(HostId(0), HostId(1), Rate::new(25e6));
+    let other = network.open(HostId(0), HostId(1), None);
+    let sent: Vec<_> = run(&mut network, &[(capped, 0, 1_000_000), (other, 0, 4_000_000)]);
+    assert_eq!([sent[0].sent, sent[1].sent], [40 * MS, 40 * MS]);
+}
+
+#[test]
+fn headers_slow_a_stream_down() {
+    // 1448 of 1514 bytes: 1 MB / (125 MB/s * 1448 / 1514) = 8364.64 us
+    let overhead = Some(crate::network::PacketOverhead { payload: 1448, wire: 1514 });
+    let link = LinkSpec { overhead, ..spec(GIGABIT, 0) };
+    let mut network = FlowNetwork::new(Topology::preset(&Preset::Switch, &hosts(2), link).unwrap());
+    assert_eq!(sent_us(&mut network, &[(0, 1, 0, 1_000_000)]), [8_364]);
+}
+
+#[test]
+fn a_stream_keeps_its_messages_in_order_and_is_one_flow() {
+    // Two messages of 1 MB on one stream against one of 1 MB on another: half each, so both streams' first end after 16 ms; the
+    // second message is then alone: 8 ms. The empty one behind it takes the latency only.
+    let mut network = switch(&hosts(3), 100 * US);
+    let [one, other] = [0, 1].map(|from| network.open(HostId(from), HostId(2), None));
+    let times = run(&mut network, &[(one, 0, 1_000_000), (one, 0, 1_000_000), (one, 0, 0), (other, 0, 1_000_000)]);
+    let expected = |started, sent| Times { started, sent, delivered: sent + 100 * US };
+    let all = [expected(0, 16 * MS), expected(16 * MS, 24 * MS), expected(24 * MS, 24 * MS), expected(0, 16 * MS)];
+    assert_eq!(times, all);
+}
+
+#[test]
+fn a_stream_that_goes_on_at_once_disturbs_nobody() {
+    let mut network = switch(&hosts(3), 0);
+    let [one, other] = [0, 1].map(|from| network.open(HostId(from), HostId(2), None));
+    network.push(one, Bytes(1_000_000), 0);
+    network.push(other, Bytes(1_000_000), 1);
+    let mut events = Vec::new();
+    let end = network.next_event().unwrap();
+    network.advance(end, &mut events);
+    // Without latency, both are delivered as they are sent; the next messages come at the same instant.
+    assert_eq!(events.len(), 4);
+    network.push(one, Bytes(1_000_000), 2);
+    network.push(other, Bytes(1_000_000), 3);
+    // 2 MB at 125 MB/s
+    assert_eq!(network.next_event().unwrap().since(end).as_ps(), 16 * MS);
+}
+
+#[test]
+fn messages_without_bytes_take_the_latency_only() {
+    let mut network = switch(&hosts(2), 100 * US);
+    let stream = network.open(HostId(0), HostId(1), None);
+    let times = run(&mut network, &[(stream, 7, 0), (stream, 7, 0)]);
+    assert_eq!(times, [Times { started: 7, sent: 7, delivered: 7 + 100 * US }; 2]);
+}
+
+#[test]
+fn a_host_sends_to_itself_at_once_or_over_its_local_link() {
+    let mut hosts = hosts(2);
+    hosts[1].local = Some(spec(GIGABIT, 3 * US));
+    let mut network = switch(&hosts, 100 * US);
+    let [free, local] = [0, 1].map(|host| network.open(HostId(host), HostId(host), None));
+    let times = run(&mut network, &[(free, 9, 1_000_000), (local, 9, 1_000_000)]);
+    assert_eq!(times[0], Times { started: 9, sent: 9, delivered: 9 });
+    assert_eq!(times[1], Times { started: 9, sent: 9 + 8 * MS, delivered: 9 + 8 * MS + 3 * US });
+}
+
+#[test]
+#[should_panic(expected = "cannot skip")]
+fn what_happens_cannot_be_skipped() {
+    let mut network = switch(&hosts(2), 0);
+    let stream = network.open(HostId(0), HostId(1), None);
+    network.push(stream, Bytes(1), 0);
+    network.advance(SimTime::from_ps(1_000_000_000), &mut Vec::new());
+}
+
+#[test]
+fn what_ends_after_the_end_of_time_is_never() {
+    let mut network = bare(&[spec(1e-9, 0)]);
+    let stream = network.open_along(Route { links: vec![LinkId(0)], latency: SimDuration::ZERO }, None);
+    network.push(stream, Bytes(u64::MAX), 0);
+    assert_eq!(network.next_event(), Some(SimTime::MAX));
+}
+
+/// A flow as SimGrid runs it: it enters the network at start + latency, and finishes when its last byte has left.
+struct SimGridFlow {
+    links: &'static [u32],
+    start_us: u64,
+    megabytes: u64,
+    finish_s: f64,
+}
+
+const fn flow(links: &'static [u32], start_us: u64, megabytes: u64, finish_s: f64) -> SimGridFlow {
+    SimGridFlow { links, start_us, megabytes, finish_s }
+}
+
+/// Finish times equal those of SimGrid 3.32 and 4.1 (CM02 without RTT bias), within 1e-9 s + 1e-9 relative.
+fn assert_equals_simgrid(links: &[(f64, u64)], flows: &[SimGridFlow]) {
+    let links: Vec<_> = links.iter().map(|&(rate, latency_us)| spec(rate, latency_us * US)).collect();
+    let mut network = bare(&links);
+    let mut push = |flow: &SimGridFlow| {
+        let latency = flow.links.iter().map(|link| links[*link as usize].latency).sum::<SimDuration>();
+        let route = Route { links: flow.links.iter().copied().map(LinkId).collect(), latency };
+        (network.open_along(route, None), flow.start_us * US + latency.as_ps(), flow.megabytes * 1_000_000)
+    };
+    let pushes: Vec<_> = flows.iter().map(&mut push).collect();
+    for (times, flow) in run(&mut network, &pushes).iter().zip(flows) {
+        let finish = SimTime::from_ps(times.sent).as_secs_f64();
+        assert!((finish - flow.finish_s).abs() <= 1e-9 + 1e-9 * flow.finish_s, "{finish}, not {}", flow.finish_s);
+    }
+}
+
+#[test]
+fn simgrid_two_flows_on_one_link() {
+    // Alone until 0.501 s: 62.5 of 100 MB; then half each, 62.5 MB/s: 0.6 s for the 37.5 MB left; the other has 12.5 MB left: 0.1 s.
+    assert_equals_simgrid(&[(GIGABIT, 1_000)], &[flow(&[0], 0, 100, 1.101), flow(&[0], 500_000, 50, 1.201)]);
+}
+
+const INCAST: [(f64, u64); 9] = [(GIGABIT, 100); 9];
+
+#[test]
+fn simgrid_incast_of_equal_sizes() {
+    // 8 * 10 MB / 125 MB/s + 200 us
+    const ROUTES: [&[u32]; 8] = [&[0, 8], &[1, 8], &[2, 8], &[3, 8], &[4, 8], &[5, 8], &[6, 8], &[7, 8]];
+    assert_equals_simgrid(&INCAST, &ROUTES.map(|route| flow(route, 0, 10, 0.6402)));
+}
+
+#[test]
+fn simgrid_incast_of_growing_sizes() {
+    // The k-th ends (9 - k) * 1 MB / 125 MB/s after the one before.
+    let flows = [
+        flow(&[0, 8], 0, 1, 0.0642),
+        flow(&[1, 8], 0, 2, 0.1202),
+        flow(&[2, 8], 0, 3, 0.1682),
+        flow(&[3, 8], 0, 4, 0.2082),
+        flow(&[4, 8], 0, 5, 0.2402),
+        flow(&[5, 8], 0, 6, 0.2642),
+        flow(&[6, 8], 0, 7, 0.2802),
+        flow(&[7, 8], 0, 8, 0.2882),
+    ];
+    assert_equals_simgrid(&INCAST, &flows);
+}
+
+#[test]
+fn simgrid_parking_lot() {
+    // Short flows enter after 50 us and are alone for 100 us; the long one then gets half of every link.
+    let flows = [
+        flow(&[0, 1, 2], 0, 50, 0.80005),
+        flow(&[0], 0, 50, 0.79995),
+        flow(&[1], 0, 50, 0.79995),
+        flow(&[2], 0, 50, 0.79995),
+    ];
+    assert_equals_simgrid(&[(GIGABIT, 50); 3], &flows);
+}
+
+#[test]
+fn simgrid_parking_lot_of_unequal_links() {
+    // The long flow gets half of the slowest link, 15.625 MB/s; the short ones the rest: 109.375, 46.875 and 15.625 MB/s.
+    let flows = [
+        flow(&[0, 1, 2], 0, 50, 3.20005),
+        flow(&[0], 0, 50, 0.457_178_571_428_571_4),
+        flow(&[1], 0, 50, 1.066_683_333_333_333_2),
+        flow(&[2], 0, 50, 3.19995),
+    ];
+    assert_equals_simgrid(&[(GIGABIT, 50), (GIGABIT / 2.0, 50), (GIGABIT / 4.0, 50)], &flows);
+}
+
+#[derive(Clone, Debug)]
+struct Scenario {
+    capacities: Vec<f64>,
+    /// Of streams: links, and a cap.
+    streams: Vec<(Vec<u32>, Option<f64>)>,
+    /// (Stream, picosecond, bytes), in order of time.
+    pushes: Vec<(usize, u64, u64)>,
+}
+
+fn scenarios() -> impl Strategy<Value = Scenario> {
+    (2..8usize, 1..10usize).prop_flat_map(|(links, streams)| {
+        let capacity = || prop_oneof![prop::sample::select(vec![1e3, 2e3, 3e3]), 100.0..1e4f64];
+        let route = prop::collection::btree_set(0..links as u32, 1..=links.min(3));
+        let stream = (route.prop_map(|set| set.into_iter().collect()), prop::option::weighted(0.3, capacity()));
+        let at = prop_oneof![Just(0), 0..4_000_000_000_000u64];
+        let bytes = prop_oneof![4 => 1..3_000u64, 1 => Just(0)];
+        let pushes = prop::collection::vec((0..streams, at, bytes), 1..25);
+        (prop::collection::vec(capacity(), links), prop::collection::vec(stream, streams), pushes).prop_map(
+            |(capacities, streams, mut pushes)| {
+                pushes.sort_by_key(|push| push.1);
+                Scenario { capacities, streams, pushes }
+            },
+        )
+    })
+}
+
+impl Scenario {
+    const LATENCY: u64 = 1_000;
+
+    /// Runs it with streams opened in this order.
+    fn run(&self, order: &[usize]) -> Vec<Times> {
+        let links: Vec<_> = self.capacities.iter().map(|capacity| spec(*capacity, Self::LATENCY)).collect();
+        let mut network = bare(&links);
+        let mut ids = vec![StreamId(0); self.streams.len()];
+        for &stream in order {
+            let (links, cap) = &self.streams[stream];
+            let latency = SimDuration::from_ps(Self::LATENCY * links.len() as u64);
+            let route = Route { links: links.iter().copied().map(LinkId).collect(), latency };
+            ids[stream] = network.open_along(route, cap.map(|rate| Rate::new(rate).unwrap()));
+        }
+        let pushes: Vec<_> = self.pushes.iter().map(|&(stream, at, bytes)| (ids[stream], at, bytes)).collect();
+        run(&mut network, &pushes)
+    }
+
+    /// When each message was sent, in seconds: the rates of the oracle, from event to event, in real numbers.
+    fn fluid(&self) -> Vec<f64> {
+        let mut capacities = self.capacities.clone();
+        let mut routes: Vec<Vec<u32>> = self.streams.iter().map(|(links, _)| links.clone()).collect();
+        for (route, cap) in routes.iter_mut().zip(self.streams.iter().map(|(_, cap)| cap)) {
+            route.extend(cap.map(|_| capacities.len() as u32));
+            capacities.extend(cap);
+        }
+        let mut sent = vec![f64::NAN; self.pushes.len()];
+        let mut queues: Vec<VecDeque<(usize, f64)>> = vec![VecDeque::new(); routes.len()];
+        let (mut now, mut next) = (0.0, 0);
+        loop {
+            for queue in &mut queues {
+                while let Some(&(message, _)) = queue.front().filter(|(_, left)| *left <= 1e-7) {
+                    queue.pop_front();
+                    sent[message] = now;
+                }
+            }
+            let busy: Vec<_> = (0..queues.len()).filter(|stream| !queues[*stream].is_empty()).collect();
+            let rates = max_min_rates(&capacities, &busy.iter().map(|at| routes[*at].clone()).collect::<Vec<_>>());
+            let ends = busy.iter().zip(&rates).map(|(stream, rate)| now + queues[*stream][0].1 / rate);
+            let push = self.pushes.get(next).map(|push| push.1 as f64 / 1e12);
+            let Some(to) = ends.chain(push).min_by(f64::total_cmp) else { return sent };
+            for (stream, rate) in busy.iter().zip(&rates) {
+                queues[*stream][0].1 -= rate * (to - now);
+            }
+            now = to;
+            while let Some((stream, _, bytes)) = self.pushes.get(next).filter(|push| push.1 as f64 / 1e12 <= now) {
+                queues[*stream].push_back((next, *bytes as f64));
+                next += 1;
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    /// Every message is sent and delivered once; on a stream one after the other, in order; and when a fluid of the oracle's rates says.
+    #[test]
+    fn messages_take_the_time_that_fair_rates_give_them(scenario in scenarios()) {
+        let order: Vec<usize> = (0..scenario.streams.len()).collect();
+        let times = scenario.run(&order);
+        let mut free = vec![0; scenario.streams.len()];
+        for ((times, fluid), &(stream, at, bytes)) in times.iter().zip(scenario.fluid()).zip(&scenario.pushes) {
+            prop_assert_eq!(times.started, at.max(free[stream]));
+            prop_assert_eq!(times.delivered, times.sent + Scenario::LATENCY * scenario.streams[stream].0.len() as u64);
+            prop_assert!(bytes == 0 || times.sent > times.started);
+            let sent = SimTime::from_ps(times.sent).as_secs_f64();
+            prop_assert!((sent - fluid).abs() <= 1e-9 + 1e-9 * fluid, "{} instead of {}", sent, fluid);
+            free[stream] = times.sent;
+        }
+    }
+
+    /// Stream ids are only names: sums in another order differ by rounding.
+    #[test]
+    fn the_order_in_which_streams_are_opened_does_not_matter(scenario in scenarios(), turn in any::<prop::sample::Index>()) {
+        let mut order: Vec<usize> = (0..scenario.streams.len()).collect();
+        let one = scenario.run(&order);
+        prop_assert_eq!(&one, &scenario.run(&order), "two runs differ");
+        order.rotate_left(turn.index(scenario.streams.len()));
+        order.reverse();
+        for (one, other) in one.iter().zip(scenario.run(&order)) {
+            prop_assert!(one.sent.abs_diff(other.sent) <= 1_000, "{:?} and {:?}", one, other);
+        }
+    }
+}
