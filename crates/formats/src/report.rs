@@ -199,7 +199,7 @@ pub(crate) mod tests {
         }
         let device = |rank| Device { name: format!("orin.{rank}"), host: HostId(rank), slowdown: 1.0, memory: None };
         let manifest = Manifest {
-            cluster: "name = \"two\"\n".to_owned(),
+            cluster: "name = \"two\"\nbackend = \"gloo\"\n[network]\nlatency = \"10 us\"\n".to_owned(),
             versions: BTreeMap::from([("uniference".to_owned(), "0.1.0".to_owned())]),
             seed: 7,
             command: vec!["uniference".to_owned(), "run".to_owned()],

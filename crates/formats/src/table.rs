@@ -1,5 +1,6 @@
 //! Owns the table at the end of a run, at most 100 columns wide: where the ranks' time went, and what the operations cost.
 
+use crate::cluster::ClusterFile;
 use crate::report::{OperationReport, RankReport, Report};
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use std::collections::BTreeSet;
@@ -11,13 +12,15 @@ const MOST_RANKS: usize = 16;
 const SHOWN: (usize, usize, usize) = (4, 4, 2);
 const WIDTH: u16 = 100;
 
-/// Several lines that end with a newline: the ranks, the operations, the makespan.
+/// Several lines that end with a newline: the ranks, the operations, the makespan and the cluster.
 pub fn render(report: &Report) -> String {
     let mut parts = vec![ranks(&report.ranks)];
     if !report.operations.is_empty() {
         parts.push(operations(&report.operations));
     }
-    parts.push(format!("makespan {}", SimDuration::from_ps(report.makespan_ps)));
+    let cluster = ClusterFile::parse("manifest", &report.manifest.cluster, &[]).map(|cluster| cluster.summary());
+    let cluster = cluster.map(|summary| format!(" on {summary}")).unwrap_or_default();
+    parts.push(format!("makespan {}{cluster}", SimDuration::from_ps(report.makespan_ps)));
     let text = parts.join("\n\n");
     text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
 }

@@ -76,6 +76,20 @@ impl ClusterFile {
         self.raw.backend.is_some()
     }
 
+    /// One line for people, as far as the file says it: `boards (switch, 1 Gbps, 200 us, gloo)`. Of [`Resolved::toml`] it says all.
+    pub fn summary(&self) -> String {
+        let network = self.raw.network.as_ref().map(|network| network.get_ref());
+        let links = |network: &raw::RawNetwork| Some(format!("{} links", network.links.as_ref()?.get_ref().len()));
+        let parts = [
+            network.and_then(|network| links(network).or(Some(network.preset.as_ref()?.get_ref().clone()))),
+            network.and_then(|network| network.bandwidth).map(|bandwidth| bandwidth.to_string()),
+            network.and_then(|network| network.latency).map(|latency| latency.to_string()),
+            self.raw.backend.as_ref().map(|backend| backend.get_ref().name.get_ref().clone()),
+        ];
+        let parts: Vec<String> = parts.into_iter().flatten().collect();
+        format!("{} ({})", self.raw.name.as_deref().unwrap_or("cluster"), parts.join(", "))
+    }
+
     /// What the file describes, with `choices` in place of what it says.
     ///
     /// # Errors
