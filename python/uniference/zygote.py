@@ -185,4 +185,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    # Without the interpreter's farewell: extensions that torch loaded (nanobind) complain of what `gc.freeze` keeps.
+    os._exit(main(sys.argv[1:]))
