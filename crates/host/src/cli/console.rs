@@ -56,6 +56,13 @@ impl Console {
         }
     }
 
+    /// The line as it is shown.
+    fn prefixed(&mut self, rank: u32, line: &[u8]) -> Vec<u8> {
+        self.several |= *self.printing.get_or_insert(rank) != rank;
+        let prefix = if self.several { format!("[{rank}] ") } else { String::new() };
+        [prefix.as_bytes(), line].concat()
+    }
+
     fn write(&mut self, stream: Stream, bytes: &[u8]) {
         // If nobody reads it any more (a closed pipe), the log still has it.
         let write = || match stream {
@@ -71,12 +78,7 @@ impl Console {
 
 impl driver::Console for Console {
     fn line(&mut self, rank: u32, stream: Stream, line: &[u8]) {
-        self.several |= *self.printing.get_or_insert(rank) != rank;
-        let mut bytes = Vec::with_capacity(line.len() + 8);
-        if self.several {
-            bytes.extend_from_slice(format!("[{rank}] ").as_bytes());
-        }
-        bytes.extend_from_slice(line);
+        let bytes = self.prefixed(rank, line);
         self.write(stream, &bytes);
     }
 
@@ -137,16 +139,13 @@ fn waiting(engine: &Engine) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::live::driver::Console as _;
 
     #[test]
     fn ranks_are_told_apart_once_several_print() {
         let mut console = Console::new(true, Counter::default());
-        console.line(1, Stream::Err, b"\n");
-        assert!(!console.several);
-        console.line(1, Stream::Out, b"\n");
-        assert!(!console.several);
-        console.line(0, Stream::Out, b"\n");
-        assert!(console.several);
+        assert_eq!(console.prefixed(1, b"a\n"), b"a\n");
+        assert_eq!(console.prefixed(1, b"b\n"), b"b\n");
+        assert_eq!(console.prefixed(0, b"c\n"), b"[0] c\n");
+        assert_eq!(console.prefixed(1, b"d\n"), b"[1] d\n");
     }
 }

@@ -48,13 +48,7 @@ pub fn main(argv: Vec<String>, python: &Path) -> i32 {
             return error.exit_code();
         }
     };
-    let carry_out = || match cli.command {
-        Command::Run(args) => run::run(&args, &argv, python),
-        Command::Replay(args) => replay::replay(&args, &argv),
-        Command::Cluster(command) => cluster::command(&command),
-        Command::Doctor => Ok(doctor::doctor(python)),
-    };
-    let exit = match catch_unwind(AssertUnwindSafe(carry_out)) {
+    let exit = match catch_unwind(AssertUnwindSafe(|| carry_out(cli, &argv, python))) {
         Ok(Ok(exit)) => exit,
         Ok(Err(error)) => {
             eprintln!("{}", with_prefix(&error));
@@ -68,10 +62,78 @@ pub fn main(argv: Vec<String>, python: &Path) -> i32 {
     exit as i32
 }
 
+fn carry_out(cli: Cli, argv: &[String], python: &Path) -> Result<Exit, HostError> {
+    match cli.command {
+        Command::Run(args) => run::run(&args, argv, python),
+        Command::Replay(args) => replay::replay(&args, argv),
+        Command::Cluster(command) => cluster::command(&command),
+        Command::Doctor => Ok(doctor::doctor(python)),
+    }
+}
+
 /// Diagnostics say `error:` themselves.
 fn with_prefix(error: &HostError) -> String {
     match error {
         HostError::Diagnostic(diagnostic) => diagnostic.clone(),
         other => format!("error: {other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// The exit code and the message of a command that cannot do what it was asked for. `SCRIPT` stands for a file that exists.
+    fn refused(words: &[&str]) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        let script = dir.path().join("script.py");
+        fs::write(&script, "").unwrap();
+        fs::write(dir.path().join("cluster.toml"), words.iter().find(|word| word.contains('\n')).unwrap_or(&""))
+            .unwrap();
+        let place = |word: &&str| match *word {
+            "SCRIPT" => script.display().to_string(),
+            text if text.contains('\n') => dir.path().join("cluster.toml").display().to_string(),
+            other => other.to_owned(),
+        };
+        let argv: Vec<String> = ["uniference"].iter().chain(words).map(place).collect();
+        let cli = match Cli::try_parse_from(argv.iter()) {
+            Ok(cli) => cli,
+            Err(error) => return format!("exit {}\n{error}", error.exit_code()),
+        };
+        let error = carry_out(cli, &argv, Path::new("/nowhere/python")).unwrap_err();
+        let text = format!("exit {}\n{}", error.exit() as i32, with_prefix(&error));
+        text.replace(&dir.path().display().to_string(), "DIR")
+    }
+
+    #[test]
+    fn wrong_usage_is_refused_with_a_hint() {
+        let one_host = "[[device]]\nname = \"a\"\ncount = 2\n[network]\n";
+        let no_route = "[[device]]\nname = \"a\"\ncount = 2\n[network]\n\
+            links = [{ between = [\"a.0\", \"sw\"], bandwidth = \"1 Gbps\", latency = \"1 us\" }]\n";
+        let unknown_key = format!("{one_host}bandwith = \"1 Gbps\"\n");
+        let cases: [&[&str]; 11] = [
+            &["run", "SCRIPT"],
+            &["run", "--ranks", "2", "missing.py"],
+            &["run", "--ranks", "0", "SCRIPT"],
+            &["run", "--ranks", "2", "--bandwidth", "0 Gbps", "SCRIPT"],
+            &["run", "--ranks", "2", "--bandwidth", "10", "SCRIPT"],
+            &["run", "--ranks", "2", "--algorithm", "all_reduce=rings", "SCRIPT"],
+            &["run", "--ranks", "2", "--backend", "nccl", "SCRIPT"],
+            &["run", "--cluster", no_route, "SCRIPT"],
+            &["run", "--cluster", &unknown_key, "SCRIPT"],
+            &["run", "--ranks", "2", "--out", "/proc/nowhere", "SCRIPT"],
+            &["replay", "/nowhere"],
+        ];
+        let shown: Vec<String> = cases.iter().map(|words| refused(words)).collect();
+        insta::assert_snapshot!(shown.join("\n----\n"));
+    }
+
+    #[test]
+    fn what_the_folder_of_a_run_lacks_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("program.record"), "text").unwrap();
+        let message = refused(&["replay", &dir.path().display().to_string()]);
+        assert!(message.contains("not a program record"), "{message}");
     }
 }

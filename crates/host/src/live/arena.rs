@@ -157,7 +157,7 @@ mod tests {
     fn parts_of_the_arena_are_whole_pages_and_fit() {
         for ranks in [1, 2, 3, 1000, 4096, 100_000] {
             let layout = Layout::for_world(ranks);
-            assert!(layout.total <= LARGEST && layout.part % (2 << 20) == 0 && layout.part > 0, "{layout:?}");
+            assert!(layout.total <= LARGEST && layout.part.is_multiple_of(2 << 20) && layout.part > 0, "{layout:?}");
             assert_eq!(layout.total, layout.part * u64::from(ranks));
         }
     }
@@ -207,7 +207,7 @@ mod tests {
                     let (offset, _) = taken.swap_remove(size as usize % taken.len());
                     rooms.free(offset);
                 } else if let Some(offset) = rooms.allocate(size) {
-                    prop_assert!(offset % ALIGNMENT == 0 && offset >= 64 && offset + size <= 64 + (1 << 20));
+                    prop_assert!(offset.is_multiple_of(ALIGNMENT) && offset >= 64 && offset + size <= 64 + (1 << 20));
                     prop_assert!(taken.iter().all(|(o, s)| offset + size <= *o || o + s <= offset));
                     taken.push((offset, size));
                 }

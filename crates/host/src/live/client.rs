@@ -516,3 +516,133 @@ fn cpu_ns(clock: ClockId) -> u64 {
     let time = clock_gettime(clock);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::arena::{self, Layout};
+    use super::*;
+    use std::thread;
+
+    const LAYOUT: Layout = Layout { part: 1 << 20, total: 1 << 20, retain: 0 };
+
+    /// A rank, and the driver's end of its socket.
+    fn rank() -> (Client, UnixStream) {
+        let (theirs, ours) = UnixStream::pair().unwrap();
+        let file = arena::create(LAYOUT).unwrap();
+        let hello = Hello { measure: true, arena_bytes: LAYOUT.total, staging: (0, LAYOUT.part), retain_bytes: 0 };
+        let mut frame = Vec::new();
+        protocol::encode(&hello, &mut frame);
+        protocol::write_with_fds(&ours, &frame, &[file.as_fd()]).unwrap();
+        (Client::adopt(theirs, 0, 2).unwrap(), ours)
+    }
+
+    /// Answers each batch that asks with the next of `replies`; returns all that was said.
+    fn driver(socket: UnixStream, replies: Vec<Reply>) -> thread::JoinHandle<Vec<Op>> {
+        thread::spawn(move || {
+            let (mut frames, mut said) = (FrameBuffer::default(), Vec::new());
+            let mut replies = replies.into_iter();
+            while let Ok(Batch { ops, .. }) = frames.read(&socket, &mut Vec::new()) {
+                let asks = ops.last().is_some_and(Op::asks);
+                said.extend(ops);
+                if asks {
+                    let mut frame = Vec::new();
+                    protocol::encode(&replies.next().expect("as many replies as questions"), &mut frame);
+                    protocol::write(&socket, &frame).unwrap();
+                }
+            }
+            said
+        })
+    }
+
+    fn reply(answer: Answer) -> Reply {
+        Reply { freed: Vec::new(), answer }
+    }
+
+    fn barrier() -> Collective {
+        let kind = uniference_sim::program::CollectiveKind::Barrier;
+        let dtype = uniference_sim::program::DType::UInt8;
+        Collective { kind, dtype, reduce: None, root: None, shape: uniference_sim::program::Shape::Even(0) }
+    }
+
+    fn end(client: Client) {
+        LINKS.with_borrow_mut(|links| links.retain(|link| link.client != client.id));
+    }
+
+    #[test]
+    fn an_asynchronous_operation_travels_with_the_next_question() {
+        let (client, socket) = rank();
+        let driver = driver(socket, vec![reply(Answer::Complete(vec![(0, None), (1, None)]))]);
+        let first = client.collective(GroupId(0), barrier(), None, "a.py:1").unwrap();
+        let second = client.collective(GroupId(0), barrier(), None, "a.py:1").unwrap();
+        assert_eq!(client.wait(&[first, second], None, false, "a.py:2").unwrap(), Some(vec![0, 1]));
+        // What is known to be complete is not asked for again.
+        assert_eq!(client.wait(&[second], None, false, "a.py:3").unwrap(), Some(vec![1]));
+        end(client);
+        let said = driver.join().unwrap();
+        let issued = said.iter().filter(|op| matches!(op, Op::Issue { .. })).count();
+        let lines: Vec<_> = said.iter().filter(|op| matches!(op, Op::Site(_))).collect();
+        assert_eq!((issued, lines.len()), (2, 2));
+    }
+
+    #[test]
+    fn only_the_programs_compute_is_charged() {
+        let (client, socket) = rank();
+        let driver = driver(
+            socket,
+            vec![reply(Answer::Go), reply(Answer::Now(SimTime::ZERO)), reply(Answer::Now(SimTime::ZERO))],
+        );
+        let spin = |ns: u64| {
+            let until = cpu_ns(ClockId::ThreadCPUTime) + ns;
+            while cpu_ns(ClockId::ThreadCPUTime) < until {}
+        };
+        spin(20_000_000);
+        client.start().unwrap();
+        spin(30_000_000);
+        client.now().unwrap();
+        client.enter();
+        spin(40_000_000);
+        client.leave();
+        client.now().unwrap();
+        end(client);
+        let said = driver.join().unwrap();
+        let computed =
+            said.iter().filter_map(|op| if let Op::Compute(span) = op { Some(span.as_ps() / 1000) } else { None });
+        let pieces: Vec<u64> = computed.collect();
+        // 30 ms of the program, and what the other tests of this process use meanwhile; 20 ms before and 40 ms of ours are not in it.
+        assert!(pieces[0] >= 30_000_000, "{pieces:?}");
+    }
+
+    #[test]
+    fn a_full_arena_is_an_error_and_freed_rooms_come_back() {
+        let (client, socket) = rank();
+        let freed = Reply { freed: vec![0], answer: Answer::Go };
+        let driver = driver(socket, vec![freed]);
+        assert_eq!(client.stage(1 << 20).unwrap(), 0);
+        assert!(matches!(client.stage(1), Err(ClientError::ArenaFull { rank: 0, bytes: 1 })));
+        client.sleep(SimDuration::from_us(1)).unwrap();
+        assert_eq!(client.stage(1 << 20).unwrap(), 0);
+        end(client);
+        driver.join().unwrap();
+    }
+
+    #[test]
+    fn each_thread_is_a_task_of_its_own() {
+        let (client, socket) = rank();
+        let opened = thread::scope(|scope| {
+            let opened = scope.spawn(move || {
+                let (mut frames, mut fds) = (FrameBuffer::default(), Vec::new());
+                let batch: Batch = frames.read(&socket, &mut fds).unwrap();
+                assert!(batch.opens_task);
+                let task = UnixStream::from(fds.pop().unwrap());
+                let asked: Batch = FrameBuffer::default().read(&task, &mut Vec::new()).unwrap();
+                let mut frame = Vec::new();
+                protocol::encode(&reply(Answer::Now(SimTime::from_ps(9))), &mut frame);
+                protocol::write(&task, &frame).unwrap();
+                asked.ops
+            });
+            assert_eq!(scope.spawn(|| client.now().unwrap().as_ps()).join().unwrap(), 9);
+            opened.join().unwrap()
+        });
+        assert_eq!(opened, [Op::Now]);
+    }
+}

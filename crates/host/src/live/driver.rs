@@ -327,7 +327,7 @@ impl<'a> Driver<'a> {
         let mut fds = fds.into_iter();
         let broken = HostError::system::<io::Error>;
         while let Some(batch) =
-            self.ranks[rank.index()].tasks[task.index()].frames.next().map_err(broken("reading a frame"))?
+            self.ranks[rank.index()].tasks[task.index()].frames.next_frame().map_err(broken("reading a frame"))?
         {
             self.hear_batch(rank, task, batch, &mut fds)?;
         }

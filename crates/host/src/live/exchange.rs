@@ -394,3 +394,6 @@ impl Lines {
         Site::from(at * world_size as usize + rank as usize)
     }
 }
+
+#[cfg(test)]
+mod tests;

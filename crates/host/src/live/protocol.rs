@@ -178,7 +178,7 @@ pub struct FrameBuffer {
 
 impl FrameBuffer {
     /// The next whole frame, if it is there.
-    pub fn next<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
+    pub fn next_frame<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
         let rest = &self.bytes[self.taken..];
         let Some((header, body)) = rest.split_first_chunk::<4>() else { return Ok(None) };
         let len = u32::from_le_bytes(*header) as usize;
@@ -216,7 +216,7 @@ impl FrameBuffer {
     /// Blocks until a whole frame is there.
     pub fn read<T: DeserializeOwned>(&mut self, socket: &UnixStream, fds: &mut Vec<OwnedFd>) -> io::Result<T> {
         loop {
-            if let Some(value) = self.next()? {
+            if let Some(value) = self.next_frame()? {
                 return Ok(value);
             }
             if self.fill(socket, true, fds)? == 0 {
@@ -271,7 +271,7 @@ mod tests {
             let mut seen = Vec::new();
             for part in bytes.chunks(chunk) {
                 buffer.bytes.extend_from_slice(part);
-                while let Some(b) = buffer.next::<Batch>().unwrap() {
+                while let Some(b) = buffer.next_frame::<Batch>().unwrap() {
                     seen.push(b);
                 }
             }
@@ -282,7 +282,7 @@ mod tests {
     #[test]
     fn an_absurd_length_is_an_error_and_not_an_allocation() {
         let mut buffer = FrameBuffer { bytes: vec![0xff; 8], taken: 0 };
-        assert_eq!(buffer.next::<Batch>().unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(buffer.next_frame::<Batch>().unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 
     #[test]

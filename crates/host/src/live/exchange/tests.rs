@@ -1,0 +1,176 @@
+//! Ranks whose words are written down here: no process, no socket.
+
+use super::*;
+use crate::live::protocol::Fetched;
+use uniference_formats::cluster::{Choices, ClusterFile, Flags};
+use uniference_sim::ids::GroupRank;
+use uniference_sim::network::FlowNetwork;
+use uniference_sim::program::{CallOp, Collective, CollectiveKind, DType, ReduceOp, Shape};
+use uniference_sim::time::{Bytes, SimDuration};
+
+const MAIN: TaskId = TaskId(0);
+
+/// Ranks on an ideal switch of 1 GB/s and no latency, all of which have asked for their first turn.
+fn ranks(count: u32) -> Exchange {
+    let flags = Flags {
+        ranks: count,
+        bandwidth: Some("8 Gbps".parse().unwrap()),
+        latency: Some("0 us".parse().unwrap()),
+        slowdown: vec![],
+    };
+    let choices = Choices { backend: Some("ideal".into()), ..Choices::default() };
+    let cluster =
+        ClusterFile::parse("test", &flags.to_toml().unwrap(), &[]).unwrap().resolve(&choices).unwrap().cluster;
+    let network = FlowNetwork::new(cluster.topology.clone());
+    let mut exchange = Exchange::new(Engine::new(&cluster, Box::new(network)), count, "script.py");
+    for rank in 0..count {
+        say(&mut exchange, rank, vec![Op::Start]);
+        assert_eq!(heard(&mut exchange), [(rank, Answer::Go)]);
+    }
+    exchange
+}
+
+fn say(exchange: &mut Exchange, rank: u32, ops: Vec<Op>) {
+    exchange.say(RankId(rank), MAIN, ops, &mut ());
+}
+
+/// The answers that are ready now, but for those about groups.
+fn heard(exchange: &mut Exchange) -> Vec<(u32, Answer)> {
+    exchange.advance(&mut (), &mut ());
+    let ready = std::iter::from_fn(|| exchange.take_ready()).map(|ready| (ready.rank.0, ready.answer));
+    ready.filter(|(_, answer)| !matches!(answer, Answer::Group(_))).collect()
+}
+
+/// Names the group of all ranks first of all. It is group 0.
+fn join(exchange: &mut Exchange, count: u32) {
+    for rank in 0..count {
+        say(exchange, rank, vec![Op::Group { ranks: (0..count).collect(), sequence: 0 }]);
+    }
+}
+
+fn issue(handle: LocalHandle, op: CallOp, staged: Option<u64>) -> Op {
+    Op::Issue { handle, call: uniference_sim::program::Call { group: GroupId(0), op }, staged, site: Site(0) }
+}
+
+fn collective(kind: CollectiveKind, elements: u64, root: Option<u32>) -> CallOp {
+    let reduce = matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Reduce).then_some(ReduceOp::Sum);
+    let root = root.map(GroupRank);
+    CallOp::Collective(Collective { kind, dtype: DType::Float32, reduce, root, shape: Shape::Even(elements) })
+}
+
+fn wait(handle: LocalHandle) -> Op {
+    Op::Wait { handles: vec![handle], any: false, timeout: None, site: Site(0) }
+}
+
+fn line(text: &str) -> Op {
+    Op::Site(text.to_owned())
+}
+
+fn data(pieces: &[(u64, u64)]) -> Fetched {
+    Fetched { pieces: pieces.to_vec(), ..Fetched::default() }
+}
+
+#[test]
+fn a_blocking_all_reduce_is_one_question_and_folded_once() {
+    let mut exchange = ranks(2);
+    join(&mut exchange, 2);
+    let call = || issue(0, collective(CollectiveKind::AllReduce, 256, None), Some(4096));
+    say(&mut exchange, 0, vec![line("a.py:1"), call(), wait(0)]);
+    assert_eq!(heard(&mut exchange), []);
+    say(
+        &mut exchange,
+        1,
+        vec![line("a.py:1"), issue(0, collective(CollectiveKind::AllReduce, 256, None), Some(1 << 20)), wait(0)],
+    );
+    let complete = Answer::Complete(vec![(0, None)]);
+    let mut answers = heard(&mut exchange);
+    answers.sort_by_key(|(rank, _)| *rank);
+    assert_eq!(answers, [(0, complete.clone()), (1, complete)]);
+
+    // The first to fetch folds all 1024 bytes, half in each room, as the ring does; the other waits for it.
+    say(&mut exchange, 1, vec![Op::Fetch(0)]);
+    let [(1, Answer::Data(fetched))] = &heard(&mut exchange)[..] else { panic!("rank 1 has its data") };
+    assert_eq!(fetched.folds.iter().map(|(.., bytes)| bytes).sum::<u64>(), 1024);
+    assert_eq!(fetched.pieces.iter().map(|(_, bytes)| bytes).sum::<u64>(), 1024);
+    say(&mut exchange, 0, vec![Op::Fetch(0)]);
+    assert_eq!(heard(&mut exchange), []);
+    let pieces = fetched.pieces.clone();
+    say(&mut exchange, 1, vec![Op::Folded(0)]);
+    assert_eq!(heard(&mut exchange), [(0, Answer::Data(data(&pieces)))]);
+}
+
+#[test]
+fn rooms_are_free_when_all_who_receive_have_released() {
+    // Rank 0 broadcasts what it has staged at 64: it receives nothing, the two others do.
+    for (releasing, freed) in [(1..2, vec![]), (1..3, vec![64])] {
+        let mut exchange = ranks(3);
+        join(&mut exchange, 3);
+        for rank in 0..3 {
+            let call = issue(0, collective(CollectiveKind::Broadcast, 16, Some(0)), (rank == 0).then_some(64));
+            let release = releasing.contains(&rank).then_some(Op::Release(0));
+            let after = Op::Sleep(SimDuration::from_us(1));
+            say(&mut exchange, rank, [call, wait(0)].into_iter().chain(release).chain([after]).collect());
+        }
+        let answers = heard(&mut exchange);
+        for (rank, pieces) in [(0, vec![]), (1, vec![(64, 64)]), (2, vec![(64, 64)])] {
+            assert!(answers.contains(&(rank, Answer::Complete(vec![(0, Some(data(&pieces)))]))), "{answers:?}");
+        }
+        let ready = Ready { rank: RankId(0), task: MAIN, answer: Answer::Go };
+        assert_eq!(exchange.frame(ready).freed, freed);
+    }
+}
+
+#[test]
+fn a_message_that_has_arrived_before_its_receive_has_its_data_all_the_same() {
+    let mut exchange = ranks(2);
+    join(&mut exchange, 2);
+    let send = CallOp::Send { to: GroupRank(1), tag: 7, bytes: Bytes(20) };
+    say(&mut exchange, 0, vec![issue(0, send, Some(128)), wait(0), Op::Sleep(SimDuration::from_us(2000))]);
+    assert_eq!(heard(&mut exchange), []);
+    // 20 bytes at 1 GB/s take 20 ns; the receive comes after 1 ms.
+    let recv = CallOp::Recv { from: None, tag: 7, bytes: Bytes(20) };
+    say(&mut exchange, 1, vec![Op::Compute(SimDuration::from_us(1000)), issue(5, recv, None), wait(5)]);
+    let received = Fetched { pieces: vec![(128, 20)], folds: vec![], peer: Some(0) };
+    let answers = heard(&mut exchange);
+    assert!(answers.contains(&(1, Answer::Complete(vec![(5, Some(received))]))), "{answers:?}");
+    assert_eq!(exchange.engine().clock(RankId(1)).as_ps(), 1_000_000_000);
+}
+
+#[test]
+fn a_task_may_wait_for_what_another_one_is_just_issuing() {
+    let mut exchange = ranks(1);
+    join(&mut exchange, 1);
+    let second = exchange.open_task(RankId(0));
+    exchange.say(RankId(0), second, vec![wait(0)], &mut ());
+    assert_eq!(heard(&mut exchange), []);
+    say(&mut exchange, 0, vec![issue(0, collective(CollectiveKind::AllReduce, 4, None), Some(0)), Op::Now]);
+    let answers = heard(&mut exchange);
+    // In a group of one the output is the input.
+    assert_eq!(answers[0], (0, Answer::Complete(vec![(0, Some(data(&[(0, 16)])))])));
+}
+
+#[test]
+fn lines_are_numbered_alike_whichever_rank_is_faster() {
+    let table = |order: [u32; 2]| {
+        let mut exchange = ranks(2);
+        for rank in order {
+            say(&mut exchange, rank, vec![line(&format!("a.py:{rank}")), Op::Sleep(SimDuration::from_us(1))]);
+        }
+        exchange.lines()
+    };
+    assert_eq!(table([0, 1]), table([1, 0]));
+    assert_eq!(table([0, 1]), ["script.py", "script.py", "a.py:0", "a.py:1"]);
+}
+
+#[test]
+fn a_deadlock_names_the_lines_of_all_ranks() {
+    let mut exchange = ranks(2);
+    join(&mut exchange, 2);
+    for (rank, peer) in [(0, 1), (1, 0)] {
+        let recv = CallOp::Recv { from: Some(GroupRank(peer)), tag: 0, bytes: Bytes(4) };
+        say(&mut exchange, rank, vec![line(&format!("a.py:{}", rank + 5)), issue(0, recv, None), wait(0)]);
+    }
+    let Standing::Halted(halt) = exchange.advance(&mut (), &mut ()) else { panic!("nobody sends") };
+    let text = halt.render(&|site| exchange.line(site).to_owned());
+    assert!(text.contains("deadlock") && text.contains("a.py:5") && text.contains("a.py:6"), "{text}");
+}
