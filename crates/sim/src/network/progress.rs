@@ -128,9 +128,9 @@ impl Progress {
         for &link in &sharing.changed {
             self.clocks[link as usize].level = sharing.level(link);
         }
-        for link in std::mem::take(&mut self.stale) {
-            self.set_end(link);
-        }
+        let mut stale = std::mem::take(&mut self.stale);
+        stale.drain(..).for_each(|link| self.set_end(link));
+        self.stale = stale;
     }
 
     fn put_in(&mut self, flow: u32, link: u32, bytes: f64, now: SimTime) {

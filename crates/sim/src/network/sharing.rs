@@ -187,11 +187,13 @@ impl Sharing {
 
     /// Finds the levels and bottlenecks for the flows that are active now.
     pub(super) fn solve(&mut self) {
-        for link in std::mem::take(&mut self.touched) {
+        let mut touched = std::mem::take(&mut self.touched);
+        for link in touched.drain(..) {
             if !self.review.contains(link) {
                 self.examine(link, 0.0);
             }
         }
+        self.touched = touched;
         while let Some((water, link)) = self.review.pop() {
             self.look(link, f64::from_bits(water));
         }
@@ -265,13 +267,20 @@ impl Sharing {
     /// Reviews the links that a flow's new rate may concern, but for the bottleneck at `hop`. Where a review is due anyway, the rate can
     /// only put it off; and a link that was not full will not be with less.
     fn rate_changed(&mut self, hop: u32, water: f64, less: bool) {
+        let bottleneck = self.hops[hop as usize].link;
         for other in self.others(hop) {
             let link = self.hops[other].link;
-            let unconcerned = less && self.level[link as usize].is_infinite();
+            let unconcerned = (less && self.level[link as usize].is_infinite()) || self.is_ample(link, bottleneck);
             if !unconcerned && !self.review.contains(link) {
                 self.examine(link, water);
             }
         }
+    }
+
+    /// A link that one flow has to itself need never be its bottleneck if another on its route is no wider.
+    fn is_ample(&self, link: u32, other: u32) -> bool {
+        let (state, other) = (&self.links[link as usize], &self.links[other as usize]);
+        state.crossing.len() == 1 && state.capacity >= other.capacity && self.level[link as usize].is_infinite()
     }
 
     /// The water has passed the link's old level: flows that used to stop here do so no longer. A look at another link since this one came
@@ -286,7 +295,9 @@ impl Sharing {
             for other in self.others(self.links[link as usize].crossing[slot]) {
                 let other = self.hops[other].link;
                 if !self.review.contains(other) {
-                    self.examine(other, water);
+                    if !self.is_ample(other, link) {
+                        self.examine(other, water);
+                    }
                 } else if self.links[other as usize].looked < reviewed {
                     self.review.set(other, water.to_bits());
                 }
