@@ -88,6 +88,9 @@ def run(task: Task, control: int) -> NoReturn:
     process_group.Backends(channel).install()
     channel.start()
     ok = _run_program(task)
+    # The rank's finish is when its script has returned: how the process tidies up after itself is not charged.
+    channel.enter()
+    _tidy_up()
     _flush()
     channel.finish(ok)
     # Not sys.exit: the zygote's frames lie below this one.
@@ -114,9 +117,8 @@ def _run_program(task: Task) -> bool:
         try:
             _execute(task)
         finally:
-            # The order in which the interpreter ends. Non-daemon threads are part of the program.
+            # Threads that are not daemons are part of the program.
             threading._shutdown()  # type: ignore[attr-defined]
-            atexit._run_exitfuncs()
     except SystemExit as end:
         if end.code is not None and not isinstance(end.code, int):
             print(end.code, file=sys.stderr)
@@ -125,6 +127,14 @@ def _run_program(task: Task) -> bool:
         _report(error)
         return False
     return True
+
+
+def _tidy_up() -> None:
+    """Runs the exit functions. As in the interpreter, one that raises does not change how the program has ended."""
+    try:
+        atexit._run_exitfuncs()
+    except BaseException as error:  # an exit function may raise anything
+        _report(error)
 
 
 def _execute(task: Task) -> None:

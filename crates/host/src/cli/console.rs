@@ -28,8 +28,7 @@ impl Observer for Counter {
 pub(super) struct Console {
     /// The program's output goes to standard error: standard output is for the report alone.
     report_only: bool,
-    /// The first rank that has printed; the others are then told apart by prefixes.
-    printing: Option<u32>,
+    /// A rank other than 0 has printed: from then on every line says whose it is. What has no prefix is rank 0's.
     several: bool,
     progress: Option<Progress>,
 }
@@ -46,7 +45,7 @@ impl Console {
     /// Progress is shown if standard error is a terminal.
     pub(super) fn new(report_only: bool, counter: Counter) -> Console {
         let progress = io::stderr().is_terminal().then(|| Progress::new(counter));
-        Console { report_only, printing: None, several: false, progress }
+        Console { report_only, several: false, progress }
     }
 
     /// Takes the line of progress away.
@@ -58,7 +57,7 @@ impl Console {
 
     /// The line as it is shown.
     fn prefixed(&mut self, rank: u32, line: &[u8]) -> Vec<u8> {
-        self.several |= *self.printing.get_or_insert(rank) != rank;
+        self.several |= rank != 0;
         let prefix = if self.several { format!("[{rank}] ") } else { String::new() };
         [prefix.as_bytes(), line].concat()
     }
@@ -141,11 +140,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_are_told_apart_once_several_print() {
+    fn a_line_without_a_prefix_is_rank_0s() {
         let mut console = Console::new(true, Counter::default());
-        assert_eq!(console.prefixed(1, b"a\n"), b"a\n");
-        assert_eq!(console.prefixed(1, b"b\n"), b"b\n");
+        assert_eq!(console.prefixed(0, b"a\n"), b"a\n");
+        assert_eq!(console.prefixed(1, b"b\n"), b"[1] b\n");
         assert_eq!(console.prefixed(0, b"c\n"), b"[0] c\n");
-        assert_eq!(console.prefixed(1, b"d\n"), b"[1] d\n");
     }
 }
