@@ -183,6 +183,7 @@ impl Engine {
                 None => self.halt(Cause::Deadlock),
                 Some(next) if hold.is_some_and(|hold| hold < next) => return Turn::Blocked,
                 Some(_) if self.unfinished == 0 => return Turn::Finished,
+                Some(next) if next.at == SimTime::MAX => self.halt(Cause::EndOfTime),
                 Some(next) => {
                     assert!(next.at >= self.now, "time goes back from {} to {next:?}", self.now);
                     self.now = next.at;

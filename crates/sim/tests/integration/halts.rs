@@ -67,6 +67,9 @@ fn a_message_of_another_size_than_its_receive_is_a_mismatch() {
 
 #[test]
 fn the_end_of_time_is_an_error_and_no_overflow() {
+    let endless = u64::MAX / 2;
+    let outcomes = run(&switch(2), vec![vec![send(1, 0, endless), wait(0)], vec![recv(Some(0), 0, endless), wait(0)]]);
+    assert_eq!(outcomes.halt().cause, Cause::EndOfTime);
     let outcomes = run(&switch(1), vec![vec![compute(u64::MAX - 10), wait(0), compute(100), wait(1)]]);
     assert_eq!(outcomes.halt().cause, Cause::EndOfTime);
 }
