@@ -181,7 +181,8 @@ def main(argv: list[str]) -> int:
     gc.freeze()
     zygote.report(event="ready", torch=version)
     zygote.run()
-    return 0
+    # Nothing is left to be done, and tearing down torch's extensions takes time and prints warnings.
+    os._exit(0)
 
 
 if __name__ == "__main__":

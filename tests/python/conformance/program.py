@@ -1,0 +1,39 @@
+"""A torch.distributed program like any user's: runs every body and saves what each returned, per rank, as `OUT/rank<r>.pt`."""
+
+import sys
+from pathlib import Path
+
+import collectives
+import groups
+import layers
+import point_to_point
+import torch
+import torch.distributed as dist
+import waiting
+
+BODIES = {
+    f"{module.__name__}.{name}": body
+    for module in (collectives, point_to_point, waiting, groups, layers)
+    for name, body in vars(module).items()
+    if getattr(body, "is_body", False)
+}
+
+
+def run(out: Path) -> None:
+    dist.init_process_group("gloo")
+    results = {}
+    for name, body in BODIES.items():
+        torch.manual_seed(1234 + dist.get_rank())
+        results[name] = body(dist.get_rank(), dist.get_world_size())
+    dist.destroy_process_group()
+    torch.save(results, out / f"rank{results_rank()}.pt")
+
+
+def results_rank() -> int:
+    import os
+
+    return int(os.environ["RANK"])
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]))

@@ -1,0 +1,79 @@
+"""Runs programs for the tests: under `uniference run`, and under real Gloo in forked processes."""
+
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+TIMEOUT_S = 120
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def uniference(*arguments: object, cwd: Path, env: dict[str, str] | None = None) -> Done:
+    """Runs the command."""
+    command = [sys.executable, "-m", "uniference", *map(str, arguments)]
+    done = subprocess.run(
+        command, cwd=cwd, env=os.environ | (env or {}), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def write_script(directory: Path, source: str, name: str = "script.py") -> Path:
+    """A script in `directory`."""
+    path = directory / name
+    path.write_text(source)
+    return path
+
+
+def run_script(directory: Path, source: str, *options: object, ranks: int = 2) -> Done:
+    """Runs a script's source on `ranks` ranks of an ideal cluster, without compute."""
+    script = write_script(directory, source)
+    fixed = ("run", "--ranks", ranks, "--backend", "ideal", "--compute", "none", "--out", directory / "out")
+    return uniference(*fixed, *options, script, cwd=directory)
+
+
+def run_on_gloo(size: int, script: Path, argument: Path) -> None:
+    """Runs a script under real Gloo, in processes forked from this one: torch is imported only once."""
+    port = _free_port()
+    ranks = [_fork_rank(rank, size, port, script, argument) for rank in range(size)]
+    failed = [rank for rank, pid in enumerate(ranks) if os.waitpid(pid, 0)[1] != 0]
+    if failed:
+        pytest.fail(f"under real Gloo, ranks {failed} of {size} have failed")
+
+
+def _fork_rank(rank: int, size: int, port: int, script: Path, argument: Path) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
+        sys.argv = [str(script), str(argument)]
+        sys.path.insert(0, str(script.parent))
+        runpy.run_path(str(script), run_name="__main__")
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
