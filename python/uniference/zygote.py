@@ -72,8 +72,11 @@ class Zygote:
         self._wakeup.setblocking(False)
         signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
-        while self._serve():
-            pass
+        try:
+            while self._serve():
+                pass
+        except ConnectionError:
+            pass  # the driver died, rather than hung up
         for pid in self._ranks:
             os.kill(pid, signal.SIGKILL)
 
