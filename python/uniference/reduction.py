@@ -36,6 +36,7 @@ class Reduction:
         # A call carries either a ReduceOp or a bare RedOpType; PREMUL_SUM's factor lies on the former only.
         kind = getattr(op, "op", op)
         self.name = str(kind).rpartition(".")[2].lower()
+        self.dtype = dtype
         self._factor = op.factor if self.name == "premul_sum" else None
         self._kernel = _KERNELS.get(self.name)
         if self._kernel is None:

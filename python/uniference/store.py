@@ -1,6 +1,6 @@
 """Owns the key-value stores that a program meets: `TCPStore` and `FileStore` are views of the engine's store, in virtual time.
 
-The rendezvous handlers of torch (`env://`, `tcp://`, `file://`) stay as they are: they build one of these two. A `HashStore` is
+The rendezvous handlers of torch (`env://`, `tcp://`, `file://`) stay as they are: they build one of these. A `HashStore` is
 local to its process and stays torch's. Which keys are there when is the engine's business.
 """
 
@@ -23,14 +23,16 @@ _DEFAULT_TIMEOUTS = (timedelta(minutes=5), timedelta(minutes=30), timedelta(minu
 
 
 class EngineStore(c10d.Store):
-    """The keys of the engine's store that start with `namespace`."""
+    """The keys of the engine's store that start with `root`: one store of the program's. Its own keys start with `prefix`, too."""
 
     channel: ClassVar[Channel]
 
-    def __init__(self, namespace: str, timeout: timedelta) -> None:
+    def __init__(self, root: str, prefix: str, timeout: timedelta) -> None:
         super().__init__()
-        self._namespace = f"{namespace}/".encode()
+        self.root = root
+        self.prefix = prefix
         self._timeout = timeout
+        _alive.append(self)
 
     @property
     def timeout(self) -> timedelta:
@@ -76,11 +78,12 @@ class EngineStore(c10d.Store):
 
     @uncharged
     def num_keys(self) -> int:
-        return self.channel.store_count(self._namespace)
+        return self.channel.store_count(self.root.encode())
 
     @uncharged
     def list_keys(self) -> list[str]:
-        return [key[len(self._namespace) :].decode() for key in self.channel.store_list(self._namespace)]
+        start = self._key("")
+        return [key[len(start) :].decode() for key in self.channel.store_list(start)]
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         return [self.get(key) for key in keys]
@@ -110,27 +113,22 @@ class EngineStore(c10d.Store):
         return self.channel.store_queue_length(self._key(key))
 
     def clone(self) -> "EngineStore":
-        copy = EngineStore(self._namespace.decode().removesuffix("/"), self._timeout)
-        _alive.append(copy)
-        return copy
+        return EngineStore(self.root, self.prefix, self._timeout)
 
-    # C++ looks some methods up under these names.
+    # C++ looks these up under their C++ names.
     getNumKeys = num_keys
     deleteKey = delete_key
-    queuePush = queue_push
-    queuePop = queue_pop
-    queueLen = queue_len
-    listKeys = list_keys
 
     def _key(self, key: str) -> bytes:
-        return self._namespace + key.encode()
+        return f"{self.root}{self.prefix}{key}".encode()
 
     def _keys(self, keys: Sequence[str]) -> list[bytes]:
         return [self._key(key) for key in keys]
 
     def _timed_out(self, keys: Sequence[str], timeout: timedelta) -> Any:
         milliseconds = timeout // timedelta(milliseconds=1)
-        raise dist.DistStoreError(f"wait timeout after {milliseconds}ms, keys: {', '.join('/' + key for key in keys)}")
+        shown = ", ".join(f"/{self.prefix}{key}" for key in keys)
+        raise dist.DistStoreError(f"wait timeout after {milliseconds}ms, keys: {shown}")
 
 
 class TCPStore(EngineStore):
@@ -150,8 +148,7 @@ class TCPStore(EngineStore):
     ) -> None:
         self._host = host_name
         self._port = port or self._free_port()
-        super().__init__(f"tcp/{self._port}", timeout)
-        _alive.append(self)
+        super().__init__(f"tcp/{self._port}/", "", timeout)
         if world_size is not None and world_size > 0 and wait_for_workers:
             self._meet(world_size)
 
@@ -179,14 +176,30 @@ class FileStore(EngineStore):
     """Stores of the same file name are one store; the file itself is not touched."""
 
     def __init__(self, path: str, numWorkers: int = -1) -> None:
-        super().__init__(f"file/{os.path.realpath(path)}", timedelta(seconds=300))
+        super().__init__(f"file/{os.path.realpath(path)}/", "", timedelta(seconds=300))
         self._path = path
-        _alive.append(self)
 
     @property
     def path(self) -> str:
         return self._path
 
+
+class PrefixStore(EngineStore):
+    """A part of another store. torch's own, over a Python store, forwards no queues."""
+
+    def __new__(cls, prefix: str, store: c10d.Store) -> Any:
+        return super().__new__(cls) if isinstance(store, EngineStore) else _TorchPrefixStore(prefix, store)
+
+    def __init__(self, prefix: str, store: EngineStore) -> None:
+        super().__init__(store.root, f"{store.prefix}{prefix}/", store.timeout)
+        self._underlying = store
+
+    @property
+    def underlying_store(self) -> EngineStore:
+        return self._underlying
+
+
+_TorchPrefixStore = c10d.PrefixStore
 
 # C++ does not keep a Python store alive.
 _alive: list[EngineStore] = []
@@ -203,7 +216,7 @@ def install(channel: Channel) -> None:
         "torch.distributed.distributed_c10d",
     )
     for name in modules:
-        for replacement in (TCPStore, FileStore):
+        for replacement in (TCPStore, FileStore, PrefixStore):
             if hasattr(sys.modules[name], replacement.__name__):
                 setattr(sys.modules[name], replacement.__name__, replacement)
 

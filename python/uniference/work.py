@@ -62,7 +62,7 @@ class Operation:
 
     def _fold(self, folds: Sequence[tuple[int, int, int]]) -> None:
         assert self._reduction is not None, "only collectives that reduce have folds"
-        dtype = self.outputs[0].dtype
+        dtype = self._reduction.dtype
         for into, other, nbytes in folds:
             if nbytes:
                 self._reduction.combine(self._arena.view(into, nbytes, dtype), self._arena.view(other, nbytes, dtype))

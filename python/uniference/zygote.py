@@ -167,7 +167,6 @@ def main(argv: list[str]) -> int:
     from uniference import _native
 
     _native.die_with_parent()
-    os.setsid()  # Ctrl-C on the terminal is for the driver alone: it ends us
     os.environ.update(_SINGLE_THREADED)
     zygote = Zygote(socket.socket(fileno=int(argv[0])))
     os.set_inheritable(int(argv[0]), False)

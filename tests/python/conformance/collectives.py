@@ -111,7 +111,7 @@ def all_gather(rank, size):
     complex_outputs = [torch.empty(3, dtype=torch.complex64) for _ in range(size)]
     dist.all_gather(complex_outputs, sample(rank, 3, dtype=torch.complex64))
     stacked = torch.empty(size, 4)
-    dist.all_gather_into_tensor(stacked, sample(rank, 4))
+    dist.all_gather_into_tensor(stacked, sample(rank, 1, 4))
     return [results, complex_outputs, stacked]
 
 
@@ -173,7 +173,9 @@ def all_to_all_errors(rank, size):
     wrong = [1] * size
     return [
         error_of(lambda: dist.all_to_all_single(torch.empty(size), torch.empty(size + 1), None, wrong)),
-        error_of(lambda: dist.all_to_all_single(torch.empty(2 * size + 1), torch.empty(2 * size + 1))) if size > 1 else "",
+        error_of(lambda: dist.all_to_all_single(torch.empty(2 * size + 1), torch.empty(2 * size + 1)))
+        if size > 1
+        else "",
     ]
 
 
@@ -221,9 +223,9 @@ def functional_collectives(rank, size):
     return [
         functional.all_reduce(sample(rank, 6), "sum", group) + 0,
         functional.all_reduce(sample(rank, 6), "avg", group) + 0,
-        functional.all_gather_tensor(sample(rank, 2, 3), 0, group) + 0,
-        functional.all_gather_tensor(sample(rank, 2, 3), 1, group) + 0,
-        functional.reduce_scatter_tensor(sample(rank, 2 * size, 3), "sum", 0, group) + 0,
+        functional.all_gather_single(sample(rank, 2, 3), 0, group) + 0,
+        functional.all_gather_single(sample(rank, 2, 3), 1, group) + 0,
+        functional.reduce_scatter_single(sample(rank, 2 * size, 3), "sum", 0, group) + 0,
         functional.broadcast(sample(rank, 5), 0, group) + 0,
         functional.all_to_all_single(sample(rank, 2 * size), None, None, group) + 0,
         [t + 0 for t in functional.all_reduce_coalesced([sample(rank, 3), sample(rank, 4)], "sum", group)],
@@ -234,7 +236,7 @@ def functional_collectives(rank, size):
 def functional_gradients(rank, size):
     group = dist.group.WORLD
     weight = sample(rank, 4, 4).requires_grad_()
-    gathered = functional.all_gather_tensor_autograd(weight, 0, group)
-    scattered = functional.reduce_scatter_tensor_autograd(gathered * (rank + 1), "sum", 0, group)
+    gathered = functional.all_gather_single_autograd(weight, 0, group)
+    scattered = functional.reduce_scatter_single_autograd(gathered * (rank + 1), "sum", 0, group)
     scattered.pow(2).sum().backward()
     return [scattered.detach() + 0, weight.grad]

@@ -10,7 +10,14 @@ from torch.distributed.device_mesh import init_device_mesh
 def names(rank, size):
     group = dist.distributed_c10d._get_default_group()
     backend = group._get_backend(torch.device("cpu"))
-    return [dist.get_backend(), group.name(), backend.name(), backend.supports_coalescing, backend.size(), backend.rank()]
+    return [
+        dist.get_backend(),
+        group.name(),
+        backend.name(),
+        backend.supports_coalescing,
+        backend.size(),
+        backend.rank(),
+    ]
 
 
 @body

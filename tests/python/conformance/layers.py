@@ -1,7 +1,6 @@
 """What is built on collectives: DistributedDataParallel, DTensor, tensor parallel, FSDP2."""
 
 import torch
-import torch.distributed as dist
 from body import body, sample
 from torch import nn
 from torch.distributed._composable.fsdp import fully_shard
@@ -86,7 +85,13 @@ def dtensor(rank, size):
     columns = sharded.redistribute(mesh, [Shard(1)])
     replicated = columns.redistribute(mesh, [Replicate()])
     product = sharded.t() @ sharded
-    return [sharded.to_local(), columns.to_local(), replicated.to_local(), product.full_tensor(), sharded.sum().full_tensor()]
+    return [
+        sharded.to_local(),
+        columns.to_local(),
+        replicated.to_local(),
+        product.full_tensor(),
+        sharded.sum().full_tensor(),
+    ]
 
 
 @body

@@ -21,18 +21,17 @@ BODIES = {
 
 def run(out: Path) -> None:
     dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
     results = {}
     for name, body in BODIES.items():
-        torch.manual_seed(1234 + dist.get_rank())
-        results[name] = body(dist.get_rank(), dist.get_world_size())
+        torch.manual_seed(1234 + rank)
+        try:
+            results[name] = body(rank, size)
+        except Exception as error:
+            error.add_note(f"in {name}")
+            raise
     dist.destroy_process_group()
-    torch.save(results, out / f"rank{results_rank()}.pt")
-
-
-def results_rank() -> int:
-    import os
-
-    return int(os.environ["RANK"])
+    torch.save(results, out / f"rank{rank}.pt")
 
 
 if __name__ == "__main__":
