@@ -215,13 +215,18 @@ def _forwarding(name: str) -> Callable[..., Any]:
 
 
 def _finish_with_backward(work: Work) -> None:
-    """The C++ reducer of DistributedDataParallel blocks on futures at the end of a backward pass without telling us: be complete by then.
+    """Completes a future before somebody blocks on it in C++ without telling us.
 
-    Its own end-of-backward callback is queued after the last bucket's future was asked for, so it runs after ours.
+    DistributedDataParallel's reducer does, in a callback at the end of a backward pass. It queues that after it has asked for
+    the last bucket's future, so ours runs before. With a static graph, the first pass reduces in such a callback itself, outside of any
+    node: too late for another.
     """
-    # If no backward pass is going on: whoever wants the future waits for it in Python.
-    with contextlib.suppress(RuntimeError):
+    try:
         Variable._execution_engine.queue_callback(work.finish)
+    except RuntimeError:
+        return  # no backward pass is going on: whoever wants the future waits for it in Python
+    if torch._C._current_autograd_node() is None:
+        work.wait()
 
 
 def install(channel: Channel) -> None:

@@ -163,8 +163,8 @@ def all_to_all_uneven(rank, size):
     received = [i + rank for i in range(size)]
     output = torch.empty(sum(received), 3, dtype=torch.int64)
     dist.all_to_all_single(output, sample(rank, sum(sent), 3, dtype=torch.int64), received, sent)
-    lists = [torch.empty(i + rank) for i in range(size)]
-    dist.all_to_all(lists, [sample(rank, rank + i) for i in range(size)])
+    lists = [torch.empty(4) for _ in range(size)]
+    dist.all_to_all(lists, [sample(rank + i, 4) for i in range(size)])
     return [output, lists]
 
 
