@@ -167,6 +167,8 @@ class SimulatedBackend(c10d.Backend):
         return self._all_gather_single(output, input, opts)
 
     def _all_gather_single(self, output: Tensor, input: Tensor, opts: c10d.AllgatherOptions) -> Work:
+        if self._name == "gloo" and input.dim() and output.shape != (input.size(0) * self._size, *input.shape[1:]):
+            _check_gloo_all_gather(output.chunk(self._size), input)
         if input.numel() * self._size != output.numel():
             raise ValueError("output tensor size must be equal to world_size times input tensor size")
         return self._collective("all_gather", opts, input.numel(), [input], [output])
@@ -341,7 +343,7 @@ def _dtype_name(tensor: Tensor | None) -> str:
 
 def _check_gloo_all_gather(outputs: Sequence[Tensor], input: Tensor) -> None:
     for index, output in enumerate(outputs):
-        if output.numel() != input.numel():
+        if output.shape != input.shape:
             raise RuntimeError(
                 f"ProcessGroupGloo::allgather: invalid tensor size at index {index} "
                 f"(expected ({', '.join(map(str, input.shape))}), got ({', '.join(map(str, output.shape))}))"

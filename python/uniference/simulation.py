@@ -3,6 +3,7 @@
 What the options mean is the command's business, and what the figures mean the report's (`docs/report.md`).
 """
 
+import itertools
 import json
 import os
 import subprocess
@@ -50,7 +51,7 @@ class Operation:
     """The sum of all calls of one operation in one process group; times in seconds."""
 
     operation: str
-    group: str
+    group: int
     count: int
     bytes: int
     time_s: float
@@ -97,12 +98,13 @@ def simulate(
 
     `cluster` is a cluster file; `options` are those of `uniference run` with underscores for hyphens: `ranks=4`,
     `bandwidth="1 Gbps"`, `compute="none"`. A list gives an option several times, True one without a value. With `module`, `script`
-    is a module's name. `out` is the folder for the results, by default one the command chooses.
+    is a module's name. `out` is the folder for the results, by default the first free `uniference-out/<script>-<n>`.
 
     Raises SimulationError if the program fails, or cannot be run to its end.
     """
+    directory = Path(out) if out is not None else _free_directory(Path(script).stem)
     command = [sys.executable, "-m", "uniference", "run", "--json"]
-    command += _arguments({"cluster": cluster, "out": out, **options})
+    command += _arguments({"cluster": cluster, "out": directory, **options})
     command += (["-m"] if module else []) + [os.fspath(script), *args]
     with TemporaryDirectory() as scratch, open(Path(scratch) / "output", "w+") as output:
         done = subprocess.run(
@@ -112,8 +114,13 @@ def simulate(
         printed = output.read()
     if done.returncode != 0:
         raise SimulationError(done.returncode, printed.strip())
-    report = json.loads(done.stdout)
-    return Run(directory=Path(report["directory"]), report=report, output=printed)
+    return Run(directory=directory, report=json.loads(done.stdout), output=printed)
+
+
+def _free_directory(name: str) -> Path:
+    """As the command chooses it; a report does not say where it lies."""
+    candidates = (Path("uniference-out") / f"{name}-{n}" for n in itertools.count(1))
+    return next(path for path in candidates if not path.exists())
 
 
 def _arguments(options: dict[str, Any]) -> list[str]:

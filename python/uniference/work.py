@@ -4,7 +4,6 @@ Issuing an operation is `process_group`'s business. Data is delivered when the p
 (`wait`, `is_completed`, a future), on the thread that learns it.
 """
 
-import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta

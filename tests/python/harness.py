@@ -65,7 +65,8 @@ def _fork_rank(rank: int, size: int, port: int, script: Path, argument: Path) ->
         os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
         sys.argv = [str(script), str(argument)]
         sys.path.insert(0, str(script.parent))
-        runpy.run_path(str(script), run_name="__main__")
+        kept = runpy.run_path(str(script), run_name="__main__")  # no destructor may run after this
+        assert kept is not None
         code = 0
     except BaseException:
         traceback.print_exc()

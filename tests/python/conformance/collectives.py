@@ -66,7 +66,7 @@ def all_reduce_errors(rank, size):
 
 @body
 def non_contiguous(rank, size):
-    reduced = sample(rank, 6, 8).t()[::2]
+    reduced = sample(rank, 6, 8).t()
     dist.all_reduce(reduced)
     sent = sample(rank, 6, 8).t()
     dist.broadcast(sent, 0)

@@ -37,12 +37,15 @@ def tags_out_of_order(rank, size):
 def any_source(rank, size):
     if rank != 0:
         dist.send(sample(rank, 4), 0)
+        dist.barrier()
         return None
     received = {}
     for _ in range(size - 1):
         tensor = torch.empty(4)
         source = dist.recv(tensor)
         received[source] = tensor
+    # Until here, so that no message of the next body is taken for one of these.
+    dist.barrier()
     return sorted(received.items())
 
 

@@ -1,0 +1,86 @@
+"""Programs that fail: the exit code, and what the user reads."""
+
+from pathlib import Path
+
+import pytest
+from harness import Done, run_script, uniference
+
+from uniference import SimulationError, simulate
+
+SETUP = "import os, signal, sys, torch, torch.distributed as dist\ndist.init_process_group('gloo')\nrank = dist.get_rank()\n"
+
+
+def check(done: Done, code: int, *parts: str) -> None:
+    assert done.code == code, done.err
+    for part in parts:
+        assert part in done.err
+
+
+def test_missing_script(tmp_path: Path) -> None:
+    check(uniference("run", "--ranks", 2, "nowhere.py", cwd=tmp_path), 2, "nowhere.py")
+
+
+def test_script_with_a_typo(tmp_path: Path) -> None:
+    done = run_script(tmp_path, "import torch\nprint('hello'\n")
+    check(done, 1, "script.py", "line 2", "SyntaxError")
+    assert "uniference/rank.py" not in done.err
+
+
+def test_exception_on_one_rank(tmp_path: Path) -> None:
+    source = SETUP + "def work():\n    if rank == 1:\n        raise ValueError('boom')\nwork()\ndist.barrier()\n"
+    done = run_script(tmp_path, source)
+    check(done, 1, "Traceback", 'script.py", line 6, in work', "ValueError: boom")
+    assert done.err.count("ValueError: boom") == 1
+    assert "uniference/" not in done.err
+    assert "runpy" not in done.err
+
+
+def test_exit_codes_of_programs(tmp_path: Path) -> None:
+    assert run_script(tmp_path, "import sys\nsys.exit(0)\n", ranks=1).code == 0
+    (tmp_path / "failing").mkdir()
+    check(run_script(tmp_path / "failing", "import sys\nsys.exit('no luck')\n", ranks=1), 1, "no luck")
+
+
+def test_collective_on_one_rank_only(tmp_path: Path) -> None:
+    source = SETUP + "if rank == 0:\n    dist.all_reduce(torch.ones(4))\nelse:\n    dist.recv(torch.ones(1), 0)\n"
+    check(run_script(tmp_path, source), 3, "script.py:5", "script.py:7", "all_reduce")
+
+
+def test_different_sizes(tmp_path: Path) -> None:
+    check(run_script(tmp_path, SETUP + "dist.all_reduce(torch.ones(4 + rank))\n"), 3, "script.py:4")
+
+
+def test_killed_rank(tmp_path: Path) -> None:
+    source = SETUP + "if rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()\n"
+    check(run_script(tmp_path, source), 1, "rank 1")
+
+
+def test_refused_backend(tmp_path: Path) -> None:
+    source = "import torch.distributed as dist\ndist.init_process_group('mpi')\n"
+    check(run_script(tmp_path, source), 1, 'the backend "mpi" cannot be simulated', "hint:")
+
+
+def test_refused_rpc(tmp_path: Path) -> None:
+    source = "from torch.distributed import rpc\nrpc.init_rpc('worker0', rank=0, world_size=1)\n"
+    check(run_script(tmp_path, source, ranks=1), 1, "torch.distributed.rpc cannot be simulated", "hint:")
+
+
+def test_communication_from_a_forked_process(tmp_path: Path) -> None:
+    source = SETUP + (
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    try:\n"
+        "        dist.all_reduce(torch.ones(1))\n"
+        "    except RuntimeError as error:\n"
+        "        print(error, file=sys.stderr, flush=True)\n"
+        "    os._exit(0)\n"
+        "os.waitpid(pid, 0)\n"
+    )
+    check(run_script(tmp_path, source, ranks=1), 0, "a process that a rank has forked cannot communicate")
+
+
+def test_simulate_raises(tmp_path: Path) -> None:
+    with pytest.raises(SimulationError) as caught:
+        simulate(tmp_path / "nowhere.py", ranks=2)
+    assert caught.value.exit_code == 2
+    assert "nowhere.py" in caught.value.message

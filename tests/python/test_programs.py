@@ -1,0 +1,73 @@
+"""What an unmodified program finds around it: environment, arguments, modules, `__main__`."""
+
+from pathlib import Path
+
+from harness import run_script, uniference, write_script
+
+import uniference as package
+
+ENVIRONMENT = """
+import os, sys, pickle, atexit, threading
+print("ranks =", os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["LOCAL_RANK"], os.environ["MASTER_PORT"])
+print("argv =", sys.argv[1:], os.path.basename(sys.argv[0]), os.path.basename(__file__), __name__)
+print("path =", os.path.samefile(sys.path[0], os.path.dirname(__file__)))
+class Mine: pass
+print("pickle =", type(pickle.loads(pickle.dumps(Mine()))) is Mine)
+atexit.register(lambda: print("exit =", pickle.dumps(Mine()) is not None))
+threading.Timer(0.01, lambda: print("thread =", Mine.__name__)).start()
+"""
+
+
+def test_environment(tmp_path: Path) -> None:
+    script = write_script(tmp_path, ENVIRONMENT)
+    options = ("--ranks", 1, "--compute", "none", "--out", tmp_path / "out")
+    done = uniference("run", *options, script, "--flag", "value", cwd=tmp_path)
+    assert done.code == 0, done.err
+    lines = dict(line.split(" = ", 1) for line in done.out.splitlines() if " = " in line)
+    assert lines["ranks"] == "0 1 0 29500"
+    assert lines["argv"] == "['--flag', 'value'] script.py script.py __main__"
+    assert lines["path"] == lines["pickle"] == lines["exit"] == "True"
+    assert lines["thread"] == "Mine"
+
+
+def test_module(tmp_path: Path) -> None:
+    (tmp_path / "tool").mkdir()
+    write_script(tmp_path / "tool", "", "__init__.py")
+    write_script(
+        tmp_path / "tool", "import sys\nprint('module =', __name__, __package__, sys.argv[1:])\n", "__main__.py"
+    )
+    options = ("--ranks", 1, "--compute", "none", "--out", tmp_path / "out")
+    done = uniference("run", *options, "-m", "tool", "x", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert "module = __main__ tool ['x']" in done.out
+
+
+def test_imports_are_not_charged(tmp_path: Path) -> None:
+    write_script(tmp_path, "total = sum(i * i for i in range(3_000_000))\n", "heavy.py")
+    script = write_script(tmp_path, "import heavy\n")
+    run = package.simulate(script, ranks=1, out=tmp_path / "out")
+    assert run.makespan < 0.05
+
+
+def test_simulate_returns_the_report(tmp_path: Path) -> None:
+    source = "import torch, torch.distributed as dist\ndist.init_process_group()\ndist.all_reduce(torch.ones(1000))\n"
+    run = package.simulate(
+        write_script(tmp_path, source), ranks=2, backend="ideal", compute="none", out=tmp_path / "out"
+    )
+    assert run.directory == tmp_path / "out"
+    assert [rank.rank for rank in run.ranks] == [0, 1]
+    (all_reduce,) = [operation for operation in run.operations if operation.operation == "all_reduce"]
+    # Two calls of 1000 float32.
+    assert (all_reduce.count, all_reduce.bytes) == (2, 2 * 4000)
+    for rank in run.ranks:
+        total = rank.compute_s + rank.exposed_comm_s + rank.idle_s
+        assert abs(total - run.makespan) < 1e-9
+
+
+def test_several_ranks_print_whole_lines(tmp_path: Path) -> None:
+    done = run_script(tmp_path, "import os\nfor i in range(50): print('line', os.environ['RANK'], i)\n", ranks=3)
+    assert done.code == 0, done.err
+    # A line has its rank in front once a second rank has printed.
+    lines = [line.partition("] ")[2] or line for line in done.out.splitlines()]
+    for rank in range(3):
+        assert [line for line in lines if line.startswith(f"line {rank} ")] == [f"line {rank} {i}" for i in range(50)]
