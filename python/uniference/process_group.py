@@ -159,7 +159,7 @@ class SimulatedBackend(c10d.Backend):
 
     def _all_gather(self, outputs: Sequence[Tensor], input: Tensor, opts: c10d.AllgatherOptions) -> Work:
         if self._name == "gloo":
-            _check_gloo_all_gather(outputs, input)
+            _check_gloo_all_gather(outputs, input, self._size)
         return self._collective("all_gather", opts, _blocks(outputs), [input], outputs)
 
     @uncharged
@@ -168,7 +168,7 @@ class SimulatedBackend(c10d.Backend):
 
     def _all_gather_single(self, output: Tensor, input: Tensor, opts: c10d.AllgatherOptions) -> Work:
         if self._name == "gloo" and input.dim() and output.shape != (input.size(0) * self._size, *input.shape[1:]):
-            _check_gloo_all_gather(output.chunk(self._size), input)
+            _check_gloo_all_gather(output.chunk(self._size), input, self._size)
         if input.numel() * self._size != output.numel():
             raise ValueError("output tensor size must be equal to world_size times input tensor size")
         return self._collective("all_gather", opts, input.numel(), [input], [output])
@@ -341,7 +341,12 @@ def _dtype_name(tensor: Tensor | None) -> str:
     return str(tensor.dtype).removeprefix("torch.") if tensor is not None else "uint8"
 
 
-def _check_gloo_all_gather(outputs: Sequence[Tensor], input: Tensor) -> None:
+def _check_gloo_all_gather(outputs: Sequence[Tensor], input: Tensor, size: int) -> None:
+    if len(outputs) != size:
+        raise RuntimeError(
+            "ProcessGroupGloo::allgather: invalid output tensor list at index 0 "
+            f"(expected length {size}, got {len(outputs)})"
+        )
     for index, output in enumerate(outputs):
         if output.shape != input.shape:
             raise RuntimeError(

@@ -2,6 +2,7 @@
 
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -60,6 +61,7 @@ def _fork_rank(rank: int, size: int, port: int, script: Path, argument: Path) ->
     if pid:
         return pid
     code = 1
+    signal.alarm(TIMEOUT_S)
     try:
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))

@@ -66,7 +66,8 @@ def all_reduce_errors(rank, size):
 
 @body
 def non_contiguous(rank, size):
-    reduced = sample(rank, 6, 8).t()
+    # Integers: Gloo combines such a tensor's elements in the order of memory, we in the tensor's.
+    reduced = sample(rank, 6, 8, dtype=torch.int64).t()
     dist.all_reduce(reduced)
     sent = sample(rank, 6, 8).t()
     dist.broadcast(sent, 0)
@@ -129,8 +130,9 @@ def all_gather_errors(rank, size):
 def reduce_scatter(rank, size):
     results = []
     for n in SIZES[1:]:
-        output = torch.empty(n)
-        dist.reduce_scatter(output, [sample(rank + i, n) for i in range(size)])
+        output = torch.empty(n, dtype=torch.int64)
+        # Integers: Gloo carries the list form out as one all-reduce a block, which combines in another order.
+        dist.reduce_scatter(output, [sample(rank + i, n, dtype=torch.int64) for i in range(size)])
         single = torch.empty(n)
         dist.reduce_scatter_tensor(single, sample(rank, size * n))
         results.append([output, single])
