@@ -3,7 +3,10 @@
 //! In the order in which a run needs them: [`units`] and [`diagnostic`] serve the [`cluster`] file, which resolves to what the engine
 //! simulates. While the run goes on, the program [`record`], the [`trace`] and the [`events`] are written, each keeping the first
 //! error of its writer in its [`sink`]. At the end come the [`report`] and its [`table`]. A record is read back to run it again.
+//!
+//! [`chakra`] traces are what others record or generate; they are read, written and shown.
 
+pub mod chakra;
 pub mod cluster;
 pub mod diagnostic;
 pub mod events;

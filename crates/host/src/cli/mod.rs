@@ -3,6 +3,7 @@
 //! In the order of a run: [`cluster`] finds out what is simulated, [`folder`] where results go, [`run`] or [`replay`] does it under
 //! the eyes of [`console`].
 
+mod chakra;
 mod cluster;
 mod console;
 mod doctor;
@@ -33,6 +34,9 @@ enum Command {
     /// Cluster files
     #[command(subcommand)]
     Cluster(cluster::Command),
+    /// Chakra execution traces
+    #[command(subcommand)]
+    Chakra(chakra::Command),
     /// Show whether this machine has what a run needs
     Doctor,
 }
@@ -67,6 +71,7 @@ fn carry_out(cli: Cli, argv: &[String], python: &Path) -> Result<Exit, HostError
         Command::Run(args) => run::run(&args, argv, python),
         Command::Replay(args) => replay::replay(&args, argv),
         Command::Cluster(command) => cluster::command(&command),
+        Command::Chakra(command) => chakra::command(&command),
         Command::Doctor => Ok(doctor::doctor(python)),
     }
 }

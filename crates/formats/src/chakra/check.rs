@@ -1,0 +1,292 @@
+//! Owns whether a trace holds together: ids, dependencies, and what its nodes must say. Memory grows with the number of nodes and
+//! dependencies, not with the file.
+//!
+//! What can only mean one thing is tolerated and reported; what cannot be run is refused: an id twice, a cycle.
+
+use super::attributes::{COMM_DST, COMM_SIZE, COMM_SRC, COMM_TYPE, NUM_OPS};
+use super::groups::process_groups;
+use super::read::{ReadError, Reader};
+use super::schema::{CommType, Node, NodeType};
+use indexmap::IndexSet;
+use rustc_hash::FxBuildHasher;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::Read;
+
+/// The versions of the schema that are known; they differ in nothing that matters here.
+pub const VERSIONS: [&str; 3] = ["", "0.0.4", "1.0.0"];
+/// So many examples of each finding are kept.
+const EXAMPLES: usize = 4;
+
+/// Something about a trace that its user may want to know. It can be run all the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Finding {
+    /// The schema's version is none of [`VERSIONS`].
+    UnknownVersion,
+    /// A message with fields that the schema does not have, or encoded in an unusual way: writing it again changes it.
+    Lossy,
+    /// A dependency on a node that is not there: it counts as met.
+    Dangling,
+    /// The same dependency twice, as data and control or in one list.
+    Duplicate,
+    /// The type is none of the schema's, or "invalid": the node takes no time.
+    UnknownType,
+    /// A collective that does not say which one, or a message that does not say to or from whom.
+    IncompleteCommunication,
+    /// A node that communicates and does not say how much.
+    NoSize,
+    /// Compute without a duration and without a number of operations: it takes no time.
+    NoDuration,
+    /// A description of process groups that cannot be understood.
+    UnreadableGroups,
+}
+
+/// All findings of one kind.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// How many there are.
+    pub count: u64,
+    /// The first few of them.
+    pub examples: Vec<String>,
+}
+
+/// A trace that holds together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Checked {
+    /// How many nodes it has.
+    pub nodes: u64,
+    /// How many dependencies, each counted once.
+    pub dependencies: u64,
+    /// What was noticed.
+    pub findings: BTreeMap<Finding, Found>,
+}
+
+/// A trace that cannot be run.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckError {
+    /// It cannot be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// Two nodes have one id.
+    #[error("two nodes have the id {id}, the second is `{name}`\nhint: ids are unique in a file; check what wrote it")]
+    TwoOfOneId {
+        /// The id.
+        id: u64,
+        /// The second one's name.
+        name: String,
+    },
+    /// Nodes that wait for each other.
+    #[error(transparent)]
+    Cycle(#[from] Cycle),
+}
+
+/// Nodes of which each depends on the next, and the last on the first.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "nodes depend on each other in a cycle: {}\nhint: none of them can ever start; check what wrote the trace",
+    described(.0)
+)]
+pub struct Cycle(pub Vec<u64>);
+
+fn described(ids: &[u64]) -> String {
+    let shown: Vec<String> = ids.iter().take(20).map(u64::to_string).collect();
+    let rest = if ids.len() > shown.len() { format!(" (and {} more)", ids.len() - shown.len()) } else { String::new() };
+    format!("{}{rest} -> {}", shown.join(" -> "), ids[0])
+}
+
+/// Reads a trace to its end.
+///
+/// # Errors
+/// It cannot be read, or could not be run.
+pub fn check<R: Read>(mut trace: Reader<R>) -> Result<Checked, CheckError> {
+    let mut checked = Checked::default();
+    let version = &trace.metadata().version;
+    if !VERSIONS.contains(&version.as_str()) {
+        checked.note(Finding::UnknownVersion, || format!("`{version}`"));
+    }
+    let mut graph = Graph::default();
+    let mut lossy = trace.lossy();
+    if lossy > 0 {
+        checked.note(Finding::Lossy, || "the first message".to_owned());
+    }
+    while let Some(node) = trace.next_node()? {
+        checked.look_at(&node);
+        if trace.lossy() > lossy {
+            lossy = trace.lossy();
+            checked.note(Finding::Lossy, || called(&node));
+        }
+        graph.add(&node, &mut checked)?;
+    }
+    graph.check(&mut checked)?;
+    Ok(checked)
+}
+
+impl Checked {
+    fn note(&mut self, finding: Finding, example: impl FnOnce() -> String) {
+        let found = self.findings.entry(finding).or_default();
+        found.count += 1;
+        if found.examples.len() < EXAMPLES {
+            found.examples.push(example());
+        }
+    }
+
+    fn look_at(&mut self, node: &Node) {
+        self.nodes += 1;
+        for finding in shortcomings(node) {
+            self.note(finding, || called(node));
+        }
+        if let Err(error) = process_groups(node) {
+            self.note(Finding::UnreadableGroups, || error.problem);
+        }
+    }
+}
+
+/// What the node should say and does not.
+fn shortcomings(node: &Node) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut unless = |said: bool, finding| findings.extend((!said).then_some(finding));
+    match NodeType::try_from(node.r#type) {
+        Err(_) | Ok(NodeType::Invalid) => unless(false, Finding::UnknownType),
+        Ok(NodeType::Comp) => {
+            unless(node.duration_micros > 0 || node.attribute(NUM_OPS).is_some(), Finding::NoDuration);
+        }
+        // The host's half of an operation has the type of the accelerator's, but nothing to say about it.
+        Ok(NodeType::CommColl) if !node.is_cpu_op() || node.attribute(COMM_TYPE).is_some() => {
+            let kind = node.comm_type();
+            unless(kind.is_some(), Finding::IncompleteCommunication);
+            unless(kind == Some(CommType::Barrier) || node.unsigned(COMM_SIZE).is_some(), Finding::NoSize);
+        }
+        Ok(NodeType::CommSend) => {
+            unless(node.unsigned(COMM_DST).is_some(), Finding::IncompleteCommunication);
+            unless(node.unsigned(COMM_SIZE).is_some(), Finding::NoSize);
+        }
+        Ok(NodeType::CommRecv) => {
+            unless(node.unsigned(COMM_SRC).is_some(), Finding::IncompleteCommunication);
+            unless(node.unsigned(COMM_SIZE).is_some(), Finding::NoSize);
+        }
+        Ok(NodeType::CommColl | NodeType::Metadata | NodeType::MemLoad | NodeType::MemStore) => {}
+    }
+    findings
+}
+
+fn called(node: &Node) -> String {
+    format!("node {} `{}`", node.id, node.name)
+}
+
+/// Ids and dependencies in the order of the file.
+#[derive(Default)]
+struct Graph {
+    ids: IndexSet<u64, FxBuildHasher>,
+    /// Dependencies of all nodes, one after the other.
+    dependencies: Vec<u64>,
+    /// Where each node's dependencies end.
+    ends: Vec<usize>,
+}
+
+impl Graph {
+    fn add(&mut self, node: &Node, checked: &mut Checked) -> Result<(), CheckError> {
+        if !self.ids.insert(node.id) {
+            return Err(CheckError::TwoOfOneId { id: node.id, name: node.name.clone() });
+        }
+        let start = self.dependencies.len();
+        self.dependencies.extend(node.dependencies());
+        self.dependencies[start..].sort_unstable();
+        let named = self.dependencies.len();
+        dedup_from(&mut self.dependencies, start);
+        for _ in self.dependencies.len()..named {
+            checked.note(Finding::Duplicate, || called(node));
+        }
+        checked.dependencies += (self.dependencies.len() - start) as u64;
+        self.ends.push(self.dependencies.len());
+        Ok(())
+    }
+
+    fn check(&self, checked: &mut Checked) -> Result<(), CheckError> {
+        let mut waits_for = vec![0_u32; self.ids.len()];
+        let mut edges = Vec::new();
+        for (node, waits_for) in waits_for.iter_mut().enumerate() {
+            for dependency in self.dependencies_of(node) {
+                match self.ids.get_index_of(&dependency) {
+                    Some(on) => {
+                        edges.push((on as u32, node as u32));
+                        *waits_for += 1;
+                    }
+                    None => checked.note(Finding::Dangling, || format!("{dependency} of node {}", self.ids[node])),
+                }
+            }
+        }
+        edges.sort_unstable();
+        let stuck = never_free(&edges, waits_for);
+        match stuck.iter().position(|stuck| *stuck) {
+            Some(first) => Err(self.cycle(first, &stuck).into()),
+            None => Ok(()),
+        }
+    }
+
+    fn dependencies_of(&self, node: usize) -> impl Iterator<Item = u64> {
+        let start = if node == 0 { 0 } else { self.ends[node - 1] };
+        self.dependencies[start..self.ends[node]].iter().copied()
+    }
+
+    fn cycle(&self, start: usize, stuck: &[bool]) -> Cycle {
+        let next = |id: u64| {
+            let node = self.ids.get_index_of(&id).expect("only nodes are followed");
+            let is_stuck = |on: &u64| self.ids.get_index_of(on).is_some_and(|on| stuck[on]);
+            self.dependencies_of(node).find(is_stuck).expect("what is stuck waits for something stuck")
+        };
+        find_cycle(self.ids[start], next)
+    }
+}
+
+fn dedup_from(list: &mut Vec<u64>, start: usize) {
+    let mut kept = start;
+    for index in start..list.len() {
+        if index == start || list[index] != list[kept - 1] {
+            list[kept] = list[index];
+            kept += 1;
+        }
+    }
+    list.truncate(kept);
+}
+
+/// Kahn's algorithm: the nodes that stay when all that can be freed are. `edges` are (dependency, dependent), sorted.
+fn never_free(edges: &[(u32, u32)], mut waits_for: Vec<u32>) -> Vec<bool> {
+    let mut free: Vec<u32> = (0..waits_for.len() as u32).filter(|node| waits_for[*node as usize] == 0).collect();
+    while let Some(node) = free.pop() {
+        let first = edges.partition_point(|(on, _)| *on < node);
+        for (_, dependent) in edges[first..].iter().take_while(|(on, _)| *on == node) {
+            waits_for[*dependent as usize] -= 1;
+            if waits_for[*dependent as usize] == 0 {
+                free.push(*dependent);
+            }
+        }
+    }
+    waits_for.into_iter().map(|missing| missing > 0).collect()
+}
+
+/// Follows `next` from `start` until a node comes again. Every node on the way must have a next one.
+pub(crate) fn find_cycle(start: u64, next: impl Fn(u64) -> u64) -> Cycle {
+    let mut path: IndexSet<u64, FxBuildHasher> = IndexSet::default();
+    let mut id = start;
+    while path.insert(id) {
+        id = next(id);
+    }
+    let begin = path.get_index_of(&id).expect("it was seen before");
+    Cycle(path.into_iter().skip(begin).collect())
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Finding::UnknownVersion => "the schema's version is not known here",
+            Finding::Lossy => "messages with unknown fields, or encoded in an unusual way",
+            Finding::Dangling => "dependencies on nodes that are not there (they count as met)",
+            Finding::Duplicate => "dependencies named twice (they count once)",
+            Finding::UnknownType => "nodes of no known type (they take no time)",
+            Finding::IncompleteCommunication => "communication that does not say which, or with whom",
+            Finding::NoSize => "communication that does not say how much",
+            Finding::NoDuration => "compute without duration and operations (it takes no time)",
+            Finding::UnreadableGroups => "descriptions of process groups that cannot be understood",
+        })
+    }
+}

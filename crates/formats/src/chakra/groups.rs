@@ -1,0 +1,148 @@
+//! Owns the process groups that a trace of PyTorch describes: metadata nodes whose inputs hold JSON inside a string of Python.
+
+use super::schema::{Node, NodeType};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+
+/// The name of the nodes that describe process groups.
+pub const PROCESS_GROUP_NODE: &str = "## process_group:init ##";
+
+/// A process group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProcessGroup {
+    /// What communication nodes call it.
+    pub name: String,
+    /// What the program called it, if it said so: `default_pg`.
+    pub description: Option<String>,
+    /// Its ranks in its own order; empty: all ranks.
+    pub ranks: Vec<u32>,
+}
+
+/// A metadata node that should describe process groups and does not.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "node {node} does not describe process groups: {problem}\nhint: name the groups in a file of their own, or leave the node out"
+)]
+pub struct GroupsError {
+    /// Its id.
+    pub node: u64,
+    /// What does not fit.
+    pub problem: String,
+}
+
+#[derive(Deserialize)]
+struct Raw {
+    pg_name: Name,
+    #[serde(default)]
+    pg_desc: Option<String>,
+    #[serde(default)]
+    ranks: Option<Ranks>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Name {
+    Text(String),
+    Number(u64),
+}
+
+/// A list; or, by older versions of PyTorch, each rank with its place in the group.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Ranks {
+    List(Vec<u32>),
+    Places(BTreeMap<String, u32>),
+}
+
+/// The process groups that `node` describes; `None` if it is another kind of node.
+///
+/// # Errors
+/// It is of that kind and cannot be understood.
+pub fn process_groups(node: &Node) -> Result<Option<Vec<ProcessGroup>>, GroupsError> {
+    if node.name != PROCESS_GROUP_NODE || node.r#type() != NodeType::Metadata {
+        return Ok(None);
+    }
+    let failed = |problem: String| GroupsError { node: node.id, problem };
+    let values = node.inputs.as_ref().map_or("", |inputs| inputs.values.as_str());
+    let json = first_string(values).unwrap_or_else(|| values.to_owned());
+    let raw: Vec<Raw> = serde_json::from_str(&json).map_err(|error| failed(error.to_string()))?;
+    raw.into_iter().map(|raw| ProcessGroup::from_raw(raw).map_err(failed)).collect::<Result<_, _>>().map(Some)
+}
+
+impl ProcessGroup {
+    fn from_raw(raw: Raw) -> Result<ProcessGroup, String> {
+        let name = match raw.pg_name {
+            Name::Text(name) => name,
+            Name::Number(number) => number.to_string(),
+        };
+        let ranks = match raw.ranks {
+            None => Vec::new(),
+            Some(Ranks::List(ranks)) => ranks,
+            Some(Ranks::Places(places)) => in_order(places)?,
+        };
+        Ok(ProcessGroup { name, description: raw.pg_desc, ranks })
+    }
+}
+
+fn in_order(places: BTreeMap<String, u32>) -> Result<Vec<u32>, String> {
+    let numbered = places.into_iter().map(|(rank, place)| {
+        let rank: u32 = rank.parse().map_err(|_| format!("`{rank}` is no rank"))?;
+        Ok((place, rank))
+    });
+    let mut numbered: Vec<(u32, u32)> = numbered.collect::<Result<_, String>>()?;
+    numbered.sort_unstable();
+    Ok(numbered.into_iter().map(|(_, rank)| rank).collect())
+}
+
+/// The first string inside a list as Python writes it (`repr`).
+fn first_string(repr: &str) -> Option<String> {
+    let rest = repr.trim_start().strip_prefix('[')?.trim_start();
+    let quote = rest.chars().next().filter(|quote| matches!(quote, '\'' | '"'))?;
+    let mut text = String::new();
+    let mut characters = rest[1..].chars();
+    while let Some(character) = characters.next() {
+        match character {
+            '\\' => text.push(match characters.next()? {
+                'n' => '\n',
+                't' => '\t',
+                other => other,
+            }),
+            end if end == quote => return Some(text),
+            other => text.push(other),
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chakra::schema::IoInfo;
+
+    fn node(values: &str) -> Node {
+        let inputs = Some(IoInfo { values: values.to_owned(), ..IoInfo::default() });
+        Node { id: 3, name: PROCESS_GROUP_NODE.into(), r#type: NodeType::Metadata.into(), inputs, ..Node::default() }
+    }
+
+    #[test]
+    fn groups_are_read_from_json_inside_a_string_of_python() {
+        let text = r#"['[{"pg_name": "0", "pg_desc": "it\'s", "ranks": [], "group_size": 2}, {"pg_name": 7, "ranks": {"3": 1, "5": 0}}]']"#;
+        let groups = process_groups(&node(text)).unwrap().unwrap();
+        let expected = [
+            ProcessGroup { name: "0".into(), description: Some("it's".into()), ranks: vec![] },
+            ProcessGroup { name: "7".into(), description: None, ranks: vec![5, 3] },
+        ];
+        assert_eq!(groups, expected);
+    }
+
+    #[test]
+    fn other_nodes_describe_none_and_damaged_ones_are_refused() {
+        assert_eq!(process_groups(&Node { name: "a".into(), ..node("[]") }).unwrap(), None);
+        let error = process_groups(&node("['[{']")).unwrap_err().to_string();
+        assert!(
+            error.starts_with("node 3 does not describe process groups: EOF") && error.contains("hint: "),
+            "{error}"
+        );
+        assert!(process_groups(&node(r#"['[{"pg_name": "1", "ranks": {"x": 0}}]']"#)).is_err());
+    }
+}

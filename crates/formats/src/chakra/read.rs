@@ -1,0 +1,166 @@
+//! Owns reading a trace from its beginning to its end, plain or compressed, one node in memory at a time. What nodes depend on
+//! is not looked at.
+
+use super::frame::{FrameError, FrameReader, Position};
+use super::schema::{GlobalMetadata, Node};
+use flate2::bufread::MultiGzDecoder;
+use prost::Message;
+use std::io::{self, BufRead, BufReader, Read};
+
+/// How a compressed file begins (RFC 1952).
+const GZIP: [u8; 2] = [0x1f, 0x8b];
+
+/// A file that is no trace, or not a whole one.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// Its first message is not what a trace starts with.
+    #[error(
+        "this is not a Chakra execution trace: {problem}\nhint: a trace is a binary file, PREFIX.RANK.et; a JSON trace of PyTorch must first be converted"
+    )]
+    NotATrace {
+        /// What does not fit.
+        problem: String,
+    },
+    /// It stops early.
+    #[error("the trace is cut short: it ends inside message {} (which starts at byte {})\nhint: copy it again from where it came from, or write it again", at.message, at.offset)]
+    Truncated {
+        /// The message that is not whole.
+        at: Position,
+    },
+    /// A message is none.
+    #[error("the trace is damaged: message {} (at byte {}): {problem}\nhint: copy it again from where it came from, or write it again", at.message, at.offset)]
+    Damaged {
+        /// The message.
+        at: Position,
+        /// What does not fit.
+        problem: String,
+    },
+    /// It cannot be read.
+    #[error("the trace could not be read: {0}\nhint: check the file and the disk it is on")]
+    Io(#[from] io::Error),
+}
+
+/// A trace that is being read.
+pub struct Reader<R> {
+    frames: FrameReader<Input<R>>,
+    metadata: GlobalMetadata,
+    ended: bool,
+    lossy: u64,
+}
+
+enum Input<R> {
+    Plain(BufReader<R>),
+    Gzip(Box<BufReader<MultiGzDecoder<BufReader<R>>>>),
+}
+
+impl<R: Read> Reader<R> {
+    /// Reads what stands before the first node. `input` need not be buffered.
+    ///
+    /// # Errors
+    /// What is no trace.
+    pub fn open(input: R) -> Result<Reader<R>, ReadError> {
+        let mut frames = FrameReader::new(Input::open(input)?);
+        let at = frames.position();
+        let first = match frames.next() {
+            Ok(Some(bytes)) => GlobalMetadata::decode(bytes).map_err(|error| not_a_trace(&error))?,
+            Ok(None) => return Err(not_a_trace(&"it is empty")),
+            Err(FrameError::Io(error)) => return Err(error.into()),
+            Err(error) => return Err(not_a_trace(&error)),
+        };
+        let lossy = u64::from(first.encoded_len() as u64 != content(at, frames.position()));
+        Ok(Reader { frames, metadata: first, ended: false, lossy })
+    }
+
+    /// What the writer says about the whole trace.
+    pub fn metadata(&self) -> &GlobalMetadata {
+        &self.metadata
+    }
+
+    /// How many messages so far would come out with another length if they were written again: they hold fields that the schema
+    /// does not have, or their writer encodes differently.
+    pub fn lossy(&self) -> u64 {
+        self.lossy
+    }
+
+    /// The next node in the order of the file; `None` at the end.
+    ///
+    /// # Errors
+    /// The trace is cut short, damaged, or cannot be read.
+    pub fn next_node(&mut self) -> Result<Option<Node>, ReadError> {
+        if self.ended {
+            return Ok(None);
+        }
+        let at = self.frames.position();
+        let node = match self.frames.next()? {
+            None => None,
+            Some([]) => {
+                self.frames.expect_end(at)?;
+                None
+            }
+            Some(bytes) => Some(Node::decode(bytes).map_err(|error| damaged(at, &error))?),
+        };
+        match &node {
+            None => self.ended = true,
+            Some(node) => self.lossy += u64::from(node.encoded_len() as u64 != content(at, self.frames.position())),
+        }
+        Ok(node)
+    }
+}
+
+impl<R: Read> Iterator for Reader<R> {
+    type Item = Result<Node, ReadError>;
+
+    /// Ends after the first error.
+    fn next(&mut self) -> Option<Result<Node, ReadError>> {
+        let next = self.next_node().transpose();
+        self.ended |= matches!(next, Some(Err(_)));
+        next
+    }
+}
+
+impl<R: Read> Input<R> {
+    fn open(input: R) -> io::Result<Input<R>> {
+        let mut input = BufReader::new(input);
+        let compressed = input.fill_buf()?.starts_with(&GZIP);
+        Ok(match compressed {
+            true => Input::Gzip(Box::new(BufReader::new(MultiGzDecoder::new(input)))),
+            false => Input::Plain(input),
+        })
+    }
+}
+
+impl<R: Read> Read for Input<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Input::Plain(input) => input.read(buffer),
+            Input::Gzip(input) => input.read(buffer),
+        }
+    }
+}
+
+impl From<FrameError> for ReadError {
+    fn from(error: FrameError) -> ReadError {
+        match error {
+            FrameError::Truncated { at } => ReadError::Truncated { at },
+            FrameError::Length { at } | FrameError::AfterEnd { at } | FrameError::Compression { at, .. } => {
+                damaged(at, &error)
+            }
+            FrameError::Io(error) => ReadError::Io(error),
+        }
+    }
+}
+
+fn not_a_trace(problem: &dyn ToString) -> ReadError {
+    ReadError::NotATrace { problem: problem.to_string() }
+}
+
+fn damaged(at: Position, problem: &dyn ToString) -> ReadError {
+    ReadError::Damaged { at, problem: problem.to_string() }
+}
+
+/// The bytes of the message between two positions, without its length.
+fn content(at: Position, end: Position) -> u64 {
+    let whole = end.offset - at.offset;
+    let prefix = (1..=5).find(|prefix| whole.saturating_sub(*prefix) < 1 << (7 * prefix)).unwrap_or(5);
+    whole - prefix
+}

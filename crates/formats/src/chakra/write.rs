@@ -1,0 +1,75 @@
+//! Owns writing a trace, plain or compressed. Compression is deterministic: no name, no time stamp.
+
+use super::frame;
+use super::schema::{GlobalMetadata, Node};
+use flate2::write::GzEncoder;
+use prost::Message;
+use std::io::{self, ErrorKind, Write};
+
+/// A trace that is being written.
+pub struct Writer<W: Write> {
+    out: Output<W>,
+    buffer: Vec<u8>,
+}
+
+enum Output<W: Write> {
+    Plain(W),
+    Gzip(Box<GzEncoder<W>>),
+}
+
+impl<W: Write> Writer<W> {
+    /// Writes to `out`, which should be buffered.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn new(out: W, metadata: &GlobalMetadata) -> io::Result<Writer<W>> {
+        Writer::start(Output::Plain(out), metadata)
+    }
+
+    /// The same, compressed.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn gzip(out: W, metadata: &GlobalMetadata) -> io::Result<Writer<W>> {
+        Writer::start(Output::Gzip(Box::new(GzEncoder::new(out, flate2::Compression::default()))), metadata)
+    }
+
+    fn start(out: Output<W>, metadata: &GlobalMetadata) -> io::Result<Writer<W>> {
+        let mut writer = Writer { out, buffer: Vec::new() };
+        writer.message(metadata)?;
+        Ok(writer)
+    }
+
+    /// Writes a node.
+    ///
+    /// # Errors
+    /// Those of the writer below; also a node that says nothing at all: it would read as the end of the trace.
+    pub fn node(&mut self, node: &Node) -> io::Result<()> {
+        if node.encoded_len() == 0 {
+            return Err(io::Error::new(ErrorKind::InvalidInput, "a node without id, name and type"));
+        }
+        self.message(node)
+    }
+
+    /// Writes what is left; gives back the writer below.
+    ///
+    /// # Errors
+    /// Those of the writer below.
+    pub fn finish(self) -> io::Result<W> {
+        let mut out = match self.out {
+            Output::Plain(out) => out,
+            Output::Gzip(out) => out.finish()?,
+        };
+        out.flush()?;
+        Ok(out)
+    }
+
+    fn message(&mut self, message: &impl Message) -> io::Result<()> {
+        self.buffer.clear();
+        message.encode(&mut self.buffer).expect("a vector grows as it must");
+        match &mut self.out {
+            Output::Plain(out) => frame::write(out, &self.buffer),
+            Output::Gzip(out) => frame::write(out, &self.buffer),
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Owns `uniference chakra`: traces opened, read, and shown on standard output. What a trace is, `uniference-formats` knows.
+
+use crate::error::{Exit, HostError};
+use std::fmt::Display;
+use std::fs::File;
+use std::io::{self, BufWriter, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use uniference_formats::chakra::check::{Checked, check};
+use uniference_formats::chakra::diff::diff;
+use uniference_formats::chakra::read::Reader;
+use uniference_formats::chakra::stats::Stats;
+use uniference_formats::chakra::{ShowError, dot, json};
+
+/// `uniference chakra`.
+#[derive(clap::Subcommand)]
+pub(super) enum Command {
+    /// Show figures: nodes, durations and communication by kind
+    Stats {
+        /// Execution traces, plain or compressed with gzip
+        #[arg(required = true, value_name = "TRACE")]
+        traces: Vec<PathBuf>,
+        /// As JSON, one line for each trace
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show a trace as JSON, in the form of the official tools
+    Json {
+        /// An execution trace
+        trace: PathBuf,
+    },
+    /// Say whether traces can be run: ids, dependencies, what nodes must say
+    Check {
+        /// Execution traces
+        #[arg(required = true, value_name = "TRACE")]
+        traces: Vec<PathBuf>,
+    },
+    /// Show a trace as a graph in Graphviz' language
+    Dot {
+        /// An execution trace
+        trace: PathBuf,
+    },
+    /// Show what differs between two traces; exit code 1 if anything does
+    Diff {
+        /// An execution trace
+        first: PathBuf,
+        /// Another one
+        second: PathBuf,
+    },
+}
+
+/// Carries out a command.
+pub(super) fn command(command: &Command) -> Result<Exit, HostError> {
+    show(command, BufWriter::new(io::stdout().lock()))
+}
+
+/// Of a pipe that is closed, as by `head`, nothing is said.
+fn show(command: &Command, mut out: impl Write) -> Result<Exit, HostError> {
+    let shown = match command {
+        Command::Stats { traces, json } => show_stats(traces, *json, &mut out),
+        Command::Json { trace } => show_whole(trace, json::write, &mut out),
+        Command::Check { traces } => check_all(traces, &mut out),
+        Command::Dot { trace } => show_whole(trace, dot::write, &mut out),
+        Command::Diff { first, second } => show_diff(first, second, &mut out),
+    };
+    match shown.and_then(|exit| Ok(out.flush().map(|()| exit)?)) {
+        Ok(exit) => Ok(exit),
+        Err(Failed::Output(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(Exit::Ok),
+        Err(Failed::Output(error)) => Err(HostError::Usage(ShowError::Write(error).to_string())),
+        Err(Failed::Trace(error)) => Err(error),
+    }
+}
+
+/// Why a command stops.
+enum Failed {
+    Trace(HostError),
+    Output(io::Error),
+}
+
+impl From<io::Error> for Failed {
+    fn from(error: io::Error) -> Failed {
+        Failed::Output(error)
+    }
+}
+
+impl From<HostError> for Failed {
+    fn from(error: HostError) -> Failed {
+        Failed::Trace(error)
+    }
+}
+
+fn show_stats(traces: &[PathBuf], json: bool, out: &mut impl Write) -> Result<Exit, Failed> {
+    for trace in traces {
+        let stats = Stats::of(open(trace)?).map_err(in_file(trace))?;
+        match json {
+            true => serde_json::to_writer(&mut *out, &stats).map_err(io::Error::from)?,
+            false => write!(out, "{}: {stats}", trace.display())?,
+        }
+        writeln!(out)?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn check_all(traces: &[PathBuf], out: &mut impl Write) -> Result<Exit, Failed> {
+    for trace in traces {
+        let checked = check(open(trace)?).map_err(in_file(trace))?;
+        show_checked(trace, &checked, out)?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn show_checked(trace: &Path, checked: &Checked, out: &mut impl Write) -> io::Result<()> {
+    let Checked { nodes, dependencies, findings } = checked;
+    writeln!(out, "{}: {nodes} nodes, {dependencies} dependencies, no cycle", trace.display())?;
+    for (finding, found) in findings {
+        let more = if found.count > found.examples.len() as u64 { ", ..." } else { "" };
+        writeln!(out, "  {}: {finding}: {}{more}", found.count, found.examples.join(", "))?;
+    }
+    Ok(())
+}
+
+fn show_diff(first: &Path, second: &Path, out: &mut impl Write) -> Result<Exit, Failed> {
+    let mut failed = None;
+    let mut write = |difference| {
+        if failed.is_none() {
+            failed = writeln!(out, "{difference}").err();
+        }
+    };
+    let both = format!("{} or {}", first.display(), second.display());
+    let count = diff(open(first)?, open(second)?, &mut write);
+    match failed {
+        Some(error) => Err(error.into()),
+        None if count.map_err(in_file(Path::new(&both)))? == 0 => Ok(Exit::Ok),
+        None => Ok(Exit::ProgramFailed),
+    }
+}
+
+fn show_whole<W: Write>(
+    trace: &Path,
+    write: fn(Reader<File>, &mut W) -> Result<(), ShowError>,
+    out: &mut W,
+) -> Result<Exit, Failed> {
+    match write(open(trace)?, out) {
+        Ok(()) => Ok(Exit::Ok),
+        Err(ShowError::Write(error)) => Err(error.into()),
+        Err(ShowError::Read(error)) => Err(in_file(trace)(error).into()),
+    }
+}
+
+/// Opens a trace and reads its beginning.
+fn open(path: &Path) -> Result<Reader<File>, HostError> {
+    let file = File::open(path).map_err(|source| HostError::File {
+        action: "read",
+        path: path.to_owned(),
+        source,
+        hint: "execution traces are called PREFIX.RANK.et",
+    })?;
+    Reader::open(file).map_err(in_file(path))
+}
+
+/// An error that names the file.
+fn in_file<E: Display>(path: &Path) -> impl FnOnce(E) -> HostError {
+    move |error| HostError::Usage(format!("{}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests;
