@@ -1,6 +1,6 @@
 //! Owns MLCommons Chakra's execution traces (ETs): what each rank of a job did, as a graph of compute, memory and communication nodes.
 //!
-//! A file is a [`frame`] after the other, each a message of the [`schema`]; [`read`] and [`write`] stream them, so a file may be
+//! A file is a [`frame`] after the other, each a message of the [`schema`]; [`read`] and [`mod@write`] stream them, so a file may be
 //! larger than memory. [`attributes`] say what a node means, [`groups`] who its process group is, [`check`] whether its
 //! dependencies hold together. [`stats`], [`json`], [`dot`] and [`diff`] show traces to people and to other tools.
 //!

@@ -73,7 +73,7 @@ fn the_bytes_are_those_of_the_schema() {
     let node = [13, 0x08, 12, 0x12, 1, b'A', 0x18, 4, 0x2a, 2, 3, 4, 0x38, 5];
     let bytes = [&metadata[..], &node[..]].concat();
     let expected = Node { duration_micros: 5, ..self::node(12, "A", NodeType::Comp, &[3, 4]) };
-    assert_eq!(read(&bytes).unwrap(), [expected.clone()]);
+    assert_eq!(read(&bytes).unwrap(), std::slice::from_ref(&expected));
     let metadata = GlobalMetadata { version: "1.0.0".into(), attr: vec![] };
     let mut writer = Writer::new(Vec::new(), &metadata).unwrap();
     writer.node(&expected).unwrap();

@@ -28,7 +28,7 @@ pub(super) enum Command {
         /// An execution trace
         trace: PathBuf,
     },
-    /// Say whether traces can be run: ids, dependencies, what nodes must say
+    /// Say whether traces can be run: ids, dependencies, what nodes must say; exit code 2 if one cannot
     Check {
         /// Execution traces
         #[arg(required = true, value_name = "TRACE")]
@@ -100,12 +100,19 @@ fn show_stats(traces: &[PathBuf], json: bool, out: &mut impl Write) -> Result<Ex
     Ok(Exit::Ok)
 }
 
+/// All of them, even if one is refused.
 fn check_all(traces: &[PathBuf], out: &mut impl Write) -> Result<Exit, Failed> {
+    let mut exit = Exit::Ok;
     for trace in traces {
-        let checked = check(open(trace)?).map_err(in_file(trace))?;
-        show_checked(trace, &checked, out)?;
+        match open(trace).and_then(|reader| check(reader).map_err(in_file(trace))) {
+            Ok(checked) => show_checked(trace, &checked, out)?,
+            Err(error) => {
+                writeln!(out, "{error}")?;
+                exit = Exit::Usage;
+            }
+        }
     }
-    Ok(Exit::Ok)
+    Ok(exit)
 }
 
 fn show_checked(trace: &Path, checked: &Checked, out: &mut impl Write) -> io::Result<()> {

@@ -62,8 +62,10 @@ fn each_command_shows_its_view() {
 #[test]
 fn what_cannot_be_read_is_named() {
     let dir = traces();
-    let (exit, _) = shown(&dir, Command::Check { traces: vec![dir.path().join("c.0.et")] });
-    assert!(exit.unwrap_err().starts_with("cannot read c.0.et: "));
+    let (exit, text) =
+        shown(&dir, Command::Check { traces: vec![dir.path().join("c.0.et"), dir.path().join("a.0.et")] });
+    assert_eq!(exit, Ok(Exit::Usage));
+    assert!(text.starts_with("cannot read c.0.et: ") && text.contains("\na.0.et: 2 nodes"), "{text}");
     fs::write(dir.path().join("x.et"), "{}").unwrap();
     let (exit, _) = shown(&dir, Command::Json { trace: dir.path().join("x.et") });
     let message = exit.unwrap_err();
