@@ -4,16 +4,18 @@
 //! larger than memory. [`attributes`] say what a node means, [`groups`] who its process group is, [`check`] whether its
 //! dependencies hold together. [`stats`], [`json`], [`dot`] and [`diff`] show traces to people and to other tools.
 //!
-//! Running a trace is not done here.
+//! To run traces, a [`feed`] gives each rank's nodes in order, and a [`replay`] of them is a program of the simulator.
 
 pub mod attributes;
 pub mod check;
 pub mod diff;
 pub mod dot;
+pub mod feed;
 pub mod frame;
 pub mod groups;
 pub mod json;
 pub mod read;
+pub mod replay;
 pub mod schema;
 pub mod stats;
 pub mod write;

@@ -1,7 +1,7 @@
 //! Owns the command line: its words, and which exit code each way to end has.
 //!
-//! In the order of a run: [`cluster`] finds out what is simulated, [`folder`] where results go, [`run`] or [`replay`] does it under
-//! the eyes of [`console`].
+//! In the order of a run: `cluster` finds out what is simulated, `folder` where results go, `run` or `replay` does it under
+//! the eyes of `console`.
 
 mod chakra;
 mod cluster;
@@ -11,6 +11,7 @@ mod folder;
 mod replay;
 mod results;
 mod run;
+mod traces;
 
 use crate::error::{Exit, HostError};
 use clap::{Parser, Subcommand};
@@ -29,7 +30,7 @@ struct Cli {
 enum Command {
     /// Run a program on a simulated cluster
     Run(run::Args),
-    /// Run the record of a run again, on its own or on another cluster
+    /// Run the record of a run again, or execution traces, on its own or on another cluster
     Replay(replay::Args),
     /// Cluster files
     #[command(subcommand)]
@@ -90,7 +91,7 @@ mod tests {
     use std::fs;
 
     /// The exit code and the message of a command that cannot do what it was asked for. `SCRIPT` stands for a file that exists.
-    fn refused(words: &[&str]) -> String {
+    pub(super) fn refused(words: &[&str]) -> String {
         let dir = tempfile::tempdir().unwrap();
         let script = dir.path().join("script.py");
         fs::write(&script, "").unwrap();
@@ -109,6 +110,13 @@ mod tests {
         let error = carry_out(cli, &argv, Path::new("/nowhere/python")).unwrap_err();
         let text = format!("exit {}\n{}", error.exit() as i32, with_prefix(&error));
         text.replace(&dir.path().display().to_string(), "DIR")
+    }
+
+    /// Carries out a command that needs no interpreter.
+    pub(super) fn run(words: &[&str]) -> Result<Exit, HostError> {
+        let argv: Vec<String> = ["uniference"].iter().chain(words).map(|word| (*word).to_owned()).collect();
+        let cli = Cli::try_parse_from(argv.iter()).unwrap_or_else(|error| panic!("{error}"));
+        carry_out(cli, &argv, Path::new("/nowhere/python"))
     }
 
     #[test]

@@ -1,9 +1,11 @@
-//! Owns `uniference replay`: the record of a run, carried out again without the program.
+//! Owns `uniference replay`: the record of a run, carried out again without the program. Execution traces are [`super::traces`]'
+//! business.
 
 use super::cluster::{Chosen, ClusterArgs};
 use super::console::Counter;
 use super::folder::Folder;
 use super::results::{self, RECORD, RecordLevel, Recording};
+use super::traces::{self, TraceArgs, Wanted};
 use crate::error::{Exit, HostError};
 use crate::live::exchange::Recorder;
 use std::fs::File;
@@ -20,11 +22,13 @@ use uniference_sim::record::{Replayed, replay as replay_record};
 /// `uniference replay`.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// The folder with the results of a run
-    #[arg(value_name = "DIR")]
+    /// The folder with the results of a run; or the prefix of execution traces called PREFIX.RANK.et, or one trace for all ranks
+    #[arg(value_name = "DIR|PREFIX|FILE")]
     run: PathBuf,
     #[command(flatten)]
     cluster: ClusterArgs,
+    #[command(flatten)]
+    traces: TraceArgs,
     /// Where the results go [default: uniference-out/replay-N]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -36,8 +40,20 @@ pub(super) struct Args {
     record: RecordLevel,
 }
 
-/// Runs a record again. On the cluster it comes from, report, trace and digest are the run's, byte for byte.
+/// Runs what the first argument names.
 pub(super) fn replay(args: &Args, argv: &[String]) -> Result<Exit, HostError> {
+    let Args { run, cluster, traces, out, json, record } = args;
+    match run.is_dir() {
+        true => replay_run(args, argv),
+        false => {
+            let wanted = Wanted { argv, cluster, out: out.as_deref(), json: *json, record: *record };
+            traces::replay(run, traces, &wanted)
+        }
+    }
+}
+
+/// Runs a record again. On the cluster it comes from, report, trace and digest are the run's, byte for byte.
+fn replay_run(args: &Args, argv: &[String]) -> Result<Exit, HostError> {
     let path = args.run.join(RECORD);
     let reader = RecordReader::open(BufReader::new(open(&path)?))?;
     let recorded = reader.header().manifest.clone();

@@ -1,0 +1,219 @@
+//! Owns the order of a trace's nodes while it runs: which ones are free to start, read from the file as far as that needs.
+//! It knows neither time nor what nodes do.
+//!
+//! Nodes are *planned* one after the other: of those whose dependencies are all planned, the lowest id first. That order depends on
+//! the file alone, so ranks with traces of one shape plan their collectives alike, whatever their clocks do. A planned node is free
+//! once its dependencies are done. At most `WINDOW` nodes are read ahead of the plan, more only where all of them depend
+//! on later ones, and at most as many planned ones are not done; so memory does not grow with the file.
+
+use super::check::{CheckError, find_cycle};
+use super::groups::{GroupsError, ProcessGroup, process_groups};
+use super::read::{ReadError, Reader};
+use super::schema::Node;
+use indexmap::{IndexMap, IndexSet};
+use rustc_hash::FxBuildHasher;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read;
+
+/// How many nodes are read ahead of the plan, and how many planned ones may not be done.
+const WINDOW: usize = 1 << 16;
+
+/// A trace that cannot be run to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum FeedError {
+    /// It cannot be read, an id comes twice, or nodes depend on each other in a cycle.
+    #[error(transparent)]
+    Trace(#[from] CheckError),
+    /// A description of process groups cannot be understood.
+    #[error(transparent)]
+    Groups(#[from] GroupsError),
+}
+
+impl From<ReadError> for FeedError {
+    fn from(error: ReadError) -> FeedError {
+        FeedError::Trace(error.into())
+    }
+}
+
+/// The nodes of one trace that have been read and are not done.
+pub struct Feed<R> {
+    trace: Reader<R>,
+    window: usize,
+    ended: bool,
+    slots: BTreeMap<u64, Slot>,
+    /// By dependency, read or not: the nodes that wait for it.
+    dependents: IndexMap<u64, Vec<u64>, FxBuildHasher>,
+    plannable: BTreeSet<u64>,
+    unplanned: usize,
+    done: IdSet,
+    groups: Vec<ProcessGroup>,
+}
+
+struct Slot {
+    node: Node,
+    /// Dependencies that are not planned.
+    before_plan: u32,
+    /// Dependencies that are not done.
+    before_start: u32,
+    planned: bool,
+}
+
+impl<R: Read> Feed<R> {
+    /// Nothing is read yet.
+    pub fn new(trace: Reader<R>) -> Feed<R> {
+        Feed::with_window(trace, WINDOW)
+    }
+
+    pub(super) fn with_window(trace: Reader<R>, window: usize) -> Feed<R> {
+        Feed {
+            trace,
+            window,
+            ended: false,
+            slots: BTreeMap::new(),
+            dependents: IndexMap::default(),
+            plannable: BTreeSet::new(),
+            unplanned: 0,
+            done: IdSet::default(),
+            groups: Vec::new(),
+        }
+    }
+
+    /// The next node of the plan, and whether it is free to start; `None`: all are planned, or enough of them for now.
+    ///
+    /// # Errors
+    /// The trace cannot be run.
+    pub fn plan(&mut self) -> Result<Option<(u64, bool)>, FeedError> {
+        if self.slots.len() - self.unplanned >= self.window {
+            return Ok(None);
+        }
+        while !self.ended && (self.unplanned < self.window || self.plannable.is_empty()) {
+            self.read()?;
+        }
+        let Some(id) = self.plannable.pop_first() else {
+            return if self.unplanned == 0 { Ok(None) } else { Err(self.cycle()) };
+        };
+        self.unplanned -= 1;
+        let slot = self.slots.get_mut(&id).expect("what can be planned is here");
+        slot.planned = true;
+        let free = slot.before_start == 0;
+        for dependent in self.dependents.get(&id).into_iter().flatten() {
+            let slot = self.slots.get_mut(dependent).expect("what waits is here");
+            slot.before_plan -= 1;
+            if slot.before_plan == 0 {
+                self.plannable.insert(*dependent);
+            }
+        }
+        Ok(Some((id, free)))
+    }
+
+    /// A planned node.
+    ///
+    /// # Panics
+    /// If it is done, or was never planned.
+    pub fn node(&self, id: u64) -> &Node {
+        match self.slots.get(&id) {
+            Some(slot) if slot.planned => &slot.node,
+            _ => panic!("node {id} is not to be run"),
+        }
+    }
+
+    /// A free node is done: tells `free` of each planned node that now is.
+    pub fn complete(&mut self, id: u64, free: &mut dyn FnMut(u64)) {
+        let slot = self.slots.remove(&id).unwrap_or_else(|| panic!("node {id} is done twice"));
+        assert!(slot.planned && slot.before_start == 0, "node {id} is done before it was free");
+        self.done.insert(id);
+        for dependent in self.dependents.swap_remove(&id).unwrap_or_default() {
+            let slot = self.slots.get_mut(&dependent).expect("what waits is here");
+            slot.before_start -= 1;
+            if slot.before_start == 0 && slot.planned {
+                free(dependent);
+            }
+        }
+    }
+
+    /// Nodes that have been read and wait for `id`.
+    pub fn waiting_for(&self, id: u64) -> impl Iterator<Item = &Node> {
+        self.dependents.get(&id).into_iter().flatten().map(|dependent| &self.slots[dependent].node)
+    }
+
+    /// Have all nodes been read, and are they done?
+    pub fn is_done(&self) -> bool {
+        self.ended && self.slots.is_empty()
+    }
+
+    /// The process groups that the part of the trace that was read describes.
+    pub fn groups(&self) -> &[ProcessGroup] {
+        &self.groups
+    }
+
+    fn read(&mut self) -> Result<(), FeedError> {
+        let Some(node) = self.trace.next_node()? else {
+            self.ended = true;
+            self.forgive();
+            return Ok(());
+        };
+        let id = node.id;
+        if self.slots.contains_key(&id) || self.done.contains(id) {
+            return Err(CheckError::TwoOfOneId { id, name: node.name }.into());
+        }
+        self.groups.extend(process_groups(&node)?.into_iter().flatten());
+        let mut slot = Slot { node, before_plan: 0, before_start: 0, planned: false };
+        let dependencies: IndexSet<u64, FxBuildHasher> = slot.node.dependencies().collect();
+        for dependency in dependencies.into_iter().filter(|dependency| !self.done.contains(*dependency)) {
+            self.dependents.entry(dependency).or_default().push(id);
+            slot.before_start += 1;
+            slot.before_plan += u32::from(!self.slots.get(&dependency).is_some_and(|slot| slot.planned));
+        }
+        if slot.before_plan == 0 {
+            self.plannable.insert(id);
+        }
+        self.unplanned += 1;
+        self.slots.insert(id, slot);
+        Ok(())
+    }
+
+    /// Nothing more will be read: dependencies on what is not there count as met.
+    fn forgive(&mut self) {
+        let slots = &self.slots;
+        let dangling: Vec<u64> = self.dependents.keys().copied().filter(|id| !slots.contains_key(id)).collect();
+        for id in dangling {
+            for dependent in self.dependents.swap_remove(&id).unwrap_or_default() {
+                let slot = self.slots.get_mut(&dependent).expect("what waits is here");
+                slot.before_start -= 1;
+                slot.before_plan -= 1;
+                if slot.before_plan == 0 {
+                    self.plannable.insert(dependent);
+                }
+            }
+        }
+    }
+
+    fn cycle(&self) -> FeedError {
+        let unplanned = |id: &u64| self.slots.get(id).is_some_and(|slot| !slot.planned);
+        let start = self.slots.keys().copied().find(unplanned).expect("somebody waits");
+        let next = |id: u64| {
+            let mut dependencies = self.slots[&id].node.dependencies();
+            dependencies.find(unplanned).expect("what cannot be planned waits for another such node")
+        };
+        CheckError::Cycle(find_cycle(start, next)).into()
+    }
+}
+
+/// Ids that lie close together take a bit each.
+#[derive(Default)]
+struct IdSet {
+    blocks: IndexMap<u64, u64, FxBuildHasher>,
+}
+
+impl IdSet {
+    fn insert(&mut self, id: u64) {
+        *self.blocks.entry(id / 64).or_default() |= 1 << (id % 64);
+    }
+
+    fn contains(&self, id: u64) -> bool {
+        self.blocks.get(&(id / 64)).is_some_and(|block| block >> (id % 64) & 1 == 1)
+    }
+}
+
+#[cfg(test)]
+mod tests;

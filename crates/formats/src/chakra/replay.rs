@@ -1,0 +1,472 @@
+//! Owns a rank that does what its trace says: a [`Program`] that issues nodes as they come free. Order is [`super::feed`]'s
+//! business, time and the network the engine's.
+//!
+//! It stands here and not in the simulator because it reads a file as it goes; the engine sees requests and nothing else.
+//!
+//! One compute node of the accelerator runs at a time, one of the host's processor and one of memory, the lowest id first where
+//! several are free. Collectives of one group start in the order of the plan, as if a program had called them, and all groups'
+//! run side by side; sends and receives start as soon as they are free.
+
+use super::attributes::{COMM_DST, COMM_SIZE, COMM_SRC, COMM_TAG, NUM_OPS, ROOT_RANK, TENSOR_SIZE};
+use super::feed::{Feed, FeedError};
+use super::groups::ProcessGroup;
+use super::read::Reader;
+use super::schema::{CommType, Node, NodeType};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io::Read;
+use std::sync::Arc;
+use uniference_sim::ids::{GroupId, GroupRank, Handle, QueueId, RankId, Site, TaskId};
+use uniference_sim::program::{
+    Activity, Call, CallOp, Collective, CollectiveKind, DType, Origin, Outcome, Program, ReduceOp, Reply, Request,
+    Shape, Work,
+};
+use uniference_sim::time::{Bytes, SimDuration, SimTime};
+
+/// How traces are to be understood, the same for all ranks.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    /// All ranks, in order.
+    pub world: Arc<[RankId]>,
+    /// Compute and memory nodes take so many times as long as they say; finite, not negative.
+    pub compute_scale: f64,
+    /// Communication moves so many times as many bytes as it says; finite, not negative.
+    pub comm_scale: f64,
+    /// What a compute node without a duration costs.
+    pub roofline: Option<Roofline>,
+    /// Process groups besides those that the traces describe.
+    pub groups: Vec<ProcessGroup>,
+}
+
+/// The rates of a device; compute takes as long as the slower of arithmetic and memory (Williams et al. 2009).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Roofline {
+    /// Floating-point operations a second; above zero.
+    pub peak: f64,
+    /// Bytes a second; above zero.
+    pub memory: f64,
+}
+
+/// A trace that cannot be run.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplayError {
+    /// The file.
+    #[error(transparent)]
+    Feed(#[from] FeedError),
+    /// What a node says.
+    #[error("node {id} `{name}` {problem}\nhint: {hint}")]
+    Node {
+        /// The node.
+        id: u64,
+        /// Its name.
+        name: String,
+        /// What does not fit.
+        problem: String,
+        /// What to do.
+        hint: &'static str,
+    },
+}
+
+/// One rank.
+pub struct Replay<R> {
+    rank: RankId,
+    rules: Arc<Rules>,
+    feed: Feed<R>,
+    /// Free nodes and whether one runs, for each of [`Unit`].
+    units: [(BTreeSet<u64>, bool); 3],
+    /// Planned collectives that are not issued, in order, by the group's members and number among groups of just these.
+    collectives: BTreeMap<Members, VecDeque<u64>>,
+    named: BTreeMap<String, Members>,
+    joined: BTreeMap<Members, GroupId>,
+    /// Free nodes that have not been sorted by what runs them, and collectives that are not at the head of their line.
+    free: BTreeSet<u64>,
+    issue: VecDeque<Task>,
+    asked: Option<Asked>,
+    running: BTreeMap<Handle, u64>,
+    untimed: u64,
+    failed: Option<ReplayError>,
+}
+
+/// A group: its ranks, and how many groups of just these ranks come before it.
+type Members = (Arc<[RankId]>, u32);
+
+/// What runs one node at a time.
+#[derive(Clone, Copy)]
+enum Unit {
+    Accelerator,
+    Host,
+    Memory,
+}
+
+/// A node that is free and whose turn it is.
+struct Task {
+    id: u64,
+    what: What,
+}
+
+enum What {
+    Compute(Unit, SimDuration),
+    Call(Members, CallOp),
+}
+
+/// What the engine was last asked for, besides waiting.
+enum Asked {
+    Group(Members),
+    Start(u64),
+}
+
+impl<R: Read> Replay<R> {
+    /// `rank` does what `trace` says.
+    pub fn new(rank: RankId, trace: Reader<R>, rules: Arc<Rules>) -> Replay<R> {
+        Replay {
+            rank,
+            rules,
+            feed: Feed::new(trace),
+            units: Default::default(),
+            collectives: BTreeMap::new(),
+            named: BTreeMap::new(),
+            joined: BTreeMap::new(),
+            free: BTreeSet::new(),
+            issue: VecDeque::new(),
+            asked: None,
+            running: BTreeMap::new(),
+            untimed: 0,
+            failed: None,
+        }
+    }
+
+    /// Why it ended before its trace did. The run is of no use then.
+    pub fn take_error(&mut self) -> Option<ReplayError> {
+        self.failed.take()
+    }
+
+    /// How many nodes have taken no time because they do not say how long they take.
+    pub fn untimed(&self) -> u64 {
+        self.untimed
+    }
+
+    /// The node behind a handle that is not complete, and those that wait for it: what a report of a deadlock names.
+    pub fn behind(&self, handle: Handle) -> Option<(&Node, Vec<&Node>)> {
+        let starting = match &self.asked {
+            Some(Asked::Start(id)) => Some(*id),
+            _ => None,
+        };
+        let id = self.running.get(&handle).copied().or(starting)?;
+        Some((self.feed.node(id), self.feed.waiting_for(id).collect()))
+    }
+
+    fn go_on(&mut self, reply: Reply) -> Result<Request, ReplayError> {
+        match (reply, self.asked.take()) {
+            (Reply::Issued(handle), Some(Asked::Start(id))) => drop(self.running.insert(handle, id)),
+            (Reply::Group(group), Some(Asked::Group(members))) => drop(self.joined.insert(members, group)),
+            (Reply::Complete(handles), None) => handles.into_iter().for_each(|handle| {
+                let id = self.running.remove(&handle).expect("what completes was running");
+                self.complete(id);
+            }),
+            (Reply::Start, None) => {}
+            (reply, _) => panic!("{}: {reply:?} answers nothing that was asked", self.rank),
+        }
+        self.plan()?;
+        self.start()?;
+        Ok(self.request())
+    }
+
+    /// Looks as far ahead as the feed allows; nodes that take no time are done on the way.
+    fn plan(&mut self) -> Result<(), ReplayError> {
+        loop {
+            while let Some((id, free)) = self.feed.plan()? {
+                if self.kind(id) == NodeType::CommColl && collective_kind(self.feed.node(id)).is_some() {
+                    let members = self.members(id)?;
+                    self.collectives.entry(members).or_default().push_back(id);
+                }
+                if free {
+                    self.free.insert(id);
+                }
+            }
+            let nothing = |id: &u64| matches!(self.kind(*id), NodeType::Metadata | NodeType::Invalid);
+            let nothing: Vec<u64> = self.free.iter().copied().filter(nothing).collect();
+            if nothing.is_empty() {
+                return Ok(());
+            }
+            for id in nothing {
+                self.free.remove(&id);
+                self.complete(id);
+            }
+        }
+    }
+
+    fn complete(&mut self, id: u64) {
+        if let Some(unit) = self.unit(id) {
+            self.units[unit as usize].1 = false;
+        }
+        let free = &mut self.free;
+        self.feed.complete(id, &mut |id| {
+            free.insert(id);
+        });
+    }
+
+    /// Sorts free nodes by what runs them, and lets those go whose turn it is.
+    fn start(&mut self) -> Result<(), ReplayError> {
+        for id in std::mem::take(&mut self.free) {
+            match self.unit(id) {
+                Some(unit) => {
+                    self.units[unit as usize].0.insert(id);
+                }
+                None if self.kind(id) == NodeType::CommColl => {
+                    self.free.insert(id);
+                }
+                None => {
+                    let what = self.message(id)?;
+                    self.issue.push_back(Task { id, what });
+                }
+            }
+        }
+        for unit in [Unit::Accelerator, Unit::Host, Unit::Memory] {
+            if self.units[unit as usize].1 {
+                continue;
+            }
+            if let Some(id) = self.units[unit as usize].0.pop_first() {
+                self.units[unit as usize].1 = true;
+                let duration = self.duration(id);
+                self.issue.push_back(Task { id, what: What::Compute(unit, duration) });
+            }
+        }
+        self.start_collectives()
+    }
+
+    /// Of each group those at the head of its line that are free.
+    fn start_collectives(&mut self) -> Result<(), ReplayError> {
+        if self.free.is_empty() {
+            return Ok(());
+        }
+        let mut lines = std::mem::take(&mut self.collectives);
+        for (members, line) in &mut lines {
+            while line.front().is_some_and(|id| self.free.remove(id)) {
+                let id = line.pop_front().expect("just seen");
+                let op = CallOp::Collective(self.collective(id, &members.0)?);
+                self.issue.push_back(Task { id, what: What::Call(members.clone(), op) });
+            }
+        }
+        self.collectives = lines;
+        Ok(())
+    }
+
+    fn request(&mut self) -> Request {
+        let Some(task) = self.issue.pop_front() else {
+            if self.running.is_empty() {
+                assert!(self.feed.is_done(), "{}: nothing runs, and nodes are left", self.rank);
+                return Request::Exit(Outcome::Ok);
+            }
+            let handles = self.running.keys().copied().collect();
+            return Request::Wait { handles, any: true, timeout: None, site: Site(0) };
+        };
+        let (activity, queue) = match &task.what {
+            What::Compute(unit, duration) => {
+                let work = Work { duration: *duration, origin: Origin::Recorded };
+                (Activity::Compute(work), QueueId(*unit as u32))
+            }
+            What::Call(members, op) => match self.joined.get(members) {
+                Some(group) => (Activity::Call(Call { group: *group, op: op.clone() }), QueueId(0)),
+                None => {
+                    let (ranks, sequence) = members.clone();
+                    self.asked = Some(Asked::Group(members.clone()));
+                    self.issue.push_front(task);
+                    return Request::JoinGroup { ranks, sequence };
+                }
+            },
+        };
+        self.asked = Some(Asked::Start(task.id));
+        Request::Issue { activity, queue, after: Vec::new(), site: Site(0) }
+    }
+
+    // What nodes say
+
+    fn kind(&self, id: u64) -> NodeType {
+        self.feed.node(id).r#type()
+    }
+
+    /// What runs the node; `None`: it communicates, or does nothing.
+    fn unit(&self, id: u64) -> Option<Unit> {
+        let node = self.feed.node(id);
+        match node.r#type() {
+            NodeType::Comp if !node.is_cpu_op() => Some(Unit::Accelerator),
+            NodeType::Comp => Some(Unit::Host),
+            // The host's half of a collective says nothing of what is communicated: the accelerator's does.
+            NodeType::CommColl if collective_kind(node).is_none() => Some(Unit::Host),
+            NodeType::MemLoad | NodeType::MemStore => Some(Unit::Memory),
+            NodeType::CommColl | NodeType::CommSend | NodeType::CommRecv => None,
+            NodeType::Metadata | NodeType::Invalid => None,
+        }
+    }
+
+    fn duration(&mut self, id: u64) -> SimDuration {
+        let node = self.feed.node(id);
+        let roofline = self.rules.roofline.map(|roofline| roofline.duration(node));
+        let said = (node.duration_micros > 0).then(|| SimDuration::from_us(node.duration_micros));
+        match said.or(roofline.flatten()) {
+            Some(duration) => duration.scaled(self.rules.compute_scale),
+            None => {
+                self.untimed += 1;
+                SimDuration::ZERO
+            }
+        }
+    }
+
+    fn bytes(&self, id: u64) -> Result<u64, ReplayError> {
+        let size = self.said(id, COMM_SIZE, "does not say how many bytes it moves")?;
+        // A float does not hold every size.
+        let scale = self.rules.comm_scale;
+        Ok(if scale == 1.0 { size } else { (size as f64 * scale).round() as u64 })
+    }
+
+    fn collective(&self, id: u64, members: &[RankId]) -> Result<Collective, ReplayError> {
+        let node = self.feed.node(id);
+        let kind = collective_kind(node).expect("only collectives are asked about");
+        let bytes = if kind == CollectiveKind::Barrier { 0 } else { self.bytes(id)? };
+        let rooted = matches!(
+            kind,
+            CollectiveKind::Reduce | CollectiveKind::Broadcast | CollectiveKind::Gather | CollectiveKind::Scatter
+        );
+        let reduces =
+            matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Reduce | CollectiveKind::ReduceScatter);
+        Ok(Collective {
+            kind,
+            dtype: DType::UInt8,
+            reduce: reduces.then_some(ReduceOp::Sum),
+            root: if rooted { Some(self.root(id, members)?) } else { None },
+            shape: Shape::Even(block(kind, bytes, members.len() as u64)),
+        })
+    }
+
+    /// The place in the group of the rank that the node names, or the first.
+    fn root(&self, id: u64, members: &[RankId]) -> Result<GroupRank, ReplayError> {
+        let Some(root) = self.feed.node(id).unsigned(ROOT_RANK) else { return Ok(GroupRank(0)) };
+        let place = members.iter().position(|member| u64::from(member.0) == root);
+        let hint = "a root is a rank of the world";
+        place
+            .map(GroupRank::from)
+            .ok_or_else(|| self.wrong(id, format!("has the root {root}, which is not in its group"), hint))
+    }
+
+    fn message(&self, id: u64) -> Result<What, ReplayError> {
+        let node = self.feed.node(id);
+        let tag = node.unsigned(COMM_TAG).unwrap_or(0);
+        let bytes = Bytes(self.bytes(id)?);
+        let op = match node.r#type() {
+            NodeType::CommSend => CallOp::Send { to: self.peer(id, COMM_DST)?, tag, bytes },
+            _ => CallOp::Recv { from: Some(self.peer(id, COMM_SRC)?), tag, bytes },
+        };
+        Ok(What::Call((self.rules.world.clone(), 0), op))
+    }
+
+    fn peer(&self, id: u64, attribute: &str) -> Result<GroupRank, ReplayError> {
+        let peer = self.said(id, attribute, "does not say to or from which rank")?;
+        match u32::try_from(peer).ok().filter(|peer| self.in_world(RankId(*peer))) {
+            Some(peer) => Ok(GroupRank(peer)),
+            None => {
+                let problem = format!("names rank {peer} of {}", self.rules.world.len());
+                Err(self.wrong(id, problem, "give a cluster with as many devices as the job has ranks"))
+            }
+        }
+    }
+
+    fn said(&self, id: u64, attribute: &str, problem: &str) -> Result<u64, ReplayError> {
+        let hint = "`uniference chakra check` lists what nodes do not say";
+        self.feed.node(id).unsigned(attribute).ok_or_else(|| self.wrong(id, format!("{problem} (`{attribute}`)"), hint))
+    }
+
+    fn wrong(&self, id: u64, problem: String, hint: &'static str) -> ReplayError {
+        ReplayError::Node { id, name: self.feed.node(id).name.clone(), problem, hint }
+    }
+
+    // Groups
+
+    fn in_world(&self, rank: RankId) -> bool {
+        rank.index() < self.rules.world.len()
+    }
+
+    /// The group that a collective is one of.
+    fn members(&mut self, id: u64) -> Result<Members, ReplayError> {
+        let Some(name) = self.feed.node(id).process_group() else { return Ok((self.rules.world.clone(), 0)) };
+        if let Some(members) = self.named.get(&name) {
+            return Ok(members.clone());
+        }
+        let members = self.described(id, &name)?;
+        self.named.insert(name, members.clone());
+        Ok(members)
+    }
+
+    /// Looks a group up. Groups of the same ranks are told apart by the order of their names.
+    fn described(&self, id: u64, name: &str) -> Result<Members, ReplayError> {
+        let all = || self.rules.groups.iter().chain(self.feed.groups());
+        let Some(group) = all().find(|group| group.name == name) else {
+            let hint = "describe the groups in a file of their own: --astra-comm-groups FILE";
+            return Err(self.wrong(id, format!("is of process group `{name}`, which nobody describes"), hint));
+        };
+        let ranks = self.ranks(group);
+        if let Some(stranger) = ranks.iter().find(|rank| !self.in_world(**rank)) {
+            let problem = format!("is of process group `{name}` with {stranger} of {}", self.rules.world.len());
+            return Err(self.wrong(id, problem, "give a cluster with as many devices as the job has ranks"));
+        }
+        if !ranks.contains(&self.rank) {
+            let problem = format!("is of process group `{name}`, which {} is not in", self.rank);
+            return Err(self.wrong(id, problem, "check the description of the groups"));
+        }
+        let before = |other: &&ProcessGroup| other.name.as_str() < name && self.ranks(other) == ranks;
+        let before: BTreeSet<&str> = all().filter(before).map(|other| other.name.as_str()).collect();
+        // The group of all ranks that has no name comes first.
+        let unnamed = u32::from(ranks == self.rules.world);
+        Ok((ranks, before.len() as u32 + unnamed))
+    }
+
+    fn ranks(&self, group: &ProcessGroup) -> Arc<[RankId]> {
+        match group.ranks.is_empty() {
+            true => self.rules.world.clone(),
+            false => group.ranks.iter().copied().map(RankId).collect(),
+        }
+    }
+}
+
+impl<R: Read> Program for Replay<R> {
+    fn resume(&mut self, _: SimTime, _: TaskId, reply: Reply) -> Request {
+        self.go_on(reply).unwrap_or_else(|error| {
+            self.failed = Some(error);
+            Request::Exit(Outcome::Failed)
+        })
+    }
+}
+
+impl Roofline {
+    /// `None`: the node says nothing to go by.
+    fn duration(&self, node: &Node) -> Option<SimDuration> {
+        let operations = node.unsigned(NUM_OPS).unwrap_or(0) as f64;
+        let bytes = node.unsigned(TENSOR_SIZE).unwrap_or(0) as f64;
+        let seconds = (operations / self.peak).max(bytes / self.memory);
+        if seconds > 0.0 { SimDuration::from_secs_f64(seconds) } else { None }
+    }
+}
+
+fn collective_kind(node: &Node) -> Option<CollectiveKind> {
+    Some(match node.comm_type()? {
+        CommType::AllReduce => CollectiveKind::AllReduce,
+        CommType::Reduce => CollectiveKind::Reduce,
+        CommType::AllGather => CollectiveKind::AllGather,
+        CommType::Gather => CollectiveKind::Gather,
+        CommType::Scatter => CollectiveKind::Scatter,
+        CommType::Broadcast => CollectiveKind::Broadcast,
+        CommType::AllToAll => CollectiveKind::AllToAll,
+        CommType::ReduceScatter | CommType::ReduceScatterBlock => CollectiveKind::ReduceScatter,
+        CommType::Barrier => CollectiveKind::Barrier,
+    })
+}
+
+/// From the size in a trace to that in a call: a trace gives each rank's shard of an all-gather and a gather, but the whole of what is
+/// dealt out by a reduce-scatter, an all-to-all and a scatter, of which a call names one rank's block.
+fn block(kind: CollectiveKind, bytes: u64, members: u64) -> u64 {
+    match kind {
+        CollectiveKind::ReduceScatter | CollectiveKind::AllToAll | CollectiveKind::Scatter => bytes.div_ceil(members),
+        _ => bytes,
+    }
+}
+
+#[cfg(test)]
+mod tests;

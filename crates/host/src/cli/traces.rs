@@ -1,0 +1,353 @@
+//! Owns the replay of execution traces: which files, how they are read, and what is said when they cannot go on.
+//!
+//! What nodes mean and when they start is `uniference-formats`' business.
+
+use super::cluster::ClusterArgs;
+use super::console::Counter;
+use super::folder::Folder;
+use super::results::RecordLevel;
+use super::results::{self, Recording};
+use crate::error::{Exit, HostError};
+use crate::live::exchange::Recorder;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use uniference_formats::chakra::groups::ProcessGroup;
+use uniference_formats::chakra::read::Reader;
+use uniference_formats::chakra::replay::{Replay, Rules};
+use uniference_sim::engine::{Cause, Doing, Engine, Halt, Resumption, Turn};
+use uniference_sim::ids::{Handle, RankId};
+use uniference_sim::network::FlowNetwork;
+use uniference_sim::program::Program;
+use uniference_sim::record::Observer;
+
+/// So much of a file is read at once.
+const CHUNK: u64 = 1 << 16;
+
+/// How execution traces are to be understood.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Execution traces")]
+pub(super) struct TraceArgs {
+    /// Compute and memory nodes take so many times as long as they say
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = factor)]
+    compute_scale: f64,
+    /// Communication moves so many times as many bytes as it says
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = factor)]
+    comm_scale: f64,
+    /// The process groups: a JSON object of lists of ranks by name, as ASTRA-sim reads it
+    #[arg(long, value_name = "FILE")]
+    astra_comm_groups: Option<PathBuf>,
+}
+
+/// What a replay is asked for, whatever it replays.
+pub(super) struct Wanted<'a> {
+    pub(super) argv: &'a [String],
+    pub(super) cluster: &'a ClusterArgs,
+    pub(super) out: Option<&'a Path>,
+    pub(super) json: bool,
+    pub(super) record: RecordLevel,
+}
+
+type Ranks = Vec<Replay<Pieces>>;
+
+fn factor(text: &str) -> Result<f64, String> {
+    let factor: f64 = text.parse().map_err(|_| format!("`{text}` is no number"))?;
+    if factor.is_finite() && factor >= 0.0 { Ok(factor) } else { Err("it must be finite and not negative".to_owned()) }
+}
+
+/// Runs the traces `prefix.RANK.et`, or one file for all ranks.
+pub(super) fn replay(prefix: &Path, args: &TraceArgs, wanted: &Wanted<'_>) -> Result<Exit, HostError> {
+    let there = count(prefix)?;
+    let chosen = wanted.cluster.resolve()?;
+    let cluster = &chosen.resolved.cluster;
+    let files = files(prefix, there, cluster.devices.len())?;
+    let rules = Arc::new(args.rules(files.len() as u32)?);
+    let mut ranks = files
+        .into_iter()
+        .enumerate()
+        .map(|(rank, file)| Ok(Replay::new(RankId::from(rank), open(&file)?, rules.clone())))
+        .collect::<Result<Ranks, HostError>>()?;
+    let folder = Folder::prepare(wanted.out, &format!("{}.et", prefix.display()))?;
+    let manifest = results::manifest(wanted.argv, 0, &chosen.resolved);
+    let mut recording = Recording::start(wanted.record, &chosen.resolved, &manifest, &folder, Counter::default())?;
+    let mut engine = Engine::new(cluster, Box::new(FlowNetwork::new(cluster.topology.clone())));
+    let (observer, recorder) = recording.watchers();
+    let halt = drive(&mut engine, &mut ranks, observer, recorder)?;
+    let figures = recording.finish(Vec::new())?;
+    if let Some(halt) = halt {
+        eprint!("error: {}", describe(&halt, &ranks));
+        return Ok(Exit::Halted);
+    }
+    warn_of_untimed(&ranks);
+    results::report(figures, &chosen.resolved, manifest, &folder, wanted.json)?;
+    Ok(Exit::Ok)
+}
+
+/// To the end, or to where it cannot go on.
+fn drive(
+    engine: &mut Engine,
+    ranks: &mut Ranks,
+    observer: &mut dyn Observer,
+    recorder: &mut dyn Recorder,
+) -> Result<Option<Box<Halt>>, HostError> {
+    loop {
+        match engine.next(observer) {
+            Turn::Resume(Resumption { rank, task, now, reply }) => {
+                let replay = &mut ranks[rank.index()];
+                let request = replay.resume(now, task, reply);
+                if let Some(error) = replay.take_error() {
+                    return Err(HostError::Usage(format!("the trace of {rank}: {error}")));
+                }
+                recorder.request(rank, task, &request);
+                engine.submit(rank, task, request);
+            }
+            Turn::Finished => return Ok(None),
+            Turn::Halted(halt) => return Ok(Some(halt)),
+            Turn::Blocked => panic!("every trace answers at once"),
+        }
+    }
+}
+
+fn warn_of_untimed(ranks: &Ranks) {
+    let untimed: u64 = ranks.iter().map(Replay::untimed).sum();
+    if untimed > 0 {
+        eprintln!("warning: {untimed} nodes do not say how long they take: they took no time");
+    }
+}
+
+// Files
+
+/// How many ranks there are traces of; `None`: there is one trace for all.
+fn count(prefix: &Path) -> Result<Option<usize>, HostError> {
+    if prefix.is_file() {
+        return Ok(None);
+    }
+    match (0..).take_while(|rank| of_rank(prefix, *rank).is_file()).count() {
+        0 => Err(HostError::Usage(format!(
+            "there is no folder and no trace {0}, and no trace {0}.0.et\nhint: give the folder of a run, the prefix of traces called PREFIX.RANK.et, or one trace for all ranks",
+            prefix.display()
+        ))),
+        count => Ok(Some(count)),
+    }
+}
+
+fn of_rank(prefix: &Path, rank: usize) -> PathBuf {
+    PathBuf::from(format!("{}.{rank}.et", prefix.display()))
+}
+
+/// One for each rank.
+fn files(prefix: &Path, there: Option<usize>, ranks: usize) -> Result<Vec<PathBuf>, HostError> {
+    match there {
+        None => Ok(vec![prefix.to_owned(); ranks]),
+        Some(count) if count == ranks => Ok((0..ranks).map(|rank| of_rank(prefix, rank)).collect()),
+        Some(count) => Err(HostError::Usage(format!(
+            "there are traces of {count} ranks, the cluster has {ranks} devices\nhint: traces run on clusters with as many devices as there are ranks"
+        ))),
+    }
+}
+
+fn open(path: &Path) -> Result<Reader<Pieces>, HostError> {
+    let pieces = Pieces { path: path.to_owned(), offset: 0, piece: Vec::new(), given: 0 };
+    Reader::open(pieces).map_err(|error| HostError::Usage(format!("{}: {error}", path.display())))
+}
+
+/// A file that is open only while a piece of it is read: there may be more ranks than a process may have files.
+struct Pieces {
+    path: PathBuf,
+    offset: u64,
+    piece: Vec<u8>,
+    given: usize,
+}
+
+impl Pieces {
+    fn next_piece(&mut self) -> io::Result<()> {
+        let mut file = File::open(&self.path)?;
+        file.seek(SeekFrom::Start(self.offset))?;
+        self.piece.clear();
+        self.given = 0;
+        self.offset += file.take(CHUNK).read_to_end(&mut self.piece)? as u64;
+        Ok(())
+    }
+}
+
+impl Read for Pieces {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.given == self.piece.len() {
+            self.next_piece()?;
+        }
+        let count = buffer.len().min(self.piece.len() - self.given);
+        buffer[..count].copy_from_slice(&self.piece[self.given..self.given + count]);
+        self.given += count;
+        Ok(count)
+    }
+}
+
+impl TraceArgs {
+    fn rules(&self, world_size: u32) -> Result<Rules, HostError> {
+        Ok(Rules {
+            world: (0..world_size).map(RankId).collect(),
+            compute_scale: self.compute_scale,
+            comm_scale: self.comm_scale,
+            roofline: None,
+            groups: self.astra_comm_groups.as_deref().map_or(Ok(Vec::new()), groups)?,
+        })
+    }
+}
+
+fn groups(path: &Path) -> Result<Vec<ProcessGroup>, HostError> {
+    let text = fs::read_to_string(path).map_err(|source| HostError::File {
+        action: "read",
+        path: path.to_owned(),
+        source,
+        hint: "it is a JSON object: {\"1\": [0, 1], \"2\": [2, 3]}",
+    })?;
+    let groups: BTreeMap<String, Vec<u32>> = serde_json::from_str(&text).map_err(|error| {
+        let hint = "it is a JSON object of lists of ranks: {\"1\": [0, 1], \"2\": [2, 3]}";
+        HostError::Usage(format!("{} does not describe process groups: {error}\nhint: {hint}", path.display()))
+    })?;
+    Ok(groups.into_iter().map(|(name, ranks)| ProcessGroup { name, description: None, ranks }).collect())
+}
+
+// Reports
+
+/// Why traces cannot go on, by the names of their nodes.
+fn describe(halt: &Halt, ranks: &Ranks) -> String {
+    let node = |rank: RankId, handle: Handle| match ranks[rank.index()].behind(handle) {
+        Some((node, _)) => format!("node {} `{}`", node.id, node.name),
+        None => "a node that is done".to_owned(),
+    };
+    let mut text = match &halt.cause {
+        Cause::Deadlock => format!("deadlock at {}: no rank can go on\n", halt.at),
+        Cause::EndOfTime => format!("virtual time would pass 213 days (at {})\n", halt.at),
+        Cause::Mismatch { first, second, what, .. } => format!(
+            "mismatch at {}: {} and {} disagree about what should be one operation\n  {what}\n  {}: {}\n  {}: {}\n",
+            halt.at,
+            second.0,
+            first.0,
+            first.0,
+            node(first.0, first.1),
+            second.0,
+            node(second.0, second.1),
+        ),
+    };
+    for report in halt.ranks.iter().filter(|report| !report.finished) {
+        for task in &report.tasks {
+            let Doing::Waiting(pending) = &task.doing else { continue };
+            for pending in pending {
+                let name = node(report.rank, pending.handle);
+                let _ = writeln!(text, "  {}, clock {}: {name}: {pending}", report.rank, report.clock);
+                text += &waiting(&ranks[report.rank.index()], pending.handle);
+            }
+        }
+    }
+    text
+}
+
+/// The first few nodes that wait for a node.
+fn waiting(rank: &Replay<Pieces>, handle: Handle) -> String {
+    let Some((_, waiting)) = rank.behind(handle).filter(|(_, waiting)| !waiting.is_empty()) else {
+        return String::new();
+    };
+    let names: Vec<String> = waiting.iter().take(4).map(|node| format!("node {} `{}`", node.id, node.name)).collect();
+    let more = if waiting.len() > names.len() { ", ..." } else { "" };
+    format!("    waits for it: {}{more}\n", names.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::tests::{refused, run};
+    use uniference_formats::chakra::attributes::{COMM_SIZE, COMM_SRC, COMM_TYPE};
+    use uniference_formats::chakra::schema::{Attribute, GlobalMetadata, Node, NodeType, Value};
+    use uniference_formats::chakra::write::Writer;
+
+    fn write(path: &Path, nodes: &[Node]) {
+        let mut writer = Writer::new(Vec::new(), &GlobalMetadata::default()).unwrap();
+        nodes.iter().for_each(|node| writer.node(node).unwrap());
+        fs::write(path, writer.finish().unwrap()).unwrap();
+    }
+
+    fn node(id: u64, kind: NodeType, attributes: &[(&str, i64)]) -> Node {
+        let attr = attributes.iter().map(|(name, value)| Attribute::new(name, Value::Int64(*value))).collect();
+        Node { id, name: format!("n{id}"), r#type: kind.into(), attr, ..Node::default() }
+    }
+
+    #[test]
+    fn pieces_are_the_whole_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let contents: Vec<u8> = (0..3 * CHUNK + 5).map(|index| (index % 251) as u8).collect();
+        fs::write(&path, &contents).unwrap();
+        let mut read = Vec::new();
+        let mut pieces = Pieces { path, offset: 0, piece: Vec::new(), given: 0 };
+        pieces.read_to_end(&mut read).unwrap();
+        assert!(read == contents);
+    }
+
+    #[test]
+    fn one_trace_serves_all_ranks_and_its_record_replays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        write(&dir.path().join("a.et"), &[node(1, NodeType::CommColl, &[(COMM_TYPE, 0), (COMM_SIZE, 4_000)])]);
+        let (trace, first, second) = (path("a.et"), path("first"), path("second"));
+        assert_eq!(run(&["replay", &trace, "--ranks", "4", "--out", &first]).unwrap(), Exit::Ok);
+        assert_eq!(run(&["replay", &first, "--out", &second]).unwrap(), Exit::Ok);
+        let report = |folder: &str| fs::read_to_string(Path::new(folder).join(results::REPORT)).unwrap();
+        assert!(report(&first).contains("\"all_reduce\""));
+        assert_eq!(report(&first), report(&second));
+    }
+
+    #[test]
+    fn a_deadlock_ends_with_its_exit_code_and_the_nodes() {
+        let dir = tempfile::tempdir().unwrap();
+        let prefix = dir.path().join("w");
+        let recv = node(1, NodeType::CommRecv, &[(COMM_SRC, 1), (COMM_SIZE, 8)]);
+        let after = Node { data_deps: vec![1], ..node(2, NodeType::Comp, &[]) };
+        write(&dir.path().join("w.0.et"), &[recv, after]);
+        write(&dir.path().join("w.1.et"), &[]);
+        let out = dir.path().join("out").display().to_string();
+        let words = ["replay", &prefix.display().to_string(), "--ranks", "2", "--out", &out];
+        assert_eq!(run(&words).unwrap(), Exit::Halted);
+        let rules = TraceArgs { compute_scale: 1.0, comm_scale: 1.0, astra_comm_groups: None }.rules(2).unwrap();
+        let rules = Arc::new(rules);
+        let files = files(&prefix, count(&prefix).unwrap(), 2).unwrap();
+        let mut ranks: Ranks = files
+            .iter()
+            .zip(0..)
+            .map(|(file, rank)| Replay::new(RankId(rank), open(file).unwrap(), rules.clone()))
+            .collect();
+        let toml = uniference_formats::cluster::Flags { ranks: 2, bandwidth: None, latency: None, slowdown: vec![] }
+            .to_toml()
+            .unwrap();
+        let file = uniference_formats::cluster::ClusterFile::parse("test", &toml, &[]).unwrap();
+        let cluster = file.resolve(&Default::default()).unwrap().cluster;
+        let mut engine = Engine::new(&cluster, Box::new(FlowNetwork::new(cluster.topology.clone())));
+        let halt = drive(&mut engine, &mut ranks, &mut (), &mut ()).unwrap().expect("a deadlock");
+        insta::assert_snapshot!(describe(&halt, &ranks), @r"
+        deadlock at 0 ps: no rank can go on
+          rank 0, clock 0 ps: node 1 `n1`: recv (8 bytes, group 0), which rank 1 did not enter
+            waits for it: node 2 `n2`
+        ");
+    }
+
+    #[test]
+    fn files_that_do_not_fit_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        write(&dir.path().join("w.0.et"), &[]);
+        fs::write(dir.path().join("x.et"), "text").unwrap();
+        fs::write(dir.path().join("groups.json"), "[1]").unwrap();
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        let (one, text, groups) = (path("w"), path("x.et"), path("groups.json"));
+        let cases: [&[&str]; 4] = [
+            &["replay", &one, "--ranks", "2"],
+            &["replay", &text, "--ranks", "1"],
+            &["replay", &one, "--ranks", "1", "--astra-comm-groups", &groups],
+            &["replay", &one, "--ranks", "1", "--comm-scale=-1"],
+        ];
+        let shown: Vec<String> = cases.iter().map(|words| refused(words)).collect();
+        insta::assert_snapshot!(shown.join("\n----\n").replace(&dir.path().display().to_string(), "DIR"));
+    }
+}
