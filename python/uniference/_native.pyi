@@ -69,7 +69,8 @@ class Channel:
     def poll(self, handle: int) -> bool:
         """Is it complete? Costs 1 us if it is not."""
     def result(self, handle: int) -> Result:
-        """Where the data of a complete operation lies. Blocks (in host time only) while another rank reduces it."""
+        """Where the data of a complete operation lies. A thread does the folds of a result before it asks for anything else: other
+        ranks wait for them."""
     def release(self, handle: int) -> None:
         """The data was fetched: its room in the arena may be used again."""
 

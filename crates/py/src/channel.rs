@@ -160,9 +160,8 @@ impl Channel {
         py.detach(|| self.client.poll(handle)).map_err(raise)
     }
 
-    fn result(&self, py: Python<'_>, handle: u32) -> PyResult<Result> {
-        let fetched = py.detach(|| self.client.result(handle)).map_err(raise)?;
-        Ok(Result { client: self.client.clone(), handle, fetched })
+    fn result(&self, handle: u32) -> Result {
+        Result { client: self.client.clone(), handle, fetched: self.client.result(handle) }
     }
 
     fn release(&self, handle: u32) -> PyResult<()> {

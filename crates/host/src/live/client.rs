@@ -74,8 +74,8 @@ struct Shared {
     arena: Arena,
     group_counts: BTreeMap<Vec<u32>, u32>,
     next_handle: LocalHandle,
-    /// Operations known to be complete, with their data once that is known; until released.
-    complete: BTreeMap<LocalHandle, Option<Fetched>>,
+    /// Operations known to be complete, with their data; until released.
+    complete: BTreeMap<LocalHandle, Fetched>,
 }
 
 /// One thread's connection.
@@ -325,19 +325,18 @@ impl Client {
         Ok(self.wait(&[handle], Some(SimDuration::ZERO), false, "")?.is_some())
     }
 
-    /// Where the data of a complete operation lies; blocks, in host time only, while another rank reduces it.
-    pub fn result(&self, handle: LocalHandle) -> Result<Fetched> {
-        if let Some(Some(fetched)) = self.shared().complete.get(&handle) {
-            return Ok(fetched.clone());
-        }
-        match self.ask(Op::Fetch(handle))? {
-            Answer::Data(fetched) => {
-                let known = Fetched { folds: Vec::new(), ..fetched.clone() };
-                self.shared().complete.insert(handle, Some(known));
-                Ok(fetched)
-            }
-            other => unexpected("Fetch", &other),
-        }
+    /// Where the data of a complete operation lies. Its folds are handed out once.
+    ///
+    /// # Panics
+    /// If no wait has reported the operation complete, or it was released.
+    pub fn result(&self, handle: LocalHandle) -> Fetched {
+        let mut shared = self.shared();
+        let known = shared
+            .complete
+            .get_mut(&handle)
+            .unwrap_or_else(|| panic!("operation {handle} is not known to be complete"));
+        let folds = std::mem::take(&mut known.folds);
+        Fetched { folds, ..known.clone() }
     }
 
     /// The folds of a result are done: the other members may read.
@@ -571,7 +570,8 @@ mod tests {
     #[test]
     fn an_asynchronous_operation_travels_with_the_next_question() {
         let (client, socket) = rank();
-        let driver = driver(socket, vec![reply(Answer::Complete(vec![(0, None), (1, None)]))]);
+        let driver =
+            driver(socket, vec![reply(Answer::Complete(vec![(0, Fetched::default()), (1, Fetched::default())]))]);
         let first = client.collective(GroupId(0), barrier(), None, "a.py:1").unwrap();
         let second = client.collective(GroupId(0), barrier(), None, "a.py:1").unwrap();
         assert_eq!(client.wait(&[first, second], None, false, "a.py:2").unwrap(), Some(vec![0, 1]));

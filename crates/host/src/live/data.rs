@@ -118,7 +118,7 @@ impl DataPlane {
     }
 
     /// The data of a complete operation, if it can be had without folding and without waiting.
-    pub fn peek(&self, rank: RankId, handle: Handle) -> Option<Fetched> {
+    fn peek(&self, rank: RankId, handle: Handle) -> Option<Fetched> {
         match self.held.get(&(rank, handle))? {
             // An instance that is over has nothing for those who still hold it: they receive nothing.
             Held::Collective { key, me } => {
@@ -135,7 +135,7 @@ impl DataPlane {
         Fetched { pieces: pieces.into_iter().collect(), folds: Vec::new(), peer: Some(peer) }
     }
 
-    /// The data of a complete operation. Whoever asks first for a reduction is picked to fold.
+    /// The data of a complete operation. Whoever is first to ask for a reduction is picked to fold.
     ///
     /// # Panics
     /// If the operation is not complete, or was released.

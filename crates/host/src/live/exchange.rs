@@ -29,8 +29,8 @@ pub struct Exchange {
     ranks: Vec<Rank>,
     /// Answers that are ready, in the engine's order.
     ready: VecDeque<Ready>,
-    /// Tasks whose data another rank is reducing.
-    fetching: Vec<(RankId, TaskId, LocalHandle)>,
+    /// Tasks whose waits are over, but whose data another rank is reducing.
+    fetching: Vec<Fetching>,
 }
 
 /// A task that may go on.
@@ -42,6 +42,14 @@ pub struct Ready {
     pub task: TaskId,
     /// What it is told.
     pub answer: Answer,
+}
+
+/// A task whose wait is over, in the order in which the engine said so: data is handed out in that order, so whoever waits here waits
+/// for tasks that were told before it.
+struct Fetching {
+    rank: RankId,
+    task: TaskId,
+    complete: Vec<(LocalHandle, Handle)>,
 }
 
 /// Why [`Exchange::advance`] returned.
@@ -230,13 +238,13 @@ impl Exchange {
             Op::Release(handle) => {
                 if let Some(handle) = self.ranks[rank.index()].names.remove(&handle) {
                     self.data.release(rank, handle);
+                    self.retry_fetches();
                 }
             }
             Op::Folded(handle) => {
                 self.data.folded(rank, self.name(rank, handle));
                 self.retry_fetches();
             }
-            Op::Fetch(handle) => self.fetch(rank, task, handle),
             Op::Start => self.answer(rank, task, Answer::Go),
             asking => self.ask(rank, task, asking, recorder),
         }
@@ -322,9 +330,8 @@ impl Exchange {
     }
 
     fn complete(&mut self, rank: RankId, task: TaskId, named: &[(LocalHandle, Handle)], complete: &[Handle]) {
-        let done = named.iter().filter(|(_, name)| complete.contains(name));
-        let told = done.map(|(handle, name)| (*handle, self.data.peek(rank, *name))).collect();
-        self.answer(rank, task, Answer::Complete(told));
+        let complete = named.iter().filter(|(_, name)| complete.contains(name)).copied().collect();
+        self.fetch(Fetching { rank, task, complete });
     }
 
     fn joined(&mut self, rank: RankId, task: TaskId, group: GroupId, ranks: &Arc<[RankId]>) {
@@ -332,16 +339,26 @@ impl Exchange {
         self.answer(rank, task, Answer::Group(group.0));
     }
 
-    fn fetch(&mut self, rank: RankId, task: TaskId, handle: LocalHandle) {
-        match self.data.fetch(rank, self.name(rank, handle)) {
-            Access::Ready(fetched) => self.answer(rank, task, Answer::Data(fetched)),
-            Access::Busy => self.fetching.push((rank, task, handle)),
+    /// Tells a task that its operations are complete, once all of their data can be had.
+    fn fetch(&mut self, fetching: Fetching) {
+        let Fetching { rank, task, ref complete } = fetching;
+        let mut told = Vec::with_capacity(complete.len());
+        for (handle, name) in complete {
+            match self.data.fetch(rank, *name) {
+                Access::Ready(fetched) => told.push((*handle, fetched)),
+                Access::Busy => {}
+            }
+        }
+        if told.len() == complete.len() {
+            self.answer(rank, task, Answer::Complete(told));
+        } else {
+            self.fetching.push(fetching);
         }
     }
 
     fn retry_fetches(&mut self) {
-        for (rank, task, handle) in std::mem::take(&mut self.fetching) {
-            self.fetch(rank, task, handle);
+        for fetching in std::mem::take(&mut self.fetching) {
+            self.fetch(fetching);
         }
     }
 

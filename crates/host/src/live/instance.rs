@@ -50,8 +50,11 @@ impl Instance {
         self.algorithm = algorithm;
     }
 
-    /// Member `me`, if it receives something, needs its output no more.
+    /// Member `me`, if it receives something, needs its output no more. If it was to fold and has not, another one is.
     pub(super) fn release(&mut self, me: usize) {
+        if self.folding == Folding::Claimed(me) {
+            self.folding = Folding::Open;
+        }
         self.released += usize::from(self.receives(me));
     }
 

@@ -75,8 +75,6 @@ pub enum Op {
         /// The user's line.
         site: Site,
     },
-    /// Asks where the data of a complete operation lies: [`Answer::Data`].
-    Fetch(LocalHandle),
     /// Asks the store: [`Answer::Store`] or [`Answer::TimedOut`].
     Store {
         /// What.
@@ -92,7 +90,7 @@ impl Op {
     /// Whether the task now waits for an [`Answer`].
     pub fn asks(&self) -> bool {
         use Op::*;
-        matches!(self, Start | Sleep(_) | Now | Group { .. } | Wait { .. } | Fetch(_) | Store { .. })
+        matches!(self, Start | Sleep(_) | Now | Group { .. } | Wait { .. } | Store { .. })
     }
 }
 
@@ -121,10 +119,9 @@ pub enum Answer {
     Go,
     Now(SimTime),
     Group(u32),
-    /// The complete ones in the order asked for, each with its data where that is ready and needs no folding.
-    Complete(Vec<(LocalHandle, Option<Fetched>)>),
+    /// The complete ones in the order asked for, each with its data. A task that is told of folds does them before it asks for anything else.
+    Complete(Vec<(LocalHandle, Fetched)>),
     TimedOut,
-    Data(Fetched),
     Store(StoreValue),
 }
 
@@ -263,7 +260,7 @@ mod tests {
 
     #[test]
     fn frames_survive_any_cut() {
-        let batches = [batch(vec![Op::Now]), batch(vec![]), batch(vec![Op::Site("a.py:1".into()), Op::Fetch(3)])];
+        let batches = [batch(vec![Op::Now]), batch(vec![]), batch(vec![Op::Site("a.py:1".into()), Op::Release(3)])];
         let mut bytes = Vec::new();
         batches.iter().for_each(|b| encode(b, &mut bytes));
         for chunk in 1..bytes.len() {
@@ -308,7 +305,7 @@ mod tests {
 
     #[test]
     fn only_questions_are_answered() {
-        assert!(Op::Fetch(0).asks() && Op::Now.asks() && Op::Start.asks());
+        assert!(Op::Now.asks() && Op::Start.asks());
         assert!(!Op::Release(0).asks() && !Op::Exit(Outcome::Ok).asks());
     }
 }

@@ -82,21 +82,27 @@ fn a_blocking_all_reduce_is_one_question_and_folded_once() {
         1,
         vec![line("a.py:1"), issue(0, collective(CollectiveKind::AllReduce, 256, None), Some(1 << 20)), wait(0)],
     );
-    let complete = Answer::Complete(vec![(0, None)]);
-    let mut answers = heard(&mut exchange);
-    answers.sort_by_key(|(rank, _)| *rank);
-    assert_eq!(answers, [(0, complete.clone()), (1, complete)]);
-
-    // The first to fetch folds all 1024 bytes, half in each room, as the ring does; the other waits for it.
-    say(&mut exchange, 1, vec![Op::Fetch(0)]);
-    let [(1, Answer::Data(fetched))] = &heard(&mut exchange)[..] else { panic!("rank 1 has its data") };
+    // The first that is told folds all 1024 bytes, half in each room, as the ring does; the other is told once that is done.
+    let [(first, Answer::Complete(told))] = &heard(&mut exchange)[..] else { panic!("one rank is told") };
+    let [(0, fetched)] = &told[..] else { panic!("of its operation") };
     assert_eq!(fetched.folds.iter().map(|(.., bytes)| bytes).sum::<u64>(), 1024);
     assert_eq!(fetched.pieces.iter().map(|(_, bytes)| bytes).sum::<u64>(), 1024);
-    say(&mut exchange, 0, vec![Op::Fetch(0)]);
-    assert_eq!(heard(&mut exchange), []);
-    let pieces = fetched.pieces.clone();
-    say(&mut exchange, 1, vec![Op::Folded(0)]);
-    assert_eq!(heard(&mut exchange), [(0, Answer::Data(data(&pieces)))]);
+    say(&mut exchange, *first, vec![Op::Folded(0)]);
+    assert_eq!(heard(&mut exchange), [(1 - first, Answer::Complete(vec![(0, data(&fetched.pieces))]))]);
+}
+
+#[test]
+fn who_was_to_fold_and_forgets_the_operation_leaves_it_to_the_next() {
+    let mut exchange = ranks(2);
+    join(&mut exchange, 2);
+    for rank in 0..2 {
+        let call = issue(0, collective(CollectiveKind::AllReduce, 256, None), Some(4096 + (u64::from(rank) << 20)));
+        say(&mut exchange, rank, vec![call, wait(0)]);
+    }
+    let [(first, Answer::Complete(_))] = heard(&mut exchange)[..] else { panic!("one rank is told") };
+    say(&mut exchange, first, vec![Op::Release(0)]);
+    let [(second, Answer::Complete(told))] = &heard(&mut exchange)[..] else { panic!("then the other") };
+    assert_eq!((*second, told[0].1.folds.is_empty()), (1 - first, false));
 }
 
 #[test]
@@ -113,7 +119,7 @@ fn rooms_are_free_when_all_who_receive_have_released() {
         }
         let answers = heard(&mut exchange);
         for (rank, pieces) in [(0, vec![]), (1, vec![(64, 64)]), (2, vec![(64, 64)])] {
-            assert!(answers.contains(&(rank, Answer::Complete(vec![(0, Some(data(&pieces)))]))), "{answers:?}");
+            assert!(answers.contains(&(rank, Answer::Complete(vec![(0, data(&pieces))]))), "{answers:?}");
         }
         let ready = Ready { rank: RankId(0), task: MAIN, answer: Answer::Go };
         assert_eq!(exchange.frame(ready).freed, freed);
@@ -132,7 +138,7 @@ fn a_message_that_has_arrived_before_its_receive_has_its_data_all_the_same() {
     say(&mut exchange, 1, vec![Op::Compute(SimDuration::from_us(1000)), issue(5, recv, None), wait(5)]);
     let received = Fetched { pieces: vec![(128, 20)], folds: vec![], peer: Some(0) };
     let answers = heard(&mut exchange);
-    assert!(answers.contains(&(1, Answer::Complete(vec![(5, Some(received))]))), "{answers:?}");
+    assert!(answers.contains(&(1, Answer::Complete(vec![(5, received)]))), "{answers:?}");
     assert_eq!(exchange.engine().clock(RankId(1)).as_ps(), 1_000_000_000);
 }
 
@@ -146,7 +152,7 @@ fn a_task_may_wait_for_what_another_one_is_just_issuing() {
     say(&mut exchange, 0, vec![issue(0, collective(CollectiveKind::AllReduce, 4, None), Some(0)), Op::Now]);
     let answers = heard(&mut exchange);
     // In a group of one the output is the input.
-    assert_eq!(answers[0], (0, Answer::Complete(vec![(0, Some(data(&[(0, 16)])))])));
+    assert_eq!(answers[0], (0, Answer::Complete(vec![(0, data(&[(0, 16)]))])));
 }
 
 #[test]
