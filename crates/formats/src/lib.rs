@@ -4,8 +4,9 @@
 //! simulates. While the run goes on, the program [`record`], the [`trace`] and the [`events`] are written, each keeping the first
 //! error of its writer in its [`sink`]. At the end come the [`report`] and its [`table`]. A record is read back to run it again.
 //!
-//! [`chakra`] traces are what others record or generate; they are read, written and shown.
+//! [`chakra`] traces are what others record or generate; they are read, written, shown and run. [`astra`] predicts what ASTRA-sim would.
 
+pub mod astra;
 pub mod chakra;
 pub mod cluster;
 pub mod diagnostic;

@@ -14,7 +14,8 @@ use uniference_formats::record::{Header, RecordWriter};
 use uniference_formats::report::{Manifest, Report};
 use uniference_formats::table;
 use uniference_formats::trace::TraceWriter;
-use uniference_sim::ids::{RankId, TaskId};
+use uniference_sim::cluster::Device;
+use uniference_sim::ids::{HostId, RankId, TaskId};
 use uniference_sim::program::Request;
 use uniference_sim::record::{Digest, Observer, Statistics};
 
@@ -108,6 +109,25 @@ pub(super) fn report(
     if statistics.operations().next().is_none() {
         report.warnings.push("the program never communicated: nothing was simulated but its compute".to_owned());
     }
+    show(&report, folder, json)
+}
+
+/// The same for ranks that have no cluster: `inputs` say what they ran on.
+pub(super) fn report_astra(
+    (statistics, digest): (Statistics, Digest),
+    inputs: String,
+    argv: &[String],
+    folder: &Folder,
+    json: bool,
+) -> Result<(), HostError> {
+    let npu = |rank| Device { name: format!("npu.{rank}"), host: HostId::from(rank), slowdown: 1.0, memory: None };
+    let devices: Vec<Device> = (0..statistics.ranks().len()).map(npu).collect();
+    let versions = [("uniference".to_owned(), env!("CARGO_PKG_VERSION").to_owned())].into_iter().collect();
+    let manifest = Manifest { cluster: inputs, versions, seed: 0, command: argv.to_vec() };
+    show(&Report::new(&statistics, &devices, digest.to_hex(), manifest), folder, json)
+}
+
+fn show(report: &Report, folder: &Folder, json: bool) -> Result<(), HostError> {
     let text = report.to_json();
     folder.write(REPORT, text.as_bytes())?;
     if json {
@@ -117,7 +137,7 @@ pub(super) fn report(
     for warning in &report.warnings {
         eprintln!("warning: {warning}");
     }
-    print!("{}", table::render(&report));
+    print!("{}", table::render(report));
     println!("{}", folder.describe());
     Ok(())
 }

@@ -15,14 +15,17 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use uniference_formats::astra::closed_form::Model;
+use uniference_formats::astra::inputs::{Network, System};
+use uniference_formats::astra::schedule::{self, Scales, ScheduleError};
 use uniference_formats::chakra::groups::ProcessGroup;
 use uniference_formats::chakra::read::Reader;
-use uniference_formats::chakra::replay::{Replay, Rules};
+use uniference_formats::chakra::replay::{Replay, Roofline, Rules};
 use uniference_sim::engine::{Cause, Doing, Engine, Halt, Resumption, Turn};
 use uniference_sim::ids::{Handle, RankId};
 use uniference_sim::network::FlowNetwork;
 use uniference_sim::program::Program;
-use uniference_sim::record::Observer;
+use uniference_sim::record::{Digest, Observer, Statistics};
 
 /// So much of a file is read at once.
 const CHUNK: u64 = 1 << 16;
@@ -40,6 +43,27 @@ pub(super) struct TraceArgs {
     /// The process groups: a JSON object of lists of ranks by name, as ASTRA-sim reads it
     #[arg(long, value_name = "FILE")]
     astra_comm_groups: Option<PathBuf>,
+    /// Whose physics: ours, or ASTRA-sim's congestion-unaware backend, which replaces the cluster
+    #[arg(long, value_enum, default_value_t = Fidelity::Flow, requires_if("astra", "astra_system"), requires_if("astra", "astra_network"))]
+    fidelity: Fidelity,
+    /// ASTRA-sim's system: algorithms and chunks for --fidelity astra, and the roofline of nodes without a duration
+    #[arg(long, value_name = "FILE")]
+    astra_system: Option<PathBuf>,
+    /// ASTRA-sim's network, for --fidelity astra
+    #[arg(long, value_name = "FILE")]
+    astra_network: Option<PathBuf>,
+    /// How many queues share a dimension's active chunks, for --fidelity astra
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    astra_queues_per_dim: u32,
+}
+
+/// What time follows from.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Fidelity {
+    /// Flows share the links of the cluster
+    Flow,
+    /// ASTRA-sim's congestion-unaware closed form
+    Astra,
 }
 
 /// What a replay is asked for, whatever it replays.
@@ -60,6 +84,9 @@ fn factor(text: &str) -> Result<f64, String> {
 
 /// Runs the traces `prefix.RANK.et`, or one file for all ranks.
 pub(super) fn replay(prefix: &Path, args: &TraceArgs, wanted: &Wanted<'_>) -> Result<Exit, HostError> {
+    if args.fidelity == Fidelity::Astra {
+        return replay_astra(prefix, args, wanted);
+    }
     let there = count(prefix)?;
     let chosen = wanted.cluster.resolve()?;
     let cluster = &chosen.resolved.cluster;
@@ -84,6 +111,62 @@ pub(super) fn replay(prefix: &Path, args: &TraceArgs, wanted: &Wanted<'_>) -> Re
     warn_of_untimed(&ranks);
     results::report(figures, &chosen.resolved, manifest, &folder, wanted.json)?;
     Ok(Exit::Ok)
+}
+
+/// The same by the closed form. There is no cluster, and nothing to record but when ranks end.
+fn replay_astra(prefix: &Path, args: &TraceArgs, wanted: &Wanted<'_>) -> Result<Exit, HostError> {
+    if wanted.cluster.is_given() {
+        let hint = "leave out --cluster and --ranks, or --fidelity astra";
+        return Err(HostError::Usage(format!("--fidelity astra takes its ranks from --astra-network\nhint: {hint}")));
+    }
+    let (Some(system_file), Some(network_file)) = (&args.astra_system, &args.astra_network) else {
+        let hint = "give both of ASTRA-sim's files";
+        return Err(HostError::Usage(format!(
+            "--fidelity astra needs --astra-system and --astra-network\nhint: {hint}"
+        )));
+    };
+    let network = Network::parse(&text(network_file)?).map_err(in_file(network_file))?;
+    let model = Model::new(system(system_file)?, network, args.astra_queues_per_dim).map_err(in_file(system_file))?;
+    let files = files(prefix, count(prefix)?, model.ranks() as usize)?;
+    let traces = files.iter().map(|file| open(file)).collect::<Result<_, _>>()?;
+    let groups = args.astra_comm_groups.as_deref().map_or(Ok(Vec::new()), groups)?;
+    let scales = Scales { compute: args.compute_scale, communication: args.comm_scale };
+    let folder = Folder::prepare(wanted.out, &format!("{}.et", prefix.display()))?;
+    let mut figures = (Statistics::default(), Digest::default());
+    match schedule::run(&model, &groups, scales, traces, &mut figures) {
+        Ok(()) => {
+            let inputs = format!("{}\n{}", text(network_file)?, text(system_file)?);
+            results::report_astra(figures, inputs, wanted.argv, &folder, wanted.json).map(|()| Exit::Ok)
+        }
+        Err(error @ ScheduleError::Deadlock(_)) => {
+            eprintln!("error: {error}");
+            Ok(Exit::Halted)
+        }
+        Err(error) => Err(HostError::Usage(error.to_string())),
+    }
+}
+
+fn system(path: &Path) -> Result<System, HostError> {
+    System::parse(&text(path)?).map_err(in_file(path))
+}
+
+/// If the system enables it and names its rates.
+fn roofline(system: System) -> Option<Roofline> {
+    let (peak, memory) = (system.peak_perf * 1e12, system.local_mem_bw * 1e9);
+    (system.roofline_enabled != 0 && peak > 0.0 && memory > 0.0).then_some(Roofline { peak, memory })
+}
+
+fn text(path: &Path) -> Result<String, HostError> {
+    fs::read_to_string(path).map_err(|source| HostError::File {
+        action: "read",
+        path: path.to_owned(),
+        source,
+        hint: "give a file of ASTRA-sim's",
+    })
+}
+
+fn in_file<E: std::fmt::Display>(path: &Path) -> impl Fn(E) -> HostError {
+    move |error| HostError::Usage(format!("{}: {error}", path.display()))
 }
 
 /// To the end, or to where it cannot go on.
@@ -151,7 +234,7 @@ fn files(prefix: &Path, there: Option<usize>, ranks: usize) -> Result<Vec<PathBu
 
 fn open(path: &Path) -> Result<Reader<Pieces>, HostError> {
     let pieces = Pieces { path: path.to_owned(), offset: 0, piece: Vec::new(), given: 0 };
-    Reader::open(pieces).map_err(|error| HostError::Usage(format!("{}: {error}", path.display())))
+    Reader::open(pieces).map_err(in_file(path))
 }
 
 /// A file that is open only while a piece of it is read: there may be more ranks than a process may have files.
@@ -191,7 +274,7 @@ impl TraceArgs {
             world: (0..world_size).map(RankId).collect(),
             compute_scale: self.compute_scale,
             comm_scale: self.comm_scale,
-            roofline: None,
+            roofline: self.astra_system.as_deref().map(system).transpose()?.and_then(roofline),
             groups: self.astra_comm_groups.as_deref().map_or(Ok(Vec::new()), groups)?,
         })
     }
@@ -311,8 +394,8 @@ mod tests {
         let out = dir.path().join("out").display().to_string();
         let words = ["replay", &prefix.display().to_string(), "--ranks", "2", "--out", &out];
         assert_eq!(run(&words).unwrap(), Exit::Halted);
-        let rules = TraceArgs { compute_scale: 1.0, comm_scale: 1.0, astra_comm_groups: None }.rules(2).unwrap();
-        let rules = Arc::new(rules);
+        let world = (0..2).map(RankId).collect();
+        let rules = Arc::new(Rules { world, compute_scale: 1.0, comm_scale: 1.0, roofline: None, groups: vec![] });
         let files = files(&prefix, count(&prefix).unwrap(), 2).unwrap();
         let mut ranks: Ranks = files
             .iter()
@@ -331,6 +414,26 @@ mod tests {
           rank 0, clock 0 ps: node 1 `n1`: recv (8 bytes, group 0), which rank 1 did not enter
             waits for it: node 2 `n2`
         ");
+    }
+
+    #[test]
+    fn astra_sims_files_give_astra_sims_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        let (trace, system, network, out) = (path("a.et"), path("s.json"), path("n.yml"), path("out"));
+        write(Path::new(&trace), &[node(1, NodeType::CommColl, &[(COMM_TYPE, 2), (COMM_SIZE, 100)])]);
+        let lists = ["all-reduce", "reduce-scatter", "all-gather", "all-to-all"]
+            .map(|name| format!("\"{name}-implementation\": [\"ring\"]"));
+        fs::write(&system, format!("{{{}}}", lists.join(", "))).unwrap();
+        fs::write(&network, "topology: [ Ring ]\nnpus_count: [ 2 ]\nbandwidth: [ 1.0 ]\nlatency: [ 500.0 ]\n").unwrap();
+        let astra = ["--fidelity", "astra", "--astra-system", &system, "--astra-network", &network, "--out", &out];
+        assert_eq!(run(&[&["replay", &trace], &astra[..]].concat()).unwrap(), Exit::Ok);
+        // T + 2e = floor(500 + 100 / 1.073741824) ns + 2 x 10 ns
+        let report = fs::read_to_string(Path::new(&out).join(results::REPORT)).unwrap();
+        assert!(report.contains("\"makespan_ps\": 613000,"), "{report}");
+        assert!(refused(&["replay", &trace, "--fidelity", "astra"]).starts_with("exit 2\n"));
+        let both = refused(&[&["replay", &trace, "--ranks", "2"], &astra[..]].concat());
+        assert!(both.contains("takes its ranks from --astra-network\nhint: "), "{both}");
     }
 
     #[test]

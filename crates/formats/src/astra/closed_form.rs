@@ -1,0 +1,331 @@
+//! Owns how long a collective takes on ASTRA-sim's congestion-unaware backend, in ns, when all its members enter at once. Formulas
+//! measured against ASTRA-sim 518bd513 with astra-network-analytical 599a0473.
+//!
+//! A message of m bytes over h hops takes T(m) = floor(h latency + m / bandwidth), whatever else is on its way. A collective is cut into
+//! chunks; a chunk passes through a phase on each dimension, and a dimension serves a few of them at a time, first come, first served.
+
+use super::inputs::{Dimension, Implementation, InputError, Network, Optimization, Shape, System};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+/// The collectives that ASTRA-sim has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // the names say it
+pub enum Kind {
+    AllReduce,
+    ReduceScatter,
+    AllGather,
+    AllToAll,
+}
+
+/// A machine.
+#[derive(Clone, Debug)]
+pub struct Model {
+    system: System,
+    network: Network,
+    /// How many queues share a dimension's active chunks.
+    queues: u32,
+}
+
+/// Members on a line of the network, as a phase sees them.
+struct Line {
+    members: u64,
+    /// Latency in ns and bytes per ns of the slowest hop between neighbours, and of that between any two.
+    near: (f64, f64),
+    far: (f64, f64),
+    endpoint_delay: u64,
+    memory: f64,
+}
+
+/// What one chunk does on one dimension.
+struct Phase {
+    dimension: usize,
+    lasts: u64,
+}
+
+impl Model {
+    /// # Errors
+    /// Algorithms that are missing for a dimension, or that do not fit its size.
+    pub fn new(system: System, network: Network, queues: u32) -> Result<Model, InputError> {
+        let lists = [
+            ("all-reduce", &system.all_reduce_implementation),
+            ("reduce-scatter", &system.reduce_scatter_implementation),
+            ("all-gather", &system.all_gather_implementation),
+            ("all-to-all", &system.all_to_all_implementation),
+        ];
+        for (name, list) in lists {
+            if list.len() < network.dimensions.len() {
+                let message = format!("{name}-implementation names {} algorithms", list.len());
+                let hint = format!("name one for each of the {} dimensions of the network", network.dimensions.len());
+                return Err(InputError::new(message, hint));
+            }
+            for (algorithm, dimension) in list.iter().zip(&network.dimensions) {
+                if *algorithm == Implementation::HalvingDoubling && !dimension.members.is_power_of_two() {
+                    let message = format!("{name}: halvingDoubling among {} members", dimension.members);
+                    return Err(InputError::new(message, "it wants a power of two: use ring or direct"));
+                }
+            }
+        }
+        if system.all_to_all_implementation.contains(&Implementation::HalvingDoubling) {
+            let message = "all-to-all: there is no halvingDoubling";
+            return Err(InputError::new(message, "use ring or direct"));
+        }
+        Ok(Model { system, network, queues: queues.max(1) })
+    }
+
+    /// The system.
+    pub fn system(&self) -> &System {
+        &self.system
+    }
+
+    /// How many ranks there are.
+    pub fn ranks(&self) -> u64 {
+        self.network.ranks()
+    }
+
+    /// How long a message between two ranks takes, in ns.
+    pub fn message(&self, from: u64, to: u64, bytes: u64) -> u64 {
+        time(self.hop(from, to), bytes)
+    }
+
+    /// How long a collective takes, in ns. `bytes` as a trace gives them: of an all-gather, each rank's shard.
+    ///
+    /// # Errors
+    /// Halving and doubling among members that are no power of two.
+    pub fn collective(&self, kind: Kind, bytes: u64, members: &[u64]) -> Result<u64, InputError> {
+        let whole = members.len() as u64 == self.ranks();
+        let count = members.len() as u64;
+        let chunks = u64::from(self.system.preferred_dataset_splits);
+        let chunk = bytes / chunks;
+        let chunk = if kind == Kind::AllGather { chunk } else { chunk.max(count) };
+        if !whole {
+            let algorithm = self.algorithms(kind)[0];
+            if algorithm == Implementation::HalvingDoubling && !count.is_power_of_two() {
+                let message = format!("halvingDoubling in a group of {count} ranks");
+                return Err(InputError::new(message, "it wants a power of two: use ring or direct"));
+            }
+            let (lasts, _) = phase(&self.group_line(members), algorithm, kind, chunk);
+            return Ok(self.shop(&[Phase { dimension: 0, lasts }], kind, 1));
+        }
+        let mut size = chunk;
+        let mut phases = Vec::new();
+        for (kind, dimension) in self.order(kind) {
+            let line = self.dimension_line(&self.network.dimensions[dimension]);
+            let (lasts, next) = phase(&line, self.algorithms(kind)[dimension], kind, size);
+            size = next;
+            phases.push(Phase { dimension, lasts });
+        }
+        Ok(self.shop(&phases, kind, self.network.dimensions.len()))
+    }
+
+    fn algorithms(&self, kind: Kind) -> &[Implementation] {
+        match kind {
+            Kind::AllReduce => &self.system.all_reduce_implementation,
+            Kind::ReduceScatter => &self.system.reduce_scatter_implementation,
+            Kind::AllGather => &self.system.all_gather_implementation,
+            Kind::AllToAll => &self.system.all_to_all_implementation,
+        }
+    }
+
+    /// The phases of a chunk, one a dimension; two on all but the last for an all-reduce that is aware of bandwidths.
+    fn order(&self, kind: Kind) -> Vec<(Kind, usize)> {
+        let used = |dimension: &usize| self.network.dimensions[*dimension].members > 1;
+        let all: Vec<usize> = (0..self.network.dimensions.len()).collect();
+        let on = |kind, dimension| (kind, dimension);
+        let order: Vec<(Kind, usize)> = match (kind, self.system.collective_optimization) {
+            (Kind::AllReduce, Optimization::LocalBwAware) => {
+                let (last, others) = all.split_last().expect("a network has a dimension");
+                let up = others.iter().map(|dimension| on(Kind::ReduceScatter, *dimension));
+                let down = others.iter().rev().map(|dimension| on(Kind::AllGather, *dimension));
+                up.chain([on(Kind::AllReduce, *last)]).chain(down).collect()
+            }
+            (Kind::AllGather, _) => all.into_iter().rev().map(|dimension| on(kind, dimension)).collect(),
+            _ => all.into_iter().map(|dimension| on(kind, dimension)).collect(),
+        };
+        order.into_iter().filter(|(_, dimension)| used(dimension)).collect()
+    }
+
+    fn dimension_line(&self, dimension: &Dimension) -> Line {
+        let far = match dimension.topology {
+            Shape::Ring => dimension.members / 2,
+            _ => 1,
+        };
+        Line {
+            members: dimension.members,
+            near: hops(dimension, 1),
+            far: hops(dimension, far),
+            endpoint_delay: self.system.endpoint_delay,
+            memory: self.system.local_mem_bw,
+        }
+    }
+
+    /// A group smaller than the world is one line, whatever dimensions it lies on.
+    fn group_line(&self, members: &[u64]) -> Line {
+        let neighbours = members.iter().zip(members.iter().cycle().skip(1));
+        let near = neighbours.map(|(a, b)| self.hop(*a, *b)).reduce(slower).unwrap_or((0.0, 1.0));
+        let pairs = members.iter().flat_map(|a| members.iter().map(move |b| (a, b))).filter(|(a, b)| a != b);
+        let far = pairs.map(|(a, b)| self.hop(*a, *b)).reduce(slower).unwrap_or(near);
+        // ASTRA-sim's own constant there.
+        Line { members: members.len() as u64, near, far, endpoint_delay: 10, memory: self.system.local_mem_bw }
+    }
+
+    /// The hops between two ranks: those of the first dimension in which they differ.
+    fn hop(&self, from: u64, to: u64) -> (f64, f64) {
+        let (mut from, mut to) = (from, to);
+        for dimension in &self.network.dimensions {
+            let (a, b) = (from % dimension.members, to % dimension.members);
+            if a != b {
+                let distance = a.abs_diff(b);
+                return match dimension.topology {
+                    Shape::Ring => hops(dimension, distance.min(dimension.members - distance)),
+                    _ => hops(dimension, 1),
+                };
+            }
+            from /= dimension.members;
+            to /= dimension.members;
+        }
+        (0.0, f64::INFINITY)
+    }
+
+    /// Sends all chunks through their phases. Each dimension's active chunks are dealt to its queues; chunks take turns with the queues,
+    /// and an all-reduce takes two turns on its last dimension.
+    fn shop(&self, phases: &[Phase], kind: Kind, dimensions: usize) -> u64 {
+        let width = self.system.active_chunks_per_dimension.div_ceil(self.queues);
+        let queues = self.queues as usize;
+        let mut turns = vec![0; dimensions];
+        let mut plan = Vec::new();
+        for _ in 0..self.system.preferred_dataset_splits {
+            let queue_of = |phase: &Phase| {
+                let turn = turns[phase.dimension];
+                turns[phase.dimension] +=
+                    if kind == Kind::AllReduce && phase.dimension + 1 == dimensions { 2 } else { 1 };
+                phase.dimension * queues + turn % queues
+            };
+            plan.push(phases.iter().map(queue_of).collect::<Vec<usize>>());
+        }
+        let mut shop = Shop {
+            now: 0,
+            started: 0,
+            width,
+            lines: vec![(VecDeque::new(), 0); dimensions * queues],
+            events: BinaryHeap::new(),
+        };
+        shop.run(phases, &plan)
+    }
+}
+
+/// Chunks that stand in line for dimensions.
+struct Shop {
+    now: u64,
+    started: u64,
+    width: u32,
+    /// Of each queue, the chunks that wait with the number of their phase, and how many are served.
+    lines: Vec<(VecDeque<(usize, usize)>, u32)>,
+    /// When a phase ends: then the order of starting, the chunk, its phase.
+    events: BinaryHeap<Reverse<(u64, u64, usize, usize)>>,
+}
+
+impl Shop {
+    fn run(&mut self, phases: &[Phase], plan: &[Vec<usize>]) -> u64 {
+        if phases.is_empty() {
+            return 0;
+        }
+        for (chunk, queues) in plan.iter().enumerate() {
+            self.lines[queues[0]].0.push_back((chunk, 0));
+        }
+        for queue in 0..self.lines.len() {
+            self.serve(queue, phases);
+        }
+        while let Some(Reverse((at, _, chunk, phase))) = self.events.pop() {
+            self.now = at;
+            let queue = plan[chunk][phase];
+            self.lines[queue].1 -= 1;
+            if let Some(next) = plan[chunk].get(phase + 1) {
+                self.lines[*next].0.push_back((chunk, phase + 1));
+                self.serve(*next, phases);
+            }
+            self.serve(queue, phases);
+        }
+        self.now
+    }
+
+    fn serve(&mut self, queue: usize, phases: &[Phase]) {
+        while self.lines[queue].1 < self.width {
+            let Some((chunk, phase)) = self.lines[queue].0.pop_front() else { return };
+            self.lines[queue].1 += 1;
+            self.started += 1;
+            self.events.push(Reverse((self.now + phases[phase].lasts, self.started, chunk, phase)));
+        }
+    }
+}
+
+/// Latency in ns and bytes per ns over `count` hops; a switch is two.
+fn hops(dimension: &Dimension, count: u64) -> (f64, f64) {
+    let count = if dimension.topology == Shape::Switch { 2 } else { count };
+    (count as f64 * dimension.latency, dimension.bandwidth * (1_u64 << 30) as f64 / 1e9)
+}
+
+fn slower(a: (f64, f64), b: (f64, f64)) -> (f64, f64) {
+    (a.0.max(b.0), a.1.min(b.1))
+}
+
+/// T(m).
+fn time((latency, bandwidth): (f64, f64), bytes: u64) -> u64 {
+    (latency + bytes as f64 / bandwidth).floor() as u64
+}
+
+/// How long one chunk of `size` bytes takes on a line of k members, and its size afterwards. With m = size / k (of an all-gather: size), e
+/// the endpoint delay and P(m) = 3 floor(m / memory) the price of reducing:
+///
+/// | | reduce-scatter | all-gather | all-reduce | all-to-all |
+/// |---|---|---|---|---|
+/// | ring | (k-1)T + ke + (k-1)P | (k-1)T + ke | 2(k-1)T + (2k-1)e + (k-1)P | k(k-1)/2 T + (k(k-1)/2 + 1)e |
+/// | direct | T + 2e + P | T + 2e | 2T + 3e + P | T + 2e |
+///
+/// Halving and doubling sends size / 2, size / 4, ... and pays P from the second on; as many e as messages, and one.
+fn phase(line: &Line, algorithm: Implementation, kind: Kind, size: u64) -> (u64, u64) {
+    let (k, e) = (line.members, line.endpoint_delay);
+    let m = if kind == Kind::AllGather { size } else { size / k };
+    let after = match kind {
+        Kind::ReduceScatter => size / k,
+        Kind::AllGather => size * k,
+        Kind::AllReduce | Kind::AllToAll => size,
+    };
+    if k == 1 {
+        return (0, after);
+    }
+    let reduce = |m: u64| if line.memory > 0.0 { 3 * (m as f64 / line.memory).floor() as u64 } else { 0 };
+    let lasts = match algorithm {
+        Implementation::Ring => {
+            let (t, p) = (time(line.near, m), reduce(m));
+            match kind {
+                Kind::ReduceScatter => (k - 1) * t + k * e + (k - 1) * p,
+                Kind::AllGather => (k - 1) * t + k * e,
+                Kind::AllReduce => 2 * (k - 1) * t + (2 * k - 1) * e + (k - 1) * p,
+                Kind::AllToAll => k * (k - 1) / 2 * t + (k * (k - 1) / 2 + 1) * e,
+            }
+        }
+        Implementation::Direct => {
+            let (t, p) = (time(line.far, m), reduce(m));
+            match kind {
+                Kind::ReduceScatter => t + 2 * e + p,
+                Kind::AllGather | Kind::AllToAll => t + 2 * e,
+                Kind::AllReduce => 2 * t + 3 * e + p,
+            }
+        }
+        Implementation::HalvingDoubling => {
+            let steps = u64::from(k.ilog2());
+            let halves = || (1..=steps).map(|step| size >> step);
+            let halving: u64 = halves().map(|m| time(line.far, m)).sum();
+            let price: u64 = halves().skip(1).map(reduce).sum();
+            let doubling: u64 = (0..steps).map(|step| time(line.far, size << step)).sum();
+            match kind {
+                Kind::ReduceScatter => halving + (steps + 1) * e + price,
+                Kind::AllGather => doubling + (steps + 1) * e,
+                Kind::AllReduce => 2 * halving + (2 * steps + 1) * e + price,
+                Kind::AllToAll => panic!("an all-to-all by halving and doubling was accepted"),
+            }
+        }
+    };
+    (lasts, after)
+}

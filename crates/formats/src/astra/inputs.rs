@@ -1,0 +1,196 @@
+//! Owns ASTRA-sim's files: the system (JSON) and the network (a few lines of YAML). Keys that the closed form does not look at are
+//! not looked at here either, as ASTRA-sim does not.
+
+use serde::Deserialize;
+
+/// A file that cannot be understood, or asks for what the closed form does not have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}\nhint: {hint}")]
+pub struct InputError {
+    /// What is wrong.
+    pub message: String,
+    /// What to do.
+    pub hint: String,
+}
+
+impl InputError {
+    pub(super) fn new(message: impl Into<String>, hint: impl Into<String>) -> InputError {
+        InputError { message: message.into(), hint: hint.into() }
+    }
+}
+
+/// `--astra-system`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct System {
+    /// What a rank waits between receiving a message and sending the next, in ns.
+    #[serde(default = "ten")]
+    pub endpoint_delay: u64,
+    /// How many phases of chunks a dimension serves at once.
+    #[serde(default = "one")]
+    pub active_chunks_per_dimension: u32,
+    /// How many chunks a collective is cut into.
+    #[serde(default = "one")]
+    pub preferred_dataset_splits: u32,
+    /// `localBWAware` or `baseline`.
+    #[serde(default)]
+    pub collective_optimization: Optimization,
+    /// 1e9 bytes a second.
+    #[serde(default)]
+    pub local_mem_bw: f64,
+    /// 1e12 operations a second.
+    #[serde(default)]
+    pub peak_perf: f64,
+    /// Compute takes what its operations need, in place of what it was recorded to take.
+    #[serde(default)]
+    pub roofline_enabled: u8,
+    /// By dimension.
+    #[serde(default)]
+    pub all_reduce_implementation: Vec<Implementation>,
+    /// By dimension.
+    #[serde(default)]
+    pub reduce_scatter_implementation: Vec<Implementation>,
+    /// By dimension.
+    #[serde(default)]
+    pub all_gather_implementation: Vec<Implementation>,
+    /// By dimension.
+    #[serde(default)]
+    pub all_to_all_implementation: Vec<Implementation>,
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn ten() -> u64 {
+    10
+}
+
+/// How an all-reduce uses several dimensions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub enum Optimization {
+    /// An all-reduce on each.
+    #[default]
+    #[serde(rename = "baseline")]
+    Baseline,
+    /// Reduce-scatter on the way up, all-gather on the way down.
+    #[serde(rename = "localBWAware")]
+    LocalBwAware,
+}
+
+/// An algorithm on one dimension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[allow(missing_docs)] // the names say it
+pub enum Implementation {
+    Ring,
+    Direct,
+    HalvingDoubling,
+}
+
+/// `--astra-network`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Network {
+    /// The first one's neighbours have neighbouring ranks.
+    pub dimensions: Vec<Dimension>,
+}
+
+/// One dimension of a network.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Dimension {
+    /// How its members are connected.
+    pub topology: Shape,
+    /// How many there are.
+    pub members: u64,
+    /// 2^30 bytes a second.
+    pub bandwidth: f64,
+    /// Of a hop, in ns.
+    pub latency: f64,
+}
+
+/// How the members of a dimension are connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // the names say it
+pub enum Shape {
+    Ring,
+    FullyConnected,
+    Switch,
+}
+
+impl System {
+    /// Reads the file's text.
+    ///
+    /// # Errors
+    /// What is no such file, or names an algorithm that is not known here.
+    pub fn parse(text: &str) -> Result<System, InputError> {
+        let hint = "implementations are lists of ring, direct and halvingDoubling, one for each dimension";
+        let system: System = serde_json::from_str(text)
+            .map_err(|error| InputError::new(format!("the ASTRA-sim system cannot be read: {error}"), hint))?;
+        if system.preferred_dataset_splits == 0 || system.active_chunks_per_dimension == 0 {
+            let message = "the ASTRA-sim system has no chunks";
+            let hint = "preferred-dataset-splits and active-chunks-per-dimension are at least 1";
+            return Err(InputError::new(message, hint));
+        }
+        Ok(system)
+    }
+}
+
+impl Network {
+    /// Reads the file's text: `topology`, `npus_count`, `bandwidth` and `latency`, each a list in brackets.
+    ///
+    /// # Errors
+    /// What is no such file.
+    pub fn parse(text: &str) -> Result<Network, InputError> {
+        let topology = list(text, "topology")?;
+        let (members, bandwidth, latency) =
+            (numbers(text, "npus_count")?, numbers(text, "bandwidth")?, numbers(text, "latency")?);
+        if topology.is_empty() || [members.len(), bandwidth.len(), latency.len()] != [topology.len(); 3] {
+            return Err(wrong("its lists have different lengths".to_owned()));
+        }
+        let mut dimensions = Vec::new();
+        for (index, name) in topology.iter().enumerate() {
+            let topology = match *name {
+                "Ring" => Shape::Ring,
+                "FullyConnected" => Shape::FullyConnected,
+                "Switch" => Shape::Switch,
+                other => return Err(wrong(format!("there is no topology `{other}`"))),
+            };
+            let (bandwidth, latency) = (bandwidth[index], latency[index]);
+            if members[index] < 1.0 || members[index].fract() != 0.0 || bandwidth <= 0.0 || latency < 0.0 {
+                return Err(wrong(format!("dimension {index} has no members, no bandwidth or a negative latency")));
+            }
+            dimensions.push(Dimension { topology, members: members[index] as u64, bandwidth, latency });
+        }
+        Ok(Network { dimensions })
+    }
+
+    /// How many ranks there are.
+    pub fn ranks(&self) -> u64 {
+        self.dimensions.iter().map(|dimension| dimension.members).product()
+    }
+}
+
+fn wrong(problem: String) -> InputError {
+    let message = format!("the ASTRA-sim network cannot be read: {problem}");
+    InputError::new(
+        message,
+        "it looks like this: topology: [ Ring ], npus_count: [ 8 ], bandwidth: [ 50.0 ], latency: [ 500.0 ], a line each",
+    )
+}
+
+fn list<'a>(text: &'a str, key: &str) -> Result<Vec<&'a str>, InputError> {
+    let lines = text.lines().map(|line| line.split('#').next().unwrap_or(""));
+    let value = lines.filter_map(|line| line.split_once(':')).find(|(name, _)| name.trim() == key);
+    let value = value.ok_or_else(|| wrong(format!("`{key}` is missing")))?.1.trim();
+    let inside = value.strip_prefix('[').and_then(|value| value.strip_suffix(']'));
+    let inside = inside.ok_or_else(|| wrong(format!("`{key}` is no list in brackets")))?;
+    Ok(inside.split(',').map(|item| item.trim().trim_matches(['"', '\''])).filter(|item| !item.is_empty()).collect())
+}
+
+fn numbers(text: &str, key: &str) -> Result<Vec<f64>, InputError> {
+    let number = |item: &str| match item.parse::<f64>() {
+        Ok(number) if number.is_finite() => Ok(number),
+        _ => Err(wrong(format!("`{item}` in `{key}` is no number"))),
+    };
+    list(text, key)?.into_iter().map(number).collect()
+}

@@ -1,0 +1,368 @@
+//! Owns the run of traces by the closed form: each rank does one operation of its host, one computation of its accelerator and one
+//! collective or send at a time, the lowest free id first; receives are not limited.
+//!
+//! A collective starts when its last member enters and ends on all at once. Where members enter at different times ASTRA-sim's own ends
+//! differ by rank; that is not modelled.
+
+use super::closed_form::{Kind, Model};
+use super::inputs::InputError;
+use crate::chakra::attributes::{COMM_DST, COMM_SIZE, COMM_SRC, COMM_TAG, NUM_OPS, TENSOR_SIZE};
+use crate::chakra::feed::{Feed, FeedError};
+use crate::chakra::groups::ProcessGroup;
+use crate::chakra::read::Reader;
+use crate::chakra::schema::{CommType, Node, NodeType};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+use std::io::Read;
+use uniference_sim::engine::Times;
+use uniference_sim::ids::RankId;
+use uniference_sim::program::Outcome;
+use uniference_sim::record::{Event, Observer, Traffic};
+use uniference_sim::time::{SimDuration, SimTime};
+
+/// Why traces cannot be run by the closed form.
+#[derive(Debug, thiserror::Error)]
+pub enum ScheduleError {
+    /// A trace.
+    #[error("the trace of {0}: {1}")]
+    Trace(RankId, FeedError),
+    /// What a node asks for.
+    #[error("node {id} `{name}` of {rank} {problem}\nhint: {hint}")]
+    Node {
+        /// Whose.
+        rank: RankId,
+        /// The node.
+        id: u64,
+        /// Its name.
+        name: String,
+        /// What does not fit.
+        problem: String,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// The machine cannot do it.
+    #[error(transparent)]
+    Input(#[from] InputError),
+    /// Nothing can go on. ASTRA-sim ends without a word here.
+    #[error("deadlock: no rank can go on{}", blocked(.0))]
+    Deadlock(Vec<(RankId, String)>),
+}
+
+fn blocked(nodes: &[(RankId, String)]) -> String {
+    nodes.iter().map(|(rank, node)| format!("\n  {rank}: {node}")).collect()
+}
+
+/// How sizes and durations are changed.
+#[derive(Clone, Copy, Debug)]
+pub struct Scales {
+    /// Of compute; finite, not negative.
+    pub compute: f64,
+    /// Of sizes; finite, not negative.
+    pub communication: f64,
+}
+
+/// Runs a trace for each rank; `observer` hears of the ranks' ends.
+///
+/// # Errors
+/// A trace that cannot be read, asks for what ASTRA-sim does not have, or waits for ever.
+///
+/// # Panics
+/// If there are not as many traces as the model has ranks.
+pub fn run<R: Read>(
+    model: &Model,
+    groups: &[ProcessGroup],
+    scales: Scales,
+    traces: Vec<Reader<R>>,
+    observer: &mut dyn Observer,
+) -> Result<(), ScheduleError> {
+    assert_eq!(traces.len() as u64, model.ranks(), "one trace a rank");
+    let members = |group: &ProcessGroup| group.ranks.iter().copied().map(u64::from).collect();
+    let groups = groups.iter().map(|group| (group.name.as_str(), members(group))).collect();
+    let world = (0..model.ranks()).collect();
+    let mut run = Run {
+        model,
+        groups,
+        world,
+        scales,
+        ranks: traces.into_iter().map(Rank::new).collect(),
+        now: 0,
+        meetings: BTreeMap::new(),
+        sends: BTreeMap::new(),
+        receives: BTreeMap::new(),
+        events: BinaryHeap::new(),
+        started: 0,
+    };
+    run.finish()?;
+    run.report(observer);
+    Ok(())
+}
+
+type Members = Vec<u64>;
+/// Sender, receiver, tag.
+type Channel = (u64, u64, u64);
+
+struct Run<'a, R> {
+    model: &'a Model,
+    groups: BTreeMap<&'a str, Members>,
+    world: Members,
+    scales: Scales,
+    ranks: Vec<Rank<R>>,
+    /// In ns.
+    now: u64,
+    /// By group and number in it: the members that have entered a collective, with their nodes.
+    meetings: BTreeMap<(Members, u64), Vec<(usize, u64)>>,
+    /// When messages arrive that nobody has asked for.
+    sends: BTreeMap<Channel, VecDeque<u64>>,
+    /// Receives without a message.
+    receives: BTreeMap<Channel, VecDeque<(usize, u64)>>,
+    /// When a node ends: then the order of starting, the rank, the node.
+    events: BinaryHeap<Reverse<(u64, u64, usize, u64)>>,
+    started: u64,
+}
+
+struct Rank<R> {
+    feed: Feed<R>,
+    free: BTreeSet<u64>,
+    busy: [bool; 3],
+    entered: BTreeMap<Members, u64>,
+    finish: u64,
+    compute: u64,
+}
+
+/// What a rank does one of at a time.
+#[derive(Clone, Copy)]
+enum Unit {
+    Host,
+    Accelerator,
+    Network,
+}
+
+impl<R: Read> Rank<R> {
+    fn new(trace: Reader<R>) -> Rank<R> {
+        Rank {
+            feed: Feed::new(trace),
+            free: BTreeSet::new(),
+            busy: [false; 3],
+            entered: BTreeMap::new(),
+            finish: 0,
+            compute: 0,
+        }
+    }
+
+    fn plan(&mut self) -> Result<(), FeedError> {
+        while let Some((id, free)) = self.feed.plan()? {
+            self.free.extend(free.then_some(id));
+        }
+        Ok(())
+    }
+
+    fn complete(&mut self, id: u64) {
+        if let Some(unit) = unit(self.feed.node(id)) {
+            self.busy[unit as usize] = false;
+        }
+        let free = &mut self.free;
+        self.feed.complete(id, &mut |id| free.extend([id]));
+    }
+}
+
+fn unit(node: &Node) -> Option<Unit> {
+    match node.r#type() {
+        NodeType::Comp | NodeType::CommColl if node.is_cpu_op() => Some(Unit::Host),
+        NodeType::Comp => Some(Unit::Accelerator),
+        NodeType::CommColl | NodeType::CommSend => Some(Unit::Network),
+        _ => None,
+    }
+}
+
+impl<R: Read> Run<'_, R> {
+    fn finish(&mut self) -> Result<(), ScheduleError> {
+        for rank in 0..self.ranks.len() {
+            self.go_on(rank)?;
+        }
+        while let Some(Reverse((at, _, rank, id))) = self.events.pop() {
+            self.now = at;
+            self.ranks[rank].finish = at;
+            self.ranks[rank].complete(id);
+            self.go_on(rank)?;
+        }
+        let stuck = (0..self.ranks.len()).filter(|rank| !self.ranks[*rank].feed.is_done());
+        let stuck: Vec<_> = stuck.map(|rank| (RankId::from(rank), self.waits_for(rank))).collect();
+        if stuck.is_empty() { Ok(()) } else { Err(ScheduleError::Deadlock(stuck)) }
+    }
+
+    /// Starts whatever is free and has its unit to itself.
+    fn go_on(&mut self, rank: usize) -> Result<(), ScheduleError> {
+        loop {
+            let state = &mut self.ranks[rank];
+            state.plan().map_err(|error| ScheduleError::Trace(RankId::from(rank), error))?;
+            let mut idle = true;
+            for id in state.free.clone() {
+                let state = &mut self.ranks[rank];
+                let unit = unit(state.feed.node(id));
+                if unit.is_some_and(|unit| state.busy[unit as usize]) {
+                    continue;
+                }
+                if let Some(unit) = unit {
+                    state.busy[unit as usize] = true;
+                }
+                state.free.remove(&id);
+                idle &= !self.start(rank, id)?;
+            }
+            if idle {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Returns whether the node is done at once.
+    fn start(&mut self, rank: usize, id: u64) -> Result<bool, ScheduleError> {
+        let node = self.ranks[rank].feed.node(id);
+        match node.r#type() {
+            NodeType::Metadata | NodeType::Invalid => {
+                self.ranks[rank].complete(id);
+                return Ok(true);
+            }
+            NodeType::Comp | NodeType::CommColl if unit(node).is_some_and(|unit| !matches!(unit, Unit::Network)) => {
+                let (lasts, on_host) = (self.compute(node), node.is_cpu_op());
+                self.ranks[rank].compute += if on_host { 0 } else { lasts };
+                self.end(self.now + lasts, rank, id);
+            }
+            NodeType::CommColl => self.collective(rank, id)?,
+            NodeType::CommSend => self.send(rank, id)?,
+            NodeType::CommRecv => self.receive(rank, id)?,
+            NodeType::Comp => unreachable!("compute has a unit"),
+            NodeType::MemLoad | NodeType::MemStore => {
+                return Err(self.wrong(rank, id, "is a memory node".into(), "leave --fidelity astra out"));
+            }
+        }
+        Ok(false)
+    }
+
+    fn end(&mut self, at: u64, rank: usize, id: u64) {
+        self.started += 1;
+        self.events.push(Reverse((at, self.started, rank, id)));
+    }
+
+    /// In ns: floor of operations / min(peak, bandwidth x operations / bytes), or what was recorded; at least 1.
+    fn compute(&self, node: &Node) -> u64 {
+        let system = self.model.system();
+        let operations = node.unsigned(NUM_OPS).filter(|operations| *operations > 0);
+        let lasts = match operations.filter(|_| system.roofline_enabled != 0 && !node.is_cpu_op()) {
+            Some(operations) => {
+                let intensity = operations as f64 / node.unsigned(TENSOR_SIZE).unwrap_or(0) as f64;
+                let rate = (system.local_mem_bw * 1e9 * intensity).min(system.peak_perf * 1e12);
+                (operations as f64 / rate * 1e9).floor()
+            }
+            None => node.duration_micros as f64 * 1e3,
+        };
+        ((lasts * self.scales.compute) as u64).max(1)
+    }
+
+    fn collective(&mut self, rank: usize, id: u64) -> Result<(), ScheduleError> {
+        let node = self.ranks[rank].feed.node(id);
+        let kind = match node.comm_type() {
+            Some(CommType::AllReduce) => Kind::AllReduce,
+            Some(CommType::ReduceScatter | CommType::ReduceScatterBlock) => Kind::ReduceScatter,
+            Some(CommType::AllGather) => Kind::AllGather,
+            Some(CommType::AllToAll) => Kind::AllToAll,
+            other => {
+                let problem = format!(
+                    "is a collective that ASTRA-sim does not have ({})",
+                    other.map_or("not said", CommType::name)
+                );
+                return Err(self.wrong(rank, id, problem, "leave --fidelity astra out"));
+            }
+        };
+        let members = self.members(rank, id)?;
+        let bytes = self.bytes(rank, id)?;
+        let entered = self.ranks[rank].entered.entry(members.clone()).or_default();
+        let key = (members, *entered);
+        *entered += 1;
+        let there = self.meetings.entry(key.clone()).or_default();
+        there.push((rank, id));
+        if there.len() == key.0.len() {
+            let there = self.meetings.remove(&key).expect("just there");
+            let lasts = self.model.collective(kind, bytes, &key.0)?;
+            for (rank, id) in there {
+                self.end(self.now + lasts, rank, id);
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, rank: usize, id: u64) -> Result<(), ScheduleError> {
+        let to = self.peer(rank, id, COMM_DST)?;
+        let bytes = self.bytes(rank, id)?;
+        let tag = self.ranks[rank].feed.node(id).unsigned(COMM_TAG).unwrap_or(0);
+        let arrives = self.now + self.model.message(rank as u64, to, bytes);
+        self.end(arrives, rank, id);
+        let channel = (rank as u64, to, tag);
+        match self.receives.get_mut(&channel).and_then(VecDeque::pop_front) {
+            Some((receiver, receive)) => self.end(arrives, receiver, receive),
+            None => self.sends.entry(channel).or_default().push_back(arrives),
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, rank: usize, id: u64) -> Result<(), ScheduleError> {
+        let from = self.peer(rank, id, COMM_SRC)?;
+        let tag = self.ranks[rank].feed.node(id).unsigned(COMM_TAG).unwrap_or(0);
+        let channel = (from, rank as u64, tag);
+        match self.sends.get_mut(&channel).and_then(VecDeque::pop_front) {
+            Some(arrives) => self.end(arrives.max(self.now), rank, id),
+            None => self.receives.entry(channel).or_default().push_back((rank, id)),
+        }
+        Ok(())
+    }
+
+    fn members(&self, rank: usize, id: u64) -> Result<Members, ScheduleError> {
+        let Some(name) = self.ranks[rank].feed.node(id).process_group() else { return Ok(self.world.clone()) };
+        let members = self.groups.get(name.as_str()).filter(|members| members.contains(&(rank as u64)));
+        let known = members.filter(|members| members.iter().all(|member| *member < self.model.ranks()));
+        known.cloned().ok_or_else(|| {
+            let problem = format!("is of process group `{name}`, which is not described or does not fit");
+            self.wrong(rank, id, problem, "describe the groups: --astra-comm-groups FILE")
+        })
+    }
+
+    fn bytes(&self, rank: usize, id: u64) -> Result<u64, ScheduleError> {
+        let size = self.ranks[rank].feed.node(id).unsigned(COMM_SIZE);
+        let hint = "`uniference chakra check` lists what nodes do not say";
+        let size = size.ok_or_else(|| self.wrong(rank, id, "does not say how many bytes it moves".into(), hint))?;
+        let scale = self.scales.communication;
+        Ok(if scale == 1.0 { size } else { (size as f64 * scale) as u64 })
+    }
+
+    fn peer(&self, rank: usize, id: u64, attribute: &str) -> Result<u64, ScheduleError> {
+        let peer = self.ranks[rank].feed.node(id).unsigned(attribute).filter(|peer| *peer < self.model.ranks());
+        let problem = format!("does not say to or from which rank of the network (`{attribute}`)");
+        peer.ok_or_else(|| self.wrong(rank, id, problem, "`uniference chakra check` lists what nodes do not say"))
+    }
+
+    fn wrong(&self, rank: usize, id: u64, problem: String, hint: &'static str) -> ScheduleError {
+        let name = self.ranks[rank].feed.node(id).name.clone();
+        ScheduleError::Node { rank: RankId::from(rank), id, name, problem, hint }
+    }
+
+    /// The operations of a rank that nobody will end.
+    fn waits_for(&self, rank: usize) -> String {
+        let receives = self.receives.values().flatten();
+        let started = receives.chain(self.meetings.values().flatten()).filter(|(owner, _)| *owner == rank);
+        let names = started.map(|(_, id)| format!("node {id} `{}`", self.ranks[rank].feed.node(*id).name));
+        names.collect::<Vec<_>>().join(", ")
+    }
+
+    fn report(&self, observer: &mut dyn Observer) {
+        let mut ends: Vec<(u64, usize)> =
+            self.ranks.iter().enumerate().map(|(rank, state)| (state.finish, rank)).collect();
+        ends.sort_unstable();
+        for (finish, rank) in ends {
+            let compute = self.ranks[rank].compute;
+            let exposed = SimDuration::from_ns(finish.saturating_sub(compute));
+            let times = Times { compute: SimDuration::from_ns(compute), exposed, ..Times::default() };
+            let event =
+                Event::Finished { rank: RankId::from(rank), outcome: Outcome::Ok, times, traffic: Traffic::default() };
+            observer.record(SimTime::ZERO.saturating_add(SimDuration::from_ns(finish)), &event);
+        }
+    }
+}

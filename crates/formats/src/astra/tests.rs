@@ -1,0 +1,198 @@
+use super::closed_form::{Kind, Model};
+use super::inputs::{Network, System};
+use super::schedule::{Scales, run};
+use crate::chakra::attributes::{COMM_DST, COMM_SIZE, COMM_SRC, COMM_TYPE, NUM_OPS, PG_NAME, TENSOR_SIZE};
+use crate::chakra::groups::ProcessGroup;
+use crate::chakra::read::Reader;
+use crate::chakra::schema::{Attribute, GlobalMetadata, Node, NodeType, Value};
+use crate::chakra::write::Writer;
+use uniference_sim::record::Statistics;
+
+/// 1e9 bytes a second in the unit of the network file, 2^30 bytes a second.
+const ONE_GB: f64 = 1e9 / (1_u64 << 30) as f64;
+
+fn system(algorithms: &[&str], more: &str) -> System {
+    let list = serde_json::to_string(algorithms).unwrap();
+    let names = ["all-reduce", "reduce-scatter", "all-gather", "all-to-all"];
+    let lists: Vec<String> = names
+        .iter()
+        .filter(|name| !(algorithms.contains(&"halvingDoubling") && **name == "all-to-all"))
+        .map(|name| format!("\"{name}-implementation\": {list}"))
+        .collect();
+    let direct = serde_json::to_string(&vec!["direct"; algorithms.len()]).unwrap();
+    let rest = if lists.len() < 4 { format!(", \"all-to-all-implementation\": {direct}") } else { String::new() };
+    System::parse(&format!("{{\"local-mem-bw\": 100, \"boost-mode\": 0, {}{rest}, {more}}}", lists.join(", "))).unwrap()
+}
+
+/// Dimensions of a byte a ns.
+fn network(dimensions: &[(&str, u64, u64)]) -> Network {
+    let column = |name: &str, item: &dyn Fn(&(&str, u64, u64)) -> String| {
+        format!(
+            "{name}: [ {} ]  # as ASTRA-sim writes it\n",
+            dimensions.iter().map(item).collect::<Vec<_>>().join(", ")
+        )
+    };
+    let text = [
+        column("topology", &|dimension| dimension.0.to_owned()),
+        column("npus_count", &|dimension| dimension.1.to_string()),
+        column("bandwidth", &|_| ONE_GB.to_string()),
+        column("latency", &|dimension| dimension.2.to_string()),
+    ];
+    Network::parse(&text.concat()).unwrap()
+}
+
+fn model(algorithm: &str, topology: &str) -> Model {
+    Model::new(system(&[algorithm], "\"endpoint-delay\": 7"), network(&[(topology, 4, 100)]), 1).unwrap()
+}
+
+fn times(model: &Model, bytes: u64) -> [u64; 4] {
+    let members: Vec<u64> = (0..model.ranks()).collect();
+    [Kind::ReduceScatter, Kind::AllGather, Kind::AllReduce, Kind::AllToAll]
+        .map(|kind| model.collective(kind, bytes, &members).unwrap())
+}
+
+#[test]
+fn one_dimension_has_its_closed_form() {
+    // k = 4, S = 4,000 bytes in one chunk, e = 7, P(m) = 3 floor(m / 100); T(m) = h x 100 + m. Of an all-gather m = S, else S / 4 = 1,000.
+    // Ring, h = 1: T = 1,100, P = 30. RS 3T + 4e + 3P, AG 3 x 4,100 + 4e, AR 6T + 7e + 3P, A2A 6T + 7e.
+    assert_eq!(times(&model("ring", "Ring"), 4_000), [3_418, 12_328, 6_739, 6_649]);
+    // Direct on a ring, h = 4 / 2: T = 1,200. RS T + 2e + P, AG 4,200 + 2e, AR 2T + 3e + P, A2A T + 2e.
+    assert_eq!(times(&model("direct", "Ring"), 4_000), [1_244, 4_214, 2_451, 1_214]);
+    // Direct, fully connected, h = 1.
+    assert_eq!(times(&model("direct", "FullyConnected"), 4_000), [1_144, 4_114, 2_251, 1_114]);
+    // Halving and doubling on a switch, h = 2: RS T(2,000) + T(1,000) + 3e + P(1,000); AG T(4,000) + T(8,000) + 3e; AR twice the halving,
+    // 5e and P(1,000).
+    assert_eq!(times(&model("halvingDoubling", "Switch"), 4_000)[..3], [3_451, 12_421, 6_865]);
+}
+
+#[test]
+fn chunks_share_dimensions() {
+    let parse = |more: &str, queues| {
+        let system = system(&["ring", "direct"], &format!("\"endpoint-delay\": 0, {more}"));
+        Model::new(system, network(&[("Ring", 2, 10), ("FullyConnected", 2, 20)]), queues).unwrap()
+    };
+    let all: Vec<u64> = (0..4).collect();
+    // A chunk of 400 bytes, reducing free below 100 bytes of memory bandwidth: P(200) = 6, P(100) = 3.
+    // RS on the ring: T(200) + P = 216, then 200 bytes on the second: T(100) + P = 123.
+    let two = parse("\"preferred-dataset-splits\": 2", 1);
+    // Two chunks, one at a time on each dimension: the second ends 216 later.
+    assert_eq!(two.collective(Kind::ReduceScatter, 800, &all).unwrap(), 216 + 216 + 123);
+    // Both at a time: as one.
+    let both = parse("\"preferred-dataset-splits\": 2, \"active-chunks-per-dimension\": 2", 1);
+    assert_eq!(both.collective(Kind::ReduceScatter, 800, &all).unwrap(), 216 + 123);
+    // An all-reduce on each dimension in turn: 2 T(200) + P and 2 T(200) + P.
+    let baseline = parse("\"collective-optimization\": \"baseline\"", 1);
+    assert_eq!(baseline.collective(Kind::AllReduce, 400, &all).unwrap(), 2 * 210 + 6 + 2 * 220 + 6);
+    // Reduce-scatter up (216), all-reduce of 200 bytes (2 T(100) + P = 243), all-gather down (T(200) = 210).
+    let aware = parse("\"collective-optimization\": \"localBWAware\"", 1);
+    assert_eq!(aware.collective(Kind::AllReduce, 400, &all).unwrap(), 216 + 243 + 210);
+    // With two queues each has one of the two active chunks, and all last all-reduces stand in the same queue.
+    let queues = parse("\"preferred-dataset-splits\": 2, \"active-chunks-per-dimension\": 2", 2);
+    assert_eq!(queues.collective(Kind::ReduceScatter, 800, &all).unwrap(), 216 + 123);
+    assert_eq!(queues.collective(Kind::AllReduce, 800, &all).unwrap(), 426 + 446 + 446);
+}
+
+#[test]
+fn a_group_is_one_line_with_the_hops_between_its_members() {
+    let model = Model::new(
+        system(&["ring", "direct"], "\"endpoint-delay\": 3"),
+        network(&[("Switch", 2, 10), ("Switch", 2, 500)]),
+        1,
+    )
+    .unwrap();
+    // Two ranks, all-gather of 100 bytes by the first dimension's algorithm: T + 2e, e = 10 there whatever the system says; h = 2.
+    assert_eq!(model.collective(Kind::AllGather, 100, &[0, 1]).unwrap(), 120 + 20);
+    assert_eq!(model.collective(Kind::AllGather, 100, &[1, 3]).unwrap(), 1_100 + 20);
+    assert_eq!(model.message(0, 3, 100), 120);
+    assert_eq!(model.collective(Kind::AllReduce, 100, &[2]).unwrap(), 0);
+}
+
+#[test]
+fn inputs_that_do_not_fit_are_refused() {
+    let refused = |algorithms: &[&str], dimensions: &[(&str, u64, u64)]| {
+        Model::new(system(algorithms, "\"roofline-enabled\": 0"), network(dimensions), 1).unwrap_err().to_string()
+    };
+    let network = |text: &str| Network::parse(text).unwrap_err().to_string();
+    let system = |text: &str| System::parse(text).unwrap_err().to_string();
+    let messages = [
+        refused(&["ring"], &[("Ring", 2, 1), ("Ring", 2, 1)]),
+        refused(&["halvingDoubling"], &[("Switch", 6, 1)]),
+        network("topology: [ Ring ]\nnpus_count: [ 4 ]\nlatency: [ 1 ]"),
+        network("topology: [ Torus ]\nnpus_count: [ 4 ]\nbandwidth: [ 1 ]\nlatency: [ 1 ]"),
+        network("topology: [ Ring ]\nnpus_count: [ 4, 4 ]\nbandwidth: [ 1 ]\nlatency: [ 1 ]"),
+        network("topology: [ Ring ]\nnpus_count: [ 4 ]\nbandwidth: [ fast ]\nlatency: [ 1 ]"),
+        network("topology: [ Ring ]\nnpus_count: [ 4 ]\nbandwidth: [ 0 ]\nlatency: [ 1 ]"),
+        system("{\"all-reduce-implementation\": [\"doubleBinaryTree\"]}"),
+        system("{\"preferred-dataset-splits\": 0}"),
+    ];
+    insta::assert_snapshot!(messages.join("\n"));
+}
+
+// Traces
+
+fn node(id: u64, kind: NodeType, data_deps: &[u64], attributes: &[(&str, u64)]) -> Node {
+    let attr = attributes.iter().map(|(name, value)| Attribute::new(name, Value::Uint64(*value))).collect();
+    Node { id, name: format!("n{id}"), r#type: kind.into(), data_deps: data_deps.to_vec(), attr, ..Node::default() }
+}
+
+fn finishes(model: &Model, traces: &[Vec<Node>]) -> Result<Vec<(u64, u64)>, String> {
+    let files: Vec<Vec<u8>> = traces
+        .iter()
+        .map(|nodes| {
+            let mut writer = Writer::new(Vec::new(), &GlobalMetadata::default()).unwrap();
+            nodes.iter().for_each(|node| writer.node(node).unwrap());
+            writer.finish().unwrap()
+        })
+        .collect();
+    let traces = files.iter().map(|file| Reader::open(&file[..]).unwrap()).collect();
+    let groups = [ProcessGroup { name: "1".into(), description: None, ranks: vec![0, 1] }];
+    let mut statistics = Statistics::default();
+    let scales = Scales { compute: 1.0, communication: 1.0 };
+    run(model, &groups, scales, traces, &mut statistics).map_err(|error| error.to_string())?;
+    let ns = |rank: &uniference_sim::record::RankStatistics| {
+        (rank.finish.unwrap().as_ps() / 1_000, rank.times.exposed.as_ps() / 1_000)
+    };
+    Ok(statistics.ranks().iter().map(ns).collect())
+}
+
+#[test]
+fn traces_run_one_node_of_a_kind_at_a_time() {
+    let roofline = "\"endpoint-delay\": 0, \"roofline-enabled\": 1, \"peak-perf\": 0.001";
+    let model = Model::new(system(&["ring"], roofline), network(&[("Ring", 2, 10)]), 1).unwrap();
+    let gather = |id, deps: &[u64]| node(id, NodeType::CommColl, deps, &[(COMM_TYPE, 2), (COMM_SIZE, 90)]);
+    let nodes = vec![
+        // 5,000 operations at 1e9 a second: 5,000 ns; memory at 100e9 bytes a second takes 10.
+        node(1, NodeType::Comp, &[], &[(NUM_OPS, 5_000), (TENSOR_SIZE, 1_000)]),
+        // 100 operations: 100 ns; memory takes 1,000.
+        node(2, NodeType::Comp, &[], &[(NUM_OPS, 100), (TENSOR_SIZE, 100_000)]),
+        // T(90) = 100 each, one after the other, beside the compute.
+        gather(3, &[]),
+        gather(4, &[]),
+        Node { duration_micros: 2, ..node(5, NodeType::Comp, &[2, 4], &[]) },
+        gather(6, &[5]),
+    ];
+    // 5,000 + 1,000 + 2,000 of compute, and the last all-gather exposed.
+    assert_eq!(finishes(&model, &[nodes.clone(), nodes]).unwrap(), [(8_100, 100); 2]);
+}
+
+#[test]
+fn messages_groups_and_deadlocks() {
+    let model = model("ring", "Ring");
+    let all_reduce = |id, group: &str| {
+        let mut node = node(id, NodeType::CommColl, &[], &[(COMM_TYPE, 0), (COMM_SIZE, 20)]);
+        node.attr.push(Attribute::new(PG_NAME, Value::String(group.into())));
+        node
+    };
+    let send = node(2, NodeType::CommSend, &[], &[(COMM_DST, 3), (COMM_SIZE, 50)]);
+    let recv = node(1, NodeType::CommRecv, &[], &[(COMM_SRC, 1), (COMM_SIZE, 50)]);
+    // The pair's all-reduce: m = 10, 2T + 3e + P with T = 110 and e = 10; then the message over two hops: 250.
+    let traces = [vec![all_reduce(1, "1")], vec![all_reduce(1, "1"), send], vec![], vec![recv.clone()]];
+    assert_eq!(finishes(&model, &traces).unwrap(), [(250, 250), (500, 500), (0, 0), (500, 500)]);
+    let stuck = finishes(&model, &[vec![], vec![], vec![], vec![recv]]).unwrap_err();
+    assert_eq!(stuck, "deadlock: no rank can go on\n  rank 3: node 1 `n1`");
+    let stranger = finishes(&model, &[vec![], vec![], vec![all_reduce(1, "1")], vec![]]).unwrap_err();
+    assert!(stranger.starts_with("node 1 `n1` of rank 2 is of process group `1`, which"), "{stranger}");
+    let broadcast = node(1, NodeType::CommColl, &[], &[(COMM_TYPE, 5), (COMM_SIZE, 1)]);
+    let refused = finishes(&model, &[vec![broadcast], vec![], vec![], vec![]]).unwrap_err();
+    assert!(refused.contains("is a collective that ASTRA-sim does not have (BROADCAST)\nhint: "), "{refused}");
+}
