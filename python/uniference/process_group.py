@@ -310,6 +310,12 @@ class SimulatedBackend(c10d.Backend):
         return [size * (tensor.numel() // rows if rows else 0) for size in sizes]
 
     def _check(self, tensors: Any) -> None:
+        # Here and not where the group is made: init_process_group() without a name makes one of each kind.
+        if self._name != os.environ.get("UNIFERENCE_DEFAULT_BACKEND", self._name):
+            raise RuntimeError(
+                f'the program asks for the backend "{self._name}", which cannot be simulated yet\n'
+                "hint: simulate it as another one, with --backend gloo or --backend ideal"
+            )
         if os.getpid() != self._pid:
             raise RuntimeError(
                 "a process that a rank has forked cannot communicate\n"

@@ -204,6 +204,7 @@ impl<'a> Driver<'a> {
         while let Some(ready) = self.exchange.take_ready() {
             self.slots.offer(ready.rank, ready);
         }
+        self.slots.expire(Instant::now());
         while let Some(ready) = self.slots.take(Instant::now()) {
             self.answer(ready);
         }

@@ -1,0 +1,89 @@
+"""Runs that are ended from outside: nothing of them stays, and the user reads why."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HANG = "import os, torch.distributed as dist\nprint('pid', os.getpid())\ndist.init_process_group('gloo')\nwhile True:\n    pass\n"
+TALK = "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\nfor _ in range(300):\n    dist.barrier()\n    print('x' * 1000)\n"
+
+
+def command(directory: Path, source: str) -> list[str]:
+    """A run of `source` on two ranks."""
+    script = directory / "script.py"
+    script.write_text(source)
+    options = ["--ranks", "2", "--compute", "none", "--jobs", "2", "--out", str(directory / "out")]
+    return [sys.executable, "-m", "uniference", "run", *options, str(script)]
+
+
+def hanging(directory: Path) -> tuple[subprocess.Popen[str], list[int]]:
+    """A run whose ranks never end, and their processes."""
+    run = subprocess.Popen(command(directory, HANG), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    pids = [int(run.stdout.readline().split()[-1]) for _ in range(2)]
+    return run, pids
+
+
+def all_end(pids: list[int]) -> bool:
+    """Whether these processes are gone within ten seconds."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
+    run, pids = hanging(tmp_path)
+    run.send_signal(signal.SIGINT)
+    _, err = run.communicate(timeout=20)
+    assert run.returncode == 130
+    assert "interrupted" in err
+    assert "Traceback" not in err
+    assert all_end(pids)
+
+
+def test_a_killed_driver_leaves_nothing(tmp_path: Path) -> None:
+    run, pids = hanging(tmp_path)
+    os.kill(run.pid, signal.SIGKILL)
+    run.communicate(timeout=20)
+    assert all_end(pids)
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    mount = f'mount -t tmpfs -o size=64k none {out} && exec "$@"'
+    inside = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    if subprocess.run([*inside, mount, "sh", "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("no file system can be mounted here")
+    full = [*inside, mount, "sh", *command(tmp_path, TALK)]
+    done = subprocess.run(full, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "cannot write" in done.stderr
+    assert "rank-" in done.stderr
+    assert "--out" in done.stderr
+
+
+def test_a_rank_that_computes_for_long_does_not_keep_the_others_from_running(tmp_path: Path) -> None:
+    # With one job the first rank holds the host until it has been silent for a second; the other one then writes the file.
+    source = (
+        "import os, pathlib, time, torch.distributed as dist\n"
+        f"flag = pathlib.Path({str(tmp_path / 'flag')!r})\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    while not flag.exists():\n"
+        "        pass\n"
+        "else:\n"
+        "    flag.write_text('here')\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.barrier()\n"
+    )
+    run = command(tmp_path, source)
+    run[run.index("--jobs") + 1] = "1"
+    subprocess.run(run, capture_output=True, timeout=60, check=True)
