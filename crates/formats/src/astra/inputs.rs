@@ -3,6 +3,9 @@
 
 use serde::Deserialize;
 
+/// No network is larger.
+const LARGEST_WORLD: u64 = 1 << 20;
+
 /// A file that cannot be understood, or asks for what the closed form does not have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}\nhint: {hint}")]
@@ -161,7 +164,11 @@ impl Network {
             }
             dimensions.push(Dimension { topology, members: members[index] as u64, bandwidth, latency });
         }
-        Ok(Network { dimensions })
+        let ranks = dimensions.iter().try_fold(1_u64, |ranks, dimension| ranks.checked_mul(dimension.members));
+        match ranks.is_some_and(|ranks| ranks <= LARGEST_WORLD) {
+            true => Ok(Network { dimensions }),
+            false => Err(wrong(format!("it has more than {LARGEST_WORLD} ranks"))),
+        }
     }
 
     /// How many ranks there are.

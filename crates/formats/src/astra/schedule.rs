@@ -20,6 +20,12 @@ use uniference_sim::program::Outcome;
 use uniference_sim::record::{Event, Observer, Traffic};
 use uniference_sim::time::{SimDuration, SimTime};
 
+/// No operation moves more bytes; larger numbers are mistakes, and times that follow from them might not fit.
+const LARGEST_SIZE: u64 = 1 << 40;
+
+/// The last moment that has a name in picoseconds, in ns.
+const LAST_NS: u64 = u64::MAX / 1_000;
+
 /// Why traces cannot be run by the closed form.
 #[derive(Debug, thiserror::Error)]
 pub enum ScheduleError {
@@ -180,6 +186,10 @@ impl<R: Read> Run<'_, R> {
             self.go_on(rank)?;
         }
         while let Some(Reverse((at, _, rank, id))) = self.events.pop() {
+            if at > LAST_NS {
+                let hint = "check the durations in the traces, and --compute-scale";
+                return Err(InputError::new("virtual time would pass 213 days", hint).into());
+            }
             self.now = at;
             self.ranks[rank].finish = at;
             self.ranks[rank].complete(id);
@@ -225,7 +235,7 @@ impl<R: Read> Run<'_, R> {
             NodeType::Comp | NodeType::CommColl if unit(node).is_some_and(|unit| !matches!(unit, Unit::Network)) => {
                 let (lasts, on_host) = (self.compute(node), node.is_cpu_op());
                 self.ranks[rank].compute += if on_host { 0 } else { lasts };
-                self.end(self.now + lasts, rank, id);
+                self.end(self.now.saturating_add(lasts), rank, id);
             }
             NodeType::CommColl => self.collective(rank, id)?,
             NodeType::CommSend => self.send(rank, id)?,
@@ -330,7 +340,16 @@ impl<R: Read> Run<'_, R> {
         let hint = "`uniference chakra check` lists what nodes do not say";
         let size = size.ok_or_else(|| self.wrong(rank, id, "does not say how many bytes it moves".into(), hint))?;
         let scale = self.scales.communication;
-        Ok(if scale == 1.0 { size } else { (size as f64 * scale) as u64 })
+        let scaled = if scale == 1.0 { size } else { (size as f64 * scale) as u64 };
+        match scaled <= LARGEST_SIZE {
+            true => Ok(scaled),
+            false => Err(self.wrong(
+                rank,
+                id,
+                format!("moves {scaled} bytes, more than 1 TiB"),
+                "check what wrote the trace",
+            )),
+        }
     }
 
     fn peer(&self, rank: usize, id: u64, attribute: &str) -> Result<u64, ScheduleError> {

@@ -122,6 +122,7 @@ fn inputs_that_do_not_fit_are_refused() {
         network("topology: [ Ring ]\nnpus_count: [ 4, 4 ]\nbandwidth: [ 1 ]\nlatency: [ 1 ]"),
         network("topology: [ Ring ]\nnpus_count: [ 4 ]\nbandwidth: [ fast ]\nlatency: [ 1 ]"),
         network("topology: [ Ring ]\nnpus_count: [ 4 ]\nbandwidth: [ 0 ]\nlatency: [ 1 ]"),
+        network("topology: [ Ring, Ring ]\nnpus_count: [ 2048, 1024 ]\nbandwidth: [ 1, 1 ]\nlatency: [ 1, 1 ]"),
         system("{\"all-reduce-implementation\": [\"doubleBinaryTree\"]}"),
         system("{\"preferred-dataset-splits\": 0}"),
     ];
@@ -192,6 +193,9 @@ fn messages_groups_and_deadlocks() {
     assert_eq!(stuck, "deadlock: no rank can go on\n  rank 3: node 1 `n1`");
     let stranger = finishes(&model, &[vec![], vec![], vec![all_reduce(1, "1")], vec![]]).unwrap_err();
     assert!(stranger.starts_with("node 1 `n1` of rank 2 is of process group `1`, which"), "{stranger}");
+    let long = Node { duration_micros: u64::MAX, ..node(1, NodeType::Comp, &[], &[]) };
+    let late = finishes(&model, &[vec![long], vec![], vec![], vec![]]).unwrap_err();
+    assert!(late.starts_with("virtual time would pass 213 days\nhint: "), "{late}");
     let broadcast = node(1, NodeType::CommColl, &[], &[(COMM_TYPE, 5), (COMM_SIZE, 1)]);
     let refused = finishes(&model, &[vec![broadcast], vec![], vec![], vec![]]).unwrap_err();
     assert!(refused.contains("is a collective that ASTRA-sim does not have (BROADCAST)\nhint: "), "{refused}");

@@ -22,6 +22,9 @@ use uniference_sim::program::{
 };
 use uniference_sim::time::{Bytes, SimDuration, SimTime};
 
+/// No operation moves more bytes; larger numbers are mistakes, and their sums might be too.
+const LARGEST_SIZE: u64 = 1 << 50;
+
 /// How traces are to be understood, the same for all ranks.
 #[derive(Clone, Debug)]
 pub struct Rules {
@@ -301,7 +304,8 @@ impl<R: Read> Replay<R> {
     fn duration(&mut self, id: u64) -> SimDuration {
         let node = self.feed.node(id);
         let roofline = self.rules.roofline.map(|roofline| roofline.duration(node));
-        let said = (node.duration_micros > 0).then(|| SimDuration::from_us(node.duration_micros));
+        let said =
+            (node.duration_micros > 0).then(|| SimDuration::from_ps(node.duration_micros.saturating_mul(1_000_000)));
         match said.or(roofline.flatten()) {
             Some(duration) => duration.scaled(self.rules.compute_scale),
             None => {
@@ -315,7 +319,13 @@ impl<R: Read> Replay<R> {
         let size = self.said(id, COMM_SIZE, "does not say how many bytes it moves")?;
         // A float does not hold every size.
         let scale = self.rules.comm_scale;
-        Ok(if scale == 1.0 { size } else { (size as f64 * scale).round() as u64 })
+        let scaled = if scale == 1.0 { size } else { (size as f64 * scale).round() as u64 };
+        match scaled <= LARGEST_SIZE {
+            true => Ok(scaled),
+            false => {
+                Err(self.wrong(id, format!("moves {scaled} bytes, more than 1 PiB"), "check what wrote the trace"))
+            }
+        }
     }
 
     fn collective(&self, id: u64, members: &[RankId]) -> Result<Collective, ReplayError> {

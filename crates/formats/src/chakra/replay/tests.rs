@@ -264,9 +264,16 @@ fn what_a_node_says_wrongly_is_an_error() {
         (rules(1), message(1, NodeType::CommSend, 1, 8)),
         (rules(1), node(1, NodeType::CommSend, &[], &[(COMM_SIZE, 8)])),
         (rules(1), node(1, NodeType::CommColl, &[], &[(COMM_TYPE, 0)])),
+        (rules(1), collective(1, &[], CommType::AllReduce, u64::MAX)),
     ];
     let messages: Vec<String> = cases.into_iter().map(|(rules, node)| first(rules, vec![node])).collect();
     insta::assert_snapshot!(messages.join("\n"));
+}
+
+#[test]
+fn a_duration_past_the_end_of_time_stops_the_run() {
+    let outcomes = run(rules(1), &[vec![compute(1, &[], 1), compute(2, &[1], u64::MAX)]]);
+    assert_eq!(outcomes.halt().cause, uniference_sim::engine::Cause::EndOfTime);
 }
 
 #[test]
