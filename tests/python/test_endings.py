@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 HANG = "import os, torch.distributed as dist\nprint('pid', os.getpid())\ndist.init_process_group('gloo')\nwhile True:\n    pass\n"
-TALK = "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\nfor _ in range(300):\n    dist.barrier()\n    print('x' * 1000)\n"
+TALK = (
+    "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+    "for _ in range(300):\n    dist.barrier()\n    print('x' * 1000)\n"
+)
 
 
 def command(directory: Path, source: str) -> list[str]:
