@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 /// Rooms begin at multiples of this: a cache line, and what torch aligns tensors to.
 pub const ALIGNMENT: u64 = 64;
 
-/// Address space of the whole arena, at most: a fifth of what x86-64 gives a process, the rest is the program's.
+/// Address space of the whole arena, at most: an eighth of what x86-64 gives a process, the rest is the program's.
 const LARGEST: u64 = 16 << 40;
 
 /// Address space of one rank's part, at most.
