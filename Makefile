@@ -19,7 +19,7 @@ NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 # The extension has no Rust tests: it links only into Python.
 RUST_TESTED := --workspace --exclude uniference-py
 
-.PHONY: help setup demo test test-rust test-python check check-rust check-python bench clean
+.PHONY: help setup demo test test-rust test-python check check-rust check-python conformance bench clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -56,6 +56,9 @@ check-python: setup
 	$(BIN)/ruff check $(PYTHON_SOURCES)
 	$(BIN)/mypy
 	cd examples/generate && ../../$(BIN)/mypy --config-file ../../pyproject.toml generate.py
+
+conformance: setup ## PyTorch's own tests of process groups: real Gloo and ours, 2 and 4 ranks (4 minutes)
+	$(BIN)/python tests/conformance/suite.py
 
 bench: setup ## Measures the speed of the engine
 	cargo bench --locked --package uniference-sim --bench '*'

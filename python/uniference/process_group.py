@@ -15,18 +15,24 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 from torch.distributed.distributed_c10d import Backend as BackendNames
+from torch.nn.parallel import DistributedDataParallel
 
+from uniference import monitored_barrier, sparse
 from uniference._charging import uncharged
 from uniference._native import Channel
 from uniference._site import user_line
 from uniference.arena import Arena
+from uniference.profiling import Event, begin
 from uniference.reduction import Reduction
-from uniference.work import Operation, Work
+from uniference.work import Operation, Pairs, Work
 
 Shape = int | Sequence[int] | tuple[Sequence[int], Sequence[int]]
 
 # The defaults of torch 2.15 are no events in virtual time: where nothing else is left to happen, that is a deadlock.
 _DEFAULT_TIMEOUTS = (timedelta(minutes=30), timedelta(minutes=10))
+
+# Above every tag of a program's, which have 32 bits.
+_MONITOR_TAGS = 1 << 40
 
 
 class SimulatedBackend(c10d.Backend):
@@ -52,7 +58,9 @@ class SimulatedBackend(c10d.Backend):
         self._group = channel.group(ranks)
         self._pid = os.getpid()
         self._sequence = 0
+        self._barriers = 0
         self._batch: list[Work] | None = None
+        self._pairs = Pairs() if name == "gloo" else None
         self._options = c10d.Backend.Options(name, timeout)
         self._options.global_ranks_in_group = list(ranks)
         self._options.group_name = group_name  # type: ignore[assignment]
@@ -101,7 +109,25 @@ class SimulatedBackend(c10d.Backend):
 
     @uncharged
     def allreduce(self, tensors: list[Tensor], opts: c10d.AllreduceOptions) -> Work:
+        if self._name == "gloo" and tensors[0].layout is torch.sparse_coo:
+            return self._sparse_all_reduce(tensors, opts)
         return self._all_reduce(tensors, opts)
+
+    def _sparse_all_reduce(self, tensors: list[Tensor], opts: c10d.AllreduceOptions) -> Work:
+        if self._reduction(opts, tensors).name != "sum":
+            raise RuntimeError(
+                "ProcessGroupGloo::allreduce: unsupported reduction operation "
+                "(allreduce of sparse tensors only works with ReduceOp.SUM)"
+            )
+        events = self._event("sparse_all_reduce", tensors)
+
+        def gather(lengths: Sequence[int], mine: Tensor) -> Sequence[Tensor]:
+            outputs = [mine.new_empty(length) for length in lengths]
+            self._collective("all_gather", opts, _blocks(outputs), [mine], outputs, title="").wait()
+            return outputs
+
+        sparse.all_reduce(tensors, self._size, gather)
+        return sparse.SparseWork(self.channel, tensors, events)
 
     @uncharged
     def allreduce_coalesced(self, tensors: list[Tensor], opts: c10d.AllreduceCoalescedOptions) -> Work:
@@ -126,7 +152,9 @@ class SimulatedBackend(c10d.Backend):
 
     def _reduce_scatter(self, output: Tensor, inputs: Sequence[Tensor], opts: c10d.ReduceScatterOptions) -> Work:
         reduction = self._reduction(opts, [output])
-        return self._collective("reduce_scatter", opts, _blocks(inputs), inputs, [output], reduction=reduction)
+        # Gloo reduces a list in another order than one tensor, also if its blocks are equal.
+        shape = [tensor.numel() for tensor in inputs] if self._name == "gloo" else _blocks(inputs)
+        return self._collective("reduce_scatter", opts, shape, inputs, [output], reduction=reduction)
 
     @uncharged
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: c10d.ReduceScatterOptions) -> Work:
@@ -157,10 +185,12 @@ class SimulatedBackend(c10d.Backend):
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: c10d.AllgatherOptions) -> Work:
         return self._all_gather(outputs[0], inputs[0], opts)
 
-    def _all_gather(self, outputs: Sequence[Tensor], input: Tensor, opts: c10d.AllgatherOptions) -> Work:
+    def _all_gather(
+        self, outputs: Sequence[Tensor], input: Tensor, opts: c10d.AllgatherOptions, title: str | None = None
+    ) -> Work:
         if self._name == "gloo":
             _check_gloo_all_gather(outputs, input, self._size)
-        return self._collective("all_gather", opts, _blocks(outputs), [input], outputs)
+        return self._collective("all_gather", opts, _blocks(outputs), [input], outputs, title=title)
 
     @uncharged
     def all_gather_single(self, output: Tensor, input: Tensor, opts: c10d.AllgatherOptions) -> Work:
@@ -185,10 +215,9 @@ class SimulatedBackend(c10d.Backend):
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: c10d.AllgatherOptions
     ) -> Work:
         # outputs[rank][i] receives inputs[i] of that rank.
-        per_input = zip(*outputs, strict=True)
-        return self._merged(
-            "all_gather", [self._all_gather(out, put, opts) for out, put in zip(per_input, inputs, strict=True)]
-        )
+        pairs = zip(zip(*outputs, strict=True), inputs, strict=True)
+        events = self._event("all_gather", inputs)
+        return self._merged("all_gather", [self._all_gather(out, put, opts, title="") for out, put in pairs], events)
 
     @uncharged
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: c10d.GatherOptions) -> Work:
@@ -220,28 +249,54 @@ class SimulatedBackend(c10d.Backend):
 
     @uncharged
     def monitored_barrier(self, opts: c10d.BarrierOptions, wait_all_ranks: bool = False) -> None:
-        self._collective("barrier", opts, 0, None, []).wait()
+        self._check(())
+        timeout = opts.timeout if opts.timeout >= timedelta(0) else self._timeout
+        tag = _MONITOR_TAGS + 2 * self._barriers
+        self._barriers += 1
+        monitored_barrier.run(self, tag, tag + 1, timeout, wait_all_ranks)
 
     # Point to point
+
+    @property
+    def group_rank(self) -> int:
+        return self._rank
+
+    @property
+    def group_size(self) -> int:
+        return self._size
+
+    def post(self, to: int, tag: int, value: int) -> Work:
+        return self._send([torch.tensor([value])], to, tag, [])
+
+    def collect(self, source: int, tag: int) -> tuple[Work, Callable[[], int]]:
+        number = torch.zeros(1, dtype=torch.int64)
+        return self._receive([number], source, tag, []), lambda: int(number.item())
 
     @uncharged
     def send(self, tensors: list[Tensor], to: int, tag: int) -> Work:
         self._check(tensors)
-        handle = self.channel.send(self._group, to, tag, self._arena.stage(tensors), _nbytes(tensors), user_line())
-        return self._issued(Work(self.channel, "send", [Operation(self._arena, handle, [])], self._limit(None)))
+        return self._send(tensors, to, tag, self._event(self._title("send", f"->{to}"), tensors))
 
     @uncharged
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> Work:
-        return self._receive(tensors, source, tag)
+        self._check(tensors)
+        return self._receive(tensors, source, tag, self._event(self._title("recv", f"<-{source}"), tensors))
 
     @uncharged
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> Work:
-        return self._receive(tensors, None, tag)
-
-    def _receive(self, tensors: list[Tensor], source: int | None, tag: int) -> Work:
         self._check(tensors)
+        return self._receive(tensors, None, tag, self._event("recvAnySource", tensors))
+
+    def _title(self, kind: str, peer: str) -> str:
+        return f"{kind} {self._rank}{peer}" if self._name == "nccl" else kind
+
+    def _send(self, tensors: Sequence[Tensor], to: int, tag: int, events: Sequence[Event]) -> Work:
+        handle = self.channel.send(self._group, to, tag, self._arena.stage(tensors), _nbytes(tensors), user_line())
+        return self._issued("send", [Operation(self._arena, handle, [])], events)
+
+    def _receive(self, tensors: list[Tensor], source: int | None, tag: int, events: Sequence[Event]) -> Work:
         handle = self.channel.recv(self._group, source, tag, _nbytes(tensors), user_line())
-        return self._issued(Work(self.channel, "recv", [Operation(self._arena, handle, tensors)], self._limit(None)))
+        return self._issued("recv", [Operation(self._arena, handle, tensors)], events)
 
     # Batches: everything issued between the two calls is one Work
 
@@ -264,8 +319,11 @@ class SimulatedBackend(c10d.Backend):
         *,
         reduction: Reduction | None = None,
         root: int | None = None,
+        title: str | None = None,
     ) -> Work:
         self._check(chain(inputs or (), outputs))
+        shown = outputs if kind == "broadcast" else inputs or ()
+        events = self._event(kind if title is None else title, shown)
         self._sequence += 1
         sent = reduction.prepare(inputs) if reduction is not None and inputs is not None else inputs
         offset = self._arena.stage(sent) if sent is not None else None
@@ -273,15 +331,25 @@ class SimulatedBackend(c10d.Backend):
         dtype = _dtype_name(next(chain(inputs or (), outputs), None))
         handle = self.channel.collective(self._group, kind, dtype, reduce, root, shape, offset, user_line())
         operation = Operation(self._arena, handle, outputs, reduction, self._size)
-        return self._issued(Work(self.channel, kind, [operation], self._limit(opts.timeout)))
+        return self._issued(kind, [operation], events, opts.timeout)
 
-    def _issued(self, work: Work) -> Work:
+    def _event(self, title: str, inputs: Sequence[Tensor]) -> Sequence[Event]:
+        """What a profiler sees of the call: nothing if none looks, or without a title. Titles are ProcessGroupGloo's, or NCCL's."""
+        event = begin(f"{self._name}:{title}", inputs) if title else None
+        return [event] if event is not None else []
+
+    def _issued(
+        self, kind: str, operations: list[Operation], events: Sequence[Event], timeout: timedelta | None = None
+    ) -> Work:
+        work = Work(self.channel, kind, operations, self._limit(timeout), events, self._pairs)
         if self._batch is not None:
             self._batch.append(work)
         return work
 
-    def _merged(self, name: str, works: Sequence[Work]) -> Work:
-        return Work(self.channel, name, [op for work in works for op in work.operations], self._limit(None))
+    def _merged(self, name: str, works: Sequence[Work], events: Sequence[Event] = ()) -> Work:
+        operations = [operation for work in works for operation in work.operations]
+        all_events = [*events, *(event for work in works for event in work.events)]
+        return Work(self.channel, name, operations, self._limit(None), all_events, self._pairs)
 
     def _reduction(self, opts: Any, tensors: Sequence[Tensor]) -> Reduction:
         return Reduction(opts.reduceOp, tensors[0].dtype, self._name)
@@ -321,6 +389,8 @@ class SimulatedBackend(c10d.Backend):
                 "a process that a rank has forked cannot communicate\n"
                 "hint: call torch.distributed from the process that `uniference run` has started"
             )
+        if self._pairs is not None:
+            self._pairs.check()
         for tensor in tensors:
             if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
                 raise RuntimeError(
@@ -361,6 +431,23 @@ def _check_gloo_all_gather(outputs: Sequence[Tensor], input: Tensor, size: int) 
             )
 
 
+def _name_backend_in_log() -> None:
+    """DistributedDataParallel's log takes the backend's fields from the group's type, which is CUSTOM here."""
+    original: Any = DistributedDataParallel._get_ddp_logging_data
+
+    def logging_data(self: DistributedDataParallel) -> dict[str, Any]:
+        name = dist.get_backend(self.process_group)
+        return {**original(self), "backend_name": name, **(_gloo_log() if name == "gloo" else {})}
+
+    DistributedDataParallel._get_ddp_logging_data = logging_data  # type: ignore[method-assign]
+
+
+def _gloo_log() -> dict[str, Any]:
+    """As torch/csrc/distributed/c10d/logger.cpp writes it, with ProcessGroupGloo's default number of threads."""
+    variables = ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT")
+    return {"gloo_num_threads": 2} | {name.lower(): os.environ.get(name, "N/A") for name in variables}
+
+
 class Backends:
     """Makes this process's groups, in the place of torch's own backends.
 
@@ -387,6 +474,7 @@ class Backends:
                 # The type GLOO would have DistributedDataParallel's logger cast the group to ProcessGroupGloo.
                 _backend_type=dist.ProcessGroup.BackendType.CUSTOM,
             )
+        _name_backend_in_log()
 
     def _creator(self, name: str) -> Callable[[Any, Any], SimulatedBackend]:
         def create(opts: Any, _backend_options: Any) -> SimulatedBackend:

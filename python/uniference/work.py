@@ -18,6 +18,7 @@ from uniference._charging import uncharged
 from uniference._native import Channel
 from uniference._site import user_line
 from uniference.arena import Arena
+from uniference.profiling import Event
 from uniference.reduction import Reduction
 
 _PICOSECONDS_PER_MICROSECOND = 1_000_000
@@ -67,21 +68,47 @@ class Operation:
                 self._reduction.combine(self._arena.view(into, nbytes, dtype), self._arena.view(other, nbytes, dtype))
 
 
+class Pairs:
+    """Gloo's connections of one process group. It closes them when an operation has timed out; none can be used again."""
+
+    closed = False
+
+    def check(self) -> None:
+        """Raises what Gloo does if they are closed."""
+        if self.closed:
+            raise RuntimeError("Application timeout caused pair closure")
+
+
+# Where Gloo of torch 2.15's wheels says that it has timed out. Programs look for the words, some for the space before them.
+_WHERE = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78]"
+
+
 class Work(TorchWork):
     """One call of the program's: the operations it has issued, complete when all of them are."""
 
-    def __init__(self, channel: Channel, name: str, operations: Sequence[Operation], timeout: timedelta | None) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        name: str,
+        operations: Sequence[Operation],
+        timeout: timedelta | None,
+        events: Sequence[Event] = (),
+        pairs: "Pairs | None" = None,
+    ) -> None:
+        """`timeout` is the group's; None: it does not matter. Without `pairs` there is nothing that a time-out could close."""
         super().__init__()
         self.channel = channel
         self._name = name
         self.operations = list(operations)
         self._open = list(operations)
         self._timeout = timeout
+        self.events = list(events)
+        self._pairs = pairs
         self._future: torch.futures.Future[list[Tensor]] | None = None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         if self._open:
-            self._block(timeout or self._timeout)
+            self._block(timeout or None)
         self._resolve()
         return True
 
@@ -150,18 +177,31 @@ class Work(TorchWork):
 
     @uncharged
     def _block(self, timeout: timedelta | None) -> None:
-        limit = picoseconds(timeout) if timeout is not None else None
-        if self.channel.wait(self.open_handles(), limit, False, user_line()) is None:
-            assert timeout is not None
-            raise RuntimeError(
-                f"Timed out waiting {timeout // timedelta(milliseconds=1)}ms for {self._name} operation to complete"
-            )
+        """`timeout` is the caller's own."""
+        limit = timeout if timeout is not None else self._timeout
+        ticks = picoseconds(limit) if limit is not None else None
+        if self.channel.wait(self.open_handles(), ticks, False, user_line()) is None:
+            assert limit is not None
+            raise self._timed_out(limit, timeout is not None)
         for operation in list(self._open):
             self._deliver(operation)
+
+    def _timed_out(self, limit: timedelta, callers: bool) -> RuntimeError:
+        """Gloo's error: a collective that a caller does not want to wait for any longer goes on, anything else ends the group."""
+        milliseconds = limit // timedelta(milliseconds=1)
+        if self._pairs is None:
+            return RuntimeError(f"Timed out waiting {milliseconds}ms for {self._name} operation to complete")
+        waits_for = self._name if self._name in ("send", "recv") else "recv"
+        if callers and self._name != waits_for:
+            return RuntimeError("Operation timed out!")
+        self._pairs.closed = True
+        return RuntimeError(f"{_WHERE} Timed out waiting {milliseconds}ms for {waits_for} operation to complete")
 
     def _deliver(self, operation: Operation) -> None:
         self._open.remove(operation)
         operation.deliver(self.channel)
+        while self.events and not self._open:
+            self.events.pop().end()
 
     def _resolve(self) -> None:
         """Completes the future, which runs its callbacks: the program's code, so its time is charged."""

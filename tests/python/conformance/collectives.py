@@ -242,3 +242,24 @@ def functional_gradients(rank, size):
     scattered = functional.reduce_scatter_single_autograd(gathered * (rank + 1), "sum", 0, group)
     scattered.pow(2).sum().backward()
     return [scattered.detach() + 0, weight.grad]
+
+
+@body
+def reduce_scatter_equal_floats(rank, size):
+    output = torch.empty(7)
+    dist.reduce_scatter(output, [sample(rank + i, 7) for i in range(size)])
+    return output
+
+
+@body
+def sparse_all_reduce(rank, size):
+    results = []
+    for shape, kept in (((6,), 4), ((4, 3), 2), ((5, 2), 0)):
+        dense = sample(rank, *shape)
+        tensor = (dense * (torch.arange(dense.numel()).reshape(shape) % (rank + 2) < kept)).to_sparse()
+        dist.all_reduce(tensor)
+        tensor = tensor.coalesce()
+        results += [tensor.indices(), tensor.values()]
+    hybrid = sample(rank, 4, 3).to_sparse(1)
+    dist.all_reduce(hybrid)
+    return [*results, hybrid.coalesce().indices(), hybrid.coalesce().values()]

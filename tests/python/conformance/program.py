@@ -4,16 +4,18 @@ import sys
 from pathlib import Path
 
 import collectives
+import failing
 import groups
 import layers
 import point_to_point
+import profiled
 import torch
 import torch.distributed as dist
 import waiting
 
 BODIES = {
     f"{module.__name__}.{name}": body
-    for module in (collectives, point_to_point, waiting, groups, layers)
+    for module in (collectives, point_to_point, waiting, groups, layers, profiled, failing)
     for name, body in vars(module).items()
     if getattr(body, "is_body", False)
 }
