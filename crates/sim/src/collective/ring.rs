@@ -6,7 +6,7 @@
 //! - all-reduce, a reduce-scatter and then an all-gather: 2 (P-1) (a + n/P b); a member sends 2 (P-1)/P n.
 //!
 //! A block of the reduced tensor is combined in the order of the ring, starting with the rank after the block's own:
-//! block j is ((x[j+1] + x[j+2]) + ...) + x[j].
+//! block j is `((x[j+1] + x[j+2]) + ...) + x[j]`.
 
 use super::layout::Layout;
 use super::rounds::{Round, before, one_by_one, recv, recv_combine, send, wrap};
