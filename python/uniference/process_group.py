@@ -344,12 +344,18 @@ class SimulatedBackend(c10d.Backend):
         work = Work(self.channel, kind, operations, self._limit(timeout), events, self._pairs)
         if self._batch is not None:
             self._batch.append(work)
+        elif kind != "recv":
+            work.track()
         return work
 
     def _merged(self, name: str, works: Sequence[Work], events: Sequence[Event] = ()) -> Work:
         operations = [operation for work in works for operation in work.operations]
         all_events = [*events, *(event for work in works for event in work.events)]
-        return Work(self.channel, name, operations, self._limit(None), all_events, self._pairs)
+        merged = Work(self.channel, name, operations, self._limit(None), all_events, self._pairs)
+        for work in works:
+            work.forget()
+        merged.track()
+        return merged
 
     def _reduction(self, opts: Any, tensors: Sequence[Tensor]) -> Reduction:
         return Reduction(opts.reduceOp, tensors[0].dtype, self._name)

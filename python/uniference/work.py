@@ -4,6 +4,7 @@ Issuing an operation is `process_group`'s business. Data is delivered when the p
 (`wait`, `is_completed`, a future), on the thread that learns it.
 """
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -68,6 +69,12 @@ class Operation:
                 self._reduction.combine(self._arena.view(into, nbytes, dtype), self._arena.view(other, nbytes, dtype))
 
 
+_numbers = itertools.count()
+
+# Operations that the program may never wait for, in order of issue.
+_in_flight: dict[int, "Work"] = {}
+
+
 class Pairs:
     """Gloo's connections of one process group. It closes them when an operation has timed out; none can be used again."""
 
@@ -105,6 +112,16 @@ class Work(TorchWork):
         self.events = list(events)
         self._pairs = pairs
         self._future: torch.futures.Future[list[Tensor]] | None = None
+        self._number = next(_numbers)
+        self._delivering = threading.Lock()
+
+    def track(self) -> None:
+        """Has later waits deliver this one too, should the program never wait for it."""
+        _in_flight[self._number] = self
+
+    def forget(self) -> None:
+        """Its operations are another's now, or delivered."""
+        _in_flight.pop(self._number, None)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         if self._open:
@@ -185,6 +202,15 @@ class Work(TorchWork):
             raise self._timed_out(limit, timeout is not None)
         for operation in list(self._open):
             self._deliver(operation)
+        self._deliver_earlier()
+
+    def _deliver_earlier(self) -> None:
+        """What was issued before and is complete. Real backends write it without being asked, and a program may rely on that."""
+        earlier = [work for number, work in tuple(_in_flight.items()) if number < self._number]
+        if handles := [handle for work in earlier for handle in work.open_handles()]:
+            complete = self.channel.wait(handles, 0, True, user_line()) or []
+            for work in earlier:
+                work.deliver_complete(complete)
 
     def _timed_out(self, limit: timedelta, callers: bool) -> RuntimeError:
         """Gloo's error: a collective that a caller does not want to wait for any longer goes on, anything else ends the group."""
@@ -198,9 +224,16 @@ class Work(TorchWork):
         return RuntimeError(f"{_WHERE} Timed out waiting {milliseconds}ms for {waits_for} operation to complete")
 
     def _deliver(self, operation: Operation) -> None:
-        self._open.remove(operation)
-        operation.deliver(self.channel)
-        while self.events and not self._open:
+        """Once, whichever thread comes first; the others wait until it is done."""
+        with self._delivering:
+            if operation not in self._open:
+                return
+            operation.deliver(self.channel)
+            self._open.remove(operation)
+            if self._open:
+                return
+        self.forget()
+        while self.events:
             self.events.pop().end()
 
     def _resolve(self) -> None:

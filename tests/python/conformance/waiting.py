@@ -35,6 +35,17 @@ def many_at_once(rank, size):
 
 
 @body
+def never_waited_for(rank, size):
+    """Gloo runs the collectives of a group in order, in two threads: two later ones are the proof of an earlier one."""
+    tensor, gathered = sample(rank, 6), [torch.empty(2) for _ in range(size)]
+    dist.all_reduce(tensor, async_op=True)
+    dist.all_gather(gathered, sample(rank, 2), async_op=True)
+    for _ in range(3):
+        dist.barrier()
+    return [tensor, gathered]
+
+
+@body
 def results_of_lists(rank, size):
     gathered = dist.all_gather([torch.empty(2) for _ in range(size)], sample(rank, 2), async_op=True)
     gathered.wait()
