@@ -140,10 +140,10 @@ def _tidy_up() -> None:
 def _execute(task: Task) -> None:
     script = task.argv[0]
     if task.module:
-        sys.path[0] = os.getcwd()
+        sys.path.insert(0, os.getcwd())
         runpy.run_module(script, run_name="__main__", alter_sys=True)
     elif os.path.isfile(script) and not script.endswith((".pyc", ".zip", ".pyz")):
-        sys.path[0] = os.path.dirname(os.path.realpath(script))
+        sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
         _execute_file(script)
     else:
         runpy.run_path(script, run_name="__main__")

@@ -132,6 +132,7 @@ class Zygote:
         _native.die_with_parent()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         control, stdout, stderr = fds
         nothing = os.open(os.devnull, os.O_RDONLY)
         for fd, target in ((nothing, 0), (stdout, 1), (stderr, 2)):
@@ -167,6 +168,7 @@ def main(argv: list[str]) -> int:
     from uniference import _native
 
     _native.die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C on the terminal is for the driver: it ends us
     os.environ.update(_SINGLE_THREADED)
     zygote = Zygote(socket.socket(fileno=int(argv[0])))
     os.set_inheritable(int(argv[0]), False)

@@ -115,7 +115,7 @@ impl Overrides {
 pub(super) fn command(command: &Command) -> Result<Exit, HostError> {
     let Command::Check { file, overrides } = command;
     let chosen = overrides.resolve(&file.display().to_string(), &read(file)?)?;
-    print!("{}", chosen.resolved.toml);
+    super::say(format_args!("{}", chosen.resolved.toml));
     Ok(Exit::Ok)
 }
 

@@ -24,9 +24,9 @@ pub(super) fn doctor(python: &Path) -> Exit {
     let findings = [interpreter(python), torch(python), memory(), descriptors(), shared_memory(), cores()];
     for Finding { what, found, problem } in &findings {
         let mark = if problem.is_some() { "problem" } else { "ok" };
-        println!("{mark:<8} {what:<14} {found}");
+        super::say(format_args!("{mark:<8} {what:<14} {found}\n"));
         if let Some(hint) = problem {
-            println!("{:<23} hint: {hint}", "");
+            super::say(format_args!("{:<23} hint: {hint}\n", ""));
         }
     }
     if findings.iter().any(|finding| finding.problem.is_some()) { Exit::Usage } else { Exit::Ok }

@@ -15,6 +15,7 @@ mod traces;
 
 use crate::error::{Exit, HostError};
 use clap::{Parser, Subcommand};
+use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
@@ -56,15 +57,25 @@ pub fn main(argv: Vec<String>, python: &Path) -> i32 {
     let exit = match catch_unwind(AssertUnwindSafe(|| carry_out(cli, &argv, python))) {
         Ok(Ok(exit)) => exit,
         Ok(Err(error)) => {
-            eprintln!("{}", with_prefix(&error));
+            complain(format_args!("{}\n", with_prefix(&error)));
             error.exit()
         }
         Err(_) => {
-            eprintln!("this is a bug of Uniference: please report it with the lines above");
+            complain(format_args!("this is a bug of Uniference: please report it with the lines above\n"));
             Exit::Bug
         }
     };
     exit as i32
+}
+
+/// Writes to standard output. If nobody reads it any more (a closed pipe), nobody misses it.
+fn say(text: std::fmt::Arguments<'_>) {
+    let _ = io::stdout().write_fmt(text);
+}
+
+/// The same to standard error.
+fn complain(text: std::fmt::Arguments<'_>) {
+    let _ = io::stderr().write_fmt(text);
 }
 
 fn carry_out(cli: Cli, argv: &[String], python: &Path) -> Result<Exit, HostError> {

@@ -80,7 +80,10 @@ fn replay_run(args: &Args, argv: &[String]) -> Result<Exit, HostError> {
             Ok(Exit::Ok)
         }
         Replayed::Halted(halt) => {
-            eprint!("error: {}", halt.render(&|site| lines.get(site.index()).cloned().unwrap_or_default()));
+            super::complain(format_args!(
+                "error: {}",
+                halt.render(&|site| lines.get(site.index()).cloned().unwrap_or_default())
+            ));
             Ok(Exit::Halted)
         }
         Replayed::CutShort => Err(HostError::Usage(format!(

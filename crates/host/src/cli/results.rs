@@ -131,13 +131,13 @@ fn show(report: &Report, folder: &Folder, json: bool) -> Result<(), HostError> {
     let text = report.to_json();
     folder.write(REPORT, text.as_bytes())?;
     if json {
-        print!("{text}");
+        super::say(format_args!("{text}"));
         return Ok(());
     }
     for warning in &report.warnings {
-        eprintln!("warning: {warning}");
+        super::complain(format_args!("warning: {warning}\n"));
     }
-    print!("{}", table::render(report));
-    println!("{}", folder.describe());
+    super::say(format_args!("{}", table::render(report)));
+    super::say(format_args!("{}\n", folder.describe()));
     Ok(())
 }

@@ -88,19 +88,23 @@ fn conclude(ending: Ending, lines: &[String], folder: &Folder) -> Exit {
     match ending {
         Ending::Finished => Exit::Ok,
         Ending::Failed { rank } => {
-            eprintln!("error: the program failed on rank {rank}\nhint: its output is also in {}", log(folder, rank));
+            let hint = log(folder, rank).map_or_else(String::new, |log| format!("\nhint: its output is also in {log}"));
+            super::complain(format_args!("error: the program failed on rank {rank}{hint}\n"));
             Exit::ProgramFailed
         }
         Ending::Died { rank, pid, status } => {
-            eprintln!("{}", obituary(rank, pid, status, folder));
+            super::complain(format_args!("{}\n", obituary(rank, pid, status, folder)));
             Exit::ProgramFailed
         }
         Ending::Halted(halt) => {
-            eprint!("error: {}", halt.render(&|site| lines.get(site.index()).cloned().unwrap_or_default()));
+            super::complain(format_args!(
+                "error: {}",
+                halt.render(&|site| lines.get(site.index()).cloned().unwrap_or_default())
+            ));
             Exit::Halted
         }
         Ending::Interrupted => {
-            eprintln!("interrupted");
+            super::complain(format_args!("interrupted\n"));
             Exit::Interrupted
         }
     }
@@ -173,16 +177,18 @@ fn drive(
     Ok((ending, driver.exchange().lines()))
 }
 
-fn log(folder: &Folder, rank: u32) -> String {
-    folder.path().join(format!("rank-{rank}.log")).display().to_string()
+/// The rank's output, if it has printed anything.
+fn log(folder: &Folder, rank: u32) -> Option<String> {
+    let path = folder.path().join(format!("rank-{rank}.log"));
+    path.exists().then(|| path.display().to_string())
 }
 
 fn obituary(rank: u32, pid: i32, status: i32, folder: &Folder) -> String {
     let what = format!("error: rank {rank} (process {pid}) {} before its program had ended", describe_status(status));
-    let log = log(folder, rank);
-    let hint = match -status {
-        9 => "the host may have run out of memory (dmesg says so), or somebody killed it".to_owned(),
-        _ => format!("its last output is in {log}"),
+    let hint = match (-status, log(folder, rank)) {
+        (9, _) => "the host may have run out of memory (dmesg says so), or somebody killed it".to_owned(),
+        (_, Some(log)) => format!("its last output is in {log}"),
+        (_, None) => "it has printed nothing; python's faulthandler shows where a process ends".to_owned(),
     };
     format!("{what}\nhint: {hint}")
 }

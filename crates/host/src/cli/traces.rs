@@ -105,7 +105,7 @@ pub(super) fn replay(prefix: &Path, args: &TraceArgs, wanted: &Wanted<'_>) -> Re
     let halt = drive(&mut engine, &mut ranks, observer, recorder)?;
     let figures = recording.finish(Vec::new())?;
     if let Some(halt) = halt {
-        eprint!("error: {}", describe(&halt, &ranks));
+        super::complain(format_args!("error: {}", describe(&halt, &ranks)));
         return Ok(Exit::Halted);
     }
     warn_of_untimed(&ranks);
@@ -139,7 +139,7 @@ fn replay_astra(prefix: &Path, args: &TraceArgs, wanted: &Wanted<'_>) -> Result<
             results::report_astra(figures, inputs, wanted.argv, &folder, wanted.json).map(|()| Exit::Ok)
         }
         Err(error @ ScheduleError::Deadlock(_)) => {
-            eprintln!("error: {error}");
+            super::complain(format_args!("error: {error}\n"));
             Ok(Exit::Halted)
         }
         Err(error) => Err(HostError::Usage(error.to_string())),
@@ -197,7 +197,7 @@ fn drive(
 fn warn_of_untimed(ranks: &Ranks) {
     let untimed: u64 = ranks.iter().map(Replay::untimed).sum();
     if untimed > 0 {
-        eprintln!("warning: {untimed} nodes do not say how long they take: they took no time");
+        super::complain(format_args!("warning: {untimed} nodes do not say how long they take: they took no time\n"));
     }
 }
 

@@ -18,7 +18,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard};
 use uniference_sim::ids::{GroupId, GroupRank, Site};
-use uniference_sim::program::{Call, CallOp, Collective, Mark, Outcome, StoreOp, StoreValue};
+use uniference_sim::program::{Call, CallOp, Collective, Mark, Outcome, POLL_COST, StoreOp, StoreValue};
 use uniference_sim::time::{Bytes, SimDuration, SimTime};
 
 /// A batch this long travels without a question, so that it does not grow without bound.
@@ -322,7 +322,7 @@ impl Client {
 
     /// Is it complete?
     pub fn poll(&self, handle: LocalHandle) -> Result<bool> {
-        Ok(self.wait(&[handle], Some(SimDuration::ZERO), false, "")?.is_some())
+        Ok(self.wait(&[handle], Some(POLL_COST), false, "")?.is_some())
     }
 
     /// Where the data of a complete operation lies. Its folds are handed out once.

@@ -10,7 +10,7 @@ use uniference_sim::engine::{Engine, Halt, Resumption, Turn};
 use uniference_sim::ids::{GroupId, Handle, QueueId, RankId, Site, TaskId};
 use uniference_sim::program::{Activity, Origin, Outcome, Reply, Request, Work};
 use uniference_sim::record::{Event, Observer};
-use uniference_sim::time::SimTime;
+use uniference_sim::time::{SimDuration, SimTime};
 
 /// Sees every request just before the engine does.
 pub trait Recorder {
@@ -259,7 +259,7 @@ impl Exchange {
                 let work = Work { duration, origin: Origin::Measured };
                 (issue(Activity::Compute(work), line), Asked::Compute)
             }
-            Op::Sleep(duration) => (issue(Activity::Sleep(duration), line), Asked::Sleep),
+            Op::Sleep(duration) => (sleep(duration, task, line), Asked::Sleep),
             Op::Mark(mark) => (issue(Activity::Mark(mark), line), Asked::Mark),
             Op::Issue { handle, call, staged, .. } => {
                 self.data.announce(rank, &call, staged);
@@ -380,6 +380,12 @@ impl Observer for Meetings<'_> {
 fn issue(activity: Activity, site: Site) -> Request {
     // All that a task does itself is in order anyway: it waits for each piece.
     Request::Issue { activity, queue: QueueId(0), after: Vec::new(), site }
+}
+
+/// Threads sleep side by side: each in a queue of its own, above the one in which the rank computes.
+fn sleep(duration: SimDuration, task: TaskId, site: Site) -> Request {
+    let queue = QueueId(task.0 + 1);
+    Request::Issue { activity: Activity::Sleep(duration), queue, after: Vec::new(), site }
 }
 
 impl Task {

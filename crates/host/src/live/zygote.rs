@@ -99,14 +99,14 @@ pub struct Zygote {
 const GRACE: Duration = Duration::from_secs(2);
 
 impl Zygote {
-    /// Starts `python -m uniference.zygote`.
+    /// Starts `python -P -m uniference.zygote`: what lies in the current folder must not stand in for modules.
     pub fn start(python: &Path) -> Result<Zygote, HostError> {
         let (socket, theirs) = UnixStream::pair().map_err(HostError::system("making a socket pair"))?;
         inherit(theirs.as_fd()).map_err(HostError::system("making a socket inheritable"))?;
         socket.set_nonblocking(true).map_err(HostError::system("making a socket non-blocking"))?;
         let stderr = io::stderr().as_fd().try_clone_to_owned().map_err(HostError::system("copying standard error"))?;
         let child = Command::new(python)
-            .args(["-m", "uniference.zygote", &theirs.as_raw_fd().to_string()])
+            .args(["-P", "-m", "uniference.zygote", &theirs.as_raw_fd().to_string()])
             .stdin(Stdio::null())
             .stdout(stderr)
             .spawn()
