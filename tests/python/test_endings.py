@@ -90,3 +90,23 @@ def test_a_rank_that_computes_for_long_does_not_keep_the_others_from_running(tmp
     run = command(tmp_path, source)
     run[run.index("--jobs") + 1] = "1"
     subprocess.run(run, capture_output=True, timeout=60, check=True)
+
+
+def test_nobody_reads_the_output(tmp_path: Path) -> None:
+    run = subprocess.Popen(command(tmp_path, TALK), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    assert run.stderr is not None
+    run.stdout.readline()
+    run.stdout.close()
+    err = run.stderr.read()
+    assert run.wait(timeout=60) == 0
+    assert "bug" not in err
+
+
+def test_files_beside_the_user_do_not_stand_in_for_modules(tmp_path: Path) -> None:
+    (tmp_path / "queue.py").write_text("raise RuntimeError('not the module')\n")
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    run = command(scripts, TALK)
+    run.insert(1, "-P")  # as the installed command, which does not look into the current folder either
+    subprocess.run(run, cwd=tmp_path, capture_output=True, timeout=60, check=True)

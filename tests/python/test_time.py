@@ -139,3 +139,38 @@ def _script(directory: Path, source: str) -> Path:
     path = directory / "script.py"
     path.write_text(source)
     return path
+
+
+POLLS = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+work, polls = dist.all_reduce(torch.ones(100_000), async_op=True), 0
+while not work.is_completed(): polls += 1
+if dist.get_rank() == 0: print("polls =", polls)
+"""
+
+
+def test_a_busy_wait_for_an_operation_ends(tmp_path: Path) -> None:
+    # ring of two: 2 (alpha + n/2 beta) = 2 (10 us + 160 us), at 1 us a poll
+    (polls,) = printed(tmp_path, POLLS, ranks=2)
+    assert int(polls) == pytest.approx(340, abs=2)
+
+
+PRODUCER = """
+import queue, threading, time, torch.distributed as dist
+dist.init_process_group("gloo")
+items = queue.Queue()
+def produce():
+    for item in range(3): time.sleep(0.1); items.put(item)
+begin = time.perf_counter_ns()
+threading.Thread(target=produce).start()
+for _ in range(3): items.get()
+if dist.get_rank() == 0: print("elapsed =", (time.perf_counter_ns() - begin) / 1e9)
+dist.barrier()
+"""
+
+
+def test_a_rank_may_wait_for_a_thread_of_its_own(tmp_path: Path) -> None:
+    # One job: the main thread is blocked where the engine cannot see it, and must not keep the other rank from running.
+    (elapsed,) = printed(tmp_path, PRODUCER, "--jobs", "1", ranks=2)
+    assert float(elapsed) == pytest.approx(3 * 0.1, abs=1e-3)
