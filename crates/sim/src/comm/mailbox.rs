@@ -2,7 +2,7 @@
 //!
 //! A receive takes the first message in order of arrival that fits; messages of one sender and tag arrive in the order they were sent.
 
-use crate::ids::{GroupId, GroupRank, Handle};
+use crate::ids::{GroupId, GroupRank, Handle, Site};
 use crate::time::{Bytes, SimTime};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -24,6 +24,8 @@ pub(crate) struct Letter {
     pub(crate) from: GroupRank,
     /// The sender's operation.
     pub(crate) handle: Handle,
+    /// The sender's line.
+    pub(crate) site: Site,
     pub(crate) bytes: Bytes,
     /// When it was sent.
     pub(crate) posted: SimTime,
@@ -76,7 +78,7 @@ mod tests {
     const GROUP: GroupId = GroupId(0);
 
     fn letter(from: u32, handle: u32) -> Letter {
-        Letter { from: GroupRank(from), handle: Handle(handle), bytes: Bytes(1), posted: SimTime::ZERO }
+        Letter { from: GroupRank(from), handle: Handle(handle), site: Site(0), bytes: Bytes(1), posted: SimTime::ZERO }
     }
 
     fn receive(from: Option<u32>, handle: u32) -> Receive {

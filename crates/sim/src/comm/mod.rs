@@ -140,17 +140,12 @@ impl Comm {
     }
 
     /// Starts a point-to-point operation.
-    pub(crate) fn start(
-        &mut self,
-        now: SimTime,
-        rank: RankId,
-        handle: Handle,
-        call: &Call,
-    ) -> Result<(), Box<Disagreement>> {
+    pub(crate) fn start(&mut self, now: SimTime, caller: Caller, call: &Call) -> Result<(), Box<Disagreement>> {
+        let Caller { rank, handle, site } = caller;
         match call.op {
             CallOp::Send { to, tag, bytes } => {
                 let destination = self.groups.get(call.group).world_rank(to);
-                self.send(now, rank, destination, call.group, bytes, Purpose::Send { handle, tag });
+                self.send(now, rank, destination, call.group, bytes, Purpose::Send { handle, tag, site });
                 Ok(())
             }
             CallOp::Recv { from, tag, bytes } => {
@@ -206,9 +201,9 @@ impl Comm {
                     Completion { rank: message.source, handle, meeting, algorithm: None, peers_entered: SimTime::ZERO };
                 self.completions.push(completion);
             }
-            (Purpose::Send { handle, tag }, Progress::Arrived) => {
+            (Purpose::Send { handle, tag, site }, Progress::Arrived) => {
                 let from = self.position(message.source, message.group);
-                let letter = Letter { from, handle, bytes: message.bytes, posted: message.queued };
+                let letter = Letter { from, handle, site, bytes: message.bytes, posted: message.queued };
                 let mailbox = &mut self.mailboxes[message.destination.index()];
                 if let Some(receive) = mailbox.deliver(message.group, tag, letter) {
                     return self.received(message.destination, message.group, tag, receive, letter);
@@ -279,7 +274,7 @@ impl Comm {
             let to = self.position(rank, group);
             return Err(Box::new(Disagreement {
                 group,
-                first: Caller { rank: peer, handle: letter.handle, site: Site(0) },
+                first: Caller { rank: peer, handle: letter.handle, site: letter.site },
                 first_call: CallOp::Send { to, tag, bytes: letter.bytes },
                 second: Caller { rank, handle: receive.handle, site: Site(0) },
                 what: format!("size of the message: {} bytes sent, {} bytes expected", letter.bytes.0, receive.bytes.0),

@@ -124,7 +124,8 @@ impl Engine {
                         self.comm.enter(now, rank, call.group, sequence);
                     }
                     _ => {
-                        let result = self.comm.start(now, rank, handle, &call);
+                        let caller = Caller { rank, handle, site: activity.site };
+                        let result = self.comm.start(now, caller, &call);
                         self.halt_on(result);
                     }
                 };

@@ -3,7 +3,7 @@
 //! Messages are eager here: they leave when they are sent, whether or not the receiver waits for them. It does not know
 //! algorithms or matching (`comm`), nor how streams share links (`network`).
 
-use crate::ids::{GroupId, GroupRank, Handle, HostId, RankId, StreamId};
+use crate::ids::{GroupId, GroupRank, Handle, HostId, RankId, Site, StreamId};
 use crate::network::{Network, NetworkEvent, Route, Topology};
 use crate::time::{Bytes, SimTime};
 use indexmap::IndexMap;
@@ -65,6 +65,8 @@ pub(crate) enum Purpose {
         handle: Handle,
         /// What the receiver asks for.
         tag: u64,
+        /// The sender's line.
+        site: Site,
     },
 }
 

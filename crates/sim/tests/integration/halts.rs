@@ -61,8 +61,12 @@ fn different_sizes_kinds_and_sequences_are_mismatches() {
 #[test]
 fn a_message_of_another_size_than_its_receive_is_a_mismatch() {
     let outcomes = run(&switch(2), vec![vec![send(1, 0, 8), wait(0)], vec![recv(Some(0), 0, 16), wait(0)]]);
-    let Cause::Mismatch { what, .. } = &outcomes.halt().cause else { panic!("{:?}", outcomes.ended) };
+    let Cause::Mismatch { what, first_site, second_site, .. } = &outcomes.halt().cause else {
+        panic!("{:?}", outcomes.ended)
+    };
     assert_eq!(what, "size of the message: 8 bytes sent, 16 bytes expected");
+    // The sender has waited for its message and gone on: its line is still known.
+    assert_eq!((*first_site, *second_site), (Site(7), Site(7)));
 }
 
 #[test]
