@@ -114,7 +114,7 @@ impl Halt {
         for rank in &self.ranks {
             text += &rank.render(site);
         }
-        text
+        text + "hint: " + self.cause.hint() + "\n"
     }
 }
 
@@ -167,6 +167,18 @@ impl fmt::Display for Pending {
 }
 
 impl Cause {
+    fn hint(&self) -> &'static str {
+        match self {
+            Cause::Deadlock => {
+                "let every member of a group call the same operations in the same order, and every receive have its send"
+            }
+            Cause::Mismatch { .. } => {
+                "let all members of a group call the same operation with the same sizes, dtype and root"
+            }
+            Cause::EndOfTime => "look for a sleep, a time-out or a rate that is off by many powers of ten",
+        }
+    }
+
     /// `site` finds the line of an operation that only its handle is known of.
     pub(crate) fn of(disagreement: Disagreement, site: impl Fn(RankId, Handle) -> Option<Site>) -> Cause {
         let Disagreement { group, first, first_call, second, what } = disagreement;
