@@ -14,7 +14,7 @@ export PIP_QUIET := 1
 
 EXTENSION_SOURCES := Cargo.toml Cargo.lock pyproject.toml \
 	$(shell find crates -type f -not -path "*/tests/*" -not -path "*/benches/*" -not -path "*/examples/*")
-PYTHON_SOURCES := python examples tests scripts
+PYTHON_SOURCES := python examples tests scripts benches
 NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 # The extension has no Rust tests: it links only into Python.
 RUST_TESTED := --workspace --exclude uniference-py
@@ -60,8 +60,9 @@ check-python: setup
 conformance: setup ## PyTorch's own tests of process groups: real Gloo and ours, 2 and 4 ranks (4 minutes)
 	$(BIN)/python tests/conformance/suite.py
 
-bench: setup ## Measures the speed of the engine
+bench: setup ## Measures the speed of the engine, and of live ranks' calls
 	cargo bench --locked --package uniference-sim --bench '*'
+	$(BIN)/python benches/bridge.py
 
 clean: ## Removes what was built and what runs wrote; .venv too
 	rm -rf $(VENV) target uniference-out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,135 @@
+"""Owns the benchmark of the bridge between PyTorch programs and the engine: what a call costs the host, not virtual time.
+
+Programs run the user's way, by `uniference run`. `make bench` runs all (2 minutes); `--quick` a little of each, with 2 ranks.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+PROGRAM = Path(__file__).with_name("bridge_program.py")
+
+# Milliseconds of one all-reduce, by ranks: of the program that this one follows, and what this one is to reach.
+ORIGINAL_MS = {2: 0.6, 8: 30, 32: 1_550, 128: 217_000}
+TARGET_MS = {2: 0.1, 8: 0.3, 32: 2, 128: 10}
+
+ROUNDS = {2: 5_000, 8: 2_000, 32: 400, 128: 80}
+SMALL = ("all_reduce", "send")
+MEGABYTES = (4, 64, 256)
+LARGE = ("copy", "all_reduce", "broadcast", "all_gather", "send")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one round. Seconds; `rank_cpu` is the mean of all ranks."""
+
+    wall: float
+    rank_cpu: float
+    driver_cpu: float
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something that the program has said: when, and what CPU time the driver had used by then."""
+
+    kind: str
+    values: Sequence[float]
+    at: float
+    driver_cpu: float
+
+
+def run(ranks: int, compute: str, cases: Sequence[str]) -> Iterator[Mark]:
+    """Runs the program, and yields its marks as they come."""
+    with tempfile.TemporaryDirectory() as out:
+        command = [sys.executable, "-m", "uniference", "run", "--ranks", str(ranks), "--compute", compute]
+        command += ["--out", f"{out}/run", "--record", "summary", str(PROGRAM), *cases]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        for line in process.stdout:
+            _, sign, said = line.partition("@ ")
+            if sign:
+                kind, *values = said.split()
+                yield Mark(kind, [float(value) for value in values], time.perf_counter(), cpu_seconds(process.pid))
+        if process.wait():
+            sys.exit(f"{' '.join(command)} exited with status {process.returncode}")
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process has used so far, all of its threads (the first field of schedstat, in nanoseconds)."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def costs(ranks: int, compute: str, cases: Sequence[tuple[str, int, int]]) -> list[Cost]:
+    """What each case (operation, bytes, rounds) costs."""
+    marks = iter(run(ranks, compute, [":".join(map(str, case)) for case in cases]))
+    return [
+        cost(count, *triple) for (_, _, count), triple in zip(cases, zip(marks, marks, marks, strict=True), strict=True)
+    ]
+
+
+def cost(count: int, begin: Mark, end: Mark, cpu: Mark) -> Cost:
+    assert (begin.kind, end.kind, cpu.kind) == ("begin", "end", "cpu")
+    return Cost((end.at - begin.at) / count, cpu.values[0] / count, (end.driver_cpu - begin.driver_cpu) / count)
+
+
+def small_calls(sizes: Sequence[int], share: int) -> None:
+    print("\n4 bytes, every rank once")
+    header = f"{'compute':<10}{'ranks':>6}  {'operation':<11}{'ms':>9}{'us CPU a rank':>15}{'us driver':>11}"
+    print(f"{header}{'target ms':>11}{'original ms':>13}")
+    for compute in ("none", "measured"):
+        for ranks in sizes:
+            count = ROUNDS[ranks] // share
+            found = costs(ranks, compute, [(operation, 4, count) for operation in SMALL])
+            for operation, one in zip(SMALL, found, strict=True):
+                print(
+                    f"{compute:<10}{ranks:>6}  {operation:<11}{one.wall * 1e3:>9.3f}{one.rank_cpu * 1e6:>15.0f}"
+                    f"{one.driver_cpu * 1e6:>11.0f}"
+                    + (f"{TARGET_MS[ranks]:>11}{ORIGINAL_MS[ranks]:>13,}" if operation == "all_reduce" else ""),
+                    flush=True,
+                )
+
+
+def large_tensors(megabytes: Sequence[int], share: int) -> None:
+    print("\n2 ranks, GB/s of output (copy: torch's own, one thread, of warm memory)")
+    print(f"{'MB':>5}" + "".join(f"{operation:>12}" for operation in LARGE))
+    for size in megabytes:
+        nbytes, count = size * 1_000_000, max(2_000 // size // share, 3)
+        found = costs(2, "none", [(operation, nbytes, count) for operation in LARGE])
+        print(f"{size:>5}" + "".join(f"{nbytes / one.wall / 1e9:>12.2f}" for one in found), flush=True)
+
+
+def memory(ranks: int) -> None:
+    start = time.perf_counter()
+    (mark,) = run(ranks, "none", ["memory"])
+    private, proportional = mark.values
+    print(f"\n{ranks} ranks, one all-reduce: {time.perf_counter() - start:.1f} s from start to end; a rank's memory is")
+    print(
+        f"{private / 1024:.1f} MiB of its own, {proportional / 1024:.1f} MiB with its share of what ranks have in common"
+    )
+
+
+PARTS = ("small", "large", "memory")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a little of each, with 2 ranks")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all if none is named")
+    options = parser.parse_args()
+    parts, share = options.parts or PARTS, 40 if options.quick else 1
+    if "small" in parts:
+        small_calls([2] if options.quick else list(ROUNDS), share)
+    if "large" in parts:
+        large_tensors([4] if options.quick else MEGABYTES, share)
+    if "memory" in parts:
+        memory(2 if options.quick else 256)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Owns what `bridge.py` measures: a program of communication calls that says when a measured stretch begins and ends.
+
+It reads no clock but its own CPU's: the marks are stamped by whoever reads them, in host time.
+
+    uniference run --ranks N bridge_program.py CASE...
+
+A case is OPERATION:BYTES:ROUNDS with the output's bytes (operations: see `ROUNDS`), or `memory`.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+WARM_UP = 10
+
+Round = Callable[[], object]
+
+
+def copy(tensor: Tensor) -> Round:
+    """No communication: what the first rank's memory can do."""
+    other = torch.ones_like(tensor)
+    return (lambda: None) if dist.get_rank() else (lambda: other.copy_(tensor))
+
+
+def all_gather(tensor: Tensor) -> Round:
+    part = tensor.chunk(dist.get_world_size())[dist.get_rank()].clone()
+    return lambda: dist.all_gather_into_tensor(tensor, part)
+
+
+def send(tensor: Tensor) -> Round:
+    """Every rank takes part in one send or its receive."""
+    rank = dist.get_rank()
+    return (lambda: dist.recv(tensor, rank - 1)) if rank % 2 else (lambda: dist.send(tensor, rank + 1))
+
+
+ROUNDS: dict[str, Callable[[Tensor], Round]] = {
+    "copy": copy,
+    "all_reduce": lambda tensor: lambda: dist.all_reduce(tensor),
+    "broadcast": lambda tensor: lambda: dist.broadcast(tensor, 0),
+    "all_gather": all_gather,
+    "send": send,
+}
+
+
+def measure(case: str) -> None:
+    """Marks the beginning and the end of a case's rounds, with a rank's mean CPU seconds in between."""
+    operation, nbytes, count = case.split(":")
+    round_ = ROUNDS[operation](torch.zeros(int(nbytes) // 4))
+    for _ in range(min(WARM_UP, int(count))):
+        round_()
+    dist.barrier()
+    mark("begin")
+    before = time.process_time()
+    for _ in range(int(count)):
+        round_()
+    used = torch.tensor([time.process_time() - before], dtype=torch.float64)
+    dist.barrier()
+    mark("end")
+    dist.all_reduce(used)
+    mark(f"cpu {used.item() / dist.get_world_size()}")
+
+
+def memory() -> None:
+    """Every rank's private and proportional share of memory, in KiB: the mean, once all have communicated."""
+    dist.all_reduce(torch.ones(1))
+    fields = dict(line.split(":") for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
+    private = kib(fields["Private_Clean"]) + kib(fields["Private_Dirty"])
+    shares = torch.tensor([private, kib(fields["Pss"])], dtype=torch.float64)
+    dist.all_reduce(shares)
+    mark("memory {} {}".format(*(shares / dist.get_world_size()).tolist()))
+
+
+def kib(field: str) -> int:
+    return int(field.split()[0])
+
+
+def mark(text: str) -> None:
+    if dist.get_rank() == 0:
+        print("@", text, flush=True)
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    for case in sys.argv[1:]:
+        if case == "memory":
+            memory()
+        else:
+            measure(case)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
