@@ -8,3 +8,4 @@ pub mod cli;
 pub mod error;
 pub mod interrupt;
 pub mod live;
+pub mod testbed;

@@ -11,6 +11,7 @@ mod folder;
 mod replay;
 mod results;
 mod run;
+mod testbed;
 mod traces;
 
 use crate::error::{Exit, HostError};
@@ -39,6 +40,8 @@ enum Command {
     /// Chakra execution traces
     #[command(subcommand)]
     Chakra(chakra::Command),
+    /// Run a command on real sockets, one process a rank, over an emulated network (Linux, root)
+    Testbed(testbed::Args),
     /// Show whether this machine has what a run needs
     Doctor,
 }
@@ -84,6 +87,7 @@ fn carry_out(cli: Cli, argv: &[String], python: &Path) -> Result<Exit, HostError
         Command::Replay(args) => replay::replay(&args, argv),
         Command::Cluster(command) => cluster::command(&command),
         Command::Chakra(command) => chakra::command(&command),
+        Command::Testbed(args) => testbed::testbed(&args),
         Command::Doctor => Ok(doctor::doctor(python)),
     }
 }

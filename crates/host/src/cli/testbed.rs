@@ -1,0 +1,134 @@
+//! Owns `uniference testbed`: one process a rank of any command, on real sockets over an emulated network.
+
+use super::cluster::ClusterArgs;
+use crate::error::{Exit, HostError};
+use crate::interrupt::Interrupts;
+use crate::testbed::{DEFAULT_QUEUE_BYTES, INTERFACE, Testbed};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::fd::AsFd;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+use uniference_formats::units::Size;
+use uniference_sim::cluster::Cluster;
+
+/// `uniference testbed`.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    cluster: ClusterArgs,
+    /// Room for waiting packets before every link [default: 1.5 MB]
+    #[arg(long, value_name = "SIZE")]
+    queue: Option<Size>,
+    /// The command that every rank runs, with torchrun's environment
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+/// Runs the command, and ends with the first rank that fails.
+pub(super) fn testbed(args: &Args) -> Result<Exit, HostError> {
+    let chosen = args.cluster.resolve()?;
+    let cluster = &chosen.resolved.cluster;
+    let queue = args.queue.map_or(DEFAULT_QUEUE_BYTES, |size| size.0.0);
+    let interrupts = Interrupts::new()?;
+    let testbed = Testbed::new(cluster, queue)?;
+    let mut ranks = Ranks::start(&testbed, cluster, &args.command)?;
+    let exit = ranks.wait(&interrupts)?;
+    drop(ranks);
+    let (carried, dropped) = testbed.packets();
+    super::complain(format_args!("testbed: {carried} packets carried, {dropped} dropped\n"));
+    Ok(exit)
+}
+
+/// The ranks' processes. Those that run when this is dropped are ended.
+struct Ranks(Vec<Child>);
+
+/// How long a process has to end after SIGTERM.
+const GRACE: Duration = Duration::from_secs(2);
+
+impl Ranks {
+    fn start(testbed: &Testbed, cluster: &Cluster, words: &[String]) -> Result<Ranks, HostError> {
+        let mut ranks = Ranks(Vec::new());
+        for rank in 0..cluster.devices.len() {
+            let mut command = Command::new(&words[0]);
+            command.args(&words[1..]).envs(environment(testbed, cluster, rank));
+            let host = cluster.devices[rank].host;
+            let child = testbed.spawn(host, command).map_err(|error| {
+                HostError::Usage(format!("cannot start `{}`: {error}\nhint: give the command after --", words[0]))
+            })?;
+            ranks.0.push(child);
+        }
+        Ok(ranks)
+    }
+
+    /// Until all have succeeded, one has failed, or the user does not want to wait any longer.
+    fn wait(&mut self, interrupts: &Interrupts) -> Result<Exit, HostError> {
+        let mut running: Vec<usize> = (0..self.0.len()).collect();
+        while !running.is_empty() {
+            if interrupted(interrupts, Duration::from_millis(20))? {
+                return Ok(Exit::Interrupted);
+            }
+            for rank in std::mem::take(&mut running) {
+                match self.0[rank].try_wait().map_err(HostError::system("waiting for a rank"))? {
+                    None => running.push(rank),
+                    Some(status) if status.success() => {}
+                    Some(status) => {
+                        super::complain(format_args!("rank {rank}: {status}\n"));
+                        return Ok(Exit::ProgramFailed);
+                    }
+                }
+            }
+        }
+        Ok(Exit::Ok)
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        let running = |child: &mut Child| matches!(child.try_wait(), Ok(None));
+        for child in self.0.iter_mut().filter_map(|child| running(child).then_some(child)) {
+            let pid = rustix::process::Pid::from_child(child);
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+        let end = Instant::now() + GRACE;
+        while self.0.iter_mut().any(running) && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn interrupted(interrupts: &Interrupts, patience: Duration) -> Result<bool, HostError> {
+    let mut waiting = [PollFd::from_borrowed_fd(interrupts.as_fd(), PollFlags::IN)];
+    let timeout = Timespec { tv_sec: 0, tv_nsec: patience.as_nanos() as i64 };
+    match poll(&mut waiting, Some(&timeout)) {
+        Ok(count) => Ok(count > 0),
+        Err(rustix::io::Errno::INTR) => Ok(true),
+        Err(error) => Err(HostError::system("waiting for ranks")(error)),
+    }
+}
+
+/// What torchrun tells its processes, and which interface leads to the others.
+fn environment(testbed: &Testbed, cluster: &Cluster, rank: usize) -> Vec<(&'static str, String)> {
+    let on = |rank: usize| cluster.devices[rank].host;
+    let host = on(rank);
+    let local: Vec<usize> = (0..cluster.devices.len()).filter(|other| on(*other) == host).collect();
+    let local_rank = local.iter().position(|other| *other == rank).expect("a rank is on its own host");
+    let master = testbed.address(on(0));
+    vec![
+        ("RANK", rank.to_string()),
+        ("WORLD_SIZE", cluster.devices.len().to_string()),
+        ("LOCAL_RANK", local_rank.to_string()),
+        ("LOCAL_WORLD_SIZE", local.len().to_string()),
+        ("GROUP_RANK", host.0.to_string()),
+        ("GROUP_WORLD_SIZE", cluster.topology.hosts().len().to_string()),
+        ("ROLE_RANK", rank.to_string()),
+        ("ROLE_WORLD_SIZE", cluster.devices.len().to_string()),
+        ("MASTER_ADDR", master.to_string()),
+        ("MASTER_PORT", "29500".to_owned()),
+        ("OMP_NUM_THREADS", "1".to_owned()),
+        ("GLOO_SOCKET_IFNAME", INTERFACE.to_owned()),
+    ]
+}

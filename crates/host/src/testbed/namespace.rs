@@ -1,0 +1,113 @@
+//! Owns one emulated host: a network namespace of its own whose only way out is a TUN device that we hold the other end of.
+//!
+//! The namespace belongs to a thread, not to a name: whatever ends this process, `kill -9` included, ends the namespace too, once the
+//! processes started in it are gone.
+
+// A thread leaves the process's network namespace by a system call that is marked unsafe for what else it can do.
+#![allow(unsafe_code)]
+
+use super::tun;
+use crate::error::HostError;
+use rustix::thread::UnshareFlags;
+use std::fs;
+use std::io;
+use std::net::Ipv4Addr;
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command};
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+
+/// What the interface is called in every namespace.
+pub(super) const INTERFACE: &str = "un0";
+
+/// Ethernet's.
+pub(super) const MTU: u32 = 1_500;
+
+/// TCP hands the interface at most this much at once, in time on the wire: larger bursts would be larger than real cards' queues.
+const BURST_S: f64 = 200e-6;
+
+type Order = Box<dyn FnOnce() + Send>;
+
+/// One emulated host.
+pub(super) struct Namespace {
+    orders: Sender<Order>,
+}
+
+/// What a host's interface is like.
+#[derive(Clone, Copy)]
+pub(super) struct Interface {
+    /// Its address; all hosts are in one /16.
+    pub(super) address: Ipv4Addr,
+    /// At which rate the kernel hands packets over, in bit/s: TCP feels a full queue on its own host, as on a real card.
+    pub(super) bits_per_second: f64,
+}
+
+impl Namespace {
+    /// Makes the namespace and its interface; returns the interface's other end too.
+    ///
+    /// # Errors
+    /// Where the user may not make namespaces or devices, or `ip` and `tc` are missing.
+    pub(super) fn open(interface: Interface) -> Result<(Namespace, OwnedFd), HostError> {
+        let (orders, todo) = channel::<Order>();
+        let (answer, answered) = channel();
+        thread::Builder::new()
+            .name(format!("host {}", interface.address))
+            .spawn(move || {
+                let _ = answer.send(enter(interface));
+                todo.into_iter().for_each(|order| order());
+            })
+            .map_err(HostError::system("starting a thread"))?;
+        let device = answered.recv().expect("the thread answers before it does anything else")?;
+        Ok((Namespace { orders }, device))
+    }
+
+    /// Starts a process on this host.
+    pub(super) fn spawn(&self, mut command: Command) -> io::Result<Child> {
+        let (answer, answered) = channel();
+        let order: Order = Box::new(move || drop(answer.send(command.spawn())));
+        self.orders.send(order).expect("a host's thread lives as long as the host");
+        answered.recv().expect("a host's thread answers")
+    }
+}
+
+fn enter(interface: Interface) -> Result<OwnedFd, HostError> {
+    // SAFETY: only the network namespace changes, of this thread; descriptors stay shared.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }
+        .map_err(|error| not_permitted("make a network namespace", &error.into()))?;
+    let device = tun::open(INTERFACE).map_err(|error| not_permitted("make a TUN device", &error))?;
+    // New connections would start where the host's default algorithm says; Gloo's clusters mostly run cubic.
+    let _ = fs::write("/proc/sys/net/ipv4/tcp_congestion_control", "cubic");
+    let _ = fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1");
+    configure(interface)?;
+    Ok(device)
+}
+
+fn configure(Interface { address, bits_per_second }: Interface) -> Result<(), HostError> {
+    let burst = ((bits_per_second / 8.0 * BURST_S) as u32).clamp(2 * MTU, 65_536);
+    let rate = format!("{}bit", bits_per_second.round() as u64);
+    tool("ip", "link set lo up")?;
+    tool("ip", &format!("address add {address}/16 dev {INTERFACE}"))?;
+    tool("ip", &format!("link set {INTERFACE} mtu {MTU} gso_max_size {burst} txqueuelen 1000 up"))?;
+    tool("tc", &format!("qdisc add dev {INTERFACE} root handle 1: htb default 1"))?;
+    let class = format!("class add dev {INTERFACE} parent 1: classid 1:1 htb rate {rate} ceil {rate}");
+    tool("tc", &format!("{class} burst {burst} cburst {burst} overhead {} quantum {MTU}", super::wire::ETHERNET_HEADER))
+}
+
+fn tool(program: &str, words: &str) -> Result<(), HostError> {
+    let output = Command::new(program).args(words.split(' ')).output().map_err(|error| HostError::Host {
+        what: format!("cannot start `{program}`: {error}"),
+        hint: "the testbed needs iproute2: apt install iproute2".into(),
+    })?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Err(not_permitted(&format!("carry out `{program} {words}`"), &io::Error::other(said)))
+}
+
+fn not_permitted(what: &str, error: &io::Error) -> HostError {
+    HostError::Host {
+        what: format!("the testbed cannot {what}: {error}"),
+        hint: "it needs Linux, root, and /dev/net/tun; `uniference doctor` shows what is there".into(),
+    }
+}
