@@ -3,6 +3,7 @@
 use crate::capacity;
 use crate::error::Exit;
 use crate::live::arena::{self, Arena, Layout};
+use crate::testbed::Testbed;
 use rustix::process::{Resource, getrlimit};
 use std::path::Path;
 use std::process::Command;
@@ -21,7 +22,7 @@ struct Finding {
 
 /// Prints the list. [`Exit::Usage`] if there is a problem.
 pub(super) fn doctor(python: &Path) -> Exit {
-    let findings = [interpreter(python), torch(python), memory(), descriptors(), shared_memory(), cores()];
+    let findings = [interpreter(python), torch(python), memory(), descriptors(), shared_memory(), cores(), testbed()];
     for Finding { what, found, problem } in &findings {
         let mark = if problem.is_some() { "problem" } else { "ok" };
         super::say(format_args!("{mark:<8} {what:<14} {found}\n"));
@@ -91,6 +92,15 @@ fn shared_memory() -> Finding {
         Err(error) => error.to_string(),
     };
     Finding { what: "shared memory", found, problem }
+}
+
+/// Few need it, so it is never a problem.
+fn testbed() -> Finding {
+    let found = match Testbed::missing() {
+        None => "can be had: root, /dev/net/tun, ip and tc".to_owned(),
+        Some(missing) => format!("cannot be had here: {missing}"),
+    };
+    Finding { what: "testbed", found, problem: None }
 }
 
 fn cores() -> Finding {

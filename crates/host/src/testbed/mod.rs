@@ -14,6 +14,7 @@ use std::io;
 use std::net::Ipv4Addr;
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -32,7 +33,7 @@ pub const INTERFACE: &str = namespace::INTERFACE;
 /// Of the hosts' addresses: the first is 10.66.0.1.
 const NETWORK: u32 = u32::from_be_bytes([10, 66, 0, 0]);
 
-/// Emulated hosts. All of it ends when this is dropped, but for processes: they are the caller's to end.
+/// Emulated hosts. All of it ends when this is dropped, the processes on them included.
 pub struct Testbed {
     hosts: Vec<Namespace>,
     emulator: Option<JoinHandle<()>>,
@@ -76,6 +77,18 @@ impl Testbed {
             .spawn(move || emulator.run())
             .map_err(HostError::system("starting a thread"))?;
         Ok(Testbed { hosts, emulator: Some(emulator), stop, counts })
+    }
+
+    /// What this machine lacks for a testbed, if anything.
+    pub fn missing() -> Option<String> {
+        let tool = |name: &str| Command::new(name).arg("-V").output().is_err();
+        if !rustix::process::geteuid().is_root() {
+            Some("you are not root".to_owned())
+        } else if !Path::new("/dev/net/tun").exists() {
+            Some("there is no /dev/net/tun".to_owned())
+        } else {
+            ["ip", "tc"].into_iter().find(|name| tool(name)).map(|name| format!("`{name}` of iproute2 is missing"))
+        }
     }
 
     /// Starts a process on a host.
