@@ -2,7 +2,7 @@
 //!
 //! In the order in which a call travels: a rank asks through [`program`]; the [`engine`] orders all requests in virtual time; `comm`
 //! matches them; [`collective`] yields the next steps of one rank; `transport` turns a step into messages on streams; [`network`]
-//! shares the links among streams; [`record`] sees all of it.
+//! shares the links among streams; [`record`] sees all of it. [`symmetry`] lets one rank stand for many.
 
 pub mod cluster;
 pub mod collective;
@@ -12,5 +12,6 @@ pub mod ids;
 pub mod network;
 pub mod program;
 pub mod record;
+pub mod symmetry;
 pub mod time;
 mod transport;

@@ -2,20 +2,22 @@
 
 use super::devices::Host;
 use super::flags::here;
-use super::raw::{RawDuplex, RawHost, RawLink, RawLinkSpec, RawNetwork};
+use super::raw::{RawDimension, RawDimensionKind, RawDuplex, RawHost, RawLink, RawLinkSpec, RawNetwork};
 use super::source::{Source, split_hint};
 use super::{DEFAULT_BANDWIDTH, DEFAULT_LATENCY};
 use crate::diagnostic::{Diagnostic, suggest};
 use crate::units::{Bandwidth, Duration};
 use std::ops::Range;
 use toml::Spanned;
-use uniference_sim::network::{Duplex, GraphLink, HostSpec, LinkSpec, PacketOverhead, Preset, Topology, TopologyError};
+use uniference_sim::network::{
+    Dimension, DimensionKind, Duplex, GraphLink, HostSpec, LinkSpec, PacketOverhead, Preset, Topology, TopologyError,
+};
 
 /// Between ranks of one host, where nothing is said: about what TCP over Linux' loopback interface gives.
 const DEFAULT_LOCAL: (&str, &str) = ("40 Gbps", "10 us");
 
 /// The presets, and the keys that each has of its own.
-const PRESETS: [(&str, &[&str]); 8] = [
+const PRESETS: [(&str, &[&str]); 9] = [
     ("switch", &[]),
     ("star", &["backplane"]),
     ("ring", &[]),
@@ -24,6 +26,7 @@ const PRESETS: [(&str, &[&str]); 8] = [
     ("torus", &["dims"]),
     ("fat_tree", &["hosts_per_leaf", "spines", "oversubscription"]),
     ("rail", &["per_server", "fabric"]),
+    ("dimensions", &["dimensions"]),
 ];
 
 /// The topology, and the network with its defaults filled in.
@@ -152,10 +155,12 @@ impl Reader<'_> {
         fn place<T>(value: &Option<Spanned<T>>) -> Option<Range<usize>> {
             value.as_ref().map(Spanned::span)
         }
-        let RawNetwork { backplane, dims, hosts_per_leaf, spines, oversubscription, per_server, fabric, .. } = self.raw;
+        let RawNetwork { backplane, dims, dimensions, .. } = self.raw;
+        let RawNetwork { hosts_per_leaf, spines, oversubscription, per_server, fabric, .. } = self.raw;
         let keys = [
             ("backplane", place(backplane)),
             ("dims", place(dims)),
+            ("dimensions", place(dimensions)),
             ("hosts_per_leaf", place(hosts_per_leaf)),
             ("spines", place(spines)),
             ("oversubscription", place(oversubscription)),
@@ -185,8 +190,22 @@ impl Reader<'_> {
                     fabric: LinkSpec::new(fabric.bandwidth.0, fabric.latency.0),
                 }
             }
+            "dimensions" => {
+                let example = "dimensions = [{ kind = \"ring\", size = 4 }, { kind = \"switch\", size = 8 }]";
+                let dimensions = self.required(&self.raw.dimensions, example)?;
+                Preset::Dimensions(dimensions.iter().map(|raw| self.dimension(raw)).collect())
+            }
             _ => Preset::Switch,
         })
+    }
+
+    fn dimension(&self, raw: &RawDimension) -> Dimension {
+        let kind = match raw.kind {
+            RawDimensionKind::Ring => DimensionKind::Ring,
+            RawDimensionKind::FullyConnected => DimensionKind::FullyConnected,
+            RawDimensionKind::Switch => DimensionKind::Switch,
+        };
+        Dimension { kind, size: raw.size, link: self.link(raw.bandwidth, raw.latency) }
     }
 
     fn required<'a, T>(&self, value: &'a Option<Spanned<T>>, example: &str) -> Result<&'a T, Diagnostic> {

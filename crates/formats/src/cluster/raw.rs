@@ -80,6 +80,8 @@ pub(super) struct RawNetwork {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) dims: Option<Spanned<Vec<u32>>>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) dimensions: Option<Spanned<Vec<RawDimension>>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) hosts_per_leaf: Option<Spanned<u32>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) spines: Option<Spanned<u32>>,
@@ -103,6 +105,27 @@ pub(super) struct RawNetwork {
 pub(super) struct RawLinkSpec {
     pub(super) bandwidth: Bandwidth,
     pub(super) latency: Duration,
+}
+
+/// One dimension of a grid of hosts.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, expecting = "a table")]
+pub(super) struct RawDimension {
+    pub(super) kind: RawDimensionKind,
+    pub(super) size: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) bandwidth: Option<Bandwidth>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) latency: Option<Duration>,
+}
+
+/// How the hosts along a dimension are joined.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum RawDimensionKind {
+    Ring,
+    FullyConnected,
+    Switch,
 }
 
 /// A link of an explicit graph.

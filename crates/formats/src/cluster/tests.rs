@@ -145,6 +145,7 @@ fn every_preset_reads_its_own_keys() {
         "preset = \"torus\"\ndims = [2, 1]",
         "preset = \"fat_tree\"\nhosts_per_leaf = 1\nspines = 2\noversubscription = 2.0",
         "preset = \"rail\"\nper_server = 2\nfabric = { bandwidth = \"3600 Gbps\", latency = \"1 us\" }",
+        "preset = \"dimensions\"\ndimensions = [{ kind = \"ring\", size = 1 }, { kind = \"switch\", size = 2, bandwidth = \"2 Gbps\" }]",
         "links = [{ between = [\"board.0\", \"sw\"], bandwidth = \"1 Gbps\" }, { between = [\"sw\", \"board.1\"], duplex = \"half\" }]",
     ];
     let summary = networks.map(|network| {
@@ -367,7 +368,8 @@ fn every_example_of_the_documentation_is_a_cluster_and_every_key_is_documented()
     });
     let all = "name backend device network collective count slowdown memory host per_host preset links bandwidth latency \
                local backplane dims hosts_per_leaf spines oversubscription per_server fabric between duplex concurrency \
-               packet payload wire up_to algorithm gloo ideal switch star ring fully_connected wifi torus fat_tree rail";
+               packet payload wire up_to algorithm gloo ideal switch star ring fully_connected wifi torus fat_tree rail \
+               dimensions kind size";
     for key in all.split_whitespace().chain(CollectiveKind::ALL.map(CollectiveKind::name)) {
         assert!(documentation.contains(key), "{key} is not documented");
     }

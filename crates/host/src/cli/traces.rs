@@ -305,6 +305,7 @@ fn describe(halt: &Halt, ranks: &Ranks) -> String {
     let mut text = match &halt.cause {
         Cause::Deadlock => format!("deadlock at {}: no rank can go on\n", halt.at),
         Cause::EndOfTime => format!("virtual time would pass 213 days (at {})\n", halt.at),
+        Cause::Asymmetry(asymmetry) => format!("ranks are not alike: {asymmetry}\n"),
         Cause::Mismatch { first, second, what, .. } => format!(
             "mismatch at {}: {} and {} disagree about what should be one operation\n  {what}\n  {}: {}\n  {}: {}\n",
             halt.at,

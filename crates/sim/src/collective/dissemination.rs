@@ -6,6 +6,7 @@
 use super::rounds::{before, one_by_one, recv, send, wrap};
 use super::{Algorithm, GroupRank, Span, Steps};
 use crate::program::{Collective, CollectiveKind};
+use crate::symmetry::Relabeling;
 
 /// See the module.
 pub(super) struct Dissemination;
@@ -25,5 +26,9 @@ impl Algorithm for Dissemination {
             let distance = 1 << round;
             [Some(recv(before(me, distance, size), Span::EMPTY)), Some(send(wrap(me + distance, size), Span::EMPTY))]
         })))
+    }
+
+    fn symmetry(&self, _call: &Collective, _size: u32) -> Option<Relabeling> {
+        Some(Relabeling::Rotation)
     }
 }

@@ -14,8 +14,9 @@ use super::layout::{Layout, whole};
 use super::power_of_two::{Core, Role};
 use super::recursive_doubling::{double, hand_over};
 use super::rounds::{Round, one_by_one, recv_combine, send};
-use super::{Algorithm, GroupRank, Span, Steps};
+use super::{Algorithm, GroupRank, Span, Steps, even_blocks};
 use crate::program::{Collective, CollectiveKind};
+use crate::symmetry::Relabeling;
 
 /// See the module.
 pub(super) struct HalvingDoubling;
@@ -35,6 +36,10 @@ impl Algorithm for HalvingDoubling {
             CollectiveKind::ReduceScatter => reduce_scatter(Layout::of_members(call, size), size, me),
             kind => panic!("halving_doubling cannot carry out {kind}"),
         }
+    }
+
+    fn symmetry(&self, call: &Collective, size: u32) -> Option<Relabeling> {
+        (size.is_power_of_two() && even_blocks(call, size)).then_some(Relabeling::Flip)
     }
 }
 

@@ -6,8 +6,9 @@
 
 use super::layout::{Layout, whole};
 use super::rounds::{before, recv, recv_combine, send, wrap};
-use super::{Action, Algorithm, GroupRank, Span, Step, Steps, root_of};
+use super::{Action, Algorithm, GroupRank, Span, Step, Steps, even_blocks, root_of};
 use crate::program::{Collective, CollectiveKind};
+use crate::symmetry::Relabeling;
 
 /// See the module.
 pub(super) struct Linear;
@@ -54,6 +55,10 @@ impl Algorithm for Linear {
             }
             kind => panic!("linear cannot carry out {kind}"),
         }
+    }
+
+    fn symmetry(&self, call: &Collective, size: u32) -> Option<Relabeling> {
+        even_blocks(call, size).then_some(Relabeling::Rotation)
     }
 }
 

@@ -23,7 +23,8 @@ mod rounds;
 mod tests;
 
 use crate::ids::GroupRank;
-use crate::program::{Collective, CollectiveKind};
+use crate::program::{Collective, CollectiveKind, Shape};
+use crate::symmetry::Relabeling;
 
 /// A way to carry out some kinds of collective.
 pub trait Algorithm: Send + Sync {
@@ -41,6 +42,21 @@ pub trait Algorithm: Send + Sync {
     /// # Panics
     /// If `call.kind` is not one of [`Algorithm::kinds`], or lacks its root.
     fn steps(&self, call: &Collective, size: u32, me: GroupRank) -> Steps;
+
+    /// The relabelings of members under which the steps stay the same but for their elements' places: for each such `p`, what `p(m)`
+    /// does with `p(n)` is what `m` does with `n`, step by step and with as many elements. `None`: not known of any.
+    fn symmetry(&self, _call: &Collective, _size: u32) -> Option<Relabeling> {
+        None
+    }
+}
+
+/// Do all members have blocks of one size?
+fn even_blocks(call: &Collective, size: u32) -> bool {
+    match (call.kind, &call.shape) {
+        (CollectiveKind::AllReduce, Shape::Even(count)) => count.is_multiple_of(u64::from(size)),
+        (CollectiveKind::AllGather | CollectiveKind::ReduceScatter | CollectiveKind::AllToAll, Shape::Even(_)) => true,
+        _ => false,
+    }
 }
 
 /// One member's steps of one collective.

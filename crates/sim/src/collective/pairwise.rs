@@ -5,8 +5,9 @@
 
 use super::layout::Layout;
 use super::rounds::{before, one_by_one, recv, send, wrap};
-use super::{Algorithm, GroupRank, Steps};
+use super::{Algorithm, GroupRank, Steps, even_blocks};
 use crate::program::{Collective, CollectiveKind};
+use crate::symmetry::Relabeling;
 
 /// See the module.
 pub(super) struct Pairwise;
@@ -26,5 +27,9 @@ impl Algorithm for Pairwise {
             let (to, from) = (wrap(me + distance, size), before(me, distance, size));
             [Some(send(to, outgoing.block(to))), Some(recv(from, incoming.block(from)))]
         })))
+    }
+
+    fn symmetry(&self, call: &Collective, size: u32) -> Option<Relabeling> {
+        even_blocks(call, size).then_some(Relabeling::Rotation)
     }
 }

@@ -11,8 +11,9 @@
 use super::layout::{Layout, whole};
 use super::power_of_two::{Core, Role};
 use super::rounds::{Round, one_by_one, recv, recv_combine, send};
-use super::{Algorithm, GroupRank, Span, Steps};
+use super::{Algorithm, GroupRank, Span, Steps, even_blocks};
 use crate::program::{Collective, CollectiveKind};
+use crate::symmetry::Relabeling;
 
 /// See the module.
 pub(super) struct RecursiveDoubling;
@@ -32,6 +33,11 @@ impl Algorithm for RecursiveDoubling {
             CollectiveKind::AllGather => all_gather(Layout::of_members(call, size), size, me),
             kind => panic!("recursive_doubling cannot carry out {kind}"),
         }
+    }
+
+    fn symmetry(&self, call: &Collective, size: u32) -> Option<Relabeling> {
+        let alike = call.kind == CollectiveKind::AllReduce || even_blocks(call, size);
+        (size.is_power_of_two() && alike).then_some(Relabeling::Flip)
     }
 }
 

@@ -10,8 +10,9 @@
 
 use super::layout::Layout;
 use super::rounds::{Round, before, one_by_one, recv, recv_combine, send, wrap};
-use super::{Algorithm, GroupRank, Steps};
+use super::{Algorithm, GroupRank, Steps, even_blocks};
 use crate::program::{Collective, CollectiveKind};
+use crate::symmetry::Relabeling;
 
 /// See the module.
 pub(super) struct Ring;
@@ -35,6 +36,10 @@ impl Algorithm for Ring {
             }
             kind => panic!("ring cannot carry out {kind}"),
         }
+    }
+
+    fn symmetry(&self, call: &Collective, size: u32) -> Option<Relabeling> {
+        even_blocks(call, size).then_some(Relabeling::Rotation)
     }
 }
 

@@ -9,6 +9,7 @@ use crate::program::CollectiveKind::{
     self, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter,
 };
 use crate::program::{Collective, DType, ReduceOp, Shape};
+use crate::symmetry::Relabeling;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -584,4 +585,38 @@ fn gloo_reduces_a_list_two_blocks_at_a_time() {
     assert_eq!(steps[0].len(), 3 * 16);
     assert_eq!(steps[0][..8].iter().map(|step| step.after).max(), Some(0));
     assert_eq!(steps[0][32..36].iter().map(|step| step.after).collect::<Vec<_>>(), [32; 4]);
+}
+
+/// p(steps(m)) = steps(p(m)) for every declared p: the same peers once relabelled, as many elements, the same waits.
+#[test]
+fn declared_relabelings_leave_the_steps_as_they_are() {
+    let mut declared = Vec::new();
+    for (kind, algorithm) in everything() {
+        for size in 2..=17 {
+            let call = call(kind, 0, Shape::Even(u64::from(size) * 3));
+            let Some(relabeling) = algorithm.symmetry(&call, size) else { continue };
+            declared.push((kind, algorithm.name()));
+            for by in 1..size {
+                let relabel = |GroupRank(member)| match relabeling {
+                    Relabeling::Rotation => GroupRank((member + by) % size),
+                    Relabeling::Flip => GroupRank(member ^ by),
+                };
+                for me in (0..size).map(GroupRank) {
+                    let expected = algorithm.steps(&call, size, me).map(|step| outline(&step, relabel));
+                    let steps = algorithm.steps(&call, size, relabel(me)).map(|step| outline(&step, |member| member));
+                    assert!(expected.eq(steps), "{} {kind} of {size}, {me} moved by {by}", algorithm.name());
+                }
+            }
+        }
+    }
+    declared.dedup();
+    assert_eq!(declared.len(), 11, "{declared:?}");
+}
+
+/// Peer, whether it is sent to, elements, and what the step waits for.
+fn outline(step: &Step, relabel: impl Fn(GroupRank) -> GroupRank) -> (GroupRank, bool, u64, u64) {
+    match step.action {
+        Action::Send { to, span } => (relabel(to), true, span.len, step.after),
+        Action::Recv { from, span, .. } => (relabel(from), false, span.len, step.after),
+    }
 }

@@ -1,14 +1,19 @@
 //! Owns process groups: who is in one, and in which order. Groups are known by their members, never by a name.
 
+use super::folded::Folded;
 use crate::ids::{GroupId, GroupRank, RankId};
+use crate::network::Asymmetry;
+use crate::symmetry::Symmetry;
 use indexmap::IndexMap;
 use rustc_hash::FxBuildHasher;
 use std::sync::Arc;
 
-/// All process groups of a run, in the order in which they were first named.
+/// All process groups of a run, in the order in which they were first named. Of groups that are alike under the symmetry of the run
+/// there is one.
 #[derive(Debug, Default)]
 pub(crate) struct Groups {
     ids: IndexMap<(Arc<[RankId]>, u32), Group, FxBuildHasher>,
+    symmetry: Symmetry,
 }
 
 /// The members of a process group.
@@ -17,19 +22,51 @@ pub(crate) struct Group {
     ranks: Arc<[RankId]>,
     /// Members by rank of the world; `None` where the group's order is the world's own.
     sorted: Option<Vec<(RankId, GroupRank)>>,
+    /// Where the run has a symmetry: whom of the members representatives play.
+    folded: Option<Folded>,
 }
 
 impl Groups {
+    pub(crate) fn new(symmetry: Symmetry) -> Groups {
+        Groups { ids: IndexMap::default(), symmetry }
+    }
+
+    pub(crate) fn symmetry(&self) -> &Symmetry {
+        &self.symmetry
+    }
+
     /// The group of these ranks, in this order. Members that name the same ranks for the same time get the same id.
-    pub(crate) fn join(&mut self, ranks: Arc<[RankId]>, sequence: u32) -> GroupId {
-        let next = self.ids.len();
+    ///
+    /// # Errors
+    /// Where ranks that should be alike would name groups that are not.
+    pub(crate) fn join(&mut self, rank: RankId, ranks: Arc<[RankId]>, sequence: u32) -> Result<GroupId, Asymmetry> {
+        if !self.symmetry.is_trivial() {
+            return self.join_folded(rank, ranks, sequence);
+        }
         let entry = self.ids.entry((ranks, sequence));
         let index = entry.index();
-        if index == next {
-            let group = Group::new(entry.key().0.clone());
-            entry.or_insert(group);
+        entry.or_insert_with_key(|(ranks, _)| Group::new(ranks.clone()));
+        Ok(GroupId::from(index))
+    }
+
+    /// The key is then the group's set of ranks, moved to where the first of their representatives is in it.
+    fn join_folded(&mut self, rank: RankId, ranks: Arc<[RankId]>, sequence: u32) -> Result<GroupId, Asymmetry> {
+        let symmetry = self.symmetry.clone();
+        let moved = Folded::move_home(&ranks, &symmetry);
+        let mut key = moved.clone();
+        key.sort_unstable();
+        let entry = self.ids.entry((key.into(), sequence));
+        let index = entry.index();
+        if let indexmap::map::Entry::Vacant(vacant) = entry {
+            let mut group = Group::new(moved.into());
+            group.folded = Some(Folded::new(&group, &symmetry)?);
+            vacant.insert(group);
         }
-        GroupId::from(index)
+        let group = &mut self.ids[index];
+        let mut folded = group.folded.take().expect("made with it");
+        folded.welcome(rank, ranks, group, &symmetry)?;
+        group.folded = Some(folded);
+        Ok(GroupId::from(index))
     }
 
     pub(crate) fn get(&self, id: GroupId) -> &Group {
@@ -41,7 +78,7 @@ impl Groups {
 }
 
 impl Group {
-    fn new(ranks: Arc<[RankId]>) -> Group {
+    pub(super) fn new(ranks: Arc<[RankId]>) -> Group {
         let in_world_order = ranks.iter().enumerate().all(|(index, rank)| rank.index() == index);
         let sorted = (!in_world_order).then(|| {
             let mut sorted: Vec<_> =
@@ -49,7 +86,7 @@ impl Group {
             sorted.sort_unstable();
             sorted
         });
-        Group { ranks, sorted }
+        Group { ranks, sorted, folded: None }
     }
 
     pub(crate) fn ranks(&self) -> &[RankId] {
@@ -60,12 +97,39 @@ impl Group {
         self.ranks.len() as u32
     }
 
+    /// How many members are simulated: all, unless representatives stand for others.
+    pub(crate) fn players(&self) -> u32 {
+        self.folded.as_ref().map_or(self.size(), Folded::players)
+    }
+
+    /// Is this member simulated?
+    pub(crate) fn plays(&self, member: GroupRank) -> bool {
+        self.folded.as_ref().is_none_or(|folded| folded.player(member) == member)
+    }
+
+    pub(crate) fn folded(&self) -> Option<&Folded> {
+        self.folded.as_ref()
+    }
+
     pub(crate) fn world_rank(&self, member: GroupRank) -> RankId {
         self.ranks[member.index()]
     }
 
-    /// The place of a rank of the world in this group.
+    /// The ranks of the group as `rank` names them.
+    pub(crate) fn seen_by(&self, rank: RankId) -> &[RankId] {
+        self.folded.as_ref().and_then(|folded| folded.seen_by(rank)).unwrap_or(&self.ranks)
+    }
+
+    /// The place at which a rank that is simulated takes part in this group.
     pub(crate) fn position(&self, rank: RankId) -> Option<GroupRank> {
+        match &self.folded {
+            None => self.find(rank),
+            Some(folded) => folded.played_by(rank),
+        }
+    }
+
+    /// The place of a rank of the world in this group.
+    pub(super) fn find(&self, rank: RankId) -> Option<GroupRank> {
         match &self.sorted {
             None => (rank.index() < self.ranks.len()).then_some(GroupRank(rank.0)),
             Some(sorted) => {
@@ -87,10 +151,10 @@ mod tests {
     #[test]
     fn the_same_members_meet_the_second_group_of_them_is_another() {
         let mut groups = Groups::default();
-        let first = groups.join(ranks(&[2, 0]), 0);
-        assert_eq!(groups.join(ranks(&[2, 0]), 0), first);
-        assert_ne!(groups.join(ranks(&[2, 0]), 1), first);
-        assert_ne!(groups.join(ranks(&[0, 2]), 0), first);
+        let first = groups.join(RankId(0), ranks(&[2, 0]), 0).unwrap();
+        assert_eq!(groups.join(RankId(0), ranks(&[2, 0]), 0).unwrap(), first);
+        assert_ne!(groups.join(RankId(0), ranks(&[2, 0]), 1).unwrap(), first);
+        assert_ne!(groups.join(RankId(0), ranks(&[0, 2]), 0).unwrap(), first);
         assert_eq!(groups.get(first).position(RankId(0)), Some(GroupRank(1)));
         assert_eq!(groups.get(first).position(RankId(1)), None);
         assert_eq!(groups.get(first).world_rank(GroupRank(0)), RankId(2));

@@ -17,6 +17,9 @@ pub(crate) struct Instance {
     /// `None` in a group of one.
     pub(crate) algorithm: Option<Arc<dyn Algorithm>>,
     members: Vec<Option<Box<Member>>>,
+    /// How many of the members are simulated.
+    players: u32,
+    entered: u32,
     finished: u32,
     last_entry: SimTime,
     root_entry: SimTime,
@@ -60,14 +63,27 @@ impl Instance {
     pub(crate) fn new(
         group: GroupId,
         sequence: u64,
-        size: u32,
+        (size, players): (u32, u32),
         call: Collective,
         first: Caller,
         algorithm: Option<Arc<dyn Algorithm>>,
     ) -> Instance {
         let members = std::iter::repeat_with(|| None).take(size as usize).collect();
         let (last_entry, root_entry) = (SimTime::ZERO, SimTime::MAX);
-        Instance { group, sequence, call, first, algorithm, members, finished: 0, last_entry, root_entry }
+        let (entered, finished) = (0, 0);
+        Instance {
+            group,
+            sequence,
+            call,
+            first,
+            algorithm,
+            members,
+            players,
+            entered,
+            finished,
+            last_entry,
+            root_entry,
+        }
     }
 
     fn size(&self) -> u32 {
@@ -144,6 +160,7 @@ impl Instance {
         let member = self.members[me.index()].as_mut().expect("a member announces before it enters");
         assert!(member.entered.is_none(), "{me} enters {} twice", self.group);
         member.entered = Some(now);
+        self.entered += 1;
         let call =
             Collective { shape: member.shape.clone().unwrap_or_else(|| self.call.shape.clone()), ..self.call.clone() };
         member.steps = algorithm.map(|algorithm| algorithm.steps(&call, size, me).peekable());
@@ -194,7 +211,7 @@ impl Instance {
 
     /// All members are through: the instance can be forgotten.
     pub(crate) fn is_finished(&self) -> bool {
-        self.finished == self.size()
+        self.finished == self.players
     }
 
     pub(crate) fn caller(&self, me: GroupRank) -> Caller {
@@ -203,11 +220,7 @@ impl Instance {
 
     /// Until when a member of this collective had to wait for a peer to enter, as far as is known now. `SimTime::MAX`: it still does.
     pub(crate) fn peers_entered(&self, me: GroupRank) -> SimTime {
-        let all = || {
-            let everybody =
-                self.members.iter().all(|member| member.as_ref().is_some_and(|member| member.entered.is_some()));
-            if everybody { self.last_entry } else { SimTime::MAX }
-        };
+        let all = || if self.entered == self.players { self.last_entry } else { SimTime::MAX };
         match (self.call.kind, self.call.root == Some(me)) {
             (CollectiveKind::Broadcast | CollectiveKind::Scatter, true) => SimTime::ZERO,
             (CollectiveKind::Broadcast | CollectiveKind::Scatter, false) => self.root_entry,

@@ -2,7 +2,7 @@
 //!
 //! A receive takes the first message in order of arrival that fits; messages of one sender and tag arrive in the order they were sent.
 
-use crate::ids::{GroupId, GroupRank, Handle, Site};
+use crate::ids::{GroupId, Handle, RankId, Site};
 use crate::time::{Bytes, SimTime};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -21,7 +21,7 @@ struct Slot {
 /// A message that has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Letter {
-    pub(crate) from: GroupRank,
+    pub(crate) from: RankId,
     /// The sender's operation.
     pub(crate) handle: Handle,
     /// The sender's line.
@@ -34,7 +34,7 @@ pub(crate) struct Letter {
 /// A receive that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Receive {
-    pub(crate) from: Option<GroupRank>,
+    pub(crate) from: Option<RankId>,
     pub(crate) handle: Handle,
     pub(crate) bytes: Bytes,
 }
@@ -78,11 +78,11 @@ mod tests {
     const GROUP: GroupId = GroupId(0);
 
     fn letter(from: u32, handle: u32) -> Letter {
-        Letter { from: GroupRank(from), handle: Handle(handle), site: Site(0), bytes: Bytes(1), posted: SimTime::ZERO }
+        Letter { from: RankId(from), handle: Handle(handle), site: Site(0), bytes: Bytes(1), posted: SimTime::ZERO }
     }
 
     fn receive(from: Option<u32>, handle: u32) -> Receive {
-        Receive { from: from.map(GroupRank), handle: Handle(handle), bytes: Bytes(1) }
+        Receive { from: from.map(RankId), handle: Handle(handle), bytes: Bytes(1) }
     }
 
     #[test]

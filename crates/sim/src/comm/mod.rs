@@ -3,6 +3,7 @@
 //! It turns calls into messages for `transport` and arrivals into completions for the engine. It does not know virtual time's
 //! order, nor which task waits for what.
 
+mod folded;
 mod group;
 mod instance;
 mod mailbox;
@@ -13,8 +14,10 @@ pub(crate) use instance::Caller;
 
 use crate::collective::choose::AlgorithmTable;
 use crate::ids::{GroupId, GroupRank, Handle, RankId, Site};
+use crate::network::Asymmetry;
 use crate::program::{Call, CallOp, Collective};
 use crate::record::Meeting;
+use crate::symmetry::Symmetry;
 use crate::time::{Bytes, SimTime};
 use crate::transport::{Message, Progress, Purpose, Transport};
 use indexmap::IndexMap;
@@ -73,9 +76,9 @@ pub(crate) struct Disagreement {
 }
 
 impl Comm {
-    pub(crate) fn new(world: usize, table: AlgorithmTable, transport: Transport) -> Comm {
+    pub(crate) fn new(world: usize, table: AlgorithmTable, transport: Transport, symmetry: Symmetry) -> Comm {
         Comm {
-            groups: Groups::default(),
+            groups: Groups::new(symmetry),
             transport,
             table,
             instances: Vec::new(),
@@ -86,6 +89,20 @@ impl Comm {
             traffic: vec![Traffic::default(); world],
             completions: Vec::new(),
             progress: Vec::new(),
+        }
+    }
+
+    /// Would all ranks that should be alike take the same course through this collective?
+    pub(crate) fn check_symmetry(&self, group: GroupId, call: &Collective) -> Result<(), Asymmetry> {
+        let group = self.groups.get(group);
+        let Some(folded) = group.folded().filter(|_| group.size() > 1) else { return Ok(()) };
+        let algorithm = self.table.choose(call.kind, call.bytes());
+        match folded.admits(algorithm.symmetry(call, group.size())) {
+            true => Ok(()),
+            false => {
+                let (kind, name) = (call.kind, algorithm.name());
+                Err(Asymmetry::new(format!("{kind} by {name} among {} is not alike for its members", group.size())))
+            }
         }
     }
 
@@ -114,9 +131,9 @@ impl Comm {
         if let Some(index) = self.running.get(&(group, sequence)) {
             return *index;
         }
-        let size = self.groups.get(group).size();
+        let (size, players) = (self.groups.get(group).size(), self.groups.get(group).players());
         let algorithm = (size > 1).then(|| self.table.choose(call.kind, call.bytes()).clone());
-        let instance = Instance::new(group, sequence, size, call.clone(), caller, algorithm);
+        let instance = Instance::new(group, sequence, (size, players), call.clone(), caller, algorithm);
         let index = match self.free.pop() {
             Some(index) => {
                 self.instances[index as usize] = Some(instance);
@@ -144,11 +161,12 @@ impl Comm {
         let Caller { rank, handle, site } = caller;
         match call.op {
             CallOp::Send { to, tag, bytes } => {
-                let destination = self.groups.get(call.group).world_rank(to);
+                let destination = self.groups.get(call.group).seen_by(rank)[to.index()];
                 self.send(now, rank, destination, call.group, bytes, Purpose::Send { handle, tag, site });
                 Ok(())
             }
             CallOp::Recv { from, tag, bytes } => {
+                let from = from.map(|from| self.groups.get(call.group).seen_by(rank)[from.index()]);
                 let receive = Receive { from, handle, bytes };
                 match self.mailboxes[rank.index()].receive(call.group, tag, receive) {
                     Some(letter) => self.received(rank, call.group, tag, receive, letter),
@@ -175,7 +193,8 @@ impl Comm {
         for (state, message) in progress.drain(..) {
             if let Progress::Arrived = state {
                 arrived(&message, &self.transport);
-                self.traffic[message.destination.index()].received += message.bytes;
+                let receiver = self.groups.symmetry().representative(message.destination);
+                self.traffic[receiver.index()].received += message.bytes;
             }
             result = result.and(self.handle(now, state, &message));
         }
@@ -190,6 +209,8 @@ impl Comm {
                 self.run_member(now, instance, from);
             }
             (Purpose::Step { instance, from, to, .. }, Progress::Arrived) => {
+                let folded = self.groups.get(message.group).folded();
+                let (from, to) = folded.map_or((from, to), |folded| folded.arrival(from, to));
                 let awaited = self.instances[instance as usize].as_mut().expect("it runs").arrived(to, from);
                 if awaited {
                     self.run_member(now, instance, to);
@@ -202,11 +223,10 @@ impl Comm {
                 self.completions.push(completion);
             }
             (Purpose::Send { handle, tag, site }, Progress::Arrived) => {
-                let from = self.position(message.source, message.group);
+                let (to, from) = normalised(self.groups.symmetry(), message.destination, message.source);
                 let letter = Letter { from, handle, site, bytes: message.bytes, posted: message.queued };
-                let mailbox = &mut self.mailboxes[message.destination.index()];
-                if let Some(receive) = mailbox.deliver(message.group, tag, letter) {
-                    return self.received(message.destination, message.group, tag, receive, letter);
+                if let Some(receive) = self.mailboxes[to.index()].deliver(message.group, tag, letter) {
+                    return self.received(to, message.group, tag, receive, letter);
                 }
             }
         }
@@ -216,11 +236,13 @@ impl Comm {
     fn run_member(&mut self, now: SimTime, index: u32, me: GroupRank) {
         let instance = self.instances[index as usize].as_mut().expect("it runs");
         let group = self.groups.get(instance.group);
-        let (id, source) = (instance.group, group.world_rank(me));
-        let (transport, traffic) = (&mut self.transport, &mut self.traffic[source.index()]);
+        let (id, symmetry) = (instance.group, self.groups.symmetry());
+        let pair = |to| normalised(symmetry, group.world_rank(me), group.world_rank(to));
+        let (transport, traffic) = (&mut self.transport, &mut self.traffic[pair(me).0.index()]);
         let through = instance.run(me, |send| {
             let purpose = Purpose::Step { instance: index, from: me, to: send.to, step: send.step };
-            let wire = transport.send(now, source, group.world_rank(send.to), id, send.bytes, purpose);
+            let (source, destination) = pair(send.to);
+            let wire = transport.send(now, source, destination, id, send.bytes, purpose);
             traffic.sent += send.bytes;
             traffic.wire_sent += wire;
         });
@@ -269,7 +291,7 @@ impl Comm {
         receive: Receive,
         letter: Letter,
     ) -> Result<(), Box<Disagreement>> {
-        let peer = self.groups.get(group).world_rank(letter.from);
+        let peer = letter.from;
         if receive.bytes != letter.bytes {
             let to = self.position(rank, group);
             return Err(Box::new(Disagreement {
@@ -303,7 +325,8 @@ impl Comm {
     pub(crate) fn missing(&self, group: GroupId, sequence: u64) -> Vec<RankId> {
         let members = self.groups.get(group);
         self.instance(group, sequence)
-            .map_or_else(Vec::new, |instance| instance.missing().map(|member| members.world_rank(member)).collect())
+            .map(|instance| instance.missing().filter(|member| members.plays(*member)))
+            .map_or_else(Vec::new, |missing| missing.map(|member| members.world_rank(member)).collect())
     }
 
     /// From when on no peer kept `rank` waiting in a collective by not being there; `SimTime::MAX`: one still does.
@@ -318,4 +341,13 @@ impl Comm {
             .position(rank)
             .unwrap_or_else(|| panic!("{rank} calls an operation of {group}, which it is not in"))
     }
+}
+
+/// Moves both so that the first is a representative.
+fn normalised(symmetry: &Symmetry, first: RankId, second: RankId) -> (RankId, RankId) {
+    if symmetry.is_trivial() {
+        return (first, second);
+    }
+    let home = symmetry.inverse(symmetry.shift_to(first));
+    (symmetry.apply(home, first), symmetry.apply(home, second))
 }

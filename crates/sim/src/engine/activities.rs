@@ -54,6 +54,10 @@ impl Engine {
         let Activity::Call(call) = activity else { return 0 };
         let Caller { rank, handle, site } = caller;
         observer.record(self.now, &Event::Issued { rank, handle, call, site });
+        if let Err(asymmetry) = self.check_symmetry(call) {
+            self.halt(Cause::Asymmetry(asymmetry));
+            return 0;
+        }
         let CallOp::Collective(collective) = &call.op else { return 0 };
         match self.comm.announce(caller, call.group, collective) {
             Ok(sequence) => sequence,

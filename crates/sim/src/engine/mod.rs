@@ -9,6 +9,7 @@ mod drive;
 mod queue;
 mod rank;
 mod report;
+mod symmetric;
 mod tasks;
 
 pub use drive::{Ended, drive};
@@ -22,6 +23,7 @@ use crate::ids::{GroupId, Handle, RankId, TaskId};
 use crate::network::Network;
 use crate::program::{POLL_COST, Reply, Request};
 use crate::record::{Event, Observer};
+use crate::symmetry::Symmetry;
 use crate::time::SimTime;
 use crate::transport::Transport;
 use queue::{Class, EventQueue, Place};
@@ -87,6 +89,11 @@ impl Engine {
     /// A run on `cluster` over `network`, one rank a device, at time zero. Every rank's task 0 is resumed first, with
     /// [`Reply::Start`].
     pub fn new(cluster: &Cluster, network: Box<dyn Network>) -> Engine {
+        Engine::of(cluster, network, Symmetry::default())
+    }
+
+    /// A run in which representatives stand for all ranks that are alike.
+    fn of(cluster: &Cluster, network: Box<dyn Network>, symmetry: Symmetry) -> Engine {
         let world = cluster.devices.len();
         let hosts = cluster.devices.iter().map(|device| device.host).collect();
         let transport = Transport::new(network, hosts, cluster.topology.clone());
@@ -96,17 +103,20 @@ impl Engine {
             ranks: (0..world).map(|rank| Rank::new(RankId::from(rank))).collect(),
             slowdowns: cluster.devices.iter().map(|device| device.slowdown).collect(),
             concurrency: cluster.backend.concurrency,
-            comm: Comm::new(world, cluster.backend.algorithms.clone(), transport),
+            comm: Comm::new(world, cluster.backend.algorithms.clone(), transport, symmetry),
             store: Store::default(),
             storing: Vec::new(),
             holding: BTreeSet::new(),
             held: vec![None; world],
             ready: VecDeque::new(),
             completions: Vec::new(),
-            unfinished: world,
+            unfinished: 0,
             halted: None,
         };
-        for rank in (0..world).map(RankId::from) {
+        for rank in
+            (0..world).map(RankId::from).filter(|rank| engine.symmetry().is_representative(*rank)).collect::<Vec<_>>()
+        {
+            engine.unfinished += 1;
             engine.resume(rank, TaskId(0), Reply::Start);
         }
         engine
@@ -134,7 +144,7 @@ impl Engine {
 
     /// Every rank as it stands: what a progress display or a report shows.
     pub fn report(&self) -> Vec<RankReport> {
-        self.ranks.iter().map(|rank| self.rank_report(rank)).collect()
+        self.simulated().map(|rank| self.rank_report(rank)).collect()
     }
 
     /// A thread that the engine has not heard of makes its first call; it is running, from its rank's clock on.
@@ -198,7 +208,7 @@ impl Engine {
 
     fn somebody_runs(&self) -> bool {
         let runs = |task: &Task| matches!(task.state, TaskState::Running);
-        self.ranks.iter().any(|rank| rank.outcome.is_none() && rank.tasks.iter().any(runs))
+        self.simulated().any(|rank| rank.outcome.is_none() && rank.tasks.iter().any(runs))
     }
 
     fn network_event(&mut self, observer: &mut dyn Observer) {
@@ -247,10 +257,10 @@ impl Engine {
                 let paid = self.now.saturating_add(POLL_COST);
                 self.pay(rank, task, Reply::Now(paid));
             }
-            Request::JoinGroup { ranks, sequence } => {
-                let group = self.comm.groups.join(ranks, sequence);
-                self.resume(rank, task, Reply::Group(group));
-            }
+            Request::JoinGroup { ranks, sequence } => match self.comm.groups.join(rank, ranks, sequence) {
+                Ok(group) => self.resume(rank, task, Reply::Group(group)),
+                Err(asymmetry) => self.halt(Cause::Asymmetry(asymmetry)),
+            },
             Request::Store { operation, timeout, site } => {
                 self.use_store(rank, task, operation, timeout, site, observer)
             }

@@ -2,6 +2,7 @@
 
 use crate::comm::{Caller, Disagreement};
 use crate::ids::{GroupId, Handle, RankId, Site, TaskId};
+use crate::network::Asymmetry;
 use crate::program::CallOp;
 use crate::time::{Bytes, SimTime};
 use std::fmt;
@@ -41,6 +42,8 @@ pub enum Cause {
     },
     /// The run's clock would pass 213 days.
     EndOfTime,
+    /// Ranks that were taken to be alike are not: a folded run is of no use then.
+    Asymmetry(Asymmetry),
 }
 
 /// One rank, when the run stopped.
@@ -99,6 +102,7 @@ impl Halt {
         let mut text = match &self.cause {
             Cause::Deadlock => format!("deadlock at {}: no rank can go on\n", self.at),
             Cause::EndOfTime => format!("virtual time would pass 213 days (at {})\n", self.at),
+            Cause::Asymmetry(asymmetry) => format!("ranks are not alike (at {}): {}\n", self.at, asymmetry.problem),
             Cause::Mismatch { group, first, first_call, first_site, second, second_site, what } => format!(
                 "mismatch at {}: {} and {} disagree about the same {} of {group}\n  {what}\n  {} called it first, at {}\n  {} called it at {}\n",
                 self.at,
@@ -176,6 +180,7 @@ impl Cause {
                 "let all members of a group call the same operation with the same sizes, dtype and root"
             }
             Cause::EndOfTime => "look for a sleep, a time-out or a rate that is off by many powers of ten",
+            Cause::Asymmetry(_) => Asymmetry::HINT,
         }
     }
 

@@ -6,6 +6,7 @@ use super::report::{Doing, Pending, RankReport, TaskReport};
 use super::{Cause, Engine, Pend, Resumption};
 use crate::comm::store;
 use crate::ids::{Handle, RankId, Site, TaskId};
+use crate::network::Asymmetry;
 use crate::program::{Activity, Call, CallOp, Outcome, POLL_COST, Reply, StoreOp, StoreValue};
 use crate::record::{Event, Observer, WaitReason};
 use crate::time::{Bytes, SimDuration, SimTime};
@@ -196,6 +197,9 @@ impl Engine {
         site: Site,
         observer: &mut dyn Observer,
     ) {
+        if !self.symmetry().is_trivial() {
+            return self.halt(Cause::Asymmetry(Asymmetry::new("the store serves whoever comes first")));
+        }
         match self.store.apply(&operation) {
             Some(value) => {
                 if store::changes(&operation) {
@@ -263,7 +267,9 @@ impl Engine {
             state.outcome = Some(outcome);
             self.unfinished -= 1;
             let (times, traffic) = (state.ledger.times, self.comm.traffic(rank));
-            observer.record(self.now, &Event::Finished { rank, outcome, times, traffic });
+            for rank in self.symmetry().class(rank) {
+                observer.record(self.now, &Event::Finished { rank, outcome, times, traffic });
+            }
         }
         self.update_hold(rank);
     }

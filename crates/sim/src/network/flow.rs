@@ -7,7 +7,7 @@
 use super::heap::IndexedHeap;
 use super::progress::Progress;
 use super::sharing::Sharing;
-use super::{Network, NetworkEvent, Route, Topology};
+use super::{FoldedTopology, Network, NetworkEvent, Route, Topology};
 use crate::ids::{HostId, StreamId};
 use crate::time::{Bytes, Rate, SimDuration, SimTime};
 use std::collections::{BTreeMap, VecDeque};
@@ -18,6 +18,7 @@ use std::collections::{BTreeMap, VecDeque};
 /// Where something would happen past the end of virtual time, [`Network::next_event`] is [`SimTime::MAX`].
 pub struct FlowNetwork {
     topology: Topology,
+    folded: Option<FoldedTopology>,
     now: SimTime,
     sharing: Sharing,
     progress: Progress,
@@ -67,8 +68,18 @@ struct Flight {
 impl FlowNetwork {
     /// The network of `topology`, at time zero, without streams.
     pub fn new(topology: Topology) -> FlowNetwork {
+        FlowNetwork::over(topology, None)
+    }
+
+    /// The network of symmetric ranks: one stream stands for all that are alike.
+    pub fn folded(topology: FoldedTopology) -> FlowNetwork {
+        FlowNetwork::over(topology.topology().clone(), Some(topology))
+    }
+
+    fn over(topology: Topology, folded: Option<FoldedTopology>) -> FlowNetwork {
         let mut network = FlowNetwork {
             topology,
+            folded,
             now: SimTime::ZERO,
             sharing: Sharing::new(),
             progress: Progress::new(),
@@ -88,7 +99,7 @@ impl FlowNetwork {
         network
     }
 
-    /// Opens a stream along a route of the caller's, which takes no link twice.
+    /// Opens a stream along a route of the caller's. A link that comes twice is one that stands for two which are crossed alike.
     pub fn open_along(&mut self, route: Route, cap: Option<Rate>) -> StreamId {
         let id = StreamId::from(self.streams.len());
         let flow = self.add_flow(id, &route, cap);
@@ -222,7 +233,10 @@ impl Stream {
 
 impl Network for FlowNetwork {
     fn open(&mut self, from: HostId, to: HostId, cap: Option<Rate>) -> StreamId {
-        let route = self.topology.route(from, to);
+        let route = match &self.folded {
+            Some(folded) => folded.route(from, to),
+            None => self.topology.route(from, to),
+        };
         self.open_along(route, cap)
     }
 

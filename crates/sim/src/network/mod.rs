@@ -12,7 +12,8 @@ mod topology;
 
 pub use flow::FlowNetwork;
 pub use topology::{
-    Duplex, GraphLink, HostSpec, Link, LinkSpec, PacketOverhead, Preset, Route, Topology, TopologyError,
+    Asymmetry, Dimension, DimensionKind, Duplex, FoldedTopology, GraphLink, HostSpec, Link, LinkSpec, PacketOverhead,
+    Preset, Route, Topology, TopologyError,
 };
 
 use crate::ids::{HostId, StreamId};

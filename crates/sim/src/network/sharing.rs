@@ -82,6 +82,8 @@ struct FlowState {
     first_hop: u32,
     /// Of an active flow. While it has none yet, a link of its route that is under review stands in.
     bottleneck: u32,
+    /// Does it cross a link several times?
+    repeats: bool,
 }
 
 /// A flow on a link.
@@ -119,12 +121,15 @@ impl Sharing {
         self.links.len() as u32 - 1
     }
 
-    /// A new flow, not active yet. Its route has at least one link and none twice.
+    /// A new flow, not active yet. Its route has at least one link. If a link comes several times, as many equal flows share it.
     pub(super) fn add_flow(&mut self, route: impl ExactSizeIterator<Item = u32>) -> u32 {
         let (flow, first) = (self.flows.len() as u32, self.hops.len() as u32);
         let end = first + route.len() as u32;
         self.hops.extend(route.map(|link| Hop { link, slot: u32::MAX, flow, first, end }));
-        self.flows.push(FlowState { first_hop: first, bottleneck: u32::MAX });
+        let mut links: Vec<u32> = self.hops[first as usize..].iter().map(|hop| hop.link).collect();
+        links.sort_unstable();
+        let repeats = links.windows(2).any(|pair| pair[0] == pair[1]);
+        self.flows.push(FlowState { first_hop: first, bottleneck: u32::MAX, repeats });
         flow
     }
 
@@ -156,7 +161,7 @@ impl Sharing {
         let hops = &self.hops[self.route(flow)];
         let (links, level) = (&self.links, &mut self.level);
         let crossed = |hop: &Hop| &links[hop.link as usize];
-        if hops.iter().any(|hop| !crossed(hop).crossing.is_empty()) {
+        if self.flows[flow as usize].repeats || hops.iter().any(|hop| !crossed(hop).crossing.is_empty()) {
             self.touched.extend(hops.iter().map(|hop| hop.link));
             return hops[0].link;
         }

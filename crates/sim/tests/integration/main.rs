@@ -2,6 +2,7 @@
 
 mod collectives;
 mod determinism;
+mod folded;
 mod halts;
 mod overlap;
 mod point_to_point;

@@ -6,11 +6,13 @@
 //! Ids are a function of the description alone: hosts keep the order they are given in, which is the devices' and part of what is
 //! described (a ring is one in that order); the switches and links of a graph are numbered in the order of their names.
 
+mod folded;
 mod graph;
 mod preset;
 
+pub use folded::{Asymmetry, FoldedTopology};
 pub use graph::{Duplex, GraphLink};
-pub use preset::Preset;
+pub use preset::{Dimension, DimensionKind, Preset};
 
 use crate::ids::{HostId, LinkId};
 use crate::time::{Bytes, Rate, SimDuration};
@@ -117,6 +119,8 @@ pub struct Topology(Arc<Layout>);
 struct Layout {
     hosts: Vec<String>,
     links: Vec<Link>,
+    /// The first so many links join hosts; the others are local.
+    shared: u32,
     /// The local link of each host.
     local: Vec<Option<LinkId>>,
     routing: Routing,
@@ -150,6 +154,7 @@ impl Topology {
     }
 
     fn new(hosts: &[HostSpec], mut links: Vec<Link>, routing: Routing) -> Result<Topology, TopologyError> {
+        let shared = links.len() as u32;
         let mut local = Vec::with_capacity(hosts.len());
         for host in hosts {
             local.push(host.local.map(|_| LinkId::from(links.len())));
@@ -158,7 +163,7 @@ impl Topology {
             }
         }
         let hosts = hosts.iter().map(|host| host.name.clone()).collect();
-        Ok(Topology(Arc::new(Layout { hosts, links, local, routing })))
+        Ok(Topology(Arc::new(Layout { hosts, links, shared, local, routing })))
     }
 
     /// The hosts' names, by [`HostId`].

@@ -51,6 +51,43 @@ pub enum Preset {
         /// From GPU to GPU inside a server.
         fabric: LinkSpec,
     },
+    /// A grid in which each row along a dimension is a ring, a full mesh or a switch of its own, with its own kind of link: what
+    /// ASTRA-sim's network files describe. Hosts are numbered along the first dimension first; routes settle one dimension after the other.
+    Dimensions(Vec<Dimension>),
+}
+
+/// One dimension of [`Preset::Dimensions`]: how the hosts are joined that differ in this coordinate alone.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Dimension {
+    /// In which way.
+    pub kind: DimensionKind,
+    /// How many they are.
+    pub size: u32,
+    /// Between two hosts that are next to each other.
+    pub link: LinkSpec,
+}
+
+/// How the hosts of one dimension are joined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DimensionKind {
+    /// As [`Preset::Ring`].
+    Ring,
+    /// As [`Preset::FullyConnected`].
+    FullyConnected,
+    /// As [`Preset::Switch`].
+    Switch,
+}
+
+impl Dimension {
+    /// How many links belong to each host.
+    pub(super) fn links(self) -> u32 {
+        match self.kind {
+            _ if self.size == 1 => 0,
+            DimensionKind::Ring => (self.size - 1).min(2),
+            DimensionKind::FullyConnected => self.size - 1,
+            DimensionKind::Switch => 2,
+        }
+    }
 }
 
 /// What the closed form of a route needs to know.
@@ -61,6 +98,7 @@ pub(super) enum Shape {
     Torus { dims: Vec<u32> },
     FatTree { hosts: u32, hosts_per_leaf: u32, spines: u32 },
     Rail { per_server: u32 },
+    Dimensions(Vec<Dimension>),
 }
 
 /// Links and routing of `preset`.
@@ -81,6 +119,7 @@ pub(super) fn lay_out(
             builder.fat_tree(hosts_per_leaf, spines, oversubscription)
         }
         Preset::Rail { per_server, fabric } => builder.rail(per_server, fabric),
+        Preset::Dimensions(ref dims) => builder.dimensions(dims),
     }?;
     Ok((builder.links, shape))
 }
@@ -205,6 +244,45 @@ impl Builder<'_> {
     }
 }
 
+impl Builder<'_> {
+    fn dimensions(&mut self, dims: &[Dimension]) -> Result<Shape, TopologyError> {
+        let refuse = |problem: String, hint| Err(TopologyError::Shape { preset: "dimensions", problem, hint });
+        let hosts = self.hosts.len();
+        let sizes: Vec<u32> = dims.iter().map(|dim| dim.size).collect();
+        if sizes.iter().map(|size| u64::from(*size)).try_fold(1, u64::checked_mul) != Some(hosts as u64) {
+            let problem = format!("dimensions {sizes:?} do not make {hosts} hosts");
+            return refuse(problem, "their product must be the number of hosts");
+        }
+        if let Some(host) = self.hosts.iter().find(|host| host.bandwidth.is_some() || host.latency.is_some()) {
+            let problem = format!("`{}` has a bandwidth or a latency of its own", host.name);
+            return refuse(problem, "here links belong to dimensions, not to hosts");
+        }
+        for host in 0..hosts as u32 {
+            let mut stride = 1;
+            for (index, dim) in dims.iter().enumerate() {
+                self.links_along(host, index, *dim, stride)?;
+                stride *= dim.size;
+            }
+        }
+        Ok(Shape::Dimensions(dims.to_vec()))
+    }
+
+    fn links_along(&mut self, host: u32, index: usize, dim: Dimension, stride: u32) -> Result<(), TopologyError> {
+        let name = self.hosts[host as usize].name.clone();
+        let at = host / stride % dim.size;
+        if dim.kind == DimensionKind::Switch && dim.size > 1 {
+            return self.port(&name, &format!("switch.{index}.{}", host - at * stride), dim.link);
+        }
+        for link in 0..dim.links() {
+            // A ring has cables up and then down, a mesh to all others by their distance upwards.
+            let distance = if dim.kind == DimensionKind::Ring && link == 1 { dim.size - 1 } else { link + 1 };
+            let to = host - at * stride + (at + distance) % dim.size * stride;
+            self.add(format!("{name} -> {}", self.hosts[to as usize].name), dim.link)?;
+        }
+        Ok(())
+    }
+}
+
 /// What `host` has a cable to in a torus, in the order of its links, and the number of its cables up to and including this one.
 /// In a dimension of two, up and down are the same cable.
 fn neighbours(dims: &[u32], host: u32) -> impl Iterator<Item = (u32, u32)> {
@@ -242,7 +320,32 @@ impl Shape {
                 links.push(LinkId(2 * to + 1));
             }
             Shape::Rail { per_server } => route_rail(per_server, from, to, links),
+            Shape::Dimensions(ref dims) => route_dimensions(dims, from, to, links),
         }
+    }
+}
+
+fn route_dimensions(dims: &[Dimension], from: u32, to: u32, links: &mut Vec<LinkId>) {
+    let own: u32 = dims.iter().map(|dim| dim.links()).sum();
+    let (mut host, mut stride, mut first) = (from, 1, 0);
+    for dim in dims {
+        let size = dim.size;
+        let (at, target) = (host / stride % size, to / stride % size);
+        let along = |place: u32| host - at * stride + place % size * stride;
+        let distance = (target + size - at) % size;
+        match dim.kind {
+            _ if distance == 0 => {}
+            DimensionKind::Switch => links.extend([host * own + first, along(target) * own + first + 1].map(LinkId)),
+            DimensionKind::FullyConnected => links.push(LinkId(host * own + first + distance - 1)),
+            DimensionKind::Ring if 2 * distance <= size => {
+                links.extend((0..distance).map(|hop| LinkId(along(at + hop) * own + first)));
+            }
+            DimensionKind::Ring => {
+                links.extend((0..size - distance).map(|hop| LinkId(along(at + size - hop) * own + first + 1)));
+            }
+        }
+        host = along(target);
+        (stride, first) = (stride * size, first + dim.links());
     }
 }
 

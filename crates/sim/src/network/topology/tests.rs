@@ -83,6 +83,36 @@ fn a_torus_settles_one_dimension_after_the_other() {
     assert_eq!(torus.links().len(), 24 * (2 + 2 + 1));
 }
 
+fn dimensions(dims: &[(DimensionKind, u32)]) -> Preset {
+    let dimension = |(index, &(kind, size)): (usize, &(DimensionKind, u32))| {
+        let link = gbps(10.0, 3 * (index as u64 + 1));
+        Dimension { kind, size, link }
+    };
+    Preset::Dimensions(dims.iter().enumerate().map(dimension).collect())
+}
+
+#[test]
+fn dimensions_have_links_of_their_own() {
+    let grid = preset(
+        dimensions(&[(DimensionKind::Ring, 4), (DimensionKind::FullyConnected, 3), (DimensionKind::Switch, 2)]),
+        24,
+    );
+    // h(x + 4 y + 12 z), from (0, 0, 0) to (2, 2, 1): two cables upwards, one across, a switch; 3 + 3 + 6 + 9 us.
+    let (links, latency) = way(&grid, "h0", "h22");
+    assert_eq!(links, ["h0 -> h1", "h1 -> h2", "h2 -> h10", "h10 -> switch.2.10", "switch.2.10 -> h22"]);
+    assert_eq!(latency, 21_000_000);
+    assert_eq!(grid.links().len(), 24 * (2 + 2 + 2));
+    // Where all are rings, it is a torus.
+    let rings = preset(dimensions(&[(DimensionKind::Ring, 4), (DimensionKind::Ring, 6)]), 24);
+    let torus = preset(Preset::Torus { dims: vec![4, 6] }, 24);
+    for (from, to) in (0..24).flat_map(|from| (0..24).map(move |to| (format!("h{from}"), format!("h{to}")))) {
+        assert_eq!(way(&rings, &from, &to).0, way(&torus, &from, &to).0);
+    }
+    let own = [HostSpec { bandwidth: Rate::new(1.0), ..HostSpec::new("h0") }, HostSpec::new("h1")];
+    let refused = Topology::preset(&dimensions(&[(DimensionKind::Ring, 2)]), &own, gbps(1.0, 1)).unwrap_err();
+    assert!(refused.to_string().starts_with("dimensions: `h0` has a bandwidth"), "{refused}");
+}
+
 #[test]
 fn a_fat_tree_is_two_latencies_across_and_its_uplinks_share_the_oversubscription() {
     let tree = preset(Preset::FatTree { hosts_per_leaf: 4, spines: 2, oversubscription: 2.0 }, 8);
@@ -115,6 +145,8 @@ fn every_route_of_every_preset_is_a_chain_from_its_first_host_to_its_last() {
         Preset::Torus { dims: vec![1, 3, 2, 4] },
         Preset::FatTree { hosts_per_leaf: 5, spines: 3, oversubscription: 1.0 },
         Preset::Rail { per_server: 4, fabric },
+        dimensions(&[(DimensionKind::FullyConnected, 4), (DimensionKind::Switch, 3), (DimensionKind::Ring, 2)]),
+        dimensions(&[(DimensionKind::Switch, 1), (DimensionKind::Ring, 6), (DimensionKind::FullyConnected, 4)]),
     ];
     for topology in shapes.map(|shape| preset(shape, 24)) {
         for from in topology.hosts() {

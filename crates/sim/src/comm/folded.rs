@@ -1,0 +1,163 @@
+//! Owns what a process group is like where one rank stands for many: which member each representative plays, and the check that the
+//! group looks the same from all members that are alike. It does not know messages or collectives.
+//!
+//! `M` is the group. The shifts that map it to itself are `H`; a member and its images under `H` are played by one rank, at the first of
+//! their places. Shifts relabel places: where all of them do so by rotations (or all by flips), a collective whose algorithm allows
+//! these ([`crate::collective::Algorithm::symmetry`]) takes the same course at every image.
+
+use super::group::Group;
+use crate::ids::{GroupRank, RankId};
+use crate::network::Asymmetry;
+use crate::symmetry::{Relabeling, Shift, Symmetry};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Who plays whom in a group.
+#[derive(Debug)]
+pub(crate) struct Folded {
+    /// By place: the place that is played for it.
+    player: Vec<GroupRank>,
+    players: u32,
+    /// How shifts move places.
+    moves: Moves,
+    /// By representative: its place, and the ranks as it has named them.
+    views: BTreeMap<RankId, (GroupRank, Arc<[RankId]>)>,
+}
+
+/// What all relabelings of places seen so far are.
+#[derive(Clone, Copy, Debug)]
+struct Moves {
+    none: bool,
+    rotations: bool,
+    flips: bool,
+}
+
+impl Moves {
+    /// One more relabeling, as pairs of places.
+    fn add(&mut self, size: u32, pairs: &[(GroupRank, GroupRank)]) {
+        let rotation = |(from, to): &(GroupRank, GroupRank)| (to.0 + size - from.0) % size;
+        let flip = |(from, to): &(GroupRank, GroupRank)| to.0 ^ from.0;
+        self.none &= pairs.iter().all(|(from, to)| from == to);
+        self.rotations &= pairs.iter().all(|pair| rotation(pair) == rotation(&pairs[0]));
+        self.flips &= pairs.iter().all(|pair| flip(pair) == flip(&pairs[0]));
+    }
+}
+
+impl Folded {
+    /// The group moved to where the lowest representative of its members is one itself, in the group's order.
+    pub(super) fn move_home(ranks: &[RankId], symmetry: &Symmetry) -> Vec<RankId> {
+        let lowest = ranks.iter().min_by_key(|rank| symmetry.representative(**rank)).expect("a group has members");
+        let home = symmetry.inverse(symmetry.shift_to(*lowest));
+        ranks.iter().map(|rank| symmetry.apply(home, *rank)).collect()
+    }
+
+    /// Of a group that is home.
+    pub(super) fn new(group: &Group, symmetry: &Symmetry) -> Result<Folded, Asymmetry> {
+        let mut classes: BTreeMap<RankId, Vec<GroupRank>> = BTreeMap::new();
+        for (place, rank) in group.ranks().iter().enumerate() {
+            classes.entry(symmetry.representative(*rank)).or_default().push(GroupRank::from(place));
+        }
+        let (_, lowest) = classes.first_key_value().expect("a group has members");
+        let shifts: Vec<Shift> = lowest.iter().map(|place| symmetry.shift_to(group.world_rank(*place))).collect();
+        if classes.values().any(|places| places.len() != shifts.len()) {
+            return Err(Asymmetry::new("a process group holds more ranks of one class than of another"));
+        }
+        let mut player = vec![GroupRank(0); group.ranks().len()];
+        for places in classes.values() {
+            places.iter().for_each(|place| player[place.index()] = places[0]);
+        }
+        let moves = Moves { none: true, rotations: true, flips: true };
+        let mut folded = Folded { player, players: classes.len() as u32, moves, views: BTreeMap::new() };
+        for shift in generators(&shifts, symmetry) {
+            folded.check(shift, group.ranks(), group, symmetry)?;
+        }
+        Ok(folded)
+    }
+
+    /// A representative names the group as `ranks`.
+    pub(super) fn welcome(
+        &mut self,
+        rank: RankId,
+        ranks: Arc<[RankId]>,
+        group: &Group,
+        symmetry: &Symmetry,
+    ) -> Result<(), Asymmetry> {
+        let of_class = |place: &usize| symmetry.representative(group.ranks()[*place]) == rank;
+        let place = (0..group.ranks().len()).find(of_class);
+        let Some(place) = place.filter(|_| ranks.contains(&rank)) else {
+            return Err(Asymmetry::new(format!("{rank} names a process group that it is not in")));
+        };
+        self.check(symmetry.shift_to(group.ranks()[place]), &ranks, group, symmetry)?;
+        self.views.insert(rank, (GroupRank::from(place), ranks));
+        Ok(())
+    }
+
+    /// `shift` must map `ranks` onto the group; takes note of how it moves places.
+    fn check(&mut self, shift: Shift, ranks: &[RankId], group: &Group, symmetry: &Symmetry) -> Result<(), Asymmetry> {
+        let image =
+            |(place, rank): (usize, &RankId)| Some((GroupRank::from(place), group.find(symmetry.apply(shift, *rank))?));
+        let pairs: Option<Vec<_>> = ranks.iter().enumerate().map(image).collect();
+        let pairs = pairs.ok_or_else(|| Asymmetry::new("ranks that should be alike are in groups that are not"))?;
+        self.moves.add(ranks.len() as u32, &pairs);
+        Ok(())
+    }
+
+    pub(super) fn players(&self) -> u32 {
+        self.players
+    }
+
+    pub(super) fn player(&self, member: GroupRank) -> GroupRank {
+        self.player[member.index()]
+    }
+
+    pub(super) fn played_by(&self, rank: RankId) -> Option<GroupRank> {
+        self.views.get(&rank).map(|(place, _)| *place)
+    }
+
+    pub(super) fn seen_by(&self, rank: RankId) -> Option<&[RankId]> {
+        self.views.get(&rank).map(|(_, ranks)| &ranks[..])
+    }
+
+    /// May a collective run here whose algorithm stays the same under such relabelings?
+    pub(crate) fn admits(&self, symmetry: Option<Relabeling>) -> bool {
+        self.moves.none
+            || match symmetry {
+                Some(Relabeling::Rotation) => self.moves.rotations,
+                Some(Relabeling::Flip) => self.moves.flips,
+                None => false,
+            }
+    }
+
+    /// What a message of a collective from one member to another is to those who are simulated: from whom, to whom.
+    pub(super) fn arrival(&self, from: GroupRank, to: GroupRank) -> (GroupRank, GroupRank) {
+        let (size, player) = (self.player.len() as u32, self.player(to));
+        // Where rotations and flips both fit, they are the same.
+        let from = match self.moves {
+            _ if player == to => from,
+            Moves { rotations: true, .. } => GroupRank((from.0 + player.0 + size - to.0) % size),
+            _ => GroupRank(from.0 ^ to.0 ^ player.0),
+        };
+        (from, player)
+    }
+}
+
+/// Some of the shifts, of which all others are made. At most as many as the logarithm of their number.
+fn generators(shifts: &[Shift], symmetry: &Symmetry) -> Vec<Shift> {
+    let mut reached = BTreeSet::from([Shift::default()]);
+    let mut generators = Vec::new();
+    for shift in shifts {
+        if reached.contains(shift) {
+            continue;
+        }
+        generators.push(*shift);
+        let mut coset: Vec<Shift> = reached.iter().copied().collect();
+        loop {
+            coset = coset.into_iter().map(|other| symmetry.compose(other, *shift)).collect();
+            if coset.first().is_none_or(|first| !reached.insert(*first)) {
+                break;
+            }
+            reached.extend(coset.iter().copied());
+        }
+    }
+    generators
+}

@@ -1,0 +1,60 @@
+//! Owns runs in which one rank stands for all that are alike: what must be true of the cluster before, and of each request as it comes.
+//! Whether groups and collectives are alike is `comm`'s to check, whether the network is [`FoldedTopology`]'s.
+
+use super::Engine;
+use super::rank::Rank;
+use crate::cluster::{Cluster, Device};
+use crate::ids::HostId;
+use crate::network::{Asymmetry, FlowNetwork, FoldedTopology};
+use crate::program::{Call, CallOp};
+use crate::symmetry::Symmetry;
+
+/// The backend whose transport serves everybody alike and in no order: no host cost, no rendezvous.
+const ORDER_FREE: &str = "ideal";
+
+impl Engine {
+    /// A run of ranks that are alike under `symmetry`: only representatives are resumed, and what they do counts for their class.
+    /// Each rank of a class finishes when its representative does; of other events only the representatives' are observed. That
+    /// programs of one class ask for the same, each in its own place, is the caller's promise; where requests themselves
+    /// show that ranks are not alike the run halts with [`super::Cause::Asymmetry`].
+    ///
+    /// # Errors
+    /// If the cluster does not look the same from ranks that should be alike.
+    pub fn folded(cluster: &Cluster, symmetry: &Symmetry) -> Result<Engine, Asymmetry> {
+        if symmetry.is_trivial() {
+            return Ok(Engine::new(cluster, Box::new(FlowNetwork::new(cluster.topology.clone()))));
+        }
+        if cluster.backend.name != ORDER_FREE {
+            let backend = &cluster.backend.name;
+            return Err(Asymmetry::new(format!("the backend `{backend}` may serve ranks in an order")));
+        }
+        let like = |device: &Device| Device { name: String::new(), host: HostId(0), ..device.clone() };
+        for (rank, device) in cluster.devices.iter().enumerate() {
+            let representative = &cluster.devices[symmetry.representative(rank.into()).index()];
+            if like(device) != like(representative) {
+                return Err(Asymmetry::new(format!("device `{}` is unlike `{}`", device.name, representative.name)));
+            }
+        }
+        let hosts = cluster.devices.iter().map(|device| device.host).collect();
+        let topology = FoldedTopology::new(&cluster.topology, hosts, symmetry)?;
+        Ok(Engine::of(cluster, Box::new(FlowNetwork::folded(topology)), symmetry.clone()))
+    }
+
+    /// Which ranks stand for which.
+    pub fn symmetry(&self) -> &Symmetry {
+        self.comm.groups.symmetry()
+    }
+
+    pub(super) fn simulated(&self) -> impl Iterator<Item = &Rank> {
+        self.ranks.iter().filter(|rank| self.symmetry().is_representative(rank.id))
+    }
+
+    pub(super) fn check_symmetry(&self, call: &Call) -> Result<(), Asymmetry> {
+        match &call.op {
+            _ if self.symmetry().is_trivial() => Ok(()),
+            CallOp::Collective(collective) => self.comm.check_symmetry(call.group, collective),
+            CallOp::Recv { from: None, .. } => Err(Asymmetry::new("a receive from any rank takes what comes first")),
+            CallOp::Send { .. } | CallOp::Recv { .. } => Ok(()),
+        }
+    }
+}

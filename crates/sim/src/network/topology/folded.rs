@@ -1,0 +1,192 @@
+//! Owns the network of symmetric ranks: the check that a topology looks the same after every shift, and routes over the links that
+//! stand for all alike. It does not know what ranks do.
+//!
+//! A shift of the ranks moves hosts, and with them the links that belong to hosts. Where each route moves along with its ends and links
+//! move to links like them, no flow can tell the shifted network from the first. If, besides, no shift but the one by nothing leaves any
+//! host in its place (`G` acts freely), then exactly one of the `|G|` images of a flow crosses a given image of a link for each time that the
+//! flow itself crosses a link of that class. So a link that stands for its class sees, in a network with one flow of each class, as many
+//! flows as it would see with all of them.
+
+use super::preset::{Dimension, Shape};
+use super::{Route, Routing, Topology};
+use crate::ids::{HostId, LinkId, RankId};
+use crate::symmetry::{Relabeling, Symmetry};
+
+/// A topology whose symmetric links are one. Cheap to clone but for a few bytes a host.
+#[derive(Clone, Debug)]
+pub struct FoldedTopology {
+    topology: Topology,
+    symmetry: Symmetry,
+    /// The host of each rank.
+    hosts: Vec<HostId>,
+    /// The first rank on each host.
+    ranks: Vec<RankId>,
+    /// The host that stands for each.
+    representatives: Vec<HostId>,
+}
+
+/// What makes ranks unlike each other that should look alike.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{problem}\nhint: {hint}", hint = Asymmetry::HINT)]
+pub struct Asymmetry {
+    /// In words.
+    pub problem: String,
+}
+
+impl Asymmetry {
+    /// What can be done about it.
+    pub const HINT: &str = "simulate every rank: --fold off";
+
+    pub(crate) fn new(problem: impl Into<String>) -> Asymmetry {
+        Asymmetry { problem: problem.into() }
+    }
+}
+
+impl FoldedTopology {
+    /// The network of ranks on `hosts` (by rank, at least one on each) that are alike under `symmetry`.
+    ///
+    /// # Errors
+    /// If they are not, as far as the network goes; or if that is not known of the topology.
+    pub fn new(topology: &Topology, hosts: Vec<HostId>, symmetry: &Symmetry) -> Result<FoldedTopology, Asymmetry> {
+        let ranks = first_ranks(topology, &hosts)?;
+        for generator in symmetry.generators() {
+            let moved = |rank| hosts[symmetry.apply(generator, rank).index()];
+            let moves: Vec<HostId> = ranks.iter().map(|rank| moved(*rank)).collect();
+            let together = |(rank, host): (usize, &HostId)| moved(RankId::from(rank)) == moves[host.index()];
+            if !hosts.iter().enumerate().all(together) {
+                return Err(Asymmetry::new("the ranks of one host would have to be alike with ranks of several"));
+            }
+            topology.check_shift(&moves, symmetry)?;
+        }
+        let representatives: Vec<HostId> =
+            ranks.iter().map(|rank| hosts[symmetry.representative(*rank).index()]).collect();
+        let classes = (0..ranks.len()).filter(|host| representatives[*host].index() == *host).count();
+        if classes * symmetry.order() as usize != ranks.len() {
+            return Err(Asymmetry::new("ranks of one host would have to be alike"));
+        }
+        let (topology, symmetry) = (topology.clone(), symmetry.clone());
+        let folded = FoldedTopology { topology, symmetry, hosts, ranks, representatives };
+        folded.check_links()?;
+        Ok(folded)
+    }
+
+    /// The links of the whole network; only those that stand for their class are ever part of a route.
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// The way from one host to another, each link replaced by the one that stands for it. Where a message crosses several links of
+    /// one class, that link comes as often.
+    pub fn route(&self, from: HostId, to: HostId) -> Route {
+        if from == to {
+            let host = self.representatives[from.index()];
+            return self.topology.route(host, host);
+        }
+        let Route { links, latency } = self.topology.route(from, to);
+        Route { links: links.into_iter().map(|link| self.representative(link)).collect(), latency }
+    }
+
+    /// Links are like those that stand for them.
+    fn check_links(&self) -> Result<(), Asymmetry> {
+        let local = |host: HostId| self.topology.0.local[host.index()].map(|link| self.topology.link(link));
+        let unlike = |name: &str| Asymmetry::new(format!("link `{name}` is unlike the others"));
+        for (link, id) in self.topology.links().iter().zip(0..self.topology.0.shared) {
+            let other = self.topology.link(self.representative(LinkId(id)));
+            if (link.bandwidth, link.latency, link.overhead) != (other.bandwidth, other.latency, other.overhead) {
+                return Err(unlike(&link.name));
+            }
+        }
+        for (index, representative) in self.representatives.iter().enumerate() {
+            let host = HostId::from(index);
+            let spec = |host| local(host).map(|link| (link.bandwidth, link.latency, link.overhead));
+            if spec(host) != spec(*representative) {
+                return Err(unlike(&format!("{0} <-> {0}", self.topology.hosts()[index])));
+            }
+        }
+        Ok(())
+    }
+
+    /// The link that stands for one that joins hosts.
+    fn representative(&self, LinkId(link): LinkId) -> LinkId {
+        let own = |count: u32| LinkId(self.representatives[(link / count) as usize].0 * count + link % count);
+        match &self.topology.0.routing {
+            Routing::Preset(Shape::Star { .. }) => own(2),
+            Routing::Preset(Shape::Rail { .. }) => own(4),
+            Routing::Preset(Shape::Torus { dims }) => own(Shape::cables(dims)),
+            Routing::Preset(Shape::Dimensions(dims)) => own(Shape::own_links(dims)),
+            Routing::Preset(Shape::FullyConnected { hosts }) => {
+                let (from, place) = (link / (hosts - 1), link % (hosts - 1));
+                let to = place + u32::from(place >= from);
+                let back = self.symmetry.inverse(self.symmetry.shift_to(self.ranks[from as usize]));
+                let HostId(to) = self.hosts[self.symmetry.apply(back, self.ranks[to as usize]).index()];
+                let HostId(from) = self.representatives[from as usize];
+                LinkId(from * (hosts - 1) + to - u32::from(to > from))
+            }
+            Routing::Preset(Shape::Wifi { .. } | Shape::FatTree { .. }) | Routing::Graph(_) => LinkId(link),
+        }
+    }
+}
+
+fn first_ranks(topology: &Topology, hosts: &[HostId]) -> Result<Vec<RankId>, Asymmetry> {
+    let mut ranks = vec![None; topology.hosts().len()];
+    for (rank, host) in hosts.iter().enumerate().rev() {
+        ranks[host.index()] = Some(RankId::from(rank));
+    }
+    let all: Option<Vec<RankId>> = ranks.into_iter().collect();
+    all.ok_or_else(|| Asymmetry::new("there are hosts without ranks"))
+}
+
+impl Topology {
+    /// Does every route move along when hosts move by `moves`?
+    fn check_shift(&self, moves: &[HostId], symmetry: &Symmetry) -> Result<(), Asymmetry> {
+        let constant = |sizes: &[u32]| is_translation(sizes, moves);
+        let flips = || symmetry.axes().iter().any(|axis| axis.relabeling == Relabeling::Flip);
+        let alike = match &self.0.routing {
+            // Any two hosts are joined like any other two.
+            Routing::Preset(Shape::Star { backplane: None } | Shape::FullyConnected { .. }) => true,
+            Routing::Preset(Shape::Torus { dims }) => !flips() && constant(dims),
+            Routing::Preset(Shape::Dimensions(dims)) => {
+                !flips() && constant(&dims.iter().map(|dim| dim.size).collect::<Vec<_>>())
+            }
+            Routing::Preset(Shape::Rail { per_server }) => keeps_servers_and_rails(*per_server, moves),
+            Routing::Preset(Shape::Star { .. } | Shape::Wifi { .. } | Shape::FatTree { .. }) | Routing::Graph(_) => {
+                let what = "hosts share links inside this network, or its symmetries are not known";
+                return Err(Asymmetry::new(what));
+            }
+        };
+        if alike { Ok(()) } else { Err(Asymmetry::new("the network looks different from ranks that should be alike")) }
+    }
+}
+
+/// Do all hosts move by the same steps along each dimension?
+fn is_translation(sizes: &[u32], moves: &[HostId]) -> bool {
+    let mut stride = 1;
+    sizes.iter().all(|&size| {
+        let below = stride;
+        stride *= size;
+        let steps = |(host, to): (usize, &HostId)| (to.0 / below % size + size - host as u32 / below % size) % size;
+        let mut all = moves.iter().enumerate().map(steps);
+        let first = all.next();
+        all.all(|steps| Some(steps) == first)
+    })
+}
+
+fn keeps_servers_and_rails(per_server: u32, moves: &[HostId]) -> bool {
+    moves.iter().enumerate().all(|(host, to)| {
+        let host = host as u32;
+        let server = moves[(host - host % per_server) as usize].0 / per_server;
+        let rail = moves[(host % per_server) as usize].0 % per_server;
+        (to.0 / per_server, to.0 % per_server) == (server, rail)
+    })
+}
+
+impl Shape {
+    /// How many links of a torus belong to each host.
+    fn cables(dims: &[u32]) -> u32 {
+        dims.iter().map(|dim| (dim - 1).min(2)).sum()
+    }
+
+    fn own_links(dims: &[Dimension]) -> u32 {
+        dims.iter().map(|dim| dim.links()).sum()
+    }
+}

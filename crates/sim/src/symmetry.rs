@@ -1,0 +1,209 @@
+//! Owns symmetric ranks: which ranks are alike under shifts of a grid of ranks, and which of them stands for all. It does not know
+//! whether a job or a cluster really looks the same from each of them: [`crate::network::FoldedTopology`] checks the cluster, the engine
+//! the job as it goes.
+//!
+//! Rank `r` has the coordinate `r / stride % extent` along each [`Axis`]. A [`Shift`] moves all ranks by the same steps along the axes.
+//! The shifts form a group `G` that moves every rank (it acts freely), so the ranks fall into classes of `|G|` each. Of a class the rank with
+//! the coordinates 0 is its representative.
+
+use crate::ids::RankId;
+
+/// How shifts along an axis move its coordinate `x`; also how they move the places of a process group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Relabeling {
+    /// To `(x + k) mod n`.
+    Rotation,
+    /// To `x xor k`; `n` is a power of two.
+    Flip,
+}
+
+/// A direction in the grid of ranks in which all look alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Axis {
+    /// How many ranks lie from one coordinate to the next.
+    pub stride: u32,
+    /// How many coordinates there are.
+    pub extent: u32,
+    /// How shifts move them.
+    pub relabeling: Relabeling,
+}
+
+/// Which ranks are alike. Without axes: each only to itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Symmetry {
+    axes: Vec<Axis>,
+}
+
+/// Moves every rank; written as the place to which it moves rank 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Shift(u32);
+
+/// Axes that do not make a grid.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "axes {axes:?} do not make a grid of {world} ranks\nhint: each stride must be a multiple of the stride times the extent before it, and a flip's extent a power of two"
+)]
+pub struct GridError {
+    /// As given.
+    pub axes: Vec<Axis>,
+    /// How many ranks there are.
+    pub world: u32,
+}
+
+impl Symmetry {
+    /// The symmetry of `world` ranks along `axes`, given by rising stride. Axes of extent 1 are left out.
+    ///
+    /// # Errors
+    /// If the axes do not make a grid.
+    pub fn new(mut axes: Vec<Axis>, world: u32) -> Result<Symmetry, GridError> {
+        axes.retain(|axis| axis.extent != 1);
+        let size = |axis: &Axis| u64::from(axis.stride) * u64::from(axis.extent);
+        let nested = axes.windows(2).all(|pair| u64::from(pair[1].stride).is_multiple_of(size(&pair[0]).max(1)));
+        let whole = axes.iter().all(|axis| size(axis) > 0 && u64::from(world).is_multiple_of(size(axis)));
+        let flips = axes.iter().all(|axis| axis.relabeling == Relabeling::Rotation || axis.extent.is_power_of_two());
+        if nested && whole && flips { Ok(Symmetry { axes }) } else { Err(GridError { axes, world }) }
+    }
+
+    /// The directions.
+    pub fn axes(&self) -> &[Axis] {
+        &self.axes
+    }
+
+    /// Is every rank alike only to itself?
+    pub fn is_trivial(&self) -> bool {
+        self.axes.is_empty()
+    }
+
+    /// How many ranks are in each class.
+    pub fn order(&self) -> u32 {
+        self.axes.iter().map(|axis| axis.extent).product()
+    }
+
+    /// The rank that stands for the class of `rank`.
+    pub fn representative(&self, rank: RankId) -> RankId {
+        RankId(rank.0 - self.shift_to(rank).0)
+    }
+
+    /// Does `rank` stand for its class?
+    pub fn is_representative(&self, rank: RankId) -> bool {
+        self.shift_to(rank).0 == 0
+    }
+
+    /// What moves its representative to `rank`.
+    pub fn shift_to(&self, rank: RankId) -> Shift {
+        Shift(self.axes.iter().map(|axis| axis.at(rank.0) * axis.stride).sum())
+    }
+
+    /// Where `shift` moves `rank`.
+    pub fn apply(&self, shift: Shift, rank: RankId) -> RankId {
+        let moved = |at: u32, axis: &Axis| {
+            let (from, by) = (axis.at(at), axis.at(shift.0));
+            let to = match axis.relabeling {
+                Relabeling::Rotation => (from + by) % axis.extent,
+                Relabeling::Flip => from ^ by,
+            };
+            at - from * axis.stride + to * axis.stride
+        };
+        RankId(self.axes.iter().fold(rank.0, moved))
+    }
+
+    /// What undoes `shift`.
+    pub fn inverse(&self, shift: Shift) -> Shift {
+        let back = |axis: &Axis| {
+            let by = axis.at(shift.0);
+            let back = match axis.relabeling {
+                Relabeling::Rotation => (axis.extent - by) % axis.extent,
+                Relabeling::Flip => by,
+            };
+            back * axis.stride
+        };
+        Shift(self.axes.iter().map(back).sum())
+    }
+
+    /// First `first`, then `second`.
+    pub(crate) fn compose(&self, first: Shift, second: Shift) -> Shift {
+        Shift(self.apply(second, RankId(first.0)).0)
+    }
+
+    /// Every shift is made of these.
+    pub fn generators(&self) -> impl Iterator<Item = Shift> {
+        self.axes.iter().flat_map(|axis| {
+            let bits = match axis.relabeling {
+                Relabeling::Rotation => 1,
+                Relabeling::Flip => axis.extent.ilog2(),
+            };
+            (0..bits).map(|bit| Shift(axis.stride << bit))
+        })
+    }
+
+    /// The class of a representative, itself first.
+    pub fn class(&self, representative: RankId) -> impl Iterator<Item = RankId> {
+        let place = move |index: u32| {
+            let mut left = index;
+            let offsets = self.axes.iter().map(|axis| {
+                let at = left % axis.extent;
+                left /= axis.extent;
+                at * axis.stride
+            });
+            RankId(representative.0 + offsets.sum::<u32>())
+        };
+        (0..self.order()).map(place)
+    }
+}
+
+impl Axis {
+    fn at(&self, rank: u32) -> u32 {
+        rank / self.stride % self.extent
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn symmetry() -> impl Strategy<Value = (Symmetry, u32)> {
+        let axis = (1..4u32, 0..4u32, prop::bool::ANY);
+        prop::collection::vec(axis, 0..4).prop_map(|axes| {
+            let mut stride = 1;
+            let laid_out = axes.into_iter().map(|(gap, bits, flip)| {
+                let relabeling = if flip { Relabeling::Flip } else { Relabeling::Rotation };
+                let axis = Axis { stride: stride * gap, extent: if flip { 1 << bits } else { bits + 1 }, relabeling };
+                stride = axis.stride * axis.extent;
+                axis
+            });
+            let axes: Vec<Axis> = laid_out.collect();
+            (Symmetry::new(axes, stride * 2).unwrap(), stride * 2)
+        })
+    }
+
+    proptest! {
+        /// G acts freely; x = shift_to(x)(representative(x)); an inverse undoes its shift; classes are the orbits.
+        #[test]
+        fn shifts_are_a_group_that_moves_every_rank((symmetry, world) in symmetry()) {
+            for rank in (0..world).map(RankId) {
+                let (representative, shift) = (symmetry.representative(rank), symmetry.shift_to(rank));
+                prop_assert_eq!(symmetry.apply(shift, representative), rank);
+                prop_assert_eq!(symmetry.apply(symmetry.inverse(shift), rank), representative);
+                prop_assert!(symmetry.class(representative).any(|image| image == rank));
+                for generator in symmetry.generators() {
+                    let image = symmetry.apply(generator, rank);
+                    prop_assert_ne!(image, rank);
+                    prop_assert_eq!(symmetry.representative(image), representative);
+                    prop_assert_eq!(symmetry.compose(shift, generator), symmetry.shift_to(image));
+                }
+            }
+            let classes = (0..world).map(RankId).filter(|rank| symmetry.is_representative(*rank)).count();
+            prop_assert_eq!(classes as u32 * symmetry.order(), world);
+        }
+    }
+
+    #[test]
+    fn axes_that_overlap_are_refused() {
+        let axis = |stride, extent| Axis { stride, extent, relabeling: Relabeling::Rotation };
+        assert!(Symmetry::new(vec![axis(1, 4), axis(2, 4)], 16).is_err());
+        assert!(Symmetry::new(vec![axis(1, 3)], 16).is_err());
+        assert!(Symmetry::new(vec![Axis { relabeling: Relabeling::Flip, ..axis(1, 6) }], 12).is_err());
+        assert!(Symmetry::new(vec![axis(1, 4), axis(8, 2)], 16).is_ok());
+    }
+}
