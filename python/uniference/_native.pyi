@@ -9,6 +9,12 @@ def cli(argv: Sequence[str]) -> int:
 def die_with_parent() -> None:
     """The kernel kills this process when its parent dies; if that has already happened, it ends at once."""
 
+def combines(reduce: str, dtype: str) -> bool:
+    """Whether the channel combines such elements itself, with torch's bits."""
+
+Memory = tuple[int, int]
+"""Address and bytes of a contiguous tensor, which its owner keeps while the call lasts."""
+
 @final
 class Channel:
     """This rank's connection to the engine.
@@ -41,8 +47,6 @@ class Channel:
     # Operations. `site` is the user's line as "path:line". Each returns a handle.
     def group(self, ranks: Sequence[int]) -> int:
         """Names a process group by its members, in order. Counts the groups of the same ranks itself."""
-    def stage(self, nbytes: int) -> int:
-        """Reserves room for an input in the shared arena and returns its offset there (a multiple of 64)."""
     def collective(
         self,
         group: int,
@@ -51,15 +55,15 @@ class Channel:
         reduce: str | None,
         root: int | None,
         shape: int | Sequence[int] | tuple[Sequence[int], Sequence[int]],
-        offset: int | None,
+        input: Sequence[Memory] | None,
         site: str,
     ) -> int:
-        """Issues a collective whose input was staged at `offset` (None: this rank contributes nothing).
+        """Issues a collective and copies its input (None: this rank contributes nothing).
 
         `kind`: all_reduce reduce broadcast all_gather reduce_scatter all_to_all gather scatter barrier. `shape` in elements: one
         int is `Shape::Even`, a list `Shape::Blocks`, a pair of lists `Shape::Pairs` (crates/sim/src/program.rs).
         """
-    def send(self, group: int, to: int, tag: int, offset: int, nbytes: int, site: str) -> int: ...
+    def send(self, group: int, to: int, tag: int, input: Sequence[Memory], site: str) -> int: ...
     def recv(self, group: int, source: int | None, tag: int, nbytes: int, site: str) -> int: ...
     def wait(self, handles: Sequence[int], timeout: int | None, any: bool, site: str) -> list[int] | None:
         """Blocks until all (any) of the handles are complete; returns those that are, or None after `timeout`.
@@ -68,11 +72,19 @@ class Channel:
         """
     def poll(self, handle: int) -> bool:
         """Is it complete? Costs 1 us if it is not."""
-    def result(self, handle: int) -> Result:
-        """Where the data of a complete operation lies. A thread does the folds of a result before it asks for anything else: other
-        ranks wait for them."""
-    def release(self, handle: int) -> None:
-        """The data was fetched: its room in the arena may be used again."""
+    def folds(self, handle: int) -> list[tuple[int, int, int]]:
+        """Of a complete reduction that the channel cannot combine (`combines`): (destination, source, nbytes) in the arena.
+
+        First do destination = destination op source for each of these, in order, then call `folded`: the others wait for it, so
+        nothing else comes in between. Empty unless this rank was picked to reduce for the group. Handed out once.
+        """
+    def folded(self, handle: int) -> None:
+        """The folds are done: the other members may read."""
+    def deliver(self, handle: int, output: Sequence[Memory]) -> int | None:
+        """Copies the data of a complete operation to `output`, combines it where it has to be, and forgets the operation.
+
+        Nothing is written if this rank receives nothing. Returns from which group rank a receive has its data.
+        """
 
     # Store. Blocking operations return None after `timeout`.
     def store_set(self, key: bytes, value: bytes) -> None: ...
@@ -91,18 +103,3 @@ class Channel:
     def store_queue_length(self, key: bytes) -> int: ...
     def arena(self) -> memoryview:
         """The whole shared arena, writable: sparse, far larger than memory, touched pages count only."""
-
-@final
-class Result:
-    """The data of one complete operation, for this rank."""
-
-    pieces: list[tuple[int, int]]
-    """(offset, nbytes) in the arena: the output is these one after the other. Empty if this rank receives nothing."""
-    folds: list[tuple[int, int, int]]
-    """(destination offset, source offset, nbytes): first do destination = destination op source for each of these, in order,
-    then call `folded`. Empty unless this rank was picked to reduce for the group."""
-    peer: int | None
-    """Of a receive: the group rank of the sender."""
-
-    def folded(self) -> None:
-        """The folds are done: the other members may read."""

@@ -7,7 +7,6 @@ The base class and its method names are torch 2.15's `torch/csrc/distributed/c10
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from itertools import chain
 from typing import Any
 
 import torch
@@ -21,9 +20,9 @@ from uniference import monitored_barrier, sparse
 from uniference._charging import uncharged
 from uniference._native import Channel
 from uniference._site import user_line
-from uniference.arena import Arena
+from uniference.arena import Arena, contiguous, memory
 from uniference.profiling import Event, begin
-from uniference.reduction import Reduction
+from uniference.reduction import Reduction, dtype_name
 from uniference.work import Operation, Pairs, Work
 
 Shape = int | Sequence[int] | tuple[Sequence[int], Sequence[int]]
@@ -57,6 +56,7 @@ class SimulatedBackend(c10d.Backend):
         self._timeout = timeout
         self._group = channel.group(ranks)
         self._pid = os.getpid()
+        self._is_other_backend = name != os.environ.get("UNIFERENCE_DEFAULT_BACKEND", name)
         self._sequence = 0
         self._barriers = 0
         self._batch: list[Work] | None = None
@@ -291,7 +291,8 @@ class SimulatedBackend(c10d.Backend):
         return f"{kind} {self._rank}{peer}" if self._name == "nccl" else kind
 
     def _send(self, tensors: Sequence[Tensor], to: int, tag: int, events: Sequence[Event]) -> Work:
-        handle = self.channel.send(self._group, to, tag, self._arena.stage(tensors), _nbytes(tensors), user_line())
+        sources = contiguous(tensors)
+        handle = self.channel.send(self._group, to, tag, memory(sources), user_line())
         return self._issued("send", [Operation(self._arena, handle, [])], events)
 
     def _receive(self, tensors: list[Tensor], source: int | None, tag: int, events: Sequence[Event]) -> Work:
@@ -321,22 +322,29 @@ class SimulatedBackend(c10d.Backend):
         root: int | None = None,
         title: str | None = None,
     ) -> Work:
-        self._check(chain(inputs or (), outputs))
-        shown = outputs if kind == "broadcast" else inputs or ()
-        events = self._event(kind if title is None else title, shown)
+        self._check(outputs)
+        if inputs is not None and inputs is not outputs:
+            self._check(inputs)
+        events = self._event(kind if title is None else title, outputs if kind == "broadcast" else inputs or ())
         self._sequence += 1
-        sent = reduction.prepare(inputs) if reduction is not None and inputs is not None else inputs
-        offset = self._arena.stage(sent) if sent is not None else None
-        reduce = reduction.name if reduction is not None else None
-        dtype = _dtype_name(next(chain(inputs or (), outputs), None))
-        handle = self.channel.collective(self._group, kind, dtype, reduce, root, shape, offset, user_line())
+        sources = None
+        if inputs is not None:
+            sources = contiguous(inputs if reduction is None else reduction.prepare(inputs))
+        handle = self.channel.collective(
+            self._group,
+            kind,
+            _dtype_name(inputs or outputs),
+            reduction.name if reduction is not None else None,
+            root,
+            shape,
+            memory(sources) if sources is not None else None,
+            user_line(),
+        )
         operation = Operation(self._arena, handle, outputs, reduction, self._size)
         return self._issued(kind, [operation], events, opts.timeout)
 
     def _event(self, title: str, inputs: Sequence[Tensor]) -> Sequence[Event]:
-        """What a profiler sees of the call: nothing if none looks, or without a title. Titles are ProcessGroupGloo's, or NCCL's."""
-        event = begin(f"{self._name}:{title}", inputs) if title else None
-        return [event] if event is not None else []
+        return begin(self._name, title, inputs)
 
     def _issued(
         self, kind: str, operations: list[Operation], events: Sequence[Event], timeout: timedelta | None = None
@@ -358,11 +366,11 @@ class SimulatedBackend(c10d.Backend):
         return merged
 
     def _reduction(self, opts: Any, tensors: Sequence[Tensor]) -> Reduction:
-        return Reduction(opts.reduceOp, tensors[0].dtype, self._name)
+        return Reduction.of(opts.reduceOp, tensors[0].dtype, self._name)
 
     def _limit(self, timeout: timedelta | None) -> timedelta | None:
         """The time-out the program itself has asked for. torch marks an unset one by a negative value."""
-        chosen = self._timeout if timeout is None or timeout < timedelta(0) else timeout
+        chosen = self._timeout if timeout is None or timeout.days < 0 else timeout
         return None if chosen in _DEFAULT_TIMEOUTS else chosen
 
     def _root(self, name: str, root: int) -> int:
@@ -383,9 +391,9 @@ class SimulatedBackend(c10d.Backend):
             raise RuntimeError("Split sizes doesn't match total dim 0 size")
         return [size * (tensor.numel() // rows if rows else 0) for size in sizes]
 
-    def _check(self, tensors: Any) -> None:
+    def _check(self, tensors: Sequence[Tensor]) -> None:
         # Here and not where the group is made: init_process_group() without a name makes one of each kind.
-        if self._name != os.environ.get("UNIFERENCE_DEFAULT_BACKEND", self._name):
+        if self._is_other_backend:
             raise RuntimeError(
                 f'the program asks for the backend "{self._name}", which cannot be simulated yet\n'
                 "hint: simulate it as another one, with --backend gloo or --backend ideal"
@@ -398,7 +406,7 @@ class SimulatedBackend(c10d.Backend):
         if self._pairs is not None:
             self._pairs.check()
         for tensor in tensors:
-            if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+            if not tensor.is_cpu or tensor.layout is not torch.strided:
                 raise RuntimeError(
                     f"a {tensor.layout} tensor on {tensor.device} cannot be communicated: only dense CPU tensors can\n"
                     "hint: move it with `.cpu()`, or `.to_dense()`"
@@ -419,8 +427,8 @@ def _blocks(tensors: Sequence[Tensor]) -> Shape:
     return sizes[0] if len(set(sizes)) == 1 else sizes
 
 
-def _dtype_name(tensor: Tensor | None) -> str:
-    return str(tensor.dtype).removeprefix("torch.") if tensor is not None else "uint8"
+def _dtype_name(tensors: Sequence[Tensor]) -> str:
+    return dtype_name(tensors[0].dtype) if tensors else "uint8"
 
 
 def _check_gloo_all_gather(outputs: Sequence[Tensor], input: Tensor, size: int) -> None:

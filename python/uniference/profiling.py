@@ -32,6 +32,6 @@ class Event:
         ended.acquire()
 
 
-def begin(title: str, inputs: Sequence[Tensor]) -> Event | None:
-    """None if no profiler looks."""
-    return Event(title, inputs) if _profiler_enabled() else None
+def begin(backend: str, title: str, inputs: Sequence[Tensor]) -> list[Event]:
+    """What a profiler sees of a call: nothing if none looks, or without a title. Titles are ProcessGroupGloo's, or NCCL's."""
+    return [Event(f"{backend}:{title}", inputs)] if title and _profiler_enabled() else []

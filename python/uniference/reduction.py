@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import ReduceOp
+
+from uniference._native import combines
 
 _Kernel = Callable[[Tensor, Tensor], object]
 
@@ -29,22 +32,43 @@ _GLOO_DTYPES = frozenset(
 )
 
 
-class Reduction:
-    """One reduction as a call asks for it, checked against what the backend `backend` accepts."""
+_NAMES = {kind.value: name.lower() for name, kind in ReduceOp.RedOpType.__members__.items()}
 
-    def __init__(self, op: Any, dtype: torch.dtype, backend: str) -> None:
+# Reductions without a factor, by kind, type and backend: each was checked once.
+_checked: dict[tuple[int, torch.dtype, str], "Reduction"] = {}
+
+
+class Reduction:
+    """One reduction as a call asks for it, checked against what the backend accepts."""
+
+    __slots__ = ("_factor", "_kernel", "dtype", "is_native", "name")
+
+    @staticmethod
+    def of(op: Any, dtype: torch.dtype, backend: str) -> "Reduction":
+        """That of a call's `op`."""
         # A call carries either a ReduceOp or a bare RedOpType; PREMUL_SUM's factor lies on the former only.
-        kind = getattr(op, "op", op)
-        self.name = str(kind).rpartition(".")[2].lower()
+        kind = getattr(op, "op", op).value
+        known = _checked.get((kind, dtype, backend))
+        if known is None:
+            name = _NAMES[kind]
+            known = Reduction(name, op.factor if name == "premul_sum" else None, dtype, backend)
+            if name != "premul_sum":
+                _checked[kind, dtype, backend] = known
+        return known
+
+    def __init__(self, name: str, factor: Any, dtype: torch.dtype, backend: str) -> None:
+        self.name = name
         self.dtype = dtype
-        self._factor = op.factor if self.name == "premul_sum" else None
-        self._kernel = _KERNELS.get(self.name)
+        self._factor = factor
+        self._kernel = _KERNELS.get(name)
         if self._kernel is None:
-            raise RuntimeError(f"Unhandled ReduceOp {op}")
+            raise RuntimeError(f"Unhandled ReduceOp {name}")
         if backend == "gloo":
             self._check_gloo(dtype)
-        if self.name in ("band", "bor", "bxor") and (dtype.is_floating_point or dtype.is_complex):
-            raise RuntimeError(f"Cannot use ReduceOp.{self.name.upper()} with non-integral dtype")
+        if name in ("band", "bor", "bxor") and (dtype.is_floating_point or dtype.is_complex):
+            raise RuntimeError(f"Cannot use ReduceOp.{name.upper()} with non-integral dtype")
+        self.is_native = combines(name, dtype_name(dtype))
+        """The channel combines the elements, no kernel of torch's is needed."""
 
     def prepare(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """What is sent in the place of the inputs."""
@@ -68,6 +92,17 @@ class Reduction:
             raise RuntimeError("Cannot use ReduceOp.PREMUL_SUM with Gloo")
         if dtype not in _GLOO_DTYPES and not dtype.is_complex:
             raise RuntimeError("Invalid scalar type")
+
+
+_dtype_names: dict[torch.dtype, str] = {}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """torch's name, without `torch.`."""
+    name = _dtype_names.get(dtype)
+    if name is None:
+        name = _dtype_names[dtype] = str(dtype).removeprefix("torch.")
+    return name
 
 
 # torch has no arithmetic on these; modulo 2^n it is that of the signed types.

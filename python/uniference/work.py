@@ -18,7 +18,7 @@ from torch.autograd import Variable
 from uniference._charging import uncharged
 from uniference._native import Channel
 from uniference._site import user_line
-from uniference.arena import Arena
+from uniference.arena import Arena, memory
 from uniference.profiling import Event
 from uniference.reduction import Reduction
 
@@ -32,6 +32,8 @@ def picoseconds(duration: timedelta) -> int:
 
 class Operation:
     """One operation in the engine, and where its data goes."""
+
+    __slots__ = ("_arena", "_group_size", "_reduction", "handle", "outputs", "peer")
 
     def __init__(
         self,
@@ -50,23 +52,19 @@ class Operation:
 
     def deliver(self, channel: Channel) -> None:
         """Reduces if this rank was picked to, and fetches the outputs. The operation is complete."""
-        result = channel.result(self.handle)
-        if result.folds:
-            self._fold(result.folds)
-            result.folded()
-        if result.pieces:
-            self._arena.fetch(result.pieces, self.outputs)
-            if self._reduction is not None:
-                self._reduction.finish(self.outputs, self._group_size)
-        self.peer = result.peer
-        channel.release(self.handle)
-
-    def _fold(self, folds: Sequence[tuple[int, int, int]]) -> None:
-        assert self._reduction is not None, "only collectives that reduce have folds"
-        dtype = self._reduction.dtype
-        for into, other, nbytes in folds:
-            if nbytes:
-                self._reduction.combine(self._arena.view(into, nbytes, dtype), self._arena.view(other, nbytes, dtype))
+        reduction = self._reduction
+        if reduction is not None and not reduction.is_native and (folds := channel.folds(self.handle)):
+            for into, other, nbytes in folds:
+                view = self._arena.view
+                reduction.combine(view(into, nbytes, reduction.dtype), view(other, nbytes, reduction.dtype))
+            channel.folded(self.handle)
+        buffers = [out if out.is_contiguous() else out.contiguous() for out in self.outputs]
+        self.peer = channel.deliver(self.handle, memory(buffers))
+        for out, buffer in zip(self.outputs, buffers, strict=True):
+            if buffer is not out:
+                out.data.copy_(buffer)
+        if reduction is not None:
+            reduction.finish(self.outputs, self._group_size)
 
 
 _numbers = itertools.count()

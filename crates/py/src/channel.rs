@@ -1,6 +1,7 @@
-//! Owns `Channel` and `Result`: a rank's client, in Python's types, with the interpreter's lock released while a call blocks.
+//! Owns `Channel`: a rank's client, in Python's types, with the interpreter's lock released while a call blocks.
 
-// `memoryview` over the arena needs the interpreter's C function; there is no safe form for memory that Python does not own.
+// Tensors come as addresses: their memory is torch's. `memoryview` over the arena needs the interpreter's C function; there is no
+// safe form for memory that Python does not own.
 #![allow(unsafe_code)]
 
 use pyo3::exceptions::{PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
@@ -11,7 +12,7 @@ use std::os::fd::FromRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use uniference_host::live::client::{Client, ClientError};
-use uniference_host::live::protocol::Fetched;
+use uniference_host::live::memory::{Kernel, Region};
 use uniference_sim::ids::{GroupId, GroupRank};
 use uniference_sim::program::{Collective, CollectiveKind, DType, Mark, ReduceOp, Shape, StoreOp, StoreValue};
 use uniference_sim::time::{Bytes, SimDuration};
@@ -23,36 +24,6 @@ const WRITABLE: std::ffi::c_int = 0x200;
 #[pyclass(frozen, module = "uniference._native")]
 pub(crate) struct Channel {
     client: Arc<Client>,
-}
-
-/// The data of one complete operation, for this rank.
-#[pyclass(frozen, module = "uniference._native")]
-pub(crate) struct Result {
-    client: Arc<Client>,
-    handle: u32,
-    fetched: Fetched,
-}
-
-#[pymethods]
-impl Result {
-    #[getter]
-    fn pieces(&self) -> Vec<(u64, u64)> {
-        self.fetched.pieces.clone()
-    }
-
-    #[getter]
-    fn folds(&self) -> Vec<(u64, u64, u64)> {
-        self.fetched.folds.clone()
-    }
-
-    #[getter]
-    fn peer(&self) -> Option<u32> {
-        self.fetched.peer
-    }
-
-    fn folded(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.client.folded(self.handle)).map_err(raise)
-    }
 }
 
 #[pymethods]
@@ -110,35 +81,35 @@ impl Channel {
         py.detach(|| self.client.group(ranks)).map(|group| group.0).map_err(raise)
     }
 
-    fn stage(&self, nbytes: u64) -> PyResult<u64> {
-        self.client.stage(nbytes).map_err(raise)
-    }
-
-    #[pyo3(signature = (group, kind, dtype, reduce, root, shape, offset, site))]
+    #[pyo3(signature = (group, kind, dtype, reduce, root, shape, input, site))]
     #[allow(clippy::too_many_arguments)] // the signature that `_native.pyi` documents
     fn collective(
         &self,
+        py: Python<'_>,
         group: u32,
         kind: &str,
         dtype: &str,
         reduce: Option<&str>,
         root: Option<u32>,
         shape: Elements,
-        offset: Option<u64>,
+        input: Option<Vec<Memory>>,
         site: &str,
     ) -> PyResult<u32> {
         let op = Collective {
             kind: kind_named(kind)?,
-            dtype: DType::from_name(dtype).ok_or_else(|| unknown("dtype", dtype))?,
+            dtype: dtype_named(dtype)?,
             reduce: reduce.map(reduce_named).transpose()?,
             root: root.map(GroupRank),
             shape: shape.into(),
         };
-        self.client.collective(GroupId(group), op, offset, site).map_err(raise)
+        let input = input.map(regions);
+        let issue = || self.client.collective(GroupId(group), op, input.as_deref(), site);
+        detached_if_long(py, input.as_deref().unwrap_or_default(), issue)
     }
 
-    fn send(&self, group: u32, to: u32, tag: u64, offset: u64, nbytes: u64, site: &str) -> PyResult<u32> {
-        self.client.send(GroupId(group), GroupRank(to), tag, (offset, Bytes(nbytes)), site).map_err(raise)
+    fn send(&self, py: Python<'_>, group: u32, to: u32, tag: u64, input: Vec<Memory>, site: &str) -> PyResult<u32> {
+        let input = regions(input);
+        detached_if_long(py, &input, || self.client.send(GroupId(group), GroupRank(to), tag, &input, site))
     }
 
     fn recv(&self, group: u32, source: Option<u32>, tag: u64, nbytes: u64, site: &str) -> PyResult<u32> {
@@ -160,12 +131,17 @@ impl Channel {
         py.detach(|| self.client.poll(handle)).map_err(raise)
     }
 
-    fn result(&self, handle: u32) -> Result {
-        Result { client: self.client.clone(), handle, fetched: self.client.result(handle) }
+    fn folds(&self, handle: u32) -> Vec<(u64, u64, u64)> {
+        self.client.folds(handle)
     }
 
-    fn release(&self, handle: u32) -> PyResult<()> {
-        self.client.release(handle).map_err(raise)
+    fn folded(&self, handle: u32) -> PyResult<()> {
+        self.client.folded(handle).map_err(raise)
+    }
+
+    fn deliver(&self, py: Python<'_>, handle: u32, output: Vec<Memory>) -> PyResult<Option<u32>> {
+        let output = regions(output);
+        detached_if_long(py, &output, || self.client.deliver(handle, &output))
     }
 
     fn store_set(&self, py: Python<'_>, key: Vec<u8>, value: Vec<u8>) -> PyResult<()> {
@@ -270,6 +246,27 @@ impl Channel {
     }
 }
 
+/// Copying so many bytes takes longer than handing the interpreter's lock over.
+const LONG: u64 = 64 << 10;
+
+/// Without the interpreter's lock, if there is much to copy.
+fn detached_if_long<T: Send>(
+    py: Python<'_>,
+    memory: &[Region],
+    call: impl FnOnce() -> Result<T, ClientError> + Send,
+) -> PyResult<T> {
+    let long = memory.iter().map(Region::bytes).sum::<u64>() >= LONG;
+    if long { py.detach(call) } else { call() }.map_err(raise)
+}
+
+/// (address, bytes) of a tensor.
+type Memory = (usize, usize);
+
+fn regions(memory: Vec<Memory>) -> Vec<Region> {
+    // SAFETY: the caller keeps the tensors, and gives them to nobody else, until its call has returned.
+    memory.into_iter().map(|(address, bytes)| unsafe { Region::new(address, bytes) }).collect()
+}
+
 /// `int | Sequence[int] | tuple[Sequence[int], Sequence[int]]`.
 #[derive(FromPyObject)]
 enum Elements {
@@ -307,8 +304,18 @@ fn reduce_named(name: &str) -> PyResult<ReduceOp> {
     })
 }
 
+fn dtype_named(name: &str) -> PyResult<DType> {
+    DType::from_name(name).ok_or_else(|| unknown("dtype", name))
+}
+
 fn unknown(what: &str, name: &str) -> PyErr {
     PyValueError::new_err(format!("no {what} is called {name:?}"))
+}
+
+/// Whether the channel combines such elements itself.
+#[pyfunction]
+pub(crate) fn combines(reduce: &str, dtype: &str) -> PyResult<bool> {
+    Ok(Kernel::of(reduce_named(reduce)?, dtype_named(dtype)?).is_some())
 }
 
 fn bytes(py: Python<'_>, value: StoreValue) -> PyResult<Bound<'_, PyBytes>> {

@@ -26,6 +26,6 @@ fn die_with_parent() {
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(cli, module)?)?;
     module.add_function(wrap_pyfunction!(die_with_parent, module)?)?;
-    module.add_class::<channel::Channel>()?;
-    module.add_class::<channel::Result>()
+    module.add_function(wrap_pyfunction!(channel::combines, module)?)?;
+    module.add_class::<channel::Channel>()
 }

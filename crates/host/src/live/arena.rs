@@ -3,7 +3,8 @@
 //! It does not know what lies in a room. The file has no name, so nothing is left behind however a run ends, and no
 //! `/dev/shm` limit applies; only touched pages take memory.
 
-use memmap2::{MmapOptions, MmapRaw};
+use super::memory::Window;
+use memmap2::MmapOptions;
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 use std::collections::BTreeMap;
 use std::io;
@@ -48,24 +49,29 @@ pub fn create(layout: Layout) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
+/// Maps all of `file`, which is the arena.
+pub fn map(file: &OwnedFd, total: u64) -> io::Result<Window> {
+    let total = usize::try_from(total).map_err(|e| io::Error::new(io::ErrorKind::OutOfMemory, e))?;
+    Ok(Window::new(MmapOptions::new().len(total).map_raw(file)?))
+}
+
 /// The arena as one rank sees it: all of it mapped, its own part to allocate from.
 pub struct Arena {
     file: OwnedFd,
-    map: MmapRaw,
+    window: Window,
     rooms: Rooms,
 }
 
 impl Arena {
     /// Maps `total` bytes of `file`; rooms come from the `size` bytes at `start`.
     pub fn map(file: OwnedFd, total: u64, (start, size): (u64, u64), retain: u64) -> io::Result<Arena> {
-        let total = usize::try_from(total).map_err(|e| io::Error::new(io::ErrorKind::OutOfMemory, e))?;
-        let map = MmapOptions::new().len(total).map_raw(&file)?;
-        Ok(Arena { file, map, rooms: Rooms::new(start, size, retain) })
+        let window = map(&file, total)?;
+        Ok(Arena { file, window, rooms: Rooms::new(start, size, retain) })
     }
 
-    /// Address and size of the whole mapping. It stays until the arena is dropped.
-    pub fn raw(&self) -> (*mut u8, usize) {
-        (self.map.as_mut_ptr(), self.map.len())
+    /// The memory itself.
+    pub fn window(&self) -> &Window {
+        &self.window
     }
 
     /// Reserves a room of `bytes`; `None` if the rank's part of the arena is full.
@@ -150,6 +156,8 @@ impl Rooms {
 
 #[cfg(test)]
 mod tests {
+    use super::super::memory::Region;
+    use super::super::protocol::Piece;
     use super::*;
     use proptest::prelude::*;
 
@@ -168,13 +176,19 @@ mod tests {
         let file = create(layout).unwrap();
         let twin = file.try_clone().unwrap();
         let mut one = Arena::map(file, layout.total, (0, layout.part), 0).unwrap();
-        let other = MmapOptions::new().len(2 << 20).map_raw(&twin).unwrap();
+        let other = map(&twin, layout.total).unwrap();
         let offset = one.allocate(100).unwrap();
-        // SAFETY: both mappings live, the offset is inside of them, and no other thread touches them.
+        let (mut sent, mut seen) = ([42_u8; 100], [0_u8; 100]);
+        one.window().write(offset, &[region(&mut sent)]);
+        other.read(&[Piece { offset, bytes: 100, other: None }], &[region(&mut seen)], None);
+        assert_eq!(seen, sent);
+    }
+
+    fn region(data: &mut [u8]) -> Region {
+        // SAFETY: the data outlives the region.
         #[allow(unsafe_code)]
         unsafe {
-            one.raw().0.add(offset as usize).write(42);
-            assert_eq!(other.as_ptr().add(offset as usize).read(), 42);
+            Region::new(data.as_mut_ptr() as usize, data.len())
         }
     }
 

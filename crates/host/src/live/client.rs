@@ -7,6 +7,7 @@
 //! account: each CPU second is charged once, to the task that enters next, less what a task that leaves has itself used for our work.
 
 use super::arena::Arena;
+use super::memory::{Kernel, Region, Window};
 use super::protocol::{self, Answer, Batch, Fetched, FrameBuffer, Hello, LocalHandle, Offset, Op, Reply};
 use rustix::process::Pid;
 use rustix::time::{ClockId, clock_gettime};
@@ -66,7 +67,7 @@ pub struct Client {
     /// The main task's socket, on which new tasks are announced. Locked by whoever writes a frame to it.
     main: Mutex<UnixStream>,
     shared: Mutex<Shared>,
-    base: (usize, usize),
+    window: Window,
 }
 
 /// What the tasks of a rank share.
@@ -116,7 +117,7 @@ impl Client {
         let file =
             fds.pop().ok_or(io::Error::new(io::ErrorKind::InvalidData, "the greeting came without the arena"))?;
         let arena = Arena::map(file, hello.arena_bytes, hello.staging, hello.retain_bytes)?;
-        let (address, len) = arena.raw();
+        let window = arena.window().clone();
         let client = Client {
             id: NEXT_CLIENT.fetch_add(1, Relaxed),
             rank,
@@ -133,7 +134,7 @@ impl Client {
                 next_handle: 0,
                 complete: BTreeMap::new(),
             }),
-            base: (address as usize, len),
+            window,
         };
         LINKS.with_borrow_mut(|links| links.push(Link::new(client.id, None, socket, frames)));
         Ok(client)
@@ -151,7 +152,7 @@ impl Client {
 
     /// Address and size of the mapped arena; it stays mapped as long as the client lives.
     pub fn arena(&self) -> (*mut u8, usize) {
-        (self.base.0 as *mut u8, self.base.1)
+        self.window.raw()
     }
 
     /// Waits for the rank's first turn. From here on compute is measured and charged.
@@ -239,33 +240,29 @@ impl Client {
         }
     }
 
-    /// Reserves room for an input of `bytes`; returns its offset in the arena.
-    pub fn stage(&self, bytes: u64) -> Result<Offset> {
-        let full = ClientError::ArenaFull { rank: self.rank, bytes };
-        self.shared().arena.allocate(bytes).ok_or(full)
+    /// Copies an input into fresh room; returns its offset in the arena.
+    fn stage(&self, input: &[Region]) -> Result<Offset> {
+        let bytes = input.iter().map(Region::bytes).sum();
+        let offset = self.shared().arena.allocate(bytes).ok_or(ClientError::ArenaFull { rank: self.rank, bytes })?;
+        self.window.write(offset, input);
+        Ok(offset)
     }
 
-    /// Issues a collective; its input was staged at `staged`.
+    /// Issues a collective with its input, if it contributes one.
     pub fn collective(
         &self,
         group: GroupId,
         op: Collective,
-        staged: Option<Offset>,
+        input: Option<&[Region]>,
         site: &str,
     ) -> Result<LocalHandle> {
-        self.issue(Call { group, op: CallOp::Collective(op) }, staged, site)
+        self.issue(Call { group, op: CallOp::Collective(op) }, input, site)
     }
 
-    /// Issues a send of what was staged.
-    pub fn send(
-        &self,
-        group: GroupId,
-        to: GroupRank,
-        tag: u64,
-        (staged, bytes): (Offset, Bytes),
-        site: &str,
-    ) -> Result<LocalHandle> {
-        self.issue(Call { group, op: CallOp::Send { to, tag, bytes } }, Some(staged), site)
+    /// Issues a send of `input`.
+    pub fn send(&self, group: GroupId, to: GroupRank, tag: u64, input: &[Region], site: &str) -> Result<LocalHandle> {
+        let bytes = Bytes(input.iter().map(Region::bytes).sum());
+        self.issue(Call { group, op: CallOp::Send { to, tag, bytes } }, Some(input), site)
     }
 
     /// Issues a receive.
@@ -280,8 +277,9 @@ impl Client {
         self.issue(Call { group, op: CallOp::Recv { from, tag, bytes } }, None, site)
     }
 
-    fn issue(&self, call: Call, staged: Option<Offset>, site: &str) -> Result<LocalHandle> {
+    fn issue(&self, call: Call, input: Option<&[Region]>, site: &str) -> Result<LocalHandle> {
         let _ours = self.ours();
+        let staged = input.map(|input| self.stage(input)).transpose()?;
         let handle = {
             let mut shared = self.shared();
             let next = shared.next_handle.checked_add(1).expect("more than 2^32 operations of one rank");
@@ -325,29 +323,40 @@ impl Client {
         Ok(self.wait(&[handle], Some(POLL_COST), false, "")?.is_some())
     }
 
-    /// Where the data of a complete operation lies. Its folds are handed out once.
+    /// What the caller has to combine, with kernels of its own, before the data of a complete operation is delivered: (destination,
+    /// source, bytes). Handed out once; [`Client::folded`] says that it is done.
     ///
     /// # Panics
-    /// If no wait has reported the operation complete, or it was released.
-    pub fn result(&self, handle: LocalHandle) -> Fetched {
+    /// If no wait has reported the operation complete, or it was delivered.
+    pub fn folds(&self, handle: LocalHandle) -> Vec<(Offset, Offset, u64)> {
         let mut shared = self.shared();
-        let known = shared
-            .complete
-            .get_mut(&handle)
-            .unwrap_or_else(|| panic!("operation {handle} is not known to be complete"));
-        let folds = std::mem::take(&mut known.folds);
-        Fetched { folds, ..known.clone() }
+        let known = shared.complete.get_mut(&handle).unwrap_or_else(|| panic!("operation {handle} is not complete"));
+        std::mem::take(&mut known.folds)
     }
 
-    /// The folds of a result are done: the other members may read.
+    /// The folds of a complete operation are done: the other members may read.
     pub fn folded(&self, handle: LocalHandle) -> Result<()> {
         self.send_now(Op::Folded(handle))
     }
 
-    /// The data of `handle` is not needed any more.
-    pub fn release(&self, handle: LocalHandle) -> Result<()> {
-        self.shared().complete.remove(&handle);
-        self.with_link(|client, link| link.push(client, Op::Release(handle)))
+    /// Copies the data of a complete operation to `output`, and releases it. Returns from whom a receive has it.
+    ///
+    /// # Panics
+    /// If no wait has reported the operation complete, it was delivered, or `output` has another size.
+    pub fn deliver(&self, handle: LocalHandle, output: &[Region]) -> Result<Option<u32>> {
+        let known = self.shared().complete.remove(&handle);
+        let known = known.unwrap_or_else(|| panic!("operation {handle} is not complete"));
+        let kernel = known.kernel.and_then(|(op, dtype)| Kernel::of(op, dtype));
+        if let Some(kernel) = kernel.filter(|_| !known.folds.is_empty()) {
+            self.window.fold(&known.folds, kernel);
+            self.folded(handle)?;
+        }
+        // Whoever receives nothing may name a tensor all the same, as the root of a broadcast does.
+        if !known.pieces.is_empty() {
+            self.window.read(&known.pieces, output, kernel);
+        }
+        self.with_link(|client, link| link.push(client, Op::Release(handle)))?;
+        Ok(known.peer)
     }
 
     /// An operation of the store; `None`: the time-out has passed.
@@ -617,10 +626,17 @@ mod tests {
         let (client, socket) = rank();
         let freed = Reply { freed: vec![0], answer: Answer::Go };
         let driver = driver(socket, vec![freed]);
-        assert_eq!(client.stage(1 << 20).unwrap(), 0);
-        assert!(matches!(client.stage(1), Err(ClientError::ArenaFull { rank: 0, bytes: 1 })));
+        let mut data = vec![0_u8; 1 << 20];
+        // SAFETY: the data outlives both regions.
+        #[allow(unsafe_code)]
+        let (all, one) = unsafe {
+            let address = data.as_mut_ptr() as usize;
+            (Region::new(address, data.len()), Region::new(address, 1))
+        };
+        assert_eq!(client.stage(&[all]).unwrap(), 0);
+        assert!(matches!(client.stage(&[one]), Err(ClientError::ArenaFull { rank: 0, bytes: 1 })));
         client.sleep(SimDuration::from_us(1)).unwrap();
-        assert_eq!(client.stage(1 << 20).unwrap(), 0);
+        assert_eq!(client.stage(&[all]).unwrap(), 0);
         end(client);
         driver.join().unwrap();
     }

@@ -1,10 +1,12 @@
 //! Owns where the data of each operation lies: which member staged what, what a member may read, and when a room is free again.
 //!
-//! It moves no bytes (ranks do, through the arena) and knows no time (the engine does): it only looks at what was issued and met.
+//! It moves no bytes but those of small reductions (ranks do, through the arena) and knows no time (the engine does): it only looks
+//! at what was issued and met.
 
 use super::fold::Plans;
 use super::instance::{Instance, Member};
-use super::protocol::{Fetched, Offset};
+use super::memory::Window;
+use super::protocol::{Fetched, Offset, Piece};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use uniference_sim::ids::{GroupId, Handle, RankId};
@@ -21,6 +23,8 @@ pub struct DataPlane {
     counts: BTreeMap<(RankId, GroupId), u64>,
     collectives: BTreeMap<Key, Instance>,
     plans: Plans,
+    /// The arena, if small reductions are to be done here.
+    window: Option<Window>,
     /// Operations that were not released yet.
     held: BTreeMap<(RankId, Handle), Held>,
     /// Inputs of sends, until their receiver has released them.
@@ -49,6 +53,11 @@ pub enum Access {
 }
 
 impl DataPlane {
+    /// Does small reductions itself from here on, rather than let a member.
+    pub fn reduce_in(&mut self, window: Window) {
+        self.window = Some(window);
+    }
+
     /// `group` is these ranks.
     pub fn join(&mut self, group: GroupId, ranks: &Arc<[RankId]>) {
         self.groups.entry(group).or_insert_with(|| ranks.clone());
@@ -130,9 +139,10 @@ impl DataPlane {
     }
 
     fn message(&self, group: GroupId, bytes: u64, peer: (RankId, Handle)) -> Fetched {
-        let pieces = self.sends.get(&peer).map(|offset| (*offset, bytes)).filter(|_| bytes > 0);
+        let pieces =
+            self.sends.get(&peer).filter(|_| bytes > 0).map(|offset| Piece { offset: *offset, bytes, other: None });
         let peer = self.group_rank(group, peer.0) as u32;
-        Fetched { pieces: pieces.into_iter().collect(), folds: Vec::new(), peer: Some(peer) }
+        Fetched { pieces: pieces.into_iter().collect(), peer: Some(peer), ..Fetched::default() }
     }
 
     /// The data of a complete operation. Whoever is first to ask for a reduction is picked to fold.
@@ -147,7 +157,7 @@ impl DataPlane {
                 self.collectives
                     .get_mut(key)
                     .expect("kept while held")
-                    .claim(me, &mut self.plans)
+                    .claim(me, &mut self.plans, self.window.as_ref())
                     .map_or(Access::Busy, Access::Ready)
             }
             _ => panic!("{rank} fetches {handle}, which is not complete"),

@@ -160,13 +160,15 @@ impl<'a> Driver<'a> {
         let world_size = setup.places.len() as u32;
         let layout = Layout::for_world(world_size);
         let arena = arena::create(layout).map_err(HostError::system("making the shared arena"))?;
+        let mut exchange = Exchange::new(engine, world_size, &setup.script.argv[0]);
+        exchange.reduce_in(arena::map(&arena, layout.total).map_err(HostError::system("mapping the shared arena"))?);
         let mut sources = Sources::new()?;
         let zygote = Zygote::start(&setup.python)?;
         sources.add(signals, Source::Signal)?;
         sources.add(zygote.socket(), Source::Zygote)?;
         Ok(Driver {
             setup,
-            exchange: Exchange::new(engine, world_size, &setup.script.argv[0]),
+            exchange,
             slots: Slots::new(setup.jobs, world_size),
             zygote,
             ranks: Vec::new(),

@@ -3,6 +3,7 @@
 //! It does no I/O: sockets, processes and the host's time are `driver`'s business. So it is tested without any of them.
 
 use super::data::{Access, DataPlane};
+use super::memory::Window;
 use super::protocol::{Answer, LocalHandle, Op, Reply as Frame};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -129,6 +130,11 @@ impl Exchange {
             ready: VecDeque::new(),
             fetching: Vec::new(),
         }
+    }
+
+    /// Small reductions are done here, in the arena, from here on.
+    pub fn reduce_in(&mut self, window: Window) {
+        self.data.reduce_in(window);
     }
 
     /// The engine, to look at.

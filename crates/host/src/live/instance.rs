@@ -3,11 +3,15 @@
 //! When it happens is the engine's business, when rooms are freed `data`'s.
 
 use super::fold::Plans;
-use super::protocol::{Fetched, Offset};
+use super::memory::{Kernel, Window};
+use super::protocol::{Fetched, Offset, Piece};
 use std::sync::Arc;
 use uniference_sim::collective::fold::{Fold, FoldPlan};
 use uniference_sim::ids::GroupRank;
-use uniference_sim::program::{Collective, CollectiveKind, Shape};
+use uniference_sim::program::{Collective, CollectiveKind, DType, ReduceOp, Shape};
+
+/// Reductions of up to so many bytes in all are done where they are handed out: it takes less time than asking a member to.
+const FOLDED_HERE: u64 = 256 << 10;
 
 /// One member's call.
 pub(super) struct Member {
@@ -75,21 +79,63 @@ impl Instance {
         settled.then(|| Fetched { pieces: self.pieces(me), ..Fetched::default() })
     }
 
-    /// The output of `me`, who folds if nobody does; `None` while another member folds.
-    pub(super) fn claim(&mut self, me: usize, plans: &mut Plans) -> Option<Fetched> {
+    /// The output of `me`, who folds if nobody does; `None` while another member folds. With `here`, small reductions are done here.
+    pub(super) fn claim(&mut self, me: usize, plans: &mut Plans, here: Option<&Window>) -> Option<Fetched> {
         if let Some(ready) = self.ready(me) {
             return Some(ready);
         }
         if self.folding == Folding::Open {
             let algorithm = self.algorithm.expect("a complete collective has an algorithm");
             self.plan = Some(plans.get(&self.call(me).call, algorithm, self.members.len() as u32));
+            if let Some(sums) = self.sums(me) {
+                return Some(sums);
+            }
             self.folding = Folding::Claimed(me);
+            self.fold_small(here);
         }
-        (self.folding == Folding::Claimed(me)).then(|| Fetched {
-            pieces: self.pieces(me),
-            folds: self.folds(),
-            peer: None,
+        self.ready(me).or_else(|| {
+            (self.folding == Folding::Claimed(me)).then(|| Fetched {
+                pieces: self.pieces(me),
+                folds: self.folds(),
+                kernel: self.kernel(me),
+                peer: None,
+            })
         })
+    }
+
+    /// The output of one of two members as sums of what both have staged: nobody need do it for the other.
+    fn sums(&self, me: usize) -> Option<Fetched> {
+        if self.members.len() > 2 {
+            return None;
+        }
+        let kernel = self.kernel(me)?;
+        let folds = self.folds();
+        let other = |piece: Piece| {
+            let within = |(into, _, bytes): &&(Offset, Offset, u64)| (*into..into + bytes).contains(&piece.offset);
+            let (into, source, bytes) = folds.iter().find(within)?;
+            let fits = piece.offset + piece.bytes <= into + bytes;
+            fits.then(|| Piece { other: Some(source + (piece.offset - into)), ..piece })
+        };
+        let pieces = self.placed(me).into_iter().map(other).collect::<Option<Vec<_>>>()?;
+        Some(Fetched { pieces: joined(pieces), kernel: Some(kernel), ..Fetched::default() })
+    }
+
+    fn fold_small(&mut self, here: Option<&Window>) {
+        let Folding::Claimed(me) = self.folding else { return };
+        let kernel = self.kernel(me).and_then(|(op, dtype)| Kernel::of(op, dtype));
+        let (Some(window), Some(kernel)) = (here, kernel) else { return };
+        let folds = self.folds();
+        if folds.iter().map(|(.., bytes)| bytes).sum::<u64>() <= FOLDED_HERE {
+            window.fold(&folds, kernel);
+            self.folded();
+        }
+    }
+
+    /// How elements are combined, if that can be done without torch.
+    fn kernel(&self, me: usize) -> Option<(ReduceOp, DType)> {
+        let call = &self.call(me).call;
+        let op = call.reduce?;
+        Kernel::of(op, call.dtype).map(|_| (op, call.dtype))
     }
 
     /// The member that claimed the folds has done them.
@@ -136,19 +182,17 @@ impl Instance {
     }
 
     /// The output of `me`: ranges of the members' inputs, one after the other.
-    fn pieces(&self, me: usize) -> Vec<(Offset, u64)> {
-        if !self.receives(me) {
-            return Vec::new();
-        }
-        let mut pieces: Vec<(Offset, u64)> = Vec::new();
-        for (member, start, len) in self.sources(me).into_iter().filter(|(.., len)| *len > 0) {
+    fn pieces(&self, me: usize) -> Vec<Piece> {
+        if self.receives(me) { joined(self.placed(me)) } else { Vec::new() }
+    }
+
+    fn placed(&self, me: usize) -> Vec<Piece> {
+        let sources = self.sources(me).into_iter().filter(|(.., len)| *len > 0);
+        let place = |(member, start, len)| {
             let (offset, bytes) = self.range(member, start, len);
-            match pieces.last_mut() {
-                Some((before, size)) if *before + *size == offset => *size += bytes,
-                _ => pieces.push((offset, bytes)),
-            }
-        }
-        pieces
+            Piece { offset, bytes, other: None }
+        };
+        sources.map(place).collect()
     }
 
     /// The output of `me` as (member, first element, elements) of inputs.
@@ -194,6 +238,18 @@ impl Instance {
         let offset = staged.unwrap_or_else(|| panic!("member {member} of a {} has staged nothing", call.kind));
         (offset + start * call.dtype.size(), len * call.dtype.size())
     }
+}
+
+/// The same with as few pieces as possible.
+fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
+    let mut joined: Vec<Piece> = Vec::with_capacity(pieces.len());
+    for piece in pieces {
+        match joined.last_mut() {
+            Some(last) if last.joins(&piece) => last.bytes += piece.bytes,
+            _ => joined.push(piece),
+        }
+    }
+    joined
 }
 
 /// Elements of the block of `member`.

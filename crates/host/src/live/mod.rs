@@ -2,7 +2,8 @@
 //!
 //! In the order in which a call travels: [`client`] (in the rank's process) speaks the [`protocol`] with the [`driver`], which
 //! hears all ranks and starts them through the [`zygote`]; [`exchange`] turns their words into the engine's requests and its
-//! replies into answers; [`data`] knows where tensors lie in the [`arena`]; [`slots`] says who may run at once.
+//! replies into answers; [`data`] knows where tensors lie in the [`arena`]; [`memory`] copies and
+//! combines them; [`slots`] says who may run at once.
 
 pub mod arena;
 pub mod client;
@@ -11,6 +12,7 @@ pub mod driver;
 pub mod exchange;
 mod fold;
 mod instance;
+pub mod memory;
 pub mod output;
 pub mod protocol;
 pub mod slots;

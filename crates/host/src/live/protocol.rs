@@ -16,7 +16,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use uniference_sim::ids::Site;
-use uniference_sim::program::{Call, Mark, Outcome, StoreOp, StoreValue};
+use uniference_sim::program::{Call, DType, Mark, Outcome, ReduceOp, StoreOp, StoreValue};
 use uniference_sim::time::{SimDuration, SimTime};
 
 /// The name a rank itself gives to an operation, before the engine has numbered it.
@@ -125,15 +125,43 @@ pub enum Answer {
     Store(StoreValue),
 }
 
-/// Where the data of a complete operation lies, for one rank. See `python/uniference/_native.pyi`, `Result`.
+/// Where the data of a complete operation lies, for one rank.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Fetched {
-    /// (offset, bytes): the output is these, one after the other.
-    pub pieces: Vec<(Offset, u64)>,
+    /// The output is these, one after the other.
+    pub pieces: Vec<Piece>,
     /// (destination, source, bytes): what to combine, in this order, before the pieces are right.
     pub folds: Vec<(Offset, Offset, u64)>,
+    /// How elements are combined, if [`super::memory::Kernel`] can.
+    pub kernel: Option<(ReduceOp, DType)>,
     /// Of a receive: the group rank of the sender.
     pub peer: Option<u32>,
+}
+
+/// A part of an output.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    /// Where it lies.
+    pub offset: Offset,
+    /// How long it is.
+    pub bytes: u64,
+    /// It is what lies there combined with what lies here.
+    pub other: Option<Offset>,
+}
+
+impl Piece {
+    /// Leaves out its first `bytes`.
+    pub fn skip(&mut self, bytes: u64) {
+        self.offset += bytes;
+        self.bytes -= bytes;
+        self.other = self.other.map(|other| other + bytes);
+    }
+
+    /// Whether `next` continues it.
+    pub fn joins(&self, next: &Piece) -> bool {
+        let ends = |offset: Offset| offset + self.bytes;
+        ends(self.offset) == next.offset && self.other.map(ends) == next.other
+    }
 }
 
 /// The first frame on a rank's main socket, from the driver; the arena's descriptor is attached to it.

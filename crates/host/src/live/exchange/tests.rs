@@ -1,7 +1,7 @@
 //! Ranks whose words are written down here: no process, no socket.
 
 use super::*;
-use crate::live::protocol::Fetched;
+use crate::live::protocol::{Fetched, Piece};
 use uniference_formats::cluster::{Choices, ClusterFile, Flags};
 use uniference_sim::ids::GroupRank;
 use uniference_sim::network::FlowNetwork;
@@ -67,42 +67,59 @@ fn line(text: &str) -> Op {
 }
 
 fn data(pieces: &[(u64, u64)]) -> Fetched {
-    Fetched { pieces: pieces.to_vec(), ..Fetched::default() }
+    let pieces = pieces.iter().map(|(offset, bytes)| Piece { offset: *offset, bytes: *bytes, other: None });
+    Fetched { pieces: pieces.collect(), ..Fetched::default() }
+}
+
+/// All `count` ranks have called an all-reduce of 384 elements, and wait; what they are told.
+fn all_reduced(exchange: &mut Exchange, count: u32) -> Vec<(u32, Answer)> {
+    join(exchange, count);
+    for rank in 0..count {
+        let call = issue(0, collective(CollectiveKind::AllReduce, 384, None), Some(u64::from(rank) << 20));
+        assert_eq!(heard(exchange), []);
+        say(exchange, rank, vec![line("a.py:1"), call, wait(0)]);
+    }
+    heard(exchange)
 }
 
 #[test]
 fn a_blocking_all_reduce_is_one_question_and_folded_once() {
-    let mut exchange = ranks(2);
-    join(&mut exchange, 2);
-    let call = || issue(0, collective(CollectiveKind::AllReduce, 256, None), Some(4096));
-    say(&mut exchange, 0, vec![line("a.py:1"), call(), wait(0)]);
-    assert_eq!(heard(&mut exchange), []);
-    say(
-        &mut exchange,
-        1,
-        vec![line("a.py:1"), issue(0, collective(CollectiveKind::AllReduce, 256, None), Some(1 << 20)), wait(0)],
-    );
-    // The first that is told folds all 1024 bytes, half in each room, as the ring does; the other is told once that is done.
-    let [(first, Answer::Complete(told))] = &heard(&mut exchange)[..] else { panic!("one rank is told") };
+    let mut exchange = ranks(3);
+    let told = all_reduced(&mut exchange, 3);
+    // The first that is told folds 2 x 1536 bytes; the others are told once that is done.
+    let [(first, Answer::Complete(told))] = &told[..] else { panic!("one rank is told") };
     let [(0, fetched)] = &told[..] else { panic!("of its operation") };
-    assert_eq!(fetched.folds.iter().map(|(.., bytes)| bytes).sum::<u64>(), 1024);
-    assert_eq!(fetched.pieces.iter().map(|(_, bytes)| bytes).sum::<u64>(), 1024);
+    assert_eq!(fetched.folds.iter().map(|(.., bytes)| bytes).sum::<u64>(), 2 * 1536);
+    assert_eq!(fetched.pieces.iter().map(|piece| piece.bytes).sum::<u64>(), 1536);
     say(&mut exchange, *first, vec![Op::Folded(0)]);
-    assert_eq!(heard(&mut exchange), [(1 - first, Answer::Complete(vec![(0, data(&fetched.pieces))]))]);
+    let pieces = Fetched { pieces: fetched.pieces.clone(), ..Fetched::default() };
+    let others = (0..3).filter(|rank| rank != first).map(|rank| (rank, Answer::Complete(vec![(0, pieces.clone())])));
+    let mut heard = heard(&mut exchange);
+    heard.sort_by_key(|(rank, _)| *rank);
+    assert_eq!(heard, others.collect::<Vec<_>>());
+}
+
+#[test]
+fn of_two_members_each_combines_for_itself() {
+    let told = all_reduced(&mut ranks(2), 2);
+    assert_eq!(told.len(), 2);
+    for (_, answer) in told {
+        let Answer::Complete(told) = answer else { panic!("it is complete") };
+        // All 1536 bytes of the one room combined with those at the same place of the other.
+        let pieces = &told[0].1.pieces;
+        assert_eq!(pieces.iter().map(|piece| piece.bytes).sum::<u64>(), 1536);
+        assert!(pieces.iter().all(|piece| piece.other == Some(piece.offset ^ (1 << 20))), "{pieces:?}");
+    }
 }
 
 #[test]
 fn who_was_to_fold_and_forgets_the_operation_leaves_it_to_the_next() {
-    let mut exchange = ranks(2);
-    join(&mut exchange, 2);
-    for rank in 0..2 {
-        let call = issue(0, collective(CollectiveKind::AllReduce, 256, None), Some(4096 + (u64::from(rank) << 20)));
-        say(&mut exchange, rank, vec![call, wait(0)]);
-    }
-    let [(first, Answer::Complete(_))] = heard(&mut exchange)[..] else { panic!("one rank is told") };
+    let mut exchange = ranks(3);
+    let told = all_reduced(&mut exchange, 3);
+    let [(first, Answer::Complete(_))] = told[..] else { panic!("one rank is told") };
     say(&mut exchange, first, vec![Op::Release(0)]);
-    let [(second, Answer::Complete(told))] = &heard(&mut exchange)[..] else { panic!("then the other") };
-    assert_eq!((*second, told[0].1.folds.is_empty()), (1 - first, false));
+    let [(second, Answer::Complete(told))] = &heard(&mut exchange)[..] else { panic!("then another") };
+    assert_eq!((*second != first, told[0].1.folds.is_empty()), (true, false));
 }
 
 #[test]
@@ -136,7 +153,7 @@ fn a_message_that_has_arrived_before_its_receive_has_its_data_all_the_same() {
     // 20 bytes at 1 GB/s take 20 ns; the receive comes after 1 ms.
     let recv = CallOp::Recv { from: None, tag: 7, bytes: Bytes(20) };
     say(&mut exchange, 1, vec![Op::Compute(SimDuration::from_us(1000)), issue(5, recv, None), wait(5)]);
-    let received = Fetched { pieces: vec![(128, 20)], folds: vec![], peer: Some(0) };
+    let received = Fetched { peer: Some(0), ..data(&[(128, 20)]) };
     let answers = heard(&mut exchange);
     assert!(answers.contains(&(1, Answer::Complete(vec![(5, received)]))), "{answers:?}");
     assert_eq!(exchange.engine().clock(RankId(1)).as_ps(), 1_000_000_000);
