@@ -103,6 +103,12 @@ pub enum Activity {
     Sleep(SimDuration),
     /// Takes no time; shows in traces.
     Mark(Mark),
+    /// An operation of the store whose result nobody looks at: complete once it is served. For ranks that are no programs but
+    /// graphs of activities; a program asks with [`Request::Store`].
+    Store(StoreOp),
+    /// The rank's program has come to its end, and the rank is finished though its task goes on: for graphs whose last node is not
+    /// the program's end, as where threads outlive it.
+    Finish,
 }
 
 /// A piece of compute, before any device has slowed it down.
@@ -297,6 +303,36 @@ pub enum ReduceOp {
     Bor,
     Bxor,
     PremulSum,
+}
+
+impl ReduceOp {
+    /// Every operation.
+    pub const ALL: [ReduceOp; 9] = [
+        ReduceOp::Sum,
+        ReduceOp::Avg,
+        ReduceOp::Product,
+        ReduceOp::Min,
+        ReduceOp::Max,
+        ReduceOp::Band,
+        ReduceOp::Bor,
+        ReduceOp::Bxor,
+        ReduceOp::PremulSum,
+    ];
+
+    /// torch's name, as in `torch.distributed.ReduceOp`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ReduceOp::Sum => "SUM",
+            ReduceOp::Avg => "AVG",
+            ReduceOp::Product => "PRODUCT",
+            ReduceOp::Min => "MIN",
+            ReduceOp::Max => "MAX",
+            ReduceOp::Band => "BAND",
+            ReduceOp::Bor => "BOR",
+            ReduceOp::Bxor => "BXOR",
+            ReduceOp::PremulSum => "PREMUL_SUM",
+        }
+    }
 }
 
 macro_rules! dtypes {

@@ -1,7 +1,7 @@
 //! Owns what the attributes of a node mean. The schema leaves them to conventions, which are by name only: every writer chooses
 //! its own integer type, so all of them are read alike.
 
-use super::schema::{Attribute, CommType, Node, Value};
+use super::schema::{Attribute, CommType, GlobalMetadata, Node, Value};
 
 /// True for a node that runs on the host's processor, false for one on the accelerator.
 pub const IS_CPU_OP: &str = "is_cpu_op";
@@ -23,6 +23,16 @@ pub const PG_NAME: &str = "pg_name";
 pub const NUM_OPS: &str = "num_ops";
 /// Bytes that a compute or memory node moves.
 pub const TENSOR_SIZE: &str = "tensor_size";
+/// The thread.
+pub const TID: &str = "tid";
+/// Type of the elements, torch's name.
+pub const DTYPE: &str = "dtype";
+/// How a reduction combines elements, torch's name.
+pub const REDUCE_OP: &str = "reduce_op";
+/// Elements for each rank of the group, where they are unequal.
+pub const IN_SPLIT: &str = "in_split_size";
+/// Elements from each rank of the group, where they are unequal.
+pub const OUT_SPLIT: &str = "out_split_size";
 
 impl Attribute {
     /// A named value without a description.
@@ -81,6 +91,16 @@ impl Value {
     }
 }
 
+impl GlobalMetadata {
+    /// An attribute as text.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        match self.attr.iter().find(|attribute| attribute.name == name)?.value.as_ref()? {
+            Value::String(text) => Some(text),
+            _ => None,
+        }
+    }
+}
+
 impl Node {
     /// The first attribute of this name that has a value.
     pub fn attribute(&self, name: &str) -> Option<&Value> {
@@ -90,6 +110,27 @@ impl Node {
     /// The attribute as an unsigned number; `None` if it is missing, negative or no integer.
     pub fn unsigned(&self, name: &str) -> Option<u64> {
         u64::try_from(self.attribute(name)?.integer()?).ok()
+    }
+
+    /// The attribute as text.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        match self.attribute(name)? {
+            Value::String(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The attribute as a list of unsigned numbers.
+    pub fn numbers(&self, name: &str) -> Option<&[u64]> {
+        match self.attribute(name)? {
+            Value::Uint64List(list) => Some(&list.values),
+            _ => None,
+        }
+    }
+
+    /// Adds an attribute.
+    pub fn set(&mut self, name: &str, value: Value) {
+        self.attr.push(Attribute::new(name, value));
     }
 
     /// Does it run on the host's processor? Not if nothing is said.

@@ -1,6 +1,7 @@
 //! Owns the process groups that a trace of PyTorch describes: metadata nodes whose inputs hold JSON inside a string of Python.
 
-use super::schema::{Node, NodeType};
+use super::attributes::IS_CPU_OP;
+use super::schema::{IoInfo, Node, NodeType, Value};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
@@ -69,6 +70,18 @@ pub fn process_groups(node: &Node) -> Result<Option<Vec<ProcessGroup>>, GroupsEr
     raw.into_iter().map(|raw| ProcessGroup::from_raw(raw).map_err(failed)).collect::<Result<_, _>>().map(Some)
 }
 
+/// The node that describes one group, in the form of [`process_groups`].
+pub fn describe(name: &str, ranks: &[u32]) -> Node {
+    let size = ranks.len();
+    let json = format!(r#"[{{"pg_name": "{name}", "pg_desc": "", "ranks": {ranks:?}, "group_size": {size}}}]"#);
+    let list = |values: &str| IoInfo { values: values.into(), shapes: "[[]]".into(), types: "['String']".into() };
+    let mut node = Node { name: PROCESS_GROUP_NODE.into(), r#type: NodeType::Metadata.into(), ..Node::default() };
+    node.inputs = Some(list(&format!("['{json}']")));
+    node.outputs = Some(IoInfo { values: "[]".into(), shapes: "[]".into(), types: "[]".into() });
+    node.set(IS_CPU_OP, Value::Bool(true));
+    node
+}
+
 impl ProcessGroup {
     fn from_raw(raw: Raw) -> Result<ProcessGroup, String> {
         let name = match raw.pg_name {
@@ -133,6 +146,12 @@ mod tests {
             ProcessGroup { name: "7".into(), description: None, ranks: vec![5, 3] },
         ];
         assert_eq!(groups, expected);
+    }
+
+    #[test]
+    fn what_is_described_is_read_back() {
+        let groups = process_groups(&describe("3", &[4, 0])).unwrap().unwrap();
+        assert_eq!((groups[0].name.as_str(), &groups[0].ranks[..]), ("3", &[4, 0][..]));
     }
 
     #[test]

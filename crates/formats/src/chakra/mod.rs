@@ -4,16 +4,19 @@
 //! larger than memory. [`attributes`] say what a node means, [`groups`] who its process group is, [`check`] whether its
 //! dependencies hold together. [`stats`], [`json`], [`dot`] and [`diff`] show traces to people and to other tools.
 //!
-//! To run traces, a [`feed`] gives each rank's nodes in order, and a [`replay`] of them is a program of the simulator.
+//! To run traces, a [`feed`] gives each rank's nodes in order, and a [`replay`] of them is a program of the simulator. The way back,
+//! from the record of a program to traces, is [`export`]'s; [`own`] says there what the schema has no words for.
 
 pub mod attributes;
 pub mod check;
 pub mod diff;
 pub mod dot;
+pub mod export;
 pub mod feed;
 pub mod frame;
 pub mod groups;
 pub mod json;
+pub mod own;
 pub mod read;
 pub mod replay;
 pub mod schema;

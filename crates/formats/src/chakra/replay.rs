@@ -5,11 +5,15 @@
 //!
 //! One compute node of the accelerator runs at a time, one of the host's processor and one of memory, the lowest id first where
 //! several are free. Collectives of one group start in the order of the plan, as if a program had called them, and all groups'
-//! run side by side; sends and receives start as soon as they are free.
+//! run side by side; sends and receives start as soon as they are free. What comes free together is issued in the order of ids.
+//!
+//! Traces of our own say more ([`super::own`]): their compute is not held back but queued, as a program's would be, and their
+//! sleeps, store operations and ends are carried out.
 
 use super::attributes::{COMM_DST, COMM_SIZE, COMM_SRC, COMM_TAG, NUM_OPS, ROOT_RANK, TENSOR_SIZE};
 use super::feed::{Feed, FeedError};
 use super::groups::ProcessGroup;
+use super::own::{self, Part};
 use super::read::Reader;
 use super::schema::{CommType, Node, NodeType};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -17,8 +21,7 @@ use std::io::Read;
 use std::sync::Arc;
 use uniference_sim::ids::{GroupId, GroupRank, Handle, QueueId, RankId, Site, TaskId};
 use uniference_sim::program::{
-    Activity, Call, CallOp, Collective, CollectiveKind, DType, Origin, Outcome, Program, ReduceOp, Reply, Request,
-    Shape, Work,
+    Activity, Call, CallOp, Collective, CollectiveKind, Origin, Outcome, Program, Reply, Request, Shape, Work,
 };
 use uniference_sim::time::{Bytes, SimDuration, SimTime};
 
@@ -109,6 +112,8 @@ struct Task {
 enum What {
     Compute(Unit, SimDuration),
     Call(Members, CallOp),
+    /// In a queue that nodes without a unit have to themselves.
+    Do(Activity, QueueId),
 }
 
 /// What the engine was last asked for, besides waiting.
@@ -185,7 +190,10 @@ impl<R: Read> Replay<R> {
                     self.free.insert(id);
                 }
             }
-            let nothing = |id: &u64| matches!(self.kind(*id), NodeType::Metadata | NodeType::Invalid);
+            let nothing = |id: &u64| match self.kind(*id) {
+                NodeType::Metadata => matches!(Part::of(self.feed.node(*id)), None | Some(Part::Wait)),
+                kind => kind == NodeType::Invalid,
+            };
             let nothing: Vec<u64> = self.free.iter().copied().filter(nothing).collect();
             if nothing.is_empty() {
                 return Ok(());
@@ -209,7 +217,12 @@ impl<R: Read> Replay<R> {
 
     /// Sorts free nodes by what runs them, and lets those go whose turn it is.
     fn start(&mut self) -> Result<(), ReplayError> {
+        let before = self.issue.len();
         for id in std::mem::take(&mut self.free) {
+            if let Some(part) = Part::of(self.feed.node(id)) {
+                self.start_part(id, part);
+                continue;
+            }
             match self.unit(id) {
                 Some(unit) => {
                     self.units[unit as usize].0.insert(id);
@@ -233,7 +246,25 @@ impl<R: Read> Replay<R> {
                 self.issue.push_back(Task { id, what: What::Compute(unit, duration) });
             }
         }
-        self.start_collectives()
+        self.start_collectives()?;
+        self.issue.make_contiguous()[before..].sort_by_key(|task| task.id);
+        Ok(())
+    }
+
+    /// Parts of a program wait for nothing but what they depend on.
+    fn start_part(&mut self, id: u64, part: Part) {
+        let thread = own::task(self.feed.node(id));
+        // Above those of the units, one for each thread.
+        let queue = QueueId(thread.0.saturating_add(3));
+        let what = match part {
+            Part::Compute(duration) => What::Compute(Unit::Accelerator, duration.scaled(self.rules.compute_scale)),
+            Part::Pause(_, duration) => What::Do(Activity::Sleep(duration), queue),
+            Part::Mark(mark) => What::Do(Activity::Mark(mark), QueueId(Unit::Accelerator as u32)),
+            Part::Store(operation) => What::Do(Activity::Store(operation), queue),
+            Part::Wait => panic!("node {id} is done as soon as it is free"),
+            Part::End => What::Do(Activity::Finish, queue),
+        };
+        self.issue.push_back(Task { id, what });
     }
 
     /// Of each group those at the head of its line that are free.
@@ -263,6 +294,7 @@ impl<R: Read> Replay<R> {
             return Request::Wait { handles, any: true, timeout: None, site: Site(0) };
         };
         let (activity, queue) = match &task.what {
+            What::Do(activity, queue) => (activity.clone(), *queue),
             What::Compute(unit, duration) => {
                 let work = Work { duration: *duration, origin: Origin::Recorded };
                 (Activity::Compute(work), QueueId(*unit as u32))
@@ -290,6 +322,9 @@ impl<R: Read> Replay<R> {
     /// What runs the node; `None`: it communicates, or does nothing.
     fn unit(&self, id: u64) -> Option<Unit> {
         let node = self.feed.node(id);
+        if Part::of(node).is_some() {
+            return None;
+        }
         match node.r#type() {
             NodeType::Comp if !node.is_cpu_op() => Some(Unit::Accelerator),
             NodeType::Comp => Some(Unit::Host),
@@ -317,9 +352,7 @@ impl<R: Read> Replay<R> {
 
     fn bytes(&self, id: u64) -> Result<u64, ReplayError> {
         let size = self.said(id, COMM_SIZE, "does not say how many bytes it moves")?;
-        // A float does not hold every size.
-        let scale = self.rules.comm_scale;
-        let scaled = if scale == 1.0 { size } else { (size as f64 * scale).round() as u64 };
+        let scaled = self.scaled(size);
         match scaled <= LARGEST_SIZE {
             true => Ok(scaled),
             false => {
@@ -328,10 +361,18 @@ impl<R: Read> Replay<R> {
         }
     }
 
+    fn scaled(&self, size: u64) -> u64 {
+        // A float does not hold every size.
+        let scale = self.rules.comm_scale;
+        if scale == 1.0 { size } else { (size as f64 * scale).round() as u64 }
+    }
+
     fn collective(&self, id: u64, members: &[RankId]) -> Result<Collective, ReplayError> {
         let node = self.feed.node(id);
         let kind = collective_kind(node).expect("only collectives are asked about");
         let bytes = if kind == CollectiveKind::Barrier { 0 } else { self.bytes(id)? };
+        let dtype = own::dtype(node);
+        let unequal = own::blocks(node, members.len(), |elements| self.scaled(elements).min(LARGEST_SIZE / members.len() as u64));
         let rooted = matches!(
             kind,
             CollectiveKind::Reduce | CollectiveKind::Broadcast | CollectiveKind::Gather | CollectiveKind::Scatter
@@ -340,10 +381,10 @@ impl<R: Read> Replay<R> {
             matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Reduce | CollectiveKind::ReduceScatter);
         Ok(Collective {
             kind,
-            dtype: DType::UInt8,
-            reduce: reduces.then_some(ReduceOp::Sum),
+            dtype,
+            reduce: reduces.then(|| own::reduce_op(node)),
             root: if rooted { Some(self.root(id, members)?) } else { None },
-            shape: Shape::Even(block(kind, bytes, members.len() as u64)),
+            shape: unequal.unwrap_or_else(|| Shape::Even(block(kind, bytes, members.len() as u64).div_ceil(dtype.size()))),
         })
     }
 
@@ -357,26 +398,30 @@ impl<R: Read> Replay<R> {
             .ok_or_else(|| self.wrong(id, format!("has the root {root}, which is not in its group"), hint))
     }
 
-    fn message(&self, id: u64) -> Result<What, ReplayError> {
+    fn message(&mut self, id: u64) -> Result<What, ReplayError> {
+        let members = self.members(id)?;
         let node = self.feed.node(id);
         let tag = node.unsigned(COMM_TAG).unwrap_or(0);
         let bytes = Bytes(self.bytes(id)?);
+        let whoever = node.attribute(own::ANY_SOURCE).is_some() && node.attribute(COMM_SRC).is_none();
         let op = match node.r#type() {
-            NodeType::CommSend => CallOp::Send { to: self.peer(id, COMM_DST)?, tag, bytes },
-            _ => CallOp::Recv { from: Some(self.peer(id, COMM_SRC)?), tag, bytes },
+            NodeType::CommSend => CallOp::Send { to: self.peer(id, COMM_DST, &members.0)?, tag, bytes },
+            _ if whoever => CallOp::Recv { from: None, tag, bytes },
+            _ => CallOp::Recv { from: Some(self.peer(id, COMM_SRC, &members.0)?), tag, bytes },
         };
-        Ok(What::Call((self.rules.world.clone(), 0), op))
+        Ok(What::Call(members, op))
     }
 
-    fn peer(&self, id: u64, attribute: &str) -> Result<GroupRank, ReplayError> {
+    /// The place in the group of the world's rank that the node names.
+    fn peer(&self, id: u64, attribute: &str, members: &[RankId]) -> Result<GroupRank, ReplayError> {
         let peer = self.said(id, attribute, "does not say to or from which rank")?;
-        match u32::try_from(peer).ok().filter(|peer| self.in_world(RankId(*peer))) {
-            Some(peer) => Ok(GroupRank(peer)),
-            None => {
-                let problem = format!("names rank {peer} of {}", self.rules.world.len());
-                Err(self.wrong(id, problem, "give a cluster with as many devices as the job has ranks"))
-            }
-        }
+        let named = |member: &RankId| u64::from(member.0) == peer;
+        // In the group of all ranks each stands at its own place.
+        let own = usize::try_from(peer).ok().filter(|place| members.get(*place).is_some_and(named));
+        own.or_else(|| members.iter().position(named)).map(GroupRank::from).ok_or_else(|| {
+            let problem = format!("names rank {peer} of {}", members.len());
+            self.wrong(id, problem, "give a cluster with as many devices as the job has ranks")
+        })
     }
 
     fn said(&self, id: u64, attribute: &str, problem: &str) -> Result<u64, ReplayError> {
@@ -421,7 +466,9 @@ impl<R: Read> Replay<R> {
             let problem = format!("is of process group `{name}`, which {} is not in", self.rank);
             return Err(self.wrong(id, problem, "check the description of the groups"));
         }
-        let before = |other: &&ProcessGroup| other.name.as_str() < name && self.ranks(other) == ranks;
+        // By length first: names are numbers that are dealt in the order in which groups are made.
+        let order = |name: &str| (name.len(), name.to_owned());
+        let before = |other: &&ProcessGroup| order(&other.name) < order(name) && self.ranks(other) == ranks;
         let before: BTreeSet<&str> = all().filter(before).map(|other| other.name.as_str()).collect();
         // The group of all ranks that has no name comes first.
         let unnamed = u32::from(ranks == self.rules.world);

@@ -1,5 +1,6 @@
 //! Owns `uniference chakra`: traces opened, read, and shown on standard output. What a trace is, `uniference-formats` knows.
 
+use super::export;
 use crate::error::{Exit, HostError};
 use std::fmt::Display;
 use std::fs::File;
@@ -46,11 +47,25 @@ pub(super) enum Command {
         /// Another one
         second: PathBuf,
     },
+    /// Write the traces of a run: what each rank's program did, as a graph
+    Export {
+        /// The folder with the results of a run
+        run: PathBuf,
+        /// Where the traces go, as chakra.RANK.et [default: RUN/chakra]
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
+    },
 }
 
 /// Carries out a command.
 pub(super) fn command(command: &Command) -> Result<Exit, HostError> {
-    show(command, BufWriter::new(io::stdout().lock()))
+    match command {
+        Command::Export { run, out } => {
+            let out = out.clone().unwrap_or_else(|| run.join(export::PREFIX));
+            export::export(run, &out).map(|()| Exit::Ok)
+        }
+        other => show(other, BufWriter::new(io::stdout().lock())),
+    }
 }
 
 /// Of a pipe that is closed, as by `head`, nothing is said.
@@ -61,6 +76,7 @@ fn show(command: &Command, mut out: impl Write) -> Result<Exit, HostError> {
         Command::Check { traces } => check_all(traces, &mut out),
         Command::Dot { trace } => show_whole(trace, dot::write, &mut out),
         Command::Diff { first, second } => show_diff(first, second, &mut out),
+        Command::Export { .. } => unreachable!("it shows nothing"),
     };
     match shown.and_then(|exit| Ok(out.flush().map(|()| exit)?)) {
         Ok(exit) => Ok(exit),

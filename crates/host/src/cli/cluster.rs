@@ -88,6 +88,12 @@ impl ClusterArgs {
         if self.is_given() { self.resolve() } else { self.overrides.resolve(origin, toml) }
     }
 
+    /// The cluster of an earlier run, as it was.
+    pub(super) fn resolve_recorded(origin: &str, toml: &str) -> Result<Resolved, HostError> {
+        let file = ClusterFile::parse(origin, toml, &[]).map_err(show)?;
+        file.resolve(&Choices::default()).map_err(show)
+    }
+
     fn flags(&self, ranks: u32) -> Result<String, HostError> {
         let flags = Flags {
             ranks,

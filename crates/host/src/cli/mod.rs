@@ -7,6 +7,7 @@ mod chakra;
 mod cluster;
 mod console;
 mod doctor;
+mod export;
 mod folder;
 mod replay;
 mod results;

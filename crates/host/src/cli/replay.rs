@@ -3,6 +3,7 @@
 
 use super::cluster::{Chosen, ClusterArgs};
 use super::console::Counter;
+use super::export;
 use super::folder::Folder;
 use super::results::{self, RECORD, RecordLevel, Recording};
 use super::traces::{self, TraceArgs, Wanted};
@@ -22,7 +23,7 @@ use uniference_sim::record::{Replayed, replay as replay_record};
 /// `uniference replay`.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// The folder with the results of a run; or the prefix of execution traces called PREFIX.RANK.et, or one trace for all ranks
+    /// The folder with the results of a run, or with the traces of one; or the prefix of execution traces called PREFIX.RANK.et, or one trace for all ranks
     #[arg(value_name = "DIR|PREFIX|FILE")]
     run: PathBuf,
     #[command(flatten)]
@@ -43,12 +44,13 @@ pub(super) struct Args {
 /// Runs what the first argument names.
 pub(super) fn replay(args: &Args, argv: &[String]) -> Result<Exit, HostError> {
     let Args { run, cluster, traces, out, json, record } = args;
+    let wanted = Wanted { argv, cluster, out: out.as_deref(), json: *json, record: *record };
     match run.is_dir() {
-        true => replay_run(args, argv),
-        false => {
-            let wanted = Wanted { argv, cluster, out: out.as_deref(), json: *json, record: *record };
-            traces::replay(run, traces, &wanted)
+        true if export::has_traces(run) && !run.join(RECORD).exists() => {
+            traces::replay(&run.join(export::PREFIX), traces, &wanted)
         }
+        true => replay_run(args, argv),
+        false => traces::replay(run, traces, &wanted),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Owns `uniference run`: a live run from its options to its results.
 
 use super::cluster::ClusterArgs;
+use super::export;
 use super::console::{Console, Counter};
 use super::folder::Folder;
 use super::results::{self, RecordLevel, Recording};
@@ -39,6 +40,9 @@ pub(super) struct Args {
     /// What is kept besides the report: all events, all operations (program record and trace), or nothing
     #[arg(long, value_enum, default_value_t = RecordLevel::Ops)]
     record: RecordLevel,
+    /// Write an execution trace of each rank into this folder: chakra.RANK.et
+    #[arg(long, value_name = "DIR")]
+    chakra: Option<PathBuf>,
     /// Run a module, as python -m does
     #[arg(short = 'm', long)]
     module: bool,
@@ -59,6 +63,7 @@ enum Compute {
 /// Runs a program.
 pub(super) fn run(args: &Args, argv: &[String], python: &Path) -> Result<Exit, HostError> {
     check_script(args)?;
+    check_record(args)?;
     let chosen = args.cluster.resolve()?;
     let cluster = &chosen.resolved.cluster;
     let ranks = cluster.devices.len() as u32;
@@ -79,6 +84,9 @@ pub(super) fn run(args: &Args, argv: &[String], python: &Path) -> Result<Exit, H
     let figures = recording.finish(lines.clone())?;
     if let Ending::Finished = ending {
         results::report(figures, &chosen.resolved, manifest, &folder, args.json)?;
+        if let Some(out) = &args.chakra {
+            export::export(folder.path(), out)?;
+        }
     }
     Ok(conclude(ending, &lines, &folder))
 }
@@ -117,6 +125,14 @@ fn check_script(args: &Args) -> Result<(), HostError> {
     }
     let hint = "give the path of a Python file, or a module's name after -m; options of uniference stand before it";
     Err(HostError::Usage(format!("there is no script {}\nhint: {hint}", script.display())))
+}
+
+fn check_record(args: &Args) -> Result<(), HostError> {
+    if args.chakra.is_none() || args.record != RecordLevel::Summary {
+        return Ok(());
+    }
+    let hint = "leave out --record summary";
+    Err(HostError::Usage(format!("--chakra makes traces of the program record, and none is kept\nhint: {hint}")))
 }
 
 fn setup(args: &Args, cluster: &Cluster, python: &Path, folder: &Folder, backend_named: bool) -> Setup {

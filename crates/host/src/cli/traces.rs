@@ -2,7 +2,7 @@
 //!
 //! What nodes mean and when they start is `uniference-formats`' business.
 
-use super::cluster::ClusterArgs;
+use super::cluster::{Chosen, ClusterArgs};
 use super::console::Counter;
 use super::folder::Folder;
 use super::results::RecordLevel;
@@ -19,6 +19,7 @@ use uniference_formats::astra::closed_form::Model;
 use uniference_formats::astra::inputs::{Network, System};
 use uniference_formats::astra::schedule::{self, Scales, ScheduleError};
 use uniference_formats::chakra::groups::ProcessGroup;
+use uniference_formats::chakra::own::CLUSTER;
 use uniference_formats::chakra::read::Reader;
 use uniference_formats::chakra::replay::{Replay, Roofline, Rules};
 use uniference_sim::engine::{Cause, Doing, Engine, Halt, Resumption, Turn};
@@ -88,7 +89,7 @@ pub(super) fn replay(prefix: &Path, args: &TraceArgs, wanted: &Wanted<'_>) -> Re
         return replay_astra(prefix, args, wanted);
     }
     let there = count(prefix)?;
-    let chosen = wanted.cluster.resolve()?;
+    let chosen = cluster(prefix, there, wanted)?;
     let cluster = &chosen.resolved.cluster;
     let files = files(prefix, there, cluster.devices.len())?;
     let rules = Arc::new(args.rules(files.len() as u32)?);
@@ -111,6 +112,16 @@ pub(super) fn replay(prefix: &Path, args: &TraceArgs, wanted: &Wanted<'_>) -> Re
     warn_of_untimed(&ranks);
     results::report(figures, &chosen.resolved, manifest, &folder, wanted.json)?;
     Ok(Exit::Ok)
+}
+
+/// The cluster that the options describe, or else the one that the traces were recorded on, if they say so.
+fn cluster(prefix: &Path, there: Option<usize>, wanted: &Wanted<'_>) -> Result<Chosen, HostError> {
+    let first = there.map_or_else(|| prefix.to_owned(), |_| of_rank(prefix, 0));
+    let metadata = open(&first)?.metadata().clone();
+    match metadata.text(CLUSTER).filter(|_| !wanted.cluster.is_given()) {
+        Some(toml) => wanted.cluster.resolve_again(&first.display().to_string(), toml),
+        None => wanted.cluster.resolve(),
+    }
 }
 
 /// The same by the closed form. There is no cluster, and nothing to record but when ranks end.

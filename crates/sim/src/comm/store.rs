@@ -104,6 +104,18 @@ pub(crate) fn keys(operation: &StoreOp) -> Vec<String> {
     }
 }
 
+/// Does it only look? That costs what a poll costs; a rank that waits or writes cannot spin.
+pub(crate) fn looks(operation: &StoreOp) -> bool {
+    matches!(
+        operation,
+        StoreOp::Check { .. }
+            | StoreOp::Count { .. }
+            | StoreOp::List { .. }
+            | StoreOp::QueueLength { .. }
+            | StoreOp::QueuePop { block: false, .. }
+    )
+}
+
 /// Can this operation make another one's wait come true?
 pub(crate) fn changes(operation: &StoreOp) -> bool {
     match operation {

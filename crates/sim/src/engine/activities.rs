@@ -5,9 +5,9 @@ use super::rank::{ActivityState, QueueKey};
 use super::{Cause, Engine, Pend};
 use crate::comm::{Caller, Completion};
 use crate::ids::{Handle, QueueId, RankId, Site, TaskId};
-use crate::program::{Activity, CallOp};
+use crate::program::{Activity, CallOp, Outcome};
 use crate::record::{Event, Observer};
-use crate::time::SimTime;
+use crate::time::{SimDuration, SimTime};
 
 impl Engine {
     pub(super) fn issue(
@@ -120,6 +120,14 @@ impl Engine {
                 observer.record(now, &Event::Marked { rank, mark });
                 return self.complete(rank, handle, observer);
             }
+            Activity::Finish => {
+                self.finish(rank, Outcome::Ok, observer);
+                return self.complete(rank, handle, observer);
+            }
+            Activity::Store(operation) => {
+                let operation = operation.clone();
+                return self.start_store_activity(rank, handle, &operation, observer);
+            }
             Activity::Call(call) => {
                 let call = call.clone();
                 return match call.op {
@@ -135,7 +143,12 @@ impl Engine {
                 };
             }
         };
-        match now.checked_add(lasts) {
+        self.end_after(rank, handle, lasts);
+    }
+
+    /// The activity is complete after so long.
+    pub(super) fn end_after(&mut self, rank: RankId, handle: Handle, lasts: SimDuration) {
+        match self.now.checked_add(lasts) {
             Some(at) => {
                 let place =
                     Place { at, class: Class::ActivityEnd, rank, task: TaskId(0), sequence: u64::from(handle.0) };
@@ -185,7 +198,7 @@ impl Engine {
         self.complete(rank, handle, observer);
     }
 
-    fn complete(&mut self, rank: RankId, handle: Handle, observer: &mut dyn Observer) {
+    pub(super) fn complete(&mut self, rank: RankId, handle: Handle, observer: &mut dyn Observer) {
         let state = &mut self.ranks[rank.index()];
         let activity = state.activities.get_mut(handle).expect("what completes is not forgotten");
         activity.complete = true;
@@ -221,6 +234,7 @@ fn queue_of(activity: &Activity, queue: QueueId) -> Option<QueueKey> {
             CallOp::Collective(_) => Some(QueueKey::Group(call.group)),
             CallOp::Send { .. } | CallOp::Recv { .. } => None,
         },
+        Activity::Store(_) | Activity::Finish => None,
         Activity::Compute(_) | Activity::Sleep(_) | Activity::Mark(_) => Some(QueueKey::Own(queue)),
     }
 }

@@ -39,8 +39,8 @@ pub struct Engine {
     concurrency: u32,
     comm: Comm,
     store: Store,
-    /// Tasks blocked in the store, in the order in which they came.
-    storing: Vec<(RankId, TaskId)>,
+    /// Who waits for the store, in the order in which they came.
+    storing: Vec<(RankId, Storing)>,
     /// For each running rank the earliest place that a request of it can have.
     holding: BTreeSet<Place>,
     held: Vec<Option<Place>>,
@@ -74,6 +74,13 @@ pub struct Resumption {
     pub now: SimTime,
     /// The answer to what it asked for.
     pub reply: Reply,
+}
+
+/// What waits for the store: a blocked task, or an activity.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Storing {
+    Task(TaskId),
+    Activity(Handle),
 }
 
 /// An event in the queue.

@@ -260,7 +260,7 @@ fn kind(activity: &Activity) -> Blocked {
     match activity {
         Activity::Call(_) => Blocked::Communication,
         Activity::Compute(_) => Blocked::Compute,
-        Activity::Sleep(_) | Activity::Mark(_) => Blocked::Sleep,
+        Activity::Sleep(_) | Activity::Mark(_) | Activity::Store(_) | Activity::Finish => Blocked::Sleep,
     }
 }
 

@@ -3,7 +3,7 @@
 use super::queue::{Class, Place};
 use super::rank::{Blocked, Rank, TaskState, Wait};
 use super::report::{Doing, Pending, RankReport, TaskReport};
-use super::{Cause, Engine, Pend, Resumption};
+use super::{Cause, Engine, Pend, Resumption, Storing};
 use crate::comm::store;
 use crate::ids::{Handle, RankId, Site, TaskId};
 use crate::network::Asymmetry;
@@ -155,7 +155,7 @@ impl Engine {
         match std::mem::replace(&mut state.state, TaskState::Running) {
             TaskState::Waiting(wait) => self.end_wait(rank, task, &wait, None, observer),
             TaskState::Storing { since, site, .. } => {
-                self.storing.retain(|blocked| *blocked != (rank, task));
+                self.storing.retain(|blocked| *blocked != (rank, Storing::Task(task)));
                 self.end_store_wait(rank, task, since, site, observer);
             }
             other => {
@@ -208,42 +208,57 @@ impl Engine {
                 self.answer(rank, task, &operation, value);
             }
             None => {
-                self.storing.push((rank, task));
+                self.storing.push((rank, Storing::Task(task)));
                 self.ranks[rank.index()].task(task).state = TaskState::Storing { operation, since: self.now, site };
                 self.set_time_out(rank, task, timeout);
             }
         }
     }
 
-    /// Looking into the store costs what a poll costs; a rank that waits or writes cannot spin.
     fn answer(&mut self, rank: RankId, task: TaskId, operation: &StoreOp, value: StoreValue) {
-        let looks = matches!(
-            operation,
-            StoreOp::Check { .. }
-                | StoreOp::Count { .. }
-                | StoreOp::List { .. }
-                | StoreOp::QueueLength { .. }
-                | StoreOp::QueuePop { block: false, .. }
-        );
-        if looks { self.pay(rank, task, Reply::Store(value)) } else { self.resume(rank, task, Reply::Store(value)) }
+        match store::looks(operation) {
+            true => self.pay(rank, task, Reply::Store(value)),
+            false => self.resume(rank, task, Reply::Store(value)),
+        }
+    }
+
+    /// The same for an activity.
+    pub(super) fn start_store_activity(
+        &mut self,
+        rank: RankId,
+        handle: Handle,
+        operation: &StoreOp,
+        observer: &mut dyn Observer,
+    ) {
+        if self.store.apply(operation).is_none() {
+            return self.storing.push((rank, Storing::Activity(handle)));
+        }
+        if store::changes(operation) {
+            self.serve_store_waits(observer);
+        }
+        match store::looks(operation) {
+            true => self.end_after(rank, handle, POLL_COST),
+            false => self.complete(rank, handle, observer),
+        }
     }
 
     /// The store has changed: serves those who wait for it, first come, first served.
     fn serve_store_waits(&mut self, observer: &mut dyn Observer) {
         let mut index = 0;
-        while let Some((rank, task)) = self.storing.get(index).copied() {
-            let state = &self.ranks[rank.index()].tasks[task.index()].state;
-            let TaskState::Storing { operation, since, site } = state else {
-                panic!("{rank} {task} does not wait for the store")
+        while let Some((rank, storing)) = self.storing.get(index).copied() {
+            let Some(value) = self.store.apply(stored_for(&self.ranks[rank.index()], storing)) else {
+                index += 1;
+                continue;
             };
-            let (since, site) = (*since, *site);
-            match self.store.apply(operation) {
-                Some(value) => {
-                    self.storing.remove(index);
-                    self.end_store_wait(rank, task, since, site, observer);
+            self.storing.remove(index);
+            match storing {
+                Storing::Activity(handle) => self.complete(rank, handle, observer),
+                Storing::Task(task) => {
+                    if let TaskState::Storing { since, site, .. } = self.ranks[rank.index()].task(task).state {
+                        self.end_store_wait(rank, task, since, site, observer);
+                    }
                     self.resume(rank, task, Reply::Store(value));
                 }
-                None => index += 1,
             }
         }
     }
@@ -263,15 +278,24 @@ impl Engine {
         let state = &mut self.ranks[rank.index()];
         state.task(task).state = TaskState::Ended;
         if task == TaskId(0) {
-            state.ledger.settle(self.now);
-            state.outcome = Some(outcome);
-            self.unfinished -= 1;
-            let (times, traffic) = (state.ledger.times, self.comm.traffic(rank));
-            for rank in self.symmetry().class(rank) {
-                observer.record(self.now, &Event::Finished { rank, outcome, times, traffic });
-            }
+            self.finish(rank, outcome, observer);
         }
         self.update_hold(rank);
+    }
+
+    /// Closes the rank's accounts, once.
+    pub(super) fn finish(&mut self, rank: RankId, outcome: Outcome, observer: &mut dyn Observer) {
+        let state = &mut self.ranks[rank.index()];
+        if state.outcome.is_some() {
+            return;
+        }
+        state.ledger.settle(self.now);
+        state.outcome = Some(outcome);
+        self.unfinished -= 1;
+        let (times, traffic) = (state.ledger.times, self.comm.traffic(rank));
+        for rank in self.symmetry().class(rank) {
+            observer.record(self.now, &Event::Finished { rank, outcome, times, traffic });
+        }
     }
 
     pub(super) fn rank_report(&self, rank: &Rank) -> RankReport {
@@ -303,6 +327,8 @@ impl Engine {
             Activity::Compute(_) => ("compute", Bytes(0), None),
             Activity::Sleep(_) => ("sleep", Bytes(0), None),
             Activity::Mark(_) => ("mark", Bytes(0), None),
+            Activity::Store(_) => ("store", Bytes(0), None),
+            Activity::Finish => ("finish", Bytes(0), None),
             Activity::Call(call) => {
                 (call.op.name(), call.op.bytes(), Some((call.group, self.absent(call, activity.sequence))))
             }
@@ -317,5 +343,19 @@ impl Engine {
             CallOp::Recv { from: Some(from), .. } => vec![self.members(call.group)[from.index()]],
             CallOp::Recv { from: None, .. } | CallOp::Send { .. } => Vec::new(),
         }
+    }
+}
+
+/// What waits to be done.
+fn stored_for(rank: &Rank, storing: Storing) -> &StoreOp {
+    match storing {
+        Storing::Task(task) => match &rank.tasks[task.index()].state {
+            TaskState::Storing { operation, .. } => operation,
+            _ => panic!("{}: {task} does not wait for the store", rank.id),
+        },
+        Storing::Activity(handle) => match rank.activities.get(handle).map(|state| &state.activity) {
+            Some(Activity::Store(operation)) => operation,
+            _ => panic!("{}: {handle} does not wait for the store", rank.id),
+        },
     }
 }

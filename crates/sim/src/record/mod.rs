@@ -9,7 +9,7 @@ mod statistics;
 pub use crate::comm::Traffic;
 pub use crate::engine::Times;
 pub use digest::Digest;
-pub use replay::{Replayed, replay};
+pub use replay::{Listener, Replayed, replay, replay_heard};
 pub use statistics::{OperationStatistics, RankStatistics, Statistics};
 
 use crate::ids::{GroupId, Handle, LinkId, RankId, Site, TaskId};

@@ -1,0 +1,194 @@
+//! Owns what traces of our own say beyond the schema's words: the parts of a program that are no operators, exact durations, the
+//! user's lines; as attributes, written and read here alone. Tools that do not know them see a shorter or coarser trace, not a wrong one.
+
+use super::attributes::{DTYPE, IN_SPLIT, IS_CPU_OP, OUT_SPLIT, REDUCE_OP, TID};
+use super::schema::{Node, NodeType, Uint64List, Value};
+use uniference_sim::ids::TaskId;
+use uniference_sim::program::{Collective, DType, Mark, ReduceOp, Shape, StoreOp};
+use uniference_sim::time::SimDuration;
+
+/// Which part of a program: `compute`, `sleep`, `poll`, `time_out`, `mark_begin`, `mark_end`, `store`, `wait`, `end`.
+pub const PART: &str = "uniference_part";
+/// How long it takes on the reference device, in picoseconds.
+pub const DURATION_PS: &str = "uniference_duration_ps";
+/// The line of the user's program.
+pub const LINE: &str = "uniference_line";
+/// The store's operation, as JSON.
+pub const STORE: &str = "uniference_store";
+/// A receive that takes whatever message is first; the source beside it is the one that it was.
+pub const ANY_SOURCE: &str = "uniference_any_source";
+/// In the metadata of rank 0: the cluster file that the run was on.
+pub const CLUSTER: &str = "uniference_cluster";
+
+/// A part of a program that is no communication.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Part {
+    /// Computes on the rank's device, in the order in which its threads come to it.
+    Compute(SimDuration),
+    /// Does nothing for so long: a sleep, a poll, a time-out that passes.
+    Pause(Pause, SimDuration),
+    /// A named range opens or closes.
+    Mark(Mark),
+    /// Uses the store.
+    Store(StoreOp),
+    /// A thread waits for several operations.
+    Wait,
+    /// The program has ended, and with it the rank's time; threads may go on.
+    End,
+}
+
+/// Why a thread does nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pause {
+    /// It sleeps.
+    Sleep,
+    /// It reads the clock.
+    Poll,
+    /// It waits, in vain, as long as its time-out says.
+    TimeOut,
+}
+
+impl Pause {
+    const ALL: [Pause; 3] = [Pause::Sleep, Pause::Poll, Pause::TimeOut];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Pause::Sleep => "sleep",
+            Pause::Poll => "poll",
+            Pause::TimeOut => "time_out",
+        }
+    }
+}
+
+impl Part {
+    /// As a node of `task`, without id, dependencies and times.
+    pub fn to_node(&self, task: TaskId) -> Node {
+        let (name, part, kind) = match self {
+            Part::Compute(_) => ("compute", "compute", NodeType::Comp),
+            Part::Pause(pause, _) => (pause.name(), pause.name(), NodeType::Comp),
+            Part::Mark(Mark::Begin(label)) => (&**label, "mark_begin", NodeType::Metadata),
+            Part::Mark(Mark::End) => ("end of range", "mark_end", NodeType::Metadata),
+            Part::Store(_) => ("store", "store", NodeType::Metadata),
+            Part::Wait => ("wait", "wait", NodeType::Metadata),
+            Part::End => ("end of program", "end", NodeType::Metadata),
+        };
+        let mut node = Node { name: name.to_owned(), r#type: kind.into(), ..Node::default() };
+        // What the device does not do must not keep it from computing.
+        node.set(IS_CPU_OP, Value::Bool(!matches!(self, Part::Compute(_))));
+        node.set(TID, Value::Int64(task.0.into()));
+        node.set(PART, Value::String(part.to_owned()));
+        match self {
+            Part::Compute(duration) | Part::Pause(_, duration) => {
+                node.set(DURATION_PS, Value::Uint64(duration.as_ps()));
+            }
+            Part::Store(operation) => {
+                let json = serde_json::to_string(operation).expect("bytes and numbers have a JSON form");
+                node.set(STORE, Value::String(json));
+            }
+            Part::Mark(_) | Part::Wait | Part::End => {}
+        }
+        node
+    }
+
+    /// What the node says; `None`: nothing of ours, or nothing that can be understood.
+    pub fn of(node: &Node) -> Option<Part> {
+        let part = node.text(PART)?;
+        let pause = Pause::ALL.into_iter().find(|pause| pause.name() == part);
+        Some(match part {
+            "compute" => Part::Compute(duration(node)),
+            _ if pause.is_some() => Part::Pause(pause?, duration(node)),
+            "mark_begin" => Part::Mark(Mark::Begin(node.name.as_str().into())),
+            "mark_end" => Part::Mark(Mark::End),
+            "store" => Part::Store(serde_json::from_str(node.text(STORE)?).ok()?),
+            "wait" => Part::Wait,
+            "end" => Part::End,
+            _ => return None,
+        })
+    }
+}
+
+/// Exact, or else in whole microseconds.
+fn duration(node: &Node) -> SimDuration {
+    let rounded = node.duration_micros.saturating_mul(1_000_000);
+    SimDuration::from_ps(node.unsigned(DURATION_PS).unwrap_or(rounded))
+}
+
+/// The thread of a node; its program's main one if nothing is said.
+pub fn task(node: &Node) -> TaskId {
+    TaskId(node.unsigned(TID).and_then(|tid| u32::try_from(tid).ok()).unwrap_or(0))
+}
+
+/// Says in `node` what a collective's size in bytes leaves open: types, reduction, unequal blocks.
+pub fn describe(collective: &Collective, node: &mut Node) {
+    node.set(DTYPE, Value::String(collective.dtype.name().to_owned()));
+    if let Some(reduce) = collective.reduce {
+        node.set(REDUCE_OP, Value::String(reduce.name().to_owned()));
+    }
+    let list = |values: &[u64]| Value::Uint64List(Uint64List { values: values.to_vec() });
+    match &collective.shape {
+        Shape::Even(_) => {}
+        Shape::Blocks(blocks) => node.set(OUT_SPLIT, list(blocks)),
+        Shape::Pairs { send, recv } => {
+            node.set(IN_SPLIT, list(send));
+            node.set(OUT_SPLIT, list(recv));
+        }
+    }
+}
+
+/// The type of a collective's elements; bytes if nothing is said.
+pub fn dtype(node: &Node) -> DType {
+    node.text(DTYPE).and_then(DType::from_name).unwrap_or(DType::UInt8)
+}
+
+/// How a reduction combines elements; it sums if nothing is said.
+pub fn reduce_op(node: &Node) -> ReduceOp {
+    let name = node.text(REDUCE_OP);
+    ReduceOp::ALL.into_iter().find(|op| Some(op.name()) == name).unwrap_or(ReduceOp::Sum)
+}
+
+/// The unequal blocks of a collective, each changed by `scale`; `None`: they are equal, or are not those of `members`.
+pub fn blocks(node: &Node, members: usize, scale: impl Fn(u64) -> u64) -> Option<Shape> {
+    let list = |name| {
+        let values = node.numbers(name).filter(|values| values.len() == members)?;
+        Some(values.iter().map(|value| scale(*value)).collect())
+    };
+    let recv = list(OUT_SPLIT)?;
+    Some(match list(IN_SPLIT) {
+        Some(send) => Shape::Pairs { send, recv },
+        None => Shape::Blocks(recv),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let second = SimDuration::from_ps(1_000_000_000_001);
+        let parts = [
+            Part::Compute(second),
+            Part::Pause(Pause::Sleep, second),
+            Part::Pause(Pause::Poll, second),
+            Part::Pause(Pause::TimeOut, second),
+            Part::Mark(Mark::Begin("step".into())),
+            Part::Mark(Mark::End),
+            Part::Store(StoreOp::Set { key: b"k".to_vec(), value: vec![0, 255] }),
+            Part::Wait,
+            Part::End,
+        ];
+        for part in parts {
+            let node = part.to_node(TaskId(2));
+            assert_eq!((Part::of(&node), task(&node)), (Some(part), TaskId(2)));
+        }
+    }
+
+    #[test]
+    fn without_the_exact_duration_the_rounded_one_counts_and_other_nodes_are_not_ours() {
+        let mut node = Part::Compute(SimDuration::from_ps(7)).to_node(TaskId(0));
+        node.attr.retain(|attribute| attribute.name != DURATION_PS);
+        node.duration_micros = 3;
+        assert_eq!(Part::of(&node), Some(Part::Compute(SimDuration::from_us(3))));
+        assert_eq!(Part::of(&Node::default()), None);
+    }
+}
