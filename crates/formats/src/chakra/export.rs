@@ -236,7 +236,10 @@ impl<'a, W: Write> Exporter<'a, W> {
                 }
                 self.ranks[rank.index()].waited(task, now, complete);
             }
-            (Request::Wait { timeout: Some(timeout), .. } | Request::Store { timeout: Some(timeout), .. }, Reply::TimedOut) => {
+            (
+                Request::Wait { timeout: Some(timeout), .. } | Request::Store { timeout: Some(timeout), .. },
+                Reply::TimedOut,
+            ) => {
                 let poll = timeout == POLL_COST;
                 self.warn(if poll { Hazard::Poll } else { Hazard::TimeOut }, rank, task);
                 self.ranks[rank.index()].passes(task, now, Part::Pause(Pause::TimeOut, timeout));
@@ -256,7 +259,15 @@ impl<'a, W: Write> Exporter<'a, W> {
         }
     }
 
-    fn issued(&mut self, rank: RankId, task: TaskId, now: SimTime, activity: Activity, after: &[Handle], handle: Handle) {
+    fn issued(
+        &mut self,
+        rank: RankId,
+        task: TaskId,
+        now: SimTime,
+        activity: Activity,
+        after: &[Handle],
+        handle: Handle,
+    ) {
         let node = match activity {
             Activity::Compute(work) => Part::Compute(work.duration).to_node(task),
             Activity::Sleep(duration) => Part::Pause(Pause::Sleep, duration).to_node(task),
@@ -368,7 +379,15 @@ impl<W: Write> Rank<W> {
         self.tasks[task.index()].behind = behind;
     }
 
-    fn issued(&mut self, task: TaskId, now: SimTime, mut node: Node, line: Option<String>, after: &[Handle], handle: Handle) {
+    fn issued(
+        &mut self,
+        task: TaskId,
+        now: SimTime,
+        mut node: Node,
+        line: Option<String>,
+        after: &[Handle],
+        handle: Handle,
+    ) {
         let more: Vec<u64> = after.iter().map(|handle| self.issued[handle.index()].id).collect();
         node.start_time_micros = micros(now);
         if let Some(line) = line {
@@ -475,10 +494,7 @@ fn site(request: &Request) -> Option<Site> {
 
 fn looks(operation: &StoreOp) -> bool {
     use StoreOp::{Check, Count, List, QueueLength, QueuePop};
-    matches!(
-        operation,
-        Check { .. } | Count { .. } | List { .. } | QueueLength { .. } | QueuePop { block: false, .. }
-    )
+    matches!(operation, Check { .. } | Count { .. } | List { .. } | QueueLength { .. } | QueuePop { block: false, .. })
 }
 
 /// An operation of `rank`'s as a node.

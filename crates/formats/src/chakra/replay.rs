@@ -372,7 +372,8 @@ impl<R: Read> Replay<R> {
         let kind = collective_kind(node).expect("only collectives are asked about");
         let bytes = if kind == CollectiveKind::Barrier { 0 } else { self.bytes(id)? };
         let dtype = own::dtype(node);
-        let unequal = own::blocks(node, members.len(), |elements| self.scaled(elements).min(LARGEST_SIZE / members.len() as u64));
+        let unequal =
+            own::blocks(node, members.len(), |elements| self.scaled(elements).min(LARGEST_SIZE / members.len() as u64));
         let rooted = matches!(
             kind,
             CollectiveKind::Reduce | CollectiveKind::Broadcast | CollectiveKind::Gather | CollectiveKind::Scatter
@@ -384,7 +385,8 @@ impl<R: Read> Replay<R> {
             dtype,
             reduce: reduces.then(|| own::reduce_op(node)),
             root: if rooted { Some(self.root(id, members)?) } else { None },
-            shape: unequal.unwrap_or_else(|| Shape::Even(block(kind, bytes, members.len() as u64).div_ceil(dtype.size()))),
+            shape: unequal
+                .unwrap_or_else(|| Shape::Even(block(kind, bytes, members.len() as u64).div_ceil(dtype.size()))),
         })
     }
 

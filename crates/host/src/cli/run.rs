@@ -1,8 +1,8 @@
 //! Owns `uniference run`: a live run from its options to its results.
 
 use super::cluster::ClusterArgs;
-use super::export;
 use super::console::{Console, Counter};
+use super::export;
 use super::folder::Folder;
 use super::results::{self, RecordLevel, Recording};
 use crate::capacity;

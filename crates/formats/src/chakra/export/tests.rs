@@ -47,7 +47,11 @@ enum Do {
     Mark(Mark),
     /// Starts an operation of the group with this number among those that the rank has joined.
     Start(usize, CallOp, usize),
-    Wait { slots: Vec<usize>, any: bool, timeout: Option<u64> },
+    Wait {
+        slots: Vec<usize>,
+        any: bool,
+        timeout: Option<u64>,
+    },
     Join(Vec<usize>, u32),
     Store(StoreOp, Option<u64>),
     /// Opens the rank's second thread.
@@ -268,7 +272,9 @@ fn part(me: usize, slot: usize, step: u64, open: &mut Vec<usize>, hazards: bool)
     let wait = |slots: Vec<usize>| Do::Wait { slots, any: false, timeout: None };
     let (from, to) = ((value % 4) as usize, (value / 4 % 3 + 1 + value % 4) as usize % RANKS);
     let elements = value % 5_000;
-    // Whoever's message an open receive takes, it has the right size.
+    // Whoever's message an open receive takes, it has the right size, and no other receive waits for it.
+    let open_source = hazards && step % 16 == 7;
+    let tag = if open_source { 7 } else { value % 2 };
     let bytes = Bytes(if hazards { 4_096 } else { elements * 4 });
     let key = || slot.to_le_bytes().to_vec();
     match step % 16 {
@@ -281,12 +287,12 @@ fn part(me: usize, slot: usize, step: u64, open: &mut Vec<usize>, hazards: bool)
         5 => vec![Do::Start(1, unequal(me, elements), slot), work, wait(vec![slot])],
         6 | 7 if me == from => {
             open.push(slot);
-            vec![work, Do::Start(1, CallOp::Send { to: GroupRank(to as u32), tag: value % 2, bytes }, slot)]
+            vec![work, Do::Start(1, CallOp::Send { to: GroupRank(to as u32), tag, bytes }, slot)]
         }
         6 | 7 if me == to => {
             open.push(slot);
-            let source = (!hazards || step % 16 == 6).then_some(GroupRank(from as u32));
-            vec![Do::Start(1, CallOp::Recv { from: source, tag: value % 2, bytes }, slot), work]
+            let source = (!open_source).then_some(GroupRank(from as u32));
+            vec![Do::Start(1, CallOp::Recv { from: source, tag, bytes }, slot), work]
         }
         8 => vec![Do::Mark(Mark::Begin("range".into())), work, Do::Mark(Mark::End)],
         9 => vec![Do::Sleep(value % 7_000_003)],
