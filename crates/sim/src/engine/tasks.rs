@@ -230,6 +230,9 @@ impl Engine {
         operation: &StoreOp,
         observer: &mut dyn Observer,
     ) {
+        if !self.symmetry().is_trivial() {
+            return self.halt(Cause::Asymmetry(Asymmetry::new("the store serves whoever comes first")));
+        }
         if self.store.apply(operation).is_none() {
             return self.storing.push((rank, Storing::Activity(handle)));
         }

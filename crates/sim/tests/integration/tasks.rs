@@ -108,3 +108,30 @@ fn waiting_for_any_returns_the_first_and_the_other_goes_on() {
     assert_eq!(outcomes.at(2, 2), 20 * PS_PER_BYTE + LATENCY_PS);
     assert_eq!(outcomes.at(2, 3), 1010 * PS_PER_BYTE + LATENCY_PS);
 }
+
+#[test]
+fn a_store_activity_is_complete_when_it_is_served_and_holds_nothing_up() {
+    // Rank 0 sets the key after 3 us; rank 1 computes 1 us beside its wait for it, and then looks, which costs 1 us more.
+    let key = || b"k".to_vec();
+    let store = |operation| issue(Activity::Store(operation));
+    let set = vec![compute(3_000_000), wait(0), store(StoreOp::Set { key: key(), value: key() })];
+    let get = vec![
+        store(StoreOp::Get { key: key() }),
+        compute(1_000_000),
+        wait(1),
+        wait(0),
+        store(StoreOp::Check { keys: vec![key()] }),
+        wait(2),
+    ];
+    let outcomes = run(&switch(2), vec![set, get]);
+    assert_eq!((outcomes.at(1, 2), outcomes.at(1, 3), outcomes.at(1, 5)), (1_000_000, 3_000_000, 4_000_000));
+}
+
+#[test]
+fn a_rank_is_finished_where_its_graph_says_so_though_its_task_goes_on() {
+    let script = vec![compute(2_000_000), wait(0), issue(Activity::Finish), compute(5_000_000), wait(2)];
+    let other = vec![compute(9_000_000), wait(0)];
+    let outcomes = run(&switch(2), vec![script, other]);
+    assert_eq!((outcomes.finish(0), outcomes.finish(1)), (2_000_000, 9_000_000));
+    assert_eq!(outcomes.at(0, 4), 7_000_000);
+}
