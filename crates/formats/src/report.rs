@@ -197,7 +197,13 @@ pub(crate) mod tests {
             let at = SimTime::ZERO + compute + us(501);
             statistics.record(at, &Event::Finished { rank: RankId(rank), outcome: Outcome::Ok, times, traffic });
         }
-        let device = |rank| Device { name: format!("orin.{rank}"), host: HostId(rank), slowdown: 1.0, memory: None };
+        let device = |rank| Device {
+            name: format!("orin.{rank}"),
+            host: HostId(rank),
+            slowdown: 1.0,
+            memory: None,
+            spells: Vec::new(),
+        };
         let manifest = Manifest {
             cluster: "name = \"two\"\nbackend = \"gloo\"\n[network]\nlatency = \"10 us\"\n".to_owned(),
             versions: BTreeMap::from([("uniference".to_owned(), "0.1.0".to_owned())]),
@@ -227,7 +233,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_rank_that_did_not_finish_says_so() {
-        let device = Device { name: "a".to_owned(), host: HostId(0), slowdown: 1.0, memory: None };
+        let device = Device { name: "a".to_owned(), host: HostId(0), slowdown: 1.0, memory: None, spells: Vec::new() };
         let report = Report::new(&Statistics::default(), &[device], String::new(), Manifest::default());
         assert_eq!(report.ranks[0].finish_ps, None);
     }

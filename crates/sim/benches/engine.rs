@@ -8,7 +8,7 @@ use uniference_sim::cluster::{Backend, Cluster, Device};
 use uniference_sim::collective::choose::{AlgorithmTable, algorithm_by_name};
 use uniference_sim::engine::{Ended, Engine, drive};
 use uniference_sim::ids::{GroupId, Handle, HostId, QueueId, RankId, Site, TaskId};
-use uniference_sim::network::{FlowNetwork, HostSpec, LinkSpec, Preset, Topology};
+use uniference_sim::network::{HostSpec, LinkSpec, Preset, Topology};
 use uniference_sim::program::CollectiveKind::{self, AllReduce, AllToAll, ReduceScatter};
 use uniference_sim::program::{
     Activity, Call, CallOp, Collective, DType, Outcome, Program, ReduceOp, Reply, Request, Shape,
@@ -85,7 +85,7 @@ fn cpu_seconds() -> f64 {
 
 fn simulate(case: &Case) -> SimTime {
     let cluster = cluster(case);
-    let mut engine = Engine::new(&cluster, Box::new(FlowNetwork::new(cluster.topology.clone())));
+    let mut engine = Engine::new(&cluster, Box::new(cluster.network()));
     let world: Arc<[RankId]> = (0..case.ranks).map(RankId::from).collect();
     let mut programs: Vec<Box<dyn Program>> = (0..case.ranks).map(|_| program(case, &world)).collect();
     let mut observer = (Statistics::default(), Digest::default());
@@ -100,13 +100,15 @@ fn cluster(case: &Case) -> Cluster {
     let names = (0..case.ranks).map(|rank| format!("host.{rank}"));
     let hosts: Vec<HostSpec> = names.clone().map(HostSpec::new).collect();
     let link = LinkSpec::new(Rate::from_bits_per_second(10e9).unwrap(), SimDuration::from_us(2));
-    let device = |(rank, name)| Device { name, host: HostId::from(rank), slowdown: 1.0, memory: None };
+    let device =
+        |(rank, name)| Device { name, host: HostId::from(rank), slowdown: 1.0, memory: None, spells: Vec::new() };
     let mut algorithms = AlgorithmTable::ideal();
     algorithms.force(case.kind, algorithm_by_name(case.kind, case.algorithm).unwrap());
     Cluster {
         name: "bench".into(),
         devices: names.enumerate().map(device).collect(),
         topology: Topology::preset(&Preset::Switch, &hosts, link).unwrap(),
+        dynamics: Default::default(),
         backend: Backend { name: "ideal".into(), algorithms, concurrency: 1 },
     }
 }

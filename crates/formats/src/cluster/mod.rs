@@ -5,8 +5,10 @@
 
 mod backend;
 mod devices;
+mod dynamics;
 mod flags;
 mod network;
+mod profile;
 mod raw;
 mod source;
 
@@ -29,6 +31,7 @@ pub const DEFAULT_LATENCY: &str = "10 us";
 pub struct ClusterFile {
     source: Source,
     raw: RawCluster,
+    attached: dynamics::Attachments,
 }
 
 /// What the caller chooses in place of the cluster file.
@@ -68,7 +71,17 @@ impl ClusterFile {
     pub fn parse(origin: &str, text: &str, assignments: &[String]) -> Result<ClusterFile, Diagnostic> {
         let source = Source::new(origin, text, assignments);
         let raw = source.read()?;
-        Ok(ClusterFile { source, raw })
+        Ok(ClusterFile { source, raw, attached: dynamics::Attachments::new() })
+    }
+
+    /// The files that the cluster file names, as it names them: relative to itself. Their texts belong to [`ClusterFile::attach`].
+    pub fn files(&self) -> Vec<String> {
+        dynamics::files(&self.raw)
+    }
+
+    /// Brings the text of a file that the cluster file names.
+    pub fn attach(&mut self, name: String, text: String) {
+        self.attached.insert(name, text);
     }
 
     /// Does the file name a backend?
@@ -96,18 +109,22 @@ impl ClusterFile {
     /// Whatever does not make sense: no devices, names that repeat or that nothing has, a shape that does not fit the hosts, hosts
     /// without a route, a backend or an algorithm that does not exist.
     pub fn resolve(&self, choices: &Choices) -> Result<Resolved, Diagnostic> {
-        let (hosts, devices) = devices::resolve(&self.raw.device, &self.source)?;
+        let (hosts, mut devices) = devices::resolve(&self.raw.device, &self.source)?;
+        dynamics::slow_down(&self.raw.straggler, &mut devices, &self.source)?;
         let (backend, packet) = backend::resolve(&self.raw, choices, &self.source)?;
         let (topology, network) = network::resolve(self.raw.network.as_ref(), &hosts, packet, &self.source)?;
+        let dynamics = dynamics::resolve(&self.raw, &topology, &self.attached, &self.source)?;
         let name = self.raw.name.clone().unwrap_or_else(|| format!("{} devices", devices.len()));
-        let raw = RawCluster {
+        let mut raw = RawCluster {
             name: Some(name.clone()),
             backend: Some(backend::canonical(&backend, packet)),
             device: self.raw.device.clone(),
             network: Some(network),
+            straggler: self.raw.straggler.clone(),
             collective: backend::canonical_rules(&backend.algorithms),
         };
-        Ok(Resolved { cluster: Cluster { name, devices, topology, backend }, toml: to_toml(&raw) })
+        dynamics::inline(&mut raw, &self.attached, &self.source)?;
+        Ok(Resolved { cluster: Cluster { name, devices, topology, dynamics, backend }, toml: to_toml(&raw) })
     }
 }
 

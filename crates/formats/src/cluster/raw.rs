@@ -25,6 +25,9 @@ pub(super) struct RawCluster {
     pub(super) device: Vec<Spanned<RawDevice>>,
     /// What joins the hosts.
     pub(super) network: Option<Spanned<RawNetwork>>,
+    /// When devices are slower.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) straggler: Vec<Spanned<RawStraggler>>,
     /// Algorithms in place of the backend's own, by collective.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) collective: BTreeMap<Spanned<String>, Spanned<RawRules>>,
@@ -65,6 +68,16 @@ pub(super) struct RawDevice {
     pub(super) per_host: Option<Spanned<u32>>,
 }
 
+/// A time in which a device is slower.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, expecting = "a table")]
+pub(super) struct RawStraggler {
+    pub(super) device: Spanned<String>,
+    pub(super) from: Duration,
+    pub(super) to: Spanned<Duration>,
+    pub(super) factor: Spanned<f64>,
+}
+
 /// What joins the hosts.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, expecting = "a table")]
@@ -97,6 +110,78 @@ pub(super) struct RawNetwork {
     pub(super) local: Option<RawLinkSpec>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) host: BTreeMap<Spanned<String>, RawHost>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) change: Vec<Spanned<RawChange>>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) background: Vec<Spanned<RawBackground>>,
+}
+
+/// How links change over time.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, expecting = "a table")]
+pub(super) struct RawChange {
+    /// `orin.0`: all links that end there; `a <-> b`: both directions; `a -> b`: one. None: all links.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) link: Option<Spanned<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) jitter: Option<Spanned<RawJitter>>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) outages: Vec<Spanned<RawWindow>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) profile: Option<Spanned<RawProfile>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) period: Option<Spanned<Duration>>,
+}
+
+/// A distribution of what is added to a latency.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+#[serde(tag = "distribution", rename_all = "snake_case", deny_unknown_fields, expecting = "a table")]
+pub(super) enum RawJitter {
+    Uniform { max: Duration },
+    Normal { deviation: Duration },
+    Exponential { mean: Duration },
+    LogNormal { median: Duration, sigma: f64 },
+}
+
+/// From when to when.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, expecting = "a table")]
+pub(super) struct RawWindow {
+    pub(super) from: Duration,
+    pub(super) to: Duration,
+}
+
+/// The name of a CSV file, or its points.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(untagged, expecting = "the path of a CSV file, or a list of { at = TIME, bandwidth = RATE, latency = TIME }")]
+pub(super) enum RawProfile {
+    File(String),
+    Points(Vec<RawPoint>),
+}
+
+/// From `at` on.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, expecting = "a table")]
+pub(super) struct RawPoint {
+    pub(super) at: Duration,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) bandwidth: Option<Bandwidth>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) latency: Option<Duration>,
+}
+
+/// Somebody else's traffic.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, expecting = "a table")]
+pub(super) struct RawBackground {
+    pub(super) from: Spanned<String>,
+    pub(super) to: Spanned<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) rate: Option<Bandwidth>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) start: Option<Duration>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) end: Option<Spanned<Duration>>,
 }
 
 /// Rate and latency of one link.

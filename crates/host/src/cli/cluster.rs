@@ -110,7 +110,12 @@ impl Overrides {
         let algorithms: Result<Vec<AlgorithmChoice>, _> = self.algorithm.iter().map(|choice| choice.parse()).collect();
         let choices =
             Choices { backend: self.backend.clone(), fallback_backend: None, algorithms: algorithms.map_err(show)? };
-        let file = ClusterFile::parse(origin, toml, &self.set).map_err(show)?;
+        let mut file = ClusterFile::parse(origin, toml, &self.set).map_err(show)?;
+        let folder = Path::new(origin).parent().unwrap_or(Path::new(""));
+        for name in file.files() {
+            let text = read(&folder.join(&name))?;
+            file.attach(name, text);
+        }
         let backend_named = self.backend.is_some() || file.names_backend();
         let resolved = file.resolve(&choices).map_err(show)?;
         Ok(Chosen { resolved, backend_named })
@@ -130,7 +135,7 @@ fn read(path: &Path) -> Result<String, HostError> {
         action: "read",
         path: path.to_owned(),
         source,
-        hint: "a cluster file is TOML text; docs/cluster-file.md describes it",
+        hint: "a cluster file is TOML text, and the profiles that it names are CSV beside it; docs/cluster-file.md describes them",
     })
 }
 

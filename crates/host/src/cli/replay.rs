@@ -16,7 +16,6 @@ use uniference_formats::record::{RankRecord, RecordReader};
 use uniference_formats::report::Manifest;
 use uniference_sim::engine::Engine;
 use uniference_sim::ids::{RankId, TaskId};
-use uniference_sim::network::FlowNetwork;
 use uniference_sim::program::Request;
 use uniference_sim::record::{Replayed, replay as replay_record};
 
@@ -30,6 +29,9 @@ pub(super) struct Args {
     cluster: ClusterArgs,
     #[command(flatten)]
     traces: TraceArgs,
+    /// The seed of everything random in the simulation [default: the run's own, or 0]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
     /// Where the results go [default: uniference-out/replay-N]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -43,8 +45,9 @@ pub(super) struct Args {
 
 /// Runs what the first argument names.
 pub(super) fn replay(args: &Args, argv: &[String]) -> Result<Exit, HostError> {
-    let Args { run, cluster, traces, out, json, record } = args;
-    let wanted = Wanted { argv, cluster, out: out.as_deref(), json: *json, record: *record };
+    let Args { run, cluster, traces, seed, out, json, record } = args;
+    let seed = seed.unwrap_or_default();
+    let wanted = Wanted { argv, cluster, seed, out: out.as_deref(), json: *json, record: *record };
     match run.is_dir() {
         true if export::has_traces(run) && !run.join(RECORD).exists() => {
             traces::replay(&run.join(export::PREFIX), traces, &wanted)
@@ -59,13 +62,15 @@ fn replay_run(args: &Args, argv: &[String]) -> Result<Exit, HostError> {
     let path = args.run.join(RECORD);
     let reader = RecordReader::open(BufReader::new(open(&path)?))?;
     let recorded = reader.header().manifest.clone();
-    let chosen = args.cluster.resolve_again(&path.display().to_string(), &recorded.cluster)?;
+    let mut chosen = args.cluster.resolve_again(&path.display().to_string(), &recorded.cluster)?;
+    let seed = args.seed.unwrap_or(recorded.seed);
+    chosen.resolved.cluster.dynamics.seed = seed;
     check_ranks(&chosen, reader.header().world_size)?;
-    let manifest = manifest(recorded, &chosen, argv);
+    let manifest = manifest(recorded, &chosen, seed, argv);
     let folder = folder(args)?;
     let mut recording = Recording::start(args.record, &chosen.resolved, &manifest, &folder, Counter::default())?;
     let cluster = &chosen.resolved.cluster;
-    let mut engine = Engine::new(cluster, Box::new(FlowNetwork::new(cluster.topology.clone())));
+    let mut engine = Engine::new(cluster, Box::new(cluster.network()));
     let (ranks, rest) = reader.by_rank();
     let ended = {
         let (observer, recorder) = recording.watchers();
@@ -131,12 +136,12 @@ fn check_ranks(chosen: &Chosen, recorded: u32) -> Result<(), HostError> {
     )))
 }
 
-/// The run's own, unless this is another run: on another cluster.
-fn manifest(recorded: Manifest, chosen: &Chosen, argv: &[String]) -> Manifest {
-    if recorded.cluster == chosen.resolved.toml {
+/// The run's own, unless this is another run: on another cluster, or with another seed.
+fn manifest(recorded: Manifest, chosen: &Chosen, seed: u64, argv: &[String]) -> Manifest {
+    if recorded.cluster == chosen.resolved.toml && recorded.seed == seed {
         return recorded;
     }
-    Manifest { cluster: chosen.resolved.toml.clone(), command: argv.to_vec(), ..recorded }
+    Manifest { cluster: chosen.resolved.toml.clone(), command: argv.to_vec(), seed, ..recorded }
 }
 
 fn folder(args: &Args) -> Result<Folder, HostError> {

@@ -120,7 +120,13 @@ pub(super) fn report_astra(
     folder: &Folder,
     json: bool,
 ) -> Result<(), HostError> {
-    let npu = |rank| Device { name: format!("npu.{rank}"), host: HostId::from(rank), slowdown: 1.0, memory: None };
+    let npu = |rank| Device {
+        name: format!("npu.{rank}"),
+        host: HostId::from(rank),
+        slowdown: 1.0,
+        memory: None,
+        spells: Vec::new(),
+    };
     let devices: Vec<Device> = (0..statistics.ranks().len()).map(npu).collect();
     let versions = [("uniference".to_owned(), env!("CARGO_PKG_VERSION").to_owned())].into_iter().collect();
     let manifest = Manifest { cluster: inputs, versions, seed: 0, command: argv.to_vec() };

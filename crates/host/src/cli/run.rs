@@ -15,7 +15,6 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use uniference_sim::cluster::Cluster;
 use uniference_sim::engine::Engine;
-use uniference_sim::network::FlowNetwork;
 
 /// `uniference run`.
 #[derive(clap::Args)]
@@ -64,7 +63,8 @@ enum Compute {
 pub(super) fn run(args: &Args, argv: &[String], python: &Path) -> Result<Exit, HostError> {
     check_script(args)?;
     check_record(args)?;
-    let chosen = args.cluster.resolve()?;
+    let mut chosen = args.cluster.resolve()?;
+    chosen.resolved.cluster.dynamics.seed = args.seed;
     let cluster = &chosen.resolved.cluster;
     let ranks = cluster.devices.len() as u32;
     let tight = capacity::check_memory(ranks)?;
@@ -185,7 +185,7 @@ fn drive(
     console: &mut Console,
 ) -> Result<(Ending, Vec<String>), HostError> {
     let interrupts = Interrupts::new()?;
-    let engine = Engine::new(cluster, Box::new(FlowNetwork::new(cluster.topology.clone())));
+    let engine = Engine::new(cluster, Box::new(cluster.network()));
     let (observer, recorder) = recording.watchers();
     let watch = Watch { observer, recorder, console };
     let mut driver = Driver::new(setup, engine, watch, interrupts.as_fd())?;

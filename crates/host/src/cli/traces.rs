@@ -24,7 +24,6 @@ use uniference_formats::chakra::read::Reader;
 use uniference_formats::chakra::replay::{Replay, Roofline, Rules};
 use uniference_sim::engine::{Cause, Doing, Engine, Halt, Resumption, Turn};
 use uniference_sim::ids::{Handle, RankId};
-use uniference_sim::network::FlowNetwork;
 use uniference_sim::program::Program;
 use uniference_sim::record::{Digest, Observer, Statistics};
 
@@ -71,6 +70,7 @@ enum Fidelity {
 pub(super) struct Wanted<'a> {
     pub(super) argv: &'a [String],
     pub(super) cluster: &'a ClusterArgs,
+    pub(super) seed: u64,
     pub(super) out: Option<&'a Path>,
     pub(super) json: bool,
     pub(super) record: RecordLevel,
@@ -89,7 +89,8 @@ pub(super) fn replay(prefix: &Path, args: &TraceArgs, wanted: &Wanted<'_>) -> Re
         return replay_astra(prefix, args, wanted);
     }
     let there = count(prefix)?;
-    let chosen = cluster(prefix, there, wanted)?;
+    let mut chosen = cluster(prefix, there, wanted)?;
+    chosen.resolved.cluster.dynamics.seed = wanted.seed;
     let cluster = &chosen.resolved.cluster;
     let files = files(prefix, there, cluster.devices.len())?;
     let rules = Arc::new(args.rules(files.len() as u32)?);
@@ -99,9 +100,9 @@ pub(super) fn replay(prefix: &Path, args: &TraceArgs, wanted: &Wanted<'_>) -> Re
         .map(|(rank, file)| Ok(Replay::new(RankId::from(rank), open(&file)?, rules.clone())))
         .collect::<Result<Ranks, HostError>>()?;
     let folder = Folder::prepare(wanted.out, &format!("{}.et", prefix.display()))?;
-    let manifest = results::manifest(wanted.argv, 0, &chosen.resolved);
+    let manifest = results::manifest(wanted.argv, wanted.seed, &chosen.resolved);
     let mut recording = Recording::start(wanted.record, &chosen.resolved, &manifest, &folder, Counter::default())?;
-    let mut engine = Engine::new(cluster, Box::new(FlowNetwork::new(cluster.topology.clone())));
+    let mut engine = Engine::new(cluster, Box::new(cluster.network()));
     let (observer, recorder) = recording.watchers();
     let halt = drive(&mut engine, &mut ranks, observer, recorder)?;
     let figures = recording.finish(Vec::new())?;
@@ -419,7 +420,7 @@ mod tests {
             .unwrap();
         let file = uniference_formats::cluster::ClusterFile::parse("test", &toml, &[]).unwrap();
         let cluster = file.resolve(&Default::default()).unwrap().cluster;
-        let mut engine = Engine::new(&cluster, Box::new(FlowNetwork::new(cluster.topology.clone())));
+        let mut engine = Engine::new(&cluster, Box::new(cluster.network()));
         let halt = drive(&mut engine, &mut ranks, &mut (), &mut ()).unwrap().expect("a deadlock");
         insta::assert_snapshot!(describe(&halt, &ranks), @r"
         deadlock at 0 ps: no rank can go on

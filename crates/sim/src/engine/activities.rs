@@ -106,14 +106,14 @@ impl Engine {
 
     fn start(&mut self, rank: RankId, handle: Handle, observer: &mut dyn Observer) {
         let now = self.now;
-        let slowdown = self.slowdowns[rank.index()];
+        let device = &self.devices[rank.index()];
         let state = &mut self.ranks[rank.index()];
         let activity = state.activities.get_mut(handle).expect("what starts is not forgotten");
         activity.started = Some(now);
         let lasts = match &activity.activity {
             Activity::Compute(work) => {
                 state.ledger.begin_compute(now);
-                work.duration.scaled(slowdown)
+                device.time_for(now, work.duration)
             }
             Activity::Sleep(span) => *span,
             Activity::Mark(mark) => {

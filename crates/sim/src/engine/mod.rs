@@ -16,7 +16,7 @@ pub use drive::{Ended, drive};
 pub use rank::Times;
 pub use report::{Cause, Doing, Halt, Pending, RankReport, TaskReport};
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Device};
 use crate::comm::store::Store;
 use crate::comm::{Comm, Completion, Disagreement};
 use crate::ids::{GroupId, Handle, RankId, TaskId};
@@ -35,7 +35,7 @@ pub struct Engine {
     now: SimTime,
     events: EventQueue<Pend>,
     ranks: Vec<Rank>,
-    slowdowns: Vec<f64>,
+    devices: Vec<Device>,
     concurrency: u32,
     comm: Comm,
     store: Store,
@@ -108,7 +108,7 @@ impl Engine {
             now: SimTime::ZERO,
             events: EventQueue::new(),
             ranks: (0..world).map(|rank| Rank::new(RankId::from(rank))).collect(),
-            slowdowns: cluster.devices.iter().map(|device| device.slowdown).collect(),
+            devices: cluster.devices.clone(),
             concurrency: cluster.backend.concurrency,
             comm: Comm::new(world, cluster.backend.algorithms.clone(), transport, symmetry),
             store: Store::default(),

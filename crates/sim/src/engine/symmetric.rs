@@ -22,7 +22,10 @@ impl Engine {
     /// If the cluster does not look the same from ranks that should be alike.
     pub fn folded(cluster: &Cluster, symmetry: &Symmetry) -> Result<Engine, Asymmetry> {
         if symmetry.is_trivial() {
-            return Ok(Engine::new(cluster, Box::new(FlowNetwork::new(cluster.topology.clone()))));
+            return Ok(Engine::new(cluster, Box::new(cluster.network())));
+        }
+        if !cluster.dynamics.is_empty() {
+            return Err(Asymmetry::new("links that change, and others' traffic, are not alike for all"));
         }
         if cluster.backend.name != ORDER_FREE {
             let backend = &cluster.backend.name;

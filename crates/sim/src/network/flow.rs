@@ -3,14 +3,18 @@
 //!
 //! A stream with bytes waiting is one flow over all links of its route. Its last byte arrives one latency of the route after it has left
 //! (cut-through). Messages without bytes wait their turn and then leave at once; so does everything on a route without links.
+//!
+//! Where links change by the clock ([`super::dynamics`]), their changes are events too, as long as somebody waits for bytes to move.
 
+use super::dynamics::{Dynamics, LinkDynamics};
 use super::heap::IndexedHeap;
 use super::progress::Progress;
 use super::sharing::Sharing;
 use super::{FoldedTopology, Network, NetworkEvent, Route, Topology};
-use crate::ids::{HostId, StreamId};
+use crate::ids::{HostId, LinkId, StreamId};
 use crate::time::{Bytes, Rate, SimDuration, SimTime};
-use std::collections::{BTreeMap, VecDeque};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
 /// A network whose streams share links max-min fairly.
 ///
@@ -33,6 +37,15 @@ pub struct FlowNetwork {
     flights: Vec<Flight>,
     flight_of: BTreeMap<SimDuration, u32>,
     arrivals: IndexedHeap<SimTime>,
+    /// Messages on their way over links whose latency changes: when they arrive, which stream's, in the order in which they left.
+    stragglers: BinaryHeap<Reverse<(SimTime, StreamId, u64, u64)>>,
+    dynamics: Dynamics,
+    /// When links change next, and when others' traffic begins and ends: by link, then by number of the traffic.
+    changes: IndexedHeap<SimTime>,
+    /// Have capacities changed since sharing was last solved?
+    changed: bool,
+    /// How many of the flows that move are not others' traffic.
+    busy: u32,
     /// Kept for their memory.
     ended: Vec<u32>,
     reports: Vec<(StreamId, NetworkEvent)>,
@@ -51,6 +64,10 @@ struct Stream {
     waiting: VecDeque<Message>,
     /// When the head began.
     started: SimTime,
+    /// Does a message's flight depend on when it leaves? Then: when the last one arrives, and how many have left.
+    varying: Option<(SimTime, u64)>,
+    /// Is it others' traffic, which nobody waits for?
+    background: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -66,17 +83,22 @@ struct Flight {
 }
 
 impl FlowNetwork {
-    /// The network of `topology`, at time zero, without streams.
+    /// The network of `topology`, at time zero, without streams. It stays as it is.
     pub fn new(topology: Topology) -> FlowNetwork {
-        FlowNetwork::over(topology, None)
+        FlowNetwork::over(topology, None, Dynamics::default())
+    }
+
+    /// The same with links that change, and others' traffic, which has the first numbers of streams.
+    pub fn changing(topology: Topology, dynamics: Dynamics) -> FlowNetwork {
+        FlowNetwork::over(topology, None, dynamics)
     }
 
     /// The network of symmetric ranks: one stream stands for all that are alike.
     pub fn folded(topology: FoldedTopology) -> FlowNetwork {
-        FlowNetwork::over(topology.topology().clone(), Some(topology))
+        FlowNetwork::over(topology.topology().clone(), Some(topology), Dynamics::default())
     }
 
-    fn over(topology: Topology, folded: Option<FoldedTopology>) -> FlowNetwork {
+    fn over(topology: Topology, folded: Option<FoldedTopology>, dynamics: Dynamics) -> FlowNetwork {
         let mut network = FlowNetwork {
             topology,
             folded,
@@ -90,12 +112,22 @@ impl FlowNetwork {
             flights: Vec::new(),
             flight_of: BTreeMap::new(),
             arrivals: IndexedHeap::new(),
+            stragglers: BinaryHeap::new(),
+            dynamics,
+            changes: IndexedHeap::new(),
+            changed: false,
+            busy: 0,
             ended: Vec::new(),
             reports: Vec::new(),
         };
         for index in 0..network.topology.links().len() {
             network.add_link(network.topology.links()[index].payload_rate());
         }
+        for other in network.dynamics.background.clone() {
+            let stream = network.open(other.from, other.to, other.rate);
+            network.streams[stream.index()].background = true;
+        }
+        (0..network.changing_parts()).for_each(|part| network.change(part));
         network
     }
 
@@ -104,8 +136,20 @@ impl FlowNetwork {
         let id = StreamId::from(self.streams.len());
         let flow = self.add_flow(id, &route, cap);
         let flight = self.flight(route.latency);
-        let (head, waiting, started) = (None, VecDeque::new(), SimTime::ZERO);
-        self.streams.push(Stream { route, flow, active: false, pending: false, flight, head, waiting, started });
+        let varies = |link| self.dynamics.links.get(link).is_some_and(LinkDynamics::varies_in_latency);
+        let varying = route.links.iter().any(varies).then_some((SimTime::ZERO, 0));
+        self.streams.push(Stream {
+            route,
+            flow,
+            active: false,
+            pending: false,
+            flight,
+            head: None,
+            waiting: VecDeque::new(),
+            started: SimTime::ZERO,
+            varying,
+            background: false,
+        });
         id
     }
 
@@ -155,13 +199,14 @@ impl FlowNetwork {
 
     /// Shares links anew after what happened at this instant.
     fn settle(&mut self) {
-        if self.pending.is_empty() {
+        if self.pending.is_empty() && !self.changed {
             return;
         }
         for id in &self.pending {
             let stream = &mut self.streams[id.index()];
             if stream.active && !stream.has_bytes_to_share_for() {
                 stream.active = false;
+                self.busy -= u32::from(!stream.background);
                 self.sharing.leave(stream.flow.expect("an active stream's"));
             }
         }
@@ -170,20 +215,25 @@ impl FlowNetwork {
             stream.pending = false;
             if !stream.active && stream.has_bytes_to_share_for() {
                 stream.active = true;
+                self.busy += u32::from(!stream.background);
                 self.sharing.join(stream.flow.expect("a stream with links"));
             }
         }
         self.sharing.solve();
         let begun = self.pending.iter().map(|id| &self.streams[id.index()]).filter(|stream| stream.active);
-        let begun = begun.filter_map(|stream| Some((stream.flow?, stream.head?.bytes.0 as f64)));
+        let begun = begun.filter_map(|stream| Some((stream.flow?, stream.bytes_to_go()?)));
         self.progress.follow(self.now, &self.sharing, begun);
         self.sharing.forget_changes();
         self.pending.clear();
+        self.changed = false;
     }
 
     /// The head of `id` has left, and with it all after it that leave at once.
     fn finish_head(&mut self, id: StreamId) {
         let stream = &mut self.streams[id.index()];
+        if stream.varying.is_some() {
+            return self.finish_varying_head(id);
+        }
         let Flight { latency, messages } = &mut self.flights[stream.flight as usize];
         let arrival = self.now.saturating_add(*latency);
         while let Some(Message { tag, .. }) = stream.head {
@@ -203,8 +253,75 @@ impl FlowNetwork {
         }
     }
 
+    /// The same where each message's flight takes its own time. None overtakes the one before it.
+    fn finish_varying_head(&mut self, id: StreamId) {
+        let FlowNetwork { topology, dynamics, streams, stragglers, reports, now, .. } = self;
+        let stream = &mut streams[id.index()];
+        let (mut last, mut count) = stream.varying.expect("a stream whose flights vary");
+        while let Some(Message { tag, .. }) = stream.head {
+            reports.push((id, NetworkEvent::Sent { tag, started: stream.started }));
+            last = last.max(now.saturating_add(flight_time(topology, dynamics, &stream.route, (id, count), *now)));
+            stragglers.push(Reverse((last, id, count, tag)));
+            count += 1;
+            stream.head = stream.waiting.pop_front();
+            stream.started = *now;
+            if stream.has_bytes_to_share_for() {
+                break;
+            }
+        }
+        stream.varying = Some((last, count));
+        if stream.flow.is_some() {
+            self.mark_pending(id);
+        }
+    }
+
+    /// Links that change, and others' streams, in one row.
+    fn changing_parts(&self) -> u32 {
+        (self.dynamics.links.len() + self.dynamics.background.len()) as u32
+    }
+
+    /// Brings one of them up to date, and notes when it changes next.
+    fn change(&mut self, part: u32) {
+        let links = self.dynamics.links.len();
+        let next = match (part as usize).checked_sub(links) {
+            None => self.change_link(part),
+            Some(number) => self.change_background(number),
+        };
+        match next {
+            Some(at) => self.changes.set(part, at),
+            None => self.changes.remove(part),
+        }
+    }
+
+    fn change_link(&mut self, part: u32) -> Option<SimTime> {
+        let (&id, link) = self.dynamics.links.iter().nth(part as usize).expect("a link that changes");
+        self.sharing.set_capacity(id.0, link.payload_rate(self.topology.link(id), self.now));
+        self.changed = true;
+        link.next_change(self.now)
+    }
+
+    fn change_background(&mut self, number: usize) -> Option<SimTime> {
+        let traffic = self.dynamics.background[number];
+        let id = StreamId::from(number);
+        let goes = traffic.start <= self.now && traffic.end.is_none_or(|end| self.now < end);
+        let stream = &mut self.streams[id.index()];
+        let (bytes, tag) = (Bytes(u64::MAX), u64::MAX);
+        stream.head = goes.then_some(Message { bytes, tag });
+        if let Some(flow) = stream.flow {
+            if !goes {
+                self.progress.abandon(flow);
+            }
+            self.mark_pending(id);
+        }
+        [Some(traffic.start), traffic.end].into_iter().flatten().find(|at| *at > self.now)
+    }
+
     /// Takes in what has arrived by now.
     fn land(&mut self) {
+        while let Some(&Reverse((_, id, _, tag))) = self.stragglers.peek().filter(|late| late.0.0 <= self.now) {
+            self.stragglers.pop();
+            self.reports.push((id, NetworkEvent::Delivered { tag }));
+        }
         while let Some((_, flight)) = self.arrivals.first().filter(|(at, _)| *at <= self.now) {
             let messages = &mut self.flights[flight as usize].messages;
             while let Some(&(_, id, tag)) = messages.front().filter(|(at, ..)| *at <= self.now) {
@@ -229,6 +346,29 @@ impl Stream {
     fn has_bytes_to_share_for(&self) -> bool {
         self.flow.is_some() && self.head.is_some_and(|message| message.bytes.0 > 0)
     }
+
+    /// Of its head; others' traffic never ends by itself.
+    fn bytes_to_go(&self) -> Option<f64> {
+        Some(if self.background { f64::INFINITY } else { self.head?.bytes.0 as f64 })
+    }
+}
+
+/// How long a stream's `message`-th message that leaves `now` is under way.
+fn flight_time(
+    topology: &Topology,
+    dynamics: &Dynamics,
+    route: &Route,
+    (stream, message): (StreamId, u64),
+    now: SimTime,
+) -> SimDuration {
+    let over = |id: &LinkId| {
+        let link = topology.link(*id);
+        let latency = dynamics.links.get(id).map_or(link.latency, |changing| changing.latency(link, now));
+        // A negative number becomes zero, and too large a one the largest.
+        SimDuration::from_ps((latency.as_ps() as f64 + dynamics.jitter_ps(*id, stream, message)).round() as u64)
+    };
+    let total = route.links.iter().map(over).fold(0_u64, |sum, span| sum.saturating_add(span.as_ps()));
+    SimDuration::from_ps(total)
 }
 
 impl Network for FlowNetwork {
@@ -257,9 +397,12 @@ impl Network for FlowNetwork {
             return Some(self.now);
         }
         let arrival = self.arrivals.first().map(|(at, _)| at);
+        let straggler = self.stragglers.peek().map(|Reverse((at, ..))| *at);
         // A flow's end may lie a rounding error before now.
         let end = self.progress.next_end().map(|at| at.max(self.now));
-        end.into_iter().chain(arrival).min()
+        // What happens to others' traffic alone concerns nobody until somebody joins it.
+        let moves = end.into_iter().chain(self.changes.first().map(|(at, _)| at)).filter(|_| self.busy > 0);
+        moves.chain(arrival).chain(straggler).min()
     }
 
     fn advance(&mut self, to: SimTime, events: &mut Vec<NetworkEvent>) {
@@ -276,6 +419,9 @@ impl Network for FlowNetwork {
             self.finish_head(self.stream_of[flow as usize]);
         }
         self.ended = ended;
+        while let Some((_, part)) = self.changes.first().filter(|(at, _)| *at <= to) {
+            self.change(part);
+        }
         self.report(events);
         self.land();
         self.report(events);

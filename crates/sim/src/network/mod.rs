@@ -2,6 +2,7 @@
 //!
 //! It does not know ranks, messages' meaning or protocols: streams carry tagged sizes, and what a tag means is the caller's business.
 
+mod dynamics;
 mod flow;
 mod heap;
 #[cfg(test)]
@@ -10,6 +11,7 @@ mod progress;
 mod sharing;
 mod topology;
 
+pub use dynamics::{Background, Dynamics, Jitter, LinkDynamics, Profile, ProfilePoint};
 pub use flow::FlowNetwork;
 pub use topology::{
     Asymmetry, Dimension, DimensionKind, Duplex, FoldedTopology, GraphLink, HostSpec, Link, LinkSpec, PacketOverhead,

@@ -82,6 +82,15 @@ impl Progress {
         self.places.push(Place { link: NOWHERE, target: 0.0 });
     }
 
+    /// A flow goes no further.
+    pub(super) fn abandon(&mut self, flow: u32) {
+        let link = self.places[flow as usize].link;
+        if link != NOWHERE {
+            self.take_out(flow);
+            self.set_end(link);
+        }
+    }
+
     /// When the next flow ends; [`SimTime::MAX`] if that is past the end of time.
     pub(super) fn next_end(&self) -> Option<SimTime> {
         self.ends.first().map(|(at, _)| at)

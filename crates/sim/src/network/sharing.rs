@@ -133,6 +133,15 @@ impl Sharing {
         flow
     }
 
+    /// Gives a link another capacity, finite and above zero.
+    pub(super) fn set_capacity(&mut self, link: u32, capacity: f64) {
+        let state = &mut self.links[link as usize];
+        state.capacity = capacity;
+        if !state.crossing.is_empty() {
+            self.touched.push(link);
+        }
+    }
+
     /// The link that an active flow's rate is the level of, once solved.
     pub(super) fn bottleneck(&self, flow: u32) -> u32 {
         self.flows[flow as usize].bottleneck

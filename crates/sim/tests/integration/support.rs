@@ -27,12 +27,18 @@ pub(crate) const WORLD: GroupId = GroupId(0);
 pub(crate) fn switch(ranks: usize) -> Cluster {
     let hosts: Vec<HostSpec> = (0..ranks).map(|rank| HostSpec::new(format!("host.{rank:04}"))).collect();
     let link = LinkSpec::new(Rate::new(1e9).unwrap(), SimDuration::from_ps(LATENCY_PS));
-    let device =
-        |rank| Device { name: format!("host.{rank:04}"), host: HostId::from(rank), slowdown: 1.0, memory: None };
+    let device = |rank| Device {
+        name: format!("host.{rank:04}"),
+        host: HostId::from(rank),
+        slowdown: 1.0,
+        memory: None,
+        spells: Vec::new(),
+    };
     Cluster {
         name: "test".into(),
         devices: (0..ranks).map(device).collect(),
         topology: Topology::preset(&Preset::Switch, &hosts, link).unwrap(),
+        dynamics: Default::default(),
         backend: Backend { name: "ideal".into(), algorithms: AlgorithmTable::ideal(), concurrency: 1 },
     }
 }

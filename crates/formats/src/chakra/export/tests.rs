@@ -24,18 +24,24 @@ fn cluster(bytes_per_second: f64, latency_ns: u64) -> Cluster {
     let hosts: Vec<HostSpec> = (0..RANKS).map(|rank| HostSpec::new(format!("host.{rank}"))).collect();
     let link = LinkSpec::new(Rate::new(bytes_per_second).unwrap(), SimDuration::from_ns(latency_ns));
     let slowdown = |rank| if rank == 1 { 1.7 } else { 1.0 };
-    let device =
-        |rank| Device { name: format!("{rank}"), host: HostId::from(rank), slowdown: slowdown(rank), memory: None };
+    let device = |rank| Device {
+        name: format!("{rank}"),
+        host: HostId::from(rank),
+        slowdown: slowdown(rank),
+        memory: None,
+        spells: Vec::new(),
+    };
     Cluster {
         name: "test".into(),
         devices: (0..RANKS).map(device).collect(),
         topology: Topology::preset(&Preset::Switch, &hosts, link).unwrap(),
+        dynamics: Default::default(),
         backend: Backend { name: "ideal".into(), algorithms: AlgorithmTable::ideal(), concurrency: 2 },
     }
 }
 
 fn engine(cluster: &Cluster) -> Engine {
-    Engine::new(cluster, Box::new(FlowNetwork::new(cluster.topology.clone())))
+    Engine::new(cluster, Box::new(cluster.network()))
 }
 
 /// What a thread of a program does; operations are called by slots of the rank's own.

@@ -16,11 +16,18 @@ const LATENCY_US: u64 = 5;
 fn switch(ranks: usize) -> Cluster {
     let hosts: Vec<HostSpec> = (0..ranks).map(|rank| HostSpec::new(format!("host.{rank}"))).collect();
     let link = LinkSpec::new(Rate::new(1e9).unwrap(), SimDuration::from_us(LATENCY_US));
-    let device = |rank| Device { name: format!("{rank}"), host: HostId::from(rank), slowdown: 1.0, memory: None };
+    let device = |rank| Device {
+        name: format!("{rank}"),
+        host: HostId::from(rank),
+        slowdown: 1.0,
+        memory: None,
+        spells: Vec::new(),
+    };
     Cluster {
         name: "test".into(),
         devices: (0..ranks).map(device).collect(),
         topology: Topology::preset(&Preset::Switch, &hosts, link).unwrap(),
+        dynamics: Default::default(),
         backend: Backend { name: "ideal".into(), algorithms: AlgorithmTable::ideal(), concurrency: 1 },
     }
 }

@@ -1,7 +1,7 @@
 use super::super::oracle::max_min_rates;
 use super::*;
 use crate::ids::LinkId;
-use crate::network::{Duplex, GraphLink, HostSpec, LinkSpec, Preset};
+use crate::network::{Background, Duplex, GraphLink, HostSpec, Jitter, LinkSpec, Preset, Profile, ProfilePoint};
 use proptest::prelude::*;
 
 /// Bytes per second of 1 Gbit/s.
@@ -204,6 +204,85 @@ fn a_host_sends_to_itself_at_once_or_over_its_local_link() {
     let times = run(&mut network, &[(free, 9, 1_000_000), (local, 9, 1_000_000)]);
     assert_eq!(times[0], Times { started: 9, sent: 9, delivered: 9 });
     assert_eq!(times[1], Times { started: 9, sent: 9 + 8 * MS, delivered: 9 + 8 * MS + 3 * US });
+}
+
+/// Three hosts on a switch at 1 Gbit/s without latency, which changes.
+fn changing(dynamics: Dynamics) -> FlowNetwork {
+    FlowNetwork::changing(Topology::preset(&Preset::Switch, &hosts(3), spec(GIGABIT, 0)).unwrap(), dynamics)
+}
+
+/// The link out of host 0 changes.
+fn out_of_host_0(change: LinkDynamics) -> Dynamics {
+    let link = switch(&hosts(3), 0).topology.route(HostId(0), HostId(1)).links[0];
+    Dynamics { links: BTreeMap::from([(link, change)]), ..Dynamics::default() }
+}
+
+fn at_ms(ms: u64) -> SimTime {
+    SimTime::from_ps(ms * MS)
+}
+
+fn point(ms: u64, rate: f64) -> ProfilePoint {
+    ProfilePoint { at: SimDuration::from_ps(ms * MS), bandwidth: Rate::new(rate), latency: None }
+}
+
+#[test]
+fn an_outage_holds_a_stream_up_for_its_length() {
+    // 1 MB at 125 MB/s: 4 ms before the outage, 10 ms of it, and the other 4 ms.
+    let outages = vec![(at_ms(4), at_ms(14))];
+    let mut network = changing(out_of_host_0(LinkDynamics { outages, ..LinkDynamics::default() }));
+    // Another sender does not notice.
+    let messages = [(0, 1, 0, 1_000_000), (1, 2, 0, 1_000_000)];
+    assert_eq!(sent_us(&mut network, &messages), [18_000, 8_000]);
+}
+
+#[test]
+fn bandwidth_follows_a_profile() {
+    // 3 MB: 0.5 MB in 4 ms at 125 MB/s, 0.25 MB in 4 ms at 62.5 MB/s, and the other 2.25 MB at 125 MB/s, the receiver's: 18 ms.
+    let points = vec![point(4, GIGABIT / 2.0), point(8, 10.0 * GIGABIT)];
+    let profile = Some(Profile { points, period: None });
+    let mut network = changing(out_of_host_0(LinkDynamics { profile, ..LinkDynamics::default() }));
+    assert_eq!(sent_us(&mut network, &[(0, 1, 0, 3_000_000)]), [26_000]);
+}
+
+#[test]
+fn latency_is_that_of_the_moment_at_which_a_message_leaves() {
+    let slow = ProfilePoint { latency: Some(SimDuration::from_ps(5 * MS)), ..point(1, GIGABIT) };
+    let profile = Some(Profile { points: vec![slow, point(3, GIGABIT)], period: None });
+    let mut network = changing(out_of_host_0(LinkDynamics { profile, ..LinkDynamics::default() }));
+    let stream = network.open(HostId(0), HostId(1), None);
+    // Left at 0, 2 and 4 ms: 0 and 5 ms of flight, and then 0 again, but no message overtakes the one before.
+    let times = run(&mut network, &[(stream, 0, 0), (stream, 2 * MS, 0), (stream, 4 * MS, 0), (stream, 9 * MS, 0)]);
+    assert_eq!(times.iter().map(|times| times.delivered / MS).collect::<Vec<_>>(), [0, 7, 7, 9]);
+}
+
+#[test]
+fn others_traffic_takes_its_share_while_it_lasts() {
+    let traffic = |rate| Background { from: HostId(0), to: HostId(2), rate, start: at_ms(2), end: Some(at_ms(10)) };
+    let with = |rate| changing(Dynamics { background: vec![traffic(rate)], ..Dynamics::default() });
+    // 1 MB: 0.25 MB in 2 ms alone, 0.5 MB in 8 ms at half of 125 MB/s, and the rest alone in 2 ms.
+    assert_eq!(sent_us(&mut with(None), &[(0, 1, 0, 1_000_000)]), [12_000]);
+    // At most 25 MB/s: 100 are left for the other 0.75 MB.
+    assert_eq!(sent_us(&mut with(Rate::new(25e6)), &[(0, 1, 0, 1_000_000)]), [9_500]);
+    // Nobody waits for it, so it is no event.
+    assert_eq!(with(None).next_event(), None);
+}
+
+#[test]
+fn jitter_delays_messages_and_keeps_their_order() {
+    let jitter = Some(Jitter::Uniform { max: SimDuration::from_ps(MS) });
+    let dynamics = |seed| Dynamics { seed, ..out_of_host_0(LinkDynamics { jitter, ..LinkDynamics::default() }) };
+    let times = |seed| {
+        let mut network = changing(dynamics(seed));
+        let stream = network.open(HostId(0), HostId(1), None);
+        let pushes: Vec<Push> = (0..50).map(|n| (stream, n * 100 * US, 1)).collect();
+        run(&mut network, &pushes)
+    };
+    let seen = times(1);
+    let flights: Vec<u64> = seen.iter().map(|times| times.delivered - times.sent).collect();
+    assert!(seen.windows(2).all(|pair| pair[0].delivered <= pair[1].delivered));
+    assert!(flights.iter().all(|flight| *flight <= MS) && flights.iter().any(|flight| *flight > MS / 2));
+    assert_eq!(times(1), seen);
+    assert_ne!(times(2), seen);
 }
 
 #[test]

@@ -36,6 +36,15 @@ impl Checked {
         self.sharing.solve();
     }
 
+    /// Gives links other capacities, all at one instant.
+    fn resize(&mut self, links: &[(usize, f64)]) {
+        for &(link, capacity) in links {
+            self.capacities[link] = capacity;
+            self.sharing.set_capacity(link as u32, capacity);
+        }
+        self.sharing.solve();
+    }
+
     fn rate(&self, flow: usize) -> f64 {
         self.sharing.level(self.sharing.bottleneck(flow as u32))
     }
@@ -130,6 +139,21 @@ proptest! {
         let mut checked = Checked::new(&capacities, &routes);
         for flows in instants {
             checked.toggle(&flows);
+            checked.assert_equals_oracle();
+            checked.assert_fair();
+        }
+    }
+
+    #[test]
+    fn rates_follow_capacities(
+        (capacities, routes, instants) in scenarios(),
+        changes in prop::collection::vec(prop::collection::vec((any::<prop::sample::Index>(), 0.001..1e3), 1..4), 40),
+    ) {
+        let mut checked = Checked::new(&capacities, &routes);
+        for (flows, change) in instants.iter().zip(changes) {
+            checked.toggle(flows);
+            let links: Vec<_> = change.iter().map(|(at, factor)| (at.index(capacities.len()), capacities[0] * factor)).collect();
+            checked.resize(&links);
             checked.assert_equals_oracle();
             checked.assert_fair();
         }

@@ -1,0 +1,114 @@
+//! Owns the CSV files that say how a link's bandwidth and latency change: `time_s,bandwidth_mbps,latency_ms`.
+
+use super::raw::RawPoint;
+use crate::diagnostic::{Diagnostic, suggest};
+use crate::units::{Bandwidth, Duration};
+use uniference_sim::time::{Rate, SimDuration};
+
+/// What a column is, and how many of the basic unit (seconds, bit/s) one of its unit is.
+#[derive(Clone, Copy)]
+enum Column {
+    Time(f64),
+    Bandwidth(f64),
+    Latency(f64),
+}
+
+const COLUMNS: [(&str, Column); 10] = [
+    ("time_s", Column::Time(1.0)),
+    ("time_ms", Column::Time(1e-3)),
+    ("bandwidth_bps", Column::Bandwidth(1.0)),
+    ("bandwidth_kbps", Column::Bandwidth(1e3)),
+    ("bandwidth_mbps", Column::Bandwidth(1e6)),
+    ("bandwidth_gbps", Column::Bandwidth(1e9)),
+    ("latency_s", Column::Latency(1.0)),
+    ("latency_ms", Column::Latency(1e-3)),
+    ("latency_us", Column::Latency(1e-6)),
+    ("latency_ns", Column::Latency(1e-9)),
+];
+
+/// Reads the text of the file `name`. Empty cells leave the link's own value.
+///
+/// # Errors
+/// What is no CSV with a header, columns that mean nothing, cells that are no numbers, bandwidths that are not above zero.
+pub(super) fn read(name: &str, text: &str) -> Result<Vec<RawPoint>, Diagnostic> {
+    let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).comment(Some(b'#')).from_reader(text.as_bytes());
+    let columns = columns(name, reader.headers().map_err(|error| malformed(name, &error.to_string()))?)?;
+    let mut points = Vec::new();
+    for row in reader.records() {
+        let row = row.map_err(|error| malformed(name, &error.to_string()))?;
+        let line = row.position().map_or(0, csv::Position::line);
+        points.push(point(&columns, &row).map_err(|what| malformed(name, &format!("line {line}: {what}")))?);
+    }
+    Ok(points)
+}
+
+fn columns(name: &str, header: &csv::StringRecord) -> Result<Vec<Column>, Diagnostic> {
+    let column = |word: &str| {
+        let known = COLUMNS.iter().find(|(column, _)| *column == word).map(|(_, column)| *column);
+        known.ok_or_else(|| {
+            let hint = suggest(word, "columns", COLUMNS.map(|(column, _)| column));
+            Diagnostic::new(format!("{name}: a profile has no column `{word}`")).hint(hint)
+        })
+    };
+    let columns: Vec<Column> = header.iter().map(column).collect::<Result<_, _>>()?;
+    let times = columns.iter().filter(|column| matches!(column, Column::Time(_))).count();
+    if times != 1 || columns.len() < 2 {
+        return Err(malformed(name, "it needs one column of times, and bandwidths or latencies"));
+    }
+    Ok(columns)
+}
+
+fn point(columns: &[Column], row: &csv::StringRecord) -> Result<RawPoint, String> {
+    let (mut at, mut bandwidth, mut latency) = (None, None, None);
+    for (column, cell) in columns.iter().zip(row).filter(|(_, cell)| !cell.is_empty()) {
+        let number: f64 = cell.parse().map_err(|_| format!("`{cell}` is no number"))?;
+        let seconds = |unit: f64| {
+            SimDuration::from_secs_f64(number * unit).map(Duration).ok_or_else(|| format!("`{cell}` is no time"))
+        };
+        match column {
+            Column::Time(unit) => at = Some(seconds(*unit)?),
+            Column::Latency(unit) => latency = Some(seconds(*unit)?),
+            Column::Bandwidth(unit) => {
+                let rate = Rate::from_bits_per_second(number * unit);
+                bandwidth = Some(Bandwidth(rate.ok_or_else(|| format!("a bandwidth of {cell} is not above zero"))?));
+            }
+        }
+    }
+    Ok(RawPoint { at: at.ok_or("the time is missing")?, bandwidth, latency })
+}
+
+fn malformed(name: &str, what: &str) -> Diagnostic {
+    Diagnostic::new(format!("{name}: {what}"))
+        .hint("write for instance time_s,bandwidth_mbps,latency_ms and numbers below")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The units of columns: 0.5 s, 8 Mbit/s = 1e6 B/s, 20 ms = 2e10 ps.
+    #[test]
+    fn columns_have_units() {
+        let points = read("lte.csv", "# measured\ntime_s, bandwidth_mbps, latency_ms\n0.5, 8, 20\n1, , 30\n").unwrap();
+        let first = points[0];
+        assert_eq!(first.at.0, SimDuration::from_ps(500_000_000_000));
+        assert_eq!(first.bandwidth.unwrap().0.bytes_per_second(), 1e6);
+        assert_eq!(first.latency.unwrap().0, SimDuration::from_ps(20_000_000_000));
+        assert!(points[1].bandwidth.is_none());
+    }
+
+    #[test]
+    fn mistakes_name_file_and_line() {
+        let cases = [
+            ("time,bandwidth_mbps\n", "no column `time`"),
+            ("time_s\n1\n", "one column of times, and"),
+            ("time_s,latency_ms\n1,x\n", "line 2: `x` is no number"),
+            ("time_s,bandwidth_mbps\n0,1\n1,0\n", "line 3: a bandwidth of 0 is not above zero"),
+            ("time_s,latency_ms\n1\n", "CSV error"),
+        ];
+        for (text, part) in cases {
+            let error = read("lte.csv", text).unwrap_err().render(false);
+            assert!(error.contains("lte.csv") && error.contains(part), "{error}");
+        }
+    }
+}
