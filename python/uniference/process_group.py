@@ -22,7 +22,7 @@ from uniference._native import Channel
 from uniference._site import user_line
 from uniference.arena import Arena, contiguous, memory
 from uniference.profiling import Event, begin
-from uniference.reduction import Reduction, dtype_name
+from uniference.reduction import Reduction, check_gloo, dtype_name
 from uniference.work import Operation, Pairs, Work
 
 Shape = int | Sequence[int] | tuple[Sequence[int], Sequence[int]]
@@ -47,10 +47,12 @@ class SimulatedBackend(c10d.Backend):
         timeout: timedelta,
         group_name: str,
     ) -> None:
+        """`ranks` are the members' in the whole program, in order."""
         super().__init__(rank, len(ranks))
         self.channel = channel
         self._arena = arena
         self._name = name
+        self._ranks = list(ranks)
         self._rank = rank
         self._size = len(ranks)
         self._timeout = timeout
@@ -77,9 +79,34 @@ class SimulatedBackend(c10d.Backend):
     def options(self) -> c10d.Backend.Options:
         return self._options
 
+    # Each is answered here: what C++ asks of a Python backend it would otherwise ask the Python backend again, for ever.
+
     @property
     def supports_coalescing(self) -> bool:
         return self._name == "nccl"
+
+    @property
+    def supports_splitting(self) -> bool:
+        return True
+
+    @property
+    def supports_shrinking(self) -> bool:
+        return False
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        return False
+
+    @property
+    def supports_window(self) -> bool:
+        return False
+
+    @property
+    def _supports_time_estimate(self) -> bool:
+        return False
+
+    def supports_tensor_alloc(self, device: int) -> bool:  # type: ignore[override]  # torch's stub says a device
+        return False
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
@@ -104,6 +131,23 @@ class SimulatedBackend(c10d.Backend):
 
     def shutdown(self) -> None:
         pass
+
+    # Groups out of this one. Ranks are this group's; `_create` makes a group of global ranks.
+
+    @uncharged
+    def split(self, _store: c10d.Store, ranks: list[int], opts: c10d.Backend.Options) -> "SimulatedBackend":
+        return self._derived([self._ranks[rank] for rank in ranks], ranks.index(self._rank), opts)
+
+    @uncharged
+    def merge(self, store: c10d.Store, opts: c10d.Backend.Options, rank: int, size: int) -> "SimulatedBackend":
+        store.set(str(rank), str(self.channel.rank))
+        return self._derived([int(store.get(str(member))) for member in range(size)], rank, opts)
+
+    def perform_nocolor_split(self, _device: torch.device) -> None:
+        """Takes part in a split without being in any part: nobody waits for that here."""
+
+    def _derived(self, ranks: Sequence[int], rank: int, opts: c10d.Backend.Options) -> "SimulatedBackend":
+        return SimulatedBackend(self.channel, self._arena, self._name, ranks, rank, opts._timeout, opts.group_name)
 
     # Collectives that combine elements
 
@@ -327,6 +371,9 @@ class SimulatedBackend(c10d.Backend):
             self._check(inputs)
         events = self._event(kind if title is None else title, outputs if kind == "broadcast" else inputs or ())
         self._sequence += 1
+        if self._name == "gloo" and (carried := inputs or outputs):
+            # Its gather is the one call that does not take complex numbers for pairs of real ones.
+            check_gloo(carried[0].dtype, complex_too=kind != "gather")
         sources = None
         if inputs is not None:
             sources = contiguous(inputs if reduction is None else reduction.prepare(inputs))
@@ -456,6 +503,16 @@ def _name_backend_in_log() -> None:
     DistributedDataParallel._get_ddp_logging_data = logging_data  # type: ignore[method-assign]
 
 
+def _split_among_members() -> None:
+    """C++ asks a Python backend for its part of a split also where it is in none, and takes no None for an answer."""
+    original: Any = dist.ProcessGroup.split_group
+
+    def split_group(self: dist.ProcessGroup, ranks: list[int], *args: Any, **kwargs: Any) -> dist.ProcessGroup | None:
+        return original(self, ranks, *args, **kwargs) if self.rank() in ranks else None
+
+    dist.ProcessGroup.split_group = split_group  # type: ignore[method-assign,assignment]
+
+
 def _gloo_log() -> dict[str, Any]:
     """As torch/csrc/distributed/c10d/logger.cpp writes it, with ProcessGroupGloo's default number of threads."""
     variables = ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT")
@@ -489,6 +546,7 @@ class Backends:
                 _backend_type=dist.ProcessGroup.BackendType.CUSTOM,
             )
         _name_backend_in_log()
+        _split_among_members()
 
     def _creator(self, name: str) -> Callable[[Any, Any], SimulatedBackend]:
         def create(opts: Any, _backend_options: Any) -> SimulatedBackend:
@@ -503,6 +561,11 @@ class Backends:
 
     @uncharged
     def _create(self, name: str, opts: Any) -> SimulatedBackend:
+        if opts.enable_reconfigure:
+            raise RuntimeError(
+                "a process group whose members change (enable_reconfigure) cannot be simulated\n"
+                "hint: make a new group of the members that go on, with new_group or split_group"
+            )
         ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
         mine = ranks[opts.group_rank] if opts.group_rank < len(ranks) else None
         if mine != self.channel.rank or len(ranks) > self.channel.world_size:

@@ -1,4 +1,4 @@
-"""Owns how elements are combined: the names of torch's reductions, what a backend accepts, and the kernels.
+"""Owns how elements are combined: the names of torch's reductions, which elements a backend accepts, and the kernels.
 
 In which order elements are combined is the simulated algorithm's business.
 """
@@ -25,7 +25,10 @@ _KERNELS: dict[str, _Kernel] = {
 }
 _KERNELS["avg"] = _KERNELS["premul_sum"] = _KERNELS["sum"]
 
-# What ProcessGroupGloo of torch 2.15 accepts in a reduction; it answers anything else with "Invalid scalar type".
+# As torch/csrc/distributed/c10d/Utils.hpp has it.
+_COMPLEX_TOO = frozenset({"sum", "avg", "premul_sum"})
+
+# What ProcessGroupGloo of torch 2.15 has code for, and complex numbers as pairs of these.
 _GLOO_DTYPES = frozenset(
     {torch.float32, torch.float64, torch.float16, torch.bfloat16}
     | {torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool}
@@ -33,6 +36,13 @@ _GLOO_DTYPES = frozenset(
 
 
 _NAMES = {kind.value: name.lower() for name, kind in ReduceOp.RedOpType.__members__.items()}
+
+
+def check_gloo(dtype: torch.dtype, complex_too: bool = True) -> None:
+    """Raises what Gloo's collectives do of elements that they do not carry. Its send and recv carry any."""
+    if dtype not in _GLOO_DTYPES and not (complex_too and dtype.is_complex):
+        raise RuntimeError("Invalid scalar type")
+
 
 # Reductions without a factor, by kind, type and backend: each was checked once.
 _checked: dict[tuple[int, torch.dtype, str], "Reduction"] = {}
@@ -65,6 +75,8 @@ class Reduction:
             raise RuntimeError(f"Unhandled ReduceOp {name}")
         if backend == "gloo":
             self._check_gloo(dtype)
+        if dtype.is_complex and name not in _COMPLEX_TOO:
+            raise RuntimeError(f"ReduceOp.{name.upper()} does not support complex tensors")
         if name in ("band", "bor", "bxor") and (dtype.is_floating_point or dtype.is_complex):
             raise RuntimeError(f"Cannot use ReduceOp.{name.upper()} with non-integral dtype")
         self.is_native = combines(name, dtype_name(dtype))
@@ -90,8 +102,7 @@ class Reduction:
     def _check_gloo(self, dtype: torch.dtype) -> None:
         if self.name == "premul_sum":
             raise RuntimeError("Cannot use ReduceOp.PREMUL_SUM with Gloo")
-        if dtype not in _GLOO_DTYPES and not dtype.is_complex:
-            raise RuntimeError("Invalid scalar type")
+        check_gloo(dtype)
 
 
 _dtype_names: dict[torch.dtype, str] = {}

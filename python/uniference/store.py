@@ -106,7 +106,7 @@ class EngineStore(c10d.Store):
             return value
         if block:
             self._timed_out([key], self._timeout)
-        raise dist.QueueEmptyError(f"queue {key} is empty")
+        raise dist.QueueEmptyError("queue is empty")
 
     @uncharged
     def queue_len(self, key: str) -> int:
@@ -178,6 +178,13 @@ class FileStore(EngineStore):
     def __init__(self, path: str, numWorkers: int = -1) -> None:
         super().__init__(f"file/{os.path.realpath(path)}/", "", timedelta(seconds=300))
         self._path = path
+
+    def delete_key(self, key: str) -> bool:
+        """As the real one: True whether the key was there or not."""
+        super().delete_key(key)
+        return True
+
+    deleteKey = delete_key
 
     @property
     def path(self) -> str:

@@ -226,8 +226,11 @@ class Work(TorchWork):
         with self._delivering:
             if operation not in self._open:
                 return
-            operation.deliver(self.channel)
-            self._open.remove(operation)
+            try:
+                operation.deliver(self.channel)
+            finally:
+                # Also when the last step has failed (an average of integers): its error is raised once, here.
+                self._open.remove(operation)
             if self._open:
                 return
         self.forget()

@@ -4,18 +4,26 @@ import sys
 from pathlib import Path
 
 import collectives
+import combining
 import failing
+import functional
 import groups
 import layers
+import meeting
 import point_to_point
 import profiled
+import splitting
 import torch
 import torch.distributed as dist
 import waiting
 
+MODULES = (
+    *(collectives, functional, combining, point_to_point, meeting, waiting),
+    *(groups, splitting, layers, profiled, failing),
+)
 BODIES = {
     f"{module.__name__}.{name}": body
-    for module in (collectives, point_to_point, waiting, groups, layers, profiled, failing)
+    for module in MODULES
     for name, body in vars(module).items()
     if getattr(body, "is_body", False)
 }

@@ -5,7 +5,7 @@
 use super::data::{Access, DataPlane};
 use super::memory::Window;
 use super::protocol::{Answer, LocalHandle, Op, Reply as Frame};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use uniference_sim::engine::{Engine, Halt, Resumption, Turn};
 use uniference_sim::ids::{GroupId, Handle, QueueId, RankId, Site, TaskId};
@@ -70,6 +70,29 @@ struct Rank {
     lines: Lines,
     /// How the rank calls its operations, and how the engine does.
     names: BTreeMap<LocalHandle, Handle>,
+    released: Released,
+}
+
+/// The operations that a rank has released. A thread may ask for one that another thread has just done with.
+#[derive(Default)]
+struct Released {
+    /// All below this.
+    below: LocalHandle,
+    /// And these, at or above it.
+    others: BTreeSet<LocalHandle>,
+}
+
+impl Released {
+    fn insert(&mut self, handle: LocalHandle) {
+        self.others.insert(handle);
+        while self.others.remove(&self.below) {
+            self.below += 1;
+        }
+    }
+
+    fn contains(&self, handle: LocalHandle) -> bool {
+        handle < self.below || self.others.contains(&handle)
+    }
 }
 
 /// The lines of a rank's program.
@@ -121,7 +144,12 @@ impl Exchange {
         let rank = |rank: u32| {
             let mut lines = Lines::default();
             let line = lines.site(script, rank, world_size);
-            Rank { tasks: vec![Task::new(State::Asked(Asked::FirstTurn), line)], lines, names: BTreeMap::new() }
+            Rank {
+                tasks: vec![Task::new(State::Asked(Asked::FirstTurn), line)],
+                lines,
+                names: BTreeMap::new(),
+                released: Released::default(),
+            }
         };
         Exchange {
             engine,
@@ -218,10 +246,11 @@ impl Exchange {
 
     /// Whether it is the task's turn, and all it speaks of is known: what it waits for, another thread may have issued just now.
     fn may_carry_out(&self, rank: RankId, task: TaskId) -> bool {
-        let Rank { tasks, names, .. } = &self.ranks[rank.index()];
+        let Rank { tasks, names, released, .. } = &self.ranks[rank.index()];
         let Task { state, ops, .. } = &tasks[task.index()];
+        let known = |handle: &LocalHandle| names.contains_key(handle) || released.contains(*handle);
         let unknown = match ops.front() {
-            Some(Op::Wait { handles, .. }) => handles.iter().any(|handle| !names.contains_key(handle)),
+            Some(Op::Wait { handles, .. }) => !handles.iter().all(known),
             _ => false,
         };
         matches!(state, State::Free) && !unknown
@@ -242,8 +271,10 @@ impl Exchange {
                 state.tasks[task.index()].sites.push(site);
             }
             Op::Release(handle) => {
-                if let Some(handle) = self.ranks[rank.index()].names.remove(&handle) {
-                    self.data.release(rank, handle);
+                let state = &mut self.ranks[rank.index()];
+                if let Some(name) = state.names.remove(&handle) {
+                    state.released.insert(handle);
+                    self.data.release(rank, name);
                     self.retry_fetches();
                 }
             }
@@ -272,7 +303,11 @@ impl Exchange {
                 (issue(Activity::Call(call), line), Asked::Issue(handle))
             }
             Op::Wait { handles, any, timeout, .. } => {
-                let named: Vec<_> = handles.into_iter().map(|handle| (handle, self.name(rank, handle))).collect();
+                let asked = handles.len();
+                let named = self.not_released(rank, handles);
+                if named.is_empty() || (any && named.len() < asked) {
+                    return self.answer(rank, task, Answer::Complete(Vec::new()));
+                }
                 let handles = named.iter().map(|(_, handle)| *handle).collect();
                 (Request::Wait { handles, any, timeout, site: line }, Asked::Wait(named))
             }
@@ -349,16 +384,19 @@ impl Exchange {
     fn fetch(&mut self, fetching: Fetching) {
         let Fetching { rank, task, ref complete } = fetching;
         let mut told = Vec::with_capacity(complete.len());
-        for (handle, name) in complete {
+        // Another thread of the rank may have fetched and released some meanwhile.
+        let left = complete.iter().filter(|(handle, _)| !self.ranks[rank.index()].released.contains(*handle));
+        let mut busy = false;
+        for (handle, name) in left {
             match self.data.fetch(rank, *name) {
                 Access::Ready(fetched) => told.push((*handle, fetched)),
-                Access::Busy => {}
+                Access::Busy => busy = true,
             }
         }
-        if told.len() == complete.len() {
-            self.answer(rank, task, Answer::Complete(told));
-        } else {
+        if busy {
             self.fetching.push(fetching);
+        } else {
+            self.answer(rank, task, Answer::Complete(told));
         }
     }
 
@@ -366,6 +404,12 @@ impl Exchange {
         for fetching in std::mem::take(&mut self.fetching) {
             self.fetch(fetching);
         }
+    }
+
+    fn not_released(&self, rank: RankId, handles: Vec<LocalHandle>) -> Vec<(LocalHandle, Handle)> {
+        let released = &self.ranks[rank.index()].released;
+        let left = handles.into_iter().filter(|handle| !released.contains(*handle));
+        left.map(|handle| (handle, self.name(rank, handle))).collect()
     }
 
     fn name(&self, rank: RankId, handle: LocalHandle) -> Handle {

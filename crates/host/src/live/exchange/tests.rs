@@ -173,6 +173,23 @@ fn a_task_may_wait_for_what_another_one_is_just_issuing() {
 }
 
 #[test]
+fn a_task_may_wait_for_what_another_one_has_just_released() {
+    let mut exchange = ranks(1);
+    join(&mut exchange, 1);
+    let other = exchange.open_task(RankId(0));
+    let barrier = |handle| issue(handle, collective(CollectiveKind::Barrier, 0, None), None);
+    say(&mut exchange, 0, vec![barrier(0), barrier(1), wait(0)]);
+    assert_eq!(heard(&mut exchange), [(0, Answer::Complete(vec![(0, Fetched::default())]))]);
+    say(&mut exchange, 0, vec![Op::Release(0)]);
+    // Nothing is left to be told of the first; the second one is still there.
+    exchange.say(RankId(0), other, vec![wait(0)], &mut ());
+    assert_eq!(heard(&mut exchange), [(0, Answer::Complete(vec![]))]);
+    let both = Op::Wait { handles: vec![0, 1], any: false, timeout: None, site: Site(0) };
+    exchange.say(RankId(0), other, vec![both], &mut ());
+    assert_eq!(heard(&mut exchange), [(0, Answer::Complete(vec![(1, Fetched::default())]))]);
+}
+
+#[test]
 fn lines_are_numbered_alike_whichever_rank_is_faster() {
     let table = |order: [u32; 2]| {
         let mut exchange = ranks(2);
