@@ -8,6 +8,7 @@ mod devices;
 mod dynamics;
 mod flags;
 mod network;
+mod parameters;
 mod profile;
 mod raw;
 mod source;
@@ -97,7 +98,7 @@ impl ClusterFile {
             network.and_then(|network| links(network).or(Some(network.preset.as_ref()?.get_ref().clone()))),
             network.and_then(|network| network.bandwidth).map(|bandwidth| bandwidth.to_string()),
             network.and_then(|network| network.latency).map(|latency| latency.to_string()),
-            self.raw.backend.as_ref().map(|backend| backend.get_ref().name.get_ref().clone()),
+            self.raw.backend.as_ref().map(|backend| backend.get_ref().0.name.get_ref().clone()),
         ];
         let parts: Vec<String> = parts.into_iter().flatten().collect();
         format!("{} ({})", self.raw.name.as_deref().unwrap_or("cluster"), parts.join(", "))

@@ -36,7 +36,12 @@ fn cluster(bytes_per_second: f64, latency_ns: u64) -> Cluster {
         devices: (0..RANKS).map(device).collect(),
         topology: Topology::preset(&Preset::Switch, &hosts, link).unwrap(),
         dynamics: Default::default(),
-        backend: Backend { name: "ideal".into(), algorithms: AlgorithmTable::ideal(), concurrency: 2 },
+        backend: Backend {
+            name: "ideal".into(),
+            algorithms: AlgorithmTable::ideal(),
+            concurrency: 2,
+            protocol: Default::default(),
+        },
     }
 }
 
