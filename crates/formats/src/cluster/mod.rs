@@ -16,6 +16,7 @@ mod source;
 pub use flags::Flags;
 
 use crate::diagnostic::{Diagnostic, suggest};
+use crate::interval::Uncertainty;
 use raw::RawCluster;
 use source::Source;
 use std::str::FromStr;
@@ -62,6 +63,8 @@ pub struct Resolved {
     pub cluster: Cluster,
     /// A cluster file that says everything, defaults and choices included. It resolves to the same cluster.
     pub toml: String,
+    /// What is known of the model's errors on this cluster.
+    pub uncertainty: Option<Uncertainty>,
 }
 
 impl ClusterFile {
@@ -122,12 +125,44 @@ impl ClusterFile {
             device: self.raw.device.clone(),
             network: Some(network),
             straggler: self.raw.straggler.clone(),
+            uncertainty: self.raw.uncertainty.clone(),
             collective: backend::canonical_rules(&backend.algorithms),
         };
         dynamics::inline(&mut raw, &self.attached, &self.source)?;
-        Ok(Resolved { cluster: Cluster { name, devices, topology, dynamics, backend }, toml: to_toml(&raw) })
+        let cluster = Cluster { name, devices, topology, dynamics, backend };
+        Ok(Resolved { cluster, toml: to_toml(&raw), uncertainty: self.uncertainty()? })
     }
 }
+
+impl ClusterFile {
+    fn uncertainty(&self) -> Result<Option<Uncertainty>, Diagnostic> {
+        let mut found = Uncertainty::default();
+        for (name, error) in &self.raw.uncertainty {
+            let value = *error.get_ref();
+            if !(value.is_finite() && value >= 0.0) {
+                let hint = "it is a part of the duration: 0.05 is 5 %";
+                return Err(self.source.error(format!("an error of {value} is below zero"), error.span()).hint(hint));
+            }
+            let message = || format!("there is no operation `{}`", name.get_ref());
+            match name.get_ref().as_str() {
+                "compute" => found.compute = value,
+                "communication" => found.communication = value,
+                operation if OPERATIONS.contains(&operation) || kind_by_name(operation).is_some() => {
+                    found.operations.insert(operation.to_owned(), value);
+                }
+                other => {
+                    let known = CollectiveKind::ALL.map(CollectiveKind::name);
+                    let known = OPERATIONS.into_iter().chain(known).chain(["compute", "communication"]);
+                    return Err(self.source.error(message(), name.span()).hint(suggest(other, "operations", known)));
+                }
+            }
+        }
+        Ok((!self.raw.uncertainty.is_empty()).then_some(found))
+    }
+}
+
+/// Those that are not collectives.
+const OPERATIONS: [&str; 2] = ["send", "recv"];
 
 fn to_toml(raw: &RawCluster) -> String {
     toml::to_string(raw).expect("names and values with units are TOML")

@@ -29,6 +29,9 @@ pub(super) struct RawCluster {
     /// When devices are slower.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) straggler: Vec<Spanned<RawStraggler>>,
+    /// Relative standard errors: of compute, of communication, of operations by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) uncertainty: BTreeMap<Spanned<String>, Spanned<f64>>,
     /// Algorithms in place of the backend's own, by collective.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) collective: BTreeMap<Spanned<String>, Spanned<RawRules>>,

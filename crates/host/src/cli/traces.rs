@@ -111,7 +111,7 @@ pub(super) fn replay(prefix: &Path, args: &TraceArgs, wanted: &Wanted<'_>) -> Re
         return Ok(Exit::Halted);
     }
     warn_of_untimed(&ranks);
-    results::report(figures, &chosen.resolved, manifest, &folder, wanted.json)?;
+    results::report(figures, &chosen.resolved, &[], manifest, &folder, wanted.json)?;
     Ok(Exit::Ok)
 }
 
