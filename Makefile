@@ -57,8 +57,9 @@ check-python: setup
 	$(BIN)/mypy
 	cd examples/generate && ../../$(BIN)/mypy --config-file ../../pyproject.toml generate.py
 
-conformance: setup ## PyTorch's own tests of process groups: real Gloo and ours, 2 and 4 ranks (4 minutes)
+conformance: setup ## PyTorch's own tests of process groups and ours: real Gloo and simulated, 2 to 4 ranks (10 minutes)
 	$(BIN)/python tests/conformance/suite.py
+	$(BIN)/pytest --all-sizes tests/python/test_conformance.py
 
 bench: setup ## Measures the speed of the engine, and of live ranks' calls
 	cargo bench --locked --package uniference-sim --bench '*'
