@@ -10,7 +10,9 @@ export RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-co
     -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1"
 # An explicit target keeps the flags away from build scripts.
 host=$(rustc -vV | sed -n 's/^host: //p')
-cargo build --quiet --release --locked --manifest-path fuzz/Cargo.toml --target-dir "$out/build" --target "$host" --bins
+# The versions are the workspace's; what only fuzzing needs is added.
+cp Cargo.lock fuzz/Cargo.lock
+cargo build --quiet --release --manifest-path fuzz/Cargo.toml --target-dir "$out/build" --target "$host" --bins
 bin=$out/build/$host/release
 "$bin/seeds" "$out/corpus"
 

@@ -103,13 +103,12 @@ fn pieces(record: &[u8]) -> Vec<u8> {
 
 fn traces(record: &[u8]) -> Vec<Vec<u8>> {
     let reader = RecordReader::open(record).expect("its own record");
-    let toml = reader.header().manifest.cluster.clone();
-    let file = ClusterFile::parse("seed", &toml, &[]).expect("its own cluster");
+    let file = ClusterFile::parse("seed", &reader.header().manifest.cluster, &[]).expect("its own cluster");
     let cluster = file.resolve(&Choices::default()).expect("its own cluster").cluster;
     let folder = std::env::temp_dir().join(format!("uniference-seeds-{}", std::process::id()));
     fs::create_dir_all(&folder).expect("there is a temporary folder");
     let open = |rank: RankId| fs::File::create(folder.join(rank.0.to_string()));
-    export::export(reader, &cluster, &toml, &[], open).expect("its own record");
+    export::export(reader, &cluster, &[], open).expect("its own record");
     let traces = (0..2).map(|rank| fs::read(folder.join(rank.to_string())).expect("just written")).collect();
     fs::remove_dir_all(&folder).expect("just made");
     traces

@@ -15,6 +15,8 @@ mod source;
 
 pub use flags::Flags;
 
+pub use devices::Rates;
+
 use crate::diagnostic::{Diagnostic, suggest};
 use crate::interval::Uncertainty;
 use raw::RawCluster;
@@ -61,6 +63,8 @@ pub struct AlgorithmChoice {
 pub struct Resolved {
     /// For the engine.
     pub cluster: Cluster,
+    /// By rank: what its device can do in a second, if the file says so.
+    pub rates: Vec<Option<Rates>>,
     /// A cluster file that says everything, defaults and choices included. It resolves to the same cluster.
     pub toml: String,
     /// What is known of the model's errors on this cluster.
@@ -114,6 +118,7 @@ impl ClusterFile {
     /// without a route, a backend or an algorithm that does not exist.
     pub fn resolve(&self, choices: &Choices) -> Result<Resolved, Diagnostic> {
         let (hosts, mut devices) = devices::resolve(&self.raw.device, &self.source)?;
+        let rates = devices::rates(&self.raw.device);
         dynamics::slow_down(&self.raw.straggler, &mut devices, &self.source)?;
         let (backend, packet) = backend::resolve(&self.raw, choices, &self.source)?;
         let (topology, network) = network::resolve(self.raw.network.as_ref(), &hosts, packet, &self.source)?;
@@ -130,7 +135,7 @@ impl ClusterFile {
         };
         dynamics::inline(&mut raw, &self.attached, &self.source)?;
         let cluster = Cluster { name, devices, topology, dynamics, backend };
-        Ok(Resolved { cluster, toml: to_toml(&raw), uncertainty: self.uncertainty()? })
+        Ok(Resolved { cluster, rates, toml: to_toml(&raw), uncertainty: self.uncertainty()? })
     }
 }
 

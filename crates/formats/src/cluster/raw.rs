@@ -3,7 +3,7 @@
 //! Whether the values make sense together is the business of the resolution.
 
 use super::parameters::Parameters;
-use crate::units::{Bandwidth, Duration, Size};
+use crate::units::{Bandwidth, Duration, Flops, Size};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, MapAccess, SeqAccess};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -57,6 +57,10 @@ pub(super) struct RawDevice {
     pub(super) host: Option<Spanned<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) per_host: Option<Spanned<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) peak_flops: Option<Spanned<Flops>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) memory_bandwidth: Option<Spanned<Bandwidth>>,
 }
 
 /// A time in which a device is slower.

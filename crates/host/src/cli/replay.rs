@@ -49,8 +49,7 @@ pub(super) struct Args {
 /// Runs what the first argument names.
 pub(super) fn replay(args: &Args, argv: &[String]) -> Result<Exit, HostError> {
     let Args { run, cluster, traces, seed, out, json, record, .. } = args;
-    let seed = seed.unwrap_or_default();
-    let wanted = Wanted { argv, cluster, seed, out: out.as_deref(), json: *json, record: *record };
+    let wanted = Wanted { argv, cluster, seed: *seed, out: out.as_deref(), json: *json, record: *record };
     match run.is_dir() {
         true if export::has_traces(run) && !run.join(RECORD).exists() => {
             traces::replay(&run.join(export::PREFIX), traces, &wanted)
