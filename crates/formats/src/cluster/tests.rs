@@ -383,6 +383,18 @@ proptest::proptest! {
 }
 
 #[test]
+fn devices_have_rooflines_or_none() {
+    let text = "[[device]]\nname = \"a\"\ncount = 2\npeak_flops = \"2 TFLOPS\"\nmemory_bandwidth = \"1 TB/s\"\n\
+        [[device]]\nname = \"b\"\n[network]\npreset = \"switch\"\n";
+    let rates = Some(Rates { flops: 2e12, memory: 1e12 });
+    assert_eq!(resolve(text).rates, [rates, rates, None]);
+    assert_eq!(resolve(&resolve(text).toml).rates, [rates, rates, None]);
+    let half = text.replace("memory_bandwidth = \"1 TB/s\"\n", "");
+    let error = ClusterFile::parse("test", &half, &[]).unwrap().resolve(&Choices::default()).err().unwrap();
+    assert!(error.render(false).contains("a roofline has two rates"));
+}
+
+#[test]
 fn every_example_of_the_documentation_is_a_cluster_and_every_key_is_documented() {
     let documentation = include_str!("../../../../docs/cluster-file.md");
     let examples: Vec<&str> =
