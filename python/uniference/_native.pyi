@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import final
 
+from torch import Tensor
+
 def cli(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit code."""
 
@@ -12,8 +14,11 @@ def die_with_parent() -> None:
 def combines(reduce: str, dtype: str) -> bool:
     """Whether the channel combines such elements itself, with torch's bits."""
 
-Memory = tuple[int, int]
-"""Address and bytes of a contiguous tensor, which its owner keeps while the call lasts."""
+def set_libraries(beginnings: Sequence[str]) -> None:
+    """From here on code in files whose names begin so is not the user's."""
+
+def user_line() -> str:
+    """The user's line that is being executed, as "path:line"."""
 
 @final
 class Channel:
@@ -55,7 +60,7 @@ class Channel:
         reduce: str | None,
         root: int | None,
         shape: int | Sequence[int] | tuple[Sequence[int], Sequence[int]],
-        input: Sequence[Memory] | None,
+        input: Sequence[Tensor] | None,
         site: str,
     ) -> int:
         """Issues a collective and copies its input (None: this rank contributes nothing).
@@ -63,7 +68,7 @@ class Channel:
         `kind`: all_reduce reduce broadcast all_gather reduce_scatter all_to_all gather scatter barrier. `shape` in elements: one
         int is `Shape::Even`, a list `Shape::Blocks`, a pair of lists `Shape::Pairs` (crates/sim/src/program.rs).
         """
-    def send(self, group: int, to: int, tag: int, input: Sequence[Memory], site: str) -> int: ...
+    def send(self, group: int, to: int, tag: int, input: Sequence[Tensor], site: str) -> int: ...
     def recv(self, group: int, source: int | None, tag: int, nbytes: int, site: str) -> int: ...
     def wait(self, handles: Sequence[int], timeout: int | None, any: bool, site: str) -> list[int] | None:
         """Blocks until all (any) of the handles are complete; returns those that are, or None after `timeout`.
@@ -80,7 +85,7 @@ class Channel:
         """
     def folded(self, handle: int) -> None:
         """The folds are done: the other members may read."""
-    def deliver(self, handle: int, output: Sequence[Memory]) -> int | None:
+    def deliver(self, handle: int, output: Sequence[Tensor]) -> int | None:
         """Copies the data of a complete operation to `output`, combines it where it has to be, and forgets the operation.
 
         Nothing is written if this rank receives nothing. Returns from which group rank a receive has its data.

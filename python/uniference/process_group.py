@@ -20,7 +20,7 @@ from uniference import monitored_barrier, sparse
 from uniference._charging import uncharged
 from uniference._native import Channel
 from uniference._site import user_line
-from uniference.arena import Arena, contiguous, memory
+from uniference.arena import Arena
 from uniference.profiling import Event, begin
 from uniference.reduction import Reduction, check_gloo, dtype_name
 from uniference.work import Operation, Pairs, Work
@@ -335,8 +335,7 @@ class SimulatedBackend(c10d.Backend):
         return f"{kind} {self._rank}{peer}" if self._name == "nccl" else kind
 
     def _send(self, tensors: Sequence[Tensor], to: int, tag: int, events: Sequence[Event]) -> Work:
-        sources = contiguous(tensors)
-        handle = self.channel.send(self._group, to, tag, memory(sources), user_line())
+        handle = self.channel.send(self._group, to, tag, tensors, user_line())
         return self._issued("send", [Operation(self._arena, handle, [])], events)
 
     def _receive(self, tensors: list[Tensor], source: int | None, tag: int, events: Sequence[Event]) -> Work:
@@ -374,9 +373,6 @@ class SimulatedBackend(c10d.Backend):
         if self._name == "gloo" and (carried := inputs or outputs):
             # Its gather is the one call that does not take complex numbers for pairs of real ones.
             check_gloo(carried[0].dtype, complex_too=kind != "gather")
-        sources = None
-        if inputs is not None:
-            sources = contiguous(inputs if reduction is None else reduction.prepare(inputs))
         handle = self.channel.collective(
             self._group,
             kind,
@@ -384,7 +380,7 @@ class SimulatedBackend(c10d.Backend):
             reduction.name if reduction is not None else None,
             root,
             shape,
-            memory(sources) if sources is not None else None,
+            reduction.prepare(inputs) if reduction is not None and inputs is not None else inputs,
             user_line(),
         )
         operation = Operation(self._arena, handle, outputs, reduction, self._size)
@@ -461,7 +457,7 @@ class SimulatedBackend(c10d.Backend):
 
 
 def _elements(tensors: Sequence[Tensor]) -> int:
-    return sum(tensor.numel() for tensor in tensors)
+    return tensors[0].numel() if len(tensors) == 1 else sum(tensor.numel() for tensor in tensors)
 
 
 def _nbytes(tensors: Sequence[Tensor]) -> int:

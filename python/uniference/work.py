@@ -18,7 +18,7 @@ from torch.autograd import Variable
 from uniference._charging import uncharged
 from uniference._native import Channel
 from uniference._site import user_line
-from uniference.arena import Arena, memory
+from uniference.arena import Arena
 from uniference.profiling import Event
 from uniference.reduction import Reduction
 
@@ -58,11 +58,7 @@ class Operation:
                 view = self._arena.view
                 reduction.combine(view(into, nbytes, reduction.dtype), view(other, nbytes, reduction.dtype))
             channel.folded(self.handle)
-        buffers = [out if out.is_contiguous() else out.contiguous() for out in self.outputs]
-        self.peer = channel.deliver(self.handle, memory(buffers))
-        for out, buffer in zip(self.outputs, buffers, strict=True):
-            if buffer is not out:
-                out.data.copy_(buffer)
+        self.peer = channel.deliver(self.handle, self.outputs)
         if reduction is not None:
             reduction.finish(self.outputs, self._group_size)
 
@@ -124,7 +120,8 @@ class Work(TorchWork):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         if self._open:
             self._block(timeout or None)
-        self._resolve()
+        if self._future is not None:
+            self._resolve()
         return True
 
     def is_completed(self) -> bool:
@@ -198,9 +195,10 @@ class Work(TorchWork):
         if self.channel.wait(self.open_handles(), ticks, False, user_line()) is None:
             assert limit is not None
             raise self._timed_out(limit, timeout is not None)
-        for operation in list(self._open):
+        for operation in self._open.copy():
             self._deliver(operation)
-        self._deliver_earlier()
+        if _in_flight:
+            self._deliver_earlier()
 
     def _deliver_earlier(self) -> None:
         """What was issued before and is complete. Real backends write it without being asked, and a program may rely on that."""

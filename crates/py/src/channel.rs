@@ -1,9 +1,9 @@
 //! Owns `Channel`: a rank's client, in Python's types, with the interpreter's lock released while a call blocks.
 
-// Tensors come as addresses: their memory is torch's. `memoryview` over the arena needs the interpreter's C function; there is no
-// safe form for memory that Python does not own.
+// `memoryview` over the arena needs the interpreter's C function; there is no safe form for memory that Python does not own.
 #![allow(unsafe_code)]
 
+use crate::tensors::Tensors;
 use pyo3::exceptions::{PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -92,7 +92,7 @@ impl Channel {
         reduce: Option<&str>,
         root: Option<u32>,
         shape: Elements,
-        input: Option<Vec<Memory>>,
+        input: Option<Tensors<'_>>,
         site: &str,
     ) -> PyResult<u32> {
         let op = Collective {
@@ -102,14 +102,14 @@ impl Channel {
             root: root.map(GroupRank),
             shape: shape.into(),
         };
-        let input = input.map(regions);
-        let issue = || self.client.collective(GroupId(group), op, input.as_deref(), site);
-        detached_if_long(py, input.as_deref().unwrap_or_default(), issue)
+        let input = input.as_ref().map(Tensors::regions);
+        let issue = || self.client.collective(GroupId(group), op, input, site);
+        detached_if_long(py, input.unwrap_or_default(), issue)
     }
 
-    fn send(&self, py: Python<'_>, group: u32, to: u32, tag: u64, input: Vec<Memory>, site: &str) -> PyResult<u32> {
-        let input = regions(input);
-        detached_if_long(py, &input, || self.client.send(GroupId(group), GroupRank(to), tag, &input, site))
+    fn send(&self, py: Python<'_>, group: u32, to: u32, tag: u64, input: Tensors<'_>, site: &str) -> PyResult<u32> {
+        let input = input.regions();
+        detached_if_long(py, input, || self.client.send(GroupId(group), GroupRank(to), tag, input, site))
     }
 
     fn recv(&self, group: u32, source: Option<u32>, tag: u64, nbytes: u64, site: &str) -> PyResult<u32> {
@@ -139,9 +139,11 @@ impl Channel {
         self.client.folded(handle).map_err(raise)
     }
 
-    fn deliver(&self, py: Python<'_>, handle: u32, output: Vec<Memory>) -> PyResult<Option<u32>> {
-        let output = regions(output);
-        detached_if_long(py, &output, || self.client.deliver(handle, &output))
+    fn deliver(&self, py: Python<'_>, handle: u32, output: Tensors<'_>) -> PyResult<Option<u32>> {
+        let regions = output.regions();
+        let peer = detached_if_long(py, regions, || self.client.deliver(handle, regions))?;
+        output.written()?;
+        Ok(peer)
     }
 
     fn store_set(&self, py: Python<'_>, key: Vec<u8>, value: Vec<u8>) -> PyResult<()> {
@@ -257,14 +259,6 @@ fn detached_if_long<T: Send>(
 ) -> PyResult<T> {
     let long = memory.iter().map(Region::bytes).sum::<u64>() >= LONG;
     if long { py.detach(call) } else { call() }.map_err(raise)
-}
-
-/// (address, bytes) of a tensor.
-type Memory = (usize, usize);
-
-fn regions(memory: Vec<Memory>) -> Vec<Region> {
-    // SAFETY: the caller keeps the tensors, and gives them to nobody else, until its call has returned.
-    memory.into_iter().map(|(address, bytes)| unsafe { Region::new(address, bytes) }).collect()
 }
 
 /// `int | Sequence[int] | tuple[Sequence[int], Sequence[int]]`.

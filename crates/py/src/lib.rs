@@ -2,6 +2,8 @@
 //! is its documentation.
 
 mod channel;
+mod site;
+mod tensors;
 
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -27,5 +29,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(cli, module)?)?;
     module.add_function(wrap_pyfunction!(die_with_parent, module)?)?;
     module.add_function(wrap_pyfunction!(channel::combines, module)?)?;
+    module.add_function(wrap_pyfunction!(site::set_libraries, module)?)?;
+    module.add_function(wrap_pyfunction!(site::user_line, module)?)?;
     module.add_class::<channel::Channel>()
 }

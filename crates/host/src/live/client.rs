@@ -5,9 +5,13 @@
 //! **What is charged.** Between `leave` and the next outermost `enter` the program computes, and the process's CPU time that passed
 //! is charged to the task that enters; intra-operation threads count, host waits do not. A process with several tasks has one such
 //! account: each CPU second is charged once, to the task that enters next, less what a task that leaves has itself used for our work.
+//!
+//! The CPU clock is a system call, and a blocking call enters and leaves twice. So within some microseconds of one reading the next is
+//! taken from the monotonic clock, which is none: the thread has run all the time, as it has not blocked in a call of ours.
 
 use super::arena::Arena;
 use super::memory::{Kernel, Region, Window};
+use super::processor::Visit;
 use super::protocol::{self, Answer, Batch, Fetched, FrameBuffer, Hello, LocalHandle, Offset, Op, Reply};
 use rustix::process::Pid;
 use rustix::time::{ClockId, clock_gettime};
@@ -24,6 +28,10 @@ use uniference_sim::time::{Bytes, SimDuration, SimTime};
 
 /// A batch this long travels without a question, so that it does not grow without bound.
 const LONGEST_BATCH: usize = 256;
+
+/// For so long after a reading of the CPU clock the monotonic clock tells how it has gone on. A thread that the host takes off its
+/// processor just then is charged wrongly by no more than this.
+const TRUSTED_NS: u64 = 50_000;
 
 /// What can go wrong for the program that calls.
 #[derive(Debug, thiserror::Error)]
@@ -68,6 +76,8 @@ pub struct Client {
     main: Mutex<UnixStream>,
     shared: Mutex<Shared>,
     window: Window,
+    /// Where to wait for the driver.
+    processor: Option<u32>,
 }
 
 /// What the tasks of a rank share.
@@ -99,6 +109,23 @@ struct Account {
     owed_ns: u64,
     /// The thread's own CPU time at the outermost `enter`.
     entered_ns: u64,
+    /// The last reading of the process's CPU clock, and of the monotonic one, if the thread has not blocked since.
+    reading: Option<(u64, u64)>,
+}
+
+impl Account {
+    /// The process's CPU time, in nanoseconds, where this thread is `alone` in it.
+    fn process_cpu(&mut self, alone: bool) -> u64 {
+        let now = clock_ns(ClockId::Monotonic);
+        match self.reading {
+            Some((cpu, at)) if alone && now.saturating_sub(at) < TRUSTED_NS => cpu + (now - at),
+            _ => {
+                let cpu = clock_ns(ClockId::ProcessCPUTime);
+                self.reading = Some((cpu, now));
+                cpu
+            }
+        }
+    }
 }
 
 thread_local! {
@@ -135,6 +162,7 @@ impl Client {
                 complete: BTreeMap::new(),
             }),
             window,
+            processor: hello.processor,
         };
         LINKS.with_borrow_mut(|links| links.push(Link::new(client.id, None, socket, frames)));
         Ok(client)
@@ -158,7 +186,7 @@ impl Client {
     /// Waits for the rank's first turn. From here on compute is measured and charged.
     pub fn start(&self) -> Result<()> {
         self.ask(Op::Start)?;
-        self.charged.store(cpu_ns(ClockId::ProcessCPUTime), Relaxed);
+        self.charged.store(clock_ns(ClockId::ProcessCPUTime), Relaxed);
         self.started.store(true, Relaxed);
         Ok(())
     }
@@ -176,10 +204,11 @@ impl Client {
         self.with_account(|account| {
             account.depth += 1;
             if account.depth == 1 && self.measures() {
-                let now = cpu_ns(ClockId::ProcessCPUTime);
+                let alone = self.is_alone();
+                let now = account.process_cpu(alone);
                 account.owed_ns += now.saturating_sub(self.charged.fetch_max(now, Relaxed));
-                if self.tasks.load(Relaxed) > 1 {
-                    account.entered_ns = cpu_ns(ClockId::ThreadCPUTime);
+                if !alone {
+                    account.entered_ns = clock_ns(ClockId::ThreadCPUTime);
                 }
             }
         });
@@ -190,18 +219,23 @@ impl Client {
         self.with_account(|account| {
             account.depth = account.depth.checked_sub(1).expect("`leave` without `enter`");
             if account.depth == 0 && self.measures() {
-                self.skip_own_work(account.entered_ns);
+                self.skip_own_work(account);
             }
         });
     }
 
-    /// Leaves out of the account what this thread used since `entered_ns` (alone in the process: all that was used since).
-    fn skip_own_work(&self, entered_ns: u64) {
-        if self.tasks.load(Relaxed) == 1 {
-            self.charged.store(cpu_ns(ClockId::ProcessCPUTime), Relaxed);
-        } else if entered_ns > 0 {
-            self.charged.fetch_add(cpu_ns(ClockId::ThreadCPUTime).saturating_sub(entered_ns), Relaxed);
+    /// Leaves out of the account what this thread used since it entered (alone in the process: all that was used since).
+    fn skip_own_work(&self, account: &mut Account) {
+        if self.is_alone() {
+            self.charged.store(account.process_cpu(true), Relaxed);
+        } else if account.entered_ns > 0 {
+            self.charged.fetch_add(clock_ns(ClockId::ThreadCPUTime).saturating_sub(account.entered_ns), Relaxed);
         }
+    }
+
+    /// Whether the rank has one task only.
+    fn is_alone(&self) -> bool {
+        self.tasks.load(Relaxed) == 1
     }
 
     fn measures(&self) -> bool {
@@ -405,7 +439,9 @@ impl Client {
     fn ask(&self, question: Op) -> Result<Answer> {
         let _ours = self.ours();
         self.push(question)?;
+        self.with_account(|account| account.reading = None);
         let reply = self.with_link(|client, link| {
+            let _there = client.processor.and_then(Visit::begin);
             link.send(client)?;
             Ok(link.read())
         })?;
@@ -520,7 +556,7 @@ fn unexpected(question: &str, answer: &Answer) -> ! {
     panic!("the driver answered {question} with {answer:?}")
 }
 
-fn cpu_ns(clock: ClockId) -> u64 {
+fn clock_ns(clock: ClockId) -> u64 {
     let time = clock_gettime(clock);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
@@ -537,7 +573,13 @@ mod tests {
     fn rank() -> (Client, UnixStream) {
         let (theirs, ours) = UnixStream::pair().unwrap();
         let file = arena::create(LAYOUT).unwrap();
-        let hello = Hello { measure: true, arena_bytes: LAYOUT.total, staging: (0, LAYOUT.part), retain_bytes: 0 };
+        let hello = Hello {
+            measure: true,
+            arena_bytes: LAYOUT.total,
+            staging: (0, LAYOUT.part),
+            retain_bytes: 0,
+            processor: None,
+        };
         let mut frame = Vec::new();
         protocol::encode(&hello, &mut frame);
         protocol::write_with_fds(&ours, &frame, &[file.as_fd()]).unwrap();
@@ -601,8 +643,8 @@ mod tests {
             vec![reply(Answer::Go), reply(Answer::Now(SimTime::ZERO)), reply(Answer::Now(SimTime::ZERO))],
         );
         let spin = |ns: u64| {
-            let until = cpu_ns(ClockId::ThreadCPUTime) + ns;
-            while cpu_ns(ClockId::ThreadCPUTime) < until {}
+            let until = clock_ns(ClockId::ThreadCPUTime) + ns;
+            while clock_ns(ClockId::ThreadCPUTime) < until {}
         };
         spin(20_000_000);
         client.start().unwrap();

@@ -6,6 +6,7 @@
 use super::arena::{self, Layout};
 use super::exchange::{Exchange, Ready, Recorder, Standing};
 use super::output::{Logs, Pipe, Stream};
+use super::processor;
 use super::protocol::{self, Batch, FrameBuffer, Hello, Op};
 use super::slots::Slots;
 use super::zygote::{News, Place, Script, Zygote};
@@ -133,6 +134,7 @@ pub struct Driver<'a> {
     ranks: Vec<Rank>,
     sources: Sources,
     arena: (OwnedFd, Layout),
+    processor: Option<u32>,
     asked: u32,
     logs: Logs,
     watch: Watch<'a>,
@@ -164,6 +166,8 @@ impl<'a> Driver<'a> {
         exchange.reduce_in(arena::map(&arena, layout.total).map_err(HostError::system("mapping the shared arena"))?);
         let mut sources = Sources::new()?;
         let zygote = Zygote::start(&setup.python)?;
+        // After the zygote has come: it and its children run where they like.
+        let processor = if setup.jobs == 1 { processor::stay() } else { None };
         sources.add(signals, Source::Signal)?;
         sources.add(zygote.socket(), Source::Zygote)?;
         Ok(Driver {
@@ -174,6 +178,7 @@ impl<'a> Driver<'a> {
             ranks: Vec::new(),
             sources,
             arena: (arena, layout),
+            processor,
             asked: 0,
             logs: Logs::new(&setup.logs, world_size),
             watch,
@@ -310,6 +315,7 @@ impl<'a> Driver<'a> {
             arena_bytes: layout.total,
             staging: (layout.part * u64::from(rank), layout.part),
             retain_bytes: layout.retain,
+            processor: self.processor,
         };
         let mut bytes = Vec::new();
         protocol::encode(&hello, &mut bytes);

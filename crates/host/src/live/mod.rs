@@ -14,6 +14,7 @@ mod fold;
 mod instance;
 pub mod memory;
 pub mod output;
+mod processor;
 pub mod protocol;
 pub mod slots;
 pub mod zygote;

@@ -175,6 +175,8 @@ pub struct Hello {
     pub staging: (Offset, u64),
     /// Of the staging part, how much may stay touched but unused before its pages are given back.
     pub retain_bytes: u64,
+    /// The driver's processor, if only one of all processes runs at a time.
+    pub processor: Option<u32>,
 }
 
 /// Longer frames are a bug, not data: tensors do not travel here.
@@ -194,11 +196,16 @@ pub fn encode(value: &impl Serialize, buffer: &mut Vec<u8>) {
     buffer[start..start + 4].copy_from_slice(&(len as u32).to_le_bytes());
 }
 
+/// What is read at once, at most.
+const CHUNK: usize = 16 * 1024;
+
 /// Bytes received, cut into frames.
 #[derive(Default)]
 pub struct FrameBuffer {
     bytes: Vec<u8>,
     taken: usize,
+    /// Kept, as clearing as much at every read takes longer than reading a frame.
+    chunk: Vec<u8>,
 }
 
 impl FrameBuffer {
@@ -222,19 +229,19 @@ impl FrameBuffer {
 
     /// Reads what the socket has; also the descriptors that came along. Returns how many bytes; 0: the other end is closed.
     pub fn fill(&mut self, socket: &UnixStream, wait: bool, fds: &mut Vec<OwnedFd>) -> io::Result<usize> {
-        let mut chunk = [0; 16 * 1024];
+        self.chunk.resize(CHUNK, 0);
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
         let received = rustix::io::retry_on_intr(|| {
-            rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut chunk)], &mut ancillary, flags)
+            rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut self.chunk)], &mut ancillary, flags)
         })?;
         for message in ancillary.drain() {
             if let RecvAncillaryMessage::ScmRights(received) = message {
                 fds.extend(received);
             }
         }
-        self.bytes.extend_from_slice(&chunk[..received.bytes]);
+        self.bytes.extend_from_slice(&self.chunk[..received.bytes]);
         Ok(received.bytes)
     }
 
@@ -306,7 +313,7 @@ mod tests {
 
     #[test]
     fn an_absurd_length_is_an_error_and_not_an_allocation() {
-        let mut buffer = FrameBuffer { bytes: vec![0xff; 8], taken: 0 };
+        let mut buffer = FrameBuffer { bytes: vec![0xff; 8], ..FrameBuffer::default() };
         assert_eq!(buffer.next_frame::<Batch>().unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 

@@ -19,7 +19,7 @@ use std::fmt;
 use std::sync::Arc;
 
 /// For each kind the algorithms by size: the first entry whose bound is not exceeded is used.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct AlgorithmTable {
     rules: BTreeMap<CollectiveKind, Vec<Rule>>,
 }

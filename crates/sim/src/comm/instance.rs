@@ -52,10 +52,11 @@ struct Member {
     early: BTreeMap<GroupRank, u32>,
 }
 
-/// What a member now posts.
-pub(crate) enum Post {
-    Send { to: GroupRank, bytes: Bytes, step: u64 },
-    Receive { from: GroupRank, combine: bool },
+/// A send that a member now starts.
+pub(crate) struct Send {
+    pub(crate) to: GroupRank,
+    pub(crate) bytes: Bytes,
+    pub(crate) step: u64,
 }
 
 impl Instance {
@@ -165,8 +166,8 @@ impl Instance {
         member.steps = algorithm.map(|algorithm| algorithm.steps(&call, size, me).peekable());
     }
 
-    /// Starts every step that may start now and hands it to `post`. True once the member is through.
-    pub(crate) fn run(&mut self, me: GroupRank, mut post: impl FnMut(Post)) -> bool {
+    /// Starts every step that may start now; the sends among them are handed to `send`. True once the member is through.
+    pub(crate) fn run(&mut self, me: GroupRank, mut send: impl FnMut(Send)) -> bool {
         let element = self.call.dtype.size();
         let member = self.members[me.index()].as_mut().expect("only members run");
         if member.entered.is_none() {
@@ -176,12 +177,9 @@ impl Instance {
             match step.action {
                 Action::Send { to, span } => {
                     member.window.push_back(false);
-                    post(Post::Send { to, bytes: Bytes(span.len * element), step: index });
+                    send(Send { to, bytes: Bytes(span.len * element), step: index });
                 }
-                Action::Recv { from, combine, .. } => {
-                    member.start_receive(from, index);
-                    post(Post::Receive { from, combine });
-                }
+                Action::Recv { from, .. } => member.start_receive(from, index),
             }
         }
         let through = member.is_through();

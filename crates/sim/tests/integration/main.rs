@@ -6,6 +6,5 @@ mod folded;
 mod halts;
 mod overlap;
 mod point_to_point;
-mod protocol;
 mod support;
 mod tasks;

@@ -1,0 +1,63 @@
+//! Owns what torch's tensors look like to a channel: the memory that their elements lie in, one after the other.
+//!
+//! Nothing here goes through torch's dispatcher for a tensor that is contiguous already.
+
+// A tensor's memory is torch's: it comes as an address.
+#![allow(unsafe_code)]
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use uniference_host::live::memory::Region;
+
+/// Tensors, kept while their memory is used.
+pub(crate) struct Tensors<'py> {
+    /// What the program has passed.
+    given: Vec<Bound<'py, PyAny>>,
+    /// The same or, of those that are not contiguous, copies.
+    plain: Vec<Bound<'py, PyAny>>,
+    regions: Vec<Region>,
+}
+
+impl<'py> FromPyObject<'_, 'py> for Tensors<'py> {
+    type Error = PyErr;
+
+    fn extract(sequence: Borrowed<'_, 'py, PyAny>) -> PyResult<Tensors<'py>> {
+        let given = sequence.try_iter()?.collect::<PyResult<Vec<_>>>()?;
+        let plain = given.iter().map(plain).collect::<PyResult<Vec<_>>>()?;
+        let regions = plain.iter().map(region).collect::<PyResult<_>>()?;
+        Ok(Tensors { given, plain, regions })
+    }
+}
+
+impl Tensors<'_> {
+    /// Their memory, which stays as long as this.
+    pub(crate) fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    /// The memory was written to: tensors that lie in other memory get it.
+    pub(crate) fn written(&self) -> PyResult<()> {
+        for (given, plain) in self.given.iter().zip(&self.plain).filter(|(given, plain)| !given.is(*plain)) {
+            given.getattr(intern!(given.py(), "data"))?.call_method1(intern!(given.py(), "copy_"), (plain,))?;
+        }
+        Ok(())
+    }
+}
+
+/// The tensor, or its elements in memory where they lie one after the other.
+fn plain<'py>(tensor: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let py = tensor.py();
+    let is = |name: &Bound<'py, _>| tensor.call_method0(name)?.extract::<bool>();
+    if is(intern!(py, "is_contiguous"))? && !is(intern!(py, "is_conj"))? && !is(intern!(py, "is_neg"))? {
+        return Ok(tensor.clone());
+    }
+    let own = tensor.call_method0(intern!(py, "resolve_conj"))?.call_method0(intern!(py, "resolve_neg"))?;
+    own.call_method0(intern!(py, "contiguous"))
+}
+
+fn region(tensor: &Bound<'_, PyAny>) -> PyResult<Region> {
+    let address = tensor.call_method0(intern!(tensor.py(), "data_ptr"))?.extract()?;
+    let bytes = tensor.getattr(intern!(tensor.py(), "nbytes"))?.extract()?;
+    // SAFETY: `Tensors` keeps the tensor, and its program gives it to nobody else while a call of torch.distributed has it.
+    Ok(unsafe { Region::new(address, bytes) })
+}
