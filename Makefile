@@ -19,7 +19,9 @@ NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 # The extension has no Rust tests: it links only into Python.
 RUST_TESTED := --workspace --exclude uniference-py
 
-.PHONY: help setup demo test test-rust test-python check check-rust check-python conformance bench clean
+SECONDS ?= 60
+
+.PHONY: help setup demo fuzz test test-rust test-python check check-rust check-python conformance bench clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -57,8 +59,12 @@ check-python: setup
 	$(BIN)/mypy
 	cd examples/generate && ../../$(BIN)/mypy --config-file ../../pyproject.toml generate.py
 
-conformance: setup ## PyTorch's own tests of process groups: real Gloo and ours, 2 and 4 ranks (4 minutes)
+conformance: setup ## PyTorch's own tests of process groups and ours: real Gloo and simulated, 2 to 4 ranks (10 minutes)
 	$(BIN)/python tests/conformance/suite.py
+	$(BIN)/pytest --all-sizes tests/python/test_conformance.py
+
+fuzz: ## Feeds everything that is read with what chance and coverage bring up: SECONDS=60 a target
+	scripts/fuzz.sh $(SECONDS)
 
 bench: setup ## Measures the speed of the engine, and of live ranks' calls
 	cargo bench --locked --package uniference-sim --bench '*'

@@ -6,6 +6,7 @@ What a clock read costs and how long a sleep holds the rank is the engine's busi
 """
 
 import datetime as datetime_module
+import importlib.machinery
 import multiprocessing.connection
 import os
 import queue
@@ -112,6 +113,7 @@ def install(channel: Channel) -> None:
     threading.Condition.wait = _condition_wait(clock)  # type: ignore[assignment,method-assign]
     selectors.DefaultSelector = _selector(clock)  # type: ignore[misc]
     _replace_datetime(clock)
+    _spare_extensions()
     _mark_ranges(channel)
     os.register_at_fork(after_in_child=_uninstall)
 
@@ -198,6 +200,25 @@ def _replace_datetime(clock: _Clock) -> None:
         replacement.__module__ = "datetime"
         replacement.__qualname__ = replacement.__name__
         setattr(datetime_module, replacement.__name__, replacement)
+
+
+def _spare_extensions() -> None:
+    """An extension module that is loaded sees the C types: compiled code (pandas, pyarrow) counts on the layout of instances."""
+    loader = importlib.machinery.ExtensionFileLoader
+    for name in ("create_module", "exec_module"):
+        setattr(loader, name, _with_real_datetime(getattr(loader, name)))
+
+
+def _with_real_datetime(method: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def load(self: Any, argument: Any) -> Any:
+        ours = datetime_module.datetime, datetime_module.date
+        datetime_module.datetime, datetime_module.date = _real_datetime, _real_date  # type: ignore[misc]
+        try:
+            return method(self, argument)
+        finally:
+            datetime_module.datetime, datetime_module.date = ours  # type: ignore[misc]
+
+    return load
 
 
 _real_enter = profiler.record_function.__enter__

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
-from uniference import clock, imports, process_group, refusals, store, work
+from uniference import children, clock, imports, process_group, refusals, spawning, store, work
 from uniference._native import Channel
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -83,7 +83,7 @@ def run(task: Task, control: int) -> NoReturn:
     """Runs the program in this freshly forked process, and ends the process."""
     channel = Channel.adopt(control, task.rank, task.world_size)
     _prepare_process(task)
-    for part in (clock, imports, store, work, refusals):
+    for part in (clock, imports, store, work, refusals, spawning):
         part.install(channel)
     process_group.Backends(channel).install()
     channel.start()
@@ -100,6 +100,7 @@ def run(task: Task, control: int) -> NoReturn:
 def _prepare_process(task: Task) -> None:
     os.environ.update(task.environment())
     os.environ.update(task.env)
+    children.mark_rank()
     if task.cwd is not None:
         os.chdir(task.cwd)
     for stream in (sys.stdout, sys.stderr):

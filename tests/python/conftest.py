@@ -3,9 +3,14 @@
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 # Tests fork this process: a pool of threads would not survive that.
 torch.set_num_threads(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-sizes", action="store_true", help="compare every part with real Gloo on 2, 3 and 4 ranks")

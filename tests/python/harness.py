@@ -7,12 +7,13 @@ import socket
 import subprocess
 import sys
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 
 
 @dataclass(frozen=True)
@@ -47,16 +48,16 @@ def run_script(directory: Path, source: str, *options: object, ranks: int = 2) -
     return uniference(*fixed, *options, script, cwd=directory)
 
 
-def run_on_gloo(size: int, script: Path, argument: Path) -> None:
+def run_on_gloo(size: int, script: Path, *arguments: object) -> None:
     """Runs a script under real Gloo, in processes forked from this one: torch is imported only once."""
     port = _free_port()
-    ranks = [_fork_rank(rank, size, port, script, argument) for rank in range(size)]
+    ranks = [_fork_rank(rank, size, port, script, arguments) for rank in range(size)]
     failed = [rank for rank, pid in enumerate(ranks) if os.waitpid(pid, 0)[1] != 0]
     if failed:
         pytest.fail(f"under real Gloo, ranks {failed} of {size} have failed")
 
 
-def _fork_rank(rank: int, size: int, port: int, script: Path, argument: Path) -> int:
+def _fork_rank(rank: int, size: int, port: int, script: Path, arguments: Sequence[object]) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -65,7 +66,7 @@ def _fork_rank(rank: int, size: int, port: int, script: Path, argument: Path) ->
     try:
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
-        sys.argv = [str(script), str(argument)]
+        sys.argv = [str(script), *map(str, arguments)]
         sys.path.insert(0, str(script.parent))
         kept = runpy.run_path(str(script), run_name="__main__")  # no destructor may run after this
         assert kept is not None

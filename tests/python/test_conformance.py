@@ -16,22 +16,36 @@ from program import BODIES  # noqa: E402 - its folder is on the path only now
 Results = list[dict[str, Any]]
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4])
-def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, Results]:
-    """What every body returned on every rank: under Gloo, and under us."""
-    size = request.param
-    real, ours = tmp_path_factory.mktemp("gloo"), tmp_path_factory.mktemp("uniference")
-    run_on_gloo(size, PROGRAM, real)
+# What runs without `--all-sizes`.
+SHORT = (("calls", 2), ("calls", 3), ("layers", 2))
+ALL = tuple((part, size) for part in BODIES for size in (2, 3, 4))
+
+
+_results: dict[tuple[str, int], tuple[Results, Results]] = {}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    runs = ALL if metafunc.config.getoption("--all-sizes", default=False) else SHORT
+    metafunc.parametrize(("part", "size", "name"), [(part, size, name) for part, size in runs for name in BODIES[part]])
+
+
+def test_same_values(part: str, size: int, name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    if (part, size) not in _results:
+        _results[part, size] = run_both(part, size, tmp_path_factory.mktemp(part))
+    for rank, (real, ours) in enumerate(zip(*_results[part, size], strict=True)):
+        assert not differences(real[name], ours[name], f"rank {rank}")
+
+
+def run_both(part: str, size: int, directory: Path) -> tuple[Results, Results]:
+    """What every body of a part returned on every rank: under Gloo, and under us."""
+    real, ours = directory / "gloo", directory / "uniference"
+    real.mkdir()
+    ours.mkdir()
+    run_on_gloo(size, PROGRAM, part, real)
     options = ("--ranks", size, "--backend", "gloo", "--compute", "none", "--out", ours / "out")
-    done = uniference("run", *options, PROGRAM, ours, cwd=ours)
+    done = uniference("run", *options, PROGRAM, part, ours, cwd=ours)
     assert done.code == 0, done.err
     return _load(real, size), _load(ours, size)
-
-
-@pytest.mark.parametrize("name", BODIES)
-def test_same_values(both: tuple[Results, Results], name: str) -> None:
-    for rank, (real, ours) in enumerate(zip(*both, strict=True)):
-        assert not differences(real[name], ours[name], f"rank {rank}")
 
 
 def _load(directory: Path, size: int) -> Results:

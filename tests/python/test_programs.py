@@ -1,5 +1,6 @@
 """What an unmodified program finds around it: environment, arguments, modules, `__main__`."""
 
+import os
 from pathlib import Path
 
 from harness import run_script, uniference, write_script
@@ -71,3 +72,65 @@ def test_several_ranks_print_whole_lines(tmp_path: Path) -> None:
     lines = [line.partition("] ")[2] or line for line in done.out.splitlines()]
     for rank in range(3):
         assert [line for line in lines if line.startswith(f"line {rank} ")] == [f"line {rank} {i}" for i in range(50)]
+
+
+SPAWNS = """
+import os, socket, torch, torch.distributed as dist, torch.multiprocessing as mp
+def main(rank, world_size, port):
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    total = torch.tensor([rank])
+    dist.all_reduce(total)
+    print("total", rank, total.item())
+if __name__ == "__main__":
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    mp.spawn(main, args=(3, port), nprocs=3)
+"""
+
+
+def test_a_program_that_spawns_its_own_ranks(tmp_path: Path) -> None:
+    done = run_script(tmp_path, SPAWNS, ranks=3)
+    assert done.code == 0, done.err
+    # 0 + 1 + 2 = 3 on every rank
+    lines = sorted(line.partition("] ")[2] or line for line in done.out.splitlines() if "total" in line)
+    assert lines == [f"total {rank} 3" for rank in range(3)]
+
+
+def test_children_of_a_rank_cannot_communicate(tmp_path: Path) -> None:
+    # What an installation has: torch loads it in every process.
+    metadata = tmp_path / "installed" / "uniference-0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Name: uniference\nVersion: 0\n")
+    (metadata / "entry_points.txt").write_text("[torch.backends]\nuniference = uniference.children:load\n")
+    script = write_script(tmp_path, SPAWNS)
+    paths = [os.environ.get("PYTHONPATH", ""), str(metadata.parent)]
+    options = ("run", "--ranks", 1, "--compute", "none", "--out", tmp_path / "out")
+    done = uniference(*options, script, cwd=tmp_path, env={"PYTHONPATH": os.pathsep.join(filter(None, paths))})
+    assert done.code == 1
+    assert "a process that a rank has started cannot communicate" in done.err
+    assert "hint: start all ranks with `uniference run --ranks N`" in done.err
+
+
+def test_data_loaders_have_workers(tmp_path: Path) -> None:
+    source = (
+        "import torch, torch.distributed as dist\n"
+        "from torch.utils.data import DataLoader, DistributedSampler\n"
+        "dist.init_process_group('gloo')\n"
+        "data = torch.arange(8)\n"
+        "loader = DataLoader(data, batch_size=2, sampler=DistributedSampler(data, shuffle=False), num_workers=2)\n"
+        "seen = torch.cat(list(loader))\n"
+        "parts = [torch.empty_like(seen) for _ in range(2)]\n"
+        "dist.all_gather(parts, seen)\n"
+        "print('seen', sorted(torch.cat(parts).tolist()))\n"
+    )
+    done = run_script(tmp_path, source)
+    assert done.code == 0, done.err
+    assert done.out.count(f"seen {list(range(8))}") == 2
+
+
+def test_launchers_inside_a_rank_are_refused(tmp_path: Path) -> None:
+    done = run_script(tmp_path, "from torch.distributed.run import main\nmain(['other.py'])\n", ranks=1)
+    assert done.code == 1
+    assert "torchrun cannot be simulated" in done.err

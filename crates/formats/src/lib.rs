@@ -2,7 +2,7 @@
 //!
 //! In the order in which a run needs them: [`units`] and [`diagnostic`] serve the [`cluster`] file, which resolves to what the engine
 //! simulates. While the run goes on, the program [`record`], the [`trace`] and the [`events`] are written, each keeping the first
-//! error of its writer in its [`sink`]. At the end come the [`report`] and its [`table`]. A record is read back to run it again.
+//! error of its writer in its [`sink`]. At the end come the [`report`], with the [`interval`] of its makespan, and its [`table`]. A record is read back to run it again.
 //!
 //! [`chakra`] traces are what others record or generate; they are read, written, shown and run. [`astra`] predicts what ASTRA-sim would.
 
@@ -11,6 +11,7 @@ pub mod chakra;
 pub mod cluster;
 pub mod diagnostic;
 pub mod events;
+pub mod interval;
 pub mod record;
 pub mod report;
 pub mod sink;

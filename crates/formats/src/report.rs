@@ -2,6 +2,7 @@
 //!
 //! How the figures come about is the simulator's business; how they look on a terminal that of [`crate::table`].
 
+use crate::interval::Interval;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use uniference_sim::cluster::Device;
@@ -26,6 +27,9 @@ pub struct Report {
     pub operations: Vec<OperationReport>,
     /// Equal for two runs if and only if they were the same, operation by operation; 64 hexadecimal digits.
     pub digest: String,
+    /// Where the real makespan should lie; `None` (left out): nothing is known of the errors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interval: Option<Interval>,
     /// Where the figures deserve doubt, for people.
     pub warnings: Vec<String>,
     /// What it takes to run this again.
@@ -114,6 +118,7 @@ impl Report {
                 })
                 .collect(),
             digest,
+            interval: None,
             warnings: Vec::new(),
             manifest,
         }

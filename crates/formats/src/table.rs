@@ -1,6 +1,7 @@
 //! Owns the table at the end of a run, at most 100 columns wide: where the ranks' time went, and what the operations cost.
 
 use crate::cluster::ClusterFile;
+use crate::interval::Interval;
 use crate::report::{OperationReport, RankReport, Report};
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use std::collections::BTreeSet;
@@ -20,9 +21,17 @@ pub fn render(report: &Report) -> String {
     }
     let cluster = ClusterFile::parse("manifest", &report.manifest.cluster, &[]).map(|cluster| cluster.summary());
     let cluster = cluster.map(|summary| format!(" on {summary}")).unwrap_or_default();
-    parts.push(format!("makespan {}{cluster}", SimDuration::from_ps(report.makespan_ps)));
+    let interval = report.interval.as_ref().map(|interval| between(interval)).unwrap_or_default();
+    parts.push(format!("makespan {}{interval}{cluster}", SimDuration::from_ps(report.makespan_ps)));
     let text = parts.join("\n\n");
     text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+}
+
+/// ` (95 %: 1.2 ms to 1.4 ms; 20 seeds)`.
+fn between(interval: &Interval) -> String {
+    let Interval { level, low_s, high_s, runs, .. } = interval;
+    let seeds = if *runs > 1 { format!("; {runs} seeds") } else { String::new() };
+    format!(" ({:.0} %: {} to {}{seeds})", level * 100.0, seconds(*low_s), seconds(*high_s))
 }
 
 fn table(header: &[&str], texts: usize) -> Table {

@@ -16,6 +16,10 @@ pub struct Bandwidth(pub Rate);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Size(pub Bytes);
 
+/// A rate of arithmetic above zero, in floating-point operations a second: `"312 TFLOPS"`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Flops(pub f64);
+
 /// A length of time, not negative, rounded up to a picosecond: `"3 us"`, `"1.5 ms"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Duration(pub SimDuration);
@@ -85,7 +89,16 @@ const TIMES: &[Unit] = &[
     ("h", 3_600_000_000_000_000),
 ];
 
-/// What differs between the three quantities.
+/// In operations a second.
+const ARITHMETIC: &[Unit] = &[
+    ("PFLOPS", 1_000_000_000_000_000),
+    ("TFLOPS", 1_000_000_000_000),
+    ("GFLOPS", 1_000_000_000),
+    ("MFLOPS", 1_000_000),
+    ("FLOPS", 1),
+];
+
+/// What differs between the quantities.
 trait Quantity: Copy + PartialEq {
     /// `a bandwidth`, for messages.
     const NAME: &'static str;
@@ -148,6 +161,30 @@ impl Quantity for Size {
 
     fn exact(self) -> String {
         format!("{} B", self.0.0)
+    }
+}
+
+impl Quantity for Flops {
+    const NAME: &'static str = "rate of arithmetic";
+    const UNITS: &'static [Unit] = ARITHMETIC;
+    const COMMON: &'static str = "MFLOPS, GFLOPS, TFLOPS, PFLOPS";
+    const EXAMPLE: &'static str = "312 TFLOPS";
+
+    fn from_decimal(value: Decimal, unit: u64) -> Result<Flops, &'static str> {
+        let flops = value.number * unit as f64;
+        match flops {
+            0.0 => Err("must be above zero"),
+            _ if flops.is_finite() => Ok(Flops(flops)),
+            _ => Err("is too large"),
+        }
+    }
+
+    fn in_smallest(self) -> f64 {
+        self.0
+    }
+
+    fn exact(self) -> String {
+        format!("{} FLOPS", self.0)
     }
 }
 
@@ -311,7 +348,7 @@ macro_rules! text_form {
     )*};
 }
 
-text_form! { Bandwidth Size Duration }
+text_form! { Bandwidth Size Duration Flops }
 
 #[cfg(test)]
 mod tests {

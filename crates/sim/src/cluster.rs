@@ -5,6 +5,8 @@ use crate::ids::HostId;
 use crate::network::{Dynamics, FlowNetwork, Topology};
 use crate::time::{Bytes, SimDuration, SimTime};
 
+pub use crate::transport::{Handshake, Protocol, Window};
+
 /// Everything the engine must know about a cluster. Rank `r` computes on `devices[r]`.
 #[derive(Clone)]
 pub struct Cluster {
@@ -114,4 +116,6 @@ pub struct Backend {
     pub algorithms: AlgorithmTable,
     /// How many collectives of one group one rank carries out at once; they start in issue order. At least 1.
     pub concurrency: u32,
+    /// What happens to a message besides its way over links.
+    pub protocol: Protocol,
 }

@@ -120,6 +120,15 @@ impl Symmetry {
         Shift(self.axes.iter().map(back).sum())
     }
 
+    /// Moves both so that the first is a representative.
+    pub(crate) fn normalised(&self, first: RankId, second: RankId) -> (RankId, RankId) {
+        if self.is_trivial() {
+            return (first, second);
+        }
+        let home = self.inverse(self.shift_to(first));
+        (self.apply(home, first), self.apply(home, second))
+    }
+
     /// First `first`, then `second`.
     pub(crate) fn compose(&self, first: Shift, second: Shift) -> Shift {
         Shift(self.apply(second, RankId(first.0)).0)

@@ -57,14 +57,19 @@ def tcp_store_of_a_known_number(rank, size):
     port = _shared(dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False).port if rank == 0 else None)
     store = dist.TCPStore("localhost", port + 1, size, rank == 0, timeout=timedelta(minutes=1))
     store.set("key", "value")
-    return [store.get("key"), store.timeout]
+    results = [store.get("key"), store.timeout]
+    # Until all have read: the server ends with rank 0's store.
+    dist.barrier()
+    return results
 
 
 @body
 def file_store(rank, size):
     path = _shared(str(Path(tempfile.mkdtemp()) / "store") if rank == 0 else None)
     store = dist.FileStore(path, size)
-    return [_everything(store, rank, size), Path(store.path).name]
+    results = [_everything(store, rank, size), Path(store.path).name]
+    dist.barrier()
+    return results
 
 
 @body

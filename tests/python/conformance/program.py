@@ -1,15 +1,20 @@
-"""A torch.distributed program like any user's: runs every body and saves what each returned, per rank, as `OUT/rank<r>.pt`."""
+"""A torch.distributed program like any user's: runs every body of a part and saves what each returned, per rank, as `OUT/rank<r>.pt`.
+
+Usage: program.py PART OUT.
+"""
 
 import sys
 from pathlib import Path
 
 import collectives
 import combining
+import data_parallel
 import failing
 import functional
 import groups
 import layers
 import meeting
+import pipelines
 import point_to_point
 import profiled
 import splitting
@@ -17,23 +22,29 @@ import torch
 import torch.distributed as dist
 import waiting
 
-MODULES = (
-    *(collectives, functional, combining, point_to_point, meeting, waiting),
-    *(groups, splitting, layers, profiled, failing),
-)
+PARTS = {
+    "calls": (
+        *(collectives, functional, combining, point_to_point, meeting, waiting),
+        *(groups, splitting, profiled, failing),
+    ),
+    "layers": (layers, data_parallel, pipelines),
+}
 BODIES = {
-    f"{module.__name__}.{name}": body
-    for module in MODULES
-    for name, body in vars(module).items()
-    if getattr(body, "is_body", False)
+    part: {
+        f"{module.__name__}.{name}": body
+        for module in modules
+        for name, body in vars(module).items()
+        if getattr(body, "is_body", False) and body.__module__ == module.__name__
+    }
+    for part, modules in PARTS.items()
 }
 
 
-def run(out: Path) -> None:
+def run(part: str, out: Path) -> None:
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     results = {}
-    for name, body in BODIES.items():
+    for name, body in BODIES[part].items():
         torch.manual_seed(1234 + rank)
         try:
             results[name] = body(rank, size)
@@ -45,4 +56,4 @@ def run(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]))
+    run(sys.argv[1], Path(sys.argv[2]))

@@ -5,17 +5,40 @@
 //! chunks; a chunk passes through a phase on each dimension, and a dimension serves a few of them at a time, first come, first served.
 
 use super::inputs::{Dimension, Implementation, InputError, Network, Optimization, Shape, System};
+use crate::chakra::schema::CommType;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 /// The collectives that ASTRA-sim has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs)] // the names say it
 pub enum Kind {
     AllReduce,
     ReduceScatter,
     AllGather,
     AllToAll,
+}
+
+impl Kind {
+    /// What a trace calls it; `None`: ASTRA-sim does not have it.
+    pub fn of(kind: CommType) -> Option<Kind> {
+        match kind {
+            CommType::AllReduce => Some(Kind::AllReduce),
+            CommType::ReduceScatter | CommType::ReduceScatterBlock => Some(Kind::ReduceScatter),
+            CommType::AllGather => Some(Kind::AllGather),
+            CommType::AllToAll => Some(Kind::AllToAll),
+            _ => None,
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Kind::AllReduce => "all-reduce",
+            Kind::ReduceScatter => "reduce-scatter",
+            Kind::AllGather => "all-gather",
+            Kind::AllToAll => "all-to-all",
+        }
+    }
 }
 
 /// A machine.
@@ -54,7 +77,8 @@ impl Model {
             ("all-to-all", &system.all_to_all_implementation),
         ];
         for (name, list) in lists {
-            if list.len() < network.dimensions.len() {
+            // A list that is not there is missed only if the collective is.
+            if !list.is_empty() && list.len() < network.dimensions.len() {
                 let message = format!("{name}-implementation names {} algorithms", list.len());
                 let hint = format!("name one for each of the {} dimensions of the network", network.dimensions.len());
                 return Err(InputError::new(message, hint));
@@ -93,6 +117,10 @@ impl Model {
     /// # Errors
     /// Halving and doubling among members that are no power of two.
     pub fn collective(&self, kind: Kind, bytes: u64, members: &[u64]) -> Result<u64, InputError> {
+        if self.algorithms(kind).is_empty() {
+            let message = format!("{0}-implementation is missing, and a trace has an {0}", kind.name());
+            return Err(InputError::new(message, "name an algorithm for each dimension of the network"));
+        }
         let whole = members.len() as u64 == self.ranks();
         let count = members.len() as u64;
         let chunks = u64::from(self.system.preferred_dataset_splits);
@@ -103,6 +131,9 @@ impl Model {
             if algorithm == Implementation::HalvingDoubling && !count.is_power_of_two() {
                 let message = format!("halvingDoubling in a group of {count} ranks");
                 return Err(InputError::new(message, "it wants a power of two: use ring or direct"));
+            }
+            if algorithm == Implementation::Ring {
+                return Ok(self.ring(members, kind, chunk));
             }
             let (lasts, _) = phase(&self.group_line(members), algorithm, kind, chunk);
             return Ok(self.shop(&[Phase { dimension: 0, lasts }], kind, 1));
@@ -116,6 +147,39 @@ impl Model {
             phases.push(Phase { dimension, lasts });
         }
         Ok(self.shop(&phases, kind, self.network.dimensions.len()))
+    }
+
+    /// A ring of members whose hops are unlike, as of four ranks in a row on a ring of eight: each member goes on when its
+    /// predecessor's message has come, so a slow hop holds up one member at a time. Where hops are alike this is [`phase`]'s formula.
+    fn ring(&self, members: &[u64], kind: Kind, chunk: u64) -> u64 {
+        let line = self.group_line(members);
+        let (k, e) = (line.members, line.endpoint_delay);
+        if k == 1 {
+            return 0;
+        }
+        let m = if kind == Kind::AllGather { chunk } else { chunk / k };
+        let (steps, reducing) = match kind {
+            Kind::ReduceScatter => (k - 1, k - 1),
+            Kind::AllGather => (k - 1, 0),
+            Kind::AllReduce => (2 * (k - 1), k - 1),
+            Kind::AllToAll => (k * (k - 1) / 2, 0),
+        };
+        let next = members.iter().cycle().skip(1);
+        let hops: Vec<u64> = members.iter().zip(next).map(|(from, to)| self.message(*from, *to, m)).collect();
+        // So many chunks are served one after the other.
+        let rounds = self.shop(&[Phase { dimension: 0, lasts: 1 }], kind, 1);
+        let mut clocks = vec![0; members.len()];
+        for _ in 0..rounds {
+            clocks.iter_mut().for_each(|clock| *clock += e);
+            for step in 0..steps {
+                let price = e + if step < reducing { reduction(line.memory, m) } else { 0 };
+                for (clock, hop) in clocks.iter_mut().zip(&hops) {
+                    *clock += hop + price;
+                }
+                clocks.rotate_right(1);
+            }
+        }
+        clocks.into_iter().max().unwrap_or(0)
     }
 
     fn algorithms(&self, kind: Kind) -> &[Implementation] {
@@ -274,6 +338,11 @@ fn time((latency, bandwidth): (f64, f64), bytes: u64) -> u64 {
     (latency + bytes as f64 / bandwidth).floor() as u64
 }
 
+/// P(m).
+fn reduction(memory: f64, bytes: u64) -> u64 {
+    if memory > 0.0 { 3 * (bytes as f64 / memory).floor() as u64 } else { 0 }
+}
+
 /// How long one chunk of `size` bytes takes on a line of k members, and its size afterwards. With m = size / k (of an all-gather: size), e
 /// the endpoint delay and P(m) = 3 floor(m / memory) the price of reducing:
 ///
@@ -294,7 +363,7 @@ fn phase(line: &Line, algorithm: Implementation, kind: Kind, size: u64) -> (u64,
     if k == 1 {
         return (0, after);
     }
-    let reduce = |m: u64| if line.memory > 0.0 { 3 * (m as f64 / line.memory).floor() as u64 } else { 0 };
+    let reduce = |m: u64| reduction(line.memory, m);
     let lasts = match algorithm {
         Implementation::Ring => {
             let (t, p) = (time(line.near, m), reduce(m));

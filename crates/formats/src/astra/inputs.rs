@@ -1,6 +1,7 @@
 //! Owns ASTRA-sim's files: the system (JSON) and the network (a few lines of YAML). Keys that the closed form does not look at are
 //! not looked at here either, as ASTRA-sim does not.
 
+use super::closed_form::Kind;
 use serde::Deserialize;
 
 /// No network is larger.
@@ -59,6 +60,15 @@ pub struct System {
     /// By dimension.
     #[serde(default)]
     pub all_to_all_implementation: Vec<Implementation>,
+    /// Prefixes of traces, where a collective is given as such.
+    #[serde(default)]
+    all_reduce_implementation_custom: Vec<String>,
+    #[serde(default)]
+    reduce_scatter_implementation_custom: Vec<String>,
+    #[serde(default)]
+    all_gather_implementation_custom: Vec<String>,
+    #[serde(default)]
+    all_to_all_implementation_custom: Vec<String>,
 }
 
 fn one() -> u32 {
@@ -121,6 +131,17 @@ pub enum Shape {
 }
 
 impl System {
+    /// The collectives that are given as traces, each with the traces' prefix.
+    pub fn custom(&self) -> impl Iterator<Item = (Kind, &str)> {
+        let lists = [
+            (Kind::AllReduce, &self.all_reduce_implementation_custom),
+            (Kind::ReduceScatter, &self.reduce_scatter_implementation_custom),
+            (Kind::AllGather, &self.all_gather_implementation_custom),
+            (Kind::AllToAll, &self.all_to_all_implementation_custom),
+        ];
+        lists.into_iter().filter_map(|(kind, list)| Some((kind, list.first()?.as_str())))
+    }
+
     /// Reads the file's text.
     ///
     /// # Errors

@@ -6,14 +6,16 @@
 
 use super::closed_form::{Kind, Model};
 use super::inputs::InputError;
+use super::memory::RemoteMemory;
 use crate::chakra::attributes::{COMM_DST, COMM_SIZE, COMM_SRC, COMM_TAG, NUM_OPS, TENSOR_SIZE};
-use crate::chakra::feed::{Feed, FeedError};
+use crate::chakra::feed::{Expand, Feed, FeedError};
 use crate::chakra::groups::ProcessGroup;
 use crate::chakra::read::Reader;
 use crate::chakra::schema::{CommType, Node, NodeType};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::io::Read;
+use std::sync::Arc;
 use uniference_sim::engine::Times;
 use uniference_sim::ids::RankId;
 use uniference_sim::program::Outcome;
@@ -58,6 +60,17 @@ fn blocked(nodes: &[(RankId, String)]) -> String {
     nodes.iter().map(|(rank, node)| format!("\n  {rank}: {node}")).collect()
 }
 
+/// What traces run on.
+#[derive(Debug)]
+pub struct Machine<'a> {
+    /// Its network and algorithms.
+    pub model: &'a Model,
+    /// The memory that memory nodes use.
+    pub memory: Option<RemoteMemory>,
+    /// Collectives that are given as traces.
+    pub expand: Option<Arc<dyn Expand>>,
+}
+
 /// How sizes and durations are changed.
 #[derive(Clone, Copy, Debug)]
 pub struct Scales {
@@ -75,22 +88,26 @@ pub struct Scales {
 /// # Panics
 /// If there are not as many traces as the model has ranks.
 pub fn run<R: Read>(
-    model: &Model,
+    machine: &Machine<'_>,
     groups: &[ProcessGroup],
     scales: Scales,
     traces: Vec<Reader<R>>,
     observer: &mut dyn Observer,
 ) -> Result<(), ScheduleError> {
+    let model = machine.model;
     assert_eq!(traces.len() as u64, model.ranks(), "one trace a rank");
     let members = |group: &ProcessGroup| group.ranks.iter().copied().map(u64::from).collect();
     let groups = groups.iter().map(|group| (group.name.as_str(), members(group))).collect();
     let world = (0..model.ranks()).collect();
+    let expand = |rank: usize| machine.expand.clone().map(|expand| (RankId::from(rank), expand));
     let mut run = Run {
         model,
+        machine,
+        memories: BTreeMap::new(),
         groups,
         world,
         scales,
-        ranks: traces.into_iter().map(Rank::new).collect(),
+        ranks: traces.into_iter().enumerate().map(|(rank, trace)| Rank::new(trace, expand(rank))).collect(),
         now: 0,
         meetings: BTreeMap::new(),
         sends: BTreeMap::new(),
@@ -109,6 +126,9 @@ type Channel = (u64, u64, u64);
 
 struct Run<'a, R> {
     model: &'a Model,
+    machine: &'a Machine<'a>,
+    /// When each memory is free, in ns.
+    memories: BTreeMap<u64, u64>,
     groups: BTreeMap<&'a str, Members>,
     world: Members,
     scales: Scales,
@@ -144,9 +164,9 @@ enum Unit {
 }
 
 impl<R: Read> Rank<R> {
-    fn new(trace: Reader<R>) -> Rank<R> {
+    fn new(trace: Reader<R>, expand: Option<(RankId, Arc<dyn Expand>)>) -> Rank<R> {
         Rank {
-            feed: Feed::new(trace),
+            feed: Feed::expanding(trace, expand),
             free: BTreeSet::new(),
             busy: [false; 3],
             entered: BTreeMap::new(),
@@ -175,7 +195,7 @@ fn unit(node: &Node) -> Option<Unit> {
     match node.r#type() {
         NodeType::Comp | NodeType::CommColl if node.is_cpu_op() => Some(Unit::Host),
         NodeType::Comp => Some(Unit::Accelerator),
-        NodeType::CommColl | NodeType::CommSend => Some(Unit::Network),
+        NodeType::CommColl | NodeType::CommSend | NodeType::MemLoad | NodeType::MemStore => Some(Unit::Network),
         _ => None,
     }
 }
@@ -241,11 +261,24 @@ impl<R: Read> Run<'_, R> {
             NodeType::CommSend => self.send(rank, id)?,
             NodeType::CommRecv => self.receive(rank, id)?,
             NodeType::Comp => unreachable!("compute has a unit"),
-            NodeType::MemLoad | NodeType::MemStore => {
-                return Err(self.wrong(rank, id, "is a memory node".into(), "leave --fidelity astra out"));
-            }
+            NodeType::MemLoad | NodeType::MemStore => self.access(rank, id)?,
         }
         Ok(false)
+    }
+
+    /// An access to remote memory, after those that came before it.
+    fn access(&mut self, rank: usize, id: u64) -> Result<(), ScheduleError> {
+        let bytes = self.ranks[rank].feed.node(id).unsigned(TENSOR_SIZE).unwrap_or(0);
+        let cost = self.machine.memory.and_then(|memory| Some((memory.of_rank(rank as u64), memory.access(bytes)?)));
+        let Some((memory, lasts)) = cost else {
+            let hint = "describe it: --astra-memory FILE, of another type than NO_MEMORY_EXPANSION";
+            return Err(self.wrong(rank, id, "uses a remote memory that is not there".into(), hint));
+        };
+        let free = self.memories.entry(memory).or_default();
+        *free = (*free).max(self.now).saturating_add(lasts);
+        let at = *free;
+        self.end(at, rank, id);
+        Ok(())
     }
 
     fn end(&mut self, at: u64, rank: usize, id: u64) {
@@ -270,18 +303,10 @@ impl<R: Read> Run<'_, R> {
 
     fn collective(&mut self, rank: usize, id: u64) -> Result<(), ScheduleError> {
         let node = self.ranks[rank].feed.node(id);
-        let kind = match node.comm_type() {
-            Some(CommType::AllReduce) => Kind::AllReduce,
-            Some(CommType::ReduceScatter | CommType::ReduceScatterBlock) => Kind::ReduceScatter,
-            Some(CommType::AllGather) => Kind::AllGather,
-            Some(CommType::AllToAll) => Kind::AllToAll,
-            other => {
-                let problem = format!(
-                    "is a collective that ASTRA-sim does not have ({})",
-                    other.map_or("not said", CommType::name)
-                );
-                return Err(self.wrong(rank, id, problem, "leave --fidelity astra out"));
-            }
+        let Some(kind) = node.comm_type().and_then(Kind::of) else {
+            let name = node.comm_type().map_or("not said", CommType::name);
+            let problem = format!("is a collective that ASTRA-sim does not have ({name})");
+            return Err(self.wrong(rank, id, problem, "leave --fidelity astra out"));
         };
         let members = self.members(rank, id)?;
         let bytes = self.bytes(rank, id)?;

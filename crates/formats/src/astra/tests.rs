@@ -1,6 +1,8 @@
 use super::closed_form::{Kind, Model};
+use super::custom::Custom;
 use super::inputs::{Network, System};
-use super::schedule::{Scales, run};
+use super::memory::RemoteMemory;
+use super::schedule::{Machine, Scales, run};
 use crate::chakra::attributes::{COMM_DST, COMM_SIZE, COMM_SRC, COMM_TYPE, NUM_OPS, PG_NAME, TENSOR_SIZE};
 use crate::chakra::groups::ProcessGroup;
 use crate::chakra::read::Reader;
@@ -137,6 +139,10 @@ fn node(id: u64, kind: NodeType, data_deps: &[u64], attributes: &[(&str, u64)]) 
 }
 
 fn finishes(model: &Model, traces: &[Vec<Node>]) -> Result<Vec<(u64, u64)>, String> {
+    finishes_on(&Machine { model, memory: None, expand: None }, traces)
+}
+
+fn finishes_on(machine: &Machine<'_>, traces: &[Vec<Node>]) -> Result<Vec<(u64, u64)>, String> {
     let files: Vec<Vec<u8>> = traces
         .iter()
         .map(|nodes| {
@@ -149,7 +155,7 @@ fn finishes(model: &Model, traces: &[Vec<Node>]) -> Result<Vec<(u64, u64)>, Stri
     let groups = [ProcessGroup { name: "1".into(), description: None, ranks: vec![0, 1] }];
     let mut statistics = Statistics::default();
     let scales = Scales { compute: 1.0, communication: 1.0 };
-    run(model, &groups, scales, traces, &mut statistics).map_err(|error| error.to_string())?;
+    run(machine, &groups, scales, traces, &mut statistics).map_err(|error| error.to_string())?;
     let ns = |rank: &uniference_sim::record::RankStatistics| {
         (rank.finish.unwrap().as_ps() / 1_000, rank.times.exposed.as_ps() / 1_000)
     };
@@ -174,6 +180,71 @@ fn traces_run_one_node_of_a_kind_at_a_time() {
     ];
     // 5,000 + 1,000 + 2,000 of compute, and the last all-gather exposed.
     assert_eq!(finishes(&model, &[nodes.clone(), nodes]).unwrap(), [(8_100, 100); 2]);
+}
+
+#[test]
+fn a_ring_with_one_slow_hop_is_held_up_one_member_at_a_time() {
+    // Four ranks in a row on a ring of eight: three hops, and back over three. m = 65,536 bytes, T = 500 + 1,220, 1,000 more on the way back;
+    // e = 10, P = 3 floor(65,536 / 2,000) = 96. Four chunks of 6T + 7e + 3P each; of the 24 steps of a chain every fourth goes back.
+    let text = "{\"preferred-dataset-splits\": 4, \"local-mem-bw\": 2000, \"all-reduce-implementation\": [\"ring\"]}";
+    let ring = "topology: [ Ring ]\nnpus_count: [ 8 ]\nbandwidth: [ 50 ]\nlatency: [ 500 ]";
+    let model = Model::new(System::parse(text).unwrap(), Network::parse(ring).unwrap(), 1).unwrap();
+    let lasts = model.collective(Kind::AllReduce, 1 << 20, &[0, 1, 2, 3]).unwrap();
+    assert_eq!(lasts, 4 * (6 * 1_720 + 7 * 10 + 3 * 96) + 6 * 1_000);
+    let missing = model.collective(Kind::AllGather, 8, &[0, 1, 2, 3]).unwrap_err().to_string();
+    assert!(
+        missing.starts_with("all-gather-implementation is missing, and a trace has an all-gather\nhint: "),
+        "{missing}"
+    );
+}
+
+fn reader(nodes: &[Node]) -> Reader<std::io::Cursor<Vec<u8>>> {
+    let mut writer = Writer::new(Vec::new(), &GlobalMetadata::default()).unwrap();
+    nodes.iter().for_each(|node| writer.node(node).unwrap());
+    Reader::open(std::io::Cursor::new(writer.finish().unwrap())).unwrap()
+}
+
+#[test]
+fn a_collective_given_as_traces_takes_what_they_take() {
+    // Each sends 50 bytes to the other (T = 10 + 50), and computes 7 us on what it receives; twice, as two all-reduces ask for it.
+    let model = Model::new(system(&["ring"], "\"endpoint-delay\": 0"), network(&[("Ring", 2, 10)]), 1).unwrap();
+    let graph = |peer: u64| {
+        vec![
+            node(0, NodeType::CommSend, &[], &[(COMM_DST, peer), (COMM_SIZE, 50)]),
+            node(1, NodeType::CommRecv, &[0], &[(COMM_SRC, peer), (COMM_SIZE, 50)]),
+            Node { duration_micros: 7, ..node(2, NodeType::Comp, &[1], &[]) },
+        ]
+    };
+    let mut custom = Custom::default();
+    custom.add(Kind::AllReduce, vec![reader(&graph(1)), reader(&graph(0))]).unwrap();
+    let all_reduce = |id, deps: &[u64]| node(id, NodeType::CommColl, deps, &[(COMM_TYPE, 0), (COMM_SIZE, 9)]);
+    let trace = vec![all_reduce(1, &[]), all_reduce(2, &[1])];
+    let machine = Machine { model: &model, memory: None, expand: Some(std::sync::Arc::new(custom)) };
+    // What it computes is communication: all of it is exposed.
+    assert_eq!(finishes_on(&machine, &[trace.clone(), trace]).unwrap(), [(2 * 7_060, 2 * 7_060); 2]);
+    let refused = Custom::default().add(Kind::AllReduce, vec![reader(&[all_reduce(1, &[])])]).unwrap_err().to_string();
+    assert!(refused.contains("node 1 is a COMM_COLL_NODE\nhint: "), "{refused}");
+}
+
+#[test]
+fn remote_memory_serves_those_who_share_it_one_after_the_other() {
+    let model = Model::new(system(&["ring"], "\"endpoint-delay\": 0"), network(&[("Ring", 4, 10)]), 1).unwrap();
+    let load = vec![node(1, NodeType::MemLoad, &[], &[(TENSOR_SIZE, 500)])];
+    let traces = [load.clone(), load.clone(), load.clone(), load];
+    let with = |sharing: &str| {
+        let text = format!(
+            "{{\"memory-type\": \"{sharing}\", \"remote-mem-latency\": 100, \"remote-mem-bw\": 5, \"num-npus-per-node\": 2}}"
+        );
+        let memory = Some(RemoteMemory::parse(&text).unwrap());
+        let finishes = finishes_on(&Machine { model: &model, memory, expand: None }, &traces);
+        finishes.map(|finishes| finishes.into_iter().map(|(finish, _)| finish).collect::<Vec<u64>>())
+    };
+    // An access takes 100 + 500 / 5 ns.
+    assert_eq!(with("PER_NPU_MEMORY_EXPANSION").unwrap(), [200, 200, 200, 200]);
+    assert_eq!(with("PER_NODE_MEMORY_EXPANSION").unwrap(), [200, 400, 200, 400]);
+    assert_eq!(with("MEMORY_POOL").unwrap(), [200, 400, 600, 800]);
+    let none = with("NO_MEMORY_EXPANSION").unwrap_err();
+    assert!(none.contains("uses a remote memory that is not there\nhint: "), "{none}");
 }
 
 #[test]

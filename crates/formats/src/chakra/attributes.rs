@@ -94,10 +94,19 @@ impl Value {
 impl GlobalMetadata {
     /// An attribute as text.
     pub fn text(&self, name: &str) -> Option<&str> {
-        match self.attr.iter().find(|attribute| attribute.name == name)?.value.as_ref()? {
+        match self.attribute(name)? {
             Value::String(text) => Some(text),
             _ => None,
         }
+    }
+
+    /// An attribute as an unsigned number.
+    pub fn unsigned(&self, name: &str) -> Option<u64> {
+        u64::try_from(self.attribute(name)?.integer()?).ok()
+    }
+
+    fn attribute(&self, name: &str) -> Option<&Value> {
+        self.attr.iter().find(|attribute| attribute.name == name)?.value.as_ref()
     }
 }
 

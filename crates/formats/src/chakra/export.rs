@@ -14,7 +14,8 @@ use super::groups;
 use super::own::{self, Part, Pause};
 use super::schema::{Attribute, CommType, GlobalMetadata, Node, NodeType, Value};
 use super::write::Writer;
-use crate::record::{RecordError, RecordReader};
+use crate::record::{Header, RecordError, RecordReader};
+use crate::report::Manifest;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -22,7 +23,6 @@ use std::sync::Arc;
 use uniference_sim::cluster::Cluster;
 use uniference_sim::engine::{Engine, Resumption};
 use uniference_sim::ids::{GroupId, Handle, RankId, Site, TaskId};
-use uniference_sim::network::FlowNetwork;
 use uniference_sim::program::{
     Activity, Call, CallOp, Collective, CollectiveKind, Outcome, POLL_COST, Reply, Request, StoreOp,
 };
@@ -106,20 +106,19 @@ pub struct Exported {
     pub warnings: Vec<Warning>,
 }
 
-/// Runs `record` again on `cluster`, its own, and writes a trace for each rank to what `open` gives. `lines` are those of the
-/// program (from reading the record to its end), `toml` describes the cluster.
+/// Runs `record` again on `cluster`, its own with its seed, and writes a trace for each rank to what `open` gives. `lines` are those
+/// of the program (from reading the record to its end).
 ///
 /// # Errors
 /// The record cannot be read, its run did not finish, or a trace cannot be written.
 pub fn export<R: Read, W: Write>(
     record: RecordReader<R>,
     cluster: &Cluster,
-    toml: &str,
     lines: &[String],
     open: impl FnMut(RankId) -> io::Result<W>,
 ) -> Result<Exported, ExportError> {
-    let mut exporter = Exporter::new(record.header().world_size, toml, lines, open)?;
-    let mut engine = Engine::new(cluster, Box::new(FlowNetwork::new(cluster.topology.clone())));
+    let mut exporter = Exporter::new(record.header(), lines, open)?;
+    let mut engine = Engine::new(cluster, Box::new(cluster.network()));
     let (ranks, rest) = record.by_rank();
     let ended = replay_heard(&mut engine, ranks, &mut exporter);
     rest.finish()?;
@@ -184,14 +183,14 @@ struct Completed {
 
 impl<'a, W: Write> Exporter<'a, W> {
     fn new(
-        world_size: u32,
-        toml: &str,
+        header: &Header,
         lines: &'a [String],
         mut open: impl FnMut(RankId) -> io::Result<W>,
     ) -> io::Result<Exporter<'a, W>> {
-        let start = |rank| Rank::new(open(RankId(rank))?, if rank == 0 { Some(toml) } else { None });
+        let manifest = &header.manifest;
+        let start = |rank| Rank::new(open(RankId(rank))?, Some(manifest).filter(|_| rank == 0));
         Ok(Exporter {
-            ranks: (0..world_size).map(start).collect::<io::Result<_>>()?,
+            ranks: (0..header.world_size).map(start).collect::<io::Result<_>>()?,
             groups: BTreeMap::new(),
             warnings: BTreeMap::new(),
             lines,
@@ -341,10 +340,13 @@ impl<W: Write> Listener for Exporter<'_, W> {
 }
 
 impl<W: Write> Rank<W> {
-    fn new(out: W, toml: Option<&str>) -> io::Result<Rank<W>> {
+    fn new(out: W, manifest: Option<&Manifest>) -> io::Result<Rank<W>> {
         let schema = Attribute::new("schema", Value::String(format!("uniference {}", env!("CARGO_PKG_VERSION"))));
-        let cluster = toml.map(|toml| Attribute::new(own::CLUSTER, Value::String(toml.to_owned())));
-        let attr = [Some(schema), cluster].into_iter().flatten().collect();
+        let run = manifest.map(|manifest| {
+            let cluster = Attribute::new(own::CLUSTER, Value::String(manifest.cluster.clone()));
+            [cluster, Attribute::new(own::SEED, Value::Uint64(manifest.seed))]
+        });
+        let attr = [schema].into_iter().chain(run.into_iter().flatten()).collect();
         Ok(Rank {
             writer: Writer::new(out, &GlobalMetadata { version: "1.0.0".to_owned(), attr })?,
             tasks: vec![Task::default()],

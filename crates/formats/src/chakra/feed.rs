@@ -6,14 +6,17 @@
 //! once its dependencies are done. At most `WINDOW` nodes are read ahead of the plan, more only where all of them depend
 //! on later ones, and at most as many planned ones are not done; so memory does not grow with the file.
 
+use super::attributes::COMM_TAG;
 use super::check::{CheckError, find_cycle};
 use super::groups::{GroupsError, ProcessGroup, process_groups};
 use super::read::{ReadError, Reader};
-use super::schema::Node;
+use super::schema::{Node, NodeType, Value};
 use indexmap::{IndexMap, IndexSet};
 use rustc_hash::FxBuildHasher;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::Read;
+use std::sync::Arc;
+use uniference_sim::ids::RankId;
 
 /// How many nodes are read ahead of the plan, and how many planned ones may not be done.
 const WINDOW: usize = 1 << 16;
@@ -35,6 +38,15 @@ impl From<ReadError> for FeedError {
     }
 }
 
+/// Puts a graph of nodes in the place of one.
+pub trait Expand: std::fmt::Debug {
+    /// What stands for `node` of `rank`; `None`: the node itself. Ids and dependencies are those of the graph's own.
+    fn expand(&self, rank: RankId, node: &Node) -> Option<Vec<Node>>;
+}
+
+/// Ids of nodes that stand for others are above those of any trace.
+const EXPANDED: u64 = 1 << 62;
+
 /// The nodes of one trace that have been read and are not done.
 pub struct Feed<R> {
     trace: Reader<R>,
@@ -47,6 +59,12 @@ pub struct Feed<R> {
     unplanned: usize,
     done: IdSet,
     groups: Vec<ProcessGroup>,
+    expand: Option<(RankId, Arc<dyn Expand>)>,
+    /// Nodes that stand for one that was read, before it.
+    expanded: VecDeque<Node>,
+    /// How many graphs stand for nodes, and how many nodes are in them.
+    graphs: u64,
+    inserted: u64,
 }
 
 struct Slot {
@@ -64,6 +82,11 @@ impl<R: Read> Feed<R> {
         Feed::with_window(trace, WINDOW)
     }
 
+    /// The same with graphs in the place of some nodes of this rank.
+    pub fn expanding(trace: Reader<R>, expand: Option<(RankId, Arc<dyn Expand>)>) -> Feed<R> {
+        Feed { expand, ..Feed::new(trace) }
+    }
+
     pub(super) fn with_window(trace: Reader<R>, window: usize) -> Feed<R> {
         Feed {
             trace,
@@ -75,6 +98,10 @@ impl<R: Read> Feed<R> {
             unplanned: 0,
             done: IdSet::default(),
             groups: Vec::new(),
+            expand: None,
+            expanded: VecDeque::new(),
+            graphs: 0,
+            inserted: 0,
         }
     }
 
@@ -147,7 +174,7 @@ impl<R: Read> Feed<R> {
     }
 
     fn read(&mut self) -> Result<(), FeedError> {
-        let Some(node) = self.trace.next_node()? else {
+        let Some(node) = self.next_node()? else {
             self.ended = true;
             self.forgive();
             return Ok(());
@@ -170,6 +197,45 @@ impl<R: Read> Feed<R> {
         self.unplanned += 1;
         self.slots.insert(id, slot);
         Ok(())
+    }
+
+    fn next_node(&mut self) -> Result<Option<Node>, FeedError> {
+        if let Some(node) = self.expanded.pop_front() {
+            return Ok(Some(node));
+        }
+        let Some(node) = self.trace.next_node()? else { return Ok(None) };
+        let graph = self.expand.as_ref().and_then(|(rank, expand)| expand.expand(*rank, &node));
+        match graph {
+            None => Ok(Some(node)),
+            Some(graph) => {
+                self.insert(node, graph);
+                Ok(self.expanded.pop_front())
+            }
+        }
+    }
+
+    /// The graph starts when the node would have, and the node, which does nothing any more, is done when the graph is. Messages of
+    /// different graphs have different tags.
+    fn insert(&mut self, node: Node, graph: Vec<Node>) {
+        let first = EXPANDED + self.inserted;
+        let ids: BTreeMap<u64, u64> = graph.iter().zip(first..).map(|(node, id)| (node.id, id)).collect();
+        let before: Vec<u64> = node.dependencies().collect();
+        self.inserted += graph.len() as u64;
+        self.graphs += 1;
+        for mut part in graph {
+            let inner: Vec<u64> = part.dependencies().filter_map(|id| ids.get(&id).copied()).collect();
+            part.id = ids[&part.id];
+            part.data_deps = if inner.is_empty() { before.clone() } else { inner };
+            part.ctrl_deps.clear();
+            let tag = part.unsigned(COMM_TAG).unwrap_or(0);
+            part.attr.retain(|attribute| attribute.name != COMM_TAG);
+            part.set(COMM_TAG, Value::Uint64(self.graphs << 32 | tag & u64::from(u32::MAX)));
+            self.expanded.push_back(part);
+        }
+        let data_deps = before.into_iter().chain(ids.into_values()).collect();
+        let name = node.name;
+        let r#type = NodeType::Metadata.into();
+        self.expanded.push_back(Node { id: node.id, name, r#type, data_deps, ..Node::default() });
     }
 
     /// Nothing more will be read: dependencies on what is not there count as met.

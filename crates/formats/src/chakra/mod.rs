@@ -16,6 +16,7 @@ pub mod feed;
 pub mod frame;
 pub mod groups;
 pub mod json;
+pub mod link;
 pub mod own;
 pub mod read;
 pub mod replay;

@@ -19,6 +19,8 @@ pub const STORE: &str = "uniference_store";
 pub const ANY_SOURCE: &str = "uniference_any_source";
 /// In the metadata of rank 0: the cluster file that the run was on.
 pub const CLUSTER: &str = "uniference_cluster";
+/// Beside it: the seed of the run.
+pub const SEED: &str = "uniference_seed";
 
 /// A part of a program that is no communication.
 #[derive(Clone, Debug, PartialEq)]

@@ -11,7 +11,7 @@
 //! sleeps, store operations and ends are carried out.
 
 use super::attributes::{COMM_DST, COMM_SIZE, COMM_SRC, COMM_TAG, NUM_OPS, ROOT_RANK, TENSOR_SIZE};
-use super::feed::{Feed, FeedError};
+use super::feed::{Expand, Feed, FeedError};
 use super::groups::ProcessGroup;
 use super::own::{self, Part};
 use super::read::Reader;
@@ -37,10 +37,31 @@ pub struct Rules {
     pub compute_scale: f64,
     /// Communication moves so many times as many bytes as it says; finite, not negative.
     pub comm_scale: f64,
-    /// What a compute node without a duration costs.
-    pub roofline: Option<Roofline>,
+    /// By rank: what a compute node without a duration costs. A rank beyond the list has no such rates.
+    pub rooflines: Vec<Option<Roofline>>,
+    /// What a memory node without a duration costs.
+    pub memory: Option<Memory>,
+    /// What stands for a node in its place.
+    pub expand: Option<Arc<dyn Expand>>,
     /// Process groups besides those that the traces describe.
     pub groups: Vec<ProcessGroup>,
+}
+
+/// Memory beside the device's own.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Memory {
+    /// Of an access.
+    pub latency: SimDuration,
+    /// Bytes a second; above zero.
+    pub bandwidth: f64,
+}
+
+impl Rules {
+    /// The plain ones.
+    pub fn of(world: Arc<[RankId]>) -> Rules {
+        let (rooflines, groups) = (Vec::new(), Vec::new());
+        Rules { world, compute_scale: 1.0, comm_scale: 1.0, rooflines, memory: None, expand: None, groups }
+    }
 }
 
 /// The rates of a device; compute takes as long as the slower of arithmetic and memory (Williams et al. 2009).
@@ -127,8 +148,8 @@ impl<R: Read> Replay<R> {
     pub fn new(rank: RankId, trace: Reader<R>, rules: Arc<Rules>) -> Replay<R> {
         Replay {
             rank,
+            feed: Feed::expanding(trace, rules.expand.clone().map(|expand| (rank, expand))),
             rules,
-            feed: Feed::new(trace),
             units: Default::default(),
             collectives: BTreeMap::new(),
             named: BTreeMap::new(),
@@ -338,10 +359,14 @@ impl<R: Read> Replay<R> {
 
     fn duration(&mut self, id: u64) -> SimDuration {
         let node = self.feed.node(id);
-        let roofline = self.rules.roofline.map(|roofline| roofline.duration(node));
+        let roofline = self.rules.rooflines.get(self.rank.index()).copied().flatten();
+        let derived = match node.r#type() {
+            NodeType::MemLoad | NodeType::MemStore => self.rules.memory.and_then(|memory| memory.duration(node)),
+            _ => roofline.and_then(|roofline| roofline.duration(node)),
+        };
         let said =
             (node.duration_micros > 0).then(|| SimDuration::from_ps(node.duration_micros.saturating_mul(1_000_000)));
-        match said.or(roofline.flatten()) {
+        match said.or(derived) {
             Some(duration) => duration.scaled(self.rules.compute_scale),
             None => {
                 self.untimed += 1;
@@ -491,6 +516,15 @@ impl<R: Read> Program for Replay<R> {
             self.failed = Some(error);
             Request::Exit(Outcome::Failed)
         })
+    }
+}
+
+impl Memory {
+    /// `None`: the node does not say how much it moves.
+    fn duration(&self, node: &Node) -> Option<SimDuration> {
+        let seconds = node.unsigned(TENSOR_SIZE)? as f64 / self.bandwidth;
+        let moving = SimDuration::from_secs_f64(seconds)?;
+        Some(SimDuration::from_ps(self.latency.as_ps().saturating_add(moving.as_ps())))
     }
 }
 

@@ -1,25 +1,26 @@
 //! Owns the backend of a cluster file: which libraries there are, their parameters and their algorithms.
+//!
+//! A library's profile is a piece of a cluster file that says everything; it is a data file of this crate.
 
 use super::flags::here;
-use super::raw::{RawBackend, RawCluster, RawPacket, RawRule, RawRules};
+use super::parameters::{OrNone, Parameters, RawConnections, RawHandshake, RawPacket, RawWindow};
+use super::raw::{RawBackend, RawCluster, RawRule, RawRules};
 use super::source::{Source, split_hint};
 use super::{AlgorithmChoice, Choices, kind_by_name, suggest_kind};
 use crate::diagnostic::{Diagnostic, suggest};
-use crate::units::Size;
+use crate::units::{Bandwidth, Duration, Size};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use toml::Spanned;
-use uniference_sim::cluster::Backend;
+use uniference_sim::cluster::{Backend, Handshake, Protocol, Window};
 use uniference_sim::collective::choose::{AlgorithmTable, Rule, algorithm_by_name, algorithms_for};
 use uniference_sim::network::PacketOverhead;
 use uniference_sim::program::CollectiveKind;
-use uniference_sim::time::Bytes;
-
-/// Ethernet, IPv4 and TCP with timestamps: 66 bytes of headers, an MTU of 1500.
-const ETHERNET_TCP: PacketOverhead = PacketOverhead { payload: 1448, wire: 1514 };
+use uniference_sim::time::{Bytes, Rate};
 
 /// What can be simulated.
-const NAMES: [&str; 2] = ["gloo", "ideal"];
+const PROFILES: [(&str, &str); 2] =
+    [("gloo", include_str!("../../profiles/gloo.toml")), ("ideal", include_str!("../../profiles/ideal.toml"))];
 
 /// The backend with its algorithms, and what headers take of every link.
 pub(super) fn resolve(
@@ -27,53 +28,48 @@ pub(super) fn resolve(
     choices: &Choices,
     source: &Source,
 ) -> Result<(Backend, Option<PacketOverhead>), Diagnostic> {
-    let (mut backend, mut packet) = by_name(raw, choices, source)?;
-    if let Some(table) = &raw.backend {
-        override_parameters(table.get_ref(), &mut backend, &mut packet, source)?;
-    }
-    for (kind, rules) in &raw.collective {
-        let Some(known) = kind_by_name(kind.get_ref()) else {
-            let message = format!("there is no collective `{}`", kind.get_ref());
-            return Err(source.error(message, kind.span()).hint(suggest_kind(kind.get_ref())));
-        };
-        set_rules(&mut backend.algorithms, known, rules, source)?;
-    }
+    let profile = by_name(raw, choices, source)?;
+    let mut algorithms = AlgorithmTable::default();
+    set_all_rules(&mut algorithms, &profile.collective, &Source::new("profile", "", &[]))?;
+    set_all_rules(&mut algorithms, &raw.collective, source)?;
     for choice in &choices.algorithms {
-        force(&mut backend.algorithms, choice)?;
+        force(&mut algorithms, choice)?;
     }
-    Ok((backend, packet))
+    let mut parameters = profile.backend.expect("a profile has a backend").into_inner().0;
+    // What the file says about one library says nothing about another that was chosen in its place.
+    if let Some(RawBackend(said)) = raw.backend.as_ref().map(Spanned::get_ref) {
+        if said.name.get_ref() == parameters.name.get_ref() {
+            parameters = said.clone().over(parameters);
+        }
+    }
+    let packet = parameters.packet.as_ref().and_then(|packet| Some((packet.get_ref().0?, packet.span())));
+    let packet = packet.map(|(packet, span)| packet_overhead(packet, span, source)).transpose()?;
+    Ok((backend(&parameters, algorithms, source)?, packet))
 }
 
-/// A backend as it is when nothing is overridden. The caller's choice goes before the file's, the script's after it.
-fn by_name(
-    raw: &RawCluster,
-    choices: &Choices,
-    source: &Source,
-) -> Result<(Backend, Option<PacketOverhead>), Diagnostic> {
+/// The profile of the backend that was chosen. The caller's choice goes before the file's, the script's after it.
+fn by_name(raw: &RawCluster, choices: &Choices, source: &Source) -> Result<RawCluster, Diagnostic> {
     if let Some(name) = &choices.backend {
         return profile(name, |message| Diagnostic::new(message).at("--backend", name, 0..name.len()));
     }
     if let Some(backend) = &raw.backend {
-        let span = place_of(&backend.get_ref().name, backend.span());
-        return profile(backend.get_ref().name.get_ref(), |message| source.error(message, span));
+        let name = &backend.get_ref().0.name;
+        let span = place_of(name, backend.span());
+        return profile(name.get_ref(), |message| source.error(message, span));
     }
     profile(choices.fallback_backend.as_deref().unwrap_or("gloo"), Diagnostic::new)
 }
 
-fn profile(
-    name: &str,
-    error: impl FnOnce(String) -> Diagnostic,
-) -> Result<(Backend, Option<PacketOverhead>), Diagnostic> {
-    let (algorithms, concurrency, packet) = match name {
-        "gloo" => (AlgorithmTable::gloo(), 2, Some(ETHERNET_TCP)),
-        "ideal" => (AlgorithmTable::ideal(), 1, None),
-        "nccl" | "mpi" => {
-            let hint = "use `gloo`, or `ideal` for a library without any cost of its own";
-            return Err(error(format!("the backend `{name}` cannot be simulated yet")).hint(hint));
-        }
-        _ => return Err(error(format!("there is no backend `{name}`")).hint(suggest(name, "backends", NAMES))),
-    };
-    Ok((Backend { name: name.to_owned(), algorithms, concurrency }, packet))
+fn profile(name: &str, error: impl FnOnce(String) -> Diagnostic) -> Result<RawCluster, Diagnostic> {
+    if let Some((_, text)) = PROFILES.iter().find(|(known, _)| *known == name) {
+        return Ok(toml::from_str(text).unwrap_or_else(|error| panic!("the profile {name} is no profile: {error}")));
+    }
+    if let "nccl" | "mpi" = name {
+        let hint = "use `gloo`, or `ideal` for a library without any cost of its own";
+        return Err(error(format!("the backend `{name}` cannot be simulated yet")).hint(hint));
+    }
+    let names = PROFILES.map(|(name, _)| name);
+    Err(error(format!("there is no backend `{name}`")).hint(suggest(name, "backends", names)))
 }
 
 /// A name that was written without its table stands where the whole value stands.
@@ -81,35 +77,70 @@ fn place_of(name: &Spanned<String>, whole: Range<usize>) -> Range<usize> {
     if name.span().is_empty() { whole } else { name.span() }
 }
 
-fn override_parameters(
-    table: &RawBackend,
-    backend: &mut Backend,
-    packet: &mut Option<PacketOverhead>,
-    source: &Source,
-) -> Result<(), Diagnostic> {
-    if let Some(concurrency) = &table.concurrency {
-        if *concurrency.get_ref() == 0 {
-            let hint = "1 carries out the operations of a group one after the other";
-            return Err(source.error("a concurrency of 0 carries out nothing", concurrency.span()).hint(hint));
-        }
-        backend.concurrency = *concurrency.get_ref();
+/// A backend of which every parameter is given.
+fn backend(parameters: &Parameters, algorithms: AlgorithmTable, source: &Source) -> Result<Backend, Diagnostic> {
+    let concurrency = parameters.concurrency.as_ref().expect("a profile says how many operations run at once");
+    if *concurrency.get_ref() == 0 {
+        let hint = "1 carries out the operations of a group one after the other";
+        return Err(source.error("a concurrency of 0 carries out nothing", concurrency.span()).hint(hint));
     }
-    if let Some(raw) = &table.packet {
-        *packet = Some(packet_overhead(raw, source)?);
-    }
-    Ok(())
+    let name = parameters.name.get_ref().clone();
+    let protocol = protocol(parameters, source)?;
+    Ok(Backend { name, algorithms, concurrency: *concurrency.get_ref(), protocol })
 }
 
-fn packet_overhead(raw: &Spanned<RawPacket>, source: &Source) -> Result<PacketOverhead, Diagnostic> {
-    let RawPacket { payload, wire } = raw.get_ref();
-    let sizes = (u32::try_from(payload.get_ref().0.0), u32::try_from(wire.get_ref().0.0));
-    match sizes {
-        (Ok(payload @ 1..), Ok(wire)) if payload <= wire => Ok(PacketOverhead { payload, wire }),
+fn protocol(parameters: &Parameters, source: &Source) -> Result<Protocol, Diagnostic> {
+    let time = |time: Option<Duration>| time.map(|time| time.0).unwrap_or_default();
+    let rate = |rate: Option<OrNone<Bandwidth>>| -> Option<Rate> { Some(rate?.0?.0) };
+    let handshake = parameters.handshake.and_then(|handshake| handshake.0);
+    let window = parameters.window.as_ref().and_then(|window| Some((window.get_ref().0?, window.span())));
+    Ok(Protocol {
+        handshake: handshake.map(|raw| Handshake { control: raw.control.0, preamble: raw.preamble.0 }),
+        window: window.map(|(raw, span)| checked_window(raw, span, source)).transpose()?,
+        connections_per_group: parameters.connections == Some(RawConnections::Group),
+        call: time(parameters.call),
+        message: time(parameters.message),
+        wake: time(parameters.wake),
+        copy: rate(parameters.copy),
+        reduce: rate(parameters.reduce),
+        staging: rate(parameters.staging),
+    })
+}
+
+fn checked_window(raw: RawWindow, span: Range<usize>, source: &Source) -> Result<Window, Diagnostic> {
+    match (raw.first.0, raw.cap.0) {
+        (first, cap) if first.0 > 0 && first <= cap => Ok(Window { first, cap }),
         _ => {
-            let message = format!("packets of {} cannot carry {}", wire.get_ref(), payload.get_ref());
-            Err(source.error(message, raw.span()).hint("Ethernet with TCP carries \"1448 B\" in \"1514 B\""))
+            let message = format!("a window cannot grow from {} to {}", raw.first, raw.cap);
+            Err(source.error(message, span).hint("Linux starts with \"14480 B\"; first = cap is a warm connection"))
         }
     }
+}
+
+fn packet_overhead(raw: RawPacket, span: Range<usize>, source: &Source) -> Result<PacketOverhead, Diagnostic> {
+    let RawPacket { payload, wire } = raw;
+    match (u32::try_from(payload.0.0), u32::try_from(wire.0.0)) {
+        (Ok(payload @ 1..), Ok(wire)) if payload <= wire => Ok(PacketOverhead { payload, wire }),
+        _ => {
+            let message = format!("packets of {wire} cannot carry {payload}");
+            Err(source.error(message, span).hint("Ethernet with TCP carries \"1448 B\" in \"1514 B\""))
+        }
+    }
+}
+
+fn set_all_rules(
+    table: &mut AlgorithmTable,
+    collective: &BTreeMap<Spanned<String>, Spanned<RawRules>>,
+    source: &Source,
+) -> Result<(), Diagnostic> {
+    for (kind, rules) in collective {
+        let Some(known) = kind_by_name(kind.get_ref()) else {
+            let message = format!("there is no collective `{}`", kind.get_ref());
+            return Err(source.error(message, kind.span()).hint(suggest_kind(kind.get_ref())));
+        };
+        set_rules(table, known, rules, source)?;
+    }
+    Ok(())
 }
 
 fn set_rules(
@@ -152,12 +183,29 @@ fn force(table: &mut AlgorithmTable, choice: &AlgorithmChoice) -> Result<(), Dia
 
 /// The backend as a table that says everything.
 pub(super) fn canonical(backend: &Backend, packet: Option<PacketOverhead>) -> Spanned<RawBackend> {
-    let size = |bytes: u32| here(Size(Bytes(bytes.into())));
-    here(RawBackend {
+    let size = |bytes: u32| Size(Bytes(bytes.into()));
+    let Protocol { handshake, window, call, message, wake, copy, reduce, staging, connections_per_group } =
+        &backend.protocol;
+    let rate = |rate: Option<Rate>| Some(OrNone(rate.map(Bandwidth)));
+    here(RawBackend(Parameters {
         name: here(backend.name.clone()),
         concurrency: Some(here(backend.concurrency)),
-        packet: packet.map(|packet| here(RawPacket { payload: size(packet.payload), wire: size(packet.wire) })),
-    })
+        connections: Some(if *connections_per_group { RawConnections::Group } else { RawConnections::Pair }),
+        call: Some(Duration(*call)),
+        message: Some(Duration(*message)),
+        wake: Some(Duration(*wake)),
+        copy: rate(*copy),
+        reduce: rate(*reduce),
+        staging: rate(*staging),
+        packet: Some(here(OrNone(
+            packet.map(|packet| RawPacket { payload: size(packet.payload), wire: size(packet.wire) }),
+        ))),
+        handshake: Some(OrNone(
+            handshake
+                .map(|handshake| RawHandshake { control: Size(handshake.control), preamble: Size(handshake.preamble) }),
+        )),
+        window: Some(here(OrNone(window.map(|window| RawWindow { first: Size(window.first), cap: Size(window.cap) })))),
+    }))
 }
 
 /// The whole choice of algorithms.

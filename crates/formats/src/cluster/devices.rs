@@ -32,6 +32,28 @@ pub(super) fn resolve(raw: &[Spanned<RawDevice>], source: &Source) -> Result<(Ve
     Ok((cluster.hosts, cluster.devices))
 }
 
+/// What a device can do in a second.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rates {
+    /// Floating-point operations; above zero.
+    pub flops: f64,
+    /// Bytes of its memory; above zero.
+    pub memory: f64,
+}
+
+/// The rates of every rank's device, where the file names them.
+pub(super) fn rates(raw: &[Spanned<RawDevice>]) -> Vec<Option<Rates>> {
+    let of = |device: &Spanned<RawDevice>| {
+        let raw = device.get_ref();
+        let flops = raw.peak_flops.as_ref().map(|flops| flops.get_ref().0);
+        let memory = raw.memory_bandwidth.as_ref().map(|rate| rate.get_ref().0.bytes_per_second());
+        let rates = flops.zip(memory).map(|(flops, memory)| Rates { flops, memory });
+        let count = raw.count.as_ref().map_or(1, |count| *count.get_ref() as usize);
+        std::iter::repeat_n(rates, count)
+    };
+    raw.iter().flat_map(of).collect()
+}
+
 fn check(device: &Spanned<RawDevice>, source: &Source) -> Result<(), Diagnostic> {
     let raw = device.get_ref();
     if raw.name.get_ref().trim().is_empty() {
@@ -44,6 +66,12 @@ fn check(device: &Spanned<RawDevice>, source: &Source) -> Result<(), Diagnostic>
         let message = format!("a slowdown of {} is not above zero", slowdown.get_ref());
         let hint = "1 is as fast as this machine, 2 takes twice as long";
         return Err(source.error(message, slowdown.span()).hint(hint));
+    }
+    if let (Some(span), None) | (None, Some(span)) =
+        (raw.peak_flops.as_ref().map(Spanned::span), raw.memory_bandwidth.as_ref().map(Spanned::span))
+    {
+        let hint = "give both peak_flops and memory_bandwidth, or neither";
+        return Err(source.error("a roofline has two rates", span).hint(hint));
     }
     match (&raw.per_host, &raw.host) {
         (Some(per_host), None) => {

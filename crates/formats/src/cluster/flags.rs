@@ -70,6 +70,8 @@ fn device(name: &str, count: Option<u32>, slowdown: Option<f64>) -> Spanned<RawD
         memory: None,
         host: None,
         per_host: None,
+        peak_flops: None,
+        memory_bandwidth: None,
     })
 }
 

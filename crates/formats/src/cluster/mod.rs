@@ -8,13 +8,17 @@ mod devices;
 mod dynamics;
 mod flags;
 mod network;
+mod parameters;
 mod profile;
 mod raw;
 mod source;
 
 pub use flags::Flags;
 
+pub use devices::Rates;
+
 use crate::diagnostic::{Diagnostic, suggest};
+use crate::interval::Uncertainty;
 use raw::RawCluster;
 use source::Source;
 use std::str::FromStr;
@@ -59,8 +63,12 @@ pub struct AlgorithmChoice {
 pub struct Resolved {
     /// For the engine.
     pub cluster: Cluster,
+    /// By rank: what its device can do in a second, if the file says so.
+    pub rates: Vec<Option<Rates>>,
     /// A cluster file that says everything, defaults and choices included. It resolves to the same cluster.
     pub toml: String,
+    /// What is known of the model's errors on this cluster.
+    pub uncertainty: Option<Uncertainty>,
 }
 
 impl ClusterFile {
@@ -97,7 +105,7 @@ impl ClusterFile {
             network.and_then(|network| links(network).or(Some(network.preset.as_ref()?.get_ref().clone()))),
             network.and_then(|network| network.bandwidth).map(|bandwidth| bandwidth.to_string()),
             network.and_then(|network| network.latency).map(|latency| latency.to_string()),
-            self.raw.backend.as_ref().map(|backend| backend.get_ref().name.get_ref().clone()),
+            self.raw.backend.as_ref().map(|backend| backend.get_ref().0.name.get_ref().clone()),
         ];
         let parts: Vec<String> = parts.into_iter().flatten().collect();
         format!("{} ({})", self.raw.name.as_deref().unwrap_or("cluster"), parts.join(", "))
@@ -110,6 +118,7 @@ impl ClusterFile {
     /// without a route, a backend or an algorithm that does not exist.
     pub fn resolve(&self, choices: &Choices) -> Result<Resolved, Diagnostic> {
         let (hosts, mut devices) = devices::resolve(&self.raw.device, &self.source)?;
+        let rates = devices::rates(&self.raw.device);
         dynamics::slow_down(&self.raw.straggler, &mut devices, &self.source)?;
         let (backend, packet) = backend::resolve(&self.raw, choices, &self.source)?;
         let (topology, network) = network::resolve(self.raw.network.as_ref(), &hosts, packet, &self.source)?;
@@ -121,12 +130,44 @@ impl ClusterFile {
             device: self.raw.device.clone(),
             network: Some(network),
             straggler: self.raw.straggler.clone(),
+            uncertainty: self.raw.uncertainty.clone(),
             collective: backend::canonical_rules(&backend.algorithms),
         };
         dynamics::inline(&mut raw, &self.attached, &self.source)?;
-        Ok(Resolved { cluster: Cluster { name, devices, topology, dynamics, backend }, toml: to_toml(&raw) })
+        let cluster = Cluster { name, devices, topology, dynamics, backend };
+        Ok(Resolved { cluster, rates, toml: to_toml(&raw), uncertainty: self.uncertainty()? })
     }
 }
+
+impl ClusterFile {
+    fn uncertainty(&self) -> Result<Option<Uncertainty>, Diagnostic> {
+        let mut found = Uncertainty::default();
+        for (name, error) in &self.raw.uncertainty {
+            let value = *error.get_ref();
+            if !(value.is_finite() && value >= 0.0) {
+                let hint = "it is a part of the duration: 0.05 is 5 %";
+                return Err(self.source.error(format!("an error of {value} is below zero"), error.span()).hint(hint));
+            }
+            let message = || format!("there is no operation `{}`", name.get_ref());
+            match name.get_ref().as_str() {
+                "compute" => found.compute = value,
+                "communication" => found.communication = value,
+                operation if OPERATIONS.contains(&operation) || kind_by_name(operation).is_some() => {
+                    found.operations.insert(operation.to_owned(), value);
+                }
+                other => {
+                    let known = CollectiveKind::ALL.map(CollectiveKind::name);
+                    let known = OPERATIONS.into_iter().chain(known).chain(["compute", "communication"]);
+                    return Err(self.source.error(message(), name.span()).hint(suggest(other, "operations", known)));
+                }
+            }
+        }
+        Ok((!self.raw.uncertainty.is_empty()).then_some(found))
+    }
+}
+
+/// Those that are not collectives.
+const OPERATIONS: [&str; 2] = ["send", "recv"];
 
 fn to_toml(raw: &RawCluster) -> String {
     toml::to_string(raw).expect("names and values with units are TOML")

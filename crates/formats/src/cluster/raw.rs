@@ -2,7 +2,8 @@
 //!
 //! Whether the values make sense together is the business of the resolution.
 
-use crate::units::{Bandwidth, Duration, Size};
+use super::parameters::Parameters;
+use crate::units::{Bandwidth, Duration, Flops, Size};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, MapAccess, SeqAccess};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -28,6 +29,9 @@ pub(super) struct RawCluster {
     /// When devices are slower.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) straggler: Vec<Spanned<RawStraggler>>,
+    /// Relative standard errors: of compute, of communication, of operations by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) uncertainty: BTreeMap<Spanned<String>, Spanned<f64>>,
     /// Algorithms in place of the backend's own, by collective.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) collective: BTreeMap<Spanned<String>, Spanned<RawRules>>,
@@ -35,21 +39,8 @@ pub(super) struct RawCluster {
 
 /// `backend = "gloo"`, or a table.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct RawBackend {
-    pub(super) name: Spanned<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) concurrency: Option<Spanned<u32>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) packet: Option<Spanned<RawPacket>>,
-}
-
-/// A packet's payload and its size on the wire.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, expecting = "a table")]
-pub(super) struct RawPacket {
-    pub(super) payload: Spanned<Size>,
-    pub(super) wire: Spanned<Size>,
-}
+#[serde(transparent)]
+pub(super) struct RawBackend(pub(super) Parameters);
 
 /// One or more equal devices.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -66,6 +57,10 @@ pub(super) struct RawDevice {
     pub(super) host: Option<Spanned<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) per_host: Option<Spanned<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) peak_flops: Option<Spanned<Flops>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) memory_bandwidth: Option<Spanned<Bandwidth>>,
 }
 
 /// A time in which a device is slower.
@@ -259,15 +254,6 @@ pub(super) struct RawRule {
     pub(super) algorithm: Spanned<String>,
 }
 
-/// The table form of a backend.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, expecting = "a table")]
-struct BackendTable {
-    name: Spanned<String>,
-    concurrency: Option<Spanned<u32>>,
-    packet: Option<Spanned<RawPacket>>,
-}
-
 impl<'de> Deserialize<'de> for RawBackend {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<RawBackend, D::Error> {
         struct Visitor;
@@ -280,13 +266,11 @@ impl<'de> Deserialize<'de> for RawBackend {
 
             /// The place of the name is then that of the backend.
             fn visit_str<E: de::Error>(self, name: &str) -> Result<RawBackend, E> {
-                Ok(RawBackend { name: Spanned::new(0..0, name.to_owned()), concurrency: None, packet: None })
+                Ok(RawBackend(Parameters::named(Spanned::new(0..0, name.to_owned()))))
             }
 
             fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<RawBackend, M::Error> {
-                let BackendTable { name, concurrency, packet } =
-                    Deserialize::deserialize(MapAccessDeserializer::new(map))?;
-                Ok(RawBackend { name, concurrency, packet })
+                Parameters::deserialize(MapAccessDeserializer::new(map)).map(RawBackend)
             }
         }
         deserializer.deserialize_any(Visitor)

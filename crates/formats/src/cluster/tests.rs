@@ -1,7 +1,9 @@
 use super::*;
+use uniference_sim::cluster::Protocol;
+use uniference_sim::collective::choose::AlgorithmTable;
 use uniference_sim::ids::HostId;
 use uniference_sim::network::Topology;
-use uniference_sim::time::Bytes;
+use uniference_sim::time::{Bytes, SimDuration};
 
 const BOARDS: &str = r#"
 name = "three boards and a laptop"
@@ -109,6 +111,29 @@ fn a_backends_parameters_can_be_overridden() {
     let Resolved { cluster, .. } = resolve(&text);
     let packet = cluster.topology.links()[0].overhead.unwrap();
     assert_eq!((cluster.backend.concurrency, packet.payload, packet.wire), (4, 4096, 4200));
+}
+
+#[test]
+fn a_profile_is_overridden_key_by_key_and_only_for_its_own_backend() {
+    let backend = "[backend]\nname = \"gloo\"\nwindow = \"none\"\ncopy = \"none\"\nmessage = \"70 us\"\n";
+    let text = format!("{}\n{backend}", with_network(""));
+    let gloo = resolve(&text).cluster.backend.protocol;
+    let profile = resolve(&with_network("")).cluster.backend.protocol;
+    let message = SimDuration::from_us(70);
+    assert_eq!(gloo, Protocol { window: None, copy: None, message, ..profile });
+    let choices = Choices { backend: Some("ideal".into()), ..Choices::default() };
+    let ideal = resolve_with(&text, &[], &choices).unwrap().cluster.backend;
+    assert_eq!((ideal.protocol, ideal.concurrency), (Protocol::default(), 1));
+}
+
+#[test]
+fn profiles_choose_the_algorithms_that_the_simulator_knows_them_by() {
+    let chosen = |name: &str| {
+        let choices = Choices { backend: Some(name.into()), ..Choices::default() };
+        format!("{:?}", resolve_with(&with_network(""), &[], &choices).unwrap().cluster.backend.algorithms)
+    };
+    assert_eq!(chosen("gloo"), format!("{:?}", AlgorithmTable::gloo()));
+    assert_eq!(chosen("ideal"), format!("{:?}", AlgorithmTable::ideal()));
 }
 
 #[test]
@@ -358,6 +383,18 @@ proptest::proptest! {
 }
 
 #[test]
+fn devices_have_rooflines_or_none() {
+    let text = "[[device]]\nname = \"a\"\ncount = 2\npeak_flops = \"2 TFLOPS\"\nmemory_bandwidth = \"1 TB/s\"\n\
+        [[device]]\nname = \"b\"\n[network]\npreset = \"switch\"\n";
+    let rates = Some(Rates { flops: 2e12, memory: 1e12 });
+    assert_eq!(resolve(text).rates, [rates, rates, None]);
+    assert_eq!(resolve(&resolve(text).toml).rates, [rates, rates, None]);
+    let half = text.replace("memory_bandwidth = \"1 TB/s\"\n", "");
+    let error = ClusterFile::parse("test", &half, &[]).unwrap().resolve(&Choices::default()).err().unwrap();
+    assert!(error.render(false).contains("a roofline has two rates"));
+}
+
+#[test]
 fn every_example_of_the_documentation_is_a_cluster_and_every_key_is_documented() {
     let documentation = include_str!("../../../../docs/cluster-file.md");
     let examples: Vec<&str> =
@@ -368,7 +405,7 @@ fn every_example_of_the_documentation_is_a_cluster_and_every_key_is_documented()
     });
     let all = "name backend device network collective count slowdown memory host per_host preset links bandwidth latency \
                local backplane dims hosts_per_leaf spines oversubscription per_server fabric between duplex concurrency \
-               packet payload wire up_to algorithm gloo ideal switch star ring fully_connected wifi torus fat_tree rail \
+               packet payload wire connections handshake control preamble window first cap call message wake copy reduce staging up_to algorithm gloo ideal switch star ring fully_connected wifi torus fat_tree rail \
                dimensions kind size";
     for key in all.split_whitespace().chain(CollectiveKind::ALL.map(CollectiveKind::name)) {
         assert!(documentation.contains(key), "{key} is not documented");

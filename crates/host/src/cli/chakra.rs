@@ -8,8 +8,10 @@ use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use uniference_formats::chakra::check::{Checked, check};
 use uniference_formats::chakra::diff::diff;
+use uniference_formats::chakra::link::{DeviceTrace, HostTrace, Linked, link, text};
 use uniference_formats::chakra::read::Reader;
 use uniference_formats::chakra::stats::Stats;
+use uniference_formats::chakra::write::Writer;
 use uniference_formats::chakra::{ShowError, dot, json};
 
 /// `uniference chakra`.
@@ -47,6 +49,16 @@ pub(super) enum Command {
         /// Another one
         second: PathBuf,
     },
+    /// Make a trace of the two that PyTorch records: what ran, and when
+    Link {
+        /// What torch.profiler.ExecutionTraceObserver has written
+        host: PathBuf,
+        /// What the profiler has written at the same time (export_chrome_trace), plain or compressed
+        device: PathBuf,
+        /// The trace; the rank belongs into its name: PREFIX.RANK.et
+        #[arg(long, value_name = "FILE", default_value = "linked.0.et")]
+        out: PathBuf,
+    },
     /// Write the traces of a run: what each rank's program did, as a graph
     Export {
         /// The folder with the results of a run
@@ -64,6 +76,7 @@ pub(super) fn command(command: &Command) -> Result<Exit, HostError> {
             let out = out.clone().unwrap_or_else(|| run.join(export::PREFIX));
             export::export(run, &out).map(|()| Exit::Ok)
         }
+        Command::Link { host, device, out } => link_pair(host, device, out).map(|()| Exit::Ok),
         other => show(other, BufWriter::new(io::stdout().lock())),
     }
 }
@@ -76,7 +89,7 @@ fn show(command: &Command, mut out: impl Write) -> Result<Exit, HostError> {
         Command::Check { traces } => check_all(traces, &mut out),
         Command::Dot { trace } => show_whole(trace, dot::write, &mut out),
         Command::Diff { first, second } => show_diff(first, second, &mut out),
-        Command::Export { .. } => unreachable!("it shows nothing"),
+        Command::Export { .. } | Command::Link { .. } => unreachable!("they show nothing"),
     };
     match shown.and_then(|exit| Ok(out.flush().map(|()| exit)?)) {
         Ok(exit) => Ok(exit),
@@ -167,6 +180,41 @@ fn show_whole<W: Write>(
         Err(ShowError::Write(error)) => Err(error.into()),
         Err(ShowError::Read(error)) => Err(in_file(trace)(error).into()),
     }
+}
+
+/// Reads PyTorch's pair and writes one trace.
+fn link_pair(host: &Path, device: &Path, out: &Path) -> Result<(), HostError> {
+    let host_trace = HostTrace::parse(&json_text(host)?).map_err(in_file(host))?;
+    let device_trace = DeviceTrace::parse(&json_text(device)?).map_err(in_file(device))?;
+    let linked = link(&host_trace, &device_trace).map_err(in_file(device))?;
+    let unwritable = |source| HostError::File {
+        action: "write",
+        path: out.to_owned(),
+        source,
+        hint: "choose another file with --out",
+    };
+    write_trace(&linked, out).map_err(unwritable)?;
+    for warning in &linked.warnings {
+        super::complain(format_args!("warning: {warning}\n"));
+    }
+    super::complain(format_args!("trace: {} ({} nodes)\n", out.display(), linked.nodes.len()));
+    Ok(())
+}
+
+fn write_trace(linked: &Linked, out: &Path) -> io::Result<()> {
+    let mut writer = Writer::new(BufWriter::new(File::create(out)?), &linked.metadata)?;
+    linked.nodes.iter().try_for_each(|node| writer.node(node))?;
+    writer.finish().map(drop)
+}
+
+fn json_text(path: &Path) -> Result<String, HostError> {
+    let bytes = std::fs::read(path).map_err(|source| HostError::File {
+        action: "read",
+        path: path.to_owned(),
+        source,
+        hint: "give the host trace first, then the profiler's",
+    })?;
+    text(bytes).map_err(in_file(path))
 }
 
 /// Opens a trace and reads its beginning.

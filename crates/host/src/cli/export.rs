@@ -29,12 +29,13 @@ pub(super) fn export(run: &Path, out: &Path) -> Result<(), HostError> {
     let (_, rest) = open(&path)?.by_rank();
     let lines = rest.finish()?;
     let record = open(&path)?;
-    let toml = record.header().manifest.cluster.clone();
+    let manifest = record.header().manifest.clone();
     let ranks = record.header().world_size;
-    let resolved = ClusterArgs::resolve_recorded(&path.display().to_string(), &toml)?;
+    let mut cluster = ClusterArgs::resolve_recorded(&path.display().to_string(), &manifest.cluster)?.cluster;
+    cluster.dynamics.seed = manifest.seed;
     clear(out)?;
     let start = |rank| Ok(BufWriter::with_capacity(CHUNK, Appender::create(trace(out, rank))?));
-    let exported = export_record(record, &resolved.cluster, &toml, &lines, start).map_err(failed(out))?;
+    let exported = export_record(record, &cluster, &lines, start).map_err(failed(out))?;
     let groups = serde_json::to_string(&exported.groups).expect("names and numbers have a JSON form");
     fs::write(out.join(GROUPS), groups).map_err(|source| unwritable(&out.join(GROUPS), source))?;
     tell(&exported, ranks, out);

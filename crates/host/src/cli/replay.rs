@@ -17,7 +17,7 @@ use uniference_formats::report::Manifest;
 use uniference_sim::engine::Engine;
 use uniference_sim::ids::{RankId, TaskId};
 use uniference_sim::program::Request;
-use uniference_sim::record::{Replayed, replay as replay_record};
+use uniference_sim::record::{Replayed, Statistics, replay as replay_record};
 
 /// `uniference replay`.
 #[derive(clap::Args)]
@@ -32,6 +32,9 @@ pub(super) struct Args {
     /// The seed of everything random in the simulation [default: the run's own, or 0]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
+    /// With so many seeds, from that one on: the report then says how far the makespan varies
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    repeat: u32,
     /// Where the results go [default: uniference-out/replay-N]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -45,9 +48,8 @@ pub(super) struct Args {
 
 /// Runs what the first argument names.
 pub(super) fn replay(args: &Args, argv: &[String]) -> Result<Exit, HostError> {
-    let Args { run, cluster, traces, seed, out, json, record } = args;
-    let seed = seed.unwrap_or_default();
-    let wanted = Wanted { argv, cluster, seed, out: out.as_deref(), json: *json, record: *record };
+    let Args { run, cluster, traces, seed, out, json, record, .. } = args;
+    let wanted = Wanted { argv, cluster, seed: *seed, out: out.as_deref(), json: *json, record: *record };
     match run.is_dir() {
         true if export::has_traces(run) && !run.join(RECORD).exists() => {
             traces::replay(&run.join(export::PREFIX), traces, &wanted)
@@ -66,6 +68,7 @@ fn replay_run(args: &Args, argv: &[String]) -> Result<Exit, HostError> {
     let seed = args.seed.unwrap_or(recorded.seed);
     chosen.resolved.cluster.dynamics.seed = seed;
     check_ranks(&chosen, reader.header().world_size)?;
+    check_repeat(args, &chosen)?;
     let manifest = manifest(recorded, &chosen, seed, argv);
     let folder = folder(args)?;
     let mut recording = Recording::start(args.record, &chosen.resolved, &manifest, &folder, Counter::default())?;
@@ -83,7 +86,8 @@ fn replay_run(args: &Args, argv: &[String]) -> Result<Exit, HostError> {
     let figures = recording.finish(lines.clone())?;
     match ended {
         Replayed::Finished => {
-            results::report(figures, &chosen.resolved, manifest, &folder, args.json)?;
+            let others = other_seeds(args, &chosen, &path)?;
+            results::report(figures, &chosen.resolved, &others, manifest, &folder, args.json)?;
             Ok(Exit::Ok)
         }
         Replayed::Halted(halt) => {
@@ -98,6 +102,31 @@ fn replay_run(args: &Args, argv: &[String]) -> Result<Exit, HostError> {
             args.run.display()
         ))),
     }
+}
+
+fn check_repeat(args: &Args, chosen: &Chosen) -> Result<(), HostError> {
+    let random = chosen.resolved.cluster.dynamics.links.values().any(|link| link.jitter.is_some());
+    if args.repeat == 1 || random {
+        return Ok(());
+    }
+    Err(HostError::Usage(
+        "--repeat draws again, but nothing on this cluster is random\nhint: give a link jitter, in a [[network.change]]"
+            .into(),
+    ))
+}
+
+/// The makespans with the seeds after the first one, in seconds.
+fn other_seeds(args: &Args, chosen: &Chosen, path: &Path) -> Result<Vec<f64>, HostError> {
+    let mut cluster = chosen.resolved.cluster.clone();
+    let draw = |_| {
+        cluster.dynamics.seed = cluster.dynamics.seed.wrapping_add(1);
+        let mut engine = Engine::new(&cluster, Box::new(cluster.network()));
+        let (ranks, _) = RecordReader::open(BufReader::new(open(path)?))?.by_rank();
+        let mut statistics = Statistics::default();
+        replay_record(&mut engine, ranks, &mut statistics);
+        Ok(statistics.makespan().as_secs_f64())
+    };
+    (1..args.repeat).map(draw).collect()
 }
 
 /// A rank's requests, recorded again as they are read.

@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io::BufWriter;
 use uniference_formats::cluster::Resolved;
 use uniference_formats::events::EventWriter;
+use uniference_formats::interval::interval;
 use uniference_formats::record::{Header, RecordWriter};
 use uniference_formats::report::{Manifest, Report};
 use uniference_formats::table;
@@ -97,10 +98,12 @@ impl Recording {
     }
 }
 
-/// Writes the report into the folder, and shows it: as JSON, or as a table with a word on where the rest is.
+/// Writes the report into the folder, and shows it: as JSON, or as a table with a word on where the rest is. `others` are makespans of the
+/// same run with other seeds, in seconds.
 pub(super) fn report(
     (statistics, digest): (Statistics, Digest),
     resolved: &Resolved,
+    others: &[f64],
     manifest: Manifest,
     folder: &Folder,
     json: bool,
@@ -108,6 +111,10 @@ pub(super) fn report(
     let mut report = Report::new(&statistics, &resolved.cluster.devices, digest.to_hex(), manifest);
     if statistics.operations().next().is_none() {
         report.warnings.push("the program never communicated: nothing was simulated but its compute".to_owned());
+    }
+    if resolved.uncertainty.is_some() || !others.is_empty() {
+        let uncertainty = resolved.uncertainty.clone().unwrap_or_default();
+        report.interval = Some(interval(&report, &uncertainty, others));
     }
     show(&report, folder, json)
 }

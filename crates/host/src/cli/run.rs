@@ -83,7 +83,7 @@ pub(super) fn run(args: &Args, argv: &[String], python: &Path) -> Result<Exit, H
     let (ending, lines) = ended?;
     let figures = recording.finish(lines.clone())?;
     if let Ending::Finished = ending {
-        results::report(figures, &chosen.resolved, manifest, &folder, args.json)?;
+        results::report(figures, &chosen.resolved, &[], manifest, &folder, args.json)?;
         if let Some(out) = &args.chakra {
             export::export(folder.path(), out)?;
         }

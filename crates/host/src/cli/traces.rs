@@ -16,16 +16,21 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use uniference_formats::astra::closed_form::Model;
+use uniference_formats::astra::custom::Custom;
 use uniference_formats::astra::inputs::{Network, System};
-use uniference_formats::astra::schedule::{self, Scales, ScheduleError};
+use uniference_formats::astra::memory::{RemoteMemory, Sharing};
+use uniference_formats::astra::schedule::{self, Machine, Scales, ScheduleError};
+use uniference_formats::chakra::feed::Expand;
 use uniference_formats::chakra::groups::ProcessGroup;
-use uniference_formats::chakra::own::CLUSTER;
+use uniference_formats::chakra::own::{CLUSTER, SEED};
 use uniference_formats::chakra::read::Reader;
-use uniference_formats::chakra::replay::{Replay, Roofline, Rules};
+use uniference_formats::chakra::replay::{Memory, Replay, Roofline, Rules};
+use uniference_formats::cluster::Rates;
 use uniference_sim::engine::{Cause, Doing, Engine, Halt, Resumption, Turn};
 use uniference_sim::ids::{Handle, RankId};
 use uniference_sim::program::Program;
 use uniference_sim::record::{Digest, Observer, Statistics};
+use uniference_sim::time::SimDuration;
 
 /// So much of a file is read at once.
 const CHUNK: u64 = 1 << 16;
@@ -52,6 +57,9 @@ pub(super) struct TraceArgs {
     /// ASTRA-sim's network, for --fidelity astra
     #[arg(long, value_name = "FILE")]
     astra_network: Option<PathBuf>,
+    /// ASTRA-sim's remote memory: what memory nodes cost
+    #[arg(long, value_name = "FILE")]
+    astra_memory: Option<PathBuf>,
     /// How many queues share a dimension's active chunks, for --fidelity astra
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     astra_queues_per_dim: u32,
@@ -70,7 +78,8 @@ enum Fidelity {
 pub(super) struct Wanted<'a> {
     pub(super) argv: &'a [String],
     pub(super) cluster: &'a ClusterArgs,
-    pub(super) seed: u64,
+    /// `None`: that of the recorded run, or 0.
+    pub(super) seed: Option<u64>,
     pub(super) out: Option<&'a Path>,
     pub(super) json: bool,
     pub(super) record: RecordLevel,
@@ -89,18 +98,18 @@ pub(super) fn replay(prefix: &Path, args: &TraceArgs, wanted: &Wanted<'_>) -> Re
         return replay_astra(prefix, args, wanted);
     }
     let there = count(prefix)?;
-    let mut chosen = cluster(prefix, there, wanted)?;
-    chosen.resolved.cluster.dynamics.seed = wanted.seed;
+    let (mut chosen, seed) = cluster(prefix, there, wanted)?;
+    chosen.resolved.cluster.dynamics.seed = seed;
     let cluster = &chosen.resolved.cluster;
     let files = files(prefix, there, cluster.devices.len())?;
-    let rules = Arc::new(args.rules(files.len() as u32)?);
+    let rules = Arc::new(args.rules(&chosen.resolved.rates)?);
     let mut ranks = files
         .into_iter()
         .enumerate()
         .map(|(rank, file)| Ok(Replay::new(RankId::from(rank), open(&file)?, rules.clone())))
         .collect::<Result<Ranks, HostError>>()?;
     let folder = Folder::prepare(wanted.out, &format!("{}.et", prefix.display()))?;
-    let manifest = results::manifest(wanted.argv, wanted.seed, &chosen.resolved);
+    let manifest = results::manifest(wanted.argv, seed, &chosen.resolved);
     let mut recording = Recording::start(wanted.record, &chosen.resolved, &manifest, &folder, Counter::default())?;
     let mut engine = Engine::new(cluster, Box::new(cluster.network()));
     let (observer, recorder) = recording.watchers();
@@ -111,18 +120,20 @@ pub(super) fn replay(prefix: &Path, args: &TraceArgs, wanted: &Wanted<'_>) -> Re
         return Ok(Exit::Halted);
     }
     warn_of_untimed(&ranks);
-    results::report(figures, &chosen.resolved, manifest, &folder, wanted.json)?;
+    results::report(figures, &chosen.resolved, &[], manifest, &folder, wanted.json)?;
     Ok(Exit::Ok)
 }
 
-/// The cluster that the options describe, or else the one that the traces were recorded on, if they say so.
-fn cluster(prefix: &Path, there: Option<usize>, wanted: &Wanted<'_>) -> Result<Chosen, HostError> {
+/// The cluster that the options describe, or else the one that the traces were recorded on, if they say so; the seed likewise.
+fn cluster(prefix: &Path, there: Option<usize>, wanted: &Wanted<'_>) -> Result<(Chosen, u64), HostError> {
     let first = there.map_or_else(|| prefix.to_owned(), |_| of_rank(prefix, 0));
     let metadata = open(&first)?.metadata().clone();
-    match metadata.text(CLUSTER).filter(|_| !wanted.cluster.is_given()) {
-        Some(toml) => wanted.cluster.resolve_again(&first.display().to_string(), toml),
-        None => wanted.cluster.resolve(),
-    }
+    let seed = wanted.seed.or(metadata.unsigned(SEED)).unwrap_or_default();
+    let chosen = match metadata.text(CLUSTER).filter(|_| !wanted.cluster.is_given()) {
+        Some(toml) => wanted.cluster.resolve_again(&first.display().to_string(), toml)?,
+        None => wanted.cluster.resolve()?,
+    };
+    Ok((chosen, seed))
 }
 
 /// The same by the closed form. There is no cluster, and nothing to record but when ranks end.
@@ -138,14 +149,18 @@ fn replay_astra(prefix: &Path, args: &TraceArgs, wanted: &Wanted<'_>) -> Result<
         )));
     };
     let network = Network::parse(&text(network_file)?).map_err(in_file(network_file))?;
-    let model = Model::new(system(system_file)?, network, args.astra_queues_per_dim).map_err(in_file(system_file))?;
+    let system = system(system_file)?;
+    let expand = custom(system_file, &system)?;
+    let memory = args.astra_memory.as_deref().map(memory).transpose()?;
+    let model = Model::new(system, network, args.astra_queues_per_dim).map_err(in_file(system_file))?;
     let files = files(prefix, count(prefix)?, model.ranks() as usize)?;
     let traces = files.iter().map(|file| open(file)).collect::<Result<_, _>>()?;
     let groups = args.astra_comm_groups.as_deref().map_or(Ok(Vec::new()), groups)?;
     let scales = Scales { compute: args.compute_scale, communication: args.comm_scale };
     let folder = Folder::prepare(wanted.out, &format!("{}.et", prefix.display()))?;
     let mut figures = (Statistics::default(), Digest::default());
-    match schedule::run(&model, &groups, scales, traces, &mut figures) {
+    let machine = Machine { model: &model, memory, expand };
+    match schedule::run(&machine, &groups, scales, traces, &mut figures) {
         Ok(()) => {
             let inputs = format!("{}\n{}", text(network_file)?, text(system_file)?);
             results::report_astra(figures, inputs, wanted.argv, &folder, wanted.json).map(|()| Exit::Ok)
@@ -156,6 +171,31 @@ fn replay_astra(prefix: &Path, args: &TraceArgs, wanted: &Wanted<'_>) -> Result<
         }
         Err(error) => Err(HostError::Usage(error.to_string())),
     }
+}
+
+fn memory(path: &Path) -> Result<RemoteMemory, HostError> {
+    RemoteMemory::parse(&text(path)?).map_err(in_file(path))
+}
+
+/// Of a memory that is there. Who shares it is ASTRA-sim's business: here each rank has it to itself.
+fn rates_of(memory: RemoteMemory) -> Option<Memory> {
+    let latency = SimDuration::from_secs_f64(memory.remote_mem_latency / 1e9)?;
+    let there = memory.memory_type != Sharing::NoMemoryExpansion;
+    there.then_some(Memory { latency, bandwidth: memory.remote_mem_bw * 1e9 })
+}
+
+/// The collectives that the system file gives as traces: where it says, or beside it.
+fn custom(path: &Path, system: &System) -> Result<Option<Arc<dyn Expand>>, HostError> {
+    let mut custom = Custom::default();
+    for (kind, prefix) in system.custom() {
+        let given = PathBuf::from(prefix);
+        let beside = path.with_file_name(given.file_name().unwrap_or_default());
+        let prefix = if of_rank(&given, 0).is_file() { given } else { beside };
+        let files = (0..).map(|rank| of_rank(&prefix, rank)).take_while(|file| file.is_file());
+        let traces = files.map(|file| open(&file)).collect::<Result<Vec<_>, _>>()?;
+        custom.add(kind, traces).map_err(in_file(&prefix))?;
+    }
+    Ok(if custom.is_empty() { None } else { Some(Arc::new(custom)) })
 }
 
 fn system(path: &Path) -> Result<System, HostError> {
@@ -281,12 +321,22 @@ impl Read for Pieces {
 }
 
 impl TraceArgs {
-    fn rules(&self, world_size: u32) -> Result<Rules, HostError> {
+    /// `rates` are those of the ranks' devices.
+    fn rules(&self, rates: &[Option<Rates>]) -> Result<Rules, HostError> {
+        let system = self.astra_system.as_deref().map(system).transpose()?;
+        let expand = match (&self.astra_system, &system) {
+            (Some(path), Some(system)) => custom(path, system)?,
+            _ => None,
+        };
+        let all = system.and_then(roofline);
+        let own = |rates: &Option<Rates>| rates.map(|rates| Roofline { peak: rates.flops, memory: rates.memory });
         Ok(Rules {
-            world: (0..world_size).map(RankId).collect(),
+            world: (0..rates.len()).map(RankId::from).collect(),
             compute_scale: self.compute_scale,
             comm_scale: self.comm_scale,
-            roofline: self.astra_system.as_deref().map(system).transpose()?.and_then(roofline),
+            rooflines: rates.iter().map(|rates| own(rates).or(all)).collect(),
+            memory: self.astra_memory.as_deref().map(memory).transpose()?.and_then(rates_of),
+            expand,
             groups: self.astra_comm_groups.as_deref().map_or(Ok(Vec::new()), groups)?,
         })
     }
@@ -408,7 +458,7 @@ mod tests {
         let words = ["replay", &prefix.display().to_string(), "--ranks", "2", "--out", &out];
         assert_eq!(run(&words).unwrap(), Exit::Halted);
         let world = (0..2).map(RankId).collect();
-        let rules = Arc::new(Rules { world, compute_scale: 1.0, comm_scale: 1.0, roofline: None, groups: vec![] });
+        let rules = Arc::new(Rules::of(world));
         let files = files(&prefix, count(&prefix).unwrap(), 2).unwrap();
         let mut ranks: Ranks = files
             .iter()

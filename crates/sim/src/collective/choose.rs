@@ -19,7 +19,7 @@ use std::fmt;
 use std::sync::Arc;
 
 /// For each kind the algorithms by size: the first entry whose bound is not exceeded is used.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct AlgorithmTable {
     rules: BTreeMap<CollectiveKind, Vec<Rule>>,
 }

@@ -52,11 +52,10 @@ struct Member {
     early: BTreeMap<GroupRank, u32>,
 }
 
-/// A send that a member now starts.
-pub(crate) struct Send {
-    pub(crate) to: GroupRank,
-    pub(crate) bytes: Bytes,
-    pub(crate) step: u64,
+/// What a member now posts.
+pub(crate) enum Post {
+    Send { to: GroupRank, bytes: Bytes, step: u64 },
+    Receive { from: GroupRank, combine: bool },
 }
 
 impl Instance {
@@ -166,8 +165,8 @@ impl Instance {
         member.steps = algorithm.map(|algorithm| algorithm.steps(&call, size, me).peekable());
     }
 
-    /// Starts every step that may start now; the sends among them are handed to `send`. True once the member is through.
-    pub(crate) fn run(&mut self, me: GroupRank, mut send: impl FnMut(Send)) -> bool {
+    /// Starts every step that may start now and hands it to `post`. True once the member is through.
+    pub(crate) fn run(&mut self, me: GroupRank, mut post: impl FnMut(Post)) -> bool {
         let element = self.call.dtype.size();
         let member = self.members[me.index()].as_mut().expect("only members run");
         if member.entered.is_none() {
@@ -177,9 +176,12 @@ impl Instance {
             match step.action {
                 Action::Send { to, span } => {
                     member.window.push_back(false);
-                    send(Send { to, bytes: Bytes(span.len * element), step: index });
+                    post(Post::Send { to, bytes: Bytes(span.len * element), step: index });
                 }
-                Action::Recv { from, .. } => member.start_receive(from, index),
+                Action::Recv { from, combine, .. } => {
+                    member.start_receive(from, index);
+                    post(Post::Receive { from, combine });
+                }
             }
         }
         let through = member.is_through();

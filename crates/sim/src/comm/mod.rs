@@ -19,9 +19,9 @@ use crate::program::{Call, CallOp, Collective};
 use crate::record::Meeting;
 use crate::symmetry::Symmetry;
 use crate::time::{Bytes, SimTime};
-use crate::transport::{Message, Progress, Purpose, Transport};
+use crate::transport::{Message, Progress, Purpose, Slab, Transport};
 use indexmap::IndexMap;
-use instance::Instance;
+use instance::{Instance, Post};
 use mailbox::{Letter, Mailbox, Receive};
 use rustc_hash::FxBuildHasher;
 
@@ -39,8 +39,23 @@ pub(crate) struct Comm {
     mailboxes: Vec<Mailbox>,
     traffic: Vec<Traffic>,
     completions: Vec<Completion>,
-    /// Arrivals of one instant; kept to reuse its room.
-    progress: Vec<(Progress, Message)>,
+    /// What happens later than it was asked for.
+    cues: Slab<Cue>,
+    /// What happens in one instant; kept to reuse its room.
+    progress: Vec<Progress>,
+}
+
+/// Something that the transport calls back for.
+#[derive(Clone, Copy, Debug)]
+enum Cue {
+    /// A member of a collective starts its first steps.
+    Run { instance: u32, me: GroupRank },
+    /// A message between two ranks is posted.
+    Send { caller: Caller, group: GroupId, to: GroupRank, tag: u64, bytes: Bytes },
+    /// So is its receive.
+    Recv { group: GroupId, rank: RankId, tag: u64, receive: Receive },
+    /// An operation's result is where the program wants it.
+    Complete(Completion),
 }
 
 /// Bytes that a rank has moved.
@@ -88,6 +103,7 @@ impl Comm {
             mailboxes: std::iter::repeat_with(Mailbox::default).take(world).collect(),
             traffic: vec![Traffic::default(); world],
             completions: Vec::new(),
+            cues: Slab::new(),
             progress: Vec::new(),
         }
     }
@@ -152,29 +168,71 @@ impl Comm {
     pub(crate) fn enter(&mut self, now: SimTime, rank: RankId, group: GroupId, sequence: u64) {
         let me = self.position(rank, group);
         let index = self.running[&(group, sequence)];
-        self.instances[index as usize].as_mut().expect("it runs").enter(me, now);
-        self.run_member(now, index, me);
+        let instance = self.instances[index as usize].as_mut().expect("it runs");
+        instance.enter(me, now);
+        let at = self.transport.begins(now, instance.call.bytes());
+        self.cue(now, at, Cue::Run { instance: index, me }).expect("a collective's steps fit together");
     }
 
     /// Starts a point-to-point operation.
     pub(crate) fn start(&mut self, now: SimTime, caller: Caller, call: &Call) -> Result<(), Box<Disagreement>> {
-        let Caller { rank, handle, site } = caller;
-        match call.op {
-            CallOp::Send { to, tag, bytes } => {
-                let destination = self.groups.get(call.group).seen_by(rank)[to.index()];
-                self.send(now, rank, destination, call.group, bytes, Purpose::Send { handle, tag, site });
-                Ok(())
-            }
+        let Caller { rank, handle, .. } = caller;
+        let group = call.group;
+        let cue = match call.op {
+            CallOp::Send { to, tag, bytes } => Cue::Send { caller, group, to, tag, bytes },
             CallOp::Recv { from, tag, bytes } => {
-                let from = from.map(|from| self.groups.get(call.group).seen_by(rank)[from.index()]);
-                let receive = Receive { from, handle, bytes };
-                match self.mailboxes[rank.index()].receive(call.group, tag, receive) {
-                    Some(letter) => self.received(rank, call.group, tag, receive, letter),
-                    None => Ok(()),
-                }
+                let from = from.map(|from| self.groups.get(group).seen_by(rank)[from.index()]);
+                Cue::Recv { group, rank, tag, receive: Receive { from, handle, bytes } }
             }
             CallOp::Collective(_) => panic!("{rank} starts a collective as a message"),
+        };
+        let at = self.transport.posted(now, rank, call.op.bytes());
+        self.cue(now, at, cue)
+    }
+
+    /// Does something at once, or when its time comes.
+    fn cue(&mut self, now: SimTime, at: SimTime, cue: Cue) -> Result<(), Box<Disagreement>> {
+        if at > now {
+            let number = self.cues.keep(cue);
+            self.transport.call_back(at, number);
+            return Ok(());
         }
+        match cue {
+            Cue::Run { instance, me } => self.run_member(now, instance, me),
+            Cue::Send { caller: Caller { rank, handle, site }, group, to, tag, bytes } => {
+                let destination = self.groups.get(group).seen_by(rank)[to.index()];
+                self.traffic[rank.index()].sent += bytes;
+                self.transport.send(now, rank, destination, group, bytes, Purpose::Send { handle, tag, site });
+            }
+            Cue::Recv { group, rank, tag, receive } => return self.post_receive(now, rank, group, tag, receive),
+            Cue::Complete(completion) => self.completions.push(completion),
+        }
+        Ok(())
+    }
+
+    fn post_receive(
+        &mut self,
+        now: SimTime,
+        rank: RankId,
+        group: GroupId,
+        tag: u64,
+        receive: Receive,
+    ) -> Result<(), Box<Disagreement>> {
+        if self.transport.has_handshake() {
+            let Receive { from, handle, bytes } = receive;
+            self.transport.receive(now, rank, from, group, tag, (handle, bytes));
+            return Ok(());
+        }
+        match self.mailboxes[rank.index()].receive(group, tag, receive) {
+            Some(letter) => self.received(now, rank, group, tag, receive, letter),
+            None => Ok(()),
+        }
+    }
+
+    /// An operation is over; its completion follows once its result of `bytes` is where the program wants it.
+    fn complete(&mut self, now: SimTime, bytes: Bytes, completion: Completion) {
+        let at = self.transport.ends(now, bytes);
+        self.cue(now, at, Cue::Complete(completion)).expect("a completion disagrees with nothing");
     }
 
     pub(crate) fn next_event(&mut self) -> Option<SimTime> {
@@ -190,101 +248,113 @@ impl Comm {
         let mut progress = std::mem::take(&mut self.progress);
         self.transport.advance(now, &mut progress);
         let mut result = Ok(());
-        for (state, message) in progress.drain(..) {
-            if let Progress::Arrived = state {
-                arrived(&message, &self.transport);
-                let receiver = self.groups.symmetry().representative(message.destination);
-                self.traffic[receiver.index()].received += message.bytes;
-            }
-            result = result.and(self.handle(now, state, &message));
+        for happened in progress.drain(..) {
+            result = result.and(match happened {
+                Progress::Sent(message) => {
+                    self.sent(now, &message);
+                    Ok(())
+                }
+                Progress::Arrived(message) => {
+                    arrived(&message, &self.transport);
+                    let receiver = self.groups.symmetry().representative(message.destination);
+                    self.traffic[receiver.index()].received += message.bytes;
+                    self.arrived(now, &message)
+                }
+                Progress::CallBack(number) => {
+                    let cue = self.cues.take(number);
+                    self.cue(now, now, cue)
+                }
+            });
         }
         self.progress = progress;
         result
     }
 
-    fn handle(&mut self, now: SimTime, state: Progress, message: &Message) -> Result<(), Box<Disagreement>> {
-        match (message.purpose, state) {
-            (Purpose::Step { instance, from, step, .. }, Progress::Sent) => {
+    fn sent(&mut self, now: SimTime, message: &Message) {
+        match message.purpose {
+            Purpose::Step { instance, from, step, .. } => {
                 self.instances[instance as usize].as_mut().expect("it runs").sent(from, step);
                 self.run_member(now, instance, from);
             }
-            (Purpose::Step { instance, from, to, .. }, Progress::Arrived) => {
-                let folded = self.groups.get(message.group).folded();
-                let (from, to) = folded.map_or((from, to), |folded| folded.arrival(from, to));
-                let awaited = self.instances[instance as usize].as_mut().expect("it runs").arrived(to, from);
-                if awaited {
-                    self.run_member(now, instance, to);
-                }
-            }
-            (Purpose::Send { handle, .. }, Progress::Sent) => {
+            Purpose::Send { handle, .. } => {
+                let peers_entered = self.transport.grant(message).map_or(SimTime::ZERO, |grant| grant.posted);
                 let meeting = Meeting::Peer(None);
-                let completion =
-                    Completion { rank: message.source, handle, meeting, algorithm: None, peers_entered: SimTime::ZERO };
-                self.completions.push(completion);
-            }
-            (Purpose::Send { handle, tag, site }, Progress::Arrived) => {
-                let (to, from) = normalised(self.groups.symmetry(), message.destination, message.source);
-                let letter = Letter { from, handle, site, bytes: message.bytes, posted: message.queued };
-                if let Some(receive) = self.mailboxes[to.index()].deliver(message.group, tag, letter) {
-                    return self.received(to, message.group, tag, receive, letter);
-                }
+                let rank = message.source;
+                self.completions.push(Completion { rank, handle, meeting, algorithm: None, peers_entered });
             }
         }
-        Ok(())
+    }
+
+    fn arrived(&mut self, now: SimTime, message: &Message) -> Result<(), Box<Disagreement>> {
+        let Message { source, destination, group, bytes, .. } = *message;
+        let grant = self.transport.take_grant(message);
+        match message.purpose {
+            Purpose::Step { instance, from, to, .. } => {
+                let (from, to) = self.groups.get(group).folded().map_or((from, to), |folded| folded.arrival(from, to));
+                if self.instances[instance as usize].as_mut().expect("it runs").arrived(to, from) {
+                    self.run_member(now, instance, to);
+                }
+                Ok(())
+            }
+            Purpose::Send { handle, tag, site } => {
+                let (to, from) = self.groups.symmetry().normalised(destination, source);
+                let letter = Letter { from, handle, site, bytes, posted: message.queued };
+                let receive = match grant.and_then(|grant| grant.receive) {
+                    Some((handle, bytes)) => Some(Receive { from: Some(from), handle, bytes }),
+                    None => self.mailboxes[to.index()].deliver(group, tag, letter),
+                };
+                receive.map_or(Ok(()), |receive| self.received(now, to, group, tag, receive, letter))
+            }
+        }
     }
 
     fn run_member(&mut self, now: SimTime, index: u32, me: GroupRank) {
         let instance = self.instances[index as usize].as_mut().expect("it runs");
         let group = self.groups.get(instance.group);
         let (id, symmetry) = (instance.group, self.groups.symmetry());
-        let pair = |to| normalised(symmetry, group.world_rank(me), group.world_rank(to));
+        let pair = |peer| symmetry.normalised(group.world_rank(me), group.world_rank(peer));
         let (transport, traffic) = (&mut self.transport, &mut self.traffic[pair(me).0.index()]);
-        let through = instance.run(me, |send| {
-            let purpose = Purpose::Step { instance: index, from: me, to: send.to, step: send.step };
-            let (source, destination) = pair(send.to);
-            let wire = transport.send(now, source, destination, id, send.bytes, purpose);
-            traffic.sent += send.bytes;
-            traffic.wire_sent += wire;
+        let handshake = transport.has_handshake();
+        let through = instance.run(me, |post| match post {
+            Post::Send { to, bytes, step } => {
+                let purpose = Purpose::Step { instance: index, from: me, to, step };
+                let (source, destination) = pair(to);
+                transport.send(now, source, destination, id, bytes, purpose);
+                traffic.sent += bytes;
+            }
+            Post::Receive { from, combine } if handshake => {
+                let (receiver, sender) = pair(from);
+                transport.expect(now, receiver, sender, id, index, combine);
+            }
+            Post::Receive { .. } => {}
         });
         if through {
-            self.member_is_through(index, me);
+            self.member_is_through(now, index, me);
         }
     }
 
-    fn member_is_through(&mut self, index: u32, me: GroupRank) {
+    fn member_is_through(&mut self, now: SimTime, index: u32, me: GroupRank) {
         let instance = self.instances[index as usize].as_ref().expect("it runs");
         let Caller { rank, handle, .. } = instance.caller(me);
-        self.completions.push(Completion {
+        let completion = Completion {
             rank,
             handle,
             meeting: Meeting::Collective { sequence: instance.sequence },
             algorithm: instance.algorithm.as_ref().map(|algorithm| algorithm.name()),
             peers_entered: instance.peers_entered(me),
-        });
+        };
+        let bytes = instance.call.bytes();
         if instance.is_finished() {
             self.running.swap_remove(&(instance.group, instance.sequence));
             self.instances[index as usize] = None;
             self.free.push(index);
         }
-    }
-
-    fn send(
-        &mut self,
-        now: SimTime,
-        source: RankId,
-        destination: RankId,
-        group: GroupId,
-        bytes: Bytes,
-        purpose: Purpose,
-    ) {
-        let wire = self.transport.send(now, source, destination, group, bytes, purpose);
-        let traffic = &mut self.traffic[source.index()];
-        traffic.sent += bytes;
-        traffic.wire_sent += wire;
+        self.complete(now, bytes, completion);
     }
 
     fn received(
         &mut self,
+        now: SimTime,
         rank: RankId,
         group: GroupId,
         tag: u64,
@@ -304,7 +374,8 @@ impl Comm {
         }
         let meeting = Meeting::Peer(Some((peer, letter.handle)));
         let handle = receive.handle;
-        self.completions.push(Completion { rank, handle, meeting, algorithm: None, peers_entered: letter.posted });
+        let completion = Completion { rank, handle, meeting, algorithm: None, peers_entered: letter.posted };
+        self.complete(now, letter.bytes, completion);
         Ok(())
     }
 
@@ -314,7 +385,7 @@ impl Comm {
     }
 
     pub(crate) fn traffic(&self, rank: RankId) -> Traffic {
-        self.traffic[rank.index()]
+        Traffic { wire_sent: self.transport.wire_sent(rank), ..self.traffic[rank.index()] }
     }
 
     fn instance(&self, group: GroupId, sequence: u64) -> Option<&Instance> {
@@ -341,13 +412,4 @@ impl Comm {
             .position(rank)
             .unwrap_or_else(|| panic!("{rank} calls an operation of {group}, which it is not in"))
     }
-}
-
-/// Moves both so that the first is a representative.
-fn normalised(symmetry: &Symmetry, first: RankId, second: RankId) -> (RankId, RankId) {
-    if symmetry.is_trivial() {
-        return (first, second);
-    }
-    let home = symmetry.inverse(symmetry.shift_to(first));
-    (symmetry.apply(home, first), symmetry.apply(home, second))
 }

@@ -103,7 +103,7 @@ impl Engine {
     fn of(cluster: &Cluster, network: Box<dyn Network>, symmetry: Symmetry) -> Engine {
         let world = cluster.devices.len();
         let hosts = cluster.devices.iter().map(|device| device.host).collect();
-        let transport = Transport::new(network, hosts, cluster.topology.clone());
+        let transport = Transport::new(network, hosts, cluster.topology.clone(), cluster.backend.protocol.clone());
         let mut engine = Engine {
             now: SimTime::ZERO,
             events: EventQueue::new(),

@@ -3,7 +3,7 @@
 
 use super::Engine;
 use super::rank::Rank;
-use crate::cluster::{Cluster, Device};
+use crate::cluster::{Cluster, Device, Protocol};
 use crate::ids::HostId;
 use crate::network::{Asymmetry, FlowNetwork, FoldedTopology};
 use crate::program::{Call, CallOp};
@@ -27,7 +27,7 @@ impl Engine {
         if !cluster.dynamics.is_empty() {
             return Err(Asymmetry::new("links that change, and others' traffic, are not alike for all"));
         }
-        if cluster.backend.name != ORDER_FREE {
+        if cluster.backend.name != ORDER_FREE || cluster.backend.protocol != Protocol::default() {
             let backend = &cluster.backend.name;
             return Err(Asymmetry::new(format!("the backend `{backend}` may serve ranks in an order")));
         }

@@ -143,6 +143,7 @@ impl Engine {
         match call.op {
             CallOp::Collective(_) => self.comm.peers_entered(rank, call.group, sequence),
             CallOp::Recv { .. } => SimTime::MAX,
+            CallOp::Send { .. } if self.comm.transport.has_handshake() => SimTime::MAX,
             CallOp::Send { .. } => SimTime::ZERO,
         }
     }
@@ -344,6 +345,9 @@ impl Engine {
         match &call.op {
             CallOp::Collective(_) => self.comm.missing(call.group, sequence),
             CallOp::Recv { from: Some(from), .. } => vec![self.members(call.group)[from.index()]],
+            CallOp::Send { to, .. } if self.comm.transport.has_handshake() => {
+                vec![self.members(call.group)[to.index()]]
+            }
             CallOp::Recv { from: None, .. } | CallOp::Send { .. } => Vec::new(),
         }
     }

@@ -1,35 +1,62 @@
-//! Owns what lies between a step of a communication and bytes on streams: which stream a message takes, and what its delivery means.
+//! Owns what lies between a step of a communication and bytes on streams: connections, handshakes, windows, the threads that move bytes in
+//! and out of sockets, and so what a message's delivery means.
 //!
-//! Messages are eager here: they leave when they are sent, whether or not the receiver waits for them. It does not know
-//! algorithms or matching (`comm`), nor how streams share links (`network`).
+//! A message is posted by its sender and expected by its receiver. On the way from one to the other:
+//!
+//! 1. [`rendezvous`]: where the protocol has a handshake, data waits until the sender knows that its receiver is ready;
+//! 2. [`connection`]: it stands in the one byte stream of its pair and direction, together with the control messages, and passes the window;
+//! 3. the network carries it;
+//! 4. [`threads`]: the receiver's input thread takes it in, and whoever waits for it wakes up.
+//!
+//! With the default [`Protocol`] all of that takes no time and a message is what the network makes of it. Algorithms and matching are the
+//! business of `comm`, how streams share links that of `network`.
 
-use crate::ids::{GroupId, GroupRank, Handle, HostId, RankId, Site, StreamId};
+mod connection;
+mod protocol;
+mod rendezvous;
+mod slab;
+mod threads;
+mod timers;
+
+pub use protocol::{Handshake, Protocol, Window};
+pub(crate) use rendezvous::{Channel, Grant};
+pub(crate) use slab::Slab;
+
+use crate::ids::{GroupId, GroupRank, Handle, HostId, RankId, Site};
 use crate::network::{Network, NetworkEvent, Route, Topology};
-use crate::time::{Bytes, SimTime};
+use crate::time::{Bytes, Rate, SimDuration, SimTime};
+use connection::{Connection, Release};
 use indexmap::IndexMap;
+use protocol::time_for;
+use rendezvous::Rendezvous;
 use rustc_hash::FxBuildHasher;
+use threads::Threads;
+use timers::Timers;
 
 /// Sends messages between ranks and reports how far they are.
 pub(crate) struct Transport {
     network: Box<dyn Network>,
     hosts: Vec<HostId>,
     topology: Topology,
-    /// One stream a pair and direction, as a TCP connection; opened at the first message.
-    streams: IndexMap<(RankId, RankId), Stream, FxBuildHasher>,
-    /// Messages on their way, by tag.
-    messages: Vec<Message>,
-    free: Vec<u32>,
+    protocol: Protocol,
+    /// Does a message that is there take no more time?
+    reception_is_free: bool,
+    /// By group (where each has its own), sender and receiver; opened at the first message.
+    connections: IndexMap<(Option<GroupId>, RankId, RankId), Connection, FxBuildHasher>,
+    /// Messages that wait for their receiver or are on their way, by tag.
+    messages: Slab<Message>,
+    controls: Slab<Control>,
+    grants: Slab<Grant>,
+    rendezvous: Rendezvous,
+    threads: Threads,
+    timers: Timers<Due>,
     events: Vec<NetworkEvent>,
+    wire_sent: Vec<Bytes>,
     /// Where the network stands.
     now: SimTime,
 }
 
-struct Stream {
-    id: StreamId,
-    route: Route,
-}
-
-/// A message on its way.
+/// A message from its send to its arrival.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Message {
     pub(crate) purpose: Purpose,
@@ -42,7 +69,9 @@ pub(crate) struct Message {
     /// When it came to the head of its stream; known once it is sent.
     pub(crate) started: SimTime,
     pub(crate) sent: SimTime,
-    stream: u32,
+    connection: u32,
+    /// In `Transport::grants`, once its receiver is ready and where the protocol has a handshake; else [`NO_GRANT`].
+    grant: u32,
 }
 
 /// What a message belongs to.
@@ -70,30 +99,117 @@ pub(crate) enum Purpose {
     },
 }
 
-/// How far a message is.
+/// What has happened.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Progress {
-    /// Its last byte has left.
-    Sent,
-    /// Its last byte is there.
-    Arrived,
+    /// The message's last byte has left, and its sender knows.
+    Sent(Message),
+    /// Its last byte is there, and its receiver knows.
+    Arrived(Message),
+    /// What was asked for with [`Transport::call_back`].
+    CallBack(u32),
+}
+
+/// A message without data, on its way to say something about others.
+#[derive(Clone, Copy, Debug)]
+enum Control {
+    /// A receiver is ready for a message of `data`.
+    RecvReady { data: u32, channel: Channel, grant: Grant },
+    /// A send of `data` is there.
+    SendReady { data: u32, channel: Channel },
+}
+
+/// What is due at an instant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Due {
+    /// Some bytes of a connection are acknowledged.
+    Acknowledged(u32),
+    /// The input thread has taken a control message in.
+    Control(u32),
+    /// The input thread has taken a message in.
+    TakenIn(u32),
+    /// The sender of a message wakes up.
+    Sent(u32),
+    /// The receiver of a message wakes up.
+    Arrived(u32),
+    CallBack(u32),
+}
+
+const NO_GRANT: u32 = u32::MAX;
+/// In a tag of the network: not a message's last bytes.
+const PART: u64 = 1 << 63;
+/// In a tag of the network: the number of a control message.
+const CONTROL: u64 = 1 << 62;
+
+impl Purpose {
+    fn channel(&self, group: GroupId) -> Channel {
+        match *self {
+            Purpose::Step { instance, .. } => Channel::Instance(instance),
+            Purpose::Send { tag, .. } => Channel::Tag(group, tag),
+        }
+    }
 }
 
 impl Transport {
-    pub(crate) fn new(network: Box<dyn Network>, hosts: Vec<HostId>, topology: Topology) -> Transport {
+    pub(crate) fn new(
+        network: Box<dyn Network>,
+        hosts: Vec<HostId>,
+        topology: Topology,
+        protocol: Protocol,
+    ) -> Transport {
+        let world = hosts.len();
+        let Protocol { message, wake, copy, reduce, .. } = protocol;
         Transport {
             network,
             hosts,
             topology,
-            streams: IndexMap::default(),
-            messages: Vec::new(),
-            free: Vec::new(),
+            protocol,
+            reception_is_free: (message, wake, copy, reduce) == Default::default(),
+            connections: IndexMap::default(),
+            messages: Slab::new(),
+            controls: Slab::new(),
+            grants: Slab::new(),
+            rendezvous: Rendezvous::default(),
+            threads: Threads::new(world),
+            timers: Timers::new(),
             events: Vec::new(),
+            wire_sent: vec![Bytes(0); world],
             now: SimTime::ZERO,
         }
     }
 
-    /// Puts a message on its stream. Returns its size on the wire.
+    /// Does a message wait until its receive is posted?
+    pub(crate) fn has_handshake(&self) -> bool {
+        self.protocol.handshake.is_some()
+    }
+
+    /// What a rank has put on the network, with headers and control messages.
+    pub(crate) fn wire_sent(&self, rank: RankId) -> Bytes {
+        self.wire_sent[rank.index()]
+    }
+
+    /// When the first step of a collective of `bytes` that begins now can start.
+    pub(crate) fn begins(&self, now: SimTime, bytes: Bytes) -> SimTime {
+        now.saturating_add(self.protocol.call).saturating_add(time_for(self.protocol.staging, bytes))
+    }
+
+    /// When an operation that is over now has brought its result of `bytes` where the program wants it.
+    pub(crate) fn ends(&self, now: SimTime, bytes: Bytes) -> SimTime {
+        now.saturating_add(time_for(self.protocol.staging, bytes))
+    }
+
+    /// When a message between two ranks, whose operation the program calls now, is posted. Calls of one rank are posted in order.
+    pub(crate) fn posted(&mut self, now: SimTime, rank: RankId, bytes: Bytes) -> SimTime {
+        let work = self.protocol.call + time_for(self.protocol.staging, bytes);
+        if work == SimDuration::ZERO { now } else { self.threads.post(rank, now, work) }
+    }
+
+    /// Reports [`Progress::CallBack`] at an instant that lies after now.
+    pub(crate) fn call_back(&mut self, at: SimTime, number: u32) {
+        self.timers.set(at, Due::CallBack(number));
+    }
+
+    /// Posts a send.
     pub(crate) fn send(
         &mut self,
         now: SimTime,
@@ -102,36 +218,162 @@ impl Transport {
         group: GroupId,
         bytes: Bytes,
         purpose: Purpose,
-    ) -> Bytes {
-        let stream = self.stream(source, destination);
-        let Stream { id, route } = &self.streams[stream];
-        let (id, wire_bytes) = (*id, self.topology.wire_bytes(route, bytes));
-        let message = Message {
+    ) {
+        let connection = self.connection(source, destination, group);
+        let tag = self.messages.keep(Message {
             purpose,
             source,
             destination,
             group,
             bytes,
-            wire_bytes,
+            wire_bytes: Bytes(0),
             queued: now,
-            started: now,
+            started: SimTime::MAX,
             sent: now,
-            stream: stream as u32,
-        };
+            connection,
+            grant: NO_GRANT,
+        });
+        if self.protocol.handshake.is_none() {
+            return self.dispatch(now, tag);
+        }
+        let channel = purpose.channel(group);
+        if let Purpose::Send { .. } = purpose {
+            self.announce(now, Control::SendReady { data: connection, channel }, connection);
+        }
+        if let Some(grant) = self.rendezvous.send(connection, channel, tag) {
+            self.granted(now, tag, grant);
+        }
+    }
+
+    /// The receiver of a message is ready for it.
+    fn granted(&mut self, now: SimTime, tag: u32, grant: Grant) {
+        self.messages.get_mut(tag).grant = self.grants.keep(grant);
+        self.dispatch(now, tag);
+    }
+
+    /// What the receiver of a message was ready for; nothing without a handshake.
+    pub(crate) fn grant(&self, message: &Message) -> Option<Grant> {
+        (message.grant != NO_GRANT).then(|| *self.grants.get(message.grant))
+    }
+
+    /// The same, of a message that has arrived. It can be asked for once.
+    pub(crate) fn take_grant(&mut self, message: &Message) -> Option<Grant> {
+        (message.grant != NO_GRANT).then(|| self.grants.take(message.grant))
+    }
+
+    /// Posts the receive of a collective's step, where there is a handshake.
+    pub(crate) fn expect(
+        &mut self,
+        now: SimTime,
+        receiver: RankId,
+        sender: RankId,
+        group: GroupId,
+        instance: u32,
+        combine: bool,
+    ) {
+        let grant = Grant { posted: now, receive: None, combine };
+        self.invite(now, receiver, sender, group, Channel::Instance(instance), grant);
+    }
+
+    /// Posts a receive between two ranks, where there is a handshake. `None`: from any of the group.
+    pub(crate) fn receive(
+        &mut self,
+        now: SimTime,
+        receiver: RankId,
+        from: Option<RankId>,
+        group: GroupId,
+        tag: u64,
+        receive: (Handle, Bytes),
+    ) {
+        let grant = Grant { posted: now, receive: Some(receive), combine: false };
+        let channel = Channel::Tag(group, tag);
+        if let Some(sender) = self.rendezvous.receive(receiver, from, channel, grant) {
+            self.invite(now, receiver, sender, group, channel, grant);
+        }
+    }
+
+    /// A receiver says that it is ready.
+    fn invite(
+        &mut self,
+        now: SimTime,
+        receiver: RankId,
+        sender: RankId,
+        group: GroupId,
+        channel: Channel,
+        grant: Grant,
+    ) {
+        let data = self.connection(sender, receiver, group);
+        let back = self.connection(receiver, sender, group);
+        self.announce(now, Control::RecvReady { data, channel, grant }, back);
+    }
+
+    fn announce(&mut self, now: SimTime, control: Control, connection: u32) {
+        let size = self.protocol.handshake.map_or(Bytes(0), |handshake| handshake.control);
+        let tag = u64::from(self.controls.keep(control)) | CONTROL;
+        self.push(now, connection, size, tag);
+    }
+
+    /// Puts a message's data on its connection.
+    fn dispatch(&mut self, now: SimTime, tag: u32) {
+        let Message { connection, bytes, .. } = *self.messages.get(tag);
+        let preamble = self.protocol.handshake.map_or(Bytes(0), |handshake| handshake.preamble);
+        let wire_bytes = self.push(now, connection, bytes + preamble, u64::from(tag));
+        self.messages.get_mut(tag).wire_bytes = wire_bytes;
+    }
+
+    /// Returns the size on the wire.
+    fn push(&mut self, now: SimTime, index: u32, bytes: Bytes, tag: u64) -> Bytes {
         self.catch_up(now);
-        let tag = self.keep(message);
-        self.network.push(id, bytes, u64::from(tag));
+        let connection = &mut self.connections[index as usize];
+        let wire_bytes = self.topology.wire_bytes(&connection.route, bytes);
+        let bytes = self.topology.payload_room(&connection.route, bytes);
+        self.wire_sent[connection.source.index()] += wire_bytes;
+        if connection.is_open() {
+            self.network.push(connection.stream, bytes, tag);
+        } else {
+            connection.push(bytes, tag);
+            self.release(now, index);
+        }
         wire_bytes
     }
 
-    fn stream(&mut self, source: RankId, destination: RankId) -> usize {
-        if let Some(index) = self.streams.get_index_of(&(source, destination)) {
-            return index;
+    /// Lets go what the window of a connection allows.
+    fn release(&mut self, now: SimTime, index: u32) {
+        let connection = &mut self.connections[index as usize];
+        loop {
+            match connection.release(now) {
+                Release::Bytes { bytes, tag, last } => {
+                    self.network.push(connection.stream, bytes, if last { tag } else { tag | PART });
+                }
+                Release::Later(at) => return self.timers.set(at, Due::Acknowledged(index)),
+                Release::Nothing => return,
+            }
         }
+    }
+
+    fn connection(&mut self, source: RankId, destination: RankId, group: GroupId) -> u32 {
+        let key = (self.protocol.connections_per_group.then_some(group), source, destination);
+        match self.connections.get_index_of(&key) {
+            Some(index) => index as u32,
+            None => {
+                let connection = self.connect(source, destination);
+                self.connections.insert_full(key, connection).0 as u32
+            }
+        }
+    }
+
+    fn connect(&mut self, source: RankId, destination: RankId) -> Connection {
         let (from, to) = (self.hosts[source.index()], self.hosts[destination.index()]);
-        let id = self.network.open(from, to, None);
-        let stream = Stream { id, route: self.topology.route(from, to) };
-        self.streams.insert_full((source, destination), stream).0
+        let route = self.topology.route(from, to);
+        let Some(window) = self.protocol.window else {
+            return Connection::new(self.network.open(from, to, None), route, source, None);
+        };
+        let round_trip = route.latency + self.topology.route(to, from).latency;
+        let limit = Rate::new(window.cap.0 as f64 / round_trip.as_secs_f64());
+        let narrowest = route.links.iter().map(|id| self.topology.link(*id).payload_rate());
+        let binds = limit.filter(|limit| narrowest.into_iter().all(|rate| limit < &rate));
+        let stream = self.network.open(from, to, binds);
+        Connection::new(stream, route, source, Some((window, round_trip)))
     }
 
     /// Brings the network to an instant before its next event.
@@ -143,47 +385,124 @@ impl Transport {
         }
     }
 
-    fn keep(&mut self, message: Message) -> u32 {
-        match self.free.pop() {
-            Some(tag) => {
-                self.messages[tag as usize] = message;
-                tag
-            }
-            None => {
-                self.messages.push(message);
-                (self.messages.len() - 1) as u32
-            }
-        }
-    }
-
     pub(crate) fn next_event(&mut self) -> Option<SimTime> {
-        self.network.next_event()
+        self.network.next_event().into_iter().chain(self.timers.next()).min()
     }
 
-    /// Moves the network to `to` and reports each message that got further, in the network's order.
-    pub(crate) fn advance(&mut self, to: SimTime, progress: &mut Vec<(Progress, Message)>) {
+    /// Moves to `to`, which is at or before the next event, and reports what happens then: first what the network brings, in its order,
+    /// then what was due, in the order in which it was set.
+    pub(crate) fn advance(&mut self, to: SimTime, progress: &mut Vec<Progress>) {
         self.now = to;
         let mut events = std::mem::take(&mut self.events);
         self.network.advance(to, &mut events);
         for event in events.drain(..) {
-            match event {
-                NetworkEvent::Sent { tag, started } => {
-                    let message = &mut self.messages[tag as usize];
-                    message.started = started;
-                    message.sent = to;
-                    progress.push((Progress::Sent, *message));
+            self.network_event(to, event, progress);
+        }
+        self.events = events;
+        while let Some(due) = self.timers.due(to) {
+            self.come_due(to, due, progress);
+        }
+    }
+
+    fn network_event(&mut self, now: SimTime, event: NetworkEvent, progress: &mut Vec<Progress>) {
+        match event {
+            NetworkEvent::Sent { tag, .. } if tag & CONTROL != 0 => {}
+            NetworkEvent::Sent { tag, started } => {
+                let message = self.messages.get_mut(tag as u32);
+                message.started = message.started.min(started);
+                if tag & PART == 0 {
+                    message.sent = now;
+                    self.after(now, self.protocol.wake, Due::Sent(tag as u32), progress);
                 }
-                NetworkEvent::Delivered { tag } => {
-                    progress.push((Progress::Arrived, self.messages[tag as usize]));
-                    self.free.push(tag as u32);
+            }
+            NetworkEvent::Delivered { tag } if tag & PART != 0 => {}
+            NetworkEvent::Delivered { tag } if tag & CONTROL != 0 => self.control_arrives(now, tag as u32, progress),
+            NetworkEvent::Delivered { tag } => self.data_arrives(now, tag as u32, progress),
+        }
+    }
+
+    /// What is due after no time is done at once.
+    fn after(&mut self, now: SimTime, delay: SimDuration, due: Due, progress: &mut Vec<Progress>) {
+        self.at(now, now.saturating_add(delay), due, progress);
+    }
+
+    fn at(&mut self, now: SimTime, at: SimTime, due: Due, progress: &mut Vec<Progress>) {
+        if at > now { self.timers.set(at, due) } else { self.come_due(now, due, progress) }
+    }
+
+    fn come_due(&mut self, now: SimTime, due: Due, progress: &mut Vec<Progress>) {
+        match due {
+            Due::Acknowledged(connection) => {
+                self.connections[connection as usize].look_again();
+                self.release(now, connection);
+            }
+            Due::Control(control) => self.heed(now, control),
+            Due::TakenIn(tag) => self.hand_over(now, tag, progress),
+            Due::Sent(tag) => progress.push(Progress::Sent(*self.messages.get(tag))),
+            Due::Arrived(tag) => progress.push(Progress::Arrived(self.messages.take(tag))),
+            Due::CallBack(number) => progress.push(Progress::CallBack(number)),
+        }
+    }
+
+    fn control_arrives(&mut self, now: SimTime, control: u32, progress: &mut Vec<Progress>) {
+        let at = match *self.controls.get(control) {
+            Control::RecvReady { data, .. } => {
+                let sender = self.connections[data as usize].source;
+                self.threads.take_in(sender, now, self.protocol.message)
+            }
+            Control::SendReady { .. } => now,
+        };
+        self.at(now, at, Due::Control(control), progress);
+    }
+
+    /// Acts on a control message.
+    fn heed(&mut self, now: SimTime, control: u32) {
+        match self.controls.take(control) {
+            Control::RecvReady { data, channel, grant } => {
+                if let Some(tag) = self.rendezvous.ready(data, channel, grant) {
+                    self.granted(now, tag, grant);
+                }
+            }
+            Control::SendReady { data, channel } => {
+                let (&(_, sender, receiver), _) = self.connections.get_index(data as usize).expect("it carries data");
+                let Channel::Tag(group, _) = channel else { return };
+                if let Some(grant) = self.rendezvous.announced(receiver, sender, channel) {
+                    self.invite(now, receiver, sender, group, channel, grant);
                 }
             }
         }
-        self.events = events;
+    }
+
+    fn data_arrives(&mut self, now: SimTime, tag: u32, progress: &mut Vec<Progress>) {
+        if self.reception_is_free {
+            return progress.push(Progress::Arrived(self.messages.take(tag)));
+        }
+        let Message { destination, bytes, .. } = *self.messages.get(tag);
+        let work = self.protocol.message + time_for(self.protocol.copy, bytes);
+        let at = self.threads.take_in(destination, now, work);
+        self.at(now, at, Due::TakenIn(tag), progress);
+    }
+
+    /// Wakes whoever waits for a message.
+    fn hand_over(&mut self, now: SimTime, tag: u32, progress: &mut Vec<Progress>) {
+        let message = *self.messages.get(tag);
+        let Message { purpose, destination, bytes, sent, .. } = message;
+        let Protocol { wake, reduce, .. } = self.protocol;
+        let at = match purpose {
+            Purpose::Step { instance, .. } => {
+                let combine = self.grant(&message).is_some_and(|grant| grant.combine);
+                let work = if combine { time_for(reduce, bytes) } else { SimDuration::ZERO };
+                self.threads.work(destination, instance, now, wake, work)
+            }
+            Purpose::Send { .. } => now.saturating_add(wake),
+        };
+        // A busy worker need not be woken, but the message is kept until its sender knows that it has left.
+        let at = at.max(sent.saturating_add(wake));
+        self.at(now, at, Due::Arrived(tag), progress);
     }
 
     /// The way that a message takes.
     pub(crate) fn route(&self, message: &Message) -> &Route {
-        &self.streams[message.stream as usize].route
+        &self.connections[message.connection as usize].route
     }
 }

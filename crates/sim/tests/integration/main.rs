@@ -6,5 +6,6 @@ mod folded;
 mod halts;
 mod overlap;
 mod point_to_point;
+mod protocol;
 mod support;
 mod tasks;

@@ -39,7 +39,12 @@ pub(crate) fn switch(ranks: usize) -> Cluster {
         devices: (0..ranks).map(device).collect(),
         topology: Topology::preset(&Preset::Switch, &hosts, link).unwrap(),
         dynamics: Default::default(),
-        backend: Backend { name: "ideal".into(), algorithms: AlgorithmTable::ideal(), concurrency: 1 },
+        backend: Backend {
+            name: "ideal".into(),
+            algorithms: AlgorithmTable::ideal(),
+            concurrency: 1,
+            protocol: Default::default(),
+        },
     }
 }
 

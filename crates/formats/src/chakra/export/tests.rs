@@ -4,7 +4,6 @@ use crate::chakra::groups::ProcessGroup;
 use crate::chakra::read::Reader;
 use crate::chakra::replay::{Replay, Rules};
 use crate::record::{Header, RecordWriter};
-use crate::report::Manifest;
 use proptest::prelude::*;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -36,7 +35,12 @@ fn cluster(bytes_per_second: f64, latency_ns: u64) -> Cluster {
         devices: (0..RANKS).map(device).collect(),
         topology: Topology::preset(&Preset::Switch, &hosts, link).unwrap(),
         dynamics: Default::default(),
-        backend: Backend { name: "ideal".into(), algorithms: AlgorithmTable::ideal(), concurrency: 2 },
+        backend: Backend {
+            name: "ideal".into(),
+            algorithms: AlgorithmTable::ideal(),
+            concurrency: 2,
+            protocol: Default::default(),
+        },
     }
 }
 
@@ -182,14 +186,14 @@ fn exported(record: &[u8], cluster: &Cluster) -> (Exported, Vec<Vec<u8>>) {
     let lines: Vec<String> = (0..4).map(|line| format!("a.py:{line}")).collect();
     let files = vec![Shared::default(); RANKS].into_iter().map(|_| Shared::default()).collect::<Vec<_>>();
     let open = |rank: RankId| Ok(files[rank.index()].clone());
-    let exported = export(RecordReader::open(record).unwrap(), cluster, "", &lines, open).unwrap();
+    let exported = export(RecordReader::open(record).unwrap(), cluster, &lines, open).unwrap();
     (exported, files.iter().map(|file| file.0.borrow().clone()).collect())
 }
 
 /// Runs traces; returns when each rank ended.
 fn replayed(traces: &[Vec<u8>], cluster: &Cluster) -> Vec<SimTime> {
     let world = (0..RANKS).map(RankId::from).collect();
-    let rules = Arc::new(Rules { world, compute_scale: 1.0, comm_scale: 1.0, roofline: None, groups: vec![] });
+    let rules = Arc::new(Rules::of(world));
     let start = |(rank, trace): (usize, &Vec<u8>)| {
         let reader = Reader::open(io::Cursor::new(trace.clone())).unwrap();
         Box::new(Replay::new(RankId::from(rank), reader, rules.clone())) as Box<dyn Program>
@@ -458,7 +462,7 @@ fn a_run_that_failed_or_was_cut_short_is_no_trace() {
     let header = Header { world_size: RANKS as u32, manifest: Manifest::default() };
     let refused = |record: Vec<u8>| {
         let open = |_| Ok(io::sink());
-        export(RecordReader::open(&record[..]).unwrap(), &cluster, "", &[], open).unwrap_err().to_string()
+        export(RecordReader::open(&record[..]).unwrap(), &cluster, &[], open).unwrap_err().to_string()
     };
     let mut record = RecordWriter::new(Vec::new(), header.clone());
     (0..RANKS).for_each(|rank| record.request(RankId::from(rank), TaskId(0), &Request::Exit(Outcome::Failed)));

@@ -28,13 +28,18 @@ fn switch(ranks: usize) -> Cluster {
         devices: (0..ranks).map(device).collect(),
         topology: Topology::preset(&Preset::Switch, &hosts, link).unwrap(),
         dynamics: Default::default(),
-        backend: Backend { name: "ideal".into(), algorithms: AlgorithmTable::ideal(), concurrency: 1 },
+        backend: Backend {
+            name: "ideal".into(),
+            algorithms: AlgorithmTable::ideal(),
+            concurrency: 1,
+            protocol: Default::default(),
+        },
     }
 }
 
 fn rules(ranks: u32) -> Rules {
     let world = (0..ranks).map(RankId).collect();
-    Rules { world, compute_scale: 1.0, comm_scale: 1.0, roofline: None, groups: Vec::new() }
+    Rules::of(world)
 }
 
 fn group(name: &str, ranks: &[u32]) -> ProcessGroup {
@@ -199,8 +204,8 @@ fn a_roofline_gives_durations_to_those_who_have_none() {
         node(2, NodeType::Comp, &[1], &[(NUM_OPS, 20_000_000), (TENSOR_SIZE, 8_000)]),
         compute(3, &[2], 1),
     ];
-    let roofline = Some(Roofline { peak: 1e12, memory: 1e9 });
-    let outcomes = run(Rules { roofline, ..rules(1) }, std::slice::from_ref(&nodes));
+    let rooflines = vec![Some(Roofline { peak: 1e12, memory: 1e9 })];
+    let outcomes = run(Rules { rooflines, ..rules(1) }, std::slice::from_ref(&nodes));
     assert_eq!((outcomes.finishes(), outcomes.untimed), (vec![29.0], 0));
     let outcomes = run(rules(1), &[nodes]);
     assert_eq!((outcomes.finishes(), outcomes.untimed), (vec![1.0], 2));

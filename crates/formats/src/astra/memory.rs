@@ -1,0 +1,75 @@
+//! Owns ASTRA-sim's remote memory (its analytical memory backend): what a memory node costs.
+
+use super::inputs::InputError;
+use serde::Deserialize;
+
+/// `--astra-memory`.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct RemoteMemory {
+    /// Who shares it.
+    pub memory_type: Sharing,
+    /// In ns.
+    #[serde(default)]
+    pub remote_mem_latency: f64,
+    /// 1e9 bytes a second.
+    #[serde(default)]
+    pub remote_mem_bw: f64,
+    /// Of memory that belongs to a node.
+    #[serde(default = "one")]
+    pub num_npus_per_node: u64,
+}
+
+/// Who shares the memory, one access at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum Sharing {
+    /// There is none.
+    NoMemoryExpansion,
+    /// Each rank has its own.
+    PerNpuMemoryExpansion,
+    /// The ranks of a node share one.
+    PerNodeMemoryExpansion,
+    /// All ranks share one.
+    MemoryPool,
+}
+
+fn one() -> u64 {
+    1
+}
+
+impl RemoteMemory {
+    /// Reads the file's text.
+    ///
+    /// # Errors
+    /// What is no such file, or has no rate.
+    pub fn parse(text: &str) -> Result<RemoteMemory, InputError> {
+        let hint = "it has memory-type, remote-mem-latency (ns) and remote-mem-bw (GB/s)";
+        let wrong = |problem: String| InputError::new(format!("the ASTRA-sim memory cannot be read: {problem}"), hint);
+        let memory: RemoteMemory = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
+        let there = memory.memory_type != Sharing::NoMemoryExpansion;
+        let rates = [memory.remote_mem_latency, memory.remote_mem_bw];
+        if rates.iter().any(|rate| !rate.is_finite() || *rate < 0.0) || (there && memory.remote_mem_bw == 0.0) {
+            return Err(wrong("its rates are not above zero".to_owned()));
+        }
+        match memory.num_npus_per_node {
+            0 => Err(wrong("its nodes have no ranks".to_owned())),
+            _ => Ok(memory),
+        }
+    }
+
+    /// How long an access takes that has the memory to itself, in ns: latency + bytes / bandwidth. `None`: there is no such memory.
+    pub fn access(&self, bytes: u64) -> Option<u64> {
+        let there = self.memory_type != Sharing::NoMemoryExpansion;
+        there.then(|| (self.remote_mem_latency + bytes as f64 / self.remote_mem_bw) as u64)
+    }
+
+    /// Which memory a rank uses; those of one number wait for each other.
+    pub fn of_rank(&self, rank: u64) -> u64 {
+        match self.memory_type {
+            Sharing::PerNpuMemoryExpansion | Sharing::NoMemoryExpansion => rank,
+            Sharing::PerNodeMemoryExpansion => rank / self.num_npus_per_node,
+            Sharing::MemoryPool => 0,
+        }
+    }
+}

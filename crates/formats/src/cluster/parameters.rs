@@ -1,0 +1,146 @@
+//! Owns the parameters of a backend as they are written, in a profile of ours or in a user's `[backend]`: their types, and which goes before
+//! which. Whether a value makes sense is the business of `backend`.
+
+use crate::units::{Bandwidth, Duration, Size};
+use serde::de::value::{MapAccessDeserializer, StrDeserializer};
+use serde::de::{self, MapAccess};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::fmt;
+use std::marker::PhantomData;
+use toml::Spanned;
+
+/// A backend: its name, and what is said about it. What is not said is as in the profile of that name.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, expecting = "a table")]
+pub(super) struct Parameters {
+    pub(super) name: Spanned<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) concurrency: Option<Spanned<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) connections: Option<RawConnections>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) call: Option<Duration>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) message: Option<Duration>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) wake: Option<Duration>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) copy: Option<OrNone<Bandwidth>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reduce: Option<OrNone<Bandwidth>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) staging: Option<OrNone<Bandwidth>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) packet: Option<Spanned<OrNone<RawPacket>>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) handshake: Option<OrNone<RawHandshake>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) window: Option<Spanned<OrNone<RawWindow>>>,
+}
+
+/// Who shares a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum RawConnections {
+    /// The operations of one group between two ranks.
+    Group,
+    /// Everything between two ranks.
+    Pair,
+}
+
+/// A packet's payload and its size on the wire.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, expecting = "a table")]
+pub(super) struct RawPacket {
+    pub(super) payload: Size,
+    pub(super) wire: Size,
+}
+
+/// The messages that come before data.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, expecting = "a table")]
+pub(super) struct RawHandshake {
+    pub(super) control: Size,
+    pub(super) preamble: Size,
+}
+
+/// A new connection's window, and its largest.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, expecting = "a table")]
+pub(super) struct RawWindow {
+    pub(super) first: Size,
+    pub(super) cap: Size,
+}
+
+/// A value, or `"none"`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct OrNone<T>(pub(super) Option<T>);
+
+impl Parameters {
+    /// Only the name.
+    pub(super) fn named(name: Spanned<String>) -> Parameters {
+        Parameters {
+            name,
+            concurrency: None,
+            connections: None,
+            call: None,
+            message: None,
+            wake: None,
+            copy: None,
+            reduce: None,
+            staging: None,
+            packet: None,
+            handshake: None,
+            window: None,
+        }
+    }
+
+    /// What `self` says, and for the rest what `profile` does.
+    pub(super) fn over(self, profile: Parameters) -> Parameters {
+        Parameters {
+            name: self.name,
+            concurrency: self.concurrency.or(profile.concurrency),
+            connections: self.connections.or(profile.connections),
+            call: self.call.or(profile.call),
+            message: self.message.or(profile.message),
+            wake: self.wake.or(profile.wake),
+            copy: self.copy.or(profile.copy),
+            reduce: self.reduce.or(profile.reduce),
+            staging: self.staging.or(profile.staging),
+            packet: self.packet.or(profile.packet),
+            handshake: self.handshake.or(profile.handshake),
+            window: self.window.or(profile.window),
+        }
+    }
+}
+
+impl<T: Serialize> Serialize for OrNone<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match &self.0 {
+            Some(value) => value.serialize(serializer),
+            None => serializer.serialize_str("none"),
+        }
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for OrNone<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<OrNone<T>, D::Error> {
+        struct Visitor<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> de::Visitor<'de> for Visitor<T> {
+            type Value = Option<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a value, or \"none\"")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Option<T>, E> {
+                if text == "none" { Ok(None) } else { T::deserialize(StrDeserializer::new(text)).map(Some) }
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Option<T>, M::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(Some)
+            }
+        }
+        deserializer.deserialize_any(Visitor(PhantomData)).map(OrNone)
+    }
+}

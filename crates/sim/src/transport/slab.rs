@@ -1,0 +1,41 @@
+//! Owns a store of values under small integers that are given out again. It does not know what the values are.
+
+/// Values by number. A number is free again once its value is taken out.
+#[derive(Debug)]
+pub(crate) struct Slab<T> {
+    values: Vec<T>,
+    free: Vec<u32>,
+}
+
+impl<T: Copy> Slab<T> {
+    pub(crate) fn new() -> Slab<T> {
+        Slab { values: Vec::new(), free: Vec::new() }
+    }
+
+    pub(crate) fn keep(&mut self, value: T) -> u32 {
+        match self.free.pop() {
+            Some(number) => {
+                self.values[number as usize] = value;
+                number
+            }
+            None => {
+                self.values.push(value);
+                (self.values.len() - 1) as u32
+            }
+        }
+    }
+
+    pub(crate) fn get(&self, number: u32) -> &T {
+        &self.values[number as usize]
+    }
+
+    pub(crate) fn get_mut(&mut self, number: u32) -> &mut T {
+        &mut self.values[number as usize]
+    }
+
+    /// Copies a value out and gives its number away.
+    pub(crate) fn take(&mut self, number: u32) -> T {
+        self.free.push(number);
+        self.values[number as usize]
+    }
+}

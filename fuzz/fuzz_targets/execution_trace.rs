@@ -1,0 +1,54 @@
+//! Execution traces: whatever the bytes are, they are read or refused, and what is read can be checked, shown and run to its end.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use uniference_formats::chakra::check::check;
+use uniference_formats::chakra::feed::Feed;
+use uniference_formats::chakra::read::Reader;
+use uniference_formats::chakra::stats::Stats;
+use uniference_formats::chakra::write::Writer;
+use uniference_formats::chakra::{dot, json};
+
+fuzz_target!(|bytes: &[u8]| {
+    let Ok(reader) = Reader::open(bytes) else { return };
+    let _ = check(reader);
+    let open = || Reader::open(bytes).expect("it was opened before");
+    let _ = json::write(open(), &mut std::io::sink());
+    let _ = dot::write(open(), &mut std::io::sink());
+    let _ = Stats::of(open());
+    write_again(open());
+    run(Feed::new(open()));
+});
+
+/// What is read is written, and read again, as it was.
+fn write_again(mut reader: Reader<&[u8]>) {
+    let mut writer = Writer::new(Vec::new(), &reader.metadata().clone()).expect("memory takes all");
+    let mut nodes = Vec::new();
+    while let Ok(Some(node)) = reader.next_node() {
+        if writer.node(&node).is_ok() {
+            nodes.push(node);
+        }
+    }
+    let bytes = writer.finish().expect("memory takes all");
+    let again: Vec<_> = Reader::open(&bytes[..]).expect("it was just written").map(Result::unwrap).collect();
+    // Numbers that are no numbers are not equal to themselves.
+    assert_eq!(format!("{again:?}"), format!("{nodes:?}"));
+}
+
+/// Every node comes free, or the reason is told.
+fn run(mut feed: Feed<&[u8]>) {
+    let mut free = Vec::new();
+    loop {
+        loop {
+            match feed.plan() {
+                Ok(Some((id, true))) => free.push(id),
+                Ok(Some(_)) => {}
+                Ok(None) => break,
+                Err(_) => return,
+            }
+        }
+        let Some(id) = free.pop() else { return assert!(feed.is_done()) };
+        feed.complete(id, &mut |id| free.push(id));
+    }
+}

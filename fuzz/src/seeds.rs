@@ -1,0 +1,123 @@
+//! Writes the files that fuzzing starts from into `CORPUS/TARGET/`, each by the project's own writers.
+
+use std::fs;
+use std::path::Path;
+use uniference_formats::chakra::own::Part;
+use uniference_formats::chakra::schema::{GlobalMetadata, Node};
+use uniference_formats::chakra::write::Writer;
+use uniference_formats::chakra::{export, groups};
+use uniference_formats::cluster::{Choices, ClusterFile, Flags};
+use uniference_formats::record::{Header, RecordReader, RecordWriter};
+use uniference_formats::report::Manifest;
+use uniference_sim::ids::{GroupId, QueueId, RankId, Site, TaskId};
+use uniference_sim::program::{
+    Activity, Call, CallOp, Collective, CollectiveKind, DType, Origin, Outcome, ReduceOp, Request, Shape, StoreOp, Work,
+};
+use uniference_sim::time::SimDuration;
+
+fn main() {
+    let corpus = std::env::args().nth(1).expect("usage: seeds CORPUS");
+    let corpus = Path::new(&corpus);
+    let toml = cluster();
+    save(corpus, "cluster_file", "flags.toml", toml.as_bytes());
+    let record = record(&toml);
+    save(corpus, "program_record", "whole", &[&[0], &record[..]].concat());
+    save(corpus, "program_record", "framed", &[&[1], &pieces(&record)[..]].concat());
+    for (rank, trace) in traces(&record).iter().enumerate() {
+        save(corpus, "execution_trace", &format!("exported.{rank}.et"), trace);
+    }
+    save(corpus, "execution_trace", "gzip.et", &gzip());
+    save(corpus, "astra_inputs", "both", ASTRA.as_bytes());
+    for (name, text) in HOST_TRACES {
+        save(corpus, "host_trace", name, text.as_bytes());
+    }
+}
+
+const ASTRA: &str = r#"{"endpoint-delay": 10, "active-chunks-per-dimension": 1, "preferred-dataset-splits": 4,
+ "all-reduce-implementation": ["ring", "halvingDoubling"], "all-gather-implementation": ["ring", "direct"],
+ "reduce-scatter-implementation": ["ring", "direct"], "all-to-all-implementation": ["ring", "direct"],
+ "collective-optimization": "localBWAware", "local-mem-bw": 50, "peak-perf": 312, "roofline-enabled": 1}
+---
+topology: [ Ring, Switch ]  # comment
+npus_count: [ 4, 2 ]
+bandwidth: [ 50.0, 25.0 ]
+latency: [ 500.0, 700.0 ]
+"#;
+
+const HOST_TRACES: [(&str, &str); 1] = [("both", include_str!("host_trace.json"))];
+
+fn save(corpus: &Path, target: &str, name: &str, bytes: &[u8]) {
+    let folder = corpus.join(target);
+    fs::create_dir_all(&folder).expect("the corpus can be written");
+    fs::write(folder.join(name), bytes).expect("the corpus can be written");
+}
+
+fn cluster() -> String {
+    Flags { ranks: 2, bandwidth: None, latency: None, slowdown: vec![1.0, 2.0] }.to_toml().expect("a plain cluster")
+}
+
+/// Two ranks that compute, join a group, reduce, and use the store.
+fn record(toml: &str) -> Vec<u8> {
+    let manifest = Manifest { cluster: toml.to_owned(), ..Manifest::default() };
+    let mut writer = RecordWriter::new(Vec::new(), Header { world_size: 2, manifest });
+    let issue = |activity| Request::Issue { activity, queue: QueueId(0), after: vec![], site: Site(0) };
+    let reduce = CallOp::Collective(Collective {
+        kind: CollectiveKind::AllReduce,
+        dtype: DType::Float32,
+        reduce: Some(ReduceOp::Sum),
+        root: None,
+        shape: Shape::Even(1000),
+    });
+    let work = Work { duration: SimDuration::from_us(3), origin: Origin::Measured };
+    for rank in (0..2).map(RankId) {
+        let script = [
+            Request::JoinGroup { ranks: (0..2).map(RankId).collect(), sequence: 0 },
+            issue(Activity::Compute(work.clone())),
+            issue(Activity::Call(Call { group: GroupId(0), op: reduce.clone() })),
+            Request::Store {
+                operation: StoreOp::Set { key: b"k".to_vec(), value: b"v".to_vec() },
+                timeout: None,
+                site: Site(0),
+            },
+            Request::Now,
+            Request::Exit(Outcome::Ok),
+        ];
+        script.iter().for_each(|request| writer.request(rank, TaskId(0), request));
+    }
+    writer.finish(vec!["a.py:1".to_owned()]).expect("memory takes all")
+}
+
+/// The frames of a record, each after its length in one byte, as far as they are that short.
+fn pieces(record: &[u8]) -> Vec<u8> {
+    let mut rest = &record[8..];
+    let mut pieces = Vec::new();
+    while let Some((head, tail)) = rest.split_at_checked(8) {
+        let length = u32::from_le_bytes(head[..4].try_into().expect("four bytes")) as usize;
+        let short = length.min(255);
+        pieces.push(short as u8);
+        pieces.extend_from_slice(&tail[..short]);
+        rest = &tail[length..];
+    }
+    pieces
+}
+
+fn traces(record: &[u8]) -> Vec<Vec<u8>> {
+    let reader = RecordReader::open(record).expect("its own record");
+    let file = ClusterFile::parse("seed", &reader.header().manifest.cluster, &[]).expect("its own cluster");
+    let cluster = file.resolve(&Choices::default()).expect("its own cluster").cluster;
+    let folder = std::env::temp_dir().join(format!("uniference-seeds-{}", std::process::id()));
+    fs::create_dir_all(&folder).expect("there is a temporary folder");
+    let open = |rank: RankId| fs::File::create(folder.join(rank.0.to_string()));
+    export::export(reader, &cluster, &[], open).expect("its own record");
+    let traces = (0..2).map(|rank| fs::read(folder.join(rank.to_string())).expect("just written")).collect();
+    fs::remove_dir_all(&folder).expect("just made");
+    traces
+}
+
+fn gzip() -> Vec<u8> {
+    let mut writer = Writer::gzip(Vec::new(), &GlobalMetadata::default()).expect("memory takes all");
+    let group = Node { id: 1, ..groups::describe("1", &[0, 1]) };
+    let compute = Node { id: 2, data_deps: vec![1], ..Part::Compute(SimDuration::from_us(7)).to_node(TaskId(0)) };
+    [group, compute].iter().for_each(|node| writer.node(node).expect("memory takes all"));
+    writer.finish().expect("memory takes all")
+}
