@@ -39,7 +39,7 @@ impl From<ReadError> for FeedError {
 }
 
 /// Puts a graph of nodes in the place of one.
-pub trait Expand: std::fmt::Debug {
+pub trait Expand: std::fmt::Debug + Send + Sync {
     /// What stands for `node` of `rank`; `None`: the node itself. Ids and dependencies are those of the graph's own.
     fn expand(&self, rank: RankId, node: &Node) -> Option<Vec<Node>>;
 }

@@ -150,16 +150,15 @@ impl<'a> Linker<'a> {
 
     /// What ran on the accelerator becomes nodes of its own, in the order of their launch.
     fn add_kernels(&mut self) {
-        let mut next = self.nodes.keys().next_back().map_or(1, |id| id + 1);
-        for event in self.device.events.iter().filter(|event| event.row == Row::Stream) {
-            let mut node =
-                Node { id: next, name: event.name.clone(), r#type: NodeType::Comp.into(), ..Node::default() };
+        let first = self.nodes.keys().next_back().map_or(1, |id| id + 1);
+        let kernels = self.device.events.iter().filter(|event| event.row == Row::Stream);
+        for (id, event) in (first..).zip(kernels) {
+            let mut node = Node { id, name: event.name.clone(), r#type: NodeType::Comp.into(), ..Node::default() };
             node.set(IS_CPU_OP, Value::Bool(false));
             node.set("stream", Value::Int64(event.lane as i64));
-            let communicates = self.communication.describe_kernel(event, &mut node);
-            self.nodes.insert(next, node);
-            self.spans.push(Span { node: next, event: event.clone(), own_ns: 0, communication: communicates });
-            next += 1;
+            let communication = self.communication.describe_kernel(event, &mut node);
+            self.nodes.insert(id, node);
+            self.spans.push(Span { node: id, event: event.clone(), own_ns: 0, communication });
         }
     }
 
