@@ -6,7 +6,7 @@
 use super::arena::{self, Layout};
 use super::exchange::{Exchange, Ready, Recorder, Standing};
 use super::output::{Logs, Pipe, Stream};
-use super::processor;
+use super::processor::Visit;
 use super::protocol::{self, Batch, FrameBuffer, Hello, Op};
 use super::slots::Slots;
 use super::zygote::{News, Place, Script, Zygote};
@@ -134,7 +134,8 @@ pub struct Driver<'a> {
     ranks: Vec<Rank>,
     sources: Sources,
     arena: (OwnedFd, Layout),
-    processor: Option<u32>,
+    /// Where the driver and its ranks wait for each other, if they take turns.
+    stay: Option<Visit>,
     asked: u32,
     logs: Logs,
     watch: Watch<'a>,
@@ -167,7 +168,7 @@ impl<'a> Driver<'a> {
         let mut sources = Sources::new()?;
         let zygote = Zygote::start(&setup.python)?;
         // After the zygote has come: it and its children run where they like.
-        let processor = if setup.jobs == 1 { processor::stay() } else { None };
+        let stay = if setup.jobs == 1 { Visit::here() } else { None };
         sources.add(signals, Source::Signal)?;
         sources.add(zygote.socket(), Source::Zygote)?;
         Ok(Driver {
@@ -178,7 +179,7 @@ impl<'a> Driver<'a> {
             ranks: Vec::new(),
             sources,
             arena: (arena, layout),
-            processor,
+            stay,
             asked: 0,
             logs: Logs::new(&setup.logs, world_size),
             watch,
@@ -315,7 +316,7 @@ impl<'a> Driver<'a> {
             arena_bytes: layout.total,
             staging: (layout.part * u64::from(rank), layout.part),
             retain_bytes: layout.retain,
-            processor: self.processor,
+            processor: self.stay.as_ref().map(Visit::processor),
         };
         let mut bytes = Vec::new();
         protocol::encode(&hello, &mut bytes);

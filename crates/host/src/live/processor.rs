@@ -4,27 +4,35 @@
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
-/// Binds the calling thread to the processor that it runs on; which that is. `None` if the host does not allow it.
-pub(super) fn stay() -> Option<u32> {
-    let here = sched_getcpu();
-    sched_setaffinity(None, &only(here)).ok().map(|()| here as u32)
+/// While it lives, the calling thread runs on one processor only; then on those that it might run on before.
+pub(super) struct Visit {
+    processor: u32,
+    before: CpuSet,
 }
 
-/// While it lives, the calling thread runs on one processor only; then on those that it might run on before.
-pub(super) struct Visit(CpuSet);
-
 impl Visit {
-    /// `None` if the thread may not run there.
+    /// To the processor that the thread runs on.
+    pub(super) fn here() -> Option<Visit> {
+        Visit::begin(sched_getcpu() as u32)
+    }
+
+    /// `None` if the thread may not run there, or nowhere else.
     pub(super) fn begin(processor: u32) -> Option<Visit> {
         let before = sched_getaffinity(None).ok()?;
         let may = before.is_set(processor as usize) && before.count() > 1;
-        (may && sched_setaffinity(None, &only(processor as usize)).is_ok()).then_some(Visit(before))
+        (may && sched_setaffinity(None, &only(processor as usize)).is_ok()).then_some(Visit { processor, before })
+    }
+
+    /// Where it is.
+    pub(super) fn processor(&self) -> u32 {
+        self.processor
     }
 }
 
 impl Drop for Visit {
     fn drop(&mut self) {
-        sched_setaffinity(None, &self.0).expect("where the thread could run before it can again");
+        // Fails only if all of those are gone from the host: then it stays.
+        let _ = sched_setaffinity(None, &self.before);
     }
 }
 
