@@ -4,7 +4,8 @@
 //! simulates. While the run goes on, the program [`record`], the [`trace`] and the [`events`] are written, each keeping the first
 //! error of its writer in its [`sink`]. At the end come the [`report`], with the [`interval`] of its makespan, and its [`table`]. A record is read back to run it again.
 //!
-//! [`chakra`] traces are what others record or generate; they are read, written, shown and run. [`astra`] predicts what ASTRA-sim would.
+//! [`chakra`] traces are what others record or generate; they are read, written, shown and run. [`workload`] generates them, and [`astra`] predicts
+//! what ASTRA-sim would.
 
 pub mod astra;
 pub mod chakra;
@@ -18,3 +19,4 @@ pub mod sink;
 pub mod table;
 pub mod trace;
 pub mod units;
+pub mod workload;

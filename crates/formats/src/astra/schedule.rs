@@ -147,7 +147,7 @@ struct Run<'a, R> {
 }
 
 struct Rank<R> {
-    feed: Feed<R>,
+    feed: Feed<Reader<R>>,
     free: BTreeSet<u64>,
     busy: [bool; 3],
     entered: BTreeMap<Members, u64>,

@@ -9,12 +9,11 @@
 use super::attributes::COMM_TAG;
 use super::check::{CheckError, find_cycle};
 use super::groups::{GroupsError, ProcessGroup, process_groups};
-use super::read::{ReadError, Reader};
+use super::read::{Nodes, ReadError};
 use super::schema::{Node, NodeType, Value};
 use indexmap::{IndexMap, IndexSet};
 use rustc_hash::FxBuildHasher;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::io::Read;
 use std::sync::Arc;
 use uniference_sim::ids::RankId;
 
@@ -48,8 +47,8 @@ pub trait Expand: std::fmt::Debug + Send + Sync {
 const EXPANDED: u64 = 1 << 62;
 
 /// The nodes of one trace that have been read and are not done.
-pub struct Feed<R> {
-    trace: Reader<R>,
+pub struct Feed<N> {
+    trace: N,
     window: usize,
     ended: bool,
     slots: BTreeMap<u64, Slot>,
@@ -76,18 +75,18 @@ struct Slot {
     planned: bool,
 }
 
-impl<R: Read> Feed<R> {
+impl<N: Nodes> Feed<N> {
     /// Nothing is read yet.
-    pub fn new(trace: Reader<R>) -> Feed<R> {
+    pub fn new(trace: N) -> Feed<N> {
         Feed::with_window(trace, WINDOW)
     }
 
     /// The same with graphs in the place of some nodes of this rank.
-    pub fn expanding(trace: Reader<R>, expand: Option<(RankId, Arc<dyn Expand>)>) -> Feed<R> {
+    pub fn expanding(trace: N, expand: Option<(RankId, Arc<dyn Expand>)>) -> Feed<N> {
         Feed { expand, ..Feed::new(trace) }
     }
 
-    pub(super) fn with_window(trace: Reader<R>, window: usize) -> Feed<R> {
+    pub(super) fn with_window(trace: N, window: usize) -> Feed<N> {
         Feed {
             trace,
             window,

@@ -107,6 +107,21 @@ impl<R: Read> Reader<R> {
     }
 }
 
+/// Whatever gives a trace's nodes one after the other: a file, or what would have written it.
+pub trait Nodes {
+    /// The next node; `None` at the end.
+    ///
+    /// # Errors
+    /// There should be one and it cannot be read.
+    fn next_node(&mut self) -> Result<Option<Node>, ReadError>;
+}
+
+impl<R: Read> Nodes for Reader<R> {
+    fn next_node(&mut self) -> Result<Option<Node>, ReadError> {
+        Reader::next_node(self)
+    }
+}
+
 impl<R: Read> Iterator for Reader<R> {
     type Item = Result<Node, ReadError>;
 

@@ -14,10 +14,9 @@ use super::attributes::{COMM_DST, COMM_SIZE, COMM_SRC, COMM_TAG, NUM_OPS, ROOT_R
 use super::feed::{Expand, Feed, FeedError};
 use super::groups::ProcessGroup;
 use super::own::{self, Part};
-use super::read::Reader;
+use super::read::Nodes;
 use super::schema::{CommType, Node, NodeType};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::io::Read;
 use std::sync::Arc;
 use uniference_sim::ids::{GroupId, GroupRank, Handle, QueueId, RankId, Site, TaskId};
 use uniference_sim::program::{
@@ -94,10 +93,10 @@ pub enum ReplayError {
 }
 
 /// One rank.
-pub struct Replay<R> {
+pub struct Replay<N> {
     rank: RankId,
     rules: Arc<Rules>,
-    feed: Feed<R>,
+    feed: Feed<N>,
     /// Free nodes and whether one runs, for each of [`Unit`].
     units: [(BTreeSet<u64>, bool); 3],
     /// Planned collectives that are not issued, in order, by the group's members and number among groups of just these.
@@ -143,9 +142,9 @@ enum Asked {
     Start(u64),
 }
 
-impl<R: Read> Replay<R> {
+impl<N: Nodes> Replay<N> {
     /// `rank` does what `trace` says.
-    pub fn new(rank: RankId, trace: Reader<R>, rules: Arc<Rules>) -> Replay<R> {
+    pub fn new(rank: RankId, trace: N, rules: Arc<Rules>) -> Replay<N> {
         Replay {
             rank,
             feed: Feed::expanding(trace, rules.expand.clone().map(|expand| (rank, expand))),
@@ -510,7 +509,7 @@ impl<R: Read> Replay<R> {
     }
 }
 
-impl<R: Read> Program for Replay<R> {
+impl<N: Nodes> Program for Replay<N> {
     fn resume(&mut self, _: SimTime, _: TaskId, reply: Reply) -> Request {
         self.go_on(reply).unwrap_or_else(|error| {
             self.failed = Some(error);

@@ -85,7 +85,7 @@ pub(super) struct Wanted<'a> {
     pub(super) record: RecordLevel,
 }
 
-type Ranks = Vec<Replay<Pieces>>;
+type Ranks = Vec<Replay<Reader<Pieces>>>;
 
 fn factor(text: &str) -> Result<f64, String> {
     let factor: f64 = text.parse().map_err(|_| format!("`{text}` is no number"))?;
@@ -393,7 +393,7 @@ fn describe(halt: &Halt, ranks: &Ranks) -> String {
 }
 
 /// The first few nodes that wait for a node.
-fn waiting(rank: &Replay<Pieces>, handle: Handle) -> String {
+fn waiting(rank: &Replay<Reader<Pieces>>, handle: Handle) -> String {
     let Some((_, waiting)) = rank.behind(handle).filter(|(_, waiting)| !waiting.is_empty()) else {
         return String::new();
     };

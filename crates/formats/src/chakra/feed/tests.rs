@@ -1,4 +1,5 @@
 use super::*;
+use crate::chakra::read::Reader;
 use crate::chakra::schema::{GlobalMetadata, NodeType};
 use crate::chakra::write::Writer;
 use proptest::prelude::*;

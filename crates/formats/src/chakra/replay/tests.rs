@@ -1,5 +1,6 @@
 use super::*;
 use crate::chakra::attributes::{COMM_TYPE, IS_CPU_OP, PG_NAME};
+use crate::chakra::read::Reader;
 use crate::chakra::schema::{Attribute, GlobalMetadata, Value};
 use crate::chakra::write::Writer;
 use uniference_sim::cluster::{Backend, Cluster, Device};
@@ -130,7 +131,7 @@ fn run(rules: Rules, traces: &[Vec<Node>]) -> Outcomes {
 
 struct Borrowed<'a, R>(&'a mut Replay<R>);
 
-impl<R: Read> Program for Borrowed<'_, R> {
+impl<R: Nodes> Program for Borrowed<'_, R> {
     fn resume(&mut self, now: SimTime, task: TaskId, reply: Reply) -> Request {
         self.0.resume(now, task, reply)
     }

@@ -1,0 +1,317 @@
+//! Closed forms of what a job computes, moves and holds; its pipeline's bubble; and one rank standing for many.
+
+use super::*;
+use crate::chakra::attributes::{COMM_SIZE, NUM_OPS};
+use crate::chakra::replay::{Replay, Roofline, Rules};
+use crate::chakra::schema::{CommType, Node, NodeType};
+use rstest::rstest;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use uniference_sim::cluster::{Backend, Cluster, Device};
+use uniference_sim::collective::choose::AlgorithmTable;
+use uniference_sim::engine::{Ended, Engine, drive};
+use uniference_sim::ids::{HostId, RankId};
+use uniference_sim::network::{HostSpec, LinkSpec, Preset, Topology};
+use uniference_sim::program::Program;
+use uniference_sim::record::{RankStatistics, Statistics};
+use uniference_sim::time::{Rate, SimDuration};
+
+fn llama(layers: u32, hidden: u64, heads: u64, ffn: u64) -> Model {
+    Model { layers, hidden, heads, kv_heads: 8, ffn, vocabulary: 128_256, experts: None }
+}
+
+fn small() -> Spec {
+    Spec {
+        model: Model { layers: 4, hidden: 64, heads: 8, kv_heads: 4, ffn: 160, vocabulary: 512, experts: None },
+        layout: Layout { tensor: 1, context: 1, expert: 1, data: 1, pipeline: 1, sequence_parallel: false },
+        phase: Phase::Train,
+        sequence: 128,
+        batch: 16,
+        micro_batch: 2,
+        schedule: Schedule::OneForwardOneBackward,
+        zero: 0,
+        gradient_bytes: 2,
+    }
+}
+
+fn with_experts(spec: Spec) -> Spec {
+    Spec { model: Model { experts: Some(Experts { count: 8, top_k: 2 }), ..spec.model }, ..spec }
+}
+
+fn laid_out(spec: Spec, [tensor, context, expert, data, pipeline]: [u32; 5]) -> Spec {
+    let layout = Layout { tensor, context, expert, data, pipeline, sequence_parallel: tensor > 1 };
+    Spec { layout, ..spec }
+}
+
+fn nodes(spec: &Spec) -> Vec<Vec<Node>> {
+    let workload = Workload::new(spec.clone()).unwrap();
+    (0..workload.world_size()).map(|rank| workload.trace(rank).collect()).collect()
+}
+
+/// The sum of an attribute over all nodes that `wanted` picks.
+fn total(traces: &[Vec<Node>], attribute: &str, wanted: impl Fn(&Node) -> bool) -> u64 {
+    traces.iter().flatten().filter(|node| wanted(node)).filter_map(|node| node.unsigned(attribute)).sum()
+}
+
+/// Sizes of a rank's collectives of one kind whose names end in `what`.
+fn collected(nodes: &[Node], kind: CommType, what: &str) -> Vec<u64> {
+    let of_kind = nodes.iter().filter(|node| node.comm_type() == Some(kind) && node.name.ends_with(what));
+    of_kind.map(|node| node.unsigned(COMM_SIZE).unwrap()).collect()
+}
+
+#[test]
+fn the_models_are_as_large_as_they_are_called() {
+    // "The Llama 3 herd of models", 2024, table 3; exact numbers of parameters as in the published weights.
+    let sizes = [(32, 4096, 32, 14_336), (80, 8192, 64, 28_672), (126, 16_384, 128, 53_248)];
+    let parameters = sizes.map(|(layers, hidden, heads, ffn)| llama(layers, hidden, heads, ffn).parameters());
+    assert_eq!(parameters, [8_030_261_248, 70_553_706_496, 405_853_388_800]);
+}
+
+#[rstest]
+#[case::one([1, 1, 1, 1, 1])]
+#[case::tensor([4, 1, 1, 2, 1])]
+#[case::pipeline([2, 1, 1, 2, 4])]
+#[case::context([1, 4, 1, 1, 2])]
+fn a_step_computes_six_operations_a_token_and_parameter(#[case] axes: [u32; 5]) {
+    // 3 (2 N_m + 2 L s h) tokens: forward once, backward twice; N_m are the parameters in matrices; causal attention looks at s / 2 tokens, 4
+    // operations each for every element of h (Narayanan et al. 2021, appendix; Hoffmann et al. 2022 leave out attention: 6 N D).
+    let spec = laid_out(small(), axes);
+    let model = &spec.model;
+    let matrices = u64::from(model.layers) * model.dense_parameters() + model.embedding_parameters();
+    let attention = u64::from(model.layers) * 2 * spec.sequence * model.hidden;
+    let expected = 3 * (2 * matrices + attention) * spec.batch * spec.sequence;
+    let computed = total(&nodes(&spec), NUM_OPS, |node| node.name != "optimizer");
+    assert_eq!(computed, expected);
+}
+
+#[rstest]
+#[case::dense([2, 1, 1, 4, 1], 1)]
+#[case::spread([2, 1, 4, 4, 1], 1)]
+fn experts_add_what_their_tokens_need(#[case] axes: [u32; 5], #[case] pieces: u64) {
+    // Each token goes through top_k networks of 3 h f weights, and a router of h E.
+    let spec = laid_out(with_experts(small()), axes);
+    let (model, experts) = (&spec.model, spec.model.experts.unwrap());
+    let networks = experts.top_k * 3 * model.hidden * model.ffn + experts.count * model.hidden;
+    let attention = 2 * model.hidden * (model.hidden + model.kv_width());
+    let layer = 2 * (networks + attention) + 2 * spec.sequence * model.hidden;
+    let head = 2 * model.embedding_parameters();
+    let expected = 3 * (u64::from(model.layers) * layer + head) * spec.batch * spec.sequence;
+    assert_eq!(total(&nodes(&spec), NUM_OPS, |node| node.name != "optimizer"), expected * pieces);
+}
+
+#[rstest]
+fn every_layer_sums_tokens_four_times(#[values(false, true)] sequence_parallel: bool) {
+    // Two all-reduces of b s h elements forwards and two backwards (Shoeybi et al. 2019); with sequence parallelism each is a reduce-scatter
+    // and an all-gather of as many (Korthikanti et al. 2022). The embedding and the head add one each.
+    let mut spec = laid_out(small(), [4, 1, 1, 1, 1]);
+    spec.layout.sequence_parallel = sequence_parallel;
+    let whole = ELEMENT * spec.micro_batch * spec.sequence * spec.model.hidden;
+    let count = (4 * u64::from(spec.model.layers) + 2) * spec.micro_batches();
+    for trace in nodes(&spec) {
+        let of = |kind, what, size| {
+            let sizes = collected(&trace, kind, what);
+            assert!(sizes.iter().all(|bytes| *bytes == size), "{sizes:?}");
+            sizes.len() as u64
+        };
+        if sequence_parallel {
+            assert_eq!(of(CommType::ReduceScatter, "sum", whole), count);
+            assert_eq!(of(CommType::AllGather, "tokens", whole / 4), count);
+        } else {
+            assert_eq!(of(CommType::AllReduce, "sum", whole), count);
+        }
+    }
+}
+
+#[rstest]
+#[case::none(0, [1, 0, 0])]
+#[case::optimizer(1, [0, 1, 1])]
+#[case::gradients(2, [0, 1, 1])]
+#[case::parameters(3, [0, 1, 2])]
+fn zero_moves_parameters_and_gradients(#[case] zero: u8, #[case] times: [u64; 3]) {
+    // Of Psi parameters, in one micro-batch: stage 0 all-reduces Psi, 1 and 2 reduce-scatter and all-gather Psi, 3 reduce-scatters Psi and gathers
+    // layers once for each way (Rajbhandari et al. 2020, section 7). Here embedding and head are not gathered in stage 3, but at its end nothing is.
+    let spec = Spec { zero, batch: 8, ..laid_out(small(), [1, 1, 1, 4, 1]) };
+    let model = &spec.model;
+    let layers = u64::from(model.layers) * (model.dense_parameters() + model.norm_parameters());
+    let ends = 2 * model.embedding_parameters();
+    for trace in nodes(&spec) {
+        let sum = |kind, what, scale: u64| collected(&trace, kind, what).iter().sum::<u64>() * scale / ELEMENT;
+        let reduced = sum(CommType::AllReduce, "gradients", 1);
+        let scattered = sum(CommType::ReduceScatter, "gradients", 1);
+        let gathered = sum(CommType::AllGather, "parameters", 4);
+        assert_eq!([reduced, scattered], [times[0] * (layers + ends), times[1] * (layers + ends)]);
+        let at_the_end = if zero == 3 { 0 } else { ends + model.hidden };
+        assert_eq!(gathered, times[2] * (layers + at_the_end));
+    }
+}
+
+#[test]
+fn zero_holds_less_on_each_rank() {
+    // Rajbhandari et al. 2020, figure 1: of Psi parameters on N ranks 16 Psi, 4 Psi + 12 Psi / N, 2 Psi + 14 Psi / N, 16 Psi / N bytes.
+    let held = |zero| {
+        let spec = Spec { zero, ..laid_out(small(), [1, 1, 1, 4, 1]) };
+        let ModelMemory { parameters, gradients, optimizer } = Workload::new(spec).unwrap().memory(0);
+        parameters + gradients + optimizer
+    };
+    let psi = small().model.parameters();
+    assert_eq!([0, 1, 2, 3].map(held), [16 * psi, 4 * psi + 3 * psi, 2 * psi + 7 * psi / 2, 4 * psi]);
+}
+
+#[test]
+fn parameters_are_dealt_to_ranks_without_rest() {
+    let experts = Spec { gradient_bytes: 4, ..laid_out(with_experts(small()), [2, 1, 4, 4, 2]) };
+    let workload = Workload::new(experts).unwrap();
+    // Norms are on every tensor-parallel rank; experts differ along their axis.
+    let dense: u64 = (0..16).step_by(8).map(|rank| workload.parameters(rank).0 * 2).sum();
+    let own: u64 = (0..16).map(|rank| workload.parameters(rank).1).sum();
+    let model = &workload.spec().model;
+    let norms = u64::from(model.layers) * model.norm_parameters() + model.hidden;
+    assert_eq!(dense + own, model.parameters() + norms);
+    assert_eq!(workload.memory(0).gradients, (workload.parameters(0).0 + workload.parameters(0).1) * 4);
+}
+
+#[test]
+fn layers_that_do_not_divide_spare_the_ends() {
+    // Llama 3 405B has 126 layers on 16 stages: 7 on the first and the last.
+    let spec = laid_out(Spec { model: llama(126, 16_384, 128, 53_248), ..small() }, [8, 1, 1, 1, 16]);
+    let layers: Vec<u32> = (0..16).map(|chunk| spec.layers(chunk)).collect();
+    assert_eq!((layers[0], layers[15], layers[1..15].iter().all(|count| *count == 8)), (7, 7, true));
+}
+
+// Runs
+
+fn cluster(ranks: u32, link: LinkSpec, preset: Preset) -> Cluster {
+    let hosts: Vec<HostSpec> = (0..ranks).map(|rank| HostSpec::new(format!("gpu.{rank:03}"))).collect();
+    let device = |host| Device { name: format!("{host}"), host: HostId(host), slowdown: 1.0, memory: None };
+    Cluster {
+        name: "test".into(),
+        devices: (0..ranks).map(device).collect(),
+        topology: Topology::preset(&preset, &hosts, link).unwrap(),
+        backend: Backend { name: "ideal".into(), algorithms: AlgorithmTable::ideal(), concurrency: 1 },
+    }
+}
+
+fn simulate(workload: &Workload, cluster: &Cluster, symmetry: &Symmetry) -> Vec<RankStatistics> {
+    let rules = Arc::new(Rules {
+        world: (0..workload.world_size()).map(RankId).collect(),
+        compute_scale: 1.0,
+        comm_scale: 1.0,
+        roofline: Some(Roofline { peak: 1e12, memory: 1e15 }),
+        groups: Vec::new(),
+    });
+    let program = |rank| Replay::new(RankId(rank), workload.trace(rank), rules.clone());
+    let mut programs: Vec<Box<dyn Program>> =
+        (0..workload.world_size()).map(|rank| Box::new(program(rank)) as Box<dyn Program>).collect();
+    let mut engine = Engine::folded(cluster, symmetry).unwrap();
+    let mut statistics = Statistics::default();
+    match drive(&mut engine, &mut programs, &mut statistics) {
+        Ended::Finished => statistics.ranks().to_vec(),
+        Ended::Halted(halt) => panic!("{}", halt.render(&|site| site.to_string())),
+    }
+}
+
+#[rstest]
+#[case::gpipe(Schedule::GPipe, 1.0)]
+#[case::one_forward_one_backward(Schedule::OneForwardOneBackward, 1.0)]
+#[case::interleaved(Schedule::Interleaved(2), 2.0)]
+#[case::interleaved_more(Schedule::Interleaved(4), 4.0)]
+fn pipelines_idle_as_long_as_their_bubbles(#[case] schedule: Schedule, #[case] pieces: f64) {
+    // idle / busy = (p - 1) / (v m) where messages cost nothing and all pieces are alike: a vocabulary of one makes the ends so.
+    let (stages, micro_batches) = (4, 8);
+    let model = Model { layers: 16, vocabulary: 1, ..small().model };
+    let spec = Spec { model, sequence: 4096, batch: 8, micro_batch: 1, schedule, ..small() };
+    let workload = Workload::new(laid_out(spec, [1, 1, 1, 1, stages])).unwrap();
+    let free = LinkSpec::new(Rate::new(1e18).unwrap(), SimDuration::ZERO);
+    let ranks = simulate(&workload, &cluster(stages, free, Preset::Switch), &Symmetry::default());
+    let bubble = f64::from(stages - 1) / (pieces * f64::from(micro_batches));
+    let makespan = ranks.iter().map(|rank| rank.finish.unwrap()).max().unwrap().as_secs_f64();
+    let busy = ranks[1].times.compute.as_secs_f64();
+    assert!((makespan / busy - 1.0 - bubble).abs() < 0.01 * bubble, "{} instead of {bubble}", makespan / busy - 1.0);
+}
+
+fn jobs() -> BTreeMap<&'static str, Spec> {
+    let interleaved = Spec { schedule: Schedule::Interleaved(2), ..small() };
+    let inference = |phase| Spec { phase, ..with_experts(small()) };
+    let gpipe = Spec { schedule: Schedule::GPipe, zero: 1, gradient_bytes: 4, ..small() };
+    BTreeMap::from([
+        ("dense", laid_out(small(), [2, 1, 1, 4, 2])),
+        ("context", laid_out(Spec { zero: 1, ..small() }, [2, 2, 1, 2, 2])),
+        ("context alone", laid_out(small(), [2, 4, 1, 1, 1])),
+        ("interleaved", laid_out(interleaved, [4, 1, 1, 2, 2])),
+        ("gpipe", laid_out(gpipe, [1, 1, 1, 4, 4])),
+        ("sharded", laid_out(Spec { zero: 3, ..small() }, [2, 1, 1, 4, 1])),
+        ("experts", laid_out(with_experts(Spec { zero: 2, ..small() }), [2, 1, 2, 4, 2])),
+        ("experts everywhere", laid_out(with_experts(small()), [1, 1, 4, 4, 2])),
+        ("prefill", laid_out(inference(Phase::Prefill), [2, 2, 2, 2, 2])),
+        ("decode", laid_out(inference(Phase::Decode), [2, 1, 4, 4, 2])),
+    ])
+}
+
+/// On GPU servers and on a switch: every rank ends when it would if all were simulated.
+#[test]
+fn one_rank_stands_for_those_that_do_the_same() {
+    let fabric = LinkSpec::new(Rate::new(3.3e9).unwrap(), SimDuration::from_ns(500));
+    let link = LinkSpec::new(Rate::new(0.7e9).unwrap(), SimDuration::from_us(3));
+    for (name, spec) in jobs() {
+        let workload = Workload::new(spec).unwrap();
+        let ranks = workload.world_size();
+        assert!(workload.symmetry().order() > 1, "{name}");
+        for preset in [Preset::Switch, Preset::Rail { per_server: workload.spec().layout.tensor, fabric }] {
+            let cluster = cluster(ranks, link, preset);
+            let all = simulate(&workload, &cluster, &Symmetry::default());
+            assert_eq!(simulate(&workload, &cluster, &workload.symmetry()), all, "{name}");
+        }
+    }
+}
+
+#[test]
+fn nodes_come_after_those_they_depend_on_and_their_groups_are_described() {
+    for (name, spec) in jobs() {
+        for trace in nodes(&spec) {
+            for (at, node) in trace.iter().enumerate() {
+                assert_eq!(node.id, at as u64, "{name}");
+                assert!(node.data_deps.iter().all(|dependency| *dependency < node.id), "{name}: {node:?}");
+                if node.r#type() == NodeType::CommColl {
+                    let group = node.process_group().unwrap();
+                    let describes = |node: &Node| {
+                        let groups = crate::chakra::groups::process_groups(node).unwrap();
+                        groups.is_some_and(|groups| groups[0].name == group)
+                    };
+                    assert!(trace.iter().any(describes), "{name}: {group}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let base = || laid_out(small(), [2, 1, 1, 2, 2]);
+    let mut no_sequence_parallel = laid_out(with_experts(small()), [2, 1, 1, 2, 1]);
+    no_sequence_parallel.layout.sequence_parallel = false;
+    let specs = [
+        laid_out(small(), [3, 1, 1, 1, 1]),
+        Spec { batch: 9, ..base() },
+        Spec { sequence: 127, ..base() },
+        Spec { sequence: 0, ..base() },
+        Spec { sequence: 1 << 39, ..base() },
+        laid_out(small(), [1 << 20, 1, 1, 2, 1]),
+        laid_out(small(), [1, 1, 1, 1, 8]),
+        Spec { schedule: Schedule::Interleaved(2), batch: 12, ..laid_out(small(), [1, 1, 1, 2, 2]) }.odd(),
+        Spec { schedule: Schedule::Interleaved(2), ..laid_out(small(), [1, 1, 1, 2, 1]) },
+        laid_out(small(), [1, 1, 2, 2, 1]),
+        laid_out(with_experts(small()), [1, 1, 4, 2, 1]),
+        no_sequence_parallel,
+        Spec { zero: 4, ..base() },
+        Spec { phase: Phase::Decode, ..laid_out(small(), [1, 2, 1, 1, 1]) },
+    ];
+    let shown = specs.map(|spec| Workload::new(spec).err().map_or("accepted".to_owned(), |error| error.to_string()));
+    insta::assert_snapshot!(shown.join("\n"));
+}
+
+impl Spec {
+    /// With a number of micro-batches that is odd.
+    fn odd(self) -> Spec {
+        Spec { batch: 6 * self.micro_batch, ..self }
+    }
+}
