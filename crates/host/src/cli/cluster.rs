@@ -140,7 +140,7 @@ fn read(path: &Path) -> Result<String, HostError> {
 }
 
 /// A value with a unit, from an option.
-fn value<T: FromStr<Err = UnitError>>(option: &str, text: &str) -> Result<T, HostError> {
+pub(super) fn value<T: FromStr<Err = UnitError>>(option: &str, text: &str) -> Result<T, HostError> {
     let whole = 0..text.len();
     text.parse()
         .map_err(|error: UnitError| show(Diagnostic::new(error.message).at(option, text, whole).hint(error.hint)))

@@ -14,6 +14,7 @@ mod results;
 mod run;
 mod testbed;
 mod traces;
+mod workload;
 
 use crate::error::{Exit, HostError};
 use clap::{Parser, Subcommand};
@@ -43,6 +44,9 @@ enum Command {
     Chakra(chakra::Command),
     /// Run a command on real sockets, one process a rank, over an emulated network (Linux, root)
     Testbed(testbed::Args),
+    /// Generate jobs, as execution traces or run at once
+    #[command(subcommand)]
+    Workload(workload::Command),
     /// Show whether this machine has what a run needs
     Doctor,
 }
@@ -89,6 +93,7 @@ fn carry_out(cli: Cli, argv: &[String], python: &Path) -> Result<Exit, HostError
         Command::Cluster(command) => cluster::command(&command),
         Command::Chakra(command) => chakra::command(&command),
         Command::Testbed(args) => testbed::testbed(&args),
+        Command::Workload(command) => workload::command(&command, argv),
         Command::Doctor => Ok(doctor::doctor(python)),
     }
 }

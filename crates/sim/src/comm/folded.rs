@@ -6,9 +6,12 @@
 //! these ([`crate::collective::Algorithm::symmetry`]) takes the same course at every image.
 
 use super::group::Group;
-use crate::ids::{GroupRank, RankId};
+use crate::ids::{GroupId, GroupRank, Handle, RankId};
 use crate::network::Asymmetry;
 use crate::symmetry::{Relabeling, Shift, Symmetry};
+use crate::time::SimTime;
+use indexmap::IndexMap;
+use rustc_hash::FxBuildHasher;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -30,6 +33,36 @@ struct Moves {
     none: bool,
     rotations: bool,
     flips: bool,
+}
+
+/// Looks for messages of two operations that one rank puts on one connection at one instant. Which goes first follows from the order of events
+/// within the instant, which is that of ids: ranks that are alike need not agree about it.
+#[derive(Debug)]
+pub(super) struct Ties {
+    per_group: bool,
+    /// By connection: when a message was sent last, and for which operation.
+    last: IndexMap<(Option<GroupId>, RankId, RankId), (SimTime, Handle), FxBuildHasher>,
+    found: Option<Asymmetry>,
+}
+
+impl Ties {
+    /// `per_group`: each group has connections of its own.
+    pub(super) fn new(per_group: bool) -> Ties {
+        Ties { per_group, last: IndexMap::default(), found: None }
+    }
+
+    pub(super) fn sends(&mut self, now: SimTime, group: GroupId, pair: (RankId, RankId), operation: Handle) {
+        let connection = (self.per_group.then_some(group), pair.0, pair.1);
+        let before = self.last.insert(connection, (now, operation));
+        if before.is_some_and(|(at, other)| at == now && other != operation) {
+            let problem = format!("{} sends {} messages of two operations at one instant, at {now}", pair.0, pair.1);
+            self.found.get_or_insert(Asymmetry::new(problem));
+        }
+    }
+
+    pub(super) fn take(&mut self) -> Option<Asymmetry> {
+        self.found.take()
+    }
 }
 
 impl Moves {

@@ -20,6 +20,7 @@ use crate::record::Meeting;
 use crate::symmetry::Symmetry;
 use crate::time::{Bytes, SimTime};
 use crate::transport::{Message, Progress, Purpose, Slab, Transport};
+use folded::Ties;
 use indexmap::IndexMap;
 use instance::{Instance, Post};
 use mailbox::{Letter, Mailbox, Receive};
@@ -39,6 +40,8 @@ pub(crate) struct Comm {
     mailboxes: Vec<Mailbox>,
     traffic: Vec<Traffic>,
     completions: Vec<Completion>,
+    /// Where the run has a symmetry.
+    ties: Option<Ties>,
     /// What happens later than it was asked for.
     cues: Slab<Cue>,
     /// What happens in one instant; kept to reuse its room.
@@ -92,6 +95,7 @@ pub(crate) struct Disagreement {
 
 impl Comm {
     pub(crate) fn new(world: usize, table: AlgorithmTable, transport: Transport, symmetry: Symmetry) -> Comm {
+        let ties = (!symmetry.is_trivial()).then(|| Ties::new(transport.has_connections_per_group()));
         Comm {
             groups: Groups::new(symmetry),
             transport,
@@ -103,6 +107,7 @@ impl Comm {
             mailboxes: std::iter::repeat_with(Mailbox::default).take(world).collect(),
             traffic: vec![Traffic::default(); world],
             completions: Vec::new(),
+            ties,
             cues: Slab::new(),
             progress: Vec::new(),
         }
@@ -120,6 +125,11 @@ impl Comm {
                 Err(Asymmetry::new(format!("{kind} by {name} among {} is not alike for its members", group.size())))
             }
         }
+    }
+
+    /// What was found since the last call not to be alike.
+    pub(crate) fn take_asymmetry(&mut self) -> Option<Asymmetry> {
+        self.ties.as_mut().and_then(Ties::take)
     }
 
     /// A rank asks for a collective, which may have to wait in the rank's queue. Returns its sequence number in the group.
@@ -201,6 +211,9 @@ impl Comm {
             Cue::Run { instance, me } => self.run_member(now, instance, me),
             Cue::Send { caller: Caller { rank, handle, site }, group, to, tag, bytes } => {
                 let destination = self.groups.get(group).seen_by(rank)[to.index()];
+                if let Some(ties) = &mut self.ties {
+                    ties.sends(now, group, (rank, destination), handle);
+                }
                 self.traffic[rank.index()].sent += bytes;
                 self.transport.send(now, rank, destination, group, bytes, Purpose::Send { handle, tag, site });
             }
@@ -315,10 +328,14 @@ impl Comm {
         let pair = |peer| symmetry.normalised(group.world_rank(me), group.world_rank(peer));
         let (transport, traffic) = (&mut self.transport, &mut self.traffic[pair(me).0.index()]);
         let handshake = transport.has_handshake();
+        let mut ties = self.ties.as_mut().map(|ties| (ties, instance.caller(me).handle));
         let through = instance.run(me, |post| match post {
             Post::Send { to, bytes, step } => {
                 let purpose = Purpose::Step { instance: index, from: me, to, step };
                 let (source, destination) = pair(to);
+                if let Some((ties, handle)) = &mut ties {
+                    ties.sends(now, id, (source, destination), *handle);
+                }
                 transport.send(now, source, destination, id, bytes, purpose);
                 traffic.sent += bytes;
             }

@@ -51,13 +51,13 @@ impl Engine {
 
     /// Makes an operation known to its group. Returns its sequence number there, if it is a collective.
     fn announce(&mut self, caller: Caller, activity: &Activity, observer: &mut dyn Observer) -> u64 {
-        let Activity::Call(call) = activity else { return 0 };
-        let Caller { rank, handle, site } = caller;
-        observer.record(self.now, &Event::Issued { rank, handle, call, site });
-        if let Err(asymmetry) = self.check_symmetry(call) {
+        if let Err(asymmetry) = self.check_symmetry(activity) {
             self.halt(Cause::Asymmetry(asymmetry));
             return 0;
         }
+        let Activity::Call(call) = activity else { return 0 };
+        let Caller { rank, handle, site } = caller;
+        observer.record(self.now, &Event::Issued { rank, handle, call, site });
         let CallOp::Collective(collective) = &call.op else { return 0 };
         match self.comm.announce(caller, call.group, collective) {
             Ok(sequence) => sequence,
@@ -173,6 +173,9 @@ impl Engine {
 
     /// Takes note of operations that communication has completed, and of what starts because of it, until nothing more does.
     pub(super) fn settle_completions(&mut self, observer: &mut dyn Observer) {
+        if let Some(asymmetry) = self.comm.take_asymmetry() {
+            self.halt(Cause::Asymmetry(asymmetry));
+        }
         let mut completions = std::mem::take(&mut self.completions);
         loop {
             self.comm.take_completions(&mut completions);

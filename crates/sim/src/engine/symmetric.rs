@@ -6,17 +6,15 @@ use super::rank::Rank;
 use crate::cluster::{Cluster, Device, Protocol};
 use crate::ids::HostId;
 use crate::network::{Asymmetry, FlowNetwork, FoldedTopology};
-use crate::program::{Call, CallOp};
+use crate::program::{Activity, Call, CallOp};
 use crate::symmetry::Symmetry;
-
-/// The backend whose transport serves everybody alike and in no order: no host cost, no rendezvous.
-const ORDER_FREE: &str = "ideal";
 
 impl Engine {
     /// A run of ranks that are alike under `symmetry`: only representatives are resumed, and what they do counts for their class.
     /// Each rank of a class finishes when its representative does; of other events only the representatives' are observed. That
-    /// programs of one class ask for the same, each in its own place, is the caller's promise; where requests themselves
-    /// show that ranks are not alike the run halts with [`super::Cause::Asymmetry`].
+    /// programs of one class ask for the same, each in its own place, whatever the order in which they hear of what happens at one instant, is
+    /// the caller's promise. Where requests themselves show that ranks are not alike, and where an order within an instant would
+    /// count, the run halts with [`super::Cause::Asymmetry`].
     ///
     /// # Errors
     /// If the cluster does not look the same from ranks that should be alike.
@@ -52,12 +50,24 @@ impl Engine {
         self.ranks.iter().filter(|rank| self.symmetry().is_representative(rank.id))
     }
 
-    pub(super) fn check_symmetry(&self, call: &Call) -> Result<(), Asymmetry> {
-        match &call.op {
-            _ if self.symmetry().is_trivial() => Ok(()),
-            CallOp::Collective(collective) => self.comm.check_symmetry(call.group, collective),
-            CallOp::Recv { from: None, .. } => Err(Asymmetry::new("a receive from any rank takes what comes first")),
-            CallOp::Send { .. } | CallOp::Recv { .. } => Ok(()),
+    pub(super) fn check_symmetry(&self, activity: &Activity) -> Result<(), Asymmetry> {
+        if self.symmetry().is_trivial() {
+            return Ok(());
+        }
+        match activity {
+            Activity::Store(_) => Err(Asymmetry::store()),
+            Activity::Call(Call { group, op: CallOp::Collective(collective) }) => {
+                self.comm.check_symmetry(*group, collective)
+            }
+            Activity::Call(Call { op: CallOp::Recv { from: None, .. }, .. }) => {
+                Err(Asymmetry::new("a receive from any rank takes what comes first"))
+            }
+            _ => Ok(()),
         }
     }
+}
+
+/// As `ideal` does: threads take messages one after the other, windows and handshakes follow what came before.
+fn serves_in_no_order(protocol: &Protocol) -> bool {
+    *protocol == Protocol { connections_per_group: protocol.connections_per_group, ..Protocol::default() }
 }

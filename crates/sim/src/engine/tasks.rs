@@ -199,7 +199,7 @@ impl Engine {
         observer: &mut dyn Observer,
     ) {
         if !self.symmetry().is_trivial() {
-            return self.halt(Cause::Asymmetry(Asymmetry::new("the store serves whoever comes first")));
+            return self.halt(Cause::Asymmetry(Asymmetry::store()));
         }
         match self.store.apply(&operation) {
             Some(value) => {
@@ -232,7 +232,7 @@ impl Engine {
         observer: &mut dyn Observer,
     ) {
         if !self.symmetry().is_trivial() {
-            return self.halt(Cause::Asymmetry(Asymmetry::new("the store serves whoever comes first")));
+            return self.halt(Cause::Asymmetry(Asymmetry::store()));
         }
         if self.store.apply(operation).is_none() {
             return self.storing.push((rank, Storing::Activity(handle)));

@@ -54,6 +54,16 @@ impl Statistics {
         self.ranks.iter().filter_map(|rank| rank.finish).max().unwrap_or(SimTime::ZERO)
     }
 
+    /// Each rank that was simulated stands for so many: operations count as often. Ranks have figures of their own already.
+    pub fn stand_for(&mut self, ranks: u32) {
+        let times = |span: SimDuration| SimDuration::from_ps(span.as_ps().saturating_mul(u64::from(ranks)));
+        for operation in self.operations.values_mut() {
+            operation.count *= u64::from(ranks);
+            operation.bytes = Bytes(operation.bytes.0.saturating_mul(u64::from(ranks)));
+            (operation.time, operation.exposed) = (times(operation.time), times(operation.exposed));
+        }
+    }
+
     /// How many events were seen.
     pub fn events(&self) -> u64 {
         self.events

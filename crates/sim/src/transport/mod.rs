@@ -178,6 +178,11 @@ impl Transport {
         }
     }
 
+    /// Does each group have connections of its own?
+    pub(crate) fn has_connections_per_group(&self) -> bool {
+        self.protocol.connections_per_group
+    }
+
     /// Does a message wait until its receive is posted?
     pub(crate) fn has_handshake(&self) -> bool {
         self.protocol.handshake.is_some()

@@ -37,6 +37,10 @@ impl Asymmetry {
     /// What can be done about it.
     pub const HINT: &str = "simulate every rank: --fold off";
 
+    pub(crate) fn store() -> Asymmetry {
+        Asymmetry::new("the store serves whoever comes first")
+    }
+
     pub(crate) fn new(problem: impl Into<String>) -> Asymmetry {
         Asymmetry { problem: problem.into() }
     }
