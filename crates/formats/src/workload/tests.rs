@@ -189,7 +189,12 @@ fn cluster(ranks: u32, link: LinkSpec, preset: Preset) -> Cluster {
         devices: (0..ranks).map(device).collect(),
         topology: Topology::preset(&preset, &hosts, link).unwrap(),
         dynamics: Dynamics::default(),
-        backend: Backend { name: "ideal".into(), algorithms: AlgorithmTable::ideal(), concurrency: 1 },
+        backend: Backend {
+            name: "ideal".into(),
+            algorithms: AlgorithmTable::ideal(),
+            concurrency: 1,
+            protocol: Default::default(),
+        },
     }
 }
 
@@ -264,18 +269,21 @@ fn one_rank_stands_for_those_that_do_the_same() {
         let ranks = workload.world_size();
         assert!(workload.symmetry().order() > 1, "{name}");
         for preset in [Preset::Switch, Preset::Rail { per_server: workload.spec().layout.tensor, fabric }] {
-            let cluster = cluster(ranks, link, preset);
+            let mut cluster = cluster(ranks, link, preset);
             let all = simulate(&workload, &cluster, &Symmetry::default()).unwrap();
             match simulate(&workload, &cluster, &workload.symmetry()) {
                 Ok(few) => assert_eq!(few, all, "{name}"),
                 Err(asymmetry) => {
                     assert!(asymmetry.problem.contains("at one instant"), "{name}: {asymmetry}");
                     refused.push(name);
+                    cluster.backend.protocol.connections_per_group = true;
+                    let all = simulate(&workload, &cluster, &Symmetry::default()).unwrap();
+                    assert_eq!(simulate(&workload, &cluster, &workload.symmetry()).unwrap(), all, "{name}");
                 }
             }
         }
     }
-    // Tokens to experts and gradients to replicas go between the same ranks.
+    // Tokens to experts and gradients to replicas go between the same ranks: an order of service, unless each group has its own connections.
     assert_eq!(refused, ["experts", "experts", "experts everywhere", "experts everywhere"]);
 }
 

@@ -25,7 +25,7 @@ impl Engine {
         if !cluster.dynamics.is_empty() {
             return Err(Asymmetry::new("links that change, and others' traffic, are not alike for all"));
         }
-        if cluster.backend.name != ORDER_FREE || cluster.backend.protocol != Protocol::default() {
+        if !serves_in_no_order(&cluster.backend.protocol) {
             let backend = &cluster.backend.name;
             return Err(Asymmetry::new(format!("the backend `{backend}` may serve ranks in an order")));
         }

@@ -274,7 +274,7 @@ fn an_order_that_is_open_is_refused() {
     let jobs = [Job::Exchange(0, 1, 100), Job::Among(0, AllGather, 4_000)];
     let problem = folded(&cluster, grid, &symmetry, &jobs).unwrap_err();
     assert_eq!(problem, "rank 0 sends rank 1 messages of two operations at one instant, at 0 ps");
-    // Not where each group has connections of its own; but that is one group here.
+    // Where each group has connections of its own, messages of two groups are in nobody's way.
     let mut apart = switch(4);
     apart.backend.protocol.connections_per_group = true;
     let two_groups = [Job::Exchange(0, 1, 100), Job::Among(1, AllGather, 4_000), Job::Among(0, AllGather, 4_000)];
