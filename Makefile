@@ -71,6 +71,7 @@ programs: setup $(DONE)/programs ## Other people's programs under torchrun and s
 
 bench: setup ## Measures the speed of the engine, and of live ranks' calls
 	cargo bench --locked --package uniference-sim --bench '*'
+	cargo bench --locked --package uniference-formats --bench scale
 	$(BIN)/python benches/bridge.py
 
 clean: ## Removes what was built and what runs wrote; .venv too

@@ -381,7 +381,7 @@ fn attempt(
                 let (all, order) = (workload.world_size(), symmetry.order());
                 super::complain(format_args!("simulated {} of {all} ranks, each for {order} alike\n", all / order));
             }
-            results::report((statistics, digest), &chosen.resolved, manifest, folder, args.output.json)?;
+            results::report((statistics, digest), &chosen.resolved, &[], manifest, folder, args.output.json)?;
             Ok(Ended::Reported)
         }
     }
