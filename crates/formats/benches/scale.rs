@@ -277,13 +277,8 @@ fn in_dimensions(dims: [(DimensionKind, u32, u64, u64); 3], whole: bool) -> SimT
 // Jobs
 
 fn rules(ranks: u32) -> Arc<Rules> {
-    Arc::new(Rules {
-        world: (0..ranks).map(RankId).collect(),
-        compute_scale: 1.0,
-        comm_scale: 1.0,
-        roofline: Some(Roofline { peak: 989e12, memory: 3.35e12 }),
-        groups: Vec::new(),
-    })
+    let rooflines = vec![Some(Roofline { peak: 989e12, memory: 3.35e12 }); ranks as usize];
+    Arc::new(Rules { rooflines, ..Rules::of((0..ranks).map(RankId).collect()) })
 }
 
 /// Servers of eight GPUs, 450 GB/s inside and 50 GB/s between them.

@@ -200,13 +200,9 @@ fn cluster(ranks: u32, link: LinkSpec, preset: Preset) -> Cluster {
 
 /// `Err`: ranks are not alike.
 fn simulate(workload: &Workload, cluster: &Cluster, symmetry: &Symmetry) -> Result<Vec<RankStatistics>, Asymmetry> {
-    let rules = Arc::new(Rules {
-        world: (0..workload.world_size()).map(RankId).collect(),
-        compute_scale: 1.0,
-        comm_scale: 1.0,
-        roofline: Some(Roofline { peak: 1e12, memory: 1e15 }),
-        groups: Vec::new(),
-    });
+    let ranks = workload.world_size();
+    let rooflines = vec![Some(Roofline { peak: 1e12, memory: 1e15 }); ranks as usize];
+    let rules = Arc::new(Rules { rooflines, ..Rules::of((0..ranks).map(RankId).collect()) });
     let program = |rank| Replay::new(RankId(rank), workload.trace(rank), rules.clone());
     let mut programs: Vec<Box<dyn Program>> =
         (0..workload.world_size()).map(|rank| Box::new(program(rank)) as Box<dyn Program>).collect();

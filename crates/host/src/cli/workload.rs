@@ -16,7 +16,8 @@ use std::sync::Arc;
 use uniference_formats::chakra::replay::{Replay, Roofline, Rules};
 use uniference_formats::chakra::schema::GlobalMetadata;
 use uniference_formats::chakra::write::Writer;
-use uniference_formats::units::Bandwidth;
+use uniference_formats::cluster::Rates;
+use uniference_formats::units::{Bandwidth, Flops};
 use uniference_formats::workload::{Experts, Layout, Model, Phase, Schedule, Spec, Trace, Workload};
 use uniference_sim::engine::{Cause, Engine, Halt, Resumption, Turn};
 use uniference_sim::ids::RankId;
@@ -160,10 +161,10 @@ struct Output {
     /// Let one rank stand for all that are alike: where that is known to be exact, always, or never
     #[arg(long, value_enum, default_value_t = Fold::Auto, requires = "run")]
     fold: Fold,
-    /// What each device computes at most [default: an H100's bfloat16]
-    #[arg(long, value_name = "RATE", default_value = "989 TFLOPS", value_parser = flops)]
-    peak: f64,
-    /// What each device moves between memory and processor at most
+    /// What devices compute at most whose rates the cluster file does not have; the default is an H100's in bfloat16
+    #[arg(long, value_name = "RATE", default_value = "989 TFLOPS")]
+    peak: String,
+    /// What they move between memory and processor at most
     #[arg(long, value_name = "RATE", default_value = "3.35 TB/s")]
     memory_bandwidth: String,
     /// Print the report as JSON, and nothing else, on standard output
@@ -183,15 +184,6 @@ enum Fold {
     On,
     /// Every rank is simulated
     Off,
-}
-
-/// A rate with its unit: `400 TFLOPS`.
-fn flops(text: &str) -> Result<f64, String> {
-    let units = [("GFLOPS", 1e9), ("TFLOPS", 1e12), ("PFLOPS", 1e15)];
-    let found = units.into_iter().find_map(|(unit, scale)| Some((text.trim().strip_suffix(unit)?, scale)));
-    let number = found.and_then(|(number, scale)| Some(number.trim().parse::<f64>().ok()? * scale));
-    let rate = number.filter(|rate| rate.is_finite() && *rate > 0.0);
-    rate.ok_or_else(|| "it is a number above zero and a unit, as in `400 TFLOPS`".to_owned())
 }
 
 /// Carries the command out.
@@ -229,16 +221,15 @@ impl Llama {
         })
     }
 
-    fn rules(&self, world_size: u32) -> Result<Rules, HostError> {
+    /// `rates` are those of the ranks' devices, where the cluster file has them.
+    fn rules(&self, rates: &[Option<Rates>]) -> Result<Rules, HostError> {
         let memory: Bandwidth = value("--memory-bandwidth", &self.output.memory_bandwidth)?;
-        let (peak, memory) = (self.output.peak, memory.0.bytes_per_second());
-        Ok(Rules {
-            world: (0..world_size).map(RankId).collect(),
-            compute_scale: 1.0,
-            comm_scale: 1.0,
-            roofline: Some(Roofline { peak, memory }),
-            groups: Vec::new(),
-        })
+        let peak: Flops = value("--peak", &self.output.peak)?;
+        let all = Roofline { peak: peak.0, memory: memory.0.bytes_per_second() };
+        let own =
+            |rates: &Option<Rates>| rates.map_or(all, |rates| Roofline { peak: rates.flops, memory: rates.memory });
+        let world = (0..rates.len()).map(RankId::from).collect();
+        Ok(Rules { rooflines: rates.iter().map(|rates| Some(own(rates))).collect(), ..Rules::of(world) })
     }
 }
 
@@ -363,10 +354,15 @@ fn attempt(
         Ok(engine) => engine,
         Err(asymmetry) => return Ok(Ended::Unlike(asymmetry.problem)),
     };
+    let rates = &chosen.resolved.rates;
+    let unlike =
+        (0..rates.len()).find(|rank| rates[*rank] != rates[symmetry.representative(RankId::from(*rank)).index()]);
+    if let Some(rank) = unlike {
+        return Ok(Ended::Unlike(format!("device `{}` computes at other rates", cluster.devices[rank].name)));
+    }
     let manifest = results::manifest(argv, 0, &chosen.resolved);
     let mut recording = Recording::start(args.output.record, &chosen.resolved, &manifest, folder, Counter::default())?;
-    let mut programs =
-        Programs { workload, rules: Arc::new(args.rules(workload.world_size())?), ranks: BTreeMap::new() };
+    let mut programs = Programs { workload, rules: Arc::new(args.rules(rates)?), ranks: BTreeMap::new() };
     let (observer, recorder) = recording.watchers();
     let halt = programs.drive(&mut engine, observer, recorder);
     let (mut statistics, digest) = recording.finish(Vec::new())?;
@@ -491,34 +487,20 @@ mod tests {
 
     #[test]
     fn what_cannot_be_generated_or_folded_is_refused() {
-        let cases: [&[&str]; 6] = [
-            &["--tp", "3", "--out", "/nowhere/x"],
-            &["--out", "/nowhere/x"],
-            &["--run", "--ranks", "2"],
-            &["--schedule", "interleaved", "--out", "x"],
-            &["--peak", "400", "--out", "x"],
-            &[
-                "--run",
-                "--fold",
-                "on",
-                "--dp",
-                "2",
-                "--ranks",
-                "2",
-                "--slowdown",
-                "1,2",
-                "--backend",
-                "ideal",
-                "--out",
-                "OUT",
-            ],
-        ];
         let dir = tempfile::tempdir().unwrap();
         let out = dir.path().display().to_string();
-        let shown = cases.map(|case| {
-            let case: Vec<&str> = case.iter().map(|word| if *word == "OUT" { out.as_str() } else { word }).collect();
-            refused(&words(&case))
-        });
-        insta::assert_snapshot!(shown.join("\n----\n"));
+        let unlike = ["--run", "--fold", "on", "--dp", "2", "--ranks", "2", "--slowdown", "1,2", "--backend", "ideal"];
+        let cases: [(&[&str], &str); 5] = [
+            (&["--tp", "3"], "heads (8) cannot be cut into 3 parts"),
+            (&["--run", "--ranks", "2"], "the job has 1 ranks, the cluster 2 devices"),
+            (&["--schedule", "interleaved"], "there is nothing to interleave"),
+            (&["--run", "--peak", "400", "--ranks", "1"], "--peak"),
+            (&unlike, "ranks are not alike: device"),
+        ];
+        for (case, expected) in cases {
+            let message = refused(&words(&[case, &["--out", &out]].concat()));
+            assert!(message.starts_with("exit 2\n") && message.contains(expected), "{message}");
+            assert!(message.contains("hint"), "{message}");
+        }
     }
 }
