@@ -124,6 +124,15 @@ impl Rate {
         (bytes_per_second.is_finite() && bytes_per_second > 0.0).then_some(Rate(bytes_per_second))
     }
 
+    /// A constant.
+    ///
+    /// # Panics
+    /// If it is not finite or not above zero.
+    pub(crate) const fn of_bytes_per_second(bytes_per_second: f64) -> Rate {
+        assert!(bytes_per_second > 0.0 && bytes_per_second < f64::INFINITY);
+        Rate(bytes_per_second)
+    }
+
     /// A rate given in bits per second, as networks are.
     pub fn from_bits_per_second(bits: f64) -> Option<Rate> {
         Rate::new(bits / 8.0)

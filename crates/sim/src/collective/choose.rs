@@ -1,19 +1,26 @@
 //! Owns the choice: which algorithms exist, and which one carries out which kind of collective at which size.
 
-use super::Algorithm;
 use super::binomial::Binomial;
+use super::bruck::Bruck;
+use super::chain::Chain;
 use super::dissemination::Dissemination;
+use super::double_tree::DoubleTree;
 use super::gloo_binomial::GlooBinomial;
 use super::gloo_ring::GlooRing;
 use super::halving_doubling::HalvingDoubling;
 use super::linear::Linear;
+use super::nccl::Nccl;
+use super::open_mpi::OpenMpi;
 use super::pairwise::Pairwise;
 use super::recursive_doubling::RecursiveDoubling;
 use super::ring::Ring;
+use super::scatter_allgather::ScatterAllgather;
+use super::{Algorithm, Surroundings};
+use crate::program::Collective;
 use crate::program::CollectiveKind::{
     self, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter,
 };
-use crate::time::Bytes;
+use crate::time::{Bytes, Rate};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -54,18 +61,28 @@ pub enum ChoiceError {
     },
 }
 
+/// Until an algorithm is told where it is: eight GPUs with third-generation NVLink, one network card of 200 Gbit/s each.
+const ONE_SERVER: Surroundings =
+    Surroundings { per_server: 8, inside: Rate::of_bytes_per_second(240e9), between: Rate::of_bytes_per_second(25e9) };
+
 /// Every algorithm there is, by name.
-fn algorithms() -> [Arc<dyn Algorithm>; 9] {
+fn algorithms() -> [Arc<dyn Algorithm>; 15] {
     [
         Arc::new(Binomial),
+        Arc::new(Bruck),
+        Arc::new(Chain),
         Arc::new(Dissemination),
+        Arc::new(DoubleTree),
         Arc::new(GlooBinomial),
         Arc::new(GlooRing),
         Arc::new(HalvingDoubling),
         Arc::new(Linear),
+        Arc::new(Nccl::new(ONE_SERVER)),
+        Arc::new(OpenMpi),
         Arc::new(Pairwise),
         Arc::new(RecursiveDoubling),
         Arc::new(Ring),
+        Arc::new(ScatterAllgather),
     ]
 }
 
@@ -136,6 +153,15 @@ impl AlgorithmTable {
         self.set_rules(kind, rules).unwrap_or_else(|error| panic!("{error}"));
     }
 
+    /// Tells all algorithms what cluster they are for.
+    pub fn adapt(&mut self, surroundings: Surroundings) {
+        for rule in self.rules.values_mut().flatten() {
+            if let Some(adapted) = rule.algorithm.adapted(surroundings) {
+                rule.algorithm = adapted;
+            }
+        }
+    }
+
     /// Uses `rules` for `kind` in place of those it had.
     ///
     /// # Errors
@@ -153,6 +179,12 @@ impl AlgorithmTable {
         }
         self.rules.insert(kind, rules);
         Ok(())
+    }
+
+    /// What carries out a call in a group of `size`, where the rule's algorithm is a choice among others: the one it chooses.
+    pub fn algorithm(&self, call: &Collective, size: u32) -> Arc<dyn Algorithm> {
+        let chosen = self.choose(call.kind, call.bytes());
+        chosen.decide(call, size).unwrap_or_else(|| chosen.clone())
     }
 
     /// What carries out a collective of `kind` and `bytes`.
@@ -214,7 +246,7 @@ mod tests {
         let error = algorithm_by_name(ReduceScatter, "binomial").err().unwrap();
         assert_eq!(
             error.to_string(),
-            "no algorithm \"binomial\" for reduce_scatter\nhint: reduce_scatter has gloo_ring, halving_doubling, ring"
+            "no algorithm \"binomial\" for reduce_scatter\nhint: reduce_scatter has gloo_ring, halving_doubling, nccl, open_mpi, ring"
         );
     }
 

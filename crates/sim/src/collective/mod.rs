@@ -4,20 +4,26 @@
 //! engine's business, and what it costs is the transport's and the network's.
 
 mod binomial;
+mod bruck;
+mod chain;
 pub mod choose;
 mod dataflow;
 mod dissemination;
+mod double_tree;
 pub mod fold;
 mod gloo_binomial;
 mod gloo_ring;
 mod halving_doubling;
 mod layout;
 mod linear;
+mod nccl;
+mod open_mpi;
 mod pairwise;
 mod power_of_two;
 mod recursive_doubling;
 mod ring;
 mod rounds;
+mod scatter_allgather;
 
 #[cfg(test)]
 mod tests;
@@ -25,6 +31,8 @@ mod tests;
 use crate::ids::GroupRank;
 use crate::program::{Collective, CollectiveKind, Shape};
 use crate::symmetry::Relabeling;
+use crate::time::{Bytes, Rate, SimDuration};
+use std::sync::Arc;
 
 /// A way to carry out some kinds of collective.
 pub trait Algorithm: Send + Sync {
@@ -43,6 +51,21 @@ pub trait Algorithm: Send + Sync {
     /// If `call.kind` is not one of [`Algorithm::kinds`], or lacks its root.
     fn steps(&self, call: &Collective, size: u32, me: GroupRank) -> Steps;
 
+    /// Of an algorithm that is a choice among others: the one that carries out this collective.
+    fn decide(&self, _call: &Collective, _size: u32) -> Option<Arc<dyn Algorithm>> {
+        None
+    }
+
+    /// The same algorithm for a cluster like this, if that makes a difference.
+    fn adapted(&self, _surroundings: Surroundings) -> Option<Arc<dyn Algorithm>> {
+        None
+    }
+
+    /// What the library's protocol does to each message of it; `None`: nothing.
+    fn wire(&self) -> Option<Wire> {
+        None
+    }
+
     /// The relabelings of members under which the steps stay the same but for their elements' places: for each such `p`, what `p(m)`
     /// does with `p(n)` is what `m` does with `n`, step by step and with as many elements. `None`: not known of any.
     fn symmetry(&self, _call: &Collective, _size: u32) -> Option<Relabeling> {
@@ -56,6 +79,35 @@ fn even_blocks(call: &Collective, size: u32) -> bool {
         (CollectiveKind::AllReduce, Shape::Even(count)) => count.is_multiple_of(u64::from(size)),
         (CollectiveKind::AllGather | CollectiveKind::ReduceScatter | CollectiveKind::AllToAll, Shape::Even(_)) => true,
         _ => false,
+    }
+}
+
+/// What a library's choice may depend on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Surroundings {
+    /// Consecutive ranks that share a server; at least 1.
+    pub per_server: u32,
+    /// What a rank can send to another one in its server.
+    pub inside: Rate,
+    /// What a rank can send to another server.
+    pub between: Rate,
+}
+
+/// What a protocol does to a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wire {
+    /// How many bytes of payload go where 1,000 bytes could; above zero.
+    pub efficiency: u32,
+    /// From the last byte's leaving until the receiver can go on, at least, inside a server.
+    pub inside: SimDuration,
+    /// Between servers.
+    pub between: SimDuration,
+}
+
+impl Wire {
+    /// What `bytes` of payload take up.
+    pub(crate) fn stretched(&self, bytes: Bytes) -> Bytes {
+        Bytes((u128::from(bytes.0) * 1000).div_ceil(self.efficiency.into()) as u64)
     }
 }
 

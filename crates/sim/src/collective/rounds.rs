@@ -79,6 +79,15 @@ pub(super) fn then_at_once(
     })
 }
 
+/// A round of members that go by other numbers.
+pub(super) fn renumbered(round: Round, rank_of: impl Fn(u32) -> u32) -> Round {
+    let rank_of = |GroupRank(number)| GroupRank(rank_of(number));
+    round.map(|action| match action? {
+        Action::Send { to, span } => Some(Action::Send { to: rank_of(to), span }),
+        Action::Recv { from, span, combine } => Some(Action::Recv { from: rank_of(from), span, combine }),
+    })
+}
+
 pub(super) fn send(to: u32, span: Span) -> Action {
     Action::Send { to: GroupRank(to), span }
 }
@@ -101,4 +110,14 @@ pub(super) fn wrap(rank: u32, size: u32) -> u32 {
 #[inline]
 pub(super) fn before(rank: u32, distance: u32, size: u32) -> u32 {
     wrap(rank + size - distance, size)
+}
+
+/// Any number of actions at a time; each batch starts when the one before is complete.
+pub(super) fn batches(batches: impl Iterator<Item = Vec<Action>> + Send) -> impl Iterator<Item = Step> + Send {
+    let mut issued = 0;
+    batches.flat_map(move |batch| {
+        let after = issued;
+        issued += batch.len() as u64;
+        batch.into_iter().map(move |action| Step { action, after })
+    })
 }

@@ -472,8 +472,16 @@ fn rounds_are_the_closed_forms() {
             (ReduceScatter, "gloo_ring", 2 * (p - 1)),
             (AllGather, "gloo_ring", p - 1),
             (Broadcast, "gloo_binomial", most_bits),
+            (AllGather, "bruck", high),
+            (Broadcast, "chain", p - 1),
+            (Reduce, "chain", p - 1),
+            (Broadcast, "scatter_allgather", high + p - 1),
         ];
-        assert_eq!(expected.len(), everything().len());
+        // A double tree's depth differs from member to member; a choice among others is as those are.
+        let others = everything()
+            .into_iter()
+            .filter(|(_, algorithm)| ["double_tree", "nccl", "open_mpi"].contains(&algorithm.name()));
+        assert_eq!(expected.len() + others.count(), everything().len());
         for (kind, name, rounds) in expected {
             assert_eq!(Case::named(kind, name, size, 4 * p).rounds(), rounds, "{name} {kind} of {size}");
         }

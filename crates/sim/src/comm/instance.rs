@@ -16,6 +16,8 @@ pub(crate) struct Instance {
     pub(crate) first: Caller,
     /// `None` in a group of one.
     pub(crate) algorithm: Option<Arc<dyn Algorithm>>,
+    /// The transport's number for what the algorithm's protocol does to messages.
+    pub(crate) wire: u32,
     members: Vec<Option<Box<Member>>>,
     /// How many of the members are simulated.
     players: u32,
@@ -66,6 +68,7 @@ impl Instance {
         call: Collective,
         first: Caller,
         algorithm: Option<Arc<dyn Algorithm>>,
+        wire: u32,
     ) -> Instance {
         let members = std::iter::repeat_with(|| None).take(size as usize).collect();
         let (last_entry, root_entry) = (SimTime::ZERO, SimTime::MAX);
@@ -76,6 +79,7 @@ impl Instance {
             call,
             first,
             algorithm,
+            wire,
             members,
             players,
             entered,

@@ -19,7 +19,7 @@ use crate::program::{Call, CallOp, Collective};
 use crate::record::Meeting;
 use crate::symmetry::Symmetry;
 use crate::time::{Bytes, SimTime};
-use crate::transport::{Message, Progress, Purpose, Slab, Transport};
+use crate::transport::{Message, PLAIN, Progress, Purpose, Slab, Transport};
 use folded::Ties;
 use indexmap::IndexMap;
 use instance::{Instance, Post};
@@ -117,7 +117,7 @@ impl Comm {
     pub(crate) fn check_symmetry(&self, group: GroupId, call: &Collective) -> Result<(), Asymmetry> {
         let group = self.groups.get(group);
         let Some(folded) = group.folded().filter(|_| group.size() > 1) else { return Ok(()) };
-        let algorithm = self.table.choose(call.kind, call.bytes());
+        let algorithm = self.table.algorithm(call, group.size());
         match folded.admits(algorithm.symmetry(call, group.size())) {
             true => Ok(()),
             false => {
@@ -158,8 +158,9 @@ impl Comm {
             return *index;
         }
         let (size, players) = (self.groups.get(group).size(), self.groups.get(group).players());
-        let algorithm = (size > 1).then(|| self.table.choose(call.kind, call.bytes()).clone());
-        let instance = Instance::new(group, sequence, (size, players), call.clone(), caller, algorithm);
+        let algorithm = (size > 1).then(|| self.table.algorithm(call, size));
+        let wire = self.transport.wire(algorithm.as_ref().and_then(|algorithm| algorithm.wire()));
+        let instance = Instance::new(group, sequence, (size, players), call.clone(), caller, algorithm, wire);
         let index = match self.free.pop() {
             Some(index) => {
                 self.instances[index as usize] = Some(instance);
@@ -215,7 +216,7 @@ impl Comm {
                     ties.sends(now, group, (rank, destination), handle);
                 }
                 self.traffic[rank.index()].sent += bytes;
-                self.transport.send(now, rank, destination, group, bytes, Purpose::Send { handle, tag, site });
+                self.transport.send(now, rank, destination, group, bytes, Purpose::Send { handle, tag, site }, PLAIN);
             }
             Cue::Recv { group, rank, tag, receive } => return self.post_receive(now, rank, group, tag, receive),
             Cue::Complete(completion) => self.completions.push(completion),
@@ -324,7 +325,7 @@ impl Comm {
     fn run_member(&mut self, now: SimTime, index: u32, me: GroupRank) {
         let instance = self.instances[index as usize].as_mut().expect("it runs");
         let group = self.groups.get(instance.group);
-        let (id, symmetry) = (instance.group, self.groups.symmetry());
+        let (id, wire, symmetry) = (instance.group, instance.wire, self.groups.symmetry());
         let pair = |peer| symmetry.normalised(group.world_rank(me), group.world_rank(peer));
         let (transport, traffic) = (&mut self.transport, &mut self.traffic[pair(me).0.index()]);
         let handshake = transport.has_handshake();
@@ -336,7 +337,7 @@ impl Comm {
                 if let Some((ties, handle)) = &mut ties {
                     ties.sends(now, id, (source, destination), *handle);
                 }
-                transport.send(now, source, destination, id, bytes, purpose);
+                transport.send(now, source, destination, id, bytes, purpose, wire);
                 traffic.sent += bytes;
             }
             Post::Receive { from, combine } if handshake => {

@@ -22,6 +22,7 @@ pub use protocol::{Handshake, Protocol, Window};
 pub(crate) use rendezvous::{Channel, Grant};
 pub(crate) use slab::Slab;
 
+use crate::collective::Wire;
 use crate::ids::{GroupId, GroupRank, Handle, HostId, RankId, Site};
 use crate::network::{Network, NetworkEvent, Route, Topology};
 use crate::time::{Bytes, Rate, SimDuration, SimTime};
@@ -52,6 +53,8 @@ pub(crate) struct Transport {
     timers: Timers<Due>,
     events: Vec<NetworkEvent>,
     wire_sent: Vec<Bytes>,
+    /// What algorithms' protocols do to messages, by number from 1.
+    wires: Vec<Wire>,
     /// Where the network stands.
     now: SimTime,
 }
@@ -72,6 +75,8 @@ pub(crate) struct Message {
     connection: u32,
     /// In `Transport::grants`, once its receiver is ready and where the protocol has a handshake; else [`NO_GRANT`].
     grant: u32,
+    /// What its algorithm's protocol does to it.
+    wire: u32,
 }
 
 /// What a message belongs to.
@@ -124,6 +129,8 @@ enum Control {
 enum Due {
     /// Some bytes of a connection are acknowledged.
     Acknowledged(u32),
+    /// A message is there, after what its protocol takes more than the way there.
+    Landed(u32),
     /// The input thread has taken a control message in.
     Control(u32),
     /// The input thread has taken a message in.
@@ -134,6 +141,9 @@ enum Due {
     Arrived(u32),
     CallBack(u32),
 }
+
+/// The number of a protocol that does nothing.
+pub(crate) const PLAIN: u32 = 0;
 
 const NO_GRANT: u32 = u32::MAX;
 /// In a tag of the network: not a message's last bytes.
@@ -174,6 +184,7 @@ impl Transport {
             timers: Timers::new(),
             events: Vec::new(),
             wire_sent: vec![Bytes(0); world],
+            wires: Vec::new(),
             now: SimTime::ZERO,
         }
     }
@@ -214,7 +225,23 @@ impl Transport {
         self.timers.set(at, Due::CallBack(number));
     }
 
-    /// Posts a send.
+    /// The number of a protocol, for [`Transport::send`].
+    pub(crate) fn wire(&mut self, wire: Option<Wire>) -> u32 {
+        let Some(wire) = wire else { return PLAIN };
+        let known = self.wires.iter().position(|known| *known == wire);
+        let index = known.unwrap_or_else(|| {
+            self.wires.push(wire);
+            self.wires.len() - 1
+        });
+        index as u32 + 1
+    }
+
+    fn wire_of(&self, message: &Message) -> Option<Wire> {
+        (message.wire != PLAIN).then(|| self.wires[message.wire as usize - 1])
+    }
+
+    /// Posts a send, by a protocol as [`Transport::wire`] numbers them.
+    #[allow(clippy::too_many_arguments, reason = "what a message is, once")]
     pub(crate) fn send(
         &mut self,
         now: SimTime,
@@ -223,6 +250,7 @@ impl Transport {
         group: GroupId,
         bytes: Bytes,
         purpose: Purpose,
+        wire: u32,
     ) {
         let connection = self.connection(source, destination, group);
         let tag = self.messages.keep(Message {
@@ -237,6 +265,7 @@ impl Transport {
             sent: now,
             connection,
             grant: NO_GRANT,
+            wire,
         });
         if self.protocol.handshake.is_none() {
             return self.dispatch(now, tag);
@@ -320,7 +349,9 @@ impl Transport {
 
     /// Puts a message's data on its connection.
     fn dispatch(&mut self, now: SimTime, tag: u32) {
-        let Message { connection, bytes, .. } = *self.messages.get(tag);
+        let message = self.messages.get(tag);
+        let Message { connection, bytes, .. } = *message;
+        let bytes = self.wire_of(message).map_or(bytes, |wire| wire.stretched(bytes));
         let preamble = self.protocol.handshake.map_or(Bytes(0), |handshake| handshake.preamble);
         let wire_bytes = self.push(now, connection, bytes + preamble, u64::from(tag));
         self.messages.get_mut(tag).wire_bytes = wire_bytes;
@@ -422,8 +453,20 @@ impl Transport {
             }
             NetworkEvent::Delivered { tag } if tag & PART != 0 => {}
             NetworkEvent::Delivered { tag } if tag & CONTROL != 0 => self.control_arrives(now, tag as u32, progress),
-            NetworkEvent::Delivered { tag } => self.data_arrives(now, tag as u32, progress),
+            NetworkEvent::Delivered { tag } => {
+                let hop = self.hop(tag as u32);
+                self.after(now, hop, Due::Landed(tag as u32), progress);
+            }
         }
+    }
+
+    /// What the protocol of a message takes more than its way.
+    fn hop(&self, tag: u32) -> SimDuration {
+        let message = self.messages.get(tag);
+        let Some(Wire { inside, between, .. }) = self.wire_of(message) else { return SimDuration::ZERO };
+        let server = |rank: RankId| self.topology.server(self.hosts[rank.index()]);
+        let least = if server(message.source) == server(message.destination) { inside } else { between };
+        least.saturating_sub(self.route(message).latency)
     }
 
     /// What is due after no time is done at once.
@@ -441,6 +484,7 @@ impl Transport {
                 self.connections[connection as usize].look_again();
                 self.release(now, connection);
             }
+            Due::Landed(tag) => self.data_arrives(now, tag, progress),
             Due::Control(control) => self.heed(now, control),
             Due::TakenIn(tag) => self.hand_over(now, tag, progress),
             Due::Sent(tag) => progress.push(Progress::Sent(*self.messages.get(tag))),

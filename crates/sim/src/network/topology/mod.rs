@@ -208,6 +208,14 @@ impl Topology {
         Route { links, latency }
     }
 
+    /// The server that a host is in: hosts whose traffic stays on the fabric of a `rail` share one, others are one each.
+    pub fn server(&self, host: HostId) -> u32 {
+        match &self.0.routing {
+            Routing::Preset(shape) => shape.server(host),
+            Routing::Graph(_) => host.0,
+        }
+    }
+
     /// What a message of `bytes` puts on the first link of `route`; nothing where there is none.
     pub fn wire_bytes(&self, route: &Route, bytes: Bytes) -> Bytes {
         route.links.first().map_or(Bytes(0), |id| self.link(*id).wire_bytes(bytes))

@@ -298,6 +298,14 @@ fn neighbours(dims: &[u32], host: u32) -> impl Iterator<Item = (u32, u32)> {
 }
 
 impl Shape {
+    /// Which server a host is in.
+    pub(super) fn server(&self, host: HostId) -> u32 {
+        match *self {
+            Shape::Rail { per_server } => host.0 / per_server,
+            _ => host.0,
+        }
+    }
+
     /// Appends the links from one host to another.
     pub(super) fn route(&self, from: HostId, to: HostId, links: &mut Vec<LinkId>) {
         let (from, to) = (from.0, to.0);
