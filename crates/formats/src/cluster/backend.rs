@@ -12,15 +12,20 @@ use crate::units::{Bandwidth, Duration, Size};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use toml::Spanned;
-use uniference_sim::cluster::{Backend, Handshake, Protocol, Window};
+use uniference_sim::cluster::{Backend, Device, Handshake, Protocol, Window};
+use uniference_sim::collective::Surroundings;
 use uniference_sim::collective::choose::{AlgorithmTable, Rule, algorithm_by_name, algorithms_for};
-use uniference_sim::network::PacketOverhead;
+use uniference_sim::network::{PacketOverhead, Topology};
 use uniference_sim::program::CollectiveKind;
 use uniference_sim::time::{Bytes, Rate};
 
 /// What can be simulated.
-const PROFILES: [(&str, &str); 2] =
-    [("gloo", include_str!("../../profiles/gloo.toml")), ("ideal", include_str!("../../profiles/ideal.toml"))];
+const PROFILES: [(&str, &str); 4] = [
+    ("gloo", include_str!("../../profiles/gloo.toml")),
+    ("ideal", include_str!("../../profiles/ideal.toml")),
+    ("mpi", include_str!("../../profiles/mpi.toml")),
+    ("nccl", include_str!("../../profiles/nccl.toml")),
+];
 
 /// The backend with its algorithms, and what headers take of every link.
 pub(super) fn resolve(
@@ -63,10 +68,6 @@ fn by_name(raw: &RawCluster, choices: &Choices, source: &Source) -> Result<RawCl
 fn profile(name: &str, error: impl FnOnce(String) -> Diagnostic) -> Result<RawCluster, Diagnostic> {
     if let Some((_, text)) = PROFILES.iter().find(|(known, _)| *known == name) {
         return Ok(toml::from_str(text).unwrap_or_else(|error| panic!("the profile {name} is no profile: {error}")));
-    }
-    if let "nccl" | "mpi" = name {
-        let hint = "use `gloo`, or `ideal` for a library without any cost of its own";
-        return Err(error(format!("the backend `{name}` cannot be simulated yet")).hint(hint));
     }
     let names = PROFILES.map(|(name, _)| name);
     Err(error(format!("there is no backend `{name}`")).hint(suggest(name, "backends", names)))
@@ -206,6 +207,23 @@ pub(super) fn canonical(backend: &Backend, packet: Option<PacketOverhead>) -> Sp
         )),
         window: Some(here(OrNone(window.map(|window| RawWindow { first: Size(window.first), cap: Size(window.cap) })))),
     }))
+}
+
+/// Tells algorithms whose choice depends on it what the network is like: where it has both, one link inside a server and one between two.
+pub(super) fn adapt(table: &mut AlgorithmTable, topology: &Topology, devices: &[Device]) {
+    let server = |rank: usize| topology.server(devices[rank].host);
+    let per_server = (0..devices.len()).take_while(|rank| server(*rank) == server(0)).count();
+    let rate = |rank: usize| {
+        let route = topology.route(devices.first()?.host, devices.get(rank)?.host);
+        route
+            .links
+            .iter()
+            .map(|id| topology.link(*id).payload_rate())
+            .min_by(|a, b| a.bytes_per_second().total_cmp(&b.bytes_per_second()))
+    };
+    let inside = rate(1).filter(|_| per_server > 1);
+    let Some((inside, between)) = inside.or(rate(per_server)).zip(rate(per_server).or(inside)) else { return };
+    table.adapt(Surroundings { per_server: per_server as u32, inside, between });
 }
 
 /// The whole choice of algorithms.

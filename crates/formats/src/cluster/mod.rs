@@ -120,8 +120,9 @@ impl ClusterFile {
         let (hosts, mut devices) = devices::resolve(&self.raw.device, &self.source)?;
         let rates = devices::rates(&self.raw.device);
         dynamics::slow_down(&self.raw.straggler, &mut devices, &self.source)?;
-        let (backend, packet) = backend::resolve(&self.raw, choices, &self.source)?;
+        let (mut backend, packet) = backend::resolve(&self.raw, choices, &self.source)?;
         let (topology, network) = network::resolve(self.raw.network.as_ref(), &hosts, packet, &self.source)?;
+        backend::adapt(&mut backend.algorithms, &topology, &devices);
         let dynamics = dynamics::resolve(&self.raw, &topology, &self.attached, &self.source)?;
         let name = self.raw.name.clone().unwrap_or_else(|| format!("{} devices", devices.len()));
         let mut raw = RawCluster {

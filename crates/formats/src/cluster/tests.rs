@@ -3,6 +3,7 @@ use uniference_sim::cluster::Protocol;
 use uniference_sim::collective::choose::AlgorithmTable;
 use uniference_sim::ids::HostId;
 use uniference_sim::network::Topology;
+use uniference_sim::program::{Collective, DType, ReduceOp, Shape};
 use uniference_sim::time::{Bytes, SimDuration};
 
 const BOARDS: &str = r#"
@@ -134,6 +135,29 @@ fn profiles_choose_the_algorithms_that_the_simulator_knows_them_by() {
     };
     assert_eq!(chosen("gloo"), format!("{:?}", AlgorithmTable::gloo()));
     assert_eq!(chosen("ideal"), format!("{:?}", AlgorithmTable::ideal()));
+}
+
+#[test]
+fn nccl_chooses_by_the_network_it_is_on() {
+    let choices = Choices { backend: Some("nccl".into()), ..Choices::default() };
+    let servers = "[[device]]\nname = \"gpu\"\ncount = 16\n[network]\npreset = \"rail\"\nper_server = 8\nbandwidth = \"400 Gbps\"\n\
+                   fabric = { bandwidth = \"1800 Gbps\", latency = \"1 us\" }\n";
+    let cluster = resolve_with(servers, &[], &choices).unwrap().cluster;
+    let (reduce, shape) = (Some(ReduceOp::Sum), |count| Shape::Even(count));
+    let call = |count| Collective {
+        kind: CollectiveKind::AllReduce,
+        dtype: DType::UInt8,
+        reduce,
+        root: None,
+        shape: shape(count),
+    };
+    let chosen = |count, ranks| cluster.backend.algorithms.algorithm(&call(count), ranks).name();
+    assert!(chosen(64, 8).ends_with("_ll"));
+    assert_eq!((chosen(1 << 30, 8), chosen(1 << 30, 16)), ("ring_simple", "ring_simple"));
+    // Slower links make a message of the same size a large one.
+    let slow = resolve_with(servers, &["network.bandwidth=1 Gbps".into()], &choices).unwrap().cluster;
+    let at = |cluster: &Cluster| cluster.backend.algorithms.algorithm(&call(200_000), 16).name();
+    assert_ne!(at(&slow), at(&cluster));
 }
 
 #[test]
@@ -307,8 +331,8 @@ fn mistakes_in_backends_and_algorithms_are_shown() {
         algorithms: algorithm.iter().map(|text| text.parse().unwrap()).collect(),
     };
     let shown = [
-        mistake(&file("backend = \"nccl\"", "")),
-        mistake(&file("backend = { name = \"mpi\" }", "")),
+        mistake(&file("backend = { name = \"ncl\" }", "")),
+        mistake(&file("backend = { name = \"gloo\", window = { first = \"2 MB\", cap = \"1 MB\" } }", "")),
         mistake(&file("backend = \"glo\"", "")),
         mistake(&file("backend = 3", "")),
         mistake(&file("backend = { name = \"gloo\", threads = 2 }", "")),
@@ -320,7 +344,7 @@ fn mistakes_in_backends_and_algorithms_are_shown() {
         mistake(&file("", "[collective]\nall_reduce = []")),
         mistake(&file("", "[collective]\nall_reduce = [{ up_to = 64, algorithm = \"ring\" }]")),
         mistake(&file("", "[collective]\nbroadcast = [{ algorithm = \"pairwise\" }]")),
-        mistake_with(BOARDS, &[], &choices(Some("nccl"), None)),
+        mistake_with(BOARDS, &[], &choices(Some("ncll"), None)),
         mistake_with(BOARDS, &[], &choices(None, Some("all_reduce=tree"))),
         "allreduce=ring".parse::<AlgorithmChoice>().unwrap_err().to_string(),
         "ring".parse::<AlgorithmChoice>().unwrap_err().to_string(),
