@@ -438,8 +438,8 @@ class SimulatedBackend(c10d.Backend):
         # Here and not where the group is made: init_process_group() without a name makes one of each kind.
         if self._is_other_backend:
             raise RuntimeError(
-                f'the program asks for the backend "{self._name}", which cannot be simulated yet\n'
-                "hint: simulate it as another one, with --backend gloo or --backend ideal"
+                f'the program asks for the backend "{self._name}", which this run does not simulate\n'
+                "hint: choose one with --backend nccl, --backend gloo or --backend ideal"
             )
         if os.getpid() != self._pid:
             raise RuntimeError(

@@ -153,7 +153,7 @@ mod tests {
             &["run", "--ranks", "2", "--bandwidth", "0 Gbps", "SCRIPT"],
             &["run", "--ranks", "2", "--bandwidth", "10", "SCRIPT"],
             &["run", "--ranks", "2", "--algorithm", "all_reduce=rings", "SCRIPT"],
-            &["run", "--ranks", "2", "--backend", "nccl", "SCRIPT"],
+            &["run", "--ranks", "2", "--backend", "ncll", "SCRIPT"],
             &["run", "--cluster", no_route, "SCRIPT"],
             &["run", "--cluster", &unknown_key, "SCRIPT"],
             &["run", "--ranks", "2", "--out", "/proc/nowhere", "SCRIPT"],
