@@ -449,9 +449,9 @@ class SimulatedBackend(c10d.Backend):
         if self._pairs is not None:
             self._pairs.check()
         for tensor in tensors:
-            if not tensor.is_cpu or tensor.layout is not torch.strided:
+            if not (tensor.is_cpu or tensor.is_cuda) or tensor.layout is not torch.strided:
                 raise RuntimeError(
-                    f"a {tensor.layout} tensor on {tensor.device} cannot be communicated: only dense CPU tensors can\n"
+                    f"a {tensor.layout} tensor on {tensor.device} cannot be communicated: only dense tensors on CPU or GPU can\n"
                     "hint: move it with `.cpu()`, or `.to_dense()`"
                 )
 

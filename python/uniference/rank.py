@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
-from uniference import children, clock, imports, process_group, refusals, spawning, store, work
+from uniference import children, clock, cuda, debugging, imports, process_group, refusals, spawning, store, work
 from uniference._native import Channel
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -36,6 +36,9 @@ class Task:
     local_world_size: int
     group_rank: int
     group_world_size: int
+    device: str
+    memory: int | None
+    debugged: bool
 
     @staticmethod
     def from_command(command: Mapping[str, Any]) -> "Task":
@@ -52,6 +55,9 @@ class Task:
             local_world_size=command.get("local_world_size", 1),
             group_rank=command.get("group_rank", rank),
             group_world_size=command.get("group_world_size", world_size),
+            device=command.get("device", "device"),
+            memory=command.get("memory"),
+            debugged=command.get("debug_rank") == rank,
         )
 
     def environment(self) -> dict[str, str]:
@@ -86,15 +92,18 @@ def run(task: Task, control: int) -> NoReturn:
     for part in (clock, imports, store, work, refusals, spawning):
         part.install(channel)
     process_group.Backends(channel).install()
+    debugging.install(channel, task.debugged)
+    if cuda.wanted(task.argv, task.module):
+        cuda.install(channel, task.device, task.memory, work.settle)
     channel.start()
-    ok = _run_program(task)
+    code = _run_program(task)
     # The rank's finish is when its script has returned: how the process tidies up after itself is not charged.
     channel.enter()
     _tidy_up()
     _flush()
-    channel.finish(ok)
+    channel.finish(code == 0)
     # Not sys.exit: the zygote's frames lie below this one.
-    os._exit(0 if ok else 1)
+    os._exit(code)
 
 
 def _prepare_process(task: Task) -> None:
@@ -111,8 +120,8 @@ def _prepare_process(task: Task) -> None:
         numpy.random.seed(task.rank)
 
 
-def _run_program(task: Task) -> bool:
-    """Returns whether the program has succeeded, as the exit code of a Python process would say it."""
+def _run_program(task: Task) -> int:
+    """Returns the exit code that a Python process would have."""
     sys.argv[:] = task.argv
     try:
         try:
@@ -121,13 +130,14 @@ def _run_program(task: Task) -> bool:
             # Threads that are not daemons are part of the program.
             threading._shutdown()  # type: ignore[attr-defined]
     except SystemExit as end:
-        if end.code is not None and not isinstance(end.code, int):
-            print(end.code, file=sys.stderr)
-        return end.code is None or end.code == 0
+        if end.code is None or isinstance(end.code, int):
+            return (end.code or 0) & 0xFF
+        print(end.code, file=sys.stderr)
+        return 1
     except BaseException as error:  # a program may raise anything
         _report(error)
-        return False
-    return True
+        return 1
+    return 0
 
 
 def _tidy_up() -> None:

@@ -300,6 +300,12 @@ def _finish_with_backward(work: Work) -> None:
         work.wait()
 
 
+def settle() -> None:
+    """Waits for everything that has been issued."""
+    for work in tuple(_in_flight.values()):
+        work.wait()
+
+
 def install(channel: Channel) -> None:
     """Lets torch's own Work and Future classes reach ours."""
     for name in ("is_completed", "is_success", "exception", "result", "synchronize", "source_rank", "_source_rank"):

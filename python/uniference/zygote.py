@@ -5,15 +5,17 @@ What a rank then does is `rank`'s; when a rank is started or ended, and what its
 Started as `python -m uniference.zygote FD`, where FD is an inherited Unix stream socket to the driver. Both ways: one JSON
 object a line. It ends, and every rank with it, when that socket closes or its parent dies.
 
-From the driver, with three descriptors attached (SCM_RIGHTS) to the line: [control, stdout, stderr]. `control` is the rank's
+From the driver, with three descriptors attached (SCM_RIGHTS) to the line: [control, stdout, stderr], and for the rank `debug_rank`
+a fourth one, stdin. `control` is the rank's
 socket to the engine, from which `_native.Channel.adopt` takes everything else:
 
     {"op": "fork", "rank": 0, "world_size": 2, "argv": ["train.py", "--lr", "0.1"], "module": false,
      "env": {"NAME": "value"}, "cwd": "/home/user",
-     "local_rank": 0, "local_world_size": 1, "group_rank": 0, "group_world_size": 2}
+     "local_rank": 0, "local_world_size": 1, "group_rank": 0, "group_world_size": 2, "device": "orin.0", "memory": 8589934592,
+     "debug_rank": null}
 
 `argv[0]` is the script, or with `module` the module's name. `env` is added to the zygote's own environment; what torchrun sets
-is derived from the numbers and need not be in it. `cwd` and the numbers of the last line are optional: without them each rank
+is derived from the numbers and need not be in it. `cwd` and what stands on the last line are optional: without them each rank
 is alone on a host of its own.
 
 To the driver:
@@ -23,7 +25,7 @@ To the driver:
     {"event": "forked", "rank": 0, "pid": 4711}
     {"event": "exited", "rank": 0, "pid": 4711, "status": 0}        status: exit code, or minus the signal's number
 
-A rank's exit code is 0, or 1 if its program failed (its traceback is then on its stderr).
+A rank's exit code is its program's: 0, what it passed to `sys.exit`, or 1 if it raised (its traceback is then on its stderr).
 """
 
 import array
@@ -103,7 +105,7 @@ class Zygote:
             self.report(event="exited", rank=rank, pid=pid, status=os.waitstatus_to_exitcode(status))
 
     def _receive(self) -> bool:
-        data, ancillary, _, _ = self._driver.recvmsg(_LINE_LIMIT, socket.CMSG_SPACE(4 * _FDS_A_RANK * 16))
+        data, ancillary, _, _ = self._driver.recvmsg(_LINE_LIMIT, socket.CMSG_SPACE(4 * (_FDS_A_RANK + 1) * 16))
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds = array.array("i")
@@ -116,7 +118,8 @@ class Zygote:
 
     def _command(self, command: Mapping[str, Any]) -> None:
         assert command["op"] == "fork", f"the driver asks for {command['op']}"
-        fds, self._fds = self._fds[:_FDS_A_RANK], self._fds[_FDS_A_RANK:]
+        count = _FDS_A_RANK + (command.get("debug_rank") == command["rank"])
+        fds, self._fds = self._fds[:count], self._fds[count:]
         pid = os.fork()
         if pid == 0:
             self._become_rank(command, fds)
@@ -132,10 +135,12 @@ class Zygote:
         _native.die_with_parent()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        control, stdout, stderr = fds
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        for fd, target in ((nothing, 0), (stdout, 1), (stderr, 2)):
+        # Ctrl-C is for the driver, which ends the run, or for the debugger of one rank.
+        debugs = command.get("debug_rank") is not None and command["debug_rank"] != command["rank"]
+        signal.signal(signal.SIGINT, signal.SIG_IGN if debugs else signal.default_int_handler)
+        control, stdout, stderr, *terminal = fds
+        stdin = terminal[0] if terminal else os.open(os.devnull, os.O_RDONLY)
+        for fd, target in ((stdin, 0), (stdout, 1), (stderr, 2)):
             os.dup2(fd, target)
         os.closerange(3, control)
         os.closerange(control + 1, os.sysconf("SC_OPEN_MAX"))

@@ -1,5 +1,6 @@
 //! Owns the ways in which a command ends: errors with their hints, and the exit codes of the contract.
 
+use crate::interrupt::Interrupt;
 use std::io;
 use std::path::PathBuf;
 
@@ -16,8 +17,22 @@ pub enum Exit {
     Halted = 3,
     /// A bug of ours.
     Bug = 70,
+    /// The terminal has gone (SIGHUP).
+    HungUp = 129,
     /// Ctrl-C.
     Interrupted = 130,
+    /// SIGTERM.
+    Terminated = 143,
+}
+
+impl From<Interrupt> for Exit {
+    fn from(interrupt: Interrupt) -> Exit {
+        match interrupt {
+            Interrupt::Int => Exit::Interrupted,
+            Interrupt::Term => Exit::Terminated,
+            Interrupt::Hup => Exit::HungUp,
+        }
+    }
 }
 
 /// A command that cannot do what it was asked for. The message ends with a hint where there is one to give.

@@ -13,7 +13,7 @@ use uniference_host::live::memory::Region;
 pub(crate) struct Tensors<'py> {
     /// What the program has passed.
     given: Vec<Bound<'py, PyAny>>,
-    /// The same or, of those that are not contiguous, copies.
+    /// The same or, of those that are not contiguous or on a GPU, copies.
     plain: Vec<Bound<'py, PyAny>>,
     regions: Vec<Region>,
 }
@@ -48,6 +48,9 @@ impl Tensors<'_> {
 fn plain<'py>(tensor: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let py = tensor.py();
     let is = |name: &Bound<'py, _>| tensor.call_method0(name)?.extract::<bool>();
+    if tensor.getattr(intern!(py, "is_cuda"))?.extract::<bool>()? {
+        return plain(&tensor.call_method0(intern!(py, "cpu"))?);
+    }
     if is(intern!(py, "is_contiguous"))? && !is(intern!(py, "is_conj"))? && !is(intern!(py, "is_neg"))? {
         return Ok(tensor.clone());
     }

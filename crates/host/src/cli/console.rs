@@ -42,9 +42,9 @@ struct Progress {
 }
 
 impl Console {
-    /// Progress is shown if standard error is a terminal.
-    pub(super) fn new(report_only: bool, counter: Counter) -> Console {
-        let progress = io::stderr().is_terminal().then(|| Progress::new(counter));
+    /// Progress is shown if it may be, and standard error is a terminal.
+    pub(super) fn new(report_only: bool, may_show_progress: bool, counter: Counter) -> Console {
+        let progress = (may_show_progress && io::stderr().is_terminal()).then(|| Progress::new(counter));
         Console { report_only, several: false, progress }
     }
 
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn a_line_without_a_prefix_is_rank_0s() {
-        let mut console = Console::new(true, Counter::default());
+        let mut console = Console::new(true, false, Counter::default());
         assert_eq!(console.prefixed(0, b"a\n"), b"a\n");
         assert_eq!(console.prefixed(1, b"b\n"), b"[1] b\n");
         assert_eq!(console.prefixed(0, b"c\n"), b"[0] c\n");

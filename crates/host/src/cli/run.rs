@@ -8,13 +8,14 @@ use super::results::{self, RecordLevel, Recording};
 use crate::capacity;
 use crate::error::{Exit, HostError};
 use crate::interrupt::Interrupts;
-use crate::live::driver::{Driver, Ending, Setup, Watch, describe_status};
+use crate::live::driver::{Driver, Ending, Setup, Terminal, Watch, describe_status};
+use crate::live::exchange::Exchange;
 use crate::live::zygote::{Place, Script};
-use std::collections::BTreeMap;
+use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use uniference_sim::cluster::Cluster;
-use uniference_sim::engine::Engine;
+use uniference_sim::cluster::{Cluster, Device};
+use uniference_sim::engine::{Doing, Engine, RankReport};
 
 /// `uniference run`.
 #[derive(clap::Args)]
@@ -42,6 +43,15 @@ pub(super) struct Args {
     /// Write an execution trace of each rank into this folder: chakra.RANK.et
     #[arg(long, value_name = "DIR")]
     chakra: Option<PathBuf>,
+    /// The simulated devices are NVIDIA GPUs, though this machine may have none [default: if the program cannot do without]
+    #[arg(long, conflicts_with = "no_cuda")]
+    cuda: bool,
+    /// The simulated devices are no GPUs
+    #[arg(long)]
+    no_cuda: bool,
+    /// Give the terminal to this rank, for breakpoint(), pdb and input(); the others wait for it in virtual time
+    #[arg(long, value_name = "R")]
+    debug_rank: Option<u32>,
     /// Run a module, as python -m does
     #[arg(short = 'm', long)]
     module: bool,
@@ -59,6 +69,9 @@ enum Compute {
     None,
 }
 
+/// How many ranks that wait are named when another one fails.
+const MOST_SHOWN: usize = 16;
+
 /// Runs a program.
 pub(super) fn run(args: &Args, argv: &[String], python: &Path) -> Result<Exit, HostError> {
     check_script(args)?;
@@ -70,9 +83,10 @@ pub(super) fn run(args: &Args, argv: &[String], python: &Path) -> Result<Exit, H
     let tight = capacity::check_memory(ranks)?;
     capacity::ensure_descriptors(ranks)?;
     let folder = Folder::prepare(args.out.as_deref(), &args.script[0])?;
-    let setup = setup(args, cluster, python, &folder, chosen.backend_named);
+    let terminal = args.debug_rank.map(|rank| terminal(rank, ranks, args.json)).transpose()?;
+    let setup = Setup { terminal, ..setup(args, cluster, python, &folder, chosen.backend_named) };
     let counter = Counter::default();
-    let mut console = Console::new(args.json, counter.clone());
+    let mut console = Console::new(args.json, args.debug_rank.is_none(), counter.clone());
     if let Some(warning) = tight {
         crate::live::driver::Console::warn(&mut console, &warning);
     }
@@ -80,7 +94,7 @@ pub(super) fn run(args: &Args, argv: &[String], python: &Path) -> Result<Exit, H
     let mut recording = Recording::start(args.record, &chosen.resolved, &manifest, &folder, counter)?;
     let ended = drive(&setup, cluster, &mut recording, &mut console);
     console.finish();
-    let (ending, lines) = ended?;
+    let (ending, lines, others) = ended?;
     let figures = recording.finish(lines.clone())?;
     if let Ending::Finished = ending {
         results::report(figures, &chosen.resolved, &[], manifest, &folder, args.json)?;
@@ -88,20 +102,22 @@ pub(super) fn run(args: &Args, argv: &[String], python: &Path) -> Result<Exit, H
             export::export(folder.path(), out)?;
         }
     }
-    Ok(conclude(ending, &lines, &folder))
+    Ok(conclude(ending, &lines, &others, &folder))
 }
 
 /// Says on standard error why a run did not finish.
-fn conclude(ending: Ending, lines: &[String], folder: &Folder) -> Exit {
+fn conclude(ending: Ending, lines: &[String], others: &str, folder: &Folder) -> Exit {
     match ending {
         Ending::Finished => Exit::Ok,
-        Ending::Failed { rank } => {
-            let hint = log(folder, rank).map_or_else(String::new, |log| format!("\nhint: its output is also in {log}"));
-            super::complain(format_args!("error: the program failed on rank {rank}{hint}\n"));
+        Ending::Failed { rank, status } => {
+            let how = status.filter(|status| ![0, 1].contains(status)).map(|code| format!(" (exit status {code})"));
+            let hint = log(folder, rank).map_or_else(String::new, |log| format!("hint: its output is also in {log}\n"));
+            let how = how.unwrap_or_default();
+            super::complain(format_args!("error: the program failed on rank {rank}{how}\n{others}{hint}"));
             Exit::ProgramFailed
         }
         Ending::Died { rank, pid, status } => {
-            super::complain(format_args!("{}\n", obituary(rank, pid, status, folder)));
+            super::complain(format_args!("{}", obituary(rank, pid, status, others, folder)));
             Exit::ProgramFailed
         }
         Ending::Halted(halt) => {
@@ -111,9 +127,9 @@ fn conclude(ending: Ending, lines: &[String], folder: &Folder) -> Exit {
             ));
             Exit::Halted
         }
-        Ending::Interrupted => {
+        Ending::Interrupted(interrupt) => {
             super::complain(format_args!("interrupted\n"));
-            Exit::Interrupted
+            interrupt.into()
         }
     }
 }
@@ -139,14 +155,40 @@ fn setup(args: &Args, cluster: &Cluster, python: &Path, folder: &Folder, backend
     let measure = args.compute == Compute::Measured;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     // A script that passes another backend's name to init_process_group must not be simulated as gloo unawares.
-    let default = (!backend_named).then(|| ("UNIFERENCE_DEFAULT_BACKEND".to_owned(), cluster.backend.name.clone()));
+    let default = (!backend_named).then(|| ("UNIFERENCE_DEFAULT_BACKEND", cluster.backend.name.clone()));
+    let cuda = wants_cuda(args, cluster).map(|wish| ("UNIFERENCE_CUDA", wish.to_owned()));
+    let env = default.into_iter().chain(cuda).map(|(name, value)| (name.to_owned(), value)).collect();
     Setup {
         python: python.to_owned(),
-        script: Script { argv: args.script.clone(), module: args.module, env: BTreeMap::from_iter(default) },
+        script: Script { argv: args.script.clone(), module: args.module, env },
         places: places(cluster),
         jobs: args.jobs.map_or(if measure { 1 } else { cores }, |jobs| jobs as usize),
         measure,
         logs: folder.path().to_owned(),
+        terminal: None,
+    }
+}
+
+/// This process's standard streams for a rank. Standard output may be for the report alone.
+fn terminal(rank: u32, ranks: u32, report_only: bool) -> Result<Terminal, HostError> {
+    if rank >= ranks {
+        let hint = "ranks are counted from 0";
+        return Err(HostError::Usage(format!("there is no rank {rank} of {ranks} to debug\nhint: {hint}")));
+    }
+    let copy = |fd: std::os::fd::BorrowedFd<'_>| {
+        fd.try_clone_to_owned().map_err(HostError::system("copying a standard stream"))
+    };
+    let (input, out, err) = (io::stdin(), io::stdout(), io::stderr());
+    let out = if report_only { copy(err.as_fd())? } else { copy(out.as_fd())? };
+    Ok(Terminal { rank, fds: [copy(input.as_fd())?, out, copy(err.as_fd())?] })
+}
+
+/// Whether the devices are GPUs, as far as it is said: a backend that needs GPUs says it too.
+fn wants_cuda(args: &Args, cluster: &Cluster) -> Option<&'static str> {
+    match (args.cuda, args.no_cuda) {
+        (true, _) => Some("yes"),
+        (_, true) => Some("no"),
+        _ => (cluster.backend.name == "nccl").then_some("yes"),
     }
 }
 
@@ -168,29 +210,42 @@ fn places(cluster: &Cluster) -> Vec<Place> {
         })
         .collect();
     let world_size = numbered.len() as u32;
-    let place = |(rank, (group, local)): (u32, &(u32, u32))| Place {
+    let place = |((rank, (group, local)), device): ((u32, &(u32, u32)), &Device)| Place {
         rank,
         world_size,
         local: (*local, counts[*group as usize]),
         group: (*group, hosts.len() as u32),
+        device: device.name.clone(),
+        memory: device.memory.map(|bytes| bytes.0),
     };
-    (0..).zip(&numbered).map(place).collect()
+    (0..).zip(&numbered).zip(&cluster.devices).map(place).collect()
 }
 
-/// Runs to the end; returns with it the table of the program's lines.
+/// Runs to the end; returns with it the table of the program's lines, and what ranks are waiting for.
 fn drive(
     setup: &Setup,
     cluster: &Cluster,
     recording: &mut Recording,
     console: &mut Console,
-) -> Result<(Ending, Vec<String>), HostError> {
+) -> Result<(Ending, Vec<String>, String), HostError> {
     let interrupts = Interrupts::new()?;
     let engine = Engine::new(cluster, Box::new(cluster.network()));
     let (observer, recorder) = recording.watchers();
     let watch = Watch { observer, recorder, console };
-    let mut driver = Driver::new(setup, engine, watch, interrupts.as_fd())?;
+    let mut driver = Driver::new(setup, engine, watch, &interrupts)?;
     let ending = driver.run()?;
-    Ok((ending, driver.exchange().lines()))
+    Ok((ending, driver.exchange().lines(), waiting(driver.exchange())))
+}
+
+/// What the ranks that wait are waiting for, a line each.
+fn waiting(exchange: &Exchange) -> String {
+    let line = |site| exchange.line(site).to_owned();
+    let ranks = exchange.engine().report();
+    let waits = |rank: &&RankReport| rank.tasks.iter().any(|task| task.doing != Doing::Running);
+    let lines: Vec<String> = ranks.iter().filter(waits).map(|rank| rank.render(&line)).collect();
+    let more = lines.len().saturating_sub(MOST_SHOWN);
+    let rest = if more > 0 { format!("  and {more} ranks more\n") } else { String::new() };
+    lines.into_iter().take(MOST_SHOWN).collect::<String>() + &rest
 }
 
 /// The rank's output, if it has printed anything.
@@ -199,14 +254,14 @@ fn log(folder: &Folder, rank: u32) -> Option<String> {
     path.exists().then(|| path.display().to_string())
 }
 
-fn obituary(rank: u32, pid: i32, status: i32, folder: &Folder) -> String {
+fn obituary(rank: u32, pid: i32, status: i32, others: &str, folder: &Folder) -> String {
     let what = format!("error: rank {rank} (process {pid}) {} before its program had ended", describe_status(status));
     let hint = match (-status, log(folder, rank)) {
         (9, _) => "the host may have run out of memory (dmesg says so), or somebody killed it".to_owned(),
         (_, Some(log)) => format!("its last output is in {log}"),
         (_, None) => "it has printed nothing; python's faulthandler shows where a process ends".to_owned(),
     };
-    format!("{what}\nhint: {hint}")
+    format!("{what}\n{others}hint: {hint}\n")
 }
 
 #[cfg(test)]

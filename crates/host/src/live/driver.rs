@@ -11,6 +11,7 @@ use super::protocol::{self, Batch, FrameBuffer, Hello, Op};
 use super::slots::Slots;
 use super::zygote::{News, Place, Script, Zygote};
 use crate::error::HostError;
+use crate::interrupt::{Interrupt, Interrupts};
 use rustix::event::epoll;
 use std::fs::File;
 use std::io;
@@ -49,6 +50,16 @@ pub struct Setup {
     pub measure: bool,
     /// Where the ranks' logs go.
     pub logs: PathBuf,
+    /// Who has the terminal, if one of the ranks is debugged.
+    pub terminal: Option<Terminal>,
+}
+
+/// A rank that reads our standard input and writes to our outputs itself, for a debugger.
+pub struct Terminal {
+    /// Which.
+    pub rank: u32,
+    /// Its standard input, output and error.
+    pub fds: [OwnedFd; 3],
 }
 
 /// What the user sees of a run.
@@ -75,6 +86,8 @@ pub enum Ending {
     Failed {
         /// Who.
         rank: u32,
+        /// Its process's exit code, or minus the signal's number; `None`: it has not ended.
+        status: Option<i32>,
     },
     /// A rank's process ended without a word.
     Died {
@@ -88,7 +101,7 @@ pub enum Ending {
     /// Deadlock or mismatch.
     Halted(Box<Halt>),
     /// The user wants it to end.
-    Interrupted,
+    Interrupted(Interrupt),
 }
 
 /// The ends of one rank on the driver's side.
@@ -106,6 +119,13 @@ enum Process {
     Ended { pid: i32, status: i32 },
 }
 
+impl Process {
+    /// Of a process that has ended.
+    fn status(self) -> Option<i32> {
+        if let Process::Ended { status, .. } = self { Some(status) } else { None }
+    }
+}
+
 /// One task's socket.
 struct Task {
     socket: UnixStream,
@@ -113,6 +133,8 @@ struct Task {
     open: bool,
     /// It runs on the host: it has been answered, and has asked nothing since.
     running: bool,
+    /// It ran when its socket was closed.
+    ran_to_its_end: bool,
     exited: Option<Outcome>,
 }
 
@@ -139,7 +161,8 @@ pub struct Driver<'a> {
     asked: u32,
     logs: Logs,
     watch: Watch<'a>,
-    interrupted: bool,
+    signals: &'a Interrupts,
+    interrupted: Option<Interrupt>,
 }
 
 /// Those who look on.
@@ -158,7 +181,7 @@ impl<'a> Driver<'a> {
         setup: &'a Setup,
         engine: Engine,
         watch: Watch<'a>,
-        signals: BorrowedFd<'_>,
+        signals: &'a Interrupts,
     ) -> Result<Driver<'a>, HostError> {
         let world_size = setup.places.len() as u32;
         let layout = Layout::for_world(world_size);
@@ -169,7 +192,7 @@ impl<'a> Driver<'a> {
         let zygote = Zygote::start(&setup.python)?;
         // After the zygote has come: it and its children run where they like.
         let stay = if setup.jobs == 1 { Visit::here() } else { None };
-        sources.add(signals, Source::Signal)?;
+        sources.add(signals.as_fd(), Source::Signal)?;
         sources.add(zygote.socket(), Source::Zygote)?;
         Ok(Driver {
             setup,
@@ -183,7 +206,8 @@ impl<'a> Driver<'a> {
             asked: 0,
             logs: Logs::new(&setup.logs, world_size),
             watch,
-            interrupted: false,
+            signals,
+            interrupted: None,
         })
     }
 
@@ -205,9 +229,19 @@ impl<'a> Driver<'a> {
 
     /// Goes on as far as possible without hearing anything new.
     fn step(&mut self) -> Result<Option<Ending>, HostError> {
-        if self.interrupted {
-            return Ok(Some(Ending::Interrupted));
+        if let Some(interrupt) = self.interrupted {
+            return Ok(Some(Ending::Interrupted(interrupt)));
         }
+        let standing = self.go_on();
+        // A rank that is gone explains why the others cannot go on.
+        Ok(self.casualty().or(match standing {
+            Standing::Finished => Some(Ending::Finished),
+            Standing::Halted(halt) => Some(Ending::Halted(halt)),
+            Standing::Blocked => None,
+        }))
+    }
+
+    fn go_on(&mut self) -> Standing {
         let standing = self.exchange.advance(self.watch.observer, self.watch.recorder);
         while let Some(ready) = self.exchange.take_ready() {
             self.slots.offer(ready.rank, ready);
@@ -219,18 +253,13 @@ impl<'a> Driver<'a> {
         if self.watch.console.wants_ticks() {
             self.watch.console.tick(self.exchange.engine());
         }
-        // A rank that is gone explains why the others cannot go on.
-        Ok(self.casualty().or(match standing {
-            Standing::Finished => Some(Ending::Finished),
-            Standing::Halted(halt) => Some(Ending::Halted(halt)),
-            Standing::Blocked => None,
-        }))
+        standing
     }
 
     /// A rank that failed or died, the lowest first.
     fn casualty(&self) -> Option<Ending> {
         (0..).zip(&self.ranks).find_map(|(rank, state)| match (state.tasks[0].exited, state.process) {
-            (Some(Outcome::Failed), _) => Some(Ending::Failed { rank }),
+            (Some(Outcome::Failed), _) => Some(Ending::Failed { rank, status: None }),
             (None, Process::Ended { pid, status }) => Some(Ending::Died { rank, pid, status }),
             _ => None,
         })
@@ -259,13 +288,23 @@ impl<'a> Driver<'a> {
     fn listen(&mut self, timeout: Option<Duration>) -> Result<(), HostError> {
         for source in self.sources.wait(timeout)? {
             match source {
-                Source::Signal => self.interrupted = true,
+                Source::Signal => self.hear_signals(),
                 Source::Zygote => self.hear_zygote()?,
                 Source::Task(rank, task) => self.hear_task(rank, task)?,
                 Source::Pipe(rank, stream) => drop(self.hear_pipe(rank, stream)?),
             }
         }
         Ok(())
+    }
+
+    /// Ctrl-C is the debugger's, unless the rank under it waits for others and cannot hear it.
+    fn hear_signals(&mut self) {
+        let taken = self.signals.take();
+        let debugs = self.setup.terminal.as_ref().is_some_and(|terminal| {
+            let rank = self.ranks.get(terminal.rank as usize);
+            rank.is_some_and(|rank| rank.tasks.iter().any(|task| task.running))
+        });
+        self.interrupted = taken.filter(|interrupt| *interrupt != Interrupt::Int || !debugs).or(self.interrupted);
     }
 
     fn hear_zygote(&mut self) -> Result<(), HostError> {
@@ -284,26 +323,39 @@ impl<'a> Driver<'a> {
     }
 
     fn ask_for_ranks(&mut self, count: u32) -> Result<(), HostError> {
+        let setup = self.setup;
         for _ in 0..count {
-            let Some(place) = self.setup.places.get(self.asked as usize) else { break };
-            self.ask_for_rank(*place)?;
+            let Some(place) = setup.places.get(self.asked as usize) else { break };
+            self.ask_for_rank(place)?;
             self.asked += 1;
         }
         Ok(())
     }
 
-    fn ask_for_rank(&mut self, place: Place) -> Result<(), HostError> {
+    fn ask_for_rank(&mut self, place: &Place) -> Result<(), HostError> {
         let system = HostError::system::<io::Error>;
         let rank = RankId(place.rank);
         let (socket, control) = UnixStream::pair().map_err(system("making a rank's socket"))?;
-        let (out, their_out) = pipe()?;
-        let (err, their_err) = pipe()?;
         self.greet(&socket, place.rank)?;
-        self.zygote.fork(&self.setup.script, place, [control.as_fd(), their_out.as_fd(), their_err.as_fd()])?;
+        let setup = self.setup;
+        let pipes = match &setup.terminal {
+            Some(terminal) if terminal.rank == place.rank => {
+                let [input, out, err] = &terminal.fds;
+                let fds = [control.as_fd(), out.as_fd(), err.as_fd(), input.as_fd()];
+                self.zygote.fork(&setup.script, place, Some(terminal.rank), &fds)?;
+                [None, None]
+            }
+            other => {
+                let (out, their_out) = pipe()?;
+                let (err, their_err) = pipe()?;
+                let fds = [control.as_fd(), their_out.as_fd(), their_err.as_fd()];
+                self.zygote.fork(&setup.script, place, other.as_ref().map(|terminal| terminal.rank), &fds)?;
+                self.sources.add(out.as_fd(), Source::Pipe(rank, Stream::Out))?;
+                self.sources.add(err.as_fd(), Source::Pipe(rank, Stream::Err))?;
+                [Some(Pipe::new(out)), Some(Pipe::new(err))]
+            }
+        };
         self.sources.add(socket.as_fd(), Source::Task(rank, TaskId(0)))?;
-        self.sources.add(out.as_fd(), Source::Pipe(rank, Stream::Out))?;
-        self.sources.add(err.as_fd(), Source::Pipe(rank, Stream::Err))?;
-        let pipes = [Some(Pipe::new(out)), Some(Pipe::new(err))];
         // The main task asks for its first turn, and runs only once that is granted.
         self.ranks.push(Rank { tasks: vec![Task::new(socket, false)], pipes, process: Process::Coming });
         Ok(())
@@ -381,7 +433,8 @@ impl<'a> Driver<'a> {
         let state = &mut self.ranks[rank.index()].tasks[task.index()];
         state.open = false;
         self.sources.remove(state.socket.as_fd())?;
-        if std::mem::take(&mut state.running) {
+        state.ran_to_its_end = std::mem::take(&mut state.running);
+        if state.ran_to_its_end {
             self.slots.blocked(rank);
         }
         if task != TaskId(0) && state.exited.is_none() {
@@ -401,6 +454,13 @@ impl<'a> Driver<'a> {
         }
         let state = &mut self.ranks[rank.index()];
         state.process = Process::Ended { pid, status };
+        let main = &mut state.tasks[0];
+        if status == 0 && main.exited.is_none() && main.ran_to_its_end {
+            // os._exit(0): a success, should nobody wait for the rank.
+            main.exited = Some(Outcome::Ok);
+            self.exchange.say(rank, TaskId(0), vec![Op::Exit(Outcome::Ok)], self.watch.recorder);
+        }
+        let state = &self.ranks[rank.index()];
         if state.tasks[0].exited == Some(Outcome::Ok) && status != 0 {
             let how = describe_status(status);
             self.watch.console.warn(&format!("the process of rank {} {how} after its program had ended", rank.0));
@@ -426,7 +486,9 @@ impl<'a> Driver<'a> {
     fn farewell(&mut self, ending: Ending) -> Result<Ending, HostError> {
         let finished = matches!(ending, Ending::Finished);
         let deadline = Instant::now() + if finished { FAREWELL } else { LAST_WORDS };
-        while !self.interrupted && !self.has_said_all(&ending) {
+        // What the others are about to wait for belongs into the report.
+        let mut others_go_on = matches!(ending, Ending::Failed { .. } | Ending::Died { .. });
+        while self.interrupted.is_none() && !(self.has_said_all(&ending) && !(others_go_on && self.anybody_runs())) {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() && finished {
                 self.watch.console.warn("ranks whose program had ended did not end within 10 s and were killed");
@@ -434,9 +496,18 @@ impl<'a> Driver<'a> {
             if left.is_zero() {
                 break;
             }
+            others_go_on = others_go_on && matches!(self.go_on(), Standing::Blocked);
             self.listen(Some(left))?;
         }
-        Ok(if self.interrupted { Ending::Interrupted } else { ending })
+        let ending = match ending {
+            Ending::Failed { rank, .. } => Ending::Failed { rank, status: self.ranks[rank as usize].process.status() },
+            other => other,
+        };
+        Ok(self.interrupted.map_or(ending, Ending::Interrupted))
+    }
+
+    fn anybody_runs(&self) -> bool {
+        self.ranks.iter().any(|rank| rank.process.status().is_none() && rank.tasks.iter().any(|task| task.running))
     }
 
     fn has_said_all(&self, ending: &Ending) -> bool {
@@ -444,15 +515,15 @@ impl<'a> Driver<'a> {
             |rank: &Rank| rank.pipes.iter().all(Option::is_none) && matches!(rank.process, Process::Ended { .. });
         match ending {
             Ending::Finished => self.ranks.iter().all(silent),
-            Ending::Failed { rank } | Ending::Died { rank, .. } => silent(&self.ranks[*rank as usize]),
-            Ending::Halted(_) | Ending::Interrupted => true,
+            Ending::Failed { rank, .. } | Ending::Died { rank, .. } => silent(&self.ranks[*rank as usize]),
+            Ending::Halted(_) | Ending::Interrupted(_) => true,
         }
     }
 }
 
 impl Task {
     fn new(socket: UnixStream, running: bool) -> Task {
-        Task { socket, frames: FrameBuffer::default(), open: true, running, exited: None }
+        Task { socket, frames: FrameBuffer::default(), open: true, running, ran_to_its_end: false, exited: None }
     }
 
     fn readable(&self) -> bool {

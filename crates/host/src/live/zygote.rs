@@ -26,7 +26,7 @@ pub struct Script {
 }
 
 /// Where a rank is, as torchrun tells its processes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Place {
     /// The rank.
     pub rank: u32,
@@ -36,6 +36,10 @@ pub struct Place {
     pub local: (u32, u32),
     /// Its host's number, and how many hosts there are.
     pub group: (u32, u32),
+    /// The name of its device.
+    pub device: String,
+    /// How many bytes the device has, if that is known.
+    pub memory: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -50,6 +54,9 @@ struct Fork<'a> {
     local_world_size: u32,
     group_rank: u32,
     group_world_size: u32,
+    device: &'a str,
+    memory: Option<u64>,
+    debug_rank: Option<u32>,
 }
 
 /// What the zygote says.
@@ -122,8 +129,15 @@ impl Zygote {
         self.socket.as_ref().expect("open until it is dropped").as_fd()
     }
 
-    /// Asks for a rank with these descriptors: its control socket, standard output, standard error.
-    pub fn fork(&self, script: &Script, place: Place, fds: [BorrowedFd<'_>; 3]) -> Result<(), HostError> {
+    /// Asks for a rank with these descriptors: its control socket, standard output, standard error; for the rank that is debugged also
+    /// standard input.
+    pub fn fork(
+        &self,
+        script: &Script,
+        place: &Place,
+        debug_rank: Option<u32>,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), HostError> {
         let fork = Fork {
             op: "fork",
             rank: place.rank,
@@ -135,13 +149,16 @@ impl Zygote {
             local_world_size: place.local.1,
             group_rank: place.group.0,
             group_world_size: place.group.1,
+            device: &place.device,
+            memory: place.memory,
+            debug_rank,
         };
         let mut line = serde_json::to_vec(&fork).expect("plain data has a JSON form");
         line.push(b'\n');
         let socket = self.socket.as_ref().expect("open until it is dropped");
         let send = || {
             socket.set_nonblocking(false)?;
-            protocol::write_with_fds(socket, &line, &fds)?;
+            protocol::write_with_fds(socket, &line, fds)?;
             socket.set_nonblocking(true)
         };
         send().map_err(|error| ended(format!("the process that ranks are forked from has ended ({error})")))

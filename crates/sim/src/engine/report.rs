@@ -123,7 +123,8 @@ impl Halt {
 }
 
 impl RankReport {
-    fn render(&self, site: &dyn Fn(Site) -> String) -> String {
+    /// One line for people, with its end.
+    pub fn render(&self, site: &dyn Fn(Site) -> String) -> String {
         let head = format!("  {}, clock {}: ", self.rank, self.clock);
         if self.finished {
             return head + "has finished\n";

@@ -1,0 +1,193 @@
+"""Owns NVIDIA GPUs on a machine that has none: scripts written for them run, with torch's CPU kernels, on the rank's simulated device.
+
+In the order of a rank's start: `wanted` decides whether there are any, then `placement` keeps account of which tensors are on them,
+`runtime` answers for torch.cuda, with `streams`, `amp` and `randomness`. Without them, the first use of CUDA says what to do.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+import torch.utils._device
+from torch import Tensor, _utils
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils import checkpoint
+
+from uniference._native import Channel
+from uniference.cuda import amp, real
+from uniference.cuda.placement import CPU, DefaultDevice, Devices, Placement
+from uniference.cuda.runtime import Cuda
+from uniference.cuda.streams import Runtime
+from uniference.cuda.wanted import needs_gpu
+from uniference.process_group import SimulatedBackend
+from uniference.work import Operation
+
+__all__ = ["install", "wanted"]
+
+
+def wanted(argv: Sequence[str], module: bool) -> bool:
+    """Whether this rank is to have GPUs. If not, and the machine has none either, the first use of CUDA says what to do."""
+    wish = os.environ.get("UNIFERENCE_CUDA", "auto")
+    if torch.cuda.is_available():
+        real.install()
+        return False
+    if wish == "yes" or (wish == "auto" and needs_gpu(argv, module)):
+        return True
+    torch.cuda._lazy_init = _no_gpu
+    return False
+
+
+def install(channel: Channel, device: str, memory: int | None, settle: Callable[[], None]) -> None:
+    """Puts the GPUs of this rank in place, as many as its host has ranks.
+
+    `device` is its name in the cluster file, `memory` its bytes; None: what this machine has. `settle` waits for the communication that
+    the rank has started.
+    """
+    devices = Devices(int(os.environ["LOCAL_WORLD_SIZE"]), device)
+    cuda = Cuda(channel, devices, memory or _this_machines_memory(), Runtime(devices, channel.now, settle))
+    cuda.install()
+    amp.install()
+    # The compiler asks the CUDA driver itself; what it would compile runs uncompiled, with the same values.
+    torch._dynamo.config.disable = True
+    _keep_allocations_here()
+    _keep_what_comes_from_the_host(devices)
+    _keep_checkpoints(devices)
+    torch.utils._device.DeviceContext = DefaultDevice  # type: ignore[misc]
+    _keep_out_of_the_process_group()
+    _keep_recomputation_even()
+
+    def mode() -> Placement:
+        return Placement(devices, cuda.random)
+
+    _enter_in_backward(mode)
+    _enter_in_every_thread(mode)
+
+
+def _no_gpu() -> NoReturn:
+    raise RuntimeError(
+        "the program uses CUDA, but the simulated devices are no GPUs, and this machine has none\n"
+        "hint: simulate GPUs with --cuda"
+    )
+
+
+def _this_machines_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+_kernels: list[torch.library.Library] = []
+
+
+def _keep_allocations_here() -> None:
+    """torch's C++ code allocates on a GPU by itself, for a barrier for example."""
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+
+    def empty(
+        size: Any,
+        *,
+        dtype: Any = None,
+        layout: Any = None,
+        device: Any = None,
+        pin_memory: Any = None,
+        memory_format: Any = None,
+    ) -> Tensor:
+        return torch.empty(size, dtype=dtype, device="cpu", memory_format=memory_format or torch.contiguous_format)
+
+    def empty_strided(
+        size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+    ) -> Tensor:
+        return torch.empty_strided(size, stride, dtype=dtype, device="cpu")
+
+    library.impl("empty.memory_format", empty, "CUDA")
+    library.impl("empty_strided", empty_strided, "CUDA")
+    _kernels.append(library)
+
+
+def _keep_what_comes_from_the_host(devices: Devices) -> None:
+    """Makers of CPU tensors that no function mode sees."""
+    for module, name in (
+        (torch, "from_numpy"),
+        (torch, "frombuffer"),
+        (torch, "from_dlpack"),
+        (_utils, "_rebuild_tensor"),
+    ):
+        setattr(module, name, _marked(getattr(module, name), devices))
+
+
+def _marked(make: Callable[..., Any], devices: Devices) -> Callable[..., Any]:
+    def made(*args: Any, **kwargs: Any) -> Any:
+        tensor = make(*args, **kwargs)
+        return tensor if devices.knows(tensor) else devices.mark(tensor, CPU)
+
+    return made
+
+
+def _keep_checkpoints(devices: Devices) -> None:
+    """A file says where its tensors were; `map_location` is about that."""
+
+    def where(storage: Any) -> str | None:
+        place = devices.of_storage(getattr(storage, "_untyped_storage", storage))
+        return None if place == CPU else f"cuda:{place}"
+
+    def restore(storage: Any, location: str) -> Any:
+        if not location.startswith("cuda"):
+            return None
+        place = devices.place(location)
+        getattr(storage, "_untyped_storage", storage)._place = place
+        return storage
+
+    torch.serialization.register_package(0, where, restore)
+
+
+def _keep_out_of_the_process_group() -> None:
+    """There a tensor of a GPU is what it is to torch: one on the CPU."""
+    inside: tuple[tuple[Any, tuple[str, ...]], ...] = (
+        (SimulatedBackend, ("_check", "_collective", "_send", "_receive")),
+        (Operation, ("deliver",)),
+    )
+    for owner, names in inside:
+        for name in names:
+            setattr(owner, name, _without_modes(getattr(owner, name)))
+
+
+def _keep_recomputation_even() -> None:
+    """What a checkpoint notes of a tensor inside an operator, where no mode is active, is compared with what it sees outside."""
+    extractors = checkpoint._allowed_determinism_checks_to_fns
+    for name, extract in extractors.items():
+        extractors[name] = _without_modes(extract)
+
+
+def _without_modes(function: Callable[..., Any]) -> Callable[..., Any]:
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return function(*args, **kwargs)
+
+    return plain
+
+
+def _enter_in_every_thread(mode: Callable[[], Placement]) -> None:
+    """Function modes are a thread's own."""
+    original = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+
+    def run(self: threading.Thread) -> None:
+        with mode():
+            original(self)
+
+    mode().__enter__()  # type: ignore[no-untyped-call]
+    threading.Thread._bootstrap_inner = run  # type: ignore[attr-defined]
+
+
+def _enter_in_backward(mode: Callable[[], Placement]) -> None:
+    """torch calls `Tensor.backward` without the modes that have seen the call; the program's hooks run inside."""
+    autograd: Any = torch.autograd
+    original = autograd._engine_run_backward
+    modes: Any = _get_current_function_mode_stack
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(active, Placement) for active in modes()):
+            return original(*args, **kwargs)
+        with mode():
+            return original(*args, **kwargs)
+
+    autograd._engine_run_backward = run_backward
