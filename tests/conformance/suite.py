@@ -1,6 +1,7 @@
-"""Owns the comparison of PyTorch's own `DistributedTest` under real Gloo and under `uniference run`.
+"""Owns the runs of PyTorch's own `DistributedTest`: under real Gloo, under `uniference run`, and there as `nccl` on simulated GPUs.
 
-Usage: suite.py [--ranks 2 4] [--only TEXT] [--keep FOLDER]. Prints a table, and ends with 1 if a test that passes on Gloo fails on ours.
+Usage: suite.py [--ranks 2 4] [--only TEXT] [--keep FOLDER]. Prints a table, and ends with 1 if a test that passes on Gloo fails on ours. As
+`nccl` there is nothing to compare with: it lists what passes, and why each other one does not.
 What a rank does is in `cases.py`.
 """
 
@@ -105,6 +106,15 @@ def start_ours(size: int, plan: Path) -> subprocess.Popen[bytes]:
     return _popen(command, plan, {})
 
 
+def start_nccl(size: int, plan: Path) -> subprocess.Popen[bytes]:
+    """A batch as `nccl` on simulated GPUs, which are all in one host."""
+    cluster = plan / "cluster.toml"
+    cluster.write_text(f'backend = "gloo"\n[[device]]\nname = "gpu"\ncount = {size}\nhost = "server"\n[network]\n')
+    options = ["--cluster", str(cluster), "--cuda", "--compute", "none", "--out", str(plan / "out")]
+    command = [sys.executable, "-m", "uniference", "run", *options, str(CASES), str(plan)]
+    return _popen(command, plan, {"BACKEND": "nccl"})
+
+
 def start_gloo(size: int, plan: Path) -> subprocess.Popen[bytes]:
     """A batch under real Gloo."""
     return _popen([sys.executable, __file__, "--gloo", str(size), str(plan)], plan, {})
@@ -177,18 +187,32 @@ def compare(size: int, tests: Sequence[str], folder: Path) -> bool:
     return not wrong
 
 
+def show_nccl(size: int, tests: Sequence[str], folder: Path) -> None:
+    """Prints what passes as `nccl`, and for each other test why it does not."""
+    directory = folder / f"nccl{size}"
+    directory.mkdir(parents=True)
+    outcomes = run(tests, size, start_nccl, directory)
+    print(f"{f'{size} ranks as nccl':<78} ours")
+    for test, outcome in sorted(outcomes.items(), key=lambda item: (item[1].kind, item[0])):
+        reason = outcome.reason.strip().splitlines()[-1:] or [""]
+        print(f"{test:<78} {outcome.kind:<8} {reason[0][:160] if outcome.kind != 'ok' else ''}")
+    print(f"{size} ranks, nccl: {dict(sorted(Counter(outcome.kind for outcome in outcomes.values()).items()))}")
+
+
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(description="PyTorch's DistributedTest under real Gloo and under uniference")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--only", default="", help="run the tests whose names contain this text")
+    parser.add_argument("--only-nccl", action="store_true", help="leave the comparison with Gloo out")
     parser.add_argument("--keep", type=Path, help="write the batches to this new folder and keep it")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = arguments.keep or Path(scratch)
-        results = [
-            compare(size, [test for test in all_tests() if arguments.only in test], folder) for size in arguments.ranks
-        ]
+        tests = [test for test in all_tests() if arguments.only in test]
+        results = [] if arguments.only_nccl else [compare(size, tests, folder) for size in arguments.ranks]
+        for size in arguments.ranks:
+            show_nccl(size, tests, folder)
     return 0 if all(results) else 1
 
 

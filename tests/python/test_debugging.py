@@ -108,8 +108,21 @@ def test_ctrl_c_ends_the_run_when_the_rank_waits_for_others(tmp_path: Path) -> N
 
 def test_input_from_a_pipe(tmp_path: Path) -> None:
     script = write_script(tmp_path, "import os\nif os.environ['RANK'] == '0': print('got', input())\n")
-    command = [sys.executable, "-m", "uniference", "run", "--ranks", "2", "--debug-rank", "0", "--out", str(tmp_path / "out")]
-    done = subprocess.run([*command, str(script)], input="a word\n", capture_output=True, text=True, timeout=60, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "uniference",
+        "run",
+        "--ranks",
+        "2",
+        "--debug-rank",
+        "0",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    done = subprocess.run(
+        [*command, str(script)], input="a word\n", capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "got a word" in done.stdout
 

@@ -124,7 +124,10 @@ impl ClusterFile {
         let (topology, network) = network::resolve(self.raw.network.as_ref(), &hosts, packet, &self.source)?;
         backend::adapt(&mut backend.algorithms, &topology, &devices);
         let dynamics = dynamics::resolve(&self.raw, &topology, &self.attached, &self.source)?;
-        let name = self.raw.name.clone().unwrap_or_else(|| format!("{} devices", devices.len()));
+        let name = self.raw.name.clone().unwrap_or_else(|| match devices.len() {
+            1 => "1 device".to_owned(),
+            count => format!("{count} devices"),
+        });
         let mut raw = RawCluster {
             name: Some(name.clone()),
             backend: Some(backend::canonical(&backend, packet)),

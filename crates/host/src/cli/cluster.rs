@@ -21,13 +21,13 @@ pub(super) struct ClusterArgs {
     #[arg(long, value_name = "N", conflicts_with = "cluster")]
     pub(super) ranks: Option<u32>,
     /// Of each host's link, each direction [default: 10 Gbps]
-    #[arg(long, value_name = "RATE", requires = "ranks")]
+    #[arg(long, value_name = "RATE")]
     bandwidth: Option<String>,
     /// One way between two hosts [default: 10 us]
-    #[arg(long, value_name = "TIME", requires = "ranks")]
+    #[arg(long, value_name = "TIME")]
     latency: Option<String>,
     /// How many times as long compute takes as here; one for all ranks, or one for each
-    #[arg(long, value_name = "F,...", value_delimiter = ',', requires = "ranks")]
+    #[arg(long, value_name = "F,...", value_delimiter = ',')]
     slowdown: Vec<f64>,
     #[command(flatten)]
     overrides: Overrides,
@@ -74,6 +74,7 @@ impl ClusterArgs {
 
     /// The cluster that the options describe.
     pub(super) fn resolve(&self) -> Result<Chosen, HostError> {
+        self.check_belonging()?;
         match (&self.cluster, self.ranks) {
             (Some(path), _) => self.overrides.resolve(&path.display().to_string(), &read(path)?),
             (None, Some(ranks)) => self.overrides.resolve("--ranks", &self.flags(ranks)?),
@@ -85,7 +86,23 @@ impl ClusterArgs {
 
     /// The cluster of an earlier run, as it was or with changes.
     pub(super) fn resolve_again(&self, origin: &str, toml: &str) -> Result<Chosen, HostError> {
+        self.check_belonging()?;
         if self.is_given() { self.resolve() } else { self.overrides.resolve(origin, toml) }
+    }
+
+    /// Some options describe the cluster of `--ranks` and no other.
+    fn check_belonging(&self) -> Result<(), HostError> {
+        let given = [
+            ("--bandwidth", self.bandwidth.is_some()),
+            ("--latency", self.latency.is_some()),
+            ("--slowdown", !self.slowdown.is_empty()),
+        ];
+        match given.iter().find(|(_, given)| *given && self.ranks.is_none()) {
+            Some((option, _)) => Err(HostError::Usage(format!(
+                "{option} describes the cluster that --ranks makes\nhint: change a value of a cluster file, or of a run's cluster, with --set, as in --set network.latency='3 us'"
+            ))),
+            None => Ok(()),
+        }
     }
 
     /// The cluster of an earlier run, as it was.

@@ -51,7 +51,15 @@ fn torch(python: &Path) -> Finding {
     Finding { what: "torch", found: found.unwrap_or_else(|_| "not installed".into()), problem }
 }
 
-/// The first line that Python prints, or the last of what it complains.
+/// The versions of what a script runs on, as far as they can be found.
+pub(super) fn versions(python: &Path) -> Vec<(String, String)> {
+    let code = "import platform, importlib.metadata as m; print(platform.python_version()); print(m.version('torch'))";
+    let found = ask(python, code).unwrap_or_default();
+    let names = ["python", "torch"].map(str::to_owned);
+    names.into_iter().zip(found.lines().map(str::to_owned)).collect()
+}
+
+/// What Python prints, or the last of what it complains.
 fn ask(python: &Path, code: &str) -> Result<String, String> {
     let output = Command::new(python).args(["-c", code]).output().map_err(|error| error.to_string())?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();

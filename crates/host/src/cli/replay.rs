@@ -5,7 +5,7 @@ use super::cluster::{Chosen, ClusterArgs};
 use super::console::Counter;
 use super::export;
 use super::folder::Folder;
-use super::results::{self, RECORD, RecordLevel, Recording};
+use super::results::{self, OutputArgs, RECORD, Recording};
 use super::traces::{self, TraceArgs, Wanted};
 use crate::error::{Exit, HostError};
 use crate::live::exchange::Recorder;
@@ -35,20 +35,14 @@ pub(super) struct Args {
     /// With so many seeds, from that one on: the report then says how far the makespan varies
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
-    /// Where the results go [default: uniference-out/replay-N]
-    #[arg(long, value_name = "DIR")]
-    out: Option<PathBuf>,
-    /// Print the report as JSON, and nothing else, on standard output
-    #[arg(long)]
-    json: bool,
-    /// What is kept besides the report: all events, all operations (program record and trace), or nothing
-    #[arg(long, value_enum, default_value_t = RecordLevel::Ops)]
-    record: RecordLevel,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 /// Runs what the first argument names.
 pub(super) fn replay(args: &Args, argv: &[String]) -> Result<Exit, HostError> {
-    let Args { run, cluster, traces, seed, out, json, record, .. } = args;
+    let Args { run, cluster, traces, seed, output, .. } = args;
+    let OutputArgs { out, json, record } = output;
     let wanted = Wanted { argv, cluster, seed: *seed, out: out.as_deref(), json: *json, record: *record };
     match run.is_dir() {
         true if export::has_traces(run) && !run.join(RECORD).exists() => {
@@ -71,7 +65,7 @@ fn replay_run(args: &Args, argv: &[String]) -> Result<Exit, HostError> {
     check_repeat(args, &chosen)?;
     let manifest = manifest(recorded, &chosen, seed, argv);
     let folder = folder(args)?;
-    let mut recording = Recording::start(args.record, &chosen.resolved, &manifest, &folder, Counter::default())?;
+    let mut recording = Recording::start(args.output.record, &chosen.resolved, &manifest, &folder, Counter::default())?;
     let cluster = &chosen.resolved.cluster;
     let mut engine = Engine::new(cluster, Box::new(cluster.network()));
     let (ranks, rest) = reader.by_rank();
@@ -87,7 +81,7 @@ fn replay_run(args: &Args, argv: &[String]) -> Result<Exit, HostError> {
     match ended {
         Replayed::Finished => {
             let others = other_seeds(args, &chosen, &path)?;
-            results::report(figures, &chosen.resolved, &others, manifest, &folder, args.json)?;
+            results::report(figures, &chosen.resolved, &others, manifest, &folder, args.output.json)?;
             Ok(Exit::Ok)
         }
         Replayed::Halted(halt) => {
@@ -176,9 +170,9 @@ fn manifest(recorded: Manifest, chosen: &Chosen, seed: u64, argv: &[String]) -> 
 fn folder(args: &Args) -> Result<Folder, HostError> {
     let same =
         |out: &PathBuf| out.canonicalize().ok().is_some_and(|out| args.run.canonicalize().is_ok_and(|run| run == out));
-    if args.out.as_ref().is_some_and(same) {
+    if args.output.out.as_ref().is_some_and(same) {
         let hint = "choose another folder with --out";
         return Err(HostError::Usage(format!("the results would replace the run that is read\nhint: {hint}")));
     }
-    Folder::prepare(args.out.as_deref(), "replay")
+    Folder::prepare(args.output.out.as_deref(), "replay")
 }

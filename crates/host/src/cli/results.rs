@@ -8,6 +8,7 @@ use crate::error::HostError;
 use crate::live::exchange::Recorder;
 use std::fs::File;
 use std::io::BufWriter;
+use std::path::PathBuf;
 use uniference_formats::cluster::Resolved;
 use uniference_formats::events::EventWriter;
 use uniference_formats::interval::interval;
@@ -35,6 +36,20 @@ pub(super) enum RecordLevel {
     Ops,
     /// Nothing: for very large runs
     Summary,
+}
+
+/// Where the results go, and how much of them: the same options for all commands that simulate.
+#[derive(clap::Args)]
+pub(super) struct OutputArgs {
+    /// Where the results go [default: the next free uniference-out/NAME-N]
+    #[arg(long, value_name = "DIR")]
+    pub(super) out: Option<PathBuf>,
+    /// Print the report as JSON, and nothing else, on standard output
+    #[arg(long)]
+    pub(super) json: bool,
+    /// What is kept besides the report: all events, all operations (program record and trace), or nothing
+    #[arg(long, value_enum, default_value_t = RecordLevel::Ops)]
+    pub(super) record: RecordLevel,
 }
 
 /// Everything that looks on while a run goes on.

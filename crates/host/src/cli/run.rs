@@ -2,9 +2,10 @@
 
 use super::cluster::ClusterArgs;
 use super::console::{Console, Counter};
+use super::doctor;
 use super::export;
 use super::folder::Folder;
-use super::results::{self, RecordLevel, Recording};
+use super::results::{self, OutputArgs, RecordLevel, Recording};
 use crate::capacity;
 use crate::error::{Exit, HostError};
 use crate::interrupt::Interrupts;
@@ -31,15 +32,8 @@ pub(super) struct Args {
     /// The seed of everything random in the simulation
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Where the results go [default: uniference-out/SCRIPT-N]
-    #[arg(long, value_name = "DIR")]
-    out: Option<PathBuf>,
-    /// Print the report as JSON, and nothing else, on standard output
-    #[arg(long)]
-    json: bool,
-    /// What is kept besides the report: all events, all operations (program record and trace), or nothing
-    #[arg(long, value_enum, default_value_t = RecordLevel::Ops)]
-    record: RecordLevel,
+    #[command(flatten)]
+    output: OutputArgs,
     /// Write an execution trace of each rank into this folder: chakra.RANK.et
     #[arg(long, value_name = "DIR")]
     chakra: Option<PathBuf>,
@@ -76,28 +70,30 @@ const MOST_SHOWN: usize = 16;
 pub(super) fn run(args: &Args, argv: &[String], python: &Path) -> Result<Exit, HostError> {
     check_script(args)?;
     check_record(args)?;
+    check_order(args)?;
     let mut chosen = args.cluster.resolve()?;
     chosen.resolved.cluster.dynamics.seed = args.seed;
     let cluster = &chosen.resolved.cluster;
     let ranks = cluster.devices.len() as u32;
     let tight = capacity::check_memory(ranks)?;
     capacity::ensure_descriptors(ranks)?;
-    let folder = Folder::prepare(args.out.as_deref(), &args.script[0])?;
-    let terminal = args.debug_rank.map(|rank| terminal(rank, ranks, args.json)).transpose()?;
+    let folder = Folder::prepare(args.output.out.as_deref(), &args.script[0])?;
+    let terminal = args.debug_rank.map(|rank| terminal(rank, ranks, args.output.json)).transpose()?;
     let setup = Setup { terminal, ..setup(args, cluster, python, &folder, chosen.backend_named) };
     let counter = Counter::default();
-    let mut console = Console::new(args.json, args.debug_rank.is_none(), counter.clone());
+    let mut console = Console::new(args.output.json, args.debug_rank.is_none(), counter.clone());
     if let Some(warning) = tight {
         crate::live::driver::Console::warn(&mut console, &warning);
     }
-    let manifest = results::manifest(argv, args.seed, &chosen.resolved);
-    let mut recording = Recording::start(args.record, &chosen.resolved, &manifest, &folder, counter)?;
+    let mut manifest = results::manifest(argv, args.seed, &chosen.resolved);
+    manifest.versions.extend(doctor::versions(python));
+    let mut recording = Recording::start(args.output.record, &chosen.resolved, &manifest, &folder, counter)?;
     let ended = drive(&setup, cluster, &mut recording, &mut console);
     console.finish();
     let (ending, lines, others) = ended?;
     let figures = recording.finish(lines.clone())?;
     if let Ending::Finished = ending {
-        results::report(figures, &chosen.resolved, &[], manifest, &folder, args.json)?;
+        results::report(figures, &chosen.resolved, &[], manifest, &folder, args.output.json)?;
         if let Some(out) = &args.chakra {
             export::export(folder.path(), out)?;
         }
@@ -144,11 +140,22 @@ fn check_script(args: &Args) -> Result<(), HostError> {
 }
 
 fn check_record(args: &Args) -> Result<(), HostError> {
-    if args.chakra.is_none() || args.record != RecordLevel::Summary {
+    if args.chakra.is_none() || args.output.record != RecordLevel::Summary {
         return Ok(());
     }
     let hint = "leave out --record summary";
     Err(HostError::Usage(format!("--chakra makes traces of the program record, and none is kept\nhint: {hint}")))
+}
+
+/// A cluster that is described behind the script has been given to the script.
+fn check_order(args: &Args) -> Result<(), HostError> {
+    let ours = |word: &&String| ["--ranks", "--cluster"].contains(&word.split('=').next().unwrap_or_default());
+    match args.script[1..].iter().find(ours) {
+        Some(word) if !args.cluster.is_given() => Err(HostError::Usage(format!(
+            "no cluster to run on: {word} stands behind the script, so it is the script's\nhint: options of uniference stand before the script"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 fn setup(args: &Args, cluster: &Cluster, python: &Path, folder: &Folder, backend_named: bool) -> Setup {

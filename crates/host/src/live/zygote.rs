@@ -111,6 +111,10 @@ impl Zygote {
         let (socket, theirs) = UnixStream::pair().map_err(HostError::system("making a socket pair"))?;
         inherit(theirs.as_fd()).map_err(HostError::system("making a socket inheritable"))?;
         socket.set_nonblocking(true).map_err(HostError::system("making a socket non-blocking"))?;
+        // What a rank has started and left behind becomes our child, so that it can be ended.
+        let us = rustix::process::getpid();
+        rustix::process::set_child_subreaper(Some(us))
+            .map_err(HostError::system("adopting what ranks leave behind"))?;
         let stderr = io::stderr().as_fd().try_clone_to_owned().map_err(HostError::system("copying standard error"))?;
         let child = Command::new(python)
             .args(["-P", "-m", "uniference.zygote", &theirs.as_raw_fd().to_string()])
@@ -210,13 +214,28 @@ impl Drop for Zygote {
         let deadline = Instant::now() + GRACE;
         while self.ranks.is_empty() && Instant::now() < deadline {
             if !matches!(self.child.try_wait(), Ok(None)) {
-                return;
+                return end_orphans();
             }
             std::thread::sleep(Duration::from_millis(2));
         }
         kill_group(self.child.id() as i32);
         let _ = self.child.wait();
+        end_orphans();
     }
+}
+
+/// Ends what ranks have started and left behind, which are our children by now, and theirs, which then are.
+fn end_orphans() {
+    while let Some(pid) = children().into_iter().find_map(rustix::process::Pid::from_raw) {
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
+    }
+}
+
+fn children() -> Vec<i32> {
+    let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let lists = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+    lists.flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect()
 }
 
 /// The kernel kills this process when its parent dies; if that has already happened, it ends at once.
