@@ -21,7 +21,7 @@ class SimulationError(Exception):
     """The simulation did not come to its end.
 
     `exit_code` as of the command: 1 the program failed, 2 wrong usage or configuration, 3 deadlock or mismatch, 70 a bug of
-    the simulator, 130 interrupted. `message` is what it has written on its standard error.
+    the simulator, 129, 130 and 143 ended by a signal. `message` is what it has written on its standard error.
     """
 
     def __init__(self, exit_code: int, message: str) -> None:

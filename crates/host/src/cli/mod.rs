@@ -52,7 +52,8 @@ enum Command {
 }
 
 /// Runs the command line `argv`, the first word being the command's own name, with `python` as the interpreter of ranks. Returns
-/// the exit code: 0; 1 the program failed; 2 wrong usage or configuration; 3 deadlock or mismatch; 70 a bug of ours; 130 interrupted.
+/// the exit code: 0; 1 the program failed; 2 wrong usage or configuration; 3 deadlock or mismatch; 70 a bug of ours; 129, 130 or
+/// 143 for SIGHUP, Ctrl-C and SIGTERM.
 pub fn main(argv: Vec<String>, python: &Path) -> i32 {
     let cli = match Cli::try_parse_from(argv.iter()) {
         Ok(cli) => cli,
