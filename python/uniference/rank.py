@@ -1,25 +1,30 @@
-"""Owns a rank's process from the fork to its end: environment, output, the program as `__main__`, and how it ends.
+"""Owns a rank's process from the fork to its end: environment, output, the order of its parts, and how it ends.
 
 Time, the process group, the store and imports are put in place by their own modules; when the rank may go on is the engine's business.
 """
 
-import atexit
 import contextlib
 import os
 import random
-import runpy
 import sys
-import threading
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
-from uniference import children, clock, cuda, debugging, imports, process_group, refusals, spawning, store, work
+from uniference import (
+    children,
+    clock,
+    cuda,
+    debugging,
+    imports,
+    process_group,
+    program,
+    refusals,
+    spawning,
+    store,
+    work,
+)
 from uniference._native import Channel
-
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 @dataclass(frozen=True)
@@ -96,10 +101,10 @@ def run(task: Task, control: int) -> NoReturn:
     if cuda.wanted(task.argv, task.module):
         cuda.install(channel, task.device, task.memory, work.settle)
     channel.start()
-    code = _run_program(task)
+    code = program.run(task.argv, task.module)
     # The rank's finish is when its script has returned: how the process tidies up after itself is not charged.
     channel.enter()
-    _tidy_up()
+    program.tidy_up()
     _flush()
     channel.finish(code == 0)
     # Not sys.exit: the zygote's frames lie below this one.
@@ -118,79 +123,6 @@ def _prepare_process(task: Task) -> None:
     random.seed(task.rank)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(task.rank)
-
-
-def _run_program(task: Task) -> int:
-    """Returns the exit code that a Python process would have."""
-    sys.argv[:] = task.argv
-    try:
-        try:
-            _execute(task)
-        finally:
-            # Threads that are not daemons are part of the program.
-            threading._shutdown()  # type: ignore[attr-defined]
-    except SystemExit as end:
-        if end.code is None or isinstance(end.code, int):
-            return (end.code or 0) & 0xFF
-        print(end.code, file=sys.stderr)
-        return 1
-    except BaseException as error:  # a program may raise anything
-        _report(error)
-        return 1
-    return 0
-
-
-def _tidy_up() -> None:
-    """Runs the exit functions. As in the interpreter, one that raises does not change how the program has ended."""
-    try:
-        atexit._run_exitfuncs()
-    except BaseException as error:  # an exit function may raise anything
-        _report(error)
-
-
-def _execute(task: Task) -> None:
-    script = task.argv[0]
-    if task.module:
-        sys.path.insert(0, os.getcwd())
-        runpy.run_module(script, run_name="__main__", alter_sys=True)
-    elif os.path.isfile(script) and not script.endswith((".pyc", ".zip", ".pyz")):
-        sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
-        _execute_file(script)
-    else:
-        runpy.run_path(script, run_name="__main__")
-
-
-def _execute_file(script: str) -> None:
-    """As `python SCRIPT` does. Unlike with runpy, `__main__` stays in place for threads and exit functions."""
-    main = ModuleType("__main__")
-    path = os.path.abspath(script)
-    main.__dict__.update(__file__=path, __builtins__=__builtins__, __cached__=None)
-    sys.modules["__main__"] = main
-    with open(path, "rb") as file:
-        source = file.read()
-    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
-
-
-def _report(error: BaseException) -> None:
-    """Prints the traceback as the interpreter would, without this package's frames."""
-    seen: BaseException | None = error
-    while seen is not None:
-        seen.__traceback__ = _user_frames(seen.__traceback__)
-        seen = seen.__cause__ or seen.__context__
-    if sys.excepthook is sys.__excepthook__:
-        traceback.print_exception(error)
-    else:
-        sys.excepthook(type(error), error, error.__traceback__)
-
-
-def _user_frames(tb: TracebackType | None) -> TracebackType | None:
-    if tb is None:
-        return None
-    rest = _user_frames(tb.tb_next)
-    filename = tb.tb_frame.f_code.co_filename
-    if filename.startswith(_PACKAGE) or filename in (runpy.__file__, "<frozen runpy>"):
-        return rest
-    return TracebackType(rest, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
 
 
 def _flush() -> None:

@@ -45,7 +45,7 @@ _FDS_A_RANK = 3
 _LINE_LIMIT = 1 << 20
 
 # torch._dynamo brings DTensor, tensor parallel and FSDP with it; torch itself loads it lazily, at the first optimiser or collective.
-_PRELOADED = (
+PRELOADED = (
     "torch._dynamo",
     "torch.distributed.tensor.parallel",
     "torch.distributed.fsdp",
@@ -163,7 +163,7 @@ def _load() -> str:
     torch.set_num_threads(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for module in _PRELOADED:
+        for module in PRELOADED:
             importlib.import_module(module)
     return version
 

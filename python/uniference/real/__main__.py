@@ -1,0 +1,72 @@
+"""Owns one rank of a real run, from the process's start to its end: `python -m uniference.real [-m] SCRIPT [ARGS...]`.
+
+Started by torchrun or by the testbed, whose environment it needs; UNIFERENCE_RECORD names the folder that the rank's file goes to.
+"""
+
+import contextlib
+import importlib
+import os
+import platform
+import sys
+import warnings
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from uniference import program, zygote
+from uniference.real.hooks import Hooks
+from uniference.real.meeting import Meeting
+from uniference.real.recording import Recording, now
+
+FOLDER = "UNIFERENCE_RECORD"
+
+
+def main(words: list[str]) -> NoReturn:
+    """Runs the program under the recorder; `words` are its path, or -m and a module's name, and its arguments."""
+    module = words[0] == "-m"
+    argv = words[1:] if module else words
+    _import()
+    meeting, recording = Meeting(), Recording()
+    meeting.compare_clocks("before")
+    Hooks(recording).install()
+    start = meeting.start_together()
+    ok = program.run(argv, module)
+    finish = now()
+    program.tidy_up()
+    if ok:
+        # Where one has failed, nobody comes.
+        meeting.compare_clocks("after")
+    path = Path(os.environ[FOLDER]) / f"rank-{meeting.rank}.jsonl"
+    recording.write(path, _head(meeting, argv, start), {"finish": finish, "ok": ok, "clocks": meeting.readings})
+    if ok:
+        meeting.leave()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    # Hooks in Python must not be called by what torch tears down later.
+    os._exit(0 if ok else 1)
+
+
+def _head(meeting: Meeting, argv: list[str], start: int) -> dict[str, Any]:
+    return {
+        "rank": meeting.rank,
+        "world_size": meeting.world_size,
+        "host": meeting.host,
+        "device": f"{platform.node()}.{os.environ.get('LOCAL_RANK', meeting.rank)}",
+        "argv": argv,
+        "torch": str(torch.__version__),
+        "start": start,
+    }
+
+
+def _import() -> None:
+    """What simulated ranks have imported before their time begins."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for module in zygote.PRELOADED:
+            importlib.import_module(module)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

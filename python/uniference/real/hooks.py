@@ -1,0 +1,314 @@
+"""Owns what a real run sees of torch: operations as they are issued and complete, and threads as they are blocked.
+
+The program's process groups stay torch's own. Operations show in the hooks of `ProcessGroup`, which c10d calls around each of them, whoever
+issues it: Python, the reducer of DistributedDataParallel, functional collectives. Waits show in `Work.wait`, in the operator `wait_tensor`,
+and at the end of a backward pass, where the reducer waits in C++.
+
+Not seen: `monitored_barrier` (it passes the hooks by), tags, and how an `all_to_all_single` splits its tensors.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed.distributed_c10d as c10d
+from torch import Tensor
+from torch._C._distributed_c10d import Work
+from torch.autograd import Variable, profiler
+
+from uniference.real.recording import Recording, now
+
+# Any number that no other hook uses.
+_HOOK = 0x756E69
+
+_KINDS = {
+    "ALLREDUCE": "all_reduce",
+    "ALLREDUCE_COALESCED": "all_reduce",
+    "REDUCE": "reduce",
+    "BROADCAST": "broadcast",
+    "ALLGATHER": "all_gather",
+    "ALLGATHER_BASE": "all_gather",
+    "ALLGATHER_COALESCED": "all_gather",
+    "ALLGATHER_INTO_TENSOR_COALESCED": "all_gather",
+    "REDUCE_SCATTER": "reduce_scatter",
+    "REDUCE_SCATTER_BASE": "reduce_scatter",
+    "REDUCE_SCATTER_TENSOR_COALESCED": "reduce_scatter",
+    "ALLTOALL": "all_to_all",
+    "ALLTOALL_BASE": "all_to_all",
+    "GATHER": "gather",
+    "SCATTER": "scatter",
+    "BARRIER": "barrier",
+    "SEND": "send",
+    "RECV": "recv",
+}
+
+
+class Hooks:
+    """What watches torch in this process."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._handles = 0
+        self._groups: dict[c10d.ProcessGroup, int] = {}
+        # Until somebody waits for it. Kept alive, so that torch hands out the same object again: by its identity.
+        self._works: dict[int, _Issued] = {}
+        # The same by the storage of a result, for `wait_tensor`.
+        self._results: dict[int, _Issued] = {}
+        # Without a Work of their own: one for all of them follows.
+        self._coalesced: list[int] = []
+        self._thread = _Thread()
+
+    def install(self) -> None:
+        """From now on every process group and every wait is seen."""
+        self._watch_groups()
+        self._watch_works()
+        self._watch_tensors()
+        for owner, name in (
+            (c10d, "_new_process_group_helper"),
+            (c10d, "_store_based_barrier"),
+            (c10d.Store, "get"),
+            (c10d.Store, "wait"),
+        ):
+            setattr(owner, name, self._blocking(getattr(owner, name), "store"))
+        time.sleep = self._blocking(time.sleep, "sleep")
+        self._watch_ranges()
+
+    # Operations
+
+    def _watch_groups(self) -> None:
+        register = c10d._register_pg_in_world
+
+        def register_and_watch(pg: c10d.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+            opened: dict[int, _Issued] = {}
+            pg.register_pre_hook(_HOOK, lambda op: self._issued(pg, op, opened))
+            pg.register_post_hook(_HOOK, lambda op: self._started(op, opened))
+            return register(pg, *args, **kwargs)
+
+        c10d._register_pg_in_world = register_and_watch
+
+    def _issued(self, pg: c10d.ProcessGroup, op: Any, opened: dict[int, "_Issued"]) -> None:
+        at = now()
+        kind = _KINDS.get(op.name.name)
+        if kind is not None:
+            handle = self._handles
+            self._handles += 1
+            inputs, outputs = op.input_tensors, op.output_tensors
+            dtype, shape = _describe(kind, op.name.name, inputs, outputs, pg.size())
+            group, task, site = self._group(pg, at), self._recording.task(), self._recording.site()
+            self._recording.add("i", at, task, handle, group, kind, dtype, shape, op.root, site)
+            results = [_storage(tensor) for tensor in outputs or inputs] if op.async_op else []
+            opened[op.op_id] = issued = _Issued(handle, results)
+            self._note_backward(issued)
+        self._recording.charge(at)
+
+    def _group(self, pg: c10d.ProcessGroup, at: int) -> int:
+        known = self._groups.get(pg)
+        if known is None:
+            known = self._groups[pg] = len(self._groups)
+            self._recording.add("g", at, known, c10d.get_process_group_ranks(pg))
+        return known
+
+    def _started(self, op: Any, opened: dict[int, "_Issued"]) -> None:
+        at = now()
+        issued = opened.pop(op.op_id, None)
+        if issued is not None and op.work is None:
+            self._coalesced.append(issued.handle)
+        elif issued is not None:
+            self._keep(op.work, issued)
+            if op.async_op:
+                self._report_completion(issued)
+        self._recording.charge(at)
+
+    def _keep(self, work: Work, issued: "_Issued") -> None:
+        issued.work = work
+        self._works[id(work)] = issued
+        self._results.update(dict.fromkeys(issued.results, issued))
+
+    def _forget(self, issued: "_Issued") -> None:
+        self._works.pop(id(issued.work), None)
+        for storage in issued.results:
+            if self._results.get(storage) is issued:
+                del self._results[storage]
+
+    def _report_completion(self, issued: "_Issued") -> None:
+        def complete(_: object) -> None:
+            at = now()
+            self._recording.add("d", at, issued.handle, None)
+            self._recording.charge(at)
+
+        assert issued.work is not None
+        # Gloo has no futures for messages: their completion shows when somebody waits for them.
+        with contextlib.suppress(RuntimeError):
+            issued.work.get_future().add_done_callback(complete)
+
+    # Waits
+
+    def _watch_works(self) -> None:
+        wait, is_completed, end_coalescing = Work.wait, Work.is_completed, c10d.ProcessGroup._end_coalescing
+
+        def recorded_wait(work: Work, *args: Any, **kwargs: Any) -> bool:
+            issued = self._works.get(id(work))
+            with _Blocked(self, "communication", [issued.handle] if issued else []):
+                result = wait(work, *args, **kwargs)
+            if issued:
+                self._forget(issued)
+                self._note_peer(work, issued.handle)
+            return result
+
+        def recorded_poll(work: Work) -> bool:
+            result = is_completed(work)
+            issued = self._works.get(id(work)) if result else None
+            if issued:
+                self._forget(issued)
+                self._recording.add("d", now(), issued.handle, None)
+            return result
+
+        def recorded_end(pg: c10d.ProcessGroup, *args: Any) -> Work:
+            work = end_coalescing(pg, *args)
+            handles, self._coalesced = self._coalesced, []
+            # One of them stands for all: they complete together.
+            if handles and work is not None:
+                self._keep(work, _Issued(handles[-1], []))
+            return work
+
+        Work.wait = recorded_wait  # type: ignore[method-assign]
+        Work.is_completed = recorded_poll  # type: ignore[method-assign]
+        c10d.ProcessGroup._end_coalescing = recorded_end  # type: ignore[method-assign]
+
+    def _note_peer(self, work: Work, handle: int) -> None:
+        """Whom a receive from anybody has met; other operations have no source."""
+        with contextlib.suppress(RuntimeError):
+            self._recording.add("d", now(), handle, work._source_rank())
+
+    def _watch_tensors(self) -> None:
+        """`wait_tensor`, which waits for the operation whose result a tensor is. Its own kernel still does the waiting."""
+        self._library = torch.library.Library("_c10d_functional", "IMPL")
+        for key in ("CPU", "CUDA"):
+            kernel = torch.library.get_kernel("_c10d_functional::wait_tensor", key)
+            self._library.impl("wait_tensor", self._waiting_kernel(kernel), key, with_keyset=True)
+
+    def _waiting_kernel(self, kernel: Any) -> Callable[[Any, Tensor], Tensor]:
+        def wait_tensor(keyset: Any, tensor: Tensor) -> Tensor:
+            issued = self._results.get(_storage(tensor))
+            if issued is not None and issued.work is not None:
+                # The kernel would wait without letting other threads run Python, ours that report completions among them.
+                issued.work.wait()
+            result: Tensor = kernel.call_boxed(keyset, tensor)
+            return result
+
+        return wait_tensor
+
+    def _note_backward(self, issued: "_Issued") -> None:
+        """The reducer waits in a callback that it queues once a backward pass has issued its last bucket: after ours, which see how long."""
+        if torch._C._current_autograd_node() is None:
+            return
+        if not self._thread.backward:
+            Variable._execution_engine.queue_callback(self._backward_is_over)
+        self._thread.backward.append(issued)
+
+    def _backward_is_over(self) -> None:
+        waiting, self._thread.backward = self._thread.backward, []
+        blocked = _Blocked(self, "communication", [issued.handle for issued in waiting])
+
+        def end() -> None:
+            blocked.__exit__()
+            for issued in waiting:
+                self._forget(issued)
+
+        blocked.__enter__()
+        Variable._execution_engine.queue_callback(end)
+
+    def _blocking(self, function: Callable[..., Any], reason: str) -> Callable[..., Any]:
+        def blocking(*args: Any, **kwargs: Any) -> Any:
+            with _Blocked(self, reason, []):
+                return function(*args, **kwargs)
+
+        return blocking
+
+    def _watch_ranges(self) -> None:
+        enter, leave = profiler.record_function.__enter__, profiler.record_function.__exit__
+
+        def recorded_enter(range_: profiler.record_function) -> Any:
+            self._recording.add("m", now(), range_.name)
+            return enter(range_)  # type: ignore[no-untyped-call]
+
+        def recorded_leave(range_: profiler.record_function, *error: Any) -> None:
+            self._recording.add("m", now(), None)
+            leave(range_, *error)
+
+        profiler.record_function.__enter__ = recorded_enter  # type: ignore[method-assign]
+        profiler.record_function.__exit__ = recorded_leave  # type: ignore[method-assign]
+
+
+@dataclass
+class _Issued:
+    """An operation that somebody may wait for."""
+
+    handle: int
+    results: Sequence[int]
+    work: Work | None = None
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        # Issued in the backward pass that is going on.
+        self.backward: list[_Issued] = []
+        self.blocked = False
+
+
+class _Blocked:
+    """A stretch in which a thread is blocked. One inside another is part of it."""
+
+    def __init__(self, hooks: Hooks, reason: str, handles: Sequence[int]) -> None:
+        self._hooks = hooks
+        self._reason = reason
+        self._handles = handles
+        self._inner = hooks._thread.blocked
+
+    def __enter__(self) -> None:
+        self._hooks._thread.blocked = True
+        self._start = now()
+
+    def __exit__(self, *error: object) -> None:
+        if self._inner:
+            return
+        end = now()
+        self._hooks._thread.blocked = False
+        recording = self._hooks._recording
+        recording.add("w", self._start, end, recording.task(), self._reason, list(self._handles), recording.site())
+        recording.charge(end)
+
+
+def _describe(kind: str, name: str, inputs: list[Tensor], outputs: list[Tensor], size: int) -> tuple[str, Any]:
+    """The type of the elements and the shape, as simulated runs have them: see `SimulatedBackend`."""
+    tensors = inputs or outputs
+    dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else "uint8"
+    sent, received = [t.numel() for t in inputs], [t.numel() for t in outputs]
+    if kind in ("send", "recv"):
+        return dtype, sum(t.nbytes for t in tensors)
+    if kind == "barrier":
+        return "uint8", 0
+    if name == "ALLTOALL_BASE":
+        return dtype, (_cut(sum(sent), size), _cut(sum(received), size))
+    if kind == "all_to_all":
+        return dtype, (sent, received)
+    if name == "REDUCE_SCATTER":
+        return dtype, sent
+    if kind in ("reduce_scatter", "scatter"):
+        return dtype, sum(received)
+    if name == "ALLGATHER" and len(set(received)) > 1:
+        return dtype, received
+    return dtype, sum(sent)
+
+
+def _cut(elements: int, size: int) -> list[int]:
+    """As many for each rank, as nearly as it goes."""
+    return [elements // size + (rank < elements % size) for rank in range(size)]
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else 0

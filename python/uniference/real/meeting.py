@@ -1,0 +1,96 @@
+"""Owns how the ranks of a real run come together: the store they share, the instant at which they all start, and their clocks.
+
+Under torchrun the store is its agent's. Elsewhere rank 0 serves one at MASTER_ADDR and MASTER_PORT, and tells torch that somebody does, so that the
+program's own `init_process_group` finds it there.
+"""
+
+import os
+import socket
+import time
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+
+from uniference.real import clocks
+from uniference.real.recording import now
+
+_AGENT = "TORCHELASTIC_USE_AGENT_STORE"
+_PATIENCE = timedelta(minutes=30)
+# Every rank knows the starting instant this long before it comes.
+_NOTICE_NS = 50_000_000
+# The last part of a wait for an instant is spent looking at the clock.
+_SPIN_NS = 2_000_000
+
+
+class Meeting:
+    """This rank and the others."""
+
+    def __init__(self) -> None:
+        self.rank = int(os.environ["RANK"])
+        self.world_size = int(os.environ["WORLD_SIZE"])
+        self.host = _host()
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        self._serves = os.environ.get(_AGENT) != "True" and self.rank == 0
+        self._server = dist.TCPStore(address, port, None, self._serves, _PATIENCE, wait_for_workers=False)
+        os.environ[_AGENT] = "True"
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._store = dist.PrefixStore(f"uniference/{attempt}", self._server)
+        self._address = address
+        self._hosts: list[str] = []
+        self.readings: list[dict[str, int]] = []
+
+    def gather(self, key: str, value: str) -> list[str]:
+        """Every rank's value, in order of rank, once all have one."""
+        self._store.set(f"{key}/{self.rank}", value)
+        return [self._store.get(f"{key}/{rank}").decode() for rank in range(self.world_size)]
+
+    def compare_clocks(self, name: str) -> None:
+        """One rank of every host compares its clock with rank 0's; the others of its host share what it finds."""
+        hosts = self.gather(f"{name}/host", self.host)
+        others = sorted(set(hosts) - {hosts[0]})
+        if self.rank == 0 and others:
+            with socket.create_server(("", 0), family=_family(self._address)) as listener:
+                self._store.set(f"{name}/port", str(listener.getsockname()[1]))
+                clocks.serve(listener, len(others))
+        if self.host in others:
+            self._read(name, first=hosts.index(self.host) == self.rank)
+
+    def _read(self, name: str, first: bool) -> None:
+        key = f"{name}/reading/{self.host}"
+        if first:
+            port = int(self._store.get(f"{name}/port"))
+            reading = asdict(clocks.read((self._address, port)))
+            self._store.set(key, ",".join(str(reading[field]) for field in ("at_ns", "offset_ns", "error_ns")))
+        at, offset, error = map(int, self._store.get(key).split(b","))
+        self.readings.append({"at_ns": at, "offset_ns": offset, "error_ns": error})
+
+    def start_together(self) -> int:
+        """Returns at the same instant on every rank; that instant in this rank's clock."""
+        self.gather("ready", "")
+        if self.rank == 0:
+            self._store.set("start", str(now() + _NOTICE_NS))
+        offset = self.readings[-1]["offset_ns"] if self.readings else 0
+        start = int(self._store.get("start")) - offset
+        time.sleep(max(start - now() - _SPIN_NS, 0) / 1e9)
+        while now() < start:
+            pass
+        return start
+
+    def leave(self) -> None:
+        """Until nobody needs this rank's store any more."""
+        self.gather("left", "")
+        if self.rank != 0:
+            self._store.set(f"gone/{self.rank}", "")
+        elif self._serves:
+            self._store.wait([f"gone/{rank}" for rank in range(1, self.world_size)])
+
+
+def _host() -> str:
+    """What two ranks share if they share a clock: the kernel."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AddressFamily(socket.getaddrinfo(address, 0)[0][0])

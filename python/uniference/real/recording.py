@@ -1,0 +1,69 @@
+"""Owns what one rank has seen, in the order in which it was seen, and the file that it becomes.
+
+A file is JSON, one value a line. The first is an object that says whose it is, the last one how it ended; between them there are lists whose
+first element is the kind. Times are nanoseconds of the rank's own clock (CLOCK_MONOTONIC).
+
+    ["g", time, group, ranks]                                         the ranks of a group's members, at its first operation
+    ["s", site, "path:line"]                                          a line of the program, at its first use
+    ["i", time, task, handle, group, kind, dtype, shape, root, site]  an operation is issued; root: the peer of a send or receive
+    ["d", time, handle, peer]                                         it is complete; peer: whom a receive from anybody has met, or null
+    ["w", start, end, task, reason, handles, site]                    a thread was blocked: communication, store or sleep
+    ["m", time, name]                                                 a named range opens, or, with null, closes
+
+A shape is a number of elements, a list with one for each rank, or for all-to-all two lists: sent and received. Of a send or receive it is bytes.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from uniference._site import user_line
+
+VERSION = 1
+
+now: Callable[[], int] = time.perf_counter_ns
+
+
+class Recording:
+    """One rank's. `cost` is what recording has taken so far, in nanoseconds, and `calls` how often it was at work."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.cost = 0
+        self._records: list[tuple[Any, ...]] = []
+        self._sites: dict[str, int] = {}
+        self._tasks: dict[int, int] = {threading.get_ident(): 0}
+
+    def add(self, *record: Any) -> None:
+        """Keeps a record."""
+        self._records.append(record)
+
+    def charge(self, since: int) -> None:
+        """What has passed since then was ours."""
+        self.calls += 1
+        self.cost += now() - since
+
+    def task(self) -> int:
+        """The number of the calling thread: 0 is the main one."""
+        return self._tasks.setdefault(threading.get_ident(), len(self._tasks))
+
+    def site(self) -> int:
+        """The number of the program's line that is being executed."""
+        line = user_line()
+        known = self._sites.get(line)
+        if known is None:
+            known = self._sites[line] = len(self._sites)
+            self.add("s", known, line)
+        return known
+
+    def write(self, path: Path, head: Mapping[str, Any], tail: Mapping[str, Any]) -> None:
+        """Writes the file: a part of one is never seen under its name."""
+        partial = path.with_suffix(".part")
+        cost = {"recorder_calls": self.calls, "recorder_ns": self.cost}
+        with partial.open("w") as file:
+            for value in ({"version": VERSION, **head}, *self._records, {**tail, **cost}):
+                file.write(json.dumps(value, separators=(",", ":")) + "\n")
+        partial.rename(path)
