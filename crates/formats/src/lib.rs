@@ -10,9 +10,11 @@
 pub mod astra;
 pub mod chakra;
 pub mod cluster;
+pub mod compare;
 pub mod diagnostic;
 pub mod events;
 pub mod interval;
+pub mod real;
 pub mod record;
 pub mod report;
 pub mod sink;

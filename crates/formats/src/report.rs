@@ -34,6 +34,20 @@ pub struct Report {
     pub warnings: Vec<String>,
     /// What it takes to run this again.
     pub manifest: Manifest,
+    /// Of a real run: what recording it has cost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recorder: Option<RecorderReport>,
+}
+
+/// What recording a real run has cost: it is part of the ranks' times.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RecorderReport {
+    /// Seconds of each rank, in order of rank.
+    pub time_s: Vec<f64>,
+    /// How often each rank's recorder was at work.
+    pub calls: Vec<u64>,
+    /// How far times of two ranks may be off against each other, in seconds.
+    pub clock_error_s: f64,
 }
 
 /// Where the time of one rank went, and what it moved.
@@ -121,6 +135,7 @@ impl Report {
             interval: None,
             warnings: Vec::new(),
             manifest,
+            recorder: None,
         }
     }
 
@@ -267,6 +282,7 @@ pub(crate) mod tests {
         let documentation = include_str!("../../../docs/report.md");
         let mut report = sample(1);
         report.manifest.versions.clear();
+        report.recorder = Some(RecorderReport { time_s: vec![], calls: vec![], clock_error_s: 0.0 });
         let mut fields = Vec::new();
         keys(&serde_json::to_value(report).unwrap(), &mut fields);
         assert!(fields.len() > 20);

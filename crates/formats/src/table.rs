@@ -34,7 +34,7 @@ fn between(interval: &Interval) -> String {
     format!(" ({:.0} %: {} to {}{seeds})", level * 100.0, seconds(*low_s), seconds(*high_s))
 }
 
-fn table(header: &[&str], texts: usize) -> Table {
+pub(crate) fn table(header: &[&str], texts: usize) -> Table {
     let mut table = Table::new();
     table.load_style(TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─')));
     table.set_content_arrangement(ContentArrangement::Dynamic).set_width(WIDTH);
@@ -46,7 +46,7 @@ fn aligned(text: &str, right: bool) -> Cell {
     Cell::new(text).set_alignment(if right { CellAlignment::Right } else { CellAlignment::Left })
 }
 
-fn row(texts: &[&str], numbers: &[String]) -> Vec<Cell> {
+pub(crate) fn row(texts: &[&str], numbers: &[String]) -> Vec<Cell> {
     texts.iter().map(|text| aligned(text, false)).chain(numbers.iter().map(|number| aligned(number, true))).collect()
 }
 
@@ -104,7 +104,7 @@ fn operations(operations: &[OperationReport]) -> String {
 }
 
 /// With three decimals in the largest unit that leaves at least 1.
-fn seconds(seconds: f64) -> String {
+pub(crate) fn seconds(seconds: f64) -> String {
     match SimDuration::from_secs_f64(seconds) {
         Some(SimDuration::ZERO) => "0".to_owned(),
         Some(duration) => duration.to_string(),
@@ -112,7 +112,7 @@ fn seconds(seconds: f64) -> String {
     }
 }
 
-fn bytes(bytes: u64) -> String {
+pub(crate) fn bytes(bytes: u64) -> String {
     let (unit, name) = match bytes {
         0..1_024 => return format!("{bytes} B"),
         1_024..1_048_576 => (1_u64 << 10, "KiB"),

@@ -1,7 +1,7 @@
 """Owns how far the clocks of two hosts are apart, found by many small exchanges over a plain TCP connection.
 
-The exchange with the shortest round trip says most: the other clock was read between its two ends, so the middle is wrong by half of it at most
-(Cristian 1989, Probabilistic clock synchronization). That clocks also run at different speeds shows when it is done twice.
+The exchange with the shortest round trip says most: the other clock was read between its two ends, so the middle is wrong by half of
+it at most (Cristian 1989, Probabilistic clock synchronization). That clocks also run at different speeds shows when it is done twice.
 """
 
 import socket

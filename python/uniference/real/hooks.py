@@ -203,7 +203,7 @@ class Hooks:
         return wait_tensor
 
     def _note_backward(self, issued: "_Issued") -> None:
-        """The reducer waits in a callback that it queues once a backward pass has issued its last bucket: after ours, which see how long."""
+        """The reducer waits in a callback that it queues once it has issued its last bucket: between our two, which see how long."""
         if torch._C._current_autograd_node() is None:
             return
         if not self._thread.backward:

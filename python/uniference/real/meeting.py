@@ -1,7 +1,7 @@
 """Owns how the ranks of a real run come together: the store they share, the instant at which they all start, and their clocks.
 
-Under torchrun the store is its agent's. Elsewhere rank 0 serves one at MASTER_ADDR and MASTER_PORT, and tells torch that somebody does, so that the
-program's own `init_process_group` finds it there.
+Under torchrun the store is its agent's. Elsewhere rank 0 serves one at MASTER_ADDR and MASTER_PORT, and tells torch that somebody
+does, so that the program's own `init_process_group` finds it there.
 """
 
 import os

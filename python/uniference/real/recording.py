@@ -1,16 +1,16 @@
 """Owns what one rank has seen, in the order in which it was seen, and the file that it becomes.
 
-A file is JSON, one value a line. The first is an object that says whose it is, the last one how it ended; between them there are lists whose
-first element is the kind. Times are nanoseconds of the rank's own clock (CLOCK_MONOTONIC).
+A file is JSON, one value a line. The first is an object that says whose it is, the last one how it ended; between them there are lists
+whose first element is the kind. Times are nanoseconds of the rank's own clock (CLOCK_MONOTONIC).
 
     ["g", time, group, ranks]                                         the ranks of a group's members, at its first operation
     ["s", site, "path:line"]                                          a line of the program, at its first use
-    ["i", time, task, handle, group, kind, dtype, shape, root, site]  an operation is issued; root: the peer of a send or receive
-    ["d", time, handle, peer]                                         it is complete; peer: whom a receive from anybody has met, or null
+    ["i", time, task, handle, group, kind, dtype, shape, root, site]  an operation is issued; root: a message's peer too
+    ["d", time, handle, peer]                                         it is complete; peer: whom a receive from anybody has met
     ["w", start, end, task, reason, handles, site]                    a thread was blocked: communication, store or sleep
     ["m", time, name]                                                 a named range opens, or, with null, closes
 
-A shape is a number of elements, a list with one for each rank, or for all-to-all two lists: sent and received. Of a send or receive it is bytes.
+A shape is a number of elements, a list with one for each rank, or for all-to-all two lists: sent and received. Of a message it is bytes.
 """
 
 import json

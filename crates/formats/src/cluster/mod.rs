@@ -108,7 +108,8 @@ impl ClusterFile {
             self.raw.backend.as_ref().map(|backend| backend.get_ref().0.name.get_ref().clone()),
         ];
         let parts: Vec<String> = parts.into_iter().flatten().collect();
-        format!("{} ({})", self.raw.name.as_deref().unwrap_or("cluster"), parts.join(", "))
+        let name = self.raw.name.as_deref().unwrap_or("cluster");
+        if parts.is_empty() { name.to_owned() } else { format!("{name} ({})", parts.join(", ")) }
     }
 
     /// What the file describes, with `choices` in place of what it says.

@@ -54,14 +54,19 @@ impl<W: Write> TraceWriter<W> {
     /// A trace of a run on `cluster`. `out` should be buffered.
     pub fn new(out: W, cluster: &Cluster) -> TraceWriter<W> {
         let links = cluster.topology.links().iter().map(|link| link.name.clone()).collect();
+        TraceWriter::with_rows(out, cluster.devices.iter().map(|device| &device.name[..]), links)
+    }
+
+    /// A trace of a run on devices of these names, and links.
+    pub fn with_rows<'a>(out: W, devices: impl Iterator<Item = &'a str>, links: Vec<String>) -> TraceWriter<W> {
         let mut trace =
             TraceWriter { out: Document::new(out), ranks: Vec::new(), rows: 0, rates: LinkRates::default(), links };
-        for (rank, device) in cluster.devices.iter().enumerate() {
-            let name = format!("rank {rank} ({})", device.name);
+        for (rank, device) in devices.enumerate() {
+            let name = format!("rank {rank} ({device})");
             trace.out.name("process", pid(RankId::from(rank)), 0, &name, rank as u64);
             trace.ranks.push(RankRows { name, rows: BTreeMap::new(), open_ranges: 0 });
         }
-        let last = pid(RankId::from(cluster.devices.len()));
+        let last = pid(RankId::from(trace.ranks.len()));
         trace.out.name("process", last, 0, "links", last.into());
         trace
     }

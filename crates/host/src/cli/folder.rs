@@ -27,6 +27,11 @@ impl Folder {
         Ok(folder)
     }
 
+    /// A folder that results are in.
+    pub(super) fn open(path: &Path) -> Folder {
+        Folder(path.to_owned())
+    }
+
     /// Its path.
     pub(super) fn path(&self) -> &Path {
         &self.0
@@ -73,8 +78,9 @@ impl Folder {
 }
 
 fn is_result(name: &str) -> bool {
-    let log = name.strip_prefix("rank-").and_then(|rest| rest.strip_suffix(".log"));
-    log.is_some_and(|rank| rank.parse::<u32>().is_ok()) || [REPORT, TRACE, RECORD, EVENTS].contains(&name)
+    let of_rank = |rest: &'_ str| rest.strip_suffix(".log").or(rest.strip_suffix(".jsonl")).map(str::to_owned);
+    let rank = name.strip_prefix("rank-").and_then(of_rank);
+    rank.is_some_and(|rank| rank.parse::<u32>().is_ok()) || [REPORT, TRACE, RECORD, EVENTS].contains(&name)
 }
 
 fn next_free(parent: &Path, stem: &str) -> Result<PathBuf, HostError> {

@@ -5,10 +5,12 @@
 
 mod chakra;
 mod cluster;
+mod compare;
 mod console;
 mod doctor;
 mod export;
 mod folder;
+mod launch;
 mod replay;
 mod results;
 mod run;
@@ -42,6 +44,10 @@ enum Command {
     /// Chakra execution traces
     #[command(subcommand)]
     Chakra(chakra::Command),
+    /// Run a program on real machines, or on the testbed, and record what it does as of a simulated run
+    Launch(launch::Args),
+    /// Hold a prediction against a real run, or two runs against each other
+    Compare(compare::Args),
     /// Run a command on real sockets, one process a rank, over an emulated network (Linux, root)
     Testbed(testbed::Args),
     /// Generate jobs, as execution traces or run at once
@@ -93,6 +99,8 @@ fn carry_out(cli: Cli, argv: &[String], python: &Path) -> Result<Exit, HostError
         Command::Replay(args) => replay::replay(&args, argv),
         Command::Cluster(command) => cluster::command(&command),
         Command::Chakra(command) => chakra::command(&command),
+        Command::Launch(args) => launch::launch(&args, argv, python),
+        Command::Compare(args) => compare::compare(&args),
         Command::Testbed(args) => testbed::testbed(&args),
         Command::Workload(command) => workload::command(&command, argv),
         Command::Doctor => Ok(doctor::doctor(python)),

@@ -56,7 +56,7 @@ pub(super) fn replay(args: &Args, argv: &[String]) -> Result<Exit, HostError> {
 /// Runs a record again. On the cluster it comes from, report, trace and digest are the run's, byte for byte.
 fn replay_run(args: &Args, argv: &[String]) -> Result<Exit, HostError> {
     let path = args.run.join(RECORD);
-    let reader = RecordReader::open(BufReader::new(open(&path)?))?;
+    let reader = RecordReader::open(BufReader::new(open_record(&path)?))?;
     let recorded = reader.header().manifest.clone();
     let mut chosen = args.cluster.resolve_again(&path.display().to_string(), &recorded.cluster)?;
     let seed = args.seed.unwrap_or(recorded.seed);
@@ -140,7 +140,8 @@ impl Iterator for Copied<'_, '_> {
     }
 }
 
-fn open(path: &Path) -> Result<File, HostError> {
+/// Opens the record of a run.
+pub(super) fn open_record(path: &Path) -> Result<File, HostError> {
     File::open(path).map_err(|source| HostError::File {
         action: "read",
         path: path.to_owned(),

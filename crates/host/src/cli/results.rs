@@ -74,8 +74,13 @@ impl Recorder for Record {
 
 /// What a run is known by, in its report and its record.
 pub(super) fn manifest(argv: &[String], seed: u64, resolved: &Resolved) -> Manifest {
+    Manifest { cluster: resolved.toml.clone(), seed, command: argv.to_vec(), ..versions() }
+}
+
+/// A manifest that says nothing but this program's version.
+pub(super) fn versions() -> Manifest {
     let version = ("uniference".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
-    Manifest { cluster: resolved.toml.clone(), versions: [version].into_iter().collect(), seed, command: argv.to_vec() }
+    Manifest { versions: [version].into_iter().collect(), ..Manifest::default() }
 }
 
 impl Recording {
@@ -155,7 +160,8 @@ pub(super) fn report_astra(
     show(&Report::new(&statistics, &devices, digest.to_hex(), manifest), folder, json)
 }
 
-fn show(report: &Report, folder: &Folder, json: bool) -> Result<(), HostError> {
+/// Writes a report into the folder and shows it.
+pub(super) fn show(report: &Report, folder: &Folder, json: bool) -> Result<(), HostError> {
     let text = report.to_json();
     folder.write(REPORT, text.as_bytes())?;
     if json {

@@ -1,6 +1,6 @@
 //! Owns `uniference testbed`: one process a rank of any command, on real sockets over an emulated network.
 
-use super::cluster::ClusterArgs;
+use super::cluster::{Chosen, ClusterArgs};
 use crate::error::{Exit, HostError};
 use crate::interrupt::Interrupts;
 use crate::testbed::{DEFAULT_QUEUE_BYTES, INTERFACE, Testbed};
@@ -15,53 +15,92 @@ use uniference_sim::cluster::Cluster;
 #[derive(clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
-    cluster: ClusterArgs,
-    /// Room for waiting packets before every link [default: 1.5 MB]
-    #[arg(long, value_name = "SIZE")]
-    queue: Option<Size>,
+    testbed: TestbedArgs,
     /// The command that every rank runs, with torchrun's environment
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     command: Vec<String>,
 }
 
-/// Runs the command, and ends with the first rank that fails.
-pub(super) fn testbed(args: &Args) -> Result<Exit, HostError> {
-    let chosen = args.cluster.resolve()?;
-    let cluster = &chosen.resolved.cluster;
-    let queue = args.queue.map_or(DEFAULT_QUEUE_BYTES, |size| size.0.0);
-    let interrupts = Interrupts::new()?;
-    let testbed = Testbed::new(cluster, queue)?;
-    let mut ranks = Ranks::start(&testbed, cluster, &args.command)?;
-    let exit = ranks.wait(&interrupts)?;
-    drop(ranks);
-    let (carried, dropped) = testbed.packets();
-    super::complain(format_args!("testbed: {carried} packets carried, {dropped} dropped\n"));
-    Ok(exit)
+/// What is emulated.
+#[derive(clap::Args)]
+pub(super) struct TestbedArgs {
+    #[command(flatten)]
+    cluster: ClusterArgs,
+    /// Room for waiting packets before every emulated link [default: 1.5 MB]
+    #[arg(long, value_name = "SIZE")]
+    queue: Option<Size>,
 }
 
-/// The ranks' processes. Those that run when this is dropped are ended.
-struct Ranks(Vec<Child>);
+/// Runs the command, and ends with the first rank that fails.
+pub(super) fn testbed(args: &Args) -> Result<Exit, HostError> {
+    args.testbed.run(&args.command, &[], &Interrupts::new()?)
+}
+
+impl TestbedArgs {
+    /// Whether a cluster is described at all.
+    pub(super) fn is_given(&self) -> bool {
+        self.cluster.is_given() || self.queue.is_some()
+    }
+
+    /// The cluster that is emulated.
+    pub(super) fn resolve(&self) -> Result<Chosen, HostError> {
+        self.cluster.resolve()
+    }
+
+    /// Runs a command once a rank, with torchrun's environment and more.
+    pub(super) fn run(
+        &self,
+        words: &[String],
+        more: &[(&str, String)],
+        interrupts: &Interrupts,
+    ) -> Result<Exit, HostError> {
+        let chosen = self.resolve()?;
+        let cluster = &chosen.resolved.cluster;
+        let queue = self.queue.map_or(DEFAULT_QUEUE_BYTES, |size| size.0.0);
+        let testbed = Testbed::new(cluster, queue)?;
+        let mut ranks = start(&testbed, cluster, words, more)?;
+        let exit = ranks.wait(interrupts)?;
+        drop(ranks);
+        let (carried, dropped) = testbed.packets();
+        super::complain(format_args!("testbed: {carried} packets carried, {dropped} dropped\n"));
+        Ok(exit)
+    }
+}
+
+fn start(
+    testbed: &Testbed,
+    cluster: &Cluster,
+    words: &[String],
+    more: &[(&str, String)],
+) -> Result<Processes, HostError> {
+    let mut ranks = Processes::of(Vec::new());
+    for rank in 0..cluster.devices.len() {
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).envs(environment(testbed, cluster, rank));
+        command.envs(more.iter().map(|(name, value)| (*name, value)));
+        let host = cluster.devices[rank].host;
+        let child = testbed.spawn(host, command).map_err(|error| {
+            HostError::Usage(format!("cannot start `{}`: {error}\nhint: give the command after --", words[0]))
+        })?;
+        ranks.0.push(child);
+    }
+    Ok(ranks)
+}
+
+/// Processes that belong together, numbered as ranks. Those that run when this is dropped are ended.
+pub(super) struct Processes(Vec<Child>);
 
 /// How long a process has to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(2);
 
-impl Ranks {
-    fn start(testbed: &Testbed, cluster: &Cluster, words: &[String]) -> Result<Ranks, HostError> {
-        let mut ranks = Ranks(Vec::new());
-        for rank in 0..cluster.devices.len() {
-            let mut command = Command::new(&words[0]);
-            command.args(&words[1..]).envs(environment(testbed, cluster, rank));
-            let host = cluster.devices[rank].host;
-            let child = testbed.spawn(host, command).map_err(|error| {
-                HostError::Usage(format!("cannot start `{}`: {error}\nhint: give the command after --", words[0]))
-            })?;
-            ranks.0.push(child);
-        }
-        Ok(ranks)
+impl Processes {
+    /// Processes that run.
+    pub(super) fn of(children: Vec<Child>) -> Processes {
+        Processes(children)
     }
 
     /// Until all have succeeded, one has failed, or the user does not want to wait any longer.
-    fn wait(&mut self, interrupts: &Interrupts) -> Result<Exit, HostError> {
+    pub(super) fn wait(&mut self, interrupts: &Interrupts) -> Result<Exit, HostError> {
         let mut running: Vec<usize> = (0..self.0.len()).collect();
         while !running.is_empty() {
             if interrupted(interrupts, Duration::from_millis(20))? {
@@ -82,7 +121,7 @@ impl Ranks {
     }
 }
 
-impl Drop for Ranks {
+impl Drop for Processes {
     fn drop(&mut self) {
         let running = |child: &mut Child| matches!(child.try_wait(), Ok(None));
         for child in self.0.iter_mut().filter_map(|child| running(child).then_some(child)) {

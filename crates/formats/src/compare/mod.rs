@@ -1,0 +1,224 @@
+//! Owns the comparison of two runs of one program, usually a prediction and a real run: how wrong it is, on what, and which part explains it.
+//!
+//! An error is signed: (first - second) / second, above zero where the first run took longer. The time of an operation is from the moment at which
+//! its last member had entered until its last member was through, so that what ranks compute before does not count.
+
+mod table;
+mod timeline;
+
+pub use table::render;
+pub use timeline::{Seen, Timeline};
+
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+use timeline::{Key, Met};
+use uniference_sim::record::Times;
+use uniference_sim::time::{SimDuration, SimTime};
+
+/// What differs. Times are seconds, errors fractions.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Comparison {
+    /// Of the whole program.
+    pub makespan: Pair,
+    /// By rank.
+    pub ranks: Vec<RankDifference>,
+    /// Of all matched operations.
+    pub overall: Errors,
+    /// By operation, group and size.
+    pub operations: Vec<OperationDifference>,
+    /// How far apart the runs are at a few moments: at the ends of operations.
+    pub drift: Vec<Pair>,
+    /// Operations that only the first run has, and only the second.
+    pub unmatched: (usize, usize),
+    /// What recording a real run took on its slowest rank, in seconds; part of that run's compute.
+    pub recorder_s: Option<f64>,
+}
+
+/// The same of both runs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Pair {
+    /// Of the first run.
+    pub first_s: f64,
+    /// Of the second.
+    pub second_s: f64,
+    /// (first - second) / second; `None` (null) where the second is 0.
+    pub error: Option<f64>,
+}
+
+/// Where one rank's difference comes from: `compute_s + network_s + late_peer_s + idle_s` is the difference of its finishes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct RankDifference {
+    /// Which.
+    pub rank: usize,
+    /// When it finished.
+    pub finish: Pair,
+    /// First minus second: compute.
+    pub compute_s: f64,
+    /// Exposed communication once all peers had entered.
+    pub network_s: f64,
+    /// Exposed communication before that.
+    pub late_peer_s: f64,
+    /// Sleep, store, making groups.
+    pub idle_s: f64,
+}
+
+/// Errors of several operations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Errors {
+    /// How many there are.
+    pub count: usize,
+    /// The signed error in the middle.
+    pub median: f64,
+    /// The middle of the errors without their sign.
+    pub median_absolute: f64,
+    /// 95 of 100 are smaller, without their sign.
+    pub p95: f64,
+    /// The largest, with its sign.
+    pub worst: f64,
+}
+
+/// Operations of one kind, group and size.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct OperationDifference {
+    /// `all_reduce`; messages are `send`.
+    pub operation: &'static str,
+    /// The members' ranks.
+    pub members: Vec<u32>,
+    /// No operation of these is larger than that many bytes; a power of 4.
+    pub up_to_bytes: u64,
+    /// The times in the middle.
+    pub time: Pair,
+    /// Operation by operation.
+    pub errors: Errors,
+}
+
+/// How many moments of the drift are shown.
+const MOMENTS: usize = 5;
+
+impl Comparison {
+    /// Compares the first run with the second.
+    pub fn new(first: &Seen, second: &Seen, recorder_s: Option<f64>) -> Comparison {
+        let matched: Vec<(&Key, Met, Met)> =
+            first.operations.iter().filter_map(|(key, met)| Some((key, *met, *second.operations.get(key)?))).collect();
+        let makespan = |seen: &Seen| seen.ranks.iter().map(|(finish, _)| *finish).max().unwrap_or(SimTime::ZERO);
+        let only = |seen: &Seen| seen.operations.len() - matched.len();
+        Comparison {
+            makespan: Pair::of_times(makespan(first), makespan(second)),
+            ranks: first.ranks.iter().zip(&second.ranks).enumerate().map(RankDifference::new).collect(),
+            overall: Errors::of(matched.iter().filter_map(|(_, first, second)| duration(first, second).error)),
+            operations: by_kind(&matched),
+            drift: drift(&matched),
+            unmatched: (only(first), only(second)),
+            recorder_s,
+        }
+    }
+
+    /// Is the makespan, or the middle of the operations' errors, off by more than `threshold`?
+    pub fn exceeds(&self, threshold: f64) -> bool {
+        self.makespan.error.is_none_or(|error| error.abs() > threshold) || self.overall.median_absolute > threshold
+    }
+
+    /// The rank that finished last in the second run.
+    pub fn last(&self) -> Option<&RankDifference> {
+        self.ranks.iter().max_by(|a, b| a.finish.second_s.total_cmp(&b.finish.second_s))
+    }
+
+    /// Pretty JSON that ends with a newline.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("numbers and strings are JSON") + "\n"
+    }
+}
+
+impl Pair {
+    fn new(first_s: f64, second_s: f64) -> Pair {
+        Pair { first_s, second_s, error: (second_s > 0.0).then(|| (first_s - second_s) / second_s) }
+    }
+
+    fn of_times(first: SimTime, second: SimTime) -> Pair {
+        Pair::new(first.as_secs_f64(), second.as_secs_f64())
+    }
+}
+
+impl RankDifference {
+    fn new((rank, (first, second)): (usize, (&(SimTime, Times), &(SimTime, Times)))) -> RankDifference {
+        let ((first_finish, first), (second_finish, second)) = (first, second);
+        let minus = |part: fn(&Times) -> SimDuration| part(first).as_secs_f64() - part(second).as_secs_f64();
+        RankDifference {
+            rank,
+            finish: Pair::of_times(*first_finish, *second_finish),
+            compute_s: minus(|times| times.compute),
+            network_s: minus(|times| times.exposed.saturating_sub(times.late_peer)),
+            late_peer_s: minus(|times| times.late_peer),
+            idle_s: minus(|times| times.idle),
+        }
+    }
+}
+
+impl Errors {
+    fn of(errors: impl Iterator<Item = f64>) -> Errors {
+        let mut signed: Vec<f64> = errors.collect();
+        let Some(worst) = signed.iter().copied().max_by(|a, b| a.abs().total_cmp(&b.abs())) else {
+            return Errors::default();
+        };
+        signed.sort_by(f64::total_cmp);
+        let mut absolute: Vec<f64> = signed.iter().map(|error| error.abs()).collect();
+        absolute.sort_by(f64::total_cmp);
+        let (count, median) = (signed.len(), quantile(&signed, 0.5));
+        Errors { count, median, median_absolute: quantile(&absolute, 0.5), p95: quantile(&absolute, 0.95), worst }
+    }
+}
+
+/// The smallest value that at least that part of the sorted values does not exceed (nearest rank).
+fn quantile(sorted: &[f64], part: f64) -> f64 {
+    sorted[((part * sorted.len() as f64).ceil() as usize).clamp(1, sorted.len()) - 1]
+}
+
+fn duration(first: &Met, second: &Met) -> Pair {
+    let seconds =
+        |met: &Met| SimDuration::from_ps(met.completed.as_ps().saturating_sub(met.entered.as_ps())).as_secs_f64();
+    Pair::new(seconds(first), seconds(second))
+}
+
+fn by_kind(matched: &[(&Key, Met, Met)]) -> Vec<OperationDifference> {
+    let mut kinds: BTreeMap<(&'static str, Vec<u32>, u64), Vec<Pair>> = BTreeMap::new();
+    for (key, first, second) in matched {
+        let members = key.members.iter().map(|rank| rank.0).collect();
+        let operation = if key.pair.is_some() { "send" } else { first.operation };
+        kinds.entry((operation, members, size_class(first.bytes.0))).or_default().push(duration(first, second));
+    }
+    let middle = |times: &mut dyn Iterator<Item = f64>| {
+        let mut times: Vec<f64> = times.collect();
+        times.sort_by(f64::total_cmp);
+        quantile(&times, 0.5)
+    };
+    let difference = |((operation, members, up_to_bytes), pairs): ((_, _, _), Vec<Pair>)| OperationDifference {
+        operation,
+        members,
+        up_to_bytes,
+        time: Pair::new(
+            middle(&mut pairs.iter().map(|pair| pair.first_s)),
+            middle(&mut pairs.iter().map(|pair| pair.second_s)),
+        ),
+        errors: Errors::of(pairs.iter().filter_map(|pair| pair.error)),
+    };
+    kinds.into_iter().map(difference).collect()
+}
+
+/// The smallest power of 4 that is not smaller.
+fn size_class(bytes: u64) -> u64 {
+    let power = bytes.max(1).next_power_of_two();
+    if power.trailing_zeros() % 2 == 0 { power } else { power * 2 }
+}
+
+/// When operations ended in both runs, at the quarters of what they have in common.
+fn drift(matched: &[(&Key, Met, Met)]) -> Vec<Pair> {
+    let mut ends: Vec<(SimTime, SimTime)> =
+        matched.iter().map(|(_, first, second)| (second.completed, first.completed)).collect();
+    ends.sort();
+    let Some(last) = ends.len().checked_sub(1) else { return Vec::new() };
+    let moments: BTreeSet<usize> = (0..MOMENTS).map(|moment| moment * last / (MOMENTS - 1)).collect();
+    moments.into_iter().map(|at| Pair::of_times(ends[at].1, ends[at].0)).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,44 @@
+//! Owns the way from a host's clock to the reference clock, that of rank 0's host.
+
+use serde::Deserialize;
+
+/// At `at_ns` of the host's clock the reference clock showed `offset_ns` more, known to `error_ns`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub struct Reading {
+    /// Nanoseconds of the host's clock.
+    pub at_ns: i64,
+    /// What to add to it.
+    pub offset_ns: i64,
+    /// Half of the round trip it was found with.
+    pub error_ns: i64,
+}
+
+/// A host's clock.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Clock(Vec<Reading>);
+
+impl Clock {
+    /// A clock that was compared so often: never (it is the reference clock), once, or before and after the run.
+    pub fn new(readings: Vec<Reading>) -> Clock {
+        Clock(readings)
+    }
+
+    /// A time of this clock in that of the reference, both in nanoseconds. Between two readings, and beyond them, the offset is on the line
+    /// through both: clocks drift steadily over a run.
+    pub fn reference(&self, at: i64) -> i64 {
+        match self.0[..] {
+            [] => at,
+            [only] => at + only.offset_ns,
+            [first, .., last] if first.at_ns == last.at_ns => at + first.offset_ns,
+            [first, .., last] => {
+                let drift = (last.offset_ns - first.offset_ns) as f64 / (last.at_ns - first.at_ns) as f64;
+                at + first.offset_ns + ((at - first.at_ns) as f64 * drift).round() as i64
+            }
+        }
+    }
+
+    /// How far a time may be off, in nanoseconds.
+    pub fn error(&self) -> i64 {
+        self.0.iter().map(|reading| reading.error_ns).max().unwrap_or(0)
+    }
+}

@@ -1,0 +1,191 @@
+//! Owns the file of one rank, as `python/uniference/real/recording.py` describes and writes it. What it means is [`super::merge`]'s business.
+
+use super::clock::Reading;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use uniference_sim::ids::{GroupId, GroupRank, RankId};
+use uniference_sim::program::{Call, CallOp, Collective, CollectiveKind, DType, Shape};
+use uniference_sim::time::Bytes;
+
+const VERSION: u32 = 1;
+
+/// What one rank has recorded.
+#[derive(Clone, Debug)]
+pub struct RankFile {
+    /// Whose it is.
+    pub head: Head,
+    /// In the order in which the rank saw it.
+    pub records: Vec<Record>,
+    /// How it ended.
+    pub tail: Tail,
+}
+
+/// The first line.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Head {
+    version: u32,
+    /// The rank in the world.
+    pub rank: u32,
+    /// How many there are.
+    pub world_size: u32,
+    /// Ranks with the same one share a clock.
+    pub host: String,
+    /// For people.
+    pub device: String,
+    /// The program and its arguments.
+    pub argv: Vec<String>,
+    /// The version of torch.
+    pub torch: String,
+    /// When the program's first statement ran.
+    pub start: i64,
+}
+
+/// The last line.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Tail {
+    /// When the program returned.
+    pub finish: i64,
+    /// Has it succeeded?
+    pub ok: bool,
+    /// Comparisons with the reference clock.
+    pub clocks: Vec<Reading>,
+    /// How often the recorder was at work.
+    pub recorder_calls: u64,
+    /// How long, in nanoseconds.
+    pub recorder_ns: u64,
+}
+
+/// One line between them. Times are nanoseconds of the rank's clock.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)] // the module of Python documents the fields
+pub enum Record {
+    Group { at: i64, group: u32, ranks: Vec<RankId> },
+    Site { line: String },
+    Issued { at: i64, task: u32, handle: u32, call: Call, site: u32 },
+    Completed { at: i64, handle: u32, peer: Option<GroupRank> },
+    Waited { start: i64, end: i64, task: u32, reason: Reason, handles: Vec<u32>, site: u32 },
+    Marked { at: i64, name: Option<String> },
+}
+
+/// For what a thread was blocked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs)] // the names say it
+pub enum Reason {
+    Communication,
+    Store,
+    Sleep,
+}
+
+/// A file that is not a rank's.
+#[derive(Debug, thiserror::Error)]
+pub enum RealError {
+    /// A line cannot be read.
+    #[error(
+        "line {line} is not what a rank's recorder writes: {problem}\nhint: `uniference launch` writes these files; take them as they are"
+    )]
+    Line {
+        /// Counted from 1.
+        line: usize,
+        /// Why.
+        problem: String,
+    },
+    /// Another version of this program wrote it.
+    #[error("this rank's file has version {0}, not {VERSION}\nhint: use the version of uniference that wrote it")]
+    Version(u32),
+    /// It has no last line.
+    #[error(
+        "the rank's file has no end\nhint: the rank was killed, or the copy is not complete: run the program again"
+    )]
+    CutShort,
+    /// Files that are not of one run.
+    #[error("{0}\nhint: copy the files rank-N.jsonl of all machines of one run, and of no other, into one folder")]
+    NotOneRun(String),
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum RawShape {
+    Even(u64),
+    Blocks(Vec<u64>),
+    Pairs(Vec<u64>, Vec<u64>),
+}
+
+type RawIssued = (IgnoredAny, i64, u32, u32, u32, String, String, RawShape, i64, u32);
+
+impl RankFile {
+    /// Reads a whole file.
+    ///
+    /// # Errors
+    /// What is no such file, or of another version, or cut short.
+    pub fn parse(text: &str) -> Result<RankFile, RealError> {
+        let lines: Vec<&str> = text.lines().collect();
+        let at = |line: usize| move |error: serde_json::Error| RealError::Line { line, problem: error.to_string() };
+        let [first, between @ .., last] = &lines[..] else { return Err(RealError::CutShort) };
+        let head: Head = serde_json::from_str(first).map_err(at(1))?;
+        if head.version != VERSION {
+            return Err(RealError::Version(head.version));
+        }
+        if !last.starts_with('{') {
+            return Err(RealError::CutShort);
+        }
+        let tail = serde_json::from_str(last).map_err(at(lines.len()))?;
+        let read = |(index, line): (usize, &&str)| record(line).map_err(at(index + 2));
+        let records = between.iter().enumerate().map(read).collect::<Result<_, _>>()?;
+        Ok(RankFile { head, records, tail })
+    }
+}
+
+fn record(line: &str) -> Result<Record, serde_json::Error> {
+    let read = line.get(..4).unwrap_or_default();
+    Ok(match read {
+        r#"["g""# => {
+            let (_, at, group, ranks): (IgnoredAny, i64, u32, Vec<u32>) = serde_json::from_str(line)?;
+            Record::Group { at, group, ranks: ranks.into_iter().map(RankId).collect() }
+        }
+        r#"["s""# => {
+            let (_, _, line): (IgnoredAny, u32, String) = serde_json::from_str(line)?;
+            Record::Site { line }
+        }
+        r#"["i""# => issued(serde_json::from_str(line)?)?,
+        r#"["d""# => {
+            let (_, at, handle, peer): (IgnoredAny, i64, u32, Option<u32>) = serde_json::from_str(line)?;
+            Record::Completed { at, handle, peer: peer.map(GroupRank) }
+        }
+        r#"["w""# => {
+            let (_, start, end, task, reason, handles, site): (IgnoredAny, i64, i64, u32, Reason, Vec<u32>, u32) =
+                serde_json::from_str(line)?;
+            Record::Waited { start, end, task, reason, handles, site }
+        }
+        r#"["m""# => {
+            let (_, at, name): (IgnoredAny, i64, Option<String>) = serde_json::from_str(line)?;
+            Record::Marked { at, name }
+        }
+        _ => return Err(serde::de::Error::custom("an unknown kind of record")),
+    })
+}
+
+fn issued(
+    (_, at, task, handle, group, kind, dtype, shape, root, site): RawIssued,
+) -> Result<Record, serde_json::Error> {
+    let root = u32::try_from(root).ok().map(GroupRank);
+    let op = match (&kind[..], shape) {
+        ("send", RawShape::Even(bytes)) => {
+            let to = root.ok_or_else(|| serde::de::Error::custom("a send without a receiver"))?;
+            CallOp::Send { to, tag: 0, bytes: Bytes(bytes) }
+        }
+        ("recv", RawShape::Even(bytes)) => CallOp::Recv { from: root, tag: 0, bytes: Bytes(bytes) },
+        (_, shape) => {
+            let kind: CollectiveKind = serde_json::from_value(kind.into())?;
+            let dtype =
+                DType::from_name(&dtype).ok_or_else(|| serde::de::Error::custom("an unknown type of elements"))?;
+            let shape = match shape {
+                RawShape::Even(elements) => Shape::Even(elements),
+                RawShape::Blocks(blocks) => Shape::Blocks(blocks),
+                RawShape::Pairs(send, recv) => Shape::Pairs { send, recv },
+            };
+            CallOp::Collective(Collective { kind, dtype, reduce: None, root, shape })
+        }
+    };
+    Ok(Record::Issued { at, task, handle, call: Call { group: GroupId(group), op }, site })
+}

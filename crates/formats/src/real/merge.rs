@@ -1,0 +1,428 @@
+//! Owns what follows from all ranks' files together: one time, one numbering of groups, who met whom, who waited for whom.
+//!
+//! Collectives of a group meet by their number, messages of a pair by their order: tags are not recorded. A rank's accounts are those of its
+//! main thread: what it was not blocked for counts as compute.
+
+use super::clock::Clock;
+use super::file::{RankFile, RealError, Reason, Record};
+use std::collections::BTreeMap;
+use uniference_sim::ids::{GroupId, GroupRank, Handle, RankId, Site, TaskId};
+use uniference_sim::program::{Call, CallOp, CollectiveKind, Mark, Origin, Outcome};
+use uniference_sim::record::{Event, Meeting, Observer, Times, Traffic, WaitReason};
+use uniference_sim::time::{SimDuration, SimTime};
+
+/// All ranks of a real run.
+pub struct Merged {
+    ranks: Vec<Rank>,
+    groups: Vec<Vec<RankId>>,
+    lines: Vec<String>,
+    /// By group and number: the latest entry, and the root's.
+    collectives: BTreeMap<(GroupId, u64), Entries>,
+    clock_error: SimDuration,
+}
+
+struct Rank {
+    device: String,
+    /// By handle.
+    operations: Vec<Operation>,
+    waits: Vec<Wait>,
+    marks: Vec<(SimTime, Mark)>,
+    start: SimTime,
+    finish: SimTime,
+    outcome: Outcome,
+    recorder: (u64, SimDuration),
+}
+
+struct Operation {
+    call: Call,
+    site: Site,
+    issued: SimTime,
+    completed: Option<SimTime>,
+    /// Of a collective its number, of a message its number among those of the pair.
+    sequence: u64,
+    peer: Option<(RankId, Handle)>,
+}
+
+struct Wait {
+    start: SimTime,
+    end: SimTime,
+    task: TaskId,
+    reason: WaitReason,
+    handles: Vec<Handle>,
+    site: Site,
+}
+
+#[derive(Default)]
+struct Entries {
+    count: usize,
+    last: SimTime,
+    root: Option<SimTime>,
+}
+
+/// Puts the files of all ranks together, in any order.
+///
+/// # Errors
+/// Where they are not the files of one run, one of each rank.
+pub fn merge(mut files: Vec<RankFile>) -> Result<Merged, RealError> {
+    files.sort_by_key(|file| file.head.rank);
+    check(&files)?;
+    let clocks: Vec<Clock> = files.iter().map(|file| Clock::new(file.tail.clocks.clone())).collect();
+    let starts = files.iter().zip(&clocks).map(|(file, clock)| clock.reference(file.head.start));
+    let zero = starts.min().unwrap_or(0);
+    let groups = Groups::number(&files, &clocks);
+    let error = clocks.iter().map(Clock::error).max().unwrap_or(0);
+    let mut lines = Lines::default();
+    let ranks = files
+        .into_iter()
+        .zip(&clocks)
+        .enumerate()
+        .map(|(rank, (file, clock))| {
+            Reader { zero, clock, groups: &groups.of_rank[rank], lines: &mut lines }.read(file)
+        })
+        .collect();
+    let clock_error = SimDuration::from_ns(error.unsigned_abs());
+    let mut merged =
+        Merged { ranks, groups: groups.members, lines: lines.texts, collectives: BTreeMap::new(), clock_error };
+    merged.meet();
+    Ok(merged)
+}
+
+fn check(files: &[RankFile]) -> Result<(), RealError> {
+    let world = files.first().map_or(0, |file| file.head.world_size as usize);
+    let different = |what: &str| Err(RealError::NotOneRun(format!("the files differ in {what}: they are of two runs")));
+    if files.iter().any(|file| file.head.world_size as usize != world) {
+        return different("the number of ranks");
+    }
+    if files.iter().any(|file| file.head.argv != files[0].head.argv) {
+        return different("the program they have run");
+    }
+    match (0..world).find(|rank| files.get(*rank).is_none_or(|file| file.head.rank as usize != *rank)) {
+        Some(rank) => Err(RealError::NotOneRun(format!("of {world} ranks, the file of rank {rank} is not there"))),
+        None if files.len() == world && world > 0 => Ok(()),
+        None => Err(RealError::NotOneRun(format!("there are {} files of {world} ranks", files.len()))),
+    }
+}
+
+/// The groups of all ranks under one numbering.
+struct Groups {
+    members: Vec<Vec<RankId>>,
+    /// For each rank, by its own number.
+    of_rank: Vec<BTreeMap<u32, GroupId>>,
+}
+
+impl Groups {
+    /// Groups are the same if their members are, and if as many of these members came before. They are numbered by their first use.
+    fn number(files: &[RankFile], clocks: &[Clock]) -> Groups {
+        let mut first: BTreeMap<(Vec<RankId>, u32), i64> = BTreeMap::new();
+        let mut found = Vec::new();
+        for (file, clock) in files.iter().zip(clocks) {
+            let mut before: BTreeMap<&Vec<RankId>, u32> = BTreeMap::new();
+            let mut own = Vec::new();
+            for record in &file.records {
+                let Record::Group { at, group, ranks } = record else { continue };
+                let count = before.entry(ranks).or_default();
+                let key = (ranks.clone(), *count);
+                *count += 1;
+                let used = first.entry(key.clone()).or_insert(i64::MAX);
+                *used = clock.reference(*at).min(*used);
+                own.push((*group, key));
+            }
+            found.push(own);
+        }
+        let mut order: Vec<_> = first.iter().map(|(key, at)| (*at, key)).collect();
+        order.sort();
+        let number = |key: &(Vec<RankId>, u32)| {
+            GroupId::from(order.iter().position(|(_, other)| *other == key).expect("every group was entered"))
+        };
+        let of_rank = found.iter().map(|own| own.iter().map(|(group, key)| (*group, number(key))).collect()).collect();
+        Groups { members: order.iter().map(|(_, key)| key.0.clone()).collect(), of_rank }
+    }
+}
+
+/// The lines of the program, of all ranks.
+#[derive(Default)]
+struct Lines {
+    texts: Vec<String>,
+    known: BTreeMap<String, Site>,
+}
+
+impl Lines {
+    fn site(&mut self, line: String) -> Site {
+        *self.known.entry(line).or_insert_with_key(|line| {
+            self.texts.push(line.clone());
+            Site::from(self.texts.len() - 1)
+        })
+    }
+}
+
+/// Brings one rank's file to common times and numbers.
+struct Reader<'a> {
+    zero: i64,
+    clock: &'a Clock,
+    groups: &'a BTreeMap<u32, GroupId>,
+    lines: &'a mut Lines,
+}
+
+impl Reader<'_> {
+    fn read(self, file: RankFile) -> Rank {
+        let mut rank = Rank {
+            device: file.head.device,
+            operations: Vec::new(),
+            waits: Vec::new(),
+            marks: Vec::new(),
+            start: self.time(file.head.start),
+            finish: self.time(file.tail.finish),
+            outcome: if file.tail.ok { Outcome::Ok } else { Outcome::Failed },
+            recorder: (file.tail.recorder_calls, SimDuration::from_ns(file.tail.recorder_ns)),
+        };
+        let mut sites = Vec::new();
+        let mut sequences = BTreeMap::new();
+        for record in file.records {
+            match record {
+                Record::Group { .. } => {}
+                Record::Site { line } => sites.push(self.lines.site(line)),
+                Record::Issued { at, call, site, .. } => {
+                    let call = Call { group: self.groups[&call.group.0], op: call.op };
+                    let collective = matches!(call.op, CallOp::Collective(_));
+                    let next: &mut u64 = sequences.entry(call.group).or_default();
+                    let sequence = *next;
+                    *next += u64::from(collective);
+                    let (site, issued) = (sites[site as usize], self.time(at));
+                    let operation = Operation { call, site, issued, completed: None, sequence, peer: None };
+                    rank.operations.push(operation);
+                }
+                Record::Completed { at, handle, peer } => {
+                    let at = self.time(at);
+                    rank.complete(Handle(handle), at);
+                    if let (Some(peer), CallOp::Recv { from, .. }) =
+                        (peer, &mut rank.operations[handle as usize].call.op)
+                    {
+                        *from = Some(peer);
+                    }
+                }
+                Record::Waited { start, end, task, reason, handles, site } => {
+                    let (start, end, task, site) =
+                        (self.time(start), self.time(end), TaskId(task), sites[site as usize]);
+                    let handles = handles.into_iter().map(Handle).collect();
+                    rank.waits.push(Wait { start, end, task, reason: wait_reason(reason), handles, site });
+                }
+                Record::Marked { at, name } => {
+                    let mark = name.map_or(Mark::End, |name| Mark::Begin(name.into()));
+                    rank.marks.push((self.time(at), mark));
+                }
+            }
+        }
+        rank.settle();
+        rank
+    }
+
+    /// What lies before time zero, by an error of the clocks, is at time zero.
+    fn time(&self, at: i64) -> SimTime {
+        let since = (self.clock.reference(at) - self.zero).max(0);
+        SimTime::from_ps(since as u64 * 1_000)
+    }
+}
+
+fn wait_reason(reason: Reason) -> WaitReason {
+    match reason {
+        Reason::Communication => WaitReason::Communication,
+        Reason::Store => WaitReason::Store,
+        Reason::Sleep => WaitReason::Sleep,
+    }
+}
+
+impl Rank {
+    fn complete(&mut self, handle: Handle, at: SimTime) {
+        let completed = &mut self.operations[handle.index()].completed;
+        *completed = Some(completed.map_or(at, |known| known.min(at)));
+    }
+
+    /// A wait ends no later than the last operation it waited for, and an operation that no one saw complete does so with its wait.
+    /// Waits of one thread do not overlap, and none outlasts the program.
+    fn settle(&mut self) {
+        let mut waits = std::mem::take(&mut self.waits);
+        waits.sort_by_key(|wait| (wait.task, wait.start));
+        let mut free: BTreeMap<TaskId, SimTime> = BTreeMap::new();
+        for wait in &mut waits {
+            for handle in &wait.handles {
+                if self.operations[handle.index()].completed.is_none_or(|known| known > wait.end) {
+                    self.complete(*handle, wait.end);
+                }
+            }
+            if let [_, _, ..] = wait.handles[..] {
+                let last = wait.handles.iter().filter_map(|handle| self.operations[handle.index()].completed).max();
+                wait.end = last.unwrap_or(wait.end).clamp(wait.start, wait.end);
+            }
+            let busy = free.entry(wait.task).or_insert(self.start);
+            wait.start = wait.start.max(*busy);
+            wait.end = wait.end.clamp(wait.start, self.finish.max(wait.start));
+            *busy = wait.end;
+        }
+        waits.retain(|wait| wait.start < wait.end);
+        self.waits = waits;
+    }
+}
+
+impl Merged {
+    /// The devices' names, by rank.
+    pub fn devices(&self) -> impl Iterator<Item = &str> {
+        self.ranks.iter().map(|rank| &rank.device[..])
+    }
+
+    /// The members of a group, in its order.
+    pub fn members(&self, group: GroupId) -> &[RankId] {
+        &self.groups[group.index()]
+    }
+
+    /// The program's lines, by site.
+    pub fn lines(&self) -> &[String] {
+        &self.lines
+    }
+
+    /// How far times of two ranks may be off against each other.
+    pub fn clock_error(&self) -> SimDuration {
+        self.clock_error
+    }
+
+    /// How often each rank's recorder was at work, and for how long.
+    pub fn recorder(&self) -> impl Iterator<Item = (u64, SimDuration)> {
+        self.ranks.iter().map(|rank| rank.recorder)
+    }
+
+    /// How many operations nobody saw complete: the program never waited for them.
+    pub fn unseen(&self) -> usize {
+        self.ranks.iter().flat_map(|rank| &rank.operations).filter(|operation| operation.completed.is_none()).count()
+    }
+
+    fn meet(&mut self) {
+        // By group, sender and receiver: the sends and the receives, in order.
+        let mut letters: BTreeMap<(GroupId, RankId, RankId), [Vec<(RankId, Handle)>; 2]> = BTreeMap::new();
+        for (me, rank) in (0..).map(RankId).zip(&self.ranks) {
+            for (handle, operation) in (0..).map(Handle).zip(&rank.operations) {
+                let group = operation.call.group;
+                let member = |at: &GroupRank| self.groups[group.index()][at.index()];
+                match &operation.call.op {
+                    CallOp::Collective(collective) => {
+                        let entries = self.collectives.entry((group, operation.sequence)).or_default();
+                        entries.count += 1;
+                        entries.last = entries.last.max(operation.issued);
+                        if collective.root.as_ref().map(member) == Some(me) {
+                            entries.root = Some(operation.issued);
+                        }
+                    }
+                    CallOp::Send { to, .. } => {
+                        letters.entry((group, me, member(to))).or_default()[0].push((me, handle))
+                    }
+                    CallOp::Recv { from: Some(from), .. } => {
+                        letters.entry((group, member(from), me)).or_default()[1].push((me, handle));
+                    }
+                    CallOp::Recv { from: None, .. } => {}
+                }
+            }
+        }
+        for [sends, receives] in letters.into_values() {
+            for (number, (send, receive)) in (0..).zip(sends.into_iter().zip(receives)) {
+                for (own, other) in [(send, receive), (receive, send)] {
+                    let operation = &mut self.ranks[own.0.index()].operations[own.1.index()];
+                    operation.peer = Some(other);
+                    operation.sequence = number;
+                }
+            }
+        }
+    }
+
+    /// Until when a rank had to wait for a peer to enter: of a collective as in the simulation, of a message until its other side was called.
+    fn peers_entered(&self, me: RankId, operation: &Operation) -> SimTime {
+        let CallOp::Collective(collective) = &operation.call.op else {
+            let peer = operation.peer.map(|(peer, handle)| &self.ranks[peer.index()].operations[handle.index()]);
+            return peer.map_or(SimTime::ZERO, |peer| peer.issued);
+        };
+        let entries = &self.collectives[&(operation.call.group, operation.sequence)];
+        let members = self.members(operation.call.group);
+        let root = collective.root.map(|root| members[root.index()]) == Some(me);
+        match (collective.kind, root) {
+            (CollectiveKind::Broadcast | CollectiveKind::Scatter, true)
+            | (CollectiveKind::Reduce | CollectiveKind::Gather, false) => SimTime::ZERO,
+            (CollectiveKind::Broadcast | CollectiveKind::Scatter, false) => entries.root.unwrap_or(SimTime::ZERO),
+            _ => entries.last,
+        }
+    }
+
+    /// Tells `observer` what happened, in the order of time.
+    pub fn tell(&self, observer: &mut dyn Observer) {
+        let mut events: Vec<(SimTime, Event<'_>)> = Vec::new();
+        for (me, rank) in (0..).map(RankId).zip(&self.ranks) {
+            self.tell_operations(me, rank, &mut events);
+            let times = self.tell_waits(me, rank, &mut events);
+            events.extend(rank.marks.iter().map(|(at, mark)| (*at, Event::Marked { rank: me, mark })));
+            let traffic = Traffic::default();
+            events.push((rank.finish, Event::Finished { rank: me, outcome: rank.outcome, times, traffic }));
+        }
+        // Stable: what one rank has seen at one instant stays in order.
+        events.sort_by_key(|(at, _)| *at);
+        for (at, event) in &events {
+            observer.record(*at, event);
+        }
+    }
+
+    fn tell_operations<'a>(&'a self, me: RankId, rank: &'a Rank, events: &mut Vec<(SimTime, Event<'a>)>) {
+        for (handle, operation) in (0..).map(Handle).zip(&rank.operations) {
+            let Operation { call, site, issued, completed, sequence, peer, .. } = operation;
+            events.push((*issued, Event::Issued { rank: me, handle, call, site: *site }));
+            let meeting = match call.op {
+                CallOp::Collective(_) => Meeting::Collective { sequence: *sequence },
+                _ => Meeting::Peer(*peer),
+            };
+            if let Some(at) = completed {
+                let (issued, started) = (*issued, *issued);
+                let event = Event::Completed { rank: me, handle, call, issued, started, algorithm: None, meeting };
+                events.push((*at, event));
+            }
+        }
+    }
+
+    /// The waits, and compute between those of the main thread; returns where its time went.
+    fn tell_waits<'a>(&'a self, me: RankId, rank: &'a Rank, events: &mut Vec<(SimTime, Event<'a>)>) -> Times {
+        let mut times = Times { idle: rank.start.since(SimTime::ZERO), ..Times::default() };
+        let mut computes = |start: SimTime, end: SimTime| {
+            if start < end {
+                let base = end.since(start);
+                times.compute += base;
+                let event = Event::Computed { rank: me, task: TaskId(0), start, base, origin: Origin::Measured };
+                events.push((end, event));
+            }
+        };
+        let main = |wait: &&Wait| wait.task == TaskId(0);
+        let mut free = rank.start;
+        for wait in rank.waits.iter().filter(main) {
+            computes(free, wait.start);
+            free = wait.end;
+        }
+        computes(free, rank.finish);
+        for wait in &rank.waits {
+            let (event, exposed, late_peer) = self.waited(me, rank, wait);
+            if main(&wait) {
+                match wait.reason {
+                    WaitReason::Communication => times.exposed += exposed,
+                    _ => times.idle += wait.end.since(wait.start),
+                }
+                times.late_peer += late_peer;
+            }
+            events.push((wait.end, event));
+        }
+        times
+    }
+
+    fn waited<'a>(&'a self, me: RankId, rank: &'a Rank, wait: &'a Wait) -> (Event<'a>, SimDuration, SimDuration) {
+        let operations = wait.handles.iter().map(|handle| &rank.operations[handle.index()]);
+        let last = operations.clone().max_by_key(|operation| operation.completed);
+        let communicates = wait.reason == WaitReason::Communication && wait.task == TaskId(0);
+        let exposed = if communicates { wait.end.since(wait.start) } else { SimDuration::ZERO };
+        let entered = operations.map(|operation| self.peers_entered(me, operation)).max().unwrap_or(SimTime::ZERO);
+        let late_peer = entered.clamp(wait.start, wait.end).since(wait.start).min(exposed);
+        let Wait { start, task, reason, handles, site, .. } = wait;
+        let (start, task, reason, site) = (*start, *task, *reason, *site);
+        let call = last.map(|operation| &operation.call);
+        (Event::Waited { rank: me, task, start, reason, exposed, late_peer, handles, call, site }, exposed, late_peer)
+    }
+}

@@ -1,0 +1,250 @@
+//! Owns `uniference launch`: the same program on a real cluster, under torchrun or on the testbed, and the results that its ranks' files become.
+//!
+//! What a rank records is `python/uniference/real`'s business, what follows from all of them together that of `uniference-formats`.
+
+use super::folder::Folder;
+use super::results::{EVENTS, RecordLevel, TRACE, show};
+use super::testbed::{Processes, TestbedArgs};
+use crate::error::{Exit, HostError};
+use crate::interrupt::Interrupts;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use uniference_formats::events::EventWriter;
+use uniference_formats::real::{Merged, RankFile, merge};
+use uniference_formats::report::{Manifest, RecorderReport, Report};
+use uniference_formats::trace::TraceWriter;
+use uniference_sim::cluster::Device;
+use uniference_sim::ids::HostId;
+use uniference_sim::record::{Digest, Statistics};
+use uniference_sim::time::SimDuration;
+
+/// `uniference launch`.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    start: Start,
+    /// Where the results go [default: uniference-out/SCRIPT-N]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Print the report as JSON on standard output, after what the program prints
+    #[arg(long)]
+    json: bool,
+    /// What is kept besides the report: all events, all operations (the trace), or nothing
+    #[arg(long, value_enum, default_value_t = RecordLevel::Ops)]
+    record: RecordLevel,
+    /// Run nothing: make the report of a folder that holds the ranks' files of all machines
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["out", "script"])]
+    merge: Option<PathBuf>,
+    /// Run a module, as python -m does
+    #[arg(short = 'm', long)]
+    module: bool,
+    /// The program, and its arguments
+    #[arg(
+        required_unless_present = "merge",
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "SCRIPT"
+    )]
+    script: Vec<String>,
+}
+
+/// How real ranks are started: by torchrun, with options of the same names, or on the testbed.
+#[derive(clap::Args)]
+pub(super) struct Start {
+    /// On real sockets over an emulated network on this machine, as `uniference testbed` does; the options of a cluster describe it
+    #[arg(long)]
+    testbed: bool,
+    #[command(flatten)]
+    emulated: TestbedArgs,
+    /// Ranks on this machine
+    #[arg(long, value_name = "N", default_value = "1", help_heading = "Real machines")]
+    nproc_per_node: String,
+    /// How many machines take part
+    #[arg(long, value_name = "N", help_heading = "Real machines")]
+    nnodes: Option<String>,
+    /// Which of them this one is
+    #[arg(long, value_name = "N", help_heading = "Real machines")]
+    node_rank: Option<u32>,
+    /// The address of machine 0
+    #[arg(long, value_name = "HOST", help_heading = "Real machines")]
+    master_addr: Option<String>,
+    /// A free port of machine 0
+    #[arg(long, value_name = "PORT", help_heading = "Real machines")]
+    master_port: Option<u16>,
+    /// Where the machines meet, in place of the address of machine 0
+    #[arg(long, value_name = "HOST:PORT", help_heading = "Real machines")]
+    rdzv_endpoint: Option<String>,
+    /// How they meet there
+    #[arg(long, value_name = "NAME", help_heading = "Real machines")]
+    rdzv_backend: Option<String>,
+    /// The name of the job, the same on all machines
+    #[arg(long, value_name = "NAME", help_heading = "Real machines")]
+    rdzv_id: Option<String>,
+}
+
+/// The folder that a rank writes its file to.
+const FOLDER: &str = "UNIFERENCE_RECORD";
+
+/// Runs the program, or only reads what was recorded of it.
+pub(super) fn launch(args: &Args, argv: &[String], python: &Path) -> Result<Exit, HostError> {
+    if let Some(recorded) = &args.merge {
+        let folder = Folder::open(recorded);
+        return report(args, argv, &folder, read(recorded)?).map(|()| Exit::Ok);
+    }
+    let folder = Folder::prepare(args.out.as_deref(), &args.script[0])?;
+    let mut words = vec!["uniference.real".to_owned()];
+    words.extend(args.module.then(|| "-m".to_owned()));
+    words.extend(args.script.iter().cloned());
+    let exit = args.start.run(python, &words, &[(FOLDER, absolute(folder.path())?)])?;
+    if exit != Exit::Ok {
+        return Ok(exit);
+    }
+    match read(folder.path()) {
+        Ok(merged) => report(args, argv, &folder, merged).map(|()| Exit::Ok),
+        // The other machines' files are on the other machines.
+        Err(_) if args.start.is_part() => {
+            let path = folder.path().display();
+            super::complain(format_args!(
+                "this machine's part is recorded in {path}\nhint: copy the files rank-N.jsonl of all machines into one folder, then `uniference launch --merge` it\n"
+            ));
+            Ok(Exit::Ok)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+impl Start {
+    /// Runs a module of Python and its arguments, one process a rank.
+    pub(super) fn run(
+        &self,
+        python: &Path,
+        words: &[String],
+        environment: &[(&str, String)],
+    ) -> Result<Exit, HostError> {
+        let interrupts = Interrupts::new()?;
+        if self.testbed {
+            let mut command = vec![python.display().to_string(), "-m".to_owned()];
+            command.extend_from_slice(words);
+            return self.emulated.run(&command, environment, &interrupts);
+        }
+        if self.emulated.is_given() {
+            let hint = "add --testbed, or say with --nproc-per-node how many ranks run here";
+            return Err(HostError::Usage(format!(
+                "real machines are what they are: no options describe them\nhint: {hint}"
+            )));
+        }
+        let mut command = Command::new(python);
+        command.args(["-m", "torch.distributed.run"]).args(self.options()).arg("-m").args(words);
+        command.envs(environment.iter().map(|(name, value)| (*name, value)));
+        if std::env::var_os("OMP_NUM_THREADS").is_none() {
+            command.env("OMP_NUM_THREADS", "1");
+        }
+        let child = command.spawn().map_err(HostError::system("starting torchrun"))?;
+        Processes::of(vec![child]).wait(&interrupts)
+    }
+
+    /// Is there more than this machine?
+    fn is_part(&self) -> bool {
+        self.nnodes.as_ref().is_some_and(|nodes| nodes != "1")
+    }
+
+    fn options(&self) -> Vec<String> {
+        let given = [
+            ("nproc-per-node", Some(self.nproc_per_node.clone())),
+            ("nnodes", self.nnodes.clone()),
+            ("node-rank", self.node_rank.map(|rank| rank.to_string())),
+            ("master-addr", self.master_addr.clone()),
+            ("master-port", self.master_port.map(|port| port.to_string())),
+            ("rdzv-endpoint", self.rdzv_endpoint.clone()),
+            ("rdzv-backend", self.rdzv_backend.clone()),
+            ("rdzv-id", self.rdzv_id.clone()),
+        ];
+        let mut options: Vec<String> =
+            given.into_iter().filter_map(|(name, value)| Some(format!("--{name}={}", value?))).collect();
+        if self.nnodes.is_none() && self.rdzv_endpoint.is_none() && self.master_port.is_none() {
+            options.push("--standalone".to_owned());
+        }
+        options
+    }
+}
+
+pub(super) fn absolute(path: &Path) -> Result<String, HostError> {
+    let path = std::path::absolute(path).map_err(HostError::system("finding the current folder"))?;
+    Ok(path.display().to_string())
+}
+
+/// The ranks' files of a folder, put together.
+pub(super) fn read(folder: &Path) -> Result<Merged, HostError> {
+    let mut files = Vec::new();
+    for rank in 0.. {
+        let path = folder.join(format!("rank-{rank}.jsonl"));
+        // The first file says how many there are; whether all are there is found out when they are put together.
+        let world = files.first().map_or(1, |file: &RankFile| file.head.world_size);
+        if rank >= world {
+            break;
+        }
+        let text = std::fs::read_to_string(&path).map_err(|source| HostError::File {
+            action: "read",
+            path: path.clone(),
+            source,
+            hint: "a folder of `uniference launch` has a file rank-N.jsonl of every rank, of all machines",
+        })?;
+        files.push(RankFile::parse(&text).map_err(|error| unreadable(&path, &error))?);
+    }
+    merge(files).map_err(|error| unreadable(folder, &error))
+}
+
+fn unreadable(path: &Path, error: &dyn std::error::Error) -> HostError {
+    HostError::Usage(format!("{}: {error}", path.display()))
+}
+
+/// Writes and shows what a simulated run's folder has, as far as a real run knows it.
+fn report(args: &Args, argv: &[String], folder: &Folder, merged: Merged) -> Result<(), HostError> {
+    let wanted =
+        |least: &[RecordLevel], name: &str| least.contains(&args.record).then(|| folder.create(name)).transpose();
+    let trace = wanted(&[RecordLevel::Full, RecordLevel::Ops], TRACE)?;
+    let trace = trace.map(|file| TraceWriter::with_rows(file, merged.devices(), Vec::new()));
+    let events = wanted(&[RecordLevel::Full], EVENTS)?.map(EventWriter::new);
+    let mut observers = ((Statistics::default(), Digest::default()), (trace, events));
+    merged.tell(&mut observers);
+    let ((statistics, digest), (trace, events)) = observers;
+    trace.map(TraceWriter::finish).transpose()?;
+    events.map(EventWriter::finish).transpose()?;
+    let manifest = Manifest { command: argv.to_vec(), cluster: cluster(args, &merged)?, ..super::results::versions() };
+    let mut report = Report::new(&statistics, &devices(&merged), digest.to_hex(), manifest);
+    describe(&mut report, &merged);
+    show(&report, folder, args.json)
+}
+
+fn devices(merged: &Merged) -> Vec<Device> {
+    let device =
+        |name: &str| Device { name: name.to_owned(), host: HostId(0), slowdown: 1.0, spells: Vec::new(), memory: None };
+    merged.devices().map(device).collect()
+}
+
+/// The cluster file of what the testbed emulates; of real machines nothing but a name is known.
+fn cluster(args: &Args, merged: &Merged) -> Result<String, HostError> {
+    match args.start.testbed {
+        true => Ok(args.start.emulated.resolve()?.resolved.toml),
+        false => Ok(format!("name = \"{} real ranks\"\n", merged.devices().count())),
+    }
+}
+
+/// What only a real run has to say.
+fn describe(report: &mut Report, merged: &Merged) {
+    let seconds = |(_, time): (u64, SimDuration)| time.as_secs_f64();
+    report.recorder = Some(RecorderReport {
+        time_s: merged.recorder().map(seconds).collect(),
+        calls: merged.recorder().map(|(calls, _)| calls).collect(),
+        clock_error_s: merged.clock_error().as_secs_f64(),
+    });
+    if report.operations.is_empty() {
+        report.warnings.push("the program never communicated".to_owned());
+    }
+    if merged.unseen() > 0 {
+        report.warnings.push(format!(
+            "{} operations were never waited for: their time is not known and not counted",
+            merged.unseen()
+        ));
+    }
+}

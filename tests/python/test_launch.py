@@ -1,0 +1,106 @@
+"""Real runs under the recorder: `uniference launch`, on this machine's loopback and on the testbed."""
+
+import json
+import os
+import shutil
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Done, uniference, write_script
+
+from uniference.real import clocks
+
+PROGRAM = """
+import os, torch, torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+x = torch.arange(4.0) + rank
+dist.all_reduce(x)
+pending = dist.all_reduce(x, async_op=True)
+pending.wait()
+y = functional.all_reduce(x, "sum", dist.group.WORLD) * 1
+if rank == 0:
+    dist.send(y, 1, tag=3)
+else:
+    dist.recv(y)
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(4, 4))
+model(y.expand(2, 4)).sum().backward()
+print(sum(p.grad.sum().item() for p in model.parameters()) + y.sum().item(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def launched(directory: Path, source: str, *options: object) -> tuple[Done, dict[str, Any]]:
+    script = write_script(directory, source)
+    done = uniference("launch", *options, "--record", "full", "--out", "out", script, cwd=directory)
+    assert done.code == 0, done.err
+    return done, json.loads((directory / "out" / "report.json").read_text())
+
+
+def events(directory: Path, kind: str) -> list[dict[str, Any]]:
+    lines = map(json.loads, (directory / "out" / "events.jsonl").read_text().splitlines())
+    return [line for line in lines if line["event"] == kind]
+
+
+def test_a_real_run_leaves_what_a_simulated_one_does(tmp_path: Path) -> None:
+    done, report = launched(tmp_path, PROGRAM, "--nproc-per-node", 2)
+    # x = [0 1 2 3] + [1 2 3 4], then twice the sum of equal tensors: y = 4 x, its sum 4 * 16 = 64. The loss is the sum of two rows of
+    # outputs: each of 4 biases has gradient 2, each of 4 * 4 weights 2 y: 8 + 2 * 4 * 64 = 520.
+    assert sorted(float(line) for line in done.out.splitlines() if line[:1].isdigit()) == [584.0, 584.0]
+    counts = {operation["operation"]: operation["count"] for operation in report["operations"]}
+    # Three in the program, and the reducer's one bucket, on each of two ranks.
+    assert counts["all_reduce"] == 2 * 4
+    assert counts["send"] == counts["recv"] == 1
+    for rank in report["ranks"]:
+        # compute + exposed + idle = makespan
+        assert rank["compute_s"] + rank["exposed_comm_s"] + rank["idle_s"] == pytest.approx(report["makespan_s"])
+    # Somebody waited for every all-reduce, in Python, in wait_tensor and in the reducer.
+    waits = [event for event in events(tmp_path, "waited") if event["operation"] == "all_reduce" and event["rank"] == 0]
+    assert len({handle for wait in waits for handle in wait["handles"]}) == 4
+    # A message met its receive, though that named nobody.
+    (receive,) = [event for event in events(tmp_path, "completed") if event["operation"] == "recv"]
+    assert receive["peer"][0] == 0
+    assert all(time > 0 for time in report["recorder"]["time_s"])
+
+
+def test_a_program_that_fails_is_reported_as_failed(tmp_path: Path) -> None:
+    script = write_script(tmp_path, "raise SystemExit(3)\n")
+    done = uniference("launch", "--nproc-per-node", 1, "--out", "out", script, cwd=tmp_path)
+    assert done.code == 1
+    assert not (tmp_path / "out" / "report.json").exists()
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not os.path.exists("/dev/net/tun") or shutil.which("tc") is None,
+    reason="the testbed needs root, /dev/net/tun and iproute2",
+)
+def test_the_testbed_shows_its_network_in_the_report(tmp_path: Path) -> None:
+    source = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(250_000))
+dist.destroy_process_group()
+"""
+    options = ("--testbed", "--ranks", 2, "--bandwidth", "100 Mbps", "--latency", "2 ms")
+    _, report = launched(tmp_path, source, *options)
+    (operation,) = report["operations"]
+    # A ring of two sends each rank's 1 MB over its link: 1e6 * 1514 / 1448 / 12.5e6 s at least, on each of two ranks.
+    assert operation["time_s"] / 2 >= 1e6 * 1514 / 1448 / 12.5e6
+
+
+def test_the_offset_of_a_clock_is_found_to_half_a_round_trip() -> None:
+    shift = 5_000_000_000
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = threading.Thread(target=clocks.serve, args=(listener, 1, lambda: clocks.now() + shift))
+        server.start()
+        reading = clocks.read(listener.getsockname())
+        server.join()
+    assert abs(reading.offset_ns - shift) <= reading.error_ns
