@@ -21,7 +21,7 @@ RUST_TESTED := --workspace --exclude uniference-py
 
 SECONDS ?= 60
 
-.PHONY: help setup demo fuzz test test-rust test-python check check-rust check-python conformance programs bench clean
+.PHONY: help setup demo fuzz test test-rust test-python check check-rust check-python conformance programs bench accuracy clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -73,6 +73,9 @@ bench: setup ## Measures the speed of the engine, and of live ranks' calls
 	cargo bench --locked --package uniference-sim --bench '*'
 	cargo bench --locked --package uniference-formats --bench scale
 	$(BIN)/python benches/bridge.py
+
+accuracy: setup ## Predictions against real Gloo on the testbed (root; hours; QUICK=1: a minute, printed only)
+	$(BIN)/python benches/accuracy.py $(if $(QUICK),--quick)
 
 clean: ## Removes what was built and what runs wrote; .venv too
 	rm -rf $(VENV) target uniference-out .pytest_cache .mypy_cache .ruff_cache .hypothesis

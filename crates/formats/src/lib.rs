@@ -8,6 +8,7 @@
 //! what ASTRA-sim would.
 
 pub mod astra;
+pub mod calibrate;
 pub mod chakra;
 pub mod cluster;
 pub mod compare;

@@ -1,5 +1,6 @@
 //! Owns the table at the end of a run, at most 100 columns wide: where the ranks' time went, and what the operations cost.
 
+use crate::calibrate::Calibration;
 use crate::cluster::ClusterFile;
 use crate::interval::Interval;
 use crate::report::{OperationReport, RankReport, Report};
@@ -32,6 +33,26 @@ fn between(interval: &Interval) -> String {
     let Interval { level, low_s, high_s, runs, .. } = interval;
     let seeds = if *runs > 1 { format!("; {runs} seeds") } else { String::new() };
     format!(" ({:.0} %: {} to {}{seeds})", level * 100.0, seconds(*low_s), seconds(*high_s))
+}
+
+/// What was fitted to measurements, and how well; ends with a newline.
+pub fn fitted(calibration: &Calibration) -> String {
+    let mut values = table(&["parameter", "value", "95 % from", "to"], 1);
+    for parameter in &calibration.parameters {
+        let numbers = [&parameter.value, &parameter.low, &parameter.high].map(String::clone);
+        values.add_row(row(&[&parameter.name], &numbers));
+    }
+    let mut cases = table(&["measured", "ranks", "size", "median", "fit's error"], 2);
+    for case in &calibration.errors {
+        let ranks = case.ranks.iter().map(u32::to_string).collect::<Vec<_>>().join("-");
+        let numbers = [bytes(case.bytes), seconds(case.measured_s), format!("{:+.1} %", 100.0 * case.error)];
+        cases.add_row(row(&[&case.operation, &ranks], &numbers));
+    }
+    let Calibration { median_error, worst_error, floor, .. } = calibration;
+    let [median, worst, floor] = [median_error, worst_error, floor].map(|part| format!("{:.1} %", 100.0 * part));
+    let summary = format!("median error {median}, worst {worst}; the measurements themselves scatter by {floor}");
+    let text = [values.to_string(), cases.to_string(), summary].join("\n\n");
+    text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
 }
 
 pub(crate) fn table(header: &[&str], texts: usize) -> Table {

@@ -175,9 +175,9 @@ class Hooks:
                 self._keep(work, _Issued(handles[-1], []))
             return work
 
-        Work.wait = recorded_wait  # type: ignore[method-assign]
-        Work.is_completed = recorded_poll  # type: ignore[method-assign]
-        c10d.ProcessGroup._end_coalescing = recorded_end  # type: ignore[method-assign]
+        Work.wait = recorded_wait  # type: ignore[method-assign, assignment]
+        Work.is_completed = recorded_poll  # type: ignore[method-assign, assignment]
+        c10d.ProcessGroup._end_coalescing = recorded_end  # type: ignore[method-assign, assignment]
 
     def _note_peer(self, work: Work, handle: int) -> None:
         """Whom a receive from anybody has met; other operations have no source."""
@@ -186,9 +186,10 @@ class Hooks:
 
     def _watch_tensors(self) -> None:
         """`wait_tensor`, which waits for the operation whose result a tensor is. Its own kernel still does the waiting."""
-        self._library = torch.library.Library("_c10d_functional", "IMPL")
+        library: Any = torch.library
+        self._library = library.Library("_c10d_functional", "IMPL")
         for key in ("CPU", "CUDA"):
-            kernel = torch.library.get_kernel("_c10d_functional::wait_tensor", key)
+            kernel = library.get_kernel("_c10d_functional::wait_tensor", key)
             self._library.impl("wait_tensor", self._waiting_kernel(kernel), key, with_keyset=True)
 
     def _waiting_kernel(self, kernel: Any) -> Callable[[Any, Tensor], Tensor]:

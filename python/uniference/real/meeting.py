@@ -11,7 +11,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from uniference.real import clocks
 from uniference.real.recording import now
@@ -33,10 +33,10 @@ class Meeting:
         self.host = _host()
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         self._serves = os.environ.get(_AGENT) != "True" and self.rank == 0
-        self._server = dist.TCPStore(address, port, None, self._serves, _PATIENCE, wait_for_workers=False)
+        self._server = TCPStore(address, port, None, self._serves, _PATIENCE, wait_for_workers=False)
         os.environ[_AGENT] = "True"
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._store = dist.PrefixStore(f"uniference/{attempt}", self._server)
+        self._store = PrefixStore(f"uniference/{attempt}", self._server)
         self._address = address
         self._hosts: list[str] = []
         self.readings: list[dict[str, int]] = []

@@ -8,6 +8,7 @@ each repetition took, in seconds. Cases that FILE already holds are not measured
 import argparse
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -85,6 +86,34 @@ class Probe:
     def _tensor(self, case: Case, parts: int = 1) -> Tensor:
         """Bytes, or 4-byte floats where they can be cut into so many parts of them."""
         return torch.zeros(max(case.bytes // 4 // parts, 1) * parts, dtype=torch.float32, device=self._device)
+
+    def compute(self, case: Case) -> Callable[[], object]:
+        """A few operators of a small transformer, on this rank's device alone."""
+        width = 256
+        x = torch.randn(64, width, device=self._device)
+        weight = torch.randn(4 * width, width, device=self._device)
+
+        def run() -> None:
+            hidden = torch.nn.functional.gelu(torch.nn.functional.linear(x, weight))
+            out = torch.nn.functional.layer_norm(hidden @ weight, (width,))
+            float(torch.softmax(out @ out.T, -1).sum())
+
+        return run
+
+    def round_trip(self, case: Case) -> Callable[[], object]:
+        """Over a plain TCP connection: what the network takes, without the library."""
+        first, second = case.ranks
+        peer = _connect(self._rank == first, first, second)
+
+        def run() -> None:
+            if self._rank == first:
+                peer.sendall(b"?")
+                peer.recv(1)
+            else:
+                peer.recv(1)
+                peer.sendall(b"!")
+
+        return run
 
     def pingpong(self, case: Case) -> Callable[[], object]:
         data = torch.zeros(case.bytes, dtype=torch.uint8, device=self._device)
@@ -184,8 +213,29 @@ class Probe:
         return lambda: dist.barrier()
 
 
-_PAIRS = ("pingpong",)
+def _connect(serves: bool, first: int, second: int) -> socket.socket:
+    """A connection between two ranks, on the address by which the first reaches rank 0's host."""
+    store = dist.distributed_c10d._get_default_store()
+    key = f"probe/{first}/{second}"
+    if not serves:
+        host, port = store.get(key).decode().split()
+        peer = socket.create_connection((host, int(port)))
+    else:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
+            route.connect((os.environ["MASTER_ADDR"], 9))
+            host = route.getsockname()[0]
+        with socket.create_server((host, 0)) as listener:
+            store.set(key, f"{host} {listener.getsockname()[1]}")
+            peer, _ = listener.accept()
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return peer
+
+
+# Their ranks keep step by themselves, and the first one's times count.
+_PAIRS = ("pingpong", "round_trip", "compute")
 _OPERATIONS: dict[str, Callable[[Probe, Case], Callable[[], object]]] = {
+    "compute": Probe.compute,
+    "round_trip": Probe.round_trip,
     "pingpong": Probe.pingpong,
     "one_way": Probe.one_way,
     "two_isends": Probe.two_isends,
@@ -204,11 +254,14 @@ _OPERATIONS: dict[str, Callable[[Probe, Case], Callable[[], object]]] = {
 }
 
 
-def cases(probe: str, size: int, pingpong: Sequence[int], others: Sequence[int]) -> Iterator[Case]:
-    """What is measured among `size` ranks."""
+def cases(probe: str, plain: bool, size: int, pingpong: Sequence[int], others: Sequence[int]) -> Iterator[Case]:
+    """What is measured among `size` ranks; with `plain`, what simulated ranks cannot measure too: devices and sockets."""
     pairs = list(combinations(range(size), 2))
     if size > _MOST_FOR_ALL_PAIRS:
         pairs = [pair for pair in pairs if pair[0] == 0 or pair[1] == pair[0] + 1]
+    if plain:
+        yield from (Case("compute", (rank,), 0) for rank in range(size))
+        yield from (Case("round_trip", pair, 1) for pair in pairs)
     for pair in pairs:
         yield from (Case("pingpong", pair, count) for count in pingpong)
     if probe == "full":
@@ -222,6 +275,7 @@ def main() -> None:
     """Measures what is missing."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--probe", choices=("pingpong", "full"), default="pingpong")
+    parser.add_argument("--plain", action="store_true", help="devices and plain sockets too")
     parser.add_argument("--backend", default="gloo")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--repetitions", type=int, default=7)
@@ -235,7 +289,7 @@ def main() -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(words.backend)
     rank = dist.get_rank()
-    wanted = list(cases(words.probe, dist.get_world_size(), words.pingpong_sizes, words.sizes))
+    wanted = list(cases(words.probe, words.plain, dist.get_world_size(), words.pingpong_sizes, words.sizes))
     known = [_read(words.out) if rank == 0 else []]
     dist.broadcast_object_list(known)
     missing = [case for case in wanted if case not in known[0]]

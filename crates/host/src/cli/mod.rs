@@ -3,6 +3,7 @@
 //! In the order of a run: `cluster` finds out what is simulated, `folder` where results go, `run` or `replay` does it under
 //! the eyes of `console`.
 
+mod calibrate;
 mod chakra;
 mod cluster;
 mod compare;
@@ -46,6 +47,8 @@ enum Command {
     Chakra(chakra::Command),
     /// Run a program on real machines, or on the testbed, and record what it does as of a simulated run
     Launch(launch::Args),
+    /// Measure a real network, or the testbed's, and write the cluster file that predicts it
+    Calibrate(calibrate::Args),
     /// Hold a prediction against a real run, or two runs against each other
     Compare(compare::Args),
     /// Run a command on real sockets, one process a rank, over an emulated network (Linux, root)
@@ -100,6 +103,7 @@ fn carry_out(cli: Cli, argv: &[String], python: &Path) -> Result<Exit, HostError
         Command::Cluster(command) => cluster::command(&command),
         Command::Chakra(command) => chakra::command(&command),
         Command::Launch(args) => launch::launch(&args, argv, python),
+        Command::Calibrate(args) => calibrate::calibrate(&args, python),
         Command::Compare(args) => compare::compare(&args),
         Command::Testbed(args) => testbed::testbed(&args),
         Command::Workload(command) => workload::command(&command, argv),

@@ -115,7 +115,7 @@ fn other_seeds(args: &Args, chosen: &Chosen, path: &Path) -> Result<Vec<f64>, Ho
     let draw = |_| {
         cluster.dynamics.seed = cluster.dynamics.seed.wrapping_add(1);
         let mut engine = Engine::new(&cluster, Box::new(cluster.network()));
-        let (ranks, _) = RecordReader::open(BufReader::new(open(path)?))?.by_rank();
+        let (ranks, _) = RecordReader::open(BufReader::new(open_record(path)?))?.by_rank();
         let mut statistics = Statistics::default();
         replay_record(&mut engine, ranks, &mut statistics);
         Ok(statistics.makespan().as_secs_f64())

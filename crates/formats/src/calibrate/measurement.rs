@@ -1,0 +1,116 @@
+//! Owns the probe's file: one case a line, as `python/uniference/real/probe.py` writes it.
+
+use serde::{Deserialize, Serialize};
+
+/// What was done among some ranks, and how long each repetition took.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+pub struct Measurement {
+    /// `pingpong`, `round_trip`, `all_reduce`.
+    pub operation: String,
+    /// Among whom.
+    pub ranks: Vec<u32>,
+    /// Of what size.
+    pub bytes: u64,
+    /// Of each repetition.
+    pub seconds: Vec<f64>,
+}
+
+/// Measurements that nothing can be fitted to.
+#[derive(Debug, thiserror::Error)]
+pub enum MeasurementError {
+    /// A line cannot be read.
+    #[error(
+        "line {line} is no measurement: {source}\nhint: `uniference calibrate` writes these files; take them as they are"
+    )]
+    Line {
+        /// Counted from 1.
+        line: usize,
+        /// Why.
+        source: serde_json::Error,
+    },
+    /// Too few of them.
+    #[error(
+        "there are no ping-pongs of two sizes to fit a network to\nhint: measure with at least two ranks, each on a machine of its own"
+    )]
+    TooFew,
+}
+
+/// Reads a file. A last line that is not complete is left out: measuring was interrupted, and will do that case again.
+///
+/// # Errors
+/// The first line that is no measurement.
+pub fn parse(text: &str) -> Result<Vec<Measurement>, MeasurementError> {
+    let complete = text.rfind('\n').map_or("", |end| &text[..end]);
+    let read = |(index, line): (usize, &str)| {
+        serde_json::from_str(line).map_err(|source| MeasurementError::Line { line: index + 1, source })
+    };
+    complete.lines().enumerate().map(read).collect()
+}
+
+/// What was measured between two ranks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pair {
+    /// Without the library: over a plain TCP connection.
+    pub plain: bool,
+    /// Who began, and the other.
+    pub ranks: [u32; 2],
+    /// Of the message, there and back.
+    pub bytes: u64,
+    /// Of each repetition, sorted; for the plain one, the shortest.
+    pub seconds: Vec<f64>,
+}
+
+impl Pair {
+    /// The name of the case.
+    pub fn operation(&self) -> &'static str {
+        if self.plain { "round_trip" } else { "pingpong" }
+    }
+
+    /// In the middle.
+    pub fn median(&self) -> f64 {
+        self.seconds[self.seconds.len() / 2]
+    }
+
+    /// Half of the distance between the quartiles, over the median.
+    pub fn scatter(&self) -> f64 {
+        let at = |quarter: usize| self.seconds[(self.seconds.len() - 1) * quarter / 4];
+        (at(3) - at(1)) / 2.0 / self.median()
+    }
+}
+
+/// The measurements between two ranks.
+pub(super) fn of_pairs(measurements: &[Measurement]) -> Result<Vec<Pair>, MeasurementError> {
+    let pairs: Vec<Pair> = measurements.iter().filter_map(pair).collect();
+    let mut sizes: Vec<u64> = pairs.iter().filter(|pair| !pair.plain).map(|pair| pair.bytes).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    if sizes.len() < 2 { Err(MeasurementError::TooFew) } else { Ok(pairs) }
+}
+
+fn pair(measurement: &Measurement) -> Option<Pair> {
+    let plain = measurement.operation == "round_trip";
+    let ranks = <[u32; 2]>::try_from(measurement.ranks.clone()).ok()?;
+    let mut seconds = measurement.seconds.clone();
+    seconds.retain(|time| *time > 0.0);
+    seconds.sort_by(f64::total_cmp);
+    // What delays a packet is not the network's: the shortest round trips are.
+    seconds.truncate(if plain { seconds.len().div_ceil(10) } else { seconds.len() });
+    let wanted = (plain || measurement.operation == "pingpong") && !seconds.is_empty();
+    wanted.then_some(Pair { plain, ranks, bytes: measurement.bytes, seconds })
+}
+
+/// How many times as long each rank computes as the fastest; 1 where that was not measured.
+pub(super) fn slowdowns(measurements: &[Measurement], world: usize) -> Vec<f64> {
+    let middle = |case: &Measurement| {
+        let mut seconds = case.seconds.clone();
+        seconds.sort_by(f64::total_cmp);
+        seconds.get(seconds.len() / 2).copied()
+    };
+    let of_rank = |rank: usize| {
+        let own = |case: &&Measurement| case.operation == "compute" && case.ranks == [rank as u32];
+        measurements.iter().find(own).and_then(middle)
+    };
+    let times: Vec<Option<f64>> = (0..world).map(of_rank).collect();
+    let fastest = times.iter().flatten().copied().fold(f64::INFINITY, f64::min);
+    times.into_iter().map(|time| time.map_or(1.0, |time| time / fastest)).collect()
+}

@@ -1,0 +1,154 @@
+//! Owns what follows from measurements of a network: the cluster file that predicts them best, how well, and how sure each number is.
+//!
+//! In the order of its way: [`measurement`] reads what `python/uniference/real/probe.py` has written, [`model`] says what the simulator makes of a
+//! ping-pong for given numbers, [`fit`] finds the numbers. Taking measurements is the probe's business.
+
+pub mod fit;
+pub mod measurement;
+pub mod model;
+
+pub use measurement::{Measurement, MeasurementError};
+
+use crate::units::{Bandwidth, Duration};
+use fit::{Fit, Observation};
+use model::{Model, Network};
+use serde::Serialize;
+use uniference_sim::time::{Rate, SimDuration};
+
+/// A network as its measurements show it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Calibration {
+    /// What was fitted.
+    pub parameters: Vec<Parameter>,
+    /// Of the fit: (predicted - measured) / measured, by measurement.
+    pub errors: Vec<CaseError>,
+    /// The middle of the errors without their sign, a fraction.
+    pub median_error: f64,
+    /// The largest of them without its sign.
+    pub worst_error: f64,
+    /// The middle of what the measurements themselves scatter: half of the quartiles' distance, over the median.
+    pub floor: f64,
+    /// The cluster file.
+    #[serde(skip)]
+    pub toml: String,
+}
+
+/// One number of the cluster file.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Parameter {
+    /// `latency`, `host 2 bandwidth`.
+    pub name: String,
+    /// As the cluster file has it.
+    pub value: String,
+    /// The ends of its 95 % interval, from the bootstrap.
+    pub low: String,
+    /// The same.
+    pub high: String,
+}
+
+/// How far the fit is from one measurement.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CaseError {
+    /// `pingpong`, or `round_trip`.
+    pub operation: String,
+    /// Between whom.
+    pub ranks: Vec<u32>,
+    /// Of what size.
+    pub bytes: u64,
+    /// What was measured, in seconds.
+    pub measured_s: f64,
+    /// (predicted - measured) / measured.
+    pub error: f64,
+}
+
+/// Hosts are told apart where one number for all leaves some pair this far off.
+const EQUAL: f64 = 0.05;
+
+/// Fits a network of one rank a host, `backend` being the library that was measured. `seed` is the bootstrap's.
+///
+/// # Errors
+/// Where no ping-pong of two sizes was measured.
+pub fn calibrate(measurements: &[Measurement], backend: &str, seed: u64) -> Result<Calibration, MeasurementError> {
+    let observed = measurement::of_pairs(measurements)?;
+    let world = observed.iter().flat_map(|case| case.ranks).max().map_or(0, |rank| rank as usize + 1);
+    let observations: Vec<Observation> = observed.iter().map(Observation::new).collect();
+    let fitted = |hosts: usize| {
+        let model = Model { backend, cases: &observed };
+        let start = Network::guess(&observed, hosts);
+        fit::fit(&observations, &start.logarithms(), &|point| model.predict(&Network::at(point)), seed)
+    };
+    let together = fitted(1);
+    let fit = if world > 2 && worst_pair(&observed, &together) > EQUAL { fitted(world) } else { together };
+    let slowdowns = measurement::slowdowns(measurements, world);
+    Ok(describe(&observed, &fit, backend, &slowdowns))
+}
+
+/// How far off the pair is on average that is farthest.
+fn worst_pair(observed: &[measurement::Pair], fit: &Fit) -> f64 {
+    let pairs: std::collections::BTreeSet<[u32; 2]> = observed.iter().map(|case| case.ranks).collect();
+    let mean = |pair: [u32; 2]| {
+        let own: Vec<f64> = observed
+            .iter()
+            .zip(&fit.residuals)
+            .filter(|(case, _)| case.ranks == pair)
+            .map(|(_, error)| *error)
+            .collect();
+        (own.iter().sum::<f64>() / own.len() as f64).abs()
+    };
+    pairs.into_iter().map(mean).fold(0.0, f64::max)
+}
+
+fn describe(observed: &[measurement::Pair], fit: &Fit, backend: &str, slowdowns: &[f64]) -> Calibration {
+    let network = Network::at(&fit.point);
+    let errors: Vec<CaseError> = observed
+        .iter()
+        .zip(&fit.residuals)
+        .map(|(case, residual)| CaseError {
+            operation: case.operation().to_owned(),
+            ranks: case.ranks.to_vec(),
+            bytes: case.bytes,
+            measured_s: case.median(),
+            error: residual.exp_m1(),
+        })
+        .collect();
+    let middle = |mut values: Vec<f64>| {
+        values.sort_by(f64::total_cmp);
+        values[values.len() / 2]
+    };
+    let median_error = middle(errors.iter().map(|case| case.error.abs()).collect());
+    Calibration {
+        parameters: parameters(fit, network.hosts()),
+        median_error,
+        worst_error: errors.iter().map(|case| case.error.abs()).fold(0.0, f64::max),
+        floor: middle(observed.iter().map(measurement::Pair::scatter).collect()),
+        toml: network.to_toml(backend, slowdowns, fit.spread()),
+        errors,
+    }
+}
+
+fn parameters(fit: &Fit, hosts: usize) -> Vec<Parameter> {
+    let names = Network::names(hosts);
+    let ends = fit.low.iter().zip(&fit.high);
+    let parameter = |((name, at), (low, high)): ((String, &f64), (&f64, &f64))| {
+        let shown = |logarithm: f64| match name.ends_with("bandwidth") {
+            true => bandwidth(logarithm.exp()).to_string(),
+            false => duration(logarithm.exp()).to_string(),
+        };
+        Parameter { value: shown(*at), low: shown(*low), high: shown(*high), name }
+    };
+    names.into_iter().zip(&fit.point).zip(ends).map(parameter).collect()
+}
+
+/// Seconds, to the nanosecond.
+fn duration(seconds: f64) -> Duration {
+    Duration(SimDuration::from_ns((seconds * 1e9).round().max(0.0) as u64))
+}
+
+/// Bytes per second, to 10 kbit/s.
+fn bandwidth(bytes_per_second: f64) -> Bandwidth {
+    let bits = ((bytes_per_second * 8.0 / 1e4).round() * 1e4).max(1e4);
+    Bandwidth(Rate::from_bits_per_second(bits).expect("a rate above zero"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,207 @@
+//! Owns what the simulator predicts for a network of given numbers: it is run itself, on two ranks that play ping-pong.
+//!
+//! What a host does to a message is one number, and the profile's `call`, `message` and `wake` stand in the profile's proportion to it: a ping-pong
+//! shows their sum only. The plain round trip, in which no library takes part, tells it apart from the latency.
+
+use super::measurement::Pair;
+use super::{bandwidth, duration};
+use crate::cluster::{Choices, ClusterFile};
+use std::cell::Cell;
+use std::fmt::Write;
+use std::rc::Rc;
+use uniference_sim::cluster::Cluster;
+use uniference_sim::engine::{Ended, Engine, drive};
+use uniference_sim::ids::{GroupId, GroupRank, Handle, QueueId, RankId, Site, TaskId};
+use uniference_sim::program::{Activity, Call, CallOp, Outcome, Program, Reply, Request};
+use uniference_sim::time::{Bytes, SimTime};
+
+/// The numbers of a network.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Network {
+    /// Seconds that a host takes for a message.
+    pub message: f64,
+    /// Seconds one way and bytes per second of each host's link; one entry: all are equal.
+    pub links: Vec<(f64, f64)>,
+}
+
+/// What the profile of Gloo has for `call`, in messages' times.
+const CALL: f64 = 2.0;
+
+impl Network {
+    /// The numbers at a point of logarithms.
+    pub fn at(point: &[f64]) -> Network {
+        let links = point[1..].chunks(2).map(|link| (link[0].exp(), link[1].exp())).collect();
+        Network { message: point[0].exp(), links }
+    }
+
+    /// The point.
+    pub fn logarithms(&self) -> Vec<f64> {
+        let links = self.links.iter().flat_map(|(latency, bandwidth)| [latency.ln(), bandwidth.ln()]);
+        [self.message.ln()].into_iter().chain(links).collect()
+    }
+
+    /// What each coordinate is called.
+    pub fn names(hosts: usize) -> Vec<String> {
+        let link = |host: usize| {
+            let prefix = if hosts > 1 { format!("host {host} ") } else { String::new() };
+            [format!("{prefix}latency"), format!("{prefix}bandwidth")]
+        };
+        ["host time a message".to_owned()].into_iter().chain((0..hosts).flat_map(link)).collect()
+    }
+
+    /// How many hosts are told apart.
+    pub fn hosts(&self) -> usize {
+        self.links.len()
+    }
+
+    /// Where to begin: latency from the fastest small exchange, bandwidth from the largest message.
+    pub fn guess(observed: &[Pair], hosts: usize) -> Network {
+        let fastest = |plain: bool| {
+            let of_kind = observed.iter().filter(|case| case.plain == plain);
+            of_kind.map(Pair::median).fold(f64::INFINITY, f64::min)
+        };
+        let largest = observed.iter().filter(|case| !case.plain).max_by_key(|case| case.bytes);
+        let bandwidth = largest.map_or(1e9, |case| 2.0 * case.bytes.max(1) as f64 / case.median());
+        let round = fastest(false);
+        let latency = if fastest(true).is_finite() { fastest(true) / 2.0 } else { round / 8.0 };
+        let message = ((round - 3.0 * latency) / 8.0).max(round / 100.0);
+        Network { message, links: vec![(latency, bandwidth); hosts] }
+    }
+
+    fn link(&self, rank: u32) -> (f64, f64) {
+        self.links[rank as usize % self.links.len()]
+    }
+
+    /// A cluster file of one host for each device; `communication` is the relative standard error that predictions have.
+    pub fn to_toml(&self, backend: &str, slowdowns: &[f64], communication: f64) -> String {
+        let mut toml = self.backend(backend);
+        let (latency, rate) = self.link(0);
+        for (rank, slowdown) in slowdowns.iter().enumerate() {
+            let _ = write!(toml, "[[device]]\nname = \"rank.{rank}\"\nslowdown = {slowdown:.2}\n\n");
+        }
+        toml.push_str("[network]\npreset = \"switch\"\n");
+        let _ = write!(toml, "bandwidth = \"{}\"\nlatency = \"{}\"\n", bandwidth(rate), duration(latency));
+        for host in 1..self.links.len() {
+            toml.push_str(&self.exception(&format!("rank.{host}"), host as u32));
+        }
+        let _ = write!(toml, "\n[uncertainty]\ncommunication = {communication:.4}\n");
+        toml
+    }
+
+    fn backend(&self, name: &str) -> String {
+        let message = duration(self.message);
+        let call = duration(CALL * self.message);
+        match name {
+            "gloo" => format!(
+                "[backend]\nname = \"gloo\"\ncall = \"{call}\"\nmessage = \"{message}\"\nwake = \"{message}\"\n\n"
+            ),
+            other => format!("[backend]\nname = \"{other}\"\ncall = \"{message}\"\n\n"),
+        }
+    }
+
+    fn exception(&self, host: &str, rank: u32) -> String {
+        let (latency, rate) = self.link(rank);
+        let (latency, rate) = (duration(latency), bandwidth(rate));
+        format!("[network.host.\"{host}\"]\nbandwidth = \"{rate}\"\nlatency = \"{latency}\"\n")
+    }
+
+    /// Two of the hosts.
+    fn pair(&self, backend: &str, [first, second]: [u32; 2]) -> Cluster {
+        let mut toml = self.backend(backend);
+        toml.push_str("[[device]]\nname = \"a\"\n[[device]]\nname = \"b\"\n[network]\npreset = \"switch\"\n");
+        toml.push_str(&self.exception("a", first));
+        toml.push_str(&self.exception("b", second));
+        let file =
+            ClusterFile::parse("calibration", &toml, &[]).unwrap_or_else(|error| panic!("{}", error.render(false)));
+        file.resolve(&Choices::default()).unwrap_or_else(|error| panic!("{}", error.render(false))).cluster
+    }
+}
+
+/// Predicts measurements.
+pub struct Model<'a> {
+    /// The library.
+    pub backend: &'a str,
+    /// Which measurements.
+    pub cases: &'a [Pair],
+}
+
+impl Model<'_> {
+    /// The logarithm of each case's seconds.
+    pub fn predict(&self, network: &Network) -> Vec<f64> {
+        let seconds = |case: &Pair| match case.plain {
+            true => case.ranks.map(|rank| network.link(rank).0).iter().sum(),
+            false => pingpong(&network.pair(self.backend, case.ranks), Bytes(case.bytes)),
+        };
+        self.cases.iter().map(|case| seconds(case).max(1e-12).ln()).collect()
+    }
+}
+
+/// Rounds that are played; the last one counts, as connections are warm by then.
+const ROUNDS: u32 = 6;
+
+/// Seconds of a round on two ranks.
+pub fn pingpong(cluster: &Cluster, bytes: Bytes) -> f64 {
+    let mut engine = Engine::new(cluster, Box::new(cluster.network()));
+    let ends = Rc::new(Cell::new([SimTime::ZERO; 2]));
+    let player = |rank: u32| -> Box<dyn Program> {
+        Box::new(Player { rank, bytes, step: 0, group: GroupId(0), ends: ends.clone() })
+    };
+    match drive(&mut engine, &mut [player(0), player(1)], &mut ()) {
+        Ended::Finished => ends.get()[1].since(ends.get()[0]).as_secs_f64(),
+        Ended::Halted(halt) => panic!("a ping-pong comes to its end: {}", halt.render(&|_| String::new())),
+    }
+}
+
+/// Sends and receives in turn.
+struct Player {
+    rank: u32,
+    bytes: Bytes,
+    step: u32,
+    group: GroupId,
+    /// Of rank 0: when its last two rounds ended.
+    ends: Rc<Cell<[SimTime; 2]>>,
+}
+
+impl Player {
+    fn next(&mut self) -> Request {
+        if self.step == 2 * ROUNDS {
+            return Request::Exit(Outcome::Ok);
+        }
+        let (peer, bytes, tag) = (GroupRank(1 - self.rank), self.bytes, 0);
+        let op = match self.step % 2 == self.rank {
+            true => CallOp::Send { to: peer, tag, bytes },
+            false => CallOp::Recv { from: Some(peer), tag, bytes },
+        };
+        self.step += 1;
+        let activity = Activity::Call(Call { group: self.group, op });
+        Request::Issue { activity, queue: QueueId(0), after: Vec::new(), site: Site(0) }
+    }
+
+    fn round_ended(&self, now: SimTime) {
+        if self.rank == 0 && self.step.is_multiple_of(2) {
+            self.ends.set([self.ends.get()[1], now]);
+        }
+    }
+}
+
+fn wait(handle: Handle) -> Request {
+    Request::Wait { handles: vec![handle], any: false, timeout: None, site: Site(0) }
+}
+
+impl Program for Player {
+    fn resume(&mut self, now: SimTime, _: TaskId, reply: Reply) -> Request {
+        match reply {
+            Reply::Start => Request::JoinGroup { ranks: [RankId(0), RankId(1)].into(), sequence: 0 },
+            Reply::Group(group) => {
+                self.group = group;
+                self.next()
+            }
+            Reply::Issued(handle) => wait(handle),
+            Reply::Complete(_) => {
+                self.round_ended(now);
+                self.next()
+            }
+            other => unreachable!("nothing was asked that is answered by {other:?}"),
+        }
+    }
+}

@@ -1,0 +1,90 @@
+use super::measurement::Pair;
+use super::model::{Model, Network};
+use super::*;
+
+const SIZES: [u64; 7] = [1, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22];
+
+/// What the simulator says of a network, with repetitions that scatter by `noise`, as a probe would have measured it.
+fn measured(network: &Network, world: u32, noise: f64) -> Vec<Measurement> {
+    let pairs = (0..world).flat_map(|first| (first + 1..world).map(move |second| [first, second]));
+    let case = |ranks, plain, bytes| Pair { plain, ranks, bytes, seconds: Vec::new() };
+    let cases: Vec<Pair> = pairs
+        .flat_map(|pair| SIZES.map(|bytes| case(pair, false, bytes)).into_iter().chain([case(pair, true, 1)]))
+        .collect();
+    let times = Model { backend: "gloo", cases: &cases }.predict(network);
+    // Repetitions: the truth times 1 - noise, 1 and 1 + noise, and one that was disturbed.
+    let seconds = |logarithm: f64, plain: bool| {
+        let spread = if plain { 0.0 } else { noise };
+        [1.0 - spread, 1.0, 1.0, 1.0 + spread, 3.0].map(|factor| logarithm.exp() * factor).to_vec()
+    };
+    cases
+        .iter()
+        .zip(times)
+        .map(|(case, time)| Measurement {
+            operation: case.operation().to_owned(),
+            ranks: case.ranks.to_vec(),
+            bytes: case.bytes,
+            seconds: seconds(time, case.plain),
+        })
+        .collect()
+}
+
+fn near(found: f64, expected: f64, tolerance: f64) {
+    assert!((found / expected - 1.0).abs() < tolerance, "{found} is not {expected}");
+}
+
+#[test]
+fn the_numbers_of_a_network_are_found_again() {
+    // 1 Gbit/s, 1 ms, 60 us: found to 2 %
+    let network = Network { message: 60e-6, links: vec![(1e-3, 125e6)] };
+    let observed = measurement::of_pairs(&measured(&network, 2, 0.02)).unwrap();
+    let observations: Vec<Observation> = observed.iter().map(Observation::new).collect();
+    let model = Model { backend: "gloo", cases: &observed };
+    let start = Network::guess(&observed, 1).logarithms();
+    let found = fit::fit(&observations, &start, &|point| model.predict(&Network::at(point)), 1);
+    for (found, truth) in found.point.iter().zip(network.logarithms()) {
+        near(found.exp(), truth.exp(), 0.02);
+    }
+    for (index, truth) in network.logarithms().into_iter().enumerate() {
+        // 1 % for the model's own steps: derivatives are taken over 1 %
+        assert!(found.low[index] - 0.01 <= truth && truth <= found.high[index] + 0.01, "interval of {index}");
+    }
+}
+
+#[test]
+fn a_slow_host_is_told_apart() {
+    // three hosts, the last with a tenth of the bandwidth and 2 ms more
+    let network = Network { message: 60e-6, links: vec![(1e-3, 125e6), (1e-3, 125e6), (3e-3, 12.5e6)] };
+    let calibration = calibrate(&measured(&network, 3, 0.01), "gloo", 1).unwrap();
+    assert!(calibration.worst_error < 0.02, "{}", calibration.worst_error);
+    let value = |name: &str| &calibration.parameters.iter().find(|parameter| parameter.name == name).unwrap().value;
+    let rate: Bandwidth = value("host 2 bandwidth").parse().unwrap();
+    near(rate.0.bytes_per_second(), 12.5e6, 0.02);
+    let latency: Duration = value("host 2 latency").parse().unwrap();
+    near(latency.0.as_secs_f64(), 3e-3, 0.05);
+}
+
+#[test]
+fn the_result_is_a_cluster_file_that_predicts_what_was_measured() {
+    let network = Network { message: 80e-6, links: vec![(200e-6, 12.5e6)] };
+    let calibration = calibrate(&measured(&network, 2, 0.01), "gloo", 7).unwrap();
+    let file = crate::cluster::ClusterFile::parse("calibrated", &calibration.toml, &[]).unwrap();
+    let cluster = file.resolve(&Default::default()).unwrap().cluster;
+    for case in calibration.errors.iter().filter(|case| case.operation == "pingpong") {
+        near(model::pingpong(&cluster, uniference_sim::time::Bytes(case.bytes)), case.measured_s, 0.03);
+    }
+    assert_eq!(calibrate(&measured(&network, 2, 0.01), "gloo", 7).unwrap().toml, calibration.toml);
+}
+
+#[test]
+fn too_few_measurements_are_refused() {
+    let network = Network { message: 80e-6, links: vec![(200e-6, 12.5e6)] };
+    let one_size: Vec<Measurement> = measured(&network, 2, 0.0).into_iter().filter(|case| case.bytes == 1).collect();
+    assert!(matches!(calibrate(&one_size, "gloo", 0), Err(MeasurementError::TooFew)));
+    assert!(matches!(measurement::parse("{}\n"), Err(MeasurementError::Line { line: 1, .. })));
+    // what was cut off is measured again
+    assert_eq!(
+        measurement::parse("{\"operation\":\"x\",\"ranks\":[0],\"bytes\":1,\"seconds\":[1]}\n{\"op").unwrap().len(),
+        1
+    );
+}

@@ -1,0 +1,98 @@
+//! Owns `uniference calibrate`: measuring a real network, or the testbed's, and the cluster file that follows.
+//!
+//! What is measured is the business of `python/uniference/real/probe.py`, what is fitted to it that of `uniference-formats`.
+
+use super::launch::{Start, absolute};
+use crate::error::{Exit, HostError};
+use std::fs;
+use std::path::{Path, PathBuf};
+use uniference_formats::calibrate::{Calibration, calibrate as fit, measurement};
+use uniference_formats::table::fitted;
+
+/// `uniference calibrate`.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    start: Start,
+    /// What is measured: only what is fitted, or every operation too
+    #[arg(long, value_enum, default_value_t = Probe::Pingpong)]
+    probe: Probe,
+    /// Sizes of the other operations, in bytes [default: 8 B to 4 MiB]
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    sizes: Vec<u64>,
+    /// The library that is measured
+    #[arg(long, value_name = "NAME", default_value = "gloo", value_parser = ["gloo", "nccl"])]
+    library: String,
+    /// The cluster file to write; measurements are kept beside it, and not taken again
+    #[arg(long, value_name = "FILE", default_value = "cluster.toml")]
+    out: PathBuf,
+    /// Measure nothing: fit the measurements of this file
+    #[arg(long, value_name = "FILE")]
+    fit: Option<PathBuf>,
+    /// The seed of the bootstrap
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Print the fit as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Probe {
+    /// Ping-pongs of every pair, and what devices compute
+    Pingpong,
+    /// Every operation as well, to hold predictions against
+    Full,
+}
+
+/// Measures what is missing, fits, and writes the cluster file.
+pub(super) fn calibrate(args: &Args, python: &Path) -> Result<Exit, HostError> {
+    let measurements = args.fit.clone().unwrap_or_else(|| args.out.with_extension("measurements.jsonl"));
+    if args.fit.is_none() {
+        let exit = args.start.run(python, &words(args, &measurements)?, &[])?;
+        // On other machines than rank 0's there is nothing to fit.
+        if exit != Exit::Ok || !measurements.exists() {
+            return Ok(exit);
+        }
+    }
+    let text = fs::read_to_string(&measurements).map_err(|source| HostError::File {
+        action: "read",
+        path: measurements.clone(),
+        source,
+        hint: "give the file of measurements that `uniference calibrate` has written",
+    })?;
+    let wrong = |error: &dyn std::error::Error| HostError::Usage(format!("{}: {error}", measurements.display()));
+    let cases = measurement::parse(&text).map_err(|error| wrong(&error))?;
+    let calibration = fit(&cases, &args.library, args.seed).map_err(|error| wrong(&error))?;
+    fs::write(&args.out, &calibration.toml).map_err(|source| HostError::File {
+        action: "write",
+        path: args.out.clone(),
+        source,
+        hint: "choose another file with --out",
+    })?;
+    show(args, &calibration);
+    Ok(Exit::Ok)
+}
+
+/// The probe's command line.
+fn words(args: &Args, measurements: &Path) -> Result<Vec<String>, HostError> {
+    let probe = if args.probe == Probe::Full { "full" } else { "pingpong" };
+    let out = absolute(measurements)?;
+    let fixed = ["uniference.real.probe", "--plain", "--probe", probe, "--backend", &args.library, "--out", &out];
+    let mut words = fixed.map(str::to_owned).to_vec();
+    if !args.sizes.is_empty() {
+        words.push("--sizes".to_owned());
+        words.extend(args.sizes.iter().map(u64::to_string));
+    }
+    Ok(words)
+}
+
+fn show(args: &Args, calibration: &Calibration) {
+    if args.json {
+        let text = serde_json::to_string_pretty(calibration).expect("numbers and strings are JSON");
+        super::say(format_args!("{text}\n"));
+        return;
+    }
+    super::say(format_args!("{}", fitted(calibration)));
+    super::say(format_args!("cluster file: {}\n", args.out.display()));
+}
