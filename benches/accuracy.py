@@ -1,8 +1,8 @@
 """Owns `make accuracy`: how far predictions are from real Gloo on the testbed, when only ping-pongs were used to calibrate.
 
-For every setting of a grid: the testbed emulates it, the probe measures every operation there, `uniference calibrate` fits a cluster file to
-the ping-pongs among the figures, and the same probe runs on that cluster in the simulator. What was measured is kept, so a run that was
-interrupted goes on where it stopped. A report, never a gate.
+For every setting of a grid: the testbed emulates it, the probe measures every operation there, `uniference calibrate` fits a cluster file
+to the ping-pongs among the figures, and the same probe runs on that cluster in the simulator. What was measured is kept, so a run that
+was interrupted goes on where it stopped. A report, never a gate.
 """
 
 import argparse

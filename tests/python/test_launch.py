@@ -28,7 +28,7 @@ y = functional.all_reduce(x, "sum", dist.group.WORLD) * 1
 if rank == 0:
     dist.send(y, 1, tag=3)
 else:
-    dist.recv(y)
+    dist.recv(y, tag=3)
 torch.manual_seed(0)
 model = DistributedDataParallel(torch.nn.Linear(4, 4))
 model(y.expand(2, 4)).sum().backward()
