@@ -6,6 +6,9 @@
 //!
 //! [`chakra`] traces are what others record or generate; they are read, written, shown and run. [`workload`] generates them, and [`astra`] predicts
 //! what ASTRA-sim would.
+//!
+//! [`real`] reads what ranks on real machines have recorded, [`compare`] holds two runs against each other, and [`calibrate`] makes a cluster file of
+//! measurements.
 
 pub mod astra;
 pub mod calibrate;
