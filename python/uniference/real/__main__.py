@@ -31,21 +31,21 @@ def main(words: list[str]) -> NoReturn:
     meeting.compare_clocks("before")
     Hooks(recording).install()
     start = meeting.start_together()
-    ok = program.run(argv, module)
+    code = program.run(argv, module)
     finish = now()
     program.tidy_up()
-    if ok:
+    if code == 0:
         # Where one has failed, nobody comes.
         meeting.compare_clocks("after")
     path = Path(os.environ[FOLDER]) / f"rank-{meeting.rank}.jsonl"
-    recording.write(path, _head(meeting, argv, start), {"finish": finish, "ok": ok, "clocks": meeting.readings})
-    if ok:
+    recording.write(path, _head(meeting, argv, start), {"finish": finish, "ok": code == 0, "clocks": meeting.readings})
+    if code == 0:
         meeting.leave()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     # Hooks in Python must not be called by what torch tears down later.
-    os._exit(0 if ok else 1)
+    os._exit(code)
 
 
 def _head(meeting: Meeting, argv: list[str], start: int) -> dict[str, Any]:
