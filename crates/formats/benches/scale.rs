@@ -109,10 +109,10 @@ const CASES: [Case; 9] = [
 
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
-    if let [flag, index, whole] = &words[..] {
-        if flag == "--case" {
-            return measure(&CASES[index.parse::<usize>().unwrap()], whole == "whole");
-        }
+    if let [flag, index, whole] = &words[..]
+        && flag == "--case"
+    {
+        return measure(&CASES[index.parse::<usize>().unwrap()], whole == "whole");
     }
     println!(
         "{:<42} {:>15} {:>14} {:>19}   {:>19}",

@@ -22,7 +22,7 @@ pub fn render(report: &Report) -> String {
     }
     let cluster = ClusterFile::parse("manifest", &report.manifest.cluster, &[]).map(|cluster| cluster.summary());
     let cluster = cluster.map(|summary| format!(" on {summary}")).unwrap_or_default();
-    let interval = report.interval.as_ref().map(|interval| between(interval)).unwrap_or_default();
+    let interval = report.interval.as_ref().map(between).unwrap_or_default();
     parts.push(format!("makespan {}{interval}{cluster}", SimDuration::from_ps(report.makespan_ps)));
     let text = parts.join("\n\n");
     text.lines().map(|line| format!("{}\n", line.trim_end())).collect()

@@ -42,10 +42,10 @@ pub(super) fn resolve(
     }
     let mut parameters = profile.backend.expect("a profile has a backend").into_inner().0;
     // What the file says about one library says nothing about another that was chosen in its place.
-    if let Some(RawBackend(said)) = raw.backend.as_ref().map(Spanned::get_ref) {
-        if said.name.get_ref() == parameters.name.get_ref() {
-            parameters = said.clone().over(parameters);
-        }
+    if let Some(RawBackend(said)) = raw.backend.as_ref().map(Spanned::get_ref)
+        && said.name.get_ref() == parameters.name.get_ref()
+    {
+        parameters = said.clone().over(parameters);
     }
     let packet = parameters.packet.as_ref().and_then(|packet| Some((packet.get_ref().0?, packet.span())));
     let packet = packet.map(|(packet, span)| packet_overhead(packet, span, source)).transpose()?;

@@ -155,7 +155,7 @@ fn nccl_chooses_by_the_network_it_is_on() {
     assert!(chosen(64, 8).ends_with("_ll"));
     assert_eq!((chosen(1 << 30, 8), chosen(1 << 30, 16)), ("ring_simple", "ring_simple"));
     // Slower links make a message of the same size a large one.
-    let slow = resolve_with(servers, &["network.bandwidth=1 Gbps".into()], &choices).unwrap().cluster;
+    let slow = resolve_with(servers, &["network.bandwidth=1 Gbps"], &choices).unwrap().cluster;
     let at = |cluster: &Cluster| cluster.backend.algorithms.algorithm(&call(200_000), 16).name();
     assert_ne!(at(&slow), at(&cluster));
 }

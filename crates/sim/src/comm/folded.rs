@@ -35,13 +35,16 @@ struct Moves {
     flips: bool,
 }
 
+/// Its group, where each has connections of its own; its sender; its receiver.
+type Connection = (Option<GroupId>, RankId, RankId);
+
 /// Looks for messages of two operations that one rank puts on one connection at one instant. Which goes first follows from the order of events
 /// within the instant, which is that of ids: ranks that are alike need not agree about it.
 #[derive(Debug)]
 pub(super) struct Ties {
     per_group: bool,
     /// By connection: when a message was sent last, and for which operation.
-    last: IndexMap<(Option<GroupId>, RankId, RankId), (SimTime, Handle), FxBuildHasher>,
+    last: IndexMap<Connection, (SimTime, Handle), FxBuildHasher>,
     found: Option<Asymmetry>,
 }
 

@@ -129,7 +129,8 @@ impl Opening {
 
     /// How many of `wanted` bytes may leave now.
     fn allow(&mut self, now: SimTime, wanted: u64) -> u64 {
-        while let Some((_, bytes)) = self.unacknowledged.pop_front_if(|(at, _)| *at <= now) {
+        while let Some(&(_, bytes)) = self.unacknowledged.front().filter(|(at, _)| *at <= now) {
+            self.unacknowledged.pop_front();
             let grown = (self.size + bytes).min(2 * self.on_its_way);
             self.size = self.size.max(grown).min(self.cap);
             self.on_its_way -= bytes;
