@@ -4,7 +4,7 @@
 //! Sources: Open MPI, `coll_base_bcast.c` (`pipeline`); NCCL carries out broadcast and reduce this way on a ring. With P members, n bytes, chunks of c,
 //! latency a and b seconds a byte: (P - 2 + ceil(n / c)) (a + c b).
 //!
-//! Reduce combines from the far end on: ((x[root-1] + ...) + x[root]), each member its own input after what comes from below.
+//! Reduce combines from the far end on: `((x[root-1] + ...) + x[root])`, each member its own input after what comes from below.
 
 use super::layout::whole;
 use super::rounds::{Round, before, one_by_one, recv, recv_combine, send, wrap};
