@@ -169,11 +169,10 @@ fn solve(jacobian: &[Vec<f64>], weights: &[f64], errors: &[f64], damping: f64) -
         if rows[pivot][pivot].abs() < 1e-12 {
             return None;
         }
-        for other in (0..count).filter(|other| *other != pivot) {
-            let factor = rows[other][pivot] / rows[pivot][pivot];
-            for column in pivot..=count {
-                rows[other][column] -= factor * rows[pivot][column];
-            }
+        let subtracted = rows[pivot].clone();
+        for (_, row) in rows.iter_mut().enumerate().filter(|(other, _)| *other != pivot) {
+            let factor = row[pivot] / subtracted[pivot];
+            row.iter_mut().zip(&subtracted).skip(pivot).for_each(|(value, pivots)| *value -= factor * pivots);
         }
     }
     Some((0..count).map(|index| rows[index][count] / rows[index][index]).collect())

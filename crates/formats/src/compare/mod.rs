@@ -104,7 +104,10 @@ impl Comparison {
         let only = |seen: &Seen| seen.operations.len() - matched.len();
         Comparison {
             makespan: Pair::of_times(makespan(first), makespan(second)),
-            ranks: first.ranks.iter().zip(&second.ranks).enumerate().map(RankDifference::new).collect(),
+            ranks: (0..)
+                .zip(first.ranks.iter().zip(&second.ranks))
+                .map(|(rank, (a, b))| RankDifference::new(rank, a, b))
+                .collect(),
             overall: Errors::of(matched.iter().filter_map(|(_, first, second)| duration(first, second).error)),
             operations: by_kind(&matched),
             drift: drift(&matched),
@@ -140,8 +143,12 @@ impl Pair {
 }
 
 impl RankDifference {
-    fn new((rank, (first, second)): (usize, (&(SimTime, Times), &(SimTime, Times)))) -> RankDifference {
-        let ((first_finish, first), (second_finish, second)) = (first, second);
+    /// From the finish of a rank and where its time went, in both runs.
+    fn new(
+        rank: usize,
+        (first_finish, first): &(SimTime, Times),
+        (second_finish, second): &(SimTime, Times),
+    ) -> RankDifference {
         let minus = |part: fn(&Times) -> SimDuration| part(first).as_secs_f64() - part(second).as_secs_f64();
         RankDifference {
             rank,
@@ -207,7 +214,7 @@ fn by_kind(matched: &[(&Key, Met, Met)]) -> Vec<OperationDifference> {
 /// The smallest power of 4 that is not smaller.
 fn size_class(bytes: u64) -> u64 {
     let power = bytes.max(1).next_power_of_two();
-    if power.trailing_zeros() % 2 == 0 { power } else { power * 2 }
+    if power.trailing_zeros().is_multiple_of(2) { power } else { power * 2 }
 }
 
 /// When operations ended in both runs, at the quarters of what they have in common.

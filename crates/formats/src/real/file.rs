@@ -1,4 +1,4 @@
-//! Owns the file of one rank, as `python/uniference/real/recording.py` describes and writes it. What it means is [`super::merge`]'s business.
+//! Owns the file of one rank, as `python/uniference/real/recording.py` describes and writes it. What it means is [`mod@super::merge`]'s business.
 
 use super::clock::Reading;
 use serde::Deserialize;

@@ -11,6 +11,9 @@ use uniference_sim::program::{Call, CallOp, CollectiveKind, Mark, Origin, Outcom
 use uniference_sim::record::{Event, Meeting, Observer, Times, Traffic, WaitReason};
 use uniference_sim::time::{SimDuration, SimTime};
 
+/// Sends and receives, in order.
+type Letters = [Vec<(RankId, Handle)>; 2];
+
 /// All ranks of a real run.
 pub struct Merged {
     ranks: Vec<Rank>,
@@ -295,8 +298,8 @@ impl Merged {
     }
 
     fn meet(&mut self) {
-        // By group, sender and receiver: the sends and the receives, in order.
-        let mut letters: BTreeMap<(GroupId, RankId, RankId), [Vec<(RankId, Handle)>; 2]> = BTreeMap::new();
+        // By group, sender and receiver.
+        let mut letters: BTreeMap<(GroupId, RankId, RankId), Letters> = BTreeMap::new();
         for (me, rank) in (0..).map(RankId).zip(&self.ranks) {
             for (handle, operation) in (0..).map(Handle).zip(&rank.operations) {
                 let group = operation.call.group;

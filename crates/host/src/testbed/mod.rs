@@ -1,6 +1,6 @@
 //! Owns the testbed: real processes on real sockets, over an emulated network made after a cluster file, on one Linux machine.
 //!
-//! [`namespace`] makes a host for every host of the cluster, [`wire`] says what its links do to packets, and the emulator here carries
+//! `namespace` makes a host for every host of the cluster, `wire` says what its links do to packets, and the emulator here carries
 //! the packets. Compute is the machine's own: a device's slowdown is not emulated, and ranks on one host use its loopback.
 
 mod namespace;
