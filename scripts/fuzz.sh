@@ -5,6 +5,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-60}
 out=$PWD/target/fuzz
+mkdir -p "$out"
+# Without the flags: nothing of it is fuzzed.
+cargo run --quiet --locked --package uniference-formats --example fuzz_seeds "$out/corpus"
 export RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1"
@@ -14,7 +17,6 @@ host=$(rustc -vV | sed -n 's/^host: //p')
 cp Cargo.lock fuzz/Cargo.lock
 cargo build --quiet --release --manifest-path fuzz/Cargo.toml --target-dir "$out/build" --target "$host" --bins
 bin=$out/build/$host/release
-"$bin/seeds" "$out/corpus"
 
 fuzz() {
     mkdir -p "$out/found/$1"

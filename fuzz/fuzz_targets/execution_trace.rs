@@ -37,7 +37,7 @@ fn write_again(mut reader: Reader<&[u8]>) {
 }
 
 /// Every node comes free, or the reason is told.
-fn run(mut feed: Feed<&[u8]>) {
+fn run(mut feed: Feed<Reader<&[u8]>>) {
     let mut free = Vec::new();
     loop {
         loop {

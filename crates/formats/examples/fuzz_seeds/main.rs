@@ -16,7 +16,7 @@ use uniference_sim::program::{
 use uniference_sim::time::SimDuration;
 
 fn main() {
-    let corpus = std::env::args().nth(1).expect("usage: seeds CORPUS");
+    let corpus = std::env::args().nth(1).expect("usage: fuzz_seeds CORPUS");
     let corpus = Path::new(&corpus);
     let toml = cluster();
     save(corpus, "cluster_file", "flags.toml", toml.as_bytes());
