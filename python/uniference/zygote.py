@@ -168,11 +168,19 @@ def _load() -> str:
     return version
 
 
+def _forget_preload() -> None:
+    """The extension was loaded before the C library here, first in the list; programs that ranks start are on the machine's clock."""
+    _, _, others = os.environ.pop("LD_PRELOAD", "").partition(":")
+    if others:
+        os.environ["LD_PRELOAD"] = others
+
+
 def main(argv: list[str]) -> int:
     """The process: `argv` is [FD]."""
     from uniference import _native
 
     _native.die_with_parent()
+    _forget_preload()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C on the terminal is for the driver: it ends us
     os.environ.update(_SINGLE_THREADED)
     zygote = Zygote(socket.socket(fileno=int(argv[0])))

@@ -13,6 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use uniference_host::live::client::{Client, ClientError};
 use uniference_host::live::memory::{Kernel, Region};
+use uniference_host::live::protocol::Span;
 use uniference_sim::ids::{GroupId, GroupRank};
 use uniference_sim::program::{Collective, CollectiveKind, DType, Mark, ReduceOp, Shape, StoreOp, StoreValue};
 use uniference_sim::time::{Bytes, SimDuration};
@@ -50,7 +51,8 @@ impl Channel {
     }
 
     fn start(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.client.start()).map_err(raise)
+        py.detach(|| self.client.start()).map_err(raise)?;
+        uniference_interpose::activate(self.client.clone()).map_err(|error| PyRuntimeError::new_err(error.to_string()))
     }
 
     fn finish(&self, py: Python<'_>, ok: bool) -> PyResult<()> {
@@ -66,11 +68,11 @@ impl Channel {
     }
 
     fn now(&self, py: Python<'_>) -> PyResult<u64> {
-        py.detach(|| self.client.now()).map(|now| now.as_ps()).map_err(raise)
+        py.detach(|| self.client.now()).map(|(now, _)| now.as_ps()).map_err(raise)
     }
 
     fn sleep(&self, py: Python<'_>, duration: u64) -> PyResult<()> {
-        py.detach(|| self.client.sleep(SimDuration::from_ps(duration))).map_err(raise)
+        py.detach(|| self.client.sleep(Span::For(SimDuration::from_ps(duration)))).map_err(raise)
     }
 
     fn mark(&self, name: Option<String>) -> PyResult<()> {

@@ -12,6 +12,8 @@ use std::path::PathBuf;
 #[pyfunction]
 fn cli(py: Python<'_>, argv: Vec<String>) -> PyResult<i32> {
     let python: PathBuf = py.import("sys")?.getattr("executable")?.extract()?;
+    let extension: PathBuf = py.import("uniference._native")?.getattr("__file__")?.extract()?;
+    uniference_host::live::zygote::preload(extension);
     let code = py.detach(|| uniference_host::cli::main(argv, &python));
     // Ctrl-C was ours to handle, and was: the interpreter must not raise KeyboardInterrupt for it again.
     let _ = py.check_signals();

@@ -59,6 +59,22 @@ pub enum Request {
     },
     /// The task has ended. A rank is finished when its task 0 is.
     Exit(Outcome),
+    /// Blocks until the time-out: [`Reply::TimedOut`]. Another thread of the rank may let the task go on before, of which the engine
+    /// only hears by what the task asks for next: a task that is paused may ask.
+    Pause {
+        /// How long.
+        timeout: SimDuration,
+        /// The user's line.
+        site: Site,
+    },
+    /// In a program record only, the engine is never asked this: the task's next request followed not from an answer to itself but
+    /// from the `resumption`-th answer to `task` of the same rank, which then let it go on or started it.
+    After {
+        /// Who let it go on.
+        task: TaskId,
+        /// Counted from 1.
+        resumption: u64,
+    },
 }
 
 /// What a blocked task is told.

@@ -247,6 +247,9 @@ impl<'a, W: Write> Exporter<'a, W> {
                 self.warn(Hazard::Clock, rank, task);
                 self.ranks[rank.index()].passes(task, now, Part::Pause(Pause::Poll, POLL_COST));
             }
+            (Request::Pause { timeout, .. }, Reply::TimedOut) => {
+                self.ranks[rank.index()].passes(task, now, Part::Pause(Pause::Sleep, timeout));
+            }
             (Request::JoinGroup { ranks, .. }, Reply::Group(group)) => self.joined(rank, task, *group, ranks),
             (Request::Store { operation, .. }, Reply::Store(_)) => {
                 if looks(&operation) {
@@ -489,8 +492,11 @@ fn micros(at: SimTime) -> u64 {
 
 fn site(request: &Request) -> Option<Site> {
     match request {
-        Request::Issue { site, .. } | Request::Wait { site, .. } | Request::Store { site, .. } => Some(*site),
-        Request::Now | Request::JoinGroup { .. } | Request::Exit(_) => None,
+        Request::Issue { site, .. }
+        | Request::Wait { site, .. }
+        | Request::Store { site, .. }
+        | Request::Pause { site, .. } => Some(*site),
+        Request::Now | Request::JoinGroup { .. } | Request::Exit(_) | Request::After { .. } => None,
     }
 }
 

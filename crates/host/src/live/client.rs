@@ -12,16 +12,17 @@
 use super::arena::Arena;
 use super::memory::{Kernel, Region, Window};
 use super::processor::Visit;
-use super::protocol::{self, Answer, Batch, Fetched, FrameBuffer, Hello, LocalHandle, Offset, Op, Reply};
+use super::protocol::{self, Answer, Batch, Fetched, FrameBuffer, Hello, LocalHandle, Offset, Op, Quiet, Reply, Span};
+use super::rounds::{self, Kick, Rounds, Speaker};
 use rustix::process::Pid;
 use rustix::time::{ClockId, clock_gettime};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use uniference_sim::ids::{GroupId, GroupRank, Site};
 use uniference_sim::program::{Call, CallOp, Collective, Mark, Outcome, POLL_COST, StoreOp, StoreValue};
 use uniference_sim::time::{Bytes, SimDuration, SimTime};
@@ -78,6 +79,9 @@ pub struct Client {
     window: Window,
     /// Where to wait for the driver.
     processor: Option<u32>,
+    rounds: Rounds,
+    /// The rank's clock at its last answer, in picoseconds.
+    clock: AtomicU64,
 }
 
 /// What the tasks of a rank share.
@@ -93,8 +97,10 @@ struct Shared {
 struct Link {
     client: u64,
     /// `None` on the main task: it writes to `Client::main`, under its lock.
-    socket: Option<UnixStream>,
-    reader: UnixStream,
+    socket: Option<Arc<UnixStream>>,
+    reader: Arc<UnixStream>,
+    /// The driver's end, until the driver has been told of the task.
+    opens: Option<UnixStream>,
     frames: FrameBuffer,
     batch: Vec<Op>,
     sites: BTreeMap<String, Site>,
@@ -163,8 +169,10 @@ impl Client {
             }),
             window,
             processor: hello.processor,
+            rounds: Rounds::new()?,
+            clock: AtomicU64::new(0),
         };
-        LINKS.with_borrow_mut(|links| links.push(Link::new(client.id, None, socket, frames)));
+        LINKS.with_borrow_mut(|links| links.push(Link::new(client.id, None, Arc::new(socket), frames)));
         Ok(client)
     }
 
@@ -196,7 +204,11 @@ impl Client {
         let _ours = self.ours();
         self.push(Op::Exit(if ok { Outcome::Ok } else { Outcome::Failed }))?;
         self.started.store(false, Relaxed);
-        self.flush()
+        self.flush()?;
+        if self.rounds.threaded() {
+            self.rounds.end(self);
+        }
+        Ok(())
     }
 
     /// From here to the matching `leave` this thread does our work. Nests.
@@ -229,30 +241,65 @@ impl Client {
         if self.is_alone() {
             self.charged.store(account.process_cpu(true), Relaxed);
         } else if account.entered_ns > 0 {
-            self.charged.fetch_add(clock_ns(ClockId::ThreadCPUTime).saturating_sub(account.entered_ns), Relaxed);
+            self.leave_out(clock_ns(ClockId::ThreadCPUTime).saturating_sub(account.entered_ns));
         }
     }
 
-    /// Whether the rank has one task only.
+    /// Whether the process has one thread only.
     fn is_alone(&self) -> bool {
-        self.tasks.load(Relaxed) == 1
+        self.tasks.load(Relaxed) == 1 && !self.rounds.threaded()
+    }
+
+    /// Leaves `ns` of the process's CPU time, which a thread has used for our work, out of the account.
+    pub(super) fn leave_out(&self, ns: u64) {
+        self.charged.fetch_add(ns, Relaxed);
     }
 
     fn measures(&self) -> bool {
         self.measure && self.started.load(Relaxed)
     }
 
-    /// The rank's clock.
-    pub fn now(&self) -> Result<SimTime> {
+    /// The rank's clock, and for how long it has computed.
+    pub fn now(&self) -> Result<(SimTime, SimDuration)> {
         match self.ask(Op::Now)? {
-            Answer::Now(now) => Ok(now),
+            Answer::Now(now, computed) => Ok((now, computed)),
             other => unexpected("Now", &other),
         }
     }
 
+    /// The rank's clock at its last answer, which costs nothing.
+    pub fn last_now(&self) -> SimTime {
+        SimTime::from_ps(self.clock.load(Relaxed))
+    }
+
+    /// Whether the calling thread is between `enter` and `leave`, or is about to end: then the program sees no call of the clock.
+    pub fn is_inside(&self) -> bool {
+        let depth = |accounts: &RefCell<Vec<Account>>| {
+            let accounts = accounts.try_borrow().ok()?;
+            Some(accounts.iter().any(|account| account.client == self.id && account.depth > 0))
+        };
+        !self.started.load(Relaxed) || ACCOUNTS.try_with(depth).ok().flatten().unwrap_or(true)
+    }
+
+    /// The calling thread, of several, sleeps until `asleep` returns, which `kick` makes it do when `span` of virtual time is over. Returns
+    /// what `asleep` has returned, and whether the time was up.
+    pub fn pause<T>(&self, span: Span, kick: Kick, asleep: impl FnOnce() -> T) -> Result<(T, bool)> {
+        {
+            let _ours = self.ours();
+            self.push(Op::Pause(span))?;
+            self.with_link(|client, link| {
+                let reader = link.reader.clone();
+                client.rounds.pause(link.speaker(), reader, kick);
+                Ok(())
+            })?;
+        }
+        let result = asleep();
+        Ok((result, self.rounds.end_pause()))
+    }
+
     /// Sleeps in virtual time.
-    pub fn sleep(&self, duration: SimDuration) -> Result<()> {
-        self.ask(Op::Sleep(duration)).map(drop)
+    pub fn sleep(&self, span: Span) -> Result<()> {
+        self.ask(Op::Sleep(span)).map(drop)
     }
 
     /// Opens or closes a named range.
@@ -322,7 +369,7 @@ impl Client {
         let site = self.site(site)?;
         self.push(Op::Issue { handle, call, staged, site })?;
         // Another thread may wait for this one next: it must not wait in this thread's batch.
-        if self.tasks.load(Relaxed) > 1 { self.flush().map(|()| handle) } else { Ok(handle) }
+        if !self.is_alone() { self.flush().map(|()| handle) } else { Ok(handle) }
     }
 
     /// Blocks until all (any) of `handles` are complete; which are, in the order asked for. `None`: the time-out has passed.
@@ -441,15 +488,32 @@ impl Client {
         self.push(question)?;
         self.with_account(|account| account.reading = None);
         let reply = self.with_link(|client, link| {
+            if client.rounds.threaded() {
+                client.refuse_in_fork()?;
+                client.rounds.ask(client, link.speaker());
+                return Ok(link.read(client));
+            }
             let _there = client.processor.and_then(Visit::begin);
-            link.send(client)?;
-            Ok(link.read())
+            link.write(client, Some(Quiet { questions: 1, outside: false }))?;
+            Ok(link.read(client))
         })?;
+        if self.rounds.threaded() {
+            self.rounds.answered();
+        }
+        Ok(reply.answer)
+    }
+
+    /// Takes from a reply what is not its answer.
+    pub(super) fn take_in(&self, reply: &Reply) {
+        self.clock.store(reply.now.as_ps(), Relaxed);
         if !reply.freed.is_empty() {
             let mut shared = self.shared();
             reply.freed.iter().for_each(|offset| shared.arena.free(*offset));
         }
-        Ok(reply.answer)
+    }
+
+    pub(super) fn rounds(&self) -> &Rounds {
+        &self.rounds
     }
 
     fn with_account<T>(&self, f: impl FnOnce(&mut Account) -> T) -> T {
@@ -480,12 +544,23 @@ impl Client {
     fn open_task(&self) -> Result<Link> {
         self.refuse_in_fork()?;
         let (ours, theirs) = UnixStream::pair()?;
-        let mut frame = Vec::new();
-        protocol::encode(&Batch { opens_task: true, ops: Vec::new() }, &mut frame);
         self.tasks.fetch_add(1, Relaxed);
+        let ours = Arc::new(ours);
+        let mut link = Link::new(self.id, Some(ours.clone()), ours, FrameBuffer::default());
+        if self.rounds.threaded() {
+            link.opens = Some(theirs);
+        } else {
+            self.write_main(&Batch { opens_task: true, ops: Vec::new(), quiet: None }, Some(theirs.as_fd()));
+        }
+        Ok(link)
+    }
+
+    /// Writes to the main task's socket.
+    pub(super) fn write_main(&self, batch: &Batch, fd: Option<BorrowedFd<'_>>) {
+        let mut frame = Vec::new();
+        protocol::encode(batch, &mut frame);
         let main = self.main.lock().expect("no holder of this lock panics");
-        protocol::write_with_fds(&main, &frame, &[theirs.as_fd()]).unwrap_or_else(|_| never());
-        Ok(Link::new(self.id, Some(ours.try_clone()?), ours, FrameBuffer::default()))
+        protocol::write_with_fds(&main, &frame, fd.as_slice()).unwrap_or_else(|_| never());
     }
 
     fn refuse_in_fork(&self) -> Result<()> {
@@ -494,8 +569,13 @@ impl Client {
 }
 
 impl Link {
-    fn new(client: u64, socket: Option<UnixStream>, reader: UnixStream, frames: FrameBuffer) -> Link {
-        Link { client, socket, reader, frames, batch: Vec::new(), sites: BTreeMap::new(), buffer: Vec::new() }
+    fn new(client: u64, socket: Option<Arc<UnixStream>>, reader: Arc<UnixStream>, frames: FrameBuffer) -> Link {
+        let (batch, sites, buffer) = (Vec::new(), BTreeMap::new(), Vec::new());
+        Link { client, socket, reader, opens: None, frames, batch, sites, buffer }
+    }
+
+    fn speaker(&mut self) -> Speaker<'_> {
+        Speaker { socket: self.socket.clone(), opens: &mut self.opens, ops: std::mem::take(&mut self.batch) }
     }
 
     fn site(&mut self, line: &str) -> Site {
@@ -513,12 +593,22 @@ impl Link {
         if self.batch.len() < LONGEST_BATCH { Ok(()) } else { self.send(client) }
     }
 
+    /// Sends what needs no answer.
     fn send(&mut self, client: &Client) -> Result<()> {
         if self.batch.is_empty() {
             return Ok(());
         }
+        if client.rounds.threaded() {
+            client.refuse_in_fork()?;
+            client.rounds.say(self.speaker());
+            return Ok(());
+        }
+        self.write(client, None)
+    }
+
+    fn write(&mut self, client: &Client, quiet: Option<Quiet>) -> Result<()> {
         client.refuse_in_fork()?;
-        let batch = Batch { opens_task: false, ops: std::mem::take(&mut self.batch) };
+        let batch = Batch { opens_task: false, ops: std::mem::take(&mut self.batch), quiet };
         self.buffer.clear();
         protocol::encode(&batch, &mut self.buffer);
         self.batch = batch.ops;
@@ -531,8 +621,14 @@ impl Link {
         Ok(())
     }
 
-    fn read(&mut self) -> Reply {
-        self.frames.read(&self.reader, &mut Vec::new()).unwrap_or_else(|_| never())
+    fn read(&mut self, client: &Client) -> Reply {
+        loop {
+            let reply: Reply = self.frames.read(&self.reader, &mut Vec::new()).unwrap_or_else(|_| never());
+            client.take_in(&reply);
+            if !rounds::is_stale(&reply.answer) {
+                return reply;
+            }
+        }
     }
 }
 
@@ -546,7 +642,7 @@ impl Drop for Ours<'_> {
 }
 
 /// The run has ended under a call: the driver is about to end this process, and the program must not see anything odd before.
-fn never() -> ! {
+pub(super) fn never() -> ! {
     loop {
         std::thread::park();
     }
@@ -556,7 +652,7 @@ fn unexpected(question: &str, answer: &Answer) -> ! {
     panic!("the driver answered {question} with {answer:?}")
 }
 
-fn clock_ns(clock: ClockId) -> u64 {
+pub(super) fn clock_ns(clock: ClockId) -> u64 {
     let time = clock_gettime(clock);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
@@ -605,7 +701,11 @@ mod tests {
     }
 
     fn reply(answer: Answer) -> Reply {
-        Reply { freed: Vec::new(), answer }
+        Reply { now: SimTime::ZERO, freed: Vec::new(), answer }
+    }
+
+    fn now(ps: u64) -> Answer {
+        Answer::Now(SimTime::from_ps(ps), SimDuration::ZERO)
     }
 
     fn barrier() -> Collective {
@@ -638,10 +738,7 @@ mod tests {
     #[test]
     fn only_the_programs_compute_is_charged() {
         let (client, socket) = rank();
-        let driver = driver(
-            socket,
-            vec![reply(Answer::Go), reply(Answer::Now(SimTime::ZERO)), reply(Answer::Now(SimTime::ZERO))],
-        );
+        let driver = driver(socket, vec![reply(Answer::Go), reply(now(0)), reply(now(0))]);
         let spin = |ns: u64| {
             let until = clock_ns(ClockId::ThreadCPUTime) + ns;
             while clock_ns(ClockId::ThreadCPUTime) < until {}
@@ -666,7 +763,7 @@ mod tests {
     #[test]
     fn a_full_arena_is_an_error_and_freed_rooms_come_back() {
         let (client, socket) = rank();
-        let freed = Reply { freed: vec![0], answer: Answer::Go };
+        let freed = Reply { freed: vec![0], ..reply(Answer::Go) };
         let driver = driver(socket, vec![freed]);
         let mut data = vec![0_u8; 1 << 20];
         // SAFETY: the data outlives both regions.
@@ -677,7 +774,7 @@ mod tests {
         };
         assert_eq!(client.stage(&[all]).unwrap(), 0);
         assert!(matches!(client.stage(&[one]), Err(ClientError::ArenaFull { rank: 0, bytes: 1 })));
-        client.sleep(SimDuration::from_us(1)).unwrap();
+        client.sleep(Span::For(SimDuration::from_us(1))).unwrap();
         assert_eq!(client.stage(&[all]).unwrap(), 0);
         end(client);
         driver.join().unwrap();
@@ -694,11 +791,11 @@ mod tests {
                 let task = UnixStream::from(fds.pop().unwrap());
                 let asked: Batch = FrameBuffer::default().read(&task, &mut Vec::new()).unwrap();
                 let mut frame = Vec::new();
-                protocol::encode(&reply(Answer::Now(SimTime::from_ps(9))), &mut frame);
+                protocol::encode(&reply(now(9)), &mut frame);
                 protocol::write(&task, &frame).unwrap();
                 asked.ops
             });
-            assert_eq!(scope.spawn(|| client.now().unwrap().as_ps()).join().unwrap(), 9);
+            assert_eq!(scope.spawn(|| client.now().unwrap().0.as_ps()).join().unwrap(), 9);
             opened.join().unwrap()
         });
         assert_eq!(opened, [Op::Now]);

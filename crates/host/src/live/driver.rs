@@ -131,9 +131,7 @@ struct Task {
     socket: UnixStream,
     frames: FrameBuffer,
     open: bool,
-    /// It runs on the host: it has been answered, and has asked nothing since.
-    running: bool,
-    /// It ran when its socket was closed.
+    /// Its rank ran when its socket was closed.
     ran_to_its_end: bool,
     exited: Option<Outcome>,
 }
@@ -275,11 +273,10 @@ impl<'a> Driver<'a> {
     /// Lets a task go on.
     fn answer(&mut self, ready: Ready) {
         let (rank, task) = (ready.rank, ready.task);
-        let frame = self.exchange.frame(ready);
+        let Some(frame) = self.exchange.frame(ready) else { return self.slots.blocked(rank) };
         let mut bytes = Vec::with_capacity(128);
         protocol::encode(&frame, &mut bytes);
-        let task = &mut self.ranks[rank.index()].tasks[task.index()];
-        task.running = true;
+        let task = &self.ranks[rank.index()].tasks[task.index()];
         // A rank that is gone is found by its process's end.
         let _ = protocol::write(&task.socket, &bytes);
     }
@@ -301,8 +298,7 @@ impl<'a> Driver<'a> {
     fn hear_signals(&mut self) {
         let taken = self.signals.take();
         let debugs = self.setup.terminal.as_ref().is_some_and(|terminal| {
-            let rank = self.ranks.get(terminal.rank as usize);
-            rank.is_some_and(|rank| rank.tasks.iter().any(|task| task.running))
+            (terminal.rank as usize) < self.ranks.len() && self.exchange.runs(RankId(terminal.rank))
         });
         self.interrupted = taken.filter(|interrupt| *interrupt != Interrupt::Int || !debugs).or(self.interrupted);
     }
@@ -356,8 +352,7 @@ impl<'a> Driver<'a> {
             }
         };
         self.sources.add(socket.as_fd(), Source::Task(rank, TaskId(0)))?;
-        // The main task asks for its first turn, and runs only once that is granted.
-        self.ranks.push(Rank { tasks: vec![Task::new(socket, false)], pipes, process: Process::Coming });
+        self.ranks.push(Rank { tasks: vec![Task::new(socket)], pipes, process: Process::Coming });
         Ok(())
     }
 
@@ -403,28 +398,26 @@ impl<'a> Driver<'a> {
         batch: Batch,
         fds: &mut impl Iterator<Item = OwnedFd>,
     ) -> Result<(), HostError> {
-        let Batch { opens_task, ops } = batch;
+        let Batch { opens_task, ops, quiet } = batch;
         if opens_task {
             let socket = fds.next().unwrap_or_else(|| panic!("{rank} opens a task without its socket"));
             self.task_opened(rank, UnixStream::from(socket))?;
         }
         self.slots.heard(rank, Instant::now());
         let exit = ops.iter().find_map(|op| if let Op::Exit(outcome) = op { Some(*outcome) } else { None });
-        let asks = ops.last().is_some_and(Op::asks);
         let state = &mut self.ranks[rank.index()].tasks[task.index()];
         state.exited = state.exited.or(exit);
-        if (asks || exit.is_some()) && std::mem::take(&mut state.running) {
+        let quiet = self.exchange.say(rank, task, ops, quiet, self.watch.recorder);
+        if quiet || (exit.is_some() && task == TaskId(0)) {
             self.slots.blocked(rank);
         }
-        self.exchange.say(rank, task, ops, self.watch.recorder);
         Ok(())
     }
 
     fn task_opened(&mut self, rank: RankId, socket: UnixStream) -> Result<(), HostError> {
         let task = self.exchange.open_task(rank);
-        self.slots.appeared(rank);
         self.sources.add(socket.as_fd(), Source::Task(rank, task))?;
-        self.ranks[rank.index()].tasks.push(Task::new(socket, true));
+        self.ranks[rank.index()].tasks.push(Task::new(socket));
         Ok(())
     }
 
@@ -433,11 +426,10 @@ impl<'a> Driver<'a> {
         let state = &mut self.ranks[rank.index()].tasks[task.index()];
         state.open = false;
         self.sources.remove(state.socket.as_fd())?;
-        state.ran_to_its_end = std::mem::take(&mut state.running);
-        if state.ran_to_its_end {
+        state.ran_to_its_end = self.exchange.runs(rank);
+        if task == TaskId(0) {
             self.slots.blocked(rank);
-        }
-        if task != TaskId(0) && state.exited.is_none() {
+        } else if state.exited.is_none() {
             state.exited = Some(Outcome::Ok);
             self.exchange.close_task(rank, task, self.watch.recorder);
         }
@@ -458,7 +450,7 @@ impl<'a> Driver<'a> {
         if status == 0 && main.exited.is_none() && main.ran_to_its_end {
             // os._exit(0): a success, should nobody wait for the rank.
             main.exited = Some(Outcome::Ok);
-            self.exchange.say(rank, TaskId(0), vec![Op::Exit(Outcome::Ok)], self.watch.recorder);
+            self.exchange.end(rank, self.watch.recorder);
         }
         let state = &self.ranks[rank.index()];
         if state.tasks[0].exited == Some(Outcome::Ok) && status != 0 {
@@ -507,7 +499,8 @@ impl<'a> Driver<'a> {
     }
 
     fn anybody_runs(&self) -> bool {
-        self.ranks.iter().any(|rank| rank.process.status().is_none() && rank.tasks.iter().any(|task| task.running))
+        let ranks = (0..).map(RankId).zip(&self.ranks);
+        ranks.into_iter().any(|(rank, state)| state.process.status().is_none() && self.exchange.runs(rank))
     }
 
     fn has_said_all(&self, ending: &Ending) -> bool {
@@ -522,8 +515,8 @@ impl<'a> Driver<'a> {
 }
 
 impl Task {
-    fn new(socket: UnixStream, running: bool) -> Task {
-        Task { socket, frames: FrameBuffer::default(), open: true, running, ran_to_its_end: false, exited: None }
+    fn new(socket: UnixStream) -> Task {
+        Task { socket, frames: FrameBuffer::default(), open: true, ran_to_its_end: false, exited: None }
     }
 
     fn readable(&self) -> bool {

@@ -4,10 +4,10 @@
 
 use super::data::{Access, DataPlane};
 use super::memory::Window;
-use super::protocol::{Answer, LocalHandle, Op, Reply as Frame};
+use super::protocol::{Answer, LocalHandle, Op, Quiet, Reply as Frame};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
-use uniference_sim::engine::{Engine, Halt, Resumption, Turn};
+use uniference_sim::engine::{Engine, Halt, Resumption, Threads, Turn};
 use uniference_sim::ids::{GroupId, Handle, QueueId, RankId, Site, TaskId};
 use uniference_sim::program::{Activity, Origin, Outcome, Reply, Request, Work};
 use uniference_sim::record::{Event, Observer};
@@ -43,6 +43,8 @@ pub struct Ready {
     pub task: TaskId,
     /// What it is told.
     pub answer: Answer,
+    /// To which of its questions, counted from 1.
+    pub question: u64,
 }
 
 /// A task whose wait is over, in the order in which the engine said so: data is handed out in that order, so whoever waits here waits
@@ -68,6 +70,7 @@ pub enum Standing {
 struct Rank {
     tasks: Vec<Task>,
     lines: Lines,
+    turn: Turns,
     /// How the rank calls its operations, and how the engine does.
     names: BTreeMap<LocalHandle, Handle>,
     released: Released,
@@ -95,6 +98,21 @@ impl Released {
     }
 }
 
+/// Whether the process of a rank runs, and since when. It is answered once; then it runs until it is quiet; then it is answered again.
+#[derive(Default)]
+struct Turns {
+    /// Questions heard since it was quiet last.
+    questions: u32,
+    /// It has said that it is quiet, and of how many questions.
+    quiet: Option<Quiet>,
+    /// It has been answered since.
+    running: bool,
+    /// Answers that it has not been given yet.
+    owed: u32,
+    /// Who was answered last; the engine's answers to that task are counted, and this is which it was.
+    answered: Option<(TaskId, u64)>,
+}
+
 /// The lines of a rank's program.
 #[derive(Default)]
 struct Lines {
@@ -111,6 +129,12 @@ struct Task {
     sites: Vec<Site>,
     /// The line it stood on last.
     line: Site,
+    /// Questions it has asked.
+    questions: u64,
+    /// Answers of the engine to it.
+    resumptions: u64,
+    /// What its next request follows from, where that is an answer to another task.
+    woken_by: Option<(TaskId, u64)>,
 }
 
 /// Whose turn it is in the conversation of one task.
@@ -134,6 +158,7 @@ enum Asked {
     Issue(LocalHandle),
     Wait(Vec<(LocalHandle, Handle)>),
     Now,
+    Pause,
     Group(Arc<[RankId]>),
     Store,
 }
@@ -147,6 +172,7 @@ impl Exchange {
             Rank {
                 tasks: vec![Task::new(State::Asked(Asked::FirstTurn), line)],
                 lines,
+                turn: Turns::default(),
                 names: BTreeMap::new(),
                 released: Released::default(),
             }
@@ -195,13 +221,77 @@ impl Exchange {
 
     /// A thread has ended without a word; its rank goes on.
     pub fn close_task(&mut self, rank: RankId, task: TaskId, recorder: &mut dyn Recorder) {
-        self.say(rank, task, vec![Op::Exit(Outcome::Ok)], recorder);
+        self.task(rank, task).ops.push_back(Op::Exit(Outcome::Ok));
+        // A rank that runs keeps time from passing as long as the engine has one of its tasks running.
+        if !self.ranks[rank.index()].turn.running {
+            self.pump(rank, task, recorder);
+        }
     }
 
-    /// A task has said something.
-    pub fn say(&mut self, rank: RankId, task: TaskId, ops: Vec<Op>, recorder: &mut dyn Recorder) {
-        self.task(rank, task).ops.extend(ops);
-        self.pump(rank, task, recorder);
+    /// Whether the rank's process runs: it has been answered, and was not quiet since.
+    pub fn runs(&self, rank: RankId) -> bool {
+        self.ranks[rank.index()].turn.running
+    }
+
+    /// The rank's process has ended, as its program wanted, without a word.
+    pub fn end(&mut self, rank: RankId, recorder: &mut dyn Recorder) {
+        self.task(rank, TaskId(0)).ops.push_back(Op::Exit(Outcome::Ok));
+        self.quiet(rank, Quiet { questions: 0, outside: false }, recorder);
+    }
+
+    /// A task has said something; with `quiet`, the last of its rank to do so. Returns whether the rank is quiet now.
+    pub fn say(
+        &mut self,
+        rank: RankId,
+        task: TaskId,
+        ops: Vec<Op>,
+        quiet: Option<Quiet>,
+        recorder: &mut dyn Recorder,
+    ) -> bool {
+        let asks = ops.last().is_some_and(Op::asks);
+        let speaking = self.task(rank, task);
+        speaking.questions += u64::from(asks);
+        speaking.ops.extend(ops);
+        let Rank { turn, tasks, .. } = &mut self.ranks[rank.index()];
+        turn.questions += u32::from(asks);
+        turn.quiet = quiet.or(turn.quiet);
+        match turn.quiet {
+            Some(quiet) if quiet.questions == turn.questions => self.quiet(rank, quiet, recorder),
+            // What several threads say between two answers is carried out in the order of the threads.
+            _ if tasks.len() > 1 => return false,
+            _ => {
+                self.pump(rank, task, recorder);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// All threads of the rank's process wait: carries out what they have said.
+    fn quiet(&mut self, rank: RankId, quiet: Quiet, recorder: &mut dyn Recorder) {
+        let Rank { turn, tasks, .. } = &mut self.ranks[rank.index()];
+        (turn.questions, turn.quiet, turn.running) = (0, None, false);
+        let answered = turn.answered;
+        for task in (0..tasks.len()).map(TaskId::from) {
+            self.goes_on(rank, task, answered);
+            self.pump(rank, task, recorder);
+        }
+        let Rank { turn, tasks, .. } = &self.ranks[rank.index()];
+        if turn.owed == 0 && tasks.iter().any(|task| matches!(task.state, State::Free)) {
+            self.engine.set_threads(rank, if quiet.outside { Threads::WaitOutside } else { Threads::Wait });
+        }
+    }
+
+    /// If the task has said something though not it but another one was `answered`, that one has let it go on.
+    fn goes_on(&mut self, rank: RankId, task: TaskId, answered: Option<(TaskId, u64)>) {
+        let state = self.task(rank, task);
+        if state.ops.is_empty() {
+            return;
+        }
+        state.woken_by = answered.filter(|(other, _)| *other != task);
+        if matches!(state.state, State::Asked(Asked::Pause)) {
+            state.state = State::Free;
+        }
     }
 
     /// Lets the engine go on as far as it can. Answers are then [`Exchange::take_ready`].
@@ -222,9 +312,20 @@ impl Exchange {
         self.ready.pop_front()
     }
 
-    /// What is written to the task when it goes on now.
-    pub fn frame(&mut self, ready: Ready) -> Frame {
-        Frame { freed: self.data.take_freed(ready.rank), answer: ready.answer }
+    /// What is written to the task when it goes on now; its rank then runs. `None`: the end of a pause that the task did not wait for.
+    pub fn frame(&mut self, ready: Ready) -> Option<Frame> {
+        let Ready { rank, task, answer, question } = ready;
+        let Rank { turn, tasks, .. } = &mut self.ranks[rank.index()];
+        turn.owed -= 1;
+        if question != tasks[task.index()].questions {
+            if turn.owed == 0 {
+                self.engine.set_threads(rank, Threads::Wait);
+            }
+            return None;
+        }
+        turn.running = true;
+        turn.answered = Some((task, tasks[task.index()].resumptions));
+        Some(Frame { now: self.engine.clock(rank), freed: self.data.take_freed(rank), answer })
     }
 
     fn task(&mut self, rank: RankId, task: TaskId) -> &mut Task {
@@ -232,7 +333,19 @@ impl Exchange {
     }
 
     fn answer(&mut self, rank: RankId, task: TaskId, answer: Answer) {
-        self.ready.push_back(Ready { rank, task, answer });
+        self.owe(rank);
+        self.push(rank, task, answer);
+    }
+
+    /// The rank will be given an answer: until it has been, and is quiet again, it keeps time from passing.
+    fn owe(&mut self, rank: RankId) {
+        self.ranks[rank.index()].turn.owed += 1;
+        self.engine.set_threads(rank, Threads::Run);
+    }
+
+    fn push(&mut self, rank: RankId, task: TaskId, answer: Answer) {
+        let question = self.task(rank, task).questions;
+        self.ready.push_back(Ready { rank, task, answer, question });
     }
 
     /// Carries out what the task has said, until the engine must answer or nothing is left.
@@ -289,14 +402,14 @@ impl Exchange {
 
     /// Turns what a task said into a request to the engine.
     fn ask(&mut self, rank: RankId, task: TaskId, op: Op, recorder: &mut dyn Recorder) {
-        let state = self.task(rank, task);
-        let line = state.line_of(&op);
+        let now = self.engine.clock(rank);
+        let line = self.task(rank, task).line_of(&op);
         let (request, asked) = match op {
             Op::Compute(duration) => {
                 let work = Work { duration, origin: Origin::Measured };
                 (issue(Activity::Compute(work), line), Asked::Compute)
             }
-            Op::Sleep(duration) => (sleep(duration, task, line), Asked::Sleep),
+            Op::Sleep(span) => (sleep(span.from(now), task, line), Asked::Sleep),
             Op::Mark(mark) => (issue(Activity::Mark(mark), line), Asked::Mark),
             Op::Issue { handle, call, staged, .. } => {
                 self.data.announce(rank, &call, staged);
@@ -312,6 +425,7 @@ impl Exchange {
                 (Request::Wait { handles, any, timeout, site: line }, Asked::Wait(named))
             }
             Op::Now => (Request::Now, Asked::Now),
+            Op::Pause(span) => (Request::Pause { timeout: span.from(now), site: line }, Asked::Pause),
             Op::Group { ranks, sequence } => {
                 let ranks: Arc<[RankId]> = ranks.into_iter().map(RankId).collect();
                 (Request::JoinGroup { ranks: ranks.clone(), sequence }, Asked::Group(ranks))
@@ -324,22 +438,26 @@ impl Exchange {
     }
 
     fn submit(&mut self, rank: RankId, task: TaskId, request: Request, asked: Asked, recorder: &mut dyn Recorder) {
-        self.task(rank, task).state = State::Asked(asked);
+        let state = self.task(rank, task);
+        state.state = State::Asked(asked);
+        if let Some((task_before, resumption)) = state.woken_by.take() {
+            recorder.request(rank, task, &Request::After { task: task_before, resumption });
+        }
         recorder.request(rank, task, &request);
         self.engine.submit(rank, task, request);
     }
 
     fn exit(&mut self, rank: RankId, task: TaskId, outcome: Outcome, recorder: &mut dyn Recorder) {
-        let request = Request::Exit(outcome);
-        recorder.request(rank, task, &request);
-        self.engine.submit(rank, task, request);
+        self.submit(rank, task, Request::Exit(outcome), Asked::FirstTurn, recorder);
         self.task(rank, task).state = State::Ended;
     }
 
     /// The engine has answered a task.
     fn resumed(&mut self, resumption: Resumption, recorder: &mut dyn Recorder) {
         let Resumption { rank, task, now, reply } = resumption;
-        let state = std::mem::replace(&mut self.task(rank, task).state, State::Free);
+        let resumed = self.task(rank, task);
+        resumed.resumptions += 1;
+        let state = std::mem::replace(&mut resumed.state, State::Free);
         let State::Asked(asked) = state else {
             panic!("{rank} {task} was resumed with {reply:?} and had asked nothing")
         };
@@ -353,7 +471,11 @@ impl Exchange {
             }
             (Asked::Wait(named), Reply::Complete(complete)) => self.complete(rank, task, &named, &complete),
             (Asked::Wait(_) | Asked::Store, Reply::TimedOut) => self.answer(rank, task, Answer::TimedOut),
-            (Asked::Now, Reply::Now(now)) => self.answer(rank, task, Answer::Now(now)),
+            (Asked::Now, Reply::Now(now)) => {
+                let computed = self.engine.times(rank).compute;
+                self.answer(rank, task, Answer::Now(now, computed));
+            }
+            (Asked::Pause, Reply::TimedOut) => self.answer(rank, task, Answer::Over),
             (Asked::Group(ranks), Reply::Group(group)) => self.joined(rank, task, group, &ranks),
             (Asked::Store, Reply::Store(value)) => self.answer(rank, task, Answer::Store(value)),
             (Asked::FirstTurn, Reply::Start)
@@ -372,6 +494,7 @@ impl Exchange {
 
     fn complete(&mut self, rank: RankId, task: TaskId, named: &[(LocalHandle, Handle)], complete: &[Handle]) {
         let complete = named.iter().filter(|(_, name)| complete.contains(name)).copied().collect();
+        self.owe(rank);
         self.fetch(Fetching { rank, task, complete });
     }
 
@@ -396,7 +519,7 @@ impl Exchange {
         if busy {
             self.fetching.push(fetching);
         } else {
-            self.answer(rank, task, Answer::Complete(told));
+            self.push(rank, task, Answer::Complete(told));
         }
     }
 
@@ -440,7 +563,8 @@ fn sleep(duration: SimDuration, task: TaskId, site: Site) -> Request {
 
 impl Task {
     fn new(state: State, line: Site) -> Task {
-        Task { state, ops: VecDeque::new(), sites: Vec::new(), line }
+        let ops = VecDeque::new();
+        Task { state, ops, sites: Vec::new(), line, questions: 0, resumptions: 0, woken_by: None }
     }
 
     /// The line that `op` belongs to: its own, or for compute the one that it led to, or the one before.

@@ -1,8 +1,8 @@
 //! Owns live ranks: unmodified Python programs, each in a process of its own, as the engine's ranks.
 //!
-//! In the order in which a call travels: [`client`] (in the rank's process) speaks the [`protocol`] with the [`driver`], which
-//! hears all ranks and starts them through the [`zygote`]; [`exchange`] turns their words into the engine's requests and its
-//! replies into answers; [`data`] knows where tensors lie in the [`arena`]; [`memory`] copies and
+//! In the order in which a call travels: [`client`] (in the rank's process; [`rounds`] where that has several threads) speaks the
+//! [`protocol`] with the [`driver`], which hears all ranks and starts them through the [`zygote`]; [`exchange`] turns their words
+//! into the engine's requests and its replies into answers; [`data`] knows where tensors lie in the [`arena`]; [`memory`] copies and
 //! combines them; [`slots`] says who may run at once.
 
 pub mod arena;
@@ -16,5 +16,7 @@ pub mod memory;
 pub mod output;
 mod processor;
 pub mod protocol;
+mod quiescence;
+pub mod rounds;
 pub mod slots;
 pub mod zygote;

@@ -54,9 +54,11 @@ pub enum Op {
     /// Asks for the first turn: [`Answer::Go`].
     Start,
     /// Asks to sleep: [`Answer::Go`].
-    Sleep(SimDuration),
+    Sleep(Span),
     /// Asks for the clock: [`Answer::Now`].
     Now,
+    /// Asks for [`Answer::Over`] after this long; another thread may let this one go on before.
+    Pause(Span),
     /// Asks for a group's number: [`Answer::Group`].
     Group {
         /// Its members, in order.
@@ -90,7 +92,26 @@ impl Op {
     /// Whether the task now waits for an [`Answer`].
     pub fn asks(&self) -> bool {
         use Op::*;
-        matches!(self, Start | Sleep(_) | Now | Group { .. } | Wait { .. } | Store { .. })
+        matches!(self, Start | Sleep(_) | Now | Pause(_) | Group { .. } | Wait { .. } | Store { .. })
+    }
+}
+
+/// How long a task sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Span {
+    /// So long.
+    For(SimDuration),
+    /// Until the rank's clock shows this.
+    Until(SimTime),
+}
+
+impl Span {
+    /// How long that is for a rank whose clock shows `now`.
+    pub fn from(self, now: SimTime) -> SimDuration {
+        match self {
+            Span::For(span) => span,
+            Span::Until(then) => then.max(now).since(now),
+        }
     }
 }
 
@@ -101,11 +122,25 @@ pub struct Batch {
     pub opens_task: bool,
     /// In order.
     pub ops: Vec<Op>,
+    /// No thread of the rank's process runs any more. Of a process with one thread that goes with each question; with several
+    /// threads it comes by itself, on the main task's socket.
+    pub quiet: Option<Quiet>,
+}
+
+/// All threads of a rank's process wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quiet {
+    /// How many questions they have asked since they were quiet last; some may still be on their way, on other sockets.
+    pub questions: u32,
+    /// A thread waits for something that does not come from the process itself.
+    pub outside: bool,
 }
 
 /// What a task reads.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Reply {
+    /// The rank's clock.
+    pub now: SimTime,
     /// Staged regions of this rank that nobody needs any more.
     pub freed: Vec<Offset>,
     /// The answer to the task's question.
@@ -117,7 +152,10 @@ pub struct Reply {
 #[allow(missing_docs)] // the questions say it
 pub enum Answer {
     Go,
-    Now(SimTime),
+    /// The clock, and how long the rank has computed.
+    Now(SimTime, SimDuration),
+    /// A pause is over.
+    Over,
     Group(u32),
     /// The complete ones in the order asked for, each with its data. A task that is told of folds does them before it asks for anything else.
     Complete(Vec<(LocalHandle, Fetched)>),
@@ -290,7 +328,7 @@ mod tests {
     use std::thread;
 
     fn batch(ops: Vec<Op>) -> Batch {
-        Batch { opens_task: false, ops }
+        Batch { opens_task: false, ops, quiet: None }
     }
 
     #[test]

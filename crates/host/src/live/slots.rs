@@ -17,8 +17,8 @@ pub struct Slots<T> {
 /// One rank's standing.
 #[derive(Clone, Default)]
 struct Slot {
-    /// Tasks that run on the host.
-    running: u32,
+    /// Its process runs on the host.
+    running: bool,
     /// Since when, if the rank holds a slot.
     holds: Option<Instant>,
 }
@@ -34,31 +34,24 @@ impl<T> Slots<T> {
         self.waiting.push_back((rank, turn));
     }
 
-    /// The next turn that may be taken now; its task then runs.
+    /// The next turn that may be taken now; its rank then runs. A rank takes one turn at a time, so which of its threads is first does
+    /// not depend on the host.
     pub fn take(&mut self, now: Instant) -> Option<T> {
-        let may_run = |(rank, _): &(RankId, T)| self.free > 0 || self.ranks[rank.index()].holds.is_some();
+        let may_run = |(rank, _): &(RankId, T)| self.free > 0 && !self.ranks[rank.index()].running;
         let at = self.waiting.iter().position(may_run)?;
         let (rank, turn) = self.waiting.remove(at)?;
-        let slot = &mut self.ranks[rank.index()];
-        slot.running += 1;
-        if slot.holds.replace(now).is_none() {
-            self.free -= 1;
-        }
+        self.ranks[rank.index()] = Slot { running: true, holds: Some(now) };
+        self.free -= 1;
         Some(turn)
     }
 
-    /// A task of `rank` has made a call that it now waits for, or has ended.
+    /// All threads of `rank` wait, or it has ended.
     pub fn blocked(&mut self, rank: RankId) {
         let slot = &mut self.ranks[rank.index()];
-        slot.running = slot.running.checked_sub(1).unwrap_or_else(|| panic!("{rank} blocks and was not running"));
-        if slot.running == 0 && slot.holds.take().is_some() {
+        slot.running = false;
+        if slot.holds.take().is_some() {
             self.free += 1;
         }
-    }
-
-    /// A new task of `rank` has appeared; it runs already.
-    pub fn appeared(&mut self, rank: RankId) {
-        self.ranks[rank.index()].running += 1;
     }
 
     /// `rank` was heard of.
@@ -112,14 +105,12 @@ mod tests {
     }
 
     #[test]
-    fn a_second_task_of_a_running_rank_needs_no_slot() {
-        let (mut slots, now) = (offered(1), Instant::now());
+    fn a_rank_takes_one_turn_at_a_time() {
+        let (mut slots, now) = (offered(2), Instant::now());
         slots.offer(A, 'c');
-        assert_eq!((slots.take(now), slots.take(now)), (Some('a'), Some('c')));
+        assert_eq!((slots.take(now), slots.take(now), slots.take(now)), (Some('a'), Some('b'), None));
         slots.blocked(A);
-        assert_eq!(slots.take(now), None);
-        slots.blocked(A);
-        assert_eq!(slots.take(now), Some('b'));
+        assert_eq!(slots.take(now), Some('c'));
     }
 
     #[test]

@@ -7,11 +7,13 @@ use super::protocol;
 use crate::error::HostError;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// What a rank runs.
@@ -102,6 +104,17 @@ pub struct Zygote {
     ranks: BTreeMap<u32, i32>,
 }
 
+/// What the zygote loads before the C library: the extension, whose functions of time stand in for that one's.
+static PRELOADED: OnceLock<PathBuf> = OnceLock::new();
+
+/// The variable in which the dynamic linker looks for that; `python/uniference/zygote.py` takes it away again.
+const PRELOAD: &str = "LD_PRELOAD";
+
+/// Has every zygote of this process load the library at `path` before the C library.
+pub fn preload(path: PathBuf) {
+    PRELOADED.get_or_init(|| path);
+}
+
 /// How long the zygote may take to end by itself when all ranks have.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -118,6 +131,7 @@ impl Zygote {
         let stderr = io::stderr().as_fd().try_clone_to_owned().map_err(HostError::system("copying standard error"))?;
         let child = Command::new(python)
             .args(["-P", "-m", "uniference.zygote", &theirs.as_raw_fd().to_string()])
+            .envs(preloads().map(|value| (PRELOAD, value)))
             .stdin(Stdio::null())
             .stdout(stderr)
             .spawn()
@@ -236,6 +250,16 @@ fn children() -> Vec<i32> {
     let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let lists = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
     lists.flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect()
+}
+
+/// Ours, and behind it what the user preloads.
+fn preloads() -> Option<OsString> {
+    let mut value = PRELOADED.get()?.clone().into_os_string();
+    if let Some(others) = std::env::var_os(PRELOAD) {
+        value.push(":");
+        value.push(others);
+    }
+    Some(value)
 }
 
 /// The kernel kills this process when its parent dies; if that has already happened, it ends at once.

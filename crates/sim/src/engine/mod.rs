@@ -13,7 +13,7 @@ mod symmetric;
 mod tasks;
 
 pub use drive::{Ended, drive};
-pub use rank::Times;
+pub use rank::{Threads, Times};
 pub use report::{Cause, Doing, Halt, Pending, RankReport, TaskReport};
 
 use crate::cluster::{Cluster, Device};
@@ -144,6 +144,11 @@ impl Engine {
         self.ranks[rank.index()].clock
     }
 
+    /// Where a rank's time went, up to its last change of what it does.
+    pub fn times(&self, rank: RankId) -> Times {
+        self.ranks[rank.index()].ledger.times
+    }
+
     /// The ranks of a group, in the group's order.
     pub fn members(&self, group: GroupId) -> &[RankId] {
         self.comm.groups.get(group).ranks()
@@ -162,15 +167,22 @@ impl Engine {
         task
     }
 
-    /// A running task asks for something.
+    /// What the tasks of `rank` that run as far as the engine knows really do. At first, they run.
+    pub fn set_threads(&mut self, rank: RankId, threads: Threads) {
+        self.ranks[rank.index()].threads = threads;
+        self.update_hold(rank);
+    }
+
+    /// A running task asks for something; or a paused one, which its own process has let go on.
     ///
     /// # Panics
-    /// If the task is not running: a bug of the driver.
+    /// If the task is neither: a bug of the driver.
     pub fn submit(&mut self, rank: RankId, task: TaskId, request: Request) {
         let state = &mut self.ranks[rank.index()];
         let at = state.clock.max(self.now);
         let asking = state.task(task);
-        assert!(matches!(asking.state, TaskState::Running), "{rank} {task} submits {request:?} and is not running");
+        let may_ask = matches!(asking.state, TaskState::Running | TaskState::Paused { .. });
+        assert!(may_ask, "{rank} {task} submits {request:?} and is not running");
         asking.state = TaskState::Asking;
         asking.requests += 1;
         let place = Place { at, class: Class::Request, rank, task, sequence: asking.requests };
@@ -214,8 +226,8 @@ impl Engine {
     }
 
     fn somebody_runs(&self) -> bool {
-        let runs = |task: &Task| matches!(task.state, TaskState::Running);
-        self.simulated().any(|rank| rank.outcome.is_none() && rank.tasks.iter().any(runs))
+        let may_run = |rank: &Rank| rank.threads == Threads::WaitOutside || rank.holds_time().is_some();
+        self.simulated().any(|rank| rank.outcome.is_none() && may_run(rank))
     }
 
     fn network_event(&mut self, observer: &mut dyn Observer) {
@@ -271,6 +283,8 @@ impl Engine {
             Request::Store { operation, timeout, site } => {
                 self.use_store(rank, task, operation, timeout, site, observer)
             }
+            Request::Pause { timeout, site } => self.pause(rank, task, timeout, site),
+            Request::After { .. } => panic!("{rank} {task} submits {request:?}, which is for records"),
             Request::Exit(outcome) => self.exit(rank, task, outcome, observer),
         }
     }

@@ -11,6 +11,7 @@ pub(crate) struct Rank {
     /// The latest moment at which one of its tasks was resumed. No task of the rank can ask for anything before it.
     pub(crate) clock: SimTime,
     pub(crate) tasks: Vec<Task>,
+    pub(crate) threads: Threads,
     pub(crate) activities: Activities,
     pub(crate) queues: BTreeMap<QueueKey, Queue>,
     pub(crate) ledger: Ledger,
@@ -34,10 +35,24 @@ pub(crate) enum TaskState {
     Waiting(Wait),
     /// Blocked in the store.
     Storing { operation: StoreOp, since: SimTime, site: Site },
+    /// Blocked until a time-out, unless its own process lets it go on before.
+    Paused { since: SimTime, site: Site },
     /// Pays for a poll.
     Polling,
     /// Has ended.
     Ended,
+}
+
+/// What the tasks of a rank that the engine has running really do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Threads {
+    /// At least one runs. Nothing that could come before its next request happens.
+    #[default]
+    Run,
+    /// They all wait for other tasks of their rank, inside its process.
+    Wait,
+    /// They all wait, and at least one of them for something outside the simulation: a pipe, a process.
+    WaitOutside,
 }
 
 /// A task's wait.
@@ -205,6 +220,7 @@ impl Rank {
             id,
             clock: SimTime::ZERO,
             tasks: vec![Task { state: TaskState::Running, requests: 0 }],
+            threads: Threads::Run,
             activities: Activities::default(),
             queues: BTreeMap::new(),
             ledger: Ledger::default(),
@@ -216,18 +232,11 @@ impl Rank {
         &mut self.tasks[task.index()]
     }
 
-    /// Does a running task of this rank keep the others from going on? Not while another task of the rank is blocked here: then
-    /// nobody knows whether the running one computes or waits, inside the process, for just that task.
-    pub(crate) fn holds_time(&self) -> bool {
-        let mut running = false;
-        for task in &self.tasks {
-            match task.state {
-                TaskState::Running => running = true,
-                TaskState::Ended => {}
-                _ => return false,
-            }
-        }
-        running
+    /// The first task that runs and so keeps time from passing the rank's clock.
+    pub(crate) fn holds_time(&self) -> Option<TaskId> {
+        let holds = self.outcome.is_none() && self.threads == Threads::Run;
+        let running = || self.tasks.iter().position(|task| matches!(task.state, TaskState::Running));
+        holds.then(running).flatten().map(TaskId::from)
     }
 }
 

@@ -75,6 +75,8 @@ pub struct TaskReport {
 pub enum Doing {
     /// It runs.
     Running,
+    /// It waits for another thread of its process, where the engine cannot look.
+    Inside,
     /// It waits for operations or other activities; those that are not complete.
     Waiting(Vec<Pending>),
     /// It waits for keys of the store.
@@ -145,6 +147,7 @@ impl fmt::Display for Doing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Doing::Running => f.write_str("is running"),
+            Doing::Inside => f.write_str("waits for another of its threads"),
             Doing::Store(keys) => write!(f, "waits for {} in the store", keys.join(", ")),
             Doing::Waiting(pending) => {
                 let parts: Vec<String> = pending.iter().map(Pending::to_string).collect();

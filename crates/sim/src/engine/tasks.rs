@@ -1,7 +1,7 @@
 //! Owns what blocks a task and what lets it go on: waits, time-outs, polls, the store, its end.
 
 use super::queue::{Class, Place};
-use super::rank::{Blocked, Rank, TaskState, Wait};
+use super::rank::{Blocked, Rank, TaskState, Threads, Wait};
 use super::report::{Doing, Pending, RankReport, TaskReport};
 use super::{Cause, Engine, Pend, Resumption, Storing};
 use crate::comm::store;
@@ -24,13 +24,12 @@ impl Engine {
     /// Keeps the earliest place at which a running rank could still ask for something.
     pub(super) fn update_hold(&mut self, rank: RankId) {
         let state = &self.ranks[rank.index()];
-        let running = state.tasks.iter().position(|task| matches!(task.state, TaskState::Running));
-        let hold = running.filter(|_| state.outcome.is_none() && state.holds_time()).map(|task| Place {
+        let hold = state.holds_time().map(|task| Place {
             at: state.clock,
             class: Class::Request,
             rank,
-            task: TaskId::from(task),
-            sequence: state.tasks[task].requests + 1,
+            task,
+            sequence: state.tasks[task.index()].requests + 1,
         });
         let held = &mut self.held[rank.index()];
         if *held != hold {
@@ -69,6 +68,11 @@ impl Engine {
         }
         state.task(task).state = TaskState::Waiting(wait);
         self.set_time_out(rank, task, timeout);
+    }
+
+    pub(super) fn pause(&mut self, rank: RankId, task: TaskId, timeout: SimDuration, site: Site) {
+        self.ranks[rank.index()].task(task).state = TaskState::Paused { since: self.now, site };
+        self.set_time_out(rank, task, Some(timeout));
     }
 
     fn set_time_out(&mut self, rank: RankId, task: TaskId, timeout: Option<SimDuration>) {
@@ -157,7 +161,10 @@ impl Engine {
             TaskState::Waiting(wait) => self.end_wait(rank, task, &wait, None, observer),
             TaskState::Storing { since, site, .. } => {
                 self.storing.retain(|blocked| *blocked != (rank, Storing::Task(task)));
-                self.end_store_wait(rank, task, since, site, observer);
+                self.end_idle_wait(rank, task, WaitReason::Store, (since, site), observer);
+            }
+            TaskState::Paused { since, site } => {
+                self.end_idle_wait(rank, task, WaitReason::Sleep, (since, site), observer);
             }
             other => {
                 state.state = other;
@@ -259,7 +266,7 @@ impl Engine {
                 Storing::Activity(handle) => self.complete(rank, handle, observer),
                 Storing::Task(task) => {
                     if let TaskState::Storing { since, site, .. } = self.ranks[rank.index()].task(task).state {
-                        self.end_store_wait(rank, task, since, site, observer);
+                        self.end_idle_wait(rank, task, WaitReason::Store, (since, site), observer);
                     }
                     self.resume(rank, task, Reply::Store(value));
                 }
@@ -267,10 +274,16 @@ impl Engine {
         }
     }
 
-    fn end_store_wait(&mut self, rank: RankId, task: TaskId, start: SimTime, site: Site, observer: &mut dyn Observer) {
+    fn end_idle_wait(
+        &mut self,
+        rank: RankId,
+        task: TaskId,
+        reason: WaitReason,
+        (start, site): (SimTime, Site),
+        observer: &mut dyn Observer,
+    ) {
         if start < self.now {
             let (exposed, late_peer) = (SimDuration::ZERO, SimDuration::ZERO);
-            let reason = WaitReason::Store;
             let event = Event::Waited { rank, task, start, reason, exposed, late_peer, handles: &[], call: None, site };
             observer.record(self.now, &event);
         }
@@ -315,7 +328,9 @@ impl Engine {
     fn task_report(&self, rank: &Rank, task: TaskId, state: &TaskState) -> Option<TaskReport> {
         let (site, doing) = match state {
             TaskState::Ended => return None,
+            TaskState::Running if rank.threads != Threads::Run => (None, Doing::Inside),
             TaskState::Running | TaskState::Asking | TaskState::Polling => (None, Doing::Running),
+            TaskState::Paused { site, .. } => (Some(*site), Doing::Inside),
             TaskState::Storing { operation, site, .. } => (Some(*site), Doing::Store(store::keys(operation))),
             TaskState::Waiting(wait) => {
                 let missing = wait.handles.iter().filter(|handle| !rank.activities.is_complete(**handle));

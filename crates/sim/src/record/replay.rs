@@ -3,11 +3,12 @@
 //! Reading a record from disk is `uniference-formats`' business.
 
 use super::{Event, Observer};
-use crate::engine::{Engine, Halt, Resumption, Turn};
+use crate::engine::{Engine, Halt, Resumption, Threads, Turn};
 use crate::ids::{RankId, TaskId};
 use crate::program::Request;
 use crate::time::SimTime;
 use std::collections::VecDeque;
+use std::iter::Peekable;
 
 /// How a replay ended.
 #[derive(Debug)]
@@ -87,39 +88,94 @@ impl Listener for Deaf<'_> {
 }
 
 /// One rank's record, read as far as its tasks need it.
-struct RecordedRank<I> {
-    frames: I,
-    /// By task: requests that were read while looking for another task's.
-    ahead: Vec<VecDeque<Request>>,
+struct RecordedRank<I: Iterator<Item = (TaskId, Request)>> {
+    frames: Peekable<I>,
+    tasks: Vec<RecordedTask>,
+}
+
+/// A task of a recorded rank.
+#[derive(Default)]
+struct RecordedTask {
+    state: State,
+    /// What it asks for next, as far as it was read.
+    ahead: VecDeque<Request>,
+    /// How often the engine has resumed it.
+    resumptions: u64,
+}
+
+/// What a recorded task does.
+#[derive(Clone, Copy, Default, PartialEq)]
+enum State {
+    /// It is blocked in the engine.
+    Blocked,
+    /// The same, but its own process may let it go on.
+    Paused,
+    /// It may ask, once what it followed from has happened.
+    #[default]
+    Free,
 }
 
 impl<I: Iterator<Item = (TaskId, Request)>> RecordedRank<I> {
     fn new(frames: I) -> RecordedRank<I> {
-        RecordedRank { frames, ahead: vec![VecDeque::new()] }
+        RecordedRank { frames: frames.peekable(), tasks: vec![RecordedTask::default()] }
     }
 
-    /// Submits the task's next request. A task that the engine does not know yet starts where the record first names it.
+    /// Submits what followed from this resumption: the task's next request, and those of the tasks that it let go on.
     fn go_on(&mut self, engine: &mut Engine, rank: RankId, task: TaskId, listener: &mut dyn Listener) {
-        if let Some(request) = self.ahead[task.index()].pop_front() {
-            return submit(engine, rank, task, request, listener);
+        let resumed = &mut self.tasks[task.index()];
+        resumed.resumptions += 1;
+        resumed.state = State::Free;
+        self.read_on(engine, rank, task, listener);
+        for task in (0..self.tasks.len()).map(TaskId::from) {
+            self.ask(engine, rank, task, listener);
         }
-        for (owner, request) in self.frames.by_ref() {
-            if owner == task {
-                return submit(engine, rank, task, request, listener);
-            }
-            if owner.index() == self.ahead.len() {
-                assert_eq!(engine.open_task(rank), owner, "{rank}: tasks open in order");
-                listener.opened(rank, owner, task);
-                self.ahead.push(VecDeque::new());
-                submit(engine, rank, owner, request, listener);
-            } else {
-                self.ahead[owner.index()].push_back(request);
-            }
+        if self.tasks.len() > 1 {
+            engine.set_threads(rank, Threads::Wait);
         }
+    }
+
+    /// Reads up to the task's next request, and further as long as requests follow from what has happened.
+    fn read_on(&mut self, engine: &mut Engine, rank: RankId, task: TaskId, listener: &mut dyn Listener) {
+        loop {
+            let found = self.tasks[task.index()].ahead.iter().any(|request| !matches!(request, Request::After { .. }));
+            let tasks = &self.tasks;
+            let follows = |(owner, next): &(TaskId, Request)| match next {
+                Request::After { .. } => has_happened(tasks, next),
+                _ => matches!(tasks.get(owner.index()).and_then(|task| task.ahead.back()), Some(Request::After { .. })),
+            };
+            if found && !self.frames.peek().is_some_and(follows) {
+                return;
+            }
+            let Some((owner, request)) = self.frames.next() else { return };
+            while self.tasks.len() <= owner.index() {
+                let opener = if let Request::After { task, .. } = request { task } else { task };
+                listener.opened(rank, engine.open_task(rank), opener);
+                self.tasks.push(RecordedTask::default());
+            }
+            self.tasks[owner.index()].ahead.push_back(request);
+        }
+    }
+
+    /// Submits the task's next request, if it may ask.
+    fn ask(&mut self, engine: &mut Engine, rank: RankId, task: TaskId, listener: &mut dyn Listener) {
+        let RecordedTask { state, ahead, .. } = &self.tasks[task.index()];
+        let woken = matches!(ahead.front(), Some(Request::After { .. }));
+        let free = *state == State::Free || (*state == State::Paused && woken);
+        if !free || ahead.front().is_none_or(|next| !has_happened(&self.tasks, next)) {
+            return;
+        }
+        let task_state = &mut self.tasks[task.index()];
+        if woken {
+            task_state.ahead.pop_front();
+        }
+        let Some(request) = task_state.ahead.pop_front() else { return };
+        task_state.state = if matches!(request, Request::Pause { .. }) { State::Paused } else { State::Blocked };
+        listener.asked(rank, task, &request);
+        engine.submit(rank, task, request);
     }
 }
 
-fn submit(engine: &mut Engine, rank: RankId, task: TaskId, request: Request, listener: &mut dyn Listener) {
-    listener.asked(rank, task, &request);
-    engine.submit(rank, task, request);
+fn has_happened(tasks: &[RecordedTask], after: &Request) -> bool {
+    let Request::After { task, resumption } = after else { return true };
+    tasks.get(task.index()).is_some_and(|task| task.resumptions >= *resumption)
 }

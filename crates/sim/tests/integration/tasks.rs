@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use std::sync::Arc;
-use uniference_sim::engine::{Engine, Resumption, Turn};
+use uniference_sim::engine::{Engine, Resumption, Threads, Turn};
 use uniference_sim::ids::{Handle, RankId, Site, TaskId};
 use uniference_sim::network::FlowNetwork;
 use uniference_sim::program::CollectiveKind::AllReduce;
@@ -42,6 +42,7 @@ fn a_thread_may_wait_while_the_main_one_is_inside_a_call() {
     let mut scripts = [requests.clone().into_iter(), requests.into_iter()];
     for (rank, thread) in threads {
         engine.submit(rank, thread, scripts[rank.index()].next().unwrap());
+        engine.set_threads(rank, Threads::Wait);
     }
     let mut through = 0;
     while through < 2 {

@@ -1,5 +1,6 @@
 //! Ranks whose words are written down here: no process, no socket.
 
+use super::super::protocol::Span;
 use super::*;
 use crate::live::protocol::{Fetched, Piece};
 use uniference_formats::cluster::{Choices, ClusterFile, Flags};
@@ -30,8 +31,12 @@ fn ranks(count: u32) -> Exchange {
     exchange
 }
 
+/// The one thread that runs has asked.
+const ALONE: Quiet = Quiet { questions: 1, outside: false };
+
 fn say(exchange: &mut Exchange, rank: u32, ops: Vec<Op>) {
-    exchange.say(RankId(rank), MAIN, ops, &mut ());
+    let quiet = ops.last().filter(|op| op.asks()).map(|_| ALONE);
+    exchange.say(RankId(rank), MAIN, ops, quiet, &mut ());
 }
 
 /// The answers that are ready now, but for those about groups.
@@ -131,15 +136,15 @@ fn rooms_are_free_when_all_who_receive_have_released() {
         for rank in 0..3 {
             let call = issue(0, collective(CollectiveKind::Broadcast, 16, Some(0)), (rank == 0).then_some(64));
             let release = releasing.contains(&rank).then_some(Op::Release(0));
-            let after = Op::Sleep(SimDuration::from_us(1));
+            let after = Op::Sleep(Span::For(SimDuration::from_us(1)));
             say(&mut exchange, rank, [call, wait(0)].into_iter().chain(release).chain([after]).collect());
         }
         let answers = heard(&mut exchange);
         for (rank, pieces) in [(0, vec![]), (1, vec![(64, 64)]), (2, vec![(64, 64)])] {
             assert!(answers.contains(&(rank, Answer::Complete(vec![(0, data(&pieces))]))), "{answers:?}");
         }
-        let ready = Ready { rank: RankId(0), task: MAIN, answer: Answer::Go };
-        assert_eq!(exchange.frame(ready).freed, freed);
+        let ready = Ready { rank: RankId(0), task: MAIN, answer: Answer::Go, question: 0 };
+        assert_eq!(exchange.frame(ready).unwrap().freed, freed);
     }
 }
 
@@ -148,7 +153,7 @@ fn a_message_that_has_arrived_before_its_receive_has_its_data_all_the_same() {
     let mut exchange = ranks(2);
     join(&mut exchange, 2);
     let send = CallOp::Send { to: GroupRank(1), tag: 7, bytes: Bytes(20) };
-    say(&mut exchange, 0, vec![issue(0, send, Some(128)), wait(0), Op::Sleep(SimDuration::from_us(2000))]);
+    say(&mut exchange, 0, vec![issue(0, send, Some(128)), wait(0), Op::Sleep(Span::For(SimDuration::from_us(2000)))]);
     assert_eq!(heard(&mut exchange), []);
     // 20 bytes at 1 GB/s take 20 ns; the receive comes after 1 ms.
     let recv = CallOp::Recv { from: None, tag: 7, bytes: Bytes(20) };
@@ -164,9 +169,10 @@ fn a_task_may_wait_for_what_another_one_is_just_issuing() {
     let mut exchange = ranks(1);
     join(&mut exchange, 1);
     let second = exchange.open_task(RankId(0));
-    exchange.say(RankId(0), second, vec![wait(0)], &mut ());
+    exchange.say(RankId(0), second, vec![wait(0)], None, &mut ());
     assert_eq!(heard(&mut exchange), []);
-    say(&mut exchange, 0, vec![issue(0, collective(CollectiveKind::AllReduce, 4, None), Some(0)), Op::Now]);
+    let ops = vec![issue(0, collective(CollectiveKind::AllReduce, 4, None), Some(0)), Op::Now];
+    assert!(exchange.say(RankId(0), MAIN, ops, Some(Quiet { questions: 2, outside: false }), &mut ()));
     let answers = heard(&mut exchange);
     // In a group of one the output is the input.
     assert_eq!(answers[0], (0, Answer::Complete(vec![(0, data(&[(0, 16)]))])));
@@ -182,10 +188,10 @@ fn a_task_may_wait_for_what_another_one_has_just_released() {
     assert_eq!(heard(&mut exchange), [(0, Answer::Complete(vec![(0, Fetched::default())]))]);
     say(&mut exchange, 0, vec![Op::Release(0)]);
     // Nothing is left to be told of the first; the second one is still there.
-    exchange.say(RankId(0), other, vec![wait(0)], &mut ());
+    exchange.say(RankId(0), other, vec![wait(0)], Some(ALONE), &mut ());
     assert_eq!(heard(&mut exchange), [(0, Answer::Complete(vec![]))]);
     let both = Op::Wait { handles: vec![0, 1], any: false, timeout: None, site: Site(0) };
-    exchange.say(RankId(0), other, vec![both], &mut ());
+    exchange.say(RankId(0), other, vec![both], Some(ALONE), &mut ());
     assert_eq!(heard(&mut exchange), [(0, Answer::Complete(vec![(1, Fetched::default())]))]);
 }
 
@@ -194,7 +200,11 @@ fn lines_are_numbered_alike_whichever_rank_is_faster() {
     let table = |order: [u32; 2]| {
         let mut exchange = ranks(2);
         for rank in order {
-            say(&mut exchange, rank, vec![line(&format!("a.py:{rank}")), Op::Sleep(SimDuration::from_us(1))]);
+            say(
+                &mut exchange,
+                rank,
+                vec![line(&format!("a.py:{rank}")), Op::Sleep(Span::For(SimDuration::from_us(1)))],
+            );
         }
         exchange.lines()
     };

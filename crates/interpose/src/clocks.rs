@@ -1,0 +1,89 @@
+//! Owns the functions that read a clock. Each read costs what the engine says.
+
+use crate::{Kind, PS_PER_NS, interpreter, kind, program, rank, real, shown};
+use libc::{c_int, c_void, clockid_t, time_t, timespec, timeval};
+use std::arch::naked_asm;
+use uniference_host::live::client::Client;
+
+/// As in the C library. It goes on to [`read`], which is also told who calls.
+///
+/// # Safety
+/// As in the C library.
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn clock_gettime(clock: clockid_t, time: *mut timespec) -> c_int {
+    #[cfg(target_arch = "x86_64")]
+    naked_asm!("mov rdx, [rsp]", "mov rcx, rsp", "jmp {read}", read = sym read);
+    #[cfg(target_arch = "aarch64")]
+    naked_asm!("mov x2, x30", "mov x3, sp", "b {read}", read = sym read);
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gettimeofday(time: *mut timeval, zone: *mut c_void) -> c_int {
+    let Some(now) = now(Kind::Date, (0, 0)) else {
+        // SAFETY: what the caller gave.
+        return unsafe { real::gettimeofday()(time, zone) };
+    };
+    if !time.is_null() {
+        // SAFETY: the caller's, and not null.
+        unsafe { *time = timeval { tv_sec: now.tv_sec, tv_usec: now.tv_nsec / 1000 } };
+    }
+    0
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn time(result: *mut time_t) -> time_t {
+    let Some(now) = now(Kind::Date, (0, 0)) else {
+        // SAFETY: what the caller gave.
+        return unsafe { real::time()(result) };
+    };
+    if !result.is_null() {
+        // SAFETY: the caller's, and not null.
+        unsafe { *result = now.tv_sec };
+    }
+    now.tv_sec
+}
+
+/// Reads a clock for the caller at address `from`; the stack pointer was `stack` when it called.
+unsafe extern "C" fn read(clock: clockid_t, time: *mut timespec, from: usize, stack: usize) -> c_int {
+    match kind(clock).and_then(|kind| now(kind, (from, stack))) {
+        Some(now) if !time.is_null() => {
+            // SAFETY: the caller's, and not null.
+            unsafe { *time = now };
+            0
+        }
+        // SAFETY: what the caller gave.
+        _ => unsafe { real::clock_gettime()(clock, time) },
+    }
+}
+
+/// What a clock of that kind shows, if this process is a rank.
+fn now(kind: Kind, (from, stack): (usize, usize)) -> Option<timespec> {
+    let client = rank()?;
+    let interpreter = interpreter::get().filter(|interpreter| interpreter.contains(from));
+    let locks = interpreter.is_some_and(|interpreter| interpreter.locks(from, stack));
+    if kind != Kind::Computed && (locks || program().is_none()) {
+        return Some(shown(client.last_now().as_ps() / PS_PER_NS, kind));
+    }
+    program()?;
+    let ask = || ask(client, kind);
+    // The other threads run up to their own calls meanwhile, rather than wait for the lock while time passes.
+    let ps = match interpreter.filter(|_| client.has_threads()) {
+        Some(interpreter) => interpreter.without_lock(ask)?,
+        None => ask()?,
+    };
+    Some(shown(ps / PS_PER_NS, kind))
+}
+
+fn ask(client: &Client, kind: Kind) -> Option<u64> {
+    let (now, computed) = client.now().ok()?;
+    Some(if kind == Kind::Computed { computed.as_ps() } else { now.as_ps() })
+}

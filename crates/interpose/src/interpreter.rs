@@ -1,0 +1,138 @@
+//! Owns the knowledge of CPython's lock (the GIL) that tells its own reads of the clock and waits from the program's.
+//!
+//! A thread that waits for the lock looks at the clock and waits 5 ms on a condition variable in the interpreter's own data, again and
+//! again. It does not hold the lock; functions of Python that read the clock do.
+//!
+//! Python's own locks (`threading.Lock` and all that is made of it) end in one function, `PyThread_acquire_lock_timed`, which in some
+//! versions looks at the clock even where there is no time-out: such a look is not the program's either. It is known by who has
+//! called the function that has called us; where on the stack that stands is found once for each place that calls us.
+
+use libc::{c_int, c_void, dl_phdr_info, size_t};
+use std::ffi::CStr;
+use std::ops::Range;
+use std::sync::OnceLock;
+
+use crate::stack;
+
+/// The interpreter of this process.
+pub(crate) struct Interpreter {
+    /// Its code and data.
+    image: Range<usize>,
+    /// The code of `PyThread_acquire_lock_timed`.
+    acquire: Range<usize>,
+    has_lock: unsafe extern "C" fn() -> c_int,
+    save: unsafe extern "C" fn() -> *mut c_void,
+    restore: unsafe extern "C" fn(*mut c_void),
+}
+
+static FOUND: OnceLock<Option<Interpreter>> = OnceLock::new();
+
+/// The interpreter of this process, if it has one and was looked for.
+pub(crate) fn get() -> Option<&'static Interpreter> {
+    FOUND.get().and_then(Option::as_ref)
+}
+
+/// Looks for the interpreter.
+pub(crate) fn find() {
+    FOUND.get_or_init(|| {
+        let [has_lock, save, restore] =
+            [c"PyGILState_Check", c"PyEval_SaveThread", c"PyEval_RestoreThread"].map(|name| {
+                // SAFETY: the name ends with a zero.
+                unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
+            });
+        if has_lock.is_null() || save.is_null() || restore.is_null() {
+            return None;
+        }
+        // SAFETY: CPython's functions of these names have these signatures.
+        unsafe {
+            Some(Interpreter {
+                image: image_around(has_lock as usize)?,
+                acquire: code_of(c"PyThread_acquire_lock_timed")?,
+                has_lock: std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(has_lock),
+                save: std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *mut c_void>(save),
+                restore: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void)>(restore),
+            })
+        }
+    });
+}
+
+impl Interpreter {
+    /// Whether the address is one of its code or data.
+    pub(crate) fn contains(&self, address: usize) -> bool {
+        self.image.contains(&address)
+    }
+
+    /// Whether the calling thread holds the lock.
+    pub(crate) fn has_lock(&self) -> bool {
+        // SAFETY: it may be called by any thread at any time.
+        unsafe { (self.has_lock)() != 0 }
+    }
+
+    /// Whether a look at the clock serves a lock: the caller's address is `from`, which the stack pointer `stack` points at.
+    pub(crate) fn locks(&self, from: usize, stack: usize) -> bool {
+        !self.has_lock() || self.acquire.contains(&from) || self.acquire.contains(&stack::caller_of(from, stack))
+    }
+
+    /// Runs `work` without the lock, which the calling thread holds.
+    pub(crate) fn without_lock<T>(&self, work: impl FnOnce() -> T) -> T {
+        // SAFETY: the thread holds the lock, and gets its state back.
+        unsafe {
+            let state = (self.save)();
+            let result = work();
+            (self.restore)(state);
+            result
+        }
+    }
+}
+
+/// The code of a function of the interpreter.
+fn code_of(name: &CStr) -> Option<Range<usize>> {
+    /// Asks `dladdr1` for the entry of the symbol table (glibc's dlfcn.h).
+    const SYMBOL: c_int = 1;
+    let mut symbol = std::ptr::null::<libc::Elf64_Sym>();
+    let mut found = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
+    // SAFETY: the name ends with a zero; the linker fills what it is given.
+    let start = unsafe {
+        let start = libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
+        dladdr1(start, found.as_mut_ptr(), (&raw mut symbol).cast(), SYMBOL);
+        start as usize
+    };
+    // SAFETY: null, or the linker's own entry.
+    let size = unsafe { symbol.as_ref() }?.st_size as usize;
+    Some(start..start + size)
+}
+
+unsafe extern "C" {
+    fn dladdr1(address: *const c_void, info: *mut libc::Dl_info, extra: *mut *mut c_void, flags: c_int) -> c_int;
+}
+
+/// The addresses of the loaded image that has `address` in it.
+fn image_around(address: usize) -> Option<Range<usize>> {
+    let mut search = Search { address, image: None };
+    // SAFETY: the callback gets what it is declared with, and `search` outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut search).cast()) };
+    search.image
+}
+
+struct Search {
+    address: usize,
+    image: Option<Range<usize>>,
+}
+
+unsafe extern "C" fn look(info: *mut dl_phdr_info, _: size_t, search: *mut c_void) -> c_int {
+    // SAFETY: the linker gives a valid description, and `search` is what `image_around` has passed.
+    let (info, search) = unsafe { (&*info, &mut *search.cast::<Search>()) };
+    // SAFETY: the description has so many headers.
+    let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
+    let loaded = headers.iter().filter(|header| header.p_type == libc::PT_LOAD).map(|header| {
+        let start = info.dlpi_addr as usize + header.p_vaddr as usize;
+        start..start + header.p_memsz as usize
+    });
+    let segments: Vec<Range<usize>> = loaded.collect();
+    if !segments.iter().any(|segment| segment.contains(&search.address)) {
+        return 0;
+    }
+    let start = segments.iter().map(|segment| segment.start).min();
+    search.image = start.zip(segments.iter().map(|segment| segment.end).max()).map(|(start, end)| start..end);
+    1
+}

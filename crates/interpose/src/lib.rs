@@ -1,0 +1,144 @@
+//! Owns the C library's functions of time, as a rank's process sees them: clocks read the rank's clock, sleeps and waits with a time-out
+//! spend it. What the rank's clock shows is the engine's business, behind `uniference_host::live::client`.
+//!
+//! In the order in which a call travels: the dynamic linker finds the functions of [`clocks`], [`sleeps`], [`waits`] and [`threads`]
+//! before the C library's own, because the zygote is started with the extension in `LD_PRELOAD`; they ask the rank's client, which
+//! [`activate`] was given, or go on to the C library's, which [`real`] finds. They do the latter in the zygote, before a rank's
+//! program starts, and in processes that it forks.
+//!
+//! Threads need no call to be counted on: those that the process starts are known from [`threads`], and a thread that waits in a call
+//! of the system is woken when virtual time says so ([`waits`]).
+//!
+//! **The interpreter.** A thread that waits for CPython's lock (the GIL) does so with a time-out of the host's, and reads the clock for
+//! it ([`interpreter`] tells such reads and waits from the program's).
+
+// Functions that stand in for the C library's have its signatures, and callers that Rust cannot check.
+#![allow(unsafe_code)]
+
+pub mod clocks;
+mod interpreter;
+mod real;
+pub mod sleeps;
+mod stack;
+pub mod threads;
+pub mod waits;
+
+use libc::{c_int, clockid_t, timespec};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
+use uniference_host::live::client::Client;
+use uniference_host::live::protocol::Span;
+use uniference_sim::time::{SimDuration, SimTime};
+
+/// The date of virtual time zero, in Unix seconds: 2026-01-01 00:00:00 UTC, the same in every run.
+pub const EPOCH_S: i64 = 1_767_225_600;
+
+const NS_PER_S: u64 = 1_000_000_000;
+const PS_PER_NS: u64 = 1_000;
+
+static ACTIVE: AtomicBool = AtomicBool::new(false);
+static CLIENT: OnceLock<Arc<Client>> = OnceLock::new();
+
+/// The extension was not loaded before the C library.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the clocks of the C library cannot be replaced: this library was not preloaded\nhint: start ranks with `uniference run`"
+)]
+pub struct NotPreloaded;
+
+/// Puts this process on the rank's clock.
+///
+/// # Errors
+/// If the C library's functions are not replaced.
+pub fn activate(client: Arc<Client>) -> Result<(), NotPreloaded> {
+    if !real::is_preloaded() {
+        return Err(NotPreloaded);
+    }
+    interpreter::find();
+    waits::prepare_signal();
+    // SAFETY: the function only stores to an atomic.
+    unsafe { libc::pthread_atfork(None, None, Some(deactivate)) };
+    CLIENT.get_or_init(|| client);
+    ACTIVE.store(true, SeqCst);
+    Ok(())
+}
+
+extern "C" fn deactivate() {
+    ACTIVE.store(false, SeqCst);
+}
+
+/// The rank's client, if this process is a rank.
+fn rank() -> Option<&'static Client> {
+    if ACTIVE.load(SeqCst) { CLIENT.get().map(Arc::as_ref) } else { None }
+}
+
+/// The same, if it is the program that calls, and not we on its behalf.
+fn program() -> Option<&'static Client> {
+    rank().filter(|client| !client.is_inside())
+}
+
+/// Whether a clock of the C library is one of those that show the time of day, or that of a rank at all.
+fn kind(clock: clockid_t) -> Option<Kind> {
+    match clock {
+        libc::CLOCK_REALTIME | libc::CLOCK_REALTIME_COARSE | libc::CLOCK_TAI => Some(Kind::Date),
+        libc::CLOCK_MONOTONIC | libc::CLOCK_MONOTONIC_RAW | libc::CLOCK_MONOTONIC_COARSE | libc::CLOCK_BOOTTIME => {
+            Some(Kind::Elapsed)
+        }
+        libc::CLOCK_PROCESS_CPUTIME_ID | libc::CLOCK_THREAD_CPUTIME_ID => Some(Kind::Computed),
+        _ => None,
+    }
+}
+
+/// What a clock counts from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// 1970.
+    Date,
+    /// The rank's start.
+    Elapsed,
+    /// The same, but only while the rank computes.
+    Computed,
+}
+
+/// A moment on the rank's clock as a clock of that kind shows it.
+fn shown(ns: u64, kind: Kind) -> timespec {
+    let seconds = (ns / NS_PER_S) as i64;
+    timespec { tv_sec: if kind == Kind::Date { EPOCH_S + seconds } else { seconds }, tv_nsec: (ns % NS_PER_S) as i64 }
+}
+
+/// A moment that a clock of that kind will show, on the rank's clock.
+fn moment(time: &timespec, kind: Kind) -> SimTime {
+    let seconds = if kind == Kind::Date { time.tv_sec - EPOCH_S } else { time.tv_sec };
+    SimTime::from_ps(picoseconds(seconds, time.tv_nsec))
+}
+
+/// So long.
+fn span(time: &timespec) -> Span {
+    Span::For(SimDuration::from_ps(picoseconds(time.tv_sec, time.tv_nsec)))
+}
+
+/// "Never" where it is too long for virtual time.
+fn picoseconds(seconds: i64, nanoseconds: i64) -> u64 {
+    let ns = u64::try_from(seconds).unwrap_or(0).saturating_mul(NS_PER_S).saturating_add(nanoseconds.max(0) as u64);
+    ns.saturating_mul(PS_PER_NS)
+}
+
+/// The same on this machine's clock of that kind: as far from now as `then` is from the rank's last known moment.
+fn on_host(client: &Client, then: SimTime, clock: clockid_t) -> timespec {
+    let left = then.max(client.last_now()).since(client.last_now());
+    let mut now = timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is a timespec, and the clock is one that there is.
+    unsafe { real::clock_gettime()(clock, &mut now) };
+    let ns = now.tv_nsec as u64 + left.as_ps() / PS_PER_NS;
+    timespec { tv_sec: now.tv_sec.saturating_add((ns / NS_PER_S) as i64), tv_nsec: (ns % NS_PER_S) as i64 }
+}
+
+fn errno() -> c_int {
+    // SAFETY: the C library's errno of this thread.
+    unsafe { *libc::__errno_location() }
+}
+
+fn set_errno(code: c_int) {
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = code }
+}

@@ -1,0 +1,83 @@
+//! Owns the way to the C library's own functions, which those of this crate hide.
+
+use libc::{
+    c_char, c_int, c_uint, c_ulong, c_void, clockid_t, epoll_event, fd_set, nfds_t, pollfd, pthread_attr_t,
+    pthread_cond_t, pthread_mutex_t, pthread_t, sem_t, sigset_t, time_t, timespec, timeval, useconds_t,
+};
+use std::ffi::CStr;
+use std::sync::OnceLock;
+
+type Start = extern "C" fn(*mut c_void) -> *mut c_void;
+
+/// Declares, for each function, one of the same name that returns the C library's.
+macro_rules! functions {
+    ($($name:ident($($argument:ty),* $(,)?) -> $result:ty;)*) => {
+        $(
+            pub(crate) fn $name() -> unsafe extern "C" fn($($argument),*) -> $result {
+                static FOUND: OnceLock<usize> = OnceLock::new();
+                let found = *FOUND.get_or_init(|| next(concat!(stringify!($name), "\0")));
+                // SAFETY: the C library's function of this name has this signature.
+                unsafe { std::mem::transmute(found) }
+            }
+        )*
+    };
+}
+
+functions! {
+    clock_gettime(clockid_t, *mut timespec) -> c_int;
+    gettimeofday(*mut timeval, *mut c_void) -> c_int;
+    time(*mut time_t) -> time_t;
+    nanosleep(*const timespec, *mut timespec) -> c_int;
+    clock_nanosleep(clockid_t, c_int, *const timespec, *mut timespec) -> c_int;
+    usleep(useconds_t) -> c_int;
+    sleep(c_uint) -> c_uint;
+    poll(*mut pollfd, nfds_t, c_int) -> c_int;
+    ppoll(*mut pollfd, nfds_t, *const timespec, *const sigset_t) -> c_int;
+    select(c_int, *mut fd_set, *mut fd_set, *mut fd_set, *mut timeval) -> c_int;
+    pselect(c_int, *mut fd_set, *mut fd_set, *mut fd_set, *const timespec, *const sigset_t) -> c_int;
+    epoll_pwait(c_int, *mut epoll_event, c_int, c_int, *const sigset_t) -> c_int;
+    sem_timedwait(*mut sem_t, *const timespec) -> c_int;
+    sem_clockwait(*mut sem_t, clockid_t, *const timespec) -> c_int;
+    pthread_cond_timedwait(*mut pthread_cond_t, *mut pthread_mutex_t, *const timespec) -> c_int;
+    pthread_cond_clockwait(*mut pthread_cond_t, *mut pthread_mutex_t, clockid_t, *const timespec) -> c_int;
+    pthread_cond_wait(*mut pthread_cond_t, *mut pthread_mutex_t) -> c_int;
+    pthread_cond_broadcast(*mut pthread_cond_t) -> c_int;
+    pthread_create(*mut pthread_t, *const pthread_attr_t, Start, *mut c_void) -> c_int;
+}
+
+/// Functions of condition variables that glibc keeps in two versions on x86-64; without its name it gives the older one.
+const COND_VERSION: &CStr = c"GLIBC_2.3.2";
+
+/// # Panics
+/// If the C library has no such function: another one than glibc.
+fn next(name: &str) -> usize {
+    let text = CStr::from_bytes_with_nul(name.as_bytes()).expect("it ends with a zero");
+    let versioned = if name.starts_with("pthread_cond_") { find_version(text) } else { None };
+    // SAFETY: the name ends with a zero.
+    let found = versioned.unwrap_or_else(|| unsafe { libc::dlsym(libc::RTLD_NEXT, text.as_ptr()) } as usize);
+    assert!(found != 0, "the C library has no {name}");
+    found
+}
+
+fn find_version(name: &CStr) -> Option<usize> {
+    // SAFETY: both names end with a zero.
+    let found = unsafe { dlvsym(libc::RTLD_NEXT, name.as_ptr(), COND_VERSION.as_ptr()) } as usize;
+    (found != 0).then_some(found)
+}
+
+unsafe extern "C" {
+    fn dlvsym(handle: *mut c_void, symbol: *const c_char, version: *const c_char) -> *mut c_void;
+}
+
+/// Whether others find our functions.
+pub(crate) fn is_preloaded() -> bool {
+    // SAFETY: the name ends with a zero.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"clock_gettime".as_ptr()) } as usize;
+    found == crate::clocks::clock_gettime as *const () as usize
+}
+
+/// Bytes of a set of `count` descriptors, as the kernel reads it.
+pub(crate) fn set_bytes(count: c_int) -> usize {
+    let bits = 8 * size_of::<c_ulong>();
+    (count.max(0) as usize).div_ceil(bits) * size_of::<c_ulong>()
+}

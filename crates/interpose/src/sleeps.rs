@@ -1,0 +1,88 @@
+//! Owns the functions that sleep and wait for nothing else.
+
+use crate::{kind, moment, on_host, program, rank, real, span};
+use libc::{c_int, c_uint, clockid_t, timespec, useconds_t};
+use uniference_host::live::protocol::Span;
+use uniference_sim::time::SimDuration;
+
+/// As in the C library.
+///
+/// # Safety
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nanosleep(time: *const timespec, left: *mut timespec) -> c_int {
+    // SAFETY: what the caller gave.
+    match unsafe { time.as_ref() }.filter(|time| is_valid(time)).and_then(|time| sleep_for(span(time))) {
+        Some(()) => 0,
+        // SAFETY: what the caller gave.
+        None => unsafe { real::nanosleep()(time, left) },
+    }
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn clock_nanosleep(
+    clock: clockid_t,
+    flags: c_int,
+    time: *const timespec,
+    left: *mut timespec,
+) -> c_int {
+    // SAFETY: what the caller gave.
+    let wanted = unsafe { time.as_ref() }.filter(|time| is_valid(time)).zip(kind(clock));
+    let span = wanted.map(|(time, kind)| match flags & libc::TIMER_ABSTIME {
+        0 => span(time),
+        _ => Span::Until(moment(time, kind)),
+    });
+    if span.and_then(sleep_for).is_some() {
+        return 0;
+    }
+    match (rank(), span) {
+        // We sleep, on the host, until a moment that a virtual clock was read for.
+        (Some(client), Some(Span::Until(then))) => {
+            let until = on_host(client, then, libc::CLOCK_MONOTONIC);
+            // SAFETY: what the caller gave.
+            unsafe { real::clock_nanosleep()(libc::CLOCK_MONOTONIC, flags, &until, left) }
+        }
+        // SAFETY: what the caller gave.
+        _ => unsafe { real::clock_nanosleep()(clock, flags, time, left) },
+    }
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn usleep(time: useconds_t) -> c_int {
+    match sleep_for(Span::For(SimDuration::from_us(u64::from(time)))) {
+        Some(()) => 0,
+        // SAFETY: a number.
+        None => unsafe { real::usleep()(time) },
+    }
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sleep(time: c_uint) -> c_uint {
+    match sleep_for(span(&timespec { tv_sec: i64::from(time), tv_nsec: 0 })) {
+        Some(()) => 0,
+        // SAFETY: a number.
+        None => unsafe { real::sleep()(time) },
+    }
+}
+
+/// `None`: the caller is not a rank's program.
+fn sleep_for(span: Span) -> Option<()> {
+    program()?.sleep(span).ok()
+}
+
+/// What is not is for the C library to refuse.
+fn is_valid(time: &timespec) -> bool {
+    time.tv_sec >= 0 && (0..1_000_000_000).contains(&time.tv_nsec)
+}

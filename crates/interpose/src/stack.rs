@@ -1,0 +1,66 @@
+//! Owns one look at the stack: who has called the function that has called us.
+//!
+//! The distance between the two return addresses is the size of one function's frame, which is the same in every call from one place.
+//! It is found with the unwinder at the first call from there.
+
+use libc::{c_int, c_void};
+use std::sync::OnceLock;
+
+/// How many places that call us are remembered; the interpreter has two or three.
+const PLACES: usize = 16;
+
+/// The address `from` in our caller's code, and how far above it on the stack its own caller's address stands; `None`: it cannot be found.
+type Place = (usize, Option<usize>);
+
+static KNOWN: [OnceLock<Place>; PLACES] = [const { OnceLock::new() }; PLACES];
+
+/// The address to which our caller returns; 0 if it is not known. Ours is `from`, on the stack at `stack`.
+pub(crate) fn caller_of(from: usize, stack: usize) -> usize {
+    for place in &KNOWN {
+        let (address, distance) = *place.get_or_init(|| (from, find(from, stack)));
+        if address == from {
+            // SAFETY: the frame at this place has this size, and is that of a function which has not returned.
+            return distance.map_or(0, |distance| unsafe { *((stack + distance) as *const usize) });
+        }
+    }
+    0
+}
+
+fn find(from: usize, stack: usize) -> Option<usize> {
+    let mut search = Search { from, found: false, slot: None };
+    // SAFETY: the callback gets what it is declared with, and `search` outlives the call.
+    unsafe { _Unwind_Backtrace(look, (&raw mut search).cast()) };
+    search.slot.and_then(|slot| slot.checked_sub(stack))
+}
+
+struct Search {
+    from: usize,
+    found: bool,
+    /// Where the address of our caller's caller stands.
+    slot: Option<usize>,
+}
+
+const GO_ON: c_int = 0;
+const STOP: c_int = 5;
+
+extern "C" fn look(frame: *mut c_void, search: *mut c_void) -> c_int {
+    // SAFETY: `find` has passed it.
+    let search = unsafe { &mut *search.cast::<Search>() };
+    // SAFETY: the unwinder's own description of the frame.
+    let (address, above) = unsafe { (_Unwind_GetIP(frame), _Unwind_GetCFA(frame)) };
+    if search.found {
+        let slot = above - size_of::<usize>();
+        // SAFETY: it lies on this thread's stack, below the frame that the unwinder has found.
+        search.slot = (unsafe { *(slot as *const usize) } == address).then_some(slot);
+        return STOP;
+    }
+    search.found = address == search.from;
+    GO_ON
+}
+
+// The unwinder that every Rust program is linked with.
+unsafe extern "C" {
+    fn _Unwind_Backtrace(look: extern "C" fn(*mut c_void, *mut c_void) -> c_int, argument: *mut c_void) -> c_int;
+    fn _Unwind_GetIP(frame: *mut c_void) -> usize;
+    fn _Unwind_GetCFA(frame: *mut c_void) -> usize;
+}

@@ -1,0 +1,72 @@
+//! Owns the start of threads: that the rank has several, and who has started whom.
+
+use crate::waits::kick;
+use crate::{program, real};
+use libc::{c_int, c_void, pthread_attr_t, pthread_t, sigset_t};
+use std::mem::MaybeUninit;
+use uniference_host::live::client::Client;
+
+type Start = extern "C" fn(*mut c_void) -> *mut c_void;
+
+/// What a new thread is to do.
+struct Beginning {
+    path: Vec<u32>,
+    start: Start,
+    argument: *mut c_void,
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pthread_create(
+    thread: *mut pthread_t,
+    attributes: *const pthread_attr_t,
+    start: Start,
+    argument: *mut c_void,
+) -> c_int {
+    let Some(client) = program() else {
+        // SAFETY: what the caller gave.
+        return unsafe { real::pthread_create()(thread, attributes, start, argument) };
+    };
+    if client.begins_threads() {
+        start_watch();
+    }
+    let beginning = Box::into_raw(Box::new(Beginning { path: client.starts_thread(), start, argument }));
+    // SAFETY: what the caller gave; `begin` takes the box.
+    let result = unsafe { real::pthread_create()(thread, attributes, begin, beginning.cast()) };
+    if result != 0 {
+        // SAFETY: there is no thread that has taken it.
+        drop(unsafe { Box::from_raw(beginning) });
+    }
+    result
+}
+
+extern "C" fn begin(beginning: *mut c_void) -> *mut c_void {
+    // SAFETY: `pthread_create` made it for this thread alone.
+    let Beginning { path, start, argument } = *unsafe { Box::from_raw(beginning.cast::<Beginning>()) };
+    Client::begin_thread(path);
+    start(argument)
+}
+
+/// Signals are for the program's threads: the watch takes none.
+fn start_watch() {
+    let mut all = MaybeUninit::<sigset_t>::uninit();
+    let mut before = MaybeUninit::<sigset_t>::uninit();
+    let mut thread = MaybeUninit::<pthread_t>::uninit();
+    // SAFETY: each is filled by the call that it is given to; the thread needs no argument.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+        let result = real::pthread_create()(thread.as_mut_ptr(), std::ptr::null(), watch, std::ptr::null_mut());
+        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut());
+        assert!(result == 0, "the thread that watches over the others could not be started: error {result}");
+        libc::pthread_detach(thread.assume_init());
+    }
+}
+
+extern "C" fn watch(_: *mut c_void) -> *mut c_void {
+    let client = crate::rank().expect("a rank has started it");
+    client.watch(&kick)
+}

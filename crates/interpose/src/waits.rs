@@ -1,0 +1,446 @@
+//! Owns the functions that wait for something, with a time-out.
+//!
+//! A thread that is alone in its process cannot be woken by another one: it looks whether what it waits for is there, and if not sleeps
+//! in virtual time. One of several really waits, without a time-out, and the watch wakes it when virtual time says so.
+//!
+//! What child processes do takes no virtual time. While the process has any, a wait that one of them could end is first spent on the
+//! host, for as long as its time-out says; if nothing has come then, it is spent in virtual time.
+
+use crate::{Kind, PS_PER_NS, errno, interpreter, kind, moment, on_host, program, rank, real, set_errno, span};
+use libc::{
+    c_int, clockid_t, epoll_event, fd_set, nfds_t, pollfd, pthread_cond_t, pthread_mutex_t, sem_t, sigset_t, timespec,
+    timeval,
+};
+use std::mem::MaybeUninit;
+use std::ptr::{null, null_mut};
+use uniference_host::live::client::Client;
+use uniference_host::live::protocol::Span;
+use uniference_host::live::rounds::{Kick, has_children};
+use uniference_sim::time::{SimDuration, SimTime};
+
+/// How long to wait on the host.
+#[derive(Clone, Copy, PartialEq)]
+enum Host {
+    Not,
+    For(SimDuration),
+    Forever,
+}
+
+/// Waits in virtual time. `attempt` waits on the host, and returns what the C library does, with errno; `is_over` tells which of that
+/// means that nothing has come. `by_children`: what it waits for may come from a child process.
+fn wait(
+    client: &Client,
+    span: Span,
+    by_children: bool,
+    is_over: impl Fn(c_int) -> bool,
+    attempt: impl Fn(Host) -> c_int,
+) -> c_int {
+    let first = attempt(Host::Not);
+    if !is_over(first) || span.from(client.last_now()) == SimDuration::ZERO {
+        return first;
+    }
+    if by_children && has_children() {
+        let second = attempt(Host::For(span.from(client.last_now())));
+        if !is_over(second) {
+            return second;
+        }
+    }
+    if !client.has_threads() {
+        // It fails only in a child, which is no rank.
+        let _ = client.sleep(span);
+        return attempt(Host::Not);
+    }
+    let asleep = || {
+        let result = attempt(Host::Forever);
+        (result, errno())
+    };
+    let mask = unblock();
+    let paused = client.pause(span, Kick::Signal(this_thread()), asleep);
+    restore(&mask);
+    match paused {
+        Ok(((result, code), false)) => {
+            set_errno(code);
+            result
+        }
+        _ => attempt(Host::Not),
+    }
+}
+
+// Descriptors
+
+/// As in the C library.
+///
+/// # Safety
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    // SAFETY: what the caller gave.
+    let real = |timeout| unsafe { real::poll()(fds, count, timeout) };
+    match program().filter(|_| timeout > 0) {
+        Some(client) => wait(client, milliseconds(timeout), true, |ready| ready == 0, |host| real(host.milliseconds())),
+        None => real(timeout),
+    }
+}
+
+/// As [`poll`]; what programs call that were compiled with checks.
+///
+/// # Safety
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, _size: usize) -> c_int {
+    // SAFETY: what the caller gave.
+    unsafe { poll(fds, count, timeout) }
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ppoll(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: what the caller gave.
+    let (real, time) =
+        (|timeout, mask| unsafe { real::ppoll()(fds, count, timeout, mask) }, unsafe { timeout.as_ref() });
+    match program().zip(time) {
+        Some((client, time)) => {
+            let mask = without_signal(mask);
+            let attempt = |host: Host| host.with_timespec(|timeout| real(timeout, pointer(&mask)));
+            wait(client, span(time), true, |ready| ready == 0, attempt)
+        }
+        None => real(timeout, mask),
+    }
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_wait(epoll: c_int, events: *mut epoll_event, most: c_int, timeout: c_int) -> c_int {
+    // SAFETY: what the caller gave.
+    unsafe { epoll_pwait(epoll, events, most, timeout, null()) }
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_pwait(
+    epoll: c_int,
+    events: *mut epoll_event,
+    most: c_int,
+    timeout: c_int,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: what the caller gave.
+    let real = |timeout, mask| unsafe { real::epoll_pwait()(epoll, events, most, timeout, mask) };
+    match program().filter(|_| timeout > 0) {
+        Some(client) => {
+            let mask = without_signal(mask);
+            let attempt = |host: Host| real(host.milliseconds(), pointer(&mask));
+            wait(client, milliseconds(timeout), true, |ready| ready == 0, attempt)
+        }
+        None => real(timeout, mask),
+    }
+}
+
+/// As in the C library, but that the time-out is left as it is.
+///
+/// # Safety
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn select(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *mut timeval,
+) -> c_int {
+    // SAFETY: what the caller gave.
+    let time = unsafe { timeout.as_ref() };
+    match program().zip(time).filter(|(_, time)| time.tv_sec > 0 || time.tv_usec > 0) {
+        Some((client, time)) => {
+            let time = timespec { tv_sec: time.tv_sec, tv_nsec: time.tv_usec * 1000 };
+            // SAFETY: what the caller gave.
+            unsafe { select_sets(client, span(&time), count, [read, write, except], null()) }
+        }
+        // SAFETY: what the caller gave.
+        None => unsafe { real::select()(count, read, write, except, timeout) },
+    }
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pselect(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: what the caller gave.
+    let time = unsafe { timeout.as_ref() };
+    match program().zip(time) {
+        // SAFETY: what the caller gave.
+        Some((client, time)) => unsafe { select_sets(client, span(time), count, [read, write, except], mask) },
+        // SAFETY: what the caller gave.
+        None => unsafe { real::pselect()(count, read, write, except, timeout, mask) },
+    }
+}
+
+/// # Safety
+/// The sets are null or have `count` bits.
+unsafe fn select_sets(
+    client: &Client,
+    span: Span,
+    count: c_int,
+    sets: [*mut fd_set; 3],
+    mask: *const sigset_t,
+) -> c_int {
+    let bytes = real::set_bytes(count);
+    // SAFETY: as above.
+    let wanted = sets.map(|set| unsafe {
+        if set.is_null() { Vec::new() } else { std::slice::from_raw_parts(set.cast::<u8>(), bytes).to_vec() }
+    });
+    let mask = without_signal(mask);
+    let attempt = |host: Host| {
+        for (set, wanted) in sets.iter().zip(&wanted).filter(|(set, _)| !set.is_null()) {
+            // SAFETY: as above; each call overwrites what is asked for with what is there.
+            unsafe { std::ptr::copy_nonoverlapping(wanted.as_ptr(), set.cast::<u8>(), bytes) };
+        }
+        // SAFETY: as above.
+        host.with_timespec(|timeout| unsafe {
+            real::pselect()(count, sets[0], sets[1], sets[2], timeout, pointer(&mask))
+        })
+    };
+    wait(client, span, true, |ready| ready == 0, attempt)
+}
+
+// Semaphores
+
+/// As in the C library.
+///
+/// # Safety
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sem_timedwait(semaphore: *mut sem_t, until: *const timespec) -> c_int {
+    // SAFETY: what the caller gave.
+    unsafe { sem_wait_until(semaphore, libc::CLOCK_REALTIME, until, true) }
+}
+
+/// As in the C library. CPython's locks with a time-out wait in here, unless they are shared between processes.
+///
+/// # Safety
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sem_clockwait(semaphore: *mut sem_t, clock: clockid_t, until: *const timespec) -> c_int {
+    // SAFETY: what the caller gave.
+    unsafe { sem_wait_until(semaphore, clock, until, false) }
+}
+
+unsafe fn sem_wait_until(semaphore: *mut sem_t, clock: clockid_t, until: *const timespec, by_children: bool) -> c_int {
+    // SAFETY: what the caller gave.
+    let (known, time) = (rank().zip(kind(clock)), unsafe { until.as_ref() });
+    let Some(((client, kind), time)) = known.zip(time) else {
+        // SAFETY: what the caller gave.
+        return unsafe { real::sem_clockwait()(semaphore, clock, until) };
+    };
+    let then = moment(time, kind);
+    let on_host = || {
+        let until = on_host(client, then, libc::CLOCK_REALTIME);
+        // SAFETY: what the caller gave.
+        unsafe { real::sem_timedwait()(semaphore, &until) }
+    };
+    if program().is_none() {
+        return on_host();
+    }
+    let attempt = |host| match host {
+        // SAFETY: what the caller gave.
+        Host::Not => unsafe { libc::sem_trywait(semaphore) },
+        // SAFETY: what the caller gave.
+        Host::Forever => unsafe { libc::sem_wait(semaphore) },
+        Host::For(_) => on_host(),
+    };
+    let is_over = |result| result != 0 && matches!(errno(), libc::EAGAIN | libc::ETIMEDOUT);
+    let result = wait(client, Span::Until(then), by_children, is_over, attempt);
+    if is_over(result) {
+        set_errno(libc::ETIMEDOUT);
+    }
+    result
+}
+
+// Condition variables
+
+/// As in the C library.
+///
+/// # Safety
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pthread_cond_timedwait(
+    condition: *mut pthread_cond_t,
+    mutex: *mut pthread_mutex_t,
+    until: *const timespec,
+) -> c_int {
+    // SAFETY: what the caller gave.
+    let real = |until: *const timespec| unsafe { real::pthread_cond_timedwait()(condition, mutex, until) };
+    // SAFETY: what the caller gave.
+    let Some((client, time)) = rank().zip(unsafe { until.as_ref() }) else { return real(until) };
+    // Which of the two clocks the variable uses is its own secret; but no run is as long as the years since 1970.
+    let (kind, clock) = match time.tv_sec {
+        crate::EPOCH_S.. => (Kind::Date, libc::CLOCK_REALTIME),
+        _ => (Kind::Elapsed, libc::CLOCK_MONOTONIC),
+    };
+    let on_host = |then| real(&on_host(client, then, clock));
+    // SAFETY: what the caller gave.
+    unsafe { condition_wait(client, condition, mutex, moment(time, kind), on_host) }
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pthread_cond_clockwait(
+    condition: *mut pthread_cond_t,
+    mutex: *mut pthread_mutex_t,
+    clock: clockid_t,
+    until: *const timespec,
+) -> c_int {
+    // SAFETY: what the caller gave.
+    let real = |until: *const timespec| unsafe { real::pthread_cond_clockwait()(condition, mutex, clock, until) };
+    // SAFETY: what the caller gave.
+    let known = rank().zip(kind(clock)).zip(unsafe { until.as_ref() });
+    let Some(((client, kind), time)) = known else { return real(until) };
+    let on_host = |then| real(&on_host(client, then, clock));
+    // SAFETY: what the caller gave.
+    unsafe { condition_wait(client, condition, mutex, moment(time, kind), on_host) }
+}
+
+/// # Safety
+/// As for the functions above.
+unsafe fn condition_wait(
+    client: &Client,
+    condition: *mut pthread_cond_t,
+    mutex: *mut pthread_mutex_t,
+    then: SimTime,
+    on_host: impl FnOnce(SimTime) -> c_int,
+) -> c_int {
+    let is_lock = interpreter::get().is_some_and(|interpreter| interpreter.contains(condition as usize));
+    if is_lock || program().is_none() {
+        return on_host(then);
+    }
+    if then <= client.last_now() {
+        return libc::ETIMEDOUT;
+    }
+    if !client.has_threads() {
+        // Nobody could signal. It fails only in a child, which is no rank.
+        let _ = client.sleep(Span::Until(then));
+        return libc::ETIMEDOUT;
+    }
+    // SAFETY: what the caller gave.
+    let asleep = || unsafe { real::pthread_cond_wait()(condition, mutex) };
+    match client.pause(Span::Until(then), Kick::Broadcast(condition as usize), asleep) {
+        Ok((result, false)) => result,
+        _ => libc::ETIMEDOUT,
+    }
+}
+
+// How a wait is ended
+
+/// The signal that ends waits: one of the real-time signals, which programs rarely use.
+fn signal() -> c_int {
+    libc::SIGRTMAX() - 2
+}
+
+/// Its handler does nothing, but calls that it interrupts do not start again.
+pub(crate) fn prepare_signal() {
+    extern "C" fn nothing(_: c_int) {}
+    // SAFETY: an empty handler may run at any time.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = nothing as extern "C" fn(c_int) as usize;
+        libc::sigaction(signal(), &action, null_mut());
+    }
+}
+
+/// Ends the sleep of a thread.
+pub(crate) fn kick(how: Kick) {
+    match how {
+        // SAFETY: numbers; if the thread is gone nothing happens.
+        Kick::Signal(thread) => unsafe {
+            libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, signal());
+        },
+        // SAFETY: the thread that waits keeps it alive, and waits until it has told our lock that it does not any more.
+        Kick::Broadcast(condition) => unsafe {
+            real::pthread_cond_broadcast()(condition as *mut pthread_cond_t);
+        },
+    }
+}
+
+fn this_thread() -> c_int {
+    // SAFETY: it takes nothing and cannot fail.
+    unsafe { libc::gettid() }
+}
+
+/// Lets the signal through to the calling thread; returns its mask before.
+fn unblock() -> sigset_t {
+    let (mut only, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+    // SAFETY: each set is filled by the call that it is given to.
+    unsafe {
+        libc::sigemptyset(only.as_mut_ptr());
+        libc::sigaddset(only.as_mut_ptr(), signal());
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, only.as_ptr(), before.as_mut_ptr());
+        before.assume_init()
+    }
+}
+
+fn restore(mask: &sigset_t) {
+    // SAFETY: a set that the C library has made.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, null_mut()) };
+}
+
+/// The mask of a caller, but for the signal.
+fn without_signal(mask: *const sigset_t) -> Option<sigset_t> {
+    // SAFETY: the caller's, or null.
+    let mut mask = *unsafe { mask.as_ref() }?;
+    // SAFETY: it is a set.
+    unsafe { libc::sigdelset(&mut mask, signal()) };
+    Some(mask)
+}
+
+fn pointer(mask: &Option<sigset_t>) -> *const sigset_t {
+    mask.as_ref().map_or(null(), |mask| mask)
+}
+
+fn milliseconds(timeout: c_int) -> Span {
+    Span::For(SimDuration::from_us(1000 * u64::from(timeout.unsigned_abs())))
+}
+
+impl Host {
+    fn milliseconds(self) -> c_int {
+        match self {
+            Host::Not => 0,
+            Host::For(span) => c_int::try_from(span.as_ps() / PS_PER_NS / 1_000_000).unwrap_or(c_int::MAX),
+            Host::Forever => -1,
+        }
+    }
+
+    fn with_timespec<T>(self, call: impl FnOnce(*const timespec) -> T) -> T {
+        let ns = match self {
+            Host::Not => 0,
+            Host::For(span) => span.as_ps() / PS_PER_NS,
+            Host::Forever => return call(null()),
+        };
+        call(&timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 })
+    }
+}
