@@ -1,14 +1,17 @@
 """A program's clock is virtual."""
 
+import json
 import time
 from pathlib import Path
 
 import pytest
-from harness import run_script
+from harness import run_script, write_script
+from harness import uniference as command
 
 import uniference
 
 READ_S = 1e-6  # what a clock read costs
+READS_S = 2e-5  # and more of them than any one wait makes
 
 
 def printed(directory: Path, source: str, *options: object, ranks: int = 1) -> list[str]:
@@ -174,3 +177,280 @@ def test_a_rank_may_wait_for_a_thread_of_its_own(tmp_path: Path) -> None:
     # One job: the main thread is blocked where the engine cannot see it, and must not keep the other rank from running.
     (elapsed,) = printed(tmp_path, PRODUCER, "--jobs", "1", ranks=2)
     assert float(elapsed) == pytest.approx(3 * 0.1, abs=1e-3)
+
+
+SLEEPERS = """
+import threading, time
+begin = time.perf_counter()
+threads = [threading.Thread(target=time.sleep, args=(0.5 + n / 100,)) for n in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print("took =", time.perf_counter() - begin)
+""" + "\n".join(
+    f"""
+begin = time.perf_counter()
+threads = [threading.Thread(target=time.sleep, args=(0.5,)) for n in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print("again =", time.perf_counter() - begin)
+"""
+    for _ in range(20)
+)
+
+
+def test_threads_sleep_side_by_side(tmp_path: Path) -> None:
+    # max(0.5, ..., 0.57), and max(0.5, ...) in each of 20 repetitions: never a sum
+    first, *again = printed(tmp_path, SLEEPERS)
+    assert float(first) == pytest.approx(0.57, abs=READS_S)
+    assert [float(took) for took in again] == pytest.approx([0.5] * 20, abs=READS_S)
+
+
+TIME_OUTS = """
+import asyncio, concurrent.futures, queue, select, selectors, socket, threading, time
+def took(name, wait):
+    begin = time.perf_counter_ns()
+    try: result = wait()
+    except Exception as error: result = type(error).__name__
+    print(name, "=", (time.perf_counter_ns() - begin) / 1e9, result)
+lock = threading.Lock(); lock.acquire()
+condition = threading.Condition(); condition.acquire()
+here, there = socket.socketpair(); here.settimeout(9)
+poll = select.poll(); poll.register(here, select.POLLIN)
+epoll = select.epoll(); epoll.register(here, select.EPOLLIN)
+selector = selectors.DefaultSelector(); selector.register(here, selectors.EVENT_READ)
+async def give_up():
+    try: await asyncio.wait_for(asyncio.sleep(100), 3)
+    except asyncio.TimeoutError: return "late"
+async def call_later():
+    done = asyncio.Event()
+    asyncio.get_running_loop().call_later(2, done.set)
+    await done.wait()
+def all_time_outs():
+    took("event", lambda: threading.Event().wait(5))
+    took("condition", lambda: condition.wait(4))
+    took("queue", lambda: queue.Queue().get(timeout=3))
+    took("lock", lambda: lock.acquire(timeout=2))
+    took("semaphore", lambda: threading.Semaphore(0).acquire(timeout=1.5))
+    took("barrier", lambda: threading.Barrier(2).wait(timeout=1.25))
+    took("select", lambda: len(select.select([here], [], [], 7)[0]))
+    took("poll", lambda: len(poll.poll(1500)))
+    took("epoll", lambda: len(epoll.poll(2.5)))
+    took("selector", lambda: len(selector.select(0.5)))
+    took("socket", lambda: here.recv(1))
+    took("asyncio.sleep", lambda: asyncio.run(asyncio.sleep(7)))
+    took("asyncio.wait_for", lambda: asyncio.run(give_up()))
+    took("asyncio.call_later", lambda: asyncio.run(call_later()))
+"""
+
+GIVEN_UP = {
+    "event": (5, "False"),
+    "condition": (4, "False"),
+    "queue": (3, "Empty"),
+    "lock": (2, "False"),
+    "semaphore": (1.5, "False"),
+    "barrier": (1.25, "BrokenBarrierError"),
+    "select": (7, "0"),
+    "poll": (1.5, "0"),
+    "epoll": (2.5, "0"),
+    "selector": (0.5, "0"),
+    "socket": (9, "TimeoutError"),
+    "asyncio.sleep": (7, "None"),
+    "asyncio.wait_for": (3, "late"),
+    "asyncio.call_later": (2, "None"),
+}
+
+ALONE = "all_time_outs()\n"
+BESIDE_ANOTHER = """
+end = threading.Event()
+other = threading.Thread(target=end.wait)
+other.start(); all_time_outs(); end.set(); other.join()
+"""
+
+
+@pytest.mark.parametrize("how", [ALONE, BESIDE_ANOTHER], ids=["alone", "beside another thread"])
+def test_a_wait_that_nobody_ends_lasts_as_long_as_its_time_out(tmp_path: Path, how: str) -> None:
+    done = run_script(tmp_path, TIME_OUTS + how, ranks=1)
+    assert done.code == 0, done.err
+    found = {name: rest.split() for name, _, rest in (line.partition(" = ") for line in done.out.splitlines()) if rest}
+    assert found.keys() == GIVEN_UP.keys()
+    for name, (seconds, result) in GIVEN_UP.items():
+        # asyncio reads its clock a few times a turn
+        assert float(found[name][0]) == pytest.approx(seconds, abs=5 * READS_S), name
+        assert found[name][1] == result
+
+
+ENDED_EARLY = """
+import asyncio, concurrent.futures, queue, select, socket, threading, time
+def after(seconds, work): threading.Thread(target=lambda: (time.sleep(seconds), work())).start()
+def took(wait):
+    begin = time.perf_counter_ns()
+    try: result = wait()
+    except Exception as error: result = type(error).__name__
+    print("took =", (time.perf_counter_ns() - begin) / 1e9, result)
+event, items = threading.Event(), queue.Queue()
+after(1, event.set); took(lambda: event.wait(5))
+after(2, lambda: items.put("item")); took(lambda: items.get(timeout=5))
+here, there = socket.socketpair(); here.settimeout(20)
+after(3, lambda: there.send(b"x")); took(lambda: here.recv(1).decode())
+poll = select.poll(); poll.register(here, select.POLLIN)
+after(4, lambda: there.send(b"x")); took(lambda: len(poll.poll(20000)))
+thread = threading.Thread(target=time.sleep, args=(10,)); thread.start()
+took(lambda: (thread.join(4), thread.is_alive())[1])
+took(lambda: (thread.join(20), thread.is_alive())[1])
+pool = concurrent.futures.ThreadPoolExecutor(4)
+took(lambda: len(concurrent.futures.wait([pool.submit(time.sleep, 1.5) for _ in range(4)], timeout=9).done))
+future = pool.submit(time.sleep, 3)
+took(lambda: future.result(timeout=1))
+took(lambda: future.result(timeout=9))
+async def beside():
+    await asyncio.gather(*[asyncio.to_thread(time.sleep, 2) for _ in range(3)], asyncio.sleep(1))
+took(lambda: asyncio.run(beside()))
+"""
+
+
+def test_a_wait_that_another_thread_ends_lasts_until_then(tmp_path: Path) -> None:
+    expected = [
+        (1, "True"),
+        (2, "item"),
+        (3, "x"),
+        (4, "1"),
+        (4, "True"),
+        (10 - 4, "False"),
+        (1.5, "4"),  # four side by side
+        (1, "TimeoutError"),
+        (3 - 1, "None"),
+        (2, "None"),  # three threads and the loop, side by side
+    ]
+    found = [line.split() for line in printed(tmp_path, ENDED_EARLY)]
+    assert [result for _, result in found] == [result for _, result in expected]
+    assert [float(took) for took, _ in found] == pytest.approx([took for took, _ in expected], abs=5 * READS_S)
+
+
+C_CLOCKS = """
+import ctypes, datetime, time, uuid, torch
+from torch.utils import benchmark
+libc = ctypes.CDLL(None)
+class Timespec(ctypes.Structure): _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
+def c_clock(which):
+    now = Timespec(); libc.clock_gettime(which, ctypes.byref(now)); return now.seconds + now.nanoseconds / 1e9
+time.sleep(3)
+print("monotonic =", c_clock(time.CLOCK_MONOTONIC) - time.monotonic())
+print("date =", c_clock(time.CLOCK_REALTIME) - time.time(), libc.time(None) - int(time.time()))
+print("datetime =", datetime.datetime.now().timestamp() - time.time(), type(datetime.datetime.now()) is datetime.datetime)
+begin = time.perf_counter(); libc.usleep(250_000); print("usleep =", time.perf_counter() - begin)
+timer = benchmark.Timer("time.sleep(0.5)", setup="import time")
+print("benchmark =", timer.timeit(2).mean)
+"""
+
+
+def test_c_code_reads_and_spends_the_same_clock(tmp_path: Path) -> None:
+    monotonic, date, moment, usleep, mean = printed(tmp_path, C_CLOCKS)
+    # two reads, one after the other
+    assert float(monotonic) == pytest.approx(-READ_S, abs=1e-9)
+    assert [float(part) for part in date.split()] == pytest.approx([-READ_S, 0], abs=1e-6)
+    assert float(moment.split()[0]) == pytest.approx(-READ_S, abs=2e-6)
+    assert moment.split()[1] == "True"
+    assert float(usleep) == pytest.approx(0.25 + READ_S, abs=1e-9)
+    assert float(mean) == pytest.approx(0.5, abs=READS_S)
+
+
+CHILDREN = """
+import multiprocessing, subprocess, time
+def took(wait):
+    begin = time.perf_counter_ns()
+    try: result = wait()
+    except Exception as error: result = type(error).__name__
+    print("took =", (time.perf_counter_ns() - begin) / 1e9, result)
+took(lambda: subprocess.run(["sleep", "0.2"], timeout=50).returncode)
+took(lambda: subprocess.run(["sleep", "20"], timeout=0.2).returncode)
+took(lambda: subprocess.run(["sh", "-c", "sleep 0.2; echo out"], timeout=50, capture_output=True).stdout.strip().decode())
+items = multiprocessing.Queue()
+child = multiprocessing.Process(target=lambda: (time.sleep(0.2), items.put(str(time.time() > 1_770_000_000 or time.time() < 1_767_225_600))))
+child.start()
+took(lambda: items.get(timeout=50))
+took(lambda: (child.join(50), child.exitcode)[1])
+"""
+
+
+def test_child_processes_take_no_virtual_time_unless_they_take_too_long(tmp_path: Path) -> None:
+    expected = [(0, "0"), (0.2, "TimeoutExpired"), (0, "out"), (0, "True"), (0, "0")]
+    found = [line.split() for line in printed(tmp_path, CHILDREN)]
+    assert [result for _, result in found] == [result for _, result in expected]
+    assert [float(took) for took, _ in found] == pytest.approx([took for took, _ in expected], abs=5 * READS_S)
+
+
+BESIDE_COMPUTE = """
+import threading, time, torch
+woke = []
+def sleep():
+    time.sleep(0.01); woke.append(time.perf_counter())
+thread = threading.Thread(target=sleep)
+thread.start()
+matrix = torch.ones(500, 500)
+for _ in range(40): matrix = matrix @ matrix / 500
+end = time.perf_counter()
+thread.join()
+print("woke =", woke[0], end, time.perf_counter())
+"""
+
+
+def test_a_thread_sleeps_while_another_computes(tmp_path: Path) -> None:
+    # Device 40 times slower: the compute outlasts the sleep, which ends in its middle.
+    options = ("--ranks", 1, "--slowdown", 40, "--compute", "measured", "--out", tmp_path / "out")
+    done = command("run", *options, write_script(tmp_path, BESIDE_COMPUTE), cwd=tmp_path)
+    assert done.code == 0, done.err
+    woke, end, joined = map(float, done.out.partition("woke = ")[2].splitlines()[0].split())
+    assert 0.01 <= woke < end <= joined
+
+
+DEADLOCK = """
+import threading, torch.distributed as dist
+dist.init_process_group("gloo")
+first, second = threading.Lock(), threading.Lock()
+together = threading.Barrier(2)
+def take(one, other):
+    with one:
+        together.wait()
+        other.acquire()
+if dist.get_rank() == 0:
+    threads = [threading.Thread(target=take, args=locks) for locks in ((first, second), (second, first))]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+dist.barrier()
+"""
+
+
+def test_threads_of_a_rank_that_wait_for_each_other_are_a_deadlock(tmp_path: Path) -> None:
+    done = run_script(tmp_path, DEADLOCK, ranks=2)
+    assert done.code == 3, done.err
+    assert "deadlock" in done.err
+    assert "rank 0" in done.err and "waits for another of its threads" in done.err
+
+
+THREADS_AND_RANKS = """
+import queue, random, threading, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, items = dist.get_rank(), queue.Queue()
+def produce(which):
+    for step in range(5):
+        time.sleep(0.01 * (1 + which) + 0.001 * rank); items.put((which, step))
+threads = [threading.Thread(target=produce, args=(which,)) for which in range(3)]
+for thread in threads: thread.start()
+total = torch.zeros(1)
+for _ in range(15):
+    which, step = items.get(timeout=5)
+    dist.all_reduce(torch.ones(1000 * (1 + step)))
+for thread in threads: thread.join()
+"""
+
+
+def test_programs_with_threads_are_the_same_in_every_run_and_in_a_replay(tmp_path: Path) -> None:
+    script = _script(tmp_path, THREADS_AND_RANKS)
+    runs = [
+        uniference.simulate(script, ranks=3, compute="none", backend="gloo", out=tmp_path / f"out{n}", jobs=jobs)
+        for n, jobs in enumerate((1, 1, 3))
+    ]
+    (digest,) = {run.report["digest"] for run in runs}
+    replayed = command("replay", tmp_path / "out0", "--json", cwd=tmp_path)
+    assert replayed.code == 0, replayed.err
+    assert json.loads(replayed.out)["digest"] == digest

@@ -407,13 +407,13 @@ impl Exchange {
         let (request, asked) = match op {
             Op::Compute(duration) => {
                 let work = Work { duration, origin: Origin::Measured };
-                (issue(Activity::Compute(work), line), Asked::Compute)
+                (issue(Activity::Compute(work), task, line), Asked::Compute)
             }
-            Op::Sleep(span) => (sleep(span.from(now), task, line), Asked::Sleep),
-            Op::Mark(mark) => (issue(Activity::Mark(mark), line), Asked::Mark),
+            Op::Sleep(span) => (issue(Activity::Sleep(span.from(now)), task, line), Asked::Sleep),
+            Op::Mark(mark) => (issue(Activity::Mark(mark), task, line), Asked::Mark),
             Op::Issue { handle, call, staged, .. } => {
                 self.data.announce(rank, &call, staged);
-                (issue(Activity::Call(call), line), Asked::Issue(handle))
+                (issue(Activity::Call(call), task, line), Asked::Issue(handle))
             }
             Op::Wait { handles, any, timeout, .. } => {
                 let asked = handles.len();
@@ -550,15 +550,9 @@ impl Observer for Meetings<'_> {
     }
 }
 
-fn issue(activity: Activity, site: Site) -> Request {
-    // All that a task does itself is in order anyway: it waits for each piece.
-    Request::Issue { activity, queue: QueueId(0), after: Vec::new(), site }
-}
-
-/// Threads sleep side by side: each in a queue of its own, above the one in which the rank computes.
-fn sleep(duration: SimDuration, task: TaskId, site: Site) -> Request {
-    let queue = QueueId(task.0 + 1);
-    Request::Issue { activity: Activity::Sleep(duration), queue, after: Vec::new(), site }
+/// Threads compute and sleep side by side: each in a queue of its own.
+fn issue(activity: Activity, task: TaskId, site: Site) -> Request {
+    Request::Issue { activity, queue: QueueId(task.0), after: Vec::new(), site }
 }
 
 impl Task {

@@ -2,10 +2,10 @@
 //!
 //! What follows from the answer is `rounds`' business.
 //!
-//! A thread is looked at twice. If it was off the processor at the second look (`syscall` says in which call; of a thread that runs or
-//! could run it says "running") and has not been on it since the first (`schedstat` counts how often), it has slept all the time in
-//! between; and a thread that another one wakes could run at once. So if that holds for every thread, there was a moment at which all
-//! of them slept, and none can wake up by itself.
+//! A thread is looked at twice. If it slept at the second look (`stat`; `syscall` says in which call) and has not been on the processor
+//! since the first (`schedstat` counts how often), it has slept all the time in between; and a thread that another one wakes does not
+//! count as asleep from that moment on. So if that holds for every thread, there was a moment at which all of them slept, and none can
+//! wake up by itself.
 
 use rustix::fs::{Dir, Mode, OFlags};
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,6 +34,7 @@ pub(crate) struct Threads {
 
 /// Where the kernel tells of one thread.
 struct Thread {
+    state: OwnedFd,
     call: OwnedFd,
     turns: Option<OwnedFd>,
     /// `schedstat` at the first look.
@@ -46,7 +47,7 @@ const INSIDE: [&str; 3] = ["202", "449", "455"];
 #[cfg(not(target_arch = "x86_64"))]
 const INSIDE: [&str; 3] = ["98", "449", "455"];
 
-/// Longer than any line of the files.
+/// As much of the files as matters.
 const LINE: usize = 256;
 
 impl Threads {
@@ -80,6 +81,10 @@ impl Threads {
         }
         let mut found = Found::Inside;
         for (id, thread) in &self.known {
+            // Anything but "S": it runs, could run, or comes from a disk soon.
+            if state(&read(&thread.state)?) != Some("S") {
+                return Ok(Found::Running);
+            }
             let line = read(&thread.call)?;
             let call = line.split_ascii_whitespace().next().unwrap_or_default();
             // "-1": it was interrupted outside any call, as by a page that comes from a disk.
@@ -101,7 +106,12 @@ impl Thread {
             rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
         };
         // Kernels without CONFIG_SCHED_INFO have no `schedstat`: the look is then a little less sharp.
-        Ok(Thread { call: open("syscall")?, turns: open("schedstat").ok(), before: String::new() })
+        Ok(Thread {
+            state: open("stat")?,
+            call: open("syscall")?,
+            turns: open("schedstat").ok(),
+            before: String::new(),
+        })
     }
 
     fn turns(&self) -> io::Result<String> {
@@ -113,6 +123,11 @@ fn read(file: &OwnedFd) -> io::Result<String> {
     let mut line = [0; LINE];
     let length = rustix::io::pread(file, &mut line, 0)?;
     Ok(String::from_utf8_lossy(&line[..length]).into_owned())
+}
+
+/// The state in a line of `stat`: behind the name, which stands in brackets and may hold any.
+fn state(line: &str) -> Option<&str> {
+    line.rsplit_once(')')?.1.split_ascii_whitespace().next()
 }
 
 fn list(skip: &BTreeSet<ThreadId>) -> io::Result<BTreeSet<ThreadId>> {
