@@ -11,7 +11,7 @@ use uniference_sim::engine::{Engine, Halt, Resumption, Threads, Turn};
 use uniference_sim::ids::{GroupId, Handle, QueueId, RankId, Site, TaskId};
 use uniference_sim::program::{Activity, Origin, Outcome, Reply, Request, Work};
 use uniference_sim::record::{Event, Observer};
-use uniference_sim::time::{SimDuration, SimTime};
+use uniference_sim::time::SimTime;
 
 /// Sees every request just before the engine does.
 pub trait Recorder {
@@ -257,8 +257,8 @@ impl Exchange {
         turn.quiet = quiet.or(turn.quiet);
         match turn.quiet {
             Some(quiet) if quiet.questions == turn.questions => self.quiet(rank, quiet, recorder),
-            // What several threads say between two answers is carried out in the order of the threads.
-            _ if tasks.len() > 1 => return false,
+            // What several threads say between two answers is carried out in the order of the threads, once all have.
+            _ if asks || tasks.len() > 1 => return false,
             _ => {
                 self.pump(rank, task, recorder);
                 return false;
