@@ -47,7 +47,7 @@ class _Clock:
 def install(channel: Channel) -> None:
     """Puts this process on the rank's clock. A process that it forks is back on the machine's."""
     clock = _Clock(channel)
-    time.sleep = clock.sleep
+    time.sleep = clock.sleep  # type: ignore[assignment]
     subprocess.Popen.wait = _wait(clock)  # type: ignore[method-assign]
     _mark_ranges(channel)
     os.register_at_fork(after_in_child=_uninstall)

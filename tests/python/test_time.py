@@ -187,7 +187,7 @@ for thread in threads: thread.start()
 for thread in threads: thread.join()
 print("took =", time.perf_counter() - begin)
 """ + "\n".join(
-    f"""
+    """
 begin = time.perf_counter()
 threads = [threading.Thread(target=time.sleep, args=(0.5,)) for n in range(4)]
 for thread in threads: thread.start()
@@ -365,7 +365,8 @@ took(lambda: subprocess.run(["sleep", "0.2"], timeout=50).returncode)
 took(lambda: subprocess.run(["sleep", "20"], timeout=0.2).returncode)
 took(lambda: subprocess.run(["sh", "-c", "sleep 0.2; echo out"], timeout=50, capture_output=True).stdout.strip().decode())
 items = multiprocessing.Queue()
-child = multiprocessing.Process(target=lambda: (time.sleep(0.2), items.put(str(time.time() > 1_770_000_000 or time.time() < 1_767_225_600))))
+on_host = lambda: time.time() > 1_770_000_000 or time.time() < 1_767_225_600
+child = multiprocessing.Process(target=lambda: (time.sleep(0.2), items.put(str(on_host()))))
 child.start()
 took(lambda: items.get(timeout=50))
 took(lambda: (child.join(50), child.exitcode)[1])
@@ -424,7 +425,8 @@ def test_threads_of_a_rank_that_wait_for_each_other_are_a_deadlock(tmp_path: Pat
     done = run_script(tmp_path, DEADLOCK, ranks=2)
     assert done.code == 3, done.err
     assert "deadlock" in done.err
-    assert "rank 0" in done.err and "waits for another of its threads" in done.err
+    assert "rank 0" in done.err
+    assert "waits for another of its threads" in done.err
 
 
 THREADS_AND_RANKS = """

@@ -29,8 +29,10 @@ const LEAST_SCATTER: f64 = 0.02;
 /// Beyond so many standard deviations a residual counts as an outlier (Huber 1964: 95 % efficient where there is none).
 const HUBER: f64 = 1.345;
 const ITERATIONS: usize = 25;
-/// Of the logarithms, for derivatives.
-const STEP: f64 = 0.01;
+/// Of the logarithms, for derivatives. Downwards: where one of two equal links is made slower, that shows, where it is made faster it does not.
+const STEP: f64 = -0.01;
+/// A fit that moves less than this has arrived.
+const ARRIVED: f64 = 1e-4;
 const RESAMPLES: usize = 400;
 
 impl Observation {
@@ -79,6 +81,9 @@ pub fn fit(observations: &[Observation], start: &[f64], model: &dyn Fn(&[f64]) -
             (point, predicted, damping) = (next, there, damping / 4.0);
         } else {
             damping *= 8.0;
+        }
+        if step.iter().all(|step| step.abs() < ARRIVED) {
+            break;
         }
     }
     let residuals = minus(&predicted, &targets);

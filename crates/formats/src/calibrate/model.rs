@@ -54,18 +54,20 @@ impl Network {
         self.links.len()
     }
 
-    /// Where to begin: latency from the fastest small exchange, bandwidth from the largest message.
+    /// Where to begin: latencies from the plain round trips, bandwidths from the largest messages.
     pub fn guess(observed: &[Pair], hosts: usize) -> Network {
         let fastest = |plain: bool| {
             let of_kind = observed.iter().filter(|case| case.plain == plain);
             of_kind.map(Pair::median).fold(f64::INFINITY, f64::min)
         };
-        let largest = observed.iter().filter(|case| !case.plain).max_by_key(|case| case.bytes);
-        let bandwidth = largest.map_or(1e9, |case| 2.0 * case.bytes.max(1) as f64 / case.median());
         let round = fastest(false);
         let latency = if fastest(true).is_finite() { fastest(true) / 2.0 } else { round / 8.0 };
         let message = ((round - 3.0 * latency) / 8.0).max(round / 100.0);
-        Network { message, links: vec![(latency, bandwidth); hosts] }
+        let link = |host: u32| {
+            let own = |case: &&Pair| hosts == 1 || case.ranks.contains(&host);
+            (latency_of(observed, host, hosts).unwrap_or(latency), rate(observed.iter().filter(own)))
+        };
+        Network { message, links: (0..hosts as u32).map(link).collect() }
     }
 
     fn link(&self, rank: u32) -> (f64, f64) {
@@ -115,6 +117,24 @@ impl Network {
             ClusterFile::parse("calibration", &toml, &[]).unwrap_or_else(|error| panic!("{}", error.render(false)));
         file.resolve(&Choices::default()).unwrap_or_else(|error| panic!("{}", error.render(false))).cluster
     }
+}
+
+/// What a host's link carries: a pair gets the smaller rate of the two, so it is that of the host's best pair.
+fn rate<'a>(own: impl Iterator<Item = &'a Pair>) -> f64 {
+    let rates = own.filter(|case| !case.plain).map(|case| 2.0 * case.bytes.max(1) as f64 / case.median());
+    rates.fold(1.0, f64::max)
+}
+
+/// A host's latency, where every pair's plain round trip is known. That of a pair is the sum of both: with S the sum over the host's pairs and L that
+/// of all hosts' latencies, S = (P - 2) l + L, and all pairs together are (P - 1) L.
+fn latency_of(observed: &[Pair], host: u32, hosts: usize) -> Option<f64> {
+    let plain = || observed.iter().filter(|case| case.plain);
+    if hosts < 3 || plain().count() != hosts * (hosts - 1) / 2 {
+        return None;
+    }
+    let all = plain().map(Pair::median).sum::<f64>() / (hosts - 1) as f64;
+    let own: f64 = plain().filter(|case| case.ranks.contains(&host)).map(Pair::median).sum();
+    Some(((own - all) / (hosts - 2) as f64).max(all / 100.0))
 }
 
 /// Predicts measurements.

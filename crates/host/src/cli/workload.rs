@@ -469,7 +469,10 @@ mod tests {
         run_it(&["--run", "--fold", "on", "--out", &folded]);
         run_it(&["--run", "--fold", "off", "--out", &whole]);
         run_it(&["--run", "--out", &path("auto"), "--json"]);
-        assert_eq!(report(folded.as_ref()), report(whole.as_ref()));
+        // Groups that are alike are one in a folded run, so operations are counted by other numbers.
+        for key in ["makespan_ps", "ranks"] {
+            assert_eq!(report(folded.as_ref())[key], report(whole.as_ref())[key]);
+        }
         assert_eq!(report(folded.as_ref()), report(path("auto").as_ref()));
         run_it(&["--out", &traces]);
         let system = path("system.json");
