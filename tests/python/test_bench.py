@@ -12,7 +12,8 @@ def test_the_benchmark_shows_a_figure_for_each_operation() -> None:
     shown = subprocess.run([sys.executable, BRIDGE, "--quick"], capture_output=True, text=True, check=True).stdout
     rows = re.findall(r"^(?:none|measured) +2 +(all_reduce|send) +([\d.]+) +(\d+) +(\d+)", shown, re.MULTILINE)
     assert [row[0] for row in rows] == ["all_reduce", "send"] * 2
-    assert all(float(figure) > 0 for row in rows for figure in row[1:])
+    # What the driver uses may be less than a microsecond a round.
+    assert all(float(took) > 0 and int(rank) > 0 for _, took, rank, _ in rows)
     # GB/s of a copy and of the four operations.
     assert re.search(r"^ +4( +\d+\.\d\d){5}$", shown, re.MULTILINE)
     assert re.search(r"^\d+\.\d MiB of its own", shown, re.MULTILINE)
