@@ -224,3 +224,23 @@ def test_cuda_without_gpus_is_refused_with_a_hint(tmp_path: Path) -> None:
     assert done.code == 1
     assert "the simulated devices are no GPUs" in done.err
     assert "hint: simulate GPUs with --cuda" in done.err
+
+
+def test_every_simulated_backend_reduces(tmp_path: Path) -> None:
+    source = """
+import torch, torch.distributed as dist
+
+dist.init_process_group("nccl")
+for count in (1, 5_000, 500_000):
+    x = torch.ones(count, device="cuda")
+    dist.all_reduce(x)
+    # Four ranks' ones.
+    assert (x == 4).all(), x
+if dist.get_rank() == 0:
+    print(x.device)
+"""
+    script = write_script(tmp_path, source)
+    for backend in ("nccl", "mpi", "gloo", "ideal"):
+        options = ("--ranks", 4, "--backend", backend, "--compute", "none", "--out", tmp_path / "out")
+        done = uniference("run", *options, script, cwd=tmp_path)
+        assert (done.code, done.out) == (0, "cuda:0\n"), done.err

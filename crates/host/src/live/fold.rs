@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use uniference_sim::collective::choose::algorithm_by_name;
+use uniference_sim::collective::choose::steps_by_name;
 use uniference_sim::collective::fold::FoldPlan;
 use uniference_sim::program::Collective;
 
@@ -35,7 +35,7 @@ impl Plans {
 }
 
 fn derive(call: &Collective, algorithm: &'static str, size: u32) -> FoldPlan {
-    let found = algorithm_by_name(call.kind, algorithm).unwrap_or_else(|e| panic!("the engine used it: {e}"));
+    let found = steps_by_name(call.kind, algorithm).unwrap_or_else(|e| panic!("the engine used it: {e}"));
     let plan = FoldPlan::derive(&*found, call, size);
     let in_place = plan.slots == size && plan.folds.iter().all(|fold| fold.combine);
     assert!(in_place, "{algorithm} on {size} ranks needs {} rooms and copies", plan.slots);
@@ -45,6 +45,7 @@ fn derive(call: &Collective, algorithm: &'static str, size: u32) -> FoldPlan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use uniference_formats::cluster::{Choices, ClusterFile};
     use uniference_sim::collective::choose::algorithms_for;
     use uniference_sim::ids::GroupRank;
     use uniference_sim::program::{CollectiveKind, DType, ReduceOp, Shape};
@@ -53,6 +54,24 @@ mod tests {
         let root = (kind == CollectiveKind::Reduce).then_some(GroupRank(1));
         let (dtype, reduce) = (DType::Float32, Some(ReduceOp::Sum));
         Collective { kind, dtype, reduce, root, shape: Shape::Even(1001) }
+    }
+
+    /// What a backend chooses for a call is carried out under a name by which its steps are found again.
+    #[test]
+    fn every_backends_choice_has_an_order() {
+        let text = "[[device]]\nname = \"a\"\ncount = 8\n[network]\n";
+        let file = ClusterFile::parse("test", text, &[]).unwrap();
+        for backend in ["gloo", "nccl", "mpi", "ideal"] {
+            let choices = Choices { backend: Some(backend.into()), ..Choices::default() };
+            let table = file.resolve(&choices).unwrap().cluster.backend.algorithms;
+            for kind in [CollectiveKind::AllReduce, CollectiveKind::Reduce, CollectiveKind::ReduceScatter] {
+                for (elements, size) in [(1, 2), (8, 4), (5_000, 8), (200_000, 8), (8 << 20, 4)] {
+                    let call = Collective { shape: Shape::Even(elements), ..call(kind) };
+                    let plan = derive(&call, table.algorithm(&call, size).name(), size);
+                    assert!(!plan.folds.is_empty(), "{backend}: {kind} of {elements} on {size} ranks");
+                }
+            }
+        }
     }
 
     #[test]

@@ -101,6 +101,15 @@ pub fn algorithm_by_name(kind: CollectiveKind, name: &str) -> Result<Arc<dyn Alg
     found.ok_or_else(|| ChoiceError::Unknown { kind, name: name.to_owned() })
 }
 
+/// The steps behind the name under which a collective was carried out: those of [`algorithm_by_name`], and NCCL's, whose names say the
+/// protocol too.
+///
+/// # Errors
+/// [`ChoiceError::Unknown`], with the names that there are.
+pub fn steps_by_name(kind: CollectiveKind, name: &str) -> Result<Arc<dyn Algorithm>, ChoiceError> {
+    super::nccl::steps_of(kind, name).map_or_else(|| algorithm_by_name(kind, name), Ok)
+}
+
 fn known(kind: CollectiveKind) -> String {
     algorithms_for(kind).iter().map(|algorithm| algorithm.name()).collect::<Vec<_>>().join(", ")
 }

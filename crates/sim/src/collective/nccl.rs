@@ -108,6 +108,16 @@ impl Nccl {
     }
 }
 
+/// Whose steps the algorithm called `name` takes, where that is one over one of the protocols.
+pub(super) fn steps_of(kind: CollectiveKind, name: &str) -> Option<Arc<dyn Algorithm>> {
+    let variant = VARIANTS.iter().find(|variant| variant.name == name)?;
+    Some(match kind {
+        CollectiveKind::Broadcast | CollectiveKind::Reduce => Arc::new(Chain),
+        _ if variant.tree => Arc::new(DoubleTree),
+        _ => Arc::new(Ring),
+    })
+}
+
 impl Algorithm for Nccl {
     fn name(&self) -> &'static str {
         "nccl"
