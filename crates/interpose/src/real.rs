@@ -78,6 +78,5 @@ pub(crate) fn is_preloaded() -> bool {
 
 /// Bytes of a set of `count` descriptors, as the kernel reads it.
 pub(crate) fn set_bytes(count: c_int) -> usize {
-    let bits = 8 * size_of::<c_ulong>();
-    (count.max(0) as usize).div_ceil(bits) * size_of::<c_ulong>()
+    (count.max(0) as usize).div_ceil(c_ulong::BITS as usize) * size_of::<c_ulong>()
 }
