@@ -18,6 +18,8 @@ use crate::stack;
 pub(crate) struct Interpreter {
     /// Its code and data.
     image: Range<usize>,
+    /// Those of torch's libraries.
+    torch: Vec<Range<usize>>,
     /// The code of `PyThread_acquire_lock_timed`.
     acquire: Range<usize>,
     has_lock: unsafe extern "C" fn() -> c_int,
@@ -46,7 +48,8 @@ pub(crate) fn find() {
         // SAFETY: CPython's functions of these names have these signatures.
         unsafe {
             Some(Interpreter {
-                image: image_around(has_lock as usize)?,
+                image: images(|_, image| image.contains(&(has_lock as usize))).pop()?,
+                torch: images(|name, _| name.contains("libtorch") || name.contains("libc10")),
                 acquire: code_of(c"PyThread_acquire_lock_timed")?,
                 has_lock: std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(has_lock),
                 save: std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *mut c_void>(save),
@@ -71,6 +74,13 @@ impl Interpreter {
     /// Whether a look at the clock serves a lock: the caller's address is `from`, which the stack pointer `stack` points at.
     pub(crate) fn locks(&self, from: usize, stack: usize) -> bool {
         !self.has_lock() || self.acquire.contains(&from) || self.acquire.contains(&stack::caller_of(from, stack))
+    }
+
+    /// Whether torch itself looks at the clock, with the lock held: for its own counters of what it waits for, and its profiler.
+    pub(crate) fn torch_looks(&self, from: usize, stack: usize) -> bool {
+        // `std::chrono` lies between, in the C++ library.
+        let callers = [from, stack::caller_of(from, stack)];
+        self.torch.iter().any(|image| callers.iter().any(|caller| image.contains(caller))) && self.has_lock()
     }
 
     /// Runs `work` without the lock, which the calling thread holds.
@@ -106,33 +116,34 @@ unsafe extern "C" {
     fn dladdr1(address: *const c_void, info: *mut libc::Dl_info, extra: *mut *mut c_void, flags: c_int) -> c_int;
 }
 
-/// The addresses of the loaded image that has `address` in it.
-fn image_around(address: usize) -> Option<Range<usize>> {
-    let mut search = Search { address, image: None };
-    // SAFETY: the callback gets what it is declared with, and `search` outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut search).cast()) };
-    search.image
+/// The addresses of those loaded images, with gaps, of which `wanted` approves by name and addresses.
+fn images(mut wanted: impl FnMut(&str, &Range<usize>) -> bool) -> Vec<Range<usize>> {
+    let mut found = Vec::new();
+    let mut look = |name: &str, image: Range<usize>| {
+        if wanted(name, &image) {
+            found.push(image);
+        }
+    };
+    let mut look: &mut dyn FnMut(&str, Range<usize>) = &mut look;
+    // SAFETY: the callback gets what it is declared with, and `look` outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(show), (&raw mut look).cast()) };
+    found
 }
 
-struct Search {
-    address: usize,
-    image: Option<Range<usize>>,
-}
-
-unsafe extern "C" fn look(info: *mut dl_phdr_info, _: size_t, search: *mut c_void) -> c_int {
-    // SAFETY: the linker gives a valid description, and `search` is what `image_around` has passed.
-    let (info, search) = unsafe { (&*info, &mut *search.cast::<Search>()) };
-    // SAFETY: the description has so many headers.
-    let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
+unsafe extern "C" fn show(info: *mut dl_phdr_info, _: size_t, look: *mut c_void) -> c_int {
+    // SAFETY: the linker gives a valid description, and `look` is what `images` has passed.
+    let (info, look) = unsafe { (&*info, &mut *look.cast::<&mut dyn FnMut(&str, Range<usize>)>()) };
+    // SAFETY: the description has so many headers, and a name or none.
+    let (headers, name) = unsafe {
+        let name = if info.dlpi_name.is_null() { c"" } else { CStr::from_ptr(info.dlpi_name) };
+        (std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)), name)
+    };
     let loaded = headers.iter().filter(|header| header.p_type == libc::PT_LOAD).map(|header| {
         let start = info.dlpi_addr as usize + header.p_vaddr as usize;
-        start..start + header.p_memsz as usize
+        (start, start + header.p_memsz as usize)
     });
-    let segments: Vec<Range<usize>> = loaded.collect();
-    if !segments.iter().any(|segment| segment.contains(&search.address)) {
-        return 0;
+    if let Some(image) = loaded.reduce(|all, next| (all.0.min(next.0), all.1.max(next.1))) {
+        look(&name.to_string_lossy(), image.0..image.1);
     }
-    let start = segments.iter().map(|segment| segment.start).min();
-    search.image = start.zip(segments.iter().map(|segment| segment.end).max()).map(|(start, end)| start..end);
-    1
+    0
 }
