@@ -13,7 +13,7 @@ thread_local! {
     static FREE_LOOKS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// As in the C library. It goes on to [`read`], which is also told who calls.
+/// As in the C library. It goes on to `read`, which is also told who calls.
 ///
 /// # Safety
 /// As in the C library.

@@ -3,14 +3,14 @@
 //!
 //! In the order in which a call travels: the dynamic linker finds the functions of [`clocks`], [`sleeps`], [`waits`] and [`threads`]
 //! before the C library's own, because the zygote is started with the extension in `LD_PRELOAD`; they ask the rank's client, which
-//! [`activate`] was given, or go on to the C library's, which [`real`] finds. They do the latter in the zygote, before a rank's
+//! [`activate`] was given, or go on to the C library's, which `real` finds. They do the latter in the zygote, before a rank's
 //! program starts, and in processes that it forks.
 //!
 //! Threads need no call to be counted on: those that the process starts are known from [`threads`], and a thread that waits in a call
 //! of the system is woken when virtual time says so ([`waits`]).
 //!
 //! **The interpreter.** A thread that waits for CPython's lock (the GIL) does so with a time-out of the host's, and reads the clock for
-//! it ([`interpreter`] tells such reads and waits from the program's).
+//! it (`interpreter` tells such reads and waits from the program's).
 
 // Functions that stand in for the C library's have its signatures, and callers that Rust cannot check.
 #![allow(unsafe_code)]
