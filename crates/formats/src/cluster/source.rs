@@ -177,14 +177,16 @@ fn find_equals(text: &str) -> Option<usize> {
 /// The parts of a dotted key, as TOML reads them, each with its place in the option.
 fn split_key(option: &Piece, equals: usize) -> Result<Vec<(String, Range<usize>)>, Diagnostic> {
     let line = format!("{} = 0", &option.text[..equals]);
-    let table = DeTable::parse(&line).map_err(|_| {
+    let not_a_key = || {
         let hint = "a key is names joined by dots; a name with a dot in it is quoted: network.host.\"orin.2\".latency";
         option.error("this is not a key", 0..equals).hint(hint)
-    })?;
+    };
+    let table = DeTable::parse(&line).map_err(|_| not_a_key())?;
     let mut segments = Vec::new();
     let mut rest = DeValue::Table(table.into_inner());
     while let DeValue::Table(table) = rest {
-        let (key, value) = table.into_iter().next().expect("one key");
+        // A comment leaves an empty table.
+        let (key, value) = table.into_iter().next().ok_or_else(not_a_key)?;
         segments.push((key.get_ref().clone().into_owned(), key.span()));
         rest = value.into_inner();
     }

@@ -359,6 +359,7 @@ fn mistakes_in_assignments_are_shown() {
         "network.bandwidth=5",
         "network.bandwith=1 Gbps",
         "network.=1",
+        "#=1",
         "device.7.slowdown=2",
         "device.lptop.slowdown=2",
         "device.0.slowdown=fast",
