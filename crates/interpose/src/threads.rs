@@ -1,7 +1,7 @@
 //! Owns the start of threads: that the rank has several, and who has started whom.
 
 use crate::waits::kick;
-use crate::{program, real};
+use crate::{rank, real};
 use libc::{c_int, c_void, pthread_attr_t, pthread_t, sigset_t};
 use std::mem::MaybeUninit;
 use uniference_host::live::client::Client;
@@ -26,7 +26,8 @@ pub unsafe extern "C" fn pthread_create(
     start: Start,
     argument: *mut c_void,
 ) -> c_int {
-    let Some(client) = program() else {
+    // Also one that a library starts while we import it: it may look at clocks as any other.
+    let Some(client) = rank() else {
         // SAFETY: what the caller gave.
         return unsafe { real::pthread_create()(thread, attributes, start, argument) };
     };

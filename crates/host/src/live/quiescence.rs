@@ -1,4 +1,5 @@
-//! Owns one question: do all other threads of this process wait, and for what? Linux answers it in `/proc/self/task`.
+//! Owns one question: do all other threads of this process wait, and for what? And those of the processes that it has started? Linux
+//! answers it in `/proc`.
 //!
 //! What follows from the answer is `rounds`' business.
 //!
@@ -47,6 +48,12 @@ const INSIDE: [&str; 3] = ["202", "449", "455"];
 #[cfg(not(target_arch = "x86_64"))]
 const INSIDE: [&str; 3] = ["98", "449", "455"];
 
+/// System calls that end by themselves: `nanosleep`, `clock_nanosleep`.
+#[cfg(target_arch = "x86_64")]
+const SLEEPS: [&str; 2] = ["35", "230"];
+#[cfg(not(target_arch = "x86_64"))]
+const SLEEPS: [&str; 2] = ["101", "115"];
+
 /// As much of the files as matters.
 const LINE: usize = 256;
 
@@ -57,12 +64,12 @@ impl Threads {
     }
 
     fn first_look(&mut self, skip: &BTreeSet<ThreadId>) -> io::Result<BTreeSet<ThreadId>> {
-        let list = list(skip)?;
+        let list = list("self", skip)?;
         self.known.retain(|thread, _| list.contains(thread));
         for id in &list {
             let thread = match self.known.remove(id) {
                 Some(thread) => thread,
-                None => Thread::open(*id)?,
+                None => Thread::open("self", *id)?,
             };
             let before = thread.turns()?;
             self.known.insert(*id, Thread { before, ..thread });
@@ -76,22 +83,13 @@ impl Threads {
         skip: &BTreeSet<ThreadId>,
         inside: &BTreeSet<ThreadId>,
     ) -> io::Result<Found> {
-        if list(skip)? != *list_before {
+        if list("self", skip)? != *list_before {
             return Ok(Found::Running);
         }
         let mut found = Found::Inside;
         for (id, thread) in &self.known {
-            // Anything but "S": it runs, could run, or comes from a disk soon.
-            if state(&read(&thread.state)?) != Some("S") {
-                return Ok(Found::Running);
-            }
-            let line = read(&thread.call)?;
-            let call = line.split_ascii_whitespace().next().unwrap_or_default();
-            // "-1": it was interrupted outside any call, as by a page that comes from a disk.
-            if matches!(call, "running" | "-1") || thread.turns()? != thread.before {
-                return Ok(Found::Running);
-            }
-            if !INSIDE.contains(&call) && !inside.contains(id) {
+            let Some(call) = thread.waits_in()? else { return Ok(Found::Running) };
+            if !INSIDE.contains(&call.as_str()) && !inside.contains(id) {
                 found = Found::Outside;
             }
         }
@@ -99,10 +97,72 @@ impl Threads {
     }
 }
 
+/// A look at the processes that this one has started, and at those that these have.
+#[derive(Default)]
+pub(crate) struct Family {
+    known: BTreeMap<(String, ThreadId), Thread>,
+}
+
+impl Family {
+    /// The first look.
+    pub(crate) fn look(&mut self) -> bool {
+        self.first_look().is_ok()
+    }
+
+    /// The second one: whether all have slept since, and none can wake up by itself.
+    pub(crate) fn has_slept(&mut self) -> bool {
+        let slept = self.second_look();
+        if slept.is_err() {
+            // One has ended, and another may get its number.
+            self.known.clear();
+        }
+        slept.unwrap_or(false)
+    }
+
+    fn first_look(&mut self) -> io::Result<()> {
+        let list = family()?;
+        self.known.retain(|id, _| list.contains(id));
+        for id in list {
+            let thread = match self.known.remove(&id) {
+                Some(thread) => thread,
+                None => Thread::open(&id.0, id.1)?,
+            };
+            let before = thread.turns()?;
+            self.known.insert(id, Thread { before, ..thread });
+        }
+        Ok(())
+    }
+
+    fn second_look(&self) -> io::Result<bool> {
+        for thread in self.known.values() {
+            if thread.waits_in()?.is_none_or(|call| SLEEPS.contains(&call.as_str())) {
+                return Ok(false);
+            }
+        }
+        Ok(family()?.iter().eq(self.known.keys()))
+    }
+}
+
+/// The threads of all descendants, by process.
+fn family() -> io::Result<BTreeSet<(String, ThreadId)>> {
+    let mut threads = BTreeSet::new();
+    let mut processes = vec!["self".to_owned()];
+    while let Some(process) = processes.pop() {
+        for thread in list(&process, &BTreeSet::new())? {
+            let children = std::fs::read_to_string(format!("/proc/{process}/task/{thread}/children"))?;
+            processes.extend(children.split_ascii_whitespace().map(str::to_owned));
+            if process != "self" {
+                threads.insert((process.clone(), thread));
+            }
+        }
+    }
+    Ok(threads)
+}
+
 impl Thread {
-    fn open(id: ThreadId) -> io::Result<Thread> {
+    fn open(process: &str, id: ThreadId) -> io::Result<Thread> {
         let open = |name: &str| {
-            let path = format!("/proc/self/task/{id}/{name}");
+            let path = format!("/proc/{process}/task/{id}/{name}");
             rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
         };
         // Kernels without CONFIG_SCHED_INFO have no `schedstat`: the look is then a little less sharp.
@@ -112,6 +172,19 @@ impl Thread {
             turns: open("schedstat").ok(),
             before: String::new(),
         })
+    }
+
+    /// The second look: the number of the system call in which the thread has slept since the first. `None`: it has run.
+    fn waits_in(&self) -> io::Result<Option<String>> {
+        // Anything but "S": it runs, could run, or comes from a disk soon.
+        if state(&read(&self.state)?) != Some("S") {
+            return Ok(None);
+        }
+        let line = read(&self.call)?;
+        let call = line.split_ascii_whitespace().next().unwrap_or_default();
+        // "-1": it was interrupted outside any call, as by a page that comes from a disk.
+        let ran = matches!(call, "running" | "-1") || self.turns()? != self.before;
+        Ok((!ran).then(|| call.to_owned()))
     }
 
     fn turns(&self) -> io::Result<String> {
@@ -130,8 +203,9 @@ fn state(line: &str) -> Option<&str> {
     line.rsplit_once(')')?.1.split_ascii_whitespace().next()
 }
 
-fn list(skip: &BTreeSet<ThreadId>) -> io::Result<BTreeSet<ThreadId>> {
-    let folder = rustix::fs::open("/proc/self/task", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+fn list(process: &str, skip: &BTreeSet<ThreadId>) -> io::Result<BTreeSet<ThreadId>> {
+    let path = format!("/proc/{process}/task");
+    let folder = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let mut threads = BTreeSet::new();
     for entry in Dir::new(folder)? {
         let thread = entry?.file_name().to_str().ok().and_then(|name| name.parse().ok());
@@ -143,13 +217,15 @@ fn list(skip: &BTreeSet<ThreadId>) -> io::Result<BTreeSet<ThreadId>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process::{Command, Stdio};
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
     use std::sync::{Arc, mpsc};
     use std::thread;
+    use std::time::Duration;
 
     /// Looks only at those.
     fn look(threads: &mut Threads, at: &[ThreadId], inside: &[ThreadId]) -> Found {
-        let skip = list(&BTreeSet::new()).unwrap().into_iter().filter(|thread| !at.contains(thread)).collect();
+        let skip = list("self", &BTreeSet::new()).unwrap().into_iter().filter(|thread| !at.contains(thread)).collect();
         threads.look(&skip, &inside.iter().copied().collect())
     }
 
@@ -186,5 +262,26 @@ mod tests {
         assert!((0..1000).all(|_| look(&mut threads, &[waiter, spinner], &[]) == Found::Running));
         going.store(false, Relaxed);
         drop(stop);
+    }
+
+    #[test]
+    fn a_child_that_waits_for_input_is_told_from_one_that_sleeps_for_a_time() {
+        let slept = |family: &mut Family| family.look() && family.has_slept();
+        let mut family = Family::default();
+        assert!(slept(&mut family), "there is none");
+        let start = |command: &str, argument: Option<&str>| {
+            let mut command = Command::new(command);
+            command.args(argument).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
+        };
+        let mut reader = start("cat", None);
+        assert!((0..100_000).any(|_| slept(&mut family)));
+        let mut sleeper = start("sleep", Some("60"));
+        thread::sleep(Duration::from_millis(100));
+        assert!((0..1000).all(|_| !slept(&mut family)));
+        for child in [&mut reader, &mut sleeper] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        assert!(slept(&mut family));
     }
 }

@@ -12,7 +12,7 @@
 
 use super::client::Client;
 use super::protocol::{self, Answer, Batch, FrameBuffer, Op, Quiet, Reply};
-use super::quiescence::{Found, ThreadId, Threads};
+use super::quiescence::{Family, Found, ThreadId, Threads};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use std::cell::{Cell, RefCell};
@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// How soon the watch looks again, at first and at most; nanoseconds.
 const LOOKS: (u64, u64) = (50_000, 1_000_000);
 
-/// How long, in nanoseconds of the host, threads that wait for a child process keep virtual time from passing.
+/// How long, in nanoseconds of the host, threads that wait for a child process which is busy keep virtual time from passing.
 const PATIENCE_OUTSIDE: u64 = 1_000_000_000;
 
 /// The same of threads that run and do not ask: one may spin until another one, which sleeps in virtual time, has done something.
@@ -68,6 +68,7 @@ struct State {
     /// Since when the process runs; `None`: it is quiet, and the driver knows.
     running: Option<u64>,
     threads: Threads,
+    family: Family,
 }
 
 /// What a thread has said since the process was quiet last.
@@ -188,16 +189,16 @@ impl Rounds {
             return false;
         }
         let found = state.look();
-        if self.arriving.load(SeqCst) > 0 {
-            return false;
-        }
         let waited = host_ns().saturating_sub(since);
         let outside = match found {
             Found::Inside => false,
-            Found::Outside if !has_children() || waited > PATIENCE_OUTSIDE => true,
+            Found::Outside if !has_children() || waited > PATIENCE_OUTSIDE || state.family_sleeps() => true,
             Found::Running if waited > PATIENCE_RUNNING => true,
             Found::Outside | Found::Running => return false,
         };
+        if self.arriving.load(SeqCst) > 0 {
+            return false;
+        }
         state.send(client, outside);
         true
     }
@@ -275,6 +276,11 @@ impl State {
         // A child's messages count as coming from outside.
         let inside = if has_children() { BTreeSet::new() } else { self.paused.keys().copied().collect() };
         self.threads.look(&skip, &inside)
+    }
+
+    /// Whether the children, too, only wait: for us, or for each other.
+    fn family_sleeps(&mut self) -> bool {
+        self.family.look() && self.look() == Found::Outside && self.family.has_slept()
     }
 
     /// Tells the driver what was said, and that nobody runs.
