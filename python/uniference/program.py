@@ -20,7 +20,7 @@ def run(argv: Sequence[str], module: bool) -> int:
     sys.argv[:] = argv
     try:
         try:
-            _execute(argv[0], module)
+            execute(argv[0], module)
         finally:
             # Threads that are not daemons are part of the program.
             threading._shutdown()  # type: ignore[attr-defined]
@@ -43,7 +43,8 @@ def tidy_up() -> None:
         _report(error)
 
 
-def _execute(script: str, module: bool) -> None:
+def execute(script: str, module: bool) -> None:
+    """Runs a script or module as `__main__`; what it raises is the caller's."""
     if module:
         sys.path.insert(0, os.getcwd())
         runpy.run_module(script, run_name="__main__", alter_sys=True)

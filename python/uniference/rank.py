@@ -17,6 +17,7 @@ from uniference import (
     cuda,
     debugging,
     imports,
+    launching,
     process_group,
     program,
     refusals,
@@ -94,7 +95,7 @@ def run(task: Task, control: int) -> NoReturn:
     """Runs the program in this freshly forked process, and ends the process."""
     channel = Channel.adopt(control, task.rank, task.world_size)
     _prepare_process(task)
-    for part in (clock, imports, store, work, refusals, spawning):
+    for part in (clock, imports, store, work, refusals, spawning, launching):
         part.install(channel)
     process_group.Backends(channel).install()
     debugging.install(channel, task.debugged)

@@ -8,30 +8,21 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d, rpc
-from torch.distributed.launcher import api as launcher
 
 from uniference._native import Channel
 
 
 def install(_channel: Channel) -> None:
-    """Refuses RPC, launchers inside a rank, and the groups of real Gloo that the debug level DETAIL would wrap around every group."""
+    """Refuses RPC, and the groups of real Gloo that the debug level DETAIL would wrap around every group."""
     if dist.rpc.is_available():
         rpc.init_rpc = _init_rpc
     distributed_c10d._create_process_group_wrapper = _create_process_group_wrapper
-    launcher.launch_agent = _launch_agent
 
 
 def _init_rpc(*_args: Any, **_kwargs: Any) -> NoReturn:
     raise RuntimeError(
         "torch.distributed.rpc cannot be simulated: it talks over real connections\n"
         "hint: use collectives or send and recv of torch.distributed"
-    )
-
-
-def _launch_agent(*_args: Any, **_kwargs: Any) -> NoReturn:
-    raise RuntimeError(
-        "torchrun cannot be simulated: it would start processes of its own\n"
-        "hint: give the script that it starts to `uniference run --ranks N`; it finds torchrun's environment there"
     )
 
 

@@ -130,7 +130,84 @@ def test_data_loaders_have_workers(tmp_path: Path) -> None:
     assert done.out.count(f"seen {list(range(8))}") == 2
 
 
-def test_launchers_inside_a_rank_are_refused(tmp_path: Path) -> None:
-    done = run_script(tmp_path, "from torch.distributed.run import main\nmain(['other.py'])\n", ranks=1)
+LAUNCHED = """
+import os, sys, torch, torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+@record
+def main():
+    dist.init_process_group("gloo")
+    total = torch.tensor([dist.get_rank()])
+    dist.all_reduce(total)
+    print("total", total.item(), sys.argv[1:], __name__)
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_ranks_go_on_as_the_workers_of_torchrun(tmp_path: Path) -> None:
+    write_script(tmp_path, LAUNCHED, "worker.py")
+    for worker in ('"worker.py"', '"-m", "worker"'):
+        launcher = f"from torch.distributed.run import main\nmain(['--nproc-per-node', '3', {worker}, '--flag'])\n"
+        done = run_script(tmp_path, launcher, ranks=3)
+        assert done.code == 0, done.err
+        # 0 + 1 + 2 = 3 on every rank
+        assert done.out.count("total 3 ['--flag'] __main__") == 3
+
+
+def test_functions_are_launched_too(tmp_path: Path) -> None:
+    source = (
+        "from torch.distributed.launcher.api import LaunchConfig, elastic_launch\n"
+        "import torch, torch.distributed as dist\n"
+        "def work(x):\n"
+        "    dist.init_process_group('gloo')\n"
+        "    return x + dist.get_rank()\n"
+        "config = LaunchConfig(1, 1, 2, run_id='any', rdzv_backend='c10d', rdzv_endpoint='localhost:0')\n"
+        "print('answers', elastic_launch(config, work)(5))\n"
+    )
+    done = run_script(tmp_path, source)
+    assert done.code == 0, done.err
+    assert "answers {0: 5}" in done.out
+    assert "answers {1: 6}" in done.out
+
+
+def test_launchers_of_another_number_of_ranks_are_refused(tmp_path: Path) -> None:
+    done = run_script(tmp_path, "from torch.distributed.run import main\nmain(['other.py'])\n")
     assert done.code == 1
-    assert "torchrun cannot be simulated" in done.err
+    assert "the launcher asks for 1 ranks, and this run has 2" in done.err
+    assert "hint: give `uniference run` --ranks 1" in done.err
+
+
+def test_a_module_may_start_a_thread_when_it_is_imported(tmp_path: Path) -> None:
+    service = (
+        "import threading, time\ndef serve():\n    while True: time.sleep(0.25)\n"
+        "threading.Thread(target=serve, daemon=True).start()\n"
+    )
+    write_script(tmp_path, service, "service.py")
+    source = (
+        "import service, time, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\ndist.barrier()\n"
+        "if dist.get_rank() == 0: time.sleep(2)\nprint('ended', time.monotonic() > 2)\n"
+    )
+    done = run_script(tmp_path, source)
+    assert done.code == 0, done.err
+    assert "ended True" in done.out
+    assert "ended False" in done.out
+
+
+def test_a_rank_communicates_while_a_thread_waits_for_workers(tmp_path: Path) -> None:
+    # As the thread does that pins memory, for 5 s at a time, with workers that live on.
+    source = (
+        "import torch, torch.distributed as dist\n"
+        "from torch.utils.data import DataLoader\n"
+        "dist.init_process_group('nccl')\n"
+        "loader = DataLoader(torch.arange(16.0), batch_size=2, num_workers=1, pin_memory=True, persistent_workers=True)\n"
+        "for _ in range(2):\n"
+        "    for batch in loader:\n"
+        "        batch = batch.cuda()\n"
+        "        dist.all_reduce(batch)\n"
+        "print('last', batch.tolist())\n"
+    )
+    done = run_script(tmp_path, source)
+    assert done.code == 0, done.err
+    # Both ranks have 14 and 15.
+    assert done.out.count("last [28.0, 30.0]") == 2
