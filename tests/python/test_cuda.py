@@ -212,6 +212,21 @@ def test_a_program_that_cannot_do_without_gpus_gets_them(tmp_path: Path) -> None
 
 
 @simulated
+def test_a_mesh_of_gpus_starts_the_default_group(tmp_path: Path) -> None:
+    source = """
+import os, torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+mesh = init_device_mesh("cuda", (1, 2), mesh_dim_names=("data", "model"))
+tensor = distribute_tensor(torch.arange(4.0, device="cuda"), mesh["model"], [Shard(0)])
+assert tensor.to_local().tolist() == [2.0 * mesh.get_local_rank("model") + i for i in range(2)]
+"""
+    done = run(tmp_path, source, "--backend", "nccl")
+    assert done.code == 0, done.err
+
+
+@simulated
 def test_a_program_that_asks_is_told_that_there_are_none(tmp_path: Path) -> None:
     source = 'import torch\nprint("device =", "cuda" if torch.cuda.is_available() else "cpu")\n'
     assert "device = cpu" in run(tmp_path, source).out

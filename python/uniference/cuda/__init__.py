@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import torch
 import torch.utils._device
 from torch import Tensor, _utils
+from torch.distributed.distributed_c10d import BackendConfig
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils import checkpoint
 
@@ -56,6 +57,7 @@ def install(channel: Channel, device: str, memory: int | None, settle: Callable[
     _keep_checkpoints(devices)
     torch.utils._device.DeviceContext = DefaultDevice  # type: ignore[misc]
     _keep_out_of_the_process_group()
+    _keep_groups_whole()
     _keep_recomputation_even()
 
     def mode() -> Placement:
@@ -149,6 +151,18 @@ def _keep_out_of_the_process_group() -> None:
     for owner, names in inside:
         for name in names:
             setattr(owner, name, _without_modes(getattr(owner, name)))
+
+
+def _keep_groups_whole() -> None:
+    """A group for GPUs must carry tensors on the CPU, which those of a GPU are to torch's C++ code."""
+    original = BackendConfig.__init__
+
+    def init(self: BackendConfig, backend: Any) -> None:
+        original(self, backend)
+        if (carrier := self.device_backend_map.get("cuda")) is not None:
+            self.device_backend_map = dict.fromkeys(("cpu", "cuda"), carrier)
+
+    BackendConfig.__init__ = init  # type: ignore[method-assign]
 
 
 def _keep_recomputation_even() -> None:
