@@ -17,7 +17,9 @@ import meeting
 import pipelines
 import point_to_point
 import profiled
+import resharding
 import splitting
+import starting
 import torch
 import torch.distributed as dist
 import waiting
@@ -25,9 +27,9 @@ import waiting
 PARTS = {
     "calls": (
         *(collectives, functional, combining, point_to_point, meeting, waiting),
-        *(groups, splitting, profiled, failing),
+        *(groups, splitting, profiled, failing, starting),
     ),
-    "layers": (layers, data_parallel, pipelines),
+    "layers": (layers, data_parallel, pipelines, resharding),
 }
 BODIES = {
     part: {
