@@ -101,7 +101,7 @@ def test_a_rank_that_fails_ends_the_others(tmp_path: Path) -> None:
 
 
 def test_killing_it_leaves_nothing_behind(tmp_path: Path) -> None:
-    script = write_script(tmp_path, "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
+    script = write_script(tmp_path, "import os, time\nos.write(1, b'%d\\n' % os.getpid())\ntime.sleep(600)\n")
     command = [sys.executable, "-m", "uniference", "testbed", *map(str, NETWORK), "--", sys.executable, str(script)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as testbed:
         assert testbed.stdout is not None
