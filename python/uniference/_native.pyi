@@ -90,6 +90,13 @@ class Channel:
 
         Nothing is written if this rank receives nothing. Returns from which group rank a receive has its data.
         """
+    def closed_by(self, handle: int) -> int | None:
+        """Which rank of the world has closed a connection, so that a complete operation has failed; it is then forgotten.
+
+        None: it has not failed, and can be delivered.
+        """
+    def close(self, group: int) -> None:
+        """This rank closes its connections of a group: once a rank has crashed, others hear of it."""
 
     # Store. Blocking operations return None after `timeout`.
     def store_set(self, key: bytes, value: bytes) -> None: ...

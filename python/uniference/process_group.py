@@ -7,7 +7,7 @@ The base class and its method names are torch 2.15's `torch/csrc/distributed/c10
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -46,8 +46,9 @@ class SimulatedBackend(c10d.Backend):
         rank: int,
         timeout: timedelta,
         group_name: str,
+        members: Sequence[int] = (),
     ) -> None:
-        """`ranks` are the members' in the whole program, in order."""
+        """`ranks` are the members' in the simulation, in order; `members` what the program calls them, where it has renumbered them."""
         super().__init__(rank, len(ranks))
         self.channel = channel
         self._arena = arena
@@ -62,9 +63,9 @@ class SimulatedBackend(c10d.Backend):
         self._sequence = 0
         self._barriers = 0
         self._batch: list[Work] | None = None
-        self._pairs = Pairs() if name == "gloo" else None
+        self._pairs = Pairs(channel, self._group) if name == "gloo" else None
         self._options = c10d.Backend.Options(name, timeout)
-        self._options.global_ranks_in_group = list(ranks)
+        self._options.global_ranks_in_group = list(members or ranks)
         self._options.group_name = group_name  # type: ignore[assignment]
 
     # What torch asks about the group
@@ -129,8 +130,9 @@ class SimulatedBackend(c10d.Backend):
     def abort(self) -> None:
         pass
 
+    @uncharged
     def shutdown(self) -> None:
-        pass
+        self.channel.close(self._group)
 
     # Groups out of this one. Ranks are this group's; `_create` makes a group of global ranks.
 
@@ -529,6 +531,8 @@ class Backends:
         self._arena = Arena(channel)
         # C++ does not keep a Python backend alive.
         self._alive: list[SimulatedBackend] = []
+        # Which rank of the simulation each rank of the program's world is: it may have made a new world without some of them.
+        self._world = list(range(channel.world_size))
 
     def install(self) -> None:
         """Registers with torch."""
@@ -562,13 +566,33 @@ class Backends:
                 "a process group whose members change (enable_reconfigure) cannot be simulated\n"
                 "hint: make a new group of the members that go on, with new_group or split_group"
             )
-        ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
-        mine = ranks[opts.group_rank] if opts.group_rank < len(ranks) else None
-        if mine != self.channel.rank or len(ranks) > self.channel.world_size:
-            raise RuntimeError(
-                f"rank {self.channel.rank} of {self.channel.world_size} cannot be rank {opts.group_rank} of {opts.group_size}\n"
-                "hint: take rank and world_size from the environment variables RANK and WORLD_SIZE"
-            )
-        backend = SimulatedBackend(self.channel, self._arena, name, ranks, opts.group_rank, opts.timeout, opts.group_id)
+        members = list(opts.global_ranks_in_group)
+        if not members:
+            self._meet(opts)
+        ranks = [self._world[member] for member in members] or self._world
+        backend = SimulatedBackend(
+            self.channel, self._arena, name, ranks, opts.group_rank, opts.timeout, opts.group_id, members
+        )
         self._alive.append(backend)
         return backend
+
+    def _meet(self, opts: Any) -> None:
+        """Finds out who the members of a new world are. Ranks that go on without the others number themselves anew."""
+        mine, size = (self.channel.rank, opts.group_rank), opts.group_size
+        if size == self.channel.world_size and mine[0] == mine[1]:
+            self._world = list(range(size))
+            return
+        if not 0 <= opts.group_rank < size <= self.channel.world_size:
+            self._refuse(opts)
+        # As Gloo's members do, they meet through the store that the program gives them.
+        key = f"uniference/{opts.group_id}"
+        opts.store.set(f"{key}/{opts.group_rank}", str(self.channel.rank))
+        self._world = [int(opts.store.get(f"{key}/{member}")) for member in range(size)]
+        if self._world[opts.group_rank] != self.channel.rank:
+            self._refuse(opts)
+
+    def _refuse(self, opts: Any) -> NoReturn:
+        raise RuntimeError(
+            f"rank {self.channel.rank} of {self.channel.world_size} cannot be rank {opts.group_rank} of {opts.group_size}\n"
+            "hint: take rank and world_size from the environment variables RANK and WORLD_SIZE"
+        )

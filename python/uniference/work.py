@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Work as TorchWork
 from torch.autograd import Variable
@@ -74,14 +75,28 @@ class Pairs:
 
     closed = False
 
+    def __init__(self, channel: Channel, group: int) -> None:
+        self._channel = channel
+        self._group = group
+
+    def close(self) -> None:
+        """Others may hear of it."""
+        self.closed = True
+        self._channel.close(self._group)
+
     def check(self) -> None:
         """Raises what Gloo does if they are closed."""
         if self.closed:
             raise RuntimeError("Application timeout caused pair closure")
 
 
-# Where Gloo of torch 2.15's wheels says that it has timed out. Programs look for the words, some for the space before them.
-_WHERE = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78]"
+# Where Gloo of torch 2.15's wheels says what has gone wrong. Programs look for the words, some for the space before them.
+_GLOO = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp"
+_TIMED_OUT = f"{_GLOO}/unbound_buffer.cc:78]"
+_CLOSED = f"{_GLOO}/pair.cc:561]"
+
+# Gloo names the peer's socket: here each rank has one port, from where Linux takes such ports by default.
+_FIRST_PORT = 32768
 
 
 class Work(TorchWork):
@@ -106,6 +121,7 @@ class Work(TorchWork):
         self.events = list(events)
         self._pairs = pairs
         self._future: torch.futures.Future[list[Tensor]] | None = None
+        self._error: RuntimeError | None = None
         self._number = next(_numbers)
         self._delivering = threading.Lock()
 
@@ -122,6 +138,8 @@ class Work(TorchWork):
             self._block(timeout or None)
         if self._future is not None:
             self._resolve()
+        if self._error is not None:
+            raise self._error
         return True
 
     def is_completed(self) -> bool:
@@ -131,10 +149,10 @@ class Work(TorchWork):
         return True
 
     def is_success(self) -> bool:
-        return not self._open
+        return not self._open and self._error is None
 
     def exception(self) -> Any:
-        return None
+        return self._error
 
     def synchronize(self) -> None:
         self.wait()
@@ -181,7 +199,8 @@ class Work(TorchWork):
 
     @uncharged
     def _poll(self) -> bool:
-        for operation in list(self._open):
+        while self._open:
+            operation = self._open[0]
             if not self.channel.poll(operation.handle):
                 return False
             self._deliver(operation)
@@ -192,11 +211,11 @@ class Work(TorchWork):
         """`timeout` is the caller's own."""
         limit = timeout if timeout is not None else self._timeout
         ticks = picoseconds(limit) if limit is not None else None
-        if self.channel.wait(self.open_handles(), ticks, False, user_line()) is None:
+        complete = self.channel.wait(self.open_handles(), ticks, False, user_line())
+        if complete is None:
             assert limit is not None
             raise self._timed_out(limit, timeout is not None)
-        for operation in self._open.copy():
-            self._deliver(operation)
+        self.deliver_complete(complete)
         if _in_flight:
             self._deliver_earlier()
 
@@ -216,19 +235,24 @@ class Work(TorchWork):
         waits_for = self._name if self._name in ("send", "recv") else "recv"
         if callers and self._name != waits_for:
             return RuntimeError("Operation timed out!")
-        self._pairs.closed = True
-        return RuntimeError(f"{_WHERE} Timed out waiting {milliseconds}ms for {waits_for} operation to complete")
+        self._pairs.close()
+        return RuntimeError(f"{_TIMED_OUT} Timed out waiting {milliseconds}ms for {waits_for} operation to complete")
 
     def _deliver(self, operation: Operation) -> None:
         """Once, whichever thread comes first; the others wait until it is done."""
         with self._delivering:
             if operation not in self._open:
                 return
-            try:
-                operation.deliver(self.channel)
-            finally:
-                # Also when the last step has failed (an average of integers): its error is raised once, here.
-                self._open.remove(operation)
+            if (peer := self.channel.closed_by(operation.handle)) is not None:
+                # What else belongs to the call is not waited for.
+                self._error = connection_closed(peer, gloo=self._pairs is not None)
+                self._open.clear()
+            if self._error is None:
+                try:
+                    operation.deliver(self.channel)
+                finally:
+                    # Also when the last step has failed (an average of integers): its error is raised once, here.
+                    self._open.remove(operation)
             if self._open:
                 return
         self.forget()
@@ -240,7 +264,24 @@ class Work(TorchWork):
         if self._future is not None and not self._open and not _is_done(self._future):
             if self in _unresolved:
                 _unresolved.remove(self)
-            self._future.set_result(self.result())
+            if self._error is None:
+                self._future.set_result(self.result())
+            else:
+                self._future.set_exception(self._error)
+
+
+def connection_closed(peer: int, gloo: bool) -> RuntimeError:
+    """What the library raises where a connection was closed by `peer`, a rank of the world."""
+    if not gloo:
+        return dist.DistBackendError(
+            "NCCL error: remote process exited or there was a network error\n"
+            "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely."
+        )
+    return RuntimeError(
+        f"{_CLOSED} Connection closed by peer [127.0.0.1]:{_FIRST_PORT + peer}. "
+        "This is typically caused by a remote worker crashing. "
+        "Check the logs of the remote worker before reporting an error. GLHF! \U0001f3d6\ufe0f"
+    )
 
 
 class _Probe(threading.local):

@@ -153,7 +153,14 @@ fn link(gigabytes: u64, latency_ns: u64) -> LinkSpec {
 fn cluster(ranks: u32, preset: &Preset, link: LinkSpec, algorithms: AlgorithmTable) -> Cluster {
     let names = |rank| format!("npu.{rank}");
     let hosts: Vec<HostSpec> = (0..ranks).map(|rank| HostSpec::new(names(rank))).collect();
-    let device = |rank| Device { name: names(rank), host: HostId(rank), slowdown: 1.0, memory: None, spells: vec![] };
+    let device = |rank| Device {
+        name: names(rank),
+        host: HostId(rank),
+        slowdown: 1.0,
+        memory: None,
+        spells: vec![],
+        crash: None,
+    };
     Cluster {
         name: "bench".into(),
         devices: (0..ranks).map(device).collect(),

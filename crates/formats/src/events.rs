@@ -82,6 +82,15 @@ enum Shown<'a> {
         sequence: Option<u64>,
         peer: Option<(u32, u32)>,
     },
+    Failed {
+        rank: u32,
+        handle: u32,
+        operation: &'static str,
+        group: u32,
+        issued_ps: u64,
+        started_ps: u64,
+        peer: u32,
+    },
     Waited {
         rank: u32,
         task: u32,
@@ -147,6 +156,15 @@ impl<'a> From<&Event<'a>> for Shown<'a> {
                     peer,
                 }
             }
+            Event::Failed { rank, handle, call, issued, started, peer } => Shown::Failed {
+                rank: rank.0,
+                handle: handle.0,
+                operation: call.op.name(),
+                group: call.group.0,
+                issued_ps: issued.as_ps(),
+                started_ps: started.as_ps(),
+                peer: peer.0,
+            },
             Event::Waited { rank, task, start, reason, exposed, late_peer, handles, call, site } => Shown::Waited {
                 rank: rank.0,
                 task: task.0,

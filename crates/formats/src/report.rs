@@ -59,6 +59,9 @@ pub struct RankReport {
     pub device: String,
     /// When its script returned, in picoseconds of virtual time; `None` (null): it did not.
     pub finish_ps: Option<u64>,
+    /// When it crashed, as the cluster wanted, in picoseconds of virtual time; `None` (left out): it did not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub crash_ps: Option<u64>,
     /// Seconds in which it computed.
     pub compute_s: f64,
     /// Seconds in which it was blocked in a communication call and nothing computed.
@@ -133,7 +136,7 @@ impl Report {
                 .collect(),
             digest,
             interval: None,
-            warnings: Vec::new(),
+            warnings: missed_crashes(statistics, devices),
             manifest,
             recorder: None,
         }
@@ -154,6 +157,15 @@ impl Report {
     }
 }
 
+/// Ranks that had ended before the cluster wanted them to crash.
+fn missed_crashes(statistics: &Statistics, devices: &[Device]) -> Vec<String> {
+    let said = |(rank, (device, figures)): (usize, (&Device, &RankStatistics))| {
+        let (planned, end) = device.crash.zip(figures.finish)?;
+        Some(format!("rank {rank} had ended at {end}, before it was to crash at {planned}"))
+    };
+    devices.iter().zip(statistics.ranks()).enumerate().filter_map(said).collect()
+}
+
 /// A text that is no report.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
@@ -166,7 +178,7 @@ pub enum ReportError {
 }
 
 fn rank_report(rank: usize, device: &Device, statistics: &RankStatistics, makespan: SimTime) -> RankReport {
-    let RankStatistics { finish, times, traffic } = statistics;
+    let RankStatistics { finish, crash, times, traffic } = statistics;
     let spent = times.compute + times.exposed + times.idle;
     let after = makespan.since(SimTime::ZERO).saturating_sub(spent);
     let seconds = SimDuration::as_secs_f64;
@@ -174,6 +186,7 @@ fn rank_report(rank: usize, device: &Device, statistics: &RankStatistics, makesp
         rank: u32::try_from(rank).expect("ranks are numbered in 32 bits"),
         device: device.name.clone(),
         finish_ps: finish.map(SimTime::as_ps),
+        crash_ps: crash.map(SimTime::as_ps),
         compute_s: seconds(times.compute),
         exposed_comm_s: seconds(times.exposed),
         late_peer_s: seconds(times.late_peer),
@@ -223,6 +236,7 @@ pub(crate) mod tests {
             slowdown: 1.0,
             memory: None,
             spells: Vec::new(),
+            crash: None,
         };
         let manifest = Manifest {
             cluster: "name = \"two\"\nbackend = \"gloo\"\n[network]\nlatency = \"10 us\"\n".to_owned(),
@@ -253,7 +267,14 @@ pub(crate) mod tests {
 
     #[test]
     fn a_rank_that_did_not_finish_says_so() {
-        let device = Device { name: "a".to_owned(), host: HostId(0), slowdown: 1.0, memory: None, spells: Vec::new() };
+        let device = Device {
+            name: "a".to_owned(),
+            host: HostId(0),
+            slowdown: 1.0,
+            memory: None,
+            spells: Vec::new(),
+            crash: None,
+        };
         let report = Report::new(&Statistics::default(), &[device], String::new(), Manifest::default());
         assert_eq!(report.ranks[0].finish_ps, None);
     }
@@ -282,6 +303,7 @@ pub(crate) mod tests {
         let documentation = include_str!("../../../docs/report.md");
         let mut report = sample(1);
         report.manifest.versions.clear();
+        report.ranks[0].crash_ps = Some(1);
         report.recorder = Some(RecorderReport { time_s: vec![], calls: vec![], clock_error_s: 0.0 });
         let mut fields = Vec::new();
         keys(&serde_json::to_value(report).unwrap(), &mut fields);

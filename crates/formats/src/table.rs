@@ -93,7 +93,8 @@ fn ranks(ranks: &[RankReport]) -> String {
 fn rank_row(rank: &RankReport) -> Vec<Cell> {
     let times = [rank.compute_s, rank.exposed_comm_s, rank.late_peer_s, rank.idle_s].map(seconds);
     let sizes = [rank.bytes_sent, rank.bytes_received].map(bytes);
-    row(&[&rank.rank.to_string(), &rank.device], &[&times[..], &sizes[..]].concat())
+    let crashed = if rank.crash_ps.is_some() { " (crashed)" } else { "" };
+    row(&[&rank.rank.to_string(), &format!("{}{crashed}", rank.device)], &[&times[..], &sizes[..]].concat())
 }
 
 /// All ranks, or the first, the slowest and the last.

@@ -148,6 +148,14 @@ impl Channel {
         Ok(peer)
     }
 
+    fn closed_by(&self, handle: u32) -> PyResult<Option<u32>> {
+        self.client.closed_by(handle).map_err(raise)
+    }
+
+    fn close(&self, group: u32) -> PyResult<()> {
+        self.client.close(GroupId(group)).map_err(raise)
+    }
+
     fn store_set(&self, py: Python<'_>, key: Vec<u8>, value: Vec<u8>) -> PyResult<()> {
         self.ask_store(py, StoreOp::Set { key, value }, None, "").map(drop)
     }

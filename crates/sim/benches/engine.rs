@@ -100,8 +100,14 @@ fn cluster(case: &Case) -> Cluster {
     let names = (0..case.ranks).map(|rank| format!("host.{rank}"));
     let hosts: Vec<HostSpec> = names.clone().map(HostSpec::new).collect();
     let link = LinkSpec::new(Rate::from_bits_per_second(10e9).unwrap(), SimDuration::from_us(2));
-    let device =
-        |(rank, name)| Device { name, host: HostId::from(rank), slowdown: 1.0, memory: None, spells: Vec::new() };
+    let device = |(rank, name)| Device {
+        name,
+        host: HostId::from(rank),
+        slowdown: 1.0,
+        memory: None,
+        spells: Vec::new(),
+        crash: None,
+    };
     let mut algorithms = AlgorithmTable::ideal();
     algorithms.force(case.kind, algorithm_by_name(case.kind, case.algorithm).unwrap());
     Cluster {

@@ -35,6 +35,8 @@ pub struct Device {
     pub memory: Option<Bytes>,
     /// When it is slower than that: in order, none overlapping another.
     pub spells: Vec<SlowSpell>,
+    /// When its rank crashes, unless it has ended before: its process is gone, and its connections are closed.
+    pub crash: Option<SimTime>,
 }
 
 /// A time in which a device takes longer still.
@@ -89,7 +91,7 @@ mod tests {
     fn a_spell_slows_what_falls_into_it() {
         let second = |s: f64| SimTime::from_ps((s * PS_PER_SECOND as f64) as u64);
         let spells = vec![SlowSpell { from: second(3.0), to: second(5.0), factor: 4.0 }];
-        let device = Device { name: "a".into(), host: HostId(0), slowdown: 2.0, memory: None, spells };
+        let device = Device { name: "a".into(), host: HostId(0), slowdown: 2.0, memory: None, spells, crash: None };
         let cases = [
             (0.0, 1.0, 2.0),
             (0.0, 1.5, 3.0),

@@ -28,7 +28,8 @@ pub enum Request {
         /// The user's line.
         site: Site,
     },
-    /// Blocks until all (or any) of `handles` are complete: [`Reply::Complete`], or [`Reply::TimedOut`].
+    /// Blocks until all (or any) of `handles` are complete, or one has failed: [`Reply::Complete`], [`Reply::Failed`] or
+    /// [`Reply::TimedOut`].
     Wait {
         /// Handles of this rank. A handle is forgotten once a wait has reported it complete.
         handles: Vec<Handle>,
@@ -86,6 +87,13 @@ pub enum Reply {
     Issued(Handle),
     /// These of the awaited handles are complete, in the order in which they were asked for.
     Complete(Vec<Handle>),
+    /// As [`Reply::Complete`], but some have failed: their connection to a rank was closed.
+    Failed {
+        /// Those that are over, the failed ones among them.
+        complete: Vec<Handle>,
+        /// The failed ones, each with the rank at the other end.
+        failed: Vec<(Handle, RankId)>,
+    },
     /// The time-out of a wait or of a store operation has passed.
     TimedOut,
     /// The clock.
@@ -106,6 +114,8 @@ pub enum Outcome {
     Ok,
     /// Its program failed.
     Failed,
+    /// It crashed, as the cluster wanted. No program asks for this.
+    Crashed,
 }
 
 /// What a rank does with its time.
@@ -125,6 +135,9 @@ pub enum Activity {
     /// The rank's program has come to its end, and the rank is finished though its task goes on: for graphs whose last node is not
     /// the program's end, as where threads outlive it.
     Finish,
+    /// Closes the rank's connections of a group. Once a rank of the run has crashed, whoever waits for data of this rank there hears of
+    /// it; before, it has no effect: who waits for a rank that will not come is told so as a deadlock.
+    Close(GroupId),
 }
 
 /// A piece of compute, before any device has slowed it down.

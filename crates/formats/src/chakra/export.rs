@@ -226,7 +226,10 @@ impl<'a, W: Write> Exporter<'a, W> {
             (Request::Issue { activity, after, .. }, Reply::Issued(handle)) => {
                 self.issued(rank, task, now, activity, &after, *handle);
             }
-            (Request::Wait { handles, any, timeout, .. }, Reply::Complete(complete)) => {
+            (
+                Request::Wait { handles, any, timeout, .. },
+                Reply::Complete(complete) | Reply::Failed { complete, .. },
+            ) => {
                 if any && handles.len() > 1 {
                     self.warn(Hazard::AnyOf, rank, task);
                 }
@@ -276,6 +279,7 @@ impl<'a, W: Write> Exporter<'a, W> {
             Activity::Mark(mark) => Part::Mark(mark).to_node(task),
             Activity::Store(operation) => Part::Store(operation).to_node(task),
             Activity::Finish => Part::End.to_node(task),
+            Activity::Close(_) => Part::Pause(Pause::Sleep, SimDuration::ZERO).to_node(task),
             Activity::Call(call) => {
                 if let CallOp::Recv { from: None, .. } = call.op {
                     self.warn(Hazard::AnySource, rank, task);

@@ -186,10 +186,12 @@ impl<N: Nodes> Replay<N> {
         match (reply, self.asked.take()) {
             (Reply::Issued(handle), Some(Asked::Start(id))) => drop(self.running.insert(handle, id)),
             (Reply::Group(group), Some(Asked::Group(members))) => drop(self.joined.insert(members, group)),
-            (Reply::Complete(handles), None) => handles.into_iter().for_each(|handle| {
-                let id = self.running.remove(&handle).expect("what completes was running");
-                self.complete(id);
-            }),
+            (Reply::Complete(handles) | Reply::Failed { complete: handles, .. }, None) => {
+                handles.into_iter().for_each(|handle| {
+                    let id = self.running.remove(&handle).expect("what completes was running");
+                    self.complete(id);
+                })
+            }
             (Reply::Start, None) => {}
             (reply, _) => panic!("{}: {reply:?} answers nothing that was asked", self.rank),
         }

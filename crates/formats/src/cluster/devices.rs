@@ -114,7 +114,7 @@ impl Devices {
             let host = self.host(raw, index, &name);
             let slowdown = raw.slowdown.as_ref().map_or(1.0, |slowdown| *slowdown.get_ref());
             let memory = raw.memory.map(|memory| memory.0);
-            self.devices.push(Device { name, host, slowdown, memory, spells: Vec::new() });
+            self.devices.push(Device { name, host, slowdown, memory, spells: Vec::new(), crash: None });
         }
         Ok(())
     }

@@ -4,6 +4,7 @@
 //! simulator's business.
 
 mod backend;
+mod crashes;
 mod devices;
 mod dynamics;
 mod flags;
@@ -123,6 +124,7 @@ impl ClusterFile {
         dynamics::slow_down(&self.raw.straggler, &mut devices, &self.source)?;
         let (mut backend, packet) = backend::resolve(&self.raw, choices, &self.source)?;
         let (topology, network) = network::resolve(self.raw.network.as_ref(), &hosts, packet, &self.source)?;
+        crashes::resolve(&self.raw.crash, &mut devices, &topology, &self.source)?;
         backend::adapt(&mut backend.algorithms, &topology, &devices);
         let dynamics = dynamics::resolve(&self.raw, &topology, &self.attached, &self.source)?;
         let name = self.raw.name.clone().unwrap_or_else(|| match devices.len() {
@@ -135,6 +137,7 @@ impl ClusterFile {
             device: self.raw.device.clone(),
             network: Some(network),
             straggler: self.raw.straggler.clone(),
+            crash: self.raw.crash.clone(),
             uncertainty: self.raw.uncertainty.clone(),
             collective: backend::canonical_rules(&backend.algorithms),
         };

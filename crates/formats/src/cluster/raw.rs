@@ -29,6 +29,9 @@ pub(super) struct RawCluster {
     /// When devices are slower.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) straggler: Vec<Spanned<RawStraggler>>,
+    /// Who crashes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) crash: Vec<Spanned<RawCrash>>,
     /// Relative standard errors: of compute, of communication, of operations by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) uncertainty: BTreeMap<Spanned<String>, Spanned<f64>>,
@@ -71,6 +74,19 @@ pub(super) struct RawStraggler {
     pub(super) from: Duration,
     pub(super) to: Spanned<Duration>,
     pub(super) factor: Spanned<f64>,
+}
+
+/// A rank, a device's rank or all of a host's crash.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, expecting = "a table")]
+pub(super) struct RawCrash {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) rank: Option<Spanned<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) device: Option<Spanned<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) host: Option<Spanned<String>>,
+    pub(super) at: Duration,
 }
 
 /// What joins the hosts.

@@ -189,6 +189,11 @@ impl<W: Write> Observer for TraceWriter<W> {
                 let args = describe(call, issued, algorithm, meeting);
                 self.slice(rank, Row::Group(call.group), started, at, call.op.name(), args);
             }
+            Event::Failed { rank, call, issued, started, peer, .. } => {
+                let args = describe(call, issued, None, Meeting::Peer(None));
+                let name = format!("{}: rank {} has closed the connection", call.op.name(), peer.0);
+                self.slice(rank, Row::Group(call.group), started, at, &name, args);
+            }
             Event::Marked { rank, mark } => self.mark(at, rank, mark),
             Event::Message { wire_bytes, started, sent, links, .. } => self.rates.add(links, started, sent, wire_bytes),
             Event::Finished { rank, .. } => self.close_ranges(at, rank),

@@ -182,8 +182,14 @@ fn layers_that_do_not_divide_spare_the_ends() {
 
 fn cluster(ranks: u32, link: LinkSpec, preset: Preset) -> Cluster {
     let hosts: Vec<HostSpec> = (0..ranks).map(|rank| HostSpec::new(format!("gpu.{rank:03}"))).collect();
-    let device =
-        |host| Device { name: format!("{host}"), host: HostId(host), slowdown: 1.0, memory: None, spells: Vec::new() };
+    let device = |host| Device {
+        name: format!("{host}"),
+        host: HostId(host),
+        slowdown: 1.0,
+        memory: None,
+        spells: Vec::new(),
+        crash: None,
+    };
     Cluster {
         name: "test".into(),
         devices: (0..ranks).map(device).collect(),

@@ -217,8 +217,14 @@ fn report(args: &Args, argv: &[String], folder: &Folder, merged: Merged) -> Resu
 }
 
 fn devices(merged: &Merged) -> Vec<Device> {
-    let device =
-        |name: &str| Device { name: name.to_owned(), host: HostId(0), slowdown: 1.0, spells: Vec::new(), memory: None };
+    let device = |name: &str| Device {
+        name: name.to_owned(),
+        host: HostId(0),
+        slowdown: 1.0,
+        spells: Vec::new(),
+        memory: None,
+        crash: None,
+    };
     merged.devices().map(device).collect()
 }
 

@@ -153,6 +153,7 @@ pub(super) fn report_astra(
         slowdown: 1.0,
         memory: None,
         spells: Vec::new(),
+        crash: None,
     };
     let devices: Vec<Device> = (0..statistics.ranks().len()).map(npu).collect();
     let versions = [("uniference".to_owned(), env!("CARGO_PKG_VERSION").to_owned())].into_iter().collect();

@@ -440,6 +440,27 @@ impl Client {
         Ok(known.peer)
     }
 
+    /// Which rank of the world has closed its end of a connection, so that a complete operation has failed: there is nothing to deliver.
+    /// `None`: it has not failed.
+    ///
+    /// # Panics
+    /// If no wait has reported the operation complete, or it was delivered.
+    pub fn closed_by(&self, handle: LocalHandle) -> Result<Option<u32>> {
+        let known = self.shared().complete.get(&handle).map(|known| known.closed_by);
+        let closed_by = known.unwrap_or_else(|| panic!("operation {handle} is not complete"));
+        if closed_by.is_some() {
+            self.shared().complete.remove(&handle);
+            self.with_link(|client, link| link.push(client, Op::Release(handle)))?;
+        }
+        Ok(closed_by)
+    }
+
+    /// Closes the connections of a group, as far as others are concerned.
+    pub fn close(&self, group: GroupId) -> Result<()> {
+        let _ours = self.ours();
+        self.push(Op::Close(group.0))
+    }
+
     /// An operation of the store; `None`: the time-out has passed.
     pub fn store(&self, operation: StoreOp, timeout: Option<SimDuration>, site: &str) -> Result<Option<StoreValue>> {
         let _ours = self.ours();

@@ -109,6 +109,8 @@ struct Rank {
     tasks: Vec<Task>,
     pipes: [Option<Pipe>; 2],
     process: Process,
+    /// It was ended because the cluster wants it to crash.
+    crashed: bool,
 }
 
 /// How far a rank's process is.
@@ -231,6 +233,7 @@ impl<'a> Driver<'a> {
             return Ok(Some(Ending::Interrupted(interrupt)));
         }
         let standing = self.go_on();
+        self.end_crashed();
         // A rank that is gone explains why the others cannot go on.
         Ok(self.casualty().or(match standing {
             Standing::Finished => Some(Ending::Finished),
@@ -254,9 +257,28 @@ impl<'a> Driver<'a> {
         standing
     }
 
+    /// Ends the processes of ranks that have crashed in the simulation.
+    fn end_crashed(&mut self) {
+        for (rank, state) in (0..).map(RankId).zip(&mut self.ranks) {
+            let Process::Alive { pid } = state.process else { continue };
+            if state.crashed || !self.exchange.has_crashed(rank) {
+                continue;
+            }
+            state.crashed = true;
+            if let Some(pid) = rustix::process::Pid::from_raw(pid) {
+                // It may have ended just now.
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            }
+            self.slots.blocked(rank);
+            let at = self.exchange.engine().clock(rank);
+            self.watch.console.warn(&format!("rank {} crashed at {at}, as the cluster wants", rank.0));
+        }
+    }
+
     /// A rank that failed or died, the lowest first.
     fn casualty(&self) -> Option<Ending> {
-        (0..).zip(&self.ranks).find_map(|(rank, state)| match (state.tasks[0].exited, state.process) {
+        let ranks = (0..).zip(&self.ranks).filter(|(_, state)| !state.crashed);
+        ranks.into_iter().find_map(|(rank, state)| match (state.tasks[0].exited, state.process) {
             (Some(Outcome::Failed), _) => Some(Ending::Failed { rank, status: None }),
             (None, Process::Ended { pid, status }) => Some(Ending::Died { rank, pid, status }),
             _ => None,
@@ -352,7 +374,7 @@ impl<'a> Driver<'a> {
             }
         };
         self.sources.add(socket.as_fd(), Source::Task(rank, TaskId(0)))?;
-        self.ranks.push(Rank { tasks: vec![Task::new(socket)], pipes, process: Process::Coming });
+        self.ranks.push(Rank { tasks: vec![Task::new(socket)], pipes, process: Process::Coming, crashed: false });
         Ok(())
     }
 
@@ -403,6 +425,9 @@ impl<'a> Driver<'a> {
             let socket = fds.next().unwrap_or_else(|| panic!("{rank} opens a task without its socket"));
             self.task_opened(rank, UnixStream::from(socket))?;
         }
+        if self.exchange.has_crashed(rank) {
+            return Ok(());
+        }
         self.slots.heard(rank, Instant::now());
         let exit = ops.iter().find_map(|op| if let Op::Exit(outcome) = op { Some(*outcome) } else { None });
         let state = &mut self.ranks[rank.index()].tasks[task.index()];
@@ -429,7 +454,7 @@ impl<'a> Driver<'a> {
         state.ran_to_its_end = self.exchange.runs(rank);
         if task == TaskId(0) {
             self.slots.blocked(rank);
-        } else if state.exited.is_none() {
+        } else if state.exited.is_none() && !self.exchange.has_crashed(rank) {
             state.exited = Some(Outcome::Ok);
             self.exchange.close_task(rank, task, self.watch.recorder);
         }
@@ -446,6 +471,9 @@ impl<'a> Driver<'a> {
         }
         let state = &mut self.ranks[rank.index()];
         state.process = Process::Ended { pid, status };
+        if state.crashed {
+            return Ok(());
+        }
         let main = &mut state.tasks[0];
         if status == 0 && main.exited.is_none() && main.ran_to_its_end {
             // os._exit(0): a success, should nobody wait for the rank.

@@ -4,7 +4,7 @@
 
 use super::data::{Access, DataPlane};
 use super::memory::Window;
-use super::protocol::{Answer, LocalHandle, Op, Quiet, Reply as Frame};
+use super::protocol::{Answer, Fetched, LocalHandle, Op, Quiet, Reply as Frame};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use uniference_sim::engine::{Engine, Halt, Resumption, Threads, Turn};
@@ -53,6 +53,8 @@ struct Fetching {
     rank: RankId,
     task: TaskId,
     complete: Vec<(LocalHandle, Handle)>,
+    /// Those of them that have failed, and who has closed the connection.
+    failed: Vec<(Handle, RankId)>,
 }
 
 /// Why [`Exchange::advance`] returned.
@@ -233,6 +235,11 @@ impl Exchange {
         self.ranks[rank.index()].turn.running
     }
 
+    /// Whether the rank has crashed, as the cluster wants. What its process still says does not count.
+    pub fn has_crashed(&self, rank: RankId) -> bool {
+        self.engine.has_crashed(rank)
+    }
+
     /// The rank's process has ended, as its program wanted, without a word.
     pub fn end(&mut self, rank: RankId, recorder: &mut dyn Recorder) {
         self.task(rank, TaskId(0)).ops.push_back(Op::Exit(Outcome::Ok));
@@ -411,6 +418,7 @@ impl Exchange {
             }
             Op::Sleep(span) => (issue(Activity::Sleep(span.from(now)), task, line), Asked::Sleep),
             Op::Mark(mark) => (issue(Activity::Mark(mark), task, line), Asked::Mark),
+            Op::Close(group) => (issue(Activity::Close(GroupId(group)), task, line), Asked::Mark),
             Op::Issue { handle, call, staged, .. } => {
                 self.data.announce(rank, &call, staged);
                 (issue(Activity::Call(call), task, line), Asked::Issue(handle))
@@ -469,7 +477,12 @@ impl Exchange {
                 self.ranks[rank.index()].names.insert(handle, name);
                 self.pump_siblings(rank, task, recorder);
             }
-            (Asked::Wait(named), Reply::Complete(complete)) => self.complete(rank, task, &named, &complete),
+            (Asked::Wait(named), Reply::Complete(complete)) => {
+                self.complete(rank, task, &named, &complete, Vec::new());
+            }
+            (Asked::Wait(named), Reply::Failed { complete, failed }) => {
+                self.complete(rank, task, &named, &complete, failed);
+            }
             (Asked::Wait(_) | Asked::Store, Reply::TimedOut) => self.answer(rank, task, Answer::TimedOut),
             (Asked::Now, Reply::Now(now)) => {
                 let computed = self.engine.times(rank).compute;
@@ -492,10 +505,17 @@ impl Exchange {
         self.submit(rank, task, request, asked, recorder);
     }
 
-    fn complete(&mut self, rank: RankId, task: TaskId, named: &[(LocalHandle, Handle)], complete: &[Handle]) {
+    fn complete(
+        &mut self,
+        rank: RankId,
+        task: TaskId,
+        named: &[(LocalHandle, Handle)],
+        complete: &[Handle],
+        failed: Vec<(Handle, RankId)>,
+    ) {
         let complete = named.iter().filter(|(_, name)| complete.contains(name)).copied().collect();
         self.owe(rank);
-        self.fetch(Fetching { rank, task, complete });
+        self.fetch(Fetching { rank, task, complete, failed });
     }
 
     fn joined(&mut self, rank: RankId, task: TaskId, group: GroupId, ranks: &Arc<[RankId]>) {
@@ -505,12 +525,16 @@ impl Exchange {
 
     /// Tells a task that its operations are complete, once all of their data can be had.
     fn fetch(&mut self, fetching: Fetching) {
-        let Fetching { rank, task, ref complete } = fetching;
+        let Fetching { rank, task, ref complete, ref failed } = fetching;
         let mut told = Vec::with_capacity(complete.len());
         // Another thread of the rank may have fetched and released some meanwhile.
         let left = complete.iter().filter(|(handle, _)| !self.ranks[rank.index()].released.contains(*handle));
         let mut busy = false;
         for (handle, name) in left {
+            if let Some((_, peer)) = failed.iter().find(|(failed, _)| failed == name) {
+                told.push((*handle, Fetched { closed_by: Some(peer.0), ..Fetched::default() }));
+                continue;
+            }
             match self.data.fetch(rank, *name) {
                 Access::Ready(fetched) => told.push((*handle, fetched)),
                 Access::Busy => busy = true,

@@ -98,7 +98,7 @@ impl Instance {
                 pieces: self.pieces(me),
                 folds: self.folds(),
                 kernel: self.kernel(me),
-                peer: None,
+                ..Fetched::default()
             })
         })
     }

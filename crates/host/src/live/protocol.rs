@@ -49,6 +49,8 @@ pub enum Op {
     Release(LocalHandle),
     /// The folds of an operation, which this rank was picked for, are done.
     Folded(LocalHandle),
+    /// The rank closes its connections of a group.
+    Close(u32),
     /// The program has ended.
     Exit(Outcome),
     /// Asks for the first turn: [`Answer::Go`].
@@ -174,6 +176,8 @@ pub struct Fetched {
     pub kernel: Option<(ReduceOp, DType)>,
     /// Of a receive: the group rank of the sender.
     pub peer: Option<u32>,
+    /// There is no data: this rank of the world has closed its end of a connection.
+    pub closed_by: Option<u32>,
 }
 
 /// A part of an output.

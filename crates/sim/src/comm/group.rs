@@ -69,6 +69,12 @@ impl Groups {
         Ok(GroupId::from(index))
     }
 
+    /// The groups that a rank is in.
+    pub(crate) fn of(&self, rank: RankId) -> Vec<GroupId> {
+        let groups = self.ids.values().enumerate();
+        groups.filter(|(_, group)| group.find(rank).is_some()).map(|(index, _)| GroupId::from(index)).collect()
+    }
+
     pub(crate) fn get(&self, id: GroupId) -> &Group {
         match self.ids.get_index(id.index()) {
             Some((_, group)) => group,

@@ -52,6 +52,8 @@ struct Member {
     expected: BTreeMap<GroupRank, VecDeque<u64>>,
     /// Messages that have arrived and no receive has started for, by peer.
     early: BTreeMap<GroupRank, u32>,
+    /// It takes no further part.
+    failed: bool,
 }
 
 /// What a member now posts.
@@ -173,7 +175,7 @@ impl Instance {
     pub(crate) fn run(&mut self, me: GroupRank, mut post: impl FnMut(Post)) -> bool {
         let element = self.call.dtype.size();
         let member = self.members[me.index()].as_mut().expect("only members run");
-        if member.entered.is_none() {
+        if member.entered.is_none() || member.failed {
             return false;
         }
         while let Some((index, step)) = member.next_step() {
@@ -213,6 +215,30 @@ impl Instance {
                 false
             }
         }
+    }
+
+    /// The member takes no further part. The collective is then never finished: messages for it may still be on their way.
+    pub(crate) fn fail(&mut self, me: GroupRank) {
+        self.member_or_new(me).failed = true;
+    }
+
+    /// Has the member a step running that needs `peer`? The steps are taken from the algorithm once more, so that nothing need be kept.
+    pub(crate) fn waits_for(&self, me: GroupRank, peer: GroupRank) -> bool {
+        let Some(member) = self.members[me.index()].as_deref().filter(|member| member.steps.is_some()) else {
+            return false;
+        };
+        let algorithm = self.algorithm.as_ref().expect("who has steps has an algorithm");
+        let steps = algorithm.steps(&self.call_of(member), self.size(), me).skip(member.complete as usize);
+        let with_peer = |step: Step| match step.action {
+            Action::Send { to, .. } => to == peer,
+            Action::Recv { from, .. } => from == peer,
+        };
+        !member.failed && steps.zip(&member.window).any(|(step, complete)| !complete && with_peer(step))
+    }
+
+    fn call_of(&self, member: &Member) -> Collective {
+        let shape = member.shape.clone().unwrap_or_else(|| self.call.shape.clone());
+        Collective { shape, ..self.call.clone() }
     }
 
     /// All members are through: the instance can be forgotten.

@@ -3,12 +3,14 @@
 //! It turns calls into messages for `transport` and arrivals into completions for the engine. It does not know virtual time's
 //! order, nor which task waits for what.
 
+mod closing;
 mod folded;
 mod group;
 mod instance;
 mod mailbox;
 pub(crate) mod store;
 
+pub(crate) use closing::Notice;
 pub(crate) use group::Groups;
 pub(crate) use instance::Caller;
 
@@ -20,6 +22,7 @@ use crate::record::Meeting;
 use crate::symmetry::Symmetry;
 use crate::time::{Bytes, SimTime};
 use crate::transport::{Message, PLAIN, Progress, Purpose, Slab, Transport};
+use closing::Closed;
 use folded::Ties;
 use indexmap::IndexMap;
 use instance::{Instance, Post};
@@ -42,6 +45,7 @@ pub(crate) struct Comm {
     completions: Vec<Completion>,
     /// Where the run has a symmetry.
     ties: Option<Ties>,
+    closed: Closed,
     /// What happens later than it was asked for.
     cues: Slab<Cue>,
     /// What happens in one instant; kept to reuse its room.
@@ -59,6 +63,8 @@ enum Cue {
     Recv { group: GroupId, rank: RankId, tag: u64, receive: Receive },
     /// An operation's result is where the program wants it.
     Complete(Completion),
+    /// The end of a connection has come to its other end.
+    Closed(Notice),
 }
 
 /// Bytes that a rank has moved.
@@ -81,6 +87,8 @@ pub(crate) struct Completion {
     pub(crate) algorithm: Option<&'static str>,
     /// From when on no peer kept it waiting by not being there.
     pub(crate) peers_entered: SimTime,
+    /// It has failed: this rank has closed its end of a connection.
+    pub(crate) failed: Option<RankId>,
 }
 
 /// Two calls that should be the same and are not.
@@ -108,6 +116,7 @@ impl Comm {
             traffic: vec![Traffic::default(); world],
             completions: Vec::new(),
             ties,
+            closed: Closed::default(),
             cues: Slab::new(),
             progress: Vec::new(),
         }
@@ -212,14 +221,24 @@ impl Comm {
             Cue::Run { instance, me } => self.run_member(now, instance, me),
             Cue::Send { caller: Caller { rank, handle, site }, group, to, tag, bytes } => {
                 let destination = self.groups.get(group).seen_by(rank)[to.index()];
+                if self.closed.is_known(group, rank, destination) {
+                    self.fail_message(now, rank, handle, destination);
+                    return Ok(());
+                }
                 if let Some(ties) = &mut self.ties {
                     ties.sends(now, group, (rank, destination), handle);
                 }
                 self.traffic[rank.index()].sent += bytes;
                 self.transport.send(now, rank, destination, group, bytes, Purpose::Send { handle, tag, site }, PLAIN);
             }
-            Cue::Recv { group, rank, tag, receive } => return self.post_receive(now, rank, group, tag, receive),
+            Cue::Recv { group, rank, tag, receive } => match receive.from {
+                Some(from) if self.closed.is_known(group, rank, from) => {
+                    self.fail_message(now, rank, receive.handle, from);
+                }
+                _ => return self.post_receive(now, rank, group, tag, receive),
+            },
             Cue::Complete(completion) => self.completions.push(completion),
+            Cue::Closed(notice) => self.noticed(now, notice),
         }
         Ok(())
     }
@@ -272,7 +291,9 @@ impl Comm {
                     arrived(&message, &self.transport);
                     let receiver = self.groups.symmetry().representative(message.destination);
                     self.traffic[receiver.index()].received += message.bytes;
-                    self.arrived(now, &message)
+                    let result = self.arrived(now, &message);
+                    self.look_at_held(now);
+                    result
                 }
                 Progress::CallBack(number) => {
                     let cue = self.cues.take(number);
@@ -294,7 +315,14 @@ impl Comm {
                 let peers_entered = self.transport.grant(message).map_or(SimTime::ZERO, |grant| grant.posted);
                 let meeting = Meeting::Peer(None);
                 let rank = message.source;
-                self.completions.push(Completion { rank, handle, meeting, algorithm: None, peers_entered });
+                self.completions.push(Completion {
+                    rank,
+                    handle,
+                    meeting,
+                    algorithm: None,
+                    peers_entered,
+                    failed: None,
+                });
             }
         }
     }
@@ -329,8 +357,14 @@ impl Comm {
         let pair = |peer| symmetry.normalised(group.world_rank(me), group.world_rank(peer));
         let (transport, traffic) = (&mut self.transport, &mut self.traffic[pair(me).0.index()]);
         let handshake = transport.has_handshake();
+        let (closed, mut failed) = (&self.closed, None);
         let mut ties = self.ties.as_mut().map(|ties| (ties, instance.caller(me).handle));
         let through = instance.run(me, |post| match post {
+            Post::Send { to: peer, .. } | Post::Receive { from: peer, .. }
+                if closed.is_known(id, group.world_rank(me), group.world_rank(peer)) =>
+            {
+                failed = Some(group.world_rank(peer));
+            }
             Post::Send { to, bytes, step } => {
                 let purpose = Purpose::Step { instance: index, from: me, to, step };
                 let (source, destination) = pair(to);
@@ -346,8 +380,10 @@ impl Comm {
             }
             Post::Receive { .. } => {}
         });
-        if through {
-            self.member_is_through(now, index, me);
+        match failed {
+            Some(peer) => self.fail_member(now, index, me, peer),
+            None if through => self.member_is_through(now, index, me),
+            None => {}
         }
     }
 
@@ -360,6 +396,7 @@ impl Comm {
             meeting: Meeting::Collective { sequence: instance.sequence },
             algorithm: instance.algorithm.as_ref().map(|algorithm| algorithm.name()),
             peers_entered: instance.peers_entered(me),
+            failed: None,
         };
         let bytes = instance.call.bytes();
         if instance.is_finished() {
@@ -392,7 +429,8 @@ impl Comm {
         }
         let meeting = Meeting::Peer(Some((peer, letter.handle)));
         let handle = receive.handle;
-        let completion = Completion { rank, handle, meeting, algorithm: None, peers_entered: letter.posted };
+        let peers_entered = letter.posted;
+        let completion = Completion { rank, handle, meeting, algorithm: None, peers_entered, failed: None };
         self.complete(now, letter.bytes, completion);
         Ok(())
     }

@@ -37,6 +37,7 @@ impl Engine {
             issued: self.now,
             started: None,
             complete: false,
+            failed: None,
             peers_entered: SimTime::MAX,
             sequence,
             missing,
@@ -124,6 +125,11 @@ impl Engine {
                 self.finish(rank, Outcome::Ok, observer);
                 return self.complete(rank, handle, observer);
             }
+            Activity::Close(group) => {
+                let group = *group;
+                self.comm.close(now, rank, group);
+                return self.complete(rank, handle, observer);
+            }
             Activity::Store(operation) => {
                 let operation = operation.clone();
                 return self.start_store_activity(rank, handle, &operation, observer);
@@ -179,18 +185,28 @@ impl Engine {
         let mut completions = std::mem::take(&mut self.completions);
         loop {
             self.comm.take_completions(&mut completions);
-            if completions.is_empty() {
+            let notices = self.comm.take_notices();
+            if completions.is_empty() && notices.is_empty() {
                 break;
             }
             for completion in completions.drain(..) {
                 self.operation_completes(&completion, observer);
+            }
+            for notice in notices {
+                self.fail_messages(notice, observer);
             }
         }
         self.completions = completions;
     }
 
     fn operation_completes(&mut self, completion: &Completion, observer: &mut dyn Observer) {
-        let Completion { rank, handle, meeting, algorithm, peers_entered } = *completion;
+        let Completion { rank, handle, meeting, algorithm, peers_entered, failed } = *completion;
+        if self.has_crashed(rank) || self.ranks[rank.index()].failed.contains(&handle) {
+            return;
+        }
+        if let Some(peer) = failed {
+            return self.operation_fails(rank, handle, peer, observer);
+        }
         let activities = &mut self.ranks[rank.index()].activities;
         let state = activities.get_mut(handle).unwrap_or_else(|| panic!("{rank}: {handle} completes and is forgotten"));
         state.peers_entered = peers_entered;
@@ -238,6 +254,8 @@ fn queue_of(activity: &Activity, queue: QueueId) -> Option<QueueKey> {
             CallOp::Send { .. } | CallOp::Recv { .. } => None,
         },
         Activity::Store(_) | Activity::Finish => None,
-        Activity::Compute(_) | Activity::Sleep(_) | Activity::Mark(_) => Some(QueueKey::Own(queue)),
+        Activity::Compute(_) | Activity::Sleep(_) | Activity::Mark(_) | Activity::Close(_) => {
+            Some(QueueKey::Own(queue))
+        }
     }
 }

@@ -5,6 +5,7 @@
 //! result does not depend on who was faster.
 
 mod activities;
+mod crash;
 mod drive;
 mod queue;
 mod rank;
@@ -90,6 +91,7 @@ enum Pend {
     End(Handle),
     TimeOut,
     Paid(Reply),
+    Crash,
 }
 
 impl Engine {
@@ -125,6 +127,10 @@ impl Engine {
         {
             engine.unfinished += 1;
             engine.resume(rank, TaskId(0), Reply::Start);
+            if let Some(at) = engine.devices[rank.index()].crash {
+                let place = Place { at, class: Class::Crash, rank, task: TaskId(0), sequence: 0 };
+                engine.events.push(place, Pend::Crash);
+            }
         }
         engine
     }
@@ -257,6 +263,8 @@ impl Engine {
         let (place, event) = self.events.pop().expect("just seen");
         let Place { rank, task, sequence, .. } = place;
         match event {
+            _ if self.has_crashed(rank) => {}
+            Pend::Crash => self.crash(rank, observer),
             Pend::Request(request) => self.request(rank, task, request, observer),
             Pend::End(handle) => self.activity_ends(rank, handle, observer),
             Pend::Paid(reply) => self.poll_is_paid(rank, task, reply),
@@ -285,7 +293,10 @@ impl Engine {
             }
             Request::Pause { timeout, site } => self.pause(rank, task, timeout, site),
             Request::After { .. } => panic!("{rank} {task} submits {request:?}, which is for records"),
-            Request::Exit(outcome) => self.exit(rank, task, outcome, observer),
+            Request::Exit(outcome) => {
+                self.exit(rank, task, outcome, observer);
+                self.settle_completions(observer);
+            }
         }
     }
 

@@ -17,14 +17,15 @@ pub(crate) struct Place {
     pub(crate) sequence: u64,
 }
 
-/// What happens first among events of one instant: what arrives, then what ends, then what gives up, then what ranks ask for.
-/// So a message that arrives just as a time-out passes was in time, and a request sees everything of its instant.
+/// What happens first among events of one instant: what arrives, then what ends, then what gives up, then what ranks ask for, and
+/// at last who crashes. So a message that arrives just as a time-out passes was in time, and a request sees everything of its instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Class {
     Network,
     ActivityEnd,
     TimeOut,
     Request,
+    Crash,
 }
 
 /// Pending events, earliest first.
@@ -102,6 +103,7 @@ mod tests {
             place(2, Class::TimeOut, 0),
             place(2, Class::Request, 0),
             place(2, Class::Request, 1),
+            place(2, Class::Crash, 0),
         ];
         for start in 0..sorted.len() {
             let mut queue = EventQueue::new();

@@ -3,7 +3,7 @@
 use crate::ids::{GroupId, Handle, QueueId, RankId, Site, TaskId};
 use crate::program::{Activity, Call, Outcome, StoreOp};
 use crate::time::{SimDuration, SimTime};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// One logical process.
 pub(crate) struct Rank {
@@ -16,6 +16,8 @@ pub(crate) struct Rank {
     pub(crate) queues: BTreeMap<QueueKey, Queue>,
     pub(crate) ledger: Ledger,
     pub(crate) outcome: Option<Outcome>,
+    /// Operations that have failed, so that what still comes of them is known not to matter.
+    pub(crate) failed: BTreeSet<Handle>,
 }
 
 /// A thread of a rank.
@@ -100,6 +102,8 @@ pub(crate) struct ActivityState {
     pub(crate) issued: SimTime,
     pub(crate) started: Option<SimTime>,
     pub(crate) complete: bool,
+    /// It has failed: this rank has closed its end of a connection. It is complete, too.
+    pub(crate) failed: Option<RankId>,
     /// Until when a peer that had not entered kept it waiting.
     pub(crate) peers_entered: SimTime,
     /// Of a collective: its number in the group.
@@ -133,6 +137,14 @@ impl Activities {
 
     pub(crate) fn get_mut(&mut self, handle: Handle) -> Option<&mut ActivityState> {
         self.states.get_mut(handle.0.checked_sub(self.first)? as usize)?.as_deref_mut()
+    }
+
+    /// What has started and is not complete.
+    pub(crate) fn running(&self) -> impl Iterator<Item = (Handle, &Activity)> {
+        let numbered = (self.first..).map(Handle).zip(&self.states);
+        let states = numbered.filter_map(|(handle, state)| Some((handle, state.as_deref()?)));
+        let runs = |(_, state): &(Handle, &ActivityState)| state.started.is_some() && !state.complete;
+        states.filter(runs).map(|(handle, state)| (handle, &state.activity))
     }
 
     /// Was it complete and forgotten, or is it complete now?
@@ -225,6 +237,7 @@ impl Rank {
             queues: BTreeMap::new(),
             ledger: Ledger::default(),
             outcome: None,
+            failed: BTreeSet::new(),
         }
     }
 
@@ -269,7 +282,9 @@ fn kind(activity: &Activity) -> Blocked {
     match activity {
         Activity::Call(_) => Blocked::Communication,
         Activity::Compute(_) => Blocked::Compute,
-        Activity::Sleep(_) | Activity::Mark(_) | Activity::Store(_) | Activity::Finish => Blocked::Sleep,
+        Activity::Sleep(_) | Activity::Mark(_) | Activity::Store(_) | Activity::Finish | Activity::Close(_) => {
+            Blocked::Sleep
+        }
     }
 }
 
@@ -278,11 +293,13 @@ impl Wait {
     pub(crate) fn satisfied(&self, activities: &Activities) -> Option<Vec<Handle>> {
         let complete: Vec<Handle> =
             self.handles.iter().copied().filter(|handle| activities.is_complete(*handle)).collect();
-        let enough = if self.any {
-            !complete.is_empty() || self.handles.is_empty()
-        } else {
-            complete.len() == self.handles.len()
-        };
+        let failed = |handle: &Handle| activities.get(*handle).is_some_and(|state| state.failed.is_some());
+        let enough = complete.iter().any(failed)
+            || if self.any {
+                !complete.is_empty() || self.handles.is_empty()
+            } else {
+                complete.len() == self.handles.len()
+            };
         enough.then_some(complete)
     }
 }
@@ -314,6 +331,7 @@ mod tests {
             issued: SimTime::ZERO,
             started: None,
             complete: false,
+            failed: None,
             peers_entered: SimTime::ZERO,
             sequence: 0,
             missing: 0,

@@ -3,7 +3,7 @@
 use crate::comm::{Caller, Disagreement};
 use crate::ids::{GroupId, Handle, RankId, Site, TaskId};
 use crate::network::Asymmetry;
-use crate::program::CallOp;
+use crate::program::{CallOp, Outcome};
 use crate::time::{Bytes, SimTime};
 use std::fmt;
 
@@ -53,8 +53,8 @@ pub struct RankReport {
     pub rank: RankId,
     /// Its clock.
     pub clock: SimTime,
-    /// Its program has ended.
-    pub finished: bool,
+    /// Its program has ended, and how.
+    pub ended: Option<Outcome>,
     /// Its threads that have not ended.
     pub tasks: Vec<TaskReport>,
 }
@@ -120,7 +120,19 @@ impl Halt {
         for rank in &self.ranks {
             text += &rank.render(site);
         }
-        text + "hint: " + self.cause.hint() + "\n"
+        text + "hint: " + self.hint() + "\n"
+    }
+}
+
+impl Halt {
+    fn hint(&self) -> &'static str {
+        let has_crashed = self.ranks.iter().any(|rank| rank.ended == Some(Outcome::Crashed));
+        match self.cause {
+            Cause::Deadlock if has_crashed => {
+                "default time-outs are no events here: give init_process_group a timeout, or let ranks that hear of the crash close their groups (destroy_process_group)"
+            }
+            _ => self.cause.hint(),
+        }
     }
 }
 
@@ -128,8 +140,10 @@ impl RankReport {
     /// One line for people, with its end.
     pub fn render(&self, site: &dyn Fn(Site) -> String) -> String {
         let head = format!("  {}, clock {}: ", self.rank, self.clock);
-        if self.finished {
-            return head + "has finished\n";
+        match self.ended {
+            Some(Outcome::Crashed) => return head + "has crashed, as the cluster wanted\n",
+            Some(_) => return head + "has finished\n",
+            None => {}
         }
         let lines: Vec<String> = self
             .tasks

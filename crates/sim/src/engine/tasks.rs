@@ -60,8 +60,7 @@ impl Engine {
         let exposed_before = state.ledger.exposed(now);
         let wait = Wait { handles, any, since: now, site, exposed_before, blocks_on };
         if let Some(complete) = wait.satisfied(&state.activities) {
-            state.forget(&complete);
-            return self.resume(rank, task, Reply::Complete(complete));
+            return self.end_told(rank, task, complete);
         }
         if blocks_on == Blocked::Communication {
             state.ledger.begin_communication(now);
@@ -93,10 +92,17 @@ impl Engine {
             if let Some(complete) = wait.satisfied(&state.activities) {
                 let wait = wait.clone();
                 self.end_wait(rank, task, &wait, Some(done), observer);
-                self.ranks[rank.index()].forget(&complete);
-                self.resume(rank, task, Reply::Complete(complete));
+                self.end_told(rank, task, complete);
             }
         }
+    }
+
+    fn end_told(&mut self, rank: RankId, task: TaskId, complete: Vec<Handle>) {
+        let reply = self.told(rank, complete);
+        if let Reply::Complete(complete) | Reply::Failed { complete, .. } = &reply {
+            self.ranks[rank.index()].forget(complete);
+        }
+        self.resume(rank, task, reply);
     }
 
     /// Books a wait that is over. `done` ended it; `None`: it has timed out.
@@ -313,6 +319,7 @@ impl Engine {
         for rank in self.symmetry().class(rank) {
             observer.record(self.now, &Event::Finished { rank, outcome, times, traffic });
         }
+        self.comm.close_all(self.now, rank);
     }
 
     pub(super) fn rank_report(&self, rank: &Rank) -> RankReport {
@@ -320,7 +327,7 @@ impl Engine {
         RankReport {
             rank: rank.id,
             clock: rank.clock,
-            finished: rank.outcome.is_some(),
+            ended: rank.outcome,
             tasks: tasks.filter_map(|(index, task)| self.task_report(rank, TaskId::from(index), &task.state)).collect(),
         }
     }
@@ -348,6 +355,7 @@ impl Engine {
             Activity::Mark(_) => ("mark", Bytes(0), None),
             Activity::Store(_) => ("store", Bytes(0), None),
             Activity::Finish => ("finish", Bytes(0), None),
+            Activity::Close(_) => ("close", Bytes(0), None),
             Activity::Call(call) => {
                 (call.op.name(), call.op.bytes(), Some((call.group, self.absent(call, activity.sequence))))
             }

@@ -391,6 +391,17 @@ impl Network for FlowNetwork {
         }
     }
 
+    fn abandon(&mut self, id: StreamId, dropped: &mut Vec<u64>) {
+        let stream = &mut self.streams[id.index()];
+        let Some(head) = stream.head.take() else { return };
+        dropped.extend(std::iter::once(head).chain(stream.waiting.drain(..)).map(|message| message.tag));
+        self.instant.retain(|other| *other != id);
+        if let Some(flow) = stream.flow {
+            self.progress.abandon(flow);
+            self.mark_pending(id);
+        }
+    }
+
     fn next_event(&mut self) -> Option<SimTime> {
         self.settle();
         if !self.instant.is_empty() {

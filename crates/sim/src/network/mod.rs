@@ -29,6 +29,9 @@ pub trait Network {
     /// Puts a message at the end of a stream, at the instant that was advanced to last.
     fn push(&mut self, stream: StreamId, bytes: Bytes, tag: u64);
 
+    /// Forgets the messages of a stream that have not left; their tags go into `dropped`, and nothing is reported of them any more.
+    fn abandon(&mut self, stream: StreamId, dropped: &mut Vec<u64>);
+
     /// When something happens next, unless more is pushed before. Pushes of one instant are looked at together, here.
     fn next_event(&mut self) -> Option<SimTime>;
 

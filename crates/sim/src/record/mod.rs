@@ -170,6 +170,21 @@ pub enum Event<'a> {
         /// What it has moved.
         traffic: Traffic,
     },
+    /// An operation has failed on this rank: its connection to another one was closed.
+    Failed {
+        /// Who.
+        rank: RankId,
+        /// Which operation.
+        handle: Handle,
+        /// What it was.
+        call: &'a Call,
+        /// When it was asked for.
+        issued: SimTime,
+        /// When its queue came to it.
+        started: SimTime,
+        /// Who has closed the other end.
+        peer: RankId,
+    },
 }
 
 /// With whom an operation met.

@@ -2,7 +2,7 @@
 
 use super::{Event, Observer, Times, Traffic};
 use crate::ids::{GroupId, RankId};
-use crate::program::Call;
+use crate::program::{Call, Outcome};
 use crate::time::{Bytes, SimDuration, SimTime};
 use std::collections::BTreeMap;
 
@@ -19,6 +19,8 @@ pub struct Statistics {
 pub struct RankStatistics {
     /// When its program ended; `None`: it did not.
     pub finish: Option<SimTime>,
+    /// When it crashed, as the cluster wanted.
+    pub crash: Option<SimTime>,
     /// Up to its finish.
     pub times: Times,
     /// What it moved.
@@ -49,9 +51,9 @@ impl Statistics {
         self.operations.iter().map(|((operation, group), statistics)| (*operation, *group, statistics))
     }
 
-    /// The latest finish.
+    /// The latest finish, or crash.
     pub fn makespan(&self) -> SimTime {
-        self.ranks.iter().filter_map(|rank| rank.finish).max().unwrap_or(SimTime::ZERO)
+        self.ranks.iter().filter_map(|rank| rank.finish.max(rank.crash)).max().unwrap_or(SimTime::ZERO)
     }
 
     /// Each rank that was simulated stands for so many: operations count as often. Ranks have figures of their own already.
@@ -90,10 +92,14 @@ impl Observer for Statistics {
                 operation.count += 1;
                 operation.bytes += call.op.bytes();
             }
-            Event::Completed { call, issued, .. } => self.operation(call).time += at.since(*issued),
+            Event::Completed { call, issued, .. } | Event::Failed { call, issued, .. } => {
+                self.operation(call).time += at.since(*issued)
+            }
             Event::Waited { call: Some(call), exposed, .. } => self.operation(call).exposed += *exposed,
-            Event::Finished { rank, times, traffic, .. } => {
-                *self.rank(*rank) = RankStatistics { finish: Some(at), times: *times, traffic: *traffic };
+            Event::Finished { rank, outcome, times, traffic } => {
+                let has_crashed = *outcome == Outcome::Crashed;
+                let (finish, crash) = if has_crashed { (None, Some(at)) } else { (Some(at), None) };
+                *self.rank(*rank) = RankStatistics { finish, crash, times: *times, traffic: *traffic };
             }
             Event::Waited { call: None, .. }
             | Event::Computed { .. }

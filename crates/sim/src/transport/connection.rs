@@ -23,6 +23,8 @@ pub(super) struct Connection {
     pub(super) stream: StreamId,
     pub(super) route: Route,
     pub(super) source: RankId,
+    /// One of its ends is gone: what is pushed is lost.
+    pub(super) closed: bool,
     /// `None`: everything may leave at once, and nothing waits.
     opening: Option<Box<Opening>>,
 }
@@ -79,7 +81,7 @@ impl Connection {
                 backlog: VecDeque::new(),
             })
         });
-        Connection { stream, route, source, opening }
+        Connection { stream, route, source, closed: false, opening }
     }
 
     /// Nothing holds a frame back.
@@ -91,6 +93,14 @@ impl Connection {
     pub(super) fn push(&mut self, bytes: Bytes, tag: u64) {
         let opening = self.opening.as_mut().expect("an open connection holds nothing back");
         opening.backlog.push_back(Frame { left: bytes.0, tag });
+    }
+
+    /// One of its ends is gone. Adds the tags of the frames that wait to `dropped`.
+    pub(super) fn close(&mut self, dropped: &mut Vec<u64>) {
+        self.closed = true;
+        if let Some(opening) = self.opening.take() {
+            dropped.extend(opening.backlog.iter().map(|frame| frame.tag));
+        }
     }
 
     /// The instant of a [`Release::Later`] has come.

@@ -8,9 +8,12 @@
 //! 3. the network carries it;
 //! 4. [`threads`]: the receiver's input thread takes it in, and whoever waits for it wakes up.
 //!
+//! [`closing`] is what happens where a rank is gone.
+//!
 //! With the default [`Protocol`] all of that takes no time and a message is what the network makes of it. Algorithms and matching are the
 //! business of `comm`, how streams share links that of `network`.
 
+mod closing;
 mod connection;
 mod protocol;
 mod rendezvous;
@@ -31,6 +34,7 @@ use indexmap::IndexMap;
 use protocol::time_for;
 use rendezvous::Rendezvous;
 use rustc_hash::FxBuildHasher;
+use std::collections::BTreeSet;
 use threads::Threads;
 use timers::Timers;
 
@@ -55,6 +59,8 @@ pub(crate) struct Transport {
     wire_sent: Vec<Bytes>,
     /// What algorithms' protocols do to messages, by number from 1.
     wires: Vec<Wire>,
+    /// Ranks whose processes have crashed.
+    gone: BTreeSet<RankId>,
     /// Where the network stands.
     now: SimTime,
 }
@@ -185,6 +191,7 @@ impl Transport {
             events: Vec::new(),
             wire_sent: vec![Bytes(0); world],
             wires: Vec::new(),
+            gone: BTreeSet::new(),
             now: SimTime::ZERO,
         }
     }
@@ -361,6 +368,9 @@ impl Transport {
     fn push(&mut self, now: SimTime, index: u32, bytes: Bytes, tag: u64) -> Bytes {
         self.catch_up(now);
         let connection = &mut self.connections[index as usize];
+        if connection.closed {
+            return Bytes(0);
+        }
         let wire_bytes = self.topology.wire_bytes(&connection.route, bytes);
         let bytes = self.topology.payload_room(&connection.route, bytes);
         self.wire_sent[connection.source.index()] += wire_bytes;
@@ -392,7 +402,8 @@ impl Transport {
         match self.connections.get_index_of(&key) {
             Some(index) => index as u32,
             None => {
-                let connection = self.connect(source, destination);
+                let mut connection = self.connect(source, destination);
+                connection.closed = self.gone.contains(&source) || self.gone.contains(&destination);
                 self.connections.insert_full(key, connection).0 as u32
             }
         }

@@ -1,5 +1,7 @@
 //! Owns a store of values under small integers that are given out again. It does not know what the values are.
 
+use std::collections::BTreeSet;
+
 /// Values by number. A number is free again once its value is taken out.
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
@@ -31,6 +33,12 @@ impl<T: Copy> Slab<T> {
 
     pub(crate) fn get_mut(&mut self, number: u32) -> &mut T {
         &mut self.values[number as usize]
+    }
+
+    /// Every value and its number, in order of numbers. It looks at all that was ever kept at once.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        let free: BTreeSet<u32> = self.free.iter().copied().collect();
+        (0..).zip(&self.values).filter(move |(number, _)| !free.contains(number))
     }
 
     /// Copies a value out and gives its number away.

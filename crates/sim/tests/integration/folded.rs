@@ -167,8 +167,14 @@ fn on(topology: impl FnOnce(&[HostSpec], LinkSpec) -> Preset, hosts: u32) -> Clu
     let specs: Vec<HostSpec> = (0..hosts).map(|host| HostSpec::new(names(host))).collect();
     let link = LinkSpec::new(Rate::new(0.7e9).unwrap(), SimDuration::from_ps(1_234_567));
     let topology = Topology::preset(&topology(&specs, link), &specs, link).unwrap();
-    let device =
-        |host| Device { name: names(host), host: HostId(host), slowdown: 1.0, memory: None, spells: Vec::new() };
+    let device = |host| Device {
+        name: names(host),
+        host: HostId(host),
+        slowdown: 1.0,
+        memory: None,
+        spells: Vec::new(),
+        crash: None,
+    };
     Cluster { devices: (0..hosts).map(device).collect(), topology, ..switch(hosts as usize) }
 }
 

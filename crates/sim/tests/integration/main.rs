@@ -1,6 +1,7 @@
 //! The simulation from outside: programs in, virtual times out. One file a behaviour; `support` builds clusters and programs.
 
 mod collectives;
+mod crash;
 mod determinism;
 mod folded;
 mod halts;

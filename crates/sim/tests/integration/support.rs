@@ -33,6 +33,7 @@ pub(crate) fn switch(ranks: usize) -> Cluster {
         slowdown: 1.0,
         memory: None,
         spells: Vec::new(),
+        crash: None,
     };
     Cluster {
         name: "test".into(),

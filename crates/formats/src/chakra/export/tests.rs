@@ -29,6 +29,7 @@ fn cluster(bytes_per_second: f64, latency_ns: u64) -> Cluster {
         slowdown: slowdown(rank),
         memory: None,
         spells: Vec::new(),
+        crash: None,
     };
     Cluster {
         name: "test".into(),

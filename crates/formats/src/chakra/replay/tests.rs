@@ -23,6 +23,7 @@ fn switch(ranks: usize) -> Cluster {
         slowdown: 1.0,
         memory: None,
         spells: Vec::new(),
+        crash: None,
     };
     Cluster {
         name: "test".into(),

@@ -1,0 +1,128 @@
+//! Owns closed connections: who has heard that whose end of one is closed, and which operations fail by it. How a rank comes to close its
+//! connections, and what a failed operation means to its program, is the engine's business.
+//!
+//! As Gloo over TCP does (docs/networks.md): the end of a connection is noticed one latency after it was closed, behind all that has left
+//! before. Then those operations fail that wait for something on this connection, and later ones when they come to use it. Members of a
+//! collective that do not talk to the closed end wait on, until whoever has failed closes its own.
+
+use super::{Comm, Completion, Cue};
+use crate::ids::{GroupId, GroupRank, Handle, RankId};
+use crate::record::Meeting;
+use crate::time::SimTime;
+use std::collections::BTreeSet;
+
+/// What is closed. Nothing is, before the first rank has crashed.
+#[derive(Default)]
+pub(super) struct Closed {
+    gone: BTreeSet<RankId>,
+    /// (Group, who has heard, whose end).
+    pairs: BTreeSet<(GroupId, RankId, RankId)>,
+    /// Noticed, and behind messages that are not taken in yet.
+    held: Vec<Notice>,
+    /// For the engine.
+    told: Vec<Notice>,
+}
+
+/// `to` notices that `of` has closed its end of their connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Notice {
+    pub(crate) group: GroupId,
+    pub(crate) to: RankId,
+    pub(crate) of: RankId,
+}
+
+impl Closed {
+    /// Has `to` heard that `of` has closed its end?
+    pub(super) fn is_known(&self, group: GroupId, to: RankId, of: RankId) -> bool {
+        !self.pairs.is_empty() && self.pairs.contains(&(group, to, of))
+    }
+}
+
+impl Comm {
+    /// The rank's process is gone.
+    pub(crate) fn crash(&mut self, now: SimTime, rank: RankId) {
+        self.transport.crash(now, rank);
+        self.closed.gone.insert(rank);
+        for instance in self.instances.iter_mut().flatten() {
+            if let Some(me) = self.groups.get(instance.group).position(rank) {
+                instance.fail(me);
+            }
+        }
+        self.close_all(now, rank);
+    }
+
+    /// The rank closes its ends of all connections.
+    pub(crate) fn close_all(&mut self, now: SimTime, rank: RankId) {
+        if !self.closed.gone.is_empty() {
+            self.groups.of(rank).into_iter().for_each(|group| self.close(now, rank, group));
+        }
+    }
+
+    /// The same of one group.
+    pub(crate) fn close(&mut self, now: SimTime, of: RankId, group: GroupId) {
+        if self.closed.gone.is_empty() {
+            return;
+        }
+        for to in self.groups.get(group).ranks().to_vec() {
+            if to != of && !self.closed.gone.contains(&to) {
+                let at = now.saturating_add(self.transport.latency(of, to));
+                self.cue(now, at, Cue::Closed(Notice { group, to, of })).expect("a notice disagrees with nothing");
+            }
+        }
+    }
+
+    pub(super) fn noticed(&mut self, now: SimTime, notice: Notice) {
+        let Notice { group, to, of } = notice;
+        if self.transport.is_on_its_way(group, of, to) {
+            self.closed.held.push(notice);
+        } else if self.closed.pairs.insert((group, to, of)) {
+            self.fail_waiting_members(now, notice);
+            self.closed.told.push(notice);
+        }
+    }
+
+    /// A message has been taken in: notices may have stood behind it.
+    pub(super) fn look_at_held(&mut self, now: SimTime) {
+        for notice in std::mem::take(&mut self.closed.held) {
+            self.noticed(now, notice);
+        }
+    }
+
+    fn fail_waiting_members(&mut self, now: SimTime, Notice { group, to, of }: Notice) {
+        let members = self.groups.get(group);
+        let (Some(me), Some(peer)) = (members.position(to), members.position(of)) else { return };
+        let waits = |index: &u32| {
+            let instance = self.instances[*index as usize].as_ref();
+            instance.is_some_and(|instance| instance.group == group && instance.waits_for(me, peer))
+        };
+        let waiting: Vec<u32> = (0..self.instances.len() as u32).filter(waits).collect();
+        waiting.into_iter().for_each(|index| self.fail_member(now, index, me, of));
+    }
+
+    /// A collective has failed for one member.
+    pub(super) fn fail_member(&mut self, now: SimTime, index: u32, me: GroupRank, peer: RankId) {
+        let instance = self.instances[index as usize].as_mut().expect("it runs");
+        instance.fail(me);
+        let caller = instance.caller(me);
+        self.completions.push(Completion {
+            rank: caller.rank,
+            handle: caller.handle,
+            meeting: Meeting::Collective { sequence: instance.sequence },
+            algorithm: None,
+            peers_entered: now,
+            failed: Some(peer),
+        });
+    }
+
+    /// So has a message between two ranks.
+    pub(super) fn fail_message(&mut self, now: SimTime, rank: RankId, handle: Handle, peer: RankId) {
+        let (meeting, failed) = (Meeting::Peer(None), Some(peer));
+        let completion = Completion { rank, handle, meeting, algorithm: None, peers_entered: now, failed };
+        self.completions.push(completion);
+    }
+
+    /// What ranks have noticed since the last call.
+    pub(crate) fn take_notices(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.closed.told)
+    }
+}

@@ -1,0 +1,73 @@
+//! Owns the crash of a rank, and what is left of a run without it: operations that fail because a connection was closed, and who is told.
+//! Which those are is `comm`'s business.
+
+use super::Engine;
+use super::rank::TaskState;
+use crate::comm::Notice;
+use crate::ids::{Handle, RankId};
+use crate::program::{Activity, CallOp, Outcome, Reply};
+use crate::record::{Event, Observer};
+
+impl Engine {
+    /// Has the rank crashed? Nothing more is heard of it, and nothing must be submitted for it.
+    pub fn has_crashed(&self, rank: RankId) -> bool {
+        self.ranks[rank.index()].outcome == Some(Outcome::Crashed)
+    }
+
+    pub(super) fn crash(&mut self, rank: RankId, observer: &mut dyn Observer) {
+        let state = &mut self.ranks[rank.index()];
+        if state.outcome.is_some() {
+            return;
+        }
+        state.clock = self.now;
+        state.tasks.iter_mut().for_each(|task| task.state = TaskState::Ended);
+        self.storing.retain(|(storing, _)| *storing != rank);
+        self.finish(rank, Outcome::Crashed, observer);
+        self.comm.crash(self.now, rank);
+        self.update_hold(rank);
+        self.settle_completions(observer);
+    }
+
+    /// A rank has noticed that a connection is closed: the messages it waits for on it fail.
+    pub(super) fn fail_messages(&mut self, notice: Notice, observer: &mut dyn Observer) {
+        let Notice { group, to, of } = notice;
+        let members = self.comm.groups.get(group);
+        let between = |activity: &Activity| match activity {
+            Activity::Call(call) if call.group == group => match call.op {
+                CallOp::Send { to: peer, .. } | CallOp::Recv { from: Some(peer), .. } => {
+                    members.seen_by(to)[peer.index()] == of
+                }
+                _ => false,
+            },
+            _ => false,
+        };
+        let open = self.ranks[to.index()].activities.running();
+        let failing: Vec<Handle> = open.filter(|(_, activity)| between(activity)).map(|(handle, _)| handle).collect();
+        failing.into_iter().for_each(|handle| self.operation_fails(to, handle, of, observer));
+    }
+
+    /// An operation of `rank` has failed: `peer` has closed its end of their connection.
+    pub(super) fn operation_fails(&mut self, rank: RankId, handle: Handle, peer: RankId, observer: &mut dyn Observer) {
+        let state = &mut self.ranks[rank.index()];
+        let activity = state.activities.get_mut(handle).expect("what fails is not forgotten");
+        activity.failed = Some(peer);
+        activity.peers_entered = self.now;
+        let Activity::Call(call) = &activity.activity else { panic!("{rank}: {handle} is no operation") };
+        let started = activity.started.expect("what fails has started");
+        let event = Event::Failed { rank, handle, call, issued: activity.issued, started, peer };
+        observer.record(self.now, &event);
+        state.failed.insert(handle);
+        self.complete(rank, handle, observer);
+    }
+
+    /// What a wait that is over is told.
+    pub(super) fn told(&self, rank: RankId, complete: Vec<Handle>) -> Reply {
+        let state = &self.ranks[rank.index()];
+        if state.failed.is_empty() {
+            return Reply::Complete(complete);
+        }
+        let failure = |handle: &Handle| Some((*handle, state.activities.get(*handle)?.failed?));
+        let failed: Vec<(Handle, RankId)> = complete.iter().filter_map(failure).collect();
+        if failed.is_empty() { Reply::Complete(complete) } else { Reply::Failed { complete, failed } }
+    }
+}

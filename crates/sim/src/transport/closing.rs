@@ -1,0 +1,45 @@
+//! Owns what the end of a rank's process does to its connections: what has left arrives, what has not is lost. Who hears of it, and what that
+//! means to whom, is the business of `comm`.
+
+use super::{CONTROL, Message, PART, Transport};
+use crate::ids::{GroupId, RankId};
+use crate::time::{SimDuration, SimTime};
+
+impl Transport {
+    /// The rank's process is gone: nothing leaves for it or from it any more.
+    pub(crate) fn crash(&mut self, now: SimTime, rank: RankId) {
+        self.catch_up(now);
+        self.gone.insert(rank);
+        let mut dropped = Vec::new();
+        for ((_, source, destination), connection) in &mut self.connections {
+            if [*source, *destination].contains(&rank) {
+                self.network.abandon(connection.stream, &mut dropped);
+                connection.close(&mut dropped);
+            }
+        }
+        for tag in dropped.into_iter().filter(|tag| tag & PART == 0) {
+            self.lose(tag);
+        }
+    }
+
+    fn lose(&mut self, tag: u64) {
+        if tag & CONTROL != 0 {
+            self.controls.take(tag as u32);
+            return;
+        }
+        let message = self.messages.take(tag as u32);
+        self.take_grant(&message);
+    }
+
+    /// Is a message of the group on its way from one rank to the other, or not yet taken in there?
+    pub(crate) fn is_on_its_way(&self, group: GroupId, from: RankId, to: RankId) -> bool {
+        let has_left = |message: &Message| !self.has_handshake() || self.grant(message).is_some();
+        let between = |message: &Message| (message.group, message.source, message.destination) == (group, from, to);
+        self.messages.iter().any(|(_, message)| between(message) && has_left(message))
+    }
+
+    /// How long the end of a connection takes to be noticed at its other end.
+    pub(crate) fn latency(&self, from: RankId, to: RankId) -> SimDuration {
+        self.topology.route(self.hosts[from.index()], self.hosts[to.index()]).latency
+    }
+}

@@ -1,0 +1,146 @@
+//! A rank that crashes: who hears of it, when, and what goes on.
+
+use crate::support::{LATENCY_PS, PS_PER_BYTE, WORLD, blocking, compute, issue, recv, run, send, switch, wait};
+use uniference_sim::cluster::Cluster;
+use uniference_sim::engine::{Cause, Ended};
+use uniference_sim::ids::{Handle, RankId};
+use uniference_sim::program::{Activity, CollectiveKind, Outcome, Reply, Request};
+use uniference_sim::time::SimTime;
+
+const MS: u64 = 1_000_000_000;
+const LONG: u64 = 1_000 * MS;
+
+/// A switch on which `rank` crashes at `ps`.
+fn crashing(ranks: usize, rank: usize, ps: u64) -> Cluster {
+    let mut cluster = switch(ranks);
+    cluster.devices[rank].crash = Some(SimTime::from_ps(ps));
+    cluster
+}
+
+fn failed_by(handle: u32, peer: u32) -> Reply {
+    Reply::Failed { complete: vec![Handle(handle)], failed: vec![(Handle(handle), RankId(peer))] }
+}
+
+/// In a ring each rank waits for the one before. Rank 3 crashes at c: rank 0 hears of it one latency later; it ends, so its connections are
+/// closed and rank 1 hears of that one more latency later, and so on.
+#[test]
+fn a_crash_goes_round_the_ring_as_those_who_hear_of_it_end() {
+    let mut scripts = vec![blocking(CollectiveKind::AllReduce, 4_000); 4];
+    scripts[3] = vec![compute(LONG)];
+    let outcomes = run(&crashing(4, 3, MS), scripts);
+    assert!(matches!(outcomes.ended, Ended::Finished));
+    for (rank, peer) in [(0, 3), (1, 0), (2, 1)] {
+        assert_eq!(outcomes.at(rank, 1), MS + (rank as u64 + 1) * LATENCY_PS, "rank {rank}");
+        assert_eq!(outcomes.reply(rank, 1), failed_by(0, peer), "rank {rank}");
+    }
+    let crashed = outcomes.statistics.ranks()[3];
+    assert_eq!((crashed.finish, crashed.crash), (None, Some(SimTime::from_ps(MS))));
+    // Its accounts add up to its life: it computed all the time.
+    assert_eq!(crashed.times.compute.as_ps(), MS);
+}
+
+/// Who closes a group, and goes on, lets the others hear of it as its end would.
+#[test]
+fn closing_a_group_passes_a_failure_on() {
+    let mut scripts = vec![blocking(CollectiveKind::AllReduce, 4_000); 4];
+    scripts[0].extend([issue(Activity::Close(WORLD)), compute(LONG), wait(2)]);
+    scripts[3] = vec![compute(LONG)];
+    let outcomes = run(&crashing(4, 3, MS), scripts);
+    assert_eq!(outcomes.reply(1, 1), failed_by(0, 0));
+    assert_eq!(outcomes.at(1, 1), MS + 2 * LATENCY_PS);
+}
+
+/// Without a crash, closing a group is no news: whoever waits for the rank is told of a deadlock.
+#[test]
+fn closing_a_group_is_no_failure_by_itself() {
+    let scripts = vec![vec![issue(Activity::Close(WORLD))], blocking(CollectiveKind::Barrier, 0)];
+    assert_eq!(run(&switch(2), scripts).halt().cause, Cause::Deadlock);
+}
+
+/// A message of n bytes takes n/r + L. If its sender crashes before n/r, its receiver hears of that one latency after; what had left by
+/// then arrives, and the next receive fails.
+#[test]
+fn what_has_left_arrives_and_what_has_not_is_lost() {
+    let bytes = MS / PS_PER_BYTE;
+    let scripts = || {
+        let receives = vec![recv(Some(1), 0, bytes), wait(0), recv(Some(1), 1, 1), wait(1)];
+        vec![receives, vec![send(0, 0, bytes), compute(LONG)]]
+    };
+    let early = run(&crashing(2, 1, MS / 2), scripts());
+    assert_eq!((early.at(0, 1), early.reply(0, 1)), (MS / 2 + LATENCY_PS, failed_by(0, 1)));
+    assert_eq!((early.at(0, 3), early.reply(0, 3)), (MS / 2 + LATENCY_PS, failed_by(1, 1)));
+    let late = run(&crashing(2, 1, MS + 1), scripts());
+    assert_eq!((late.at(0, 1), late.reply(0, 1)), (MS + LATENCY_PS, Reply::Complete(vec![Handle(0)])));
+    assert_eq!((late.at(0, 3), late.reply(0, 3)), (MS + 1 + LATENCY_PS, failed_by(1, 1)));
+}
+
+/// Two senders share the receiver's link until one crashes at t; the other has t/2 of its n bytes' time behind it and then all of the link:
+/// it ends at t + (n/r - t/2) + L.
+#[test]
+fn the_others_get_what_the_crashed_one_had_of_a_link() {
+    let bytes = MS / PS_PER_BYTE;
+    let receives = vec![recv(Some(0), 0, bytes), wait(0)];
+    let scripts = vec![vec![send(2, 0, bytes)], vec![send(2, 0, bytes), compute(LONG)], receives];
+    let outcomes = run(&crashing(3, 1, MS / 2), scripts);
+    assert_eq!(outcomes.at(2, 1), MS / 2 + (MS - MS / 4) + LATENCY_PS);
+}
+
+/// A receive from any rank waits for the others, as Gloo's does.
+#[test]
+fn a_receive_from_any_rank_does_not_fail() {
+    let scripts =
+        vec![vec![recv(None, 0, 1), wait(0)], vec![compute(2 * MS), wait(0), send(0, 0, 1)], vec![compute(LONG)]];
+    let outcomes = run(&crashing(3, 2, MS), scripts);
+    assert_eq!(outcomes.reply(0, 1), Reply::Complete(vec![Handle(0)]));
+}
+
+/// A collective goes on where no message of the crashed rank is missing: the leaves of a broadcast's tree need no leaf.
+#[test]
+fn who_does_not_need_the_crashed_rank_does_not_notice() {
+    let mut scripts = vec![blocking(CollectiveKind::Broadcast, 1_000); 4];
+    scripts[3] = vec![compute(LONG)];
+    let outcomes = run(&crashing(4, 3, MS), scripts);
+    for rank in 0..3 {
+        assert_eq!(outcomes.reply(rank, 1), Reply::Complete(vec![Handle(0)]), "rank {rank}");
+    }
+}
+
+/// The rest of the ranks can make a group of their own and go on.
+#[test]
+fn the_survivors_go_on_in_a_new_group() {
+    let survivors = || Request::JoinGroup { ranks: (0..2).map(RankId).collect(), sequence: 0 };
+    let barrier = || {
+        let [mut call, _] = <[Request; 2]>::try_from(blocking(CollectiveKind::Barrier, 0)).unwrap();
+        if let Request::Issue { activity: Activity::Call(call), .. } = &mut call {
+            call.group = uniference_sim::ids::GroupId(1);
+        }
+        call
+    };
+    let mut scripts = vec![[blocking(CollectiveKind::Barrier, 0), vec![survivors(), barrier(), wait(1)]].concat(); 2];
+    scripts.push(vec![compute(LONG)]);
+    let outcomes = run(&crashing(3, 2, MS), scripts);
+    assert!(matches!(outcomes.ended, Ended::Finished));
+    for rank in 0..2 {
+        assert!(matches!(outcomes.reply(rank, 1), Reply::Failed { .. }), "rank {rank}");
+        assert_eq!(outcomes.reply(rank, 4), Reply::Complete(vec![Handle(1)]), "rank {rank}");
+    }
+}
+
+#[test]
+fn a_rank_that_has_ended_does_not_crash() {
+    let scripts = vec![blocking(CollectiveKind::Barrier, 0); 2];
+    let outcomes = run(&crashing(2, 1, MS), scripts.clone());
+    assert_eq!(outcomes.digest, run(&switch(2), scripts).digest);
+    assert_eq!(outcomes.statistics.ranks()[1].crash, None);
+}
+
+/// Whoever is left waiting for nothing is told who has crashed.
+#[test]
+fn a_deadlock_after_a_crash_names_it() {
+    let scripts = vec![vec![recv(None, 0, 1), wait(0)], vec![compute(LONG)]];
+    let outcomes = run(&crashing(2, 1, MS), scripts);
+    let halt = outcomes.halt();
+    assert_eq!((&halt.cause, halt.ranks[1].ended), (&Cause::Deadlock, Some(Outcome::Crashed)));
+    let text = halt.render(&|_| "a.py:1".into());
+    assert!(text.contains("rank 1, clock") && text.contains("has crashed") && text.contains("timeout"), "{text}");
+}
