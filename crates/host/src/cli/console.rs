@@ -121,7 +121,7 @@ impl Progress {
 fn waiting(engine: &Engine) -> String {
     let waits = |doing: &Doing| !matches!(doing, Doing::Running);
     let ranks = engine.report();
-    let unfinished = ranks.iter().filter(|rank| !rank.finished);
+    let unfinished = ranks.iter().filter(|rank| rank.ended.is_none());
     let (waiting, running): (Vec<_>, Vec<_>) =
         unfinished.partition(|rank| rank.tasks.iter().all(|task| waits(&task.doing)));
     let list = |ranks: Vec<&uniference_sim::engine::RankReport>| match ranks.len() {

@@ -379,7 +379,7 @@ fn describe(halt: &Halt, ranks: &Ranks) -> String {
             node(second.0, second.1),
         ),
     };
-    for report in halt.ranks.iter().filter(|report| !report.finished) {
+    for report in halt.ranks.iter().filter(|report| report.ended.is_none()) {
         for task in &report.tasks {
             let Doing::Waiting(pending) = &task.doing else { continue };
             for pending in pending {

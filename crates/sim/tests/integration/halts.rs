@@ -11,7 +11,7 @@ fn a_collective_that_one_rank_does_not_call_is_a_deadlock() {
     let outcomes = run(&switch(3), vec![blocking(AllReduce, 8), vec![], blocking(AllReduce, 8)]);
     let halt = outcomes.halt();
     assert_eq!(halt.cause, Cause::Deadlock);
-    assert!(halt.ranks[1].finished);
+    assert!(halt.ranks[1].ended.is_some());
     let Doing::Waiting(pending) = &halt.ranks[0].tasks[0].doing else { panic!("rank 0 waits") };
     assert_eq!(pending[0].meeting, Some((WORLD, vec![RankId(1)])));
     assert_eq!((pending[0].site, halt.ranks[0].tasks[0].site), (Site(7), Some(Site(8))));
