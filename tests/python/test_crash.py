@@ -83,7 +83,7 @@ def test_an_unmodified_recovery_path_runs(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     for rank, renumbered in ((0, 0), (1, 1), (2, 2)):
         assert f"recovered {renumbered} 3" in (tmp_path / "out" / f"rank-{rank}.log").read_text()
-    assert "rank 3 crashed at 5 s, as the cluster wants" in done.err
+    assert "rank 3 crashed at 5.000 s, as the cluster wants" in done.err
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     crashed = report["ranks"][3]
     assert (crashed["finish_ps"], crashed["crash_ps"]) == (None, 5 * 10**12)
