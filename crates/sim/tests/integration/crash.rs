@@ -10,6 +10,11 @@ use uniference_sim::time::SimTime;
 const MS: u64 = 1_000_000_000;
 const LONG: u64 = 1_000 * MS;
 
+/// Computes for long; `handle` is how the rank calls it.
+fn busy(handle: u32) -> [Request; 2] {
+    [compute(LONG), wait(handle)]
+}
+
 /// A switch on which `rank` crashes at `ps`.
 fn crashing(ranks: usize, rank: usize, ps: u64) -> Cluster {
     let mut cluster = switch(ranks);
@@ -26,7 +31,7 @@ fn failed_by(handle: u32, peer: u32) -> Reply {
 #[test]
 fn a_crash_goes_round_the_ring_as_those_who_hear_of_it_end() {
     let mut scripts = vec![blocking(CollectiveKind::AllReduce, 4_000); 4];
-    scripts[3] = vec![compute(LONG)];
+    scripts[3] = busy(0).to_vec();
     let outcomes = run(&crashing(4, 3, MS), scripts);
     assert!(matches!(outcomes.ended, Ended::Finished));
     for (rank, peer) in [(0, 3), (1, 0), (2, 1)] {
@@ -44,7 +49,7 @@ fn a_crash_goes_round_the_ring_as_those_who_hear_of_it_end() {
 fn closing_a_group_passes_a_failure_on() {
     let mut scripts = vec![blocking(CollectiveKind::AllReduce, 4_000); 4];
     scripts[0].extend([issue(Activity::Close(WORLD)), compute(LONG), wait(2)]);
-    scripts[3] = vec![compute(LONG)];
+    scripts[3] = busy(0).to_vec();
     let outcomes = run(&crashing(4, 3, MS), scripts);
     assert_eq!(outcomes.reply(1, 1), failed_by(0, 0));
     assert_eq!(outcomes.at(1, 1), MS + 2 * LATENCY_PS);
@@ -64,7 +69,7 @@ fn what_has_left_arrives_and_what_has_not_is_lost() {
     let bytes = MS / PS_PER_BYTE;
     let scripts = || {
         let receives = vec![recv(Some(1), 0, bytes), wait(0), recv(Some(1), 1, 1), wait(1)];
-        vec![receives, vec![send(0, 0, bytes), compute(LONG)]]
+        vec![receives, [vec![send(0, 0, bytes)], busy(1).to_vec()].concat()]
     };
     let early = run(&crashing(2, 1, MS / 2), scripts());
     assert_eq!((early.at(0, 1), early.reply(0, 1)), (MS / 2 + LATENCY_PS, failed_by(0, 1)));
@@ -80,7 +85,7 @@ fn what_has_left_arrives_and_what_has_not_is_lost() {
 fn the_others_get_what_the_crashed_one_had_of_a_link() {
     let bytes = MS / PS_PER_BYTE;
     let receives = vec![recv(Some(0), 0, bytes), wait(0)];
-    let scripts = vec![vec![send(2, 0, bytes)], vec![send(2, 0, bytes), compute(LONG)], receives];
+    let scripts = vec![vec![send(2, 0, bytes)], [vec![send(2, 0, bytes)], busy(1).to_vec()].concat(), receives];
     let outcomes = run(&crashing(3, 1, MS / 2), scripts);
     assert_eq!(outcomes.at(2, 1), MS / 2 + (MS - MS / 4) + LATENCY_PS);
 }
@@ -89,7 +94,7 @@ fn the_others_get_what_the_crashed_one_had_of_a_link() {
 #[test]
 fn a_receive_from_any_rank_does_not_fail() {
     let scripts =
-        vec![vec![recv(None, 0, 1), wait(0)], vec![compute(2 * MS), wait(0), send(0, 0, 1)], vec![compute(LONG)]];
+        vec![vec![recv(None, 0, 1), wait(0)], vec![compute(2 * MS), wait(0), send(0, 0, 1)], busy(0).to_vec()];
     let outcomes = run(&crashing(3, 2, MS), scripts);
     assert_eq!(outcomes.reply(0, 1), Reply::Complete(vec![Handle(0)]));
 }
@@ -98,7 +103,7 @@ fn a_receive_from_any_rank_does_not_fail() {
 #[test]
 fn who_does_not_need_the_crashed_rank_does_not_notice() {
     let mut scripts = vec![blocking(CollectiveKind::Broadcast, 1_000); 4];
-    scripts[3] = vec![compute(LONG)];
+    scripts[3] = busy(0).to_vec();
     let outcomes = run(&crashing(4, 3, MS), scripts);
     for rank in 0..3 {
         assert_eq!(outcomes.reply(rank, 1), Reply::Complete(vec![Handle(0)]), "rank {rank}");
@@ -117,7 +122,7 @@ fn the_survivors_go_on_in_a_new_group() {
         call
     };
     let mut scripts = vec![[blocking(CollectiveKind::Barrier, 0), vec![survivors(), barrier(), wait(1)]].concat(); 2];
-    scripts.push(vec![compute(LONG)]);
+    scripts.push(busy(0).to_vec());
     let outcomes = run(&crashing(3, 2, MS), scripts);
     assert!(matches!(outcomes.ended, Ended::Finished));
     for rank in 0..2 {
@@ -137,7 +142,7 @@ fn a_rank_that_has_ended_does_not_crash() {
 /// Whoever is left waiting for nothing is told who has crashed.
 #[test]
 fn a_deadlock_after_a_crash_names_it() {
-    let scripts = vec![vec![recv(None, 0, 1), wait(0)], vec![compute(LONG)]];
+    let scripts = vec![vec![recv(None, 0, 1), wait(0)], busy(0).to_vec()];
     let outcomes = run(&crashing(2, 1, MS), scripts);
     let halt = outcomes.halt();
     assert_eq!((&halt.cause, halt.ranks[1].ended), (&Cause::Deadlock, Some(Outcome::Crashed)));
