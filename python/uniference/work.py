@@ -267,7 +267,7 @@ class Work(TorchWork):
             if self._error is None:
                 self._future.set_result(self.result())
             else:
-                self._future.set_exception(self._error)
+                self._future.set_exception(self._error)  # type: ignore[arg-type]  # torch's stub says a result
 
 
 def connection_closed(peer: int, gloo: bool) -> RuntimeError:
