@@ -85,7 +85,7 @@ fn picoseconds(seconds: f64) -> SimDuration {
 fn finish_times(case: &Case) -> Vec<f64> {
     let (mut network, streams) = build(case);
     let entry = |flow: &CaseFlow, latency| SimTime::ZERO + picoseconds(flow.start) + latency;
-    let entries = case.flows.iter().zip(&streams).map(|(flow, id)| entry(flow, network.route(*id).latency));
+    let entries = case.flows.iter().zip(&streams).map(|(flow, id)| entry(flow, network.latency(*id)));
     let mut entries: Vec<_> = entries.zip(0..case.flows.len()).collect();
     entries.sort();
     let mut finished = vec![f64::NAN; case.flows.len()];

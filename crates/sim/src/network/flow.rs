@@ -9,6 +9,7 @@
 use super::dynamics::{Dynamics, LinkDynamics};
 use super::heap::IndexedHeap;
 use super::progress::Progress;
+use super::scale::Scale;
 use super::sharing::Sharing;
 use super::{FoldedTopology, Network, NetworkEvent, Route, Topology};
 use crate::ids::{HostId, LinkId, StreamId};
@@ -24,6 +25,7 @@ pub struct FlowNetwork {
     topology: Topology,
     folded: Option<FoldedTopology>,
     now: SimTime,
+    scale: Scale,
     sharing: Sharing,
     progress: Progress,
     streams: Vec<Stream>,
@@ -52,7 +54,6 @@ pub struct FlowNetwork {
 }
 
 struct Stream {
-    route: Route,
     /// Its number in `sharing`; `None` without links.
     flow: Option<u32>,
     /// Does it take part in `sharing`?
@@ -64,10 +65,19 @@ struct Stream {
     waiting: VecDeque<Message>,
     /// When the head began.
     started: SimTime,
-    /// Does a message's flight depend on when it leaves? Then: when the last one arrives, and how many have left.
-    varying: Option<(SimTime, u64)>,
+    /// Where a message's flight depends on when it leaves.
+    varying: Option<Box<Varying>>,
     /// Is it others' traffic, which nobody waits for?
     background: bool,
+}
+
+/// Flights over links whose latency changes.
+struct Varying {
+    route: Route,
+    /// When the last message arrives.
+    last: SimTime,
+    /// How many have left.
+    count: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -99,10 +109,12 @@ impl FlowNetwork {
     }
 
     fn over(topology: Topology, folded: Option<FoldedTopology>, dynamics: Dynamics) -> FlowNetwork {
+        let scale = Scale::up_to(fastest(&topology, &dynamics));
         let mut network = FlowNetwork {
             topology,
             folded,
             now: SimTime::ZERO,
+            scale,
             sharing: Sharing::new(),
             progress: Progress::new(),
             streams: Vec::new(),
@@ -137,9 +149,9 @@ impl FlowNetwork {
         let flow = self.add_flow(id, &route, cap);
         let flight = self.flight(route.latency);
         let varies = |link| self.dynamics.links.get(link).is_some_and(LinkDynamics::varies_in_latency);
-        let varying = route.links.iter().any(varies).then_some((SimTime::ZERO, 0));
+        let varies = route.links.iter().any(varies);
+        let varying = varies.then(|| Box::new(Varying { route, last: SimTime::ZERO, count: 0 }));
         self.streams.push(Stream {
-            route,
             flow,
             active: false,
             pending: false,
@@ -153,14 +165,14 @@ impl FlowNetwork {
         id
     }
 
-    /// The route of a stream.
-    pub fn route(&self, stream: StreamId) -> &Route {
-        &self.streams[stream.index()].route
+    /// How long a message of a stream is under way, where links stay as they are.
+    pub fn latency(&self, stream: StreamId) -> SimDuration {
+        self.flights[self.streams[stream.index()].flight as usize].latency
     }
 
     fn add_link(&mut self, rate: Rate) -> u32 {
         self.progress.add_link();
-        self.sharing.add_link(rate.bytes_per_second())
+        self.sharing.add_link(self.scale.rate(rate.bytes_per_second()))
     }
 
     /// A flow over the links of a route and, if it has a cap, one more link that is its own.
@@ -221,7 +233,7 @@ impl FlowNetwork {
         }
         self.sharing.solve();
         let begun = self.pending.iter().map(|id| &self.streams[id.index()]).filter(|stream| stream.active);
-        let begun = begun.filter_map(|stream| Some((stream.flow?, stream.bytes_to_go()?)));
+        let begun = begun.filter_map(|stream| Some((stream.flow?, stream.to_go(self.scale)?)));
         self.progress.follow(self.now, &self.sharing, begun);
         self.sharing.forget_changes();
         self.pending.clear();
@@ -257,19 +269,20 @@ impl FlowNetwork {
     fn finish_varying_head(&mut self, id: StreamId) {
         let FlowNetwork { topology, dynamics, streams, stragglers, reports, now, .. } = self;
         let stream = &mut streams[id.index()];
-        let (mut last, mut count) = stream.varying.expect("a stream whose flights vary");
+        let mut varying = stream.varying.take().expect("a stream whose flights vary");
         while let Some(Message { tag, .. }) = stream.head {
             reports.push((id, NetworkEvent::Sent { tag, started: stream.started }));
-            last = last.max(now.saturating_add(flight_time(topology, dynamics, &stream.route, (id, count), *now)));
-            stragglers.push(Reverse((last, id, count, tag)));
-            count += 1;
+            let flight = flight_time(topology, dynamics, &varying.route, (id, varying.count), *now);
+            varying.last = varying.last.max(now.saturating_add(flight));
+            stragglers.push(Reverse((varying.last, id, varying.count, tag)));
+            varying.count += 1;
             stream.head = stream.waiting.pop_front();
             stream.started = *now;
             if stream.has_bytes_to_share_for() {
                 break;
             }
         }
-        stream.varying = Some((last, count));
+        stream.varying = Some(varying);
         if stream.flow.is_some() {
             self.mark_pending(id);
         }
@@ -295,7 +308,8 @@ impl FlowNetwork {
 
     fn change_link(&mut self, part: u32) -> Option<SimTime> {
         let (&id, link) = self.dynamics.links.iter().nth(part as usize).expect("a link that changes");
-        self.sharing.set_capacity(id.0, link.payload_rate(self.topology.link(id), self.now));
+        let rate = link.payload_rate(self.topology.link(id), self.now);
+        self.sharing.set_capacity(id.0, self.scale.rate(rate));
         self.changed = true;
         link.next_change(self.now)
     }
@@ -348,9 +362,18 @@ impl Stream {
     }
 
     /// Of its head; others' traffic never ends by itself.
-    fn bytes_to_go(&self) -> Option<f64> {
-        Some(if self.background { f64::INFINITY } else { self.head?.bytes.0 as f64 })
+    fn to_go(&self, scale: Scale) -> Option<u128> {
+        Some(if self.background { u128::MAX } else { scale.amount(self.head?.bytes) })
     }
+}
+
+/// The highest rate that a link ever has.
+fn fastest(topology: &Topology, dynamics: &Dynamics) -> Rate {
+    let profiles = dynamics.links.values().flat_map(|link| &link.profile);
+    let changed = profiles.flat_map(|profile| &profile.points).filter_map(|point| point.bandwidth);
+    let rates = topology.links().iter().map(|link| link.bandwidth).chain(changed);
+    let highest = rates.max_by(|a, b| a.bytes_per_second().total_cmp(&b.bytes_per_second()));
+    highest.unwrap_or(Rate::of_bytes_per_second(1.0))
 }
 
 /// How long a stream's `message`-th message that leaves `now` is under way.
@@ -409,7 +432,7 @@ impl Network for FlowNetwork {
         }
         let arrival = self.arrivals.first().map(|(at, _)| at);
         let straggler = self.stragglers.peek().map(|Reverse((at, ..))| *at);
-        // A flow's end may lie a rounding error before now.
+        // What is over within a fraction of a picosecond may have been over before now.
         let end = self.progress.next_end().map(|at| at.max(self.now));
         // What happens to others' traffic alone concerns nobody until somebody joins it.
         let moves = end.into_iter().chain(self.changes.first().map(|(at, _)| at)).filter(|_| self.busy > 0);

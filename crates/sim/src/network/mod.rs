@@ -8,6 +8,7 @@ mod heap;
 #[cfg(test)]
 mod oracle;
 mod progress;
+mod scale;
 mod sharing;
 mod topology;
 

@@ -1,20 +1,23 @@
 //! Owns how far flows have come: which finishes next, and when. Rates are given to it; why they are what they are it does not know.
 //!
-//! All flows with one bottleneck have one rate, so they share a clock. The clock of link `l` shows `V_l`, the bytes that a flow with this
-//! bottleneck has moved since the clock last started from zero; it advances at the link's level `L_l`:
+//! All flows with one bottleneck have one rate, so they share a clock. The clock of link `l` shows `V_l`, how much a flow with this
+//! bottleneck has moved since the clock last started from zero, in units of [`super::scale`]; it advances at the link's level `L_l`:
 //!
 //! ```text
 //! V_l(t) = V_l(t0) + L_l * (t - t0)            as long as L_l has not changed since t0
-//! a flow that begins at t with r bytes to go ends when V_l shows V_l(t) + r, its target;
+//! a flow that begins at t with r to go ends when V_l shows V_l(t) + r, its target;
 //! the next to end is the one with the smallest target T, at t0 + (T - V_l(t0)) / L_l, rounded up to a picosecond.
 //! ```
+//!
+//! Nothing in this is rounded but the end, so it does not matter which clock a flow goes by and when clocks are read. Levels are a quantum too low at most:
+//! what is over within 1/1024 of a picosecond is taken to be over.
 //!
 //! So a change of a level costs one update of one clock, however many flows it slows down. A flow that gets another bottleneck takes what
 //! it has left, `T - V_l(t)`, over to the other clock. A clock is set back to zero whenever its last flow has gone.
 
 use super::heap::IndexedHeap;
 use super::sharing::Sharing;
-use crate::time::{PS_PER_SECOND, SimDuration, SimTime};
+use crate::time::{SimDuration, SimTime};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -33,36 +36,34 @@ pub(super) struct Progress {
 
 /// The flows of one bottleneck.
 struct Clock {
-    /// Bytes per second.
-    level: f64,
+    /// In quanta.
+    level: u64,
     /// What the clock showed at `since`.
-    shown: f64,
+    shown: u128,
     since: SimTime,
     /// How many flows go by it.
     flows: u32,
     /// (Target, flow), and such as flows that have left since.
-    targets: BinaryHeap<Reverse<(u64, u32)>>,
+    targets: BinaryHeap<Reverse<(u128, u32)>>,
 }
 
 /// Where a flow's target counts.
 #[derive(Clone, Copy)]
 struct Place {
     link: u32,
-    target: f64,
+    target: u128,
 }
 
 impl Clock {
-    fn at(&self, now: SimTime) -> f64 {
-        match now.since(self.since).as_ps() {
-            0 => self.shown,
-            ps => self.shown + self.level * ps as f64 / PS_PER_SECOND as f64,
-        }
+    fn at(&self, now: SimTime) -> u128 {
+        let moved = u128::from(self.level) * u128::from(now.since(self.since).as_ps());
+        self.shown.saturating_add(moved)
     }
 
-    fn when(&self, target: f64) -> SimTime {
-        let ps = ((target - self.shown).max(0.0) * PS_PER_SECOND as f64 / self.level).ceil();
-        // The conversion saturates, as it should.
-        self.since.saturating_add(SimDuration::from_ps(ps as u64))
+    fn when(&self, target: u128) -> SimTime {
+        let left = target.saturating_sub(self.shown).saturating_sub((self.level / 1024).into());
+        let ps = u64::try_from(left.div_ceil(self.level.into())).unwrap_or(u64::MAX);
+        self.since.saturating_add(SimDuration::from_ps(ps))
     }
 }
 
@@ -73,13 +74,13 @@ impl Progress {
 
     /// A new link, numbered as in [`Sharing`].
     pub(super) fn add_link(&mut self) {
-        let (level, shown, since) = (0.0, 0.0, SimTime::ZERO);
+        let (level, shown, since) = (0, 0, SimTime::ZERO);
         self.clocks.push(Clock { level, shown, since, flows: 0, targets: BinaryHeap::new() });
     }
 
     /// A new flow, numbered as in [`Sharing`].
     pub(super) fn add_flow(&mut self) {
-        self.places.push(Place { link: NOWHERE, target: 0.0 });
+        self.places.push(Place { link: NOWHERE, target: 0 });
     }
 
     /// A flow goes no further.
@@ -113,11 +114,12 @@ impl Progress {
         }
     }
 
-    /// Follows `sharing` after it was solved at `now`: first new levels and bottlenecks, then the flows that begin, each with its bytes to go.
-    pub(super) fn follow(&mut self, now: SimTime, sharing: &Sharing, begin: impl Iterator<Item = (u32, f64)>) {
+    /// Follows `sharing` after it was solved at `now`: first new levels and bottlenecks, then the flows that begin, each with what it has to
+    /// move.
+    pub(super) fn follow(&mut self, now: SimTime, sharing: &Sharing, begin: impl Iterator<Item = (u32, u128)>) {
         for &link in &sharing.changed {
             let clock = &mut self.clocks[link as usize];
-            if clock.level.to_bits() != sharing.level(link).to_bits() {
+            if clock.level != sharing.level(link) {
                 (clock.shown, clock.since) = (clock.at(now), now);
                 self.stale.push(link);
             }
@@ -125,14 +127,14 @@ impl Progress {
         for &flow in &sharing.moved {
             let Place { link, target } = self.places[flow as usize];
             if link != NOWHERE && link != sharing.bottleneck(flow) {
-                let left = target - self.clocks[link as usize].at(now);
+                let left = target.saturating_sub(self.clocks[link as usize].at(now));
                 self.take_out(flow);
                 self.stale.push(link);
-                self.put_in(flow, sharing.bottleneck(flow), left.max(0.0), now);
+                self.put_in(flow, sharing.bottleneck(flow), left, now);
             }
         }
-        for (flow, bytes) in begin {
-            self.put_in(flow, sharing.bottleneck(flow), bytes, now);
+        for (flow, amount) in begin {
+            self.put_in(flow, sharing.bottleneck(flow), amount, now);
         }
         for &link in &sharing.changed {
             self.clocks[link as usize].level = sharing.level(link);
@@ -142,15 +144,15 @@ impl Progress {
         self.stale = stale;
     }
 
-    fn put_in(&mut self, flow: u32, link: u32, bytes: f64, now: SimTime) {
+    fn put_in(&mut self, flow: u32, link: u32, amount: u128, now: SimTime) {
         let clock = &mut self.clocks[link as usize];
         if clock.flows == 0 {
-            (clock.shown, clock.since) = (0.0, now);
+            (clock.shown, clock.since) = (0, now);
             clock.targets.clear();
         }
         clock.flows += 1;
-        let target = clock.at(now) + bytes;
-        clock.targets.push(Reverse((target.to_bits(), flow)));
+        let target = clock.at(now).saturating_add(amount);
+        clock.targets.push(Reverse((target, flow)));
         self.places[flow as usize] = Place { link, target };
         self.stale.push(link);
     }
@@ -161,12 +163,12 @@ impl Progress {
     }
 
     /// The smallest target on a link, once those of flows that have left are thrown away.
-    fn first_target(&mut self, link: u32) -> Option<(f64, u32)> {
+    fn first_target(&mut self, link: u32) -> Option<(u128, u32)> {
         let targets = &mut self.clocks[link as usize].targets;
         while let Some(&Reverse((target, flow))) = targets.peek() {
             let place = self.places[flow as usize];
-            if place.link == link && place.target.to_bits() == target {
-                return Some((place.target, flow));
+            if place.link == link && place.target == target {
+                return Some((target, flow));
             }
             targets.pop();
         }

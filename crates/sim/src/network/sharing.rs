@@ -2,29 +2,33 @@
 //!
 //! # What is computed
 //!
-//! Link `l` has capacity `C_l`. A *level* `L_l` belongs to it, infinite where its flows leave some of it unused. The rates `x_f` of flows are
-//! max-min fair, and the levels are theirs, when
+//! Link `l` has capacity `C_l`. A *level* `L_l` belongs to it, [`UNBOUNDED`] where none of its flows stops on its account. The rates `x_f` of
+//! flows are max-min fair, and the levels are theirs, when
 //!
 //! ```text
 //! x_f = min { L_l : l on the route of f }                 (f's bottleneck is the link that attains it)
-//! sum { x_f : f crosses l } = C_l   where L_l is finite,   <= C_l   where it is not.
+//! sum { x_f : f crosses l } = C_l   where L_l is bounded,   <= C_l   where it is not.
 //! ```
 //!
 //! Such levels exist and the rates are unique (Bertsekas and Gallager, "Data Networks", 6.5.2). Only levels and bottlenecks are stored:
 //! a flow's rate is its bottleneck's level, so that a change of a level is one write, however many flows it concerns.
-//! For one link, given the levels of the others, its level solves
+//!
+//! Rates are whole numbers ([`super::scale`]), so `=` means: to less than one for each flow that stops there. That alone would leave
+//! open which of two links gives way where both are full within one quantum. Here neither waits for the other: water rises in
+//! all links, one quantum at a time, and those that have no room for another quantum stop their flows together. With
 //!
 //! ```text
-//! sum { min(L_l, y_f) : f crosses l } = C_l,               y_f = min { L_k : k on the route of f, k != l }
+//! y_f = min { L_k : k on the route of f, k != l }
+//! L_l is the smallest w such that   sum { y_f : y_f < w } + (w + 1) * #{ f : y_f >= w }   >   C_l,   f over the flows that cross l,
 //! ```
 //!
-//! whose left side is concave and piecewise linear in `L_l`: Newton's method ([`fill`]) ends after as many steps as pieces, mostly two.
+//! a level depends on lower ones alone: rates are a function of capacities and routes, the same in whatever order anything comes, and
+//! alike for what is alike. Newton's method ([`fill`]) finds a level in as many steps as there are pieces, mostly two.
 //!
 //! # How a change spreads
 //!
-//! The textbook's water filling raises one level for all flows; where a link is full, its flows stop; so it settles links in the order
-//! of their levels, and a link's level depends on lower ones alone. A change is therefore followed upwards only, from the
-//! links where flows have come or gone. Those are *under review*: their level counts as infinite. The water `w` rises from one review to the next:
+//! Water filling settles links in the order of their levels. A change is therefore followed upwards only, from the
+//! links where flows have come or gone. Those are *under review*: their level counts as unbounded. The water `w` rises from one review to the next:
 //!
 //! - A link's level, taken with the levels that are known now, is a lower bound of its new one: what is still under review can only take less.
 //!   If it exceeds `w`, the link is looked at again there. If it does not, it is the level: flows that have none as low stop here, and every link on the route of
@@ -35,26 +39,22 @@
 //! What lies below the first level to change, and what no changed rate reaches, is never looked at. In random traffic on an
 //! overloaded switch an event changes the levels of a handful of links among thousands.
 //!
-//! Levels never fall below `w`, and a flow that has stopped goes on only when `w` has reached its old level: so rounding can upset
-//! neither the order nor the end. It costs `1e-16` of a capacity here and there; [`ROUNDING`] keeps links that are just full without a flow of
-//! their own from being taken for bottlenecks because of it.
+//! Levels never fall below `w`, and a flow that has stopped goes on only when `w` has reached its old level.
 
 use super::heap::IndexedHeap;
+use super::scale::UNBOUNDED;
 use std::iter::Chain;
 use std::ops::Range;
-
-/// A link is full when its flows ask for more than this many times its capacity.
-const ROUNDING: f64 = 1.0 + 1e-12;
 
 /// Levels of links and bottlenecks of flows. Links and flows are numbered from 0 in the order in which they are added.
 pub(super) struct Sharing {
     links: Vec<LinkState>,
-    /// By link; infinite for those under review.
-    level: Vec<f64>,
+    /// By link, in quanta; unbounded for those under review.
+    level: Vec<u64>,
     flows: Vec<FlowState>,
     /// The routes of all flows, one after the other.
     hops: Vec<Hop>,
-    /// Links under review, by the bits of the level at which to look at them (positive floats sort as their bits do).
+    /// Links under review, by the level at which to look at them.
     review: IndexedHeap<u64>,
     /// Counts reviews and looks, to tell which was first.
     turn: u64,
@@ -67,9 +67,9 @@ pub(super) struct Sharing {
 }
 
 struct LinkState {
-    capacity: f64,
-    /// While under review: the level before, until flows go on from there; then infinite.
-    before: f64,
+    capacity: u64,
+    /// While under review: the level before, until flows go on from there; then unbounded.
+    before: u64,
     /// The turn of its last review, and of the last look at it.
     reviewed: u64,
     looked: u64,
@@ -112,12 +112,12 @@ impl Sharing {
         }
     }
 
-    /// A new link; `capacity` is finite and above zero.
-    pub(super) fn add_link(&mut self, capacity: f64) -> u32 {
-        let (before, reviewed, looked) = (f64::INFINITY, 0, 0);
+    /// A new link; `capacity` is in quanta, and above zero.
+    pub(super) fn add_link(&mut self, capacity: u64) -> u32 {
+        let (before, reviewed, looked) = (UNBOUNDED, 0, 0);
         let (bottlenecks, crossing) = (Vec::new(), Vec::new());
         self.links.push(LinkState { capacity, before, reviewed, looked, bottlenecks, crossing });
-        self.level.push(f64::INFINITY);
+        self.level.push(UNBOUNDED);
         self.links.len() as u32 - 1
     }
 
@@ -133,8 +133,8 @@ impl Sharing {
         flow
     }
 
-    /// Gives a link another capacity, finite and above zero.
-    pub(super) fn set_capacity(&mut self, link: u32, capacity: f64) {
+    /// Gives a link another capacity, in quanta and above zero.
+    pub(super) fn set_capacity(&mut self, link: u32, capacity: u64) {
         let state = &mut self.links[link as usize];
         state.capacity = capacity;
         if !state.crossing.is_empty() {
@@ -147,8 +147,8 @@ impl Sharing {
         self.flows[flow as usize].bottleneck
     }
 
-    /// The rate of every flow whose bottleneck `link` is.
-    pub(super) fn level(&self, link: u32) -> f64 {
+    /// The rate of every flow whose bottleneck `link` is, in quanta.
+    pub(super) fn level(&self, link: u32) -> u64 {
         self.level[link as usize]
     }
 
@@ -174,7 +174,7 @@ impl Sharing {
             self.touched.extend(hops.iter().map(|hop| hop.link));
             return hops[0].link;
         }
-        let narrowest = hops.iter().min_by(|a, b| crossed(a).capacity.total_cmp(&crossed(b).capacity));
+        let narrowest = hops.iter().min_by_key(|hop| crossed(hop).capacity);
         let bottleneck = narrowest.expect("a route has links").link;
         level[bottleneck as usize] = links[bottleneck as usize].capacity;
         self.changed.push(bottleneck);
@@ -192,8 +192,8 @@ impl Sharing {
                 self.hops[*other as usize].slot = slot;
             }
             if state.crossing.is_empty() {
-                self.level[link as usize] = f64::INFINITY;
-            } else if self.level[link as usize].is_finite() {
+                self.level[link as usize] = UNBOUNDED;
+            } else if self.level[link as usize] != UNBOUNDED {
                 self.touched.push(link);
             }
         }
@@ -204,12 +204,12 @@ impl Sharing {
         let mut touched = std::mem::take(&mut self.touched);
         for link in touched.drain(..) {
             if !self.review.contains(link) {
-                self.examine(link, 0.0);
+                self.examine(link, 0);
             }
         }
         self.touched = touched;
         while let Some((water, link)) = self.review.pop() {
-            self.look(link, f64::from_bits(water));
+            self.look(link, water);
         }
     }
 
@@ -220,20 +220,20 @@ impl Sharing {
     }
 
     /// Puts a link under review, to be looked at at once.
-    fn examine(&mut self, link: u32, water: f64) {
+    fn examine(&mut self, link: u32, water: u64) {
         self.turn += 1;
         let state = &mut self.links[link as usize];
-        state.before = std::mem::replace(&mut self.level[link as usize], f64::INFINITY);
+        state.before = std::mem::replace(&mut self.level[link as usize], UNBOUNDED);
         state.reviewed = self.turn;
-        self.review.set(link, water.to_bits());
+        self.review.set(link, water);
     }
 
-    fn look(&mut self, link: u32, water: f64) {
+    fn look(&mut self, link: u32, water: u64) {
         let at = link as usize;
         self.turn += 1;
         self.links[at].looked = self.turn;
-        let bound = fill(&self.links[at], &self.level).max(water);
-        if bound == f64::INFINITY {
+        let bound = fill(&self.links[at], &self.level, water);
+        if bound == UNBOUNDED {
             return;
         }
         if bound <= water {
@@ -242,14 +242,14 @@ impl Sharing {
         // Look again once this link's flows have come to where they used to stop, and then where it is full.
         let before = self.links[at].before;
         let again = if before > water && before < bound { before } else { bound };
-        self.review.set(link, again.to_bits());
+        self.review.set(link, again);
         if before <= water {
             self.go_on(link, water);
         }
     }
 
     /// The link is full: flows that have not stopped below `level` stop here.
-    fn settle(&mut self, link: u32, level: f64) {
+    fn settle(&mut self, link: u32, level: u64) {
         for slot in 0..self.links[link as usize].crossing.len() {
             let bottleneck = self.links[link as usize].bottlenecks[slot];
             let stopped = self.level[bottleneck as usize];
@@ -257,7 +257,7 @@ impl Sharing {
                 continue;
             }
             let hop = self.links[link as usize].crossing[slot];
-            let before = if stopped.is_finite() { stopped } else { self.links[bottleneck as usize].before };
+            let before = if stopped != UNBOUNDED { stopped } else { self.links[bottleneck as usize].before };
             if bottleneck != link {
                 self.move_to(self.hops[hop as usize].flow, link);
             }
@@ -280,11 +280,11 @@ impl Sharing {
 
     /// Reviews the links that a flow's new rate may concern, but for the bottleneck at `hop`. Where a review is due anyway, the rate can
     /// only put it off; and a link that was not full will not be with less.
-    fn rate_changed(&mut self, hop: u32, water: f64, less: bool) {
+    fn rate_changed(&mut self, hop: u32, water: u64, less: bool) {
         let bottleneck = self.hops[hop as usize].link;
         for other in self.others(hop) {
             let link = self.hops[other].link;
-            let unconcerned = (less && self.level[link as usize].is_infinite()) || self.is_ample(link, bottleneck);
+            let unconcerned = (less && self.level[link as usize] == UNBOUNDED) || self.is_ample(link, bottleneck);
             if !unconcerned && !self.review.contains(link) {
                 self.examine(link, water);
             }
@@ -294,13 +294,13 @@ impl Sharing {
     /// A link that one flow has to itself need never be its bottleneck if another on its route is no wider.
     fn is_ample(&self, link: u32, other: u32) -> bool {
         let (state, other) = (&self.links[link as usize], &self.links[other as usize]);
-        state.crossing.len() == 1 && state.capacity >= other.capacity && self.level[link as usize].is_infinite()
+        state.crossing.len() == 1 && state.capacity >= other.capacity && self.level[link as usize] == UNBOUNDED
     }
 
     /// The water has passed the link's old level: flows that used to stop here do so no longer. A look at another link since this one came
     /// under review has allowed for that.
-    fn go_on(&mut self, link: u32, water: f64) {
-        self.links[link as usize].before = f64::INFINITY;
+    fn go_on(&mut self, link: u32, water: u64) {
+        self.links[link as usize].before = UNBOUNDED;
         let reviewed = self.links[link as usize].reviewed;
         for slot in 0..self.links[link as usize].crossing.len() {
             if self.links[link as usize].bottlenecks[slot] != link {
@@ -313,7 +313,7 @@ impl Sharing {
                         self.examine(other, water);
                     }
                 } else if self.links[other as usize].looked < reviewed {
-                    self.review.set(other, water.to_bits());
+                    self.review.set(other, water);
                 }
             }
         }
@@ -331,50 +331,78 @@ impl Sharing {
     }
 }
 
-/// The level at which the link is full, given where its flows stop on account of others; infinite if it is not full then.
+/// The level of a link, given where its flows stop on account of others. It is known to be no lower than `least`.
 ///
-/// A step of Newton's method counts flows that stop below the level as they are, and lets the others share what is left. After
-/// the first, which may start anywhere, steps only go up; when the same flows stop below the new level, it is exact.
-fn fill(link: &LinkState, level: &[f64]) -> f64 {
-    let flows = link.crossing.len();
-    let even = link.capacity / flows as f64;
-    let (mut guess, mut floor) = (link.before, even);
+/// Newton's method counts flows that stop below a guess as they are, and lets the others share what is left.
+fn fill(link: &LinkState, level: &[u64], least: u64) -> u64 {
+    if link.crossing.is_empty() {
+        return UNBOUNDED;
+    }
+    fall(link, level).unwrap_or_else(|| climb(link, level, least)).max(least)
+}
+
+/// From where the link was full before, which is mostly near: a step or two. After the first, which may start anywhere, steps only go up;
+/// when the same flows stop below the new level, it is one at which the link is full. It is the lowest of these if no flow stops
+/// so closely below it that rounding counts: `None` if one does.
+fn fall(link: &LinkState, level: &[u64]) -> Option<u64> {
+    let flows = link.crossing.len() as u64;
+    let even = (link.capacity / flows).max(1);
+    let mut guess = link.before;
     loop {
         let below = Below::of(guess, &link.bottlenecks, level);
-        if below.flows == flows && below.used <= link.capacity * ROUNDING {
-            return f64::INFINITY;
+        let left = link.capacity.saturating_sub(below.used);
+        if below.flows == flows && below.used <= link.capacity {
+            return (left >= flows).then_some(UNBOUNDED);
         }
-        let share =
-            if below.flows == flows { even } else { (link.capacity - below.used) / (flows - below.flows) as f64 };
-        let better = share.max(floor);
+        let better = left.checked_div(flows - below.flows).map_or(even, |share| share.max(even));
         if below.highest < better && better <= below.next {
-            return better;
+            return (below.highest + flows < better).then_some(better);
         }
-        (guess, floor) = (better, better);
+        guess = better;
     }
 }
 
-/// What stops below a level.
+/// From below: no step leads past the lowest level at which the link is full.
+fn climb(link: &LinkState, level: &[u64], least: u64) -> u64 {
+    let flows = link.crossing.len() as u64;
+    let mut guess = least.max(link.capacity / flows).max(1);
+    loop {
+        let below = Below::of(guess, &link.bottlenecks, level);
+        let left = link.capacity.saturating_sub(below.used);
+        let Some(share) = left.checked_div(flows - below.flows) else { return UNBOUNDED };
+        let better = share.max(guess);
+        if better <= below.next {
+            // Where all stop at this level or below on account of others, it is not this link that stops them.
+            let stop = |bottleneck: &u32| level[*bottleneck as usize] <= better;
+            return if link.bottlenecks.iter().all(stop) { UNBOUNDED } else { better };
+        }
+        guess = better;
+    }
+}
+
+/// Where flows stop, seen from a level.
 struct Below {
-    flows: usize,
-    used: f64,
+    /// How many stop below it.
+    flows: u64,
+    /// What these take.
+    used: u64,
     /// The highest rate among them.
-    highest: f64,
+    highest: u64,
     /// Where the next flow stops.
-    next: f64,
+    next: u64,
 }
 
 impl Below {
-    fn of(guess: f64, bottlenecks: &[u32], level: &[f64]) -> Below {
-        let mut below = Below { flows: 0, used: 0.0, highest: 0.0, next: f64::INFINITY };
+    fn of(guess: u64, bottlenecks: &[u32], level: &[u64]) -> Below {
+        let mut below = Below { flows: 0, used: 0, highest: 0, next: UNBOUNDED };
         for bottleneck in bottlenecks {
             let limit = level[*bottleneck as usize];
             let stops = limit < guess;
-            let (stopped, next) = if stops { (limit, f64::INFINITY) } else { (0.0, limit) };
-            below.flows += usize::from(stops);
-            below.used += stopped;
-            below.highest = if stopped > below.highest { stopped } else { below.highest };
-            below.next = if next < below.next { next } else { below.next };
+            let (stopped, next) = if stops { (limit, UNBOUNDED) } else { (0, limit) };
+            below.flows += u64::from(stops);
+            below.used = below.used.saturating_add(stopped);
+            below.highest = below.highest.max(stopped);
+            below.next = below.next.min(next);
         }
         below
     }

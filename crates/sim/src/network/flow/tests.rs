@@ -431,12 +431,14 @@ impl Scenario {
 
     /// When each message was sent, in seconds: the rates of the oracle, from event to event, in real numbers.
     fn fluid(&self) -> Vec<f64> {
+        const QUANTA: f64 = (1_u64 << 40) as f64;
         let mut capacities = self.capacities.clone();
         let mut routes: Vec<Vec<u32>> = self.streams.iter().map(|(links, _)| links.clone()).collect();
         for (route, cap) in routes.iter_mut().zip(self.streams.iter().map(|(_, cap)| cap)) {
             route.extend(cap.map(|_| capacities.len() as u32));
             capacities.extend(cap);
         }
+        let capacities: Vec<u64> = capacities.into_iter().map(|rate| (rate * QUANTA) as u64).collect();
         let mut sent = vec![f64::NAN; self.pushes.len()];
         let mut queues: Vec<VecDeque<(usize, f64)>> = vec![VecDeque::new(); routes.len()];
         let (mut now, mut next) = (0.0, 0);
@@ -449,6 +451,7 @@ impl Scenario {
             }
             let busy: Vec<_> = (0..queues.len()).filter(|stream| !queues[*stream].is_empty()).collect();
             let rates = max_min_rates(&capacities, &busy.iter().map(|at| routes[*at].clone()).collect::<Vec<_>>());
+            let rates: Vec<f64> = rates.into_iter().map(|quanta| quanta as f64 / QUANTA).collect();
             let ends = busy.iter().zip(&rates).map(|(stream, rate)| now + queues[*stream][0].1 / rate);
             let push = self.pushes.get(next).map(|push| push.1 as f64 / 1e12);
             let Some(to) = ends.chain(push).min_by(f64::total_cmp) else { return sent };
@@ -483,7 +486,7 @@ proptest! {
         }
     }
 
-    /// Stream ids are only names: sums in another order differ by rounding.
+    /// Stream ids are only names: not a picosecond depends on them.
     #[test]
     fn the_order_in_which_streams_are_opened_does_not_matter(scenario in scenarios(), turn in any::<prop::sample::Index>()) {
         let mut order: Vec<usize> = (0..scenario.streams.len()).collect();
@@ -491,8 +494,6 @@ proptest! {
         prop_assert_eq!(&one, &scenario.run(&order), "two runs differ");
         order.rotate_left(turn.index(scenario.streams.len()));
         order.reverse();
-        for (one, other) in one.iter().zip(scenario.run(&order)) {
-            prop_assert!(one.sent.abs_diff(other.sent) <= 1_000, "{:?} and {:?}", one, other);
-        }
+        prop_assert_eq!(one, scenario.run(&order), "opened as {:?}", order);
     }
 }
