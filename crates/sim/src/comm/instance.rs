@@ -4,7 +4,7 @@ use crate::collective::{Action, Algorithm, Step, Steps};
 use crate::ids::{GroupId, GroupRank, Handle, RankId, Site};
 use crate::program::{Collective, CollectiveKind, Shape};
 use crate::time::{Bytes, SimTime};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 /// The `sequence`-th collective of a group.
@@ -48,8 +48,8 @@ struct Member {
     window: VecDeque<bool>,
     /// How many steps are complete without a gap; the number of the window's first.
     complete: u64,
-    /// Receives that have started, by peer, oldest first.
-    expected: BTreeMap<GroupRank, VecDeque<u64>>,
+    /// Receives that have started: from whom, and the number of the step.
+    expected: BTreeSet<(GroupRank, u64)>,
     /// Messages that have arrived and no receive has started for, by peer.
     early: BTreeMap<GroupRank, u32>,
     /// It takes no further part.
@@ -205,9 +205,11 @@ impl Instance {
     /// A message of `from` is there. False if `me` has not started to receive it yet.
     pub(crate) fn arrived(&mut self, me: GroupRank, from: GroupRank) -> bool {
         let member = self.member_or_new(me);
-        match member.expected.get_mut(&from).and_then(VecDeque::pop_front) {
-            Some(step) => {
-                member.finish(step);
+        let oldest = member.expected.range((from, 0)..=(from, u64::MAX)).next().copied();
+        match oldest {
+            Some(receive) => {
+                member.expected.remove(&receive);
+                member.finish(receive.1);
                 true
             }
             None => {
@@ -292,7 +294,7 @@ impl Member {
                 }
                 self.finish(index);
             }
-            None => self.expected.entry(from).or_default().push_back(index),
+            None => drop(self.expected.insert((from, index))),
         }
     }
 

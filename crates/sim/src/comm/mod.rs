@@ -283,11 +283,12 @@ impl Comm {
         let mut result = Ok(());
         for happened in progress.drain(..) {
             result = result.and(match happened {
-                Progress::Sent(message) => {
-                    self.sent(now, &message);
+                Progress::Sent(tag) => {
+                    self.sent(now, tag);
                     Ok(())
                 }
-                Progress::Arrived(message) => {
+                Progress::Arrived(tag) => {
+                    let message = self.transport.take(tag);
                     arrived(&message, &self.transport);
                     let receiver = self.groups.symmetry().representative(message.destination);
                     self.traffic[receiver.index()].received += message.bytes;
@@ -305,7 +306,8 @@ impl Comm {
         result
     }
 
-    fn sent(&mut self, now: SimTime, message: &Message) {
+    fn sent(&mut self, now: SimTime, tag: u32) {
+        let message = self.transport.message(tag);
         match message.purpose {
             Purpose::Step { instance, from, step, .. } => {
                 self.instances[instance as usize].as_mut().expect("it runs").sent(from, step);

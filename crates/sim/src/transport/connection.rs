@@ -13,7 +13,7 @@
 
 use super::protocol::Window;
 use crate::ids::{RankId, StreamId};
-use crate::network::Route;
+use crate::network::{PacketOverhead, Route};
 use crate::time::{Bytes, SimDuration, SimTime};
 use std::collections::VecDeque;
 
@@ -22,6 +22,7 @@ use std::collections::VecDeque;
 pub(super) struct Connection {
     pub(super) stream: StreamId,
     pub(super) route: Route,
+    overhead: Option<PacketOverhead>,
     pub(super) source: RankId,
     /// One of its ends is gone: what is pushed is lost.
     pub(super) closed: bool,
@@ -65,6 +66,7 @@ impl Connection {
     pub(super) fn new(
         stream: StreamId,
         route: Route,
+        overhead: Option<PacketOverhead>,
         source: RankId,
         window: Option<(Window, SimDuration)>,
     ) -> Connection {
@@ -81,7 +83,16 @@ impl Connection {
                 backlog: VecDeque::new(),
             })
         });
-        Connection { stream, route, source, closed: false, opening }
+        Connection { stream, route, overhead, source, closed: false, opening }
+    }
+
+    /// What a frame puts on the wire, and the payload that takes as long.
+    pub(super) fn framed(&self, bytes: Bytes) -> (Bytes, Bytes) {
+        match self.overhead {
+            Some(packet) => (packet.wire_bytes(bytes), packet.payload_room(bytes)),
+            None if self.route.links.is_empty() => (Bytes(0), bytes),
+            None => (bytes, bytes),
+        }
     }
 
     /// Nothing holds a frame back.
@@ -170,7 +181,7 @@ mod tests {
     fn connection(first: u64, cap: u64) -> Connection {
         let window = Window { first: Bytes(first), cap: Bytes(cap) };
         let window = Some((window, SimDuration::from_ps(ROUND_TRIP)));
-        Connection::new(StreamId(0), Route::default(), RankId(0), window)
+        Connection::new(StreamId(0), Route::default(), None, RankId(0), window)
     }
 
     /// What is let go, and when.

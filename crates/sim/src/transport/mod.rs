@@ -110,13 +110,13 @@ pub(crate) enum Purpose {
     },
 }
 
-/// What has happened.
+/// What has happened; messages by tag.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Progress {
     /// The message's last byte has left, and its sender knows.
-    Sent(Message),
-    /// Its last byte is there, and its receiver knows.
-    Arrived(Message),
+    Sent(u32),
+    /// Its last byte is there, and its receiver knows: it is to be taken.
+    Arrived(u32),
     /// What was asked for with [`Transport::call_back`].
     CallBack(u32),
 }
@@ -286,6 +286,16 @@ impl Transport {
         }
     }
 
+    /// A message that has not been taken.
+    pub(crate) fn message(&self, tag: u32) -> &Message {
+        self.messages.get(tag)
+    }
+
+    /// A message that has arrived, for the last time.
+    pub(crate) fn take(&mut self, tag: u32) -> Message {
+        self.messages.take(tag)
+    }
+
     /// The receiver of a message is ready for it.
     fn granted(&mut self, now: SimTime, tag: u32, grant: Grant) {
         self.messages.get_mut(tag).grant = self.grants.keep(grant);
@@ -371,8 +381,7 @@ impl Transport {
         if connection.closed {
             return Bytes(0);
         }
-        let wire_bytes = self.topology.wire_bytes(&connection.route, bytes);
-        let bytes = self.topology.payload_room(&connection.route, bytes);
+        let (wire_bytes, bytes) = connection.framed(bytes);
         self.wire_sent[connection.source.index()] += wire_bytes;
         if connection.is_open() {
             self.network.push(connection.stream, bytes, tag);
@@ -412,15 +421,16 @@ impl Transport {
     fn connect(&mut self, source: RankId, destination: RankId) -> Connection {
         let (from, to) = (self.hosts[source.index()], self.hosts[destination.index()]);
         let route = self.topology.route(from, to);
+        let overhead = self.topology.overhead(&route);
         let Some(window) = self.protocol.window else {
-            return Connection::new(self.network.open(from, to, None), route, source, None);
+            return Connection::new(self.network.open(from, to, None), route, overhead, source, None);
         };
         let round_trip = route.latency + self.topology.route(to, from).latency;
         let limit = Rate::new(window.cap.0 as f64 / round_trip.as_secs_f64());
         let narrowest = route.links.iter().map(|id| self.topology.link(*id).payload_rate());
         let binds = limit.filter(|limit| narrowest.into_iter().all(|rate| limit < &rate));
         let stream = self.network.open(from, to, binds);
-        Connection::new(stream, route, source, Some((window, round_trip)))
+        Connection::new(stream, route, overhead, source, Some((window, round_trip)))
     }
 
     /// Brings the network to an instant before its next event.
@@ -498,8 +508,8 @@ impl Transport {
             Due::Landed(tag) => self.data_arrives(now, tag, progress),
             Due::Control(control) => self.heed(now, control),
             Due::TakenIn(tag) => self.hand_over(now, tag, progress),
-            Due::Sent(tag) => progress.push(Progress::Sent(*self.messages.get(tag))),
-            Due::Arrived(tag) => progress.push(Progress::Arrived(self.messages.take(tag))),
+            Due::Sent(tag) => progress.push(Progress::Sent(tag)),
+            Due::Arrived(tag) => progress.push(Progress::Arrived(tag)),
             Due::CallBack(number) => progress.push(Progress::CallBack(number)),
         }
     }
@@ -535,7 +545,7 @@ impl Transport {
 
     fn data_arrives(&mut self, now: SimTime, tag: u32, progress: &mut Vec<Progress>) {
         if self.reception_is_free {
-            return progress.push(Progress::Arrived(self.messages.take(tag)));
+            return progress.push(Progress::Arrived(tag));
         }
         let Message { destination, bytes, .. } = *self.messages.get(tag);
         let work = self.protocol.message + time_for(self.protocol.copy, bytes);

@@ -47,18 +47,19 @@ impl Link {
         let share = self.overhead.map_or(1.0, |packet| f64::from(packet.payload) / f64::from(packet.wire));
         Rate::new(self.bandwidth.bytes_per_second() * share).expect("a packet carries payload")
     }
+}
 
-    /// How much payload at [`Link::payload_rate`] takes as long as a message of `bytes`, whose last packet may not be full.
-    fn payload_room(&self, bytes: Bytes) -> Bytes {
-        let Some(PacketOverhead { payload, wire }) = self.overhead else { return bytes };
-        let on_wire = u128::from(self.wire_bytes(bytes).0);
-        Bytes((on_wire * u128::from(payload)).div_ceil(u128::from(wire)) as u64)
+impl PacketOverhead {
+    /// What a message of `bytes` puts on the link: itself, and the headers of `ceil(bytes / payload)` packets.
+    pub fn wire_bytes(self, bytes: Bytes) -> Bytes {
+        Bytes(bytes.0 + bytes.0.div_ceil(self.payload.into()) * u64::from(self.wire - self.payload))
     }
 
-    /// What a message of `bytes` puts on this link: itself, and the headers of `ceil(bytes / payload)` packets.
-    pub fn wire_bytes(&self, bytes: Bytes) -> Bytes {
-        let headers = self.overhead.map_or(0, |p| bytes.0.div_ceil(p.payload.into()) * u64::from(p.wire - p.payload));
-        Bytes(bytes.0 + headers)
+    /// How much payload at [`Link::payload_rate`] takes as long as a message of `bytes`: more than itself where its last packet is not full,
+    /// as that has a whole header too. Rounded up to a byte.
+    pub(crate) fn payload_room(self, bytes: Bytes) -> Bytes {
+        let on_wire = u128::from(self.wire_bytes(bytes).0);
+        Bytes((on_wire * u128::from(self.payload)).div_ceil(u128::from(self.wire)) as u64)
     }
 }
 
@@ -216,15 +217,9 @@ impl Topology {
         }
     }
 
-    /// What a message of `bytes` puts on the first link of `route`; nothing where there is none.
-    pub fn wire_bytes(&self, route: &Route, bytes: Bytes) -> Bytes {
-        route.links.first().map_or(Bytes(0), |id| self.link(*id).wire_bytes(bytes))
-    }
-
-    /// How much payload takes as long as a message of `bytes` on the first link of `route`: more than itself where its last packet is not
-    /// full, as that has a whole header too. Rounded up to a byte.
-    pub fn payload_room(&self, route: &Route, bytes: Bytes) -> Bytes {
-        route.links.first().map_or(bytes, |id| self.link(*id).payload_room(bytes))
+    /// What headers take where a message enters the network: on the first link of `route`. `None`: nothing.
+    pub fn overhead(&self, route: &Route) -> Option<PacketOverhead> {
+        route.links.first().and_then(|id| self.link(*id).overhead)
     }
 }
 

@@ -249,8 +249,9 @@ fn headers_take_their_share() {
     let topology = Topology::preset(&Preset::Switch, &hosts(2), spec).unwrap();
     let route = topology.route(HostId(0), HostId(1));
     // 3 packets of 1448 bytes at most carry 3000 bytes: 3000 + 3 * 66
-    assert_eq!(topology.wire_bytes(&route, Bytes(3000)), Bytes(3198));
-    assert_eq!(topology.wire_bytes(&route, Bytes(0)), Bytes(0));
+    let overhead = topology.overhead(&route).unwrap();
+    assert_eq!(overhead.wire_bytes(Bytes(3000)), Bytes(3198));
+    assert_eq!(overhead.wire_bytes(Bytes(0)), Bytes(0));
     assert_eq!(topology.link(route.links[0]).payload_rate().bytes_per_second(), 125e6 * (1448.0 / 1514.0));
 }
 
