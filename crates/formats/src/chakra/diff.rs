@@ -90,8 +90,8 @@ fn compare(a: &Node, b: &Node, found: &mut dyn FnMut(Difference)) {
     say("data_deps", format!("{:?}", a.data_deps), format!("{:?}", b.data_deps));
     say("start_time_micros", a.start_time_micros.to_string(), b.start_time_micros.to_string());
     say("duration_micros", a.duration_micros.to_string(), b.duration_micros.to_string());
-    say("inputs", io_info(a.inputs.as_ref()), io_info(b.inputs.as_ref()));
-    say("outputs", io_info(a.outputs.as_ref()), io_info(b.outputs.as_ref()));
+    say("inputs", io_info(a.inputs.as_deref()), io_info(b.inputs.as_deref()));
+    say("outputs", io_info(a.outputs.as_deref()), io_info(b.outputs.as_deref()));
     for (name, first, second) in attributes(&a.attr, &b.attr) {
         say(&name, first, second);
     }

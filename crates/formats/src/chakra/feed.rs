@@ -51,7 +51,7 @@ pub struct Feed<N> {
     trace: N,
     window: usize,
     ended: bool,
-    slots: BTreeMap<u64, Slot>,
+    slots: IndexMap<u64, Slot, FxBuildHasher>,
     /// By dependency, read or not: the nodes that wait for it.
     dependents: IndexMap<u64, Vec<u64>, FxBuildHasher>,
     plannable: BTreeSet<u64>,
@@ -67,7 +67,8 @@ pub struct Feed<N> {
 }
 
 struct Slot {
-    node: Node,
+    /// Apart: slots are moved when the table grows.
+    node: Box<Node>,
     /// Dependencies that are not planned.
     before_plan: u32,
     /// Dependencies that are not done.
@@ -91,7 +92,7 @@ impl<N: Nodes> Feed<N> {
             trace,
             window,
             ended: false,
-            slots: BTreeMap::new(),
+            slots: IndexMap::default(),
             dependents: IndexMap::default(),
             plannable: BTreeSet::new(),
             unplanned: 0,
@@ -145,7 +146,7 @@ impl<N: Nodes> Feed<N> {
 
     /// A free node is done: tells `free` of each planned node that now is.
     pub fn complete(&mut self, id: u64, free: &mut dyn FnMut(u64)) {
-        let slot = self.slots.remove(&id).unwrap_or_else(|| panic!("node {id} is done twice"));
+        let slot = self.slots.swap_remove(&id).unwrap_or_else(|| panic!("node {id} is done twice"));
         assert!(slot.planned && slot.before_start == 0, "node {id} is done before it was free");
         self.done.insert(id);
         for dependent in self.dependents.swap_remove(&id).unwrap_or_default() {
@@ -159,7 +160,7 @@ impl<N: Nodes> Feed<N> {
 
     /// Nodes that have been read and wait for `id`.
     pub fn waiting_for(&self, id: u64) -> impl Iterator<Item = &Node> {
-        self.dependents.get(&id).into_iter().flatten().map(|dependent| &self.slots[dependent].node)
+        self.dependents.get(&id).into_iter().flatten().map(|dependent| &*self.slots[dependent].node)
     }
 
     /// Have all nodes been read, and are they done?
@@ -183,7 +184,7 @@ impl<N: Nodes> Feed<N> {
             return Err(CheckError::TwoOfOneId { id, name: node.name }.into());
         }
         self.groups.extend(process_groups(&node)?.into_iter().flatten());
-        let mut slot = Slot { node, before_plan: 0, before_start: 0, planned: false };
+        let mut slot = Slot { node: Box::new(node), before_plan: 0, before_start: 0, planned: false };
         let dependencies: IndexSet<u64, FxBuildHasher> = slot.node.dependencies().collect();
         for dependency in dependencies.into_iter().filter(|dependency| !self.done.contains(*dependency)) {
             self.dependents.entry(dependency).or_default().push(id);
@@ -255,7 +256,7 @@ impl<N: Nodes> Feed<N> {
 
     fn cycle(&self) -> FeedError {
         let unplanned = |id: &u64| self.slots.get(id).is_some_and(|slot| !slot.planned);
-        let start = self.slots.keys().copied().find(unplanned).expect("somebody waits");
+        let start = self.slots.keys().copied().filter(unplanned).min().expect("somebody waits");
         let next = |id: u64| {
             let mut dependencies = self.slots[&id].node.dependencies();
             dependencies.find(unplanned).expect("what cannot be planned waits for another such node")

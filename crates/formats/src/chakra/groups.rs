@@ -76,8 +76,8 @@ pub fn describe(name: &str, ranks: &[u32]) -> Node {
     let json = format!(r#"[{{"pg_name": "{name}", "pg_desc": "", "ranks": {ranks:?}, "group_size": {size}}}]"#);
     let list = |values: &str| IoInfo { values: values.into(), shapes: "[[]]".into(), types: "['String']".into() };
     let mut node = Node { name: PROCESS_GROUP_NODE.into(), r#type: NodeType::Metadata.into(), ..Node::default() };
-    node.inputs = Some(list(&format!("['{json}']")));
-    node.outputs = Some(IoInfo { values: "[]".into(), shapes: "[]".into(), types: "[]".into() });
+    node.inputs = Some(Box::new(list(&format!("['{json}']"))));
+    node.outputs = Some(Box::new(IoInfo { values: "[]".into(), shapes: "[]".into(), types: "[]".into() }));
     node.set(IS_CPU_OP, Value::Bool(true));
     node
 }
@@ -133,7 +133,7 @@ mod tests {
     use crate::chakra::schema::IoInfo;
 
     fn node(values: &str) -> Node {
-        let inputs = Some(IoInfo { values: values.to_owned(), ..IoInfo::default() });
+        let inputs = Some(Box::new(IoInfo { values: values.to_owned(), ..IoInfo::default() }));
         Node { id: 3, name: PROCESS_GROUP_NODE.into(), r#type: NodeType::Metadata.into(), inputs, ..Node::default() }
     }
 

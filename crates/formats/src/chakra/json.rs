@@ -107,38 +107,39 @@ fn write_value<M: SerializeMap>(map: &mut M, value: &Value) -> Result<(), M::Err
     fn plain<T: Clone>(values: &[T]) -> ListJson<T> {
         ListJson(values.to_vec())
     }
+    let key = match value.type_name().strip_suffix("_list") {
+        Some(element) => format!("{element}List"),
+        None => format!("{}Val", value.type_name()),
+    };
+    let key = key.as_str();
     match value {
-        Value::Double(number) => map.serialize_entry("doubleVal", &Real(*number)),
-        Value::DoubleList(list) => map.serialize_entry("doubleList", &reals(&list.values)),
-        Value::Float(number) => map.serialize_entry("floatVal", &Real(*number)),
-        Value::FloatList(list) => map.serialize_entry("floatList", &reals(&list.values)),
-        Value::Int32(number) => map.serialize_entry("int32Val", number),
-        Value::Int32List(list) => map.serialize_entry("int32List", &plain(&list.values)),
-        Value::Int64(number) => map.serialize_entry("int64Val", &Long(*number)),
-        Value::Int64List(list) => map.serialize_entry("int64List", &longs(&list.values)),
-        Value::Uint32(number) => map.serialize_entry("uint32Val", number),
-        Value::Uint32List(list) => map.serialize_entry("uint32List", &plain(&list.values)),
-        Value::Uint64(number) => map.serialize_entry("uint64Val", &Long(*number)),
-        Value::Uint64List(list) => map.serialize_entry("uint64List", &longs(&list.values)),
-        Value::Sint32(number) => map.serialize_entry("sint32Val", number),
-        Value::Sint32List(list) => map.serialize_entry("sint32List", &plain(&list.values)),
-        Value::Sint64(number) => map.serialize_entry("sint64Val", &Long(*number)),
-        Value::Sint64List(list) => map.serialize_entry("sint64List", &longs(&list.values)),
-        Value::Fixed32(number) => map.serialize_entry("fixed32Val", number),
-        Value::Fixed32List(list) => map.serialize_entry("fixed32List", &plain(&list.values)),
-        Value::Fixed64(number) => map.serialize_entry("fixed64Val", &Long(*number)),
-        Value::Fixed64List(list) => map.serialize_entry("fixed64List", &longs(&list.values)),
-        Value::Sfixed32(number) => map.serialize_entry("sfixed32Val", number),
-        Value::Sfixed32List(list) => map.serialize_entry("sfixed32List", &plain(&list.values)),
-        Value::Sfixed64(number) => map.serialize_entry("sfixed64Val", &Long(*number)),
-        Value::Sfixed64List(list) => map.serialize_entry("sfixed64List", &longs(&list.values)),
-        Value::Bool(flag) => map.serialize_entry("boolVal", flag),
-        Value::BoolList(list) => map.serialize_entry("boolList", &plain(&list.values)),
-        Value::String(text) => map.serialize_entry("stringVal", text),
-        Value::StringList(list) => map.serialize_entry("stringList", &plain(&list.values)),
-        Value::Bytes(bytes) => map.serialize_entry("bytesVal", &Base64(bytes)),
+        Value::Double(number) => map.serialize_entry(key, &Real(*number)),
+        Value::DoubleList(list) => map.serialize_entry(key, &reals(&list.values)),
+        Value::Float(number) => map.serialize_entry(key, &Real(*number)),
+        Value::FloatList(list) => map.serialize_entry(key, &reals(&list.values)),
+        Value::Int32(number) | Value::Sint32(number) | Value::Sfixed32(number) => map.serialize_entry(key, number),
+        Value::Int32List(list) => map.serialize_entry(key, &plain(&list.values)),
+        Value::Sint32List(list) => map.serialize_entry(key, &plain(&list.values)),
+        Value::Sfixed32List(list) => map.serialize_entry(key, &plain(&list.values)),
+        Value::Uint32(number) | Value::Fixed32(number) => map.serialize_entry(key, number),
+        Value::Uint32List(list) => map.serialize_entry(key, &plain(&list.values)),
+        Value::Fixed32List(list) => map.serialize_entry(key, &plain(&list.values)),
+        Value::Int64(number) | Value::Sint64(number) | Value::Sfixed64(number) => {
+            map.serialize_entry(key, &Long(*number))
+        }
+        Value::Int64List(list) => map.serialize_entry(key, &longs(&list.values)),
+        Value::Sint64List(list) => map.serialize_entry(key, &longs(&list.values)),
+        Value::Sfixed64List(list) => map.serialize_entry(key, &longs(&list.values)),
+        Value::Uint64(number) | Value::Fixed64(number) => map.serialize_entry(key, &Long(*number)),
+        Value::Uint64List(list) => map.serialize_entry(key, &longs(&list.values)),
+        Value::Fixed64List(list) => map.serialize_entry(key, &longs(&list.values)),
+        Value::Bool(flag) => map.serialize_entry(key, flag),
+        Value::BoolList(list) => map.serialize_entry(key, &plain(&list.values)),
+        Value::String(text) => map.serialize_entry(key, text),
+        Value::StringList(list) => map.serialize_entry(key, &plain(&list.values)),
+        Value::Bytes(bytes) => map.serialize_entry(key, &Base64(bytes)),
         Value::BytesList(list) => {
-            map.serialize_entry("bytesList", &ListJson(list.values.iter().map(|bytes| Base64(bytes)).collect()))
+            map.serialize_entry(key, &ListJson(list.values.iter().map(|bytes| Base64(bytes)).collect()))
         }
     }
 }

@@ -46,6 +46,8 @@ pub struct Reader<R> {
     metadata: GlobalMetadata,
     ended: bool,
     lossy: u64,
+    /// How many attributes the last node had: the next one has as many, mostly.
+    attributes: usize,
 }
 
 enum Input<R> {
@@ -68,7 +70,7 @@ impl<R: Read> Reader<R> {
             Err(error) => return Err(not_a_trace(&error)),
         };
         let lossy = u64::from(first.encoded_len() as u64 != content(at, frames.position()));
-        Ok(Reader { frames, metadata: first, ended: false, lossy })
+        Ok(Reader { frames, metadata: first, ended: false, lossy, attributes: 0 })
     }
 
     /// What the writer says about the whole trace.
@@ -97,11 +99,18 @@ impl<R: Read> Reader<R> {
                 self.frames.expect_end(at)?;
                 None
             }
-            Some(bytes) => Some(Node::decode(bytes).map_err(|error| damaged(at, &error))?),
+            Some(bytes) => {
+                let mut node = Node { attr: Vec::with_capacity(self.attributes), ..Node::default() };
+                node.merge(bytes).map_err(|error| damaged(at, &error))?;
+                Some(node)
+            }
         };
         match &node {
             None => self.ended = true,
-            Some(node) => self.lossy += u64::from(node.encoded_len() as u64 != content(at, self.frames.position())),
+            Some(node) => {
+                self.lossy += u64::from(node.encoded_len() as u64 != content(at, self.frames.position()));
+                self.attributes = node.attr.len();
+            }
         }
         Ok(node)
     }

@@ -40,12 +40,12 @@ pub struct Node {
     /// How long it took, in microseconds.
     #[prost(uint64, tag = "7")]
     pub duration_micros: u64,
-    /// What went in.
-    #[prost(message, optional, tag = "8")]
-    pub inputs: Option<IoInfo>,
+    /// What went in. Few nodes say it, and many are held.
+    #[prost(message, optional, boxed, tag = "8")]
+    pub inputs: Option<Box<IoInfo>>,
     /// What came out.
-    #[prost(message, optional, tag = "9")]
-    pub outputs: Option<IoInfo>,
+    #[prost(message, optional, boxed, tag = "9")]
+    pub outputs: Option<Box<IoInfo>>,
     /// Everything else, by name.
     #[prost(message, repeated, tag = "10")]
     pub attr: Vec<Attribute>,

@@ -374,8 +374,8 @@ fn any_node() -> impl Strategy<Value = Node> {
             data_deps,
             start_time_micros: times.0,
             duration_micros: times.1,
-            inputs,
-            outputs,
+            inputs: inputs.map(Box::new),
+            outputs: outputs.map(Box::new),
             attr,
         },
     )

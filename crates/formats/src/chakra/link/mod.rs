@@ -298,8 +298,8 @@ fn operator_node(operator: &Operator) -> Node {
     let kind = if operator.is_timed() { NodeType::Comp } else { NodeType::Metadata };
     let mut node = Node { id: operator.id, name: operator.name.clone(), r#type: kind.into(), ..Node::default() };
     node.ctrl_deps = operator.parent.into_iter().filter(|parent| *parent != operator.id).collect();
-    node.inputs = Some(operator.inputs.to_info());
-    node.outputs = Some(operator.outputs.to_info());
+    node.inputs = Some(Box::new(operator.inputs.to_info()));
+    node.outputs = Some(Box::new(operator.outputs.to_info()));
     node.set("rf_id", Value::Int64(operator.function as i64));
     node.set(TID, Value::Int64(operator.thread as i64));
     node.set("op_schema", Value::String(operator.schema.clone()));
