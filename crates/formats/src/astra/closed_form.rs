@@ -123,9 +123,7 @@ impl Model {
         }
         let whole = members.len() as u64 == self.ranks();
         let count = members.len() as u64;
-        let chunks = u64::from(self.system.preferred_dataset_splits);
-        let chunk = bytes / chunks;
-        let chunk = if kind == Kind::AllGather { chunk } else { chunk.max(count) };
+        let (chunk, chunks) = self.chunks(kind, bytes, count);
         if !whole {
             let algorithm = self.algorithms(kind)[0];
             if algorithm == Implementation::HalvingDoubling && !count.is_power_of_two() {
@@ -133,10 +131,10 @@ impl Model {
                 return Err(InputError::new(message, "it wants a power of two: use ring or direct"));
             }
             if algorithm == Implementation::Ring {
-                return Ok(self.ring(members, kind, chunk));
+                return Ok(self.ring(members, kind, chunk, chunks));
             }
             let (lasts, _) = phase(&self.group_line(members), algorithm, kind, chunk);
-            return Ok(self.shop(&[Phase { dimension: 0, lasts }], kind, 1));
+            return Ok(self.shop(&[Phase { dimension: 0, lasts }], kind, 1, chunks));
         }
         let mut size = chunk;
         let mut phases = Vec::new();
@@ -146,12 +144,23 @@ impl Model {
             size = next;
             phases.push(Phase { dimension, lasts });
         }
-        Ok(self.shop(&phases, kind, self.network.dimensions.len()))
+        Ok(self.shop(&phases, kind, self.network.dimensions.len(), chunks))
+    }
+
+    /// The size of a chunk, and how many there are: one more where they do not divide the whole, as large as the others.
+    fn chunks(&self, kind: Kind, bytes: u64, members: u64) -> (u64, u64) {
+        let splits = u64::from(self.system.preferred_dataset_splits);
+        match (kind, bytes / splits) {
+            (Kind::AllGather, 0) => (0, splits),
+            (Kind::AllGather, chunk) => (chunk, bytes.div_ceil(chunk)),
+            (_, chunk) if chunk < members => (members, splits),
+            (_, chunk) => (chunk, bytes.div_ceil(chunk)),
+        }
     }
 
     /// A ring of members whose hops are unlike, as of four ranks in a row on a ring of eight: each member goes on when its
     /// predecessor's message has come, so a slow hop holds up one member at a time. Where hops are alike this is [`phase`]'s formula.
-    fn ring(&self, members: &[u64], kind: Kind, chunk: u64) -> u64 {
+    fn ring(&self, members: &[u64], kind: Kind, chunk: u64, chunks: u64) -> u64 {
         let line = self.group_line(members);
         let (k, e) = (line.members, line.endpoint_delay);
         if k == 1 {
@@ -167,7 +176,7 @@ impl Model {
         let next = members.iter().cycle().skip(1);
         let hops: Vec<u64> = members.iter().zip(next).map(|(from, to)| self.message(*from, *to, m)).collect();
         // So many chunks are served one after the other.
-        let rounds = self.shop(&[Phase { dimension: 0, lasts: 1 }], kind, 1);
+        let rounds = self.shop(&[Phase { dimension: 0, lasts: 1 }], kind, 1, chunks);
         let mut clocks = vec![0; members.len()];
         for _ in 0..rounds {
             clocks.iter_mut().for_each(|clock| *clock += e);
@@ -253,12 +262,12 @@ impl Model {
 
     /// Sends all chunks through their phases. Each dimension's active chunks are dealt to its queues; chunks take turns with the queues,
     /// and an all-reduce takes two turns on its last dimension.
-    fn shop(&self, phases: &[Phase], kind: Kind, dimensions: usize) -> u64 {
+    fn shop(&self, phases: &[Phase], kind: Kind, dimensions: usize, chunks: u64) -> u64 {
         let width = self.system.active_chunks_per_dimension.div_ceil(self.queues);
         let queues = self.queues as usize;
         let mut turns = vec![0; dimensions];
         let mut plan = Vec::new();
-        for _ in 0..self.system.preferred_dataset_splits {
+        for _ in 0..chunks {
             let queue_of = |phase: &Phase| {
                 let turn = turns[phase.dimension];
                 turns[phase.dimension] +=

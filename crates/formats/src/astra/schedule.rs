@@ -80,7 +80,20 @@ pub struct Scales {
     pub communication: f64,
 }
 
-/// Runs a trace for each rank; `observer` hears of the ranks' ends.
+/// A node that is done.
+#[derive(Clone, Copy, Debug)]
+pub struct Done<'a> {
+    /// Whose.
+    pub rank: RankId,
+    /// The node.
+    pub node: &'a Node,
+    /// When it started, in ns: a collective when this rank entered it.
+    pub issued: u64,
+    /// When it ended, in ns.
+    pub ended: u64,
+}
+
+/// Runs a trace for each rank; `observer` hears of the ranks' ends, `done` of each node that takes time, as it ends.
 ///
 /// # Errors
 /// A trace that cannot be read, asks for what ASTRA-sim does not have, or waits for ever.
@@ -93,6 +106,7 @@ pub fn run<R: Read>(
     scales: Scales,
     traces: Vec<Reader<R>>,
     observer: &mut dyn Observer,
+    done: &mut dyn FnMut(&Done<'_>),
 ) -> Result<(), ScheduleError> {
     let model = machine.model;
     assert_eq!(traces.len() as u64, model.ranks(), "one trace a rank");
@@ -115,7 +129,7 @@ pub fn run<R: Read>(
         events: BinaryHeap::new(),
         started: 0,
     };
-    run.finish()?;
+    run.finish(done)?;
     run.report(observer);
     Ok(())
 }
@@ -150,6 +164,8 @@ struct Rank<R> {
     feed: Feed<Reader<R>>,
     free: BTreeSet<u64>,
     busy: [bool; 3],
+    /// Nodes that have started: when, in ns.
+    issued: BTreeMap<u64, u64>,
     entered: BTreeMap<Members, u64>,
     finish: u64,
     compute: u64,
@@ -169,6 +185,7 @@ impl<R: Read> Rank<R> {
             feed: Feed::expanding(trace, expand),
             free: BTreeSet::new(),
             busy: [false; 3],
+            issued: BTreeMap::new(),
             entered: BTreeMap::new(),
             finish: 0,
             compute: 0,
@@ -201,7 +218,7 @@ fn unit(node: &Node) -> Option<Unit> {
 }
 
 impl<R: Read> Run<'_, R> {
-    fn finish(&mut self) -> Result<(), ScheduleError> {
+    fn finish(&mut self, done: &mut dyn FnMut(&Done<'_>)) -> Result<(), ScheduleError> {
         for rank in 0..self.ranks.len() {
             self.go_on(rank)?;
         }
@@ -211,8 +228,11 @@ impl<R: Read> Run<'_, R> {
                 return Err(InputError::new("virtual time would pass 213 days", hint).into());
             }
             self.now = at;
-            self.ranks[rank].finish = at;
-            self.ranks[rank].complete(id);
+            let state = &mut self.ranks[rank];
+            state.finish = at;
+            let issued = state.issued.remove(&id).expect("what ends has started");
+            done(&Done { rank: RankId::from(rank), node: state.feed.node(id), issued, ended: at });
+            state.complete(id);
             self.go_on(rank)?;
         }
         let stuck = (0..self.ranks.len()).filter(|rank| !self.ranks[*rank].feed.is_done());
@@ -246,9 +266,11 @@ impl<R: Read> Run<'_, R> {
 
     /// Returns whether the node is done at once.
     fn start(&mut self, rank: usize, id: u64) -> Result<bool, ScheduleError> {
+        self.ranks[rank].issued.insert(id, self.now);
         let node = self.ranks[rank].feed.node(id);
         match node.r#type() {
             NodeType::Metadata | NodeType::Invalid => {
+                self.ranks[rank].issued.remove(&id);
                 self.ranks[rank].complete(id);
                 return Ok(true);
             }

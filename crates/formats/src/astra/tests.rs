@@ -95,6 +95,19 @@ fn chunks_share_dimensions() {
 }
 
 #[test]
+fn what_chunks_do_not_divide_is_one_more_chunk() {
+    // 4,002 bytes in two chunks of 2,001, and 4,003 in two of 2,001 and a third as large: ring, T = 100 + 500, P = 3 floor(500 / 100).
+    let model = |splits: u32| {
+        let more = format!("\"endpoint-delay\": 7, \"preferred-dataset-splits\": {splits}");
+        Model::new(system(&["ring"], &more), network(&[("Ring", 4, 100)]), 1).unwrap()
+    };
+    let each = 6 * 600 + 7 * 7 + 3 * 15;
+    assert_eq!([4_002, 4_003].map(|bytes| times(&model(2), bytes)[2]), [2 * each, 3 * each]);
+    // Less than a byte a member and chunk is filled up: no chunk more.
+    assert_eq!(times(&model(2), 7), times(&model(2), 8));
+}
+
+#[test]
 fn a_group_is_one_line_with_the_hops_between_its_members() {
     let model = Model::new(
         system(&["ring", "direct"], "\"endpoint-delay\": 3"),
@@ -155,7 +168,7 @@ fn finishes_on(machine: &Machine<'_>, traces: &[Vec<Node>]) -> Result<Vec<(u64, 
     let groups = [ProcessGroup { name: "1".into(), description: None, ranks: vec![0, 1] }];
     let mut statistics = Statistics::default();
     let scales = Scales { compute: 1.0, communication: 1.0 };
-    run(machine, &groups, scales, traces, &mut statistics).map_err(|error| error.to_string())?;
+    run(machine, &groups, scales, traces, &mut statistics, &mut |_| {}).map_err(|error| error.to_string())?;
     let ns = |rank: &uniference_sim::record::RankStatistics| {
         (rank.finish.unwrap().as_ps() / 1_000, rank.times.exposed.as_ps() / 1_000)
     };

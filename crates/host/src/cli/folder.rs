@@ -1,6 +1,6 @@
 //! Owns the folder that a run's results go to: its name, whether it can be written, and writing to it.
 
-use super::results::{EVENTS, RECORD, REPORT, TRACE};
+use super::results::{EVENTS, RECORD, REPORT, TIMELINE, TRACE};
 use crate::error::HostError;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, ErrorKind};
@@ -80,7 +80,7 @@ impl Folder {
 fn is_result(name: &str) -> bool {
     let of_rank = |rest: &'_ str| rest.strip_suffix(".log").or(rest.strip_suffix(".jsonl")).map(str::to_owned);
     let rank = name.strip_prefix("rank-").and_then(of_rank);
-    rank.is_some_and(|rank| rank.parse::<u32>().is_ok()) || [REPORT, TRACE, RECORD, EVENTS].contains(&name)
+    rank.is_some_and(|rank| rank.parse::<u32>().is_ok()) || [REPORT, TRACE, RECORD, EVENTS, TIMELINE].contains(&name)
 }
 
 fn next_free(parent: &Path, stem: &str) -> Result<PathBuf, HostError> {

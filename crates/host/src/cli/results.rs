@@ -26,6 +26,8 @@ pub(super) const REPORT: &str = "report.json";
 pub(super) const TRACE: &str = "trace.json";
 pub(super) const RECORD: &str = "program.record";
 pub(super) const EVENTS: &str = "events.jsonl";
+/// When nodes start and end, where that is all there is.
+pub(super) const TIMELINE: &str = "timeline.csv";
 
 /// What is kept besides the report.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

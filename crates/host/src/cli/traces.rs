@@ -19,7 +19,8 @@ use uniference_formats::astra::closed_form::Model;
 use uniference_formats::astra::custom::Custom;
 use uniference_formats::astra::inputs::{Network, System};
 use uniference_formats::astra::memory::{RemoteMemory, Sharing};
-use uniference_formats::astra::schedule::{self, Machine, Scales, ScheduleError};
+use uniference_formats::astra::schedule::{self, Done, Machine, Scales, ScheduleError};
+use uniference_formats::astra::timeline::TimelineWriter;
 use uniference_formats::chakra::feed::Expand;
 use uniference_formats::chakra::groups::ProcessGroup;
 use uniference_formats::chakra::own::{CLUSTER, SEED};
@@ -136,7 +137,7 @@ fn cluster(prefix: &Path, there: Option<usize>, wanted: &Wanted<'_>) -> Result<(
     Ok((chosen, seed))
 }
 
-/// The same by the closed form. There is no cluster, and nothing to record but when ranks end.
+/// The same by the closed form. There is no cluster, and nothing to record but when nodes and ranks end.
 fn replay_astra(prefix: &Path, args: &TraceArgs, wanted: &Wanted<'_>) -> Result<Exit, HostError> {
     if wanted.cluster.is_given() {
         let hint = "leave out --cluster and --ranks, or --fidelity astra";
@@ -160,8 +161,14 @@ fn replay_astra(prefix: &Path, args: &TraceArgs, wanted: &Wanted<'_>) -> Result<
     let folder = Folder::prepare(wanted.out, &format!("{}.et", prefix.display()))?;
     let mut figures = (Statistics::default(), Digest::default());
     let machine = Machine { model: &model, memory, expand };
-    match schedule::run(&machine, &groups, scales, traces, &mut figures) {
+    let mut timeline = match wanted.record {
+        RecordLevel::Summary => None,
+        RecordLevel::Ops | RecordLevel::Full => Some(TimelineWriter::new(folder.create(results::TIMELINE)?)),
+    };
+    let mut note = |done: &Done<'_>| timeline.iter_mut().for_each(|timeline| timeline.node(done));
+    match schedule::run(&machine, &groups, scales, traces, &mut figures, &mut note) {
         Ok(()) => {
+            timeline.map(TimelineWriter::finish).transpose()?;
             let inputs = format!("{}\n{}", text(network_file)?, text(system_file)?);
             results::report_astra(figures, inputs, wanted.argv, &folder, wanted.json).map(|()| Exit::Ok)
         }
@@ -406,7 +413,7 @@ fn waiting(rank: &Replay<Reader<Pieces>>, handle: Handle) -> String {
 mod tests {
     use super::*;
     use crate::cli::tests::{refused, run};
-    use uniference_formats::chakra::attributes::{COMM_SIZE, COMM_SRC, COMM_TYPE};
+    use uniference_formats::chakra::attributes::{COMM_DST, COMM_SIZE, COMM_SRC, COMM_TYPE, TENSOR_SIZE};
     use uniference_formats::chakra::schema::{Attribute, GlobalMetadata, Node, NodeType, Value};
     use uniference_formats::chakra::write::Writer;
 
@@ -494,9 +501,36 @@ mod tests {
         // T + 2e = floor(500 + 100 / 1.073741824) ns + 2 x 10 ns
         let report = fs::read_to_string(Path::new(&out).join(results::REPORT)).unwrap();
         assert!(report.contains("\"makespan_ps\": 613000,"), "{report}");
+        let timeline = fs::read_to_string(Path::new(&out).join(results::TIMELINE)).unwrap();
+        assert_eq!(timeline, "npu,node_id,name,type,issue_ns,callback_ns\n0,1,n1,7,0,613\n1,1,n1,7,0,613\n");
         assert!(refused(&["replay", &trace, "--fidelity", "astra"]).starts_with("exit 2\n"));
         let both = refused(&[&["replay", &trace, "--ranks", "2"], &astra[..]].concat());
         assert!(both.contains("takes its ranks from --astra-network\nhint: "), "{both}");
+    }
+
+    #[test]
+    fn custom_collectives_and_remote_memory_count_on_a_cluster_of_ours() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        // An all-reduce: 1,000 bytes to the other, and 7 us of compute on what comes back. Then a load of 500 bytes.
+        for (rank, peer) in [(0, 1), (1, 0)] {
+            let send = node(0, NodeType::CommSend, &[(COMM_DST, peer), (COMM_SIZE, 1_000)]);
+            let recv = node(1, NodeType::CommRecv, &[(COMM_SRC, peer), (COMM_SIZE, 1_000)]);
+            let reduce = Node { data_deps: vec![1], duration_micros: 7, ..node(2, NodeType::Comp, &[]) };
+            write(&dir.path().join(format!("c.{rank}.et")), &[send, recv, reduce]);
+        }
+        let load = Node { data_deps: vec![1], ..node(2, NodeType::MemLoad, &[(TENSOR_SIZE, 500)]) };
+        write(&dir.path().join("a.et"), &[node(1, NodeType::CommColl, &[(COMM_TYPE, 0), (COMM_SIZE, 9)]), load]);
+        let (trace, system, memory, out) = (path("a.et"), path("s.json"), path("m.json"), path("out"));
+        fs::write(&system, "{\"all-reduce-implementation-custom\": [\"c\"]}").unwrap();
+        let shared = "\"memory-type\": \"PER_NPU_MEMORY_EXPANSION\", \"remote-mem-latency\": 100, \"remote-mem-bw\": 5";
+        fs::write(&memory, format!("{{{shared}}}")).unwrap();
+        let cluster = ["--ranks", "2", "--backend", "ideal", "--bandwidth", "1 GB/s", "--latency", "10 us"];
+        let astra = ["--astra-system", &system, "--astra-memory", &memory, "--out", &out];
+        assert_eq!(run(&[&["replay", &trace], &cluster[..], &astra[..]].concat()).unwrap(), Exit::Ok);
+        // 1,000 B / (1 GB/s) + 10 us + 7 us, and 100 ns + 500 B / (5 GB/s).
+        let report = fs::read_to_string(Path::new(&out).join(results::REPORT)).unwrap();
+        assert!(report.contains("\"makespan_ps\": 18200000,"), "{report}");
     }
 
     #[test]
