@@ -11,7 +11,7 @@ use uniference_formats::chakra::read::Reader;
 use uniference_formats::chakra::replay::{Replay, Roofline, Rules};
 use uniference_formats::chakra::schema::GlobalMetadata;
 use uniference_formats::chakra::write::Writer;
-use uniference_formats::workload::{Layout, Model, Phase, Schedule, Spec, Workload};
+use uniference_formats::workload::{Layout, Model, Phase, Recompute, Schedule, Spec, Workload};
 use uniference_sim::cluster::{Backend, Cluster, Device};
 use uniference_sim::collective::choose::{AlgorithmTable, algorithm_by_name};
 use uniference_sim::engine::{Engine, Resumption, Turn};
@@ -297,8 +297,20 @@ fn servers(ranks: u32) -> Cluster {
 fn spec(model: Model, data: u32, pipeline: u32, sequence: u64, batch: u64) -> Spec {
     let layout = Layout { tensor: 8, context: 1, expert: 1, data, pipeline, sequence_parallel: pipeline > 1 };
     let schedule = Schedule::OneForwardOneBackward;
-    let phase = Phase::Train;
-    Spec { model, layout, phase, sequence, batch, micro_batch: 1, schedule, zero: 1, gradient_bytes: 4 }
+    Spec {
+        model,
+        layout,
+        phase: Phase::Train,
+        sequence,
+        batch,
+        micro_batch: 1,
+        schedule,
+        zero: 1,
+        gradient_bytes: 4,
+        recompute: Recompute::None,
+        clip_gradients: false,
+        new_tokens: 1,
+    }
 }
 
 /// A step of one micro-batch a replica: traces of all ranks, written to memory, read again and run, every rank of them.

@@ -43,11 +43,13 @@ pub(super) enum Group {
     Replicas,
     /// Ranks with the same experts.
     ExpertReplicas,
+    /// The stages.
+    Pipeline,
 }
 
 /// Every group.
-pub(super) const GROUPS: [Group; 5] =
-    [Group::Tensor, Group::Context, Group::Expert, Group::Replicas, Group::ExpertReplicas];
+pub(super) const GROUPS: [Group; 6] =
+    [Group::Tensor, Group::Context, Group::Expert, Group::Replicas, Group::ExpertReplicas, Group::Pipeline];
 
 impl Layout {
     /// How many ranks there are.
@@ -114,6 +116,7 @@ impl Layout {
             Group::Expert => whole(expert, self.expert),
             Group::Replicas => whole(context, self.context * self.data),
             Group::ExpertReplicas => [(context, self.context), (replica, self.data / self.expert)],
+            Group::Pipeline => whole(self.stage_size(), self.pipeline),
         }
         .into_iter()
     }

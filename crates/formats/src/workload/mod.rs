@@ -43,6 +43,25 @@ pub struct Spec {
     pub zero: u8,
     /// Bytes of an element of a gradient, where it is summed and sent.
     pub gradient_bytes: u64,
+    /// What is computed again when training, rather than kept.
+    pub recompute: Recompute,
+    /// Are gradients scaled so that the norm of all of them together does not exceed a bound?
+    pub clip_gradients: bool,
+    /// Tokens that each sequence gets when decoding, one after the other; otherwise 1.
+    pub new_tokens: u64,
+}
+
+/// Which activations are computed a second time, just before the backward pass that needs them (Korthikanti et al., "Reducing activation
+/// recomputation in large transformer models", 2022, sections 3 and 5).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Recompute {
+    /// All are kept.
+    #[default]
+    None,
+    /// Scores and values of attention are computed again.
+    Selective,
+    /// Of each layer only its input is kept: the layer is carried out again, communication and all.
+    Full,
 }
 
 /// What is done with a model.
@@ -52,7 +71,7 @@ pub enum Phase {
     Train,
     /// Every micro-batch forwards.
     Prefill,
-    /// One token for every sequence.
+    /// New tokens for every sequence, one after the other.
     Decode,
 }
 
@@ -226,11 +245,11 @@ impl Spec {
         let Spec { model, layout, .. } = self;
         let Model { layers, hidden, heads, kv_heads, ffn, vocabulary, .. } = *model;
         let sizes = [u64::from(layers), hidden, heads, kv_heads, ffn, vocabulary, self.sequence, self.batch];
-        if sizes.contains(&0) || self.micro_batch == 0 {
+        if sizes.contains(&0) || self.micro_batch == 0 || self.new_tokens == 0 {
             return refuse("a size is 0".into(), "every size is at least 1");
         }
         // What a piece of the model computes, and holds, must fit 64 bits with room to spare.
-        let [sequence, micro_batch] = [self.sequence, self.micro_batch].map(|size| size as f64);
+        let [sequence, micro_batch] = [self.sequence + self.new_tokens, self.micro_batch].map(|size| size as f64);
         let [hidden, ffn, vocabulary] = [hidden, ffn, vocabulary].map(|size| size as f64);
         let work = micro_batch * sequence * hidden * 8.0 * sequence.max(ffn).max(vocabulary);
         let held = hidden * (ffn.max(hidden) * model.experts.map_or(1.0, |experts| experts.count as f64) + vocabulary);
@@ -239,6 +258,9 @@ impl Spec {
         }
         if layout.checked_size().is_none() {
             return refuse("an axis is empty, or ranks are too many".into(), "there are at most 2^20 ranks");
+        }
+        if self.new_tokens > 1 && self.phase != Phase::Decode || self.new_tokens > 1 << 32 {
+            return refuse(format!("{} new tokens cannot be had", self.new_tokens), "only decoding gives more than one");
         }
         if self.zero > 3 || !matches!(self.gradient_bytes, 2 | 4) {
             return refuse("ZeRO has stages 0 to 3, gradients 2 or 4 bytes".into(), "choose one of them");

@@ -31,6 +31,9 @@ fn small() -> Spec {
         schedule: Schedule::OneForwardOneBackward,
         zero: 0,
         gradient_bytes: 2,
+        recompute: Recompute::None,
+        clip_gradients: false,
+        new_tokens: 1,
     }
 }
 
@@ -145,6 +148,59 @@ fn zero_moves_parameters_and_gradients(#[case] zero: u8, #[case] times: [u64; 3]
     }
 }
 
+#[rstest]
+#[case::kept(Recompute::None, 0, 0)]
+#[case::attention(Recompute::Selective, 0, 1)]
+#[case::layers(Recompute::Full, 1, 1)]
+fn what_is_not_kept_is_computed_again(#[case] recompute: Recompute, #[case] matrices: u64, #[case] pairs: u64) {
+    // Forwards 2 N_l + 2 L s h operations a token; again, of Korthikanti et al. 2022: the second summand (selective), or both (full).
+    let operations = |recompute| {
+        let spec = Spec { recompute, ..laid_out(small(), [2, 1, 1, 2, 2]) };
+        total(&nodes(&spec), NUM_OPS, |node| node.name != "optimizer")
+    };
+    let Spec { model, sequence, batch, .. } = small();
+    let layers = u64::from(model.layers);
+    let more = matrices * 2 * layers * model.dense_parameters() + pairs * 2 * layers * sequence * model.hidden;
+    assert_eq!(operations(recompute) - operations(Recompute::None), more * batch * sequence);
+}
+
+#[test]
+fn the_norm_of_gradients_is_summed_over_all_that_have_others() {
+    // Without sharding, tensor ranks and stages hold different gradients; sharded, replicas do too. One float32, filled up to equal parts.
+    let norms = |zero| {
+        let spec = Spec { zero, clip_gradients: true, ..laid_out(small(), [2, 1, 1, 4, 2]) };
+        let groups = |trace: &Vec<Node>| {
+            let norm = |node: &&Node| node.name == "gradient norm";
+            trace.iter().filter(norm).map(|node| (node.process_group().unwrap(), node.unsigned(COMM_SIZE).unwrap())).collect()
+        };
+        nodes(&spec).iter().map(groups).collect::<Vec<Vec<(String, u64)>>>()[3].clone()
+    };
+    let named = |names: &[&str]| names.iter().map(|name| ((*name).to_owned(), 4)).collect::<Vec<_>>();
+    assert_eq!(norms(0), named(&["tensor.2", "pipeline.3"]));
+    assert_eq!(norms(1), named(&["tensor.2", "replicas.1", "pipeline.3"]));
+}
+
+#[test]
+fn each_new_token_sees_those_before_it_and_waits_for_them() {
+    // One stage: n tokens after s others look at sum { s + i : i < n } keys in each of L layers, 4 h operations each.
+    let spec = Spec { phase: Phase::Decode, new_tokens: 5, ..small() };
+    let attention = |node: &Node| node.name.ends_with("attention");
+    let Spec { model, sequence, batch, new_tokens, .. } = &spec;
+    let keys: u64 = (0..*new_tokens).map(|token| sequence + token).sum();
+    let expected = 4 * model.hidden * keys * batch * u64::from(model.layers);
+    assert_eq!(total(&nodes(&spec), NUM_OPS, attention), expected);
+    // Stages take turns: nothing overlaps where there is one micro-batch.
+    let one = Spec { batch: 2, ..spec.clone() };
+    let makespan = |stages, new_tokens| {
+        let spec = Spec { new_tokens, ..laid_out(one.clone(), [1, 1, 1, 1, stages]) };
+        let workload = Workload::new(spec).unwrap();
+        let free = LinkSpec::new(Rate::new(1e18).unwrap(), SimDuration::ZERO);
+        let ranks = simulate(&workload, &cluster(stages, free, Preset::Switch), &Symmetry::default()).unwrap();
+        ranks.iter().map(|rank| rank.finish.unwrap().as_ps()).max().unwrap()
+    };
+    assert!(makespan(4, 5).abs_diff(makespan(1, 5)) <= 1_000, "{} and {}", makespan(4, 5), makespan(1, 5));
+}
+
 #[test]
 fn zero_holds_less_on_each_rank() {
     // Rajbhandari et al. 2020, figure 1: of Psi parameters on N ranks 16 Psi, 4 Psi + 12 Psi / N, 2 Psi + 14 Psi / N, 16 Psi / N bytes.
@@ -257,6 +313,9 @@ fn jobs() -> BTreeMap<&'static str, Spec> {
         ("experts everywhere", laid_out(with_experts(small()), [1, 1, 4, 4, 2])),
         ("prefill", laid_out(inference(Phase::Prefill), [2, 2, 2, 2, 2])),
         ("decode", laid_out(inference(Phase::Decode), [2, 1, 4, 4, 2])),
+        ("answers", laid_out(Spec { new_tokens: 3, ..inference(Phase::Decode) }, [2, 1, 1, 2, 4])),
+        ("recomputed", laid_out(Spec { recompute: Recompute::Full, ..small() }, [2, 1, 1, 2, 2])),
+        ("clipped", laid_out(Spec { clip_gradients: true, zero: 1, ..small() }, [2, 1, 1, 4, 2])),
     ])
 }
 
@@ -329,6 +388,7 @@ fn what_does_not_fit_is_refused() {
         no_sequence_parallel,
         Spec { zero: 4, ..base() },
         Spec { phase: Phase::Decode, ..laid_out(small(), [1, 2, 1, 1, 1]) },
+        Spec { new_tokens: 2, ..base() },
     ];
     let shown = specs.map(|spec| Workload::new(spec).err().map_or("accepted".to_owned(), |error| error.to_string()));
     insta::assert_snapshot!(shown.join("\n"));

@@ -7,7 +7,7 @@
 use super::layout::{GROUPS, Group, Place};
 use super::model::{Attention, Cost};
 use super::schedule::Item;
-use super::{ELEMENT, Phase, Spec};
+use super::{ELEMENT, Phase, Recompute, Spec};
 use crate::chakra::attributes::{
     COMM_DST, COMM_SIZE, COMM_SRC, COMM_TAG, COMM_TYPE, IS_CPU_OP, NUM_OPS, PG_NAME, TENSOR_SIZE,
 };
@@ -33,6 +33,8 @@ pub struct Trace {
     last: Option<u64>,
     /// Where the item before the present one began: when its successor's message may be awaited.
     before: Option<u64>,
+    /// Tokens that each sequence has got before the present item.
+    decoded: u64,
     /// What the next computation waits for besides.
     awaited: Vec<u64>,
     /// The ends of the chains that overlap.
@@ -57,7 +59,8 @@ enum Way {
 impl Trace {
     pub(super) fn new(spec: &Spec, rank: u32) -> Trace {
         let layout = spec.layout;
-        let shared = GROUPS.into_iter().filter(|group| layout.size(*group) > 1);
+        let of_use = |group: &Group| *group != Group::Pipeline || spec.clip_gradients && spec.phase == Phase::Train;
+        let shared = GROUPS.into_iter().filter(|group| layout.size(*group) > 1).filter(of_use);
         let name = |group: Group| (group, format!("{group:?}.{}", layout.members(group, rank)[0]).to_lowercase());
         Trace {
             spec: spec.clone(),
@@ -68,6 +71,7 @@ impl Trace {
             stage: Stage::Groups,
             last: None,
             before: None,
+            decoded: 0,
             awaited: Vec::new(),
             overlapping: BTreeMap::new(),
             label: String::new(),
@@ -102,7 +106,14 @@ impl Trace {
         let micro_batches = self.spec.micro_batches();
         match phase {
             Phase::Train => schedule.train(index, self.place.stage, layout.pipeline, micro_batches),
-            Phase::Prefill | Phase::Decode => schedule.infer(index, layout.pipeline, micro_batches),
+            Phase::Prefill | Phase::Decode => {
+                let each = micro_batches * u64::from(schedule.chunks());
+                let item = schedule.infer(index % each, layout.pipeline, micro_batches)?;
+                let before = index / each;
+                // Micro-batches are numbered on, so that no two messages have one tag.
+                let micro_batch = before * micro_batches + item.micro_batch;
+                (before < self.spec.new_tokens).then_some(Item { micro_batch, ..item })
+            }
         }
     }
 
@@ -120,6 +131,7 @@ impl Trace {
         let chunk = item.chunk * self.spec.layout.pipeline + self.place.stage;
         let way = if item.backward { Way::Backward } else { Way::Forward };
         let letter = if item.backward { 'b' } else { 'f' };
+        self.decoded = if item.backward { 0 } else { item.micro_batch / self.spec.micro_batches() };
         self.label = format!("{letter}{}.", item.micro_batch);
         match way {
             Way::Forward => {
@@ -142,6 +154,9 @@ impl Trace {
             return self.pass(chunk, chunk - 1, item, way);
         }
         let embedding = self.spec.model.embedding(self.spec.tokens());
+        if self.decoded > 0 {
+            self.next_token(item.micro_batch - self.spec.micro_batches(), true);
+        }
         if way == Way::Backward {
             self.gather_tokens(1);
         }
@@ -168,6 +183,7 @@ impl Trace {
         match (way, phase) {
             // Each rank has a part of the vocabulary: the largest score, the sum of all and the right one's are three numbers a token.
             (Way::Forward, Phase::Train) => self.collective(Group::Tensor, CommType::AllReduce, "loss", 12 * tokens),
+            (Way::Forward, _) if self.decoded + 1 < self.spec.new_tokens => self.next_token(item.micro_batch, false),
             (Way::Forward, _) => {}
             (Way::Backward, _) => {
                 self.sum_tokens(1);
@@ -183,9 +199,24 @@ impl Trace {
         let receiver = if receives { chunk } else { other };
         let direction = u64::from(way == Way::Backward);
         let tag = (item.micro_batch * u64::from(self.spec.chunks()) + u64::from(receiver)) * 2 + direction;
-        let peer = layout.at_stage(self.place, other % layout.pipeline);
         let share = if layout.sequence_parallel { self.tensor() } else { 1 };
         let bytes = ELEMENT * self.spec.tokens() * self.spec.model.hidden / share;
+        self.message(receives, other % layout.pipeline, tag, bytes);
+    }
+
+    /// The last stage tells the first which tokens a micro-batch has got: four bytes each.
+    fn next_token(&mut self, micro_batch: u64, receives: bool) {
+        let stages = self.spec.layout.pipeline;
+        if stages > 1 {
+            // No piece receives anything backwards here.
+            let tag = micro_batch * u64::from(self.spec.chunks()) * 2 + 1;
+            self.message(receives, if receives { stages - 1 } else { 0 }, tag, 4 * self.spec.tokens());
+        }
+    }
+
+    /// To or from the rank at this one's place of another stage.
+    fn message(&mut self, receives: bool, stage: u32, tag: u64, bytes: u64) {
+        let peer = self.spec.layout.at_stage(self.place, stage);
         let (kind, what, end, after) = match receives {
             true => (NodeType::CommRecv, "recv", COMM_SRC, self.before),
             false => (NodeType::CommSend, "send", COMM_DST, self.last),
@@ -215,6 +246,12 @@ impl Trace {
                     self.feed_forward(way);
                 }
                 Way::Backward => {
+                    if self.spec.recompute == Recompute::Full {
+                        self.again(|trace| {
+                            trace.attention(Way::Forward);
+                            trace.feed_forward(Way::Forward);
+                        });
+                    }
                     self.feed_forward(way);
                     self.attention(way);
                     let (dense, experts) = self.spec.layer_parameters();
@@ -222,6 +259,14 @@ impl Trace {
                 }
             }
         }
+        self.label = label;
+    }
+
+    /// What was carried out forwards, and not kept.
+    fn again(&mut self, part: impl Fn(&mut Trace)) {
+        let label = self.label.clone();
+        self.label.push_str("again.");
+        part(self);
         self.label = label;
     }
 
@@ -243,7 +288,11 @@ impl Trace {
             }
             Way::Backward => {
                 self.compute("projection", model.projection(tokens, tensor), way);
-                self.compute("attention", model.attention(parts, tensor), way);
+                let attention = model.attention(parts, tensor);
+                if self.spec.recompute == Recompute::Selective {
+                    self.again(|trace| trace.compute("attention", attention, Way::Forward));
+                }
+                self.compute("attention", attention, way);
                 self.exchange_keys(way);
                 self.compute("qkv", query_key_value, way);
             }
@@ -256,7 +305,7 @@ impl Trace {
 
     fn attended(&self) -> Attention {
         let Spec { sequence, micro_batch, phase, layout, .. } = &self.spec;
-        let keys = micro_batch * sequence;
+        let keys = micro_batch * (sequence + self.decoded);
         let queries = self.spec.tokens();
         let pairs = match phase {
             Phase::Decode => keys,
@@ -400,10 +449,25 @@ impl Trace {
         let updated = own(dense, layout.dense_replicas()) + own(experts, layout.expert_replicas());
         let bytes = updated * (ADAM_BYTES + gradient_bytes);
         self.awaited.extend(self.overlapping.values());
+        if self.spec.clip_gradients {
+            self.clip(updated);
+        }
         self.compute("optimizer", Cost { flops: updated * ADAM_FLOPS, bytes }, Way::Forward);
         if matches!(zero, 1 | 2) {
             self.collect(dense, experts);
         }
+    }
+
+    /// Squares of this rank's `own` gradients are added up, then those of all ranks that have others, one axis after the other, and
+    /// gradients are scaled (Pascanu et al., "On the difficulty of training recurrent neural networks", 2013, section 3.2).
+    fn clip(&mut self, own: u64) {
+        let read = own * self.spec.gradient_bytes;
+        self.compute("squares", Cost { flops: 2 * own, bytes: read }, Way::Forward);
+        let sharded = if self.spec.zero > 0 { Group::Replicas } else { Group::Expert };
+        for group in [Group::Tensor, sharded, Group::Pipeline] {
+            self.collective(group, CommType::AllReduce, "gradient norm", 4);
+        }
+        self.compute("clip", Cost { flops: own, bytes: 2 * read }, Way::Forward);
     }
 
     // Nodes

@@ -18,7 +18,7 @@ use uniference_formats::chakra::schema::GlobalMetadata;
 use uniference_formats::chakra::write::Writer;
 use uniference_formats::cluster::Rates;
 use uniference_formats::units::{Bandwidth, Flops};
-use uniference_formats::workload::{Experts, Layout, Model, Phase, Schedule, Spec, Trace, Workload};
+use uniference_formats::workload::{Experts, Layout, Model, Phase, Recompute, Schedule, Spec, Trace, Workload};
 use uniference_sim::engine::{Cause, Engine, Halt, Resumption, Turn};
 use uniference_sim::ids::RankId;
 use uniference_sim::program::Program;
@@ -107,6 +107,22 @@ struct LayoutArgs {
     /// Bytes of an element of a gradient, where it is summed
     #[arg(long, value_name = "N", default_value_t = 4)]
     gradient_bytes: u64,
+    /// What is computed again before it is needed backwards, rather than kept
+    #[arg(long, value_enum, default_value_t = RecomputeName::None)]
+    recompute: RecomputeName,
+    /// Bound the norm of all gradients, which all ranks must first add up
+    #[arg(long)]
+    clip_gradients: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum RecomputeName {
+    /// Every activation is kept
+    None,
+    /// Scores and values of attention
+    Selective,
+    /// Every layer, from its input
+    Full,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -134,6 +150,9 @@ struct JobArgs {
     /// Sequences of a micro-batch
     #[arg(long, value_name = "N", default_value_t = 1)]
     micro_batch: u64,
+    /// Tokens that each sequence gets when decoding, one after the other
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    new_tokens: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -142,7 +161,7 @@ enum PhaseName {
     Train,
     /// Every sequence forwards
     Prefill,
-    /// One token for every sequence
+    /// New tokens for every sequence
     Decode,
 }
 
@@ -203,7 +222,8 @@ impl Llama {
         let ModelArgs { layers, hidden, heads, kv_heads, ffn, vocab, experts, top_k } = self.model;
         let experts = experts.map(|count| Experts { count, top_k });
         let LayoutArgs { tp, cp, ep, dp, pp, sequence_parallel, zero, gradient_bytes, .. } = self.layout;
-        let JobArgs { phase, seq, batch, micro_batch } = self.job;
+        let LayoutArgs { recompute, clip_gradients, .. } = self.layout;
+        let JobArgs { phase, seq, batch, micro_batch, new_tokens } = self.job;
         Ok(Spec {
             model: Model { layers, hidden, heads, kv_heads, ffn, vocabulary: vocab, experts },
             layout: Layout { tensor: tp, context: cp, expert: ep, data: dp, pipeline: pp, sequence_parallel },
@@ -218,6 +238,13 @@ impl Llama {
             schedule: self.layout.schedule()?,
             zero,
             gradient_bytes,
+            recompute: match recompute {
+                RecomputeName::None => Recompute::None,
+                RecomputeName::Selective => Recompute::Selective,
+                RecomputeName::Full => Recompute::Full,
+            },
+            clip_gradients,
+            new_tokens,
         })
     }
 
