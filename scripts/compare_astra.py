@@ -1,34 +1,59 @@
-"""Compares our default fidelity with ASTRA-sim's congestion-aware results, and prints the table of docs/astra-sim.md.
+"""Compares our default fidelity with ASTRA-sim's congestion-aware results, and prints the tables of docs/astra-sim.md.
 
 python scripts/compare_astra.py FOLDER, where FOLDER has `predictions/collectives.csv` (ASTRA-sim's results) and `et/` (the traces
-that gave them). Only one-dimensional networks are compared, each with the algorithm of ours that is nearest to ASTRA-sim's.
+that gave them). Networks are rebuilt with the same links; collectives are carried out by the `ideal` backend, with the algorithm of
+ours that is nearest to ASTRA-sim's.
 """
 
 import csv
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from pathlib import Path
 
-PRESETS = {"ring1d": "ring", "switch1d": "switch", "fc1d": "fully_connected"}
+KINDS = {
+    "ring1d": ["ring"],
+    "switch1d": ["switch"],
+    "fc1d": ["fully_connected"],
+    "switch2d": ["switch", "switch"],
+    "torus3d": ["ring", "ring", "ring"],
+}
+NAMES = {
+    "ring1d": "ring",
+    "switch1d": "switch",
+    "fc1d": "fully connected",
+    "switch2d": "2 switches",
+    "torus3d": "torus",
+}
 # Where ASTRA-sim has another algorithm than our `ideal` backend, and we have it too.
 ALGORITHMS = {("halvingDoubling", "all_reduce"): "halving_doubling"}
-LARGEST = 1 << 26
+# Larger collectives are in the summary only.
+LARGEST_SHOWN = 1 << 26
+
+Row = dict[str, str]
 
 
-def cluster(row: dict[str, str]) -> str:
-    rate = float(row["bw_GBps"]) * 2**30 / 1e9
-    preset = PRESETS[row["topo"]]
-    # ASTRA-sim's switch is two hops away, ours in the middle of one.
-    latency = float(row["lat_ns"]) * (2 if preset == "switch" else 1)
+def cluster(row: Row) -> str:
+    """The cluster file of a row's network."""
+    columns = [column.split("/") for column in (row["bw_GBps"], row["lat_ns"])]
+    sizes = row["npus_per_dim"].split("x")
+    dimensions = []
+    for kind, size, rate, latency in zip(KINDS[row["topo"]], sizes, *columns, strict=True):
+        # ASTRA-sim's switch is two hops away, ours in the middle of one.
+        hop = float(latency) * (2 if kind == "switch" else 1)
+        width = float(rate) * 2**30 / 1e9
+        dimensions.append(f'{{ kind = "{kind}", size = {size}, bandwidth = "{width} GB/s", latency = "{hop} ns" }}')
     return (
         f'backend = "ideal"\n[[device]]\nname = "npu"\ncount = {row["npus"]}\n[network]\n'
-        f'preset = "{preset}"\nbandwidth = "{rate} GB/s"\nlatency = "{latency} ns"\n'
+        f'preset = "dimensions"\ndimensions = [{", ".join(dimensions)}]\n'
     )
 
 
-def ours(row: dict[str, str], trace: Path, folder: Path) -> float:
+def ours(row: Row, trace: Path, folder: Path) -> float:
+    """Our makespan in nanoseconds."""
     file = folder / "cluster.toml"
     file.write_text(cluster(row))
     words = [sys.executable, "-m", "uniference", "replay", str(trace), "--cluster", str(file), "--json"]
@@ -40,20 +65,51 @@ def ours(row: dict[str, str], trace: Path, folder: Path) -> float:
     return float(report["makespan_ps"]) / 1e3
 
 
-def main(reference: Path) -> None:
-    print("| network | ranks | collective | bytes | ASTRA-sim's algorithm | ASTRA-sim, us | ours, us | ours / theirs |")
-    print("|---|---|---|---|---|---|---|---|")
+def compared(reference: Path) -> list[tuple[Row, float, float]]:
+    """Every congestion-aware row with ASTRA-sim's makespan and ours, in nanoseconds."""
+    rows = []
     with (reference / "predictions/collectives.csv").open() as file, tempfile.TemporaryDirectory() as folder:
         for row in csv.DictReader(file):
-            size = int(row["comm_size_B"])
-            if row["backend"] != "aware" or row["topo"] not in PRESETS or size > LARGEST:
-                continue
-            theirs = float(row["cycles_max"])
-            mine = ours(row, reference / f"et/{row['collective']}_{size}B.et", Path(folder))
+            if row["backend"] in ("aware", "aware_md"):
+                trace = reference / f"et/{row['collective']}_{row['comm_size_B']}B.et"
+                rows.append((row, float(row["cycles_max"]), ours(row, trace, Path(folder))))
+    return rows
+
+
+def print_cases(rows: list[tuple[Row, float, float]]) -> None:
+    """One-dimensional networks, case by case."""
+    print("| network | ranks | collective | bytes | ASTRA-sim's algorithm | ASTRA-sim, us | ours, us | ours / theirs |")
+    print("|---|---|---|---|---|---|---|---|")
+    for row, theirs, mine in rows:
+        size = int(row["comm_size_B"])
+        if row["backend"] == "aware" and size <= LARGEST_SHOWN:
             algorithm = row["a2a_impl"] if row["collective"] == "all_to_all" else row["impl"]
-            cells = [PRESETS[row["topo"]], row["npus"], row["collective"], size, algorithm]
+            cells = [NAMES[row["topo"]], row["npus"], row["collective"], str(size), algorithm]
             cells += [f"{theirs / 1e3:,.1f}", f"{mine / 1e3:,.1f}", f"{mine / theirs:.3f}"]
-            print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
+            print("| " + " | ".join(cells) + " |")
+
+
+def print_summary(rows: list[tuple[Row, float, float]]) -> None:
+    """All rows: by network and collective, how far apart the two are."""
+    groups = defaultdict(list)
+    for row, theirs, mine in rows:
+        groups[NAMES[row["topo"]], row["collective"]].append((mine / theirs, row))
+    print("| network | collective | cases | ours / theirs, median | of 95 % no further off than | furthest |")
+    print("|---|---|---|---|---|---|")
+    for (network, collective), ratios in groups.items():
+        by_distance = sorted(ratios, key=lambda pair: max(pair[0], 1 / pair[0]))
+        median = statistics.median(ratio for ratio, _ in ratios)
+        p95 = by_distance[-(-len(by_distance) * 95 // 100) - 1][0]
+        worst, row = by_distance[-1]
+        where = f"{worst:.3f} ({row['npus']} ranks, {int(row['comm_size_B']) >> 20} MiB, {row['splits']} chunks)"
+        print(f"| {network} | {collective} | {len(ratios)} | {median:.3f} | {p95:.3f} | {where} |")
+
+
+def main(reference: Path) -> None:
+    rows = compared(reference)
+    print_cases(rows)
+    print()
+    print_summary(rows)
 
 
 if __name__ == "__main__":
