@@ -260,7 +260,10 @@ impl Spec {
             return refuse("an axis is empty, or ranks are too many".into(), "there are at most 2^20 ranks");
         }
         if self.new_tokens > 1 && self.phase != Phase::Decode || self.new_tokens > 1 << 32 {
-            return refuse(format!("{} new tokens cannot be had", self.new_tokens), "only decoding gives more than one");
+            return refuse(
+                format!("{} new tokens cannot be had", self.new_tokens),
+                "only decoding gives more than one",
+            );
         }
         if self.zero > 3 || !matches!(self.gradient_bytes, 2 | 4) {
             return refuse("ZeRO has stages 0 to 3, gradients 2 or 4 bytes".into(), "choose one of them");

@@ -171,7 +171,11 @@ fn the_norm_of_gradients_is_summed_over_all_that_have_others() {
         let spec = Spec { zero, clip_gradients: true, ..laid_out(small(), [2, 1, 1, 4, 2]) };
         let groups = |trace: &Vec<Node>| {
             let norm = |node: &&Node| node.name == "gradient norm";
-            trace.iter().filter(norm).map(|node| (node.process_group().unwrap(), node.unsigned(COMM_SIZE).unwrap())).collect()
+            trace
+                .iter()
+                .filter(norm)
+                .map(|node| (node.process_group().unwrap(), node.unsigned(COMM_SIZE).unwrap()))
+                .collect()
         };
         nodes(&spec).iter().map(groups).collect::<Vec<Vec<(String, u64)>>>()[3].clone()
     };
