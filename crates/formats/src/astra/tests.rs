@@ -103,8 +103,8 @@ fn what_chunks_do_not_divide_is_one_more_chunk() {
     };
     let each = 6 * 600 + 7 * 7 + 3 * 15;
     assert_eq!([4_002, 4_003].map(|bytes| times(&model(2), bytes)[2]), [2 * each, 3 * each]);
-    // Less than a byte a member and chunk is filled up: no chunk more.
-    assert_eq!(times(&model(2), 7), times(&model(2), 8));
+    // Less than a byte a member and chunk is filled up, but for all-gathers: no chunk more.
+    assert_eq!(times(&model(2), 7)[2..], times(&model(2), 8)[2..]);
 }
 
 #[test]
