@@ -66,7 +66,7 @@ conformance: setup ## PyTorch's own tests of process groups and ours: real Gloo 
 fuzz: ## Feeds everything that is read with what chance and coverage bring up: SECONDS=60 a target
 	scripts/fuzz.sh $(SECONDS)
 
-programs: setup $(DONE)/programs ## Other people's programs under torchrun and simulated (accelerate, transformers, Lightning; 10 minutes)
+programs: setup $(DONE)/programs ## Other people's programs under torchrun and simulated and on simulated GPUs (30 minutes)
 	$(BIN)/python tests/programs/suite.py
 
 bench: setup ## Measures the speed of the engine, and of live ranks' calls

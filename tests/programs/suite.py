@@ -1,7 +1,8 @@
-"""Owns the comparison of other people's programs under torchrun with real Gloo and under `uniference run`.
+"""Owns the comparison of other people's programs under torchrun with real Gloo, under `uniference run`, and there on simulated GPUs.
 
-Usage: suite.py [--ranks N] [--only TEXT]. Prints a table, and ends with 1 if a program that runs on Gloo gives something else here.
-Programs of packages run as they are shipped; where a package ships only a library, a few lines beside this file call it.
+Usage: suite.py [--only TEXT]. Prints a table, and ends with 1 if a program that runs on Gloo gives something else here.
+Programs of packages run as they are shipped; where a package ships only a library, a few lines beside this file call it, and `examples/`
+does what PyTorch's examples do.
 """
 
 import argparse
@@ -17,8 +18,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 TIMEOUT_S = 600
 
-# Packages that look for a GPU, a hub or a tracker are told that there is none.
-ENVIRONMENT = {"ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+# Packages that look for a hub, or a GPU, are told that there is none.
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+_WITHOUT_GPU = {"ACCELERATE_USE_CPU": "true"}
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,11 @@ class Program:
 
     package: str
     arguments: tuple[str, ...]
+    ranks: int = 2
+    on_cpu: bool = True
+    """Whether it runs without a GPU at all, so that real Gloo has an answer."""
+    on_gpu: bool = True
+    """Whether it is also run on simulated GPUs."""
 
     @property
     def title(self) -> str:
@@ -35,20 +42,48 @@ class Program:
 
 
 def _module(package: str, name: str) -> Program:
-    return Program(package, ("-m", name))
+    return Program(package, ("-m", name), on_gpu=False)
 
 
-def _file(package: str, name: str, *arguments: str) -> Program:
-    return Program(package, (str(HERE / name), *arguments))
+def _file(
+    package: str, name: str, *arguments: str, ranks: int = 2, on_cpu: bool = True, on_gpu: bool = True
+) -> Program:
+    return Program(package, (str(HERE / name), *arguments), ranks, on_cpu, on_gpu)
 
 
 _ACCELERATE = ("test_script", "test_sync", "test_ops", "test_distributed_data_loop", "test_ddp_comm_hook")
 
+_LIBRARIES = {
+    "transformers": "transformers_trainer",
+    "accelerate": "accelerate_loop",
+    "lightning": "lightning_fabric",
+    "pytorch-ignite": "ignite_trainer",
+    "fairscale": "fairscale_sharded",
+    "torchvision": "torchvision_resnet",
+    "peft": "peft_adapters",
+    "megatron-core": "megatron_layers",
+}
+
+_TITAN = (
+    (),
+    ("--parallelism.tensor_parallel_degree", "2"),
+    ("--parallelism.pipeline_parallel_degree", "2"),
+)
+
 PROGRAMS = (
+    _file("torch", "examples/ddp_series.py", "2"),
+    _file("torch", "examples/imagenet.py"),
+    _file("torch", "examples/mingpt.py"),
+    _file("torch", "examples/mingpt.py", "--amp", on_cpu=False),
+    _file("torch", "examples/fsdp1.py"),
+    _file("torch", "examples/fsdp2.py"),
+    _file("torch", "examples/tensor_parallel.py", ranks=4),
     *(_module("accelerate", f"accelerate.test_utils.scripts.{name}") for name in _ACCELERATE),
-    _file("transformers", "generate.py"),
-    _file("transformers", "generate.py", "--tensor-parallel"),
-    _file("lightning", "lightning_ddp.py"),
+    _file("transformers", "generate.py", on_gpu=False),
+    _file("transformers", "generate.py", "--tensor-parallel", on_gpu=False),
+    _file("lightning", "lightning_ddp.py", on_gpu=False),
+    *(_file(package, "libraries.py", name) for package, name in _LIBRARIES.items()),
+    *(_file("torchtitan", "titan.py", "--debug.seed", "1", *options, on_cpu=False) for options in _TITAN),
 )
 
 
@@ -66,49 +101,73 @@ class Outcome:
         return "ok" if self.code == 0 else f"exit {self.code}"
 
 
-def under_gloo(program: Program, ranks: int, folder: Path) -> Outcome:
+def under_gloo(program: Program, folder: Path) -> Outcome:
     """As its users start it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    torchrun = ("-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={port}")
-    return _run((*torchrun, *program.arguments), folder)
+    logs = folder / "logs"
+    torchrun = ("-m", "torch.distributed.run", f"--nproc-per-node={program.ranks}", f"--master-port={port}")
+    # Ranks that write to one pipe write into each other's lines.
+    done = _run((*torchrun, "--redirects=3", f"--log-dir={logs}", *program.arguments), folder, _WITHOUT_GPU)
+    return _outcome(done, "".join(path.read_text() for path in sorted(logs.glob("**/stdout.log"))))
 
 
-def under_us(program: Program, ranks: int, folder: Path) -> Outcome:
-    """The same, in virtual time."""
-    options = ("--ranks", str(ranks), "--backend", "gloo", "--compute", "none", "--out", str(folder / "out"))
-    return _run(("-m", "uniference", "run", *options, *program.arguments), folder)
-
-
-def _run(arguments: tuple[str, ...], folder: Path) -> Outcome:
-    command = [sys.executable, *arguments]
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=os.environ | ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
+def under_us(program: Program, folder: Path, gpus: bool) -> Outcome:
+    """The same, in virtual time; on simulated GPUs of one host."""
+    cluster = folder / "cluster.toml"
+    cluster.write_text(
+        f'backend = "gloo"\n[[device]]\nname = "gpu"\ncount = {program.ranks}\nhost = "server"\n[network]\n'
     )
-    lines = done.stdout.splitlines()
-    # Both launchers may put a rank in front of a line.
-    results = sorted(line[line.index("RESULT") :] for line in lines if "RESULT" in line)
+    options = (
+        "--cluster",
+        str(cluster),
+        "--cuda" if gpus else "--no-cuda",
+        "--compute",
+        "none",
+        "--out",
+        f"{folder}/out",
+    )
+    done = _run(("-m", "uniference", "run", *options, *program.arguments), folder, {} if gpus else _WITHOUT_GPU)
+    return _outcome(done, done.stdout)
+
+
+def _run(arguments: tuple[str, ...], folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    everything = os.environ | ENVIRONMENT | environment
+    return subprocess.run(
+        command, cwd=folder, env=everything, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+
+
+def _outcome(done: subprocess.CompletedProcess[str], printed: str) -> Outcome:
+    # We put a rank in front of a line.
+    results = sorted(line[line.index("RESULT") :] for line in printed.splitlines() if "RESULT" in line)
     return Outcome(done.returncode, tuple(results), done.stderr)
 
 
-def compare(program: Program, ranks: int) -> bool:
-    """Prints a line of the table; False if the program runs on Gloo and gives something else here."""
-    with tempfile.TemporaryDirectory() as folder:
-        real, ours = under_gloo(program, ranks, Path(folder)), under_us(program, ranks, Path(folder))
-    same = (real.code, real.results) == (ours.code, ours.results)
-    verdict = "same" if same else "different results" if real.code == ours.code else "differs"
-    print(f"{program.title:<62} {_version(program.package):<22} {real.kind:<8} {ours.kind:<8} {verdict}", flush=True)
-    wrong = real.code == 0 and not same
-    if wrong:
-        print(ours.error.strip()[-2000:], flush=True)
-    return not wrong
+def compare(program: Program) -> bool:
+    """Prints a line of the table; False if the program runs on Gloo and gives something else here, or fails on simulated GPUs."""
+    sides: dict[str, Outcome] = {}
+    for name in ("Gloo", "ours", "GPUs"):
+        if program.on_gpu if name == "GPUs" else program.on_cpu:
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder)
+                sides[name] = under_gloo(program, path) if name == "Gloo" else under_us(program, path, name == "GPUs")
+    real = sides.get("Gloo")
+    ours = [outcome for name, outcome in sides.items() if name != "Gloo"]
+    if real is None:
+        right = all(outcome.code == 0 and outcome.results for outcome in ours)
+        verdict = "runs" if right else "fails"
+    else:
+        right = all((outcome.code, outcome.results) == (real.code, real.results) for outcome in ours)
+        verdict = "same" if right else "differs"
+    kinds = " ".join(f"{sides[name].kind if name in sides else '-':<8}" for name in ("Gloo", "ours", "GPUs"))
+    print(f"{program.title:<66} {_version(program.package):<22} {kinds} {verdict}", flush=True)
+    if right or (real is not None and real.code):
+        return True
+    print("\n".join(outcome.error.strip()[-2000:] for outcome in ours if outcome.code), flush=True)
+    return False
 
 
 def _version(package: str) -> str:
@@ -121,12 +180,11 @@ def _version(package: str) -> str:
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(description="other people's programs, under torchrun and under uniference")
-    parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--only", default="", help="run the programs whose titles contain this text")
     arguments = parser.parse_args()
-    print(f"{f'{arguments.ranks} ranks':<62} {'package':<22} {'Gloo':<8} {'ours':<8}")
+    print(f"{'program':<66} {'package':<22} {'Gloo':<8} {'ours':<8} {'GPUs':<8}")
     chosen = [program for program in PROGRAMS if arguments.only in program.title]
-    return 0 if all([compare(program, arguments.ranks) for program in chosen]) else 1
+    return 0 if all([compare(program) for program in chosen]) else 1
 
 
 if __name__ == "__main__":

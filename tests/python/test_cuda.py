@@ -69,6 +69,8 @@ state = torch.cuda.get_rng_state()
 first = torch.randn(4, device=gpu)
 torch.cuda.set_rng_state(state)
 assert torch.equal(first, torch.randn(4, device=gpu)) and not torch.equal(first, torch.randn(4, device=gpu))
+torch.cuda.default_generators[local].set_state(state)
+assert torch.equal(first, torch.randn(4, device=gpu)) and torch.cuda.default_generators[local].initial_seed() == 7
 assert torch.equal(kept, torch.get_rng_state())
 assert torch.randn(2, device="cuda", generator=torch.Generator("cuda").manual_seed(1)).is_cuda
 """
@@ -99,7 +101,7 @@ torch.cuda.current_stream().wait_event(side.record_event())
 # A synchronisation waits for communication that the program has not waited for.
 summed = torch.ones(4, device=gpu)
 dist.all_reduce(summed, async_op=True)
-torch.cuda.synchronize()
+torch.cuda.synchronize(device=gpu)
 assert summed.tolist() == [size] * 4
 with torch.cuda.nvtx.range("forward"):
     pass

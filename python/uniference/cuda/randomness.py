@@ -18,24 +18,32 @@ _MIX = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: seeds of neighbouring d
 
 
 class GpuRandom:
-    """The generator of one GPU."""
+    """The generator of one GPU: one of `torch.cuda.default_generators`."""
 
-    def __init__(self) -> None:
-        self.seed = torch.default_generator.initial_seed()
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._seed = torch.default_generator.initial_seed()
         self._offset = 0
 
-    def manual_seed(self, seed: int) -> None:
-        self.seed, self._offset = int(seed) % 2**64, 0
+    def manual_seed(self, seed: int) -> "GpuRandom":
+        self._seed, self._offset = int(seed) % 2**64, 0
+        return self
+
+    def initial_seed(self) -> int:
+        return self._seed
+
+    def seed(self) -> int:
+        return self.manual_seed(torch.seed())._seed
 
     def get_state(self) -> Tensor:
-        halves = [half.to_bytes(8, "little") for half in (self.seed, self._offset)]
+        halves = [half.to_bytes(8, "little") for half in (self._seed, self._offset)]
         return torch.tensor(list(b"".join(halves)), dtype=torch.uint8)
 
     def set_state(self, state: Tensor) -> None:
         content = bytes(state.tolist())
         if len(content) != 16:
             raise RuntimeError("RNG state is wrong size")
-        self.seed, self._offset = (int.from_bytes(half, "little") for half in (content[:8], content[8:]))
+        self._seed, self._offset = (int.from_bytes(half, "little") for half in (content[:8], content[8:]))
 
     @property
     def offset(self) -> int:
@@ -46,7 +54,7 @@ class GpuRandom:
         """Inside, torch's default generator draws this GPU's numbers."""
         default = torch.default_generator
         kept = default.get_state()
-        default.manual_seed((self.seed + self._offset * _MIX) % 2**63)
+        default.manual_seed((self._seed + self._offset * _MIX) % 2**63)
         try:
             yield
         finally:

@@ -54,7 +54,7 @@ class Cuda:
         self._devices = devices
         self._memory = memory
         self._runtime = runtime
-        self._random = [GpuRandom() for _ in range(devices.count)]
+        self._random = [GpuRandom(torch.device("cuda", index)) for index in range(devices.count)]
 
     # Devices
 
@@ -97,14 +97,14 @@ class Cuda:
 
     # Streams
 
-    def current_stream(self, _device: Any = None) -> Stream:
+    def current_stream(self, device: Any = None) -> Stream:
         return self._runtime.current()
 
     def set_stream(self, stream: Stream | None) -> None:
         if stream is not None:
             self._runtime.stream = stream
 
-    def synchronize(self, _device: Any = None) -> None:
+    def synchronize(self, device: Any = None) -> None:
         self._runtime.settle()
 
     # Memory: not accounted yet
@@ -113,7 +113,7 @@ class Cuda:
         _warn_of_memory()
         return 0
 
-    def mem_get_info(self, _device: Any = None) -> tuple[int, int]:
+    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
         _warn_of_memory()
         return self._memory, self._memory
 
@@ -144,7 +144,7 @@ class Cuda:
             generator.set_state(state)
 
     def initial_seed(self) -> int:
-        return self.random().seed
+        return self.random().initial_seed()
 
     # NVTX ranges show in the trace
 
@@ -185,6 +185,7 @@ class Cuda:
             setattr(torch.cuda.nvtx, name, getattr(self, name))
         torch.cuda.nvtx.mark = _nothing
         torch.Tensor.record_stream = _nothing  # type: ignore[method-assign] # its arguments are checked before any mode sees it
+        torch.cuda.default_generators = tuple(self._random)  # type: ignore[assignment]
         torch.Generator = self.generator()  # type: ignore[assignment,misc]
         streams.install(self._runtime)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import collectives
 import combining
+import compiling
 import data_parallel
 import failing
 import functional
@@ -30,6 +31,7 @@ PARTS = {
         *(groups, splitting, profiled, failing, starting),
     ),
     "layers": (layers, data_parallel, pipelines, resharding),
+    "compiled": (compiling,),
 }
 BODIES = {
     part: {

@@ -1,0 +1,61 @@
+"""torchtitan's own training program on its Llama 3 `debugmodel`, fed with sentences from here: it would download its own.
+
+Usage: titan.py [torchtitan's options...]. It asks for GPUs.
+"""
+
+import os
+import sys
+import tempfile
+
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+FOLDER = tempfile.mkdtemp()
+
+# torchtitan reads its options when it is imported.
+sys.argv[1:1] = [
+    *("--model.name", "llama3", "--model.flavor", "debugmodel", "--model.hf_assets_path", FOLDER),
+    *("--job.dump_folder", FOLDER, "--training.dataset", "sentences", "--training.seq_len", "32"),
+    *("--training.local_batch_size", "4", "--training.steps", "4", "--metrics.log_freq", "1"),
+]
+
+from torchtitan.components.metrics import MetricsProcessor  # noqa: E402
+from torchtitan.hf_datasets import DatasetConfig  # noqa: E402
+from torchtitan.hf_datasets.text_datasets import DATASETS  # noqa: E402
+from torchtitan.train import Trainer, main  # noqa: E402
+
+SENTENCES = [
+    f"{a} {b} {c}" for a in ("some", "all", "no") for b in ("ranks", "links") for c in ("wait", "send", "fail")
+]
+
+
+def write_tokenizer():
+    words = sorted({word for sentence in SENTENCES for word in sentence.split()})
+    vocabulary = {word: number for number, word in enumerate(["<unk>", "<s>", "</s>", *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(os.path.join(FOLDER, "tokenizer.json"))
+    with open(os.path.join(FOLDER, "tokenizer_config.json"), "w") as file:
+        file.write('{"bos_token": "<s>", "eos_token": "</s>"}')
+
+
+def print_losses():
+    """What torchtitan writes to its log, unrounded."""
+    log = MetricsProcessor.log
+
+    def printing(self, step, global_avg_loss, global_max_loss, grad_norm, *args, **kwargs):
+        print("RESULT", os.environ["RANK"], step, global_avg_loss, global_max_loss, grad_norm)
+        return log(self, step, global_avg_loss, global_max_loss, grad_norm, *args, **kwargs)
+
+    MetricsProcessor.log = printing
+
+
+if __name__ == "__main__":
+    DATASETS["sentences"] = DatasetConfig(
+        path="none",
+        loader=lambda _: Dataset.from_dict({"text": SENTENCES * 20}),
+        sample_processor=lambda sample: sample["text"],
+    )
+    print_losses()
+    write_tokenizer()
+    main(Trainer)
