@@ -3,15 +3,18 @@
 Which rank has the terminal is the command line's business (`--debug-rank`).
 """
 
+import bdb
 import builtins
 import os
 import pdb
 import sys
 from collections.abc import Callable
 from functools import wraps
+from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from uniference._native import Channel
+from uniference.program import is_ours
 
 
 def install(channel: Channel, attached: bool) -> None:
@@ -19,11 +22,32 @@ def install(channel: Channel, attached: bool) -> None:
     if attached:
         builtins.input = _uncharged(channel, builtins.input)
         pdb.Pdb.interaction = _uncharged(channel, pdb.Pdb.interaction)  # type: ignore[method-assign]
+        _hide_our_frames()
         return
     if os.environ.get("PYTHONBREAKPOINT", "") == "":
         sys.breakpointhook = _refusal(channel, "breakpoint()", RuntimeError)
     pdb.set_trace = _refusal(channel, "pdb.set_trace()", RuntimeError)
     builtins.input = _refusal(channel, "input()", EOFError)
+
+
+def _hide_our_frames() -> None:
+    """The program's stack begins with its script, and stepping out of that does not lead into what has called it."""
+    real_get_stack, real_stop_here = bdb.Bdb.get_stack, bdb.Bdb.stop_here
+
+    def get_stack(
+        self: bdb.Bdb, f: FrameType | None, t: TracebackType | None
+    ) -> tuple[list[tuple[FrameType, int]], int]:
+        stack, current = real_get_stack(self, f, t)
+        callers = [at for at, (frame, _) in enumerate(stack) if is_ours(frame.f_code.co_filename)]
+        # Our frames above the script's are those of calls, and are shown.
+        script = next((at + 1 for at in callers if at + 1 not in callers), 0)
+        return (stack[script:], current - script) if script <= current else (stack, current)
+
+    def stop_here(self: bdb.Bdb, frame: FrameType) -> bool:
+        return not is_ours(frame.f_code.co_filename) and real_stop_here(self, frame)
+
+    bdb.Bdb.get_stack = get_stack  # type: ignore[method-assign]
+    bdb.Bdb.stop_here = stop_here  # type: ignore[method-assign]
 
 
 def _uncharged(channel: Channel, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,6 +4,9 @@ Where it runs, in a simulated rank or on a real cluster, is its callers' busines
 """
 
 import atexit
+import contextlib
+import gc
+import io
 import os
 import runpy
 import sys
@@ -11,6 +14,8 @@ import threading
 import traceback
 from collections.abc import Sequence
 from types import ModuleType, TracebackType
+
+from uniference import hints
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -27,7 +32,8 @@ def run(argv: Sequence[str], module: bool) -> int:
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return (end.code or 0) & 0xFF
-        print(end.code, file=sys.stderr)
+        with contextlib.suppress(OSError, ValueError):  # the program may have closed it
+            print(end.code, file=sys.stderr)
         return 1
     except BaseException as error:  # a program may raise anything
         _report(error)
@@ -36,11 +42,20 @@ def run(argv: Sequence[str], module: bool) -> int:
 
 
 def tidy_up() -> None:
-    """Runs the exit functions. As in the interpreter, one that raises does not change how the program has ended."""
+    """Runs the exit functions and destructors, and writes what files still hold. As in the interpreter, one that raises does not change
+    how the program has ended."""
     try:
         atexit._run_exitfuncs()
     except BaseException as error:  # an exit function may raise anything
         _report(error)
+    # The collector calls destructors before it takes anything apart, so what is left of `__main__` can still use its globals.
+    sys.modules.pop("__main__", None)
+    gc.collect()
+    # What is left belongs to modules: the interpreter would end them too, but torch's take long for that.
+    for left in gc.get_objects():
+        if isinstance(left, io.BufferedWriter | io.TextIOWrapper) and not left.closed:
+            with contextlib.suppress(Exception):  # the other end may have gone
+                left.flush()
 
 
 def execute(script: str, module: bool) -> None:
@@ -68,21 +83,43 @@ def _execute_file(script: str) -> None:
 
 def _report(error: BaseException) -> None:
     """Prints the traceback as the interpreter would, without this package's frames."""
-    seen: BaseException | None = error
-    while seen is not None:
-        seen.__traceback__ = _user_frames(seen.__traceback__)
-        seen = seen.__cause__ or seen.__context__
-    if sys.excepthook is sys.__excepthook__:
-        traceback.print_exception(error)
-    else:
-        sys.excepthook(type(error), error, error.__traceback__)
+    seen: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and not any(link is known for known in seen):
+        link.__traceback__ = _user_frames(link.__traceback__)
+        seen.append(link)
+        link = link.__cause__ or link.__context__
+    _show(error)
+    if hint := next(filter(None, map(hints.hint, seen)), None):
+        with contextlib.suppress(OSError, ValueError):  # the program may have closed it
+            print(f"hint: {hint}", file=sys.stderr)
+
+
+def _show(error: BaseException) -> None:
+    if sys.excepthook is not sys.__excepthook__:
+        try:
+            sys.excepthook(type(error), error, error.__traceback__)
+            return
+        except BaseException as another:  # the program's own hook
+            another.__traceback__ = _user_frames(another.__traceback__)
+            traceback.print_exception(another)
+    traceback.print_exception(error)
+
+
+def is_ours(filename: str) -> bool:
+    """Whether that is code of this package, or what it runs programs with."""
+    return filename.startswith(_PACKAGE) or filename in (runpy.__file__, "<frozen runpy>")
 
 
 def _user_frames(tb: TracebackType | None) -> TracebackType | None:
-    if tb is None:
-        return None
-    rest = _user_frames(tb.tb_next)
-    filename = tb.tb_frame.f_code.co_filename
-    if filename.startswith(_PACKAGE) or filename in (runpy.__file__, "<frozen runpy>"):
-        return rest
-    return TracebackType(rest, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
+    """Without recursion: of a program that recursed too deep there are a thousand."""
+    kept: list[TracebackType] = []
+    while tb is not None:
+        filename = tb.tb_frame.f_code.co_filename
+        if not is_ours(filename):
+            kept.append(tb)
+        tb = tb.tb_next
+    shown: TracebackType | None = None
+    for frame in reversed(kept):
+        shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return shown

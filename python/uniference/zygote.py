@@ -29,6 +29,7 @@ A rank's exit code is its program's: 0, what it passed to `sys.exit`, or 1 if it
 """
 
 import array
+import contextlib
 import gc
 import json
 import os
@@ -196,8 +197,10 @@ def main(argv: list[str]) -> int:
 
     gc.collect()
     gc.freeze()
-    zygote.report(event="ready", torch=version)
-    zygote.run()
+    # The driver may have been interrupted meanwhile.
+    with contextlib.suppress(ConnectionError):
+        zygote.report(event="ready", torch=version)
+        zygote.run()
     # Nothing is left to be done, and tearing down torch's extensions takes time and prints warnings.
     os._exit(0)
 

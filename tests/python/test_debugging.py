@@ -77,6 +77,10 @@ def test_a_breakpoint_on_the_rank_with_the_terminal(tmp_path: Path) -> None:
     run.expect("(Pdb) ")
     run.type("n\n")
     run.expect("(Pdb) ")
+    run.type("w\n")
+    run.expect("secret = 42\n")
+    assert "uniference/" not in run.shown
+    run.expect("(Pdb) ")
     run.type("p secret\n")
     run.expect("42")
     run.type("c\n")
