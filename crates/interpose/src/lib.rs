@@ -1,7 +1,7 @@
 //! Owns the C library's functions of time, as a rank's process sees them: clocks read the rank's clock, sleeps and waits with a time-out
 //! spend it. What the rank's clock shows is the engine's business, behind `uniference_host::live::client`.
 //!
-//! In the order in which a call travels: the dynamic linker finds the functions of [`clocks`], [`sleeps`], [`waits`] and [`threads`]
+//! In the order in which a call travels: the dynamic linker finds the functions of [`clocks`], [`sleeps`], [`waits`], [`alarms`] and [`threads`]
 //! before the C library's own, because the zygote is started with the extension in `LD_PRELOAD`; they ask the rank's client, which
 //! [`activate`] was given, or go on to the C library's, which `real` finds. They do the latter in the zygote, before a rank's
 //! program starts, and in processes that it forks.
@@ -15,6 +15,7 @@
 // Functions that stand in for the C library's have its signatures, and callers that Rust cannot check.
 #![allow(unsafe_code)]
 
+pub mod alarms;
 pub mod clocks;
 mod interpreter;
 mod real;
@@ -26,7 +27,7 @@ pub mod waits;
 use libc::{c_int, clockid_t, timespec};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
-use uniference_host::live::client::Client;
+use uniference_host::live::client::{Client, ClientError};
 use uniference_host::live::protocol::Span;
 use uniference_sim::time::{SimDuration, SimTime};
 
@@ -61,6 +62,14 @@ pub fn activate(client: Arc<Client>) -> Result<(), NotPreloaded> {
     CLIENT.get_or_init(|| client);
     ACTIVE.store(true, SeqCst);
     Ok(())
+}
+
+/// Sleeps in virtual time; how much is left, if a signal has ended it early.
+///
+/// # Errors
+/// If the calling process is a rank's child.
+pub fn sleep(client: &Client, span: Span) -> Result<SimDuration, ClientError> {
+    waits::sleep(client, span)
 }
 
 extern "C" fn deactivate() {

@@ -1,11 +1,13 @@
 //! Owns the way to the C library's own functions, which those of this crate hide.
 
 use libc::{
-    c_char, c_int, c_uint, c_ulong, c_void, clockid_t, epoll_event, fd_set, nfds_t, pollfd, pthread_attr_t,
-    pthread_cond_t, pthread_mutex_t, pthread_t, sem_t, sigset_t, time_t, timespec, timeval, useconds_t,
+    c_char, c_int, c_long, c_uint, c_ulong, c_void, clockid_t, epoll_event, fd_set, itimerval, nfds_t, pollfd,
+    pthread_attr_t, pthread_cond_t, pthread_mutex_t, pthread_t, sem_t, siginfo_t, sigset_t, time_t, timespec, timeval,
+    useconds_t,
 };
 use std::ffi::CStr;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 type Start = extern "C" fn(*mut c_void) -> *mut c_void;
 
@@ -42,7 +44,23 @@ functions! {
     pthread_cond_clockwait(*mut pthread_cond_t, *mut pthread_mutex_t, clockid_t, *const timespec) -> c_int;
     pthread_cond_wait(*mut pthread_cond_t, *mut pthread_mutex_t) -> c_int;
     pthread_cond_broadcast(*mut pthread_cond_t) -> c_int;
+    alarm(c_uint) -> c_uint;
+    setitimer(c_int, *const itimerval, *mut itimerval) -> c_int;
+    getitimer(c_int, *mut itimerval) -> c_int;
+    sigtimedwait(*const sigset_t, *mut siginfo_t, *const timespec) -> c_int;
     pthread_create(*mut pthread_t, *const pthread_attr_t, Start, *mut c_void) -> c_int;
+}
+
+type Syscall = unsafe extern "C" fn(c_long, c_long, c_long, c_long, c_long, c_long, c_long) -> c_long;
+
+/// The same for `syscall`. It is not kept in a `OnceLock`, which itself waits with it.
+pub(crate) fn syscall() -> Syscall {
+    static FOUND: AtomicUsize = AtomicUsize::new(0);
+    if FOUND.load(Relaxed) == 0 {
+        FOUND.store(next("syscall\0"), Relaxed);
+    }
+    // SAFETY: the C library's function takes six arguments at most, and passes on as many as it is given.
+    unsafe { std::mem::transmute(FOUND.load(Relaxed)) }
 }
 
 /// Functions of condition variables that glibc keeps in two versions on x86-64; without its name it gives the older one.

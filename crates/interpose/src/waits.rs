@@ -6,14 +6,14 @@
 //! What child processes do takes no virtual time. While the process has any, a wait that one of them could end is first spent on the
 //! host, for as long as its time-out says; if nothing has come then, it is spent in virtual time.
 
-use crate::{Kind, PS_PER_NS, errno, interpreter, kind, moment, on_host, program, rank, real, set_errno, span};
+use crate::{Kind, PS_PER_NS, alarms, errno, interpreter, kind, moment, on_host, program, rank, real, set_errno, span};
 use libc::{
-    c_int, clockid_t, epoll_event, fd_set, nfds_t, pollfd, pthread_cond_t, pthread_mutex_t, sem_t, sigset_t, timespec,
-    timeval,
+    c_int, c_long, clockid_t, epoll_event, fd_set, nfds_t, pollfd, pthread_cond_t, pthread_mutex_t, sem_t, siginfo_t,
+    sigset_t, timespec, timeval,
 };
 use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
-use uniference_host::live::client::Client;
+use uniference_host::live::client::{Client, ClientError};
 use uniference_host::live::protocol::Span;
 use uniference_host::live::rounds::{Kick, has_children};
 use uniference_sim::time::{SimDuration, SimTime};
@@ -64,6 +64,24 @@ fn wait(
         }
         _ => attempt(Host::Not),
     }
+}
+
+/// Sleeps; how much is left, if a signal has ended it early. Without alarms nobody sends any but the program itself.
+pub(crate) fn sleep(client: &Client, span: Span) -> Result<SimDuration, ClientError> {
+    if !alarms::is_used() {
+        return client.sleep(span).map(|()| SimDuration::ZERO);
+    }
+    let until = match span {
+        Span::Until(then) => then,
+        Span::For(span) => client.now()?.0.saturating_add(span),
+    };
+    let attempt = |host| match host {
+        // SAFETY: no descriptors.
+        Host::Forever => unsafe { real::poll()(null_mut(), 0, -1) },
+        _ => 0,
+    };
+    wait(client, Span::Until(until), false, |result| result == 0, attempt);
+    Ok(Span::Until(until).from(client.last_now()))
 }
 
 // Descriptors
@@ -355,6 +373,69 @@ unsafe fn condition_wait(
     }
 }
 
+// Signals and futexes
+
+/// As in the C library.
+///
+/// # Safety
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sigtimedwait(set: *const sigset_t, info: *mut siginfo_t, timeout: *const timespec) -> c_int {
+    // SAFETY: what the caller gave.
+    let real = |set, timeout| unsafe { real::sigtimedwait()(set, info, timeout) };
+    // SAFETY: what the caller gave.
+    match program().zip(unsafe { timeout.as_ref() }) {
+        Some((client, time)) => {
+            let wanted = without_signal(set);
+            let is_over = |result| result < 0 && errno() == libc::EAGAIN;
+            let attempt = |host: Host| host.with_timespec(|timeout| real(pointer(&wanted), timeout));
+            wait(client, span(time), true, is_over, attempt)
+        }
+        None => real(set, timeout),
+    }
+}
+
+/// As in the C library. `std::future` waits with it, as the C library has no function for futexes.
+///
+/// # Safety
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn syscall(
+    number: c_long,
+    first: c_long,
+    second: c_long,
+    third: c_long,
+    fourth: c_long,
+    fifth: c_long,
+    sixth: c_long,
+) -> c_long {
+    // SAFETY: what the caller gave.
+    let real = |fourth| unsafe { real::syscall()(number, first, second, third, fourth, fifth, sixth) };
+    // SAFETY: of a futex that waits it is a time, or null.
+    let time =
+        futex_waits(number, second).and_then(|kind| Some((kind, unsafe { (fourth as *const timespec).as_ref() }?)));
+    let Some((client, (kind, time))) = program().zip(time) else { return real(fourth) };
+    let span = kind.map_or_else(|| span(time), |kind| Span::Until(moment(time, kind)));
+    let over = timespec { tv_sec: 0, tv_nsec: 0 };
+    let attempt = |host| match host {
+        Host::Forever => real(0) as c_int,
+        // Long ago, or no time at all: either is over.
+        _ => real(&raw const over as c_long) as c_int,
+    };
+    c_long::from(wait(client, span, false, |result| result < 0 && errno() == libc::ETIMEDOUT, attempt))
+}
+
+/// Whether that is a futex's wait with a time-out; by which clock, if until a moment.
+fn futex_waits(number: c_long, operation: c_long) -> Option<Option<Kind>> {
+    let by_date = operation as c_int & libc::FUTEX_CLOCK_REALTIME != 0;
+    match operation as c_int & !(libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME) {
+        _ if number != libc::SYS_futex => None,
+        libc::FUTEX_WAIT => Some(None),
+        libc::FUTEX_WAIT_BITSET => Some(Some(if by_date { Kind::Date } else { Kind::Elapsed })),
+        _ => None,
+    }
+}
+
 // How a wait is ended
 
 /// The signal that ends waits: one of the real-time signals, which programs rarely use.
@@ -387,13 +468,13 @@ pub(crate) fn kick(how: Kick) {
     }
 }
 
-fn this_thread() -> c_int {
+pub(crate) fn this_thread() -> c_int {
     // SAFETY: it takes nothing and cannot fail.
     unsafe { libc::gettid() }
 }
 
 /// Lets the signal through to the calling thread; returns its mask before.
-fn unblock() -> sigset_t {
+pub(crate) fn unblock() -> sigset_t {
     let (mut only, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
     // SAFETY: each set is filled by the call that it is given to.
     unsafe {

@@ -1,0 +1,196 @@
+//! Owns the alarm of a rank's process (`alarm`, `setitimer` with `ITIMER_REAL`): it goes off in virtual time.
+//!
+//! `ITIMER_VIRTUAL` and `ITIMER_PROF` count CPU time and are the C library's, as is `timerfd`.
+//!
+//! A thread of ours waits for the alarm as a thread of the program would wait for anything with a time-out, so time does not pass it by;
+//! then it sends SIGALRM to the process. It is started with the first alarm and stays.
+
+use crate::waits::{this_thread, unblock};
+use crate::{PS_PER_NS, program, rank, real};
+use libc::{c_int, c_long, c_uint, c_void, itimerval, suseconds_t, timeval};
+use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use std::sync::{Mutex, MutexGuard};
+use uniference_host::live::client::Client;
+use uniference_host::live::protocol::Span;
+use uniference_host::live::rounds::Kick;
+use uniference_sim::time::{SimDuration, SimTime};
+
+/// When the alarm goes off, and how long after that again.
+#[derive(Clone, Copy)]
+struct Setting {
+    at: SimTime,
+    every: Option<SimDuration>,
+}
+
+static SETTING: Mutex<Option<Setting>> = Mutex::new(None);
+
+/// Counts settings; the thread sleeps on it.
+static SETTINGS: AtomicU32 = AtomicU32::new(0);
+
+static STARTED: AtomicBool = AtomicBool::new(false);
+
+const PS_PER_US: u64 = 1000 * PS_PER_NS;
+const US_PER_S: u64 = 1_000_000;
+
+/// Whether the program has ever set an alarm: then its sleeps may be interrupted.
+pub(crate) fn is_used() -> bool {
+    STARTED.load(SeqCst)
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn alarm(seconds: c_uint) -> c_uint {
+    let Some(client) = program() else {
+        // SAFETY: a number.
+        return unsafe { real::alarm()(seconds) };
+    };
+    let (left, _) = set(client, SimDuration::from_ps(crate::picoseconds(i64::from(seconds), 0)), SimDuration::ZERO);
+    let us = left.as_ps() / PS_PER_US;
+    // As the kernel does: what is left of an alarm is never shown as none.
+    ((us + US_PER_S / 2) / US_PER_S).max(u64::from(us > 0)) as c_uint
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn setitimer(which: c_int, new: *const itimerval, old: *mut itimerval) -> c_int {
+    // SAFETY: what the caller gave.
+    let Some((client, new)) = program().filter(|_| which == libc::ITIMER_REAL).zip(unsafe { new.as_ref() }) else {
+        // SAFETY: what the caller gave.
+        return unsafe { real::setitimer()(which, new, old) };
+    };
+    let (Some(value), Some(interval)) = (duration(new.it_value), duration(new.it_interval)) else {
+        crate::set_errno(libc::EINVAL);
+        return -1;
+    };
+    let before = set(client, value, interval);
+    // SAFETY: the caller's, or null.
+    unsafe { show(before, old) };
+    0
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getitimer(which: c_int, current: *mut itimerval) -> c_int {
+    let Some(client) = program().filter(|_| which == libc::ITIMER_REAL) else {
+        // SAFETY: what the caller gave.
+        return unsafe { real::getitimer()(which, current) };
+    };
+    // SAFETY: the caller's, or null.
+    unsafe { show(left(now(client), *setting()), current) };
+    0
+}
+
+/// Sets the alarm, or with no `value` none; returns what was left of the one before, and its interval.
+fn set(client: &'static Client, value: SimDuration, interval: SimDuration) -> (SimDuration, SimDuration) {
+    let now = now(client);
+    let new = (value > SimDuration::ZERO)
+        .then(|| Setting { at: now.saturating_add(value), every: (interval > SimDuration::ZERO).then_some(interval) });
+    if new.is_some() && !STARTED.swap(true, SeqCst) {
+        start();
+    }
+    let before = std::mem::replace(&mut *setting(), new);
+    SETTINGS.fetch_add(1, SeqCst);
+    // SAFETY: the futex lives as long as the process.
+    unsafe { futex(libc::FUTEX_WAKE, 1) };
+    left(now, before)
+}
+
+fn left(now: SimTime, setting: Option<Setting>) -> (SimDuration, SimDuration) {
+    setting.map_or((SimDuration::ZERO, SimDuration::ZERO), |setting| {
+        (setting.at.max(now).since(now), setting.every.unwrap_or(SimDuration::ZERO))
+    })
+}
+
+fn now(client: &Client) -> SimTime {
+    // It fails only in a child, which is no rank.
+    client.now().map_or(SimTime::ZERO, |(now, _)| now)
+}
+
+fn setting() -> MutexGuard<'static, Option<Setting>> {
+    SETTING.lock().expect("no holder of this lock panics")
+}
+
+fn start() {
+    let mut thread = std::mem::MaybeUninit::uninit();
+    // SAFETY: the thread needs no argument, and nobody waits for it.
+    unsafe {
+        let result = crate::threads::pthread_create(thread.as_mut_ptr(), null(), run, null_mut());
+        assert!(result == 0, "the thread that waits for alarms could not be started: error {result}");
+        libc::pthread_detach(thread.assume_init());
+    }
+}
+
+extern "C" fn run(_: *mut c_void) -> *mut c_void {
+    let client = rank().expect("a rank has started it");
+    take_no_signals();
+    loop {
+        let seen = SETTINGS.load(SeqCst);
+        let span = setting().map_or(Span::For(SimDuration::MAX), |setting| Span::Until(setting.at));
+        // SAFETY: as above.
+        let asleep = || unsafe { futex(libc::FUTEX_WAIT, seen) };
+        match client.pause(span, Kick::Signal(this_thread()), asleep) {
+            Ok((_, true)) => go_off(seen),
+            Ok((_, false)) => {}
+            Err(_) => return null_mut(),
+        }
+    }
+}
+
+/// The time of the alarm has come, unless it was set anew meanwhile.
+fn go_off(seen: u32) {
+    let mut setting = setting();
+    if SETTINGS.load(SeqCst) != seen {
+        return;
+    }
+    *setting =
+        setting.and_then(|Setting { at, every }| every.map(|span| Setting { at: at.saturating_add(span), every }));
+    // SAFETY: numbers.
+    unsafe { libc::kill(libc::getpid(), libc::SIGALRM) };
+}
+
+/// They are the program's, but for the one that ends waits.
+fn take_no_signals() {
+    // SAFETY: the set is filled by the call that it is given to.
+    unsafe {
+        let mut all = std::mem::MaybeUninit::uninit();
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), null_mut());
+    }
+    unblock();
+}
+
+/// # Safety
+/// `SETTINGS` must outlive the call.
+unsafe fn futex(operation: c_int, value: u32) -> c_long {
+    let (address, operation) = (SETTINGS.as_ptr() as c_long, c_long::from(operation | libc::FUTEX_PRIVATE_FLAG));
+    // SAFETY: as the caller has promised; there is no time-out.
+    unsafe { real::syscall()(libc::SYS_futex, address, operation, c_long::from(value), 0, 0, 0) }
+}
+
+fn duration(time: timeval) -> Option<SimDuration> {
+    let valid = time.tv_sec >= 0 && (0..US_PER_S as suseconds_t).contains(&time.tv_usec);
+    valid.then(|| SimDuration::from_ps(crate::picoseconds(time.tv_sec, time.tv_usec * 1000)))
+}
+
+/// # Safety
+/// `into` is null, or the caller's.
+unsafe fn show((left, interval): (SimDuration, SimDuration), into: *mut itimerval) {
+    let time = |span: SimDuration| {
+        let us = span.as_ps().div_ceil(PS_PER_US);
+        timeval { tv_sec: (us / US_PER_S) as i64, tv_usec: (us % US_PER_S) as suseconds_t }
+    };
+    // SAFETY: as above.
+    if let Some(into) = unsafe { into.as_mut() } {
+        *into = itimerval { it_value: time(left), it_interval: time(interval) };
+    }
+}
