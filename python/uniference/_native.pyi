@@ -30,6 +30,8 @@ class Channel:
 
     rank: int
     world_size: int
+    stacks: tuple[int, int]
+    """A signal, and the descriptor that all threads' stacks are to be written to when it comes."""
 
     @staticmethod
     def adopt(fd: int, rank: int, world_size: int) -> Channel:

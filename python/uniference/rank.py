@@ -4,6 +4,7 @@ Time, the process group, the store and imports are put in place by their own mod
 """
 
 import contextlib
+import faulthandler
 import os
 import random
 import sys
@@ -95,19 +96,30 @@ def run(task: Task, control: int) -> NoReturn:
     """Runs the program in this freshly forked process, and ends the process."""
     channel = Channel.adopt(control, task.rank, task.world_size)
     _prepare_process(task)
+    signal, stacks = channel.stacks
+    faulthandler.register(signal, stacks, all_threads=True)
     for part in (clock, imports, store, work, refusals, spawning, launching):
         part.install(channel)
     process_group.Backends(channel).install()
     debugging.install(channel, task.debugged)
     if cuda.wanted(task.argv, task.module):
         cuda.install(channel, task.device, task.memory, work.settle)
+    process = os.getpid()
     channel.start()
     code = program.run(task.argv, task.module)
+    if os.getpid() != process:
+        # A copy that the program has forked and let run on to here: it ends as it would anywhere.
+        program.tidy_up()
+        _flush()
+        os._exit(code)
     # The rank's finish is when its script has returned: how the process tidies up after itself is not charged.
     channel.enter()
     program.tidy_up()
     _flush()
-    channel.finish(code == 0)
+    try:
+        channel.finish(code == 0)
+    except RuntimeError:  # the program has closed the connection, and the driver knows
+        code = code or 1
     # Not sys.exit: the zygote's frames lie below this one.
     os._exit(code)
 

@@ -182,7 +182,7 @@ fn simulate<P: Program>(cluster: &Cluster, symmetry: &Symmetry, program: impl Fn
                 engine.submit(rank, task, request);
             }
             Turn::Finished => return statistics.makespan(),
-            Turn::Halted(halt) => panic!("{}", halt.render(&|site| site.to_string())),
+            Turn::Halted(halt) => panic!("{}", halt.render(&|site| site.to_string(), &|_| Vec::new())),
             Turn::Blocked => panic!("every program answers at once"),
         }
     }

@@ -8,10 +8,11 @@ use pyo3::exceptions::{PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use std::os::fd::FromRawFd;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use uniference_host::live::client::{Client, ClientError};
+use uniference_host::live::lookout;
 use uniference_host::live::memory::{Kernel, Region};
 use uniference_host::live::protocol::Span;
 use uniference_sim::ids::{GroupId, GroupRank};
@@ -50,6 +51,11 @@ impl Channel {
         self.client.world_size()
     }
 
+    #[getter]
+    fn stacks(&self) -> (i32, i32) {
+        (lookout::SIGNAL.as_raw(), self.client.stacks().as_raw_fd())
+    }
+
     fn start(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.client.start()).map_err(raise)?;
         uniference_interpose::activate(self.client.clone()).map_err(|error| PyRuntimeError::new_err(error.to_string()))
@@ -72,7 +78,15 @@ impl Channel {
     }
 
     fn sleep(&self, py: Python<'_>, duration: u64) -> PyResult<()> {
-        py.detach(|| self.client.sleep(Span::For(SimDuration::from_ps(duration)))).map_err(raise)
+        let mut left = SimDuration::from_ps(duration);
+        loop {
+            left = py.detach(|| uniference_interpose::sleep(&self.client, Span::For(left))).map_err(raise)?;
+            if left == SimDuration::ZERO {
+                return Ok(());
+            }
+            // A handler of the program's may raise, which ends the sleep.
+            py.check_signals()?;
+        }
     }
 
     fn mark(&self, name: Option<String>) -> PyResult<()> {
@@ -349,7 +363,7 @@ fn raise(error: ClientError) -> PyErr {
     let message = error.to_string();
     match error {
         ClientError::ArenaFull { .. } => PyMemoryError::new_err(message),
-        ClientError::Forked { .. } => PyRuntimeError::new_err(message),
+        ClientError::Forked { .. } | ClientError::Severed { .. } => PyRuntimeError::new_err(message),
         ClientError::Adopt(_) => PyOSError::new_err(message),
     }
 }

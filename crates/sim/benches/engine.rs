@@ -91,7 +91,7 @@ fn simulate(case: &Case) -> SimTime {
     let mut observer = (Statistics::default(), Digest::default());
     match drive(&mut engine, &mut programs, &mut observer) {
         Ended::Finished => observer.0.makespan(),
-        Ended::Halted(halt) => panic!("{}", halt.render(&|site| site.to_string())),
+        Ended::Halted(halt) => panic!("{}", halt.render(&|site| site.to_string(), &|_| Vec::new())),
     }
 }
 

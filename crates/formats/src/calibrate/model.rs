@@ -168,7 +168,9 @@ pub fn pingpong(cluster: &Cluster, bytes: Bytes) -> f64 {
     };
     match drive(&mut engine, &mut [player(0), player(1)], &mut ()) {
         Ended::Finished => ends.get()[1].since(ends.get()[0]).as_secs_f64(),
-        Ended::Halted(halt) => panic!("a ping-pong comes to its end: {}", halt.render(&|_| String::new())),
+        Ended::Halted(halt) => {
+            panic!("a ping-pong comes to its end: {}", halt.render(&|_| String::new(), &|_| Vec::new()))
+        }
     }
 }
 

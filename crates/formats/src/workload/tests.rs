@@ -278,7 +278,7 @@ fn simulate(workload: &Workload, cluster: &Cluster, symmetry: &Symmetry) -> Resu
         Ended::Finished => Ok(statistics.ranks().to_vec()),
         Ended::Halted(halt) => match halt.cause {
             Cause::Asymmetry(asymmetry) => Err(asymmetry),
-            _ => panic!("{}", halt.render(&|site| site.to_string())),
+            _ => panic!("{}", halt.render(&|site| site.to_string(), &|_| Vec::new())),
         },
     }
 }

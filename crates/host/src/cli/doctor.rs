@@ -1,7 +1,7 @@
 //! Owns `uniference doctor`: a plain list of what a run needs, and what of it is there.
 
 use crate::capacity;
-use crate::error::Exit;
+use crate::error::{Exit, HostError};
 use crate::live::arena::{self, Arena, Layout};
 use crate::testbed::Testbed;
 use rustix::process::{Resource, getrlimit};
@@ -44,11 +44,26 @@ fn torch(python: &Path) -> Finding {
     // The version is in the package's metadata: importing torch takes seconds.
     let found = ask(python, "import importlib.metadata as m; print(m.version('torch'))");
     let problem = match &found {
-        Ok(version) if version.starts_with(&format!("{TORCH}.")) => None,
-        Ok(_) => Some(format!("this version is not supported: pip install torch=={TORCH}.0")),
+        Ok(version) if is_supported(version) => None,
+        Ok(_) => Some(format!("only {TORCH}.x is supported: pip install torch=={TORCH}.0")),
         Err(_) => Some(format!("pip install torch=={TORCH}.0")),
     };
     Finding { what: "torch", found: found.unwrap_or_else(|_| "not installed".into()), problem }
+}
+
+fn is_supported(version: &str) -> bool {
+    version.starts_with(&format!("{TORCH}."))
+}
+
+/// Refuses another version of torch, of those that [`versions`] has found, before it takes seconds to load.
+pub(super) fn check_torch(versions: &[(String, String)]) -> Result<(), HostError> {
+    match versions.iter().find(|(name, version)| name == "torch" && !is_supported(version)) {
+        None => Ok(()),
+        Some((_, version)) => Err(HostError::Host {
+            what: format!("torch {version} is installed, but only {TORCH}.x is supported"),
+            hint: format!("install it: pip install torch=={TORCH}.0"),
+        }),
+    }
 }
 
 /// The versions of what a script runs on, as far as they can be found.

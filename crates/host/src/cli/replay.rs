@@ -87,7 +87,7 @@ fn replay_run(args: &Args, argv: &[String]) -> Result<Exit, HostError> {
         Replayed::Halted(halt) => {
             super::complain(format_args!(
                 "error: {}",
-                halt.render(&|site| lines.get(site.index()).cloned().unwrap_or_default())
+                halt.render(&|site| lines.get(site.index()).cloned().unwrap_or_default(), &|_| Vec::new())
             ));
             Ok(Exit::Halted)
         }

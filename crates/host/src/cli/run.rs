@@ -12,6 +12,7 @@ use crate::interrupt::Interrupts;
 use crate::live::driver::{Driver, Ending, Setup, Terminal, Watch, describe_status};
 use crate::live::exchange::Exchange;
 use crate::live::zygote::{Place, Script};
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -75,6 +76,8 @@ pub(super) fn run(args: &Args, argv: &[String], python: &Path) -> Result<Exit, H
     chosen.resolved.cluster.dynamics.seed = args.seed;
     let cluster = &chosen.resolved.cluster;
     let ranks = cluster.devices.len() as u32;
+    let versions = doctor::versions(python);
+    doctor::check_torch(&versions)?;
     let tight = capacity::check_memory(ranks)?;
     capacity::ensure_descriptors(ranks)?;
     let folder = Folder::prepare(args.output.out.as_deref(), &args.script[0])?;
@@ -86,23 +89,24 @@ pub(super) fn run(args: &Args, argv: &[String], python: &Path) -> Result<Exit, H
         crate::live::driver::Console::warn(&mut console, &warning);
     }
     let mut manifest = results::manifest(argv, args.seed, &chosen.resolved);
-    manifest.versions.extend(doctor::versions(python));
+    manifest.versions.extend(versions);
     let mut recording = Recording::start(args.output.record, &chosen.resolved, &manifest, &folder, counter)?;
     let ended = drive(&setup, cluster, &mut recording, &mut console);
     console.finish();
-    let (ending, lines, others) = ended?;
-    let figures = recording.finish(lines.clone())?;
-    if let Ending::Finished = ending {
+    let end = ended?;
+    let figures = recording.finish(end.lines.clone())?;
+    if let Ending::Finished = end.ending {
         results::report(figures, &chosen.resolved, &[], manifest, &folder, args.output.json)?;
         if let Some(out) = &args.chakra {
             export::export(folder.path(), out)?;
         }
     }
-    Ok(conclude(ending, &lines, &others, &folder))
+    Ok(conclude(end, &folder))
 }
 
 /// Says on standard error why a run did not finish.
-fn conclude(ending: Ending, lines: &[String], others: &str, folder: &Folder) -> Exit {
+fn conclude(end: End, folder: &Folder) -> Exit {
+    let End { ending, lines, others, stands } = end;
     match ending {
         Ending::Finished => Exit::Ok,
         Ending::Failed { rank, status } => {
@@ -113,13 +117,24 @@ fn conclude(ending: Ending, lines: &[String], others: &str, folder: &Folder) -> 
             Exit::ProgramFailed
         }
         Ending::Died { rank, pid, status } => {
-            super::complain(format_args!("{}", obituary(rank, pid, status, others, folder)));
+            super::complain(format_args!("{}", obituary(rank, pid, status, &others, folder)));
+            Exit::ProgramFailed
+        }
+        Ending::Severed { rank } => {
+            let what = "or has become another program (os.exec)";
+            let hint = "close only what the program has opened itself, not every number, as os.closerange() does";
+            super::complain(format_args!(
+                "error: the program has closed the descriptors through which rank {rank} takes part in the run, {what}\n{others}hint: {hint}\n"
+            ));
             Exit::ProgramFailed
         }
         Ending::Halted(halt) => {
             super::complain(format_args!(
                 "error: {}",
-                halt.render(&|site| lines.get(site.index()).cloned().unwrap_or_default())
+                halt.render(&|site| lines.get(site.index()).cloned().unwrap_or_default(), &|rank| stands
+                    .get(&rank.0)
+                    .cloned()
+                    .unwrap_or_default())
             ));
             Exit::Halted
         }
@@ -132,6 +147,10 @@ fn conclude(ending: Ending, lines: &[String], others: &str, folder: &Folder) -> 
 
 fn check_script(args: &Args) -> Result<(), HostError> {
     let script = Path::new(&args.script[0]);
+    if !args.module && script.is_dir() && !script.join("__main__.py").exists() {
+        let hint = "give the path of a Python file; a folder can be run if it has a __main__.py";
+        return Err(HostError::Usage(format!("{} is a folder\nhint: {hint}", script.display())));
+    }
     if args.module || script.exists() {
         return Ok(());
     }
@@ -228,28 +247,46 @@ fn places(cluster: &Cluster) -> Vec<Place> {
     (0..).zip(&numbered).zip(&cluster.devices).map(place).collect()
 }
 
-/// Runs to the end; returns with it the table of the program's lines, and what ranks are waiting for.
-fn drive(
-    setup: &Setup,
-    cluster: &Cluster,
-    recording: &mut Recording,
-    console: &mut Console,
-) -> Result<(Ending, Vec<String>, String), HostError> {
+/// How a run ended, and what it is explained with.
+struct End {
+    ending: Ending,
+    /// The table of the program's lines.
+    lines: Vec<String>,
+    /// What ranks are waiting for.
+    others: String,
+    /// Where threads stand that wait inside their process.
+    stands: Stands,
+}
+
+/// By rank.
+type Stands = BTreeMap<u32, Vec<String>>;
+
+/// Runs to the end.
+fn drive(setup: &Setup, cluster: &Cluster, recording: &mut Recording, console: &mut Console) -> Result<End, HostError> {
     let interrupts = Interrupts::new()?;
     let engine = Engine::new(cluster, Box::new(cluster.network()));
     let (observer, recorder) = recording.watchers();
     let watch = Watch { observer, recorder, console };
     let mut driver = Driver::new(setup, engine, watch, &interrupts)?;
     let ending = driver.run()?;
-    Ok((ending, driver.exchange().lines(), waiting(driver.exchange())))
+    let stands = match ending {
+        Ending::Finished | Ending::Interrupted(_) => Stands::new(),
+        _ => driver.stands(MOST_SHOWN),
+    };
+    let exchange = driver.exchange();
+    Ok(End { ending, lines: exchange.lines(), others: waiting(exchange, &stands), stands })
 }
 
 /// What the ranks that wait are waiting for, a line each.
-fn waiting(exchange: &Exchange) -> String {
+fn waiting(exchange: &Exchange, stands: &Stands) -> String {
     let line = |site| exchange.line(site).to_owned();
     let ranks = exchange.engine().report();
     let waits = |rank: &&RankReport| rank.tasks.iter().any(|task| task.doing != Doing::Running);
-    let lines: Vec<String> = ranks.iter().filter(waits).map(|rank| rank.render(&line)).collect();
+    let lines: Vec<String> = ranks
+        .iter()
+        .filter(waits)
+        .map(|rank| rank.render(&line, stands.get(&rank.rank.0).map_or(&[], Vec::as_slice)))
+        .collect();
     let more = lines.len().saturating_sub(MOST_SHOWN);
     let rest = if more > 0 { format!("  and {more} ranks more\n") } else { String::new() };
     lines.into_iter().take(MOST_SHOWN).collect::<String>() + &rest

@@ -396,7 +396,7 @@ fn attempt(
     match halt {
         Some(halt) => Ok(match &halt.cause {
             Cause::Asymmetry(asymmetry) => Ended::Unlike(asymmetry.problem.clone()),
-            _ => Ended::Halted(halt.render(&|_| "a generated trace".to_owned())),
+            _ => Ended::Halted(halt.render(&|_| "a generated trace".to_owned(), &|_| Vec::new())),
         }),
         None => {
             statistics.stand_for(symmetry.order());

@@ -3,13 +3,15 @@
 //! It knows no Python (that is `uniference-py`) and decides nothing about the simulation (that is the engine, behind the driver).
 //!
 //! **What is charged.** Between `leave` and the next outermost `enter` the program computes, and the process's CPU time that passed
-//! is charged to the task that enters; intra-operation threads count, host waits do not. A process with several tasks has one such
-//! account: each CPU second is charged once, to the task that enters next, less what a task that leaves has itself used for our work.
+//! is charged to the task that enters; intra-operation threads count, host waits do not. Threads of one process take turns at the
+//! interpreter's lock, so each is charged all that the process has used since it left, or since the process began to run if that is later:
+//! what another thread computed meanwhile has kept it waiting. What any of them used for our work is left out.
 //!
 //! The CPU clock is a system call, and a blocking call enters and leaves twice. So within some microseconds of one reading the next is
 //! taken from the monotonic clock, which is none: the thread has run all the time, as it has not blocked in a call of ours.
 
 use super::arena::Arena;
+use super::descriptors::lift;
 use super::memory::{Kernel, Region, Window};
 use super::processor::Visit;
 use super::protocol::{self, Answer, Batch, Fetched, FrameBuffer, Hello, LocalHandle, Offset, Op, Quiet, Reply, Span};
@@ -19,7 +21,7 @@ use rustix::time::{ClockId, clock_gettime};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -55,6 +57,14 @@ pub enum ClientError {
         /// Whose child.
         rank: u32,
     },
+    /// The program has closed what it has not opened.
+    #[error(
+        "the program has closed the descriptors through which rank {rank} takes part in the run\nhint: close only what the program has opened itself, not every number, as os.closerange() does"
+    )]
+    Severed {
+        /// Whose.
+        rank: u32,
+    },
     /// The first exchange failed.
     #[error("the rank cannot join the run: {0}")]
     Adopt(#[from] io::Error),
@@ -77,6 +87,8 @@ pub struct Client {
     main: Mutex<UnixStream>,
     shared: Mutex<Shared>,
     window: Window,
+    /// What `lookout` reads the threads' stacks from.
+    stacks: OwnedFd,
     /// Where to wait for the driver.
     processor: Option<u32>,
     rounds: Rounds,
@@ -113,8 +125,10 @@ struct Account {
     client: u64,
     depth: u32,
     owed_ns: u64,
-    /// The thread's own CPU time at the outermost `enter`.
+    /// The thread's own CPU time at the outermost `enter`, of several.
     entered_ns: u64,
+    /// What `Rounds::computed` said at the outermost `leave`, of several.
+    left_ns: u64,
     /// The last reading of the process's CPU clock, and of the monotonic one, if the thread has not blocked since.
     reading: Option<(u64, u64)>,
 }
@@ -144,12 +158,15 @@ static NEXT_CLIENT: AtomicU64 = AtomicU64::new(0);
 impl Client {
     /// Takes over `socket`, the calling thread being the rank's main task, and maps the arena that the driver's greeting brings.
     pub fn adopt(socket: UnixStream, rank: u32, world_size: u32) -> Result<Client> {
+        let socket = UnixStream::from(lift(socket.into()));
         let mut frames = FrameBuffer::default();
         let mut fds = Vec::new();
         let hello: Hello = frames.read(&socket, &mut fds)?;
-        let file =
-            fds.pop().ok_or(io::Error::new(io::ErrorKind::InvalidData, "the greeting came without the arena"))?;
-        let arena = Arena::map(file, hello.arena_bytes, hello.staging, hello.retain_bytes)?;
+        let [file, stacks] = <[OwnedFd; 2]>::try_from(fds).map_err(|fds| {
+            let what = format!("the greeting came with {} descriptors", fds.len());
+            io::Error::new(io::ErrorKind::InvalidData, what)
+        })?;
+        let arena = Arena::map(lift(file), hello.arena_bytes, hello.staging, hello.retain_bytes)?;
         let window = arena.window().clone();
         let client = Client {
             id: NEXT_CLIENT.fetch_add(1, Relaxed),
@@ -160,7 +177,7 @@ impl Client {
             started: AtomicBool::new(false),
             charged: AtomicU64::new(0),
             tasks: AtomicU32::new(1),
-            main: Mutex::new(socket.try_clone()?),
+            main: Mutex::new(lift(socket.as_fd().try_clone_to_owned()?).into()),
             shared: Mutex::new(Shared {
                 arena,
                 group_counts: BTreeMap::new(),
@@ -168,6 +185,7 @@ impl Client {
                 complete: BTreeMap::new(),
             }),
             window,
+            stacks: lift(stacks),
             processor: hello.processor,
             rounds: Rounds::new()?,
             clock: AtomicU64::new(0),
@@ -189,6 +207,11 @@ impl Client {
     /// Address and size of the mapped arena; it stays mapped as long as the client lives.
     pub fn arena(&self) -> (*mut u8, usize) {
         self.window.raw()
+    }
+
+    /// What the threads' stacks are to be written to at [`super::lookout::SIGNAL`].
+    pub fn stacks(&self) -> BorrowedFd<'_> {
+        self.stacks.as_fd()
     }
 
     /// Waits for the rank's first turn. From here on compute is measured and charged.
@@ -216,12 +239,13 @@ impl Client {
         self.with_account(|account| {
             account.depth += 1;
             if account.depth == 1 && self.measures() {
-                let alone = self.is_alone();
-                let now = account.process_cpu(alone);
-                account.owed_ns += now.saturating_sub(self.charged.fetch_max(now, Relaxed));
-                if !alone {
+                if self.rounds.threaded() {
+                    account.owed_ns += self.rounds.computed_since(account.left_ns);
                     account.entered_ns = clock_ns(ClockId::ThreadCPUTime);
+                    return;
                 }
+                let now = account.process_cpu(self.is_alone());
+                account.owed_ns += now.saturating_sub(self.charged.fetch_max(now, Relaxed));
             }
         });
     }
@@ -238,21 +262,24 @@ impl Client {
 
     /// Leaves out of the account what this thread used since it entered (alone in the process: all that was used since).
     fn skip_own_work(&self, account: &mut Account) {
-        if self.is_alone() {
-            self.charged.store(account.process_cpu(true), Relaxed);
-        } else if account.entered_ns > 0 {
-            self.leave_out(clock_ns(ClockId::ThreadCPUTime).saturating_sub(account.entered_ns));
+        if self.rounds.threaded() {
+            if account.entered_ns > 0 {
+                self.rounds.leave_out(clock_ns(ClockId::ThreadCPUTime).saturating_sub(account.entered_ns));
+            }
+            account.left_ns = self.rounds.computed();
+        } else {
+            self.charged.store(account.process_cpu(self.is_alone()), Relaxed);
         }
+    }
+
+    /// Process CPU time up to which compute has been charged, while the process has one thread.
+    pub(super) fn charged(&self) -> u64 {
+        self.charged.load(Relaxed)
     }
 
     /// Whether the process has one thread only.
     fn is_alone(&self) -> bool {
         self.tasks.load(Relaxed) == 1 && !self.rounds.threaded()
-    }
-
-    /// Leaves `ns` of the process's CPU time, which a thread has used for our work, out of the account.
-    pub(super) fn leave_out(&self, ns: u64) {
-        self.charged.fetch_add(ns, Relaxed);
     }
 
     fn measures(&self) -> bool {
@@ -566,7 +593,7 @@ impl Client {
         self.refuse_in_fork()?;
         let (ours, theirs) = UnixStream::pair()?;
         self.tasks.fetch_add(1, Relaxed);
-        let ours = Arc::new(ours);
+        let ours = Arc::new(UnixStream::from(lift(ours.into())));
         let mut link = Link::new(self.id, Some(ours.clone()), ours, FrameBuffer::default());
         if self.rounds.threaded() {
             link.opens = Some(theirs);
@@ -581,7 +608,16 @@ impl Client {
         let mut frame = Vec::new();
         protocol::encode(batch, &mut frame);
         let main = self.main.lock().expect("no holder of this lock panics");
-        protocol::write_with_fds(&main, &frame, fd.as_slice()).unwrap_or_else(|_| never());
+        protocol::write_with_fds(&main, &frame, fd.as_slice()).unwrap_or_else(|error| self.lost(&error));
+    }
+
+    /// The connection is of no use any more, where no error can be returned.
+    pub(super) fn lost(&self, error: &io::Error) -> ! {
+        if !is_severed(error) {
+            never()
+        }
+        eprintln!("{}", ClientError::Severed { rank: self.rank });
+        std::process::abort()
     }
 
     fn refuse_in_fork(&self) -> Result<()> {
@@ -638,13 +674,17 @@ impl Link {
             Some(socket) => protocol::write(socket, &self.buffer),
             None => protocol::write(&client.main.lock().expect("no holder of this lock panics"), &self.buffer),
         };
-        sent.unwrap_or_else(|_| never());
-        Ok(())
+        match sent {
+            Err(error) if is_severed(&error) => Err(ClientError::Severed { rank: client.rank }),
+            Err(_) => never(),
+            Ok(()) => Ok(()),
+        }
     }
 
     fn read(&mut self, client: &Client) -> Reply {
         loop {
-            let reply: Reply = self.frames.read(&self.reader, &mut Vec::new()).unwrap_or_else(|_| never());
+            let reply: Reply =
+                self.frames.read(&self.reader, &mut Vec::new()).unwrap_or_else(|error| client.lost(&error));
             client.take_in(&reply);
             if !rounds::is_stale(&reply.answer) {
                 return reply;
@@ -660,6 +700,12 @@ impl Drop for Ours<'_> {
     fn drop(&mut self) {
         self.0.leave();
     }
+}
+
+/// Whether the descriptor is not that of a socket any more.
+fn is_severed(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    [Errno::BADF, Errno::NOTSOCK].map(Errno::raw_os_error).iter().any(|code| error.raw_os_error() == Some(*code))
 }
 
 /// The run has ended under a call: the driver is about to end this process, and the program must not see anything odd before.
@@ -699,7 +745,7 @@ mod tests {
         };
         let mut frame = Vec::new();
         protocol::encode(&hello, &mut frame);
-        protocol::write_with_fds(&ours, &frame, &[file.as_fd()]).unwrap();
+        protocol::write_with_fds(&ours, &frame, &[file.as_fd(), file.as_fd()]).unwrap();
         (Client::adopt(theirs, 0, 2).unwrap(), ours)
     }
 

@@ -5,21 +5,24 @@
 
 use super::arena::{self, Layout};
 use super::exchange::{Exchange, Ready, Recorder, Standing};
+use super::lookout::{self, Lookout};
 use super::output::{Logs, Pipe, Stream};
 use super::processor::Visit;
 use super::protocol::{self, Batch, FrameBuffer, Hello, Op};
+use super::quiescence::Found;
 use super::slots::Slots;
 use super::zygote::{News, Place, Script, Zygote};
 use crate::error::HostError;
 use crate::interrupt::{Interrupt, Interrupts};
 use rustix::event::epoll;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use uniference_sim::engine::{Engine, Halt};
+use uniference_sim::engine::{Doing, Engine, Halt};
 use uniference_sim::ids::{RankId, TaskId};
 use uniference_sim::program::Outcome;
 use uniference_sim::record::Observer;
@@ -29,6 +32,12 @@ const FORKS_AHEAD: u32 = 16;
 
 /// How often the console may show where the run stands.
 const TICK: Duration = Duration::from_millis(100);
+
+/// If nobody says anything for so long, somebody may never.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// After so long the user should know.
+const LONG_SILENCE: Duration = Duration::from_secs(10);
 
 /// How long processes whose programs have ended may take to end, and their last lines to come.
 const FAREWELL: Duration = Duration::from_secs(10);
@@ -98,6 +107,11 @@ pub enum Ending {
         /// Exit code, or minus the signal's number.
         status: i32,
     },
+    /// A rank's process lives, but has closed its connection.
+    Severed {
+        /// Who.
+        rank: u32,
+    },
     /// Deadlock or mismatch.
     Halted(Box<Halt>),
     /// The user wants it to end.
@@ -122,6 +136,11 @@ enum Process {
 }
 
 impl Process {
+    /// Of a process that lives.
+    fn pid(self) -> Option<i32> {
+        if let Process::Alive { pid } = self { Some(pid) } else { None }
+    }
+
     /// Of a process that has ended.
     fn status(self) -> Option<i32> {
         if let Process::Ended { status, .. } = self { Some(status) } else { None }
@@ -135,6 +154,8 @@ struct Task {
     open: bool,
     /// Its rank ran when its socket was closed.
     ran_to_its_end: bool,
+    /// It was closed, and not by the end of the process.
+    severed: bool,
     exited: Option<Outcome>,
 }
 
@@ -156,6 +177,11 @@ pub struct Driver<'a> {
     ranks: Vec<Rank>,
     sources: Sources,
     arena: (OwnedFd, Layout),
+    lookout: Lookout,
+    /// When somebody was heard of last.
+    heard: Instant,
+    /// Ranks of which was said that they wait for something outside.
+    waiting_outside: BTreeSet<u32>,
     /// Where the driver and its ranks wait for each other, if they take turns.
     stay: Option<Visit>,
     asked: u32,
@@ -202,6 +228,9 @@ impl<'a> Driver<'a> {
             ranks: Vec::new(),
             sources,
             arena: (arena, layout),
+            lookout: Lookout::new().map_err(HostError::system("making a file for stacks"))?,
+            heard: Instant::now(),
+            waiting_outside: BTreeSet::new(),
             stay,
             asked: 0,
             logs: Logs::new(&setup.logs, world_size),
@@ -280,6 +309,7 @@ impl<'a> Driver<'a> {
         let ranks = (0..).zip(&self.ranks).filter(|(_, state)| !state.crashed);
         ranks.into_iter().find_map(|(rank, state)| match (state.tasks[0].exited, state.process) {
             (Some(Outcome::Failed), _) => Some(Ending::Failed { rank, status: None }),
+            (None, _) if state.tasks[0].severed => Some(Ending::Severed { rank }),
             (None, Process::Ended { pid, status }) => Some(Ending::Died { rank, pid, status }),
             _ => None,
         })
@@ -289,7 +319,8 @@ impl<'a> Driver<'a> {
         let now = Instant::now();
         let expiry = self.slots.expire(now).map(|at| at.saturating_duration_since(now) + Duration::from_millis(1));
         let tick = self.watch.console.wants_ticks().then_some(TICK);
-        [expiry, tick].into_iter().flatten().min()
+        let silence = self.anybody_runs().then_some(SILENCE);
+        [expiry, tick, silence].into_iter().flatten().min()
     }
 
     /// Lets a task go on.
@@ -305,7 +336,12 @@ impl<'a> Driver<'a> {
 
     /// Waits until something is to be heard, and hears it.
     fn listen(&mut self, timeout: Option<Duration>) -> Result<(), HostError> {
-        for source in self.sources.wait(timeout)? {
+        let sources = self.sources.wait(timeout)?;
+        match sources.is_empty() {
+            true => self.look_out(),
+            false => self.heard = Instant::now(),
+        }
+        for source in sources {
             match source {
                 Source::Signal => self.hear_signals(),
                 Source::Zygote => self.hear_zygote()?,
@@ -314,6 +350,52 @@ impl<'a> Driver<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Nobody says anything: a rank whose threads all wait for each other never will.
+    fn look_out(&mut self) {
+        let silent = self.heard.elapsed();
+        if silent < SILENCE {
+            return;
+        }
+        for (rank, pid) in self.running() {
+            match Lookout::waits(pid) {
+                Found::Inside => {
+                    self.exchange.stuck(RankId(rank), self.watch.recorder);
+                    self.slots.blocked(RankId(rank));
+                }
+                Found::Outside if silent > LONG_SILENCE && self.waiting_outside.insert(rank) => {
+                    self.say_outside(rank, pid)
+                }
+                Found::Outside | Found::Running => {}
+            }
+        }
+    }
+
+    fn say_outside(&mut self, rank: u32, pid: i32) {
+        let stands = self.lookout.stands_undisturbed(pid).join("; ");
+        let place = if stands.is_empty() { stands } else { format!(" ({stands})") };
+        let seconds = LONG_SILENCE.as_secs();
+        self.watch.console.warn(&format!(
+            "rank {rank} has waited for {seconds} s for something outside of the simulation, which keeps time from passing{place}"
+        ));
+    }
+
+    /// Ranks whose processes run, but for the one that waits for its user.
+    fn running(&self) -> Vec<(u32, i32)> {
+        let debugged = self.setup.terminal.as_ref().map(|terminal| terminal.rank);
+        let runs =
+            |rank: u32, state: &Rank| Some(rank) != debugged && !state.crashed && self.exchange.runs(RankId(rank));
+        let ranks = (0..).zip(&self.ranks).filter(|(rank, state)| runs(*rank, state));
+        ranks.filter_map(|(rank, state)| state.process.pid().map(|pid| (rank, pid))).collect()
+    }
+
+    /// Where threads stand that wait inside their process, by rank; of so many ranks at most.
+    pub fn stands(&self, most: usize) -> BTreeMap<u32, Vec<String>> {
+        let report = self.exchange.engine().report();
+        let inside = report.iter().filter(|rank| rank.tasks.iter().any(|task| task.doing == Doing::Inside));
+        let alive = inside.filter_map(|rank| Some((rank.rank.0, self.ranks.get(rank.rank.index())?.process.pid()?)));
+        alive.take(most).map(|(rank, pid)| (rank, self.lookout.stands(pid))).collect()
     }
 
     /// Ctrl-C is the debugger's, unless the rank under it waits for others and cannot hear it.
@@ -389,7 +471,8 @@ impl<'a> Driver<'a> {
         };
         let mut bytes = Vec::new();
         protocol::encode(&hello, &mut bytes);
-        protocol::write_with_fds(socket, &bytes, &[file.as_fd()]).map_err(HostError::system("greeting a rank"))
+        protocol::write_with_fds(socket, &bytes, &[file.as_fd(), self.lookout.file()])
+            .map_err(HostError::system("greeting a rank"))
     }
 
     fn hear_task(&mut self, rank: RankId, task: TaskId) -> Result<(), HostError> {
@@ -452,6 +535,9 @@ impl<'a> Driver<'a> {
         state.open = false;
         self.sources.remove(state.socket.as_fd())?;
         state.ran_to_its_end = self.exchange.runs(rank);
+        let process = self.ranks[rank.index()].process;
+        let state = &mut self.ranks[rank.index()].tasks[task.index()];
+        state.severed = matches!(process, Process::Alive { pid } if !lookout::is_exiting(pid));
         if task == TaskId(0) {
             self.slots.blocked(rank);
         } else if state.exited.is_none() && !self.exchange.has_crashed(rank) {
@@ -536,7 +622,9 @@ impl<'a> Driver<'a> {
             |rank: &Rank| rank.pipes.iter().all(Option::is_none) && matches!(rank.process, Process::Ended { .. });
         match ending {
             Ending::Finished => self.ranks.iter().all(silent),
-            Ending::Failed { rank, .. } | Ending::Died { rank, .. } => silent(&self.ranks[*rank as usize]),
+            Ending::Failed { rank, .. } | Ending::Died { rank, .. } | Ending::Severed { rank } => {
+                silent(&self.ranks[*rank as usize])
+            }
             Ending::Halted(_) | Ending::Interrupted(_) => true,
         }
     }
@@ -544,7 +632,7 @@ impl<'a> Driver<'a> {
 
 impl Task {
     fn new(socket: UnixStream) -> Task {
-        Task { socket, frames: FrameBuffer::default(), open: true, ran_to_its_end: false, exited: None }
+        Task { socket, frames: FrameBuffer::default(), open: true, ran_to_its_end: false, severed: false, exited: None }
     }
 
     fn readable(&self) -> bool {

@@ -240,6 +240,11 @@ impl Exchange {
         self.engine.has_crashed(rank)
     }
 
+    /// All threads of the rank's process wait for each other, though it has not said so: it does not keep time from passing any more.
+    pub fn stuck(&mut self, rank: RankId, recorder: &mut dyn Recorder) {
+        self.quiet(rank, Quiet { questions: 0, outside: false }, recorder);
+    }
+
     /// The rank's process has ended, as its program wanted, without a word.
     pub fn end(&mut self, rank: RankId, recorder: &mut dyn Recorder) {
         self.task(rank, TaskId(0)).ops.push_back(Op::Exit(Outcome::Ok));

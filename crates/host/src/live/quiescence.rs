@@ -1,5 +1,5 @@
-//! Owns one question: do all other threads of this process wait, and for what? And those of the processes that it has started? Linux
-//! answers it in `/proc`.
+//! Owns one question: do all other threads of this process (or all of another one) wait, and for what? And those of the processes that it
+//! has started? Linux answers it in `/proc`.
 //!
 //! What follows from the answer is `rounds`' business.
 //!
@@ -8,6 +8,7 @@
 //! count as asleep from that moment on. So if that holds for every thread, there was a moment at which all of them slept, and none can
 //! wake up by itself.
 
+use super::descriptors::lift;
 use rustix::fs::{Dir, Mode, OFlags};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -27,10 +28,18 @@ pub(crate) enum Found {
     Outside,
 }
 
-/// A look at the threads of this process.
-#[derive(Default)]
+/// A look at the threads of a process.
 pub(crate) struct Threads {
+    /// Its folder's name in `/proc`.
+    process: String,
     known: BTreeMap<ThreadId, Thread>,
+}
+
+impl Default for Threads {
+    /// Those of this process.
+    fn default() -> Threads {
+        Threads { process: "self".into(), known: BTreeMap::new() }
+    }
 }
 
 /// Where the kernel tells of one thread.
@@ -58,18 +67,28 @@ const SLEEPS: [&str; 2] = ["101", "115"];
 const LINE: usize = 256;
 
 impl Threads {
+    /// Those of another process.
+    pub(crate) fn of(pid: i32) -> Threads {
+        Threads { process: pid.to_string(), ..Threads::default() }
+    }
+
     /// What all threads do but those to `skip`; what those `inside` wait for is known to be of this process.
     pub(crate) fn look(&mut self, skip: &BTreeSet<ThreadId>, inside: &BTreeSet<ThreadId>) -> Found {
-        self.first_look(skip).and_then(|list| self.second_look(&list, skip, inside)).unwrap_or(Found::Running)
+        let found = self.first_look(skip).and_then(|list| self.second_look(&list, skip, inside));
+        found.unwrap_or_else(|_| {
+            // A thread has just ended; or the program has closed what is not its own, and the files must be opened again.
+            self.known.clear();
+            Found::Running
+        })
     }
 
     fn first_look(&mut self, skip: &BTreeSet<ThreadId>) -> io::Result<BTreeSet<ThreadId>> {
-        let list = list("self", skip)?;
+        let list = list(&self.process, skip)?;
         self.known.retain(|thread, _| list.contains(thread));
         for id in &list {
             let thread = match self.known.remove(id) {
                 Some(thread) => thread,
-                None => Thread::open("self", *id)?,
+                None => Thread::open(&self.process, *id)?,
             };
             let before = thread.turns()?;
             self.known.insert(*id, Thread { before, ..thread });
@@ -83,7 +102,7 @@ impl Threads {
         skip: &BTreeSet<ThreadId>,
         inside: &BTreeSet<ThreadId>,
     ) -> io::Result<Found> {
-        if list("self", skip)? != *list_before {
+        if list(&self.process, skip)? != *list_before {
             return Ok(Found::Running);
         }
         let mut found = Found::Inside;
@@ -163,7 +182,7 @@ impl Thread {
     fn open(process: &str, id: ThreadId) -> io::Result<Thread> {
         let open = |name: &str| {
             let path = format!("/proc/{process}/task/{id}/{name}");
-            rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map(lift)
         };
         // Kernels without CONFIG_SCHED_INFO have no `schedstat`: the look is then a little less sharp.
         Ok(Thread {

@@ -11,6 +11,7 @@
 //! the watch, keeps looking while the process runs.
 
 use super::client::Client;
+use super::descriptors::lift;
 use super::protocol::{self, Answer, Batch, FrameBuffer, Op, Quiet, Reply};
 use super::quiescence::{Family, Found, ThreadId, Threads};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
@@ -20,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// How soon the watch looks again, at first and at most; nanoseconds.
@@ -56,6 +57,10 @@ pub(crate) struct Rounds {
     arriving: AtomicU32,
     state: Mutex<State>,
     wake: OwnedFd,
+    /// CPU time that threads have used for our work, in nanoseconds.
+    ours: AtomicU64,
+    /// What the program had computed when the process began to run.
+    begun: AtomicU64,
 }
 
 #[derive(Default)]
@@ -107,8 +112,15 @@ impl Rounds {
     pub(crate) fn new() -> io::Result<Rounds> {
         PATH.set(Some(Path::new()));
         CHILDREN.set(0);
-        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Rounds { threaded: AtomicBool::new(false), arriving: AtomicU32::new(0), state: Mutex::default(), wake })
+        let wake = lift(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        Ok(Rounds {
+            threaded: AtomicBool::new(false),
+            arriving: AtomicU32::new(0),
+            state: Mutex::default(),
+            wake,
+            ours: AtomicU64::new(0),
+            begun: AtomicU64::new(0),
+        })
     }
 
     /// Whether the process has, or has had, more than one thread.
@@ -174,8 +186,24 @@ impl Rounds {
         self.enter().send(client, false);
     }
 
+    /// Leaves CPU time that a thread has used for our work out of the account.
+    pub(crate) fn leave_out(&self, ns: u64) {
+        self.ours.fetch_add(ns, SeqCst);
+    }
+
+    /// What the program has computed since `mark`, or since the process began to run if that is later; nanoseconds.
+    pub(crate) fn computed_since(&self, mark: u64) -> u64 {
+        self.computed().saturating_sub(mark.max(self.begun.load(SeqCst)))
+    }
+
+    /// What the program has computed, in nanoseconds.
+    pub(crate) fn computed(&self) -> u64 {
+        super::client::clock_ns(ClockId::ProcessCPUTime).saturating_sub(self.ours.load(SeqCst))
+    }
+
     fn run(&self, state: &mut State) {
         if state.running.is_none() {
+            self.begun.store(self.computed(), SeqCst);
             state.running = Some(host_ns());
             // It is full only if the watch was woken 2^64 times.
             let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
@@ -215,7 +243,7 @@ impl Rounds {
             look = if quiet { LOOKS.0 } else { (2 * look).min(LOOKS.1) };
             drop(state);
             let now = super::client::clock_ns(ClockId::ThreadCPUTime);
-            client.leave_out(now - std::mem::replace(&mut used, now));
+            self.leave_out(now - std::mem::replace(&mut used, now));
         }
     }
 
@@ -246,11 +274,14 @@ impl Rounds {
             return;
         };
         let reply: Reply =
-            FrameBuffer::default().read(reader, &mut Vec::new()).unwrap_or_else(|_| super::client::never());
+            FrameBuffer::default().read(reader, &mut Vec::new()).unwrap_or_else(|error| client.lost(&error));
         client.take_in(&reply);
         match pause.state {
             Paused::Left => drop(state.paused.remove(&thread)),
             _ => pause.state = Paused::Over,
+        }
+        if state.running.is_none() {
+            self.begun.store(self.computed(), SeqCst);
         }
         state.running = Some(host_ns());
     }
@@ -317,7 +348,7 @@ impl Part {
             Some(socket) => {
                 let mut frame = Vec::new();
                 protocol::encode(&batch, &mut frame);
-                protocol::write(&socket, &frame).unwrap_or_else(|_| super::client::never());
+                protocol::write(&socket, &frame).unwrap_or_else(|error| client.lost(&error));
             }
         }
     }
@@ -336,6 +367,7 @@ impl Client {
         let first = !rounds.threaded.swap(true, SeqCst);
         if first {
             rounds.enter().running = Some(host_ns());
+            rounds.begun.store(self.charged(), SeqCst);
         }
         first
     }

@@ -58,6 +58,13 @@ impl Mailbox {
         }
     }
 
+    /// The tag and the sender's line of the first message of `from` that no receive has taken.
+    pub(crate) fn letter(&self, group: GroupId, from: RankId) -> Option<(u64, Site)> {
+        let slots = self.slots.range((group, 0)..=(group, u64::MAX));
+        let letters = slots.flat_map(|((_, tag), slot)| slot.letters.iter().map(move |letter| (*tag, letter)));
+        letters.filter(|(_, letter)| letter.from == from).map(|(tag, letter)| (tag, letter.site)).next()
+    }
+
     /// A receive begins: the message that it takes, if one is there.
     pub(crate) fn receive(&mut self, group: GroupId, tag: u64, receive: Receive) -> Option<Letter> {
         let slot = self.slots.entry((group, tag)).or_default();

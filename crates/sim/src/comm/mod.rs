@@ -262,6 +262,11 @@ impl Comm {
         }
     }
 
+    /// The tag and the sender's line of a message that has come for `rank` and that no receive has taken.
+    pub(crate) fn letter(&self, rank: RankId, group: GroupId, from: RankId) -> Option<(u64, Site)> {
+        self.mailboxes[rank.index()].letter(group, from)
+    }
+
     /// An operation is over; its completion follows once its result of `bytes` is where the program wants it.
     fn complete(&mut self, now: SimTime, bytes: Bytes, completion: Completion) {
         let at = self.transport.ends(now, bytes);

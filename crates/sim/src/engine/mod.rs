@@ -15,7 +15,7 @@ mod tasks;
 
 pub use drive::{Ended, drive};
 pub use rank::{Threads, Times};
-pub use report::{Cause, Doing, Halt, Pending, RankReport, TaskReport};
+pub use report::{Cause, Doing, Halt, Near, Pending, RankReport, TaskReport};
 
 use crate::cluster::{Cluster, Device};
 use crate::comm::store::Store;

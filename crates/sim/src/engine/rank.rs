@@ -135,6 +135,11 @@ impl Activities {
         self.states.get(handle.0.checked_sub(self.first)? as usize)?.as_deref()
     }
 
+    /// Those that are not complete.
+    pub(crate) fn open(&self) -> impl Iterator<Item = &ActivityState> {
+        self.states.iter().flatten().map(Box::as_ref).filter(|state| !state.complete)
+    }
+
     pub(crate) fn get_mut(&mut self, handle: Handle) -> Option<&mut ActivityState> {
         self.states.get_mut(handle.0.checked_sub(self.first)? as usize)?.as_deref_mut()
     }

@@ -96,11 +96,29 @@ pub struct Pending {
     pub meeting: Option<(GroupId, Vec<RankId>)>,
     /// The line that issued it.
     pub site: Site,
+    /// Of a send or receive: the peer's that would fit, had it the same tag.
+    pub near: Option<Near>,
+}
+
+/// A send or receive of the peer, to this rank and in the same group, but with another tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Near {
+    /// The peer.
+    pub rank: RankId,
+    /// Whether it has sent, or receives.
+    pub sends: bool,
+    /// Its tag.
+    pub tag: u64,
+    /// The tag of what waits for it.
+    pub wanted: u64,
+    /// The peer's line.
+    pub site: Site,
 }
 
 impl Halt {
-    /// The report for people; `site` turns a line's id into `file:line`.
-    pub fn render(&self, site: &dyn Fn(Site) -> String) -> String {
+    /// The report for people; `site` turns a line's id into `file:line`, and `inside` says where threads of a rank stand that wait for
+    /// each other, if that is known.
+    pub fn render(&self, site: &dyn Fn(Site) -> String, inside: &dyn Fn(RankId) -> Vec<String>) -> String {
         let mut text = match &self.cause {
             Cause::Deadlock => format!("deadlock at {}: no rank can go on\n", self.at),
             Cause::EndOfTime => format!("virtual time would pass 213 days (at {})\n", self.at),
@@ -118,42 +136,45 @@ impl Halt {
             ),
         };
         for rank in &self.ranks {
-            text += &rank.render(site);
+            text += &rank.render(site, &inside(rank.rank));
         }
         text + "hint: " + self.hint() + "\n"
     }
 }
 
-impl Halt {
-    fn hint(&self) -> &'static str {
-        let has_crashed = self.ranks.iter().any(|rank| rank.ended == Some(Outcome::Crashed));
-        match self.cause {
-            Cause::Deadlock if has_crashed => {
-                "default time-outs are no events here: give init_process_group a timeout, or let ranks that hear of the crash close their groups (destroy_process_group)"
-            }
-            _ => self.cause.hint(),
-        }
-    }
-}
-
 impl RankReport {
-    /// One line for people, with its end.
-    pub fn render(&self, site: &dyn Fn(Site) -> String) -> String {
+    /// One line for people, with its end. `inside`: where its threads stand that wait for each other.
+    pub fn render(&self, site: &dyn Fn(Site) -> String, inside: &[String]) -> String {
         let head = format!("  {}, clock {}: ", self.rank, self.clock);
         match self.ended {
             Some(Outcome::Crashed) => return head + "has crashed, as the cluster wanted\n",
             Some(_) => return head + "has finished\n",
             None => {}
         }
-        let lines: Vec<String> = self
-            .tasks
-            .iter()
-            .map(|task| {
-                let place = task.site.map_or(String::new(), |line| format!(" at {}", site(line)));
-                format!("{}{place}", task.doing)
-            })
-            .collect();
+        let (waiting, others): (Vec<_>, Vec<_>) = self.tasks.iter().partition(|task| task.doing == Doing::Inside);
+        let describe = |task: &TaskReport| {
+            let place = task.site.map_or(String::new(), |line| format!(" at {}", site(line)));
+            format!("{}{place}{}", task.doing, task.doing.near(site))
+        };
+        let mut lines: Vec<String> = others.into_iter().map(describe).collect();
+        match inside {
+            [] => lines.extend(waiting.first().map(|task| task.doing.to_string())),
+            known => lines.push(format!("waits inside its process: {}", known.join("; "))),
+        }
         format!("{head}{}\n", lines.join("; "))
+    }
+}
+
+impl Doing {
+    /// What was sent, or is received, with another tag.
+    fn near(&self, site: &dyn Fn(Site) -> String) -> String {
+        let Doing::Waiting(pending) = self else { return String::new() };
+        let near = pending.iter().filter_map(|pending| pending.near);
+        near.map(|Near { rank, sends, tag, wanted, site: line }| {
+            let does = if sends { "has sent" } else { "receives" };
+            format!(" (tag {wanted}; {rank} {does} with tag {tag}, at {})", site(line))
+        })
+        .collect()
     }
 }
 
@@ -161,7 +182,7 @@ impl fmt::Display for Doing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Doing::Running => f.write_str("is running"),
-            Doing::Inside => f.write_str("waits for another of its threads"),
+            Doing::Inside => f.write_str("waits inside its process"),
             Doing::Store(keys) => write!(f, "waits for {} in the store", keys.join(", ")),
             Doing::Waiting(pending) => {
                 let parts: Vec<String> = pending.iter().map(Pending::to_string).collect();
@@ -184,6 +205,22 @@ impl fmt::Display for Pending {
                 write!(f, ", which {noun} {} did not enter", ranks.join(", "))
             }
             count => write!(f, ", which {count} ranks did not enter, the first of them {}", missing[0]),
+        }
+    }
+}
+
+impl Halt {
+    fn hint(&self) -> &'static str {
+        let has_crashed = self.ranks.iter().any(|rank| rank.ended == Some(Outcome::Crashed));
+        let is_inside = |rank: &RankReport| rank.tasks.iter().any(|task| task.doing == Doing::Inside);
+        match self.cause {
+            Cause::Deadlock if has_crashed => {
+                "default time-outs are no events here: give init_process_group a timeout, or let ranks that hear of the crash close their groups (destroy_process_group)"
+            }
+            Cause::Deadlock if self.ranks.iter().any(is_inside) => {
+                "look whether what threads wait for inside their process, a lock or an item of a queue, can still come"
+            }
+            _ => self.cause.hint(),
         }
     }
 }

@@ -2,10 +2,10 @@
 
 use super::queue::{Class, Place};
 use super::rank::{Blocked, Rank, TaskState, Threads, Wait};
-use super::report::{Doing, Pending, RankReport, TaskReport};
+use super::report::{Doing, Near, Pending, RankReport, TaskReport};
 use super::{Cause, Engine, Pend, Resumption, Storing};
 use crate::comm::store;
-use crate::ids::{Handle, RankId, Site, TaskId};
+use crate::ids::{GroupRank, Handle, RankId, Site, TaskId};
 use crate::network::Asymmetry;
 use crate::program::{Activity, Call, CallOp, Outcome, POLL_COST, Reply, StoreOp, StoreValue};
 use crate::record::{Event, Observer, WaitReason};
@@ -360,7 +360,39 @@ impl Engine {
                 (call.op.name(), call.op.bytes(), Some((call.group, self.absent(call, activity.sequence))))
             }
         };
-        Pending { handle, operation, bytes, meeting, site: activity.site }
+        let near = match &activity.activity {
+            Activity::Call(call) => self.near(rank.id, call),
+            _ => None,
+        };
+        Pending { handle, operation, bytes, meeting, site: activity.site, near }
+    }
+
+    /// What a send or receive waits for in vain, as its peer uses another tag.
+    fn near(&self, me: RankId, call: &Call) -> Option<Near> {
+        let (peer, wanted) = match call.op {
+            CallOp::Send { to, tag, .. } => (to, tag),
+            CallOp::Recv { from: Some(from), tag, .. } => (from, tag),
+            CallOp::Recv { from: None, .. } | CallOp::Collective(_) => return None,
+        };
+        let rank = self.members(call.group)[peer.index()];
+        let to_me = |group_rank: GroupRank| self.members(call.group)[group_rank.index()] == me;
+        let fits = |site: Site, other: &Call| match (&call.op, &other.op) {
+            (CallOp::Recv { .. }, CallOp::Send { to, tag, .. }) if to_me(*to) => {
+                Some(Near { rank, sends: true, tag: *tag, wanted, site })
+            }
+            (CallOp::Send { .. }, CallOp::Recv { from, tag, .. }) if from.is_none_or(to_me) => {
+                Some(Near { rank, sends: false, tag: *tag, wanted, site })
+            }
+            _ => None,
+        };
+        let open = self.ranks[rank.index()].activities.open().filter_map(|other| match &other.activity {
+            Activity::Call(call_of_peer) if call_of_peer.group == call.group => fits(other.site, call_of_peer),
+            _ => None,
+        });
+        // Where nothing keeps a send back, it has ended and its message lies here.
+        let letter = matches!(call.op, CallOp::Recv { .. }).then(|| self.comm.letter(me, call.group, rank)).flatten();
+        let arrived = letter.map(|(tag, site)| Near { rank, sends: true, tag, wanted, site });
+        open.chain(arrived).find(|near| near.tag != wanted)
     }
 
     /// Whom an operation that is not complete still waits for.

@@ -146,6 +146,6 @@ fn a_deadlock_after_a_crash_names_it() {
     let outcomes = run(&crashing(2, 1, MS), scripts);
     let halt = outcomes.halt();
     assert_eq!((&halt.cause, halt.ranks[1].ended), (&Cause::Deadlock, Some(Outcome::Crashed)));
-    let text = halt.render(&|_| "a.py:1".into());
+    let text = halt.render(&|_| "a.py:1".into(), &|_| Vec::new());
     assert!(text.contains("rank 1, clock") && text.contains("has crashed") && text.contains("timeout"), "{text}");
 }

@@ -65,7 +65,7 @@ fn run_shuffled(scripts: Vec<Vec<Request>>, choices: &[usize]) -> String {
                 engine.submit(rank, TaskId(0), request);
             }
             Turn::Finished => return digest.to_hex(),
-            Turn::Halted(halt) => panic!("{}", halt.render(&|site| site.to_string())),
+            Turn::Halted(halt) => panic!("{}", halt.render(&|site| site.to_string(), &|_| Vec::new())),
         }
     }
 }

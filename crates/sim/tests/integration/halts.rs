@@ -1,10 +1,12 @@
 //! Runs that cannot go on say so at once, and who waits for what.
 
 use crate::support::*;
+use uniference_sim::cluster::{Handshake, Protocol};
 use uniference_sim::engine::{Cause, Doing};
 use uniference_sim::ids::{RankId, Site};
 use uniference_sim::program::CollectiveKind::{AllReduce, Barrier, Broadcast};
 use uniference_sim::program::{Request, StoreOp};
+use uniference_sim::time::Bytes;
 
 #[test]
 fn a_collective_that_one_rank_does_not_call_is_a_deadlock() {
@@ -15,7 +17,7 @@ fn a_collective_that_one_rank_does_not_call_is_a_deadlock() {
     let Doing::Waiting(pending) = &halt.ranks[0].tasks[0].doing else { panic!("rank 0 waits") };
     assert_eq!(pending[0].meeting, Some((WORLD, vec![RankId(1)])));
     assert_eq!((pending[0].site, halt.ranks[0].tasks[0].site), (Site(7), Some(Site(8))));
-    let text = halt.render(&|site| format!("train.py:{}", site.0));
+    let text = halt.render(&|site| format!("train.py:{}", site.0), &|_| Vec::new());
     assert!(
         text.contains(
             "rank 0, clock 0 ps: waits for all_reduce (8 bytes, group 0), which rank 1 did not enter at train.py:8"
@@ -32,6 +34,19 @@ fn two_receives_that_wait_for_each_other_are_a_deadlock() {
         vec![vec![recv(Some(1), 0, 8), wait(0), send(1, 0, 8)], vec![recv(Some(0), 0, 8), wait(0), send(0, 0, 8)]],
     );
     assert_eq!(outcomes.halt().cause, Cause::Deadlock);
+}
+
+#[test]
+fn a_tag_that_was_sent_with_another_one_is_named() {
+    // Without a handshake the message has come; with one, the send still waits.
+    let mut waits = switch(2);
+    let handshake = Some(Handshake { control: Bytes(0), preamble: Bytes(0) });
+    waits.backend.protocol = Protocol { handshake, ..Protocol::default() };
+    for cluster in [switch(2), waits] {
+        let outcomes = run(&cluster, vec![vec![send(1, 5, 8), wait(0)], vec![recv(Some(0), 6, 8), wait(0)]]);
+        let text = outcomes.halt().render(&|site| format!("train.py:{}", site.0), &|_| Vec::new());
+        assert!(text.contains("(tag 6; rank 0 has sent with tag 5, at train.py:"), "{text}");
+    }
 }
 
 #[test]

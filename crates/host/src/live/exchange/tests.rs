@@ -228,6 +228,6 @@ fn a_deadlock_names_the_lines_of_all_ranks() {
         say(&mut exchange, rank, vec![line(&format!("a.py:{}", rank + 5)), issue(0, recv, None), wait(0)]);
     }
     let Standing::Halted(halt) = exchange.advance(&mut (), &mut ()) else { panic!("nobody sends") };
-    let text = halt.render(&|site| exchange.line(site).to_owned());
+    let text = halt.render(&|site| exchange.line(site).to_owned(), &|_| Vec::new());
     assert!(text.contains("deadlock") && text.contains("a.py:5") && text.contains("a.py:6"), "{text}");
 }

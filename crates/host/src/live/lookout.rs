@@ -1,0 +1,210 @@
+//! Owns what can be seen of a rank's process from outside, when it does not say anything: whether it waits for itself, and on which lines
+//! of the program its threads stand.
+//!
+//! What follows from that is the driver's business.
+//!
+//! Lines come from Python's `faulthandler`, which each rank registers for [`SIGNAL`]: it writes all threads' stacks into one memory file
+//! of the run, also where they wait in C and hold the interpreter's lock.
+
+use super::quiescence::{Found, Threads};
+use rustix::fs::{MemfdFlags, OFlags, fcntl_setfl, fstat, ftruncate, memfd_create};
+use rustix::process::{Pid, Signal, kill_process};
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::Duration;
+
+/// Linux itself does not send it, and programs hardly know it.
+pub const SIGNAL: Signal = Signal::STKFLT;
+
+/// A process has written its stacks if nothing was added for so long.
+const SETTLED: Duration = Duration::from_millis(10);
+
+/// How often that is waited for.
+const MOST_LOOKS: usize = 50;
+
+/// Sees ranks' processes.
+pub(crate) struct Lookout {
+    stacks: File,
+}
+
+/// A thread of the program, as `faulthandler` shows it.
+#[derive(Debug, PartialEq)]
+struct Stack {
+    is_main: bool,
+    /// Innermost first.
+    frames: Vec<Frame>,
+}
+
+#[derive(Debug, PartialEq)]
+struct Frame {
+    file: String,
+    line: u32,
+    function: String,
+}
+
+impl Lookout {
+    pub(crate) fn new() -> io::Result<Lookout> {
+        let file: OwnedFd = memfd_create("uniference-stacks", MemfdFlags::CLOEXEC)?;
+        // Ranks share its position, and each begins where it is cut off.
+        fcntl_setfl(&file, OFlags::APPEND)?;
+        Ok(Lookout { stacks: file.into() })
+    }
+
+    /// What ranks write their stacks to.
+    pub(crate) fn file(&self) -> BorrowedFd<'_> {
+        self.stacks.as_fd()
+    }
+
+    /// What all threads of a process wait for, if they do. One that was stopped waits for a signal from outside.
+    pub(crate) fn waits(pid: i32) -> Found {
+        if is_stopped(pid) {
+            return Found::Outside;
+        }
+        let everyone = BTreeSet::new();
+        match Threads::of(pid).look(&everyone, &everyone) {
+            Found::Inside if has_children(pid) => Found::Outside,
+            found => found,
+        }
+    }
+
+    /// The same as [`Lookout::stands`] of a process that may still go on: of one that waits for a signal nothing is said, as ours would be it.
+    pub(crate) fn stands_undisturbed(&self, pid: i32) -> Vec<String> {
+        if waits_for_signals(pid) { Vec::new() } else { self.stands(pid) }
+    }
+
+    /// Where the threads of a process stand that are not in a call of ours: "main thread at a.py:3, in queue.get".
+    pub(crate) fn stands(&self, pid: i32) -> Vec<String> {
+        // Without an answer there is nothing to tell: the process has gone, or has closed the file.
+        let text = self.ask(pid).unwrap_or_default();
+        stacks(&text).iter().filter_map(Stack::stand).collect()
+    }
+
+    fn ask(&self, pid: i32) -> io::Result<String> {
+        ftruncate(&self.stacks, 0)?;
+        kill_process(Pid::from_raw(pid).ok_or(io::ErrorKind::NotFound)?, SIGNAL)?;
+        let mut written = 0;
+        for _ in 0..MOST_LOOKS {
+            std::thread::sleep(SETTLED);
+            let before = std::mem::replace(&mut written, fstat(&self.stacks)?.st_size as usize);
+            if written > 0 && written == before {
+                break;
+            }
+        }
+        let mut bytes = vec![0; written];
+        self.stacks.read_exact_at(&mut bytes, 0)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+}
+
+/// Whether a process is about to end: the kernel then closes its descriptors (`PF_EXITING` of the kernel's sched.h).
+pub(crate) fn is_exiting(pid: i32) -> bool {
+    const EXITING: u64 = 4;
+    // Behind the name, which may hold anything: state, parent, group, session, terminal, its group, flags (man 5 proc).
+    let flags = fs::read_to_string(format!("/proc/{pid}/stat"))
+        .ok()
+        .and_then(|line| line.rsplit_once(')')?.1.split_ascii_whitespace().nth(6)?.parse::<u64>().ok());
+    flags.is_none_or(|flags| flags & EXITING != 0)
+}
+
+/// Whether a signal has stopped the process: another one must let it go on.
+fn is_stopped(pid: i32) -> bool {
+    let line = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    line.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['T', 't']))
+}
+
+/// Whether the main thread is in `pause`, `rt_sigsuspend` or `rt_sigtimedwait`.
+fn waits_for_signals(pid: i32) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    const CALLS: [&str; 3] = ["34", "130", "128"];
+    #[cfg(not(target_arch = "x86_64"))]
+    const CALLS: [&str; 2] = ["133", "137"];
+    let line = fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
+    line.split_ascii_whitespace().next().is_some_and(|call| CALLS.contains(&call))
+}
+
+fn has_children(pid: i32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    threads
+        .map(|thread| fs::read_to_string(thread.path().join("children")))
+        .any(|list| list.is_ok_and(|l| !l.is_empty()))
+}
+
+/// Reads what `faulthandler` has written (CPython's traceback.c, `_Py_DumpTracebackThreads`).
+fn stacks(text: &str) -> Vec<Stack> {
+    let mut stacks: Vec<Stack> = Vec::new();
+    for line in text.lines() {
+        if line.ends_with("(most recent call first):") {
+            // It is the main thread that a signal to the process goes to.
+            stacks.push(Stack { is_main: line.starts_with("Current"), frames: Vec::new() });
+        } else if let (Some(stack), Some(frame)) = (stacks.last_mut(), frame(line)) {
+            stack.frames.push(frame);
+        }
+    }
+    stacks
+}
+
+/// `  File "a.py", line 3 in work`
+fn frame(line: &str) -> Option<Frame> {
+    let (file, rest) = line.strip_prefix("  File \"")?.rsplit_once("\", line ")?;
+    let (line, function) = rest.split_once(" in ")?;
+    Some(Frame { file: file.to_owned(), line: line.parse().ok()?, function: function.to_owned() })
+}
+
+impl Stack {
+    /// `None`: in a call of ours, of which the engine knows.
+    fn stand(&self) -> Option<String> {
+        let innermost = self.frames.first().filter(|frame| !frame.is_ours())?;
+        let user = self.frames.iter().position(|frame| !frame.is_library());
+        let at = user.map_or(innermost, |user| &self.frames[user]);
+        let called = user.and_then(|user| self.frames[..user].last());
+        let within = called.map_or(String::new(), |frame| format!(", in {}", frame.name()));
+        let who = if self.is_main { "main thread" } else { "a thread" };
+        Some(format!("{who} at {}:{}{within}", at.file, at.line))
+    }
+}
+
+impl Frame {
+    fn is_ours(&self) -> bool {
+        Path::new(&self.file).parent().is_some_and(|folder| folder.ends_with("uniference"))
+    }
+
+    /// Not of the user's program: Python's own, or installed.
+    fn is_library(&self) -> bool {
+        self.file.contains("/lib/python3.") || self.file.starts_with('<') || self.is_ours()
+    }
+
+    /// `queue.get`
+    fn name(&self) -> String {
+        let module = Path::new(&self.file).file_stem().unwrap_or_default().to_string_lossy();
+        format!("{module}.{}", self.function)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_users_line_is_found_below_the_librarys() {
+        let text = "Thread 0x00007f01 (most recent call first):\n  File \"/usr/lib/python3.11/threading.py\", line 324 in wait\n  \
+                    File \"/usr/lib/python3.11/queue.py\", line 171 in get\n  File \"/home/a b.py\", line 9 in work\n\n\
+                    Thread 0x00007f02 (most recent call first):\n  File \"/x/uniference/clock.py\", line 30 in sleep\n  \
+                    File \"/home/a b.py\", line 4 in f\n\nCurrent thread 0x00007f03 (most recent call first):\n  \
+                    File \"/home/a b.py\", line 12 in <module>\n";
+        let stands: Vec<String> = stacks(text).iter().filter_map(Stack::stand).collect();
+        assert_eq!(stands, ["a thread at /home/a b.py:9, in queue.get", "main thread at /home/a b.py:12"]);
+    }
+
+    #[test]
+    fn a_process_that_runs_is_not_exiting_and_one_that_is_gone_is() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        assert!(!is_exiting(child.id() as i32) && !has_children(child.id() as i32));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(is_exiting(child.id() as i32));
+    }
+}
