@@ -404,6 +404,29 @@ def test_a_thread_sleeps_while_another_computes(tmp_path: Path) -> None:
     assert 0.01 <= woke < end <= joined
 
 
+TURNS = """
+import threading, time
+ends = []
+def compute():
+    for _ in range(3_000_000): pass
+    ends.append(time.monotonic())
+threads = [threading.Thread(target=compute) for _ in range(2)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print("ends =", *ends, time.process_time())
+"""
+
+
+def test_threads_take_turns_at_the_interpreters_lock(tmp_path: Path) -> None:
+    options = ("--ranks", 1, "--compute", "measured", "--out", tmp_path / "out")
+    done = command("run", *options, write_script(tmp_path, TURNS), cwd=tmp_path)
+    assert done.code == 0, done.err
+    first, second, computed = map(float, done.out.partition("ends = ")[2].splitlines()[0].split())
+    # Two threads of equal length c, in turns of 5 ms: both end at about 2 c, and not at c.
+    assert 0.6 * second < first <= second
+    assert computed == pytest.approx(second, rel=0.2)
+
+
 DEADLOCK = """
 import threading, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -426,7 +449,7 @@ def test_threads_of_a_rank_that_wait_for_each_other_are_a_deadlock(tmp_path: Pat
     assert done.code == 3, done.err
     assert "deadlock" in done.err
     assert "rank 0" in done.err
-    assert "waits for another of its threads" in done.err
+    assert "waits inside its process: " in done.err
 
 
 THREADS_AND_RANKS = """
@@ -456,3 +479,71 @@ def test_programs_with_threads_are_the_same_in_every_run_and_in_a_replay(tmp_pat
     replayed = command("replay", tmp_path / "out0", "--json", cwd=tmp_path)
     assert replayed.code == 0, replayed.err
     assert json.loads(replayed.out)["digest"] == digest
+
+
+ALARMS = """
+import signal, threading, time
+moments = []
+signal.signal(signal.SIGALRM, lambda *_: moments.append(time.monotonic()))
+start = time.monotonic()
+signal.alarm(2)
+time.sleep(5)
+print("once =", moments.pop() - start, time.monotonic() - start)
+start = time.monotonic()
+signal.setitimer(signal.ITIMER_REAL, 0.5, 1.0)
+threading.Event().wait(3)
+left, every = signal.setitimer(signal.ITIMER_REAL, 0)
+print("again =", *[moment - start for moment in moments], left, every)
+start = time.monotonic()
+print("none =", signal.sigtimedwait([signal.SIGUSR1], 4), time.monotonic() - start)
+def give_up(*_): raise TimeoutError
+signal.signal(signal.SIGALRM, give_up)
+lock = threading.Lock()
+lock.acquire()
+start = time.monotonic()
+signal.alarm(7)
+try: lock.acquire()
+except TimeoutError: print("gave up =", time.monotonic() - start)
+signal.signal(signal.SIGALRM, signal.SIG_DFL)
+signal.alarm(1)
+time.sleep(3)
+print("not = reached")
+"""
+
+
+def test_alarms_go_off_in_virtual_time(tmp_path: Path) -> None:
+    start = time.monotonic()
+    done = run_script(tmp_path, ALARMS, ranks=1)
+    assert time.monotonic() - start < 60
+    once, again, none, gave_up = (line.partition("= ")[2].split() for line in done.out.splitlines() if " = " in line)
+    assert [float(value) for value in once] == pytest.approx([2, 5], abs=READS_S)
+    # 0.5 s, then every second; the next one half a second after the third.
+    assert [float(value) for value in again] == pytest.approx([0.5, 1.5, 2.5, 0.5, 1], abs=READS_S)
+    assert none[0] == "None"
+    assert float(none[1]) == pytest.approx(4, abs=READS_S)
+    assert float(gave_up[0]) == pytest.approx(7, abs=READS_S)
+    # Without a handler it ends the process.
+    assert done.code == 1
+    assert "was killed by SIGALRM" in done.err
+
+
+TORCH_LOOKS = """
+import time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.ones(8)
+dist.all_reduce(x)
+start = time.monotonic()
+with torch.profiler.profile():
+    for _ in range(5):
+        with torch.profiler.record_function("step"):
+            x.add_(1)
+work = dist.all_reduce(x, async_op=True)
+print("passed =", time.monotonic() - start)
+work.wait()
+"""
+
+
+def test_torchs_own_looks_at_the_clock_cost_nothing(tmp_path: Path) -> None:
+    # The program reads it twice, and each read but the first is in between: one read.
+    for passed in printed(tmp_path, TORCH_LOOKS, ranks=2):
+        assert float(passed) == pytest.approx(READ_S, abs=READ_S / 10)
