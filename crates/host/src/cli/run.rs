@@ -274,14 +274,20 @@ fn drive(setup: &Setup, cluster: &Cluster, recording: &mut Recording, console: &
         _ => driver.stands(MOST_SHOWN),
     };
     let exchange = driver.exchange();
-    Ok(End { ending, lines: exchange.lines(), others: waiting(exchange, &stands), stands })
+    let gone = match ending {
+        Ending::Failed { rank, .. } | Ending::Died { rank, .. } | Ending::Severed { rank } => Some(rank),
+        _ => None,
+    };
+    let others = waiting(exchange, &stands, gone);
+    Ok(End { ending, lines: exchange.lines(), others, stands })
 }
 
-/// What the ranks that wait are waiting for, a line each.
-fn waiting(exchange: &Exchange, stands: &Stands) -> String {
+/// What the ranks that wait are waiting for, a line each, but for the one that is gone.
+fn waiting(exchange: &Exchange, stands: &Stands, gone: Option<u32>) -> String {
     let line = |site| exchange.line(site).to_owned();
     let ranks = exchange.engine().report();
-    let waits = |rank: &&RankReport| rank.tasks.iter().any(|task| task.doing != Doing::Running);
+    let waits =
+        |rank: &&RankReport| Some(rank.rank.0) != gone && rank.tasks.iter().any(|task| task.doing != Doing::Running);
     let lines: Vec<String> = ranks
         .iter()
         .filter(waits)

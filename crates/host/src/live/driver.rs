@@ -643,7 +643,7 @@ impl Task {
 
 /// "was killed by SIGKILL", "exited with status 7".
 pub fn describe_status(status: i32) -> String {
-    const NAMES: [(i32, &str); 12] = [
+    const NAMES: [(i32, &str); 13] = [
         (1, "SIGHUP"),
         (2, "SIGINT"),
         (4, "SIGILL"),
@@ -653,6 +653,7 @@ pub fn describe_status(status: i32) -> String {
         (9, "SIGKILL"),
         (11, "SIGSEGV"),
         (13, "SIGPIPE"),
+        (14, "SIGALRM"),
         (15, "SIGTERM"),
         (24, "SIGXCPU"),
         (25, "SIGXFSZ"),
