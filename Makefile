@@ -74,8 +74,8 @@ bench: setup ## Measures the speed of the engine, and of live ranks' calls
 	cargo bench --locked --package uniference-formats --bench scale
 	$(BIN)/python benches/bridge.py
 
-accuracy: setup ## Predictions against real Gloo on the testbed (root; hours; QUICK=1: a minute, printed only)
-	$(BIN)/python benches/accuracy.py $(if $(QUICK),--quick)
+accuracy: setup ## Predictions against real Gloo on the testbed (root; an hour, FULL=1: many; QUICK=1: two minutes, printed only)
+	$(BIN)/python benches/accuracy $(if $(QUICK),--quick --again --out uniference-out/accuracy-quick,--write $(if $(FULL),--full))
 
 clean: ## Removes what was built and what runs wrote; .venv too
 	rm -rf $(VENV) target uniference-out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,8 +1,9 @@
 """Owns the measurements that a network is known by: how long operations of every kind and size take, among these ranks.
 
 An ordinary program for torchrun, the testbed or `uniference run`: `python -m uniference.real.probe --out FILE`. What follows from the
-figures is the business of `uniference calibrate` and of `benches/accuracy.py`. Each line of FILE is a case: what was done, and how long
-each repetition took, in seconds. Cases that FILE already holds are not measured again.
+figures is the business of `uniference calibrate` and of `benches/accuracy`. Each line of FILE is a case: what was done, how long
+each repetition took, in seconds, and how late each rank was for it. Cases that FILE already holds are not measured again. With
+`--like FILE` the cases of another file are done, as often, and each rank is as late: so a prediction meets what was measured.
 """
 
 import argparse
@@ -11,10 +12,11 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,6 +26,9 @@ PINGPONG_SIZES = (1, 1 << 10, 1 << 12, 1 << 14, 1 << 15, 1 << 16, 1 << 17, 1 << 
 FULL_SIZES = (1 << 3, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
 # Above so many ranks only some pairs are measured: rank 0 with each, and neighbours.
 _MOST_FOR_ALL_PAIRS = 6
+_T = TypeVar("_T")
+# Between two repetitions: what is left over of the first has gone by then.
+_PAUSE_S = 0.004
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,16 @@ class Case:
     operation: str
     ranks: tuple[int, ...]
     bytes: int
+    # Over connections that were never used before.
+    cold: bool = False
+
+
+@dataclass
+class Taken:
+    """Seconds of each repetition, of the rank that it took longest; and by repetition how late each rank was, if their clocks are one."""
+
+    seconds: list[float]
+    late: list[list[float]] = field(default_factory=list)
 
 
 class Probe:
@@ -44,33 +59,80 @@ class Probe:
         self._repetitions = repetitions
         self._budget_s = budget_s
         self._device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+        self._group: dist.ProcessGroup | None = None
+        hosts: list[str] = [""] * self._size
+        dist.all_gather_object(hosts, _host())
+        self._one_clock = len(set(hosts)) == 1
+        self._latest(0.0)
+        # An instant so far ahead is known to all before it comes.
+        self._notice_s = 0.002 + 2 * self._latest(-_timed(lambda: self._latest(0.0)), smallest=True)
 
-    def measure(self, case: Case) -> list[float]:
-        """Seconds of each repetition; all ranks call it with the same case. Of collectives, the latest rank's."""
-        operation = _OPERATIONS[case.operation]
-        taken: list[float] = []
+    def measure(self, case: Case, like: Taken | None = None) -> Taken:
+        """All ranks call it with the same case. `like`: as often as that, and as late."""
         dist.barrier()
-        if self._rank in case.ranks:
-            run = operation(self, case)
-            run()
-            start = time.perf_counter()
-            run()
-            count = min(
-                5 * self._repetitions,
-                max(self._repetitions, int(self._budget_s / (time.perf_counter() - start + 1e-9))),
-            )
-            count = self._agree(count, case)
-            for _ in range(count):
-                if case.operation not in _PAIRS:
-                    dist.barrier()
-                start = time.perf_counter()
-                run()
-                taken.append(time.perf_counter() - start)
         if case.operation in _PAIRS:
-            return taken
-        times = torch.tensor(taken, dtype=torch.float64, device=self._device)
-        dist.all_reduce(times, dist.ReduceOp.MAX)
-        return [float(value) for value in times]
+            return Taken(self._in_step(case) if self._rank in case.ranks else [])
+        if case.cold:
+            return self._gather([self._cold(case, late) for late in self._plan(like, self._repetitions)])
+        run = _OPERATIONS[case.operation](self, case)
+        run()
+        estimate = self._latest(_timed(run))
+        plan = self._plan(like, self._count(estimate + _PAUSE_S))
+        begin, period = self._instant(), 1.2 * estimate + _PAUSE_S
+        return self._gather([self._at(begin, number * period, run, late) for number, late in enumerate(plan)])
+
+    def _in_step(self, case: Case) -> list[float]:
+        """Repetitions of ranks that keep step by themselves, one right after the other."""
+        run = _OPERATIONS[case.operation](self, case)
+        run()
+        count = self._agree(self._count(_timed(run)), case)
+        return [_timed(run) for _ in range(count)]
+
+    def _cold(self, case: Case, late: float) -> tuple[float, float]:
+        group = dist.new_group()
+        assert isinstance(group, dist.ProcessGroup)
+        self._group = group
+        try:
+            return self._at(self._instant(), 0.0, _OPERATIONS[case.operation](self, case), late)
+        finally:
+            self._group = None
+            dist.destroy_process_group(group)
+
+    def _plan(self, like: Taken | None, count: int) -> list[float]:
+        """By repetition, how late this rank is to be."""
+        if like is None:
+            return [0.0] * count
+        return [late[self._rank] for late in like.late] or [0.0] * len(like.seconds)
+
+    def _count(self, estimate: float) -> int:
+        return min(5 * self._repetitions, max(self._repetitions, int(self._budget_s / estimate)))
+
+    def _instant(self) -> float | None:
+        """When all ranks can begin together; None: they have no clock in common."""
+        return self._latest(time.perf_counter()) + self._notice_s if self._one_clock else None
+
+    def _at(self, begin: float | None, after: float, run: Callable[[], object], late: float) -> tuple[float, float]:
+        """Seconds that it took here, and how late it began; without an instant, as soon as a barrier lets it."""
+        if begin is None:
+            dist.barrier()
+            return _timed(run), 0.0
+        instant = begin + after
+        time.sleep(max(instant + late - time.perf_counter(), 0.0))
+        begun = time.perf_counter()
+        return _timed(run), begun - instant
+
+    def _latest(self, value: float, smallest: bool = False) -> float:
+        """The largest of all ranks' values; with `smallest`, the negative of the smallest."""
+        shared = torch.tensor([value], dtype=torch.float64, device=self._device)
+        dist.all_reduce(shared, dist.ReduceOp.MAX)
+        return -float(shared) if smallest else float(shared)
+
+    def _gather(self, taken: list[tuple[float, float]]) -> Taken:
+        mine = torch.tensor(taken, dtype=torch.float64, device=self._device)
+        of_all = [torch.zeros_like(mine) for _ in range(self._size)]
+        dist.all_gather(of_all, mine)
+        seconds, late = torch.stack(of_all).unbind(-1)
+        return Taken(seconds.amax(0).tolist(), late.T.tolist() if self._one_clock else [])
 
     def _agree(self, count: int, case: Case) -> int:
         """As many on every rank: as the first of them says."""
@@ -130,87 +192,116 @@ class Probe:
         return run
 
     def one_way(self, case: Case) -> Callable[[], object]:
+        group = self._group
         data = torch.zeros(case.bytes, dtype=torch.uint8, device=self._device)
         first, second = case.ranks[:2]
         return lambda: (
-            dist.send(data, second) if self._rank == first else dist.recv(data, first) if self._rank == second else None
+            dist.send(data, second, group=group)
+            if self._rank == first
+            else dist.recv(data, first, group=group)
+            if self._rank == second
+            else None
         )
 
     def two_isends(self, case: Case) -> Callable[[], object]:
+        group = self._group
         data = [torch.zeros(case.bytes, dtype=torch.uint8, device=self._device) for _ in range(2)]
         first, second = case.ranks[:2]
 
         def run() -> None:
             call, peer = (dist.isend, second) if self._rank == first else (dist.irecv, first)
             if self._rank in (first, second):
-                for work in [call(tensor, peer) for tensor in data]:
+                for work in [call(tensor, peer, group=group) for tensor in data]:
                     assert work is not None
                     work.wait()
 
         return run
 
     def incast(self, case: Case) -> Callable[[], object]:
+        group = self._group
         data = [torch.zeros(case.bytes, dtype=torch.uint8, device=self._device) for _ in range(self._size)]
 
         def run() -> None:
             if self._rank != 0:
-                dist.send(data[0], 0)
+                dist.send(data[0], 0, group=group)
                 return
-            for work in [dist.irecv(data[peer], peer) for peer in range(1, self._size)]:
+            for work in [dist.irecv(data[peer], peer, group=group) for peer in range(1, self._size)]:
                 assert work is not None
                 work.wait()
 
         return run
 
     def all_reduce(self, case: Case) -> Callable[[], object]:
+        group = self._group
         data = self._tensor(case)
-        return lambda: dist.all_reduce(data)
+        return lambda: dist.all_reduce(data, group=group)
 
     def broadcast(self, case: Case) -> Callable[[], object]:
+        group = self._group
         data = self._tensor(case)
-        return lambda: dist.broadcast(data, 0)
+        return lambda: dist.broadcast(data, 0, group=group)
 
     def reduce(self, case: Case) -> Callable[[], object]:
+        group = self._group
         data = self._tensor(case)
-        return lambda: dist.reduce(data, 0)
+        return lambda: dist.reduce(data, 0, group=group)
 
     def all_gather(self, case: Case) -> Callable[[], object]:
+        group = self._group
         data = self._tensor(case)
         gathered = [torch.zeros_like(data) for _ in range(self._size)]
-        return lambda: dist.all_gather(gathered, data)
+        return lambda: dist.all_gather(gathered, data, group=group)
 
     def all_gather_into_tensor(self, case: Case) -> Callable[[], object]:
+        group = self._group
         data = self._tensor(case)
         gathered = data.repeat(self._size)
-        return lambda: dist.all_gather_into_tensor(gathered, data)
+        return lambda: dist.all_gather_into_tensor(gathered, data, group=group)
 
     def reduce_scatter(self, case: Case) -> Callable[[], object]:
+        group = self._group
         data = list(self._tensor(case, self._size).chunk(self._size))
         result = torch.zeros_like(data[0])
-        return lambda: dist.reduce_scatter(result, data)
+        return lambda: dist.reduce_scatter(result, data, group=group)
 
     def reduce_scatter_tensor(self, case: Case) -> Callable[[], object]:
+        group = self._group
         data = self._tensor(case, self._size)
         result = data[: data.numel() // self._size].clone()
-        return lambda: dist.reduce_scatter_tensor(result, data)
+        return lambda: dist.reduce_scatter_tensor(result, data, group=group)
 
     def all_to_all_single(self, case: Case) -> Callable[[], object]:
+        group = self._group
         data = self._tensor(case, self._size)
         result = torch.zeros_like(data)
-        return lambda: dist.all_to_all_single(result, data)
+        return lambda: dist.all_to_all_single(result, data, group=group)
 
     def gather(self, case: Case) -> Callable[[], object]:
+        group = self._group
         data = self._tensor(case)
         gathered = [torch.zeros_like(data) for _ in range(self._size)] if self._rank == 0 else None
-        return lambda: dist.gather(data, gathered, 0)
+        return lambda: dist.gather(data, gathered, 0, group=group)
 
     def scatter(self, case: Case) -> Callable[[], object]:
+        group = self._group
         data = self._tensor(case)
         parts = [torch.zeros_like(data) for _ in range(self._size)] if self._rank == 0 else None
-        return lambda: dist.scatter(data, parts, 0)
+        return lambda: dist.scatter(data, parts, 0, group=group)
 
     def barrier(self, case: Case) -> Callable[[], object]:
-        return lambda: dist.barrier()
+        group = self._group
+        return lambda: dist.barrier(group=group)
+
+
+def _timed(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _host() -> str:
+    """What two ranks share if they share a clock: the kernel."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _connect(serves: bool, first: int, second: int) -> socket.socket:
@@ -254,63 +345,91 @@ _OPERATIONS: dict[str, Callable[[Probe, Case], Callable[[], object]]] = {
 }
 
 
-def cases(probe: str, plain: bool, size: int, pingpong: Sequence[int], others: Sequence[int]) -> Iterator[Case]:
-    """What is measured among `size` ranks; with `plain`, what simulated ranks cannot measure too: devices and sockets."""
+def cases(words: argparse.Namespace, size: int) -> Iterator[Case]:
+    """What is measured among `size` ranks."""
     pairs = list(combinations(range(size), 2))
     if size > _MOST_FOR_ALL_PAIRS:
         pairs = [pair for pair in pairs if pair[0] == 0 or pair[1] == pair[0] + 1]
-    if plain:
+    if words.plain:
         yield from (Case("compute", (rank,), 0) for rank in range(size))
         yield from (Case("round_trip", pair, 1) for pair in pairs)
     for pair in pairs:
-        yield from (Case("pingpong", pair, count) for count in pingpong)
-    if probe == "full":
+        yield from (Case("pingpong", pair, count) for count in words.pingpong_sizes)
+    if words.probe == "full":
         everybody = tuple(range(size))
         for operation in [name for name in _OPERATIONS if name not in _PAIRS]:
-            sizes = others if operation != "barrier" else [0]
-            yield from (Case(operation, everybody, count) for count in sizes)
+            for cold, sizes in ((False, words.sizes), (True, words.cold_sizes)):
+                if operation != "barrier":
+                    yield from (Case(operation, everybody, count, cold) for count in sizes)
+                elif sizes:
+                    yield Case(operation, everybody, 0, cold)
 
 
 def main() -> None:
     """Measures what is missing."""
+    words = _parser().parse_args()
+    if words.backend == "nccl":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(words.backend)
+    rank = dist.get_rank()
+    like = _shared(lambda: _of_groups(_read(words.like)) if words.like else {})
+    known = _shared(lambda: list(_read(words.out)))
+    wanted = list(like or cases(words, dist.get_world_size()))
+    missing = [case for case in wanted if case not in known]
+    probe = Probe(words.repetitions, words.budget)
+    for number, case in enumerate(missing):
+        if rank == 0:
+            print(f"\r{number}/{len(missing)} {case.operation} {case.bytes} B  ", end="", file=sys.stderr, flush=True)
+        taken = [probe.measure(case, like.get(case))]
+        dist.broadcast_object_list(taken, case.ranks[0])
+        if rank == 0:
+            with words.out.open("a") as file:
+                file.write(json.dumps({**asdict(case), **asdict(taken[0])}) + "\n")
+    if rank == 0:
+        print(f"\r{len(missing)} cases measured, {len(wanted) - len(missing)} known      ", file=sys.stderr)
+    dist.destroy_process_group()
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     parser.add_argument("--probe", choices=("pingpong", "full"), default="pingpong")
-    parser.add_argument("--plain", action="store_true", help="devices and plain sockets too")
+    parser.add_argument(
+        "--plain", action="store_true", help="devices and sockets too, which simulated ranks cannot measure"
+    )
+    parser.add_argument("--like", type=Path, help="the cases of this file, but those of pairs and devices")
     parser.add_argument("--backend", default="gloo")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument(
         "--budget", type=float, default=0.3, help="seconds that a case may take, if it has its repetitions"
     )
-    parser.add_argument("--pingpong-sizes", type=int, nargs="+", default=PINGPONG_SIZES)
-    parser.add_argument("--sizes", type=int, nargs="+", default=FULL_SIZES)
-    words = parser.parse_args()
-    if words.backend == "nccl":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(words.backend)
-    rank = dist.get_rank()
-    wanted = list(cases(words.probe, words.plain, dist.get_world_size(), words.pingpong_sizes, words.sizes))
-    known = [_read(words.out) if rank == 0 else []]
-    dist.broadcast_object_list(known)
-    missing = [case for case in wanted if case not in known[0]]
-    probe = Probe(words.repetitions, words.budget)
-    for number, case in enumerate(missing):
-        if rank == 0:
-            print(f"\r{number}/{len(missing)} {case.operation} {case.bytes} B  ", end="", file=sys.stderr, flush=True)
-        taken = [probe.measure(case)]
-        dist.broadcast_object_list(taken, case.ranks[0])
-        if rank == 0:
-            with words.out.open("a") as file:
-                file.write(json.dumps({**asdict(case), "seconds": taken[0]}) + "\n")
-    if rank == 0:
-        print(f"\r{len(missing)} cases measured, {len(wanted) - len(missing)} known      ", file=sys.stderr)
-    dist.destroy_process_group()
+    parser.add_argument("--pingpong-sizes", type=int, nargs="*", default=PINGPONG_SIZES)
+    parser.add_argument("--sizes", type=int, nargs="*", default=FULL_SIZES)
+    parser.add_argument("--cold-sizes", type=int, nargs="*", default=(), help="those over new connections too")
+    return parser
 
 
-def _read(path: Path) -> list[Case]:
+def _shared(read: Callable[[], _T]) -> _T:
+    """What rank 0 reads."""
+    value: list[Any] = [read() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(value)
+    result: _T = value[0]
+    return result
+
+
+def _read(path: Path) -> dict[Case, Taken]:
     lines = path.read_text().splitlines() if path.exists() else []
     rows = [json.loads(line) for line in lines if line.endswith("}")]
-    return [Case(row["operation"], tuple(row["ranks"]), row["bytes"]) for row in rows]
+    return {
+        Case(row["operation"], tuple(row["ranks"]), row["bytes"], row.get("cold", False)): Taken(
+            row["seconds"], row.get("late", [])
+        )
+        for row in rows
+    }
+
+
+def _of_groups(taken: dict[Case, Taken]) -> dict[Case, Taken]:
+    return {case: its for case, its in taken.items() if case.operation not in _PAIRS}
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ pub struct Calibration {
     pub worst_error: f64,
     /// The middle of what the measurements themselves scatter: half of the quartiles' distance, over the median.
     pub floor: f64,
+    /// The standard deviation of the errors, outliers left out: what the cluster file says of the uncertainty of communication.
+    pub spread: f64,
     /// The cluster file.
     #[serde(skip)]
     pub toml: String,
@@ -121,6 +123,7 @@ fn describe(observed: &[measurement::Pair], fit: &Fit, backend: &str, slowdowns:
         median_error,
         worst_error: errors.iter().map(|case| case.error.abs()).fold(0.0, f64::max),
         floor: middle(observed.iter().map(measurement::Pair::scatter).collect()),
+        spread: fit.spread(),
         toml: network.to_toml(backend, slowdowns, fit.spread()),
         errors,
     }

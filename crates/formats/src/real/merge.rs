@@ -16,43 +16,50 @@ type Letters = [Vec<(RankId, Handle)>; 2];
 
 /// All ranks of a real run.
 pub struct Merged {
-    ranks: Vec<Rank>,
-    groups: Vec<Vec<RankId>>,
+    pub(super) ranks: Vec<Rank>,
+    pub(super) groups: Vec<Vec<RankId>>,
     lines: Vec<String>,
     /// By group and number: the latest entry, and the root's.
     collectives: BTreeMap<(GroupId, u64), Entries>,
     clock_error: SimDuration,
 }
 
-struct Rank {
+pub(super) struct Rank {
     device: String,
     /// By handle.
-    operations: Vec<Operation>,
-    waits: Vec<Wait>,
-    marks: Vec<(SimTime, Mark)>,
-    start: SimTime,
-    finish: SimTime,
-    outcome: Outcome,
+    pub(super) operations: Vec<Operation>,
+    pub(super) waits: Vec<Wait>,
+    pub(super) marks: Vec<(SimTime, Mark)>,
+    pub(super) start: SimTime,
+    pub(super) finish: SimTime,
+    pub(super) outcome: Outcome,
     recorder: (u64, SimDuration),
 }
 
-struct Operation {
-    call: Call,
-    site: Site,
-    issued: SimTime,
+pub(super) struct Operation {
+    pub(super) call: Call,
+    pub(super) site: Site,
+    pub(super) issued: SimTime,
     completed: Option<SimTime>,
     /// Of a collective its number, of a message its number among those of the pair.
     sequence: u64,
     peer: Option<(RankId, Handle)>,
 }
 
-struct Wait {
-    start: SimTime,
-    end: SimTime,
+pub(super) struct Wait {
+    pub(super) start: SimTime,
+    pub(super) end: SimTime,
     task: TaskId,
-    reason: WaitReason,
-    handles: Vec<Handle>,
-    site: Site,
+    pub(super) reason: WaitReason,
+    pub(super) handles: Vec<Handle>,
+    pub(super) site: Site,
+}
+
+impl Wait {
+    /// Was it the main thread that was blocked?
+    pub(super) fn is_main(&self) -> bool {
+        self.task == TaskId(0)
+    }
 }
 
 #[derive(Default)]
@@ -395,16 +402,15 @@ impl Merged {
                 events.push((end, event));
             }
         };
-        let main = |wait: &&Wait| wait.task == TaskId(0);
         let mut free = rank.start;
-        for wait in rank.waits.iter().filter(main) {
+        for wait in rank.waits.iter().filter(|wait| wait.is_main()) {
             computes(free, wait.start);
             free = wait.end;
         }
         computes(free, rank.finish);
         for wait in &rank.waits {
             let (event, exposed, late_peer) = self.waited(me, rank, wait);
-            if main(&wait) {
+            if wait.is_main() {
                 match wait.reason {
                     WaitReason::Communication => times.exposed += exposed,
                     _ => times.idle += wait.end.since(wait.start),
@@ -419,7 +425,7 @@ impl Merged {
     fn waited<'a>(&'a self, me: RankId, rank: &'a Rank, wait: &'a Wait) -> (Event<'a>, SimDuration, SimDuration) {
         let operations = wait.handles.iter().map(|handle| &rank.operations[handle.index()]);
         let last = operations.clone().max_by_key(|operation| operation.completed);
-        let communicates = wait.reason == WaitReason::Communication && wait.task == TaskId(0);
+        let communicates = wait.reason == WaitReason::Communication && wait.is_main();
         let exposed = if communicates { wait.end.since(wait.start) } else { SimDuration::ZERO };
         let entered = operations.map(|operation| self.peers_entered(me, operation)).max().unwrap_or(SimTime::ZERO);
         let late_peer = entered.clamp(wait.start, wait.end).since(wait.start).min(exposed);

@@ -1,8 +1,10 @@
 use super::clock::{Clock, Reading};
 use super::*;
+use crate::cluster::{Choices, ClusterFile};
 use std::collections::BTreeMap;
-use uniference_sim::ids::RankId;
-use uniference_sim::record::{Event, Meeting, Observer, Statistics, WaitReason};
+use uniference_sim::engine::Engine;
+use uniference_sim::ids::{RankId, TaskId};
+use uniference_sim::record::{Event, Meeting, Observer, Replayed, Statistics, WaitReason, replay};
 use uniference_sim::time::{SimDuration, SimTime};
 
 /// One line of an event that matters here, times in nanoseconds.
@@ -239,4 +241,24 @@ fn a_wait_has_the_reason_that_was_recorded() {
     let mut reasons = Reasons(Vec::new());
     merge(files.collect()).unwrap().tell(&mut reasons);
     assert_eq!(reasons.0, [WaitReason::Store; 2]);
+}
+
+#[test]
+fn a_real_run_can_be_simulated_with_its_own_compute() {
+    let text = "[[device]]\nname = \"a\"\ncount = 2\n[network]\nlatency = \"1 us\"\n[backend]\nname = \"ideal\"\n";
+    let cluster = ClusterFile::parse("test", text, &[]).unwrap().resolve(&Choices::default()).unwrap().cluster;
+    let mut engine = Engine::new(&cluster, Box::new(cluster.network()));
+    let requests = two_hosts().requests().map(|(_, requests)| requests.into_iter().map(|its| (TaskId(0), its)));
+    let mut statistics = Statistics::default();
+    let ended = replay(&mut engine, requests.collect::<Vec<_>>(), &mut statistics);
+    assert!(matches!(ended, Replayed::Finished), "{ended:?}");
+    let ns = |span: SimDuration| span.as_ps() / 1_000;
+    // compute, and sleep, are what they were: the real run's finish - blocked in communication - sleep; only communication is simulated anew
+    for (rank, compute, idle) in [(0, 410, 0), (1, 490, 50)] {
+        let times = statistics.ranks()[rank].times;
+        assert_eq!((ns(times.compute), ns(times.idle)), (compute, idle), "rank {rank}");
+    }
+    // ring of two: both enter by 360, and two hops of 1 us and 20 B at 10 Gbit/s = 16 ns follow
+    let finish = |rank: usize| statistics.ranks()[rank].finish.unwrap().as_ps() / 1_000;
+    assert_eq!(finish(1), 350 + 2 * (1_000 + 16) + 80 + 50 + 50);
 }

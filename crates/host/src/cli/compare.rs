@@ -54,10 +54,12 @@ pub(super) fn compare(args: &Args) -> Result<Exit, HostError> {
 
 /// What a run did, and what recording it cost, in seconds on the slowest rank, if it was a real one.
 fn read(folder: &Path) -> Result<(Seen, Option<f64>), HostError> {
-    if folder.join(RECORD).exists() {
+    // A real run has a record too, of what a simulation would be asked.
+    let real = folder.join("rank-0.jsonl").exists();
+    if !real && folder.join(RECORD).exists() {
         return Ok((simulated(folder)?, None));
     }
-    if !folder.join("rank-0.jsonl").exists() {
+    if !real {
         let hint = "give the folders of two runs: `uniference run` (not with --record summary) or `uniference launch` write them";
         return Err(HostError::Usage(format!("{} holds no run\nhint: {hint}", folder.display())));
     }

@@ -3,18 +3,21 @@
 //! What a rank records is `python/uniference/real`'s business, what follows from all of them together that of `uniference-formats`.
 
 use super::folder::Folder;
-use super::results::{EVENTS, RecordLevel, TRACE, show};
+use super::results::{EVENTS, OutputArgs, RECORD, RecordLevel, TRACE, show};
 use super::testbed::{Processes, TestbedArgs};
 use crate::error::{Exit, HostError};
 use crate::interrupt::Interrupts;
+use std::fs::File;
+use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use uniference_formats::events::EventWriter;
 use uniference_formats::real::{Merged, RankFile, merge};
+use uniference_formats::record::{Header, RecordWriter};
 use uniference_formats::report::{Manifest, RecorderReport, Report};
 use uniference_formats::trace::TraceWriter;
 use uniference_sim::cluster::Device;
-use uniference_sim::ids::HostId;
+use uniference_sim::ids::{HostId, TaskId};
 use uniference_sim::record::{Digest, Statistics};
 use uniference_sim::time::SimDuration;
 
@@ -23,15 +26,8 @@ use uniference_sim::time::SimDuration;
 pub(super) struct Args {
     #[command(flatten)]
     start: Start,
-    /// Where the results go [default: uniference-out/SCRIPT-N]
-    #[arg(long, value_name = "DIR")]
-    out: Option<PathBuf>,
-    /// Print the report as JSON on standard output, after what the program prints
-    #[arg(long)]
-    json: bool,
-    /// What is kept besides the report: all events, all operations (the trace), or nothing
-    #[arg(long, value_enum, default_value_t = RecordLevel::Ops)]
-    record: RecordLevel,
+    #[command(flatten)]
+    output: OutputArgs,
     /// Run nothing: make the report of a folder that holds the ranks' files of all machines
     #[arg(long, value_name = "DIR", conflicts_with_all = ["out", "script"])]
     merge: Option<PathBuf>,
@@ -91,7 +87,7 @@ pub(super) fn launch(args: &Args, argv: &[String], python: &Path) -> Result<Exit
         let folder = Folder::open(recorded);
         return report(args, argv, &folder, read(recorded)?).map(|()| Exit::Ok);
     }
-    let folder = Folder::prepare(args.out.as_deref(), &args.script[0])?;
+    let folder = Folder::prepare(args.output.out.as_deref(), &args.script[0])?;
     let mut words = vec!["uniference.real".to_owned()];
     words.extend(args.module.then(|| "-m".to_owned()));
     words.extend(args.script.iter().cloned());
@@ -201,7 +197,7 @@ fn unreadable(path: &Path, error: &dyn std::error::Error) -> HostError {
 /// Writes and shows what a simulated run's folder has, as far as a real run knows it.
 fn report(args: &Args, argv: &[String], folder: &Folder, merged: Merged) -> Result<(), HostError> {
     let wanted =
-        |least: &[RecordLevel], name: &str| least.contains(&args.record).then(|| folder.create(name)).transpose();
+        |least: &[RecordLevel], name: &str| least.contains(&args.output.record).then(|| folder.create(name)).transpose();
     let trace = wanted(&[RecordLevel::Full, RecordLevel::Ops], TRACE)?;
     let trace = trace.map(|file| TraceWriter::with_rows(file, merged.devices(), Vec::new()));
     let events = wanted(&[RecordLevel::Full], EVENTS)?.map(EventWriter::new);
@@ -211,9 +207,22 @@ fn report(args: &Args, argv: &[String], folder: &Folder, merged: Merged) -> Resu
     trace.map(TraceWriter::finish).transpose()?;
     events.map(EventWriter::finish).transpose()?;
     let manifest = Manifest { command: argv.to_vec(), cluster: cluster(args, &merged)?, ..super::results::versions() };
+    if let Some(file) = wanted(&[RecordLevel::Full, RecordLevel::Ops], RECORD)? {
+        write_record(file, &merged, manifest.clone())?;
+    }
     let mut report = Report::new(&statistics, &devices(&merged), digest.to_hex(), manifest);
     describe(&mut report, &merged);
-    show(&report, folder, args.json)
+    show(&report, folder, args.output.json)
+}
+
+/// The run as a program record: with its own compute, for `uniference replay` to carry out on any cluster.
+fn write_record(file: BufWriter<File>, merged: &Merged, manifest: Manifest) -> Result<(), HostError> {
+    let mut writer = RecordWriter::new(file, Header { world_size: merged.devices().count() as u32, manifest });
+    for (rank, requests) in merged.requests() {
+        requests.iter().for_each(|request| writer.request(rank, TaskId(0), request));
+    }
+    writer.finish(merged.lines().to_vec())?;
+    Ok(())
 }
 
 fn devices(merged: &Merged) -> Vec<Device> {

@@ -80,8 +80,6 @@ fn enter(interface: Interface) -> Result<OwnedFd, HostError> {
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }
         .map_err(|error| not_permitted("make a network namespace", &error.into()))?;
     let device = tun::open(INTERFACE).map_err(|error| not_permitted("make a TUN device", &error))?;
-    // New connections would start where the host's default algorithm says; Gloo's clusters mostly run cubic.
-    let _ = fs::write("/proc/sys/net/ipv4/tcp_congestion_control", "cubic");
     let _ = fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1");
     configure(interface)?;
     Ok(device)
@@ -89,10 +87,14 @@ fn enter(interface: Interface) -> Result<OwnedFd, HostError> {
 
 fn configure(Interface { address, bits_per_second }: Interface) -> Result<(), HostError> {
     let burst = ((bits_per_second / 8.0 * BURST_S) as u32).clamp(2 * MTU, 65_536);
+    let subnet = address & Ipv4Addr::new(255, 255, 0, 0);
     let rate = format!("{}bit", bits_per_second.round() as u64);
     tool("ip", "link set lo up")?;
     tool("ip", &format!("address add {address}/16 dev {INTERFACE}"))?;
     tool("ip", &format!("link set {INTERFACE} mtu {MTU} gso_max_size {burst} txqueuelen 1000 up"))?;
+    // The machine's default may be another algorithm; clusters mostly run cubic. A namespace may not change its default, but its route.
+    // A kernel without cubic keeps what it has.
+    let _ = tool("ip", &format!("route change {subnet}/16 dev {INTERFACE} src {address} congctl cubic"));
     tool("tc", &format!("qdisc add dev {INTERFACE} root handle 1: htb default 1"))?;
     let class = format!("class add dev {INTERFACE} parent 1: classid 1:1 htb rate {rate} ceil {rate}");
     tool("tc", &format!("{class} burst {burst} cburst {burst} overhead {} quantum {MTU}", super::wire::ETHERNET_HEADER))

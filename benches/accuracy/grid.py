@@ -1,0 +1,92 @@
+"""Owns the grid: which networks are emulated, and what is measured on each. It measures nothing."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+SIZES = (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
+COLD_SIZES = (1 << 16, 1 << 20)
+PINGPONG_SIZES = (1, *SIZES)
+# What takes longer alone on a link is left out.
+_LONGEST_S = 0.1
+# By shape, what is different about the last host.
+_LAST_HOST = {
+    "equal": "",
+    "slow host": 'bandwidth = "{slow} Mbps"',
+    "far host": 'latency = "{far} us"',
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A network to emulate; without a rate it is this machine's loopback."""
+
+    ranks: int
+    mbps: int | None
+    latency_us: int
+    shape: str = "equal"
+    # Are new connections measured too?
+    cold: bool = False
+
+    @property
+    def name(self) -> str:
+        if self.mbps is None:
+            return f"loopback, {self.ranks} ranks"
+        return f"{self.ranks} ranks, {self.mbps} Mbit/s, {self.latency_us / 1000:g} ms, {self.shape}"
+
+    @property
+    def folder(self) -> str:
+        return self.name.replace("/", "-").replace(", ", "_").replace(" ", "-")
+
+    def sizes(self, of: tuple[int, ...]) -> list[str]:
+        """Those that the network carries in a reasonable time."""
+        return [str(size) for size in of if size * 8 <= _LONGEST_S * (self.mbps or 1000) * 1e6]
+
+    def cluster(self) -> str:
+        """The cluster file of what the testbed emulates."""
+        assert self.mbps is not None
+        devices = "".join(f'[[device]]\nname = "rank.{rank}"\n' for rank in range(self.ranks))
+        network = f'[network]\npreset = "switch"\nbandwidth = "{self.mbps} Mbps"\nlatency = "{self.latency_us} us"\n'
+        last = _LAST_HOST[self.shape].format(slow=self.mbps // 4, far=3 * self.latency_us + 4000)
+        return devices + network + (f'[network.host."rank.{self.ranks - 1}"]\n{last}\n' if last else "")
+
+
+def full() -> Iterator[Setting]:
+    """Everything: hours."""
+    for ranks, mbps, latency, shape in product((2, 4), (10, 100, 1000), (0, 1000, 5000), _LAST_HOST):
+        yield Setting(ranks, mbps, latency, shape, cold=latency > 0)
+
+
+def usual() -> list[Setting]:
+    """A part of it that shows every effect: under an hour."""
+    equal = [Setting(2, mbps, latency, cold=latency == 5000) for mbps, latency in product((100, 1000), (1000, 5000, 0))]
+    four = [Setting(4, mbps, latency, cold=latency == 5000) for mbps, latency in product((100, 300), (1000, 5000, 0))]
+    uneven = [Setting(4, 100, 1000, "slow host"), Setting(4, 100, 1000, "far host")]
+    uneven += [Setting(2, 1000, 1000, "slow host"), Setting(2, 1000, 1000, "far host")]
+    return [setting for pair in zip(equal, four, strict=True) for setting in pair] + uneven
+
+
+def quick() -> list[Setting]:
+    """For a look: two minutes."""
+    return [Setting(2, None, 0), Setting(2, 100, 1000), Setting(2, 1000, 5000)]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program of `parallel.py`, and the network it runs on."""
+
+    setting: Setting
+    kind: str
+    # Of the rank that computes everything twice.
+    slow: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.kind + (f", rank {self.slow} at half speed" if self.slow is not None else "")
+
+
+def programs() -> list[Program]:
+    networks = [Setting(2, 100, 1000), Setting(2, 1000, 5000), Setting(4, 100, 1000)]
+    kinds = ("tensor", "pipeline", "sequence", "overlap")
+    even = [Program(network, kind) for network in networks for kind in kinds]
+    return even + [Program(network, kind, slow=1) for network in networks[:1] for kind in kinds]
