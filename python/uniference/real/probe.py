@@ -78,7 +78,11 @@ class Probe:
         run()
         estimate = self._latest(_timed(run))
         plan = self._plan(like, self._count(estimate + _PAUSE_S))
-        begin, period = self._instant(), 1.2 * estimate + _PAUSE_S
+        if like:
+            # Whatever a repetition is predicted to take, the next one begins after its end.
+            return self._gather([self._at(self._instant(), 0.0, run, late) for late in plan])
+        # Agreeing anew each time would take longer than what is measured.
+        begin, period = self._instant(), 1.5 * estimate + _PAUSE_S
         return self._gather([self._at(begin, number * period, run, late) for number, late in enumerate(plan)])
 
     def _in_step(self, case: Case) -> list[float]:
