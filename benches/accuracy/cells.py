@@ -15,7 +15,7 @@ from grid import COLD_SIZES, PINGPONG_SIZES, SIZES, Program, Setting
 
 ROOT = Path(__file__).resolve().parents[2]
 PROBE = "uniference.real.probe"
-_FITTED_TO = ("pingpong", "round_trip", "compute")
+_FITTED_TO = ("pingpong", "round_trip", "compute", "solo")
 
 
 @dataclass(frozen=True)

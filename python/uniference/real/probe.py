@@ -82,7 +82,7 @@ class Probe:
             # Whatever a repetition is predicted to take, the next one begins after its end.
             return self._gather([self._at(self._instant(), 0.0, run, late) for late in plan])
         # Agreeing anew each time would take longer than what is measured.
-        begin, period = self._instant(), 1.5 * estimate + _PAUSE_S
+        begin, period = self._instant(), 1.25 * estimate + _PAUSE_S
         return self._gather([self._at(begin, number * period, run, late) for number, late in enumerate(plan)])
 
     def _in_step(self, case: Case) -> list[float]:
@@ -90,7 +90,8 @@ class Probe:
         run = _OPERATIONS[case.operation](self, case)
         run()
         count = self._agree(self._count(_timed(run)), case)
-        return [_timed(run) for _ in range(count)]
+        pause = _PAUSE_S if case.operation == "solo" else 0.0
+        return [_timed(run, pause) for _ in range(count)]
 
     def _cold(self, case: Case, late: float) -> tuple[float, float]:
         group = dist.new_group()
@@ -165,6 +166,12 @@ class Probe:
             float(torch.softmax(out @ out.T, -1).sum())
 
         return run
+
+    def solo(self, case: Case) -> Callable[[], object]:
+        """A collective of this rank alone: what the library takes without any message, threads at rest before."""
+        group = dist.new_group(case.ranks, use_local_synchronization=True)
+        data = torch.zeros(1, device=self._device)
+        return lambda: dist.all_reduce(data, group=group)
 
     def round_trip(self, case: Case) -> Callable[[], object]:
         """Over a plain TCP connection: what the network takes, without the library."""
@@ -297,7 +304,9 @@ class Probe:
         return lambda: dist.barrier(group=group)
 
 
-def _timed(run: Callable[[], object]) -> float:
+def _timed(run: Callable[[], object], pause: float = 0.0) -> float:
+    """Seconds that it takes, after a pause."""
+    time.sleep(pause)
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
@@ -326,10 +335,13 @@ def _connect(serves: bool, first: int, second: int) -> socket.socket:
     return peer
 
 
+# Measured over new connections too: of each kind of traffic one. Connecting takes longer than what is measured.
+_COLD = ("one_way", "all_reduce", "broadcast", "all_gather_into_tensor", "all_to_all_single")
 # Their ranks keep step by themselves, and the first one's times count.
-_PAIRS = ("pingpong", "round_trip", "compute")
+_PAIRS = ("pingpong", "round_trip", "compute", "solo")
 _OPERATIONS: dict[str, Callable[[Probe, Case], Callable[[], object]]] = {
     "compute": Probe.compute,
+    "solo": Probe.solo,
     "round_trip": Probe.round_trip,
     "pingpong": Probe.pingpong,
     "one_way": Probe.one_way,
@@ -356,6 +368,7 @@ def cases(words: argparse.Namespace, size: int) -> Iterator[Case]:
         pairs = [pair for pair in pairs if pair[0] == 0 or pair[1] == pair[0] + 1]
     if words.plain:
         yield from (Case("compute", (rank,), 0) for rank in range(size))
+        yield from (Case("solo", (rank,), 0) for rank in range(size))
         yield from (Case("round_trip", pair, 1) for pair in pairs)
     for pair in pairs:
         yield from (Case("pingpong", pair, count) for count in words.pingpong_sizes)
@@ -363,6 +376,8 @@ def cases(words: argparse.Namespace, size: int) -> Iterator[Case]:
         everybody = tuple(range(size))
         for operation in [name for name in _OPERATIONS if name not in _PAIRS]:
             for cold, sizes in ((False, words.sizes), (True, words.cold_sizes)):
+                if cold and operation not in _COLD:
+                    continue
                 if operation != "barrier":
                     yield from (Case(operation, everybody, count, cold) for count in sizes)
                 elif sizes:

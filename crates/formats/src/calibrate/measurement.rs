@@ -99,13 +99,22 @@ fn pair(measurement: &Measurement) -> Option<Pair> {
     wanted.then_some(Pair { plain, ranks, bytes: measurement.bytes, seconds })
 }
 
+/// Seconds of a collective of one rank alone, in the middle; `None`: not measured.
+pub(super) fn solo(measurements: &[Measurement]) -> Option<f64> {
+    let alone = measurements.iter().filter(|case| case.operation == "solo");
+    let mut middles: Vec<f64> = alone.filter_map(middle).collect();
+    middles.sort_by(f64::total_cmp);
+    middles.get(middles.len() / 2).copied()
+}
+
+fn middle(case: &Measurement) -> Option<f64> {
+    let mut seconds = case.seconds.clone();
+    seconds.sort_by(f64::total_cmp);
+    seconds.get(seconds.len() / 2).copied()
+}
+
 /// How many times as long each rank computes as the fastest; 1 where that was not measured.
 pub(super) fn slowdowns(measurements: &[Measurement], world: usize) -> Vec<f64> {
-    let middle = |case: &Measurement| {
-        let mut seconds = case.seconds.clone();
-        seconds.sort_by(f64::total_cmp);
-        seconds.get(seconds.len() / 2).copied()
-    };
     let of_rank = |rank: usize| {
         let own = |case: &&Measurement| case.operation == "compute" && case.ranks == [rank as u32];
         measurements.iter().find(own).and_then(middle)

@@ -82,7 +82,8 @@ pub fn calibrate(measurements: &[Measurement], backend: &str, seed: u64) -> Resu
     let together = fitted(1);
     let fit = if world > 2 && worst_pair(&observed, &together) > EQUAL { fitted(world) } else { together };
     let slowdowns = measurement::slowdowns(measurements, world);
-    Ok(describe(&observed, &fit, backend, &slowdowns))
+    let network = Network { solo: measurement::solo(measurements), ..Network::at(&fit.point) };
+    Ok(describe(&observed, &fit, &network, backend, &slowdowns))
 }
 
 /// How far off the pair is on average that is farthest.
@@ -100,8 +101,13 @@ fn worst_pair(observed: &[measurement::Pair], fit: &Fit) -> f64 {
     pairs.into_iter().map(mean).fold(0.0, f64::max)
 }
 
-fn describe(observed: &[measurement::Pair], fit: &Fit, backend: &str, slowdowns: &[f64]) -> Calibration {
-    let network = Network::at(&fit.point);
+fn describe(
+    observed: &[measurement::Pair],
+    fit: &Fit,
+    network: &Network,
+    backend: &str,
+    slowdowns: &[f64],
+) -> Calibration {
     let errors: Vec<CaseError> = observed
         .iter()
         .zip(&fit.residuals)

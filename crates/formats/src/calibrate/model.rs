@@ -20,18 +20,21 @@ use uniference_sim::time::{Bytes, SimTime};
 pub struct Network {
     /// Seconds that a host takes for a message.
     pub message: f64,
+    /// Seconds of a collective without messages, which ping-pongs do not show; `None`: as long as `message` says.
+    pub solo: Option<f64>,
     /// Seconds one way and bytes per second of each host's link; one entry: all are equal.
     pub links: Vec<(f64, f64)>,
 }
 
-/// What the profile of Gloo has for `call`, in messages' times.
-const CALL: f64 = 2.0;
+/// What the profile of Gloo has for `call`, and for handing a collective over, in messages' times.
+const CALL: f64 = 1.6;
+const HAND_OVER: f64 = 0.85;
 
 impl Network {
     /// The numbers at a point of logarithms.
     pub fn at(point: &[f64]) -> Network {
         let links = point[1..].chunks(2).map(|link| (link[0].exp(), link[1].exp())).collect();
-        Network { message: point[0].exp(), links }
+        Network { message: point[0].exp(), solo: None, links }
     }
 
     /// The point.
@@ -67,7 +70,7 @@ impl Network {
             let own = |case: &&Pair| hosts == 1 || case.ranks.contains(&host);
             (latency_of(observed, host, hosts).unwrap_or(latency), rate(observed.iter().filter(own)))
         };
-        Network { message, links: (0..hosts as u32).map(link).collect() }
+        Network { message, solo: None, links: (0..hosts as u32).map(link).collect() }
     }
 
     fn link(&self, rank: u32) -> (f64, f64) {
@@ -92,10 +95,13 @@ impl Network {
 
     fn backend(&self, name: &str) -> String {
         let message = duration(self.message);
-        let call = duration(CALL * self.message);
+        let call = CALL * self.message;
+        // There and back.
+        let hand_over = self.solo.map_or(HAND_OVER * self.message, |solo| ((solo - call) / 2.0).max(0.0));
+        let (call, hand_over) = (duration(call), duration(hand_over));
         match name {
             "gloo" => format!(
-                "[backend]\nname = \"gloo\"\ncall = \"{call}\"\nmessage = \"{message}\"\nwake = \"{message}\"\n\n"
+                "[backend]\nname = \"gloo\"\ncall = \"{call}\"\nhand_over = \"{hand_over}\"\nmessage = \"{message}\"\nwake = \"{message}\"\n\n"
             ),
             other => format!("[backend]\nname = \"{other}\"\ncall = \"{message}\"\n\n"),
         }

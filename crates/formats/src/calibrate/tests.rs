@@ -36,7 +36,7 @@ fn near(found: f64, expected: f64, tolerance: f64) {
 #[test]
 fn the_numbers_of_a_network_are_found_again() {
     // 1 Gbit/s, 1 ms, 60 us: found to 2 %
-    let network = Network { message: 60e-6, links: vec![(1e-3, 125e6)] };
+    let network = Network { message: 60e-6, solo: None, links: vec![(1e-3, 125e6)] };
     let observed = measurement::of_pairs(&measured(&network, 2, 0.02)).unwrap();
     let observations: Vec<Observation> = observed.iter().map(Observation::new).collect();
     let model = Model { backend: "gloo", cases: &observed };
@@ -54,7 +54,7 @@ fn the_numbers_of_a_network_are_found_again() {
 #[test]
 fn a_slow_host_is_told_apart() {
     // three hosts, the last with a tenth of the bandwidth and 2 ms more
-    let network = Network { message: 60e-6, links: vec![(1e-3, 125e6), (1e-3, 125e6), (3e-3, 12.5e6)] };
+    let network = Network { message: 60e-6, solo: None, links: vec![(1e-3, 125e6), (1e-3, 125e6), (3e-3, 12.5e6)] };
     let calibration = calibrate(&measured(&network, 3, 0.01), "gloo", 1).unwrap();
     assert!(calibration.worst_error < 0.02, "{}", calibration.worst_error);
     let value = |name: &str| &calibration.parameters.iter().find(|parameter| parameter.name == name).unwrap().value;
@@ -66,7 +66,7 @@ fn a_slow_host_is_told_apart() {
 
 #[test]
 fn the_result_is_a_cluster_file_that_predicts_what_was_measured() {
-    let network = Network { message: 80e-6, links: vec![(200e-6, 12.5e6)] };
+    let network = Network { message: 80e-6, solo: None, links: vec![(200e-6, 12.5e6)] };
     let calibration = calibrate(&measured(&network, 2, 0.01), "gloo", 7).unwrap();
     let file = crate::cluster::ClusterFile::parse("calibrated", &calibration.toml, &[]).unwrap();
     let cluster = file.resolve(&Default::default()).unwrap().cluster;
@@ -77,8 +77,21 @@ fn the_result_is_a_cluster_file_that_predicts_what_was_measured() {
 }
 
 #[test]
+fn handing_over_is_what_a_collective_takes_alone() {
+    // solo = call + 2 hand_over, with a call of 1.6 messages
+    let network = Network { message: 50e-6, solo: None, links: vec![(1e-3, 12.5e6)] };
+    let mut measurements = measured(&network, 2, 0.0);
+    let solo = |rank| Measurement { operation: "solo".into(), ranks: vec![rank], bytes: 0, seconds: vec![400e-6; 3] };
+    measurements.extend([solo(0), solo(1)]);
+    let toml = calibrate(&measurements, "gloo", 0).unwrap().toml;
+    let line = toml.lines().find_map(|line| line.strip_prefix("hand_over = ")).unwrap();
+    let found: Duration = line.trim_matches('"').parse().unwrap();
+    near(found.0.as_secs_f64(), (400e-6 - 1.6 * 50e-6) / 2.0, 0.03);
+}
+
+#[test]
 fn too_few_measurements_are_refused() {
-    let network = Network { message: 80e-6, links: vec![(200e-6, 12.5e6)] };
+    let network = Network { message: 80e-6, solo: None, links: vec![(200e-6, 12.5e6)] };
     let one_size: Vec<Measurement> = measured(&network, 2, 0.0).into_iter().filter(|case| case.bytes == 1).collect();
     assert!(matches!(calibrate(&one_size, "gloo", 0), Err(MeasurementError::TooFew)));
     assert!(matches!(measurement::parse("{}\n"), Err(MeasurementError::Line { line: 1, .. })));

@@ -100,6 +100,7 @@ fn protocol(parameters: &Parameters, source: &Source) -> Result<Protocol, Diagno
         window: window.map(|(raw, span)| checked_window(raw, span, source)).transpose()?,
         connections_per_group: parameters.connections == Some(RawConnections::Group),
         call: time(parameters.call),
+        hand_over: time(parameters.hand_over),
         message: time(parameters.message),
         wake: time(parameters.wake),
         copy: rate(parameters.copy),
@@ -110,7 +111,7 @@ fn protocol(parameters: &Parameters, source: &Source) -> Result<Protocol, Diagno
 
 fn checked_window(raw: RawWindow, span: Range<usize>, source: &Source) -> Result<Window, Diagnostic> {
     match (raw.first.0, raw.cap.0) {
-        (first, cap) if first.0 > 0 && first <= cap => Ok(Window { first, cap }),
+        (first, cap) if first.0 > 0 && first <= cap => Ok(Window { first, cap, idle: raw.idle.0.map(|idle| idle.0) }),
         _ => {
             let message = format!("a window cannot grow from {} to {}", raw.first, raw.cap);
             Err(source.error(message, span).hint("Linux starts with \"14480 B\"; first = cap is a warm connection"))
@@ -185,7 +186,7 @@ fn force(table: &mut AlgorithmTable, choice: &AlgorithmChoice) -> Result<(), Dia
 /// The backend as a table that says everything.
 pub(super) fn canonical(backend: &Backend, packet: Option<PacketOverhead>) -> Spanned<RawBackend> {
     let size = |bytes: u32| Size(Bytes(bytes.into()));
-    let Protocol { handshake, window, call, message, wake, copy, reduce, staging, connections_per_group } =
+    let Protocol { handshake, window, call, hand_over, message, wake, copy, reduce, staging, connections_per_group } =
         &backend.protocol;
     let rate = |rate: Option<Rate>| Some(OrNone(rate.map(Bandwidth)));
     here(RawBackend(Parameters {
@@ -193,6 +194,7 @@ pub(super) fn canonical(backend: &Backend, packet: Option<PacketOverhead>) -> Sp
         concurrency: Some(here(backend.concurrency)),
         connections: Some(if *connections_per_group { RawConnections::Group } else { RawConnections::Pair }),
         call: Some(Duration(*call)),
+        hand_over: Some(Duration(*hand_over)),
         message: Some(Duration(*message)),
         wake: Some(Duration(*wake)),
         copy: rate(*copy),
@@ -205,7 +207,11 @@ pub(super) fn canonical(backend: &Backend, packet: Option<PacketOverhead>) -> Sp
             handshake
                 .map(|handshake| RawHandshake { control: Size(handshake.control), preamble: Size(handshake.preamble) }),
         )),
-        window: Some(here(OrNone(window.map(|window| RawWindow { first: Size(window.first), cap: Size(window.cap) })))),
+        window: Some(here(OrNone(window.map(|window| RawWindow {
+            first: Size(window.first),
+            cap: Size(window.cap),
+            idle: OrNone(window.idle.map(Duration)),
+        })))),
     }))
 }
 

@@ -8,6 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::marker::PhantomData;
 use toml::Spanned;
+use uniference_sim::time::SimDuration;
 
 /// A backend: its name, and what is said about it. What is not said is as in the profile of that name.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -20,6 +21,8 @@ pub(super) struct Parameters {
     pub(super) connections: Option<RawConnections>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) call: Option<Duration>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) hand_over: Option<Duration>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) message: Option<Duration>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -70,6 +73,13 @@ pub(super) struct RawHandshake {
 pub(super) struct RawWindow {
     pub(super) first: Size,
     pub(super) cap: Size,
+    #[serde(default = "retransmission_time_out")]
+    pub(super) idle: OrNone<Duration>,
+}
+
+/// The least that Linux takes, its `TCP_RTO_MIN`.
+fn retransmission_time_out() -> OrNone<Duration> {
+    OrNone(Some(Duration(SimDuration::from_us(200_000))))
 }
 
 /// A value, or `"none"`.
@@ -84,6 +94,7 @@ impl Parameters {
             concurrency: None,
             connections: None,
             call: None,
+            hand_over: None,
             message: None,
             wake: None,
             copy: None,
@@ -102,6 +113,7 @@ impl Parameters {
             concurrency: self.concurrency.or(profile.concurrency),
             connections: self.connections.or(profile.connections),
             call: self.call.or(profile.call),
+            hand_over: self.hand_over.or(profile.hand_over),
             message: self.message.or(profile.message),
             wake: self.wake.or(profile.wake),
             copy: self.copy.or(profile.copy),

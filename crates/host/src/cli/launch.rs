@@ -196,8 +196,9 @@ fn unreadable(path: &Path, error: &dyn std::error::Error) -> HostError {
 
 /// Writes and shows what a simulated run's folder has, as far as a real run knows it.
 fn report(args: &Args, argv: &[String], folder: &Folder, merged: Merged) -> Result<(), HostError> {
-    let wanted =
-        |least: &[RecordLevel], name: &str| least.contains(&args.output.record).then(|| folder.create(name)).transpose();
+    let wanted = |least: &[RecordLevel], name: &str| {
+        least.contains(&args.output.record).then(|| folder.create(name)).transpose()
+    };
     let trace = wanted(&[RecordLevel::Full, RecordLevel::Ops], TRACE)?;
     let trace = trace.map(|file| TraceWriter::with_rows(file, merged.devices(), Vec::new()));
     let events = wanted(&[RecordLevel::Full], EVENTS)?.map(EventWriter::new);

@@ -58,7 +58,7 @@ impl Testbed {
         let mut hosts = Vec::new();
         let mut devices = Vec::new();
         for host in 0..count {
-            let interface = Interface { address: address(host), bits_per_second: egress(cluster, host) };
+            let interface = Interface { address: address(host), bits_per_second: egress(cluster, host), peers: count };
             let (namespace, device) = Namespace::open(interface)?;
             hosts.push(namespace);
             devices.push(device);
@@ -68,6 +68,7 @@ impl Testbed {
         let emulator = Emulator {
             wire: Wire::new(cluster, queue_bytes),
             devices,
+            lost: 0,
             start: Instant::now(),
             counts: counts.clone(),
             stop: stop.clone(),
@@ -137,6 +138,8 @@ fn egress(cluster: &Cluster, host: u32) -> f64 {
 struct Emulator {
     wire: Wire<(u32, Vec<u8>)>,
     devices: Vec<OwnedFd>,
+    /// Packets that a device did not take.
+    lost: u64,
     start: Instant,
     counts: Arc<Counts>,
     stop: Arc<AtomicBool>,
@@ -201,10 +204,11 @@ impl Emulator {
         let now = self.now();
         while let Some((host, packet)) = self.wire.arrived(now) {
             // The kernel's own queue may be full: a packet is lost then, as in life.
-            if rustix::io::write(&self.devices[host as usize], &packet).is_ok() {
-                self.counts.carried.fetch_add(1, Relaxed);
+            match rustix::io::write(&self.devices[host as usize], &packet) {
+                Ok(_) => drop(self.counts.carried.fetch_add(1, Relaxed)),
+                Err(_) => self.lost += 1,
             }
         }
-        self.counts.dropped.store(self.wire.dropped(), Relaxed);
+        self.counts.dropped.store(self.wire.dropped() + self.lost, Relaxed);
     }
 }

@@ -8,6 +8,7 @@
 #![allow(unsafe_code)]
 
 use super::tun;
+use super::wire::ETHERNET_HEADER;
 use crate::error::HostError;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::thread::UnshareFlags;
@@ -26,8 +27,13 @@ pub(super) const INTERFACE: &str = "un0";
 /// Ethernet's.
 pub(super) const MTU: u32 = 1_500;
 
-/// TCP hands the interface at most this much at once, in time on the wire: larger bursts would be larger than real cards' queues.
-const BURST_S: f64 = 200e-6;
+/// TCP hands the interface at most this much at once, in time on the wire: larger segments would be larger than real cards' queues.
+const SEGMENT_S: f64 = 200e-6;
+
+/// The kernel hands packets over a little faster than the link takes them, and makes good for what it was late by: so the emulated
+/// link, which is exact, has always something to send, and TCP still feels a queue on its own host.
+const PACE: f64 = 1.02;
+const BURST_S: f64 = 2e-3;
 
 type Order = Box<dyn FnOnce() + Send>;
 
@@ -43,6 +49,8 @@ pub(super) struct Interface {
     pub(super) address: Ipv4Addr,
     /// At which rate the kernel hands packets over, in bit/s: TCP feels a full queue on its own host, as on a real card.
     pub(super) bits_per_second: f64,
+    /// How many hosts there are; their addresses follow each other.
+    pub(super) peers: u32,
 }
 
 impl Namespace {
@@ -85,19 +93,38 @@ fn enter(interface: Interface) -> Result<OwnedFd, HostError> {
     Ok(device)
 }
 
-fn configure(Interface { address, bits_per_second }: Interface) -> Result<(), HostError> {
-    let burst = ((bits_per_second / 8.0 * BURST_S) as u32).clamp(2 * MTU, 65_536);
+fn configure(Interface { address, bits_per_second, peers }: Interface) -> Result<(), HostError> {
+    let in_time = |seconds: f64| (bits_per_second / 8.0 * seconds) as u32;
+    let segment = in_time(SEGMENT_S).clamp(2 * MTU, 65_536);
     let subnet = address & Ipv4Addr::new(255, 255, 0, 0);
-    let rate = format!("{}bit", bits_per_second.round() as u64);
     tool("ip", "link set lo up")?;
     tool("ip", &format!("address add {address}/16 dev {INTERFACE}"))?;
-    tool("ip", &format!("link set {INTERFACE} mtu {MTU} gso_max_size {burst} txqueuelen 1000 up"))?;
+    tool("ip", &format!("link set {INTERFACE} mtu {MTU} gso_max_size {segment} txqueuelen 1000 up"))?;
     // The machine's default may be another algorithm; clusters mostly run cubic. A namespace may not change its default, but its route.
     // A kernel without cubic keeps what it has.
     let _ = tool("ip", &format!("route change {subnet}/16 dev {INTERFACE} src {address} congctl cubic"));
     tool("tc", &format!("qdisc add dev {INTERFACE} root handle 1: htb default 1"))?;
-    let class = format!("class add dev {INTERFACE} parent 1: classid 1:1 htb rate {rate} ceil {rate}");
-    tool("tc", &format!("{class} burst {burst} cburst {burst} overhead {} quantum {MTU}", super::wire::ETHERNET_HEADER))
+    let class = |parent: &str, id: u32, part: u32| {
+        let ceiling = PACE * bits_per_second;
+        let (rate, burst) = ((ceiling / f64::from(part)).round() as u64, in_time(BURST_S).max(2 * segment));
+        let limits =
+            format!("rate {rate}bit ceil {}bit burst {burst} cburst {burst} quantum {MTU}", ceiling.round() as u64);
+        tool(
+            "tc",
+            &format!(
+                "class add dev {INTERFACE} parent {parent} classid 1:{id:x} htb {limits} overhead {ETHERNET_HEADER}"
+            ),
+        )
+    };
+    class("1:", 1, 1)?;
+    // Each receiver has a queue, and they take turns, as with the queues that most distributions give their cards (fq_codel).
+    for peer in 0..peers {
+        let (receiver, id) = (Ipv4Addr::from(u32::from(subnet) + peer + 1), peer + 2);
+        class("1:1", id, peers)?;
+        let to = format!("match ip dst {receiver}/32 flowid 1:{id:x}");
+        tool("tc", &format!("filter add dev {INTERFACE} parent 1: protocol ip prio 1 u32 {to}"))?;
+    }
+    Ok(())
 }
 
 fn tool(program: &str, words: &str) -> Result<(), HostError> {

@@ -2,10 +2,12 @@
 //!
 //! A link sends packets one after the other at its bandwidth, has a finite queue, and adds its latency. Links are cut-through: a packet
 //! enters the next link one latency after its first byte has left, not its last, so a path of equal links costs one transmission.
+//! On its own host's link a small packet goes before what waits there for others: hosts' queues take turns between receivers, and who has little
+//! to send is served first (as Linux' fq_codel does). Switches' queues are first come, first served.
 //! It knows nothing of devices or of the wall clock: instants are nanoseconds that the caller counts.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 use uniference_sim::cluster::Cluster;
 use uniference_sim::ids::{HostId, LinkId};
 use uniference_sim::network::Topology;
@@ -14,12 +16,17 @@ use uniference_sim::network::Topology;
 /// `uniference_sim`'s 1,514 bytes for 1,448 of payload do.
 pub(super) const ETHERNET_HEADER: u64 = 14;
 
+/// A packet of at most so many bytes on the wire is small: acknowledgements, and what says that a receiver is ready.
+const SMALL: u64 = 256;
+
 /// One direction of a link, or a medium that both share.
 struct Lane {
     bytes_per_ns: f64,
     latency_ns: u64,
     /// When the last packet that it has taken will have left.
     free_at: u64,
+    /// The same of the last packet for each receiver, where receivers take turns.
+    of_receiver: BTreeMap<u32, u64>,
 }
 
 /// Packets under way, and the links they are on. `T` is what the caller wants back with a packet.
@@ -38,6 +45,7 @@ pub(super) struct Wire<T> {
 
 struct Packet<T> {
     load: T,
+    receiver: u32,
     wire_bytes: u64,
     route: Vec<LinkId>,
     /// The links behind it.
@@ -53,6 +61,7 @@ impl<T> Wire<T> {
             bytes_per_ns: link.bandwidth.bytes_per_second() / 1e9,
             latency_ns: link.latency.as_ps() / 1_000,
             free_at: 0,
+            of_receiver: BTreeMap::new(),
         };
         Wire {
             topology: cluster.topology.clone(),
@@ -69,7 +78,7 @@ impl<T> Wire<T> {
     /// A packet of `ip_bytes` enters at `now`.
     pub(super) fn send(&mut self, now: u64, (from, to): (u32, u32), ip_bytes: u64, load: T) {
         let route = self.topology.route(HostId(from), HostId(to)).links;
-        let packet = Packet { load, wire_bytes: ip_bytes + ETHERNET_HEADER, route, hop: 0, tail_at: now };
+        let packet = Packet { load, receiver: to, wire_bytes: ip_bytes + ETHERNET_HEADER, route, hop: 0, tail_at: now };
         let place = self.free.pop().unwrap_or_else(|| {
             self.packets.push(None);
             self.packets.len() - 1
@@ -104,7 +113,9 @@ impl<T> Wire<T> {
     fn enter_link(&mut self, at: u64, place: usize) {
         let packet = self.packets[place].as_mut().expect("a packet that moves is there");
         let lane = &mut self.lanes[packet.route[packet.hop].index()];
-        let start = lane.free_at.max(at);
+        let of_receiver = lane.of_receiver.entry(packet.receiver).or_default();
+        let ahead = packet.hop == 0 && packet.wire_bytes <= SMALL;
+        let start = if ahead { *of_receiver } else { lane.free_at }.max(at);
         if (start - at) as f64 * lane.bytes_per_ns > self.queue_bytes as f64 {
             self.dropped += 1;
             self.take(place);
@@ -112,8 +123,11 @@ impl<T> Wire<T> {
         }
         let transmission = (packet.wire_bytes as f64 / lane.bytes_per_ns) as u64;
         // The last byte cannot leave before it has come.
-        lane.free_at = (start + transmission).max(packet.tail_at);
-        packet.tail_at = lane.free_at + lane.latency_ns;
+        let end = (start + transmission).max(packet.tail_at);
+        // What goes ahead of others delays them.
+        lane.free_at = if ahead { lane.free_at.max(at) + transmission } else { end };
+        *of_receiver = end;
+        packet.tail_at = end + lane.latency_ns;
         packet.hop += 1;
         let last = packet.hop == packet.route.len();
         let next = if last { packet.tail_at } else { start + lane.latency_ns };
@@ -182,6 +196,22 @@ mod tests {
         let seen = arrivals(&mut wire);
         assert_eq!(seen.last().unwrap().0, 100_000 + 20 * 1_514 * 8);
         assert_eq!(seen.iter().map(|(_, load)| *load).take(4).collect::<Vec<_>>(), [0, 100, 1, 101]);
+    }
+
+    /// A small packet for another receiver leaves at once, and the rest later by its transmission; one for the same receiver keeps its place.
+    #[test]
+    fn a_small_packet_does_not_wait_for_other_receivers() {
+        let mut wire = wire(u64::MAX);
+        (0..10).for_each(|load| wire.send(0, (0, 1), 1_500, load));
+        wire.send(0, (0, 2), 100, 20);
+        wire.send(0, (0, 1), 1_500, 10);
+        wire.send(0, (0, 1), 100, 21);
+        let seen = arrivals(&mut wire);
+        assert_eq!(seen[0], (100_000 + 114 * 8, 20));
+        assert_eq!(
+            seen[11..],
+            [(100_000 + (11 * 1_514 + 114) * 8, 10), (100_000 + (11 * 1_514 + 114) * 8 + 114 * 8, 21)]
+        );
     }
 
     /// A queue of 5 packets and the one in transmission: of 20 at once 6 arrive, and 14 are counted as dropped.

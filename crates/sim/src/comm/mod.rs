@@ -267,9 +267,8 @@ impl Comm {
         self.mailboxes[rank.index()].letter(group, from)
     }
 
-    /// An operation is over; its completion follows once its result of `bytes` is where the program wants it.
-    fn complete(&mut self, now: SimTime, bytes: Bytes, completion: Completion) {
-        let at = self.transport.ends(now, bytes);
+    /// An operation is over; its completion follows once its result is where the program wants it.
+    fn complete(&mut self, now: SimTime, at: SimTime, completion: Completion) {
         self.cue(now, at, Cue::Complete(completion)).expect("a completion disagrees with nothing");
     }
 
@@ -411,7 +410,8 @@ impl Comm {
             self.instances[index as usize] = None;
             self.free.push(index);
         }
-        self.complete(now, bytes, completion);
+        let at = self.transport.ends(now, bytes);
+        self.complete(now, at, completion);
     }
 
     fn received(
@@ -438,7 +438,8 @@ impl Comm {
         let handle = receive.handle;
         let peers_entered = letter.posted;
         let completion = Completion { rank, handle, meeting, algorithm: None, peers_entered, failed: None };
-        self.complete(now, letter.bytes, completion);
+        let at = self.transport.brings(now, letter.bytes);
+        self.complete(now, at, completion);
         Ok(())
     }
 

@@ -10,6 +10,10 @@
 //!
 //! either the rest fits into the window, or the window holds more than the link carries in a round trip. Once it has grown to `cap`, the
 //! stream's own limit of cap / r takes its place.
+//!
+//! A connection that has nothing to send for a retransmission time-out halves its window for each such time, down to `first` (RFC 2861; Linux,
+//! `tcp_cwnd_restart` of net/ipv4/tcp_output.c), and grows again. An open one is taken to have had a window of what the link carries in two
+//! round trips: slow start leaves off between one and two.
 
 use super::protocol::Window;
 use crate::ids::{RankId, StreamId};
@@ -18,7 +22,7 @@ use crate::time::{Bytes, SimDuration, SimTime};
 use std::collections::VecDeque;
 
 /// One direction between two ranks.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Connection {
     pub(super) stream: StreamId,
     pub(super) route: Route,
@@ -26,8 +30,20 @@ pub(super) struct Connection {
     pub(super) source: RankId,
     /// One of its ends is gone: what is pushed is lost.
     pub(super) closed: bool,
+    growth: Option<Growth>,
     /// `None`: everything may leave at once, and nothing waits.
     opening: Option<Box<Opening>>,
+    /// When it last had something to send.
+    used: SimTime,
+}
+
+/// How a connection's window behaves.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Growth {
+    pub(super) window: Window,
+    pub(super) round_trip: SimDuration,
+    /// What an open connection's window is like; at most `window.cap`.
+    pub(super) warm: Bytes,
 }
 
 /// Bytes that wait for the window.
@@ -49,7 +65,7 @@ pub(super) enum Release {
 }
 
 /// A window that still grows.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Opening {
     size: u64,
     cap: u64,
@@ -68,22 +84,30 @@ impl Connection {
         route: Route,
         overhead: Option<PacketOverhead>,
         source: RankId,
-        window: Option<(Window, SimDuration)>,
+        growth: Option<Growth>,
     ) -> Connection {
-        let opening =
-            window.filter(|(window, round_trip)| window.first < window.cap && *round_trip > SimDuration::ZERO);
-        let opening = opening.map(|(window, round_trip)| {
-            Box::new(Opening {
-                size: window.first.0,
-                cap: window.cap.0,
-                round_trip,
-                unacknowledged: VecDeque::new(),
-                on_its_way: 0,
-                waits: false,
-                backlog: VecDeque::new(),
-            })
-        });
-        Connection { stream, route, overhead, source, closed: false, opening }
+        let growth =
+            growth.filter(|growth| growth.window.first < growth.window.cap && growth.round_trip > SimDuration::ZERO);
+        let opening = growth.map(|growth| Opening::new(growth, growth.window.first.0));
+        Connection { stream, route, overhead, source, closed: false, growth, opening, used: SimTime::ZERO }
+    }
+
+    /// Bytes come, or have left: had it nothing to send for long, its window is smaller now.
+    pub(super) fn is_used(&mut self, now: SimTime) {
+        let idle = now.since(self.used);
+        self.used = now;
+        let Some(Growth { window, round_trip, warm }) = self.growth else { return };
+        let Some(halves_after) = window.idle.map(|idle| idle + round_trip) else { return };
+        let halvings = idle.as_ps() / halves_after.as_ps();
+        let size = match &self.opening {
+            Some(opening) if !opening.backlog.is_empty() => return,
+            Some(opening) => opening.size,
+            None => warm.0,
+        };
+        if halvings > 0 {
+            let size = size.checked_shr(halvings.min(64) as u32).unwrap_or(0).max(window.first.0);
+            self.opening = Some(Opening::new(Growth { window, round_trip, warm }, size));
+        }
     }
 
     /// What a frame puts on the wire, and the payload that takes as long.
@@ -133,6 +157,18 @@ impl Connection {
 }
 
 impl Opening {
+    fn new(Growth { window, round_trip, .. }: Growth, size: u64) -> Box<Opening> {
+        Box::new(Opening {
+            size,
+            cap: window.cap.0,
+            round_trip,
+            unacknowledged: VecDeque::new(),
+            on_its_way: 0,
+            waits: false,
+            backlog: VecDeque::new(),
+        })
+    }
+
     fn release(&mut self, now: SimTime) -> Release {
         let Some(Frame { left, tag }) = self.backlog.front().copied() else { return Release::Nothing };
         let bytes = self.allow(now, left);
@@ -179,9 +215,9 @@ mod tests {
     const ROUND_TRIP: u64 = 1_000;
 
     fn connection(first: u64, cap: u64) -> Connection {
-        let window = Window { first: Bytes(first), cap: Bytes(cap) };
-        let window = Some((window, SimDuration::from_ps(ROUND_TRIP)));
-        Connection::new(StreamId(0), Route::default(), None, RankId(0), window)
+        let window = Window { first: Bytes(first), cap: Bytes(cap), idle: Some(SimDuration::from_ps(9 * ROUND_TRIP)) };
+        let growth = Growth { window, round_trip: SimDuration::from_ps(ROUND_TRIP), warm: Bytes(cap / 2) };
+        Connection::new(StreamId(0), Route::default(), None, RankId(0), Some(growth))
     }
 
     /// What is let go, and when.
@@ -220,6 +256,20 @@ mod tests {
         connection.push(Bytes(30), 0);
         let now = SimTime::from_ps(100 * ROUND_TRIP);
         assert!(matches!(connection.release(now), Release::Bytes { bytes: Bytes(10), last: false, .. }));
+    }
+
+    #[test]
+    fn a_window_halves_with_every_time_out_without_use() {
+        let mut connection = connection(10, 80);
+        connection.push(Bytes(500), 0);
+        assert_eq!(bursts(&mut connection).len(), 4);
+        connection.is_used(SimTime::from_ps(5 * ROUND_TRIP));
+        // Of an open connection's 40: 20 after a time-out of 9 + 1 round trips, the first 10 after two and more; a little less is none.
+        for (idle, left) in [(9, None), (10, Some(20)), (20, Some(10)), (1_000, Some(10))] {
+            let mut connection = Connection { opening: None, ..connection.clone() };
+            connection.is_used(SimTime::from_ps((5 + idle) * ROUND_TRIP));
+            assert_eq!(connection.opening.map(|opening| opening.size), left, "after {idle} round trips");
+        }
     }
 
     #[test]

@@ -29,7 +29,7 @@ use crate::collective::Wire;
 use crate::ids::{GroupId, GroupRank, Handle, HostId, RankId, Site};
 use crate::network::{Network, NetworkEvent, Route, Topology};
 use crate::time::{Bytes, Rate, SimDuration, SimTime};
-use connection::{Connection, Release};
+use connection::{Connection, Growth, Release};
 use indexmap::IndexMap;
 use protocol::time_for;
 use rendezvous::Rendezvous;
@@ -213,11 +213,17 @@ impl Transport {
 
     /// When the first step of a collective of `bytes` that begins now can start.
     pub(crate) fn begins(&self, now: SimTime, bytes: Bytes) -> SimTime {
-        now.saturating_add(self.protocol.call).saturating_add(time_for(self.protocol.staging, bytes))
+        let Protocol { call, hand_over, staging, .. } = self.protocol;
+        now.saturating_add(call + hand_over + time_for(staging, bytes))
     }
 
-    /// When an operation that is over now has brought its result of `bytes` where the program wants it.
+    /// When a collective that is over now, on this rank, has brought its result of `bytes` where the program wants it.
     pub(crate) fn ends(&self, now: SimTime, bytes: Bytes) -> SimTime {
+        self.brings(now.saturating_add(self.protocol.hand_over), bytes)
+    }
+
+    /// The same of a message between two ranks.
+    pub(crate) fn brings(&self, now: SimTime, bytes: Bytes) -> SimTime {
         now.saturating_add(time_for(self.protocol.staging, bytes))
     }
 
@@ -381,6 +387,7 @@ impl Transport {
         if connection.closed {
             return Bytes(0);
         }
+        connection.is_used(now);
         let (wire_bytes, bytes) = connection.framed(bytes);
         self.wire_sent[connection.source.index()] += wire_bytes;
         if connection.is_open() {
@@ -427,10 +434,13 @@ impl Transport {
         };
         let round_trip = route.latency + self.topology.route(to, from).latency;
         let limit = Rate::new(window.cap.0 as f64 / round_trip.as_secs_f64());
-        let narrowest = route.links.iter().map(|id| self.topology.link(*id).payload_rate());
-        let binds = limit.filter(|limit| narrowest.into_iter().all(|rate| limit < &rate));
+        let rates = route.links.iter().map(|id| self.topology.link(*id).payload_rate());
+        let narrowest = rates.min_by(|a, b| a.bytes_per_second().total_cmp(&b.bytes_per_second()));
+        let binds = limit.filter(|limit| narrowest.is_none_or(|rate| *limit < rate));
         let stream = self.network.open(from, to, binds);
-        Connection::new(stream, route, overhead, source, Some((window, round_trip)))
+        let carried = narrowest.map_or(0.0, |rate| 2.0 * rate.bytes_per_second() * round_trip.as_secs_f64());
+        let warm = Bytes((carried as u64).clamp(window.first.0, window.cap.0));
+        Connection::new(stream, route, overhead, source, Some(Growth { window, round_trip, warm }))
     }
 
     /// Brings the network to an instant before its next event.
@@ -467,6 +477,7 @@ impl Transport {
             NetworkEvent::Sent { tag, started } => {
                 let message = self.messages.get_mut(tag as u32);
                 message.started = message.started.min(started);
+                self.connections[message.connection as usize].is_used(now);
                 if tag & PART == 0 {
                     message.sent = now;
                     self.after(now, self.protocol.wake, Due::Sent(tag as u32), progress);

@@ -14,6 +14,9 @@ pub struct Protocol {
     pub connections_per_group: bool,
     /// From the call of an operation until its first message can be sent or received.
     pub call: SimDuration,
+    /// From the program's thread to the one that carries a collective out, and from that one back: each way. Messages between two ranks stay
+    /// with the program's.
+    pub hand_over: SimDuration,
     /// What a rank's thread for input takes for each message that arrives, one after the other.
     pub message: SimDuration,
     /// Until the thread that waits for a message goes on.
@@ -42,6 +45,8 @@ pub struct Window {
     pub first: Bytes,
     /// It does not grow beyond; at least `first`.
     pub cap: Bytes,
+    /// With nothing to send for this long and a round trip it halves, again and again, down to `first`; `None`: it stays.
+    pub idle: Option<SimDuration>,
 }
 
 /// How long `bytes` take at a rate that may be no limit.

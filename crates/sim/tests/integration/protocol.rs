@@ -187,7 +187,7 @@ fn reduce_scatter_is_an_all_reduce_for_each_block_two_at_a_time(#[values(2, 4)] 
 }
 
 fn windowed(first: u64, cap: u64) -> Protocol {
-    Protocol { window: Some(Window { first: Bytes(first), cap: Bytes(cap) }), ..Protocol::default() }
+    Protocol { window: Some(Window { first: Bytes(first), cap: Bytes(cap), idle: None }), ..Protocol::default() }
 }
 
 #[rstest]
@@ -256,6 +256,14 @@ fn a_call_costs_before_anything_is_sent() {
 }
 
 #[test]
+fn a_collective_is_handed_to_another_thread_and_back() {
+    // h + n beta + d + h; a message between two ranks is nobody else's.
+    let protocol = Protocol { hand_over: us(70), ..Protocol::default() };
+    assert_eq!(time(2, protocol.clone(), Broadcast, 1000), 1000 * BETA + D + 2 * 70_000_000);
+    assert_eq!(one_way(protocol, 1000), [1000 * BETA, 1000 * BETA + D]);
+}
+
+#[test]
 fn staging_brings_tensors_from_the_device_and_back() {
     // n / s before and n / s after, n beta + d between.
     let protocol = Protocol { staging: Rate::new(2e9), ..Protocol::default() };
@@ -293,7 +301,7 @@ fn headers_and_handshakes_count_on_the_wire() {
 fn full() -> Protocol {
     Protocol {
         handshake: Some(Handshake { control: Bytes(48), preamble: Bytes(48) }),
-        window: Some(Window { first: Bytes(14_480), cap: Bytes(2_700_000) }),
+        window: Some(Window { first: Bytes(14_480), cap: Bytes(2_700_000), idle: None }),
         connections_per_group: true,
         call: us(200),
         message: us(100),
