@@ -68,6 +68,15 @@ def test_a_real_run_leaves_what_a_simulated_one_does(tmp_path: Path) -> None:
     (receive,) = [event for event in events(tmp_path, "completed") if event["operation"] == "recv"]
     assert receive["peer"][0] == 0
     assert all(time > 0 for time in report["recorder"]["time_s"])
+    # The same operations can be simulated, with the compute that they really took.
+    replayed = uniference("replay", "out", "--ranks", 2, "--json", "--out", "again", cwd=tmp_path)
+    assert replayed.code == 0, replayed.err
+    simulated = json.loads(replayed.out)
+    assert {operation["operation"]: operation["count"] for operation in simulated["operations"]} == counts
+    for real, again in zip(report["ranks"], simulated["ranks"], strict=True):
+        assert again["compute_s"] == pytest.approx(real["compute_s"])
+    compared = uniference("compare", "again", "out", "--json", cwd=tmp_path)
+    assert json.loads(compared.out)["unmatched"] == [0, 0]
 
 
 def test_a_program_that_fails_is_reported_as_failed(tmp_path: Path) -> None:
@@ -104,3 +113,25 @@ def test_the_offset_of_a_clock_is_found_to_half_a_round_trip() -> None:
         reading = clocks.read(listener.getsockname())
         server.join()
     assert abs(reading.offset_ns - shift) <= reading.error_ns
+
+
+def test_a_probe_that_is_predicted_where_it_ran_finds_the_same(tmp_path: Path) -> None:
+    network = ("--ranks", 2, "--bandwidth", "100 Mbps", "--latency", "1 ms", "--compute", "none", "--record", "summary")
+    sizes = ("--pingpong-sizes", "--sizes", 65536, "--cold-sizes", 65536)
+    for out, options in {"measured": ("--probe", "full", *sizes), "predicted": ("--like", "measured.jsonl")}.items():
+        probe = ("-m", "uniference.real.probe", *options, "--out", f"{out}.jsonl")
+        done = uniference("run", *network, "--out", out, *probe, cwd=tmp_path)
+        assert done.code == 0, done.err
+    measured, predicted = (
+        [json.loads(line) for line in (tmp_path / f"{out}.jsonl").read_text().splitlines()]
+        for out in ("measured", "predicted")
+    )
+    assert len(measured) == len(predicted) > 15
+    for first, second in zip(measured, predicted, strict=True):
+        assert [first[key] for key in ("operation", "bytes", "cold")] == [
+            second[key] for key in ("operation", "bytes", "cold")
+        ]
+        # Reading a clock takes a microsecond; a cold connection takes longer: twice its first window, 14,480 B, is less than 64 KiB.
+        assert second["seconds"] == pytest.approx(first["seconds"], abs=3e-6)
+    times = {(row["operation"], row["cold"]): row["seconds"][0] for row in measured}
+    assert times["one_way", True] > times["one_way", False]

@@ -60,12 +60,17 @@ class Probe:
         self._budget_s = budget_s
         self._device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
         self._group: dist.ProcessGroup | None = None
-        hosts: list[str] = [""] * self._size
+        hosts: list[tuple[str, int]] = [("", 0)] * self._size
         dist.all_gather_object(hosts, _host())
-        self._one_clock = len(set(hosts)) == 1
+        self._hosts = hosts
+        self._one_clock = len({kernel for kernel, _ in hosts}) == 1
         self._latest(0.0)
         # An instant so far ahead is known to all before it comes.
         self._notice_s = 0.002 + 2 * self._latest(-_timed(lambda: self._latest(0.0)), smallest=True)
+
+    def is_local(self, case: Case) -> bool:
+        """Are its ranks on one host?"""
+        return len({self._hosts[rank] for rank in case.ranks}) == 1
 
     def measure(self, case: Case, like: Taken | None = None) -> Taken:
         """All ranks call it with the same case. `like`: as often as that, and as late."""
@@ -170,6 +175,7 @@ class Probe:
     def solo(self, case: Case) -> Callable[[], object]:
         """A collective of this rank alone: what the library takes without any message, threads at rest before."""
         group = dist.new_group(case.ranks, use_local_synchronization=True)
+        assert isinstance(group, dist.ProcessGroup)
         data = torch.zeros(1, device=self._device)
         return lambda: dist.all_reduce(data, group=group)
 
@@ -312,9 +318,10 @@ def _timed(run: Callable[[], object], pause: float = 0.0) -> float:
     return time.perf_counter() - start
 
 
-def _host() -> str:
-    """What two ranks share if they share a clock: the kernel."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+def _host() -> tuple[str, int]:
+    """What two ranks share if they share a clock, the kernel; and if no link is between them, its network's namespace."""
+    kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return kernel, os.stat("/proc/self/ns/net").st_ino
 
 
 def _connect(serves: bool, first: int, second: int) -> socket.socket:
@@ -403,7 +410,7 @@ def main() -> None:
         dist.broadcast_object_list(taken, case.ranks[0])
         if rank == 0:
             with words.out.open("a") as file:
-                file.write(json.dumps({**asdict(case), **asdict(taken[0])}) + "\n")
+                file.write(json.dumps({**asdict(case), "local": probe.is_local(case), **asdict(taken[0])}) + "\n")
     if rank == 0:
         print(f"\r{len(missing)} cases measured, {len(wanted) - len(missing)} known      ", file=sys.stderr)
     dist.destroy_process_group()

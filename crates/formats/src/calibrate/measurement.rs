@@ -13,6 +13,9 @@ pub struct Measurement {
     pub bytes: u64,
     /// Of each repetition.
     pub seconds: Vec<f64>,
+    /// Do these ranks share a host?
+    #[serde(default)]
+    pub local: bool,
 }
 
 /// Measurements that nothing can be fitted to.
@@ -52,6 +55,8 @@ pub fn parse(text: &str) -> Result<Vec<Measurement>, MeasurementError> {
 pub struct Pair {
     /// Without the library: over a plain TCP connection.
     pub plain: bool,
+    /// On one host, so that no link is between them.
+    pub local: bool,
     /// Who began, and the other.
     pub ranks: [u32; 2],
     /// Of the message, there and back.
@@ -96,7 +101,20 @@ fn pair(measurement: &Measurement) -> Option<Pair> {
     // What delays a packet is not the network's: the shortest round trips are.
     seconds.truncate(if plain { seconds.len().div_ceil(10) } else { seconds.len() });
     let wanted = (plain || measurement.operation == "pingpong") && !seconds.is_empty();
-    wanted.then_some(Pair { plain, ranks, bytes: measurement.bytes, seconds })
+    wanted.then_some(Pair { plain, local: measurement.local, ranks, bytes: measurement.bytes, seconds })
+}
+
+/// By rank, the number of its host. Where all measured pairs share one, there is no telling, and each has its own.
+pub(super) fn hosts(observed: &[Pair], world: usize) -> Vec<usize> {
+    let mut first: Vec<usize> = (0..world).collect();
+    if observed.iter().any(|pair| !pair.local) {
+        for pair in observed.iter().filter(|pair| pair.local) {
+            let [one, other] = pair.ranks.map(|rank| first[rank as usize]);
+            first.iter_mut().filter(|host| **host == one.max(other)).for_each(|host| *host = one.min(other));
+        }
+    }
+    let known: std::collections::BTreeSet<usize> = first.iter().copied().collect();
+    first.iter().map(|host| known.range(..host).count()).collect()
 }
 
 /// Seconds of a collective of one rank alone, in the middle; `None`: not measured.

@@ -1,8 +1,9 @@
 //! Owns what follows from measurements of a network: the cluster file that predicts them best, how well, and how sure each number is.
 //!
 //! In the order of its way: [`measurement`] reads what `python/uniference/real/probe.py` has written, [`model`] says what the simulator makes of a
-//! ping-pong for given numbers, [`fit`] finds the numbers. Taking measurements is the probe's business.
+//! ping-pong for given numbers, [`fit`] finds the numbers; `errors` knows how far the model is off on other operations. Taking measurements is the probe's business.
 
+mod errors;
 pub mod fit;
 pub mod measurement;
 pub mod model;
@@ -11,7 +12,7 @@ pub use measurement::{Measurement, MeasurementError};
 
 use crate::units::{Bandwidth, Duration};
 use fit::{Fit, Observation};
-use model::{Model, Network};
+use model::{Model, Network, Placement};
 use serde::Serialize;
 use uniference_sim::time::{Rate, SimDuration};
 
@@ -66,7 +67,7 @@ pub struct CaseError {
 /// Hosts are told apart where one number for all leaves some pair this far off.
 const EQUAL: f64 = 0.05;
 
-/// Fits a network of one rank a host, `backend` being the library that was measured. `seed` is the bootstrap's.
+/// Fits a network, `backend` being the library that was measured. `seed` is the bootstrap's.
 ///
 /// # Errors
 /// Where no ping-pong of two sizes was measured.
@@ -74,40 +75,40 @@ pub fn calibrate(measurements: &[Measurement], backend: &str, seed: u64) -> Resu
     let observed = measurement::of_pairs(measurements)?;
     let world = observed.iter().flat_map(|case| case.ranks).max().map_or(0, |rank| rank as usize + 1);
     let observations: Vec<Observation> = observed.iter().map(Observation::new).collect();
-    let fitted = |hosts: usize| {
-        let model = Model { backend, cases: &observed };
-        let start = Network::guess(&observed, hosts);
-        fit::fit(&observations, &start.logarithms(), &|point| model.predict(&Network::at(point)), seed)
+    let placement = Placement(measurement::hosts(&observed, world));
+    let shared = placement.is_shared();
+    let fitted = |apart: bool| {
+        let model = Model { backend, cases: &observed, placement: &placement };
+        let start = Network::guess(&observed, &placement, apart);
+        fit::fit(&observations, &start.logarithms(), &|point| model.predict(&Network::at(point, shared)), seed)
     };
-    let together = fitted(1);
-    let fit = if world > 2 && worst_pair(&observed, &together) > EQUAL { fitted(world) } else { together };
+    let together = fitted(false);
+    let apart = placement.hosts() > 2 && worst_pair(&observed, &together) > EQUAL;
+    let fit = if apart { fitted(true) } else { together };
     let slowdowns = measurement::slowdowns(measurements, world);
-    let network = Network { solo: measurement::solo(measurements), ..Network::at(&fit.point) };
-    Ok(describe(&observed, &fit, &network, backend, &slowdowns))
+    let network = Network { solo: measurement::solo(measurements), ..Network::at(&fit.point, shared) };
+    let toml = network.to_toml(backend, &placement, &slowdowns, fit.spread());
+    Ok(describe(&observed, &fit, &network, toml))
 }
 
-/// How far off the pair is on average that is farthest.
+/// How far off the pair is on average that is farthest, its worst measurement left out: one outlier makes no host different.
 fn worst_pair(observed: &[measurement::Pair], fit: &Fit) -> f64 {
     let pairs: std::collections::BTreeSet<[u32; 2]> = observed.iter().map(|case| case.ranks).collect();
     let mean = |pair: [u32; 2]| {
-        let own: Vec<f64> = observed
+        let mut own: Vec<f64> = observed
             .iter()
             .zip(&fit.residuals)
             .filter(|(case, _)| case.ranks == pair)
             .map(|(_, error)| *error)
             .collect();
+        own.sort_by(|a, b| a.abs().total_cmp(&b.abs()));
+        own.truncate((own.len() - 1).max(1));
         (own.iter().sum::<f64>() / own.len() as f64).abs()
     };
     pairs.into_iter().map(mean).fold(0.0, f64::max)
 }
 
-fn describe(
-    observed: &[measurement::Pair],
-    fit: &Fit,
-    network: &Network,
-    backend: &str,
-    slowdowns: &[f64],
-) -> Calibration {
+fn describe(observed: &[measurement::Pair], fit: &Fit, network: &Network, toml: String) -> Calibration {
     let errors: Vec<CaseError> = observed
         .iter()
         .zip(&fit.residuals)
@@ -125,18 +126,18 @@ fn describe(
     };
     let median_error = middle(errors.iter().map(|case| case.error.abs()).collect());
     Calibration {
-        parameters: parameters(fit, network.hosts()),
+        parameters: parameters(fit, network),
         median_error,
         worst_error: errors.iter().map(|case| case.error.abs()).fold(0.0, f64::max),
         floor: middle(observed.iter().map(measurement::Pair::scatter).collect()),
         spread: fit.spread(),
-        toml: network.to_toml(backend, slowdowns, fit.spread()),
+        toml,
         errors,
     }
 }
 
-fn parameters(fit: &Fit, hosts: usize) -> Vec<Parameter> {
-    let names = Network::names(hosts);
+fn parameters(fit: &Fit, network: &Network) -> Vec<Parameter> {
+    let names = network.names();
     let ends = fit.low.iter().zip(&fit.high);
     let parameter = |((name, at), (low, high)): ((String, &f64), (&f64, &f64))| {
         let shown = |logarithm: f64| match name.ends_with("bandwidth") {
@@ -153,9 +154,9 @@ fn duration(seconds: f64) -> Duration {
     Duration(SimDuration::from_ns((seconds * 1e9).round().max(0.0) as u64))
 }
 
-/// Bytes per second, to 10 kbit/s.
+/// Bytes per second, to 10 kbit/s. A link that never is the narrowest shows no rate of its own: no more than 1 Pbit/s.
 fn bandwidth(bytes_per_second: f64) -> Bandwidth {
-    let bits = ((bytes_per_second * 8.0 / 1e4).round() * 1e4).max(1e4);
+    let bits = ((bytes_per_second * 8.0 / 1e4).round() * 1e4).clamp(1e4, 1e15);
     Bandwidth(Rate::from_bits_per_second(bits).expect("a rate above zero"))
 }
 

@@ -4,7 +4,7 @@
 //! shows their sum only. The plain round trip, in which no library takes part, tells it apart from the latency.
 
 use super::measurement::Pair;
-use super::{bandwidth, duration};
+use super::{bandwidth, duration, errors};
 use crate::cluster::{Choices, ClusterFile};
 use std::cell::Cell;
 use std::fmt::Write;
@@ -24,6 +24,24 @@ pub struct Network {
     pub solo: Option<f64>,
     /// Seconds one way and bytes per second of each host's link; one entry: all are equal.
     pub links: Vec<(f64, f64)>,
+    /// The same between ranks of one host, if any share one.
+    pub local: Option<(f64, f64)>,
+}
+
+/// Who is where: by rank, the number of its host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement(pub Vec<usize>);
+
+impl Placement {
+    /// How many hosts there are.
+    pub fn hosts(&self) -> usize {
+        self.0.iter().max().map_or(0, |host| host + 1)
+    }
+
+    /// Does any host have several ranks?
+    pub fn is_shared(&self) -> bool {
+        self.hosts() < self.0.len()
+    }
 }
 
 /// What the profile of Gloo has for `call`, and for handing a collective over, in messages' times.
@@ -32,64 +50,80 @@ const HAND_OVER: f64 = 0.85;
 
 impl Network {
     /// The numbers at a point of logarithms.
-    pub fn at(point: &[f64]) -> Network {
-        let links = point[1..].chunks(2).map(|link| (link[0].exp(), link[1].exp())).collect();
-        Network { message: point[0].exp(), solo: None, links }
+    pub fn at(point: &[f64], shared: bool) -> Network {
+        let mut links: Vec<(f64, f64)> = point[1..].chunks(2).map(|link| (link[0].exp(), link[1].exp())).collect();
+        let local = if shared { links.pop() } else { None };
+        Network { message: point[0].exp(), solo: None, links, local }
     }
 
     /// The point.
     pub fn logarithms(&self) -> Vec<f64> {
-        let links = self.links.iter().flat_map(|(latency, bandwidth)| [latency.ln(), bandwidth.ln()]);
+        let links =
+            self.links.iter().chain(&self.local).flat_map(|(latency, bandwidth)| [latency.ln(), bandwidth.ln()]);
         [self.message.ln()].into_iter().chain(links).collect()
     }
 
     /// What each coordinate is called.
-    pub fn names(hosts: usize) -> Vec<String> {
-        let link = |host: usize| {
-            let prefix = if hosts > 1 { format!("host {host} ") } else { String::new() };
-            [format!("{prefix}latency"), format!("{prefix}bandwidth")]
-        };
-        ["host time a message".to_owned()].into_iter().chain((0..hosts).flat_map(link)).collect()
-    }
-
-    /// How many hosts are told apart.
-    pub fn hosts(&self) -> usize {
-        self.links.len()
+    pub fn names(&self) -> Vec<String> {
+        let several = self.links.len() > 1;
+        let prefix = |host| if several { format!("host {host} ") } else { String::new() };
+        let prefixes = (0..self.links.len()).map(prefix).chain(self.local.map(|_| "local ".to_owned()));
+        let names = prefixes.flat_map(|prefix| [format!("{prefix}latency"), format!("{prefix}bandwidth")]);
+        ["host time a message".to_owned()].into_iter().chain(names).collect()
     }
 
     /// Where to begin: latencies from the plain round trips, bandwidths from the largest messages.
-    pub fn guess(observed: &[Pair], hosts: usize) -> Network {
+    pub fn guess(observed: &[Pair], placement: &Placement, apart: bool) -> Network {
+        let (local, observed): (Vec<&Pair>, Vec<&Pair>) =
+            observed.iter().partition(|case| case.local && placement.is_shared());
+        let hosts = if apart { placement.hosts() } else { 1 };
         let fastest = |plain: bool| {
             let of_kind = observed.iter().filter(|case| case.plain == plain);
-            of_kind.map(Pair::median).fold(f64::INFINITY, f64::min)
+            of_kind.map(|case| case.median()).fold(f64::INFINITY, f64::min)
         };
         let round = fastest(false);
         let latency = if fastest(true).is_finite() { fastest(true) / 2.0 } else { round / 8.0 };
         let message = ((round - 3.0 * latency) / 8.0).max(round / 100.0);
-        let link = |host: u32| {
-            let own = |case: &&Pair| hosts == 1 || case.ranks.contains(&host);
-            (latency_of(observed, host, hosts).unwrap_or(latency), rate(observed.iter().filter(own)))
+        let is_on = |case: &Pair, host: usize| case.ranks.iter().any(|rank| placement.0[*rank as usize] == host);
+        let link = |host: usize| {
+            let own = observed.iter().copied().filter(|case| hosts == 1 || is_on(case, host));
+            let latency =
+                if placement.is_shared() { None } else { latency_of(&observed, host as u32, hosts) }.unwrap_or(latency);
+            (latency, rate(own))
         };
-        Network { message, solo: None, links: (0..hosts as u32).map(link).collect() }
+        let round = local.iter().filter(|case| case.plain).map(|case| case.median()).fold(f64::INFINITY, f64::min);
+        let between = if round.is_finite() { round / 2.0 } else { latency / 10.0 };
+        let local = placement.is_shared().then(|| (between, rate(local.iter().copied())));
+        Network { message, solo: None, links: (0..hosts).map(link).collect(), local }
     }
 
-    fn link(&self, rank: u32) -> (f64, f64) {
-        self.links[rank as usize % self.links.len()]
+    fn link(&self, host: usize) -> (f64, f64) {
+        self.links[host % self.links.len()]
     }
 
     /// A cluster file of one host for each device; `communication` is the relative standard error that predictions have.
-    pub fn to_toml(&self, backend: &str, slowdowns: &[f64], communication: f64) -> String {
+    pub fn to_toml(&self, backend: &str, placement: &Placement, slowdowns: &[f64], communication: f64) -> String {
         let mut toml = self.backend(backend);
         let (latency, rate) = self.link(0);
         for (rank, slowdown) in slowdowns.iter().enumerate() {
-            let _ = write!(toml, "[[device]]\nname = \"rank.{rank}\"\nslowdown = {slowdown:.2}\n\n");
+            let host = match placement.is_shared() {
+                true => format!("host = \"host.{}\"\n", placement.0[rank]),
+                false => String::new(),
+            };
+            let _ = write!(toml, "[[device]]\nname = \"rank.{rank}\"\n{host}slowdown = {slowdown:.2}\n\n");
         }
         toml.push_str("[network]\npreset = \"switch\"\n");
         let _ = write!(toml, "bandwidth = \"{}\"\nlatency = \"{}\"\n", bandwidth(rate), duration(latency));
+        toml.push_str(&self.between_ranks_of_a_host());
+        let prefix = if placement.is_shared() { "host" } else { "rank" };
         for host in 1..self.links.len() {
-            toml.push_str(&self.exception(&format!("rank.{host}"), host as u32));
+            toml.push_str(&self.exception(&format!("{prefix}.{host}"), host));
         }
         let _ = write!(toml, "\n[uncertainty]\ncommunication = {communication:.4}\n");
+        for (operation, model) in if backend == "gloo" { &errors::GLOO[..] } else { &[] } {
+            // Errors of the numbers and of the model are independent.
+            let _ = writeln!(toml, "{operation} = {:.4}", communication.hypot(*model));
+        }
         toml
     }
 
@@ -107,18 +141,28 @@ impl Network {
         }
     }
 
-    fn exception(&self, host: &str, rank: u32) -> String {
-        let (latency, rate) = self.link(rank);
-        let (latency, rate) = (duration(latency), bandwidth(rate));
-        format!("[network.host.\"{host}\"]\nbandwidth = \"{rate}\"\nlatency = \"{latency}\"\n")
+    fn between_ranks_of_a_host(&self) -> String {
+        let Some((latency, rate)) = self.local else { return String::new() };
+        format!("local = {{ bandwidth = \"{}\", latency = \"{}\" }}\n", bandwidth(rate), duration(latency))
     }
 
-    /// Two of the hosts.
-    fn pair(&self, backend: &str, [first, second]: [u32; 2]) -> Cluster {
+    fn exception(&self, name: &str, host: usize) -> String {
+        let (latency, rate) = self.link(host);
+        let (latency, rate) = (duration(latency), bandwidth(rate));
+        format!("[network.host.\"{name}\"]\nbandwidth = \"{rate}\"\nlatency = \"{latency}\"\n")
+    }
+
+    /// Two ranks, on two of the hosts or on one.
+    fn pair(&self, backend: &str, [first, second]: [usize; 2]) -> Cluster {
         let mut toml = self.backend(backend);
-        toml.push_str("[[device]]\nname = \"a\"\n[[device]]\nname = \"b\"\n[network]\npreset = \"switch\"\n");
-        toml.push_str(&self.exception("a", first));
-        toml.push_str(&self.exception("b", second));
+        if first == second {
+            toml.push_str("[[device]]\nname = \"a\"\ncount = 2\nhost = \"h\"\n[network]\n");
+            toml.push_str(&self.between_ranks_of_a_host());
+        } else {
+            toml.push_str("[[device]]\nname = \"a\"\n[[device]]\nname = \"b\"\n[network]\npreset = \"switch\"\n");
+            toml.push_str(&self.exception("a", first));
+            toml.push_str(&self.exception("b", second));
+        }
         let file =
             ClusterFile::parse("calibration", &toml, &[]).unwrap_or_else(|error| panic!("{}", error.render(false)));
         file.resolve(&Choices::default()).unwrap_or_else(|error| panic!("{}", error.render(false))).cluster
@@ -133,13 +177,13 @@ fn rate<'a>(own: impl Iterator<Item = &'a Pair>) -> f64 {
 
 /// A host's latency, where every pair's plain round trip is known. That of a pair is the sum of both: with S the sum over the host's pairs and L that
 /// of all hosts' latencies, S = (P - 2) l + L, and all pairs together are (P - 1) L.
-fn latency_of(observed: &[Pair], host: u32, hosts: usize) -> Option<f64> {
+fn latency_of(observed: &[&Pair], host: u32, hosts: usize) -> Option<f64> {
     let plain = || observed.iter().filter(|case| case.plain);
     if hosts < 3 || plain().count() != hosts * (hosts - 1) / 2 {
         return None;
     }
-    let all = plain().map(Pair::median).sum::<f64>() / (hosts - 1) as f64;
-    let own: f64 = plain().filter(|case| case.ranks.contains(&host)).map(Pair::median).sum();
+    let all = plain().map(|case| case.median()).sum::<f64>() / (hosts - 1) as f64;
+    let own: f64 = plain().filter(|case| case.ranks.contains(&host)).map(|case| case.median()).sum();
     Some(((own - all) / (hosts - 2) as f64).max(all / 100.0))
 }
 
@@ -149,14 +193,20 @@ pub struct Model<'a> {
     pub backend: &'a str,
     /// Which measurements.
     pub cases: &'a [Pair],
+    /// Who is where.
+    pub placement: &'a Placement,
 }
 
 impl Model<'_> {
     /// The logarithm of each case's seconds.
     pub fn predict(&self, network: &Network) -> Vec<f64> {
-        let seconds = |case: &Pair| match case.plain {
-            true => case.ranks.map(|rank| network.link(rank).0).iter().sum(),
-            false => pingpong(&network.pair(self.backend, case.ranks), Bytes(case.bytes)),
+        let seconds = |case: &Pair| {
+            let hosts = case.ranks.map(|rank| self.placement.0[rank as usize]);
+            match (case.plain, network.local) {
+                (true, Some((latency, _))) if hosts[0] == hosts[1] => 2.0 * latency,
+                (true, _) => hosts.map(|host| network.link(host).0).iter().sum(),
+                (false, _) => pingpong(&network.pair(self.backend, hosts), Bytes(case.bytes)),
+            }
         };
         self.cases.iter().map(|case| seconds(case).max(1e-12).ln()).collect()
     }

@@ -1,17 +1,23 @@
 use super::measurement::Pair;
-use super::model::{Model, Network};
+use super::model::{Model, Network, Placement};
 use super::*;
 
 const SIZES: [u64; 7] = [1, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22];
 
 /// What the simulator says of a network, with repetitions that scatter by `noise`, as a probe would have measured it.
 fn measured(network: &Network, world: u32, noise: f64) -> Vec<Measurement> {
+    measured_on(network, &Placement((0..world as usize).collect()), noise)
+}
+
+fn measured_on(network: &Network, placement: &Placement, noise: f64) -> Vec<Measurement> {
+    let world = placement.0.len() as u32;
+    let local = |ranks: [u32; 2]| placement.0[ranks[0] as usize] == placement.0[ranks[1] as usize];
     let pairs = (0..world).flat_map(|first| (first + 1..world).map(move |second| [first, second]));
-    let case = |ranks, plain, bytes| Pair { plain, ranks, bytes, seconds: Vec::new() };
+    let case = |ranks: [u32; 2], plain, bytes| Pair { plain, local: local(ranks), ranks, bytes, seconds: Vec::new() };
     let cases: Vec<Pair> = pairs
         .flat_map(|pair| SIZES.map(|bytes| case(pair, false, bytes)).into_iter().chain([case(pair, true, 1)]))
         .collect();
-    let times = Model { backend: "gloo", cases: &cases }.predict(network);
+    let times = Model { backend: "gloo", cases: &cases, placement }.predict(network);
     // Repetitions: the truth times 1 - noise, 1 and 1 + noise, and one that was disturbed.
     let seconds = |logarithm: f64, plain: bool| {
         let spread = if plain { 0.0 } else { noise };
@@ -25,6 +31,7 @@ fn measured(network: &Network, world: u32, noise: f64) -> Vec<Measurement> {
             ranks: case.ranks.to_vec(),
             bytes: case.bytes,
             seconds: seconds(time, case.plain),
+            local: case.local,
         })
         .collect()
 }
@@ -36,12 +43,13 @@ fn near(found: f64, expected: f64, tolerance: f64) {
 #[test]
 fn the_numbers_of_a_network_are_found_again() {
     // 1 Gbit/s, 1 ms, 60 us: found to 2 %
-    let network = Network { message: 60e-6, solo: None, links: vec![(1e-3, 125e6)] };
+    let network = Network { message: 60e-6, solo: None, links: vec![(1e-3, 125e6)], local: None };
     let observed = measurement::of_pairs(&measured(&network, 2, 0.02)).unwrap();
     let observations: Vec<Observation> = observed.iter().map(Observation::new).collect();
-    let model = Model { backend: "gloo", cases: &observed };
-    let start = Network::guess(&observed, 1).logarithms();
-    let found = fit::fit(&observations, &start, &|point| model.predict(&Network::at(point)), 1);
+    let placement = Placement(vec![0, 1]);
+    let model = Model { backend: "gloo", cases: &observed, placement: &placement };
+    let start = Network::guess(&observed, &placement, false).logarithms();
+    let found = fit::fit(&observations, &start, &|point| model.predict(&Network::at(point, false)), 1);
     for (found, truth) in found.point.iter().zip(network.logarithms()) {
         near(found.exp(), truth.exp(), 0.02);
     }
@@ -54,7 +62,8 @@ fn the_numbers_of_a_network_are_found_again() {
 #[test]
 fn a_slow_host_is_told_apart() {
     // three hosts, the last with a tenth of the bandwidth and 2 ms more
-    let network = Network { message: 60e-6, solo: None, links: vec![(1e-3, 125e6), (1e-3, 125e6), (3e-3, 12.5e6)] };
+    let network =
+        Network { message: 60e-6, solo: None, links: vec![(1e-3, 125e6), (1e-3, 125e6), (3e-3, 12.5e6)], local: None };
     let calibration = calibrate(&measured(&network, 3, 0.01), "gloo", 1).unwrap();
     assert!(calibration.worst_error < 0.02, "{}", calibration.worst_error);
     let value = |name: &str| &calibration.parameters.iter().find(|parameter| parameter.name == name).unwrap().value;
@@ -65,8 +74,25 @@ fn a_slow_host_is_told_apart() {
 }
 
 #[test]
+fn ranks_that_share_a_host_have_a_link_of_their_own() {
+    // two ranks on each of two hosts: 1 Gbit/s and 1 ms between them, 20 Gbit/s and 20 us within
+    let network = Network { message: 60e-6, solo: None, links: vec![(1e-3, 125e6)], local: Some((20e-6, 2.5e9)) };
+    let calibration = calibrate(&measured_on(&network, &Placement(vec![0, 0, 1, 1]), 0.01), "gloo", 1).unwrap();
+    let value = |name: &str| &calibration.parameters.iter().find(|parameter| parameter.name == name).unwrap().value;
+    for (name, seconds) in [("latency", 1e-3), ("local latency", 20e-6)] {
+        near(value(name).parse::<Duration>().unwrap().0.as_secs_f64(), seconds, 0.03);
+    }
+    for (name, rate) in [("bandwidth", 125e6), ("local bandwidth", 2.5e9)] {
+        near(value(name).parse::<Bandwidth>().unwrap().0.bytes_per_second(), rate, 0.03);
+    }
+    let file = crate::cluster::ClusterFile::parse("calibrated", &calibration.toml, &[]).unwrap();
+    let cluster = file.resolve(&Default::default()).unwrap().cluster;
+    assert_eq!(cluster.devices.iter().map(|device| device.host.0).collect::<Vec<_>>(), [0, 0, 1, 1]);
+}
+
+#[test]
 fn the_result_is_a_cluster_file_that_predicts_what_was_measured() {
-    let network = Network { message: 80e-6, solo: None, links: vec![(200e-6, 12.5e6)] };
+    let network = Network { message: 80e-6, solo: None, links: vec![(200e-6, 12.5e6)], local: None };
     let calibration = calibrate(&measured(&network, 2, 0.01), "gloo", 7).unwrap();
     let file = crate::cluster::ClusterFile::parse("calibrated", &calibration.toml, &[]).unwrap();
     let cluster = file.resolve(&Default::default()).unwrap().cluster;
@@ -79,9 +105,15 @@ fn the_result_is_a_cluster_file_that_predicts_what_was_measured() {
 #[test]
 fn handing_over_is_what_a_collective_takes_alone() {
     // solo = call + 2 hand_over, with a call of 1.6 messages
-    let network = Network { message: 50e-6, solo: None, links: vec![(1e-3, 12.5e6)] };
+    let network = Network { message: 50e-6, solo: None, links: vec![(1e-3, 12.5e6)], local: None };
     let mut measurements = measured(&network, 2, 0.0);
-    let solo = |rank| Measurement { operation: "solo".into(), ranks: vec![rank], bytes: 0, seconds: vec![400e-6; 3] };
+    let solo = |rank| Measurement {
+        operation: "solo".into(),
+        ranks: vec![rank],
+        bytes: 0,
+        seconds: vec![400e-6; 3],
+        local: false,
+    };
     measurements.extend([solo(0), solo(1)]);
     let toml = calibrate(&measurements, "gloo", 0).unwrap().toml;
     let line = toml.lines().find_map(|line| line.strip_prefix("hand_over = ")).unwrap();
@@ -91,7 +123,7 @@ fn handing_over_is_what_a_collective_takes_alone() {
 
 #[test]
 fn too_few_measurements_are_refused() {
-    let network = Network { message: 80e-6, solo: None, links: vec![(200e-6, 12.5e6)] };
+    let network = Network { message: 80e-6, solo: None, links: vec![(200e-6, 12.5e6)], local: None };
     let one_size: Vec<Measurement> = measured(&network, 2, 0.0).into_iter().filter(|case| case.bytes == 1).collect();
     assert!(matches!(calibrate(&one_size, "gloo", 0), Err(MeasurementError::TooFew)));
     assert!(matches!(measurement::parse("{}\n"), Err(MeasurementError::Line { line: 1, .. })));

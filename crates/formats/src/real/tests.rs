@@ -248,7 +248,8 @@ fn a_real_run_can_be_simulated_with_its_own_compute() {
     let text = "[[device]]\nname = \"a\"\ncount = 2\n[network]\nlatency = \"1 us\"\n[backend]\nname = \"ideal\"\n";
     let cluster = ClusterFile::parse("test", text, &[]).unwrap().resolve(&Choices::default()).unwrap().cluster;
     let mut engine = Engine::new(&cluster, Box::new(cluster.network()));
-    let requests = two_hosts().requests().map(|(_, requests)| requests.into_iter().map(|its| (TaskId(0), its)));
+    let recorded = two_hosts();
+    let requests = recorded.requests().map(|(_, requests)| requests.into_iter().map(|its| (TaskId(0), its)));
     let mut statistics = Statistics::default();
     let ended = replay(&mut engine, requests.collect::<Vec<_>>(), &mut statistics);
     assert!(matches!(ended, Replayed::Finished), "{ended:?}");

@@ -3,6 +3,7 @@
 //! What is measured is the business of `python/uniference/real/probe.py`, what is fitted to it that of `uniference-formats`.
 
 use super::launch::{Start, absolute};
+use super::testbed::Output;
 use crate::error::{Exit, HostError};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -49,7 +50,7 @@ enum Probe {
 pub(super) fn calibrate(args: &Args, python: &Path) -> Result<Exit, HostError> {
     let measurements = args.fit.clone().unwrap_or_else(|| args.out.with_extension("measurements.jsonl"));
     if args.fit.is_none() {
-        let exit = args.start.run(python, &words(args, &measurements)?, &[])?;
+        let exit = args.start.run(python, &words(args, &measurements)?, &[], Output::beside(args.json))?;
         // On other machines than rank 0's there is nothing to fit.
         if exit != Exit::Ok || !measurements.exists() {
             return Ok(exit);

@@ -4,7 +4,7 @@
 
 use super::folder::Folder;
 use super::results::{EVENTS, OutputArgs, RECORD, RecordLevel, TRACE, show};
-use super::testbed::{Processes, TestbedArgs};
+use super::testbed::{Output, Processes, TestbedArgs};
 use crate::error::{Exit, HostError};
 use crate::interrupt::Interrupts;
 use std::fs::File;
@@ -91,7 +91,8 @@ pub(super) fn launch(args: &Args, argv: &[String], python: &Path) -> Result<Exit
     let mut words = vec!["uniference.real".to_owned()];
     words.extend(args.module.then(|| "-m".to_owned()));
     words.extend(args.script.iter().cloned());
-    let exit = args.start.run(python, &words, &[(FOLDER, absolute(folder.path())?)])?;
+    let exit =
+        args.start.run(python, &words, &[(FOLDER, absolute(folder.path())?)], Output::beside(args.output.json))?;
     if exit != Exit::Ok {
         return Ok(exit);
     }
@@ -116,12 +117,13 @@ impl Start {
         python: &Path,
         words: &[String],
         environment: &[(&str, String)],
+        output: Output,
     ) -> Result<Exit, HostError> {
         let interrupts = Interrupts::new()?;
         if self.testbed {
             let mut command = vec![python.display().to_string(), "-m".to_owned()];
             command.extend_from_slice(words);
-            return self.emulated.run(&command, environment, &interrupts);
+            return self.emulated.run(&command, environment, output, &interrupts);
         }
         if self.emulated.is_given() {
             let hint = "add --testbed, or say with --nproc-per-node how many ranks run here";
@@ -135,6 +137,7 @@ impl Start {
         if std::env::var_os("OMP_NUM_THREADS").is_none() {
             command.env("OMP_NUM_THREADS", "1");
         }
+        output.apply(&mut command);
         let child = command.spawn().map_err(HostError::system("starting torchrun"))?;
         Processes::of(vec![child]).wait(&interrupts)
     }

@@ -33,7 +33,7 @@ pub(super) struct TestbedArgs {
 
 /// Runs the command, and ends with the first rank that fails.
 pub(super) fn testbed(args: &Args) -> Result<Exit, HostError> {
-    args.testbed.run(&args.command, &[], &Interrupts::new()?)
+    args.testbed.run(&args.command, &[], Output::Standard, &Interrupts::new()?)
 }
 
 impl TestbedArgs {
@@ -52,13 +52,14 @@ impl TestbedArgs {
         &self,
         words: &[String],
         more: &[(&str, String)],
+        output: Output,
         interrupts: &Interrupts,
     ) -> Result<Exit, HostError> {
         let chosen = self.resolve()?;
         let cluster = &chosen.resolved.cluster;
         let queue = self.queue.map_or(DEFAULT_QUEUE_BYTES, |size| size.0.0);
         let testbed = Testbed::new(cluster, queue)?;
-        let mut ranks = start(&testbed, cluster, words, more)?;
+        let mut ranks = start(&testbed, cluster, words, more, output)?;
         let exit = ranks.wait(interrupts)?;
         drop(ranks);
         let (carried, dropped) = testbed.packets();
@@ -67,17 +68,41 @@ impl TestbedArgs {
     }
 }
 
+/// Where ranks' standard output goes.
+#[derive(Clone, Copy)]
+pub(super) enum Output {
+    /// Where ours does.
+    Standard,
+    /// To standard error: ours is for JSON, and nothing else.
+    Aside,
+}
+
+impl Output {
+    /// As `--json` asks.
+    pub(super) fn beside(json: bool) -> Output {
+        if json { Output::Aside } else { Output::Standard }
+    }
+
+    pub(super) fn apply(self, command: &mut Command) {
+        if let Output::Aside = self {
+            command.stdout(std::io::stderr());
+        }
+    }
+}
+
 fn start(
     testbed: &Testbed,
     cluster: &Cluster,
     words: &[String],
     more: &[(&str, String)],
+    output: Output,
 ) -> Result<Processes, HostError> {
     let mut ranks = Processes::of(Vec::new());
     for rank in 0..cluster.devices.len() {
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).envs(environment(testbed, cluster, rank));
         command.envs(more.iter().map(|(name, value)| (*name, value)));
+        output.apply(&mut command);
         let host = cluster.devices[rank].host;
         let child = testbed.spawn(host, command).map_err(|error| {
             HostError::Usage(format!("cannot start `{}`: {error}\nhint: give the command after --", words[0]))
