@@ -301,9 +301,10 @@ fn headers_and_handshakes_count_on_the_wire() {
 fn full() -> Protocol {
     Protocol {
         handshake: Some(Handshake { control: Bytes(48), preamble: Bytes(48) }),
-        window: Some(Window { first: Bytes(14_480), cap: Bytes(2_700_000), idle: None }),
+        window: Some(Window { first: Bytes(14_480), cap: Bytes(2_700_000), idle: Some(us(200_000)) }),
         connections_per_group: true,
         call: us(200),
+        hand_over: us(50),
         message: us(100),
         wake: us(100),
         copy: Rate::new(1e10),
