@@ -127,7 +127,7 @@ def plot(cells: Sequence[Cell], path: Path) -> bool:
     axes.set_xticks(range(len(names)), names, rotation=40, ha="right")
     axes.set_ylabel("(predicted - measured) / measured, %")
     axes.set_ylim(-62, 62)
-    axes.legend(loc="lower left")
+    axes.legend(loc="upper right")
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
