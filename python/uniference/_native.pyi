@@ -70,6 +70,21 @@ class Channel:
         `kind`: all_reduce reduce broadcast all_gather reduce_scatter all_to_all gather scatter barrier. `shape` in elements: one
         int is `Shape::Even`, a list `Shape::Blocks`, a pair of lists `Shape::Pairs` (crates/sim/src/program.rs).
         """
+    def run(
+        self,
+        group: int,
+        kind: str,
+        dtype: str,
+        reduce: str | None,
+        root: int | None,
+        shape: int | Sequence[int] | tuple[Sequence[int], Sequence[int]],
+        input: Sequence[Tensor] | None,
+        output: Sequence[Tensor] | None,
+        timeout: int | None,
+        site: str,
+    ) -> tuple[bool, int | None]:
+        """`collective`, `wait` and `deliver` in one, of elements that `combines` names. Without `output` it
+        replaces the input. Returns whether it was in time, and who has closed its end of a connection: then it has failed."""
     def send(self, group: int, to: int, tag: int, input: Sequence[Tensor], site: str) -> int: ...
     def recv(self, group: int, source: int | None, tag: int, nbytes: int, site: str) -> int: ...
     def wait(self, handles: Sequence[int], timeout: int | None, any: bool, site: str) -> list[int] | None:

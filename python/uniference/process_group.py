@@ -23,9 +23,12 @@ from uniference._site import user_line
 from uniference.arena import Arena
 from uniference.profiling import Event, begin
 from uniference.reduction import Reduction, check_gloo, dtype_name
-from uniference.work import Operation, Pairs, Work
+from uniference.work import Ended, Operation, Pairs, Work, connection_closed, deliver_earlier, picoseconds, timed_out
 
 Shape = int | Sequence[int] | tuple[Sequence[int], Sequence[int]]
+
+# What a collective is to the engine, as `Channel.collective` takes it.
+_Call = tuple[int, str, str, str | None, int | None, Shape, Sequence[Tensor] | None]
 
 # The defaults of torch 2.15 are no events in virtual time: where nothing else is left to happen, that is a deadlock.
 _DEFAULT_TIMEOUTS = (timedelta(minutes=30), timedelta(minutes=10))
@@ -173,7 +176,9 @@ class SimulatedBackend(c10d.Backend):
             return outputs
 
         sparse.all_reduce(tensors, self._size, gather)
-        return sparse.SparseWork(self.channel, tensors, events)
+        for event in events:
+            event.end()
+        return Ended(self.channel, tensors)
 
     @uncharged
     def allreduce_coalesced(self, tensors: list[Tensor], opts: c10d.AllreduceCoalescedOptions) -> Work:
@@ -216,6 +221,7 @@ class SimulatedBackend(c10d.Backend):
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: c10d.ReduceScatterOptions
     ) -> Work:
+        opts.asyncOp = True  # side by side: whoever asks for all waits for all
         pairs = zip(outputs, inputs, strict=True)
         return self._merged("reduce_scatter", [self._reduce_scatter_single(out, put, opts) for out, put in pairs])
 
@@ -253,6 +259,7 @@ class SimulatedBackend(c10d.Backend):
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: c10d.AllgatherOptions
     ) -> Work:
+        opts.asyncOp = True
         pairs = zip(outputs, inputs, strict=True)
         return self._merged("all_gather", [self._all_gather_single(out, put, opts) for out, put in pairs])
 
@@ -261,6 +268,7 @@ class SimulatedBackend(c10d.Backend):
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: c10d.AllgatherOptions
     ) -> Work:
         # outputs[rank][i] receives inputs[i] of that rank.
+        opts.asyncOp = True
         pairs = zip(zip(*outputs, strict=True), inputs, strict=True)
         events = self._event("all_gather", inputs)
         return self._merged("all_gather", [self._all_gather(out, put, opts, title="") for out, put in pairs], events)
@@ -375,18 +383,32 @@ class SimulatedBackend(c10d.Backend):
         if self._name == "gloo" and (carried := inputs or outputs):
             # Its gather is the one call that does not take complex numbers for pairs of real ones.
             check_gloo(carried[0].dtype, complex_too=kind != "gather")
-        handle = self.channel.collective(
-            self._group,
-            kind,
-            _dtype_name(inputs or outputs),
-            reduction.name if reduction is not None else None,
-            root,
-            shape,
-            reduction.prepare(inputs) if reduction is not None and inputs is not None else inputs,
-            user_line(),
-        )
+        name = reduction.name if reduction is not None else None
+        sent = reduction.prepare(inputs) if reduction is not None and inputs is not None else inputs
+        call = (self._group, kind, _dtype_name(inputs or outputs), name, root, shape, sent)
+        is_native = reduction is None or reduction.is_native
+        if not opts.asyncOp and self._batch is None and is_native and not events:
+            return self._run(call, outputs, reduction, self._limit(opts.timeout))
+        handle = self.channel.collective(*call, user_line())
         operation = Operation(self._arena, handle, outputs, reduction, self._size)
         return self._issued(kind, [operation], events, opts.timeout)
+
+    def _run(
+        self, call: _Call, outputs: Sequence[Tensor], reduction: Reduction | None, limit: timedelta | None
+    ) -> Work:
+        """For a caller that waits anyway, and for a program that looks at nothing else meanwhile: one way there and back."""
+        _, kind, _, _, _, _, sent = call
+        ticks = picoseconds(limit) if limit is not None else None
+        in_time, closed_by = self.channel.run(*call, None if sent is outputs else outputs, ticks, user_line())
+        if not in_time:
+            assert limit is not None
+            raise timed_out(kind, self._pairs, limit)
+        if closed_by is not None:
+            raise connection_closed(closed_by, gloo=self._pairs is not None)
+        if reduction is not None:
+            reduction.finish(outputs, self._size)
+        deliver_earlier(self.channel)
+        return Ended(self.channel, outputs)
 
     def _event(self, title: str, inputs: Sequence[Tensor]) -> Sequence[Event]:
         return begin(self._name, title, inputs)

@@ -4,33 +4,15 @@ Unlike Gloo's it has ended when it is issued: how much the second and third gath
 """
 
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 
 import torch
 from torch import Tensor
-
-from uniference._native import Channel
-from uniference.profiling import Event
-from uniference.work import Work
 
 # gather(lengths, input) -> the members' tensors, `lengths[rank]` elements each.
 Gather = Callable[[Sequence[int], Tensor], Sequence[Tensor]]
 
 # The length of Gloo's metadata: sparse dimensions, dense dimensions, number of elements, and the sizes.
 _METADATA = 9
-
-
-class SparseWork(Work):
-    """An all-reduce that has ended."""
-
-    def __init__(self, channel: Channel, outputs: Sequence[Tensor], events: Sequence[Event]) -> None:
-        super().__init__(channel, "all_reduce", [], timedelta(0))
-        self._outputs = list(outputs)
-        for event in events:
-            event.end()
-
-    def result(self) -> list[Tensor]:
-        return self._outputs
 
 
 def all_reduce(tensors: Sequence[Tensor], size: int, gather: Gather) -> None:

@@ -214,29 +214,9 @@ class Work(TorchWork):
         complete = self.channel.wait(self.open_handles(), ticks, False, user_line())
         if complete is None:
             assert limit is not None
-            raise self._timed_out(limit, timeout is not None)
+            raise timed_out(self._name, self._pairs, limit, timeout is not None)
         self.deliver_complete(complete)
-        if _in_flight:
-            self._deliver_earlier()
-
-    def _deliver_earlier(self) -> None:
-        """What was issued before and is complete. Real backends write it without being asked, and a program may rely on that."""
-        earlier = [work for number, work in tuple(_in_flight.items()) if number < self._number]
-        if handles := [handle for work in earlier for handle in work.open_handles()]:
-            complete = self.channel.wait(handles, 0, True, user_line()) or []
-            for work in earlier:
-                work.deliver_complete(complete)
-
-    def _timed_out(self, limit: timedelta, callers: bool) -> RuntimeError:
-        """Gloo's error: a collective that a caller does not want to wait for any longer goes on, anything else ends the group."""
-        milliseconds = limit // timedelta(milliseconds=1)
-        if self._pairs is None:
-            return RuntimeError(f"Timed out waiting {milliseconds}ms for {self._name} operation to complete")
-        waits_for = self._name if self._name in ("send", "recv") else "recv"
-        if callers and self._name != waits_for:
-            return RuntimeError("Operation timed out!")
-        self._pairs.close()
-        return RuntimeError(f"{_TIMED_OUT} Timed out waiting {milliseconds}ms for {waits_for} operation to complete")
+        deliver_earlier(self.channel, self._number)
 
     def _deliver(self, operation: Operation) -> None:
         """Once, whichever thread comes first; the others wait until it is done."""
@@ -282,6 +262,47 @@ def connection_closed(peer: int, gloo: bool) -> RuntimeError:
         "This is typically caused by a remote worker crashing. "
         "Check the logs of the remote worker before reporting an error. GLHF! \U0001f3d6\ufe0f"
     )
+
+
+class Ended(Work):
+    """A call that was complete before it handed anything back."""
+
+    def __init__(self, channel: Channel, outputs: Sequence[Tensor]) -> None:
+        TorchWork.__init__(self)
+        self.channel = channel
+        self.operations = self._open = []
+        self._outputs = outputs
+        self._future = None
+        self._error = None
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        return True
+
+    def result(self) -> list[Tensor]:
+        return list(self._outputs)
+
+
+def deliver_earlier(channel: Channel, before: int | None = None) -> None:
+    """What was issued before that work and is complete. Real backends write it without being asked, and a program may rely on that."""
+    if not _in_flight:
+        return
+    earlier = [work for number, work in tuple(_in_flight.items()) if before is None or number < before]
+    if handles := [handle for work in earlier for handle in work.open_handles()]:
+        complete = channel.wait(handles, 0, True, user_line()) or []
+        for work in earlier:
+            work.deliver_complete(complete)
+
+
+def timed_out(name: str, pairs: Pairs | None, limit: timedelta, callers: bool = False) -> RuntimeError:
+    """Gloo's error: a collective that a caller does not want to wait for any longer goes on, anything else ends the group."""
+    milliseconds = limit // timedelta(milliseconds=1)
+    if pairs is None:
+        return RuntimeError(f"Timed out waiting {milliseconds}ms for {name} operation to complete")
+    waits_for = name if name in ("send", "recv") else "recv"
+    if callers and name != waits_for:
+        return RuntimeError("Operation timed out!")
+    pairs.close()
+    return RuntimeError(f"{_TIMED_OUT} Timed out waiting {milliseconds}ms for {waits_for} operation to complete")
 
 
 class _Probe(threading.local):

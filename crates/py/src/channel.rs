@@ -11,7 +11,7 @@ use pyo3::types::PyBytes;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use uniference_host::live::client::{Client, ClientError};
+use uniference_host::live::client::{Blocking, Client, ClientError, Ran};
 use uniference_host::live::lookout;
 use uniference_host::live::memory::{Kernel, Region};
 use uniference_host::live::protocol::Span;
@@ -111,16 +111,41 @@ impl Channel {
         input: Option<Tensors<'_>>,
         site: &str,
     ) -> PyResult<u32> {
-        let op = Collective {
-            kind: kind_named(kind)?,
-            dtype: dtype_named(dtype)?,
-            reduce: reduce.map(reduce_named).transpose()?,
-            root: root.map(GroupRank),
-            shape: shape.into(),
-        };
+        let op = collective(kind, dtype, reduce, root, shape)?;
         let input = input.as_ref().map(Tensors::regions);
         let issue = || self.client.collective(GroupId(group), op, input, site);
         detached_if_long(py, input.unwrap_or_default(), issue)
+    }
+
+    #[pyo3(signature = (group, kind, dtype, reduce, root, shape, input, output, timeout, site))]
+    #[allow(clippy::too_many_arguments)] // the signature that `_native.pyi` documents
+    fn run(
+        &self,
+        py: Python<'_>,
+        group: u32,
+        kind: &str,
+        dtype: &str,
+        reduce: Option<&str>,
+        root: Option<u32>,
+        shape: Elements,
+        input: Option<Tensors<'_>>,
+        output: Option<Tensors<'_>>,
+        timeout: Option<u64>,
+        site: &str,
+    ) -> PyResult<(bool, Option<u32>)> {
+        let blocking = Blocking {
+            op: collective(kind, dtype, reduce, root, shape)?,
+            input: input.as_ref().map(Tensors::regions),
+            output: output.as_ref().or(input.as_ref()).map(Tensors::regions).unwrap_or_default(),
+            timeout: timeout.map(SimDuration::from_ps),
+            site,
+        };
+        let ran = py.detach(|| self.client.run(GroupId(group), blocking)).map_err(raise)?;
+        if let Some(output) = output.as_ref().or(input.as_ref()).filter(|_| ran == Ran::Delivered) {
+            output.written()?;
+        }
+        let closed_by = if let Ran::ClosedBy(peer) = ran { Some(peer) } else { None };
+        Ok((ran != Ran::TimedOut, closed_by))
     }
 
     fn send(&self, py: Python<'_>, group: u32, to: u32, tag: u64, input: Tensors<'_>, site: &str) -> PyResult<u32> {
@@ -301,6 +326,22 @@ impl From<Elements> for Shape {
             Elements::Pairs(send, recv) => Shape::Pairs { send, recv },
         }
     }
+}
+
+fn collective(
+    kind: &str,
+    dtype: &str,
+    reduce: Option<&str>,
+    root: Option<u32>,
+    shape: Elements,
+) -> PyResult<Collective> {
+    Ok(Collective {
+        kind: kind_named(kind)?,
+        dtype: dtype_named(dtype)?,
+        reduce: reduce.map(reduce_named).transpose()?,
+        root: root.map(GroupRank),
+        shape: shape.into(),
+    })
 }
 
 fn kind_named(name: &str) -> PyResult<CollectiveKind> {

@@ -28,6 +28,22 @@ def all_reduce_sizes(rank, size):
 
 
 @body
+def large_tensors(rank, size):
+    # More than a megabyte: copied side by side, while the others' calls are under way. The second round finds rooms used by the first.
+    results = []
+    for _ in range(2):
+        reduced, sent = sample(rank, 300_001), sample(rank, 300_001)
+        dist.all_reduce(reduced)
+        dist.broadcast(sent, 1)
+        gathered = torch.empty(size * 300_001)
+        dist.all_gather_into_tensor(gathered, reduced + sent)
+        half = sample(rank, 300_001, dtype=torch.float16)
+        dist.all_reduce(half)
+        results += [reduced, sent, gathered, half]
+    return results
+
+
+@body
 def all_reduce_dtypes(rank, size):
     tensors = [sample(rank, 33, dtype=dtype) for dtype in (*REDUCED_DTYPES, torch.complex64, torch.complex128)]
     for tensor in tensors:

@@ -1,23 +1,20 @@
-//! Owns the rank's end: the calls of a live rank as messages to the driver, its rooms in the arena, and the measuring of its compute.
+//! Owns the rank's end: the calls of a live rank as messages to the driver, and its rooms in the arena.
 //!
-//! It knows no Python (that is `uniference-py`) and decides nothing about the simulation (that is the engine, behind the driver).
-//!
-//! **What is charged.** Between `leave` and the next outermost `enter` the program computes, and the process's CPU time that passed
-//! is charged to the task that enters; intra-operation threads count, host waits do not. Threads of one process take turns at the
-//! interpreter's lock, so each is charged all that the process has used since it left, or since the process began to run if that is later:
-//! what another thread computed meanwhile has kept it waiting. What any of them used for our work is left out.
-//!
-//! The CPU clock is a system call, and a blocking call enters and leaves twice. So within some microseconds of one reading the next is
-//! taken from the monotonic clock, which is none: the thread has run all the time, as it has not blocked in a call of ours.
+//! What the program is charged is `account`'s. It knows no Python (that is `uniference-py`) and decides nothing about the
+//! simulation (that is the engine, behind the driver).
+
+mod account;
+
+pub(super) use account::clock_ns;
 
 use super::arena::Arena;
 use super::descriptors::lift;
-use super::memory::{Kernel, Region, Window};
+use super::memory::{Region, Window};
 use super::processor::Visit;
 use super::protocol::{self, Answer, Batch, Fetched, FrameBuffer, Hello, LocalHandle, Offset, Op, Quiet, Reply, Span};
 use super::rounds::{self, Kick, Rounds, Speaker};
 use rustix::process::Pid;
-use rustix::time::{ClockId, clock_gettime};
+use rustix::time::ClockId;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
@@ -32,9 +29,11 @@ use uniference_sim::time::{Bytes, SimDuration, SimTime};
 /// A batch this long travels without a question, so that it does not grow without bound.
 const LONGEST_BATCH: usize = 256;
 
-/// For so long after a reading of the CPU clock the monotonic clock tells how it has gone on. A thread that the host takes off its
-/// processor just then is charged wrongly by no more than this.
-const TRUSTED_NS: u64 = 50_000;
+/// Between two calls so close to each other a rank does not leave the driver's processor: others cannot win what waking one takes.
+const SHORT_NS: u64 = 500_000;
+
+/// Copying so many bytes takes longer than telling others about it.
+const MANY: u64 = 1 << 20;
 
 /// What can go wrong for the program that calls.
 #[derive(Debug, thiserror::Error)]
@@ -94,6 +93,33 @@ pub struct Client {
     rounds: Rounds,
     /// The rank's clock at its last answer, in picoseconds.
     clock: AtomicU64,
+    /// The host's at the same moment, in nanoseconds.
+    answered_ns: AtomicU64,
+}
+
+/// How an operation that its caller waited for has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ran {
+    /// Its data is there.
+    Delivered,
+    /// The time-out has passed.
+    TimedOut,
+    /// This rank of the world has closed its end of a connection.
+    ClosedBy(u32),
+}
+
+/// An operation that its caller waits for at once.
+pub struct Blocking<'a> {
+    /// What.
+    pub op: Collective,
+    /// What it contributes, if anything.
+    pub input: Option<&'a [Region]>,
+    /// Where its data goes.
+    pub output: &'a [Region],
+    /// It waits at most so long.
+    pub timeout: Option<SimDuration>,
+    /// The user's line.
+    pub site: &'a str,
 }
 
 /// What the tasks of a rank share.
@@ -119,38 +145,8 @@ struct Link {
     buffer: Vec<u8>,
 }
 
-/// What a thread has computed, and how deep it is in our work.
-#[derive(Default)]
-struct Account {
-    client: u64,
-    depth: u32,
-    owed_ns: u64,
-    /// The thread's own CPU time at the outermost `enter`, of several.
-    entered_ns: u64,
-    /// What `Rounds::computed` said at the outermost `leave`, of several.
-    left_ns: u64,
-    /// The last reading of the process's CPU clock, and of the monotonic one, if the thread has not blocked since.
-    reading: Option<(u64, u64)>,
-}
-
-impl Account {
-    /// The process's CPU time, in nanoseconds, where this thread is `alone` in it.
-    fn process_cpu(&mut self, alone: bool) -> u64 {
-        let now = clock_ns(ClockId::Monotonic);
-        match self.reading {
-            Some((cpu, at)) if alone && now.saturating_sub(at) < TRUSTED_NS => cpu + (now - at),
-            _ => {
-                let cpu = clock_ns(ClockId::ProcessCPUTime);
-                self.reading = Some((cpu, now));
-                cpu
-            }
-        }
-    }
-}
-
 thread_local! {
     static LINKS: RefCell<Vec<Link>> = const { RefCell::new(Vec::new()) };
-    static ACCOUNTS: RefCell<Vec<Account>> = const { RefCell::new(Vec::new()) };
 }
 
 static NEXT_CLIENT: AtomicU64 = AtomicU64::new(0);
@@ -189,6 +185,7 @@ impl Client {
             processor: hello.processor,
             rounds: Rounds::new()?,
             clock: AtomicU64::new(0),
+            answered_ns: AtomicU64::new(0),
         };
         LINKS.with_borrow_mut(|links| links.push(Link::new(client.id, None, Arc::new(socket), frames)));
         Ok(client)
@@ -234,58 +231,6 @@ impl Client {
         Ok(())
     }
 
-    /// From here to the matching `leave` this thread does our work. Nests.
-    pub fn enter(&self) {
-        self.with_account(|account| {
-            account.depth += 1;
-            if account.depth == 1 && self.measures() {
-                if self.rounds.threaded() {
-                    account.owed_ns += self.rounds.computed_since(account.left_ns);
-                    account.entered_ns = clock_ns(ClockId::ThreadCPUTime);
-                    return;
-                }
-                let now = account.process_cpu(self.is_alone());
-                account.owed_ns += now.saturating_sub(self.charged.fetch_max(now, Relaxed));
-            }
-        });
-    }
-
-    /// The program goes on.
-    pub fn leave(&self) {
-        self.with_account(|account| {
-            account.depth = account.depth.checked_sub(1).expect("`leave` without `enter`");
-            if account.depth == 0 && self.measures() {
-                self.skip_own_work(account);
-            }
-        });
-    }
-
-    /// Leaves out of the account what this thread used since it entered (alone in the process: all that was used since).
-    fn skip_own_work(&self, account: &mut Account) {
-        if self.rounds.threaded() {
-            if account.entered_ns > 0 {
-                self.rounds.leave_out(clock_ns(ClockId::ThreadCPUTime).saturating_sub(account.entered_ns));
-            }
-            account.left_ns = self.rounds.computed();
-        } else {
-            self.charged.store(account.process_cpu(self.is_alone()), Relaxed);
-        }
-    }
-
-    /// Process CPU time up to which compute has been charged, while the process has one thread.
-    pub(super) fn charged(&self) -> u64 {
-        self.charged.load(Relaxed)
-    }
-
-    /// Whether the process has one thread only.
-    fn is_alone(&self) -> bool {
-        self.tasks.load(Relaxed) == 1 && !self.rounds.threaded()
-    }
-
-    fn measures(&self) -> bool {
-        self.measure && self.started.load(Relaxed)
-    }
-
     /// The rank's clock, and for how long it has computed.
     pub fn now(&self) -> Result<(SimTime, SimDuration)> {
         match self.ask(Op::Now)? {
@@ -297,15 +242,6 @@ impl Client {
     /// The rank's clock at its last answer, which costs nothing.
     pub fn last_now(&self) -> SimTime {
         SimTime::from_ps(self.clock.load(Relaxed))
-    }
-
-    /// Whether the calling thread is between `enter` and `leave`, or is about to end: then the program sees no call of the clock.
-    pub fn is_inside(&self) -> bool {
-        let depth = |accounts: &RefCell<Vec<Account>>| {
-            let accounts = accounts.try_borrow().ok()?;
-            Some(accounts.iter().any(|account| account.client == self.id && account.depth > 0))
-        };
-        !self.started.load(Relaxed) || ACCOUNTS.try_with(depth).ok().flatten().unwrap_or(true)
     }
 
     /// The calling thread, of several, sleeps until `asleep` returns, which `kick` makes it do when `span` of virtual time is over. Returns
@@ -350,10 +286,61 @@ impl Client {
 
     /// Copies an input into fresh room; returns its offset in the arena.
     fn stage(&self, input: &[Region]) -> Result<Offset> {
-        let bytes = input.iter().map(Region::bytes).sum();
-        let offset = self.shared().arena.allocate(bytes).ok_or(ClientError::ArenaFull { rank: self.rank, bytes })?;
+        let offset = self.room_for(input)?;
         self.window.write(offset, input);
         Ok(offset)
+    }
+
+    fn room_for(&self, input: &[Region]) -> Result<Offset> {
+        let bytes = size_of_all(input);
+        self.shared().arena.allocate(bytes).ok_or(ClientError::ArenaFull { rank: self.rank, bytes })
+    }
+
+    /// Carries a collective out from its issue to its data: `collective`, `wait` and `deliver` by one question. However it ends, nobody
+    /// will ask for the operation again.
+    pub fn run(&self, group: GroupId, blocking: Blocking<'_>) -> Result<Ran> {
+        let Blocking { op, input, output, timeout, site } = blocking;
+        let _ours = self.ours();
+        let (staged, fill) = self.stage_or_promise(input)?;
+        let (handle, site) = (self.next_handle(), self.site(site)?);
+        let call = Call { group, op: CallOp::Collective(op) };
+        self.push(Op::Issue { handle, call, staged, filled: fill.is_none(), site })?;
+        let mut came_ahead = false;
+        let mut take = |fetched: Fetched| {
+            came_ahead = true;
+            self.read(&fetched, output);
+        };
+        let ahead = self.copies_side_by_side(output);
+        let wait = Op::Wait { handles: vec![handle], any: false, timeout, ahead, site };
+        let ran = match self.ask_meanwhile(wait, Meanwhile { fill, take: Some(&mut take) })? {
+            Answer::Complete(mut complete) => {
+                let (_, fetched) = complete.pop().expect("one was asked for");
+                if !came_ahead {
+                    self.fold(handle, &fetched)?;
+                    self.read(&fetched, output);
+                }
+                fetched.closed_by.map_or(Ran::Delivered, Ran::ClosedBy)
+            }
+            Answer::TimedOut => Ran::TimedOut,
+            other => unexpected("Wait", &other),
+        };
+        self.with_link(|client, link| link.push(client, Op::Release(handle)))?;
+        Ok(ran)
+    }
+
+    /// Copies an input into fresh room, or says what is still to be copied to where.
+    fn stage_or_promise<'a>(&self, input: Option<&'a [Region]>) -> Result<(Option<Offset>, Option<Fill<'a>>)> {
+        let Some(input) = input else { return Ok((None, None)) };
+        if !self.copies_side_by_side(input) {
+            return Ok((Some(self.stage(input)?), None));
+        }
+        let room = self.room_for(input)?;
+        Ok((Some(room), Some((input, room))))
+    }
+
+    /// Whether so much is best copied while the others copy theirs. Nobody's compute is then disturbed, as none is measured.
+    fn copies_side_by_side(&self, memory: &[Region]) -> bool {
+        !self.measure && self.is_alone() && size_of_all(memory) >= MANY
     }
 
     /// Issues a collective with its input, if it contributes one.
@@ -388,15 +375,16 @@ impl Client {
     fn issue(&self, call: Call, input: Option<&[Region]>, site: &str) -> Result<LocalHandle> {
         let _ours = self.ours();
         let staged = input.map(|input| self.stage(input)).transpose()?;
-        let handle = {
-            let mut shared = self.shared();
-            let next = shared.next_handle.checked_add(1).expect("more than 2^32 operations of one rank");
-            std::mem::replace(&mut shared.next_handle, next)
-        };
-        let site = self.site(site)?;
-        self.push(Op::Issue { handle, call, staged, site })?;
+        let (handle, site) = (self.next_handle(), self.site(site)?);
+        self.push(Op::Issue { handle, call, staged, filled: true, site })?;
         // Another thread may wait for this one next: it must not wait in this thread's batch.
         if !self.is_alone() { self.flush().map(|()| handle) } else { Ok(handle) }
+    }
+
+    fn next_handle(&self) -> LocalHandle {
+        let mut shared = self.shared();
+        let next = shared.next_handle.checked_add(1).expect("more than 2^32 operations of one rank");
+        std::mem::replace(&mut shared.next_handle, next)
     }
 
     /// Blocks until all (any) of `handles` are complete; which are, in the order asked for. `None`: the time-out has passed.
@@ -413,7 +401,7 @@ impl Client {
         }
         let _ours = self.ours();
         let site = self.site(site)?;
-        match self.ask(Op::Wait { handles: open, any, timeout, site })? {
+        match self.ask(Op::Wait { handles: open, any, timeout, ahead: false, site })? {
             Answer::Complete(complete) => self.shared().complete.extend(complete),
             Answer::TimedOut => return Ok(None),
             other => unexpected("Wait", &other),
@@ -454,15 +442,8 @@ impl Client {
     pub fn deliver(&self, handle: LocalHandle, output: &[Region]) -> Result<Option<u32>> {
         let known = self.shared().complete.remove(&handle);
         let known = known.unwrap_or_else(|| panic!("operation {handle} is not complete"));
-        let kernel = known.kernel.and_then(|(op, dtype)| Kernel::of(op, dtype));
-        if let Some(kernel) = kernel.filter(|_| !known.folds.is_empty()) {
-            self.window.fold(&known.folds, kernel);
-            self.folded(handle)?;
-        }
-        // Whoever receives nothing may name a tensor all the same, as the root of a broadcast does.
-        if !known.pieces.is_empty() {
-            self.window.read(&known.pieces, output, kernel);
-        }
+        self.fold(handle, &known)?;
+        self.read(&known, output);
         self.with_link(|client, link| link.push(client, Op::Release(handle)))?;
         Ok(known.peer)
     }
@@ -488,6 +469,24 @@ impl Client {
         self.push(Op::Close(group.0))
     }
 
+    /// Combines for all members, if this one is to and needs no kernel of the caller's.
+    fn fold(&self, handle: LocalHandle, fetched: &Fetched) -> Result<()> {
+        match fetched.kernel() {
+            Some(kernel) if !fetched.folds.is_empty() => {
+                self.window.fold(&fetched.folds, kernel);
+                self.folded(handle)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn read(&self, fetched: &Fetched, output: &[Region]) {
+        // Whoever receives nothing may name a tensor all the same, as the root of a broadcast does.
+        if !fetched.pieces.is_empty() {
+            self.window.read(&fetched.pieces, output, fetched.kernel());
+        }
+    }
+
     /// An operation of the store; `None`: the time-out has passed.
     pub fn store(&self, operation: StoreOp, timeout: Option<SimDuration>, site: &str) -> Result<Option<StoreValue>> {
         let _ours = self.ours();
@@ -503,18 +502,13 @@ impl Client {
         self.shared.lock().expect("no holder of this lock panics")
     }
 
-    fn ours(&self) -> Ours<'_> {
-        self.enter();
-        Ours(self)
-    }
-
     fn site(&self, line: &str) -> Result<Site> {
         self.with_link(|_, link| Ok(link.site(line)))
     }
 
     /// Puts `op` into the batch, behind what the program has computed so far.
     fn push(&self, op: Op) -> Result<()> {
-        let owed = self.with_account(|account| std::mem::take(&mut account.owed_ns));
+        let owed = self.take_owed();
         self.with_link(|client, link| {
             if owed > 0 {
                 link.push(client, Op::Compute(SimDuration::from_ns(owed)))?;
@@ -532,18 +526,27 @@ impl Client {
     }
 
     fn ask(&self, question: Op) -> Result<Answer> {
+        self.ask_meanwhile(question, Meanwhile::default())
+    }
+
+    fn ask_meanwhile(&self, question: Op, mut meanwhile: Meanwhile<'_>) -> Result<Answer> {
         let _ours = self.ours();
         self.push(question)?;
-        self.with_account(|account| account.reading = None);
+        self.is_about_to_block();
         let reply = self.with_link(|client, link| {
             if client.rounds.threaded() {
                 client.refuse_in_fork()?;
                 client.rounds.ask(client, link.speaker());
-                return Ok(link.read(client));
+                return Ok(link.read(client, &mut meanwhile));
             }
-            let _there = client.processor.and_then(Visit::begin);
+            let _there = client.processor.filter(|_| client.is_hurried()).and_then(Visit::begin);
             link.write(client, Some(Quiet { questions: 1, outside: false }))?;
-            Ok(link.read(client))
+            if let Some((input, room)) = meanwhile.fill {
+                client.window.write(room, input);
+                link.batch.push(Op::Filled(room));
+                link.write(client, None)?;
+            }
+            Ok(link.read(client, &mut meanwhile))
         })?;
         if self.rounds.threaded() {
             self.rounds.answered();
@@ -551,9 +554,15 @@ impl Client {
         Ok(reply.answer)
     }
 
+    /// Whether it was answered a short time ago.
+    fn is_hurried(&self) -> bool {
+        clock_ns(ClockId::Monotonic) - self.answered_ns.load(Relaxed) < SHORT_NS
+    }
+
     /// Takes from a reply what is not its answer.
     pub(super) fn take_in(&self, reply: &Reply) {
         self.clock.store(reply.now.as_ps(), Relaxed);
+        self.answered_ns.store(clock_ns(ClockId::Monotonic), Relaxed);
         if !reply.freed.is_empty() {
             let mut shared = self.shared();
             reply.freed.iter().for_each(|offset| shared.arena.free(*offset));
@@ -562,16 +571,6 @@ impl Client {
 
     pub(super) fn rounds(&self) -> &Rounds {
         &self.rounds
-    }
-
-    fn with_account<T>(&self, f: impl FnOnce(&mut Account) -> T) -> T {
-        ACCOUNTS.with_borrow_mut(|accounts| {
-            let at = accounts.iter().position(|account| account.client == self.id).unwrap_or_else(|| {
-                accounts.push(Account { client: self.id, ..Account::default() });
-                accounts.len() - 1
-            });
-            f(&mut accounts[at])
-        })
     }
 
     /// Runs `f` with the calling thread's connection, which is opened at its first call.
@@ -681,25 +680,36 @@ impl Link {
         }
     }
 
-    fn read(&mut self, client: &Client) -> Reply {
+    fn read(&mut self, client: &Client, meanwhile: &mut Meanwhile<'_>) -> Reply {
         loop {
             let reply: Reply =
                 self.frames.read(&self.reader, &mut Vec::new()).unwrap_or_else(|error| client.lost(&error));
             client.take_in(&reply);
-            if !rounds::is_stale(&reply.answer) {
-                return reply;
+            match reply.answer {
+                Answer::Ahead(fetched) => {
+                    meanwhile.take.as_mut().expect("only who takes it is sent data ahead")(fetched)
+                }
+                answer if rounds::is_stale(&answer) => {}
+                answer => return Reply { answer, ..reply },
             }
         }
     }
 }
 
-/// While it lives, the thread does our work.
-struct Ours<'a>(&'a Client);
+/// An input, and the room that it is to be copied to.
+type Fill<'a> = (&'a [Region], Offset);
 
-impl Drop for Ours<'_> {
-    fn drop(&mut self) {
-        self.0.leave();
-    }
+/// What a thread does between a question and its answer.
+#[derive(Default)]
+struct Meanwhile<'a> {
+    /// Copies this input to its room.
+    fill: Option<Fill<'a>>,
+    /// Copies the operation's data, if it comes ahead.
+    take: Option<&'a mut dyn FnMut(Fetched)>,
+}
+
+fn size_of_all(memory: &[Region]) -> u64 {
+    memory.iter().map(Region::bytes).sum()
 }
 
 /// Whether the descriptor is not that of a socket any more.
@@ -719,152 +729,5 @@ fn unexpected(question: &str, answer: &Answer) -> ! {
     panic!("the driver answered {question} with {answer:?}")
 }
 
-pub(super) fn clock_ns(clock: ClockId) -> u64 {
-    let time = clock_gettime(clock);
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
-}
-
 #[cfg(test)]
-mod tests {
-    use super::super::arena::{self, Layout};
-    use super::*;
-    use std::thread;
-
-    const LAYOUT: Layout = Layout { part: 1 << 20, total: 1 << 20, retain: 0 };
-
-    /// A rank, and the driver's end of its socket.
-    fn rank() -> (Client, UnixStream) {
-        let (theirs, ours) = UnixStream::pair().unwrap();
-        let file = arena::create(LAYOUT).unwrap();
-        let hello = Hello {
-            measure: true,
-            arena_bytes: LAYOUT.total,
-            staging: (0, LAYOUT.part),
-            retain_bytes: 0,
-            processor: None,
-        };
-        let mut frame = Vec::new();
-        protocol::encode(&hello, &mut frame);
-        protocol::write_with_fds(&ours, &frame, &[file.as_fd(), file.as_fd()]).unwrap();
-        (Client::adopt(theirs, 0, 2).unwrap(), ours)
-    }
-
-    /// Answers each batch that asks with the next of `replies`; returns all that was said.
-    fn driver(socket: UnixStream, replies: Vec<Reply>) -> thread::JoinHandle<Vec<Op>> {
-        thread::spawn(move || {
-            let (mut frames, mut said) = (FrameBuffer::default(), Vec::new());
-            let mut replies = replies.into_iter();
-            while let Ok(Batch { ops, .. }) = frames.read(&socket, &mut Vec::new()) {
-                let asks = ops.last().is_some_and(Op::asks);
-                said.extend(ops);
-                if asks {
-                    let mut frame = Vec::new();
-                    protocol::encode(&replies.next().expect("as many replies as questions"), &mut frame);
-                    protocol::write(&socket, &frame).unwrap();
-                }
-            }
-            said
-        })
-    }
-
-    fn reply(answer: Answer) -> Reply {
-        Reply { now: SimTime::ZERO, freed: Vec::new(), answer }
-    }
-
-    fn now(ps: u64) -> Answer {
-        Answer::Now(SimTime::from_ps(ps), SimDuration::ZERO)
-    }
-
-    fn barrier() -> Collective {
-        let kind = uniference_sim::program::CollectiveKind::Barrier;
-        let dtype = uniference_sim::program::DType::UInt8;
-        Collective { kind, dtype, reduce: None, root: None, shape: uniference_sim::program::Shape::Even(0) }
-    }
-
-    fn end(client: Client) {
-        LINKS.with_borrow_mut(|links| links.retain(|link| link.client != client.id));
-    }
-
-    #[test]
-    fn an_asynchronous_operation_travels_with_the_next_question() {
-        let (client, socket) = rank();
-        let driver =
-            driver(socket, vec![reply(Answer::Complete(vec![(0, Fetched::default()), (1, Fetched::default())]))]);
-        let first = client.collective(GroupId(0), barrier(), None, "a.py:1").unwrap();
-        let second = client.collective(GroupId(0), barrier(), None, "a.py:1").unwrap();
-        assert_eq!(client.wait(&[first, second], None, false, "a.py:2").unwrap(), Some(vec![0, 1]));
-        // What is known to be complete is not asked for again.
-        assert_eq!(client.wait(&[second], None, false, "a.py:3").unwrap(), Some(vec![1]));
-        end(client);
-        let said = driver.join().unwrap();
-        let issued = said.iter().filter(|op| matches!(op, Op::Issue { .. })).count();
-        let lines: Vec<_> = said.iter().filter(|op| matches!(op, Op::Site(_))).collect();
-        assert_eq!((issued, lines.len()), (2, 2));
-    }
-
-    #[test]
-    fn only_the_programs_compute_is_charged() {
-        let (client, socket) = rank();
-        let driver = driver(socket, vec![reply(Answer::Go), reply(now(0)), reply(now(0))]);
-        let spin = |ns: u64| {
-            let until = clock_ns(ClockId::ThreadCPUTime) + ns;
-            while clock_ns(ClockId::ThreadCPUTime) < until {}
-        };
-        spin(20_000_000);
-        client.start().unwrap();
-        spin(30_000_000);
-        client.now().unwrap();
-        client.enter();
-        spin(40_000_000);
-        client.leave();
-        client.now().unwrap();
-        end(client);
-        let said = driver.join().unwrap();
-        let computed =
-            said.iter().filter_map(|op| if let Op::Compute(span) = op { Some(span.as_ps() / 1000) } else { None });
-        let pieces: Vec<u64> = computed.collect();
-        // 30 ms of the program, and what the other tests of this process use meanwhile; 20 ms before and 40 ms of ours are not in it.
-        assert!(pieces[0] >= 30_000_000, "{pieces:?}");
-    }
-
-    #[test]
-    fn a_full_arena_is_an_error_and_freed_rooms_come_back() {
-        let (client, socket) = rank();
-        let freed = Reply { freed: vec![0], ..reply(Answer::Go) };
-        let driver = driver(socket, vec![freed]);
-        let mut data = vec![0_u8; 1 << 20];
-        // SAFETY: the data outlives both regions.
-        #[allow(unsafe_code)]
-        let (all, one) = unsafe {
-            let address = data.as_mut_ptr() as usize;
-            (Region::new(address, data.len()), Region::new(address, 1))
-        };
-        assert_eq!(client.stage(&[all]).unwrap(), 0);
-        assert!(matches!(client.stage(&[one]), Err(ClientError::ArenaFull { rank: 0, bytes: 1 })));
-        client.sleep(Span::For(SimDuration::from_us(1))).unwrap();
-        assert_eq!(client.stage(&[all]).unwrap(), 0);
-        end(client);
-        driver.join().unwrap();
-    }
-
-    #[test]
-    fn each_thread_is_a_task_of_its_own() {
-        let (client, socket) = rank();
-        let opened = thread::scope(|scope| {
-            let opened = scope.spawn(move || {
-                let (mut frames, mut fds) = (FrameBuffer::default(), Vec::new());
-                let batch: Batch = frames.read(&socket, &mut fds).unwrap();
-                assert!(batch.opens_task);
-                let task = UnixStream::from(fds.pop().unwrap());
-                let asked: Batch = FrameBuffer::default().read(&task, &mut Vec::new()).unwrap();
-                let mut frame = Vec::new();
-                protocol::encode(&reply(now(9)), &mut frame);
-                protocol::write(&task, &frame).unwrap();
-                asked.ops
-            });
-            assert_eq!(scope.spawn(|| client.now().unwrap().0.as_ps()).join().unwrap(), 9);
-            opened.join().unwrap()
-        });
-        assert_eq!(opened, [Op::Now]);
-    }
-}
+mod tests;

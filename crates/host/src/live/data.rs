@@ -7,7 +7,7 @@ use super::fold::Plans;
 use super::instance::{Instance, Member};
 use super::memory::Window;
 use super::protocol::{Fetched, Offset, Piece};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use uniference_sim::ids::{GroupId, Handle, RankId};
 use uniference_sim::program::{Call, CallOp, Collective};
@@ -29,6 +29,8 @@ pub struct DataPlane {
     held: BTreeMap<(RankId, Handle), Held>,
     /// Inputs of sends, until their receiver has released them.
     sends: BTreeMap<(RankId, Handle), Offset>,
+    /// Rooms of inputs that are still being copied.
+    filling: BTreeSet<Offset>,
     /// Rooms that their owner has not yet been told are free.
     freed: BTreeMap<RankId, Vec<Offset>>,
 }
@@ -48,7 +50,7 @@ enum Held {
 pub enum Access {
     /// Here it is.
     Ready(Fetched),
-    /// Another member reduces: ask again once it has.
+    /// A member reduces, or copies its input: ask again once it has.
     Busy,
 }
 
@@ -68,13 +70,23 @@ impl DataPlane {
         self.announced.entry(rank).or_default().push((call.clone(), staged));
     }
 
+    /// The input in this room is yet to come.
+    pub fn filling(&mut self, room: Offset) {
+        self.filling.insert(room);
+    }
+
+    /// The input in this room is there.
+    pub fn filled(&mut self, room: Offset) {
+        self.filling.remove(&room);
+    }
+
     /// The engine has begun with a call. Where threads of a rank have announced calls alike, which is which is theirs to order.
     fn issued(&mut self, rank: RankId, handle: Handle, call: &Call) {
         let announced = self.announced.entry(rank).or_default();
         let at = announced.iter().position(|(known, _)| known == call);
         let (_, staged) = announced.remove(at.unwrap_or_else(|| panic!("{rank} issues {handle} unannounced")));
         let held = match &call.op {
-            CallOp::Collective(collective) => self.enter(rank, call.group, collective, staged),
+            CallOp::Collective(collective) => self.enter((rank, handle), call.group, collective, staged),
             CallOp::Send { .. } => {
                 self.sends.extend(staged.map(|offset| ((rank, handle), offset)));
                 Held::Send
@@ -84,13 +96,19 @@ impl DataPlane {
         self.held.insert((rank, handle), held);
     }
 
-    fn enter(&mut self, rank: RankId, group: GroupId, collective: &Collective, staged: Option<Offset>) -> Held {
+    fn enter(
+        &mut self,
+        (rank, handle): (RankId, Handle),
+        group: GroupId,
+        collective: &Collective,
+        staged: Option<Offset>,
+    ) -> Held {
         let me = self.group_rank(group, rank);
         let count = self.counts.entry((rank, group)).or_default();
         let key = (group, std::mem::replace(count, *count + 1));
         let size = self.groups[&group].len();
         let instance = self.collectives.entry(key).or_insert_with(|| Instance::new(size));
-        instance.enter(me, Member { call: collective.clone(), staged });
+        instance.enter(me, Member { handle, call: collective.clone(), staged });
         self.settle(key);
         Held::Collective { key, me }
     }
@@ -150,6 +168,9 @@ impl DataPlane {
     /// # Panics
     /// If the operation is not complete, or was released.
     pub fn fetch(&mut self, rank: RankId, handle: Handle) -> Access {
+        if !self.filling.is_empty() && self.is_filling(rank, handle) {
+            return Access::Busy;
+        }
         match (self.peek(rank, handle), self.held.get(&(rank, handle))) {
             (Some(ready), _) => Access::Ready(ready),
             (None, Some(Held::Collective { key, me })) => {
@@ -162,6 +183,22 @@ impl DataPlane {
             }
             _ => panic!("{rank} fetches {handle}, which is not complete"),
         }
+    }
+
+    /// Whether an input of the operation is yet to come.
+    fn is_filling(&self, rank: RankId, handle: Handle) -> bool {
+        let instance = match self.held.get(&(rank, handle)) {
+            Some(Held::Collective { key, .. }) => self.collectives.get(key),
+            _ => None,
+        };
+        instance.is_some_and(|instance| instance.rooms().flatten().any(|room| self.filling.contains(&room)))
+    }
+
+    /// All members' names for the collective of which `handle` is one, if all have entered it.
+    pub fn members(&self, rank: RankId, handle: Handle) -> Vec<(RankId, Handle)> {
+        let Some(Held::Collective { key, .. }) = self.held.get(&(rank, handle)) else { return Vec::new() };
+        let handles = self.collectives.get(key).and_then(Instance::handles);
+        handles.map_or(Vec::new(), |handles| self.groups[&key.0].iter().copied().zip(handles).collect())
     }
 
     /// `rank` has folded the collective that it was picked for.

@@ -8,7 +8,7 @@ use super::exchange::{Exchange, Ready, Recorder, Standing};
 use super::lookout::{self, Lookout};
 use super::output::{Logs, Pipe, Stream};
 use super::processor::Visit;
-use super::protocol::{self, Batch, FrameBuffer, Hello, Op};
+use super::protocol::{self, Batch, FrameBuffer, Hello, Op, Reply};
 use super::quiescence::Found;
 use super::slots::Slots;
 use super::zygote::{News, Place, Script, Zygote};
@@ -182,7 +182,7 @@ pub struct Driver<'a> {
     heard: Instant,
     /// Ranks of which was said that they wait for something outside.
     waiting_outside: BTreeSet<u32>,
-    /// Where the driver and its ranks wait for each other, if they take turns.
+    /// Where the driver waits, and ranks that are not away for long.
     stay: Option<Visit>,
     asked: u32,
     logs: Logs,
@@ -217,7 +217,7 @@ impl<'a> Driver<'a> {
         let mut sources = Sources::new()?;
         let zygote = Zygote::start(&setup.python)?;
         // After the zygote has come: it and its children run where they like.
-        let stay = if setup.jobs == 1 { Visit::here() } else { None };
+        let stay = Visit::here();
         sources.add(signals.as_fd(), Source::Signal)?;
         sources.add(zygote.socket(), Source::Zygote)?;
         Ok(Driver {
@@ -276,6 +276,9 @@ impl<'a> Driver<'a> {
         while let Some(ready) = self.exchange.take_ready() {
             self.slots.offer(ready.rank, ready);
         }
+        while let Some((rank, frame)) = self.exchange.take_ahead() {
+            self.write(rank, TaskId(0), &frame);
+        }
         self.slots.expire(Instant::now());
         while let Some(ready) = self.slots.take(Instant::now()) {
             self.answer(ready);
@@ -327,8 +330,12 @@ impl<'a> Driver<'a> {
     fn answer(&mut self, ready: Ready) {
         let (rank, task) = (ready.rank, ready.task);
         let Some(frame) = self.exchange.frame(ready) else { return self.slots.blocked(rank) };
+        self.write(rank, task, &frame);
+    }
+
+    fn write(&self, rank: RankId, task: TaskId, frame: &Reply) {
         let mut bytes = Vec::with_capacity(128);
-        protocol::encode(&frame, &mut bytes);
+        protocol::encode(frame, &mut bytes);
         let task = &self.ranks[rank.index()].tasks[task.index()];
         // A rank that is gone is found by its process's end.
         let _ = protocol::write(&task.socket, &bytes);

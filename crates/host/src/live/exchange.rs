@@ -32,6 +32,10 @@ pub struct Exchange {
     ready: VecDeque<Ready>,
     /// Tasks whose waits are over, but whose data another rank is reducing.
     fetching: Vec<Fetching>,
+    /// Data for main tasks whose waits are not over.
+    ahead: Vec<(RankId, Fetched)>,
+    /// How many main tasks would take theirs so.
+    would_take_ahead: usize,
 }
 
 /// A task that may go on.
@@ -158,7 +162,11 @@ enum Asked {
     SleepEnd,
     Mark,
     Issue(LocalHandle),
-    Wait(Vec<(LocalHandle, Handle)>),
+    /// Whether it takes the data before the wait is over.
+    Wait {
+        named: Vec<(LocalHandle, Handle)>,
+        ahead: bool,
+    },
     Now,
     Pause,
     Group(Arc<[RankId]>),
@@ -185,6 +193,8 @@ impl Exchange {
             ranks: (0..world_size).map(rank).collect(),
             ready: VecDeque::new(),
             fetching: Vec::new(),
+            ahead: Vec::new(),
+            would_take_ahead: 0,
         }
     }
 
@@ -256,10 +266,11 @@ impl Exchange {
         &mut self,
         rank: RankId,
         task: TaskId,
-        ops: Vec<Op>,
+        mut ops: Vec<Op>,
         quiet: Option<Quiet>,
         recorder: &mut dyn Recorder,
     ) -> bool {
+        self.take_filled(&mut ops);
         let asks = ops.last().is_some_and(Op::asks);
         let speaking = self.task(rank, task);
         speaking.questions += u64::from(asks);
@@ -277,6 +288,22 @@ impl Exchange {
             }
         }
         true
+    }
+
+    /// Which inputs have been copied is no word in a conversation: who copies may wait for an answer already.
+    fn take_filled(&mut self, ops: &mut Vec<Op>) {
+        let before = ops.len();
+        ops.retain(|op| {
+            match op {
+                Op::Issue { staged: Some(room), filled: false, .. } => self.data.filling(*room),
+                Op::Filled(room) => self.data.filled(*room),
+                _ => {}
+            }
+            !matches!(op, Op::Filled(_))
+        });
+        if ops.len() < before {
+            self.retry_fetches();
+        }
     }
 
     /// All threads of the rank's process wait: carries out what they have said.
@@ -322,6 +349,12 @@ impl Exchange {
     /// The next task that may go on.
     pub fn take_ready(&mut self) -> Option<Ready> {
         self.ready.pop_front()
+    }
+
+    /// Data that may be written to a rank's main task, which waits for more than that.
+    pub fn take_ahead(&mut self) -> Option<(RankId, Frame)> {
+        let (rank, fetched) = self.ahead.pop()?;
+        Some((rank, Frame { now: self.engine.clock(rank), freed: Vec::new(), answer: Answer::Ahead(fetched) }))
     }
 
     /// What is written to the task when it goes on now; its rank then runs. `None`: the end of a pause that the task did not wait for.
@@ -404,8 +437,10 @@ impl Exchange {
                 }
             }
             Op::Folded(handle) => {
-                self.data.folded(rank, self.name(rank, handle));
+                let name = self.name(rank, handle);
+                self.data.folded(rank, name);
                 self.retry_fetches();
+                self.hand_ahead(rank, name);
             }
             Op::Start => self.answer(rank, task, Answer::Go),
             asking => self.ask(rank, task, asking, recorder),
@@ -428,14 +463,15 @@ impl Exchange {
                 self.data.announce(rank, &call, staged);
                 (issue(Activity::Call(call), task, line), Asked::Issue(handle))
             }
-            Op::Wait { handles, any, timeout, .. } => {
+            Op::Wait { handles, any, timeout, ahead, .. } => {
                 let asked = handles.len();
                 let named = self.not_released(rank, handles);
                 if named.is_empty() || (any && named.len() < asked) {
                     return self.answer(rank, task, Answer::Complete(Vec::new()));
                 }
                 let handles = named.iter().map(|(_, handle)| *handle).collect();
-                (Request::Wait { handles, any, timeout, site: line }, Asked::Wait(named))
+                self.would_take_ahead += usize::from(ahead);
+                (Request::Wait { handles, any, timeout, site: line }, Asked::Wait { named, ahead })
             }
             Op::Now => (Request::Now, Asked::Now),
             Op::Pause(span) => (Request::Pause { timeout: span.from(now), site: line }, Asked::Pause),
@@ -474,6 +510,7 @@ impl Exchange {
         let State::Asked(asked) = state else {
             panic!("{rank} {task} was resumed with {reply:?} and had asked nothing")
         };
+        self.would_take_ahead -= usize::from(matches!(asked, Asked::Wait { ahead: true, .. }));
         match (asked, reply) {
             (Asked::Compute, Reply::Issued(handle)) => self.await_end(rank, task, handle, Asked::ComputeEnd, recorder),
             (Asked::Sleep, Reply::Issued(handle)) => self.await_end(rank, task, handle, Asked::SleepEnd, recorder),
@@ -482,13 +519,13 @@ impl Exchange {
                 self.ranks[rank.index()].names.insert(handle, name);
                 self.pump_siblings(rank, task, recorder);
             }
-            (Asked::Wait(named), Reply::Complete(complete)) => {
+            (Asked::Wait { named, .. }, Reply::Complete(complete)) => {
                 self.complete(rank, task, &named, &complete, Vec::new());
             }
-            (Asked::Wait(named), Reply::Failed { complete, failed }) => {
+            (Asked::Wait { named, .. }, Reply::Failed { complete, failed }) => {
                 self.complete(rank, task, &named, &complete, failed);
             }
-            (Asked::Wait(_) | Asked::Store, Reply::TimedOut) => self.answer(rank, task, Answer::TimedOut),
+            (Asked::Wait { .. } | Asked::Store, Reply::TimedOut) => self.answer(rank, task, Answer::TimedOut),
             (Asked::Now, Reply::Now(now)) => {
                 let computed = self.engine.times(rank).compute;
                 self.answer(rank, task, Answer::Now(now, computed));
@@ -546,9 +583,31 @@ impl Exchange {
             }
         }
         if busy {
-            self.fetching.push(fetching);
-        } else {
-            self.push(rank, task, Answer::Complete(told));
+            return self.fetching.push(fetching);
+        }
+        self.push(rank, task, Answer::Complete(told));
+        let failed = |name: &Handle| fetching.failed.iter().any(|(failed, _)| failed == name);
+        for (_, name) in fetching.complete.iter().filter(|(_, name)| !failed(name)) {
+            self.hand_ahead(rank, *name);
+        }
+    }
+
+    /// The collective that `rank` calls `name` has its result: who still waits for it, and for nothing else, may copy that already.
+    fn hand_ahead(&mut self, rank: RankId, name: Handle) {
+        if self.would_take_ahead == 0 {
+            return;
+        }
+        for (other, name) in self.data.members(rank, name) {
+            let state = &mut self.ranks[other.index()].tasks[0].state;
+            let State::Asked(Asked::Wait { named, ahead }) = state else { continue };
+            if *ahead
+                && matches!(named[..], [(_, waits_for)] if waits_for == name)
+                && let Access::Ready(fetched) = self.data.fetch(other, name)
+            {
+                *ahead = false;
+                self.would_take_ahead -= 1;
+                self.ahead.push((other, fetched));
+            }
         }
     }
 

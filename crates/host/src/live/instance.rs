@@ -7,7 +7,7 @@ use super::memory::{Kernel, Window};
 use super::protocol::{Fetched, Offset, Piece};
 use std::sync::Arc;
 use uniference_sim::collective::fold::{Fold, FoldPlan};
-use uniference_sim::ids::GroupRank;
+use uniference_sim::ids::{GroupRank, Handle};
 use uniference_sim::program::{Collective, CollectiveKind, DType, ReduceOp, Shape};
 
 /// Reductions of up to so many bytes in all are done where they are handed out: it takes less time than asking a member to.
@@ -15,6 +15,7 @@ const FOLDED_HERE: u64 = 256 << 10;
 
 /// One member's call.
 pub(super) struct Member {
+    pub(super) handle: Handle,
     pub(super) call: Collective,
     /// Where its input lies; `None` if it contributes nothing.
     pub(super) staged: Option<Offset>,
@@ -69,8 +70,13 @@ impl Instance {
     }
 
     /// Where all inputs lie, by member.
-    pub(super) fn rooms(self) -> impl Iterator<Item = Option<Offset>> {
-        self.members.into_iter().map(|member| member.and_then(|m| m.staged))
+    pub(super) fn rooms(&self) -> impl Iterator<Item = Option<Offset>> {
+        self.members.iter().map(|member| member.as_ref().and_then(|m| m.staged))
+    }
+
+    /// How each member calls it, once all have entered.
+    pub(super) fn handles(&self) -> Option<Vec<Handle>> {
+        self.members.iter().map(|member| member.as_ref().map(|m| m.handle)).collect()
     }
 
     /// The output of `me`, if it can be had without folding and without waiting.
@@ -234,7 +240,7 @@ impl Instance {
 
     /// Elements of a member's input as bytes of the arena.
     fn range(&self, member: usize, start: u64, len: u64) -> (Offset, u64) {
-        let Member { call, staged } = self.call(member);
+        let Member { call, staged, .. } = self.call(member);
         let offset = staged.unwrap_or_else(|| panic!("member {member} of a {} has staged nothing", call.kind));
         (offset + start * call.dtype.size(), len * call.dtype.size())
     }

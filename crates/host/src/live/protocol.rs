@@ -6,6 +6,7 @@
 //! for an answer ([`Op::asks`]), and the task then reads exactly one [`Answer`]. So a blocking collective is one round trip, and an
 //! asynchronous one is none: it travels with the next question. A frame is its length (u32, little endian) and a postcard value.
 
+use super::memory::Kernel;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
@@ -40,11 +41,15 @@ pub enum Op {
         call: Call,
         /// Where its input was staged.
         staged: Option<Offset>,
+        /// The input is there; else [`Op::Filled`] follows.
+        filled: bool,
         /// The user's line.
         site: Site,
     },
     /// A named range opens or closes.
     Mark(Mark),
+    /// The input that was announced to be staged there now is. It counts at once, also from a task that waits.
+    Filled(Offset),
     /// The data of an operation was fetched, or is not wanted.
     Release(LocalHandle),
     /// The folds of an operation, which this rank was picked for, are done.
@@ -76,6 +81,8 @@ pub enum Op {
         any: bool,
         /// At most so long.
         timeout: Option<SimDuration>,
+        /// The data of the one operation may come before the answer: [`Answer::Ahead`].
+        ahead: bool,
         /// The user's line.
         site: Site,
     },
@@ -161,6 +168,8 @@ pub enum Answer {
     Group(u32),
     /// The complete ones in the order asked for, each with its data. A task that is told of folds does them before it asks for anything else.
     Complete(Vec<(LocalHandle, Fetched)>),
+    /// No answer yet, but the data of the operation that the task waits for. It is told again with the answer.
+    Ahead(Fetched),
     TimedOut,
     Store(StoreValue),
 }
@@ -172,12 +181,19 @@ pub struct Fetched {
     pub pieces: Vec<Piece>,
     /// (destination, source, bytes): what to combine, in this order, before the pieces are right.
     pub folds: Vec<(Offset, Offset, u64)>,
-    /// How elements are combined, if [`super::memory::Kernel`] can.
+    /// How elements are combined, if [`Kernel`] can.
     pub kernel: Option<(ReduceOp, DType)>,
     /// Of a receive: the group rank of the sender.
     pub peer: Option<u32>,
     /// There is no data: this rank of the world has closed its end of a connection.
     pub closed_by: Option<u32>,
+}
+
+impl Fetched {
+    /// The loop that combines its elements, if there is one.
+    pub fn kernel(&self) -> Option<Kernel> {
+        self.kernel.and_then(|(op, dtype)| Kernel::of(op, dtype))
+    }
 }
 
 /// A part of an output.
@@ -217,7 +233,7 @@ pub struct Hello {
     pub staging: (Offset, u64),
     /// Of the staging part, how much may stay touched but unused before its pages are given back.
     pub retain_bytes: u64,
-    /// The driver's processor, if only one of all processes runs at a time.
+    /// The driver's processor, if it stays on one.
     pub processor: Option<u32>,
 }
 

@@ -60,7 +60,8 @@ fn join(exchange: &mut Exchange, count: u32) {
 }
 
 fn issue(handle: LocalHandle, op: CallOp, staged: Option<u64>) -> Op {
-    Op::Issue { handle, call: uniference_sim::program::Call { group: GroupId(0), op }, staged, site: Site(0) }
+    let call = uniference_sim::program::Call { group: GroupId(0), op };
+    Op::Issue { handle, call, staged, filled: true, site: Site(0) }
 }
 
 fn collective(kind: CollectiveKind, elements: u64, root: Option<u32>) -> CallOp {
@@ -70,7 +71,7 @@ fn collective(kind: CollectiveKind, elements: u64, root: Option<u32>) -> CallOp 
 }
 
 fn wait(handle: LocalHandle) -> Op {
-    Op::Wait { handles: vec![handle], any: false, timeout: None, site: Site(0) }
+    Op::Wait { handles: vec![handle], any: false, timeout: None, ahead: false, site: Site(0) }
 }
 
 fn line(text: &str) -> Op {
@@ -197,7 +198,7 @@ fn a_task_may_wait_for_what_another_one_has_just_released() {
     // Nothing is left to be told of the first; the second one is still there.
     exchange.say(RankId(0), other, vec![wait(0)], Some(ALONE), &mut ());
     assert_eq!(heard(&mut exchange), [(0, Answer::Complete(vec![]))]);
-    let both = Op::Wait { handles: vec![0, 1], any: false, timeout: None, site: Site(0) };
+    let both = Op::Wait { handles: vec![0, 1], any: false, timeout: None, ahead: false, site: Site(0) };
     exchange.say(RankId(0), other, vec![both], Some(ALONE), &mut ());
     assert_eq!(heard(&mut exchange), [(0, Answer::Complete(vec![(1, Fetched::default())]))]);
 }
@@ -230,4 +231,39 @@ fn a_deadlock_names_the_lines_of_all_ranks() {
     let Standing::Halted(halt) = exchange.advance(&mut (), &mut ()) else { panic!("nobody sends") };
     let text = halt.render(&|site| exchange.line(site).to_owned(), &|_| Vec::new());
     assert!(text.contains("deadlock") && text.contains("a.py:5") && text.contains("a.py:6"), "{text}");
+}
+
+/// Rank `rank` issues operation 0 with `room` as its input, and waits for it.
+fn enter(exchange: &mut Exchange, rank: u32, room: u64, filled: bool) {
+    let call = uniference_sim::program::Call { group: GroupId(0), op: collective(CollectiveKind::AllReduce, 4, None) };
+    let issue = Op::Issue { handle: 0, call, staged: Some(room), filled, site: Site(0) };
+    let wait = Op::Wait { handles: vec![0], any: false, timeout: None, ahead: true, site: Site(0) };
+    say(exchange, rank, vec![issue, wait]);
+}
+
+#[test]
+fn nobody_reads_an_input_before_it_is_there() {
+    let mut exchange = ranks(2);
+    join(&mut exchange, 2);
+    heard(&mut exchange);
+    enter(&mut exchange, 0, 0, false);
+    enter(&mut exchange, 1, 64, true);
+    assert_eq!(heard(&mut exchange), []);
+    say(&mut exchange, 0, vec![Op::Filled(0)]);
+    assert_eq!(heard(&mut exchange).len(), 2);
+}
+
+#[test]
+fn who_waits_for_one_collective_may_copy_its_data_as_soon_as_the_first_may() {
+    let mut exchange = ranks(2);
+    join(&mut exchange, 2);
+    heard(&mut exchange);
+    enter(&mut exchange, 0, 0, true);
+    enter(&mut exchange, 1, 64, true);
+    exchange.advance(&mut (), &mut ());
+    let (rank, Frame { answer, .. }) = exchange.take_ahead().unwrap();
+    let Answer::Ahead(ahead) = answer else { panic!("{answer:?} is no data") };
+    // It is what the rank is told when its own wait is over, and comes once.
+    assert!(heard(&mut exchange).contains(&(rank.0, Answer::Complete(vec![(0, ahead)]))));
+    assert!(exchange.take_ahead().is_none());
 }
