@@ -2,19 +2,21 @@
 //!
 //! A library's profile is a piece of a cluster file that says everything; it is a data file of this crate.
 
+use super::dynamics::Attachments;
 use super::flags::here;
 use super::parameters::{OrNone, Parameters, RawConnections, RawHandshake, RawPacket, RawWindow};
 use super::raw::{RawBackend, RawCluster, RawRule, RawRules};
 use super::source::{Source, split_hint};
-use super::{AlgorithmChoice, Choices, kind_by_name, suggest_kind};
+use super::{AlgorithmChoice, Choices, kind_by_name, steps, suggest_kind};
 use crate::diagnostic::{Diagnostic, suggest};
 use crate::units::{Bandwidth, Duration, Size};
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 use toml::Spanned;
 use uniference_sim::cluster::{Backend, Device, Handshake, Protocol, Window};
-use uniference_sim::collective::Surroundings;
 use uniference_sim::collective::choose::{AlgorithmTable, Rule, algorithm_by_name, algorithms_for};
+use uniference_sim::collective::{Algorithm, Surroundings};
 use uniference_sim::network::{PacketOverhead, Topology};
 use uniference_sim::program::CollectiveKind;
 use uniference_sim::time::{Bytes, Rate};
@@ -31,12 +33,13 @@ const PROFILES: [(&str, &str); 4] = [
 pub(super) fn resolve(
     raw: &RawCluster,
     choices: &Choices,
+    attached: &Attachments,
     source: &Source,
 ) -> Result<(Backend, Option<PacketOverhead>), Diagnostic> {
     let profile = by_name(raw, choices, source)?;
     let mut algorithms = AlgorithmTable::default();
-    set_all_rules(&mut algorithms, &profile.collective, &Source::new("profile", "", &[]))?;
-    set_all_rules(&mut algorithms, &raw.collective, source)?;
+    set_all_rules(&mut algorithms, &profile.collective, attached, &Source::new("profile", "", &[]))?;
+    set_all_rules(&mut algorithms, &raw.collective, attached, source)?;
     for choice in &choices.algorithms {
         force(&mut algorithms, choice)?;
     }
@@ -133,6 +136,7 @@ fn packet_overhead(raw: RawPacket, span: Range<usize>, source: &Source) -> Resul
 fn set_all_rules(
     table: &mut AlgorithmTable,
     collective: &BTreeMap<Spanned<String>, Spanned<RawRules>>,
+    attached: &Attachments,
     source: &Source,
 ) -> Result<(), Diagnostic> {
     for (kind, rules) in collective {
@@ -140,7 +144,7 @@ fn set_all_rules(
             let message = format!("there is no collective `{}`", kind.get_ref());
             return Err(source.error(message, kind.span()).hint(suggest_kind(kind.get_ref())));
         };
-        set_rules(table, known, rules, source)?;
+        set_rules(table, known, rules, attached, source)?;
     }
     Ok(())
 }
@@ -149,14 +153,16 @@ fn set_rules(
     table: &mut AlgorithmTable,
     kind: CollectiveKind,
     raw: &Spanned<RawRules>,
+    attached: &Attachments,
     source: &Source,
 ) -> Result<(), Diagnostic> {
-    let mut rules = Vec::new();
+    let mut rules: Vec<Rule> = Vec::new();
     for rule in &raw.get_ref().0 {
-        let name = rule.algorithm.get_ref();
-        let algorithm = algorithm_by_name(kind, name).map_err(|_| {
-            unknown_algorithm(kind, name, |message| source.error(message, place_of(&rule.algorithm, raw.span())))
-        })?;
+        let algorithm = algorithm(kind, rule, table, raw.span(), attached, source)?;
+        if rule.steps.is_some() && rules.iter().any(|other| other.algorithm.name() == algorithm.name()) {
+            let message = format!("two algorithms for {kind} are called `{}`", algorithm.name());
+            return Err(source.error(message, raw.span()).hint("give each a name of its own"));
+        }
         rules.push(Rule { up_to: rule.up_to.map(|size| size.0), algorithm });
     }
     table.set_rules(kind, rules).map_err(|error| {
@@ -164,6 +170,27 @@ fn set_rules(
         let (message, hint) = split_hint(&text);
         source.error(message, raw.span()).hint(hint.unwrap_or_default())
     })
+}
+
+/// What one rule names or gives. Steps that are given for groups of one size leave the others to the rules that `table` has so far.
+fn algorithm(
+    kind: CollectiveKind,
+    rule: &RawRule,
+    table: &AlgorithmTable,
+    whole: Range<usize>,
+    attached: &Attachments,
+    source: &Source,
+) -> Result<Arc<dyn Algorithm>, Diagnostic> {
+    match (&rule.algorithm, &rule.steps) {
+        (Some(name), None) => algorithm_by_name(kind, name.get_ref()).map_err(|_| {
+            unknown_algorithm(kind, name.get_ref(), |message| source.error(message, place_of(name, whole)))
+        }),
+        (None, Some(steps)) => Ok(Arc::new(steps::algorithm(kind, steps, table.clone(), attached, source)?)),
+        _ => {
+            let hint = "give the name of an `algorithm`, or a file of `steps`";
+            Err(source.error(format!("it is not clear what carries out {kind}"), whole).hint(hint))
+        }
+    }
 }
 
 fn unknown_algorithm(kind: CollectiveKind, name: &str, error: impl FnOnce(String) -> Diagnostic) -> Diagnostic {
@@ -234,7 +261,11 @@ pub(super) fn adapt(table: &mut AlgorithmTable, topology: &Topology, devices: &[
 
 /// The whole choice of algorithms.
 pub(super) fn canonical_rules(table: &AlgorithmTable) -> BTreeMap<Spanned<String>, Spanned<RawRules>> {
-    let rule = |rule: &Rule| RawRule { up_to: rule.up_to.map(Size), algorithm: here(rule.algorithm.name().to_owned()) };
+    let rule = |rule: &Rule| RawRule {
+        up_to: rule.up_to.map(Size),
+        algorithm: Some(here(rule.algorithm.name().to_owned())),
+        steps: None,
+    };
     CollectiveKind::ALL
         .into_iter()
         .map(|kind| (here(kind.name().to_owned()), here(RawRules(table.rules(kind).iter().map(rule).collect()))))

@@ -13,6 +13,7 @@ mod parameters;
 mod profile;
 mod raw;
 mod source;
+mod steps;
 
 pub use flags::Flags;
 
@@ -22,8 +23,11 @@ use crate::diagnostic::{Diagnostic, suggest};
 use crate::interval::Uncertainty;
 use raw::RawCluster;
 use source::Source;
+use std::collections::BTreeMap;
 use std::str::FromStr;
+use toml::Spanned;
 use uniference_sim::cluster::Cluster;
+use uniference_sim::collective::choose::AlgorithmTable;
 use uniference_sim::program::CollectiveKind;
 
 /// What a link carries where nothing is said.
@@ -85,7 +89,7 @@ impl ClusterFile {
 
     /// The files that the cluster file names, as it names them: relative to itself. Their texts belong to [`ClusterFile::attach`].
     pub fn files(&self) -> Vec<String> {
-        dynamics::files(&self.raw)
+        dynamics::files(&self.raw).into_iter().chain(steps::files(&self.raw.collective)).collect()
     }
 
     /// Brings the text of a file that the cluster file names.
@@ -122,7 +126,7 @@ impl ClusterFile {
         let (hosts, mut devices) = devices::resolve(&self.raw.device, &self.source)?;
         let rates = devices::rates(&self.raw.device);
         dynamics::slow_down(&self.raw.straggler, &mut devices, &self.source)?;
-        let (mut backend, packet) = backend::resolve(&self.raw, choices, &self.source)?;
+        let (mut backend, packet) = backend::resolve(&self.raw, choices, &self.attached, &self.source)?;
         let (topology, network) = network::resolve(self.raw.network.as_ref(), &hosts, packet, &self.source)?;
         crashes::resolve(&self.raw.crash, &mut devices, &topology, &self.source)?;
         backend::adapt(&mut backend.algorithms, &topology, &devices);
@@ -139,7 +143,7 @@ impl ClusterFile {
             straggler: self.raw.straggler.clone(),
             crash: self.raw.crash.clone(),
             uncertainty: self.raw.uncertainty.clone(),
-            collective: backend::canonical_rules(&backend.algorithms),
+            collective: self.canonical_rules(&backend.algorithms, choices),
         };
         dynamics::inline(&mut raw, &self.attached, &self.source)?;
         let cluster = Cluster { name, devices, topology, dynamics, backend };
@@ -148,6 +152,22 @@ impl ClusterFile {
 }
 
 impl ClusterFile {
+    /// The whole choice of algorithms, without other files.
+    fn canonical_rules(
+        &self,
+        table: &AlgorithmTable,
+        choices: &Choices,
+    ) -> BTreeMap<Spanned<String>, Spanned<raw::RawRules>> {
+        let mut rules = backend::canonical_rules(table);
+        for (name, said) in &self.raw.collective {
+            let is_forced = choices.algorithms.iter().any(|choice| choice.kind.name() == name.get_ref());
+            if !is_forced && said.get_ref().0.iter().any(|rule| rule.steps.is_some()) {
+                rules.insert(name.clone(), flags::here(steps::inline(said.get_ref(), &self.attached)));
+            }
+        }
+        rules
+    }
+
     fn uncertainty(&self) -> Result<Option<Uncertainty>, Diagnostic> {
         let mut found = Uncertainty::default();
         for (name, error) in &self.raw.uncertainty {

@@ -3,6 +3,7 @@
 //! Whether the values make sense together is the business of the resolution.
 
 use super::parameters::Parameters;
+use super::steps::RawPlan;
 use crate::units::{Bandwidth, Duration, Flops, Size};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, MapAccess, SeqAccess};
@@ -267,7 +268,19 @@ pub(super) struct RawRules(pub(super) Vec<RawRule>);
 pub(super) struct RawRule {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) up_to: Option<Size>,
-    pub(super) algorithm: Spanned<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) algorithm: Option<Spanned<String>>,
+    /// In its place, an algorithm of the user's own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) steps: Option<Spanned<RawSteps>>,
+}
+
+/// The name of a file of steps, or what it says.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(untagged, expecting = "the path of a TOML file, or a table with `collective`, `blocks` and [[rank]]")]
+pub(super) enum RawSteps {
+    File(String),
+    Plan(RawPlan),
 }
 
 impl<'de> Deserialize<'de> for RawBackend {
@@ -296,7 +309,7 @@ impl<'de> Deserialize<'de> for RawBackend {
 impl Serialize for RawRules {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match &self.0[..] {
-            [RawRule { up_to: None, algorithm }] => algorithm.serialize(serializer),
+            [RawRule { up_to: None, algorithm: Some(algorithm), .. }] => algorithm.serialize(serializer),
             rules => rules.serialize(serializer),
         }
     }
@@ -309,11 +322,18 @@ impl<'de> Deserialize<'de> for RawRules {
             type Value = Vec<RawRule>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("the name of an algorithm, or a list of { up_to = SIZE, algorithm = NAME }")
+                f.write_str(
+                    "the name of an algorithm, { steps = FILE }, or a list of { up_to = SIZE, algorithm = NAME }",
+                )
             }
 
             fn visit_str<E: de::Error>(self, name: &str) -> Result<Vec<RawRule>, E> {
-                Ok(vec![RawRule { up_to: None, algorithm: Spanned::new(0..0, name.to_owned()) }])
+                let algorithm = Some(Spanned::new(0..0, name.to_owned()));
+                Ok(vec![RawRule { up_to: None, algorithm, steps: None }])
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Vec<RawRule>, M::Error> {
+                RawRule::deserialize(MapAccessDeserializer::new(map)).map(|rule| vec![rule])
             }
 
             fn visit_seq<S: SeqAccess<'de>>(self, mut list: S) -> Result<Vec<RawRule>, S::Error> {

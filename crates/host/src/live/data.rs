@@ -9,6 +9,7 @@ use super::memory::Window;
 use super::protocol::{Fetched, Offset, Piece};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use uniference_sim::collective::choose::AlgorithmTable;
 use uniference_sim::ids::{GroupId, Handle, RankId};
 use uniference_sim::program::{Call, CallOp, Collective};
 use uniference_sim::record::{Event, Meeting};
@@ -55,6 +56,11 @@ pub enum Access {
 }
 
 impl DataPlane {
+    /// For collectives that these algorithms carry out.
+    pub fn of(algorithms: AlgorithmTable) -> DataPlane {
+        DataPlane { plans: Plans::of(algorithms), ..DataPlane::default() }
+    }
+
     /// Does small reductions itself from here on, rather than let a member.
     pub fn reduce_in(&mut self, window: Window) {
         self.window = Some(window);

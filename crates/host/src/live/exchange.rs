@@ -188,8 +188,8 @@ impl Exchange {
             }
         };
         Exchange {
+            data: DataPlane::of(engine.algorithms().clone()),
             engine,
-            data: DataPlane::default(),
             ranks: (0..world_size).map(rank).collect(),
             ready: VecDeque::new(),
             fetching: Vec::new(),

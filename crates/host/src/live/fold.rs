@@ -2,43 +2,66 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use uniference_sim::collective::choose::steps_by_name;
+use uniference_sim::collective::choose::{AlgorithmTable, steps_by_name};
 use uniference_sim::collective::fold::FoldPlan;
-use uniference_sim::program::Collective;
+use uniference_sim::program::{Collective, CollectiveKind};
 
 /// Enough for the different collectives of one step of a program; more would only hold memory.
 const KEPT: usize = 32;
 
-/// The plans used last, the latest first.
+/// Fold plans, and the algorithms that a cluster names besides those that there are.
 #[derive(Default)]
-pub(super) struct Plans(VecDeque<(Key, Arc<FoldPlan>)>);
+pub(super) struct Plans {
+    /// The plans used last, the latest first.
+    kept: VecDeque<(Key, Arc<FoldPlan>)>,
+    algorithms: AlgorithmTable,
+}
 
 /// What a plan depends on: the call, the algorithm's name, the group's size.
 type Key = (Collective, &'static str, u32);
 
 impl Plans {
+    /// For collectives that these algorithms carry out.
+    pub(super) fn of(algorithms: AlgorithmTable) -> Plans {
+        Plans { kept: VecDeque::new(), algorithms }
+    }
+
     /// How `algorithm` combines the elements of `call` in a group of `size`, at least 2.
     ///
     /// # Panics
-    /// If the plan needs room beyond the members' inputs, which no algorithm that we have does (see the tests).
+    /// If the plan needs room beyond the members' inputs, which no algorithm that we have does (see the tests); where a user's does, the
+    /// elements are combined as in a ring, or for a reduce one rank after the other.
     pub(super) fn get(&mut self, call: &Collective, algorithm: &'static str, size: u32) -> Arc<FoldPlan> {
         let known = |(key, _): &(Key, _)| key.0 == *call && key.1 == algorithm && key.2 == size;
-        let entry = match self.0.iter().position(known) {
-            Some(at) => self.0.remove(at).expect("just found"),
-            None => ((call.clone(), algorithm, size), Arc::new(derive(call, algorithm, size))),
+        let entry = match self.kept.iter().position(known) {
+            Some(at) => self.kept.remove(at).expect("just found"),
+            None => ((call.clone(), algorithm, size), Arc::new(self.derive(call, algorithm, size))),
         };
         let plan = entry.1.clone();
-        self.0.push_front(entry);
-        self.0.truncate(KEPT);
+        self.kept.push_front(entry);
+        self.kept.truncate(KEPT);
         plan
     }
+
+    fn derive(&self, call: &Collective, algorithm: &'static str, size: u32) -> FoldPlan {
+        let known = steps_by_name(call.kind, algorithm);
+        let Some(given) = self.algorithms.named(call.kind, algorithm).filter(|_| known.is_err()) else {
+            return derive(call, algorithm, size);
+        };
+        let plan = FoldPlan::derive(&**given, call, size);
+        let standard = if call.kind == CollectiveKind::Reduce { "linear" } else { "ring" };
+        if is_in_place(&plan, size) { plan } else { derive(call, standard, size) }
+    }
+}
+
+fn is_in_place(plan: &FoldPlan, size: u32) -> bool {
+    plan.slots == size && plan.folds.iter().all(|fold| fold.combine)
 }
 
 fn derive(call: &Collective, algorithm: &'static str, size: u32) -> FoldPlan {
     let found = steps_by_name(call.kind, algorithm).unwrap_or_else(|e| panic!("the engine used it: {e}"));
     let plan = FoldPlan::derive(&*found, call, size);
-    let in_place = plan.slots == size && plan.folds.iter().all(|fold| fold.combine);
-    assert!(in_place, "{algorithm} on {size} ranks needs {} rooms and copies", plan.slots);
+    assert!(is_in_place(&plan, size), "{algorithm} on {size} ranks needs {} rooms and copies", plan.slots);
     plan
 }
 

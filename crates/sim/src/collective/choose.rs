@@ -206,6 +206,11 @@ impl AlgorithmTable {
         &rule.unwrap_or_else(|| panic!("no algorithm for {kind} of {} bytes", bytes.0)).algorithm
     }
 
+    /// The algorithm of this table that is called `name`, if a rule for `kind` has it.
+    pub fn named(&self, kind: CollectiveKind, name: &str) -> Option<&Arc<dyn Algorithm>> {
+        self.rules(kind).iter().map(|rule| &rule.algorithm).find(|algorithm| algorithm.name() == name)
+    }
+
     /// The rules for `kind`, by rising bound.
     pub fn rules(&self, kind: CollectiveKind) -> &[Rule] {
         self.rules.get(&kind).map_or(&[], Vec::as_slice)

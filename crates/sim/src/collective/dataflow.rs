@@ -21,6 +21,20 @@ pub(super) trait Memory {
 /// # Panics
 /// If the members' steps do not fit together: some wait for ever, or messages are left over.
 pub(super) fn carry_out<M: Memory>(members: Vec<Steps>, memory: &mut M) {
+    try_carry_out(members, memory).unwrap_or_else(|unfit| panic!("the steps do not fit together: {unfit:?}"));
+}
+
+/// Why steps do not fit together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unfit {
+    /// A member waits for ever for a message.
+    Stuck { member: usize, from: GroupRank },
+    /// A message is never received.
+    LeftOver { member: usize, from: GroupRank },
+}
+
+/// The same for steps that may not fit together.
+pub(super) fn try_carry_out<M: Memory>(members: Vec<Steps>, memory: &mut M) -> Result<(), Unfit> {
     let mut members: Vec<Member<M>> = members.into_iter().map(Member::new).collect();
     let mut ready: VecDeque<usize> = (0..members.len()).collect();
     while let Some(rank) = ready.pop_front() {
@@ -31,14 +45,17 @@ pub(super) fn carry_out<M: Memory>(members: Vec<Steps>, memory: &mut M) {
             }
         }
     }
-    for (rank, member) in members.iter_mut().enumerate() {
-        assert!(
-            member.steps.peek().is_none() && member.pending.is_empty(),
-            "member {rank} waits for {:?}",
-            member.awaits
-        );
-        assert!(member.inbox.values().all(VecDeque::is_empty), "messages for member {rank} are left over");
+    for (member, state) in members.iter_mut().enumerate() {
+        if let Some(from) = state.awaits {
+            return Err(Unfit::Stuck { member, from });
+        }
+        assert!(state.steps.peek().is_none(), "member {member} waits for its own steps");
     }
+    let left = members.iter().enumerate().flat_map(|(member, state)| {
+        let full = state.inbox.iter().filter(|(_, messages)| !messages.is_empty());
+        full.map(move |(from, _)| Unfit::LeftOver { member, from: *from })
+    });
+    left.into_iter().next().map_or(Ok(()), Err)
 }
 
 struct Member<M: Memory> {

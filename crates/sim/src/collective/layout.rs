@@ -49,6 +49,15 @@ impl Layout {
         }
     }
 
+    /// The same with each of `parts` blocks cut into `pieces`, as evenly as can be, larger ones first.
+    pub(super) fn cut(&self, parts: u32, pieces: u32) -> Layout {
+        let lengths = |part| {
+            let whole = self.block(part).len;
+            (0..pieces).map(move |piece| Layout::split(whole, pieces).block(piece).len)
+        };
+        Layout::listed(&(0..parts).flat_map(lengths).collect::<Vec<u64>>())
+    }
+
     #[inline]
     fn start(&self, part: u32) -> u64 {
         match self {

@@ -11,6 +11,7 @@ mod dataflow;
 mod dissemination;
 mod double_tree;
 pub mod fold;
+pub mod given;
 mod gloo_binomial;
 mod gloo_ring;
 mod halving_doubling;

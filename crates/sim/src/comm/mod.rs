@@ -122,6 +122,10 @@ impl Comm {
         }
     }
 
+    pub(crate) fn algorithms(&self) -> &AlgorithmTable {
+        &self.table
+    }
+
     /// Would all ranks that should be alike take the same course through this collective?
     pub(crate) fn check_symmetry(&self, group: GroupId, call: &Collective) -> Result<(), Asymmetry> {
         let group = self.groups.get(group);

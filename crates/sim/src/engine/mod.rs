@@ -18,6 +18,7 @@ pub use rank::{Threads, Times};
 pub use report::{Cause, Doing, Halt, Near, Pending, RankReport, TaskReport};
 
 use crate::cluster::{Cluster, Device};
+use crate::collective::choose::AlgorithmTable;
 use crate::comm::store::Store;
 use crate::comm::{Comm, Completion, Disagreement};
 use crate::ids::{GroupId, Handle, RankId, TaskId};
@@ -153,6 +154,11 @@ impl Engine {
     /// Where a rank's time went, up to its last change of what it does.
     pub fn times(&self, rank: RankId) -> Times {
         self.ranks[rank.index()].ledger.times
+    }
+
+    /// What carries out collectives.
+    pub fn algorithms(&self) -> &AlgorithmTable {
+        self.comm.algorithms()
     }
 
     /// The ranks of a group, in the group's order.
