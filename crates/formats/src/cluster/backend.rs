@@ -99,7 +99,11 @@ fn protocol(parameters: &Parameters, source: &Source) -> Result<Protocol, Diagno
     let handshake = parameters.handshake.and_then(|handshake| handshake.0);
     let window = parameters.window.as_ref().and_then(|window| Some((window.get_ref().0?, window.span())));
     Ok(Protocol {
-        handshake: handshake.map(|raw| Handshake { control: raw.control.0, preamble: raw.preamble.0 }),
+        handshake: handshake.map(|raw| Handshake {
+            control: raw.control.0,
+            preamble: raw.preamble.0,
+            eager: raw.eager.map(|eager| eager.0),
+        }),
         window: window.map(|(raw, span)| checked_window(raw, span, source)).transpose()?,
         connections_per_group: parameters.connections == Some(RawConnections::Group),
         call: time(parameters.call),
@@ -230,10 +234,11 @@ pub(super) fn canonical(backend: &Backend, packet: Option<PacketOverhead>) -> Sp
         packet: Some(here(OrNone(
             packet.map(|packet| RawPacket { payload: size(packet.payload), wire: size(packet.wire) }),
         ))),
-        handshake: Some(OrNone(
-            handshake
-                .map(|handshake| RawHandshake { control: Size(handshake.control), preamble: Size(handshake.preamble) }),
-        )),
+        handshake: Some(OrNone(handshake.map(|handshake| RawHandshake {
+            control: Size(handshake.control),
+            preamble: Size(handshake.preamble),
+            eager: handshake.eager.map(Size),
+        }))),
         window: Some(here(OrNone(window.map(|window| RawWindow {
             first: Size(window.first),
             cap: Size(window.cap),

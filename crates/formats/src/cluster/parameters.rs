@@ -65,6 +65,8 @@ pub(super) struct RawPacket {
 pub(super) struct RawHandshake {
     pub(super) control: Size,
     pub(super) preamble: Size,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) eager: Option<Size>,
 }
 
 /// A new connection's window, and its largest.

@@ -59,7 +59,7 @@ struct Member {
 /// What a member now posts.
 pub(crate) enum Post {
     Send { to: GroupRank, bytes: Bytes, step: u64 },
-    Receive { from: GroupRank, combine: bool },
+    Receive { from: GroupRank, bytes: Bytes, combine: bool },
 }
 
 impl Instance {
@@ -184,9 +184,9 @@ impl Instance {
                     member.window.push_back(false);
                     post(Post::Send { to, bytes: Bytes(span.len * element), step: index });
                 }
-                Action::Recv { from, combine, .. } => {
+                Action::Recv { from, span, combine } => {
                     member.start_receive(from, index);
-                    post(Post::Receive { from, combine });
+                    post(Post::Receive { from, bytes: Bytes(span.len * element), combine });
                 }
             }
         }

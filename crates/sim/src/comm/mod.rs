@@ -255,7 +255,7 @@ impl Comm {
         tag: u64,
         receive: Receive,
     ) -> Result<(), Box<Disagreement>> {
-        if self.transport.has_handshake() {
+        if self.transport.has_handshake(receive.bytes) {
             let Receive { from, handle, bytes } = receive;
             self.transport.receive(now, rank, from, group, tag, (handle, bytes));
             return Ok(());
@@ -366,7 +366,6 @@ impl Comm {
         let (id, wire, symmetry) = (instance.group, instance.wire, self.groups.symmetry());
         let pair = |peer| symmetry.normalised(group.world_rank(me), group.world_rank(peer));
         let (transport, traffic) = (&mut self.transport, &mut self.traffic[pair(me).0.index()]);
-        let handshake = transport.has_handshake();
         let (closed, mut failed) = (&self.closed, None);
         let mut ties = self.ties.as_mut().map(|ties| (ties, instance.caller(me).handle));
         let through = instance.run(me, |post| match post {
@@ -384,7 +383,7 @@ impl Comm {
                 transport.send(now, source, destination, id, bytes, purpose, wire);
                 traffic.sent += bytes;
             }
-            Post::Receive { from, combine } if handshake => {
+            Post::Receive { from, bytes, combine } if transport.has_handshake(bytes) => {
                 let (receiver, sender) = pair(from);
                 transport.expect(now, receiver, sender, id, index, combine);
             }

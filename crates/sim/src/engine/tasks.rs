@@ -153,7 +153,7 @@ impl Engine {
         match call.op {
             CallOp::Collective(_) => self.comm.peers_entered(rank, call.group, sequence),
             CallOp::Recv { .. } => SimTime::MAX,
-            CallOp::Send { .. } if self.comm.transport.has_handshake() => SimTime::MAX,
+            CallOp::Send { bytes, .. } if self.comm.transport.has_handshake(bytes) => SimTime::MAX,
             CallOp::Send { .. } => SimTime::ZERO,
         }
     }
@@ -400,7 +400,7 @@ impl Engine {
         match &call.op {
             CallOp::Collective(_) => self.comm.missing(call.group, sequence),
             CallOp::Recv { from: Some(from), .. } => vec![self.members(call.group)[from.index()]],
-            CallOp::Send { to, .. } if self.comm.transport.has_handshake() => {
+            CallOp::Send { to, bytes, .. } if self.comm.transport.has_handshake(*bytes) => {
                 vec![self.members(call.group)[to.index()]]
             }
             CallOp::Recv { from: None, .. } | CallOp::Send { .. } => Vec::new(),

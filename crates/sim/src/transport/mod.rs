@@ -201,9 +201,14 @@ impl Transport {
         self.protocol.connections_per_group
     }
 
-    /// Does a message wait until its receive is posted?
-    pub(crate) fn has_handshake(&self) -> bool {
-        self.protocol.handshake.is_some()
+    /// Does a message of so many bytes wait until its receive is posted?
+    pub(crate) fn has_handshake(&self, bytes: Bytes) -> bool {
+        self.protocol.handshake.is_some_and(|handshake| handshake.eager.is_none_or(|eager| bytes > eager))
+    }
+
+    /// Is a receiver asked before it says that it is ready?
+    fn asks(&self) -> bool {
+        self.protocol.handshake.is_some_and(|handshake| handshake.eager.is_some())
     }
 
     /// What a rank has put on the network, with headers and control messages.
@@ -280,11 +285,11 @@ impl Transport {
             grant: NO_GRANT,
             wire,
         });
-        if self.protocol.handshake.is_none() {
+        if !self.has_handshake(bytes) {
             return self.dispatch(now, tag);
         }
         let channel = purpose.channel(group);
-        if let Purpose::Send { .. } = purpose {
+        if self.asks() || matches!(purpose, Purpose::Send { .. }) {
             self.announce(now, Control::SendReady { data: connection, channel }, connection);
         }
         if let Some(grant) = self.rendezvous.send(connection, channel, tag) {
@@ -318,7 +323,7 @@ impl Transport {
         (message.grant != NO_GRANT).then(|| self.grants.take(message.grant))
     }
 
-    /// Posts the receive of a collective's step, where there is a handshake.
+    /// Posts the receive of a collective's step that has a handshake.
     pub(crate) fn expect(
         &mut self,
         now: SimTime,
@@ -328,11 +333,14 @@ impl Transport {
         instance: u32,
         combine: bool,
     ) {
-        let grant = Grant { posted: now, receive: None, combine };
-        self.invite(now, receiver, sender, group, Channel::Instance(instance), grant);
+        let (channel, grant) = (Channel::Instance(instance), Grant { posted: now, receive: None, combine });
+        let asks = self.asks();
+        if !asks || self.rendezvous.receive_when_asked(receiver, Some(sender), channel, grant).is_some() {
+            self.invite(now, receiver, sender, group, channel, grant);
+        }
     }
 
-    /// Posts a receive between two ranks, where there is a handshake. `None`: from any of the group.
+    /// Posts a receive between two ranks that has a handshake. `None`: from any of the group.
     pub(crate) fn receive(
         &mut self,
         now: SimTime,
@@ -344,7 +352,11 @@ impl Transport {
     ) {
         let grant = Grant { posted: now, receive: Some(receive), combine: false };
         let channel = Channel::Tag(group, tag);
-        if let Some(sender) = self.rendezvous.receive(receiver, from, channel, grant) {
+        let sender = match self.asks() {
+            true => self.rendezvous.receive_when_asked(receiver, from, channel, grant),
+            false => self.rendezvous.receive(receiver, from, channel, grant),
+        };
+        if let Some(sender) = sender {
             self.invite(now, receiver, sender, group, channel, grant);
         }
     }
@@ -545,8 +557,12 @@ impl Transport {
                 }
             }
             Control::SendReady { data, channel } => {
-                let (&(_, sender, receiver), _) = self.connections.get_index(data as usize).expect("it carries data");
-                let Channel::Tag(group, _) = channel else { return };
+                let (&(of, sender, receiver), _) = self.connections.get_index(data as usize).expect("it carries data");
+                let group = match channel {
+                    Channel::Tag(group, _) => group,
+                    // Connections that are no group's are everybody's.
+                    Channel::Instance(_) => of.unwrap_or_default(),
+                };
                 if let Some(grant) = self.rendezvous.announced(receiver, sender, channel) {
                     self.invite(now, receiver, sender, group, channel, grant);
                 }

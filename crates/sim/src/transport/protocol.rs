@@ -29,13 +29,16 @@ pub struct Protocol {
     pub staging: Option<Rate>,
 }
 
-/// The receiver says that it is ready, then the data leaves.
+/// The receiver says that it is ready, then the data leaves. Without `eager` it says so for every message, as soon as its receive is
+/// posted (Gloo); with it, only for longer messages, and once the sender has asked (MPI).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handshake {
     /// Size of a message that says so.
     pub control: Bytes,
     /// What precedes the data in its own message.
     pub preamble: Bytes,
+    /// Messages up to this size leave as soon as they are sent.
+    pub eager: Option<Bytes>,
 }
 
 /// The window of a connection: what may be on its way before it is acknowledged.

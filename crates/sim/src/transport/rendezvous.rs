@@ -4,6 +4,9 @@
 //! the n-th that arrives releases the n-th send of the same channel. A send between two ranks also announces itself (SEND_READY), which only a
 //! receive from any source waits for: it then becomes a receive from that sender. An announcement whose receive was posted already
 //! counts for nothing.
+//!
+//! Where senders ask first (MPI), no receiver says anything before: each receive waits for the announcement that it takes, whoever it is to
+//! come from.
 
 use crate::ids::{GroupId, Handle, RankId};
 use crate::time::{Bytes, SimTime};
@@ -52,8 +55,8 @@ enum Slot {
 struct Door {
     /// Senders whose announcement no receive has taken.
     announced: VecDeque<RankId>,
-    /// Receives from any source that wait for an announcement.
-    open: VecDeque<Grant>,
+    /// Receives that wait for an announcement, from this sender or from any.
+    open: VecDeque<(Option<RankId>, Grant)>,
     /// Receives from a sender that were posted before its announcement came, less those announced since.
     expected: IndexMap<RankId, u32, FxBuildHasher>,
 }
@@ -109,13 +112,31 @@ impl Rendezvous {
         match (sender, from) {
             (Some(_), _) => {}
             (None, Some(from)) => *door.expected.entry(from).or_default() += 1,
-            (None, None) => door.open.push_back(grant),
+            (None, None) => door.open.push_back((None, grant)),
         }
         self.forget_if_idle(receiver, channel);
         sender.or(from)
     }
 
-    /// A send's announcement has arrived: the receive from any source that takes it.
+    /// The same where senders ask first: a receive waits for its announcement also where its sender is known.
+    pub(super) fn receive_when_asked(
+        &mut self,
+        receiver: RankId,
+        from: Option<RankId>,
+        channel: Channel,
+        grant: Grant,
+    ) -> Option<RankId> {
+        let door = self.doors.entry((receiver, channel)).or_default();
+        let asked = door.announced.iter().position(|sender| from.is_none_or(|from| from == *sender));
+        let sender = asked.and_then(|index| door.announced.remove(index));
+        if sender.is_none() {
+            door.open.push_back((from, grant));
+        }
+        self.forget_if_idle(receiver, channel);
+        sender
+    }
+
+    /// A send's announcement has arrived: the receive that has waited for it.
     pub(super) fn announced(&mut self, receiver: RankId, sender: RankId, channel: Channel) -> Option<Grant> {
         let door = self.doors.entry((receiver, channel)).or_default();
         let taken = match door.expected.get_mut(&sender) {
@@ -127,9 +148,10 @@ impl Rendezvous {
                 None
             }
             None => {
-                let taken = door.open.pop_front();
+                let waits = |(from, _): &(Option<RankId>, Grant)| from.is_none_or(|from| from == sender);
+                let taken = door.open.iter().position(waits).and_then(|index| door.open.remove(index));
                 door.announced.extend(taken.is_none().then_some(sender));
-                taken
+                taken.map(|(_, grant)| grant)
             }
         };
         self.forget_if_idle(receiver, channel);
@@ -176,6 +198,15 @@ mod tests {
         assert_eq!(state.receive(ME, None, CHANNEL, grant(1)), Some(RankId(1)));
         assert_eq!(state.receive(ME, None, CHANNEL, grant(2)), None);
         assert_eq!(state.announced(ME, RankId(2), CHANNEL), Some(grant(2)));
+    }
+
+    #[test]
+    fn a_receive_waits_to_be_asked_by_its_own_sender() {
+        let mut state = Rendezvous::default();
+        assert_eq!(state.receive_when_asked(ME, Some(RankId(1)), CHANNEL, grant(0)), None);
+        assert_eq!(state.announced(ME, RankId(2), CHANNEL), None);
+        assert_eq!(state.announced(ME, RankId(1), CHANNEL), Some(grant(0)));
+        assert_eq!(state.receive_when_asked(ME, None, CHANNEL, grant(1)), Some(RankId(2)));
     }
 
     #[test]

@@ -23,7 +23,7 @@ fn us(us: u64) -> SimDuration {
 
 /// A handshake whose messages have no bytes, so that closed forms stay short.
 fn handshake() -> Protocol {
-    let handshake = Handshake { control: Bytes(0), preamble: Bytes(0) };
+    let handshake = Handshake { control: Bytes(0), preamble: Bytes(0), eager: None };
     Protocol { handshake: Some(handshake), connections_per_group: true, ..Protocol::default() }
 }
 
@@ -52,6 +52,38 @@ fn one_way(protocol: Protocol, bytes: u64) -> [u64; 2] {
 fn a_handshake_adds_one_latency() {
     // The receiver says at 0 that it is ready; the data leaves at d and is there at 2 d + n beta.
     assert_eq!(one_way(handshake(), 1000), [D + 1000 * BETA, 2 * D + 1000 * BETA]);
+}
+
+/// MPI's, of messages of more than 1,000 bytes.
+fn eager() -> Protocol {
+    let handshake = Handshake { control: Bytes(0), preamble: Bytes(0), eager: Some(Bytes(1000)) };
+    Protocol { handshake: Some(handshake), ..Protocol::default() }
+}
+
+#[test]
+fn a_message_above_the_eager_limit_asks_first() {
+    // Up to the limit d + n beta. Above it the question, its answer and the data each take a latency: 3 d + n beta, also where the receiver
+    // has long been ready; posted at T behind the question, the receive has its data at T + 2 d + n beta.
+    assert_eq!(one_way(eager(), 1000), [1000 * BETA, D + 1000 * BETA]);
+    assert_eq!(one_way(eager(), 1001), [2 * D + 1001 * BETA, 3 * D + 1001 * BETA]);
+    let late = 50_000_000;
+    let receiver = vec![compute(late), wait(0), recv(Some(0), 0, 2000), wait(1)];
+    let outcomes = run(&cluster(2, eager()), vec![vec![send(1, 0, 2000), wait(0)], receiver]);
+    assert_eq!(outcomes.finish(1), late + 2 * D + 2000 * BETA);
+}
+
+#[test]
+fn senders_that_ask_are_matched_by_name_tag_and_order() {
+    let long = |from, tag| recv(from, tag, 2000);
+    let receiver = vec![long(Some(2), 0), long(None, 0), long(Some(1), 7), wait(0), wait(1), wait(2)];
+    let scripts =
+        vec![receiver, vec![send(0, 0, 2000), send(0, 7, 2000), wait(0), wait(1)], vec![send(0, 0, 2000), wait(0)]];
+    let outcomes = run(&cluster(3, eager()), scripts);
+    assert!(matches!(outcomes.ended, uniference_sim::engine::Ended::Finished));
+    let plain = |n| time(4, Protocol::default(), AllToAll, n);
+    // Four ranks post all at once: each of the 3 messages of a rank asks, so all begin 2 d later; in all-gathers each round does.
+    assert_eq!(time(4, eager(), AllToAll, 2000), plain(2000) + 2 * D);
+    assert_eq!(time(4, eager(), AllToAll, 1000), plain(1000));
 }
 
 #[test]
@@ -286,7 +318,7 @@ fn headers_and_handshakes_count_on_the_wire() {
     let hosts: Vec<HostSpec> = ["a", "b"].map(HostSpec::new).into();
     let overhead = Some(PacketOverhead { payload: 1448, wire: 1514 });
     let link = LinkSpec { overhead, ..LinkSpec::new(Rate::new(1e9).unwrap(), us(0)) };
-    let control = Handshake { control: Bytes(48), preamble: Bytes(48) };
+    let control = Handshake { control: Bytes(48), preamble: Bytes(48), eager: None };
     let mut cluster = cluster(2, Protocol { handshake: Some(control), ..handshake() });
     cluster.topology = Topology::preset(&Preset::Switch, &hosts, link).unwrap();
     let outcomes = run(&cluster, vec![vec![send(1, 0, 1448), wait(0)], vec![recv(Some(0), 0, 1448), wait(0)]]);
@@ -300,7 +332,7 @@ fn headers_and_handshakes_count_on_the_wire() {
 /// Everything at once, as in Gloo's profile.
 fn full() -> Protocol {
     Protocol {
-        handshake: Some(Handshake { control: Bytes(48), preamble: Bytes(48) }),
+        handshake: Some(Handshake { control: Bytes(48), preamble: Bytes(48), eager: None }),
         window: Some(Window { first: Bytes(14_480), cap: Bytes(2_700_000), idle: Some(us(200_000)) }),
         connections_per_group: true,
         call: us(200),
