@@ -8,6 +8,7 @@ mod crashes;
 mod devices;
 mod dynamics;
 mod flags;
+mod hardware;
 mod network;
 mod parameters;
 mod profile;

@@ -52,8 +52,9 @@ pub(super) fn resolve(
 
 fn with_defaults(raw: &RawNetwork, hosts: &[Host]) -> RawNetwork {
     let mut filled = raw.clone();
-    filled.bandwidth.get_or_insert_with(|| bandwidth(DEFAULT_BANDWIDTH));
-    filled.latency.get_or_insert_with(|| latency(DEFAULT_LATENCY));
+    let link = filled.link.take();
+    filled.bandwidth.get_or_insert_with(|| link.map_or_else(|| bandwidth(DEFAULT_BANDWIDTH), |link| link.bandwidth));
+    filled.latency.get_or_insert_with(|| link.map_or_else(|| latency(DEFAULT_LATENCY), |link| link.latency));
     if filled.preset.is_none() && filled.links.is_none() {
         filled.preset = Some(here("switch".to_owned()));
     }

@@ -2,6 +2,7 @@
 //!
 //! Whether the values make sense together is the business of the resolution.
 
+use super::hardware;
 use super::parameters::Parameters;
 use super::steps::RawPlan;
 use crate::units::{Bandwidth, Duration, Flops, Size};
@@ -96,6 +97,9 @@ pub(super) struct RawCrash {
 pub(super) struct RawNetwork {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) preset: Option<Spanned<String>>,
+    /// What `bandwidth` and `latency` are where they are not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) link: Option<RawLinkSpec>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) bandwidth: Option<Bandwidth>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -196,9 +200,8 @@ pub(super) struct RawBackground {
     pub(super) end: Option<Spanned<Duration>>,
 }
 
-/// Rate and latency of one link.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, expecting = "a table")]
+/// Rate and latency of one link, or the name of usual hardware.
+#[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct RawLinkSpec {
     pub(super) bandwidth: Bandwidth,
     pub(super) latency: Duration,
@@ -300,6 +303,35 @@ impl<'de> Deserialize<'de> for RawBackend {
 
             fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<RawBackend, M::Error> {
                 Parameters::deserialize(MapAccessDeserializer::new(map)).map(RawBackend)
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+impl<'de> Deserialize<'de> for RawLinkSpec {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<RawLinkSpec, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields, expecting = "a table")]
+        struct Figures {
+            bandwidth: Bandwidth,
+            latency: Duration,
+        }
+        struct Visitor;
+        impl<'de> de::Visitor<'de> for Visitor {
+            type Value = RawLinkSpec;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the name of a link, or { bandwidth = RATE, latency = TIME }")
+            }
+
+            fn visit_str<E: de::Error>(self, name: &str) -> Result<RawLinkSpec, E> {
+                hardware::link(name).map_err(E::custom)
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<RawLinkSpec, M::Error> {
+                let Figures { bandwidth, latency } = Figures::deserialize(MapAccessDeserializer::new(map))?;
+                Ok(RawLinkSpec { bandwidth, latency })
             }
         }
         deserializer.deserialize_any(Visitor)

@@ -1,0 +1,81 @@
+//! Owns names for usual links, so that a cluster file need not repeat their figures. docs/networks.md says where those come from.
+
+use super::raw::RawLinkSpec;
+use crate::diagnostic::suggest;
+
+/// Name, rate in each direction and latency between two hosts, or devices.
+const LINKS: [(&str, &str, &str); 8] = [
+    ("ethernet_1g", "1 Gbps", "50 us"),
+    ("ethernet_10g", "10 Gbps", "20 us"),
+    ("ethernet_25g", "25 Gbps", "20 us"),
+    ("infiniband_hdr", "200 Gbps", "2 us"),
+    ("infiniband_ndr", "400 Gbps", "2 us"),
+    ("pcie4_x16", "25 GB/s", "1 us"),
+    ("nvlink3", "240 GB/s", "700 ns"),
+    ("nvlink4", "360 GB/s", "700 ns"),
+];
+
+/// The link called `name`.
+///
+/// # Errors
+/// There is none; the text says which there are.
+pub(super) fn link(name: &str) -> Result<RawLinkSpec, String> {
+    let Some((_, bandwidth, latency)) = LINKS.iter().find(|(known, ..)| *known == name) else {
+        let known = suggest(name, "links", LINKS.iter().map(|(known, ..)| *known));
+        return Err(format!("there is no link called `{name}`: {known}"));
+    };
+    let (bandwidth, latency) = (bandwidth.parse(), latency.parse());
+    Ok(RawLinkSpec { bandwidth: bandwidth.expect("it is a rate"), latency: latency.expect("it is a time") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Choices, ClusterFile, Resolved};
+    use super::*;
+    use crate::diagnostic::Diagnostic;
+
+    const DEVICES: &str = "[[device]]\nname = \"a\"\ncount = 4\nhost = \"h\"\nper_host = 2\n";
+
+    fn resolve(network: &str) -> Result<Resolved, Diagnostic> {
+        ClusterFile::parse("c.toml", &format!("{DEVICES}[network]\n{network}\n"), &[])?.resolve(&Choices::default())
+    }
+
+    /// A name stands for its figures wherever a link is described, and a figure beside it goes first.
+    #[test]
+    fn every_name_is_its_figures() {
+        for (name, bandwidth, latency) in LINKS {
+            let figures = format!("bandwidth = \"{bandwidth}\", latency = \"{latency}\"");
+            let named = resolve(&format!("link = \"{name}\"\nlocal = \"{name}\"")).unwrap();
+            let spelled = resolve(&format!("{}\nlocal = {{ {figures} }}", figures.replace(", ", "\n"))).unwrap();
+            assert_eq!(named.toml, spelled.toml);
+            let both = resolve(&format!("link = \"{name}\"\nlatency = \"9 ms\"\nlocal = \"{name}\"")).unwrap();
+            assert_eq!(
+                both.toml,
+                resolve(&format!(
+                    "{}\nlatency = \"9 ms\"\nlocal = {{ {figures} }}",
+                    figures.split(", ").next().unwrap()
+                ))
+                .unwrap()
+                .toml
+            );
+        }
+        let rail = resolve("preset = \"rail\"\nper_server = 2\nfabric = \"nvlink4\"\nlink = \"infiniband_ndr\"");
+        assert!(rail.unwrap().toml.contains("400 Gbps"));
+    }
+
+    #[test]
+    fn the_documentation_has_them_all() {
+        let documentation = include_str!("../../../../docs/networks.md");
+        for (name, bandwidth, latency) in LINKS {
+            let row = documentation.lines().find(|line| line.contains(&format!("`\"{name}\"`")));
+            let row = row.unwrap_or_else(|| panic!("{name} is not documented"));
+            assert!(row.contains(bandwidth) && row.contains(latency), "{row}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_name_is_answered_with_those_that_there_are() {
+        let error = resolve("link = \"nvlink5\"").err().unwrap().render(false);
+        assert!(error.contains("no link called `nvlink5`") && error.contains("nvlink4"), "{error}");
+    }
+}
