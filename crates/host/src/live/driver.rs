@@ -309,8 +309,8 @@ impl<'a> Driver<'a> {
 
     /// A rank that failed or died, the lowest first.
     fn casualty(&self) -> Option<Ending> {
-        let ranks = (0..).zip(&self.ranks).filter(|(_, state)| !state.crashed);
-        ranks.into_iter().find_map(|(rank, state)| match (state.tasks[0].exited, state.process) {
+        let mut ranks = (0..).zip(&self.ranks).filter(|(_, state)| !state.crashed);
+        ranks.find_map(|(rank, state)| match (state.tasks[0].exited, state.process) {
             (Some(Outcome::Failed), _) => Some(Ending::Failed { rank, status: None }),
             (None, _) if state.tasks[0].severed => Some(Ending::Severed { rank }),
             (None, Process::Ended { pid, status }) => Some(Ending::Died { rank, pid, status }),

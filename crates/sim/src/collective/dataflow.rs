@@ -51,11 +51,11 @@ pub(super) fn try_carry_out<M: Memory>(members: Vec<Steps>, memory: &mut M) -> R
         }
         assert!(state.steps.peek().is_none(), "member {member} waits for its own steps");
     }
-    let left = members.iter().enumerate().flat_map(|(member, state)| {
+    let mut left = members.iter().enumerate().flat_map(|(member, state)| {
         let full = state.inbox.iter().filter(|(_, messages)| !messages.is_empty());
         full.map(move |(from, _)| Unfit::LeftOver { member, from: *from })
     });
-    left.into_iter().next().map_or(Ok(()), Err)
+    left.next().map_or(Ok(()), Err)
 }
 
 struct Member<M: Memory> {

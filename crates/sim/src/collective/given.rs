@@ -15,7 +15,7 @@ use std::fmt;
 use std::sync::Arc;
 
 /// The kinds that can be given.
-pub const GIVEN_KINDS: [CollectiveKind; 6] = [
+pub static GIVEN_KINDS: [CollectiveKind; 6] = [
     CollectiveKind::AllReduce,
     CollectiveKind::Reduce,
     CollectiveKind::Broadcast,
