@@ -145,7 +145,6 @@ pub(super) fn inline(rules: &RawRules, attached: &Attachments) -> RawRules {
 mod tests {
     use super::super::{Choices, ClusterFile, Resolved};
     use super::*;
-    use uniference_sim::collective::Algorithm;
     use uniference_sim::collective::choose::algorithm_by_name;
     use uniference_sim::ids::GroupRank;
     use uniference_sim::program::{Collective, DType, Shape};
