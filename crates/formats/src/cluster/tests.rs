@@ -1,10 +1,10 @@
 use super::*;
-use uniference_sim::cluster::Protocol;
+use uniference_sim::cluster::{Handshake, Protocol, Window};
 use uniference_sim::collective::choose::AlgorithmTable;
 use uniference_sim::ids::HostId;
 use uniference_sim::network::Topology;
 use uniference_sim::program::{Collective, DType, ReduceOp, Shape};
-use uniference_sim::time::{Bytes, SimDuration};
+use uniference_sim::time::{Bytes, Rate, SimDuration};
 
 const BOARDS: &str = r#"
 name = "three boards and a laptop"
@@ -125,6 +125,53 @@ fn a_profile_is_overridden_key_by_key_and_only_for_its_own_backend() {
     let choices = Choices { backend: Some("ideal".into()), ..Choices::default() };
     let ideal = resolve_with(&text, &[], &choices).unwrap().cluster.backend;
     assert_eq!((ideal.protocol, ideal.concurrency), (Protocol::default(), 1));
+}
+
+/// Each part of the transport can be had alone, over a library that has none of it, and be left out of one that has it.
+#[test]
+fn each_part_of_the_transport_goes_on_and_off_by_itself() {
+    let with = |name: &str, parameter: &str| {
+        resolve(&format!("{}\n[backend]\nname = \"{name}\"\n{parameter}\n", with_network(""))).cluster.backend.protocol
+    };
+    let none = Protocol::default;
+    let sizes = |control, eager| Some(Handshake { control: Bytes(control), preamble: Bytes(7), eager });
+    let rate = Rate::new(2e9);
+    let on = [
+        ("handshake = { control = \"9 B\", preamble = \"7 B\" }", Protocol { handshake: sizes(9, None), ..none() }),
+        (
+            "handshake = { control = \"9 B\", preamble = \"7 B\", eager = \"1 KiB\" }",
+            Protocol { handshake: sizes(9, Some(Bytes(1024))), ..none() },
+        ),
+        (
+            "window = { first = \"3 B\", cap = \"5 B\", idle = \"none\" }",
+            Protocol { window: Some(Window { first: Bytes(3), cap: Bytes(5), idle: None }), ..none() },
+        ),
+        ("connections = \"group\"", Protocol { connections_per_group: true, ..none() }),
+        ("call = \"2 us\"", Protocol { call: SimDuration::from_us(2), ..none() }),
+        ("message = \"2 us\"", Protocol { message: SimDuration::from_us(2), ..none() }),
+        ("wake = \"2 us\"", Protocol { wake: SimDuration::from_us(2), ..none() }),
+        ("copy = \"2 GB/s\"", Protocol { copy: rate, ..none() }),
+        ("reduce = \"2 GB/s\"", Protocol { reduce: rate, ..none() }),
+        ("staging = \"2 GB/s\"", Protocol { staging: rate, ..none() }),
+    ];
+    for (parameter, expected) in on {
+        assert_eq!(with("ideal", parameter), expected, "{parameter}");
+    }
+    let gloo = || with("gloo", "");
+    let off = [
+        ("handshake = \"none\"", Protocol { handshake: None, ..gloo() }),
+        ("window = \"none\"", Protocol { window: None, ..gloo() }),
+        ("connections = \"pair\"", Protocol { connections_per_group: false, ..gloo() }),
+        ("call = \"0 s\"", Protocol { call: SimDuration::ZERO, ..gloo() }),
+        ("message = \"0 s\"", Protocol { message: SimDuration::ZERO, ..gloo() }),
+        ("wake = \"0 s\"", Protocol { wake: SimDuration::ZERO, ..gloo() }),
+        ("copy = \"none\"", Protocol { copy: None, ..gloo() }),
+        ("reduce = \"none\"", Protocol { reduce: None, ..gloo() }),
+    ];
+    for (parameter, expected) in off {
+        assert_ne!(gloo(), expected, "{parameter} changes nothing");
+        assert_eq!(with("gloo", parameter), expected, "{parameter}");
+    }
 }
 
 #[test]
@@ -431,7 +478,7 @@ fn every_example_of_the_documentation_is_a_cluster_and_every_key_is_documented()
     let all = "name backend device network collective count slowdown memory host per_host preset links bandwidth latency \
                local backplane dims hosts_per_leaf spines oversubscription per_server fabric between duplex concurrency \
                packet payload wire connections handshake control preamble window first cap call hand_over message wake copy reduce staging up_to algorithm gloo ideal switch star ring fully_connected wifi torus fat_tree rail \
-               dimensions kind size";
+               dimensions kind size eager crash rank at link steps blocks block send recv combine after";
     for key in all.split_whitespace().chain(CollectiveKind::ALL.map(CollectiveKind::name)) {
         assert!(documentation.contains(key), "{key} is not documented");
     }
