@@ -91,7 +91,7 @@ fn plan(kind: CollectiveKind, raw: &RawPlan) -> Result<Plan, String> {
         return Err(format!("{name}: there is no collective `{collective}`\nhint: {}", suggest_kind(collective)));
     }
     if kind.name() != collective {
-        return Err(format!("{name} is a {collective}\nhint: name it for {collective}, or another file for {kind}"));
+        return Err(format!("{name} is for {collective}\nhint: name it for {collective}, or another file for {kind}"));
     }
     if algorithms_for(kind).iter().any(|known| known.name() == name) {
         return Err(format!("there is an algorithm `{name}` already\nhint: give this one another name"));
