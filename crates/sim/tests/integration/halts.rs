@@ -40,7 +40,7 @@ fn two_receives_that_wait_for_each_other_are_a_deadlock() {
 fn a_tag_that_was_sent_with_another_one_is_named() {
     // Without a handshake the message has come; with one, the send still waits.
     let mut waits = switch(2);
-    let handshake = Some(Handshake { control: Bytes(0), preamble: Bytes(0) });
+    let handshake = Some(Handshake { control: Bytes(0), preamble: Bytes(0), eager: None });
     waits.backend.protocol = Protocol { handshake, ..Protocol::default() };
     for cluster in [switch(2), waits] {
         let outcomes = run(&cluster, vec![vec![send(1, 5, 8), wait(0)], vec![recv(Some(0), 6, 8), wait(0)]]);
