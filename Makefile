@@ -67,7 +67,7 @@ fuzz: ## Feeds everything that is read with what chance and coverage bring up: S
 	scripts/fuzz.sh $(SECONDS)
 
 programs: setup $(DONE)/programs ## Other people's programs under torchrun and simulated and on simulated GPUs (30 minutes)
-	$(BIN)/python tests/programs/suite.py
+	$(BIN)/python tests/programs/programs.py
 
 bench: setup ## Measures the speed of the engine, and of live ranks' calls
 	cargo bench --locked --package uniference-sim --bench '*'

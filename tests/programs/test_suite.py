@@ -8,7 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from suite import PROGRAMS, compare
+from programs import PROGRAMS, compare
 
 SHORT = ("examples/fsdp2.py", "generate.py --tensor-parallel")
 

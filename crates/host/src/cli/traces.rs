@@ -480,7 +480,7 @@ mod tests {
         let mut engine = Engine::new(&cluster, Box::new(cluster.network()));
         let halt = drive(&mut engine, &mut ranks, &mut (), &mut ()).unwrap().expect("a deadlock");
         insta::assert_snapshot!(describe(&halt, &ranks), @r"
-        deadlock at 310.092 us: no rank can go on
+        deadlock at 270.092 us: no rank can go on
           rank 0, clock 0 ps: node 1 `n1`: recv (8 bytes, group 0), which rank 1 did not enter
             waits for it: node 2 `n2`
         ");

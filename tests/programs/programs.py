@@ -1,6 +1,6 @@
 """Owns the comparison of other people's programs under torchrun with real Gloo, under `uniference run`, and there on simulated GPUs.
 
-Usage: suite.py [--only TEXT]. Prints a table, and ends with 1 if a program that runs on Gloo gives something else here.
+Usage: programs.py [--only TEXT]. Prints a table, and ends with 1 if a program that runs on Gloo gives something else here.
 Programs of packages run as they are shipped; where a package ships only a library, a few lines beside this file call it, and `examples/`
 does what PyTorch's examples do.
 """
