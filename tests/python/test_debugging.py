@@ -101,8 +101,10 @@ def test_the_end_of_the_input_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_the_run_when_the_rank_waits_for_others(tmp_path: Path) -> None:
-    source = "import os, torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
-    source += "while dist.get_rank() == 0: pass\nprint('waiting', flush=True)\ndist.barrier()\n"
+    source = "import time, torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+    # By then rank 1 is in the barrier: ranks run one after the other.
+    source += "if dist.get_rank() == 0:\n    time.sleep(60)\n    while True: pass\n"
+    source += "print('waiting', flush=True)\ndist.barrier()\n"
     run = Terminal(tmp_path, source, "--debug-rank", "1")
     run.expect("waiting")
     time.sleep(1.0)
