@@ -72,6 +72,7 @@ def test_a_breakpoint_on_the_rank_with_the_terminal(tmp_path: Path) -> None:
     time.sleep(1.5)
     run.type("p 'rank is', rank\n")
     run.expect("('rank is', 1)")
+    run.expect("(Pdb) ")
     run.type("\x03")
     run.expect("--KeyboardInterrupt--")
     run.expect("(Pdb) ")
