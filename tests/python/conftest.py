@@ -1,5 +1,6 @@
 """What the Python tests share."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -7,6 +8,9 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+# With this, a print is two writes, and two ranks that share a pipe as torchrun's do mix their lines.
+os.environ.pop("PYTHONUNBUFFERED", None)
 
 # Tests fork this process: a pool of threads would not survive that.
 torch.set_num_threads(1)

@@ -4,6 +4,8 @@
 //! outliers, and a bootstrap for the intervals. What the model is, its caller knows.
 
 use super::measurement::Pair;
+use fastrand::Rng;
+use nalgebra::{DMatrix, DVector};
 
 /// Something measured several times.
 pub struct Observation {
@@ -47,9 +49,9 @@ impl Observation {
     }
 
     /// The median of as many repetitions, drawn again.
-    fn resampled(&self, random: &mut Random) -> f64 {
+    fn resampled(&self, random: &mut Rng) -> f64 {
         let count = self.logarithms.len();
-        let mut drawn: Vec<f64> = (0..count).map(|_| self.logarithms[random.below(count)]).collect();
+        let mut drawn: Vec<f64> = (0..count).map(|_| self.logarithms[random.usize(..count)]).collect();
         drawn.sort_by(f64::total_cmp);
         drawn[count / 2]
     }
@@ -102,14 +104,14 @@ fn bootstrap(
 ) -> (Vec<f64>, Vec<f64>) {
     let jacobian = jacobian(point, predicted, model);
     let weights = weights(observations, residuals);
-    let mut random = Random(seed);
+    let mut random = Rng::with_seed(seed);
     let mut points: Vec<Vec<f64>> = vec![Vec::new(); point.len()];
     for _ in 0..RESAMPLES {
         let errors: Vec<f64> = observations
             .iter()
             .map(|observation| {
                 let noise = observation.resampled(&mut random) - observation.median();
-                residuals[random.below(residuals.len())] + noise
+                residuals[random.usize(..residuals.len())] + noise
             })
             .collect();
         let step = solve(&jacobian, &weights, &errors, 0.0).unwrap_or_else(|| vec![0.0; point.len()]);
@@ -120,15 +122,15 @@ fn bootstrap(
     (at(0.025), at(0.975))
 }
 
-/// By parameter, the derivative of every prediction.
-fn jacobian(point: &[f64], predicted: &[f64], model: &dyn Fn(&[f64]) -> Vec<f64>) -> Vec<Vec<f64>> {
-    (0..point.len())
-        .map(|index| {
-            let mut moved = point.to_vec();
-            moved[index] += STEP;
-            minus(&model(&moved), predicted).iter().map(|change| change / STEP).collect()
-        })
-        .collect()
+/// The derivative of every prediction (rows) by every parameter (columns).
+fn jacobian(point: &[f64], predicted: &[f64], model: &dyn Fn(&[f64]) -> Vec<f64>) -> DMatrix<f64> {
+    let mut jacobian = DMatrix::zeros(predicted.len(), point.len());
+    for (index, mut column) in jacobian.column_iter_mut().enumerate() {
+        let mut moved = point.to_vec();
+        moved[index] += STEP;
+        column.copy_from(&(DVector::from(minus(&model(&moved), predicted)) / STEP));
+    }
+    jacobian
 }
 
 fn minus(a: &[f64], b: &[f64]) -> Vec<f64> {
@@ -152,46 +154,15 @@ fn weighted(weights: &[f64], errors: &[f64]) -> f64 {
     weights.iter().zip(errors).map(|(weight, error)| weight * error * error).sum()
 }
 
-/// The step of damped normal equations, by elimination; `None`: the observations do not determine it.
-fn solve(jacobian: &[Vec<f64>], weights: &[f64], errors: &[f64], damping: f64) -> Option<Vec<f64>> {
-    let product =
-        |a: &[f64], b: &[f64]| -> f64 { weights.iter().zip(a.iter().zip(b)).map(|(w, (a, b))| w * a * b).sum() };
-    let count = jacobian.len();
-    let mut rows: Vec<Vec<f64>> = jacobian
-        .iter()
-        .map(|row| {
-            let mut products: Vec<f64> = jacobian.iter().map(|other| product(row, other)).collect();
-            products.push(product(row, errors));
-            products
-        })
-        .collect();
-    for (index, row) in rows.iter_mut().enumerate() {
-        row[index] = row[index] * (1.0 + damping) + 1e-9;
+/// The step of damped normal equations; `None`: the observations do not determine it.
+fn solve(jacobian: &DMatrix<f64>, weights: &[f64], errors: &[f64], damping: f64) -> Option<Vec<f64>> {
+    let weighted = DMatrix::from_fn(jacobian.nrows(), jacobian.ncols(), |row, column| {
+        weights[row] * jacobian[(row, column)]
+    });
+    let mut normal = weighted.tr_mul(jacobian);
+    for index in 0..normal.ncols() {
+        normal[(index, index)] = normal[(index, index)] * (1.0 + damping) + 1e-9;
     }
-    for pivot in 0..count {
-        let best = (pivot..count).max_by(|a, b| rows[*a][pivot].abs().total_cmp(&rows[*b][pivot].abs()))?;
-        rows.swap(pivot, best);
-        if rows[pivot][pivot].abs() < 1e-12 {
-            return None;
-        }
-        let subtracted = rows[pivot].clone();
-        for (_, row) in rows.iter_mut().enumerate().filter(|(other, _)| *other != pivot) {
-            let factor = row[pivot] / subtracted[pivot];
-            row.iter_mut().zip(&subtracted).skip(pivot).for_each(|(value, pivots)| *value -= factor * pivots);
-        }
-    }
-    Some((0..count).map(|index| rows[index][count] / rows[index][index]).collect())
-}
-
-/// SplitMix64 (Steele, Lea, Flood 2014).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((mixed ^ (mixed >> 31)) % limit as u64) as usize
-    }
+    let right = weighted.tr_mul(&DVector::from_column_slice(errors));
+    Some(normal.cholesky()?.solve(&right).as_slice().to_vec())
 }

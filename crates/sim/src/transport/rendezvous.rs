@@ -61,6 +61,14 @@ struct Door {
     expected: IndexMap<RankId, u32, FxBuildHasher>,
 }
 
+impl Door {
+    /// The first sender that has announced itself, of those a receive takes.
+    fn take_announced(&mut self, from: Option<RankId>) -> Option<RankId> {
+        let known = self.announced.iter().position(|sender| from.is_none_or(|from| from == *sender))?;
+        self.announced.remove(known)
+    }
+}
+
 impl Rendezvous {
     /// A send is posted: what it is granted, if its receiver is ready. Otherwise it waits.
     pub(super) fn send(&mut self, connection: u32, channel: Channel, message: u32) -> Option<Grant> {
@@ -107,8 +115,7 @@ impl Rendezvous {
         grant: Grant,
     ) -> Option<RankId> {
         let door = self.doors.entry((receiver, channel)).or_default();
-        let known = door.announced.iter().position(|sender| from.is_none_or(|from| from == *sender));
-        let sender = known.and_then(|index| door.announced.remove(index));
+        let sender = door.take_announced(from);
         match (sender, from) {
             (Some(_), _) => {}
             (None, Some(from)) => *door.expected.entry(from).or_default() += 1,
@@ -127,8 +134,7 @@ impl Rendezvous {
         grant: Grant,
     ) -> Option<RankId> {
         let door = self.doors.entry((receiver, channel)).or_default();
-        let asked = door.announced.iter().position(|sender| from.is_none_or(|from| from == *sender));
-        let sender = asked.and_then(|index| door.announced.remove(index));
+        let sender = door.take_announced(from);
         if sender.is_none() {
             door.open.push_back((from, grant));
         }
