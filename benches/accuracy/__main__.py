@@ -40,11 +40,11 @@ def main() -> None:
     failed: list[str] = []
     deadline = time.monotonic() + 60 * words.minutes
     if not words.predict_only:
+        for setting in settings:
+            _attempt(setting.name, failed, deadline, partial(_measure, setting, out, deadline, words.quick))
         for program in programs:
             name = f"{program.name} on {program.setting.name}"
             _attempt(name, failed, deadline, partial(_launch, program, out, deadline))
-        for setting in settings:
-            _attempt(setting.name, failed, deadline, partial(_measure, setting, out, deadline, words.quick))
     if words.measure_only:
         return
     cells, compared = _predictions(settings, programs, out, failed)

@@ -59,6 +59,11 @@ impl TestbedArgs {
         let cluster = &chosen.resolved.cluster;
         let queue = self.queue.map_or(DEFAULT_QUEUE_BYTES, |size| size.0.0);
         let testbed = Testbed::new(cluster, queue)?;
+        if !testbed.is_in_real_time() {
+            super::complain(format_args!(
+                "testbed: real-time priority is not permitted: what else runs on this machine shows in the figures\n"
+            ));
+        }
         let mut ranks = start(&testbed, cluster, words, more, output)?;
         let exit = ranks.wait(interrupts)?;
         drop(ranks);

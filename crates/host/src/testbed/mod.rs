@@ -1,9 +1,10 @@
 //! Owns the testbed: real processes on real sockets, over an emulated network made after a cluster file, on one Linux machine.
 //!
-//! `namespace` makes a host for every host of the cluster, `wire` says what its links do to packets, and the emulator here carries
-//! the packets. Compute is the machine's own: a device's slowdown is not emulated, and ranks on one host use its loopback.
+//! `namespace` makes a host for every host of the cluster, `wire` says what its links do to packets, the emulator here carries
+//! the packets, and `priority` sees to it that others' work does not slow them down. Compute is the machine's own: a device's slowdown is not emulated, and ranks on one host use its loopback.
 
 mod namespace;
+mod priority;
 mod tun;
 mod wire;
 
@@ -39,6 +40,7 @@ pub struct Testbed {
     emulator: Option<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
     counts: Arc<Counts>,
+    real_time: bool,
 }
 
 /// What the emulator has seen.
@@ -57,9 +59,11 @@ impl Testbed {
         let count = cluster.topology.hosts().len() as u32;
         let mut hosts = Vec::new();
         let mut devices = Vec::new();
+        let mut real_time = true;
         for host in 0..count {
             let interface = Interface { address: address(host), bits_per_second: egress(cluster, host), peers: count };
             let (namespace, device) = Namespace::open(interface)?;
+            real_time &= namespace.is_in_real_time();
             hosts.push(namespace);
             devices.push(device);
         }
@@ -77,7 +81,7 @@ impl Testbed {
             .name("emulator".into())
             .spawn(move || emulator.run())
             .map_err(HostError::system("starting a thread"))?;
-        Ok(Testbed { hosts, emulator: Some(emulator), stop, counts })
+        Ok(Testbed { hosts, emulator: Some(emulator), stop, counts, real_time })
     }
 
     /// What this machine lacks for a testbed, if anything.
@@ -103,6 +107,11 @@ impl Testbed {
     /// A host's address.
     pub fn address(&self, host: HostId) -> Ipv4Addr {
         address(host.0)
+    }
+
+    /// Do its threads and processes go before all others on this machine? Otherwise others' work shows in what is measured.
+    pub fn is_in_real_time(&self) -> bool {
+        self.real_time
     }
 
     /// Packets that arrived, and packets that found a full queue, so far.
@@ -155,7 +164,9 @@ impl Emulator {
     fn run(mut self) {
         // Sleeps end when they should, and the ranks that compute do not keep the network waiting.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
-        let _ = rustix::process::setpriority_process(None, -15);
+        if !priority::real_time(priority::EMULATOR) {
+            let _ = rustix::process::setpriority_process(None, -15);
+        }
         while !self.stop.load(Relaxed) {
             self.wait();
             for host in 0..self.devices.len() as u32 {

@@ -7,8 +7,8 @@
 // between fork and exec is marked unsafe too.
 #![allow(unsafe_code)]
 
-use super::tun;
 use super::wire::ETHERNET_HEADER;
+use super::{priority, tun};
 use crate::error::HostError;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::thread::UnshareFlags;
@@ -40,6 +40,7 @@ type Order = Box<dyn FnOnce() + Send>;
 /// One emulated host.
 pub(super) struct Namespace {
     orders: Sender<Order>,
+    real_time: bool,
 }
 
 /// What a host's interface is like.
@@ -64,12 +65,19 @@ impl Namespace {
         thread::Builder::new()
             .name(format!("host {}", interface.address))
             .spawn(move || {
-                let _ = answer.send(enter(interface));
+                let device = enter(interface);
+                // Only now: what it starts from here on are the host's processes.
+                let _ = answer.send(device.map(|device| (device, priority::real_time(priority::RANKS))));
                 todo.into_iter().for_each(|order| order());
             })
             .map_err(HostError::system("starting a thread"))?;
-        let device = answered.recv().expect("the thread answers before it does anything else")?;
-        Ok((Namespace { orders }, device))
+        let (device, real_time) = answered.recv().expect("the thread answers before it does anything else")?;
+        Ok((Namespace { orders, real_time }, device))
+    }
+
+    /// Do its processes go before all others on this machine?
+    pub(super) fn is_in_real_time(&self) -> bool {
+        self.real_time
     }
 
     /// Starts a process on this host. It is killed when the host goes, or this process.
