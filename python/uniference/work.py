@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import Work as TorchWork
 from torch.autograd import Variable
 
@@ -319,6 +320,9 @@ _ANSWER.set_result([])
 # Works whose futures somebody holds: whoever waits for any future advances these.
 _unresolved: list[Work] = []
 
+# Futures that DistributedDataParallel will block on at the end of the next backward pass: those that a hook on its buffers has returned.
+_promised: list[Any] = []
+
 _is_done = torch._C.Future.done
 _wait_for = torch._C.Future.wait
 
@@ -358,8 +362,20 @@ def _finish_with_backward(work: Work) -> None:
         Variable._execution_engine.queue_callback(work.finish)
     except RuntimeError:
         return  # no backward pass is going on: whoever wants the future waits for it in Python
+    while _promised:
+        Variable._execution_engine.queue_callback(_promised.pop().wait)
     if torch._C._current_autograd_node() is None:
         work.wait()
+
+
+def _install_promises() -> None:
+    original = c10d.Reducer._install_post_backward_futures
+
+    def promise(self: c10d.Reducer, futures: list[Any]) -> None:
+        _promised.extend(futures)
+        original(self, futures)
+
+    c10d.Reducer._install_post_backward_futures = promise  # type: ignore[method-assign]
 
 
 def settle() -> None:
@@ -394,5 +410,6 @@ def install(channel: Channel) -> None:
             work.is_completed()
         return _is_done(self)
 
+    _install_promises()
     torch._C.Future.wait = wait  # type: ignore[method-assign]
     torch._C.Future.done = done  # type: ignore[method-assign]

@@ -29,7 +29,7 @@ from torch.testing._internal import common_utils  # noqa: E402
 from torch.testing._internal.common_distributed import TEST_SKIPS  # noqa: E402
 from torch.testing._internal.distributed import distributed_test as theirs  # noqa: E402
 
-_SKIPPED = {skip.exit_code for skip in TEST_SKIPS.values()}
+_SKIPPED = {skip.exit_code: skip.message for skip in TEST_SKIPS.values()}
 
 
 class Case(theirs.TestDistBackend, theirs.DistributedTest._DistTestBase):
@@ -64,7 +64,7 @@ def _run(test: str) -> tuple[str, str]:
     except unittest.SkipTest as skip:
         return "skipped", str(skip)
     except SystemExit as end:
-        return ("skipped", str(end.code)) if end.code in _SKIPPED else ("failed", f"exit code {end.code}")
+        return ("skipped", _SKIPPED[end.code]) if end.code in _SKIPPED else ("failed", f"exit code {end.code}")
     except BaseException:
         return "failed", traceback.format_exc()
     return "ok", ""

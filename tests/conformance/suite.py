@@ -1,6 +1,6 @@
 """Owns the runs of PyTorch's own `DistributedTest`: under real Gloo, under `uniference run`, and there as `nccl` on simulated GPUs.
 
-Usage: suite.py [--ranks 2 4] [--only TEXT] [--keep FOLDER]. Prints a table, and ends with 1 if a test that passes on Gloo fails on ours. As
+Usage: suite.py [--ranks 2 4] [--only TEXT...] [--keep FOLDER]. Prints a table, and ends with 1 if a test that passes on Gloo fails on ours. As
 `nccl` there is nothing to compare with: it lists what passes, and why each other one does not.
 What a rank does is in `cases.py`.
 """
@@ -9,6 +9,7 @@ import argparse
 import ast
 import json
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -187,6 +188,13 @@ def compare(size: int, tests: Sequence[str], folder: Path) -> bool:
     return not wrong
 
 
+def _in_short(outcome: Outcome) -> str:
+    """Why a test was skipped, or the error that it has failed with."""
+    lines = outcome.reason.strip().splitlines()
+    errors = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|error|Exception)\b.*:", line)]
+    return (errors or lines or [""])[-1]
+
+
 def show_nccl(size: int, tests: Sequence[str], folder: Path) -> None:
     """Prints what passes as `nccl`, and for each other test why it does not."""
     directory = folder / f"nccl{size}"
@@ -194,8 +202,7 @@ def show_nccl(size: int, tests: Sequence[str], folder: Path) -> None:
     outcomes = run(tests, size, start_nccl, directory)
     print(f"{f'{size} ranks as nccl':<78} ours")
     for test, outcome in sorted(outcomes.items(), key=lambda item: (item[1].kind, item[0])):
-        reason = outcome.reason.strip().splitlines()[-1:] or [""]
-        print(f"{test:<78} {outcome.kind:<8} {reason[0][:160] if outcome.kind != 'ok' else ''}")
+        print(f"{test:<78} {outcome.kind:<8} {_in_short(outcome)[:160]}", flush=True)
     print(f"{size} ranks, nccl: {dict(sorted(Counter(outcome.kind for outcome in outcomes.values()).items()))}")
 
 
@@ -203,13 +210,13 @@ def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(description="PyTorch's DistributedTest under real Gloo and under uniference")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--only", default="", help="run the tests whose names contain this text")
+    parser.add_argument("--only", nargs="+", default=[""], help="run the tests whose names contain one of these texts")
     parser.add_argument("--only-nccl", action="store_true", help="leave the comparison with Gloo out")
     parser.add_argument("--keep", type=Path, help="write the batches to this new folder and keep it")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = arguments.keep or Path(scratch)
-        tests = [test for test in all_tests() if arguments.only in test]
+        tests = [test for test in all_tests() if any(text in test for text in arguments.only)]
         results = [] if arguments.only_nccl else [compare(size, tests, folder) for size in arguments.ranks]
         for size in arguments.ranks:
             show_nccl(size, tests, folder)

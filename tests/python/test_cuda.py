@@ -98,6 +98,15 @@ with torch.cuda.stream(side):
     y = torch.ones(2, device=gpu) * 2
 y.record_stream(side)
 torch.cuda.current_stream().wait_event(side.record_event())
+assert isinstance(side, torch.Stream) and isinstance(end, torch.Event)
+with torch.Stream(device="cuda", priority=-1) as other:
+    assert torch.accelerator.current_stream() is other and other.priority == -1
+before, after = torch.Event(enable_timing=True), torch.Event("cuda", enable_timing=True)
+before.record(other)
+time.sleep(0.25)
+after.record()
+other.wait_event(after)
+assert after.query() and 250 <= before.elapsed_time(after) < 250.1
 # A synchronisation waits for communication that the program has not waited for.
 summed = torch.ones(4, device=gpu)
 dist.all_reduce(summed, async_op=True)
@@ -176,6 +185,22 @@ assert tensor.device == gpu and tensor.to_local().is_cuda and tensor.full_tensor
 for sharded in (fully_shard(network().cuda(), mesh=mesh), FullyShardedDataParallel(network(), device_id=local)):
     sharded(torch.randn(2, 4, device=gpu)).sum().backward()
     assert all(p.grad.device == gpu for p in sharded.parameters() if p.grad is not None)
+# With synchronised statistics each rank's part of a batch gives what the whole batch gives.
+for spread in (torch.float32, torch.float16):
+    whole = torch.randn(4 * size, 3, 5, generator=torch.Generator().manual_seed(9)).cuda().to(spread).requires_grad_()
+    plain, synced = nn.BatchNorm1d(3).cuda(), nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(3)).cuda()
+    part = whole.detach()[4 * rank : 4 * rank + 4].clone().requires_grad_()
+    results = plain(whole), synced(part)
+    for result, slope in zip(results, (whole, part)):
+        (result.float() * slope.detach().float().cos()).sum().backward()
+    share = slice(4 * rank, 4 * rank + 4)
+    close = dict(rtol=1e-3, atol=1e-2) if spread is torch.float16 else {}
+    for expected, got in ((results[0][share], results[1]), (whole.grad[share], part.grad)):
+        torch.testing.assert_close(got, expected, **close)
+    torch.testing.assert_close(synced.running_var, plain.running_var)
+    torch.testing.assert_close(synced.running_mean, plain.running_mean)
+    dist.all_reduce(synced.weight.grad)
+    torch.testing.assert_close(synced.weight.grad, plain.weight.grad, **close)
 compiled = torch.compile(network().cuda().eval())
 assert compiled(torch.ones(1, 4, device=gpu)).is_cuda
 """

@@ -1,7 +1,7 @@
 """Owns NVIDIA GPUs on a machine that has none: scripts written for them run, with torch's CPU kernels, on the rank's simulated device.
 
 In the order of a rank's start: `wanted` decides whether there are any, then `placement` keeps account of which tensors are on them,
-`runtime` answers for torch.cuda, with `streams`, `amp` and `randomness`. Without them, the first use of CUDA says what to do.
+`runtime` answers for torch.cuda, with `streams`, `amp`, `normalization` and `randomness`. Without them, the first use of CUDA says what to do.
 """
 
 import os
@@ -12,12 +12,13 @@ from typing import Any, NoReturn
 import torch
 import torch.utils._device
 from torch import Tensor, _utils
+from torch._C import _distributed_c10d as c10d
 from torch.distributed.distributed_c10d import BackendConfig
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils import checkpoint
 
 from uniference._native import Channel
-from uniference.cuda import amp, real
+from uniference.cuda import amp, normalization, real
 from uniference.cuda.placement import CPU, DefaultDevice, Devices, Placement
 from uniference.cuda.runtime import Cuda
 from uniference.cuda.streams import Runtime
@@ -50,9 +51,11 @@ def install(channel: Channel, device: str, memory: int | None, settle: Callable[
     cuda = Cuda(channel, devices, memory or _this_machines_memory(), Runtime(devices, channel.now, settle))
     cuda.install()
     amp.install()
+    normalization.install()
     # The compiler asks the CUDA driver itself; what it would compile runs uncompiled, with the same values.
     torch._dynamo.config.disable = True
     _keep_allocations_here()
+    _keep_hashes_here()
     _keep_what_comes_from_the_host(devices)
     _keep_checkpoints(devices)
     torch.utils._device.DeviceContext = DefaultDevice  # type: ignore[misc]
@@ -104,6 +107,11 @@ def _keep_allocations_here() -> None:
     library.impl("empty.memory_format", empty, "CUDA")
     library.impl("empty_strided", empty_strided, "CUDA")
     _kernels.append(library)
+
+
+def _keep_hashes_here() -> None:
+    """What object collectives log of their bytes at TORCH_DISTRIBUTED_DEBUG=DETAIL is a hash that torch leaves to the GPU."""
+    c10d._hash_tensors = lambda tensors: hash(tuple(bytes(tensor.untyped_storage()) for tensor in tensors))
 
 
 def _keep_what_comes_from_the_host(devices: Devices) -> None:

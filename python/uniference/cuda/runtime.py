@@ -16,7 +16,7 @@ from uniference._native import Channel
 from uniference.cuda import streams
 from uniference.cuda.placement import Devices
 from uniference.cuda.randomness import GpuRandom
-from uniference.cuda.streams import Event, Runtime, Stream, StreamContext
+from uniference.cuda.streams import CudaEvent, Event, Runtime, Stream, StreamContext
 
 CAPABILITY = (8, 0)
 """The compute capability that programs are told: enough for bfloat16, so that they take the way that a data centre's GPU takes."""
@@ -187,6 +187,7 @@ class Cuda:
         torch.Tensor.record_stream = _nothing  # type: ignore[method-assign] # its arguments are checked before any mode sees it
         torch.cuda.default_generators = tuple(self._random)  # type: ignore[assignment]
         torch.Generator = self.generator()  # type: ignore[assignment,misc]
+        torch.Stream, torch.Event = Stream, Event  # type: ignore[assignment,misc]
         streams.install(self._runtime)
 
     def _cuda(self) -> dict[str, Any]:
@@ -229,7 +230,7 @@ class Cuda:
                 "seed_all": lambda: self.manual_seed_all(torch.seed()),
                 "memory_stats": lambda device=None: {},
                 "Stream": Stream,
-                "Event": Event,
+                "Event": CudaEvent,
                 "StreamContext": StreamContext,
                 "stream": StreamContext,
                 "cudart": _Cudart,

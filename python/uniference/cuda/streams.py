@@ -1,4 +1,4 @@
-"""Owns CUDA's streams and events, on the rank's virtual clock.
+"""Owns CUDA's streams and events, also as `torch.Stream` and `torch.Event`, on the rank's virtual clock.
 
 A simulated GPU has computed what it was given when the call returns, so a stream holds nothing back, and an event has happened when it is
 recorded. How long that took is what the rank's clock says.
@@ -44,7 +44,7 @@ def _rank() -> Runtime:
 
 
 class Stream:
-    """`torch.cuda.Stream`."""
+    """`torch.cuda.Stream`, and `torch.Stream`."""
 
     _made = 0
 
@@ -67,7 +67,7 @@ class Stream:
         """All that was given to it has been computed."""
 
     def record_event(self, event: "Event | None" = None) -> "Event":
-        event = Event() if event is None else event
+        event = CudaEvent() if event is None else event
         event.record(self)
         return event
 
@@ -108,14 +108,14 @@ class StreamContext:
 
 
 class Event:
-    """`torch.cuda.Event`."""
+    """`torch.Event`."""
 
     def __init__(
-        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
+        self, device: Any = None, *, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
     ) -> None:
         self._timed = enable_timing
         self._at: int | None = None
-        self.device: torch.device | None = None
+        self.device = None if device is None else torch.device("cuda", _rank().devices.gpu(device))
 
     def record(self, stream: Stream | None = None) -> None:
         stream = _rank().current() if stream is None else stream
@@ -141,3 +141,12 @@ class Event:
 
     def __repr__(self) -> str:
         return "<torch.cuda.Event>"
+
+
+class CudaEvent(Event):
+    """`torch.cuda.Event`."""
+
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
+    ) -> None:
+        super().__init__(enable_timing=enable_timing)

@@ -257,3 +257,21 @@ def replicated(rank, size):
     net = model()
     replicate(net)
     return train(net, rank)
+
+
+@body
+def ddp_awaits_what_a_hook_on_buffers_returns(rank, size):
+    """Nobody but the reducer, in C++ and at the end of the backward pass, waits for these futures."""
+    from torch.nn.parallel.distributed import _BufferCommHookLocation
+
+    net = nn.Sequential(nn.Linear(12, 4), nn.BatchNorm1d(4))
+    ddp = DistributedDataParallel(net)
+    state = {name: buffer for name, buffer in net.named_buffers() if buffer.is_floating_point()}
+
+    def share(_ddp, _named):
+        return [dist.all_reduce(buffer, async_op=True).get_future() for buffer in state.values()]
+
+    ddp._register_buffer_comm_hook(ddp, share, _BufferCommHookLocation.POST_FORWARD)
+    for step in range(2):
+        ddp(sample(rank + step, 6, 12)).pow(2).sum().backward()
+    return [state, net[0].weight.grad]
