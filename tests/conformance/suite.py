@@ -1,7 +1,7 @@
 """Owns the runs of PyTorch's own `DistributedTest`: under real Gloo, under `uniference run`, and there as `nccl` on simulated GPUs.
 
-Usage: suite.py [--ranks 2 4] [--only TEXT...] [--keep FOLDER]. Prints a table, and ends with 1 if a test that passes on Gloo fails on ours. As
-`nccl` there is nothing to compare with: it lists what passes, and why each other one does not.
+Usage: suite.py [--ranks 2 4] [--only TEXT...] [--only-nccl | --no-nccl] [--keep FOLDER]. Prints a table, and ends with 1 if a test that
+passes on Gloo fails on ours. As `nccl` there is nothing to compare with: it lists what passes, and why each other one does not.
 What a rank does is in `cases.py`.
 """
 
@@ -211,14 +211,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="PyTorch's DistributedTest under real Gloo and under uniference")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--only", nargs="+", default=[""], help="run the tests whose names contain one of these texts")
-    parser.add_argument("--only-nccl", action="store_true", help="leave the comparison with Gloo out")
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--only-nccl", action="store_true", help="leave the comparison with Gloo out")
+    part.add_argument("--no-nccl", action="store_true", help="leave the list of what passes as nccl out")
     parser.add_argument("--keep", type=Path, help="write the batches to this new folder and keep it")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = arguments.keep or Path(scratch)
         tests = [test for test in all_tests() if any(text in test for text in arguments.only)]
         results = [] if arguments.only_nccl else [compare(size, tests, folder) for size in arguments.ranks]
-        for size in arguments.ranks:
+        for size in () if arguments.no_nccl else arguments.ranks:
             show_nccl(size, tests, folder)
     return 0 if all(results) else 1
 

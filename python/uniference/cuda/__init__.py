@@ -1,7 +1,8 @@
 """Owns NVIDIA GPUs on a machine that has none: scripts written for them run, with torch's CPU kernels, on the rank's simulated device.
 
 In the order of a rank's start: `wanted` decides whether there are any, then `placement` keeps account of which tensors are on them,
-`runtime` answers for torch.cuda, with `streams`, `amp`, `normalization` and `randomness`. Without them, the first use of CUDA says what to do.
+`runtime` answers for torch.cuda, with `streams`, `amp`, `normalization` and `randomness`. Without them, the first use of CUDA says what to
+do.
 """
 
 import os
