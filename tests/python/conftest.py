@@ -9,7 +9,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-# With this, a print is two writes, and two ranks that share a pipe as torchrun's do mix their lines.
+# With this, a print is two writes, and what a test expects of lines would depend on who runs it.
 os.environ.pop("PYTHONUNBUFFERED", None)
 
 # Tests fork this process: a pool of threads would not survive that.

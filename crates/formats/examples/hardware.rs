@@ -12,7 +12,6 @@ use uniference_formats::cluster::{Choices, ClusterFile};
 use uniference_sim::cluster::Cluster;
 use uniference_sim::engine::{Ended, Engine, drive};
 use uniference_sim::ids::{GroupId, Handle, QueueId, RankId, Site, TaskId};
-use uniference_sim::network::FlowNetwork;
 use uniference_sim::program::CollectiveKind::{self, AllGather, AllReduce};
 use uniference_sim::program::{
     Activity, Call, CallOp, Collective, DType, Outcome, Program, ReduceOp, Reply, Request, Shape,
@@ -163,7 +162,7 @@ fn operation(cluster: &Cluster, kind: CollectiveKind, dtype: DType, elements: u6
     let call = Collective { kind, dtype, reduce, root: None, shape: Shape::Even(elements) };
     let program = || -> Box<dyn Program> { Box::new(OneCall { world: world.clone(), call: call.clone(), turn: 0 }) };
     let mut programs: Vec<_> = world.iter().map(|_| program()).collect();
-    let mut engine = Engine::new(cluster, Box::new(FlowNetwork::new(cluster.topology.clone())));
+    let mut engine = Engine::new(cluster);
     assert!(matches!(drive(&mut engine, &mut programs, &mut ()), Ended::Finished));
     engine.now().as_secs_f64()
 }

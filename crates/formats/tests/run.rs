@@ -7,7 +7,6 @@ use uniference_formats::report::{Manifest, Report};
 use uniference_formats::trace::TraceWriter;
 use uniference_sim::engine::{Ended, Engine, drive};
 use uniference_sim::ids::{GroupId, Handle, QueueId, RankId, Site, TaskId};
-use uniference_sim::network::FlowNetwork;
 use uniference_sim::program::{
     Activity, Call, CallOp, Collective, CollectiveKind, DType, Mark, Origin, Outcome, Program, ReduceOp, Reply,
     Request, Shape, Work,
@@ -80,11 +79,6 @@ impl Program for Recorded<'_> {
     }
 }
 
-fn engine(resolved: &Resolved) -> Engine {
-    let network = FlowNetwork::new(resolved.cluster.topology.clone());
-    Engine::new(&resolved.cluster, Box::new(network))
-}
-
 fn resolve() -> Resolved {
     ClusterFile::parse("cluster.toml", CLUSTER, &[]).unwrap().resolve(&Choices::default()).unwrap()
 }
@@ -101,7 +95,7 @@ fn run() -> (Vec<u8>, Vec<u8>, Report) {
         .collect();
     let mut trace = TraceWriter::new(Vec::new(), &resolved.cluster);
     let mut observers = ((Statistics::default(), Digest::default()), &mut trace);
-    let ended = drive(&mut engine(&resolved), &mut programs, &mut observers);
+    let ended = drive(&mut Engine::new(&resolved.cluster), &mut programs, &mut observers);
     assert!(matches!(ended, Ended::Finished), "{ended:?}");
     let (statistics, digest) = observers.0;
     drop(programs);
@@ -117,7 +111,7 @@ fn the_record_of_a_run_runs_again_to_the_same_digest() {
     let resolved = cluster.resolve(&Choices::default()).unwrap();
     let (ranks, rest) = reader.by_rank();
     let mut digest = Digest::default();
-    let replayed = replay(&mut engine(&resolved), ranks, &mut digest);
+    let replayed = replay(&mut Engine::new(&resolved.cluster), ranks, &mut digest);
     assert!(matches!(replayed, Replayed::Finished), "{replayed:?}");
     rest.finish().unwrap();
     assert_eq!(digest.to_hex(), report.digest);

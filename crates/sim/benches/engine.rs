@@ -85,7 +85,7 @@ fn cpu_seconds() -> f64 {
 
 fn simulate(case: &Case) -> SimTime {
     let cluster = cluster(case);
-    let mut engine = Engine::new(&cluster, Box::new(cluster.network()));
+    let mut engine = Engine::new(&cluster);
     let world: Arc<[RankId]> = (0..case.ranks).map(RankId::from).collect();
     let mut programs: Vec<Box<dyn Program>> = (0..case.ranks).map(|_| program(case, &world)).collect();
     let mut observer = (Statistics::default(), Digest::default());

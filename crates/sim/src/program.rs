@@ -279,6 +279,16 @@ impl CollectiveKind {
             CollectiveKind::Barrier => "barrier",
         }
     }
+
+    /// Can it be called with blocks of these numbers of elements?
+    pub const fn takes(self, shape: &Shape) -> bool {
+        use CollectiveKind::{AllGather, AllToAll, Gather, ReduceScatter, Scatter};
+        match shape {
+            Shape::Even(_) => true,
+            Shape::Blocks(_) => matches!(self, AllGather | ReduceScatter | Gather | Scatter),
+            Shape::Pairs { .. } => matches!(self, AllToAll),
+        }
+    }
 }
 
 impl fmt::Display for CollectiveKind {

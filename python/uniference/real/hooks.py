@@ -8,6 +8,7 @@ Not seen: `monitored_barrier` (it passes the hooks by), tags, and how an `all_to
 """
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -52,7 +53,7 @@ class Hooks:
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        self._handles = 0
+        self._handles = itertools.count()
         self._groups: dict[c10d.ProcessGroup, int] = {}
         # Until somebody waits for it. Kept alive, so that torch hands out the same object again: by its identity.
         self._works: dict[int, _Issued] = {}
@@ -94,8 +95,7 @@ class Hooks:
         at = now()
         kind = _KINDS.get(op.name.name)
         if kind is not None:
-            handle = self._handles
-            self._handles += 1
+            handle = next(self._handles)
             inputs, outputs = op.input_tensors, op.output_tensors
             dtype, shape = _describe(kind, op.name.name, inputs, outputs, pg.size())
             group, task, site = self._group(pg, at), self._recording.task(), self._recording.site()

@@ -13,6 +13,7 @@ whose first element is the kind. Times are nanoseconds of the rank's own clock (
 A shape is a number of elements, a list with one for each rank, or for all-to-all two lists: sent and received. Of a message it is bytes.
 """
 
+import itertools
 import json
 import threading
 import time
@@ -34,6 +35,8 @@ class Recording:
         self.calls = 0
         self.cost = 0
         self._records: list[tuple[Any, ...]] = []
+        # Not counts of what is known: another thread may come between any two steps.
+        self._next_site, self._next_task = itertools.count(), itertools.count(1)
         self._sites: dict[str, int] = {}
         self._tasks: dict[int, int] = {threading.get_ident(): 0}
 
@@ -48,14 +51,18 @@ class Recording:
 
     def task(self) -> int:
         """The number of the calling thread: 0 is the main one."""
-        return self._tasks.setdefault(threading.get_ident(), len(self._tasks))
+        ident = threading.get_ident()
+        known = self._tasks.get(ident)
+        if known is None:
+            known = self._tasks[ident] = next(self._next_task)
+        return known
 
     def site(self) -> int:
         """The number of the program's line that is being executed."""
         line = user_line()
         known = self._sites.get(line)
         if known is None:
-            known = self._sites[line] = len(self._sites)
+            known = self._sites[line] = next(self._next_site)
             self.add("s", known, line)
         return known
 

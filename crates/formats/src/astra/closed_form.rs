@@ -8,6 +8,8 @@ use super::inputs::{Dimension, Implementation, InputError, Network, Optimization
 use crate::chakra::schema::CommType;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
+use std::num::Saturating;
+use std::ops::Add;
 
 /// The collectives that ASTRA-sim has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -133,7 +135,10 @@ impl Model {
             if algorithm == Implementation::Ring {
                 return Ok(self.ring(members, kind, chunk, chunks));
             }
-            let (lasts, _) = phase(&self.group_line(members), algorithm, kind, chunk);
+            let pairs = members.iter().flat_map(|a| members.iter().map(move |b| (a, b))).filter(|(a, b)| a != b);
+            let line = self.group_line(members);
+            let far = pairs.map(|(a, b)| self.hop(*a, *b)).reduce(slower).unwrap_or(line.near);
+            let (lasts, _) = phase(&Line { far, ..line }, algorithm, kind, chunk);
             return Ok(self.shop(&[Phase { dimension: 0, lasts }], kind, 1, chunks));
         }
         let mut size = chunk;
@@ -179,11 +184,11 @@ impl Model {
         let rounds = self.shop(&[Phase { dimension: 0, lasts: 1 }], kind, 1, chunks);
         let mut clocks = vec![0; members.len()];
         for _ in 0..rounds {
-            clocks.iter_mut().for_each(|clock| *clock += e);
+            clocks.iter_mut().for_each(|clock: &mut u64| *clock = clock.saturating_add(e));
             for step in 0..steps {
-                let price = e + if step < reducing { reduction(line.memory, m) } else { 0 };
+                let price = e.saturating_add(if step < reducing { reduction(line.memory, m) } else { 0 });
                 for (clock, hop) in clocks.iter_mut().zip(&hops) {
-                    *clock += hop + price;
+                    *clock = clock.saturating_add(hop.saturating_add(price));
                 }
                 clocks.rotate_right(1);
             }
@@ -232,14 +237,12 @@ impl Model {
         }
     }
 
-    /// A group smaller than the world is one line, whatever dimensions it lies on.
+    /// A group smaller than the world is one line, whatever dimensions it lies on; here as far as neighbours go.
     fn group_line(&self, members: &[u64]) -> Line {
         let neighbours = members.iter().zip(members.iter().cycle().skip(1));
         let near = neighbours.map(|(a, b)| self.hop(*a, *b)).reduce(slower).unwrap_or((0.0, 1.0));
-        let pairs = members.iter().flat_map(|a| members.iter().map(move |b| (a, b))).filter(|(a, b)| a != b);
-        let far = pairs.map(|(a, b)| self.hop(*a, *b)).reduce(slower).unwrap_or(near);
         // ASTRA-sim's own constant there.
-        Line { members: members.len() as u64, near, far, endpoint_delay: 10, memory: self.system.local_mem_bw }
+        Line { members: members.len() as u64, near, far: near, endpoint_delay: 10, memory: self.system.local_mem_bw }
     }
 
     /// The hops between two ranks: those of the first dimension in which they differ.
@@ -327,7 +330,7 @@ impl Shop {
             let Some((chunk, phase)) = self.lines[queue].0.pop_front() else { return };
             self.lines[queue].1 += 1;
             self.started += 1;
-            self.events.push(Reverse((self.now + phases[phase].lasts, self.started, chunk, phase)));
+            self.events.push(Reverse((self.now.saturating_add(phases[phase].lasts), self.started, chunk, phase)));
         }
     }
 }
@@ -349,7 +352,7 @@ fn time((latency, bandwidth): (f64, f64), bytes: u64) -> u64 {
 
 /// P(m).
 fn reduction(memory: f64, bytes: u64) -> u64 {
-    if memory > 0.0 { 3 * (bytes as f64 / memory).floor() as u64 } else { 0 }
+    if memory > 0.0 { ((bytes as f64 / memory).floor() as u64).saturating_mul(3) } else { 0 }
 }
 
 /// How long one chunk of `size` bytes takes on a line of k members, and its size afterwards. With m = size / k (of an all-gather: size), e
@@ -361,46 +364,53 @@ fn reduction(memory: f64, bytes: u64) -> u64 {
 /// | direct | T + 2e + P | T + 2e | 2T + 3e + P | T + 2e |
 ///
 /// Halving and doubling sends size / 2, size / 4, ... and pays P from the second on; as many e as messages, and one.
+///
+/// What is too long to be told ends at the largest number, which no run reaches.
 fn phase(line: &Line, algorithm: Implementation, kind: Kind, size: u64) -> (u64, u64) {
-    let (k, e) = (line.members, line.endpoint_delay);
+    let k = line.members;
     let m = if kind == Kind::AllGather { size } else { size / k };
     let after = match kind {
         Kind::ReduceScatter => size / k,
-        Kind::AllGather => size * k,
+        Kind::AllGather => size.saturating_mul(k),
         Kind::AllReduce | Kind::AllToAll => size,
     };
     if k == 1 {
         return (0, after);
     }
-    let reduce = |m: u64| reduction(line.memory, m);
-    let lasts = match algorithm {
+    let time = |hops, m| Saturating(time(hops, m));
+    let reduce = |m: u64| Saturating(reduction(line.memory, m));
+    let total = |times: &mut dyn Iterator<Item = Saturating<u64>>| times.fold(Saturating(0), Add::add);
+    let (k, e, two) = (Saturating(k), Saturating(line.endpoint_delay), Saturating(2));
+    let one = Saturating(1);
+    let Saturating(lasts) = match algorithm {
         Implementation::Ring => {
             let (t, p) = (time(line.near, m), reduce(m));
             match kind {
-                Kind::ReduceScatter => (k - 1) * t + k * e + (k - 1) * p,
-                Kind::AllGather => (k - 1) * t + k * e,
-                Kind::AllReduce => 2 * (k - 1) * t + (2 * k - 1) * e + (k - 1) * p,
-                Kind::AllToAll => k * (k - 1) / 2 * t + (k * (k - 1) / 2 + 1) * e,
+                Kind::ReduceScatter => (k - one) * t + k * e + (k - one) * p,
+                Kind::AllGather => (k - one) * t + k * e,
+                Kind::AllReduce => two * (k - one) * t + (two * k - one) * e + (k - one) * p,
+                Kind::AllToAll => k * (k - one) / two * t + (k * (k - one) / two + one) * e,
             }
         }
         Implementation::Direct => {
             let (t, p) = (time(line.far, m), reduce(m));
             match kind {
-                Kind::ReduceScatter => t + 2 * e + p,
-                Kind::AllGather | Kind::AllToAll => t + 2 * e,
-                Kind::AllReduce => 2 * t + 3 * e + p,
+                Kind::ReduceScatter => t + two * e + p,
+                Kind::AllGather | Kind::AllToAll => t + two * e,
+                Kind::AllReduce => two * t + Saturating(3) * e + p,
             }
         }
         Implementation::HalvingDoubling => {
-            let steps = u64::from(k.ilog2());
+            let steps = line.members.ilog2();
             let halves = || (1..=steps).map(|step| size >> step);
-            let halving: u64 = halves().map(|m| time(line.far, m)).sum();
-            let price: u64 = halves().skip(1).map(reduce).sum();
-            let doubling: u64 = (0..steps).map(|step| time(line.far, size << step)).sum();
+            let halving = total(&mut halves().map(|m| time(line.far, m)));
+            let price = total(&mut halves().skip(1).map(reduce));
+            let doubling = total(&mut (0..steps).map(|step| time(line.far, size.saturating_mul(1 << step))));
+            let steps = Saturating(u64::from(steps));
             match kind {
-                Kind::ReduceScatter => halving + (steps + 1) * e + price,
-                Kind::AllGather => doubling + (steps + 1) * e,
-                Kind::AllReduce => 2 * halving + (2 * steps + 1) * e + price,
+                Kind::ReduceScatter => halving + (steps + one) * e + price,
+                Kind::AllGather => doubling + (steps + one) * e,
+                Kind::AllReduce => two * halving + (two * steps + one) * e + price,
                 Kind::AllToAll => panic!("an all-to-all by halving and doubling was accepted"),
             }
         }

@@ -17,6 +17,9 @@ pub struct InputError {
     pub hint: String,
 }
 
+/// Each of them costs memory and time, whatever its size.
+const MOST_SPLITS: u32 = 1 << 20;
+
 impl InputError {
     pub(super) fn new(message: impl Into<String>, hint: impl Into<String>) -> InputError {
         InputError { message: message.into(), hint: hint.into() }
@@ -150,6 +153,10 @@ impl System {
         let hint = "implementations are lists of ring, direct and halvingDoubling, one for each dimension";
         let system: System = serde_json::from_str(text)
             .map_err(|error| InputError::new(format!("the ASTRA-sim system cannot be read: {error}"), hint))?;
+        if system.preferred_dataset_splits > MOST_SPLITS {
+            let message = format!("preferred-dataset-splits is {}", system.preferred_dataset_splits);
+            return Err(InputError::new(message, format!("it is {MOST_SPLITS} at most")));
+        }
         if system.preferred_dataset_splits == 0 || system.active_chunks_per_dimension == 0 {
             let message = "the ASTRA-sim system has no chunks";
             let hint = "preferred-dataset-splits and active-chunks-per-dimension are at least 1";

@@ -110,16 +110,14 @@ pub fn run<R: Read>(
 ) -> Result<(), ScheduleError> {
     let model = machine.model;
     assert_eq!(traces.len() as u64, model.ranks(), "one trace a rank");
-    let members = |group: &ProcessGroup| group.ranks.iter().copied().map(u64::from).collect();
-    let groups = groups.iter().map(|group| (group.name.as_str(), members(group))).collect();
-    let world = (0..model.ranks()).collect();
+    let (members, groups) = known_groups(groups, model.ranks());
     let expand = |rank: usize| machine.expand.clone().map(|expand| (RankId::from(rank), expand));
     let mut run = Run {
         model,
         machine,
         memories: BTreeMap::new(),
+        members,
         groups,
-        world,
         scales,
         ranks: traces.into_iter().enumerate().map(|(rank, trace)| Rank::new(trace, expand(rank))).collect(),
         now: 0,
@@ -134,7 +132,35 @@ pub fn run<R: Read>(
     Ok(())
 }
 
-type Members = Vec<u64>;
+/// The members of each group, that of all ranks first, and the groups' numbers by name. Those of the same members are one.
+fn known_groups(described: &[ProcessGroup], ranks: u64) -> (Vec<Members>, BTreeMap<&str, usize>) {
+    let mut members = vec![Members::of((0..ranks).collect(), ranks)];
+    let mut numbers = BTreeMap::from([(members[0].ranks.clone(), 0)]);
+    let mut names = BTreeMap::new();
+    for group in described {
+        let named: Vec<u64> = group.ranks.iter().copied().map(u64::from).collect();
+        let number = *numbers.entry(named).or_insert_with_key(|named| {
+            members.push(Members::of(named.clone(), ranks));
+            members.len() - 1
+        });
+        names.insert(group.name.as_str(), number);
+    }
+    (members, names)
+}
+
+struct Members {
+    ranks: Vec<u64>,
+    /// The same, to look a rank up; `None`: there are not so many ranks.
+    set: Option<BTreeSet<u64>>,
+}
+
+impl Members {
+    fn of(ranks: Vec<u64>, world: u64) -> Members {
+        let set = ranks.iter().all(|rank| *rank < world).then(|| ranks.iter().copied().collect());
+        Members { ranks, set }
+    }
+}
+
 /// Sender, receiver, tag.
 type Channel = (u64, u64, u64);
 
@@ -143,14 +169,15 @@ struct Run<'a, R> {
     machine: &'a Machine<'a>,
     /// When each memory is free, in ns.
     memories: BTreeMap<u64, u64>,
-    groups: BTreeMap<&'a str, Members>,
-    world: Members,
+    /// By a group's number; 0 is that of all ranks.
+    members: Vec<Members>,
+    groups: BTreeMap<&'a str, usize>,
     scales: Scales,
     ranks: Vec<Rank<R>>,
     /// In ns.
     now: u64,
     /// By group and number in it: the members that have entered a collective, with their nodes.
-    meetings: BTreeMap<(Members, u64), Vec<(usize, u64)>>,
+    meetings: BTreeMap<(usize, u64), Vec<(usize, u64)>>,
     /// When messages arrive that nobody has asked for.
     sends: BTreeMap<Channel, VecDeque<u64>>,
     /// Receives without a message.
@@ -166,7 +193,8 @@ struct Rank<R> {
     busy: [bool; 3],
     /// Nodes that have started: when, in ns.
     issued: BTreeMap<u64, u64>,
-    entered: BTreeMap<Members, u64>,
+    /// By group.
+    entered: BTreeMap<usize, u64>,
     finish: u64,
     compute: u64,
 }
@@ -330,18 +358,19 @@ impl<R: Read> Run<'_, R> {
             let problem = format!("is a collective that ASTRA-sim does not have ({name})");
             return Err(self.wrong(rank, id, problem, "leave --fidelity astra out"));
         };
-        let members = self.members(rank, id)?;
+        let group = self.group(rank, id)?;
         let bytes = self.bytes(rank, id)?;
-        let entered = self.ranks[rank].entered.entry(members.clone()).or_default();
-        let key = (members, *entered);
+        let entered = self.ranks[rank].entered.entry(group).or_default();
+        let key = (group, *entered);
         *entered += 1;
-        let there = self.meetings.entry(key.clone()).or_default();
+        let there = self.meetings.entry(key).or_default();
         there.push((rank, id));
-        if there.len() == key.0.len() {
+        let members = &self.members[group].ranks;
+        if there.len() == members.len() {
+            let lasts = self.model.collective(kind, bytes, members)?;
             let there = self.meetings.remove(&key).expect("just there");
-            let lasts = self.model.collective(kind, bytes, &key.0)?;
             for (rank, id) in there {
-                self.end(self.now + lasts, rank, id);
+                self.end(self.now.saturating_add(lasts), rank, id);
             }
         }
         Ok(())
@@ -351,7 +380,7 @@ impl<R: Read> Run<'_, R> {
         let to = self.peer(rank, id, COMM_DST)?;
         let bytes = self.bytes(rank, id)?;
         let tag = self.ranks[rank].feed.node(id).unsigned(COMM_TAG).unwrap_or(0);
-        let arrives = self.now + self.model.message(rank as u64, to, bytes);
+        let arrives = self.now.saturating_add(self.model.message(rank as u64, to, bytes));
         self.end(arrives, rank, id);
         let channel = (rank as u64, to, tag);
         match self.receives.get_mut(&channel).and_then(VecDeque::pop_front) {
@@ -372,11 +401,11 @@ impl<R: Read> Run<'_, R> {
         Ok(())
     }
 
-    fn members(&self, rank: usize, id: u64) -> Result<Members, ScheduleError> {
-        let Some(name) = self.ranks[rank].feed.node(id).process_group() else { return Ok(self.world.clone()) };
-        let members = self.groups.get(name.as_str()).filter(|members| members.contains(&(rank as u64)));
-        let known = members.filter(|members| members.iter().all(|member| *member < self.model.ranks()));
-        known.cloned().ok_or_else(|| {
+    fn group(&self, rank: usize, id: u64) -> Result<usize, ScheduleError> {
+        let Some(name) = self.ranks[rank].feed.node(id).process_group() else { return Ok(0) };
+        let has_rank =
+            |group: &usize| self.members[*group].set.as_ref().is_some_and(|set| set.contains(&(rank as u64)));
+        self.groups.get(name.as_str()).copied().filter(has_rank).ok_or_else(|| {
             let problem = format!("is of process group `{name}`, which is not described or does not fit");
             self.wrong(rank, id, problem, "describe the groups: --astra-comm-groups FILE")
         })

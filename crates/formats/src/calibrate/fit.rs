@@ -156,9 +156,8 @@ fn weighted(weights: &[f64], errors: &[f64]) -> f64 {
 
 /// The step of damped normal equations; `None`: the observations do not determine it.
 fn solve(jacobian: &DMatrix<f64>, weights: &[f64], errors: &[f64], damping: f64) -> Option<Vec<f64>> {
-    let weighted = DMatrix::from_fn(jacobian.nrows(), jacobian.ncols(), |row, column| {
-        weights[row] * jacobian[(row, column)]
-    });
+    let weighted =
+        DMatrix::from_fn(jacobian.nrows(), jacobian.ncols(), |row, column| weights[row] * jacobian[(row, column)]);
     let mut normal = weighted.tr_mul(jacobian);
     for index in 0..normal.ncols() {
         normal[(index, index)] = normal[(index, index)] * (1.0 + damping) + 1e-9;

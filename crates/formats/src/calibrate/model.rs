@@ -217,7 +217,7 @@ const ROUNDS: u32 = 6;
 
 /// Seconds of a round on two ranks.
 pub fn pingpong(cluster: &Cluster, bytes: Bytes) -> f64 {
-    let mut engine = Engine::new(cluster, Box::new(cluster.network()));
+    let mut engine = Engine::new(cluster);
     let ends = Rc::new(Cell::new([SimTime::ZERO; 2]));
     let player = |rank: u32| -> Box<dyn Program> {
         Box::new(Player { rank, bytes, step: 0, group: GroupId(0), ends: ends.clone() })

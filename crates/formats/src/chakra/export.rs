@@ -118,7 +118,7 @@ pub fn export<R: Read, W: Write>(
     open: impl FnMut(RankId) -> io::Result<W>,
 ) -> Result<Exported, ExportError> {
     let mut exporter = Exporter::new(record.header(), lines, open)?;
-    let mut engine = Engine::new(cluster, Box::new(cluster.network()));
+    let mut engine = Engine::new(cluster);
     let (ranks, rest) = record.by_rank();
     let ended = replay_heard(&mut engine, ranks, &mut exporter);
     rest.finish()?;

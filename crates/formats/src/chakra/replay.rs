@@ -400,6 +400,11 @@ impl<N: Nodes> Replay<N> {
         let dtype = own::dtype(node);
         let unequal =
             own::blocks(node, members.len(), |elements| self.scaled(elements).min(LARGEST_SIZE / members.len() as u64));
+        if let Some(shape) = unequal.as_ref().filter(|shape| !kind.takes(shape)) {
+            let split = if matches!(shape, Shape::Pairs { .. }) { "both ways" } else { "one way" };
+            let problem = format!("gives the blocks of each rank {split}, which {kind} does not take");
+            return Err(self.wrong(id, problem, "check what wrote the trace"));
+        }
         let rooted = matches!(
             kind,
             CollectiveKind::Reduce | CollectiveKind::Broadcast | CollectiveKind::Gather | CollectiveKind::Scatter
@@ -489,6 +494,11 @@ impl<N: Nodes> Replay<N> {
         if let Some(stranger) = ranks.iter().find(|rank| !self.in_world(**rank)) {
             let problem = format!("is of process group `{name}` with {stranger} of {}", self.rules.world.len());
             return Err(self.wrong(id, problem, "give a cluster with as many devices as the job has ranks"));
+        }
+        let mut seen = BTreeSet::new();
+        if let Some(twice) = ranks.iter().find(|rank| !seen.insert(**rank)) {
+            let problem = format!("is of process group `{name}`, which has {twice} twice");
+            return Err(self.wrong(id, problem, "check the description of the groups"));
         }
         if !ranks.contains(&self.rank) {
             let problem = format!("is of process group `{name}`, which {} is not in", self.rank);

@@ -167,7 +167,7 @@ impl Reader<'_> {
                 let hint = "a period is longer than the time of the last point";
                 Err(self.error("the profile starts again before it ends", period.span()).hint(hint))
             }
-            _ => Ok(Profile { points, period: period.map(|period| period.get_ref().0) }),
+            _ => Ok(Profile { points: points.into(), period: period.map(|period| period.get_ref().0) }),
         }
     }
 

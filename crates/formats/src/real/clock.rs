@@ -28,11 +28,13 @@ impl Clock {
     pub fn reference(&self, at: i64) -> i64 {
         match self.0[..] {
             [] => at,
-            [only] => at + only.offset_ns,
-            [first, .., last] if first.at_ns == last.at_ns => at + first.offset_ns,
+            [only] => at.saturating_add(only.offset_ns),
+            [first, .., last] if first.at_ns == last.at_ns => at.saturating_add(first.offset_ns),
             [first, .., last] => {
-                let drift = (last.offset_ns - first.offset_ns) as f64 / (last.at_ns - first.at_ns) as f64;
-                at + first.offset_ns + ((at - first.at_ns) as f64 * drift).round() as i64
+                let span = |from: i64, to: i64| to.saturating_sub(from) as f64;
+                let drift = span(first.offset_ns, last.offset_ns) / span(first.at_ns, last.at_ns);
+                let since = (span(first.at_ns, at) * drift).round() as i64;
+                at.saturating_add(first.offset_ns).saturating_add(since)
             }
         }
     }

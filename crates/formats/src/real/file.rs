@@ -3,6 +3,7 @@
 use super::clock::Reading;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use std::collections::{BTreeMap, BTreeSet};
 use uniference_sim::ids::{GroupId, GroupRank, RankId};
 use uniference_sim::program::{Call, CallOp, Collective, CollectiveKind, DType, Shape};
 use uniference_sim::time::Bytes;
@@ -60,7 +61,7 @@ pub struct Tail {
 #[allow(missing_docs)] // the module of Python documents the fields
 pub enum Record {
     Group { at: i64, group: u32, ranks: Vec<RankId> },
-    Site { line: String },
+    Site { site: u32, line: String },
     Issued { at: i64, task: u32, handle: u32, call: Call, site: u32 },
     Completed { at: i64, handle: u32, peer: Option<GroupRank> },
     Waited { start: i64, end: i64, task: u32, reason: Reason, handles: Vec<u32>, site: u32 },
@@ -131,9 +132,73 @@ impl RankFile {
         }
         let tail = serde_json::from_str(last).map_err(at(lines.len()))?;
         let read = |(index, line): (usize, &&str)| record(line).map_err(at(index + 2));
-        let records = between.iter().enumerate().map(read).collect::<Result<_, _>>()?;
+        let records = between.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
+        let mut known = Known::of(&records);
+        for (index, record) in records.iter().enumerate() {
+            known.check(record, &head).map_err(|problem| RealError::Line { line: index + 2, problem })?;
+        }
         Ok(RankFile { head, records, tail })
     }
+}
+
+/// What records may speak of. A line of the program may be described after its first use, by another thread.
+struct Known {
+    sites: BTreeSet<u32>,
+    /// The members of each.
+    groups: BTreeMap<u32, usize>,
+    operations: BTreeSet<u32>,
+}
+
+impl Known {
+    fn of(records: &[Record]) -> Known {
+        let site = |record: &Record| if let Record::Site { site, .. } = record { Some(*site) } else { None };
+        let sites = records.iter().filter_map(site).collect();
+        Known { sites, groups: BTreeMap::new(), operations: BTreeSet::new() }
+    }
+
+    /// Does the record speak of what the file has described? Takes note of what the record describes itself.
+    fn check(&mut self, record: &Record, head: &Head) -> Result<(), String> {
+        match record {
+            Record::Group { group, ranks, .. } => {
+                let (own, world) = (RankId(head.rank), RankId(head.world_size));
+                let alright = ranks.contains(&own) && ranks.iter().all(|rank| *rank < world);
+                require(alright, || format!("group {group} is not one of ranks of this run, {own} among them"))?;
+                self.groups.insert(*group, ranks.len());
+                Ok(())
+            }
+            Record::Site { .. } | Record::Marked { .. } => Ok(()),
+            Record::Issued { handle, call, site, .. } => {
+                self.site(*site)?;
+                let group = call.group.0;
+                let size = *self.groups.get(&group).ok_or_else(|| format!("group {group} is not described"))?;
+                let peer = match &call.op {
+                    CallOp::Collective(collective) => collective.root,
+                    CallOp::Send { to, .. } => Some(*to),
+                    CallOp::Recv { from, .. } => *from,
+                };
+                let is_member = peer.is_none_or(|peer| peer.index() < size);
+                require(is_member, || format!("there is no rank {} of {size}", peer.unwrap_or_default().0))?;
+                require(self.operations.insert(*handle), || format!("operation {handle} is issued twice"))
+            }
+            Record::Completed { handle, .. } => self.operation(*handle),
+            Record::Waited { handles, site, .. } => {
+                self.site(*site)?;
+                handles.iter().try_for_each(|handle| self.operation(*handle))
+            }
+        }
+    }
+
+    fn site(&self, site: u32) -> Result<(), String> {
+        require(self.sites.contains(&site), || format!("the program's line {site} is not described"))
+    }
+
+    fn operation(&self, handle: u32) -> Result<(), String> {
+        require(self.operations.contains(&handle), || format!("operation {handle} was not issued"))
+    }
+}
+
+fn require(holds: bool, problem: impl Fn() -> String) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(problem()) }
 }
 
 fn record(line: &str) -> Result<Record, serde_json::Error> {
@@ -144,8 +209,8 @@ fn record(line: &str) -> Result<Record, serde_json::Error> {
             Record::Group { at, group, ranks: ranks.into_iter().map(RankId).collect() }
         }
         r#"["s""# => {
-            let (_, _, line): (IgnoredAny, u32, String) = serde_json::from_str(line)?;
-            Record::Site { line }
+            let (_, site, line): (IgnoredAny, u32, String) = serde_json::from_str(line)?;
+            Record::Site { site, line }
         }
         r#"["i""# => issued(serde_json::from_str(line)?)?,
         r#"["d""# => {

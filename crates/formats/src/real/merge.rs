@@ -40,7 +40,7 @@ pub(super) struct Operation {
     pub(super) call: Call,
     pub(super) site: Site,
     pub(super) issued: SimTime,
-    completed: Option<SimTime>,
+    pub(super) completed: Option<SimTime>,
     /// Of a collective its number, of a message its number among those of the pair.
     sequence: u64,
     peer: Option<(RankId, Handle)>,
@@ -174,7 +174,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    fn read(self, file: RankFile) -> Rank {
+    fn read(mut self, file: RankFile) -> Rank {
         let mut rank = Rank {
             device: file.head.device,
             operations: Vec::new(),
@@ -185,35 +185,36 @@ impl Reader<'_> {
             outcome: if file.tail.ok { Outcome::Ok } else { Outcome::Failed },
             recorder: (file.tail.recorder_calls, SimDuration::from_ns(file.tail.recorder_ns)),
         };
-        let mut sites = Vec::new();
+        let sites = self.sites(&file.records);
         let mut sequences = BTreeMap::new();
+        // By the recorder's number: of two threads, the one that was numbered first may have been recorded second.
+        let mut handles = BTreeMap::new();
         for record in file.records {
             match record {
-                Record::Group { .. } => {}
-                Record::Site { line } => sites.push(self.lines.site(line)),
-                Record::Issued { at, call, site, .. } => {
+                Record::Group { .. } | Record::Site { .. } => {}
+                Record::Issued { at, handle, call, site, .. } => {
+                    handles.insert(handle, Handle::from(rank.operations.len()));
                     let call = Call { group: self.groups[&call.group.0], op: call.op };
                     let collective = matches!(call.op, CallOp::Collective(_));
                     let next: &mut u64 = sequences.entry(call.group).or_default();
                     let sequence = *next;
                     *next += u64::from(collective);
-                    let (site, issued) = (sites[site as usize], self.time(at));
+                    let (site, issued) = (sites[&site], self.time(at));
                     let operation = Operation { call, site, issued, completed: None, sequence, peer: None };
                     rank.operations.push(operation);
                 }
                 Record::Completed { at, handle, peer } => {
-                    let at = self.time(at);
-                    rank.complete(Handle(handle), at);
+                    let (handle, at) = (handles[&handle], self.time(at));
+                    rank.complete(handle, at);
                     if let (Some(peer), CallOp::Recv { from, .. }) =
-                        (peer, &mut rank.operations[handle as usize].call.op)
+                        (peer, &mut rank.operations[handle.index()].call.op)
                     {
                         *from = Some(peer);
                     }
                 }
-                Record::Waited { start, end, task, reason, handles, site } => {
-                    let (start, end, task, site) =
-                        (self.time(start), self.time(end), TaskId(task), sites[site as usize]);
-                    let handles = handles.into_iter().map(Handle).collect();
+                Record::Waited { start, end, task, reason, handles: waited, site } => {
+                    let (start, end, task, site) = (self.time(start), self.time(end), TaskId(task), sites[&site]);
+                    let handles = waited.iter().map(|handle| handles[handle]).collect();
                     rank.waits.push(Wait { start, end, task, reason: wait_reason(reason), handles, site });
                 }
                 Record::Marked { at, name } => {
@@ -226,10 +227,20 @@ impl Reader<'_> {
         rank
     }
 
+    fn sites(&mut self, records: &[Record]) -> BTreeMap<u32, Site> {
+        let mut sites = BTreeMap::new();
+        for record in records {
+            if let Record::Site { site, line } = record {
+                sites.insert(*site, self.lines.site(line.clone()));
+            }
+        }
+        sites
+    }
+
     /// What lies before time zero, by an error of the clocks, is at time zero.
     fn time(&self, at: i64) -> SimTime {
-        let since = (self.clock.reference(at) - self.zero).max(0);
-        SimTime::from_ps(since as u64 * 1_000)
+        let since = self.clock.reference(at).saturating_sub(self.zero).max(0);
+        SimTime::from_ps((since as u64).saturating_mul(1_000))
     }
 }
 

@@ -34,13 +34,17 @@ impl Observer for Seen {
 }
 
 /// A rank's file: its host, clock readings, start and finish, and what lies between the first and the last line.
-fn file(rank: u32, host: &str, clocks: &str, (start, finish): (i64, i64), records: &[&str]) -> RankFile {
+fn file(rank: u32, host: &str, clocks: &str, span: (i64, i64), records: &[&str]) -> RankFile {
+    RankFile::parse(&text(rank, host, clocks, span, records)).unwrap()
+}
+
+fn text(rank: u32, host: &str, clocks: &str, (start, finish): (i64, i64), records: &[&str]) -> String {
     let head = format!(
         r#"{{"version":1,"rank":{rank},"world_size":2,"host":"{host}","device":"{host}.0","argv":["a.py"],"torch":"2","start":{start}}}"#
     );
     let tail = format!(r#"{{"finish":{finish},"ok":true,"clocks":{clocks},"recorder_calls":3,"recorder_ns":700}}"#);
     let lines: Vec<&str> = [&head[..]].into_iter().chain(records.iter().copied()).chain([&tail[..]]).collect();
-    RankFile::parse(&lines.join("\n")).unwrap()
+    lines.join("\n")
 }
 
 const GROUP: &str = r#"["g",0,0,[0,1]]"#;
@@ -228,6 +232,42 @@ fn files_that_are_not_of_one_run_are_refused() {
 }
 
 #[test]
+fn operations_are_told_apart_by_their_numbers_and_lines_may_be_described_late() {
+    // A thread took number 0 and was interrupted before it wrote; the other one's line of the program was not written yet.
+    let records = [
+        GROUP,
+        r#"["i",100,1,1,0,"barrier","uint8",0,-1,0]"#,
+        SITE,
+        r#"["i",90,0,0,0,"all_reduce","float32",10,-1,0]"#,
+        r#"["d",300,1,null]"#,
+        r#"["d",400,0,null]"#,
+    ];
+    let merged = merge((0..2).map(|rank| file(rank, "a", "[]", (0, 900), &records)).collect()).unwrap();
+    let ends = merged.ranks[0].operations.iter().map(|operation| (operation.call.op.name(), operation.completed));
+    let at = |ns: u64| Some(SimTime::from_ps(1_000 * ns));
+    assert_eq!(ends.collect::<Vec<_>>(), [("barrier", at(300)), ("all_reduce", at(400))]);
+}
+
+#[test]
+fn records_of_what_the_file_does_not_describe_are_refused() {
+    let issued = r#"["i",1,0,0,0,"all_reduce","float32",10,-1,0]"#;
+    let cases: [(&[&str], &str); 8] = [
+        (&[SITE, issued], "line 3 is not what a rank's recorder writes: group 0 is not described"),
+        (&[GROUP, issued], "line 3 is not what a rank's recorder writes: the program's line 0 is not described"),
+        (&[GROUP, SITE, issued, issued], "operation 0 is issued twice"),
+        (&[r#"["d",1,0,null]"#], "operation 0 was not issued"),
+        (&[SITE, r#"["w",1,2,0,"sleep",[7],0]"#], "operation 7 was not issued"),
+        (&[GROUP, SITE, r#"["i",1,0,0,0,"broadcast","float32",10,2,0]"#], "there is no rank 2 of 2"),
+        (&[r#"["g",0,0,[0,5]]"#], "group 0 is not one of ranks of this run"),
+        (&[r#"["g",0,0,[1]]"#], "group 0 is not one of ranks of this run, rank 0 among them"),
+    ];
+    for (records, expected) in cases {
+        let error = RankFile::parse(&text(0, "a", "[]", (0, 9), records)).unwrap_err().to_string();
+        assert!(error.contains(expected) && error.contains("hint:"), "{error}");
+    }
+}
+
+#[test]
 fn a_wait_has_the_reason_that_was_recorded() {
     let files = (0..2).map(|rank| file(rank, "a", "[]", (0, 9), &[SITE, r#"["w",1,4,0,"store",[],0]"#]));
     struct Reasons(Vec<WaitReason>);
@@ -247,7 +287,7 @@ fn a_wait_has_the_reason_that_was_recorded() {
 fn a_real_run_can_be_simulated_with_its_own_compute() {
     let text = "[[device]]\nname = \"a\"\ncount = 2\n[network]\nlatency = \"1 us\"\n[backend]\nname = \"ideal\"\n";
     let cluster = ClusterFile::parse("test", text, &[]).unwrap().resolve(&Choices::default()).unwrap().cluster;
-    let mut engine = Engine::new(&cluster, Box::new(cluster.network()));
+    let mut engine = Engine::new(&cluster);
     let recorded = two_hosts();
     let requests = recorded.requests().map(|(_, requests)| requests.into_iter().map(|its| (TaskId(0), its)));
     let mut statistics = Statistics::default();

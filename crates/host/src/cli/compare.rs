@@ -74,7 +74,7 @@ fn simulated(folder: &Path) -> Result<Seen, HostError> {
     let path = folder.join(RECORD);
     let reader = RecordReader::open(BufReader::new(open_record(&path)?))?;
     let cluster = recorded_cluster(&path, &reader)?;
-    let mut engine = Engine::new(&cluster, Box::new(cluster.network()));
+    let mut engine = Engine::new(&cluster);
     let (ranks, rest) = reader.by_rank();
     let mut timeline = Timeline::default();
     let ended = replay(&mut engine, ranks.into_iter().collect(), &mut timeline);

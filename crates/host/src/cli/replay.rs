@@ -67,7 +67,7 @@ fn replay_run(args: &Args, argv: &[String]) -> Result<Exit, HostError> {
     let folder = folder(args)?;
     let mut recording = Recording::start(args.output.record, &chosen.resolved, &manifest, &folder, Counter::default())?;
     let cluster = &chosen.resolved.cluster;
-    let mut engine = Engine::new(cluster, Box::new(cluster.network()));
+    let mut engine = Engine::new(cluster);
     let (ranks, rest) = reader.by_rank();
     let ended = {
         let (observer, recorder) = recording.watchers();
@@ -114,7 +114,7 @@ fn other_seeds(args: &Args, chosen: &Chosen, path: &Path) -> Result<Vec<f64>, Ho
     let mut cluster = chosen.resolved.cluster.clone();
     let draw = |_| {
         cluster.dynamics.seed = cluster.dynamics.seed.wrapping_add(1);
-        let mut engine = Engine::new(&cluster, Box::new(cluster.network()));
+        let mut engine = Engine::new(&cluster);
         let (ranks, _) = RecordReader::open(BufReader::new(open_record(path)?))?.by_rank();
         let mut statistics = Statistics::default();
         replay_record(&mut engine, ranks, &mut statistics);

@@ -264,7 +264,7 @@ type Stands = BTreeMap<u32, Vec<String>>;
 /// Runs to the end.
 fn drive(setup: &Setup, cluster: &Cluster, recording: &mut Recording, console: &mut Console) -> Result<End, HostError> {
     let interrupts = Interrupts::new()?;
-    let engine = Engine::new(cluster, Box::new(cluster.network()));
+    let engine = Engine::new(cluster);
     let (observer, recorder) = recording.watchers();
     let watch = Watch { observer, recorder, console };
     let mut driver = Driver::new(setup, engine, watch, &interrupts)?;

@@ -112,7 +112,7 @@ pub(super) fn replay(prefix: &Path, args: &TraceArgs, wanted: &Wanted<'_>) -> Re
     let folder = Folder::prepare(wanted.out, &format!("{}.et", prefix.display()))?;
     let manifest = results::manifest(wanted.argv, seed, &chosen.resolved);
     let mut recording = Recording::start(wanted.record, &chosen.resolved, &manifest, &folder, Counter::default())?;
-    let mut engine = Engine::new(cluster, Box::new(cluster.network()));
+    let mut engine = Engine::new(cluster);
     let (observer, recorder) = recording.watchers();
     let halt = drive(&mut engine, &mut ranks, observer, recorder)?;
     let figures = recording.finish(Vec::new())?;
@@ -477,7 +477,7 @@ mod tests {
             .unwrap();
         let file = uniference_formats::cluster::ClusterFile::parse("test", &toml, &[]).unwrap();
         let cluster = file.resolve(&Default::default()).unwrap().cluster;
-        let mut engine = Engine::new(&cluster, Box::new(cluster.network()));
+        let mut engine = Engine::new(&cluster);
         let halt = drive(&mut engine, &mut ranks, &mut (), &mut ()).unwrap().expect("a deadlock");
         insta::assert_snapshot!(describe(&halt, &ranks), @r"
         deadlock at 270.092 us: no rank can go on

@@ -21,6 +21,7 @@ use uniference_formats::units::{Bandwidth, Flops};
 use uniference_formats::workload::{Experts, Layout, Model, Phase, Recompute, Schedule, Spec, Trace, Workload};
 use uniference_sim::engine::{Cause, Engine, Halt, Resumption, Turn};
 use uniference_sim::ids::RankId;
+use uniference_sim::network::Asymmetry;
 use uniference_sim::program::Program;
 use uniference_sim::record::Observer;
 use uniference_sim::symmetry::Symmetry;
@@ -194,6 +195,9 @@ struct Output {
     record: RecordLevel,
 }
 
+/// So many simulated ranks take long enough that a user wants to know why they are not fewer.
+const MANY: u32 = 1024;
+
 /// Whether ranks that are alike are simulated as one.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Fold {
@@ -319,19 +323,23 @@ fn run(args: &Llama, workload: &Workload, argv: &[String]) -> Result<Exit, HostE
         )));
     }
     let folder = Folder::prepare(args.output.out.as_deref(), "llama")?;
-    let mut reason = None;
+    let mut reason: Option<Asymmetry> = None;
     for symmetry in args.output.symmetries(workload)? {
+        let simulated = ranks / symmetry.order();
+        if let Some(Asymmetry { problem, hint }) = reason.as_ref().filter(|_| simulated >= MANY) {
+            super::complain(format_args!("simulating {simulated} of {ranks} ranks, as {problem}\nhint: {hint}\n"));
+        }
         match attempt(args, workload, &chosen, &symmetry, &folder, argv)? {
             Ended::Reported => return Ok(Exit::Ok),
             Ended::Halted(text) => {
                 super::complain(format_args!("error: {text}"));
                 return Ok(Exit::Halted);
             }
-            Ended::Unlike(problem) => reason = Some(problem),
+            Ended::Unlike(asymmetry) => reason = Some(asymmetry),
         }
     }
-    let problem = reason.expect("without symmetry all ranks are simulated");
-    Err(HostError::Usage(format!("ranks are not alike: {problem}\nhint: use --fold auto, or --fold off")))
+    let asymmetry = reason.expect("without symmetry all ranks are simulated");
+    Err(HostError::Usage(format!("ranks are not alike: {asymmetry}")))
 }
 
 impl Output {
@@ -365,7 +373,7 @@ enum Ended {
     Reported,
     Halted(String),
     /// Ranks that should be alike are not, because of this.
-    Unlike(String),
+    Unlike(Asymmetry),
 }
 
 fn attempt(
@@ -379,13 +387,14 @@ fn attempt(
     let cluster = &chosen.resolved.cluster;
     let mut engine = match Engine::folded(cluster, symmetry) {
         Ok(engine) => engine,
-        Err(asymmetry) => return Ok(Ended::Unlike(asymmetry.problem)),
+        Err(asymmetry) => return Ok(Ended::Unlike(asymmetry)),
     };
     let rates = &chosen.resolved.rates;
     let unlike =
         (0..rates.len()).find(|rank| rates[*rank] != rates[symmetry.representative(RankId::from(*rank)).index()]);
     if let Some(rank) = unlike {
-        return Ok(Ended::Unlike(format!("device `{}` computes at other rates", cluster.devices[rank].name)));
+        let problem = format!("device `{}` computes at other rates", cluster.devices[rank].name);
+        return Ok(Ended::Unlike(Asymmetry::new(problem)));
     }
     let manifest = results::manifest(argv, 0, &chosen.resolved);
     let mut recording = Recording::start(args.output.record, &chosen.resolved, &manifest, folder, Counter::default())?;
@@ -395,7 +404,7 @@ fn attempt(
     let (mut statistics, digest) = recording.finish(Vec::new())?;
     match halt {
         Some(halt) => Ok(match &halt.cause {
-            Cause::Asymmetry(asymmetry) => Ended::Unlike(asymmetry.problem.clone()),
+            Cause::Asymmetry(asymmetry) => Ended::Unlike(asymmetry.clone()),
             _ => Ended::Halted(halt.render(&|_| "a generated trace".to_owned(), &|_| Vec::new())),
         }),
         None => {

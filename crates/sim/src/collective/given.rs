@@ -62,6 +62,9 @@ pub struct GivenStep {
     pub after: u32,
 }
 
+/// Blocks times ranks: what each holds is followed step by step.
+const MOST_BLOCKS: u64 = 1 << 22;
+
 /// What is wrong with a user's algorithm. Ranks and steps are counted from 0.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // the texts say it
@@ -192,6 +195,7 @@ impl Plan {
             }
             CollectiveKind::Barrier => "",
             _ if blocks == 0 => "cut the tensor into at least one",
+            _ if u64::from(blocks) * ranks.len() as u64 > MOST_BLOCKS => "use fewer: at most 4 Mi over all ranks",
             _ => "",
         };
         if !hint.is_empty() {
@@ -215,7 +219,7 @@ impl Plan {
             return wrong("a rank sends nothing to itself".to_owned(), "leave the step out");
         }
         if u64::from(step.block) + u64::from(step.count) > self.blocks.into() {
-            let end = step.block + step.count.max(1) - 1;
+            let end = u64::from(step.block) + u64::from(step.count.max(1)) - 1;
             return wrong(format!("there is no block {end} of {}", self.blocks), "blocks are counted from 0");
         }
         if step.after as usize > index {

@@ -59,7 +59,7 @@ impl Ties {
         let before = self.last.insert(connection, (now, operation));
         if before.is_some_and(|(at, other)| at == now && other != operation) {
             let problem = format!("{} sends {} messages of two operations at one instant, at {now}", pair.0, pair.1);
-            self.found.get_or_insert(Asymmetry::new(problem));
+            self.found.get_or_insert(if self.per_group { Asymmetry::new(problem) } else { Asymmetry::tie(problem) });
         }
     }
 

@@ -9,10 +9,24 @@ use crate::program::{Activity, CallOp, Outcome};
 use crate::record::{Event, Observer};
 use crate::time::{SimDuration, SimTime};
 
+/// What happens to activities of one rank at one moment.
+pub(super) enum Step {
+    /// One of those that the activity waits for is complete.
+    DependencyMet(Handle),
+    /// The activity starts, if it waits for no other.
+    Start(Handle),
+    /// The head of the queue starts, if it may.
+    Pump(QueueKey),
+    /// Tasks that wait for the activity go on.
+    Wake(Handle),
+}
+
 impl Engine {
+    #[expect(clippy::too_many_arguments, reason = "the parts of a request, each of its own type")]
     pub(super) fn issue(
         &mut self,
         rank: RankId,
+        task: TaskId,
         activity: Activity,
         queue: QueueId,
         after: &[Handle],
@@ -32,6 +46,7 @@ impl Engine {
         }
         state.activities.push(ActivityState {
             activity,
+            task,
             queue,
             site,
             issued: self.now,
@@ -71,32 +86,46 @@ impl Engine {
 
     fn enqueue(&mut self, rank: RankId, handle: Handle, observer: &mut dyn Observer) {
         let state = &mut self.ranks[rank.index()];
+        let first = self.steps.len();
         match state.activities.get(handle).expect("just issued").queue {
             Some(key) => {
                 state.queues.entry(key).or_default().waiting.push_back(handle);
-                self.pump(rank, key, observer);
+                self.steps.push(Step::Pump(key));
             }
-            None => self.start_when_free(rank, handle, observer),
+            None => self.steps.push(Step::Start(handle)),
+        }
+        self.carry_out(rank, first, observer);
+    }
+
+    /// Carries out steps of `rank`, the last first, with all that follows from each, until only the `first` ones are left.
+    /// They are kept in a list, as any number of activities without duration may stand one behind the other.
+    fn carry_out(&mut self, rank: RankId, first: usize, observer: &mut dyn Observer) {
+        while self.steps.len() > first {
+            match self.steps.pop().expect("just counted") {
+                Step::DependencyMet(handle) => self.dependency_is_met(rank, handle),
+                Step::Start(handle) => self.start_when_free(rank, handle, observer),
+                Step::Pump(key) => self.pump(rank, key, observer),
+                Step::Wake(handle) => self.wake(rank, handle, observer),
+            }
         }
     }
 
-    /// Starts what stands at the head of a queue, as far as the queue's width and the head's dependencies allow.
+    /// Starts what stands at the head of a queue, and comes back to it, as far as the queue's width and the head's dependencies allow.
     fn pump(&mut self, rank: RankId, key: QueueKey, observer: &mut dyn Observer) {
         let width = match key {
             QueueKey::Own(_) => 1,
             QueueKey::Group(_) => self.concurrency,
         };
-        loop {
-            let state = &mut self.ranks[rank.index()];
-            let Some(queue) = state.queues.get_mut(&key) else { return };
-            let Some(head) = queue.waiting.front().copied().filter(|_| queue.active < width) else { return };
-            if state.activities.get(head).is_some_and(|activity| activity.missing > 0) {
-                return;
-            }
-            queue.waiting.pop_front();
-            queue.active += 1;
-            self.start(rank, head, observer);
+        let state = &mut self.ranks[rank.index()];
+        let Some(queue) = state.queues.get_mut(&key) else { return };
+        let Some(head) = queue.waiting.front().copied().filter(|_| queue.active < width) else { return };
+        if state.activities.get(head).is_some_and(|activity| activity.missing > 0) {
+            return;
         }
+        queue.waiting.pop_front();
+        queue.active += 1;
+        self.steps.push(Step::Pump(key));
+        self.start(rank, head, observer);
     }
 
     fn start_when_free(&mut self, rank: RankId, handle: Handle, observer: &mut dyn Observer) {
@@ -106,6 +135,12 @@ impl Engine {
     }
 
     fn start(&mut self, rank: RankId, handle: Handle, observer: &mut dyn Observer) {
+        if self.is_complete_at_start(rank, handle, observer) {
+            self.note_completion(rank, handle);
+        }
+    }
+
+    fn is_complete_at_start(&mut self, rank: RankId, handle: Handle, observer: &mut dyn Observer) -> bool {
         let now = self.now;
         let device = &self.devices[rank.index()];
         let state = &mut self.ranks[rank.index()];
@@ -119,16 +154,16 @@ impl Engine {
             Activity::Sleep(span) => *span,
             Activity::Mark(mark) => {
                 observer.record(now, &Event::Marked { rank, mark });
-                return self.complete(rank, handle, observer);
+                return true;
             }
             Activity::Finish => {
                 self.finish(rank, Outcome::Ok, observer);
-                return self.complete(rank, handle, observer);
+                return true;
             }
             Activity::Close(group) => {
                 let group = *group;
                 self.comm.close(now, rank, group);
-                return self.complete(rank, handle, observer);
+                return true;
             }
             Activity::Store(operation) => {
                 let operation = operation.clone();
@@ -136,7 +171,7 @@ impl Engine {
             }
             Activity::Call(call) => {
                 let call = call.clone();
-                return match call.op {
+                match call.op {
                     CallOp::Collective(_) => {
                         let sequence = activity.sequence;
                         self.comm.enter(now, rank, call.group, sequence);
@@ -146,22 +181,19 @@ impl Engine {
                         let result = self.comm.start(now, caller, &call);
                         self.halt_on(result);
                     }
-                };
+                }
+                return false;
             }
         };
         self.end_after(rank, handle, lasts);
+        false
     }
 
-    /// The activity is complete after so long.
+    /// The activity is complete after so long, or at the end of time, which halts the run only if nothing else is left to happen.
     pub(super) fn end_after(&mut self, rank: RankId, handle: Handle, lasts: SimDuration) {
-        match self.now.checked_add(lasts) {
-            Some(at) => {
-                let place =
-                    Place { at, class: Class::ActivityEnd, rank, task: TaskId(0), sequence: u64::from(handle.0) };
-                self.events.push(place, Pend::End(handle));
-            }
-            None => self.halt(Cause::EndOfTime),
-        }
+        let at = self.now.checked_add(lasts).unwrap_or(SimTime::MAX);
+        let place = Place { at, class: Class::ActivityEnd, rank, task: TaskId(0), sequence: u64::from(handle.0) };
+        self.events.push(place, Pend::End(handle));
     }
 
     pub(super) fn activity_ends(&mut self, rank: RankId, handle: Handle, observer: &mut dyn Observer) {
@@ -169,7 +201,7 @@ impl Engine {
         let ended = state.activities.get(handle).expect("what ends is not forgotten");
         if let Activity::Compute(work) = &ended.activity {
             let start = ended.started.expect("what ends has started");
-            let event = Event::Computed { rank, task: TaskId(0), start, base: work.duration, origin: work.origin };
+            let event = Event::Computed { rank, task: ended.task, start, base: work.duration, origin: work.origin };
             state.ledger.end_compute(self.now);
             observer.record(self.now, &event);
         }
@@ -218,6 +250,13 @@ impl Engine {
     }
 
     pub(super) fn complete(&mut self, rank: RankId, handle: Handle, observer: &mut dyn Observer) {
+        let first = self.steps.len();
+        self.note_completion(rank, handle);
+        self.carry_out(rank, first, observer);
+    }
+
+    /// Leaves the steps that follow to be carried out: dependents first, then the queue, at last whoever waits.
+    fn note_completion(&mut self, rank: RankId, handle: Handle) {
         let state = &mut self.ranks[rank.index()];
         let activity = state.activities.get_mut(handle).expect("what completes is not forgotten");
         activity.complete = true;
@@ -227,23 +266,16 @@ impl Engine {
             let queue = state.queues.get_mut(&key).unwrap_or_else(|| panic!("{rank}: {handle} stood in no queue"));
             queue.active -= 1;
         }
-        for dependent in dependents {
-            self.dependency_is_met(rank, dependent, observer);
-        }
-        if let Some(key) = key {
-            self.pump(rank, key, observer);
-        }
-        self.wake(rank, handle, observer);
+        self.steps.push(Step::Wake(handle));
+        self.steps.extend(key.map(Step::Pump));
+        self.steps.extend(dependents.into_iter().rev().map(Step::DependencyMet));
     }
 
-    fn dependency_is_met(&mut self, rank: RankId, dependent: Handle, observer: &mut dyn Observer) {
+    fn dependency_is_met(&mut self, rank: RankId, dependent: Handle) {
         let activities = &mut self.ranks[rank.index()].activities;
         let activity = activities.get_mut(dependent).expect("what waits for others is not forgotten");
         activity.missing -= 1;
-        match activity.queue {
-            Some(key) => self.pump(rank, key, observer),
-            None => self.start_when_free(rank, dependent, observer),
-        }
+        self.steps.push(activity.queue.map_or(Step::Start(dependent), Step::Pump));
     }
 }
 

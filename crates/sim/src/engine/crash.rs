@@ -16,9 +16,6 @@ impl Engine {
 
     pub(super) fn crash(&mut self, rank: RankId, observer: &mut dyn Observer) {
         let state = &mut self.ranks[rank.index()];
-        if state.outcome.is_some() {
-            return;
-        }
         state.clock = self.now;
         state.tasks.iter_mut().for_each(|task| task.state = TaskState::Ended);
         self.storing.retain(|(storing, _)| *storing != rank);

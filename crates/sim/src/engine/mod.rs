@@ -23,11 +23,12 @@ use crate::comm::store::Store;
 use crate::comm::{Comm, Completion, Disagreement};
 use crate::ids::{GroupId, Handle, RankId, TaskId};
 use crate::network::Network;
-use crate::program::{POLL_COST, Reply, Request};
+use crate::program::{Outcome, POLL_COST, Reply, Request};
 use crate::record::{Event, Observer};
 use crate::symmetry::Symmetry;
 use crate::time::SimTime;
 use crate::transport::Transport;
+use activities::Step;
 use queue::{Class, EventQueue, Place};
 use rank::{Rank, Task, TaskState};
 use std::collections::{BTreeSet, VecDeque};
@@ -48,6 +49,8 @@ pub struct Engine {
     held: Vec<Option<Place>>,
     ready: VecDeque<Resumption>,
     completions: Vec<Completion>,
+    /// Of activities, to be carried out now: empty between events.
+    steps: Vec<Step>,
     unfinished: usize,
     halted: Option<Halt>,
 }
@@ -95,11 +98,23 @@ enum Pend {
     Crash,
 }
 
+impl Pend {
+    /// Can it still have an effect on its rank?
+    fn matters(&self, place: &Place, rank: &Rank) -> bool {
+        match self {
+            Pend::Crash => rank.outcome.is_none(),
+            _ if rank.outcome == Some(Outcome::Crashed) => false,
+            Pend::TimeOut => rank.tasks[place.task.index()].awaits(place.sequence),
+            Pend::Request(_) | Pend::End(_) | Pend::Paid(_) => true,
+        }
+    }
+}
+
 impl Engine {
-    /// A run on `cluster` over `network`, one rank a device, at time zero. Every rank's task 0 is resumed first, with
+    /// A run on `cluster`, one rank a device, at time zero. Every rank's task 0 is resumed first, with
     /// [`Reply::Start`].
-    pub fn new(cluster: &Cluster, network: Box<dyn Network>) -> Engine {
-        Engine::of(cluster, network, Symmetry::default())
+    pub fn new(cluster: &Cluster) -> Engine {
+        Engine::of(cluster, Box::new(cluster.network()), Symmetry::default())
     }
 
     /// A run in which representatives stand for all ranks that are alike.
@@ -120,6 +135,7 @@ impl Engine {
             held: vec![None; world],
             ready: VecDeque::new(),
             completions: Vec::new(),
+            steps: Vec::new(),
             unfinished: 0,
             halted: None,
         };
@@ -212,7 +228,9 @@ impl Engine {
                 return Turn::Halted(Box::new(halt.clone()));
             }
             let hold = self.holding.first().copied();
-            let queued = self.events.next();
+            // What can have no effect any more must not move time.
+            let ranks = &self.ranks;
+            let queued = self.events.next(|place, event| event.matters(place, &ranks[place.rank.index()]));
             // What the network brings at this very instant comes after everything that ranks do in it: so all messages
             // of an instant start together, and the network looks at its links once.
             let instant_goes_on = [hold, queued].into_iter().flatten().any(|place| place.at <= self.now);
@@ -269,7 +287,6 @@ impl Engine {
         let (place, event) = self.events.pop().expect("just seen");
         let Place { rank, task, sequence, .. } = place;
         match event {
-            _ if self.has_crashed(rank) => {}
             Pend::Crash => self.crash(rank, observer),
             Pend::Request(request) => self.request(rank, task, request, observer),
             Pend::End(handle) => self.activity_ends(rank, handle, observer),
@@ -281,7 +298,7 @@ impl Engine {
     fn request(&mut self, rank: RankId, task: TaskId, request: Request, observer: &mut dyn Observer) {
         match request {
             Request::Issue { activity, queue, after, site } => {
-                let handle = self.issue(rank, activity, queue, &after, site, observer);
+                let handle = self.issue(rank, task, activity, queue, &after, site, observer);
                 self.resume(rank, task, Reply::Issued(handle));
             }
             Request::Wait { handles, any, timeout, site } => self.wait(rank, task, handles, any, timeout, site),

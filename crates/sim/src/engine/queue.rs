@@ -50,9 +50,15 @@ impl<E> EventQueue<E> {
         self.heap.push(Reverse(Entry { place, event }));
     }
 
-    /// Where the earliest event stands.
-    pub(crate) fn next(&self) -> Option<Place> {
-        self.heap.peek().map(|Reverse(entry)| entry.place)
+    /// Where the earliest event stands that is `alive`. Those before it are dropped.
+    pub(crate) fn next(&mut self, alive: impl Fn(&Place, &E) -> bool) -> Option<Place> {
+        while let Some(Reverse(Entry { place, event })) = self.heap.peek() {
+            if alive(place, event) {
+                return Some(*place);
+            }
+            self.heap.pop();
+        }
+        None
     }
 
     pub(crate) fn pop(&mut self) -> Option<(Place, E)> {

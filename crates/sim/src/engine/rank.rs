@@ -27,6 +27,15 @@ pub(crate) struct Task {
     pub(crate) requests: u64,
 }
 
+impl Task {
+    /// Is this request still blocked, so that its time-out may end it?
+    pub(crate) fn awaits(&self, request: u64) -> bool {
+        let blocked =
+            matches!(self.state, TaskState::Waiting(_) | TaskState::Storing { .. } | TaskState::Paused { .. });
+        blocked && self.requests == request
+    }
+}
+
 /// What a task is doing.
 pub(crate) enum TaskState {
     /// Its program runs, outside the engine.
@@ -96,6 +105,8 @@ pub(crate) struct Queue {
 /// An activity from its issue until a wait has reported it complete.
 pub(crate) struct ActivityState {
     pub(crate) activity: Activity,
+    /// Who issued it.
+    pub(crate) task: TaskId,
     /// `None`: it starts as soon as it is free to.
     pub(crate) queue: Option<QueueKey>,
     pub(crate) site: Site,
@@ -331,6 +342,7 @@ mod tests {
     fn handles_are_forgotten_in_any_order() {
         let state = || ActivityState {
             activity: Activity::Sleep(SimDuration::ZERO),
+            task: TaskId(0),
             queue: None,
             site: Site(0),
             issued: SimTime::ZERO,

@@ -235,7 +235,7 @@ impl Cause {
                 "let all members of a group call the same operation with the same sizes, dtype and root"
             }
             Cause::EndOfTime => "look for a sleep, a time-out or a rate that is off by many powers of ten",
-            Cause::Asymmetry(_) => Asymmetry::HINT,
+            Cause::Asymmetry(asymmetry) => asymmetry.hint,
         }
     }
 

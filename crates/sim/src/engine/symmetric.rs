@@ -20,7 +20,7 @@ impl Engine {
     /// If the cluster does not look the same from ranks that should be alike.
     pub fn folded(cluster: &Cluster, symmetry: &Symmetry) -> Result<Engine, Asymmetry> {
         if symmetry.is_trivial() {
-            return Ok(Engine::new(cluster, Box::new(cluster.network())));
+            return Ok(Engine::new(cluster));
         }
         if !cluster.dynamics.is_empty() {
             return Err(Asymmetry::new("links that change, and others' traffic, are not alike for all"));

@@ -1,7 +1,7 @@
 //! Owns what blocks a task and what lets it go on: waits, time-outs, polls, the store, its end.
 
 use super::queue::{Class, Place};
-use super::rank::{Blocked, Rank, TaskState, Threads, Wait};
+use super::rank::{Blocked, Rank, TaskState, Threads, Times, Wait};
 use super::report::{Doing, Near, Pending, RankReport, TaskReport};
 use super::{Cause, Engine, Pend, Resumption, Storing};
 use crate::comm::store;
@@ -160,9 +160,7 @@ impl Engine {
 
     pub(super) fn time_out(&mut self, rank: RankId, task: TaskId, request: u64, observer: &mut dyn Observer) {
         let state = self.ranks[rank.index()].task(task);
-        if state.requests != request {
-            return;
-        }
+        assert!(state.awaits(request), "{rank} {task}: the time-out of request {request} is over");
         match std::mem::replace(&mut state.state, TaskState::Running) {
             TaskState::Waiting(wait) => self.end_wait(rank, task, &wait, None, observer),
             TaskState::Storing { since, site, .. } => {
@@ -172,10 +170,7 @@ impl Engine {
             TaskState::Paused { since, site } => {
                 self.end_idle_wait(rank, task, WaitReason::Sleep, (since, site), observer);
             }
-            other => {
-                state.state = other;
-                return;
-            }
+            _ => unreachable!("{rank} {task} does not wait"),
         }
         self.resume(rank, task, Reply::TimedOut);
     }
@@ -236,27 +231,30 @@ impl Engine {
         }
     }
 
-    /// The same for an activity.
+    /// The same for an activity. Is it complete at once?
     pub(super) fn start_store_activity(
         &mut self,
         rank: RankId,
         handle: Handle,
         operation: &StoreOp,
         observer: &mut dyn Observer,
-    ) {
+    ) -> bool {
         if !self.symmetry().is_trivial() {
-            return self.halt(Cause::Asymmetry(Asymmetry::store()));
+            self.halt(Cause::Asymmetry(Asymmetry::store()));
+            return false;
         }
         if self.store.apply(operation).is_none() {
-            return self.storing.push((rank, Storing::Activity(handle)));
+            self.storing.push((rank, Storing::Activity(handle)));
+            return false;
         }
         if store::changes(operation) {
             self.serve_store_waits(observer);
         }
-        match store::looks(operation) {
-            true => self.end_after(rank, handle, POLL_COST),
-            false => self.complete(rank, handle, observer),
+        let looks = store::looks(operation);
+        if looks {
+            self.end_after(rank, handle, POLL_COST);
         }
+        !looks
     }
 
     /// The store has changed: serves those who wait for it, first come, first served.
@@ -313,6 +311,8 @@ impl Engine {
             return;
         }
         state.ledger.settle(self.now);
+        let Times { compute, exposed, idle, .. } = state.ledger.times;
+        assert_eq!(compute + exposed + idle, self.now.since(SimTime::ZERO), "{rank}: its time does not add up");
         state.outcome = Some(outcome);
         self.unfinished -= 1;
         let (times, traffic) = (state.ledger.times, self.comm.traffic(rank));

@@ -7,6 +7,7 @@ use super::Link;
 use crate::ids::{HostId, LinkId, StreamId};
 use crate::time::{Rate, SimDuration, SimTime};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// What remains of a link that is out, in bytes per second: nothing that matters, and still a rate.
 const OUT: f64 = 1e-6;
@@ -37,7 +38,7 @@ pub struct LinkDynamics {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {
     /// At least one, in order, each at a later instant. Before the first, the link is as described without a profile.
-    pub points: Vec<ProfilePoint>,
+    pub points: Arc<[ProfilePoint]>,
     /// The profile starts again after this long, which is past its last point.
     pub period: Option<SimDuration>,
 }
@@ -127,7 +128,8 @@ impl LinkDynamics {
 
     /// Does a message's flight depend on when it leaves?
     pub(super) fn varies_in_latency(&self) -> bool {
-        self.jitter.is_some() || self.profile.iter().flat_map(|profile| &profile.points).any(|p| p.latency.is_some())
+        self.jitter.is_some()
+            || self.profile.iter().flat_map(|profile| profile.points.iter()).any(|p| p.latency.is_some())
     }
 
     /// The first instant after `now` at which the link may change.
@@ -162,7 +164,7 @@ impl Profile {
 
     fn next_change(&self, now: SimTime) -> Option<SimTime> {
         let (into, started) = self.place(now);
-        let next = self.points.iter().find(|point| point.at > into);
+        let next = self.points.get(self.points.partition_point(|point| point.at <= into));
         match (next, self.period) {
             (Some(point), _) => started.checked_add(point.at),
             (None, Some(period)) => started.checked_add(period)?.checked_add(self.points[0].at),
@@ -230,7 +232,7 @@ mod tests {
     #[test]
     fn a_profile_repeats() {
         let profile =
-            Profile { points: vec![point(10, 2.0), point(30, 3.0)], period: Some(SimDuration::from_ps(40 * MS)) };
+            Profile { points: [point(10, 2.0), point(30, 3.0)].into(), period: Some(SimDuration::from_ps(40 * MS)) };
         let dynamics = LinkDynamics { profile: Some(profile), ..LinkDynamics::default() };
         let rates: Vec<f64> =
             [0, 10, 29, 30, 39, 40, 50, 70, 90].map(|ms| dynamics.payload_rate(&link(), at(ms))).to_vec();

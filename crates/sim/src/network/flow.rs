@@ -42,6 +42,8 @@ pub struct FlowNetwork {
     /// Messages on their way over links whose latency changes: when they arrive, which stream's, in the order in which they left.
     stragglers: BinaryHeap<Reverse<(SimTime, StreamId, u64, u64)>>,
     dynamics: Dynamics,
+    /// The links that change, in order.
+    changing: Vec<LinkId>,
     /// When links change next, and when others' traffic begins and ends: by link, then by number of the traffic.
     changes: IndexedHeap<SimTime>,
     /// Have capacities changed since sharing was last solved?
@@ -125,6 +127,7 @@ impl FlowNetwork {
             flight_of: BTreeMap::new(),
             arrivals: IndexedHeap::new(),
             stragglers: BinaryHeap::new(),
+            changing: dynamics.links.keys().copied().collect(),
             dynamics,
             changes: IndexedHeap::new(),
             changed: false,
@@ -295,7 +298,7 @@ impl FlowNetwork {
 
     /// Brings one of them up to date, and notes when it changes next.
     fn change(&mut self, part: u32) {
-        let links = self.dynamics.links.len();
+        let links = self.changing.len();
         let next = match (part as usize).checked_sub(links) {
             None => self.change_link(part),
             Some(number) => self.change_background(number),
@@ -307,7 +310,8 @@ impl FlowNetwork {
     }
 
     fn change_link(&mut self, part: u32) -> Option<SimTime> {
-        let (&id, link) = self.dynamics.links.iter().nth(part as usize).expect("a link that changes");
+        let id = self.changing[part as usize];
+        let link = &self.dynamics.links[&id];
         let rate = link.payload_rate(self.topology.link(id), self.now);
         self.sharing.set_capacity(id.0, self.scale.rate(rate));
         self.changed = true;
@@ -370,7 +374,7 @@ impl Stream {
 /// The highest rate that a link ever has.
 fn fastest(topology: &Topology, dynamics: &Dynamics) -> Rate {
     let profiles = dynamics.links.values().flat_map(|link| &link.profile);
-    let changed = profiles.flat_map(|profile| &profile.points).filter_map(|point| point.bandwidth);
+    let changed = profiles.flat_map(|profile| profile.points.iter()).filter_map(|point| point.bandwidth);
     let rates = topology.links().iter().map(|link| link.bandwidth).chain(changed);
     let highest = rates.max_by(|a, b| a.bytes_per_second().total_cmp(&b.bytes_per_second()));
     highest.unwrap_or(Rate::of_bytes_per_second(1.0))

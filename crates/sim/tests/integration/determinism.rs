@@ -5,7 +5,6 @@ use proptest::prelude::*;
 use std::sync::Arc;
 use uniference_sim::engine::{Engine, Resumption, Turn};
 use uniference_sim::ids::{RankId, TaskId};
-use uniference_sim::network::FlowNetwork;
 use uniference_sim::program::CollectiveKind::{AllGather, AllReduce, AllToAll, Barrier, Broadcast, Reduce};
 use uniference_sim::program::{Outcome, Request};
 use uniference_sim::record::{Digest, Replayed, replay};
@@ -52,7 +51,7 @@ fn run_shuffled(scripts: Vec<Vec<Request>>, choices: &[usize]) -> String {
         .into_iter()
         .map(|script| std::iter::once(join.clone()).chain(script).collect::<Vec<_>>().into_iter())
         .collect();
-    let mut engine = Engine::new(&cluster, Box::new(FlowNetwork::new(cluster.topology.clone())));
+    let mut engine = Engine::new(&cluster);
     let mut digest = Digest::default();
     let mut running: Vec<RankId> = Vec::new();
     let mut choices = choices.iter().cycle();
@@ -93,7 +92,7 @@ proptest! {
             let end = Request::Exit(Outcome::Ok);
             std::iter::once(join).chain(script).chain([end]).map(|request| (TaskId(0), request)).collect::<Vec<_>>().into_iter()
         }).collect();
-        let mut engine = Engine::new(&cluster, Box::new(FlowNetwork::new(cluster.topology.clone())));
+        let mut engine = Engine::new(&cluster);
         let mut digest = Digest::default();
         let ended = replay(&mut engine, records, &mut digest);
         prop_assert!(matches!(ended, Replayed::Finished), "{ended:?}");

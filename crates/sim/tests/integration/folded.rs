@@ -8,7 +8,7 @@ use uniference_sim::cluster::{Cluster, Device};
 use uniference_sim::collective::choose::algorithms_for;
 use uniference_sim::engine::{Cause, Ended, Engine, drive};
 use uniference_sim::ids::{GroupId, GroupRank, Handle, HostId, QueueId, RankId, Site, TaskId};
-use uniference_sim::network::{Dimension, DimensionKind, FlowNetwork, HostSpec, LinkSpec, Preset, Topology};
+use uniference_sim::network::{Dimension, DimensionKind, HostSpec, LinkSpec, Preset, Topology};
 use uniference_sim::program::CollectiveKind::{self, AllGather, AllReduce, AllToAll, Barrier, ReduceScatter};
 use uniference_sim::program::{
     Activity, Call, CallOp, Collective, DType, Origin, Outcome, Program, ReduceOp, Reply, Request, Shape, Work,
@@ -150,7 +150,7 @@ fn simulate(mut engine: Engine, grid: Grid, jobs: &[Job]) -> Result<Vec<RankStat
 }
 
 fn unfolded(cluster: &Cluster, grid: Grid, jobs: &[Job]) -> Vec<RankStatistics> {
-    let engine = Engine::new(cluster, Box::new(FlowNetwork::new(cluster.topology.clone())));
+    let engine = Engine::new(cluster);
     simulate(engine, grid, jobs).unwrap()
 }
 

@@ -2,11 +2,13 @@
 
 use crate::support::*;
 use uniference_sim::cluster::{Handshake, Protocol};
-use uniference_sim::engine::{Cause, Doing};
-use uniference_sim::ids::{RankId, Site};
+use uniference_sim::engine::{Cause, Doing, Ended};
+use uniference_sim::ids::{Handle, RankId, Site};
 use uniference_sim::program::CollectiveKind::{AllReduce, Barrier, Broadcast};
-use uniference_sim::program::{Request, StoreOp};
-use uniference_sim::time::Bytes;
+use uniference_sim::program::{Activity, Mark, Request, StoreOp};
+use uniference_sim::time::{Bytes, SimDuration};
+
+const MINUTE: SimDuration = SimDuration::from_ps(60_000_000_000_000);
 
 #[test]
 fn a_collective_that_one_rank_does_not_call_is_a_deadlock() {
@@ -25,6 +27,34 @@ fn a_collective_that_one_rank_does_not_call_is_a_deadlock() {
         "{text}"
     );
     assert!(text.contains("rank 1, clock 0 ps: has finished"), "{text}");
+}
+
+#[test]
+fn a_deadlock_is_reported_when_it_happens_and_not_when_time_outs_that_are_over_would_have_been() {
+    // Rank 0 waits 1 us for itself, and would have given up after a minute; then for a message that nobody sends.
+    let patient = Request::Wait { handles: vec![Handle(0)], any: false, timeout: Some(MINUTE), site: Site(0) };
+    let script = vec![compute(1_000_000), patient, recv(Some(1), 0, 8), wait(1)];
+    let outcomes = run(&switch(2), vec![script, vec![]]);
+    assert_eq!((&outcomes.halt().cause, outcomes.halt().at.as_ps()), (&Cause::Deadlock, 1_000_000));
+}
+
+#[test]
+fn a_sleep_that_never_ends_holds_up_nobody_who_does_not_wait_for_it() {
+    let sleep = |ps| issue(Activity::Sleep(SimDuration::from_ps(ps)));
+    let outcomes = run(&switch(1), vec![vec![compute(5), wait(0), sleep(u64::MAX), compute(6)]]);
+    assert!(matches!(outcomes.ended, Ended::Finished));
+    let outcomes = run(&switch(1), vec![vec![compute(5), wait(0), sleep(u64::MAX), wait(1)]]);
+    assert_eq!(outcomes.halt().cause, Cause::EndOfTime);
+}
+
+#[test]
+fn any_number_of_marks_may_stand_behind_an_activity() {
+    // They are all passed at the moment when it ends, in one loop: recursion would be too deep for the stack.
+    let marks = 1_000_000;
+    let mut script = vec![compute(7)];
+    script.extend((0..marks).map(|_| issue(Activity::Mark(Mark::End))));
+    script.push(wait(marks));
+    assert_eq!(run(&switch(1), vec![script]).finish(0), 7);
 }
 
 #[test]

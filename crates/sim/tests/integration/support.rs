@@ -7,7 +7,7 @@ use uniference_sim::cluster::{Backend, Cluster, Device};
 use uniference_sim::collective::choose::{AlgorithmTable, algorithm_by_name};
 use uniference_sim::engine::{Ended, Engine, Halt, drive};
 use uniference_sim::ids::{GroupId, GroupRank, Handle, HostId, QueueId, RankId, Site, TaskId};
-use uniference_sim::network::{FlowNetwork, HostSpec, LinkSpec, Preset, Topology};
+use uniference_sim::network::{HostSpec, LinkSpec, Preset, Topology};
 use uniference_sim::program::{
     Activity, Call, CallOp, Collective, CollectiveKind, DType, Origin, Outcome, Program, ReduceOp, Reply, Request,
     Shape, Work,
@@ -113,7 +113,7 @@ pub(crate) fn run(cluster: &Cluster, scripts: Vec<Vec<Request>>) -> Outcomes {
         requests.extend(script);
         programs.push(Box::new(Script { requests: requests.into_iter(), log: log.clone() }));
     }
-    let mut engine = Engine::new(cluster, Box::new(FlowNetwork::new(cluster.topology.clone())));
+    let mut engine = Engine::new(cluster);
     let mut observer = (Statistics::default(), Digest::default());
     let ended = drive(&mut engine, &mut programs, &mut observer);
     Outcomes { ended, logs, statistics: observer.0, digest: observer.1.to_hex() }

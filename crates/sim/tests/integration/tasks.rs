@@ -4,7 +4,6 @@ use crate::support::*;
 use std::sync::Arc;
 use uniference_sim::engine::{Engine, Resumption, Threads, Turn};
 use uniference_sim::ids::{Handle, RankId, Site, TaskId};
-use uniference_sim::network::FlowNetwork;
 use uniference_sim::program::CollectiveKind::AllReduce;
 use uniference_sim::program::{Activity, Outcome, POLL_COST, Reply, Request, StoreOp, StoreValue};
 use uniference_sim::time::SimDuration;
@@ -32,7 +31,7 @@ fn resumption(turn: Turn) -> Resumption {
 fn a_thread_may_wait_while_the_main_one_is_inside_a_call() {
     // As in a backward pass: the main thread sits in `backward()`, another thread all-reduces. Nobody else is kept waiting.
     let cluster = switch(2);
-    let mut engine = Engine::new(&cluster, Box::new(FlowNetwork::new(cluster.topology.clone())));
+    let mut engine = Engine::new(&cluster);
     let world: Arc<[RankId]> = [RankId(0), RankId(1)].into();
     for rank in [RankId(0), RankId(1)] {
         assert_eq!(resumption(engine.next(&mut ())).rank, rank);
@@ -135,4 +134,25 @@ fn a_rank_is_finished_where_its_graph_says_so_though_its_task_goes_on() {
     let outcomes = run(&switch(2), vec![script, other]);
     assert_eq!((outcomes.finish(0), outcomes.finish(1)), (2_000_000, 9_000_000));
     assert_eq!(outcomes.at(0, 4), 7_000_000);
+}
+
+#[test]
+fn a_time_out_that_is_over_moves_nobody() {
+    // The only thread waits for itself and would have given up after a second; then for something outside, which takes no time.
+    let cluster = switch(1);
+    let mut engine = Engine::new(&cluster);
+    let rank = RankId(0);
+    resumption(engine.next(&mut ()));
+    engine.submit(rank, TaskId(0), compute(1_000));
+    resumption(engine.next(&mut ()));
+    let second = Some(SimDuration::from_ps(1_000_000_000_000));
+    engine.submit(
+        rank,
+        TaskId(0),
+        Request::Wait { handles: vec![Handle(0)], any: false, timeout: second, site: Site(0) },
+    );
+    assert_eq!(resumption(engine.next(&mut ())).now.as_ps(), 1_000);
+    engine.set_threads(rank, Threads::WaitOutside);
+    assert!(matches!(engine.next(&mut ()), Turn::Blocked));
+    assert_eq!(engine.now().as_ps(), 1_000);
 }

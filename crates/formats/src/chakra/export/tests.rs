@@ -46,7 +46,7 @@ fn cluster(bytes_per_second: f64, latency_ns: u64) -> Cluster {
 }
 
 fn engine(cluster: &Cluster) -> Engine {
-    Engine::new(cluster, Box::new(cluster.network()))
+    Engine::new(cluster)
 }
 
 /// What a thread of a program does; operations are called by slots of the rank's own.

@@ -1,13 +1,13 @@
 use super::*;
-use crate::chakra::attributes::{COMM_TYPE, IS_CPU_OP, PG_NAME};
+use crate::chakra::attributes::{COMM_TYPE, IS_CPU_OP, OUT_SPLIT, PG_NAME};
 use crate::chakra::read::Reader;
-use crate::chakra::schema::{Attribute, GlobalMetadata, Value};
+use crate::chakra::schema::{Attribute, GlobalMetadata, Uint64List, Value};
 use crate::chakra::write::Writer;
 use uniference_sim::cluster::{Backend, Cluster, Device};
 use uniference_sim::collective::choose::AlgorithmTable;
 use uniference_sim::engine::{Ended, Engine, Halt, drive};
 use uniference_sim::ids::HostId;
-use uniference_sim::network::{FlowNetwork, HostSpec, LinkSpec, Preset, Topology};
+use uniference_sim::network::{HostSpec, LinkSpec, Preset, Topology};
 use uniference_sim::record::Statistics;
 use uniference_sim::time::Rate;
 
@@ -110,7 +110,7 @@ fn run(rules: Rules, traces: &[Vec<Node>]) -> Outcomes {
         Replay::new(RankId::from(rank), Reader::open(file).unwrap(), rules.clone())
     };
     let mut ranks: Vec<_> = files.iter().enumerate().map(open).collect();
-    let mut engine = Engine::new(&cluster, Box::new(FlowNetwork::new(cluster.topology.clone())));
+    let mut engine = Engine::new(&cluster);
     let mut statistics = Statistics::default();
     let mut programs: Vec<Box<dyn Program + '_>> = Vec::new();
     for rank in &mut ranks {
@@ -271,7 +271,15 @@ fn what_a_node_says_wrongly_is_an_error() {
     let all_reduce = || collective(1, &[], CommType::AllReduce, 8);
     let rooted =
         node(1, NodeType::CommColl, &[], &[(COMM_TYPE, CommType::Reduce as u64), (COMM_SIZE, 1), (ROOT_RANK, 7)]);
+    let with_blocks = |kind| {
+        let mut node = collective(1, &[], kind, 8);
+        node.set(OUT_SPLIT, Value::Uint64List(Uint64List { values: vec![8] }));
+        node
+    };
     let cases = [
+        (rules(1), with_blocks(CommType::AllReduce)),
+        (rules(1), with_blocks(CommType::AllToAll)),
+        (with(vec![group("tp", &[0, 0])]), in_group(all_reduce(), "tp")),
         (rules(1), in_group(all_reduce(), "tp")),
         (with(vec![group("tp", &[3])]), in_group(all_reduce(), "tp")),
         (with(vec![group("tp", &[])]), rooted),

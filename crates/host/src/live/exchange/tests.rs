@@ -5,7 +5,6 @@ use super::*;
 use crate::live::protocol::{Fetched, Piece};
 use uniference_formats::cluster::{Choices, ClusterFile, Flags};
 use uniference_sim::ids::GroupRank;
-use uniference_sim::network::FlowNetwork;
 use uniference_sim::program::{CallOp, Collective, CollectiveKind, DType, ReduceOp, Shape};
 use uniference_sim::time::{Bytes, SimDuration};
 
@@ -22,8 +21,7 @@ fn ranks(count: u32) -> Exchange {
     let choices = Choices { backend: Some("ideal".into()), ..Choices::default() };
     let cluster =
         ClusterFile::parse("test", &flags.to_toml().unwrap(), &[]).unwrap().resolve(&choices).unwrap().cluster;
-    let network = FlowNetwork::new(cluster.topology.clone());
-    let mut exchange = Exchange::new(Engine::new(&cluster, Box::new(network)), count, "script.py");
+    let mut exchange = Exchange::new(Engine::new(&cluster), count, "script.py");
     for rank in 0..count {
         say(&mut exchange, rank, vec![Op::Start]);
         assert_eq!(heard(&mut exchange), [(rank, Answer::Go)]);

@@ -238,7 +238,7 @@ fn an_outage_holds_a_stream_up_for_its_length() {
 #[test]
 fn bandwidth_follows_a_profile() {
     // 3 MB: 0.5 MB in 4 ms at 125 MB/s, 0.25 MB in 4 ms at 62.5 MB/s, and the other 2.25 MB at 125 MB/s, the receiver's: 18 ms.
-    let points = vec![point(4, GIGABIT / 2.0), point(8, 10.0 * GIGABIT)];
+    let points = [point(4, GIGABIT / 2.0), point(8, 10.0 * GIGABIT)].into();
     let profile = Some(Profile { points, period: None });
     let mut network = changing(out_of_host_0(LinkDynamics { profile, ..LinkDynamics::default() }));
     assert_eq!(sent_us(&mut network, &[(0, 1, 0, 3_000_000)]), [26_000]);
@@ -247,7 +247,7 @@ fn bandwidth_follows_a_profile() {
 #[test]
 fn latency_is_that_of_the_moment_at_which_a_message_leaves() {
     let slow = ProfilePoint { latency: Some(SimDuration::from_ps(5 * MS)), ..point(1, GIGABIT) };
-    let profile = Some(Profile { points: vec![slow, point(3, GIGABIT)], period: None });
+    let profile = Some(Profile { points: [slow, point(3, GIGABIT)].into(), period: None });
     let mut network = changing(out_of_host_0(LinkDynamics { profile, ..LinkDynamics::default() }));
     let stream = network.open(HostId(0), HostId(1), None);
     // Left at 0, 2 and 4 ms: 0 and 5 ms of flight, and then 0 again, but no message overtakes the one before.

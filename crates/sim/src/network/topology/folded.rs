@@ -27,22 +27,28 @@ pub struct FoldedTopology {
 
 /// What makes ranks unlike each other that should look alike.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{problem}\nhint: {hint}", hint = Asymmetry::HINT)]
+#[error("{problem}\nhint: {hint}")]
 pub struct Asymmetry {
     /// In words.
     pub problem: String,
+    /// What can be done about it.
+    pub hint: &'static str,
 }
 
 impl Asymmetry {
-    /// What can be done about it.
-    pub const HINT: &str = "simulate every rank: --fold off";
-
     pub(crate) fn store() -> Asymmetry {
         Asymmetry::new("the store serves whoever comes first")
     }
 
-    pub(crate) fn new(problem: impl Into<String>) -> Asymmetry {
-        Asymmetry { problem: problem.into() }
+    /// What only simulating every rank helps against.
+    pub fn new(problem: impl Into<String>) -> Asymmetry {
+        Asymmetry { problem: problem.into(), hint: "simulate every rank: --fold off" }
+    }
+
+    /// Two operations would have to take turns on a connection that they share.
+    pub(crate) fn tie(problem: String) -> Asymmetry {
+        let hint = "with backend = { name = \"ideal\", connections = \"group\" } each group has connections of its own; or --fold off";
+        Asymmetry { problem, hint }
     }
 }
 

@@ -7,7 +7,7 @@ use super::{HostSpec, Link, LinkSpec, TopologyError};
 use crate::ids::{HostId, LinkId};
 use crate::time::SimDuration;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::OnceLock;
 
 /// A cable between two nodes, or a medium that two or more share.
@@ -142,7 +142,11 @@ fn check_connected(
     links: &[(Vec<&str>, &GraphLink)],
     edges: &[Vec<Edge>],
 ) -> Result<(), TopologyError> {
-    let leads_nowhere = |name: &str| links.iter().filter(|(ends, _)| ends.contains(&name)).count() == 1;
+    let mut links_at: BTreeMap<&str, u32> = BTreeMap::new();
+    for (ends, _) in links {
+        ends.iter().collect::<BTreeSet<_>>().into_iter().for_each(|end| *links_at.entry(end).or_default() += 1);
+    }
+    let leads_nowhere = |name: &str| links_at.get(name) == Some(&1);
     if let Some((name, _)) = nodes.iter().find(|(name, at)| **at >= hosts.len() && leads_nowhere(name)) {
         let mut known: Vec<&str> = hosts.iter().take(4).map(|host| host.name.as_str()).collect();
         known.extend((hosts.len() > 4).then_some("..."));

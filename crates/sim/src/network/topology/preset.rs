@@ -130,6 +130,9 @@ struct Builder<'a> {
     links: Vec<Link>,
 }
 
+/// More would fill a machine's memory: each takes some 100 bytes.
+const MOST_LINKS: usize = 1 << 24;
+
 /// A link's latency as its two ends bring it.
 fn halves(latency: SimDuration) -> (SimDuration, SimDuration) {
     let sender = SimDuration::from_ps(latency.as_ps() / 2);
@@ -138,6 +141,11 @@ fn halves(latency: SimDuration) -> (SimDuration, SimDuration) {
 
 impl Builder<'_> {
     fn add(&mut self, name: String, spec: LinkSpec) -> Result<(), TopologyError> {
+        if self.links.len() >= MOST_LINKS {
+            let problem = format!("more than {MOST_LINKS} links");
+            let hint = "describe fewer hosts or spines, or a sparser shape";
+            return Err(TopologyError::Shape { preset: "network", problem, hint });
+        }
         self.links.push(spec.named(name)?);
         Ok(())
     }
