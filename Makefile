@@ -43,7 +43,7 @@ else
 endif
 
 test-python: setup
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 check: check-rust check-python ## Formatting, lints, types, documentation, purity of crates/sim
 

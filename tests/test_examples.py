@@ -59,19 +59,11 @@ def results(output: str, pattern: str) -> list[tuple[str, ...]]:
 
 
 @needs_model
-def test_generates_the_right_answer(tmp_path):
+def test_generates_the_right_answer_and_the_same_tokens_as_under_gloo(tmp_path):
     output = under_us(tmp_path, 3, GENERATE)
     assert "The capital of France is Paris." in output
     assert re.search(r"decode [\d.]+ ms a token", output)
-
-
-@needs_model
-def test_generates_the_same_tokens_cut_and_whole_real_and_simulated(tmp_path):
-    arguments = ("--prompt", "Write a short poem about 3 boards.", "--tokens", "12")
-    whole = tokens(under_gloo(tmp_path, 1, GENERATE, *arguments))
-    assert len(whole) == 12
-    assert tokens(under_gloo(tmp_path, 3, GENERATE, *arguments)) == whole
-    assert tokens(under_us(tmp_path, 3, GENERATE, *arguments)) == whole
+    assert tokens(under_gloo(tmp_path, 3, GENERATE)) == tokens(output)
 
 
 def test_ring_adds_up_all_ranks(launch, tmp_path):

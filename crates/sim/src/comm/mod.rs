@@ -28,6 +28,7 @@ use indexmap::IndexMap;
 use instance::{Instance, Post};
 use mailbox::{Letter, Mailbox, Receive};
 use rustc_hash::FxBuildHasher;
+use serde::Serialize;
 
 /// All communication of a run.
 pub(crate) struct Comm {
@@ -68,7 +69,7 @@ enum Cue {
 }
 
 /// Bytes that a rank has moved.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Traffic {
     /// Payload sent, algorithm steps included.
     pub sent: Bytes,

@@ -3,6 +3,7 @@
 use crate::ids::{GroupId, Handle, QueueId, RankId, Site, TaskId};
 use crate::program::{Activity, Call, Outcome, StoreOp};
 use crate::time::{SimDuration, SimTime};
+use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// One logical process.
@@ -190,7 +191,7 @@ pub(crate) struct Ledger {
 }
 
 /// Where a rank's time went. The three parts and the time after its finish add up to the makespan.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Times {
     /// At least one activity computed, or the rank paid for a clock read.
     pub compute: SimDuration,

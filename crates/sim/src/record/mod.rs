@@ -15,6 +15,7 @@ pub use statistics::{OperationStatistics, RankStatistics, Statistics};
 use crate::ids::{GroupId, Handle, LinkId, RankId, Site, TaskId};
 use crate::program::{Call, Mark, Origin, Outcome};
 use crate::time::{Bytes, SimDuration, SimTime};
+use serde::Serialize;
 
 /// Sees every event of a run.
 pub trait Observer {
@@ -67,7 +68,7 @@ impl<O: Observer> Observer for Option<O> {
 }
 
 /// What happened.
-#[derive(Clone, Debug, PartialEq, Hash)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub enum Event<'a> {
     /// A rank computed from `start` until now.
     Computed {
@@ -188,7 +189,7 @@ pub enum Event<'a> {
 }
 
 /// With whom an operation met.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Meeting {
     /// The group's `sequence`-th collective, counted from 0 on every member alike.
     Collective {
@@ -200,7 +201,7 @@ pub enum Meeting {
 }
 
 /// What a task waited for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum WaitReason {
     /// Operations of process groups.
     Communication,
