@@ -3,6 +3,18 @@
 `simulate` is the command `uniference run` for programs that want its figures; nothing here is needed inside a simulated program.
 """
 
-from uniference.simulation import Operation, Rank, Run, SimulationError, simulate
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from uniference.simulation import Operation, Rank, Run, SimulationError, simulate
 
 __all__ = ["Operation", "Rank", "Run", "SimulationError", "simulate"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what is here when it is asked for: the command and the ranks can do without."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from uniference import simulation
+
+    return getattr(simulation, name)

@@ -1,6 +1,10 @@
 """Owns the command `uniference`, also as `python -m uniference`; its arguments and output are the extension's business."""
 
+import signal
 import sys
+
+# Ctrl-C ends the command at once, without a traceback, until the run takes it over.
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def main() -> int:

@@ -295,10 +295,14 @@ def deliver_earlier(channel: Channel, before: int | None = None) -> None:
 
 
 def timed_out(name: str, pairs: Pairs | None, limit: timedelta, callers: bool = False) -> RuntimeError:
-    """Gloo's error: a collective that a caller does not want to wait for any longer goes on, anything else ends the group."""
+    """NCCL's error, without `pairs`; or Gloo's: a collective that a caller does not want to wait for any longer goes on, anything else ends
+    the group."""
     milliseconds = limit // timedelta(milliseconds=1)
     if pairs is None:
-        return RuntimeError(f"Timed out waiting {milliseconds}ms for {name} operation to complete")
+        return dist.DistBackendError(
+            f"Watchdog caught collective operation timeout: WorkNCCL(OpType={name.upper()}, Timeout(ms)={milliseconds}) "
+            f"ran for {milliseconds} milliseconds before timing out."
+        )
     waits_for = name if name in ("send", "recv") else "recv"
     if callers and name != waits_for:
         return RuntimeError("Operation timed out!")

@@ -34,11 +34,14 @@ class Program:
     """Whether it runs without a GPU at all, so that real Gloo has an answer."""
     on_gpu: bool = True
     """Whether it is also run on simulated GPUs."""
+    launcher: tuple[str, ...] = ()
+    """What starts it on simulated GPUs, in place of nothing: a launcher of its own package."""
 
     @property
     def title(self) -> str:
         """How the table calls it."""
-        return " ".join(argument.removeprefix(f"{HERE}/") for argument in self.arguments if argument != "-m")
+        words = (*self.launcher, *self.arguments)
+        return " ".join(argument.removeprefix(f"{HERE}/") for argument in words if argument != "-m")
 
 
 def _module(package: str, name: str) -> Program:
@@ -52,6 +55,9 @@ def _file(
 
 
 _ACCELERATE = ("test_script", "test_sync", "test_ops", "test_distributed_data_loop", "test_ddp_comm_hook")
+
+# It asks for as many processes as there are ranks.
+_ACCELERATE_LAUNCH = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2")
 
 _LIBRARIES = {
     "transformers": "transformers_trainer",
@@ -83,6 +89,7 @@ PROGRAMS = (
     _file("transformers", "generate.py", "--tensor-parallel", on_gpu=False),
     _file("lightning", "lightning_ddp.py", on_gpu=False),
     *(_file(package, "libraries.py", name) for package, name in _LIBRARIES.items()),
+    Program("accelerate", (str(HERE / "libraries.py"), "accelerate_loop"), launcher=_ACCELERATE_LAUNCH),
     *(_file("torchtitan", "titan.py", "--debug.seed", "1", *options, on_cpu=False) for options in _TITAN),
 )
 
@@ -128,7 +135,8 @@ def under_us(program: Program, folder: Path, gpus: bool) -> Outcome:
         "--out",
         f"{folder}/out",
     )
-    done = _run(("-m", "uniference", "run", *options, *program.arguments), folder, {} if gpus else _WITHOUT_GPU)
+    started = (*(program.launcher if gpus else ()), *program.arguments)
+    done = _run(("-m", "uniference", "run", *options, *started), folder, {} if gpus else _WITHOUT_GPU)
     return _outcome(done, done.stdout)
 
 

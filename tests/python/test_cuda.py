@@ -153,6 +153,15 @@ dist.barrier(device_ids=[local])
 objects = [None] * size
 dist.all_gather_object(objects, rank)
 assert objects == list(range(size))
+from datetime import timedelta
+brief = dist.new_group(timeout=timedelta(milliseconds=100))
+if rank == 0:
+    try:
+        dist.all_reduce(mine, group=brief)
+    except dist.DistBackendError as error:
+        assert "caught collective operation timeout" in str(error)
+    else:
+        raise AssertionError("nobody else has called it")
 """
 
 LAYERS = """

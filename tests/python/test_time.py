@@ -1,6 +1,8 @@
 """A program's clock is virtual."""
 
 import json
+import shutil
+import subprocess
 import time
 from pathlib import Path
 
@@ -352,6 +354,54 @@ def test_c_code_reads_and_spends_the_same_clock(tmp_path: Path) -> None:
     assert moment.split()[1] == "True"
     assert float(usleep) == pytest.approx(0.25 + READ_S, abs=1e-9)
     assert float(mean) == pytest.approx(0.5, abs=READS_S)
+
+
+# What std::future waits with is a system call: the C library has no function for futexes.
+FUTURES_CPP = """
+#include <chrono>
+#include <future>
+#include <thread>
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+static double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+extern "C" void waits(double *took, int *kept) {
+    auto begin = Clock::now();
+    auto future = std::async(std::launch::async, [] { std::this_thread::sleep_for(2s); return 7; });
+    kept[0] = future.wait_for(500ms) == std::future_status::ready;
+    took[0] = since(begin);
+    kept[1] = future.wait_for(60s) == std::future_status::ready;
+    took[1] = since(begin);
+    auto another = std::async(std::launch::async, [] { std::this_thread::sleep_for(1s); return 7; });
+    kept[2] = another.get() == 7;
+    took[2] = since(begin);
+    std::promise<void> there, back;
+    std::thread first([&] { std::this_thread::sleep_for(500ms); there.set_value(); });
+    std::thread other([&] { there.get_future().wait_for(60s); std::this_thread::sleep_for(250ms); back.set_value(); });
+    kept[3] = back.get_future().wait_for(60s) == std::future_status::ready;
+    took[3] = since(begin);
+    first.join();
+    other.join();
+}
+"""
+
+FUTURES = """
+import ctypes
+took, kept = (ctypes.c_double * 4)(), (ctypes.c_int * 4)()
+ctypes.CDLL("./futures.so").waits(took, kept)
+print("took =", *took)
+print("kept =", *kept)
+"""
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="this machine has no C++ compiler")
+def test_threads_of_cpp_wait_for_futures_in_virtual_time(tmp_path: Path) -> None:
+    (tmp_path / "futures.cpp").write_text(FUTURES_CPP)
+    build = ["c++", "-std=c++17", "-shared", "-fPIC", "-pthread", "futures.cpp", "-o", "futures.so"]
+    subprocess.run(build, cwd=tmp_path, check=True)
+    took, kept = printed(tmp_path, FUTURES)
+    assert kept.split() == ["0", "1", "1", "1"]
+    # 0.5 s of waiting in vain; ready at 2 s; another at 3 s; handed on from one thread to the next at 3.5 s and 3.75 s.
+    assert [float(part) for part in took.split()] == pytest.approx([0.5, 2, 3, 3.75], abs=READS_S)
 
 
 CHILDREN = """

@@ -2,7 +2,7 @@
 
 import torch
 import torch.distributed as dist
-from body import body, sample
+from body import body, error_of, sample
 from torch.distributed.device_mesh import init_device_mesh
 
 
@@ -118,3 +118,19 @@ def own_tcp_store(rank, size):
     result = [store.get(f"rank{i}") for i in range(size)]
     dist.barrier()
     return [isinstance(store, dist.Store), result]
+
+
+@body
+def destroyed_group(rank, size):
+    """It goes on for whoever still has it, as a group; what needs its name fails."""
+    group = dist.new_group()
+    dist.destroy_process_group(group)
+    tensor = sample(rank, 4)
+    dist.all_reduce(tensor, group=group)
+    by_name = [
+        lambda: dist.broadcast(tensor, 0, group=group),
+        lambda: dist.get_backend(group),
+        lambda: dist.all_gather_object([None] * size, rank, group=group),
+        lambda: dist.destroy_process_group(group),
+    ]
+    return [tensor, dist.get_rank(group), [error_of(call).partition("<")[0] for call in by_name]]
