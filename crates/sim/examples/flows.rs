@@ -113,6 +113,7 @@ fn build(case: &Case) -> (FlowNetwork, Vec<uniference_sim::ids::StreamId>) {
     let link = |(index, link): (usize, &CaseLink)| GraphLink {
         between: vec![node(index), node(index + 1)],
         spec: LinkSpec::new(Rate::new(link.bandwidth).unwrap(), picoseconds(link.latency)),
+        back: None,
         duplex: Duplex::Half,
     };
     let hosts: Vec<_> = (0..=case.links.len()).map(|index| HostSpec::new(node(index))).collect();

@@ -2,6 +2,7 @@
 //!
 //! What the changes do is the simulator's business.
 
+use super::rates::RawRates;
 use super::raw::{RawBackground, RawChange, RawCluster, RawJitter, RawPoint, RawProfile, RawStraggler};
 use super::source::Source;
 use crate::diagnostic::{Diagnostic, suggest};
@@ -28,9 +29,12 @@ pub(super) fn resolve(
     let mut dynamics = Dynamics::default();
     for network in raw.network.iter().map(Spanned::get_ref) {
         for change in &network.change {
-            let described = reader.change(change)?;
-            for link in reader.links(change.get_ref())? {
-                merge(dynamics.links.entry(link).or_default(), &described);
+            let links = reader.links(change.get_ref())?;
+            let (out, into) = (reader.change(change, RawRates::egress)?, reader.change(change, RawRates::ingress)?);
+            reader.check_directions(change.get_ref(), &links)?;
+            for link in links {
+                let described = if reader.leaves(link, change.get_ref()) { &out } else { &into };
+                merge(dynamics.links.entry(link).or_default(), described);
             }
         }
         for traffic in &network.background {
@@ -102,6 +106,9 @@ fn points(profile: &Spanned<RawProfile>, attached: &Attachments, source: &Source
     }
 }
 
+/// Which of two rates counts.
+type Direction = fn(RawRates) -> Option<Bandwidth>;
+
 struct Reader<'a> {
     topology: &'a Topology,
     attached: &'a Attachments,
@@ -124,7 +131,27 @@ impl Reader<'_> {
         Ok(links)
     }
 
-    fn change(&self, raw: &Spanned<RawChange>) -> Result<LinkDynamics, Diagnostic> {
+    /// Does a link go out of the host or switch that a change names?
+    fn leaves(&self, link: LinkId, change: &RawChange) -> bool {
+        let ends = self.topology.link(link).name.split_once(" -> ");
+        ends.zip(change.link.as_ref()).is_some_and(|((from, _), wanted)| from == wanted.get_ref())
+    }
+
+    /// What goes out and what comes in can only differ where it is clear whose egress is meant, and each link is one direction.
+    fn check_directions(&self, change: &RawChange, links: &[LinkId]) -> Result<(), Diagnostic> {
+        let Some(profile) = &change.profile else { return Ok(()) };
+        let points = points(profile, self.attached, self.source)?;
+        let rates = points.iter().filter_map(|point| point.bandwidth);
+        let of_one_end = change.link.as_ref().is_some_and(|wanted| ends(wanted.get_ref()).is_none());
+        let shared = |link: &LinkId| self.topology.link(*link).name.contains(" <-> ");
+        if of_one_end && !links.iter().any(shared) || rates.into_iter().all(|rates| rates.single().is_some()) {
+            return Ok(());
+        }
+        let hint = "name one host whose links are full duplex, as in link = \"orin.2\", or give one bandwidth";
+        Err(self.error("it is not clear whose egress and ingress these are", profile.span()).hint(hint))
+    }
+
+    fn change(&self, raw: &Spanned<RawChange>, direction: Direction) -> Result<LinkDynamics, Diagnostic> {
         let RawChange { jitter, outages, profile, period, .. } = raw.get_ref();
         if jitter.is_none() && outages.is_empty() && profile.is_none() {
             let hint = "add jitter, outages or a profile";
@@ -139,7 +166,7 @@ impl Reader<'_> {
             }
             windows.push((from, to));
         }
-        let profile = profile.as_ref().map(|profile| self.profile(profile, period.as_ref())).transpose()?;
+        let profile = profile.as_ref().map(|profile| self.profile(profile, period.as_ref(), direction)).transpose()?;
         if let (None, Some(period)) = (&profile, period) {
             let hint = "add a profile that starts again after this time";
             return Err(self.error("only a profile has a period", period.span()).hint(hint));
@@ -148,12 +175,17 @@ impl Reader<'_> {
         Ok(LinkDynamics { profile, outages: windows, jitter })
     }
 
-    fn profile(&self, raw: &Spanned<RawProfile>, period: Option<&Spanned<Duration>>) -> Result<Profile, Diagnostic> {
+    fn profile(
+        &self,
+        raw: &Spanned<RawProfile>,
+        period: Option<&Spanned<Duration>>,
+        direction: Direction,
+    ) -> Result<Profile, Diagnostic> {
         let points: Vec<ProfilePoint> = points(raw, self.attached, self.source)?
             .into_iter()
             .map(|RawPoint { at, bandwidth, latency }| ProfilePoint {
                 at: at.0,
-                bandwidth: bandwidth.map(|Bandwidth(rate)| rate),
+                bandwidth: bandwidth.and_then(direction).map(|Bandwidth(rate)| rate),
                 latency: latency.map(|Duration(span)| span),
             })
             .collect();
@@ -215,15 +247,16 @@ impl Reader<'_> {
 
 /// Does a link's name, `a -> b` or `a <-> b`, fit what a change names: an end, both ends, or a direction?
 fn matches(name: &str, wanted: &str) -> bool {
-    fn ends(name: &str) -> Option<(&str, &str)> {
-        name.split_once(" <-> ").or_else(|| name.split_once(" -> "))
-    }
     match (ends(name), ends(wanted)) {
         _ if name == wanted => true,
         (Some((a, b)), None) => wanted == a || wanted == b,
         (Some((a, b)), Some(pair)) => wanted.contains(" <-> ") && (pair == (a, b) || pair == (b, a)),
         (None, _) => false,
     }
+}
+
+fn ends(name: &str) -> Option<(&str, &str)> {
+    name.split_once(" <-> ").or_else(|| name.split_once(" -> "))
 }
 
 /// A later change of the same link adds to an earlier one, and replaces what only one can be of.
@@ -269,6 +302,22 @@ mod tests {
         assert!(error.contains("there is no link `a.7`") && error.contains("a.0"), "{error}");
     }
 
+    /// Out of a.1 a tenth from the second second on; into it, and everywhere else, what it was.
+    #[test]
+    fn a_profile_has_a_rate_for_each_direction() {
+        let more = "[[network.change]]\nlink = \"a.1\"\n\
+            profile = [{ at = \"1 s\", bandwidth = { egress = \"1 Gbps\" } }]\n";
+        let cluster = resolve(more).unwrap().cluster;
+        let rates = |name: &str| {
+            let id = cluster.topology.links().iter().position(|link| link.name == name).unwrap();
+            let points = &cluster.dynamics.links[&LinkId::from(id)].profile.as_ref().unwrap().points;
+            points.iter().map(|point| point.bandwidth.map(|rate| rate.bytes_per_second())).collect::<Vec<_>>()
+        };
+        assert_eq!((rates("a.1 -> switch"), rates("switch -> a.1")), (vec![Some(125e6)], vec![None]));
+        let again = ClusterFile::parse("again", &resolve(more).unwrap().toml, &[]).unwrap();
+        assert_eq!(again.resolve(&Choices::default()).unwrap().cluster.dynamics, cluster.dynamics);
+    }
+
     /// What was read from a file stands in the resolved text, which says the same without the file.
     #[test]
     fn the_resolved_text_says_all_of_it() {
@@ -301,6 +350,8 @@ mod tests {
             "[[network.change]]\njitter = { distribution = \"uniform\", max = \"1 ms\" }\nperiod = \"1 s\"\n",
             "[[network.change]]\njitter = { distribution = \"log_normal\", median = \"1 ms\", sigma = -1.0 }\n",
             "[[network.change]]\njitter = { distribution = \"gauss\" }\n",
+            "[[network.change]]\nprofile = [{ at = \"0 s\", bandwidth = { egress = \"1 Mbps\" } }]\n",
+            "[[network.change]]\nlink = \"a.0\"\nprofile = [{ at = \"0 s\", bandwidth = {} }]\n",
             "[[network.background]]\nfrom = \"b\"\nto = \"a.0\"\n",
             "[[network.background]]\nfrom = \"a.1\"\nto = \"a.0\"\nstart = \"2 s\"\nend = \"1 s\"\n",
             "[[straggler]]\ndevice = \"a\"\nfrom = \"1 s\"\nto = \"2 s\"\nfactor = 2.0\n",

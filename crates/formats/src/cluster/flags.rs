@@ -1,5 +1,6 @@
 //! Owns the cluster that a few options describe: one rank a host, each with one full-duplex link to an ideal switch.
 
+use super::rates::RawRates;
 use super::raw::{RawCluster, RawDevice, RawNetwork};
 use super::{DEFAULT_BANDWIDTH, DEFAULT_LATENCY, to_toml};
 use crate::diagnostic::Diagnostic;
@@ -35,7 +36,9 @@ impl Flags {
         };
         let network = RawNetwork {
             preset: Some(here("switch".to_owned())),
-            bandwidth: Some(self.bandwidth.unwrap_or_else(|| DEFAULT_BANDWIDTH.parse().expect("a bandwidth"))),
+            bandwidth: Some(here(RawRates::both(
+                self.bandwidth.unwrap_or_else(|| DEFAULT_BANDWIDTH.parse().expect("a bandwidth")),
+            ))),
             latency: Some(self.latency.unwrap_or_else(|| DEFAULT_LATENCY.parse().expect("a time"))),
             ..RawNetwork::default()
         };

@@ -12,6 +12,7 @@ mod hardware;
 mod network;
 mod parameters;
 mod profile;
+mod rates;
 mod raw;
 mod source;
 mod steps;
@@ -109,7 +110,7 @@ impl ClusterFile {
         let links = |network: &raw::RawNetwork| Some(format!("{} links", network.links.as_ref()?.get_ref().len()));
         let parts = [
             network.and_then(|network| links(network).or(Some(network.preset.as_ref()?.get_ref().clone()))),
-            network.and_then(|network| network.bandwidth).map(|bandwidth| bandwidth.to_string()),
+            network.and_then(|network| network.bandwidth.as_ref()).map(|rates| rates.get_ref().to_string()),
             network.and_then(|network| network.latency).map(|latency| latency.to_string()),
             self.raw.backend.as_ref().map(|backend| backend.get_ref().0.name.get_ref().clone()),
         ];

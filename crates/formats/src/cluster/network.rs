@@ -2,6 +2,7 @@
 
 use super::devices::Host;
 use super::flags::here;
+use super::rates::RawRates;
 use super::raw::{RawDimension, RawDimensionKind, RawDuplex, RawHost, RawLink, RawLinkSpec, RawNetwork};
 use super::source::{Source, split_hint};
 use super::{DEFAULT_BANDWIDTH, DEFAULT_LATENCY};
@@ -10,7 +11,8 @@ use crate::units::{Bandwidth, Duration};
 use std::ops::Range;
 use toml::Spanned;
 use uniference_sim::network::{
-    Dimension, DimensionKind, Duplex, GraphLink, HostSpec, LinkSpec, PacketOverhead, Preset, Topology, TopologyError,
+    Dimension, DimensionKind, Duplex, GraphLink, HostRates, HostSpec, LinkSpec, PacketOverhead, Preset, Topology,
+    TopologyError,
 };
 
 /// Between ranks of one host, where nothing is said: about what TCP over Linux' loopback interface gives.
@@ -53,7 +55,11 @@ pub(super) fn resolve(
 fn with_defaults(raw: &RawNetwork, hosts: &[Host]) -> RawNetwork {
     let mut filled = raw.clone();
     let link = filled.link.take();
-    filled.bandwidth.get_or_insert_with(|| link.map_or_else(|| bandwidth(DEFAULT_BANDWIDTH), |link| link.bandwidth));
+    let usual = RawRates::both(link.map_or_else(|| bandwidth(DEFAULT_BANDWIDTH), |link| link.bandwidth));
+    filled.bandwidth = Some(match filled.bandwidth {
+        Some(given) => Spanned::new(given.span(), given.get_ref().or(usual)),
+        None => here(usual),
+    });
     filled.latency.get_or_insert_with(|| link.map_or_else(|| latency(DEFAULT_LATENCY), |link| link.latency));
     if filled.preset.is_none() && filled.links.is_none() {
         filled.preset = Some(here("switch".to_owned()));
@@ -87,11 +93,17 @@ impl Reader<'_> {
         self.source.error(message, span)
     }
 
-    /// Links with the backend's headers.
+    /// What a host's links carry where it is no exception.
+    fn rates(&self) -> RawRates {
+        *self.raw.bandwidth.as_ref().expect("defaults are filled in").get_ref()
+    }
+
+    /// Links with the backend's headers. Those of no host in particular carry the higher of two rates.
     fn link(&self, bandwidth: Option<Bandwidth>, latency: Option<Duration>) -> LinkSpec {
-        let bandwidth = bandwidth.or(self.raw.bandwidth).expect("defaults are filled in");
+        let HostRates { egress, ingress } = bandwidth.map_or(self.rates(), RawRates::both).resolved();
         let latency = latency.or(self.raw.latency).expect("defaults are filled in");
-        LinkSpec { bandwidth: bandwidth.0, latency: latency.0, overhead: self.packet }
+        let bandwidth = if egress < ingress { ingress } else { egress };
+        LinkSpec { bandwidth, latency: latency.0, overhead: self.packet }
     }
 
     /// The hosts with their exceptions. Hosts with one device have no use for a local link unless they name one.
@@ -106,9 +118,11 @@ impl Reader<'_> {
         let exception =
             self.raw.host.iter().find(|(name, _)| *name.get_ref() == host.name).map(|(_, exception)| exception);
         let shared = self.raw.local.filter(|_| host.devices > 1);
+        let rates = self.rates();
+        let own = exception.and_then(|host| Some(host.bandwidth.as_ref()?.get_ref().or(rates)));
         HostSpec {
             name: host.name.clone(),
-            bandwidth: exception.and_then(|host| Some(host.bandwidth.as_ref()?.get_ref().0)),
+            bandwidth: own.or(Some(rates).filter(|rates| rates.single().is_none())).map(RawRates::resolved),
             latency: exception.and_then(|host| Some(host.latency.as_ref()?.get_ref().0)),
             local: exception
                 .and_then(|host| host.local)
@@ -118,7 +132,7 @@ impl Reader<'_> {
     }
 
     fn check_exception(&self, name: &Spanned<String>, exception: &RawHost) -> Result<(), Diagnostic> {
-        if !self.hosts.iter().any(|host| host.name == *name.get_ref()) {
+        if !self.is_host(name.get_ref()) {
             let message = format!("there is no host `{}`", name.get_ref());
             return Err(self.error(message, name.span()).hint(self.suggest_host(name.get_ref())));
         }
@@ -147,8 +161,24 @@ impl Reader<'_> {
             let message = format!("`{key}` is no key of the preset `{preset}`");
             return Err(self.error(message, span).hint(format!("it belongs to `{owner}`")));
         }
+        if matches!(*preset, "wifi" | "dimensions") {
+            self.refuse_directions(preset)?;
+        }
         let shape = self.shape(preset)?;
         Topology::preset(&shape, hosts, self.link(None, None)).map_err(|error| self.topology_error(&error))
+    }
+
+    /// Where links do not belong to one host each, or carry both directions, a host has one rate.
+    fn refuse_directions(&self, preset: &str) -> Result<(), Diagnostic> {
+        let exceptions = self.raw.host.values().filter_map(|host| host.bandwidth.as_ref());
+        let given = self.raw.bandwidth.iter().chain(exceptions);
+        match given.into_iter().find(|rates| rates.get_ref().single().is_none()) {
+            Some(rates) => {
+                let message = format!("the preset `{preset}` has no links of one direction that are one host's");
+                Err(self.error(message, rates.span()).hint("give one bandwidth, or use another preset or `links`"))
+            }
+            None => Ok(()),
+        }
     }
 
     /// The keys that not every preset has, where they are given.
@@ -227,19 +257,34 @@ impl Reader<'_> {
             let message = format!("`{key}` is a key of presets, but the links are listed");
             return Err(self.error(message, span).hint("remove it, or use a preset"));
         }
-        let graph: Vec<GraphLink> = links.get_ref().iter().map(|link| self.graph_link(link.get_ref())).collect();
-        Topology::graph(hosts, &graph).map_err(|error| self.topology_error(&error))
+        let graph: Result<Vec<GraphLink>, Diagnostic> =
+            links.get_ref().iter().map(|link| self.graph_link(link)).collect();
+        Topology::graph(hosts, &graph?).map_err(|error| self.topology_error(&error))
     }
 
-    fn graph_link(&self, raw: &RawLink) -> GraphLink {
-        GraphLink {
-            between: raw.between.iter().map(|name| name.get_ref().clone()).collect(),
-            spec: self.link(raw.bandwidth, raw.latency),
-            duplex: match raw.duplex {
-                Some(RawDuplex::Half) => Duplex::Half,
-                Some(RawDuplex::Full) | None => Duplex::Full,
-            },
+    /// Egress is out of the host, where a link joins one host to a switch; else out of the end that is named first.
+    fn graph_link(&self, link: &Spanned<RawLink>) -> Result<GraphLink, Diagnostic> {
+        let raw = link.get_ref();
+        let rates = raw.bandwidth.as_ref().map_or(self.rates(), |rates| rates.get_ref().or(self.rates()));
+        let half = matches!(raw.duplex, Some(RawDuplex::Half));
+        if half && rates.single().is_none() {
+            let place = raw.bandwidth.as_ref().map_or(link.span(), Spanned::span);
+            let hint = "give it one bandwidth, or make it `duplex = \"full\"`";
+            return Err(self.error("the directions of a half-duplex link share one bandwidth", place).hint(hint));
         }
+        let is_host = |end: usize| raw.between.get(end).is_some_and(|name| self.is_host(name.get_ref()));
+        let HostRates { egress, ingress } = rates.resolved();
+        let (there, back) = if is_host(1) && !is_host(0) { (ingress, egress) } else { (egress, ingress) };
+        Ok(GraphLink {
+            between: raw.between.iter().map(|name| name.get_ref().clone()).collect(),
+            spec: LinkSpec { bandwidth: there, ..self.link(None, raw.latency) },
+            back: Some(back).filter(|_| !half),
+            duplex: if half { Duplex::Half } else { Duplex::Full },
+        })
+    }
+
+    fn is_host(&self, name: &str) -> bool {
+        self.hosts.iter().any(|host| host.name == name)
     }
 
     fn topology_error(&self, error: &TopologyError) -> Diagnostic {

@@ -1,5 +1,6 @@
 //! Owns the CSV files that say how a link's bandwidth and latency change: `time_s,bandwidth_mbps,latency_ms`.
 
+use super::rates::RawRates;
 use super::raw::RawPoint;
 use crate::diagnostic::{Diagnostic, suggest};
 use crate::units::{Bandwidth, Duration};
@@ -10,16 +11,26 @@ use uniference_sim::time::{Rate, SimDuration};
 enum Column {
     Time(f64),
     Bandwidth(f64),
+    Egress(f64),
+    Ingress(f64),
     Latency(f64),
 }
 
-const COLUMNS: [(&str, Column); 10] = [
+const COLUMNS: [(&str, Column); 18] = [
     ("time_s", Column::Time(1.0)),
     ("time_ms", Column::Time(1e-3)),
     ("bandwidth_bps", Column::Bandwidth(1.0)),
     ("bandwidth_kbps", Column::Bandwidth(1e3)),
     ("bandwidth_mbps", Column::Bandwidth(1e6)),
     ("bandwidth_gbps", Column::Bandwidth(1e9)),
+    ("egress_bps", Column::Egress(1.0)),
+    ("egress_kbps", Column::Egress(1e3)),
+    ("egress_mbps", Column::Egress(1e6)),
+    ("egress_gbps", Column::Egress(1e9)),
+    ("ingress_bps", Column::Ingress(1.0)),
+    ("ingress_kbps", Column::Ingress(1e3)),
+    ("ingress_mbps", Column::Ingress(1e6)),
+    ("ingress_gbps", Column::Ingress(1e9)),
     ("latency_s", Column::Latency(1.0)),
     ("latency_ms", Column::Latency(1e-3)),
     ("latency_us", Column::Latency(1e-6)),
@@ -59,22 +70,25 @@ fn columns(name: &str, header: &csv::StringRecord) -> Result<Vec<Column>, Diagno
 }
 
 fn point(columns: &[Column], row: &csv::StringRecord) -> Result<RawPoint, String> {
-    let (mut at, mut bandwidth, mut latency) = (None, None, None);
+    let (mut at, mut egress, mut ingress, mut latency) = (None, None, None, None);
     for (column, cell) in columns.iter().zip(row).filter(|(_, cell)| !cell.is_empty()) {
         let number: f64 = cell.parse().map_err(|_| format!("`{cell}` is no number"))?;
         let seconds = |unit: f64| {
             SimDuration::from_secs_f64(number * unit).map(Duration).ok_or_else(|| format!("`{cell}` is no time"))
         };
+        let rate = |unit: f64| {
+            let rate = Rate::from_bits_per_second(number * unit).map(Bandwidth);
+            rate.ok_or_else(|| format!("a bandwidth of {cell} is not above zero")).map(Some)
+        };
         match column {
             Column::Time(unit) => at = Some(seconds(*unit)?),
             Column::Latency(unit) => latency = Some(seconds(*unit)?),
-            Column::Bandwidth(unit) => {
-                let rate = Rate::from_bits_per_second(number * unit);
-                bandwidth = Some(Bandwidth(rate.ok_or_else(|| format!("a bandwidth of {cell} is not above zero"))?));
-            }
+            Column::Egress(unit) => egress = rate(*unit)?,
+            Column::Ingress(unit) => ingress = rate(*unit)?,
+            Column::Bandwidth(unit) => (egress, ingress) = (rate(*unit)?, rate(*unit)?),
         }
     }
-    Ok(RawPoint { at: at.ok_or("the time is missing")?, bandwidth, latency })
+    Ok(RawPoint { at: at.ok_or("the time is missing")?, bandwidth: RawRates::new(egress, ingress), latency })
 }
 
 fn malformed(name: &str, what: &str) -> Diagnostic {
@@ -92,9 +106,15 @@ mod tests {
         let points = read("lte.csv", "# measured\ntime_s, bandwidth_mbps, latency_ms\n0.5, 8, 20\n1, , 30\n").unwrap();
         let first = points[0];
         assert_eq!(first.at.0, SimDuration::from_ps(500_000_000_000));
-        assert_eq!(first.bandwidth.unwrap().0.bytes_per_second(), 1e6);
+        assert_eq!(first.bandwidth.unwrap().single().unwrap().0.bytes_per_second(), 1e6);
         assert_eq!(first.latency.unwrap().0, SimDuration::from_ps(20_000_000_000));
         assert!(points[1].bandwidth.is_none());
+        let points = read("lte.csv", "time_s,egress_mbps,ingress_mbps\n0,8,16\n1,,24\n").unwrap();
+        let rates = |rates: RawRates| [rates.egress(), rates.ingress()].map(|rate| Some(rate?.0.bytes_per_second()));
+        assert_eq!(
+            points.iter().map(|point| rates(point.bandwidth.unwrap())).collect::<Vec<_>>(),
+            [[Some(1e6), Some(2e6)], [None, Some(3e6)]]
+        );
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 use super::hardware;
 use super::parameters::Parameters;
+use super::rates::RawRates;
 use super::steps::RawPlan;
 use crate::units::{Bandwidth, Duration, Flops, Size};
 use serde::de::value::MapAccessDeserializer;
@@ -101,7 +102,7 @@ pub(super) struct RawNetwork {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) link: Option<RawLinkSpec>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) bandwidth: Option<Bandwidth>,
+    pub(super) bandwidth: Option<Spanned<RawRates>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) latency: Option<Duration>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -181,7 +182,7 @@ pub(super) enum RawProfile {
 pub(super) struct RawPoint {
     pub(super) at: Duration,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) bandwidth: Option<Bandwidth>,
+    pub(super) bandwidth: Option<RawRates>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) latency: Option<Duration>,
 }
@@ -234,7 +235,7 @@ pub(super) enum RawDimensionKind {
 pub(super) struct RawLink {
     pub(super) between: Vec<Spanned<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) bandwidth: Option<Bandwidth>,
+    pub(super) bandwidth: Option<Spanned<RawRates>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) latency: Option<Duration>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -254,7 +255,7 @@ pub(super) enum RawDuplex {
 #[serde(deny_unknown_fields, expecting = "a table")]
 pub(super) struct RawHost {
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) bandwidth: Option<Spanned<Bandwidth>>,
+    pub(super) bandwidth: Option<Spanned<RawRates>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) latency: Option<Spanned<Duration>>,
     #[serde(skip_serializing_if = "Option::is_none")]

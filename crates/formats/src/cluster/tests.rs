@@ -258,6 +258,37 @@ fn every_preset_reads_its_own_keys() {
     insta::assert_snapshot!(summary.join("\n"));
 }
 
+/// Egress is out of the host. A host that says one direction has the network's other.
+#[test]
+fn a_host_has_a_bandwidth_out_and_one_in() {
+    let both = |text: &str, host: &str, next: &str| {
+        let topology = resolve(text).cluster.topology;
+        (bits(&topology, &format!("{host} -> {next}")), bits(&topology, &format!("{next} -> {host}")))
+    };
+    let everywhere = with_network("bandwidth = { egress = \"20 Mbps\", ingress = \"100 Mbps\" }");
+    assert_eq!(both(&everywhere, "board.0", "switch"), (20e6, 100e6));
+    let exception = "bandwidth = \"1 Gbps\"\n[network.host.\"board.1\"]\nbandwidth = { egress = \"20 Mbps\" }";
+    assert_eq!(both(&with_network(exception), "board.1", "switch"), (20e6, 1e9));
+    assert_eq!(both(&with_network(exception), "board.0", "switch"), (1e9, 1e9));
+    let listed = "latency = \"1 ms\"\nlinks = [{ between = [\"sw\", \"board.0\"], bandwidth = { egress = \"1 Mbps\" } }, \
+        { between = [\"board.1\", \"sw\"], bandwidth = { ingress = \"2 Mbps\" } }]";
+    assert_eq!(both(&with_network(listed), "board.0", "sw"), (1e6, 10e9));
+    assert_eq!(both(&with_network(listed), "board.1", "sw"), (10e9, 2e6));
+    let cable =
+        "links = [{ between = [\"board.1\", \"board.0\"], bandwidth = { egress = \"1 Mbps\", ingress = \"2 Mbps\" } }]";
+    assert_eq!(both(&with_network(cable), "board.1", "board.0"), (1e6, 2e6));
+    // Switches are as fast as the faster direction: a fat tree with one host a leaf and one spine.
+    let tree = "preset = \"fat_tree\"\nhosts_per_leaf = 1\nspines = 1\nbandwidth = { egress = \"1 Mbps\", ingress = \"2 Mbps\" }";
+    assert_eq!(both(&with_network(tree), "leaf.0", "spine.0"), (2e6, 2e6));
+    for text in [&everywhere, &with_network(exception), &with_network(listed), &with_network(cable)] {
+        let first = resolve(text);
+        let again = resolve(&first.toml);
+        assert_eq!((again.cluster.topology.links(), &again.toml), (first.cluster.topology.links(), &first.toml));
+    }
+    let summary = ClusterFile::parse("c.toml", &everywhere, &[]).unwrap().summary();
+    assert_eq!(summary, "cluster (20 Mbps out and 100 Mbps in)");
+}
+
 #[test]
 fn the_canonical_file_says_everything_and_resolves_to_itself() {
     let choices = Choices { algorithms: vec!["barrier=dissemination".parse().unwrap()], ..Choices::default() };
@@ -348,6 +379,13 @@ fn mistakes_in_networks_are_shown() {
         "bandwidth = 1 Gbps # quotes are missing",
         "bandwidth = \"1 gbps\"",
         "bandwith = \"1 Gbps\"",
+        "bandwidth = {}",
+        "bandwidth = { egress = 20 }",
+        "bandwidth = { egress = \"20 Mbps\", up = \"1 Gbps\" }",
+        "preset = \"wifi\"\nbandwidth = { egress = \"20 Mbps\" }",
+        "preset = \"wifi\"\n[network.host.\"board.1\"]\nbandwidth = { egress = \"20 Mbps\" }",
+        "local = { bandwidth = { egress = \"20 Mbps\" }, latency = \"1 us\" }",
+        "links = [{ between = [\"board.0\", \"board.1\"], duplex = \"half\", bandwidth = { ingress = \"20 Mbps\" } }]",
         "latency = 10",
         "latency = \"-1 us\"",
         "preset = \"swtich\"",

@@ -2,9 +2,11 @@
 
 use crate::support::*;
 use rstest::rstest;
+use uniference_sim::network::{HostRates, HostSpec, LinkSpec, Preset, Topology};
 use uniference_sim::program::CollectiveKind::{
     self, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter,
 };
+use uniference_sim::time::{Rate, SimDuration};
 
 const ALPHA: u64 = LATENCY_PS;
 const BETA: u64 = PS_PER_BYTE;
@@ -82,6 +84,29 @@ fn binomial_broadcast_and_reduce_of_two_and_four() {
         assert_eq!(time(2, kind, "binomial", 800), ALPHA + 800 * BETA, "{kind}");
         assert_eq!(time(4, kind, "binomial", 800), 2 * (ALPHA + 800 * BETA), "{kind}");
     }
+}
+
+/// One host sends at a tenth of the rate at which it receives.
+#[test]
+fn a_slow_egress_sets_the_pace_of_a_ring() {
+    let mut cluster = switch(4);
+    let mut hosts: Vec<HostSpec> = cluster.topology.hosts().iter().map(HostSpec::new).collect();
+    let (fast, slow) = (Rate::new(1e9).unwrap(), Rate::new(1e8).unwrap());
+    hosts[1].bandwidth = Some(HostRates { egress: slow, ingress: fast });
+    let link = LinkSpec::new(fast, SimDuration::from_ps(ALPHA));
+    cluster.topology = Topology::preset(&Preset::Switch, &hosts, link).unwrap();
+    let message = |from: usize, to: u32| {
+        let mut scripts = vec![Vec::new(); 4];
+        scripts[from] = vec![send(to, 0, 1000), wait(0)];
+        scripts[to as usize] = vec![recv(Some(from as u32), 0, 1000), wait(0)];
+        run(&cluster, scripts).finish(to as usize)
+    };
+    // n beta + alpha, with ten times beta in one direction
+    assert_eq!((message(1, 0), message(0, 1)), (10_000 * BETA + ALPHA, 1_000 * BETA + ALPHA));
+    // The slow rank sends 2 (P - 1) blocks one after the other, as others' blocks come faster than its own leave: 2 (P - 1) n/P beta + alpha
+    let outcomes = run(&cluster, (0..4).map(|_| blocking(AllReduce, 4000)).collect());
+    let last = (0..4).map(|rank| outcomes.finish(rank)).max().unwrap();
+    assert_eq!(last, 6 * 10_000 * BETA + ALPHA);
 }
 
 #[test]

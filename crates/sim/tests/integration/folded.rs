@@ -8,7 +8,7 @@ use uniference_sim::cluster::{Cluster, Device};
 use uniference_sim::collective::choose::algorithms_for;
 use uniference_sim::engine::{Cause, Ended, Engine, drive};
 use uniference_sim::ids::{GroupId, GroupRank, Handle, HostId, QueueId, RankId, Site, TaskId};
-use uniference_sim::network::{Dimension, DimensionKind, HostSpec, LinkSpec, Preset, Topology};
+use uniference_sim::network::{Dimension, DimensionKind, HostRates, HostSpec, LinkSpec, Preset, Topology};
 use uniference_sim::program::CollectiveKind::{self, AllGather, AllReduce, AllToAll, Barrier, ReduceScatter};
 use uniference_sim::program::{
     Activity, Call, CallOp, Collective, DType, Origin, Outcome, Program, ReduceOp, Reply, Request, Shape, Work,
@@ -303,7 +303,7 @@ fn what_is_not_alike_is_refused() {
     assert_eq!(problem(&slow, &jobs), "device `host.0002` is unlike `host.0000`");
     // One host's link is slower.
     let mut hosts: Vec<HostSpec> = (0..4).map(|host| HostSpec::new(format!("h{host}"))).collect();
-    hosts[1].bandwidth = Rate::new(1e8);
+    hosts[1].bandwidth = Rate::new(1e8).map(HostRates::both);
     let link = LinkSpec::new(Rate::new(1e9).unwrap(), SimDuration::ZERO);
     let mut narrow = switch(4);
     narrow.topology = Topology::preset(&Preset::Switch, &hosts, link).unwrap();

@@ -1,7 +1,9 @@
 use super::super::oracle::max_min_rates;
 use super::*;
 use crate::ids::LinkId;
-use crate::network::{Background, Duplex, GraphLink, HostSpec, Jitter, LinkSpec, Preset, Profile, ProfilePoint};
+use crate::network::{
+    Background, Duplex, GraphLink, HostRates, HostSpec, Jitter, LinkSpec, Preset, Profile, ProfilePoint,
+};
 use proptest::prelude::*;
 
 /// Bytes per second of 1 Gbit/s.
@@ -27,7 +29,7 @@ fn bare(links: &[LinkSpec]) -> FlowNetwork {
     let node = |index: usize| format!("{index:03}");
     let link = |(index, &spec): (usize, &LinkSpec)| {
         let between = vec![node(index), node(index + 1)];
-        GraphLink { between, spec, duplex: Duplex::Half }
+        GraphLink { between, spec, back: None, duplex: Duplex::Half }
     };
     let nodes: Vec<_> = (0..=links.len()).map(|index| HostSpec::new(node(index))).collect();
     let links: Vec<_> = links.iter().enumerate().map(link).collect();
@@ -111,7 +113,7 @@ fn senders_share_the_receivers_ingress_and_a_sender_its_egress() {
 fn directions_share_a_half_duplex_link_and_not_a_full_duplex_one() {
     let both_ways = [(0, 1, 0, 1_000_000), (1, 0, 0, 1_000_000)];
     for (duplex, expected) in [(Duplex::Full, 8_000), (Duplex::Half, 16_000)] {
-        let link = GraphLink { between: vec!["h0".into(), "h1".into()], spec: spec(GIGABIT, 0), duplex };
+        let link = GraphLink { between: vec!["h0".into(), "h1".into()], spec: spec(GIGABIT, 0), back: None, duplex };
         let mut network = FlowNetwork::new(Topology::graph(&hosts(2), &[link]).unwrap());
         assert_eq!(sent_us(&mut network, &both_ways), [expected; 2]);
     }
@@ -135,8 +137,17 @@ fn a_late_arrival_takes_its_share_from_then_on() {
 fn a_slow_receiver_leaves_its_senders_egress_to_others() {
     // To h1 at 12.5 MB/s: 1 MB in 80 ms. To h2 at 125 - 12.5 = 112.5 MB/s: 9 MB in 80 ms.
     let mut hosts = hosts(3);
-    hosts[1].bandwidth = Rate::new(GIGABIT / 10.0);
+    hosts[1].bandwidth = Rate::new(GIGABIT / 10.0).map(HostRates::both);
     assert_eq!(sent_us(&mut switch(&hosts, 0), &[(0, 1, 0, 1_000_000), (0, 2, 0, 9_000_000)]), [80_000, 80_000]);
+}
+
+#[test]
+fn a_slow_egress_leaves_its_hosts_ingress_alone() {
+    // From h1 at 12.5 MB/s: 1 MB in 80 ms. To h1 at 125 MB/s, beside it: 10 MB in 80 ms.
+    let mut hosts = hosts(2);
+    let rate = |rate| Rate::new(rate).unwrap();
+    hosts[1].bandwidth = Some(HostRates { egress: rate(GIGABIT / 10.0), ingress: rate(GIGABIT) });
+    assert_eq!(sent_us(&mut switch(&hosts, 0), &[(1, 0, 0, 1_000_000), (0, 1, 0, 10_000_000)]), [80_000, 80_000]);
 }
 
 #[test]

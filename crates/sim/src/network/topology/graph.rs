@@ -5,7 +5,7 @@
 
 use super::{HostSpec, Link, LinkSpec, TopologyError};
 use crate::ids::{HostId, LinkId};
-use crate::time::SimDuration;
+use crate::time::{Rate, SimDuration};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::OnceLock;
@@ -17,6 +17,8 @@ pub struct GraphLink {
     pub between: Vec<String>,
     /// Rate, latency and headers; of each direction if there are two.
     pub spec: LinkSpec,
+    /// The rate from the last of two ends to the first, where it is another one; only of [`Duplex::Full`].
+    pub back: Option<Rate>,
     /// Do directions share it?
     pub duplex: Duplex,
 }
@@ -111,8 +113,11 @@ impl Builder {
         let places: Vec<usize> = ends.iter().map(|name| nodes[name]).collect();
         match (link.duplex, &places[..]) {
             (Duplex::Full, &[a, b]) => {
-                let there = self.add(format!("{} -> {}", ends[0], ends[1]), link.spec)?;
-                let back = self.add(format!("{} -> {}", ends[1], ends[0]), link.spec)?;
+                let reverse = LinkSpec { bandwidth: link.back.unwrap_or(link.spec.bandwidth), ..link.spec };
+                let first_is_first = link.between[0] == ends[0];
+                let (out, home) = if first_is_first { (link.spec, reverse) } else { (reverse, link.spec) };
+                let there = self.add(format!("{} -> {}", ends[0], ends[1]), out)?;
+                let back = self.add(format!("{} -> {}", ends[1], ends[0]), home)?;
                 self.connect(a, b, there, Some(back), link.spec.latency);
             }
             _ => {

@@ -91,13 +91,34 @@ impl LinkSpec {
     }
 }
 
+/// What a host's own links carry, headers included. An access line (ADSL, LTE) or a capped card is slower out than in.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HostRates {
+    /// Out of the host.
+    pub egress: Rate,
+    /// Into the host.
+    pub ingress: Rate,
+}
+
+impl HostRates {
+    /// The same in both directions.
+    pub fn both(rate: Rate) -> HostRates {
+        HostRates { egress: rate, ingress: rate }
+    }
+
+    /// That of both directions, if it is the same.
+    pub fn single(self) -> Option<Rate> {
+        (self.egress == self.ingress).then_some(self.egress)
+    }
+}
+
 /// A host, and where it differs from the others.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HostSpec {
     /// `orin.0`.
     pub name: String,
     /// Of its own links, where a [`Preset`] lays them out.
-    pub bandwidth: Option<Rate>,
+    pub bandwidth: Option<HostRates>,
     /// As [`LinkSpec::latency`]: a link gets half of it from the host on either end.
     pub latency: Option<SimDuration>,
     /// What ranks on this host use between them; `None`: that takes no time.

@@ -1,9 +1,9 @@
 //! Owns the usual shapes: which links they have, and their routes in closed form.
 //!
-//! Each host stands for one end of a link: it brings its bandwidth, and half of its latency (the odd picosecond goes to the end that
-//! receives). A cable between two hosts has the sum of their halves and the lower of their bandwidths.
+//! Each host stands for one end of a link: it brings its bandwidths, and half of its latency (the odd picosecond goes to the end that
+//! receives). A cable between two hosts has the sum of their halves, and what the sender's egress and the receiver's ingress both carry.
 
-use super::{HostSpec, Link, LinkSpec, TopologyError};
+use super::{HostRates, HostSpec, Link, LinkSpec, TopologyError};
 use crate::ids::{HostId, LinkId};
 use crate::time::{Rate, SimDuration};
 
@@ -150,31 +150,40 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// What this host's own links are like.
-    fn own(&self, host: &HostSpec) -> LinkSpec {
-        let bandwidth = host.bandwidth.unwrap_or(self.link.bandwidth);
-        LinkSpec { bandwidth, latency: host.latency.unwrap_or(self.link.latency), ..self.link }
+    /// What this host's own links carry.
+    fn rates(&self, host: &HostSpec) -> HostRates {
+        host.bandwidth.unwrap_or(HostRates::both(self.link.bandwidth))
     }
 
-    /// Both directions between a host, or what stands for it, and a switch.
-    fn port(&mut self, host: &str, switch: &str, spec: LinkSpec) -> Result<(), TopologyError> {
+    fn latency(&self, host: &HostSpec) -> SimDuration {
+        host.latency.unwrap_or(self.link.latency)
+    }
+
+    /// Both directions between a host and a switch.
+    fn host_port(&mut self, host: &HostSpec, switch: &str) -> Result<(), TopologyError> {
+        let spec = LinkSpec { latency: self.latency(host), ..self.link };
+        self.port(&host.name, switch, spec, self.rates(host))
+    }
+
+    /// Both directions between what stands for a host and a switch, at other rates than `spec`'s.
+    fn port(&mut self, host: &str, switch: &str, spec: LinkSpec, rates: HostRates) -> Result<(), TopologyError> {
         let (up, down) = halves(spec.latency);
-        self.add(format!("{host} -> {switch}"), LinkSpec { latency: up, ..spec })?;
-        self.add(format!("{switch} -> {host}"), LinkSpec { latency: down, ..spec })
+        self.add(format!("{host} -> {switch}"), LinkSpec { latency: up, bandwidth: rates.egress, ..spec })?;
+        self.add(format!("{switch} -> {host}"), LinkSpec { latency: down, bandwidth: rates.ingress, ..spec })
     }
 
     /// One direction of the cable between two hosts.
     fn cable(&mut self, from: usize, to: usize) -> Result<(), TopologyError> {
         let (a, b) = (&self.hosts[from], &self.hosts[to]);
-        let (sender, receiver) = (self.own(a), self.own(b));
-        let slower = if receiver.bandwidth < sender.bandwidth { receiver } else { sender };
-        let latency = halves(sender.latency).0 + halves(receiver.latency).1;
-        self.add(format!("{} -> {}", a.name, b.name), LinkSpec { latency, ..slower })
+        let (egress, ingress) = (self.rates(a).egress, self.rates(b).ingress);
+        let bandwidth = if ingress < egress { ingress } else { egress };
+        let latency = halves(self.latency(a)).0 + halves(self.latency(b)).1;
+        self.add(format!("{} -> {}", a.name, b.name), LinkSpec { bandwidth, latency, ..self.link })
     }
 
     fn star(&mut self, switch: &str, backplane: Option<Rate>) -> Result<Shape, TopologyError> {
         for host in self.hosts {
-            self.port(&host.name, switch, self.own(host))?;
+            self.host_port(host, switch)?;
         }
         let Some(bandwidth) = backplane else { return Ok(Shape::Star { backplane: None }) };
         let id = LinkId::from(self.links.len());
@@ -194,8 +203,13 @@ impl Builder<'_> {
 
     fn wifi(&mut self) -> Result<Shape, TopologyError> {
         for host in self.hosts {
-            let spec = self.own(host);
-            self.add(format!("{} <-> channel", host.name), LinkSpec { latency: halves(spec.latency).0, ..spec })?;
+            let Some(bandwidth) = self.rates(host).single() else {
+                let problem = format!("`{}` has one bandwidth out and another in", host.name);
+                let hint = "a radio channel carries both directions; use a switch, or one bandwidth";
+                return Err(TopologyError::Shape { preset: "wifi", problem, hint });
+            };
+            let latency = halves(self.latency(host)).0;
+            self.add(format!("{} <-> channel", host.name), LinkSpec { bandwidth, latency, ..self.link })?;
         }
         let channel = LinkId::from(self.links.len());
         let odd = SimDuration::from_ps(self.link.latency.as_ps() % 2);
@@ -225,13 +239,12 @@ impl Builder<'_> {
             return Err(TopologyError::Shape { preset: "fat_tree", problem, hint: "each must be above zero" });
         };
         for (index, host) in self.hosts.iter().enumerate() {
-            self.port(&host.name, &format!("leaf.{}", index as u32 / per_leaf), self.own(host))?;
+            self.host_port(host, &format!("leaf.{}", index as u32 / per_leaf))?;
         }
         let hosts = self.hosts.len() as u32;
         for leaf in 0..hosts.div_ceil(per_leaf) {
             for spine in 0..spines {
-                let spec = LinkSpec { bandwidth, ..self.link };
-                self.port(&format!("leaf.{leaf}"), &format!("spine.{spine}"), spec)?;
+                self.port(&format!("leaf.{leaf}"), &format!("spine.{spine}"), self.link, HostRates::both(bandwidth))?;
             }
         }
         Ok(Shape::FatTree { hosts, hosts_per_leaf: per_leaf, spines })
@@ -245,8 +258,9 @@ impl Builder<'_> {
         }
         for (index, host) in self.hosts.iter().enumerate() {
             let index = index as u32;
-            self.port(&host.name, &format!("fabric.{}", index / per_server), fabric)?;
-            self.port(&host.name, &format!("rail.{}", index % per_server), self.own(host))?;
+            let inside = HostRates::both(fabric.bandwidth);
+            self.port(&host.name, &format!("fabric.{}", index / per_server), fabric, inside)?;
+            self.host_port(host, &format!("rail.{}", index % per_server))?;
         }
         Ok(Shape::Rail { per_server })
     }
@@ -279,7 +293,8 @@ impl Builder<'_> {
         let name = self.hosts[host as usize].name.clone();
         let at = host / stride % dim.size;
         if dim.kind == DimensionKind::Switch && dim.size > 1 {
-            return self.port(&name, &format!("switch.{index}.{}", host - at * stride), dim.link);
+            let rates = HostRates::both(dim.link.bandwidth);
+            return self.port(&name, &format!("switch.{index}.{}", host - at * stride), dim.link, rates);
         }
         for link in 0..dim.links() {
             // A ring has cables up and then down, a mesh to all others by their distance upwards.

@@ -13,7 +13,7 @@ fn gbps(rate: f64, latency_us: u64) -> LinkSpec {
 
 fn link(between: &[&str], latency_us: u64, duplex: Duplex) -> GraphLink {
     let between = between.iter().map(|name| (*name).to_owned()).collect();
-    GraphLink { between, spec: gbps(1.0, latency_us), duplex }
+    GraphLink { between, spec: gbps(1.0, latency_us), back: None, duplex }
 }
 
 /// The names of the links from one host to another, and the latency in picoseconds.
@@ -39,7 +39,7 @@ fn a_switch_has_two_links_a_host_and_the_latency_is_the_sum_of_halves() {
 #[test]
 fn a_slow_and_distant_host_changes_its_own_links_only() {
     let mut hosts = hosts(3);
-    hosts[1].bandwidth = Rate::from_bits_per_second(1e9);
+    hosts[1].bandwidth = Rate::from_bits_per_second(1e9).map(HostRates::both);
     hosts[1].latency = Some(SimDuration::from_us(9));
     let topology = Topology::preset(&Preset::Switch, &hosts, gbps(10.0, 3)).unwrap();
     let bits =
@@ -48,7 +48,48 @@ fn a_slow_and_distant_host_changes_its_own_links_only() {
     // 9 / 2 + 3 / 2 us
     assert_eq!(way(&topology, "h1", "h0").1, 6_000_000);
     let ring = Topology::preset(&Preset::Ring, &hosts, gbps(10.0, 3)).unwrap();
-    assert_eq!(ring.link(ring.route(HostId(0), HostId(1)).links[0]).bandwidth, hosts[1].bandwidth.unwrap());
+    assert_eq!(ring.link(ring.route(HostId(0), HostId(1)).links[0]).bandwidth, hosts[1].bandwidth.unwrap().egress);
+}
+
+/// A cable carries what the one end sends and the other receives: 1 out of h1, 10 into it.
+#[test]
+fn a_host_with_a_slow_egress_is_slow_in_one_direction() {
+    let rate = |gigabits: f64| Rate::from_bits_per_second(gigabits * 1e9).unwrap();
+    let mut hosts = hosts(4);
+    hosts[1].bandwidth = Some(HostRates { egress: rate(1.0), ingress: rate(10.0) });
+    let presets = [
+        Preset::Switch,
+        Preset::Star { backplane: Some(rate(100.0)) },
+        Preset::Ring,
+        Preset::FullyConnected,
+        Preset::Torus { dims: vec![2, 2] },
+        Preset::FatTree { hosts_per_leaf: 1, spines: 1, oversubscription: 1.0 },
+        Preset::Rail { per_server: 1, fabric: gbps(100.0, 1) },
+    ];
+    for preset in presets {
+        let topology = Topology::preset(&preset, &hosts, gbps(10.0, 3)).unwrap();
+        let slowest = |from, to| {
+            let links = topology.route(HostId(from), HostId(to)).links;
+            links.iter().map(|id| topology.link(*id).bandwidth.bytes_per_second() * 8e-9).fold(f64::INFINITY, f64::min)
+        };
+        assert_eq!((slowest(1, 0), slowest(0, 1), slowest(2, 3)), (1.0, 10.0, 10.0), "{preset:?}");
+    }
+    let refused = Topology::preset(&Preset::Wifi, &hosts, gbps(10.0, 3)).unwrap_err();
+    assert!(refused.to_string().contains("`h1` has one bandwidth out and another in"), "{refused}");
+}
+
+/// The rate back is that to the first name, whatever the order of names.
+#[test]
+fn a_listed_link_has_a_rate_for_each_direction() {
+    for between in [["a", "b"], ["b", "a"]] {
+        let asymmetric = GraphLink { back: Rate::from_bits_per_second(9e9), ..link(&between, 1, Duplex::Full) };
+        let hosts = [HostSpec::new("a"), HostSpec::new("b")];
+        let topology = Topology::graph(&hosts, &[asymmetric]).unwrap();
+        let bits = |link: &Link| (link.name.clone(), link.bandwidth.bytes_per_second() * 8.0);
+        let rates: Vec<(String, f64)> = topology.links().iter().map(bits).collect();
+        let (there, back) = if between[0] == "a" { (1e9, 9e9) } else { (9e9, 1e9) };
+        assert_eq!(rates, [("a -> b".to_owned(), there), ("b -> a".to_owned(), back)]);
+    }
 }
 
 #[test]
@@ -108,7 +149,7 @@ fn dimensions_have_links_of_their_own() {
     for (from, to) in (0..24).flat_map(|from| (0..24).map(move |to| (format!("h{from}"), format!("h{to}")))) {
         assert_eq!(way(&rings, &from, &to).0, way(&torus, &from, &to).0);
     }
-    let own = [HostSpec { bandwidth: Rate::new(1.0), ..HostSpec::new("h0") }, HostSpec::new("h1")];
+    let own = [HostSpec { bandwidth: Rate::new(1.0).map(HostRates::both), ..HostSpec::new("h0") }, HostSpec::new("h1")];
     let refused = Topology::preset(&dimensions(&[(DimensionKind::Ring, 2)]), &own, gbps(1.0, 1)).unwrap_err();
     assert!(refused.to_string().starts_with("dimensions: `h0` has a bandwidth"), "{refused}");
 }
