@@ -157,6 +157,7 @@ def report(cells: Sequence[Cell], compared: Sequence[tuple[Program, Mapping[str,
     parts += ["### By setting", page.settings(cells)]
     if compared:
         parts += ["### Programs, with the compute of the same run", page.programs(compared)]
+        parts += ["### Which configuration of a program is fastest", page.ranking(compared)]
     if len({cell.setting for cell in scored}) > 2:
         parts += ["### Intervals", page.intervals(scored)]
     parts += [f"Not measured: {line}" for line in failed]

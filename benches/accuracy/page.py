@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
 from math import hypot, log
 from pathlib import Path
 from statistics import median
@@ -84,6 +85,22 @@ def programs(compared: Sequence[tuple[Program, Mapping[str, Any]]]) -> str:
         for program, its in compared
     ]
     return _table(["program", "setting", "measured ms", "makespan %", "operations, signed median %"], rows)
+
+
+def ranking(compared: Sequence[tuple[Program, Mapping[str, Any]]]) -> str:
+    """How often the fastest of some configurations of one program, ways to do it on all networks, is named correctly."""
+    jobs: dict[Any, list[tuple[float, float]]] = defaultdict(list)
+    for program, its in compared:
+        jobs[program.job].append((its["makespan"]["first_s"], its["makespan"]["second_s"]))
+    rows = []
+    for count in (2, 3):
+        sets = [chosen for own in jobs.values() for chosen in combinations(own, count)]
+        right = sum(min(chosen)[1] == min(real for _, real in chosen) for chosen in sets)
+        rows.append([f"any {count}", str(len(sets)), f"{100 * right / max(len(sets), 1):.0f}"])
+    whole = [own for own in jobs.values() if len(own) > 1]
+    right = sum(min(own)[1] == min(real for _, real in own) for own in whole)
+    rows.append(["all of a program", str(len(whole)), f"{100 * right / max(len(whole), 1):.0f}"])
+    return _table(["of configurations (algorithm and network)", "sets", "fastest named correctly, of 100"], rows)
 
 
 def quantile(ordered: Sequence[float], part: float) -> float:

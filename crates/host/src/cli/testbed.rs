@@ -3,7 +3,7 @@
 use super::cluster::{Chosen, ClusterArgs};
 use crate::error::{Exit, HostError};
 use crate::interrupt::Interrupts;
-use crate::testbed::{DEFAULT_QUEUE_BYTES, INTERFACE, Testbed};
+use crate::testbed::{DEFAULT_QUEUE_BYTES, INTERFACE, LATE, Packets, Testbed};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::AsFd;
 use std::process::{Child, Command};
@@ -67,8 +67,10 @@ impl TestbedArgs {
         let mut ranks = start(&testbed, cluster, words, more, output)?;
         let exit = ranks.wait(interrupts)?;
         drop(ranks);
-        let (carried, dropped) = testbed.packets();
-        super::complain(format_args!("testbed: {carried} packets carried, {dropped} dropped\n"));
+        let Packets { carried, dropped, late } = testbed.packets();
+        super::complain(format_args!(
+            "testbed: {carried} packets carried, {dropped} dropped, {late} late by over {LATE:?}\n"
+        ));
         Ok(exit)
     }
 }

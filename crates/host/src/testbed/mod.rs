@@ -1,8 +1,10 @@
 //! Owns the testbed: real processes on real sockets, over an emulated network made after a cluster file, on one Linux machine.
 //!
 //! `namespace` makes a host for every host of the cluster, `wire` says what its links do to packets, the emulator here carries
-//! the packets, and `priority` sees to it that others' work does not slow them down. Compute is the machine's own: a device's slowdown is not emulated, and ranks on one host use its loopback.
+//! the packets, and `priority` sees to it that others' work does not slow them down. Compute is the machine's own: a device's slowdown is
+//! not emulated, and ranks on one host use its loopback.
 
+mod frame;
 mod namespace;
 mod priority;
 mod tun;
@@ -20,7 +22,7 @@ use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use uniference_sim::cluster::Cluster;
 use uniference_sim::ids::HostId;
 use wire::Wire;
@@ -48,7 +50,22 @@ pub struct Testbed {
 struct Counts {
     carried: AtomicU64,
     dropped: AtomicU64,
+    late: AtomicU64,
 }
+
+/// What the emulator has done.
+#[derive(Clone, Copy, Debug)]
+pub struct Packets {
+    /// Frames that arrived: packets, or several of one connection in a row.
+    pub carried: u64,
+    /// Those that found a full queue.
+    pub dropped: u64,
+    /// Those that were handed over more than [`LATE`] after they were due: the machine is slower than the network then.
+    pub late: u64,
+}
+
+/// See [`Packets::late`].
+pub const LATE: Duration = Duration::from_micros(500);
 
 impl Testbed {
     /// Makes the hosts and links of `cluster`, with `queue_bytes` of room before every link.
@@ -114,9 +131,10 @@ impl Testbed {
         self.real_time
     }
 
-    /// Packets that arrived, and packets that found a full queue, so far.
-    pub fn packets(&self) -> (u64, u64) {
-        (self.counts.carried.load(Relaxed), self.counts.dropped.load(Relaxed))
+    /// What was carried so far.
+    pub fn packets(&self) -> Packets {
+        let Counts { carried, dropped, late } = &*self.counts;
+        Packets { carried: carried.load(Relaxed), dropped: dropped.load(Relaxed), late: late.load(Relaxed) }
     }
 }
 
@@ -192,33 +210,33 @@ impl Emulator {
     }
 
     fn take_packets(&mut self, host: u32) {
-        let mut buffer = [0; 2 * namespace::MTU as usize];
+        let mut buffer = [0; frame::LONGEST];
         for _ in 0..TURN {
             let Ok(length) = rustix::io::read(&self.devices[host as usize], &mut buffer) else { return };
-            let packet = &buffer[..length];
-            if let Some(to) = self.receiver(packet).filter(|to| *to != host) {
+            let frame = &buffer[..length];
+            if let Some(to) = self.receiver(frame).filter(|to| *to != host) {
                 let now = self.now();
-                self.wire.send(now, (host, to), length as u64, (to, packet.to_vec()));
+                self.wire.send(now, (host, to), frame::wire_bytes(frame), (to, frame.to_vec()));
             }
         }
     }
 
-    /// The host that an IPv4 packet is for.
-    fn receiver(&self, packet: &[u8]) -> Option<u32> {
-        let is_ipv4 = packet.first().is_some_and(|byte| byte >> 4 == 4);
-        let field: [u8; 4] = packet.get(16..20).filter(|_| is_ipv4)?.try_into().expect("four bytes");
-        let host = u32::from_be_bytes(field).checked_sub(NETWORK + 1)?;
+    /// The host that a frame is for.
+    fn receiver(&self, frame: &[u8]) -> Option<u32> {
+        let host = u32::from(frame::receiver(frame)?).checked_sub(NETWORK + 1)?;
         ((host as usize) < self.devices.len()).then_some(host)
     }
 
     fn hand_over(&mut self) {
         let now = self.now();
-        while let Some((host, packet)) = self.wire.arrived(now) {
+        let late = self.wire.next_at().is_some_and(|due| now.saturating_sub(due) > LATE.as_nanos() as u64);
+        while let Some((host, frame)) = self.wire.arrived(now) {
             // The kernel's own queue may be full: a packet is lost then, as in life.
-            match rustix::io::write(&self.devices[host as usize], &packet) {
+            match rustix::io::write(&self.devices[host as usize], &frame) {
                 Ok(_) => drop(self.counts.carried.fetch_add(1, Relaxed)),
                 Err(_) => self.lost += 1,
             }
+            self.counts.late.fetch_add(late.into(), Relaxed);
         }
         self.counts.dropped.store(self.wire.dropped() + self.lost, Relaxed);
     }

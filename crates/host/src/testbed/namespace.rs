@@ -27,13 +27,15 @@ pub(super) const INTERFACE: &str = "un0";
 /// Ethernet's.
 pub(super) const MTU: u32 = 1_500;
 
-/// TCP hands the interface at most this much at once, in time on the wire: larger segments would be larger than real cards' queues.
-const SEGMENT_S: f64 = 200e-6;
+/// TCP hands the interface at most this much at once, in time on the wire (Linux itself takes up to 1 ms, `tcp_tso_autosize`). It is carried as
+/// one: with shorter segments this machine's cores are busier, and threads that wait for each other wait longer.
+const SEGMENT_S: f64 = 500e-6;
 
 /// The kernel hands packets over a little faster than the link takes them, and makes good for what it was late by: so the emulated
-/// link, which is exact, has always something to send, and TCP still feels a queue on its own host.
-const PACE: f64 = 1.02;
-const BURST_S: f64 = 2e-3;
+/// link, which is exact, has always something to send, and TCP still feels a queue on its own host. What is ahead of the link stands in its
+/// queue, where nobody takes turns, so it is not much.
+const PACE: f64 = 1.005;
+const BURST_S: f64 = 200e-6;
 
 type Order = Box<dyn FnOnce() + Send>;
 
@@ -114,7 +116,7 @@ fn configure(Interface { address, bits_per_second, peers }: Interface) -> Result
     tool("tc", &format!("qdisc add dev {INTERFACE} root handle 1: htb default 1"))?;
     let class = |parent: &str, id: u32, part: u32| {
         let ceiling = PACE * bits_per_second;
-        let (rate, burst) = ((ceiling / f64::from(part)).round() as u64, in_time(BURST_S).max(2 * segment));
+        let (rate, burst) = ((ceiling / f64::from(part)).round() as u64, in_time(BURST_S).max(2 * MTU));
         let limits =
             format!("rate {rate}bit ceil {}bit burst {burst} cburst {burst} quantum {MTU}", ceiling.round() as u64);
         tool(

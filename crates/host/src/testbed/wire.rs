@@ -75,10 +75,10 @@ impl<T> Wire<T> {
         }
     }
 
-    /// A packet of `ip_bytes` enters at `now`.
-    pub(super) fn send(&mut self, now: u64, (from, to): (u32, u32), ip_bytes: u64, load: T) {
+    /// Something of `wire_bytes`, headers included, enters at `now`: a packet, or several in a row.
+    pub(super) fn send(&mut self, now: u64, (from, to): (u32, u32), wire_bytes: u64, load: T) {
         let route = self.topology.route(HostId(from), HostId(to)).links;
-        let packet = Packet { load, receiver: to, wire_bytes: ip_bytes + ETHERNET_HEADER, route, hop: 0, tail_at: now };
+        let packet = Packet { load, receiver: to, wire_bytes, route, hop: 0, tail_at: now };
         let place = self.free.pop().unwrap_or_else(|| {
             self.packets.push(None);
             self.packets.len() - 1
@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn a_packet_takes_one_latency_and_one_transmission() {
         let mut wire = wire(u64::MAX);
-        wire.send(0, (0, 1), 1_500, 7);
+        wire.send(0, (0, 1), 1_514, 7);
         assert_eq!(arrivals(&mut wire), [(100_000 + 1_514 * 8, 7)]);
     }
 
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn a_burst_leaves_at_the_rate() {
         let mut wire = wire(u64::MAX);
-        (0..10).for_each(|load| wire.send(0, (0, 1), 1_500, load));
+        (0..10).for_each(|load| wire.send(0, (0, 1), 1_514, load));
         let expected: Vec<_> = (0..10).map(|n| (100_000 + (u64::from(n) + 1) * 1_514 * 8, n)).collect();
         assert_eq!(arrivals(&mut wire), expected);
     }
@@ -190,8 +190,8 @@ mod tests {
     fn an_incast_queues_at_the_receivers_link() {
         let mut wire = wire(u64::MAX);
         for load in 0..10 {
-            wire.send(0, (0, 2), 1_500, load);
-            wire.send(0, (1, 2), 1_500, 100 + load);
+            wire.send(0, (0, 2), 1_514, load);
+            wire.send(0, (1, 2), 1_514, 100 + load);
         }
         let seen = arrivals(&mut wire);
         assert_eq!(seen.last().unwrap().0, 100_000 + 20 * 1_514 * 8);
@@ -202,10 +202,10 @@ mod tests {
     #[test]
     fn a_small_packet_does_not_wait_for_other_receivers() {
         let mut wire = wire(u64::MAX);
-        (0..10).for_each(|load| wire.send(0, (0, 1), 1_500, load));
-        wire.send(0, (0, 2), 100, 20);
-        wire.send(0, (0, 1), 1_500, 10);
-        wire.send(0, (0, 1), 100, 21);
+        (0..10).for_each(|load| wire.send(0, (0, 1), 1_514, load));
+        wire.send(0, (0, 2), 114, 20);
+        wire.send(0, (0, 1), 1_514, 10);
+        wire.send(0, (0, 1), 114, 21);
         let seen = arrivals(&mut wire);
         assert_eq!(seen[0], (100_000 + 114 * 8, 20));
         assert_eq!(
@@ -218,7 +218,7 @@ mod tests {
     #[test]
     fn a_full_queue_drops_what_comes_last() {
         let mut wire = wire(5 * 1_514);
-        (0..20).for_each(|load| wire.send(0, (0, 1), 1_500, load));
+        (0..20).for_each(|load| wire.send(0, (0, 1), 1_514, load));
         let loads: Vec<u32> = arrivals(&mut wire).into_iter().map(|(_, load)| load).collect();
         assert_eq!((loads, wire.dropped()), ((0..6).collect(), 14));
     }
