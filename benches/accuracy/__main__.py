@@ -20,7 +20,7 @@ from typing import Any
 
 import grid
 import page
-from cells import ROOT, Cell, launch, measure, predict, replay, uniference
+from cells import ROOT, Cell, cells, launch, measure, predict, replay, uniference
 from grid import Program, Setting
 
 PAGE = ROOT / "docs" / "accuracy.md"
@@ -39,7 +39,7 @@ def main() -> None:
         settings, programs = [setting for setting in settings if setting.mbps is None], []
     failed: list[str] = []
     deadline = time.monotonic() + 60 * words.minutes
-    if not words.predict_only:
+    if not (words.predict_only or words.as_predicted):
         for setting in settings:
             _attempt(setting.name, failed, deadline, partial(_measure, setting, out, deadline, words.quick))
         for program in programs:
@@ -47,14 +47,14 @@ def main() -> None:
             _attempt(name, failed, deadline, partial(_launch, program, out, deadline))
     if words.measure_only:
         return
-    cells, compared = _predictions(settings, programs, out, failed)
-    if not cells:
+    found, compared = _predictions(settings, programs, out, failed, words.as_predicted)
+    if not found:
         print("nothing was measured", *failed, sep="\n")
         return
-    section = report(cells, compared, failed)
+    section = report(found, compared, failed)
     print(section)
     if words.write:
-        page.plot(cells, PAGE.with_suffix(".svg"))
+        page.plot(found, PAGE.with_suffix(".svg"))
         page.write(PAGE, section)
 
 
@@ -67,6 +67,7 @@ def _words() -> argparse.Namespace:
     )
     parser.add_argument("--measure-only", action="store_true", help="predict nothing yet")
     parser.add_argument("--predict-only", action="store_true", help="predict again what was measured")
+    parser.add_argument("--as-predicted", action="store_true", help="report what was predicted before")
     parser.add_argument(
         "--write", action="store_true", help="put the report on docs/accuracy.md, and the plot beside it"
     )
@@ -113,8 +114,9 @@ def _launch(program: Program, out: Path, deadline: float) -> None:
     launch(program, folder, deadline - time.monotonic())
 
 
-def _predict(setting: Setting, out: Path, cells: list[Cell]) -> None:
-    cells += predict(setting, out / setting.folder)
+def _predict(setting: Setting, out: Path, found: list[Cell], known: bool) -> None:
+    folder = out / setting.folder
+    found += cells(setting, folder) if known and (folder / "predicted.jsonl").exists() else predict(setting, folder)
 
 
 def _replay(program: Program, folder: Path, compared: list[tuple[Program, Mapping[str, Any]]]) -> None:
@@ -122,26 +124,26 @@ def _replay(program: Program, folder: Path, compared: list[tuple[Program, Mappin
 
 
 def _predictions(
-    settings: Sequence[Setting], programs: Sequence[Program], out: Path, failed: list[str]
+    settings: Sequence[Setting], programs: Sequence[Program], out: Path, failed: list[str], known: bool
 ) -> tuple[list[Cell], list[tuple[Program, Mapping[str, Any]]]]:
-    cells: list[Cell] = []
+    found: list[Cell] = []
     compared: list[tuple[Program, Mapping[str, Any]]] = []
     for setting in settings:
         if (out / setting.folder / "measured.jsonl").exists():
-            _attempt(f"predicting {setting.name}", failed, inf, partial(_predict, setting, out, cells))
+            _attempt(f"predicting {setting.name}", failed, inf, partial(_predict, setting, out, found, known))
     for program in programs:
         folder = out / program.setting.folder
         if (folder / "fitted.toml").exists():
             name = f"replaying {program.name} on {program.setting.name}"
             _attempt(name, failed, inf, partial(_replay, program, folder, compared))
-    return cells, compared
+    return found, compared
 
 
-def report(cells: Sequence[Cell], compared: Sequence[tuple[Program, Mapping[str, Any]]], failed: Sequence[str]) -> str:
+def report(found: Sequence[Cell], compared: Sequence[tuple[Program, Mapping[str, Any]]], failed: Sequence[str]) -> str:
     """The section of the page."""
-    scored = [cell for cell in cells if cell.bound and not cell.cold]
+    scored = [cell for cell in found if cell.bound and not cell.cold]
     unequal = [cell for cell in scored if cell.setting.shape != "equal"]
-    known = [cell for cell in cells if not (cell.bound or cell.limited or cell.cold)]
+    known = [cell for cell in found if not (cell.bound or cell.limited or cell.cold)]
     parts = [
         "## Real Gloo on the testbed, fitted to ping-pongs alone",
         f"Measured {date.today()} on {os.cpu_count()} processor cores by `make accuracy`; see below how.",
@@ -149,15 +151,20 @@ def report(cells: Sequence[Cell], compared: Sequence[tuple[Program, Mapping[str,
     for title, own in (
         ("Warm connections, and d > 0 or 256 KiB and more", scored),
         ("Of these, one host slower or farther away than the others", unequal),
-        ("New connections", [cell for cell in cells if cell.cold and not cell.limited]),
+        ("New connections", [cell for cell in found if cell.cold and not cell.limited]),
         ("Known not to be modelled: broadcast of 1 MiB and more to 3, all_to_all with a slow host", known),
-        ("Where the machine is the limit: loopback, and d = 0 below 256 KiB", [cell for cell in cells if cell.limited]),
+        ("Where the machine is the limit: loopback, and d = 0 below 256 KiB", [cell for cell in found if cell.limited]),
     ):
         parts += [f"### {title}", page.operations(own)] if own else []
-    parts += ["### By setting", page.settings(cells)]
-    if compared:
-        parts += ["### Programs, with the compute of the same run", page.programs(compared)]
-        parts += ["### Which configuration of a program is fastest", page.ranking(compared)]
+    parts += ["### By setting", page.settings(found)]
+    cores = os.cpu_count() or 1
+    carried = [pair for pair in compared if pair[0].setting.ranks <= cores]
+    crowded = [pair for pair in compared if pair[0].setting.ranks > cores]
+    if carried:
+        parts += ["### Programs, with the compute of the same run", page.programs(carried)]
+        parts += ["### Which configuration of a program is fastest", page.ranking(carried)]
+    if crowded:
+        parts += ["### Programs where the machine is the limit: more ranks than cores", page.programs(crowded)]
     if len({cell.setting for cell in scored}) > 2:
         parts += ["### Intervals", page.intervals(scored)]
     parts += [f"Not measured: {line}" for line in failed]
