@@ -14,6 +14,7 @@ _LAST_HOST = {
     "equal": "",
     "slow host": 'bandwidth = "{slow} Mbps"',
     "far host": 'latency = "{far} us"',
+    "slow egress": 'bandwidth = {{ egress = "{slow} Mbps" }}',
 }
 
 
