@@ -112,6 +112,8 @@ class Channel:
 
         None: it has not failed, and can be delivered.
         """
+    def release(self, handle: int) -> None:
+        """Forgets an operation, complete or not: its error has been raised, and nobody will ask for its data."""
     def close(self, group: int) -> None:
         """This rank closes its connections of a group: once a rank has crashed, others hear of it."""
 

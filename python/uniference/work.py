@@ -215,9 +215,21 @@ class Work(TorchWork):
         complete = self.channel.wait(self.open_handles(), ticks, False, user_line())
         if complete is None:
             assert limit is not None
-            raise timed_out(self._name, self._pairs, limit, timeout is not None)
+            error = timed_out(self._name, self._pairs, limit, timeout is not None)
+            if self._pairs is not None and self._pairs.closed:
+                self._give_up(error)
+            raise error
         self.deliver_complete(complete)
         deliver_earlier(self.channel, self._number)
+
+    def _give_up(self, error: RuntimeError) -> None:
+        """As Gloo's, it fails with the same error whenever it is asked from now on."""
+        with self._delivering:
+            self._error = error
+            for operation in self._open:
+                self.channel.release(operation.handle)
+            self._open.clear()
+        self.forget()
 
     def _deliver(self, operation: Operation) -> None:
         """Once, whichever thread comes first; the others wait until it is done."""

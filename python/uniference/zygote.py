@@ -182,7 +182,6 @@ def main(argv: list[str]) -> int:
 
     _native.die_with_parent()
     _forget_preload()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C on the terminal is for the driver: it ends us
     os.environ.update(_SINGLE_THREADED)
     zygote = Zygote(socket.socket(fileno=int(argv[0])))
     os.set_inheritable(int(argv[0]), False)

@@ -52,6 +52,36 @@ def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
     assert all_end(pids)
 
 
+def children_of(pid: int) -> list[int]:
+    """Its processes at this moment."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def command_line(pid: int) -> bytes:
+    """Of a process that may have ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.mark.parametrize("started", [b"python", b"uniference.zygote"])
+def test_ctrl_c_while_it_starts_ends_quietly(tmp_path: Path, started: bytes) -> None:
+    """As soon as it has started any process, or that which ranks are forked from."""
+    run = subprocess.Popen(
+        command(tmp_path, HANG), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    children: list[int] = []
+    while not any(started in command_line(child) for child in children):
+        time.sleep(0.002)
+        children = children_of(run.pid)
+    # As from a terminal: to all of its processes.
+    os.killpg(run.pid, signal.SIGINT)
+    out, err = run.communicate(timeout=20)
+    assert (run.returncode, out, err) == (130, "", "interrupted\n")
+    assert all_end(children)
+
+
 def test_a_killed_driver_leaves_nothing(tmp_path: Path) -> None:
     run, pids = hanging(tmp_path)
     os.kill(run.pid, signal.SIGKILL)

@@ -191,6 +191,10 @@ impl Channel {
         self.client.closed_by(handle).map_err(raise)
     }
 
+    fn release(&self, handle: u32) -> PyResult<()> {
+        self.client.release(handle).map_err(raise)
+    }
+
     fn close(&self, group: u32) -> PyResult<()> {
         self.client.close(GroupId(group)).map_err(raise)
     }

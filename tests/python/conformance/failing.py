@@ -29,6 +29,15 @@ def collective_times_out(rank, size):
 
 
 @body
+def a_wait_after_a_time_out_fails_again(rank, size):
+    group = _group()
+    if rank == 0:
+        work = dist.irecv(torch.empty(2), 1, group)
+        return [error_of(work.wait), error_of(work.wait), work.is_completed(), work.is_success()]
+    return None
+
+
+@body
 def waiting_for_a_collective_times_out(rank, size):
     group = _group()
     if rank == 0:

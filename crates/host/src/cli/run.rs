@@ -69,6 +69,8 @@ const MOST_SHOWN: usize = 16;
 
 /// Runs a program.
 pub(super) fn run(args: &Args, argv: &[String], python: &Path) -> Result<Exit, HostError> {
+    // Before anything is started that would outlive a Ctrl-C.
+    let interrupts = Interrupts::new()?;
     check_script(args)?;
     check_record(args)?;
     check_order(args)?;
@@ -91,7 +93,7 @@ pub(super) fn run(args: &Args, argv: &[String], python: &Path) -> Result<Exit, H
     let mut manifest = results::manifest(argv, args.seed, &chosen.resolved);
     manifest.versions.extend(versions);
     let mut recording = Recording::start(args.output.record, &chosen.resolved, &manifest, &folder, counter)?;
-    let ended = drive(&setup, cluster, &mut recording, &mut console);
+    let ended = drive(&setup, cluster, &mut recording, &mut console, &interrupts);
     console.finish();
     let end = ended?;
     let figures = recording.finish(end.lines.clone())?;
@@ -262,12 +264,17 @@ struct End {
 type Stands = BTreeMap<u32, Vec<String>>;
 
 /// Runs to the end.
-fn drive(setup: &Setup, cluster: &Cluster, recording: &mut Recording, console: &mut Console) -> Result<End, HostError> {
-    let interrupts = Interrupts::new()?;
+fn drive(
+    setup: &Setup,
+    cluster: &Cluster,
+    recording: &mut Recording,
+    console: &mut Console,
+    interrupts: &Interrupts,
+) -> Result<End, HostError> {
     let engine = Engine::new(cluster);
     let (observer, recorder) = recording.watchers();
     let watch = Watch { observer, recorder, console };
-    let mut driver = Driver::new(setup, engine, watch, &interrupts)?;
+    let mut driver = Driver::new(setup, engine, watch, interrupts)?;
     let ending = driver.run()?;
     let stands = match ending {
         Ending::Finished | Ending::Interrupted(_) => Stands::new(),

@@ -463,6 +463,12 @@ impl Client {
         Ok(closed_by)
     }
 
+    /// Forgets an operation that the program will not learn any more of, whether it is complete or not.
+    pub fn release(&self, handle: LocalHandle) -> Result<()> {
+        self.shared().complete.remove(&handle);
+        self.with_link(|client, link| link.push(client, Op::Release(handle)))
+    }
+
     /// Closes the connections of a group, as far as others are concerned.
     pub fn close(&self, group: GroupId) -> Result<()> {
         let _ours = self.ours();

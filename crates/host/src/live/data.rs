@@ -28,12 +28,14 @@ pub struct DataPlane {
     window: Option<Window>,
     /// Operations that were not released yet.
     held: BTreeMap<(RankId, Handle), Held>,
-    /// Inputs of sends, until their receiver has released them.
-    sends: BTreeMap<(RankId, Handle), Offset>,
+    /// Inputs of sends and their receivers, until those have released them.
+    sends: BTreeMap<(RankId, Handle), (Offset, RankId)>,
     /// Rooms of inputs that are still being copied.
     filling: BTreeSet<Offset>,
     /// Rooms that their owner has not yet been told are free.
     freed: BTreeMap<RankId, Vec<Offset>>,
+    /// Ranks whose programs have ended: nobody waits for them to read.
+    gone: BTreeSet<RankId>,
 }
 
 /// The n-th collective of a group.
@@ -93,8 +95,12 @@ impl DataPlane {
         let (_, staged) = announced.remove(at.unwrap_or_else(|| panic!("{rank} issues {handle} unannounced")));
         let held = match &call.op {
             CallOp::Collective(collective) => self.enter((rank, handle), call.group, collective, staged),
-            CallOp::Send { .. } => {
-                self.sends.extend(staged.map(|offset| ((rank, handle), offset)));
+            CallOp::Send { to, .. } => {
+                let receiver = self.groups[&call.group][to.index()];
+                self.sends.extend(staged.map(|offset| ((rank, handle), (offset, receiver))));
+                if self.gone.contains(&receiver) {
+                    self.free_send((rank, handle));
+                }
                 Held::Send
             }
             CallOp::Recv { bytes, .. } => Held::Recv { group: call.group, bytes: bytes.0, from: None },
@@ -114,7 +120,7 @@ impl DataPlane {
         let key = (group, std::mem::replace(count, *count + 1));
         let size = self.groups[&group].len();
         let instance = self.collectives.entry(key).or_insert_with(|| Instance::new(size));
-        instance.enter(me, Member { handle, call: collective.clone(), staged });
+        instance.enter(me, Member { handle, call: collective.clone(), staged, released: false });
         self.settle(key);
         Held::Collective { key, me }
     }
@@ -131,7 +137,22 @@ impl DataPlane {
             Event::Completed { rank, handle, call, algorithm, meeting, .. } => {
                 self.completed((*rank, *handle), call, *algorithm, *meeting);
             }
+            Event::Finished { rank, .. } => self.leave(*rank),
             _ => {}
+        }
+    }
+
+    /// `rank` enters and reads nothing any more: what only waits for that is free.
+    fn leave(&mut self, rank: RankId) {
+        self.gone.insert(rank);
+        let unread = self.sends.iter().filter(|(_, (_, receiver))| *receiver == rank).map(|(send, _)| *send);
+        for send in unread.collect::<Vec<_>>() {
+            self.free_send(send);
+        }
+        for key in
+            self.collectives.keys().filter(|key| self.groups[&key.0].contains(&rank)).copied().collect::<Vec<_>>()
+        {
+            self.settle(key);
         }
     }
 
@@ -163,8 +184,11 @@ impl DataPlane {
     }
 
     fn message(&self, group: GroupId, bytes: u64, peer: (RankId, Handle)) -> Fetched {
-        let pieces =
-            self.sends.get(&peer).filter(|_| bytes > 0).map(|offset| Piece { offset: *offset, bytes, other: None });
+        let pieces = self.sends.get(&peer).filter(|_| bytes > 0).map(|(offset, _)| Piece {
+            offset: *offset,
+            bytes,
+            other: None,
+        });
         let peer = self.group_rank(group, peer.0) as u32;
         Fetched { pieces: pieces.into_iter().collect(), peer: Some(peer), ..Fetched::default() }
     }
@@ -235,12 +259,13 @@ impl DataPlane {
 
     fn free_send(&mut self, (rank, handle): (RankId, Handle)) {
         let room = self.sends.remove(&(rank, handle));
-        self.freed.entry(rank).or_default().extend(room);
+        self.freed.entry(rank).or_default().extend(room.map(|(offset, _)| offset));
     }
 
-    /// Frees the rooms of a collective that all members have entered and all who receive have released.
+    /// Frees the rooms of a collective that all members have entered and all who receive have released, as far as they are still there.
     fn settle(&mut self, key: Key) {
-        if !self.collectives[&key].over() {
+        let ranks = &self.groups[&key.0];
+        if !self.collectives[&key].over(|me| !self.gone.is_empty() && self.gone.contains(&ranks[me])) {
             return;
         }
         let instance = self.collectives.remove(&key).expect("it was there");

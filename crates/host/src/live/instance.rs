@@ -19,6 +19,8 @@ pub(super) struct Member {
     pub(super) call: Collective,
     /// Where its input lies; `None` if it contributes nothing.
     pub(super) staged: Option<Offset>,
+    /// It needs its output no more.
+    pub(super) released: bool,
 }
 
 /// How far the reduction is.
@@ -35,7 +37,6 @@ pub(super) struct Instance {
     members: Vec<Option<Member>>,
     /// The name of the algorithm that carries it out, once the engine has told.
     algorithm: Option<&'static str>,
-    released: usize,
     folding: Folding,
     /// Of a reduction, once a member has claimed it.
     plan: Option<Arc<FoldPlan>>,
@@ -44,7 +45,7 @@ pub(super) struct Instance {
 impl Instance {
     pub(super) fn new(size: usize) -> Instance {
         let members = std::iter::repeat_with(|| None).take(size).collect();
-        Instance { members, algorithm: None, released: 0, folding: Folding::Open, plan: None }
+        Instance { members, algorithm: None, folding: Folding::Open, plan: None }
     }
 
     pub(super) fn enter(&mut self, me: usize, member: Member) {
@@ -55,18 +56,19 @@ impl Instance {
         self.algorithm = algorithm;
     }
 
-    /// Member `me`, if it receives something, needs its output no more. If it was to fold and has not, another one is.
+    /// Member `me` needs its output no more. If it was to fold and has not, another one is.
     pub(super) fn release(&mut self, me: usize) {
         if self.folding == Folding::Claimed(me) {
             self.folding = Folding::Open;
         }
-        self.released += usize::from(self.receives(me));
+        self.members[me].as_mut().expect("whoever releases has entered").released = true;
     }
 
-    /// Whether all have entered and all who receive have released.
-    pub(super) fn over(&self) -> bool {
-        let receivers = (0..self.members.len()).filter(|m| self.receives(*m)).count();
-        self.members.iter().all(Option::is_some) && self.released == receivers
+    /// Whether all have entered and all who receive have released, but for members that are `gone`.
+    pub(super) fn over(&self, gone: impl Fn(usize) -> bool) -> bool {
+        let done = |member: &Member, me| member.released || !self.receives(me);
+        let each = |(me, member): (usize, &Option<Member>)| member.as_ref().is_some_and(|m| done(m, me)) || gone(me);
+        self.members.iter().enumerate().all(each)
     }
 
     /// Where all inputs lie, by member.

@@ -11,6 +11,7 @@ use std::ffi::OsString;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -101,6 +102,8 @@ pub struct Zygote {
     child: Child,
     socket: Option<UnixStream>,
     heard: Vec<u8>,
+    /// It has loaded torch, and listens.
+    is_ready: bool,
     ranks: BTreeMap<u32, i32>,
 }
 
@@ -129,7 +132,9 @@ impl Zygote {
         rustix::process::set_child_subreaper(Some(us))
             .map_err(HostError::system("adopting what ranks leave behind"))?;
         let stderr = io::stderr().as_fd().try_clone_to_owned().map_err(HostError::system("copying standard error"))?;
-        let child = Command::new(python)
+        let mut command = Command::new(python);
+        without_interrupts(&mut command);
+        let child = command
             .args(["-P", "-m", "uniference.zygote", &theirs.as_raw_fd().to_string()])
             .envs(preloads().map(|value| (PRELOAD, value)))
             .stdin(Stdio::null())
@@ -139,7 +144,7 @@ impl Zygote {
                 what: format!("cannot start {}: {error}", python.display()),
                 hint: "`uniference doctor` shows what is missing".into(),
             })?;
-        Ok(Zygote { child, socket: Some(socket), heard: Vec::new(), ranks: BTreeMap::new() })
+        Ok(Zygote { child, socket: Some(socket), heard: Vec::new(), is_ready: false, ranks: BTreeMap::new() })
     }
 
     /// What to poll for reading.
@@ -206,7 +211,8 @@ impl Zygote {
         match news {
             News::Forked { rank, pid } => drop(self.ranks.insert(*rank, *pid)),
             News::Exited { rank, .. } => drop(self.ranks.remove(rank)),
-            News::Ready { .. } | News::Error { .. } => {}
+            News::Ready { .. } => self.is_ready = true,
+            News::Error { .. } => {}
         }
     }
 
@@ -226,7 +232,7 @@ impl Drop for Zygote {
         }
         self.socket = None;
         let deadline = Instant::now() + GRACE;
-        while self.ranks.is_empty() && Instant::now() < deadline {
+        while self.is_ready && self.ranks.is_empty() && Instant::now() < deadline {
             if !matches!(self.child.try_wait(), Ok(None)) {
                 return end_orphans();
             }
@@ -278,6 +284,18 @@ fn kill_group(pid: i32) {
     if let Some(pid) = rustix::process::Pid::from_raw(pid) {
         let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    }
+}
+
+/// Ctrl-C on the terminal is for us, who end it; from its first instruction on, or it would print where it was.
+#[allow(unsafe_code)]
+fn without_interrupts(command: &mut Command) {
+    // SAFETY: between fork and exec a process may do what signal handlers may; this is one system call.
+    unsafe {
+        command.pre_exec(|| {
+            libc::signal(libc::SIGINT, libc::SIG_IGN);
+            Ok(())
+        });
     }
 }
 

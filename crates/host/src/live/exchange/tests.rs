@@ -155,6 +155,40 @@ fn rooms_are_free_when_all_who_receive_have_released() {
 }
 
 #[test]
+fn what_nobody_will_read_is_free_when_its_readers_have_ended() {
+    // Rank 0 stages at 64 what rank 1, whose program ends before or after, will never take part in.
+    let send = CallOp::Send { to: GroupRank(1), tag: 0, bytes: Bytes(64) };
+    for operation in [collective(CollectiveKind::AllReduce, 16, None), send] {
+        for ends_first in [true, false] {
+            let mut exchange = ranks(2);
+            join(&mut exchange, 2);
+            heard(&mut exchange);
+            let timeout = Some(SimDuration::from_us(1));
+            let wait = Op::Wait { handles: vec![0], any: false, timeout, ahead: false, site: Site(0) };
+            let mut freed = Vec::new();
+            let mut step = |exchange: &mut Exchange, rank: u32, ops: Vec<Op>| {
+                say(exchange, rank, ops);
+                freed.extend(frames(exchange).into_iter().flat_map(|(_, frame)| frame.freed));
+            };
+            let end = || Op::Exit(Outcome::Ok);
+            let asks = |at| Op::Sleep(Span::Until(SimTime::ZERO + SimDuration::from_us(at)));
+            if ends_first {
+                step(&mut exchange, 1, vec![end()]);
+            } else {
+                step(&mut exchange, 1, vec![asks(5)]);
+            }
+            step(&mut exchange, 0, vec![line("a.py:1"), issue(0, operation.clone(), Some(64)), wait]);
+            step(&mut exchange, 0, vec![Op::Release(0), asks(10)]);
+            if !ends_first {
+                step(&mut exchange, 1, vec![end()]);
+            }
+            step(&mut exchange, 0, vec![asks(20)]);
+            assert_eq!(freed, [64], "{operation:?} {ends_first}");
+        }
+    }
+}
+
+#[test]
 fn a_message_that_has_arrived_before_its_receive_has_its_data_all_the_same() {
     let mut exchange = ranks(2);
     join(&mut exchange, 2);
