@@ -159,9 +159,10 @@ mod tests {
         let no_route = "[[device]]\nname = \"a\"\ncount = 2\n[network]\n\
             links = [{ between = [\"a.0\", \"sw\"], bandwidth = \"1 Gbps\", latency = \"1 us\" }]\n";
         let unknown_key = format!("{one_host}bandwith = \"1 Gbps\"\n");
-        let cases: [&[&str]; 11] = [
+        let cases: [&[&str]; 12] = [
             &["run", "SCRIPT"],
             &["run", "--ranks", "2", "missing.py"],
+            &["run", "--rank", "2", "SCRIPT"],
             &["run", "--ranks", "0", "SCRIPT"],
             &["run", "--ranks", "2", "--bandwidth", "0 Gbps", "SCRIPT"],
             &["run", "--ranks", "2", "--bandwidth", "10", "SCRIPT"],

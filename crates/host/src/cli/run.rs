@@ -156,6 +156,10 @@ fn check_script(args: &Args) -> Result<(), HostError> {
     if args.module || script.exists() {
         return Ok(());
     }
+    if args.script[0].starts_with('-') {
+        let hint = "`uniference run --help` lists the options; the script comes after them";
+        return Err(HostError::Usage(format!("there is no option {}\nhint: {hint}", args.script[0])));
+    }
     let hint = "give the path of a Python file, or a module's name after -m; options of uniference stand before it";
     Err(HostError::Usage(format!("there is no script {}\nhint: {hint}", script.display())))
 }
