@@ -71,6 +71,11 @@ _numbers = itertools.count()
 _in_flight: dict[int, "Work"] = {}
 
 
+def pairs_closed() -> RuntimeError:
+    """What Gloo says of its connections after a time-out."""
+    return RuntimeError("Application timeout caused pair closure")
+
+
 class Pairs:
     """Gloo's connections of one process group. It closes them when an operation has timed out; none can be used again."""
 
@@ -88,7 +93,7 @@ class Pairs:
     def check(self) -> None:
         """Raises what Gloo does if they are closed."""
         if self.closed:
-            raise RuntimeError("Application timeout caused pair closure")
+            raise pairs_closed()
 
 
 # Where Gloo of torch 2.15's wheels says what has gone wrong. Programs look for the words, some for the space before them.
@@ -223,9 +228,9 @@ class Work(TorchWork):
         deliver_earlier(self.channel, self._number)
 
     def _give_up(self, error: RuntimeError) -> None:
-        """As Gloo's, it fails with the same error whenever it is asked from now on."""
+        """As Gloo's, it fails whenever it is asked from now on: a collective keeps its error, a message asks its connection again."""
         with self._delivering:
-            self._error = error
+            self._error = pairs_closed() if self._name in ("send", "recv") else error
             for operation in self._open:
                 self.channel.release(operation.handle)
             self._open.clear()

@@ -30,10 +30,10 @@ def collective_times_out(rank, size):
 
 @body
 def a_wait_after_a_time_out_fails_again(rank, size):
-    group = _group()
+    message, sum_up = _group(), _group()
     if rank == 0:
-        work = dist.irecv(torch.empty(2), 1, group)
-        return [error_of(work.wait), error_of(work.wait), work.is_completed(), work.is_success()]
+        works = [dist.irecv(torch.empty(2), 1, message), dist.all_reduce(torch.ones(2), group=sum_up, async_op=True)]
+        return [[error_of(work.wait), error_of(work.wait), work.is_completed(), work.is_success()] for work in works]
     return None
 
 
