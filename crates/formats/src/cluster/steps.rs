@@ -145,6 +145,7 @@ pub(super) fn inline(rules: &RawRules, attached: &Attachments) -> RawRules {
 mod tests {
     use super::super::{Choices, ClusterFile, Resolved};
     use super::*;
+    use uniference_sim::collective::Action;
     use uniference_sim::collective::choose::algorithm_by_name;
     use uniference_sim::ids::GroupRank;
     use uniference_sim::program::{Collective, DType, Shape};
@@ -183,6 +184,24 @@ mod tests {
             }
             assert_eq!(table.algorithm(&call, 3).name(), "gloo_ring");
         }
+    }
+
+    /// Of 1,000 bytes a pair, ranks 0 and 2 send their own three blocks and pass on four; ranks 1 and 3 send three blocks in two messages.
+    #[test]
+    fn the_all_to_all_of_the_examples_passes_blocks_on() {
+        let plan = include_str!("../../../../examples/steps/two-hosts.toml");
+        let table = resolve("all_to_all = { steps = \"two-hosts.toml\" }", plan).unwrap().cluster.backend.algorithms;
+        let kind = CollectiveKind::AllToAll;
+        let call = Collective { kind, dtype: DType::UInt8, reduce: None, root: None, shape: Shape::Even(1_000) };
+        let sent = |me: u32| {
+            let steps = table.algorithm(&call, 4).steps(&call, 4, GroupRank(me));
+            let sends = steps.filter_map(|step| match step.action {
+                Action::Send { span, .. } => Some(span.len),
+                Action::Recv { .. } => None,
+            });
+            sends.fold((0, 0), |(messages, bytes), len| (messages + 1, bytes + len))
+        };
+        assert_eq!([0, 1, 2, 3].map(sent), [(5, 7_000), (2, 3_000), (5, 7_000), (2, 3_000)]);
     }
 
     #[test]

@@ -2,33 +2,27 @@
 //! they become steps like any other's. How a user writes them down is `uniference-formats`' business.
 //!
 //! The tensor is cut into blocks. In an all-reduce, a reduce or a broadcast they are parts of one tensor, as even as can be, larger ones first; in
-//! an all-gather or a reduce-scatter each rank's own block is cut into as many parts, and rank r has the r-th of P rows of blocks.
-//! Ranks of a collective with a root are counted from the root: rank 0 of the description is the root, whichever that is.
+//! an all-gather, a reduce-scatter, a gather or a scatter each rank's own block is cut into as many parts, and rank r has the r-th of P rows
+//! of blocks; in an all-to-all each pair's block is, and what rank s has for rank d is the (s P + d)-th of P^2 rows.
+//! Ranks of a collective with a root are counted from the root: rank 0 of the description is the root, whichever that is, and rows are in
+//! that order too.
 
 use super::choose::AlgorithmTable;
 use super::dataflow::{Memory, Unfit, try_carry_out};
 use super::layout::Layout;
-use super::{Action, Algorithm, GroupRank, Span, Step, Steps, Surroundings};
+use super::{Action, Algorithm, GroupRank, Span, Step, Steps, Surroundings, root_of};
 use crate::program::{Collective, CollectiveKind, Shape};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-/// The kinds that can be given.
-pub static GIVEN_KINDS: [CollectiveKind; 6] = [
-    CollectiveKind::AllReduce,
-    CollectiveKind::Reduce,
-    CollectiveKind::Broadcast,
-    CollectiveKind::AllGather,
-    CollectiveKind::ReduceScatter,
-    CollectiveKind::Barrier,
-];
-
 /// A user's algorithm.
 #[derive(Clone)]
 pub struct Given {
     plan: Arc<Plan>,
-    /// What carries out the same kind in groups of another size.
+    /// Does any rank pass on what is another's? Where blocks are unequal, an all-to-all's ranks know their own sizes only.
+    relays: bool,
+    /// What carries out the same kind where the plan cannot.
     otherwise: AlgorithmTable,
 }
 
@@ -69,10 +63,6 @@ const MOST_BLOCKS: u64 = 1 << 22;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // the texts say it
 pub enum GivenError {
-    #[error(
-        "{0} cannot be given as steps\nhint: all_reduce, reduce, broadcast, all_gather, reduce_scatter and barrier can"
-    )]
-    Kind(CollectiveKind),
     #[error("a group of {0} needs no steps\nhint: describe at least 2 ranks")]
     Alone(usize),
     #[error("{blocks} blocks do not fit {kind} of {ranks} ranks\nhint: {hint}")]
@@ -112,13 +102,13 @@ impl fmt::Display for Blocks {
 }
 
 impl Given {
-    /// The algorithm of a plan; `otherwise` serves groups of another size.
+    /// The algorithm of a plan; `otherwise` serves groups of another size, and unequal blocks that the plan passes on.
     ///
     /// # Errors
     /// What does not carry out the collective: see [`GivenError`].
     pub fn new(plan: Plan, otherwise: AlgorithmTable) -> Result<Given, GivenError> {
         plan.check()?;
-        Ok(Given { plan: Arc::new(plan), otherwise })
+        Ok(Given { relays: plan.relays(), plan: Arc::new(plan), otherwise })
     }
 }
 
@@ -128,13 +118,14 @@ impl Algorithm for Given {
     }
 
     fn kinds(&self) -> &'static [CollectiveKind] {
-        let index = GIVEN_KINDS.iter().position(|kind| *kind == self.plan.kind).expect("it was checked");
-        &GIVEN_KINDS[index..=index]
+        let all: &'static [CollectiveKind] = &CollectiveKind::ALL;
+        let index = all.iter().position(|kind| *kind == self.plan.kind).expect("these are all");
+        &all[index..=index]
     }
 
     fn steps(&self, call: &Collective, size: u32, me: GroupRank) -> Steps {
         let root = call.root.map_or(0, |GroupRank(root)| root);
-        let cut = self.plan.cut(call);
+        let cut = self.plan.cut(call, me);
         let plan = self.plan.clone();
         let described = (me.0 + size - root) % size;
         Box::new((0..plan.ranks[described as usize].len()).map(move |index| {
@@ -145,7 +136,8 @@ impl Algorithm for Given {
     }
 
     fn decide(&self, call: &Collective, size: u32) -> Option<Arc<dyn Algorithm>> {
-        (size as usize != self.plan.ranks.len()).then(|| self.otherwise.algorithm(call, size))
+        let unknown = self.relays && matches!(call.shape, Shape::Pairs { .. });
+        (size as usize != self.plan.ranks.len() || unknown).then(|| self.otherwise.algorithm(call, size))
     }
 
     fn adapted(&self, surroundings: Surroundings) -> Option<Arc<dyn Algorithm>> {
@@ -166,33 +158,76 @@ impl GivenStep {
 }
 
 impl Plan {
-    /// Where the blocks of a call lie.
-    fn cut(&self, call: &Collective) -> Layout {
+    /// Where the blocks of a call of `me` lie.
+    fn cut(&self, call: &Collective, GroupRank(me): GroupRank) -> Layout {
         let ranks = self.ranks.len() as u32;
-        match (call.kind, &call.shape) {
-            (CollectiveKind::AllGather | CollectiveKind::ReduceScatter, _) if ranks != self.blocks => {
-                Layout::of_members(call, ranks).cut(ranks, self.blocks / ranks)
-            }
+        let rows = match (call.kind, &call.shape) {
+            (CollectiveKind::AllToAll, _) => Layout::of_all_pairs(call, ranks, me),
             (CollectiveKind::AllGather | CollectiveKind::ReduceScatter, _) => Layout::of_members(call, ranks),
-            (_, Shape::Even(elements)) => Layout::split(*elements, self.blocks.max(1)),
+            (CollectiveKind::Gather | CollectiveKind::Scatter, _) => {
+                Layout::of_members(call, ranks).counted_from(root_of(call).0, ranks)
+            }
+            (_, Shape::Even(elements)) => return Layout::split(*elements, self.blocks.max(1)),
             (kind, _) => panic!("{kind} has no blocks"),
+        };
+        let pieces = self.pieces();
+        if pieces == 1 { rows } else { rows.cut(self.blocks / pieces, pieces) }
+    }
+
+    /// How many rows of blocks there are: of each rank, or of each pair. `None`: the blocks are parts of one tensor.
+    fn rows(&self) -> Option<u64> {
+        let ranks = self.ranks.len() as u64;
+        match self.kind {
+            CollectiveKind::AllToAll => Some(ranks * ranks),
+            CollectiveKind::AllGather
+            | CollectiveKind::ReduceScatter
+            | CollectiveKind::Gather
+            | CollectiveKind::Scatter => Some(ranks),
+            _ => None,
         }
+    }
+
+    /// Into how many blocks a row is cut; at least 1.
+    fn pieces(&self) -> u32 {
+        self.rows().map_or(1, |rows| (u64::from(self.blocks) / rows).max(1) as u32)
+    }
+
+    /// Whose a block is at first: all have their own contribution to those of one tensor. Second: whose it is to be, where it is one rank's.
+    fn ends(&self, block: u32) -> (Option<u32>, Option<u32>) {
+        let (row, ranks) = (block / self.pieces(), self.ranks.len() as u32);
+        match self.kind {
+            CollectiveKind::Broadcast => (Some(0), None),
+            CollectiveKind::AllGather => (Some(row), None),
+            CollectiveKind::Gather => (Some(row), Some(0)),
+            CollectiveKind::Scatter => (Some(0), Some(row)),
+            CollectiveKind::AllToAll => (Some(row / ranks), Some(row % ranks)),
+            CollectiveKind::ReduceScatter => (None, Some(row)),
+            CollectiveKind::Reduce => (None, Some(0)),
+            CollectiveKind::AllReduce | CollectiveKind::Barrier => (None, None),
+        }
+    }
+
+    fn relays(&self) -> bool {
+        let stranger = |rank: usize, step: &GivenStep| {
+            let ends = (step.block..step.block + step.count).map(|block| self.ends(block));
+            let mut own = ends.map(|(source, target)| if step.sends { source } else { target });
+            own.any(|own| own != Some(rank as u32))
+        };
+        self.ranks.iter().enumerate().any(|(rank, steps)| steps.iter().any(|step| stranger(rank, step)))
     }
 
     fn check(&self) -> Result<(), GivenError> {
         let Plan { kind, blocks, ref ranks, .. } = *self;
-        if !GIVEN_KINDS.contains(&kind) {
-            return Err(GivenError::Kind(kind));
-        }
         if ranks.len() < 2 {
             return Err(GivenError::Alone(ranks.len()));
         }
-        let rows = matches!(kind, CollectiveKind::AllGather | CollectiveKind::ReduceScatter);
+        let uneven = self.rows().is_some_and(|rows| !u64::from(blocks).is_multiple_of(rows));
         let hint = match kind {
             CollectiveKind::Barrier if blocks > 0 => "a barrier has no data: leave `blocks` out, and out of the steps",
-            _ if rows && !blocks.is_multiple_of(ranks.len() as u32) => {
-                "as many for each rank: a multiple of their number"
+            CollectiveKind::AllToAll if uneven => {
+                "as many for each pair: a multiple of the square of the number of ranks"
             }
+            _ if uneven => "as many for each rank: a multiple of their number",
             CollectiveKind::Barrier => "",
             _ if blocks == 0 => "cut the tensor into at least one",
             _ if u64::from(blocks) * ranks.len() as u64 > MOST_BLOCKS => "use fewer: at most 4 Mi over all ranks",
@@ -255,26 +290,22 @@ impl Plan {
     }
 
     fn check_rank(&self, rank: usize, held: &[BTreeSet<u32>]) -> Result<(), GivenError> {
-        let size = self.ranks.len() as u32;
-        let row = |block: u32| block / (self.blocks / size).max(1);
-        let everyone: BTreeSet<u32> = (0..size).collect();
+        let everyone: BTreeSet<u32> = (0..self.ranks.len() as u32).collect();
+        let promise = match self.kind {
+            CollectiveKind::AllReduce => "every rank gets every rank's contribution",
+            CollectiveKind::Reduce => "rank 0, the root, gets every rank's contribution",
+            CollectiveKind::ReduceScatter => "every rank gets every rank's contribution to its own blocks",
+            CollectiveKind::Broadcast => "every rank gets what rank 0, the root, has",
+            CollectiveKind::AllGather => "every rank gets every rank's blocks",
+            CollectiveKind::Gather => "rank 0, the root, gets every rank's blocks",
+            CollectiveKind::Scatter => "every rank gets its own blocks of rank 0, the root",
+            CollectiveKind::AllToAll => "every rank d gets the blocks (s P + d) of every rank s",
+            CollectiveKind::Barrier => return Ok(()),
+        };
         for (block, held) in (0..).zip(held) {
-            let (wanted, promise) = match self.kind {
-                CollectiveKind::AllReduce => (Some(everyone.clone()), "every rank gets every rank's contribution"),
-                CollectiveKind::Reduce => {
-                    ((rank == 0).then(|| everyone.clone()), "rank 0, the root, gets every rank's contribution")
-                }
-                CollectiveKind::ReduceScatter => (
-                    (row(block) as usize == rank).then(|| everyone.clone()),
-                    "every rank gets every rank's contribution to its own blocks",
-                ),
-                CollectiveKind::Broadcast => (Some(BTreeSet::from([0])), "every rank gets what rank 0, the root, has"),
-                CollectiveKind::AllGather => {
-                    (Some(BTreeSet::from([row(block)])), "every rank gets every rank's blocks")
-                }
-                _ => (None, ""),
-            };
-            if wanted.is_some_and(|wanted| wanted != *held) {
+            let (source, target) = self.ends(block);
+            let wanted = source.map_or_else(|| everyone.clone(), |source| BTreeSet::from([source]));
+            if target.is_none_or(|target| target as usize == rank) && wanted != *held {
                 return Err(GivenError::Result { rank, block, holds: contributions(held), promise });
             }
         }
@@ -300,12 +331,7 @@ struct Contributions {
 impl Contributions {
     fn new(plan: &Plan) -> Contributions {
         let size = plan.ranks.len() as u32;
-        let row = |block: u32| block / (plan.blocks / size).max(1);
-        let has = |rank: u32, block: u32| match plan.kind {
-            CollectiveKind::Broadcast => rank == 0,
-            CollectiveKind::AllGather => row(block) == rank,
-            _ => true,
-        };
+        let has = |rank: u32, block: u32| plan.ends(block).0.is_none_or(|source| source == rank);
         let own = |rank: u32, block: u32| if has(rank, block) { BTreeSet::from([rank]) } else { BTreeSet::new() };
         let held = (0..size).map(|rank| (0..plan.blocks).map(|block| own(rank, block)).collect()).collect();
         Contributions { held, problem: None }
@@ -357,19 +383,26 @@ mod tests {
 
     /// What a user could have given in place of `algorithm`, whose steps keep to the edges of `blocks`.
     fn written_down(algorithm: &dyn Algorithm, kind: CollectiveKind, size: u32, blocks: u32) -> Plan {
-        let rows = matches!(kind, CollectiveKind::AllGather | CollectiveKind::ReduceScatter);
-        let elements = if rows { u64::from(blocks / size) } else { u64::from(blocks) };
-        let root = matches!(kind, CollectiveKind::Reduce | CollectiveKind::Broadcast).then_some(GroupRank(0));
-        let call = Collective { kind, dtype: DType::UInt8, reduce: None, root, shape: Shape::Even(elements) };
-        let given = |Step { action, after }: Step| {
+        let rows = Plan { name: "", kind, blocks, ranks: vec![Vec::new(); size as usize] }.rows().unwrap_or(1);
+        let elements = u64::from(blocks) / rows;
+        let call =
+            Collective { kind, dtype: DType::UInt8, reduce: None, root: root(kind, 0), shape: Shape::Even(elements) };
+        let given = |me: u32, Step { action, after }: Step| {
             let (sends, GroupRank(peer), span, combine) = match action {
                 Action::Send { to, span } => (true, to, span, false),
                 Action::Recv { from, span, combine } => (false, from, span, combine),
             };
-            let [block, count, after] = [span.start, span.len, after].map(|number| number as u32);
+            let [start, count, after] = [span.start, span.len, after].map(|number| number as u32);
+            // Of all pairs' blocks, a rank's steps name those of its own.
+            let block = match (kind, sends) {
+                (CollectiveKind::AllToAll, true) => me * size + start,
+                (CollectiveKind::AllToAll, false) => peer * size + me,
+                _ => start,
+            };
             GivenStep { sends, peer, block, count, combine, after }
         };
-        let ranks = (0..size).map(|me| algorithm.steps(&call, size, GroupRank(me)).map(given).collect()).collect();
+        let steps = |me| algorithm.steps(&call, size, GroupRank(me)).map(|step| given(me, step)).collect();
+        let ranks = (0..size).map(steps).collect();
         Plan { name: algorithm.name(), kind, blocks, ranks }
     }
 
@@ -377,9 +410,22 @@ mod tests {
         written_down(&*algorithm_by_name(kind, name).unwrap(), kind, size, blocks)
     }
 
+    fn root(kind: CollectiveKind, root: u32) -> Option<GroupRank> {
+        use CollectiveKind::{Broadcast, Gather, Reduce, Scatter};
+        matches!(kind, Reduce | Broadcast | Gather | Scatter).then_some(GroupRank(root))
+    }
+
     fn call(kind: CollectiveKind, elements: u64) -> Collective {
-        let root = matches!(kind, CollectiveKind::Reduce | CollectiveKind::Broadcast).then_some(GroupRank(1));
-        Collective { kind, dtype: DType::Float32, reduce: None, root, shape: Shape::Even(elements) }
+        Collective { kind, dtype: DType::Float32, reduce: None, root: root(kind, 1), shape: Shape::Even(elements) }
+    }
+
+    /// What each step does, and with how many elements.
+    fn messages(steps: Steps) -> Vec<(bool, GroupRank, u64, u64)> {
+        let message = |Step { action, after }| match action {
+            Action::Send { to, span } => (true, to, span.len, after),
+            Action::Recv { from, span, .. } => (false, from, span.len, after),
+        };
+        steps.map(message).collect()
     }
 
     /// Algorithms of ours, written down in blocks, do the same steps whatever the size of the tensor.
@@ -394,6 +440,10 @@ mod tests {
             (Reduce, "binomial", 6, 1),
             (Broadcast, "binomial", 7, 1),
             (Barrier, "dissemination", 5, 0),
+            (Gather, "linear", 4, 4),
+            (Scatter, "linear", 5, 5),
+            (AllToAll, "pairwise", 4, 16),
+            (AllToAll, "linear", 3, 9),
         ];
         for (kind, name, size, blocks) in cases {
             let ours = algorithm_by_name(kind, name).unwrap();
@@ -401,11 +451,82 @@ mod tests {
             for elements in [0, 1, 3, 1_000, 1_000_003] {
                 let call = call(kind, if kind == Barrier { 0 } else { elements });
                 for me in (0..size).map(GroupRank) {
+                    // Where a block lies matters to reductions and copies; of those with rows in another order, its size.
                     let (mine, theirs) = (given.steps(&call, size, me), ours.steps(&call, size, me));
-                    assert!(mine.eq(theirs), "{kind} {name} of {elements} on {me} of {size}");
+                    match kind {
+                        Gather | Scatter | AllToAll => {
+                            assert_eq!(messages(mine), messages(theirs), "{kind} {name}, {me}")
+                        }
+                        _ => assert!(mine.eq(theirs), "{kind} {name} of {elements} on {me} of {size}"),
+                    }
                 }
             }
         }
+    }
+
+    /// A gather of ranks 0 to 3 to rank 2 along a tree: 3 to its neighbour, which passes both on. Blocks of 10, 20, 30 and 40 elements.
+    #[test]
+    fn rows_are_counted_from_the_root_and_may_be_unequal() {
+        let step = |sends, peer, block, count, after| GivenStep { sends, peer, block, count, combine: false, after };
+        let ranks = vec![
+            vec![step(false, 1, 1, 1, 0), step(false, 2, 2, 2, 0)],
+            vec![step(true, 0, 1, 1, 0)],
+            vec![step(false, 3, 3, 1, 0), step(true, 0, 2, 2, 1)],
+            vec![step(true, 2, 3, 1, 0)],
+        ];
+        let plan = Plan { name: "tree", kind: CollectiveKind::Gather, blocks: 4, ranks };
+        let given = Given::new(plan.clone(), AlgorithmTable::ideal()).unwrap();
+        let root = Some(GroupRank(2));
+        let shape = Shape::Blocks(vec![10, 20, 30, 40]);
+        let call = Collective { kind: plan.kind, dtype: DType::Float32, reduce: None, root, shape };
+        // Counted from rank 2: 2, 3, 0, 1 with 30, 40, 10 and 20.
+        let received = |me| messages(given.steps(&call, 4, GroupRank(me))).iter().map(|(_, _, len, _)| *len).collect();
+        let lengths: Vec<Vec<u64>> = (0..4).map(received).collect();
+        assert_eq!(lengths, [vec![20, 30], vec![20], vec![40, 30], vec![40]]);
+        let lost = Plan {
+            ranks: vec![plan.ranks[0].clone(), plan.ranks[1].clone(), vec![step(true, 0, 2, 2, 0)], vec![]],
+            ..plan
+        };
+        let error = Given::new(lost, AlgorithmTable::ideal()).unwrap_err().to_string();
+        assert!(
+            error.contains("rank 0 ends with block 3 empty") && error.contains("gets every rank's blocks"),
+            "{error}"
+        );
+    }
+
+    /// A plan without relays knows all sizes that it needs; one with relays does not where they differ from pair to pair.
+    #[test]
+    fn unequal_pairs_are_for_plans_that_send_directly() {
+        let direct = Given::new(plan(CollectiveKind::AllToAll, "pairwise", 2, 4), AlgorithmTable::gloo()).unwrap();
+        let shape = Shape::Pairs { send: vec![1, 7], recv: vec![1, 9] };
+        let call = Collective { shape, ..call(CollectiveKind::AllToAll, 0) };
+        assert!(direct.decide(&call, 2).is_none());
+        let lengths: Vec<u64> = messages(direct.steps(&call, 2, GroupRank(0))).iter().map(|step| step.2).collect();
+        assert_eq!(lengths, [7, 9]);
+        let mut round = plan(CollectiveKind::AllToAll, "pairwise", 3, 9);
+        // 0 -> 2 goes by way of 1.
+        let [there, on] = [(true, 1, 2), (true, 2, 2)].map(|(sends, peer, block)| GivenStep {
+            sends,
+            peer,
+            block,
+            count: 1,
+            combine: false,
+            after: 0,
+        });
+        round.ranks[0].retain(|step| !(step.sends && step.block == 2));
+        round.ranks[0].push(there);
+        let before = round.ranks[1].len() as u32;
+        round.ranks[1].push(GivenStep { sends: false, peer: 0, ..there });
+        round.ranks[1].push(GivenStep { after: before + 1, ..on });
+        round.ranks[2].retain(|step| step.block != 2);
+        round.ranks[2].push(GivenStep { sends: false, peer: 1, ..on });
+        for steps in &mut round.ranks {
+            steps.iter_mut().enumerate().for_each(|(index, step)| step.after = step.after.min(index as u32));
+        }
+        let relayed = Given::new(round, AlgorithmTable::gloo()).unwrap();
+        let unequal = Shape::Pairs { send: vec![1; 3], recv: vec![1; 3] };
+        assert_eq!(relayed.decide(&Collective { shape: unequal, ..call.clone() }, 3).unwrap().name(), "linear");
+        assert!(relayed.decide(&Collective { shape: Shape::Even(5), ..call }, 3).is_none());
     }
 
     #[test]
@@ -425,7 +546,8 @@ mod tests {
             Given::new(plan, AlgorithmTable::ideal()).unwrap_err().to_string()
         };
         let cases = [
-            (changed(&|plan| plan.kind = CollectiveKind::AllToAll), "all_to_all cannot be given"),
+            (changed(&|plan| plan.kind = CollectiveKind::AllToAll), "3 blocks do not fit all_to_all of 3 ranks"),
+            (changed(&|plan| plan.kind = CollectiveKind::Scatter), "nothing is combined here"),
             (changed(&|plan| plan.ranks.truncate(1)), "a group of 1"),
             (changed(&|plan| plan.blocks = 0), "0 blocks do not fit all_reduce"),
             (changed(&|plan| plan.ranks[1][0].peer = 3), "rank 1, step 0: there is no rank 3 of 3"),

@@ -49,6 +49,24 @@ impl Layout {
         }
     }
 
+    /// What each of `size` members has for each, in an all-to-all, member by member, as far as `me` knows: nothing else is any of its
+    /// business where pairs differ.
+    pub(super) fn of_all_pairs(call: &Collective, size: u32, me: u32) -> Layout {
+        let Shape::Pairs { send, recv } = &call.shape else { return Layout::of_pairs(call).0 };
+        let length = |from: u32, to: u32| match (from == me, to == me) {
+            (true, _) => send[to as usize],
+            (false, true) => recv[from as usize],
+            (false, false) => 0,
+        };
+        Layout::listed(&(0..size).flat_map(|from| (0..size).map(move |to| length(from, to))).collect::<Vec<u64>>())
+    }
+
+    /// The blocks of `size` members, that of `root` first.
+    pub(super) fn counted_from(&self, root: u32, size: u32) -> Layout {
+        let length = |place| self.block((root + place) % size).len;
+        Layout::listed(&(0..size).map(length).collect::<Vec<u64>>())
+    }
+
     /// The same with each of `parts` blocks cut into `pieces`, as evenly as can be, larger ones first.
     pub(super) fn cut(&self, parts: u32, pieces: u32) -> Layout {
         let lengths = |part| {
