@@ -23,7 +23,10 @@ pub fn forecast(ranks: u32) -> u64 {
 
 /// Refuses ranks that cannot fit; returns a warning if it will be tight.
 pub fn check_memory(ranks: u32) -> Result<Option<String>, HostError> {
-    let Some(available) = available_memory() else { return Ok(None) };
+    available_memory().map_or(Ok(None), |available| check(ranks, available))
+}
+
+fn check(ranks: u32, available: u64) -> Result<Option<String>, HostError> {
     let needed = forecast(ranks);
     let figures = format!(
         "{ranks} ranks take at least {} MiB of memory before they allocate anything; {} MiB are available",
@@ -51,20 +54,28 @@ fn meminfo(text: &str) -> Option<u64> {
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
 }
 
-/// Raises the limit of open descriptors as far as `ranks` need.
-pub fn ensure_descriptors(ranks: u32) -> Result<(), HostError> {
-    let needed = RANK_FDS * u64::from(ranks) + OTHER_FDS;
-    let limit = getrlimit(Resource::Nofile);
-    if limit.current.is_none_or(|current| current >= needed) {
+/// How many ranks the driver may have descriptors for; `None`: there is no limit.
+pub fn most_ranks() -> Option<u64> {
+    getrlimit(Resource::Nofile).maximum.map(|maximum| maximum.saturating_sub(OTHER_FDS) / RANK_FDS)
+}
+
+/// Refuses ranks for which there are not enough descriptors.
+pub fn check_descriptors(ranks: u32) -> Result<(), HostError> {
+    if most_ranks().is_none_or(|most| most >= u64::from(ranks)) {
         return Ok(());
     }
-    if limit.maximum.is_some_and(|maximum| maximum < needed) {
-        return Err(HostError::Host {
-            what: format!("{ranks} ranks need {needed} open descriptors; the limit is {}", limit.maximum.unwrap_or(0)),
-            hint: format!("raise it: ulimit -Hn {needed}"),
-        });
-    }
-    let raised = Rlimit { current: Some(needed), maximum: limit.maximum };
+    let needed = RANK_FDS * u64::from(ranks) + OTHER_FDS;
+    let maximum = getrlimit(Resource::Nofile).maximum.unwrap_or(needed);
+    Err(HostError::Host {
+        what: format!("{ranks} ranks need {needed} open descriptors; the limit is {maximum}"),
+        hint: format!("raise it: ulimit -Hn {needed}"),
+    })
+}
+
+/// Raises this process's limit of open descriptors as far as it may: how many threads ranks will have is not known.
+pub fn raise_descriptors() -> Result<(), HostError> {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, ..limit };
     setrlimit(Resource::Nofile, raised).map_err(HostError::system("raising the limit of open descriptors"))
 }
 
@@ -75,9 +86,13 @@ mod tests {
     #[test]
     fn a_million_ranks_are_refused_and_one_is_not() {
         // 1e6 ranks: 700 MiB + 1e6 * 10 MiB = 9.5 TiB
-        let error = check_memory(1_000_000).unwrap_err().to_string();
+        let refused = |ranks, available| check(ranks, available).map_err(|error| error.to_string());
+        let error = refused(1_000_000, 9 << 40).unwrap_err();
         assert!(error.contains("1000000 ranks") && error.contains("hint: use fewer ranks"), "{error}");
-        check_memory(1).unwrap();
+        // 710 MiB, which may be four fifths of what there is before it is tight.
+        assert!(refused(1, 709 << 20).is_err());
+        assert!(refused(1, 710 << 20).unwrap().is_some());
+        assert_eq!(refused(1, 888 << 20), Ok(None));
     }
 
     #[test]

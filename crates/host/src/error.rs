@@ -1,6 +1,7 @@
 //! Owns the ways in which a command ends: errors with their hints, and the exit codes of the contract.
 
 use crate::interrupt::Interrupt;
+use rustix::io::Errno;
 use std::io;
 use std::path::PathBuf;
 
@@ -70,13 +71,21 @@ pub enum HostError {
         /// What to do.
         hint: String,
     },
-    /// The process that ranks are forked from did not start, or ended.
+    /// The process that ranks are forked from did not start.
     #[error("{what}\nhint: {hint}")]
     Zygote {
         /// What it said.
         what: String,
         /// What to do.
         hint: String,
+    },
+    /// It has ended in the middle of a run.
+    #[error("the process that ranks are forked from {how}\nhint: {hint}")]
+    ZygoteLost {
+        /// "was killed by SIGKILL".
+        how: String,
+        /// What to do.
+        hint: &'static str,
     },
     /// A call of the operating system that should not fail.
     #[error("{doing}: {source}")]
@@ -88,17 +97,46 @@ pub enum HostError {
     },
 }
 
+/// What to do where the host has not enough of something, by the error's code.
+const SHORTAGES: [(Errno, &str); 4] = [
+    (Errno::MFILE, "raise the limit of open descriptors: ulimit -Hn"),
+    (Errno::NFILE, "the whole machine is out of open files: close some, or raise fs.file-max"),
+    (Errno::NOMEM, "use fewer ranks, or free memory"),
+    (Errno::NOSPC, "make room on the disk, or choose another folder with --out"),
+];
+
 impl HostError {
-    /// Makes the error of a system call that should not fail.
+    /// Makes the error of a system call that should not fail, but where the host has not enough of something.
     pub fn system<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> HostError {
-        move |source| HostError::System { doing, source: source.into() }
+        move |source| {
+            let source = source.into();
+            let is = |code: &Errno| source.raw_os_error() == Some(code.raw_os_error());
+            match SHORTAGES.iter().find(|(code, _)| is(code)) {
+                Some((_, hint)) => HostError::Host { what: format!("{doing}: {source}"), hint: (*hint).to_owned() },
+                None => HostError::System { doing, source },
+            }
+        }
     }
 
     /// The exit code that goes with it.
     pub fn exit(&self) -> Exit {
         match self {
             HostError::System { .. } => Exit::Bug,
+            HostError::ZygoteLost { .. } => Exit::ProgramFailed,
             _ => Exit::Usage,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_host_lacks_is_no_bug_of_ours() {
+        let error = HostError::system::<Errno>("making a pipe")(Errno::MFILE);
+        assert_eq!(error.exit(), Exit::Usage);
+        assert!(error.to_string().starts_with("making a pipe: ") && error.to_string().contains("\nhint: "), "{error}");
+        assert_eq!(HostError::system::<Errno>("making a pipe")(Errno::INVAL).exit(), Exit::Bug);
     }
 }

@@ -1,13 +1,14 @@
-//! Owns the signals that end a run: a descriptor that becomes readable when one has come, and which one it was.
+//! Owns the signals that end a command: by themselves, or, while something has to be cleaned up first, by a descriptor that becomes
+//! readable when one has come.
 
-use crate::error::HostError;
+use crate::error::{Exit, HostError};
 use signal_hook::SigId;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, LazyLock};
 
 /// What has asked for the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +19,28 @@ pub enum Interrupt {
     Term,
     /// The terminal has gone.
     Hup,
+}
+
+/// Nobody waits for signals: they end the process.
+static UNATTENDED: LazyLock<Arc<AtomicBool>> = LazyLock::new(|| Arc::new(AtomicBool::new(true)));
+
+/// From here on the signals that end a program end this one at once, with the exit code of the contract, but while there are
+/// [`Interrupts`]. Python's own handler of Ctrl-C would only note it for when the command is done.
+pub fn exit_at_signals() -> Result<(), HostError> {
+    for (signal, exit) in [(SIGINT, Exit::Interrupted), (SIGTERM, Exit::Terminated), (SIGHUP, Exit::HungUp)] {
+        if signal != SIGHUP || !ignores_hangup() {
+            signal_hook::flag::register_conditional_shutdown(signal, exit as i32, UNATTENDED.clone())
+                .map_err(HostError::system("taking signals over"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether the process was started so that it outlives its terminal, as `nohup` does.
+fn ignores_hangup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (SIGHUP - 1) & 1 == 1)
 }
 
 /// While it lives, the signals that end a program only make its descriptor readable.
@@ -37,8 +60,10 @@ impl Interrupts {
         let number = |signal| signal_hook::flag::register_usize(signal, latest.clone(), signal as usize);
         let wake = |signal| signal_hook::low_level::pipe::register(signal, written.try_clone()?);
         let both = |signal| Ok([number(signal)?, wake(signal)?]);
-        let registered: std::io::Result<Vec<_>> = [SIGINT, SIGTERM, SIGHUP].into_iter().map(both).collect();
+        let hangup = (!ignores_hangup()).then_some(SIGHUP);
+        let registered: std::io::Result<Vec<_>> = [SIGINT, SIGTERM].into_iter().chain(hangup).map(both).collect();
         let registered = registered.map_err(HostError::system("taking signals over"))?.into_flattened();
+        UNATTENDED.store(false, SeqCst);
         Ok(Interrupts { readable, latest, registered })
     }
 
@@ -63,8 +88,67 @@ impl AsFd for Interrupts {
 
 impl Drop for Interrupts {
     fn drop(&mut self) {
+        UNATTENDED.store(true, SeqCst);
         for id in self.registered.drain(..) {
             signal_hook::low_level::unregister(id);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::{Pid, Signal, kill_process};
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
+    use std::time::Duration;
+
+    /// What a process does that [`ended_by`] starts.
+    #[test]
+    fn child() {
+        let Ok(how) = std::env::var("UNIFERENCE_TEST_SIGNALS") else { return };
+        exit_at_signals().unwrap();
+        let interrupts = Interrupts::new().unwrap();
+        if how == "afterwards" {
+            drop(interrupts);
+            println!("\nready");
+            std::thread::sleep(Duration::from_secs(60));
+            return;
+        }
+        println!("\nready");
+        while interrupts.take().is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::process::exit(7);
+    }
+
+    /// The exit code of a process that gets the signal, with [`Interrupts`] or after them.
+    fn ended_by(signal: Signal, how: &str, launcher: &[&str]) -> Option<i32> {
+        let test = std::env::current_exe().unwrap().display().to_string();
+        let words = [launcher, &[&test, "--exact", "interrupt::tests::child", "--nocapture"]].concat();
+        let mut child = Command::new(words[0]);
+        child.args(&words[1..]).env("UNIFERENCE_TEST_SIGNALS", how).stdout(Stdio::piped());
+        let mut child = child.spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.is_ok_and(|line| line == "ready")));
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        if !launcher.is_empty() {
+            kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+        }
+        child.wait().unwrap().code()
+    }
+
+    #[test]
+    fn signals_end_a_command_that_does_not_wait_for_them() {
+        let all = [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)];
+        for (signal, exit) in all.into_iter().filter(|(signal, _)| *signal != Signal::HUP || !ignores_hangup()) {
+            assert_eq!(ended_by(signal, "afterwards", &[]), Some(exit));
+            assert_eq!(ended_by(signal, "meanwhile", &[]), Some(7));
+        }
+    }
+
+    #[test]
+    fn a_command_under_nohup_outlives_its_terminal() {
+        assert_eq!(ended_by(Signal::HUP, "afterwards", &["nohup"]), Some(143));
     }
 }

@@ -6,7 +6,7 @@
 //! then it sends SIGALRM to the process. It is started with the first alarm and stays.
 
 use crate::waits::{this_thread, unblock};
-use crate::{PS_PER_NS, program, rank, real};
+use crate::{PS_PER_NS, answered, program, rank, real};
 use libc::{c_int, c_long, c_uint, c_void, itimerval, suseconds_t, timeval};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
@@ -112,8 +112,8 @@ fn left(now: SimTime, setting: Option<Setting>) -> (SimDuration, SimDuration) {
 }
 
 fn now(client: &Client) -> SimTime {
-    // It fails only in a child, which is no rank.
-    client.now().map_or(SimTime::ZERO, |(now, _)| now)
+    // Of a child, which is no rank, nobody asks.
+    answered(client.now()).map_or(SimTime::ZERO, |(now, _)| now)
 }
 
 fn setting() -> MutexGuard<'static, Option<Setting>> {
@@ -130,7 +130,7 @@ fn start() {
     }
 }
 
-extern "C" fn run(_: *mut c_void) -> *mut c_void {
+extern "C-unwind" fn run(_: *mut c_void) -> *mut c_void {
     let client = rank().expect("a rank has started it");
     take_no_signals();
     loop {
@@ -138,10 +138,10 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
         let span = setting().map_or(Span::For(SimDuration::MAX), |setting| Span::Until(setting.at));
         // SAFETY: as above.
         let asleep = || unsafe { futex(libc::FUTEX_WAIT, seen) };
-        match client.pause(span, Kick::Signal(this_thread()), asleep) {
-            Ok((_, true)) => go_off(seen),
-            Ok((_, false)) => {}
-            Err(_) => return null_mut(),
+        match answered(client.pause(span, Kick::Signal(this_thread()), asleep)) {
+            Some((_, true)) => go_off(seen),
+            Some((_, false)) => {}
+            None => return null_mut(),
         }
     }
 }

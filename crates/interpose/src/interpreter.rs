@@ -20,6 +20,8 @@ pub(crate) struct Interpreter {
     image: Range<usize>,
     /// Those of torch's libraries.
     torch: Vec<Range<usize>>,
+    /// That of the C++ library.
+    cpp: Vec<Range<usize>>,
     /// The code of `PyThread_acquire_lock_timed`.
     acquire: Range<usize>,
     has_lock: unsafe extern "C" fn() -> c_int,
@@ -49,6 +51,7 @@ pub(crate) fn find() {
         unsafe {
             Some(Interpreter {
                 image: images(|_, image| image.contains(&(has_lock as usize))).pop()?,
+                cpp: images(|name, _| name.contains("libstdc++") || name.contains("libc++")),
                 torch: images(|name, _| name.contains("libtorch") || name.contains("libc10")),
                 acquire: code_of(c"PyThread_acquire_lock_timed")?,
                 has_lock: std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(has_lock),
@@ -78,9 +81,10 @@ impl Interpreter {
 
     /// Whether torch itself looks at the clock, with the lock held: for its own counters of what it waits for, and its profiler.
     pub(crate) fn torch_looks(&self, from: usize, stack: usize) -> bool {
-        // `std::chrono` lies between, in the C++ library.
-        let callers = [from, stack::caller_of(from, stack)];
-        self.torch.iter().any(|image| callers.iter().any(|caller| image.contains(caller))) && self.has_lock()
+        let is_in = |images: &[Range<usize>], address| images.iter().any(|image| image.contains(&address));
+        // `std::chrono` lies between, in the C++ library: frames that never change. Nobody else's are looked at.
+        let calls = |from| is_in(&self.cpp, from) && is_in(&self.torch, stack::caller_of(from, stack));
+        (is_in(&self.torch, from) || calls(from)) && self.has_lock()
     }
 
     /// Runs `work` without the lock, which the calling thread holds.

@@ -72,6 +72,16 @@ pub fn sleep(client: &Client, span: Span) -> Result<SimDuration, ClientError> {
     waits::sleep(client, span)
 }
 
+/// What the rank's client has answered. `None`: the process is a rank's child, and on the host's clock. Any other error is the end of the
+/// process, as C has no way to hear of it: what went on by the host's clock would be wrong, and nobody would know.
+fn answered<T>(answer: Result<T, ClientError>) -> Option<T> {
+    match answer {
+        Ok(value) => Some(value),
+        Err(ClientError::Forked { .. }) => None,
+        Err(error) => error.end(),
+    }
+}
+
 extern "C" fn deactivate() {
     ACTIVE.store(false, SeqCst);
 }

@@ -1,5 +1,6 @@
 //! Owns the way to the C library's own functions, which those of this crate hide.
 
+use crate::threads::Start;
 use libc::{
     c_char, c_int, c_long, c_uint, c_ulong, c_void, clockid_t, epoll_event, fd_set, itimerval, nfds_t, pollfd,
     pthread_attr_t, pthread_cond_t, pthread_mutex_t, pthread_t, sem_t, siginfo_t, sigset_t, time_t, timespec, timeval,
@@ -8,8 +9,6 @@ use libc::{
 use std::ffi::CStr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-
-type Start = extern "C" fn(*mut c_void) -> *mut c_void;
 
 /// Declares, for each function, one of the same name that returns the C library's.
 macro_rules! functions {

@@ -1,6 +1,6 @@
 //! Owns the functions that sleep and wait for nothing else.
 
-use crate::{NS_PER_S, PS_PER_NS, kind, moment, on_host, program, rank, real, span};
+use crate::{NS_PER_S, PS_PER_NS, answered, kind, moment, on_host, program, rank, real, span};
 use libc::{c_int, c_uint, clockid_t, timespec, useconds_t};
 use uniference_host::live::protocol::Span;
 use uniference_sim::time::SimDuration;
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn sleep(time: c_uint) -> c_uint {
 
 /// How much is left, if a signal has ended the sleep early. `None`: the caller is not a rank's program.
 fn sleep_for(span: Span) -> Option<SimDuration> {
-    crate::waits::sleep(program()?, span).ok()
+    answered(crate::waits::sleep(program()?, span))
 }
 
 /// The error of a sleep that has so much left, if any, which is told to the caller.

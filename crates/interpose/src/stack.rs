@@ -1,12 +1,13 @@
 //! Owns one look at the stack: who has called the function that has called us.
 //!
 //! The distance between the two return addresses is the size of one function's frame, which is the same in every call from one place.
-//! It is found with the unwinder at the first call from there.
+//! It is found with the unwinder at the first call from there. That holds for functions that do not allocate on the stack as they go;
+//! `interpreter` asks only of such.
 
 use libc::{c_int, c_void};
 use std::sync::OnceLock;
 
-/// How many places that call us are remembered; the interpreter has two or three.
+/// How many places that call us are remembered; the interpreter and the C++ library have two or three each.
 const PLACES: usize = 16;
 
 /// The address `from` in our caller's code, and how far above it on the stack its own caller's address stands; `None`: it cannot be found.

@@ -6,7 +6,8 @@ use libc::{c_int, c_void, pthread_attr_t, pthread_t, sigset_t};
 use std::mem::MaybeUninit;
 use uniference_host::live::client::Client;
 
-type Start = extern "C" fn(*mut c_void) -> *mut c_void;
+/// A thread may be ended inside it, by `pthread_exit` or by being cancelled: glibc then unwinds its stack.
+pub(crate) type Start = extern "C-unwind" fn(*mut c_void) -> *mut c_void;
 
 /// What a new thread is to do.
 struct Beginning {
@@ -44,7 +45,8 @@ pub unsafe extern "C" fn pthread_create(
     result
 }
 
-extern "C" fn begin(beginning: *mut c_void) -> *mut c_void {
+/// Nothing that must be dropped is on its frame while the program runs: what ends a thread early goes right through it.
+extern "C-unwind" fn begin(beginning: *mut c_void) -> *mut c_void {
     // SAFETY: `pthread_create` made it for this thread alone.
     let Beginning { path, start, argument } = *unsafe { Box::from_raw(beginning.cast::<Beginning>()) };
     Client::begin_thread(path);
@@ -67,7 +69,7 @@ fn start_watch() {
     }
 }
 
-extern "C" fn watch(_: *mut c_void) -> *mut c_void {
+extern "C-unwind" fn watch(_: *mut c_void) -> *mut c_void {
     let client = crate::rank().expect("a rank has started it");
     client.watch(&kick)
 }

@@ -6,7 +6,9 @@
 //! What child processes do takes no virtual time. While the process has any, a wait that one of them could end is first spent on the
 //! host, for as long as its time-out says; if nothing has come then, it is spent in virtual time.
 
-use crate::{Kind, PS_PER_NS, alarms, errno, interpreter, kind, moment, on_host, program, rank, real, set_errno, span};
+use crate::{
+    Kind, PS_PER_NS, alarms, answered, errno, interpreter, kind, moment, on_host, program, rank, real, set_errno, span,
+};
 use libc::{
     c_int, c_long, clockid_t, epoll_event, fd_set, nfds_t, pollfd, pthread_cond_t, pthread_mutex_t, sem_t, siginfo_t,
     sigset_t, timespec, timeval,
@@ -46,8 +48,7 @@ fn wait(
         }
     }
     if !client.has_threads() {
-        // It fails only in a child, which is no rank.
-        let _ = client.sleep(span);
+        answered(client.sleep(span));
         return attempt(Host::Not);
     }
     let asleep = || {
@@ -57,8 +58,8 @@ fn wait(
     let mask = unblock();
     let paused = client.pause(span, Kick::Signal(this_thread()), asleep);
     restore(&mask);
-    match paused {
-        Ok(((result, code), false)) => {
+    match answered(paused) {
+        Some(((result, code), false)) => {
             set_errno(code);
             result
         }
@@ -357,18 +358,18 @@ unsafe fn condition_wait(
     if is_lock || program().is_none() {
         return on_host(then);
     }
-    if then <= client.last_now() {
-        return libc::ETIMEDOUT;
+    if then > client.last_now() && !client.has_threads() {
+        // Nobody of this process could signal.
+        answered(client.sleep(Span::Until(then)));
     }
-    if !client.has_threads() {
-        // Nobody could signal. It fails only in a child, which is no rank.
-        let _ = client.sleep(Span::Until(then));
-        return libc::ETIMEDOUT;
+    if then <= client.last_now() || !client.has_threads() {
+        // The moment has passed, but the mutex must have been free for others.
+        return on_host(then);
     }
     // SAFETY: what the caller gave.
     let asleep = || unsafe { real::pthread_cond_wait()(condition, mutex) };
-    match client.pause(Span::Until(then), Kick::Broadcast(condition as usize), asleep) {
-        Ok((result, false)) => result,
+    match answered(client.pause(Span::Until(then), Kick::Broadcast(condition as usize), asleep)) {
+        Some((result, false)) => result,
         _ => libc::ETIMEDOUT,
     }
 }

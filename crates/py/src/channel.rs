@@ -409,6 +409,6 @@ fn raise(error: ClientError) -> PyErr {
     match error {
         ClientError::ArenaFull { .. } => PyMemoryError::new_err(message),
         ClientError::Forked { .. } | ClientError::Severed { .. } => PyRuntimeError::new_err(message),
-        ClientError::Adopt(_) => PyOSError::new_err(message),
+        ClientError::Adopt(_) | ClientError::Thread { .. } => PyOSError::new_err(message),
     }
 }

@@ -15,7 +15,7 @@ fn cli(py: Python<'_>, argv: Vec<String>) -> PyResult<i32> {
     let extension: PathBuf = py.import("uniference._native")?.getattr("__file__")?.extract()?;
     uniference_host::live::zygote::preload(extension);
     let code = py.detach(|| uniference_host::cli::main(argv, &python));
-    // Ctrl-C was ours to handle, and was: the interpreter must not raise KeyboardInterrupt for it again.
+    // A Ctrl-C that did not end the process was a run's to handle, and was: the interpreter must not raise KeyboardInterrupt for it again.
     let _ = py.check_signals();
     Ok(code)
 }

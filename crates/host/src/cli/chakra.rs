@@ -1,8 +1,8 @@
 //! Owns `uniference chakra`: traces opened, read, and shown on standard output. What a trace is, `uniference-formats` knows.
 
 use super::export;
+use super::traces::in_file;
 use crate::error::{Exit, HostError};
-use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -226,11 +226,6 @@ fn open(path: &Path) -> Result<Reader<File>, HostError> {
         hint: "execution traces are called PREFIX.RANK.et",
     })?;
     Reader::open(file).map_err(in_file(path))
-}
-
-/// An error that names the file.
-fn in_file<E: Display>(path: &Path) -> impl FnOnce(E) -> HostError {
-    move |error| HostError::Usage(format!("{}: {error}", path.display()))
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ pub(super) struct ClusterArgs {
 #[derive(clap::Args)]
 #[command(next_help_heading = "Cluster")]
 pub(super) struct Overrides {
-    /// The communication library to simulate: gloo or ideal
+    /// The communication library to simulate: gloo, nccl, mpi or ideal
     #[arg(long, value_name = "NAME")]
     backend: Option<String>,
     /// The algorithm for one collective, as in all_reduce=ring

@@ -55,28 +55,33 @@ fn is_supported(version: &str) -> bool {
     version.starts_with(&format!("{TORCH}."))
 }
 
-/// Refuses another version of torch, of those that [`versions`] has found, before it takes seconds to load.
-pub(super) fn check_torch(versions: &[(String, String)]) -> Result<(), HostError> {
-    match versions.iter().find(|(name, version)| name == "torch" && !is_supported(version)) {
-        None => Ok(()),
-        Some((_, version)) => Err(HostError::Host {
-            what: format!("torch {version} is installed, but only {TORCH}.x is supported"),
-            hint: format!("install it: pip install torch=={TORCH}.0"),
+/// The versions of what a script runs on. Another torch than ours is refused before it takes seconds to load.
+pub(super) fn versions(python: &Path) -> Result<[(String, String); 2], HostError> {
+    let code = "import platform, importlib.metadata as m; print(platform.python_version(), m.version('torch'))";
+    let install = format!("pip install torch=={TORCH}.0");
+    let found = ask(python, code).map_err(|error| HostError::Host {
+        what: format!("torch's version cannot be found with {}: {error}", python.display()),
+        hint: format!("install it: {install}"),
+    })?;
+    // Only the last line is ours: what Python runs at its start may print, too.
+    match found.lines().last().and_then(|line| line.split_once(' ')) {
+        Some((version, torch)) if is_supported(torch) => {
+            Ok([("python".to_owned(), version.to_owned()), ("torch".to_owned(), torch.to_owned())])
+        }
+        other => Err(HostError::Host {
+            what: format!(
+                "torch {} is installed, but only {TORCH}.x is supported",
+                other.map_or("?", |(_, torch)| torch)
+            ),
+            hint: format!("install it: {install}"),
         }),
     }
 }
 
-/// The versions of what a script runs on, as far as they can be found.
-pub(super) fn versions(python: &Path) -> Vec<(String, String)> {
-    let code = "import platform, importlib.metadata as m; print(platform.python_version()); print(m.version('torch'))";
-    let found = ask(python, code).unwrap_or_default();
-    let names = ["python", "torch"].map(str::to_owned);
-    names.into_iter().zip(found.lines().map(str::to_owned)).collect()
-}
-
 /// What Python prints, or the last of what it complains.
 fn ask(python: &Path, code: &str) -> Result<String, String> {
-    let output = Command::new(python).args(["-c", code]).output().map_err(|error| error.to_string())?;
+    // Without the current folder: what lies there must not stand in for modules.
+    let output = Command::new(python).args(["-P", "-c", code]).output().map_err(|error| error.to_string())?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
     if output.status.success() {
         Ok(text(&output.stdout))
@@ -99,9 +104,9 @@ fn memory() -> Finding {
 fn descriptors() -> Finding {
     let limit = getrlimit(Resource::Nofile).maximum;
     let problem = limit.is_some_and(|limit| limit < 1024).then(|| "raise it: ulimit -Hn 4096".to_owned());
-    let found = limit.map_or("no limit".to_owned(), |limit| {
-        format!("{limit} at most: enough for {} ranks", (limit.max(256) - 256) / 3)
-    });
+    let found = limit
+        .zip(capacity::most_ranks())
+        .map_or("no limit".to_owned(), |(limit, ranks)| format!("{limit} at most: enough for {ranks} ranks"));
     Finding { what: "descriptors", found, problem }
 }
 

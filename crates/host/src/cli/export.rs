@@ -2,6 +2,7 @@
 //! `uniference-formats`' business.
 
 use super::cluster::ClusterArgs;
+use super::replay::open_record;
 use super::results::RECORD;
 use crate::error::HostError;
 use std::fs::{self, File, OpenOptions};
@@ -55,13 +56,7 @@ fn trace(folder: &Path, rank: RankId) -> PathBuf {
 }
 
 fn open(path: &Path) -> Result<RecordReader<BufReader<File>>, HostError> {
-    let file = File::open(path).map_err(|source| HostError::File {
-        action: "read",
-        path: path.to_owned(),
-        source,
-        hint: "give the folder that `uniference run` has written, without --record summary",
-    })?;
-    Ok(RecordReader::open(BufReader::new(file))?)
+    Ok(RecordReader::open(BufReader::new(open_record(path)?))?)
 }
 
 /// Makes the folder. A smaller run must not leave ranks of a larger one behind.

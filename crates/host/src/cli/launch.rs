@@ -3,7 +3,7 @@
 //! What a rank records is `python/uniference/real`'s business, what follows from all of them together that of `uniference-formats`.
 
 use super::folder::Folder;
-use super::results::{EVENTS, OutputArgs, RECORD, RecordLevel, TRACE, show};
+use super::results::{EVENTS, OutputArgs, RECORD, RecordLevel, TRACE, device, show};
 use super::testbed::{Output, Processes, TestbedArgs};
 use crate::error::{Exit, HostError};
 use crate::interrupt::Interrupts;
@@ -17,7 +17,7 @@ use uniference_formats::record::{Header, RecordWriter};
 use uniference_formats::report::{Manifest, RecorderReport, Report};
 use uniference_formats::trace::TraceWriter;
 use uniference_sim::cluster::Device;
-use uniference_sim::ids::{HostId, TaskId};
+use uniference_sim::ids::TaskId;
 use uniference_sim::record::{Digest, Statistics};
 use uniference_sim::time::SimDuration;
 
@@ -96,14 +96,16 @@ pub(super) fn launch(args: &Args, argv: &[String], python: &Path) -> Result<Exit
     if exit != Exit::Ok {
         return Ok(exit);
     }
+    if args.start.is_beside() {
+        // In a folder that all machines share the report is machine 0's to write.
+        super::complain(format_args!("{}", part(folder.path())));
+        return Ok(Exit::Ok);
+    }
     match read(folder.path()) {
         Ok(merged) => report(args, argv, &folder, merged).map(|()| Exit::Ok),
         // The other machines' files are on the other machines.
         Err(_) if args.start.is_part() => {
-            let path = folder.path().display();
-            super::complain(format_args!(
-                "this machine's part is recorded in {path}\nhint: copy the files rank-N.jsonl of all machines into one folder, then `uniference launch --merge` it\n"
-            ));
+            super::complain(format_args!("{}", part(folder.path())));
             Ok(Exit::Ok)
         }
         Err(error) => Err(error),
@@ -138,8 +140,16 @@ impl Start {
             command.env("OMP_NUM_THREADS", "1");
         }
         output.apply(&mut command);
-        let child = command.spawn().map_err(HostError::system("starting torchrun"))?;
+        let child = command.spawn().map_err(|error| HostError::Host {
+            what: format!("cannot start torchrun with {}: {error}", python.display()),
+            hint: "`uniference doctor` shows what is missing".to_owned(),
+        })?;
         Processes::of(vec![child]).wait(&interrupts)
+    }
+
+    /// Is this a machine other than 0, by what was said of it?
+    fn is_beside(&self) -> bool {
+        self.is_part() && self.node_rank.is_some_and(|rank| rank != 0)
     }
 
     /// Is there more than this machine?
@@ -165,6 +175,12 @@ impl Start {
         }
         options
     }
+}
+
+/// What a machine says that makes no report.
+fn part(folder: &Path) -> String {
+    let hint = "copy the files rank-N.jsonl of all machines into one folder, then `uniference launch --merge` it";
+    format!("this machine's part is recorded in {}\nhint: {hint}\n", folder.display())
 }
 
 pub(super) fn absolute(path: &Path) -> Result<String, HostError> {
@@ -230,15 +246,7 @@ fn write_record(file: BufWriter<File>, merged: &Merged, manifest: Manifest) -> R
 }
 
 fn devices(merged: &Merged) -> Vec<Device> {
-    let device = |name: &str| Device {
-        name: name.to_owned(),
-        host: HostId(0),
-        slowdown: 1.0,
-        spells: Vec::new(),
-        memory: None,
-        crash: None,
-    };
-    merged.devices().map(device).collect()
+    merged.devices().map(|name| device(name.to_owned())).collect()
 }
 
 /// The cluster file of what the testbed emulates; of real machines nothing but a name is known.

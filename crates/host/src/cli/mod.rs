@@ -20,6 +20,7 @@ mod traces;
 mod workload;
 
 use crate::error::{Exit, HostError};
+use crate::interrupt;
 use clap::{Parser, Subcommand};
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -72,7 +73,8 @@ pub fn main(argv: Vec<String>, python: &Path) -> i32 {
             return error.exit_code();
         }
     };
-    let exit = match catch_unwind(AssertUnwindSafe(|| carry_out(cli, &argv, python))) {
+    let carry_out = || interrupt::exit_at_signals().and_then(|()| carry_out(cli, &argv, python));
+    let exit = match catch_unwind(AssertUnwindSafe(carry_out)) {
         Ok(Ok(exit)) => exit,
         Ok(Err(error)) => {
             complain(format_args!("{}\n", with_prefix(&error)));

@@ -149,18 +149,14 @@ pub(super) fn report_astra(
     folder: &Folder,
     json: bool,
 ) -> Result<(), HostError> {
-    let npu = |rank| Device {
-        name: format!("npu.{rank}"),
-        host: HostId::from(rank),
-        slowdown: 1.0,
-        memory: None,
-        spells: Vec::new(),
-        crash: None,
-    };
-    let devices: Vec<Device> = (0..statistics.ranks().len()).map(npu).collect();
-    let versions = [("uniference".to_owned(), env!("CARGO_PKG_VERSION").to_owned())].into_iter().collect();
-    let manifest = Manifest { cluster: inputs, versions, seed: 0, command: argv.to_vec() };
+    let devices: Vec<Device> = (0..statistics.ranks().len()).map(|rank| device(format!("npu.{rank}"))).collect();
+    let manifest = Manifest { cluster: inputs, command: argv.to_vec(), ..versions() };
     show(&Report::new(&statistics, &devices, digest.to_hex(), manifest), folder, json)
+}
+
+/// A device of which only the name is known, for the reports of ranks that have no cluster.
+pub(super) fn device(name: String) -> Device {
+    Device { name, host: HostId(0), slowdown: 1.0, spells: Vec::new(), memory: None, crash: None }
 }
 
 /// Writes a report into the folder and shows it.

@@ -9,9 +9,9 @@ use super::results::{self, OutputArgs, RecordLevel, Recording};
 use crate::capacity;
 use crate::error::{Exit, HostError};
 use crate::interrupt::Interrupts;
-use crate::live::driver::{Driver, Ending, Setup, Terminal, Watch, describe_status};
+use crate::live::driver::{Driver, Ending, Setup, Terminal, Watch};
 use crate::live::exchange::Exchange;
-use crate::live::zygote::{Place, Script};
+use crate::live::zygote::{Place, Script, describe_status};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::AsFd;
@@ -78,10 +78,9 @@ pub(super) fn run(args: &Args, argv: &[String], python: &Path) -> Result<Exit, H
     chosen.resolved.cluster.dynamics.seed = args.seed;
     let cluster = &chosen.resolved.cluster;
     let ranks = cluster.devices.len() as u32;
-    let versions = doctor::versions(python);
-    doctor::check_torch(&versions)?;
+    let versions = doctor::versions(python)?;
     let tight = capacity::check_memory(ranks)?;
-    capacity::ensure_descriptors(ranks)?;
+    capacity::check_descriptors(ranks)?;
     let folder = Folder::prepare(args.output.out.as_deref(), &args.script[0])?;
     let terminal = args.debug_rank.map(|rank| terminal(rank, ranks, args.output.json)).transpose()?;
     let setup = Setup { terminal, ..setup(args, cluster, python, &folder, chosen.backend_named) };
@@ -327,7 +326,6 @@ fn obituary(rank: u32, pid: i32, status: i32, others: &str, folder: &Folder) -> 
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::cli::Cli;
     use clap::{CommandFactory, Parser};
 
@@ -342,12 +340,5 @@ mod tests {
         let crate::cli::Command::Run(args) = Cli::try_parse_from(words).unwrap().command else { panic!("it is run") };
         assert_eq!(args.script, ["train.py", "--ranks", "7", "-m", "--help"]);
         assert_eq!((args.cluster.ranks, args.module), (Some(2), false));
-    }
-
-    #[test]
-    fn the_cause_of_a_death_is_named() {
-        assert_eq!(describe_status(-9), "was killed by SIGKILL");
-        assert_eq!(describe_status(-63), "was killed by signal 63");
-        assert_eq!(describe_status(0), "exited with status 0");
     }
 }

@@ -2,7 +2,7 @@
 
 use super::cluster::{Chosen, ClusterArgs};
 use crate::error::{Exit, HostError};
-use crate::interrupt::Interrupts;
+use crate::interrupt::{Interrupt, Interrupts};
 use crate::testbed::{DEFAULT_QUEUE_BYTES, INTERFACE, LATE, Packets, Testbed};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::AsFd;
@@ -135,8 +135,8 @@ impl Processes {
     pub(super) fn wait(&mut self, interrupts: &Interrupts) -> Result<Exit, HostError> {
         let mut running: Vec<usize> = (0..self.0.len()).collect();
         while !running.is_empty() {
-            if interrupted(interrupts, Duration::from_millis(20))? {
-                return Ok(Exit::Interrupted);
+            if let Some(interrupt) = interrupted(interrupts, Duration::from_millis(20))? {
+                return Ok(interrupt.into());
             }
             for rank in std::mem::take(&mut running) {
                 match self.0[rank].try_wait().map_err(HostError::system("waiting for a rank"))? {
@@ -171,12 +171,11 @@ impl Drop for Processes {
     }
 }
 
-fn interrupted(interrupts: &Interrupts, patience: Duration) -> Result<bool, HostError> {
+fn interrupted(interrupts: &Interrupts, patience: Duration) -> Result<Option<Interrupt>, HostError> {
     let mut waiting = [PollFd::from_borrowed_fd(interrupts.as_fd(), PollFlags::IN)];
     let timeout = Timespec { tv_sec: 0, tv_nsec: patience.as_nanos() as i64 };
     match poll(&mut waiting, Some(&timeout)) {
-        Ok(count) => Ok(count > 0),
-        Err(rustix::io::Errno::INTR) => Ok(true),
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(interrupts.take()),
         Err(error) => Err(HostError::system("waiting for ranks")(error)),
     }
 }
@@ -202,4 +201,20 @@ fn environment(testbed: &Testbed, cluster: &Cluster, rank: usize) -> Vec<(&'stat
         ("OMP_NUM_THREADS", "1".to_owned()),
         ("GLOO_SOCKET_IFNAME", INTERFACE.to_owned()),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::{Signal, getpid, kill_process};
+
+    #[test]
+    fn what_has_ended_a_wait_is_its_exit_code() {
+        let interrupts = Interrupts::new().unwrap();
+        let mut ranks = Processes::of(vec![Command::new("sleep").arg("60").spawn().unwrap()]);
+        for (signal, exit) in [(Signal::TERM, Exit::Terminated), (Signal::INT, Exit::Interrupted)] {
+            kill_process(getpid(), signal).unwrap();
+            assert_eq!(ranks.wait(&interrupts).unwrap(), exit);
+        }
+    }
 }

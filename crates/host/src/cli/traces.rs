@@ -224,7 +224,7 @@ fn text(path: &Path) -> Result<String, HostError> {
     })
 }
 
-fn in_file<E: std::fmt::Display>(path: &Path) -> impl Fn(E) -> HostError {
+pub(super) fn in_file<E: std::fmt::Display>(path: &Path) -> impl Fn(E) -> HostError {
     move |error| HostError::Usage(format!("{}: {error}", path.display()))
 }
 

@@ -51,6 +51,7 @@ pub(super) struct Llama {
 #[derive(clap::Args)]
 #[command(next_help_heading = "Model")]
 struct ModelArgs {
+    /// How many there are
     #[arg(long, value_name = "N", default_value_t = 80)]
     layers: u32,
     /// Width of the residual stream
@@ -65,6 +66,7 @@ struct ModelArgs {
     /// Width of the feed-forward network, or of each expert
     #[arg(long, value_name = "N", default_value_t = 28_672)]
     ffn: u64,
+    /// Different tokens
     #[arg(long, value_name = "N", default_value_t = 128_256)]
     vocab: u64,
     /// In each layer, in place of its feed-forward network
@@ -140,6 +142,7 @@ enum ScheduleName {
 #[derive(clap::Args)]
 #[command(next_help_heading = "Job")]
 struct JobArgs {
+    /// What is done once
     #[arg(long, value_enum, default_value_t = PhaseName::Train)]
     phase: PhaseName,
     /// Tokens of a sequence; when decoding, those before the new one

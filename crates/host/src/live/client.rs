@@ -64,9 +64,27 @@ pub enum ClientError {
         /// Whose.
         rank: u32,
     },
+    /// A thread could not be told to the driver.
+    #[error(
+        "rank {rank} cannot take one more thread into the run: {source}\nhint: raise the limit of open descriptors (ulimit -n), or let fewer threads live at once"
+    )]
+    Thread {
+        /// Whose.
+        rank: u32,
+        /// Why not.
+        source: io::Error,
+    },
     /// The first exchange failed.
     #[error("the rank cannot join the run: {0}")]
     Adopt(#[from] io::Error),
+}
+
+impl ClientError {
+    /// Ends the process with its message, where nobody can be told of it otherwise.
+    pub fn end(self) -> ! {
+        eprintln!("{self}");
+        std::process::abort()
+    }
 }
 
 type Result<T> = std::result::Result<T, ClientError>;
@@ -156,12 +174,9 @@ impl Client {
     pub fn adopt(socket: UnixStream, rank: u32, world_size: u32) -> Result<Client> {
         let socket = UnixStream::from(lift(socket.into()));
         let mut frames = FrameBuffer::default();
-        let mut fds = Vec::new();
-        let hello: Hello = frames.read(&socket, &mut fds)?;
-        let [file, stacks] = <[OwnedFd; 2]>::try_from(fds).map_err(|fds| {
-            let what = format!("the greeting came with {} descriptors", fds.len());
-            io::Error::new(io::ErrorKind::InvalidData, what)
-        })?;
+        let hello: Hello = frames.read(&socket)?;
+        let lacks = || io::Error::new(io::ErrorKind::InvalidData, "the greeting came without its descriptors");
+        let (file, stacks) = frames.take_fd().zip(frames.take_fd()).ok_or_else(lacks)?;
         let arena = Arena::map(lift(file), hello.arena_bytes, hello.staging, hello.retain_bytes)?;
         let window = arena.window().clone();
         let client = Client {
@@ -596,9 +611,10 @@ impl Client {
     /// Announces the calling thread to the driver.
     fn open_task(&self) -> Result<Link> {
         self.refuse_in_fork()?;
-        let (ours, theirs) = UnixStream::pair()?;
+        let pair = UnixStream::pair().map_err(|source| ClientError::Thread { rank: self.rank, source })?;
+        let (ours, theirs) = (lift(pair.0.into()), UnixStream::from(lift(pair.1.into())));
         self.tasks.fetch_add(1, Relaxed);
-        let ours = Arc::new(UnixStream::from(lift(ours.into())));
+        let ours = Arc::new(UnixStream::from(ours));
         let mut link = Link::new(self.id, Some(ours.clone()), ours, FrameBuffer::default());
         if self.rounds.threaded() {
             link.opens = Some(theirs);
@@ -621,8 +637,12 @@ impl Client {
         if !is_severed(error) {
             never()
         }
-        eprintln!("{}", ClientError::Severed { rank: self.rank });
-        std::process::abort()
+        ClientError::Severed { rank: self.rank }.end()
+    }
+
+    /// What the rank's threads do cannot be seen any more.
+    pub(super) fn blind(&self, source: io::Error) -> ! {
+        ClientError::Thread { rank: self.rank, source }.end()
     }
 
     fn refuse_in_fork(&self) -> Result<()> {
@@ -688,8 +708,7 @@ impl Link {
 
     fn read(&mut self, client: &Client, meanwhile: &mut Meanwhile<'_>) -> Reply {
         loop {
-            let reply: Reply =
-                self.frames.read(&self.reader, &mut Vec::new()).unwrap_or_else(|error| client.lost(&error));
+            let reply: Reply = self.frames.read(&self.reader).unwrap_or_else(|error| client.lost(&error));
             client.take_in(&reply);
             match reply.answer {
                 Answer::Ahead(fetched) => {

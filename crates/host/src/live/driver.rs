@@ -11,10 +11,12 @@ use super::processor::Visit;
 use super::protocol::{self, Batch, FrameBuffer, Hello, Op, Reply};
 use super::quiescence::Found;
 use super::slots::Slots;
-use super::zygote::{News, Place, Script, Zygote};
+use super::zygote::{self, News, Place, Script, Zygote, describe_status};
+use crate::capacity;
 use crate::error::HostError;
 use crate::interrupt::{Interrupt, Interrupts};
 use rustix::event::epoll;
+use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
@@ -147,11 +149,11 @@ impl Process {
     }
 }
 
-/// One task's socket.
+/// One task's end of the conversation.
 struct Task {
-    socket: UnixStream,
+    /// Its socket; `None` once that is closed.
+    socket: Option<UnixStream>,
     frames: FrameBuffer,
-    open: bool,
     /// Its rank ran when its socket was closed.
     ran_to_its_end: bool,
     /// It was closed, and not by the end of the process.
@@ -216,7 +218,8 @@ impl<'a> Driver<'a> {
         exchange.reduce_in(arena::map(&arena, layout.total).map_err(HostError::system("mapping the shared arena"))?);
         let mut sources = Sources::new()?;
         let zygote = Zygote::start(&setup.python)?;
-        // After the zygote has come: it and its children run where they like.
+        // After the zygote has come: it and its children run where they like, with the limits that the user gave them.
+        capacity::raise_descriptors()?;
         let stay = Visit::here();
         sources.add(signals.as_fd(), Source::Signal)?;
         sources.add(zygote.socket(), Source::Zygote)?;
@@ -228,7 +231,7 @@ impl<'a> Driver<'a> {
             ranks: Vec::new(),
             sources,
             arena: (arena, layout),
-            lookout: Lookout::new().map_err(HostError::system("making a file for stacks"))?,
+            lookout: Lookout::new(zygote::package()).map_err(HostError::system("making a file for stacks"))?,
             heard: Instant::now(),
             waiting_outside: BTreeSet::new(),
             stay,
@@ -336,9 +339,10 @@ impl<'a> Driver<'a> {
     fn write(&self, rank: RankId, task: TaskId, frame: &Reply) {
         let mut bytes = Vec::with_capacity(128);
         protocol::encode(frame, &mut bytes);
-        let task = &self.ranks[rank.index()].tasks[task.index()];
         // A rank that is gone is found by its process's end.
-        let _ = protocol::write(&task.socket, &bytes);
+        if let Some(socket) = &self.ranks[rank.index()].tasks[task.index()].socket {
+            let _ = protocol::write(socket, &bytes);
+        }
     }
 
     /// Waits until something is to be heard, and hears it.
@@ -483,36 +487,30 @@ impl<'a> Driver<'a> {
     }
 
     fn hear_task(&mut self, rank: RankId, task: TaskId) -> Result<(), HostError> {
-        let mut fds = Vec::new();
         let state = &mut self.ranks[rank.index()].tasks[task.index()];
-        if !state.open {
-            return Ok(());
-        }
-        match state.frames.fill(&state.socket, false, &mut fds) {
+        let Some(socket) = &state.socket else { return Ok(()) };
+        match state.frames.fill(socket, false) {
             Ok(count) if count > 0 => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            Err(error) if error.raw_os_error() == Some(Errno::MFILE.raw_os_error()) => {
+                return Err(HostError::system("taking the socket of a rank's thread")(error));
+            }
             _ => return self.task_closed(rank, task),
         }
-        let mut fds = fds.into_iter();
         let broken = HostError::system::<io::Error>;
         while let Some(batch) =
             self.ranks[rank.index()].tasks[task.index()].frames.next_frame().map_err(broken("reading a frame"))?
         {
-            self.hear_batch(rank, task, batch, &mut fds)?;
+            self.hear_batch(rank, task, batch)?;
         }
         Ok(())
     }
 
-    fn hear_batch(
-        &mut self,
-        rank: RankId,
-        task: TaskId,
-        batch: Batch,
-        fds: &mut impl Iterator<Item = OwnedFd>,
-    ) -> Result<(), HostError> {
+    fn hear_batch(&mut self, rank: RankId, task: TaskId, batch: Batch) -> Result<(), HostError> {
         let Batch { opens_task, ops, quiet } = batch;
         if opens_task {
-            let socket = fds.next().unwrap_or_else(|| panic!("{rank} opens a task without its socket"));
+            let socket = self.ranks[rank.index()].tasks[task.index()].frames.take_fd();
+            let socket = socket.unwrap_or_else(|| panic!("{rank} opens a task without its socket"));
             self.task_opened(rank, UnixStream::from(socket))?;
         }
         if self.exchange.has_crashed(rank) {
@@ -539,8 +537,10 @@ impl<'a> Driver<'a> {
     /// A thread has ended, or with the main one the rank: that is found by its process's end.
     fn task_closed(&mut self, rank: RankId, task: TaskId) -> Result<(), HostError> {
         let state = &mut self.ranks[rank.index()].tasks[task.index()];
-        state.open = false;
-        self.sources.remove(state.socket.as_fd())?;
+        if let Some(socket) = state.socket.take() {
+            self.sources.remove(socket.as_fd())?;
+        }
+        state.frames = FrameBuffer::default();
         state.ran_to_its_end = self.exchange.runs(rank);
         let process = self.ranks[rank.index()].process;
         let state = &mut self.ranks[rank.index()].tasks[task.index()];
@@ -639,36 +639,14 @@ impl<'a> Driver<'a> {
 
 impl Task {
     fn new(socket: UnixStream) -> Task {
-        Task { socket, frames: FrameBuffer::default(), open: true, ran_to_its_end: false, severed: false, exited: None }
+        let frames = FrameBuffer::default();
+        Task { socket: Some(socket), frames, ran_to_its_end: false, severed: false, exited: None }
     }
 
     fn readable(&self) -> bool {
-        let mut fds = [rustix::event::PollFd::new(&self.socket, rustix::event::PollFlags::IN)];
-        self.open && rustix::event::poll(&mut fds, Some(&Default::default())).is_ok_and(|count| count > 0)
-    }
-}
-
-/// "was killed by SIGKILL", "exited with status 7".
-pub fn describe_status(status: i32) -> String {
-    const NAMES: [(i32, &str); 13] = [
-        (1, "SIGHUP"),
-        (2, "SIGINT"),
-        (4, "SIGILL"),
-        (6, "SIGABRT"),
-        (7, "SIGBUS"),
-        (8, "SIGFPE"),
-        (9, "SIGKILL"),
-        (11, "SIGSEGV"),
-        (13, "SIGPIPE"),
-        (14, "SIGALRM"),
-        (15, "SIGTERM"),
-        (24, "SIGXCPU"),
-        (25, "SIGXFSZ"),
-    ];
-    match NAMES.iter().find(|(number, _)| *number == -status) {
-        Some((_, name)) => format!("was killed by {name}"),
-        None if status < 0 => format!("was killed by signal {}", -status),
-        None => format!("exited with status {status}"),
+        let Some(socket) = &self.socket else { return false };
+        let mut fds = [rustix::event::PollFd::new(socket, rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut fds, Some(&Default::default())).is_ok_and(|count| count > 0)
     }
 }
 

@@ -29,6 +29,8 @@ const MOST_LOOKS: usize = 50;
 /// Sees ranks' processes.
 pub(crate) struct Lookout {
     stacks: File,
+    /// What the names of our own files in Python begin with.
+    ours: String,
 }
 
 /// A thread of the program, as `faulthandler` shows it.
@@ -47,11 +49,13 @@ struct Frame {
 }
 
 impl Lookout {
-    pub(crate) fn new() -> io::Result<Lookout> {
+    /// `ours`: the folder of this package, if there is one.
+    pub(crate) fn new(ours: Option<&Path>) -> io::Result<Lookout> {
         let file: OwnedFd = memfd_create("uniference-stacks", MemfdFlags::CLOEXEC)?;
         // Ranks share its position, and each begins where it is cut off.
         fcntl_setfl(&file, OFlags::APPEND)?;
-        Ok(Lookout { stacks: file.into() })
+        let ours = ours.map_or(String::new(), |folder| format!("{}/", folder.display()));
+        Ok(Lookout { stacks: file.into(), ours })
     }
 
     /// What ranks write their stacks to.
@@ -66,8 +70,9 @@ impl Lookout {
         }
         let everyone = BTreeSet::new();
         match Threads::of(pid).look(&everyone, &everyone) {
-            Found::Inside if has_children(pid) => Found::Outside,
-            found => found,
+            Ok(Found::Inside) if has_children(pid) => Found::Outside,
+            // It is only a look: what cannot be seen may run.
+            found => found.unwrap_or(Found::Running),
         }
     }
 
@@ -80,7 +85,7 @@ impl Lookout {
     pub(crate) fn stands(&self, pid: i32) -> Vec<String> {
         // Without an answer there is nothing to tell: the process has gone, or has closed the file.
         let text = self.ask(pid).unwrap_or_default();
-        stacks(&text).iter().filter_map(Stack::stand).collect()
+        stacks(&text).iter().filter_map(|stack| stack.stand(&self.ours)).collect()
     }
 
     fn ask(&self, pid: i32) -> io::Result<String> {
@@ -155,10 +160,10 @@ fn frame(line: &str) -> Option<Frame> {
 }
 
 impl Stack {
-    /// `None`: in a call of ours, of which the engine knows.
-    fn stand(&self) -> Option<String> {
-        let innermost = self.frames.first().filter(|frame| !frame.is_ours())?;
-        let user = self.frames.iter().position(|frame| !frame.is_library());
+    /// `None`: in a call of ours, of which the engine knows. The names of our files begin with `ours`.
+    fn stand(&self, ours: &str) -> Option<String> {
+        let innermost = self.frames.first().filter(|frame| !frame.is_in(ours))?;
+        let user = self.frames.iter().position(|frame| !frame.is_library() && !frame.is_in(ours));
         let at = user.map_or(innermost, |user| &self.frames[user]);
         let called = user.and_then(|user| self.frames[..user].last());
         let within = called.map_or(String::new(), |frame| format!(", in {}", frame.name()));
@@ -168,13 +173,14 @@ impl Stack {
 }
 
 impl Frame {
-    fn is_ours(&self) -> bool {
-        Path::new(&self.file).parent().is_some_and(|folder| folder.ends_with("uniference"))
+    /// Whether it is in a file of the package whose files' names begin so.
+    fn is_in(&self, package: &str) -> bool {
+        !package.is_empty() && self.file.starts_with(package)
     }
 
     /// Not of the user's program: Python's own, or installed.
     fn is_library(&self) -> bool {
-        self.file.contains("/lib/python3.") || self.file.starts_with('<') || self.is_ours()
+        self.file.contains("/lib/python3.") || self.file.starts_with('<')
     }
 
     /// `queue.get`
@@ -192,11 +198,13 @@ mod tests {
     fn the_users_line_is_found_below_the_librarys() {
         let text = "Thread 0x00007f01 (most recent call first):\n  File \"/usr/lib/python3.11/threading.py\", line 324 in wait\n  \
                     File \"/usr/lib/python3.11/queue.py\", line 171 in get\n  File \"/home/a b.py\", line 9 in work\n\n\
-                    Thread 0x00007f02 (most recent call first):\n  File \"/x/uniference/clock.py\", line 30 in sleep\n  \
-                    File \"/home/a b.py\", line 4 in f\n\nCurrent thread 0x00007f03 (most recent call first):\n  \
+                    Thread 0x00007f02 (most recent call first):\n  File \"/x/uniference/cuda/streams.py\", line 30 in wait\n  \
+                    File \"/home/a b.py\", line 4 in f\n\n\
+                    Thread 0x00007f04 (most recent call first):\n  File \"/home/uniference/b.py\", line 2 in g\n\nCurrent thread 0x00007f03 (most recent call first):\n  \
                     File \"/home/a b.py\", line 12 in <module>\n";
-        let stands: Vec<String> = stacks(text).iter().filter_map(Stack::stand).collect();
-        assert_eq!(stands, ["a thread at /home/a b.py:9, in queue.get", "main thread at /home/a b.py:12"]);
+        let stands: Vec<String> = stacks(text).iter().filter_map(|stack| stack.stand("/x/uniference/")).collect();
+        let expected = ["a thread at /home/a b.py:9, in queue.get", "a thread at /home/uniference/b.py:2"];
+        assert_eq!(stands, [&expected[..], &["main thread at /home/a b.py:12"]].concat());
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub enum Stream {
 }
 
 /// A line longer than this is passed on in parts: a rank that never ends its line must not fill our memory.
-const LONGEST_LINE: usize = 64 * 1024;
+const LONGEST_LINE: usize = 64 << 20;
 
 /// One pipe of a rank.
 pub struct Pipe {
@@ -53,9 +53,10 @@ impl Pipe {
             }
             return Ok(false);
         }
+        let before = self.partial.len();
         self.partial.extend_from_slice(&chunk[..count]);
-        let whole = match self.partial.iter().rposition(|byte| *byte == b'\n') {
-            Some(at) => at + 1,
+        let whole = match chunk[..count].iter().rposition(|byte| *byte == b'\n') {
+            Some(at) => before + at + 1,
             None if self.partial.len() > LONGEST_LINE => self.partial.len(),
             None => 0,
         };
@@ -124,10 +125,23 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_an_end_is_passed_on_in_parts() {
+    fn a_long_line_comes_out_whole() {
         let part = [b'x'; 16 * 1024];
-        let out = lines(&[&part, &part, &part, &part, &part]);
-        assert_eq!(out[0].len(), 5 * part.len());
+        let out = lines(&[&part, &part, &part, &part, &part, b"\ny\n"]);
+        assert_eq!(out, ["x".repeat(5 * part.len()) + "\n", "y\n".to_owned()]);
+    }
+
+    #[test]
+    fn a_line_without_an_end_is_passed_on_in_parts() {
+        let (source, sink) = rustix::pipe::pipe().unwrap();
+        File::from(sink).write_all(b"x").unwrap();
+        let mut pipe = Pipe { source: File::from(source), partial: vec![b'x'; LONGEST_LINE] };
+        let mut seen = Vec::new();
+        let open = pipe.read(|line| {
+            seen.push(line.len());
+            Ok::<_, io::Error>(())
+        });
+        assert_eq!((open.unwrap(), seen), (true, vec![LONGEST_LINE + 1]));
     }
 
     #[test]

@@ -8,10 +8,12 @@
 
 use super::memory::Kernel;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -257,11 +259,13 @@ pub fn encode(value: &impl Serialize, buffer: &mut Vec<u8>) {
 /// What is read at once, at most.
 const CHUNK: usize = 16 * 1024;
 
-/// Bytes received, cut into frames.
+/// Bytes received, cut into frames, and the descriptors that came with them.
 #[derive(Default)]
 pub struct FrameBuffer {
     bytes: Vec<u8>,
     taken: usize,
+    /// They come with the first byte of what they were sent with, whose frame may not be whole yet.
+    fds: VecDeque<OwnedFd>,
     /// Kept, as clearing as much at every read takes longer than reading a frame.
     chunk: Vec<u8>,
 }
@@ -285,8 +289,16 @@ impl FrameBuffer {
         Ok(Some(value))
     }
 
+    /// The next descriptor that came along.
+    pub fn take_fd(&mut self) -> Option<OwnedFd> {
+        self.fds.pop_front()
+    }
+
     /// Reads what the socket has; also the descriptors that came along. Returns how many bytes; 0: the other end is closed.
-    pub fn fill(&mut self, socket: &UnixStream, wait: bool, fds: &mut Vec<OwnedFd>) -> io::Result<usize> {
+    ///
+    /// # Errors
+    /// `EMFILE` if this process cannot have a descriptor that came along: it is lost.
+    pub fn fill(&mut self, socket: &UnixStream, wait: bool) -> io::Result<usize> {
         self.chunk.resize(CHUNK, 0);
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -296,20 +308,23 @@ impl FrameBuffer {
         })?;
         for message in ancillary.drain() {
             if let RecvAncillaryMessage::ScmRights(received) = message {
-                fds.extend(received);
+                self.fds.extend(received);
             }
+        }
+        if received.flags.contains(ReturnFlags::CTRUNC) {
+            return Err(rustix::io::Errno::MFILE.into());
         }
         self.bytes.extend_from_slice(&self.chunk[..received.bytes]);
         Ok(received.bytes)
     }
 
     /// Blocks until a whole frame is there.
-    pub fn read<T: DeserializeOwned>(&mut self, socket: &UnixStream, fds: &mut Vec<OwnedFd>) -> io::Result<T> {
+    pub fn read<T: DeserializeOwned>(&mut self, socket: &UnixStream) -> io::Result<T> {
         loop {
             if let Some(value) = self.next_frame()? {
                 return Ok(value);
             }
-            if self.fill(socket, true, fds)? == 0 {
+            if self.fill(socket, true)? == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
         }
@@ -382,17 +397,32 @@ mod tests {
         let mut bytes = Vec::new();
         encode(&sent, &mut bytes);
         let writer = thread::spawn(move || write_with_fds(&here, &bytes, &[here.as_fd()]).unwrap());
-        let mut fds = Vec::new();
-        let received: Batch = FrameBuffer::default().read(&there, &mut fds).unwrap();
+        let mut frames = FrameBuffer::default();
+        let received: Batch = frames.read(&there).unwrap();
         writer.join().unwrap();
-        assert_eq!((received, fds.len()), (sent, 1));
+        assert_eq!((received, frames.take_fd().is_some(), frames.take_fd().is_some()), (sent, true, false));
+    }
+
+    #[test]
+    fn a_descriptor_waits_for_its_frame() {
+        let (here, there) = UnixStream::pair().unwrap();
+        let (mut long, mut short) = (Vec::new(), Vec::new());
+        encode(&batch(vec![Op::Site("x".repeat(CHUNK - 20))]), &mut long);
+        encode(&Batch { opens_task: true, ops: Vec::new(), quiet: None }, &mut short);
+        write(&here, &long).unwrap();
+        write_with_fds(&here, &short, &[here.as_fd()]).unwrap();
+        // One read ends inside the second frame.
+        assert!(long.len() < CHUNK && CHUNK < long.len() + short.len());
+        let mut frames = FrameBuffer::default();
+        let opens: Vec<bool> = (0..2).map(|_| frames.read::<Batch>(&there).unwrap().opens_task).collect();
+        assert_eq!((opens, frames.take_fd().is_some()), (vec![false, true], true));
     }
 
     #[test]
     fn a_closed_socket_is_the_end_of_file() {
         let (here, there) = UnixStream::pair().unwrap();
         drop(here);
-        let error = FrameBuffer::default().read::<Batch>(&there, &mut Vec::new()).unwrap_err();
+        let error = FrameBuffer::default().read::<Batch>(&there).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
     }
 

@@ -10,6 +10,7 @@
 
 use super::descriptors::lift;
 use rustix::fs::{Dir, Mode, OFlags};
+use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -73,12 +74,14 @@ impl Threads {
     }
 
     /// What all threads do but those to `skip`; what those `inside` wait for is known to be of this process.
-    pub(crate) fn look(&mut self, skip: &BTreeSet<ThreadId>, inside: &BTreeSet<ThreadId>) -> Found {
+    ///
+    /// # Errors
+    /// If that cannot be seen: there is no room for another file.
+    pub(crate) fn look(&mut self, skip: &BTreeSet<ThreadId>, inside: &BTreeSet<ThreadId>) -> io::Result<Found> {
         let found = self.first_look(skip).and_then(|list| self.second_look(&list, skip, inside));
-        found.unwrap_or_else(|_| {
-            // A thread has just ended; or the program has closed what is not its own, and the files must be opened again.
+        found.or_else(|error| {
             self.known.clear();
-            Found::Running
+            changed(error).map(|()| Found::Running)
         })
     }
 
@@ -116,6 +119,14 @@ impl Threads {
     }
 }
 
+/// Whether a look failed because of what it saw: a thread has just ended, or the program has closed what is not its own, and the files
+/// must be opened again.
+fn changed(error: io::Error) -> io::Result<()> {
+    let expected = [Errno::NOENT, Errno::SRCH, Errno::BADF];
+    let is_expected = expected.iter().any(|code| error.raw_os_error() == Some(code.raw_os_error()));
+    if is_expected { Ok(()) } else { Err(error) }
+}
+
 /// A look at the processes that this one has started, and at those that these have.
 #[derive(Default)]
 pub(crate) struct Family {
@@ -123,19 +134,19 @@ pub(crate) struct Family {
 }
 
 impl Family {
-    /// The first look.
-    pub(crate) fn look(&mut self) -> bool {
-        self.first_look().is_ok()
+    /// The first look; whether it was one.
+    pub(crate) fn look(&mut self) -> io::Result<bool> {
+        let looked = self.first_look().map(|()| true);
+        looked.or_else(|error| changed(error).map(|()| false))
     }
 
     /// The second one: whether all have slept since, and none can wake up by itself.
-    pub(crate) fn has_slept(&mut self) -> bool {
-        let slept = self.second_look();
-        if slept.is_err() {
+    pub(crate) fn has_slept(&mut self) -> io::Result<bool> {
+        self.second_look().or_else(|error| {
             // One has ended, and another may get its number.
             self.known.clear();
-        }
-        slept.unwrap_or(false)
+            changed(error).map(|()| false)
+        })
     }
 
     fn first_look(&mut self) -> io::Result<()> {
@@ -245,7 +256,7 @@ mod tests {
     /// Looks only at those.
     fn look(threads: &mut Threads, at: &[ThreadId], inside: &[ThreadId]) -> Found {
         let skip = list("self", &BTreeSet::new()).unwrap().into_iter().filter(|thread| !at.contains(thread)).collect();
-        threads.look(&skip, &inside.iter().copied().collect())
+        threads.look(&skip, &inside.iter().copied().collect()).unwrap()
     }
 
     fn comes(threads: &mut Threads, at: &[ThreadId], inside: &[ThreadId], wanted: Found) -> bool {
@@ -285,7 +296,7 @@ mod tests {
 
     #[test]
     fn a_child_that_waits_for_input_is_told_from_one_that_sleeps_for_a_time() {
-        let slept = |family: &mut Family| family.look() && family.has_slept();
+        let slept = |family: &mut Family| family.look().unwrap() && family.has_slept().unwrap();
         let mut family = Family::default();
         assert!(slept(&mut family), "there is none");
         let start = |command: &str, argument: Option<&str>| {
@@ -295,7 +306,11 @@ mod tests {
         let mut reader = start("cat", None);
         assert!((0..100_000).any(|_| slept(&mut family)));
         let mut sleeper = start("sleep", Some("60"));
-        thread::sleep(Duration::from_millis(100));
+        let call = || std::fs::read_to_string(format!("/proc/{}/syscall", sleeper.id())).unwrap_or_default();
+        assert!((0..100_000).any(|_| {
+            thread::sleep(Duration::from_millis(1));
+            SLEEPS.contains(&call().split_ascii_whitespace().next().unwrap_or_default())
+        }));
         assert!((0..1000).all(|_| !slept(&mut family)));
         for child in [&mut reader, &mut sleeper] {
             child.kill().unwrap();

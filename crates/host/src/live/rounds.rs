@@ -15,7 +15,7 @@ use super::descriptors::lift;
 use super::protocol::{self, Answer, Batch, FrameBuffer, Op, Quiet, Reply};
 use super::quiescence::{Family, Found, ThreadId, Threads};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
-use rustix::time::{ClockId, Timespec, clock_gettime};
+use rustix::time::{ClockId, Timespec};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -216,11 +216,11 @@ impl Rounds {
         if self.arriving.load(SeqCst) > 0 {
             return false;
         }
-        let found = state.look();
+        let found = state.look(client);
         let waited = host_ns().saturating_sub(since);
         let outside = match found {
             Found::Inside => false,
-            Found::Outside if !has_children() || waited > PATIENCE_OUTSIDE || state.family_sleeps() => true,
+            Found::Outside if !has_children() || waited > PATIENCE_OUTSIDE || state.family_sleeps(client) => true,
             Found::Running if waited > PATIENCE_RUNNING => true,
             Found::Outside | Found::Running => return false,
         };
@@ -273,8 +273,7 @@ impl Rounds {
         let Some(pause) = state.paused.get_mut(&thread).filter(|pause| Arc::ptr_eq(&pause.reader, reader)) else {
             return;
         };
-        let reply: Reply =
-            FrameBuffer::default().read(reader, &mut Vec::new()).unwrap_or_else(|error| client.lost(&error));
+        let reply: Reply = FrameBuffer::default().read(reader).unwrap_or_else(|error| client.lost(&error));
         client.take_in(&reply);
         match pause.state {
             Paused::Left => drop(state.paused.remove(&thread)),
@@ -297,7 +296,7 @@ impl State {
         part.ops.extend(ops);
     }
 
-    fn look(&mut self) -> Found {
+    fn look(&mut self, client: &Client) -> Found {
         let ours = self.watch.into_iter().chain([this_thread()]);
         let skip = self.asking.iter().copied().chain(ours).collect();
         let kicked = |pause: &Pause| pause.state == Paused::Over && matches!(pause.kick, Kick::Signal(_));
@@ -306,12 +305,14 @@ impl State {
         }
         // A child's messages count as coming from outside.
         let inside = if has_children() { BTreeSet::new() } else { self.paused.keys().copied().collect() };
-        self.threads.look(&skip, &inside)
+        self.threads.look(&skip, &inside).unwrap_or_else(|error| client.blind(error))
     }
 
     /// Whether the children, too, only wait: for us, or for each other.
-    fn family_sleeps(&mut self) -> bool {
-        self.family.look() && self.look() == Found::Outside && self.family.has_slept()
+    fn family_sleeps(&mut self, client: &Client) -> bool {
+        self.family.look().unwrap_or_else(|error| client.blind(error))
+            && self.look(client) == Found::Outside
+            && self.family.has_slept().unwrap_or_else(|error| client.blind(error))
     }
 
     /// Tells the driver what was said, and that nobody runs.
@@ -405,8 +406,7 @@ pub fn has_children() -> bool {
 }
 
 fn host_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+    super::client::clock_ns(ClockId::Monotonic)
 }
 
 /// Whether an answer is the late end of a pause, which the thread has left long ago.

@@ -11,7 +11,7 @@ use std::ffi::OsString;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -118,6 +118,11 @@ pub fn preload(path: PathBuf) {
     PRELOADED.get_or_init(|| path);
 }
 
+/// The folder of the package that the extension is part of.
+pub(super) fn package() -> Option<&'static Path> {
+    PRELOADED.get().and_then(|extension| extension.parent())
+}
+
 /// How long the zygote may take to end by itself when all ranks have.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -155,7 +160,7 @@ impl Zygote {
     /// Asks for a rank with these descriptors: its control socket, standard output, standard error; for the rank that is debugged also
     /// standard input.
     pub fn fork(
-        &self,
+        &mut self,
         script: &Script,
         place: &Place,
         debug_rank: Option<u32>,
@@ -184,7 +189,7 @@ impl Zygote {
             protocol::write_with_fds(socket, &line, fds)?;
             socket.set_nonblocking(true)
         };
-        send().map_err(|error| ended(format!("the process that ranks are forked from has ended ({error})")))
+        send().map_err(|_: io::Error| self.lost())
     }
 
     /// What it has said since the last time.
@@ -193,7 +198,7 @@ impl Zygote {
         let mut socket = self.socket.as_ref().expect("open until it is dropped");
         loop {
             match socket.read(&mut chunk) {
-                Ok(0) => return Err(ended(self.last_words())),
+                Ok(0) => return Err(self.lost()),
                 Ok(n) => self.heard.extend_from_slice(&chunk[..n]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -216,11 +221,17 @@ impl Zygote {
         }
     }
 
-    fn last_words(&mut self) -> String {
-        match self.child.wait() {
-            Ok(status) => format!("the process that ranks are forked from has ended ({status})"),
-            Err(error) => format!("the process that ranks are forked from is lost ({error})"),
+    /// It has hung up. Before it was ready something is amiss with the machine; afterwards somebody has ended it.
+    fn lost(&mut self) -> HostError {
+        let how = match self.child.wait() {
+            Ok(status) => describe_status(status.code().or(status.signal().map(|signal| -signal)).unwrap_or_default()),
+            Err(error) => format!("is lost ({error})"),
+        };
+        if self.is_ready {
+            let hint = "the host may have run out of memory (dmesg says so), or somebody ended it";
+            return HostError::ZygoteLost { how, hint };
         }
+        ended(format!("the process that ranks are forked from {how}"))
     }
 }
 
@@ -309,6 +320,30 @@ fn understand(line: &[u8]) -> News {
     serde_json::from_slice(line).unwrap_or_else(|e| panic!("the zygote said {:?}: {e}", String::from_utf8_lossy(line)))
 }
 
+/// "was killed by SIGKILL", "exited with status 7".
+pub fn describe_status(status: i32) -> String {
+    const NAMES: [(i32, &str); 13] = [
+        (1, "SIGHUP"),
+        (2, "SIGINT"),
+        (4, "SIGILL"),
+        (6, "SIGABRT"),
+        (7, "SIGBUS"),
+        (8, "SIGFPE"),
+        (9, "SIGKILL"),
+        (11, "SIGSEGV"),
+        (13, "SIGPIPE"),
+        (14, "SIGALRM"),
+        (15, "SIGTERM"),
+        (24, "SIGXCPU"),
+        (25, "SIGXFSZ"),
+    ];
+    match NAMES.iter().find(|(number, _)| *number == -status) {
+        Some((_, name)) => format!("was killed by {name}"),
+        None if status < 0 => format!("was killed by signal {}", -status),
+        None => format!("exited with status {status}"),
+    }
+}
+
 fn ended(what: String) -> HostError {
     HostError::Zygote { what, hint: "what it printed stands above; `uniference doctor` shows what is missing".into() }
 }
@@ -328,5 +363,12 @@ mod tests {
     fn a_python_that_is_not_there_is_an_error_with_a_hint() {
         let error = Zygote::start(Path::new("/nowhere/python")).err().unwrap().to_string();
         assert!(error.contains("/nowhere/python") && error.contains("hint:"), "{error}");
+    }
+
+    #[test]
+    fn the_cause_of_a_death_is_named() {
+        assert_eq!(describe_status(-9), "was killed by SIGKILL");
+        assert_eq!(describe_status(-63), "was killed by signal 63");
+        assert_eq!(describe_status(0), "exited with status 0");
     }
 }

@@ -27,7 +27,7 @@ fn driver(socket: UnixStream, replies: Vec<Reply>) -> thread::JoinHandle<Vec<Op>
     thread::spawn(move || {
         let (mut frames, mut said) = (FrameBuffer::default(), Vec::new());
         let mut replies = replies.into_iter();
-        while let Ok(Batch { ops, .. }) = frames.read(&socket, &mut Vec::new()) {
+        while let Ok(Batch { ops, .. }) = frames.read(&socket) {
             let asks = ops.last().is_some_and(Op::asks);
             said.extend(ops);
             if asks {
@@ -156,11 +156,11 @@ fn each_thread_is_a_task_of_its_own() {
     let (client, socket) = rank();
     let opened = thread::scope(|scope| {
         let opened = scope.spawn(move || {
-            let (mut frames, mut fds) = (FrameBuffer::default(), Vec::new());
-            let batch: Batch = frames.read(&socket, &mut fds).unwrap();
+            let mut frames = FrameBuffer::default();
+            let batch: Batch = frames.read(&socket).unwrap();
             assert!(batch.opens_task);
-            let task = UnixStream::from(fds.pop().unwrap());
-            let asked: Batch = FrameBuffer::default().read(&task, &mut Vec::new()).unwrap();
+            let task = UnixStream::from(frames.take_fd().unwrap());
+            let asked: Batch = FrameBuffer::default().read(&task).unwrap();
             let mut frame = Vec::new();
             protocol::encode(&reply(now(9)), &mut frame);
             protocol::write(&task, &frame).unwrap();
