@@ -27,7 +27,7 @@ SECONDS ?= 60
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(DONE)/extension ## Sets up .venv: torch, the model, the extension (7 GB; minutes the first time)
+setup: $(DONE)/extension ## Sets up .venv: torch, the model, the extension (9 GB; minutes the first time)
 
 demo: setup ## Runs a real language model on two simulated clusters
 	$(BIN)/python scripts/demo.py $(DEMO_OUT)

@@ -5,13 +5,14 @@ import os
 import torch
 
 from uniference._native import set_libraries, user_line
+from uniference.program import PACKAGE
 
 __all__ = ["user_line"]
 
 set_libraries(
     (
         os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
-        os.path.dirname(os.path.abspath(__file__)) + os.sep,
+        PACKAGE,
         os.path.dirname(os.path.abspath(os.__file__)) + os.sep + "contextlib",
         "<frozen ",
     )

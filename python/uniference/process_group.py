@@ -30,8 +30,9 @@ Shape = int | Sequence[int] | tuple[Sequence[int], Sequence[int]]
 # What a collective is to the engine, as `Channel.collective` takes it.
 _Call = tuple[int, str, str, str | None, int | None, Shape, Sequence[Tensor] | None]
 
-# The defaults of torch 2.15 are no events in virtual time: where nothing else is left to happen, that is a deadlock.
-_DEFAULT_TIMEOUTS = (timedelta(minutes=30), timedelta(minutes=10))
+# The defaults of torch 2.15 are no events in virtual time: where nothing else is left to happen, that is a deadlock. NCCL's own is the
+# second one; where it is made beside Gloo it gets the first.
+_DEFAULT_TIMEOUT, _NCCL_TIMEOUT = timedelta(minutes=30), timedelta(minutes=10)
 
 # Above every tag of a program's, which have 32 bits.
 _MONITOR_TAGS = 1 << 40
@@ -438,7 +439,8 @@ class SimulatedBackend(c10d.Backend):
     def _limit(self, timeout: timedelta | None) -> timedelta | None:
         """The time-out the program itself has asked for. torch marks an unset one by a negative value."""
         chosen = self._timeout if timeout is None or timeout.days < 0 else timeout
-        return None if chosen in _DEFAULT_TIMEOUTS else chosen
+        is_default = chosen == _DEFAULT_TIMEOUT or (self._name == "nccl" and chosen == _NCCL_TIMEOUT)
+        return None if is_default else chosen
 
     def _root(self, name: str, root: int) -> int:
         if not 0 <= root < self._size:

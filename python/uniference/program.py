@@ -17,7 +17,8 @@ from types import ModuleType, TracebackType
 
 from uniference import hints
 
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+# What the names of this package's files begin with.
+PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 def run(argv: Sequence[str], module: bool) -> int:
@@ -108,7 +109,7 @@ def _show(error: BaseException) -> None:
 
 def is_ours(filename: str) -> bool:
     """Whether that is code of this package, or what it runs programs with."""
-    return filename.startswith(_PACKAGE) or filename in (runpy.__file__, "<frozen runpy>")
+    return filename.startswith(PACKAGE) or filename in (runpy.__file__, "<frozen runpy>")
 
 
 def _user_frames(tb: TracebackType | None) -> TracebackType | None:

@@ -3,6 +3,7 @@
 What the options mean is the command's business, and what the figures mean the report's (`docs/report.md`).
 """
 
+import contextlib
 import itertools
 import json
 import os
@@ -102,7 +103,7 @@ def simulate(
 
     Raises SimulationError if the program fails, or cannot be run to its end.
     """
-    directory = Path(out) if out is not None else _free_directory(Path(script).stem)
+    directory = Path(out) if out is not None else _new_directory(Path(script).stem)
     command = [sys.executable, "-m", "uniference", "run", "--json"]
     command += _arguments({"cluster": cluster, "out": directory, **options})
     command += (["-m"] if module else []) + [os.fspath(script), *args]
@@ -113,14 +114,22 @@ def simulate(
         output.seek(0)
         printed = output.read()
     if done.returncode != 0:
+        if out is None:
+            with contextlib.suppress(OSError):  # what is in it tells how it has failed
+                directory.rmdir()
         raise SimulationError(done.returncode, printed.strip())
     return Run(directory=directory, report=json.loads(done.stdout), output=printed)
 
 
-def _free_directory(name: str) -> Path:
-    """As the command chooses it; a report does not say where it lies."""
-    candidates = (Path("uniference-out") / f"{name}-{n}" for n in itertools.count(1))
-    return next(path for path in candidates if not path.exists())
+def _new_directory(name: str) -> Path:
+    """As the command chooses it; a report does not say where it lies. It is made here, so that no other run takes the same."""
+    parent = Path("uniference-out")
+    parent.mkdir(exist_ok=True)
+    for n in itertools.count(1):
+        with contextlib.suppress(FileExistsError):
+            (parent / f"{name}-{n}").mkdir()
+            return parent / f"{name}-{n}"
+    raise AssertionError("numbers do not end")
 
 
 def _arguments(options: dict[str, Any]) -> list[str]:

@@ -9,6 +9,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from harness import start  # noqa: F401 - a fixture
+
 # With this, a print is two writes, and what a test expects of lines would depend on who runs it.
 os.environ.pop("PYTHONUNBUFFERED", None)
 

@@ -6,8 +6,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,29 @@ def uniference(*arguments: object, cwd: Path, env: dict[str, str] | None = None)
         command, cwd=cwd, env=os.environ | (env or {}), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     return Done(done.returncode, done.stdout, done.stderr)
+
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts the command and hands it over. What still runs after `TIMEOUT_S`, or at the test's end, is killed: its streams then end."""
+    started: list[tuple[subprocess.Popen[str], threading.Timer]] = []
+
+    def start(*arguments: object) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "uniference", *map(str, arguments)]
+        run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        timer = threading.Timer(TIMEOUT_S, run.kill)
+        timer.start()
+        started.append((run, timer))
+        return run
+
+    yield start
+    for run, timer in started:
+        timer.cancel()
+        run.kill()
+        run.communicate()
 
 
 def write_script(directory: Path, source: str, name: str = "script.py") -> Path:

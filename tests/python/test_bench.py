@@ -9,7 +9,9 @@ BRIDGE = Path(__file__).parents[2] / "benches" / "bridge.py"
 
 
 def test_the_benchmark_shows_a_figure_for_each_operation() -> None:
-    shown = subprocess.run([sys.executable, BRIDGE, "--quick"], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        [sys.executable, BRIDGE, "--quick"], capture_output=True, text=True, timeout=300, check=True
+    ).stdout
     rows = re.findall(r"^(?:none|measured) +2 +(all_reduce|send) +([\d.]+) +(\d+) +(\d+)", shown, re.MULTILINE)
     assert [row[0] for row in rows] == ["all_reduce", "send"] * 2
     # What the driver uses may be less than a microsecond a round.

@@ -3,11 +3,14 @@
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from harness import run_script, write_script
 
 PROGRAM = """
@@ -23,6 +26,19 @@ print("sum =", x.tolist(), "at", time.monotonic())
 """
 
 
+_started: list[int] = []
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    """Nothing that a test has started outlives it."""
+    yield
+    while _started:
+        pid = _started.pop()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
 class Terminal:
     """A run of a program, with a terminal in place of its standard streams."""
 
@@ -33,6 +49,8 @@ class Terminal:
         if pid == 0:
             os.execv(command[0], [*command, str(script)])
         self._pid = pid
+        # A test that fails does not ask for its end.
+        _started.append(pid)
         self.shown = ""
         self._seen = 0
 
@@ -52,6 +70,7 @@ class Terminal:
         """The exit code."""
         while self._read(60.0):
             pass
+        _started.remove(self._pid)
         return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
     def _read(self, seconds: float) -> bool:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from harness import Start
 
 HANG = "import os, torch.distributed as dist\nprint('pid', os.getpid())\ndist.init_process_group('gloo')\nwhile True:\n    pass\n"
 TALK = (
@@ -16,17 +17,22 @@ TALK = (
 )
 
 
-def command(directory: Path, source: str) -> list[str]:
+def words(directory: Path, source: str) -> list[str]:
     """A run of `source` on two ranks."""
     script = directory / "script.py"
     script.write_text(source)
     options = ["--ranks", "2", "--compute", "none", "--jobs", "2", "--out", str(directory / "out")]
-    return [sys.executable, "-m", "uniference", "run", *options, str(script)]
+    return ["run", *options, str(script)]
 
 
-def hanging(directory: Path) -> tuple[subprocess.Popen[str], list[int]]:
+def command(directory: Path, source: str) -> list[str]:
+    """The same with what is started for it."""
+    return [sys.executable, "-m", "uniference", *words(directory, source)]
+
+
+def hanging(directory: Path, start: Start) -> tuple["subprocess.Popen[str]", list[int]]:
     """A run whose ranks never end, and their processes."""
-    run = subprocess.Popen(command(directory, HANG), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    run = start(*words(directory, HANG))
     assert run.stdout is not None
     pids = [int(run.stdout.readline().split()[-1]) for _ in range(2)]
     return run, pids
@@ -42,8 +48,8 @@ def all_end(pids: list[int]) -> bool:
     return False
 
 
-def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
-    run, pids = hanging(tmp_path)
+def test_ctrl_c_ends_everything(tmp_path: Path, start: Start) -> None:
+    run, pids = hanging(tmp_path, start)
     run.send_signal(signal.SIGINT)
     _, err = run.communicate(timeout=20)
     assert run.returncode == 130
@@ -82,11 +88,33 @@ def test_ctrl_c_while_it_starts_ends_quietly(tmp_path: Path, started: bytes) -> 
     assert all_end(children)
 
 
-def test_a_killed_driver_leaves_nothing(tmp_path: Path) -> None:
-    run, pids = hanging(tmp_path)
+def test_a_killed_driver_leaves_nothing(tmp_path: Path, start: Start) -> None:
+    run, pids = hanging(tmp_path, start)
     os.kill(run.pid, signal.SIGKILL)
     run.communicate(timeout=20)
     assert all_end(pids)
+
+
+def test_a_killed_zygote_is_named(tmp_path: Path, start: Start) -> None:
+    run, pids = hanging(tmp_path, start)
+    status = Path(f"/proc/{pids[0]}/status").read_text()
+    os.kill(int(status.partition("PPid:")[2].split()[0]), signal.SIGKILL)
+    _, err = run.communicate(timeout=20)
+    assert run.returncode == 1
+    assert "the process that ranks are forked from was killed by SIGKILL\nhint: the host may have run out" in err
+    assert all_end(pids)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_commands_without_ranks_end_too(tmp_path: Path, start: Start, number: signal.Signals, code: int) -> None:
+    # Each waits for somebody to write what it reads: once that is opened it is at work.
+    for words in (("replay", tmp_path), ("calibrate", "--fit", tmp_path / "program.record")):
+        os.mkfifo(tmp_path / "program.record")
+        run = start(*words)
+        with open(tmp_path / "program.record", "wb"):
+            run.send_signal(number)
+            assert run.wait(timeout=20) == code
+        (tmp_path / "program.record").unlink()
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
@@ -122,8 +150,8 @@ def test_a_rank_that_computes_for_long_does_not_keep_the_others_from_running(tmp
     subprocess.run(run, capture_output=True, timeout=60, check=True)
 
 
-def test_nobody_reads_the_output(tmp_path: Path) -> None:
-    run = subprocess.Popen(command(tmp_path, TALK), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def test_nobody_reads_the_output(tmp_path: Path, start: Start) -> None:
+    run = start(*words(tmp_path, TALK))
     assert run.stdout is not None
     assert run.stderr is not None
     run.stdout.readline()
@@ -134,7 +162,9 @@ def test_nobody_reads_the_output(tmp_path: Path) -> None:
 
 
 def test_files_beside_the_user_do_not_stand_in_for_modules(tmp_path: Path) -> None:
-    (tmp_path / "queue.py").write_text("raise RuntimeError('not the module')\n")
+    # Of the zygote's, and of what is asked for versions before.
+    for name in ("queue", "platform", "csv"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('not the module')\n")
     scripts = tmp_path / "scripts"
     scripts.mkdir()
     run = command(scripts, TALK)

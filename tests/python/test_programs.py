@@ -3,9 +3,11 @@
 import os
 from pathlib import Path
 
+import pytest
 from harness import run_script, uniference, write_script
 
 import uniference as package
+from uniference.simulation import _new_directory
 
 ENVIRONMENT = """
 import os, sys, pickle, atexit, threading
@@ -43,11 +45,37 @@ def test_module(tmp_path: Path) -> None:
     assert "module = __main__ tool ['x']" in done.out
 
 
-def test_imports_are_not_charged(tmp_path: Path) -> None:
-    write_script(tmp_path, "total = sum(i * i for i in range(3_000_000))\n", "heavy.py")
-    script = write_script(tmp_path, "import heavy\n")
-    run = package.simulate(script, ranks=1, out=tmp_path / "out")
-    assert run.makespan < 0.05
+def test_importing_a_library_is_not_charged_and_what_the_programs_own_modules_do_is(tmp_path: Path) -> None:
+    # Each read of the clock costs 1 us, but in an import none.
+    reads = "import time\nfor _ in range(1000): time.monotonic()\n"
+    libraries = tmp_path / "site-packages"
+    libraries.mkdir()
+    write_script(libraries, reads, "library.py")
+    write_script(libraries, "import own_plugin\n", "finds_plugins.py")
+    for name in ("own", "own_plugin"):
+        write_script(tmp_path, reads + f"import another_of_{name}\n", f"{name}.py")
+        write_script(tmp_path, "", f"another_of_{name}.py")
+    write_script(tmp_path, "import time\nraise ValueError('not today')\n", "fails.py")
+    source = (
+        f"import sys, time\nsys.path.append({str(libraries)!r})\nmoments = [time.monotonic_ns()]\n"
+        "import library; moments.append(time.monotonic_ns())\n"
+        "import own; moments.append(time.monotonic_ns())\n"
+        "import finds_plugins; moments.append(time.monotonic_ns())\n"
+        "print('took', [after - before for before, after in zip(moments, moments[1:])])\nimport fails\n"
+    )
+    done = run_script(tmp_path, source, ranks=1)
+    assert "took [1000, 1001000, 1001000]" in done.out
+    # As Python shows it: without the frames of whoever has imported.
+    frames = [line.strip().partition(", line ")[0] for line in done.err.splitlines() if line.startswith("  File ")]
+    assert frames == [f'File "{tmp_path / name}"' for name in ("script.py", "fails.py")], done.err
+
+
+def test_runs_side_by_side_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert [_new_directory("train").name for _ in range(2)] == ["train-1", "train-2"]
+    with pytest.raises(package.SimulationError):
+        package.simulate("nowhere.py", ranks=1)
+    assert sorted(path.name for path in Path("uniference-out").iterdir()) == ["train-1", "train-2"]
 
 
 def test_simulate_returns_the_report(tmp_path: Path) -> None:
