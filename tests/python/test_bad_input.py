@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from harness import Done, Start, run_script, uniference, write_script
+from harness import TIMEOUT_S, Done, Start, run_script, uniference, write_script
 
 SETUP = (
     "import os, signal, sys, threading, time, torch, torch.distributed as dist\n"
@@ -140,10 +140,10 @@ def test_more_threads_than_descriptors(tmp_path: Path) -> None:
     options = ["--ranks", "1", "--backend", "ideal", "--compute", "none", "--out", str(tmp_path / "out")]
     command = [sys.executable, "-m", "uniference", "run", *options, str(script)]
     done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, preexec_fn=limit, timeout=120, check=False
+        command, cwd=tmp_path, capture_output=True, text=True, preexec_fn=limit, timeout=TIMEOUT_S, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "at 1.0 True\n"
+    assert "at 1.0 True\n" in done.stdout
 
 
 def test_a_program_that_limits_its_own_descriptors(tmp_path: Path) -> None:
