@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 from harness import Start
 
-HANG = "import os, torch.distributed as dist\nprint('pid', os.getpid())\ndist.init_process_group('gloo')\nwhile True:\n    pass\n"
+HANG = (
+    "import os, signal, torch.distributed as dist\n"
+    "for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, signal.SIG_IGN)\n"
+    "print('pid', os.getpid())\ndist.init_process_group('gloo')\nwhile True:\n    pass\n"
+)
 TALK = (
     "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
     "for _ in range(300):\n    dist.barrier()\n    print('x' * 1000)\n"
@@ -31,7 +35,7 @@ def command(directory: Path, source: str) -> list[str]:
 
 
 def hanging(directory: Path, start: Start) -> tuple["subprocess.Popen[str]", list[int]]:
-    """A run whose ranks never end, and their processes."""
+    """A run whose ranks never end, whatever signals they get; and their processes."""
     run = start(*words(directory, HANG))
     assert run.stdout is not None
     pids = [int(run.stdout.readline().split()[-1]) for _ in range(2)]

@@ -50,11 +50,6 @@ def test_different_sizes(tmp_path: Path) -> None:
     check(run_script(tmp_path, SETUP + "dist.all_reduce(torch.ones(4 + rank))\n"), 3, "script.py:4")
 
 
-def test_killed_rank(tmp_path: Path) -> None:
-    source = SETUP + "if rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()\n"
-    check(run_script(tmp_path, source), 1, "rank 1")
-
-
 def test_refused_backend(tmp_path: Path) -> None:
     source = "import torch.distributed as dist\ndist.init_process_group('mpi')\n"
     check(run_script(tmp_path, source), 1, 'the backend "mpi" cannot be simulated', "hint:")
@@ -63,20 +58,6 @@ def test_refused_backend(tmp_path: Path) -> None:
 def test_refused_rpc(tmp_path: Path) -> None:
     source = "from torch.distributed import rpc\nrpc.init_rpc('worker0', rank=0, world_size=1)\n"
     check(run_script(tmp_path, source, ranks=1), 1, "torch.distributed.rpc cannot be simulated", "hint:")
-
-
-def test_communication_from_a_forked_process(tmp_path: Path) -> None:
-    source = SETUP + (
-        "pid = os.fork()\n"
-        "if pid == 0:\n"
-        "    try:\n"
-        "        dist.all_reduce(torch.ones(1))\n"
-        "    except RuntimeError as error:\n"
-        "        print(error, file=sys.stderr, flush=True)\n"
-        "    os._exit(0)\n"
-        "os.waitpid(pid, 0)\n"
-    )
-    check(run_script(tmp_path, source, ranks=1), 0, "a process that a rank has forked cannot communicate")
 
 
 def test_simulate_raises(tmp_path: Path) -> None:

@@ -488,31 +488,6 @@ def test_threads_take_turns_at_the_interpreters_lock(tmp_path: Path) -> None:
     assert second > 0.75 * computed
 
 
-DEADLOCK = """
-import threading, torch.distributed as dist
-dist.init_process_group("gloo")
-first, second = threading.Lock(), threading.Lock()
-together = threading.Barrier(2)
-def take(one, other):
-    with one:
-        together.wait()
-        other.acquire()
-if dist.get_rank() == 0:
-    threads = [threading.Thread(target=take, args=locks) for locks in ((first, second), (second, first))]
-    for thread in threads: thread.start()
-    for thread in threads: thread.join()
-dist.barrier()
-"""
-
-
-def test_threads_of_a_rank_that_wait_for_each_other_are_a_deadlock(tmp_path: Path) -> None:
-    done = run_script(tmp_path, DEADLOCK, ranks=2)
-    assert done.code == 3, done.err
-    assert "deadlock" in done.err
-    assert "rank 0" in done.err
-    assert "waits inside its process: " in done.err
-
-
 THREADS_AND_RANKS = """
 import queue, random, threading, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
