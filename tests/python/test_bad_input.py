@@ -300,7 +300,7 @@ def test_much_output(tmp_path: Path) -> None:
     done = run_script(tmp_path, source)
     check(done, 0)
     lines = Counter(re.sub(r"^\[[01]\] ", "", line) for line in done.out.splitlines())
-    assert lines == {"@" * 20_000_000: 2, "x" * 100: 100_000}, {line[:200]: count for line, count in lines.items()}
+    assert (lines["@" * 20_000_000], lines["x" * 100]) == (2, 100_000)
 
 
 def test_standard_input_is_empty(tmp_path: Path) -> None:
