@@ -172,7 +172,7 @@ mod tests {
             &["run", "--ranks", "2", "--backend", "ncll", "SCRIPT"],
             &["run", "--cluster", no_route, "SCRIPT"],
             &["run", "--cluster", &unknown_key, "SCRIPT"],
-            &["run", "--ranks", "2", "--out", "/proc/nowhere", "SCRIPT"],
+            &["launch", "--out", "/proc/nowhere", "SCRIPT"],
             &["replay", "/nowhere"],
         ];
         let shown: Vec<String> = cases.iter().map(|words| refused(words)).collect();

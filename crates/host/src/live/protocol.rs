@@ -407,7 +407,7 @@ mod tests {
     fn a_descriptor_waits_for_its_frame() {
         let (here, there) = UnixStream::pair().unwrap();
         let (mut long, mut short) = (Vec::new(), Vec::new());
-        encode(&batch(vec![Op::Site("x".repeat(CHUNK - 20))]), &mut long);
+        encode(&batch(vec![Op::Site("x".repeat(CHUNK - 14))]), &mut long);
         encode(&Batch { opens_task: true, ops: Vec::new(), quiet: None }, &mut short);
         write(&here, &long).unwrap();
         write_with_fds(&here, &short, &[here.as_fd()]).unwrap();
