@@ -93,6 +93,8 @@ pub(super) fn run(args: &Args, argv: &[String], python: &Path) -> Result<Exit, H
     manifest.versions.extend(versions);
     let mut recording = Recording::start(args.output.record, &chosen.resolved, &manifest, &folder, counter)?;
     let ended = drive(&setup, cluster, &mut recording, &mut console, &interrupts);
+    // What is left to write needs nobody to end anything first.
+    drop(interrupts);
     console.finish();
     let end = ended?;
     let figures = recording.finish(end.lines.clone())?;
