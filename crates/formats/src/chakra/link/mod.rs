@@ -23,7 +23,7 @@ use comm::Communication;
 use device::{Event, Row};
 use flate2::read::MultiGzDecoder;
 use host::Operator;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::Read;
 
 /// A pair of files that cannot be linked.
@@ -81,7 +81,12 @@ struct Span {
     /// Its own time, without that of spans inside it, in nanoseconds.
     own_ns: i64,
     communication: bool,
+    /// On a thread: the span that it is inside of.
+    around: Option<usize>,
 }
+
+/// A thread, or a stream of an accelerator.
+type Lane = (Row, u64);
 
 /// Makes one trace of a pair.
 ///
@@ -120,11 +125,11 @@ impl<'a> Linker<'a> {
 
     /// Finds each operator's time.
     fn match_operators(&mut self) {
-        let mut left: BTreeMap<&str, Vec<&Event>> = BTreeMap::new();
+        let mut left: BTreeMap<&str, VecDeque<&Event>> = BTreeMap::new();
         for event in self.device.events.iter().filter(|event| event.row == Row::Thread) {
             match event.function.and_then(|function| self.by_function.get(&function)) {
                 Some(node) if self.nodes[node].name == event.name => self.place(*node, event),
-                _ => left.entry(&event.name).or_default().push(event),
+                _ => left.entry(&event.name).or_default().push_back(event),
             }
         }
         let placed: BTreeSet<u64> = self.spans.iter().map(|span| span.node).collect();
@@ -132,8 +137,7 @@ impl<'a> Linker<'a> {
             self.host.operators.iter().filter(|operator| !placed.contains(&operator.id) && operator.is_timed());
         let mut unknown = 0;
         for operator in missing {
-            let events = left.get_mut(operator.name.as_str()).filter(|events| !events.is_empty());
-            match events.map(|events| events.remove(0)) {
+            match left.get_mut(operator.name.as_str()).and_then(VecDeque::pop_front) {
                 Some(event) => self.place(operator.id, event),
                 None => unknown += 1,
             }
@@ -145,7 +149,7 @@ impl<'a> Linker<'a> {
 
     fn place(&mut self, node: u64, event: &Event) {
         let communication = self.communication.of_operator(node).is_some();
-        self.spans.push(Span { node, event: event.clone(), own_ns: 0, communication });
+        self.spans.push(Span { node, event: event.clone(), own_ns: 0, communication, around: None });
     }
 
     /// What ran on the accelerator becomes nodes of its own, in the order of their launch.
@@ -158,14 +162,14 @@ impl<'a> Linker<'a> {
             node.set("stream", Value::Int64(event.lane as i64));
             let communication = self.communication.describe_kernel(event, &mut node);
             self.nodes.insert(id, node);
-            self.spans.push(Span { node: id, event: event.clone(), own_ns: 0, communication });
+            self.spans.push(Span { node: id, event: event.clone(), own_ns: 0, communication, around: None });
         }
     }
 
     /// Own times, and from them each node's start and duration.
     fn measure(&mut self) {
         self.spans.sort_by_key(|span| (span.event.start_ns, span.node));
-        let mut open: BTreeMap<(Row, u64), Vec<usize>> = BTreeMap::new();
+        let mut open: BTreeMap<Lane, Vec<usize>> = BTreeMap::new();
         for index in 0..self.spans.len() {
             let Event { start_ns, row, lane, .. } = self.spans[index].event;
             let length = self.spans[index].event.length_ns();
@@ -174,13 +178,15 @@ impl<'a> Linker<'a> {
             while stack.last().is_some_and(|last| self.spans[*last].event.end_ns <= start_ns) {
                 stack.pop();
             }
-            if let Some(parent) = stack.last().filter(|_| row == Row::Thread) {
-                self.spans[*parent].own_ns -= length;
+            let around = stack.last().copied().filter(|_| row == Row::Thread);
+            if let Some(around) = around {
+                self.spans[around].own_ns -= length;
             }
+            self.spans[index].around = around;
             stack.push(index);
         }
         let base = self.spans.first().map_or(0, |span| span.event.start_ns);
-        let mut left_over: BTreeMap<(Row, u64), i64> = BTreeMap::new();
+        let mut left_over: BTreeMap<Lane, i64> = BTreeMap::new();
         for span in &self.spans {
             let node = self.nodes.get_mut(&span.node).expect("every span has a node");
             // Communication takes as long as it took; of the rest, what is rounded away is not lost.
@@ -194,8 +200,8 @@ impl<'a> Linker<'a> {
     }
 
     fn depend(&mut self) {
-        let mut before: BTreeMap<(Row, u64), Before> = BTreeMap::new();
-        let ends = self.ends();
+        let mut before: BTreeMap<Lane, Before> = BTreeMap::new();
+        let (lanes, ends) = (self.lanes(), self.ends());
         let mut pending: Vec<usize> = Vec::new();
         for index in 0..self.spans.len() {
             let span = &self.spans[index];
@@ -208,7 +214,7 @@ impl<'a> Linker<'a> {
             if idle_since < start {
                 deps.extend(latest_end(&ends, idle_since, start, lane));
             }
-            deps.extend(self.launcher(span));
+            deps.extend(self.launcher(span, &lanes));
             if span.event.row == Row::Thread && !span.communication {
                 pending.retain(|waiting| {
                     let over = self.spans[*waiting].event.end_ns <= start;
@@ -235,24 +241,36 @@ impl<'a> Linker<'a> {
     }
 
     /// The operator that launched a kernel.
-    fn launcher(&self, span: &Span) -> Option<u64> {
+    fn launcher(&self, span: &Span, lanes: &BTreeMap<Lane, Vec<usize>>) -> Option<u64> {
         let correlation = span.event.correlation.filter(|_| span.event.row == Row::Stream)?;
         let launch = self.device.launches.get(&correlation)?;
-        let around = |candidate: &&Span| {
-            let Event { row, lane, start_ns, end_ns, .. } = candidate.event;
-            row == Row::Thread && lane == launch.thread && start_ns <= launch.start_ns && launch.start_ns < end_ns
-        };
-        // Spans are sorted by their start: of those around the launch, the last one is the innermost.
-        let until = self.spans.partition_point(|candidate| candidate.event.start_ns <= launch.start_ns);
-        self.spans[..until].iter().rev().take(4_096).find(around).map(|span| span.node)
+        let thread = lanes.get(&(Row::Thread, launch.thread))?;
+        // Of those around the launch, the one that started last is the innermost.
+        let until = thread.partition_point(|index| self.spans[*index].event.start_ns <= launch.start_ns);
+        let last = thread[..until].last().copied();
+        let mut candidates = std::iter::successors(last, |index| self.spans[*index].around);
+        let around = candidates.find(|index| launch.start_ns < self.spans[*index].event.end_ns)?;
+        Some(self.spans[around].node)
     }
 
-    /// All ends in order: when, on which lane, of which node.
-    fn ends(&self) -> Vec<(i64, (Row, u64), u64)> {
-        let end = |span: &Span| (span.event.end_ns, (span.event.row, span.event.lane), span.node);
-        let counts = |span: &&Span| !(span.communication && span.event.row == Row::Thread);
-        let mut ends: Vec<_> = self.spans.iter().filter(counts).map(end).collect();
-        ends.sort_unstable();
+    /// The spans of each lane, by their start.
+    fn lanes(&self) -> BTreeMap<Lane, Vec<usize>> {
+        let mut lanes: BTreeMap<Lane, Vec<usize>> = BTreeMap::new();
+        for (index, Span { event, .. }) in self.spans.iter().enumerate() {
+            lanes.entry((event.row, event.lane)).or_default().push(index);
+        }
+        lanes
+    }
+
+    /// The ends on each lane in order: when, of which node.
+    fn ends(&self) -> BTreeMap<Lane, Vec<(i64, u64)>> {
+        let mut ends: BTreeMap<Lane, Vec<(i64, u64)>> = BTreeMap::new();
+        for Span { event, node, communication, .. } in &self.spans {
+            if !(*communication && event.row == Row::Thread) {
+                ends.entry((event.row, event.lane)).or_default().push((event.end_ns, *node));
+            }
+        }
+        ends.values_mut().for_each(|ends| ends.sort_unstable());
         ends
     }
 
@@ -282,10 +300,13 @@ struct Before {
 }
 
 /// What ended last, after `from` and not after `to`, on another lane.
-fn latest_end(ends: &[(i64, (Row, u64), u64)], from: i64, to: i64, lane: (Row, u64)) -> Option<u64> {
-    let until = ends.partition_point(|(at, _, _)| *at <= to);
-    let recent = ends[..until].iter().rev().take_while(|(at, _, _)| *at > from);
-    recent.take(4_096).find(|(_, other, _)| *other != lane).map(|(_, _, node)| *node)
+fn latest_end(ends: &BTreeMap<Lane, Vec<(i64, u64)>>, from: i64, to: i64, lane: Lane) -> Option<u64> {
+    let last = |(other, ends): (&Lane, &Vec<(i64, u64)>)| {
+        let (at, node) = *ends[..ends.partition_point(|(at, _)| *at <= to)].last()?;
+        Some((at, *other, node))
+    };
+    let recent = ends.iter().filter(|(other, _)| **other != lane).filter_map(last).filter(|(at, ..)| *at > from);
+    recent.max().map(|(.., node)| node)
 }
 
 fn metadata(host: &HostTrace) -> GlobalMetadata {

@@ -142,6 +142,22 @@ fn kernels_follow_their_stream_and_their_launch_and_nccl_says_what_it_does() {
 }
 
 #[test]
+fn a_kernel_belongs_to_whoever_launched_it_however_much_was_done_before() {
+    // The operator has done 5,000 others by the time of its launch.
+    let mut operators = vec![operator(2, "layer", 1, json!([]))];
+    let mut events = vec![span("cpu_op", "layer", 10, 0.0, 20_000.0, function(2))];
+    for other in 0..5_000 {
+        operators.push(operator(3 + other, "aten::add", 2, json!([])));
+        events.push(span("cpu_op", "aten::add", 10, 2.0 * other as f64, 1.0, function(3 + other)));
+    }
+    events.push(span("cuda_runtime", "cudaLaunchKernel", 10, 15_000.0, 1.0, json!({"correlation": 1})));
+    events.push(span("kernel", "gemm", 7, 15_010.0, 40.0, json!({"correlation": 1, "stream": 7})));
+    let linked = linked("1.1.1-chakra.0.0.4", &operators, &events);
+    let kernel = linked.nodes.iter().find(|node| node.name == "gemm").unwrap();
+    assert!(kernel.data_deps.contains(&2), "{:?}", kernel.data_deps);
+}
+
+#[test]
 fn files_that_are_something_else_are_refused() {
     let host = HostTrace::parse("{}").unwrap_err().to_string();
     assert!(
