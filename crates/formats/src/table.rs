@@ -1,6 +1,6 @@
 //! Owns the table at the end of a run, at most 100 columns wide: where the ranks' time went, and what the operations cost.
 
-use crate::calibrate::Calibration;
+use crate::calibrate::{Calibration, Change};
 use crate::cluster::ClusterFile;
 use crate::interval::Interval;
 use crate::report::{OperationReport, RankReport, Report};
@@ -48,10 +48,20 @@ pub fn fitted(calibration: &Calibration) -> String {
         let numbers = [bytes(case.bytes), seconds(case.measured_s), format!("{:+.1} %", 100.0 * case.error)];
         cases.add_row(row(&[&case.operation, &ranks], &numbers));
     }
+    let mut changes = table(&["changes with size", "ranks", "up to", "95 % from", "to", "jump"], 1);
+    for Change { operation, ranks, at } in &calibration.changes {
+        let jump = format!("{:+.0} %", 100.0 * (at.jump - 1.0));
+        let numbers = [ranks.to_string(), bytes(at.last), bytes(at.low), bytes(at.high), jump];
+        changes.add_row(row(&[operation], &numbers));
+    }
+    let changes = match calibration.changes.is_empty() {
+        true => "no operation that was measured behaves differently from some size on".to_owned(),
+        false => changes.to_string(),
+    };
     let Calibration { median_error, worst_error, floor, .. } = calibration;
     let [median, worst, floor] = [median_error, worst_error, floor].map(|part| format!("{:.1} %", 100.0 * part));
     let summary = format!("median error {median}, worst {worst}; the measurements themselves scatter by {floor}");
-    let text = [values.to_string(), cases.to_string(), summary].join("\n\n");
+    let text = [values.to_string(), cases.to_string(), changes, summary].join("\n\n");
     text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
 }
 

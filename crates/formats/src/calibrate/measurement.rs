@@ -16,6 +16,9 @@ pub struct Measurement {
     /// Do these ranks share a host?
     #[serde(default)]
     pub local: bool,
+    /// Over connections that were made for it?
+    #[serde(default)]
+    pub cold: bool,
 }
 
 /// Measurements that nothing can be fitted to.

@@ -1,18 +1,22 @@
 //! Owns what follows from measurements of a network: the cluster file that predicts them best, how well, and how sure each number is.
 //!
 //! In the order of its way: [`measurement`] reads what `python/uniference/real/probe.py` has written, [`model`] says what the simulator makes of a
-//! ping-pong for given numbers, [`fit`] finds the numbers; `errors` knows how far the model is off on other operations. Taking measurements is the probe's business.
+//! ping-pong for given numbers, [`fit`] finds the numbers; [`breakpoints`] finds sizes from which on operations behave differently, `changes` says what
+//! those mean to a library; `errors` knows how far the model is off on other operations. Taking measurements is the probe's business.
 
+pub mod breakpoints;
+mod changes;
 mod errors;
 pub mod fit;
 pub mod measurement;
 pub mod model;
 
+pub use changes::Change;
 pub use measurement::{Measurement, MeasurementError};
 
 use crate::units::{Bandwidth, Duration};
 use fit::{Fit, Observation};
-use model::{Model, Network, Placement};
+use model::{Model, Network, Placement, Setting};
 use serde::Serialize;
 use uniference_sim::time::{Rate, SimDuration};
 
@@ -31,6 +35,8 @@ pub struct Calibration {
     pub floor: f64,
     /// The standard deviation of the errors, outliers left out: what the cluster file says of the uncertainty of communication.
     pub spread: f64,
+    /// Sizes from which on an operation behaves differently.
+    pub changes: Vec<Change>,
     /// The cluster file.
     #[serde(skip)]
     pub toml: String,
@@ -77,8 +83,10 @@ pub fn calibrate(measurements: &[Measurement], backend: &str, seed: u64) -> Resu
     let observations: Vec<Observation> = observed.iter().map(Observation::new).collect();
     let placement = Placement(measurement::hosts(&observed, world));
     let shared = placement.is_shared();
+    let changes = changes::find(measurements, &observed);
+    let setting = Setting { library: backend, eager: changes::eager(backend, &changes, &observed) };
     let fitted = |apart: bool| {
-        let model = Model { backend, cases: &observed, placement: &placement };
+        let model = Model { setting: &setting, cases: &observed, placement: &placement };
         let start = Network::guess(&observed, &placement, apart);
         fit::fit(&observations, &start.logarithms(), &|point| model.predict(&Network::at(point, shared)), seed)
     };
@@ -87,8 +95,8 @@ pub fn calibrate(measurements: &[Measurement], backend: &str, seed: u64) -> Resu
     let fit = if apart { fitted(true) } else { together };
     let slowdowns = measurement::slowdowns(measurements, world);
     let network = Network { solo: measurement::solo(measurements), ..Network::at(&fit.point, shared) };
-    let toml = network.to_toml(backend, &placement, &slowdowns, fit.spread());
-    Ok(describe(&observed, &fit, &network, toml))
+    let toml = network.to_toml(&setting, &placement, &slowdowns, fit.spread());
+    Ok(Calibration { changes, ..describe(&observed, &fit, &network, toml) })
 }
 
 /// How far off the pair is on average that is farthest, its worst measurement left out: one outlier makes no host different.
@@ -131,6 +139,7 @@ fn describe(observed: &[measurement::Pair], fit: &Fit, network: &Network, toml: 
         worst_error: errors.iter().map(|case| case.error.abs()).fold(0.0, f64::max),
         floor: middle(observed.iter().map(measurement::Pair::scatter).collect()),
         spread: fit.spread(),
+        changes: Vec::new(),
         toml,
         errors,
     }

@@ -6,6 +6,7 @@
 use super::measurement::Pair;
 use super::{bandwidth, duration, errors};
 use crate::cluster::{Choices, ClusterFile};
+use crate::units::Size;
 use std::cell::Cell;
 use std::fmt::Write;
 use std::rc::Rc;
@@ -28,6 +29,22 @@ pub struct Network {
     pub local: Option<(f64, f64)>,
 }
 
+/// What is known before numbers are fitted.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting<'a> {
+    /// Which library was measured.
+    pub library: &'a str,
+    /// The longest message that it sends unasked, where it has such a limit.
+    pub eager: Option<u64>,
+}
+
+impl Setting<'_> {
+    /// Of a library without such a limit.
+    pub fn of(library: &str) -> Setting<'_> {
+        Setting { library, eager: None }
+    }
+}
+
 /// Who is where: by rank, the number of its host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement(pub Vec<usize>);
@@ -47,6 +64,8 @@ impl Placement {
 /// What the profile of Gloo has for `call`, and for handing a collective over, in messages' times.
 const CALL: f64 = 1.6;
 const HAND_OVER: f64 = 0.85;
+/// What that of MPI has for `call`.
+const MPI_CALL: f64 = 0.2;
 
 impl Network {
     /// The numbers at a point of logarithms.
@@ -102,8 +121,8 @@ impl Network {
     }
 
     /// A cluster file of one host for each device; `communication` is the relative standard error that predictions have.
-    pub fn to_toml(&self, backend: &str, placement: &Placement, slowdowns: &[f64], communication: f64) -> String {
-        let mut toml = self.backend(backend);
+    pub fn to_toml(&self, setting: &Setting, placement: &Placement, slowdowns: &[f64], communication: f64) -> String {
+        let mut toml = self.backend(setting);
         let (latency, rate) = self.link(0);
         for (rank, slowdown) in slowdowns.iter().enumerate() {
             let host = match placement.is_shared() {
@@ -120,20 +139,28 @@ impl Network {
             toml.push_str(&self.exception(&format!("{prefix}.{host}"), host));
         }
         let _ = write!(toml, "\n[uncertainty]\ncommunication = {communication:.4}\n");
-        for (operation, model) in if backend == "gloo" { &errors::GLOO[..] } else { &[] } {
+        for (operation, model) in if setting.library == "gloo" { &errors::GLOO[..] } else { &[] } {
             // Errors of the numbers and of the model are independent.
             let _ = writeln!(toml, "{operation} = {:.4}", communication.hypot(*model));
         }
         toml
     }
 
-    fn backend(&self, name: &str) -> String {
+    fn backend(&self, setting: &Setting) -> String {
         let message = duration(self.message);
         let call = CALL * self.message;
         // There and back.
         let hand_over = self.solo.map_or(HAND_OVER * self.message, |solo| ((solo - call) / 2.0).max(0.0));
         let (call, hand_over) = (duration(call), duration(hand_over));
-        match name {
+        match setting.library {
+            "mpi" => {
+                let call = duration(MPI_CALL * self.message);
+                let eager = setting.eager.map_or_else(String::new, |limit| {
+                    let limit = Size(Bytes(limit));
+                    format!("handshake = {{ control = \"32 B\", preamble = \"14 B\", eager = \"{limit}\" }}\n")
+                });
+                format!("[backend]\nname = \"mpi\"\ncall = \"{call}\"\nmessage = \"{message}\"\n{eager}\n")
+            }
             "gloo" => format!(
                 "[backend]\nname = \"gloo\"\ncall = \"{call}\"\nhand_over = \"{hand_over}\"\nmessage = \"{message}\"\nwake = \"{message}\"\n\n"
             ),
@@ -153,8 +180,8 @@ impl Network {
     }
 
     /// Two ranks, on two of the hosts or on one.
-    fn pair(&self, backend: &str, [first, second]: [usize; 2]) -> Cluster {
-        let mut toml = self.backend(backend);
+    fn pair(&self, setting: &Setting, [first, second]: [usize; 2]) -> Cluster {
+        let mut toml = self.backend(setting);
         if first == second {
             toml.push_str("[[device]]\nname = \"a\"\ncount = 2\nhost = \"h\"\n[network]\n");
             toml.push_str(&self.between_ranks_of_a_host());
@@ -189,8 +216,8 @@ fn latency_of(observed: &[&Pair], host: u32, hosts: usize) -> Option<f64> {
 
 /// Predicts measurements.
 pub struct Model<'a> {
-    /// The library.
-    pub backend: &'a str,
+    /// What is known.
+    pub setting: &'a Setting<'a>,
     /// Which measurements.
     pub cases: &'a [Pair],
     /// Who is where.
@@ -205,7 +232,7 @@ impl Model<'_> {
             match (case.plain, network.local) {
                 (true, Some((latency, _))) if hosts[0] == hosts[1] => 2.0 * latency,
                 (true, _) => hosts.map(|host| network.link(host).0).iter().sum(),
-                (false, _) => pingpong(&network.pair(self.backend, hosts), Bytes(case.bytes)),
+                (false, _) => pingpong(&network.pair(self.setting, hosts), Bytes(case.bytes)),
             }
         };
         self.cases.iter().map(|case| seconds(case).max(1e-12).ln()).collect()

@@ -1,5 +1,5 @@
 use super::measurement::Pair;
-use super::model::{Model, Network, Placement};
+use super::model::{Model, Network, Placement, Setting};
 use super::*;
 
 const SIZES: [u64; 7] = [1, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22];
@@ -10,14 +10,24 @@ fn measured(network: &Network, world: u32, noise: f64) -> Vec<Measurement> {
 }
 
 fn measured_on(network: &Network, placement: &Placement, noise: f64) -> Vec<Measurement> {
+    measured_of(&Setting::of("gloo"), &SIZES, network, placement, noise)
+}
+
+fn measured_of(
+    setting: &Setting,
+    sizes: &[u64],
+    network: &Network,
+    placement: &Placement,
+    noise: f64,
+) -> Vec<Measurement> {
     let world = placement.0.len() as u32;
     let local = |ranks: [u32; 2]| placement.0[ranks[0] as usize] == placement.0[ranks[1] as usize];
     let pairs = (0..world).flat_map(|first| (first + 1..world).map(move |second| [first, second]));
     let case = |ranks: [u32; 2], plain, bytes| Pair { plain, local: local(ranks), ranks, bytes, seconds: Vec::new() };
     let cases: Vec<Pair> = pairs
-        .flat_map(|pair| SIZES.map(|bytes| case(pair, false, bytes)).into_iter().chain([case(pair, true, 1)]))
+        .flat_map(|pair| sizes.iter().map(move |bytes| case(pair, false, *bytes)).chain([case(pair, true, 1)]))
         .collect();
-    let times = Model { backend: "gloo", cases: &cases, placement }.predict(network);
+    let times = Model { setting, cases: &cases, placement }.predict(network);
     // Repetitions: the truth times 1 - noise, 1 and 1 + noise, and one that was disturbed.
     let seconds = |logarithm: f64, plain: bool| {
         let spread = if plain { 0.0 } else { noise };
@@ -32,6 +42,7 @@ fn measured_on(network: &Network, placement: &Placement, noise: f64) -> Vec<Meas
             bytes: case.bytes,
             seconds: seconds(time, case.plain),
             local: case.local,
+            cold: false,
         })
         .collect()
 }
@@ -47,7 +58,7 @@ fn the_numbers_of_a_network_are_found_again() {
     let observed = measurement::of_pairs(&measured(&network, 2, 0.02)).unwrap();
     let observations: Vec<Observation> = observed.iter().map(Observation::new).collect();
     let placement = Placement(vec![0, 1]);
-    let model = Model { backend: "gloo", cases: &observed, placement: &placement };
+    let model = Model { setting: &Setting::of("gloo"), cases: &observed, placement: &placement };
     let start = Network::guess(&observed, &placement, false).logarithms();
     let found = fit::fit(&observations, &start, &|point| model.predict(&Network::at(point, false)), 1);
     for (found, truth) in found.point.iter().zip(network.logarithms()) {
@@ -113,12 +124,43 @@ fn handing_over_is_what_a_collective_takes_alone() {
         bytes: 0,
         seconds: vec![400e-6; 3],
         local: false,
+        cold: false,
     };
     measurements.extend([solo(0), solo(1)]);
     let toml = calibrate(&measurements, "gloo", 0).unwrap().toml;
     let line = toml.lines().find_map(|line| line.strip_prefix("hand_over = ")).unwrap();
     let found: Duration = line.trim_matches('"').parse().unwrap();
     near(found.0.as_secs_f64(), (400e-6 - 1.6 * 50e-6) / 2.0, 0.03);
+}
+
+/// Messages of MPI above the eager limit ask before they leave, which takes two latencies more.
+#[test]
+fn an_eager_limit_is_found_again() {
+    let sizes: Vec<u64> = (0..12).map(|log| 2 << (2 * log)).chain([1 << 15, 3 << 15, 1 << 17, 1 << 18]).collect();
+    for limit in [16 << 10, 40_000] {
+        let network = Network { message: 12e-6, solo: None, links: vec![(60e-6, 125e6)], local: None };
+        let setting = Setting { eager: Some(limit), ..Setting::of("mpi") };
+        let measured = measured_of(&setting, &sizes, &network, &Placement(vec![0, 1]), 0.01);
+        let calibration = calibrate(&measured, "mpi", 1).unwrap();
+        let [change] = &calibration.changes[..] else { panic!("{limit}: {:?}", calibration.changes) };
+        assert!(change.at.low <= limit && limit < change.at.high, "{limit}: {change:?}");
+        assert!(change.at.last <= limit && limit < change.at.first && change.at.jump > 1.1, "{limit}: {change:?}");
+        let file = crate::cluster::ClusterFile::parse("calibrated", &calibration.toml, &[]).unwrap();
+        let handshake = file.resolve(&Default::default()).unwrap().cluster.backend.protocol.handshake.unwrap();
+        assert_eq!(handshake.eager.unwrap().0, change.at.last);
+        let value = |name: &str| &calibration.parameters.iter().find(|parameter| parameter.name == name).unwrap().value;
+        near(value("latency").parse::<Duration>().unwrap().0.as_secs_f64(), 60e-6, 0.05);
+        near(value("bandwidth").parse::<Bandwidth>().unwrap().0.bytes_per_second(), 125e6, 0.03);
+        assert!(calibration.worst_error < 0.1, "{limit}: {}", calibration.worst_error);
+    }
+}
+
+/// Gloo has no limit of the kind, and none is found.
+#[test]
+fn where_nothing_changes_nothing_is_found() {
+    let network = Network { message: 60e-6, solo: None, links: vec![(1e-3, 12.5e6)], local: None };
+    let calibration = calibrate(&measured(&network, 2, 0.02), "gloo", 1).unwrap();
+    assert!(calibration.changes.is_empty() && !calibration.toml.contains("eager"), "{:?}", calibration.changes);
 }
 
 #[test]

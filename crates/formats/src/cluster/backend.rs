@@ -10,13 +10,14 @@ use super::source::{Source, split_hint};
 use super::{AlgorithmChoice, Choices, kind_by_name, steps, suggest_kind};
 use crate::diagnostic::{Diagnostic, suggest};
 use crate::units::{Bandwidth, Duration, Size};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 use toml::Spanned;
 use uniference_sim::cluster::{Backend, Device, Handshake, Protocol, Window};
 use uniference_sim::collective::choose::{AlgorithmTable, Rule, algorithm_by_name, algorithms_for};
 use uniference_sim::collective::{Algorithm, Surroundings};
+use uniference_sim::ids::HostId;
 use uniference_sim::network::{PacketOverhead, Topology};
 use uniference_sim::program::CollectiveKind;
 use uniference_sim::time::{Bytes, Rate};
@@ -29,13 +30,20 @@ const PROFILES: [(&str, &str); 4] = [
     ("nccl", include_str!("../../profiles/nccl.toml")),
 ];
 
-/// The backend with its algorithms, and what headers take of every link.
+/// What NCCL's choices depend on besides the network.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tuning {
+    nvls: bool,
+    max_channels: u32,
+}
+
+/// The backend with its algorithms, what headers take of every link, and NCCL's tuning, if it is NCCL.
 pub(super) fn resolve(
     raw: &RawCluster,
     choices: &Choices,
     attached: &Attachments,
     source: &Source,
-) -> Result<(Backend, Option<PacketOverhead>), Diagnostic> {
+) -> Result<(Backend, Option<PacketOverhead>, Option<Tuning>), Diagnostic> {
     let profile = by_name(raw, choices, source)?;
     let mut algorithms = AlgorithmTable::default();
     set_all_rules(&mut algorithms, &profile.collective, attached, &Source::new("profile", "", &[]))?;
@@ -52,7 +60,26 @@ pub(super) fn resolve(
     }
     let packet = parameters.packet.as_ref().and_then(|packet| Some((packet.get_ref().0?, packet.span())));
     let packet = packet.map(|(packet, span)| packet_overhead(packet, span, source)).transpose()?;
-    Ok((backend(&parameters, algorithms, source)?, packet))
+    let tuning = tuning(&parameters, source)?;
+    Ok((backend(&parameters, algorithms, source)?, packet, tuning))
+}
+
+fn tuning(parameters: &Parameters, source: &Source) -> Result<Option<Tuning>, Diagnostic> {
+    let Parameters { name, nvls, max_channels, .. } = parameters;
+    let given = [nvls.as_ref().map(Spanned::span), max_channels.as_ref().map(Spanned::span)];
+    match (name.get_ref().as_str(), nvls, max_channels) {
+        ("nccl", Some(nvls), Some(channels)) if *channels.get_ref() > 0 => {
+            Ok(Some(Tuning { nvls: *nvls.get_ref(), max_channels: *channels.get_ref() }))
+        }
+        ("nccl", _, Some(channels)) => {
+            let hint = "1 is the least, 32 the most that NCCL has";
+            Err(source.error("no channels carry nothing", channels.span()).hint(hint))
+        }
+        _ => match given.into_iter().flatten().next() {
+            Some(span) => Err(source.error("only `nccl` has channels and NVLink SHARP", span).hint("remove it")),
+            None => Ok(None),
+        },
+    }
 }
 
 /// The profile of the backend that was chosen. The caller's choice goes before the file's, the script's after it.
@@ -215,7 +242,11 @@ fn force(table: &mut AlgorithmTable, choice: &AlgorithmChoice) -> Result<(), Dia
 }
 
 /// The backend as a table that says everything.
-pub(super) fn canonical(backend: &Backend, packet: Option<PacketOverhead>) -> Spanned<RawBackend> {
+pub(super) fn canonical(
+    backend: &Backend,
+    packet: Option<PacketOverhead>,
+    tuning: Option<Tuning>,
+) -> Spanned<RawBackend> {
     let size = |bytes: u32| Size(Bytes(bytes.into()));
     let Protocol { handshake, window, call, hand_over, message, wake, copy, reduce, staging, connections_per_group } =
         &backend.protocol;
@@ -244,13 +275,16 @@ pub(super) fn canonical(backend: &Backend, packet: Option<PacketOverhead>) -> Sp
             cap: Size(window.cap),
             idle: OrNone(window.idle.map(Duration)),
         })))),
+        nvls: tuning.map(|tuning| here(tuning.nvls)),
+        max_channels: tuning.map(|tuning| here(tuning.max_channels)),
     }))
 }
 
 /// Tells algorithms whose choice depends on it what the network is like: where it has both, one link inside a server and one between two.
-pub(super) fn adapt(table: &mut AlgorithmTable, topology: &Topology, devices: &[Device]) {
+pub(super) fn adapt(table: &mut AlgorithmTable, tuning: Option<Tuning>, topology: &Topology, devices: &[Device]) {
     let server = |rank: usize| topology.server(devices[rank].host);
     let per_server = (0..devices.len()).take_while(|rank| server(*rank) == server(0)).count();
+    let cards: BTreeSet<HostId> = devices[..per_server].iter().map(|device| device.host).collect();
     let rate = |rank: usize| {
         let route = topology.route(devices.first()?.host, devices.get(rank)?.host);
         route
@@ -261,7 +295,10 @@ pub(super) fn adapt(table: &mut AlgorithmTable, topology: &Topology, devices: &[
     };
     let inside = rate(1).filter(|_| per_server > 1);
     let Some((inside, between)) = inside.or(rate(per_server)).zip(rate(per_server).or(inside)) else { return };
-    table.adapt(Surroundings { per_server: per_server as u32, inside, between });
+    let (per_server, cards) = (per_server as u32, cards.len() as u32);
+    // Where another backend is told to use one of NCCL's algorithms, it is NCCL's as it comes.
+    let Tuning { nvls, max_channels } = tuning.unwrap_or(Tuning { nvls: true, max_channels: 32 });
+    table.adapt(Surroundings { per_server, inside, between, cards, nvls, max_channels });
 }
 
 /// The whole choice of algorithms.

@@ -128,10 +128,10 @@ impl ClusterFile {
         let (hosts, mut devices) = devices::resolve(&self.raw.device, &self.source)?;
         let rates = devices::rates(&self.raw.device);
         dynamics::slow_down(&self.raw.straggler, &mut devices, &self.source)?;
-        let (mut backend, packet) = backend::resolve(&self.raw, choices, &self.attached, &self.source)?;
+        let (mut backend, packet, tuning) = backend::resolve(&self.raw, choices, &self.attached, &self.source)?;
         let (topology, network) = network::resolve(self.raw.network.as_ref(), &hosts, packet, &self.source)?;
         crashes::resolve(&self.raw.crash, &mut devices, &topology, &self.source)?;
-        backend::adapt(&mut backend.algorithms, &topology, &devices);
+        backend::adapt(&mut backend.algorithms, tuning, &topology, &devices);
         let dynamics = dynamics::resolve(&self.raw, &topology, &self.attached, &self.source)?;
         let name = self.raw.name.clone().unwrap_or_else(|| match devices.len() {
             1 => "1 device".to_owned(),
@@ -139,7 +139,7 @@ impl ClusterFile {
         });
         let mut raw = RawCluster {
             name: Some(name.clone()),
-            backend: Some(backend::canonical(&backend, packet)),
+            backend: Some(backend::canonical(&backend, packet, tuning)),
             device: self.raw.device.clone(),
             network: Some(network),
             straggler: self.raw.straggler.clone(),

@@ -39,6 +39,12 @@ pub(super) struct Parameters {
     pub(super) handshake: Option<OrNone<RawHandshake>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) window: Option<Spanned<OrNone<RawWindow>>>,
+    /// Of NCCL only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) nvls: Option<Spanned<bool>>,
+    /// Of NCCL only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) max_channels: Option<Spanned<u32>>,
 }
 
 /// Who shares a connection.
@@ -105,6 +111,8 @@ impl Parameters {
             packet: None,
             handshake: None,
             window: None,
+            nvls: None,
+            max_channels: None,
         }
     }
 
@@ -124,6 +132,8 @@ impl Parameters {
             packet: self.packet.or(profile.packet),
             handshake: self.handshake.or(profile.handshake),
             window: self.window.or(profile.window),
+            nvls: self.nvls.or(profile.nvls),
+            max_channels: self.max_channels.or(profile.max_channels),
         }
     }
 }

@@ -210,6 +210,27 @@ fn nccl_chooses_by_the_network_it_is_on() {
 }
 
 #[test]
+fn nccl_uses_what_its_parameters_leave_it() {
+    let server = "[backend]\nname = \"nccl\"\n[[device]]\nname = \"gpu\"\ncount = 8\n\
+                  [network]\npreset = \"rail\"\nper_server = 8\nfabric = \"nvlink4\"\nlink = \"infiniband_ndr\"\n";
+    let chosen = |sets: &[&str]| {
+        let cluster = resolve_with(server, sets, &Choices::default()).unwrap().cluster;
+        let (reduce, shape) = (Some(ReduceOp::Sum), Shape::Even(1 << 28));
+        let call = Collective { kind: CollectiveKind::AllReduce, dtype: DType::Float32, reduce, root: None, shape };
+        cluster.backend.algorithms.algorithm(&call, 8).name()
+    };
+    assert_eq!((chosen(&[]), chosen(&["backend.nvls=false"])), ("nvls", "ring_simple"));
+    assert_eq!(chosen(&["collective.all_reduce=tree_simple"]), "tree_simple");
+    let resolved = resolve_with(server, &["backend.max_channels=4"], &Choices::default()).unwrap();
+    assert!(resolved.toml.contains("nvls = true\nmax_channels = 4"), "{}", resolved.toml);
+    assert_eq!(resolve(&resolved.toml).toml, resolved.toml);
+    let none = mistake_with(server, &["backend.max_channels=0"], &Choices::default());
+    assert!(none.contains("no channels carry nothing"), "{none}");
+    let gloo = mistake_with(server, &["backend.name=gloo", "backend.nvls=true"], &Choices::default());
+    assert!(gloo.contains("only `nccl` has channels") && gloo.contains("hint: remove it"), "{gloo}");
+}
+
+#[test]
 fn devices_share_a_host_where_the_file_says_so() {
     let text = r#"
         [[device]]
@@ -517,7 +538,7 @@ fn every_example_of_the_documentation_is_a_cluster_and_every_key_is_documented()
     });
     let all = "name backend device network collective count slowdown memory host per_host preset links bandwidth latency \
                local backplane dims hosts_per_leaf spines oversubscription per_server fabric between duplex concurrency \
-               packet payload wire connections handshake control preamble window first cap call hand_over message wake copy reduce staging up_to algorithm gloo ideal switch star ring fully_connected wifi torus fat_tree rail \
+               packet payload wire connections handshake control preamble window first cap call hand_over message wake copy reduce staging nvls max_channels egress ingress up_to algorithm gloo ideal switch star ring fully_connected wifi torus fat_tree rail \
                dimensions kind size eager crash rank at link steps blocks block send recv combine after";
     for key in all.split_whitespace().chain(CollectiveKind::ALL.map(CollectiveKind::name)) {
         assert!(documentation.contains(key), "{key} is not documented");

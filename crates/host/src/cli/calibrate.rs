@@ -22,7 +22,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N,...", value_delimiter = ',')]
     sizes: Vec<u64>,
     /// The library that is measured
-    #[arg(long, value_name = "NAME", default_value = "gloo", value_parser = ["gloo", "nccl"])]
+    #[arg(long, value_name = "NAME", default_value = "gloo", value_parser = ["gloo", "nccl", "mpi"])]
     library: String,
     /// The cluster file to write; measurements are kept beside it, and not taken again
     #[arg(long, value_name = "FILE", default_value = "cluster.toml")]

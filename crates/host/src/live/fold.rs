@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use uniference_sim::collective::choose::{AlgorithmTable, steps_by_name};
+use uniference_sim::collective::choose::{AlgorithmTable, algorithm_by_name};
 use uniference_sim::collective::fold::FoldPlan;
 use uniference_sim::program::{Collective, CollectiveKind};
 
@@ -44,11 +44,13 @@ impl Plans {
     }
 
     fn derive(&self, call: &Collective, algorithm: &'static str, size: u32) -> FoldPlan {
-        let known = steps_by_name(call.kind, algorithm);
-        let Some(given) = self.algorithms.named(call.kind, algorithm).filter(|_| known.is_err()) else {
+        let has_rules = !self.algorithms.rules(call.kind).is_empty();
+        let chosen = has_rules.then(|| self.algorithms.algorithm(call, size));
+        // What a choice depends on, the table knows; without it a name stands for itself.
+        let Some(chosen) = chosen.filter(|chosen| chosen.name() == algorithm) else {
             return derive(call, algorithm, size);
         };
-        let plan = FoldPlan::derive(&**given, call, size);
+        let plan = FoldPlan::derive(&*chosen, call, size);
         let standard = if call.kind == CollectiveKind::Reduce { "linear" } else { "ring" };
         if is_in_place(&plan, size) { plan } else { derive(call, standard, size) }
     }
@@ -59,7 +61,7 @@ fn is_in_place(plan: &FoldPlan, size: u32) -> bool {
 }
 
 fn derive(call: &Collective, algorithm: &'static str, size: u32) -> FoldPlan {
-    let found = steps_by_name(call.kind, algorithm).unwrap_or_else(|e| panic!("the engine used it: {e}"));
+    let found = algorithm_by_name(call.kind, algorithm).unwrap_or_else(|e| panic!("the engine used it: {e}"));
     let plan = FoldPlan::derive(&*found, call, size);
     assert!(is_in_place(&plan, size), "{algorithm} on {size} ranks needs {} rooms and copies", plan.slots);
     plan

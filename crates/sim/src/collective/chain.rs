@@ -11,11 +11,18 @@ use super::rounds::{Round, before, one_by_one, recv, recv_combine, send, wrap};
 use super::{Algorithm, GroupRank, Span, Steps, root_of};
 use crate::program::{Collective, CollectiveKind};
 
-/// Bytes of a chunk: Open MPI's segment for large messages.
-const CHUNK: u64 = 128 << 10;
-
 /// See the module.
-pub(super) struct Chain;
+pub(super) struct Chain {
+    /// Bytes of a chunk; above zero.
+    pub(super) chunk: u64,
+}
+
+impl Default for Chain {
+    /// With Open MPI's segments for large messages.
+    fn default() -> Chain {
+        Chain { chunk: 128 << 10 }
+    }
+}
 
 impl Algorithm for Chain {
     fn name(&self) -> &'static str {
@@ -29,7 +36,7 @@ impl Algorithm for Chain {
     fn steps(&self, call: &Collective, size: u32, GroupRank(me): GroupRank) -> Steps {
         let GroupRank(root) = root_of(call);
         let tensor = whole(call);
-        let chunk = (CHUNK / call.dtype.size()).max(1);
+        let chunk = (self.chunk / call.dtype.size()).max(1);
         let place = before(me, root, size);
         let (above, below) = (wrap(me + 1, size), before(me, 1, size));
         let (first, last) = (place == 0, place == size - 1);

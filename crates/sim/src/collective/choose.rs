@@ -9,7 +9,7 @@ use super::gloo_binomial::GlooBinomial;
 use super::gloo_ring::GlooRing;
 use super::halving_doubling::HalvingDoubling;
 use super::linear::Linear;
-use super::nccl::Nccl;
+use super::nccl::{Forced, Nccl};
 use super::open_mpi::OpenMpi;
 use super::pairwise::Pairwise;
 use super::recursive_doubling::RecursiveDoubling;
@@ -62,17 +62,24 @@ pub enum ChoiceError {
 }
 
 /// Until an algorithm is told where it is: eight GPUs with third-generation NVLink, one network card of 200 Gbit/s each.
-const ONE_SERVER: Surroundings =
-    Surroundings { per_server: 8, inside: Rate::of_bytes_per_second(240e9), between: Rate::of_bytes_per_second(25e9) };
+const ONE_SERVER: Surroundings = Surroundings {
+    per_server: 8,
+    inside: Rate::of_bytes_per_second(240e9),
+    between: Rate::of_bytes_per_second(25e9),
+    cards: 8,
+    nvls: true,
+    max_channels: 32,
+};
 
 /// Every algorithm there is, by name.
-fn algorithms() -> [Arc<dyn Algorithm>; 15] {
-    [
+fn algorithms() -> Vec<Arc<dyn Algorithm>> {
+    let forced = Forced::all(ONE_SERVER).map(|forced| -> Arc<dyn Algorithm> { Arc::new(forced) });
+    let others: [Arc<dyn Algorithm>; 15] = [
         Arc::new(Binomial),
         Arc::new(Bruck),
-        Arc::new(Chain),
+        Arc::new(Chain::default()),
         Arc::new(Dissemination),
-        Arc::new(DoubleTree),
+        Arc::new(DoubleTree::default()),
         Arc::new(GlooBinomial),
         Arc::new(GlooRing),
         Arc::new(HalvingDoubling),
@@ -83,7 +90,10 @@ fn algorithms() -> [Arc<dyn Algorithm>; 15] {
         Arc::new(RecursiveDoubling),
         Arc::new(Ring),
         Arc::new(ScatterAllgather),
-    ]
+    ];
+    let mut all: Vec<Arc<dyn Algorithm>> = others.into_iter().chain(forced).collect();
+    all.sort_by_key(|algorithm| algorithm.name());
+    all
 }
 
 /// The algorithms that can carry out `kind`, by name.
@@ -99,15 +109,6 @@ pub fn algorithm_by_name(kind: CollectiveKind, name: &str) -> Result<Arc<dyn Alg
     let mut candidates = algorithms_for(kind).into_iter();
     let found = candidates.find(|algorithm| algorithm.name() == name);
     found.ok_or_else(|| ChoiceError::Unknown { kind, name: name.to_owned() })
-}
-
-/// The steps behind the name under which a collective was carried out: those of [`algorithm_by_name`], and NCCL's, whose names say the
-/// protocol too.
-///
-/// # Errors
-/// [`ChoiceError::Unknown`], with the names that there are.
-pub fn steps_by_name(kind: CollectiveKind, name: &str) -> Result<Arc<dyn Algorithm>, ChoiceError> {
-    super::nccl::steps_of(kind, name).map_or_else(|| algorithm_by_name(kind, name), Ok)
 }
 
 fn known(kind: CollectiveKind) -> String {
@@ -206,11 +207,6 @@ impl AlgorithmTable {
         &rule.unwrap_or_else(|| panic!("no algorithm for {kind} of {} bytes", bytes.0)).algorithm
     }
 
-    /// The algorithm of this table that is called `name`, if a rule for `kind` has it.
-    pub fn named(&self, kind: CollectiveKind, name: &str) -> Option<&Arc<dyn Algorithm>> {
-        self.rules(kind).iter().map(|rule| &rule.algorithm).find(|algorithm| algorithm.name() == name)
-    }
-
     /// The rules for `kind`, by rising bound.
     pub fn rules(&self, kind: CollectiveKind) -> &[Rule] {
         self.rules.get(&kind).map_or(&[], Vec::as_slice)
@@ -260,7 +256,7 @@ mod tests {
         let error = algorithm_by_name(ReduceScatter, "binomial").err().unwrap();
         assert_eq!(
             error.to_string(),
-            "no algorithm \"binomial\" for reduce_scatter\nhint: reduce_scatter has gloo_ring, halving_doubling, nccl, open_mpi, ring"
+            "no algorithm \"binomial\" for reduce_scatter\nhint: reduce_scatter has gloo_ring, halving_doubling, nccl, nvls, open_mpi, ring, ring_ll, ring_ll128, ring_simple"
         );
     }
 

@@ -11,11 +11,17 @@ use super::rounds::{batches, recv, recv_combine, send, wrap};
 use super::{Action, Algorithm, GroupRank, Span, Steps};
 use crate::program::{Collective, CollectiveKind};
 
-/// Bytes of a chunk: what NCCL's `Simple` protocol sends at once, a half of its buffer's step of 512 KiB.
-const CHUNK: u64 = 256 << 10;
-
 /// See the module.
-pub(super) struct DoubleTree;
+pub(super) struct DoubleTree {
+    /// Bytes of a chunk; above zero.
+    pub(super) chunk: u64,
+}
+
+impl Default for DoubleTree {
+    fn default() -> DoubleTree {
+        DoubleTree { chunk: 256 << 10 }
+    }
+}
 
 impl Algorithm for DoubleTree {
     fn name(&self) -> &'static str {
@@ -29,7 +35,7 @@ impl Algorithm for DoubleTree {
     fn steps(&self, call: &Collective, size: u32, GroupRank(me): GroupRank) -> Steps {
         let Span { len, .. } = whole(call);
         let half = len / 2;
-        let chunk = (CHUNK / call.dtype.size()).max(1);
+        let chunk = (self.chunk / call.dtype.size()).max(1);
         let first = Pipeline { place: Place::new(size, me), span: Span { start: 0, len: half }, chunk };
         let span = Span { start: half, len: len - half };
         let second = Pipeline { place: Place::mirrored(size, me), span, chunk };

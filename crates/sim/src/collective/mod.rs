@@ -18,9 +18,11 @@ mod halving_doubling;
 mod layout;
 mod linear;
 mod nccl;
+mod nvls;
 mod open_mpi;
 mod pairwise;
 mod power_of_two;
+mod rails;
 mod recursive_doubling;
 mod ring;
 mod rounds;
@@ -92,6 +94,12 @@ pub struct Surroundings {
     pub inside: Rate,
     /// What a rank can send to another server.
     pub between: Rate,
+    /// Network cards of a server, each with that rate; at least 1.
+    pub cards: u32,
+    /// May NCCL let NVLink's switches combine, where they can?
+    pub nvls: bool,
+    /// How many channels NCCL may use; at least 1.
+    pub max_channels: u32,
 }
 
 /// What a protocol does to a message.

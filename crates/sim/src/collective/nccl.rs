@@ -1,50 +1,32 @@
-//! Owns NCCL's choice: ring or tree, and which of its protocols, by what its own model of time says is fastest.
+//! Owns NCCL: which shape and protocol it takes for a call, by what its own model of time ([`tuning`]) says is fastest, and what that does
+//! to messages.
 //!
-//! Source: NVIDIA/nccl 2.20.3, `src/graph/tuning.cc`: base latencies, latencies of a hop over NVLink, PCIe and the network, and what each
-//! protocol makes of the bandwidth, for Ampere and Hopper GPUs. Left out: NVLS and CollNet, the limits of single channels, and the correction factors of
-//! trees of middle sizes. A ring's steps are those of [`super::ring`], a tree's those of [`super::double_tree`], broadcast and reduce go
-//! along a [`super::chain`]. All of these are chunked finely enough in NCCL that a step's transfer and the next one's overlap; here a
-//! ring's step is one message, whose time is the same.
+//! The shapes: a ring's steps are those of [`super::ring`], or where each GPU has a network card of its own those of [`super::rails`]; a
+//! tree's are those of [`super::double_tree`]; broadcast and reduce go along a [`super::chain`]; NVLink SHARP is [`super::nvls`].
 //!
-//! `LL` sends 8 bytes with 8 bytes of flags and needs no fence, `LL128` 120 of 128 bytes, `Simple` whole chunks with a fence after each.
+//! Channels are the thread blocks that carry a call out side by side, each with its part of every message. They share links as one stream does, so
+//! they are not told apart here: a call that is too small for all of them gets its part of the rate, and trees and chains pass on a chunk of each
+//! at once. Of a ring each step is one message: NCCL cuts it into slices, whose overlap is in its measured hops.
 
 use super::chain::Chain;
 use super::double_tree::DoubleTree;
 use super::linear::Linear;
+use super::nvls::Nvls;
+use super::rails::Rails;
 use super::ring::Ring;
 use super::{Algorithm, GroupRank, Steps, Surroundings, Wire};
 use crate::program::{Collective, CollectiveKind};
 use crate::symmetry::Relabeling;
 use crate::time::SimDuration;
 use std::sync::Arc;
+use tuning::{Model, Protocol, Shape, VARIANTS, Variant};
 
-/// See the module.
+mod tuning;
+
+/// NCCL's own choice.
 pub(super) struct Nccl {
     surroundings: Surroundings,
 }
-
-/// A shape and a protocol: the name, microseconds before the first step, microseconds of a hop inside a server (NVLink) and between
-/// servers, and how many bytes of payload take the time of 1,000.
-struct Variant {
-    name: &'static str,
-    tree: bool,
-    base: f64,
-    hops: [f64; 2],
-    /// Of 1,000 bytes: inside one server, and across several.
-    efficiency: [u32; 2],
-}
-
-const VARIANTS: [Variant; 6] = [
-    Variant { name: "ring_ll", tree: false, base: 6.6, hops: [0.6, 2.7], efficiency: [250, 250] },
-    Variant { name: "ring_ll128", tree: false, base: 14.0, hops: [1.9, 4.0], efficiency: [920, 920] },
-    Variant { name: "ring_simple", tree: false, base: 8.4, hops: [3.4, 14.0], efficiency: [1000, 1000] },
-    Variant { name: "tree_ll", tree: true, base: 6.8, hops: [0.6, 5.0], efficiency: [242, 242] },
-    Variant { name: "tree_ll128", tree: true, base: 14.0, hops: [1.25, 8.5], efficiency: [716, 862] },
-    Variant { name: "tree_simple", tree: true, base: 0.0, hops: [28.0, 28.0], efficiency: [920, 920] },
-];
-
-/// What the model adds to a tree's hops for a chunk of 256 KiB is a message of its own here; what is left is a ring's hop.
-const TREE_SIMPLE_HOPS: [f64; 2] = VARIANTS[2].hops;
 
 impl Nccl {
     pub(super) fn new(surroundings: Surroundings) -> Nccl {
@@ -52,70 +34,107 @@ impl Nccl {
     }
 
     fn choose(&self, call: &Collective, size: u32) -> Arc<dyn Algorithm> {
-        let inner: Arc<dyn Algorithm> = match call.kind {
-            CollectiveKind::AllReduce | CollectiveKind::AllGather | CollectiveKind::ReduceScatter => Arc::new(Ring),
-            CollectiveKind::Broadcast | CollectiveKind::Reduce => Arc::new(Chain),
+        match call.kind {
             // A barrier is an all-reduce of one number; the others are sends and receives of one group call.
             CollectiveKind::Barrier => return Arc::new(super::dissemination::Dissemination),
             CollectiveKind::AllToAll | CollectiveKind::Gather | CollectiveKind::Scatter => return Arc::new(Linear),
-        };
-        let trees = call.kind == CollectiveKind::AllReduce;
-        let fitting = VARIANTS.iter().filter(|variant| trees || !variant.tree);
-        let time = |variant: &&Variant| self.microseconds(variant, call, size);
-        let variant = fitting.min_by(|a, b| time(a).total_cmp(&time(b))).expect("there are variants");
-        let inner = if variant.tree { Arc::new(DoubleTree) } else { inner };
-        Arc::new(Carried { inner, name: variant.name, wire: self.wire(variant, size) })
-    }
-
-    fn servers(&self, size: u32) -> u32 {
-        size.div_ceil(self.surroundings.per_server)
-    }
-
-    /// What NCCL's model says.
-    fn microseconds(&self, variant: &Variant, call: &Collective, size: u32) -> f64 {
-        let (ranks, servers) = (f64::from(size), f64::from(self.servers(size)));
-        let across = usize::from(servers > 1.0);
-        let [inside, between] = variant.hops;
-        let blocks = matches!(call.kind, CollectiveKind::AllGather | CollectiveKind::ReduceScatter);
-        let bytes = call.bytes().0 as f64 * if blocks { ranks } else { 1.0 };
-        let steps = match call.kind {
-            CollectiveKind::AllReduce => 2.0 * (ranks - 1.0),
-            CollectiveKind::AllGather | CollectiveKind::ReduceScatter => ranks - 1.0,
-            _ => ranks,
-        };
-        let between_steps = match (across, call.kind) {
-            (0, _) => 0.0,
-            (_, CollectiveKind::AllReduce) => 2.0 * servers,
-            (_, CollectiveKind::AllGather | CollectiveKind::ReduceScatter) => servers - 1.0,
-            _ => servers,
-        };
-        let hops = if variant.tree {
-            2.0 * ((ranks / servers - 1.0) * inside + servers.log2().floor() * between)
-        } else {
-            (steps - between_steps).max(0.0) * inside + between_steps * between
-        };
-        let ratio = if variant.tree { 0.5 } else { ranks / steps };
-        let bus = if across == 1 { self.surroundings.between } else { self.surroundings.inside };
-        let rate = bus.bytes_per_second() * f64::from(variant.efficiency[across]) / 1000.0 * ratio;
-        variant.base + hops + bytes / rate * 1e6
-    }
-
-    fn wire(&self, variant: &Variant, size: u32) -> Wire {
-        let across = usize::from(self.servers(size) > 1);
-        let hops = if variant.name == "tree_simple" { TREE_SIMPLE_HOPS } else { variant.hops };
-        let [inside, between] = hops.map(|hop| SimDuration::from_ns((hop * 1e3) as u64));
-        Wire { efficiency: variant.efficiency[across], inside, between }
+            _ => {}
+        }
+        let model = Model::new(self.surroundings, size);
+        let bytes = total_bytes(call, size);
+        let time = |variant: &&Variant| model.microseconds(variant, call.kind, bytes);
+        let fitting = VARIANTS.iter().filter(|variant| model.fits(variant, call));
+        let variant = fitting.min_by(|a, b| time(a).total_cmp(&time(b))).expect("a ring carries out any of these");
+        Arc::new(carried(&model, self.surroundings, variant, call, size))
     }
 }
 
-/// Whose steps the algorithm called `name` takes, where that is one over one of the protocols.
-pub(super) fn steps_of(kind: CollectiveKind, name: &str) -> Option<Arc<dyn Algorithm>> {
-    let variant = VARIANTS.iter().find(|variant| variant.name == name)?;
-    Some(match kind {
-        CollectiveKind::Broadcast | CollectiveKind::Reduce => Arc::new(Chain),
-        _ if variant.tree => Arc::new(DoubleTree),
-        _ => Arc::new(Ring),
-    })
+/// One shape and protocol for every call, as `NCCL_ALGO` and `NCCL_PROTO` force it.
+pub(super) struct Forced {
+    variant: &'static Variant,
+    surroundings: Surroundings,
+}
+
+impl Forced {
+    /// All that there are.
+    pub(super) fn all(surroundings: Surroundings) -> impl Iterator<Item = Forced> {
+        VARIANTS.iter().map(move |variant| Forced { variant, surroundings })
+    }
+
+    fn carried(&self, call: &Collective, size: u32) -> Carried {
+        carried(&Model::new(self.surroundings, size), self.surroundings, self.variant, call, size)
+    }
+}
+
+/// What a call is about in NCCL's words: of all blocks together.
+fn total_bytes(call: &Collective, size: u32) -> u64 {
+    let blocks = matches!(call.kind, CollectiveKind::AllGather | CollectiveKind::ReduceScatter);
+    call.bytes().0 * if blocks { u64::from(size) } else { 1 }
+}
+
+fn carried(model: &Model, surroundings: Surroundings, variant: &Variant, call: &Collective, size: u32) -> Carried {
+    let bytes = total_bytes(call, size);
+    let chunk = model.chunk(variant, bytes);
+    let per_server = surroundings.per_server;
+    let has_rails = model.servers() > 1 && surroundings.cards == per_server && per_server > 1;
+    let rails = has_rails && size.is_multiple_of(per_server);
+    let mut wire = wire(model, variant, call.kind, bytes, size);
+    let inner: Arc<dyn Algorithm> = match (variant.shape, call.kind) {
+        (_, CollectiveKind::Broadcast | CollectiveKind::Reduce) => Arc::new(Chain { chunk }),
+        (Shape::Nvls, _) => Arc::new(Nvls),
+        (Shape::Tree, _) => Arc::new(DoubleTree { chunk }),
+        (Shape::Ring, _) if rails => {
+            // Rings that wait for each other would wait for the longest hop in every round; each by itself has few of them.
+            let mean = model.mean_hop(variant, call.kind) + start(model, variant, call.kind, size);
+            (wire.inside, wire.between) = (hop(mean), hop(mean));
+            Arc::new(Rails { per_server })
+        }
+        (Shape::Ring, _) => Arc::new(Ring),
+    };
+    Carried { inner, name: variant.name, wire }
+}
+
+/// Microseconds before the first step that the profile's `call` stands for: those of a ring over `Ll`.
+const LAUNCH: f64 = 6.6;
+
+/// The time that messages take by the model: their bytes at its rate, its hops, and what it says of the start, which is spread over the hops.
+fn wire(model: &Model, variant: &Variant, kind: CollectiveKind, bytes: u64, size: u32) -> Wire {
+    let (ranks, phases) = (f64::from(size), phases(kind));
+    let used = f64::from(model.channels_for(variant, bytes)) / f64::from(model.channels());
+    let share = model.rate(variant, kind) / model.bus() * used;
+    let (efficiency, hops) = match variant.shape {
+        // Without the switches' help each block would cross every link of the others.
+        Shape::Nvls => (share * phases * (ranks - 1.0) / ranks, [tuning::NVLS / phases; 2]),
+        Shape::Ring => (share, model.hops(variant)),
+        Shape::Tree => {
+            // What the model adds to `Simple` for a chunk is a message of its own here; what is left is a ring's hop.
+            let ring = VARIANTS.iter().find(|ring| ring.shape == Shape::Ring && ring.protocol == Protocol::Simple);
+            let hops = ring.filter(|_| variant.protocol == Protocol::Simple).unwrap_or(variant);
+            (share, model.hops(hops))
+        }
+    };
+    let start = start(model, variant, kind, size);
+    let [inside, between] = hops.map(|microseconds| hop(microseconds + start));
+    Wire { efficiency: ((efficiency * 1000.0).round() as u32).max(1), inside, between }
+}
+
+/// Of what comes before the first step, each hop's part.
+fn start(model: &Model, variant: &Variant, kind: CollectiveKind, size: u32) -> f64 {
+    let rounds = match variant.shape {
+        Shape::Nvls => phases(kind),
+        Shape::Ring => phases(kind) * f64::from(size - 1),
+        Shape::Tree => 2.0 * f64::from(size.next_power_of_two().ilog2()),
+    };
+    (model.base(variant) - LAUNCH).max(0.0) / rounds
+}
+
+/// How many times elements cross the group: once to be combined, once to be known.
+fn phases(kind: CollectiveKind) -> f64 {
+    if kind == CollectiveKind::AllReduce { 2.0 } else { 1.0 }
+}
+
+fn hop(microseconds: f64) -> SimDuration {
+    SimDuration::from_ns((microseconds * 1e3).round() as u64)
 }
 
 impl Algorithm for Nccl {
@@ -137,6 +156,37 @@ impl Algorithm for Nccl {
 
     fn adapted(&self, surroundings: Surroundings) -> Option<Arc<dyn Algorithm>> {
         Some(Arc::new(Nccl { surroundings }))
+    }
+}
+
+impl Algorithm for Forced {
+    fn name(&self) -> &'static str {
+        self.variant.name
+    }
+
+    fn kinds(&self) -> &'static [CollectiveKind] {
+        use CollectiveKind::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter};
+        match self.variant.shape {
+            Shape::Ring => &[AllReduce, AllGather, ReduceScatter, Broadcast, Reduce],
+            Shape::Nvls => &[AllReduce, AllGather, ReduceScatter],
+            Shape::Tree => &[AllReduce],
+        }
+    }
+
+    fn steps(&self, call: &Collective, size: u32, me: GroupRank) -> Steps {
+        self.carried(call, size).steps(call, size, me)
+    }
+
+    fn decide(&self, call: &Collective, size: u32) -> Option<Arc<dyn Algorithm>> {
+        Some(Arc::new(self.carried(call, size)))
+    }
+
+    fn adapted(&self, surroundings: Surroundings) -> Option<Arc<dyn Algorithm>> {
+        Some(Arc::new(Forced { variant: self.variant, surroundings }))
+    }
+
+    fn symmetry(&self, call: &Collective, size: u32) -> Option<Relabeling> {
+        self.carried(call, size).symmetry(call, size)
     }
 }
 
@@ -170,29 +220,4 @@ impl Algorithm for Carried {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::program::{DType, ReduceOp, Shape};
-    use crate::time::Rate;
-
-    fn chosen(per_server: u32, ranks: u32, kind: CollectiveKind, bytes: u64) -> &'static str {
-        let rate = |bytes| Rate::new(bytes).unwrap();
-        let nccl = Nccl::new(Surroundings { per_server, inside: rate(230e9), between: rate(100e9) });
-        let (reduce, root) = (Some(ReduceOp::Sum), Some(GroupRank(0)));
-        let call = Collective { kind, dtype: DType::UInt8, reduce, root, shape: Shape::Even(bytes) };
-        nccl.decide(&call, ranks).unwrap().name()
-    }
-
-    #[test]
-    fn small_messages_go_without_fences_and_large_ones_in_whole_chunks() {
-        use CollectiveKind::{AllGather, AllReduce, Broadcast};
-        // Eight GPUs in one server: 2 (P - 1) 0.6 + 6.6 us in LL against 2 (P - 1) 3.4 + 8.4 us in Simple at 8 bytes.
-        assert!(chosen(8, 8, AllReduce, 8).ends_with("_ll"));
-        assert_eq!(chosen(8, 8, AllReduce, 1 << 30), "ring_simple");
-        assert_eq!(chosen(8, 8, AllGather, 1 << 27), "ring_simple");
-        assert_eq!(chosen(8, 8, Broadcast, 1 << 30), "ring_simple");
-        // 32 servers: a ring has 510 steps, a tree 2 (7 x 0.6 + 5 x 5) us.
-        assert_eq!(chosen(8, 256, AllReduce, 1 << 10), "tree_ll");
-        assert_eq!(chosen(8, 256, AllReduce, 1 << 33), "ring_simple");
-    }
-}
+mod tests;

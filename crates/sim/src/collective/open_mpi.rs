@@ -206,7 +206,7 @@ impl Choice {
         match self {
             Choice::Binomial => Arc::new(Binomial),
             Choice::Bruck => Arc::new(Bruck),
-            Choice::Chain => Arc::new(Chain),
+            Choice::Chain => Arc::new(Chain::default()),
             Choice::HalvingDoubling => Arc::new(HalvingDoubling),
             Choice::Linear => Arc::new(Linear),
             Choice::Pairwise => Arc::new(Pairwise),

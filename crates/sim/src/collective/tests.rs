@@ -4,6 +4,7 @@ use super::choose::{algorithm_by_name, algorithms_for};
 use super::dataflow::{Memory, carry_out};
 use super::fold::FoldPlan;
 use super::layout::Layout;
+use super::rails::Rails;
 use super::{Action, Algorithm, GroupRank, Span, Step, Steps};
 use crate::program::CollectiveKind::{
     self, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter,
@@ -480,10 +481,28 @@ fn rounds_are_the_closed_forms() {
         // A double tree's depth differs from member to member; a choice among others is as those are.
         let others = everything()
             .into_iter()
-            .filter(|(_, algorithm)| ["double_tree", "nccl", "open_mpi"].contains(&algorithm.name()));
+            .filter(|(_, algorithm)| is_choice(algorithm.name()) || algorithm.name() == "double_tree");
         assert_eq!(expected.len() + others.count(), everything().len());
         for (kind, name, rounds) in expected {
             assert_eq!(Case::named(kind, name, size, 4 * p).rounds(), rounds, "{name} {kind} of {size}");
+        }
+    }
+}
+
+/// Open MPI's, NCCL's, and one of NCCL's variants, which take the steps of others.
+fn is_choice(name: &str) -> bool {
+    ["nccl", "nvls", "open_mpi"].contains(&name) || ["_ll", "_ll128", "_simple"].iter().any(|end| name.ends_with(end))
+}
+
+/// Of two servers or more, rings through every card; a round of each takes a step of a ring's.
+#[test]
+fn rings_through_all_cards_deliver_everything() {
+    for (per_server, size) in [(2, 4), (2, 6), (4, 8), (3, 9)] {
+        for (kind, count) in [(AllReduce, 31), (AllGather, 7), (ReduceScatter, 7)] {
+            let case = Case::even(kind, Arc::new(Rails { per_server }), size, count);
+            case.check();
+            let rounds = u64::from(size - 1) * if kind == AllReduce { 2 } else { 1 };
+            assert_eq!(case.rounds(), rounds, "{}", case.label());
         }
     }
 }
@@ -618,7 +637,7 @@ fn declared_relabelings_leave_the_steps_as_they_are() {
         }
     }
     declared.dedup();
-    assert_eq!(declared.len(), 11, "{declared:?}");
+    assert_eq!(declared.len(), 23, "{declared:?}");
 }
 
 /// Peer, whether it is sent to, elements, and what the step waits for.

@@ -5,6 +5,7 @@ mod crash;
 mod determinism;
 mod folded;
 mod halts;
+mod nccl;
 mod overlap;
 mod point_to_point;
 mod protocol;

@@ -1,0 +1,116 @@
+use super::*;
+use crate::program::{DType, ReduceOp, Shape as Elements};
+use crate::time::{Bytes, Rate};
+use CollectiveKind::{AllGather, AllReduce, Broadcast, ReduceScatter};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+fn surroundings(inside: f64) -> Surroundings {
+    let rate = |bytes| Rate::new(bytes).unwrap();
+    Surroundings { per_server: 8, inside: rate(inside), between: rate(50e9), cards: 8, nvls: true, max_channels: 32 }
+}
+
+/// Eight GPUs a server, over NVLink of the third and the fourth generation.
+fn ampere() -> Surroundings {
+    surroundings(240e9)
+}
+
+fn hopper() -> Surroundings {
+    surroundings(360e9)
+}
+
+fn call(kind: CollectiveKind, bytes: u64) -> Collective {
+    let (reduce, root) = (Some(ReduceOp::Sum), Some(GroupRank(0)));
+    Collective { kind, dtype: DType::Float32, reduce, root, shape: Elements::Even(bytes / 4) }
+}
+
+fn chosen(surroundings: Surroundings, ranks: u32, kind: CollectiveKind, bytes: u64) -> &'static str {
+    Nccl::new(surroundings).decide(&call(kind, bytes), ranks).unwrap().name()
+}
+
+fn forced(name: &str, surroundings: Surroundings, call: &Collective, ranks: u32) -> Wire {
+    let forced = Forced::all(surroundings).find(|forced| forced.name() == name).unwrap();
+    forced.carried(call, ranks).wire
+}
+
+#[test]
+fn small_messages_go_without_fences_and_large_ones_in_whole_chunks() {
+    // Eight GPUs in one server: 2 (P - 1) 0.6 + 6.6 us in LL against 2 (P - 1) 3.4 + 8.4 us in Simple at 8 bytes.
+    assert!(chosen(ampere(), 8, AllReduce, 8).ends_with("_ll"));
+    for kind in [AllReduce, AllGather, ReduceScatter, Broadcast] {
+        assert_eq!(chosen(ampere(), 8, kind, 1 << 30), "ring_simple", "{kind}");
+    }
+    // 32 servers: a ring has 510 steps, a tree 2 (7 x 0.6 + 5 x 5) us.
+    assert_eq!(chosen(ampere(), 256, AllReduce, 1 << 10), "tree_ll");
+    assert_eq!(chosen(ampere(), 256, AllReduce, 1 << 33), "ring_simple");
+}
+
+/// LL, LL128 and Simple take over from each other once each, as sizes grow.
+#[test]
+fn every_protocol_is_left_once() {
+    let rank = |name: &str| ["_ll", "_ll128", "_simple"].iter().position(|end| name.ends_with(end)).unwrap();
+    for (kind, ranks) in [(AllReduce, 8), (AllGather, 8), (Broadcast, 8), (AllReduce, 64), (AllGather, 64)] {
+        let protocols: Vec<usize> = (2..34).map(|log| rank(chosen(ampere(), ranks, kind, 1 << log))).collect();
+        assert!(protocols.is_sorted(), "{kind} of {ranks}: {protocols:?}");
+        assert_eq!((protocols[0], protocols[31]), (0, 2), "{kind} of {ranks}");
+    }
+}
+
+/// 23 us + n / (5/6 B) against 8.4 + 14 x 3.4 us + 2 x 7/8 n / B.
+#[test]
+fn switches_that_reduce_are_used_where_they_are() {
+    assert_eq!(chosen(hopper(), 8, AllReduce, 1 << 30), "nvls");
+    assert_ne!(chosen(hopper(), 8, AllReduce, 8), "nvls");
+    // Of a gather they save the senders' work only: n / (5/6 B) against 7/8 n / B.
+    assert_eq!(chosen(hopper(), 8, AllGather, 1 << 30), "ring_simple");
+    let without = Surroundings { nvls: false, ..hopper() };
+    for surroundings in [without, ampere()] {
+        assert_eq!(chosen(surroundings, 8, AllReduce, 1 << 30), "ring_simple");
+    }
+    // Not across servers, not for two GPUs, not for what they cannot combine.
+    assert_ne!(chosen(hopper(), 16, AllReduce, 1 << 30), "nvls");
+    assert_ne!(chosen(hopper(), 2, AllReduce, 1 << 30), "nvls");
+    let product = Collective { reduce: Some(ReduceOp::Product), ..call(AllReduce, 1 << 30) };
+    assert_ne!(Nccl::new(hopper()).decide(&product, 8).unwrap().name(), "nvls");
+}
+
+/// A call uses a channel for every 512 threads x 64 bytes in Simple, and a ring's LL one for 512 x 8 x P.
+#[test]
+fn calls_use_as_many_channels_as_they_keep_busy() {
+    let model = Model::new(ampere(), 8);
+    let of = |name: &str| VARIANTS.iter().find(|variant| variant.name == name).unwrap();
+    assert_eq!(model.channels(), 24);
+    for (name, bytes, channels) in [
+        ("ring_simple", 1, 1),
+        ("ring_simple", 256 * KIB, 8),
+        ("ring_simple", 16 * MIB, 24),
+        ("ring_ll", 256 * KIB, 8),
+        ("tree_ll", 32 * KIB, 8),
+    ] {
+        assert_eq!(model.channels_for(of(name), bytes), channels, "{name} of {bytes}");
+    }
+    let few = Surroundings { max_channels: 4, ..ampere() };
+    assert_eq!(Model::new(few, 8).channels(), 4);
+    // Between servers two to a card.
+    assert_eq!(Model::new(ampere(), 16).channels(), 16);
+    // A third of the channels, a third of the rate.
+    let [third, all] = [256 * KIB, 16 * MIB].map(|bytes| forced("ring_simple", ampere(), &call(AllReduce, bytes), 8));
+    assert_eq!((third.efficiency, all.efficiency), (333, 1000));
+    assert_eq!(all.stretched(Bytes(1000)), Bytes(1000));
+}
+
+/// A rank's card carries 50 GB/s, the eight of a server more than the 240 of a GPU's NVLink.
+#[test]
+fn rings_go_by_all_cards_of_a_server() {
+    assert_eq!(Model::new(ampere(), 16).bus(), 240.0);
+    let one_card = Surroundings { cards: 1, ..ampere() };
+    assert_eq!(Model::new(one_card, 16).bus(), 50.0);
+    let count = |surroundings: Surroundings| {
+        let call = call(AllGather, 4096);
+        let algorithm = Forced::all(surroundings).find(|forced| forced.name() == "ring_simple").unwrap();
+        algorithm.steps(&call, 16, GroupRank(3)).count()
+    };
+    // 2 (P - 1) steps, in each of 8 rings.
+    assert_eq!((count(one_card), count(ampere())), (30, 8 * 30));
+}

@@ -1,0 +1,287 @@
+//! Owns NCCL's own model of time: which shapes and protocols there are, and what it takes each to take. What they do is [`super`]'s business.
+//!
+//! Source: NVIDIA/nccl 2.20.3, `src/graph/tuning.cc` (times, rates a channel, corrections), `src/enqueue.cc` (channels by size, chunks),
+//! `src/include/device.h` (buffers), for Ampere and Hopper GPUs and Intel's processors. Left out: CollNet and NVLS trees, which need a
+//! network that reduces, a network card's own latency, and the search for channels, of which the usual results stand here.
+
+use super::super::Surroundings;
+use crate::program::{Collective, CollectiveKind, DType, ReduceOp};
+
+/// A shape and a protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Variant {
+    /// `ring_ll`.
+    pub(super) name: &'static str,
+    pub(super) shape: Shape,
+    pub(super) protocol: Protocol,
+}
+
+/// Who talks to whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
+    Ring,
+    Tree,
+    /// The switches of a server's NVLinks reduce and multiply (NVLink SHARP).
+    Nvls,
+}
+
+/// How bytes cross a link: `Ll` 8 bytes with 8 bytes of flags and no fence, `Ll128` 120 of 128 bytes, `Simple` whole chunks with a fence after each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Protocol {
+    Ll,
+    Ll128,
+    Simple,
+}
+
+const fn variant(name: &'static str, shape: Shape, protocol: Protocol) -> Variant {
+    Variant { name, shape, protocol }
+}
+
+pub(super) static VARIANTS: [Variant; 7] = [
+    variant("ring_ll", Shape::Ring, Protocol::Ll),
+    variant("ring_ll128", Shape::Ring, Protocol::Ll128),
+    variant("ring_simple", Shape::Ring, Protocol::Simple),
+    variant("tree_ll", Shape::Tree, Protocol::Ll),
+    variant("tree_ll128", Shape::Tree, Protocol::Ll128),
+    variant("tree_simple", Shape::Tree, Protocol::Simple),
+    variant("nvls", Shape::Nvls, Protocol::Simple),
+];
+
+/// What joins the GPUs of a server, by what it carries: NCCL asks the hardware, a cluster file gives a rate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fabric {
+    /// Below 100 GB/s.
+    Pcie,
+    /// Ampere's NVLink.
+    Nvlink3,
+    /// Hopper's, over switches that reduce: 300 GB/s and more.
+    Nvlink4,
+}
+
+/// Microseconds before the first step: of a ring, of a tree, by protocol.
+const BASE: [[f64; 3]; 2] = [[6.6, 14.0, 8.4], [6.8, 14.0, 0.0]];
+/// Microseconds of a hop: of a ring, of a tree.
+const NVLINK_HOPS: [[f64; 3]; 2] = [[0.6, 1.9, 3.4], [0.6, 1.25, 28.0]];
+const PCIE_HOPS: [[f64; 3]; 2] = [[1.0, 2.5, 5.7], [1.0, 1.9, 28.0]];
+const NETWORK_HOPS: [[f64; 3]; 2] = [[2.7, 4.0, 14.0], [5.0, 8.5, 28.0]];
+/// Microseconds of all of it.
+pub(super) const NVLS: f64 = 23.0;
+/// Microseconds between two messages to the network, three times as many in `Simple`.
+const NETWORK_OVERHEAD: f64 = 1.0;
+
+/// GB/s that `Ll` carries at most: in one server, in two, in more.
+const LL: [f64; 3] = [87.7, 39.0, 20.4];
+/// GB/s that a channel carries at most, of Ampere and of Hopper: in one server, in two, in more.
+const CHANNEL_RING_LL128: [[f64; 3]; 2] = [[20.0; 3], [36.7; 3]];
+const CHANNEL_TREE_LL128: [[f64; 3]; 2] = [[20.0; 3], [36.7, 36.7, 29.0]];
+const CHANNEL_TREE: [[f64; 3]; 2] = [[24.0, 23.6, 17.8], [38.7, 41.4, 36.0]];
+
+/// Of a tree's rate, what is left at 64 B, 128 B and so on, by protocol: "trees are not perfectly sticking to the model for medium sizes".
+const TREE_CORRECTION: [[f64; 23]; 3] = [
+    [1.0, 1.0, 1.0, 1.0, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.0, 1.0, 1.0],
+    [1.0, 1.0, 1.0, 1.0, 1.0, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 1.0, 1.0],
+    [0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9],
+];
+
+/// Channels over NVLink, over PCIe, and to each network card.
+const NVLINK_CHANNELS: u32 = 24;
+const PCIE_CHANNELS: u32 = 2;
+const CARD_CHANNELS: u32 = 2;
+
+/// By protocol, the threads of a channel, and how many bytes each must have before another channel is used; in a ring's `Ll` so many a rank.
+const THREADS: [(u64, u64); 3] = [(512, 8), (640, 8), (512, 64)];
+/// By protocol, payload of a step of a channel's buffer.
+const STEP: [u64; 3] = [32 << 10, 576_000, 512 << 10];
+
+/// The model of one group.
+pub(super) struct Model {
+    surroundings: Surroundings,
+    ranks: u32,
+}
+
+impl Model {
+    pub(super) fn new(surroundings: Surroundings, ranks: u32) -> Model {
+        Model { surroundings, ranks }
+    }
+
+    pub(super) fn servers(&self) -> u32 {
+        self.ranks.div_ceil(self.surroundings.per_server)
+    }
+
+    fn is_across(&self) -> bool {
+        self.servers() > 1
+    }
+
+    fn fabric(&self) -> Fabric {
+        match self.surroundings.inside.bytes_per_second() / 1e9 {
+            300.0.. => Fabric::Nvlink4,
+            100.0.. => Fabric::Nvlink3,
+            _ => Fabric::Pcie,
+        }
+    }
+
+    /// Can `variant` carry out `call`?
+    pub(super) fn fits(&self, variant: &Variant, call: &Collective) -> bool {
+        use CollectiveKind::{AllGather, AllReduce, ReduceScatter};
+        let kind = call.kind;
+        let nvls = self.surroundings.nvls && self.fabric() == Fabric::Nvlink4 && !self.is_across() && self.ranks > 2;
+        match (variant.shape, variant.protocol) {
+            (Shape::Nvls, _) => {
+                nvls && (kind == AllGather || matches!(kind, AllReduce | ReduceScatter) && switches_reduce(call))
+            }
+            (Shape::Tree, _) if kind != AllReduce => false,
+            // It needs links that keep 128 bytes together.
+            (_, Protocol::Ll128) => self.fabric() != Fabric::Pcie,
+            _ => true,
+        }
+    }
+
+    /// What a rank's links carry in all, in GB/s: of a server, its network cards together.
+    pub(super) fn bus(&self) -> f64 {
+        let Surroundings { inside, between, cards, .. } = self.surroundings;
+        let inside = inside.bytes_per_second() / 1e9;
+        if self.is_across() { inside.min(between.bytes_per_second() / 1e9 * f64::from(cards)) } else { inside }
+    }
+
+    /// How many channels there are.
+    pub(super) fn channels(&self) -> u32 {
+        let inside = if self.fabric() == Fabric::Pcie { PCIE_CHANNELS } else { NVLINK_CHANNELS };
+        let channels = if self.is_across() { inside.min(CARD_CHANNELS * self.surroundings.cards) } else { inside };
+        channels.clamp(1, self.surroundings.max_channels.max(1))
+    }
+
+    /// How many of them a call uses: each thread of each has enough to do.
+    pub(super) fn channels_for(&self, variant: &Variant, bytes: u64) -> u32 {
+        let (threads, least) = THREADS[variant.protocol as usize];
+        let per_rank = variant.shape == Shape::Ring && variant.protocol == Protocol::Ll;
+        let least = least * if per_rank { u64::from(self.ranks) } else { 1 };
+        match variant.shape {
+            Shape::Nvls => self.channels(),
+            _ => ((bytes / (threads * least)) as u32).clamp(1, self.channels()),
+        }
+    }
+
+    /// Of what a rank's links carry, what is left with all channels, in GB/s.
+    pub(super) fn rate(&self, variant: &Variant, kind: CollectiveKind) -> f64 {
+        let (bus, channels) = (self.bus(), f64::from(self.channels()));
+        let generation = usize::from(self.fabric() == Fabric::Nvlink4);
+        let scale = self.servers().min(3) as usize - 1;
+        let sums = self.is_across() || matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Reduce);
+        let alone = self.ranks < 2 * self.servers();
+        let tree = (bus * 0.92).min(channels * CHANNEL_TREE[generation][scale]);
+        match (variant.shape, variant.protocol) {
+            (Shape::Ring, Protocol::Ll) => (bus / if sums { 4.0 } else { 3.0 }).min(LL[scale]),
+            (Shape::Ring, Protocol::Ll128) => {
+                (bus * if alone { 0.7 } else { 0.92 }).min(channels * CHANNEL_RING_LL128[generation][scale])
+            }
+            (Shape::Ring, Protocol::Simple) => bus,
+            (Shape::Tree, Protocol::Ll) => (tree / 3.8).min(LL[scale]),
+            (Shape::Tree, Protocol::Ll128) => {
+                let payload = if scale == 0 { 7.0 / 9.0 } else { 120.0 / 128.0 };
+                (tree * payload).min(channels * CHANNEL_TREE_LL128[generation][scale])
+            }
+            (Shape::Tree, Protocol::Simple) => tree,
+            (Shape::Nvls, _) => bus * 5.0 / 6.0,
+        }
+    }
+
+    /// Steps of a ring, and how many of them lead to another server.
+    fn ring_steps(&self, kind: CollectiveKind) -> (f64, f64) {
+        let (ranks, servers) = (f64::from(self.ranks), f64::from(self.servers()));
+        match kind {
+            CollectiveKind::AllReduce => (2.0 * (ranks - 1.0), if self.is_across() { 2.0 * servers } else { 0.0 }),
+            CollectiveKind::AllGather | CollectiveKind::ReduceScatter => (ranks - 1.0, servers - 1.0),
+            _ => (ranks, servers),
+        }
+    }
+
+    /// Microseconds of a hop inside a server and between two.
+    pub(super) fn hops(&self, variant: &Variant) -> [f64; 2] {
+        let shape = usize::from(variant.shape == Shape::Tree);
+        let inside = if self.fabric() == Fabric::Pcie { PCIE_HOPS } else { NVLINK_HOPS };
+        [inside, NETWORK_HOPS].map(|hops| hops[shape][variant.protocol as usize])
+    }
+
+    /// Microseconds of a step of a ring, on average.
+    pub(super) fn mean_hop(&self, variant: &Variant, kind: CollectiveKind) -> f64 {
+        let ([inside, between], (steps, between_steps)) = (self.hops(variant), self.ring_steps(kind));
+        ((steps - between_steps).max(0.0) * inside + between_steps * between) / steps
+    }
+
+    /// Microseconds before the first step.
+    pub(super) fn base(&self, variant: &Variant) -> f64 {
+        match variant.shape {
+            Shape::Nvls => 0.0,
+            shape => BASE[usize::from(shape == Shape::Tree)][variant.protocol as usize],
+        }
+    }
+
+    fn latency(&self, variant: &Variant, kind: CollectiveKind) -> f64 {
+        let [inside, between] = self.hops(variant);
+        let (steps, between_steps) = self.ring_steps(kind);
+        let base = self.base(variant);
+        match (variant.shape, kind) {
+            (Shape::Nvls, _) => NVLS,
+            // All channels of a broadcast go the same way round, so that their hops overlap.
+            (Shape::Ring, CollectiveKind::Broadcast | CollectiveKind::Reduce) => {
+                base + if self.is_across() { between } else { inside }
+            }
+            (Shape::Ring, _) => {
+                let posts = if variant.protocol == Protocol::Simple { 3.0 } else { 1.0 } * NETWORK_OVERHEAD;
+                let inside = if self.is_across() { inside.max(posts) } else { inside };
+                base + (steps - between_steps).max(0.0) * inside + between_steps * between
+            }
+            (Shape::Tree, _) => {
+                let servers = self.servers();
+                base + 2.0 * (f64::from(self.ranks / servers - 1) * inside + f64::from(servers.ilog2()) * between)
+            }
+        }
+    }
+
+    /// How long NCCL thinks that `variant` takes for a call of so many bytes in all.
+    pub(super) fn microseconds(&self, variant: &Variant, kind: CollectiveKind, bytes: u64) -> f64 {
+        let (steps, _) = self.ring_steps(kind);
+        let mut rate = self.rate(variant, kind);
+        let mut latency = self.latency(variant, kind);
+        match variant.shape {
+            Shape::Ring => rate *= f64::from(self.ranks) / steps,
+            Shape::Tree => {
+                let size = (bytes >> 6).max(1).ilog2() as usize;
+                rate *= 0.5 * TREE_CORRECTION[variant.protocol as usize].get(size).unwrap_or(&1.0);
+            }
+            Shape::Nvls => {}
+        }
+        let is_large = bytes / u64::from(self.channels() * self.ranks) >= 64;
+        let has_plateau = variant.shape == Shape::Ring && variant.protocol == Protocol::Simple && self.is_across();
+        if has_plateau && kind == CollectiveKind::AllReduce && is_large {
+            latency *= 1.4;
+        }
+        latency + bytes as f64 / rate / 1e3
+    }
+
+    /// Bytes of which all channels together pass one chunk on before the next.
+    pub(super) fn chunk(&self, variant: &Variant, bytes: u64) -> u64 {
+        let channels = u64::from(self.channels_for(variant, bytes));
+        let mut step = STEP[variant.protocol as usize];
+        if variant.shape == Shape::Tree && variant.protocol == Protocol::Simple {
+            let depth = u64::from((self.ranks / self.servers()).max(1) - 1 + self.servers().ilog2()).max(1);
+            for (chunks, smallest) in [(8 * depth, 128 << 10), (4 * depth, 64 << 10), (depth, 32 << 10)] {
+                while bytes / (channels * step) < chunks && step > smallest {
+                    step /= 2;
+                }
+            }
+        }
+        channels * step
+    }
+}
+
+/// What NVLink's switches can combine.
+fn switches_reduce(call: &Collective) -> bool {
+    use DType::{BFloat16, Float16, Float32, Float64, Int32, Int64, UInt32, UInt64};
+    use ReduceOp::{Max, Min, Sum};
+    match call.dtype {
+        Int32 | UInt32 | Int64 | UInt64 | Float16 | BFloat16 => matches!(call.reduce, Some(Sum | Min | Max)),
+        Float32 | Float64 => call.reduce == Some(Sum),
+        _ => false,
+    }
+}

@@ -1,0 +1,88 @@
+//! Owns the rings through a server's network cards: as many rings as a server has GPUs, each with its part of every block, and each leaving and
+//! entering servers at another GPU.
+//!
+//! Source: NVIDIA/nccl, `src/graph/search.cc` and `connect.cc`: where every GPU has a network card, its rings (channels) go by different cards. In ring
+//! c the GPUs of a server follow each other from c on, and the last one's message goes to GPU c of the next server. With M servers of G GPUs, P = M G,
+//! n bytes in all blocks together, latency a, b seconds a byte of a GPU's links and c of its card: all-gather and reduce-scatter
+//! (P-1) (a + n/P max(b, c/G)), all-reduce twice that.
+//!
+//! In ring c a block is combined as in [`super::ring`], in the order of the ring.
+
+use super::layout::Layout;
+use super::rounds::{batches, before, recv, recv_combine, send, wrap};
+use super::{Action, Algorithm, GroupRank, Span, Steps};
+use crate::program::{Collective, CollectiveKind};
+
+/// See the module.
+pub(super) struct Rails {
+    /// GPUs of a server, which follow each other in the group; the group's size is a multiple.
+    pub(super) per_server: u32,
+}
+
+impl Algorithm for Rails {
+    fn name(&self) -> &'static str {
+        "rails"
+    }
+
+    fn kinds(&self) -> &'static [CollectiveKind] {
+        &[CollectiveKind::AllReduce, CollectiveKind::AllGather, CollectiveKind::ReduceScatter]
+    }
+
+    fn steps(&self, call: &Collective, size: u32, GroupRank(me): GroupRank) -> Steps {
+        let rings = Rings { per_server: self.per_server, size, me, layout: Layout::of_members(call, size) };
+        // Rounds of an all-gather begin with a rank's own block, those of a reduce-scatter with the one before.
+        let (combining, spreading) = match call.kind {
+            CollectiveKind::AllReduce => (1..size, 0..size - 1),
+            CollectiveKind::ReduceScatter => (1..size, 0..0),
+            CollectiveKind::AllGather => (1..1, 0..size - 1),
+            kind => panic!("rails cannot carry out {kind}"),
+        };
+        let rounds = combining.map(|round| (round, true)).chain(spreading.map(|round| (round, false)));
+        Box::new(batches(rounds.map(move |(round, combine)| rings.round(round, combine))))
+    }
+}
+
+/// A member's place in all rings.
+struct Rings {
+    per_server: u32,
+    size: u32,
+    me: u32,
+    layout: Layout,
+}
+
+impl Rings {
+    /// One message in and one out in every ring, in an order that is the same at both ends.
+    fn round(&self, round: u32, combine: bool) -> Vec<Action> {
+        let at = self.me % self.per_server;
+        let rings = (0..self.per_server).map(|place| before(at, place, self.per_server));
+        rings.flat_map(|ring| self.messages(ring, round, combine)).collect()
+    }
+
+    fn messages(&self, ring: u32, round: u32, combine: bool) -> [Action; 2] {
+        let position = self.position(ring);
+        let neighbour = |position| self.rank(ring, position);
+        let (next, previous) = (neighbour(wrap(position + 1, self.size)), neighbour(before(position, 1, self.size)));
+        let block = |round: u32| self.piece(neighbour(before(position, round, self.size)), ring);
+        // Round P - 1 of a reduce-scatter ends with the rank's own block.
+        let incoming = block(round + 1);
+        let receive = if combine { recv_combine } else { recv };
+        [send(next, block(round)), receive(previous, incoming)]
+    }
+
+    fn position(&self, ring: u32) -> u32 {
+        let at = self.me % self.per_server;
+        self.me - at + before(at, ring, self.per_server)
+    }
+
+    fn rank(&self, ring: u32, position: u32) -> u32 {
+        let at = position % self.per_server;
+        position - at + wrap(at + ring, self.per_server)
+    }
+
+    /// The part of a rank's block that goes round in a ring.
+    fn piece(&self, rank: u32, ring: u32) -> Span {
+        let block = self.layout.block(rank);
+        let Span { start, len } = Layout::split(block.len, self.per_server).block(ring);
+        Span { start: block.start + start, len }
+    }
+}
