@@ -16,12 +16,13 @@ use super::recursive_doubling::RecursiveDoubling;
 use super::ring::Ring;
 use super::scatter_allgather::ScatterAllgather;
 use super::{Algorithm, Surroundings};
+use crate::ids::RankId;
 use crate::program::Collective;
 use crate::program::CollectiveKind::{
     self, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter,
 };
 use crate::time::{Bytes, Rate};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -29,6 +30,8 @@ use std::sync::Arc;
 #[derive(Clone, Debug, Default)]
 pub struct AlgorithmTable {
     rules: BTreeMap<CollectiveKind, Vec<Rule>>,
+    /// Where all ranks are, if that matters to any of the algorithms.
+    surroundings: Option<Surroundings>,
 }
 
 /// One line of the table.
@@ -168,8 +171,26 @@ impl AlgorithmTable {
         for rule in self.rules.values_mut().flatten() {
             if let Some(adapted) = rule.algorithm.adapted(surroundings) {
                 rule.algorithm = adapted;
+                self.surroundings = Some(surroundings);
             }
         }
+    }
+
+    /// The table for a group of these ranks, if it is another one: they are on more servers than as many consecutive ranks would be, and
+    /// fewer of each server's network cards are theirs.
+    pub(crate) fn for_group(&self, ranks: &[RankId]) -> Option<AlgorithmTable> {
+        let all = self.surroundings?;
+        let size = ranks.len() as u32;
+        let servers: BTreeSet<u32> = ranks.iter().map(|rank| rank.0 / all.per_server).collect();
+        let servers = servers.len() as u32;
+        if servers <= size.div_ceil(all.per_server) {
+            return None;
+        }
+        let per_server = size.div_ceil(servers);
+        let cards = (all.cards * per_server / all.per_server).max(1);
+        let mut table = self.clone();
+        table.adapt(Surroundings { per_server, cards, ..all });
+        Some(table)
     }
 
     /// Uses `rules` for `kind` in place of those it had.
@@ -249,6 +270,29 @@ mod tests {
         }
         assert_eq!(table.set_rules(AllReduce, Vec::new()), Err(ChoiceError::Bounds { kind: AllReduce }));
         assert_eq!(table.rules(AllReduce).len(), 1);
+    }
+
+    #[test]
+    fn a_group_across_servers_is_told_where_it_is() {
+        use crate::program::{DType, ReduceOp, Shape};
+        let hopper = Rate::new(360e9).unwrap();
+        let servers = Surroundings { inside: hopper, ..ONE_SERVER };
+        let mut table = AlgorithmTable::ideal();
+        assert!(table.for_group(&[RankId(0), RankId(8)]).is_none(), "nothing here depends on it");
+        table.force(AllReduce, named(AllReduce, "nccl"));
+        table.adapt(servers);
+        let (shape, reduce) = (Shape::Even(1 << 28), Some(ReduceOp::Sum));
+        let call = Collective { kind: AllReduce, dtype: DType::Float32, reduce, root: None, shape };
+        // Eight consecutive ranks are one server, whose switches reduce; of one rank of each server all traffic is between servers.
+        let ranks = |stride: u32| (0..8).map(|rank| RankId(5 * 8 + stride * rank)).collect::<Vec<_>>();
+        assert!(table.for_group(&ranks(1)).is_none());
+        assert_eq!(table.algorithm(&call, 8).name(), "nvls");
+        let strided = table.for_group(&ranks(8)).unwrap();
+        let mut alone = table.clone();
+        alone.adapt(Surroundings { per_server: 1, cards: 1, ..servers });
+        let of = |table: &AlgorithmTable| (table.algorithm(&call, 8).name(), table.algorithm(&call, 8).wire());
+        assert_eq!(of(&strided), of(&alone));
+        assert_ne!(of(&strided), of(&table));
     }
 
     #[test]

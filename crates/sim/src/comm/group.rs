@@ -1,11 +1,13 @@
 //! Owns process groups: who is in one, and in which order. Groups are known by their members, never by a name.
 
 use super::folded::Folded;
+use crate::collective::choose::AlgorithmTable;
 use crate::ids::{GroupId, GroupRank, RankId};
 use crate::network::Asymmetry;
 use crate::symmetry::Symmetry;
 use indexmap::IndexMap;
 use rustc_hash::FxBuildHasher;
+use std::cell::OnceCell;
 use std::sync::Arc;
 
 /// All process groups of a run, in the order in which they were first named. Of groups that are alike under the symmetry of the run
@@ -24,6 +26,8 @@ pub(crate) struct Group {
     sorted: Option<Vec<(RankId, GroupRank)>>,
     /// Where the run has a symmetry: whom of the members representatives play.
     folded: Option<Folded>,
+    /// What carries out its collectives, once one was called, if that is not what all ranks' are carried out by.
+    table: OnceCell<Option<AlgorithmTable>>,
 }
 
 impl Groups {
@@ -92,7 +96,12 @@ impl Group {
             sorted.sort_unstable();
             sorted
         });
-        Group { ranks, sorted, folded: None }
+        Group { ranks, sorted, folded: None, table: OnceCell::new() }
+    }
+
+    /// Its table, where `all` is that of all ranks.
+    pub(super) fn table<'a>(&'a self, all: &'a AlgorithmTable) -> &'a AlgorithmTable {
+        self.table.get_or_init(|| all.for_group(&self.ranks)).as_ref().unwrap_or(all)
     }
 
     pub(crate) fn ranks(&self) -> &[RankId] {

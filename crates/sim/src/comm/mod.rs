@@ -131,7 +131,7 @@ impl Comm {
     pub(crate) fn check_symmetry(&self, group: GroupId, call: &Collective) -> Result<(), Asymmetry> {
         let group = self.groups.get(group);
         let Some(folded) = group.folded().filter(|_| group.size() > 1) else { return Ok(()) };
-        let algorithm = self.table.algorithm(call, group.size());
+        let algorithm = group.table(&self.table).algorithm(call, group.size());
         match folded.admits(algorithm.symmetry(call, group.size())) {
             true => Ok(()),
             false => {
@@ -171,8 +171,9 @@ impl Comm {
         if let Some(index) = self.running.get(&(group, sequence)) {
             return *index;
         }
-        let (size, players) = (self.groups.get(group).size(), self.groups.get(group).players());
-        let algorithm = (size > 1).then(|| self.table.algorithm(call, size));
+        let of = self.groups.get(group);
+        let (size, players) = (of.size(), of.players());
+        let algorithm = (size > 1).then(|| of.table(&self.table).algorithm(call, size));
         let wire = self.transport.wire(algorithm.as_ref().and_then(|algorithm| algorithm.wire()));
         let instance = Instance::new(group, sequence, (size, players), call.clone(), caller, algorithm, wire);
         let index = match self.free.pop() {
