@@ -131,6 +131,7 @@ def destroyed_group(rank, size):
         lambda: dist.broadcast(tensor, 0, group=group),
         lambda: dist.get_backend(group),
         lambda: dist.all_gather_object([None] * size, rank, group=group),
+        lambda: dist.get_rank(group),
         lambda: dist.destroy_process_group(group),
     ]
-    return [tensor, dist.get_rank(group), [error_of(call).partition("<")[0] for call in by_name]]
+    return [tensor, group.rank(), [error_of(call).partition("<")[0] for call in by_name]]
