@@ -92,6 +92,8 @@ def test_a_breakpoint_on_the_rank_with_the_terminal(tmp_path: Path) -> None:
     run.type("p 'rank is', rank\n")
     run.expect("('rank is', 1)")
     run.expect("(Pdb) ")
+    # The prompt is shown before it is read, and Ctrl-C between the two is seen with the next line, as in any debugger.
+    time.sleep(1)
     run.type("\x03")
     run.expect("--KeyboardInterrupt--")
     run.expect("(Pdb) ")

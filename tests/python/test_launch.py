@@ -33,7 +33,7 @@ torch.manual_seed(0)
 model = DistributedDataParallel(torch.nn.Linear(4, 4))
 model(y.expand(2, 4)).sum().backward()
 # One write: of torchrun's workers, which are not buffered, two that print mix the ends of their lines.
-print(f"{sum(p.grad.sum().item() for p in model.parameters()) + y.sum().item()}\n", end="")
+print(f"{sum(p.grad.sum().item() for p in model.parameters()) + y.sum().item()}\\n", end="")
 dist.destroy_process_group()
 """
 
