@@ -13,6 +13,7 @@
 //! quantiles `a`, `b` (2.5 and 97.5 %) of the repetitions, the interval is from `m - hypot(m - a, 1.96 s)` to `m + hypot(b - m, 1.96 s)`.
 
 use crate::report::{RankReport, Report};
+use crate::statistics::Sample;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -51,9 +52,8 @@ pub struct Interval {
 
 /// The interval of `report`'s makespan; `others` are makespans of the same run with other seeds, in seconds.
 pub fn interval(report: &Report, uncertainty: &Uncertainty, others: &[f64]) -> Interval {
-    let mut runs: Vec<f64> = others.iter().copied().chain([report.makespan_s]).collect();
-    runs.sort_by(f64::total_cmp);
-    let [low, middle, high] = [(1.0 - LEVEL) / 2.0, 0.5, (1.0 + LEVEL) / 2.0].map(|at| quantile(&runs, at));
+    let runs = Sample::of(others.iter().copied().chain([report.makespan_s])).expect("this run is one");
+    let [low, middle, high] = [(1.0 - LEVEL) / 2.0, 0.5, (1.0 + LEVEL) / 2.0].map(|part| runs.quantile(part));
     let error = model_error(report, uncertainty);
     Interval {
         level: LEVEL,
@@ -76,13 +76,6 @@ fn model_error(report: &Report, uncertainty: &Uncertainty) -> f64 {
     let of = |name: &str| uncertainty.operations.get(name).unwrap_or(&uncertainty.communication);
     let communication = exposed.iter().map(|(name, seconds)| (seconds * of(name)).powi(2));
     (communication.sum::<f64>() + (compute_s * uncertainty.compute).powi(2)).sqrt()
-}
-
-/// Between the values in order, linearly (Hyndman and Fan's definition 7).
-fn quantile(sorted: &[f64], at: f64) -> f64 {
-    let place = at * (sorted.len() - 1) as f64;
-    let (below, above) = (sorted[place as usize], sorted[place.ceil() as usize]);
-    below + (above - below) * place.fract()
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ pub mod real;
 pub mod record;
 pub mod report;
 pub mod sink;
+mod statistics;
 pub mod table;
 pub mod trace;
 pub mod units;

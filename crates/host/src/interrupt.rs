@@ -7,6 +7,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, LazyLock};
 
@@ -34,6 +36,18 @@ pub fn exit_at_signals() -> Result<(), HostError> {
         }
     }
     Ok(())
+}
+
+/// The process is started deaf to Ctrl-C on the terminal, from its first instruction on: that is for us, who end what we have started.
+#[allow(unsafe_code)]
+pub fn shield(command: &mut Command) -> &mut Command {
+    // SAFETY: between fork and exec a process may do what signal handlers may; this is one system call.
+    unsafe {
+        command.pre_exec(|| {
+            libc::signal(libc::SIGINT, libc::SIG_IGN);
+            Ok(())
+        })
+    }
 }
 
 /// Whether the process was started so that it outlives its terminal, as `nohup` does.
@@ -100,7 +114,7 @@ mod tests {
     use super::*;
     use rustix::process::{Pid, Signal, kill_process};
     use std::io::{BufRead, BufReader};
-    use std::process::{Command, Stdio};
+    use std::process::Stdio;
     use std::time::Duration;
 
     /// What a process does that [`ended_by`] starts.

@@ -11,6 +11,9 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::num::Saturating;
 use std::ops::Add;
 
+/// The endpoint delay in ns of groups smaller than the world, whatever the system's is: ASTRA-sim's own constant.
+const GROUP_DELAY: u64 = 10;
+
 /// The collectives that ASTRA-sim has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs)] // the names say it
@@ -135,10 +138,7 @@ impl Model {
             if algorithm == Implementation::Ring {
                 return Ok(self.ring(members, kind, chunk, chunks));
             }
-            let pairs = members.iter().flat_map(|a| members.iter().map(move |b| (a, b))).filter(|(a, b)| a != b);
-            let line = self.group_line(members);
-            let far = pairs.map(|(a, b)| self.hop(*a, *b)).reduce(slower).unwrap_or(line.near);
-            let (lasts, _) = phase(&Line { far, ..line }, algorithm, kind, chunk);
+            let (lasts, _) = phase(&self.group_line(members), algorithm, kind, chunk);
             return Ok(self.shop(&[Phase { dimension: 0, lasts }], kind, 1, chunks));
         }
         let mut size = chunk;
@@ -166,8 +166,7 @@ impl Model {
     /// A ring of members whose hops are unlike, as of four ranks in a row on a ring of eight: each member goes on when its
     /// predecessor's message has come, so a slow hop holds up one member at a time. Where hops are alike this is [`phase`]'s formula.
     fn ring(&self, members: &[u64], kind: Kind, chunk: u64, chunks: u64) -> u64 {
-        let line = self.group_line(members);
-        let (k, e) = (line.members, line.endpoint_delay);
+        let (k, e, memory) = (members.len() as u64, GROUP_DELAY, self.system.local_mem_bw);
         if k == 1 {
             return 0;
         }
@@ -186,7 +185,7 @@ impl Model {
         for _ in 0..rounds {
             clocks.iter_mut().for_each(|clock: &mut u64| *clock = clock.saturating_add(e));
             for step in 0..steps {
-                let price = e.saturating_add(if step < reducing { reduction(line.memory, m) } else { 0 });
+                let price = e.saturating_add(if step < reducing { reduction(memory, m) } else { 0 });
                 for (clock, hop) in clocks.iter_mut().zip(&hops) {
                     *clock = clock.saturating_add(hop.saturating_add(price));
                 }
@@ -237,12 +236,14 @@ impl Model {
         }
     }
 
-    /// A group smaller than the world is one line, whatever dimensions it lies on; here as far as neighbours go.
+    /// A group smaller than the world is one line, whatever dimensions it lies on.
     fn group_line(&self, members: &[u64]) -> Line {
         let neighbours = members.iter().zip(members.iter().cycle().skip(1));
         let near = neighbours.map(|(a, b)| self.hop(*a, *b)).reduce(slower).unwrap_or((0.0, 1.0));
-        // ASTRA-sim's own constant there.
-        Line { members: members.len() as u64, near, far: near, endpoint_delay: 10, memory: self.system.local_mem_bw }
+        let pairs = members.iter().flat_map(|a| members.iter().map(move |b| (a, b))).filter(|(a, b)| a != b);
+        let far = pairs.map(|(a, b)| self.hop(*a, *b)).reduce(slower).unwrap_or(near);
+        let memory = self.system.local_mem_bw;
+        Line { members: members.len() as u64, near, far, endpoint_delay: GROUP_DELAY, memory }
     }
 
     /// The hops between two ranks: those of the first dimension in which they differ.

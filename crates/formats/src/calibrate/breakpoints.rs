@@ -4,7 +4,9 @@
 //! says how many there are. Errors are relative, of the middle of repetitions, and large ones count less (Huber). A breakpoint's interval holds
 //! all places that explain the measurements nearly as well (likelihood ratio, 95 %). What a breakpoint means, the caller knows.
 
+use super::fit::HUBER;
 use super::measurement::Measurement;
+use crate::statistics::Sample;
 use serde::Serialize;
 
 /// Two sizes that were measured, one after the other, between which an operation changes its behaviour.
@@ -35,13 +37,8 @@ pub fn series(measurements: &[Measurement], operation: &str, ranks: &[u32]) -> S
 }
 
 fn point(case: &Measurement) -> Option<(u64, f64, f64)> {
-    let mut seconds = case.seconds.clone();
-    seconds.retain(|time| *time > 0.0);
-    seconds.sort_by(f64::total_cmp);
-    let at = |quarter: usize| seconds.get(seconds.len().checked_sub(1)? * quarter / 4).copied();
-    let (low, high) = (at(1)?, at(3)?);
-    let middle = seconds[seconds.len() / 2];
-    Some((case.bytes, middle, (high - low) / 2.0 / middle / (seconds.len() as f64).sqrt()))
+    let seconds = Sample::of(case.seconds.iter().copied().filter(|time| *time > 0.0))?;
+    Some((case.bytes, seconds.median(), seconds.scatter() / (seconds.len() as f64).sqrt()))
 }
 
 /// Sizes that a line needs: two are always on one.
@@ -49,8 +46,6 @@ const LEAST_SIZES: usize = 3;
 const MOST_LINES: usize = 4;
 /// Errors below this are nobody's: relative, of the middle.
 const LEAST_ERROR: f64 = 0.01;
-/// As in [`super::fit`].
-const HUBER: f64 = 1.345;
 const ITERATIONS: usize = 5;
 /// The 95 % quantile of chi squared with one degree of freedom.
 const LIKELIHOOD: f64 = 3.84;
@@ -134,9 +129,8 @@ struct Cuts<'a> {
 
 impl<'a> Cuts<'a> {
     fn new(series: &'a [Series], sizes: &'a [u64]) -> Cuts<'a> {
-        let mut scatter: Vec<f64> = series.iter().flatten().map(|point| point.2).collect();
-        scatter.sort_by(f64::total_cmp);
-        let error = scatter[scatter.len() / 2].max(LEAST_ERROR);
+        let scatter = Sample::of(series.iter().flatten().map(|point| point.2)).expect("there are sizes");
+        let error = scatter.median().max(LEAST_ERROR);
         let mut cuts = Cuts { series, sizes, error, costs: Vec::new() };
         cuts.measure();
         // What the most lines leave over is nobody's fault either.

@@ -4,6 +4,7 @@
 //! outliers, and a bootstrap for the intervals. What the model is, its caller knows.
 
 use super::measurement::Pair;
+use crate::statistics::Sample;
 use fastrand::Rng;
 use nalgebra::{DMatrix, DVector};
 
@@ -29,7 +30,7 @@ pub struct Fit {
 /// Measurements that scatter less than this count alike.
 const LEAST_SCATTER: f64 = 0.02;
 /// Beyond so many standard deviations a residual counts as an outlier (Huber 1964: 95 % efficient where there is none).
-const HUBER: f64 = 1.345;
+pub(super) const HUBER: f64 = 1.345;
 const ITERATIONS: usize = 25;
 /// Of the logarithms, for derivatives. Downwards: where one of two equal links is made slower, that shows, where it is made faster it does not.
 const STEP: f64 = -0.01;
@@ -45,15 +46,13 @@ impl Observation {
     }
 
     fn median(&self) -> f64 {
-        self.logarithms[self.logarithms.len() / 2]
+        middle(self.logarithms.iter().copied())
     }
 
     /// The median of as many repetitions, drawn again.
     fn resampled(&self, random: &mut Rng) -> f64 {
         let count = self.logarithms.len();
-        let mut drawn: Vec<f64> = (0..count).map(|_| self.logarithms[random.usize(..count)]).collect();
-        drawn.sort_by(f64::total_cmp);
-        drawn[count / 2]
+        middle((0..count).map(|_| self.logarithms[random.usize(..count)]))
     }
 }
 
@@ -117,8 +116,8 @@ fn bootstrap(
         let step = solve(&jacobian, &weights, &errors, 0.0).unwrap_or_else(|| vec![0.0; point.len()]);
         points.iter_mut().zip(point.iter().zip(step)).for_each(|(of, (at, step))| of.push(at - step));
     }
-    points.iter_mut().for_each(|of| of.sort_by(f64::total_cmp));
-    let at = |part: f64| points.iter().map(|of| of[(part * (RESAMPLES - 1) as f64) as usize]).collect();
+    let points: Vec<Sample> = points.into_iter().map(|of| Sample::of(of).expect("there are resamples")).collect();
+    let at = |part: f64| points.iter().map(|of| of.quantile(part)).collect();
     (at(0.025), at(0.975))
 }
 
@@ -145,9 +144,11 @@ fn weights(observations: &[Observation], errors: &[f64]) -> Vec<f64> {
 
 /// The standard deviation that the median of the absolute values would have of a normal distribution.
 fn scale(errors: &[f64]) -> f64 {
-    let mut absolute: Vec<f64> = errors.iter().map(|error| error.abs()).collect();
-    absolute.sort_by(f64::total_cmp);
-    1.4826 * absolute[absolute.len() / 2]
+    1.4826 * middle(errors.iter().map(|error| error.abs()))
+}
+
+fn middle(values: impl Iterator<Item = f64>) -> f64 {
+    Sample::of(values).expect("something was measured").median()
 }
 
 fn weighted(weights: &[f64], errors: &[f64]) -> f64 {

@@ -1,5 +1,6 @@
 //! Owns the probe's file: one case a line, as `python/uniference/real/probe.py` writes it.
 
+use crate::statistics::Sample;
 use serde::{Deserialize, Serialize};
 
 /// What was done among some ranks, and how long each repetition took.
@@ -76,13 +77,16 @@ impl Pair {
 
     /// In the middle.
     pub fn median(&self) -> f64 {
-        self.seconds[self.seconds.len() / 2]
+        self.sample().median()
     }
 
     /// Half of the distance between the quartiles, over the median.
     pub fn scatter(&self) -> f64 {
-        let at = |quarter: usize| self.seconds[(self.seconds.len() - 1) * quarter / 4];
-        (at(3) - at(1)) / 2.0 / self.median()
+        self.sample().scatter()
+    }
+
+    fn sample(&self) -> Sample {
+        Sample::of(self.seconds.iter().copied()).expect("a pair was measured")
     }
 }
 
@@ -123,15 +127,11 @@ pub(super) fn hosts(observed: &[Pair], world: usize) -> Vec<usize> {
 /// Seconds of a collective of one rank alone, in the middle; `None`: not measured.
 pub(super) fn solo(measurements: &[Measurement]) -> Option<f64> {
     let alone = measurements.iter().filter(|case| case.operation == "solo");
-    let mut middles: Vec<f64> = alone.filter_map(middle).collect();
-    middles.sort_by(f64::total_cmp);
-    middles.get(middles.len() / 2).copied()
+    Sample::of(alone.filter_map(middle)).map(|middles| middles.median())
 }
 
 fn middle(case: &Measurement) -> Option<f64> {
-    let mut seconds = case.seconds.clone();
-    seconds.sort_by(f64::total_cmp);
-    seconds.get(seconds.len() / 2).copied()
+    Sample::of(case.seconds.iter().copied()).map(|seconds| seconds.median())
 }
 
 /// How many times as long each rank computes as the fastest; 1 where that was not measured.

@@ -14,6 +14,7 @@ pub mod model;
 pub use changes::Change;
 pub use measurement::{Measurement, MeasurementError};
 
+use crate::statistics::Sample;
 use crate::units::{Bandwidth, Duration};
 use fit::{Fit, Observation};
 use model::{Model, Network, Placement, Setting};
@@ -128,16 +129,13 @@ fn describe(observed: &[measurement::Pair], fit: &Fit, network: &Network, toml: 
             error: residual.exp_m1(),
         })
         .collect();
-    let middle = |mut values: Vec<f64>| {
-        values.sort_by(f64::total_cmp);
-        values[values.len() / 2]
-    };
-    let median_error = middle(errors.iter().map(|case| case.error.abs()).collect());
+    let middle = |values: &mut dyn Iterator<Item = f64>| Sample::of(values).expect("pairs were measured").median();
+    let median_error = middle(&mut errors.iter().map(|case| case.error.abs()));
     Calibration {
         parameters: parameters(fit, network),
         median_error,
         worst_error: errors.iter().map(|case| case.error.abs()).fold(0.0, f64::max),
-        floor: middle(observed.iter().map(measurement::Pair::scatter).collect()),
+        floor: middle(&mut observed.iter().map(measurement::Pair::scatter)),
         spread: fit.spread(),
         changes: Vec::new(),
         toml,

@@ -9,6 +9,7 @@ mod timeline;
 pub use table::render;
 pub use timeline::{Seen, Timeline};
 
+use crate::statistics::Sample;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use timeline::{Key, Met};
@@ -163,21 +164,15 @@ impl RankDifference {
 
 impl Errors {
     fn of(errors: impl Iterator<Item = f64>) -> Errors {
-        let mut signed: Vec<f64> = errors.collect();
-        let Some(worst) = signed.iter().copied().max_by(|a, b| a.abs().total_cmp(&b.abs())) else {
+        let errors: Vec<f64> = errors.collect();
+        let worst = errors.iter().copied().max_by(|a, b| a.abs().total_cmp(&b.abs()));
+        let absolute = Sample::of(errors.iter().map(|error| error.abs()));
+        let Some(((worst, absolute), signed)) = worst.zip(absolute).zip(Sample::of(errors)) else {
             return Errors::default();
         };
-        signed.sort_by(f64::total_cmp);
-        let mut absolute: Vec<f64> = signed.iter().map(|error| error.abs()).collect();
-        absolute.sort_by(f64::total_cmp);
-        let (count, median) = (signed.len(), quantile(&signed, 0.5));
-        Errors { count, median, median_absolute: quantile(&absolute, 0.5), p95: quantile(&absolute, 0.95), worst }
+        let (count, median, median_absolute) = (signed.len(), signed.median(), absolute.median());
+        Errors { count, median, median_absolute, p95: absolute.quantile(0.95), worst }
     }
-}
-
-/// The smallest value that at least that part of the sorted values does not exceed (nearest rank).
-fn quantile(sorted: &[f64], part: f64) -> f64 {
-    sorted[((part * sorted.len() as f64).ceil() as usize).clamp(1, sorted.len()) - 1]
 }
 
 fn duration(first: &Met, second: &Met) -> Pair {
@@ -193,11 +188,7 @@ fn by_kind(matched: &[(&Key, Met, Met)]) -> Vec<OperationDifference> {
         let operation = if key.pair.is_some() { "send" } else { first.operation };
         kinds.entry((operation, members, size_class(first.bytes.0))).or_default().push(duration(first, second));
     }
-    let middle = |times: &mut dyn Iterator<Item = f64>| {
-        let mut times: Vec<f64> = times.collect();
-        times.sort_by(f64::total_cmp);
-        quantile(&times, 0.5)
-    };
+    let middle = |times: &mut dyn Iterator<Item = f64>| Sample::of(times).expect("a kind has a pair").median();
     let difference = |((operation, members, up_to_bytes), pairs): ((_, _, _), Vec<Pair>)| OperationDifference {
         operation,
         members,

@@ -108,7 +108,8 @@ fn error(pair: &Pair) -> String {
 }
 
 fn percent(error: f64) -> String {
-    format!("{:+.1} %", 100.0 * error)
+    // Zero has no sign: -0 + 0 is 0.
+    format!("{:+.1} %", (1000.0 * error).round() / 10.0 + 0.0)
 }
 
 fn unsigned(error: f64) -> String {

@@ -60,7 +60,7 @@ fn a_run_does_not_differ_from_itself() {
 
 #[test]
 fn errors_are_those_of_the_operations() {
-    // all-reduces: 44 against 40, 30 against 40, 40 against 40: errors +10 %, -25 %, 0; the message: 0
+    // all-reduces: 44 against 40, 30 against 40, 40 against 40: errors +10 %, -25 %, 0, of which 1.9 steps of 2 up are 23.5 %; the message: 0
     let first = run(50, &[(100, 44), (200, 30), (300, 40)]);
     let second = run(50, &[(100, 40), (200, 40), (300, 40)]);
     let comparison = Comparison::new(&first, &second, None);
@@ -68,7 +68,7 @@ fn errors_are_those_of_the_operations() {
     assert_eq!((all_reduces.operation, all_reduces.up_to_bytes), ("all_reduce", 1 << 20));
     let Errors { count, median, median_absolute, p95, worst } = all_reduces.errors;
     assert_eq!((count, median), (3, 0.0));
-    for (found, expected) in [(median_absolute, 0.1), (p95, 0.25), (worst, -0.25)] {
+    for (found, expected) in [(median_absolute, 0.1), (p95, 0.235), (worst, -0.25)] {
         assert!((found - expected).abs() < 1e-12, "{found} is not {expected}");
     }
     assert_eq!(comparison.operations[1].operation, "send");

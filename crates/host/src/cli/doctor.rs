@@ -2,6 +2,7 @@
 
 use crate::capacity;
 use crate::error::{Exit, HostError};
+use crate::interrupt::shield;
 use crate::live::arena::{self, Arena, Layout};
 use crate::testbed::Testbed;
 use rustix::process::{Resource, getrlimit};
@@ -81,7 +82,8 @@ pub(super) fn versions(python: &Path) -> Result<[(String, String); 2], HostError
 /// What Python prints, or the last of what it complains.
 fn ask(python: &Path, code: &str) -> Result<String, String> {
     // Without the current folder: what lies there must not stand in for modules.
-    let output = Command::new(python).args(["-P", "-c", code]).output().map_err(|error| error.to_string())?;
+    let mut command = Command::new(python);
+    let output = shield(command.args(["-P", "-c", code])).output().map_err(|error| error.to_string())?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
     if output.status.success() {
         Ok(text(&output.stdout))

@@ -8,7 +8,7 @@ use super::folder::Folder;
 use super::results::{self, OutputArgs, RecordLevel, Recording};
 use crate::capacity;
 use crate::error::{Exit, HostError};
-use crate::interrupt::{Interrupt, Interrupts};
+use crate::interrupt::Interrupts;
 use crate::live::driver::{Driver, Ending, Setup, Terminal, Watch};
 use crate::live::exchange::Exchange;
 use crate::live::zygote::{Place, Script, describe_status};
@@ -78,12 +78,7 @@ pub(super) fn run(args: &Args, argv: &[String], python: &Path) -> Result<Exit, H
     chosen.resolved.cluster.dynamics.seed = args.seed;
     let cluster = &chosen.resolved.cluster;
     let ranks = cluster.devices.len() as u32;
-    let versions = doctor::versions(python);
-    // It is no fault of Python's if Ctrl-C has ended it.
-    if let Some(interrupt) = interrupts.take() {
-        return Ok(interrupted(interrupt));
-    }
-    let versions = versions?;
+    let versions = doctor::versions(python)?;
     let tight = capacity::check_memory(ranks)?;
     capacity::check_descriptors(ranks)?;
     let folder = Folder::prepare(args.output.out.as_deref(), &args.script[0])?;
@@ -146,13 +141,11 @@ fn conclude(end: End, folder: &Folder) -> Exit {
             ));
             Exit::Halted
         }
-        Ending::Interrupted(interrupt) => interrupted(interrupt),
+        Ending::Interrupted(interrupt) => {
+            super::complain(format_args!("interrupted\n"));
+            interrupt.into()
+        }
     }
-}
-
-fn interrupted(interrupt: Interrupt) -> Exit {
-    super::complain(format_args!("interrupted\n"));
-    interrupt.into()
 }
 
 fn check_script(args: &Args) -> Result<(), HostError> {

@@ -5,13 +5,15 @@
 
 use super::protocol;
 use crate::error::HostError;
+use crate::interrupt::shield;
 use serde::{Deserialize, Serialize};
+use signal_hook::low_level::signal_name;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -138,7 +140,7 @@ impl Zygote {
             .map_err(HostError::system("adopting what ranks leave behind"))?;
         let stderr = io::stderr().as_fd().try_clone_to_owned().map_err(HostError::system("copying standard error"))?;
         let mut command = Command::new(python);
-        without_interrupts(&mut command);
+        shield(&mut command);
         let child = command
             .args(["-P", "-m", "uniference.zygote", &theirs.as_raw_fd().to_string()])
             .envs(preloads().map(|value| (PRELOAD, value)))
@@ -298,18 +300,6 @@ fn kill_group(pid: i32) {
     }
 }
 
-/// Ctrl-C on the terminal is for us, who end it; from its first instruction on, or it would print where it was.
-#[allow(unsafe_code)]
-fn without_interrupts(command: &mut Command) {
-    // SAFETY: between fork and exec a process may do what signal handlers may; this is one system call.
-    unsafe {
-        command.pre_exec(|| {
-            libc::signal(libc::SIGINT, libc::SIG_IGN);
-            Ok(())
-        });
-    }
-}
-
 fn inherit(fd: BorrowedFd<'_>) -> rustix::io::Result<()> {
     rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty())
 }
@@ -322,23 +312,8 @@ fn understand(line: &[u8]) -> News {
 
 /// "was killed by SIGKILL", "exited with status 7".
 pub fn describe_status(status: i32) -> String {
-    const NAMES: [(i32, &str); 13] = [
-        (1, "SIGHUP"),
-        (2, "SIGINT"),
-        (4, "SIGILL"),
-        (6, "SIGABRT"),
-        (7, "SIGBUS"),
-        (8, "SIGFPE"),
-        (9, "SIGKILL"),
-        (11, "SIGSEGV"),
-        (13, "SIGPIPE"),
-        (14, "SIGALRM"),
-        (15, "SIGTERM"),
-        (24, "SIGXCPU"),
-        (25, "SIGXFSZ"),
-    ];
-    match NAMES.iter().find(|(number, _)| *number == -status) {
-        Some((_, name)) => format!("was killed by {name}"),
+    match signal_name(-status) {
+        Some(name) => format!("was killed by {name}"),
         None if status < 0 => format!("was killed by signal {}", -status),
         None => format!("exited with status {status}"),
     }

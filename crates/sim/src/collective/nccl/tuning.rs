@@ -76,7 +76,7 @@ const CHANNEL_RING_LL128: [[f64; 3]; 2] = [[20.0; 3], [36.7; 3]];
 const CHANNEL_TREE_LL128: [[f64; 3]; 2] = [[20.0; 3], [36.7, 36.7, 29.0]];
 const CHANNEL_TREE: [[f64; 3]; 2] = [[24.0, 23.6, 17.8], [38.7, 41.4, 36.0]];
 
-/// Of a tree's rate, what is left at 64 B, 128 B and so on, by protocol: "trees are not perfectly sticking to the model for medium sizes".
+/// Of a tree's rate, what is left at 64 B, 128 B and so on, by protocol: measured, as trees of middle sizes are slower than the rest of the model says.
 const TREE_CORRECTION: [[f64; 23]; 3] = [
     [1.0, 1.0, 1.0, 1.0, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.0, 1.0, 1.0],
     [1.0, 1.0, 1.0, 1.0, 1.0, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 1.0, 1.0],
