@@ -24,6 +24,9 @@ SIZE = int(os.environ["WORLD_SIZE"])
 os.environ.setdefault("BACKEND", "gloo")
 os.environ["TEMP_DIR"] = str(PLAN)
 
+# Where it is installed, tests for GPUs train a ResNet-50 on pictures of a million pixels: an hour on CPUs. They have other models, too.
+sys.modules["torchvision"] = None  # type: ignore[assignment]
+
 import torch.distributed as dist  # noqa: E402 - after the environment is set
 from torch.testing._internal import common_utils  # noqa: E402
 from torch.testing._internal.common_distributed import TEST_SKIPS  # noqa: E402

@@ -1,22 +1,27 @@
 """Owns the comparison of other people's programs under torchrun with real Gloo, under `uniference run`, and there on simulated GPUs.
 
-Usage: programs.py [--only TEXT]. Prints a table, and ends with 1 if a program that runs on Gloo gives something else here.
+Usage: programs.py [--only TEXT]. Prints a table, and ends with 1 if a program gives something else here than on Gloo, or fails on either.
 Programs of packages run as they are shipped; where a package ships only a library, a few lines beside this file call it, and `examples/`
 does what PyTorch's examples do.
 """
 
 import argparse
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 600
+
+# The exit code of what has taken longer, as `timeout` has it.
+_TOO_LONG = 124
 
 # Packages that look for a hub, or a GPU, are told that there is none.
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
@@ -36,6 +41,8 @@ class Program:
     """Whether it is also run on simulated GPUs."""
     launcher: tuple[str, ...] = ()
     """What starts it on simulated GPUs, in place of nothing: a launcher of its own package."""
+    asserts: bool = False
+    """Whether it checks its results itself, and prints none."""
 
     @property
     def title(self) -> str:
@@ -44,8 +51,10 @@ class Program:
         return " ".join(argument.removeprefix(f"{HERE}/") for argument in words if argument != "-m")
 
 
-def _module(package: str, name: str) -> Program:
-    return Program(package, ("-m", name), on_gpu=False)
+def _script(name: str, on_cpu: bool = True) -> Program:
+    """One of accelerate's tests that its users are told to launch."""
+    module = f"accelerate.test_utils.scripts.{name}"
+    return Program("accelerate", ("-m", module), on_cpu=on_cpu, on_gpu=not on_cpu, asserts=True)
 
 
 def _file(
@@ -54,7 +63,7 @@ def _file(
     return Program(package, (str(HERE / name), *arguments), ranks, on_cpu, on_gpu)
 
 
-_ACCELERATE = ("test_script", "test_sync", "test_ops", "test_distributed_data_loop", "test_ddp_comm_hook")
+_ACCELERATE = ("test_script", "test_sync", "test_ops", "test_distributed_data_loop")
 
 # It asks for as many processes as there are ranks.
 _ACCELERATE_LAUNCH = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2")
@@ -84,7 +93,9 @@ PROGRAMS = (
     _file("torch", "examples/fsdp1.py"),
     _file("torch", "examples/fsdp2.py"),
     _file("torch", "examples/tensor_parallel.py", ranks=4),
-    *(_module("accelerate", f"accelerate.test_utils.scripts.{name}") for name in _ACCELERATE),
+    *(_script(name) for name in _ACCELERATE),
+    # It gives DDP device numbers, which CPUs have not.
+    _script("test_ddp_comm_hook", on_cpu=False),
     _file("transformers", "generate.py", on_gpu=False),
     _file("transformers", "generate.py", "--tensor-parallel", on_gpu=False),
     _file("lightning", "lightning_ddp.py", on_gpu=False),
@@ -105,7 +116,7 @@ class Outcome:
     @property
     def kind(self) -> str:
         """For the table."""
-        return "ok" if self.code == 0 else f"exit {self.code}"
+        return {0: "ok", _TOO_LONG: "too long"}.get(self.code, f"exit {self.code}")
 
 
 def under_gloo(program: Program, folder: Path) -> Outcome:
@@ -142,10 +153,23 @@ def under_us(program: Program, folder: Path, gpus: bool) -> Outcome:
 
 def _run(arguments: tuple[str, ...], folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *arguments]
-    everything = os.environ | ENVIRONMENT | environment
-    return subprocess.run(
-        command, cwd=folder, env=everything, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=os.environ | ENVIRONMENT | environment | {"TMPDIR": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
+    try:
+        output, error = process.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        # Its ranks hold the pipes, too.
+        os.killpg(process.pid, signal.SIGKILL)
+        output, error = process.communicate()
+        return subprocess.CompletedProcess(command, _TOO_LONG, output, error)
+    return subprocess.CompletedProcess(command, process.returncode, output, error)
 
 
 def _outcome(done: subprocess.CompletedProcess[str], printed: str) -> Outcome:
@@ -155,27 +179,36 @@ def _outcome(done: subprocess.CompletedProcess[str], printed: str) -> Outcome:
 
 
 def compare(program: Program) -> bool:
-    """Prints a line of the table; False if the program runs on Gloo and gives something else here, or fails on simulated GPUs."""
+    """Prints a line of the table; False if the program has failed anywhere, Gloo included, or gives something else here than on Gloo."""
     sides: dict[str, Outcome] = {}
     for name in ("Gloo", "ours", "GPUs"):
         if program.on_gpu if name == "GPUs" else program.on_cpu:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder)
                 sides[name] = under_gloo(program, path) if name == "Gloo" else under_us(program, path, name == "GPUs")
-    real = sides.get("Gloo")
-    ours = [outcome for name, outcome in sides.items() if name != "Gloo"]
-    if real is None:
-        right = all(outcome.code == 0 and outcome.results for outcome in ours)
-        verdict = "runs" if right else "fails"
-    else:
-        right = all((outcome.code, outcome.results) == (real.code, real.results) for outcome in ours)
-        verdict = "same" if right else "differs"
+    verdict = judge(program, sides)
     kinds = " ".join(f"{sides[name].kind if name in sides else '-':<8}" for name in ("Gloo", "ours", "GPUs"))
     print(f"{program.title:<66} {_version(program.package):<22} {kinds} {verdict}", flush=True)
-    if right or (real is not None and real.code):
+    if verdict in ("same", "runs"):
         return True
-    print("\n".join(outcome.error.strip()[-2000:] for outcome in ours if outcome.code), flush=True)
+    for name, outcome in sides.items():
+        print(f"--- {name}: {outcome.kind}\n", *outcome.results, outcome.error.strip()[-2000:], sep="\n", flush=True)
     return False
+
+
+def judge(program: Program, sides: Mapping[str, Outcome]) -> str:
+    """`same` or `runs` (there is no Gloo to compare with) if all is well; else what is wrong, Gloo's own failure before all else."""
+    real = sides.get("Gloo")
+    ours = [outcome for name, outcome in sides.items() if name != "Gloo"]
+    if real is not None and real.code:
+        return "fails on Gloo"
+    if any(outcome.code for outcome in ours):
+        return "fails"
+    if not program.asserts and not all(outcome.results for outcome in sides.values()):
+        return "no results"
+    if real is None:
+        return "runs"
+    return "same" if all(outcome.results == real.results for outcome in ours) else "differs"
 
 
 def _version(package: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from programs import PROGRAMS, compare
+from programs import PROGRAMS, Outcome, Program, compare, judge
 
 SHORT = ("examples/fsdp2.py", "generate.py --tensor-parallel")
 
@@ -20,4 +20,29 @@ def test_program(title: str, capsys: pytest.CaptureFixture[str]) -> None:
         pytest.skip(f"{program.package} is not installed: `make programs` does that")
     # It ends as under torchrun, and prints the same results.
     assert compare(program), capsys.readouterr().out
-    assert " ok " in capsys.readouterr().out
+
+
+GOOD, OTHER, SILENT, FAILED = (
+    Outcome(0, ("RESULT 1",), ""),
+    Outcome(0, ("RESULT 2",), ""),
+    Outcome(0, (), ""),
+    Outcome(1, (), ""),
+)
+
+
+@pytest.mark.parametrize(
+    ("sides", "verdict"),
+    [
+        ({"Gloo": GOOD, "ours": GOOD, "GPUs": GOOD}, "same"),
+        ({"Gloo": GOOD, "ours": GOOD, "GPUs": OTHER}, "differs"),
+        ({"Gloo": GOOD, "ours": FAILED}, "fails"),
+        ({"Gloo": FAILED, "ours": GOOD}, "fails on Gloo"),
+        ({"Gloo": FAILED, "ours": FAILED}, "fails on Gloo"),
+        ({"Gloo": SILENT, "ours": SILENT}, "no results"),
+        ({"GPUs": GOOD}, "runs"),
+        ({"GPUs": FAILED}, "fails"),
+    ],
+)
+def test_verdict(sides: dict[str, Outcome], verdict: str) -> None:
+    # A program that has failed on Gloo, or has said nothing, proves nothing, and does not pass for one that agrees.
+    assert judge(Program("some", ()), sides) == verdict
