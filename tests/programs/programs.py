@@ -14,10 +14,14 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 
 HERE = Path(__file__).parent
+
+# Where packages are that do not go with the others.
+APART = Path(sys.prefix) / "apart"
+
 TIMEOUT_S = 600
 
 # The exit code of what has taken longer, as `timeout` has it.
@@ -43,6 +47,20 @@ class Program:
     """What starts it on simulated GPUs, in place of nothing: a launcher of its own package."""
     asserts: bool = False
     """Whether it checks its results itself, and prints none."""
+    draws: bool = False
+    """Whether its weights are drawn on its device: those of GPUs are others, and prove only that it runs."""
+    apart: bool = False
+    """Whether its package is among those that do not go with the others."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What it finds set, and not as the user has it."""
+        if not self.apart:
+            return ENVIRONMENT
+        paths = {"PATH": APART / "bin", "PYTHONPATH": APART}
+        first = {name: f"{path}{os.pathsep}{os.environ.get(name, '')}" for name, path in paths.items()}
+        # What a program compiles goes where its package is.
+        return ENVIRONMENT | first | {"TORCH_EXTENSIONS_DIR": str(APART / "extensions")}
 
     @property
     def title(self) -> str:
@@ -57,13 +75,12 @@ def _script(name: str, on_cpu: bool = True) -> Program:
     return Program("accelerate", ("-m", module), on_cpu=on_cpu, on_gpu=not on_cpu, asserts=True)
 
 
-def _file(
-    package: str, name: str, *arguments: str, ranks: int = 2, on_cpu: bool = True, on_gpu: bool = True
-) -> Program:
-    return Program(package, (str(HERE / name), *arguments), ranks, on_cpu, on_gpu)
+def _file(package: str, name: str, *arguments: str, ranks: int = 2, **traits: bool) -> Program:
+    return Program(package, (str(HERE / name), *arguments), ranks, **traits)
 
 
-_ACCELERATE = ("test_script", "test_sync", "test_ops", "test_distributed_data_loop")
+_ACCELERATE = ("test_script", "test_sync", "test_ops")
+_ACCELERATE_ON_GPUS = ("test_ddp_comm_hook", "test_distributed_data_loop", "test_merge_weights")
 
 # It asks for as many processes as there are ranks.
 _ACCELERATE_LAUNCH = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2")
@@ -79,11 +96,7 @@ _LIBRARIES = {
     "megatron-core": "megatron_layers",
 }
 
-_TITAN = (
-    (),
-    ("--parallelism.tensor_parallel_degree", "2"),
-    ("--parallelism.pipeline_parallel_degree", "2"),
-)
+_TITAN = ("torchtitan", "titan.py", "--debug.seed", "1")
 
 PROGRAMS = (
     _file("torch", "examples/ddp_series.py", "2"),
@@ -94,14 +107,23 @@ PROGRAMS = (
     _file("torch", "examples/fsdp2.py"),
     _file("torch", "examples/tensor_parallel.py", ranks=4),
     *(_script(name) for name in _ACCELERATE),
-    # It gives DDP device numbers, which CPUs have not.
-    _script("test_ddp_comm_hook", on_cpu=False),
+    # On CPUs they fail: they give DDP device numbers, join uneven inputs and save FSDP's state, which accelerate does for GPUs only.
+    *(_script(name, on_cpu=False) for name in _ACCELERATE_ON_GPUS),
     _file("transformers", "generate.py", on_gpu=False),
     _file("transformers", "generate.py", "--tensor-parallel", on_gpu=False),
     _file("lightning", "lightning_ddp.py", on_gpu=False),
     *(_file(package, "libraries.py", name) for package, name in _LIBRARIES.items()),
     Program("accelerate", (str(HERE / "libraries.py"), "accelerate_loop"), launcher=_ACCELERATE_LAUNCH),
-    *(_file("torchtitan", "titan.py", "--debug.seed", "1", *options, on_cpu=False) for options in _TITAN),
+    # Its FSDP2 multiplies before it sums up, which Gloo cannot.
+    _file(*_TITAN, on_cpu=False),
+    _file(*_TITAN, "--parallelism.tensor_parallel_degree", "2", draws=True),
+    _file(*_TITAN, "--parallelism.pipeline_parallel_degree", "2", draws=True),
+    _file("torchtune", "tune.py", apart=True),
+    # torch does not clip gradients on several meshes together.
+    _file("torchtune", "tune.py", "tensor_parallel_dim=2", "clip_grad_norm=null", ranks=4, apart=True),
+    _file("deepspeed", "libraries.py", "deepspeed_zero", apart=True),
+    # Its kernels for GPUs are its own.
+    _file("torchrec", "libraries.py", "torchrec_sharded", on_gpu=False, apart=True),
 )
 
 
@@ -127,7 +149,11 @@ def under_gloo(program: Program, folder: Path) -> Outcome:
     logs = folder / "logs"
     torchrun = ("-m", "torch.distributed.run", f"--nproc-per-node={program.ranks}", f"--master-port={port}")
     # Ranks that write to one pipe write into each other's lines.
-    done = _run((*torchrun, "--redirects=3", f"--log-dir={logs}", *program.arguments), folder, _WITHOUT_GPU)
+    done = _run(
+        (*torchrun, "--redirects=3", f"--log-dir={logs}", *program.arguments),
+        folder,
+        program.environment | _WITHOUT_GPU,
+    )
     return _outcome(done, "".join(path.read_text() for path in sorted(logs.glob("**/stdout.log"))))
 
 
@@ -147,7 +173,8 @@ def under_us(program: Program, folder: Path, gpus: bool) -> Outcome:
         f"{folder}/out",
     )
     started = (*(program.launcher if gpus else ()), *program.arguments)
-    done = _run(("-m", "uniference", "run", *options, *started), folder, {} if gpus else _WITHOUT_GPU)
+    environment = program.environment | ({} if gpus else _WITHOUT_GPU)
+    done = _run(("-m", "uniference", "run", *options, *started), folder, environment)
     return _outcome(done, done.stdout)
 
 
@@ -156,7 +183,7 @@ def _run(arguments: tuple[str, ...], folder: Path, environment: dict[str, str]) 
     process = subprocess.Popen(
         command,
         cwd=folder,
-        env=os.environ | ENVIRONMENT | environment | {"TMPDIR": str(folder)},
+        env=os.environ | environment | {"TMPDIR": str(folder)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -199,23 +226,22 @@ def compare(program: Program) -> bool:
 def judge(program: Program, sides: Mapping[str, Outcome]) -> str:
     """`same` or `runs` (there is no Gloo to compare with) if all is well; else what is wrong, Gloo's own failure before all else."""
     real = sides.get("Gloo")
-    ours = [outcome for name, outcome in sides.items() if name != "Gloo"]
+    ours = {name: outcome for name, outcome in sides.items() if name != "Gloo"}
     if real is not None and real.code:
         return "fails on Gloo"
-    if any(outcome.code for outcome in ours):
+    if any(outcome.code for outcome in ours.values()):
         return "fails"
     if not program.asserts and not all(outcome.results for outcome in sides.values()):
         return "no results"
     if real is None:
         return "runs"
-    return "same" if all(outcome.results == real.results for outcome in ours) else "differs"
+    compared = (outcome for name, outcome in ours.items() if name == "ours" or not program.draws)
+    return "same" if all(outcome.results == real.results for outcome in compared) else "differs"
 
 
 def _version(package: str) -> str:
-    try:
-        return f"{package} {version(package)}"
-    except PackageNotFoundError:
-        return f"{package} (not installed)"
+    found = next(iter(distributions(name=package, path=[str(APART), *sys.path])), None)
+    return f"{package} {found.version if found else '(not installed)'}"
 
 
 def main() -> int:

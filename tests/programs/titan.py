@@ -1,12 +1,15 @@
 """torchtitan's own training program on its Llama 3 `debugmodel`, fed with sentences from here: it would download its own.
 
-Usage: titan.py [torchtitan's options...]. It asks for GPUs.
+Usage: titan.py [torchtitan's options...]. It asks for GPUs; where there are none it gets a CPU that answers in their place, so that Gloo
+has something to say to the results.
 """
 
 import os
 import sys
 import tempfile
+from types import SimpleNamespace
 
+import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -19,7 +22,23 @@ sys.argv[1:1] = [
     *("--training.local_batch_size", "4", "--training.steps", "4", "--metrics.log_freq", "1"),
 ]
 
+
+def use_cpu():
+    """What torchtitan asks an accelerator for, `torch.cpu` answers; it looks for one when it is imported."""
+    torch._utils._get_available_device_type = lambda: "cpu"
+    torch.cpu.empty_cache = torch.cpu.reset_peak_memory_stats = lambda: None
+    torch.cpu.get_device_name = lambda device: "cpu"
+    torch.cpu.get_device_properties = lambda device: SimpleNamespace(total_memory=1)
+    torch.cpu.memory_stats = lambda device: {}
+    # It numbers its devices by this.
+    os.environ["LOCAL_RANK"] = "0"
+
+
+if not torch.cuda.is_available():
+    use_cpu()
+
 from torchtitan.components.metrics import MetricsProcessor  # noqa: E402
+from torchtitan.distributed import utils as distributed  # noqa: E402
 from torchtitan.hf_datasets import DatasetConfig  # noqa: E402
 from torchtitan.hf_datasets.text_datasets import DATASETS  # noqa: E402
 from torchtitan.train import Trainer, main  # noqa: E402
@@ -56,6 +75,9 @@ if __name__ == "__main__":
         loader=lambda _: Dataset.from_dict({"text": SENTENCES * 20}),
         sample_processor=lambda sample: sample["text"],
     )
+    if not torch.cuda.is_available():
+        # It starts with a barrier on GPUs.
+        distributed.set_pg_timeouts = lambda timeout, parallel_dims: None
     print_losses()
     write_tokenizer()
     main(Trainer)

@@ -168,6 +168,7 @@ LAYERS = """
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 def network():
@@ -191,6 +192,18 @@ assert all(torch.equal(weights[0], weight) for weight in weights)
 mesh = init_device_mesh("cuda", (size,))
 tensor = distribute_tensor(torch.arange(8.0).reshape(4, 2), mesh, [Shard(0)])
 assert tensor.device == gpu and tensor.to_local().is_cuda and tensor.full_tensor().sum() == 28
+# What torch does below its operators goes by the mesh's device, too.
+assert torch.equal(tensor, tensor) and not torch.equal(tensor, tensor + 1)
+logits, target = torch.randn(6, 4, generator=torch.Generator().manual_seed(3)).cuda(), torch.arange(6, device=gpu) % 4
+with loss_parallel():
+    split = distribute_tensor(logits, mesh, [Shard(1)]).requires_grad_()
+    loss = nn.functional.cross_entropy(split, target)
+    loss.backward()
+whole = logits.clone().requires_grad_()
+expected = nn.functional.cross_entropy(whole, target)
+expected.backward()
+torch.testing.assert_close(loss.full_tensor(), expected)
+torch.testing.assert_close(split.grad.full_tensor(), whole.grad)
 for sharded in (fully_shard(network().cuda(), mesh=mesh), FullyShardedDataParallel(network(), device_id=local)):
     sharded(torch.randn(2, 4, device=gpu)).sum().backward()
     assert all(p.grad.device == gpu for p in sharded.parameters() if p.grad is not None)

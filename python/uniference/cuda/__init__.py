@@ -15,6 +15,8 @@ import torch.utils._device
 from torch import Tensor, _utils
 from torch._C import _distributed_c10d as c10d
 from torch.distributed.distributed_c10d import BackendConfig
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dispatch import OpDispatcher
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils import checkpoint
 
@@ -68,6 +70,7 @@ def install(channel: Channel, device: str, memory: int | None, settle: Callable[
         return Placement(devices, cuda.random)
 
     _enter_in_backward(mode)
+    _enter_in_dtensors(mode)
     _enter_in_every_thread(mode)
 
 
@@ -204,13 +207,24 @@ def _enter_in_every_thread(mode: Callable[[], Placement]) -> None:
 def _enter_in_backward(mode: Callable[[], Placement]) -> None:
     """torch calls `Tensor.backward` without the modes that have seen the call; the program's hooks run inside."""
     autograd: Any = torch.autograd
-    original = autograd._engine_run_backward
+    autograd._engine_run_backward = _entering(autograd._engine_run_backward, mode)
+
+
+def _enter_in_dtensors(mode: Callable[[], Placement]) -> None:
+    """What torch does in Python for an operator on DTensors, it does without modes; these ask for the device of a mesh."""
+    dispatcher: Any = OpDispatcher
+    dispatcher._dispatch_fast_path_python_tail = _entering(dispatcher._dispatch_fast_path_python_tail, mode)
+    DTensor.from_local = staticmethod(_entering(DTensor.from_local, mode))  # type: ignore[method-assign]
+
+
+def _entering(function: Callable[..., Any], mode: Callable[[], Placement]) -> Callable[..., Any]:
+    """The function in a mode, if it is in none yet."""
     modes: Any = _get_current_function_mode_stack
 
-    def run_backward(*args: Any, **kwargs: Any) -> Any:
+    def entered(*args: Any, **kwargs: Any) -> Any:
         if any(isinstance(active, Placement) for active in modes()):
-            return original(*args, **kwargs)
+            return function(*args, **kwargs)
         with mode():
-            return original(*args, **kwargs)
+            return function(*args, **kwargs)
 
-    autograd._engine_run_backward = run_backward
+    return entered
