@@ -3,6 +3,8 @@
 Errors that this package raises have their hint with them.
 """
 
+_KERNELS = "kernels of a library's own for GPUs need a real one: let the program take its way for CPUs, with --no-cuda"
+
 _HINTS = (
     (
         "Default process group has not been initialized",
@@ -16,6 +18,10 @@ _HINTS = (
         "Torch not compiled with XPU",
         "ranks compute on the CPU, or on simulated NVIDIA GPUs (--cuda): there is no device xpu",
     ),
+    # As libraries check a kernel's tensors (fbgemm, and PyTorch's guide to extensions), and Triton looks for the driver.
+    ("must be a GPU or MTIA tensor", _KERNELS),
+    ("must be a CUDA tensor", _KERNELS),
+    ("libcuda.so cannot found", _KERNELS),
 )
 
 
