@@ -192,6 +192,15 @@ assert all(torch.equal(weights[0], weight) for weight in weights)
 mesh = init_device_mesh("cuda", (size,))
 tensor = distribute_tensor(torch.arange(8.0).reshape(4, 2), mesh, [Shard(0)])
 assert tensor.device == gpu and tensor.to_local().is_cuda and tensor.full_tensor().sum() == 28
+# So do operators that a program defines in Python.
+@torch.library.custom_op("mine::shifted", mutates_args=())
+def shifted(x: torch.Tensor) -> torch.Tensor:
+    assert x.is_cuda and x.to("cuda") is x
+    return x + torch.ones(1, device="cuda")
+shifted.register_autograd(lambda context, grad: 2 * grad)
+slope = torch.zeros(2, device=gpu, requires_grad=True)
+shifted(slope).sum().backward()
+assert shifted(slope).device == gpu and slope.grad.tolist() == [2, 2]
 # What torch does below its operators goes by the mesh's device, too.
 assert torch.equal(tensor, tensor) and not torch.equal(tensor, tensor + 1)
 logits, target = torch.randn(6, 4, generator=torch.Generator().manual_seed(3)).cuda(), torch.arange(6, device=gpu) % 4
@@ -288,6 +297,14 @@ def test_cuda_without_gpus_is_refused_with_a_hint(tmp_path: Path) -> None:
     assert done.code == 1
     assert "the simulated devices are no GPUs" in done.err
     assert "hint: simulate GPUs with --cuda" in done.err
+
+
+@simulated
+def test_a_kernel_that_wants_a_real_gpu_is_told_what_to_do(tmp_path: Path) -> None:
+    # The words of PyTorch's guide to extensions.
+    done = run(tmp_path, "raise RuntimeError('x must be a CUDA tensor')\n", "--cuda")
+    assert done.code == 1
+    assert "hint: kernels of a library's own for GPUs need a real one" in done.err
 
 
 def test_every_simulated_backend_reduces(tmp_path: Path) -> None:

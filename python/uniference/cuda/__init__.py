@@ -5,6 +5,7 @@ In the order of a rank's start: `wanted` decides whether there are any, then `pl
 do.
 """
 
+import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -71,6 +72,7 @@ def install(channel: Channel, device: str, memory: int | None, settle: Callable[
 
     _enter_in_backward(mode)
     _enter_in_dtensors(mode)
+    _enter_in_operators(mode)
     _enter_in_every_thread(mode)
 
 
@@ -217,10 +219,23 @@ def _enter_in_dtensors(mode: Callable[[], Placement]) -> None:
     DTensor.from_local = staticmethod(_entering(DTensor.from_local, mode))  # type: ignore[method-assign]
 
 
+def _enter_in_operators(mode: Callable[[], Placement]) -> None:
+    """Nor are there modes in the operators that a program defines in Python; its kernels go by where their tensors are."""
+    library: Any = torch.library.Library
+    original = library.impl
+
+    def impl(self: Any, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
+        whole = fn is torch.library.fallthrough_kernel or dispatch_key == "Meta"
+        original(self, op_name, fn if whole else _entering(fn, mode), dispatch_key, **options)
+
+    library.impl = impl
+
+
 def _entering(function: Callable[..., Any], mode: Callable[[], Placement]) -> Callable[..., Any]:
     """The function in a mode, if it is in none yet."""
     modes: Any = _get_current_function_mode_stack
 
+    @functools.wraps(function)
     def entered(*args: Any, **kwargs: Any) -> Any:
         if any(isinstance(active, Placement) for active in modes()):
             return function(*args, **kwargs)
