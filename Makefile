@@ -59,7 +59,7 @@ check-python: setup
 	$(BIN)/mypy
 	cd examples/generate && ../../$(BIN)/mypy --config-file ../../pyproject.toml generate.py
 
-conformance: setup ## PyTorch's own tests of process groups and ours: real Gloo and simulated, 2 to 4 ranks (10 minutes)
+conformance: setup ## PyTorch's own tests of process groups and ours: real Gloo and simulated, 2 to 4 ranks (half an hour)
 	$(BIN)/python tests/conformance/suite.py
 	$(BIN)/pytest --all-sizes tests/python/test_conformance.py
 
