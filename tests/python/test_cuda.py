@@ -83,6 +83,8 @@ assert torch.cuda.get_device_properties(gpu).total_memory == 80 * 2**30
 with torch.cuda.device(1):
     assert torch.cuda.current_device() == 1 and torch.zeros(1, device="cuda").get_device() == 1
 assert torch.cuda.current_device() == local
+counts = torch.cuda.memory_stats(device=gpu)
+assert counts["num_alloc_retries"] == counts["allocated_bytes.all.peak"] == counts["allocation.small_pool.freed"] == 0
 import time
 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 start.record()

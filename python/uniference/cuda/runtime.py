@@ -228,7 +228,7 @@ class Cuda:
                 "default_stream": self.current_stream,
                 "seed": lambda: self.manual_seed(torch.seed()),
                 "seed_all": lambda: self.manual_seed_all(torch.seed()),
-                "memory_stats": lambda device=None: {},
+                "memory_stats": _no_statistics,
                 "Stream": Stream,
                 "Event": CudaEvent,
                 "StreamContext": StreamContext,
@@ -262,7 +262,7 @@ class Cuda:
             "empty_cache": _nothing,
             "reset_peak_memory_stats": _nothing,
             "reset_accumulated_memory_stats": _nothing,
-            "memory_stats": lambda device=None: {},
+            "memory_stats": _no_statistics,
             "get_memory_info": self.mem_get_info,
         }
 
@@ -288,6 +288,13 @@ _MEMORY_COUNTS: tuple[str, ...] = (
     "max_memory_cached",
 )
 _ACCELERATOR_MEMORY = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+
+# What `torch.cuda.memory_stats` counts: in three pools, in none, and as single numbers.
+_POOLED = "allocation segment active inactive_split allocated_bytes reserved_bytes active_bytes inactive_split_bytes requested_bytes"
+_WHOLE = "oversize_allocations oversize_segments"
+_EVENTS = (
+    "num_alloc_retries num_ooms num_sync_all_streams num_device_alloc num_device_free num_oom_rejections max_split_size"
+)
 
 _NO_EFFECT: tuple[str, ...] = (
     "init",
@@ -343,6 +350,18 @@ def _function(value: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 def _nothing(*_args: Any, **_kwargs: Any) -> None:
     return None
+
+
+def _no_statistics(*_args: Any, **_kwargs: Any) -> dict[str, int]:
+    """All that the allocator of real CUDA counts, at 0: programs look single numbers up."""
+    _warn_of_memory()
+    counted = [f"{name}.{pool}" for name in _POOLED.split() for pool in ("all", "large_pool", "small_pool")]
+    metrics = [
+        f"{name}.{metric}"
+        for name in (*counted, *_WHOLE.split())
+        for metric in ("current", "peak", "allocated", "freed")
+    ]
+    return dict.fromkeys(sorted((*metrics, *_EVENTS.split())), 0)
 
 
 @cache
