@@ -20,14 +20,14 @@ const DEFAULT_LOCAL: (&str, &str) = ("40 Gbps", "10 us");
 
 /// The presets, and the keys that each has of its own.
 const PRESETS: [(&str, &[&str]); 9] = [
-    ("switch", &[]),
-    ("star", &["backplane"]),
+    ("switch", &["queue"]),
+    ("star", &["backplane", "queue"]),
     ("ring", &[]),
     ("fully_connected", &[]),
     ("wifi", &[]),
     ("torus", &["dims"]),
-    ("fat_tree", &["hosts_per_leaf", "spines", "oversubscription"]),
-    ("rail", &["per_server", "fabric"]),
+    ("fat_tree", &["hosts_per_leaf", "spines", "oversubscription", "queue"]),
+    ("rail", &["per_server", "fabric", "queue"]),
     ("dimensions", &["dimensions"]),
 ];
 
@@ -103,7 +103,7 @@ impl Reader<'_> {
         let HostRates { egress, ingress } = bandwidth.map_or(self.rates(), RawRates::both).resolved();
         let latency = latency.or(self.raw.latency).expect("defaults are filled in");
         let bandwidth = if egress < ingress { ingress } else { egress };
-        LinkSpec { bandwidth, latency: latency.0, overhead: self.packet }
+        LinkSpec { bandwidth, latency: latency.0, overhead: self.packet, queue: None }
     }
 
     /// The hosts with their exceptions. Hosts with one device have no use for a local link unless they name one.
@@ -124,6 +124,7 @@ impl Reader<'_> {
             name: host.name.clone(),
             bandwidth: own.or(Some(rates).filter(|rates| rates.single().is_none())).map(RawRates::resolved),
             latency: exception.and_then(|host| Some(host.latency.as_ref()?.get_ref().0)),
+            queue: exception.and_then(|host| Some(host.queue.as_ref()?.get_ref().0)),
             local: exception
                 .and_then(|host| host.local)
                 .or(shared)
@@ -136,10 +137,11 @@ impl Reader<'_> {
             let message = format!("there is no host `{}`", name.get_ref());
             return Err(self.error(message, name.span()).hint(self.suggest_host(name.get_ref())));
         }
-        let own = exception.bandwidth.as_ref().map(Spanned::span).or(exception.latency.as_ref().map(Spanned::span));
+        let RawHost { bandwidth, latency, queue, .. } = exception;
+        let own = place(bandwidth).or_else(|| place(latency)).or_else(|| place(queue));
         match own.filter(|_| self.raw.links.is_some()) {
             Some(span) => {
-                let hint = "write the bandwidth and latency at the host's link in `links`";
+                let hint = "write its bandwidth, latency and queue at the host's link in `links`";
                 Err(self.error("where links are listed, a host has none of its own", span).hint(hint))
             }
             None => Ok(()),
@@ -157,15 +159,18 @@ impl Reader<'_> {
             return Err(self.error(format!("there is no preset `{}`", name.get_ref()), name.span()).hint(hint));
         };
         if let Some((key, span)) = self.own_keys().into_iter().find(|(key, _)| !keys.contains(key)) {
-            let owner = PRESETS.iter().find(|(_, keys)| keys.contains(&key)).map_or("", |(owner, _)| owner);
+            let owners = PRESETS.iter().filter(|(_, keys)| keys.contains(&key));
+            let owners: Vec<String> = owners.map(|(owner, _)| format!("`{owner}`")).collect();
             let message = format!("`{key}` is no key of the preset `{preset}`");
-            return Err(self.error(message, span).hint(format!("it belongs to `{owner}`")));
+            return Err(self.error(message, span).hint(format!("it belongs to {}", owners.join(", "))));
         }
         if matches!(*preset, "wifi" | "dimensions") {
             self.refuse_directions(preset)?;
         }
         let shape = self.shape(preset)?;
-        Topology::preset(&shape, hosts, self.link(None, None)).map_err(|error| self.topology_error(&error))
+        let queue = self.raw.queue.as_ref().map(|size| size.get_ref().0);
+        let link = LinkSpec { queue, ..self.link(None, None) };
+        Topology::preset(&shape, hosts, link).map_err(|error| self.topology_error(&error))
     }
 
     /// Where links do not belong to one host each, or carry both directions, a host has one rate.
@@ -183,11 +188,8 @@ impl Reader<'_> {
 
     /// The keys that not every preset has, where they are given.
     fn own_keys(&self) -> Vec<(&'static str, Range<usize>)> {
-        fn place<T>(value: &Option<Spanned<T>>) -> Option<Range<usize>> {
-            value.as_ref().map(Spanned::span)
-        }
         let RawNetwork { backplane, dims, dimensions, .. } = self.raw;
-        let RawNetwork { hosts_per_leaf, spines, oversubscription, per_server, fabric, .. } = self.raw;
+        let RawNetwork { hosts_per_leaf, spines, oversubscription, per_server, fabric, queue, .. } = self.raw;
         let keys = [
             ("backplane", place(backplane)),
             ("dims", place(dims)),
@@ -197,8 +199,10 @@ impl Reader<'_> {
             ("oversubscription", place(oversubscription)),
             ("per_server", place(per_server)),
             ("fabric", place(fabric)),
+            ("queue", place(queue)),
         ];
-        keys.into_iter().filter_map(|(key, span)| Some((key, span?))).collect()
+        let of_hosts = self.raw.host.values().map(|host| ("queue", place(&host.queue)));
+        keys.into_iter().chain(of_hosts).filter_map(|(key, span)| Some((key, span?))).collect()
     }
 
     fn shape(&self, preset: &str) -> Result<Preset, Diagnostic> {
@@ -253,7 +257,7 @@ impl Reader<'_> {
             let hint = "remove one of them";
             return Err(self.error("a network has a preset or links, not both", preset.span()).hint(hint));
         }
-        if let Some((key, span)) = self.own_keys().into_iter().next() {
+        if let Some((key, span)) = self.own_keys().into_iter().find(|(key, _)| *key != "queue") {
             let message = format!("`{key}` is a key of presets, but the links are listed");
             return Err(self.error(message, span).hint("remove it, or use a preset"));
         }
@@ -275,9 +279,12 @@ impl Reader<'_> {
         let is_host = |end: usize| raw.between.get(end).is_some_and(|name| self.is_host(name.get_ref()));
         let HostRates { egress, ingress } = rates.resolved();
         let (there, back) = if is_host(1) && !is_host(0) { (ingress, egress) } else { (egress, ingress) };
+        // The network's is that of links which can have one; one of a link's own is an error elsewhere.
+        let has_queue = raw.between.len() == 2 && !half && is_host(0) != is_host(1);
+        let queue = raw.queue.as_ref().or(self.raw.queue.as_ref().filter(|_| has_queue)).map(|size| size.get_ref().0);
         Ok(GraphLink {
             between: raw.between.iter().map(|name| name.get_ref().clone()).collect(),
-            spec: LinkSpec { bandwidth: there, ..self.link(None, raw.latency) },
+            spec: LinkSpec { bandwidth: there, queue, ..self.link(None, raw.latency) },
             back: Some(back).filter(|_| !half),
             duplex: if half { Duplex::Half } else { Duplex::Full },
         })
@@ -311,12 +318,17 @@ impl Reader<'_> {
             }
             TopologyError::DuplicateLink { name }
             | TopologyError::LinkEnds { name }
-            | TopologyError::FullDuplexMedium { name } => link_named(name),
+            | TopologyError::FullDuplexMedium { name }
+            | TopologyError::Queue { link: name } => link_named(name),
             TopologyError::Shape { .. } => self.own_keys().into_iter().next().map(|(_, span)| span),
             _ => self.raw.links.as_ref().map(Spanned::span),
         };
         place.unwrap_or_else(|| self.span.clone())
     }
+}
+
+fn place<T>(value: &Option<Spanned<T>>) -> Option<Range<usize>> {
+    value.as_ref().map(Spanned::span)
 }
 
 /// A link's ends by name, as the simulator calls it.

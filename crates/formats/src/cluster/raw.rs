@@ -105,6 +105,9 @@ pub(super) struct RawNetwork {
     pub(super) bandwidth: Option<Spanned<RawRates>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) latency: Option<Duration>,
+    /// What a switch may hold back for each host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) queue: Option<Spanned<Size>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) backplane: Option<Spanned<Bandwidth>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -239,6 +242,8 @@ pub(super) struct RawLink {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) latency: Option<Duration>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) queue: Option<Spanned<Size>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) duplex: Option<RawDuplex>,
 }
 
@@ -258,6 +263,8 @@ pub(super) struct RawHost {
     pub(super) bandwidth: Option<Spanned<RawRates>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) latency: Option<Spanned<Duration>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) queue: Option<Spanned<Size>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) local: Option<RawLinkSpec>,
 }

@@ -310,6 +310,30 @@ fn a_host_has_a_bandwidth_out_and_one_in() {
     assert_eq!(summary, "cluster (20 Mbps out and 100 Mbps in)");
 }
 
+/// Queues stand in front of hosts, where a switch leads to them, and nowhere else.
+#[test]
+fn a_switch_holds_back_so_much_for_each_host() {
+    let queued = |network: &str| -> Vec<(String, u64)> {
+        let resolved = resolve(&with_network(network));
+        assert_eq!(resolve(&resolved.toml).cluster.topology.links(), resolved.cluster.topology.links());
+        let links = resolved.cluster.topology.links().to_vec();
+        links.into_iter().filter_map(|link| Some((link.name, link.queue?.0))).collect()
+    };
+    let of = |links: &[(&str, u64)]| -> Vec<(String, u64)> {
+        links.iter().map(|(name, bytes)| ((*name).to_owned(), *bytes)).collect()
+    };
+    assert_eq!(queued("bandwidth = \"1 Gbps\""), []);
+    let exception = "queue = \"1.5 MB\"\n[network.host.\"board.1\"]\nqueue = \"64 KiB\"";
+    assert_eq!(queued(exception), of(&[("switch -> board.0", 1_500_000), ("switch -> board.1", 65_536)]));
+    let hub = "preset = \"star\"\nqueue = \"2 kB\"";
+    assert_eq!(queued(hub), of(&[("hub -> board.0", 2_000), ("hub -> board.1", 2_000)]));
+    let tree = "preset = \"fat_tree\"\nhosts_per_leaf = 1\nspines = 1\nqueue = \"2 kB\"";
+    assert_eq!(queued(tree), of(&[("leaf.0 -> board.0", 2_000), ("leaf.1 -> board.1", 2_000)]));
+    let listed = "queue = \"2 kB\"\nlinks = [{ between = [\"sw\", \"board.0\"], queue = \"1 kB\" }, \
+        { between = [\"board.1\", \"sw\"] }, { between = [\"sw\", \"top\"] }, { between = [\"top\", \"board.1\"], duplex = \"half\" }]";
+    assert_eq!(queued(listed), of(&[("sw -> board.0", 1_000), ("sw -> board.1", 2_000)]));
+}
+
 #[test]
 fn the_canonical_file_says_everything_and_resolves_to_itself() {
     let choices = Choices { algorithms: vec!["barrier=dissemination".parse().unwrap()], ..Choices::default() };
@@ -426,6 +450,10 @@ fn mistakes_in_networks_are_shown() {
         "preset = \"switch\"\nlinks = []",
         "links = []\ndims = [2]",
         "links = [{ between = [\"board.0\", \"board.1\"] }]\n[network.host.\"board.0\"]\nlatency = \"1 us\"",
+        "queue = 1500000",
+        "preset = \"ring\"\nqueue = \"1.5 MB\"",
+        "preset = \"wifi\"\n[network.host.\"board.1\"]\nqueue = \"64 KiB\"",
+        "links = [{ between = [\"board.0\", \"board.1\"], queue = \"64 KiB\" }]",
     ];
     insta::assert_snapshot!(networks.map(|network| mistake(&with_network(network))).join("\n\n"));
 }

@@ -23,6 +23,7 @@ const SMALL: u64 = 256;
 struct Lane {
     bytes_per_ns: f64,
     latency_ns: u64,
+    queue_bytes: u64,
     /// When the last packet that it has taken will have left.
     free_at: u64,
     /// The same of the last packet for each receiver, where receivers take turns.
@@ -33,7 +34,6 @@ struct Lane {
 pub(super) struct Wire<T> {
     topology: Topology,
     lanes: Vec<Lane>,
-    queue_bytes: u64,
     /// By the instant at which the first byte reaches the next link, or the last the receiver; in order of arrival where equal.
     moves: BinaryHeap<Reverse<(u64, u64, usize)>>,
     sequence: u64,
@@ -55,18 +55,18 @@ struct Packet<T> {
 }
 
 impl<T> Wire<T> {
-    /// The links of `cluster`, each with room for `queue_bytes` of waiting packets.
+    /// The links of `cluster`, each with room for `queue_bytes` of waiting packets, if it does not say itself for how many.
     pub(super) fn new(cluster: &Cluster, queue_bytes: u64) -> Wire<T> {
         let lane = |link: &uniference_sim::network::Link| Lane {
             bytes_per_ns: link.bandwidth.bytes_per_second() / 1e9,
             latency_ns: link.latency.as_ps() / 1_000,
+            queue_bytes: link.queue.map_or(queue_bytes, |queue| queue.0),
             free_at: 0,
             of_receiver: BTreeMap::new(),
         };
         Wire {
             topology: cluster.topology.clone(),
             lanes: cluster.topology.links().iter().map(lane).collect(),
-            queue_bytes,
             moves: BinaryHeap::new(),
             sequence: 0,
             packets: Vec::new(),
@@ -116,7 +116,7 @@ impl<T> Wire<T> {
         let of_receiver = lane.of_receiver.entry(packet.receiver).or_default();
         let ahead = packet.hop == 0 && packet.wire_bytes <= SMALL;
         let start = if ahead { *of_receiver } else { lane.free_at }.max(at);
-        if (start - at) as f64 * lane.bytes_per_ns > self.queue_bytes as f64 {
+        if (start - at) as f64 * lane.bytes_per_ns > lane.queue_bytes as f64 {
             self.dropped += 1;
             self.take(place);
             return;

@@ -225,7 +225,7 @@ mod tests {
 
     fn link() -> Link {
         let (name, latency) = ("a".to_owned(), SimDuration::ZERO);
-        Link { name, bandwidth: Rate::new(1.0).unwrap(), latency, overhead: None }
+        Link { name, bandwidth: Rate::new(1.0).unwrap(), latency, overhead: None, queue: None }
     }
 
     /// Points at 10 and 30 ms, again every 40: rates by the clock, and the instants at which they change.

@@ -2,12 +2,13 @@
 //! the message at a stream's head has left is [`super::progress`]'s.
 //!
 //! A stream with bytes waiting is one flow over all links of its route. Its last byte arrives one latency of the route after it has left
-//! (cut-through). Messages without bytes wait their turn and then leave at once; so does everything on a route without links.
+//! (cut-through), and later if it has to wait in front of the receiver ([`super::ingress`]). Messages without bytes wait their turn and then leave at once; so does everything on a route without links.
 //!
-//! Where links change by the clock ([`super::dynamics`]), their changes are events too, as long as somebody waits for bytes to move.
+//! Where links change by the clock ([`super::dynamics`]), their changes are events too, as long as somebody's bytes move or wait.
 
 use super::dynamics::{Dynamics, LinkDynamics};
 use super::heap::IndexedHeap;
+use super::ingress::Ingress;
 use super::progress::Progress;
 use super::scale::Scale;
 use super::sharing::Sharing;
@@ -28,6 +29,7 @@ pub struct FlowNetwork {
     scale: Scale,
     sharing: Sharing,
     progress: Progress,
+    ingress: Ingress,
     streams: Vec<Stream>,
     /// By the flow's number in `sharing`.
     stream_of: Vec<StreamId>,
@@ -62,6 +64,8 @@ struct Stream {
     active: bool,
     /// Is it in `FlowNetwork::pending`?
     pending: bool,
+    /// The queue in front of its receiver.
+    queue: Option<u32>,
     flight: u32,
     head: Option<Message>,
     waiting: VecDeque<Message>,
@@ -119,6 +123,7 @@ impl FlowNetwork {
             scale,
             sharing: Sharing::new(),
             progress: Progress::new(),
+            ingress: Ingress::new(),
             streams: Vec::new(),
             stream_of: Vec::new(),
             pending: Vec::new(),
@@ -136,7 +141,9 @@ impl FlowNetwork {
             reports: Vec::new(),
         };
         for index in 0..network.topology.links().len() {
-            network.add_link(network.topology.links()[index].payload_rate());
+            let link = &network.topology.links()[index];
+            let capacity = network.ingress.add_link(link, scale);
+            network.add_link(capacity);
         }
         for other in network.dynamics.background.clone() {
             let stream = network.open(other.from, other.to, other.rate);
@@ -151,6 +158,7 @@ impl FlowNetwork {
         let id = StreamId::from(self.streams.len());
         let flow = self.add_flow(id, &route, cap);
         let flight = self.flight(route.latency);
+        let queue = route.links.iter().rev().find_map(|link| self.ingress.of_link(link.0));
         let varies = |link| self.dynamics.links.get(link).is_some_and(LinkDynamics::varies_in_latency);
         let varies = route.links.iter().any(varies);
         let varying = varies.then(|| Box::new(Varying { route, last: SimTime::ZERO, count: 0 }));
@@ -158,6 +166,7 @@ impl FlowNetwork {
             flow,
             active: false,
             pending: false,
+            queue,
             flight,
             head: None,
             waiting: VecDeque::new(),
@@ -173,9 +182,9 @@ impl FlowNetwork {
         self.flights[self.streams[stream.index()].flight as usize].latency
     }
 
-    fn add_link(&mut self, rate: Rate) -> u32 {
+    fn add_link(&mut self, capacity: u64) -> u32 {
         self.progress.add_link();
-        self.sharing.add_link(self.scale.rate(rate.bytes_per_second()))
+        self.sharing.add_link(capacity)
     }
 
     /// A flow over the links of a route and, if it has a cap, one more link that is its own.
@@ -184,7 +193,7 @@ impl FlowNetwork {
             return None;
         }
         let mut links: Vec<u32> = route.links.iter().map(|link| link.0).collect();
-        links.extend(cap.map(|rate| self.add_link(rate)));
+        links.extend(cap.map(|rate| self.add_link(self.scale.rate(rate.bytes_per_second()))));
         self.progress.add_flow();
         self.stream_of.push(stream);
         Some(self.sharing.add_flow(links.into_iter()))
@@ -235,6 +244,7 @@ impl FlowNetwork {
             }
         }
         self.sharing.solve();
+        self.settle_queues();
         let begun = self.pending.iter().map(|id| &self.streams[id.index()]).filter(|stream| stream.active);
         let begun = begun.filter_map(|stream| Some((stream.flow?, stream.to_go(self.scale)?)));
         self.progress.follow(self.now, &self.sharing, begun);
@@ -243,52 +253,56 @@ impl FlowNetwork {
         self.changed = false;
     }
 
+    /// Closes links whose queues are full, and opens those that hold nobody back.
+    fn settle_queues(&mut self) {
+        if self.ingress.is_empty() {
+            return;
+        }
+        let queues = self.pending.iter().filter_map(|id| self.streams[id.index()].queue);
+        queues.for_each(|queue| self.ingress.touch(queue));
+        while self.ingress.follow(self.now, &mut self.sharing) {
+            self.sharing.solve();
+        }
+    }
+
     /// The head of `id` has left, and with it all after it that leave at once.
     fn finish_head(&mut self, id: StreamId) {
-        let stream = &mut self.streams[id.index()];
-        if stream.varying.is_some() {
-            return self.finish_varying_head(id);
-        }
-        let Flight { latency, messages } = &mut self.flights[stream.flight as usize];
-        let arrival = self.now.saturating_add(*latency);
-        while let Some(Message { tag, .. }) = stream.head {
-            self.reports.push((id, NetworkEvent::Sent { tag, started: stream.started }));
-            if messages.is_empty() {
-                self.arrivals.set(stream.flight, arrival);
+        while let Some(Message { tag, .. }) = self.streams[id.index()].head {
+            let Stream { started, queue, .. } = self.streams[id.index()];
+            self.reports.push((id, NetworkEvent::Sent { tag, started }));
+            match queue {
+                Some(queue) => self.ingress.enter(queue, self.now, id, tag),
+                None => self.fly(id, tag),
             }
-            messages.push_back((arrival, id, tag));
+            let stream = &mut self.streams[id.index()];
             stream.head = stream.waiting.pop_front();
             stream.started = self.now;
             if stream.has_bytes_to_share_for() {
                 break;
             }
         }
-        if stream.flow.is_some() {
+        if self.streams[id.index()].flow.is_some() {
             self.mark_pending(id);
         }
     }
 
-    /// The same where each message's flight takes its own time. None overtakes the one before it.
-    fn finish_varying_head(&mut self, id: StreamId) {
-        let FlowNetwork { topology, dynamics, streams, stragglers, reports, now, .. } = self;
-        let stream = &mut streams[id.index()];
-        let mut varying = stream.varying.take().expect("a stream whose flights vary");
-        while let Some(Message { tag, .. }) = stream.head {
-            reports.push((id, NetworkEvent::Sent { tag, started: stream.started }));
-            let flight = flight_time(topology, dynamics, &varying.route, (id, varying.count), *now);
-            varying.last = varying.last.max(now.saturating_add(flight));
+    /// A message arrives one latency from now. Where each message's takes its own time, none overtakes the one before it.
+    fn fly(&mut self, id: StreamId, tag: u64) {
+        let FlowNetwork { topology, dynamics, streams, flights, arrivals, stragglers, now, .. } = self;
+        let Stream { flight, varying, .. } = &mut streams[id.index()];
+        if let Some(varying) = varying {
+            let takes = flight_time(topology, dynamics, &varying.route, (id, varying.count), *now);
+            varying.last = varying.last.max(now.saturating_add(takes));
             stragglers.push(Reverse((varying.last, id, varying.count, tag)));
             varying.count += 1;
-            stream.head = stream.waiting.pop_front();
-            stream.started = *now;
-            if stream.has_bytes_to_share_for() {
-                break;
-            }
+            return;
         }
-        stream.varying = Some(varying);
-        if stream.flow.is_some() {
-            self.mark_pending(id);
+        let Flight { latency, messages } = &mut flights[*flight as usize];
+        let arrival = now.saturating_add(*latency);
+        if messages.is_empty() {
+            arrivals.set(*flight, arrival);
         }
+        messages.push_back((arrival, id, tag));
     }
 
     /// Links that change, and others' streams, in one row.
@@ -312,8 +326,8 @@ impl FlowNetwork {
     fn change_link(&mut self, part: u32) -> Option<SimTime> {
         let id = self.changing[part as usize];
         let link = &self.dynamics.links[&id];
-        let rate = link.payload_rate(self.topology.link(id), self.now);
-        self.sharing.set_capacity(id.0, self.scale.rate(rate));
+        let rate = self.scale.rate(link.payload_rate(self.topology.link(id), self.now));
+        self.sharing.set_capacity(id.0, self.ingress.set_capacity(id.0, rate, self.now));
         self.changed = true;
         link.next_change(self.now)
     }
@@ -438,9 +452,12 @@ impl Network for FlowNetwork {
         let straggler = self.stragglers.peek().map(|Reverse((at, ..))| *at);
         // What is over within a fraction of a picosecond may have been over before now.
         let end = self.progress.next_end().map(|at| at.max(self.now));
+        let (fill, departure) = (self.ingress.next_fill(), self.ingress.next_departure());
+        let change = self.changes.first().map(|(at, _)| at);
         // What happens to others' traffic alone concerns nobody until somebody joins it.
-        let moves = end.into_iter().chain(self.changes.first().map(|(at, _)| at)).filter(|_| self.busy > 0);
-        moves.chain(arrival).chain(straggler).min()
+        let concerns = self.busy > 0 || departure.is_some();
+        let moves = end.into_iter().chain(change).chain(fill).filter(|_| concerns);
+        moves.chain(departure).chain(arrival).chain(straggler).min()
     }
 
     fn advance(&mut self, to: SimTime, events: &mut Vec<NetworkEvent>) {
@@ -460,11 +477,15 @@ impl Network for FlowNetwork {
         while let Some((_, part)) = self.changes.first().filter(|(at, _)| *at <= to) {
             self.change(part);
         }
+        self.changed |= self.ingress.fill(to);
         self.report(events);
+        while let Some((id, tag)) = self.ingress.take_departed(to) {
+            self.fly(id, tag);
+        }
         self.land();
         self.report(events);
     }
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

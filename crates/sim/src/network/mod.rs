@@ -5,6 +5,7 @@
 mod dynamics;
 mod flow;
 mod heap;
+mod ingress;
 #[cfg(test)]
 mod oracle;
 mod progress;
@@ -50,7 +51,7 @@ pub enum NetworkEvent {
         /// When its first byte left: when it was pushed, or when the message before it on its stream was sent.
         started: SimTime,
     },
-    /// The last byte has arrived: one latency of the route after it has left.
+    /// The last byte has arrived: one latency of the route after it has left, and what it waited in front of the receiver.
     Delivered {
         /// Of the message.
         tag: u64,

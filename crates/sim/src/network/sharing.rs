@@ -112,7 +112,7 @@ impl Sharing {
         }
     }
 
-    /// A new link; `capacity` is in quanta, and above zero.
+    /// A new link; `capacity` is in quanta, and above zero. One that is [`UNBOUNDED`] holds nobody back; no route begins with it.
     pub(super) fn add_link(&mut self, capacity: u64) -> u32 {
         let (before, reviewed, looked) = (UNBOUNDED, 0, 0);
         let (bottlenecks, crossing) = (Vec::new(), Vec::new());
@@ -133,7 +133,7 @@ impl Sharing {
         flow
     }
 
-    /// Gives a link another capacity, in quanta and above zero.
+    /// Gives a link another capacity, as [`Sharing::add_link`]; an unbounded one only if it is not full.
     pub(super) fn set_capacity(&mut self, link: u32, capacity: u64) {
         let state = &mut self.links[link as usize];
         state.capacity = capacity;
@@ -150,6 +150,28 @@ impl Sharing {
     /// The rate of every flow whose bottleneck `link` is, in quanta.
     pub(super) fn level(&self, link: u32) -> u64 {
         self.level[link as usize]
+    }
+
+    /// What all flows that cross a link use of it, once solved.
+    pub(super) fn used(&self, link: u32) -> u128 {
+        let bottlenecks = self.links[link as usize].bottlenecks.iter();
+        bottlenecks.map(|bottleneck| u128::from(self.level[*bottleneck as usize])).sum()
+    }
+
+    /// Is a link somebody's bottleneck, once solved?
+    pub(super) fn is_full(&self, link: u32) -> bool {
+        self.level[link as usize] != UNBOUNDED
+    }
+
+    /// Calls for the links of all flows whose rate may have changed since the caller last took note, often more than once.
+    pub(super) fn for_changed_routes(&self, mut call: impl FnMut(u32)) {
+        let of = |flow: u32| self.route(flow).map(|hop| self.hops[hop].link);
+        for &link in &self.changed {
+            let LinkState { bottlenecks, crossing, .. } = &self.links[link as usize];
+            let stopped = bottlenecks.iter().zip(crossing).filter(|(bottleneck, _)| **bottleneck == link);
+            stopped.for_each(|(_, hop)| of(self.hops[*hop as usize].flow).for_each(&mut call));
+        }
+        self.moved.iter().for_each(|flow| of(*flow).for_each(&mut call));
     }
 
     /// Makes a flow active.
@@ -335,7 +357,7 @@ impl Sharing {
 ///
 /// Newton's method counts flows that stop below a guess as they are, and lets the others share what is left.
 fn fill(link: &LinkState, level: &[u64], least: u64) -> u64 {
-    if link.crossing.is_empty() {
+    if link.crossing.is_empty() || link.capacity == UNBOUNDED {
         return UNBOUNDED;
     }
     fall(link, level).unwrap_or_else(|| climb(link, level, least)).max(least)

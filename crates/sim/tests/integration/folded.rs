@@ -166,7 +166,10 @@ fn on(topology: impl FnOnce(&[HostSpec], LinkSpec) -> Preset, hosts: u32) -> Clu
     let names = |host| format!("host.{host:04}");
     let specs: Vec<HostSpec> = (0..hosts).map(|host| HostSpec::new(names(host))).collect();
     let link = LinkSpec::new(Rate::new(0.7e9).unwrap(), SimDuration::from_ps(1_234_567));
-    let topology = Topology::preset(&topology(&specs, link), &specs, link).unwrap();
+    let preset = topology(&specs, link);
+    // A queue that is full now and then, wherever there may be one.
+    let queue = matches!(preset, Preset::Switch | Preset::Rail { .. }).then_some(Bytes(30_000));
+    let topology = Topology::preset(&preset, &specs, LinkSpec { queue, ..link }).unwrap();
     let device = |host| Device {
         name: names(host),
         host: HostId(host),

@@ -8,14 +8,14 @@ use proptest::prelude::*;
 
 /// Bytes per second of 1 Gbit/s.
 const GIGABIT: f64 = 125e6;
-const US: u64 = 1_000_000;
-const MS: u64 = 1_000 * US;
+pub(in super::super) const US: u64 = 1_000_000;
+pub(in super::super) const MS: u64 = 1_000 * US;
 
-fn spec(bytes_per_second: f64, latency_ps: u64) -> LinkSpec {
+pub(in super::super) fn spec(bytes_per_second: f64, latency_ps: u64) -> LinkSpec {
     LinkSpec::new(Rate::new(bytes_per_second).unwrap(), SimDuration::from_ps(latency_ps))
 }
 
-fn switch(hosts: &[HostSpec], latency_ps: u64) -> FlowNetwork {
+pub(in super::super) fn switch(hosts: &[HostSpec], latency_ps: u64) -> FlowNetwork {
     FlowNetwork::new(Topology::preset(&Preset::Switch, hosts, spec(GIGABIT, latency_ps)).unwrap())
 }
 
@@ -37,17 +37,17 @@ fn bare(links: &[LinkSpec]) -> FlowNetwork {
 }
 
 /// A message: on which stream, when, how large. Its tag is its place in the list.
-type Push = (StreamId, u64, u64);
+pub(in super::super) type Push = (StreamId, u64, u64);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Times {
-    started: u64,
-    sent: u64,
-    delivered: u64,
+pub(in super::super) struct Times {
+    pub(in super::super) started: u64,
+    pub(in super::super) sent: u64,
+    pub(in super::super) delivered: u64,
 }
 
 /// Runs pushes, in order of time, to the end; all times in picoseconds.
-fn run(network: &mut FlowNetwork, pushes: &[Push]) -> Vec<Times> {
+pub(in super::super) fn run(network: &mut FlowNetwork, pushes: &[Push]) -> Vec<Times> {
     let mut times = vec![Times::default(); pushes.len()];
     let (mut events, mut last) = (Vec::new(), 0);
     let mut order: Vec<usize> = (0..pushes.len()).collect();

@@ -8,7 +8,7 @@
 //! flows as it would see with all of them.
 
 use super::preset::{Dimension, Shape};
-use super::{Route, Routing, Topology};
+use super::{Link, Route, Routing, Topology};
 use crate::ids::{HostId, LinkId, RankId};
 use crate::symmetry::{Relabeling, Symmetry};
 
@@ -98,18 +98,18 @@ impl FoldedTopology {
 
     /// Links are like those that stand for them.
     fn check_links(&self) -> Result<(), Asymmetry> {
+        let traits = |link: &Link| (link.bandwidth, link.latency, link.overhead, link.queue);
         let local = |host: HostId| self.topology.0.local[host.index()].map(|link| self.topology.link(link));
         let unlike = |name: &str| Asymmetry::new(format!("link `{name}` is unlike the others"));
         for (link, id) in self.topology.links().iter().zip(0..self.topology.0.shared) {
             let other = self.topology.link(self.representative(LinkId(id)));
-            if (link.bandwidth, link.latency, link.overhead) != (other.bandwidth, other.latency, other.overhead) {
+            if traits(link) != traits(other) {
                 return Err(unlike(&link.name));
             }
         }
         for (index, representative) in self.representatives.iter().enumerate() {
             let host = HostId::from(index);
-            let spec = |host| local(host).map(|link| (link.bandwidth, link.latency, link.overhead));
-            if spec(host) != spec(*representative) {
+            if local(host).map(traits) != local(*representative).map(traits) {
                 return Err(unlike(&format!("{0} <-> {0}", self.topology.hosts()[index])));
             }
         }

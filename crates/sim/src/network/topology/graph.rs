@@ -66,7 +66,7 @@ pub(super) fn lay_out(hosts: &[HostSpec], links: &[GraphLink]) -> Result<(Vec<Li
         return Err(TopologyError::DuplicateLink { name: pair[0].0.join(" <-> ") });
     }
     let nodes = number_nodes(hosts, &listed);
-    let mut builder = Builder { links: Vec::new(), edges: vec![Vec::new(); nodes.len()] };
+    let mut builder = Builder { hosts: hosts.len(), links: Vec::new(), edges: vec![Vec::new(); nodes.len()] };
     for (ends, link) in &listed {
         builder.join(ends, link, &nodes)?;
     }
@@ -104,6 +104,8 @@ fn number_nodes<'a>(hosts: &'a [HostSpec], links: &[(Vec<&'a str>, &GraphLink)])
 }
 
 struct Builder {
+    /// The first so many nodes are hosts.
+    hosts: usize,
     links: Vec<Link>,
     edges: Vec<Vec<Edge>>,
 }
@@ -111,11 +113,18 @@ struct Builder {
 impl Builder {
     fn join(&mut self, ends: &[&str], link: &GraphLink, nodes: &BTreeMap<&str, usize>) -> Result<(), TopologyError> {
         let places: Vec<usize> = ends.iter().map(|name| nodes[name]).collect();
+        let hosts = places.iter().filter(|place| **place < self.hosts).count();
+        if link.spec.queue.is_some() && (link.duplex, places.len(), hosts) != (Duplex::Full, 2, 1) {
+            return Err(TopologyError::Queue { link: ends.join(" <-> ") });
+        }
         match (link.duplex, &places[..]) {
             (Duplex::Full, &[a, b]) => {
                 let reverse = LinkSpec { bandwidth: link.back.unwrap_or(link.spec.bandwidth), ..link.spec };
                 let first_is_first = link.between[0] == ends[0];
                 let (out, home) = if first_is_first { (link.spec, reverse) } else { (reverse, link.spec) };
+                let to =
+                    |node: usize, spec: LinkSpec| LinkSpec { queue: spec.queue.filter(|_| node < self.hosts), ..spec };
+                let (out, home) = (to(b, out), to(a, home));
                 let there = self.add(format!("{} -> {}", ends[0], ends[1]), out)?;
                 let back = self.add(format!("{} -> {}", ends[1], ends[0]), home)?;
                 self.connect(a, b, there, Some(back), link.spec.latency);

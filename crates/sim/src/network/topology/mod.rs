@@ -30,6 +30,8 @@ pub struct Link {
     pub latency: SimDuration,
     /// What headers take of the rate; `None`: nothing.
     pub overhead: Option<PacketOverhead>,
+    /// How much may wait in front of it, headers included, while those who send go on; `None`: they are held back at once.
+    pub queue: Option<Bytes>,
 }
 
 /// Every `payload` bytes travel in a packet of `wire` bytes.
@@ -72,21 +74,23 @@ pub struct LinkSpec {
     pub latency: SimDuration,
     /// What headers take of the rate; `None`: nothing.
     pub overhead: Option<PacketOverhead>,
+    /// As [`Link::queue`], of what leads from a switch to a host. Nothing else has a queue: hosts hold their own programs back.
+    pub queue: Option<Bytes>,
 }
 
 impl LinkSpec {
-    /// A link without headers.
+    /// A link without headers and queues.
     pub fn new(bandwidth: Rate, latency: SimDuration) -> LinkSpec {
-        LinkSpec { bandwidth, latency, overhead: None }
+        LinkSpec { bandwidth, latency, overhead: None, queue: None }
     }
 
     fn named(self, name: String) -> Result<Link, TopologyError> {
-        let LinkSpec { bandwidth, latency, overhead } = self;
+        let LinkSpec { bandwidth, latency, overhead, queue } = self;
         match overhead {
             Some(packet) if packet.payload == 0 || packet.wire < packet.payload => {
                 Err(TopologyError::Overhead { link: name, packet })
             }
-            _ => Ok(Link { name, bandwidth, latency, overhead }),
+            _ => Ok(Link { name, bandwidth, latency, overhead, queue }),
         }
     }
 }
@@ -121,6 +125,8 @@ pub struct HostSpec {
     pub bandwidth: Option<HostRates>,
     /// As [`LinkSpec::latency`]: a link gets half of it from the host on either end.
     pub latency: Option<SimDuration>,
+    /// As [`LinkSpec::queue`].
+    pub queue: Option<Bytes>,
     /// What ranks on this host use between them; `None`: that takes no time.
     pub local: Option<LinkSpec>,
 }
@@ -319,6 +325,14 @@ pub enum TopologyError {
         link: String,
         /// As given.
         packet: PacketOverhead,
+    },
+    /// A queue in front of what is no host's link from a switch.
+    #[error(
+        "link `{link}` has a queue and does not join one host and a switch by a direction each\nhint: only what a switch has for a host waits; elsewhere streams are held back at once"
+    )]
+    Queue {
+        /// The link's name.
+        link: String,
     },
     /// A preset's parameters do not fit.
     #[error("{preset}: {problem}\nhint: {hint}")]

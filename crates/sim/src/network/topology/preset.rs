@@ -107,6 +107,7 @@ pub(super) fn lay_out(
     hosts: &[HostSpec],
     link: LinkSpec,
 ) -> Result<(Vec<Link>, Shape), TopologyError> {
+    check_queues(preset, hosts, link)?;
     let mut builder = Builder { hosts, link, links: Vec::new() };
     let shape = match *preset {
         Preset::Switch => builder.star("switch", None),
@@ -122,6 +123,23 @@ pub(super) fn lay_out(
         Preset::Dimensions(ref dims) => builder.dimensions(dims),
     }?;
     Ok((builder.links, shape))
+}
+
+/// Queues stand in front of hosts' own links from a switch.
+fn check_queues(preset: &Preset, hosts: &[HostSpec], link: LinkSpec) -> Result<(), TopologyError> {
+    let name = match preset {
+        Preset::Switch | Preset::Star { .. } | Preset::FatTree { .. } | Preset::Rail { .. } => return Ok(()),
+        Preset::Ring => "ring",
+        Preset::FullyConnected => "fully_connected",
+        Preset::Wifi => "wifi",
+        Preset::Torus { .. } => "torus",
+        Preset::Dimensions(_) => "dimensions",
+    };
+    if link.queue.is_none() && hosts.iter().all(|host| host.queue.is_none()) {
+        return Ok(());
+    }
+    let problem = "no switch has links of hosts' own here, in front of which a queue could stand".to_owned();
+    Err(TopologyError::Shape { preset: name, problem, hint: "remove `queue`, or use a switch, star, fat_tree or rail" })
 }
 
 struct Builder<'a> {
@@ -161,14 +179,18 @@ impl Builder<'_> {
 
     /// Both directions between a host and a switch.
     fn host_port(&mut self, host: &HostSpec, switch: &str) -> Result<(), TopologyError> {
-        let spec = LinkSpec { latency: self.latency(host), ..self.link };
+        let queue = host.queue.or(self.link.queue);
+        let spec = LinkSpec { latency: self.latency(host), queue, ..self.link };
         self.port(&host.name, switch, spec, self.rates(host))
     }
 
     /// Both directions between what stands for a host and a switch, at other rates than `spec`'s.
     fn port(&mut self, host: &str, switch: &str, spec: LinkSpec, rates: HostRates) -> Result<(), TopologyError> {
         let (up, down) = halves(spec.latency);
-        self.add(format!("{host} -> {switch}"), LinkSpec { latency: up, bandwidth: rates.egress, ..spec })?;
+        self.add(
+            format!("{host} -> {switch}"),
+            LinkSpec { latency: up, bandwidth: rates.egress, queue: None, ..spec },
+        )?;
         self.add(format!("{switch} -> {host}"), LinkSpec { latency: down, bandwidth: rates.ingress, ..spec })
     }
 
@@ -187,7 +209,8 @@ impl Builder<'_> {
         }
         let Some(bandwidth) = backplane else { return Ok(Shape::Star { backplane: None }) };
         let id = LinkId::from(self.links.len());
-        self.add(format!("{switch} backplane"), LinkSpec { bandwidth, latency: SimDuration::ZERO, ..self.link })?;
+        let inside = LinkSpec { bandwidth, latency: SimDuration::ZERO, queue: None, ..self.link };
+        self.add(format!("{switch} backplane"), inside)?;
         Ok(Shape::Star { backplane: Some(id) })
     }
 
@@ -244,7 +267,8 @@ impl Builder<'_> {
         let hosts = self.hosts.len() as u32;
         for leaf in 0..hosts.div_ceil(per_leaf) {
             for spine in 0..spines {
-                self.port(&format!("leaf.{leaf}"), &format!("spine.{spine}"), self.link, HostRates::both(bandwidth))?;
+                let spec = LinkSpec { queue: None, ..self.link };
+                self.port(&format!("leaf.{leaf}"), &format!("spine.{spine}"), spec, HostRates::both(bandwidth))?;
             }
         }
         Ok(Shape::FatTree { hosts, hosts_per_leaf: per_leaf, spines })

@@ -1,0 +1,228 @@
+//! Owns the queues in front of hosts: what a switch has taken for a host and not handed over yet, first come, first served. How fast
+//! streams send is [`super::sharing`]'s business; it is told here which links hold streams back.
+//!
+//! A link with a queue takes what comes as long as the queue has room: it bounds no stream, and is *open*. Streams that together send `a`
+//! over a link of capacity `C` fill the queue, and messages leave it in the order in which their last bytes have come:
+//!
+//! ```text
+//! b(t) = b(t0) + (a - C) (t - t0)      what waits, between 0 and the queue's size
+//! a message whose last byte comes when b waits has left as soon as the link has carried b more: after b / C, if C stays as it is.
+//! ```
+//!
+//! Once it is full the link is *closed*: it holds streams back as a link without a queue does, and what waits stays as it is. (A real queue
+//! drops packets then, and TCP finds its share of the link by that; what is lost and sent again is not modelled.) It opens as
+//! soon as it is nobody's bottleneck. All is in quanta and picoseconds ([`super::scale`]), and exact.
+//!
+//! What is under way between a sender and a queue is not told apart from what waits in it: latencies count behind the queue.
+
+use super::heap::IndexedHeap;
+use super::scale::{Scale, UNBOUNDED};
+use super::sharing::Sharing;
+use super::topology::Link;
+use crate::ids::StreamId;
+use crate::time::{Bytes, SimDuration, SimTime};
+use std::collections::VecDeque;
+
+const NONE: u32 = u32::MAX;
+
+/// The queues of a network, and the messages in them.
+pub(super) struct Ingress {
+    /// By link; [`NONE`] where it has none.
+    of_link: Vec<u32>,
+    queues: Vec<Queue>,
+    /// When queues will be full, if nothing changes.
+    fills: IndexedHeap<SimTime>,
+    /// When the first message of each queue leaves it, if the link stays as it is.
+    departures: IndexedHeap<SimTime>,
+    /// Queues whose streams may send at other rates than before.
+    stale: Vec<u32>,
+}
+
+/// One queue. Amounts are in quanta times picoseconds, rates in quanta.
+struct Queue {
+    link: u32,
+    size: u128,
+    capacity: u64,
+    open: bool,
+    /// What comes.
+    inflow: u128,
+    /// What waited, and what the link had carried in all, at `since`.
+    waiting: u128,
+    carried: u128,
+    since: SimTime,
+    /// What the link will have carried when a message leaves, and the message.
+    messages: VecDeque<(u128, StreamId, u64)>,
+    /// Is it in `Ingress::stale`?
+    stale: bool,
+}
+
+impl Queue {
+    /// Brings it up to `now`.
+    fn advance(&mut self, now: SimTime) {
+        let span = u128::from(now.since(self.since).as_ps());
+        let came = self.waiting.saturating_add(self.inflow.saturating_mul(span));
+        let carried = came.min(u128::from(self.capacity) * span);
+        self.carried = self.carried.saturating_add(carried);
+        self.waiting = (came - carried).min(self.size);
+        self.since = now;
+    }
+
+    fn after(&self, amount: u128, rate: u128) -> SimTime {
+        let ps = u64::try_from(amount.div_ceil(rate)).unwrap_or(u64::MAX);
+        self.since.saturating_add(SimDuration::from_ps(ps))
+    }
+
+    /// When it is full; `None`: not as things are.
+    fn fills_at(&self) -> Option<SimTime> {
+        let surplus = self.inflow.saturating_sub(self.capacity.into());
+        (self.open && surplus > 0).then(|| self.after(self.size - self.waiting, surplus))
+    }
+
+    fn departs_at(&self) -> Option<SimTime> {
+        let (mark, ..) = self.messages.front()?;
+        Some(self.after(mark.saturating_sub(self.carried), self.capacity.into()))
+    }
+}
+
+impl Ingress {
+    pub(super) fn new() -> Ingress {
+        let (fills, departures) = (IndexedHeap::new(), IndexedHeap::new());
+        Ingress { of_link: Vec::new(), queues: Vec::new(), fills, departures, stale: Vec::new() }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.queues.is_empty()
+    }
+
+    /// The next link, in the order of the topology. Returns the capacity that it has for [`Sharing`].
+    pub(super) fn add_link(&mut self, link: &Link, scale: Scale) -> u64 {
+        let capacity = scale.rate(link.payload_rate().bytes_per_second());
+        let Some(Bytes(bytes)) = link.queue else {
+            self.of_link.push(NONE);
+            return capacity;
+        };
+        let payload = link
+            .overhead
+            .map_or(bytes, |packet| (u128::from(bytes) * u128::from(packet.payload) / u128::from(packet.wire)) as u64);
+        self.of_link.push(self.queues.len() as u32);
+        self.queues.push(Queue {
+            link: self.of_link.len() as u32 - 1,
+            size: scale.amount(Bytes(payload)),
+            capacity,
+            open: true,
+            inflow: 0,
+            waiting: 0,
+            carried: 0,
+            since: SimTime::ZERO,
+            messages: VecDeque::new(),
+            stale: false,
+        });
+        UNBOUNDED
+    }
+
+    /// The queue in front of a link, if it has one.
+    pub(super) fn of_link(&self, link: u32) -> Option<u32> {
+        self.of_link.get(link as usize).copied().filter(|queue| *queue != NONE)
+    }
+
+    /// A link's capacity is another from now on. Returns that which it has for [`Sharing`].
+    pub(super) fn set_capacity(&mut self, link: u32, capacity: u64, now: SimTime) -> u64 {
+        let Some(at) = self.of_link(link) else { return capacity };
+        let queue = &mut self.queues[at as usize];
+        queue.advance(now);
+        queue.capacity = capacity;
+        let known = if queue.open { UNBOUNDED } else { capacity };
+        self.touch(at);
+        known
+    }
+
+    /// Who sends over this queue's link, or how fast, may have changed.
+    pub(super) fn touch(&mut self, queue: u32) {
+        if !std::mem::replace(&mut self.queues[queue as usize].stale, true) {
+            self.stale.push(queue);
+        }
+    }
+
+    /// Looks at what has changed since sharing was solved before, and opens and closes links. Are there any that hold streams back from now
+    /// on, so that sharing must be solved again?
+    pub(super) fn follow(&mut self, now: SimTime, sharing: &mut Sharing) -> bool {
+        sharing.for_changed_routes(|link| {
+            if let Some(queue) = self.of_link(link) {
+                self.touch(queue);
+            }
+        });
+        let mut stale = std::mem::take(&mut self.stale);
+        let mut closed = false;
+        for at in stale.drain(..) {
+            let queue = &mut self.queues[at as usize];
+            queue.stale = false;
+            queue.advance(now);
+            queue.inflow = sharing.used(queue.link);
+            let overflows = queue.waiting >= queue.size && queue.inflow > queue.capacity.into();
+            if queue.open && overflows {
+                queue.open = false;
+                closed = true;
+                sharing.set_capacity(queue.link, queue.capacity);
+            } else if !queue.open && !sharing.is_full(queue.link) {
+                queue.open = true;
+                sharing.set_capacity(queue.link, UNBOUNDED);
+            }
+            self.reckon(at);
+        }
+        self.stale = stale;
+        closed
+    }
+
+    /// A message's last byte comes to a queue.
+    pub(super) fn enter(&mut self, queue: u32, now: SimTime, stream: StreamId, tag: u64) {
+        let of = &mut self.queues[queue as usize];
+        of.advance(now);
+        of.messages.push_back((of.carried.saturating_add(of.waiting), stream, tag));
+        self.reckon(queue);
+    }
+
+    /// When a queue is full next.
+    pub(super) fn next_fill(&self) -> Option<SimTime> {
+        self.fills.first().map(|(at, _)| at)
+    }
+
+    /// When a message leaves a queue next.
+    pub(super) fn next_departure(&self) -> Option<SimTime> {
+        self.departures.first().map(|(at, _)| at)
+    }
+
+    /// Notes which queues are full by `now`. Are there any?
+    pub(super) fn fill(&mut self, now: SimTime) -> bool {
+        let mut any = false;
+        while let Some((_, queue)) = self.fills.first().filter(|(at, _)| *at <= now) {
+            self.fills.remove(queue);
+            self.touch(queue);
+            any = true;
+        }
+        any
+    }
+
+    /// Takes out a message that has left by `now`.
+    pub(super) fn take_departed(&mut self, now: SimTime) -> Option<(StreamId, u64)> {
+        let (_, queue) = self.departures.first().filter(|(at, _)| *at <= now)?;
+        let (_, stream, tag) = self.queues[queue as usize].messages.pop_front().expect("a message leaves");
+        self.reckon(queue);
+        Some((stream, tag))
+    }
+
+    /// Works out anew when a queue is full, and when its first message leaves.
+    fn reckon(&mut self, at: u32) {
+        let queue = &self.queues[at as usize];
+        match queue.fills_at() {
+            Some(when) => self.fills.set(at, when),
+            None => self.fills.remove(at),
+        }
+        match queue.departs_at() {
+            Some(when) => self.departures.set(at, when),
+            None => self.departures.remove(at),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
