@@ -99,6 +99,8 @@ fn enter(interface: Interface) -> Result<OwnedFd, HostError> {
         .map_err(|error| not_permitted("make a network namespace", &error.into()))?;
     let device = tun::open(INTERFACE).map_err(|error| not_permitted("make a TUN device", &error))?;
     let _ = fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1");
+    // What a closed connection knew of its peer would be where the next one's slow start ends: by what ran before, twice as long a message.
+    let _ = fs::write("/proc/sys/net/ipv4/tcp_no_metrics_save", "1");
     configure(interface)?;
     Ok(device)
 }
