@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 
-from grid import COLD_SIZES, PINGPONG_SIZES, SIZES, Program, Setting
+from grid import COLD_SIZES, PINGPONG_SIZES, QUEUE, SIZES, Program, Setting
 
 ROOT = Path(__file__).resolve().parents[2]
 PROBE = "uniference.real.probe"
@@ -87,9 +87,24 @@ def predict(setting: Setting, folder: Path) -> list[Cell]:
     predicted.unlink(missing_ok=True)
     like = folder / "like.jsonl"
     like.write_text("".join(map(_shortened, measured.read_text().splitlines())))
-    options = ["--cluster", fitted, "--compute", "none", "--record", "summary", "--out", folder / "simulated"]
+    options = [
+        "--cluster",
+        fitted,
+        *_queue(setting),
+        "--compute",
+        "none",
+        "--record",
+        "summary",
+        "--out",
+        folder / "simulated",
+    ]
     uniference("run", *options, "-m", PROBE, "--like", like, "--out", predicted)
     return cells(setting, folder)
+
+
+def _queue(setting: Setting) -> list[str]:
+    """What the testbed's switch keeps for each host, which ping-pongs do not show."""
+    return [] if setting.mbps is None else ["--set", f"network.queue={QUEUE}"]
 
 
 def _shortened(line: str) -> str:
@@ -152,6 +167,8 @@ def replay(program: Program, folder: Path) -> dict[str, object]:
     simulated = real.with_name(real.name + "-simulated")
     # Its compute is that of the devices that were measured already.
     equal = [word for rank in range(program.setting.ranks) for word in ("--set", f"device.{rank}.slowdown=1")]
-    uniference("replay", real, "--cluster", folder / "fitted.toml", *equal, "--out", simulated)
+    uniference(
+        "replay", real, "--cluster", folder / "fitted.toml", *_queue(program.setting), *equal, "--out", simulated
+    )
     compared: dict[str, object] = json.loads(uniference("compare", "--json", simulated, real))
     return compared

@@ -7,6 +7,8 @@ from itertools import product
 SIZES = (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
 COLD_SIZES = (1 << 16, 1 << 20)
 PINGPONG_SIZES = (1, *SIZES)
+# What the emulated switch keeps for each host.
+QUEUE = "1.5 MB"
 # What takes longer alone on a link is left out.
 _LONGEST_S = 0.09
 # By shape, what is different about the last host.
@@ -48,6 +50,7 @@ class Setting:
         assert self.mbps is not None
         devices = "".join(f'[[device]]\nname = "rank.{rank}"\n' for rank in range(self.ranks))
         network = f'[network]\npreset = "switch"\nbandwidth = "{self.mbps} Mbps"\nlatency = "{self.latency_us} us"\n'
+        network += f'queue = "{QUEUE}"\n'
         last = _LAST_HOST[self.shape].format(slow=self.mbps // 4, far=3 * self.latency_us + 4000)
         return devices + network + (f'[network.host."rank.{self.ranks - 1}"]\n{last}\n' if last else "")
 
