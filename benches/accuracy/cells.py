@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROBE = "uniference.real.probe"
 # Of a case's repetitions, so many are predicted, each with every rank as late as it was.
 _PREDICTED = 7
-_FITTED_TO = ("pingpong", "round_trip", "compute", "solo")
+_FITTED_TO = ("pingpong", "ping", "round_trip", "compute", "solo")
 
 
 @dataclass(frozen=True)

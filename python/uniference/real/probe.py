@@ -208,6 +208,21 @@ class Probe:
 
         return run
 
+    def ping(self, case: Case) -> Callable[[], object]:
+        """A ping-pong whose answer is a byte: it shows what one direction carries."""
+        data, answer = (torch.zeros(count, dtype=torch.uint8, device=self._device) for count in (case.bytes, 1))
+        first, second = case.ranks
+
+        def run() -> None:
+            if self._rank == first:
+                dist.send(data, second)
+                dist.recv(answer, second)
+            else:
+                dist.recv(data, first)
+                dist.send(answer, first)
+
+        return run
+
     def one_way(self, case: Case) -> Callable[[], object]:
         group = self._group
         data = torch.zeros(case.bytes, dtype=torch.uint8, device=self._device)
@@ -345,12 +360,13 @@ def _connect(serves: bool, first: int, second: int) -> socket.socket:
 # Measured over new connections too: of each kind of traffic one. Connecting takes longer than what is measured.
 _COLD = ("one_way", "all_reduce", "broadcast", "all_gather_into_tensor", "all_to_all_single")
 # Their ranks keep step by themselves, and the first one's times count.
-_PAIRS = ("pingpong", "round_trip", "compute", "solo")
+_PAIRS = ("pingpong", "ping", "round_trip", "compute", "solo")
 _OPERATIONS: dict[str, Callable[[Probe, Case], Callable[[], object]]] = {
     "compute": Probe.compute,
     "solo": Probe.solo,
     "round_trip": Probe.round_trip,
     "pingpong": Probe.pingpong,
+    "ping": Probe.ping,
     "one_way": Probe.one_way,
     "two_isends": Probe.two_isends,
     "incast": Probe.incast,
@@ -379,6 +395,8 @@ def cases(words: argparse.Namespace, size: int) -> Iterator[Case]:
         yield from (Case("round_trip", pair, 1) for pair in pairs)
     for pair in pairs:
         yield from (Case("pingpong", pair, count) for count in words.pingpong_sizes)
+        for count in sorted(words.pingpong_sizes)[-1:]:
+            yield from (Case("ping", one_way, count) for one_way in (pair, pair[::-1]))
     if words.probe == "full":
         everybody = tuple(range(size))
         for operation in [name for name in _OPERATIONS if name not in _PAIRS]:

@@ -20,11 +20,12 @@ pub struct Change {
 
 /// All changes: of ping-pongs, whose pairs change together, and of each collective that was measured.
 pub(super) fn find(measurements: &[Measurement], observed: &[Pair]) -> Vec<Change> {
-    let pairs: BTreeSet<[u32; 2]> = observed.iter().filter(|pair| !pair.plain).map(|pair| pair.ranks).collect();
+    let pairs: BTreeSet<[u32; 2]> =
+        observed.iter().filter(|pair| !pair.plain && !pair.is_ping()).map(|pair| pair.ranks).collect();
     let pingpongs: Vec<Series> =
         pairs.iter().map(|ranks| breakpoints::series(measurements, "pingpong", ranks)).collect();
     let mut found = changes("pingpong", 2, &pingpongs);
-    let own = ["pingpong", "round_trip", "solo", "compute"];
+    let own = ["pingpong", "ping", "round_trip", "solo", "compute"];
     let others = measurements.iter().filter(|case| !own.contains(&&*case.operation));
     let cases: BTreeSet<(&str, &[u32])> = others.map(|case| (&*case.operation, &*case.ranks)).collect();
     for (operation, ranks) in cases {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// What was done among some ranks, and how long each repetition took.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Measurement {
-    /// `pingpong`, `round_trip`, `all_reduce`.
+    /// `pingpong`, `ping`, `round_trip`, `all_reduce`.
     pub operation: String,
     /// Among whom.
     pub ranks: Vec<u32>,
@@ -63,8 +63,10 @@ pub struct Pair {
     pub local: bool,
     /// Who began, and the other.
     pub ranks: [u32; 2],
-    /// Of the message, there and back.
+    /// Of the message to the other.
     pub bytes: u64,
+    /// Of its answer: as much, or next to nothing where one direction is to be told from the other.
+    pub back: u64,
     /// Of each repetition, sorted; for the plain one, the shortest.
     pub seconds: Vec<f64>,
 }
@@ -72,7 +74,16 @@ pub struct Pair {
 impl Pair {
     /// The name of the case.
     pub fn operation(&self) -> &'static str {
-        if self.plain { "round_trip" } else { "pingpong" }
+        match self.plain {
+            true => "round_trip",
+            false if self.is_ping() => "ping",
+            false => "pingpong",
+        }
+    }
+
+    /// Does it show one direction?
+    pub fn is_ping(&self) -> bool {
+        self.back < self.bytes
     }
 
     /// In the middle.
@@ -90,10 +101,14 @@ impl Pair {
     }
 }
 
+/// Bytes of the answer to a `ping`, as the probe sends it.
+const PING_BACK: u64 = 1;
+
 /// The measurements between two ranks.
 pub(super) fn of_pairs(measurements: &[Measurement]) -> Result<Vec<Pair>, MeasurementError> {
     let pairs: Vec<Pair> = measurements.iter().filter_map(pair).collect();
-    let mut sizes: Vec<u64> = pairs.iter().filter(|pair| !pair.plain).map(|pair| pair.bytes).collect();
+    let mut sizes: Vec<u64> =
+        pairs.iter().filter(|pair| !pair.plain && !pair.is_ping()).map(|pair| pair.bytes).collect();
     sizes.sort_unstable();
     sizes.dedup();
     if sizes.len() < 2 { Err(MeasurementError::TooFew) } else { Ok(pairs) }
@@ -107,8 +122,13 @@ fn pair(measurement: &Measurement) -> Option<Pair> {
     seconds.sort_by(f64::total_cmp);
     // What delays a packet is not the network's: the shortest round trips are.
     seconds.truncate(if plain { seconds.len().div_ceil(10) } else { seconds.len() });
-    let wanted = (plain || measurement.operation == "pingpong") && !seconds.is_empty();
-    wanted.then_some(Pair { plain, local: measurement.local, ranks, bytes: measurement.bytes, seconds })
+    let back = match &*measurement.operation {
+        "round_trip" | "pingpong" => measurement.bytes,
+        "ping" => PING_BACK.min(measurement.bytes),
+        _ => return None,
+    };
+    let bytes = measurement.bytes;
+    (!seconds.is_empty()).then_some(Pair { plain, local: measurement.local, ranks, bytes, back, seconds })
 }
 
 /// By rank, the number of its host. Where all measured pairs share one, there is no telling, and each has its own.

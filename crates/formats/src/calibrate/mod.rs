@@ -17,7 +17,7 @@ pub use measurement::{Measurement, MeasurementError};
 use crate::statistics::Sample;
 use crate::units::{Bandwidth, Duration};
 use fit::{Fit, Observation};
-use model::{Model, Network, Placement, Setting};
+use model::{Form, Model, Network, Placement, Setting};
 use serde::Serialize;
 use uniference_sim::time::{Rate, SimDuration};
 
@@ -59,7 +59,7 @@ pub struct Parameter {
 /// How far the fit is from one measurement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CaseError {
-    /// `pingpong`, or `round_trip`.
+    /// `pingpong`, `ping` or `round_trip`.
     pub operation: String,
     /// Between whom.
     pub ranks: Vec<u32>,
@@ -83,21 +83,36 @@ pub fn calibrate(measurements: &[Measurement], backend: &str, seed: u64) -> Resu
     let world = observed.iter().flat_map(|case| case.ranks).max().map_or(0, |rank| rank as usize + 1);
     let observations: Vec<Observation> = observed.iter().map(Observation::new).collect();
     let placement = Placement(measurement::hosts(&observed, world));
-    let shared = placement.is_shared();
     let changes = changes::find(measurements, &observed);
     let setting = Setting { library: backend, eager: changes::eager(backend, &changes, &observed) };
-    let fitted = |apart: bool| {
+    let fitted = |form: Form| {
         let model = Model { setting: &setting, cases: &observed, placement: &placement };
-        let start = Network::guess(&observed, &placement, apart);
-        fit::fit(&observations, &start.logarithms(), &|point| model.predict(&Network::at(point, shared)), seed)
+        let start = Network::guess(&observed, &placement, form);
+        fit::fit(&observations, &start.logarithms(), &|point| model.predict(&Network::at(point, form)), seed)
     };
-    let together = fitted(false);
-    let apart = placement.hosts() > 2 && worst_pair(&observed, &together) > EQUAL;
-    let fit = if apart { fitted(true) } else { together };
+    let mut form = Form { shared: placement.is_shared(), ..Form::default() };
+    let mut fit = fitted(form);
+    if directions_differ(&observed, &fit) {
+        form = Form { apart: true, directed: true, ..form };
+        fit = fitted(form);
+    } else if placement.hosts() > 2 && worst_pair(&observed, &fit) > EQUAL {
+        form.apart = true;
+        fit = fitted(form);
+    }
     let slowdowns = measurement::slowdowns(measurements, world);
-    let network = Network { solo: measurement::solo(measurements), ..Network::at(&fit.point, shared) };
+    let network = Network { solo: measurement::solo(measurements), ..Network::at(&fit.point, form) };
     let toml = network.to_toml(&setting, &placement, &slowdowns, fit.spread());
     Ok(Calibration { changes, ..describe(&observed, &fit, &network, toml) })
+}
+
+/// Is some pair's message faster one way than the other?
+fn directions_differ(observed: &[measurement::Pair], fit: &Fit) -> bool {
+    let pings = || observed.iter().zip(&fit.residuals).filter(|(case, _)| case.is_ping());
+    pings().any(|(case, error)| {
+        let [first, second] = case.ranks;
+        let back = pings().filter(|(other, _)| other.ranks == [second, first] && other.bytes == case.bytes);
+        back.into_iter().any(|(_, other)| (error - other).abs() > 2.0 * EQUAL)
+    })
 }
 
 /// How far off the pair is on average that is farthest, its worst measurement left out: one outlier makes no host different.

@@ -23,10 +23,48 @@ pub struct Network {
     pub message: f64,
     /// Seconds of a collective without messages, which ping-pongs do not show; `None`: as long as `message` says.
     pub solo: Option<f64>,
-    /// Seconds one way and bytes per second of each host's link; one entry: all are equal.
-    pub links: Vec<(f64, f64)>,
-    /// The same between ranks of one host, if any share one.
+    /// Each host's link; one entry: all are equal.
+    pub links: Vec<HostLink>,
+    /// Seconds one way and bytes per second between ranks of one host, if any share one.
     pub local: Option<(f64, f64)>,
+}
+
+/// A host's link.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HostLink {
+    /// Seconds one way.
+    pub latency: f64,
+    /// Bytes per second into the host; if nothing else is said, also out of it.
+    pub bandwidth: f64,
+    /// Bytes per second out of the host.
+    pub egress: Option<f64>,
+}
+
+impl HostLink {
+    /// One that is as fast in both directions.
+    pub fn both(latency: f64, bandwidth: f64) -> HostLink {
+        HostLink { latency, bandwidth, egress: None }
+    }
+
+    /// What `bandwidth` of a cluster file says of it.
+    fn rates(&self) -> String {
+        let ingress = bandwidth(self.bandwidth);
+        match self.egress {
+            None => format!("\"{ingress}\""),
+            Some(egress) => format!("{{ egress = \"{}\", ingress = \"{ingress}\" }}", bandwidth(egress)),
+        }
+    }
+}
+
+/// Which numbers a network has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Form {
+    /// Do ranks share hosts?
+    pub shared: bool,
+    /// Has each host a link of its own?
+    pub apart: bool,
+    /// Do links differ by direction?
+    pub directed: bool,
 }
 
 /// What is known before numbers are fitted.
@@ -69,35 +107,44 @@ const MPI_CALL: f64 = 0.2;
 
 impl Network {
     /// The numbers at a point of logarithms.
-    pub fn at(point: &[f64], shared: bool) -> Network {
-        let mut links: Vec<(f64, f64)> = point[1..].chunks(2).map(|link| (link[0].exp(), link[1].exp())).collect();
-        let local = if shared { links.pop() } else { None };
-        Network { message: point[0].exp(), solo: None, links, local }
+    pub fn at(point: &[f64], form: Form) -> Network {
+        let numbers: Vec<f64> = point.iter().map(|logarithm| logarithm.exp()).collect();
+        let (message, rest) = numbers.split_first().expect("a message takes some time");
+        let (links, local) = rest.split_at(rest.len() - 2 * usize::from(form.shared));
+        let link =
+            |numbers: &[f64]| HostLink { latency: numbers[0], bandwidth: numbers[1], egress: numbers.get(2).copied() };
+        let links = links.chunks(2 + usize::from(form.directed)).map(link).collect();
+        Network { message: *message, solo: None, links, local: form.shared.then(|| (local[0], local[1])) }
     }
 
     /// The point.
     pub fn logarithms(&self) -> Vec<f64> {
-        let links =
-            self.links.iter().chain(&self.local).flat_map(|(latency, bandwidth)| [latency.ln(), bandwidth.ln()]);
-        [self.message.ln()].into_iter().chain(links).collect()
+        let links = self.links.iter().flat_map(|link| [Some(link.latency), Some(link.bandwidth), link.egress]);
+        let local = self.local.iter().flat_map(|(latency, bandwidth)| [*latency, *bandwidth]);
+        [self.message].into_iter().chain(links.flatten()).chain(local).map(f64::ln).collect()
     }
 
     /// What each coordinate is called.
     pub fn names(&self) -> Vec<String> {
         let several = self.links.len() > 1;
-        let prefix = |host| if several { format!("host {host} ") } else { String::new() };
-        let prefixes = (0..self.links.len()).map(prefix).chain(self.local.map(|_| "local ".to_owned()));
-        let names = prefixes.flat_map(|prefix| [format!("{prefix}latency"), format!("{prefix}bandwidth")]);
-        ["host time a message".to_owned()].into_iter().chain(names).collect()
+        let names = self.links.iter().enumerate().flat_map(|(host, link)| {
+            let prefix = if several { format!("host {host} ") } else { String::new() };
+            let rates: &[&str] =
+                if link.egress.is_some() { &["ingress bandwidth", "egress bandwidth"] } else { &["bandwidth"] };
+            let all = ["latency"].into_iter().chain(rates.iter().copied());
+            all.map(move |name| format!("{prefix}{name}")).collect::<Vec<_>>()
+        });
+        let local = self.local.iter().flat_map(|_| ["local latency".to_owned(), "local bandwidth".to_owned()]);
+        ["host time a message".to_owned()].into_iter().chain(names).chain(local).collect()
     }
 
     /// Where to begin: latencies from the plain round trips, bandwidths from the largest messages.
-    pub fn guess(observed: &[Pair], placement: &Placement, apart: bool) -> Network {
+    pub fn guess(observed: &[Pair], placement: &Placement, form: Form) -> Network {
         let (local, observed): (Vec<&Pair>, Vec<&Pair>) =
             observed.iter().partition(|case| case.local && placement.is_shared());
-        let hosts = if apart { placement.hosts() } else { 1 };
+        let hosts = if form.apart { placement.hosts() } else { 1 };
         let fastest = |plain: bool| {
-            let of_kind = observed.iter().filter(|case| case.plain == plain);
+            let of_kind = observed.iter().filter(|case| case.plain == plain && !case.is_ping());
             of_kind.map(|case| case.median()).fold(f64::INFINITY, f64::min)
         };
         let round = fastest(false);
@@ -108,7 +155,14 @@ impl Network {
             let own = observed.iter().copied().filter(|case| hosts == 1 || is_on(case, host));
             let latency =
                 if placement.is_shared() { None } else { latency_of(&observed, host as u32, hosts) }.unwrap_or(latency);
-            (latency, rate(own))
+            if !form.directed {
+                return HostLink::both(latency, rate(own));
+            }
+            let of = |end: usize| {
+                let pings = observed.iter().copied().filter(|case| case.is_ping());
+                pings.filter(move |case| placement.0[case.ranks[end] as usize] == host)
+            };
+            HostLink { latency, bandwidth: rate(of(1)), egress: Some(rate(of(0))) }
         };
         let round = local.iter().filter(|case| case.plain).map(|case| case.median()).fold(f64::INFINITY, f64::min);
         let between = if round.is_finite() { round / 2.0 } else { latency / 10.0 };
@@ -116,14 +170,14 @@ impl Network {
         Network { message, solo: None, links: (0..hosts).map(link).collect(), local }
     }
 
-    fn link(&self, host: usize) -> (f64, f64) {
+    fn link(&self, host: usize) -> HostLink {
         self.links[host % self.links.len()]
     }
 
     /// A cluster file of one host for each device; `communication` is the relative standard error that predictions have.
     pub fn to_toml(&self, setting: &Setting, placement: &Placement, slowdowns: &[f64], communication: f64) -> String {
         let mut toml = self.backend(setting);
-        let (latency, rate) = self.link(0);
+        let first = self.link(0);
         for (rank, slowdown) in slowdowns.iter().enumerate() {
             let host = match placement.is_shared() {
                 true => format!("host = \"host.{}\"\n", placement.0[rank]),
@@ -132,7 +186,7 @@ impl Network {
             let _ = write!(toml, "[[device]]\nname = \"rank.{rank}\"\n{host}slowdown = {slowdown:.2}\n\n");
         }
         toml.push_str("[network]\npreset = \"switch\"\n");
-        let _ = write!(toml, "bandwidth = \"{}\"\nlatency = \"{}\"\n", bandwidth(rate), duration(latency));
+        let _ = write!(toml, "bandwidth = {}\nlatency = \"{}\"\n", first.rates(), duration(first.latency));
         toml.push_str(&self.between_ranks_of_a_host());
         let prefix = if placement.is_shared() { "host" } else { "rank" };
         for host in 1..self.links.len() {
@@ -174,9 +228,8 @@ impl Network {
     }
 
     fn exception(&self, name: &str, host: usize) -> String {
-        let (latency, rate) = self.link(host);
-        let (latency, rate) = (duration(latency), bandwidth(rate));
-        format!("[network.host.\"{name}\"]\nbandwidth = \"{rate}\"\nlatency = \"{latency}\"\n")
+        let link = self.link(host);
+        format!("[network.host.\"{name}\"]\nbandwidth = {}\nlatency = \"{}\"\n", link.rates(), duration(link.latency))
     }
 
     /// Two ranks, on two of the hosts or on one.
@@ -196,9 +249,9 @@ impl Network {
     }
 }
 
-/// What a host's link carries: a pair gets the smaller rate of the two, so it is that of the host's best pair.
+/// What a host's link carries, by its messages: a pair gets the smaller rate of the two, so it is that of the host's best pair.
 fn rate<'a>(own: impl Iterator<Item = &'a Pair>) -> f64 {
-    let rates = own.filter(|case| !case.plain).map(|case| 2.0 * case.bytes.max(1) as f64 / case.median());
+    let rates = own.filter(|case| !case.plain).map(|case| (case.bytes + case.back).max(1) as f64 / case.median());
     rates.fold(1.0, f64::max)
 }
 
@@ -231,8 +284,8 @@ impl Model<'_> {
             let hosts = case.ranks.map(|rank| self.placement.0[rank as usize]);
             match (case.plain, network.local) {
                 (true, Some((latency, _))) if hosts[0] == hosts[1] => 2.0 * latency,
-                (true, _) => hosts.map(|host| network.link(host).0).iter().sum(),
-                (false, _) => pingpong(&network.pair(self.setting, hosts), Bytes(case.bytes)),
+                (true, _) => hosts.map(|host| network.link(host).latency).iter().sum(),
+                (false, _) => pingpong(&network.pair(self.setting, hosts), [case.bytes, case.back].map(Bytes)),
             }
         };
         self.cases.iter().map(|case| seconds(case).max(1e-12).ln()).collect()
@@ -242,8 +295,8 @@ impl Model<'_> {
 /// Rounds that are played; the last one counts, as connections are warm by then.
 const ROUNDS: u32 = 6;
 
-/// Seconds of a round on two ranks.
-pub fn pingpong(cluster: &Cluster, bytes: Bytes) -> f64 {
+/// Seconds of a round on two ranks, there and back.
+pub fn pingpong(cluster: &Cluster, bytes: [Bytes; 2]) -> f64 {
     let mut engine = Engine::new(cluster);
     let ends = Rc::new(Cell::new([SimTime::ZERO; 2]));
     let player = |rank: u32| -> Box<dyn Program> {
@@ -260,7 +313,8 @@ pub fn pingpong(cluster: &Cluster, bytes: Bytes) -> f64 {
 /// Sends and receives in turn.
 struct Player {
     rank: u32,
-    bytes: Bytes,
+    /// There and back.
+    bytes: [Bytes; 2],
     step: u32,
     group: GroupId,
     /// Of rank 0: when its last two rounds ended.
@@ -272,7 +326,7 @@ impl Player {
         if self.step == 2 * ROUNDS {
             return Request::Exit(Outcome::Ok);
         }
-        let (peer, bytes, tag) = (GroupRank(1 - self.rank), self.bytes, 0);
+        let (peer, bytes, tag) = (GroupRank(1 - self.rank), self.bytes[(self.step % 2) as usize], 0);
         let op = match self.step % 2 == self.rank {
             true => CallOp::Send { to: peer, tag, bytes },
             false => CallOp::Recv { from: Some(peer), tag, bytes },

@@ -1,5 +1,5 @@
 use super::measurement::Pair;
-use super::model::{Model, Network, Placement, Setting};
+use super::model::{HostLink, Model, Network, Placement, Setting};
 use super::*;
 
 const SIZES: [u64; 7] = [1, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22];
@@ -22,10 +22,24 @@ fn measured_of(
 ) -> Vec<Measurement> {
     let world = placement.0.len() as u32;
     let local = |ranks: [u32; 2]| placement.0[ranks[0] as usize] == placement.0[ranks[1] as usize];
-    let pairs = (0..world).flat_map(|first| (first + 1..world).map(move |second| [first, second]));
-    let case = |ranks: [u32; 2], plain, bytes| Pair { plain, local: local(ranks), ranks, bytes, seconds: Vec::new() };
+    let pairs: Vec<[u32; 2]> =
+        (0..world).flat_map(|first| (first + 1..world).map(move |second| [first, second])).collect();
+    let case = |ranks: [u32; 2], plain, bytes| Pair {
+        plain,
+        local: local(ranks),
+        ranks,
+        bytes,
+        back: bytes,
+        seconds: Vec::new(),
+    };
+    let largest = sizes.iter().copied().max().unwrap();
+    let ping = |ranks| Pair { back: 1, ..case(ranks, false, largest) };
     let cases: Vec<Pair> = pairs
-        .flat_map(|pair| sizes.iter().map(move |bytes| case(pair, false, *bytes)).chain([case(pair, true, 1)]))
+        .into_iter()
+        .flat_map(|pair| {
+            let others = [case(pair, true, 1), ping(pair), ping([pair[1], pair[0]])];
+            sizes.iter().map(move |bytes| case(pair, false, *bytes)).chain(others)
+        })
         .collect();
     let times = Model { setting, cases: &cases, placement }.predict(network);
     // Repetitions: the truth times 1 - noise, 1 and 1 + noise, and one that was disturbed.
@@ -54,13 +68,13 @@ fn near(found: f64, expected: f64, tolerance: f64) {
 #[test]
 fn the_numbers_of_a_network_are_found_again() {
     // 1 Gbit/s, 1 ms, 60 us: found to 2 %
-    let network = Network { message: 60e-6, solo: None, links: vec![(1e-3, 125e6)], local: None };
+    let network = Network { message: 60e-6, solo: None, links: vec![HostLink::both(1e-3, 125e6)], local: None };
     let observed = measurement::of_pairs(&measured(&network, 2, 0.02)).unwrap();
     let observations: Vec<Observation> = observed.iter().map(Observation::new).collect();
     let placement = Placement(vec![0, 1]);
     let model = Model { setting: &Setting::of("gloo"), cases: &observed, placement: &placement };
-    let start = Network::guess(&observed, &placement, false).logarithms();
-    let found = fit::fit(&observations, &start, &|point| model.predict(&Network::at(point, false)), 1);
+    let start = Network::guess(&observed, &placement, Form::default()).logarithms();
+    let found = fit::fit(&observations, &start, &|point| model.predict(&Network::at(point, Form::default())), 1);
     for (found, truth) in found.point.iter().zip(network.logarithms()) {
         near(found.exp(), truth.exp(), 0.02);
     }
@@ -73,8 +87,12 @@ fn the_numbers_of_a_network_are_found_again() {
 #[test]
 fn a_slow_host_is_told_apart() {
     // three hosts, the last with a tenth of the bandwidth and 2 ms more
-    let network =
-        Network { message: 60e-6, solo: None, links: vec![(1e-3, 125e6), (1e-3, 125e6), (3e-3, 12.5e6)], local: None };
+    let network = Network {
+        message: 60e-6,
+        solo: None,
+        links: vec![HostLink::both(1e-3, 125e6), HostLink::both(1e-3, 125e6), HostLink::both(3e-3, 12.5e6)],
+        local: None,
+    };
     let calibration = calibrate(&measured(&network, 3, 0.01), "gloo", 1).unwrap();
     assert!(calibration.worst_error < 0.02, "{}", calibration.worst_error);
     let value = |name: &str| &calibration.parameters.iter().find(|parameter| parameter.name == name).unwrap().value;
@@ -84,10 +102,33 @@ fn a_slow_host_is_told_apart() {
     near(latency.0.as_secs_f64(), 3e-3, 0.05);
 }
 
+/// A host whose upload is a tenth of its download, among two and among three: `ping`s tell which direction of which host it is.
+#[test]
+fn a_slow_egress_is_told_from_a_slow_ingress() {
+    for hosts in [2, 3] {
+        let mut links = vec![HostLink::both(1e-3, 125e6); hosts];
+        links[hosts - 1].egress = Some(12.5e6);
+        let network = Network { message: 60e-6, solo: None, links, local: None };
+        let calibration = calibrate(&measured(&network, hosts as u32, 0.01), "gloo", 1).unwrap();
+        assert!(calibration.worst_error < 0.02, "{}", calibration.worst_error);
+        let file = crate::cluster::ClusterFile::parse("calibrated", &calibration.toml, &[]).unwrap();
+        let topology = file.resolve(&Default::default()).unwrap().cluster.topology;
+        // What a message gets is the lower of what the sender sends and the receiver takes: of two hosts no more is known.
+        let carries = |from: usize, to: usize| {
+            let hosts = [from, to].map(|host| uniference_sim::ids::HostId(host as u32));
+            let links = topology.route(hosts[0], hosts[1]).links;
+            links.iter().map(|link| topology.link(*link).bandwidth.bytes_per_second()).fold(f64::INFINITY, f64::min)
+        };
+        near(carries(hosts - 1, 0), 12.5e6, 0.02);
+        near(carries(0, hosts - 1), 125e6, 0.02);
+    }
+}
+
 #[test]
 fn ranks_that_share_a_host_have_a_link_of_their_own() {
     // two ranks on each of two hosts: 1 Gbit/s and 1 ms between them, 20 Gbit/s and 20 us within
-    let network = Network { message: 60e-6, solo: None, links: vec![(1e-3, 125e6)], local: Some((20e-6, 2.5e9)) };
+    let network =
+        Network { message: 60e-6, solo: None, links: vec![HostLink::both(1e-3, 125e6)], local: Some((20e-6, 2.5e9)) };
     let calibration = calibrate(&measured_on(&network, &Placement(vec![0, 0, 1, 1]), 0.01), "gloo", 1).unwrap();
     let value = |name: &str| &calibration.parameters.iter().find(|parameter| parameter.name == name).unwrap().value;
     for (name, seconds) in [("latency", 1e-3), ("local latency", 20e-6)] {
@@ -103,12 +144,12 @@ fn ranks_that_share_a_host_have_a_link_of_their_own() {
 
 #[test]
 fn the_result_is_a_cluster_file_that_predicts_what_was_measured() {
-    let network = Network { message: 80e-6, solo: None, links: vec![(200e-6, 12.5e6)], local: None };
+    let network = Network { message: 80e-6, solo: None, links: vec![HostLink::both(200e-6, 12.5e6)], local: None };
     let calibration = calibrate(&measured(&network, 2, 0.01), "gloo", 7).unwrap();
     let file = crate::cluster::ClusterFile::parse("calibrated", &calibration.toml, &[]).unwrap();
     let cluster = file.resolve(&Default::default()).unwrap().cluster;
     for case in calibration.errors.iter().filter(|case| case.operation == "pingpong") {
-        near(model::pingpong(&cluster, uniference_sim::time::Bytes(case.bytes)), case.measured_s, 0.03);
+        near(model::pingpong(&cluster, [uniference_sim::time::Bytes(case.bytes); 2]), case.measured_s, 0.03);
     }
     assert_eq!(calibrate(&measured(&network, 2, 0.01), "gloo", 7).unwrap().toml, calibration.toml);
 }
@@ -116,7 +157,7 @@ fn the_result_is_a_cluster_file_that_predicts_what_was_measured() {
 #[test]
 fn handing_over_is_what_a_collective_takes_alone() {
     // solo = call + 2 hand_over, with a call of 1.6 messages
-    let network = Network { message: 50e-6, solo: None, links: vec![(1e-3, 12.5e6)], local: None };
+    let network = Network { message: 50e-6, solo: None, links: vec![HostLink::both(1e-3, 12.5e6)], local: None };
     let mut measurements = measured(&network, 2, 0.0);
     let solo = |rank| Measurement {
         operation: "solo".into(),
@@ -138,7 +179,7 @@ fn handing_over_is_what_a_collective_takes_alone() {
 fn an_eager_limit_is_found_again() {
     let sizes: Vec<u64> = (0..12).map(|log| 2 << (2 * log)).chain([1 << 15, 3 << 15, 1 << 17, 1 << 18]).collect();
     for limit in [16 << 10, 40_000] {
-        let network = Network { message: 12e-6, solo: None, links: vec![(60e-6, 125e6)], local: None };
+        let network = Network { message: 12e-6, solo: None, links: vec![HostLink::both(60e-6, 125e6)], local: None };
         let setting = Setting { eager: Some(limit), ..Setting::of("mpi") };
         let measured = measured_of(&setting, &sizes, &network, &Placement(vec![0, 1]), 0.01);
         let calibration = calibrate(&measured, "mpi", 1).unwrap();
@@ -158,14 +199,14 @@ fn an_eager_limit_is_found_again() {
 /// Gloo has no limit of the kind, and none is found.
 #[test]
 fn where_nothing_changes_nothing_is_found() {
-    let network = Network { message: 60e-6, solo: None, links: vec![(1e-3, 12.5e6)], local: None };
+    let network = Network { message: 60e-6, solo: None, links: vec![HostLink::both(1e-3, 12.5e6)], local: None };
     let calibration = calibrate(&measured(&network, 2, 0.02), "gloo", 1).unwrap();
     assert!(calibration.changes.is_empty() && !calibration.toml.contains("eager"), "{:?}", calibration.changes);
 }
 
 #[test]
 fn too_few_measurements_are_refused() {
-    let network = Network { message: 80e-6, solo: None, links: vec![(200e-6, 12.5e6)], local: None };
+    let network = Network { message: 80e-6, solo: None, links: vec![HostLink::both(200e-6, 12.5e6)], local: None };
     let one_size: Vec<Measurement> = measured(&network, 2, 0.0).into_iter().filter(|case| case.bytes == 1).collect();
     assert!(matches!(calibrate(&one_size, "gloo", 0), Err(MeasurementError::TooFew)));
     assert!(matches!(measurement::parse("{}\n"), Err(MeasurementError::Line { line: 1, .. })));
