@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from pathlib import Path
+from statistics import median
 from typing import Any, TypeVar
 
 import torch
@@ -29,6 +30,8 @@ _MOST_FOR_ALL_PAIRS = 6
 _T = TypeVar("_T")
 # Between two repetitions: what is left over of the first has gone by then.
 _PAUSE_S = 0.004
+# Where they are too close together, they are made again at twice the distance, up to this.
+_LONGEST_PERIOD_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,11 @@ class Taken:
 
     seconds: list[float]
     late: list[list[float]] = field(default_factory=list)
+
+    @property
+    def overtook(self) -> bool:
+        """Did most repetitions begin when they could, rather than when they were to? They were too close together then."""
+        return bool(self.late) and median(map(max, self.late)) > _PAUSE_S
 
 
 class Probe:
@@ -87,8 +95,13 @@ class Probe:
             # Whatever a repetition is predicted to take, the next one begins after its end.
             return self._gather([self._at(self._instant(), 0.0, run, late) for late in plan])
         # Agreeing anew each time would take longer than what is measured.
-        begin, period = self._instant(), 1.25 * estimate + _PAUSE_S
-        return self._gather([self._at(begin, number * period, run, late) for number, late in enumerate(plan)])
+        period = 1.25 * estimate + _PAUSE_S
+        while True:
+            begin = self._instant()
+            taken = self._gather([self._at(begin, number * period, run, late) for number, late in enumerate(plan)])
+            if not taken.overtook or period > _LONGEST_PERIOD_S:
+                return taken
+            period *= 2
 
     def _in_step(self, case: Case) -> list[float]:
         """Repetitions of ranks that keep step by themselves, one right after the other."""
