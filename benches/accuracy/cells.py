@@ -87,18 +87,9 @@ def predict(setting: Setting, folder: Path) -> list[Cell]:
     predicted.unlink(missing_ok=True)
     like = folder / "like.jsonl"
     like.write_text("".join(map(_shortened, measured.read_text().splitlines())))
-    options = [
-        "--cluster",
-        fitted,
-        *_queue(setting),
-        "--compute",
-        "none",
-        "--record",
-        "summary",
-        "--out",
-        folder / "simulated",
-    ]
-    uniference("run", *options, "-m", PROBE, "--like", like, "--out", predicted)
+    cluster = ["--cluster", fitted, *_queue(setting)]
+    options = ["--compute", "none", "--record", "summary", "--out", folder / "simulated"]
+    uniference("run", *cluster, *options, "-m", PROBE, "--like", like, "--out", predicted)
     return cells(setting, folder)
 
 
@@ -167,8 +158,7 @@ def replay(program: Program, folder: Path) -> dict[str, object]:
     simulated = real.with_name(real.name + "-simulated")
     # Its compute is that of the devices that were measured already.
     equal = [word for rank in range(program.setting.ranks) for word in ("--set", f"device.{rank}.slowdown=1")]
-    uniference(
-        "replay", real, "--cluster", folder / "fitted.toml", *_queue(program.setting), *equal, "--out", simulated
-    )
+    cluster = ["--cluster", folder / "fitted.toml", *_queue(program.setting), *equal]
+    uniference("replay", real, *cluster, "--out", simulated)
     compared: dict[str, object] = json.loads(uniference("compare", "--json", simulated, real))
     return compared

@@ -155,4 +155,4 @@ def write(page: Path, section: str) -> None:
     """Into its place on the page."""
     before, _, rest = page.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
-    page.write_text(f"{before.rstrip()}\n\n{BEGIN}\n\n{section}\n\n{END}\n{after}")
+    page.write_text(f"{before.rstrip()}\n\n{BEGIN}\n\n{section}\n\n{END}\n\n{after.lstrip()}")

@@ -208,22 +208,15 @@ class Probe:
         return run
 
     def pingpong(self, case: Case) -> Callable[[], object]:
-        data = torch.zeros(case.bytes, dtype=torch.uint8, device=self._device)
-        first, second = case.ranks
-
-        def run() -> None:
-            if self._rank == first:
-                dist.send(data, second)
-                dist.recv(data, second)
-            else:
-                dist.recv(data, first)
-                dist.send(data, first)
-
-        return run
+        return self._there_and_back(case, case.bytes)
 
     def ping(self, case: Case) -> Callable[[], object]:
         """A ping-pong whose answer is a byte: it shows what one direction carries."""
-        data, answer = (torch.zeros(count, dtype=torch.uint8, device=self._device) for count in (case.bytes, 1))
+        return self._there_and_back(case, 1)
+
+    def _there_and_back(self, case: Case, back: int) -> Callable[[], object]:
+        data = torch.zeros(case.bytes, dtype=torch.uint8, device=self._device)
+        answer = data[:back]
         first, second = case.ranks
 
         def run() -> None:

@@ -17,7 +17,7 @@ pub use measurement::{Measurement, MeasurementError};
 use crate::statistics::Sample;
 use crate::units::{Bandwidth, Duration};
 use fit::{Fit, Observation};
-use model::{Form, Model, Network, Placement, Setting};
+use model::{Form, Links, Model, Network, Placement, Setting};
 use serde::Serialize;
 use uniference_sim::time::{Rate, SimDuration};
 
@@ -93,10 +93,10 @@ pub fn calibrate(measurements: &[Measurement], backend: &str, seed: u64) -> Resu
     let mut form = Form { shared: placement.is_shared(), ..Form::default() };
     let mut fit = fitted(form);
     if directions_differ(&observed, &fit) {
-        form = Form { apart: true, directed: true, ..form };
+        form.links = Links::Directed;
         fit = fitted(form);
     } else if placement.hosts() > 2 && worst_pair(&observed, &fit) > EQUAL {
-        form.apart = true;
+        form.links = Links::Apart;
         fit = fitted(form);
     }
     let slowdowns = measurement::slowdowns(measurements, world);
@@ -110,8 +110,8 @@ fn directions_differ(observed: &[measurement::Pair], fit: &Fit) -> bool {
     let pings = || observed.iter().zip(&fit.residuals).filter(|(case, _)| case.is_ping());
     pings().any(|(case, error)| {
         let [first, second] = case.ranks;
-        let back = pings().filter(|(other, _)| other.ranks == [second, first] && other.bytes == case.bytes);
-        back.into_iter().any(|(_, other)| (error - other).abs() > 2.0 * EQUAL)
+        let mut back = pings().filter(|(other, _)| other.ranks == [second, first]);
+        back.any(|(_, other)| (error - other).abs() > 2.0 * EQUAL)
     })
 }
 

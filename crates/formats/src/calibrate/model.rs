@@ -61,10 +61,20 @@ impl HostLink {
 pub struct Form {
     /// Do ranks share hosts?
     pub shared: bool,
-    /// Has each host a link of its own?
-    pub apart: bool,
-    /// Do links differ by direction?
-    pub directed: bool,
+    /// How hosts' links differ.
+    pub links: Links,
+}
+
+/// How hosts' links differ.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Links {
+    /// Not at all.
+    #[default]
+    Alike,
+    /// Each has a latency and a bandwidth of its own.
+    Apart,
+    /// Each has a latency of its own, and two bandwidths.
+    Directed,
 }
 
 /// What is known before numbers are fitted.
@@ -113,7 +123,7 @@ impl Network {
         let (links, local) = rest.split_at(rest.len() - 2 * usize::from(form.shared));
         let link =
             |numbers: &[f64]| HostLink { latency: numbers[0], bandwidth: numbers[1], egress: numbers.get(2).copied() };
-        let links = links.chunks(2 + usize::from(form.directed)).map(link).collect();
+        let links = links.chunks(if form.links == Links::Directed { 3 } else { 2 }).map(link).collect();
         Network { message: *message, solo: None, links, local: form.shared.then(|| (local[0], local[1])) }
     }
 
@@ -142,7 +152,7 @@ impl Network {
     pub fn guess(observed: &[Pair], placement: &Placement, form: Form) -> Network {
         let (local, observed): (Vec<&Pair>, Vec<&Pair>) =
             observed.iter().partition(|case| case.local && placement.is_shared());
-        let hosts = if form.apart { placement.hosts() } else { 1 };
+        let hosts = if form.links == Links::Alike { 1 } else { placement.hosts() };
         let fastest = |plain: bool| {
             let of_kind = observed.iter().filter(|case| case.plain == plain && !case.is_ping());
             of_kind.map(|case| case.median()).fold(f64::INFINITY, f64::min)
@@ -155,7 +165,7 @@ impl Network {
             let own = observed.iter().copied().filter(|case| hosts == 1 || is_on(case, host));
             let latency =
                 if placement.is_shared() { None } else { latency_of(&observed, host as u32, hosts) }.unwrap_or(latency);
-            if !form.directed {
+            if form.links != Links::Directed {
                 return HostLink::both(latency, rate(own));
             }
             let of = |end: usize| {

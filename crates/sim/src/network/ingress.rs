@@ -13,6 +13,7 @@
 //! drops packets then, and TCP finds its share of the link by that; what is lost and sent again is not modelled.) It opens as
 //! soon as it is nobody's bottleneck. All is in quanta and picoseconds ([`super::scale`]), and exact.
 //!
+//! A message waits in the last queue on its route: a host that hands on what is for others, in an explicit graph, does not keep it waiting.
 //! What is under way between a sender and a queue is not told apart from what waits in it: latencies count behind the queue.
 
 use super::heap::IndexedHeap;
@@ -23,12 +24,10 @@ use crate::ids::StreamId;
 use crate::time::{Bytes, SimDuration, SimTime};
 use std::collections::VecDeque;
 
-const NONE: u32 = u32::MAX;
-
 /// The queues of a network, and the messages in them.
 pub(super) struct Ingress {
-    /// By link; [`NONE`] where it has none.
-    of_link: Vec<u32>,
+    /// By link of the topology.
+    of_link: Vec<Option<u32>>,
     queues: Vec<Queue>,
     /// When queues will be full, if nothing changes.
     fills: IndexedHeap<SimTime>,
@@ -98,13 +97,13 @@ impl Ingress {
     pub(super) fn add_link(&mut self, link: &Link, scale: Scale) -> u64 {
         let capacity = scale.rate(link.payload_rate().bytes_per_second());
         let Some(Bytes(bytes)) = link.queue else {
-            self.of_link.push(NONE);
+            self.of_link.push(None);
             return capacity;
         };
         let payload = link
             .overhead
             .map_or(bytes, |packet| (u128::from(bytes) * u128::from(packet.payload) / u128::from(packet.wire)) as u64);
-        self.of_link.push(self.queues.len() as u32);
+        self.of_link.push(Some(self.queues.len() as u32));
         self.queues.push(Queue {
             link: self.of_link.len() as u32 - 1,
             size: scale.amount(Bytes(payload)),
@@ -122,7 +121,7 @@ impl Ingress {
 
     /// The queue in front of a link, if it has one.
     pub(super) fn of_link(&self, link: u32) -> Option<u32> {
-        self.of_link.get(link as usize).copied().filter(|queue| *queue != NONE)
+        self.of_link.get(link as usize).copied().flatten()
     }
 
     /// A link's capacity is another from now on. Returns that which it has for [`Sharing`].

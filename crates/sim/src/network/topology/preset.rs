@@ -5,7 +5,7 @@
 
 use super::{HostRates, HostSpec, Link, LinkSpec, TopologyError};
 use crate::ids::{HostId, LinkId};
-use crate::time::{Rate, SimDuration};
+use crate::time::{Bytes, Rate, SimDuration};
 
 /// The usual shapes.
 #[derive(Clone, Debug, PartialEq)]
@@ -108,7 +108,8 @@ pub(super) fn lay_out(
     link: LinkSpec,
 ) -> Result<(Vec<Link>, Shape), TopologyError> {
     check_queues(preset, hosts, link)?;
-    let mut builder = Builder { hosts, link, links: Vec::new() };
+    let (queue, link) = (link.queue, LinkSpec { queue: None, ..link });
+    let mut builder = Builder { hosts, link, queue, links: Vec::new() };
     let shape = match *preset {
         Preset::Switch => builder.star("switch", None),
         Preset::Star { backplane } => builder.star("hub", Some(backplane.unwrap_or(link.bandwidth))),
@@ -145,6 +146,8 @@ fn check_queues(preset: &Preset, hosts: &[HostSpec], link: LinkSpec) -> Result<(
 struct Builder<'a> {
     hosts: &'a [HostSpec],
     link: LinkSpec,
+    /// In front of each host that does not say itself.
+    queue: Option<Bytes>,
     links: Vec<Link>,
 }
 
@@ -179,12 +182,12 @@ impl Builder<'_> {
 
     /// Both directions between a host and a switch.
     fn host_port(&mut self, host: &HostSpec, switch: &str) -> Result<(), TopologyError> {
-        let queue = host.queue.or(self.link.queue);
+        let queue = host.queue.or(self.queue);
         let spec = LinkSpec { latency: self.latency(host), queue, ..self.link };
         self.port(&host.name, switch, spec, self.rates(host))
     }
 
-    /// Both directions between what stands for a host and a switch, at other rates than `spec`'s.
+    /// Both directions between what stands for a host and a switch, at other rates than `spec`'s; its queue is the host's.
     fn port(&mut self, host: &str, switch: &str, spec: LinkSpec, rates: HostRates) -> Result<(), TopologyError> {
         let (up, down) = halves(spec.latency);
         self.add(
@@ -209,8 +212,7 @@ impl Builder<'_> {
         }
         let Some(bandwidth) = backplane else { return Ok(Shape::Star { backplane: None }) };
         let id = LinkId::from(self.links.len());
-        let inside = LinkSpec { bandwidth, latency: SimDuration::ZERO, queue: None, ..self.link };
-        self.add(format!("{switch} backplane"), inside)?;
+        self.add(format!("{switch} backplane"), LinkSpec { bandwidth, latency: SimDuration::ZERO, ..self.link })?;
         Ok(Shape::Star { backplane: Some(id) })
     }
 
@@ -267,8 +269,7 @@ impl Builder<'_> {
         let hosts = self.hosts.len() as u32;
         for leaf in 0..hosts.div_ceil(per_leaf) {
             for spine in 0..spines {
-                let spec = LinkSpec { queue: None, ..self.link };
-                self.port(&format!("leaf.{leaf}"), &format!("spine.{spine}"), spec, HostRates::both(bandwidth))?;
+                self.port(&format!("leaf.{leaf}"), &format!("spine.{spine}"), self.link, HostRates::both(bandwidth))?;
             }
         }
         Ok(Shape::FatTree { hosts, hosts_per_leaf: per_leaf, spines })
