@@ -26,7 +26,7 @@ pub(super) struct Args {
 pub(super) struct TestbedArgs {
     #[command(flatten)]
     cluster: ClusterArgs,
-    /// Room for waiting packets before every emulated link [default: 1.5 MB]
+    /// Room for waiting packets before every emulated link, where the cluster says nothing of it [default: 1.5 MB]
     #[arg(long, value_name = "SIZE")]
     queue: Option<Size>,
 }
