@@ -1,7 +1,9 @@
 """The Rust extension, as Python sees it. Times are integer picoseconds of virtual time, sizes are bytes."""
 
-from collections.abc import Sequence
-from typing import final
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar, final, overload
 
 from torch import Tensor
 
@@ -134,3 +136,179 @@ class Channel:
     def store_queue_length(self, key: bytes) -> int: ...
     def arena(self) -> memoryview:
         """The whole shared arena, writable: sparse, far larger than memory, touched pages count only."""
+
+# Chakra execution traces: public as `uniference.chakra`.
+
+_Default = TypeVar("_Default")
+
+class TraceError(ValueError):
+    """A file is no trace, or cannot be one; the message says what is wrong, where, and what to do.
+
+    What the operating system says about a file is an `OSError`.
+    """
+
+@final
+class Attributes:
+    """The attributes of a node or of a trace, by name, in the order of the file.
+
+    A mapping whose values are bool, int, float, str, bytes, lists of one of these, or None for an attribute without a value. The
+    schema has several types of integers: assigning keeps the type that an attribute has and raises OverflowError where it cannot
+    hold the value. A value of another kind replaces the type. A new int is an `int64`, or a `uint64` where only that holds it, a
+    float a `double`. Of attributes that are in the file twice, the first that has a value counts; assigning removes the others.
+    """
+
+    def __len__(self) -> int: ...
+    def __contains__(self, name: str) -> bool: ...
+    def __iter__(self) -> Iterator[str]: ...
+    def __getitem__(self, name: str) -> Any:
+        """Raises KeyError if there is no attribute of this name."""
+    def __setitem__(self, name: str, value: Any) -> None: ...
+    def __delitem__(self, name: str) -> None: ...
+    def set(self, name: str, value: Any, type: str) -> None:
+        """Assigns with a type of the schema's `AttributeProto`, by its name without `_val`: `uint64`, `float_list`."""
+    def type_of(self, name: str) -> str | None:
+        """The type of an attribute, as `set` takes it; None if it has no value."""
+    @overload
+    def get(self, name: str) -> Any: ...
+    @overload
+    def get(self, name: str, default: _Default) -> Any | _Default: ...
+    def keys(self) -> list[str]: ...
+    def values(self) -> list[Any]: ...
+    def items(self) -> list[tuple[str, Any]]: ...
+    def update(self, other: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> None: ...
+
+@final
+class Node:
+    """One operation of one rank: `ChakraProtoMsg.Node`.
+
+    Times are in microseconds. `inputs` and `outputs` are None or `(values, shapes, types)`, each as Python's `repr` writes it.
+    Dependencies are tuples of ids: assign a new one to change them. Nodes of a reader are the caller's: changing one does not
+    change its file.
+    """
+
+    id: int
+    name: str
+    type: int
+    """A `NodeType`; a plain number, so that those of later versions of the schema survive."""
+    start_time_micros: int
+    duration_micros: int
+    inputs: tuple[str, str, str] | None
+    outputs: tuple[str, str, str] | None
+    @property
+    def data_deps(self) -> tuple[int, ...]: ...
+    @data_deps.setter
+    def data_deps(self, ids: Iterable[int]) -> None: ...
+    @property
+    def ctrl_deps(self) -> tuple[int, ...]: ...
+    @ctrl_deps.setter
+    def ctrl_deps(self, ids: Iterable[int]) -> None: ...
+    def __init__(
+        self,
+        id: int,
+        name: str,
+        type: int,
+        *,
+        data_deps: Iterable[int] = (),
+        ctrl_deps: Iterable[int] = (),
+        start_time_micros: int = 0,
+        duration_micros: int = 0,
+        inputs: tuple[str, str, str] | None = None,
+        outputs: tuple[str, str, str] | None = None,
+        attr: Mapping[str, Any] | None = None,
+    ) -> None: ...
+    @property
+    def attr(self) -> Attributes:
+        """The attributes themselves, not a copy."""
+    @property
+    def is_cpu_op(self) -> bool:
+        """Whether it runs on the host's processor. False where the trace does not say."""
+    @property
+    def num_ops(self) -> int | None:
+        """Floating-point operations; like the following, of any type of integer, and None where the trace does not say."""
+    @property
+    def tensor_size(self) -> int | None:
+        """Bytes that a compute or memory node moves."""
+    @property
+    def comm_type(self) -> int | None:
+        """A `CommType`."""
+    @property
+    def comm_size(self) -> int | None:
+        """Bytes; of an all-gather, each rank's shard."""
+    @property
+    def comm_src(self) -> int | None: ...
+    @property
+    def comm_dst(self) -> int | None: ...
+    @property
+    def comm_tag(self) -> int | None: ...
+    @property
+    def pg_name(self) -> str | None:
+        """The name of the process group; None for all ranks."""
+    def copy(self) -> Node: ...
+
+@final
+class Metadata:
+    """What a trace says about itself: `ChakraProtoMsg.GlobalMetadata`."""
+
+    version: str
+    def __init__(self, version: str = "1.0.0", attr: Mapping[str, Any] | None = None) -> None: ...
+    @property
+    def attr(self) -> Attributes: ...
+
+@final
+class TraceReader:
+    """Iterates over the nodes of a trace in the order of the file, one in memory at a time.
+
+    Raises TraceError, here or while iterating, where the file is no trace, cut short or damaged.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None: ...
+    @property
+    def metadata(self) -> Metadata: ...
+    def close(self) -> None: ...
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> Node: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+@final
+class TraceWriter:
+    """Writes a trace node by node. The file has its name once `close` has succeeded, at the latest at the end of a `with` block; a
+    block that an exception ends leaves no file, and replaces none.
+
+    The same nodes give the same bytes, compressed or not. Raises TraceError for a second node of the same id.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], metadata: Metadata | None = None, *, gzip: bool = False
+    ) -> None: ...
+    def write(self, node: Node) -> None: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+@final
+class Feeder:
+    """Gives a trace's nodes in an order in which they can be carried out: a node is issuable once all nodes that it depends on,
+    data and control, are complete. Dependencies on nodes that the file does not have count as met.
+
+    At most 65,536 nodes are held that have been read and not given out; more only where nodes depend on nodes that stand further on
+    in the file. Raises TraceError where the trace cannot be read, two nodes have one id, or nodes depend on each other in a cycle.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None: ...
+    @property
+    def metadata(self) -> Metadata: ...
+    def has_nodes(self) -> bool:
+        """Whether any node is not complete."""
+    def next_issuable(self) -> Node | None:
+        """The issuable node with the lowest id; None while there is none until another node is complete."""
+    def push_back(self, id: int) -> None:
+        """Makes an issued node issuable again. Raises KeyError for a node that is not issued."""
+    def lookup(self, id: int) -> Node:
+        """A node that is issued and not complete; KeyError for any other."""
+    def complete(self, id: int) -> None:
+        """An issued node is done: nodes that only waited for it become issuable. Raises KeyError for a node that is not issued."""

@@ -1,6 +1,7 @@
 //! The Python extension: conversions and exceptions only. What is behind them is `uniference-host`'s; `python/uniference/_native.pyi`
 //! is its documentation.
 
+mod chakra;
 mod channel;
 mod site;
 mod tensors;
@@ -33,5 +34,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(channel::combines, module)?)?;
     module.add_function(wrap_pyfunction!(site::set_libraries, module)?)?;
     module.add_function(wrap_pyfunction!(site::user_line, module)?)?;
+    chakra::register(module)?;
     module.add_class::<channel::Channel>()
 }

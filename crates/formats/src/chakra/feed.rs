@@ -265,18 +265,23 @@ impl<N: Nodes> Feed<N> {
     }
 }
 
-/// Ids that lie close together take a bit each.
+/// A set of nodes' ids. Ids that lie close together take a bit each.
 #[derive(Default)]
-struct IdSet {
+pub struct IdSet {
     blocks: IndexMap<u64, u64, FxBuildHasher>,
 }
 
 impl IdSet {
-    fn insert(&mut self, id: u64) {
-        *self.blocks.entry(id / 64).or_default() |= 1 << (id % 64);
+    /// Adds an id; false if it is there already.
+    pub fn insert(&mut self, id: u64) -> bool {
+        let block = self.blocks.entry(id / 64).or_default();
+        let before = *block;
+        *block |= 1 << (id % 64);
+        *block != before
     }
 
-    fn contains(&self, id: u64) -> bool {
+    /// Whether an id is there.
+    pub fn contains(&self, id: u64) -> bool {
         self.blocks.get(&(id / 64)).is_some_and(|block| block >> (id % 64) & 1 == 1)
     }
 }
