@@ -28,7 +28,7 @@ def main(words: list[str]) -> NoReturn:
     argv = words[1:] if module else words
     _import()
     meeting, recording = Meeting(), Recording()
-    meeting.compare_clocks("before")
+    _compare_clocks(meeting, "before")
     Hooks(recording).install()
     start = meeting.start_together()
     code = program.run(argv, module)
@@ -36,7 +36,7 @@ def main(words: list[str]) -> NoReturn:
     program.tidy_up()
     if code == 0:
         # Where one has failed, nobody comes.
-        meeting.compare_clocks("after")
+        _compare_clocks(meeting, "after")
     path = Path(os.environ[FOLDER]) / f"rank-{meeting.rank}.jsonl"
     recording.write(path, _head(meeting, argv, start), {"finish": finish, "ok": code == 0, "clocks": meeting.readings})
     if code == 0:
@@ -48,13 +48,23 @@ def main(words: list[str]) -> NoReturn:
     os._exit(code)
 
 
+def _compare_clocks(meeting: Meeting, name: str) -> None:
+    """Ends the process where that is not possible: without it the ranks' times mean nothing together."""
+    try:
+        meeting.compare_clocks(name)
+    except (ConnectionError, TimeoutError) as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+
 def _head(meeting: Meeting, argv: list[str], start: int) -> dict[str, Any]:
     return {
         "rank": meeting.rank,
         "world_size": meeting.world_size,
         "host": meeting.host,
         "device": f"{platform.node()}.{os.environ.get('LOCAL_RANK', meeting.rank)}",
-        "argv": argv,
+        # For people: a word need not be UTF-8, JSON must.
+        "argv": [os.fsencode(word).decode(errors="replace") for word in argv],
         "torch": str(torch.__version__),
         "start": start,
     }

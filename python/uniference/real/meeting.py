@@ -4,6 +4,7 @@ Under torchrun the store is its agent's. Elsewhere rank 0 serves one at MASTER_A
 does, so that the program's own `init_process_group` finds it there.
 """
 
+import ipaddress
 import os
 import socket
 import time
@@ -16,6 +17,8 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from uniference.real import clocks
 from uniference.real.recording import now
 
+# Where rank 0's clock is served, if the user says so.
+CLOCK_ADDRESS = "UNIFERENCE_CLOCK_ADDRESS"
 _AGENT = "TORCHELASTIC_USE_AGENT_STORE"
 _PATIENCE = timedelta(minutes=30)
 # Every rank knows the starting instant this long before it comes.
@@ -37,8 +40,7 @@ class Meeting:
         os.environ[_AGENT] = "True"
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._store = PrefixStore(f"uniference/{attempt}", self._server)
-        self._address = address
-        self._hosts: list[str] = []
+        self._place = (address, port)
         self.readings: list[dict[str, int]] = []
 
     def gather(self, key: str, value: str) -> list[str]:
@@ -51,20 +53,40 @@ class Meeting:
         hosts = self.gather(f"{name}/host", self.host)
         others = sorted(set(hosts) - {hosts[0]})
         if self.rank == 0 and others:
-            with socket.create_server(("", 0), family=_family(self._address)) as listener:
-                self._store.set(f"{name}/port", str(listener.getsockname()[1]))
-                clocks.serve(listener, len(others))
+            self._serve(name, others)
         if self.host in others:
             self._read(name, first=hosts.index(self.host) == self.rank)
+
+    def _serve(self, name: str, others: list[str]) -> None:
+        """At the addresses by which the others reach this host, and nowhere else; or where the user says."""
+        seen = {self._store.get(f"{name}/seen/{host}").decode() for host in others}
+        wanted = os.environ.get(CLOCK_ADDRESS)
+        bound = {address: wanted or address for address in seen}
+        listeners = {address: _listen(address) for address in sorted(set(bound.values()))}
+        key = clocks.new_key()
+        self._store.set(f"{name}/key", key.hex())
+        for address, at in bound.items():
+            host, port = listeners[at].getsockname()[:2]
+            reached = address if ipaddress.ip_address(host).is_unspecified else host
+            self._store.set(f"{name}/clock/{address}", f"{reached} {port}")
+        clocks.Server(list(listeners.values()), key).serve(len(others))
 
     def _read(self, name: str, first: bool) -> None:
         key = f"{name}/reading/{self.host}"
         if first:
-            port = int(self._store.get(f"{name}/port"))
-            reading = asdict(clocks.read((self._address, port)))
+            seen = self._address_of_first()
+            self._store.set(f"{name}/seen/{self.host}", seen)
+            address, port = self._store.get(f"{name}/clock/{seen}").decode().split()
+            secret = bytes.fromhex(self._store.get(f"{name}/key").decode())
+            reading = asdict(clocks.read((address, int(port)), secret))
             self._store.set(key, ",".join(str(reading[field]) for field in ("at_ns", "offset_ns", "error_ns")))
         at, offset, error = map(int, self._store.get(key).split(b","))
         self.readings.append({"at_ns": at, "offset_ns": offset, "error_ns": error})
+
+    def _address_of_first(self) -> str:
+        """By which this host reaches rank 0's: that of the store there, whatever MASTER_ADDR means on other hosts."""
+        with socket.create_connection(self._place, timeout=clocks.SILENCE_S) as store:
+            return str(store.getpeername()[0])
 
     def start_together(self) -> int:
         """Returns at the same instant on every rank; that instant in this rank's clock."""
@@ -92,5 +114,12 @@ def _host() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AddressFamily(socket.getaddrinfo(address, 0)[0][0])
+def _listen(address: str) -> socket.socket:
+    try:
+        ((family, _, _, _, place), *_) = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)
+        return socket.create_server(place[:2], family=family, backlog=512)
+    except OSError as error:
+        raise ConnectionError(
+            f"the clock of rank 0's host cannot be served at {address}, by which other hosts reach it: {error}\n"
+            "hint: name with --clock-address an address of that host which the others can reach"
+        ) from None
