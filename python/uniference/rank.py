@@ -54,7 +54,7 @@ class Task:
         return Task(
             rank=rank,
             world_size=world_size,
-            argv=command["argv"],
+            argv=[os.fsdecode(word.encode("latin-1")) for word in command["argv"]],
             module=command.get("module", False),
             env=command.get("env", {}),
             cwd=command.get("cwd"),

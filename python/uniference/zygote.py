@@ -14,14 +14,15 @@ socket to the engine, from which `_native.Channel.adopt` takes everything else:
      "local_rank": 0, "local_world_size": 1, "group_rank": 0, "group_world_size": 2, "device": "orin.0", "memory": 8589934592,
      "debug_rank": null}
 
-`argv[0]` is the script, or with `module` the module's name. `env` is added to the zygote's own environment; what torchrun sets
+`argv[0]` is the script, or with `module` the module's name; each byte of a word is the character of that number (Latin-1), as
+paths need not be UTF-8. `env` is added to the zygote's own environment; what torchrun sets
 is derived from the numbers and need not be in it. `cwd` and what stands on the last line are optional: without them each rank
 is alone on a host of its own.
 
 To the driver:
 
     {"event": "ready", "torch": "2.15.0"}                           once, when ranks can be forked
-    {"event": "error", "message": "...", "hint": "..."}             in place of ready; the zygote then ends
+    {"event": "error", "message": "...", "hint": "..."}             in place of ready, or of forked: the run cannot go on
     {"event": "forked", "rank": 0, "pid": 4711}
     {"event": "exited", "rank": 0, "pid": 4711, "status": 0}        status: exit code, or minus the signal's number
 
@@ -121,7 +122,12 @@ class Zygote:
         assert command["op"] == "fork", f"the driver asks for {command['op']}"
         count = _FDS_A_RANK + (command.get("debug_rank") == command["rank"])
         fds, self._fds = self._fds[:count], self._fds[count:]
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            hint = "use fewer ranks, or raise the limits of processes (ulimit -u) and memory (ulimit -v)"
+            self.report(event="error", message=f"rank {command['rank']} cannot be started: {error.strerror}", hint=hint)
+            return
         if pid == 0:
             self._become_rank(command, fds)
         for fd in fds:
@@ -136,9 +142,12 @@ class Zygote:
         _native.die_with_parent()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        # Ctrl-C is for the driver, which ends the run, or for the debugger of one rank.
+        # Ctrl-C is for the driver, which says where each rank is and ends the run, or for the debugger of one rank.
         debugs = command.get("debug_rank") is not None and command["debug_rank"] != command["rank"]
         signal.signal(signal.SIGINT, signal.SIG_IGN if debugs else signal.default_int_handler)
+        if command.get("debug_rank") is None:
+            # In a group of its own: the terminal's Ctrl-C is not sent there, nor to the others what the program sends to its group.
+            os.setpgid(0, 0)
         control, stdout, stderr, *terminal = fds
         stdin = terminal[0] if terminal else os.open(os.devnull, os.O_RDONLY)
         for fd, target in ((stdin, 0), (stdout, 1), (stderr, 2)):
@@ -190,6 +199,10 @@ def main(argv: list[str]) -> int:
     except (ImportError, RuntimeError) as error:
         message, hint = (*error.args, "install the package with its dependencies: pip install uniference")[:2]
         zygote.report(event="error", message=str(message), hint=str(hint))
+        return 1
+    except MemoryError:
+        hint = "free memory, or raise its limit: ulimit -v"
+        zygote.report(event="error", message="there is not enough memory to load torch", hint=hint)
         return 1
     # Imported by every rank: load it here, once.
     from uniference import rank  # noqa: F401

@@ -16,9 +16,10 @@ pub struct WriteError {
 
 fn advice(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             "make room on the disk, or write to another one with --out"
         }
+        io::ErrorKind::FileTooLarge => "raise the limit of the size of files: ulimit -f unlimited",
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => "write to another folder with --out",
         _ => "check the folder that is written to, or choose another one with --out",
     }

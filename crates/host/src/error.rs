@@ -57,6 +57,12 @@ pub enum HostError {
         /// What to do.
         hint: &'static str,
     },
+    /// Standard output could not be written to its end.
+    #[error("cannot write standard output: {source}\nhint: {}", output_hint(source))]
+    Output {
+        /// Why.
+        source: io::Error,
+    },
     /// The results could not be written to their end: usually a full disk.
     #[error(transparent)]
     Write(#[from] uniference_formats::sink::WriteError),
@@ -79,7 +85,7 @@ pub enum HostError {
         /// What to do.
         hint: String,
     },
-    /// It has ended in the middle of a run.
+    /// Somebody has ended it.
     #[error("the process that ranks are forked from {how}\nhint: {hint}")]
     ZygoteLost {
         /// "was killed by SIGKILL".
@@ -97,11 +103,16 @@ pub enum HostError {
     },
 }
 
+/// What to do where a file may not be as large as it must be; the arena that ranks share is one, too.
+pub(crate) const FILE_SIZE: &str = "raise the limit of the size of files: ulimit -f unlimited";
+
 /// What to do where the host has not enough of something, by the error's code.
-const SHORTAGES: [(Errno, &str); 4] = [
+const SHORTAGES: [(Errno, &str); 6] = [
     (Errno::MFILE, "raise the limit of open descriptors: ulimit -Hn"),
     (Errno::NFILE, "the whole machine is out of open files: close some, or raise fs.file-max"),
-    (Errno::NOMEM, "use fewer ranks, or free memory"),
+    (Errno::NOMEM, "use fewer ranks, free memory, or raise its limit: ulimit -v"),
+    (Errno::AGAIN, "raise the limit of processes and threads (ulimit -u), or end some"),
+    (Errno::FBIG, FILE_SIZE),
     (Errno::NOSPC, "make room on the disk, or choose another folder with --out"),
 ];
 
@@ -125,6 +136,27 @@ impl HostError {
             HostError::ZygoteLost { .. } => Exit::ProgramFailed,
             _ => Exit::Usage,
         }
+    }
+}
+
+/// What to do when a file of results cannot be written.
+pub(crate) fn file_hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "make room there, or choose another folder with --out"
+        }
+        io::ErrorKind::FileTooLarge => FILE_SIZE,
+        _ => "choose a folder that can be written with --out",
+    }
+}
+
+/// What to do when standard output takes no more.
+fn output_hint(error: &io::Error) -> &'static str {
+    match Errno::from_io_error(error) {
+        Some(Errno::NOSPC | Errno::DQUOT) => "make room on the disk that it goes to",
+        Some(Errno::FBIG) => FILE_SIZE,
+        Some(Errno::BADF) => "it is closed: send it to a file, or to /dev/null",
+        _ => "send it to a file that can be written, or to /dev/null",
     }
 }
 

@@ -50,6 +50,18 @@ pub fn shield(command: &mut Command) -> &mut Command {
     }
 }
 
+/// Ends this process as those end that write to a pipe which nobody reads any more: by SIGPIPE, without a word. Returns the shell's code for
+/// that, should the signal be blocked.
+#[allow(unsafe_code)]
+pub fn end_by_broken_pipe() -> i32 {
+    // SAFETY: no handler of ours is replaced: Python has the signal ignored.
+    unsafe {
+        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+        libc::raise(libc::SIGPIPE);
+    }
+    128 + libc::SIGPIPE
+}
+
 /// Whether the process was started so that it outlives its terminal, as `nohup` does.
 fn ignores_hangup() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -79,6 +91,11 @@ impl Interrupts {
         let registered = registered.map_err(HostError::system("taking signals over"))?.into_flattened();
         UNATTENDED.store(false, SeqCst);
         Ok(Interrupts { readable, latest, registered })
+    }
+
+    /// From here on the next signal ends this process at once: somebody has asked twice.
+    pub fn end_at_next(&self) {
+        UNATTENDED.store(true, SeqCst);
     }
 
     /// The latest signal that has not been taken yet.

@@ -7,11 +7,12 @@ mod site;
 mod tensors;
 
 use pyo3::prelude::*;
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// Runs the command line; returns the exit code.
 #[pyfunction]
-fn cli(py: Python<'_>, argv: Vec<String>) -> PyResult<i32> {
+fn cli(py: Python<'_>, argv: Vec<OsString>) -> PyResult<i32> {
     let python: PathBuf = py.import("sys")?.getattr("executable")?.extract()?;
     let extension: PathBuf = py.import("uniference._native")?.getattr("__file__")?.extract()?;
     uniference_host::live::zygote::preload(extension);

@@ -8,6 +8,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::sync::{LazyLock, Mutex, MutexGuard};
 
 /// What was found out, once.
@@ -25,8 +26,9 @@ static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
 
 /// From here on code in files whose names begin so is not the user's.
 #[pyfunction]
-pub(crate) fn set_libraries(beginnings: Vec<String>) {
-    *known() = Known { libraries: beginnings, ..Known::default() };
+pub(crate) fn set_libraries(beginnings: Vec<OsString>) {
+    let libraries = beginnings.iter().map(|beginning| beginning.to_string_lossy().into_owned()).collect();
+    *known() = Known { libraries, ..Known::default() };
 }
 
 /// The user's line that is being executed, as "path:line".
@@ -71,8 +73,10 @@ fn line(frame: &Bound<'_, PyAny>, code: &Bound<'_, PyAny>) -> PyResult<Py<PyStri
     Ok(line)
 }
 
+/// For people, and for the beginnings above: what is not UTF-8 in it is not shown.
 fn file_of(code: &Bound<'_, PyAny>) -> PyResult<String> {
-    code.getattr(intern!(code.py(), "co_filename"))?.extract()
+    let name: OsString = code.getattr(intern!(code.py(), "co_filename"))?.extract()?;
+    Ok(name.to_string_lossy().into_owned())
 }
 
 /// Nothing of Python's may run while it is held: that could be a destructor that ends up here again.

@@ -3,8 +3,10 @@
 //! What is measured is the business of `python/uniference/real/probe.py`, what is fitted to it that of `uniference-formats`.
 
 use super::launch::{Start, absolute};
+use super::lock::{Lock, Writer};
 use super::testbed::Output;
 use crate::error::{Exit, HostError};
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use uniference_formats::calibrate::{Calibration, calibrate as fit, measurement};
@@ -48,6 +50,9 @@ enum Probe {
 
 /// Measures what is missing, fits, and writes the cluster file.
 pub(super) fn calibrate(args: &Args, python: &Path) -> Result<Exit, HostError> {
+    let run = args.start.name();
+    let writer = run.as_deref().map_or(Writer::Alone, Writer::Together);
+    let _lock = Lock::of_file(&args.out, writer)?;
     let measurements = args.fit.clone().unwrap_or_else(|| args.out.with_extension("measurements.jsonl"));
     if args.fit.is_none() {
         let exit = args.start.run(python, &words(args, &measurements)?, &[], Output::beside(args.json))?;
@@ -71,29 +76,29 @@ pub(super) fn calibrate(args: &Args, python: &Path) -> Result<Exit, HostError> {
         source,
         hint: "choose another file with --out",
     })?;
-    show(args, &calibration);
+    show(args, &calibration)?;
     Ok(Exit::Ok)
 }
 
 /// The probe's command line.
-fn words(args: &Args, measurements: &Path) -> Result<Vec<String>, HostError> {
+fn words(args: &Args, measurements: &Path) -> Result<Vec<OsString>, HostError> {
     let probe = if args.probe == Probe::Full { "full" } else { "pingpong" };
     let out = absolute(measurements)?;
-    let fixed = ["uniference.real.probe", "--plain", "--probe", probe, "--backend", &args.library, "--out", &out];
-    let mut words = fixed.map(str::to_owned).to_vec();
+    let fixed = ["uniference.real.probe", "--plain", "--probe", probe, "--backend", &args.library, "--out"];
+    let mut words = fixed.map(OsString::from).to_vec();
+    words.push(out);
     if !args.sizes.is_empty() {
-        words.push("--sizes".to_owned());
-        words.extend(args.sizes.iter().map(u64::to_string));
+        words.push("--sizes".into());
+        words.extend(args.sizes.iter().map(|size| size.to_string().into()));
     }
     Ok(words)
 }
 
-fn show(args: &Args, calibration: &Calibration) {
+fn show(args: &Args, calibration: &Calibration) -> Result<(), HostError> {
     if args.json {
         let text = serde_json::to_string_pretty(calibration).expect("numbers and strings are JSON");
-        super::say(format_args!("{text}\n"));
-        return;
+        return super::say(format_args!("{text}\n"));
     }
-    super::say(format_args!("{}", fitted(calibration)));
-    super::say(format_args!("cluster file: {}\n", args.out.display()));
+    super::say(format_args!("{}", fitted(calibration)))?;
+    super::say(format_args!("cluster file: {}\n", args.out.display()))
 }

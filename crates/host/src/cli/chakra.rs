@@ -1,17 +1,22 @@
 //! Owns `uniference chakra`: traces opened, read, and shown on standard output. What a trace is, `uniference-formats` knows.
 
 use super::export;
+use super::folder::Folder;
+use super::lock::{Lock, Writer};
+use super::replay::open_record;
+use super::results::RECORD;
 use super::traces::in_file;
 use crate::error::{Exit, HostError};
+use crate::standard::Output;
 use std::fs::File;
-use std::io::{self, BufWriter, ErrorKind, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use uniference_formats::chakra::check::{Checked, check};
 use uniference_formats::chakra::diff::diff;
 use uniference_formats::chakra::link::{DeviceTrace, HostTrace, Linked, link, text};
 use uniference_formats::chakra::read::Reader;
 use uniference_formats::chakra::stats::Stats;
-use uniference_formats::chakra::write::Writer;
+use uniference_formats::chakra::write::Writer as TraceWriter;
 use uniference_formats::chakra::{ShowError, dot, json};
 
 /// `uniference chakra`.
@@ -74,14 +79,15 @@ pub(super) fn command(command: &Command) -> Result<Exit, HostError> {
     match command {
         Command::Export { run, out } => {
             let out = out.clone().unwrap_or_else(|| run.join(export::PREFIX));
-            export::export(run, &out).map(|()| Exit::Ok)
+            // Before anything is made or removed.
+            drop(open_record(&run.join(RECORD))?);
+            export::export(run, &Folder::prepare_traces(&out, None)?).map(|()| Exit::Ok)
         }
         Command::Link { host, device, out } => link_pair(host, device, out).map(|()| Exit::Ok),
-        other => show(other, BufWriter::new(io::stdout().lock())),
+        other => show(other, BufWriter::new(Output)),
     }
 }
 
-/// Of a pipe that is closed, as by `head`, nothing is said.
 fn show(command: &Command, mut out: impl Write) -> Result<Exit, HostError> {
     let shown = match command {
         Command::Stats { traces, json } => show_stats(traces, *json, &mut out),
@@ -93,8 +99,7 @@ fn show(command: &Command, mut out: impl Write) -> Result<Exit, HostError> {
     };
     match shown.and_then(|exit| Ok(out.flush().map(|()| exit)?)) {
         Ok(exit) => Ok(exit),
-        Err(Failed::Output(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(Exit::Ok),
-        Err(Failed::Output(error)) => Err(HostError::Usage(ShowError::Write(error).to_string())),
+        Err(Failed::Output(source)) => Err(HostError::Output { source }),
         Err(Failed::Trace(error)) => Err(error),
     }
 }
@@ -187,6 +192,7 @@ fn link_pair(host: &Path, device: &Path, out: &Path) -> Result<(), HostError> {
     let host_trace = HostTrace::parse(&json_text(host)?).map_err(in_file(host))?;
     let device_trace = DeviceTrace::parse(&json_text(device)?).map_err(in_file(device))?;
     let linked = link(&host_trace, &device_trace).map_err(in_file(device))?;
+    let _lock = Lock::of_file(out, Writer::Alone)?;
     let unwritable = |source| HostError::File {
         action: "write",
         path: out.to_owned(),
@@ -202,7 +208,7 @@ fn link_pair(host: &Path, device: &Path, out: &Path) -> Result<(), HostError> {
 }
 
 fn write_trace(linked: &Linked, out: &Path) -> io::Result<()> {
-    let mut writer = Writer::new(BufWriter::new(File::create(out)?), &linked.metadata)?;
+    let mut writer = TraceWriter::new(BufWriter::new(File::create(out)?), &linked.metadata)?;
     linked.nodes.iter().try_for_each(|node| writer.node(node))?;
     writer.finish().map(drop)
 }

@@ -76,8 +76,8 @@ impl ClusterArgs {
     pub(super) fn resolve(&self) -> Result<Chosen, HostError> {
         self.check_belonging()?;
         match (&self.cluster, self.ranks) {
-            (Some(path), _) => self.overrides.resolve(&path.display().to_string(), &read(path)?),
-            (None, Some(ranks)) => self.overrides.resolve("--ranks", &self.flags(ranks)?),
+            (Some(path), _) => self.overrides.resolve(path, &read(path)?),
+            (None, Some(ranks)) => self.overrides.resolve(Path::new("--ranks"), &self.flags(ranks)?),
             (None, None) => Err(HostError::Usage(
                 "no cluster to run on\nhint: describe one with --cluster FILE, or with --ranks N for N ranks on a switch".into(),
             )),
@@ -85,7 +85,7 @@ impl ClusterArgs {
     }
 
     /// The cluster of an earlier run, as it was or with changes.
-    pub(super) fn resolve_again(&self, origin: &str, toml: &str) -> Result<Chosen, HostError> {
+    pub(super) fn resolve_again(&self, origin: &Path, toml: &str) -> Result<Chosen, HostError> {
         self.check_belonging()?;
         if self.is_given() { self.resolve() } else { self.overrides.resolve(origin, toml) }
     }
@@ -123,12 +123,13 @@ impl ClusterArgs {
 }
 
 impl Overrides {
-    fn resolve(&self, origin: &str, toml: &str) -> Result<Chosen, HostError> {
+    /// `origin` is the file that `toml` is from; profiles that it names are beside it.
+    fn resolve(&self, origin: &Path, toml: &str) -> Result<Chosen, HostError> {
         let algorithms: Result<Vec<AlgorithmChoice>, _> = self.algorithm.iter().map(|choice| choice.parse()).collect();
         let choices =
             Choices { backend: self.backend.clone(), fallback_backend: None, algorithms: algorithms.map_err(show)? };
-        let mut file = ClusterFile::parse(origin, toml, &self.set).map_err(show)?;
-        let folder = Path::new(origin).parent().unwrap_or(Path::new(""));
+        let mut file = ClusterFile::parse(&origin.display().to_string(), toml, &self.set).map_err(show)?;
+        let folder = origin.parent().unwrap_or(Path::new(""));
         for name in file.files() {
             let text = read(&folder.join(&name))?;
             file.attach(name, text);
@@ -142,9 +143,8 @@ impl Overrides {
 /// `uniference cluster check`.
 pub(super) fn command(command: &Command) -> Result<Exit, HostError> {
     let Command::Check { file, overrides } = command;
-    let chosen = overrides.resolve(&file.display().to_string(), &read(file)?)?;
-    super::say(format_args!("{}", chosen.resolved.toml));
-    Ok(Exit::Ok)
+    let chosen = overrides.resolve(file, &read(file)?)?;
+    super::say(format_args!("{}", chosen.resolved.toml)).map(|()| Exit::Ok)
 }
 
 fn read(path: &Path) -> Result<String, HostError> {

@@ -43,8 +43,8 @@ pub(super) fn compare(args: &Args) -> Result<Exit, HostError> {
         return Err(HostError::Usage(format!("the two runs have no operation in common\nhint: {hint}")));
     }
     match args.json {
-        true => super::say(format_args!("{}", comparison.to_json())),
-        false => super::say(format_args!("{}", render(&comparison, ["first", "second"]))),
+        true => super::say(format_args!("{}", comparison.to_json()))?,
+        false => super::say(format_args!("{}", render(&comparison, ["first", "second"])))?,
     }
     match args.threshold {
         Some(threshold) if comparison.exceeds(threshold) => Ok(Exit::ProgramFailed),

@@ -2,6 +2,7 @@
 
 use crate::live::driver;
 use crate::live::output::Stream;
+use crate::standard::Output;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::cell::Cell;
 use std::io::{self, IsTerminal, Write};
@@ -28,6 +29,8 @@ impl Observer for Counter {
 pub(super) struct Console {
     /// The program's output goes to standard error: standard output is for the report alone.
     report_only: bool,
+    /// Why not all of the program's output has reached standard output.
+    lost: Option<io::Error>,
     /// A rank other than 0 has printed: from then on every line says whose it is. What has no prefix is rank 0's.
     several: bool,
     progress: Option<Progress>,
@@ -45,14 +48,15 @@ impl Console {
     /// Progress is shown if it may be, and standard error is a terminal.
     pub(super) fn new(report_only: bool, may_show_progress: bool, counter: Counter) -> Console {
         let progress = (may_show_progress && io::stderr().is_terminal()).then(|| Progress::new(counter));
-        Console { report_only, several: false, progress }
+        Console { report_only, lost: None, several: false, progress }
     }
 
-    /// Takes the line of progress away.
-    pub(super) fn finish(&mut self) {
+    /// Takes the line of progress away. Returns why not all of the program's output has reached standard output, if so.
+    pub(super) fn finish(&mut self) -> Option<io::Error> {
         if let Some(progress) = self.progress.take() {
             progress.bar.finish_and_clear();
         }
+        self.lost.take()
     }
 
     /// The line as it is shown.
@@ -63,13 +67,15 @@ impl Console {
     }
 
     fn write(&mut self, stream: Stream, bytes: &[u8]) {
-        // If nobody reads it any more (a closed pipe), the log still has it.
-        let write = || match stream {
-            Stream::Out if !self.report_only => drop(io::stdout().write_all(bytes).and_then(|()| io::stdout().flush())),
+        // What cannot be written does not end the run: the log still has it. After the first loss nothing is written, so no line is missing.
+        let Console { report_only, lost, progress, .. } = self;
+        let mut write = || match stream {
+            Stream::Out if !*report_only && lost.is_none() => *lost = Output.write_all(bytes).err(),
+            Stream::Out if !*report_only => {}
             _ => drop(io::stderr().write_all(bytes)),
         };
-        match &self.progress {
-            Some(progress) => progress.bar.suspend(write),
+        match progress {
+            Some(progress) => progress.bar.suspend(&mut write),
             None => write(),
         }
     }

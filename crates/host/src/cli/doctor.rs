@@ -1,11 +1,12 @@
 //! Owns `uniference doctor`: a plain list of what a run needs, and what of it is there.
 
 use crate::capacity;
-use crate::error::{Exit, HostError};
+use crate::error::{Exit, FILE_SIZE, HostError};
 use crate::interrupt::shield;
 use crate::live::arena::{self, Arena, Layout};
 use crate::testbed::Testbed;
 use rustix::process::{Resource, getrlimit};
+use std::io::ErrorKind;
 use std::path::Path;
 use std::process::Command;
 
@@ -22,16 +23,16 @@ struct Finding {
 }
 
 /// Prints the list. [`Exit::Usage`] if there is a problem.
-pub(super) fn doctor(python: &Path) -> Exit {
+pub(super) fn doctor(python: &Path) -> Result<Exit, HostError> {
     let findings = [interpreter(python), torch(python), memory(), descriptors(), shared_memory(), cores(), testbed()];
     for Finding { what, found, problem } in &findings {
         let mark = if problem.is_some() { "problem" } else { "ok" };
-        super::say(format_args!("{mark:<8} {what:<14} {found}\n"));
+        super::say(format_args!("{mark:<8} {what:<14} {found}\n"))?;
         if let Some(hint) = problem {
-            super::say(format_args!("{:<23} hint: {hint}\n", ""));
+            super::say(format_args!("{:<23} hint: {hint}\n", ""))?;
         }
     }
-    if findings.iter().any(|finding| finding.problem.is_some()) { Exit::Usage } else { Exit::Ok }
+    Ok(if findings.iter().any(|finding| finding.problem.is_some()) { Exit::Usage } else { Exit::Ok })
 }
 
 fn interpreter(python: &Path) -> Finding {
@@ -115,8 +116,10 @@ fn descriptors() -> Finding {
 fn shared_memory() -> Finding {
     let layout = Layout::for_world(1);
     let mapped = arena::create(layout).and_then(|file| Arena::map(file, layout.total, (0, layout.part), layout.retain));
-    let problem =
-        mapped.as_ref().err().map(|_| "allow memfd_create and large mappings (ulimit -v unlimited)".to_owned());
+    let problem = mapped.as_ref().err().map(|error| match error.kind() {
+        ErrorKind::FileTooLarge => FILE_SIZE.to_owned(),
+        _ => "allow memfd_create and large mappings (ulimit -v unlimited)".to_owned(),
+    });
     let found = match mapped {
         Ok(_) => format!("a sparse memfd of {} GiB can be mapped", layout.total >> 30),
         Err(error) => error.to_string(),

@@ -1,7 +1,10 @@
 //! Owns the folder that a run's results go to: its name, whether it can be written, and writing to it.
 
+use super::export::{GROUPS, PREFIX};
+use super::lock::{LOCK, Lock, Writer};
 use super::results::{EVENTS, RECORD, REPORT, TIMELINE, TRACE};
-use crate::error::HostError;
+use crate::error::{HostError, file_hint};
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, BufWriter, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -9,50 +12,89 @@ use std::path::{Path, PathBuf};
 /// Where results go when nothing is said.
 const DEFAULT: &str = "uniference-out";
 
-/// A folder that can be written to.
-pub(super) struct Folder(PathBuf);
+/// A folder that can be written to, by nobody else while this lives.
+pub(super) struct Folder {
+    path: PathBuf,
+    _lock: Option<Lock>,
+}
+
+/// What a folder is for. Files of earlier results of the kind are removed; any other file means that the folder is somebody else's.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Results,
+    Traces,
+}
 
 impl Folder {
     /// `out`, or else the next free `uniference-out/<script>-<n>`. Results of an earlier run in it are removed.
-    pub(super) fn prepare(out: Option<&Path>, script: &str) -> Result<Folder, HostError> {
-        let folder = match out {
-            Some(path) => {
-                fs::create_dir_all(path).map_err(|source| unwritable("create", path, source))?;
-                Folder(path.to_owned())
-            }
-            None => Folder(next_free(Path::new(DEFAULT), &stem(script))?),
+    ///
+    /// # Errors
+    /// Where another command is writing there, where there are files that are no results, and where nobody may write.
+    pub(super) fn prepare(out: Option<&Path>, script: &OsStr) -> Result<Folder, HostError> {
+        Folder::prepare_for(out, script, Writer::Alone)
+    }
+
+    /// The same for those who share a folder.
+    pub(super) fn prepare_for(out: Option<&Path>, script: &OsStr, writer: Writer<'_>) -> Result<Folder, HostError> {
+        let path = match out {
+            Some(path) => path.to_owned(),
+            None => next_free(Path::new(DEFAULT), &stem(script))?,
         };
-        folder.remove_old_results()?;
+        let folder = Folder::claim(path, Kind::Results, writer)?;
         folder.probe()?;
         Ok(folder)
     }
 
-    /// A folder that results are in.
-    pub(super) fn open(path: &Path) -> Folder {
-        Folder(path.to_owned())
+    /// A folder for execution traces. That may be the folder of the run's results itself, whose lock is held already.
+    pub(super) fn prepare_traces(out: &Path, run: Option<&Folder>) -> Result<Folder, HostError> {
+        let same =
+            |run: &Folder| run.path.canonicalize().is_ok_and(|run| out.canonicalize().is_ok_and(|out| out == run));
+        if run.is_some_and(same) {
+            return Ok(Folder { path: out.to_owned(), _lock: None });
+        }
+        Folder::claim(out.to_owned(), Kind::Traces, Writer::Alone)
+    }
+
+    /// A folder that results are in, to add to them.
+    pub(super) fn open(path: &Path) -> Result<Folder, HostError> {
+        let lock = Lock::of_folder(path, Writer::Alone)?;
+        Ok(Folder { path: path.to_owned(), _lock: lock })
+    }
+
+    fn claim(path: PathBuf, kind: Kind, writer: Writer<'_>) -> Result<Folder, HostError> {
+        let is_new = !path.exists();
+        fs::create_dir_all(&path).map_err(|source| unwritable("create", &path, source))?;
+        // Before anything is written there, and again for what has come until the lock was ours.
+        check_foreign(&path)?;
+        let lock = Lock::of_folder(&path, writer)?;
+        if !is_new && lock.as_ref().is_none_or(Lock::is_first) {
+            check_foreign(&path)?;
+            remove_old(&path, kind)?;
+        }
+        Ok(Folder { path, _lock: lock })
     }
 
     /// Its path.
     pub(super) fn path(&self) -> &Path {
-        &self.0
+        &self.path
     }
 
     /// Writes a whole file.
     pub(super) fn write(&self, name: &str, contents: &[u8]) -> Result<(), HostError> {
-        let path = self.0.join(name);
+        let path = self.path.join(name);
         fs::write(&path, contents).map_err(|source| unwritable("write", &path, source))
     }
 
     /// A new file to write to.
     pub(super) fn create(&self, name: &str) -> Result<BufWriter<File>, HostError> {
-        let path = self.0.join(name);
+        let path = self.path.join(name);
         File::create(&path).map(BufWriter::new).map_err(|source| unwritable("create", &path, source))
     }
 
     /// One line for people: where the results are, and what to do with them.
     pub(super) fn describe(&self) -> String {
-        let path = self.0.display();
-        match self.0.join(TRACE).exists() {
+        let path = self.path.display();
+        match self.path.join(TRACE).exists() {
             true => format!("results: {path} (open {TRACE} at https://ui.perfetto.dev)"),
             false => format!("results: {path}"),
         }
@@ -61,32 +103,69 @@ impl Folder {
     /// Finds out before the run whether its results can be written.
     fn probe(&self) -> Result<(), HostError> {
         self.write(REPORT, b"")?;
-        let path = self.0.join(REPORT);
+        let path = self.path.join(REPORT);
         fs::remove_file(&path).map_err(|source| unwritable("remove", &path, source))
-    }
-
-    fn remove_old_results(&self) -> Result<(), HostError> {
-        let entries = fs::read_dir(&self.0).map_err(|source| unwritable("read", &self.0, source))?;
-        for entry in entries.flatten() {
-            let name = entry.file_name();
-            if name.to_str().is_some_and(is_result) {
-                fs::remove_file(entry.path()).map_err(|source| unwritable("replace", &entry.path(), source))?;
-            }
-        }
-        Ok(())
     }
 }
 
+/// Refuses a folder in which there is anything but what commands of ours write.
+fn check_foreign(folder: &Path) -> Result<(), HostError> {
+    let mut names = names(folder)?;
+    names.sort();
+    let ours = |name: &OsString| name.to_str().is_some_and(|name| is_result(name) || is_trace(name) || is_ours(name));
+    match names.iter().find(|name| !ours(name)) {
+        None => Ok(()),
+        Some(name) => Err(HostError::Usage(format!(
+            "{} is no folder of results: {} is in it\nhint: choose a folder of its own with --out, or an empty one",
+            folder.display(),
+            Path::new(name).display()
+        ))),
+    }
+}
+
+fn remove_old(folder: &Path, kind: Kind) -> Result<(), HostError> {
+    for name in names(folder)? {
+        let old = name.to_str().is_some_and(if kind == Kind::Results { is_result } else { is_trace });
+        let path = folder.join(&name);
+        if old {
+            fs::remove_file(&path).map_err(|source| unwritable("replace", &path, source))?;
+        }
+    }
+    Ok(())
+}
+
+fn names(folder: &Path) -> Result<Vec<OsString>, HostError> {
+    let entries = fs::read_dir(folder).and_then(|entries| entries.map(|entry| Ok(entry?.file_name())).collect());
+    entries.map_err(|source| unwritable("read", folder, source))
+}
+
+/// A run's: report, trace, records, the ranks' logs and what real ranks record.
 fn is_result(name: &str) -> bool {
-    let of_rank = |rest: &'_ str| rest.strip_suffix(".log").or(rest.strip_suffix(".jsonl")).map(str::to_owned);
+    let of_rank = |rest: &'_ str| {
+        let suffixes = [".log", ".jsonl", ".part"];
+        suffixes.iter().find_map(|suffix| rest.strip_suffix(suffix)).map(str::to_owned)
+    };
     let rank = name.strip_prefix("rank-").and_then(of_rank);
     rank.is_some_and(|rank| rank.parse::<u32>().is_ok()) || [REPORT, TRACE, RECORD, EVENTS, TIMELINE].contains(&name)
 }
 
-fn next_free(parent: &Path, stem: &str) -> Result<PathBuf, HostError> {
+/// Of the execution traces of a run: `chakra.RANK.et`, and its groups.
+fn is_trace(name: &str) -> bool {
+    let rank = name.strip_prefix(PREFIX).and_then(|rest| rest.strip_prefix('.')?.strip_suffix(".et"));
+    rank.is_some_and(|rank| rank.parse::<u32>().is_ok()) || name == GROUPS
+}
+
+/// What stays: the lock, and the folder that `uniference chakra export` makes beside the results.
+fn is_ours(name: &str) -> bool {
+    name == LOCK || name == PREFIX
+}
+
+fn next_free(parent: &Path, stem: &OsStr) -> Result<PathBuf, HostError> {
     fs::create_dir_all(parent).map_err(|source| unwritable("create", parent, source))?;
     for n in 1.. {
-        let path = parent.join(format!("{stem}-{n}"));
+        let mut name = stem.to_owned();
+        name.push(format!("-{n}"));
+        let path = parent.join(name);
         match fs::create_dir(&path) {
             Ok(()) => return Ok(path),
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
@@ -96,44 +175,69 @@ fn next_free(parent: &Path, stem: &str) -> Result<PathBuf, HostError> {
     unreachable!("there are more numbers than folders")
 }
 
-fn stem(script: &str) -> String {
-    Path::new(script).file_stem().map_or_else(|| "run".into(), |stem| stem.to_string_lossy().into_owned())
+fn stem(script: &OsStr) -> OsString {
+    Path::new(script).file_stem().unwrap_or(OsStr::new("run")).to_owned()
 }
 
-fn unwritable(action: &'static str, path: &Path, source: io::Error) -> HostError {
-    let hint = match source.kind() {
-        ErrorKind::StorageFull => "make room there, or choose another folder with --out",
-        _ => "choose a folder that can be written with --out",
-    };
+pub(super) fn unwritable(action: &'static str, path: &Path, source: io::Error) -> HostError {
+    let hint = file_hint(&source);
     HostError::File { action, path: path.to_owned(), source, hint }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Exit;
+
+    fn names_in(dir: &Path) -> Vec<OsString> {
+        let mut left = names(dir).unwrap();
+        left.sort();
+        left
+    }
 
     #[test]
-    fn old_results_go_and_other_files_stay() {
+    fn old_results_go_and_a_folder_with_other_files_is_refused() {
         let dir = tempfile::tempdir().unwrap();
-        for name in ["rank-3.log", "rank-x.log", "notes.txt", "trace.json"] {
-            fs::write(dir.path().join(name), "x").unwrap();
+        let write = |name: &str| fs::write(dir.path().join(name), "x").unwrap();
+        for name in ["rank-3.log", "rank-1.jsonl", "trace.json", "chakra.0.et", "comm_groups.json", LOCK] {
+            write(name);
         }
-        Folder::prepare(Some(dir.path()), "a.py").unwrap();
-        let mut left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
-        left.sort();
-        assert_eq!(left, ["notes.txt", "rank-x.log"]);
+        fs::create_dir(dir.path().join(PREFIX)).unwrap();
+        let folder = Folder::prepare(Some(dir.path()), "a.py".as_ref()).unwrap();
+        assert_eq!(names_in(dir.path()), [LOCK, "chakra", "chakra.0.et", "comm_groups.json"]);
+        let error = Folder::prepare(Some(dir.path()), "a.py".as_ref()).err().unwrap().to_string();
+        assert!(error.contains("another command is writing to"), "{error}");
+        drop(folder);
+        assert_eq!(names_in(dir.path()), ["chakra", "chakra.0.et", "comm_groups.json"]);
+        for name in ["rank-x.log", "notes.txt", "train.py", "chakra.pt.et"] {
+            write("report.json");
+            write(name);
+            for error in [
+                Folder::prepare(Some(dir.path()), "a.py".as_ref()).err().unwrap(),
+                Folder::prepare_traces(dir.path(), None).err().unwrap(),
+            ] {
+                assert!(error.exit() == Exit::Usage && error.to_string().contains(name), "{error}");
+            }
+            assert!(dir.path().join("report.json").exists());
+            fs::remove_file(dir.path().join(name)).unwrap();
+        }
+        // Traces into the folder of a run that is being written: the results stay.
+        let run = Folder::prepare(Some(dir.path()), "a.py".as_ref()).unwrap();
+        write("report.json");
+        drop(Folder::prepare_traces(&dir.path().join("."), Some(&run)).unwrap());
+        assert_eq!(names_in(dir.path()), [LOCK, "chakra", "chakra.0.et", "comm_groups.json", "report.json"]);
     }
 
     #[test]
     fn default_folders_are_numbered() {
         let dir = tempfile::tempdir().unwrap();
-        let names: Vec<_> = (0..2).map(|_| next_free(dir.path(), "a").unwrap()).collect();
+        let names: Vec<_> = (0..2).map(|_| next_free(dir.path(), "a".as_ref()).unwrap()).collect();
         assert_eq!(names, [dir.path().join("a-1"), dir.path().join("a-2")]);
     }
 
     #[test]
     fn a_folder_that_cannot_be_made_is_an_error_with_a_hint() {
-        let error = Folder::prepare(Some(Path::new("/proc/nowhere/out")), "a.py").err().unwrap().to_string();
+        let error = Folder::prepare(Some(Path::new("/proc/nowhere/out")), "a.py".as_ref()).err().unwrap().to_string();
         assert!(error.contains("/proc/nowhere/out") && error.contains("--out"), "{error}");
     }
 }

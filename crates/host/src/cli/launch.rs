@@ -3,12 +3,16 @@
 //! What a rank records is `python/uniference/real`'s business, what follows from all of them together that of `uniference-formats`.
 
 use super::folder::Folder;
+use super::lock::Writer;
 use super::results::{EVENTS, OutputArgs, RECORD, RecordLevel, TRACE, device, show};
 use super::testbed::{Output, Processes, TestbedArgs};
 use crate::error::{Exit, HostError};
 use crate::interrupt::Interrupts;
+use crate::supervisor::{adopt_orphans, supervise};
+use std::ffi::OsString;
 use std::fs::File;
-use std::io::BufWriter;
+use std::io::{BufWriter, ErrorKind};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use uniference_formats::events::EventWriter;
@@ -31,6 +35,9 @@ pub(super) struct Args {
     /// Run nothing: make the report of a folder that holds the ranks' files of all machines
     #[arg(long, value_name = "DIR", conflicts_with_all = ["out", "script"])]
     merge: Option<PathBuf>,
+    /// Where machine 0 listens for the others to compare their clocks with its own [default: the address by which they reach it]
+    #[arg(long, value_name = "ADDRESS", help_heading = "Real machines")]
+    clock_address: Option<String>,
     /// Run a module, as python -m does
     #[arg(short = 'm', long)]
     module: bool,
@@ -41,7 +48,7 @@ pub(super) struct Args {
         allow_hyphen_values = true,
         value_name = "SCRIPT"
     )]
-    script: Vec<String>,
+    script: Vec<OsString>,
 }
 
 /// How real ranks are started: by torchrun, with options of the same names, or on the testbed.
@@ -81,18 +88,24 @@ pub(super) struct Start {
 /// The folder that a rank writes its file to.
 const FOLDER: &str = "UNIFERENCE_RECORD";
 
+/// Where rank 0 serves its clock.
+const CLOCK_ADDRESS: &str = "UNIFERENCE_CLOCK_ADDRESS";
+
 /// Runs the program, or only reads what was recorded of it.
-pub(super) fn launch(args: &Args, argv: &[String], python: &Path) -> Result<Exit, HostError> {
+pub(super) fn launch(args: &Args, argv: &[OsString], python: &Path) -> Result<Exit, HostError> {
     if let Some(recorded) = &args.merge {
-        let folder = Folder::open(recorded);
+        let folder = Folder::open(recorded)?;
         return report(args, argv, &folder, read(recorded)?).map(|()| Exit::Ok);
     }
-    let folder = Folder::prepare(args.output.out.as_deref(), &args.script[0])?;
-    let mut words = vec!["uniference.real".to_owned()];
-    words.extend(args.module.then(|| "-m".to_owned()));
+    let run = args.start.name().map(|name| format!("{name} {:?}", args.script));
+    let writer = run.as_deref().map_or(Writer::Alone, Writer::Together);
+    let folder = Folder::prepare_for(args.output.out.as_deref(), &args.script[0], writer)?;
+    let mut words = vec![OsString::from("uniference.real")];
+    words.extend(args.module.then(|| "-m".into()));
     words.extend(args.script.iter().cloned());
-    let exit =
-        args.start.run(python, &words, &[(FOLDER, absolute(folder.path())?)], Output::beside(args.output.json))?;
+    let mut environment = vec![(FOLDER, absolute(folder.path())?)];
+    environment.extend(args.clock_address.as_ref().map(|address| (CLOCK_ADDRESS, address.into())));
+    let exit = args.start.run(python, &words, &environment, Output::beside(args.output.json))?;
     if exit != Exit::Ok {
         return Ok(exit);
     }
@@ -117,13 +130,13 @@ impl Start {
     pub(super) fn run(
         &self,
         python: &Path,
-        words: &[String],
-        environment: &[(&str, String)],
+        words: &[OsString],
+        environment: &[(&str, OsString)],
         output: Output,
     ) -> Result<Exit, HostError> {
         let interrupts = Interrupts::new()?;
         if self.testbed {
-            let mut command = vec![python.display().to_string(), "-m".to_owned()];
+            let mut command = vec![python.as_os_str().to_owned(), "-m".into()];
             command.extend_from_slice(words);
             return self.emulated.run(&command, environment, output, &interrupts);
         }
@@ -133,18 +146,27 @@ impl Start {
                 "real machines are what they are: no options describe them\nhint: {hint}"
             )));
         }
+        let scratch = Scratch::new()?;
         let mut command = Command::new(python);
-        command.args(["-m", "torch.distributed.run"]).args(self.options()).arg("-m").args(words);
+        command.args(["-m", "torch.distributed.run"]).args(self.options());
+        command.arg("--log-dir").arg(scratch.path()).arg("-m").args(words);
         command.envs(environment.iter().map(|(name, value)| (*name, value)));
         if std::env::var_os("OMP_NUM_THREADS").is_none() {
             command.env("OMP_NUM_THREADS", "1");
         }
         output.apply(&mut command);
-        let child = command.spawn().map_err(|error| HostError::Host {
+        adopt_orphans()?;
+        let child = supervise(&mut command).spawn().map_err(|error| HostError::Host {
             what: format!("cannot start torchrun with {}: {error}", python.display()),
             hint: "`uniference doctor` shows what is missing".to_owned(),
         })?;
         Processes::of(vec![child]).wait(&interrupts)
+    }
+
+    /// What the machines of one launch have in common, and hardly another launch at the same time; `None`: there is only this machine.
+    pub(super) fn name(&self) -> Option<String> {
+        let Start { nnodes, master_addr, master_port, rdzv_endpoint, rdzv_id, .. } = self;
+        self.is_part().then(|| format!("{:?}", (nnodes, master_addr, master_port, rdzv_endpoint, rdzv_id)))
     }
 
     /// Is this a machine other than 0, by what was said of it?
@@ -183,9 +205,38 @@ fn part(folder: &Path) -> String {
     format!("this machine's part is recorded in {}\nhint: {hint}\n", folder.display())
 }
 
-pub(super) fn absolute(path: &Path) -> Result<String, HostError> {
-    let path = std::path::absolute(path).map_err(HostError::system("finding the current folder"))?;
-    Ok(path.display().to_string())
+pub(super) fn absolute(path: &Path) -> Result<OsString, HostError> {
+    std::path::absolute(path).map(PathBuf::into_os_string).map_err(HostError::system("finding the current folder"))
+}
+
+/// A folder for what torchrun keeps while it runs; it would leave its own behind.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Result<Scratch, HostError> {
+        for n in 0.. {
+            let path = std::env::temp_dir().join(format!("uniference-{}-{n}", std::process::id()));
+            match std::fs::DirBuilder::new().mode(0o700).create(&path) {
+                Ok(()) => return Ok(Scratch(path)),
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(source) => {
+                    let hint = "name a folder that can be written in TMPDIR";
+                    return Err(HostError::File { action: "create", path, source, hint });
+                }
+            }
+        }
+        unreachable!("there are more numbers than folders")
+    }
+
+    fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }
 
 /// The ranks' files of a folder, put together.
@@ -214,7 +265,7 @@ fn unreadable(path: &Path, error: &dyn std::error::Error) -> HostError {
 }
 
 /// Writes and shows what a simulated run's folder has, as far as a real run knows it.
-fn report(args: &Args, argv: &[String], folder: &Folder, merged: Merged) -> Result<(), HostError> {
+fn report(args: &Args, argv: &[OsString], folder: &Folder, merged: Merged) -> Result<(), HostError> {
     let wanted = |least: &[RecordLevel], name: &str| {
         least.contains(&args.output.record).then(|| folder.create(name)).transpose()
     };
@@ -226,7 +277,11 @@ fn report(args: &Args, argv: &[String], folder: &Folder, merged: Merged) -> Resu
     let ((statistics, digest), (trace, events)) = observers;
     trace.map(TraceWriter::finish).transpose()?;
     events.map(EventWriter::finish).transpose()?;
-    let manifest = Manifest { command: argv.to_vec(), cluster: cluster(args, &merged)?, ..super::results::versions() };
+    let manifest = Manifest {
+        command: super::results::command(argv),
+        cluster: cluster(args, &merged)?,
+        ..super::results::versions()
+    };
     if let Some(file) = wanted(&[RecordLevel::Full, RecordLevel::Ops], RECORD)? {
         write_record(file, &merged, manifest.clone())?;
     }

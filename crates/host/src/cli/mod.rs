@@ -12,6 +12,7 @@ mod doctor;
 mod export;
 mod folder;
 mod launch;
+mod lock;
 mod replay;
 mod results;
 mod run;
@@ -21,8 +22,10 @@ mod workload;
 
 use crate::error::{Exit, HostError};
 use crate::interrupt;
+use crate::standard::{self, Output};
 use clap::{Parser, Subcommand};
-use std::io::{self, Write};
+use std::ffi::OsString;
+use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
@@ -63,42 +66,55 @@ enum Command {
 
 /// Runs the command line `argv`, the first word being the command's own name, with `python` as the interpreter of ranks. Returns
 /// the exit code: 0; 1 the program failed; 2 wrong usage or configuration; 3 deadlock or mismatch; 70 a bug of ours; 129, 130 or
-/// 143 for SIGHUP, Ctrl-C and SIGTERM.
-pub fn main(argv: Vec<String>, python: &Path) -> i32 {
-    let cli = match Cli::try_parse_from(argv.iter()) {
-        Ok(cli) => cli,
-        Err(error) => {
-            // Also the way in which clap shows `--help`. If nobody reads it, nobody misses it.
-            let _ = error.print();
-            return error.exit_code();
-        }
-    };
-    let carry_out = || interrupt::exit_at_signals().and_then(|()| carry_out(cli, &argv, python));
-    let exit = match catch_unwind(AssertUnwindSafe(carry_out)) {
+/// 143 for SIGHUP, Ctrl-C and SIGTERM. Where nobody reads the output, the process ends by SIGPIPE.
+pub fn main(argv: Vec<OsString>, python: &Path) -> i32 {
+    standard::fill_in();
+    let ended = catch_unwind(AssertUnwindSafe(|| {
+        let cli = match Cli::try_parse_from(argv.iter()) {
+            Ok(cli) => cli,
+            Err(error) => return decline(&error),
+        };
+        interrupt::exit_at_signals()?;
+        carry_out(cli, &argv, python).map(|exit| exit as i32)
+    }));
+    match ended {
         Ok(Ok(exit)) => exit,
+        Ok(Err(HostError::Output { source })) if source.kind() == ErrorKind::BrokenPipe => {
+            interrupt::end_by_broken_pipe()
+        }
         Ok(Err(error)) => {
             complain(format_args!("{}\n", with_prefix(&error)));
-            error.exit()
+            error.exit() as i32
         }
         Err(_) => {
             complain(format_args!("this is a bug of Uniference: please report it with the lines above\n"));
-            Exit::Bug
+            Exit::Bug as i32
         }
-    };
-    exit as i32
+    }
 }
 
-/// Writes to standard output. If nobody reads it any more (a closed pipe), nobody misses it.
-fn say(text: std::fmt::Arguments<'_>) {
-    let _ = io::stdout().write_fmt(text);
+/// Wrong usage; also the way in which clap shows `--help`.
+fn decline(error: &clap::Error) -> Result<i32, HostError> {
+    if error.use_stderr() || io::stdout().is_terminal() {
+        // In colours.
+        let _ = error.print();
+    } else {
+        say(format_args!("{}", error.render()))?;
+    }
+    Ok(error.exit_code())
 }
 
-/// The same to standard error.
+/// Writes to standard output.
+fn say(text: std::fmt::Arguments<'_>) -> Result<(), HostError> {
+    Output.write_all(text.to_string().as_bytes()).map_err(|source| HostError::Output { source })
+}
+
+/// Writes to standard error. If nobody reads it, nobody misses it.
 fn complain(text: std::fmt::Arguments<'_>) {
     let _ = io::stderr().write_fmt(text);
 }
 
-fn carry_out(cli: Cli, argv: &[String], python: &Path) -> Result<Exit, HostError> {
+fn carry_out(cli: Cli, argv: &[OsString], python: &Path) -> Result<Exit, HostError> {
     match cli.command {
         Command::Run(args) => run::run(&args, argv, python),
         Command::Replay(args) => replay::replay(&args, argv),
@@ -109,7 +125,7 @@ fn carry_out(cli: Cli, argv: &[String], python: &Path) -> Result<Exit, HostError
         Command::Compare(args) => compare::compare(&args),
         Command::Testbed(args) => testbed::testbed(&args),
         Command::Workload(command) => workload::command(&command, argv),
-        Command::Doctor => Ok(doctor::doctor(python)),
+        Command::Doctor => doctor::doctor(python),
     }
 }
 
@@ -138,7 +154,7 @@ mod tests {
             text if text.contains('\n') => dir.path().join("cluster.toml").display().to_string(),
             other => other.to_owned(),
         };
-        let argv: Vec<String> = ["uniference"].iter().chain(words).map(place).collect();
+        let argv: Vec<OsString> = ["uniference"].iter().chain(words).map(|word| place(word).into()).collect();
         let cli = match Cli::try_parse_from(argv.iter()) {
             Ok(cli) => cli,
             Err(error) => return format!("exit {}\n{error}", error.exit_code()),
@@ -150,7 +166,7 @@ mod tests {
 
     /// Carries out a command that needs no interpreter.
     pub(super) fn run(words: &[&str]) -> Result<Exit, HostError> {
-        let argv: Vec<String> = ["uniference"].iter().chain(words).map(|word| (*word).to_owned()).collect();
+        let argv: Vec<OsString> = ["uniference"].iter().chain(words).map(OsString::from).collect();
         let cli = Cli::try_parse_from(argv.iter()).unwrap_or_else(|error| panic!("{error}"));
         carry_out(cli, &argv, Path::new("/nowhere/python"))
     }

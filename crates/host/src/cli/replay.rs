@@ -9,6 +9,7 @@ use super::results::{self, OutputArgs, RECORD, Recording};
 use super::traces::{self, TraceArgs, Wanted};
 use crate::error::{Exit, HostError};
 use crate::live::exchange::Recorder;
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
@@ -40,7 +41,7 @@ pub(super) struct Args {
 }
 
 /// Runs what the first argument names.
-pub(super) fn replay(args: &Args, argv: &[String]) -> Result<Exit, HostError> {
+pub(super) fn replay(args: &Args, argv: &[OsString]) -> Result<Exit, HostError> {
     let Args { run, cluster, traces, seed, output, .. } = args;
     let OutputArgs { out, json, record } = output;
     let wanted = Wanted { argv, cluster, seed: *seed, out: out.as_deref(), json: *json, record: *record };
@@ -54,11 +55,11 @@ pub(super) fn replay(args: &Args, argv: &[String]) -> Result<Exit, HostError> {
 }
 
 /// Runs a record again. On the cluster it comes from, report, trace and digest are the run's, byte for byte.
-fn replay_run(args: &Args, argv: &[String]) -> Result<Exit, HostError> {
+fn replay_run(args: &Args, argv: &[OsString]) -> Result<Exit, HostError> {
     let path = args.run.join(RECORD);
     let reader = RecordReader::open(BufReader::new(open_record(&path)?))?;
     let recorded = reader.header().manifest.clone();
-    let mut chosen = args.cluster.resolve_again(&path.display().to_string(), &recorded.cluster)?;
+    let mut chosen = args.cluster.resolve_again(&path, &recorded.cluster)?;
     let seed = args.seed.unwrap_or(recorded.seed);
     chosen.resolved.cluster.dynamics.seed = seed;
     check_ranks(&chosen, reader.header().world_size)?;
@@ -161,11 +162,11 @@ fn check_ranks(chosen: &Chosen, recorded: u32) -> Result<(), HostError> {
 }
 
 /// The run's own, unless this is another run: on another cluster, or with another seed.
-fn manifest(recorded: Manifest, chosen: &Chosen, seed: u64, argv: &[String]) -> Manifest {
+fn manifest(recorded: Manifest, chosen: &Chosen, seed: u64, argv: &[OsString]) -> Manifest {
     if recorded.cluster == chosen.resolved.toml && recorded.seed == seed {
         return recorded;
     }
-    Manifest { cluster: chosen.resolved.toml.clone(), command: argv.to_vec(), seed, ..recorded }
+    Manifest { cluster: chosen.resolved.toml.clone(), command: results::command(argv), seed, ..recorded }
 }
 
 fn folder(args: &Args) -> Result<Folder, HostError> {
@@ -175,5 +176,5 @@ fn folder(args: &Args) -> Result<Folder, HostError> {
         let hint = "choose another folder with --out";
         return Err(HostError::Usage(format!("the results would replace the run that is read\nhint: {hint}")));
     }
-    Folder::prepare(args.output.out.as_deref(), "replay")
+    Folder::prepare(args.output.out.as_deref(), "replay".as_ref())
 }

@@ -6,6 +6,7 @@ use super::console::Counter;
 use super::folder::Folder;
 use crate::error::HostError;
 use crate::live::exchange::Recorder;
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::BufWriter;
 use std::path::PathBuf;
@@ -75,8 +76,13 @@ impl Recorder for Record {
 }
 
 /// What a run is known by, in its report and its record.
-pub(super) fn manifest(argv: &[String], seed: u64, resolved: &Resolved) -> Manifest {
-    Manifest { cluster: resolved.toml.clone(), seed, command: argv.to_vec(), ..versions() }
+pub(super) fn manifest(argv: &[OsString], seed: u64, resolved: &Resolved) -> Manifest {
+    Manifest { cluster: resolved.toml.clone(), seed, command: command(argv), ..versions() }
+}
+
+/// A command's words as a report shows them: what is not UTF-8 in them is not.
+pub(super) fn command(argv: &[OsString]) -> Vec<String> {
+    argv.iter().map(|word| word.to_string_lossy().into_owned()).collect()
 }
 
 /// A manifest that says nothing but this program's version.
@@ -145,12 +151,12 @@ pub(super) fn report(
 pub(super) fn report_astra(
     (statistics, digest): (Statistics, Digest),
     inputs: String,
-    argv: &[String],
+    argv: &[OsString],
     folder: &Folder,
     json: bool,
 ) -> Result<(), HostError> {
     let devices: Vec<Device> = (0..statistics.ranks().len()).map(|rank| device(format!("npu.{rank}"))).collect();
-    let manifest = Manifest { cluster: inputs, command: argv.to_vec(), ..versions() };
+    let manifest = Manifest { cluster: inputs, command: command(argv), ..versions() };
     show(&Report::new(&statistics, &devices, digest.to_hex(), manifest), folder, json)
 }
 
@@ -164,13 +170,11 @@ pub(super) fn show(report: &Report, folder: &Folder, json: bool) -> Result<(), H
     let text = report.to_json();
     folder.write(REPORT, text.as_bytes())?;
     if json {
-        super::say(format_args!("{text}"));
-        return Ok(());
+        return super::say(format_args!("{text}"));
     }
     for warning in &report.warnings {
         super::complain(format_args!("warning: {warning}\n"));
     }
-    super::say(format_args!("{}", table::render(report)));
-    super::say(format_args!("{}\n", folder.describe()));
-    Ok(())
+    super::say(format_args!("{}", table::render(report)))?;
+    super::say(format_args!("{}\n", folder.describe()))
 }

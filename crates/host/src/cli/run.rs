@@ -13,6 +13,7 @@ use crate::live::driver::{Driver, Ending, Setup, Terminal, Watch};
 use crate::live::exchange::Exchange;
 use crate::live::zygote::{Place, Script, describe_status};
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -52,7 +53,7 @@ pub(super) struct Args {
     module: bool,
     /// The program, and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "SCRIPT")]
-    script: Vec<String>,
+    script: Vec<OsString>,
 }
 
 /// Where the duration of compute comes from.
@@ -68,7 +69,7 @@ enum Compute {
 const MOST_SHOWN: usize = 16;
 
 /// Runs a program.
-pub(super) fn run(args: &Args, argv: &[String], python: &Path) -> Result<Exit, HostError> {
+pub(super) fn run(args: &Args, argv: &[OsString], python: &Path) -> Result<Exit, HostError> {
     // Before anything is started that would outlive a Ctrl-C.
     let interrupts = Interrupts::new()?;
     check_script(args)?;
@@ -82,6 +83,7 @@ pub(super) fn run(args: &Args, argv: &[String], python: &Path) -> Result<Exit, H
     let tight = capacity::check_memory(ranks)?;
     capacity::check_descriptors(ranks)?;
     let folder = Folder::prepare(args.output.out.as_deref(), &args.script[0])?;
+    let traces = args.chakra.as_ref().map(|out| Folder::prepare_traces(out, Some(&folder))).transpose()?;
     let terminal = args.debug_rank.map(|rank| terminal(rank, ranks, args.output.json)).transpose()?;
     let setup = Setup { terminal, ..setup(args, cluster, python, &folder, chosen.backend_named) };
     let counter = Counter::default();
@@ -95,14 +97,18 @@ pub(super) fn run(args: &Args, argv: &[String], python: &Path) -> Result<Exit, H
     let ended = drive(&setup, cluster, &mut recording, &mut console, &interrupts);
     // What is left to write needs nobody to end anything first.
     drop(interrupts);
-    console.finish();
+    let lost = console.finish();
     let end = ended?;
     let figures = recording.finish(end.lines.clone())?;
     if let Ending::Finished = end.ending {
-        results::report(figures, &chosen.resolved, &[], manifest, &folder, args.output.json)?;
-        if let Some(out) = &args.chakra {
-            export::export(folder.path(), out)?;
+        let shown = results::report(figures, &chosen.resolved, &[], manifest, &folder, args.output.json);
+        // Files first: they are there even if standard output is not.
+        match shown {
+            Ok(()) | Err(HostError::Output { .. }) => {}
+            Err(error) => return Err(error),
         }
+        traces.map(|traces| export::export(folder.path(), &traces)).transpose()?;
+        lost.map_or(shown, |lost| Err(HostError::Output { source: lost }))?;
     }
     Ok(conclude(end, &folder))
 }
@@ -142,7 +148,7 @@ fn conclude(end: End, folder: &Folder) -> Exit {
             Exit::Halted
         }
         Ending::Interrupted(interrupt) => {
-            super::complain(format_args!("interrupted\n"));
+            super::complain(format_args!("interrupted\n{others}"));
             interrupt.into()
         }
     }
@@ -157,9 +163,9 @@ fn check_script(args: &Args) -> Result<(), HostError> {
     if args.module || script.exists() {
         return Ok(());
     }
-    if args.script[0].starts_with('-') {
+    if args.script[0].as_encoded_bytes().starts_with(b"-") {
         let hint = "`uniference run --help` lists the options; the script comes after them";
-        return Err(HostError::Usage(format!("there is no option {}\nhint: {hint}", args.script[0])));
+        return Err(HostError::Usage(format!("there is no option {}\nhint: {hint}", script.display())));
     }
     let hint = "give the path of a Python file, or a module's name after -m; options of uniference stand before it";
     Err(HostError::Usage(format!("there is no script {}\nhint: {hint}", script.display())))
@@ -175,8 +181,8 @@ fn check_record(args: &Args) -> Result<(), HostError> {
 
 /// A cluster that is described behind the script has been given to the script.
 fn check_order(args: &Args) -> Result<(), HostError> {
-    let ours = |word: &&String| ["--ranks", "--cluster"].contains(&word.split('=').next().unwrap_or_default());
-    match args.script[1..].iter().find(ours) {
+    let ours = |word: &&str| ["--ranks", "--cluster"].contains(&word.split('=').next().unwrap_or_default());
+    match args.script[1..].iter().filter_map(|word| word.to_str()).find(ours) {
         Some(word) if !args.cluster.is_given() => Err(HostError::Usage(format!(
             "no cluster to run on: {word} stands behind the script, so it is the script's\nhint: options of uniference stand before the script"
         ))),
@@ -281,8 +287,10 @@ fn drive(
     let watch = Watch { observer, recorder, console };
     let mut driver = Driver::new(setup, engine, watch, interrupts)?;
     let ending = driver.run()?;
+    let interrupted = matches!(ending, Ending::Interrupted(_));
     let stands = match ending {
-        Ending::Finished | Ending::Interrupted(_) => Stands::new(),
+        Ending::Finished => Stands::new(),
+        Ending::Interrupted(_) => driver.whereabouts(MOST_SHOWN),
         _ => driver.stands(MOST_SHOWN),
     };
     let exchange = driver.exchange();
@@ -290,24 +298,25 @@ fn drive(
         Ending::Failed { rank, .. } | Ending::Died { rank, .. } | Ending::Severed { rank } => Some(rank),
         _ => None,
     };
-    let others = waiting(exchange, &stands, gone);
+    let others = match (&ending, driver.has_ranks()) {
+        (Ending::Finished, _) | (_, false) => String::new(),
+        _ => doing(exchange, &stands, gone, interrupted),
+    };
     Ok(End { ending, lines: exchange.lines(), others, stands })
 }
 
-/// What the ranks that wait are waiting for, a line each, but for the one that is gone.
-fn waiting(exchange: &Exchange, stands: &Stands, gone: Option<u32>) -> String {
+/// What the ranks that wait are waiting for, a line each, but for the one that is gone; `with_running`: and what the others do.
+fn doing(exchange: &Exchange, stands: &Stands, gone: Option<u32>, with_running: bool) -> String {
     let line = |site| exchange.line(site).to_owned();
     let ranks = exchange.engine().report();
-    let waits =
-        |rank: &&RankReport| Some(rank.rank.0) != gone && rank.tasks.iter().any(|task| task.doing != Doing::Running);
-    let lines: Vec<String> = ranks
-        .iter()
-        .filter(waits)
-        .map(|rank| rank.render(&line, stands.get(&rank.rank.0).map_or(&[], Vec::as_slice)))
-        .collect();
-    let more = lines.len().saturating_sub(MOST_SHOWN);
+    let waits = |rank: &RankReport| rank.tasks.iter().any(|task| task.doing != Doing::Running);
+    let shown: Vec<&RankReport> =
+        ranks.iter().filter(|rank| Some(rank.rank.0) != gone && (with_running || waits(rank))).collect();
+    let known = |rank: &RankReport| stands.get(&rank.rank.0).map_or(&[][..], Vec::as_slice);
+    let lines: String = shown.iter().take(MOST_SHOWN).map(|rank| rank.render(&line, known(rank))).collect();
+    let more = shown.len().saturating_sub(MOST_SHOWN);
     let rest = if more > 0 { format!("  and {more} ranks more\n") } else { String::new() };
-    lines.into_iter().take(MOST_SHOWN).collect::<String>() + &rest
+    lines + &rest
 }
 
 /// The rank's output, if it has printed anything.

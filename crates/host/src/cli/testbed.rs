@@ -3,8 +3,10 @@
 use super::cluster::{Chosen, ClusterArgs};
 use crate::error::{Exit, HostError};
 use crate::interrupt::{Interrupt, Interrupts};
+use crate::supervisor::{adopt_orphans, end_orphans};
 use crate::testbed::{DEFAULT_QUEUE_BYTES, INTERFACE, LATE, Packets, Testbed};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
@@ -18,7 +20,7 @@ pub(super) struct Args {
     testbed: TestbedArgs,
     /// The command that every rank runs, with torchrun's environment
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
-    command: Vec<String>,
+    command: Vec<OsString>,
 }
 
 /// What is emulated.
@@ -50,8 +52,8 @@ impl TestbedArgs {
     /// Runs a command once a rank, with torchrun's environment and more.
     pub(super) fn run(
         &self,
-        words: &[String],
-        more: &[(&str, String)],
+        words: &[OsString],
+        more: &[(&str, OsString)],
         output: Output,
         interrupts: &Interrupts,
     ) -> Result<Exit, HostError> {
@@ -100,10 +102,11 @@ impl Output {
 fn start(
     testbed: &Testbed,
     cluster: &Cluster,
-    words: &[String],
-    more: &[(&str, String)],
+    words: &[OsString],
+    more: &[(&str, OsString)],
     output: Output,
 ) -> Result<Processes, HostError> {
+    adopt_orphans()?;
     let mut ranks = Processes::of(Vec::new());
     for rank in 0..cluster.devices.len() {
         let mut command = Command::new(&words[0]);
@@ -112,14 +115,14 @@ fn start(
         output.apply(&mut command);
         let host = cluster.devices[rank].host;
         let child = testbed.spawn(host, command).map_err(|error| {
-            HostError::Usage(format!("cannot start `{}`: {error}\nhint: give the command after --", words[0]))
+            HostError::Usage(format!("cannot start `{}`: {error}\nhint: give the command after --", words[0].display()))
         })?;
         ranks.0.push(child);
     }
     Ok(ranks)
 }
 
-/// Processes that belong together, numbered as ranks. Those that run when this is dropped are ended.
+/// Processes that belong together, numbered as ranks. Those that run when this is dropped are ended, and all that they have left behind.
 pub(super) struct Processes(Vec<Child>);
 
 /// How long a process has to end after SIGTERM.
@@ -136,6 +139,8 @@ impl Processes {
         let mut running: Vec<usize> = (0..self.0.len()).collect();
         while !running.is_empty() {
             if let Some(interrupt) = interrupted(interrupts, Duration::from_millis(20))? {
+                // Who asks twice does not want to wait for what follows.
+                interrupts.end_at_next();
                 return Ok(interrupt.into());
             }
             for rank in std::mem::take(&mut running) {
@@ -168,6 +173,8 @@ impl Drop for Processes {
             let _ = child.kill();
             let _ = child.wait();
         }
+        // Their supervisors have done so, but for what was killed above.
+        end_orphans();
     }
 }
 

@@ -10,7 +10,8 @@ use super::results::{self, Recording};
 use crate::error::{Exit, HostError};
 use crate::live::exchange::Recorder;
 use std::collections::BTreeMap;
-use std::fmt::Write;
+use std::ffi::OsString;
+use std::fmt::{Display, Write};
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -77,7 +78,7 @@ enum Fidelity {
 
 /// What a replay is asked for, whatever it replays.
 pub(super) struct Wanted<'a> {
-    pub(super) argv: &'a [String],
+    pub(super) argv: &'a [OsString],
     pub(super) cluster: &'a ClusterArgs,
     /// `None`: that of the recorded run, or 0.
     pub(super) seed: Option<u64>,
@@ -109,7 +110,7 @@ pub(super) fn replay(prefix: &Path, args: &TraceArgs, wanted: &Wanted<'_>) -> Re
         .enumerate()
         .map(|(rank, file)| Ok(Replay::new(RankId::from(rank), open(&file)?, rules.clone())))
         .collect::<Result<Ranks, HostError>>()?;
-    let folder = Folder::prepare(wanted.out, &format!("{}.et", prefix.display()))?;
+    let folder = Folder::prepare(wanted.out, &with_suffix(prefix, ".et"))?;
     let manifest = results::manifest(wanted.argv, seed, &chosen.resolved);
     let mut recording = Recording::start(wanted.record, &chosen.resolved, &manifest, &folder, Counter::default())?;
     let mut engine = Engine::new(cluster);
@@ -131,7 +132,7 @@ fn cluster(prefix: &Path, there: Option<usize>, wanted: &Wanted<'_>) -> Result<(
     let metadata = open(&first)?.metadata().clone();
     let seed = wanted.seed.or(metadata.unsigned(SEED)).unwrap_or_default();
     let chosen = match metadata.text(CLUSTER).filter(|_| !wanted.cluster.is_given()) {
-        Some(toml) => wanted.cluster.resolve_again(&first.display().to_string(), toml)?,
+        Some(toml) => wanted.cluster.resolve_again(&first, toml)?,
         None => wanted.cluster.resolve()?,
     };
     Ok((chosen, seed))
@@ -158,7 +159,7 @@ fn replay_astra(prefix: &Path, args: &TraceArgs, wanted: &Wanted<'_>) -> Result<
     let traces = files.iter().map(|file| open(file)).collect::<Result<_, _>>()?;
     let groups = args.astra_comm_groups.as_deref().map_or(Ok(Vec::new()), groups)?;
     let scales = Scales { compute: args.compute_scale, communication: args.comm_scale };
-    let folder = Folder::prepare(wanted.out, &format!("{}.et", prefix.display()))?;
+    let folder = Folder::prepare(wanted.out, &with_suffix(prefix, ".et"))?;
     let mut figures = (Statistics::default(), Digest::default());
     let machine = Machine { model: &model, memory, expand };
     let mut timeline = match wanted.record {
@@ -276,8 +277,14 @@ fn count(prefix: &Path) -> Result<Option<usize>, HostError> {
     }
 }
 
-fn of_rank(prefix: &Path, rank: usize) -> PathBuf {
-    PathBuf::from(format!("{}.{rank}.et", prefix.display()))
+pub(super) fn of_rank(prefix: &Path, rank: impl Display) -> PathBuf {
+    with_suffix(prefix, &format!(".{rank}.et")).into()
+}
+
+fn with_suffix(prefix: &Path, suffix: &str) -> OsString {
+    let mut name = prefix.as_os_str().to_owned();
+    name.push(suffix);
+    name
 }
 
 /// One for each rank.

@@ -5,17 +5,20 @@
 use super::cluster::{Chosen, ClusterArgs, value};
 use super::console::Counter;
 use super::folder::Folder;
+use super::lock::{Lock, Writer};
 use super::results::{self, RecordLevel, Recording};
+use super::traces::of_rank;
 use crate::error::{Exit, HostError};
 use crate::live::exchange::Recorder;
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use uniference_formats::chakra::replay::{Replay, Roofline, Rules};
 use uniference_formats::chakra::schema::GlobalMetadata;
-use uniference_formats::chakra::write::Writer;
+use uniference_formats::chakra::write::Writer as TraceWriter;
 use uniference_formats::cluster::Rates;
 use uniference_formats::units::{Bandwidth, Flops};
 use uniference_formats::workload::{Experts, Layout, Model, Phase, Recompute, Schedule, Spec, Trace, Workload};
@@ -213,13 +216,14 @@ enum Fold {
 }
 
 /// Carries the command out.
-pub(super) fn command(command: &Command, argv: &[String]) -> Result<Exit, HostError> {
+pub(super) fn command(command: &Command, argv: &[OsString]) -> Result<Exit, HostError> {
     let Command::Llama(args) = command;
     let workload = Workload::new(args.spec()?).map_err(|error| HostError::Usage(error.to_string()))?;
     if args.output.run {
         return run(args, &workload, argv);
     }
     let prefix = args.output.out.as_deref().expect("asked for without --run");
+    let _lock = Lock::of_file(&of_rank(prefix, "RANK"), Writer::Alone)?;
     write_traces(&workload, prefix, args.output.representatives)?;
     Ok(Exit::Ok)
 }
@@ -292,14 +296,13 @@ fn write_traces(workload: &Workload, prefix: &Path, representatives: bool) -> Re
     let mut count = 0_u32;
     for rank in (0..workload.world_size()).map(RankId) {
         if !representatives || symmetry.is_representative(rank) {
-            write_trace(workload, rank, &PathBuf::from(format!("{}.{}.et", prefix.display(), rank.0)))?;
+            write_trace(workload, rank, &of_rank(prefix, rank.0))?;
             count += 1;
         }
     }
     let each = if representatives { symmetry.order() } else { 1 };
     let shared = if each > 1 { format!(", each for {each} ranks") } else { String::new() };
-    super::say(format_args!("{count} traces: {}.RANK.et{shared}\n", prefix.display()));
-    Ok(())
+    super::say(format_args!("{count} traces: {}.RANK.et{shared}\n", prefix.display()))
 }
 
 fn write_trace(workload: &Workload, RankId(rank): RankId, path: &Path) -> Result<(), HostError> {
@@ -307,7 +310,7 @@ fn write_trace(workload: &Workload, RankId(rank): RankId, path: &Path) -> Result
     let failed = |source| HostError::File { action: "write", path: path.to_owned(), source, hint };
     let file = BufWriter::new(File::create(path).map_err(failed)?);
     let metadata = GlobalMetadata { version: "0.0.4".into(), ..GlobalMetadata::default() };
-    let mut writer = Writer::new(file, &metadata).map_err(failed)?;
+    let mut writer = TraceWriter::new(file, &metadata).map_err(failed)?;
     workload.trace(rank).try_for_each(|node| writer.node(&node)).map_err(failed)?;
     writer.finish().and_then(|file| file.into_inner().map_err(std::io::Error::from)).map_err(failed)?;
     Ok(())
@@ -316,7 +319,7 @@ fn write_trace(workload: &Workload, RankId(rank): RankId, path: &Path) -> Result
 // Runs
 
 /// Tries symmetries, the one that saves most first, until one turns out to be exact.
-fn run(args: &Llama, workload: &Workload, argv: &[String]) -> Result<Exit, HostError> {
+fn run(args: &Llama, workload: &Workload, argv: &[OsString]) -> Result<Exit, HostError> {
     let chosen = args.cluster.resolve()?;
     let (ranks, devices) = (workload.world_size(), chosen.resolved.cluster.devices.len());
     if ranks as usize != devices {
@@ -325,7 +328,7 @@ fn run(args: &Llama, workload: &Workload, argv: &[String]) -> Result<Exit, HostE
             "the job has {ranks} ranks, the cluster {devices} devices\nhint: {hint}"
         )));
     }
-    let folder = Folder::prepare(args.output.out.as_deref(), "llama")?;
+    let folder = Folder::prepare(args.output.out.as_deref(), "llama".as_ref())?;
     let mut reason: Option<Asymmetry> = None;
     for symmetry in args.output.symmetries(workload)? {
         let simulated = ranks / symmetry.order();
@@ -385,7 +388,7 @@ fn attempt(
     chosen: &Chosen,
     symmetry: &Symmetry,
     folder: &Folder,
-    argv: &[String],
+    argv: &[OsString],
 ) -> Result<Ended, HostError> {
     let cluster = &chosen.resolved.cluster;
     let mut engine = match Engine::folded(cluster, symmetry) {

@@ -24,7 +24,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use uniference_sim::engine::{Doing, Engine, Halt};
+use uniference_sim::engine::{Doing, Engine, Halt, RankReport};
 use uniference_sim::ids::{RankId, TaskId};
 use uniference_sim::program::Outcome;
 use uniference_sim::record::Observer;
@@ -41,10 +41,10 @@ const SILENCE: Duration = Duration::from_secs(1);
 /// After so long the user should know.
 const LONG_SILENCE: Duration = Duration::from_secs(10);
 
-/// How long processes whose programs have ended may take to end, and their last lines to come.
+/// How long processes whose programs have ended may take to end.
 const FAREWELL: Duration = Duration::from_secs(10);
 
-/// The same of a rank that failed, whose children may hold its outputs open for ever.
+/// The same of a rank that failed.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// A live run to be.
@@ -214,7 +214,7 @@ impl<'a> Driver<'a> {
         let world_size = setup.places.len() as u32;
         let layout = Layout::for_world(world_size);
         let arena = arena::create(layout).map_err(HostError::system("making the shared arena"))?;
-        let mut exchange = Exchange::new(engine, world_size, &setup.script.argv[0]);
+        let mut exchange = Exchange::new(engine, world_size, &setup.script.argv[0].to_string_lossy());
         exchange.reduce_in(arena::map(&arena, layout.total).map_err(HostError::system("mapping the shared arena"))?);
         let mut sources = Sources::new()?;
         let zygote = Zygote::start(&setup.python)?;
@@ -405,8 +405,29 @@ impl<'a> Driver<'a> {
     pub fn stands(&self, most: usize) -> BTreeMap<u32, Vec<String>> {
         let report = self.exchange.engine().report();
         let inside = report.iter().filter(|rank| rank.tasks.iter().any(|task| task.doing == Doing::Inside));
-        let alive = inside.filter_map(|rank| Some((rank.rank.0, self.ranks.get(rank.rank.index())?.process.pid()?)));
-        alive.take(most).map(|(rank, pid)| (rank, self.lookout.stands(pid))).collect()
+        inside.filter_map(|rank| self.stand(rank.rank, false)).take(most).collect()
+    }
+
+    /// The same of the first ranks, whatever the engine does not know of them: also where those stand that run, or whose call time has not
+    /// come to.
+    pub fn whereabouts(&self, most: usize) -> BTreeMap<u32, Vec<String>> {
+        let report = self.exchange.engine().report();
+        let all = |rank: &RankReport, doing: Doing| rank.tasks.iter().all(|task| task.doing == doing);
+        let known = |rank: &&RankReport| {
+            rank.ended.is_some() || rank.tasks.iter().all(|task| !matches!(task.doing, Doing::Running | Doing::Inside))
+        };
+        let unknown = report.iter().take(most).filter(|rank| !known(rank));
+        unknown.filter_map(|rank| self.stand(rank.rank, all(rank, Doing::Running))).collect()
+    }
+
+    fn stand(&self, rank: RankId, with_calls: bool) -> Option<(u32, Vec<String>)> {
+        let pid = self.ranks.get(rank.index())?.process.pid()?;
+        Some((rank.0, self.lookout.stands(pid, with_calls)))
+    }
+
+    /// Whether any rank has been started.
+    pub fn has_ranks(&self) -> bool {
+        self.ranks.iter().any(|rank| rank.process != Process::Coming)
     }
 
     /// Ctrl-C is the debugger's, unless the rank under it waits for others and cannot hear it.
@@ -416,6 +437,10 @@ impl<'a> Driver<'a> {
             (terminal.rank as usize) < self.ranks.len() && self.exchange.runs(RankId(terminal.rank))
         });
         self.interrupted = taken.filter(|interrupt| *interrupt != Interrupt::Int || !debugs).or(self.interrupted);
+        if self.interrupted.is_some() {
+            // Who asks twice does not want to read where each rank is.
+            self.signals.end_at_next();
+        }
     }
 
     fn hear_zygote(&mut self) -> Result<(), HostError> {
@@ -601,7 +626,7 @@ impl<'a> Driver<'a> {
         let deadline = Instant::now() + if finished { FAREWELL } else { LAST_WORDS };
         // What the others are about to wait for belongs into the report.
         let mut others_go_on = matches!(ending, Ending::Failed { .. } | Ending::Died { .. });
-        while self.interrupted.is_none() && !(self.has_said_all(&ending) && !(others_go_on && self.anybody_runs())) {
+        while self.interrupted.is_none() && !(self.have_ended(&ending) && !(others_go_on && self.anybody_runs())) {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() && finished {
                 self.watch.console.warn("ranks whose program had ended did not end within 10 s and were killed");
@@ -612,6 +637,7 @@ impl<'a> Driver<'a> {
             others_go_on = others_go_on && matches!(self.go_on(), Standing::Blocked);
             self.listen(Some(left))?;
         }
+        self.hear_last_words()?;
         let ending = match ending {
             Ending::Failed { rank, .. } => Ending::Failed { rank, status: self.ranks[rank as usize].process.status() },
             other => other,
@@ -619,18 +645,35 @@ impl<'a> Driver<'a> {
         Ok(self.interrupted.map_or(ending, Ending::Interrupted))
     }
 
+    /// What ranks whose processes have ended had printed by then. Their children may hold the outputs open for as long as they like.
+    fn hear_last_words(&mut self) -> Result<(), HostError> {
+        for (rank, state) in (0..).zip(&mut self.ranks) {
+            if state.process.status().is_none() {
+                continue;
+            }
+            for (stream, slot) in [Stream::Out, Stream::Err].into_iter().zip(&mut state.pipes) {
+                let Some(mut pipe) = slot.take() else { continue };
+                self.sources.remove(pipe.source().as_fd())?;
+                pipe.drain(|line| {
+                    self.watch.console.line(rank, stream, line);
+                    self.logs.append(rank, line)
+                })?;
+            }
+        }
+        Ok(())
+    }
+
     fn anybody_runs(&self) -> bool {
         let ranks = (0..).map(RankId).zip(&self.ranks);
         ranks.into_iter().any(|(rank, state)| state.process.status().is_none() && self.exchange.runs(rank))
     }
 
-    fn has_said_all(&self, ending: &Ending) -> bool {
-        let silent =
-            |rank: &Rank| rank.pipes.iter().all(Option::is_none) && matches!(rank.process, Process::Ended { .. });
+    fn have_ended(&self, ending: &Ending) -> bool {
+        let has_ended = |rank: &Rank| rank.process.status().is_some();
         match ending {
-            Ending::Finished => self.ranks.iter().all(silent),
+            Ending::Finished => self.ranks.iter().all(has_ended),
             Ending::Failed { rank, .. } | Ending::Died { rank, .. } | Ending::Severed { rank } => {
-                silent(&self.ranks[*rank as usize])
+                has_ended(&self.ranks[*rank as usize])
             }
             Ending::Halted(_) | Ending::Interrupted(_) => true,
         }

@@ -78,14 +78,14 @@ impl Lookout {
 
     /// The same as [`Lookout::stands`] of a process that may still go on: of one that waits for a signal nothing is said, as ours would be it.
     pub(crate) fn stands_undisturbed(&self, pid: i32) -> Vec<String> {
-        if waits_for_signals(pid) { Vec::new() } else { self.stands(pid) }
+        if waits_for_signals(pid) { Vec::new() } else { self.stands(pid, false) }
     }
 
-    /// Where the threads of a process stand that are not in a call of ours: "main thread at a.py:3, in queue.get".
-    pub(crate) fn stands(&self, pid: i32) -> Vec<String> {
-        // Without an answer there is nothing to tell: the process has gone, or has closed the file.
-        let text = self.ask(pid).unwrap_or_default();
-        stacks(&text).iter().filter_map(|stack| stack.stand(&self.ours)).collect()
+    /// Where the threads of a process stand, those in calls of ours only `with_calls`: "main thread at a.py:3, in queue.get".
+    pub(crate) fn stands(&self, pid: i32, with_calls: bool) -> Vec<String> {
+        // Without an answer there is nothing to tell: the process has gone, or has closed the file. Of one that is stopped there is none.
+        let text = if is_stopped(pid) { String::new() } else { self.ask(pid).unwrap_or_default() };
+        stacks(&text).iter().filter_map(|stack| stack.stand(&self.ours, with_calls)).collect()
     }
 
     fn ask(&self, pid: i32) -> io::Result<String> {
@@ -160,12 +160,15 @@ fn frame(line: &str) -> Option<Frame> {
 }
 
 impl Stack {
-    /// `None`: in a call of ours, of which the engine knows. The names of our files begin with `ours`.
-    fn stand(&self, ours: &str) -> Option<String> {
-        let innermost = self.frames.first().filter(|frame| !frame.is_in(ours))?;
+    /// `None`: in a call of ours, of which the engine knows, but `with_calls`. The names of our files begin with `ours`.
+    fn stand(&self, ours: &str, with_calls: bool) -> Option<String> {
+        let innermost = self.frames.iter().find(|frame| !frame.is_in(ours))?;
+        if !with_calls && !std::ptr::eq(innermost, &self.frames[0]) {
+            return None;
+        }
         let user = self.frames.iter().position(|frame| !frame.is_library() && !frame.is_in(ours));
         let at = user.map_or(innermost, |user| &self.frames[user]);
-        let called = user.and_then(|user| self.frames[..user].last());
+        let called = user.and_then(|user| self.frames[..user].iter().rev().find(|frame| !frame.is_in(ours)));
         let within = called.map_or(String::new(), |frame| format!(", in {}", frame.name()));
         let who = if self.is_main { "main thread" } else { "a thread" };
         Some(format!("{who} at {}:{}{within}", at.file, at.line))
@@ -202,9 +205,13 @@ mod tests {
                     File \"/home/a b.py\", line 4 in f\n\n\
                     Thread 0x00007f04 (most recent call first):\n  File \"/home/uniference/b.py\", line 2 in g\n\nCurrent thread 0x00007f03 (most recent call first):\n  \
                     File \"/home/a b.py\", line 12 in <module>\n";
-        let stands: Vec<String> = stacks(text).iter().filter_map(|stack| stack.stand("/x/uniference/")).collect();
+        let stands = |with_calls| -> Vec<String> {
+            stacks(text).iter().filter_map(|stack| stack.stand("/x/uniference/", with_calls)).collect()
+        };
         let expected = ["a thread at /home/a b.py:9, in queue.get", "a thread at /home/uniference/b.py:2"];
-        assert_eq!(stands, [&expected[..], &["main thread at /home/a b.py:12"]].concat());
+        assert_eq!(stands(false), [&expected[..], &["main thread at /home/a b.py:12"]].concat());
+        let all = [expected[0], "a thread at /home/a b.py:4", expected[1], "main thread at /home/a b.py:12"];
+        assert_eq!(stands(true), all);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! How a line looks on the console is the console's business.
 
-use crate::error::HostError;
+use crate::error::{HostError, file_hint};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -18,6 +18,9 @@ pub enum Stream {
 
 /// A line longer than this is passed on in parts: a rank that never ends its line must not fill our memory.
 const LONGEST_LINE: usize = 64 << 20;
+
+/// So much is read at once.
+const CHUNK: usize = 16 * 1024;
 
 /// One pipe of a rank.
 pub struct Pipe {
@@ -37,8 +40,8 @@ impl Pipe {
     }
 
     /// Reads once and hands whole lines, with their ends, to `line`. Returns false when the pipe has ended.
-    pub fn read<E>(&mut self, mut line: impl FnMut(&[u8]) -> Result<(), E>) -> Result<bool, E> {
-        let mut chunk = [0; 16 * 1024];
+    pub fn read<E>(&mut self, line: impl FnMut(&[u8]) -> Result<(), E>) -> Result<bool, E> {
+        let mut chunk = [0; CHUNK];
         let count = match self.source.read(&mut chunk) {
             Ok(count) => count,
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
@@ -47,10 +50,7 @@ impl Pipe {
             Err(_) => 0,
         };
         if count == 0 {
-            if !self.partial.is_empty() {
-                self.partial.push(b'\n');
-                line(&std::mem::take(&mut self.partial))?;
-            }
+            self.end_line(line)?;
             return Ok(false);
         }
         let before = self.partial.len();
@@ -63,6 +63,27 @@ impl Pipe {
         let lines: Vec<u8> = self.partial.drain(..whole).collect();
         lines.split_inclusive(|byte| *byte == b'\n').try_for_each(line)?;
         Ok(true)
+    }
+}
+
+impl Pipe {
+    /// Hands over what is in the pipe at this moment, as [`Pipe::read`] does, the beginning of a line included. There may come more, from others
+    /// who hold its other end: that is not waited for.
+    pub fn drain<E>(&mut self, mut line: impl FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
+        let mut left = rustix::io::ioctl_fionread(&self.source).unwrap_or_default();
+        while left > 0 && self.read(&mut line)? {
+            left = left.saturating_sub(CHUNK as u64);
+        }
+        self.end_line(line)
+    }
+
+    /// A last line without an end is given one.
+    fn end_line<E>(&mut self, mut line: impl FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
+        if self.partial.is_empty() {
+            return Ok(());
+        }
+        self.partial.push(b'\n');
+        line(&std::mem::take(&mut self.partial))
     }
 }
 
@@ -81,11 +102,9 @@ impl Logs {
     /// Appends a line to a rank's log.
     pub fn append(&mut self, rank: u32, line: &[u8]) -> Result<(), HostError> {
         let path = || self.folder.join(format!("rank-{rank}.log"));
-        let failed = |source| HostError::File {
-            action: "write",
-            path: path(),
-            source,
-            hint: "make room there, or choose another folder with --out",
+        let failed = |source| {
+            let hint = file_hint(&source);
+            HostError::File { action: "write", path: path(), source, hint }
         };
         let file = match &mut self.files[rank as usize] {
             Some(file) => file,
@@ -142,6 +161,24 @@ mod tests {
             Ok::<_, io::Error>(())
         });
         assert_eq!((open.unwrap(), seen), (true, vec![LONGEST_LINE + 1]));
+    }
+
+    #[test]
+    fn what_is_in_a_pipe_that_others_hold_open_comes_out() {
+        let (source, sink) = rustix::pipe::pipe().unwrap();
+        rustix::io::ioctl_fionbio(&source, true).unwrap();
+        let mut pipe = Pipe::new(File::from(source));
+        let mut sink = File::from(sink);
+        sink.write_all(&[b'x'; 3 * CHUNK]).unwrap();
+        sink.write_all(b"\nlast").unwrap();
+        let mut seen = Vec::new();
+        let mut line = |line: &[u8]| {
+            seen.push(line.len());
+            Ok::<_, io::Error>(())
+        };
+        pipe.drain(&mut line).unwrap();
+        pipe.drain(&mut line).unwrap();
+        assert_eq!(seen, [3 * CHUNK + 1, 5]);
     }
 
     #[test]

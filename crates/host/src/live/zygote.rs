@@ -6,12 +6,15 @@
 use super::protocol;
 use crate::error::HostError;
 use crate::interrupt::shield;
+use crate::supervisor::{adopt_orphans, end_orphans, supervise};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use signal_hook::low_level::signal_name;
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -23,7 +26,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug)]
 pub struct Script {
     /// The script, or with `module` the module's name; then its arguments.
-    pub argv: Vec<String>,
+    pub argv: Vec<OsString>,
     /// Run as `python -m` does.
     pub module: bool,
     /// Added to the environment of every rank.
@@ -52,7 +55,7 @@ struct Fork<'a> {
     op: &'static str,
     rank: u32,
     world_size: u32,
-    argv: &'a [String],
+    argv: Vec<String>,
     module: bool,
     env: &'a BTreeMap<String, String>,
     local_rank: u32,
@@ -99,8 +102,9 @@ pub enum News {
     },
 }
 
-/// The process that ranks are forked from. It and all ranks end when this is dropped.
+/// The process that ranks are forked from. It and all ranks end when this is dropped, or this process does.
 pub struct Zygote {
+    /// Its supervisor, which ends as it does.
     child: Child,
     socket: Option<UnixStream>,
     heard: Vec<u8>,
@@ -134,23 +138,16 @@ impl Zygote {
         let (socket, theirs) = UnixStream::pair().map_err(HostError::system("making a socket pair"))?;
         inherit(theirs.as_fd()).map_err(HostError::system("making a socket inheritable"))?;
         socket.set_nonblocking(true).map_err(HostError::system("making a socket non-blocking"))?;
-        // What a rank has started and left behind becomes our child, so that it can be ended.
-        let us = rustix::process::getpid();
-        rustix::process::set_child_subreaper(Some(us))
-            .map_err(HostError::system("adopting what ranks leave behind"))?;
+        adopt_orphans()?;
         let stderr = io::stderr().as_fd().try_clone_to_owned().map_err(HostError::system("copying standard error"))?;
         let mut command = Command::new(python);
         shield(&mut command);
-        let child = command
+        command
             .args(["-P", "-m", "uniference.zygote", &theirs.as_raw_fd().to_string()])
             .envs(preloads().map(|value| (PRELOAD, value)))
             .stdin(Stdio::null())
-            .stdout(stderr)
-            .spawn()
-            .map_err(|error| HostError::Zygote {
-                what: format!("cannot start {}: {error}", python.display()),
-                hint: "`uniference doctor` shows what is missing".into(),
-            })?;
+            .stdout(stderr);
+        let child = supervise(&mut command).spawn().map_err(|error| not_started(python, &error))?;
         Ok(Zygote { child, socket: Some(socket), heard: Vec::new(), is_ready: false, ranks: BTreeMap::new() })
     }
 
@@ -172,7 +169,7 @@ impl Zygote {
             op: "fork",
             rank: place.rank,
             world_size: place.world_size,
-            argv: &script.argv,
+            argv: script.argv.iter().map(|word| byte_by_byte(word)).collect(),
             module: script.module,
             env: &script.env,
             local_rank: place.local.0,
@@ -223,13 +220,17 @@ impl Zygote {
         }
     }
 
-    /// It has hung up. Before it was ready something is amiss with the machine; afterwards somebody has ended it.
+    /// It has hung up. Where it ended by itself before it was ready, something is amiss with the machine; otherwise somebody has ended it.
     fn lost(&mut self) -> HostError {
-        let how = match self.child.wait() {
-            Ok(status) => describe_status(status.code().or(status.signal().map(|signal| -signal)).unwrap_or_default()),
-            Err(error) => format!("is lost ({error})"),
+        let (how, by_signal) = match self.child.wait() {
+            Ok(status) => {
+                let signal = status.signal();
+                (describe_status(status.code().or(signal.map(|signal| -signal)).unwrap_or_default()), signal.is_some())
+            }
+            Err(error) => (format!("is lost ({error})"), false),
         };
-        if self.is_ready {
+        if self.is_ready || by_signal {
+            let how = if self.is_ready { how } else { format!("{how} while it started") };
             let hint = "the host may have run out of memory (dmesg says so), or somebody ended it";
             return HostError::ZygoteLost { how, hint };
         }
@@ -255,20 +256,6 @@ impl Drop for Zygote {
         let _ = self.child.wait();
         end_orphans();
     }
-}
-
-/// Ends what ranks have started and left behind, which are our children by now, and theirs, which then are.
-fn end_orphans() {
-    while let Some(pid) = children().into_iter().find_map(rustix::process::Pid::from_raw) {
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-        let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
-    }
-}
-
-fn children() -> Vec<i32> {
-    let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
-    let lists = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
-    lists.flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect()
 }
 
 /// Ours, and behind it what the user preloads.
@@ -300,8 +287,22 @@ fn kill_group(pid: i32) {
     }
 }
 
+fn not_started(python: &Path, error: &io::Error) -> HostError {
+    let hint = match Errno::from_io_error(error) {
+        Some(Errno::AGAIN) => "raise the limit of processes (ulimit -u), or end some",
+        Some(Errno::NOMEM) => "free memory, or raise its limit: ulimit -v",
+        _ => "`uniference doctor` shows what is missing",
+    };
+    HostError::Zygote { what: format!("cannot start {}: {error}", python.display()), hint: hint.into() }
+}
+
 fn inherit(fd: BorrowedFd<'_>) -> rustix::io::Result<()> {
     rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty())
+}
+
+/// Each byte as the character of that number: JSON has no other bytes than UTF-8's.
+fn byte_by_byte(word: &OsStr) -> String {
+    word.as_bytes().iter().map(|byte| char::from(*byte)).collect()
 }
 
 /// # Panics

@@ -3,20 +3,18 @@
 //! The namespace belongs to a thread, not to a name: whatever ends this process, `kill -9` included, ends the namespace too, once the
 //! processes started in it are gone.
 
-// A thread leaves the process's network namespace by a system call that is marked unsafe for what else it can do, and what a child does
-// between fork and exec is marked unsafe too.
+// A thread leaves the process's network namespace by a system call that is marked unsafe for what else it can do.
 #![allow(unsafe_code)]
 
 use super::wire::ETHERNET_HEADER;
 use super::{priority, tun};
 use crate::error::HostError;
-use rustix::process::{Signal, set_parent_process_death_signal};
+use crate::supervisor::supervise;
 use rustix::thread::UnshareFlags;
 use std::fs;
 use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
-use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
@@ -82,10 +80,9 @@ impl Namespace {
         self.real_time
     }
 
-    /// Starts a process on this host. It is killed when the host goes, or this process.
+    /// Starts a process on this host. It is killed, with all that it has started, when the host goes, or this process.
     pub(super) fn spawn(&self, mut command: Command) -> io::Result<Child> {
-        // SAFETY: one system call, which allocates nothing and takes no lock.
-        unsafe { command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?)) };
+        supervise(&mut command);
         let (answer, answered) = channel();
         let order: Order = Box::new(move || drop(answer.send(command.spawn())));
         self.orders.send(order).expect("a host's thread lives as long as the host");

@@ -143,22 +143,26 @@ impl Halt {
 }
 
 impl RankReport {
-    /// One line for people, with its end. `inside`: where its threads stand that wait for each other.
-    pub fn render(&self, site: &dyn Fn(Site) -> String, inside: &[String]) -> String {
+    /// One line for people, with its end. `threads`: where its threads stand that wait for each other, or, of a rank that runs, where those are.
+    pub fn render(&self, site: &dyn Fn(Site) -> String, threads: &[String]) -> String {
         let head = format!("  {}, clock {}: ", self.rank, self.clock);
         match self.ended {
             Some(Outcome::Crashed) => return head + "has crashed, as the cluster wanted\n",
             Some(_) => return head + "has finished\n",
             None => {}
         }
-        let (waiting, others): (Vec<_>, Vec<_>) = self.tasks.iter().partition(|task| task.doing == Doing::Inside);
+        let runs = self.tasks.iter().any(|task| task.doing == Doing::Running);
+        // Of threads that run it is known that they do, or else where they stand.
+        let shown = self.tasks.iter().filter(|task| threads.is_empty() || task.doing != Doing::Running);
+        let (waiting, others): (Vec<_>, Vec<_>) = shown.partition(|task| task.doing == Doing::Inside);
         let describe = |task: &TaskReport| {
             let place = task.site.map_or(String::new(), |line| format!(" at {}", site(line)));
             format!("{}{place}{}", task.doing, task.doing.near(site))
         };
         let mut lines: Vec<String> = others.into_iter().map(describe).collect();
-        match inside {
+        match threads {
             [] => lines.extend(waiting.first().map(|task| task.doing.to_string())),
+            known if runs => lines.push(format!("is running: {}", known.join("; "))),
             known => lines.push(format!("waits inside its process: {}", known.join("; "))),
         }
         format!("{head}{}\n", lines.join("; "))

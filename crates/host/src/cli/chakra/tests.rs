@@ -1,14 +1,14 @@
 use super::*;
 use std::fs;
+use std::io::ErrorKind;
 use tempfile::TempDir;
 use uniference_formats::chakra::schema::{GlobalMetadata, Node, NodeType};
-use uniference_formats::chakra::write::Writer;
 
 /// A folder with `a.0.et` and `b.0.et`: two nodes each, the second of which depends on the first and differs in its duration.
 fn traces() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     for (name, duration_micros) in [("a.0.et", 5), ("b.0.et", 6)] {
-        let mut writer = Writer::new(Vec::new(), &GlobalMetadata::default()).unwrap();
+        let mut writer = TraceWriter::new(Vec::new(), &GlobalMetadata::default()).unwrap();
         let node = |id, data_deps, duration_micros| Node {
             id,
             name: "matmul".into(),
@@ -89,13 +89,15 @@ impl Write for Gone {
 }
 
 #[test]
-fn a_closed_pipe_is_no_error_and_a_full_disk_is() {
+fn output_that_is_lost_is_an_error_of_its_own() {
     let dir = traces();
     let trace = || dir.path().join("a.0.et");
     for command in [Command::Json { trace: trace() }, Command::Stats { traces: vec![trace()], json: true }] {
-        assert_eq!(show(&command, Gone(ErrorKind::BrokenPipe)).ok(), Some(Exit::Ok));
-        let error = show(&command, Gone(ErrorKind::StorageFull)).err().unwrap();
-        assert_eq!(error.exit(), Exit::Usage);
-        assert!(error.to_string().starts_with("the output could not be written: "), "{error}");
+        for kind in [ErrorKind::BrokenPipe, ErrorKind::StorageFull] {
+            let error = show(&command, Gone(kind)).err().unwrap();
+            assert_eq!(error.exit(), Exit::Usage);
+            assert!(error.to_string().starts_with("cannot write standard output: "), "{error}");
+            assert!(matches!(error, HostError::Output { source } if source.kind() == kind));
+        }
     }
 }
