@@ -1,6 +1,8 @@
 """Runs that are ended from outside: nothing of them stays, and the user reads why."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -8,12 +10,14 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import Start
+from harness import Start, uniference
 
 HANG = (
-    "import os, signal, torch.distributed as dist\n"
+    "import os, signal, subprocess, torch.distributed as dist\n"
     "for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, signal.SIG_IGN)\n"
-    "print('pid', os.getpid())\ndist.init_process_group('gloo')\nwhile True:\n    pass\n"
+    # Detached from the rank, its session and its parent, and it holds the rank's outputs.
+    "left = subprocess.run(['sh', '-c', 'setsid sleep 600 >&2 & echo $!'], stdout=subprocess.PIPE).stdout\n"
+    "print('pids', os.getpid(), int(left))\nif os.environ['RANK'] == '0':\n    dist.init_process_group('gloo')\nwhile True:\n    pass\n"
 )
 TALK = (
     "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
@@ -35,10 +39,10 @@ def command(directory: Path, source: str) -> list[str]:
 
 
 def hanging(directory: Path, start: Start) -> tuple["subprocess.Popen[str]", list[int]]:
-    """A run whose ranks never end, whatever signals they get; and their processes."""
+    """A run whose ranks never end, whatever signals they get; and their processes, each followed by one that it has left behind."""
     run = start(*words(directory, HANG))
     assert run.stdout is not None
-    pids = [int(run.stdout.readline().split()[-1]) for _ in range(2)]
+    pids = [int(pid) for _ in range(2) for pid in run.stdout.readline().split()[-2:]]
     return run, pids
 
 
@@ -57,14 +61,35 @@ def test_ctrl_c_ends_everything(tmp_path: Path, start: Start) -> None:
     run.send_signal(signal.SIGINT)
     _, err = run.communicate(timeout=20)
     assert run.returncode == 130
-    assert "interrupted" in err
-    assert "Traceback" not in err
+    script = tmp_path / "script.py"
+    head, *ranks = err.splitlines()
+    assert head == "interrupted"
+    # Rank 0 waits in a call; virtual time cannot pass while rank 1 runs.
+    assert re.fullmatch(rf"  rank 0, clock \S+ \S+: .* at {script}:6(, in .*)?", ranks[0]), ranks[0]
+    assert re.fullmatch(rf"  rank 1, clock 0 ps: is running: main thread at {script}:[4-8]", ranks[1]), ranks[1]
+    assert len(ranks) == 2
+    assert all_end(pids)
+
+
+def test_ctrl_c_twice_ends_at_once(tmp_path: Path, start: Start) -> None:
+    run, pids = hanging(tmp_path, start)
+    # A process that is stopped says nothing, so nobody can be told where it is.
+    os.kill(pids[0], signal.SIGSTOP)
+    for _ in range(2):
+        run.send_signal(signal.SIGINT)
+        time.sleep(0.01)
+    run.communicate(timeout=20)
+    assert run.returncode == 130
     assert all_end(pids)
 
 
 def children_of(pid: int) -> list[int]:
-    """Its processes at this moment."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """Its processes at this moment, and theirs."""
+    try:
+        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:  # it has ended
+        return []
+    return children + [below for child in children for below in children_of(child)]
 
 
 def command_line(pid: int) -> bytes:
@@ -92,17 +117,47 @@ def test_ctrl_c_while_it_starts_ends_quietly(tmp_path: Path, started: bytes) -> 
     assert all_end(children)
 
 
-def test_a_killed_driver_leaves_nothing(tmp_path: Path, start: Start) -> None:
-    run, pids = hanging(tmp_path, start)
-    os.kill(run.pid, signal.SIGKILL)
-    run.communicate(timeout=20)
-    assert all_end(pids)
+def parent(pid: int) -> int:
+    """Of a process that lives."""
+    return int(Path(f"/proc/{pid}/status").read_text().partition("PPid:")[2].split()[0])
+
+
+def test_killed_processes_of_ours_leave_nothing(tmp_path: Path, start: Start) -> None:
+    """The command, and each of those above the ranks together with it, at one instant as far as that is possible."""
+    for number in range(3):
+        (directory := tmp_path / str(number)).mkdir()
+        run, pids = hanging(directory, start)
+        zygote = parent(pids[0])
+        # The last one holds what ranks leave behind: the command does that in its place.
+        victims = ([run.pid], [run.pid, zygote], [parent(zygote)])[number]
+        for pid in victims:
+            os.kill(pid, signal.SIGKILL)
+        run.communicate(timeout=20)
+        assert all_end(pids)
+
+
+def test_a_zygote_that_is_killed_while_it_starts_is_named(tmp_path: Path) -> None:
+    run = subprocess.Popen(command(tmp_path, HANG), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    zygote: list[int] = []
+    while not zygote:
+        zygote = [child for child in children_of(run.pid) if b"uniference.zygote" in command_line(child)]
+        time.sleep(0.002)
+    os.kill(zygote[0], signal.SIGKILL)
+    _, err = run.communicate(timeout=20)
+    assert run.returncode == 1
+    assert "forked from was killed by SIGKILL while it started\nhint: the host may have run out of memory" in err
+
+
+def test_children_that_hold_a_ranks_outputs_do_not_delay_the_end(tmp_path: Path) -> None:
+    source = "import subprocess\nsubprocess.Popen(['sleep', '600'])\nprint('last', end='')\n"
+    done = subprocess.run(command(tmp_path, source), capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith("last\n[1] last\n")
+    assert "did not end within" not in done.stderr
 
 
 def test_a_killed_zygote_is_named(tmp_path: Path, start: Start) -> None:
     run, pids = hanging(tmp_path, start)
-    status = Path(f"/proc/{pids[0]}/status").read_text()
-    os.kill(int(status.partition("PPid:")[2].split()[0]), signal.SIGKILL)
+    os.kill(parent(pids[0]), signal.SIGKILL)
     _, err = run.communicate(timeout=20)
     assert run.returncode == 1
     assert "the process that ranks are forked from was killed by SIGKILL\nhint: the host may have run out" in err
@@ -160,9 +215,142 @@ def test_nobody_reads_the_output(tmp_path: Path, start: Start) -> None:
     assert run.stderr is not None
     run.stdout.readline()
     run.stdout.close()
+    # The run goes on, for its results are files; then it ends as others do that write to such a pipe.
     err = run.stderr.read()
-    assert run.wait(timeout=60) == 0
+    assert run.wait(timeout=60) == -signal.SIGPIPE
+    assert (tmp_path / "out" / "report.json").exists()
+    assert "error" not in err
     assert "bug" not in err
+
+
+def test_one_command_writes_to_a_folder_at_a_time(tmp_path: Path, start: Start) -> None:
+    run, pids = hanging(tmp_path, start)
+    (tmp_path / "other.py").write_text("print('not reached')\n")
+    other = uniference("run", "--ranks", 1, "--out", tmp_path / "out", tmp_path / "other.py", cwd=tmp_path)
+    assert (other.code, other.out) == (2, "")
+    assert "another command is writing to" in other.err
+    assert "hint: wait until it has ended, or choose another place with --out" in other.err
+    run.kill()
+    run.communicate(timeout=20)
+    assert all_end(pids)
+    # What a killed run has left behind is nobody's, and earlier results are replaced; other files are not.
+    for name in (None, "notes.txt"):
+        again = uniference("run", "--ranks", 1, "--out", tmp_path / "out", tmp_path / "other.py", cwd=tmp_path)
+        assert again.code == (0 if name is None else 2), again.err
+        (tmp_path / "out" / "notes.txt").write_text("mine")
+    assert "notes.txt is in it\nhint: choose a folder of its own" in again.err
+    assert (tmp_path / "out" / "notes.txt").exists()
+
+
+# What commands that say something on standard output are called with; `run` is the folder of a run.
+SAYING: dict[str, tuple[str, ...]] = {
+    "run": ("--ranks", "1", "--out", "again", "script.py"),
+    "replay": ("run", "--out", "replayed"),
+    "cluster check": ("cluster.toml",),
+    "chakra stats": ("run/chakra/chakra.0.et",),
+    "chakra json": ("run/chakra/chakra.0.et",),
+    "chakra check": ("run/chakra/chakra.0.et",),
+    "chakra dot": ("run/chakra/chakra.0.et",),
+    "chakra diff": ("run/chakra/chakra.0.et", "run/chakra/chakra.1.et"),
+    "calibrate": ("--fit", "measured.jsonl", "--out", "fitted.toml"),
+    "compare": ("run", "run"),
+    "workload llama": ("--layers", "1", "--batch", "1", "--out", "job"),
+    "doctor": (),
+}
+# They say nothing there but `--help`: what they start has it.
+SILENT = {"chakra link", "chakra export", "launch", "testbed"}
+MEASURED = "".join(
+    json.dumps({"operation": operation, "ranks": [0, 1], "bytes": size, "seconds": [40e-6 + size * 16e-9] * 3}) + "\n"
+    for operation in ("pingpong", "round_trip")
+    for size in (8, 4096, 65536, 1 << 20)
+)
+
+
+def subcommands(*before: str) -> list[str]:
+    """All of the command line, as its help lists them."""
+    text = uniference(*before, "--help", cwd=Path.cwd()).out.partition("Commands:\n")[2].partition("\n\n")[0]
+    names = [line.split()[0] for line in text.splitlines() if re.match(r"  \S", line)]
+    below = [name for name in names for name in (subcommands(*before, name) or [" ".join((*before, name))])]
+    return below
+
+
+def test_output_that_is_lost_is_an_error(tmp_path: Path) -> None:
+    assert sorted(subcommands()) == sorted([*SAYING, *SILENT])
+    words_of_run = words(tmp_path, TALK.replace("300", "3"))
+    words_of_run[words_of_run.index("--out") + 1] = "run"
+    assert uniference(*words_of_run, cwd=tmp_path).code == 0
+    assert uniference("chakra", "export", "run", cwd=tmp_path).code == 0
+    checked = json.loads((tmp_path / "run" / "report.json").read_text())["manifest"]["cluster"]
+    (tmp_path / "cluster.toml").write_text(checked)
+    (tmp_path / "measured.jsonl").write_text(MEASURED)
+    calls = [*((*name.split(), *given) for name, given in SAYING.items()), ("--help",), ("--version",)]
+    for call in calls:
+        line = [sys.executable, "-m", "uniference", *call]
+        cases = ((">/dev/full", "No space left on device"), (">&-", "it is closed"), ("| :", None))
+        # A run takes seconds to start, and ends as a replay does.
+        for where, error in cases[:1] if call[0] == "run" else cases:
+            # The shell's own standard output is for the exit code of what stands before the pipe.
+            shell = (
+                f'exec 3>&1; {{ sleep 0.2; "$@"; echo $? >&3; }} {where}'
+                if where == "| :"
+                else f'"$@" {where}; echo $?'
+            )
+            done = subprocess.run(
+                ["sh", "-c", shell, "sh", *line], capture_output=True, text=True, cwd=tmp_path, check=True
+            )
+            code = int(done.stdout.split()[-1])
+            told = done.stderr
+            if error is None:
+                assert code == 128 + signal.SIGPIPE, (call, told)
+                assert "error" not in told
+            else:
+                assert code == 2, (call, where, told)
+                assert "cannot write standard output" in told, (call, where, told)
+                assert error in told
+    # Nobody need read what goes to standard error.
+    done = subprocess.run(
+        ["sh", "-c", '"$@" 2>&- </dev/null', "sh", sys.executable, "-m", "uniference", "run", *SAYING["run"]],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=True,
+    )
+    assert "results: again" in done.stdout
+
+
+def test_names_need_not_be_utf_8(tmp_path: Path) -> None:
+    here = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    here.mkdir()
+    odd = os.fsdecode(b"odd\xff")
+    (here / f"{odd}.py").write_text(TALK.replace("300", "3").replace("'x' * 1000", "__import__('sys').argv"))
+    run = ("run", "--ranks", 2, "--backend", "ideal", "--compute", "none")
+    done = uniference(*run, "--out", odd, "--chakra", f"{odd}.traces", f"{odd}.py", f"{odd}.txt", cwd=here)
+    assert done.code == 0, done.err
+    assert "odd\\udcff.txt" in done.out
+    (here / f"{odd}.toml").write_text(json.loads((here / odd / "report.json").read_text())["manifest"]["cluster"])
+    for call in (
+        ("replay", odd, "--out", f"{odd}.again"),
+        ("replay", f"{odd}.traces", "--cluster", f"{odd}.toml", "--out", f"{odd}.other"),
+        ("compare", odd, f"{odd}.again"),
+        ("cluster", "check", f"{odd}.toml"),
+        ("chakra", "export", odd),
+        ("chakra", "check", f"{odd}.traces/chakra.0.et"),
+        ("workload", "llama", "--layers", 1, "--batch", 1, "--out", f"{odd}.job"),
+        ("launch", "--out", f"{odd}.real", f"{odd}.py", f"{odd}.txt"),
+    ):
+        done = uniference(*call, cwd=here)
+        assert done.code == 0, (call, done.err)
+    assert (here / f"{odd}.job.0.et").exists()
+    # The default folder is called as the script is; where a rank fails, the places are named.
+    (here / f"{odd}.py").write_text(
+        "import torch.distributed as dist\ndist.init_process_group('gloo')\n1 / dist.get_rank()\ndist.barrier()\n"
+    )
+    done = uniference(*run, f"{odd}.py", cwd=here)
+    assert done.code == 1, done.err
+    assert (here / "uniference-out" / f"{odd}-1" / "program.record").exists()
+    assert "ZeroDivisionError" in done.err
+    assert "which rank 0 did not enter at" in done.err
+    assert "uniference/" not in done.err
 
 
 def test_files_beside_the_user_do_not_stand_in_for_modules(tmp_path: Path) -> None:

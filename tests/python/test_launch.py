@@ -1,17 +1,22 @@
 """Real runs under the recorder: `uniference launch`, on this machine's loopback and on the testbed."""
 
+import contextlib
 import json
 import os
+import re
 import shutil
+import signal
 import socket
 import threading
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness import Done, uniference, write_script
 
-from uniference.real import clocks
+from uniference.real import clocks, meeting
 
 PROGRAM = """
 import os, torch, torch.distributed as dist
@@ -105,15 +110,125 @@ dist.destroy_process_group()
     assert operation["time_s"] / 2 >= 1e6 * 1514 / 1448 / 12.5e6
 
 
-def test_the_offset_of_a_clock_is_found_to_half_a_round_trip() -> None:
-    shift = 5_000_000_000
+SHIFT_NS = 5_000_000_000
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = threading.Thread(target=clocks.serve, args=(listener, 1, lambda: clocks.now() + shift))
-        server.start()
-        reading = clocks.read(listener.getsockname())
-        server.join()
-    assert abs(reading.offset_ns - shift) <= reading.error_ns
+
+@pytest.fixture
+def served() -> Iterator[tuple[tuple[str, int], bytes, threading.Thread, list[str]]]:
+    """A clock that is ahead, for one client: its address, its key, its thread, and how that has failed."""
+    listener, key = socket.create_server(("127.0.0.1", 0), backlog=512), clocks.new_key()
+    failed: list[str] = []
+
+    def serve() -> None:
+        try:
+            clocks.Server([listener], key, lambda: clocks.now() + SHIFT_NS).serve(1, patience_s=30)
+        except TimeoutError as error:
+            failed.append(str(error))
+
+    server = threading.Thread(target=serve)
+    address = listener.getsockname()
+    server.start()
+    yield address, key, server, failed
+    server.join()
+
+
+def check_offset(reading: clocks.Reading) -> None:
+    assert abs(reading.offset_ns - SHIFT_NS) <= reading.error_ns
+
+
+def test_the_offset_of_a_clock_is_found_to_half_a_round_trip_among_strangers(
+    served: tuple[tuple[str, int], bytes, threading.Thread, list[str]],
+) -> None:
+    address, key, server, failed = served
+    # More than are served at once say nothing, or garbage, or what another has said; nobody has to wait for them.
+    silent = [socket.create_connection(address, timeout=5) for _ in range(100)]
+    for peer in silent[50:]:
+        with contextlib.suppress(OSError):  # it has had to make room
+            peer.sendall(b"GET / HTTP/1.0\r\n\r\n" * 20)
+    with pytest.raises(ConnectionError, match="host cannot be read at"):
+        clocks.read(address, clocks.new_key(), patience_s=0)
+    with socket.create_connection(address, timeout=5) as mirror, contextlib.suppress(OSError):
+        while chunk := mirror.recv(64):
+            mirror.sendall(chunk)
+            assert len(chunk) in (32, 64), "a stranger that repeats what it hears has been told the time"
+    assert server.is_alive()
+    check_offset(clocks.read(address, key))
+    server.join()
+    assert not failed
+    for peer in silent:
+        peer.close()
+    with pytest.raises(ConnectionError):
+        clocks.read(address, key, patience_s=0)
+
+
+def test_a_server_does_not_wait_for_ever() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(TimeoutError, match="hint: let all hosts"):
+        clocks.Server([listener], clocks.new_key()).serve(1, patience_s=0.1)
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        address = nobody.getsockname()
+    with pytest.raises(ConnectionError, match="hint: let this host reach it"):
+        clocks.read(address, clocks.new_key(), patience_s=0)
+
+
+@pytest.mark.parametrize("given", [None, "127.0.0.9"])
+def test_the_clock_of_the_first_host_is_served_where_the_others_reach_it(
+    given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    environment = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    if given is not None:
+        environment[meeting.CLOCK_ADDRESS] = given
+    pids = []
+    for rank in range(3):
+        if pid := os.fork():
+            pids.append(pid)
+            continue
+        code = 1
+        try:
+            signal.alarm(60)
+            os.environ.update(environment, RANK=str(rank))
+            monkeypatch.setattr(meeting, "_host", lambda rank=rank: f"host-{rank}")
+            listeners = []
+            create = socket.create_server
+
+            def note(place: tuple[str, int], **options: Any) -> socket.socket:
+                listeners.append(place[0])  # noqa: B023 - it is called in this turn of the loop
+                return create(place, **options)  # noqa: B023
+
+            monkeypatch.setattr(socket, "create_server", note)
+            met = meeting.Meeting()
+            for name in ("before", "after"):
+                met.compare_clocks(name)
+            assert listeners == ([given or "127.0.0.1"] * 2 if rank == 0 else [])
+            assert all(abs(reading["offset_ns"]) <= reading["error_ns"] for reading in met.readings)
+            assert len(met.readings) == (0 if rank == 0 else 2)
+            met.leave()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0, 0]
+
+
+def test_what_is_left_behind_ends_with_torchrun(tmp_path: Path) -> None:
+    source = (
+        "import os, subprocess\n"
+        "left = subprocess.run(['sh', '-c', 'setsid sleep 600 >/dev/null 2>&1 & echo $!'], stdout=subprocess.PIPE).stdout\n"
+        "print('left', int(left), os.environ['TORCHELASTIC_ERROR_FILE'], flush=True)\n"
+    )
+    script = write_script(tmp_path, source)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    done = uniference("launch", "--out", "out", script, cwd=tmp_path, env={"TMPDIR": str(scratch)})
+    assert done.code == 0, done.err
+    left, kept = re.search(r"left (\d+) (.*)", done.out).groups()  # type: ignore[union-attr]
+    assert not Path(f"/proc/{left}").exists()
+    assert kept.startswith(str(scratch))
+    # What torch's compiler keeps there is nobody's business.
+    assert not [path for path in scratch.iterdir() if path.name.startswith(("torchelastic", "uniference"))]
 
 
 def test_a_probe_that_is_predicted_where_it_ran_finds_the_same(tmp_path: Path) -> None:

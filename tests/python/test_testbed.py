@@ -100,16 +100,29 @@ def test_a_rank_that_fails_ends_the_others(tmp_path: Path) -> None:
     assert "rank 1: exit status: 5" in done.err
 
 
-def test_killing_it_leaves_nothing_behind(tmp_path: Path) -> None:
-    script = write_script(tmp_path, "import os, time\nos.write(1, b'%d\\n' % os.getpid())\ntime.sleep(600)\n")
+@pytest.mark.parametrize("end", ["killed", "finished"])
+def test_it_leaves_nothing_behind(tmp_path: Path, end: str) -> None:
+    """Processes that have detached themselves would keep their host's network namespace."""
+    source = (
+        "import os, subprocess, sys, time\n"
+        "left = subprocess.run(['sh', '-c', 'setsid sleep 600 >/dev/null 2>&1 & echo $!'], stdout=subprocess.PIPE).stdout\n"
+        "os.write(1, b'%d %d\\n' % (os.getpid(), int(left)))\n"
+        "sys.stdin.readline()\n"
+    )
+    script = write_script(tmp_path, source)
     command = [sys.executable, "-m", "uniference", "testbed", *map(str, NETWORK), "--", sys.executable, str(script)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as testbed:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as testbed:
+        assert testbed.stdin is not None
         assert testbed.stdout is not None
-        ranks = [int(testbed.stdout.readline()) for _ in range(2)]
-        testbed.send_signal(signal.SIGKILL)
-    deaths = [os.pidfd_open(pid) for pid in ranks if os.path.exists(f"/proc/{pid}")]
+        pids = [int(pid) for _ in range(2) for pid in testbed.stdout.readline().split()]
+        deaths = [os.pidfd_open(pid) for pid in pids]
+        if end == "killed":
+            testbed.send_signal(signal.SIGKILL)
+        else:
+            testbed.stdin.close()
+            assert testbed.wait(timeout=60) == 0
     for death in deaths:
-        assert _readable(death, 10), "a rank has outlived the testbed"
+        assert _readable(death, 10), "a process has outlived the testbed"
         os.close(death)
 
 
