@@ -144,7 +144,8 @@ pub(crate) fn seconds(seconds: f64) -> String {
     }
 }
 
-pub(crate) fn bytes(bytes: u64) -> String {
+/// With two decimals in the largest binary unit that leaves at least 1.
+pub fn bytes(bytes: u64) -> String {
     let (unit, name) = match bytes {
         0..1_024 => return format!("{bytes} B"),
         1_024..1_048_576 => (1_u64 << 10, "KiB"),

@@ -124,18 +124,45 @@ impl Layout {
     /// The axes along which ranks do the same. Training sums gradients along data and context together: a shift along just one of the
     /// two moves the members of that group by no rotation, unless the other has one place; a shift along the outer one does.
     pub(super) fn symmetry(&self, train: bool) -> Symmetry {
-        let replicas = self.data / self.expert;
-        let context = !train || self.data == 1;
-        let expert = !train || (self.context == 1 && replicas == 1);
+        let [tensor, context, expert, replicas] = self.shifted();
+        let context = Some(context).filter(|_| !train || self.data == 1);
+        let expert = Some(expert).filter(|_| !train || (self.context == 1 && replicas.extent == 1));
+        let axes = [Some(tensor), context, expert, Some(replicas)].into_iter().flatten().collect();
+        Symmetry::new(axes, self.world_size()).expect("strides are products of the extents before them")
+    }
+
+    /// Every set of axes along which ranks may turn out to do the same, those of most ranks a class first, the last one without any. Where
+    /// `together` ranks share a server and an axis leads from one to the next of them, it is also taken from server to server.
+    pub(super) fn symmetries(&self, together: u32) -> Vec<Symmetry> {
+        let mut sets: Vec<Vec<Axis>> = vec![Vec::new()];
+        for axis in self.shifted().into_iter().filter(|axis| axis.extent > 1) {
+            let Axis { stride, extent, .. } = axis;
+            let whole =
+                together > stride && together.is_multiple_of(stride) && (stride * extent).is_multiple_of(together);
+            let by_server = Axis { stride: together, extent: stride * extent / together.max(1), ..axis };
+            let ways = [Some(axis), Some(by_server).filter(|by_server| whole && by_server.extent > 1)];
+            let with = |axes: &Vec<Axis>| {
+                let longer = ways.into_iter().flatten().map(|axis| [&axes[..], &[axis]].concat());
+                longer.collect::<Vec<_>>()
+            };
+            let more: Vec<Vec<Axis>> = sets.iter().flat_map(with).collect();
+            sets.extend(more);
+        }
+        let grid = |axes| Symmetry::new(axes, self.world_size()).expect("axes of a grid make a grid");
+        let mut symmetries: Vec<Symmetry> = sets.into_iter().map(grid).collect();
+        symmetries.sort_by_key(|symmetry| std::cmp::Reverse(symmetry.order()));
+        symmetries
+    }
+
+    /// The axes but the pipeline's, along which ranks do the same apart from sums over several of them.
+    fn shifted(&self) -> [Axis; 4] {
         let stride = self.tensor * self.context;
         let axes = [
-            (true, 1, self.tensor),
-            (context, self.tensor, self.context),
-            (expert, stride, self.expert),
-            (true, stride * self.expert, replicas),
+            (1, self.tensor),
+            (self.tensor, self.context),
+            (stride, self.expert),
+            (stride * self.expert, self.data / self.expert),
         ];
-        let axis = |&(_, stride, extent): &_| Axis { stride, extent, relabeling: Relabeling::Rotation };
-        let axes = axes.iter().filter(|(alike, ..)| *alike).map(axis).collect();
-        Symmetry::new(axes, self.world_size()).expect("strides are products of the extents before them")
+        axes.map(|(stride, extent)| Axis { stride, extent, relabeling: Relabeling::Rotation })
     }
 }

@@ -2,17 +2,20 @@
 //! that nobody had to record.
 //!
 //! In the order in which a trace comes about: [`Model`] knows what a layer costs, [`Layout`] where a rank stands in the job, `schedule` in
-//! which order it carries out its micro-batches, and [`Trace`] turns that into nodes, one piece of a micro-batch at a time. Nothing here
-//! grows with the number of ranks or of micro-batches, and nothing is read or written. When nodes run is the replay's business.
+//! which order it carries out its micro-batches, and [`Trace`] turns that into nodes, one piece of a micro-batch at a time; [`Memory`] is
+//! what a rank needs for it. Nothing here grows with the number of ranks or of micro-batches, and nothing is read or written. When nodes
+//! run is the replay's business.
 //!
 //! Formulas and their sources stand where they are used; `docs/workloads.md` has them in one place.
 
 mod layout;
+mod memory;
 mod model;
 mod schedule;
 mod trace;
 
 pub use layout::{Layout, Place};
+pub use memory::Memory;
 pub use model::{Cost, Experts, Model};
 pub use schedule::Schedule;
 pub use trace::Trace;
@@ -91,16 +94,14 @@ pub struct WorkloadError {
     pub hint: &'static str,
 }
 
-/// Bytes that a rank holds for its part of the model (Rajbhandari et al., "ZeRO: memory optimizations toward training trillion
-/// parameter models", SC 2020, section 3.1: mixed precision Adam keeps 12 bytes of state a parameter).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ModelMemory {
-    /// bfloat16.
-    pub parameters: u64,
-    /// None but when training.
-    pub gradients: u64,
-    /// A copy of the parameters and two moments, float32; none but when training.
-    pub optimizer: u64,
+/// A part of the model whose parameters are gathered, and whose gradients are summed, together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unit {
+    Embedding,
+    /// Counted within its piece of the model.
+    Layer(u32),
+    /// The last norm and the output layer.
+    Head,
 }
 
 impl Workload {
@@ -129,33 +130,25 @@ impl Workload {
         self.spec.layout.symmetry(self.spec.phase == Phase::Train)
     }
 
+    /// Symmetries that a run on servers of `together` ranks may turn out to have, those of most ranks a class first and the last one
+    /// trivial. Whether a run has one, the engine checks as it goes.
+    pub fn symmetries(&self, together: u32) -> Vec<Symmetry> {
+        self.spec.layout.symmetries(together)
+    }
+
     /// What `rank` does.
     pub fn trace(&self, rank: u32) -> Trace {
         Trace::new(&self.spec, rank)
     }
 
-    /// What `rank` holds.
-    pub fn memory(&self, rank: u32) -> ModelMemory {
-        let Spec { layout, zero, .. } = &self.spec;
-        let (dense, experts) = self.parameters(rank);
-        let train = u64::from(self.spec.phase == Phase::Train);
-        let sum = |bytes: u64, sharded: bool| {
-            let shards = |ranks: u32| if sharded { u64::from(ranks) } else { 1 };
-            (dense * bytes).div_ceil(shards(layout.dense_replicas()))
-                + (experts * bytes).div_ceil(shards(layout.expert_replicas()))
-        };
-        ModelMemory {
-            parameters: sum(ELEMENT, *zero >= 3),
-            gradients: train * sum(self.spec.gradient_bytes, *zero >= 2),
-            optimizer: train * sum(12, *zero >= 1),
-        }
+    /// What `rank` needs of its device's memory; the same for all ranks of a pipeline stage.
+    pub fn memory(&self, rank: u32) -> Memory {
+        self.spec.memory(self.spec.layout.place(rank).stage)
     }
 
     /// Parameters that `rank` works on, sharded or not: those that all ranks along the data axis share, and experts.
     pub fn parameters(&self, rank: u32) -> (u64, u64) {
-        let place = self.spec.layout.place(rank);
-        let chunks = self.spec.chunks_of(place.stage);
-        chunks.map(|chunk| self.spec.parameters(chunk)).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1))
+        self.spec.stage_parameters(self.spec.layout.place(rank).stage)
     }
 }
 
@@ -163,6 +156,23 @@ impl Spec {
     /// Micro-batches that each pipeline carries out.
     pub fn micro_batches(&self) -> u64 {
         self.batch / (u64::from(self.layout.data) * self.micro_batch)
+    }
+
+    /// The size of micro-batches where nobody has chosen one. When training and at prefill, 1: a sequence has enough tokens to keep a device
+    /// busy, and many micro-batches keep a pipeline full. When decoding, a sequence has one token, and each micro-batch reads all weights:
+    /// so all sequences of a replica, or with a pipeline, as many parts of them as it has stages at most, which is when no stage waits.
+    pub fn default_micro_batch(&self) -> u64 {
+        if self.phase != Phase::Decode || self.layout.checked_size().is_none() {
+            return 1;
+        }
+        let Layout { data, pipeline, tensor, sequence_parallel, .. } = self.layout;
+        let sequences = (self.batch / u64::from(data)).max(1);
+        let shares = if sequence_parallel { u64::from(tensor) } else { 1 };
+        let fitting = |parts: &u64| {
+            let whole = sequences.is_multiple_of(parts * shares);
+            whole && self.schedule.check(pipeline, *parts).is_ok()
+        };
+        sequences / (1..=u64::from(pipeline)).rev().find(fitting).unwrap_or(1)
     }
 
     /// Tokens of a micro-batch on one rank.
@@ -193,22 +203,42 @@ impl Spec {
         layers / chunks + u32::from(place < more)
     }
 
-    /// Parameters of a piece on one rank: shared along the data axis, and experts.
-    fn parameters(&self, chunk: u32) -> (u64, u64) {
-        let tensor = u64::from(self.layout.tensor);
-        let (dense, experts) = self.layer_parameters();
-        let layers = u64::from(self.layers(chunk));
-        let embedding = self.model.embedding_parameters().div_ceil(tensor);
-        let ends =
-            u64::from(chunk == 0) * embedding + u64::from(chunk + 1 == self.chunks()) * (embedding + self.model.hidden);
-        (layers * dense + ends, layers * experts)
+    /// The parts of a piece in the order in which a micro-batch goes forwards, `layers` of its layers.
+    fn units(&self, chunk: u32, layers: u32) -> Vec<Unit> {
+        let embedding = (chunk == 0).then_some(Unit::Embedding);
+        let head = (chunk + 1 == self.chunks()).then_some(Unit::Head);
+        embedding.into_iter().chain((0..layers).map(Unit::Layer)).chain(head).collect()
     }
 
-    /// Of one layer on one rank.
-    fn layer_parameters(&self) -> (u64, u64) {
-        let tensor = u64::from(self.layout.tensor);
-        let dense = self.model.dense_parameters().div_ceil(tensor) + self.model.norm_parameters();
-        (dense, self.model.expert_parameters().div_ceil(tensor * u64::from(self.layout.expert)))
+    /// Parameters of a stage on one rank: shared along the data axis, and experts.
+    fn stage_parameters(&self, stage: u32) -> (u64, u64) {
+        let of_ends = self.chunks_of(stage).flat_map(|chunk| self.units(chunk, 0)).map(|end| self.parameters(end).0);
+        let layers: u64 = self.chunks_of(stage).map(|chunk| u64::from(self.layers(chunk))).sum();
+        let (dense, experts) = self.parameters(Unit::Layer(0));
+        (layers * dense + of_ends.sum::<u64>(), layers * experts)
+    }
+
+    /// The same of one part of the model.
+    fn parameters(&self, unit: Unit) -> (u64, u64) {
+        let (model, tensor) = (&self.model, u64::from(self.layout.tensor));
+        let rows = model.embedding_parameters().div_ceil(tensor);
+        match unit {
+            Unit::Embedding => (rows, 0),
+            Unit::Head => (rows + model.hidden, 0),
+            Unit::Layer(_) => (
+                model.dense_parameters().div_ceil(tensor) + model.replicated_parameters(),
+                model.expert_parameters().div_ceil(tensor * u64::from(self.layout.expert)),
+            ),
+        }
+    }
+
+    /// Those parameters of a stage that every tensor-parallel rank has.
+    fn replicated_parameters(&self, stage: u32) -> u64 {
+        let of_chunk = |chunk: u32| {
+            let head = if chunk + 1 == self.chunks() { self.model.hidden } else { 0 };
+            u64::from(self.layers(chunk)) * self.model.replicated_parameters() + head
+        };
+        self.chunks_of(stage).map(of_chunk).sum()
     }
 
     fn check(&self) -> Result<(), WorkloadError> {
@@ -220,6 +250,8 @@ impl Spec {
             fits(size, tensor, || format!("{what} ({size}) cannot be cut into {tensor} parts"), "choose another --tp")?;
         }
         fits(model.hidden, model.heads, || "heads do not divide the hidden size".into(), "choose other --heads")?;
+        let problem = || format!("{} KV heads do not divide {} heads", model.kv_heads, model.heads);
+        fits(model.heads, model.kv_heads, problem, "choose other --kv-heads; each serves as many query heads")?;
         let pieces = u64::from(layout.context) * if layout.sequence_parallel { tensor } else { 1 };
         let split = if layout.sequence_parallel { tensor } else { 1 };
         if self.phase == Phase::Decode {
@@ -251,7 +283,8 @@ impl Spec {
         // What a piece of the model computes, and holds, must fit 64 bits with room to spare.
         let [sequence, micro_batch] = [self.sequence + self.new_tokens, self.micro_batch].map(|size| size as f64);
         let [hidden, ffn, vocabulary] = [hidden, ffn, vocabulary].map(|size| size as f64);
-        let work = micro_batch * sequence * hidden * 8.0 * sequence.max(ffn).max(vocabulary);
+        let copies = model.experts.map_or(1.0, |experts| experts.top_k as f64);
+        let work = micro_batch * sequence * hidden * 8.0 * sequence.max(ffn * copies).max(vocabulary);
         let held = hidden * (ffn.max(hidden) * model.experts.map_or(1.0, |experts| experts.count as f64) + vocabulary);
         if sizes.iter().any(|size| *size > 1 << 40) || work > 1e18 || f64::from(layers) * held > 1e16 {
             return refuse("sizes are out of range".into(), "look for one that is off by many powers of ten");
@@ -267,6 +300,12 @@ impl Spec {
         }
         if self.zero > 3 || !matches!(self.gradient_bytes, 2 | 4) {
             return refuse("ZeRO has stages 0 to 3, gradients 2 or 4 bytes".into(), "choose one of them");
+        }
+        if self.phase != Phase::Train && (self.zero > 0 || self.recompute != Recompute::None || self.clip_gradients) {
+            return refuse(
+                "ZeRO, recomputation and gradient clipping are for training".into(),
+                "leave out --zero, --recompute and --clip-gradients, or use --phase train",
+            );
         }
         Ok(())
     }

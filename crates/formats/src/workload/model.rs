@@ -82,14 +82,14 @@ impl Model {
 
     /// All of them.
     pub fn parameters(&self) -> u64 {
-        let layer = self.dense_parameters() + self.expert_parameters() + self.norm_parameters();
+        let layer = self.dense_parameters() + self.expert_parameters() + self.replicated_parameters();
         u64::from(self.layers) * layer + 2 * self.embedding_parameters() + self.hidden
     }
 
-    /// Of one layer: projections, and the feed-forward network or the router.
+    /// Of one layer, those that tensor-parallel ranks share: projections, and the feed-forward network if there is one.
     pub(super) fn dense_parameters(&self) -> u64 {
         let attention = 2 * self.hidden * self.hidden + 2 * self.hidden * self.kv_width();
-        attention + self.experts.map_or(3 * self.hidden * self.ffn, |experts| self.hidden * experts.count)
+        attention + if self.experts.is_none() { 3 * self.hidden * self.ffn } else { 0 }
     }
 
     /// Of one layer, all experts.
@@ -97,9 +97,9 @@ impl Model {
         self.experts.map_or(0, |experts| 3 * self.hidden * self.ffn * experts.count)
     }
 
-    /// Of one layer.
-    pub(super) fn norm_parameters(&self) -> u64 {
-        2 * self.hidden
+    /// Of one layer, those that every tensor-parallel rank has: two norms and the router.
+    pub(super) fn replicated_parameters(&self) -> u64 {
+        2 * self.hidden + self.experts.map_or(0, |experts| self.hidden * experts.count)
     }
 
     pub(super) fn embedding_parameters(&self) -> u64 {

@@ -53,13 +53,7 @@ impl Schedule {
     /// The `index`-th item of a stage when training; `None` at the end.
     pub(super) fn train(self, index: u64, stage: u32, stages: u32, micro_batches: u64) -> Option<Item> {
         let total = micro_batches * u64::from(self.chunks());
-        let warm_up = match self {
-            Schedule::GPipe => total,
-            Schedule::OneForwardOneBackward => u64::from(stages - stage - 1).min(total),
-            Schedule::Interleaved(chunks) => {
-                (u64::from(stages - stage - 1) * 2 + u64::from(chunks - 1) * u64::from(stages)).min(total)
-            }
-        };
+        let warm_up = self.warm_up(stage, stages).map_or(total, |warm_up| warm_up.min(total));
         let after = index.checked_sub(warm_up);
         let (backward, count) = match after {
             None => (false, index),
@@ -72,7 +66,37 @@ impl Schedule {
         (index < 2 * total).then(|| self.item(backward, count, stages))
     }
 
-    /// The same where there is no backward pass.
+    /// Forwards before the first one that a backward follows at once; `None`: all of them.
+    fn warm_up(self, stage: u32, stages: u32) -> Option<u64> {
+        let after = u64::from(stages - stage - 1);
+        match self {
+            Schedule::GPipe => None,
+            Schedule::OneForwardOneBackward => Some(after),
+            Schedule::Interleaved(chunks) => Some(after * 2 + u64::from(chunks - 1) * u64::from(stages)),
+        }
+    }
+
+    /// The most that a stage keeps at one time when training, where a forward through its piece `chunk` leaves `kept(chunk)` to be kept
+    /// until its backward is done. Of equal pieces: all m micro-batches (GPipe), as many as there are stages from this one on (1F1B;
+    /// Narayanan et al. 2021, section 2.2.1), and 1 + (p-1) / (p v) of what 1F1B keeps on the first stage (interleaved; Korthikanti et al.,
+    /// "Reducing activation recomputation in large transformer models", 2022, section 4.2.3).
+    pub(super) fn most_kept(self, stage: u32, stages: u32, micro_batches: u64, kept: impl Fn(u32) -> u64) -> u64 {
+        let Some(warm_up) = self.warm_up(stage, stages) else {
+            return micro_batches.saturating_mul(kept(0));
+        };
+        // After the warm-up there is a backward for each forward, and the pieces come round again after `stages x chunks` of both.
+        let items = warm_up + 2 * u64::from(stages) * u64::from(self.chunks());
+        let kept: Vec<u64> = (0..self.chunks()).map(kept).collect();
+        let (mut now, mut most) = (0_u64, 0);
+        for item in (0..items).map_while(|index| self.train(index, stage, stages, micro_batches)) {
+            let size = kept[item.chunk as usize];
+            now = if item.backward { now - size } else { now.saturating_add(size) };
+            most = most.max(now);
+        }
+        most
+    }
+
+    /// The same as [`Schedule::train`] where there is no backward pass.
     pub(super) fn infer(self, index: u64, stages: u32, micro_batches: u64) -> Option<Item> {
         (index < micro_batches * u64::from(self.chunks())).then(|| self.item(false, index, stages))
     }

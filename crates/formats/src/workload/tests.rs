@@ -132,19 +132,75 @@ fn every_layer_sums_tokens_four_times(#[values(false, true)] sequence_parallel: 
 #[case::parameters(3, [0, 1, 2])]
 fn zero_moves_parameters_and_gradients(#[case] zero: u8, #[case] times: [u64; 3]) {
     // Of Psi parameters, in one micro-batch: stage 0 all-reduces Psi, 1 and 2 reduce-scatter and all-gather Psi, 3 reduce-scatters Psi and gathers
-    // layers once for each way (Rajbhandari et al. 2020, section 7). Here embedding and head are not gathered in stage 3, but at its end nothing is.
+    // it once for each way (Rajbhandari et al. 2020, section 7).
     let spec = Spec { zero, batch: 8, ..laid_out(small(), [1, 1, 1, 4, 1]) };
-    let model = &spec.model;
-    let layers = u64::from(model.layers) * (model.dense_parameters() + model.norm_parameters());
-    let ends = 2 * model.embedding_parameters();
+    let all = spec.model.parameters();
     for trace in nodes(&spec) {
         let sum = |kind, what, scale: u64| collected(&trace, kind, what).iter().sum::<u64>() * scale / ELEMENT;
         let reduced = sum(CommType::AllReduce, "gradients", 1);
         let scattered = sum(CommType::ReduceScatter, "gradients", 1);
         let gathered = sum(CommType::AllGather, "parameters", 4);
-        assert_eq!([reduced, scattered], [times[0] * (layers + ends), times[1] * (layers + ends)]);
-        let at_the_end = if zero == 3 { 0 } else { ends + model.hidden };
-        assert_eq!(gathered, times[2] * (layers + at_the_end));
+        assert_eq!([reduced, scattered], [times[0] * all, times[1] * all]);
+        assert_eq!(gathered, times[2] * all);
+    }
+}
+
+/// What a rank sends of parameters and gradients of one kind: elements summed over replicas, and elements that it has once they are gathered.
+fn exchanged(trace: &[Node], spec: &Spec, kind: &str, replicas: u32) -> [u64; 2] {
+    let last = |name: &str| name.rsplit('.').next().unwrap().to_owned();
+    let named = |what: String| trace.iter().filter(move |node| last(&node.name) == what);
+    let size = |node: &Node| node.unsigned(COMM_SIZE).unwrap();
+    let summed: u64 = named(format!("{kind}gradients")).map(size).sum();
+    let gathered: u64 = named(format!("{kind}parameters")).map(size).sum();
+    [summed / spec.gradient_bytes, gathered * u64::from(replicas) / ELEMENT]
+}
+
+#[test]
+fn every_parameter_that_is_counted_is_summed_and_gathered() {
+    // In each step a rank's gradients are summed over its replicas once, or with ZeRO 2 and 3 after each of m micro-batches, and the parameters
+    // gathered once (1, 2) or 2 m times (3): all that the rank counts as its own, and of each kind. With sequence parallelism, what all
+    // tensor-parallel ranks have is summed among them once. All sizes divide, so nothing is filled up.
+    let mut layouts = Vec::new();
+    for tensor in [1, 2] {
+        for data in [1, 4] {
+            for pipeline in [1, 2, 4] {
+                layouts.extend([[tensor, 1, 1, data, pipeline], [tensor, 2, 1, data, pipeline]]);
+                layouts.extend(
+                    [2, 4].map(|expert| [tensor, 1, expert, data, pipeline]).iter().filter(|axes| axes[2] <= data),
+                );
+            }
+        }
+    }
+    for axes in layouts {
+        for zero in 0..=3 {
+            for experts in [false, true] {
+                let base = if experts { with_experts(small()) } else { small() };
+                let spec = Spec { zero, gradient_bytes: 4, ..laid_out(base, axes) };
+                if axes[2] > 1 && !experts {
+                    continue;
+                }
+                let workload = Workload::new(spec.clone()).unwrap();
+                let (layout, micro_batches) = (spec.layout, spec.micro_batches());
+                let sums = if zero >= 2 { micro_batches } else { 1 };
+                let gathers = [0, 1, 1, 2 * micro_batches][usize::from(zero)];
+                let counted = |parameters: u64, replicas: u32| {
+                    if replicas > 1 { [sums * parameters, gathers * parameters] } else { [0, 0] }
+                };
+                for rank in (0..workload.world_size()).step_by(layout.tensor as usize) {
+                    let trace: Vec<Node> = workload.trace(rank).collect();
+                    let (dense, own) = workload.parameters(rank);
+                    let (replicas, expert_replicas) = (layout.dense_replicas(), layout.expert_replicas());
+                    let what = format!("rank {rank}, ZeRO {zero}, {axes:?}");
+                    assert_eq!(exchanged(&trace, &spec, "", replicas), counted(dense, replicas), "{what}");
+                    let moved = exchanged(&trace, &spec, "expert ", expert_replicas);
+                    assert_eq!(moved, counted(own, expert_replicas), "experts: {what}");
+                    let stage = spec.layout.place(rank).stage;
+                    let shards = if zero > 0 { u64::from(replicas) } else { 1 };
+                    let among_tensor = if layout.tensor > 1 { spec.replicated_parameters(stage) / shards } else { 0 };
+                    assert_eq!(exchanged(&trace, &spec, "replicated ", 1)[0], among_tensor, "{what}");
+                }
+            }
+        }
     }
 }
 
@@ -210,8 +266,8 @@ fn zero_holds_less_on_each_rank() {
     // Rajbhandari et al. 2020, figure 1: of Psi parameters on N ranks 16 Psi, 4 Psi + 12 Psi / N, 2 Psi + 14 Psi / N, 16 Psi / N bytes.
     let held = |zero| {
         let spec = Spec { zero, ..laid_out(small(), [1, 1, 1, 4, 1]) };
-        let ModelMemory { parameters, gradients, optimizer } = Workload::new(spec).unwrap().memory(0);
-        parameters + gradients + optimizer
+        let Memory { weights, gradients, optimizer, .. } = Workload::new(spec).unwrap().memory(0);
+        weights + gradients + optimizer
     };
     let psi = small().model.parameters();
     assert_eq!([0, 1, 2, 3].map(held), [16 * psi, 4 * psi + 3 * psi, 2 * psi + 7 * psi / 2, 4 * psi]);
@@ -221,12 +277,12 @@ fn zero_holds_less_on_each_rank() {
 fn parameters_are_dealt_to_ranks_without_rest() {
     let experts = Spec { gradient_bytes: 4, ..laid_out(with_experts(small()), [2, 1, 4, 4, 2]) };
     let workload = Workload::new(experts).unwrap();
-    // Norms are on every tensor-parallel rank; experts differ along their axis.
+    // Norms and the router are on every tensor-parallel rank; experts differ along their axis.
     let dense: u64 = (0..16).step_by(8).map(|rank| workload.parameters(rank).0 * 2).sum();
     let own: u64 = (0..16).map(|rank| workload.parameters(rank).1).sum();
     let model = &workload.spec().model;
-    let norms = u64::from(model.layers) * model.norm_parameters() + model.hidden;
-    assert_eq!(dense + own, model.parameters() + norms);
+    let replicated = u64::from(model.layers) * model.replicated_parameters() + model.hidden;
+    assert_eq!(dense + own, model.parameters() + replicated);
     assert_eq!(workload.memory(0).gradients, (workload.parameters(0).0 + workload.parameters(0).1) * 4);
 }
 
@@ -352,6 +408,63 @@ fn one_rank_stands_for_those_that_do_the_same() {
     assert_eq!(refused, ["experts", "experts", "experts everywhere", "experts everywhere"]);
 }
 
+/// Shifts that do not rotate the rings of gradients: along experts and their replicas, or contexts and data, at once; and from server to server.
+#[test]
+fn one_rank_stands_for_more_where_hosts_can_be_exchanged() {
+    let fabric = LinkSpec::new(Rate::new(3.3e9).unwrap(), SimDuration::from_ns(500));
+    let link = LinkSpec::new(Rate::new(0.7e9).unwrap(), SimDuration::from_us(3));
+    let axes = |axes: [u32; 5], experts| laid_out(if experts { with_experts(small()) } else { small() }, axes);
+    // As many ranks a server, and a class, on the switch and on the rail.
+    let cases = [
+        (axes([1, 1, 2, 8, 2], true), 1, [8, 8]),
+        (axes([1, 1, 4, 8, 2], true), 4, [2, 2]),
+        (axes([1, 1, 4, 8, 2], true), 2, [4, 4]),
+        (Spec { zero: 1, ..axes([1, 2, 1, 4, 2], false) }, 2, [4, 4]),
+        (Spec { zero: 3, ..axes([2, 1, 2, 4, 1], true) }, 2, [4, 8]),
+        (axes([1, 1, 1, 8, 1], false), 4, [2, 2]),
+    ];
+    for (spec, together, classes) in cases {
+        let workload = Workload::new(spec).unwrap();
+        for (preset, expected) in
+            [Preset::Switch, Preset::Rail { per_server: together, fabric }].into_iter().zip(classes)
+        {
+            let mut cluster = cluster(workload.world_size(), link, preset.clone());
+            if preset == Preset::Switch {
+                cluster = on_servers(cluster, together, link, fabric);
+            }
+            cluster.backend.protocol.connections_per_group = true;
+            let all = simulate(&workload, &cluster, &Symmetry::default()).unwrap();
+            let symmetries = workload.symmetries(together);
+            let tried =
+                symmetries.iter().map(|symmetry| Some((symmetry.order(), try_to(&workload, &cluster, symmetry)?)));
+            let (order, few) = tried.flatten().next().expect("the last one is trivial");
+            assert_eq!(order, expected, "{:?} on {preset:?}", workload.spec().layout);
+            assert!(few == all, "{:?} on {preset:?}", workload.spec().layout);
+        }
+    }
+}
+
+/// Several devices a host.
+fn on_servers(cluster: Cluster, together: u32, link: LinkSpec, local: LinkSpec) -> Cluster {
+    let count = cluster.devices.len() as u32 / together;
+    let host = |server| HostSpec { local: Some(local), ..HostSpec::new(format!("server.{server:03}")) };
+    let hosts: Vec<HostSpec> = (0..count).map(host).collect();
+    let devices =
+        cluster.devices.into_iter().zip(0..).map(|(device, rank)| Device { host: HostId(rank / together), ..device });
+    Cluster {
+        devices: devices.collect(),
+        topology: Topology::preset(&Preset::Switch, &hosts, link).unwrap(),
+        ..cluster
+    }
+}
+
+/// `None`: the cluster or the run is not symmetric in this way.
+fn try_to(workload: &Workload, cluster: &Cluster, symmetry: &Symmetry) -> Option<Vec<RankStatistics>> {
+    Engine::folded(cluster, symmetry).ok()?;
+    let few = simulate(workload, cluster, symmetry).ok()?;
+    Some(few)
+}
+
 #[test]
 fn nodes_come_after_those_they_depend_on_and_their_groups_are_described() {
     for (name, spec) in jobs() {
@@ -393,6 +506,8 @@ fn what_does_not_fit_is_refused() {
         Spec { zero: 4, ..base() },
         Spec { phase: Phase::Decode, ..laid_out(small(), [1, 2, 1, 1, 1]) },
         Spec { new_tokens: 2, ..base() },
+        Spec { model: Model { kv_heads: 6, ..small().model }, ..base() },
+        Spec { phase: Phase::Prefill, zero: 3, ..base() },
     ];
     let shown = specs.map(|spec| Workload::new(spec).err().map_or("accepted".to_owned(), |error| error.to_string()));
     insta::assert_snapshot!(shown.join("\n"));

@@ -7,7 +7,7 @@
 use super::layout::{GROUPS, Group, Place};
 use super::model::{Attention, Cost};
 use super::schedule::Item;
-use super::{ELEMENT, Phase, Recompute, Spec};
+use super::{ELEMENT, Phase, Recompute, Spec, Unit};
 use crate::chakra::attributes::{
     COMM_DST, COMM_SIZE, COMM_SRC, COMM_TAG, COMM_TYPE, IS_CPU_OP, NUM_OPS, PG_NAME, TENSOR_SIZE,
 };
@@ -54,6 +54,17 @@ enum Stage {
 enum Way {
     Forward,
     Backward,
+}
+
+impl Unit {
+    /// How its nodes' names begin.
+    fn label(self, item: &str) -> String {
+        match self {
+            Unit::Embedding => format!("{item}embedding."),
+            Unit::Layer(layer) => format!("{item}l{layer}."),
+            Unit::Head => format!("{item}head."),
+        }
+    }
 }
 
 impl Trace {
@@ -129,30 +140,50 @@ impl Trace {
     fn carry_out(&mut self, item: Item) {
         let began = self.last;
         let chunk = item.chunk * self.spec.layout.pipeline + self.place.stage;
-        let way = if item.backward { Way::Backward } else { Way::Forward };
-        let letter = if item.backward { 'b' } else { 'f' };
         self.decoded = if item.backward { 0 } else { item.micro_batch / self.spec.micro_batches() };
-        self.label = format!("{letter}{}.", item.micro_batch);
-        match way {
-            Way::Forward => {
-                self.enter(chunk, item, way);
-                self.layers(chunk, item, way);
-                self.leave(chunk, item, way);
+        let mut units = self.spec.units(chunk, self.spec.layers(chunk));
+        let before = chunk.checked_sub(1);
+        let after = Some(chunk + 1).filter(|next| *next < self.spec.chunks());
+        let (way, letter, from, to) = match item.backward {
+            false => (Way::Forward, 'f', before, after),
+            true => (Way::Backward, 'b', after, before),
+        };
+        if item.backward {
+            units.reverse();
+        }
+        let label = format!("{letter}{}.", item.micro_batch);
+        self.label.clone_from(&label);
+        if let Some(other) = from {
+            self.pass(chunk, other, item, way);
+        }
+        let mut ahead = None;
+        for (at, unit) in units.iter().enumerate() {
+            if self.spec.zero >= 3 {
+                let here = ahead.take().unwrap_or_else(|| self.collect_unit(&label, *unit));
+                ahead = units.get(at + 1).map(|next| self.collect_unit(&label, *next));
+                self.awaited.extend(here);
             }
-            Way::Backward => {
-                self.leave(chunk, item, way);
-                self.layers(chunk, item, way);
-                self.enter(chunk, item, way);
+            self.label.clone_from(&label);
+            match unit {
+                Unit::Embedding => self.embedding(item, way),
+                Unit::Layer(_) => {
+                    self.label = unit.label(&label);
+                    self.layer(way);
+                }
+                Unit::Head => self.head(item, way),
             }
+            if way == Way::Backward {
+                self.gradients(item, *unit);
+            }
+        }
+        self.label = label;
+        if let Some(other) = to {
+            self.pass(chunk, other, item, way);
         }
         self.before = began;
     }
 
-    /// The side of the piece that is towards the beginning of the model.
-    fn enter(&mut self, chunk: u32, item: Item, way: Way) {
-        if chunk > 0 {
-            return self.pass(chunk, chunk - 1, item, way);
-        }
+    fn embedding(&mut self, item: Item, way: Way) {
         let embedding = self.spec.model.embedding(self.spec.tokens());
         if self.decoded > 0 {
             self.next_token(item.micro_batch - self.spec.micro_batches(), true);
@@ -161,17 +192,12 @@ impl Trace {
             self.gather_tokens(1);
         }
         self.compute("embedding", embedding, way);
-        match way {
-            Way::Forward => self.sum_tokens(1),
-            Way::Backward => self.end_gradients(item),
+        if way == Way::Forward {
+            self.sum_tokens(1);
         }
     }
 
-    /// The side that is towards its end.
-    fn leave(&mut self, chunk: u32, item: Item, way: Way) {
-        if chunk + 1 < self.spec.chunks() {
-            return self.pass(chunk, chunk + 1, item, way);
-        }
+    fn head(&mut self, item: Item, way: Way) {
         // Of a prompt only the last token's successor is asked for.
         let Spec { phase, micro_batch, .. } = self.spec;
         let tokens = if phase == Phase::Train { self.spec.tokens() } else { micro_batch };
@@ -185,10 +211,7 @@ impl Trace {
             (Way::Forward, Phase::Train) => self.collective(Group::Tensor, CommType::AllReduce, "loss", 12 * tokens),
             (Way::Forward, _) if self.decoded + 1 < self.spec.new_tokens => self.next_token(item.micro_batch, false),
             (Way::Forward, _) => {}
-            (Way::Backward, _) => {
-                self.sum_tokens(1);
-                self.end_gradients(item);
-            }
+            (Way::Backward, _) => self.sum_tokens(1),
         }
     }
 
@@ -228,38 +251,23 @@ impl Trace {
         }
     }
 
-    fn layers(&mut self, chunk: u32, item: Item, way: Way) {
-        let layers = self.spec.layers(chunk);
-        let label = std::mem::take(&mut self.label);
-        let mut ahead = None;
-        for index in 0..layers {
-            let layer = if way == Way::Forward { index } else { layers - 1 - index };
-            self.label = format!("{label}l{layer}.");
-            if self.spec.zero >= 3 && self.spec.phase == Phase::Train {
-                let here = ahead.take().unwrap_or_else(|| self.collect_layer());
-                ahead = (index + 1 < layers).then(|| self.collect_layer());
-                self.awaited.extend(here);
+    fn layer(&mut self, way: Way) {
+        match way {
+            Way::Forward => {
+                self.attention(way);
+                self.feed_forward(way);
             }
-            match way {
-                Way::Forward => {
-                    self.attention(way);
-                    self.feed_forward(way);
+            Way::Backward => {
+                if self.spec.recompute == Recompute::Full {
+                    self.again(|trace| {
+                        trace.attention(Way::Forward);
+                        trace.feed_forward(Way::Forward);
+                    });
                 }
-                Way::Backward => {
-                    if self.spec.recompute == Recompute::Full {
-                        self.again(|trace| {
-                            trace.attention(Way::Forward);
-                            trace.feed_forward(Way::Forward);
-                        });
-                    }
-                    self.feed_forward(way);
-                    self.attention(way);
-                    let (dense, experts) = self.spec.layer_parameters();
-                    self.gradients(item, dense, experts);
-                }
+                self.feed_forward(way);
+                self.attention(way);
             }
         }
-        self.label = label;
     }
 
     /// What was carried out forwards, and not kept.
@@ -403,14 +411,10 @@ impl Trace {
 
     // Replicas
 
-    /// Embedding or head.
-    fn end_gradients(&mut self, item: Item) {
-        self.gradients(item, self.spec.model.embedding_parameters().div_ceil(self.tensor()), 0);
-    }
-
     /// Sums gradients over replicas: all-reduced, or each rank's shard of them; of the last micro-batch, or where gradients are sharded,
     /// of each (Rajbhandari et al., "ZeRO", 2020, section 7).
-    fn gradients(&mut self, item: Item, dense: u64, experts: u64) {
+    fn gradients(&mut self, item: Item, unit: Unit) {
+        let (dense, experts) = self.spec.parameters(unit);
         let Spec { zero, gradient_bytes, .. } = self.spec;
         if zero < 2 && item.micro_batch + 1 < self.spec.micro_batches() {
             return;
@@ -420,9 +424,10 @@ impl Trace {
         self.beside(Group::ExpertReplicas, kind, "expert gradients", experts * gradient_bytes);
     }
 
-    /// Collects the parameters of a layer; what the layer must wait for.
-    fn collect_layer(&mut self) -> Vec<u64> {
-        let (dense, experts) = self.spec.layer_parameters();
+    /// Collects the parameters of a part of the model; what its computations must wait for.
+    fn collect_unit(&mut self, label: &str, unit: Unit) -> Vec<u64> {
+        let (dense, experts) = self.spec.parameters(unit);
+        self.label = unit.label(label);
         self.collect(dense, experts)
     }
 
@@ -442,13 +447,17 @@ impl Trace {
     fn update(&mut self) {
         self.label = String::new();
         let Spec { layout, zero, gradient_bytes, .. } = self.spec;
-        let chunks = self.spec.chunks_of(self.place.stage);
-        let all: Vec<(u64, u64)> = chunks.map(|chunk| self.spec.parameters(chunk)).collect();
-        let (dense, experts) = all.iter().fold((0, 0), |sum, chunk| (sum.0 + chunk.0, sum.1 + chunk.1));
+        let (dense, experts) = self.spec.stage_parameters(self.place.stage);
         let own = |parameters: u64, ranks: u32| parameters.div_ceil(if zero > 0 { u64::from(ranks) } else { 1 });
         let updated = own(dense, layout.dense_replicas()) + own(experts, layout.expert_replicas());
         let bytes = updated * (ADAM_BYTES + gradient_bytes);
         self.awaited.extend(self.overlapping.values());
+        if layout.sequence_parallel {
+            // Each tensor-parallel rank has seen other tokens, so its gradients of what all of them have are summands (Megatron-LM,
+            // `finalize_model_grads.py`).
+            let replicated = own(self.spec.replicated_parameters(self.place.stage), layout.dense_replicas());
+            self.collective(Group::Tensor, CommType::AllReduce, "replicated gradients", replicated * gradient_bytes);
+        }
         if self.spec.clip_gradients {
             self.clip(updated);
         }

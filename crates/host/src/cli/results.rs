@@ -129,13 +129,23 @@ impl Recording {
 /// Writes the report into the folder, and shows it: as JSON, or as a table with a word on where the rest is. `others` are makespans of the
 /// same run with other seeds, in seconds.
 pub(super) fn report(
-    (statistics, digest): (Statistics, Digest),
+    figures: (Statistics, Digest),
     resolved: &Resolved,
     others: &[f64],
     manifest: Manifest,
     folder: &Folder,
     json: bool,
 ) -> Result<(), HostError> {
+    show(&of_run(figures, resolved, others, manifest), folder, json)
+}
+
+/// The report that [`report`] writes.
+pub(super) fn of_run(
+    (statistics, digest): (Statistics, Digest),
+    resolved: &Resolved,
+    others: &[f64],
+    manifest: Manifest,
+) -> Report {
     let mut report = Report::new(&statistics, &resolved.cluster.devices, digest.to_hex(), manifest);
     if statistics.operations().next().is_none() {
         report.warnings.push("the program never communicated: nothing was simulated but its compute".to_owned());
@@ -144,7 +154,7 @@ pub(super) fn report(
         let uncertainty = resolved.uncertainty.clone().unwrap_or_default();
         report.interval = Some(interval(&report, &uncertainty, others));
     }
-    show(&report, folder, json)
+    report
 }
 
 /// The same for ranks that have no cluster: `inputs` say what they ran on.

@@ -19,15 +19,19 @@ use std::sync::Arc;
 use uniference_formats::chakra::replay::{Replay, Roofline, Rules};
 use uniference_formats::chakra::schema::GlobalMetadata;
 use uniference_formats::chakra::write::Writer as TraceWriter;
-use uniference_formats::cluster::Rates;
+use uniference_formats::cluster::{Rates, Resolved};
+use uniference_formats::report::Report;
+use uniference_formats::table::bytes;
 use uniference_formats::units::{Bandwidth, Flops};
-use uniference_formats::workload::{Experts, Layout, Model, Phase, Recompute, Schedule, Spec, Trace, Workload};
+use uniference_formats::workload::{Experts, Layout, Memory, Model, Phase, Recompute, Schedule, Spec, Trace, Workload};
+use uniference_sim::cluster::{Cluster, Device};
 use uniference_sim::engine::{Cause, Engine, Halt, Resumption, Turn};
 use uniference_sim::ids::RankId;
 use uniference_sim::network::Asymmetry;
 use uniference_sim::program::Program;
 use uniference_sim::record::Observer;
 use uniference_sim::symmetry::Symmetry;
+use uniference_sim::time::Bytes;
 
 /// `uniference workload`.
 #[derive(clap::Subcommand)]
@@ -54,7 +58,7 @@ pub(super) struct Llama {
 #[derive(clap::Args)]
 #[command(next_help_heading = "Model")]
 struct ModelArgs {
-    /// How many there are
+    /// Number of transformer layers
     #[arg(long, value_name = "N", default_value_t = 80)]
     layers: u32,
     /// Width of the residual stream
@@ -154,9 +158,9 @@ struct JobArgs {
     /// Sequences, over all ranks
     #[arg(long, value_name = "N")]
     batch: u64,
-    /// Sequences of a micro-batch
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    micro_batch: u64,
+    /// Sequences of a micro-batch [default: 1; when decoding all of a replica, in at most as many parts as there are stages]
+    #[arg(long, value_name = "N")]
+    micro_batch: Option<u64>,
     /// Tokens that each sequence gets when decoding, one after the other
     #[arg(long, value_name = "N", default_value_t = 1)]
     new_tokens: u64,
@@ -187,12 +191,15 @@ struct Output {
     /// Let one rank stand for all that are alike: where that is known to be exact, always, or never
     #[arg(long, value_enum, default_value_t = Fold::Auto, requires = "run")]
     fold: Fold,
-    /// What devices compute at most whose rates the cluster file does not have; the default is an H100's in bfloat16
-    #[arg(long, value_name = "RATE", default_value = "989 TFLOPS")]
-    peak: String,
-    /// What they move between memory and processor at most
-    #[arg(long, value_name = "RATE", default_value = "3.35 TB/s")]
-    memory_bandwidth: String,
+    /// Run a job that needs more memory than devices have
+    #[arg(long, requires = "run")]
+    ignore_memory: bool,
+    /// What devices compute at most whose rates the cluster file does not have [default: 989 TFLOPS, an H100's in bfloat16]
+    #[arg(long, value_name = "RATE")]
+    peak: Option<String>,
+    /// What they move between memory and processor at most [default: 3.35 TB/s, an H100's]
+    #[arg(long, value_name = "RATE")]
+    memory_bandwidth: Option<String>,
     /// Print the report as JSON, and nothing else, on standard output
     #[arg(long, requires = "run")]
     json: bool,
@@ -200,6 +207,9 @@ struct Output {
     #[arg(long, value_enum, default_value_t = RecordLevel::Summary, requires = "run")]
     record: RecordLevel,
 }
+
+/// The rates of an NVIDIA H100 SXM as in its datasheet (2023): bfloat16 without sparsity, and HBM3.
+const H100: [&str; 2] = ["989 TFLOPS", "3.35 TB/s"];
 
 /// So many simulated ranks take long enough that a user wants to know why they are not fewer.
 const MANY: u32 = 1024;
@@ -225,6 +235,7 @@ pub(super) fn command(command: &Command, argv: &[OsString]) -> Result<Exit, Host
     let prefix = args.output.out.as_deref().expect("asked for without --run");
     let _lock = Lock::of_file(&of_rank(prefix, "RANK"), Writer::Alone)?;
     write_traces(&workload, prefix, args.output.representatives)?;
+    super::say(format_args!("{}\n", headline(&workload)))?;
     Ok(Exit::Ok)
 }
 
@@ -235,7 +246,7 @@ impl Llama {
         let LayoutArgs { tp, cp, ep, dp, pp, sequence_parallel, zero, gradient_bytes, .. } = self.layout;
         let LayoutArgs { recompute, clip_gradients, .. } = self.layout;
         let JobArgs { phase, seq, batch, micro_batch, new_tokens } = self.job;
-        Ok(Spec {
+        let spec = Spec {
             model: Model { layers, hidden, heads, kv_heads, ffn, vocabulary: vocab, experts },
             layout: Layout { tensor: tp, context: cp, expert: ep, data: dp, pipeline: pp, sequence_parallel },
             phase: match phase {
@@ -245,7 +256,7 @@ impl Llama {
             },
             sequence: seq,
             batch,
-            micro_batch,
+            micro_batch: 1,
             schedule: self.layout.schedule()?,
             zero,
             gradient_bytes,
@@ -256,13 +267,15 @@ impl Llama {
             },
             clip_gradients,
             new_tokens,
-        })
+        };
+        Ok(Spec { micro_batch: micro_batch.unwrap_or_else(|| spec.default_micro_batch()), ..spec })
     }
 
     /// `rates` are those of the ranks' devices, where the cluster file has them.
     fn rules(&self, rates: &[Option<Rates>]) -> Result<Rules, HostError> {
-        let memory: Bandwidth = value("--memory-bandwidth", &self.output.memory_bandwidth)?;
-        let peak: Flops = value("--peak", &self.output.peak)?;
+        let given = |rate: &Option<String>, default: &str| rate.clone().unwrap_or_else(|| default.to_owned());
+        let peak: Flops = value("--peak", &given(&self.output.peak, H100[0]))?;
+        let memory: Bandwidth = value("--memory-bandwidth", &given(&self.output.memory_bandwidth, H100[1]))?;
         let all = Roofline { peak: peak.0, memory: memory.0.bytes_per_second() };
         let own =
             |rates: &Option<Rates>| rates.map_or(all, |rates| Roofline { peak: rates.flops, memory: rates.memory });
@@ -328,15 +341,29 @@ fn run(args: &Llama, workload: &Workload, argv: &[OsString]) -> Result<Exit, Hos
             "the job has {ranks} ranks, the cluster {devices} devices\nhint: {hint}"
         )));
     }
+    let shortage = Shortage::worst(workload, &chosen.resolved.cluster.devices);
+    if let Some(Shortage { problem, hint }) = shortage.as_ref().filter(|_| !args.output.ignore_memory) {
+        return Err(HostError::Usage(format!("{problem}\nhint: {hint}; or --ignore-memory to run it all the same")));
+    }
+    let assumed = args.output.assumed_rates(&chosen.resolved);
+    let doubts: Vec<String> = shortage.map(|shortage| shortage.problem).into_iter().chain(assumed).collect();
     let folder = Folder::prepare(args.output.out.as_deref(), "llama".as_ref())?;
     let mut reason: Option<Asymmetry> = None;
-    for symmetry in args.output.symmetries(workload)? {
+    for symmetry in args.output.symmetries(workload, &chosen.resolved.cluster)? {
         let simulated = ranks / symmetry.order();
         if let Some(Asymmetry { problem, hint }) = reason.as_ref().filter(|_| simulated >= MANY) {
             super::complain(format_args!("simulating {simulated} of {ranks} ranks, as {problem}\nhint: {hint}\n"));
         }
         match attempt(args, workload, &chosen, &symmetry, &folder, argv)? {
-            Ended::Reported => return Ok(Exit::Ok),
+            Ended::Finished(mut report) => {
+                if !args.output.json {
+                    let lines = std::iter::once(headline(workload)).chain(doubts.iter().cloned());
+                    super::say(format_args!("{}\n\n", lines.collect::<Vec<_>>().join("\n")));
+                }
+                report.warnings.extend(doubts.into_iter().chain(args.output.unused_rates(&chosen.resolved)));
+                results::show(&report, &folder, args.output.json)?;
+                return Ok(Exit::Ok);
+            }
             Ended::Halted(text) => {
                 super::complain(format_args!("error: {text}"));
                 return Ok(Exit::Halted);
@@ -348,35 +375,124 @@ fn run(args: &Llama, workload: &Workload, argv: &[OsString]) -> Result<Exit, Hos
     Err(HostError::Usage(format!("ranks are not alike: {asymmetry}")))
 }
 
+/// What the job is, and what its ranks need of their devices' memory.
+fn headline(workload: &Workload) -> String {
+    let spec = workload.spec();
+    let phase = match spec.phase {
+        Phase::Train => "a training step",
+        Phase::Prefill => "a prefill",
+        Phase::Decode => "a decoding",
+    };
+    let counted = |count: u64, one: &str, more: &str| format!("{count} {}", if count == 1 { one } else { more });
+    let most = (0..spec.layout.pipeline).map(|stage| memory_of_stage(workload, stage));
+    let most = most.max_by_key(|(_, memory)| memory.total()).expect("a layout has a stage").1;
+    format!(
+        "{phase} of {:.2} billion parameters on {}; {} of {} on each replica\nmemory of a rank: at most {} ({})",
+        spec.model.parameters() as f64 / 1e9,
+        counted(workload.world_size().into(), "rank", "ranks"),
+        counted(spec.micro_batches(), "micro-batch", "micro-batches"),
+        counted(spec.micro_batch, "sequence", "sequences"),
+        bytes(most.total()),
+        by_kind(&most),
+    )
+}
+
+/// The first rank of a stage, and what each of its ranks needs.
+fn memory_of_stage(workload: &Workload, stage: u32) -> (u32, Memory) {
+    let first = workload.world_size() / workload.spec().layout.pipeline * stage;
+    (first, workload.memory(first))
+}
+
+/// `weights 14.96 GiB, activations 2.00 GiB`.
+fn by_kind(memory: &Memory) -> String {
+    let kinds = memory.kinds();
+    let shown = kinds.iter().filter(|(_, size)| *size > 0).map(|(name, size)| format!("{name} {}", bytes(*size)));
+    shown.collect::<Vec<_>>().join(", ")
+}
+
+/// Ranks that need more memory than their devices have.
+struct Shortage {
+    problem: String,
+    hint: &'static str,
+}
+
+impl Shortage {
+    /// Described by the rank that lacks most; `None`: every rank fits, as far as the cluster says what devices have.
+    fn worst(workload: &Workload, devices: &[Device]) -> Option<Shortage> {
+        let stages = workload.spec().layout.pipeline;
+        let needs: Vec<Memory> = (0..stages).map(|stage| memory_of_stage(workload, stage).1).collect();
+        let need = |rank: usize| &needs[workload.spec().layout.place(rank as u32).stage as usize];
+        let lacking = devices.iter().enumerate().filter_map(|(rank, device)| {
+            let Bytes(available) = device.memory?;
+            Some((need(rank).total().checked_sub(available).filter(|lack| *lack > 0)?, rank))
+        });
+        let lacking: Vec<(u64, usize)> = lacking.collect();
+        let (_, rank) = *lacking.iter().max_by_key(|(lack, rank)| (*lack, std::cmp::Reverse(*rank)))?;
+        let (memory, Device { name, memory: available, .. }) = (need(rank), &devices[rank]);
+        let kinds = memory.kinds();
+        let (largest, _) = kinds.iter().max_by_key(|(_, size)| *size).expect("there are kinds");
+        let hint = match *largest {
+            "activations" if workload.spec().phase == Phase::Train => {
+                "use --recompute full, a smaller --micro-batch, more --cp, or more --tp with --sequence-parallel"
+            }
+            "activations" => "use a smaller --micro-batch or more --tp",
+            "KV cache" => "use a smaller --batch or --seq, or more --tp, --pp or --dp",
+            _ if workload.spec().phase == Phase::Train => "use more --tp or --pp, or --zero with --dp",
+            _ => "use more --tp or --pp",
+        };
+        let problem = format!(
+            "rank {rank} needs {} of memory ({}), but device `{name}` has {}; {} of {} ranks do not fit",
+            bytes(memory.total()),
+            by_kind(memory),
+            available.map_or_else(String::new, |Bytes(available)| bytes(available)),
+            lacking.len(),
+            devices.len(),
+        );
+        Some(Shortage { problem, hint })
+    }
+}
+
 impl Output {
-    fn symmetries(&self, workload: &Workload) -> Result<Vec<Symmetry>, HostError> {
+    /// The rates that are assumed because nobody has given them.
+    fn assumed_rates(&self, resolved: &Resolved) -> Option<String> {
+        let unknown = resolved.rates.iter().filter(|rates| rates.is_none()).count();
+        let given = [self.peak.is_some(), self.memory_bandwidth.is_some()];
+        let assumed: Vec<&str> =
+            H100.into_iter().zip(given).filter(|(_, given)| !given).map(|(rate, _)| rate).collect();
+        (unknown > 0 && !assumed.is_empty()).then(|| {
+            let (rates, all) = (assumed.join(" and "), resolved.rates.len());
+            format!(
+                "compute is assumed to be an H100's ({rates}) on {unknown} of {all} devices: the cluster gives no rates"
+            )
+        })
+    }
+
+    /// Rates that were given and change nothing.
+    fn unused_rates(&self, resolved: &Resolved) -> Option<String> {
+        let options = [("--peak", &self.peak), ("--memory-bandwidth", &self.memory_bandwidth)];
+        let given: Vec<&str> = options.iter().filter(|(_, rate)| rate.is_some()).map(|(option, _)| *option).collect();
+        let unused = !given.is_empty() && resolved.rates.iter().all(Option::is_some);
+        unused.then(|| format!("{} not used: the cluster gives the rates of every device", given.join(" and ")))
+    }
+
+    fn symmetries(&self, workload: &Workload, cluster: &Cluster) -> Result<Vec<Symmetry>, HostError> {
         if self.record != RecordLevel::Summary && self.fold == Fold::On {
             let hint = "use --record summary, or --fold off";
             return Err(HostError::Usage(format!("what all ranks did cannot be kept of a few\nhint: {hint}")));
         }
-        let all = workload.symmetry();
+        let server = |device: &Device| cluster.topology.server(device.host);
+        let together =
+            cluster.devices.iter().take_while(|device| server(device) == server(&cluster.devices[0])).count();
         Ok(match self.fold {
-            Fold::On => vec![all],
-            Fold::Auto if self.record == RecordLevel::Summary => along_fewer_axes(&all, workload.world_size()),
+            Fold::On => vec![workload.symmetry()],
+            Fold::Auto if self.record == RecordLevel::Summary => workload.symmetries(together as u32),
             Fold::Auto | Fold::Off => vec![Symmetry::default()],
         })
     }
 }
 
-/// The symmetry along any of its axes, those of most ranks a class first, the last one along none.
-fn along_fewer_axes(symmetry: &Symmetry, world_size: u32) -> Vec<Symmetry> {
-    let axes = symmetry.axes();
-    let chosen = |set: u32| {
-        let kept = axes.iter().enumerate().filter(|(axis, _)| set >> axis & 1 == 1).map(|(_, axis)| *axis);
-        Symmetry::new(kept.collect(), world_size).expect("axes of a grid make a grid")
-    };
-    let mut symmetries: Vec<Symmetry> = (0..1 << axes.len()).map(chosen).collect();
-    symmetries.sort_by_key(|symmetry| std::cmp::Reverse(symmetry.order()));
-    symmetries
-}
-
 enum Ended {
-    Reported,
+    Finished(Box<Report>),
     Halted(String),
     /// Ranks that should be alike are not, because of this.
     Unlike(Asymmetry),
@@ -419,8 +535,8 @@ fn attempt(
                 let (all, order) = (workload.world_size(), symmetry.order());
                 super::complain(format_args!("simulated {} of {all} ranks, each for {order} alike\n", all / order));
             }
-            results::report((statistics, digest), &chosen.resolved, &[], manifest, folder, args.output.json)?;
-            Ok(Ended::Reported)
+            let report = results::of_run((statistics, digest), &chosen.resolved, &[], manifest);
+            Ok(Ended::Finished(Box::new(report)))
         }
     }
 }
@@ -528,6 +644,82 @@ mod tests {
         run_it(&["--out", &path("few"), "--representatives"]);
         let written = |rank: u32| Path::new(&path(&format!("few.{rank}.et"))).exists();
         assert_eq!((0..8).filter(|rank| written(*rank)).collect::<Vec<_>>(), [0, 4]);
+    }
+
+    fn cluster(folder: &Path, devices: &str) -> String {
+        let file = folder.join("cluster.toml").display().to_string();
+        fs::write(&file, format!("{devices}[network]\n")).unwrap();
+        file
+    }
+
+    fn warnings(report: &serde_json::Value) -> Vec<&str> {
+        report["warnings"].as_array().unwrap().iter().map(|warning| warning.as_str().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_job_that_does_not_fit_is_refused_unless_the_user_insists() {
+        // Two stages of two layers on three kinds of device, in file order: the second stage's second device lacks most.
+        let dir = tempfile::tempdir().unwrap();
+        let device = |name: &str, memory: &str| format!("[[device]]\nname = \"{name}\"\n{memory}\n");
+        let devices = ["memory = \"8 MiB\"", "memory = \"8 MiB\"", "", "memory = \"300 KiB\""];
+        let named: String =
+            ["a", "b", "c", "d"].iter().zip(devices).map(|(name, memory)| device(name, memory)).collect();
+        let file = cluster(dir.path(), &named);
+        let out = dir.path().join("out").display().to_string();
+        let job = ["--run", "--dp", "2", "--pp", "2", "--cluster", &file, "--backend", "ideal", "--out", &out];
+        let message = refused(&words(&job));
+        assert!(message.starts_with("exit 2\nerror: rank 3 needs "), "{message}");
+        for part in ["weights ", "gradients ", "optimizer ", "device `d` has 300.00 KiB", "1 of 4 ranks", "hint: "] {
+            assert!(message.contains(part), "{part} in {message}");
+        }
+        assert!(!dir.path().join("out").exists());
+        assert_eq!(run(&words(&[&job[..], &["--ignore-memory"]].concat())).unwrap() as i32, Exit::Ok as i32);
+        let report = report(dir.path().join("out").as_ref());
+        assert!(
+            warnings(&report)[0].starts_with("rank 3 needs ") && warnings(&report)[1].contains("an H100's"),
+            "{report}"
+        );
+    }
+
+    #[test]
+    fn rates_that_nobody_has_given_are_said_to_be_assumed() {
+        let dir = tempfile::tempdir().unwrap();
+        let rates = "peak_flops = \"1 TFLOPS\"\nmemory_bandwidth = \"1 TB/s\"\n";
+        let known = format!("[[device]]\nname = \"a\"\n{rates}");
+        let half = format!("{known}[[device]]\nname = \"b\"\n");
+        let all = format!("{known}count = 2\n");
+        let cases: [(&str, &[&str], &[&str]); 4] = [
+            (&half, &[], &["compute is assumed to be an H100's (989 TFLOPS and 3.35 TB/s) on 1 of 2 devices"]),
+            (&half, &["--peak", "1 TFLOPS"], &["compute is assumed to be an H100's (3.35 TB/s) on 1 of 2 devices"]),
+            (&half, &["--peak", "1 TFLOPS", "--memory-bandwidth", "1 TB/s"], &[]),
+            (&all, &["--peak", "1 TFLOPS"], &["--peak not used"]),
+        ];
+        for (number, (devices, more, expected)) in cases.into_iter().enumerate() {
+            let file = cluster(dir.path(), devices);
+            let out = dir.path().join(number.to_string()).display().to_string();
+            let job = ["--run", "--dp", "2", "--cluster", &file, "--backend", "ideal", "--out", &out];
+            assert_eq!(run(&words(&[&job[..], more].concat())).unwrap() as i32, Exit::Ok as i32);
+            let report = report(out.as_ref());
+            let found = warnings(&report);
+            assert_eq!(found.len(), expected.len(), "{found:?}");
+            assert!(found.iter().zip(expected).all(|(found, start)| found.starts_with(start)), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn sequences_are_decoded_together() {
+        // All 8 as one batch, unless a smaller one is asked for: then the weights are read twice. Of two stages each has half of the batch.
+        let dir = tempfile::tempdir().unwrap();
+        let makespan = |more: &[&str]| {
+            let out = dir.path().join(more.join("")).display().to_string();
+            let ranks = if more.contains(&"--pp") { "2" } else { "1" };
+            let job = ["--run", "--phase", "decode", "--ranks", ranks, "--backend", "ideal", "--out", &out];
+            assert_eq!(run(&words(&[&job[..], more].concat())).unwrap() as i32, Exit::Ok as i32);
+            report(out.as_ref())["makespan_ps"].as_u64().unwrap()
+        };
+        assert_eq!(makespan(&[]), makespan(&["--micro-batch", "8"]));
+        assert!(makespan(&["--micro-batch", "1"]) > 3 * makespan(&[]));
+        assert_eq!(makespan(&["--pp", "2"]), makespan(&["--pp", "2", "--micro-batch", "4"]));
     }
 
     #[test]

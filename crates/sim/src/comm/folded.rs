@@ -4,6 +4,13 @@
 //! `M` is the group. The shifts that map it to itself are `H`; a member and its images under `H` are played by one rank, at the first of
 //! their places. Shifts relabel places: where all of them do so by rotations (or all by flips), a collective whose algorithm allows
 //! these ([`crate::collective::Algorithm::symmetry`]) takes the same course at every image.
+//!
+//! It also does so where shifts move places in another way, but every `p`-th place is the same class's (`p` members are played), so that
+//! rotations by `p` places keep classes, and where the network does not notice these either ([`Folded::may_rotate`]). A ring around two groups of
+//! experts is an example: shifts within the groups do not rotate the ring, and yet each member sends to one of its class and receives from one.
+//! Then the ranks of a class need not be images of each other under one group of shifts; but as long as all have done the same, each link of
+//! a class carries as many messages of each kind as the next, so all of them go on to do the same (the classes are an equitable partition
+//! of ranks and links). Each group must have connections of its own, or messages would follow others on some connections and not on the rest.
 
 use super::group::Group;
 use crate::ids::{GroupId, GroupRank, Handle, RankId};
@@ -12,6 +19,7 @@ use crate::symmetry::{Relabeling, Shift, Symmetry};
 use crate::time::SimTime;
 use indexmap::IndexMap;
 use rustc_hash::FxBuildHasher;
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -23,6 +31,10 @@ pub(crate) struct Folded {
     players: u32,
     /// How shifts move places.
     moves: Moves,
+    /// May places be rotated by `players` though no shift does so?
+    rotates: bool,
+    /// What its collectives have been admitted for.
+    course: OnceCell<Relabeling>,
     /// By representative: its place, and the ranks as it has named them.
     views: BTreeMap<RankId, (GroupRank, Arc<[RankId]>)>,
 }
@@ -68,6 +80,12 @@ impl Ties {
     }
 }
 
+impl Default for Moves {
+    fn default() -> Moves {
+        Moves { none: true, rotations: true, flips: true }
+    }
+}
+
 impl Moves {
     /// One more relabeling, as pairs of places.
     fn add(&mut self, size: u32, pairs: &[(GroupRank, GroupRank)]) {
@@ -102,12 +120,30 @@ impl Folded {
         for places in classes.values() {
             places.iter().for_each(|place| player[place.index()] = places[0]);
         }
-        let moves = Moves { none: true, rotations: true, flips: true };
-        let mut folded = Folded { player, players: classes.len() as u32, moves, views: BTreeMap::new() };
+        let moves = Moves::default();
+        let players = classes.len() as u32;
+        let (course, views) = (OnceCell::new(), BTreeMap::new());
+        let mut folded = Folded { player, players, moves, rotates: false, course, views };
         for shift in generators(&shifts, symmetry) {
             folded.check(shift, group.ranks(), group, symmetry)?;
         }
         Ok(folded)
+    }
+
+    /// Looks whether places may be rotated by `players`; `places` are [`crate::network::FoldedTopology::places`]. Ranks that share a host, a server or a
+    /// rail must be moved to ranks that do.
+    pub(super) fn may_rotate(&mut self, group: &Group, places: &[[u32; 3]]) {
+        let size = self.player.len();
+        let dealt = (0..size).all(|place| self.player[place].index() == place % self.players as usize);
+        let moves_wholes = |kind: usize| {
+            let mut images = BTreeMap::new();
+            let at = |place: usize| places[group.ranks()[place % size].index()][kind];
+            (0..size).all(|place| {
+                let to = at(place + self.players as usize);
+                *images.entry(at(place)).or_insert(to) == to
+            })
+        };
+        self.rotates = dealt && (0..3).all(moves_wholes);
     }
 
     /// A representative names the group as `ranks`.
@@ -123,19 +159,28 @@ impl Folded {
         let Some(place) = place.filter(|_| ranks.contains(&rank)) else {
             return Err(Asymmetry::new(format!("{rank} names a process group that it is not in")));
         };
-        self.check(symmetry.shift_to(group.ranks()[place]), &ranks, group, symmetry)?;
+        let pairs = self.check(symmetry.shift_to(group.ranks()[place]), &ranks, group, symmetry)?;
+        let mut seen = Moves::default();
+        seen.add(ranks.len() as u32, &pairs);
+        self.rotates &= seen.rotations;
         self.views.insert(rank, (GroupRank::from(place), ranks));
         Ok(())
     }
 
     /// `shift` must map `ranks` onto the group; takes note of how it moves places.
-    fn check(&mut self, shift: Shift, ranks: &[RankId], group: &Group, symmetry: &Symmetry) -> Result<(), Asymmetry> {
+    fn check(
+        &mut self,
+        shift: Shift,
+        ranks: &[RankId],
+        group: &Group,
+        symmetry: &Symmetry,
+    ) -> Result<Vec<(GroupRank, GroupRank)>, Asymmetry> {
         let image =
             |(place, rank): (usize, &RankId)| Some((GroupRank::from(place), group.find(symmetry.apply(shift, *rank))?));
         let pairs: Option<Vec<_>> = ranks.iter().enumerate().map(image).collect();
         let pairs = pairs.ok_or_else(|| Asymmetry::new("ranks that should be alike are in groups that are not"))?;
         self.moves.add(ranks.len() as u32, &pairs);
-        Ok(())
+        Ok(pairs)
     }
 
     pub(super) fn players(&self) -> u32 {
@@ -156,22 +201,29 @@ impl Folded {
 
     /// May a collective run here whose algorithm stays the same under such relabelings?
     pub(crate) fn admits(&self, symmetry: Option<Relabeling>) -> bool {
-        self.moves.none
-            || match symmetry {
-                Some(Relabeling::Rotation) => self.moves.rotations,
-                Some(Relabeling::Flip) => self.moves.flips,
-                None => false,
-            }
+        let Moves { none, rotations, flips } = self.moves;
+        let fits = match symmetry {
+            Some(Relabeling::Rotation) => rotations || self.rotates,
+            Some(Relabeling::Flip) => flips,
+            None => false,
+        };
+        // All collectives of a group share its connections. Where rotations and flips both fit the shifts, they are the same.
+        let course = || symmetry.map(|symmetry| *self.course.get_or_init(|| symmetry));
+        none || fits && (course() == symmetry || rotations && flips)
+    }
+
+    /// May members send each other messages besides? These move along with shifts of the ranks.
+    pub(crate) fn admits_messages(&self) -> bool {
+        self.moves.none || self.moves.rotations || !self.rotates
     }
 
     /// What a message of a collective from one member to another is to those who are simulated: from whom, to whom.
     pub(super) fn arrival(&self, from: GroupRank, to: GroupRank) -> (GroupRank, GroupRank) {
         let (size, player) = (self.player.len() as u32, self.player(to));
-        // Where rotations and flips both fit, they are the same.
-        let from = match self.moves {
+        let from = match self.course.get() {
             _ if player == to => from,
-            Moves { rotations: true, .. } => GroupRank((from.0 + player.0 + size - to.0) % size),
-            _ => GroupRank(from.0 ^ to.0 ^ player.0),
+            Some(Relabeling::Flip) => GroupRank(from.0 ^ to.0 ^ player.0),
+            _ => GroupRank((from.0 + player.0 + size - to.0) % size),
         };
         (from, player)
     }

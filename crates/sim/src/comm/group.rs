@@ -16,6 +16,8 @@ use std::sync::Arc;
 pub(crate) struct Groups {
     ids: IndexMap<(Arc<[RankId]>, u32), Group, FxBuildHasher>,
     symmetry: Symmetry,
+    /// [`crate::network::FoldedTopology::places`], where each group has connections of its own.
+    places: Option<Vec<[u32; 3]>>,
 }
 
 /// The members of a process group.
@@ -32,7 +34,12 @@ pub(crate) struct Group {
 
 impl Groups {
     pub(crate) fn new(symmetry: Symmetry) -> Groups {
-        Groups { ids: IndexMap::default(), symmetry }
+        Groups { ids: IndexMap::default(), symmetry, places: None }
+    }
+
+    /// Where ranks are in a network whose hosts can be exchanged with each other.
+    pub(crate) fn set_places(&mut self, places: Option<Vec<[u32; 3]>>) {
+        self.places = places;
     }
 
     pub(crate) fn symmetry(&self) -> &Symmetry {
@@ -63,7 +70,11 @@ impl Groups {
         let index = entry.index();
         if let indexmap::map::Entry::Vacant(vacant) = entry {
             let mut group = Group::new(moved.into());
-            group.folded = Some(Folded::new(&group, &symmetry)?);
+            let mut folded = Folded::new(&group, &symmetry)?;
+            if let Some(places) = &self.places {
+                folded.may_rotate(&group, places);
+            }
+            group.folded = Some(folded);
             vacant.insert(group);
         }
         let group = &mut self.ids[index];
@@ -120,6 +131,11 @@ impl Group {
     /// Is this member simulated?
     pub(crate) fn plays(&self, member: GroupRank) -> bool {
         self.folded.as_ref().is_none_or(|folded| folded.player(member) == member)
+    }
+
+    /// [`Folded::admits_messages`]
+    pub(crate) fn admits_messages(&self) -> bool {
+        self.folded.as_ref().is_none_or(Folded::admits_messages)
     }
 
     pub(crate) fn folded(&self) -> Option<&Folded> {

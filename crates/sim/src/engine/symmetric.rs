@@ -38,7 +38,10 @@ impl Engine {
         }
         let hosts = cluster.devices.iter().map(|device| device.host).collect();
         let topology = FoldedTopology::new(&cluster.topology, hosts, symmetry)?;
-        Ok(Engine::of(cluster, Box::new(FlowNetwork::folded(topology)), symmetry.clone()))
+        let places = topology.places().filter(|_| cluster.backend.protocol.connections_per_group);
+        let mut engine = Engine::of(cluster, Box::new(FlowNetwork::folded(topology)), symmetry.clone());
+        engine.comm.groups.set_places(places);
+        Ok(engine)
     }
 
     /// Which ranks stand for which.
@@ -61,6 +64,9 @@ impl Engine {
             }
             Activity::Call(Call { op: CallOp::Recv { from: None, .. }, .. }) => {
                 Err(Asymmetry::new("a receive from any rank takes what comes first"))
+            }
+            Activity::Call(Call { group, .. }) if !self.comm.groups.get(*group).admits_messages() => {
+                Err(Asymmetry::new(format!("{group} has messages between members besides its collectives")))
             }
             _ => Ok(()),
         }

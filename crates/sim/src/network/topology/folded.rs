@@ -96,6 +96,17 @@ impl FoldedTopology {
         Route { links: links.into_iter().map(|link| self.representative(link)).collect(), latency }
     }
 
+    /// By rank its host, server and rail, where a route depends on nothing but which of these its ends have in common, and every link is a
+    /// host's own.
+    pub(crate) fn places(&self) -> Option<Vec<[u32; 3]>> {
+        let (per_server, rails) = match self.topology.0.routing {
+            Routing::Preset(Shape::Star { backplane: None }) => (1, 1),
+            Routing::Preset(Shape::Rail { per_server }) => (per_server, per_server),
+            _ => return None,
+        };
+        Some(self.hosts.iter().map(|HostId(host)| [*host, host / per_server, host % rails]).collect())
+    }
+
     /// Links are like those that stand for them.
     fn check_links(&self) -> Result<(), Asymmetry> {
         let traits = |link: &Link| (link.bandwidth, link.latency, link.overhead, link.queue);
