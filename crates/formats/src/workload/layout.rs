@@ -131,11 +131,11 @@ impl Layout {
         Symmetry::new(axes, self.world_size()).expect("strides are products of the extents before them")
     }
 
-    /// Every set of axes along which ranks may turn out to do the same, those of most ranks a class first, the last one without any. Where
-    /// `together` ranks share a server and an axis leads from one to the next of them, it is also taken from server to server.
-    pub(super) fn symmetries(&self, together: u32) -> Vec<Symmetry> {
+    /// Every set of `axes`, those of most ranks a class first, the last one without any. Where `together` ranks share a server and an axis leads
+    /// from one to the next of them, it is also taken from server to server.
+    pub(super) fn symmetries(&self, axes: &[Axis], together: u32) -> Vec<Symmetry> {
         let mut sets: Vec<Vec<Axis>> = vec![Vec::new()];
-        for axis in self.shifted().into_iter().filter(|axis| axis.extent > 1) {
+        for axis in axes.iter().copied().filter(|axis| axis.extent > 1) {
             let Axis { stride, extent, .. } = axis;
             let whole =
                 together > stride && together.is_multiple_of(stride) && (stride * extent).is_multiple_of(together);
@@ -155,7 +155,7 @@ impl Layout {
     }
 
     /// The axes but the pipeline's, along which ranks do the same apart from sums over several of them.
-    fn shifted(&self) -> [Axis; 4] {
+    pub(super) fn shifted(&self) -> [Axis; 4] {
         let stride = self.tensor * self.context;
         let axes = [
             (1, self.tensor),

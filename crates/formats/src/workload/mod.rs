@@ -131,9 +131,14 @@ impl Workload {
     }
 
     /// Symmetries that a run on servers of `together` ranks may turn out to have, those of most ranks a class first and the last one
-    /// trivial. Whether a run has one, the engine checks as it goes.
-    pub fn symmetries(&self, together: u32) -> Vec<Symmetry> {
-        self.spec.layout.symmetries(together)
+    /// trivial. Whether a run has one, the engine checks as it goes. `own_connections`: each group has connections of its own, without which
+    /// sums over several axes cannot be alike for ranks along each of them.
+    pub fn symmetries(&self, together: u32, own_connections: bool) -> Vec<Symmetry> {
+        let layout = self.spec.layout;
+        match own_connections {
+            true => layout.symmetries(&layout.shifted(), together),
+            false => layout.symmetries(self.symmetry().axes(), together),
+        }
     }
 
     /// What `rank` does.

@@ -434,12 +434,54 @@ fn one_rank_stands_for_more_where_hosts_can_be_exchanged() {
             }
             cluster.backend.protocol.connections_per_group = true;
             let all = simulate(&workload, &cluster, &Symmetry::default()).unwrap();
-            let symmetries = workload.symmetries(together);
+            let symmetries = workload.symmetries(together, true);
             let tried =
                 symmetries.iter().map(|symmetry| Some((symmetry.order(), try_to(&workload, &cluster, symmetry)?)));
             let (order, few) = tried.flatten().next().expect("the last one is trivial");
             assert_eq!(order, expected, "{:?} on {preset:?}", workload.spec().layout);
             assert!(few == all, "{:?} on {preset:?}", workload.spec().layout);
+        }
+    }
+}
+
+/// On every kind of network, with connections for each group and without: what is not refused ends when it would if all were simulated.
+#[test]
+fn whatever_is_folded_is_exact() {
+    let fabric = LinkSpec::new(Rate::new(3.3e9).unwrap(), SimDuration::from_ns(500));
+    let link = LinkSpec::new(Rate::new(0.7e9).unwrap(), SimDuration::from_us(3));
+    let tiny = |spec: Spec| Spec { model: Model { layers: 2, ..spec.model }, batch: 8, micro_batch: 1, ..spec };
+    let job = |zero, axes: [u32; 5]| laid_out(tiny(Spec { zero, ..small() }), axes);
+    let jobs = [
+        with_experts(job(0, [1, 1, 2, 4, 2])),
+        with_experts(job(2, [1, 1, 4, 8, 1])),
+        with_experts(job(1, [2, 1, 2, 4, 1])),
+        job(3, [1, 2, 1, 4, 1]),
+        job(0, [2, 2, 1, 2, 1]),
+    ];
+    for spec in jobs {
+        let workload = Workload::new(spec).unwrap();
+        let base = |preset| cluster(workload.world_size(), link, preset);
+        let clusters = [
+            base(Preset::Switch),
+            on_servers(base(Preset::Switch), 2, link, fabric),
+            base(Preset::Rail { per_server: 2, fabric }),
+            base(Preset::FullyConnected),
+            base(Preset::Ring),
+        ];
+        for (number, mut cluster) in clusters.into_iter().enumerate() {
+            let mut folded = 0;
+            for per_group in [false, true] {
+                cluster.backend.protocol.connections_per_group = per_group;
+                let all = simulate(&workload, &cluster, &Symmetry::default()).unwrap();
+                for symmetry in workload.symmetries(2, true).iter().filter(|symmetry| !symmetry.is_trivial()) {
+                    if let Some(few) = try_to(&workload, &cluster, symmetry) {
+                        let what = (workload.spec().layout, number, per_group, symmetry);
+                        assert!(few == all, "{what:?}");
+                        folded += 1;
+                    }
+                }
+            }
+            assert!(folded > 0 || number > 2, "{:?} on cluster {number}", workload.spec().layout);
         }
     }
 }

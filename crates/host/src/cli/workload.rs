@@ -379,9 +379,9 @@ fn run(args: &Llama, workload: &Workload, argv: &[OsString]) -> Result<Exit, Hos
 fn headline(workload: &Workload) -> String {
     let spec = workload.spec();
     let phase = match spec.phase {
-        Phase::Train => "a training step",
-        Phase::Prefill => "a prefill",
-        Phase::Decode => "a decoding",
+        Phase::Train => "training step",
+        Phase::Prefill => "prefill",
+        Phase::Decode => "decoding",
     };
     let counted = |count: u64, one: &str, more: &str| format!("{count} {}", if count == 1 { one } else { more });
     let most = (0..spec.layout.pipeline).map(|stage| memory_of_stage(workload, stage));
@@ -485,7 +485,9 @@ impl Output {
             cluster.devices.iter().take_while(|device| server(device) == server(&cluster.devices[0])).count();
         Ok(match self.fold {
             Fold::On => vec![workload.symmetry()],
-            Fold::Auto if self.record == RecordLevel::Summary => workload.symmetries(together as u32),
+            Fold::Auto if self.record == RecordLevel::Summary => {
+                workload.symmetries(together as u32, cluster.backend.protocol.connections_per_group)
+            }
             Fold::Auto | Fold::Off => vec![Symmetry::default()],
         })
     }
