@@ -55,6 +55,15 @@ impl Cluster {
     pub fn network(&self) -> FlowNetwork {
         FlowNetwork::changing(self.topology.clone(), self.dynamics.clone())
     }
+
+    /// How many consecutive ranks share a host, a server, a row of a torus and so on, by [`Topology::blocks`], where the first host has as many ranks
+    /// as the others.
+    pub fn blocks(&self) -> Vec<u32> {
+        let Some(first) = self.devices.first() else { return Vec::new() };
+        let per_host = self.devices.iter().take_while(|device| device.host == first.host).count() as u32;
+        let of_hosts = self.topology.blocks().into_iter().map(|hosts| hosts * per_host);
+        std::iter::once(per_host).filter(|ranks| *ranks > 1).chain(of_hosts).collect()
+    }
 }
 
 impl Device {

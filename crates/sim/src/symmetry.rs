@@ -15,6 +15,37 @@ pub enum Relabeling {
     Rotation,
     /// To `x xor k`; `n` is a power of two.
     Flip,
+    /// In blocks of `b` that follow each other: to `(x div b + k div b) mod (n div b)` of the blocks, and in it to `(x + k) mod b`; `b` divides `n`.
+    Blocks(u32),
+}
+
+impl Relabeling {
+    /// Where `k`, `by`, moves `x`, `from`, of `n`.
+    pub(crate) fn moved(self, from: u32, by: u32, n: u32) -> u32 {
+        match self {
+            Relabeling::Rotation => (from + by) % n,
+            Relabeling::Flip => from ^ by,
+            Relabeling::Blocks(b) => (from / b + by / b) % (n / b) * b + (from + by) % b,
+        }
+    }
+
+    /// The `k` that moves `from` to `to`.
+    pub(crate) fn between(self, from: u32, to: u32, n: u32) -> u32 {
+        match self {
+            Relabeling::Rotation => (to + n - from) % n,
+            Relabeling::Flip => from ^ to,
+            Relabeling::Blocks(b) => (to / b + n / b - from / b) % (n / b) * b + (to % b + b - from % b) % b,
+        }
+    }
+
+    /// Does it move `n` places among each other?
+    pub(crate) fn fits(self, n: u32) -> bool {
+        match self {
+            Relabeling::Rotation => true,
+            Relabeling::Flip => n.is_power_of_two(),
+            Relabeling::Blocks(b) => b > 0 && n.is_multiple_of(b),
+        }
+    }
 }
 
 /// A direction in the grid of ranks in which all look alike.
@@ -41,7 +72,7 @@ pub struct Shift(u32);
 /// Axes that do not make a grid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "axes {axes:?} do not make a grid of {world} ranks\nhint: each stride must be a multiple of the stride times the extent before it, and a flip's extent a power of two"
+    "axes {axes:?} do not make a grid of {world} ranks\nhint: each stride must be a multiple of the stride times the extent before it, a flip's extent a power of two, and blocks' a multiple of theirs"
 )]
 pub struct GridError {
     /// As given.
@@ -60,8 +91,8 @@ impl Symmetry {
         let size = |axis: &Axis| u64::from(axis.stride) * u64::from(axis.extent);
         let nested = axes.windows(2).all(|pair| u64::from(pair[1].stride).is_multiple_of(size(&pair[0]).max(1)));
         let whole = axes.iter().all(|axis| size(axis) > 0 && u64::from(world).is_multiple_of(size(axis)));
-        let flips = axes.iter().all(|axis| axis.relabeling == Relabeling::Rotation || axis.extent.is_power_of_two());
-        if nested && whole && flips { Ok(Symmetry { axes }) } else { Err(GridError { axes, world }) }
+        let fits = axes.iter().all(|axis| axis.relabeling.fits(axis.extent));
+        if nested && whole && fits { Ok(Symmetry { axes }) } else { Err(GridError { axes, world }) }
     }
 
     /// The directions.
@@ -98,10 +129,7 @@ impl Symmetry {
     pub fn apply(&self, shift: Shift, rank: RankId) -> RankId {
         let moved = |at: u32, axis: &Axis| {
             let (from, by) = (axis.at(at), axis.at(shift.0));
-            let to = match axis.relabeling {
-                Relabeling::Rotation => (from + by) % axis.extent,
-                Relabeling::Flip => from ^ by,
-            };
+            let to = axis.relabeling.moved(from, by, axis.extent);
             at - from * axis.stride + to * axis.stride
         };
         RankId(self.axes.iter().fold(rank.0, moved))
@@ -109,14 +137,7 @@ impl Symmetry {
 
     /// What undoes `shift`.
     pub fn inverse(&self, shift: Shift) -> Shift {
-        let back = |axis: &Axis| {
-            let by = axis.at(shift.0);
-            let back = match axis.relabeling {
-                Relabeling::Rotation => (axis.extent - by) % axis.extent,
-                Relabeling::Flip => by,
-            };
-            back * axis.stride
-        };
+        let back = |axis: &Axis| axis.relabeling.between(axis.at(shift.0), 0, axis.extent) * axis.stride;
         Shift(self.axes.iter().map(back).sum())
     }
 
@@ -137,11 +158,12 @@ impl Symmetry {
     /// Every shift is made of these.
     pub fn generators(&self) -> impl Iterator<Item = Shift> {
         self.axes.iter().flat_map(|axis| {
-            let bits = match axis.relabeling {
-                Relabeling::Rotation => 1,
-                Relabeling::Flip => axis.extent.ilog2(),
+            let steps = match axis.relabeling {
+                Relabeling::Rotation => vec![1],
+                Relabeling::Flip => (0..axis.extent.ilog2()).map(|bit| 1 << bit).collect(),
+                Relabeling::Blocks(b) => [1, b].into_iter().filter(|step| *step < axis.extent).collect(),
             };
-            (0..bits).map(|bit| Shift(axis.stride << bit))
+            steps.into_iter().map(|step| Shift(axis.stride * step))
         })
     }
 
@@ -172,12 +194,16 @@ mod tests {
     use proptest::prelude::*;
 
     fn symmetry() -> impl Strategy<Value = (Symmetry, u32)> {
-        let axis = (1..4u32, 0..4u32, prop::bool::ANY);
+        let axis = (1..4u32, 0..4u32, 0..3u32);
         prop::collection::vec(axis, 0..4).prop_map(|axes| {
             let mut stride = 1;
-            let laid_out = axes.into_iter().map(|(gap, bits, flip)| {
-                let relabeling = if flip { Relabeling::Flip } else { Relabeling::Rotation };
-                let axis = Axis { stride: stride * gap, extent: if flip { 1 << bits } else { bits + 1 }, relabeling };
+            let laid_out = axes.into_iter().map(|(gap, bits, kind)| {
+                let (relabeling, extent) = match kind {
+                    0 => (Relabeling::Rotation, bits + 1),
+                    1 => (Relabeling::Flip, 1 << bits),
+                    _ => (Relabeling::Blocks(gap), gap * (bits + 1)),
+                };
+                let axis = Axis { stride: stride * gap, extent, relabeling };
                 stride = axis.stride * axis.extent;
                 axis
             });
@@ -213,6 +239,7 @@ mod tests {
         assert!(Symmetry::new(vec![axis(1, 4), axis(2, 4)], 16).is_err());
         assert!(Symmetry::new(vec![axis(1, 3)], 16).is_err());
         assert!(Symmetry::new(vec![Axis { relabeling: Relabeling::Flip, ..axis(1, 6) }], 12).is_err());
+        assert!(Symmetry::new(vec![Axis { relabeling: Relabeling::Blocks(4), ..axis(1, 6) }], 12).is_err());
         assert!(Symmetry::new(vec![axis(1, 4), axis(8, 2)], 16).is_ok());
     }
 }

@@ -131,38 +131,54 @@ impl Layout {
         Symmetry::new(axes, self.world_size()).expect("strides are products of the extents before them")
     }
 
-    /// Every set of `axes`, those of most ranks a class first, the last one without any. Where `together` ranks share a server and an axis leads
-    /// from one to the next of them, it is also taken from server to server.
-    pub(super) fn symmetries(&self, axes: &[Axis], together: u32) -> Vec<Symmetry> {
-        let mut sets: Vec<Vec<Axis>> = vec![Vec::new()];
-        for axis in axes.iter().copied().filter(|axis| axis.extent > 1) {
-            let Axis { stride, extent, .. } = axis;
-            let whole =
-                together > stride && together.is_multiple_of(stride) && (stride * extent).is_multiple_of(together);
-            let by_server = Axis { stride: together, extent: stride * extent / together.max(1), ..axis };
-            let ways = [Some(axis), Some(by_server).filter(|by_server| whole && by_server.extent > 1)];
-            let with = |axes: &Vec<Axis>| {
-                let longer = ways.into_iter().flatten().map(|axis| [&axes[..], &[axis]].concat());
-                longer.collect::<Vec<_>>()
-            };
-            let more: Vec<Vec<Axis>> = sets.iter().flat_map(with).collect();
-            sets.extend(more);
-        }
-        let grid = |axes| Symmetry::new(axes, self.world_size()).expect("axes of a grid make a grid");
-        let mut symmetries: Vec<Symmetry> = sets.into_iter().map(grid).collect();
-        symmetries.sort_by_key(|symmetry| std::cmp::Reverse(symmetry.order()));
-        symmetries
-    }
-
     /// The axes but the pipeline's, along which ranks do the same apart from sums over several of them.
     pub(super) fn shifted(&self) -> [Axis; 4] {
         let stride = self.tensor * self.context;
-        let axes = [
-            (1, self.tensor),
-            (self.tensor, self.context),
-            (stride, self.expert),
-            (stride * self.expert, self.data / self.expert),
-        ];
-        axes.map(|(stride, extent)| Axis { stride, extent, relabeling: Relabeling::Rotation })
+        [
+            rotation(1, self.tensor),
+            rotation(self.tensor, self.context),
+            rotation(stride, self.expert),
+            rotation(stride * self.expert, self.data / self.expert),
+        ]
     }
+
+    /// Symmetries along some of `axes`, or parts of an axis, those of most ranks a class first, the last one along none. An axis has parts where it goes
+    /// beyond one of `blocks` of consecutive ranks: places inside a block, and blocks. As a group lies along all of an axis or at one place of it, ranks do the
+    /// same after any such shift, too.
+    pub(super) fn symmetries(&self, axes: &[Axis], blocks: &[u32]) -> Vec<Symmetry> {
+        let mut sets: Vec<Vec<Axis>> = vec![Vec::new()];
+        for axis in axes.iter().filter(|axis| axis.extent > 1) {
+            let parts = parts(*axis, blocks);
+            let mut choices = vec![vec![*axis]];
+            let some = |set: u32| {
+                parts.iter().enumerate().filter(move |(part, _)| set >> part & 1 == 1).map(|(_, part)| *part)
+            };
+            let all = (1 << parts.len()) - 1;
+            choices.extend((0..=all).rev().skip(usize::from(parts.len() == 1)).map(|set| some(set).collect()));
+            let longer = |set: &Vec<Axis>| choices.iter().map(|choice| [&set[..], choice].concat()).collect::<Vec<_>>();
+            sets = sets.iter().flat_map(longer).collect();
+        }
+        let symmetry = |axes| Symmetry::new(axes, self.world_size()).expect("parts of a grid's axes make a grid");
+        let mut symmetries: Vec<Symmetry> = sets.into_iter().map(symmetry).collect();
+        symmetries.sort_by_key(|symmetry| std::cmp::Reverse(symmetry.order()));
+        symmetries
+    }
+}
+
+fn rotation(stride: u32, extent: u32) -> Axis {
+    Axis { stride, extent, relabeling: Relabeling::Rotation }
+}
+
+/// An axis cut at the ends of `blocks` of consecutive ranks, which rise.
+fn parts(axis: Axis, blocks: &[u32]) -> Vec<Axis> {
+    let (mut stride, end) = (axis.stride, axis.stride * axis.extent);
+    let mut parts = Vec::new();
+    for &block in blocks {
+        if block > stride && block < end && block.is_multiple_of(stride) && end.is_multiple_of(block) {
+            parts.push(rotation(stride, block / stride));
+            stride = block;
+        }
+    }
+    parts.push(rotation(stride, end / stride));
+    parts
 }

@@ -130,14 +130,15 @@ impl Workload {
         self.spec.layout.symmetry(self.spec.phase == Phase::Train)
     }
 
-    /// Symmetries that a run on servers of `together` ranks may turn out to have, those of most ranks a class first and the last one
-    /// trivial. Whether a run has one, the engine checks as it goes. `own_connections`: each group has connections of its own, without which
-    /// sums over several axes cannot be alike for ranks along each of them.
-    pub fn symmetries(&self, together: u32, own_connections: bool) -> Vec<Symmetry> {
+    /// Symmetries that a run may turn out to have, those of most ranks a class first and the last one trivial. Whether a run has one, the engine checks
+    /// as it goes. `blocks`: numbers of consecutive ranks, rising, at whose ends axes may be cut, as [`uniference_sim::cluster::Cluster::blocks`]
+    /// has them. `own_connections`: each group has connections of its own, without which sums over several axes cannot be alike for ranks
+    /// along each of them.
+    pub fn symmetries(&self, blocks: &[u32], own_connections: bool) -> Vec<Symmetry> {
         let layout = self.spec.layout;
         match own_connections {
-            true => layout.symmetries(&layout.shifted(), together),
-            false => layout.symmetries(self.symmetry().axes(), together),
+            true => layout.symmetries(&layout.shifted(), blocks),
+            false => layout.symmetries(self.symmetry().axes(), blocks),
         }
     }
 

@@ -356,6 +356,14 @@ fn run(args: &Llama, workload: &Workload, argv: &[OsString]) -> Result<Exit, Hos
         }
         match attempt(args, workload, &chosen, &symmetry, &folder, argv)? {
             Ended::Finished(mut report) => {
+                let order = symmetry.order();
+                let fewer = reason.filter(|_| order < workload.symmetry().order());
+                let fewer = fewer.map_or_else(String::new, |reason| format!("; not fewer, as {}", reason.problem));
+                if order > 1 {
+                    super::complain(format_args!(
+                        "simulated {simulated} of {ranks} ranks, each for {order} alike{fewer}\n"
+                    ));
+                }
                 if !args.output.json {
                     let lines = std::iter::once(headline(workload)).chain(doubts.iter().cloned());
                     super::say(format_args!("{}\n\n", lines.collect::<Vec<_>>().join("\n")))?;
@@ -480,14 +488,15 @@ impl Output {
             let hint = "use --record summary, or --fold off";
             return Err(HostError::Usage(format!("what all ranks did cannot be kept of a few\nhint: {hint}")));
         }
-        let server = |device: &Device| cluster.topology.server(device.host);
-        let together =
-            cluster.devices.iter().take_while(|device| server(device) == server(&cluster.devices[0])).count();
+        let own_connections = cluster.backend.protocol.connections_per_group;
+        let (all, mut symmetries) =
+            (workload.symmetry().order(), workload.symmetries(&cluster.blocks(), own_connections));
         Ok(match self.fold {
-            Fold::On => vec![workload.symmetry()],
-            Fold::Auto if self.record == RecordLevel::Summary => {
-                workload.symmetries(together as u32, cluster.backend.protocol.connections_per_group)
+            Fold::On => {
+                symmetries.retain(|symmetry| symmetry.order() == all);
+                symmetries
             }
+            Fold::Auto if self.record == RecordLevel::Summary => symmetries,
             Fold::Auto | Fold::Off => vec![Symmetry::default()],
         })
     }
@@ -533,10 +542,6 @@ fn attempt(
         }),
         None => {
             statistics.stand_for(symmetry.order());
-            if !symmetry.is_trivial() {
-                let (all, order) = (workload.world_size(), symmetry.order());
-                super::complain(format_args!("simulated {} of {all} ranks, each for {order} alike\n", all / order));
-            }
             let report = results::of_run((statistics, digest), &chosen.resolved, &[], manifest);
             Ok(Ended::Finished(Box::new(report)))
         }

@@ -176,6 +176,11 @@ impl AlgorithmTable {
         }
     }
 
+    /// How many consecutive ranks share a server, where that matters to any of the algorithms.
+    pub(crate) fn per_server(&self) -> Option<u32> {
+        self.surroundings.map(|surroundings| surroundings.per_server)
+    }
+
     /// The table for a group of these ranks, if it is another one: they are on more servers than as many consecutive ranks would be, and
     /// fewer of each server's network cards are theirs.
     pub(crate) fn for_group(&self, ranks: &[RankId]) -> Option<AlgorithmTable> {

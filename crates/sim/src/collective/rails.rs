@@ -10,8 +10,9 @@
 
 use super::layout::Layout;
 use super::rounds::{batches, before, recv, recv_combine, send, wrap};
-use super::{Action, Algorithm, GroupRank, Span, Steps};
-use crate::program::{Collective, CollectiveKind};
+use super::{Action, Algorithm, GroupRank, Span, Steps, even_blocks};
+use crate::program::{Collective, CollectiveKind, Shape};
+use crate::symmetry::Relabeling;
 
 /// See the module.
 pub(super) struct Rails {
@@ -39,6 +40,17 @@ impl Algorithm for Rails {
         };
         let rounds = combining.map(|round| (round, true)).chain(spreading.map(|round| (round, false)));
         Box::new(batches(rounds.map(move |(round, combine)| rings.round(round, combine))))
+    }
+
+    /// One GPU further in every server is one ring further, where rings have equal parts; one server further is one server further in every ring.
+    fn symmetry(&self, call: &Collective, size: u32) -> Option<Relabeling> {
+        let block = match (call.kind, &call.shape) {
+            (CollectiveKind::AllReduce, Shape::Even(count)) => count / u64::from(size),
+            (_, Shape::Even(count)) => *count,
+            _ => return None,
+        };
+        let even = even_blocks(call, size) && block.is_multiple_of(self.per_server.into());
+        even.then_some(Relabeling::Blocks(self.per_server))
     }
 }
 

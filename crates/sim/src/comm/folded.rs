@@ -2,7 +2,7 @@
 //! group looks the same from all members that are alike. It does not know messages or collectives.
 //!
 //! `M` is the group. The shifts that map it to itself are `H`; a member and its images under `H` are played by one rank, at the first of
-//! their places. Shifts relabel places: where all of them do so by rotations (or all by flips), a collective whose algorithm allows
+//! their places. Shifts relabel places: where all of them do so by one kind of [`Relabeling`], a collective whose algorithm allows
 //! these ([`crate::collective::Algorithm::symmetry`]) takes the same course at every image.
 //!
 //! It also does so where shifts move places in another way, but every `p`-th place is the same class's (`p` members are played), so that
@@ -40,30 +40,78 @@ pub(crate) struct Folded {
 }
 
 /// What all relabelings of places seen so far are.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Moves {
+    /// They leave every place as it is.
     none: bool,
-    rotations: bool,
-    flips: bool,
+    /// Each of these is what all of them are.
+    all: Vec<Relabeling>,
 }
 
 /// Its group, where each has connections of its own; its sender; its receiver.
 type Connection = (Option<GroupId>, RankId, RankId);
 
-/// Looks for messages of two operations that one rank puts on one connection at one instant. Which goes first follows from the order of events
-/// within the instant, which is that of ids: ranks that are alike need not agree about it.
+/// Looks for what follows from the order of events within an instant, which is that of ids: ranks that are alike need not agree about it.
+///
+/// That is which message goes first where one rank puts those of two operations on one connection at one instant. Where posting a message
+/// between two ranks keeps the program's thread busy, it is also which of two is posted first: a rank that hears of two ends at one instant may ask for
+/// what follows from either first, or for both at once. What follows from one end has one order, the program's.
 #[derive(Debug)]
 pub(super) struct Ties {
     per_group: bool,
+    /// Does posting a message take the program's thread time?
+    posting_takes_time: bool,
     /// By connection: when a message was sent last, and for which operation.
     last: IndexMap<Connection, (SimTime, Handle), FxBuildHasher>,
+    /// By rank, where posting takes time: what it has heard and posted last.
+    instants: IndexMap<RankId, Instant, FxBuildHasher>,
     found: Option<Asymmetry>,
+}
+
+/// What a rank has heard and posted at one instant.
+#[derive(Clone, Copy, Debug)]
+struct Instant {
+    at: SimTime,
+    ended: u32,
+    posted: u32,
 }
 
 impl Ties {
     /// `per_group`: each group has connections of its own.
-    pub(super) fn new(per_group: bool) -> Ties {
-        Ties { per_group, last: IndexMap::default(), found: None }
+    pub(super) fn new(per_group: bool, posting_takes_time: bool) -> Ties {
+        let (last, instants) = (IndexMap::default(), IndexMap::default());
+        Ties { per_group, posting_takes_time, last, instants, found: None }
+    }
+
+    /// An activity of `rank` is complete.
+    pub(super) fn ends(&mut self, now: SimTime, rank: RankId) {
+        if self.posting_takes_time {
+            self.instant(now, rank).ended += 1;
+        }
+    }
+
+    /// `rank` calls for a message to another rank, or from one.
+    pub(super) fn posts(&mut self, now: SimTime, rank: RankId) {
+        if !self.posting_takes_time {
+            return;
+        }
+        let instant = self.instant(now, rank);
+        instant.posted += 1;
+        if instant.posted > 1 && instant.ended > 1 {
+            let problem = format!(
+                "{rank} hears of two ends at one instant, at {now}, and posts two messages: which is first is open"
+            );
+            self.found.get_or_insert(Asymmetry::new(problem));
+        }
+    }
+
+    fn instant(&mut self, now: SimTime, rank: RankId) -> &mut Instant {
+        let fresh = Instant { at: now, ended: 0, posted: 0 };
+        let instant = self.instants.entry(rank).or_insert(fresh);
+        if instant.at != now {
+            *instant = fresh;
+        }
+        instant
     }
 
     pub(super) fn sends(&mut self, now: SimTime, group: GroupId, pair: (RankId, RankId), operation: Handle) {
@@ -80,20 +128,20 @@ impl Ties {
     }
 }
 
-impl Default for Moves {
-    fn default() -> Moves {
-        Moves { none: true, rotations: true, flips: true }
-    }
-}
-
 impl Moves {
+    /// None, among `size` places.
+    fn new(size: u32) -> Moves {
+        let blocks = (2..size).filter(|block| size.is_multiple_of(*block)).map(Relabeling::Blocks);
+        Moves { none: true, all: [Relabeling::Rotation, Relabeling::Flip].into_iter().chain(blocks).collect() }
+    }
+
     /// One more relabeling, as pairs of places.
     fn add(&mut self, size: u32, pairs: &[(GroupRank, GroupRank)]) {
-        let rotation = |(from, to): &(GroupRank, GroupRank)| (to.0 + size - from.0) % size;
-        let flip = |(from, to): &(GroupRank, GroupRank)| to.0 ^ from.0;
         self.none &= pairs.iter().all(|(from, to)| from == to);
-        self.rotations &= pairs.iter().all(|pair| rotation(pair) == rotation(&pairs[0]));
-        self.flips &= pairs.iter().all(|pair| flip(pair) == flip(&pairs[0]));
+        self.all.retain(|relabeling| {
+            let by = |(from, to): &(GroupRank, GroupRank)| relabeling.between(from.0, to.0, size);
+            pairs.iter().all(|pair| by(pair) == by(&pairs[0]))
+        });
     }
 }
 
@@ -120,8 +168,7 @@ impl Folded {
         for places in classes.values() {
             places.iter().for_each(|place| player[place.index()] = places[0]);
         }
-        let moves = Moves::default();
-        let players = classes.len() as u32;
+        let (moves, players) = (Moves::new(group.size()), classes.len() as u32);
         let (course, views) = (OnceCell::new(), BTreeMap::new());
         let mut folded = Folded { player, players, moves, rotates: false, course, views };
         for shift in generators(&shifts, symmetry) {
@@ -160,9 +207,9 @@ impl Folded {
             return Err(Asymmetry::new(format!("{rank} names a process group that it is not in")));
         };
         let pairs = self.check(symmetry.shift_to(group.ranks()[place]), &ranks, group, symmetry)?;
-        let mut seen = Moves::default();
-        seen.add(ranks.len() as u32, &pairs);
-        self.rotates &= seen.rotations;
+        let mut seen = Moves::new(group.size());
+        seen.add(group.size(), &pairs);
+        self.rotates &= seen.all.contains(&Relabeling::Rotation);
         self.views.insert(rank, (GroupRank::from(place), ranks));
         Ok(())
     }
@@ -201,31 +248,29 @@ impl Folded {
 
     /// May a collective run here whose algorithm stays the same under such relabelings?
     pub(crate) fn admits(&self, symmetry: Option<Relabeling>) -> bool {
-        let Moves { none, rotations, flips } = self.moves;
-        let fits = match symmetry {
-            Some(Relabeling::Rotation) => rotations || self.rotates,
-            Some(Relabeling::Flip) => flips,
-            None => false,
-        };
-        // All collectives of a group share its connections. Where rotations and flips both fit the shifts, they are the same.
-        let course = || symmetry.map(|symmetry| *self.course.get_or_init(|| symmetry));
-        none || fits && (course() == symmetry || rotations && flips)
+        let Some(relabeling) = symmetry.filter(|_| !self.moves.none) else { return self.moves.none };
+        let of_shifts = |relabeling: &Relabeling| self.moves.all.contains(relabeling);
+        if !of_shifts(&relabeling) && !(self.rotates && relabeling == Relabeling::Rotation) {
+            return false;
+        }
+        // All collectives of a group share its connections. Where several kinds of relabeling fit the shifts, they are the same.
+        let course = *self.course.get_or_init(|| relabeling);
+        course == relabeling || of_shifts(&course) && of_shifts(&relabeling)
     }
 
     /// May members send each other messages besides? These move along with shifts of the ranks.
     pub(crate) fn admits_messages(&self) -> bool {
-        self.moves.none || self.moves.rotations || !self.rotates
+        self.moves.none || !self.rotates || self.moves.all.contains(&Relabeling::Rotation)
     }
 
     /// What a message of a collective from one member to another is to those who are simulated: from whom, to whom.
     pub(super) fn arrival(&self, from: GroupRank, to: GroupRank) -> (GroupRank, GroupRank) {
         let (size, player) = (self.player.len() as u32, self.player(to));
-        let from = match self.course.get() {
-            _ if player == to => from,
-            Some(Relabeling::Flip) => GroupRank(from.0 ^ to.0 ^ player.0),
-            _ => GroupRank((from.0 + player.0 + size - to.0) % size),
-        };
-        (from, player)
+        if player == to {
+            return (from, to);
+        }
+        let course = self.course.get().expect("a collective is admitted before its messages arrive");
+        (GroupRank(course.moved(from.0, course.between(to.0, player.0, size), size)), player)
     }
 }
 

@@ -257,6 +257,7 @@ impl Engine {
 
     /// Leaves the steps that follow to be carried out: dependents first, then the queue, at last whoever waits.
     fn note_completion(&mut self, rank: RankId, handle: Handle) {
+        self.comm.activity_ends(self.now, rank);
         let state = &mut self.ranks[rank.index()];
         let activity = state.activities.get_mut(handle).expect("what completes is not forgotten");
         activity.complete = true;

@@ -4,10 +4,11 @@
 use super::Engine;
 use super::rank::Rank;
 use crate::cluster::{Cluster, Device, Protocol};
-use crate::ids::HostId;
+use crate::ids::{HostId, RankId};
 use crate::network::{Asymmetry, FlowNetwork, FoldedTopology};
 use crate::program::{Activity, Call, CallOp};
 use crate::symmetry::Symmetry;
+use crate::time::SimDuration;
 
 impl Engine {
     /// A run of ranks that are alike under `symmetry`: only representatives are resumed, and what they do counts for their class.
@@ -25,9 +26,14 @@ impl Engine {
         if !cluster.dynamics.is_empty() {
             return Err(Asymmetry::new("links that change, and others' traffic, are not alike for all"));
         }
-        if !serves_in_no_order(&cluster.backend.protocol) {
-            let backend = &cluster.backend.name;
-            return Err(Asymmetry::new(format!("the backend `{backend}` may serve ranks in an order")));
+        if let Some(key) = order_of_service(&cluster.backend.protocol) {
+            let problem =
+                format!("the backend `{}` serves messages of one instant in an order (`{key}`)", cluster.backend.name);
+            return Err(Asymmetry::new(problem));
+        }
+        if !keeps_servers(cluster, symmetry) {
+            let problem = "the ranks of one server would have to be alike with ranks of several";
+            return Err(Asymmetry::new(problem));
         }
         let like = |device: &Device| Device { name: String::new(), host: HostId(0), ..device.clone() };
         for (rank, device) in cluster.devices.iter().enumerate() {
@@ -73,7 +79,29 @@ impl Engine {
     }
 }
 
-/// As `ideal` does: threads take messages one after the other, windows and handshakes follow what came before.
-fn serves_in_no_order(protocol: &Protocol) -> bool {
-    *protocol == Protocol { connections_per_group: protocol.connections_per_group, ..Protocol::default() }
+/// The key of the backend's table by which threads take messages one after the other, or windows and handshakes follow what came before. What a call
+/// takes, its way to another thread and its tensor's to the host is the same whatever else happens: of messages between two ranks, that a rank posts one after
+/// the other, `comm` checks that their order is the program's.
+fn order_of_service(protocol: &Protocol) -> Option<&'static str> {
+    let Protocol { handshake, window, message, wake, copy, reduce, .. } = protocol;
+    let keys = [
+        ("handshake", handshake.is_some()),
+        ("window", window.is_some()),
+        ("message", *message > SimDuration::ZERO),
+        ("wake", *wake > SimDuration::ZERO),
+        ("copy", copy.is_some()),
+        ("reduce", reduce.is_some()),
+    ];
+    keys.into_iter().find(|(_, in_use)| *in_use).map(|(key, _)| key)
+}
+
+/// Do shifts move servers onto servers, where algorithms choose by the number of a group's?
+fn keeps_servers(cluster: &Cluster, symmetry: &Symmetry) -> bool {
+    let Some(per_server) = cluster.backend.algorithms.per_server() else { return true };
+    let server = |RankId(rank): RankId| rank / per_server;
+    let ranks = (0..cluster.devices.len()).map(RankId::from);
+    symmetry.generators().all(|shift| {
+        let moved = |rank| server(symmetry.apply(shift, rank));
+        ranks.clone().all(|rank| moved(rank) == moved(RankId(server(rank) * per_server)))
+    })
 }

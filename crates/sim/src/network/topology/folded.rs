@@ -158,6 +158,23 @@ fn first_ranks(topology: &Topology, hosts: &[HostId]) -> Result<Vec<RankId>, Asy
 }
 
 impl Topology {
+    /// How many consecutive hosts make a server, or a row, a plane and so on of a grid, where there is more than one of them: shifts inside these, and
+    /// of these, may leave a network alike that other shifts do not.
+    pub fn blocks(&self) -> Vec<u32> {
+        let hosts = self.hosts().len() as u32;
+        let sizes = match &self.0.routing {
+            Routing::Preset(Shape::Rail { per_server }) => vec![*per_server],
+            Routing::Preset(Shape::Torus { dims }) => dims.clone(),
+            Routing::Preset(Shape::Dimensions(dims)) => dims.iter().map(|dim| dim.size).collect(),
+            Routing::Preset(_) | Routing::Graph(_) => Vec::new(),
+        };
+        let products = sizes.iter().scan(1, |product, size| {
+            *product *= size;
+            Some(*product)
+        });
+        products.filter(|block| (2..hosts).contains(block)).collect()
+    }
+
     /// Does every route move along when hosts move by `moves`?
     fn check_shift(&self, moves: &[HostId], symmetry: &Symmetry) -> Result<(), Asymmetry> {
         let constant = |sizes: &[u32]| is_translation(sizes, moves);
