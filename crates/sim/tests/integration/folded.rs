@@ -5,7 +5,8 @@ use crate::support::{forced, switch};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, VecDeque};
 use uniference_sim::cluster::{Cluster, Device};
-use uniference_sim::collective::choose::algorithms_for;
+use uniference_sim::collective::Surroundings;
+use uniference_sim::collective::choose::{AlgorithmTable, algorithm_by_name, algorithms_for};
 use uniference_sim::engine::{Cause, Ended, Engine, drive};
 use uniference_sim::ids::{GroupId, GroupRank, Handle, HostId, QueueId, RankId, Site, TaskId};
 use uniference_sim::network::{Dimension, DimensionKind, HostRates, HostSpec, LinkSpec, Preset, Topology};
@@ -59,6 +60,8 @@ enum Job {
     Compute(u64),
     /// Among the ranks along an axis.
     Among(usize, CollectiveKind, u64),
+    /// Among all ranks.
+    World(CollectiveKind, u64),
     /// Sends to the rank so far along an axis, and receives.
     Exchange(usize, u32, u64),
     /// Waits for everything issued so far.
@@ -89,6 +92,9 @@ impl Rank {
                 Job::Among(axis, kind, elements) => {
                     let line = grid.line(me, axis);
                     requests.push_back(Wanted::Call(line, CallOp::Collective(collective(kind, elements))));
+                }
+                Job::World(kind, elements) => {
+                    requests.push_back(Wanted::Call(world.clone(), CallOp::Collective(collective(kind, elements))));
                 }
                 Job::Exchange(axis, by, bytes) => {
                     let (to, back) = (grid.moved(me, axis, by), grid.moved(me, axis, grid.0[axis] - by));
@@ -263,6 +269,187 @@ proptest! {
     }
 }
 
+/// The same cluster with the costs of NCCL and its choices, where `per_server` ranks share a server and links inside it carry `inside` B/s.
+fn with_nccl(mut cluster: Cluster, per_server: u32, inside: f64) -> Cluster {
+    let mut algorithms = AlgorithmTable::ideal();
+    for kind in CollectiveKind::ALL {
+        algorithms.force(kind, algorithm_by_name(kind, "nccl").unwrap());
+    }
+    let [inside, between] = [inside, 25e9].map(|rate| Rate::new(rate).unwrap());
+    algorithms.adapt(Surroundings { per_server, inside, between, cards: per_server, nvls: true, max_channels: 32 });
+    let backend = &mut cluster.backend;
+    (backend.name, backend.algorithms) = ("nccl".into(), algorithms);
+    backend.protocol.call = SimDuration::from_ns(6_600);
+    backend.protocol.connections_per_group = true;
+    cluster
+}
+
+/// PCIe, NVLink 3 and 4: which of NCCL's shapes and protocols there are depends on it.
+const FABRICS: [f64; 3] = [25e9, 240e9, 360e9];
+
+fn nccl_job(grid: Grid) -> impl Strategy<Value = Job> {
+    // Of one byte to gigabytes, so that every shape and protocol has its turn; mostly such that blocks, and their parts for each ring, are equal.
+    let even = (0..50u64, prop::sample::select(vec![1, 20, 4_000]));
+    let bytes = prop_oneof![4 => even.prop_map(|(n, scale)| n * scale * 20_736), 1 => 0..100_000u64];
+    let kinds = prop::sample::select(vec![AllReduce, AllReduce, AllGather, ReduceScatter, AllToAll, Barrier]);
+    prop_oneof![
+        2 => (0..2_000_000u64).prop_map(Job::Compute),
+        4 => (0..3usize, kinds.clone(), bytes.clone()).prop_map(|(axis, kind, bytes)| Job::Among(axis, kind, bytes)),
+        2 => (kinds, bytes).prop_map(|(kind, bytes)| Job::World(kind, bytes)),
+        2 => (0..3usize, 1..4u32, 0..9_000_000u64).prop_map(move |(axis, by, n)| Job::Exchange(axis, by % grid.0[axis], n)),
+        1 => Just(Job::WaitAll),
+    ]
+}
+
+fn nccl_case() -> impl Strategy<Value = (Grid, usize, f64, Vec<usize>, Vec<Job>)> {
+    [2..5u32, 1..5u32, 1..4u32].prop_flat_map(|sizes| {
+        let (grid, fabrics) = (Grid(sizes), prop::sample::select(FABRICS.to_vec()));
+        // More often servers than the other networks.
+        let presets = prop_oneof![1 => 0..PRESETS, 1 => Just(3)];
+        let axes = prop::sample::subsequence(vec![0usize, 1, 2], 1..3);
+        (Just(grid), presets, fabrics, axes, prop::collection::vec(nccl_job(grid), 1..8))
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(192))]
+
+    /// With NCCL's choices, costs and connections, too.
+    #[test]
+    fn random_jobs_of_nccl_take_as_long_folded((grid, index, inside, axes, jobs) in nccl_case()) {
+        let axes: Vec<usize> = axes.into_iter().filter(|axis| *axis < 2).collect();
+        let per_server = if index == 3 { grid.0[0] } else { 1 };
+        let (cluster, symmetry) = (with_nccl(preset(index, grid), per_server, inside), grid.symmetry(&axes, Relabeling::Rotation));
+        match folded(&cluster, grid, &symmetry, &jobs) {
+            Ok(few) => prop_assert_eq!(few, unfolded(&cluster, grid, &jobs)),
+            // Messages whose order is open, trees and blocks of several sizes; and a torus whose rows are not the grid's.
+            Err(problem) => {
+                let open = ["at one instant", "is not alike for its members"].iter().any(|reason| problem.contains(reason));
+                prop_assert!(open || index == 4 && grid.0[0] > 1, "{}", problem)
+            }
+        }
+    }
+}
+
+/// Two and four servers of GPUs that each have a network card: a ring for each GPU. One rank stands for all of them, or for those of a server,
+/// or for those at one place of each server; of a tree over the servers, for those of a server.
+#[test]
+fn rings_through_every_card_fold_inside_servers_and_over_them() {
+    let grid = Grid([4, 3, 1]);
+    let cluster = with_nccl(preset(3, grid), 4, 240e9);
+    let per_rank = 4 * 20_736 * 200;
+    let calls = [AllReduce, AllGather, ReduceScatter].map(|kind| Job::World(kind, 12 * per_rank));
+    let jobs = [&[Job::Compute(5_000)], &calls[..]].concat();
+    let all = unfolded(&cluster, grid, &jobs);
+    for (axes, order) in [(&[0, 1][..], 12), (&[0], 4), (&[1], 3)] {
+        let symmetry = grid.symmetry(axes, Relabeling::Rotation);
+        assert_eq!((symmetry.order(), folded(&cluster, grid, &symmetry, &jobs).as_ref()), (order, Ok(&all)));
+    }
+    // As one axis, whose shifts turn GPUs inside servers and servers among each other.
+    let blocks = Symmetry::new(vec![Axis { stride: 1, extent: 12, relabeling: Relabeling::Blocks(4) }], 12).unwrap();
+    assert_eq!(folded(&cluster, grid, &blocks, &jobs).unwrap(), all);
+    // Rings whose parts of a block differ look alike from no other GPU of a server.
+    let uneven = [Job::World(AllGather, 4_001)];
+    let problem = folded(&cluster, grid, &grid.symmetry(&[0], Relabeling::Rotation), &uneven).unwrap_err();
+    assert!(problem.ends_with("among 12 is not alike for its members"), "{problem}");
+}
+
+#[test]
+fn trees_over_servers_fold_inside_them() {
+    let grid = Grid([4, 3, 1]);
+    let mut cluster = with_nccl(preset(3, grid), 4, 360e9);
+    let over_servers = Job::Among(1, AllReduce, 3 << 20);
+    let jobs = [Job::Compute(5_000), over_servers, Job::Among(0, AllReduce, 1 << 22), Job::Exchange(1, 1, 70_000)];
+    for tree in ["tree_ll", "tree_ll128", "tree_simple"] {
+        let forced = algorithm_by_name(AllReduce, tree).unwrap();
+        let surroundings = Surroundings {
+            per_server: 4,
+            inside: Rate::new(360e9).unwrap(),
+            between: Rate::new(25e9).unwrap(),
+            cards: 4,
+            nvls: true,
+            max_channels: 32,
+        };
+        cluster.backend.algorithms.force(AllReduce, forced);
+        cluster.backend.algorithms.adapt(surroundings);
+        let inside = grid.symmetry(&[0], Relabeling::Rotation);
+        let alone = [jobs[0].clone(), jobs[1].clone(), jobs[3].clone()];
+        assert_eq!(folded(&cluster, grid, &inside, &alone).unwrap(), unfolded(&cluster, grid, &alone), "{tree}");
+        let problem = folded(&cluster, grid, &inside, &jobs).unwrap_err();
+        assert_eq!(problem, format!("all_reduce by {tree} among 4 is not alike for its members"));
+        let over = folded(&cluster, grid, &grid.symmetry(&[1], Relabeling::Rotation), &alone).unwrap_err();
+        assert_eq!(over, format!("all_reduce by {tree} among 3 is not alike for its members"));
+    }
+}
+
+/// NCCL chooses by how many servers a group is on: a shift along one axis of ranks 0 1 | 2 3 would take the pair 0 1 apart.
+#[test]
+fn shifts_that_tear_servers_apart_are_refused() {
+    let grid = Grid([4, 1, 1]);
+    let cluster = with_nccl(switch(4), 2, 240e9);
+    let problem = folded(&cluster, grid, &grid.symmetry(&[0], Relabeling::Rotation), &[Job::Compute(1)]).unwrap_err();
+    assert_eq!(problem, "the ranks of one server would have to be alike with ranks of several");
+}
+
+/// The compute ends at the very instant at which the message is received, and then two are sent. The one that is posted second leaves a call later.
+#[test]
+fn an_order_of_posts_that_is_open_is_refused() {
+    struct Two {
+        me: u32,
+        asked: u32,
+        open: Vec<Handle>,
+    }
+    // The send is posted after 6.6 us, and the message there 1 us and 5 us later. The receive is posted another 6.6 us after the send, and finds it.
+    const BYTES: u64 = 1_000;
+    const ENDS: u64 = 2 * 6_600_000;
+    impl Program for Two {
+        fn resume(&mut self, _: SimTime, _: TaskId, reply: Reply) -> Request {
+            let group = GroupId(0);
+            let send = |tag| CallOp::Send { to: GroupRank((self.me + 1) % 4), tag, bytes: Bytes(BYTES) };
+            let recv = |tag| CallOp::Recv { from: Some(GroupRank((self.me + 3) % 4)), tag, bytes: Bytes(BYTES) };
+            let call = |op| Activity::Call(Call { group, op });
+            match reply {
+                Reply::Issued(handle) => self.open.push(handle),
+                Reply::Complete(handles) => self.open.retain(|open| !handles.contains(open)),
+                _ => {}
+            }
+            self.asked += 1;
+            let duration = SimDuration::from_ps(ENDS);
+            let activity = match self.asked {
+                1 => return Request::JoinGroup { ranks: (0..4).map(RankId).collect(), sequence: 0 },
+                2 => Activity::Compute(Work { duration, origin: Origin::Recorded }),
+                3 => call(send(0)),
+                4 => call(recv(0)),
+                5 => {
+                    let handles = vec![self.open[0], self.open[2]];
+                    return Request::Wait { handles, any: false, timeout: None, site: Site(0) };
+                }
+                6 => call(send(1)),
+                7 => call(send(2)),
+                8 => call(recv(1)),
+                9 => call(recv(2)),
+                10 => {
+                    let handles = self.open.clone();
+                    return Request::Wait { handles, any: false, timeout: None, site: Site(0) };
+                }
+                _ => return Request::Exit(Outcome::Ok),
+            };
+            Request::Issue { activity, queue: QueueId(0), after: vec![], site: Site(0) }
+        }
+    }
+    let mut cluster = switch(4);
+    cluster.backend.protocol.call = SimDuration::from_ns(6_600);
+    let symmetry = Grid([4, 1, 1]).symmetry(&[0], Relabeling::Rotation);
+    let mut engine = Engine::folded(&cluster, &symmetry).unwrap();
+    let program = |me| Box::new(Two { me, asked: 0, open: Vec::new() }) as Box<dyn Program>;
+    let mut programs: Vec<Box<dyn Program>> = (0..4).map(program).collect();
+    let Ended::Halted(halt) = drive(&mut engine, &mut programs, &mut Statistics::default()) else {
+        panic!("an order was taken for granted")
+    };
+    let Cause::Asymmetry(asymmetry) = halt.cause else { panic!("{:?}", halt.cause) };
+    assert!(asymmetry.problem.contains("posts two messages"), "{asymmetry}");
+}
+
 /// 16 ranks with contention inside: every rank sends to one two steps away on a ring of hosts, so that each link carries several streams.
 #[test]
 fn flows_that_cross_several_links_of_a_class_share_them() {
@@ -320,12 +507,12 @@ fn what_is_not_alike_is_refused() {
     let mut hub = switch(4);
     hub.topology = Topology::preset(&Preset::Wifi, &hosts, link).unwrap();
     assert!(problem(&hub, &jobs).starts_with("hosts share links inside this network"));
-    // 4,001 bytes are not cut evenly; a backend that may serve in an order.
+    // 4,001 bytes are not cut evenly; a backend whose threads take messages one after the other.
     let uneven = problem(&switch(4), &[Job::Among(0, AllReduce, 4_001)]);
     assert_eq!(uneven, "all_reduce by ring among 4 is not alike for its members");
     let mut gloo = switch(4);
-    (gloo.backend.name, gloo.backend.protocol.call) = ("gloo".into(), SimDuration::from_us(1));
-    assert_eq!(problem(&gloo, &jobs), "the backend `gloo` may serve ranks in an order");
+    (gloo.backend.name, gloo.backend.protocol.message) = ("gloo".into(), SimDuration::from_us(1));
+    assert_eq!(problem(&gloo, &jobs), "the backend `gloo` serves messages of one instant in an order (`message`)");
 }
 
 /// Ranks 0 and 1 meet, and 2 and 3: a shift by one would tear the pairs apart, and so would one that moves half a line.
