@@ -16,6 +16,8 @@ use uniference_sim::program::Program;
 use uniference_sim::record::{RankStatistics, Statistics};
 use uniference_sim::time::{Rate, SimDuration};
 
+mod nccl;
+
 fn llama(layers: u32, hidden: u64, heads: u64, ffn: u64) -> Model {
     Model { layers, hidden, heads, kv_heads: 8, ffn, vocabulary: 128_256, experts: None }
 }
@@ -328,7 +330,7 @@ fn simulate(workload: &Workload, cluster: &Cluster, symmetry: &Symmetry) -> Resu
     let program = |rank| Replay::new(RankId(rank), workload.trace(rank), rules.clone());
     let mut programs: Vec<Box<dyn Program>> =
         (0..workload.world_size()).map(|rank| Box::new(program(rank)) as Box<dyn Program>).collect();
-    let mut engine = Engine::folded(cluster, symmetry).unwrap();
+    let mut engine = Engine::folded(cluster, symmetry)?;
     let mut statistics = Statistics::default();
     match drive(&mut engine, &mut programs, &mut statistics) {
         Ended::Finished => Ok(statistics.ranks().to_vec()),

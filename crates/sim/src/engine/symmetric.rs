@@ -80,10 +80,22 @@ impl Engine {
 }
 
 /// The key of the backend's table by which threads take messages one after the other, or windows and handshakes follow what came before. What a call
-/// takes, its way to another thread and its tensor's to the host is the same whatever else happens: of messages between two ranks, that a rank posts one after
-/// the other, `comm` checks that their order is the program's.
+/// takes, and its way to another thread and its tensor's to the host, is the same whatever else happens. Only messages between two ranks are posted one after
+/// the other by each rank: `comm` checks that their order is the program's.
 fn order_of_service(protocol: &Protocol) -> Option<&'static str> {
-    let Protocol { handshake, window, message, wake, copy, reduce, .. } = protocol;
+    // Every field is named, so that a new one is thought of here.
+    let Protocol {
+        connections_per_group: _,
+        call: _,
+        hand_over: _,
+        staging: _,
+        handshake,
+        window,
+        message,
+        wake,
+        copy,
+        reduce,
+    } = protocol;
     let keys = [
         ("handshake", handshake.is_some()),
         ("window", window.is_some()),
