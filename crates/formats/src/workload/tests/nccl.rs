@@ -49,8 +49,8 @@ fn fewest_simulated(workload: &Workload, cluster: &Cluster) -> u32 {
 // Two replicas a server: gradients go by rings through every card, which turn inside servers and over them.
 #[case::several_replicas_a_server([2, 1, 1, 8, 1], 1, "nvlink4", 1)]
 #[case::no_nvls([2, 1, 1, 8, 1], 1, "nvlink3", 1)]
-// Trees over four servers look different from each of them: the ranks of a server are alike.
-#[case::trees([4, 1, 1, 4, 1], 0, "nvlink4", 4)]
+// Gradients are all-reduced, which four servers do by rings at this size.
+#[case::all_reduced([4, 1, 1, 4, 1], 0, "nvlink4", 1)]
 // A stage is two servers.
 #[case::pipeline([4, 1, 1, 2, 2], 1, "nvlink4", 2)]
 #[case::everything_data([1, 1, 1, 16, 1], 3, "nvlink3", 1)]
@@ -61,12 +61,13 @@ fn jobs_on_servers_fold(#[case] layout: [u32; 5], #[case] zero: u8, #[case] fabr
     assert_eq!(fewest_simulated(&workload, &cluster), simulated);
 }
 
-/// Presets whose hosts can be moved among each other fold with NCCL; the others are refused.
+/// Where each rank is a server of its own, tensor-parallel ranks sum their losses by a tree: they do not fold, their replicas do. On a ring and on a torus the
+/// ranks of a stage are a part of the hosts, which no turn of all hosts moves onto itself.
 #[rstest]
-#[case::switch("preset = \"switch\"\nlink = \"infiniband_ndr\"", 2)]
-#[case::fully_connected("preset = \"fully_connected\"\nlink = \"infiniband_ndr\"", 2)]
-#[case::ring("preset = \"ring\"\nlink = \"infiniband_ndr\"", 2)]
-#[case::torus("preset = \"torus\"\ndims = [4, 4]\nlink = \"infiniband_ndr\"", 2)]
+#[case::switch("preset = \"switch\"\nlink = \"infiniband_ndr\"", 8)]
+#[case::fully_connected("preset = \"fully_connected\"\nlink = \"infiniband_ndr\"", 8)]
+#[case::ring("preset = \"ring\"\nlink = \"infiniband_ndr\"", 16)]
+#[case::torus("preset = \"torus\"\ndims = [4, 4]\nlink = \"infiniband_ndr\"", 16)]
 #[case::star("preset = \"star\"\nlink = \"infiniband_ndr\"", 16)]
 #[case::fat_tree("preset = \"fat_tree\"\nhosts_per_leaf = 4\nspines = 4\nlink = \"infiniband_ndr\"", 16)]
 fn presets_that_fold(#[case] network: &str, #[case] simulated: u32) {
