@@ -64,13 +64,13 @@ pub(super) struct Ties {
     /// By connection: when a message was sent last, and for which operation.
     last: IndexMap<Connection, (SimTime, Handle), FxBuildHasher>,
     /// By rank, where posting takes time: what it has heard and posted last.
-    instants: IndexMap<RankId, Instant, FxBuildHasher>,
+    instants: IndexMap<RankId, Moment, FxBuildHasher>,
     found: Option<Asymmetry>,
 }
 
 /// What a rank has heard and posted at one instant.
 #[derive(Clone, Copy, Debug)]
-struct Instant {
+struct Moment {
     at: SimTime,
     ended: u32,
     posted: u32,
@@ -86,7 +86,7 @@ impl Ties {
     /// An activity of `rank` is complete.
     pub(super) fn ends(&mut self, now: SimTime, rank: RankId) {
         if self.posting_takes_time {
-            self.instant(now, rank).ended += 1;
+            self.moment(now, rank).ended += 1;
         }
     }
 
@@ -95,7 +95,7 @@ impl Ties {
         if !self.posting_takes_time {
             return;
         }
-        let instant = self.instant(now, rank);
+        let instant = self.moment(now, rank);
         instant.posted += 1;
         if instant.posted > 1 && instant.ended > 1 {
             let problem = format!(
@@ -105,8 +105,8 @@ impl Ties {
         }
     }
 
-    fn instant(&mut self, now: SimTime, rank: RankId) -> &mut Instant {
-        let fresh = Instant { at: now, ended: 0, posted: 0 };
+    fn moment(&mut self, now: SimTime, rank: RankId) -> &mut Moment {
+        let fresh = Moment { at: now, ended: 0, posted: 0 };
         let instant = self.instants.entry(rank).or_insert(fresh);
         if instant.at != now {
             *instant = fresh;
