@@ -385,7 +385,11 @@ fn llama_8b(zero: u8, whole: bool) -> SimTime {
         Model { layers: 32, hidden: 4_096, heads: 32, kv_heads: 8, ffn: 14_336, vocabulary: 128_256, experts: None };
     let workload = Workload::new(Spec { zero, ..spec(model, 128, 1, 4_096, 256) }).unwrap();
     let rules = rules(workload.world_size());
-    let symmetries = if whole { vec![Symmetry::default()] } else { workload.symmetries(&cluster.blocks()) };
+    let symmetries = if whole {
+        vec![Symmetry::default()]
+    } else {
+        workload.symmetries(&cluster.blocks(), cluster.backend.protocol.connections_per_group)
+    };
     let replay = |rank: RankId| Replay::new(rank, workload.trace(rank.0), rules.clone());
     let exact = symmetries.iter().find_map(|symmetry| {
         let makespan = attempt(&cluster, symmetry, replay).ok()?;

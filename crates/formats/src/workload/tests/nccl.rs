@@ -38,7 +38,11 @@ fn fewest_simulated(workload: &Workload, cluster: &Cluster) -> u32 {
         }
         Err(_) => false,
     };
-    let folds = workload.symmetries(&cluster.blocks()).into_iter().filter(exact).map(|symmetry| symmetry.order());
+    let folds = workload
+        .symmetries(&cluster.blocks(), cluster.backend.protocol.connections_per_group)
+        .into_iter()
+        .filter(exact)
+        .map(|symmetry| symmetry.order());
     workload.world_size() / folds.max().expect("each rank for itself is exact")
 }
 
