@@ -58,7 +58,7 @@ fn fewest_simulated(workload: &Workload, cluster: &Cluster) -> u32 {
 // A stage is two servers.
 #[case::pipeline([4, 1, 1, 2, 2], 1, "nvlink4", 2)]
 #[case::everything_data([1, 1, 1, 16, 1], 3, "nvlink3", 1)]
-#[case::context([2, 2, 1, 4, 1], 1, "nvlink4", 2)]
+#[case::context([2, 2, 1, 4, 1], 1, "nvlink4", 1)]
 fn jobs_on_servers_fold(#[case] layout: [u32; 5], #[case] zero: u8, #[case] fabric: &str, #[case] simulated: u32) {
     let workload = Workload::new(job(layout, 512, zero)).unwrap();
     let cluster = nccl(workload.world_size(), &servers(4, fabric));
