@@ -14,7 +14,7 @@ struct Flow {
 }
 
 fn main() {
-    let cases: [(&str, &str, fn()); 6] = [
+    let cases: [(&str, &str, fn()); 9] = [
         ("random-4096-10g", "4,096 hosts, 100,000 random flows, 10 Gbps: 0.3 s", || random(4096, 100_000, 10.0)),
         ("random-4096-1g", "the same at 1 Gbps, overloaded: 30 s", || random(4096, 100_000, 1.0)),
         ("random-1024-1g", "1,024 hosts, 20,000 random flows, 1 Gbps, overloaded: 5 s", || random(1024, 20_000, 1.0)),
@@ -22,6 +22,9 @@ fn main() {
         ("all-to-all-64", "all-to-all of 64 hosts, random sizes: 0.2 s", || {
             all_to_all(64, |random| random.log_uniform(10e3, 100e6))
         }),
+        ("at-once-20480", "4,096 hosts, 5 random flows a host, all at once", || at_once(4096, 5)),
+        ("at-once-12800", "512 hosts, 25 random flows a host, all at once", || at_once(512, 25)),
+        ("at-once-102400", "4,096 hosts, 25 random flows a host, all at once", || at_once(4096, 25)),
         ("ring-1024", "1,024 hosts, 2,046 rounds of a message to the neighbour: 0.4 s", || ring(1024, 2046)),
     ];
     let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
@@ -83,6 +86,17 @@ fn random(hosts: u32, flows: u32, gbps: f64) {
     let mut flows: Vec<_> = (0..flows).map(&mut flow).collect();
     flows.sort_by_key(|flow| flow.start);
     replay(switch(hosts, gbps, SimDuration::from_us(200)), &flows);
+}
+
+/// All start at once, to random other hosts, sizes log-uniform between 1 MB and 100 MB.
+fn at_once(hosts: u32, each: u32) {
+    let mut random = Random(3);
+    let mut flow = |from: u32| {
+        let other = random.below(hosts - 1);
+        Flow { start: SimTime::ZERO, from, to: other + u32::from(other >= from), bytes: random.log_uniform(1e6, 100e6) }
+    };
+    let flows: Vec<_> = (0..hosts).flat_map(|from| (0..each).map(move |_| from)).map(&mut flow).collect();
+    replay(switch(hosts, 10.0, SimDuration::from_us(2)), &flows);
 }
 
 fn all_to_all(hosts: u32, size: fn(&mut Random) -> Bytes) {

@@ -25,6 +25,12 @@ impl<K: Ord + Copy> IndexedHeap<K> {
         self.places.get(id as usize).is_some_and(|place| *place != ABSENT)
     }
 
+    /// The key of `id`, if it is there.
+    pub(super) fn key(&self, id: u32) -> Option<K> {
+        let place = self.places.get(id as usize).filter(|place| **place != ABSENT)?;
+        Some(self.entries[*place as usize].0)
+    }
+
     /// Gives `id` this key, whether or not it has one.
     pub(super) fn set(&mut self, id: u32, key: K) {
         if id as usize >= self.places.len() {

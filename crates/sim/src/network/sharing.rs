@@ -27,19 +27,22 @@
 //!
 //! # How a change spreads
 //!
-//! Water filling settles links in the order of their levels. A change is therefore followed upwards only, from the
-//! links where flows have come or gone. Those are *under review*: their level counts as unbounded. The water `w` rises from one review to the next:
+//! The equation of `L_l` is written `L_l = G_l(levels of others)`. Levels that satisfy all of these equations are *the* levels: of any that do, the lowest
+//! depends on no other, the next lowest on that one alone, and so on. So it does not matter how they are found. Links where flows have come or
+//! gone are *under review*; one after the other, the lowest level first, each gets the level that its equation says with what the others have
+//! now, and where that changes a flow's rate, the other links on its route come under review. A link whose equation holds is not looked at.
 //!
-//! - A link's level, taken with the levels that are known now, is a lower bound of its new one: what is still under review can only take less.
-//!   If it exceeds `w`, the link is looked at again there. If it does not, it is the level: flows that have none as low stop here, and every link on the route of
-//!   one whose rate has changed comes under review.
-//! - Flows used to stop at their bottleneck's old level. Once `w` passes that without the link being full, they go on, and the links on
-//!   their routes come under review. This is also where a review that was put off must be repeated, as its bound has sunk.
+//! All the while, each flow's bottleneck is the lowest link of its route as levels are now:
 //!
-//! What lies below the first level to change, and what no changed rate reaches, is never looked at. In random traffic on an
-//! overloaded switch an event changes the levels of a handful of links among thousands.
+//! - Where a level falls, flows that stop above it on account of others stop here from now on.
+//! - Where a level rises, flows that stopped here, and have a link on their routes that is lower than the new level, stop there, and the level is
+//!   worked out again without them.
 //!
-//! Levels never fall below `w`, and a flow that has stopped goes on only when `w` has reached its old level.
+//! It comes to an end: once the lowest levels are right, no other falls below the next one any more, and the link that has
+//! it is right as soon as it is looked at. As reviews are in the order of levels, and levels mostly change little, a link whose level
+//! changes is looked at once, seldom twice. In random traffic on an overloaded switch an event changes the levels of a handful of
+//! links among thousands; where each host has tens of flows, those of most links above the one where a flow has ended, by ever
+//! smaller amounts, which are exact all the same.
 
 use super::heap::IndexedHeap;
 use super::scale::UNBOUNDED;
@@ -49,15 +52,15 @@ use std::ops::Range;
 /// Levels of links and bottlenecks of flows. Links and flows are numbered from 0 in the order in which they are added.
 pub(super) struct Sharing {
     links: Vec<LinkState>,
-    /// By link, in quanta; unbounded for those under review.
+    /// By link, in quanta.
     level: Vec<u64>,
     flows: Vec<FlowState>,
     /// The routes of all flows, one after the other.
     hops: Vec<Hop>,
-    /// Links under review, by the level at which to look at them.
+    /// Links under review, by the lowest level that they are expected to get.
     review: IndexedHeap<u64>,
-    /// Counts reviews and looks, to tell which was first.
-    turn: u64,
+    /// Is a link in `changed`?
+    noted: Vec<bool>,
     /// Links where flows have come or gone since they were last solved for.
     touched: Vec<u32>,
     /// Links whose level may have changed, since the caller last took note.
@@ -68,11 +71,6 @@ pub(super) struct Sharing {
 
 struct LinkState {
     capacity: u64,
-    /// While under review: the level before, until flows go on from there; then unbounded.
-    before: u64,
-    /// The turn of its last review, and of the last look at it.
-    reviewed: u64,
-    looked: u64,
     /// The active flows that cross it: their bottlenecks (packed, as this is what is read most), and which of their hops it is.
     bottlenecks: Vec<u32>,
     crossing: Vec<u32>,
@@ -80,7 +78,7 @@ struct LinkState {
 
 struct FlowState {
     first_hop: u32,
-    /// Of an active flow. While it has none yet, a link of its route that is under review stands in.
+    /// Of an active flow: the lowest link of its route.
     bottleneck: u32,
     /// Does it cross a link several times?
     repeats: bool,
@@ -105,7 +103,7 @@ impl Sharing {
             flows: Vec::new(),
             hops: Vec::new(),
             review: IndexedHeap::new(),
-            turn: 0,
+            noted: Vec::new(),
             touched: Vec::new(),
             changed: Vec::new(),
             moved: Vec::new(),
@@ -114,10 +112,9 @@ impl Sharing {
 
     /// A new link; `capacity` is in quanta, and above zero. One that is [`UNBOUNDED`] holds nobody back; no route begins with it.
     pub(super) fn add_link(&mut self, capacity: u64) -> u32 {
-        let (before, reviewed, looked) = (UNBOUNDED, 0, 0);
-        let (bottlenecks, crossing) = (Vec::new(), Vec::new());
-        self.links.push(LinkState { capacity, before, reviewed, looked, bottlenecks, crossing });
+        self.links.push(LinkState { capacity, bottlenecks: Vec::new(), crossing: Vec::new() });
         self.level.push(UNBOUNDED);
+        self.noted.push(false);
         self.links.len() as u32 - 1
     }
 
@@ -190,16 +187,17 @@ impl Sharing {
     /// Alone on its route, a flow is as fast as the narrowest link. Otherwise that is to be found, by reviews of its links.
     fn first_bottleneck(&mut self, flow: u32) -> u32 {
         let hops = &self.hops[self.route(flow)];
-        let (links, level) = (&self.links, &mut self.level);
+        let (links, level) = (&self.links, &self.level);
         let crossed = |hop: &Hop| &links[hop.link as usize];
         if self.flows[flow as usize].repeats || hops.iter().any(|hop| !crossed(hop).crossing.is_empty()) {
             self.touched.extend(hops.iter().map(|hop| hop.link));
-            return hops[0].link;
+            // The first of those that are alike: no route begins with a link that holds nobody back.
+            return hops.iter().min_by_key(|hop| level[hop.link as usize]).expect("a route has links").link;
         }
         let narrowest = hops.iter().min_by_key(|hop| crossed(hop).capacity);
         let bottleneck = narrowest.expect("a route has links").link;
-        level[bottleneck as usize] = links[bottleneck as usize].capacity;
-        self.changed.push(bottleneck);
+        let capacity = crossed(narrowest.expect("a route has links")).capacity;
+        self.set_level(bottleneck, capacity);
         bottleneck
     }
 
@@ -225,9 +223,9 @@ impl Sharing {
     pub(super) fn solve(&mut self) {
         let mut touched = std::mem::take(&mut self.touched);
         for link in touched.drain(..) {
-            if !self.review.contains(link) {
-                self.examine(link, 0);
-            }
+            let LinkState { capacity, crossing, .. } = &self.links[link as usize];
+            let share = capacity / (crossing.len() as u64).max(1);
+            self.examine(link, share.min(self.level[link as usize]));
         }
         self.touched = touched;
         while let Some((water, link)) = self.review.pop() {
@@ -237,58 +235,71 @@ impl Sharing {
 
     /// The caller has taken note of [`Sharing::changed`] and [`Sharing::moved`].
     pub(super) fn forget_changes(&mut self) {
-        self.changed.clear();
+        self.changed.drain(..).for_each(|link| self.noted[link as usize] = false);
         self.moved.clear();
     }
 
-    /// Puts a link under review, to be looked at at once.
+    /// Puts a link under review, to be looked at when the water is there.
     fn examine(&mut self, link: u32, water: u64) {
-        self.turn += 1;
-        let state = &mut self.links[link as usize];
-        state.before = std::mem::replace(&mut self.level[link as usize], UNBOUNDED);
-        state.reviewed = self.turn;
-        self.review.set(link, water);
+        if self.review.key(link).is_none_or(|known| water < known) {
+            self.review.set(link, water);
+        }
     }
 
+    fn set_level(&mut self, link: u32, level: u64) {
+        self.level[link as usize] = level;
+        if !std::mem::replace(&mut self.noted[link as usize], true) {
+            self.changed.push(link);
+        }
+    }
+
+    /// Gives a link the level that its equation says, and its flows theirs.
     fn look(&mut self, link: u32, water: u64) {
-        let at = link as usize;
-        self.turn += 1;
-        self.links[at].looked = self.turn;
-        let bound = fill(&self.links[at], &self.level, water);
-        if bound == UNBOUNDED {
+        let before = self.level[link as usize];
+        let level = loop {
+            // Its own flows count as stopping nowhere else.
+            self.level[link as usize] = UNBOUNDED;
+            let level = fill(&self.links[link as usize], &self.level, before);
+            if level <= before || !self.let_go(link, before, level, water) {
+                break level;
+            }
+        };
+        if level == before {
+            self.level[link as usize] = level;
             return;
         }
-        if bound <= water {
-            return self.settle(link, water);
-        }
-        // Look again once this link's flows have come to where they used to stop, and then where it is full.
-        let before = self.links[at].before;
-        let again = if before > water && before < bound { before } else { bound };
-        self.review.set(link, again);
-        if before <= water {
-            self.go_on(link, water);
+        self.set_level(link, level);
+        for slot in 0..self.links[link as usize].crossing.len() {
+            let bottleneck = self.links[link as usize].bottlenecks[slot];
+            let hop = self.links[link as usize].crossing[slot];
+            let rate = if bottleneck == link { before } else { self.level[bottleneck as usize] };
+            if bottleneck != link {
+                if rate <= level {
+                    continue;
+                }
+                self.move_to(self.hops[hop as usize].flow, link);
+            }
+            self.rate_changes(hop, rate, level, water);
         }
     }
 
-    /// The link is full: flows that have not stopped below `level` stop here.
-    fn settle(&mut self, link: u32, level: u64) {
+    /// Flows that used to stop here, at `before`, and have a link that is lower than `level`, stop there. Are there any?
+    fn let_go(&mut self, link: u32, before: u64, level: u64, water: u64) -> bool {
+        let mut any = false;
         for slot in 0..self.links[link as usize].crossing.len() {
-            let bottleneck = self.links[link as usize].bottlenecks[slot];
-            let stopped = self.level[bottleneck as usize];
-            if stopped <= level {
+            if self.links[link as usize].bottlenecks[slot] != link {
                 continue;
             }
             let hop = self.links[link as usize].crossing[slot];
-            let before = if stopped != UNBOUNDED { stopped } else { self.links[bottleneck as usize].before };
-            if bottleneck != link {
-                self.move_to(self.hops[hop as usize].flow, link);
-            }
-            if before != level {
-                self.rate_changed(hop, level, level < before);
-            }
+            let others = self.others(hop).map(|other| self.hops[other].link);
+            let lowest = others.filter(|other| *other != link).min_by_key(|other| self.level[*other as usize]);
+            let Some(lowest) = lowest.filter(|lowest| self.level[*lowest as usize] < level) else { continue };
+            self.move_to(self.hops[hop as usize].flow, lowest);
+            self.rate_changes(hop, before, self.level[lowest as usize], water);
+            self.examine(lowest, water);
+            any = true;
         }
-        self.level[link as usize] = level;
-        self.changed.push(link);
+        any
     }
 
     fn move_to(&mut self, flow: u32, bottleneck: u32) {
@@ -300,16 +311,22 @@ impl Sharing {
         self.moved.push(flow);
     }
 
-    /// Reviews the links that a flow's new rate may concern, but for the bottleneck at `hop`. Where a review is due anyway, the rate can
-    /// only put it off; and a link that was not full will not be with less.
-    fn rate_changed(&mut self, hop: u32, water: u64, less: bool) {
-        let bottleneck = self.hops[hop as usize].link;
+    /// Reviews the links that a flow's new rate may concern, but for the one at `hop`: one that was not full will not be with less, and its
+    /// level falls no lower than the rate was.
+    fn rate_changes(&mut self, hop: u32, before: u64, rate: u64, water: u64) {
+        let this = self.hops[hop as usize].link;
         for other in self.others(hop) {
-            let link = self.hops[other].link;
-            let unconcerned = (less && self.level[link as usize] == UNBOUNDED) || self.is_ample(link, bottleneck);
-            if !unconcerned && !self.review.contains(link) {
-                self.examine(link, water);
+            let other = self.hops[other].link;
+            let level = self.level[other as usize];
+            if other == this || (rate < before && level == UNBOUNDED) || self.is_ample(other, this) {
+                continue;
             }
+            let expected = match level {
+                UNBOUNDED => rate,
+                _ if rate < level => level,
+                _ => water,
+            };
+            self.examine(other, expected);
         }
     }
 
@@ -317,28 +334,6 @@ impl Sharing {
     fn is_ample(&self, link: u32, other: u32) -> bool {
         let (state, other) = (&self.links[link as usize], &self.links[other as usize]);
         state.crossing.len() == 1 && state.capacity >= other.capacity && self.level[link as usize] == UNBOUNDED
-    }
-
-    /// The water has passed the link's old level: flows that used to stop here do so no longer. A look at another link since this one came
-    /// under review has allowed for that.
-    fn go_on(&mut self, link: u32, water: u64) {
-        self.links[link as usize].before = UNBOUNDED;
-        let reviewed = self.links[link as usize].reviewed;
-        for slot in 0..self.links[link as usize].crossing.len() {
-            if self.links[link as usize].bottlenecks[slot] != link {
-                continue;
-            }
-            for other in self.others(self.links[link as usize].crossing[slot]) {
-                let other = self.hops[other].link;
-                if !self.review.contains(other) {
-                    if !self.is_ample(other, link) {
-                        self.examine(other, water);
-                    }
-                } else if self.links[other as usize].looked < reviewed {
-                    self.review.set(other, water);
-                }
-            }
-        }
     }
 
     fn route(&self, flow: u32) -> Range<usize> {
@@ -353,23 +348,22 @@ impl Sharing {
     }
 }
 
-/// The level of a link, given where its flows stop on account of others. It is known to be no lower than `least`.
+/// The level of a link, given where its flows stop on account of others, and a guess.
 ///
 /// Newton's method counts flows that stop below a guess as they are, and lets the others share what is left.
-fn fill(link: &LinkState, level: &[u64], least: u64) -> u64 {
+fn fill(link: &LinkState, level: &[u64], guess: u64) -> u64 {
     if link.crossing.is_empty() || link.capacity == UNBOUNDED {
         return UNBOUNDED;
     }
-    fall(link, level).unwrap_or_else(|| climb(link, level, least)).max(least)
+    fall(link, level, guess).unwrap_or_else(|| climb(link, level))
 }
 
 /// From where the link was full before, which is mostly near: a step or two. After the first, which may start anywhere, steps only go up;
 /// when the same flows stop below the new level, it is one at which the link is full. It is the lowest of these if no flow stops
 /// so closely below it that rounding counts: `None` if one does.
-fn fall(link: &LinkState, level: &[u64]) -> Option<u64> {
+fn fall(link: &LinkState, level: &[u64], mut guess: u64) -> Option<u64> {
     let flows = link.crossing.len() as u64;
     let even = (link.capacity / flows).max(1);
-    let mut guess = link.before;
     loop {
         let below = Below::of(guess, &link.bottlenecks, level);
         let left = link.capacity.saturating_sub(below.used);
@@ -385,9 +379,9 @@ fn fall(link: &LinkState, level: &[u64]) -> Option<u64> {
 }
 
 /// From below: no step leads past the lowest level at which the link is full.
-fn climb(link: &LinkState, level: &[u64], least: u64) -> u64 {
+fn climb(link: &LinkState, level: &[u64]) -> u64 {
     let flows = link.crossing.len() as u64;
-    let mut guess = least.max(link.capacity / flows).max(1);
+    let mut guess = (link.capacity / flows).max(1);
     loop {
         let below = Below::of(guess, &link.bottlenecks, level);
         let left = link.capacity.saturating_sub(below.used);
