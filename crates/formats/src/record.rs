@@ -12,7 +12,8 @@ use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::rc::Rc;
 use uniference_sim::ids::{RankId, TaskId};
-use uniference_sim::program::Request;
+use uniference_sim::program::{Activity, Request};
+use uniference_sim::time::Bytes;
 
 /// What a record starts with; the last byte is the version of the format.
 const MAGIC: [u8; 8] = *b"UNIREC\n\x01";
@@ -20,6 +21,8 @@ const MAGIC: [u8; 8] = *b"UNIREC\n\x01";
 const LONGEST_FRAME: u32 = 1 << 28;
 /// No world is larger.
 const LARGEST_WORLD: u32 = 1 << 20;
+/// No call moves more: 1 PiB, as in traces.
+const LARGEST_SIZE: Bytes = Bytes(1 << 50);
 
 #[derive(Serialize, Deserialize)]
 enum Frame {
@@ -170,10 +173,14 @@ impl<R: Read> RecordReader<R> {
         match read_frame(&mut self.input, self.requests)? {
             Frame::Request(rank, task, request) => {
                 self.check(rank, task)?;
+                self.check_size(&request)?;
                 self.requests += 1;
                 Ok(Some((rank, task, request)))
             }
             Frame::End { requests, lines } if requests == self.requests => {
+                if self.input.by_ref().take(1).read_to_end(&mut Vec::new())? > 0 {
+                    return Err(damaged(self.requests, "there are bytes after its end"));
+                }
                 self.lines = Some(lines);
                 Ok(None)
             }
@@ -196,6 +203,16 @@ impl<R: Read> RecordReader<R> {
         }
         *tasks = (*tasks).max(task.0 + 1);
         Ok(())
+    }
+
+    /// No program has moved so much: such sizes would only stop at the largest there is when they are added up.
+    fn check_size(&self, request: &Request) -> Result<(), RecordError> {
+        match request {
+            Request::Issue { activity: Activity::Call(call), .. } if call.op.bytes() > LARGEST_SIZE => {
+                Err(damaged(self.requests, &format!("a call of {} bytes", call.op.bytes().0)))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// A sequence of requests for each rank, as a replay wants them, and what is left when it is over.
@@ -286,7 +303,11 @@ fn read_frame(input: &mut impl Read, requests: u64) -> Result<Frame, RecordError
     match bytes.len() == length as usize {
         false => Err(RecordError::CutShort { requests }),
         true if checksum(&bytes) != sum => Err(damaged(requests, "a checksum is wrong")),
-        true => postcard::from_bytes(&bytes).map_err(|error| damaged(requests, &error.to_string())),
+        true => match postcard::take_from_bytes(&bytes) {
+            Ok((frame, [])) => Ok(frame),
+            Ok((_, rest)) => Err(damaged(requests, &format!("a frame has {} bytes too many", rest.len()))),
+            Err(error) => Err(damaged(requests, &error.to_string())),
+        },
     }
 }
 

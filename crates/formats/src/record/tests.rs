@@ -1,8 +1,8 @@
 use super::*;
 use crate::sink::tests::SmallDisk;
 use proptest::prelude::*;
-use uniference_sim::ids::{QueueId, Site};
-use uniference_sim::program::{Activity, Mark, Origin, Outcome, Work};
+use uniference_sim::ids::{GroupId, GroupRank, QueueId, Site};
+use uniference_sim::program::{Activity, Call, CallOp, Mark, Origin, Outcome, Work};
 use uniference_sim::time::SimDuration;
 
 fn header(world_size: u32) -> Header {
@@ -116,11 +116,42 @@ fn files_that_are_no_records_are_told_apart() {
     insta::assert_snapshot!(shown.join("\n\n"));
 }
 
+#[test]
+fn a_frame_is_no_longer_than_what_it_says() {
+    let header = postcard::to_stdvec(&Frame::Header(header(2))).unwrap();
+    let long = [&header[..], &[0]].concat();
+    let file = [&MAGIC[..], &(long.len() as u32).to_le_bytes(), &checksum(&long).to_le_bytes(), &long].concat();
+    let error = read(&file).unwrap_err().to_string();
+    assert!(error.contains("a frame has 1 bytes too many"), "{error}");
+}
+
+#[test]
+fn no_call_is_larger_than_what_sums_of_sizes_allow() {
+    let send = |bytes| {
+        let op = CallOp::Send { to: GroupRank(0), tag: 0, bytes: Bytes(bytes) };
+        let activity = Activity::Call(Call { group: GroupId(0), op });
+        Request::Issue { activity, queue: QueueId(0), after: Vec::new(), site: Site(0) }
+    };
+    let record = |bytes| {
+        let mut writer = RecordWriter::new(Vec::new(), header(1));
+        writer.request(RankId(0), TaskId(0), &send(bytes));
+        read(&writer.finish(Vec::new()).unwrap())
+    };
+    assert!(record(1 << 50).is_ok());
+    assert!(matches!(record((1 << 50) + 1), Err(RecordError::Damaged { .. })));
+}
+
 proptest! {
     #[test]
     fn no_file_makes_the_reader_panic(tail: Vec<u8>, magic: bool) {
         let file = if magic { [&MAGIC[..], &tail].concat() } else { tail };
         prop_assert!(read(&file).is_err());
+    }
+
+    #[test]
+    fn anything_after_the_end_is_an_error(tail in prop::collection::vec(any::<u8>(), 1..40)) {
+        let file = [written(), tail].concat();
+        prop_assert!(matches!(read(&file), Err(RecordError::Damaged { .. })));
     }
 
     #[test]
