@@ -320,12 +320,13 @@ impl Collective {
     /// Size of the tensor that this member names in the call: one block of an even shape, the sum of unequal ones
     /// (of all-to-all: what it sends).
     pub fn bytes(&self) -> Bytes {
-        let elements = match &self.shape {
-            Shape::Even(count) => *count,
-            Shape::Blocks(blocks) => blocks.iter().sum(),
-            Shape::Pairs { send, .. } => send.iter().sum(),
-        };
-        Bytes(elements * self.dtype.size())
+        let element = self.dtype.size();
+        let bytes = |count: &u64| Bytes(count.saturating_mul(element));
+        match &self.shape {
+            Shape::Even(count) => bytes(count),
+            Shape::Blocks(blocks) => blocks.iter().map(bytes).sum(),
+            Shape::Pairs { send, .. } => send.iter().map(bytes).sum(),
+        }
     }
 }
 

@@ -18,7 +18,7 @@ pub struct SimTime(u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SimDuration(u64);
 
-/// A size in bytes.
+/// A size in bytes. Sums stop at the largest: sizes come from files, and what is never sent in the time that there is may be any size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Bytes(pub u64);
 
@@ -194,13 +194,13 @@ impl Sum for SimDuration {
 impl Add for Bytes {
     type Output = Bytes;
     fn add(self, other: Bytes) -> Bytes {
-        Bytes(self.0 + other.0)
+        Bytes(self.0.saturating_add(other.0))
     }
 }
 
 impl AddAssign for Bytes {
     fn add_assign(&mut self, other: Bytes) {
-        self.0 += other.0;
+        *self = *self + other;
     }
 }
 
@@ -252,6 +252,13 @@ mod tests {
     fn time_past_213_days_is_refused() {
         assert_eq!(SimTime::MAX.checked_add(SimDuration::from_ps(1)), None);
         assert_eq!(SimTime::from_ps(u64::MAX - 1).checked_add(SimDuration::from_ps(1)), None);
+    }
+
+    #[test]
+    fn sums_of_sizes_stop_at_the_largest() {
+        let mut most = Bytes(u64::MAX) + Bytes(1);
+        most += Bytes(7);
+        assert_eq!([most, [most, Bytes(3)].into_iter().sum()], [Bytes(u64::MAX); 2]);
     }
 
     #[test]

@@ -116,7 +116,8 @@ pub struct Wire {
 impl Wire {
     /// What `bytes` of payload take up.
     pub(crate) fn stretched(&self, bytes: Bytes) -> Bytes {
-        Bytes((u128::from(bytes.0) * 1000).div_ceil(self.efficiency.into()) as u64)
+        let stretched = (u128::from(bytes.0) * 1000).div_ceil(self.efficiency.into());
+        Bytes(stretched.try_into().unwrap_or(u64::MAX))
     }
 }
 

@@ -52,9 +52,10 @@ impl Link {
 }
 
 impl PacketOverhead {
-    /// What a message of `bytes` puts on the link: itself, and the headers of `ceil(bytes / payload)` packets.
+    /// What a message of `bytes` puts on the link: itself, and the headers of `ceil(bytes / payload)` packets; [`Bytes`] at most.
     pub fn wire_bytes(self, bytes: Bytes) -> Bytes {
-        Bytes(bytes.0 + bytes.0.div_ceil(self.payload.into()) * u64::from(self.wire - self.payload))
+        let headers = u128::from(bytes.0.div_ceil(self.payload.into())) * u128::from(self.wire - self.payload);
+        bytes + Bytes(headers.try_into().unwrap_or(u64::MAX))
     }
 
     /// How much payload at [`Link::payload_rate`] takes as long as a message of `bytes`: more than itself where its last packet is not full,
