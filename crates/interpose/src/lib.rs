@@ -127,13 +127,23 @@ fn shown(ns: u64, kind: Kind) -> timespec {
 
 /// A moment that a clock of that kind will show, on the rank's clock.
 fn moment(time: &timespec, kind: Kind) -> SimTime {
-    let seconds = if kind == Kind::Date { time.tv_sec - EPOCH_S } else { time.tv_sec };
+    let seconds = if kind == Kind::Date { time.tv_sec.saturating_sub(EPOCH_S) } else { time.tv_sec };
     SimTime::from_ps(picoseconds(seconds, time.tv_nsec))
 }
 
 /// So long.
 fn span(time: &timespec) -> Span {
     Span::For(SimDuration::from_ps(picoseconds(time.tv_sec, time.tv_nsec)))
+}
+
+/// A length of time that the C library takes. What is not is for it to refuse.
+fn is_length(time: &timespec) -> bool {
+    time.tv_sec >= 0 && is_moment(time)
+}
+
+/// A moment that the C library takes; one before its clock's first is over.
+fn is_moment(time: &timespec) -> bool {
+    (0..NS_PER_S as i64).contains(&time.tv_nsec)
 }
 
 /// "Never" where it is too long for virtual time.

@@ -1,6 +1,6 @@
 //! Owns the functions that sleep and wait for nothing else.
 
-use crate::{NS_PER_S, PS_PER_NS, answered, kind, moment, on_host, program, rank, real, span};
+use crate::{NS_PER_S, PS_PER_NS, answered, is_length, kind, moment, on_host, program, rank, real, span};
 use libc::{c_int, c_uint, clockid_t, timespec, useconds_t};
 use uniference_host::live::protocol::Span;
 use uniference_sim::time::SimDuration;
@@ -12,7 +12,7 @@ use uniference_sim::time::SimDuration;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nanosleep(time: *const timespec, left: *mut timespec) -> c_int {
     // SAFETY: what the caller gave.
-    match unsafe { time.as_ref() }.filter(|time| is_valid(time)).and_then(|time| sleep_for(span(time))) {
+    match unsafe { time.as_ref() }.filter(|time| is_length(time)).and_then(|time| sleep_for(span(time))) {
         // SAFETY: the caller's, or null.
         Some(rest) => fail_with(unsafe { interrupted(rest, left) }),
         // SAFETY: what the caller gave.
@@ -32,7 +32,7 @@ pub unsafe extern "C" fn clock_nanosleep(
     left: *mut timespec,
 ) -> c_int {
     // SAFETY: what the caller gave.
-    let wanted = unsafe { time.as_ref() }.filter(|time| is_valid(time)).zip(kind(clock));
+    let wanted = unsafe { time.as_ref() }.filter(|time| is_length(time)).zip(kind(clock));
     let span = wanted.map(|(time, kind)| match flags & libc::TIMER_ABSTIME {
         0 => span(time),
         _ => Span::Until(moment(time, kind)),
@@ -109,9 +109,4 @@ fn fail_with(error: c_int) -> c_int {
     }
     crate::set_errno(error);
     -1
-}
-
-/// What is not is for the C library to refuse.
-fn is_valid(time: &timespec) -> bool {
-    time.tv_sec >= 0 && (0..1_000_000_000).contains(&time.tv_nsec)
 }

@@ -7,7 +7,8 @@
 //! host, for as long as its time-out says; if nothing has come then, it is spent in virtual time.
 
 use crate::{
-    Kind, PS_PER_NS, alarms, answered, errno, interpreter, kind, moment, on_host, program, rank, real, set_errno, span,
+    Kind, PS_PER_NS, alarms, answered, errno, interpreter, is_length, is_moment, kind, moment, on_host, program, rank,
+    real, set_errno, span,
 };
 use libc::{
     c_int, c_long, clockid_t, epoll_event, fd_set, nfds_t, pollfd, pthread_cond_t, pthread_mutex_t, sem_t, siginfo_t,
@@ -125,7 +126,7 @@ pub unsafe extern "C" fn ppoll(
     // SAFETY: what the caller gave.
     let (real, time) =
         (|timeout, mask| unsafe { real::ppoll()(fds, count, timeout, mask) }, unsafe { timeout.as_ref() });
-    match program().zip(time) {
+    match program().zip(time.filter(|time| is_length(time))) {
         Some((client, time)) => {
             let mask = without_signal(mask);
             let attempt = |host: Host| host.with_timespec(|timeout| real(timeout, pointer(&mask)));
@@ -183,9 +184,12 @@ pub unsafe extern "C" fn select(
 ) -> c_int {
     // SAFETY: what the caller gave.
     let time = unsafe { timeout.as_ref() };
-    match program().zip(time).filter(|(_, time)| time.tv_sec > 0 || time.tv_usec > 0) {
+    let waits = |time: &&timeval| time.tv_sec >= 0 && time.tv_usec >= 0 && (time.tv_sec, time.tv_usec) != (0, 0);
+    match program().zip(time.filter(waits)) {
         Some((client, time)) => {
-            let time = timespec { tv_sec: time.tv_sec, tv_nsec: time.tv_usec * 1000 };
+            // More than a million microseconds are seconds, as for the kernel.
+            let (seconds, us) = (time.tv_sec.saturating_add(time.tv_usec / 1_000_000), time.tv_usec % 1_000_000);
+            let time = timespec { tv_sec: seconds, tv_nsec: us * 1000 };
             // SAFETY: what the caller gave.
             unsafe { select_sets(client, span(&time), count, [read, write, except], null()) }
         }
@@ -209,7 +213,7 @@ pub unsafe extern "C" fn pselect(
 ) -> c_int {
     // SAFETY: what the caller gave.
     let time = unsafe { timeout.as_ref() };
-    match program().zip(time) {
+    match program().zip(time.filter(|time| is_length(time))) {
         // SAFETY: what the caller gave.
         Some((client, time)) => unsafe { select_sets(client, span(time), count, [read, write, except], mask) },
         // SAFETY: what the caller gave.
@@ -269,7 +273,7 @@ pub unsafe extern "C" fn sem_clockwait(semaphore: *mut sem_t, clock: clockid_t, 
 
 unsafe fn sem_wait_until(semaphore: *mut sem_t, clock: clockid_t, until: *const timespec, by_children: bool) -> c_int {
     // SAFETY: what the caller gave.
-    let (known, time) = (rank().zip(kind(clock)), unsafe { until.as_ref() });
+    let (known, time) = (rank().zip(kind(clock)), unsafe { until.as_ref() }.filter(|time| is_moment(time)));
     let Some(((client, kind), time)) = known.zip(time) else {
         // SAFETY: what the caller gave.
         return unsafe { real::sem_clockwait()(semaphore, clock, until) };
@@ -313,7 +317,8 @@ pub unsafe extern "C" fn pthread_cond_timedwait(
     // SAFETY: what the caller gave.
     let real = |until: *const timespec| unsafe { real::pthread_cond_timedwait()(condition, mutex, until) };
     // SAFETY: what the caller gave.
-    let Some((client, time)) = rank().zip(unsafe { until.as_ref() }) else { return real(until) };
+    let time = unsafe { until.as_ref() }.filter(|time| is_moment(time));
+    let Some((client, time)) = rank().zip(time) else { return real(until) };
     // Which of the two clocks the variable uses is its own secret; but no run is as long as the years since 1970.
     let (kind, clock) = match time.tv_sec {
         crate::EPOCH_S.. => (Kind::Date, libc::CLOCK_REALTIME),
@@ -338,7 +343,8 @@ pub unsafe extern "C" fn pthread_cond_clockwait(
     // SAFETY: what the caller gave.
     let real = |until: *const timespec| unsafe { real::pthread_cond_clockwait()(condition, mutex, clock, until) };
     // SAFETY: what the caller gave.
-    let known = rank().zip(kind(clock)).zip(unsafe { until.as_ref() });
+    let time = unsafe { until.as_ref() }.filter(|time| is_moment(time));
+    let known = rank().zip(kind(clock)).zip(time);
     let Some(((client, kind), time)) = known else { return real(until) };
     let on_host = |then| real(&on_host(client, then, clock));
     // SAFETY: what the caller gave.
@@ -385,7 +391,7 @@ pub unsafe extern "C" fn sigtimedwait(set: *const sigset_t, info: *mut siginfo_t
     // SAFETY: what the caller gave.
     let real = |set, timeout| unsafe { real::sigtimedwait()(set, info, timeout) };
     // SAFETY: what the caller gave.
-    match program().zip(unsafe { timeout.as_ref() }) {
+    match program().zip(unsafe { timeout.as_ref() }.filter(|time| is_length(time))) {
         Some((client, time)) => {
             let wanted = without_signal(set);
             let is_over = |result| result < 0 && errno() == libc::EAGAIN;
@@ -415,6 +421,7 @@ pub unsafe extern "C" fn syscall(
     // SAFETY: of a futex that waits it is a time, or null.
     let time =
         futex_waits(number, second).and_then(|kind| Some((kind, unsafe { (fourth as *const timespec).as_ref() }?)));
+    let time = time.filter(|(_, time)| is_length(time));
     let Some((client, (kind, time))) = program().zip(time) else { return real(fourth) };
     let span = kind.map_or_else(|| span(time), |kind| Span::Until(moment(time, kind)));
     let over = timespec { tv_sec: 0, tv_nsec: 0 };
