@@ -13,6 +13,7 @@ mod export;
 mod folder;
 mod launch;
 mod lock;
+mod patience;
 mod replay;
 mod results;
 mod run;

@@ -4,6 +4,7 @@
 
 use super::console::Counter;
 use super::folder::Folder;
+use super::patience::Patience;
 use crate::error::HostError;
 use crate::live::exchange::Recorder;
 use std::ffi::OsString;
@@ -57,7 +58,7 @@ pub(super) struct OutputArgs {
 
 /// Everything that looks on while a run goes on.
 pub(super) struct Recording {
-    observers: ((Statistics, Digest), (Counter, (Trace, Events))),
+    observers: ((Statistics, Digest), ((Counter, Patience), (Trace, Events))),
     record: Record,
 }
 
@@ -108,7 +109,7 @@ impl Recording {
         let header = Header { world_size: resolved.cluster.devices.len() as u32, manifest: manifest.clone() };
         let record = Record(wanted(&ops, RECORD)?.map(|file| RecordWriter::new(file, header)));
         let statistics = (Statistics::default(), Digest::default());
-        Ok(Recording { observers: (statistics, (counter, (trace, events))), record })
+        Ok(Recording { observers: (statistics, ((counter, Patience::default()), (trace, events))), record })
     }
 
     /// Those who look on.

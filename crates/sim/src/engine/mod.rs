@@ -280,6 +280,9 @@ impl Engine {
             }
         });
         self.halt_on(result);
+        if let Some(link) = self.comm.transport.changed_only() {
+            observer.link_changed(now, link);
+        }
         self.settle_completions(observer);
     }
 

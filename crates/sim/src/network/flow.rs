@@ -50,6 +50,8 @@ pub struct FlowNetwork {
     changes: IndexedHeap<SimTime>,
     /// Have capacities changed since sharing was last solved?
     changed: bool,
+    /// The link that has changed at the instant that was advanced to last, if nothing else happened then.
+    changed_only: Option<LinkId>,
     /// How many of the flows that move are not others' traffic.
     busy: u32,
     /// Kept for their memory.
@@ -136,6 +138,7 @@ impl FlowNetwork {
             dynamics,
             changes: IndexedHeap::new(),
             changed: false,
+            changed_only: None,
             busy: 0,
             ended: Vec::new(),
             reports: Vec::new(),
@@ -474,7 +477,9 @@ impl Network for FlowNetwork {
             self.finish_head(self.stream_of[flow as usize]);
         }
         self.ended = ended;
+        self.changed_only = None;
         while let Some((_, part)) = self.changes.first().filter(|(at, _)| *at <= to) {
+            self.changed_only = self.changing.get(part as usize).copied();
             self.change(part);
         }
         self.changed |= self.ingress.fill(to);
@@ -484,6 +489,13 @@ impl Network for FlowNetwork {
         }
         self.land();
         self.report(events);
+        if !events.is_empty() {
+            self.changed_only = None;
+        }
+    }
+
+    fn changed_only(&self) -> Option<&str> {
+        self.changed_only.map(|link| self.topology.link(link).name.as_str())
     }
 }
 

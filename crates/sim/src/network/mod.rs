@@ -39,6 +39,11 @@ pub trait Network {
 
     /// Moves to `to`, which lies at or before [`Network::next_event`], and reports what happens then, in the engine's order.
     fn advance(&mut self, to: SimTime, events: &mut Vec<NetworkEvent>);
+
+    /// A link that has changed at the instant that was advanced to last, if nothing else happened then.
+    fn changed_only(&self) -> Option<&str> {
+        None
+    }
 }
 
 /// What a network reports, at the instant it was advanced to.

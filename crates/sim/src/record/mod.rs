@@ -26,6 +26,9 @@ pub trait Observer {
     fn wants_messages(&self) -> bool {
         false
     }
+
+    /// Nothing happened at `at` but a change of a link: so a caller can tell a run that goes on from one that only counts changes.
+    fn link_changed(&mut self, _at: SimTime, _link: &str) {}
 }
 
 /// Sees nothing.
@@ -43,6 +46,11 @@ impl<A: Observer, B: Observer> Observer for (A, B) {
     fn wants_messages(&self) -> bool {
         self.0.wants_messages() || self.1.wants_messages()
     }
+
+    fn link_changed(&mut self, at: SimTime, link: &str) {
+        self.0.link_changed(at, link);
+        self.1.link_changed(at, link);
+    }
 }
 
 impl<O: Observer + ?Sized> Observer for &mut O {
@@ -52,6 +60,10 @@ impl<O: Observer + ?Sized> Observer for &mut O {
 
     fn wants_messages(&self) -> bool {
         (**self).wants_messages()
+    }
+
+    fn link_changed(&mut self, at: SimTime, link: &str) {
+        (**self).link_changed(at, link);
     }
 }
 
@@ -64,6 +76,12 @@ impl<O: Observer> Observer for Option<O> {
 
     fn wants_messages(&self) -> bool {
         self.as_ref().is_some_and(Observer::wants_messages)
+    }
+
+    fn link_changed(&mut self, at: SimTime, link: &str) {
+        if let Some(observer) = self {
+            observer.link_changed(at, link);
+        }
     }
 }
 

@@ -79,6 +79,10 @@ impl Observer for Deaf<'_> {
     fn wants_messages(&self) -> bool {
         self.0.wants_messages()
     }
+
+    fn link_changed(&mut self, at: SimTime, link: &str) {
+        self.0.link_changed(at, link);
+    }
 }
 
 impl Listener for Deaf<'_> {

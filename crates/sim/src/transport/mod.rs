@@ -473,6 +473,11 @@ impl Transport {
         self.network.next_event().into_iter().chain(self.timers.next()).min()
     }
 
+    /// A link that has changed at the instant that was advanced to last, if nothing else happened then on the network.
+    pub(crate) fn changed_only(&self) -> Option<&str> {
+        self.network.changed_only()
+    }
+
     /// Moves to `to`, which is at or before the next event, and reports what happens then: first what the network brings, in its order,
     /// then what was due, in the order in which it was set.
     pub(crate) fn advance(&mut self, to: SimTime, progress: &mut Vec<Progress>) {
