@@ -94,6 +94,11 @@ class Channel:
 
         A handle that was once returned as complete stays complete: waiting for it again is free.
         """
+    def take_over(self) -> list[int]:
+        """Operations that are complete or have failed, as known from the answers up to now, that no wait has reported; each is returned once.
+
+        It costs no virtual time and asks the driver nothing.
+        """
     def poll(self, handle: int) -> bool:
         """Is it complete? Costs 1 us if it is not."""
     def folds(self, handle: int) -> list[tuple[int, int, int]]:

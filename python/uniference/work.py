@@ -4,6 +4,7 @@ Issuing an operation is `process_group`'s business. Data is delivered when the p
 (`wait`, `is_completed`, a future), on the thread that learns it.
 """
 
+import heapq
 import itertools
 import threading
 from collections.abc import Callable, Sequence
@@ -25,11 +26,12 @@ from uniference.profiling import Event
 from uniference.reduction import Reduction
 
 _PICOSECONDS_PER_MICROSECOND = 1_000_000
+_LONGEST = 2**64 - 1
 
 
 def picoseconds(duration: timedelta) -> int:
-    """A duration as the engine counts it."""
-    return duration // timedelta(microseconds=1) * _PICOSECONDS_PER_MICROSECOND
+    """A duration as the engine counts it; one that is longer than virtual time is as long as can be said."""
+    return min(duration // timedelta(microseconds=1) * _PICOSECONDS_PER_MICROSECOND, _LONGEST)
 
 
 class Operation:
@@ -69,6 +71,16 @@ _numbers = itertools.count()
 
 # Operations that the program may never wait for, in order of issue.
 _in_flight: dict[int, "Work"] = {}
+
+# The same works by the handles of their operations.
+_in_flight_by_handle: dict[int, "Work"] = {}
+
+# Their operations that are over, though no wait has delivered them: the number of the work, and the handle. A heap, so that a look at
+# what was issued before a work costs nothing for what was issued after it.
+_over: list[tuple[int, int]] = []
+
+# Other operations that are over: a work may be made of them later.
+_over_elsewhere: set[int] = set()
 
 
 def pairs_closed() -> RuntimeError:
@@ -122,7 +134,7 @@ class Work(TorchWork):
         self.channel = channel
         self._name = name
         self.operations = list(operations)
-        self._open = list(operations)
+        self._open = {operation.handle: operation for operation in operations}
         self._timeout = timeout
         self.events = list(events)
         self._pairs = pairs
@@ -134,10 +146,18 @@ class Work(TorchWork):
     def track(self) -> None:
         """Has later waits deliver this one too, should the program never wait for it."""
         _in_flight[self._number] = self
+        for operation in self.operations:
+            handle = operation.handle
+            _in_flight_by_handle[handle] = self
+            if handle in _over_elsewhere:
+                _over_elsewhere.discard(handle)
+                heapq.heappush(_over, (self._number, handle))
 
     def forget(self) -> None:
         """Its operations are another's now, or delivered."""
-        _in_flight.pop(self._number, None)
+        if _in_flight.pop(self._number, None) is not None:
+            for operation in self.operations:
+                _in_flight_by_handle.pop(operation.handle, None)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         if self._open:
@@ -184,7 +204,7 @@ class Work(TorchWork):
         if self._future is None:
             self._future = torch.futures.Future()
             if self._open:
-                _unresolved.append(self)
+                _unresolved[self._number] = self
                 _finish_with_backward(self)
             else:
                 self._resolve()
@@ -196,17 +216,18 @@ class Work(TorchWork):
 
     def deliver_complete(self, handles: Sequence[int]) -> None:
         """Delivers those of its operations that are among the complete `handles`."""
-        for operation in [operation for operation in self._open if operation.handle in handles]:
-            self._deliver(operation)
+        for handle in handles:
+            if (operation := self._open.get(handle)) is not None:
+                self._deliver(operation)
 
     def open_handles(self) -> list[int]:
         """The operations that are not known to be complete."""
-        return [operation.handle for operation in self._open]
+        return list(self._open)
 
     @uncharged
     def _poll(self) -> bool:
         while self._open:
-            operation = self._open[0]
+            operation = next(iter(self._open.values()))
             if not self.channel.poll(operation.handle):
                 return False
             self._deliver(operation)
@@ -231,16 +252,18 @@ class Work(TorchWork):
         """As Gloo's, it fails whenever it is asked from now on: a collective keeps its error, a message asks its connection again."""
         with self._delivering:
             self._error = pairs_closed() if self._name in ("send", "recv") else error
-            for operation in self._open:
-                self.channel.release(operation.handle)
+            for handle in self._open:
+                self.channel.release(handle)
+                _over_elsewhere.discard(handle)
             self._open.clear()
         self.forget()
 
     def _deliver(self, operation: Operation) -> None:
         """Once, whichever thread comes first; the others wait until it is done."""
         with self._delivering:
-            if operation not in self._open:
+            if operation.handle not in self._open:
                 return
+            _over_elsewhere.discard(operation.handle)
             if (peer := self.channel.closed_by(operation.handle)) is not None:
                 # What else belongs to the call is not waited for.
                 self._error = connection_closed(peer, gloo=self._pairs is not None)
@@ -250,7 +273,7 @@ class Work(TorchWork):
                     operation.deliver(self.channel)
                 finally:
                     # Also when the last step has failed (an average of integers): its error is raised once, here.
-                    self._open.remove(operation)
+                    del self._open[operation.handle]
             if self._open:
                 return
         self.forget()
@@ -260,8 +283,7 @@ class Work(TorchWork):
     def _resolve(self) -> None:
         """Completes the future, which runs its callbacks: the program's code, so its time is charged."""
         if self._future is not None and not self._open and not _is_done(self._future):
-            if self in _unresolved:
-                _unresolved.remove(self)
+            _unresolved.pop(self._number, None)
             if self._error is None:
                 self._future.set_result(self.result())
             else:
@@ -288,7 +310,8 @@ class Ended(Work):
     def __init__(self, channel: Channel, outputs: Sequence[Tensor]) -> None:
         TorchWork.__init__(self)
         self.channel = channel
-        self.operations = self._open = []
+        self.operations = []
+        self._open = {}
         self._outputs = outputs
         self._future = None
         self._error = None
@@ -304,11 +327,19 @@ def deliver_earlier(channel: Channel, before: int | None = None) -> None:
     """What was issued before that work and is complete. Real backends write it without being asked, and a program may rely on that."""
     if not _in_flight:
         return
-    earlier = [work for number, work in tuple(_in_flight.items()) if before is None or number < before]
-    if handles := [handle for work in earlier for handle in work.open_handles()]:
-        complete = channel.wait(handles, 0, True, user_line()) or []
-        for work in earlier:
-            work.deliver_complete(complete)
+    for handle in channel.take_over():
+        if (owner := _in_flight_by_handle.get(handle)) is not None:
+            heapq.heappush(_over, (owner._number, handle))
+        else:
+            _over_elsewhere.add(handle)
+    earlier: dict[int, Work] = {}
+    while _over and (before is None or _over[0][0] < before):
+        _, handle = heapq.heappop(_over)
+        if (owner := _in_flight_by_handle.get(handle)) is not None and handle in owner._open:
+            earlier[handle] = owner
+    if earlier:
+        for handle in channel.wait(list(earlier), 0, True, user_line()) or []:
+            earlier[handle].deliver_complete([handle])
 
 
 def timed_out(name: str, pairs: Pairs | None, limit: timedelta, callers: bool = False) -> RuntimeError:
@@ -339,7 +370,7 @@ _ANSWER: torch.futures.Future[list[Tensor]] = torch.futures.Future()
 _ANSWER.set_result([])
 
 # Works whose futures somebody holds: whoever waits for any future advances these.
-_unresolved: list[Work] = []
+_unresolved: dict[int, Work] = {}
 
 # Futures that DistributedDataParallel will block on at the end of the next backward pass: those that a hook on its buffers has returned.
 _promised: list[Any] = []
@@ -412,14 +443,14 @@ def install(channel: Channel) -> None:
 
     def wait(self: Any) -> Any:
         while not _is_done(self) and _unresolved:
-            works = list(_unresolved)
+            works = list(_unresolved.values())
             channel.enter()
             try:
-                handles = [handle for work in works for handle in work.open_handles()]
-                complete = channel.wait(handles, None, True, user_line())
+                owners = {handle: work for work in works for handle in work.open_handles()}
+                complete = channel.wait(list(owners), None, True, user_line())
                 assert complete is not None, "a wait without a time-out has timed out"
-                for work in works:
-                    work.deliver_complete(complete)
+                for handle in complete:
+                    owners[handle].deliver_complete([handle])
             finally:
                 channel.leave()
             for work in works:
@@ -427,7 +458,7 @@ def install(channel: Channel) -> None:
         return _wait_for(self)
 
     def done(self: Any) -> bool:
-        for work in tuple(_unresolved):
+        for work in tuple(_unresolved.values()):
             work.is_completed()
         return _is_done(self)
 

@@ -168,6 +168,10 @@ impl Channel {
         py.detach(|| self.client.wait(&handles, timeout.map(SimDuration::from_ps), any, site)).map_err(raise)
     }
 
+    fn take_over(&self) -> Vec<u32> {
+        self.client.take_over()
+    }
+
     fn poll(&self, py: Python<'_>, handle: u32) -> PyResult<bool> {
         py.detach(|| self.client.poll(handle)).map_err(raise)
     }

@@ -16,7 +16,7 @@ use super::rounds::{self, Kick, Rounds, Speaker};
 use rustix::process::Pid;
 use rustix::time::ClockId;
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -147,6 +147,8 @@ struct Shared {
     next_handle: LocalHandle,
     /// Operations known to be complete, with their data; until released.
     complete: BTreeMap<LocalHandle, Fetched>,
+    /// Operations that are over, though no wait has reported them.
+    over: BTreeSet<LocalHandle>,
 }
 
 /// One thread's connection.
@@ -194,6 +196,7 @@ impl Client {
                 group_counts: BTreeMap::new(),
                 next_handle: 0,
                 complete: BTreeMap::new(),
+                over: BTreeSet::new(),
             }),
             window,
             stacks: lift(stacks),
@@ -429,6 +432,12 @@ impl Client {
         handles.iter().partition(|handle| shared.complete.contains_key(handle))
     }
 
+    /// Operations that are over (complete or failed), as the rank's answers up to now have said, that no wait has reported and that were
+    /// not handed out here before. It asks nothing, so that a program may look after each of its waits, however much is outstanding.
+    pub fn take_over(&self) -> Vec<LocalHandle> {
+        std::mem::take(&mut self.shared().over).into_iter().collect()
+    }
+
     /// Is it complete?
     pub fn poll(&self, handle: LocalHandle) -> Result<bool> {
         Ok(self.wait(&[handle], Some(POLL_COST), false, "")?.is_some())
@@ -584,9 +593,15 @@ impl Client {
     pub(super) fn take_in(&self, reply: &Reply) {
         self.clock.store(reply.now.as_ps(), Relaxed);
         self.answered_ns.store(clock_ns(ClockId::Monotonic), Relaxed);
-        if !reply.freed.is_empty() {
+        if !reply.freed.is_empty() || !reply.over.is_empty() {
             let mut shared = self.shared();
             reply.freed.iter().for_each(|offset| shared.arena.free(*offset));
+            shared.over.extend(&reply.over);
+            if let Answer::Complete(told) = &reply.answer {
+                for (handle, _) in told {
+                    shared.over.remove(handle);
+                }
+            }
         }
     }
 

@@ -34,6 +34,8 @@ pub struct DataPlane {
     filling: BTreeSet<Offset>,
     /// Rooms that their owner has not yet been told are free.
     freed: BTreeMap<RankId, Vec<Offset>>,
+    /// Operations that are complete or have failed, which their owner has not yet been told.
+    over: BTreeMap<RankId, Vec<Handle>>,
     /// Ranks whose programs have ended: nobody waits for them to read.
     gone: BTreeSet<RankId>,
 }
@@ -135,8 +137,10 @@ impl DataPlane {
         match event {
             Event::Issued { rank, handle, call, .. } => self.issued(*rank, *handle, call),
             Event::Completed { rank, handle, call, algorithm, meeting, .. } => {
+                self.over.entry(*rank).or_default().push(*handle);
                 self.completed((*rank, *handle), call, *algorithm, *meeting);
             }
+            Event::Failed { rank, handle, .. } => self.over.entry(*rank).or_default().push(*handle),
             Event::Finished { rank, .. } => self.leave(*rank),
             _ => {}
         }
@@ -255,6 +259,18 @@ impl DataPlane {
     /// The rooms of `rank` that became free since the last time.
     pub fn take_freed(&mut self, rank: RankId) -> Vec<Offset> {
         self.freed.remove(&rank).unwrap_or_default()
+    }
+
+    /// The operations of `rank` that are over since the last time.
+    pub fn take_over(&mut self, rank: RankId) -> Vec<Handle> {
+        self.over.remove(&rank).unwrap_or_default()
+    }
+
+    /// These are to be taken again.
+    pub fn keep_over(&mut self, rank: RankId, handles: Vec<Handle>) {
+        if !handles.is_empty() {
+            self.over.entry(rank).or_default().extend(handles);
+        }
     }
 
     fn free_send(&mut self, (rank, handle): (RankId, Handle)) {

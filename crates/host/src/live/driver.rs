@@ -252,7 +252,9 @@ impl<'a> Driver<'a> {
     pub fn run(&mut self) -> Result<Ending, HostError> {
         loop {
             if let Some(ending) = self.step()? {
-                return self.farewell(ending);
+                let ending = self.farewell(ending);
+                self.exchange.record_rest(self.watch.recorder);
+                return ending;
             }
             let timeout = self.next_timeout();
             self.listen(timeout)?;
@@ -372,7 +374,7 @@ impl<'a> Driver<'a> {
         for (rank, pid) in self.running() {
             match Lookout::waits(pid) {
                 Found::Inside => {
-                    self.exchange.stuck(RankId(rank), self.watch.recorder);
+                    self.exchange.stuck(RankId(rank));
                     self.slots.blocked(RankId(rank));
                 }
                 Found::Outside if silent > LONG_SILENCE && self.waiting_outside.insert(rank) => {
@@ -545,7 +547,7 @@ impl<'a> Driver<'a> {
         let exit = ops.iter().find_map(|op| if let Op::Exit(outcome) = op { Some(*outcome) } else { None });
         let state = &mut self.ranks[rank.index()].tasks[task.index()];
         state.exited = state.exited.or(exit);
-        let quiet = self.exchange.say(rank, task, ops, quiet, self.watch.recorder);
+        let quiet = self.exchange.say(rank, task, ops, quiet);
         if quiet || (exit.is_some() && task == TaskId(0)) {
             self.slots.blocked(rank);
         }
@@ -574,7 +576,7 @@ impl<'a> Driver<'a> {
             self.slots.blocked(rank);
         } else if state.exited.is_none() && !self.exchange.has_crashed(rank) {
             state.exited = Some(Outcome::Ok);
-            self.exchange.close_task(rank, task, self.watch.recorder);
+            self.exchange.close_task(rank, task);
         }
         Ok(())
     }
@@ -596,7 +598,7 @@ impl<'a> Driver<'a> {
         if status == 0 && main.exited.is_none() && main.ran_to_its_end {
             // os._exit(0): a success, should nobody wait for the rank.
             main.exited = Some(Outcome::Ok);
-            self.exchange.end(rank, self.watch.recorder);
+            self.exchange.end(rank);
         }
         let state = &self.ranks[rank.index()];
         if state.tasks[0].exited == Some(Outcome::Ok) && status != 0 {

@@ -13,7 +13,7 @@ use uniference_sim::program::{Activity, Origin, Outcome, Reply, Request, Work};
 use uniference_sim::record::{Event, Observer};
 use uniference_sim::time::SimTime;
 
-/// Sees every request just before the engine does.
+/// Sees every request: those of one rank in the order of asking, and those of several in the order of the ranks' clocks.
 pub trait Recorder {
     /// `task` of `rank` asks for `request`.
     fn request(&mut self, rank: RankId, task: TaskId, request: &Request);
@@ -36,6 +36,9 @@ pub struct Exchange {
     ahead: Vec<(RankId, Fetched)>,
     /// How many main tasks would take theirs so.
     would_take_ahead: usize,
+    /// What ranks have asked for, by their clocks and numbers, and the recorder has not been told: which rank is heard of first is the
+    /// host's doing, and must not show in what is recorded.
+    unrecorded: BTreeMap<(SimTime, RankId), Vec<(TaskId, Request)>>,
 }
 
 /// A task that may go on.
@@ -58,7 +61,7 @@ struct Fetching {
     task: TaskId,
     complete: Vec<(LocalHandle, Handle)>,
     /// Those of them that have failed, and who has closed the connection.
-    failed: Vec<(Handle, RankId)>,
+    failed: BTreeMap<Handle, RankId>,
 }
 
 /// Why [`Exchange::advance`] returned.
@@ -79,6 +82,10 @@ struct Rank {
     turn: Turns,
     /// How the rank calls its operations, and how the engine does.
     names: BTreeMap<LocalHandle, Handle>,
+    /// The same the other way round.
+    called: BTreeMap<Handle, LocalHandle>,
+    /// The last of the engine's names that the rank's was found for.
+    newest: Option<Handle>,
     released: Released,
 }
 
@@ -184,6 +191,8 @@ impl Exchange {
                 lines,
                 turn: Turns::default(),
                 names: BTreeMap::new(),
+                called: BTreeMap::new(),
+                newest: None,
                 released: Released::default(),
             }
         };
@@ -195,6 +204,7 @@ impl Exchange {
             fetching: Vec::new(),
             ahead: Vec::new(),
             would_take_ahead: 0,
+            unrecorded: BTreeMap::new(),
         }
     }
 
@@ -232,11 +242,11 @@ impl Exchange {
     }
 
     /// A thread has ended without a word; its rank goes on.
-    pub fn close_task(&mut self, rank: RankId, task: TaskId, recorder: &mut dyn Recorder) {
+    pub fn close_task(&mut self, rank: RankId, task: TaskId) {
         self.task(rank, task).ops.push_back(Op::Exit(Outcome::Ok));
         // A rank that runs keeps time from passing as long as the engine has one of its tasks running.
         if !self.ranks[rank.index()].turn.running {
-            self.pump(rank, task, recorder);
+            self.pump(rank, task);
         }
     }
 
@@ -251,25 +261,18 @@ impl Exchange {
     }
 
     /// All threads of the rank's process wait for each other, though it has not said so: it does not keep time from passing any more.
-    pub fn stuck(&mut self, rank: RankId, recorder: &mut dyn Recorder) {
-        self.quiet(rank, Quiet { questions: 0, outside: false }, recorder);
+    pub fn stuck(&mut self, rank: RankId) {
+        self.quiet(rank, Quiet { questions: 0, outside: false });
     }
 
     /// The rank's process has ended, as its program wanted, without a word.
-    pub fn end(&mut self, rank: RankId, recorder: &mut dyn Recorder) {
+    pub fn end(&mut self, rank: RankId) {
         self.task(rank, TaskId(0)).ops.push_back(Op::Exit(Outcome::Ok));
-        self.quiet(rank, Quiet { questions: 0, outside: false }, recorder);
+        self.quiet(rank, Quiet { questions: 0, outside: false });
     }
 
     /// A task has said something; with `quiet`, the last of its rank to do so. Returns whether the rank is quiet now.
-    pub fn say(
-        &mut self,
-        rank: RankId,
-        task: TaskId,
-        mut ops: Vec<Op>,
-        quiet: Option<Quiet>,
-        recorder: &mut dyn Recorder,
-    ) -> bool {
+    pub fn say(&mut self, rank: RankId, task: TaskId, mut ops: Vec<Op>, quiet: Option<Quiet>) -> bool {
         self.take_filled(&mut ops);
         let asks = ops.last().is_some_and(Op::asks);
         let speaking = self.task(rank, task);
@@ -279,11 +282,11 @@ impl Exchange {
         turn.questions += u32::from(asks);
         turn.quiet = quiet.or(turn.quiet);
         match turn.quiet {
-            Some(quiet) if quiet.questions == turn.questions => self.quiet(rank, quiet, recorder),
+            Some(quiet) if quiet.questions == turn.questions => self.quiet(rank, quiet),
             // What several threads say between two answers is carried out in the order of the threads, once all have.
             _ if asks || tasks.len() > 1 => return false,
             _ => {
-                self.pump(rank, task, recorder);
+                self.pump(rank, task);
                 return false;
             }
         }
@@ -307,13 +310,13 @@ impl Exchange {
     }
 
     /// All threads of the rank's process wait: carries out what they have said.
-    fn quiet(&mut self, rank: RankId, quiet: Quiet, recorder: &mut dyn Recorder) {
+    fn quiet(&mut self, rank: RankId, quiet: Quiet) {
         let Rank { turn, tasks, .. } = &mut self.ranks[rank.index()];
         (turn.questions, turn.quiet, turn.running) = (0, None, false);
         let answered = turn.answered;
         for task in (0..tasks.len()).map(TaskId::from) {
             self.goes_on(rank, task, answered);
-            self.pump(rank, task, recorder);
+            self.pump(rank, task);
         }
         let Rank { turn, tasks, .. } = &self.ranks[rank.index()];
         if turn.owed == 0 && tasks.iter().any(|task| matches!(task.state, State::Free)) {
@@ -333,12 +336,24 @@ impl Exchange {
         }
     }
 
+    /// Tells the recorder what was asked for before the engine's time: nothing will be added to that.
+    fn record_past(&mut self, recorder: &mut dyn Recorder) {
+        let rest = self.unrecorded.split_off(&(self.engine.now(), RankId(0)));
+        tell(recorder, std::mem::replace(&mut self.unrecorded, rest));
+    }
+
+    /// Tells the recorder everything that it does not know: nobody will ask for more.
+    pub fn record_rest(&mut self, recorder: &mut dyn Recorder) {
+        tell(recorder, std::mem::take(&mut self.unrecorded));
+    }
+
     /// Lets the engine go on as far as it can. Answers are then [`Exchange::take_ready`].
     pub fn advance(&mut self, observer: &mut dyn Observer, recorder: &mut dyn Recorder) -> Standing {
+        self.record_past(recorder);
         loop {
             let mut seen = (Meetings(&mut self.data), &mut *observer);
             match self.engine.next(&mut seen) {
-                Turn::Resume(resumption) => self.resumed(resumption, recorder),
+                Turn::Resume(resumption) => self.resumed(resumption),
                 Turn::Blocked => return Standing::Blocked,
                 Turn::Finished => return Standing::Finished,
                 Turn::Halted(halt) => return Standing::Halted(halt),
@@ -354,7 +369,10 @@ impl Exchange {
     /// Data that may be written to a rank's main task, which waits for more than that.
     pub fn take_ahead(&mut self) -> Option<(RankId, Frame)> {
         let (rank, fetched) = self.ahead.pop()?;
-        Some((rank, Frame { now: self.engine.clock(rank), freed: Vec::new(), answer: Answer::Ahead(fetched) }))
+        Some((
+            rank,
+            Frame { now: self.engine.clock(rank), freed: Vec::new(), over: Vec::new(), answer: Answer::Ahead(fetched) },
+        ))
     }
 
     /// What is written to the task when it goes on now; its rank then runs. `None`: the end of a pause that the task did not wait for.
@@ -370,7 +388,18 @@ impl Exchange {
         }
         turn.running = true;
         turn.answered = Some((task, tasks[task.index()].resumptions));
-        Some(Frame { now: self.engine.clock(rank), freed: self.data.take_freed(rank), answer })
+        let over = self.take_over(rank);
+        Some(Frame { now: self.engine.clock(rank), freed: self.data.take_freed(rank), over, answer })
+    }
+
+    /// The rank's names for its communication that is over and that it has not been told of. What the engine has begun with, but not
+    /// answered for yet, has no name and is kept for the next time.
+    fn take_over(&mut self, rank: RankId) -> Vec<LocalHandle> {
+        let Rank { called, newest, .. } = &self.ranks[rank.index()];
+        let (named, unnamed): (Vec<Handle>, Vec<Handle>) =
+            self.data.take_over(rank).into_iter().partition(|name| Some(*name) <= *newest);
+        self.data.keep_over(rank, unnamed);
+        named.iter().filter_map(|name| called.get(name).copied()).collect()
     }
 
     fn task(&mut self, rank: RankId, task: TaskId) -> &mut Task {
@@ -394,11 +423,11 @@ impl Exchange {
     }
 
     /// Carries out what the task has said, until the engine must answer or nothing is left.
-    fn pump(&mut self, rank: RankId, task: TaskId, recorder: &mut dyn Recorder) {
+    fn pump(&mut self, rank: RankId, task: TaskId) {
         while self.may_carry_out(rank, task)
             && let Some(op) = self.task(rank, task).ops.pop_front()
         {
-            self.carry_out(rank, task, op, recorder);
+            self.carry_out(rank, task, op);
         }
     }
 
@@ -414,13 +443,13 @@ impl Exchange {
         matches!(state, State::Free) && !unknown
     }
 
-    fn pump_siblings(&mut self, rank: RankId, task: TaskId, recorder: &mut dyn Recorder) {
+    fn pump_siblings(&mut self, rank: RankId, task: TaskId) {
         for sibling in (0..self.ranks[rank.index()].tasks.len()).map(TaskId::from).filter(|sibling| *sibling != task) {
-            self.pump(rank, sibling, recorder);
+            self.pump(rank, sibling);
         }
     }
 
-    fn carry_out(&mut self, rank: RankId, task: TaskId, op: Op, recorder: &mut dyn Recorder) {
+    fn carry_out(&mut self, rank: RankId, task: TaskId, op: Op) {
         let world_size = self.ranks.len() as u32;
         match op {
             Op::Site(text) => {
@@ -431,6 +460,7 @@ impl Exchange {
             Op::Release(handle) => {
                 let state = &mut self.ranks[rank.index()];
                 if let Some(name) = state.names.remove(&handle) {
+                    state.called.remove(&name);
                     state.released.insert(handle);
                     self.data.release(rank, name);
                     self.retry_fetches();
@@ -443,12 +473,12 @@ impl Exchange {
                 self.hand_ahead(rank, name);
             }
             Op::Start => self.answer(rank, task, Answer::Go),
-            asking => self.ask(rank, task, asking, recorder),
+            asking => self.ask(rank, task, asking),
         }
     }
 
     /// Turns what a task said into a request to the engine.
-    fn ask(&mut self, rank: RankId, task: TaskId, op: Op, recorder: &mut dyn Recorder) {
+    fn ask(&mut self, rank: RankId, task: TaskId, op: Op) {
         let now = self.engine.clock(rank);
         let line = self.task(rank, task).line_of(&op);
         let (request, asked) = match op {
@@ -480,29 +510,28 @@ impl Exchange {
                 (Request::JoinGroup { ranks: ranks.clone(), sequence }, Asked::Group(ranks))
             }
             Op::Store { operation, timeout, .. } => (Request::Store { operation, timeout, site: line }, Asked::Store),
-            Op::Exit(outcome) => return self.exit(rank, task, outcome, recorder),
+            Op::Exit(outcome) => return self.exit(rank, task, outcome),
             other => panic!("{other:?} is not for the engine"),
         };
-        self.submit(rank, task, request, asked, recorder);
+        self.submit(rank, task, request, asked);
     }
 
-    fn submit(&mut self, rank: RankId, task: TaskId, request: Request, asked: Asked, recorder: &mut dyn Recorder) {
+    fn submit(&mut self, rank: RankId, task: TaskId, request: Request, asked: Asked) {
         let state = self.task(rank, task);
         state.state = State::Asked(asked);
-        if let Some((task_before, resumption)) = state.woken_by.take() {
-            recorder.request(rank, task, &Request::After { task: task_before, resumption });
-        }
-        recorder.request(rank, task, &request);
+        let follows = state.woken_by.take().map(|(task, resumption)| Request::After { task, resumption });
+        let asked = self.unrecorded.entry((self.engine.clock(rank).max(self.engine.now()), rank)).or_default();
+        asked.extend(follows.into_iter().chain([request.clone()]).map(|request| (task, request)));
         self.engine.submit(rank, task, request);
     }
 
-    fn exit(&mut self, rank: RankId, task: TaskId, outcome: Outcome, recorder: &mut dyn Recorder) {
-        self.submit(rank, task, Request::Exit(outcome), Asked::FirstTurn, recorder);
+    fn exit(&mut self, rank: RankId, task: TaskId, outcome: Outcome) {
+        self.submit(rank, task, Request::Exit(outcome), Asked::FirstTurn);
         self.task(rank, task).state = State::Ended;
     }
 
     /// The engine has answered a task.
-    fn resumed(&mut self, resumption: Resumption, recorder: &mut dyn Recorder) {
+    fn resumed(&mut self, resumption: Resumption) {
         let Resumption { rank, task, now, reply } = resumption;
         let resumed = self.task(rank, task);
         resumed.resumptions += 1;
@@ -512,12 +541,15 @@ impl Exchange {
         };
         self.would_take_ahead -= usize::from(matches!(asked, Asked::Wait { ahead: true, .. }));
         match (asked, reply) {
-            (Asked::Compute, Reply::Issued(handle)) => self.await_end(rank, task, handle, Asked::ComputeEnd, recorder),
-            (Asked::Sleep, Reply::Issued(handle)) => self.await_end(rank, task, handle, Asked::SleepEnd, recorder),
+            (Asked::Compute, Reply::Issued(handle)) => self.await_end(rank, task, handle, Asked::ComputeEnd),
+            (Asked::Sleep, Reply::Issued(handle)) => self.await_end(rank, task, handle, Asked::SleepEnd),
             (Asked::SleepEnd, Reply::Complete(_)) => self.answer(rank, task, Answer::Go),
             (Asked::Issue(handle), Reply::Issued(name)) => {
-                self.ranks[rank.index()].names.insert(handle, name);
-                self.pump_siblings(rank, task, recorder);
+                let state = &mut self.ranks[rank.index()];
+                state.names.insert(handle, name);
+                state.called.insert(name, handle);
+                state.newest = state.newest.max(Some(name));
+                self.pump_siblings(rank, task);
             }
             (Asked::Wait { named, .. }, Reply::Complete(complete)) => {
                 self.complete(rank, task, &named, &complete, Vec::new());
@@ -538,13 +570,13 @@ impl Exchange {
             | (Asked::Mark, Reply::Issued(_)) => {}
             (_, reply) => panic!("{rank} {task} was answered {reply:?} at {now}, which is not what it had asked for"),
         }
-        self.pump(rank, task, recorder);
+        self.pump(rank, task);
     }
 
-    fn await_end(&mut self, rank: RankId, task: TaskId, handle: Handle, asked: Asked, recorder: &mut dyn Recorder) {
+    fn await_end(&mut self, rank: RankId, task: TaskId, handle: Handle, asked: Asked) {
         let site = self.task(rank, task).line;
         let request = Request::Wait { handles: vec![handle], any: false, timeout: None, site };
-        self.submit(rank, task, request, asked, recorder);
+        self.submit(rank, task, request, asked);
     }
 
     fn complete(
@@ -555,9 +587,11 @@ impl Exchange {
         complete: &[Handle],
         failed: Vec<(Handle, RankId)>,
     ) {
-        let complete = named.iter().filter(|(_, name)| complete.contains(name)).copied().collect();
+        // The engine names them in the order in which it was asked.
+        let mut rest = complete.iter().peekable();
+        let complete = named.iter().filter(|(_, name)| rest.next_if_eq(&name).is_some()).copied().collect();
         self.owe(rank);
-        self.fetch(Fetching { rank, task, complete, failed });
+        self.fetch(Fetching { rank, task, complete, failed: failed.into_iter().collect() });
     }
 
     fn joined(&mut self, rank: RankId, task: TaskId, group: GroupId, ranks: &Arc<[RankId]>) {
@@ -573,7 +607,7 @@ impl Exchange {
         let left = complete.iter().filter(|(handle, _)| !self.ranks[rank.index()].released.contains(*handle));
         let mut busy = false;
         for (handle, name) in left {
-            if let Some((_, peer)) = failed.iter().find(|(failed, _)| failed == name) {
+            if let Some(peer) = failed.get(name) {
                 told.push((*handle, Fetched { closed_by: Some(peer.0), ..Fetched::default() }));
                 continue;
             }
@@ -586,8 +620,7 @@ impl Exchange {
             return self.fetching.push(fetching);
         }
         self.push(rank, task, Answer::Complete(told));
-        let failed = |name: &Handle| fetching.failed.iter().any(|(failed, _)| failed == name);
-        for (_, name) in fetching.complete.iter().filter(|(_, name)| !failed(name)) {
+        for (_, name) in fetching.complete.iter().filter(|(_, name)| !fetching.failed.contains_key(name)) {
             self.hand_ahead(rank, *name);
         }
     }
@@ -626,6 +659,12 @@ impl Exchange {
     fn name(&self, rank: RankId, handle: LocalHandle) -> Handle {
         let name = self.ranks[rank.index()].names.get(&handle);
         *name.unwrap_or_else(|| panic!("{rank} names its operation {handle}, which is not there or was released"))
+    }
+}
+
+fn tell(recorder: &mut dyn Recorder, asked: BTreeMap<(SimTime, RankId), Vec<(TaskId, Request)>>) {
+    for ((_, rank), requests) in asked {
+        requests.iter().for_each(|(task, request)| recorder.request(rank, *task, request));
     }
 }
 

@@ -154,6 +154,8 @@ pub struct Reply {
     pub now: SimTime,
     /// Staged regions of this rank that nobody needs any more.
     pub freed: Vec<Offset>,
+    /// Communication of this rank that is complete or has failed, in the order in which it was, as far as no reply has said so before.
+    pub over: Vec<LocalHandle>,
     /// The answer to the task's question.
     pub answer: Answer,
 }

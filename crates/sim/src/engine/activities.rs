@@ -1,7 +1,7 @@
 //! Owns the life of an activity: issued, queued, started, complete. Who waits for it is the business of `tasks`.
 
 use super::queue::{Class, Place};
-use super::rank::{ActivityState, QueueKey};
+use super::rank::{ActivityState, QueueKey, TaskState};
 use super::{Cause, Engine, Pend};
 use crate::comm::{Caller, Completion};
 use crate::ids::{Handle, QueueId, RankId, Site, TaskId};
@@ -261,8 +261,14 @@ impl Engine {
         let state = &mut self.ranks[rank.index()];
         let activity = state.activities.get_mut(handle).expect("what completes is not forgotten");
         activity.complete = true;
+        let failed = activity.failed.is_some();
         let dependents = std::mem::take(&mut activity.dependents);
         let key = activity.queue;
+        for task in &mut state.tasks {
+            if let TaskState::Waiting(wait) = &mut task.state {
+                wait.note(handle, failed);
+            }
+        }
         if let Some(key) = key {
             let queue = state.queues.get_mut(&key).unwrap_or_else(|| panic!("{rank}: {handle} stood in no queue"));
             queue.active -= 1;

@@ -77,6 +77,12 @@ pub(crate) struct Wait {
     /// The ledger's exposed time when the wait began.
     pub(crate) exposed_before: SimDuration,
     pub(crate) blocks_on: Blocked,
+    /// Those of `handles` that were not complete when the wait began, in order, each once.
+    pub(crate) awaited: Vec<Handle>,
+    /// How many of `awaited` are not complete yet. Counted, because a wait may name any number of activities.
+    pub(crate) left: usize,
+    /// Has one of `awaited` failed?
+    pub(crate) failed: bool,
 }
 
 /// For what a blocked task waits, the most telling first.
@@ -277,6 +283,15 @@ impl Rank {
         missing.map(|state| kind(&state.activity)).min().unwrap_or(Blocked::Sleep)
     }
 
+    /// Those of `handles` that are not complete, in order, each once.
+    pub(crate) fn incomplete(&self, handles: &[Handle]) -> Vec<Handle> {
+        let mut open: Vec<Handle> =
+            handles.iter().copied().filter(|handle| !self.activities.is_complete(*handle)).collect();
+        open.sort_unstable();
+        open.dedup();
+        open
+    }
+
     pub(crate) fn first_missing(&self, handles: &[Handle]) -> Option<Handle> {
         handles.iter().copied().find(|handle| !self.activities.is_complete(*handle))
     }
@@ -306,6 +321,24 @@ fn kind(activity: &Activity) -> Blocked {
 }
 
 impl Wait {
+    /// Takes note that an activity is complete, whether or not the wait is for it.
+    pub(crate) fn note(&mut self, done: Handle, failed: bool) {
+        if self.awaits(done) {
+            self.left -= 1;
+            self.failed |= failed;
+        }
+    }
+
+    /// Was this activity not complete when the wait began?
+    pub(crate) fn awaits(&self, handle: Handle) -> bool {
+        self.awaited.binary_search(&handle).is_ok()
+    }
+
+    /// Is what [`Wait::note`] was told of enough to go on?
+    pub(crate) fn is_over(&self) -> bool {
+        self.left == 0 || self.failed || (self.any && self.left < self.awaited.len())
+    }
+
     /// The handles of this wait that are complete, if they are enough to go on.
     pub(crate) fn satisfied(&self, activities: &Activities) -> Option<Vec<Handle>> {
         let complete: Vec<Handle> =

@@ -58,7 +58,9 @@ impl Engine {
         let state = &mut self.ranks[rank.index()];
         let blocks_on = state.blocks_on(&handles);
         let exposed_before = state.ledger.exposed(now);
-        let wait = Wait { handles, any, since: now, site, exposed_before, blocks_on };
+        let (awaited, failed) = (state.incomplete(&handles), false);
+        let left = awaited.len();
+        let wait = Wait { handles, any, since: now, site, exposed_before, blocks_on, awaited, left, failed };
         if let Some(complete) = wait.satisfied(&state.activities) {
             return self.end_told(rank, task, complete);
         }
@@ -86,7 +88,7 @@ impl Engine {
         for task in (0..self.ranks[rank.index()].tasks.len()).map(TaskId::from) {
             let state = &mut self.ranks[rank.index()];
             let TaskState::Waiting(wait) = &state.tasks[task.index()].state else { continue };
-            if !wait.handles.contains(&done) {
+            if !wait.awaits(done) || !wait.is_over() {
                 continue;
             }
             if let Some(complete) = wait.satisfied(&state.activities) {

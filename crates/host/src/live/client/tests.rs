@@ -41,7 +41,7 @@ fn driver(socket: UnixStream, replies: Vec<Reply>) -> thread::JoinHandle<Vec<Op>
 }
 
 fn reply(answer: Answer) -> Reply {
-    Reply { now: SimTime::ZERO, freed: Vec::new(), answer }
+    Reply { now: SimTime::ZERO, freed: Vec::new(), over: Vec::new(), answer }
 }
 
 fn now(ps: u64) -> Answer {

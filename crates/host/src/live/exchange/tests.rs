@@ -34,7 +34,7 @@ const ALONE: Quiet = Quiet { questions: 1, outside: false };
 
 fn say(exchange: &mut Exchange, rank: u32, ops: Vec<Op>) {
     let quiet = ops.last().filter(|op| op.asks()).map(|_| ALONE);
-    exchange.say(RankId(rank), MAIN, ops, quiet, &mut ());
+    exchange.say(RankId(rank), MAIN, ops, quiet);
 }
 
 /// What is written to tasks now.
@@ -209,10 +209,10 @@ fn a_task_may_wait_for_what_another_one_is_just_issuing() {
     let mut exchange = ranks(1);
     join(&mut exchange, 1);
     let second = exchange.open_task(RankId(0));
-    exchange.say(RankId(0), second, vec![wait(0)], None, &mut ());
+    exchange.say(RankId(0), second, vec![wait(0)], None);
     assert_eq!(heard(&mut exchange), []);
     let ops = vec![issue(0, collective(CollectiveKind::AllReduce, 4, None), Some(0)), Op::Now];
-    assert!(exchange.say(RankId(0), MAIN, ops, Some(Quiet { questions: 2, outside: false }), &mut ()));
+    assert!(exchange.say(RankId(0), MAIN, ops, Some(Quiet { questions: 2, outside: false })));
     let answers = heard(&mut exchange);
     // In a group of one the output is the input.
     assert_eq!(answers[0], (0, Answer::Complete(vec![(0, data(&[(0, 16)]))])));
@@ -228,10 +228,10 @@ fn a_task_may_wait_for_what_another_one_has_just_released() {
     assert_eq!(heard(&mut exchange), [(0, Answer::Complete(vec![(0, Fetched::default())]))]);
     say(&mut exchange, 0, vec![Op::Release(0)]);
     // Nothing is left to be told of the first; the second one is still there.
-    exchange.say(RankId(0), other, vec![wait(0)], Some(ALONE), &mut ());
+    exchange.say(RankId(0), other, vec![wait(0)], Some(ALONE));
     assert_eq!(heard(&mut exchange), [(0, Answer::Complete(vec![]))]);
     let both = Op::Wait { handles: vec![0, 1], any: false, timeout: None, ahead: false, site: Site(0) };
-    exchange.say(RankId(0), other, vec![both], Some(ALONE), &mut ());
+    exchange.say(RankId(0), other, vec![both], Some(ALONE));
     assert_eq!(heard(&mut exchange), [(0, Answer::Complete(vec![(1, Fetched::default())]))]);
 }
 
@@ -298,4 +298,71 @@ fn who_waits_for_one_collective_may_copy_its_data_as_soon_as_the_first_may() {
     // It is what the rank is told when its own wait is over, and comes once.
     assert!(heard(&mut exchange).contains(&(rank.0, Answer::Complete(vec![(0, ahead)]))));
     assert!(exchange.take_ahead().is_none());
+}
+
+/// Requests as they are recorded.
+#[derive(Default)]
+struct Recorded(Vec<(RankId, Request)>);
+
+impl Recorder for Recorded {
+    fn request(&mut self, rank: RankId, _: TaskId, request: &Request) {
+        self.0.push((rank, request.clone()));
+    }
+}
+
+#[test]
+fn what_is_recorded_does_not_depend_on_which_rank_the_host_lets_run_first() {
+    let record = |order: [u32; 3]| {
+        let (mut exchange, mut recorded) = (ranks(3), Recorded::default());
+        for us in [3, 1, 2] {
+            for rank in order {
+                let sleep = Op::Sleep(Span::For(SimDuration::from_us(us * (5 - u64::from(rank)))));
+                say(&mut exchange, rank, vec![sleep]);
+            }
+            // All of them are asleep: time passes until each is awake again.
+            let mut awake = 0;
+            while awake < 3 {
+                exchange.advance(&mut (), &mut recorded);
+                let ready: Vec<Ready> = std::iter::from_fn(|| exchange.take_ready()).collect();
+                awake += ready.len();
+                let running: Vec<RankId> =
+                    ready.into_iter().map(|ready| (ready.rank, exchange.frame(ready)).0).collect();
+                running.into_iter().for_each(|rank| exchange.stuck(rank));
+            }
+        }
+        exchange.record_rest(&mut recorded);
+        recorded.0
+    };
+    let expected = record([0, 1, 2]);
+    // A sleep is an issue and a wait.
+    assert_eq!(expected.len(), 3 * 3 * 2);
+    for order in [[2, 1, 0], [1, 2, 0], [0, 2, 1]] {
+        assert_eq!(record(order), expected);
+    }
+}
+
+#[test]
+fn a_rank_hears_with_its_next_answer_what_else_is_over_and_once() {
+    let mut exchange = ranks(2);
+    join(&mut exchange, 2);
+    heard(&mut exchange);
+    let send = |tag| CallOp::Send { to: GroupRank(1), tag, bytes: Bytes(4) };
+    let sleep = || Op::Sleep(Span::For(SimDuration::from_us(1)));
+    say(&mut exchange, 0, vec![issue(0, send(5), Some(0)), issue(1, send(6), Some(64)), sleep()]);
+    let recv = |tag| CallOp::Recv { from: Some(GroupRank(0)), tag, bytes: Bytes(4) };
+    say(&mut exchange, 1, vec![issue(0, recv(6), None), issue(1, recv(5), None), issue(2, recv(7), None), wait(1)]);
+    let mut over = Vec::new();
+    for (rank, frame) in frames(&mut exchange) {
+        over.push((rank, frame.over));
+    }
+    over.sort();
+    // The sends have left, in their order; the first message was received before the second.
+    assert_eq!(over.iter().find(|(rank, _)| *rank == 0).unwrap().1, [0, 1]);
+    assert_eq!(over.iter().find(|(rank, _)| *rank == 1).unwrap().1, [1]);
+    say(&mut exchange, 0, vec![Op::Release(0), sleep()]);
+    say(&mut exchange, 1, vec![Op::Release(1), sleep()]);
+    let mut over: Vec<(u32, Vec<LocalHandle>)> =
+        frames(&mut exchange).into_iter().map(|(rank, frame)| (rank, frame.over)).collect();
+    over.sort();
+    assert_eq!(over, [(0, vec![]), (1, vec![0])]);
 }
