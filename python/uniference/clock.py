@@ -5,6 +5,7 @@ Clocks and waits with a time-out need nothing here: the C library's functions th
 
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,9 +21,25 @@ _PS_PER_S = 1_000_000_000_000
 _FIRST_DELAY_S = 0.0005
 _LONGEST_DELAY_S = 0.05
 
+# Virtual time ends after 2^64 - 1 ps, about 213 days.
+_MOST_PS = 2**64 - 1
+_LONGEST_S = 2.0**64 / _PS_PER_S
+
 # As they were before the first patch.
 _real_sleep = time.sleep
 _real_wait = subprocess.Popen.wait
+
+
+def _check_length(seconds: float) -> None:
+    """Raises what `time.sleep` does: a lock that is free reads its time-out by the same function, and does not wait."""
+    try:
+        threading.Lock().acquire(timeout=seconds)
+    except ValueError:
+        if seconds == seconds:
+            raise ValueError("sleep length must be non-negative") from None
+        raise
+    if seconds < 0:
+        raise ValueError("sleep length must be non-negative")
 
 
 class _Clock:
@@ -34,9 +51,10 @@ class _Clock:
     @uncharged
     def sleep(self, seconds: float, /) -> None:
         """As `time.sleep`, which reads the clock first: that would cost a microsecond."""
-        if seconds < 0:
-            raise ValueError("sleep length must be non-negative")
-        self.channel.sleep(round(seconds * _PS_PER_S))
+        if not (isinstance(seconds, (float, int)) and 0 <= seconds < _LONGEST_S):
+            _check_length(seconds)
+        # What is longer than there is virtual time ends the run, if nothing else is left to happen.
+        self.channel.sleep(min(round(min(float(seconds), _LONGEST_S) * _PS_PER_S), _MOST_PS))
 
     @uncharged
     def sleep_on_host(self, seconds: float) -> None:
