@@ -95,7 +95,7 @@ class Channel:
         A handle that was once returned as complete stays complete: waiting for it again is free.
         """
     def take_over(self) -> list[int]:
-        """Operations that are complete or have failed, as known from the answers up to now, that no wait has reported; each is returned once.
+        """Operations that are complete or have failed, as answers up to now have said, and that no wait has reported; each once.
 
         It costs no virtual time and asks the driver nothing.
         """

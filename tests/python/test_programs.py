@@ -1,5 +1,6 @@
 """What an unmodified program finds around it: environment, arguments, modules, `__main__`."""
 
+import json
 import os
 from pathlib import Path
 
@@ -239,3 +240,47 @@ def test_a_rank_communicates_while_a_thread_waits_for_workers(tmp_path: Path) ->
     assert done.code == 0, done.err
     # Both ranks have 14 and 15.
     assert done.out.count("last [28.0, 30.0]") == 2
+
+
+OUTSTANDING = """
+import threading, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, count = dist.get_rank(), 400
+if rank == 0:
+    # Each waits for its receiver: none is complete before that.
+    works = [dist.isend(torch.ones(1), 1, tag=tag) for tag in range(count)]
+    for work in reversed(works): work.wait()
+if rank == 1:
+    for tag in reversed(range(count)): dist.recv(torch.zeros(1), 0, tag=tag)
+dist.barrier()
+tensors = [torch.zeros(3) for _ in range(2)]
+works = [dist.isend(torch.ones(3), peer) for peer in range(3) if peer != rank]
+works += [dist.irecv(tensor) for tensor in tensors]
+other = threading.Thread(target=time.sleep, args=(0.01 * (rank + 1),))
+other.start(); other.join()
+for work in works: work.wait()
+dist.all_reduce(torch.ones(100))
+"""
+
+
+def test_results_are_the_same_bytes_at_any_number_of_jobs(tmp_path: Path) -> None:
+    script = write_script(tmp_path, OUTSTANDING)
+    seen = []
+    for jobs in (1, 2):
+        directory = tmp_path / str(jobs)
+        directory.mkdir()
+        options = ("--ranks", 3, "--compute", "none", "--jobs", jobs, "--record", "full", "--out", "out")
+        done = uniference("run", *options, script, cwd=directory)
+        assert done.code == 0, done.err
+        out = directory / "out"
+        report = json.loads((out / "report.json").read_text())
+        # The command, which says how many jobs, is in the report and in the record's first frame: after 8 bytes of magic its length and
+        # its checksum.
+        assert report["manifest"].pop("command")
+        record = (out / "program.record").read_bytes()
+        requests = record[16 + int.from_bytes(record[8:12], "little") :]
+        seen.append((report, (out / "trace.json").read_bytes(), (out / "events.jsonl").read_bytes(), requests))
+    assert seen[0] == seen[1]
+    # 800 operations, each with its issue and its wait, of some 30 bytes. A wait that asked after all that is outstanding would name 200
+    # of them on average.
+    assert len(seen[0][3]) < 800 * 120

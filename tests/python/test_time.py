@@ -4,6 +4,7 @@ import errno
 import json
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -598,3 +599,32 @@ def test_torchs_own_looks_at_the_clock_cost_nothing(tmp_path: Path) -> None:
     # The program reads it twice, and each read but the first is in between: one read.
     for passed in printed(tmp_path, TORCH_LOOKS, ranks=2):
         assert float(passed) == pytest.approx(READ_S, abs=READ_S / 10)
+
+
+LENGTHS = """
+import decimal, select, threading, time
+for length in (-1, -0.5, float("nan"), float("inf"), 1e10, 10**30, "1", decimal.Decimal(1), None, True, 0.25):
+    try: print("sleep =", time.sleep(length))
+    except Exception as error: print("sleep =", type(error).__name__, error)
+for wait in (
+    lambda: select.select([], [], [], -1), lambda: threading.Event().wait(1e10), lambda: threading.Lock().acquire(timeout=-5),
+    lambda: select.poll().poll(1e12),
+):
+    try: print("wait =", wait())
+    except Exception as error: print("wait =", type(error).__name__, error)
+"""
+
+
+def test_lengths_of_time_are_taken_and_refused_as_by_the_interpreter(tmp_path: Path) -> None:
+    script = write_script(tmp_path, LENGTHS, "lengths.py")
+    plain = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert printed(tmp_path, LENGTHS) == [line.partition("= ")[2] for line in plain.splitlines()]
+
+
+def test_a_sleep_past_the_end_of_virtual_time_ends_the_run(tmp_path: Path) -> None:
+    # 1e9 s are more than 2^64 ps = 18 446 744 s; the program sees no error of its own.
+    done = run_script(tmp_path, "import time\ntime.sleep(1e9)\n", ranks=1)
+    assert done.code == 3
+    assert "virtual time would pass 213 days" in done.err
+    assert "script.py" in done.err
+    assert "OverflowError" not in done.err

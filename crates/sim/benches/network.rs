@@ -109,19 +109,26 @@ fn all_to_all(hosts: u32, size: fn(&mut Random) -> Bytes) {
 
 /// Runs flows, sorted by their start, each on a stream of its own.
 fn replay(mut network: FlowNetwork, flows: &[Flow]) {
-    let (mut events, mut delivered, mut next) = (Vec::new(), 0, 0);
+    let (mut events, mut delivered, mut sent, mut next, mut most) = (Vec::new(), 0, 0, 0, 0);
     loop {
         let start = flows.get(next).map(|flow| flow.start);
         let Some(now) = network.next_event().into_iter().chain(start).min() else { break };
         network.advance(now, &mut events);
-        delivered += events.drain(..).filter(|event| matches!(event, NetworkEvent::Delivered { .. })).count();
+        for event in events.drain(..) {
+            match event {
+                NetworkEvent::Sent { .. } => sent += 1,
+                NetworkEvent::Delivered { .. } => delivered += 1,
+            }
+        }
         while let Some(flow) = flows.get(next).filter(|flow| flow.start == now) {
             let stream = network.open(HostId(flow.from), HostId(flow.to), None);
             network.push(stream, flow.bytes, next as u64);
             next += 1;
         }
+        most = most.max(next - sent);
     }
     assert_eq!(delivered, flows.len());
+    println!("{:<16} {most:>8} flows active at most", "");
 }
 
 /// Every host sends to the next one as soon as it has received from the one before: the network's part of a ring all-reduce.

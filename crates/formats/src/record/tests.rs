@@ -151,7 +151,8 @@ proptest! {
     #[test]
     fn anything_after_the_end_is_an_error(tail in prop::collection::vec(any::<u8>(), 1..40)) {
         let file = [written(), tail].concat();
-        prop_assert!(matches!(read(&file), Err(RecordError::Damaged { .. })));
+        let damaged = matches!(read(&file), Err(RecordError::Damaged { .. }));
+        prop_assert!(damaged);
     }
 
     #[test]

@@ -61,6 +61,9 @@ pub(super) struct Sharing {
     review: IndexedHeap<u64>,
     /// Is a link in `changed`?
     noted: Vec<bool>,
+    /// How often a link was looked at: what solving costs.
+    #[cfg(test)]
+    looks: u64,
     /// Links where flows have come or gone since they were last solved for.
     touched: Vec<u32>,
     /// Links whose level may have changed, since the caller last took note.
@@ -104,6 +107,8 @@ impl Sharing {
             hops: Vec::new(),
             review: IndexedHeap::new(),
             noted: Vec::new(),
+            #[cfg(test)]
+            looks: 0,
             touched: Vec::new(),
             changed: Vec::new(),
             moved: Vec::new(),
@@ -255,6 +260,10 @@ impl Sharing {
 
     /// Gives a link the level that its equation says, and its flows theirs.
     fn look(&mut self, link: u32, water: u64) {
+        #[cfg(test)]
+        {
+            self.looks += 1;
+        }
         let before = self.level[link as usize];
         let level = loop {
             // Its own flows count as stopping nowhere else.

@@ -116,6 +116,31 @@ fn levels_below_the_change_are_not_looked_at() {
     assert_eq!((pair.rate(0), pair.rate(1)), (2, 29));
 }
 
+/// On a switch of 64 hosts, each with 25 flows to others: two links a flow, of which most see their level change whenever one leaves.
+#[test]
+fn a_link_whose_level_changes_is_looked_at_about_once() {
+    let (hosts, each) = (64_u32, 25);
+    let flow = |number: u32| {
+        let (from, draw) = (number % hosts, number.wrapping_mul(2_654_435_761) >> 7);
+        vec![from, hosts + (from + 1 + draw % (hosts - 1)) % hosts]
+    };
+    let routes: Vec<Vec<u32>> = (0..hosts * each).map(flow).collect();
+    let mut switch = Checked::new(&vec![1 << 59; 2 * hosts as usize], &routes);
+    let all: Vec<usize> = (0..routes.len()).collect();
+    switch.toggle(&all);
+    switch.sharing.forget_changes();
+    switch.sharing.looks = 0;
+    let mut changes = 0;
+    for flow in all {
+        switch.toggle(&[flow]);
+        changes += switch.sharing.changed.len() as u64;
+        switch.sharing.forget_changes();
+    }
+    let looks = switch.sharing.looks;
+    assert!(changes > 20_000, "{changes} changes of levels are too few to count on");
+    assert!(looks < 2 * changes, "{looks} looks for {changes} changes of levels");
+}
+
 /// Few values, so that levels tie; small ones, so that they lie within a quantum or two; or any.
 fn capacity() -> impl Strategy<Value = u64> {
     prop_oneof![prop::sample::select(vec![1_000, 2_000, 3_000, 12_000]), 30..80u64, 30..1_000_000u64]
