@@ -63,7 +63,7 @@ mod tests {
     #[test]
     fn ten_seconds_of_nothing_but_changes_are_said_once() {
         let (mut patience, start) = (Patience::default(), Instant::now());
-        let mut look = |patience: &mut Patience, seconds: u64| {
+        let look = |patience: &mut Patience, seconds: u64| {
             patience.changes += 1;
             patience.look(start + Duration::from_secs(seconds), SimTime::from_ps(1_000 + seconds), "a-up")
         };
