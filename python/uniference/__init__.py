@@ -11,10 +11,17 @@ if TYPE_CHECKING:
 __all__ = ["Operation", "Rank", "Run", "SimulationError", "simulate"]
 
 
+def __dir__() -> list[str]:
+    """The public names too, imported or not."""
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """Imports what is here when it is asked for: the command and the ranks can do without."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from uniference import simulation
 
-    return getattr(simulation, name)
+    # Kept, so that the next look finds it without us.
+    globals()[name] = value = getattr(simulation, name)
+    return value

@@ -7,7 +7,8 @@ The base class and its method names are torch 2.15's `torch/csrc/distributed/c10
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NoReturn
+from functools import wraps
+from typing import Any, Concatenate, NoReturn, ParamSpec
 
 import torch
 import torch.distributed as dist
@@ -16,14 +17,24 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed.distributed_c10d import Backend as BackendNames
 from torch.nn.parallel import DistributedDataParallel
 
-from uniference import monitored_barrier, sparse
+from uniference import gloo, monitored_barrier, sparse
 from uniference._charging import uncharged
 from uniference._native import Channel
 from uniference._site import user_line
 from uniference.arena import Arena
 from uniference.profiling import Event, begin
-from uniference.reduction import Reduction, check_gloo, dtype_name
-from uniference.work import Ended, Operation, Pairs, Work, connection_closed, deliver_earlier, picoseconds, timed_out
+from uniference.reduction import Reduction, dtype_name, reduction_name
+from uniference.work import (
+    Ended,
+    Failed,
+    Operation,
+    Pairs,
+    Work,
+    connection_closed,
+    deliver_earlier,
+    picoseconds,
+    timed_out,
+)
 
 Shape = int | Sequence[int] | tuple[Sequence[int], Sequence[int]]
 
@@ -36,6 +47,27 @@ _DEFAULT_TIMEOUT, _NCCL_TIMEOUT = timedelta(minutes=30), timedelta(minutes=10)
 
 # Above every tag of a program's, which have 32 bits.
 _MONITOR_TAGS = 1 << 40
+
+
+_P = ParamSpec("_P")
+
+
+def _failing_as_gloo(
+    method: Callable[Concatenate["SimulatedBackend", _P], Work],
+) -> Callable[Concatenate["SimulatedBackend", _P], Work]:
+    """Of a method whose last argument are its options: what Gloo finds out as it carries an operation out, the wait for it raises."""
+
+    @wraps(method)
+    def call(self: "SimulatedBackend", /, *args: _P.args, **kwargs: _P.kwargs) -> Work:
+        try:
+            return method(self, *args, **kwargs)
+        except gloo.Unsupported as error:
+            opts: Any = args[-1]
+            if not (self._is_gloo and opts.asyncOp):
+                raise RuntimeError(*error.args) from None
+            return Failed(self.channel, RuntimeError(*error.args))
+
+    return call
 
 
 class SimulatedBackend(c10d.Backend):
@@ -57,6 +89,7 @@ class SimulatedBackend(c10d.Backend):
         self.channel = channel
         self._arena = arena
         self._name = name
+        self._is_gloo = name == "gloo"
         self._ranks = list(ranks)
         self._rank = rank
         self._size = len(ranks)
@@ -67,7 +100,7 @@ class SimulatedBackend(c10d.Backend):
         self._sequence = 0
         self._barriers = 0
         self._batch: list[Work] | None = None
-        self._pairs = Pairs(channel, self._group) if name == "gloo" else None
+        self._pairs = Pairs(channel, self._group) if self._is_gloo else None
         self._options = c10d.Backend.Options(name, timeout)
         self._options.global_ranks_in_group = list(members or ranks)
         self._options.group_name = group_name  # type: ignore[assignment]
@@ -158,8 +191,9 @@ class SimulatedBackend(c10d.Backend):
     # Collectives that combine elements
 
     @uncharged
+    @_failing_as_gloo
     def allreduce(self, tensors: list[Tensor], opts: c10d.AllreduceOptions) -> Work:
-        if self._name == "gloo" and tensors[0].layout is torch.sparse_coo:
+        if self._is_gloo and tensors[0].layout is torch.sparse_coo:
             return self._sparse_all_reduce(tensors, opts)
         return self._all_reduce(tensors, opts)
 
@@ -182,7 +216,10 @@ class SimulatedBackend(c10d.Backend):
         return Ended(self.channel, tensors)
 
     @uncharged
+    @_failing_as_gloo
     def allreduce_coalesced(self, tensors: list[Tensor], opts: c10d.AllreduceCoalescedOptions) -> Work:
+        if self._is_gloo:
+            gloo.check_written(tensors)
         return self._all_reduce(tensors, opts)
 
     def _all_reduce(self, tensors: list[Tensor], opts: c10d.AllreduceOptions) -> Work:
@@ -190,35 +227,47 @@ class SimulatedBackend(c10d.Backend):
         return self._collective("all_reduce", opts, _elements(tensors), tensors, tensors, reduction=reduction)
 
     @uncharged
+    @_failing_as_gloo
     def reduce(self, tensors: list[Tensor], opts: c10d.ReduceOptions) -> Work:
         root = self._root("reduce", opts.rootRank)
+        self._check_complex("reduce", opts, tensors)
         outputs = tensors if root == self._rank else []
         reduction = self._reduction(opts, tensors)
         return self._collective("reduce", opts, _elements(tensors), tensors, outputs, reduction=reduction, root=root)
 
     @uncharged
+    @_failing_as_gloo
     def reduce_scatter(
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: c10d.ReduceScatterOptions
     ) -> Work:
         return self._reduce_scatter(outputs[0], inputs[0], opts)
 
     def _reduce_scatter(self, output: Tensor, inputs: Sequence[Tensor], opts: c10d.ReduceScatterOptions) -> Work:
+        self._check_complex("all_reduce", opts, [output])
+        if self._is_gloo:
+            gloo.check_reduce_scatter(output, inputs, self._rank, self._size)
+        self._check_list("reduce_scatter", inputs)
         reduction = self._reduction(opts, [output])
         # Gloo reduces a list in another order than one tensor, also if its blocks are equal.
-        shape = [tensor.numel() for tensor in inputs] if self._name == "gloo" else _blocks(inputs)
+        shape = [tensor.numel() for tensor in inputs] if self._is_gloo else _blocks(inputs)
         return self._collective("reduce_scatter", opts, shape, inputs, [output], reduction=reduction)
 
     @uncharged
+    @_failing_as_gloo
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: c10d.ReduceScatterOptions) -> Work:
         return self._reduce_scatter_single(output, input, opts)
 
     def _reduce_scatter_single(self, output: Tensor, input: Tensor, opts: c10d.ReduceScatterOptions) -> Work:
+        self._check_complex("all_reduce", opts, [output])
+        if self._is_gloo:
+            gloo.check_reduce_scatter_single(output, input, self._rank, self._size)
         if output.numel() * self._size != input.numel():
             raise ValueError("input tensor must be the same size as output size times world size")
         reduction = self._reduction(opts, [output])
         return self._collective("reduce_scatter", opts, output.numel(), [input], [output], reduction=reduction)
 
     @uncharged
+    @_failing_as_gloo
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: c10d.ReduceScatterOptions
     ) -> Work:
@@ -229,72 +278,108 @@ class SimulatedBackend(c10d.Backend):
     # Collectives that move elements
 
     @uncharged
+    @_failing_as_gloo
     def broadcast(self, tensors: list[Tensor], opts: c10d.BroadcastOptions) -> Work:
         root = self._root("broadcast", opts.rootRank)
         inputs = tensors if root == self._rank else None
         return self._collective("broadcast", opts, _elements(tensors), inputs, tensors, root=root)
 
     @uncharged
+    @_failing_as_gloo
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: c10d.AllgatherOptions) -> Work:
         return self._all_gather(outputs[0], inputs[0], opts)
 
     def _all_gather(
         self, outputs: Sequence[Tensor], input: Tensor, opts: c10d.AllgatherOptions, title: str | None = None
     ) -> Work:
-        if self._name == "gloo":
-            _check_gloo_all_gather(outputs, input, self._size)
+        if self._is_gloo:
+            gloo.check_all_gather(outputs, input, self._size)
+        self._check_list("all_gather", outputs)
         return self._collective("all_gather", opts, _blocks(outputs), [input], outputs, title=title)
 
     @uncharged
+    @_failing_as_gloo
     def all_gather_single(self, output: Tensor, input: Tensor, opts: c10d.AllgatherOptions) -> Work:
         return self._all_gather_single(output, input, opts)
 
     def _all_gather_single(self, output: Tensor, input: Tensor, opts: c10d.AllgatherOptions) -> Work:
-        if self._name == "gloo" and input.dim() and output.shape != (input.size(0) * self._size, *input.shape[1:]):
-            _check_gloo_all_gather(output.chunk(self._size), input, self._size)
+        if self._is_gloo:
+            if not self._gathers(output, input):
+                gloo.check_all_gather(output.chunk(self._size), input, self._size)
+            gloo.check_written_parts(output, self._size)
         if input.numel() * self._size != output.numel():
             raise ValueError("output tensor size must be equal to world_size times input tensor size")
         return self._collective("all_gather", opts, input.numel(), [input], [output])
 
+    def _gathers(self, output: Tensor, input: Tensor) -> bool:
+        """Whether the output's rows are those of as many inputs as the group has members."""
+        rows = (input.size(0) * self._size, *input.shape[1:]) if input.dim() else None
+        return output.shape == rows and output.dtype == input.dtype
+
     @uncharged
+    @_failing_as_gloo
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: c10d.AllgatherOptions
     ) -> Work:
+        if self._is_gloo and not all(map(self._gathers, outputs, inputs)):
+            parts = zip(*(output.chunk(self._size) for output in outputs), strict=False)
+            gloo.check_all_gather_coalesced(list(parts), inputs, self._size)
         opts.asyncOp = True
         pairs = zip(outputs, inputs, strict=True)
         return self._merged("all_gather", [self._all_gather_single(out, put, opts) for out, put in pairs])
 
     @uncharged
+    @_failing_as_gloo
     def allgather_coalesced(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: c10d.AllgatherOptions
     ) -> Work:
         # outputs[rank][i] receives inputs[i] of that rank.
+        if self._is_gloo:
+            gloo.check_all_gather_coalesced(outputs, inputs, self._size)
         opts.asyncOp = True
         pairs = zip(zip(*outputs, strict=True), inputs, strict=True)
         events = self._event("all_gather", inputs)
         return self._merged("all_gather", [self._all_gather(out, put, opts, title="") for out, put in pairs], events)
 
     @uncharged
+    @_failing_as_gloo
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: c10d.GatherOptions) -> Work:
         root = self._root("gather", opts.rootRank)
         received = outputs[0] if root == self._rank else []
+        if root == self._rank:
+            if self._is_gloo:
+                gloo.check_blocks("gather", "output", received, inputs[0], self._size)
+            self._check_list("gather", received)
         return self._collective("gather", opts, inputs[0].numel(), inputs, received, root=root)
 
     @uncharged
+    @_failing_as_gloo
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: c10d.ScatterOptions) -> Work:
         root = self._root("scatter", opts.rootRank)
         sent = inputs[0] if root == self._rank else None
+        if sent is not None:
+            if self._is_gloo:
+                gloo.check_blocks("scatter", "input", sent, outputs[0], self._size)
+            self._check_list("scatter", sent)
         return self._collective("scatter", opts, outputs[0].numel(), sent, outputs, root=root)
 
     @uncharged
+    @_failing_as_gloo
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: c10d.AllToAllOptions) -> Work:
+        if self._is_gloo:
+            gloo.check_all_to_all(outputs, inputs, self._size)
+        for tensors in (inputs, outputs):
+            self._check_list("all_to_all", tensors)
         shape = ([t.numel() for t in inputs], [t.numel() for t in outputs])
         return self._collective("all_to_all", opts, shape, inputs, outputs)
 
     @uncharged
+    @_failing_as_gloo
     def all_to_all_single(
         self, output: Tensor, input: Tensor, received: list[int], sent: list[int], opts: c10d.AllToAllOptions
     ) -> Work:
+        if self._is_gloo:
+            gloo.check_all_to_all_single(output, input, received, sent)
         shape = (self._split(input, sent), self._split(output, received))
         return self._collective("all_to_all", opts, shape, [input], [output])
 
@@ -329,17 +414,17 @@ class SimulatedBackend(c10d.Backend):
 
     @uncharged
     def send(self, tensors: list[Tensor], to: int, tag: int) -> Work:
-        self._check(tensors)
+        self._check_message(tensors, to)
         return self._send(tensors, to, tag, self._event(self._title("send", f"->{to}"), tensors))
 
     @uncharged
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> Work:
-        self._check(tensors)
+        self._check_message(tensors, source)
         return self._receive(tensors, source, tag, self._event(self._title("recv", f"<-{source}"), tensors))
 
     @uncharged
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> Work:
-        self._check(tensors)
+        self._check_message(tensors, None)
         return self._receive(tensors, None, tag, self._event("recvAnySource", tensors))
 
     def _title(self, kind: str, peer: str) -> str:
@@ -356,9 +441,11 @@ class SimulatedBackend(c10d.Backend):
     # Batches: everything issued between the two calls is one Work
 
     def start_coalescing(self) -> None:
+        self._check_coalescing("startCoalescing")
         self._batch = []
 
     def end_coalescing(self) -> Work:
+        self._check_coalescing("endCoalescing")
         works, self._batch = self._batch or [], None
         return self._merged("batch", works)
 
@@ -381,9 +468,9 @@ class SimulatedBackend(c10d.Backend):
             self._check(inputs)
         events = self._event(kind if title is None else title, outputs if kind == "broadcast" else inputs or ())
         self._sequence += 1
-        if self._name == "gloo" and (carried := inputs or outputs):
-            # Its gather is the one call that does not take complex numbers for pairs of real ones.
-            check_gloo(carried[0].dtype, complex_too=kind != "gather")
+        if self._is_gloo and (carried := inputs or outputs):
+            # Its gather does not take complex numbers for pairs of real ones, nor does `all_to_all_single`.
+            gloo.check_dtype(carried[0].dtype, complex_too=kind != "gather")
         name = reduction.name if reduction is not None else None
         sent = reduction.prepare(inputs) if reduction is not None and inputs is not None else inputs
         call = (self._group, kind, _dtype_name(inputs or outputs), name, root, shape, sent)
@@ -456,9 +543,45 @@ class SimulatedBackend(c10d.Backend):
             return [tensor.numel() // self._size] * self._size
         if len(sizes) != self._size:
             raise RuntimeError("Number of tensor splits not equal to group size")
+        if min(sizes) < 0:
+            raise RuntimeError("Split sizes must be non-negative")
         if sum(sizes) != rows:
             raise RuntimeError("Split sizes doesn't match total dim 0 size")
         return [size * (tensor.numel() // rows if rows else 0) for size in sizes]
+
+    def _check_complex(self, call: str, opts: Any, tensors: Sequence[Tensor]) -> None:
+        if self._is_gloo:
+            gloo.check_complex(call, reduction_name(opts.reduceOp), tensors[0].dtype)
+
+    def _check_list(self, call: str, tensors: Sequence[Tensor]) -> None:
+        if len(tensors) != self._size:
+            raise ValueError(
+                f"{call}: a list of {len(tensors)} tensors in a group of {self._size} ranks\n"
+                "hint: the list has one tensor for each rank of the group"
+            )
+
+    def _check_message(self, tensors: Sequence[Tensor], peer: int | None) -> None:
+        self._check(tensors)
+        if self._is_gloo:
+            gloo.check_message(tensors)
+        if peer is None or 0 <= peer < self._size:
+            if self._is_gloo and peer == self._rank:
+                raise RuntimeError("state_ >= CONNECTED. 1 vs 4. Pair is not connected ")
+            return
+        hint = f"hint: the group has the ranks 0 to {self._size - 1}"
+        if not self._is_gloo:
+            raise ValueError(f"there is no rank {peer} in a group of {self._size} ranks\n{hint}")
+        # Gloo looks for the peer's address until its time is up.
+        if (limit := self._limit(None)) is not None:
+            self.channel.sleep(picoseconds(limit))
+        milliseconds = self._timeout // timedelta(milliseconds=1)
+        raise dist.DistStoreError(
+            f"wait timeout after {milliseconds}ms, keys: /{self._options.group_name}/{self._rank}/{peer}\n{hint}"
+        )
+
+    def _check_coalescing(self, method: str) -> None:
+        if not self.supports_coalescing:
+            raise RuntimeError(f"Backend {self._name} does not implement {method}")
 
     def _check(self, tensors: Sequence[Tensor]) -> None:
         # Here and not where the group is made: init_process_group() without a name makes one of each kind.
@@ -498,20 +621,6 @@ def _blocks(tensors: Sequence[Tensor]) -> Shape:
 
 def _dtype_name(tensors: Sequence[Tensor]) -> str:
     return dtype_name(tensors[0].dtype) if tensors else "uint8"
-
-
-def _check_gloo_all_gather(outputs: Sequence[Tensor], input: Tensor, size: int) -> None:
-    if len(outputs) != size:
-        raise RuntimeError(
-            "ProcessGroupGloo::allgather: invalid output tensor list at index 0 "
-            f"(expected length {size}, got {len(outputs)})"
-        )
-    for index, output in enumerate(outputs):
-        if output.shape != input.shape:
-            raise RuntimeError(
-                f"ProcessGroupGloo::allgather: invalid tensor size at index {index} "
-                f"(expected ({', '.join(map(str, input.shape))}), got ({', '.join(map(str, output.shape))}))"
-            )
 
 
 def _name_backend_in_log() -> None:

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import torch
+
 from uniference import (
     children,
     clock,
@@ -19,6 +21,7 @@ from uniference import (
     debugging,
     imports,
     launching,
+    meta,
     process_group,
     program,
     refusals,
@@ -45,6 +48,7 @@ class Task:
     group_world_size: int
     device: str
     memory: int | None
+    cores: int | None
     debugged: bool
 
     @staticmethod
@@ -64,8 +68,14 @@ class Task:
             group_world_size=command.get("group_world_size", world_size),
             device=command.get("device", "device"),
             memory=command.get("memory"),
+            cores=command.get("cores"),
             debugged=command.get("debug_rank") == rank,
         )
+
+    @property
+    def threads(self) -> int:
+        """How many threads torch carries an operator out with, unless the program asks for another number."""
+        return min(self.cores or 1, len(os.sched_getaffinity(0)))
 
     def environment(self) -> dict[str, str]:
         """What torchrun sets (torch/distributed/elastic/agent/server/local_elastic_agent.py, torch 2.15)."""
@@ -81,7 +91,7 @@ class Task:
             "MASTER_PORT": 29500,
             "TORCHELASTIC_RESTART_COUNT": 0,
             "TORCHELASTIC_MAX_RESTARTS": 0,
-            "OMP_NUM_THREADS": 1,
+            "OMP_NUM_THREADS": self.threads,
         }
         names = {
             "ROLE_NAME": "default",
@@ -97,8 +107,10 @@ def run(task: Task, control: int) -> NoReturn:
     channel = Channel.adopt(control, task.rank, task.world_size)
     _prepare_process(task)
     signal, stacks = channel.stacks
+    # The zygote keeps it at 1, as threads do not survive a fork.
+    torch.set_num_threads(task.threads)
     faulthandler.register(signal, stacks, all_threads=True)
-    for part in (clock, imports, store, work, refusals, spawning, launching):
+    for part in (clock, imports, store, work, refusals, meta, spawning, launching):
         part.install(channel)
     process_group.Backends(channel).install()
     debugging.install(channel, task.debugged)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from uniference import gloo
 from uniference._native import combines
 
 _Kernel = Callable[[Tensor, Tensor], object]
@@ -28,20 +29,13 @@ _KERNELS["avg"] = _KERNELS["premul_sum"] = _KERNELS["sum"]
 # As torch/csrc/distributed/c10d/Utils.hpp has it.
 _COMPLEX_TOO = frozenset({"sum", "avg", "premul_sum"})
 
-# What ProcessGroupGloo of torch 2.15 has code for, and complex numbers as pairs of these.
-_GLOO_DTYPES = frozenset(
-    {torch.float32, torch.float64, torch.float16, torch.bfloat16}
-    | {torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool}
-)
+
+def reduction_name(op: Any) -> str:
+    """The name of a call's `op`, a ReduceOp or a bare RedOpType, as the channel has it."""
+    return _NAMES[getattr(op, "op", op).value]
 
 
 _NAMES = {kind.value: name.lower() for name, kind in ReduceOp.RedOpType.__members__.items()}
-
-
-def check_gloo(dtype: torch.dtype, complex_too: bool = True) -> None:
-    """Raises what Gloo's collectives do of elements that they do not carry. Its send and recv carry any."""
-    if dtype not in _GLOO_DTYPES and not (complex_too and dtype.is_complex):
-        raise RuntimeError("Invalid scalar type")
 
 
 # Reductions without a factor, by kind, type and backend: each was checked once.
@@ -72,13 +66,13 @@ class Reduction:
         self._factor = factor
         self._kernel = _KERNELS.get(name)
         if self._kernel is None:
-            raise RuntimeError(f"Unhandled ReduceOp {name}")
+            raise gloo.Unsupported(f"Unhandled ReduceOp {name}")
         if backend == "gloo":
             self._check_gloo(dtype)
         if dtype.is_complex and name not in _COMPLEX_TOO:
             raise RuntimeError(f"ReduceOp.{name.upper()} does not support complex tensors")
         if name in ("band", "bor", "bxor") and (dtype.is_floating_point or dtype.is_complex):
-            raise RuntimeError(f"Cannot use ReduceOp.{name.upper()} with non-integral dtype")
+            raise gloo.Unsupported(f"Cannot use ReduceOp.{name.upper()} with non-integral dtype")
         self.is_native = combines(name, dtype_name(dtype))
         """The channel combines the elements, no kernel of torch's is needed."""
 
@@ -101,8 +95,8 @@ class Reduction:
 
     def _check_gloo(self, dtype: torch.dtype) -> None:
         if self.name == "premul_sum":
-            raise RuntimeError("Cannot use ReduceOp.PREMUL_SUM with Gloo")
-        check_gloo(dtype)
+            raise gloo.Unsupported("Cannot use ReduceOp.PREMUL_SUM with Gloo")
+        gloo.check_dtype(dtype)
 
 
 _dtype_names: dict[torch.dtype, str] = {}

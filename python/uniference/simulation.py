@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -37,7 +38,8 @@ class Rank:
 
     rank: int
     device: str
-    finish_ps: int
+    finish_ps: int | None
+    """None: it has crashed."""
     compute_s: float
     exposed_comm_s: float
     late_peer_s: float
@@ -45,6 +47,10 @@ class Rank:
     bytes_sent: int
     bytes_received: int
     wire_bytes_sent: int
+
+    def __repr__(self) -> str:
+        end = "crashed" if self.finish_ps is None else f"finished at {self.finish_ps / 1e12:.6g} s"
+        return f"<Rank {self.rank} on {self.device!r}: {end}>"
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,9 @@ class Operation:
     time_s: float
     exposed_s: float
 
+    def __repr__(self) -> str:
+        return f"<Operation {self.operation} of group {self.group}: {self.count} calls, {self.bytes} B, {self.time_s:.6g} s>"
+
 
 @dataclass(frozen=True)
 class Run:
@@ -69,6 +78,13 @@ class Run:
     """The whole `report.json`."""
     output: str
     """What the ranks have printed, on both streams."""
+
+    def __repr__(self) -> str:
+        """One line: the report itself has hundreds, and the output any number."""
+        named = re.match(r'name = (".*")$', self.report["manifest"]["cluster"], re.MULTILINE)
+        cluster = json.loads(named[1]) if named else "a cluster"
+        ranks = len(self.report["ranks"])
+        return f"<Run: makespan {self.makespan:.6g} s, {ranks} ranks, {cluster!r}, in {os.fspath(self.directory)!r}>"
 
     @property
     def makespan(self) -> float:

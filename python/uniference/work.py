@@ -323,6 +323,20 @@ class Ended(Work):
         return list(self._outputs)
 
 
+class Failed(Ended):
+    """A call that has failed before it reached the engine: whoever waits for it is told."""
+
+    def __init__(self, channel: Channel, error: RuntimeError) -> None:
+        super().__init__(channel, [])
+        self._error = error
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        if self._future is not None:
+            self._resolve()
+        assert self._error is not None
+        raise self._error
+
+
 def deliver_earlier(channel: Channel, before: int | None = None) -> None:
     """What was issued before that work and is complete. Real backends write it without being asked, and a program may rely on that."""
     if not _in_flight:

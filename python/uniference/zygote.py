@@ -11,7 +11,7 @@ socket to the engine, from which `_native.Channel.adopt` takes everything else:
 
     {"op": "fork", "rank": 0, "world_size": 2, "argv": ["train.py", "--lr", "0.1"], "module": false,
      "env": {"NAME": "value"}, "cwd": "/home/user",
-     "local_rank": 0, "local_world_size": 1, "group_rank": 0, "group_world_size": 2, "device": "orin.0", "memory": 8589934592,
+     "local_rank": 0, "local_world_size": 1, "group_rank": 0, "group_world_size": 2, "device": "orin.0", "memory": 8589934592, "cores": 4,
      "debug_rank": null}
 
 `argv[0]` is the script, or with `module` the module's name; each byte of a word is the character of that number (Latin-1), as
@@ -54,10 +54,11 @@ PRELOADED = (
     "torch.distributed.device_mesh",
 )
 
-# Threads do not survive a fork, so no library may start a pool of them before it.
+# Threads do not survive a fork, so no library may start a pool of them before it. Those of ranks sleep while they have nothing to do:
+# what they spend on waiting would count as compute.
 _SINGLE_THREADED = {
     name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-}
+} | {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 class Zygote:

@@ -79,12 +79,22 @@ def test_runs_side_by_side_have_folders_of_their_own(tmp_path: Path, monkeypatch
     assert sorted(path.name for path in Path("uniference-out").iterdir()) == ["train-1", "train-2"]
 
 
+@pytest.mark.parametrize("first", ["", "package.simulate; "])
+def test_public_names_are_listed(first: str) -> None:
+    look = f"import uniference as package; {first}print(sorted(set(package.__all__) - set(dir(package))))"
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 def test_simulate_returns_the_report(tmp_path: Path) -> None:
     source = "import torch, torch.distributed as dist\ndist.init_process_group()\ndist.all_reduce(torch.ones(1000))\n"
     run = package.simulate(
         write_script(tmp_path, source), ranks=2, backend="ideal", compute="none", out=tmp_path / "out"
     )
     assert run.directory == tmp_path / "out"
+    for part in (run, *run.ranks, *run.operations):
+        assert "\n" not in repr(part) and len(repr(part)) < 200 + len(str(tmp_path)), repr(part)
+    assert "2 ranks" in repr(run) and str(tmp_path) in repr(run)
     assert [rank.rank for rank in run.ranks] == [0, 1]
     (all_reduce,) = [operation for operation in run.operations if operation.operation == "all_reduce"]
     # Two calls of 1000 float32.

@@ -12,6 +12,8 @@ pub(crate) type Start = extern "C-unwind" fn(*mut c_void) -> *mut c_void;
 /// What a new thread is to do.
 struct Beginning {
     path: Vec<u32>,
+    /// It belongs to a library's pool.
+    pool: bool,
     start: Start,
     argument: *mut c_void,
 }
@@ -35,7 +37,8 @@ pub unsafe extern "C" fn pthread_create(
     if client.begins_threads() {
         start_watch();
     }
-    let beginning = Box::into_raw(Box::new(Beginning { path: client.starts_thread(), start, argument }));
+    let pool = client.has_cores() && !is_pythons(start);
+    let beginning = Box::into_raw(Box::new(Beginning { path: client.starts_thread(), pool, start, argument }));
     // SAFETY: what the caller gave; `begin` takes the box.
     let result = unsafe { real::pthread_create()(thread, attributes, begin, beginning.cast()) };
     if result != 0 {
@@ -48,9 +51,26 @@ pub unsafe extern "C" fn pthread_create(
 /// Nothing that must be dropped is on its frame while the program runs: what ends a thread early goes right through it.
 extern "C-unwind" fn begin(beginning: *mut c_void) -> *mut c_void {
     // SAFETY: `pthread_create` made it for this thread alone.
-    let Beginning { path, start, argument } = *unsafe { Box::from_raw(beginning.cast::<Beginning>()) };
+    let Beginning { path, pool, start, argument } = *unsafe { Box::from_raw(beginning.cast::<Beginning>()) };
     Client::begin_thread(path);
+    if pool && let Some(client) = rank() {
+        client.joins_pool();
+    }
     start(argument)
+}
+
+/// Whether the interpreter starts the thread, which then takes turns at its lock with the others: the thread's first function lies in the
+/// same library as the interpreter's own function for that.
+fn is_pythons(start: Start) -> bool {
+    // SAFETY: the name ends with a zero.
+    let known = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"PyThread_start_new_thread".as_ptr()) };
+    let library = |address: *const c_void| {
+        let mut info = MaybeUninit::<libc::Dl_info>::uninit();
+        // SAFETY: the structure is filled if the answer is not 0.
+        let found = unsafe { libc::dladdr(address, info.as_mut_ptr()) } != 0;
+        found.then(|| unsafe { info.assume_init() }.dli_fbase)
+    };
+    library(start as *const c_void) == library(known)
 }
 
 /// Signals are for the program's threads: the watch takes none.

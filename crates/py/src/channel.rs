@@ -412,6 +412,7 @@ fn raise(error: ClientError) -> PyErr {
     let message = error.to_string();
     match error {
         ClientError::ArenaFull { .. } => PyMemoryError::new_err(message),
+        ClientError::Arguments { .. } => PyValueError::new_err(message),
         ClientError::Forked { .. } | ClientError::Severed { .. } => PyRuntimeError::new_err(message),
         ClientError::Adopt(_) | ClientError::Thread { .. } => PyOSError::new_err(message),
     }

@@ -6,6 +6,7 @@ Usage: program.py PART OUT.
 import sys
 from pathlib import Path
 
+import arguments
 import collectives
 import combining
 import compiling
@@ -30,6 +31,7 @@ PARTS = {
         *(collectives, functional, combining, point_to_point, meeting, waiting),
         *(groups, splitting, profiled, failing, starting),
     ),
+    "arguments": (arguments,),
     "layers": (layers, data_parallel, pipelines, resharding),
     "compiled": (compiling,),
 }

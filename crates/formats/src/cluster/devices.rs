@@ -43,15 +43,22 @@ pub struct Rates {
 
 /// The rates of every rank's device, where the file names them.
 pub(super) fn rates(raw: &[Spanned<RawDevice>]) -> Vec<Option<Rates>> {
-    let of = |device: &Spanned<RawDevice>| {
-        let raw = device.get_ref();
+    by_rank(raw, |raw| {
         let flops = raw.peak_flops.as_ref().map(|flops| flops.get_ref().0);
         let memory = raw.memory_bandwidth.as_ref().map(|rate| rate.get_ref().0.bytes_per_second());
-        let rates = flops.zip(memory).map(|(flops, memory)| Rates { flops, memory });
-        let count = raw.count.as_ref().map_or(1, |count| *count.get_ref() as usize);
-        std::iter::repeat_n(rates, count)
-    };
-    raw.iter().flat_map(of).collect()
+        flops.zip(memory).map(|(flops, memory)| Rates { flops, memory })
+    })
+}
+
+/// The number of processor cores of every rank's device, where the file names it.
+pub(super) fn cores(raw: &[Spanned<RawDevice>]) -> Vec<Option<u32>> {
+    by_rank(raw, |raw| raw.cores.as_ref().map(|cores| *cores.get_ref()))
+}
+
+/// What `of` finds in each `[[device]]`, once for each of its devices.
+fn by_rank<T: Clone>(raw: &[Spanned<RawDevice>], of: impl Fn(&RawDevice) -> T) -> Vec<T> {
+    let count = |raw: &RawDevice| raw.count.as_ref().map_or(1, |count| *count.get_ref() as usize);
+    raw.iter().flat_map(|device| std::iter::repeat_n(of(device.get_ref()), count(device.get_ref()))).collect()
 }
 
 fn check(device: &Spanned<RawDevice>, source: &Source) -> Result<(), Diagnostic> {
@@ -66,6 +73,10 @@ fn check(device: &Spanned<RawDevice>, source: &Source) -> Result<(), Diagnostic>
         let message = format!("a slowdown of {} is not above zero", slowdown.get_ref());
         let hint = "1 is as fast as this machine, 2 takes twice as long";
         return Err(source.error(message, slowdown.span()).hint(hint));
+    }
+    if let Some(cores) = raw.cores.as_ref().filter(|cores| *cores.get_ref() == 0) {
+        let hint = "give the number of cores that a rank's threads may use at once, or leave the key out";
+        return Err(source.error("`cores` must be at least 1", cores.span()).hint(hint));
     }
     if let (Some(span), None) | (None, Some(span)) =
         (raw.peak_flops.as_ref().map(Spanned::span), raw.memory_bandwidth.as_ref().map(Spanned::span))

@@ -71,6 +71,7 @@ fn device(name: &str, count: Option<u32>, slowdown: Option<f64>) -> Spanned<RawD
         count: count.map(here),
         slowdown: slowdown.map(here),
         memory: None,
+        cores: None,
         host: None,
         per_host: None,
         peak_flops: None,

@@ -72,6 +72,8 @@ pub struct Resolved {
     pub cluster: Cluster,
     /// By rank: what its device can do in a second, if the file says so.
     pub rates: Vec<Option<Rates>>,
+    /// By rank: how many processor cores its device has, if the file says so; at least 1.
+    pub cores: Vec<Option<u32>>,
     /// A cluster file that says everything, defaults and choices included. It resolves to the same cluster.
     pub toml: String,
     /// What is known of the model's errors on this cluster.
@@ -126,7 +128,7 @@ impl ClusterFile {
     /// without a route, a backend or an algorithm that does not exist.
     pub fn resolve(&self, choices: &Choices) -> Result<Resolved, Diagnostic> {
         let (hosts, mut devices) = devices::resolve(&self.raw.device, &self.source)?;
-        let rates = devices::rates(&self.raw.device);
+        let (rates, cores) = (devices::rates(&self.raw.device), devices::cores(&self.raw.device));
         dynamics::slow_down(&self.raw.straggler, &mut devices, &self.source)?;
         let (mut backend, packet, tuning) = backend::resolve(&self.raw, choices, &self.attached, &self.source)?;
         let (topology, network) = network::resolve(self.raw.network.as_ref(), &hosts, packet, &self.source)?;
@@ -149,7 +151,7 @@ impl ClusterFile {
         };
         dynamics::inline(&mut raw, &self.attached, &self.source)?;
         let cluster = Cluster { name, devices, topology, dynamics, backend };
-        Ok(Resolved { cluster, rates, toml: to_toml(&raw), uncertainty: self.uncertainty()? })
+        Ok(Resolved { cluster, rates, cores, toml: to_toml(&raw), uncertainty: self.uncertainty()? })
     }
 }
 

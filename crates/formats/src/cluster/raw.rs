@@ -60,6 +60,8 @@ pub(super) struct RawDevice {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) memory: Option<Size>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) cores: Option<Spanned<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) host: Option<Spanned<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) per_host: Option<Spanned<u32>>,

@@ -392,6 +392,14 @@ fn impossible_flags_are_refused() {
 }
 
 #[test]
+fn cores_are_those_of_every_device_of_a_kind() {
+    let text = "[[device]]\nname = \"a\"\ncount = 2\ncores = 4\n[[device]]\nname = \"b\"\n[network]\n";
+    let resolved = resolve(text);
+    assert_eq!(resolved.cores, [Some(4), Some(4), None]);
+    assert_eq!(resolve(&resolved.toml).cores, resolved.cores);
+}
+
+#[test]
 fn mistakes_in_devices_are_shown() {
     let device = |keys: &str| format!("[[device]]\n{keys}\n[network]\nbandwidth = \"1 Gbps\"\n");
     let shown = [
@@ -406,6 +414,10 @@ fn mistakes_in_devices_are_shown() {
         mistake(&device("name = \"a\"\nslowdown = -1.5")),
         mistake(&device("name = \"a\"\nslowdown = nan")),
         mistake(&device("name = \"a\"\nmemory = 8")),
+        mistake(&device("name = \"a\"\ncores = 0")),
+        mistake(&device("name = \"a\"\ncores = -4")),
+        mistake(&device("name = \"a\"\ncores = 2.5")),
+        mistake(&device("name = \"a\"\ncores = \"4\"")),
         mistake(&device("name = \"a\"\nmemroy = \"8 GiB\"")),
         mistake(&device("name = \"\"")),
         mistake(&device("name = \"a\"\n[[device]]\nname = \"a\"")),
@@ -564,7 +576,7 @@ fn every_example_of_the_documentation_is_a_cluster_and_every_key_is_documented()
     examples.iter().for_each(|example| {
         resolve(example);
     });
-    let all = "name backend device network collective count slowdown memory host per_host preset links bandwidth latency \
+    let all = "name backend device network collective count slowdown memory cores host per_host preset links bandwidth latency \
                local backplane dims hosts_per_leaf spines oversubscription per_server fabric between duplex concurrency \
                packet payload wire connections handshake control preamble window first cap call hand_over message wake copy reduce staging nvls max_channels egress ingress up_to algorithm gloo ideal switch star ring fully_connected wifi torus fat_tree rail \
                dimensions kind size eager crash rank at link steps blocks block send recv combine after";

@@ -85,7 +85,7 @@ pub(super) fn run(args: &Args, argv: &[OsString], python: &Path) -> Result<Exit,
     let folder = Folder::prepare(args.output.out.as_deref(), &args.script[0])?;
     let traces = args.chakra.as_ref().map(|out| Folder::prepare_traces(out, Some(&folder))).transpose()?;
     let terminal = args.debug_rank.map(|rank| terminal(rank, ranks, args.output.json)).transpose()?;
-    let setup = Setup { terminal, ..setup(args, cluster, python, &folder, chosen.backend_named) };
+    let setup = Setup { terminal, ..setup(args, &chosen.resolved, python, &folder, chosen.backend_named) };
     let counter = Counter::default();
     let mut console = Console::new(args.output.json, args.debug_rank.is_none(), counter.clone());
     if let Some(warning) = tight {
@@ -190,7 +190,14 @@ fn check_order(args: &Args) -> Result<(), HostError> {
     }
 }
 
-fn setup(args: &Args, cluster: &Cluster, python: &Path, folder: &Folder, backend_named: bool) -> Setup {
+fn setup(
+    args: &Args,
+    resolved: &uniference_formats::cluster::Resolved,
+    python: &Path,
+    folder: &Folder,
+    backend_named: bool,
+) -> Setup {
+    let cluster = &resolved.cluster;
     let measure = args.compute == Compute::Measured;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     // A script that passes another backend's name to init_process_group must not be simulated as gloo unawares.
@@ -200,7 +207,7 @@ fn setup(args: &Args, cluster: &Cluster, python: &Path, folder: &Folder, backend
     Setup {
         python: python.to_owned(),
         script: Script { argv: args.script.clone(), module: args.module, env },
-        places: places(cluster),
+        places: places(cluster, &resolved.cores),
         jobs: args.jobs.map_or(if measure { 1 } else { cores }, |jobs| jobs as usize),
         measure,
         logs: folder.path().to_owned(),
@@ -231,33 +238,36 @@ fn wants_cuda(args: &Args, cluster: &Cluster) -> Option<&'static str> {
     }
 }
 
-/// Ranks numbered on each host in order, and hosts in the order of their first rank.
-fn places(cluster: &Cluster) -> Vec<Place> {
-    let mut hosts = Vec::new();
+/// Ranks numbered on each machine in order, and machines in the order of their first rank. A machine is a host, or the server that hosts
+/// are cards of.
+fn places(cluster: &Cluster, cores: &[Option<u32>]) -> Vec<Place> {
+    let mut machines = Vec::new();
     let mut counts = Vec::new();
     let numbered: Vec<(u32, u32)> = cluster
         .devices
         .iter()
         .map(|device| {
-            let at = hosts.iter().position(|host| *host == device.host).unwrap_or_else(|| {
-                hosts.push(device.host);
+            let machine = cluster.topology.server(device.host);
+            let at = machines.iter().position(|known| *known == machine).unwrap_or_else(|| {
+                machines.push(machine);
                 counts.push(0);
-                hosts.len() - 1
+                machines.len() - 1
             });
             counts[at] += 1;
             (at as u32, counts[at] - 1)
         })
         .collect();
     let world_size = numbered.len() as u32;
-    let place = |((rank, (group, local)), device): ((u32, &(u32, u32)), &Device)| Place {
+    let place = |(((rank, (group, local)), device), cores): (((u32, &(u32, u32)), &Device), &Option<u32>)| Place {
         rank,
         world_size,
         local: (*local, counts[*group as usize]),
-        group: (*group, hosts.len() as u32),
+        group: (*group, machines.len() as u32),
         device: device.name.clone(),
         memory: device.memory.map(|bytes| bytes.0),
+        cores: *cores,
     };
-    (0..).zip(&numbered).zip(&cluster.devices).map(place).collect()
+    (0..).zip(&numbered).zip(&cluster.devices).zip(cores).map(place).collect()
 }
 
 /// How a run ended, and what it is explained with.

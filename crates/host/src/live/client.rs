@@ -4,8 +4,10 @@
 //! simulation (that is the engine, behind the driver).
 
 mod account;
+mod arguments;
 
 pub(super) use account::clock_ns;
+use arguments::Membership;
 
 use super::arena::Arena;
 use super::descriptors::lift;
@@ -73,6 +75,12 @@ pub enum ClientError {
         rank: u32,
         /// Why not.
         source: io::Error,
+    },
+    /// A call cannot be carried out by any group.
+    #[error("{what}\nhint: compare the call's ranks, and the sizes of its tensors and lists, with the group's size")]
+    Arguments {
+        /// Why not.
+        what: String,
     },
     /// The first exchange failed.
     #[error("the rank cannot join the run: {0}")]
@@ -144,6 +152,7 @@ pub struct Blocking<'a> {
 struct Shared {
     arena: Arena,
     group_counts: BTreeMap<Vec<u32>, u32>,
+    groups: BTreeMap<u32, Membership>,
     next_handle: LocalHandle,
     /// Operations known to be complete, with their data; until released.
     complete: BTreeMap<LocalHandle, Fetched>,
@@ -194,6 +203,7 @@ impl Client {
             shared: Mutex::new(Shared {
                 arena,
                 group_counts: BTreeMap::new(),
+                groups: BTreeMap::new(),
                 next_handle: 0,
                 complete: BTreeMap::new(),
                 over: BTreeSet::new(),
@@ -201,7 +211,7 @@ impl Client {
             window,
             stacks: lift(stacks),
             processor: hello.processor,
-            rounds: Rounds::new()?,
+            rounds: Rounds::new(hello.cores)?,
             clock: AtomicU64::new(0),
             answered_ns: AtomicU64::new(0),
         };
@@ -291,13 +301,26 @@ impl Client {
 
     /// The number of the process group of these ranks, in this order; each call names a new group.
     pub fn group(&self, ranks: Vec<u32>) -> Result<GroupId> {
+        let Some(me) = ranks.iter().position(|rank| *rank == self.rank) else {
+            return Err(arguments::wrong(format!("rank {} is not in the group of ranks {ranks:?}", self.rank)));
+        };
+        if ranks.iter().any(|rank| *rank >= self.world_size)
+            || ranks.iter().collect::<BTreeSet<_>>().len() < ranks.len()
+        {
+            let what = format!("the ranks {ranks:?} are no group of a world of {}", self.world_size);
+            return Err(arguments::wrong(what));
+        }
+        let membership = Membership { size: ranks.len(), me };
         let sequence = {
             let mut shared = self.shared();
             let count = shared.group_counts.entry(ranks.clone()).or_default();
             std::mem::replace(count, *count + 1)
         };
         match self.ask(Op::Group { ranks, sequence })? {
-            Answer::Group(group) => Ok(GroupId(group)),
+            Answer::Group(group) => {
+                self.shared().groups.insert(group, membership);
+                Ok(GroupId(group))
+            }
             other => unexpected("Group", &other),
         }
     }
@@ -318,6 +341,7 @@ impl Client {
     /// will ask for the operation again.
     pub fn run(&self, group: GroupId, blocking: Blocking<'_>) -> Result<Ran> {
         let Blocking { op, input, output, timeout, site } = blocking;
+        self.member_of(group)?.check(&op, input, Some(output))?;
         let _ours = self.ours();
         let (staged, fill) = self.stage_or_promise(input)?;
         let (handle, site) = (self.next_handle(), self.site(site)?);
@@ -369,11 +393,13 @@ impl Client {
         input: Option<&[Region]>,
         site: &str,
     ) -> Result<LocalHandle> {
+        self.member_of(group)?.check(&op, input, None)?;
         self.issue(Call { group, op: CallOp::Collective(op) }, input, site)
     }
 
     /// Issues a send of `input`.
     pub fn send(&self, group: GroupId, to: GroupRank, tag: u64, input: &[Region], site: &str) -> Result<LocalHandle> {
+        self.member_of(group)?.check_peer(to)?;
         let bytes = Bytes(input.iter().map(Region::bytes).sum());
         self.issue(Call { group, op: CallOp::Send { to, tag, bytes } }, Some(input), site)
     }
@@ -387,7 +413,14 @@ impl Client {
         bytes: Bytes,
         site: &str,
     ) -> Result<LocalHandle> {
+        let member = self.member_of(group)?;
+        from.map_or(Ok(()), |from| member.check_peer(from))?;
         self.issue(Call { group, op: CallOp::Recv { from, tag, bytes } }, None, site)
+    }
+
+    fn member_of(&self, group: GroupId) -> Result<Membership> {
+        let known = self.shared().groups.get(&group.0).copied();
+        known.ok_or_else(|| arguments::wrong(format!("rank {} has joined no group {}", self.rank, group.0)))
     }
 
     fn issue(&self, call: Call, input: Option<&[Region]>, site: &str) -> Result<LocalHandle> {
@@ -466,10 +499,14 @@ impl Client {
     pub fn deliver(&self, handle: LocalHandle, output: &[Region]) -> Result<Option<u32>> {
         let known = self.shared().complete.remove(&handle);
         let known = known.unwrap_or_else(|| panic!("operation {handle} is not complete"));
-        self.fold(handle, &known)?;
-        self.read(&known, output);
+        let (there, room) = (known.pieces.iter().map(|piece| piece.bytes).sum::<u64>(), size_of_all(output));
+        let fits = there == 0 || there == room;
+        if fits {
+            self.fold(handle, &known)?;
+            self.read(&known, output);
+        }
         self.with_link(|client, link| link.push(client, Op::Release(handle)))?;
-        Ok(known.peer)
+        if fits { Ok(known.peer) } else { Err(arguments::wrong(format!("{there} bytes do not fit into {room}"))) }
     }
 
     /// Which rank of the world has closed its end of a connection, so that a complete operation has failed: there is nothing to deliver.

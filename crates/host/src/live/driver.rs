@@ -502,6 +502,7 @@ impl<'a> Driver<'a> {
         let (file, layout) = &self.arena;
         let hello = Hello {
             measure: self.setup.measure,
+            cores: self.setup.places[rank as usize].cores.unwrap_or(1),
             arena_bytes: layout.total,
             staging: (layout.part * u64::from(rank), layout.part),
             retain_bytes: layout.retain,

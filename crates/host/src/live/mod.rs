@@ -13,6 +13,7 @@ pub mod driver;
 pub mod exchange;
 mod fold;
 mod instance;
+mod lanes;
 pub mod lookout;
 pub mod memory;
 pub mod output;

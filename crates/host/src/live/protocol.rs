@@ -231,6 +231,8 @@ impl Piece {
 pub struct Hello {
     /// Whether the program's compute is measured and sent.
     pub measure: bool,
+    /// How many of its threads compute at once on the rank's device; at least 1.
+    pub cores: u32,
     /// Size of the whole arena.
     pub arena_bytes: u64,
     /// The part of it that this rank stages its inputs in: offset and size.

@@ -12,6 +12,7 @@
 
 use super::client::Client;
 use super::descriptors::lift;
+use super::lanes::{Lanes, Used};
 use super::protocol::{self, Answer, Batch, FrameBuffer, Op, Quiet, Reply};
 use super::quiescence::{Family, Found, ThreadId, Threads};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
@@ -61,6 +62,7 @@ pub(crate) struct Rounds {
     ours: AtomicU64,
     /// What the program had computed when the process began to run.
     begun: AtomicU64,
+    pub(crate) lanes: Lanes,
 }
 
 #[derive(Default)]
@@ -109,7 +111,8 @@ pub(crate) struct Speaker<'a> {
 }
 
 impl Rounds {
-    pub(crate) fn new() -> io::Result<Rounds> {
+    /// `cores`: how many threads compute at once on the rank's device.
+    pub(crate) fn new(cores: u32) -> io::Result<Rounds> {
         PATH.set(Some(Path::new()));
         CHILDREN.set(0);
         let wake = lift(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
@@ -120,6 +123,7 @@ impl Rounds {
             wake,
             ours: AtomicU64::new(0),
             begun: AtomicU64::new(0),
+            lanes: Lanes::new(cores),
         })
     }
 
@@ -191,9 +195,11 @@ impl Rounds {
         self.ours.fetch_add(ns, SeqCst);
     }
 
-    /// What the program has computed since `mark`, or since the process began to run if that is later; nanoseconds.
-    pub(crate) fn computed_since(&self, mark: u64) -> u64 {
-        self.computed().saturating_sub(mark.max(self.begun.load(SeqCst)))
+    /// How long what the program has computed since `mark`, or since the process began to run if that is later, takes on the rank's
+    /// device; nanoseconds. `lanes` is what the threads of pools had used at `mark`.
+    pub(crate) fn computed_since(&self, mark: u64, lanes: &Used) -> u64 {
+        let total = self.computed().saturating_sub(mark.max(self.begun.load(SeqCst)));
+        if self.lanes.matter() { self.lanes.elapsed(total, lanes) } else { total }
     }
 
     /// What the program has computed, in nanoseconds.
@@ -203,11 +209,17 @@ impl Rounds {
 
     fn run(&self, state: &mut State) {
         if state.running.is_none() {
-            self.begun.store(self.computed(), SeqCst);
+            self.begin();
             state.running = Some(host_ns());
             // It is full only if the watch was woken 2^64 times.
             let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
         }
+    }
+
+    /// The process begins to run.
+    fn begin(&self) {
+        self.lanes.begin();
+        self.begun.store(self.computed(), SeqCst);
     }
 
     /// Ends the round if all threads wait.
@@ -280,7 +292,7 @@ impl Rounds {
             _ => pause.state = Paused::Over,
         }
         if state.running.is_none() {
-            self.begun.store(self.computed(), SeqCst);
+            self.begin();
         }
         state.running = Some(host_ns());
     }
@@ -376,6 +388,16 @@ impl Client {
     /// The calling thread has just started; `path` is what [`Client::starts_thread`] said of it.
     pub fn begin_thread(path: Vec<u32>) {
         PATH.set(Some(path));
+    }
+
+    /// Whether it matters which threads are of a library's pool.
+    pub fn has_cores(&self) -> bool {
+        self.rounds().lanes.matter()
+    }
+
+    /// The calling thread is one of a library's pool: it computes beside threads of Python, without the interpreter's lock.
+    pub fn joins_pool(&self) {
+        self.rounds().lanes.join(this_thread());
     }
 
     /// Whether the process has, or has had, more than one thread.

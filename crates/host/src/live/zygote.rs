@@ -48,6 +48,8 @@ pub struct Place {
     pub device: String,
     /// How many bytes the device has, if that is known.
     pub memory: Option<u64>,
+    /// How many processor cores the device has, if that is known; at least 1.
+    pub cores: Option<u32>,
 }
 
 #[derive(Serialize)]
@@ -64,6 +66,7 @@ struct Fork<'a> {
     group_world_size: u32,
     device: &'a str,
     memory: Option<u64>,
+    cores: Option<u32>,
     debug_rank: Option<u32>,
 }
 
@@ -178,6 +181,7 @@ impl Zygote {
             group_world_size: place.group.1,
             device: &place.device,
             memory: place.memory,
+            cores: place.cores,
             debug_rank,
         };
         let mut line = serde_json::to_vec(&fork).expect("plain data has a JSON form");

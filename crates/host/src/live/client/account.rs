@@ -3,7 +3,8 @@
 //! Who is told of it, and when, is `client`'s business.
 //!
 //! **What is charged.** Between `leave` and the next outermost `enter` the program computes, and the process's CPU time that passed
-//! is charged to the task that enters; intra-operation threads count, host waits do not. Threads of one process take turns at the
+//! is charged to the task that enters, host waits are not. Threads of libraries' pools compute side by side, on as many cores as the
+//! rank's device has (`lanes`); one, unless the cluster file says more. Threads of Python take turns at the
 //! interpreter's lock, so each is charged all that the process has used since it left, or since the process began to run if that is later:
 //! what another thread computed meanwhile has kept it waiting. What any of them used for our work is left out.
 //!
@@ -11,6 +12,7 @@
 //! taken from the monotonic clock, which is none: the thread has run all the time, as it has not blocked in a call of ours.
 
 use super::Client;
+use crate::live::lanes::Used;
 use rustix::time::{ClockId, clock_gettime};
 use std::cell::RefCell;
 use std::sync::atomic::Ordering::Relaxed;
@@ -29,6 +31,8 @@ struct Account {
     entered_ns: u64,
     /// What `Rounds::computed` said at the outermost `leave`, of several.
     left_ns: u64,
+    /// What threads of pools had used then.
+    left_lanes: Used,
     /// The last reading of the process's CPU clock, and of the monotonic one, if the thread has not blocked since.
     reading: Option<(u64, u64)>,
 }
@@ -59,7 +63,7 @@ impl Client {
             account.depth += 1;
             if account.depth == 1 && self.measures() {
                 if self.rounds.threaded() {
-                    account.owed_ns += self.rounds.computed_since(account.left_ns);
+                    account.owed_ns += self.rounds.computed_since(account.left_ns, &account.left_lanes);
                     account.entered_ns = clock_ns(ClockId::ThreadCPUTime);
                     return;
                 }
@@ -85,6 +89,7 @@ impl Client {
             if account.entered_ns > 0 {
                 self.rounds.leave_out(clock_ns(ClockId::ThreadCPUTime).saturating_sub(account.entered_ns));
             }
+            account.left_lanes = self.rounds.lanes.used();
             account.left_ns = self.rounds.computed();
         } else {
             self.charged.store(account.process_cpu(self.is_alone()), Relaxed);

@@ -14,8 +14,14 @@ fn rank() -> (Client, UnixStream) {
 fn rank_that_is(measure: bool) -> (Client, UnixStream) {
     let (theirs, ours) = UnixStream::pair().unwrap();
     let file = arena::create(LAYOUT).unwrap();
-    let hello =
-        Hello { measure, arena_bytes: LAYOUT.total, staging: (0, LAYOUT.part), retain_bytes: 0, processor: None };
+    let hello = Hello {
+        measure,
+        cores: 1,
+        arena_bytes: LAYOUT.total,
+        staging: (0, LAYOUT.part),
+        retain_bytes: 0,
+        processor: None,
+    };
     let mut frame = Vec::new();
     protocol::encode(&hello, &mut frame);
     protocol::write_with_fds(&ours, &frame, &[file.as_fd(), file.as_fd()]).unwrap();
