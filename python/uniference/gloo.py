@@ -111,7 +111,7 @@ def check_all_to_all(outputs: Sequence[Tensor], inputs: Sequence[Tensor], size: 
 
 def check_all_to_all_single(output: Tensor, input: Tensor, received: Sequence[int], sent: Sequence[int]) -> None:
     """Gloo takes the memory as it lies. Numbers of rows are checked for every backend."""
-    if not output.is_contiguous() or not input.is_contiguous():
+    if not _is_whole(output) or not _is_whole(input):
         raise ValueError("Tensors must be contiguous")
     if not received and not sent:
         for tensor in (output, input):
@@ -140,12 +140,9 @@ def check_written(tensors: Sequence[Tensor]) -> None:
         raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
 
 
-def check_written_parts(output: Tensor, size: int) -> None:
-    """The same of a tensor that Gloo cuts into pieces and writes these: torch refuses in its own words."""
-    if torch.is_grad_enabled() and output.requires_grad:
-        with torch.no_grad():
-            part = output.chunk(size)[0]
-        part.copy_(part.detach())
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether its elements lie one after the other, channels last or not."""
+    return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
 
 
 def _check_alike(call: str, tensors: Sequence[Tensor], like: Tensor) -> None:

@@ -19,7 +19,12 @@ Results = list[dict[str, Any]]
 
 # What runs without `--all-sizes`.
 SHORT = (("calls", 2), ("calls", 3), ("arguments", 2), ("layers", 2))
-ALL = (*((part, size) for part in ("calls", "layers") for size in (2, 3, 4)), ("arguments", 2), ("arguments", 3), ("compiled", 2))
+ALL = (
+    *((part, size) for part in ("calls", "layers") for size in (2, 3, 4)),
+    ("arguments", 2),
+    ("arguments", 3),
+    ("compiled", 2),
+)
 
 
 # None: they are being made, or could not be.

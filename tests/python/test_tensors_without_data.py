@@ -94,11 +94,15 @@ def test_the_program_is_refused_and_torch_is_not(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     lines = [line.partition("] ")[2] or line for line in done.out.splitlines() if " = " in line]
     assert len(lines) == 2 * (2 * 26 + 4 + 1), done.out
-    assert [line for line in lines if not line.endswith(("= True", "traced = yes"))] == []
+    # torch itself refuses two of them before it comes to the collective.
+    torchs = ("No backend type associated with device type meta", "located yet.")
+    assert [line for line in lines if not line.endswith(("= True", "traced = yes", *torchs))] == []
+    assert sum(line.endswith(torchs) for line in lines) == 2 * 2, lines
 
 
 def test_the_run_fails_at_the_users_line(tmp_path: Path) -> None:
     source = 'import torch, torch.distributed as dist\ndist.init_process_group("gloo")\ndist.all_reduce(torch.ones(2, device="meta"))\n'
     done = run_script(tmp_path, source)
     assert done.code == 1
-    assert f'File "{tmp_path / "script.py"}", line 3' in done.err and "hint: communicate tensors with data" in done.err
+    assert f'File "{tmp_path / "script.py"}", line 3' in done.err
+    assert "hint: communicate tensors with data" in done.err
