@@ -412,17 +412,17 @@ class SimulatedBackend(c10d.Backend):
 
     @uncharged
     def send(self, tensors: list[Tensor], to: int, tag: int) -> Work:
-        self._check_message(tensors, to)
+        self._check_message(tensors, to, tag)
         return self._send(tensors, to, tag, self._event(self._title("send", f"->{to}"), tensors))
 
     @uncharged
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> Work:
-        self._check_message(tensors, source)
+        self._check_message(tensors, source, tag)
         return self._receive(tensors, source, tag, self._event(self._title("recv", f"<-{source}"), tensors))
 
     @uncharged
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> Work:
-        self._check_message(tensors, None)
+        self._check_message(tensors, None, tag)
         return self._receive(tensors, None, tag, self._event("recvAnySource", tensors))
 
     def _title(self, kind: str, peer: str) -> str:
@@ -558,8 +558,10 @@ class SimulatedBackend(c10d.Backend):
                 "hint: the list has one tensor for each rank of the group"
             )
 
-    def _check_message(self, tensors: Sequence[Tensor], peer: int | None) -> None:
+    def _check_message(self, tensors: Sequence[Tensor], peer: int | None, tag: int) -> None:
         self._check(tensors)
+        if tag < 0:
+            raise RuntimeError("Tag must be nonnegative")
         if self._is_gloo:
             gloo.check_message(tensors)
         if peer is None or 0 <= peer < self._size:

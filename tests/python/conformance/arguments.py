@@ -596,7 +596,7 @@ def groups(rank: int, size: int) -> Any:
         f"{call}, {name}": lambda _, call=operation, other=other: call(other)
         for name, other in others.items()
         for call, operation in calls.items()
-        if name != "destroyed" or call not in ("send", "recv")
+        if name != "destroyed" or call not in ("send", "recv", "functional")
     }
     return outcomes(cases)
 
@@ -627,7 +627,6 @@ def coalescing(rank: int, size: int) -> Any:
         "nothing": manager(None),
         "reductions": manager(None, reduce_all, reduce_all),
         "gathers": manager(None, gather_all, gather_all),
-        "of two kinds": manager(None, reduce_all, gather_all),
         "by hand": lambda g: g._start_coalescing(cpu),
         "ended by hand": lambda g: g._end_coalescing(cpu),
     }

@@ -397,6 +397,12 @@ fn cores_are_those_of_every_device_of_a_kind() {
     let resolved = resolve(text);
     assert_eq!(resolved.cores, [Some(4), Some(4), None]);
     assert_eq!(resolve(&resolved.toml).cores, resolved.cores);
+    let with = |cores: &str| mistake(&format!("[[device]]\nname = \"a\"\ncores = {cores}\n[network]\n"));
+    let none = with("0");
+    assert!(none.contains("`cores` must be at least 1") && none.contains("hint:"), "{none}");
+    for wrong in ["-4", "2.5", "\"4\""] {
+        assert!(with(wrong).contains("cores"), "{wrong}");
+    }
 }
 
 #[test]
@@ -414,10 +420,6 @@ fn mistakes_in_devices_are_shown() {
         mistake(&device("name = \"a\"\nslowdown = -1.5")),
         mistake(&device("name = \"a\"\nslowdown = nan")),
         mistake(&device("name = \"a\"\nmemory = 8")),
-        mistake(&device("name = \"a\"\ncores = 0")),
-        mistake(&device("name = \"a\"\ncores = -4")),
-        mistake(&device("name = \"a\"\ncores = 2.5")),
-        mistake(&device("name = \"a\"\ncores = \"4\"")),
         mistake(&device("name = \"a\"\nmemroy = \"8 GiB\"")),
         mistake(&device("name = \"\"")),
         mistake(&device("name = \"a\"\n[[device]]\nname = \"a\"")),
