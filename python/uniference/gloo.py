@@ -129,9 +129,9 @@ def check_message(tensors: Sequence[Tensor]) -> None:
 
 
 def check_complex(call: str, name: str, dtype: torch.dtype) -> None:
-    """Complex numbers are only added up. The missing space is Gloo's."""
+    """Complex numbers are only added up. The odd character is Gloo's."""
     if dtype.is_complex and name not in ("sum", "avg", "premul_sum"):
-        raise RuntimeError(f"{call} does not supporton complex tensors")
+        raise RuntimeError(f"{call} does not support\x03on complex tensors")
 
 
 def check_written(tensors: Sequence[Tensor]) -> None:
