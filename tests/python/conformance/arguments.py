@@ -17,7 +17,9 @@ Case = Callable[[dist.ProcessGroup], Any]
 Cases = dict[str, Case]
 
 # Where a message names a place in memory, or in the library's source.
-_PLACES = re.compile(r"\(\[[\d.]+\]:.*\)|0x[0-9a-f]+|\[[^\]]*\.(cc|cpp|h):\d+\] ?|at [^ ]*\.(cc|cpp|h):\d+")
+_PLACES = re.compile(
+    r"(?<=support)[^ ]*(?=on complex)|\(\[[\d.]+\]:.*\)|0x[0-9a-f]+|\[[^\]]*\.(cc|cpp|h):\d+\] ?|at [^ ]*\.(cc|cpp|h):\d+"
+)
 
 
 def outcome(case: Case, group: Any) -> Any:
