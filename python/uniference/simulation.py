@@ -43,6 +43,7 @@ class Rank:
     compute_s: float
     exposed_comm_s: float
     late_peer_s: float
+    no_data_s: float
     idle_s: float
     bytes_sent: int
     bytes_received: int

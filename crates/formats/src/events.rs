@@ -98,6 +98,7 @@ enum Shown<'a> {
         reason: &'static str,
         exposed_ps: u64,
         late_peer_ps: u64,
+        no_data_ps: u64,
         handles: Vec<u32>,
         operation: Option<&'static str>,
         site: u32,
@@ -123,6 +124,7 @@ enum Shown<'a> {
         compute_ps: u64,
         exposed_ps: u64,
         late_peer_ps: u64,
+        no_data_ps: u64,
         idle_ps: u64,
         bytes_sent: u64,
         bytes_received: u64,
@@ -165,17 +167,20 @@ impl<'a> From<&Event<'a>> for Shown<'a> {
                 started_ps: started.as_ps(),
                 peer: peer.0,
             },
-            Event::Waited { rank, task, start, reason, exposed, late_peer, handles, call, site } => Shown::Waited {
-                rank: rank.0,
-                task: task.0,
-                start_ps: start.as_ps(),
-                reason: reason_name(reason),
-                exposed_ps: exposed.as_ps(),
-                late_peer_ps: late_peer.as_ps(),
-                handles: handles.iter().map(|handle| handle.0).collect(),
-                operation: call.map(|call| call.op.name()),
-                site: site.0,
-            },
+            Event::Waited { rank, task, start, reason, exposed, late_peer, no_data, handles, call, site } => {
+                Shown::Waited {
+                    rank: rank.0,
+                    task: task.0,
+                    start_ps: start.as_ps(),
+                    reason: reason_name(reason),
+                    exposed_ps: exposed.as_ps(),
+                    late_peer_ps: late_peer.as_ps(),
+                    no_data_ps: no_data.as_ps(),
+                    handles: handles.iter().map(|handle| handle.0).collect(),
+                    operation: call.map(|call| call.op.name()),
+                    site: site.0,
+                }
+            }
             Event::Marked { rank, mark } => {
                 let begin = match mark {
                     Mark::Begin(name) => Some(&**name),
@@ -202,6 +207,7 @@ impl<'a> From<&Event<'a>> for Shown<'a> {
                 compute_ps: times.compute.as_ps(),
                 exposed_ps: times.exposed.as_ps(),
                 late_peer_ps: times.late_peer.as_ps(),
+                no_data_ps: times.no_data.as_ps(),
                 idle_ps: times.idle.as_ps(),
                 bytes_sent: traffic.sent.0,
                 bytes_received: traffic.received.0,

@@ -68,6 +68,9 @@ pub struct RankReport {
     pub exposed_comm_s: f64,
     /// The part of `exposed_comm_s` before a peer had entered the operation.
     pub late_peer_s: f64,
+    /// The part of `late_peer_s` in receives: the peer had not issued the send. Reports of earlier versions lack it.
+    #[serde(default)]
+    pub no_data_s: f64,
     /// The other seconds: sleep, waiting for the store, and after its finish.
     pub idle_s: f64,
     /// Payload that it sent, algorithm steps included.
@@ -190,6 +193,7 @@ fn rank_report(rank: usize, device: &Device, statistics: &RankStatistics, makesp
         compute_s: seconds(times.compute),
         exposed_comm_s: seconds(times.exposed),
         late_peer_s: seconds(times.late_peer),
+        no_data_s: seconds(times.no_data),
         idle_s: seconds(times.idle + after),
         bytes_sent: traffic.sent.0,
         bytes_received: traffic.received.0,
@@ -225,7 +229,7 @@ pub(crate) mod tests {
                 Event::Issued { rank: RankId(rank), handle: Handle(0), call: &all_reduce(256 * 1024), site: Site(0) };
             statistics.record(SimTime::ZERO, &issued);
             let compute = us(if rank == 1 { 1_500 } else { 1_000 + u64::from(rank) });
-            let times = Times { compute, exposed: us(500), late_peer: us(250), idle: us(1) };
+            let times = Times { compute, exposed: us(500), late_peer: us(250), idle: us(1), ..Times::default() };
             let traffic = Traffic { sent: Bytes(1 << 20), received: Bytes(3 << 19), wire_sent: Bytes(1_096_000) };
             let at = SimTime::ZERO + compute + us(501);
             statistics.record(at, &Event::Finished { rank: RankId(rank), outcome: Outcome::Ok, times, traffic });

@@ -13,6 +13,8 @@ const MOST_RANKS: usize = 16;
 /// Of each kind that an abbreviated table shows: the first, the ones that compute longest, the last.
 const SHOWN: (usize, usize, usize) = (4, 4, 2);
 const WIDTH: u16 = 100;
+/// A rank that waits for data for less than this part of the run is not worth a column.
+const NOT_NEGLIGIBLE: f64 = 0.01;
 
 /// Several lines that end with a newline: the ranks, the operations, the makespan and the cluster.
 pub fn render(report: &Report) -> String {
@@ -82,7 +84,9 @@ pub(crate) fn row(texts: &[&str], numbers: &[String]) -> Vec<Cell> {
 }
 
 fn ranks(ranks: &[RankReport]) -> String {
-    let header = ["rank", "device", "compute", "exposed comm.", "(late peer)", "idle", "sent", "received"];
+    let without_data = ranks.iter().any(|rank| rank.no_data_s >= NOT_NEGLIGIBLE * spent(rank) && rank.no_data_s > 0.0);
+    let times = ["compute", "exposed comm.", "(late peer)"].into_iter().chain(without_data.then_some("(no data)"));
+    let header: Vec<&str> = ["rank", "device"].into_iter().chain(times).chain(["idle", "sent", "received"]).collect();
     let mut table = table(&header, 2);
     let shown = shown(ranks);
     let mut previous = None;
@@ -91,7 +95,7 @@ fn ranks(ranks: &[RankReport]) -> String {
             table.add_row(row(&["..."], &[]));
         }
         previous = Some(index);
-        table.add_row(rank_row(&ranks[index]));
+        table.add_row(rank_row(&ranks[index], without_data));
     }
     let left_out = ranks.len() - shown.len();
     match left_out {
@@ -100,11 +104,17 @@ fn ranks(ranks: &[RankReport]) -> String {
     }
 }
 
-fn rank_row(rank: &RankReport) -> Vec<Cell> {
-    let times = [rank.compute_s, rank.exposed_comm_s, rank.late_peer_s, rank.idle_s].map(seconds);
-    let sizes = [rank.bytes_sent, rank.bytes_received].map(bytes);
+/// All of the run, in seconds.
+fn spent(rank: &RankReport) -> f64 {
+    rank.compute_s + rank.exposed_comm_s + rank.idle_s
+}
+
+fn rank_row(rank: &RankReport, without_data: bool) -> Vec<Cell> {
+    let times = [rank.compute_s, rank.exposed_comm_s, rank.late_peer_s].into_iter();
+    let times = times.chain(without_data.then_some(rank.no_data_s)).chain([rank.idle_s]).map(seconds);
+    let numbers: Vec<String> = times.chain([rank.bytes_sent, rank.bytes_received].map(bytes)).collect();
     let crashed = if rank.crash_ps.is_some() { " (crashed)" } else { "" };
-    row(&[&rank.rank.to_string(), &format!("{}{crashed}", rank.device)], &[&times[..], &sizes[..]].concat())
+    row(&[&rank.rank.to_string(), &format!("{}{crashed}", rank.device)], &numbers)
 }
 
 /// All ranks, or the first, the slowest and the last.
@@ -170,6 +180,18 @@ mod tests {
     fn hundreds_of_ranks_are_abbreviated_and_the_slowest_named() {
         let text = render(&sample(300));
         insta::assert_snapshot!(text);
+        assert!(text.lines().all(|line| line.chars().count() <= WIDTH.into()));
+    }
+
+    #[test]
+    fn waits_for_data_have_a_column_where_they_are_not_negligible() {
+        let mut report = sample(2);
+        report.ranks[1].no_data_s = 0.009 * report.makespan_s;
+        assert!(!render(&report).contains("no data"));
+        report.ranks[1].no_data_s = 220e-6;
+        let text = render(&report);
+        assert!(text.contains("(late peer) (no data)   ") || text.contains("(no data)"), "{text}");
+        assert!(text.contains("220.000 us"), "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= WIDTH.into()));
     }
 

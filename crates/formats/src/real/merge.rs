@@ -420,29 +420,39 @@ impl Merged {
         }
         computes(free, rank.finish);
         for wait in &rank.waits {
-            let (event, exposed, late_peer) = self.waited(me, rank, wait);
+            let (event, [exposed, late_peer, no_data]) = self.waited(me, rank, wait);
             if wait.is_main() {
                 match wait.reason {
                     WaitReason::Communication => times.exposed += exposed,
                     _ => times.idle += wait.end.since(wait.start),
                 }
                 times.late_peer += late_peer;
+                times.no_data += no_data;
             }
             events.push((wait.end, event));
         }
         times
     }
 
-    fn waited<'a>(&'a self, me: RankId, rank: &'a Rank, wait: &'a Wait) -> (Event<'a>, SimDuration, SimDuration) {
+    /// A wait, and how much of it was exposed, for a peer that had not entered, and for a send that had not been issued.
+    fn waited<'a>(&'a self, me: RankId, rank: &'a Rank, wait: &'a Wait) -> (Event<'a>, [SimDuration; 3]) {
         let operations = wait.handles.iter().map(|handle| &rank.operations[handle.index()]);
         let last = operations.clone().max_by_key(|operation| operation.completed);
         let communicates = wait.reason == WaitReason::Communication && wait.is_main();
         let exposed = if communicates { wait.end.since(wait.start) } else { SimDuration::ZERO };
-        let entered = operations.map(|operation| self.peers_entered(me, operation)).max().unwrap_or(SimTime::ZERO);
-        let late_peer = entered.clamp(wait.start, wait.end).since(wait.start).min(exposed);
+        let (mut any, mut senders) = (wait.start, wait.start);
+        for operation in operations {
+            let entered = self.peers_entered(me, operation);
+            any = any.max(entered);
+            if let CallOp::Recv { .. } = operation.call.op {
+                senders = senders.max(entered);
+            }
+        }
+        let [late_peer, no_data] = [any, senders].map(|at| at.min(wait.end).since(wait.start).min(exposed));
         let Wait { start, task, reason, handles, site, .. } = wait;
         let (start, task, reason, site) = (*start, *task, *reason, *site);
         let call = last.map(|operation| &operation.call);
-        (Event::Waited { rank: me, task, start, reason, exposed, late_peer, handles, call, site }, exposed, late_peer)
+        let event = Event::Waited { rank: me, task, start, reason, exposed, late_peer, no_data, handles, call, site };
+        (event, [exposed, late_peer, no_data])
     }
 }

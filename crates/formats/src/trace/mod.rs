@@ -179,10 +179,10 @@ impl<W: Write> Observer for TraceWriter<W> {
             }
             // Its compute is shown itself.
             Event::Waited { reason: WaitReason::Compute, .. } => {}
-            Event::Waited { rank, task, start, reason, exposed, late_peer, call, .. } => {
+            Event::Waited { rank, task, start, reason, exposed, late_peer, no_data, call, .. } => {
                 let name = call.map_or_else(|| reason_name(reason), |call| call.op.name());
-                let (exposed, late_peer) = (in_micros(exposed.as_ps()), in_micros(late_peer.as_ps()));
-                let args = json!({"exposed_us": exposed, "late_peer_us": late_peer});
+                let [exposed, late, no_data] = [exposed, late_peer, no_data].map(|span| in_micros(span.as_ps()));
+                let args = json!({"exposed_us": exposed, "late_peer_us": late, "no_data_us": no_data});
                 self.slice(rank, Row::Task(task), start, at, &format!("wait: {name}"), args);
             }
             Event::Completed { rank, call, issued, started, algorithm, meeting, .. } => {

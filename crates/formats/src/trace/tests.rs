@@ -40,6 +40,7 @@ fn feed(observer: &mut impl Observer) {
         reason: WaitReason::Communication,
         exposed: SimDuration::from_us(3),
         late_peer: SimDuration::from_us(1),
+        no_data: SimDuration::ZERO,
         handles: &[Handle(0)],
         call: Some(call),
         site,

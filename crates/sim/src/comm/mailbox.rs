@@ -27,8 +27,8 @@ pub(crate) struct Letter {
     /// The sender's line.
     pub(crate) site: Site,
     pub(crate) bytes: Bytes,
-    /// When it was sent.
-    pub(crate) posted: SimTime,
+    /// When the sender's program entered the send.
+    pub(crate) entered: SimTime,
 }
 
 /// A receive that waits.
@@ -37,6 +37,8 @@ pub(crate) struct Receive {
     pub(crate) from: Option<RankId>,
     pub(crate) handle: Handle,
     pub(crate) bytes: Bytes,
+    /// When the receiver's program entered it.
+    pub(crate) entered: SimTime,
 }
 
 impl Receive {
@@ -85,11 +87,11 @@ mod tests {
     const GROUP: GroupId = GroupId(0);
 
     fn letter(from: u32, handle: u32) -> Letter {
-        Letter { from: RankId(from), handle: Handle(handle), site: Site(0), bytes: Bytes(1), posted: SimTime::ZERO }
+        Letter { from: RankId(from), handle: Handle(handle), site: Site(0), bytes: Bytes(1), entered: SimTime::ZERO }
     }
 
     fn receive(from: Option<u32>, handle: u32) -> Receive {
-        Receive { from: from.map(RankId), handle: Handle(handle), bytes: Bytes(1) }
+        Receive { from: from.map(RankId), handle: Handle(handle), bytes: Bytes(1), entered: SimTime::ZERO }
     }
 
     #[test]

@@ -29,6 +29,7 @@ use instance::{Instance, Post};
 use mailbox::{Letter, Mailbox, Receive};
 use rustc_hash::FxBuildHasher;
 use serde::Serialize;
+use std::collections::VecDeque;
 
 /// All communication of a run.
 pub(crate) struct Comm {
@@ -42,6 +43,8 @@ pub(crate) struct Comm {
     /// How many collectives of a group a rank has asked for.
     called: IndexMap<(RankId, GroupId), u64, FxBuildHasher>,
     mailboxes: Vec<Mailbox>,
+    /// By receiver, group and tag: sends that no receive has completed with.
+    open_sends: IndexMap<(RankId, GroupId, u64), VecDeque<OpenSend>, FxBuildHasher>,
     traffic: Vec<Traffic>,
     completions: Vec<Completion>,
     /// Where the run has a symmetry.
@@ -53,13 +56,21 @@ pub(crate) struct Comm {
     progress: Vec<Progress>,
 }
 
+/// A send from its issue until its receive is complete.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OpenSend {
+    pub(crate) from: RankId,
+    pub(crate) handle: Handle,
+    pub(crate) entered: SimTime,
+}
+
 /// Something that the transport calls back for.
 #[derive(Clone, Copy, Debug)]
 enum Cue {
     /// A member of a collective starts its first steps.
     Run { instance: u32, me: GroupRank },
     /// A message between two ranks is posted.
-    Send { caller: Caller, group: GroupId, to: GroupRank, tag: u64, bytes: Bytes },
+    Send { caller: Caller, group: GroupId, to: GroupRank, tag: u64, bytes: Bytes, entered: SimTime },
     /// So is its receive.
     Recv { group: GroupId, rank: RankId, tag: u64, receive: Receive },
     /// An operation's result is where the program wants it.
@@ -115,6 +126,7 @@ impl Comm {
             running: IndexMap::default(),
             called: IndexMap::default(),
             mailboxes: std::iter::repeat_with(Mailbox::default).take(world).collect(),
+            open_sends: IndexMap::default(),
             traffic: vec![Traffic::default(); world],
             completions: Vec::new(),
             ties,
@@ -216,10 +228,16 @@ impl Comm {
             ties.posts(now, rank);
         }
         let cue = match call.op {
-            CallOp::Send { to, tag, bytes } => Cue::Send { caller, group, to, tag, bytes },
+            CallOp::Send { to, tag, bytes } => {
+                let peer = self.groups.get(group).seen_by(rank)[to.index()];
+                let (receiver, from) = self.groups.symmetry().normalised(peer, rank);
+                let sends = self.open_sends.entry((receiver, group, tag)).or_default();
+                sends.push_back(OpenSend { from, handle, entered: now });
+                Cue::Send { caller, group, to, tag, bytes, entered: now }
+            }
             CallOp::Recv { from, tag, bytes } => {
                 let from = from.map(|from| self.groups.get(group).seen_by(rank)[from.index()]);
-                Cue::Recv { group, rank, tag, receive: Receive { from, handle, bytes } }
+                Cue::Recv { group, rank, tag, receive: Receive { from, handle, bytes, entered: now } }
             }
             CallOp::Collective(_) => panic!("{rank} starts a collective as a message"),
         };
@@ -236,7 +254,7 @@ impl Comm {
         }
         match cue {
             Cue::Run { instance, me } => self.run_member(now, instance, me),
-            Cue::Send { caller: Caller { rank, handle, site }, group, to, tag, bytes } => {
+            Cue::Send { caller: Caller { rank, handle, site }, group, to, tag, bytes, entered } => {
                 let destination = self.groups.get(group).seen_by(rank)[to.index()];
                 if self.closed.is_known(group, rank, destination) {
                     self.fail_message(now, rank, handle, destination);
@@ -246,7 +264,8 @@ impl Comm {
                     ties.sends(now, group, (rank, destination), handle);
                 }
                 self.traffic[rank.index()].sent += bytes;
-                self.transport.send(now, rank, destination, group, bytes, Purpose::Send { handle, tag, site }, PLAIN);
+                let purpose = Purpose::Send { handle, tag, site, entered };
+                self.transport.send(now, rank, destination, group, bytes, purpose, PLAIN);
             }
             Cue::Recv { group, rank, tag, receive } => match receive.from {
                 Some(from) if self.closed.is_known(group, rank, from) => {
@@ -269,8 +288,8 @@ impl Comm {
         receive: Receive,
     ) -> Result<(), Box<Disagreement>> {
         if self.transport.has_handshake(receive.bytes) {
-            let Receive { from, handle, bytes } = receive;
-            self.transport.receive(now, rank, from, group, tag, (handle, bytes));
+            let Receive { from, handle, bytes, entered } = receive;
+            self.transport.receive(now, rank, from, group, tag, (handle, bytes, entered));
             return Ok(());
         }
         match self.mailboxes[rank.index()].receive(group, tag, receive) {
@@ -335,7 +354,7 @@ impl Comm {
                 self.run_member(now, instance, from);
             }
             Purpose::Send { handle, .. } => {
-                let peers_entered = self.transport.grant(message).map_or(SimTime::ZERO, |grant| grant.posted);
+                let peers_entered = self.transport.grant(message).map_or(SimTime::ZERO, |grant| grant.entered);
                 let meeting = Meeting::Peer(None);
                 let rank = message.source;
                 self.completions.push(Completion {
@@ -361,11 +380,12 @@ impl Comm {
                 }
                 Ok(())
             }
-            Purpose::Send { handle, tag, site } => {
+            Purpose::Send { handle, tag, site, entered } => {
                 let (to, from) = self.groups.symmetry().normalised(destination, source);
-                let letter = Letter { from, handle, site, bytes, posted: message.queued };
-                let receive = match grant.and_then(|grant| grant.receive) {
-                    Some((handle, bytes)) => Some(Receive { from: Some(from), handle, bytes }),
+                let letter = Letter { from, handle, site, bytes, entered };
+                let granted = grant.and_then(|grant| Some((grant.receive?, grant.entered)));
+                let receive = match granted {
+                    Some(((handle, bytes), entered)) => Some(Receive { from: Some(from), handle, bytes, entered }),
                     None => self.mailboxes[to.index()].deliver(group, tag, letter),
                 };
                 receive.map_or(Ok(()), |receive| self.received(now, to, group, tag, receive, letter))
@@ -450,13 +470,25 @@ impl Comm {
                 what: format!("size of the message: {} bytes sent, {} bytes expected", letter.bytes.0, receive.bytes.0),
             }));
         }
+        if let Some(sends) = self.open_sends.get_mut(&(rank, group, tag)) {
+            let taken = sends.iter().position(|send| (send.from, send.handle) == (peer, letter.handle));
+            taken.and_then(|index| sends.remove(index));
+            if sends.is_empty() {
+                self.open_sends.swap_remove(&(rank, group, tag));
+            }
+        }
         let meeting = Meeting::Peer(Some((peer, letter.handle)));
         let handle = receive.handle;
-        let peers_entered = letter.posted;
+        let peers_entered = letter.entered;
         let completion = Completion { rank, handle, meeting, algorithm: None, peers_entered, failed: None };
         let at = self.transport.brings(now, letter.bytes);
         self.complete(now, at, completion);
         Ok(())
+    }
+
+    /// Sends to `receiver` with this tag that no receive has completed with, in the order in which they were issued.
+    pub(crate) fn open_sends(&self, receiver: RankId, group: GroupId, tag: u64) -> impl Iterator<Item = &OpenSend> {
+        self.open_sends.get(&(receiver, group, tag)).into_iter().flatten()
     }
 
     /// What is complete since the last call, in order.

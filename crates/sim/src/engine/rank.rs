@@ -1,7 +1,7 @@
 //! Owns the state of one rank: its tasks, its activities and their queues, and where its time went.
 
 use crate::ids::{GroupId, Handle, QueueId, RankId, Site, TaskId};
-use crate::program::{Activity, Call, Outcome, StoreOp};
+use crate::program::{Activity, Call, CallOp, Outcome, StoreOp};
 use crate::time::{SimDuration, SimTime};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -162,6 +162,18 @@ impl Activities {
         self.states.get_mut(handle.0.checked_sub(self.first)? as usize)?.as_deref_mut()
     }
 
+    /// Receives of a group and tag that have started and are not complete, in the order in which they were issued.
+    pub(crate) fn open_receives(&self, group: GroupId, tag: u64) -> impl Iterator<Item = (Handle, &ActivityState)> {
+        let numbered = (self.first..).map(Handle).zip(&self.states);
+        let states = numbered.filter_map(|(handle, state)| Some((handle, state.as_deref()?)));
+        states.filter(move |(_, state)| match &state.activity {
+            Activity::Call(Call { group: of, op: CallOp::Recv { tag: wanted, .. } }) => {
+                (*of, *wanted) == (group, tag) && state.started.is_some() && !state.complete
+            }
+            _ => false,
+        })
+    }
+
     /// What has started and is not complete.
     pub(crate) fn running(&self) -> impl Iterator<Item = (Handle, &Activity)> {
         let numbered = (self.first..).map(Handle).zip(&self.states);
@@ -205,6 +217,9 @@ pub struct Times {
     pub exposed: SimDuration,
     /// The part of `exposed` before a peer had entered the operation.
     pub late_peer: SimDuration,
+    /// The part of `late_peer` in receives: their sends had not been issued. Digests that are kept were made without it.
+    #[serde(skip)]
+    pub no_data: SimDuration,
     /// The rest: sleep, store.
     pub idle: SimDuration,
 }
@@ -369,7 +384,7 @@ mod tests {
         ledger.end_communication(at(5));
         ledger.settle(at(6));
         let ps = SimDuration::from_ps;
-        assert_eq!(ledger.times, Times { compute: ps(3), exposed: ps(2), late_peer: ps(0), idle: ps(1) });
+        assert_eq!(ledger.times, Times { compute: ps(3), exposed: ps(2), idle: ps(1), ..Times::default() });
     }
 
     #[test]

@@ -118,12 +118,13 @@ impl Engine {
             return;
         }
         let exposed = state.ledger.exposed(now) - wait.exposed_before;
-        let late_peer = match wait.blocks_on {
-            Blocked::Communication => self.late_peers(rank, wait).min(exposed),
-            _ => SimDuration::ZERO,
+        let [late_peer, no_data] = match wait.blocks_on {
+            Blocked::Communication => self.late_peers(rank, wait).map(|late| late.min(exposed)),
+            _ => [SimDuration::ZERO; 2],
         };
         let state = &mut self.ranks[rank.index()];
         state.ledger.times.late_peer += late_peer;
+        state.ledger.times.no_data += no_data;
         let reason = match wait.blocks_on {
             Blocked::Communication => WaitReason::Communication,
             Blocked::Compute => WaitReason::Compute,
@@ -131,31 +132,58 @@ impl Engine {
         };
         let call = done.or_else(|| state.first_missing(&wait.handles)).and_then(|handle| state.call(handle));
         let (start, handles, site) = (wait.since, &wait.handles[..], wait.site);
-        observer.record(now, &Event::Waited { rank, task, start, reason, exposed, late_peer, handles, call, site });
+        let event = Event::Waited { rank, task, start, reason, exposed, late_peer, no_data, handles, call, site };
+        observer.record(now, &event);
     }
 
-    /// How long a wait that ends now was, from its start, kept up by peers that had not entered.
-    fn late_peers(&self, rank: RankId, wait: &Wait) -> SimDuration {
+    /// How long a wait that ends now was, from its start, kept up by peers that had not entered: by any, and by senders.
+    fn late_peers(&self, rank: RankId, wait: &Wait) -> [SimDuration; 2] {
         let state = &self.ranks[rank.index()];
-        let entered = |handle: &Handle| -> Option<SimTime> {
-            let activity = state.activities.get(*handle)?;
-            let Activity::Call(call) = &activity.activity else { return None };
-            Some(if activity.complete {
-                activity.peers_entered
-            } else {
-                self.peers_entered(rank, call, activity.sequence)
-            })
-        };
-        let latest = wait.handles.iter().filter_map(entered).max().unwrap_or(SimTime::ZERO);
-        latest.clamp(wait.since, self.now).since(wait.since)
+        let (mut any, mut senders) = (wait.since, wait.since);
+        for handle in &wait.handles {
+            let Some(activity) = state.activities.get(*handle) else { continue };
+            let Activity::Call(call) = &activity.activity else { continue };
+            let entered = match activity.complete {
+                true => activity.peers_entered,
+                false => self.peers_entered(rank, *handle, call, activity.sequence),
+            };
+            any = any.max(entered);
+            if let CallOp::Recv { .. } = call.op {
+                senders = senders.max(entered);
+            }
+        }
+        [any, senders].map(|entered| entered.min(self.now).since(wait.since))
     }
 
-    /// Of an operation that is not complete.
-    fn peers_entered(&self, rank: RankId, call: &Call, sequence: u64) -> SimTime {
+    /// Of an operation that is not complete. The n-th receive that waits for a sender meets the n-th of its sends that was not received:
+    /// where receives from any rank and from that one have the same tag, another one may be first.
+    fn peers_entered(&self, rank: RankId, handle: Handle, call: &Call, sequence: u64) -> SimTime {
+        let group = call.group;
+        let members = |rank| self.comm.groups.get(group).seen_by(rank);
         match call.op {
-            CallOp::Collective(_) => self.comm.peers_entered(rank, call.group, sequence),
-            CallOp::Recv { .. } => SimTime::MAX,
-            CallOp::Send { bytes, .. } if self.comm.transport.has_handshake(bytes) => SimTime::MAX,
+            CallOp::Collective(_) => self.comm.peers_entered(rank, group, sequence),
+            CallOp::Recv { from, tag, .. } => {
+                let from = from.map(|from| members(rank)[from.index()]);
+                let sends = self.comm.open_sends(rank, group, tag);
+                let mut sends = sends.filter(|send| from.is_none_or(|from| from == send.from));
+                let waiting = self.ranks[rank.index()].activities.open_receives(group, tag);
+                let before = waiting.take_while(|(other, _)| *other < handle).filter(|(_, other)| {
+                    let sender = receives_from(&other.activity).map(|other| members(rank)[other.index()]);
+                    from.is_none() || sender.is_none_or(|sender| Some(sender) == from)
+                });
+                sends.nth(before.count()).map_or(SimTime::MAX, |send| send.entered)
+            }
+            CallOp::Send { to, tag, bytes } if self.comm.transport.has_handshake(bytes) => {
+                let (receiver, me) = self.symmetry().normalised(members(rank)[to.index()], rank);
+                let mut sends = self.comm.open_sends(receiver, group, tag).filter(|send| send.from == me);
+                let Some(before) = sends.position(|send| send.handle == handle) else { return SimTime::MAX };
+                let waiting = self.ranks[receiver.index()].activities.open_receives(group, tag);
+                let mut mine = waiting.filter(|(_, other)| {
+                    let sender = receives_from(&other.activity).map(|other| members(receiver)[other.index()]);
+                    sender.is_none_or(|sender| sender == me)
+                });
+                mine.nth(before).and_then(|(_, receive)| receive.started).unwrap_or(SimTime::MAX)
+            }
             CallOp::Send { .. } => SimTime::ZERO,
         }
     }
@@ -289,8 +317,9 @@ impl Engine {
         observer: &mut dyn Observer,
     ) {
         if start < self.now {
-            let (exposed, late_peer) = (SimDuration::ZERO, SimDuration::ZERO);
-            let event = Event::Waited { rank, task, start, reason, exposed, late_peer, handles: &[], call: None, site };
+            let [exposed, late_peer, no_data] = [SimDuration::ZERO; 3];
+            let (handles, call) = (&[][..], None);
+            let event = Event::Waited { rank, task, start, reason, exposed, late_peer, no_data, handles, call, site };
             observer.record(self.now, &event);
         }
     }
@@ -421,5 +450,13 @@ fn stored_for(rank: &Rank, storing: Storing) -> &StoreOp {
             Some(Activity::Store(operation)) => operation,
             _ => panic!("{}: {handle} does not wait for the store", rank.id),
         },
+    }
+}
+
+/// The sender of a receive; `None`: any.
+fn receives_from(activity: &Activity) -> Option<GroupRank> {
+    match activity {
+        Activity::Call(Call { op: CallOp::Recv { from, .. }, .. }) => *from,
+        _ => None,
     }
 }

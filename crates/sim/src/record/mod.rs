@@ -143,6 +143,9 @@ pub enum Event<'a> {
         exposed: SimDuration,
         /// How much of that passed before a peer had entered the operation.
         late_peer: SimDuration,
+        /// How much of that was in receives whose sends had not been issued. Digests that are kept were made without it.
+        #[serde(skip)]
+        no_data: SimDuration,
         /// The activities it waited for.
         handles: &'a [Handle],
         /// Where the reason is [`WaitReason::Communication`]: the operation whose completion ended the wait, or that it gave up.

@@ -107,6 +107,8 @@ pub(crate) enum Purpose {
         tag: u64,
         /// The sender's line.
         site: Site,
+        /// When the sender's program entered the operation: it is posted later, once the call has been paid for.
+        entered: SimTime,
     },
 }
 
@@ -338,7 +340,7 @@ impl Transport {
         instance: u32,
         combine: bool,
     ) {
-        let (channel, grant) = (Channel::Instance(instance), Grant { posted: now, receive: None, combine });
+        let (channel, grant) = (Channel::Instance(instance), Grant { entered: now, receive: None, combine });
         let asks = self.asks();
         if !asks || self.rendezvous.receive_when_asked(receiver, Some(sender), channel, grant).is_some() {
             self.invite(now, receiver, sender, group, channel, grant);
@@ -353,9 +355,9 @@ impl Transport {
         from: Option<RankId>,
         group: GroupId,
         tag: u64,
-        receive: (Handle, Bytes),
+        (handle, bytes, entered): (Handle, Bytes, SimTime),
     ) {
-        let grant = Grant { posted: now, receive: Some(receive), combine: false };
+        let grant = Grant { entered, receive: Some((handle, bytes)), combine: false };
         let channel = Channel::Tag(group, tag);
         let sender = match self.asks() {
             true => self.rendezvous.receive_when_asked(receiver, from, channel, grant),

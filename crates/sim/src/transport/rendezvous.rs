@@ -26,8 +26,8 @@ pub(crate) enum Channel {
 /// What a receiver is ready for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grant {
-    /// When the receive was posted.
-    pub(crate) posted: SimTime,
+    /// When the receiver's program entered the receive; of a step, when it was posted.
+    pub(crate) entered: SimTime,
     /// Which it was, and the size of its buffer; `None`: a step's.
     pub(crate) receive: Option<(Handle, Bytes)>,
     /// Will the elements be combined with what is there?
@@ -180,7 +180,7 @@ mod tests {
     const ME: RankId = RankId(0);
 
     fn grant(handle: u32) -> Grant {
-        Grant { posted: SimTime::ZERO, receive: Some((Handle(handle), Bytes(1))), combine: false }
+        Grant { entered: SimTime::ZERO, receive: Some((Handle(handle), Bytes(1))), combine: false }
     }
 
     #[test]

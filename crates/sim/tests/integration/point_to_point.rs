@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use uniference_sim::ids::Handle;
-use uniference_sim::program::{Activity, POLL_COST, Reply, Request};
+use uniference_sim::program::{Activity, CollectiveKind, POLL_COST, Reply, Request};
 use uniference_sim::time::SimDuration;
 
 #[test]
@@ -96,4 +96,32 @@ fn sleep_is_idle_and_late_peers_are_told_apart() {
     let [sender, receiver] = [0, 1].map(|rank| outcomes.statistics.ranks()[rank].times);
     assert_eq!(sender.idle, SimDuration::from_us(3));
     assert_eq!((receiver.exposed, receiver.late_peer), (SimDuration::from_us(9), SimDuration::from_us(3)));
+    assert_eq!((receiver.no_data, sender.no_data), (SimDuration::from_us(3), SimDuration::ZERO));
+}
+
+#[test]
+fn a_collective_lacks_no_data() {
+    // Rank 0 waits for 3 us for its late peer, and for no message in particular.
+    let barrier = || collective(CollectiveKind::Barrier, 0);
+    let late = vec![issue(Activity::Sleep(SimDuration::from_us(3))), wait(0), barrier(), wait(1)];
+    let outcomes = run(&switch(2), vec![vec![barrier(), wait(0)], late]);
+    let times = outcomes.statistics.ranks()[0].times;
+    assert_eq!((times.late_peer, times.no_data), (SimDuration::from_us(3), SimDuration::ZERO));
+}
+
+#[test]
+fn a_receive_that_gives_up_lacked_data_until_it_was_sent() {
+    // The send is issued at 3 us; the time-outs pass at 2 and 4 us, the message is there at 9 us.
+    let hasty = || Request::Wait {
+        handles: vec![Handle(0)],
+        any: false,
+        timeout: Some(SimDuration::from_us(2)),
+        site: Default::default(),
+    };
+    let sender = vec![issue(Activity::Sleep(SimDuration::from_us(3))), wait(0), send(1, 0, 1000), wait(1)];
+    let outcomes = run(&switch(2), vec![sender, vec![recv(Some(0), 0, 1000), hasty(), hasty(), wait(0)]]);
+    // Late until the send is issued, also for waits that are given up: 2 us of the first, 1 us of the second, nothing of the last.
+    let times = outcomes.statistics.ranks()[1].times;
+    assert_eq!(times.exposed, SimDuration::from_us(9));
+    assert_eq!((times.late_peer, times.no_data), (SimDuration::from_us(3), SimDuration::from_us(3)));
 }

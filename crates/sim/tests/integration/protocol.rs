@@ -101,6 +101,46 @@ fn data_waits_for_a_late_receiver_and_not_for_an_early_one() {
 }
 
 #[rstest]
+#[case::without(false)]
+#[case::with(true)]
+fn a_peer_is_late_until_it_has_called_and_not_until_its_call_is_paid_for(#[case] with_handshake: bool) {
+    // The call costs c = 160 us. The late side calls at T = 500 us, the early one at 0: late is T, neither T + c nor T - c, though
+    // messages are posted at T + c. On every rank compute + exposed + idle is the finish.
+    let (late, c) = (500_000_000, us(160));
+    let base = if with_handshake { handshake() } else { Protocol::default() };
+    let protocol = Protocol { call: c, ..base };
+    let [sends, receives] = [send(1, 0, 1000), recv(Some(0), 0, 1000)];
+    let after = |call: Request| vec![compute(late), wait(0), call, wait(1)];
+    let times = |scripts| {
+        let outcomes = run(&cluster(2, protocol.clone()), scripts);
+        [0, 1].map(|rank| {
+            let times = outcomes.statistics.ranks()[rank].times;
+            assert_eq!((times.compute + times.exposed + times.idle).as_ps(), outcomes.finish(rank));
+            times
+        })
+    };
+    let [_, receiver] = times(vec![after(sends.clone()), vec![receives.clone(), wait(0)]]);
+    assert_eq!((receiver.late_peer.as_ps(), receiver.no_data.as_ps()), (late, late));
+    let [sender, _] = times(vec![vec![sends, wait(0)], after(receives)]);
+    let expected = if with_handshake { late } else { 0 };
+    assert_eq!((sender.late_peer.as_ps(), sender.no_data.as_ps()), (expected, 0));
+}
+
+#[test]
+fn a_send_that_gives_up_was_kept_up_until_its_receive_was_called() {
+    // The receive is called at 3 us; the time-outs pass at 2 and 4 us; the data leaves at 3 us + d.
+    let hasty = || Request::Wait {
+        handles: vec![uniference_sim::ids::Handle(0)],
+        any: false,
+        timeout: Some(us(2)),
+        site: Default::default(),
+    };
+    let receiver = vec![compute(3_000_000), wait(0), recv(Some(0), 0, 1000), wait(1)];
+    let outcomes = run(&cluster(2, handshake()), vec![vec![send(1, 0, 1000), hasty(), hasty(), wait(0)], receiver]);
+    assert_eq!(outcomes.statistics.ranks()[0].times.late_peer, us(3));
+}
+
+#[rstest]
 fn a_ping_pong_round_takes_three_latencies(#[values(1, 2, 5)] rounds: u64) {
     // The ping takes 2 d; by then the receive of the pong has long been posted: d. So has that of each later ping when the pong is there, as
     // it was posted when the pong had left: 3 d for the first round, 2 d for each that follows at once.
