@@ -14,18 +14,17 @@ use super::groups;
 use super::own::{self, Part, Pause};
 use super::schema::{Attribute, CommType, GlobalMetadata, Node, NodeType, Value};
 use super::write::Writer;
+pub use crate::hazards::{Hazard, Warning};
+use crate::hazards::{Hazards, site};
 use crate::record::{Header, RecordError, RecordReader};
 use crate::report::Manifest;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 use uniference_sim::cluster::Cluster;
 use uniference_sim::engine::{Engine, Resumption};
 use uniference_sim::ids::{GroupId, Handle, RankId, Site, TaskId};
-use uniference_sim::program::{
-    Activity, Call, CallOp, Collective, CollectiveKind, Outcome, POLL_COST, Reply, Request, StoreOp,
-};
+use uniference_sim::program::{Activity, Call, CallOp, Collective, CollectiveKind, Outcome, POLL_COST, Reply, Request};
 use uniference_sim::record::{Event, Listener, Meeting, Observer, Replayed, replay_heard};
 use uniference_sim::time::{SimDuration, SimTime};
 
@@ -41,58 +40,6 @@ pub enum ExportError {
     /// A trace cannot be written.
     #[error("the traces could not be written: {0}\nhint: make room there, or choose another folder with --out")]
     Io(#[from] io::Error),
-}
-
-/// What a program's way hung on that its traces do not know: elsewhere it might have gone another way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Hazard {
-    /// It asked whether an operation was complete.
-    Poll,
-    /// It read the clock.
-    Clock,
-    /// A receive took whichever message was first.
-    AnySource,
-    /// A time-out passed.
-    TimeOut,
-    /// It waited for whichever operation was first.
-    AnyOf,
-    /// It looked into the store without waiting.
-    StoreLook,
-}
-
-impl fmt::Display for Hazard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Hazard::Poll => "asked whether an operation was complete",
-            Hazard::Clock => "read the clock",
-            Hazard::AnySource => "received from whichever rank was first",
-            Hazard::TimeOut => "saw a time-out pass",
-            Hazard::AnyOf => "waited for whichever operation was first",
-            Hazard::StoreLook => "looked into the store without waiting",
-        })
-    }
-}
-
-/// A hazard, and where it was met first.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Warning {
-    /// What.
-    pub hazard: Hazard,
-    /// How often, all ranks together.
-    pub count: u64,
-    /// By whom first.
-    pub rank: RankId,
-    /// In which line of the program; empty if that is not known.
-    pub line: String,
-}
-
-impl fmt::Display for Warning {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Warning { hazard, count, rank, line } = self;
-        let place = if line.is_empty() { String::new() } else { format!(" at {line}") };
-        let more = if *count > 1 { format!(" (and {} times more)", count - 1) } else { String::new() };
-        write!(f, "{rank} {hazard}{place}{more}: on another cluster its program might have gone another way")
-    }
 }
 
 /// What was written.
@@ -134,7 +81,7 @@ struct Exporter<'a, W: Write> {
     ranks: Vec<Rank<W>>,
     /// The members of each group, by the engine's number.
     groups: BTreeMap<GroupId, Arc<[RankId]>>,
-    warnings: BTreeMap<Hazard, Warning>,
+    hazards: Hazards,
     lines: &'a [String],
     failed: Option<io::Error>,
     failed_rank: Option<RankId>,
@@ -192,7 +139,7 @@ impl<'a, W: Write> Exporter<'a, W> {
         Ok(Exporter {
             ranks: (0..header.world_size).map(start).collect::<io::Result<_>>()?,
             groups: BTreeMap::new(),
-            warnings: BTreeMap::new(),
+            hazards: Hazards::default(),
             lines,
             failed: None,
             failed_rank: None,
@@ -210,14 +157,7 @@ impl<'a, W: Write> Exporter<'a, W> {
         self.ranks.into_iter().try_for_each(Rank::finish)?;
         let groups = self.groups.into_iter();
         let groups = groups.map(|(group, ranks)| (group_name(group), ranks.iter().map(|rank| rank.0).collect()));
-        Ok(Exported { nodes, groups: groups.collect(), warnings: self.warnings.into_values().collect() })
-    }
-
-    fn warn(&mut self, hazard: Hazard, rank: RankId, task: TaskId) {
-        let site = self.ranks[rank.index()].tasks[task.index()].site;
-        let line = || site.and_then(|site| self.lines.get(site.index()).cloned()).unwrap_or_default();
-        let first = self.warnings.entry(hazard).or_insert_with(|| Warning { hazard, count: 0, rank, line: line() });
-        first.count += 1;
+        Ok(Exported { nodes, groups: groups.collect(), warnings: self.hazards.warnings(self.lines) })
     }
 
     /// The engine has answered what the task had asked for.
@@ -226,28 +166,16 @@ impl<'a, W: Write> Exporter<'a, W> {
             (Request::Issue { activity, after, .. }, Reply::Issued(handle)) => {
                 self.issued(rank, task, now, activity, &after, *handle);
             }
-            (
-                Request::Wait { handles, any, timeout, .. },
-                Reply::Complete(complete) | Reply::Failed { complete, .. },
-            ) => {
-                if any && handles.len() > 1 {
-                    self.warn(Hazard::AnyOf, rank, task);
-                }
-                if timeout == Some(POLL_COST) {
-                    self.warn(Hazard::Poll, rank, task);
-                }
+            (Request::Wait { .. }, Reply::Complete(complete) | Reply::Failed { complete, .. }) => {
                 self.ranks[rank.index()].waited(task, now, complete);
             }
             (
                 Request::Wait { timeout: Some(timeout), .. } | Request::Store { timeout: Some(timeout), .. },
                 Reply::TimedOut,
             ) => {
-                let poll = timeout == POLL_COST;
-                self.warn(if poll { Hazard::Poll } else { Hazard::TimeOut }, rank, task);
                 self.ranks[rank.index()].passes(task, now, Part::Pause(Pause::TimeOut, timeout));
             }
             (Request::Now, Reply::Now(_)) => {
-                self.warn(Hazard::Clock, rank, task);
                 self.ranks[rank.index()].passes(task, now, Part::Pause(Pause::Poll, POLL_COST));
             }
             (Request::Pause { timeout, .. }, Reply::TimedOut) => {
@@ -255,9 +183,6 @@ impl<'a, W: Write> Exporter<'a, W> {
             }
             (Request::JoinGroup { ranks, .. }, Reply::Group(group)) => self.joined(rank, task, *group, ranks),
             (Request::Store { operation, .. }, Reply::Store(_)) => {
-                if looks(&operation) {
-                    self.warn(Hazard::StoreLook, rank, task);
-                }
                 self.ranks[rank.index()].passes(task, now, Part::Store(operation));
             }
             (request, reply) => panic!("{rank} {task}: {reply:?} answers {request:?}"),
@@ -280,12 +205,7 @@ impl<'a, W: Write> Exporter<'a, W> {
             Activity::Store(operation) => Part::Store(operation).to_node(task),
             Activity::Finish => Part::End.to_node(task),
             Activity::Close(_) => Part::Pause(Pause::Sleep, SimDuration::ZERO).to_node(task),
-            Activity::Call(call) => {
-                if let CallOp::Recv { from: None, .. } = call.op {
-                    self.warn(Hazard::AnySource, rank, task);
-                }
-                call_node(rank, task, &call, &self.groups[&call.group])
-            }
+            Activity::Call(call) => call_node(rank, task, &call, &self.groups[&call.group]),
         };
         let line = self.line_of(rank, task);
         self.ranks[rank.index()].issued(task, now, node, line, after, handle);
@@ -317,6 +237,7 @@ impl<W: Write> Observer for Exporter<'_, W> {
 
 impl<W: Write> Listener for Exporter<'_, W> {
     fn asked(&mut self, rank: RankId, task: TaskId, request: &Request) {
+        self.hazards.asked(rank, task, request);
         if let Request::Exit(outcome) = request {
             if *outcome == Outcome::Failed {
                 self.failed_rank.get_or_insert(rank);
@@ -332,6 +253,7 @@ impl<W: Write> Listener for Exporter<'_, W> {
     }
 
     fn resumed(&mut self, resumption: &Resumption) {
+        self.hazards.resumed(resumption);
         let Resumption { rank, task, now, ref reply } = *resumption;
         let Some(request) = self.ranks[rank.index()].tasks[task.index()].asked.take() else { return };
         self.answered(rank, task, now, request, reply);
@@ -492,21 +414,6 @@ fn group_name(group: GroupId) -> String {
 
 fn micros(at: SimTime) -> u64 {
     at.as_ps() / 1_000_000
-}
-
-fn site(request: &Request) -> Option<Site> {
-    match request {
-        Request::Issue { site, .. }
-        | Request::Wait { site, .. }
-        | Request::Store { site, .. }
-        | Request::Pause { site, .. } => Some(*site),
-        Request::Now | Request::JoinGroup { .. } | Request::Exit(_) | Request::After { .. } => None,
-    }
-}
-
-fn looks(operation: &StoreOp) -> bool {
-    use StoreOp::{Check, Count, List, QueueLength, QueuePop};
-    matches!(operation, Check { .. } | Count { .. } | List { .. } | QueueLength { .. } | QueuePop { block: false, .. })
 }
 
 /// An operation of `rank`'s as a node.

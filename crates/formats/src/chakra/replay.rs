@@ -109,6 +109,7 @@ pub struct Replay<N> {
     asked: Option<Asked>,
     running: BTreeMap<Handle, u64>,
     untimed: u64,
+    by_roofline: u64,
     failed: Option<ReplayError>,
 }
 
@@ -158,6 +159,7 @@ impl<N: Nodes> Replay<N> {
             asked: None,
             running: BTreeMap::new(),
             untimed: 0,
+            by_roofline: 0,
             failed: None,
         }
     }
@@ -165,6 +167,11 @@ impl<N: Nodes> Replay<N> {
     /// Why it ended before its trace did. The run is of no use then.
     pub fn take_error(&mut self) -> Option<ReplayError> {
         self.failed.take()
+    }
+
+    /// How many compute nodes took what their device's rates make of them.
+    pub fn by_roofline(&self) -> u64 {
+        self.by_roofline
     }
 
     /// How many nodes have taken no time because they do not say how long they take.
@@ -367,6 +374,8 @@ impl<N: Nodes> Replay<N> {
         };
         let said =
             (node.duration_micros > 0).then(|| SimDuration::from_ps(node.duration_micros.saturating_mul(1_000_000)));
+        let from_rates = said.is_none() && derived.is_some();
+        self.by_roofline += u64::from(from_rates && !matches!(node.r#type(), NodeType::MemLoad | NodeType::MemStore));
         match said.or(derived) {
             Some(duration) => duration.scaled(self.rules.compute_scale),
             None => {

@@ -2,7 +2,10 @@
 //!
 //! An error is signed: (first - second) / second, above zero where the first run took longer. The time of an operation is from the moment at which
 //! its last member had entered until its last member was through, so that what ranks compute before does not count.
+//!
+//! Operations are paired within their group (messages within their pair of ranks), in order, by name, size and line: `align`.
 
+mod align;
 mod table;
 mod timeline;
 
@@ -12,7 +15,7 @@ pub use timeline::{Seen, Timeline};
 use crate::statistics::Sample;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
-use timeline::{Key, Met};
+use timeline::{Channel, Met};
 use uniference_sim::record::Times;
 use uniference_sim::time::{SimDuration, SimTime};
 
@@ -31,6 +34,10 @@ pub struct Comparison {
     pub drift: Vec<Pair>,
     /// Operations that only the first run has, and only the second.
     pub unmatched: (usize, usize),
+    /// The first few of those that only the first run has.
+    pub only_first: Vec<Unmatched>,
+    /// The same of the second.
+    pub only_second: Vec<Unmatched>,
     /// What recording a real run took on its slowest rank, in seconds; part of that run's compute.
     pub recorder_s: Option<f64>,
 }
@@ -93,16 +100,42 @@ pub struct OperationDifference {
     pub errors: Errors,
 }
 
+/// An operation that only one of the runs has.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Unmatched {
+    /// `all_reduce`; messages are `send`.
+    pub operation: &'static str,
+    /// The members' ranks; of a message its sender and its receiver.
+    pub members: Vec<u32>,
+    /// Its number among that run's operations of this name and these members, from 0.
+    pub number: usize,
+    /// The largest size that a member named.
+    pub bytes: u64,
+    /// Of the program, on its first member, of a message on its receiver; empty if it is not known.
+    pub line: String,
+}
+
+/// More operations than this are only counted, where they have no partner.
+const MOST_UNMATCHED: usize = 5;
+
 /// How many moments of the drift are shown.
 const MOMENTS: usize = 5;
 
 impl Comparison {
     /// Compares the first run with the second.
     pub fn new(first: &Seen, second: &Seen, recorder_s: Option<f64>) -> Comparison {
-        let matched: Vec<(&Key, Met, Met)> =
-            first.operations.iter().filter_map(|(key, met)| Some((key, *met, *second.operations.get(key)?))).collect();
+        let (mut matched, mut only_first, mut only_second) = (Vec::new(), Vec::new(), Vec::new());
+        let channels: BTreeSet<&Channel> = first.operations.keys().chain(second.operations.keys()).collect();
+        for channel in channels {
+            let [a, b] = [first, second].map(|seen| seen.operations.get(channel).map_or(&[][..], Vec::as_slice));
+            let pairs = align::align((a, &first.lines), (b, &second.lines));
+            matched.extend(pairs.iter().map(|(x, y)| (channel, a[*x], b[*y])));
+            let (in_first, in_second): (BTreeSet<usize>, BTreeSet<usize>) = pairs.into_iter().unzip();
+            let alone = |count: usize, paired: BTreeSet<usize>| (0..count).filter(move |at| !paired.contains(at));
+            only_first.extend(alone(a.len(), in_first).map(|at| (channel, at)));
+            only_second.extend(alone(b.len(), in_second).map(|at| (channel, at)));
+        }
         let makespan = |seen: &Seen| seen.ranks.iter().map(|(finish, _)| *finish).max().unwrap_or(SimTime::ZERO);
-        let only = |seen: &Seen| seen.operations.len() - matched.len();
         Comparison {
             makespan: Pair::of_times(makespan(first), makespan(second)),
             ranks: (0..)
@@ -112,7 +145,9 @@ impl Comparison {
             overall: Errors::of(matched.iter().filter_map(|(_, first, second)| duration(first, second).error)),
             operations: by_kind(&matched),
             drift: drift(&matched),
-            unmatched: (only(first), only(second)),
+            unmatched: (only_first.len(), only_second.len()),
+            only_first: unmatched(first, only_first),
+            only_second: unmatched(second, only_second),
             recorder_s,
         }
     }
@@ -181,12 +216,28 @@ fn duration(first: &Met, second: &Met) -> Pair {
     Pair::new(seconds(first), seconds(second))
 }
 
-fn by_kind(matched: &[(&Key, Met, Met)]) -> Vec<OperationDifference> {
+/// The first few, in the order in which the run came to them.
+fn unmatched(seen: &Seen, mut only: Vec<(&Channel, usize)>) -> Vec<Unmatched> {
+    only.sort_by_key(|(channel, at)| seen.operations[*channel][*at].entered);
+    let shown = |(channel, at): (&Channel, usize)| {
+        let operations = &seen.operations[channel];
+        let Met { operation, bytes, site, .. } = operations[at];
+        Unmatched {
+            operation,
+            members: channel.members.iter().map(|rank| rank.0).collect(),
+            number: operations[..at].iter().filter(|other| other.operation == operation).count(),
+            bytes: bytes.0,
+            line: seen.lines.get(site.index()).cloned().unwrap_or_default(),
+        }
+    };
+    only.into_iter().take(MOST_UNMATCHED).map(shown).collect()
+}
+
+fn by_kind(matched: &[(&Channel, Met, Met)]) -> Vec<OperationDifference> {
     let mut kinds: BTreeMap<(&'static str, Vec<u32>, u64), Vec<Pair>> = BTreeMap::new();
-    for (key, first, second) in matched {
-        let members = key.members.iter().map(|rank| rank.0).collect();
-        let operation = if key.pair.is_some() { "send" } else { first.operation };
-        kinds.entry((operation, members, size_class(first.bytes.0))).or_default().push(duration(first, second));
+    for (channel, first, second) in matched {
+        let members = channel.members.iter().map(|rank| rank.0).collect();
+        kinds.entry((first.operation, members, size_class(first.bytes.0))).or_default().push(duration(first, second));
     }
     let middle = |times: &mut dyn Iterator<Item = f64>| Sample::of(times).expect("a kind has a pair").median();
     let difference = |((operation, members, up_to_bytes), pairs): ((_, _, _), Vec<Pair>)| OperationDifference {
@@ -209,7 +260,7 @@ fn size_class(bytes: u64) -> u64 {
 }
 
 /// When operations ended in both runs, at the quarters of what they have in common.
-fn drift(matched: &[(&Key, Met, Met)]) -> Vec<Pair> {
+fn drift(matched: &[(&Channel, Met, Met)]) -> Vec<Pair> {
     let mut ends: Vec<(SimTime, SimTime)> =
         matched.iter().map(|(_, first, second)| (second.completed, first.completed)).collect();
     ends.sort();

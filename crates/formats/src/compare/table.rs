@@ -1,6 +1,6 @@
 //! Owns how a comparison looks on a terminal, at most 100 columns wide.
 
-use super::{Comparison, Pair, RankDifference};
+use super::{Comparison, Pair, RankDifference, Unmatched};
 use crate::table::{bytes, row, seconds, table};
 
 /// Several lines that end with a newline. `names` are those of the two runs.
@@ -28,10 +28,20 @@ pub fn render(comparison: &Comparison, names: [&str; 2]) -> String {
         percent(overall.worst)
     ));
     if *unmatched != (0, 0) {
-        parts.push(format!("not matched: {} operations of the first run, {} of the second", unmatched.0, unmatched.1));
+        let all = format!("not matched: {} operations of the first run, {} of the second", unmatched.0, unmatched.1);
+        let first = comparison.only_first.iter().map(|only| alone("first", only));
+        let second = comparison.only_second.iter().map(|only| alone("second", only));
+        parts.push(std::iter::once(all).chain(first).chain(second).collect::<Vec<_>>().join("\n"));
     }
     let text = parts.join("\n\n");
     text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+}
+
+/// An operation that only one run has.
+fn alone(run: &str, only: &Unmatched) -> String {
+    let Unmatched { operation, members: ranks, number, bytes: size, line } = only;
+    let place = if line.is_empty() { String::new() } else { format!(", at {line}") };
+    format!("  only the {run}: {operation} number {number} of {} ({}){place}", members(ranks), bytes(*size))
 }
 
 /// More ranks than this are not shown.

@@ -1,7 +1,8 @@
 use super::*;
 use crate::report::tests::all_reduce;
+use proptest::prelude::*;
 use uniference_sim::ids::{GroupId, GroupRank, Handle, RankId, Site};
-use uniference_sim::program::{Call, CallOp, Outcome};
+use uniference_sim::program::{Call, CallOp, Collective, CollectiveKind, Outcome};
 use uniference_sim::record::{Event, Meeting, Observer, Traffic};
 use uniference_sim::time::Bytes;
 
@@ -35,7 +36,7 @@ fn run(compute: u64, all_reduces: &[(u64, u64)]) -> Seen {
         let finished = Event::Finished { rank: RankId(rank), outcome: Outcome::Ok, times, traffic: Traffic::default() };
         timeline.record(at(finish), &finished);
     }
-    timeline.finish(|_| &WORLD)
+    timeline.finish(|_| &WORLD, Vec::new())
 }
 
 fn message(timeline: &mut Timeline, from: u64) {
@@ -113,4 +114,92 @@ fn a_comparison_is_shown_and_written() {
     );
     insta::assert_snapshot!(text);
     insta::assert_snapshot!(comparison.to_json());
+}
+
+/// A run of two ranks that do these, one after the other, each for as many microseconds as its place: name, line.
+fn sequence(operations: &[(CollectiveKind, u64, usize)], lines: &[&str]) -> Seen {
+    let mut timeline = Timeline::default();
+    for (number, (kind, elements, line)) in (0..).zip(operations) {
+        let Call { group, op: CallOp::Collective(like) } = all_reduce(*elements) else { unreachable!("it is one") };
+        let call = &Call { group, op: CallOp::Collective(Collective { kind: *kind, ..like }) };
+        let (handle, issued) = (Handle(number), at(100 * u64::from(number)));
+        for rank in WORLD {
+            timeline.record(issued, &Event::Issued { rank, handle, call, site: Site::from(*line) });
+            let meeting = Meeting::Collective { sequence: number.into() };
+            let (started, algorithm) = (issued, None);
+            let event = Event::Completed { rank, handle, call, issued, started, algorithm, meeting };
+            timeline.record(at(100 * u64::from(number) + elements), &event);
+        }
+    }
+    timeline.finish(|_| &WORLD, lines.iter().map(|line| (*line).to_owned()).collect())
+}
+
+#[test]
+fn operations_of_different_names_are_never_paired() {
+    use CollectiveKind::{AllReduce, Barrier};
+    let lines = ["a.py:1", "a.py:2", "a.py:3"];
+    let step = [(AllReduce, 10, 0), (AllReduce, 20, 1)];
+    let plain = sequence(&[step, step, step].concat(), &lines);
+    // One run has a barrier more in its middle: every all-reduce keeps its partner of the same length, to the picosecond.
+    let more = sequence(&[&step[..], &[(Barrier, 0, 2)], &step, &step].concat(), &lines);
+    let comparison = Comparison::new(&more, &plain, None);
+    assert_eq!((comparison.overall.count, comparison.overall.worst, comparison.unmatched), (6, 0.0, (1, 0)));
+    let only = &comparison.only_first[0];
+    assert_eq!((only.operation, only.number, &only.line[..], &only.members[..]), ("barrier", 0, "a.py:3", &[0, 1][..]));
+    let text = render(&comparison, ["first", "second"]);
+    assert!(text.contains("\n  only the first: barrier number 0 of 0-1 (0 B), at a.py:3\n"), "{text}");
+    let other_way = Comparison::new(&plain, &more, None);
+    assert_eq!((other_way.unmatched, other_way.only_second[0].operation), ((0, 1), "barrier"));
+}
+
+#[test]
+fn an_operation_that_one_run_has_more_moves_no_partners() {
+    use CollectiveKind::AllReduce;
+    let lines = ["a.py:1", "a.py:2", "a.py:3"];
+    let step = [(AllReduce, 10, 0), (AllReduce, 20, 1)];
+    let plain = sequence(&[step, step].concat(), &lines);
+    // Of the same name: by its line, else by its size; and if both are other ones everywhere, by the order that is left.
+    let by_line = sequence(&[&[(AllReduce, 10, 2)][..], &step, &step].concat(), &lines);
+    let by_size = sequence(&[&[(AllReduce, 30, 0)][..], &step, &step].concat(), &["b.py:1", "b.py:2"]);
+    for longer in [by_line, by_size] {
+        let comparison = Comparison::new(&longer, &plain, None);
+        assert_eq!((comparison.overall.count, comparison.overall.worst, comparison.unmatched), (4, 0.0, (1, 0)));
+    }
+    let double: Vec<_> =
+        [step, step].concat().iter().map(|(kind, elements, line)| (*kind, 2 * elements, *line)).collect();
+    let doubled = Comparison::new(&sequence(&double, &["b.py:1", "b.py:2"]), &plain, None);
+    assert_eq!((doubled.overall.count, doubled.overall.median, doubled.unmatched), (4, 1.0, (0, 0)));
+}
+
+proptest! {
+    #[test]
+    fn any_two_runs_are_paired_in_order_and_name_by_name(
+        first in prop::collection::vec((0..3_usize, 1..4_u64, 0..3_usize), 0..30),
+        second in prop::collection::vec((0..3_usize, 1..4_u64, 0..3_usize), 0..30),
+    ) {
+        let kinds = [CollectiveKind::AllReduce, CollectiveKind::Barrier, CollectiveKind::Broadcast];
+        let run = |list: &[(usize, u64, usize)]| {
+            let operations: Vec<_> = list.iter().map(|(kind, elements, line)| (kinds[*kind], *elements, *line)).collect();
+            sequence(&operations, &["a.py:1", "a.py:2", "a.py:3"])
+        };
+        let of = |seen: &Seen| seen.operations.values().next().cloned().unwrap_or_default();
+        let (a, b) = (run(&first), run(&second));
+        let (in_a, in_b) = (of(&a), of(&b));
+        let pairs = align::align((&in_a, &a.lines), (&in_b, &b.lines));
+        prop_assert!(pairs.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 < pair[1].1), "{:?}", pairs);
+        prop_assert!(pairs.iter().all(|(x, y)| in_a[*x].operation == in_b[*y].operation));
+        // Nothing is left alone on both sides of which there still is a pair between two others.
+        let mut bounds = vec![(None, None)];
+        bounds.extend(pairs.iter().map(|(x, y)| (Some(*x), Some(*y))));
+        bounds.push((Some(in_a.len()), Some(in_b.len())));
+        for pair in bounds.windows(2) {
+            let after = |at: Option<usize>| at.map_or(0, |at| at + 1);
+            let left: Vec<_> = (after(pair[0].0)..pair[1].0.unwrap()).map(|at| in_a[at].operation).collect();
+            prop_assert!(!(after(pair[0].1)..pair[1].1.unwrap()).any(|at| left.contains(&in_b[at].operation)));
+        }
+        let whole = Comparison::new(&a, &b, None);
+        prop_assert_eq!(whole.unmatched, (in_a.len() - pairs.len(), in_b.len() - pairs.len()));
+        let itself = Comparison::new(&a, &a, None);
+        prop_assert_eq!(itself.unmatched, (0, 0));
+    }
 }

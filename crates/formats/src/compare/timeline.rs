@@ -1,16 +1,21 @@
 //! Owns what a comparison needs of one run: when which operations met and ended, and where the ranks' time went. It watches a run like any observer.
 
 use std::collections::BTreeMap;
-use uniference_sim::ids::{GroupId, Handle, RankId};
+use uniference_sim::ids::{GroupId, Handle, RankId, Site};
 use uniference_sim::program::{Call, CallOp};
 use uniference_sim::record::{Event, Meeting, Observer, Times};
 use uniference_sim::time::{Bytes, SimTime};
 
+/// Of operations whose issue nobody has seen.
+const NOWHERE: Site = Site(u32::MAX);
+
 /// Watches a run.
 #[derive(Default)]
 pub struct Timeline {
-    issued: BTreeMap<(RankId, Handle), SimTime>,
-    collectives: BTreeMap<(GroupId, u64), Met>,
+    /// Of operations that are not complete, and of sends.
+    issued: BTreeMap<(RankId, Handle), (SimTime, Site)>,
+    /// By group and number; with the rank whose line it has.
+    collectives: BTreeMap<(GroupId, u64), (RankId, Met)>,
     /// By receiver and its handle; how the sender called it.
     receives: BTreeMap<(RankId, Handle), ((RankId, Handle), Met)>,
     ranks: BTreeMap<RankId, (SimTime, Times)>,
@@ -26,24 +31,34 @@ pub(super) struct Met {
     pub(super) entered: SimTime,
     /// When the last was through.
     pub(super) completed: SimTime,
+    /// Its line, on its first member; of a message, on its receiver.
+    pub(super) site: Site,
 }
 
-/// What is the same operation in two runs of one program.
+/// Whose operations have an order of their own: a group's collectives, or the messages from one rank to another.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Key {
+pub(super) struct Channel {
     pub(super) members: Vec<RankId>,
     /// How many groups of just these members came before.
     pub(super) group: u32,
     /// Of a message: sender and receiver.
     pub(super) pair: Option<(RankId, RankId)>,
-    /// Its number, among collectives of the group or messages of the pair.
-    pub(super) number: u64,
 }
 
 /// What a [`Timeline`] has seen, by what it can be compared with.
 pub struct Seen {
-    pub(super) operations: BTreeMap<Key, Met>,
+    /// In order.
+    pub(super) operations: BTreeMap<Channel, Vec<Met>>,
+    /// Of the program, by site.
+    pub(super) lines: Vec<String>,
     pub(super) ranks: Vec<(SimTime, Times)>,
+}
+
+impl Seen {
+    /// How many ranks there were.
+    pub fn world_size(&self) -> usize {
+        self.ranks.len()
+    }
 }
 
 impl Met {
@@ -55,31 +70,34 @@ impl Met {
 }
 
 impl Timeline {
-    /// The run is over; `members` are those of a group that an event has named.
-    pub fn finish<'a>(self, members: impl Fn(GroupId) -> &'a [RankId]) -> Seen {
+    /// The run is over; `members` are those of a group that an event has named, `lines` those of the program.
+    pub fn finish<'a>(self, members: impl Fn(GroupId) -> &'a [RankId], lines: Vec<String>) -> Seen {
         let mut seen = Groups { members: &members, numbers: BTreeMap::new(), count: BTreeMap::new() };
-        let mut operations = BTreeMap::new();
-        for ((group, number), met) in self.collectives {
-            operations.insert(seen.key(group, None, number), met);
+        let mut operations: BTreeMap<Channel, Vec<Met>> = BTreeMap::new();
+        for ((group, _), (_, met)) in self.collectives {
+            operations.entry(seen.channel(group)).or_default().push(met);
         }
         let mut messages: BTreeMap<(RankId, RankId), Vec<(Handle, Met)>> = BTreeMap::new();
         for ((receiver, _), ((sender, send), met)) in self.receives {
-            let entered = met.entered.max(self.issued.get(&(sender, send)).copied().unwrap_or(SimTime::ZERO));
+            let entered = met.entered.max(self.issued.get(&(sender, send)).map_or(SimTime::ZERO, |(at, _)| *at));
             messages.entry((sender, receiver)).or_default().push((send, Met { entered, ..met }));
         }
         for (pair, mut met) in messages {
             met.sort_by_key(|(send, _)| *send);
-            for (number, (_, met)) in (0..).zip(met) {
-                operations.insert(Key { members: vec![pair.0, pair.1], group: 0, pair: Some(pair), number }, met);
-            }
+            let channel = Channel { members: vec![pair.0, pair.1], group: 0, pair: Some(pair) };
+            operations.insert(channel, met.into_iter().map(|(_, met)| Met { operation: "send", ..met }).collect());
         }
-        Seen { operations, ranks: self.ranks.into_values().collect() }
+        Seen { operations, lines, ranks: self.ranks.into_values().collect() }
     }
 
     fn completed(&mut self, rank: RankId, handle: Handle, call: &Call, meeting: Meeting, met: Met) {
         match (meeting, &call.op) {
             (Meeting::Collective { sequence }, _) => {
-                self.collectives.entry((call.group, sequence)).or_insert(met).add(met);
+                let (first, known) = self.collectives.entry((call.group, sequence)).or_insert((rank, met));
+                known.add(met);
+                if rank < *first {
+                    (*first, known.site) = (rank, met.site);
+                }
             }
             (Meeting::Peer(Some(send)), CallOp::Recv { .. }) => {
                 self.receives.insert((rank, handle), (send, met));
@@ -97,28 +115,35 @@ struct Groups<'f, F> {
 }
 
 impl<'a, F: Fn(GroupId) -> &'a [RankId]> Groups<'_, F> {
-    fn key(&mut self, group: GroupId, pair: Option<(RankId, RankId)>, number: u64) -> Key {
+    fn channel(&mut self, group: GroupId) -> Channel {
         let members = (self.members)(group).to_vec();
         let next = self.count.entry(members.clone()).or_default();
         let group = *self.numbers.entry(group).or_insert_with(|| {
             *next += 1;
             *next - 1
         });
-        Key { members, group, pair, number }
+        Channel { members, group, pair: None }
     }
 }
 
 impl Observer for Timeline {
     fn record(&mut self, at: SimTime, event: &Event<'_>) {
         match *event {
-            Event::Issued { rank, handle, call, .. } => {
-                if let CallOp::Send { .. } = call.op {
-                    self.issued.insert((rank, handle), at);
-                }
-            }
+            Event::Issued { rank, handle, site, .. } => drop(self.issued.insert((rank, handle), (at, site))),
             Event::Completed { rank, handle, call, issued, meeting, .. } => {
                 let (operation, bytes) = (call.op.name(), call.op.bytes());
-                self.completed(rank, handle, call, meeting, Met { operation, bytes, entered: issued, completed: at });
+                let site = self.issued.get(&(rank, handle)).map_or(NOWHERE, |(_, site)| *site);
+                // What a receive was sent by is looked up when the run is over.
+                if !matches!(call.op, CallOp::Send { .. }) {
+                    self.issued.remove(&(rank, handle));
+                }
+                self.completed(
+                    rank,
+                    handle,
+                    call,
+                    meeting,
+                    Met { operation, bytes, entered: issued, completed: at, site },
+                );
             }
             Event::Finished { rank, times, .. } => {
                 self.ranks.insert(rank, (at, times));

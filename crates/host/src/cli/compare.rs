@@ -37,6 +37,11 @@ pub(super) struct Args {
 pub(super) fn compare(args: &Args) -> Result<Exit, HostError> {
     let (first, _) = read(&args.first)?;
     let (second, recorder) = read(&args.second)?;
+    let (ranks, others) = (first.world_size(), second.world_size());
+    if ranks != others {
+        let hint = "compare two runs of the same program with as many ranks";
+        return Err(HostError::Usage(format!("the first run has {ranks} ranks, the second {others}\nhint: {hint}")));
+    }
     let comparison = Comparison::new(&first, &second, recorder);
     if comparison.overall.count == 0 && comparison.unmatched != (0, 0) {
         let hint = "compare two runs of the same program with as many ranks";
@@ -67,7 +72,7 @@ fn read(folder: &Path) -> Result<(Seen, Option<f64>), HostError> {
     let mut timeline = Timeline::default();
     merged.tell(&mut timeline);
     let cost = merged.recorder().map(|(_, time)| time.as_secs_f64()).fold(0.0, f64::max);
-    Ok((timeline.finish(|group| merged.members(group)), Some(cost)))
+    Ok((timeline.finish(|group| merged.members(group), merged.lines().to_vec()), Some(cost)))
 }
 
 fn simulated(folder: &Path) -> Result<Seen, HostError> {
@@ -78,9 +83,9 @@ fn simulated(folder: &Path) -> Result<Seen, HostError> {
     let (ranks, rest) = reader.by_rank();
     let mut timeline = Timeline::default();
     let ended = replay(&mut engine, ranks.into_iter().collect(), &mut timeline);
-    rest.finish()?;
+    let lines = rest.finish()?;
     match ended {
-        Replayed::Finished => Ok(timeline.finish(|group| engine.members(group))),
+        Replayed::Finished => Ok(timeline.finish(|group| engine.members(group), lines)),
         Replayed::Halted(_) | Replayed::CutShort => Err(HostError::Usage(format!(
             "the run in {} did not come to its end\nhint: run the program again",
             folder.display()

@@ -5,7 +5,7 @@ use super::cluster::{Chosen, ClusterArgs};
 use super::console::Counter;
 use super::export;
 use super::folder::Folder;
-use super::results::{self, OutputArgs, RECORD, Recording};
+use super::results::{self, Beside, OutputArgs, RECORD, Recording};
 use super::traces::{self, TraceArgs, Wanted};
 use crate::error::{Exit, HostError};
 use crate::live::exchange::Recorder;
@@ -13,12 +13,15 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
+use uniference_formats::cluster::Resolved;
+use uniference_formats::hazards::Hazards;
 use uniference_formats::record::{RankRecord, RecordReader};
 use uniference_formats::report::Manifest;
+use uniference_sim::cluster::Cluster;
 use uniference_sim::engine::Engine;
-use uniference_sim::ids::{RankId, TaskId};
+use uniference_sim::ids::{RankId, Site, TaskId};
 use uniference_sim::program::Request;
-use uniference_sim::record::{Replayed, Statistics, replay as replay_record};
+use uniference_sim::record::{Digest, Listener, Replayed, Statistics, replay_heard};
 
 /// `uniference replay`.
 #[derive(clap::Args)]
@@ -64,25 +67,34 @@ fn replay_run(args: &Args, argv: &[OsString]) -> Result<Exit, HostError> {
     chosen.resolved.cluster.dynamics.seed = seed;
     check_ranks(&chosen, reader.header().world_size)?;
     check_repeat(args, &chosen)?;
-    let manifest = manifest(recorded, &chosen, seed, argv);
+    let elsewhere = recorded.cluster != chosen.resolved.toml || recorded.seed != seed;
+    let manifest = manifest(recorded.clone(), &chosen, seed, argv);
     let folder = folder(args)?;
     let mut recording = Recording::start(args.output.record, &chosen.resolved, &manifest, &folder, Counter::default())?;
     let cluster = &chosen.resolved.cluster;
     let mut engine = Engine::new(cluster);
     let (ranks, rest) = reader.by_rank();
-    let ended = {
+    let (ended, hazards) = {
         let (observer, recorder) = recording.watchers();
         let recorder = std::cell::RefCell::new(recorder);
         let copied =
             (0..).map(RankId).zip(ranks).map(|(rank, requests)| Copied { rank, requests, recorder: &recorder });
-        replay_record(&mut engine, copied.collect(), observer)
+        let mut heard = (observer, Hazards::default());
+        (replay_heard(&mut engine, copied.collect(), &mut heard), heard.1)
     };
     let lines = rest.finish()?;
     let figures = recording.finish(lines.clone())?;
     match ended {
         Replayed::Finished => {
-            let others = other_seeds(args, &chosen, &path)?;
-            results::report(figures, &chosen.resolved, &others, manifest, &folder, args.output.json)?;
+            let mut beside = other_seeds(args, &chosen, &path)?;
+            if elsewhere || args.repeat > 1 {
+                let digest = (args.repeat == 1).then(|| figures.digest.to_hex());
+                beside.warnings.extend(other_ways(hazards, digest, &recorded, &path)?);
+            }
+            if chosen.resolved.rates != recorded_cluster(&recorded, &path)?.rates && !figures.computes.measured() {
+                beside.warnings.push("`peak_flops` and `memory_bandwidth` have no effect: the record holds durations that were computed with the rates of its own cluster".to_owned());
+            }
+            results::report(figures, &chosen.resolved, beside, manifest, &folder, args.output.json)?;
             Ok(Exit::Ok)
         }
         Replayed::Halted(halt) => {
@@ -92,10 +104,7 @@ fn replay_run(args: &Args, argv: &[OsString]) -> Result<Exit, HostError> {
             ));
             Ok(Exit::Halted)
         }
-        Replayed::CutShort => Err(HostError::Usage(format!(
-            "the record in {} ends before the programs do\nhint: the run did not come to its end; run the program again",
-            args.run.display()
-        ))),
+        Replayed::CutShort => Err(cut_short(&path)),
     }
 }
 
@@ -110,18 +119,74 @@ fn check_repeat(args: &Args, chosen: &Chosen) -> Result<(), HostError> {
     ))
 }
 
-/// The makespans with the seeds after the first one, in seconds.
-fn other_seeds(args: &Args, chosen: &Chosen, path: &Path) -> Result<Vec<f64>, HostError> {
+/// The makespans with the seeds after the first one, and which of these did not come to their end.
+fn other_seeds(args: &Args, chosen: &Chosen, path: &Path) -> Result<Beside, HostError> {
     let mut cluster = chosen.resolved.cluster.clone();
-    let draw = |_| {
+    let (mut others, mut halted) = (Vec::new(), Vec::new());
+    for _ in 1..args.repeat {
         cluster.dynamics.seed = cluster.dynamics.seed.wrapping_add(1);
-        let mut engine = Engine::new(&cluster);
-        let (ranks, _) = RecordReader::open(BufReader::new(open_record(path)?))?.by_rank();
         let mut statistics = Statistics::default();
-        replay_record(&mut engine, ranks, &mut statistics);
-        Ok(statistics.makespan().as_secs_f64())
-    };
-    (1..args.repeat).map(draw).collect()
+        let (ended, lines) = again(&cluster, path, &mut (&mut statistics, Hazards::default()))?;
+        match ended {
+            Replayed::Finished => others.push(statistics.makespan().as_secs_f64()),
+            Replayed::Halted(halt) => halted.push((cluster.dynamics.seed, halt, lines)),
+            Replayed::CutShort => return Err(cut_short(path)),
+        }
+    }
+    let warnings = halted.first().map(|(seed, halt, lines)| {
+        let site = |site: Site| lines.get(site.index()).cloned().unwrap_or_default();
+        let text = halt.render(&site, &|_| Vec::new());
+        let why = text.lines().next().unwrap_or_default();
+        let (count, all) = (halted.len(), args.repeat);
+        format!(
+            "{count} of {all} seeds did not come to their end, seed {seed} by a {why}: the interval is of the other {}",
+            1 + others.len()
+        )
+    });
+    Ok(Beside { others, warnings: warnings.into_iter().collect() })
+}
+
+/// Where the program might have gone another way than it was recorded. `digest` is of the run on the new cluster: where the record's own
+/// cluster gives the same, nothing took another time. Where it is not given, there are several runs.
+fn other_ways(
+    mut hazards: Hazards,
+    digest: Option<String>,
+    recorded: &Manifest,
+    path: &Path,
+) -> Result<Vec<String>, HostError> {
+    if !hazards.depend_on_time() {
+        return Ok(Vec::new());
+    }
+    let cluster = recorded_cluster(recorded, path)?.cluster;
+    let mut at_home = (Digest::default(), Hazards::default());
+    let (ended, lines) = again(&cluster, path, &mut at_home)?;
+    if !matches!(ended, Replayed::Finished) {
+        return Err(cut_short(path));
+    }
+    if digest.is_some_and(|digest| digest == at_home.0.to_hex()) {
+        return Ok(Vec::new());
+    }
+    hazards.merge(&at_home.1);
+    Ok(hazards.warnings(&lines).iter().map(ToString::to_string).collect())
+}
+
+/// The cluster of the run that was recorded, with its seed.
+fn recorded_cluster(recorded: &Manifest, path: &Path) -> Result<Resolved, HostError> {
+    let mut resolved = ClusterArgs::resolve_recorded(&path.display().to_string(), &recorded.cluster)?;
+    resolved.cluster.dynamics.seed = recorded.seed;
+    Ok(resolved)
+}
+
+/// Runs the record on a cluster, and returns how that ended, and the program's lines.
+fn again(cluster: &Cluster, path: &Path, listener: &mut dyn Listener) -> Result<(Replayed, Vec<String>), HostError> {
+    let (ranks, rest) = RecordReader::open(BufReader::new(open_record(path)?))?.by_rank();
+    let ended = replay_heard(&mut Engine::new(cluster), ranks, listener);
+    Ok((ended, rest.finish()?))
+}
+
+fn cut_short(path: &Path) -> HostError {
+    let hint = "the run did not come to its end; run the program again";
+    HostError::Usage(format!("the record {} ends before the programs do\nhint: {hint}", path.display()))
 }
 
 /// A rank's requests, recorded again as they are read.

@@ -12,6 +12,7 @@ use std::fs::File;
 use std::io::BufWriter;
 use std::path::PathBuf;
 use uniference_formats::cluster::Resolved;
+use uniference_formats::compute::Computes;
 use uniference_formats::events::EventWriter;
 use uniference_formats::interval::interval;
 use uniference_formats::record::{Header, RecordWriter};
@@ -58,8 +59,25 @@ pub(super) struct OutputArgs {
 
 /// Everything that looks on while a run goes on.
 pub(super) struct Recording {
-    observers: ((Statistics, Digest), ((Counter, Patience), (Trace, Events))),
+    observers: (((Statistics, Digest), Computes), ((Counter, Patience), (Trace, Events))),
     record: Record,
+}
+
+/// What a run has come to.
+pub(super) struct Figures {
+    pub(super) statistics: Statistics,
+    pub(super) digest: Digest,
+    pub(super) computes: Computes,
+    /// The program's lines, by site.
+    pub(super) lines: Vec<String>,
+}
+
+/// What else is known of a run than its own figures.
+#[derive(Default)]
+pub(super) struct Beside {
+    /// Makespans of the same run with other seeds, in seconds.
+    pub(super) others: Vec<f64>,
+    pub(super) warnings: Vec<String>,
 }
 
 type Trace = Option<TraceWriter<BufWriter<File>>>;
@@ -108,7 +126,7 @@ impl Recording {
         let events = wanted(&[RecordLevel::Full], EVENTS)?.map(EventWriter::new);
         let header = Header { world_size: resolved.cluster.devices.len() as u32, manifest: manifest.clone() };
         let record = Record(wanted(&ops, RECORD)?.map(|file| RecordWriter::new(file, header)));
-        let statistics = (Statistics::default(), Digest::default());
+        let statistics = ((Statistics::default(), Digest::default()), Computes::default());
         Ok(Recording { observers: (statistics, ((counter, Patience::default()), (trace, events))), record })
     }
 
@@ -118,44 +136,65 @@ impl Recording {
     }
 
     /// Completes the files of a run that has come to an end of its own, good or bad; `lines` are those of the program.
-    pub(super) fn finish(self, lines: Vec<String>) -> Result<(Statistics, Digest), HostError> {
-        let (figures, (_, (trace, events))) = self.observers;
+    pub(super) fn finish(self, lines: Vec<String>) -> Result<Figures, HostError> {
+        let (((statistics, digest), computes), (_, (trace, events))) = self.observers;
         trace.map(TraceWriter::finish).transpose()?;
         events.map(EventWriter::finish).transpose()?;
-        self.record.0.map(|record| record.finish(lines)).transpose()?;
-        Ok(figures)
+        self.record.0.map(|record| record.finish(lines.clone())).transpose()?;
+        Ok(Figures { statistics, digest, computes, lines })
     }
 }
 
-/// Writes the report into the folder, and shows it: as JSON, or as a table with a word on where the rest is. `others` are makespans of the
-/// same run with other seeds, in seconds.
+/// Writes the report into the folder, and shows it: as JSON, or as a table with a word on where the rest is.
 pub(super) fn report(
-    figures: (Statistics, Digest),
+    figures: Figures,
     resolved: &Resolved,
-    others: &[f64],
+    beside: Beside,
     manifest: Manifest,
     folder: &Folder,
     json: bool,
 ) -> Result<(), HostError> {
-    show(&of_run(figures, resolved, others, manifest), folder, json)
+    show(&of_run(figures, resolved, beside, manifest), folder, json)
 }
 
 /// The report that [`report`] writes.
-pub(super) fn of_run(
-    (statistics, digest): (Statistics, Digest),
-    resolved: &Resolved,
-    others: &[f64],
-    manifest: Manifest,
-) -> Report {
+pub(super) fn of_run(figures: Figures, resolved: &Resolved, beside: Beside, manifest: Manifest) -> Report {
+    let Figures { statistics, digest, computes, lines } = figures;
+    let Beside { others, warnings } = beside;
     let mut report = Report::new(&statistics, &resolved.cluster.devices, digest.to_hex(), manifest);
     if statistics.operations().next().is_none() {
         report.warnings.push("the program never communicated: nothing was simulated but its compute".to_owned());
     }
+    report.warnings.extend(without_effect(resolved, &computes));
+    report.warnings.extend(computes.spread(&lines));
+    report.warnings.extend(warnings);
     if resolved.uncertainty.is_some() || !others.is_empty() {
         let uncertainty = resolved.uncertainty.clone().unwrap_or_default();
-        report.interval = Some(interval(&report, &uncertainty, others));
+        report.interval = Some(interval(&report, &uncertainty, &others));
     }
     report
+}
+
+/// Keys of devices in the cluster file that had nothing to act upon. `memory` is no such key: docs/cluster-file.md says who looks at it.
+fn without_effect(resolved: &Resolved, computes: &Computes) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if computes.measured()
+        && let Some(rank) = resolved.rates.iter().position(Option::is_some)
+    {
+        let device = &resolved.cluster.devices[rank];
+        warnings.push(format!(
+            "`peak_flops` and `memory_bandwidth` of device `{}` have no effect: compute was measured on this machine, and takes its time here times `slowdown` ({}); rates are for execution traces and generated jobs",
+            device.name, device.slowdown
+        ));
+    }
+    let slower = |device: &&Device| device.slowdown != 1.0 || !device.spells.is_empty();
+    if let Some(device) = resolved.cluster.devices.iter().find(slower).filter(|_| !computes.any()) {
+        let name = &device.name;
+        warnings.push(format!(
+            "`slowdown` and [[straggler]] of device `{name}` have no effect: no rank computed for any time"
+        ));
+    }
+    warnings
 }
 
 /// The same for ranks that have no cluster: `inputs` say what they ran on.

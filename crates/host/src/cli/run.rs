@@ -5,7 +5,7 @@ use super::console::{Console, Counter};
 use super::doctor;
 use super::export;
 use super::folder::Folder;
-use super::results::{self, OutputArgs, RecordLevel, Recording};
+use super::results::{self, Beside, OutputArgs, RecordLevel, Recording};
 use crate::capacity;
 use crate::error::{Exit, HostError};
 use crate::interrupt::Interrupts;
@@ -101,7 +101,7 @@ pub(super) fn run(args: &Args, argv: &[OsString], python: &Path) -> Result<Exit,
     let end = ended?;
     let figures = recording.finish(end.lines.clone())?;
     if let Ending::Finished = end.ending {
-        let shown = results::report(figures, &chosen.resolved, &[], manifest, &folder, args.output.json);
+        let shown = results::report(figures, &chosen.resolved, Beside::default(), manifest, &folder, args.output.json);
         // Files first: they are there even if standard output is not.
         match shown {
             Ok(()) | Err(HostError::Output { .. }) => {}

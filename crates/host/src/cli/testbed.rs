@@ -60,6 +60,9 @@ impl TestbedArgs {
         let chosen = self.resolve()?;
         let cluster = &chosen.resolved.cluster;
         let queue = self.queue.map_or(DEFAULT_QUEUE_BYTES, |size| size.0.0);
+        for what in not_emulated(&chosen) {
+            super::complain(format_args!("warning: the testbed does not emulate {what}: it has no effect\n"));
+        }
         let testbed = Testbed::new(cluster, queue)?;
         if !testbed.is_in_real_time() {
             super::complain(format_args!(
@@ -75,6 +78,19 @@ impl TestbedArgs {
         ));
         Ok(exit)
     }
+}
+
+/// Keys of devices that real processes on this machine do not feel.
+fn not_emulated(chosen: &Chosen) -> Vec<&'static str> {
+    let devices = &chosen.resolved.cluster.devices;
+    let given = [
+        ("`slowdown` of devices", devices.iter().any(|device| device.slowdown != 1.0)),
+        ("[[straggler]]", devices.iter().any(|device| !device.spells.is_empty())),
+        ("[[crash]]", devices.iter().any(|device| device.crash.is_some())),
+        ("`memory` of devices", devices.iter().any(|device| device.memory.is_some())),
+        ("`peak_flops` and `memory_bandwidth` of devices", chosen.resolved.rates.iter().any(Option::is_some)),
+    ];
+    given.into_iter().filter(|(_, given)| *given).map(|(what, _)| what).collect()
 }
 
 /// Where ranks' standard output goes.

@@ -5,8 +5,7 @@
 use super::cluster::{Chosen, ClusterArgs};
 use super::console::Counter;
 use super::folder::Folder;
-use super::results::RecordLevel;
-use super::results::{self, Recording};
+use super::results::{self, Beside, RecordLevel, Recording};
 use crate::error::{Exit, HostError};
 use crate::live::exchange::Recorder;
 use std::collections::BTreeMap;
@@ -121,8 +120,8 @@ pub(super) fn replay(prefix: &Path, args: &TraceArgs, wanted: &Wanted<'_>) -> Re
         super::complain(format_args!("error: {}", describe(&halt, &ranks)));
         return Ok(Exit::Halted);
     }
-    warn_of_untimed(&ranks);
-    results::report(figures, &chosen.resolved, &[], manifest, &folder, wanted.json)?;
+    let beside = Beside { warnings: doubts(&ranks, &chosen), ..Beside::default() };
+    results::report(figures, &chosen.resolved, beside, manifest, &folder, wanted.json)?;
     Ok(Exit::Ok)
 }
 
@@ -254,11 +253,19 @@ fn drive(
     }
 }
 
-fn warn_of_untimed(ranks: &Ranks) {
+/// Where the durations of nodes deserve doubt.
+fn doubts(ranks: &Ranks, chosen: &Chosen) -> Vec<String> {
     let untimed: u64 = ranks.iter().map(Replay::untimed).sum();
-    if untimed > 0 {
-        super::complain(format_args!("warning: {untimed} nodes do not say how long they take: they took no time\n"));
-    }
+    let derived: u64 = ranks.iter().map(Replay::by_roofline).sum();
+    let rates = chosen.resolved.rates.iter().position(Option::is_some).filter(|_| derived == 0);
+    let untimed = (untimed > 0).then(|| format!("{untimed} nodes do not say how long they take: they took no time"));
+    let unused = rates.map(|rank| {
+        let name = &chosen.resolved.cluster.devices[rank].name;
+        format!(
+            "`peak_flops` and `memory_bandwidth` of device `{name}` have no effect: no node leaves its duration to them"
+        )
+    });
+    untimed.into_iter().chain(unused).collect()
 }
 
 // Files

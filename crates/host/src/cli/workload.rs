@@ -6,7 +6,7 @@ use super::cluster::{Chosen, ClusterArgs, value};
 use super::console::Counter;
 use super::folder::Folder;
 use super::lock::{Lock, Writer};
-use super::results::{self, RecordLevel, Recording};
+use super::results::{self, Beside, RecordLevel, Recording};
 use super::traces::of_rank;
 use crate::error::{Exit, HostError};
 use crate::live::exchange::Recorder;
@@ -534,15 +534,15 @@ fn attempt(
     let mut programs = Programs { workload, rules: Arc::new(args.rules(rates)?), ranks: BTreeMap::new() };
     let (observer, recorder) = recording.watchers();
     let halt = programs.drive(&mut engine, observer, recorder);
-    let (mut statistics, digest) = recording.finish(Vec::new())?;
+    let mut figures = recording.finish(Vec::new())?;
     match halt {
         Some(halt) => Ok(match &halt.cause {
             Cause::Asymmetry(asymmetry) => Ended::Unlike(asymmetry.clone()),
             _ => Ended::Halted(halt.render(&|_| "a generated trace".to_owned(), &|_| Vec::new())),
         }),
         None => {
-            statistics.stand_for(symmetry.order());
-            let report = results::of_run((statistics, digest), &chosen.resolved, &[], manifest);
+            figures.statistics.stand_for(symmetry.order());
+            let report = results::of_run(figures, &chosen.resolved, Beside::default(), manifest);
             Ok(Ended::Finished(Box::new(report)))
         }
     }

@@ -6,6 +6,7 @@ use crate::record::Observer;
 
 /// How a run ended.
 #[derive(Debug)]
+#[must_use = "figures of a run that did not finish are not its own"]
 pub enum Ended {
     /// Every rank's program did.
     Finished,

@@ -57,6 +57,7 @@ pub struct Engine {
 
 /// What the driver has to do.
 #[derive(Debug)]
+#[must_use = "a task that is not resumed holds time back for ever"]
 pub enum Turn {
     /// Let a task go on. It is running until it submits a request.
     Resume(Resumption),

@@ -12,6 +12,7 @@ use std::iter::Peekable;
 
 /// How a replay ended.
 #[derive(Debug)]
+#[must_use = "figures of a replay that did not finish are not those of the run"]
 pub enum Replayed {
     /// Every rank's program did.
     Finished,
@@ -31,6 +32,21 @@ pub trait Listener: Observer {
 
     /// `task` is heard of for the first time, just when `opener` has gone on.
     fn opened(&mut self, rank: RankId, task: TaskId, opener: TaskId);
+}
+
+/// The second one hears, too.
+impl<A: Observer, B: Listener> Listener for (A, B) {
+    fn asked(&mut self, rank: RankId, task: TaskId, request: &Request) {
+        self.1.asked(rank, task, request);
+    }
+
+    fn resumed(&mut self, resumption: &Resumption) {
+        self.1.resumed(resumption);
+    }
+
+    fn opened(&mut self, rank: RankId, task: TaskId, opener: TaskId) {
+        self.1.opened(rank, task, opener);
+    }
 }
 
 /// Runs a program record again: for each rank the requests of its tasks, in the order in which they were submitted.

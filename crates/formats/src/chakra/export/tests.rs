@@ -12,7 +12,7 @@ use uniference_sim::collective::choose::AlgorithmTable;
 use uniference_sim::engine::{Ended, Turn, drive};
 use uniference_sim::ids::{GroupRank, HostId, QueueId};
 use uniference_sim::network::{HostSpec, LinkSpec, Preset, Topology};
-use uniference_sim::program::{DType, Mark, Origin, Program, ReduceOp, Shape, Work};
+use uniference_sim::program::{DType, Mark, Origin, Program, ReduceOp, Shape, StoreOp, Work};
 use uniference_sim::record::{Statistics, replay};
 use uniference_sim::time::{Bytes, Rate};
 
