@@ -14,12 +14,12 @@ type Token<'a> = (&'static str, Option<u64>, Option<&'a str>);
 /// Operations of a run, in order, and the lines of its program.
 pub(super) type Run<'a> = (&'a [Met], &'a [String]);
 
-/// The pairs of indices of operations that are the same, both ascending. What is the same to the line is paired first; what is left between
-/// those by name and size, then by name. Operations of different names are never paired.
+/// The pairs of indices of operations that are the same, both ascending. What has one name, size and line is paired first; what is left
+/// between those by name and line, then by name and size, then by name. Operations of different names are never paired.
 pub(super) fn align(first: Run<'_>, second: Run<'_>) -> Vec<(usize, usize)> {
     let mut pairs = Vec::new();
     let mut gaps = vec![(0..first.0.len(), 0..second.0.len())];
-    for (with_size, with_line) in [(true, true), (true, false), (false, false)] {
+    for (with_size, with_line) in [(true, true), (false, true), (true, false), (false, false)] {
         let mut left = Vec::new();
         for (a, b) in gaps {
             let of = |run, range: &Range<usize>| tokens(run, range.clone(), with_size, with_line);

@@ -158,7 +158,7 @@ fn an_operation_that_one_run_has_more_moves_no_partners() {
     let lines = ["a.py:1", "a.py:2", "a.py:3"];
     let step = [(AllReduce, 10, 0), (AllReduce, 20, 1)];
     let plain = sequence(&[step, step].concat(), &lines);
-    // Of the same name: by its line, else by its size; and if both are other ones everywhere, by the order that is left.
+    // Of the same name: by its line, else by its size. Where all sizes are other ones, by lines.
     let by_line = sequence(&[&[(AllReduce, 10, 2)][..], &step, &step].concat(), &lines);
     let by_size = sequence(&[&[(AllReduce, 30, 0)][..], &step, &step].concat(), &["b.py:1", "b.py:2"]);
     for longer in [by_line, by_size] {
@@ -167,7 +167,7 @@ fn an_operation_that_one_run_has_more_moves_no_partners() {
     }
     let double: Vec<_> =
         [step, step].concat().iter().map(|(kind, elements, line)| (*kind, 2 * elements, *line)).collect();
-    let doubled = Comparison::new(&sequence(&double, &["b.py:1", "b.py:2"]), &plain, None);
+    let doubled = Comparison::new(&sequence(&double, &lines), &plain, None);
     assert_eq!((doubled.overall.count, doubled.overall.median, doubled.unmatched), (4, 1.0, (0, 0)));
 }
 
