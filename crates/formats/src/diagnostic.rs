@@ -3,7 +3,9 @@
 //! It finds no mistakes itself, and writes nothing: the caller decides where the text goes and whether that is a terminal.
 
 use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
+use std::borrow::Cow;
 use std::fmt;
+use std::fmt::Write;
 use std::ops::Range;
 
 /// A mistake in what a user wrote.
@@ -18,7 +20,10 @@ pub struct Diagnostic {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Place {
     origin: String,
+    /// The lines of the place, as much of them as is shown.
     text: String,
+    /// The number of their first.
+    line: usize,
     span: Range<usize>,
     label: String,
 }
@@ -32,8 +37,8 @@ impl Diagnostic {
     /// The mistake is at `span` (in bytes) of `text`, which came from `origin` (a path or an option).
     #[must_use]
     pub fn at(mut self, origin: &str, text: &str, span: Range<usize>) -> Diagnostic {
-        let span = widened(text, span);
-        let place = Place { origin: origin.to_owned(), text: text.to_owned(), span, label: String::new() };
+        let (text, span, line) = shown(text, widened(text, span));
+        let place = Place { origin: origin.to_owned(), text, line, span, label: String::new() };
         self.place = Some(Box::new(place));
         self
     }
@@ -57,12 +62,15 @@ impl Diagnostic {
     /// Several lines without a newline at the end: `error: `, the place, `hint: `; in colours for a terminal.
     pub fn render(&self, colours: bool) -> String {
         let renderer = if colours { Renderer::styled() } else { Renderer::plain() };
-        let title = Level::ERROR.primary_title(&*self.message);
-        let hint = self.hint.as_deref().map(|hint| Level::HELP.with_name("hint").secondary_title(hint));
+        let message = shortened(&self.message);
+        let hint = self.hint.as_deref().map(shortened);
+        let title = Level::ERROR.primary_title(&*message);
+        let hint = hint.as_deref().map(|hint| Level::HELP.with_name("hint").secondary_title(hint));
         let hint = hint.map(Group::with_title);
         match &self.place {
             Some(place) => {
-                let mut report = vec![title.element(place.snippet())];
+                let (origin, label) = (shortened(&place.origin), shortened(&place.label));
+                let mut report = vec![title.element(place.snippet(&origin, &label))];
                 report.extend(hint);
                 renderer.render(&report)
             }
@@ -75,11 +83,70 @@ impl Diagnostic {
 }
 
 impl Place {
-    fn snippet(&self) -> Snippet<'_, annotate_snippets::Annotation<'_>> {
+    fn snippet<'a>(&'a self, origin: &'a str, label: &'a str) -> Snippet<'a, annotate_snippets::Annotation<'a>> {
         let caret = AnnotationKind::Primary.span(self.span.clone());
-        let caret = if self.label.is_empty() { caret } else { caret.label(&*self.label) };
-        Snippet::source(&*self.text).path(&*self.origin).annotation(caret)
+        let caret = if label.is_empty() { caret } else { caret.label(label) };
+        Snippet::source(&*self.text).line_start(self.line).path(origin).annotation(caret)
     }
+}
+
+/// So many characters of a name or value are enough to find it.
+const LONGEST: usize = 1_000;
+/// So many bytes of a long line are shown, from a little before the place on.
+const WINDOW: usize = 400;
+const BEFORE: usize = 80;
+
+/// Could the character move a terminal's cursor, change its state, or make a text look like another one?
+fn is_control(c: char) -> bool {
+    let marks = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}' | '\u{2029}');
+    let bidirectional = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    (c.is_control() && !matches!(c, '\n' | '\t')) || marks || bidirectional
+}
+
+/// `text` as it may reach a terminal: control characters (but newlines and tabs) and those that turn the direction of writing are `\u001b`.
+pub fn escaped(text: &str) -> Cow<'_, str> {
+    if !text.contains(is_control) {
+        return Cow::Borrowed(text);
+    }
+    let mut safe = String::with_capacity(text.len());
+    for c in text.chars() {
+        match is_control(c) {
+            true => write!(safe, "\\u{:04x}", u32::from(c)).expect("memory takes it"),
+            false => safe.push(c),
+        }
+    }
+    Cow::Owned(safe)
+}
+
+/// The same, without the middle of what is too long to read.
+fn shortened(text: &str) -> String {
+    let mut from_end = text.char_indices().rev();
+    match (text.char_indices().nth(LONGEST / 2), from_end.nth(LONGEST / 2)) {
+        (Some((head, _)), Some((tail, _))) if head < tail => {
+            escaped(&format!("{}[...]{}", &text[..head], &text[tail..])).into_owned()
+        }
+        _ => escaped(text).into_owned(),
+    }
+}
+
+/// The lines that a place is on, with the place in them and the number of the first; of long lines a part. Control characters are replaced by
+/// others of as many bytes, so that places stay where they are.
+fn shown(text: &str, span: Range<usize>) -> (String, Range<usize>, usize) {
+    let mut from = text[..span.start].rfind('\n').map_or(0, |newline| newline + 1);
+    let line = 1 + text[..from].bytes().filter(|byte| *byte == b'\n').count();
+    let mut to = text[span.end..].find('\n').map_or(text.len(), |newline| span.end + newline);
+    if to - from > 4 * WINDOW {
+        from = widened(text, from.max(span.start.saturating_sub(BEFORE))..span.start).start;
+        to = widened(text, from..to.min(from + WINDOW)).end;
+    }
+    let replaced = |c: char| match (is_control(c) && c != '\r', c.len_utf8()) {
+        (false, _) => c,
+        (true, 1) => '?',
+        (true, 2) => '\u{bf}',
+        (true, _) => '\u{fffd}',
+    };
+    let part: String = text[from..to].chars().map(replaced).collect();
+    (part, span.start - from..span.end.clamp(span.start, to) - from, line)
 }
 
 /// A range inside `text`, at character boundaries.
@@ -106,9 +173,12 @@ impl std::error::Error for Diagnostic {}
 /// `did you mean ...?` if a candidate is near `word`, else the list of all candidates, which are called `what` (`presets`).
 pub fn suggest<'a>(word: &str, what: &str, candidates: impl IntoIterator<Item = &'a str>) -> String {
     let candidates: Vec<&str> = candidates.into_iter().collect();
+    // A word that is longer by more than what may differ is near nothing, and the distance takes the product of the lengths.
+    let longest = candidates.iter().map(|candidate| candidate.len()).max().unwrap_or(0);
+    let word = if word.len() > 4 * longest + 16 { "" } else { word };
     let nearest = candidates.iter().map(|candidate| (distance(word, candidate), candidate)).min();
     match nearest {
-        Some((distance, candidate)) if distance <= 1 + word.chars().count() / 4 => {
+        Some((distance, candidate)) if !word.is_empty() && distance <= 1 + word.chars().count() / 4 => {
             format!("did you mean `{candidate}`?")
         }
         Some(_) if candidates.len() <= 16 => format!("the {what} are: {}", candidates.join(", ")),
@@ -163,6 +233,36 @@ mod tests {
             let shown = Diagnostic::new("m").at("f", "µ\nß", span).render(true);
             assert!(shown.contains('m'));
         }
+    }
+
+    #[test]
+    fn nothing_of_a_file_moves_the_cursor() {
+        let name = "a\u{1b}[2J\u{7}\r\u{9b}1m\u{202e}b\u{2066}\u{7f}\u{0}";
+        let text = format!("name = \"{name}\"\nother = 1\n");
+        for span in 0..text.len() {
+            let diagnostic = Diagnostic::new(name).at(name, &text, span..span + 3).label(name).hint(name);
+            let shown = diagnostic.render(false);
+            assert!(!shown.contains(is_control), "{shown:?}");
+        }
+        assert_eq!(escaped("a\tb\n\u{1b}\u{202e}"), "a\tb\n\\u001b\\u202e");
+        assert_eq!(escaped("plain \u{e4}"), "plain \u{e4}");
+    }
+
+    #[test]
+    fn what_is_long_is_shown_in_part_and_found_in_no_time() {
+        let key = "k".repeat(10 << 20);
+        let text = format!("x = 1\n{key} = 1\ny = 2\n");
+        let hint = suggest(&key, "keys", ["bandwidth", "latency"]);
+        assert_eq!(hint, "the keys are: bandwidth, latency");
+        let shown = Diagnostic::new(format!("unknown key `{key}`"))
+            .at("c.toml", &text, 6..6 + key.len())
+            .hint(hint)
+            .render(false);
+        assert!(
+            shown.len() < 4_000 && shown.contains("c.toml:2:1") && shown.contains("[...]"),
+            "{} {shown:.200}",
+            shown.len()
+        );
     }
 
     #[test]

@@ -106,6 +106,8 @@ trait Quantity: Copy + PartialEq {
     const UNITS: &'static [Unit];
     /// Those of them that messages name.
     const COMMON: &'static str;
+    /// What a bare number was probably meant in: the first unit whose limit it does not pass.
+    const BARE: &'static [(f64, &'static str)];
     /// A value as an example.
     const EXAMPLE: &'static str;
 
@@ -121,6 +123,7 @@ impl Quantity for Bandwidth {
     const NAME: &'static str = "bandwidth";
     const UNITS: &'static [Unit] = BIT_RATES;
     const COMMON: &'static str = "bps, kbps, Mbps, Gbps, Tbps, B/s, kB/s, MB/s, GB/s, KiB/s, MiB/s, GiB/s";
+    const BARE: &'static [(f64, &'static str)] = &[(400.0, "Gbps"), (1e6, "Mbps"), (f64::INFINITY, "bps")];
     const EXAMPLE: &'static str = "25 Gbps";
 
     fn from_decimal(value: Decimal, unit: u64) -> Result<Bandwidth, &'static str> {
@@ -145,6 +148,7 @@ impl Quantity for Size {
     const NAME: &'static str = "size";
     const UNITS: &'static [Unit] = SIZES;
     const COMMON: &'static str = "B, KiB, MiB, GiB, TiB, kB, MB, GB, TB";
+    const BARE: &'static [(f64, &'static str)] = &[(512.0, "GiB"), (10_000.0, "MiB"), (f64::INFINITY, "B")];
     const EXAMPLE: &'static str = "8 GiB";
 
     fn from_decimal(value: Decimal, unit: u64) -> Result<Size, &'static str> {
@@ -168,6 +172,7 @@ impl Quantity for Flops {
     const NAME: &'static str = "rate of arithmetic";
     const UNITS: &'static [Unit] = ARITHMETIC;
     const COMMON: &'static str = "MFLOPS, GFLOPS, TFLOPS, PFLOPS";
+    const BARE: &'static [(f64, &'static str)] = &[(10_000.0, "TFLOPS"), (1e9, "GFLOPS"), (f64::INFINITY, "FLOPS")];
     const EXAMPLE: &'static str = "312 TFLOPS";
 
     fn from_decimal(value: Decimal, unit: u64) -> Result<Flops, &'static str> {
@@ -192,6 +197,8 @@ impl Quantity for Duration {
     const NAME: &'static str = "time";
     const UNITS: &'static [Unit] = TIMES;
     const COMMON: &'static str = "ps, ns, us, ms, s, min, h";
+    const BARE: &'static [(f64, &'static str)] =
+        &[(0.01, "s"), (0.5, "ms"), (1_000.0, "us"), (1e6, "ns"), (f64::INFINITY, "ps")];
     const EXAMPLE: &'static str = "3 us";
 
     fn from_decimal(value: Decimal, unit: u64) -> Result<Duration, &'static str> {
@@ -252,7 +259,7 @@ fn parse<Q: Quantity>(text: &str) -> Result<Q, UnitError> {
         return error(format!("\"{trimmed}\" is not a {}", Q::NAME), example());
     };
     if unit.is_empty() {
-        return Err(bare_number::<Q>(trimmed));
+        return Err(bare_number::<Q>(trimmed, decimal.number));
     }
     match Q::UNITS.iter().find(|(name, _)| *name == unit) {
         Some((_, worth)) => Q::from_decimal(decimal, *worth).or_else(|why| {
@@ -273,8 +280,8 @@ fn unit_hint<Q: Quantity>(number: &str, unit: &str) -> String {
     }
 }
 
-fn bare_number<Q: Quantity>(number: &str) -> UnitError {
-    let unit = Q::EXAMPLE.split_once(' ').map_or("", |(_, unit)| unit);
+fn bare_number<Q: Quantity>(number: &str, value: f64) -> UnitError {
+    let (_, unit) = Q::BARE.iter().find(|(limit, _)| value <= *limit).expect("the last one has no limit");
     UnitError {
         message: format!("a {} needs a unit, {number} has none", Q::NAME),
         hint: format!("write \"{number} {unit}\", or another unit: {}", Q::COMMON),
@@ -443,5 +450,26 @@ mod tests {
         fn any_text_is_a_value_or_an_error(text: String) {
             let _ = text.parse::<Bandwidth>().is_ok() | text.parse::<Size>().is_ok() | text.parse::<Duration>().is_ok();
         }
+    }
+
+    #[test]
+    fn a_bare_number_is_suggested_in_a_unit_of_its_magnitude() {
+        let hint = |error: UnitError| error.hint.split(',').next().unwrap_or_default().to_owned();
+        let rate = |text: &str| hint(text.parse::<Bandwidth>().unwrap_err());
+        assert_eq!([rate("10"), rate("1000"), rate("1e9")].map(|text| text.contains("Gbps\"")), [true, false, false]);
+        assert_eq!(rate("1000"), "write \"1000 Mbps\"");
+        assert_eq!(rate("1000000000"), "write \"1000000000 bps\"");
+        let time = |text: &str| hint(text.parse::<Duration>().unwrap_err());
+        assert_eq!(
+            [time("0.001"), time("0.2"), time("50"), time("5000")],
+            ["0.001 s", "0.2 ms", "50 us", "5000 ns"].map(|text| format!("write \"{text}\""))
+        );
+        let size = |text: &str| hint(text.parse::<Size>().unwrap_err());
+        assert_eq!(
+            [size("8"), size("1024"), size("65536")],
+            ["8 GiB", "1024 MiB", "65536 B"].map(|text| format!("write \"{text}\""))
+        );
+        assert_eq!(hint("312".parse::<Flops>().unwrap_err()), "write \"312 TFLOPS\"");
+        assert_eq!(hint("312000000000000".parse::<Flops>().unwrap_err()), "write \"312000000000000 FLOPS\"");
     }
 }

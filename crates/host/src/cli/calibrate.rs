@@ -61,7 +61,7 @@ pub(super) fn calibrate(args: &Args, python: &Path) -> Result<Exit, HostError> {
             return Ok(exit);
         }
     }
-    let text = fs::read_to_string(&measurements).map_err(|source| HostError::File {
+    let text = super::input::text(&measurements).map_err(|source| HostError::File {
         action: "read",
         path: measurements.clone(),
         source,

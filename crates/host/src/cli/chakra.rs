@@ -214,7 +214,7 @@ fn write_trace(linked: &Linked, out: &Path) -> io::Result<()> {
 }
 
 fn json_text(path: &Path) -> Result<String, HostError> {
-    let bytes = std::fs::read(path).map_err(|source| HostError::File {
+    let bytes = super::input::bytes(path).map_err(|source| HostError::File {
         action: "read",
         path: path.to_owned(),
         source,
@@ -225,7 +225,7 @@ fn json_text(path: &Path) -> Result<String, HostError> {
 
 /// Opens a trace and reads its beginning.
 fn open(path: &Path) -> Result<Reader<File>, HostError> {
-    let file = File::open(path).map_err(|source| HostError::File {
+    let file = super::input::open(path).map_err(|source| HostError::File {
         action: "read",
         path: path.to_owned(),
         source,

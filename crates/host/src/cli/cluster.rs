@@ -148,7 +148,7 @@ pub(super) fn command(command: &Command) -> Result<Exit, HostError> {
 }
 
 fn read(path: &Path) -> Result<String, HostError> {
-    std::fs::read_to_string(path).map_err(|source| HostError::File {
+    super::input::text(path).map_err(|source| HostError::File {
         action: "read",
         path: path.to_owned(),
         source,

@@ -8,6 +8,7 @@ use std::cell::Cell;
 use std::io::{self, IsTerminal, Write};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
+use uniference_formats::diagnostic::escaped;
 use uniference_sim::engine::{Doing, Engine};
 use uniference_sim::record::{Event, Observer};
 use uniference_sim::time::SimTime;
@@ -88,7 +89,7 @@ impl driver::Console for Console {
     }
 
     fn warn(&mut self, message: &str) {
-        self.write(Stream::Err, format!("warning: {message}\n").as_bytes());
+        self.write(Stream::Err, escaped(&format!("warning: {message}\n")).as_bytes());
     }
 
     fn tick(&mut self, engine: &Engine) {

@@ -249,7 +249,7 @@ pub(super) fn read(folder: &Path) -> Result<Merged, HostError> {
         if rank >= world {
             break;
         }
-        let text = std::fs::read_to_string(&path).map_err(|source| HostError::File {
+        let text = super::input::long_text(&path).map_err(|source| HostError::File {
             action: "read",
             path: path.clone(),
             source,

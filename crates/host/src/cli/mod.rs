@@ -11,6 +11,7 @@ mod console;
 mod doctor;
 mod export;
 mod folder;
+mod input;
 mod launch;
 mod lock;
 mod patience;
@@ -29,6 +30,7 @@ use std::ffi::OsString;
 use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use uniference_formats::diagnostic::escaped;
 
 /// Runs PyTorch Distributed programs in virtual time on a simulated cluster.
 #[derive(Parser)]
@@ -84,7 +86,7 @@ pub fn main(argv: Vec<OsString>, python: &Path) -> i32 {
             interrupt::end_by_broken_pipe()
         }
         Ok(Err(error)) => {
-            complain(format_args!("{}\n", with_prefix(&error)));
+            tell(&error);
             error.exit() as i32
         }
         Err(_) => {
@@ -96,23 +98,35 @@ pub fn main(argv: Vec<OsString>, python: &Path) -> i32 {
 
 /// Wrong usage; also the way in which clap shows `--help`.
 fn decline(error: &clap::Error) -> Result<i32, HostError> {
-    if error.use_stderr() || io::stdout().is_terminal() {
+    let plain = error.render().to_string();
+    let harmless = escaped(&plain) == plain;
+    if harmless && (error.use_stderr() || io::stdout().is_terminal()) {
         // In colours.
         let _ = error.print();
+    } else if error.use_stderr() {
+        complain(format_args!("{plain}"));
     } else {
-        say(format_args!("{}", error.render()))?;
+        say(format_args!("{plain}"))?;
     }
     Ok(error.exit_code())
 }
 
-/// Writes to standard output.
+/// Writes to standard output, with control characters that come from files as `\u001b`: JSON and TOML read them like that, too.
 fn say(text: std::fmt::Arguments<'_>) -> Result<(), HostError> {
-    Output.write_all(text.to_string().as_bytes()).map_err(|source| HostError::Output { source })
+    Output.write_all(escaped(&text.to_string()).as_bytes()).map_err(|source| HostError::Output { source })
 }
 
 /// Writes to standard error. If nobody reads it, nobody misses it.
 fn complain(text: std::fmt::Arguments<'_>) {
-    let _ = io::stderr().write_fmt(text);
+    let _ = io::stderr().write_all(escaped(&text.to_string()).as_bytes());
+}
+
+/// Says why a command cannot do what it was asked for. Diagnostics are escaped already, and may have colours.
+fn tell(error: &HostError) {
+    match error {
+        HostError::Diagnostic(diagnostic) => drop(io::stderr().write_all(format!("{diagnostic}\n").as_bytes())),
+        other => complain(format_args!("error: {other}\n")),
+    }
 }
 
 fn carry_out(cli: Cli, argv: &[OsString], python: &Path) -> Result<Exit, HostError> {
@@ -131,6 +145,7 @@ fn carry_out(cli: Cli, argv: &[OsString], python: &Path) -> Result<Exit, HostErr
 }
 
 /// Diagnostics say `error:` themselves.
+#[cfg(test)]
 fn with_prefix(error: &HostError) -> String {
     match error {
         HostError::Diagnostic(diagnostic) => diagnostic.clone(),

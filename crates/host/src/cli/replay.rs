@@ -208,7 +208,7 @@ impl Iterator for Copied<'_, '_> {
 
 /// Opens the record of a run.
 pub(super) fn open_record(path: &Path) -> Result<File, HostError> {
-    File::open(path).map_err(|source| HostError::File {
+    super::input::open(path).map_err(|source| HostError::File {
         action: "read",
         path: path.to_owned(),
         source,

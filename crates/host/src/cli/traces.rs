@@ -11,7 +11,6 @@ use crate::live::exchange::Recorder;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt::{Display, Write};
-use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -216,7 +215,7 @@ fn roofline(system: System) -> Option<Roofline> {
 }
 
 fn text(path: &Path) -> Result<String, HostError> {
-    fs::read_to_string(path).map_err(|source| HostError::File {
+    super::input::text(path).map_err(|source| HostError::File {
         action: "read",
         path: path.to_owned(),
         source,
@@ -320,7 +319,7 @@ struct Pieces {
 
 impl Pieces {
     fn next_piece(&mut self) -> io::Result<()> {
-        let mut file = File::open(&self.path)?;
+        let mut file = super::input::open(&self.path)?;
         file.seek(SeekFrom::Start(self.offset))?;
         self.piece.clear();
         self.given = 0;
@@ -364,7 +363,7 @@ impl TraceArgs {
 }
 
 fn groups(path: &Path) -> Result<Vec<ProcessGroup>, HostError> {
-    let text = fs::read_to_string(path).map_err(|source| HostError::File {
+    let text = super::input::text(path).map_err(|source| HostError::File {
         action: "read",
         path: path.to_owned(),
         source,
@@ -427,6 +426,7 @@ fn waiting(rank: &Replay<Reader<Pieces>>, handle: Handle) -> String {
 mod tests {
     use super::*;
     use crate::cli::tests::{refused, run};
+    use std::fs;
     use uniference_formats::chakra::attributes::{COMM_DST, COMM_SIZE, COMM_SRC, COMM_TYPE, TENSOR_SIZE};
     use uniference_formats::chakra::schema::{Attribute, GlobalMetadata, Node, NodeType, Value};
     use uniference_formats::chakra::write::Writer;
