@@ -243,3 +243,6 @@ fn folder(args: &Args) -> Result<Folder, HostError> {
     }
     Folder::prepare(args.output.out.as_deref(), "replay".as_ref())
 }
+
+#[cfg(test)]
+mod tests;
