@@ -2,7 +2,7 @@
 
 python scripts/compare_astra.py FOLDER, where FOLDER has `predictions/collectives.csv` (ASTRA-sim's results) and `et/` (the traces
 that gave them). Networks are rebuilt with the same links; collectives are carried out by the `ideal` backend, with the algorithm of
-ours that is nearest to ASTRA-sim's.
+ours that is nearest to ASTRA-sim's; on networks of several dimensions also by `hierarchical`, with as many chunks as ASTRA-sim's.
 """
 
 import csv
@@ -30,14 +30,20 @@ NAMES = {
 }
 # Where ASTRA-sim has another algorithm than our `ideal` backend, and we have it too.
 ALGORITHMS = {("halvingDoubling", "all_reduce"): "halving_doubling"}
+# What ASTRA-sim calls an algorithm along a dimension, and we.
+ROWS = {"ring": "ring", "direct": "direct", "halvingDoubling": "halving_doubling"}
 # Larger collectives are in the summary only.
 LARGEST_SHOWN = 1 << 26
 
 Row = dict[str, str]
 
 
-def cluster(row: Row) -> str:
-    """The cluster file of a row's network."""
+def cluster(row: Row, *, hierarchical: bool) -> str:
+    """The cluster file of a row's network.
+
+    Hierarchical algorithms are compared on switches that store and forward, as ASTRA-sim's do: every byte takes its link's time twice,
+    unless messages of a rank follow each other (all-to-all).
+    """
     columns = [column.split("/") for column in (row["bw_GBps"], row["lat_ns"])]
     sizes = row["npus_per_dim"].split("x")
     dimensions = []
@@ -45,34 +51,44 @@ def cluster(row: Row) -> str:
         # ASTRA-sim's switch is two hops away, ours in the middle of one.
         hop = float(latency) * (2 if kind == "switch" else 1)
         width = float(rate) * 2**30 / 1e9
+        if hierarchical and kind == "switch" and row["collective"] != "all_to_all":
+            width /= 2
         dimensions.append(f'{{ kind = "{kind}", size = {size}, bandwidth = "{width} GB/s", latency = "{hop} ns" }}')
+    rules = ""
+    if hierarchical:
+        names = row["a2a_impl" if row["collective"] == "all_to_all" else "impl"].split("/")
+        along = json.dumps([ROWS[name] for name in names])
+        rule = f'{{ algorithm = "hierarchical", chunks = {row["splits"]}, dimensions = {along} }}'
+        rules = f"[collective]\n{row['collective']} = {rule}\n"
     return (
         f'backend = "ideal"\n[[device]]\nname = "npu"\ncount = {row["npus"]}\n[network]\n'
-        f'preset = "dimensions"\ndimensions = [{", ".join(dimensions)}]\n'
+        f'preset = "dimensions"\ndimensions = [{", ".join(dimensions)}]\n{rules}'
     )
 
 
-def ours(row: Row, trace: Path, folder: Path) -> float:
+def ours(row: Row, trace: Path, folder: Path, *, hierarchical: bool) -> float:
     """Our makespan in nanoseconds."""
     file = folder / "cluster.toml"
-    file.write_text(cluster(row))
+    file.write_text(cluster(row, hierarchical=hierarchical))
     words = [sys.executable, "-m", "uniference", "replay", str(trace), "--cluster", str(file), "--json"]
     algorithm = ALGORITHMS.get((row["impl"], row["collective"]))
-    if algorithm:
+    if algorithm and not hierarchical:
         words += ["--algorithm", f"{row['collective']}={algorithm}"]
     words += ["--record", "summary", "--out", str(folder / "out")]
     report = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
     return float(report["makespan_ps"]) / 1e3
 
 
-def compared(reference: Path) -> list[tuple[Row, float, float]]:
-    """Every congestion-aware row with ASTRA-sim's makespan and ours, in nanoseconds."""
+def compared(reference: Path, *, hierarchical: bool) -> list[tuple[Row, float, float]]:
+    """Every congestion-aware row with ASTRA-sim's makespan and ours, in nanoseconds; hierarchical: those of several dimensions."""
     rows = []
     with (reference / "predictions/collectives.csv").open() as file, tempfile.TemporaryDirectory() as folder:
         for row in csv.DictReader(file):
-            if row["backend"] in ("aware", "aware_md"):
+            several = len(KINDS.get(row["topo"], [])) > 1
+            if row["backend"] in ("aware", "aware_md") and several >= hierarchical:
                 trace = reference / f"et/{row['collective']}_{row['comm_size_B']}B.et"
-                rows.append((row, float(row["cycles_max"]), ours(row, trace, Path(folder))))
+                mine = ours(row, trace, Path(folder), hierarchical=hierarchical)
+                rows.append((row, float(row["cycles_max"]), mine))
     return rows
 
 
@@ -106,10 +122,12 @@ def print_summary(rows: list[tuple[Row, float, float]]) -> None:
 
 
 def main(reference: Path) -> None:
-    rows = compared(reference)
+    rows = compared(reference, hierarchical=False)
     print_cases(rows)
     print()
     print_summary(rows)
+    print()
+    print_summary(compared(reference, hierarchical=True))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Algorithms that users give step by step, in live runs and their replays."""
+"""Algorithms that users give step by step, and hierarchical ones, in live runs and their replays."""
 
 import json
 from pathlib import Path
@@ -66,3 +66,61 @@ def test_steps_that_lose_a_contribution_are_refused(tmp_path: Path) -> None:
     assert done.code == 2
     assert "ring-of-four.toml: rank " in done.err
     assert "hint: every rank gets every rank's contribution" in done.err
+
+
+GRID = """
+backend = "gloo"
+[[device]]
+name = "board"
+count = 6
+[network]
+preset = "torus"
+dims = [2, 3]
+[collective]
+all_reduce = { algorithm = "hierarchical", chunks = 3 }
+reduce_scatter = { algorithm = "hierarchical", chunks = 2 }
+all_gather = "hierarchical"
+all_to_all = "hierarchical"
+"""
+
+# Pairs are combined first, then the three pairs' sums in the order of a ring, which starts at another pair for each block.
+ON_A_GRID = """
+import torch, torch.distributed as dist
+
+dist.init_process_group()
+rank, size = dist.get_rank(), dist.get_world_size()
+inputs = [torch.randn(2000, generator=torch.Generator().manual_seed(of)) for of in range(size)]
+values = inputs[rank].clone()
+dist.all_reduce(values)
+pairs = [inputs[2 * pair] + inputs[2 * pair + 1] for pair in range(3)]
+orders = [(pairs[first - 2] + pairs[first - 1]) + pairs[first] for first in range(3)]
+assert torch.stack([values == order for order in orders]).any(0).all()
+assert not any(torch.equal(values, order) for order in orders)
+block = torch.zeros(5)
+dist.reduce_scatter_tensor(block, torch.arange(5.0 * size) + rank)
+assert torch.equal(block, (size * torch.arange(5.0 * size) + 15)[5 * rank : 5 * rank + 5])
+blocks = [torch.zeros(3) for _ in range(size)]
+dist.all_gather(blocks, torch.full((3,), float(rank)))
+assert [int(block[0]) for block in blocks] == list(range(size))
+received = [torch.zeros(2) for _ in range(size)]
+dist.all_to_all(received, [torch.full((2,), float(10 * rank + to)) for to in range(size)])
+assert [int(block[1]) for block in received] == [10 * of + rank for of in range(size)]
+# A column of the grid, and ranks that are no part of it.
+for members in ([0, 2, 4], [0, 3]):
+    group = dist.new_group(members)
+    if rank in members:
+        few = torch.full((7,), float(rank))
+        dist.all_reduce(few, group=group)
+        assert few.tolist() == [float(sum(members))] * 7
+"""
+
+
+def test_hierarchical_algorithms_combine_along_one_dimension_after_the_other(tmp_path: Path) -> None:
+    cluster = write_script(tmp_path, GRID, "grid.toml")
+    script = write_script(tmp_path, ON_A_GRID)
+    done = uniference(
+        "run", "--cluster", cluster, "--compute", "none", "--json", "--out", tmp_path / "out", script, cwd=tmp_path
+    )
+    assert done.code == 0, done.err
+    again = uniference("replay", tmp_path / "out", "--json", "--out", tmp_path / "again", cwd=tmp_path)
+    assert json.loads(again.out)["digest"] == json.loads(done.out)["digest"]

@@ -7,7 +7,7 @@ use super::flags::here;
 use super::parameters::{OrNone, Parameters, RawConnections, RawHandshake, RawPacket, RawWindow};
 use super::raw::{RawBackend, RawCluster, RawRule, RawRules};
 use super::source::{Source, split_hint};
-use super::{AlgorithmChoice, Choices, kind_by_name, steps, suggest_kind};
+use super::{AlgorithmChoice, Choices, hierarchy, kind_by_name, steps, suggest_kind};
 use crate::diagnostic::{Diagnostic, suggest};
 use crate::units::{Bandwidth, Duration, Size};
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,6 +16,7 @@ use std::sync::Arc;
 use toml::Spanned;
 use uniference_sim::cluster::{Backend, Device, Handshake, Protocol, Window};
 use uniference_sim::collective::choose::{AlgorithmTable, Rule, algorithm_by_name, algorithms_for};
+use uniference_sim::collective::hierarchical::{DEFAULT_CHUNKS, Hierarchical};
 use uniference_sim::collective::{Algorithm, Surroundings};
 use uniference_sim::ids::HostId;
 use uniference_sim::network::{PacketOverhead, Topology};
@@ -212,7 +213,11 @@ fn algorithm(
     attached: &Attachments,
     source: &Source,
 ) -> Result<Arc<dyn Algorithm>, Diagnostic> {
+    let hierarchical = hierarchy::algorithm(rule, table, source)?;
     match (&rule.algorithm, &rule.steps) {
+        (Some(_), None) if hierarchical.as_ref().is_some_and(|algorithm| algorithm.kinds().contains(&kind)) => {
+            Ok(Arc::new(hierarchical.expect("just seen")))
+        }
         (Some(name), None) => algorithm_by_name(kind, name.get_ref()).map_err(|_| {
             unknown_algorithm(kind, name.get_ref(), |message| source.error(message, place_of(name, whole)))
         }),
@@ -231,12 +236,15 @@ fn unknown_algorithm(kind: CollectiveKind, name: &str, error: impl FnOnce(String
 
 fn force(table: &mut AlgorithmTable, choice: &AlgorithmChoice) -> Result<(), Diagnostic> {
     let AlgorithmChoice { kind, name } = choice;
-    let algorithm = algorithm_by_name(*kind, name).map_err(|_| {
+    let mut algorithm = algorithm_by_name(*kind, name).map_err(|_| {
         let text = format!("{kind}={name}");
         unknown_algorithm(*kind, name, |message| {
             Diagnostic::new(message).at("--algorithm", &text, text.len() - name.len()..text.len())
         })
     })?;
+    if name == hierarchy::NAME {
+        algorithm = Arc::new(Hierarchical::new(Vec::new(), DEFAULT_CHUNKS, table.clone()));
+    }
     table.force(*kind, algorithm);
     Ok(())
 }
@@ -306,6 +314,8 @@ pub(super) fn canonical_rules(table: &AlgorithmTable) -> BTreeMap<Spanned<String
     let rule = |rule: &Rule| RawRule {
         up_to: rule.up_to.map(Size),
         algorithm: Some(here(rule.algorithm.name().to_owned())),
+        chunks: None,
+        dimensions: None,
         steps: None,
     };
     CollectiveKind::ALL

@@ -9,6 +9,7 @@ mod devices;
 mod dynamics;
 mod flags;
 mod hardware;
+mod hierarchy;
 mod network;
 mod parameters;
 mod profile;
@@ -134,6 +135,7 @@ impl ClusterFile {
         let (topology, network) = network::resolve(self.raw.network.as_ref(), &hosts, packet, &self.source)?;
         crashes::resolve(&self.raw.crash, &mut devices, &topology, &self.source)?;
         backend::adapt(&mut backend.algorithms, tuning, &topology, &devices);
+        hierarchy::lay_out(&mut backend.algorithms, &self.raw, choices, (&topology, &devices), &self.source)?;
         let dynamics = dynamics::resolve(&self.raw, &topology, &self.attached, &self.source)?;
         let name = self.raw.name.clone().unwrap_or_else(|| match devices.len() {
             1 => "1 device".to_owned(),
@@ -165,7 +167,9 @@ impl ClusterFile {
         let mut rules = backend::canonical_rules(table);
         for (name, said) in &self.raw.collective {
             let is_forced = choices.algorithms.iter().any(|choice| choice.kind.name() == name.get_ref());
-            if !is_forced && said.get_ref().0.iter().any(|rule| rule.steps.is_some()) {
+            let says_more =
+                |rule: &raw::RawRule| rule.steps.is_some() || rule.chunks.is_some() || rule.dimensions.is_some();
+            if !is_forced && said.get_ref().0.iter().any(says_more) {
                 rules.insert(name.clone(), flags::here(steps::inline(said.get_ref(), &self.attached)));
             }
         }

@@ -283,6 +283,12 @@ pub(super) struct RawRule {
     pub(super) up_to: Option<Size>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) algorithm: Option<Spanned<String>>,
+    /// Into how many chunks a hierarchical one cuts a collective.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) chunks: Option<Spanned<u32>>,
+    /// What a hierarchical one does along each dimension of the network.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) dimensions: Option<Spanned<Vec<Spanned<String>>>>,
     /// In its place, an algorithm of the user's own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) steps: Option<Spanned<RawSteps>>,
@@ -351,7 +357,9 @@ impl<'de> Deserialize<'de> for RawLinkSpec {
 impl Serialize for RawRules {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match &self.0[..] {
-            [RawRule { up_to: None, algorithm: Some(algorithm), .. }] => algorithm.serialize(serializer),
+            [RawRule { up_to: None, algorithm: Some(algorithm), chunks: None, dimensions: None, .. }] => {
+                algorithm.serialize(serializer)
+            }
             rules => rules.serialize(serializer),
         }
     }
@@ -371,7 +379,7 @@ impl<'de> Deserialize<'de> for RawRules {
 
             fn visit_str<E: de::Error>(self, name: &str) -> Result<Vec<RawRule>, E> {
                 let algorithm = Some(Spanned::new(0..0, name.to_owned()));
-                Ok(vec![RawRule { up_to: None, algorithm, steps: None }])
+                Ok(vec![RawRule { up_to: None, algorithm, chunks: None, dimensions: None, steps: None }])
             }
 
             fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Vec<RawRule>, M::Error> {

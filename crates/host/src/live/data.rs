@@ -212,7 +212,7 @@ impl DataPlane {
                 self.collectives
                     .get_mut(key)
                     .expect("kept while held")
-                    .claim(me, &mut self.plans, self.window.as_ref())
+                    .claim(me, &self.groups[&key.0], &mut self.plans, self.window.as_ref())
                     .map_or(Access::Busy, Access::Ready)
             }
             _ => panic!("{rank} fetches {handle}, which is not complete"),

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use uniference_sim::collective::choose::{AlgorithmTable, algorithm_by_name};
 use uniference_sim::collective::fold::FoldPlan;
+use uniference_sim::ids::RankId;
 use uniference_sim::program::{Collective, CollectiveKind};
 
 /// Enough for the different collectives of one step of a program; more would only hold memory.
@@ -17,8 +18,8 @@ pub(super) struct Plans {
     algorithms: AlgorithmTable,
 }
 
-/// What a plan depends on: the call, the algorithm's name, the group's size.
-type Key = (Collective, &'static str, u32);
+/// What a plan depends on: the call, the algorithm's name, the group's size, and, if it matters where in the cluster the group is, its ranks.
+type Key = (Collective, &'static str, u32, Option<Arc<[RankId]>>);
 
 impl Plans {
     /// For collectives that these algorithms carry out.
@@ -26,16 +27,21 @@ impl Plans {
         Plans { kept: VecDeque::new(), algorithms }
     }
 
-    /// How `algorithm` combines the elements of `call` in a group of `size`, at least 2.
+    /// How `algorithm` combines the elements of `call` in a group of these ranks, at least 2.
     ///
     /// # Panics
     /// If the plan needs room beyond the members' inputs, which no algorithm that we have does (see the tests); where a user's does, the
     /// elements are combined as in a ring, or for a reduce one rank after the other.
-    pub(super) fn get(&mut self, call: &Collective, algorithm: &'static str, size: u32) -> Arc<FoldPlan> {
-        let known = |(key, _): &(Key, _)| key.0 == *call && key.1 == algorithm && key.2 == size;
+    pub(super) fn get(&mut self, call: &Collective, algorithm: &'static str, ranks: &Arc<[RankId]>) -> Arc<FoldPlan> {
+        let (size, place) = (ranks.len() as u32, self.algorithms.depends_on_place().then_some(ranks));
+        let known =
+            |(key, _): &(Key, _)| key.0 == *call && key.1 == algorithm && key.2 == size && key.3.as_ref() == place;
         let entry = match self.kept.iter().position(known) {
             Some(at) => self.kept.remove(at).expect("just found"),
-            None => ((call.clone(), algorithm, size), Arc::new(self.derive(call, algorithm, size))),
+            None => {
+                let plan = self.derive(call, algorithm, ranks);
+                ((call.clone(), algorithm, size, place.cloned()), Arc::new(plan))
+            }
         };
         let plan = entry.1.clone();
         self.kept.push_front(entry);
@@ -43,9 +49,12 @@ impl Plans {
         plan
     }
 
-    fn derive(&self, call: &Collective, algorithm: &'static str, size: u32) -> FoldPlan {
+    fn derive(&self, call: &Collective, algorithm: &'static str, ranks: &[RankId]) -> FoldPlan {
+        let size = ranks.len() as u32;
         let has_rules = !self.algorithms.rules(call.kind).is_empty();
-        let chosen = has_rules.then(|| self.algorithms.algorithm(call, size));
+        let of_group = self.algorithms.for_group(ranks);
+        let table = of_group.as_ref().unwrap_or(&self.algorithms);
+        let chosen = has_rules.then(|| table.algorithm(call, size));
         // What a choice depends on, the table knows; without it a name stands for itself.
         let Some(chosen) = chosen.filter(|chosen| chosen.name() == algorithm) else {
             return derive(call, algorithm, size);
@@ -74,6 +83,10 @@ mod tests {
     use uniference_sim::collective::choose::algorithms_for;
     use uniference_sim::ids::GroupRank;
     use uniference_sim::program::{CollectiveKind, DType, ReduceOp, Shape};
+
+    fn first(size: u32) -> Arc<[RankId]> {
+        (0..size).map(RankId).collect()
+    }
 
     fn call(kind: CollectiveKind) -> Collective {
         let root = (kind == CollectiveKind::Reduce).then_some(GroupRank(1));
@@ -104,7 +117,7 @@ mod tests {
         for kind in [CollectiveKind::AllReduce, CollectiveKind::Reduce, CollectiveKind::ReduceScatter] {
             for algorithm in algorithms_for(kind) {
                 for size in 2..=17 {
-                    let plan = Plans::default().get(&call(kind), algorithm.name(), size);
+                    let plan = Plans::default().get(&call(kind), algorithm.name(), &first(size));
                     // n elements of P members become n: n (P - 1) combinations, whatever their order.
                     let elements = if kind == CollectiveKind::ReduceScatter { 1001 * u64::from(size) } else { 1001 };
                     let combined: u64 = plan.folds.iter().map(|fold| fold.span.len).sum();
@@ -117,9 +130,24 @@ mod tests {
     #[test]
     fn a_plan_is_derived_once() {
         let mut plans = Plans::default();
-        let first = plans.get(&call(CollectiveKind::AllReduce), "ring", 4);
-        plans.get(&call(CollectiveKind::Reduce), "binomial", 4);
-        assert!(Arc::ptr_eq(&first, &plans.get(&call(CollectiveKind::AllReduce), "ring", 4)));
-        assert!(!Arc::ptr_eq(&first, &plans.get(&call(CollectiveKind::AllReduce), "ring", 5)));
+        let kept = plans.get(&call(CollectiveKind::AllReduce), "ring", &first(4));
+        plans.get(&call(CollectiveKind::Reduce), "binomial", &first(4));
+        assert!(Arc::ptr_eq(&kept, &plans.get(&call(CollectiveKind::AllReduce), "ring", &first(4))));
+        assert!(!Arc::ptr_eq(&kept, &plans.get(&call(CollectiveKind::AllReduce), "ring", &first(5))));
+    }
+
+    /// On a grid of 2 x 3 a row of three goes along one dimension, and all six along both.
+    #[test]
+    fn a_groups_plan_is_that_of_its_place() {
+        let text = "[[device]]\nname = \"a\"\ncount = 6\n[network]\npreset = \"torus\"\ndims = [2, 3]\n\
+                    [collective]\nall_reduce = \"hierarchical\"\n";
+        let table = ClusterFile::parse("test", text, &[]).unwrap().resolve(&Choices::default()).unwrap().cluster;
+        let mut plans = Plans::of(table.backend.algorithms.clone());
+        for ranks in [vec![0, 1, 2, 3, 4, 5], vec![1, 3, 5], vec![0, 1], vec![0, 1, 2, 3]] {
+            let ranks: Arc<[RankId]> = ranks.into_iter().map(RankId).collect();
+            let plan = plans.get(&call(CollectiveKind::AllReduce), "hierarchical", &ranks);
+            let combined: u64 = plan.folds.iter().map(|fold| fold.span.len).sum();
+            assert_eq!(combined, 1001 * (ranks.len() as u64 - 1), "{ranks:?}");
+        }
     }
 }

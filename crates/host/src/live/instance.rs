@@ -7,7 +7,7 @@ use super::memory::{Kernel, Window};
 use super::protocol::{Fetched, Offset, Piece};
 use std::sync::Arc;
 use uniference_sim::collective::fold::{Fold, FoldPlan};
-use uniference_sim::ids::{GroupRank, Handle};
+use uniference_sim::ids::{GroupRank, Handle, RankId};
 use uniference_sim::program::{Collective, CollectiveKind, DType, ReduceOp, Shape};
 
 /// Reductions of up to so many bytes in all are done where they are handed out: it takes less time than asking a member to.
@@ -87,14 +87,20 @@ impl Instance {
         settled.then(|| Fetched { pieces: self.pieces(me), ..Fetched::default() })
     }
 
-    /// The output of `me`, who folds if nobody does; `None` while another member folds. With `here`, small reductions are done here.
-    pub(super) fn claim(&mut self, me: usize, plans: &mut Plans, here: Option<&Window>) -> Option<Fetched> {
+    /// The output of `me` in a group of `ranks`, who folds if nobody does; `None` while another member folds. With `here`, small reductions are done here.
+    pub(super) fn claim(
+        &mut self,
+        me: usize,
+        ranks: &Arc<[RankId]>,
+        plans: &mut Plans,
+        here: Option<&Window>,
+    ) -> Option<Fetched> {
         if let Some(ready) = self.ready(me) {
             return Some(ready);
         }
         if self.folding == Folding::Open {
             let algorithm = self.algorithm.expect("a complete collective has an algorithm");
-            self.plan = Some(plans.get(&self.call(me).call, algorithm, self.members.len() as u32));
+            self.plan = Some(plans.get(&self.call(me).call, algorithm, ranks));
             if let Some(sums) = self.sums(me) {
                 return Some(sums);
             }

@@ -8,6 +8,7 @@ use super::double_tree::DoubleTree;
 use super::gloo_binomial::GlooBinomial;
 use super::gloo_ring::GlooRing;
 use super::halving_doubling::HalvingDoubling;
+use super::hierarchical::{Grid, Hierarchical};
 use super::linear::Linear;
 use super::nccl::{Forced, Nccl};
 use super::open_mpi::OpenMpi;
@@ -32,6 +33,8 @@ pub struct AlgorithmTable {
     rules: BTreeMap<CollectiveKind, Vec<Rule>>,
     /// Where all ranks are, if that matters to any of the algorithms.
     surroundings: Option<Surroundings>,
+    /// How ranks are laid out on the network, where that is known.
+    grid: Option<Arc<Grid>>,
 }
 
 /// One line of the table.
@@ -77,7 +80,7 @@ const ONE_SERVER: Surroundings = Surroundings {
 /// Every algorithm there is, by name.
 fn algorithms() -> Vec<Arc<dyn Algorithm>> {
     let forced = Forced::all(ONE_SERVER).map(|forced| -> Arc<dyn Algorithm> { Arc::new(forced) });
-    let others: [Arc<dyn Algorithm>; 15] = [
+    let others: [Arc<dyn Algorithm>; 16] = [
         Arc::new(Binomial),
         Arc::new(Bruck),
         Arc::new(Chain::default()),
@@ -86,6 +89,7 @@ fn algorithms() -> Vec<Arc<dyn Algorithm>> {
         Arc::new(GlooBinomial),
         Arc::new(GlooRing),
         Arc::new(HalvingDoubling),
+        Arc::new(Hierarchical::default()),
         Arc::new(Linear),
         Arc::new(Nccl::new(ONE_SERVER)),
         Arc::new(OpenMpi),
@@ -181,9 +185,46 @@ impl AlgorithmTable {
         self.surroundings.map(|surroundings| surroundings.per_server)
     }
 
-    /// The table for a group of these ranks, if it is another one: they are on more servers than as many consecutive ranks would be, and
-    /// fewer of each server's network cards are theirs.
-    pub(crate) fn for_group(&self, ranks: &[RankId]) -> Option<AlgorithmTable> {
+    /// Tells all algorithms how so many ranks are laid out on the network.
+    pub fn lay_out(&mut self, grid: Grid, ranks: u32) {
+        let ranks: Vec<RankId> = (0..ranks).map(RankId).collect();
+        self.grid = Some(Arc::new(grid));
+        if let Some(table) = self.on_grid(&ranks) {
+            *self = table;
+        }
+    }
+
+    /// The same with algorithms that depend on where in the grid a group is; `None`: none of them does.
+    fn on_grid(&self, ranks: &[RankId]) -> Option<AlgorithmTable> {
+        self.told_of(self.grid.as_ref()?, ranks)
+    }
+
+    pub(super) fn told_of(&self, grid: &Grid, ranks: &[RankId]) -> Option<AlgorithmTable> {
+        let (mut table, mut differs) = (self.clone(), false);
+        for rule in table.rules.values_mut().flatten() {
+            if let Some(placed) = rule.algorithm.on_grid(grid, ranks) {
+                rule.algorithm = placed;
+                differs = true;
+            }
+        }
+        differs.then_some(table)
+    }
+
+    /// May a group's table be another one than that of all ranks?
+    pub fn depends_on_place(&self) -> bool {
+        self.surroundings.is_some() || self.grid.is_some()
+    }
+
+    /// The table for a group of these ranks, if it is another one.
+    pub fn for_group(&self, ranks: &[RankId]) -> Option<AlgorithmTable> {
+        match self.across_servers(ranks) {
+            Some(table) => Some(table.on_grid(ranks).unwrap_or(table)),
+            None => self.on_grid(ranks),
+        }
+    }
+
+    /// Where the ranks are on more servers than as many consecutive ranks would be, and fewer of each server's network cards are theirs.
+    fn across_servers(&self, ranks: &[RankId]) -> Option<AlgorithmTable> {
         let all = self.surroundings?;
         let size = ranks.len() as u32;
         let servers: BTreeSet<u32> = ranks.iter().map(|rank| rank.0 / all.per_server).collect();
@@ -305,7 +346,7 @@ mod tests {
         let error = algorithm_by_name(ReduceScatter, "binomial").err().unwrap();
         assert_eq!(
             error.to_string(),
-            "no algorithm \"binomial\" for reduce_scatter\nhint: reduce_scatter has gloo_ring, halving_doubling, nccl, nvls, open_mpi, ring, ring_ll, ring_ll128, ring_simple"
+            "no algorithm \"binomial\" for reduce_scatter\nhint: reduce_scatter has gloo_ring, halving_doubling, hierarchical, nccl, nvls, open_mpi, ring, ring_ll, ring_ll128, ring_simple"
         );
     }
 

@@ -1,6 +1,6 @@
 //! Owns carrying out the steps of all members at once where only data matters, not time. What data is, is the caller's business.
 
-use super::{Action, GroupRank, Span, Steps};
+use super::{Action, Beside, GroupRank, Span, Steps};
 use std::collections::{BTreeMap, VecDeque};
 use std::iter::Peekable;
 
@@ -9,18 +9,18 @@ pub(super) trait Memory {
     /// What a message carries.
     type Message;
 
-    /// What member `rank` sends from `span`.
-    fn load(&mut self, rank: GroupRank, span: Span) -> Self::Message;
+    /// What member `rank` sends from `span`, in a lane of its steps.
+    fn load(&mut self, rank: GroupRank, lane: usize, span: Span) -> Self::Message;
 
-    /// A message arrives at `rank`.
-    fn store(&mut self, rank: GroupRank, span: Span, combine: bool, message: Self::Message);
+    /// A message arrives at `rank`, in a lane of its steps.
+    fn store(&mut self, rank: GroupRank, lane: usize, span: Span, combine: bool, message: Self::Message);
 }
 
-/// Carries out the steps of each member in turn. Every member's receives complete in the order of its steps.
+/// Carries out the lanes of each member in turn. The receives of a lane complete in the order of its steps.
 ///
 /// # Panics
 /// If the members' steps do not fit together: some wait for ever, or messages are left over.
-pub(super) fn carry_out<M: Memory>(members: Vec<Steps>, memory: &mut M) {
+pub(super) fn carry_out<M: Memory>(members: Vec<Vec<Steps>>, memory: &mut M) {
     try_carry_out(members, memory).unwrap_or_else(|unfit| panic!("the steps do not fit together: {unfit:?}"));
 }
 
@@ -34,22 +34,27 @@ pub(super) enum Unfit {
 }
 
 /// The same for steps that may not fit together.
-pub(super) fn try_carry_out<M: Memory>(members: Vec<Steps>, memory: &mut M) -> Result<(), Unfit> {
+pub(super) fn try_carry_out<M: Memory>(members: Vec<Vec<Steps>>, memory: &mut M) -> Result<(), Unfit> {
     let mut members: Vec<Member<M>> = members.into_iter().map(Member::new).collect();
     let mut ready: VecDeque<usize> = (0..members.len()).collect();
     while let Some(rank) = ready.pop_front() {
         for receiver in advance(&mut members, rank, memory) {
-            if members[receiver].awaits == Some(GroupRank::from(rank)) {
-                members[receiver].awaits = None;
+            let awaited = Some(GroupRank::from(rank));
+            let state = &mut members[receiver];
+            for lane in state.lanes.iter_mut().filter(|lane| lane.awaits == awaited) {
+                lane.awaits = None;
                 ready.push_back(receiver);
             }
         }
     }
     for (member, state) in members.iter_mut().enumerate() {
-        if let Some(from) = state.awaits {
+        if let Some(from) = state.lanes.iter().find_map(|lane| lane.awaits) {
             return Err(Unfit::Stuck { member, from });
         }
-        assert!(state.steps.peek().is_none(), "member {member} waits for its own steps");
+        assert!(
+            state.lanes.iter_mut().all(|lane| lane.steps.peek().is_none()),
+            "member {member} waits for its own steps"
+        );
     }
     let mut left = members.iter().enumerate().flat_map(|(member, state)| {
         let full = state.inbox.iter().filter(|(_, messages)| !messages.is_empty());
@@ -59,13 +64,17 @@ pub(super) fn try_carry_out<M: Memory>(members: Vec<Steps>, memory: &mut M) -> R
 }
 
 struct Member<M: Memory> {
+    lanes: Vec<Lane>,
+    inbox: BTreeMap<GroupRank, VecDeque<M::Message>>,
+}
+
+struct Lane {
     steps: Peekable<Steps>,
     started: u64,
     /// Receives that have started, with the number of their step.
     pending: VecDeque<(u64, Receive)>,
     /// The member whose message is awaited.
     awaits: Option<GroupRank>,
-    inbox: BTreeMap<GroupRank, VecDeque<M::Message>>,
 }
 
 struct Receive {
@@ -74,29 +83,46 @@ struct Receive {
     combine: bool,
 }
 
-impl<M: Memory> Member<M> {
-    fn new(steps: Steps) -> Member<M> {
-        let (pending, inbox) = (VecDeque::new(), BTreeMap::new());
-        Member { steps: steps.peekable(), started: 0, pending, awaits: None, inbox }
+impl Lane {
+    fn new(steps: Steps) -> Lane {
+        Lane { steps: steps.peekable(), started: 0, pending: VecDeque::new(), awaits: None }
     }
 
-    /// The next step, if it may start now.
-    fn start(&mut self) -> Option<Action> {
-        let complete = self.pending.front().map_or(self.started, |(number, _)| *number);
-        let step = self.steps.next_if(|step| step.after <= complete)?;
-        self.started += 1;
+    /// How many steps are complete without a gap.
+    fn complete(&self) -> u64 {
+        self.pending.front().map_or(self.started, |(number, _)| *number)
+    }
+}
+
+impl<M: Memory> Member<M> {
+    fn new(lanes: Vec<Steps>) -> Member<M> {
+        Member { lanes: lanes.into_iter().map(Lane::new).collect(), inbox: BTreeMap::new() }
+    }
+
+    /// The next step of a lane, if it may start now.
+    fn start(&mut self, lane: usize) -> Option<Action> {
+        let step = *self.lanes[lane].steps.peek()?;
+        let Beside { lane: other, count } = step.beside;
+        let is_free = count == 0 || self.lanes[other as usize].complete() >= u64::from(count);
+        let lane = &mut self.lanes[lane];
+        if step.after > lane.complete() || !is_free {
+            return None;
+        }
+        lane.steps.next();
+        lane.started += 1;
         Some(step.action)
     }
 
-    /// Completes the oldest receive if its message is there.
-    fn receive(&mut self, me: GroupRank, memory: &mut M) -> bool {
-        let Some((_, Receive { from, span, combine })) = self.pending.front() else { return false };
+    /// Completes the oldest receive of a lane if its message is there.
+    fn receive(&mut self, me: GroupRank, number: usize, memory: &mut M) -> bool {
+        let lane = &mut self.lanes[number];
+        let Some((_, Receive { from, span, combine })) = lane.pending.front() else { return false };
         let Some(message) = self.inbox.get_mut(from).and_then(VecDeque::pop_front) else {
-            self.awaits = Some(*from);
+            lane.awaits = Some(*from);
             return false;
         };
-        memory.store(me, *span, *combine, message);
-        self.pending.pop_front();
+        memory.store(me, number, *span, *combine, message);
+        lane.pending.pop_front();
         true
     }
 }
@@ -106,18 +132,26 @@ fn advance<M: Memory>(members: &mut [Member<M>], rank: usize, memory: &mut M) ->
     let me = GroupRank::from(rank);
     let mut receivers = Vec::new();
     loop {
-        match members[rank].start() {
-            Some(Action::Send { to, span }) => {
-                let message = memory.load(me, span);
-                members[to.index()].inbox.entry(me).or_default().push_back(message);
-                receivers.push(to.index());
+        let mut idle = true;
+        for lane in 0..members[rank].lanes.len() {
+            while let Some(action) = members[rank].start(lane) {
+                idle = false;
+                match action {
+                    Action::Send { to, span } => {
+                        let message = memory.load(me, lane, span);
+                        members[to.index()].inbox.entry(me).or_default().push_back(message);
+                        receivers.push(to.index());
+                    }
+                    Action::Recv { from, span, combine } => {
+                        let lane = &mut members[rank].lanes[lane];
+                        lane.pending.push_back((lane.started - 1, Receive { from, span, combine }));
+                    }
+                }
             }
-            Some(Action::Recv { from, span, combine }) => {
-                let member = &mut members[rank];
-                member.pending.push_back((member.started - 1, Receive { from, span, combine }));
-            }
-            None if members[rank].receive(me, memory) => {}
-            None => return receivers,
+            idle &= !members[rank].receive(me, lane, memory);
+        }
+        if idle {
+            return receivers;
         }
     }
 }

@@ -5,7 +5,8 @@
 
 use super::dataflow::{Memory, carry_out};
 use super::layout::Layout;
-use super::{Algorithm, GroupRank, Span, root_of};
+use super::order::Order;
+use super::{Algorithm, GroupRank, Span, lanes, root_of};
 use crate::program::{Collective, CollectiveKind};
 use indexmap::IndexSet;
 use std::collections::BTreeSet;
@@ -22,7 +23,7 @@ pub struct FoldPlan {
     pub slots: u32,
     /// What to do.
     pub folds: Vec<Fold>,
-    results: Vec<Arc<[Placement]>>,
+    pub(super) results: Vec<Arc<[Placement]>>,
 }
 
 /// `slot[destination][span] = slot[destination][span] op slot[source][span]`, or without the `op`.
@@ -58,7 +59,8 @@ impl FoldPlan {
         for (span, wanted) in alike(&expressions.results) {
             planner.plan(span, &wanted);
         }
-        planner.finish(&expressions.results)
+        let plan = planner.finish(&expressions.results);
+        Order::of(algorithm, call, size).plan_in_place(plan)
     }
 
     /// Where the result of a member lies, in rising order of elements. Empty where it gets none: in a reduce, all but the root.
@@ -96,6 +98,7 @@ impl Expressions {
         let ranks = || (0..size).map(GroupRank);
         let layout = Layout::of_members(call, size);
         let everything = layout.blocks(0, size);
+        let order = Order::of(algorithm, call, size);
         let result = |GroupRank(rank)| match call.kind {
             CollectiveKind::AllReduce => everything,
             CollectiveKind::Reduce if root_of(call) == GroupRank(rank) => everything,
@@ -105,8 +108,12 @@ impl Expressions {
         };
         let tensors = (0..size).map(|rank| Tensor::filled(everything, rank)).collect();
         let mut memory = Expressions { size, nodes: IndexSet::new(), tensors };
-        carry_out(ranks().map(|me| algorithm.steps(call, size, me)).collect(), &mut memory);
-        let results = ranks().map(|me| memory.tensors[me.index()].read(result(me))).collect();
+        carry_out(ranks().map(|me| lanes(algorithm, call, size, me)).collect(), &mut memory);
+        let read = |me: GroupRank| {
+            let tensor = &memory.tensors[me.index()];
+            order.counted(result(me)).into_iter().flat_map(|span| tensor.read(span)).collect()
+        };
+        let results = ranks().map(read).collect();
         Results { nodes: memory.nodes, results }
     }
 
@@ -119,11 +126,11 @@ impl Expressions {
 impl Memory for Expressions {
     type Message = Vec<Piece>;
 
-    fn load(&mut self, rank: GroupRank, span: Span) -> Vec<Piece> {
+    fn load(&mut self, rank: GroupRank, _: usize, span: Span) -> Vec<Piece> {
         self.tensors[rank.index()].read(span)
     }
 
-    fn store(&mut self, rank: GroupRank, span: Span, combine: bool, message: Vec<Piece>) {
+    fn store(&mut self, rank: GroupRank, _: usize, span: Span, combine: bool, message: Vec<Piece>) {
         if !combine {
             return self.tensors[rank.index()].write(&message);
         }
@@ -449,7 +456,7 @@ mod tests {
             let peers = move || (1..size).map(move |distance| GroupRank((me + distance) % size));
             let sends = peers().map(move |to| Action::Send { to, span });
             let receives = peers().map(move |from| Action::Recv { from, span, combine: true });
-            Box::new(sends.chain(receives).map(|action| Step { action, after: 0 }))
+            Box::new(sends.chain(receives).map(|action| Step::new(action, 0)))
         }
     }
 

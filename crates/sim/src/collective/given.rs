@@ -9,8 +9,10 @@
 
 use super::choose::AlgorithmTable;
 use super::dataflow::{Memory, Unfit, try_carry_out};
+use super::hierarchical::Grid;
 use super::layout::Layout;
 use super::{Action, Algorithm, GroupRank, Span, Step, Steps, Surroundings, root_of};
+use crate::ids::RankId;
 use crate::program::{Collective, CollectiveKind, Shape};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -145,6 +147,11 @@ impl Algorithm for Given {
         adapted.otherwise.adapt(surroundings);
         Some(Arc::new(adapted))
     }
+
+    fn on_grid(&self, grid: &Grid, ranks: &[RankId]) -> Option<Arc<dyn Algorithm>> {
+        let otherwise = self.otherwise.told_of(grid, ranks)?;
+        Some(Arc::new(Given { otherwise, ..self.clone() }))
+    }
 }
 
 impl GivenStep {
@@ -153,7 +160,7 @@ impl GivenStep {
             true => Action::Send { to: peer, span },
             false => Action::Recv { from: peer, span, combine: self.combine },
         };
-        Step { action, after: self.after.into() }
+        Step::new(action, self.after.into())
     }
 }
 
@@ -278,7 +285,7 @@ impl Plan {
             };
             Box::new(steps.clone().into_iter().map(step))
         };
-        let carried = try_carry_out(self.ranks.iter().map(spelled).collect(), &mut memory);
+        let carried = try_carry_out(self.ranks.iter().map(|steps| vec![spelled(steps)]).collect(), &mut memory);
         if let Some(problem) = memory.problem.take() {
             return Err(problem);
         }
@@ -341,11 +348,11 @@ impl Contributions {
 impl Memory for Contributions {
     type Message = (GroupRank, Span, Vec<BTreeSet<u32>>);
 
-    fn load(&mut self, rank: GroupRank, span: Span) -> Self::Message {
+    fn load(&mut self, rank: GroupRank, _: usize, span: Span) -> Self::Message {
         (rank, span, self.held[rank.index()][span.start as usize..span.end() as usize].to_vec())
     }
 
-    fn store(&mut self, rank: GroupRank, span: Span, combine: bool, (from, sent, message): Self::Message) {
+    fn store(&mut self, rank: GroupRank, _: usize, span: Span, combine: bool, (from, sent, message): Self::Message) {
         if self.problem.is_some() {
             return;
         }
@@ -387,7 +394,7 @@ mod tests {
         let elements = u64::from(blocks) / rows;
         let call =
             Collective { kind, dtype: DType::UInt8, reduce: None, root: root(kind, 0), shape: Shape::Even(elements) };
-        let given = |me: u32, Step { action, after }: Step| {
+        let given = |me: u32, Step { action, after, .. }: Step| {
             let (sends, GroupRank(peer), span, combine) = match action {
                 Action::Send { to, span } => (true, to, span, false),
                 Action::Recv { from, span, combine } => (false, from, span, combine),
@@ -421,7 +428,7 @@ mod tests {
 
     /// What each step does, and with how many elements.
     fn messages(steps: Steps) -> Vec<(bool, GroupRank, u64, u64)> {
-        let message = |Step { action, after }| match action {
+        let message = |Step { action, after, .. }| match action {
             Action::Send { to, span } => (true, to, span.len, after),
             Action::Recv { from, span, .. } => (false, from, span.len, after),
         };

@@ -66,7 +66,8 @@ impl Algorithm for GlooRing {
                 Box::new(in_flight::<_, 2>(all_gather_in_halves(*count, size, me)))
             }
             (CollectiveKind::AllGather, _) => {
-                Box::new(one_by_one(ring::all_gather(Layout::of_members(call, size), size, me)))
+                let layout = Layout::of_members(call, size);
+                Box::new(one_by_one(ring::all_gather(move |rank| layout.block(rank), size, me)))
             }
             (kind, _) => panic!("gloo_ring cannot carry out {kind}"),
         }

@@ -72,7 +72,11 @@ fn reduce_scatter(layout: Layout, size: u32, me: u32) -> Steps {
 }
 
 /// The member at `place` ends with the combined `span(place, place + 1)`; `span(first, end)` is of the places from `first` up to `end`.
-fn halve(core: Core, place: u32, span: impl Fn(u32, u32) -> Span + Send) -> impl Iterator<Item = Round> + Send {
+pub(super) fn halve(
+    core: Core,
+    place: u32,
+    span: impl Fn(u32, u32) -> Span + Send,
+) -> impl Iterator<Item = Round> + Send {
     core.distances().rev().map(move |distance| {
         let kept = place & !(distance - 1);
         let given = kept ^ distance;

@@ -81,5 +81,5 @@ fn rooted(
 }
 
 fn at_once(actions: impl Iterator<Item = Action> + Send + 'static) -> Steps {
-    Box::new(actions.map(|action| Step { action, after: 0 }))
+    Box::new(actions.map(|action| Step::new(action, 0)))
 }

@@ -15,11 +15,13 @@ pub mod given;
 mod gloo_binomial;
 mod gloo_ring;
 mod halving_doubling;
+pub mod hierarchical;
 mod layout;
 mod linear;
 mod nccl;
 mod nvls;
 mod open_mpi;
+mod order;
 mod pairwise;
 mod power_of_two;
 mod rails;
@@ -31,10 +33,11 @@ mod scatter_allgather;
 #[cfg(test)]
 mod tests;
 
-use crate::ids::GroupRank;
+use crate::ids::{GroupRank, RankId};
 use crate::program::{Collective, CollectiveKind, Shape};
 use crate::symmetry::Relabeling;
 use crate::time::{Bytes, Rate, SimDuration};
+use hierarchical::Grid;
 use std::sync::Arc;
 
 /// A way to carry out some kinds of collective.
@@ -53,6 +56,22 @@ pub trait Algorithm: Send + Sync {
     /// # Panics
     /// If `call.kind` is not one of [`Algorithm::kinds`], or lacks its root.
     fn steps(&self, call: &Collective, size: u32, me: GroupRank) -> Steps;
+
+    /// Steps that go on beside those of [`Algorithm::steps`], each list of them a lane of its own; none for most algorithms. The lane of
+    /// `steps` is number 0, these are 1 and on. All messages between two members belong to one lane.
+    fn other_lanes(&self, _call: &Collective, _size: u32, _me: GroupRank) -> Vec<Steps> {
+        Vec::new()
+    }
+
+    /// In which order steps count the elements of the tensor, where that is not the tensor's own: the tensor's pieces, each element in one.
+    fn order(&self, _call: &Collective, _size: u32) -> Option<Vec<Span>> {
+        None
+    }
+
+    /// The same algorithm for the group of `ranks` in a world that is laid out on `grid`, if that makes a difference.
+    fn on_grid(&self, _grid: &Grid, _ranks: &[RankId]) -> Option<Arc<dyn Algorithm>> {
+        None
+    }
 
     /// Of an algorithm that is a choice among others: the one that carries out this collective.
     fn decide(&self, _call: &Collective, _size: u32) -> Option<Arc<dyn Algorithm>> {
@@ -124,13 +143,41 @@ impl Wire {
 /// One member's steps of one collective.
 pub type Steps = Box<dyn Iterator<Item = Step> + Send>;
 
-/// One send or receive of one member. Steps start in order; the ones that may, start at the same instant.
+/// One send or receive of one member. Steps of a lane start in order; the ones that may, start at the same instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     /// What to do.
     pub action: Action,
-    /// The step may start once this member's first `after` steps are complete; at most the step's own index.
+    /// The step may start once the first `after` steps of its lane are complete; at most the step's own index in the lane.
     pub after: u64,
+    /// And once these steps of another lane are complete.
+    pub beside: Beside,
+}
+
+/// The first steps of another lane of the same member ([`Algorithm::other_lanes`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Beside {
+    /// Which lane.
+    pub lane: u32,
+    /// How many of its steps; 0: there is nothing to wait for.
+    pub count: u32,
+}
+
+impl Beside {
+    /// No steps.
+    pub const NOTHING: Beside = Beside { lane: 0, count: 0 };
+}
+
+impl Step {
+    /// A step that waits for its own lane only.
+    pub const fn new(action: Action, after: u64) -> Step {
+        Step { action, after, beside: Beside::NOTHING }
+    }
+}
+
+/// All lanes of one member.
+fn lanes(algorithm: &dyn Algorithm, call: &Collective, size: u32, me: GroupRank) -> Vec<Steps> {
+    std::iter::once(algorithm.steps(call, size, me)).chain(algorithm.other_lanes(call, size, me)).collect()
 }
 
 /// What a step does.

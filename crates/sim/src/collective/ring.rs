@@ -10,7 +10,7 @@
 
 use super::layout::Layout;
 use super::rounds::{Round, before, one_by_one, recv, recv_combine, send, wrap};
-use super::{Algorithm, GroupRank, Steps, even_blocks};
+use super::{Algorithm, GroupRank, Span, Steps, even_blocks};
 use crate::program::{Collective, CollectiveKind};
 use crate::symmetry::Relabeling;
 
@@ -28,12 +28,13 @@ impl Algorithm for Ring {
 
     fn steps(&self, call: &Collective, size: u32, GroupRank(me): GroupRank) -> Steps {
         let layout = Layout::of_members(call, size);
+        let again = layout.clone();
+        let scatter = reduce_scatter(move |rank| layout.block(rank), size, me);
+        let gather = all_gather(move |rank| again.block(rank), size, me);
         match call.kind {
-            CollectiveKind::ReduceScatter => Box::new(one_by_one(reduce_scatter(layout, size, me))),
-            CollectiveKind::AllGather => Box::new(one_by_one(all_gather(layout, size, me))),
-            CollectiveKind::AllReduce => {
-                Box::new(one_by_one(reduce_scatter(layout.clone(), size, me).chain(all_gather(layout, size, me))))
-            }
+            CollectiveKind::ReduceScatter => Box::new(one_by_one(scatter)),
+            CollectiveKind::AllGather => Box::new(one_by_one(gather)),
+            CollectiveKind::AllReduce => Box::new(one_by_one(scatter.chain(gather))),
             kind => panic!("ring cannot carry out {kind}"),
         }
     }
@@ -44,19 +45,23 @@ impl Algorithm for Ring {
 }
 
 /// Ends with the combined block `me` at `me`.
-fn reduce_scatter(layout: Layout, size: u32, me: u32) -> impl Iterator<Item = Round> + Send {
+pub(super) fn reduce_scatter(
+    block: impl Fn(u32) -> Span + Send,
+    size: u32,
+    me: u32,
+) -> impl Iterator<Item = Round> + Send {
     let (next, previous) = (wrap(me + 1, size), before(me, 1, size));
     (1..size).map(move |round| {
-        let outgoing = layout.block(before(me, round, size));
-        [Some(send(next, outgoing)), Some(recv_combine(previous, layout.block(before(me, round + 1, size))))]
+        let outgoing = block(before(me, round, size));
+        [Some(send(next, outgoing)), Some(recv_combine(previous, block(before(me, round + 1, size))))]
     })
 }
 
 /// Starts with block `me` at `me`.
-pub(super) fn all_gather(layout: Layout, size: u32, me: u32) -> impl Iterator<Item = Round> + Send {
+pub(super) fn all_gather(block: impl Fn(u32) -> Span + Send, size: u32, me: u32) -> impl Iterator<Item = Round> + Send {
     let (next, previous) = (wrap(me + 1, size), before(me, 1, size));
     (0..size - 1).map(move |round| {
-        let outgoing = layout.block(before(me, round, size));
-        [Some(send(next, outgoing)), Some(recv(previous, layout.block(before(me, round + 1, size))))]
+        let outgoing = block(before(me, round, size));
+        [Some(send(next, outgoing)), Some(recv(previous, block(before(me, round + 1, size))))]
     })
 }

@@ -58,7 +58,7 @@ impl<I: Iterator<Item = Round>, const IN_FLIGHT: usize> Iterator for Rounds<I, I
             None => self.next_round()?,
         };
         self.issued += 1;
-        Some(Step { action, after: self.starts[0] })
+        Some(Step::new(action, self.starts[0]))
     }
 }
 
@@ -75,7 +75,7 @@ pub(super) fn then_at_once(
             after += 1;
             Some(step)
         }
-        None => actions.next().map(|action| Step { action, after }),
+        None => actions.next().map(|action| Step::new(action, after)),
     })
 }
 
@@ -118,6 +118,6 @@ pub(super) fn batches(batches: impl Iterator<Item = Vec<Action>> + Send) -> impl
     batches.flat_map(move |batch| {
         let after = issued;
         issued += batch.len() as u64;
-        batch.into_iter().map(move |action| Step { action, after })
+        batch.into_iter().map(move |action| Step::new(action, after))
     })
 }

@@ -37,7 +37,8 @@ impl Algorithm for ScatterAllgather {
         let below = std::iter::successors(Some(reach / 2), |reach| Some(reach / 2)).take_while(|reach| *reach > 0);
         let children = below.filter(move |reach| place + reach < size);
         let scatter = children.map(move |reach| [Some(send(at(place + reach), span(place + reach, reach))), None]);
-        let gather = ring::all_gather(layout, size, place).map(move |round| renumbered(round, at));
+        let gather =
+            ring::all_gather(move |part| layout.block(part), size, place).map(move |round| renumbered(round, at));
         Box::new(one_by_one(incoming.into_iter().chain(scatter).chain(gather)))
     }
 }

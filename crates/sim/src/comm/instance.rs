@@ -1,6 +1,6 @@
 //! Owns one collective while it runs: its members' entries, their steps, and what has arrived before it was asked for.
 
-use crate::collective::{Action, Algorithm, Step, Steps};
+use crate::collective::{Action, Algorithm, Beside, Step, Steps};
 use crate::ids::{GroupId, GroupRank, Handle, RankId, Site};
 use crate::program::{Collective, CollectiveKind, Shape};
 use crate::time::{Bytes, SimTime};
@@ -43,17 +43,42 @@ struct Member {
     /// Of all-to-all, where it may differ: this member's own.
     shape: Option<Shape>,
     entered: Option<SimTime>,
-    steps: Option<std::iter::Peekable<Steps>>,
-    /// Steps that have started, from the first that is not complete: is it complete?
-    window: VecDeque<bool>,
-    /// How many steps are complete without a gap; the number of the window's first.
-    complete: u64,
-    /// Receives that have started: from whom, and the number of the step.
+    /// The lane of the algorithm's steps, and those that go on beside it.
+    lane: Lane,
+    others: Vec<Lane>,
+    /// Receives that have started: from whom, and which step.
     expected: BTreeSet<(GroupRank, u64)>,
     /// Messages that have arrived and no receive has started for, by peer.
     early: BTreeMap<GroupRank, u32>,
     /// It takes no further part.
     failed: bool,
+}
+
+/// Steps of a member that start in order.
+#[derive(Default)]
+struct Lane {
+    steps: Option<std::iter::Peekable<Steps>>,
+    /// Steps that have started, from the first that is not complete: is it complete?
+    window: VecDeque<bool>,
+    /// How many steps are complete without a gap; the number of the window's first.
+    complete: u64,
+}
+
+impl Lane {
+    fn of(steps: Steps) -> Lane {
+        Lane { steps: Some(steps.peekable()), ..Lane::default() }
+    }
+}
+
+/// A step of a member is known by its lane, in the highest bits, and its number in the lane.
+const LANE_BITS: u32 = 8;
+
+fn step_of(lane: usize, number: u64) -> u64 {
+    (lane as u64) << (u64::BITS - LANE_BITS) | number
+}
+
+fn lane_of(step: u64) -> (usize, u64) {
+    ((step >> (u64::BITS - LANE_BITS)) as usize, step & (u64::MAX >> LANE_BITS))
 }
 
 /// What a member now posts.
@@ -168,7 +193,11 @@ impl Instance {
         self.entered += 1;
         let call =
             Collective { shape: member.shape.clone().unwrap_or_else(|| self.call.shape.clone()), ..self.call.clone() };
-        member.steps = algorithm.map(|algorithm| algorithm.steps(&call, size, me).peekable());
+        if let Some(algorithm) = algorithm {
+            member.lane = Lane::of(algorithm.steps(&call, size, me));
+            member.others = algorithm.other_lanes(&call, size, me).into_iter().map(Lane::of).collect();
+            assert!(member.others.len() < 1 << LANE_BITS, "{} has too many lanes", algorithm.name());
+        }
     }
 
     /// Starts every step that may start now and hands it to `post`. True once the member is through.
@@ -178,14 +207,15 @@ impl Instance {
         if member.entered.is_none() || member.failed {
             return false;
         }
-        while let Some((index, step)) = member.next_step() {
+        while let Some((lane, index, step)) = member.next_step() {
+            let number = step_of(lane, index);
+            member.lane(lane).window.push_back(false);
             match step.action {
                 Action::Send { to, span } => {
-                    member.window.push_back(false);
-                    post(Post::Send { to, bytes: Bytes(span.len * element), step: index });
+                    post(Post::Send { to, bytes: Bytes(span.len * element), step: number });
                 }
                 Action::Recv { from, span, combine } => {
-                    member.start_receive(from, index);
+                    member.start_receive(from, number);
                     post(Post::Receive { from, bytes: Bytes(span.len * element), combine });
                 }
             }
@@ -226,16 +256,21 @@ impl Instance {
 
     /// Has the member a step running that needs `peer`? The steps are taken from the algorithm once more, so that nothing need be kept.
     pub(crate) fn waits_for(&self, me: GroupRank, peer: GroupRank) -> bool {
-        let Some(member) = self.members[me.index()].as_deref().filter(|member| member.steps.is_some()) else {
+        let Some(member) = self.members[me.index()].as_deref().filter(|member| member.lane.steps.is_some()) else {
             return false;
         };
         let algorithm = self.algorithm.as_ref().expect("who has steps has an algorithm");
-        let steps = algorithm.steps(&self.call_of(member), self.size(), me).skip(member.complete as usize);
+        let (call, size) = (self.call_of(member), self.size());
+        let lanes = std::iter::once(algorithm.steps(&call, size, me)).chain(algorithm.other_lanes(&call, size, me));
         let with_peer = |step: Step| match step.action {
             Action::Send { to, .. } => to == peer,
             Action::Recv { from, .. } => from == peer,
         };
-        !member.failed && steps.zip(&member.window).any(|(step, complete)| !complete && with_peer(step))
+        let waits = |(steps, lane): (Steps, &Lane)| {
+            let running = steps.skip(lane.complete as usize).zip(&lane.window);
+            running.into_iter().any(|(step, complete)| !complete && with_peer(step))
+        };
+        !member.failed && lanes.zip(member.lanes()).any(waits)
     }
 
     fn call_of(&self, member: &Member) -> Collective {
@@ -275,17 +310,33 @@ impl Instance {
 }
 
 impl Member {
-    /// The next step and its number, if it may start now.
-    fn next_step(&mut self) -> Option<(u64, Step)> {
-        let index = self.complete + self.window.len() as u64;
-        let complete = self.complete;
-        let step = self.steps.as_mut()?.next_if(|step| step.after <= complete)?;
+    fn lane(&mut self, number: usize) -> &mut Lane {
+        if number == 0 { &mut self.lane } else { &mut self.others[number - 1] }
+    }
+
+    fn lanes(&self) -> impl Iterator<Item = &Lane> {
+        std::iter::once(&self.lane).chain(&self.others)
+    }
+
+    /// The next step that may start now, with its lane and its number there; of several lanes' that of the first.
+    fn next_step(&mut self) -> Option<(usize, u64, Step)> {
+        (0..=self.others.len()).find_map(|lane| self.next_of(lane).map(|(index, step)| (lane, index, step)))
+    }
+
+    fn next_of(&mut self, number: usize) -> Option<(u64, Step)> {
+        let Lane { steps, window, complete } = self.lane(number);
+        let (index, complete) = (*complete + window.len() as u64, *complete);
+        let step = *steps.as_mut()?.peek().filter(|step| step.after <= complete)?;
         assert!(step.after <= index, "step {index} of {:?} waits for itself", self.caller);
+        let Beside { lane, count } = step.beside;
+        if count > 0 && self.lane(lane as usize).complete < u64::from(count) {
+            return None;
+        }
+        self.lane(number).steps.as_mut()?.next();
         Some((index, step))
     }
 
     fn start_receive(&mut self, from: GroupRank, index: u64) {
-        self.window.push_back(false);
         match self.early.get_mut(&from) {
             Some(count) => {
                 *count -= 1;
@@ -299,16 +350,19 @@ impl Member {
     }
 
     fn finish(&mut self, step: u64) {
-        self.window[(step - self.complete) as usize] = true;
-        while self.window.front() == Some(&true) {
-            self.window.pop_front();
-            self.complete += 1;
+        let (lane, number) = lane_of(step);
+        let Lane { window, complete, .. } = self.lane(lane);
+        window[(number - *complete) as usize] = true;
+        while window.front() == Some(&true) {
+            window.pop_front();
+            *complete += 1;
         }
     }
 
     fn is_through(&mut self) -> bool {
-        let exhausted = self.steps.as_mut().is_none_or(|steps| steps.peek().is_none());
-        self.entered.is_some() && exhausted && self.window.is_empty()
+        let is_over =
+            |lane: &mut Lane| lane.window.is_empty() && lane.steps.as_mut().is_none_or(|steps| steps.peek().is_none());
+        self.entered.is_some() && is_over(&mut self.lane) && self.others.iter_mut().all(is_over)
     }
 }
 

@@ -16,8 +16,8 @@ mod topology;
 pub use dynamics::{Background, Dynamics, Jitter, LinkDynamics, Profile, ProfilePoint};
 pub use flow::FlowNetwork;
 pub use topology::{
-    Asymmetry, Dimension, DimensionKind, Duplex, FoldedTopology, GraphLink, HostRates, HostSpec, Link, LinkSpec,
-    PacketOverhead, Preset, Route, Topology, TopologyError,
+    Asymmetry, Dimension, DimensionKind, Duplex, FoldedTopology, GraphLink, GridDimension, HostRates, HostSpec, Link,
+    LinkSpec, PacketOverhead, Preset, Route, Topology, TopologyError,
 };
 
 use crate::ids::{HostId, StreamId};

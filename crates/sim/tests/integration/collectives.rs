@@ -2,7 +2,12 @@
 
 use crate::support::*;
 use rstest::rstest;
-use uniference_sim::network::{HostRates, HostSpec, LinkSpec, Preset, Topology};
+use std::sync::Arc;
+use uniference_sim::collective::choose::AlgorithmTable;
+use uniference_sim::collective::hierarchical::{Grid, Hierarchical};
+use uniference_sim::network::{
+    Dimension, DimensionKind, GridDimension, HostRates, HostSpec, LinkSpec, Preset, Topology,
+};
 use uniference_sim::program::CollectiveKind::{
     self, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter,
 };
@@ -134,4 +139,48 @@ fn bytes_are_counted_with_the_algorithms_steps() {
     }
     let (name, group, all_reduce) = outcomes.statistics.operations().next().unwrap();
     assert_eq!((name, group, all_reduce.count, all_reduce.bytes.0), ("all_reduce", WORLD, 4, 16_000));
+}
+
+/// Two dimensions of switches: `sizes` ranks along each, with the times of a byte in ps, and LATENCY_PS between any two along one.
+fn two_dimensions(sizes: [u32; 2], byte: [u64; 2], kind: CollectiveKind, chunks: u32, bytes: u64) -> u64 {
+    let ranks = (sizes[0] * sizes[1]) as usize;
+    let mut cluster = switch(ranks);
+    let hosts: Vec<HostSpec> = (0..ranks).map(|rank| HostSpec::new(format!("host.{rank:04}"))).collect();
+    let link = |byte: u64| LinkSpec::new(Rate::new(1e12 / byte as f64).unwrap(), SimDuration::from_ps(ALPHA));
+    let dimension = |at: usize| Dimension { kind: DimensionKind::Switch, size: sizes[at], link: link(byte[at]) };
+    let dimensions = Preset::Dimensions(vec![dimension(0), dimension(1)]);
+    cluster.topology = Topology::preset(&dimensions, &hosts, link(byte[0])).unwrap();
+    let grid = Grid { dimensions: sizes.map(|size| GridDimension { size, meshed: false }).to_vec() };
+    let table = &mut cluster.backend.algorithms;
+    table.force(kind, Arc::new(Hierarchical::new(Vec::new(), chunks, AlgorithmTable::ideal())));
+    table.lay_out(grid, ranks as u32);
+    let outcomes = run(&cluster, (0..ranks).map(|_| blocking(kind, bytes)).collect());
+    (0..ranks).map(|rank| outcomes.finish(rank)).max().unwrap()
+}
+
+#[rstest]
+fn hierarchical_on_two_dimensions(
+    #[values([2, 2], [4, 2], [3, 5], [8, 4])] sizes: [u32; 2],
+    #[values(1, 3, 4)] chunks: u64,
+) {
+    let [k0, k1] = sizes.map(u64::from);
+    // A chunk has n / C = 1,000 k0 k1 bytes: along dimension 0, (k0 - 1) (alpha + 1,000 k1 beta_0), then (k1 - 1) (alpha + 1,000 beta_1).
+    let n = chunks * 1000 * k0 * k1;
+    let phases = |byte: [u64; 2]| [(k0 - 1) * (ALPHA + 1000 * k1 * byte[0]), (k1 - 1) * (ALPHA + 1000 * byte[1])];
+    for byte in [[1_000, 100_000], [40_000, 1_000]] {
+        let time = |kind, bytes| two_dimensions(sizes, byte, kind, chunks as u32, bytes);
+        let [t0, t1] = phases(byte);
+        // The slower dimension is never idle between its first chunk and its last.
+        let once = t0 + t1 + (chunks - 1) * t0.max(t1);
+        assert_eq!(time(ReduceScatter, n / (k0 * k1)), once, "reduce-scatter {byte:?}");
+        assert_eq!(time(AllGather, n / (k0 * k1)), once, "all-gather {byte:?}");
+        // Dimension 0 serves 2 C phases of t0, dimension 1 C of 2 t1; the first or the last chunk waits for the other dimension.
+        let all_reduce = if chunks == 1 { 2 * (t0 + t1) } else { (2 * t0 + chunks * 2 * t1).max(2 * chunks * t0) };
+        if chunks == 1 || 2 * t1 >= t0 || (chunks - 1) * t0 >= 2 * t1 {
+            assert_eq!(time(AllReduce, n), all_reduce, "all-reduce {byte:?}");
+        }
+    }
+    // All-to-all of 1,000 bytes a pair: k1 blocks for each of k0 - 1 members at once, then k0 for each of k1 - 1.
+    let straight = 2 * ALPHA + 1000 * ((k0 - 1) * k1 * 1_000 + (k1 - 1) * k0 * 100_000);
+    assert_eq!(two_dimensions(sizes, [1_000, 100_000], AllToAll, 1, 1000), straight);
 }

@@ -117,6 +117,15 @@ impl HostRates {
     }
 }
 
+/// One dimension along which hosts, or the ranks on them, are numbered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GridDimension {
+    /// How many lie along it; at least 1.
+    pub size: u32,
+    /// Has each a link of its own to every other along it?
+    pub meshed: bool,
+}
+
 /// A host, and where it differs from the others.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HostSpec {
@@ -242,6 +251,15 @@ impl Topology {
         match &self.0.routing {
             Routing::Preset(shape) => shape.server(host),
             Routing::Graph(_) => host.0,
+        }
+    }
+
+    /// Along which dimensions hosts are numbered, the first one first; networks without any have one.
+    pub fn dimensions(&self) -> Vec<GridDimension> {
+        let hosts = self.0.hosts.len() as u32;
+        match &self.0.routing {
+            Routing::Preset(shape) => shape.dimensions(hosts),
+            Routing::Graph(_) => vec![GridDimension { size: hosts, meshed: false }],
         }
     }
 

@@ -3,7 +3,7 @@
 //! Each host stands for one end of a link: it brings its bandwidths, and half of its latency (the odd picosecond goes to the end that
 //! receives). A cable between two hosts has the sum of their halves, and what the sender's egress and the receiver's ingress both carry.
 
-use super::{HostRates, HostSpec, Link, LinkSpec, TopologyError};
+use super::{GridDimension, HostRates, HostSpec, Link, LinkSpec, TopologyError};
 use crate::ids::{HostId, LinkId};
 use crate::time::{Bytes, Rate, SimDuration};
 
@@ -351,6 +351,24 @@ impl Shape {
         match *self {
             Shape::Rail { per_server } => host.0 / per_server,
             _ => host.0,
+        }
+    }
+
+    /// Along which dimensions the hosts are numbered, the first one first.
+    pub(super) fn dimensions(&self, hosts: u32) -> Vec<GridDimension> {
+        let plain = |size| GridDimension { size, meshed: false };
+        match self {
+            Shape::FullyConnected { hosts } => vec![GridDimension { size: *hosts, meshed: true }],
+            Shape::Torus { dims } => dims.iter().copied().map(plain).collect(),
+            Shape::FatTree { hosts, hosts_per_leaf, .. } if hosts.is_multiple_of(*hosts_per_leaf) => {
+                vec![plain(*hosts_per_leaf), plain(hosts / hosts_per_leaf)]
+            }
+            Shape::Rail { per_server } => vec![plain(*per_server), plain(hosts / per_server)],
+            Shape::Dimensions(dims) => {
+                let meshed = |dim: &Dimension| dim.kind == DimensionKind::FullyConnected;
+                dims.iter().map(|dim| GridDimension { size: dim.size, meshed: meshed(dim) }).collect()
+            }
+            Shape::Star { .. } | Shape::Wifi { .. } | Shape::FatTree { .. } => vec![plain(hosts)],
         }
     }
 
