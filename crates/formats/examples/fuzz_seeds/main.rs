@@ -28,6 +28,9 @@ fn main() {
     }
     save(corpus, "execution_trace", "gzip.et", &gzip());
     save(corpus, "astra_inputs", "both", ASTRA.as_bytes());
+    for (name, text) in TEXT_WORKLOADS {
+        save(corpus, "text_workload", name, text.as_bytes());
+    }
     for (name, text) in HOST_TRACES {
         save(corpus, "host_trace", name, text.as_bytes());
     }
@@ -43,6 +46,15 @@ npus_count: [ 4, 2 ]
 bandwidth: [ 50.0, 25.0 ]
 latency: [ 500.0, 700.0 ]
 "#;
+
+const TEXT_WORKLOADS: [(&str, &str); 3] = [
+    ("model", "MODEL\n1\na -1 5 ALLGATHER 64 5 ALLREDUCE 64 5 NONE 0 1\n"),
+    ("dlrm", "HYBRID_DLRM 0\n2\ne -1 5 ALLTOALL 64 5 ALLTOALL 64 5 NONE 0 1\nt -1 5 NONE 0 5 NONE 0 5 ALLREDUCE 8 1\n"),
+    (
+        "transformer",
+        "HYBRID_TRANSFORMER_FWD_IN_BCKWD model_parallel_NPU_group: 2 ep: 2 pp: 1 vpp: 1 ga: 1 all_gpus: 8 checkpoints: 1 0 checkpoint_initiates: 1 0 pp_comm: 0\n1\na\t-1\t5\tALLGATHER\t64\t5\tALLTOALL_EP\t64\t5\tALLREDUCE_DP_EP\t64\t1\n",
+    ),
+];
 
 const HOST_TRACES: [(&str, &str); 1] = [("both", include_str!("host_trace.json"))];
 

@@ -25,6 +25,8 @@ pub enum Kind {
 }
 
 impl Kind {
+    const ALL: [Kind; 4] = [Kind::AllReduce, Kind::ReduceScatter, Kind::AllGather, Kind::AllToAll];
+
     /// What a trace calls it; `None`: ASTRA-sim does not have it.
     pub fn of(kind: CommType) -> Option<Kind> {
         match kind {
@@ -49,10 +51,51 @@ impl Kind {
 /// A machine.
 #[derive(Clone, Debug)]
 pub struct Model {
+    /// By [`Kind`], one for each dimension of the network.
+    algorithms: [Result<Vec<Implementation>, InputError>; 4],
     system: System,
     network: Network,
     /// How many queues share a dimension's active chunks.
     queues: u32,
+}
+
+/// What carries out a collective, by dimension.
+fn implementations(kind: Kind, system: &System, dimensions: &[Dimension]) -> Result<Vec<Implementation>, InputError> {
+    let named = match kind {
+        Kind::AllReduce => &system.all_reduce_implementation,
+        Kind::ReduceScatter => &system.reduce_scatter_implementation,
+        Kind::AllGather => &system.all_gather_implementation,
+        Kind::AllToAll => &system.all_to_all_implementation,
+    };
+    let name = kind.name();
+    let asked = format!("and a trace has {} {name}", if kind == Kind::ReduceScatter { "a" } else { "an" });
+    if named.is_empty() {
+        let message = format!("{name}-implementation is missing, {asked}");
+        return Err(InputError::new(message, "name an algorithm for each dimension of the network"));
+    }
+    if named.len() < dimensions.len() {
+        let message = format!("{name}-implementation names {} algorithms, {asked}", named.len());
+        return Err(InputError::new(
+            message,
+            format!("name one for each of the {} dimensions of the network", dimensions.len()),
+        ));
+    }
+    let known = |(algorithm, dimension): (&String, &Dimension)| match Implementation::by_name(algorithm) {
+        None => {
+            let message = format!("{name}-implementation: there is no `{algorithm}` here, {asked}");
+            Err(InputError::new(message, "known are ring, direct and halvingDoubling"))
+        }
+        Some(Implementation::HalvingDoubling) if kind == Kind::AllToAll => {
+            let message = format!("all-to-all: there is no halvingDoubling, {asked}");
+            Err(InputError::new(message, "use ring or direct"))
+        }
+        Some(Implementation::HalvingDoubling) if !dimension.members.is_power_of_two() => {
+            let message = format!("{name}: halvingDoubling among {} members", dimension.members);
+            Err(InputError::new(message, "it wants a power of two: use ring or direct"))
+        }
+        Some(found) => Ok(found),
+    };
+    named.iter().zip(dimensions).map(known).collect()
 }
 
 /// Members on a line of the network, as a phase sees them.
@@ -72,34 +115,10 @@ struct Phase {
 }
 
 impl Model {
-    /// # Errors
-    /// Algorithms that are missing for a dimension, or that do not fit its size.
-    pub fn new(system: System, network: Network, queues: u32) -> Result<Model, InputError> {
-        let lists = [
-            ("all-reduce", &system.all_reduce_implementation),
-            ("reduce-scatter", &system.reduce_scatter_implementation),
-            ("all-gather", &system.all_gather_implementation),
-            ("all-to-all", &system.all_to_all_implementation),
-        ];
-        for (name, list) in lists {
-            // A list that is not there is missed only if the collective is.
-            if !list.is_empty() && list.len() < network.dimensions.len() {
-                let message = format!("{name}-implementation names {} algorithms", list.len());
-                let hint = format!("name one for each of the {} dimensions of the network", network.dimensions.len());
-                return Err(InputError::new(message, hint));
-            }
-            for (algorithm, dimension) in list.iter().zip(&network.dimensions) {
-                if *algorithm == Implementation::HalvingDoubling && !dimension.members.is_power_of_two() {
-                    let message = format!("{name}: halvingDoubling among {} members", dimension.members);
-                    return Err(InputError::new(message, "it wants a power of two: use ring or direct"));
-                }
-            }
-        }
-        if system.all_to_all_implementation.contains(&Implementation::HalvingDoubling) {
-            let message = "all-to-all: there is no halvingDoubling";
-            return Err(InputError::new(message, "use ring or direct"));
-        }
-        Ok(Model { system, network, queues: queues.max(1) })
+    /// A list of algorithms that cannot be used is no error before a collective needs it.
+    pub fn new(system: System, network: Network, queues: u32) -> Model {
+        let algorithms = Kind::ALL.map(|kind| implementations(kind, &system, &network.dimensions));
+        Model { algorithms, system, network, queues: queues.max(1) }
     }
 
     /// The system.
@@ -120,17 +139,14 @@ impl Model {
     /// How long a collective takes, in ns. `bytes` as a trace gives them: of an all-gather, each rank's shard.
     ///
     /// # Errors
-    /// Halving and doubling among members that are no power of two.
+    /// Algorithms that are missing for a dimension, are not known, or do not fit the number of members.
     pub fn collective(&self, kind: Kind, bytes: u64, members: &[u64]) -> Result<u64, InputError> {
-        if self.algorithms(kind).is_empty() {
-            let message = format!("{0}-implementation is missing, and a trace has an {0}", kind.name());
-            return Err(InputError::new(message, "name an algorithm for each dimension of the network"));
-        }
+        let algorithms = self.algorithms[kind as usize].as_ref().map_err(InputError::clone)?;
         let whole = members.len() as u64 == self.ranks();
         let count = members.len() as u64;
         let (chunk, chunks) = self.chunks(kind, bytes, count);
         if !whole {
-            let algorithm = self.algorithms(kind)[0];
+            let algorithm = algorithms[0];
             if algorithm == Implementation::HalvingDoubling && !count.is_power_of_two() {
                 let message = format!("halvingDoubling in a group of {count} ranks");
                 return Err(InputError::new(message, "it wants a power of two: use ring or direct"));
@@ -145,7 +161,8 @@ impl Model {
         let mut phases = Vec::new();
         for (kind, dimension) in self.order(kind) {
             let line = self.dimension_line(&self.network.dimensions[dimension]);
-            let (lasts, next) = phase(&line, self.algorithms(kind)[dimension], kind, size);
+            // ASTRA-sim takes the list of the whole collective for all of its phases.
+            let (lasts, next) = phase(&line, algorithms[dimension], kind, size);
             size = next;
             phases.push(Phase { dimension, lasts });
         }
@@ -193,15 +210,6 @@ impl Model {
             }
         }
         clocks.into_iter().max().unwrap_or(0)
-    }
-
-    fn algorithms(&self, kind: Kind) -> &[Implementation] {
-        match kind {
-            Kind::AllReduce => &self.system.all_reduce_implementation,
-            Kind::ReduceScatter => &self.system.reduce_scatter_implementation,
-            Kind::AllGather => &self.system.all_gather_implementation,
-            Kind::AllToAll => &self.system.all_to_all_implementation,
-        }
     }
 
     /// The phases of a chunk, one a dimension; two on all but the last for an all-reduce that is aware of bandwidths.

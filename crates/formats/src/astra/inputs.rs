@@ -53,16 +53,16 @@ pub struct System {
     pub roofline_enabled: u8,
     /// By dimension.
     #[serde(default)]
-    pub all_reduce_implementation: Vec<Implementation>,
+    pub all_reduce_implementation: Vec<String>,
     /// By dimension.
     #[serde(default)]
-    pub reduce_scatter_implementation: Vec<Implementation>,
+    pub reduce_scatter_implementation: Vec<String>,
     /// By dimension.
     #[serde(default)]
-    pub all_gather_implementation: Vec<Implementation>,
+    pub all_gather_implementation: Vec<String>,
     /// By dimension.
     #[serde(default)]
-    pub all_to_all_implementation: Vec<Implementation>,
+    pub all_to_all_implementation: Vec<String>,
     /// Prefixes of traces, where a collective is given as such.
     #[serde(default)]
     all_reduce_implementation_custom: Vec<String>,
@@ -95,13 +95,24 @@ pub enum Optimization {
 }
 
 /// An algorithm on one dimension.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // the names say it
 pub enum Implementation {
     Ring,
     Direct,
     HalvingDoubling,
+}
+
+impl Implementation {
+    /// By its name in the system file; `None`: it is not known here.
+    pub fn by_name(name: &str) -> Option<Implementation> {
+        match name {
+            "ring" => Some(Implementation::Ring),
+            "direct" => Some(Implementation::Direct),
+            "halvingDoubling" => Some(Implementation::HalvingDoubling),
+            _ => None,
+        }
+    }
 }
 
 /// `--astra-network`.
@@ -148,7 +159,7 @@ impl System {
     /// Reads the file's text.
     ///
     /// # Errors
-    /// What is no such file, or names an algorithm that is not known here.
+    /// What is no such file. Algorithms that are not known here are missed once a collective needs them.
     pub fn parse(text: &str) -> Result<System, InputError> {
         let hint = "implementations are lists of ring, direct and halvingDoubling, one for each dimension";
         let system: System = serde_json::from_str(text)

@@ -118,6 +118,7 @@ pub fn run<R: Read>(
         memories: BTreeMap::new(),
         members,
         groups,
+        described: BTreeMap::new(),
         scales,
         ranks: traces.into_iter().enumerate().map(|(rank, trace)| Rank::new(trace, expand(rank))).collect(),
         now: 0,
@@ -172,6 +173,8 @@ struct Run<'a, R> {
     /// By a group's number; 0 is that of all ranks.
     members: Vec<Members>,
     groups: BTreeMap<&'a str, usize>,
+    /// Groups that traces describe themselves, by the rank whose trace it is and the name there.
+    described: BTreeMap<(usize, String), usize>,
     scales: Scales,
     ranks: Vec<Rank<R>>,
     /// In ns.
@@ -401,14 +404,35 @@ impl<R: Read> Run<'_, R> {
         Ok(())
     }
 
-    fn group(&self, rank: usize, id: u64) -> Result<usize, ScheduleError> {
+    /// The number of a node's group: of those described beside the traces, or else in the rank's own trace.
+    fn group(&mut self, rank: usize, id: u64) -> Result<usize, ScheduleError> {
         let Some(name) = self.ranks[rank].feed.node(id).process_group() else { return Ok(0) };
+        let number = match self.groups.get(name.as_str()) {
+            Some(number) => Some(*number),
+            None => self.described(rank, &name),
+        };
         let has_rank =
             |group: &usize| self.members[*group].set.as_ref().is_some_and(|set| set.contains(&(rank as u64)));
-        self.groups.get(name.as_str()).copied().filter(has_rank).ok_or_else(|| {
+        number.filter(has_rank).ok_or_else(|| {
             let problem = format!("is of process group `{name}`, which is not described or does not fit");
             self.wrong(rank, id, problem, "describe the groups: --astra-comm-groups FILE")
         })
+    }
+
+    /// The number of a group that the rank's trace describes; groups of the same members are one.
+    fn described(&mut self, rank: usize, name: &str) -> Option<usize> {
+        if let Some(number) = self.described.get(&(rank, name.to_owned())) {
+            return Some(*number);
+        }
+        let group = self.ranks[rank].feed.groups().iter().find(|group| group.name == name)?;
+        let ranks: Vec<u64> = group.ranks.iter().copied().map(u64::from).collect();
+        let same = self.members.iter().position(|members| members.ranks == ranks || ranks.is_empty());
+        let number = same.unwrap_or_else(|| {
+            self.members.push(Members::of(ranks, self.model.ranks()));
+            self.members.len() - 1
+        });
+        self.described.insert((rank, name.to_owned()), number);
+        Some(number)
     }
 
     fn bytes(&self, rank: usize, id: u64) -> Result<u64, ScheduleError> {

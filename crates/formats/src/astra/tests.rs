@@ -44,7 +44,7 @@ fn network(dimensions: &[(&str, u64, u64)]) -> Network {
 }
 
 fn model(algorithm: &str, topology: &str) -> Model {
-    Model::new(system(&[algorithm], "\"endpoint-delay\": 7"), network(&[(topology, 4, 100)]), 1).unwrap()
+    Model::new(system(&[algorithm], "\"endpoint-delay\": 7"), network(&[(topology, 4, 100)]), 1)
 }
 
 fn times(model: &Model, bytes: u64) -> [u64; 4] {
@@ -71,7 +71,7 @@ fn one_dimension_has_its_closed_form() {
 fn chunks_share_dimensions() {
     let parse = |more: &str, queues| {
         let system = system(&["ring", "direct"], &format!("\"endpoint-delay\": 0, {more}"));
-        Model::new(system, network(&[("Ring", 2, 10), ("FullyConnected", 2, 20)]), queues).unwrap()
+        Model::new(system, network(&[("Ring", 2, 10), ("FullyConnected", 2, 20)]), queues)
     };
     let all: Vec<u64> = (0..4).collect();
     // A chunk of 400 bytes, reducing free below 100 bytes of memory bandwidth: P(200) = 6, P(100) = 3.
@@ -99,7 +99,7 @@ fn what_chunks_do_not_divide_is_one_more_chunk() {
     // 4,002 bytes in two chunks of 2,001, and 4,003 in two of 2,001 and a third as large: ring, T = 100 + 500, P = 3 floor(500 / 100).
     let model = |splits: u32| {
         let more = format!("\"endpoint-delay\": 7, \"preferred-dataset-splits\": {splits}");
-        Model::new(system(&["ring"], &more), network(&[("Ring", 4, 100)]), 1).unwrap()
+        Model::new(system(&["ring"], &more), network(&[("Ring", 4, 100)]), 1)
     };
     let each = 6 * 600 + 7 * 7 + 3 * 15;
     assert_eq!([4_002, 4_003].map(|bytes| times(&model(2), bytes)[2]), [2 * each, 3 * each]);
@@ -113,8 +113,7 @@ fn a_group_is_one_line_with_the_hops_between_its_members() {
         system(&["ring", "direct"], "\"endpoint-delay\": 3"),
         network(&[("Switch", 2, 10), ("Switch", 2, 500)]),
         1,
-    )
-    .unwrap();
+    );
     // Two ranks, all-gather of 100 bytes by the first dimension's algorithm: T + 2e, e = 10 there whatever the system says; h = 2.
     assert_eq!(model.collective(Kind::AllGather, 100, &[0, 1]).unwrap(), 120 + 20);
     assert_eq!(model.collective(Kind::AllGather, 100, &[1, 3]).unwrap(), 1_100 + 20);
@@ -125,7 +124,9 @@ fn a_group_is_one_line_with_the_hops_between_its_members() {
 #[test]
 fn inputs_that_do_not_fit_are_refused() {
     let refused = |algorithms: &[&str], dimensions: &[(&str, u64, u64)]| {
-        Model::new(system(algorithms, "\"roofline-enabled\": 0"), network(dimensions), 1).unwrap_err().to_string()
+        let model = Model::new(system(algorithms, "\"roofline-enabled\": 0"), network(dimensions), 1);
+        let members: Vec<u64> = (0..model.ranks()).collect();
+        model.collective(Kind::AllReduce, 64, &members).unwrap_err().to_string()
     };
     let network = |text: &str| Network::parse(text).unwrap_err().to_string();
     let system = |text: &str| System::parse(text).unwrap_err().to_string();
@@ -138,7 +139,7 @@ fn inputs_that_do_not_fit_are_refused() {
         network("topology: [ Ring ]\nnpus_count: [ 4 ]\nbandwidth: [ fast ]\nlatency: [ 1 ]"),
         network("topology: [ Ring ]\nnpus_count: [ 4 ]\nbandwidth: [ 0 ]\nlatency: [ 1 ]"),
         network("topology: [ Ring, Ring ]\nnpus_count: [ 2048, 1024 ]\nbandwidth: [ 1, 1 ]\nlatency: [ 1, 1 ]"),
-        system("{\"all-reduce-implementation\": [\"doubleBinaryTree\"]}"),
+        refused(&["doubleBinaryTree"], &[("Switch", 4, 1)]),
         system("{\"preferred-dataset-splits\": 0}"),
     ];
     insta::assert_snapshot!(messages.join("\n"));
@@ -178,7 +179,7 @@ fn finishes_on(machine: &Machine<'_>, traces: &[Vec<Node>]) -> Result<Vec<(u64, 
 #[test]
 fn traces_run_one_node_of_a_kind_at_a_time() {
     let roofline = "\"endpoint-delay\": 0, \"roofline-enabled\": 1, \"peak-perf\": 0.001";
-    let model = Model::new(system(&["ring"], roofline), network(&[("Ring", 2, 10)]), 1).unwrap();
+    let model = Model::new(system(&["ring"], roofline), network(&[("Ring", 2, 10)]), 1);
     let gather = |id, deps: &[u64]| node(id, NodeType::CommColl, deps, &[(COMM_TYPE, 2), (COMM_SIZE, 90)]);
     let nodes = vec![
         // 5,000 operations at 1e9 a second: 5,000 ns; memory at 100e9 bytes a second takes 10.
@@ -201,7 +202,7 @@ fn a_ring_with_one_slow_hop_is_held_up_one_member_at_a_time() {
     // e = 10, P = 3 floor(65,536 / 2,000) = 96. Four chunks of 6T + 7e + 3P each; of the 24 steps of a chain every fourth goes back.
     let text = "{\"preferred-dataset-splits\": 4, \"local-mem-bw\": 2000, \"all-reduce-implementation\": [\"ring\"]}";
     let ring = "topology: [ Ring ]\nnpus_count: [ 8 ]\nbandwidth: [ 50 ]\nlatency: [ 500 ]";
-    let model = Model::new(System::parse(text).unwrap(), Network::parse(ring).unwrap(), 1).unwrap();
+    let model = Model::new(System::parse(text).unwrap(), Network::parse(ring).unwrap(), 1);
     let lasts = model.collective(Kind::AllReduce, 1 << 20, &[0, 1, 2, 3]).unwrap();
     assert_eq!(lasts, 4 * (6 * 1_720 + 7 * 10 + 3 * 96) + 6 * 1_000);
     let missing = model.collective(Kind::AllGather, 8, &[0, 1, 2, 3]).unwrap_err().to_string();
@@ -209,6 +210,41 @@ fn a_ring_with_one_slow_hop_is_held_up_one_member_at_a_time() {
         missing.starts_with("all-gather-implementation is missing, and a trace has an all-gather\nhint: "),
         "{missing}"
     );
+}
+
+/// A system file may have lists that no trace needs, and traces may describe their groups themselves.
+#[test]
+fn only_what_is_used_must_fit() {
+    let text = "{\"all-reduce-implementation\": [\"ring\", \"ring\"], \"all-gather-implementation\": [\"ring\"],
+        \"all-to-all-implementation\": [\"halvingDoubling\", \"oneDirect\"], \"collective-optimization\": \"localBWAware\"}";
+    let model = Model::new(System::parse(text).unwrap(), network(&[("Ring", 2, 10), ("Ring", 2, 10)]), 1);
+    // All phases of an all-reduce go by its own list: RS of T(40) + 2e, AR of 2 T(20) + 3e, AG of T(40) + 2e; T(m) = 10 + m, e = 10.
+    assert_eq!(model.collective(Kind::AllReduce, 80, &[0, 1, 2, 3]).unwrap(), 2 * (50 + 20) + 2 * 30 + 30);
+    let missed = [Kind::AllGather, Kind::ReduceScatter, Kind::AllToAll]
+        .map(|kind| model.collective(kind, 80, &[0, 1, 2, 3]).unwrap_err().message);
+    assert_eq!(
+        missed,
+        [
+            "all-gather-implementation names 1 algorithms, and a trace has an all-gather",
+            "reduce-scatter-implementation is missing, and a trace has a reduce-scatter",
+            "all-to-all: there is no halvingDoubling, and a trace has an all-to-all",
+        ]
+    );
+    let all_reduce = |id, group: &str| {
+        let mut node = node(id, NodeType::CommColl, &[], &[(COMM_TYPE, 0), (COMM_SIZE, 20)]);
+        node.attr.push(Attribute::new(PG_NAME, Value::String(group.into())));
+        node
+    };
+    // Each rank calls its own pair \"tp\": two groups with one name. Of the last, nobody says anything.
+    let trace = |members: [u32; 2], group: &str| {
+        let described = Node { id: 1, ..crate::chakra::groups::describe("tp", &members) };
+        vec![described, all_reduce(2, group)]
+    };
+    let pairs = [trace([0, 1], "tp"), trace([0, 1], "tp"), trace([2, 3], "tp"), trace([2, 3], "tp")];
+    // Of 20 bytes in a pair on the first dimension: 2 T(10) + 3e.
+    assert_eq!(finishes(&model, &pairs).unwrap(), [(70, 70); 4]);
+    let unknown = finishes(&model, &[0; 4].map(|_| trace([0, 1], "dp"))).unwrap_err();
+    assert!(unknown.contains("is of process group `dp`, which is not described"), "{unknown}");
 }
 
 fn reader(nodes: &[Node]) -> Reader<std::io::Cursor<Vec<u8>>> {
@@ -220,7 +256,7 @@ fn reader(nodes: &[Node]) -> Reader<std::io::Cursor<Vec<u8>>> {
 #[test]
 fn a_collective_given_as_traces_takes_what_they_take() {
     // Each sends 50 bytes to the other (T = 10 + 50), and computes 7 us on what it receives; twice, as two all-reduces ask for it.
-    let model = Model::new(system(&["ring"], "\"endpoint-delay\": 0"), network(&[("Ring", 2, 10)]), 1).unwrap();
+    let model = Model::new(system(&["ring"], "\"endpoint-delay\": 0"), network(&[("Ring", 2, 10)]), 1);
     let graph = |peer: u64| {
         vec![
             node(0, NodeType::CommSend, &[], &[(COMM_DST, peer), (COMM_SIZE, 50)]),
@@ -241,7 +277,7 @@ fn a_collective_given_as_traces_takes_what_they_take() {
 
 #[test]
 fn remote_memory_serves_those_who_share_it_one_after_the_other() {
-    let model = Model::new(system(&["ring"], "\"endpoint-delay\": 0"), network(&[("Ring", 4, 10)]), 1).unwrap();
+    let model = Model::new(system(&["ring"], "\"endpoint-delay\": 0"), network(&[("Ring", 4, 10)]), 1);
     let load = vec![node(1, NodeType::MemLoad, &[], &[(TENSOR_SIZE, 500)])];
     let traces = [load.clone(), load.clone(), load.clone(), load];
     let with = |sharing: &str| {

@@ -5,6 +5,7 @@
 
 use super::attributes::{COMM_DST, COMM_SIZE, COMM_SRC, COMM_TYPE, NUM_OPS};
 use super::groups::process_groups;
+use super::own;
 use super::read::{ReadError, Reader};
 use super::schema::{CommType, Node, NodeType};
 use indexmap::IndexSet;
@@ -148,7 +149,7 @@ fn shortcomings(node: &Node) -> Vec<Finding> {
     match NodeType::try_from(node.r#type) {
         Err(_) | Ok(NodeType::Invalid) => unless(false, Finding::UnknownType),
         Ok(NodeType::Comp) => {
-            unless(node.duration_micros > 0 || node.attribute(NUM_OPS).is_some(), Finding::NoDuration);
+            unless(own::duration(node).as_ps() > 0 || node.attribute(NUM_OPS).is_some(), Finding::NoDuration);
         }
         // The host's half of an operation has the type of the accelerator's, but nothing to say about it.
         Ok(NodeType::CommColl) if !node.is_cpu_op() || node.attribute(COMM_TYPE).is_some() => {

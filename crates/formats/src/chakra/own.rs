@@ -110,7 +110,7 @@ impl Part {
 }
 
 /// Exact, or else in whole microseconds.
-fn duration(node: &Node) -> SimDuration {
+pub fn duration(node: &Node) -> SimDuration {
     let rounded = node.duration_micros.saturating_mul(1_000_000);
     SimDuration::from_ps(node.unsigned(DURATION_PS).unwrap_or(rounded))
 }

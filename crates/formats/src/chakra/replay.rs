@@ -372,8 +372,7 @@ impl<N: Nodes> Replay<N> {
             NodeType::MemLoad | NodeType::MemStore => self.rules.memory.and_then(|memory| memory.duration(node)),
             _ => roofline.and_then(|roofline| roofline.duration(node)),
         };
-        let said =
-            (node.duration_micros > 0).then(|| SimDuration::from_ps(node.duration_micros.saturating_mul(1_000_000)));
+        let said = Some(own::duration(node)).filter(|duration| *duration > SimDuration::ZERO);
         let from_rates = said.is_none() && derived.is_some();
         self.by_roofline += u64::from(from_rates && !matches!(node.r#type(), NodeType::MemLoad | NodeType::MemStore));
         match said.or(derived) {

@@ -5,7 +5,7 @@ use super::folder::Folder;
 use super::lock::{Lock, Writer};
 use super::replay::open_record;
 use super::results::RECORD;
-use super::traces::in_file;
+use super::traces::{in_file, of_rank, text_workload};
 use crate::error::{Exit, HostError};
 use crate::standard::Output;
 use std::fs::File;
@@ -64,6 +64,20 @@ pub(super) enum Command {
         #[arg(long, value_name = "FILE", default_value = "linked.0.et")]
         out: PathBuf,
     },
+    /// Make traces of a text workload: layers, as ASTRA-sim 1.0, Chakra's text converter and SimAI read them
+    Convert {
+        /// The workload; its first word is its policy
+        file: PathBuf,
+        /// The traces' prefix: PREFIX.RANK.et
+        #[arg(long, value_name = "PREFIX")]
+        out: PathBuf,
+        /// How many ranks there are [default: the workload's all_gpus]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+        ranks: Option<u32>,
+        /// How many times the layers are done, forwards and backwards
+        #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+        passes: u32,
+    },
     /// Write the traces of a run: what each rank's program did, as a graph
     Export {
         /// The folder with the results of a run
@@ -84,6 +98,7 @@ pub(super) fn command(command: &Command) -> Result<Exit, HostError> {
             export::export(run, &Folder::prepare_traces(&out, None)?).map(|()| Exit::Ok)
         }
         Command::Link { host, device, out } => link_pair(host, device, out).map(|()| Exit::Ok),
+        Command::Convert { file, out, ranks, passes } => convert(file, out, *ranks, *passes).map(|()| Exit::Ok),
         other => show(other, BufWriter::new(Output)),
     }
 }
@@ -95,7 +110,7 @@ fn show(command: &Command, mut out: impl Write) -> Result<Exit, HostError> {
         Command::Check { traces } => check_all(traces, &mut out),
         Command::Dot { trace } => show_whole(trace, dot::write, &mut out),
         Command::Diff { first, second } => show_diff(first, second, &mut out),
-        Command::Export { .. } | Command::Link { .. } => unreachable!("they show nothing"),
+        Command::Export { .. } | Command::Link { .. } | Command::Convert { .. } => unreachable!("they show nothing"),
     };
     match shown.and_then(|exit| Ok(out.flush().map(|()| exit)?)) {
         Ok(exit) => Ok(exit),
@@ -204,6 +219,36 @@ fn link_pair(host: &Path, device: &Path, out: &Path) -> Result<(), HostError> {
         super::complain(format_args!("warning: {warning}\n"));
     }
     super::complain(format_args!("trace: {} ({} nodes)\n", out.display(), linked.nodes.len()));
+    Ok(())
+}
+
+/// Reads a text workload and writes a trace for each rank.
+fn convert(file: &Path, out: &Path, ranks: Option<u32>, passes: u32) -> Result<(), HostError> {
+    let Some(workload) = text_workload(file)? else {
+        let hint = "its first word is a policy, as DATA or HYBRID_TRANSFORMER_FWD_IN_BCKWD";
+        return Err(HostError::Usage(format!("{} is no text workload, or not there\nhint: {hint}", file.display())));
+    };
+    let Some(ranks) = ranks.map(u64::from).or(workload.parallelism.ranks) else {
+        let hint = "say it with --ranks N";
+        return Err(HostError::Usage(format!(
+            "{} does not say how many ranks there are\nhint: {hint}",
+            file.display()
+        )));
+    };
+    let made = workload.traces(ranks, passes).map_err(in_file(file))?;
+    let body = made.body();
+    for rank in 0..ranks {
+        let path = of_rank(out, rank);
+        std::fs::write(&path, [made.head(rank), body.clone()].concat()).map_err(|source| HostError::File {
+            action: "write",
+            path,
+            source,
+            hint: "choose another prefix with --out",
+        })?;
+    }
+    made.warnings.iter().for_each(|warning| super::complain(format_args!("warning: {warning}\n")));
+    let nodes = made.nodes.len() + made.groups(0).len();
+    super::complain(format_args!("traces: {}.0.et to {}.et ({nodes} nodes each)\n", out.display(), ranks - 1));
     Ok(())
 }
 

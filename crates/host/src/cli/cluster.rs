@@ -74,10 +74,15 @@ impl ClusterArgs {
 
     /// The cluster that the options describe.
     pub(super) fn resolve(&self) -> Result<Chosen, HostError> {
+        self.resolve_with(None)
+    }
+
+    /// The same with a backend for where neither the options nor the file name one.
+    pub(super) fn resolve_with(&self, fallback: Option<&str>) -> Result<Chosen, HostError> {
         self.check_belonging()?;
         match (&self.cluster, self.ranks) {
-            (Some(path), _) => self.overrides.resolve(path, &read(path)?),
-            (None, Some(ranks)) => self.overrides.resolve(Path::new("--ranks"), &self.flags(ranks)?),
+            (Some(path), _) => self.overrides.resolve(path, &read(path)?, fallback),
+            (None, Some(ranks)) => self.overrides.resolve(Path::new("--ranks"), &self.flags(ranks)?, fallback),
             (None, None) => Err(HostError::Usage(
                 "no cluster to run on\nhint: describe one with --cluster FILE, or with --ranks N for N ranks on a switch".into(),
             )),
@@ -87,7 +92,7 @@ impl ClusterArgs {
     /// The cluster of an earlier run, as it was or with changes.
     pub(super) fn resolve_again(&self, origin: &Path, toml: &str) -> Result<Chosen, HostError> {
         self.check_belonging()?;
-        if self.is_given() { self.resolve() } else { self.overrides.resolve(origin, toml) }
+        if self.is_given() { self.resolve() } else { self.overrides.resolve(origin, toml, None) }
     }
 
     /// Some options describe the cluster of `--ranks` and no other.
@@ -124,10 +129,13 @@ impl ClusterArgs {
 
 impl Overrides {
     /// `origin` is the file that `toml` is from; profiles that it names are beside it.
-    fn resolve(&self, origin: &Path, toml: &str) -> Result<Chosen, HostError> {
+    fn resolve(&self, origin: &Path, toml: &str, fallback: Option<&str>) -> Result<Chosen, HostError> {
         let algorithms: Result<Vec<AlgorithmChoice>, _> = self.algorithm.iter().map(|choice| choice.parse()).collect();
-        let choices =
-            Choices { backend: self.backend.clone(), fallback_backend: None, algorithms: algorithms.map_err(show)? };
+        let choices = Choices {
+            backend: self.backend.clone(),
+            fallback_backend: fallback.map(str::to_owned),
+            algorithms: algorithms.map_err(show)?,
+        };
         let mut file = ClusterFile::parse(&origin.display().to_string(), toml, &self.set).map_err(show)?;
         let folder = origin.parent().unwrap_or(Path::new(""));
         for name in file.files() {
@@ -143,7 +151,7 @@ impl Overrides {
 /// `uniference cluster check`.
 pub(super) fn command(command: &Command) -> Result<Exit, HostError> {
     let Command::Check { file, overrides } = command;
-    let chosen = overrides.resolve(file, &read(file)?)?;
+    let chosen = overrides.resolve(file, &read(file)?, None)?;
     super::say(format_args!("{}", chosen.resolved.toml)).map(|()| Exit::Ok)
 }
 
@@ -163,6 +171,6 @@ pub(super) fn value<T: FromStr<Err = UnitError>>(option: &str, text: &str) -> Re
         .map_err(|error: UnitError| show(Diagnostic::new(error.message).at(option, text, whole).hint(error.hint)))
 }
 
-fn show(diagnostic: Diagnostic) -> HostError {
+pub(super) fn show(diagnostic: Diagnostic) -> HostError {
     HostError::Diagnostic(diagnostic.render(std::io::stderr().is_terminal()))
 }

@@ -17,14 +17,16 @@ use std::sync::Arc;
 use uniference_formats::astra::closed_form::Model;
 use uniference_formats::astra::custom::Custom;
 use uniference_formats::astra::inputs::{Network, System};
+use uniference_formats::astra::layers::{TextWorkload, is_text_workload};
 use uniference_formats::astra::memory::{RemoteMemory, Sharing};
 use uniference_formats::astra::schedule::{self, Done, Machine, Scales, ScheduleError};
 use uniference_formats::astra::timeline::TimelineWriter;
 use uniference_formats::chakra::feed::Expand;
 use uniference_formats::chakra::groups::ProcessGroup;
 use uniference_formats::chakra::own::{CLUSTER, SEED};
-use uniference_formats::chakra::read::Reader;
+use uniference_formats::chakra::read::{ReadError, Reader};
 use uniference_formats::chakra::replay::{Memory, Replay, Roofline, Rules};
+use uniference_formats::chakra::schema::NodeType;
 use uniference_formats::cluster::Rates;
 use uniference_sim::engine::{Cause, Doing, Engine, Halt, Resumption, Turn};
 use uniference_sim::ids::{Handle, RankId};
@@ -34,6 +36,12 @@ use uniference_sim::time::SimDuration;
 
 /// So much of a file is read at once.
 const CHUNK: u64 = 1 << 16;
+
+/// Bytes that tell a text workload from a trace.
+const BEGINNING: u64 = 256;
+
+/// So many nodes say where a trace comes from.
+const LOOKED_AT: usize = 1 << 16;
 
 /// How execution traces are to be understood.
 #[derive(clap::Args)]
@@ -60,6 +68,9 @@ pub(super) struct TraceArgs {
     /// ASTRA-sim's remote memory: what memory nodes cost
     #[arg(long, value_name = "FILE")]
     astra_memory: Option<PathBuf>,
+    /// How many times a text workload's layers are done, forwards and backwards
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    passes: u32,
     /// How many queues share a dimension's active chunks, for --fidelity astra
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     astra_queues_per_dim: u32,
@@ -97,17 +108,15 @@ pub(super) fn replay(prefix: &Path, args: &TraceArgs, wanted: &Wanted<'_>) -> Re
     if args.fidelity == Fidelity::Astra {
         return replay_astra(prefix, args, wanted);
     }
-    let there = count(prefix)?;
-    let (mut chosen, seed) = cluster(prefix, there, wanted)?;
+    let traces = Traces::find(prefix, args.passes)?;
+    let (mut chosen, seed) = cluster(&traces, wanted)?;
     chosen.resolved.cluster.dynamics.seed = seed;
     let cluster = &chosen.resolved.cluster;
-    let files = files(prefix, there, cluster.devices.len())?;
     let rules = Arc::new(args.rules(&chosen.resolved.rates)?);
-    let mut ranks = files
-        .into_iter()
-        .enumerate()
-        .map(|(rank, file)| Ok(Replay::new(RankId::from(rank), open(&file)?, rules.clone())))
-        .collect::<Result<Ranks, HostError>>()?;
+    let mut ranks: Ranks = (0..)
+        .zip(traces.open(cluster.devices.len())?)
+        .map(|(rank, trace)| Replay::new(RankId(rank), trace, rules.clone()))
+        .collect();
     let folder = Folder::prepare(wanted.out, &with_suffix(prefix, ".et"))?;
     let manifest = results::manifest(wanted.argv, seed, &chosen.resolved);
     let mut recording = Recording::start(wanted.record, &chosen.resolved, &manifest, &folder, Counter::default())?;
@@ -124,16 +133,53 @@ pub(super) fn replay(prefix: &Path, args: &TraceArgs, wanted: &Wanted<'_>) -> Re
     Ok(Exit::Ok)
 }
 
-/// The cluster that the options describe, or else the one that the traces were recorded on, if they say so; the seed likewise.
-fn cluster(prefix: &Path, there: Option<usize>, wanted: &Wanted<'_>) -> Result<(Chosen, u64), HostError> {
-    let first = there.map_or_else(|| prefix.to_owned(), |_| of_rank(prefix, 0));
-    let metadata = open(&first)?.metadata().clone();
+/// The cluster that the options describe, or else the one that the traces were recorded on, if they say so; the seed likewise. Where nobody
+/// names a backend, traces of accelerators run on NCCL.
+fn cluster(traces: &Traces<'_>, wanted: &Wanted<'_>) -> Result<(Chosen, u64), HostError> {
+    let (first, mut reader) = match traces {
+        Traces::Files { prefix, there } => {
+            let first = there.map_or_else(|| (*prefix).to_owned(), |_| of_rank(prefix, 0));
+            let reader = open(&first)?;
+            (first, reader)
+        }
+        // All of its computing is the accelerators'.
+        Traces::Text { .. } => return Ok((on_accelerators(wanted)?, wanted.seed.unwrap_or_default())),
+    };
+    let metadata = reader.metadata().clone();
     let seed = wanted.seed.or(metadata.unsigned(SEED)).unwrap_or_default();
-    let chosen = match metadata.text(CLUSTER).filter(|_| !wanted.cluster.is_given()) {
-        Some(toml) => wanted.cluster.resolve_again(&first, toml)?,
-        None => wanted.cluster.resolve()?,
+    let chosen = match metadata.text(CLUSTER) {
+        Some(toml) if !wanted.cluster.is_given() => wanted.cluster.resolve_again(&first, toml)?,
+        // Our own records are of programs whose library is the cluster's, whatever they computed on.
+        Some(_) => wanted.cluster.resolve()?,
+        None => match runs_on_accelerator(&mut reader).map_err(in_file(&first))? {
+            true => on_accelerators(wanted)?,
+            false => wanted.cluster.resolve()?,
+        },
     };
     Ok((chosen, seed))
+}
+
+/// The cluster that the options describe, with the library of accelerators where nobody names one.
+fn on_accelerators(wanted: &Wanted<'_>) -> Result<Chosen, HostError> {
+    let chosen = wanted.cluster.resolve_with(Some("nccl"))?;
+    if !chosen.backend_named {
+        super::complain(format_args!(
+            "note: the traces are of accelerators: backend nccl, as nobody names one (--backend does)\n"
+        ));
+    }
+    Ok(chosen)
+}
+
+/// Does a node compute or communicate on an accelerator? Those do that do not say that they are the host's (`is_cpu_op`), as a trace's kernels and
+/// all that ASTRA-sim's tools write. Only the first nodes are looked at.
+fn runs_on_accelerator(reader: &mut Reader<Pieces>) -> Result<bool, ReadError> {
+    for _ in 0..LOOKED_AT {
+        let Some(node) = reader.next_node()? else { return Ok(false) };
+        if !matches!(node.r#type(), NodeType::Metadata | NodeType::Invalid) && !node.is_cpu_op() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// The same by the closed form. There is no cluster, and nothing to record but when nodes and ranks end.
@@ -152,9 +198,8 @@ fn replay_astra(prefix: &Path, args: &TraceArgs, wanted: &Wanted<'_>) -> Result<
     let system = system(system_file)?;
     let expand = custom(system_file, &system)?;
     let memory = args.astra_memory.as_deref().map(memory).transpose()?;
-    let model = Model::new(system, network, args.astra_queues_per_dim).map_err(in_file(system_file))?;
-    let files = files(prefix, count(prefix)?, model.ranks() as usize)?;
-    let traces = files.iter().map(|file| open(file)).collect::<Result<_, _>>()?;
+    let model = Model::new(system, network, args.astra_queues_per_dim);
+    let traces = Traces::find(prefix, args.passes)?.open(model.ranks() as usize)?;
     let groups = args.astra_comm_groups.as_deref().map_or(Ok(Vec::new()), groups)?;
     let scales = Scales { compute: args.compute_scale, communication: args.comm_scale };
     let folder = Folder::prepare(wanted.out, &with_suffix(prefix, ".et"))?;
@@ -269,6 +314,65 @@ fn doubts(ranks: &Ranks, chosen: &Chosen) -> Vec<String> {
 
 // Files
 
+/// Where the traces come from.
+enum Traces<'a> {
+    Files {
+        prefix: &'a Path,
+        /// `None`: one trace for all ranks.
+        there: Option<usize>,
+    },
+    /// They are made of a text workload.
+    Text { path: &'a Path, workload: Box<TextWorkload>, passes: u32 },
+}
+
+impl<'a> Traces<'a> {
+    fn find(prefix: &'a Path, passes: u32) -> Result<Traces<'a>, HostError> {
+        if let Some(workload) = text_workload(prefix)? {
+            return Ok(Traces::Text { path: prefix, workload: Box::new(workload), passes });
+        }
+        if passes > 1 {
+            let hint = "leave --passes out, or give a text workload";
+            return Err(HostError::Usage(format!("--passes repeats the layers of a text workload\nhint: {hint}")));
+        }
+        Ok(Traces::Files { prefix, there: count(prefix)? })
+    }
+
+    /// One for each of `ranks` ranks.
+    fn open(&self, ranks: usize) -> Result<Vec<Reader<Pieces>>, HostError> {
+        let (path, made) = match self {
+            Traces::Files { prefix, there } => {
+                return files(prefix, *there, ranks)?.iter().map(|file| open(file)).collect();
+            }
+            Traces::Text { path, workload, passes } => {
+                (path, workload.traces(ranks as u64, *passes).map_err(in_file(path))?)
+            }
+        };
+        made.warnings.iter().for_each(|warning| super::complain(format_args!("warning: {warning}\n")));
+        let body: Arc<[u8]> = made.body().into();
+        let reader = |rank| Reader::open(Pieces::Memory { head: made.head(rank), body: body.clone(), given: 0 });
+        (0..ranks as u64).map(|rank| reader(rank).map_err(in_file(path))).collect()
+    }
+}
+
+/// The text workload in a file, if it is one by its first word or its name.
+pub(super) fn text_workload(path: &Path) -> Result<Option<TextWorkload>, HostError> {
+    let mut beginning = Vec::new();
+    let Ok(file) = File::open(path) else { return Ok(None) };
+    if !path.is_file() || file.take(BEGINNING).read_to_end(&mut beginning).is_err() {
+        return Ok(None);
+    }
+    if !is_text_workload(&beginning) && path.extension().is_none_or(|extension| extension != "txt") {
+        return Ok(None);
+    }
+    let text = fs::read_to_string(path).map_err(|source| HostError::File {
+        action: "read",
+        path: path.to_owned(),
+        source,
+        hint: "a text workload is text; an execution trace is called .et",
+    })?;
+    TextWorkload::parse(&path.display().to_string(), &text).map(Some).map_err(super::cluster::show)
+}
+
 /// How many ranks there are traces of; `None`: there is one trace for all.
 fn count(prefix: &Path) -> Result<Option<usize>, HostError> {
     if prefix.is_file() {
@@ -305,19 +409,46 @@ fn files(prefix: &Path, there: Option<usize>, ranks: usize) -> Result<Vec<PathBu
 }
 
 fn open(path: &Path) -> Result<Reader<Pieces>, HostError> {
-    let pieces = Pieces { path: path.to_owned(), offset: 0, piece: Vec::new(), given: 0 };
-    Reader::open(pieces).map_err(in_file(path))
+    let pieces = FilePieces { path: path.to_owned(), offset: 0, piece: Vec::new(), given: 0 };
+    Reader::open(Pieces::File(pieces)).map_err(in_file(path))
+}
+
+/// The bytes of a trace.
+enum Pieces {
+    File(FilePieces),
+    /// What is one rank's, and then what is the same for all.
+    Memory {
+        head: Vec<u8>,
+        body: Arc<[u8]>,
+        given: usize,
+    },
+}
+
+impl Read for Pieces {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Pieces::File(file) => file.read(buffer),
+            Pieces::Memory { head, body, given } => {
+                let left = head.get(*given..).filter(|left| !left.is_empty());
+                let left = left.unwrap_or_else(|| &body[*given - head.len()..]);
+                let count = buffer.len().min(left.len());
+                buffer[..count].copy_from_slice(&left[..count]);
+                *given += count;
+                Ok(count)
+            }
+        }
+    }
 }
 
 /// A file that is open only while a piece of it is read: there may be more ranks than a process may have files.
-struct Pieces {
+struct FilePieces {
     path: PathBuf,
     offset: u64,
     piece: Vec<u8>,
     given: usize,
 }
 
-impl Pieces {
+impl FilePieces {
     fn next_piece(&mut self) -> io::Result<()> {
         let mut file = super::input::open(&self.path)?;
         file.seek(SeekFrom::Start(self.offset))?;
@@ -328,7 +459,7 @@ impl Pieces {
     }
 }
 
-impl Read for Pieces {
+impl Read for FilePieces {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.given == self.piece.len() {
             self.next_piece()?;
@@ -449,7 +580,7 @@ mod tests {
         let contents: Vec<u8> = (0..3 * CHUNK + 5).map(|index| (index % 251) as u8).collect();
         fs::write(&path, &contents).unwrap();
         let mut read = Vec::new();
-        let mut pieces = Pieces { path, offset: 0, piece: Vec::new(), given: 0 };
+        let mut pieces = FilePieces { path, offset: 0, piece: Vec::new(), given: 0 };
         pieces.read_to_end(&mut read).unwrap();
         assert!(read == contents);
     }
@@ -520,6 +651,98 @@ mod tests {
         assert!(refused(&["replay", &trace, "--fidelity", "astra"]).starts_with("exit 2\n"));
         let both = refused(&[&["replay", &trace, "--ranks", "2"], &astra[..]].concat());
         assert!(both.contains("takes its ranks from --astra-network\nhint: "), "{both}");
+    }
+
+    /// The backend of a run, from its report.
+    fn backend(out: &str) -> String {
+        let report = fs::read_to_string(Path::new(out).join(results::REPORT)).unwrap();
+        let known =
+            ["gloo", "nccl", "ideal"].into_iter().find(|name| report.contains(&format!("name = \\\"{name}\\\"")));
+        known.unwrap_or_else(|| panic!("{report}")).to_owned()
+    }
+
+    #[test]
+    fn traces_of_accelerators_run_on_nccl_where_nobody_names_a_library() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        let collective = |id, more: &[(&str, i64)]| {
+            node(id, NodeType::CommColl, &[&[(COMM_TYPE, 0), (COMM_SIZE, 64)], more].concat())
+        };
+        let on_host = |id| collective(id, &[("is_cpu_op", 1)]);
+        let kernels = vec![on_host(1), collective(2, &[("is_cpu_op", 0), ("stream", 7)])];
+        let (named, out) = (path("named.toml"), path("out"));
+        fs::write(&named, "backend = \"gloo\"\n[[device]]\nname = \"a\"\ncount = 2\n[network]\n").unwrap();
+        let of = |nodes: &[Node], options: &[&str]| {
+            write(&dir.path().join("t.et"), nodes);
+            assert_eq!(run(&[&["replay", &path("t.et"), "--out", &out], options].concat()).unwrap(), Exit::Ok);
+            backend(&out)
+        };
+        assert_eq!(of(&[on_host(1)], &["--ranks", "2"]), "gloo");
+        assert_eq!(of(&[collective(1, &[])], &["--ranks", "2"]), "nccl");
+        assert_eq!(of(&kernels, &["--ranks", "2"]), "nccl");
+        assert_eq!(of(&kernels, &["--ranks", "2", "--backend", "ideal"]), "ideal");
+        assert_eq!(of(&kernels, &["--cluster", &named]), "gloo");
+        // All send to their neighbour before they receive: with Gloo each send waits for its receiver, as in ASTRA-sim's ring it does not.
+        for (rank, peer) in [(0, 1), (1, 0)] {
+            let send = node(1, NodeType::CommSend, &[(COMM_DST, peer), (COMM_SIZE, 64)]);
+            let recv = Node { data_deps: vec![1], ..node(2, NodeType::CommRecv, &[(COMM_SRC, peer), (COMM_SIZE, 64)]) };
+            write(&dir.path().join(format!("ring.{rank}.et")), &[send, recv]);
+        }
+        let ring = ["replay", &path("ring"), "--ranks", "2", "--out", &out];
+        assert_eq!(run(&ring).unwrap(), Exit::Ok);
+        assert_eq!(run(&[&ring[..], &["--backend", "gloo"]].concat()).unwrap(), Exit::Halted);
+    }
+
+    #[test]
+    fn text_workloads_are_run_and_converted() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        let (text, out, prefix) = (path("w.txt"), path("out"), path("made"));
+        let header = "HYBRID_TRANSFORMER_FWD_IN_BCKWD model_parallel_NPU_group: 2 ep: 1 pp: 1 all_gpus: 4";
+        fs::write(&text, format!("{header}\n1\na -1 2500 ALLREDUCE 1000 0 NONE 0 500 ALLREDUCE 2000 0\n")).unwrap();
+        let cluster =
+            ["--ranks", "4", "--backend", "ideal", "--bandwidth", "1 GB/s", "--latency", "10 us", "--out", &out];
+        let report = || fs::read_to_string(Path::new(&out).join(results::REPORT)).unwrap();
+        assert_eq!(run(&[&["replay", &text], &cluster[..]].concat()).unwrap(), Exit::Ok);
+        // 2.5 us, 1,000 B over a ring of 2 (2 (500 B / (1 GB/s) + 10 us)), 0.5 us, 2,000 B likewise; twice.
+        assert!(report().contains("\"makespan_ps\": 46000000,"), "{}", report());
+        assert_eq!(run(&["chakra", "convert", &text, "--out", &prefix]).unwrap(), Exit::Ok);
+        assert_eq!(run(&[&["replay", &prefix], &cluster[..]].concat()).unwrap(), Exit::Ok);
+        assert!(report().contains("\"makespan_ps\": 46000000,"), "{}", report());
+        assert_eq!(run(&[&["replay", &text, "--passes", "2"], &cluster[..]].concat()).unwrap(), Exit::Ok);
+        assert!(report().contains("\"makespan_ps\": 92000000,"), "{}", report());
+        fs::write(path("bad.txt"), "DATTA\n1\n").unwrap();
+        fs::write(path("data.txt"), "DATA\n1\na -1 1 NONE 0 1 NONE 0 1 ALLREDUCE 8 1\n").unwrap();
+        let shown = [
+            refused(&["replay", &text, "--ranks", "8"]),
+            refused(&["replay", &path("bad.txt"), "--ranks", "8"]),
+            refused(&["chakra", "convert", &path("data.txt"), "--out", &prefix]),
+            refused(&["chakra", "convert", &path("none"), "--out", &prefix]),
+            refused(&["replay", &prefix, "--ranks", "4", "--passes", "2"]),
+        ];
+        insta::assert_snapshot!(shown.join("\n----\n").replace(&dir.path().display().to_string(), "DIR"));
+    }
+
+    #[test]
+    fn generated_jobs_run_by_astra_sims_closed_form() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        let (job, system, network, out) = (path("job"), path("s.json"), path("n.yml"), path("out"));
+        let model =
+            ["--layers", "2", "--hidden", "64", "--heads", "4", "--kv-heads", "2", "--ffn", "128", "--vocab", "256"];
+        let layout = ["--tp", "2", "--dp", "2", "--pp", "2", "--batch", "8", "--seq", "64", "--out", &job];
+        assert_eq!(run(&[&["workload", "llama"], &model[..], &layout[..]].concat()).unwrap(), Exit::Ok);
+        // All-to-alls have no algorithm that is known: no collective of the job needs one.
+        let lists =
+            ["all-reduce", "reduce-scatter", "all-gather"].map(|name| format!("\"{name}-implementation\": [\"ring\"]"));
+        let roofline = "\"all-to-all-implementation\": [\"other\"], \"roofline-enabled\": 1, \"peak-perf\": 1, \"local-mem-bw\": 50";
+        fs::write(&system, format!("{{{}, {roofline}}}", lists.join(", "))).unwrap();
+        fs::write(&network, "topology: [ Ring ]\nnpus_count: [ 8 ]\nbandwidth: [ 50.0 ]\nlatency: [ 500.0 ]\n")
+            .unwrap();
+        let astra = ["--fidelity", "astra", "--astra-system", &system, "--astra-network", &network, "--out", &out];
+        assert_eq!(run(&[&["replay", &job], &astra[..]].concat()).unwrap(), Exit::Ok);
+        let timeline = fs::read_to_string(Path::new(&out).join(results::TIMELINE)).unwrap();
+        assert!((0..8).all(|rank| timeline.lines().any(|line| line.starts_with(&format!("{rank},")))), "{timeline}");
     }
 
     #[test]
