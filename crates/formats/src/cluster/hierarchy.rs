@@ -174,8 +174,8 @@ mod tests {
             ("count = 8", "preset = \"torus\"\ndims = [2, 2, 2]", vec![16, 16, 16]),
             ("count = 8", fabric, vec![4 * 12, 16]),
             ("count = 8", "preset = \"fat_tree\"\nhosts_per_leaf = 4\nspines = 2", vec![4 * 12, 16]),
-            ("count = 6\nper_host = 3", "preset = \"switch\"", vec![4 * 8, 16]),
-            ("count = 24\nper_host = 2", GRID, vec![16, 4 * 12, 4 * 8]),
+            ("count = 6\nhost = \"h\"\nper_host = 3", "preset = \"switch\"", vec![4 * 8, 16]),
+            ("count = 24\nhost = \"h\"\nper_host = 2", GRID, vec![16, 4 * 12, 4 * 8]),
         ];
         for (device, network, expected) in cases {
             let resolved = resolve(device, network, "all_reduce = \"hierarchical\"", &Choices::default()).unwrap();
