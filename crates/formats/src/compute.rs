@@ -57,7 +57,7 @@ impl Computes {
             alike.entry(computes.calls.finish()).or_default().push((*rank, computes));
         }
         let (mut compared, mut differing) = (0.0, 0.0);
-        let mut worst: Option<(f64, (SimDuration, RankId), (SimDuration, RankId), Site)> = None;
+        let mut worst: Option<(f64, _, _, Site)> = None;
         for ranks in alike.values().filter(|ranks| ranks.len() > 1) {
             for site in ranks[0].1.before.keys() {
                 let of = |computes: &RankComputes| computes.before.get(site).copied().unwrap_or_default();

@@ -59,7 +59,7 @@ pub(super) struct OutputArgs {
 
 /// Everything that looks on while a run goes on.
 pub(super) struct Recording {
-    observers: (((Statistics, Digest), Computes), ((Counter, Patience), (Trace, Events))),
+    observers: (Counted, Shown),
     record: Record,
 }
 
@@ -80,6 +80,10 @@ pub(super) struct Beside {
     pub(super) warnings: Vec<String>,
 }
 
+/// What the report is made from.
+type Counted = ((Statistics, Digest), Computes);
+/// What is shown or written while the run goes on.
+type Shown = ((Counter, Patience), (Trace, Events));
 type Trace = Option<TraceWriter<BufWriter<File>>>;
 type Events = Option<EventWriter<BufWriter<File>>>;
 

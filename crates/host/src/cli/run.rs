@@ -17,7 +17,7 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use uniference_sim::cluster::{Cluster, Device};
+use uniference_sim::cluster::Cluster;
 use uniference_sim::engine::{Doing, Engine, RankReport};
 
 /// `uniference run`.
@@ -258,16 +258,19 @@ fn places(cluster: &Cluster, cores: &[Option<u32>]) -> Vec<Place> {
         })
         .collect();
     let world_size = numbered.len() as u32;
-    let place = |(((rank, (group, local)), device), cores): (((u32, &(u32, u32)), &Device), &Option<u32>)| Place {
-        rank,
-        world_size,
-        local: (*local, counts[*group as usize]),
-        group: (*group, machines.len() as u32),
-        device: device.name.clone(),
-        memory: device.memory.map(|bytes| bytes.0),
-        cores: *cores,
+    let place = |rank: usize| {
+        let ((group, local), device) = (numbered[rank], &cluster.devices[rank]);
+        Place {
+            rank: rank as u32,
+            world_size,
+            local: (local, counts[group as usize]),
+            group: (group, machines.len() as u32),
+            device: device.name.clone(),
+            memory: device.memory.map(|bytes| bytes.0),
+            cores: cores[rank],
+        }
     };
-    (0..).zip(&numbered).zip(&cluster.devices).zip(cores).map(place).collect()
+    (0..numbered.len()).map(place).collect()
 }
 
 /// How a run ended, and what it is explained with.

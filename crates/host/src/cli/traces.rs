@@ -357,14 +357,14 @@ impl<'a> Traces<'a> {
 /// The text workload in a file, if it is one by its first word or its name.
 pub(super) fn text_workload(path: &Path) -> Result<Option<TextWorkload>, HostError> {
     let mut beginning = Vec::new();
-    let Ok(file) = File::open(path) else { return Ok(None) };
-    if !path.is_file() || file.take(BEGINNING).read_to_end(&mut beginning).is_err() {
+    let Ok(file) = super::input::open(path) else { return Ok(None) };
+    if file.take(BEGINNING).read_to_end(&mut beginning).is_err() {
         return Ok(None);
     }
     if !is_text_workload(&beginning) && path.extension().is_none_or(|extension| extension != "txt") {
         return Ok(None);
     }
-    let text = fs::read_to_string(path).map_err(|source| HostError::File {
+    let text = super::input::text(path).map_err(|source| HostError::File {
         action: "read",
         path: path.to_owned(),
         source,

@@ -250,7 +250,8 @@ impl Folded {
     pub(crate) fn admits(&self, symmetry: Option<Relabeling>) -> bool {
         let Some(relabeling) = symmetry.filter(|_| !self.moves.none) else { return self.moves.none };
         let of_shifts = |relabeling: &Relabeling| self.moves.all.contains(relabeling);
-        if !of_shifts(&relabeling) && !(self.rotates && relabeling == Relabeling::Rotation) {
+        let fits = of_shifts(&relabeling) || self.rotates && relabeling == Relabeling::Rotation;
+        if !fits {
             return false;
         }
         // All collectives of a group share its connections. Where several kinds of relabeling fit the shifts, they are the same.
