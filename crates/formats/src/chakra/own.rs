@@ -7,7 +7,8 @@ use uniference_sim::ids::TaskId;
 use uniference_sim::program::{Collective, DType, Mark, ReduceOp, Shape, StoreOp};
 use uniference_sim::time::SimDuration;
 
-/// Which part of a program: `compute`, `sleep`, `poll`, `time_out`, `mark_begin`, `mark_end`, `store`, `wait`, `end`.
+/// Which part of a program: `compute`, `sleep`, `poll`, `time_out`, `mark_begin`, `mark_end`, `store`, `wait`, `end`; of a linked
+/// recording `side_by_side` and `delay`.
 pub const PART: &str = "uniference_part";
 /// How long it takes on the reference device, in picoseconds.
 pub const DURATION_PS: &str = "uniference_duration_ps";
@@ -17,6 +18,8 @@ pub const LINE: &str = "uniference_line";
 pub const STORE: &str = "uniference_store";
 /// A receive that takes whatever message is first; the source beside it is the one that it was.
 pub const ANY_SOURCE: &str = "uniference_any_source";
+/// Of communication: how long it took in the recording once all ranks had come to it, in picoseconds.
+pub const RECORDED_PS: &str = "uniference_recorded_ps";
 /// In the metadata of rank 0: the cluster file that the run was on.
 pub const CLUSTER: &str = "uniference_cluster";
 /// Beside it: the seed of the run.
@@ -27,6 +30,11 @@ pub const SEED: &str = "uniference_seed";
 pub enum Part {
     /// Computes on the rank's device, in the order in which its threads come to it.
     Compute(SimDuration),
+    /// Work of a thread or a stream that was recorded beside that of others: starts as soon as what it depends on is done, whatever
+    /// else runs. Order within the thread or stream is a matter of dependencies.
+    SideBySide(SimDuration),
+    /// Time that passes between what a node depends on and its start, and that nobody works in: the latency of a launch.
+    Delay(SimDuration),
     /// Does nothing for so long: a sleep, a poll, a time-out that passes.
     Pause(Pause, SimDuration),
     /// A named range opens or closes.
@@ -67,6 +75,8 @@ impl Part {
     pub fn to_node(&self, task: TaskId) -> Node {
         let (name, part, kind) = match self {
             Part::Compute(_) => ("compute", "compute", NodeType::Comp),
+            Part::SideBySide(_) => ("work", "side_by_side", NodeType::Comp),
+            Part::Delay(_) => ("delay", "delay", NodeType::Comp),
             Part::Pause(pause, _) => (pause.name(), pause.name(), NodeType::Comp),
             Part::Mark(Mark::Begin(label)) => (&**label, "mark_begin", NodeType::Metadata),
             Part::Mark(Mark::End) => ("end of range", "mark_end", NodeType::Metadata),
@@ -80,7 +90,7 @@ impl Part {
         node.set(TID, Value::Int64(task.0.into()));
         node.set(PART, Value::String(part.to_owned()));
         match self {
-            Part::Compute(duration) | Part::Pause(_, duration) => {
+            Part::Compute(duration) | Part::SideBySide(duration) | Part::Delay(duration) | Part::Pause(_, duration) => {
                 node.set(DURATION_PS, Value::Uint64(duration.as_ps()));
             }
             Part::Store(operation) => {
@@ -98,6 +108,8 @@ impl Part {
         let pause = Pause::ALL.into_iter().find(|pause| pause.name() == part);
         Some(match part {
             "compute" => Part::Compute(duration(node)),
+            "side_by_side" => Part::SideBySide(duration(node)),
+            "delay" => Part::Delay(duration(node)),
             _ if pause.is_some() => Part::Pause(pause?, duration(node)),
             "mark_begin" => Part::Mark(Mark::Begin(node.name.as_str().into())),
             "mark_end" => Part::Mark(Mark::End),
@@ -170,6 +182,8 @@ mod tests {
         let second = SimDuration::from_ps(1_000_000_000_001);
         let parts = [
             Part::Compute(second),
+            Part::SideBySide(second),
+            Part::Delay(second),
             Part::Pause(Pause::Sleep, second),
             Part::Pause(Pause::Poll, second),
             Part::Pause(Pause::TimeOut, second),

@@ -8,7 +8,8 @@
 //! run side by side; sends and receives start as soon as they are free. What comes free together is issued in the order of ids.
 //!
 //! Traces of our own say more ([`super::own`]): their compute is not held back but queued, as a program's would be, and their
-//! sleeps, store operations and ends are carried out.
+//! sleeps, store operations and ends are carried out. Those of linked recordings ([`super::link`]) say which work ran side by side:
+//! it starts as soon as it is free.
 
 use super::attributes::{COMM_DST, COMM_SIZE, COMM_SRC, COMM_TAG, NUM_OPS, ROOT_RANK, TENSOR_SIZE};
 use super::feed::{Expand, Feed, FeedError};
@@ -27,6 +28,9 @@ use uniference_sim::time::{Bytes, SimDuration, SimTime};
 /// No operation moves more bytes; larger numbers are mistakes, and their sums might be too.
 const LARGEST_SIZE: u64 = 1 << 50;
 
+/// From here on, queues are dealt to work side by side. Those below are of units and of a program's threads.
+const SIDE_QUEUES: u32 = 1 << 30;
+
 /// How traces are to be understood, the same for all ranks.
 #[derive(Clone, Debug)]
 pub struct Rules {
@@ -44,6 +48,10 @@ pub struct Rules {
     pub expand: Option<Arc<dyn Expand>>,
     /// Process groups besides those that the traces describe.
     pub groups: Vec<ProcessGroup>,
+    /// Communication of linked recordings takes what it took when it was recorded, from when all its ranks have come to it, instead
+    /// of what its bytes take. Only the ranks' meeting goes over the network, so the replay of the recorded machine needs one without
+    /// latency.
+    pub recorded: bool,
 }
 
 /// Memory beside the device's own.
@@ -59,7 +67,16 @@ impl Rules {
     /// The plain ones.
     pub fn of(world: Arc<[RankId]>) -> Rules {
         let (rooflines, groups) = (Vec::new(), Vec::new());
-        Rules { world, compute_scale: 1.0, comm_scale: 1.0, rooflines, memory: None, expand: None, groups }
+        Rules {
+            world,
+            compute_scale: 1.0,
+            comm_scale: 1.0,
+            rooflines,
+            memory: None,
+            expand: None,
+            groups,
+            recorded: false,
+        }
     }
 }
 
@@ -108,6 +125,11 @@ pub struct Replay<N> {
     issue: VecDeque<Task>,
     asked: Option<Asked>,
     running: BTreeMap<Handle, u64>,
+    /// Queues that work side by side has to itself: those in use by node, and those that are free again.
+    side_queues: BTreeMap<u64, u32>,
+    free_queues: BTreeSet<u32>,
+    /// Communication whose ranks have met and whose recorded time passes.
+    met: BTreeSet<u64>,
     untimed: u64,
     by_roofline: u64,
     failed: Option<ReplayError>,
@@ -158,6 +180,9 @@ impl<N: Nodes> Replay<N> {
             issue: VecDeque::new(),
             asked: None,
             running: BTreeMap::new(),
+            side_queues: BTreeMap::new(),
+            free_queues: BTreeSet::new(),
+            met: BTreeSet::new(),
             untimed: 0,
             by_roofline: 0,
             failed: None,
@@ -196,7 +221,10 @@ impl<N: Nodes> Replay<N> {
             (Reply::Complete(handles) | Reply::Failed { complete: handles, .. }, None) => {
                 handles.into_iter().for_each(|handle| {
                     let id = self.running.remove(&handle).expect("what completes was running");
-                    self.complete(id);
+                    match self.recorded(id).filter(|_| self.met.insert(id)) {
+                        Some(duration) => self.start_beside(id, Activity::Sleep(duration)),
+                        None => self.complete(id),
+                    }
                 })
             }
             (Reply::Start, None) => {}
@@ -238,6 +266,8 @@ impl<N: Nodes> Replay<N> {
         if let Some(unit) = self.unit(id) {
             self.units[unit as usize].1 = false;
         }
+        self.free_queues.extend(self.side_queues.remove(&id));
+        self.met.remove(&id);
         let free = &mut self.free;
         self.feed.complete(id, &mut |id| {
             free.insert(id);
@@ -280,12 +310,31 @@ impl<N: Nodes> Replay<N> {
         Ok(())
     }
 
+    /// Starts at once, in a queue that nothing else is in.
+    fn start_beside(&mut self, id: u64, activity: Activity) {
+        let in_use = self.side_queues.len() as u32;
+        let queue = self.free_queues.pop_first().unwrap_or(SIDE_QUEUES + in_use);
+        self.side_queues.insert(id, queue);
+        self.issue.push_back(Task { id, what: What::Do(activity, QueueId(queue)) });
+    }
+
+    /// What the node's communication took when it was recorded, where that counts.
+    fn recorded(&self, id: u64) -> Option<SimDuration> {
+        let node = self.feed.node(id);
+        self.rules.recorded.then(|| node.unsigned(own::RECORDED_PS).map(SimDuration::from_ps)).flatten()
+    }
+
     /// Parts of a program wait for nothing but what they depend on.
     fn start_part(&mut self, id: u64, part: Part) {
         let thread = own::task(self.feed.node(id));
         // Above those of the units, one for each thread.
         let queue = QueueId(thread.0.saturating_add(3));
         let what = match part {
+            Part::SideBySide(duration) => {
+                let work = Work { duration: duration.scaled(self.rules.compute_scale), origin: Origin::Recorded };
+                return self.start_beside(id, Activity::Compute(work));
+            }
+            Part::Delay(duration) => return self.start_beside(id, Activity::Sleep(duration)),
             Part::Compute(duration) => What::Compute(Unit::Accelerator, duration.scaled(self.rules.compute_scale)),
             Part::Pause(_, duration) => What::Do(Activity::Sleep(duration), queue),
             Part::Mark(mark) => What::Do(Activity::Mark(mark), QueueId(Unit::Accelerator as u32)),
@@ -403,6 +452,10 @@ impl<N: Nodes> Replay<N> {
 
     fn collective(&self, id: u64, members: &[RankId]) -> Result<Collective, ReplayError> {
         let node = self.feed.node(id);
+        if self.recorded(id).is_some() {
+            let (kind, dtype, shape) = (CollectiveKind::Barrier, own::dtype(node), Shape::Even(0));
+            return Ok(Collective { kind, dtype, reduce: None, root: None, shape });
+        }
         let kind = collective_kind(node).expect("only collectives are asked about");
         let bytes = if kind == CollectiveKind::Barrier { 0 } else { self.bytes(id)? };
         let dtype = own::dtype(node);
@@ -443,7 +496,7 @@ impl<N: Nodes> Replay<N> {
         let members = self.members(id)?;
         let node = self.feed.node(id);
         let tag = node.unsigned(COMM_TAG).unwrap_or(0);
-        let bytes = Bytes(self.bytes(id)?);
+        let bytes = Bytes(if self.recorded(id).is_some() { 0 } else { self.bytes(id)? });
         let whoever = node.attribute(own::ANY_SOURCE).is_some() && node.attribute(COMM_SRC).is_none();
         let op = match node.r#type() {
             NodeType::CommSend => CallOp::Send { to: self.peer(id, COMM_DST, &members.0)?, tag, bytes },

@@ -2,7 +2,6 @@
 
 use super::export;
 use super::folder::Folder;
-use super::lock::{Lock, Writer};
 use super::replay::open_record;
 use super::results::RECORD;
 use super::traces::{in_file, of_rank, text_workload};
@@ -13,10 +12,8 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use uniference_formats::chakra::check::{Checked, check};
 use uniference_formats::chakra::diff::diff;
-use uniference_formats::chakra::link::{DeviceTrace, HostTrace, Linked, link, text};
 use uniference_formats::chakra::read::Reader;
 use uniference_formats::chakra::stats::Stats;
-use uniference_formats::chakra::write::Writer as TraceWriter;
 use uniference_formats::chakra::{ShowError, dot, json};
 
 /// `uniference chakra`.
@@ -54,16 +51,8 @@ pub(super) enum Command {
         /// Another one
         second: PathBuf,
     },
-    /// Make a trace of the two that PyTorch records: what ran, and when
-    Link {
-        /// What torch.profiler.ExecutionTraceObserver has written
-        host: PathBuf,
-        /// What the profiler has written at the same time (export_chrome_trace), plain or compressed
-        device: PathBuf,
-        /// The trace; the rank belongs into its name: PREFIX.RANK.et
-        #[arg(long, value_name = "FILE", default_value = "linked.0.et")]
-        out: PathBuf,
-    },
+    /// Make traces of recordings of real runs: profiles, one a rank, and PyTorch's host traces where there are any
+    Link(super::link::Args),
     /// Make traces of a text workload: layers, as ASTRA-sim 1.0, Chakra's text converter and SimAI read them
     Convert {
         /// The workload; its first word is its policy
@@ -97,7 +86,7 @@ pub(super) fn command(command: &Command) -> Result<Exit, HostError> {
             drop(open_record(&run.join(RECORD))?);
             export::export(run, &Folder::prepare_traces(&out, None)?).map(|()| Exit::Ok)
         }
-        Command::Link { host, device, out } => link_pair(host, device, out).map(|()| Exit::Ok),
+        Command::Link(args) => super::link::link(args).map(|()| Exit::Ok),
         Command::Convert { file, out, ranks, passes } => convert(file, out, *ranks, *passes).map(|()| Exit::Ok),
         other => show(other, BufWriter::new(Output)),
     }
@@ -110,7 +99,7 @@ fn show(command: &Command, mut out: impl Write) -> Result<Exit, HostError> {
         Command::Check { traces } => check_all(traces, &mut out),
         Command::Dot { trace } => show_whole(trace, dot::write, &mut out),
         Command::Diff { first, second } => show_diff(first, second, &mut out),
-        Command::Export { .. } | Command::Link { .. } | Command::Convert { .. } => unreachable!("they show nothing"),
+        Command::Export { .. } | Command::Link(_) | Command::Convert { .. } => unreachable!("they show nothing"),
     };
     match shown.and_then(|exit| Ok(out.flush().map(|()| exit)?)) {
         Ok(exit) => Ok(exit),
@@ -202,26 +191,6 @@ fn show_whole<W: Write>(
     }
 }
 
-/// Reads PyTorch's pair and writes one trace.
-fn link_pair(host: &Path, device: &Path, out: &Path) -> Result<(), HostError> {
-    let host_trace = HostTrace::parse(&json_text(host)?).map_err(in_file(host))?;
-    let device_trace = DeviceTrace::parse(&json_text(device)?).map_err(in_file(device))?;
-    let linked = link(&host_trace, &device_trace).map_err(in_file(device))?;
-    let _lock = Lock::of_file(out, Writer::Alone)?;
-    let unwritable = |source| HostError::File {
-        action: "write",
-        path: out.to_owned(),
-        source,
-        hint: "choose another file with --out",
-    };
-    write_trace(&linked, out).map_err(unwritable)?;
-    for warning in &linked.warnings {
-        super::complain(format_args!("warning: {warning}\n"));
-    }
-    super::complain(format_args!("trace: {} ({} nodes)\n", out.display(), linked.nodes.len()));
-    Ok(())
-}
-
 /// Reads a text workload and writes a trace for each rank.
 fn convert(file: &Path, out: &Path, ranks: Option<u32>, passes: u32) -> Result<(), HostError> {
     let Some(workload) = text_workload(file)? else {
@@ -250,22 +219,6 @@ fn convert(file: &Path, out: &Path, ranks: Option<u32>, passes: u32) -> Result<(
     let nodes = made.nodes.len() + made.groups(0).len();
     super::complain(format_args!("traces: {}.0.et to {}.et ({nodes} nodes each)\n", out.display(), ranks - 1));
     Ok(())
-}
-
-fn write_trace(linked: &Linked, out: &Path) -> io::Result<()> {
-    let mut writer = TraceWriter::new(BufWriter::new(File::create(out)?), &linked.metadata)?;
-    linked.nodes.iter().try_for_each(|node| writer.node(node))?;
-    writer.finish().map(drop)
-}
-
-fn json_text(path: &Path) -> Result<String, HostError> {
-    let bytes = super::input::bytes(path).map_err(|source| HostError::File {
-        action: "read",
-        path: path.to_owned(),
-        source,
-        hint: "give the host trace first, then the profiler's",
-    })?;
-    text(bytes).map_err(in_file(path))
 }
 
 /// Opens a trace and reads its beginning.

@@ -13,6 +13,7 @@ mod export;
 mod folder;
 mod input;
 mod launch;
+mod link;
 mod lock;
 mod patience;
 mod replay;

@@ -489,6 +489,7 @@ impl TraceArgs {
             memory: self.astra_memory.as_deref().map(memory).transpose()?.and_then(rates_of),
             expand,
             groups: self.astra_comm_groups.as_deref().map_or(Ok(Vec::new()), groups)?,
+            recorded: false,
         })
     }
 }

@@ -1,193 +1,250 @@
-//! Owns which operators and kernels of PyTorch's are communication, and what they say about it.
+//! Owns what PyTorch's files say of communication: which operation a kernel of NCCL or a mark of Gloo carries out, over how many
+//! elements of which type, in which process group.
 //!
-//! Gloo runs an operation beside the thread that issues it (`c10d::allreduce_`) and marks it there (`gloo:all_reduce`): the mark is
-//! the communication. NCCL's are kernels, whose arguments in the profiler's trace say what they do.
+//! Versions of PyTorch say it in different places, asked in this order: the kernel's own arguments (`Collective name`), the host's
+//! operator around its launch (`record_param_comms`, in the profile or in the host trace), the annotations around it
+//! (`nccl:all_reduce`), and the name of the kernel (`ncclKernel_AllReduce_RING_LL_Sum_float`), which has no size.
 
-use super::device::Event;
-use super::host::{HostTrace, Operator};
-use crate::chakra::attributes::{COMM_DST, COMM_SIZE, COMM_SRC, COMM_TAG, COMM_TYPE, IS_CPU_OP, PG_NAME, ROOT_RANK};
-use crate::chakra::schema::{CommType, Node, NodeType, Value};
+use super::host::Values;
+use super::profile::CommArgs;
+use crate::chakra::schema::CommType;
 use serde_json::Value as Json;
-use std::collections::{BTreeMap, VecDeque};
+use uniference_sim::program::DType;
 
-/// The host's half of what is communicated.
-pub(super) struct Communication {
-    /// Marks by node.
-    marks: BTreeMap<u64, Mark>,
-}
-
-/// A mark of Gloo's.
-struct Mark {
-    kind: Kind,
-    bytes: u64,
-    /// Who issued it, with its arguments behind the group.
-    issuer: Option<(u64, Vec<u64>)>,
-}
-
-/// What it does.
-#[derive(Clone, Copy)]
-enum Kind {
+/// What is communicated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
     Collective(CommType),
     Send,
     Recv,
 }
 
-impl Communication {
-    pub(super) fn new(host: &HostTrace) -> Communication {
-        // Each group's operations are carried out in the order of issue, so the marks of a kind come in that order.
-        let mut issued: BTreeMap<String, VecDeque<&Operator>> = BTreeMap::new();
-        let mut in_order: Vec<&Operator> = host.operators.iter().collect();
-        in_order.sort_by_key(|operator| operator.function);
-        for operator in &in_order {
-            if let Some(name) = operator.name.strip_prefix("c10d::") {
-                issued.entry(plain(name)).or_default().push_back(operator);
-            }
-        }
-        let mut marks = BTreeMap::new();
-        for operator in in_order {
-            let Some(name) = operator.name.strip_prefix("gloo:") else { continue };
-            let Some(kind) = kind(name) else { continue };
-            let issuer = issued.get_mut(&plain(name)).and_then(VecDeque::pop_front);
-            let own = operator.inputs.bytes();
-            let bytes = if own > 0 { own } else { issuer.map_or(0, |issuer| issuer.inputs.bytes()) };
-            let issuer = issuer.map(|issuer| (issuer.id, arguments(issuer)));
-            marks.insert(operator.id, Mark { kind, bytes, issuer });
-        }
-        Communication { marks }
-    }
+/// How a process group is called.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum GroupName {
+    /// As everywhere else.
+    Text(String),
+    /// By an address, which is another one on each rank (host traces of 1.0.1).
+    Address(u64),
+}
 
-    pub(super) fn of_operator(&self, node: u64) -> Option<()> {
-        self.marks.get(&node).map(drop)
-    }
+/// What an operator of a host trace says of communication.
+#[derive(Clone, Debug)]
+pub(super) struct HostComm {
+    /// `all_to_allv`, of `record_param_comms`; else the operator's name.
+    pub(super) operation: String,
+    pub(super) dtype: Option<DType>,
+    pub(super) in_elements: u64,
+    pub(super) out_elements: u64,
+    pub(super) bytes: u64,
+    pub(super) in_split: Vec<u64>,
+    pub(super) out_split: Vec<u64>,
+    pub(super) group: Option<GroupName>,
+    /// Source, destination or root, as a place in the group; then the tag.
+    pub(super) numbers: Vec<u64>,
+}
 
-    /// The operator that issued the communication.
-    pub(super) fn issuer(&self, node: u64) -> Option<u64> {
-        self.marks.get(&node)?.issuer.as_ref().map(|(id, _)| *id)
-    }
+/// Communication as far as it is known.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Comm {
+    pub(super) kind: Kind,
+    /// As `comm_size` counts them.
+    pub(super) bytes: u64,
+    pub(super) dtype: Option<DType>,
+    /// Elements for and from each rank of the group; empty: equal.
+    pub(super) in_split: Vec<u64>,
+    pub(super) out_split: Vec<u64>,
+    pub(super) group: Option<GroupName>,
+    pub(super) ranks: Option<Vec<u32>>,
+    /// Source, destination or root, as a place in the group.
+    pub(super) peer: Option<u64>,
+    pub(super) tag: u64,
+}
 
-    /// Turns the marks' nodes into communication.
-    pub(super) fn describe_operators(&self, nodes: &mut BTreeMap<u64, Node>, warnings: &mut Vec<String>) {
-        let groups = nodes.values().find_map(|node| crate::chakra::groups::process_groups(node).ok().flatten());
-        let groups = groups.unwrap_or_default();
-        if groups.len() > 1 && !self.marks.is_empty() {
-            let problem = "the host trace does not say of which process group Gloo's operations are";
-            warnings.push(format!("{problem}: all are taken to be of `{}`", groups[0].name));
-        }
-        for (id, mark) in &self.marks {
-            let node = nodes.get_mut(id).expect("every mark is an operator");
-            node.attr.retain(|attribute| attribute.name != IS_CPU_OP);
-            node.set(IS_CPU_OP, Value::Bool(false));
-            if let Some(group) = groups.first() {
-                node.set(PG_NAME, Value::String(group.name.clone()));
-            }
-            let numbers = mark.issuer.as_ref().map_or(&[][..], |(_, numbers)| numbers);
-            mark.kind.describe(node, mark.bytes, numbers);
-        }
-    }
+/// What says something of a kernel or mark: its own arguments, or an operator or annotation around its launch.
+#[derive(Clone, Copy)]
+pub(super) struct Source<'a> {
+    pub(super) name: &'a str,
+    pub(super) args: Option<&'a CommArgs>,
+    pub(super) host: Option<&'a HostComm>,
+}
 
-    /// Says in `node` what a kernel communicates; false if it does not.
-    pub(super) fn describe_kernel(&self, event: &Event, node: &mut Node) -> bool {
-        let text = |name: &str| event.arguments.get(name).and_then(Json::as_str);
-        let number = |name: &str| event.arguments.get(name).and_then(Json::as_u64);
-        let Some(kind) = text("Collective name").and_then(kind) else { return false };
-        let elements = number("In msg nelems").or(number("Out msg nelems")).unwrap_or(0);
-        let bytes = elements.saturating_mul(element_size(text("dtype").unwrap_or("")));
-        if let Some(group) = text("Process Group Name") {
-            node.set(PG_NAME, Value::String(group.to_owned()));
+impl HostComm {
+    pub(super) fn of(name: &str, inputs: &Values, outputs: &Values) -> Option<HostComm> {
+        if !super::profile::is_communication(name) {
+            return None;
         }
-        let peer = match kind {
-            Kind::Send => number("Dst Rank"),
-            Kind::Recv => number("Src Rank"),
-            Kind::Collective(_) => number("Root Rank"),
+        let empty = Vec::new();
+        let values = inputs.values.as_array().unwrap_or(&empty);
+        let types = inputs.types.as_array().unwrap_or(&empty);
+        let (in_elements, bytes) = inputs.tensors();
+        let (out_elements, out_bytes) = outputs.tensors();
+        let mut comm = HostComm {
+            operation: name.to_owned(),
+            dtype: types.iter().filter_map(Json::as_str).find_map(tensor_type),
+            in_elements,
+            out_elements,
+            bytes: if bytes > 0 { bytes } else { out_bytes },
+            in_split: Vec::new(),
+            out_split: Vec::new(),
+            group: None,
+            numbers: values.iter().filter_map(Json::as_u64).collect(),
         };
-        kind.describe(node, bytes, &peer.into_iter().collect::<Vec<_>>());
-        true
-    }
-}
-
-impl Kind {
-    /// `numbers`: of a message the peer and the tag, of a collective with a root the root.
-    fn describe(self, node: &mut Node, bytes: u64, numbers: &[u64]) {
-        let number = |value: u64| Value::Int64(i64::try_from(value).unwrap_or(i64::MAX));
-        let rooted =
-            |kind| matches!(kind, CommType::Broadcast | CommType::Reduce | CommType::Gather | CommType::Scatter);
-        node.set(COMM_SIZE, number(bytes));
-        match self {
-            Kind::Collective(kind) => {
-                node.r#type = NodeType::CommColl.into();
-                node.set(COMM_TYPE, Value::Int64(kind as i64));
-                if let Some(root) = numbers.first().filter(|_| rooted(kind)) {
-                    node.set(ROOT_RANK, number(*root));
-                }
-            }
-            Kind::Send | Kind::Recv => {
-                let (kind, peer) = match self {
-                    Kind::Send => (NodeType::CommSend, COMM_DST),
-                    _ => (NodeType::CommRecv, COMM_SRC),
-                };
-                node.r#type = kind.into();
-                node.set(peer, number(numbers.first().copied().unwrap_or(0)));
-                node.set(COMM_TAG, number(numbers.get(1).copied().unwrap_or(0)));
-            }
+        if name != "record_param_comms" {
+            return Some(comm);
         }
+        // tensors, sequence number, group, rank, operation, split sizes: ParamCommsUtils.hpp. `wait` has no tensors.
+        let is_operation = |value: &&Json| value.as_str().is_some();
+        let at = values.iter().skip(1).position(|value| is_operation(&value)).map(|at| at + 1)?;
+        comm.operation = values[at].as_str().unwrap_or_default().to_owned();
+        let split = |place: usize| -> Vec<u64> {
+            values.get(place).and_then(Json::as_array).map_or(Vec::new(), |list| list.iter().filter_map(Json::as_u64).collect())
+        };
+        (comm.in_split, comm.out_split) = (split(at + 1), split(at + 2));
+        comm.numbers = values[..at].last().and_then(Json::as_u64).into_iter().collect();
+        comm.group = at.checked_sub(2).and_then(|place| match &values[place] {
+            Json::Array(names) => Some(GroupName::Text(names.first()?.as_str()?.to_owned())),
+            Json::String(name) => Some(GroupName::Text(name.clone())),
+            number => number.as_u64().map(GroupName::Address),
+        });
+        Some(comm)
     }
 }
 
-/// The plain numbers among an operator's arguments, behind the group.
-fn arguments(operator: &Operator) -> Vec<u64> {
-    let Json::Array(values) = &operator.inputs.values else { return Vec::new() };
-    values.iter().filter_map(Json::as_u64).collect()
-}
-
-/// `all_reduce`, `allreduce_`, `_allgather_base_` and `all_gather_into_tensor` say the same in different places.
-fn plain(name: &str) -> String {
-    let name: String = name.chars().filter(|character| character.is_ascii_alphabetic()).collect();
-    let name = name.to_ascii_lowercase();
-    for (part, plain) in [
-        ("allreduce", "allreduce"),
-        ("reducescatter", "reducescatter"),
-        ("allgather", "allgather"),
-        ("alltoall", "alltoall"),
-        ("broadcast", "broadcast"),
-        ("barrier", "barrier"),
-        ("gather", "gather"),
-        ("scatter", "scatter"),
-        ("reduce", "reduce"),
-        ("send", "send"),
-        ("recv", "recv"),
-    ] {
-        if name.contains(part) {
-            return plain.to_owned();
+/// What `sources` know together, the first of them first; the last one may be the kernel, by its name.
+///
+/// # Errors
+/// What none of them says.
+pub(super) fn describe(sources: &[Source<'_>], kernel: &str) -> Result<Comm, &'static str> {
+    let args = || sources.iter().filter_map(|source| source.args);
+    let host = || sources.iter().filter_map(|source| source.host);
+    let named = args().filter_map(|args| args.collective.as_deref()).find_map(kind);
+    let kind = named
+        .or_else(|| host().find_map(|host| kind(&host.operation)))
+        .or_else(|| sources.iter().find_map(|source| kind(source.name)))
+        .or_else(|| kind(kernel).filter(|_| !kernel.contains("SendRecv")))
+        .ok_or("no file tells the operation")?;
+    let ranks = args().find_map(|args| args.ranks.clone());
+    let dtype = args()
+        .find_map(|args| dtype(args.dtype.as_deref()?))
+        .or_else(|| host().find_map(|host| host.dtype))
+        .or_else(|| args().flat_map(|args| &args.types).find_map(|name| dtype(name)));
+    let size = args().find_map(|args| args.group_size).or(ranks.as_ref().map(|ranks| ranks.len() as u64));
+    let spoken = |of: fn(&CommArgs) -> Option<u64>, host_of: fn(&HostComm) -> u64| {
+        let tensors = || host().map(host_of).find(|elements| *elements > 0);
+        args().find_map(of).or_else(tensors)
+    };
+    let dims = || args().map(|args| args.dims.iter().copied().max().unwrap_or(0)).find(|elements| *elements > 0);
+    let inwards = spoken(|args| args.in_elements, |host| host.in_elements).or_else(dims);
+    let outwards = spoken(|args| args.out_elements, |host| host.out_elements);
+    let list = |of: fn(&CommArgs) -> Option<&Vec<u64>>, host_of: fn(&HostComm) -> &Vec<u64>| {
+        let given = args().filter_map(of).chain(host().map(host_of)).find(|list| !list.is_empty());
+        given.cloned().unwrap_or_default()
+    };
+    let in_rows = list(|args| args.in_split.as_ref(), |host| &host.in_split);
+    let out_rows = list(|args| args.out_split.as_ref(), |host| &host.out_split);
+    let elements = elements(kind, inwards, outwards, size);
+    let bytes = match (elements, dtype) {
+        _ if kind == Kind::Collective(CommType::Barrier) => 0,
+        (Some(elements), Some(dtype)) => elements.saturating_mul(dtype.size()),
+        // Bytes of Gloo's marks, whose types the host trace has not.
+        _ => host().map(|host| host.bytes).find(|bytes| *bytes > 0).ok_or("no file tells the size")?,
+    };
+    let (in_split, out_split) = match kind {
+        Kind::Collective(CommType::AllToAll) if !in_rows.is_empty() && in_rows.len() == out_rows.len() => {
+            (in_elements_of(&in_rows, inwards), in_elements_of(&out_rows, outwards))
         }
-    }
-    name
-}
-
-fn kind(name: &str) -> Option<Kind> {
-    Some(match plain(name).as_str() {
-        "allreduce" => Kind::Collective(CommType::AllReduce),
-        "reducescatter" => Kind::Collective(CommType::ReduceScatter),
-        "allgather" => Kind::Collective(CommType::AllGather),
-        "alltoall" => Kind::Collective(CommType::AllToAll),
-        "broadcast" => Kind::Collective(CommType::Broadcast),
-        "barrier" => Kind::Collective(CommType::Barrier),
-        "gather" => Kind::Collective(CommType::Gather),
-        "scatter" => Kind::Collective(CommType::Scatter),
-        "reduce" => Kind::Collective(CommType::Reduce),
-        "send" => Kind::Send,
-        "recv" => Kind::Recv,
-        _ => return None,
+        _ => (Vec::new(), Vec::new()),
+    };
+    let group = args().find_map(|args| args.group.clone().map(GroupName::Text));
+    let numbers = host().find(|host| !host.numbers.is_empty()).map_or(&[][..], |host| &host.numbers);
+    let peer = args().find_map(|args| args.peer).or(numbers.first().copied());
+    Ok(Comm {
+        kind,
+        bytes,
+        dtype,
+        in_split,
+        out_split,
+        group: group.or_else(|| host().find_map(|host| host.group.clone())),
+        ranks,
+        peer,
+        tag: numbers.get(1).copied().unwrap_or(0),
     })
 }
 
-/// Of the profiler's names of types (`c10::ScalarType`).
-fn element_size(dtype: &str) -> u64 {
-    match dtype {
-        "Double" | "Long" | "ComplexFloat" | "UInt64" => 8,
-        "Half" | "BFloat16" | "Short" | "UInt16" => 2,
-        "ComplexDouble" => 16,
-        "Byte" | "Char" | "Bool" => 1,
-        name if name.starts_with("Float8") => 1,
-        _ => 4,
+/// As a trace counts: of an all-gather and a gather the shard, of what is dealt out the whole.
+fn elements(kind: Kind, inwards: Option<u64>, outwards: Option<u64>, size: Option<u64>) -> Option<u64> {
+    let (Some(inwards), Some(outwards)) = (inwards.or(outwards), outwards.or(inwards)) else { return None };
+    match kind {
+        Kind::Recv => Some(inwards.max(outwards)),
+        _ if inwards > 0 => Some(inwards),
+        Kind::Collective(CommType::AllGather | CommType::Gather) => Some(outwards.div_ceil(size?.max(1))),
+        Kind::Collective(CommType::ReduceScatter | CommType::Scatter) => Some(outwards.saturating_mul(size?)),
+        _ => Some(outwards),
     }
+}
+
+/// PyTorch splits along the first dimension: a row may have several elements.
+fn in_elements_of(rows: &[u64], elements: Option<u64>) -> Vec<u64> {
+    let all = rows.iter().fold(0_u64, |sum, rows| sum.saturating_add(*rows));
+    let per_row = elements.filter(|elements| all > 0 && elements % all == 0).map_or(1, |elements| elements / all);
+    rows.iter().map(|rows| rows.saturating_mul(per_row)).collect()
+}
+
+/// Is it one of NCCL's (or RCCL's) kernels?
+pub(super) fn is_nccl(kernel: &str) -> bool {
+    let name = kernel.to_ascii_lowercase();
+    name.starts_with("nccl") || name.contains("nccldevkernel") || name.contains("ncclkernel")
+}
+
+/// `all_reduce`, `allreduce_`, `_allgather_base_` and `all_gather_into_tensor` say the same in different places.
+pub(super) fn kind(name: &str) -> Option<Kind> {
+    let name: String = name.chars().filter(char::is_ascii_alphabetic).map(|letter| letter.to_ascii_lowercase()).collect();
+    let known = [
+        ("allreduce", Kind::Collective(CommType::AllReduce)),
+        ("reducescatter", Kind::Collective(CommType::ReduceScatter)),
+        ("allgather", Kind::Collective(CommType::AllGather)),
+        ("alltoall", Kind::Collective(CommType::AllToAll)),
+        ("broadcast", Kind::Collective(CommType::Broadcast)),
+        ("barrier", Kind::Collective(CommType::Barrier)),
+        ("gather", Kind::Collective(CommType::Gather)),
+        ("scatter", Kind::Collective(CommType::Scatter)),
+        ("reduce", Kind::Collective(CommType::Reduce)),
+        ("send", Kind::Send),
+        ("recv", Kind::Recv),
+    ];
+    known.into_iter().find(|(part, _)| name.contains(part)).map(|(_, kind)| kind)
+}
+
+/// `Tensor(float)`, also inside a list: `GenericList[Tensor(float)]`.
+fn tensor_type(name: &str) -> Option<DType> {
+    let (_, inner) = name.split_once("Tensor(")?;
+    dtype(inner.split(')').next()?)
+}
+
+/// By the profiler's names (`c10::ScalarType`), and by those of C++, which host traces have.
+fn dtype(name: &str) -> Option<DType> {
+    Some(match name.strip_prefix("c10::").unwrap_or(name) {
+        "Byte" | "unsigned char" => DType::UInt8,
+        "Char" | "signed char" => DType::Int8,
+        "Short" | "short" | "short int" => DType::Int16,
+        "Int" | "int" => DType::Int32,
+        "Long" | "long" | "long int" => DType::Int64,
+        "UInt16" => DType::UInt16,
+        "UInt32" => DType::UInt32,
+        "UInt64" => DType::UInt64,
+        "Half" => DType::Float16,
+        "BFloat16" => DType::BFloat16,
+        "Float" | "float" => DType::Float32,
+        "Double" | "double" => DType::Float64,
+        "Bool" | "bool" => DType::Bool,
+        "ComplexHalf" => DType::Complex32,
+        "ComplexFloat" | "complex<float>" => DType::Complex64,
+        "ComplexDouble" | "complex<double>" => DType::Complex128,
+        "Float8_e4m3fn" => DType::Float8E4M3,
+        "Float8_e5m2" => DType::Float8E5M2,
+        "Float8_e4m3fnuz" => DType::Float8E4M3Fnuz,
+        "Float8_e5m2fnuz" => DType::Float8E5M2Fnuz,
+        _ => return None,
+    })
 }

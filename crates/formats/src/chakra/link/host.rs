@@ -1,21 +1,25 @@
 //! Owns reading a host trace: the JSON of PyTorch's `ExecutionTraceObserver`, in both of its forms: flat (schema 1.0.1) and with
-//! attributes in a list (1.0.2 and later, whatever else the label says).
+//! attributes in a list (1.0.2 and later, whatever else the label says). Operators are read one after the other.
 
-use super::LinkError;
-use crate::chakra::groups::PROCESS_GROUP_NODE;
-use crate::chakra::schema::IoInfo;
+use super::comm::HostComm;
+use super::{Edge, LinkError};
+use crate::chakra::groups::{self, PROCESS_GROUP_NODE, ProcessGroup};
+use crate::chakra::schema::{IoInfo, Node, NodeType};
 use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, SeqAccess, Visitor};
 use serde_json::Value as Json;
-use std::collections::BTreeSet;
-use std::fmt::Write;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{self, Write};
 
 /// What a rank ran.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct HostTrace {
     /// The file's label: `1.1.1-chakra.0.0.4`.
     pub schema: String,
-    /// By id.
+    /// By the id of their record function, which is the order of their begin.
     pub(super) operators: Vec<Operator>,
+    /// What it says of process groups.
+    pub(super) groups: Vec<ProcessGroup>,
 }
 
 /// An operator as the host ran it.
@@ -24,26 +28,22 @@ pub(super) struct Operator {
     pub(super) id: u64,
     pub(super) name: String,
     pub(super) parent: Option<u64>,
-    /// The id of its record function, which the profiler names too.
+    /// The id of its record function, which newer profiles name too.
     pub(super) function: u64,
     pub(super) thread: u64,
     pub(super) schema: String,
-    pub(super) inputs: Values,
-    pub(super) outputs: Values,
+    pub(super) inputs: IoInfo,
+    pub(super) outputs: IoInfo,
+    /// What it says of communication.
+    pub(super) comm: Option<Box<HostComm>>,
 }
 
-/// What went in or came out.
+/// Values, shapes and types of one direction.
 #[derive(Debug, Default)]
 pub(super) struct Values {
     pub(super) values: Json,
     shapes: Json,
-    types: Json,
-}
-
-#[derive(Deserialize)]
-struct RawTrace {
-    schema: String,
-    nodes: Vec<RawNode>,
+    pub(super) types: Json,
 }
 
 #[derive(Deserialize)]
@@ -81,25 +81,77 @@ struct RawAttribute {
     value: Json,
 }
 
+/// Reads the list of nodes into a host trace as it comes.
+pub(super) struct Operators<'a>(pub(super) &'a mut HostTrace);
+
+impl<'de> DeserializeSeed<'de> for Operators<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Operators<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of nodes")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
+        while let Some(raw) = list.next_element()? {
+            let operator = Operator::from_raw(raw);
+            if operator.name == PROCESS_GROUP_NODE {
+                self.0.groups.extend(operator.described_groups());
+            }
+            self.0.operators.push(operator);
+        }
+        Ok(())
+    }
+}
+
 impl HostTrace {
-    /// Reads the file's text.
+    /// Checks ids and parents once everything is read.
     ///
     /// # Errors
-    /// It is no host trace, or an id comes twice.
-    pub fn parse(text: &str) -> Result<HostTrace, LinkError> {
-        let wrong = |problem: String| LinkError::Input {
-            file: "the host trace",
-            problem,
-            hint: "it is what torch.profiler.ExecutionTraceObserver writes",
-        };
-        let raw: RawTrace = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
-        let mut operators: Vec<Operator> = raw.nodes.into_iter().map(Operator::from_raw).collect();
-        operators.sort_by_key(|operator| operator.id);
-        let ids: BTreeSet<u64> = operators.iter().map(|operator| operator.id).collect();
-        match ids.len() == operators.len() && ids.last().is_none_or(|id| *id < u64::from(u32::MAX)) {
-            true => Ok(HostTrace { schema: raw.schema, operators }),
-            false => Err(wrong("an id comes twice, or is no small number".to_owned())),
+    /// An id comes twice, or operators are each other's parents and `repair` is not wanted.
+    pub(super) fn finish(&mut self) -> Result<(), LinkError> {
+        let ids: BTreeSet<u64> = self.operators.iter().map(|operator| operator.id).collect();
+        if ids.len() < self.operators.len() {
+            return Err(LinkError::host("an id comes twice"));
         }
+        self.operators.sort_by_key(|operator| (operator.function, operator.id));
+        Ok(())
+    }
+
+    /// Operators that are each other's parents: of each circle the edge that closes it. An operator has one parent, so circles share
+    /// no edges, and one edge of each is the fewest that can be dropped. The edge is that from the operator that began first: what
+    /// began later cannot be its parent.
+    pub(super) fn circles(&self) -> Vec<Edge> {
+        let place: BTreeMap<u64, usize> =
+            self.operators.iter().enumerate().map(|(place, operator)| (operator.id, place)).collect();
+        let parent = |at: usize| {
+            let operator = &self.operators[at];
+            operator.parent.filter(|parent| *parent != operator.id).and_then(|parent| place.get(&parent).copied())
+        };
+        // Which walk has come by: every operator is walked over once.
+        let mut walked = vec![usize::MAX; self.operators.len()];
+        let mut closing = Vec::new();
+        for start in 0..self.operators.len() {
+            let mut at = Some(start);
+            while let Some(here) = at.filter(|here| walked[*here] == usize::MAX) {
+                walked[here] = start;
+                at = parent(here);
+            }
+            let Some(entry) = at.filter(|here| walked[*here] == start) else { continue };
+            let circle = std::iter::successors(Some(entry), |here| parent(*here).filter(|next| *next != entry));
+            let first = circle.min().expect("a circle has an operator");
+            let on = &self.operators[parent(first).expect("it is in a circle")];
+            let from = &self.operators[first];
+            closing.push(Edge { node: (from.id, from.name.clone()), on: (on.id, on.name.clone()) });
+        }
+        closing
     }
 }
 
@@ -111,21 +163,30 @@ impl Operator {
         let function = raw.rf_id.or(number("rf_id")).unwrap_or(0);
         let thread = raw.tid.or(number("tid")).unwrap_or(0);
         let schema = raw.op_schema.clone().or(attribute("op_schema").and_then(Json::as_str).map(str::to_owned));
+        let inputs = Values::from_raw(raw.inputs, raw.input_shapes, raw.input_types);
+        let outputs = Values::from_raw(raw.outputs, raw.output_shapes, raw.output_types);
         Operator {
             id: raw.id,
-            name: raw.name,
             parent: raw.ctrl_deps,
             function,
             thread,
             schema: schema.unwrap_or_default(),
-            inputs: Values::from_raw(raw.inputs, raw.input_shapes, raw.input_types),
-            outputs: Values::from_raw(raw.outputs, raw.output_shapes, raw.output_types),
+            comm: HostComm::of(&raw.name, &inputs, &outputs).map(Box::new),
+            name: raw.name,
+            inputs: inputs.to_info(),
+            outputs: outputs.to_info(),
         }
     }
 
     /// Is it something that runs? Not the roots, nor descriptions of process groups.
     pub(super) fn is_timed(&self) -> bool {
-        !self.name.starts_with("[pytorch|profiler|execution_trace|") && self.name != PROCESS_GROUP_NODE
+        !self.name.starts_with("[pytorch|profiler|execution_") && self.name != PROCESS_GROUP_NODE
+    }
+
+    fn described_groups(&self) -> Vec<ProcessGroup> {
+        let inputs = Some(Box::new(self.inputs.clone()));
+        let node = Node { name: self.name.clone(), r#type: NodeType::Metadata.into(), inputs, ..Node::default() };
+        groups::process_groups(&node).ok().flatten().unwrap_or_default()
     }
 }
 
@@ -141,24 +202,24 @@ impl Values {
         }
     }
 
-    pub(super) fn to_info(&self) -> IoInfo {
+    fn to_info(&self) -> IoInfo {
         IoInfo { values: repr(&self.values), shapes: repr(&self.shapes), types: repr(&self.types) }
     }
 
-    /// Bytes of all tensors: lists of id, storage, offset, elements, bytes of an element and device.
-    pub(super) fn bytes(&self) -> u64 {
-        tensor_bytes(&self.values)
+    /// Elements and bytes of all tensors: lists of id, storage, offset, elements, bytes of an element and device.
+    pub(super) fn tensors(&self) -> (u64, u64) {
+        tensors(&self.values)
     }
 }
 
-fn tensor_bytes(value: &Json) -> u64 {
-    let Json::Array(items) = value else { return 0 };
+fn tensors(value: &Json) -> (u64, u64) {
+    let Json::Array(items) = value else { return (0, 0) };
     if let [_, _, _, elements, size, Json::String(_)] = &items[..]
         && let (Some(elements), Some(size)) = (elements.as_u64(), size.as_u64())
     {
-        return elements.saturating_mul(size);
+        return (elements, elements.saturating_mul(size));
     }
-    items.iter().map(tensor_bytes).fold(0, u64::saturating_add)
+    items.iter().map(tensors).fold((0, 0), |sum, each| (sum.0.saturating_add(each.0), sum.1.saturating_add(each.1)))
 }
 
 /// As Python writes it.

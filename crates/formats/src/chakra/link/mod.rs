@@ -1,332 +1,315 @@
-//! Owns the way from PyTorch's own traces to one execution trace: the host trace (`ExecutionTraceObserver`) says which operators a
-//! rank ran and with which tensors, the profiler's trace (Kineto) when they ran and what they started on the accelerator.
+//! Owns the way from recordings of real runs to execution traces: from the profiler's traces (Kineto), one a rank, and from PyTorch's
+//! host traces (`ExecutionTraceObserver`), where there are any, which know sizes that profiles may lack.
 //!
-//! Operators are told apart by the id of their record function, which both files name; older files by the order of their names.
-//! A node's duration is its operator's own time, without that of the operators inside it.
+//! The data's way: [`Recording`] reads a file, whichever of the two it is; [`iterations`] chooses what is linked; [`matching`] pairs
+//! the host trace's operators with the profile's; [`timeline`] takes each rank's time apart into work and waiting, [`comm`] says what
+//! is communicated; [`job`] brings the ranks together: process groups, which collective is which, what each took once all ranks had
+//! come to it, and by how much the clocks differ; [`nodes`] writes it down as a graph, and [`repair`] drops what
+//! closes circles. [`Job::replay_recorded`] then shows whether the graph is the recording.
 //!
-//! What the files do not say is concluded from time. An operator follows the one before it in its thread, a kernel the one before it
-//! in its stream and the operator that launched it. Who starts after a pause can have waited for what ended meanwhile elsewhere, and
-//! depends on what of that ended last. And the first operator of a thread that starts after the end of communication which the
-//! thread has issued depends on it: no file says where a program waited.
+//! **What the graph says.** Every piece of work lasts as long as it did, and starts when what it depends on is done, or as much later
+//! as it did in the recording: that is a node of its own (`uniference_part: delay`). Threads and streams run side by side
+//! (`side_by_side`). So a replay in which communication takes what it took ends when the recording did; and where communication takes
+//! longer, waits grow and work does not. What a recording cannot say is concluded from time: see [`timeline`].
 
 mod comm;
-mod device;
 mod host;
+mod iterations;
+mod job;
+mod matching;
+mod nodes;
+mod profile;
+mod recorded;
+mod repair;
+mod timeline;
 
-pub use device::DeviceTrace;
 pub use host::HostTrace;
+pub use iterations::Iteration;
+pub use profile::Profile;
 
-use super::attributes::{IS_CPU_OP, TID};
-use super::groups::PROCESS_GROUP_NODE;
-use super::schema::{Attribute, GlobalMetadata, Node, NodeType, Value};
-use comm::Communication;
-use device::{Event, Row};
-use flate2::read::MultiGzDecoder;
-use host::Operator;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::io::Read;
+use super::schema::{GlobalMetadata, Node};
+use flate2::bufread::MultiGzDecoder;
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use std::fmt;
+use std::io::{BufRead, BufReader, Read};
 
-/// A pair of files that cannot be linked.
+/// Recordings that cannot be linked.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    /// One is not what it should be.
-    #[error("{file} cannot be understood: {problem}\nhint: {hint}")]
+    /// A file is neither a profile nor a host trace, or is damaged.
+    #[error("{problem}\nhint: {hint}")]
     Input {
-        /// `the host trace`, `the profiler's trace`.
-        file: &'static str,
         /// What does not fit.
         problem: String,
         /// What to do.
         hint: &'static str,
     },
-    /// They are not of one run.
+    /// A host trace and a profile that are not of one run.
     #[error(
-        "no operator of the host trace is in the profiler's trace\nhint: give the two files of one rank, recorded at the same time"
+        "rank {rank}: the host trace and the profile are not of one run: {matched} of {operators} operators match by name and order ({:.1} %)\nhint: give files that were recorded together; --allow-mismatch links them all the same, without what the host trace says of the others",
+        100.0 * *matched as f64 / (*operators).max(1) as f64
     )]
-    Strangers,
+    Mismatch {
+        /// The rank.
+        rank: u32,
+        /// Operators of both files.
+        matched: usize,
+        /// Operators of the file that has more in the iteration.
+        operators: usize,
+    },
+    /// The wanted iteration is not there.
+    #[error("iteration {number} is not in all recordings; there: {there}\nhint: choose one that is there, or --iteration all")]
+    NoIteration {
+        /// The wanted one.
+        number: u64,
+        /// Which there are.
+        there: String,
+    },
+    /// The ranks' recordings share no iteration.
+    #[error("no iteration is in the recordings of all ranks\nhint: record the same steps on all ranks, or link with --iteration all")]
+    NoCommonIteration,
+    /// The profile has nothing of the iteration.
+    #[error("rank {rank}: nothing was recorded in what is linked\nhint: choose another iteration, or --iteration all")]
+    Empty {
+        /// The rank.
+        rank: u32,
+    },
+    /// Communication that no file describes.
+    #[error(
+        "rank {rank}: {count} NCCL kernels are not understood: {problem}; the first is `{kernel}`\nhint: give the host traces too, or profile with record_shapes=True; --allow-unknown makes them compute of the recorded duration"
+    )]
+    Unknown {
+        /// The rank.
+        rank: u32,
+        /// Number of such kernels.
+        count: usize,
+        /// What is not said of the first of them.
+        problem: String,
+        /// The first of them.
+        kernel: String,
+    },
+    /// Ranks that disagree about what they communicate.
+    #[error(
+        "the ranks' communication does not fit together: {problem}\nhint: give recordings of the same steps of one run; --allow-mismatch makes what has no counterpart compute of the recorded duration"
+    )]
+    Ranks {
+        /// Who disagrees about what.
+        problem: String,
+    },
+    /// Ranks of the job whose recordings are not given, and that cannot be taken to be like those that are.
+    #[error("the job has {world} ranks, and recordings of {given} are given: {problem}\nhint: give the profiles of all ranks")]
+    Missing {
+        /// Ranks of the job.
+        world: u32,
+        /// Ranks that are given.
+        given: usize,
+        /// Why they are not alike.
+        problem: String,
+    },
+    /// Dependencies in a circle.
+    #[error("rank {rank}: {problem} closes a circle\nhint: --repair drops as few dependencies as it finds, and lists them")]
+    Circle {
+        /// The rank.
+        rank: u32,
+        /// The dependency.
+        problem: String,
+    },
+    /// More than one file of a kind for a rank.
+    #[error("{problem}\nhint: give one profile a rank, and no or one host trace for each")]
+    Files {
+        /// What does not fit.
+        problem: String,
+    },
 }
 
-/// An execution trace, and what is doubtful about it.
+impl LinkError {
+    fn host(problem: &str) -> LinkError {
+        LinkError::Input {
+            problem: format!("the host trace cannot be understood: {problem}"),
+            hint: "it is what torch.profiler.ExecutionTraceObserver writes",
+        }
+    }
+}
+
+/// How recordings are linked.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// What of them.
+    pub iteration: Iteration,
+    /// Link files and ranks that do not fit together.
+    pub allow_mismatch: bool,
+    /// NCCL kernels that no file describes become compute.
+    pub allow_unknown: bool,
+    /// Drop dependencies that close circles.
+    pub repair: bool,
+}
+
+/// A dependency that is dropped: of a node on another one, each with id and name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Edge {
+    /// What depends.
+    pub node: (u64, String),
+    /// On what.
+    pub on: (u64, String),
+}
+
+impl fmt::Display for Edge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} `{}` on {} `{}`", self.node.0, self.node.1, self.on.0, self.on.1)
+    }
+}
+
+/// One file: which of the two it is, its content says.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant)] // there are as many as files
+pub enum Recording {
+    /// The profiler's.
+    Profile(Profile),
+    /// The execution trace observer's.
+    Host(HostTrace),
+}
+
+/// What is linked: one profile a rank, and a host trace for some.
+#[derive(Debug)]
+pub struct Rank {
+    /// For messages: the name of the profile's file.
+    pub file: String,
+    /// The rank that its name says; the profile itself comes first.
+    pub named: Option<u32>,
+    /// When what ran.
+    pub profile: Profile,
+    /// With which tensors.
+    pub host: Option<HostTrace>,
+}
+
+/// The traces of a job.
+#[derive(Debug)]
+pub struct Job {
+    /// One for each rank, in order.
+    pub ranks: Vec<Linked>,
+    /// For the user: what was found and assumed.
+    pub notes: Vec<String>,
+}
+
+/// An execution trace, and what was recorded.
+#[derive(Clone, Debug)]
 pub struct Linked {
     /// What it says about itself.
     pub metadata: GlobalMetadata,
-    /// Its nodes, in the order of time.
+    /// Its nodes; each after those that it depends on.
     pub nodes: Vec<Node>,
-    /// For the user.
-    pub warnings: Vec<String>,
+    /// When the rank ended, in nanoseconds from the start of the first rank.
+    pub recorded_ns: u64,
+    /// The rank whose recording this is: itself, unless it had none.
+    pub like: u32,
 }
 
-/// The text of a file, which may be compressed with gzip, as the profiler's often are.
+/// Makes the traces of a job from its ranks' recordings.
 ///
 /// # Errors
-/// It is damaged, or no text.
-pub fn text(bytes: Vec<u8>) -> Result<String, LinkError> {
-    let plain = match bytes.starts_with(&[0x1f, 0x8b]) {
-        true => {
-            let mut plain = Vec::new();
-            MultiGzDecoder::new(&bytes[..]).read_to_end(&mut plain).map(|_| plain).map_err(|error| error.to_string())
-        }
-        false => Ok(bytes),
-    };
-    plain.and_then(|plain| String::from_utf8(plain).map_err(|error| error.to_string())).map_err(|problem| {
-        LinkError::Input { file: "the file", problem, hint: "give JSON as PyTorch writes it, plain or compressed" }
-    })
+/// They do not fit together, or do not say enough.
+pub fn link(ranks: Vec<Rank>, options: &Options) -> Result<Job, LinkError> {
+    job::link(ranks, options)
 }
 
-/// A span of the profiler's, and the node that it becomes.
-struct Span {
-    node: u64,
-    event: Event,
-    /// Its own time, without that of spans inside it, in nanoseconds.
-    own_ns: i64,
-    communication: bool,
-    /// On a thread: the span that it is inside of.
-    around: Option<usize>,
+impl Recording {
+    /// Reads a file, plain or compressed with gzip.
+    ///
+    /// # Errors
+    /// It is neither, or damaged.
+    pub fn read(input: impl Read) -> Result<Recording, LinkError> {
+        let mut input = BufReader::new(input);
+        let unreadable = |error: &dyn fmt::Display| LinkError::Input {
+            problem: format!("this is no recording of PyTorch: {error}"),
+            hint: "give what torch.profiler.profile.export_chrome_trace or ExecutionTraceObserver has written, plain or compressed",
+        };
+        let compressed = input.fill_buf().map_err(|error| unreadable(&error))?.starts_with(&[0x1f, 0x8b]);
+        let (profile, host) = match compressed {
+            true => parse(BufReader::new(MultiGzDecoder::new(input))),
+            false => parse(input),
+        }
+        .map_err(|error| unreadable(&error))?;
+        match (profile, host) {
+            (Some(mut profile), None) => {
+                profile.sort();
+                Ok(Recording::Profile(profile))
+            }
+            (None, Some(mut host)) => {
+                host.finish()?;
+                Ok(Recording::Host(host))
+            }
+            _ => Err(unreadable(&"a profile has `traceEvents`, a host trace has `schema` and `nodes`")),
+        }
+    }
 }
 
-/// A thread, or a stream of an accelerator.
-type Lane = (Row, u64);
+type Parsed = (Option<Profile>, Option<HostTrace>);
 
-/// Makes one trace of a pair.
-///
-/// # Errors
-/// The two have nothing in common.
-pub fn link(host: &HostTrace, device: &DeviceTrace) -> Result<Linked, LinkError> {
-    let mut linker = Linker::new(host, device);
-    linker.match_operators();
-    if linker.spans.is_empty() {
-        return Err(LinkError::Strangers);
-    }
-    linker.add_kernels();
-    linker.measure();
-    linker.depend();
-    Ok(linker.finish())
+fn parse(input: impl BufRead) -> serde_json::Result<Parsed> {
+    let mut json = serde_json::Deserializer::from_reader(input);
+    let parsed = json.deserialize_any(TopLevel)?;
+    json.end()?;
+    Ok(parsed)
 }
 
-struct Linker<'a> {
-    host: &'a HostTrace,
-    device: &'a DeviceTrace,
-    nodes: BTreeMap<u64, Node>,
-    spans: Vec<Span>,
-    /// By the id of the record function: the node.
-    by_function: BTreeMap<u64, u64>,
-    communication: Communication,
-    warnings: Vec<String>,
-}
+/// Chrome's format may also be the bare list of events.
+struct TopLevel;
 
-impl<'a> Linker<'a> {
-    fn new(host: &'a HostTrace, device: &'a DeviceTrace) -> Linker<'a> {
-        let nodes = host.operators.iter().map(|operator| (operator.id, operator_node(operator))).collect();
-        let by_function = host.operators.iter().map(|operator| (operator.function, operator.id)).collect();
-        let communication = Communication::new(host);
-        Linker { host, device, nodes, spans: Vec::new(), by_function, communication, warnings: Vec::new() }
+impl<'de> Visitor<'de> for TopLevel {
+    type Value = Parsed;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a profile or a host trace")
     }
 
-    /// Finds each operator's time.
-    fn match_operators(&mut self) {
-        let mut left: BTreeMap<&str, VecDeque<&Event>> = BTreeMap::new();
-        for event in self.device.events.iter().filter(|event| event.row == Row::Thread) {
-            match event.function.and_then(|function| self.by_function.get(&function)) {
-                Some(node) if self.nodes[node].name == event.name => self.place(*node, event),
-                _ => left.entry(&event.name).or_default().push_back(event),
-            }
-        }
-        let placed: BTreeSet<u64> = self.spans.iter().map(|span| span.node).collect();
-        let missing =
-            self.host.operators.iter().filter(|operator| !placed.contains(&operator.id) && operator.is_timed());
-        let mut unknown = 0;
-        for operator in missing {
-            match left.get_mut(operator.name.as_str()).and_then(VecDeque::pop_front) {
-                Some(event) => self.place(operator.id, event),
-                None => unknown += 1,
-            }
-        }
-        if unknown > 0 {
-            self.warnings.push(format!("{unknown} operators are not in the profiler's trace: they take no time"));
-        }
+    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Parsed, A::Error> {
+        let mut profile = Profile::default();
+        profile::Events(&mut profile).deserialize(serde::de::value::SeqAccessDeserializer::new(list))?;
+        Ok((Some(profile), None))
     }
 
-    fn place(&mut self, node: u64, event: &Event) {
-        let communication = self.communication.of_operator(node).is_some();
-        self.spans.push(Span { node, event: event.clone(), own_ns: 0, communication, around: None });
-    }
-
-    /// What ran on the accelerator becomes nodes of its own, in the order of their launch.
-    fn add_kernels(&mut self) {
-        let first = self.nodes.keys().next_back().map_or(1, |id| id + 1);
-        let kernels = self.device.events.iter().filter(|event| event.row == Row::Stream);
-        for (id, event) in (first..).zip(kernels) {
-            let mut node = Node { id, name: event.name.clone(), r#type: NodeType::Comp.into(), ..Node::default() };
-            node.set(IS_CPU_OP, Value::Bool(false));
-            node.set("stream", Value::Int64(event.lane as i64));
-            let communication = self.communication.describe_kernel(event, &mut node);
-            self.nodes.insert(id, node);
-            self.spans.push(Span { node: id, event: event.clone(), own_ns: 0, communication, around: None });
-        }
-    }
-
-    /// Own times, and from them each node's start and duration.
-    fn measure(&mut self) {
-        self.spans.sort_by_key(|span| (span.event.start_ns, span.node));
-        let mut open: BTreeMap<Lane, Vec<usize>> = BTreeMap::new();
-        for index in 0..self.spans.len() {
-            let Event { start_ns, row, lane, .. } = self.spans[index].event;
-            let length = self.spans[index].event.length_ns();
-            self.spans[index].own_ns = length;
-            let stack = open.entry((row, lane)).or_default();
-            while stack.last().is_some_and(|last| self.spans[*last].event.end_ns <= start_ns) {
-                stack.pop();
-            }
-            let around = stack.last().copied().filter(|_| row == Row::Thread);
-            if let Some(around) = around {
-                self.spans[around].own_ns -= length;
-            }
-            self.spans[index].around = around;
-            stack.push(index);
-        }
-        let base = self.spans.first().map_or(0, |span| span.event.start_ns);
-        let mut left_over: BTreeMap<Lane, i64> = BTreeMap::new();
-        for span in &self.spans {
-            let node = self.nodes.get_mut(&span.node).expect("every span has a node");
-            // Communication takes as long as it took; of the rest, what is rounded away is not lost.
-            let over = left_over.entry((span.event.row, span.event.lane)).or_default();
-            let exact = span.own_ns.max(0) + *over;
-            let micros = ((exact + 500).div_euclid(1_000)).max(0);
-            *over = exact - micros * 1_000;
-            node.start_time_micros = ((span.event.start_ns - base) / 1_000) as u64;
-            node.duration_micros = micros as u64;
-        }
-    }
-
-    fn depend(&mut self) {
-        let mut before: BTreeMap<Lane, Before> = BTreeMap::new();
-        let (lanes, ends) = (self.lanes(), self.ends());
-        let mut pending: Vec<usize> = Vec::new();
-        for index in 0..self.spans.len() {
-            let span = &self.spans[index];
-            let (start, lane) = (span.event.start_ns, (span.event.row, span.event.lane));
-            let mut deps = BTreeSet::new();
-            let last = before.get(&lane).copied();
-            deps.extend(last.map(|last| last.node));
-            let idle_since = last.map_or(i64::MIN, |last| last.end_ns);
-            // Who is inside another span of its lane has not been idle.
-            if idle_since < start {
-                deps.extend(latest_end(&ends, idle_since, start, lane));
-            }
-            deps.extend(self.launcher(span, &lanes));
-            if span.event.row == Row::Thread && !span.communication {
-                pending.retain(|waiting| {
-                    let over = self.spans[*waiting].event.end_ns <= start;
-                    if over {
-                        deps.insert(self.spans[*waiting].node);
-                    }
-                    !over
-                });
-            }
-            if span.communication && span.event.row == Row::Thread {
-                pending.push(index);
-                // It runs beside its thread: what it depends on is who issued it.
-                if let Some(issuer) = self.communication.issuer(span.node) {
-                    deps = BTreeSet::from([issuer]);
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Parsed, A::Error> {
+        let (mut profile, mut host) = (Profile::default(), HostTrace::default());
+        let (mut has_events, mut has_nodes, mut has_schema) = (false, false, false);
+        while let Some(key) = map.next_key::<String>()? {
+            match key.as_str() {
+                "traceEvents" => {
+                    map.next_value_seed(profile::Events(&mut profile))?;
+                    has_events = true;
                 }
-            } else {
-                let end_ns = last.map_or(span.event.end_ns, |last| last.end_ns.max(span.event.end_ns));
-                before.insert(lane, Before { node: span.node, end_ns });
-            }
-            let node = self.nodes.get_mut(&span.node).expect("every span has a node");
-            deps.remove(&node.id);
-            node.data_deps = deps.into_iter().collect();
-        }
-    }
-
-    /// The operator that launched a kernel.
-    fn launcher(&self, span: &Span, lanes: &BTreeMap<Lane, Vec<usize>>) -> Option<u64> {
-        let correlation = span.event.correlation.filter(|_| span.event.row == Row::Stream)?;
-        let launch = self.device.launches.get(&correlation)?;
-        let thread = lanes.get(&(Row::Thread, launch.thread))?;
-        // Of those around the launch, the one that started last is the innermost.
-        let until = thread.partition_point(|index| self.spans[*index].event.start_ns <= launch.start_ns);
-        let last = thread[..until].last().copied();
-        let mut candidates = std::iter::successors(last, |index| self.spans[*index].around);
-        let around = candidates.find(|index| launch.start_ns < self.spans[*index].event.end_ns)?;
-        Some(self.spans[around].node)
-    }
-
-    /// The spans of each lane, by their start.
-    fn lanes(&self) -> BTreeMap<Lane, Vec<usize>> {
-        let mut lanes: BTreeMap<Lane, Vec<usize>> = BTreeMap::new();
-        for (index, Span { event, .. }) in self.spans.iter().enumerate() {
-            lanes.entry((event.row, event.lane)).or_default().push(index);
-        }
-        lanes
-    }
-
-    /// The ends on each lane in order: when, of which node.
-    fn ends(&self) -> BTreeMap<Lane, Vec<(i64, u64)>> {
-        let mut ends: BTreeMap<Lane, Vec<(i64, u64)>> = BTreeMap::new();
-        for Span { event, node, communication, .. } in &self.spans {
-            if !(*communication && event.row == Row::Thread) {
-                ends.entry((event.row, event.lane)).or_default().push((event.end_ns, *node));
+                "distributedInfo" => profile.distributed = map.next_value()?,
+                "baseTimeNanoseconds" => {
+                    let base = map.next_value::<profile::Number>()?.0;
+                    profile.base_ns = base.filter(|base| (0..profile::LATEST_NS).contains(base)).unwrap_or(0);
+                }
+                "schema" => {
+                    host.schema = map.next_value::<profile::Text>()?.0;
+                    has_schema = true;
+                }
+                "nodes" => {
+                    map.next_value_seed(host::Operators(&mut host))?;
+                    has_nodes = true;
+                }
+                _ => drop(map.next_value::<IgnoredAny>()?),
             }
         }
-        ends.values_mut().for_each(|ends| ends.sort_unstable());
-        ends
-    }
-
-    fn finish(mut self) -> Linked {
-        let mut order: Vec<u64> = self.spans.iter().map(|span| span.node).collect();
-        let placed: BTreeSet<u64> = order.iter().copied().collect();
-        let others: Vec<u64> = self.nodes.keys().copied().filter(|id| !placed.contains(id)).collect();
-        self.communication.describe_operators(&mut self.nodes, &mut self.warnings);
-        order.splice(0..0, others);
-        let position: BTreeMap<u64, usize> = order.iter().zip(0..).map(|(id, place)| (*id, place)).collect();
-        // A parent that starts after its child, as annotations of other threads have, is none.
-        for node in self.nodes.values_mut() {
-            let place = position[&node.id];
-            node.ctrl_deps.retain(|parent| position.get(parent).is_some_and(|parent| *parent < place));
-            node.data_deps.retain(|other| position.get(other).is_some_and(|other| *other < place));
-        }
-        let nodes = order.iter().filter_map(|id| self.nodes.remove(id)).collect();
-        Linked { metadata: metadata(self.host), nodes, warnings: self.warnings }
+        Ok((has_events.then_some(profile), (has_nodes && has_schema).then_some(host)))
     }
 }
 
-/// What stands last in a lane: the node, and until when the lane is busy.
-#[derive(Clone, Copy)]
-struct Before {
-    node: u64,
-    end_ns: i64,
-}
-
-/// What ended last, after `from` and not after `to`, on another lane.
-fn latest_end(ends: &BTreeMap<Lane, Vec<(i64, u64)>>, from: i64, to: i64, lane: Lane) -> Option<u64> {
-    let last = |(other, ends): (&Lane, &Vec<(i64, u64)>)| {
-        let (at, node) = *ends[..ends.partition_point(|(at, _)| *at <= to)].last()?;
-        Some((at, *other, node))
+/// The rank that a file's name says: its last number behind `rank`, `worker`, or else the only one.
+pub fn rank_in_name(name: &str) -> Option<u32> {
+    let digits = |text: &str| -> Option<u32> {
+        let end = text.find(|character: char| !character.is_ascii_digit()).unwrap_or(text.len());
+        text[..end].parse().ok()
     };
-    let recent = ends.iter().filter(|(other, _)| **other != lane).filter_map(last).filter(|(at, ..)| *at > from);
-    recent.max().map(|(.., node)| node)
-}
-
-fn metadata(host: &HostTrace) -> GlobalMetadata {
-    let schema = Attribute::new("schema", Value::String(host.schema.clone()));
-    GlobalMetadata { version: "1.0.0".to_owned(), attr: vec![schema] }
-}
-
-/// Without times and dependencies but its parent.
-fn operator_node(operator: &Operator) -> Node {
-    let kind = if operator.is_timed() { NodeType::Comp } else { NodeType::Metadata };
-    let mut node = Node { id: operator.id, name: operator.name.clone(), r#type: kind.into(), ..Node::default() };
-    node.ctrl_deps = operator.parent.into_iter().filter(|parent| *parent != operator.id).collect();
-    node.inputs = Some(Box::new(operator.inputs.to_info()));
-    node.outputs = Some(Box::new(operator.outputs.to_info()));
-    node.set("rf_id", Value::Int64(operator.function as i64));
-    node.set(TID, Value::Int64(operator.thread as i64));
-    node.set("op_schema", Value::String(operator.schema.clone()));
-    node.set(IS_CPU_OP, Value::Bool(true));
-    debug_assert!(kind == NodeType::Metadata || node.name != PROCESS_GROUP_NODE, "descriptions take no time");
-    node
+    let lower = name.to_ascii_lowercase();
+    let after = |word: &str| {
+        lower.match_indices(word).find_map(|(at, _)| digits(lower[at + word.len()..].trim_start_matches(['_', '-', '.', '='])))
+    };
+    let numbers = || lower.split(|character: char| !character.is_ascii_digit()).filter(|part| !part.is_empty());
+    let only = || numbers().next().filter(|_| numbers().count() == 1).and_then(digits);
+    after("rank").or_else(|| after("worker")).or_else(only)
 }
 
 #[cfg(test)]

@@ -1,0 +1,502 @@
+//! Owns what the ranks of a job have to do with each other: who is which rank, which operations of theirs are one, how their clocks
+//! differ, and who stands for ranks without a recording.
+
+use super::comm::{Comm, GroupName, Kind};
+use super::iterations::{self, Window};
+use super::matching::{self, Matching};
+use super::nodes;
+use super::profile::Profile;
+use super::timeline::{self, Recording, Timeline, What};
+use super::{HostTrace, Job, LinkError, Linked, Options, Rank};
+use crate::chakra::schema::CommType;
+use rustc_hash::FxHashMap;
+use std::collections::{BTreeMap, BTreeSet};
+use uniference_sim::program::DType;
+
+/// The ranks of a communication that no file names count as one of this group's.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Group {
+    /// None: all ranks of the job.
+    pub(super) name: Option<String>,
+    /// In the group's own order.
+    pub(super) ranks: Vec<u32>,
+}
+
+/// One rank's part in an operation.
+#[derive(Clone, Debug)]
+pub(super) struct Call {
+    pub(super) kind: Kind,
+    /// Its place among the rank's groups.
+    pub(super) group: usize,
+    pub(super) bytes: u64,
+    pub(super) dtype: Option<DType>,
+    pub(super) in_split: Vec<u64>,
+    pub(super) out_split: Vec<u64>,
+    /// The other, or the root, among the job's ranks.
+    pub(super) peer: Option<u32>,
+    pub(super) tag: u64,
+    /// From when the last rank came to it until its end.
+    pub(super) recorded_ns: u64,
+}
+
+/// No job has more ranks: larger numbers are mistakes.
+const MOST_RANKS: u32 = 1 << 20;
+
+struct Part {
+    rank: u32,
+    window: Window,
+    profile: Profile,
+    host: Option<(HostTrace, Matching)>,
+    timeline: Timeline,
+    groups: Vec<Group>,
+    calls: FxHashMap<u32, Call>,
+}
+
+/// See [`super::link`].
+pub(super) fn link(ranks: Vec<Rank>, options: &Options) -> Result<Job, LinkError> {
+    let mut notes = Vec::new();
+    let numbered = number(ranks, &mut notes)?;
+    let profiles: Vec<&Profile> = numbered.iter().map(|(_, rank)| &rank.profile).collect();
+    let windows = iterations::choose(&profiles, options.iteration, &mut notes)?;
+    let mut parts = Vec::new();
+    for ((rank, given), window) in numbered.into_iter().zip(windows) {
+        parts.push(Part::new(rank, given, window, options, &mut notes)?);
+    }
+    let world = world(&mut parts, &mut notes);
+    for part in &mut parts {
+        part.find_groups(world, options, &mut notes)?;
+    }
+    check_missing(&mut parts, world, &mut notes)?;
+    bring_together(&mut parts, options, &mut notes)?;
+    let shifts = align_clocks(&parts, &mut notes);
+    let mut dropped = Vec::new();
+    let mut linked: BTreeMap<u32, Linked> = BTreeMap::new();
+    for (part, shift_ns) in parts.iter().zip(shifts) {
+        let (calls, groups) = (&part.calls, &part.groups[..]);
+        let rank = nodes::Rank { rank: part.rank, recording: part.recording(), timeline: &part.timeline, calls, groups, shift_ns };
+        linked.insert(part.rank, nodes::write(&rank, options.repair, &mut dropped)?);
+    }
+    notes.extend(dropped.into_iter().map(|edge| format!("dropped, as it closed a circle: {edge}")));
+    let first = parts.first().map_or(0, |part| part.rank);
+    let ranks = (0..world).map(|rank| linked.get(&rank).unwrap_or(&linked[&first]).clone()).collect();
+    Ok(Job { ranks, notes })
+}
+
+/// Who is which rank: as the profiles say, else as their files' names do, else in the order given.
+fn number(ranks: Vec<Rank>, notes: &mut Vec<String>) -> Result<Vec<(u32, Rank)>, LinkError> {
+    let distinct = |numbers: &[Option<u32>]| {
+        let known: BTreeSet<u32> = numbers.iter().flatten().copied().filter(|rank| *rank < MOST_RANKS).collect();
+        known.len() == ranks.len()
+    };
+    let said: Vec<Option<u32>> = ranks.iter().map(|rank| rank.profile.rank()).collect();
+    let named: Vec<Option<u32>> = ranks.iter().map(|rank| rank.named).collect();
+    let numbers: Vec<u32> = match (distinct(&said), distinct(&named)) {
+        _ if ranks.is_empty() => return Err(LinkError::Files { problem: "no profile is given".to_owned() }),
+        (true, _) => said.into_iter().flatten().collect(),
+        (false, _) if ranks.len() == 1 => vec![0],
+        (false, true) => {
+            notes.push("the profiles do not say of which rank they are: the names of their files decide".to_owned());
+            named.into_iter().flatten().collect()
+        }
+        (false, false) => {
+            let listed: Vec<String> = (0..).zip(&ranks).map(|(rank, given): (u32, _)| format!("{rank}: {}", given.file)).collect();
+            notes.push(format!("no file says of which rank it is, so they count in their order: {}", listed.join(", ")));
+            (0..ranks.len() as u32).collect()
+        }
+    };
+    let mut numbered: Vec<(u32, Rank)> = numbers.into_iter().zip(ranks).collect();
+    numbered.sort_by_key(|(rank, _)| *rank);
+    Ok(numbered)
+}
+
+/// Number of ranks of the job. Where nothing is communicated, it has those that are given.
+fn world(parts: &mut [Part], notes: &mut Vec<String>) -> u32 {
+    let communicates = |part: &Part| part.timeline.items.iter().any(|item| matches!(item.what, What::Communication(..)));
+    if !parts.iter().any(communicates) {
+        let given: Vec<String> = parts.iter().map(|part| part.rank.to_string()).collect();
+        let in_order = (0..).zip(&mut *parts).filter(|(place, part)| part.rank != *place);
+        if in_order.map(|(place, part)| part.rank = place).count() > 0 {
+            notes.push(format!("nothing is communicated: ranks {} become ranks of their own, from 0 on", given.join(", ")));
+        }
+        return parts.len() as u32;
+    }
+    let said = parts.iter().filter_map(|part| part.profile.distributed.world_size).max().unwrap_or(0);
+    let highest = parts.iter().map(|part| part.rank + 1).max().unwrap_or(1);
+    let listed = |part: &Part| -> Option<u32> {
+        let of_comm = part.timeline.items.iter().filter_map(|item| match &item.what {
+            What::Communication(_, comm) => comm.ranks.as_ref()?.iter().max().copied(),
+            _ => None,
+        });
+        let of_profile = part.profile.distributed.pg_config.iter().flat_map(|group| group.ranks.iter().copied());
+        let of_host = part.host.iter().flat_map(|(host, _)| &host.groups).flat_map(|group| group.ranks.iter().copied());
+        of_comm.chain(of_profile).chain(of_host).max().map(|rank| rank.saturating_add(1))
+    };
+    let listed = parts.iter().filter_map(listed).max().unwrap_or(0);
+    [said, highest, listed].into_iter().filter(|ranks| *ranks <= MOST_RANKS).max().unwrap_or(1)
+}
+
+impl Part {
+    fn new(rank: u32, given: Rank, window: Window, options: &Options, notes: &mut Vec<String>) -> Result<Part, LinkError> {
+        let Rank { profile, mut host, .. } = given;
+        if let Some(host) = &mut host {
+            repair_host(rank, host, options, notes)?;
+        }
+        let host = host.map(|host| {
+            let matching = matching::pair(&host, &profile, &window);
+            (host, matching)
+        });
+        if let Some((_, matching)) = &host {
+            let (matched, operators) = (matching.operator.len(), matching.of_host.max(matching.of_profile));
+            if matching.share() < 0.9 && !options.allow_mismatch {
+                return Err(LinkError::Mismatch { rank, matched, operators });
+            }
+            let percent = 100.0 * matching.share();
+            notes.push(format!("rank {rank}: {matched} of {operators} operators are in both files ({percent:.1} %)"));
+        }
+        let recording =
+            Recording { profile: &profile, host: host.as_ref().map(|(host, matching)| (host, matching)), window: &window };
+        let timeline = timeline::take_apart(recording);
+        if timeline.items.is_empty() {
+            return Err(LinkError::Empty { rank });
+        }
+        let Timeline { kernels, launched, .. } = timeline;
+        if launched < kernels {
+            notes.push(format!("rank {rank}: {} of {kernels} kernels have no launch in the profile", kernels - launched));
+        }
+        let part = Part { rank, window, profile, host, timeline, groups: Vec::new(), calls: FxHashMap::default() };
+        part.refuse_unknown(options, notes)?;
+        Ok(part)
+    }
+
+    fn recording(&self) -> Recording<'_> {
+        let host = self.host.as_ref().map(|(host, matching)| (host, matching));
+        Recording { profile: &self.profile, host, window: &self.window }
+    }
+
+    fn refuse_unknown(&self, options: &Options, notes: &mut Vec<String>) -> Result<(), LinkError> {
+        let unknown = || {
+            self.timeline.items.iter().filter_map(|item| match item.what {
+                What::Unknown(event, problem) => Some((event, problem)),
+                _ => None,
+            })
+        };
+        let Some((event, problem)) = unknown().next() else { return Ok(()) };
+        let (rank, count) = (self.rank, unknown().count());
+        if !options.allow_unknown {
+            let kernel = self.profile.name(&self.profile.events[event as usize]).to_owned();
+            return Err(LinkError::Unknown { rank, count, problem: problem.to_owned(), kernel });
+        }
+        notes.push(format!("rank {rank}: {count} NCCL kernels become compute of their recorded duration: {problem}"));
+        Ok(())
+    }
+
+    /// Turns communication into calls of groups whose ranks are known.
+    fn find_groups(&mut self, world: u32, options: &Options, notes: &mut Vec<String>) -> Result<(), LinkError> {
+        let addresses: BTreeSet<u64> = self.communication().filter_map(|(_, comm)| match comm.group {
+            Some(GroupName::Address(address)) => Some(address),
+            _ => None,
+        }).collect();
+        let nameless = self.communication().any(|(_, comm)| comm.group.is_none());
+        let described = self.host.as_ref().map_or(0, |(host, _)| host.groups.len());
+        if nameless && described > 1 {
+            let problem = format!("rank {}: no file says of which process group some operations are", self.rank);
+            notes.push(format!("{problem}: they are taken to be of all ranks"));
+        }
+        let mut problems: Vec<(u32, String)> = Vec::new();
+        let mut calls = FxHashMap::default();
+        let mut groups: Vec<Group> = Vec::new();
+        for (item, comm) in self.communication() {
+            let found = match &comm.group {
+                Some(GroupName::Address(_)) if addresses.len() > 1 => Err("process groups have addresses for names".to_owned()),
+                Some(GroupName::Text(name)) => self.ranks_of(name, comm, world),
+                Some(GroupName::Address(_)) | None => Ok(Group { name: None, ranks: (0..world).collect() }),
+            };
+            let peer = |group: &Group| match comm.kind {
+                Kind::Collective(CommType::Broadcast | CommType::Reduce | CommType::Gather | CommType::Scatter) | Kind::Send | Kind::Recv => {
+                    let place = comm.peer.and_then(|peer| usize::try_from(peer).ok());
+                    place.map(|place| group.ranks.get(place).copied().ok_or(format!("rank {place} is not in its group"))).transpose()
+                }
+                Kind::Collective(_) => Ok(None),
+            };
+            let found = found.and_then(|group| {
+                let peer = peer(&group)?;
+                let message = matches!(comm.kind, Kind::Send | Kind::Recv);
+                if message && peer.is_none() { Err("no file tells the other rank of a message".to_owned()) } else { Ok((group, peer)) }
+            });
+            match found {
+                Err(problem) => problems.push((item, problem)),
+                Ok((group, peer)) => {
+                    let group = groups.iter().position(|known| *known == group).unwrap_or_else(|| {
+                        groups.push(group);
+                        groups.len() - 1
+                    });
+                    let fits = comm.in_split.len() == groups[group].ranks.len();
+                    let split = |list: &Vec<u64>| if fits { list.clone() } else { Vec::new() };
+                    let (in_split, out_split) = (split(&comm.in_split), split(&comm.out_split));
+                    let Comm { kind, bytes, dtype, tag, .. } = *comm;
+                    calls.insert(item, Call { kind, group, bytes, dtype, in_split, out_split, peer, tag, recorded_ns: 0 });
+                }
+            }
+        }
+        if let Some((item, problem)) = problems.first() {
+            let (rank, count) = (self.rank, problems.len());
+            if !options.allow_unknown {
+                let kernel = self.name_of(*item);
+                return Err(LinkError::Unknown { rank, count, problem: problem.clone(), kernel });
+            }
+            notes.push(format!("rank {rank}: {count} operations become compute of their recorded duration: {problem}"));
+        }
+        (self.calls, self.groups) = (calls, groups);
+        Ok(())
+    }
+
+    fn communication(&self) -> impl Iterator<Item = (u32, &Comm)> {
+        (0..).zip(&self.timeline.items).filter_map(|(at, item)| match &item.what {
+            What::Communication(_, comm) => Some((at, &**comm)),
+            _ => None,
+        })
+    }
+
+    fn name_of(&self, item: u32) -> String {
+        match self.timeline.items[item as usize].what {
+            What::Communication(event, _) | What::Kernel(event) | What::Unknown(event, _) => {
+                self.profile.name(&self.profile.events[event as usize]).to_owned()
+            }
+            What::Host { .. } => String::new(),
+        }
+    }
+
+    /// A named group: as the operation itself says, the profile, or the host trace.
+    fn ranks_of(&self, name: &str, comm: &Comm, world: u32) -> Result<Group, String> {
+        let config = self.profile.distributed.pg_config.iter().find(|group| group.pg_name.0 == name);
+        let described = self.host.as_ref().and_then(|(host, _)| host.groups.iter().find(|group| group.name == name));
+        let ranks = comm.ranks.clone().filter(|ranks| !ranks.is_empty());
+        let ranks = ranks.or_else(|| config.map(|config| config.ranks.clone()).filter(|ranks| !ranks.is_empty()));
+        let ranks = ranks.or_else(|| described.map(|group| group.ranks.clone()));
+        let ranks = ranks.ok_or_else(|| format!("no file tells the ranks of process group `{name}`"))?;
+        // Host traces leave the list empty where the group has all ranks.
+        let ranks = if ranks.is_empty() { (0..world).collect() } else { ranks };
+        let distinct: BTreeSet<u32> = ranks.iter().copied().collect();
+        let fits = distinct.len() == ranks.len() && distinct.contains(&self.rank) && distinct.iter().all(|rank| *rank < world);
+        if !fits {
+            return Err(format!("process group `{name}` cannot be one of rank {} of {world}", self.rank));
+        }
+        let plain = |character: char| if character.is_ascii_alphanumeric() || "_-.:".contains(character) { character } else { '_' };
+        Ok(Group { name: Some(name.chars().map(plain).collect()), ranks })
+    }
+}
+
+/// A host trace whose operators are each other's parents.
+fn repair_host(rank: u32, host: &mut HostTrace, options: &Options, notes: &mut Vec<String>) -> Result<(), LinkError> {
+    for edge in host.circles() {
+        if !options.repair {
+            let problem = format!("in the host trace, the parent of {}, {} `{}`,", edge.node.0, edge.on.0, edge.on.1);
+            return Err(LinkError::Circle { rank, problem });
+        }
+        let operator = host.operators.iter_mut().find(|operator| operator.id == edge.node.0);
+        operator.expect("it is in a circle").parent = None;
+        notes.push(format!("rank {rank}: dropped, as it closed a circle of the host trace: the parent of {edge}"));
+    }
+    Ok(())
+}
+
+/// Ranks without a recording can be taken to be like the first one only where all of them do the same with each other.
+fn check_missing(parts: &mut [Part], world: u32, notes: &mut Vec<String>) -> Result<(), LinkError> {
+    let given = parts.len();
+    if given == world as usize {
+        return Ok(());
+    }
+    let problem = |part: &Part| {
+        let call = |call: &Call| {
+            let ranks = part.groups[call.group].ranks.len();
+            match call.kind {
+                Kind::Send | Kind::Recv => Some("they send messages to particular ranks".to_owned()),
+                Kind::Collective(_) if ranks < world as usize => Some("they have process groups of some of the ranks".to_owned()),
+                Kind::Collective(_) => None,
+            }
+        };
+        part.calls.values().find_map(call)
+    };
+    if let Some(problem) = parts.iter().find_map(problem) {
+        return Err(LinkError::Missing { world, given, problem });
+    }
+    let mut evened = 0;
+    for call in parts.iter_mut().flat_map(|part| part.calls.values_mut()) {
+        evened += usize::from(!call.in_split.is_empty());
+        (call.in_split, call.out_split) = (Vec::new(), Vec::new());
+    }
+    let first = parts[0].rank;
+    notes.push(format!("the job has {world} ranks: those without a recording ({}) are taken to be like rank {first}", world as usize - given));
+    if evened > 0 {
+        notes.push(format!("{evened} all-to-alls with unequal blocks are taken to have equal ones, as not all ranks are given"));
+    }
+    Ok(())
+}
+
+/// One operation: by part, the item.
+type Instance = Vec<(usize, u32)>;
+
+/// Finds out which calls of different ranks are one operation, and how long each took once all ranks had come to it: as long as the
+/// rank that came last was in it, which is the shortest time.
+fn bring_together(parts: &mut [Part], options: &Options, notes: &mut Vec<String>) -> Result<(), LinkError> {
+    let mut strangers: BTreeSet<(usize, u32)> = BTreeSet::new();
+    let (mut problem, mut uneven) = (None, 0);
+    for (members, lines) in lines(parts) {
+        let longest = lines.iter().map(|(_, line)| line.len()).max().unwrap_or(0);
+        for at in 0..longest {
+            let there: Instance = lines.iter().filter_map(|(part, line)| Some((*part, *line.get(at)?))).collect();
+            let call = |(part, item): &(usize, u32)| &parts[*part].calls[item];
+            let said = |part: &(usize, u32)| {
+                let call = call(part);
+                format!("{:?} of {} bytes on rank {}", call.kind, call.bytes, parts[part.0].rank)
+            };
+            let odd = there.iter().find(|other| !is_one(call(&there[0]), call(other)));
+            if there.len() < lines.len() || odd.is_some() {
+                problem.get_or_insert_with(|| match odd {
+                    Some(odd) => format!("operation {at} of {members} is {}, but {}", said(&there[0]), said(odd)),
+                    None => format!("operation {at} of {members}, {}, is not on all of its ranks", said(&there[0])),
+                });
+                // What follows cannot be told apart either.
+                strangers.extend(lines.iter().flat_map(|(part, line)| line.iter().skip(at).map(|item| (*part, *item))));
+                break;
+            }
+            let length = |(part, item): &(usize, u32)| {
+                let item = &parts[*part].timeline.items[*item as usize];
+                (item.end_ns - item.start_ns).max(0) as u64
+            };
+            let recorded_ns = there.iter().map(length).min().unwrap_or(0);
+            let all: Vec<u64> = there.iter().map(|part| call(part).bytes).collect();
+            let mean = (all.iter().map(|bytes| u128::from(*bytes)).sum::<u128>() / all.len() as u128) as u64;
+            let differ = all.iter().any(|bytes| *bytes != all[0]) && there.iter().any(|part| call(part).in_split.is_empty());
+            uneven += usize::from(differ);
+            let split = there.iter().any(|part| !call(part).in_split.is_empty());
+            for (part, item) in there {
+                let ranks = parts[part].groups[parts[part].calls[&item].group].ranks.len() as u64;
+                let call = parts[part].calls.get_mut(&item).expect("it is a call");
+                call.recorded_ns = recorded_ns;
+                if differ && call.kind == Kind::Collective(CommType::AllToAll) {
+                    call.bytes = mean;
+                    (call.in_split, call.out_split) = (Vec::new(), Vec::new());
+                } else if split && call.in_split.is_empty() {
+                    // Equal blocks of one rank fit to the blocks of others only if they are said.
+                    let block = call.bytes / call.dtype.map_or(1, DType::size) / ranks.max(1);
+                    (call.in_split, call.out_split) = (vec![block; ranks as usize], vec![block; ranks as usize]);
+                }
+            }
+        }
+    }
+    if let Some(problem) = problem {
+        if !options.allow_mismatch {
+            return Err(LinkError::Ranks { problem });
+        }
+        notes.push(format!("{} operations have no counterpart and become compute of their recorded duration: {problem}", strangers.len()));
+    }
+    if uneven > 0 {
+        notes.push(format!("{uneven} all-to-alls have other sizes on other ranks, and no file tells their blocks: they are taken to be equal"));
+    }
+    for (part, item) in strangers {
+        parts[part].calls.remove(&item);
+    }
+    Ok(())
+}
+
+/// The calls that are matched with each other in order: those of a group, or the messages of one rank to another. By part, in the
+/// order in which the rank came to them.
+fn lines(parts: &[Part]) -> Vec<(String, Vec<(usize, Vec<u32>)>)> {
+    type Key = (Group, Option<(u32, u32, u64)>);
+    let mut lines: BTreeMap<Key, BTreeMap<usize, Vec<u32>>> = BTreeMap::new();
+    let given: BTreeMap<u32, usize> = parts.iter().enumerate().map(|(at, part)| (part.rank, at)).collect();
+    for (at, part) in parts.iter().enumerate() {
+        let mut items: Vec<u32> = part.calls.keys().copied().collect();
+        items.sort_unstable_by_key(|item| (part.timeline.items[*item as usize].issued_ns, *item));
+        for item in items {
+            let call = &part.calls[&item];
+            let group = part.groups[call.group].clone();
+            let message = match (call.kind, call.peer) {
+                (Kind::Send, Some(to)) => Some((part.rank, to, call.tag)),
+                (Kind::Recv, Some(from)) => Some((from, part.rank, call.tag)),
+                _ => None,
+            };
+            lines.entry((group, message)).or_default().entry(at).or_default().push(item);
+        }
+    }
+    let with_all = |((group, message), mut line): (Key, BTreeMap<usize, Vec<u32>>)| {
+        let members: Vec<u32> = message.map_or(group.ranks, |(from, to, _)| vec![from, to]);
+        for part in members.iter().filter_map(|rank| given.get(rank)) {
+            line.entry(*part).or_default();
+        }
+        let name = match (message, group.name) {
+            (Some((from, to, _)), _) => format!("the messages of rank {from} to rank {to}"),
+            (None, Some(name)) => format!("process group `{name}`"),
+            (None, None) => "the group of all ranks".to_owned(),
+        };
+        (name, line.into_iter().collect())
+    };
+    lines.into_iter().map(with_all).collect()
+}
+
+/// Can two calls be of one operation?
+fn is_one(one: &Call, other: &Call) -> bool {
+    let size = one.bytes == other.bytes || one.kind == Kind::Collective(CommType::AllToAll);
+    match (one.kind, other.kind) {
+        (Kind::Send, Kind::Recv) | (Kind::Recv, Kind::Send) => size,
+        (Kind::Collective(_), Kind::Collective(_)) => one.kind == other.kind && size && one.peer == other.peer,
+        _ => std::ptr::eq(one, other),
+    }
+}
+
+/// What is added to each rank's times to count from the start of the first one. A collective ends on all ranks at about the same time:
+/// the median of the differences is that of the clocks. Where ranks share none, they are taken to have started together.
+fn align_clocks(parts: &[Part], notes: &mut Vec<String>) -> Vec<i128> {
+    let at = |part: &Part, ns: i64| i128::from(ns) + i128::from(part.profile.base_ns);
+    let mut differences: BTreeMap<(usize, usize), Vec<i128>> = BTreeMap::new();
+    for (_, line) in lines(parts) {
+        let collective = |(part, items): &(usize, Vec<u32>)| {
+            items.iter().all(|item| matches!(parts[*part].calls[item].kind, Kind::Collective(_)))
+        };
+        let Some((first, rest)) = line.split_first().filter(|_| line.iter().all(collective)) else { continue };
+        for other in rest {
+            let end = |(part, _): &(usize, Vec<u32>), item: u32| at(&parts[*part], parts[*part].timeline.items[item as usize].end_ns);
+            let pairs = first.1.iter().zip(&other.1).map(|(one, two)| end(other, *two) - end(first, *one));
+            differences.entry((first.0, other.0)).or_default().extend(pairs);
+        }
+    }
+    let mut neighbours: BTreeMap<usize, Vec<(usize, i128)>> = BTreeMap::new();
+    for ((one, other), mut list) in differences {
+        if list.is_empty() {
+            continue;
+        }
+        let middle = list.len() / 2;
+        let median = *list.select_nth_unstable(middle).1;
+        neighbours.entry(one).or_default().push((other, median));
+        neighbours.entry(other).or_default().push((one, -median));
+    }
+    let starts: Vec<i128> = parts
+        .iter()
+        .map(|part| at(part, part.timeline.items.iter().map(|item| item.start_ns).min().unwrap_or(0)))
+        .collect();
+    let mut ahead: Vec<Option<i128>> = vec![None; parts.len()];
+    let mut alone = 0;
+    for root in 0..parts.len() {
+        if ahead[root].is_some() {
+            continue;
+        }
+        alone += usize::from(root > 0);
+        ahead[root] = Some(if root == 0 { 0 } else { starts[root] - starts[0] });
+        let mut open = vec![root];
+        while let Some(one) = open.pop() {
+            for (other, difference) in neighbours.get(&one).into_iter().flatten() {
+                if ahead[*other].is_none() {
+                    ahead[*other] = Some(ahead[one].unwrap_or(0) + difference);
+                    open.push(*other);
+                }
+            }
+        }
+    }
+    if alone > 0 {
+        notes.push("some ranks share no collective: they are taken to have started together".to_owned());
+    }
+    let ahead = || ahead.iter().map(|ahead| ahead.unwrap_or(0));
+    let begin = starts.iter().zip(ahead()).map(|(start, ahead)| start - ahead).min().unwrap_or(0);
+    parts.iter().zip(ahead()).map(|(part, ahead)| i128::from(part.profile.base_ns) - ahead - begin).collect()
+}
