@@ -6,7 +6,9 @@ use crate::error::HostError;
 use std::fs::{self, File};
 use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
-use uniference_formats::chakra::link::{Iteration, Job, Linked, Options, Rank, Recording, link as link_ranks, rank_in_name};
+use uniference_formats::chakra::link::{
+    Iteration, Job, Linked, Options, Rank, Recording, link as link_ranks, rank_in_name,
+};
 use uniference_formats::chakra::write::Writer;
 
 /// `uniference chakra link`.
@@ -145,7 +147,9 @@ fn write_trace(linked: &Linked, out: &Path) -> io::Result<()> {
 /// Shows for each rank that was recorded when it ended, and when it does in a replay on the recorded machine.
 fn compare(job: &Job) -> Result<(), HostError> {
     let replayed = job.replay_recorded().map_err(|problem| {
-        HostError::Usage(format!("the linked traces cannot be replayed: {problem}\nhint: link recordings of the same steps of all ranks"))
+        HostError::Usage(format!(
+            "the linked traces cannot be replayed: {problem}\nhint: link recordings of the same steps of all ranks"
+        ))
     })?;
     super::say(format_args!("{:>5}  {:>12}  {:>12}  {:>8}\n", "rank", "recorded", "replayed", "error"));
     let mut worst: f64 = 0.0;

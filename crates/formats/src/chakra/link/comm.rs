@@ -94,11 +94,14 @@ impl HostComm {
             return Some(comm);
         }
         // tensors, sequence number, group, rank, operation, split sizes: ParamCommsUtils.hpp. `wait` has no tensors.
-        let is_operation = |value: &&Json| value.as_str().is_some();
-        let at = values.iter().skip(1).position(|value| is_operation(&value)).map(|at| at + 1)?;
+        let is_operation = |value: &Json| value.as_str().is_some_and(|name| kind(name).is_some() || name == "wait");
+        let at = values.iter().position(is_operation)?;
         comm.operation = values[at].as_str().unwrap_or_default().to_owned();
         let split = |place: usize| -> Vec<u64> {
-            values.get(place).and_then(Json::as_array).map_or(Vec::new(), |list| list.iter().filter_map(Json::as_u64).collect())
+            values
+                .get(place)
+                .and_then(Json::as_array)
+                .map_or(Vec::new(), |list| list.iter().filter_map(Json::as_u64).collect())
         };
         (comm.in_split, comm.out_split) = (split(at + 1), split(at + 2));
         comm.numbers = values[..at].last().and_then(Json::as_u64).into_iter().collect();
@@ -199,7 +202,8 @@ pub(super) fn is_nccl(kernel: &str) -> bool {
 
 /// `all_reduce`, `allreduce_`, `_allgather_base_` and `all_gather_into_tensor` say the same in different places.
 pub(super) fn kind(name: &str) -> Option<Kind> {
-    let name: String = name.chars().filter(char::is_ascii_alphabetic).map(|letter| letter.to_ascii_lowercase()).collect();
+    let name: String =
+        name.chars().filter(char::is_ascii_alphabetic).map(|letter| letter.to_ascii_lowercase()).collect();
     let known = [
         ("allreduce", Kind::Collective(CommType::AllReduce)),
         ("reducescatter", Kind::Collective(CommType::ReduceScatter)),

@@ -73,7 +73,8 @@ pub(super) fn choose(ranks: &[&Profile], wanted: Iteration, notes: &mut Vec<Stri
     let all: Vec<Vec<Window>> = ranks.iter().map(|profile| iterations(profile)).collect();
     let everything = || ranks.iter().map(|_| Window::all()).collect();
     let has = |windows: &Vec<Window>, number: u64| windows.iter().any(|window| window.number == number);
-    let mut common: Vec<u64> = all.first().map_or(Vec::new(), |first| first.iter().map(|window| window.number).collect());
+    let mut common: Vec<u64> =
+        all.first().map_or(Vec::new(), |first| first.iter().map(|window| window.number).collect());
     common.retain(|number| all.iter().all(|windows| has(windows, *number)));
     common.dedup();
     let listed = || match &common[..] {
@@ -95,6 +96,7 @@ pub(super) fn choose(ranks: &[&Profile], wanted: Iteration, notes: &mut Vec<Stri
         },
     };
     notes.push(format!("iteration {number} of {} is linked", listed()));
-    let window = |windows: Vec<Window>| windows.into_iter().find(|window| window.number == number).expect("all have it");
+    let window =
+        |windows: Vec<Window>| windows.into_iter().find(|window| window.number == number).expect("all have it");
     Ok(all.into_iter().map(window).collect())
 }

@@ -73,7 +73,14 @@ pub(super) fn link(ranks: Vec<Rank>, options: &Options) -> Result<Job, LinkError
     let mut linked: BTreeMap<u32, Linked> = BTreeMap::new();
     for (part, shift_ns) in parts.iter().zip(shifts) {
         let (calls, groups) = (&part.calls, &part.groups[..]);
-        let rank = nodes::Rank { rank: part.rank, recording: part.recording(), timeline: &part.timeline, calls, groups, shift_ns };
+        let rank = nodes::Rank {
+            rank: part.rank,
+            recording: part.recording(),
+            timeline: &part.timeline,
+            calls,
+            groups,
+            shift_ns,
+        };
         linked.insert(part.rank, nodes::write(&rank, options.repair, &mut dropped)?);
     }
     notes.extend(dropped.into_iter().map(|edge| format!("dropped, as it closed a circle: {edge}")));
@@ -99,8 +106,10 @@ fn number(ranks: Vec<Rank>, notes: &mut Vec<String>) -> Result<Vec<(u32, Rank)>,
             named.into_iter().flatten().collect()
         }
         (false, false) => {
-            let listed: Vec<String> = (0..).zip(&ranks).map(|(rank, given): (u32, _)| format!("{rank}: {}", given.file)).collect();
-            notes.push(format!("no file says of which rank it is, so they count in their order: {}", listed.join(", ")));
+            let listed: Vec<String> =
+                (0..).zip(&ranks).map(|(rank, given): (u32, _)| format!("{rank}: {}", given.file)).collect();
+            notes
+                .push(format!("no file says of which rank it is, so they count in their order: {}", listed.join(", ")));
             (0..ranks.len() as u32).collect()
         }
     };
@@ -111,12 +120,16 @@ fn number(ranks: Vec<Rank>, notes: &mut Vec<String>) -> Result<Vec<(u32, Rank)>,
 
 /// Number of ranks of the job. Where nothing is communicated, it has those that are given.
 fn world(parts: &mut [Part], notes: &mut Vec<String>) -> u32 {
-    let communicates = |part: &Part| part.timeline.items.iter().any(|item| matches!(item.what, What::Communication(..)));
+    let communicates =
+        |part: &Part| part.timeline.items.iter().any(|item| matches!(item.what, What::Communication(..)));
     if !parts.iter().any(communicates) {
         let given: Vec<String> = parts.iter().map(|part| part.rank.to_string()).collect();
         let in_order = (0..).zip(&mut *parts).filter(|(place, part)| part.rank != *place);
         if in_order.map(|(place, part)| part.rank = place).count() > 0 {
-            notes.push(format!("nothing is communicated: ranks {} become ranks of their own, from 0 on", given.join(", ")));
+            notes.push(format!(
+                "nothing is communicated: ranks {} become ranks of their own, from 0 on",
+                given.join(", ")
+            ));
         }
         return parts.len() as u32;
     }
@@ -136,7 +149,13 @@ fn world(parts: &mut [Part], notes: &mut Vec<String>) -> u32 {
 }
 
 impl Part {
-    fn new(rank: u32, given: Rank, window: Window, options: &Options, notes: &mut Vec<String>) -> Result<Part, LinkError> {
+    fn new(
+        rank: u32,
+        given: Rank,
+        window: Window,
+        options: &Options,
+        notes: &mut Vec<String>,
+    ) -> Result<Part, LinkError> {
         let Rank { profile, mut host, .. } = given;
         if let Some(host) = &mut host {
             repair_host(rank, host, options, notes)?;
@@ -153,15 +172,21 @@ impl Part {
             let percent = 100.0 * matching.share();
             notes.push(format!("rank {rank}: {matched} of {operators} operators are in both files ({percent:.1} %)"));
         }
-        let recording =
-            Recording { profile: &profile, host: host.as_ref().map(|(host, matching)| (host, matching)), window: &window };
+        let recording = Recording {
+            profile: &profile,
+            host: host.as_ref().map(|(host, matching)| (host, matching)),
+            window: &window,
+        };
         let timeline = timeline::take_apart(recording);
         if timeline.items.is_empty() {
             return Err(LinkError::Empty { rank });
         }
         let Timeline { kernels, launched, .. } = timeline;
         if launched < kernels {
-            notes.push(format!("rank {rank}: {} of {kernels} kernels have no launch in the profile", kernels - launched));
+            notes.push(format!(
+                "rank {rank}: {} of {kernels} kernels have no launch in the profile",
+                kernels - launched
+            ));
         }
         let part = Part { rank, window, profile, host, timeline, groups: Vec::new(), calls: FxHashMap::default() };
         part.refuse_unknown(options, notes)?;
@@ -192,10 +217,13 @@ impl Part {
 
     /// Turns communication into calls of groups whose ranks are known.
     fn find_groups(&mut self, world: u32, options: &Options, notes: &mut Vec<String>) -> Result<(), LinkError> {
-        let addresses: BTreeSet<u64> = self.communication().filter_map(|(_, comm)| match comm.group {
-            Some(GroupName::Address(address)) => Some(address),
-            _ => None,
-        }).collect();
+        let addresses: BTreeSet<u64> = self
+            .communication()
+            .filter_map(|(_, comm)| match comm.group {
+                Some(GroupName::Address(address)) => Some(address),
+                _ => None,
+            })
+            .collect();
         let nameless = self.communication().any(|(_, comm)| comm.group.is_none());
         let described = self.host.as_ref().map_or(0, |(host, _)| host.groups.len());
         if nameless && described > 1 {
@@ -207,21 +235,31 @@ impl Part {
         let mut groups: Vec<Group> = Vec::new();
         for (item, comm) in self.communication() {
             let found = match &comm.group {
-                Some(GroupName::Address(_)) if addresses.len() > 1 => Err("process groups have addresses for names".to_owned()),
+                Some(GroupName::Address(_)) if addresses.len() > 1 => {
+                    Err("process groups have addresses for names".to_owned())
+                }
                 Some(GroupName::Text(name)) => self.ranks_of(name, comm, world),
                 Some(GroupName::Address(_)) | None => Ok(Group { name: None, ranks: (0..world).collect() }),
             };
             let peer = |group: &Group| match comm.kind {
-                Kind::Collective(CommType::Broadcast | CommType::Reduce | CommType::Gather | CommType::Scatter) | Kind::Send | Kind::Recv => {
+                Kind::Collective(CommType::Broadcast | CommType::Reduce | CommType::Gather | CommType::Scatter)
+                | Kind::Send
+                | Kind::Recv => {
                     let place = comm.peer.and_then(|peer| usize::try_from(peer).ok());
-                    place.map(|place| group.ranks.get(place).copied().ok_or(format!("rank {place} is not in its group"))).transpose()
+                    place
+                        .map(|place| group.ranks.get(place).copied().ok_or(format!("rank {place} is not in its group")))
+                        .transpose()
                 }
                 Kind::Collective(_) => Ok(None),
             };
             let found = found.and_then(|group| {
                 let peer = peer(&group)?;
                 let message = matches!(comm.kind, Kind::Send | Kind::Recv);
-                if message && peer.is_none() { Err("no file tells the other rank of a message".to_owned()) } else { Ok((group, peer)) }
+                if message && peer.is_none() {
+                    Err("no file tells the other rank of a message".to_owned())
+                } else {
+                    Ok((group, peer))
+                }
             });
             match found {
                 Err(problem) => problems.push((item, problem)),
@@ -234,7 +272,10 @@ impl Part {
                     let split = |list: &Vec<u64>| if fits { list.clone() } else { Vec::new() };
                     let (in_split, out_split) = (split(&comm.in_split), split(&comm.out_split));
                     let Comm { kind, bytes, dtype, tag, .. } = *comm;
-                    calls.insert(item, Call { kind, group, bytes, dtype, in_split, out_split, peer, tag, recorded_ns: 0 });
+                    calls.insert(
+                        item,
+                        Call { kind, group, bytes, dtype, in_split, out_split, peer, tag, recorded_ns: 0 },
+                    );
                 }
             }
         }
@@ -277,11 +318,14 @@ impl Part {
         // Host traces leave the list empty where the group has all ranks.
         let ranks = if ranks.is_empty() { (0..world).collect() } else { ranks };
         let distinct: BTreeSet<u32> = ranks.iter().copied().collect();
-        let fits = distinct.len() == ranks.len() && distinct.contains(&self.rank) && distinct.iter().all(|rank| *rank < world);
+        let fits =
+            distinct.len() == ranks.len() && distinct.contains(&self.rank) && distinct.iter().all(|rank| *rank < world);
         if !fits {
             return Err(format!("process group `{name}` cannot be one of rank {} of {world}", self.rank));
         }
-        let plain = |character: char| if character.is_ascii_alphanumeric() || "_-.:".contains(character) { character } else { '_' };
+        let plain = |character: char| {
+            if character.is_ascii_alphanumeric() || "_-.:".contains(character) { character } else { '_' }
+        };
         Ok(Group { name: Some(name.chars().map(plain).collect()), ranks })
     }
 }
@@ -311,7 +355,9 @@ fn check_missing(parts: &mut [Part], world: u32, notes: &mut Vec<String>) -> Res
             let ranks = part.groups[call.group].ranks.len();
             match call.kind {
                 Kind::Send | Kind::Recv => Some("they send messages to particular ranks".to_owned()),
-                Kind::Collective(_) if ranks < world as usize => Some("they have process groups of some of the ranks".to_owned()),
+                Kind::Collective(_) if ranks < world as usize => {
+                    Some("they have process groups of some of the ranks".to_owned())
+                }
                 Kind::Collective(_) => None,
             }
         };
@@ -326,9 +372,14 @@ fn check_missing(parts: &mut [Part], world: u32, notes: &mut Vec<String>) -> Res
         (call.in_split, call.out_split) = (Vec::new(), Vec::new());
     }
     let first = parts[0].rank;
-    notes.push(format!("the job has {world} ranks: those without a recording ({}) are taken to be like rank {first}", world as usize - given));
+    notes.push(format!(
+        "the job has {world} ranks: those without a recording ({}) are taken to be like rank {first}",
+        world as usize - given
+    ));
     if evened > 0 {
-        notes.push(format!("{evened} all-to-alls with unequal blocks are taken to have equal ones, as not all ranks are given"));
+        notes.push(format!(
+            "{evened} all-to-alls with unequal blocks are taken to have equal ones, as not all ranks are given"
+        ));
     }
     Ok(())
 }
@@ -367,7 +418,8 @@ fn bring_together(parts: &mut [Part], options: &Options, notes: &mut Vec<String>
             let recorded_ns = there.iter().map(length).min().unwrap_or(0);
             let all: Vec<u64> = there.iter().map(|part| call(part).bytes).collect();
             let mean = (all.iter().map(|bytes| u128::from(*bytes)).sum::<u128>() / all.len() as u128) as u64;
-            let differ = all.iter().any(|bytes| *bytes != all[0]) && there.iter().any(|part| call(part).in_split.is_empty());
+            let differ =
+                all.iter().any(|bytes| *bytes != all[0]) && there.iter().any(|part| call(part).in_split.is_empty());
             uneven += usize::from(differ);
             let split = there.iter().any(|part| !call(part).in_split.is_empty());
             for (part, item) in there {
@@ -389,7 +441,10 @@ fn bring_together(parts: &mut [Part], options: &Options, notes: &mut Vec<String>
         if !options.allow_mismatch {
             return Err(LinkError::Ranks { problem });
         }
-        notes.push(format!("{} operations have no counterpart and become compute of their recorded duration: {problem}", strangers.len()));
+        notes.push(format!(
+            "{} operations have no counterpart and become compute of their recorded duration: {problem}",
+            strangers.len()
+        ));
     }
     if uneven > 0 {
         notes.push(format!("{uneven} all-to-alls have other sizes on other ranks, and no file tells their blocks: they are taken to be equal"));
@@ -456,7 +511,9 @@ fn align_clocks(parts: &[Part], notes: &mut Vec<String>) -> Vec<i128> {
         };
         let Some((first, rest)) = line.split_first().filter(|_| line.iter().all(collective)) else { continue };
         for other in rest {
-            let end = |(part, _): &(usize, Vec<u32>), item: u32| at(&parts[*part], parts[*part].timeline.items[item as usize].end_ns);
+            let end = |(part, _): &(usize, Vec<u32>), item: u32| {
+                at(&parts[*part], parts[*part].timeline.items[item as usize].end_ns)
+            };
             let pairs = first.1.iter().zip(&other.1).map(|(one, two)| end(other, *two) - end(first, *one));
             differences.entry((first.0, other.0)).or_default().extend(pairs);
         }

@@ -56,7 +56,9 @@ fn along_ids(host: &HostTrace, profile: &Profile, spans: &[u32]) -> Matching {
     let mut matching = Matching { of_profile: spans.len(), ..Matching::default() };
     for span in spans {
         let event = &profile.events[*span as usize];
-        let Some((function, place)) = event.function.and_then(|id| Some((id, *by_function.get(&id)?))) else { continue };
+        let Some((function, place)) = event.function.and_then(|id| Some((id, *by_function.get(&id)?))) else {
+            continue;
+        };
         if host.operators[place as usize].name == profile.name(event) {
             matching.operator.insert(*span, place);
             (first, last) = (first.min(function), last.max(function));
@@ -78,11 +80,8 @@ fn along_time(host: &HostTrace, profile: &Profile, spans: &[u32], window: &Windo
     for span in spans {
         profile_threads.entry(profile.events[*span as usize].lane).or_default().push(*span);
     }
-    let mut matching = Matching {
-        of_host: host_threads.values().map(Vec::len).sum(),
-        of_profile: spans.len(),
-        ..Matching::default()
-    };
+    let mut matching =
+        Matching { of_host: host_threads.values().map(Vec::len).sum(), of_profile: spans.len(), ..Matching::default() };
     let mut there: Vec<Vec<u32>> = host_threads.into_values().collect();
     let mut here: Vec<Vec<u32>> = profile_threads.into_values().collect();
     there.sort_by_key(|thread| std::cmp::Reverse(thread.len()));
@@ -93,14 +92,20 @@ fn along_time(host: &HostTrace, profile: &Profile, spans: &[u32], window: &Windo
     for spans in here.iter().take(THREADS) {
         let names = bag(spans.iter().map(span_name));
         let alike = |operators: &Vec<u32>| -> usize {
-            bag(operators.iter().map(host_name)).iter().map(|(name, count)| names.get(name).map_or(0, |other| *count.min(other))).sum()
+            bag(operators.iter().map(host_name))
+                .iter()
+                .map(|(name, count)| names.get(name).map_or(0, |other| *count.min(other)))
+                .sum()
         };
-        let Some((best, _)) = there.iter().map(alike).enumerate().max_by_key(|(at, alike)| (*alike, std::cmp::Reverse(*at)))
+        let Some((best, _)) =
+            there.iter().map(alike).enumerate().max_by_key(|(at, alike)| (*alike, std::cmp::Reverse(*at)))
         else {
             break;
         };
         let operators = there.swap_remove(best);
-        for (at, other) in align(spans.len(), operators.len(), |at, other| span_name(&spans[at]) == host_name(&operators[other])) {
+        for (at, other) in
+            align(spans.len(), operators.len(), |at, other| span_name(&spans[at]) == host_name(&operators[other]))
+        {
             matching.operator.insert(spans[at], operators[other]);
         }
     }
@@ -118,7 +123,8 @@ fn of_iteration(host: &HostTrace, window: &Window) -> Vec<u32> {
     let timed = |place: &u32| host.operators[*place as usize].is_timed();
     let all = || (0..host.operators.len() as u32).filter(timed);
     let step = |place: &u32| host.operators[*place as usize].name.starts_with("ProfilerStep#");
-    let Some(begin) = window.mark.as_ref().and_then(|mark| all().find(|place| host.operators[*place as usize].name == *mark))
+    let Some(begin) =
+        window.mark.as_ref().and_then(|mark| all().find(|place| host.operators[*place as usize].name == *mark))
     else {
         return all().collect();
     };

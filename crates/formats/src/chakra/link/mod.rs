@@ -58,7 +58,9 @@ pub enum LinkError {
         operators: usize,
     },
     /// The wanted iteration is not there.
-    #[error("iteration {number} is not in all recordings; there: {there}\nhint: choose one that is there, or --iteration all")]
+    #[error(
+        "iteration {number} is not in all recordings; there: {there}\nhint: choose one that is there, or --iteration all"
+    )]
     NoIteration {
         /// The wanted one.
         number: u64,
@@ -66,7 +68,9 @@ pub enum LinkError {
         there: String,
     },
     /// The ranks' recordings share no iteration.
-    #[error("no iteration is in the recordings of all ranks\nhint: record the same steps on all ranks, or link with --iteration all")]
+    #[error(
+        "no iteration is in the recordings of all ranks\nhint: record the same steps on all ranks, or link with --iteration all"
+    )]
     NoCommonIteration,
     /// The profile has nothing of the iteration.
     #[error("rank {rank}: nothing was recorded in what is linked\nhint: choose another iteration, or --iteration all")]
@@ -97,7 +101,9 @@ pub enum LinkError {
         problem: String,
     },
     /// Ranks of the job whose recordings are not given, and that cannot be taken to be like those that are.
-    #[error("the job has {world} ranks, and recordings of {given} are given: {problem}\nhint: give the profiles of all ranks")]
+    #[error(
+        "the job has {world} ranks, and recordings of {given} are given: {problem}\nhint: give the profiles of all ranks"
+    )]
     Missing {
         /// Ranks of the job.
         world: u32,
@@ -107,7 +113,9 @@ pub enum LinkError {
         problem: String,
     },
     /// Dependencies in a circle.
-    #[error("rank {rank}: {problem} closes a circle\nhint: --repair drops as few dependencies as it finds, and lists them")]
+    #[error(
+        "rank {rank}: {problem} closes a circle\nhint: --repair drops as few dependencies as it finds, and lists them"
+    )]
     Circle {
         /// The rank.
         rank: u32,
@@ -305,7 +313,9 @@ pub fn rank_in_name(name: &str) -> Option<u32> {
     };
     let lower = name.to_ascii_lowercase();
     let after = |word: &str| {
-        lower.match_indices(word).find_map(|(at, _)| digits(lower[at + word.len()..].trim_start_matches(['_', '-', '.', '='])))
+        lower
+            .match_indices(word)
+            .find_map(|(at, _)| digits(lower[at + word.len()..].trim_start_matches(['_', '-', '.', '='])))
     };
     let numbers = || lower.split(|character: char| !character.is_ascii_digit()).filter(|part| !part.is_empty());
     let only = || numbers().next().filter(|_| numbers().count() == 1).and_then(digits);

@@ -68,7 +68,8 @@ pub(super) fn write(rank: &Rank<'_>, repair: bool, dropped: &mut Vec<String>) ->
         let binding = deps.iter().copied().max_by_key(|dep| (items[*dep as usize].end_ns, *dep));
         let ready = binding.map_or(0, |dep| rank.since_start(items[dep as usize].end_ns));
         let mut node = rank.node(item, start, until);
-        node.data_deps = deps.iter().filter(|dep| Some(**dep) != binding || ready >= start).map(|dep| ids[*dep as usize]).collect();
+        node.data_deps =
+            deps.iter().filter(|dep| Some(**dep) != binding || ready >= start).map(|dep| ids[*dep as usize]).collect();
         if ready < start {
             let delay = delay(nodes.len() as u64, ready, start, binding.map(|dep| ids[dep as usize]));
             node.data_deps.push(delay.id);
@@ -95,7 +96,8 @@ fn topological(items: &[Item], deps: &[Vec<u32>]) -> Option<Vec<u32>> {
         deps.iter().for_each(|dep| dependents[*dep as usize].push(item));
     }
     let key = |item: u32| Reverse((items[item as usize].issued_ns, item));
-    let mut free: BinaryHeap<_> = (0..items.len() as u32).filter(|item| missing[*item as usize] == 0).map(key).collect();
+    let mut free: BinaryHeap<_> =
+        (0..items.len() as u32).filter(|item| missing[*item as usize] == 0).map(key).collect();
     let mut order = Vec::with_capacity(items.len());
     while let Some(Reverse((_, item))) = free.pop() {
         order.push(item);
@@ -177,7 +179,9 @@ impl Rank<'_> {
     /// What the host trace says of an operator.
     fn describe_operator(&self, event: u32, node: &mut Node) {
         let Some((host, matching)) = self.recording.host else { return };
-        let Some(operator) = matching.operator.get(&event).map(|place| &host.operators[*place as usize]) else { return };
+        let Some(operator) = matching.operator.get(&event).map(|place| &host.operators[*place as usize]) else {
+            return;
+        };
         node.inputs = Some(Box::new(operator.inputs.clone()));
         node.outputs = Some(Box::new(operator.outputs.clone()));
         node.set("rf_id", Value::Uint64(operator.function));
@@ -199,7 +203,9 @@ impl Rank<'_> {
             Kind::Collective(kind) => {
                 node.r#type = NodeType::CommColl.into();
                 node.set(COMM_TYPE, Value::Int64(kind as i64));
-                if matches!(kind, CommType::Broadcast | CommType::Reduce | CommType::Gather | CommType::Scatter) && call.peer.is_some() {
+                if matches!(kind, CommType::Broadcast | CommType::Reduce | CommType::Gather | CommType::Scatter)
+                    && call.peer.is_some()
+                {
                     node.set(ROOT_RANK, peer);
                 }
                 if !call.in_split.is_empty() {

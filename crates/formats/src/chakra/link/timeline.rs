@@ -13,8 +13,8 @@
 //! - for what Gloo carries out on its threads, from the issuing operator's thread's next operator on.
 //!
 //! **Streams.** A kernel follows the one before it in its stream, its launch, and the events that its stream was told to wait for.
-//! Newer profiles name the event; in older ones a wait counts for the next kernel that the thread launches, and for the stream whose
-//! kernel ended last before that one started. A kernel that starts right after the end of one on another stream, and after a
+//! Newer profiles name the event; in older ones a wait counts for the stream of the thread's next launch, and is taken to be for the
+//! stream whose kernel ended last before the next kernel there started. A kernel that starts right after the end of one on another stream, and after a
 //! pause, is taken to have waited for it as well.
 
 use super::comm::{self, Comm, Source};
@@ -166,7 +166,7 @@ pub(super) fn take_apart(recording: Recording<'_>) -> Timeline {
     let threads: Vec<i64> = builder.threads.keys().copied().collect();
     threads.into_iter().for_each(|thread| builder.cut(thread));
     builder.add_kernels();
-    builder.resolve();
+    builder.tidy();
     let launched = builder.kernels.iter().filter(|kernel| builder.call_of(kernel).is_some()).count();
     Timeline { kernels: builder.kernels.len(), launched, items: builder.items }
 }
@@ -233,9 +233,9 @@ impl<'a> Builder<'a> {
         for thread in self.threads.values_mut() {
             let operators =
                 thread.spans.iter().filter(|span| profile.events[**span as usize].category == Category::Operator);
-            thread.backward = operators
-                .clone()
-                .any(|span| profile.name(&profile.events[*span as usize]).starts_with("autograd::engine::evaluate_function"));
+            thread.backward = operators.clone().any(|span| {
+                profile.name(&profile.events[*span as usize]).starts_with("autograd::engine::evaluate_function")
+            });
             let mut busy: Vec<(i64, i64)> = operators
                 .chain(&thread.calls)
                 .map(|index| &profile.events[*index as usize])
@@ -352,7 +352,8 @@ impl<'a> Builder<'a> {
             let mut rests_since = None;
             for at in 0..worker.busy.len() {
                 let (start, end) = worker.busy[at];
-                let before = of_main.partition_point(|(_, ended)| *ended <= start).checked_sub(1).map(|last| of_main[last].1);
+                let before =
+                    of_main.partition_point(|(_, ended)| *ended <= start).checked_sub(1).map(|last| of_main[last].1);
                 let rested = rests_since.is_none_or(|since| start - since >= pause);
                 if let Some(cause) = before.filter(|cause| rested && rests_since.is_none_or(|since| *cause > since)) {
                     let deps = vec![Dep::Thread(main, cause)];
@@ -365,7 +366,10 @@ impl<'a> Builder<'a> {
                 let resumes = of_main.partition_point(|(start, _)| *start < end);
                 let (Some(paused), Some(resumed)) = (resumes.checked_sub(1), of_main.get(resumes)) else { continue };
                 let from = of_main[paused].1;
-                let waits = from < end && resumed.0 - from >= pause && next >= resumed.0 && next.saturating_sub(end) >= PAUSE_NS;
+                let rests = next >= resumed.0 && next.saturating_sub(end) >= PAUSE_NS;
+                // `backward` blocks its thread, which may still be given single nodes of the graph while the worker goes on.
+                let blocked = worker.backward && resumed.0 - from >= LONG_PAUSE_NS;
+                let waits = from < end && end <= resumed.0 && resumed.0 - from >= pause && (rests || blocked);
                 if waits && joins.get(&paused).is_none_or(|(latest, _)| *latest < end) {
                     joins.insert(paused, (end, *id));
                     worker.cuts.push(end);
@@ -446,10 +450,18 @@ impl<'a> Builder<'a> {
         points.extend(thread.waits.into_iter().map(|wait| (wait.from, 3, Point::Wait(wait.deps, wait.until))));
         points.sort_by_key(|(at, order, _)| (*at, *order));
         let spans = thread.spans.iter().chain(&thread.calls).map(|index| self.event(*index));
-        let (first, last) = spans.fold((i64::MAX, i64::MIN), |(first, last), event| {
-            (first.min(event.start_ns), last.max(event.end_ns))
-        });
-        let mut pieces = Pieces { builder: self, thread: id, cursor: first, open: Vec::new(), begun: FxHashSet::default(), pending: Vec::new(), broken: true, last: None };
+        let (first, last) = spans
+            .fold((i64::MAX, i64::MIN), |(first, last), event| (first.min(event.start_ns), last.max(event.end_ns)));
+        let mut pieces = Pieces {
+            builder: self,
+            thread: id,
+            cursor: first,
+            open: Vec::new(),
+            begun: FxHashSet::default(),
+            pending: Vec::new(),
+            broken: true,
+            last: None,
+        };
         for (at, _, point) in points {
             pieces.advance(at.max(first.min(pieces.cursor)));
             match point {
@@ -499,13 +511,21 @@ impl<'a> Builder<'a> {
             let ready = deps.iter().map(end_of).max().unwrap_or(i64::MIN);
             if !exact && event.start_ns.saturating_sub(ready) > RIGHT_AFTER_NS {
                 let until = ends.partition_point(|(end, _)| *end <= event.start_ns);
-                let recent = ends[..until].iter().rev().take(STREAMS).take_while(|(end, _)| event.start_ns - end <= RIGHT_AFTER_NS);
-                let other = |kernel: &&(i64, usize)| self.kernels[kernel.1].lane != lane && self.kernels[kernel.1].launched_ns < launched_ns;
+                let recent = ends[..until]
+                    .iter()
+                    .rev()
+                    .take(STREAMS)
+                    .take_while(|(end, _)| event.start_ns - end <= RIGHT_AFTER_NS);
+                let other = |kernel: &&(i64, usize)| {
+                    self.kernels[kernel.1].lane != lane && self.kernels[kernel.1].launched_ns < launched_ns
+                };
                 deps.extend(recent.clone().find(other).map(|(_, kernel)| host_items + *kernel as u32));
             }
             let name = self.recording.profile.name(event);
             let is_kernel = event.category == Category::Kernel;
-            let what = match is_kernel && (comm::is_nccl(name) || event.comm.as_ref().is_some_and(|comm| comm.collective.is_some())) {
+            let what = match is_kernel
+                && (comm::is_nccl(name) || event.comm.as_ref().is_some_and(|comm| comm.collective.is_some()))
+            {
                 false => What::Kernel(index),
                 true => {
                     let around = launcher.map_or(&[][..], |(_, around)| around);
@@ -535,9 +555,10 @@ impl<'a> Builder<'a> {
 
     /// What the files say at a span.
     fn source(&self, span: u32) -> Source<'a> {
-        let host = self.recording.host.and_then(|(host, matching)| {
-            host.operators[*matching.operator.get(&span)? as usize].comm.as_deref()
-        });
+        let host = self
+            .recording
+            .host
+            .and_then(|(host, matching)| host.operators[*matching.operator.get(&span)? as usize].comm.as_deref());
         Source { name: self.name(span), args: self.event(span).comm.as_deref(), host }
     }
 
@@ -552,7 +573,8 @@ impl<'a> Builder<'a> {
                 let awaited = self.streams.get(&Lane::Stream(sync.device, on));
                 let record = u64::try_from(record).ok().and_then(|record| self.calls.get(&record));
                 let (Some(waiting), Some(awaited), Some(record)) = (waiting, awaited, record) else { continue };
-                let next = waiting.partition_point(|kernel| self.kernels[*kernel].launched_ns < self.event(*call).start_ns);
+                let next =
+                    waiting.partition_point(|kernel| self.kernels[*kernel].launched_ns < self.event(*call).start_ns);
                 let last = self.last_on(awaited, self.event(*record).start_ns, i64::MAX);
                 if let (Some(next), Some(last)) = (waiting.get(next), last) {
                     waits.entry(*next).or_default().push(last);
@@ -563,39 +585,61 @@ impl<'a> Builder<'a> {
         }
         let mut calls: Vec<u32> = self.calls.values().copied().collect();
         calls.sort_unstable();
-        // By thread: how many waits the next kernel has, and since when.
-        let mut told: FxHashMap<i64, (usize, i64)> = FxHashMap::default();
+        // By thread: when it told a stream to wait, and the stream of its last launch.
+        let mut told: BTreeMap<i64, Vec<i64>> = BTreeMap::new();
+        let mut current: FxHashMap<i64, Lane> = FxHashMap::default();
         // By thread: the end of the communication operator that has launched its kernel. What it waits for then is NCCL's business.
         let mut launched_until: FxHashMap<i64, i64> = FxHashMap::default();
         for call in calls {
             let Event { start_ns, lane: thread, correlation, .. } = *self.event(call);
             if self.name(call).contains("StreamWaitEvent") {
                 if launched_until.get(&thread).is_none_or(|until| start_ns >= *until) {
-                    let (count, _) = told.get(&thread).copied().unwrap_or_default();
-                    told.insert(thread, (count + 1, start_ns));
+                    told.entry(thread).or_default().push(start_ns);
                 }
                 continue;
             }
             let Some(kernel) = correlation.and_then(|id| self.by_correlation.get(&id)?.first()) else { continue };
-            if let Some((_, around)) = self.launcher.get(&call)
-                && let Some(until) = around.iter().map(|span| self.event(*span).end_ns).max()
-            {
-                launched_until.insert(thread, until);
+            let lane = self.kernels[*kernel].lane;
+            let around = self.launcher.get(&call).map_or(&[][..], |(_, around)| around);
+            let span = around.iter().map(|span| self.event(*span)).map(|event| (event.start_ns, event.end_ns));
+            match span.reduce(|one, other| (one.0.min(other.0), one.1.max(other.1))) {
+                // Of a collective: what was told inside of its operator is for its stream, what was told before is not.
+                Some((since, until)) => {
+                    launched_until.insert(thread, until);
+                    let list = told.entry(thread).or_default();
+                    let inside = list.split_off(list.partition_point(|at| *at < since));
+                    self.wait_on(&inside, lane, &mut waits);
+                }
+                None => {
+                    self.wait_on(&told.remove(&thread).unwrap_or_default(), lane, &mut waits);
+                    current.insert(thread, lane);
+                }
             }
-            let Some((count, at)) = told.remove(&thread) else { continue };
-            let starts = self.event(self.kernels[*kernel].event).start_ns;
-            let others = self.streams.iter().take(STREAMS).filter(|(lane, _)| **lane != self.kernels[*kernel].lane);
-            let mut last: Vec<usize> =
-                others.filter_map(|(_, stream)| self.last_on(stream, at, starts + 1_000)).collect();
-            last.sort_by_key(|kernel| std::cmp::Reverse(self.event(self.kernels[*kernel].event).end_ns));
-            last.truncate(count);
-            waits.insert(*kernel, last);
+        }
+        for (thread, list) in told {
+            if let Some(lane) = current.get(&thread) {
+                self.wait_on(&list, *lane, &mut waits);
+            }
         }
         waits
     }
 
+    /// `lane` was told at these times to wait for others: its next kernel, whoever launches it, waits for those that ended last before
+    /// it started, one for each time at most.
+    fn wait_on(&self, told: &[i64], lane: Lane, waits: &mut FxHashMap<usize, Vec<usize>>) {
+        let (Some(at), Some(stream)) = (told.last(), self.streams.get(&lane)) else { return };
+        let next = stream.partition_point(|kernel| self.kernels[*kernel].launched_ns < *at);
+        let Some(kernel) = stream.get(next) else { return };
+        let starts = self.event(self.kernels[*kernel].event).start_ns;
+        let others = self.streams.iter().take(STREAMS).filter(|(other, _)| **other != lane);
+        let mut last: Vec<usize> = others.filter_map(|(_, stream)| self.last_on(stream, *at, starts + 1_000)).collect();
+        last.sort_by_key(|kernel| std::cmp::Reverse(self.event(self.kernels[*kernel].event).end_ns));
+        last.truncate(told.len());
+        waits.entry(*kernel).or_default().extend(last);
+    }
+
     /// No item waits for itself, nor twice for another.
-    fn resolve(&mut self) {
+    fn tidy(&mut self) {
         for (at, item) in (0_u32..).zip(&mut self.items) {
             item.deps.sort_unstable();
             item.deps.dedup();
@@ -666,7 +710,8 @@ impl Pieces<'_, '_> {
         if self.last.is_none() || !self.pending.is_empty() {
             self.emit(self.cursor, true);
         }
-        let around = self.open.iter().copied().filter(|span| super::profile::is_communication(self.builder.name(*span)));
+        let around =
+            self.open.iter().copied().filter(|span| super::profile::is_communication(self.builder.name(*span)));
         let around: Vec<u32> = around.collect();
         self.builder.launcher.insert(call, (self.last.expect("there is a piece"), around));
         self.broken = true;
