@@ -34,6 +34,18 @@ fn main() {
     for (name, text) in HOST_TRACES {
         save(corpus, "host_trace", name, text.as_bytes());
     }
+    // A thread that launches three kernels, one of them NCCL's, and waits for them.
+    let recording = [
+        [0, 0, 0, 0, 90, 0, 0, 0],
+        [2, 0, 0, 5, 4, 1, 0, 0],
+        [3, 0, 32, 9, 30, 1, 0, 0],
+        [0, 1, 0, 40, 20, 0, 1, 0],
+        [2, 0, 0, 42, 4, 2, 0, 0],
+        [3, 1, 64, 50, 30, 2, 1, 0],
+        [2, 2, 0, 60, 1, 3, 0, 0],
+        [2, 1, 0, 70, 15, 4, 0, 0],
+    ];
+    save(corpus, "recording", "waits", &[&[0b0010_1001][..], &recording.concat()].concat());
 }
 
 const ASTRA: &str = r#"{"endpoint-delay": 10, "active-chunks-per-dimension": 1, "preferred-dataset-splits": 4,

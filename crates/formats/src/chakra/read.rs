@@ -15,7 +15,7 @@ const GZIP: [u8; 2] = [0x1f, 0x8b];
 pub enum ReadError {
     /// Its first message is not what a trace starts with.
     #[error(
-        "this is not a Chakra execution trace: {problem}\nhint: a trace is a binary file, PREFIX.RANK.et; a JSON trace of PyTorch must first be converted"
+        "this is not a Chakra execution trace: {problem}\nhint: a trace is a binary file, PREFIX.RANK.et; what PyTorch records (JSON) becomes one with `uniference chakra link`"
     )]
     NotATrace {
         /// What does not fit.

@@ -130,11 +130,11 @@ fn what_is_no_trace_is_refused_with_a_hint() {
     let message = |bytes: &[u8]| read(bytes).unwrap_err().to_string();
     insta::assert_snapshot!(message(b""), @r"
     this is not a Chakra execution trace: it is empty
-    hint: a trace is a binary file, PREFIX.RANK.et; a JSON trace of PyTorch must first be converted
+    hint: a trace is a binary file, PREFIX.RANK.et; what PyTorch records (JSON) becomes one with `uniference chakra link`
     ");
     insta::assert_snapshot!(message(b"{\"schema\": \"1.0.2\"}"), @r"
     this is not a Chakra execution trace: it ends inside message 0 (which starts at byte 0)
-    hint: a trace is a binary file, PREFIX.RANK.et; a JSON trace of PyTorch must first be converted
+    hint: a trace is a binary file, PREFIX.RANK.et; what PyTorch records (JSON) becomes one with `uniference chakra link`
     ");
     let bytes = written(&sample());
     insta::assert_snapshot!(message(&bytes[..bytes.len() - 1]), @r"

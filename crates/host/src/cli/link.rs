@@ -169,3 +169,54 @@ fn compare(job: &Job) -> Result<(), HostError> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{refused, run};
+    use super::*;
+    use crate::error::Exit;
+
+    fn fixtures() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../formats/src/chakra/link/fixtures")
+    }
+
+    /// Recordings of real runs, by name, in a folder of their own.
+    fn folder(names: &[&str]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        names.iter().for_each(|name| drop(fs::copy(fixtures().join(name), dir.path().join(name)).unwrap()));
+        dir
+    }
+
+    #[test]
+    fn a_folder_of_profiles_becomes_traces_that_replay() {
+        let dir = folder(&["ddp.profile.0.json.gz"]);
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        let (given, prefix, out) = (dir.path().display().to_string(), path("job"), path("out"));
+        assert_eq!(run(&["chakra", "link", &given, "--out", &prefix]).unwrap(), Exit::Ok);
+        assert!(dir.path().join("job.0.et").is_file() && dir.path().join("job.1.et").is_file());
+        let replay = ["replay", &prefix, "--ranks", "2", "--backend", "nccl", "--bandwidth", "100 GB/s", "--out", &out];
+        assert_eq!(run(&replay).unwrap(), Exit::Ok);
+        assert!(refused(&["chakra", "link", &given, "--iteration", "9"]).starts_with("exit 2\n"));
+        // What is linked is not replayed itself, which says how to come there.
+        let not_yet = refused(&["replay", &path("ddp.profile.0.json.gz"), "--ranks", "2"]);
+        assert!(not_yet.contains("`uniference chakra link`"), "{not_yet}");
+    }
+
+    #[test]
+    fn pairs_are_told_apart_by_content_and_belong_together_or_are_refused() {
+        let names = ["dlrm.profile.0.json.gz", "dlrm.host.0.json.gz", "ddp.profile.0.json.gz"];
+        let dir = folder(&names);
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        let out = path("pair.0.et");
+        let [profile, host, other] = names.map(path);
+        assert_eq!(run(&["chakra", "link", &host, &profile, "--out", &out]).unwrap(), Exit::Ok);
+        // A rank of eight, and copies of it.
+        assert!(dir.path().join("pair.7.et").is_file());
+        let strangers = refused(&["chakra", "link", &host, &other, "--out", &out]);
+        assert!(strangers.starts_with("exit 2\n") && strangers.contains("are not of one run: "), "{strangers}");
+        let two = refused(&["chakra", "link", &host, &host, &profile, "--out", &out]);
+        assert!(two.contains("no profile is of the rank of this host trace"), "{two}");
+        let none = refused(&["chakra", "link", &host, "--out", &out]);
+        assert!(none.starts_with("exit 2\n"), "{none}");
+    }
+}

@@ -75,12 +75,9 @@ fn makespan(job: &Job, bandwidth: &str) -> f64 {
     let choices = Choices { backend: Some("nccl".into()), ..Choices::default() };
     let cluster = file.resolve(&choices).unwrap().cluster;
     let rules = Arc::new(Rules::of((0..ranks).map(RankId).collect()));
-    let replay = |(rank, linked): (usize, &'_ Linked)| {
-        Replay::new(RankId::from(rank), Listed(linked.nodes.iter()), rules.clone())
-    };
     let mut programs: Vec<Box<dyn Program + '_>> = Vec::new();
-    for linked in job.ranks.iter().enumerate() {
-        programs.push(Box::new(replay(linked)));
+    for (rank, linked) in job.ranks.iter().enumerate() {
+        programs.push(Box::new(Replay::new(RankId::from(rank), Listed(linked.nodes.iter()), rules.clone())));
     }
     let mut statistics = Statistics::default();
     let ended = drive(&mut Engine::new(&cluster), &mut programs, &mut statistics);
@@ -427,7 +424,51 @@ fn ranks_are_read_from_names(#[case] name: &str, #[case] expected: Option<u32>) 
     assert_eq!(rank_in_name(name), expected);
 }
 
+/// Any events, on two threads and two streams.
+fn any_event() -> impl Strategy<Value = Json> {
+    let names = [
+        ("cpu_op", "aten::mm"),
+        ("cpu_op", "record_param_comms"),
+        ("cpu_op", "autograd::engine::evaluate_function: A"),
+        ("user_annotation", "ProfilerStep#1"),
+        ("user_annotation", "gloo:all_reduce"),
+        ("cuda_runtime", "cudaLaunchKernel"),
+        ("cuda_runtime", "cudaStreamSynchronize"),
+        ("cuda_runtime", "cudaDeviceSynchronize"),
+        ("cuda_runtime", "cudaStreamWaitEvent"),
+        ("cuda_runtime", "cudaMemcpyAsync"),
+        ("kernel", "gemm"),
+        ("kernel", "ncclKernel_AllReduce_RING_LL"),
+        ("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)"),
+        ("cuda_sync", "Event Sync"),
+    ];
+    let times = (0_u32..2_000, 0_u32..300);
+    (0..names.len(), times, 0_u64..2, 0_u64..12, 0_u64..2, any::<bool>()).prop_map(
+        move |(kind, (start, length), lane, correlation, stream, says)| {
+            let mut args = json!({"correlation": correlation, "stream": stream});
+            if says {
+                args["Collective name"] = json!("allreduce");
+                args["In msg nelems"] = json!(8);
+                args["dtype"] = json!("Float");
+                args["wait_on_stream"] = json!(1 - stream);
+                args["wait_on_cuda_event_record_corr_id"] = json!(correlation / 2);
+            }
+            span(names[kind].0, names[kind].1, lane, start.into(), length.into(), args)
+        },
+    )
+}
+
 proptest! {
+    /// Whatever a profile says, it is linked or refused, and what is linked runs to its end.
+    #[test]
+    fn any_profile_is_linked_or_refused(events in proptest::collection::vec(any_event(), 0..60), all: bool) {
+        let iteration = if all { Iteration::All } else { Iteration::Middle };
+        let options = Options { iteration, allow_unknown: true, repair: true, ..Options::default() };
+        if let Ok(job) = link(vec![of_events(&events, &json!({}))], &options) {
+            checked(job).replay_recorded().unwrap();
+        }
+    }
+
     /// Without what is dropped there is no circle, and with any of it there is one.
     #[test]
     fn what_is_dropped_is_enough_and_not_too_much(edges in proptest::collection::vec((0_u32..12, 0_u32..12), 0..60)) {

@@ -312,3 +312,43 @@ fn groups_of_the_same_ranks_are_kept_apart() {
     let outcomes = run(Rules { groups, ..rules(2) }, &[nodes("b", "a"), nodes("a", "b")]);
     assert_eq!(outcomes.finishes().len(), 2);
 }
+
+#[test]
+fn work_side_by_side_waits_for_nothing_but_its_dependencies() {
+    let part = |id, deps: &[u64], part: &str, micros| {
+        let mut node = compute(id, deps, micros);
+        node.set(IS_CPU_OP, Value::Bool(true));
+        node.set(crate::chakra::own::PART, Value::String(part.into()));
+        node
+    };
+    // max(30, 20 + 5 + 7 scaled), where a delay is not scaled: two threads, and a delay on one of them.
+    let nodes = vec![
+        part(1, &[], "side_by_side", 30),
+        part(2, &[], "side_by_side", 20),
+        part(3, &[2], "delay", 5),
+        part(4, &[3], "side_by_side", 7),
+    ];
+    let finish = |scale| run(Rules { compute_scale: scale, ..rules(1) }, std::slice::from_ref(&nodes)).finishes();
+    assert_eq!((finish(1.0), finish(10.0)), (vec![32.0], vec![300.0]));
+    assert_eq!(finish(2.0), vec![60.0]);
+}
+
+#[test]
+fn recorded_communication_takes_its_time_from_when_the_last_rank_comes() {
+    let recorded = |mut node: Node, micros: u64| {
+        node.set(crate::chakra::own::RECORDED_PS, Value::Uint64(micros * 1_000_000));
+        node
+    };
+    let call = |deps: &[u64]| recorded(collective(2, deps, CommType::AllReduce, 1 << 30), 40);
+    let traces = [vec![compute(1, &[], 100), call(&[1])], vec![call(&[])]];
+    // 100 + 40 us, and the ranks' meeting on a network of 5 us.
+    let finishes = run(Rules { recorded: true, ..rules(2) }, &traces).finishes();
+    assert!(finishes.iter().all(|finish| (140.0..=150.0).contains(finish)), "{finishes:?}");
+    // Messages too: their bytes do not count.
+    let pair = [
+        vec![recorded(message(1, NodeType::CommSend, 1, 1 << 30), 40)],
+        vec![recorded(message(1, NodeType::CommRecv, 0, 1 << 30), 40)],
+    ];
+    let finishes = run(Rules { recorded: true, ..rules(2) }, &pair).finishes();
+    assert!(finishes.iter().all(|finish| (40.0..=60.0).contains(finish)), "{finishes:?}");
+}
