@@ -2,6 +2,7 @@
 
 use super::LinkError;
 use super::profile::{Category, Profile};
+use std::collections::BTreeSet;
 
 /// Which part of the recordings is linked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,10 +73,11 @@ pub(super) fn iterations(profile: &Profile) -> Vec<Window> {
 pub(super) fn choose(ranks: &[&Profile], wanted: Iteration, notes: &mut Vec<String>) -> Result<Vec<Window>, LinkError> {
     let all: Vec<Vec<Window>> = ranks.iter().map(|profile| iterations(profile)).collect();
     let everything = || ranks.iter().map(|_| Window::all()).collect();
-    let has = |windows: &Vec<Window>, number: u64| windows.iter().any(|window| window.number == number);
-    let mut common: Vec<u64> =
-        all.first().map_or(Vec::new(), |first| first.iter().map(|window| window.number).collect());
-    common.retain(|number| all.iter().all(|windows| has(windows, *number)));
+    let numbers = |windows: &Vec<Window>| windows.iter().map(|window| window.number).collect::<BTreeSet<u64>>();
+    let of_ranks: Vec<BTreeSet<u64>> = all.iter().map(numbers).collect();
+    let first = all.first().map_or(&[][..], |first| first);
+    let mut common: Vec<u64> = first.iter().map(|window| window.number).collect();
+    common.retain(|number| of_ranks.iter().all(|numbers| numbers.contains(number)));
     common.dedup();
     let listed = || match &common[..] {
         [] => "none".to_owned(),

@@ -13,7 +13,7 @@ use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use uniference_sim::program::DType;
 
-/// The ranks of a communication that no file names count as one of this group's.
+/// A process group. Communication that no file gives a group is of all ranks.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Group {
     /// None: all ranks of the job.
@@ -40,7 +40,7 @@ pub(super) struct Call {
 }
 
 /// No job has more ranks: larger numbers are mistakes.
-const MOST_RANKS: u32 = 1 << 20;
+const MOST_RANKS: u32 = 1 << 17;
 
 struct Part {
     rank: u32,

@@ -32,6 +32,7 @@ use flate2::bufread::MultiGzDecoder;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use std::fmt;
 use std::io::{BufRead, BufReader, Read};
+use std::sync::Arc;
 
 /// Recordings that cannot be linked.
 #[derive(Debug, thiserror::Error)]
@@ -204,8 +205,8 @@ pub struct Job {
 pub struct Linked {
     /// What it says about itself.
     pub metadata: GlobalMetadata,
-    /// Its nodes; each after those that it depends on.
-    pub nodes: Vec<Node>,
+    /// Its nodes; each after those that it depends on. Ranks that are taken to be like another one share them.
+    pub nodes: Arc<Vec<Node>>,
     /// When the rank ended, in nanoseconds from the start of the first rank.
     pub recorded_ns: u64,
     /// The rank whose recording this is: itself, unless it had none.

@@ -15,6 +15,7 @@ use crate::chakra::schema::{Attribute, CommType, GlobalMetadata, Node, NodeType,
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::sync::Arc;
 
 /// What is written down of one rank.
 pub(super) struct Rank<'a> {
@@ -85,7 +86,7 @@ pub(super) fn write(rank: &Rank<'_>, repair: bool, dropped: &mut Vec<String>) ->
         attr.push(Attribute::new("schema", Value::String(host.schema.clone())));
     }
     let metadata = GlobalMetadata { version: "1.0.0".to_owned(), attr };
-    Ok(Linked { metadata, nodes, recorded_ns: end, like: rank.rank })
+    Ok(Linked { metadata, nodes: Arc::new(nodes), recorded_ns: end, like: rank.rank })
 }
 
 /// Dependencies first, else in the order in which the host came to things. `None`: there is a circle.

@@ -95,7 +95,7 @@ fn communication(linked: &Linked) -> impl Iterator<Item = &Node> {
 fn eight_ranks_of_an_older_pytorch_replay_as_recorded(#[case] with_host: bool) {
     let job = checked(link(dlrm(with_host), &Options::default()).unwrap());
     assert_eq!(job.ranks.len(), 8);
-    // The step ends on rank 0 19.9 ms after the first rank began it: ProfilerStep#10 of rank 1 lasts 19,901 us.
+    // Rank 1 is the first to begin the step, and its ProfilerStep#10 lasts 19,901 us.
     assert!((19.8e6..21e6).contains(&(job.ranks[1].recorded_ns as f64)));
     assert!(error_of(&job) < 0.01, "{}", error_of(&job));
     for linked in &job.ranks {
