@@ -384,6 +384,8 @@ fn check_missing(parts: &mut [Part], world: u32, notes: &mut Vec<String>) -> Res
     Ok(())
 }
 
+/// By part, items in the order in which the rank came to them.
+type Line = (usize, Vec<u32>);
 /// One operation: by part, the item.
 type Instance = Vec<(usize, u32)>;
 
@@ -457,7 +459,7 @@ fn bring_together(parts: &mut [Part], options: &Options, notes: &mut Vec<String>
 
 /// The calls that are matched with each other in order: those of a group, or the messages of one rank to another. By part, in the
 /// order in which the rank came to them.
-fn lines(parts: &[Part]) -> Vec<(String, Vec<(usize, Vec<u32>)>)> {
+fn lines(parts: &[Part]) -> Vec<(String, Vec<Line>)> {
     type Key = (Group, Option<(u32, u32, u64)>);
     let mut lines: BTreeMap<Key, BTreeMap<usize, Vec<u32>>> = BTreeMap::new();
     let given: BTreeMap<u32, usize> = parts.iter().enumerate().map(|(at, part)| (part.rank, at)).collect();
@@ -506,14 +508,13 @@ fn align_clocks(parts: &[Part], notes: &mut Vec<String>) -> Vec<i128> {
     let at = |part: &Part, ns: i64| i128::from(ns) + i128::from(part.profile.base_ns);
     let mut differences: BTreeMap<(usize, usize), Vec<i128>> = BTreeMap::new();
     for (_, line) in lines(parts) {
-        let collective = |(part, items): &(usize, Vec<u32>)| {
+        let collective = |(part, items): &Line| {
             items.iter().all(|item| matches!(parts[*part].calls[item].kind, Kind::Collective(_)))
         };
         let Some((first, rest)) = line.split_first().filter(|_| line.iter().all(collective)) else { continue };
         for other in rest {
-            let end = |(part, _): &(usize, Vec<u32>), item: u32| {
-                at(&parts[*part], parts[*part].timeline.items[item as usize].end_ns)
-            };
+            let end =
+                |(part, _): &Line, item: u32| at(&parts[*part], parts[*part].timeline.items[item as usize].end_ns);
             let pairs = first.1.iter().zip(&other.1).map(|(one, two)| end(other, *two) - end(first, *one));
             differences.entry((first.0, other.0)).or_default().extend(pairs);
         }

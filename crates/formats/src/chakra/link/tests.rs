@@ -152,7 +152,7 @@ fn events_order_kernels_of_different_streams() {
     let on =
         |stream: i128| move |node: &&Node| node.attribute("stream").and_then(|value| value.integer()) == Some(stream);
     let nodes = &job.ranks[0].nodes;
-    let before = nodes.iter().filter(on(20)).next_back().unwrap().id;
+    let before = nodes.iter().rfind(on(20)).unwrap().id;
     let first = nodes.iter().find(on(24)).unwrap();
     let through = |id: &u64| *id == before || nodes[*id as usize].data_deps.contains(&before);
     assert!(first.data_deps.iter().any(through), "{first:?}");
@@ -239,7 +239,7 @@ fn waiting_is_a_dependency_and_time_between_operators_is_work() {
     let mut sorted = expected.to_vec();
     sorted.sort_unstable();
     assert_eq!(found, sorted);
-    let id = |name: &str| linked.nodes.iter().filter(|node| node.name == name).next_back().unwrap();
+    let id = |name: &str| linked.nodes.iter().rfind(|node| node.name == name).unwrap();
     assert!(id("aten::item").data_deps.contains(&id("gemm").id));
     // Its launch is 5 us before the kernel's start.
     let delay = linked.nodes.iter().find(|node| node.name == "delay").unwrap();
