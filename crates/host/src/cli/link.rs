@@ -183,7 +183,9 @@ mod tests {
     /// Recordings of real runs, by name, in a folder of their own.
     fn folder(names: &[&str]) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
-        names.iter().for_each(|name| drop(fs::copy(fixtures().join(name), dir.path().join(name)).unwrap()));
+        for name in names {
+            fs::copy(fixtures().join(name), dir.path().join(name)).unwrap();
+        }
         dir
     }
 
