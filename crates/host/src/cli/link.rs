@@ -1,6 +1,7 @@
 //! Owns `uniference chakra link`: which files are recordings of which rank, and where the traces go. How recordings become traces,
 //! `uniference-formats` knows.
 
+use super::lock::{Lock, Writer as Writing};
 use super::traces::in_file;
 use crate::error::HostError;
 use std::fs::{self, File};
@@ -119,11 +120,14 @@ fn write(job: &Job, out: &Path) -> Result<(), HostError> {
     let prefix = whole.map_or(text.as_str(), |stem| {
         stem.rsplit_once('.').filter(|(_, rank)| rank.parse::<u32>().is_ok()).map_or(stem, |(prefix, _)| prefix)
     });
+    let trace = |rank: usize| match whole {
+        Some(_) if job.ranks.len() == 1 => out.to_owned(),
+        _ => PathBuf::from(format!("{prefix}.{rank}.et")),
+    };
+    // The first one's stands for all of the prefix.
+    let _lock = Lock::of_file(&trace(0), Writing::Alone)?;
     for (rank, linked) in job.ranks.iter().enumerate() {
-        let path = match whole {
-            Some(_) if job.ranks.len() == 1 => out.to_owned(),
-            _ => PathBuf::from(format!("{prefix}.{rank}.et")),
-        };
+        let path = trace(rank);
         let unwritable = |source| HostError::File {
             action: "write",
             path: path.clone(),
@@ -151,7 +155,7 @@ fn compare(job: &Job) -> Result<(), HostError> {
             "the linked traces cannot be replayed: {problem}\nhint: link recordings of the same steps of all ranks"
         ))
     })?;
-    super::say(format_args!("{:>5}  {:>12}  {:>12}  {:>8}\n", "rank", "recorded", "replayed", "error"));
+    super::say(format_args!("{:>5}  {:>12}  {:>12}  {:>8}\n", "rank", "recorded", "replayed", "error"))?;
     let mut worst: f64 = 0.0;
     for ((rank, linked), replayed) in job.ranks.iter().enumerate().zip(replayed) {
         if linked.like as usize != rank && job.ranks[linked.like as usize].like == linked.like {
@@ -160,7 +164,7 @@ fn compare(job: &Job) -> Result<(), HostError> {
         let (recorded, replayed) = (linked.recorded_ns as f64 / 1e6, replayed as f64 / 1e6);
         let error = if recorded > 0.0 { 100.0 * (replayed - recorded) / recorded } else { 0.0 };
         worst = worst.max(error.abs());
-        super::say(format_args!("{rank:>5}  {recorded:>9.3} ms  {replayed:>9.3} ms  {error:>+6.2} %\n"));
+        super::say(format_args!("{rank:>5}  {recorded:>9.3} ms  {replayed:>9.3} ms  {error:>+6.2} %\n"))?;
     }
     if worst > 3.0 {
         super::complain(format_args!(

@@ -3,6 +3,7 @@ use std::fs;
 use std::io::ErrorKind;
 use tempfile::TempDir;
 use uniference_formats::chakra::schema::{GlobalMetadata, Node, NodeType};
+use uniference_formats::chakra::write::Writer as TraceWriter;
 
 /// A folder with `a.0.et` and `b.0.et`: two nodes each, the second of which depends on the first and differs in its duration.
 fn traces() -> TempDir {
