@@ -197,6 +197,7 @@ class Node:
     """A `NodeType`; a plain number, so that those of later versions of the schema survive."""
     start_time_micros: int
     duration_micros: int
+    """Assigning it removes the attribute `uniference_duration_ps`, which the traces of Uniference have and which would count first."""
     inputs: tuple[str, str, str] | None
     outputs: tuple[str, str, str] | None
     @property

@@ -90,6 +90,13 @@ def test_editing_keeps_the_types_of_attributes() -> None:
         attributes.set("new", True, "int64")
 
 
+def test_a_new_duration_replaces_the_exact_one() -> None:
+    node = compute(1, uniference_duration_ps=10_000_001)
+    node.duration_micros //= 2
+    assert "uniference_duration_ps" not in node.attr
+    assert node.duration_micros == 5
+
+
 def test_a_trace_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
     path = write(tmp_path / "a.0.et", [compute(1)])
     before = path.read_bytes()

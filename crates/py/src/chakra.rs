@@ -13,6 +13,7 @@ use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use uniference_formats::chakra::attributes;
 use uniference_formats::chakra::feed::{Feed, IdSet};
+use uniference_formats::chakra::own;
 use uniference_formats::chakra::read::Reader;
 use uniference_formats::chakra::schema::{self, Attribute, GlobalMetadata, IoInfo, NodeType, Value};
 use uniference_formats::chakra::write::Writer;
@@ -299,8 +300,10 @@ impl Node {
     }
 
     #[setter]
-    fn set_duration_micros(&mut self, micros: u64) {
+    fn set_duration_micros(&mut self, py: Python<'_>, micros: u64) {
         self.node.duration_micros = micros;
+        // It would count first, and it is the old one.
+        self.attr.borrow_mut(py).list.retain(|attribute| attribute.name != own::DURATION_PS);
     }
 
     #[getter]

@@ -10,8 +10,6 @@ use std::path::Path;
 
 /// No text that is read as a whole is longer, in bytes: cluster files, profiles, measurements, ASTRA-sim's inputs.
 const LONGEST_TEXT: u64 = 64 << 20;
-/// A profiler's trace is read as a whole, too.
-const LONGEST_TRACE: u64 = 4 << 30;
 
 /// Opens a regular file. Symbolic links are followed.
 ///
@@ -29,31 +27,17 @@ pub(super) fn open(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Reads all of a regular file that is not longer than `longest` bytes.
-fn bounded(path: &Path, longest: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    open(path)?.take(longest + 1).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 > longest {
-        true => Err(io::Error::other(format!("it is longer than {} MiB", longest >> 20))),
-        false => Ok(bytes),
-    }
-}
-
-/// Reads a trace of a profiler's, which may be long.
-///
-/// # Errors
-/// As [`open`], and where it is longer than 4 GiB.
-pub(super) fn bytes(path: &Path) -> io::Result<Vec<u8>> {
-    bounded(path, LONGEST_TRACE)
-}
-
 /// Reads a text.
 ///
 /// # Errors
 /// As [`open`], and where it is longer than 64 MiB or no UTF-8.
 pub(super) fn text(path: &Path) -> io::Result<String> {
-    String::from_utf8(bounded(path, LONGEST_TEXT)?)
-        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is not UTF-8 text"))
+    let mut bytes = Vec::new();
+    open(path)?.take(LONGEST_TEXT + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > LONGEST_TEXT {
+        return Err(io::Error::other(format!("it is longer than {} MiB", LONGEST_TEXT >> 20)));
+    }
+    String::from_utf8(bytes).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is not UTF-8 text"))
 }
 
 /// Reads a file whose size is bounded elsewhere: a recorded rank's, as long as its run.

@@ -48,7 +48,7 @@ pub(super) fn link(args: &Args) -> Result<(), HostError> {
     let mut profiles = Vec::new();
     let mut hosts = Vec::new();
     for path in files(&args.files)? {
-        let file = File::open(&path).map_err(unreadable(&path))?;
+        let file = super::input::open(&path).map_err(unreadable(&path))?;
         let named = path.file_name().and_then(|name| rank_in_name(&name.to_string_lossy()));
         let name = path.display().to_string();
         match Recording::read(file).map_err(in_file(&path))? {

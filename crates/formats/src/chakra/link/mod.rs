@@ -31,7 +31,7 @@ use super::schema::{GlobalMetadata, Node};
 use flate2::bufread::MultiGzDecoder;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use std::fmt;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::sync::Arc;
 
 /// Recordings that cannot be linked.
@@ -234,8 +234,8 @@ impl Recording {
         };
         let compressed = input.fill_buf().map_err(|error| unreadable(&error))?.starts_with(&[0x1f, 0x8b]);
         let (profile, host) = match compressed {
-            true => parse(BufReader::new(MultiGzDecoder::new(input))),
-            false => parse(input),
+            true => parse(BufReader::new(Bounded { input: MultiGzDecoder::new(input), left: LONGEST })),
+            false => parse(BufReader::new(Bounded { input, left: LONGEST })),
         }
         .map_err(|error| unreadable(&error))?;
         match (profile, host) {
@@ -249,6 +249,26 @@ impl Recording {
             }
             _ => Err(unreadable(&"a profile has `traceEvents`, a host trace has `schema` and `nodes`")),
         }
+    }
+}
+
+/// No recording has more bytes of text: compressed, a small file may hold any number of them.
+const LONGEST: u64 = 4 << 30;
+
+/// Text that is an error where it goes on for too long.
+struct Bounded<R> {
+    input: R,
+    left: u64,
+}
+
+impl<R: Read> Read for Bounded<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.input.read(buffer)?;
+        self.left = self
+            .left
+            .checked_sub(count as u64)
+            .ok_or_else(|| io::Error::other(format!("it has more than {} GiB of text", LONGEST >> 30)))?;
+        Ok(count)
     }
 }
 
