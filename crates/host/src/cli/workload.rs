@@ -718,7 +718,7 @@ mod tests {
         // All 8 as one batch, unless a smaller one is asked for: then the weights are read twice. Of two stages each has half of the batch.
         let dir = tempfile::tempdir().unwrap();
         let makespan = |more: &[&str]| {
-            let out = dir.path().join(more.join("")).display().to_string();
+            let out = dir.path().join(format!("of{}", more.join(""))).display().to_string();
             let ranks = if more.contains(&"--pp") { "2" } else { "1" };
             let job = ["--run", "--phase", "decode", "--ranks", ranks, "--backend", "ideal", "--out", &out];
             assert_eq!(run(&words(&[&job[..], more].concat())).unwrap() as i32, Exit::Ok as i32);

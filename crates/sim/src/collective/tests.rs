@@ -660,7 +660,7 @@ fn declared_relabelings_leave_the_steps_as_they_are() {
         }
     }
     declared.dedup();
-    assert_eq!(declared.len(), 26, "{declared:?}");
+    assert_eq!(declared.len(), 27, "{declared:?}");
 }
 
 /// Peer, whether it is sent to, elements, and what the step waits for.

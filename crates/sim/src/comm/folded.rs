@@ -19,7 +19,7 @@ use crate::symmetry::{Relabeling, Shift, Symmetry};
 use crate::time::SimTime;
 use indexmap::IndexMap;
 use rustc_hash::FxBuildHasher;
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -35,6 +35,8 @@ pub(crate) struct Folded {
     rotates: bool,
     /// What its collectives have been admitted for.
     course: OnceCell<Relabeling>,
+    /// Have members sent each other messages?
+    has_messages: Cell<bool>,
     /// By representative: its place, and the ranks as it has named them.
     views: BTreeMap<RankId, (GroupRank, Arc<[RankId]>)>,
 }
@@ -169,8 +171,8 @@ impl Folded {
             places.iter().for_each(|place| player[place.index()] = places[0]);
         }
         let (moves, players) = (Moves::new(group.size()), classes.len() as u32);
-        let (course, views) = (OnceCell::new(), BTreeMap::new());
-        let mut folded = Folded { player, players, moves, rotates: false, course, views };
+        let (course, has_messages, views) = (OnceCell::new(), Cell::new(false), BTreeMap::new());
+        let mut folded = Folded { player, players, moves, rotates: false, course, has_messages, views };
         for shift in generators(&shifts, symmetry) {
             folded.check(shift, group.ranks(), group, symmetry)?;
         }
@@ -249,19 +251,24 @@ impl Folded {
     /// May a collective run here whose algorithm stays the same under such relabelings?
     pub(crate) fn admits(&self, symmetry: Option<Relabeling>) -> bool {
         let Some(relabeling) = symmetry.filter(|_| !self.moves.none) else { return self.moves.none };
-        let of_shifts = |relabeling: &Relabeling| self.moves.all.contains(relabeling);
-        let fits = of_shifts(&relabeling) || self.rotates && relabeling == Relabeling::Rotation;
-        if !fits {
+        let by_rotation_alone = self.rotates && relabeling == Relabeling::Rotation && !self.has_messages.get();
+        if !self.is_of_shifts(relabeling) && !by_rotation_alone {
             return false;
         }
         // All collectives of a group share its connections. Where several kinds of relabeling fit the shifts, they are the same.
         let course = *self.course.get_or_init(|| relabeling);
-        course == relabeling || of_shifts(&course) && of_shifts(&relabeling)
+        course == relabeling || self.is_of_shifts(course) && self.is_of_shifts(relabeling)
     }
 
-    /// May members send each other messages besides? These move along with shifts of the ranks.
+    /// Do shifts move places so?
+    fn is_of_shifts(&self, relabeling: Relabeling) -> bool {
+        self.moves.all.contains(&relabeling)
+    }
+
+    /// May members send each other messages besides? These move along with shifts of the ranks, so collectives must, too.
     pub(crate) fn admits_messages(&self) -> bool {
-        self.moves.none || !self.rotates || self.moves.all.contains(&Relabeling::Rotation)
+        self.has_messages.set(true);
+        self.moves.none || self.course.get().is_none_or(|course| self.is_of_shifts(*course))
     }
 
     /// What a message of a collective from one member to another is to those who are simulated: from whom, to whom.

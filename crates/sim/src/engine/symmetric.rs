@@ -72,7 +72,9 @@ impl Engine {
                 Err(Asymmetry::new("a receive from any rank takes what comes first"))
             }
             Activity::Call(Call { group, .. }) if !self.comm.groups.get(*group).admits_messages() => {
-                Err(Asymmetry::new(format!("{group} has messages between members besides its collectives")))
+                Err(Asymmetry::new(format!(
+                    "{group} has messages between members besides collectives that do not move along with them"
+                )))
             }
             _ => Ok(()),
         }

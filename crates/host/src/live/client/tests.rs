@@ -6,7 +6,7 @@ use std::thread;
 
 const LAYOUT: Layout = Layout { part: 1 << 20, total: 1 << 20, retain: 0 };
 
-/// A rank whose compute is measured, and the driver's end of its socket.
+/// A rank whose compute is measured, in group 0 with another one, and the driver's end of its socket.
 fn rank() -> (Client, UnixStream) {
     rank_that_is(true)
 }
@@ -25,7 +25,9 @@ fn rank_that_is(measure: bool) -> (Client, UnixStream) {
     let mut frame = Vec::new();
     protocol::encode(&hello, &mut frame);
     protocol::write_with_fds(&ours, &frame, &[file.as_fd(), file.as_fd()]).unwrap();
-    (Client::adopt(theirs, 0, 2).unwrap(), ours)
+    let client = Client::adopt(theirs, 0, 2).unwrap();
+    client.shared().groups.insert(0, Membership { size: 2, me: 0 });
+    (client, ours)
 }
 
 /// Answers each batch that asks with the next of `replies`; returns all that was said.

