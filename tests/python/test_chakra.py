@@ -92,10 +92,13 @@ def test_the_traces_of_a_run_end_when_it_did_and_elsewhere_when_its_record_does(
 
 def test_pairs_of_the_profilers_files_become_traces_that_run(tmp_path: Path) -> None:
     run_on_gloo(2, write_script(tmp_path, PROFILED), tmp_path)
-    for rank in range(2):
-        pair = (f"host.{rank}.json", f"profile.{rank}.json")
-        linked = uniference("chakra", "link", *pair, "--out", f"job.{rank}.et", cwd=tmp_path)
-        assert (linked.code, "warning" in linked.err) == (0, False), linked.err
+    pairs = [f"{kind}.{rank}.json" for rank in range(2) for kind in ("host", "profile")]
+    linked = uniference("chakra", "link", *pairs, "--out", "job", cwd=tmp_path)
+    assert (linked.code, "warning" in linked.err) == (0, False), linked.err
+    # The other rank of a message cannot be taken to be like this one.
+    alone = uniference("chakra", "link", *pairs[:2], "--out", "alone", cwd=tmp_path)
+    assert alone.code == 2
+    assert "recordings of 1 are given: they send messages" in alone.err
     done = uniference("replay", "job", "--ranks", 2, "--out", "out", cwd=tmp_path)
     assert done.code == 0, done.err
     counts = {operation["operation"]: operation["count"] for operation in report(tmp_path / "out")["operations"]}

@@ -242,6 +242,7 @@ def test_one_command_writes_to_a_folder_at_a_time(tmp_path: Path, start: Start) 
     assert (tmp_path / "out" / "notes.txt").exists()
 
 
+RECORDING = Path(__file__).parents[2] / "crates/formats/src/chakra/link/fixtures/ddp.profile.0.json.gz"
 # What commands that say something on standard output are called with; `run` is the folder of a run.
 SAYING: dict[str, tuple[str, ...]] = {
     "run": ("--ranks", "1", "--out", "again", "script.py"),
@@ -252,13 +253,14 @@ SAYING: dict[str, tuple[str, ...]] = {
     "chakra check": ("run/chakra/chakra.0.et",),
     "chakra dot": ("run/chakra/chakra.0.et",),
     "chakra diff": ("run/chakra/chakra.0.et", "run/chakra/chakra.1.et"),
+    "chakra link": (str(RECORDING), "--out", "linked"),
     "calibrate": ("--fit", "measured.jsonl", "--out", "fitted.toml"),
     "compare": ("run", "run"),
     "workload llama": ("--layers", "1", "--batch", "1", "--out", "job"),
     "doctor": (),
 }
 # They say nothing there but `--help`: what they start has it.
-SILENT = {"chakra link", "chakra export", "launch", "testbed"}
+SILENT = {"chakra convert", "chakra export", "launch", "testbed"}
 MEASURED = "".join(
     json.dumps({"operation": operation, "ranks": [0, 1], "bytes": size, "seconds": [40e-6 + size * 16e-9] * 3}) + "\n"
     for operation in ("pingpong", "round_trip")

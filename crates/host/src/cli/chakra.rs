@@ -15,6 +15,7 @@ use uniference_formats::chakra::diff::diff;
 use uniference_formats::chakra::read::Reader;
 use uniference_formats::chakra::stats::Stats;
 use uniference_formats::chakra::{ShowError, dot, json};
+use uniference_formats::diagnostic::escaped;
 
 /// `uniference chakra`.
 #[derive(clap::Subcommand)]
@@ -88,7 +89,7 @@ pub(super) fn command(command: &Command) -> Result<Exit, HostError> {
         }
         Command::Link(args) => super::link::link(args).map(|()| Exit::Ok),
         Command::Convert { file, out, ranks, passes } => convert(file, out, *ranks, *passes).map(|()| Exit::Ok),
-        other => show(other, BufWriter::new(Output)),
+        other => show(other, Escaping(BufWriter::new(Output))),
     }
 }
 
@@ -105,6 +106,20 @@ fn show(command: &Command, mut out: impl Write) -> Result<Exit, HostError> {
         Ok(exit) => Ok(exit),
         Err(Failed::Output(source)) => Err(HostError::Output { source }),
         Err(Failed::Trace(error)) => Err(error),
+    }
+}
+
+/// Escapes the control characters that names in files may hold. What is written to it is text, in pieces that are whole.
+struct Escaping<W>(W);
+
+impl<W: Write> Write for Escaping<W> {
+    fn write(&mut self, piece: &[u8]) -> io::Result<usize> {
+        self.0.write_all(escaped(&String::from_utf8_lossy(piece)).as_bytes())?;
+        Ok(piece.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
     }
 }
 

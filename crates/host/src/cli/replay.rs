@@ -89,9 +89,10 @@ fn replay_run(args: &Args, argv: &[OsString]) -> Result<Exit, HostError> {
             let mut beside = other_seeds(args, &chosen, &path)?;
             if elsewhere || args.repeat > 1 {
                 let digest = (args.repeat == 1).then(|| figures.digest.to_hex());
-                beside.warnings.extend(other_ways(hazards, digest, &recorded, &path)?);
+                beside.warnings.extend(other_ways(hazards, digest, &recorded, &path, &lines)?);
             }
-            if chosen.resolved.rates != recorded_cluster(&recorded, &path)?.rates && !figures.computes.measured() {
+            let home = recorded_cluster(&recorded, &path);
+            if home.is_some_and(|home| home.rates != chosen.resolved.rates) && !figures.computes.measured() {
                 beside.warnings.push("`peak_flops` and `memory_bandwidth` have no effect: the record holds durations that were computed with the rates of its own cluster".to_owned());
             }
             results::report(figures, &chosen.resolved, beside, manifest, &folder, args.output.json)?;
@@ -153,28 +154,30 @@ fn other_ways(
     digest: Option<String>,
     recorded: &Manifest,
     path: &Path,
+    lines: &[String],
 ) -> Result<Vec<String>, HostError> {
     if !hazards.depend_on_time() {
         return Ok(Vec::new());
     }
-    let cluster = recorded_cluster(recorded, path)?.cluster;
-    let mut at_home = (Digest::default(), Hazards::default());
-    let (ended, lines) = again(&cluster, path, &mut at_home)?;
-    if !matches!(ended, Replayed::Finished) {
-        return Err(cut_short(path));
+    if let Some(home) = recorded_cluster(recorded, path) {
+        let mut at_home = (Digest::default(), Hazards::default());
+        let (ended, _) = again(&home.cluster, path, &mut at_home)?;
+        if !matches!(ended, Replayed::Finished) {
+            return Err(cut_short(path));
+        }
+        if digest.is_some_and(|digest| digest == at_home.0.to_hex()) {
+            return Ok(Vec::new());
+        }
+        hazards.merge(&at_home.1);
     }
-    if digest.is_some_and(|digest| digest == at_home.0.to_hex()) {
-        return Ok(Vec::new());
-    }
-    hazards.merge(&at_home.1);
-    Ok(hazards.warnings(&lines).iter().map(ToString::to_string).collect())
+    Ok(hazards.warnings(lines).iter().map(ToString::to_string).collect())
 }
 
-/// The cluster of the run that was recorded, with its seed.
-fn recorded_cluster(recorded: &Manifest, path: &Path) -> Result<Resolved, HostError> {
-    let mut resolved = ClusterArgs::resolve_recorded(&path.display().to_string(), &recorded.cluster)?;
+/// The cluster of the run that was recorded, with its seed; `None` where there is none: that of a real run has no devices.
+fn recorded_cluster(recorded: &Manifest, path: &Path) -> Option<Resolved> {
+    let mut resolved = ClusterArgs::resolve_recorded(&path.display().to_string(), &recorded.cluster).ok()?;
     resolved.cluster.dynamics.seed = recorded.seed;
-    Ok(resolved)
+    Some(resolved)
 }
 
 /// Runs the record on a cluster, and returns how that ended, and the program's lines.

@@ -6,15 +6,14 @@
 mod account;
 mod arguments;
 
-pub(super) use account::clock_ns;
-use arguments::Membership;
-
 use super::arena::Arena;
 use super::descriptors::lift;
 use super::memory::{Region, Window};
 use super::processor::Visit;
 use super::protocol::{self, Answer, Batch, Fetched, FrameBuffer, Hello, LocalHandle, Offset, Op, Quiet, Reply, Span};
 use super::rounds::{self, Kick, Rounds, Speaker};
+pub(super) use account::clock_ns;
+use arguments::Membership;
 use rustix::process::Pid;
 use rustix::time::ClockId;
 use std::cell::RefCell;
@@ -301,16 +300,7 @@ impl Client {
 
     /// The number of the process group of these ranks, in this order; each call names a new group.
     pub fn group(&self, ranks: Vec<u32>) -> Result<GroupId> {
-        let Some(me) = ranks.iter().position(|rank| *rank == self.rank) else {
-            return Err(arguments::wrong(format!("rank {} is not in the group of ranks {ranks:?}", self.rank)));
-        };
-        if ranks.iter().any(|rank| *rank >= self.world_size)
-            || ranks.iter().collect::<BTreeSet<_>>().len() < ranks.len()
-        {
-            let what = format!("the ranks {ranks:?} are no group of a world of {}", self.world_size);
-            return Err(arguments::wrong(what));
-        }
-        let membership = Membership { size: ranks.len(), me };
+        let membership = Membership::of(self.rank, &ranks, self.world_size)?;
         let sequence = {
             let mut shared = self.shared();
             let count = shared.group_counts.entry(ranks.clone()).or_default();

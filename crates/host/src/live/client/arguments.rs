@@ -3,6 +3,7 @@
 
 use super::ClientError;
 use crate::live::memory::Region;
+use std::collections::BTreeSet;
 use uniference_sim::ids::GroupRank;
 use uniference_sim::program::{Collective, CollectiveKind, Shape};
 
@@ -19,6 +20,21 @@ pub(super) struct Membership {
 type Elements = (Option<u64>, Option<u64>);
 
 impl Membership {
+    /// Of `rank` in the group of `ranks`, in this order.
+    ///
+    /// # Errors
+    /// It is not in the group, or these are no different ranks of a world of so many.
+    pub(super) fn of(rank: u32, ranks: &[u32], world_size: u32) -> Result<Membership, ClientError> {
+        let Some(me) = ranks.iter().position(|member| *member == rank) else {
+            return Err(wrong(format!("rank {rank} is not in the group of ranks {ranks:?}")));
+        };
+        let different = ranks.iter().collect::<BTreeSet<_>>().len() == ranks.len();
+        if !different || ranks.iter().any(|rank| *rank >= world_size) {
+            return Err(wrong(format!("the ranks {ranks:?} are no group of a world of {world_size}")));
+        }
+        Ok(Membership { size: ranks.len(), me })
+    }
+
     /// # Errors
     /// The group has no such rank.
     pub(super) fn check_peer(self, peer: GroupRank) -> Result<(), ClientError> {
