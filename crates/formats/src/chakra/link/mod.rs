@@ -1,16 +1,16 @@
 //! Owns the way from recordings of real runs to execution traces: from the profiler's traces (Kineto), one a rank, and from PyTorch's
 //! host traces (`ExecutionTraceObserver`), where there are any, which know sizes that profiles may lack.
 //!
-//! The data's way: [`Recording`] reads a file, whichever of the two it is; [`iterations`] chooses what is linked; [`matching`] pairs
-//! the host trace's operators with the profile's; [`timeline`] takes each rank's time apart into work and waiting, [`comm`] says what
-//! is communicated; [`job`] brings the ranks together: process groups, which collective is which, what each took once all ranks had
-//! come to it, and by how much the clocks differ; [`nodes`] writes it down as a graph, and [`repair`] drops what
+//! The data's way: [`Recording`] reads a file, whichever of the two it is; `iterations` chooses what is linked; `matching` pairs
+//! the host trace's operators with the profile's; `timeline` takes each rank's time apart into work and waiting, `comm` says what
+//! is communicated; `job` brings the ranks together: process groups, which collective is which, what each took once all ranks had
+//! come to it, and by how much the clocks differ; `nodes` writes it down as a graph, and `repair` drops what
 //! closes circles. [`Job::replay_recorded`] then shows whether the graph is the recording.
 //!
 //! **What the graph says.** Every piece of work lasts as long as it did, and starts when what it depends on is done, or as much later
 //! as it did in the recording: that is a node of its own (`uniference_part: delay`). Threads and streams run side by side
 //! (`side_by_side`). So a replay in which communication takes what it took ends when the recording did; and where communication takes
-//! longer, waits grow and work does not. What a recording cannot say is concluded from time: see [`timeline`].
+//! longer, waits grow and work does not. What a recording cannot say is concluded from time: see `timeline`.
 
 mod comm;
 mod host;
