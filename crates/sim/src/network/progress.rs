@@ -14,6 +14,9 @@
 //!
 //! So a change of a level costs one update of one clock, however many flows it slows down. A flow that gets another bottleneck takes what
 //! it has left, `T - V_l(t)`, over to the other clock. A clock is set back to zero whenever its last flow has gone.
+//!
+//! Nor is the end of each clock's first flow worked out anew at every change. What is kept is when it would end at a level that is a bit
+//! higher: it does not end sooner until that level is exceeded. Only when this is the earliest of all is the end itself worked out.
 
 use super::heap::IndexedHeap;
 use super::sharing::Sharing;
@@ -28,7 +31,7 @@ pub(super) struct Progress {
     clocks: Vec<Clock>,
     /// By flow.
     places: Vec<Place>,
-    /// Links whose clocks flows go by, by when the first of these ends.
+    /// Links whose clocks flows go by, by when the first of these ends; no later than that where [`Clock::exact`] is not set.
     ends: IndexedHeap<SimTime>,
     /// Links whose entry in `ends` may be wrong.
     stale: Vec<u32>,
@@ -41,6 +44,10 @@ struct Clock {
     /// What the clock showed at `since`.
     shown: u128,
     since: SimTime,
+    /// Its entry in `ends` holds up to this level.
+    highest: u64,
+    /// Is the entry the end itself?
+    exact: bool,
     /// How many flows go by it.
     flows: u32,
     /// (Target, flow), and such as flows that have left since.
@@ -61,8 +68,13 @@ impl Clock {
     }
 
     fn when(&self, target: u128) -> SimTime {
-        let left = target.saturating_sub(self.shown).saturating_sub((self.level / 1024).into());
-        let ps = u64::try_from(left.div_ceil(self.level.into())).unwrap_or(u64::MAX);
+        self.when_at(self.level, target)
+    }
+
+    /// When it would show a target if it advanced at `level` from `since` on: not after it does at this level or a lower one.
+    fn when_at(&self, level: u64, target: u128) -> SimTime {
+        let left = target.saturating_sub(self.shown).saturating_sub((level / 1024).into());
+        let ps = u64::try_from(left.div_ceil(level.into())).unwrap_or(u64::MAX);
         self.since.saturating_add(SimDuration::from_ps(ps))
     }
 }
@@ -75,7 +87,8 @@ impl Progress {
     /// A new link, numbered as in [`Sharing`].
     pub(super) fn add_link(&mut self) {
         let (level, shown, since) = (0, 0, SimTime::ZERO);
-        self.clocks.push(Clock { level, shown, since, flows: 0, targets: BinaryHeap::new() });
+        let (highest, exact, flows) = (0, false, 0);
+        self.clocks.push(Clock { level, shown, since, highest, exact, flows, targets: BinaryHeap::new() });
     }
 
     /// A new flow, numbered as in [`Sharing`].
@@ -88,13 +101,19 @@ impl Progress {
         let link = self.places[flow as usize].link;
         if link != NOWHERE {
             self.take_out(flow);
-            self.set_end(link);
+            self.set_exact_end(link);
         }
     }
 
     /// When the next flow ends; [`SimTime::MAX`] if that is past the end of time.
-    pub(super) fn next_end(&self) -> Option<SimTime> {
-        self.ends.first().map(|(at, _)| at)
+    pub(super) fn next_end(&mut self) -> Option<SimTime> {
+        while let Some((at, link)) = self.ends.first() {
+            if self.clocks[link as usize].exact {
+                return Some(at);
+            }
+            self.set_exact_end(link);
+        }
+        None
     }
 
     /// Takes out the flows that end by `now`.
@@ -110,7 +129,7 @@ impl Progress {
                 self.take_out(flow);
                 ended.push(flow);
             }
-            self.set_end(link);
+            self.set_exact_end(link);
         }
     }
 
@@ -119,9 +138,13 @@ impl Progress {
     pub(super) fn follow(&mut self, now: SimTime, sharing: &Sharing, begin: impl Iterator<Item = (u32, u128)>) {
         for &link in &sharing.changed {
             let clock = &mut self.clocks[link as usize];
-            if clock.level != sharing.level(link) {
+            let level = sharing.level(link);
+            if clock.level != level {
                 (clock.shown, clock.since) = (clock.at(now), now);
-                self.stale.push(link);
+                clock.exact = false;
+                if level > clock.highest {
+                    self.stale.push(link);
+                }
             }
         }
         for &flow in &sharing.moved {
@@ -175,9 +198,22 @@ impl Progress {
         None
     }
 
+    /// A sixteenth is seldom exceeded soon, and lets an entry come up when a sixteenth of the time is left.
     fn set_end(&mut self, link: u32) {
-        match self.first_target(link) {
-            Some((target, _)) => self.ends.set(link, self.clocks[link as usize].when(target)),
+        let level = self.clocks[link as usize].level;
+        self.set_end_at(link, level.saturating_add(level / 16));
+    }
+
+    fn set_exact_end(&mut self, link: u32) {
+        self.set_end_at(link, self.clocks[link as usize].level);
+    }
+
+    fn set_end_at(&mut self, link: u32, highest: u64) {
+        let first = self.first_target(link);
+        let clock = &mut self.clocks[link as usize];
+        (clock.highest, clock.exact) = (highest, highest == clock.level);
+        match first {
+            Some((target, _)) => self.ends.set(link, clock.when_at(highest, target)),
             None => self.ends.remove(link),
         }
     }

@@ -76,7 +76,62 @@ struct LinkState {
     capacity: u64,
     /// The active flows that cross it: their bottlenecks (packed, as this is what is read most), and which of their hops it is.
     bottlenecks: Vec<u32>,
-    crossing: Vec<u32>,
+    crossing: Vec<Crossing>,
+    sums: Sums,
+}
+
+/// A flow on a link, as the link knows it.
+#[derive(Clone, Copy)]
+struct Crossing {
+    hop: u32,
+    /// The flow's other link where its route has two that differ, or [`MANY`]: it is what is looked up most.
+    peer: u32,
+}
+
+/// The flow's other links are to be looked up.
+const MANY: u32 = u32::MAX;
+
+/// What a link's level follows from unless another level is close to it. They are carried along where levels change, and added up anew
+/// where flows have come, gone, or moved to another bottleneck since.
+struct Sums {
+    known: bool,
+    /// How many flows stop here.
+    own: u32,
+    /// No flow that stops elsewhere is faster.
+    ceiling: u64,
+    /// What flows that stop elsewhere take.
+    elsewhere: u128,
+}
+
+impl Sums {
+    const UNKNOWN: Sums = Sums { known: false, own: 0, ceiling: 0, elsewhere: 0 };
+
+    fn of(link: u32, bottlenecks: &[u32], level: &[u64]) -> Sums {
+        let mut sums = Sums { known: true, ..Sums::UNKNOWN };
+        for bottleneck in bottlenecks {
+            let own = *bottleneck == link;
+            let rate = if own { 0 } else { level[*bottleneck as usize] };
+            sums.own += u32::from(own);
+            sums.ceiling = sums.ceiling.max(rate);
+            sums.elsewhere += u128::from(rate);
+        }
+        sums
+    }
+
+    /// The flow that stops elsewhere gets another rate. What is not known stays unknown.
+    fn follow(&mut self, before: u64, rate: u64) {
+        self.elsewhere = self.elsewhere.wrapping_sub(before.into()).wrapping_add(rate.into());
+        self.ceiling = self.ceiling.max(rate);
+    }
+
+    /// The level, if those of flows that stop elsewhere are so far below it that rounding does not count; see [`fall`].
+    fn level(&self, capacity: u64, flows: u64) -> Option<u64> {
+        let left = capacity.checked_sub(u64::try_from(self.elsewhere).ok()?)?;
+        match left.checked_div(self.own.into()) {
+            None => (left >= flows).then_some(UNBOUNDED),
+            Some(share) => (self.ceiling.saturating_add(flows) < share).then_some(share),
+        }
+    }
 }
 
 struct FlowState {
@@ -117,7 +172,7 @@ impl Sharing {
 
     /// A new link; `capacity` is in quanta, and above zero. One that is [`UNBOUNDED`] holds nobody back; no route begins with it.
     pub(super) fn add_link(&mut self, capacity: u64) -> u32 {
-        self.links.push(LinkState { capacity, bottlenecks: Vec::new(), crossing: Vec::new() });
+        self.links.push(LinkState { capacity, bottlenecks: Vec::new(), crossing: Vec::new(), sums: Sums::UNKNOWN });
         self.level.push(UNBOUNDED);
         self.noted.push(false);
         self.links.len() as u32 - 1
@@ -171,7 +226,7 @@ impl Sharing {
         for &link in &self.changed {
             let LinkState { bottlenecks, crossing, .. } = &self.links[link as usize];
             let stopped = bottlenecks.iter().zip(crossing).filter(|(bottleneck, _)| **bottleneck == link);
-            stopped.for_each(|(_, hop)| of(self.hops[*hop as usize].flow).for_each(&mut call));
+            stopped.for_each(|(_, crossing)| of(self.hops[crossing.hop as usize].flow).for_each(&mut call));
         }
         self.moved.iter().for_each(|flow| of(*flow).for_each(&mut call));
     }
@@ -180,12 +235,15 @@ impl Sharing {
     pub(super) fn join(&mut self, flow: u32) {
         let bottleneck = self.first_bottleneck(flow);
         self.flows[flow as usize].bottleneck = bottleneck;
+        let two = self.route(flow).len() == 2 && !self.flows[flow as usize].repeats;
         for hop in self.route(flow) {
+            let peer = if two { self.others(hop as u32).next().map(|other| self.hops[other].link) } else { None };
             let Hop { link, slot, .. } = &mut self.hops[hop];
             let link = &mut self.links[*link as usize];
             *slot = link.crossing.len() as u32;
-            link.crossing.push(hop as u32);
+            link.crossing.push(Crossing { hop: hop as u32, peer: peer.unwrap_or(MANY) });
             link.bottlenecks.push(bottleneck);
+            link.sums.known = false;
         }
     }
 
@@ -213,8 +271,9 @@ impl Sharing {
             let state = &mut self.links[link as usize];
             state.crossing.swap_remove(slot as usize);
             state.bottlenecks.swap_remove(slot as usize);
+            state.sums.known = false;
             if let Some(other) = state.crossing.get(slot as usize) {
-                self.hops[*other as usize].slot = slot;
+                self.hops[other.hop as usize].slot = slot;
             }
             if state.crossing.is_empty() {
                 self.level[link as usize] = UNBOUNDED;
@@ -268,7 +327,7 @@ impl Sharing {
         let level = loop {
             // Its own flows count as stopping nowhere else.
             self.level[link as usize] = UNBOUNDED;
-            let level = fill(&self.links[link as usize], &self.level, before);
+            let level = fill(link, &mut self.links[link as usize], &self.level, before);
             if level <= before || !self.let_go(link, before, level, water) {
                 break level;
             }
@@ -278,17 +337,19 @@ impl Sharing {
             return;
         }
         self.set_level(link, level);
+        let Sums { known, ceiling, .. } = self.links[link as usize].sums;
+        let none_comes = known && ceiling <= level;
         for slot in 0..self.links[link as usize].crossing.len() {
             let bottleneck = self.links[link as usize].bottlenecks[slot];
-            let hop = self.links[link as usize].crossing[slot];
+            if bottleneck != link && (none_comes || self.level[bottleneck as usize] <= level) {
+                continue;
+            }
+            let crossing = self.links[link as usize].crossing[slot];
             let rate = if bottleneck == link { before } else { self.level[bottleneck as usize] };
             if bottleneck != link {
-                if rate <= level {
-                    continue;
-                }
-                self.move_to(self.hops[hop as usize].flow, link);
+                self.move_to(self.hops[crossing.hop as usize].flow, link);
             }
-            self.rate_changes(hop, rate, level, water);
+            self.rate_changes(link, crossing, (rate, level), water);
         }
     }
 
@@ -299,12 +360,17 @@ impl Sharing {
             if self.links[link as usize].bottlenecks[slot] != link {
                 continue;
             }
-            let hop = self.links[link as usize].crossing[slot];
-            let others = self.others(hop).map(|other| self.hops[other].link);
-            let lowest = others.filter(|other| *other != link).min_by_key(|other| self.level[*other as usize]);
+            let crossing = self.links[link as usize].crossing[slot];
+            let lowest = match crossing.peer {
+                MANY => {
+                    let others = self.others(crossing.hop).map(|other| self.hops[other].link);
+                    others.filter(|other| *other != link).min_by_key(|other| self.level[*other as usize])
+                }
+                peer => Some(peer),
+            };
             let Some(lowest) = lowest.filter(|lowest| self.level[*lowest as usize] < level) else { continue };
-            self.move_to(self.hops[hop as usize].flow, lowest);
-            self.rate_changes(hop, before, self.level[lowest as usize], water);
+            self.move_to(self.hops[crossing.hop as usize].flow, lowest);
+            self.rate_changes(link, crossing, (before, self.level[lowest as usize]), water);
             self.examine(lowest, water);
             any = true;
         }
@@ -315,28 +381,43 @@ impl Sharing {
         self.flows[flow as usize].bottleneck = bottleneck;
         for hop in self.route(flow) {
             let Hop { link, slot, .. } = self.hops[hop];
-            self.links[link as usize].bottlenecks[slot as usize] = bottleneck;
+            let state = &mut self.links[link as usize];
+            state.bottlenecks[slot as usize] = bottleneck;
+            state.sums.known = false;
         }
         self.moved.push(flow);
     }
 
-    /// Reviews the links that a flow's new rate may concern, but for the one at `hop`: one that was not full will not be with less, and its
-    /// level falls no lower than the rate was.
-    fn rate_changes(&mut self, hop: u32, before: u64, rate: u64, water: u64) {
-        let this = self.hops[hop as usize].link;
-        for other in self.others(hop) {
-            let other = self.hops[other].link;
-            let level = self.level[other as usize];
-            if other == this || (rate < before && level == UNBOUNDED) || self.is_ample(other, this) {
-                continue;
-            }
-            let expected = match level {
-                UNBOUNDED => rate,
-                _ if rate < level => level,
-                _ => water,
-            };
-            self.examine(other, expected);
+    /// A flow of `this` link has another rate, which its other links take note of.
+    fn rate_changes(&mut self, this: u32, crossing: Crossing, rates: (u64, u64), water: u64) {
+        if crossing.peer != MANY {
+            return self.rate_changes_on(crossing.peer, this, rates, water);
         }
+        let repeats = self.flows[self.hops[crossing.hop as usize].flow as usize].repeats;
+        for other in self.others(crossing.hop) {
+            let other = self.hops[other].link;
+            // A flow that comes several times may be told of several times.
+            self.links[other as usize].sums.known &= !repeats;
+            if other != this {
+                self.rate_changes_on(other, this, rates, water);
+            }
+        }
+    }
+
+    /// Reviews a link if the new rate of a flow may concern it: one that was not full will not be with less, and its level falls no lower
+    /// than the rate was.
+    fn rate_changes_on(&mut self, other: u32, this: u32, (before, rate): (u64, u64), water: u64) {
+        self.links[other as usize].sums.follow(before, rate);
+        let level = self.level[other as usize];
+        if (rate < before && level == UNBOUNDED) || self.is_ample(other, this) {
+            return;
+        }
+        let expected = match level {
+            UNBOUNDED => rate,
+            _ if rate < level => level,
+            _ => water,
+        };
+        self.examine(other, expected);
     }
 
     /// A link that one flow has to itself need never be its bottleneck if another on its route is no wider.
@@ -360,11 +441,19 @@ impl Sharing {
 /// The level of a link, given where its flows stop on account of others, and a guess.
 ///
 /// Newton's method counts flows that stop below a guess as they are, and lets the others share what is left.
-fn fill(link: &LinkState, level: &[u64], guess: u64) -> u64 {
-    if link.crossing.is_empty() || link.capacity == UNBOUNDED {
+fn fill(id: u32, link: &mut LinkState, level: &[u64], guess: u64) -> u64 {
+    let flows = link.crossing.len() as u64;
+    if flows == 0 || link.capacity == UNBOUNDED {
         return UNBOUNDED;
     }
-    fall(link, level, guess).unwrap_or_else(|| climb(link, level))
+    if link.sums.known
+        && let Some(level) = link.sums.level(link.capacity, flows)
+    {
+        return level;
+    }
+    link.sums = Sums::of(id, &link.bottlenecks, level);
+    let level_of_sums = link.sums.level(link.capacity, flows);
+    level_of_sums.or_else(|| fall(link, level, guess)).unwrap_or_else(|| climb(link, level))
 }
 
 /// From where the link was full before, which is mostly near: a step or two. After the first, which may start anywhere, steps only go up;
