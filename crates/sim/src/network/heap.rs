@@ -25,12 +25,6 @@ impl<K: Ord + Copy> IndexedHeap<K> {
         self.places.get(id as usize).is_some_and(|place| *place != ABSENT)
     }
 
-    /// The key of `id`, if it is there.
-    pub(super) fn key(&self, id: u32) -> Option<K> {
-        let place = self.places.get(id as usize).filter(|place| **place != ABSENT)?;
-        Some(self.entries[*place as usize].0)
-    }
-
     /// Gives `id` this key, whether or not it has one.
     pub(super) fn set(&mut self, id: u32, key: K) {
         if id as usize >= self.places.len() {
@@ -61,13 +55,6 @@ impl<K: Ord + Copy> IndexedHeap<K> {
             self.entries[place] = last;
             if earlier { self.rise(place) } else { self.sink(place) }
         }
-    }
-
-    /// Takes the first id out.
-    pub(super) fn pop(&mut self) -> Option<(K, u32)> {
-        let first = self.first()?;
-        self.remove(first.1);
-        Some(first)
     }
 
     fn rise(&mut self, mut place: usize) {
@@ -133,7 +120,8 @@ mod tests {
                 prop_assert_eq!(heap.first(), model.iter().map(|(id, key)| (*key, *id)).min());
                 prop_assert_eq!(heap.contains(id), model.contains_key(&id));
             }
-            while let Some((key, id)) = heap.pop() {
+            while let Some((key, id)) = heap.first() {
+                heap.remove(id);
                 prop_assert_eq!(model.iter().map(|(id, key)| (*key, *id)).min(), Some((key, id)));
                 model.remove(&id);
             }

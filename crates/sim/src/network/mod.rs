@@ -9,6 +9,7 @@ mod ingress;
 #[cfg(test)]
 mod oracle;
 mod progress;
+mod review;
 mod scale;
 mod sharing;
 mod topology;

@@ -29,7 +29,7 @@
 //!
 //! The equation of `L_l` is written `L_l = G_l(levels of others)`. Levels that satisfy all of these equations are *the* levels: of any that do, the lowest
 //! depends on no other, the next lowest on that one alone, and so on. So it does not matter how they are found. Links where flows have come or
-//! gone are *under review*; one after the other, the lowest level first, each gets the level that its equation says with what the others have
+//! gone are *under review*; one after the other, from the lowest level to the highest (those within 1/256 in any order), each gets the level that its equation says with what the others have
 //! now, and where that changes a flow's rate, the other links on its route come under review. A link whose equation holds is not looked at.
 //!
 //! All the while, each flow's bottleneck is the lowest link of its route as levels are now:
@@ -44,7 +44,7 @@
 //! links among thousands; where each host has tens of flows, those of most links above the one where a flow has ended, by ever
 //! smaller amounts, which are exact all the same.
 
-use super::heap::IndexedHeap;
+use super::review::Review;
 use super::scale::UNBOUNDED;
 use std::iter::Chain;
 use std::ops::Range;
@@ -58,7 +58,7 @@ pub(super) struct Sharing {
     /// The routes of all flows, one after the other.
     hops: Vec<Hop>,
     /// Links under review, by the lowest level that they are expected to get.
-    review: IndexedHeap<u64>,
+    review: Review,
     /// Is a link in `changed`?
     noted: Vec<bool>,
     /// How often a link was looked at: what solving costs.
@@ -160,7 +160,7 @@ impl Sharing {
             level: Vec::new(),
             flows: Vec::new(),
             hops: Vec::new(),
-            review: IndexedHeap::new(),
+            review: Review::new(),
             noted: Vec::new(),
             #[cfg(test)]
             looks: 0,
@@ -174,6 +174,7 @@ impl Sharing {
     pub(super) fn add_link(&mut self, capacity: u64) -> u32 {
         self.links.push(LinkState { capacity, bottlenecks: Vec::new(), crossing: Vec::new(), sums: Sums::UNKNOWN });
         self.level.push(UNBOUNDED);
+        self.review.add();
         self.noted.push(false);
         self.links.len() as u32 - 1
     }
@@ -289,7 +290,7 @@ impl Sharing {
         for link in touched.drain(..) {
             let LinkState { capacity, crossing, .. } = &self.links[link as usize];
             let share = capacity / (crossing.len() as u64).max(1);
-            self.examine(link, share.min(self.level[link as usize]));
+            self.review.lower(link, share.min(self.level[link as usize]));
         }
         self.touched = touched;
         while let Some((water, link)) = self.review.pop() {
@@ -301,13 +302,6 @@ impl Sharing {
     pub(super) fn forget_changes(&mut self) {
         self.changed.drain(..).for_each(|link| self.noted[link as usize] = false);
         self.moved.clear();
-    }
-
-    /// Puts a link under review, to be looked at when the water is there.
-    fn examine(&mut self, link: u32, water: u64) {
-        if self.review.key(link).is_none_or(|known| water < known) {
-            self.review.set(link, water);
-        }
     }
 
     fn set_level(&mut self, link: u32, level: u64) {
@@ -371,7 +365,7 @@ impl Sharing {
             let Some(lowest) = lowest.filter(|lowest| self.level[*lowest as usize] < level) else { continue };
             self.move_to(self.hops[crossing.hop as usize].flow, lowest);
             self.rate_changes(link, crossing, (before, self.level[lowest as usize]), water);
-            self.examine(lowest, water);
+            self.review.lower(lowest, water);
             any = true;
         }
         any
@@ -417,7 +411,7 @@ impl Sharing {
             _ if rate < level => level,
             _ => water,
         };
-        self.examine(other, expected);
+        self.review.lower(other, expected);
     }
 
     /// A link that one flow has to itself need never be its bottleneck if another on its route is no wider.
