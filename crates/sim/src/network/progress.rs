@@ -170,7 +170,7 @@ impl Progress {
     fn put_in(&mut self, flow: u32, link: u32, amount: u128, now: SimTime) {
         let clock = &mut self.clocks[link as usize];
         if clock.flows == 0 {
-            (clock.shown, clock.since) = (0, now);
+            (clock.shown, clock.since, clock.exact) = (0, now, true);
             clock.targets.clear();
         }
         clock.flows += 1;
@@ -198,10 +198,11 @@ impl Progress {
         None
     }
 
-    /// A sixteenth is seldom exceeded soon, and lets an entry come up when a sixteenth of the time is left.
+    /// The end itself for a clock whose level has not changed since it started: its flows may well have the link to themselves. For others a
+    /// level that is seldom exceeded soon; the entry comes up when a sixteenth of the time is left.
     fn set_end(&mut self, link: u32) {
-        let level = self.clocks[link as usize].level;
-        self.set_end_at(link, level.saturating_add(level / 16));
+        let Clock { level, exact, .. } = self.clocks[link as usize];
+        self.set_end_at(link, if exact { level } else { level.saturating_add(level / 16) });
     }
 
     fn set_exact_end(&mut self, link: u32) {
