@@ -54,7 +54,8 @@ def tidy_up() -> None:
     gc.collect()
     # What is left belongs to modules: the interpreter would end them too, but torch's take long for that.
     for left in gc.get_objects():
-        if isinstance(left, io.BufferedWriter | io.TextIOWrapper) and not left.closed:
+        # By its type: some of torch's objects warn where they are asked for their class.
+        if issubclass(type(left), (io.BufferedWriter, io.TextIOWrapper)) and not left.closed:
             with contextlib.suppress(Exception):  # the other end may have gone
                 left.flush()
 

@@ -60,9 +60,17 @@ pub struct Warning {
 impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Warning { hazard, count, rank, line } = self;
-        let place = if line.is_empty() { String::new() } else { format!(" at {line}") };
+        // A clock read does not say its line: the one that was last known is of a call before it.
+        let (at, doubt) = match hazard {
+            Hazard::Clock => (
+                "after",
+                "if its way depends on that, run the program again (libraries read the clock too: DistributedDataParallel times its steps)",
+            ),
+            _ => ("at", "on another cluster its program might have gone another way"),
+        };
+        let place = if line.is_empty() { String::new() } else { format!(" {at} {line}") };
         let more = if *count > 1 { format!(" (and {} times more)", count - 1) } else { String::new() };
-        write!(f, "{rank} {hazard}{place}{more}: on another cluster its program might have gone another way")
+        write!(f, "{rank} {hazard}{place}{more}: {doubt}")
     }
 }
 
@@ -117,7 +125,9 @@ impl Hazards {
             let Found { count, rank, site } = *found;
             Warning { hazard: *hazard, count, rank, line: line(site) }
         };
-        self.found.iter().map(warning).collect()
+        // Without a line it is a library's own, which counts who has come so far: torch's process groups meet like that.
+        let of_the_program = |warning: &Warning| warning.hazard != Hazard::StoreAnswer || !warning.line.is_empty();
+        self.found.iter().map(warning).filter(of_the_program).collect()
     }
 
     /// Might another replay of the same record, on another cluster, know more? Then [`Hazards::merge`] it.

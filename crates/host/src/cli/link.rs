@@ -56,10 +56,13 @@ pub(super) fn link(args: &Args) -> Result<(), HostError> {
             Recording::Host(host) => hosts.push((name, named, host)),
         }
     }
-    // A single pair needs no ranks in its names.
+    // A single pair needs no ranks in its names, but those that are there must not differ.
     let single = profiles.len() == 1 && hosts.len() == 1;
     for (name, named, host) in hosts {
-        let of = |rank: &Rank| single || named.is_some() && rank.profile.rank().or(rank.named) == named;
+        let of = |rank: &Rank| match (rank.profile.rank().or(rank.named), named) {
+            (Some(rank), Some(named)) => rank == named || single && args.allow_mismatch,
+            _ => single,
+        };
         let Some(rank) = profiles.iter_mut().find(|rank| rank.host.is_none() && of(rank)) else {
             return Err(HostError::Usage(format!(
                 "{name}: no profile is of the rank of this host trace\nhint: put the rank into the file's name, as in host.0.json, and give one host trace a profile"

@@ -55,11 +55,19 @@ impl Lock {
         Lock::take(folder.join(LOCK), folder, writer)
     }
 
-    /// The lock of a file, as [`Lock::of_folder`]; `None` too of what is no file that could be mixed: a device, a pipe.
+    /// The lock of a file, whose folder is made if it is not there, as [`Lock::of_folder`]; `None` too of what is no file that could be mixed: a device, a pipe.
     pub(super) fn of_file(file: &Path, writer: Writer<'_>) -> Result<Option<Lock>, HostError> {
         let Some(name) = file.file_name() else { return Ok(None) };
         if fs::metadata(file).is_ok_and(|metadata| !metadata.is_file()) {
             return Ok(None);
+        }
+        if let Some(folder) = file.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            fs::create_dir_all(folder).map_err(|source| HostError::File {
+                action: "create",
+                path: folder.to_owned(),
+                source,
+                hint: "choose a place that can be written with --out",
+            })?;
         }
         let mut hidden = std::ffi::OsString::from(".");
         hidden.push(name);

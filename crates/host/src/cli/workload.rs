@@ -365,9 +365,9 @@ fn run(args: &Llama, workload: &Workload, argv: &[OsString]) -> Result<Exit, Hos
                     ));
                 }
                 if !args.output.json {
-                    let lines = std::iter::once(headline(workload)).chain(doubts.iter().cloned());
-                    super::say(format_args!("{}\n\n", lines.collect::<Vec<_>>().join("\n")))?;
+                    super::say(format_args!("{}\n", headline(workload)))?;
                 }
+                // They are shown before the table.
                 report.warnings.extend(doubts.into_iter().chain(args.output.unused_rates(&chosen.resolved)));
                 results::show(&report, &folder, args.output.json)?;
                 return Ok(Exit::Ok);

@@ -97,6 +97,14 @@ fn number(ranks: Vec<Rank>, notes: &mut Vec<String>) -> Result<Vec<(u32, Rank)>,
     };
     let said: Vec<Option<u32>> = ranks.iter().map(|rank| rank.profile.rank()).collect();
     let named: Vec<Option<u32>> = ranks.iter().map(|rank| rank.named).collect();
+    // Of several steps, or given twice: which of them counts is not ours to choose.
+    let mut seen: BTreeMap<u32, &str> = BTreeMap::new();
+    for (rank, given) in said.iter().zip(&ranks).filter_map(|(said, given)| Some(((*said)?, given))) {
+        if let Some(other) = seen.insert(rank, &given.file) {
+            let problem = format!("{other} and {} are both of rank {rank}", given.file);
+            return Err(LinkError::Files { problem });
+        }
+    }
     let numbers: Vec<u32> = match (distinct(&said), distinct(&named)) {
         _ if ranks.is_empty() => return Err(LinkError::Files { problem: "no profile is given".to_owned() }),
         (true, _) => said.into_iter().flatten().collect(),

@@ -503,3 +503,10 @@ fn text_that_does_not_end_is_an_error() {
     let mut whole = Bounded { input: &b"12345"[..], left: 5 };
     assert_eq!(std::io::copy(&mut whole, &mut std::io::sink()).unwrap(), 5);
 }
+
+#[test]
+fn two_profiles_of_one_rank_are_refused() {
+    let profile = || of_events(&[], &json!({"rank": 1, "world_size": 2}));
+    let error = link(vec![profile(), profile()], &Options::default()).unwrap_err().to_string();
+    assert!(error.starts_with("profile and profile are both of rank 1\nhint: give one profile a rank"), "{error}");
+}
