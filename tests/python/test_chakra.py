@@ -94,7 +94,9 @@ def test_pairs_of_the_profilers_files_become_traces_that_run(tmp_path: Path) -> 
     run_on_gloo(2, write_script(tmp_path, PROFILED), tmp_path)
     pairs = [f"{kind}.{rank}.json" for rank in range(2) for kind in ("host", "profile")]
     linked = uniference("chakra", "link", *pairs, "--out", "job", cwd=tmp_path)
-    assert (linked.code, "warning" in linked.err) == (0, False), linked.err
+    # A recording of milliseconds on a busy machine may hold waits that nothing explains, which is a warning.
+    assert linked.code == 0, linked.err
+    assert linked.err.count("operators are in both files (100.0 %)") == 2
     # The other rank of a message cannot be taken to be like this one.
     alone = uniference("chakra", "link", *pairs[:2], "--out", "alone", cwd=tmp_path)
     assert alone.code == 2
