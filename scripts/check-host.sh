@@ -20,6 +20,11 @@ free_gb=$(($(df -Pk . | awk 'NR == 2 { print $4 }') / 1000000))
 
 command -v cc >/dev/null || lacks "there is no C compiler" "apt install gcc (or your system's package of it)"
 
+# Not an error: operators are then captured in Python.
+command -v "${CXX:-g++}" >/dev/null ||
+    printf 'warning: %s\nhint: %s\n' "there is no C++ compiler: operators are captured in Python, several times as slowly, and --values must be all" \
+        "apt install g++ (or your system's package of it), or name another: CXX=clang++" >&2
+
 rust_needed=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 if ! command -v cargo >/dev/null; then
     lacks "there is no Rust" "install it from https://rustup.rs, then open a new shell"

@@ -1,4 +1,4 @@
-"""Compares our default fidelity with ASTRA-sim's congestion-aware results, and prints the tables of docs/astra-sim.md.
+"""Compares our default fidelity with ASTRA-sim's congestion-aware results, and prints the tables of docs/explanation/astra-sim.md.
 
 python scripts/compare_astra.py FOLDER, where FOLDER has `predictions/collectives.csv` (ASTRA-sim's results) and `et/` (the traces
 that gave them). Networks are rebuilt with the same links; collectives are carried out by the `ideal` backend, with the algorithm of

@@ -5,9 +5,11 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-60}
 out=$PWD/target/fuzz
+# Kept outside of the checkout: a clean one compiles only what has changed.
+build=${XDG_CACHE_HOME:-$HOME/.cache}/uniference/fuzz
 mkdir -p "$out"
 # Without the flags: nothing of it is fuzzed.
-cargo run --quiet --locked --package uniference-formats --example fuzz_seeds "$out/corpus"
+cargo run --quiet --locked --package uniference-programs --example fuzz_seeds "$out/corpus"
 export RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1"
@@ -15,8 +17,8 @@ export RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-co
 host=$(rustc -vV | sed -n 's/^host: //p')
 # The versions are the workspace's; what only fuzzing needs is added.
 cp Cargo.lock fuzz/Cargo.lock
-cargo build --quiet --release --manifest-path fuzz/Cargo.toml --target-dir "$out/build" --target "$host" --bins
-bin=$out/build/$host/release
+cargo build --quiet --release --manifest-path fuzz/Cargo.toml --target-dir "$build" --target "$host" --bins
+bin=$build/$host/release
 
 fuzz() {
     mkdir -p "$out/found/$1"

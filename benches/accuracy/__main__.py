@@ -23,7 +23,7 @@ import page
 from cells import ROOT, Cell, cells, launch, measure, predict, replay, uniference
 from grid import Program, Setting
 
-PAGE = ROOT / "docs" / "accuracy.md"
+PAGE = ROOT / "docs" / "explanation" / "accuracy.md"
 
 
 def main() -> None:
@@ -69,7 +69,7 @@ def _words() -> argparse.Namespace:
     parser.add_argument("--predict-only", action="store_true", help="predict again what was measured")
     parser.add_argument("--as-predicted", action="store_true", help="report what was predicted before")
     parser.add_argument(
-        "--write", action="store_true", help="put the report on docs/accuracy.md, and the plot beside it"
+        "--write", action="store_true", help="put the report on docs/explanation/accuracy.md, and the plot beside it"
     )
     parser.add_argument("--out", type=Path, default=ROOT / "uniference-out" / "accuracy", help="what was measured")
     parser.add_argument("--again", action="store_true", help="forget what was measured before")
@@ -146,14 +146,14 @@ def report(found: Sequence[Cell], compared: Sequence[tuple[Program, Mapping[str,
     known = [cell for cell in found if not (cell.bound or cell.limited or cell.cold)]
     parts = [
         "## Real Gloo on the testbed, fitted to ping-pongs alone",
-        f"Measured {date.today()} on {os.cpu_count()} processor cores by `make accuracy`; see below how.",
+        f"Measured {date.today()} on {os.cpu_count()} processor cores by `make accuracy`; the method is described below.",
     ]
     for title, own in (
-        ("Warm connections, and d > 0 or 256 KiB and more", scored),
-        ("Of these, one host slower or farther away than the others", unequal),
+        ("Warm connections, with d > 0 or at least 256 KiB", scored),
+        ("Of these, with one host slower or farther away than the others", unequal),
         ("New connections", [cell for cell in found if cell.cold and not cell.limited]),
-        ("Known not to be modelled: broadcast of 1 MiB and more to 3, all_to_all with a slow host", known),
-        ("Where the machine is the limit: loopback, and d = 0 below 256 KiB", [cell for cell in found if cell.limited]),
+        ("Not modelled: broadcast of at least 1 MiB to 3 ranks, all_to_all with a slow host", known),
+        ("Limited by the machine: loopback, and d = 0 below 256 KiB", [cell for cell in found if cell.limited]),
     ):
         parts += [f"### {title}", page.operations(own)] if own else []
     parts += ["### By setting", page.settings(found)]
@@ -161,10 +161,10 @@ def report(found: Sequence[Cell], compared: Sequence[tuple[Program, Mapping[str,
     carried = [pair for pair in compared if pair[0].setting.ranks <= cores]
     crowded = [pair for pair in compared if pair[0].setting.ranks > cores]
     if carried:
-        parts += ["### Programs, with the compute of the same run", page.programs(carried)]
+        parts += ["### Programs, with compute from the same run", page.programs(carried)]
         parts += ["### Which configuration of a program is fastest", page.ranking(carried)]
     if crowded:
-        parts += ["### Programs where the machine is the limit: more ranks than cores", page.programs(crowded)]
+        parts += ["### Programs limited by the machine: more ranks than cores", page.programs(crowded)]
     if len({cell.setting for cell in scored}) > 2:
         parts += ["### Intervals", page.intervals(scored)]
     parts += [f"Not measured: {line}" for line in failed]

@@ -131,7 +131,7 @@ def plot(cells: Sequence[Cell], path: Path) -> bool:
     kinds: tuple[tuple[str, str, Callable[[Cell], bool]], ...] = (
         ("tab:blue", "warm", lambda cell: not cell.limited and not cell.cold),
         ("tab:orange", "new connections", lambda cell: not cell.limited and cell.cold),
-        ("lightgray", "the machine is the limit", lambda cell: cell.limited),
+        ("lightgray", "limited by the machine", lambda cell: cell.limited),
     )
     for place, (colour, label, chosen) in enumerate(kinds):
         own = [cell for cell in cells if chosen(cell)]

@@ -4,11 +4,11 @@
 
 use libfuzzer_sys::fuzz_target;
 use uniference_formats::chakra::check::check;
-use uniference_formats::chakra::feed::Feed;
 use uniference_formats::chakra::read::Reader;
 use uniference_formats::chakra::stats::Stats;
 use uniference_formats::chakra::write::Writer;
 use uniference_formats::chakra::{dot, json};
+use uniference_programs::chakra::feed::Feed;
 
 fuzz_target!(|bytes: &[u8]| {
     let Ok(reader) = Reader::open(bytes) else { return };

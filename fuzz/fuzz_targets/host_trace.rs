@@ -5,16 +5,16 @@
 
 use libfuzzer_sys::fuzz_target;
 use uniference_formats::chakra::check::check;
-use uniference_formats::chakra::link::{Iteration, Options, Rank, Recording, link};
 use uniference_formats::chakra::read::Reader;
 use uniference_formats::chakra::write::Writer;
+use uniference_programs::chakra::link::{Iteration, Options, RankRecording, Recording, link};
 
 fuzz_target!(|text: &str| {
     let (mut ranks, mut hosts) = (Vec::new(), Vec::new());
     for part in text.split("\n---\n").take(8) {
         match Recording::read(part.as_bytes()) {
             Ok(Recording::Profile(profile)) => {
-                ranks.push(Rank { file: String::new(), named: None, profile, host: hosts.pop() });
+                ranks.push(RankRecording { file: String::new(), named: None, profile, host: hosts.pop() });
             }
             Ok(Recording::Host(host)) => hosts.push(host),
             Err(_) => {}

@@ -6,9 +6,9 @@
 use libfuzzer_sys::fuzz_target;
 use std::fmt::Write;
 use uniference_formats::chakra::check::check;
-use uniference_formats::chakra::link::{Iteration, Options, Rank, Recording, link};
 use uniference_formats::chakra::read::Reader;
 use uniference_formats::chakra::write::Writer;
+use uniference_programs::chakra::link::{Iteration, Options, RankRecording, Recording, link};
 
 const NAMES: [[&str; 4]; 5] = [
     ["aten::mm", "record_param_comms", "autograd::engine::evaluate_function: A", "c10d::allreduce_"],
@@ -32,8 +32,13 @@ fuzz_target!(|bytes: &[u8]| {
         let category = if kind == 4 && name.contains("Event") { "cuda_sync" } else { category };
         let said = match more & 3 {
             1 => ",\"Collective name\":\"allreduce\",\"In msg nelems\":64,\"dtype\":\"Float\"".to_owned(),
-            2 => format!(",\"Collective name\":\"all_to_allv\",\"In msg nelems\":{more},\"dtype\":\"Int\",\"In split size\":\"[1,{more}]\",\"Out split size\":\"[{more},1]\""),
-            3 => format!(",\"Collective name\":\"send\",\"In msg nelems\":4,\"dtype\":\"Half\",\"Dst Rank\":{},\"Process Group Name\":\"0\",\"Process Group Ranks\":\"[0, 1]\"", more >> 2),
+            2 => format!(
+                ",\"Collective name\":\"all_to_allv\",\"In msg nelems\":{more},\"dtype\":\"Int\",\"In split size\":\"[1,{more}]\",\"Out split size\":\"[{more},1]\""
+            ),
+            3 => format!(
+                ",\"Collective name\":\"send\",\"In msg nelems\":4,\"dtype\":\"Half\",\"Dst Rank\":{},\"Process Group Name\":\"0\",\"Process Group Ranks\":\"[0, 1]\"",
+                more >> 2
+            ),
             _ => format!(",\"wait_on_stream\":{},\"wait_on_cuda_event_record_corr_id\":{more}", more >> 4),
         };
         let event = &mut events[usize::from(rank) % count];
@@ -45,13 +50,22 @@ fuzz_target!(|bytes: &[u8]| {
             lane >> 5,
         );
         let comma = if host.is_empty() { "" } else { "," };
-        let _ = write!(host, "{comma}{{\"id\":{index},\"name\":\"{name}\",\"parent\":{more},\"rf_id\":{index},\"tid\":{}}}", lane % 4);
+        let _ = write!(
+            host,
+            "{comma}{{\"id\":{index},\"name\":\"{name}\",\"parent\":{more},\"rf_id\":{index},\"tid\":{}}}",
+            lane % 4
+        );
     }
     let mut ranks = Vec::new();
     for (number, events) in events.iter().enumerate() {
-        let text = format!("{{\"traceEvents\":[{events}],\"distributedInfo\":{{\"rank\":{number},\"world_size\":{}}}}}", options & 3);
-        let Ok(Recording::Profile(profile)) = Recording::read(text.as_bytes()) else { panic!("it is a profile: {text}") };
-        ranks.push(Rank { file: String::new(), named: None, profile, host: None });
+        let text = format!(
+            "{{\"traceEvents\":[{events}],\"distributedInfo\":{{\"rank\":{number},\"world_size\":{}}}}}",
+            options & 3
+        );
+        let Ok(Recording::Profile(profile)) = Recording::read(text.as_bytes()) else {
+            panic!("it is a profile: {text}")
+        };
+        ranks.push(RankRecording { file: String::new(), named: None, profile, host: None });
     }
     if flag(2) {
         let text = format!("{{\"schema\":\"1.0.1\",\"nodes\":[{host}]}}");

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use uniference_formats::astra::layers::TextWorkload;
+use uniference_programs::astra::layers::TextWorkload;
 
 fuzz_target!(|text: &str| {
     if let Ok(workload) = TextWorkload::parse("workload.txt", text) {

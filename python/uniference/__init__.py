@@ -1,14 +1,15 @@
 """Runs PyTorch Distributed programs in virtual time on a simulated cluster.
 
-`simulate` is the command `uniference run` for programs that want its figures; nothing here is needed inside a simulated program.
+`simulate`, `replay` and `workload` are the commands for programs that want their figures; nothing here is needed inside a simulated
+program.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from uniference.simulation import Operation, Rank, Run, SimulationError, simulate
+    from uniference.simulation import Operation, Rank, Run, SimulationError, replay, simulate, workload
 
-__all__ = ["Operation", "Rank", "Run", "SimulationError", "simulate"]
+__all__ = ["Operation", "Rank", "Run", "SimulationError", "replay", "simulate", "workload"]
 
 
 def __dir__() -> list[str]:

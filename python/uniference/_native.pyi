@@ -10,6 +10,13 @@ from torch import Tensor
 def cli(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit code."""
 
+def carry_out(argv: Sequence[str]) -> tuple[int, str, tuple[os.PathLike[str], str] | None]:
+    """Carries out `uniference replay` or `uniference workload ... --run` inside this process; `argv` begins with the command's name.
+
+    Returns the command's exit code, what it would have written to standard error, and of a simulation that has come to its end the
+    folder of its results and the text of its report.
+    """
+
 def die_with_parent() -> None:
     """The kernel kills this process when its parent dies; if that has already happened, it ends at once."""
 
@@ -35,6 +42,11 @@ class Channel:
     stacks: tuple[int, int]
     """A signal, and the descriptor that all threads' stacks are to be written to when it comes."""
 
+    captures: bool
+    """Whether the driver wants to know which operators this rank runs."""
+    is_inside: bool
+    """Whether the calling thread does our work and not the program's, as it also does before `start`."""
+
     @staticmethod
     def adopt(fd: int, rank: int, world_size: int) -> Channel:
         """Takes over this rank's socket and the shared arena, in a freshly forked rank. Compute is not yet measured."""
@@ -42,9 +54,25 @@ class Channel:
         """The script's first statement comes next: from here on compute is measured and charged."""
     def finish(self, ok: bool) -> None:
         """The script has ended. Sends what is outstanding; call it once, from the main thread."""
+    def lacks_memory(self, wanted: int, available: int, line: str) -> None:
+        """This machine has only `available` of the bytes that the program wants for a tensor: the driver ends the run.
+
+        The caller ends the process.
+        """
     def enter(self) -> None:
         """From here to the matching `leave` this thread does our work, not the program's: none of its time is charged. Nests."""
     def leave(self) -> None: ...
+    def capture(self, take: int, inside: int, thread: int) -> None:
+        """From here on the program's operators are those that the C++ extension writes down; call it once, before `start`.
+
+        The arguments are the addresses of `uniference_capture_take`, `_inside` and `_thread` (`cpp/capture.cpp`) in a library that stays.
+        """
+    def operators(self, slice: bytes) -> None:
+        """The program has run these operators on this thread, for which there is no extension.
+
+        The bytes are those that `crates/formats/src/operators/mod.rs` describes, definitions and sites first. They belong to the
+        compute before the thread's next call.
+        """
 
     # Time
     def now(self) -> int:
@@ -84,10 +112,12 @@ class Channel:
         output: Sequence[Tensor] | None,
         timeout: int | None,
         site: str,
-    ) -> tuple[bool, int | None]:
+    ) -> tuple[bool, int | None, bool]:
         """`collective`, `wait` and `deliver` in one, of elements that `combines` names. Without `output` it
-        replaces the input. Returns whether it was in time, and who has closed its end of a connection: then it has failed."""
-    def send(self, group: int, to: int, tag: int, input: Sequence[Tensor], site: str) -> int: ...
+        replaces the input. Returns whether it was in time, who has closed its end of a connection: then it has failed; and whether a
+        sender's values were not computed: then the output is as it was."""
+    def send(self, group: int, to: int, tag: int, input: Sequence[Tensor], has_values: bool, site: str) -> int:
+        """Issues a send of `input`; of its size alone if it has no values."""
     def recv(self, group: int, source: int | None, tag: int, nbytes: int, site: str) -> int: ...
     def wait(self, handles: Sequence[int], timeout: int | None, any: bool, site: str) -> list[int] | None:
         """Blocks until all (any) of the handles are complete; returns those that are, or None after `timeout`.
@@ -109,7 +139,7 @@ class Channel:
         """
     def folded(self, handle: int) -> None:
         """The folds are done: the other members may read."""
-    def deliver(self, handle: int, output: Sequence[Tensor]) -> int | None:
+    def deliver(self, handle: int, output: Sequence[Tensor]) -> tuple[int | None, bool]:
         """Copies the data of a complete operation to `output`, combines it where it has to be, and forgets the operation.
 
         Nothing is written if this rank receives nothing. Returns from which group rank a receive has its data.

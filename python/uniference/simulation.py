@@ -1,6 +1,9 @@
-"""Owns the Python face of `uniference run`: starts it as a process and reads the report it leaves behind.
+"""Owns the Python face of `uniference run`, `replay` and `workload`.
 
-What the options mean is the command's business, and what the figures mean the report's (`docs/report.md`).
+A run is started as a process of its own, because it starts others and adopts what they leave behind, which is no business of the
+caller's; replays and generated jobs are carried out inside this process.
+
+What the options mean is the command's business, and what the figures mean the report's (`docs/reference/report.md`).
 """
 
 import contextlib
@@ -16,6 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
+from uniference import _native
+
 _T = TypeVar("_T")
 
 
@@ -27,27 +32,37 @@ class SimulationError(Exception):
     """
 
     def __init__(self, exit_code: int, message: str) -> None:
-        super().__init__(message or f"uniference run ended with exit code {exit_code}")
+        super().__init__(message or f"uniference ended with exit code {exit_code}")
         self.exit_code = exit_code
         self.message = message
 
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank's figures. Compute + exposed communication + idle = makespan."""
+    """The figures of one rank. Compute + exposed communication + idle = makespan."""
 
     rank: int
+    """Rank in the world."""
     device: str
+    """Name of the device on which it ran."""
     finish_ps: int | None
-    """None: it has crashed."""
+    """Virtual time at which its script returned, in picoseconds; None if it crashed."""
     compute_s: float
+    """Time during which it computed, in seconds of virtual time as all following times."""
     exposed_comm_s: float
+    """Time during which it was blocked in a communication call and nothing computed."""
     late_peer_s: float
+    """The part of `exposed_comm_s` before a peer had entered the operation."""
     no_data_s: float
+    """The part of `late_peer_s` in receives whose sender had not yet called the send."""
     idle_s: float
+    """The rest: sleep, waiting for the store, and the time after its finish."""
     bytes_sent: int
+    """Payload that it sent over links, the steps of algorithms included."""
     bytes_received: int
+    """Payload that it received over links."""
     wire_bytes_sent: int
+    """Bytes that it sent, with headers and control messages."""
 
     def __repr__(self) -> str:
         end = "crashed" if self.finish_ps is None else f"finished at {self.finish_ps / 1e12:.6g} s"
@@ -56,14 +71,20 @@ class Rank:
 
 @dataclass(frozen=True)
 class Operation:
-    """The sum of all calls of one operation in one process group; times in seconds."""
+    """The sum of all calls of one operation in one process group, over all members."""
 
     operation: str
+    """Name of the operation, such as `all_reduce`."""
     group: int
+    """Number of the process group, in the order in which the program first names them."""
     count: int
+    """Number of calls, each member counted."""
     bytes: int
+    """Sizes of the tensors that the members named in the calls."""
     time_s: float
+    """Seconds from issue to completion."""
     exposed_s: float
+    """Seconds during which ranks were blocked for it and nothing computed."""
 
     def __repr__(self) -> str:
         return f"<Operation {self.operation} of group {self.group}: {self.count} calls, {self.bytes} B, {self.time_s:.6g} s>"
@@ -71,14 +92,14 @@ class Operation:
 
 @dataclass(frozen=True)
 class Run:
-    """A simulation that has come to its end."""
+    """The result of a simulation that has come to its end."""
 
     directory: Path
-    """Where the report, the program record, the trace and the ranks' output lie."""
+    """The folder of the report, the program record, the trace and the ranks' output."""
     report: dict[str, Any]
-    """The whole `report.json`."""
+    """The content of `report.json`."""
     output: str
-    """What the ranks have printed, on both streams."""
+    """What the ranks printed, on both streams."""
 
     def __repr__(self) -> str:
         """One line: the report itself has hundreds, and the output any number."""
@@ -89,17 +110,17 @@ class Run:
 
     @property
     def makespan(self) -> float:
-        """Virtual seconds until the last rank has finished."""
+        """Seconds of virtual time until the last rank has finished."""
         return float(self.report["makespan_s"])
 
     @property
     def ranks(self) -> list[Rank]:
-        """In order of rank."""
+        """The figures of each rank, in order of rank."""
         return [_from_report(Rank, row) for row in self.report["ranks"]]
 
     @property
     def operations(self) -> list[Operation]:
-        """As in the report's table."""
+        """The figures of each operation of each process group, in the order of the report."""
         return [_from_report(Operation, row) for row in self.report["operations"]]
 
 
@@ -136,6 +157,49 @@ def simulate(
                 directory.rmdir()
         raise SimulationError(done.returncode, printed.strip())
     return Run(directory=directory, report=json.loads(done.stdout), output=printed)
+
+
+def replay(
+    run: "str | os.PathLike[str] | Run",
+    cluster: str | os.PathLike[str] | None = None,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> Run:
+    """Carries out a run again without its program, or execution traces, inside this process.
+
+    `run` is a run, the folder of its results, or what else `uniference replay` takes; `options` are those of `uniference replay`, as
+    for `simulate`.
+
+    Raises SimulationError if it cannot be carried out to its end.
+    """
+    source = run.directory if isinstance(run, Run) else run
+    return _carry_out(["replay", *_arguments({"cluster": cluster, "out": out, **options}), "--", os.fspath(source)])
+
+
+def workload(
+    kind: str,
+    cluster: str | os.PathLike[str] | None = None,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> Run:
+    """Runs a generated job, for example `workload("llama", ranks=8, tp=8, batch=1)`, inside this process.
+
+    `options` are those of `uniference workload`, as for `simulate`.
+
+    Raises SimulationError if it cannot be carried out to its end.
+    """
+    return _carry_out(["workload", kind, "--run", *_arguments({"cluster": cluster, "out": out, **options})])
+
+
+def _carry_out(words: Sequence[str]) -> Run:
+    """Carries out a command that needs no other process."""
+    exit_code, said, results = _native.carry_out(["uniference", *words])
+    if results is None:
+        raise SimulationError(exit_code, said.strip())
+    directory, report = results
+    return Run(directory=Path(directory), report=json.loads(report), output=said)
 
 
 def _new_directory(name: str) -> Path:

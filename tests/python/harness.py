@@ -8,11 +8,13 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
+from nursery import Nursery
 
 TIMEOUT_S = 300
 
@@ -26,11 +28,33 @@ class Done:
     err: str
 
 
-def uniference(*arguments: object, cwd: Path, env: dict[str, str] | None = None) -> Done:
-    """Runs the command."""
-    command = [sys.executable, "-m", "uniference", *map(str, arguments)]
+# The command, with another interpreter for ranks than its own: the first word of its arguments.
+_WARM = "import sys; sys.executable = sys.argv.pop(1); from uniference.__main__ import main; sys.exit(main())"
+
+
+def _interpreters_own(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith("PYTHON")}
+
+
+# What the nursery's interpreter was started with.
+_AT_START = _interpreters_own(os.environ)
+
+
+@cache
+def _nursery() -> Nursery:
+    return Nursery()
+
+
+def uniference(*arguments: object, cwd: Path, env: dict[str, str] | None = None, cold: bool = False) -> Done:
+    """Runs the command. Ranks come from the nursery, unless the interpreter is to start anew (`cold`, or by the environment)."""
+    words = list(map(str, arguments))
+    environment = os.environ | (env or {})
+    if words[0] in ("run", "fit") and not cold and _interpreters_own(environment) == _AT_START:
+        command = [sys.executable, "-c", _WARM, str(_nursery().python), *words]
+    else:
+        command = [sys.executable, "-m", "uniference", *words]
     done = subprocess.run(
-        command, cwd=cwd, env=os.environ | (env or {}), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     return Done(done.returncode, done.stdout, done.stderr)
 

@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BRIDGE = Path(__file__).parents[2] / "benches" / "bridge.py"
 
 
+@pytest.mark.load
 def test_the_benchmark_shows_a_figure_for_each_operation() -> None:
     shown = subprocess.run(
         [sys.executable, BRIDGE, "--quick"], capture_output=True, text=True, timeout=300, check=True

@@ -73,7 +73,7 @@ def test_the_traces_of_a_run_end_when_it_did_and_elsewhere_when_its_record_does(
     done = uniference("run", *options, script, cwd=tmp_path)
     assert done.code == 0, done.err
     # The program is told of what its traces cannot know, with rank and line.
-    assert "rank 2 saw a time-out pass at" in done.err
+    assert "rank 2 reached a timeout at" in done.err
     assert "script.py" in done.err
 
     here = uniference("replay", "traces", "--out", "here", cwd=tmp_path)
@@ -96,11 +96,11 @@ def test_pairs_of_the_profilers_files_become_traces_that_run(tmp_path: Path) -> 
     linked = uniference("chakra", "link", *pairs, "--out", "job", cwd=tmp_path)
     # A recording of milliseconds on a busy machine may hold waits that nothing explains, which is a warning.
     assert linked.code == 0, linked.err
-    assert linked.err.count("operators are in both files (100.0 %)") == 2
+    assert linked.err.count("operators match between profile and host trace (100.0 %)") == 2
     # The other rank of a message cannot be taken to be like this one.
     alone = uniference("chakra", "link", *pairs[:2], "--out", "alone", cwd=tmp_path)
     assert alone.code == 2
-    assert "recordings of 1 are given: they send messages" in alone.err
+    assert "only 1 are recorded: they communicate point to point" in alone.err
     done = uniference("replay", "job", "--ranks", 2, "--out", "out", cwd=tmp_path)
     assert done.code == 0, done.err
     counts = {operation["operation"]: operation["count"] for operation in report(tmp_path / "out")["operations"]}

@@ -83,7 +83,7 @@ def test_an_unmodified_recovery_path_runs(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     for rank, renumbered in ((0, 0), (1, 1), (2, 2)):
         assert f"recovered {renumbered} 3" in (tmp_path / "out" / f"rank-{rank}.log").read_text()
-    assert "rank 3 crashed at 5.000 s, as the cluster wants" in done.err
+    assert "rank 3 crashed at 5.000 s, as the cluster file specifies" in done.err
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     crashed = report["ranks"][3]
     assert (crashed["finish_ps"], crashed["crash_ps"]) == (None, 5 * 10**12)
@@ -109,8 +109,8 @@ def test_an_error_that_nobody_handles_fails_the_program(tmp_path: Path) -> None:
 def test_who_waits_for_nothing_is_told_of_the_crash(tmp_path: Path) -> None:
     done = run(tmp_path, STUCK, '[[crash]]\nrank = 1\nat = "1 s"\n', 2)
     assert done.code == 3
-    assert "has crashed, as the cluster wanted" in done.err
-    assert "hint: default time-outs are no events here" in done.err
+    assert "has crashed, as the cluster file specifies" in done.err
+    assert "hint: default timeouts are not simulated" in done.err
 
 
 def test_a_rank_that_ends_early_is_still_a_deadlock(tmp_path: Path) -> None:

@@ -120,10 +120,10 @@ for call in (torch.cuda.CUDAGraph, torch.cuda.memory_summary, lambda: torch.cuda
     try:
         call()
     except RuntimeError as error:
-        assert "needs a real NVIDIA GPU" in str(error) and "hint:" in str(error)
+        assert "requires a real NVIDIA GPU" in str(error) and "hint:" in str(error)
     else:
         raise AssertionError(call)
-for device, named in (("cuda:9", "there is no cuda:9"), ("xpu", "there is no device xpu")):
+for device, named in (("cuda:9", "cuda:9 does not exist"), ("xpu", "device xpu is not simulated")):
     for place in (lambda: torch.ones(1, device=device), lambda: torch.ones(1).to(device)):
         try:
             place()
@@ -297,7 +297,7 @@ def test_a_program_that_asks_is_told_that_there_are_none(tmp_path: Path) -> None
 def test_cuda_without_gpus_is_refused_with_a_hint(tmp_path: Path) -> None:
     done = run(tmp_path, "import torch\ntorch.ones(1).cuda()\n", "--no-cuda")
     assert done.code == 1
-    assert "the simulated devices are no GPUs" in done.err
+    assert "the simulated devices are not GPUs" in done.err
     assert "hint: simulate GPUs with --cuda" in done.err
 
 
@@ -306,7 +306,7 @@ def test_a_kernel_that_wants_a_real_gpu_is_told_what_to_do(tmp_path: Path) -> No
     # The words of PyTorch's guide to extensions.
     done = run(tmp_path, "raise RuntimeError('x must be a CUDA tensor')\n", "--cuda")
     assert done.code == 1
-    assert "hint: kernels of a library's own for GPUs need a real one" in done.err
+    assert "hint: custom GPU kernels need a real GPU" in done.err
 
 
 def test_every_simulated_backend_reduces(tmp_path: Path) -> None:

@@ -158,14 +158,14 @@ def test_input_from_a_pipe(tmp_path: Path) -> None:
 def test_a_breakpoint_without_a_terminal_says_what_to_do(tmp_path: Path) -> None:
     done = run_script(tmp_path, PROGRAM)
     assert done.code == 1
-    assert "breakpoint() on rank 1, which has no terminal" in done.err
+    assert "breakpoint() was called on rank 1, which has no terminal" in done.err
     assert "--debug-rank 1" in done.err
     done = run_script(tmp_path, "input()\n", ranks=1)
     assert done.code == 1
-    assert "EOFError: input() on rank 0" in done.err
+    assert "EOFError: input() was called on rank 0" in done.err
 
 
 def test_a_rank_that_is_not_there_cannot_be_debugged(tmp_path: Path) -> None:
     done = run_script(tmp_path, PROGRAM, "--debug-rank", "2")
     assert done.code == 2
-    assert "there is no rank 2 of 2 to debug" in done.err
+    assert "--debug-rank 2 is out of range: the cluster has 2 ranks" in done.err

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -100,7 +101,7 @@ def command_line(pid: int) -> bytes:
         return b""
 
 
-@pytest.mark.parametrize("started", [b"python", b"uniference.zygote"])
+@pytest.mark.parametrize("started", [b"python", b"uniference.rank.zygote"])
 def test_ctrl_c_while_it_starts_ends_quietly(tmp_path: Path, started: bytes) -> None:
     """As soon as it has started any process, or that which ranks are forked from."""
     run = subprocess.Popen(
@@ -140,19 +141,19 @@ def test_a_zygote_that_is_killed_while_it_starts_is_named(tmp_path: Path) -> Non
     run = subprocess.Popen(command(tmp_path, HANG), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     zygote: list[int] = []
     while not zygote:
-        zygote = [child for child in children_of(run.pid) if b"uniference.zygote" in command_line(child)]
+        zygote = [child for child in children_of(run.pid) if b"uniference.rank.zygote" in command_line(child)]
         time.sleep(0.002)
     os.kill(zygote[0], signal.SIGKILL)
     _, err = run.communicate(timeout=20)
     assert run.returncode == 1
-    assert "forked from was killed by SIGKILL while it started\nhint: the host may have run out of memory" in err
+    assert "forked from was killed by SIGKILL during startup\nhint: the host may have run out of memory" in err
 
 
 def test_children_that_hold_a_ranks_outputs_do_not_delay_the_end(tmp_path: Path) -> None:
     source = "import subprocess\nsubprocess.Popen(['sleep', '600'])\nprint('last', end='')\n"
     done = subprocess.run(command(tmp_path, source), capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.startswith("last\n[1] last\n")
-    assert "did not end within" not in done.stderr
+    assert "did not exit within" not in done.stderr
 
 
 def test_a_killed_zygote_is_named(tmp_path: Path, start: Start) -> None:
@@ -229,7 +230,7 @@ def test_one_command_writes_to_a_folder_at_a_time(tmp_path: Path, start: Start) 
     other = uniference("run", "--ranks", 1, "--out", tmp_path / "out", tmp_path / "other.py", cwd=tmp_path)
     assert (other.code, other.out) == (2, "")
     assert "another command is writing to" in other.err
-    assert "hint: wait until it has ended, or choose another place with --out" in other.err
+    assert "hint: wait until it has ended, or choose another path with --out" in other.err
     run.kill()
     run.communicate(timeout=20)
     assert all_end(pids)
@@ -238,11 +239,12 @@ def test_one_command_writes_to_a_folder_at_a_time(tmp_path: Path, start: Start) 
         again = uniference("run", "--ranks", 1, "--out", tmp_path / "out", tmp_path / "other.py", cwd=tmp_path)
         assert again.code == (0 if name is None else 2), again.err
         (tmp_path / "out" / "notes.txt").write_text("mine")
-    assert "notes.txt is in it\nhint: choose a folder of its own" in again.err
+    assert "it contains notes.txt\nhint: choose a new or empty folder" in again.err
     assert (tmp_path / "out" / "notes.txt").exists()
 
 
-RECORDING = Path(__file__).parents[2] / "crates/formats/src/chakra/link/fixtures/ddp.profile.0.json.gz"
+RECORDING = Path(__file__).parents[2] / "crates/programs/src/chakra/link/fixtures/ddp.profile.0.json.gz"
+SHIPPED = Path(__file__).parents[2] / "crates/devices/data/operators.sqlite"
 # What commands that say something on standard output are called with; `run` is the folder of a run.
 SAYING: dict[str, tuple[str, ...]] = {
     "run": ("--ranks", "1", "--out", "again", "script.py"),
@@ -257,7 +259,14 @@ SAYING: dict[str, tuple[str, ...]] = {
     "calibrate": ("--fit", "measured.jsonl", "--out", "fitted.toml"),
     "compare": ("run", "run"),
     "workload llama": ("--layers", "1", "--batch", "1", "--out", "job"),
+    "devices list": (),
+    "devices show": ("h100-sxm",),
+    "devices import": ("operators.sqlite", "--device-db", "more.sqlite"),
+    "fit workload llama": ("--layers", "1", "--batch", "2", "--tp", "2"),
+    "profile": ("--device-db", "operators.sqlite", "--out", "profiled", "computes.py"),
     "doctor": (),
+    "completions": ("bash",),
+    "man": (),
 }
 # They say nothing there but `--help`: what they start has it.
 SILENT = {"chakra convert", "chakra export", "launch", "testbed"}
@@ -284,13 +293,18 @@ def test_output_that_is_lost_is_an_error(tmp_path: Path) -> None:
     assert uniference("chakra", "export", "run", cwd=tmp_path).code == 0
     checked = json.loads((tmp_path / "run" / "report.json").read_text())["manifest"]["cluster"]
     (tmp_path / "cluster.toml").write_text(checked)
+    (tmp_path / "held.toml").write_text(checked.replace("[[device]]", '[[device]]\nmemory = "800 GB"'))
     (tmp_path / "measured.jsonl").write_text(MEASURED)
+    shutil.copy(SHIPPED, tmp_path / "operators.sqlite")
+    (tmp_path / "computes.py").write_text("import torch\ntorch.ones(100).sum()\n")
     calls = [*((*name.split(), *given) for name, given in SAYING.items()), ("--help",), ("--version",)]
+    # The job of `fit` is a command of its own, behind the options.
+    calls = [(call[0], "--cluster", "held.toml", *call[1:]) if call[0] == "fit" else call for call in calls]
     for call in calls:
         line = [sys.executable, "-m", "uniference", *call]
-        cases = ((">/dev/full", "No space left on device"), (">&-", "it is closed"), ("| :", None))
+        cases = ((">/dev/full", "No space left on device"), (">&-", "standard output is closed"), ("| :", None))
         # A run takes seconds to start, and ends as a replay does.
-        for where, error in cases[:1] if call[0] == "run" else cases:
+        for where, error in cases[:1] if call[0] in ("run", "profile") else cases:
             # The shell's own standard output is for the exit code of what stands before the pipe.
             shell = (
                 f'exec 3>&1; {{ sleep 0.2; "$@"; echo $? >&3; }} {where}'
@@ -351,7 +365,7 @@ def test_names_need_not_be_utf_8(tmp_path: Path) -> None:
     assert done.code == 1, done.err
     assert (here / "uniference-out" / f"{odd}-1" / "program.record").exists()
     assert "ZeroDivisionError" in done.err
-    assert "which rank 0 did not enter at" in done.err
+    assert "not entered by rank 0, at" in done.err
     assert "uniference/" not in done.err
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from harness import Done, run_script, uniference
+from harness import Done, run_script, uniference, write_script
 
 from uniference import SimulationError, simulate
 
@@ -23,7 +23,7 @@ def test_missing_script(tmp_path: Path) -> None:
 def test_script_with_a_typo(tmp_path: Path) -> None:
     done = run_script(tmp_path, "import torch\nprint('hello'\n")
     check(done, 1, "script.py", "line 2", "SyntaxError")
-    assert "uniference/rank.py" not in done.err
+    assert "uniference/rank/" not in done.err
 
 
 def test_exception_on_one_rank(tmp_path: Path) -> None:
@@ -65,3 +65,27 @@ def test_simulate_raises(tmp_path: Path) -> None:
         simulate(tmp_path / "nowhere.py", ranks=2)
     assert caught.value.exit_code == 2
     assert "nowhere.py" in caught.value.message
+
+
+def test_rank_of_another_version(tmp_path: Path) -> None:
+    # Rank 1 says what a later version would say before anything else: a frame of 2 bytes, the version, and what it can.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\n"
+        "def replace_channel():\n"
+        "    from uniference.rank import process\n"
+        "    from uniference._native import Channel\n"
+        "    class Later:\n"
+        "        @staticmethod\n"
+        "        def adopt(control, rank, world_size):\n"
+        "            if rank == 1:\n"
+        "                os.write(control, bytes([2, 0, 0, 0, 100, 3]))\n"
+        "            return Channel.adopt(control, rank, world_size)\n"
+        "    process.Channel = Later\n"
+        "os.register_at_fork(after_in_child=replace_channel)\n"
+    )
+    script = write_script(tmp_path, "print('not reached')\n")
+    options = ("--ranks", 2, "--backend", "ideal", "--compute", "none", "--out", tmp_path / "out")
+    done = uniference("run", *options, script, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
+    assert done.code == 2, done.err
+    expected = "rank 1 cannot join the run: this side speaks version 2 of the protocol between ranks and driver, the other side version 100"
+    assert f"error: {expected}\nhint: install the same version of uniference on both sides\n" in done.err

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import run_script, uniference, write_script
@@ -107,6 +108,39 @@ def test_simulate_returns_the_report(tmp_path: Path) -> None:
         assert abs(total - run.makespan) < 1e-9
 
 
+def test_replays_and_generated_jobs_need_no_process_of_their_own(tmp_path: Path) -> None:
+    source = "import torch, torch.distributed as dist\ndist.init_process_group()\ndist.all_reduce(torch.ones(1000))\n"
+    options: dict[str, Any] = {"ranks": 2, "backend": "ideal", "compute": "none"}
+    run = package.simulate(write_script(tmp_path, source), out=tmp_path / "out", **options)
+    again = package.replay(run, out=tmp_path / "again")
+    assert again.report == run.report
+    assert again.directory == tmp_path / "again"
+    slower = package.replay(tmp_path / "out", set='network.latency="1 ms"', out=tmp_path / "slower")
+    assert slower.makespan > run.makespan
+    job: dict[str, Any] = {
+        "layers": 1,
+        "hidden": 64,
+        "heads": 4,
+        "kv_heads": 2,
+        "ffn": 128,
+        "vocab": 256,
+        "seq": 64,
+        "batch": 2,
+    }
+    trained = package.workload("llama", ranks=2, dp=2, out=tmp_path / "job", **job)
+    assert len(trained.ranks) == 2
+    assert "devices have no rates in the cluster file; assumed those of an H100" in trained.report["warnings"][0]
+    for words, expected in [
+        ({"dp": 3}, "the batch size 2 must be a multiple of dp"),
+        ({"dpp": 3}, "unexpected argument '--dpp'"),
+    ]:
+        with pytest.raises(package.SimulationError, match=expected) as refused:
+            package.workload("llama", ranks=2, out=tmp_path / "job", **(job | words))
+        assert refused.value.exit_code == 2
+    with pytest.raises(package.SimulationError, match=r"neither .*nowhere nor .* exists"):
+        package.replay(tmp_path / "nowhere", ranks=2)
+
+
 def test_several_ranks_print_whole_lines(tmp_path: Path) -> None:
     done = run_script(tmp_path, "import os\nfor i in range(50): print('line', os.environ['RANK'], i)\n", ranks=3)
     assert done.code == 0, done.err
@@ -145,13 +179,13 @@ def test_children_of_a_rank_cannot_communicate(tmp_path: Path) -> None:
     metadata = tmp_path / "installed" / "uniference-0.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Name: uniference\nVersion: 0\n")
-    (metadata / "entry_points.txt").write_text("[torch.backends]\nuniference = uniference.children:load\n")
+    (metadata / "entry_points.txt").write_text("[torch.backends]\nuniference = uniference.rank.children:load\n")
     script = write_script(tmp_path, SPAWNS)
     paths = [os.environ.get("PYTHONPATH", ""), str(metadata.parent)]
     options = ("run", "--ranks", 1, "--compute", "none", "--out", tmp_path / "out")
     done = uniference(*options, script, cwd=tmp_path, env={"PYTHONPATH": os.pathsep.join(filter(None, paths))})
     assert done.code == 1
-    assert "a process that a rank has started cannot communicate" in done.err
+    assert "a child process of a rank cannot communicate" in done.err
     assert "hint: start all ranks with `uniference run --ranks N`" in done.err
 
 
@@ -215,8 +249,8 @@ def test_functions_are_launched_too(tmp_path: Path) -> None:
 def test_launchers_of_another_number_of_ranks_are_refused(tmp_path: Path) -> None:
     done = run_script(tmp_path, "from torch.distributed.run import main\nmain(['other.py'])\n")
     assert done.code == 1
-    assert "the launcher asks for 1 ranks, and this run has 2" in done.err
-    assert "hint: give `uniference run` --ranks 1" in done.err
+    assert "the launcher requests 1 ranks, but this run has 2" in done.err
+    assert "hint: use `uniference run --ranks 1`" in done.err
 
 
 def test_a_module_may_start_a_thread_when_it_is_imported(tmp_path: Path) -> None:

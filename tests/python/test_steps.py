@@ -64,8 +64,8 @@ def test_steps_that_lose_a_contribution_are_refused(tmp_path: Path) -> None:
     cluster = write_script(tmp_path, (STEPS / "cluster.toml").read_text(), "cluster.toml")
     done = uniference("cluster", "check", cluster, cwd=tmp_path)
     assert done.code == 2
-    assert "ring-of-four.toml: rank " in done.err
-    assert "hint: every rank gets every rank's contribution" in done.err
+    assert "ring-of-four.toml: wrong result: at the end, block " in done.err
+    assert "hint: every rank must have the contributions of all ranks" in done.err
 
 
 GRID = """

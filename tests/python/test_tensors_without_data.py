@@ -105,4 +105,4 @@ def test_the_run_fails_at_the_users_line(tmp_path: Path) -> None:
     done = run_script(tmp_path, source)
     assert done.code == 1
     assert f'File "{tmp_path / "script.py"}", line 3' in done.err
-    assert "hint: communicate tensors with data" in done.err
+    assert "hint: use tensors with data" in done.err

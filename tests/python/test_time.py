@@ -625,6 +625,6 @@ def test_a_sleep_past_the_end_of_virtual_time_ends_the_run(tmp_path: Path) -> No
     # 1e9 s are more than 2^64 ps = 18 446 744 s; the program sees no error of its own.
     done = run_script(tmp_path, "import time\ntime.sleep(1e9)\n", ranks=1)
     assert done.code == 3
-    assert "virtual time would pass 213 days" in done.err
+    assert "virtual time exceeds its limit of 213 days" in done.err
     assert "script.py" in done.err
     assert "OverflowError" not in done.err

@@ -12,13 +12,13 @@ use std::ops::Range;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
     message: String,
-    place: Option<Box<Place>>,
+    place: Option<Box<Location>>,
     hint: Option<String>,
 }
 
 /// Where the mistake is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Place {
+struct Location {
     origin: String,
     /// The lines of the place, as much of them as is shown.
     text: String,
@@ -38,7 +38,7 @@ impl Diagnostic {
     #[must_use]
     pub fn at(mut self, origin: &str, text: &str, span: Range<usize>) -> Diagnostic {
         let (text, span, line) = shown(text, widened(text, span));
-        let place = Place { origin: origin.to_owned(), text, line, span, label: String::new() };
+        let place = Location { origin: origin.to_owned(), text, line, span, label: String::new() };
         self.place = Some(Box::new(place));
         self
     }
@@ -82,7 +82,7 @@ impl Diagnostic {
     }
 }
 
-impl Place {
+impl Location {
     fn snippet<'a>(&'a self, origin: &'a str, label: &'a str) -> Snippet<'a, annotate_snippets::Annotation<'a>> {
         let caret = AnnotationKind::Primary.span(self.span.clone());
         let caret = if label.is_empty() { caret } else { caret.label(label) };

@@ -1,16 +1,17 @@
-//! Owns `report.json`: the figures of a run as other programs read them. `docs/report.md` describes every field.
+//! Owns `report.json`: the figures of a run as other programs read them. `docs/reference/report.md` describes every field.
 //!
 //! How the figures come about is the simulator's business; how they look on a terminal that of [`crate::table`].
 
-use crate::interval::Interval;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use uniference_sim::cluster::Device;
-use uniference_sim::record::{RankStatistics, Statistics};
+use uniference_sim::observe::{Digest, RankStatistics, Statistics};
 use uniference_sim::time::{SimDuration, SimTime};
 
 /// Changes when a field changes its meaning or goes away; new fields do not change it.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
+/// The oldest version that is read. Reports of version 1 have a digest of version 1, and nothing else of them is different.
+const OLDEST: u32 = 1;
 
 /// A whole run. On every rank `compute_s + exposed_comm_s + idle_s` is the makespan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -25,11 +26,23 @@ pub struct Report {
     pub ranks: Vec<RankReport>,
     /// By operation and group.
     pub operations: Vec<OperationReport>,
+    /// What ranks held in memory at their peaks, by rank and kind; of ranks whose allocations are known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub memory: Vec<MemoryReport>,
     /// Equal for two runs if and only if they were the same, operation by operation; 64 hexadecimal digits.
     pub digest: String,
+    /// How the digest was made: those of different versions say nothing of each other. Reports of version 1 lack it, and mean 1.
+    #[serde(default = "first_digest")]
+    pub digest_version: u32,
     /// Where the real makespan should lie; `None` (left out): nothing is known of the errors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interval: Option<Interval>,
+    /// Where the seconds in which ranks computed come from, in order of rank, surest origin first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub compute: Vec<ComputeReport>,
+    /// What the figures are of, where that is not what ran: operators that were captured on a processor and costed for a GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub headline: Option<String>,
     /// Where the figures deserve doubt, for people.
     pub warnings: Vec<String>,
     /// What it takes to run this again.
@@ -37,6 +50,23 @@ pub struct Report {
     /// Of a real run: what recording it has cost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recorder: Option<RecorderReport>,
+}
+
+/// Where the real makespan should lie.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Interval {
+    /// How often such intervals should cover the truth: 0.95.
+    pub level: f64,
+    /// From.
+    pub low_s: f64,
+    /// To.
+    pub high_s: f64,
+    /// The standard error of the makespan on account of the model's errors.
+    pub model_error_s: f64,
+    /// How many seeds were drawn, this run's included.
+    pub runs: u32,
+    /// Quantiles of their makespans: 2.5, 50 and 97.5 %.
+    pub runs_s: [f64; 3],
 }
 
 /// What recording a real run has cost: it is part of the ranks' times.
@@ -98,6 +128,40 @@ pub struct OperationReport {
     pub exposed_s: f64,
 }
 
+/// Seconds of a rank's compute, on its device, that have one origin.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ComputeReport {
+    /// The rank in the world.
+    pub rank: u32,
+    /// `measured`, `recorded`, `database`, `interpolated`, `transferred`, `roofline`, `none`, or of operators whose cost is not known `unknown`.
+    pub origin: String,
+    /// The kind of operators, as `gemm`; left out where compute is not told apart by operators.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
+    /// Sum over all of them.
+    pub seconds: f64,
+}
+
+/// What a rank held of one kind when it held most of all kinds together. Over the kinds of a rank, bytes add up to its peak.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryReport {
+    /// The rank in the world.
+    pub rank: u32,
+    /// `parameters`, `gradients`, `optimizer`, `buffers`, `kv_cache` or `activations`.
+    pub kind: String,
+    /// So many bytes.
+    pub peak_bytes: u64,
+    /// `path:line` of the operator during which the peak came; `None` (left out): it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub line: Option<String>,
+    /// The qualified name of the function that the line is in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub function: Option<String>,
+    /// That operator ran in the backward pass of the line. Left out where it did not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub backward: bool,
+}
+
 /// What it takes to run a run again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
@@ -109,6 +173,13 @@ pub struct Manifest {
     pub seed: u64,
     /// The command line, word by word.
     pub command: Vec<String>,
+    /// Where the duration of compute comes from, as `--compute` has it: `measured`, `model`, `from=RUN`, `none`; of devices that differ, all of them, with
+    /// commas between. Empty (left out): nobody chose, as in traces, or an earlier version wrote it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub compute: String,
+    /// What operators were costed with, by name: the version of the model, hashes of databases. Left out where none were.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub models: BTreeMap<String, String>,
 }
 
 impl Report {
@@ -137,8 +208,12 @@ impl Report {
                     exposed_s: sums.exposed.as_secs_f64(),
                 })
                 .collect(),
+            memory: Vec::new(),
             digest,
+            digest_version: Digest::VERSION,
             interval: None,
+            compute: Vec::new(),
+            headline: None,
             warnings: missed_crashes(statistics, devices),
             manifest,
             recorder: None,
@@ -156,15 +231,23 @@ impl Report {
     /// What is no JSON, lacks a field, or is of another version.
     pub fn from_json(text: &str) -> Result<Report, ReportError> {
         let report: Report = serde_json::from_str(text)?;
-        if report.version == VERSION { Ok(report) } else { Err(ReportError::Version(report.version)) }
+        if (OLDEST..=VERSION).contains(&report.version) {
+            Ok(report)
+        } else {
+            Err(ReportError::Version(report.version))
+        }
     }
+}
+
+fn first_digest() -> u32 {
+    1
 }
 
 /// Ranks that had ended before the cluster wanted them to crash.
 fn missed_crashes(statistics: &Statistics, devices: &[Device]) -> Vec<String> {
     let said = |(rank, (device, figures)): (usize, (&Device, &RankStatistics))| {
         let (planned, end) = device.crash.zip(figures.finish)?;
-        Some(format!("rank {rank} had ended at {end}, before it was to crash at {planned}"))
+        Some(format!("rank {rank} finished at {end}, before its planned crash at {planned}"))
     };
     devices.iter().zip(statistics.ranks()).enumerate().filter_map(said).collect()
 }
@@ -173,10 +256,12 @@ fn missed_crashes(statistics: &Statistics, devices: &[Device]) -> Vec<String> {
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     /// It cannot be read.
-    #[error("this is not a report: {0}\nhint: `uniference run` writes one as report.json into its output folder")]
+    #[error("this is not a report: {0}\nhint: `uniference run` writes one to its output folder, as report.json")]
     Malformed(#[from] serde_json::Error),
     /// Another version of this program wrote it.
-    #[error("this report has version {0}, not {VERSION}\nhint: read it with the version of uniference that wrote it")]
+    #[error(
+        "unsupported report version {0}; the newest supported version is {VERSION}\nhint: read it with the version of Uniference that wrote it"
+    )]
     Version(u32),
 }
 
@@ -204,9 +289,9 @@ fn rank_report(rank: usize, device: &Device, statistics: &RankStatistics, makesp
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use uniference_sim::event::{Event, Observer, Times, Traffic};
     use uniference_sim::ids::{GroupId, Handle, HostId, RankId, Site};
     use uniference_sim::program::{Call, CallOp, Collective, CollectiveKind, DType, Outcome, Shape};
-    use uniference_sim::record::{Event, Observer, Times, Traffic};
     use uniference_sim::time::Bytes;
 
     pub(crate) fn all_reduce(elements: u64) -> Call {
@@ -225,28 +310,39 @@ pub(crate) mod tests {
         let mut statistics = Statistics::default();
         let us = SimDuration::from_us;
         for rank in 0..ranks {
-            let issued =
-                Event::Issued { rank: RankId(rank), handle: Handle(0), call: &all_reduce(256 * 1024), site: Site(0) };
+            let (rank_id, call, bytes) = (RankId(rank), &all_reduce(256 * 1024), Bytes(1 << 20));
+            let issued = Event::Issued {
+                rank: rank_id,
+                handle: Handle(0),
+                call,
+                bytes,
+                site: Site(0),
+                task: Default::default(),
+            };
             statistics.record(SimTime::ZERO, &issued);
             let compute = us(if rank == 1 { 1_500 } else { 1_000 + u64::from(rank) });
             let times = Times { compute, exposed: us(500), late_peer: us(250), idle: us(1), ..Times::default() };
             let traffic = Traffic { sent: Bytes(1 << 20), received: Bytes(3 << 19), wire_sent: Bytes(1_096_000) };
             let at = SimTime::ZERO + compute + us(501);
-            statistics.record(at, &Event::Finished { rank: RankId(rank), outcome: Outcome::Ok, times, traffic });
+            statistics.record(
+                at,
+                &Event::Finished {
+                    rank: RankId(rank),
+                    outcome: Outcome::Ok,
+                    times,
+                    traffic,
+                    cause: Default::default(),
+                },
+            );
         }
-        let device = |rank| Device {
-            name: format!("orin.{rank}"),
-            host: HostId(rank),
-            slowdown: 1.0,
-            memory: None,
-            spells: Vec::new(),
-            crash: None,
-        };
+        let device = |rank| Device::new(format!("orin.{rank}"), HostId(rank));
         let manifest = Manifest {
             cluster: "name = \"two\"\nbackend = \"gloo\"\n[network]\nlatency = \"10 us\"\n".to_owned(),
             versions: BTreeMap::from([("uniference".to_owned(), "0.1.0".to_owned())]),
             seed: 7,
             command: vec!["uniference".to_owned(), "run".to_owned()],
+            compute: "model".to_owned(),
+            models: BTreeMap::from([("devices".to_owned(), "1".to_owned())]),
         };
         Report::new(&statistics, &(0..ranks).map(device).collect::<Vec<_>>(), "00ff".to_owned(), manifest)
     }
@@ -271,21 +367,23 @@ pub(crate) mod tests {
 
     #[test]
     fn a_rank_that_did_not_finish_says_so() {
-        let device = Device {
-            name: "a".to_owned(),
-            host: HostId(0),
-            slowdown: 1.0,
-            memory: None,
-            spells: Vec::new(),
-            crash: None,
-        };
+        let device = Device::new("a", HostId(0));
         let report = Report::new(&Statistics::default(), &[device], String::new(), Manifest::default());
         assert_eq!(report.ranks[0].finish_ps, None);
     }
 
     #[test]
+    fn a_report_of_version_1_is_read() {
+        let mut before = serde_json::to_value(sample(2)).unwrap();
+        before["version"] = 1.into();
+        before.as_object_mut().unwrap().remove("digest_version");
+        let read = Report::from_json(&before.to_string()).unwrap();
+        assert_eq!(read, Report { version: 1, digest_version: 1, ..sample(2) });
+    }
+
+    #[test]
     fn what_is_no_report_of_this_version_is_refused() {
-        let newer = sample(1).to_json().replace("\"version\": 1", "\"version\": 9");
+        let newer = sample(1).to_json().replace("\"version\": 2", "\"version\": 9");
         let shown = [Report::from_json(&newer), Report::from_json("{}")].map(|read| read.unwrap_err().to_string());
         insta::assert_snapshot!(shown.join("\n\n"));
     }
@@ -304,10 +402,16 @@ pub(crate) mod tests {
 
     #[test]
     fn every_field_is_documented() {
-        let documentation = include_str!("../../../docs/report.md");
+        let documentation = include_str!("../../../docs/reference/report.md");
         let mut report = sample(1);
         report.manifest.versions.clear();
         report.ranks[0].crash_ps = Some(1);
+        report.headline = Some(String::new());
+        let origin = "measured".to_owned();
+        report.compute = vec![ComputeReport { rank: 0, origin, kind: Some(String::new()), seconds: 1.0 }];
+        let (line, function) = (Some("a.py:1".to_owned()), Some("f".to_owned()));
+        report.memory =
+            vec![MemoryReport { rank: 0, kind: "buffers".into(), peak_bytes: 1, line, function, backward: true }];
         report.recorder = Some(RecorderReport { time_s: vec![], calls: vec![], clock_error_s: 0.0 });
         let mut fields = Vec::new();
         keys(&serde_json::to_value(report).unwrap(), &mut fields);

@@ -17,11 +17,11 @@ pub struct WriteError {
 fn advice(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "make room on the disk, or write to another one with --out"
+            "free disk space, or choose another disk with --out"
         }
-        io::ErrorKind::FileTooLarge => "raise the limit of the size of files: ulimit -f unlimited",
-        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => "write to another folder with --out",
-        _ => "check the folder that is written to, or choose another one with --out",
+        io::ErrorKind::FileTooLarge => "raise the file size limit: ulimit -f unlimited",
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => "choose another folder with --out",
+        _ => "check the output folder, or choose another one with --out",
     }
 }
 
@@ -88,7 +88,7 @@ pub(crate) mod tests {
         let error = sink.finish().err().unwrap().to_string();
         insta::assert_snapshot!(error, @r"
         the trace could not be written: no storage space
-        hint: make room on the disk, or write to another one with --out
+        hint: free disk space, or choose another disk with --out
         ");
     }
 }

@@ -1,9 +1,7 @@
 //! Owns the table at the end of a run, at most 100 columns wide: where the ranks' time went, and what the operations cost.
 
-use crate::calibrate::{Calibration, Change};
 use crate::cluster::ClusterFile;
-use crate::interval::Interval;
-use crate::report::{OperationReport, RankReport, Report};
+use crate::report::{Interval, MemoryReport, OperationReport, RankReport, Report};
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use std::collections::BTreeSet;
 use uniference_sim::time::SimDuration;
@@ -12,64 +10,37 @@ use uniference_sim::time::SimDuration;
 const MOST_RANKS: usize = 16;
 /// Of each kind that an abbreviated table shows: the first, the ones that compute longest, the last.
 const SHOWN: (usize, usize, usize) = (4, 4, 2);
-const WIDTH: u16 = 100;
+/// Characters in a line.
+pub const WIDTH: u16 = 100;
 /// What a further column of times takes.
 const A_COLUMN: u16 = 14;
 /// A rank that waits for data for less than this part of the run is not worth a column.
 const NOT_NEGLIGIBLE: f64 = 0.01;
 
-/// Several lines that end with a newline: the ranks, the operations, the makespan and the cluster.
+/// Several lines that end with a newline: the ranks, the operations, the memory of the rank that held most, the makespan and the cluster.
 pub fn render(report: &Report) -> String {
     let mut parts = vec![ranks(&report.ranks)];
     if !report.operations.is_empty() {
         parts.push(operations(&report.operations));
     }
+    parts.extend(memory(&report.memory));
     let cluster = ClusterFile::parse("manifest", &report.manifest.cluster, &[]).map(|cluster| cluster.summary());
     let cluster = cluster.map(|summary| format!(" on {summary}")).unwrap_or_default();
-    let interval = report.interval.as_ref().map(between).unwrap_or_default();
-    parts.push(format!("makespan {}{interval}{cluster}", SimDuration::from_ps(report.makespan_ps)));
+    // ` (95 %: 1.2 ms to 1.4 ms; 20 seeds)`.
+    let interval = report.interval.as_ref().map(|Interval { level, low_s, high_s, runs, .. }| {
+        let seeds = if *runs > 1 { format!("; {runs} seeds") } else { String::new() };
+        format!(" ({:.0} %: {} to {}{seeds})", level * 100.0, seconds(*low_s), seconds(*high_s))
+    });
+    let interval = interval.unwrap_or_default();
+    let makespan = format!("makespan {}{interval}{cluster}", SimDuration::from_ps(report.makespan_ps));
+    let lines = [compute(report), report.headline.clone(), Some(makespan)];
+    parts.push(lines.into_iter().flatten().collect::<Vec<_>>().join("\n"));
     let text = parts.join("\n\n");
     text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
 }
 
-/// ` (95 %: 1.2 ms to 1.4 ms; 20 seeds)`.
-fn between(interval: &Interval) -> String {
-    let Interval { level, low_s, high_s, runs, .. } = interval;
-    let seeds = if *runs > 1 { format!("; {runs} seeds") } else { String::new() };
-    format!(" ({:.0} %: {} to {}{seeds})", level * 100.0, seconds(*low_s), seconds(*high_s))
-}
-
-/// What was fitted to measurements, and how well; ends with a newline.
-pub fn fitted(calibration: &Calibration) -> String {
-    let mut values = table(&["parameter", "value", "95 % from", "to"], 1);
-    for parameter in &calibration.parameters {
-        let numbers = [&parameter.value, &parameter.low, &parameter.high].map(String::clone);
-        values.add_row(row(&[&parameter.name], &numbers));
-    }
-    let mut cases = table(&["measured", "ranks", "size", "median", "fit's error"], 2);
-    for case in &calibration.errors {
-        let ranks = case.ranks.iter().map(u32::to_string).collect::<Vec<_>>().join("-");
-        let numbers = [bytes(case.bytes), seconds(case.measured_s), format!("{:+.1} %", 100.0 * case.error)];
-        cases.add_row(row(&[&case.operation, &ranks], &numbers));
-    }
-    let mut changes = table(&["changes with size", "ranks", "up to", "95 % from", "to", "jump"], 1);
-    for Change { operation, ranks, at } in &calibration.changes {
-        let jump = format!("{:+.0} %", 100.0 * (at.jump - 1.0));
-        let numbers = [ranks.to_string(), bytes(at.last), bytes(at.low), bytes(at.high), jump];
-        changes.add_row(row(&[operation], &numbers));
-    }
-    let changes = match calibration.changes.is_empty() {
-        true => "no operation that was measured behaves differently from some size on".to_owned(),
-        false => changes.to_string(),
-    };
-    let Calibration { median_error, worst_error, floor, .. } = calibration;
-    let [median, worst, floor] = [median_error, worst_error, floor].map(|part| format!("{:.1} %", 100.0 * part));
-    let summary = format!("median error {median}, worst {worst}; the measurements themselves scatter by {floor}");
-    let text = [values.to_string(), cases.to_string(), changes, summary].join("\n\n");
-    text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
-}
-
-pub(crate) fn table(header: &[&str], texts: usize) -> Table {
+/// A table that is [`WIDTH`] columns wide at most; the first `texts` columns are aligned to the left, the others to the right.
+pub fn table(header: &[&str], texts: usize) -> Table {
     let mut table = Table::new();
     table.load_style(TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─')));
     table.set_content_arrangement(ContentArrangement::Dynamic).set_width(WIDTH);
@@ -81,12 +52,16 @@ fn aligned(text: &str, right: bool) -> Cell {
     Cell::new(text).set_alignment(if right { CellAlignment::Right } else { CellAlignment::Left })
 }
 
-pub(crate) fn row(texts: &[&str], numbers: &[String]) -> Vec<Cell> {
+/// A row of such a table.
+pub fn row(texts: &[&str], numbers: &[String]) -> Vec<Cell> {
     texts.iter().map(|text| aligned(text, false)).chain(numbers.iter().map(|number| aligned(number, true))).collect()
 }
 
 fn ranks(ranks: &[RankReport]) -> String {
-    let without_data = ranks.iter().any(|rank| rank.no_data_s >= NOT_NEGLIGIBLE * spent(rank) && rank.no_data_s > 0.0);
+    let without_data = ranks.iter().any(|rank| {
+        let whole_run = rank.compute_s + rank.exposed_comm_s + rank.idle_s;
+        rank.no_data_s >= NOT_NEGLIGIBLE * whole_run && rank.no_data_s > 0.0
+    });
     let times = ["compute", "exposed comm.", "(late peer)"].into_iter().chain(without_data.then_some("(no data)"));
     let header: Vec<&str> = ["rank", "device"].into_iter().chain(times).chain(["idle", "sent", "received"]).collect();
     let mut table = table(&header, 2);
@@ -100,26 +75,46 @@ fn ranks(ranks: &[RankReport]) -> String {
             table.add_row(row(&["..."], &[]));
         }
         previous = Some(index);
-        table.add_row(rank_row(&ranks[index], without_data));
+        let rank = &ranks[index];
+        let times = [rank.compute_s, rank.exposed_comm_s, rank.late_peer_s].into_iter();
+        let times = times.chain(without_data.then_some(rank.no_data_s)).chain([rank.idle_s]).map(seconds);
+        let numbers: Vec<String> = times.chain([rank.bytes_sent, rank.bytes_received].map(bytes)).collect();
+        let crashed = if rank.crash_ps.is_some() { " (crashed)" } else { "" };
+        table.add_row(row(&[&rank.rank.to_string(), &format!("{}{crashed}", rank.device)], &numbers));
     }
     let left_out = ranks.len() - shown.len();
     match left_out {
         0 => table.to_string(),
-        _ => format!("{table}\n{left_out} more ranks; the ones that compute longest are shown"),
+        _ => format!("{table}\n{left_out} more ranks; the ranks with the longest compute time are shown"),
     }
 }
 
-/// All of the run, in seconds.
-fn spent(rank: &RankReport) -> f64 {
-    rank.compute_s + rank.exposed_comm_s + rank.idle_s
+/// Where compute comes from: `compute: model (71 % database, 29 % roofline; of unknown cost: 3 kinds)`. `None`: nobody chose.
+fn compute(report: &Report) -> Option<String> {
+    let chosen = Some(&report.manifest.compute).filter(|chosen| !chosen.is_empty())?;
+    let all: f64 = report.compute.iter().map(|row| row.seconds).sum();
+    let mut origins: Vec<(&str, f64)> = Vec::new();
+    for row in report.compute.iter().filter(|row| row.seconds > 0.0) {
+        match origins.iter_mut().find(|(origin, _)| *origin == row.origin) {
+            Some((_, sum)) => *sum += row.seconds,
+            None => origins.push((&row.origin, row.seconds)),
+        }
+    }
+    if matches!(origins[..], [] | [("measured", _)]) {
+        return Some(format!("compute: {chosen}"));
+    }
+    origins.sort_by(|(_, a), (_, b)| b.total_cmp(a));
+    let shares: Vec<String> = origins.iter().map(|(origin, sum)| format!("{} {origin}", percent(sum / all))).collect();
+    Some(format!("compute: {chosen} ({})", shares.join(", ")))
 }
 
-fn rank_row(rank: &RankReport, without_data: bool) -> Vec<Cell> {
-    let times = [rank.compute_s, rank.exposed_comm_s, rank.late_peer_s].into_iter();
-    let times = times.chain(without_data.then_some(rank.no_data_s)).chain([rank.idle_s]).map(seconds);
-    let numbers: Vec<String> = times.chain([rank.bytes_sent, rank.bytes_received].map(bytes)).collect();
-    let crashed = if rank.crash_ps.is_some() { " (crashed)" } else { "" };
-    row(&[&rank.rank.to_string(), &format!("{}{crashed}", rank.device)], &numbers)
+/// Without decimals, but never so that something looks like nothing or like all.
+fn percent(part: f64) -> String {
+    match 100.0 * part {
+        few if few < 0.5 => "< 1 %".to_owned(),
+        most if (99.5..100.0).contains(&most) => "> 99 %".to_owned(),
+        other => format!("{other:.0} %"),
+    }
 }
 
 /// All ranks, or the first, the slowest and the last.
@@ -150,8 +145,35 @@ fn operations(operations: &[OperationReport]) -> String {
     table.to_string()
 }
 
+/// `memory: at most 3.00 GiB, on rank 0 (parameters 2.00 GiB, activations 1.00 GiB), at train.py:12 in forward`.
+fn memory(rows: &[MemoryReport]) -> Option<String> {
+    let of_rank = rows.chunk_by(|one, next| one.rank == next.rank);
+    let total = |rows: &&[MemoryReport]| rows.iter().fold(0_u64, |sum, row| sum.saturating_add(row.peak_bytes));
+    // The first of those that held as much.
+    let most = of_rank.rev().max_by_key(total)?;
+    let first = most.first()?;
+    let kinds: Vec<String> =
+        most.iter().map(|row| format!("{} {}", kind_of_memory(&row.kind), bytes(row.peak_bytes))).collect();
+    let place = place(first.line.as_deref(), first.function.as_deref(), first.backward);
+    let place = place.map_or_else(String::new, |place| format!(", {place}"));
+    Some(format!("memory: at most {}, on rank {} ({}){place}", bytes(total(&most)), first.rank, kinds.join(", ")))
+}
+
+/// A kind of memory as people write it.
+pub fn kind_of_memory(kind: &str) -> &str {
+    if kind == "kv_cache" { "KV cache" } else { kind }
+}
+
+/// `at train.py:12 in forward`, `in the backward pass of train.py:12 in forward`.
+pub fn place(line: Option<&str>, function: Option<&str>, backward: bool) -> Option<String> {
+    let before = if backward { "in the backward pass of" } else { "at" };
+    let function = function.filter(|function| *function != "<module>");
+    let function = function.map_or_else(String::new, |function| format!(" in {function}"));
+    line.map(|line| format!("{before} {line}{function}"))
+}
+
 /// With three decimals in the largest unit that leaves at least 1.
-pub(crate) fn seconds(seconds: f64) -> String {
+pub fn seconds(seconds: f64) -> String {
     match SimDuration::from_secs_f64(seconds) {
         Some(SimDuration::ZERO) => "0".to_owned(),
         Some(duration) => duration.to_string(),
@@ -174,6 +196,7 @@ pub fn bytes(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::ComputeReport;
     use crate::report::tests::sample;
 
     #[test]
@@ -204,9 +227,57 @@ mod tests {
     }
 
     #[test]
+    fn the_rank_that_held_most_is_named_with_its_kinds_and_line() {
+        let mut report = sample(3);
+        let row = |rank, kind: &str, gib: u64| MemoryReport {
+            rank,
+            kind: kind.to_owned(),
+            peak_bytes: gib << 30,
+            line: Some("train.py:12".to_owned()),
+            function: Some("Block.forward".to_owned()),
+            backward: rank == 1,
+        };
+        report.memory =
+            vec![row(0, "parameters", 2), row(1, "parameters", 2), row(1, "kv_cache", 1), row(2, "parameters", 3)];
+        let line = |report: &Report| render(report).lines().find(|line| line.starts_with("memory")).unwrap().to_owned();
+        let expected = "memory: at most 3.00 GiB, on rank 1 (parameters 2.00 GiB, KV cache 1.00 GiB), in the backward pass of train.py:12 in Block.forward";
+        assert_eq!(line(&report), expected);
+        report.memory = vec![MemoryReport { line: None, function: None, ..row(0, "activations", 1) }];
+        assert_eq!(line(&report), "memory: at most 1.00 GiB, on rank 0 (activations 1.00 GiB)");
+        report.memory.clear();
+        assert!(!render(&report).contains("memory"));
+    }
+
+    #[test]
     fn a_long_device_name_does_not_widen_the_table() {
         let mut report = sample(2);
         report.ranks[0].device = "a-very-long-device-name-that-somebody-thought-was-a-good-idea.12345".to_owned();
         assert!(render(&report).lines().all(|line| line.chars().count() <= WIDTH.into()));
+    }
+
+    /// 71 + 27.7 + 1.3 = 100; less than half a percent is not nothing.
+    #[test]
+    fn where_compute_comes_from_is_one_line() {
+        let mut report = sample(2);
+        let mut shown = |rows: &[(&str, f64)]| {
+            let row = |(origin, seconds): &(&str, f64)| ComputeReport {
+                rank: 0,
+                origin: (*origin).to_owned(),
+                kind: None,
+                seconds: *seconds,
+            };
+            report.compute = rows.iter().map(row).collect();
+            render(&report).lines().rev().nth(1).unwrap().to_owned()
+        };
+        assert_eq!(shown(&[("measured", 3.0)]), "compute: model");
+        let rows =
+            [("database", 60.0), ("roofline", 1.3), ("interpolated", 27.7), ("database", 11.0), ("unknown", 0.0)];
+        assert_eq!(shown(&rows), "compute: model (71 % database, 28 % interpolated, 1 % roofline)");
+        let rows = [("database", 0.1), ("roofline", 99.9)];
+        assert_eq!(shown(&rows), "compute: model (> 99 % roofline, < 1 % database)");
+        report.manifest.compute.clear();
+        assert!(!render(&report).contains("compute:"), "nobody chose");
+        report.headline = Some("captured on a CPU, costed for a GPU".to_owned());
+        assert!(render(&report).contains("\ncaptured on a CPU, costed for a GPU\nmakespan "));
     }
 }

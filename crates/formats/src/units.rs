@@ -129,7 +129,7 @@ impl Quantity for Bandwidth {
     fn from_decimal(value: Decimal, unit: u64) -> Result<Bandwidth, &'static str> {
         let bits = value.number * unit as f64;
         Rate::from_bits_per_second(bits).map(Bandwidth).ok_or(if bits == 0.0 {
-            "must be above zero"
+            "must be greater than 0"
         } else {
             "is too large"
         })
@@ -178,7 +178,7 @@ impl Quantity for Flops {
     fn from_decimal(value: Decimal, unit: u64) -> Result<Flops, &'static str> {
         let flops = value.number * unit as f64;
         match flops {
-            0.0 => Err("must be above zero"),
+            0.0 => Err("must be greater than 0"),
             _ if flops.is_finite() => Ok(Flops(flops)),
             _ => Err("is too large"),
         }
@@ -202,8 +202,8 @@ impl Quantity for Duration {
     const EXAMPLE: &'static str = "3 us";
 
     fn from_decimal(value: Decimal, unit: u64) -> Result<Duration, &'static str> {
-        let (ps, remainder) = value.times(unit).ok_or("is past the end of virtual time (213 days)")?;
-        let ps = ps.checked_add(u64::from(remainder)).ok_or("is past the end of virtual time (213 days)")?;
+        let (ps, remainder) = value.times(unit).ok_or("exceeds the limit of virtual time (213 days)")?;
+        let ps = ps.checked_add(u64::from(remainder)).ok_or("exceeds the limit of virtual time (213 days)")?;
         Ok(Duration(SimDuration::from_ps(ps)))
     }
 
@@ -249,7 +249,7 @@ impl Decimal {
 fn parse<Q: Quantity>(text: &str) -> Result<Q, UnitError> {
     let trimmed = text.trim();
     let error = |message: String, hint: String| Err(UnitError { message, hint });
-    let example = || format!("write a number and a unit, as in \"{}\" ({})", Q::EXAMPLE, Q::COMMON);
+    let example = || format!("write a number and a unit, for example \"{}\" (units: {})", Q::EXAMPLE, Q::COMMON);
     if trimmed.starts_with('-') {
         return error(format!("a {} cannot be negative: \"{trimmed}\"", Q::NAME), example());
     }
@@ -275,7 +275,7 @@ fn parse<Q: Quantity>(text: &str) -> Result<Q, UnitError> {
 /// The unit that was probably meant: the same letters in another case; else all of them.
 fn unit_hint<Q: Quantity>(number: &str, unit: &str) -> String {
     match Q::UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit)) {
-        Some((name, _)) => format!("did you mean \"{number} {name}\"? (upper and lower case differ)"),
+        Some((name, _)) => format!("did you mean \"{number} {name}\"? (units are case-sensitive)"),
         None => format!("the units are {}", Q::COMMON),
     }
 }
@@ -283,7 +283,7 @@ fn unit_hint<Q: Quantity>(number: &str, unit: &str) -> String {
 fn bare_number<Q: Quantity>(number: &str, value: f64) -> UnitError {
     let (_, unit) = Q::BARE.iter().find(|(limit, _)| value <= *limit).expect("the last one has no limit");
     UnitError {
-        message: format!("a {} needs a unit, {number} has none", Q::NAME),
+        message: format!("a {} needs a unit, but {number} has none", Q::NAME),
         hint: format!("write \"{number} {unit}\", or another unit: {}", Q::COMMON),
     }
 }
@@ -305,7 +305,7 @@ impl<Q: Quantity> de::Visitor<'_> for QuantityVisitor<Q> {
     type Value = Q;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a {} with its unit, as \"{}\"", Q::NAME, Q::EXAMPLE)
+        write!(f, "a {} with a unit, for example \"{}\"", Q::NAME, Q::EXAMPLE)
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<Q, E> {

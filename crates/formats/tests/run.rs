@@ -1,17 +1,19 @@
 //! A run from its cluster file to everything that is written about it, and back from its record.
 
 use serde_json::Value;
+use std::io::Cursor;
 use uniference_formats::cluster::{Choices, ClusterFile, Resolved};
 use uniference_formats::record::{Header, RecordReader, RecordWriter};
 use uniference_formats::report::{Manifest, Report};
 use uniference_formats::trace::TraceWriter;
-use uniference_sim::engine::{Ended, Engine, drive};
+use uniference_sim::engine::{Ending, Engine, drive};
 use uniference_sim::ids::{GroupId, Handle, QueueId, RankId, Site, TaskId};
+use uniference_sim::observe::{Digest, Statistics};
 use uniference_sim::program::{
-    Activity, Call, CallOp, Collective, CollectiveKind, DType, Mark, Origin, Outcome, Program, ReduceOp, Reply,
-    Request, Shape, Work,
+    Activity, Call, CallOp, Collective, CollectiveKind, DType, Mark, Origin, Outcome, Program, ProgramError, ReduceOp,
+    Reply, Request, Shape, Work,
 };
-use uniference_sim::record::{Digest, Replayed, Statistics, replay};
+use uniference_sim::replay::replay;
 use uniference_sim::time::{SimDuration, SimTime};
 
 const CLUSTER: &str = r#"
@@ -34,8 +36,8 @@ struct Worker {
 }
 
 impl Program for Worker {
-    fn resume(&mut self, _: SimTime, _: TaskId, _: Reply) -> Request {
-        self.requests.next().unwrap_or(Request::Exit(Outcome::Ok))
+    fn resume(&mut self, _: SimTime, _: TaskId, _: Reply) -> Result<Request, ProgramError> {
+        Ok(self.requests.next().unwrap_or(Request::Exit(Outcome::Ok)))
     }
 }
 
@@ -72,10 +74,10 @@ struct Recorded<'a> {
 }
 
 impl Program for Recorded<'_> {
-    fn resume(&mut self, now: SimTime, task: TaskId, reply: Reply) -> Request {
-        let request = self.worker.resume(now, task, reply);
-        self.record.borrow_mut().request(self.rank, task, &request);
-        request
+    fn resume(&mut self, now: SimTime, task: TaskId, reply: Reply) -> Result<Request, ProgramError> {
+        let request = self.worker.resume(now, task, reply)?;
+        self.record.borrow_mut().step(self.rank, task, &request.clone().into(), "a.py:1");
+        Ok(request)
     }
 }
 
@@ -88,7 +90,7 @@ fn run() -> (Vec<u8>, Vec<u8>, Report) {
     let resolved = resolve();
     let manifest = Manifest { cluster: resolved.toml.clone(), ..Manifest::default() };
     let header = Header { world_size: RANKS, manifest: manifest.clone() };
-    let record = std::cell::RefCell::new(RecordWriter::new(Vec::new(), header));
+    let record = std::cell::RefCell::new(RecordWriter::new(Vec::new(), &header));
     let worker = || Worker { requests: requests().into_iter() };
     let mut programs: Vec<Box<dyn Program + '_>> = (0..RANKS)
         .map(|rank| Box::new(Recorded { rank: RankId(rank), worker: worker(), record: &record }) as Box<dyn Program>)
@@ -96,23 +98,23 @@ fn run() -> (Vec<u8>, Vec<u8>, Report) {
     let mut trace = TraceWriter::new(Vec::new(), &resolved.cluster);
     let mut observers = ((Statistics::default(), Digest::default()), &mut trace);
     let ended = drive(&mut Engine::new(&resolved.cluster), &mut programs, &mut observers);
-    assert!(matches!(ended, Ended::Finished), "{ended:?}");
+    assert!(matches!(ended, Ending::Finished), "{ended:?}");
     let (statistics, digest) = observers.0;
     drop(programs);
     let report = Report::new(&statistics, &resolved.cluster.devices, digest.to_hex(), manifest);
-    (record.into_inner().finish(Vec::new()).unwrap(), trace.finish().unwrap(), report)
+    (record.into_inner().finish().unwrap(), trace.finish().unwrap(), report)
 }
 
 #[test]
 fn the_record_of_a_run_runs_again_to_the_same_digest() {
     let (record, _, report) = run();
-    let reader = RecordReader::open(&record[..]).unwrap();
+    let reader = RecordReader::open(Cursor::new(&record)).unwrap();
     let cluster = ClusterFile::parse("record", &reader.header().manifest.cluster, &[]).unwrap();
     let resolved = cluster.resolve(&Choices::default()).unwrap();
     let (ranks, rest) = reader.by_rank();
     let mut digest = Digest::default();
     let replayed = replay(&mut Engine::new(&resolved.cluster), ranks, &mut digest);
-    assert!(matches!(replayed, Replayed::Finished), "{replayed:?}");
+    assert!(matches!(replayed, Ending::Finished), "{replayed:?}");
     rest.finish().unwrap();
     assert_eq!(digest.to_hex(), report.digest);
 }

@@ -3,6 +3,8 @@
 use crate::error::HostError;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs;
+use uniference_formats::table::bytes;
+use uniference_protocol::messages::Lack;
 
 /// What a process that has imported torch takes (torch 2.15, CPU: 678 MB resident).
 const ZYGOTE_BYTES: u64 = 700 << 20;
@@ -29,7 +31,7 @@ pub fn check_memory(ranks: u32) -> Result<Option<String>, HostError> {
 fn check(ranks: u32, available: u64) -> Result<Option<String>, HostError> {
     let needed = forecast(ranks);
     let figures = format!(
-        "{ranks} ranks take at least {} MiB of memory before they allocate anything; {} MiB are available",
+        "{ranks} ranks need at least {} MiB of memory to start, but only {} MiB are available",
         needed >> 20,
         available >> 20
     );
@@ -47,6 +49,20 @@ pub fn available_memory() -> Option<u64> {
         |name: &str| fs::read_to_string(format!("/sys/fs/cgroup/memory.{name}")).ok()?.trim().parse::<u64>().ok();
     let group = read("max").zip(read("current")).map(|(max, current)| max.saturating_sub(current));
     [host, group].into_iter().flatten().min()
+}
+
+/// A rank wants memory for a tensor that this machine has not got.
+pub fn lacks(rank: u32, lack: &Lack) -> HostError {
+    let Lack { wanted, available, line } = lack;
+    let place = if line.is_empty() { String::new() } else { format!(" at {line}") };
+    HostError::Host {
+        what: format!(
+            "rank {rank} allocates {}{place}, but only {} of this machine's memory are available",
+            bytes(*wanted),
+            bytes(*available)
+        ),
+        hint: "large tensors take no memory with --values small; or use fewer ranks, or free memory".to_owned(),
+    }
 }
 
 fn meminfo(text: &str) -> Option<u64> {
@@ -67,8 +83,8 @@ pub fn check_descriptors(ranks: u32) -> Result<(), HostError> {
     let needed = RANK_FDS * u64::from(ranks) + OTHER_FDS;
     let maximum = getrlimit(Resource::Nofile).maximum.unwrap_or(needed);
     Err(HostError::Host {
-        what: format!("{ranks} ranks need {needed} open descriptors; the limit is {maximum}"),
-        hint: format!("raise it: ulimit -Hn {needed}"),
+        what: format!("{ranks} ranks need {needed} open descriptors, but the limit is {maximum}"),
+        hint: format!("raise the limit: ulimit -Hn {needed}"),
     })
 }
 
@@ -93,6 +109,16 @@ mod tests {
         assert!(refused(1, 709 << 20).is_err());
         assert!(refused(1, 710 << 20).unwrap().is_some());
         assert_eq!(refused(1, 888 << 20), Ok(None));
+    }
+
+    #[test]
+    fn a_tensor_that_does_not_fit_is_named_with_its_line() {
+        let lack = Lack { wanted: 12 << 30, available: 3 << 30, line: "train.py:7".to_owned() };
+        let error = lacks(2, &lack);
+        let what = "rank 2 allocates 12.00 GiB at train.py:7, but only 3.00 GiB of this machine's memory are available";
+        assert!(error.to_string().starts_with(what), "{error}");
+        assert!(error.to_string().contains("\nhint: ") && error.to_string().contains("--values small"), "{error}");
+        assert_eq!(error.exit() as i32, 2);
     }
 
     #[test]

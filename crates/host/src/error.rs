@@ -1,6 +1,5 @@
 //! Owns the ways in which a command ends: errors with their hints, and the exit codes of the contract.
 
-use crate::interrupt::Interrupt;
 use rustix::io::Errno;
 use std::io;
 use std::path::PathBuf;
@@ -26,16 +25,6 @@ pub enum Exit {
     Terminated = 143,
 }
 
-impl From<Interrupt> for Exit {
-    fn from(interrupt: Interrupt) -> Exit {
-        match interrupt {
-            Interrupt::Int => Exit::Interrupted,
-            Interrupt::Term => Exit::Terminated,
-            Interrupt::Hup => Exit::HungUp,
-        }
-    }
-}
-
 /// A command that cannot do what it was asked for. The message ends with a hint where there is one to give.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
@@ -44,7 +33,7 @@ pub enum HostError {
     Usage(String),
     /// A mistake in what the user wrote, shown with its place.
     #[error("{0}")]
-    Diagnostic(String),
+    Diagnostic(Box<uniference_formats::diagnostic::Diagnostic>),
     /// A file or folder cannot be used.
     #[error("cannot {action} {}: {source}\nhint: {hint}", path.display())]
     File {
@@ -93,6 +82,14 @@ pub enum HostError {
         /// What to do.
         hint: &'static str,
     },
+    /// A rank is not of this program's version, or not of its machine's kind.
+    #[error("rank {rank} cannot join the run: {why}")]
+    Disagreement {
+        /// Which.
+        rank: u32,
+        /// Why not.
+        why: uniference_protocol::hello::Disagreement,
+    },
     /// A call of the operating system that should not fail.
     #[error("{doing}: {source}")]
     System {
@@ -104,16 +101,16 @@ pub enum HostError {
 }
 
 /// What to do where a file may not be as large as it must be; the arena that ranks share is one, too.
-pub(crate) const FILE_SIZE: &str = "raise the limit of the size of files: ulimit -f unlimited";
+pub const FILE_SIZE: &str = "raise the file size limit: ulimit -f unlimited";
 
 /// What to do where the host has not enough of something, by the error's code.
 const SHORTAGES: [(Errno, &str); 6] = [
     (Errno::MFILE, "raise the limit of open descriptors: ulimit -Hn"),
-    (Errno::NFILE, "the whole machine is out of open files: close some, or raise fs.file-max"),
-    (Errno::NOMEM, "use fewer ranks, free memory, or raise its limit: ulimit -v"),
-    (Errno::AGAIN, "raise the limit of processes and threads (ulimit -u), or end some"),
+    (Errno::NFILE, "the machine has too many open files; close some, or raise fs.file-max"),
+    (Errno::NOMEM, "use fewer ranks, free memory, or raise the memory limit (ulimit -v)"),
+    (Errno::AGAIN, "raise the limit of processes and threads (ulimit -u), or stop some"),
     (Errno::FBIG, FILE_SIZE),
-    (Errno::NOSPC, "make room on the disk, or choose another folder with --out"),
+    (Errno::NOSPC, "free disk space, or choose another folder with --out"),
 ];
 
 impl HostError {
@@ -140,23 +137,23 @@ impl HostError {
 }
 
 /// What to do when a file of results cannot be written.
-pub(crate) fn file_hint(error: &io::Error) -> &'static str {
+pub fn file_hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "make room there, or choose another folder with --out"
+            "free disk space, or choose another folder with --out"
         }
         io::ErrorKind::FileTooLarge => FILE_SIZE,
-        _ => "choose a folder that can be written with --out",
+        _ => "choose a writable folder with --out",
     }
 }
 
 /// What to do when standard output takes no more.
 fn output_hint(error: &io::Error) -> &'static str {
     match Errno::from_io_error(error) {
-        Some(Errno::NOSPC | Errno::DQUOT) => "make room on the disk that it goes to",
+        Some(Errno::NOSPC | Errno::DQUOT) => "free disk space at the destination",
         Some(Errno::FBIG) => FILE_SIZE,
-        Some(Errno::BADF) => "it is closed: send it to a file, or to /dev/null",
-        _ => "send it to a file that can be written, or to /dev/null",
+        Some(Errno::BADF) => "standard output is closed; redirect it to a file or to /dev/null",
+        _ => "redirect it to a writable file or to /dev/null",
     }
 }
 

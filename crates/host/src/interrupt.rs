@@ -32,7 +32,7 @@ pub fn exit_at_signals() -> Result<(), HostError> {
     for (signal, exit) in [(SIGINT, Exit::Interrupted), (SIGTERM, Exit::Terminated), (SIGHUP, Exit::HungUp)] {
         if signal != SIGHUP || !ignores_hangup() {
             signal_hook::flag::register_conditional_shutdown(signal, exit as i32, UNATTENDED.clone())
-                .map_err(HostError::system("taking signals over"))?;
+                .map_err(HostError::system("installing signal handlers"))?;
         }
     }
     Ok(())
@@ -79,7 +79,7 @@ pub struct Interrupts {
 impl Interrupts {
     /// Takes the signals over.
     pub fn new() -> Result<Interrupts, HostError> {
-        let (readable, written) = UnixStream::pair().map_err(HostError::system("making a socket pair"))?;
+        let (readable, written) = UnixStream::pair().map_err(HostError::system("creating a socket pair"))?;
         readable.set_nonblocking(true).map_err(HostError::system("making a socket non-blocking"))?;
         let latest = Arc::new(AtomicUsize::new(0));
         // First the number, then the wake-up.
@@ -88,7 +88,7 @@ impl Interrupts {
         let both = |signal| Ok([number(signal)?, wake(signal)?]);
         let hangup = (!ignores_hangup()).then_some(SIGHUP);
         let registered: std::io::Result<Vec<_>> = [SIGINT, SIGTERM].into_iter().chain(hangup).map(both).collect();
-        let registered = registered.map_err(HostError::system("taking signals over"))?.into_flattened();
+        let registered = registered.map_err(HostError::system("installing signal handlers"))?.into_flattened();
         UNATTENDED.store(false, SeqCst);
         Ok(Interrupts { readable, latest, registered })
     }
@@ -122,6 +122,16 @@ impl Drop for Interrupts {
         UNATTENDED.store(true, SeqCst);
         for id in self.registered.drain(..) {
             signal_hook::low_level::unregister(id);
+        }
+    }
+}
+
+impl From<Interrupt> for Exit {
+    fn from(interrupt: Interrupt) -> Exit {
+        match interrupt {
+            Interrupt::Int => Exit::Interrupted,
+            Interrupt::Term => Exit::Terminated,
+            Interrupt::Hup => Exit::HungUp,
         }
     }
 }

@@ -33,7 +33,7 @@ pub fn supervise(command: &mut Command) -> &mut Command {
 /// # Errors
 /// Those of a kernel that does not know this.
 pub fn adopt_orphans() -> Result<(), HostError> {
-    set_child_subreaper(Some(getpid())).map_err(HostError::system("adopting what programs leave behind"))
+    set_child_subreaper(Some(getpid())).map_err(HostError::system("becoming a child subreaper"))
 }
 
 /// Ends all children of this process, and theirs, which then are its own.

@@ -5,15 +5,15 @@
 //! A thread of ours waits for the alarm as a thread of the program would wait for anything with a time-out, so time does not pass it by;
 //! then it sends SIGALRM to the process. It is started with the first alarm and stays.
 
-use crate::waits::{this_thread, unblock};
+use crate::waits::{INTERRUPTED, this_thread, unblock};
 use crate::{PS_PER_NS, answered, program, rank, real};
 use libc::{c_int, c_long, c_uint, c_void, itimerval, suseconds_t, timeval};
 use std::ptr::{null, null_mut};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard};
-use uniference_host::live::client::Client;
-use uniference_host::live::protocol::Span;
-use uniference_host::live::rounds::Kick;
+use uniference_client::Client;
+use uniference_client::rounds::Kick;
+use uniference_protocol::messages::Span;
 use uniference_sim::time::{SimDuration, SimTime};
 
 /// When the alarm goes off, and how long after that again.
@@ -28,15 +28,8 @@ static SETTING: Mutex<Option<Setting>> = Mutex::new(None);
 /// Counts settings; the thread sleeps on it.
 static SETTINGS: AtomicU32 = AtomicU32::new(0);
 
-static STARTED: AtomicBool = AtomicBool::new(false);
-
 const PS_PER_US: u64 = 1000 * PS_PER_NS;
 const US_PER_S: u64 = 1_000_000;
-
-/// Whether the program has ever set an alarm: then its sleeps may be interrupted.
-pub(crate) fn is_used() -> bool {
-    STARTED.load(SeqCst)
-}
 
 /// As in the C library.
 ///
@@ -95,7 +88,7 @@ fn set(client: &'static Client, value: SimDuration, interval: SimDuration) -> (S
     let now = now(client);
     let new = (value > SimDuration::ZERO)
         .then(|| Setting { at: now.saturating_add(value), every: (interval > SimDuration::ZERO).then_some(interval) });
-    if new.is_some() && !STARTED.swap(true, SeqCst) {
+    if new.is_some() && !INTERRUPTED.swap(true, SeqCst) {
         start();
     }
     let before = std::mem::replace(&mut *setting(), new);

@@ -1,5 +1,5 @@
 //! Owns the C library's functions of time, as a rank's process sees them: clocks read the rank's clock, sleeps and waits with a time-out
-//! spend it. What the rank's clock shows is the engine's business, behind `uniference_host::live::client`.
+//! spend it. What the rank's clock shows is the engine's business, behind `uniference_client`.
 //!
 //! In the order in which a call travels: the dynamic linker finds the functions of [`clocks`], [`sleeps`], [`waits`], [`alarms`] and [`threads`]
 //! before the C library's own, because the zygote is started with the extension in `LD_PRELOAD`; they ask the rank's client, which
@@ -27,8 +27,8 @@ pub mod waits;
 use libc::{c_int, clockid_t, timespec};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
-use uniference_host::live::client::{Client, ClientError};
-use uniference_host::live::protocol::Span;
+use uniference_client::{Client, ClientError};
+use uniference_protocol::messages::Span;
 use uniference_sim::time::{SimDuration, SimTime};
 
 /// The date of virtual time zero, in Unix seconds: 2026-01-01 00:00:00 UTC, the same in every run.
@@ -52,7 +52,7 @@ pub struct NotPreloaded;
 /// # Errors
 /// If the C library's functions are not replaced.
 pub fn activate(client: Arc<Client>) -> Result<(), NotPreloaded> {
-    if !real::is_preloaded() {
+    if !clocks::is_preloaded() {
         return Err(NotPreloaded);
     }
     interpreter::find();

@@ -1,6 +1,5 @@
 //! Owns the way to the C library's own functions, which those of this crate hide.
 
-use crate::threads::Start;
 use libc::{
     c_char, c_int, c_long, c_uint, c_ulong, c_void, clockid_t, epoll_event, fd_set, itimerval, nfds_t, pollfd,
     pthread_attr_t, pthread_cond_t, pthread_mutex_t, pthread_t, sem_t, siginfo_t, sigset_t, time_t, timespec, timeval,
@@ -9,6 +8,9 @@ use libc::{
 use std::ffi::CStr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// A thread may be ended inside it, by `pthread_exit` or by being cancelled: glibc then unwinds its stack.
+pub(crate) type Start = extern "C-unwind" fn(*mut c_void) -> *mut c_void;
 
 /// Declares, for each function, one of the same name that returns the C library's.
 macro_rules! functions {
@@ -84,13 +86,6 @@ fn find_version(name: &CStr) -> Option<usize> {
 
 unsafe extern "C" {
     fn dlvsym(handle: *mut c_void, symbol: *const c_char, version: *const c_char) -> *mut c_void;
-}
-
-/// Whether others find our functions.
-pub(crate) fn is_preloaded() -> bool {
-    // SAFETY: the name ends with a zero.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"clock_gettime".as_ptr()) } as usize;
-    found == crate::clocks::clock_gettime as *const () as usize
 }
 
 /// Bytes of a set of `count` descriptors, as the kernel reads it.

@@ -2,7 +2,7 @@
 
 use crate::{NS_PER_S, PS_PER_NS, answered, is_length, kind, moment, on_host, program, rank, real, span};
 use libc::{c_int, c_uint, clockid_t, timespec, useconds_t};
-use uniference_host::live::protocol::Span;
+use uniference_protocol::messages::Span;
 use uniference_sim::time::SimDuration;
 
 /// As in the C library.

@@ -1,13 +1,10 @@
 //! Owns the start of threads: that the rank has several, and who has started whom.
 
+use crate::real::Start;
 use crate::waits::kick;
 use crate::{rank, real};
 use libc::{c_int, c_void, pthread_attr_t, pthread_t, sigset_t};
 use std::mem::MaybeUninit;
-use uniference_host::live::client::Client;
-
-/// A thread may be ended inside it, by `pthread_exit` or by being cancelled: glibc then unwinds its stack.
-pub(crate) type Start = extern "C-unwind" fn(*mut c_void) -> *mut c_void;
 
 /// What a new thread is to do.
 struct Beginning {
@@ -52,9 +49,11 @@ pub unsafe extern "C" fn pthread_create(
 extern "C-unwind" fn begin(beginning: *mut c_void) -> *mut c_void {
     // SAFETY: `pthread_create` made it for this thread alone.
     let Beginning { path, pool, start, argument } = *unsafe { Box::from_raw(beginning.cast::<Beginning>()) };
-    Client::begin_thread(path);
-    if pool && let Some(client) = rank() {
-        client.joins_pool();
+    if let Some(client) = rank() {
+        client.begin_thread(path);
+        if pool {
+            client.joins_pool();
+        }
     }
     start(argument)
 }

@@ -7,8 +7,8 @@
 //! host, for as long as its time-out says; if nothing has come then, it is spent in virtual time.
 
 use crate::{
-    Kind, PS_PER_NS, alarms, answered, errno, interpreter, is_length, is_moment, kind, moment, on_host, program, rank,
-    real, set_errno, span,
+    Kind, PS_PER_NS, answered, errno, interpreter, is_length, is_moment, kind, moment, on_host, program, rank, real,
+    set_errno, span,
 };
 use libc::{
     c_int, c_long, clockid_t, epoll_event, fd_set, nfds_t, pollfd, pthread_cond_t, pthread_mutex_t, sem_t, siginfo_t,
@@ -16,9 +16,10 @@ use libc::{
 };
 use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
-use uniference_host::live::client::{Client, ClientError};
-use uniference_host::live::protocol::Span;
-use uniference_host::live::rounds::{Kick, has_children};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use uniference_client::rounds::{Kick, has_children};
+use uniference_client::{Client, ClientError};
+use uniference_protocol::messages::Span;
 use uniference_sim::time::{SimDuration, SimTime};
 
 /// How long to wait on the host.
@@ -68,9 +69,12 @@ fn wait(
     }
 }
 
+/// Whether the program has ever set an alarm: then its sleeps may be interrupted.
+pub(crate) static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
 /// Sleeps; how much is left, if a signal has ended it early. Without alarms nobody sends any but the program itself.
 pub(crate) fn sleep(client: &Client, span: Span) -> Result<SimDuration, ClientError> {
-    if !alarms::is_used() {
+    if !INTERRUPTED.load(SeqCst) {
         return client.sleep(span).map(|()| SimDuration::ZERO);
     }
     let until = match span {

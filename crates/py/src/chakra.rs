@@ -12,11 +12,11 @@ use std::fs::File;
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use uniference_formats::chakra::attributes;
-use uniference_formats::chakra::feed::{Feed, IdSet};
 use uniference_formats::chakra::own;
 use uniference_formats::chakra::read::Reader;
 use uniference_formats::chakra::schema::{self, Attribute, GlobalMetadata, IoInfo, NodeType, Value};
 use uniference_formats::chakra::write::Writer;
+use uniference_programs::chakra::feed::{Feed, IdSet};
 
 pyo3::create_exception!(_native, TraceError, PyValueError);
 
@@ -521,8 +521,7 @@ impl TraceWriter {
             return Err(PyValueError::new_err(format!("{} is closed", self.path.display())));
         };
         if !self.ids.insert(node.node.id) {
-            let problem =
-                format!("a node with the id {} has been written before\nhint: ids are unique in a file", node.node.id);
+            let problem = format!("duplicate node id {}\nhint: node ids must be unique in a file", node.node.id);
             return Err(trace_error(&self.path, &problem));
         }
         writer.node(&node.whole(py)).map_err(|error| os_error(&self.path, error))
@@ -593,7 +592,7 @@ impl Feeder {
     }
 
     fn issued(&mut self, id: u64) -> PyResult<Py<Node>> {
-        let unknown = || format!("node {id} has not been issued, or is complete already");
+        let unknown = || format!("node {id} has not been issued, or is already complete");
         self.issued.remove(&id).ok_or_else(|| PyKeyError::new_err(unknown()))
     }
 }
@@ -634,7 +633,7 @@ impl Feeder {
 
     fn lookup(&self, py: Python<'_>, id: u64) -> PyResult<Py<Node>> {
         let node = self.issued.get(&id).map(|node| node.clone_ref(py));
-        node.ok_or_else(|| PyKeyError::new_err(format!("node {id} has not been issued, or is complete already")))
+        node.ok_or_else(|| PyKeyError::new_err(format!("node {id} has not been issued, or is already complete")))
     }
 
     fn complete(&mut self, id: u64) -> PyResult<()> {
@@ -689,8 +688,8 @@ fn from_python(value: &Bound<'_, PyAny>) -> PyResult<Value> {
         && !value.is_instance_of::<PyBytes>()
     {
         let Some(first) = items.first() else {
-            let hint = "say which with set(name, [], type=\"int64_list\")";
-            return Err(PyTypeError::new_err(format!("an empty list has no type\nhint: {hint}")));
+            let hint = "give the type, for example set(name, [], type=\"int64_list\")";
+            return Err(PyTypeError::new_err(format!("the type of an empty list is ambiguous\nhint: {hint}")));
         };
         let negative = items.iter().any(|item| item.lt(0).unwrap_or(false));
         let large = items.iter().any(|item| item.gt(i64::MAX).unwrap_or(false));
@@ -713,7 +712,7 @@ fn kind_of(value: &Bound<'_, PyAny>, large: bool) -> PyResult<&'static str> {
     } else {
         let name = value.get_type().name()?;
         let kinds = "bool, int, float, str, bytes, or a list of one of these";
-        return Err(PyTypeError::new_err(format!("an attribute cannot be of type {name}\nhint: it is {kinds}")));
+        return Err(PyTypeError::new_err(format!("unsupported attribute type {name}\nhint: use {kinds}")));
     })
 }
 
@@ -722,7 +721,7 @@ fn from_python_as(value: &Bound<'_, PyAny>, kind: &str) -> PyResult<Value> {
     // `True` is a number to Python; as a flag it would be one without a word.
     let number = kind.contains("int") || kind.contains("fixed") || kind.contains("double") || kind.contains("float");
     if number && value.is_instance_of::<PyBool>() {
-        return Err(PyTypeError::new_err(format!("a bool is no {kind}")));
+        return Err(PyTypeError::new_err(format!("a bool is not a valid {kind}")));
     }
     macro_rules! list {
         ($variant:ident, $message:ident) => {
@@ -761,8 +760,9 @@ fn from_python_as(value: &Bound<'_, PyAny>, kind: &str) -> PyResult<Value> {
         "string_list" => list!(StringList, StringList),
         "bytes_list" => list!(BytesList, BytesList),
         other => {
-            let hint = "types are those of the schema's AttributeProto without _val, such as int64 or string_list";
-            return Err(PyValueError::new_err(format!("there is no type {other:?}\nhint: {hint}")));
+            let hint =
+                "types are the names in the schema's AttributeProto without _val, for example int64 or string_list";
+            return Err(PyValueError::new_err(format!("unknown type {other:?}\nhint: {hint}")));
         }
     })
 }

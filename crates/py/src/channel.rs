@@ -3,6 +3,7 @@
 // `memoryview` over the arena needs the interpreter's C function; there is no safe form for memory that Python does not own.
 #![allow(unsafe_code)]
 
+use crate::capture::{Extension, split};
 use crate::tensors::Tensors;
 use pyo3::exceptions::{PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::ffi;
@@ -11,10 +12,9 @@ use pyo3::types::PyBytes;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use uniference_host::live::client::{Blocking, Client, ClientError, Ran};
-use uniference_host::live::lookout;
-use uniference_host::live::memory::{Kernel, Region};
-use uniference_host::live::protocol::Span;
+use uniference_client::{Blocking, Client, ClientError, Ran};
+use uniference_protocol::memory::{Kernel, Region};
+use uniference_protocol::messages::{Compute, Lack, Span};
 use uniference_sim::ids::{GroupId, GroupRank};
 use uniference_sim::program::{Collective, CollectiveKind, DType, Mark, ReduceOp, Shape, StoreOp, StoreValue};
 use uniference_sim::time::{Bytes, SimDuration};
@@ -33,7 +33,7 @@ impl Channel {
     #[staticmethod]
     fn adopt(py: Python<'_>, fd: i32, rank: u32, world_size: u32) -> PyResult<Channel> {
         if fd < 0 {
-            return Err(PyValueError::new_err(format!("{fd} is no descriptor")));
+            return Err(PyValueError::new_err(format!("{fd} is not a valid file descriptor")));
         }
         // SAFETY: the caller hands the descriptor over, as the method's documentation says.
         let socket = unsafe { UnixStream::from_raw_fd(fd) };
@@ -53,7 +53,27 @@ impl Channel {
 
     #[getter]
     fn stacks(&self) -> (i32, i32) {
-        (lookout::SIGNAL.as_raw(), self.client.stacks().as_raw_fd())
+        (uniference_protocol::STACKS_SIGNAL.as_raw(), self.client.stacks().map_or(-1, |stacks| stacks.as_raw_fd()))
+    }
+
+    #[getter]
+    fn captures(&self) -> bool {
+        self.client.compute() != Compute::None
+    }
+
+    #[getter]
+    fn is_inside(&self) -> bool {
+        self.client.is_inside()
+    }
+
+    fn capture(&self, take: usize, inside: usize, thread: usize) -> PyResult<()> {
+        self.client.capture_with(Box::new(Extension::at(take, inside, thread)?));
+        Ok(())
+    }
+
+    fn operators(&self, slice: &[u8]) {
+        let (dictionary, operators) = split(slice);
+        self.client.ran(dictionary, operators);
     }
 
     fn start(&self, py: Python<'_>) -> PyResult<()> {
@@ -63,6 +83,10 @@ impl Channel {
 
     fn finish(&self, py: Python<'_>, ok: bool) -> PyResult<()> {
         py.detach(|| self.client.finish(ok)).map_err(raise)
+    }
+
+    fn lacks_memory(&self, wanted: u64, available: u64, line: String) {
+        self.client.lacks_memory(Lack { wanted, available, line });
     }
 
     fn enter(&self) {
@@ -132,7 +156,7 @@ impl Channel {
         output: Option<Tensors<'_>>,
         timeout: Option<u64>,
         site: &str,
-    ) -> PyResult<(bool, Option<u32>)> {
+    ) -> PyResult<(bool, Option<u32>, bool)> {
         let blocking = Blocking {
             op: collective(kind, dtype, reduce, root, shape)?,
             input: input.as_ref().map(Tensors::regions),
@@ -141,16 +165,26 @@ impl Channel {
             site,
         };
         let ran = py.detach(|| self.client.run(GroupId(group), blocking)).map_err(raise)?;
-        if let Some(output) = output.as_ref().or(input.as_ref()).filter(|_| ran == Ran::Delivered) {
+        if let Some(output) = output.as_ref().or(input.as_ref()).filter(|_| matches!(ran, Ran::Delivered { .. })) {
             output.written()?;
         }
         let closed_by = if let Ran::ClosedBy(peer) = ran { Some(peer) } else { None };
-        Ok((ran != Ran::TimedOut, closed_by))
+        Ok((ran != Ran::TimedOut, closed_by, ran == Ran::Delivered { lacks_values: true }))
     }
 
-    fn send(&self, py: Python<'_>, group: u32, to: u32, tag: u64, input: Tensors<'_>, site: &str) -> PyResult<u32> {
+    #[allow(clippy::too_many_arguments)] // the signature that `_native.pyi` documents
+    fn send(
+        &self,
+        py: Python<'_>,
+        group: u32,
+        to: u32,
+        tag: u64,
+        input: Tensors<'_>,
+        has_values: bool,
+        site: &str,
+    ) -> PyResult<u32> {
         let input = input.regions();
-        detached_if_long(py, input, || self.client.send(GroupId(group), GroupRank(to), tag, input, site))
+        detached_if_long(py, input, || self.client.send(GroupId(group), GroupRank(to), tag, input, has_values, site))
     }
 
     fn recv(&self, group: u32, source: Option<u32>, tag: u64, nbytes: u64, site: &str) -> PyResult<u32> {
@@ -184,11 +218,11 @@ impl Channel {
         self.client.folded(handle).map_err(raise)
     }
 
-    fn deliver(&self, py: Python<'_>, handle: u32, output: Tensors<'_>) -> PyResult<Option<u32>> {
+    fn deliver(&self, py: Python<'_>, handle: u32, output: Tensors<'_>) -> PyResult<(Option<u32>, bool)> {
         let regions = output.regions();
-        let peer = detached_if_long(py, regions, || self.client.deliver(handle, regions))?;
+        let delivered = detached_if_long(py, regions, || self.client.deliver(handle, regions))?;
         output.written()?;
-        Ok(peer)
+        Ok((delivered.peer, delivered.lacks_values))
     }
 
     fn closed_by(&self, handle: u32) -> PyResult<Option<u32>> {
@@ -284,7 +318,7 @@ impl Channel {
     fn arena<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         // The view must not outlive the mapping, and may outlive this object: a rank keeps its one client to its end.
         std::mem::forget(self.client.clone());
-        let (address, len) = self.client.arena();
+        let (address, len) = self.client.arena().expect("ranks of this machine have the arena mapped");
         // SAFETY: the mapping has this address and size, is writable, and stays, as the line above sees to.
         unsafe {
             let view = ffi::PyMemoryView_FromMemory(address.cast(), len as ffi::Py_ssize_t, WRITABLE);
@@ -376,7 +410,7 @@ fn dtype_named(name: &str) -> PyResult<DType> {
 }
 
 fn unknown(what: &str, name: &str) -> PyErr {
-    PyValueError::new_err(format!("no {what} is called {name:?}"))
+    PyValueError::new_err(format!("unknown {what} {name:?}"))
 }
 
 /// Whether the channel combines such elements itself.

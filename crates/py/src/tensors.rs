@@ -7,7 +7,7 @@
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use uniference_host::live::memory::Region;
+use uniference_protocol::memory::Region;
 
 /// Tensors, kept while their memory is used.
 pub(crate) struct Tensors<'py> {

@@ -6,14 +6,14 @@ use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
 use uniference_sim::cluster::{Backend, Cluster, Device};
 use uniference_sim::collective::choose::{AlgorithmTable, algorithm_by_name};
-use uniference_sim::engine::{Ended, Engine, drive};
+use uniference_sim::engine::{Ending, Engine, drive};
 use uniference_sim::ids::{GroupId, Handle, HostId, QueueId, RankId, Site, TaskId};
 use uniference_sim::network::{HostSpec, LinkSpec, Preset, Topology};
+use uniference_sim::observe::{Digest, Statistics};
 use uniference_sim::program::CollectiveKind::{self, AllReduce, AllToAll, ReduceScatter};
 use uniference_sim::program::{
-    Activity, Call, CallOp, Collective, DType, Outcome, Program, ReduceOp, Reply, Request, Shape,
+    Activity, Call, CallOp, Collective, DType, Outcome, Program, ProgramError, ReduceOp, Reply, Request, Shape,
 };
-use uniference_sim::record::{Digest, Statistics};
 use uniference_sim::time::{Rate, SimDuration, SimTime};
 
 const RUNS: usize = 5;
@@ -90,8 +90,9 @@ fn simulate(case: &Case) -> SimTime {
     let mut programs: Vec<Box<dyn Program>> = (0..case.ranks).map(|_| program(case, &world)).collect();
     let mut observer = (Statistics::default(), Digest::default());
     match drive(&mut engine, &mut programs, &mut observer) {
-        Ended::Finished => observer.0.makespan(),
-        Ended::Halted(halt) => panic!("{}", halt.render(&|site| site.to_string(), &|_| Vec::new())),
+        Ending::Finished => observer.0.makespan(),
+        Ending::Halted(halt) => panic!("{}", halt.render(&|site| site.to_string(), &|_| Vec::new())),
+        other => panic!("{other:?}"),
     }
 }
 
@@ -100,14 +101,7 @@ fn cluster(case: &Case) -> Cluster {
     let names = (0..case.ranks).map(|rank| format!("host.{rank}"));
     let hosts: Vec<HostSpec> = names.clone().map(HostSpec::new).collect();
     let link = LinkSpec::new(Rate::from_bits_per_second(10e9).unwrap(), SimDuration::from_us(2));
-    let device = |(rank, name)| Device {
-        name,
-        host: HostId::from(rank),
-        slowdown: 1.0,
-        memory: None,
-        spells: Vec::new(),
-        crash: None,
-    };
+    let device = |(rank, name)| Device::new(name, HostId::from(rank));
     let mut algorithms = AlgorithmTable::ideal();
     algorithms.force(case.kind, algorithm_by_name(case.kind, case.algorithm).unwrap());
     Cluster {
@@ -137,8 +131,8 @@ fn program(case: &Case, world: &Arc<[RankId]>) -> Box<dyn Program> {
     ];
     struct Requests(std::array::IntoIter<Request, 4>);
     impl Program for Requests {
-        fn resume(&mut self, _: SimTime, _: TaskId, _: Reply) -> Request {
-            self.0.next().expect("the last request ends the task")
+        fn resume(&mut self, _: SimTime, _: TaskId, _: Reply) -> Result<Request, ProgramError> {
+            Ok(self.0.next().expect("the last request ends the task"))
         }
     }
     Box::new(Requests(requests.into_iter()))

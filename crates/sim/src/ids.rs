@@ -51,3 +51,13 @@ id!(/// An activity of one rank, numbered in the order in which the rank issued 
     Handle, "handle ");
 id!(/// A line of the user's program; the caller keeps the table.
     Site, "site ");
+
+/// A message, in the order in which a run's messages are posted. There may be more of them than of anything else.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct MessageId(pub u64);
+
+impl fmt::Display for MessageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "message {}", self.0)
+    }
+}

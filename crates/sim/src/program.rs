@@ -2,6 +2,9 @@
 //!
 //! A live Python process, a replayed trace and a Rust program all speak this and nothing else, so the engine cannot tell them apart.
 
+pub use crate::device::{Origin, Work};
+pub use crate::dtype::DType;
+
 use crate::ids::{GroupId, GroupRank, Handle, QueueId, RankId, Site, TaskId};
 use crate::time::{Bytes, SimDuration, SimTime};
 use serde::{Deserialize, Serialize};
@@ -11,8 +14,15 @@ use std::sync::Arc;
 /// A rank that runs inside the simulator's own process.
 pub trait Program {
     /// Called when `task` may go on at `now`; returns what it asks for next. The first reply is [`Reply::Start`].
-    fn resume(&mut self, now: SimTime, task: TaskId, reply: Reply) -> Request;
+    ///
+    /// # Errors
+    /// If the program cannot go on. That ends the run, and the error is handed to whoever carries it out; a program that fails in simulated time
+    /// asks for [`Request::Exit`].
+    fn resume(&mut self, now: SimTime, task: TaskId, reply: Reply) -> Result<Request, ProgramError>;
 }
+
+/// Why a program cannot go on.
+pub type ProgramError = Box<dyn std::error::Error + Send + Sync>;
 
 /// What a task asks for. It is then blocked until the reply.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -31,7 +41,7 @@ pub enum Request {
     /// Blocks until all (or any) of `handles` are complete, or one has failed: [`Reply::Complete`], [`Reply::Failed`] or
     /// [`Reply::TimedOut`].
     Wait {
-        /// Handles of this rank. A handle is forgotten once a wait has reported it complete.
+        /// Handles of this rank. One that is complete may be named as often as one likes; a failure is told of once.
         handles: Vec<Handle>,
         /// Return at the first that is complete.
         any: bool,
@@ -68,14 +78,19 @@ pub enum Request {
         /// The user's line.
         site: Site,
     },
-    /// In a program record only, the engine is never asked this: the task's next request followed not from an answer to itself but
-    /// from the `resumption`-th answer to `task` of the same rank, which then let it go on or started it.
-    After {
-        /// Who let it go on.
-        task: TaskId,
-        /// Counted from 1.
-        resumption: u64,
-    },
+}
+
+impl Request {
+    /// The line that it comes from, if it says so.
+    pub fn site(&self) -> Option<Site> {
+        match self {
+            Request::Issue { site, .. }
+            | Request::Wait { site, .. }
+            | Request::Store { site, .. }
+            | Request::Pause { site, .. } => Some(*site),
+            Request::Now | Request::JoinGroup { .. } | Request::Exit(_) => None,
+        }
+    }
 }
 
 /// What a blocked task is told.
@@ -138,26 +153,6 @@ pub enum Activity {
     /// Closes the rank's connections of a group. Once a rank of the run has crashed, whoever waits for data of this rank there hears of
     /// it; before, it has no effect: who waits for a rank that will not come is told so as a deadlock.
     Close(GroupId),
-}
-
-/// A piece of compute, before any device has slowed it down.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Work {
-    /// How long it takes on the reference device.
-    pub duration: SimDuration,
-    /// Where that figure comes from.
-    pub origin: Origin,
-}
-
-/// Where a duration of compute comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Origin {
-    /// Run and timed on this machine.
-    Measured,
-    /// Read from a trace.
-    Recorded,
-    /// Not known: counted as zero.
-    None,
 }
 
 /// A named range of the user's (`torch.profiler.record_function`) opens or closes.
@@ -307,22 +302,25 @@ impl CallOp {
         }
     }
 
-    /// Size of the tensor that this member names in the call.
-    pub fn bytes(&self) -> Bytes {
+    /// Size of the tensor that a member of a group of `members` names in the call: [`Collective::bytes`], or the message.
+    pub fn bytes(&self, members: u32) -> Bytes {
         match self {
-            CallOp::Collective(collective) => collective.bytes(),
+            CallOp::Collective(collective) => collective.bytes(members),
             CallOp::Send { bytes, .. } | CallOp::Recv { bytes, .. } => *bytes,
         }
     }
 }
 
 impl Collective {
-    /// Size of the tensor that this member names in the call: one block of an even shape, the sum of unequal ones
-    /// (of all-to-all: what it sends).
-    pub fn bytes(&self) -> Bytes {
+    /// Size of the tensor that a member of a group of `members` names in the call: one block of an even shape, the sum of unequal ones.
+    /// Of an all-to-all it is all that the member sends, whether its blocks are equal or not.
+    pub fn bytes(&self, members: u32) -> Bytes {
         let element = self.dtype.size();
         let bytes = |count: &u64| Bytes(count.saturating_mul(element));
         match &self.shape {
+            Shape::Even(count) if self.kind == CollectiveKind::AllToAll => {
+                bytes(&count.saturating_mul(u64::from(members)))
+            }
             Shape::Even(count) => bytes(count),
             Shape::Blocks(blocks) => blocks.iter().map(bytes).sum(),
             Shape::Pairs { send, .. } => send.iter().map(bytes).sum(),
@@ -373,39 +371,6 @@ impl ReduceOp {
             ReduceOp::PremulSum => "PREMUL_SUM",
         }
     }
-}
-
-macro_rules! dtypes {
-    ($($variant:ident $name:literal $size:literal),* $(,)?) => {
-        /// Type of an element; torch's names.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        #[allow(missing_docs)] // the names say it
-        pub enum DType { $($variant),* }
-
-        impl DType {
-            /// torch's name, without `torch.`.
-            pub const fn name(self) -> &'static str {
-                match self { $(DType::$variant => $name),* }
-            }
-
-            /// Bytes of one element.
-            pub const fn size(self) -> u64 {
-                match self { $(DType::$variant => $size),* }
-            }
-
-            /// The type that torch calls `name`.
-            pub fn from_name(name: &str) -> Option<DType> {
-                match name { $($name => Some(DType::$variant),)* _ => None }
-            }
-        }
-    };
-}
-
-dtypes! {
-    Bool "bool" 1, UInt8 "uint8" 1, Int8 "int8" 1, UInt16 "uint16" 2, Int16 "int16" 2, UInt32 "uint32" 4, Int32 "int32" 4,
-    UInt64 "uint64" 8, Int64 "int64" 8, Float16 "float16" 2, BFloat16 "bfloat16" 2, Float32 "float32" 4, Float64 "float64" 8,
-    Float8E4M3 "float8_e4m3fn" 1, Float8E5M2 "float8_e5m2" 1, Float8E4M3Fnuz "float8_e4m3fnuz" 1,
-    Float8E5M2Fnuz "float8_e5m2fnuz" 1, Complex32 "complex32" 4, Complex64 "complex64" 8, Complex128 "complex128" 16,
 }
 
 /// An operation of the key-value store. Keys and values are bytes, as in torch.

@@ -72,7 +72,7 @@ pub struct Shift(u32);
 /// Axes that do not make a grid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "axes {axes:?} do not make a grid of {world} ranks\nhint: each stride must be a multiple of the stride times the extent before it, a flip's extent a power of two, and blocks' a multiple of theirs"
+    "axes {axes:?} do not form a grid of {world} ranks\nhint: each stride must be a multiple of the stride times the extent before it, the extent of a flip a power of two, and that of blocks a multiple of the block size"
 )]
 pub struct GridError {
     /// As given.

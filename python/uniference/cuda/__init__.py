@@ -12,23 +12,20 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
-import torch.utils._device
-from torch import Tensor, _utils
-from torch._C import _distributed_c10d as c10d
+from torch import Tensor
 from torch.distributed.distributed_c10d import BackendConfig
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._dispatch import OpDispatcher
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils import checkpoint
 
 from uniference._native import Channel
+from uniference.backends.base import SimulatedBackend
+from uniference.backends.work import Operation
 from uniference.cuda import amp, normalization, real
 from uniference.cuda.placement import CPU, DefaultDevice, Devices, Placement
 from uniference.cuda.runtime import Cuda
 from uniference.cuda.streams import Runtime
 from uniference.cuda.wanted import needs_gpu
-from uniference.process_group import SimulatedBackend
-from uniference.work import Operation
+from uniference.patches import gpus
 
 __all__ = ["install", "wanted"]
 
@@ -41,7 +38,7 @@ def wanted(argv: Sequence[str], module: bool) -> bool:
         return False
     if wish == "yes" or (wish == "auto" and needs_gpu(argv, module)):
         return True
-    torch.cuda._lazy_init = _no_gpu
+    gpus.CUDA["_lazy_init"].replace(_no_gpu)
     return False
 
 
@@ -57,12 +54,12 @@ def install(channel: Channel, device: str, memory: int | None, settle: Callable[
     amp.install()
     normalization.install()
     # The compiler asks the CUDA driver itself; what it would compile runs uncompiled, with the same values.
-    torch._dynamo.config.disable = True
+    gpus.NO_COMPILER.replace(True)
     _keep_allocations_here()
     _keep_hashes_here()
     _keep_what_comes_from_the_host(devices)
     _keep_checkpoints(devices)
-    torch.utils._device.DeviceContext = DefaultDevice  # type: ignore[misc]
+    gpus.DEVICE_CONTEXT.replace(DefaultDevice)
     _keep_out_of_the_process_group()
     _keep_groups_whole()
     _keep_recomputation_even()
@@ -78,7 +75,7 @@ def install(channel: Channel, device: str, memory: int | None, settle: Callable[
 
 def _no_gpu() -> NoReturn:
     raise RuntimeError(
-        "the program uses CUDA, but the simulated devices are no GPUs, and this machine has none\n"
+        "the program uses CUDA, but the simulated devices are not GPUs and this machine has none\n"
         "hint: simulate GPUs with --cuda"
     )
 
@@ -87,12 +84,8 @@ def _this_machines_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-_kernels: list[torch.library.Library] = []
-
-
 def _keep_allocations_here() -> None:
     """torch's C++ code allocates on a GPU by itself, for a barrier for example."""
-    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
 
     def empty(
         size: Any,
@@ -110,25 +103,19 @@ def _keep_allocations_here() -> None:
     ) -> Tensor:
         return torch.empty_strided(size, stride, dtype=dtype, device="cpu")
 
-    library.impl("empty.memory_format", empty, "CUDA")
-    library.impl("empty_strided", empty_strided, "CUDA")
-    _kernels.append(library)
+    gpus.ALLOCATIONS.implement("empty.memory_format", empty, "CUDA")
+    gpus.ALLOCATIONS.implement("empty_strided", empty_strided, "CUDA")
 
 
 def _keep_hashes_here() -> None:
     """What object collectives log of their bytes at TORCH_DISTRIBUTED_DEBUG=DETAIL is a hash that torch leaves to the GPU."""
-    c10d._hash_tensors = lambda tensors: hash(tuple(bytes(tensor.untyped_storage()) for tensor in tensors))
+    gpus.HASH_TENSORS.replace(lambda tensors: hash(tuple(bytes(tensor.untyped_storage()) for tensor in tensors)))
 
 
 def _keep_what_comes_from_the_host(devices: Devices) -> None:
     """Makers of CPU tensors that no function mode sees."""
-    for module, name in (
-        (torch, "from_numpy"),
-        (torch, "frombuffer"),
-        (torch, "from_dlpack"),
-        (_utils, "_rebuild_tensor"),
-    ):
-        setattr(module, name, _marked(getattr(module, name), devices))
+    for name in gpus.HOST_TENSORS:
+        name.wrap(lambda make: _marked(make, devices))
 
 
 def _marked(make: Callable[..., Any], devices: Devices) -> Callable[..., Any]:
@@ -169,14 +156,14 @@ def _keep_out_of_the_process_group() -> None:
 
 def _keep_groups_whole() -> None:
     """A group for GPUs must carry tensors on the CPU, which those of a GPU are to torch's C++ code."""
-    original = BackendConfig.__init__
+    original = gpus.BACKEND_CONFIG.original
 
     def init(self: BackendConfig, backend: Any) -> None:
         original(self, backend)
         if (carrier := self.device_backend_map.get("cuda")) is not None:
             self.device_backend_map = dict.fromkeys(("cpu", "cuda"), carrier)
 
-    BackendConfig.__init__ = init  # type: ignore[method-assign]
+    gpus.BACKEND_CONFIG.replace(init)
 
 
 def _keep_recomputation_even() -> None:
@@ -196,39 +183,36 @@ def _without_modes(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _enter_in_every_thread(mode: Callable[[], Placement]) -> None:
     """Function modes are a thread's own."""
-    original = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+    original = gpus.BOOTSTRAP.original
 
     def run(self: threading.Thread) -> None:
         with mode():
             original(self)
 
     mode().__enter__()  # type: ignore[no-untyped-call]
-    threading.Thread._bootstrap_inner = run  # type: ignore[attr-defined]
+    gpus.BOOTSTRAP.replace(run)
 
 
 def _enter_in_backward(mode: Callable[[], Placement]) -> None:
     """torch calls `Tensor.backward` without the modes that have seen the call; the program's hooks run inside."""
-    autograd: Any = torch.autograd
-    autograd._engine_run_backward = _entering(autograd._engine_run_backward, mode)
+    gpus.BACKWARD.wrap(lambda run: _entering(run, mode))
 
 
 def _enter_in_dtensors(mode: Callable[[], Placement]) -> None:
     """What torch does in Python for an operator on DTensors, it does without modes; these ask for the device of a mesh."""
-    dispatcher: Any = OpDispatcher
-    dispatcher._dispatch_fast_path_python_tail = _entering(dispatcher._dispatch_fast_path_python_tail, mode)
-    DTensor.from_local = staticmethod(_entering(DTensor.from_local, mode))  # type: ignore[method-assign]
+    gpus.DTENSOR_DISPATCH.wrap(lambda dispatch: _entering(dispatch, mode))
+    gpus.FROM_LOCAL.wrap(lambda make: staticmethod(_entering(make, mode)))
 
 
 def _enter_in_operators(mode: Callable[[], Placement]) -> None:
     """Nor are there modes in the operators that a program defines in Python; its kernels go by where their tensors are."""
-    library: Any = torch.library.Library
-    original = library.impl
+    original = gpus.LIBRARY_IMPL.original
 
     def impl(self: Any, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
         whole = fn is torch.library.fallthrough_kernel or dispatch_key == "Meta"
         original(self, op_name, fn if whole else _entering(fn, mode), dispatch_key, **options)
 
-    library.impl = impl
+    gpus.LIBRARY_IMPL.replace(impl)
 
 
 def _entering(function: Callable[..., Any], mode: Callable[[], Placement]) -> Callable[..., Any]:

@@ -4,17 +4,14 @@ The formulas are those of torch 2.15's `aten/src/ATen/native/cuda/Normalization.
 N is the number of a channel's elements in the whole batch, on all ranks.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-_kernels: list[torch.library.Library] = []
+from uniference.patches import gpus
 
 
 def install() -> None:
     """Registers them with torch."""
-    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for kernel in (
         batch_norm_stats,
         batch_norm_gather_stats_with_counts,
@@ -22,8 +19,7 @@ def install() -> None:
         batch_norm_backward_reduce,
         batch_norm_backward_elemt,
     ):
-        library.impl(kernel.__name__, kernel, "CPU")
-    _kernels.append(library)
+        gpus.BATCH_NORM.implement(kernel.__name__, kernel, "CPU")
 
 
 def batch_norm_stats(input: Tensor, eps: float) -> tuple[Tensor, Tensor]:

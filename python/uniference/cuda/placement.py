@@ -52,8 +52,8 @@ class Devices:
             return index
         has = "1 GPU" if self.count == 1 else f"{self.count} GPUs"
         raise torch.AcceleratorError(
-            f"CUDA error: invalid device ordinal: there is no cuda:{index}, this rank's host has {has}\n"
-            "hint: use LOCAL_RANK for the index; `host` and `per_host` of a cluster file put several devices on one host"
+            f"CUDA error: invalid device ordinal: cuda:{index} does not exist, the host of this rank has {has}\n"
+            "hint: use LOCAL_RANK as the index; `host` and `per_host` in the cluster file place several devices on one host"
         )
 
     def place(self, device: Any) -> int | None:
@@ -68,7 +68,7 @@ class Devices:
         if named.type == "meta":
             return None
         raise RuntimeError(
-            f"there is no device {named} in this simulation\nhint: the simulated devices are cpu and cuda:0 to cuda:{self.count - 1}"
+            f"device {named} is not simulated\nhint: the simulated devices are cpu and cuda:0 to cuda:{self.count - 1}"
         )
 
     def gpu(self, device: Any) -> int:

@@ -3,25 +3,26 @@
 The tensors' way between GPU and host is the extension's business.
 """
 
-import time
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
 import torch
 
-from uniference.process_group import SimulatedBackend
-
-_CLOCKS = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns")
+from uniference.backends.base import SimulatedBackend
+from uniference.backends.gloo import Gloo
+from uniference.backends.nccl import Nccl
+from uniference.patches import gpus
 
 
 def install() -> None:
     """Waits at the clock, and where communication begins. The wait is the program's, so it is charged."""
-    for name in _CLOCKS:
-        setattr(time, name, _after_the_gpu(getattr(time, name)))
-    for name, method in tuple(vars(SimulatedBackend).items()):
-        if hasattr(method, "__wrapped__"):  # what is not charged: the calls that a program makes
-            setattr(SimulatedBackend, name, _after_the_gpu(method))
+    for clock in gpus.CLOCKS:
+        clock.wrap(_after_the_gpu)
+    for backend in (SimulatedBackend, Gloo, Nccl):
+        for name, method in tuple(vars(backend).items()):
+            if getattr(method, "is_uncharged", False):  # the calls that a program makes
+                setattr(backend, name, _after_the_gpu(method))
 
 
 def _after_the_gpu(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ from uniference.cuda import streams
 from uniference.cuda.placement import Devices
 from uniference.cuda.randomness import GpuRandom
 from uniference.cuda.streams import CudaEvent, Event, Runtime, Stream, StreamContext
+from uniference.patches import gpus
 
 CAPABILITY = (8, 0)
 """The compute capability that programs are told: enough for bfloat16, so that they take the way that a data centre's GPU takes."""
@@ -27,8 +28,8 @@ _MULTIPROCESSORS = 108  # of the GPU with this capability, NVIDIA's A100
 def refusal(what: str) -> RuntimeError:
     """Something only real CUDA can do."""
     return RuntimeError(
-        f"{what} needs a real NVIDIA GPU: the simulated one computes with torch's CPU kernels\n"
-        "hint: leave it out for the simulation, for example where torch.cuda.get_device_name() says `simulated`"
+        f"{what} requires a real NVIDIA GPU; simulated GPUs run torch's CPU kernels\n"
+        "hint: skip it in the simulation, for example if torch.cuda.get_device_name() contains `simulated`"
     )
 
 
@@ -175,19 +176,17 @@ class Cuda:
 
     def install(self) -> None:
         """Takes torch.cuda's place."""
-        for module, names in ((torch.cuda, self._cuda()), (torch.accelerator, self._accelerator())):
-            for name, value in names.items():
-                setattr(module, name, value if isinstance(value, type | bool) else _function(value, name))
+        for names, answers in ((gpus.CUDA, self._cuda()), (gpus.ACCELERATOR, self._accelerator())):
+            for name, value in answers.items():
+                names[name].replace(value if isinstance(value, type | bool | tuple) else _function(value, name))
         # torch.accelerator.memory imports nothing from its parent, but programs may import it.
-        for name in _MEMORY_COUNTS:
-            setattr(torch.cuda.memory, name, self.nothing_allocated)
-        for name in ("range_push", "range_pop", "range"):
-            setattr(torch.cuda.nvtx, name, getattr(self, name))
-        torch.cuda.nvtx.mark = _nothing
-        torch.Tensor.record_stream = _nothing  # type: ignore[method-assign] # its arguments are checked before any mode sees it
-        torch.cuda.default_generators = tuple(self._random)  # type: ignore[assignment]
-        torch.Generator = self.generator()  # type: ignore[assignment,misc]
-        torch.Stream, torch.Event = Stream, Event  # type: ignore[assignment,misc]
+        for count in gpus.MEMORY_COUNTS.values():
+            count.replace(self.nothing_allocated)
+        for name, nvtx in gpus.NVTX.items():
+            nvtx.replace(_nothing if name == "mark" else getattr(self, name))
+        gpus.RECORD_STREAM.replace(_nothing)  # its arguments are checked before any mode sees it
+        for name, kind in (("Generator", self.generator()), ("Stream", Stream), ("Event", Event)):
+            gpus.CLASSES[name].replace(kind)
         streams.install(self._runtime)
 
     def _cuda(self) -> dict[str, Any]:
@@ -211,12 +210,13 @@ class Cuda:
         own += ("get_rng_state_all", "set_rng_state", "set_rng_state_all", "initial_seed")
         return (
             {name: getattr(self, name) for name in own}
-            | dict.fromkeys(_MEMORY_COUNTS, self.nothing_allocated)
+            | dict.fromkeys(gpus.MEMORY_COUNTS, self.nothing_allocated)
             | dict.fromkeys(_NO_EFFECT, _nothing)
             | {name: refused(f"torch.cuda.{name}") for name in _REFUSED}
             | {name: refused_class(f"torch.cuda.{name}") for name in _REFUSED_CLASSES}
             | {
                 "_initialized": True,
+                "default_generators": tuple(self._random),
                 "_exchange_device": self.exchange_device,
                 "_maybe_exchange_device": self.exchange_device,
                 "_is_in_bad_fork": lambda: False,
@@ -279,14 +279,6 @@ class _Cudart:
         raise refusal(f"torch.cuda.cudart().{name}")
 
 
-_MEMORY_COUNTS: tuple[str, ...] = (
-    "memory_allocated",
-    "max_memory_allocated",
-    "memory_reserved",
-    "max_memory_reserved",
-    "memory_cached",
-    "max_memory_cached",
-)
 _ACCELERATOR_MEMORY = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
 
 # What `torch.cuda.memory_stats` counts: in three pools, in none, and as single numbers.
@@ -366,4 +358,4 @@ def _no_statistics(*_args: Any, **_kwargs: Any) -> dict[str, int]:
 
 @cache
 def _warn_of_memory() -> None:
-    warnings.warn("the memory of simulated GPUs is not accounted: torch.cuda says that none is used", stacklevel=3)
+    warnings.warn("the memory of simulated GPUs is not tracked; torch.cuda reports 0 bytes in use", stacklevel=3)

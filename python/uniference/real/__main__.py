@@ -4,17 +4,16 @@ Started by torchrun or by the testbed, whose environment it needs; UNIFERENCE_RE
 """
 
 import contextlib
-import importlib
 import os
 import platform
 import sys
-import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
-from uniference import program, zygote
+from uniference.patches import names, registry, versions
+from uniference.program import execution
 from uniference.real.hooks import Hooks
 from uniference.real.meeting import Meeting
 from uniference.real.recording import Recording, now
@@ -26,14 +25,14 @@ def main(words: list[str]) -> NoReturn:
     """Runs the program under the recorder; `words` are its path, or -m and a module's name, and its arguments."""
     module = words[0] == "-m"
     argv = words[1:] if module else words
-    _import()
+    _prepare()
     meeting, recording = Meeting(), Recording()
     _compare_clocks(meeting, "before")
     Hooks(recording).install()
     start = meeting.start_together()
-    code = program.run(argv, module)
+    code = execution.run(argv, module)
     finish = now()
-    program.tidy_up()
+    execution.tidy_up()
     if code == 0:
         # Where one has failed, nobody comes.
         _compare_clocks(meeting, "after")
@@ -46,6 +45,17 @@ def main(words: list[str]) -> NoReturn:
             stream.flush()
     # Hooks in Python must not be called by what torch tears down later.
     os._exit(code)
+
+
+def _prepare() -> None:
+    """Imports what simulated ranks have imported before their time begins. Ends the process where torch is not as the recorder needs it."""
+    versions.preload()
+    try:
+        registry.check_all(name for name in names.ALL if name.part is not registry.Part.GPU)
+    except registry.MovedError as error:
+        message, hint = error.args
+        print(f"error: {message}\nhint: {hint}", file=sys.stderr, flush=True)
+        os._exit(2)
 
 
 def _compare_clocks(meeting: Meeting, name: str) -> None:
@@ -68,14 +78,6 @@ def _head(meeting: Meeting, argv: list[str], start: int) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "start": start,
     }
-
-
-def _import() -> None:
-    """What simulated ranks have imported before their time begins."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for module in zygote.PRELOADED:
-            importlib.import_module(module)
 
 
 if __name__ == "__main__":

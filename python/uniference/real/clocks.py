@@ -69,9 +69,9 @@ class Server:
             for served in range(clients):
                 if not self._served.acquire(timeout=max(deadline - time.monotonic(), 0)):
                     raise TimeoutError(
-                        f"{clients - served} of {clients} hosts have not compared their clocks with this one's within "
-                        f"{patience_s:.0f} s\nhint: let all hosts reach {' and '.join(map(_shown, self._listeners))} by TCP, "
-                        "or name with --clock-address an address that they can reach"
+                        f"{clients - served} of {clients} hosts have not synchronized their clocks with this host within "
+                        f"{patience_s:.0f} s\nhint: make sure that all hosts reach {' and '.join(map(_shown, self._listeners))} by TCP, "
+                        "or give an address that they can reach with --clock-address"
                     )
         finally:
             for listener in self._listeners:
@@ -129,8 +129,8 @@ def read(
         except OSError as error:
             if time.monotonic() >= deadline:
                 raise ConnectionError(
-                    f"the clock of rank 0's host cannot be read at {address[0]} port {address[1]}: {error}\n"
-                    "hint: let this host reach it by TCP, or name with --clock-address one of its addresses that this host can reach"
+                    f"cannot read the clock of rank 0's host at {address[0]} port {address[1]}: {error}\n"
+                    "hint: make sure that this host can reach it by TCP, or give an address that it can reach with --clock-address"
                 ) from None
             time.sleep(0.2)
 
@@ -164,7 +164,7 @@ def _introduce(peer: socket.socket, key: bytes, me: bytes, other: bytes) -> None
     theirs = _receive(peer, _CHALLENGE_BYTES, deadline)
     peer.sendall(_answer(key, me, theirs, mine))
     if not hmac.compare_digest(_receive(peer, _ANSWER_BYTES, deadline), _answer(key, other, mine, theirs)):
-        raise ConnectionError("the other end does not know the key of this run")
+        raise ConnectionError("the peer does not have the key of this run")
     # From here on the kernel keeps the time: Python's own time-outs ask it twice for every word.
     peer.settimeout(None)
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
@@ -183,7 +183,7 @@ def _receive(peer: socket.socket, size: int, deadline: float | None = None) -> b
             peer.settimeout(max(deadline - time.monotonic(), 1e-3))
         chunk = peer.recv(size - len(data))
         if not chunk:
-            raise ConnectionError("the other end has gone")
+            raise ConnectionError("the peer has closed the connection")
         data += chunk
     return data
 

@@ -10,7 +10,6 @@ Not seen: `monitored_barrier` (it passes the hooks by), tags, and how an `all_to
 import contextlib
 import itertools
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work
 from torch.autograd import Variable, profiler
 
+from uniference.patches import names
 from uniference.real.recording import Recording, now
 
 # Any number that no other hook uses.
@@ -68,20 +68,15 @@ class Hooks:
         self._watch_groups()
         self._watch_works()
         self._watch_tensors()
-        for owner, name in (
-            (c10d, "_new_process_group_helper"),
-            (c10d, "_store_based_barrier"),
-            (c10d.Store, "get"),
-            (c10d.Store, "wait"),
-        ):
-            setattr(owner, name, self._blocking(getattr(owner, name), "store"))
-        time.sleep = self._blocking(time.sleep, "sleep")
+        for name in names.BLOCKING:
+            name.wrap(lambda function: self._blocking(function, "store"))
+        names.SLEEP.wrap(lambda sleep: self._blocking(sleep, "sleep"))
         self._watch_ranges()
 
     # Operations
 
     def _watch_groups(self) -> None:
-        register = c10d._register_pg_in_world
+        register = names.REGISTER_GROUP.original
 
         def register_and_watch(pg: c10d.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
             opened: dict[int, _Issued] = {}
@@ -89,7 +84,7 @@ class Hooks:
             pg.register_post_hook(_HOOK, lambda op: self._started(op, opened))
             return register(pg, *args, **kwargs)
 
-        c10d._register_pg_in_world = register_and_watch
+        names.REGISTER_GROUP.replace(register_and_watch)
 
     def _issued(self, pg: c10d.ProcessGroup, op: Any, opened: dict[int, "_Issued"]) -> None:
         at = now()
@@ -148,19 +143,24 @@ class Hooks:
     # Waits
 
     def _watch_works(self) -> None:
-        wait, is_completed, end_coalescing = Work.wait, Work.is_completed, c10d.ProcessGroup._end_coalescing
+        completion = names.WORK_METHODS["is_completed"]
+        wait, is_completed, end_coalescing = (
+            names.WORK_WAIT.original,
+            completion.original,
+            names.END_COALESCING.original,
+        )
 
         def recorded_wait(work: Work, *args: Any, **kwargs: Any) -> bool:
             issued = self._works.get(id(work))
             with _Blocked(self, "communication", [issued.handle] if issued else []):
-                result = wait(work, *args, **kwargs)
+                result: bool = wait(work, *args, **kwargs)
             if issued:
                 self._forget(issued)
                 self._note_peer(work, issued.handle)
             return result
 
         def recorded_poll(work: Work) -> bool:
-            result = is_completed(work)
+            result: bool = is_completed(work)
             issued = self._works.get(id(work)) if result else None
             if issued:
                 self._forget(issued)
@@ -168,16 +168,16 @@ class Hooks:
             return result
 
         def recorded_end(pg: c10d.ProcessGroup, *args: Any) -> Work:
-            work = end_coalescing(pg, *args)
+            work: Work = end_coalescing(pg, *args)
             handles, self._coalesced = self._coalesced, []
             # One of them stands for all: they complete together.
             if handles and work is not None:
                 self._keep(work, _Issued(handles[-1], []))
             return work
 
-        Work.wait = recorded_wait  # type: ignore[method-assign, assignment]
-        Work.is_completed = recorded_poll  # type: ignore[method-assign, assignment]
-        c10d.ProcessGroup._end_coalescing = recorded_end  # type: ignore[method-assign, assignment]
+        names.WORK_WAIT.replace(recorded_wait)
+        completion.replace(recorded_poll)
+        names.END_COALESCING.replace(recorded_end)
 
     def _note_peer(self, work: Work, handle: int) -> None:
         """Whom a receive from anybody has met; other operations have no source."""
@@ -186,11 +186,10 @@ class Hooks:
 
     def _watch_tensors(self) -> None:
         """`wait_tensor`, which waits for the operation whose result a tensor is. Its own kernel still does the waiting."""
-        library: Any = torch.library
-        self._library = library.Library("_c10d_functional", "IMPL")
+        get_kernel: Any = torch.library.get_kernel
         for key in ("CPU", "CUDA"):
-            kernel = library.get_kernel("_c10d_functional::wait_tensor", key)
-            self._library.impl("wait_tensor", self._waiting_kernel(kernel), key, with_keyset=True)
+            kernel = get_kernel("_c10d_functional::wait_tensor", key)
+            names.WAIT_TENSOR.implement("wait_tensor", self._waiting_kernel(kernel), key, with_keyset=True)
 
     def _waiting_kernel(self, kernel: Any) -> Callable[[Any, Tensor], Tensor]:
         def wait_tensor(keyset: Any, tensor: Tensor) -> Tensor:
@@ -231,18 +230,18 @@ class Hooks:
         return blocking
 
     def _watch_ranges(self) -> None:
-        enter, leave = profiler.record_function.__enter__, profiler.record_function.__exit__
+        enter, leave = names.RANGE_ENTER.original, names.RANGE_EXIT.original
 
         def recorded_enter(range_: profiler.record_function) -> Any:
             self._recording.add("m", now(), range_.name)
-            return enter(range_)  # type: ignore[no-untyped-call]
+            return enter(range_)
 
         def recorded_leave(range_: profiler.record_function, *error: Any) -> None:
             self._recording.add("m", now(), None)
             leave(range_, *error)
 
-        profiler.record_function.__enter__ = recorded_enter  # type: ignore[method-assign]
-        profiler.record_function.__exit__ = recorded_leave  # type: ignore[method-assign]
+        names.RANGE_ENTER.replace(recorded_enter)
+        names.RANGE_EXIT.replace(recorded_leave)
 
 
 @dataclass

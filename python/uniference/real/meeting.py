@@ -120,6 +120,6 @@ def _listen(address: str) -> socket.socket:
         return socket.create_server(place[:2], family=family, backlog=512)
     except OSError as error:
         raise ConnectionError(
-            f"the clock of rank 0's host cannot be served at {address}, by which other hosts reach it: {error}\n"
-            "hint: name with --clock-address an address of that host which the others can reach"
+            f"cannot serve the clock of rank 0's host at {address}, the address by which other hosts reach it: {error}\n"
+            "hint: give an address of that host that the other hosts can reach with --clock-address"
         ) from None

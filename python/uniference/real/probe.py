@@ -444,18 +444,27 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     parser.add_argument("--probe", choices=("pingpong", "full"), default="pingpong")
     parser.add_argument(
-        "--plain", action="store_true", help="devices and sockets too, which simulated ranks cannot measure"
+        "--plain", action="store_true", help="also measure compute and plain sockets, which simulated ranks cannot"
     )
-    parser.add_argument("--like", type=Path, help="the cases of this file, but those of pairs and devices")
+    parser.add_argument("--like", type=Path, help="measure the cases of this file, except those of pairs and devices")
     parser.add_argument("--backend", default="gloo")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument(
-        "--budget", type=float, default=0.3, help="seconds that a case may take, if it has its repetitions"
+        "--budget",
+        type=float,
+        default=0.3,
+        help="time limit per case in seconds, once it has the minimum number of repetitions",
     )
     parser.add_argument("--pingpong-sizes", type=int, nargs="*", default=PINGPONG_SIZES)
     parser.add_argument("--sizes", type=int, nargs="*", default=FULL_SIZES)
-    parser.add_argument("--cold-sizes", type=int, nargs="*", default=(), help="those over new connections too")
+    parser.add_argument(
+        "--cold-sizes",
+        type=int,
+        nargs="*",
+        default=(),
+        help="message sizes that are also measured over new connections",
+    )
     return parser
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from uniference._site import user_line
+from uniference.program.lines import user_line
 
 VERSION = 1
 

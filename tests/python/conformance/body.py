@@ -12,6 +12,12 @@ def body(function: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
     return function
 
 
+def since(version: str) -> Callable[[Callable[[int, int], Any]], Callable[[int, int], Any]]:
+    """Marks a function as a body where torch is of this version, as "2.15", or a later one: Gloo cannot do before what it does."""
+    installed = tuple(map(int, torch.__version__.split(".")[:2]))
+    return body if installed >= tuple(map(int, version.split("."))) else lambda function: function
+
+
 def error_of(call: Callable[[], Any]) -> str:
     """The error a call raises: its type, and its message up to the first line that differs from machine to machine."""
     try:

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.distributed.nn.functional as differentiable
-from body import body, error_of, sample
+from body import body, error_of, sample, since
 
 
 def _name():
@@ -90,7 +90,11 @@ def operators_in_place(rank, size):
     reduced, sent, many = sample(rank, 4), sample(rank, 4), [sample(rank, 2), sample(rank, 3)]
     wait(ops.all_reduce_(reduced, "sum", name))
     wait(ops.broadcast_(sent, size - 1, name))
-    ops.wait_tensors(ops.all_reduce_coalesced_(many, "sum", name))
+    waiting = ops.all_reduce_coalesced_(many, "sum", name)
+    if hasattr(ops, "wait_tensors"):  # since torch 2.15
+        ops.wait_tensors(waiting)
+    else:
+        [wait(tensor) for tensor in waiting]
     return [reduced, sent, many]
 
 
@@ -123,8 +127,12 @@ def gradients(rank, size):
         _gradient(lambda t: functional.reduce_scatter_single_autograd(t, "sum", 0, world), 2 * size, 3, rank=rank),
         _gradient(lambda t: functional.all_to_all_single_autograd(t, even, even, world), 2 * size, 3, rank=rank),
         _gradient(lambda t: functional.all_reduce(t, "sum", world), 3, rank=rank),
-        _gradient(lambda t: functional.all_reduce(t, "max", world), 3, rank=rank),
     ]
+
+
+@since("2.15")
+def gradient_of_a_maximum(rank, size):
+    return _gradient(lambda t: functional.all_reduce(t, "max", dist.group.WORLD), 3, rank=rank)
 
 
 @body

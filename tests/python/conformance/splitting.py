@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from body import body, error_of, sample
+from body import body, error_of, sample, since
 
 
 def _summed(rank, group):
@@ -13,7 +13,7 @@ def _summed(rank, group):
     return [tensor, dist.get_rank(group), dist.get_world_size(group), dist.get_process_group_ranks(group)]
 
 
-@body
+@since("2.15")
 def split(rank, size):
     # Rank order inside a part is the list's; who is in no part gets no group.
     parts = [[1, 0], list(range(2, size))] if size > 2 else [[1, 0]]
@@ -21,13 +21,13 @@ def split(rank, size):
     return [_summed(rank, group), group.group_desc, dist.get_backend(group)]
 
 
-@body
+@since("2.15")
 def split_leaves_some_out(rank, size):
     group = dist.split_group(split_ranks=[[0]], timeout=timedelta(minutes=1))
     return _summed(rank, group) if rank == 0 else group == dist.GroupMember.NON_GROUP_MEMBER
 
 
-@body
+@since("2.15")
 def split_twice(rank, size):
     whole = dist.split_group(split_ranks=[list(reversed(range(size)))])
     # Ranks are those of the parent: its 0 is our last.
@@ -44,7 +44,7 @@ def split_refuses(rank, size):
     ]
 
 
-@body
+@since("2.15")
 def what_a_backend_can(rank, size):
     backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
     names = ("splitting", "coalescing", "shrinking", "window", "completion_hooks", "abort_hooks")

@@ -1,7 +1,7 @@
 //! Owns ASTRA-sim's files: the system (JSON) and the network (a few lines of YAML). Keys that the closed form does not look at are
 //! not looked at here either, as ASTRA-sim does not.
 
-use super::closed_form::Kind;
+use crate::chakra::schema::CommType;
 use serde::Deserialize;
 
 /// No network is larger.
@@ -21,7 +21,8 @@ pub struct InputError {
 const MOST_SPLITS: u32 = 1 << 20;
 
 impl InputError {
-    pub(super) fn new(message: impl Into<String>, hint: impl Into<String>) -> InputError {
+    /// An error with what to do about it.
+    pub fn new(message: impl Into<String>, hint: impl Into<String>) -> InputError {
         InputError { message: message.into(), hint: hint.into() }
     }
 }
@@ -126,7 +127,7 @@ pub struct Network {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dimension {
     /// How its members are connected.
-    pub topology: Shape,
+    pub topology: TopologyKind,
     /// How many there are.
     pub members: u64,
     /// 2^30 bytes a second.
@@ -138,20 +139,61 @@ pub struct Dimension {
 /// How the members of a dimension are connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // the names say it
-pub enum Shape {
+pub enum TopologyKind {
     Ring,
     FullyConnected,
     Switch,
 }
 
+/// The collectives that ASTRA-sim has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs)] // the names say it
+pub enum AstraCollective {
+    AllReduce,
+    ReduceScatter,
+    AllGather,
+    AllToAll,
+}
+
+impl AstraCollective {
+    /// All of them, in order.
+    pub const ALL: [AstraCollective; 4] = [
+        AstraCollective::AllReduce,
+        AstraCollective::ReduceScatter,
+        AstraCollective::AllGather,
+        AstraCollective::AllToAll,
+    ];
+
+    /// What a trace calls it; `None`: ASTRA-sim does not have it.
+    pub fn of(kind: CommType) -> Option<AstraCollective> {
+        match kind {
+            CommType::AllReduce => Some(AstraCollective::AllReduce),
+            CommType::ReduceScatter | CommType::ReduceScatterBlock => Some(AstraCollective::ReduceScatter),
+            CommType::AllGather => Some(AstraCollective::AllGather),
+            CommType::AllToAll => Some(AstraCollective::AllToAll),
+            _ => None,
+        }
+    }
+
+    /// As people write it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            AstraCollective::AllReduce => "all-reduce",
+            AstraCollective::ReduceScatter => "reduce-scatter",
+            AstraCollective::AllGather => "all-gather",
+            AstraCollective::AllToAll => "all-to-all",
+        }
+    }
+}
+
 impl System {
     /// The collectives that are given as traces, each with the traces' prefix.
-    pub fn custom(&self) -> impl Iterator<Item = (Kind, &str)> {
+    pub fn custom(&self) -> impl Iterator<Item = (AstraCollective, &str)> {
         let lists = [
-            (Kind::AllReduce, &self.all_reduce_implementation_custom),
-            (Kind::ReduceScatter, &self.reduce_scatter_implementation_custom),
-            (Kind::AllGather, &self.all_gather_implementation_custom),
-            (Kind::AllToAll, &self.all_to_all_implementation_custom),
+            (AstraCollective::AllReduce, &self.all_reduce_implementation_custom),
+            (AstraCollective::ReduceScatter, &self.reduce_scatter_implementation_custom),
+            (AstraCollective::AllGather, &self.all_gather_implementation_custom),
+            (AstraCollective::AllToAll, &self.all_to_all_implementation_custom),
         ];
         lists.into_iter().filter_map(|(kind, list)| Some((kind, list.first()?.as_str())))
     }
@@ -161,16 +203,16 @@ impl System {
     /// # Errors
     /// What is no such file. Algorithms that are not known here are missed once a collective needs them.
     pub fn parse(text: &str) -> Result<System, InputError> {
-        let hint = "implementations are lists of ring, direct and halvingDoubling, one for each dimension";
+        let hint = "an implementation must be a list of ring, direct or halvingDoubling, one per dimension";
         let system: System = serde_json::from_str(text)
-            .map_err(|error| InputError::new(format!("the ASTRA-sim system cannot be read: {error}"), hint))?;
+            .map_err(|error| InputError::new(format!("cannot read the ASTRA-sim system file: {error}"), hint))?;
         if system.preferred_dataset_splits > MOST_SPLITS {
-            let message = format!("preferred-dataset-splits is {}", system.preferred_dataset_splits);
-            return Err(InputError::new(message, format!("it is {MOST_SPLITS} at most")));
+            let message = format!("preferred-dataset-splits = {} is too large", system.preferred_dataset_splits);
+            return Err(InputError::new(message, format!("the maximum is {MOST_SPLITS}")));
         }
         if system.preferred_dataset_splits == 0 || system.active_chunks_per_dimension == 0 {
-            let message = "the ASTRA-sim system has no chunks";
-            let hint = "preferred-dataset-splits and active-chunks-per-dimension are at least 1";
+            let message = "the ASTRA-sim system file has no chunks";
+            let hint = "preferred-dataset-splits and active-chunks-per-dimension must be at least 1";
             return Err(InputError::new(message, hint));
         }
         Ok(system)
@@ -187,26 +229,28 @@ impl Network {
         let (members, bandwidth, latency) =
             (numbers(text, "npus_count")?, numbers(text, "bandwidth")?, numbers(text, "latency")?);
         if topology.is_empty() || [members.len(), bandwidth.len(), latency.len()] != [topology.len(); 3] {
-            return Err(wrong("its lists have different lengths".to_owned()));
+            return Err(wrong("the lists have different lengths".to_owned()));
         }
         let mut dimensions = Vec::new();
         for (index, name) in topology.iter().enumerate() {
             let topology = match *name {
-                "Ring" => Shape::Ring,
-                "FullyConnected" => Shape::FullyConnected,
-                "Switch" => Shape::Switch,
-                other => return Err(wrong(format!("there is no topology `{other}`"))),
+                "Ring" => TopologyKind::Ring,
+                "FullyConnected" => TopologyKind::FullyConnected,
+                "Switch" => TopologyKind::Switch,
+                other => return Err(wrong(format!("unknown topology `{other}`"))),
             };
             let (bandwidth, latency) = (bandwidth[index], latency[index]);
             if members[index] < 1.0 || members[index].fract() != 0.0 || bandwidth <= 0.0 || latency < 0.0 {
-                return Err(wrong(format!("dimension {index} has no members, no bandwidth or a negative latency")));
+                return Err(wrong(format!(
+                    "dimension {index} must have at least one member, a bandwidth greater than 0 and no negative latency"
+                )));
             }
             dimensions.push(Dimension { topology, members: members[index] as u64, bandwidth, latency });
         }
         let ranks = dimensions.iter().try_fold(1_u64, |ranks, dimension| ranks.checked_mul(dimension.members));
         match ranks.is_some_and(|ranks| ranks <= LARGEST_WORLD) {
             true => Ok(Network { dimensions }),
-            false => Err(wrong(format!("it has more than {LARGEST_WORLD} ranks"))),
+            false => Err(wrong(format!("more than {LARGEST_WORLD} ranks"))),
         }
     }
 
@@ -217,10 +261,10 @@ impl Network {
 }
 
 fn wrong(problem: String) -> InputError {
-    let message = format!("the ASTRA-sim network cannot be read: {problem}");
+    let message = format!("cannot read the ASTRA-sim network file: {problem}");
     InputError::new(
         message,
-        "it looks like this: topology: [ Ring ], npus_count: [ 8 ], bandwidth: [ 50.0 ], latency: [ 500.0 ], a line each",
+        "example, with one key per line: topology: [ Ring ], npus_count: [ 8 ], bandwidth: [ 50.0 ], latency: [ 500.0 ]",
     )
 }
 
@@ -229,14 +273,14 @@ fn list<'a>(text: &'a str, key: &str) -> Result<Vec<&'a str>, InputError> {
     let value = lines.filter_map(|line| line.split_once(':')).find(|(name, _)| name.trim() == key);
     let value = value.ok_or_else(|| wrong(format!("`{key}` is missing")))?.1.trim();
     let inside = value.strip_prefix('[').and_then(|value| value.strip_suffix(']'));
-    let inside = inside.ok_or_else(|| wrong(format!("`{key}` is no list in brackets")))?;
+    let inside = inside.ok_or_else(|| wrong(format!("`{key}` must be a list in brackets")))?;
     Ok(inside.split(',').map(|item| item.trim().trim_matches(['"', '\''])).filter(|item| !item.is_empty()).collect())
 }
 
 fn numbers(text: &str, key: &str) -> Result<Vec<f64>, InputError> {
     let number = |item: &str| match item.parse::<f64>() {
         Ok(number) if number.is_finite() => Ok(number),
-        _ => Err(wrong(format!("`{item}` in `{key}` is no number"))),
+        _ => Err(wrong(format!("`{item}` in `{key}` is not a number"))),
     };
     list(text, key)?.into_iter().map(number).collect()
 }

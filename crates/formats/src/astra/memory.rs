@@ -44,16 +44,17 @@ impl RemoteMemory {
     /// # Errors
     /// What is no such file, or has no rate.
     pub fn parse(text: &str) -> Result<RemoteMemory, InputError> {
-        let hint = "it has memory-type, remote-mem-latency (ns) and remote-mem-bw (GB/s)";
-        let wrong = |problem: String| InputError::new(format!("the ASTRA-sim memory cannot be read: {problem}"), hint);
+        let hint = "it must have memory-type, remote-mem-latency (ns) and remote-mem-bw (GB/s)";
+        let wrong =
+            |problem: String| InputError::new(format!("cannot read the ASTRA-sim memory file: {problem}"), hint);
         let memory: RemoteMemory = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
         let there = memory.memory_type != Sharing::NoMemoryExpansion;
         let rates = [memory.remote_mem_latency, memory.remote_mem_bw];
         if rates.iter().any(|rate| !rate.is_finite() || *rate < 0.0) || (there && memory.remote_mem_bw == 0.0) {
-            return Err(wrong("its rates are not above zero".to_owned()));
+            return Err(wrong("rates must be greater than 0".to_owned()));
         }
         match memory.num_npus_per_node {
-            0 => Err(wrong("its nodes have no ranks".to_owned())),
+            0 => Err(wrong("every node needs at least one rank".to_owned())),
             _ => Ok(memory),
         }
     }

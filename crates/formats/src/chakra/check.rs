@@ -69,7 +69,9 @@ pub enum CheckError {
     #[error(transparent)]
     Read(#[from] ReadError),
     /// Two nodes have one id.
-    #[error("two nodes have the id {id}, the second is `{name}`\nhint: ids are unique in a file; check what wrote it")]
+    #[error(
+        "duplicate node id {id} (second node: `{name}`)\nhint: node ids must be unique in a file; check the program that wrote the trace"
+    )]
     TwoOfOneId {
         /// The id.
         id: u64,
@@ -84,7 +86,7 @@ pub enum CheckError {
 /// Nodes of which each depends on the next, and the last on the first.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "nodes depend on each other in a cycle: {}\nhint: none of them can ever start; check what wrote the trace",
+    "nodes depend on each other in a cycle: {}\nhint: none of these nodes can start; check the program that wrote the trace",
     described(.0)
 )]
 pub struct Cycle(pub Vec<u64>);
@@ -111,7 +113,13 @@ pub fn check<R: Read>(mut trace: Reader<R>) -> Result<Checked, CheckError> {
         checked.note(Finding::Lossy, || "the first message".to_owned());
     }
     while let Some(node) = trace.next_node()? {
-        checked.look_at(&node);
+        checked.nodes += 1;
+        for finding in shortcomings(&node) {
+            checked.note(finding, || called(&node));
+        }
+        if let Err(error) = process_groups(&node) {
+            checked.note(Finding::UnreadableGroups, || error.problem);
+        }
         if trace.lossy() > lossy {
             lossy = trace.lossy();
             checked.note(Finding::Lossy, || called(&node));
@@ -128,16 +136,6 @@ impl Checked {
         found.count += 1;
         if found.examples.len() < EXAMPLES {
             found.examples.push(example());
-        }
-    }
-
-    fn look_at(&mut self, node: &Node) {
-        self.nodes += 1;
-        for finding in shortcomings(node) {
-            self.note(finding, || called(node));
-        }
-        if let Err(error) = process_groups(node) {
-            self.note(Finding::UnreadableGroups, || error.problem);
         }
     }
 }
@@ -266,7 +264,7 @@ fn never_free(edges: &[(u32, u32)], mut waits_for: Vec<u32>) -> Vec<bool> {
 }
 
 /// Follows `next` from `start` until a node comes again. Every node on the way must have a next one.
-pub(crate) fn find_cycle(start: u64, next: impl Fn(u64) -> u64) -> Cycle {
+pub fn find_cycle(start: u64, next: impl Fn(u64) -> u64) -> Cycle {
     let mut path: IndexSet<u64, FxBuildHasher> = IndexSet::default();
     let mut id = start;
     while path.insert(id) {
@@ -279,15 +277,15 @@ pub(crate) fn find_cycle(start: u64, next: impl Fn(u64) -> u64) -> Cycle {
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Finding::UnknownVersion => "the schema's version is not known here",
-            Finding::Lossy => "messages with unknown fields, or encoded in an unusual way",
-            Finding::Dangling => "dependencies on nodes that are not there (they count as met)",
-            Finding::Duplicate => "dependencies named twice (they count once)",
-            Finding::UnknownType => "nodes of no known type (they take no time)",
-            Finding::IncompleteCommunication => "communication that does not say which, or with whom",
-            Finding::NoSize => "communication that does not say how much",
-            Finding::NoDuration => "compute without duration and operations (it takes no time)",
-            Finding::UnreadableGroups => "descriptions of process groups that cannot be understood",
+            Finding::UnknownVersion => "unknown schema version",
+            Finding::Lossy => "messages with unknown fields or a non-canonical encoding",
+            Finding::Dangling => "dependencies on missing nodes (treated as satisfied)",
+            Finding::Duplicate => "duplicate dependencies (counted once)",
+            Finding::UnknownType => "nodes of unknown type (simulated as 0 s)",
+            Finding::IncompleteCommunication => "communication nodes without type or peer",
+            Finding::NoSize => "communication nodes without size",
+            Finding::NoDuration => "compute nodes without duration and operation count (simulated as 0 s)",
+            Finding::UnreadableGroups => "unreadable descriptions of process groups",
         })
     }
 }

@@ -2,7 +2,7 @@
 //! without being held in memory: only nodes that wait for their counterpart are.
 
 use super::read::{ReadError, Reader};
-use super::schema::{Attribute, GlobalMetadata, IoInfo, Node};
+use super::schema::{Attribute, IoInfo, Node};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Read;
@@ -34,7 +34,13 @@ pub fn diff<A: Read, B: Read>(
         count += 1;
         found(difference);
     };
-    compare_metadata(first.metadata(), second.metadata(), &mut found);
+    let (a, b) = (first.metadata(), second.metadata());
+    let versions = ("version".to_owned(), a.version.clone(), b.version.clone());
+    for (what, a, b) in [versions].into_iter().chain(attributes(&a.attr, &b.attr)) {
+        if a != b {
+            found(Difference::Metadata(what, a, b));
+        }
+    }
     let mut waiting = (BTreeMap::new(), BTreeMap::new());
     loop {
         let (a, b) = (first.next_node()?, second.next_node()?);
@@ -63,18 +69,6 @@ fn meet(
     match theirs.remove(&node.id) {
         Some(other) => compare(&node, &other),
         None => drop(ours.insert(node.id, node)),
-    }
-}
-
-fn compare_metadata(a: &GlobalMetadata, b: &GlobalMetadata, found: &mut dyn FnMut(Difference)) {
-    let mut say = |what: &str, a: String, b: String| {
-        if a != b {
-            found(Difference::Metadata(what.to_owned(), a, b));
-        }
-    };
-    say("version", a.version.clone(), b.version.clone());
-    for (name, a, b) in attributes(&a.attr, &b.attr) {
-        say(&name, a, b);
     }
 }
 
@@ -118,8 +112,8 @@ impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Difference::Metadata(what, a, b) => write!(f, "{what}: {a} | {b}"),
-            Difference::OnlyFirst(id, name) => write!(f, "node {id} `{name}`: only in the first"),
-            Difference::OnlySecond(id, name) => write!(f, "node {id} `{name}`: only in the second"),
+            Difference::OnlyFirst(id, name) => write!(f, "node {id} `{name}`: only in the first trace"),
+            Difference::OnlySecond(id, name) => write!(f, "node {id} `{name}`: only in the second trace"),
             Difference::Node(id, what, a, b) => write!(f, "node {id}, {what}: {a} | {b}"),
         }
     }

@@ -21,19 +21,19 @@ pub enum FrameError {
         at: Position,
     },
     /// A length that is none.
-    #[error("the length of message {} (at byte {}) is no 32-bit number", at.message, at.offset)]
+    #[error("the length of message {} (at byte {}) is not a 32-bit number", at.message, at.offset)]
     Length {
         /// The message.
         at: Position,
     },
     /// Bytes follow an empty message, which is an end mark.
-    #[error("there are bytes after the end mark at byte {}", at.offset)]
+    #[error("trailing bytes after the end mark at byte {}", at.offset)]
     AfterEnd {
         /// The end mark.
         at: Position,
     },
     /// What should be compressed is not.
-    #[error("its compression is damaged ({problem})")]
+    #[error("invalid compressed data ({problem})")]
     Compression {
         /// The message that cannot be read.
         at: Position,

@@ -22,7 +22,7 @@ pub struct ProcessGroup {
 /// A metadata node that should describe process groups and does not.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "node {node} does not describe process groups: {problem}\nhint: name the groups in a file of their own, or leave the node out"
+    "node {node} has an invalid description of process groups: {problem}\nhint: describe the groups in a separate file, or remove the node"
 )]
 pub struct GroupsError {
     /// Its id.
@@ -67,7 +67,27 @@ pub fn process_groups(node: &Node) -> Result<Option<Vec<ProcessGroup>>, GroupsEr
     let values = node.inputs.as_ref().map_or("", |inputs| inputs.values.as_str());
     let json = first_string(values).unwrap_or_else(|| values.to_owned());
     let raw: Vec<Raw> = serde_json::from_str(&json).map_err(|error| failed(error.to_string()))?;
-    raw.into_iter().map(|raw| ProcessGroup::from_raw(raw).map_err(failed)).collect::<Result<_, _>>().map(Some)
+    let mut groups = Vec::new();
+    for Raw { pg_name, pg_desc, ranks } in raw {
+        let name = match pg_name {
+            Name::Text(name) => name,
+            Name::Number(number) => number.to_string(),
+        };
+        let ranks = match ranks {
+            None => Vec::new(),
+            Some(Ranks::List(ranks)) => ranks,
+            Some(Ranks::Places(places)) => {
+                let mut in_order: Vec<(u32, u32)> = Vec::new();
+                for (rank, place) in places {
+                    in_order.push((place, rank.parse().map_err(|_| failed(format!("`{rank}` is not a rank")))?));
+                }
+                in_order.sort_unstable();
+                in_order.into_iter().map(|(_, rank)| rank).collect()
+            }
+        };
+        groups.push(ProcessGroup { name, description: pg_desc, ranks });
+    }
+    Ok(Some(groups))
 }
 
 /// The node that describes one group, in the form of [`process_groups`].
@@ -80,31 +100,6 @@ pub fn describe(name: &str, ranks: &[u32]) -> Node {
     node.outputs = Some(Box::new(IoInfo { values: "[]".into(), shapes: "[]".into(), types: "[]".into() }));
     node.set(IS_CPU_OP, Value::Bool(true));
     node
-}
-
-impl ProcessGroup {
-    fn from_raw(raw: Raw) -> Result<ProcessGroup, String> {
-        let name = match raw.pg_name {
-            Name::Text(name) => name,
-            Name::Number(number) => number.to_string(),
-        };
-        let ranks = match raw.ranks {
-            None => Vec::new(),
-            Some(Ranks::List(ranks)) => ranks,
-            Some(Ranks::Places(places)) => in_order(places)?,
-        };
-        Ok(ProcessGroup { name, description: raw.pg_desc, ranks })
-    }
-}
-
-fn in_order(places: BTreeMap<String, u32>) -> Result<Vec<u32>, String> {
-    let numbered = places.into_iter().map(|(rank, place)| {
-        let rank: u32 = rank.parse().map_err(|_| format!("`{rank}` is no rank"))?;
-        Ok((place, rank))
-    });
-    let mut numbered: Vec<(u32, u32)> = numbered.collect::<Result<_, String>>()?;
-    numbered.sort_unstable();
-    Ok(numbered.into_iter().map(|(_, rank)| rank).collect())
 }
 
 /// The first string inside a list as Python writes it (`repr`).
@@ -159,7 +154,7 @@ mod tests {
         assert_eq!(process_groups(&Node { name: "a".into(), ..node("[]") }).unwrap(), None);
         let error = process_groups(&node("['[{']")).unwrap_err().to_string();
         assert!(
-            error.starts_with("node 3 does not describe process groups: EOF") && error.contains("hint: "),
+            error.starts_with("node 3 has an invalid description of process groups: EOF") && error.contains("hint: "),
             "{error}"
         );
         assert!(process_groups(&node(r#"['[{"pg_name": "1", "ranks": {"x": 0}}]']"#)).is_err());

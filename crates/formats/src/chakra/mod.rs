@@ -4,22 +4,18 @@
 //! larger than memory. [`attributes`] say what a node means, [`groups`] who its process group is, [`check`] whether its
 //! dependencies hold together. [`stats`], [`json`], [`dot`] and [`diff`] show traces to people and to other tools.
 //!
-//! To run traces, a [`feed`] gives each rank's nodes in order, and a [`replay`] of them is a program of the simulator. The way back,
-//! from the record of a program to traces, is [`export`]'s; [`own`] says there what the schema has no words for.
+//! [`own`] says what the schema has no words for, in traces of Uniference's own. Running traces, and making them, is the business of
+//! `uniference-programs`.
 
 pub mod attributes;
 pub mod check;
 pub mod diff;
 pub mod dot;
-pub mod export;
-pub mod feed;
 pub mod frame;
 pub mod groups;
 pub mod json;
-pub mod link;
 pub mod own;
 pub mod read;
-pub mod replay;
 pub mod schema;
 pub mod stats;
 pub mod write;
@@ -33,7 +29,7 @@ pub enum ShowError {
     #[error(transparent)]
     Read(#[from] read::ReadError),
     /// What shows it cannot be written.
-    #[error("the output could not be written: {0}\nhint: check where it goes to, and whether there is room")]
+    #[error("cannot write the output: {0}\nhint: check the destination and the free disk space")]
     Write(#[from] io::Error),
 }
 

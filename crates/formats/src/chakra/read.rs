@@ -15,20 +15,20 @@ const GZIP: [u8; 2] = [0x1f, 0x8b];
 pub enum ReadError {
     /// Its first message is not what a trace starts with.
     #[error(
-        "this is not a Chakra execution trace: {problem}\nhint: a trace is a binary file, PREFIX.RANK.et; what PyTorch records (JSON) becomes one with `uniference chakra link`"
+        "this is not a Chakra execution trace: {problem}\nhint: a trace is a binary file, PREFIX.RANK.et; convert PyTorch's recordings (JSON) with `uniference chakra link`"
     )]
     NotATrace {
         /// What does not fit.
         problem: String,
     },
     /// It stops early.
-    #[error("the trace is cut short: it ends inside message {} (which starts at byte {})\nhint: copy it again from where it came from, or write it again", at.message, at.offset)]
+    #[error("the trace is truncated: it ends inside message {} (which starts at byte {})\nhint: copy it again from its source, or write it again", at.message, at.offset)]
     Truncated {
         /// The message that is not whole.
         at: Position,
     },
     /// A message is none.
-    #[error("the trace is damaged: message {} (at byte {}): {problem}\nhint: copy it again from where it came from, or write it again", at.message, at.offset)]
+    #[error("the trace is damaged: message {} (at byte {}): {problem}\nhint: copy it again from its source, or write it again", at.message, at.offset)]
     Damaged {
         /// The message.
         at: Position,
@@ -36,7 +36,7 @@ pub enum ReadError {
         problem: String,
     },
     /// It cannot be read.
-    #[error("the trace could not be read: {0}\nhint: check the file and the disk it is on")]
+    #[error("the trace could not be read: {0}\nhint: check the file and its disk")]
     Io(#[from] io::Error),
 }
 
@@ -65,7 +65,7 @@ impl<R: Read> Reader<R> {
         let at = frames.position();
         let first = match frames.next() {
             Ok(Some(bytes)) => GlobalMetadata::decode(bytes).map_err(|error| not_a_trace(&error))?,
-            Ok(None) => return Err(not_a_trace(&"it is empty")),
+            Ok(None) => return Err(not_a_trace(&"the file is empty")),
             Err(FrameError::Io(error)) => return Err(error.into()),
             Err(error) => return Err(not_a_trace(&error)),
         };

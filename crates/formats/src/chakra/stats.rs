@@ -66,7 +66,12 @@ impl Stats {
     fn add(&mut self, node: &Node) {
         self.nodes += 1;
         self.dependencies += node.dependencies().count() as u64;
-        let total = self.types.entry(type_of(node)).or_default();
+        let r#type = match NodeType::try_from(node.r#type) {
+            Ok(NodeType::Comp) if node.is_cpu_op() => "COMP_NODE (host)".to_owned(),
+            Ok(kind) => kind.name().to_owned(),
+            Err(_) => format!("type {}", node.r#type),
+        };
+        let total = self.types.entry(r#type).or_default();
         total.count += 1;
         total.duration_us = total.duration_us.saturating_add(node.duration_micros);
         if let Some(kind) = communication(node) {
@@ -88,17 +93,9 @@ impl Stats {
     }
 }
 
-fn type_of(node: &Node) -> String {
-    match NodeType::try_from(node.r#type) {
-        Ok(NodeType::Comp) if node.is_cpu_op() => "COMP_NODE (host)".to_owned(),
-        Ok(kind) => kind.name().to_owned(),
-        Err(_) => format!("type {}", node.r#type),
-    }
-}
-
 fn communication(node: &Node) -> Option<&'static str> {
     match node.r#type() {
-        NodeType::CommColl => Some(node.comm_type().map_or("not said", CommType::name)),
+        NodeType::CommColl => Some(node.comm_type().map_or("unspecified", CommType::name)),
         NodeType::CommSend => Some("SEND"),
         NodeType::CommRecv => Some("RECV"),
         _ => None,

@@ -129,23 +129,23 @@ fn integers_are_read_whatever_their_type() {
 fn what_is_no_trace_is_refused_with_a_hint() {
     let message = |bytes: &[u8]| read(bytes).unwrap_err().to_string();
     insta::assert_snapshot!(message(b""), @r"
-    this is not a Chakra execution trace: it is empty
-    hint: a trace is a binary file, PREFIX.RANK.et; what PyTorch records (JSON) becomes one with `uniference chakra link`
+    this is not a Chakra execution trace: the file is empty
+    hint: a trace is a binary file, PREFIX.RANK.et; convert PyTorch's recordings (JSON) with `uniference chakra link`
     ");
     insta::assert_snapshot!(message(b"{\"schema\": \"1.0.2\"}"), @r"
     this is not a Chakra execution trace: it ends inside message 0 (which starts at byte 0)
-    hint: a trace is a binary file, PREFIX.RANK.et; what PyTorch records (JSON) becomes one with `uniference chakra link`
+    hint: a trace is a binary file, PREFIX.RANK.et; convert PyTorch's recordings (JSON) with `uniference chakra link`
     ");
     let bytes = written(&sample());
     insta::assert_snapshot!(message(&bytes[..bytes.len() - 1]), @r"
-    the trace is cut short: it ends inside message 3 (which starts at byte 113)
-    hint: copy it again from where it came from, or write it again
+    the trace is truncated: it ends inside message 3 (which starts at byte 113)
+    hint: copy it again from its source, or write it again
     ");
     let mut damaged = bytes.clone();
     *damaged.last_mut().unwrap() = 0xff;
     assert!(message(&damaged).starts_with("the trace is damaged: message 3 (at byte 113): "), "{}", message(&damaged));
     let length = [&[0; 1][..], &[0xff; 9]].concat();
-    assert!(message(&length).contains("the length of message 1 (at byte 1) is no 32-bit number"));
+    assert!(message(&length).contains("the length of message 1 (at byte 1) is not a 32-bit number"));
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn a_cycle_is_refused_and_named() {
     assert!(matches!(&error, CheckError::Cycle(Cycle(ids)) if *ids == [2, 4, 3]), "{error:?}");
     insta::assert_snapshot!(error, @r"
     nodes depend on each other in a cycle: 2 -> 4 -> 3 -> 2
-    hint: none of them can ever start; check what wrote the trace
+    hint: none of these nodes can start; check the program that wrote the trace
     ");
     let own = checked(&[compute(7, &[7])]).unwrap_err().to_string();
     assert!(own.starts_with("nodes depend on each other in a cycle: 7 -> 7\n"), "{own}");
@@ -239,7 +239,7 @@ fn a_cycle_is_refused_and_named() {
 #[test]
 fn an_id_twice_is_refused() {
     let error = checked(&[compute(1, &[]), compute(1, &[])]).unwrap_err().to_string();
-    assert!(error.starts_with("two nodes have the id 1, the second is `matmul`\nhint: "), "{error}");
+    assert!(error.starts_with("duplicate node id 1 (second node: `matmul`)\nhint: "), "{error}");
 }
 
 #[test]
@@ -319,8 +319,8 @@ fn differences_are_found_whatever_the_order() {
     let expected = [
         "node 2, attribute comm_size: Uint64(1099511627776) | Uint64(8)",
         "node 3, duration_micros: 5 | 6",
-        "node 1 `matmul`: only in the first",
-        "node 4 `matmul`: only in the second",
+        "node 1 `matmul`: only in the first trace",
+        "node 4 `matmul`: only in the second trace",
     ];
     found.sort_by_key(|line| expected.iter().position(|expected| expected == line));
     assert_eq!(found, expected);

@@ -46,7 +46,7 @@ impl<W: Write> Writer<W> {
     /// Those of the writer below; also a node that says nothing at all: it would read as the end of the trace.
     pub fn node(&mut self, node: &Node) -> io::Result<()> {
         if node.encoded_len() == 0 {
-            return Err(io::Error::new(ErrorKind::InvalidInput, "a node without id, name and type"));
+            return Err(io::Error::new(ErrorKind::InvalidInput, "a node must have an id, a name and a type"));
         }
         self.message(node)
     }

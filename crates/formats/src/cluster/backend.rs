@@ -59,8 +59,17 @@ pub(super) fn resolve(
     {
         parameters = said.clone().over(parameters);
     }
-    let packet = parameters.packet.as_ref().and_then(|packet| Some((packet.get_ref().0?, packet.span())));
-    let packet = packet.map(|(packet, span)| packet_overhead(packet, span, source)).transpose()?;
+    let packet = match parameters.packet.as_ref().and_then(|packet| Some((packet.get_ref().0?, packet.span()))) {
+        None => None,
+        Some((RawPacket { payload, wire }, span)) => match (u32::try_from(payload.0.0), u32::try_from(wire.0.0)) {
+            (Ok(payload @ 1..), Ok(wire)) if payload <= wire => Some(PacketOverhead { payload, wire }),
+            _ => {
+                let message = format!("a packet of {wire} cannot carry a payload of {payload}");
+                let hint = "Ethernet with TCP carries \"1448 B\" of payload per \"1514 B\" packet";
+                return Err(source.error(message, span).hint(hint));
+            }
+        },
+    };
     let tuning = tuning(&parameters, source)?;
     Ok((backend(&parameters, algorithms, source)?, packet, tuning))
 }
@@ -73,11 +82,13 @@ fn tuning(parameters: &Parameters, source: &Source) -> Result<Option<Tuning>, Di
             Ok(Some(Tuning { nvls: *nvls.get_ref(), max_channels: *channels.get_ref() }))
         }
         ("nccl", _, Some(channels)) => {
-            let hint = "1 is the least, 32 the most that NCCL has";
-            Err(source.error("no channels carry nothing", channels.span()).hint(hint))
+            let hint = "NCCL uses 1 to 32 channels";
+            Err(source.error("`channels` must be at least 1", channels.span()).hint(hint))
         }
         _ => match given.into_iter().flatten().next() {
-            Some(span) => Err(source.error("only `nccl` has channels and NVLink SHARP", span).hint("remove it")),
+            Some(span) => {
+                Err(source.error("channels and NVLink SHARP require the backend `nccl`", span).hint("remove it"))
+            }
             None => Ok(None),
         },
     }
@@ -101,7 +112,7 @@ fn profile(name: &str, error: impl FnOnce(String) -> Diagnostic) -> Result<RawCl
         return Ok(toml::from_str(text).unwrap_or_else(|error| panic!("the profile {name} is no profile: {error}")));
     }
     let names = PROFILES.map(|(name, _)| name);
-    Err(error(format!("there is no backend `{name}`")).hint(suggest(name, "backends", names)))
+    Err(error(format!("unknown backend `{name}`")).hint(suggest(name, "backends", names)))
 }
 
 /// A name that was written without its table stands where the whole value stands.
@@ -113,8 +124,8 @@ fn place_of(name: &Spanned<String>, whole: Range<usize>) -> Range<usize> {
 fn backend(parameters: &Parameters, algorithms: AlgorithmTable, source: &Source) -> Result<Backend, Diagnostic> {
     let concurrency = parameters.concurrency.as_ref().expect("a profile says how many operations run at once");
     if *concurrency.get_ref() == 0 {
-        let hint = "1 carries out the operations of a group one after the other";
-        return Err(source.error("a concurrency of 0 carries out nothing", concurrency.span()).hint(hint));
+        let hint = "with 1, the operations of a group run one after the other";
+        return Err(source.error("`concurrency` must be at least 1", concurrency.span()).hint(hint));
     }
     let name = parameters.name.get_ref().clone();
     let protocol = protocol(parameters, source)?;
@@ -125,14 +136,23 @@ fn protocol(parameters: &Parameters, source: &Source) -> Result<Protocol, Diagno
     let time = |time: Option<Duration>| time.map(|time| time.0).unwrap_or_default();
     let rate = |rate: Option<OrNone<Bandwidth>>| -> Option<Rate> { Some(rate?.0?.0) };
     let handshake = parameters.handshake.and_then(|handshake| handshake.0);
-    let window = parameters.window.as_ref().and_then(|window| Some((window.get_ref().0?, window.span())));
+    let window = match parameters.window.as_ref().and_then(|window| Some((window.get_ref().0?, window.span()))) {
+        None => None,
+        Some((RawWindow { first, cap, idle }, _)) if first.0.0 > 0 && first.0 <= cap.0 => {
+            Some(Window { first: first.0, cap: cap.0, idle: idle.0.map(|idle| idle.0) })
+        }
+        Some((RawWindow { first, cap, .. }, span)) => {
+            let hint = "Linux starts with \"14480 B\"; for a warm connection set first = cap";
+            return Err(source.error(format!("the window cannot grow from {first} to {cap}"), span).hint(hint));
+        }
+    };
     Ok(Protocol {
         handshake: handshake.map(|raw| Handshake {
             control: raw.control.0,
             preamble: raw.preamble.0,
             eager: raw.eager.map(|eager| eager.0),
         }),
-        window: window.map(|(raw, span)| checked_window(raw, span, source)).transpose()?,
+        window,
         connections_per_group: parameters.connections == Some(RawConnections::Group),
         call: time(parameters.call),
         hand_over: time(parameters.hand_over),
@@ -144,27 +164,6 @@ fn protocol(parameters: &Parameters, source: &Source) -> Result<Protocol, Diagno
     })
 }
 
-fn checked_window(raw: RawWindow, span: Range<usize>, source: &Source) -> Result<Window, Diagnostic> {
-    match (raw.first.0, raw.cap.0) {
-        (first, cap) if first.0 > 0 && first <= cap => Ok(Window { first, cap, idle: raw.idle.0.map(|idle| idle.0) }),
-        _ => {
-            let message = format!("a window cannot grow from {} to {}", raw.first, raw.cap);
-            Err(source.error(message, span).hint("Linux starts with \"14480 B\"; first = cap is a warm connection"))
-        }
-    }
-}
-
-fn packet_overhead(raw: RawPacket, span: Range<usize>, source: &Source) -> Result<PacketOverhead, Diagnostic> {
-    let RawPacket { payload, wire } = raw;
-    match (u32::try_from(payload.0.0), u32::try_from(wire.0.0)) {
-        (Ok(payload @ 1..), Ok(wire)) if payload <= wire => Ok(PacketOverhead { payload, wire }),
-        _ => {
-            let message = format!("packets of {wire} cannot carry {payload}");
-            Err(source.error(message, span).hint("Ethernet with TCP carries \"1448 B\" in \"1514 B\""))
-        }
-    }
-}
-
 fn set_all_rules(
     table: &mut AlgorithmTable,
     collective: &BTreeMap<Spanned<String>, Spanned<RawRules>>,
@@ -173,7 +172,7 @@ fn set_all_rules(
 ) -> Result<(), Diagnostic> {
     for (kind, rules) in collective {
         let Some(known) = kind_by_name(kind.get_ref()) else {
-            let message = format!("there is no collective `{}`", kind.get_ref());
+            let message = format!("unknown collective `{}`", kind.get_ref());
             return Err(source.error(message, kind.span()).hint(suggest_kind(kind.get_ref())));
         };
         set_rules(table, known, rules, attached, source)?;
@@ -192,8 +191,8 @@ fn set_rules(
     for rule in &raw.get_ref().0 {
         let algorithm = algorithm(kind, rule, table, raw.span(), attached, source)?;
         if rule.steps.is_some() && rules.iter().any(|other| other.algorithm.name() == algorithm.name()) {
-            let message = format!("two algorithms for {kind} are called `{}`", algorithm.name());
-            return Err(source.error(message, raw.span()).hint("give each a name of its own"));
+            let message = format!("duplicate algorithm name `{}` for {kind}", algorithm.name());
+            return Err(source.error(message, raw.span()).hint("give each algorithm a unique name"));
         }
         rules.push(Rule { up_to: rule.up_to.map(|size| size.0), algorithm });
     }
@@ -223,15 +222,15 @@ fn algorithm(
         }),
         (None, Some(steps)) => Ok(Arc::new(steps::algorithm(kind, steps, table.clone(), attached, source)?)),
         _ => {
-            let hint = "give the name of an `algorithm`, or a file of `steps`";
-            Err(source.error(format!("it is not clear what carries out {kind}"), whole).hint(hint))
+            let hint = "give either the name of an `algorithm`, or `steps`";
+            Err(source.error(format!("the rule for {kind} must have either `algorithm` or `steps`"), whole).hint(hint))
         }
     }
 }
 
 fn unknown_algorithm(kind: CollectiveKind, name: &str, error: impl FnOnce(String) -> Diagnostic) -> Diagnostic {
     let known: Vec<&str> = algorithms_for(kind).iter().map(|algorithm| algorithm.name()).collect();
-    error(format!("there is no algorithm `{name}` for {kind}")).hint(suggest(name, "algorithms", known))
+    error(format!("unknown algorithm `{name}` for {kind}")).hint(suggest(name, "algorithms", known))
 }
 
 fn force(table: &mut AlgorithmTable, choice: &AlgorithmChoice) -> Result<(), Diagnostic> {

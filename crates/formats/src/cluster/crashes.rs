@@ -36,8 +36,8 @@ fn victims(
     match (rank, device, host) {
         (Some(rank), None, None) if (*rank.get_ref() as usize) < devices.len() => Ok(vec![*rank.get_ref() as usize]),
         (Some(rank), None, None) => {
-            let message = format!("there is no rank {} of {}", rank.get_ref(), devices.len());
-            Err(source.error(message, rank.span()).hint("ranks are counted from 0, one a device"))
+            let message = format!("rank {} is out of range: the cluster has {} devices", rank.get_ref(), devices.len());
+            Err(source.error(message, rank.span()).hint("ranks are numbered from 0, one per device"))
         }
         (None, Some(name), None) => {
             let found = devices.iter().position(|device| device.name == *name.get_ref());
@@ -51,8 +51,8 @@ fn victims(
             Ok((0..devices.len()).filter(|index| devices[*index].host == host).collect())
         }
         _ => {
-            let hint = "give one of rank, device or host";
-            Err(source.error("it is not clear who crashes", crash.span()).hint(hint))
+            let hint = "give exactly one of `rank`, `device` or `host`";
+            Err(source.error("a crash must name one `rank`, `device` or `host`", crash.span()).hint(hint))
         }
     }
 }
@@ -64,7 +64,7 @@ fn unknown<'a>(
     source: &Source,
 ) -> Diagnostic {
     let hint = suggest(name.get_ref(), &format!("{kind}s"), known);
-    source.error(format!("there is no {kind} `{}`", name.get_ref()), name.span()).hint(hint)
+    source.error(format!("unknown {kind} `{}`", name.get_ref()), name.span()).hint(hint)
 }
 
 #[cfg(test)]

@@ -2,11 +2,14 @@
 
 use super::raw::RawDevice;
 use super::source::Source;
+use crate::devices::{self as table, KnownDevice};
 use crate::diagnostic::Diagnostic;
 use std::collections::{BTreeMap, BTreeSet};
 use toml::Spanned;
 use uniference_sim::cluster::Device;
+use uniference_sim::device::Rates;
 use uniference_sim::ids::HostId;
+use uniference_sim::time::{Bytes, SimDuration};
 
 /// So many devices are a mistake in a file rather than a cluster.
 const MOST_DEVICES: u64 = 1 << 20;
@@ -32,22 +35,47 @@ pub(super) fn resolve(raw: &[Spanned<RawDevice>], source: &Source) -> Result<(Ve
     Ok((cluster.hosts, cluster.devices))
 }
 
-/// What a device can do in a second.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rates {
-    /// Floating-point operations; above zero.
-    pub flops: f64,
-    /// Bytes of its memory; above zero.
-    pub memory: f64,
+/// What a `[[device]]` is on the whole: its keys, and for what they do not say, the table's.
+struct Hardware {
+    rates: Option<Rates>,
+    memory: Option<Bytes>,
+    /// The name under which a database has its operators.
+    model: Option<String>,
 }
 
-/// The rates of every rank's device, where the file names them.
-pub(super) fn rates(raw: &[Spanned<RawDevice>]) -> Vec<Option<Rates>> {
-    by_rank(raw, |raw| {
-        let flops = raw.peak_flops.as_ref().map(|flops| flops.get_ref().0);
-        let memory = raw.memory_bandwidth.as_ref().map(|rate| rate.get_ref().0.bytes_per_second());
-        flops.zip(memory).map(|(flops, memory)| Rates { flops, memory })
+/// # Errors
+/// A model that is not in the table, unless its rates are given: then the name is that of measured operators in a database of the user's.
+fn hardware(raw: &RawDevice, source: &Source) -> Result<Hardware, Diagnostic> {
+    let peaks = raw.peak_flops.as_ref().map(|peaks| peaks.get_ref().resolved());
+    let bandwidth = raw.memory_bandwidth.as_ref().map(|rate| rate.get_ref().0.bytes_per_second());
+    let known = match &raw.model {
+        Some(model) => match table::find(model.get_ref()) {
+            Ok(known) => Some(known),
+            Err(_) if peaks.is_some() && bandwidth.is_some() && !model.get_ref().trim().is_empty() => None,
+            Err(error) => return Err(source.error(error.message, model.span()).hint(error.hint)),
+        },
+        None => None,
+    };
+    let rates = peaks.or(known.and_then(KnownDevice::peaks)).zip(bandwidth.or(known.and_then(KnownDevice::bandwidth)));
+    if let (Some(model), None) = (&raw.model, rates) {
+        let name = &known.expect("others have rates").name;
+        let hint = "give `peak_flops` and `memory_bandwidth`; `uniference devices show` says what is known";
+        return Err(source.error(format!("the rates of `{name}` are not all known"), model.span()).hint(hint));
+    }
+    let launch = raw.launch.as_ref().map(|launch| launch.get_ref().0).or(known.and_then(KnownDevice::launch));
+    let launch = launch.unwrap_or(SimDuration::ZERO);
+    Ok(Hardware {
+        rates: rates.map(|(peaks, memory)| Rates { peaks, memory, launch }),
+        memory: raw.memory.map(|memory| memory.0).or(known.and_then(KnownDevice::memory)),
+        model: known.map(|known| known.name.clone()).or(raw.model.as_ref().map(|model| model.get_ref().clone())),
     })
+}
+
+/// The model of every rank's device, where the file names one, by its whole name.
+pub(super) fn models(raw: &[Spanned<RawDevice>], source: &Source) -> Result<Vec<Option<String>>, Diagnostic> {
+    let models = raw.iter().map(|raw| Ok(hardware(raw.get_ref(), source)?.model)).collect::<Result<Vec<_>, _>>()?;
+    let mut models = models.into_iter();
+    Ok(by_rank(raw, |_| models.next().expect("one for each")))
 }
 
 /// The number of processor cores of every rank's device, where the file names it.
@@ -56,7 +84,7 @@ pub(super) fn cores(raw: &[Spanned<RawDevice>]) -> Vec<Option<u32>> {
 }
 
 /// What `of` finds in each `[[device]]`, once for each of its devices.
-fn by_rank<T: Clone>(raw: &[Spanned<RawDevice>], of: impl Fn(&RawDevice) -> T) -> Vec<T> {
+fn by_rank<T: Clone>(raw: &[Spanned<RawDevice>], mut of: impl FnMut(&RawDevice) -> T) -> Vec<T> {
     let count = |raw: &RawDevice| raw.count.as_ref().map_or(1, |count| *count.get_ref() as usize);
     raw.iter().flat_map(|device| std::iter::repeat_n(of(device.get_ref()), count(device.get_ref()))).collect()
 }
@@ -64,34 +92,42 @@ fn by_rank<T: Clone>(raw: &[Spanned<RawDevice>], of: impl Fn(&RawDevice) -> T) -
 fn check(device: &Spanned<RawDevice>, source: &Source) -> Result<(), Diagnostic> {
     let raw = device.get_ref();
     if raw.name.get_ref().trim().is_empty() {
-        return Err(source.error("a device needs a name", raw.name.span()).hint("for instance name = \"board\""));
+        return Err(source
+            .error("the name of a device must not be empty", raw.name.span())
+            .hint("give it a name, for example name = \"board\""));
     }
     if let Some(count) = raw.count.as_ref().filter(|count| *count.get_ref() == 0) {
-        return Err(source.error("0 devices have nothing to run on", count.span()).hint("leave the [[device]] out"));
+        return Err(source
+            .error("`count` must be at least 1", count.span())
+            .hint("remove the [[device]] if it is not needed"));
     }
     if let Some(slowdown) = raw.slowdown.as_ref().filter(|s| !(s.get_ref().is_finite() && *s.get_ref() > 0.0)) {
-        let message = format!("a slowdown of {} is not above zero", slowdown.get_ref());
-        let hint = "1 is as fast as this machine, 2 takes twice as long";
+        let message = format!("`slowdown` must be greater than 0, not {}", slowdown.get_ref());
+        let hint = "1 is the speed of this machine, 2 is half that speed";
         return Err(source.error(message, slowdown.span()).hint(hint));
     }
     if let Some(cores) = raw.cores.as_ref().filter(|cores| *cores.get_ref() == 0) {
-        let hint = "give the number of cores that a rank's threads may use at once, or leave the key out";
+        let hint = "give the number of cores that the threads of a rank may use at once, or remove the key";
         return Err(source.error("`cores` must be at least 1", cores.span()).hint(hint));
     }
-    if let (Some(span), None) | (None, Some(span)) =
-        (raw.peak_flops.as_ref().map(Spanned::span), raw.memory_bandwidth.as_ref().map(Spanned::span))
+    if let (None, (Some(span), None) | (None, Some(span))) =
+        (&raw.model, (raw.peak_flops.as_ref().map(Spanned::span), raw.memory_bandwidth.as_ref().map(Spanned::span)))
     {
-        let hint = "give both peak_flops and memory_bandwidth, or neither";
-        return Err(source.error("a roofline has two rates", span).hint(hint));
+        let hint = "give both, or neither, or the `model` of the device";
+        return Err(source.error("`peak_flops` and `memory_bandwidth` must be given together", span).hint(hint));
+    }
+    if let Some(launch) = raw.launch.as_ref().filter(|_| raw.model.is_none() && raw.peak_flops.is_none()) {
+        let hint = "give `peak_flops` and `memory_bandwidth` too, or the `model` of the device";
+        return Err(source.error("`launch` requires the rates of the device", launch.span()).hint(hint));
     }
     match (&raw.per_host, &raw.host) {
         (Some(per_host), None) => {
-            let hint = "add for instance host = \"node\": the hosts are then node.0, node.1 and so on";
-            Err(source.error("hosts with several devices need a name", per_host.span()).hint(hint))
+            let hint = "add a host name, for example host = \"node\"; the hosts are then node.0, node.1 and so on";
+            Err(source.error("`per_host` requires `host`", per_host.span()).hint(hint))
         }
-        (Some(per_host), _) if *per_host.get_ref() == 0 => {
-            Err(source.error("a host needs at least one of the devices", per_host.span()).hint("use 1 or more"))
-        }
+        (Some(per_host), _) if *per_host.get_ref() == 0 => Err(source
+            .error("`per_host` must be at least 1", per_host.span())
+            .hint("give the number of devices on each host")),
         _ => Ok(()),
     }
 }
@@ -113,19 +149,24 @@ impl Devices {
             let span = raw.count.as_ref().map_or(device.span(), Spanned::span);
             return Err(source.error(format!("more than {MOST_DEVICES} devices"), span));
         }
+        let hardware = hardware(raw, source)?;
         for index in 0..count {
             let name = match raw.count {
                 Some(_) => format!("{}.{index}", raw.name.get_ref()),
                 None => raw.name.get_ref().clone(),
             };
             if !self.names.insert(name.clone()) {
-                let hint = "every device needs a name of its own; `count` makes several of one name";
-                return Err(source.error(format!("there are two devices named `{name}`"), raw.name.span()).hint(hint));
+                let hint = "give every device a unique name; `count` creates several devices";
+                return Err(source.error(format!("duplicate device name `{name}`"), raw.name.span()).hint(hint));
             }
             let host = self.host(raw, index, &name);
             let slowdown = raw.slowdown.as_ref().map_or(1.0, |slowdown| *slowdown.get_ref());
-            let memory = raw.memory.map(|memory| memory.0);
-            self.devices.push(Device { name, host, slowdown, memory, spells: Vec::new(), crash: None });
+            self.devices.push(Device {
+                slowdown,
+                memory: hardware.memory,
+                rates: hardware.rates,
+                ..Device::new(name, host)
+            });
         }
         Ok(())
     }

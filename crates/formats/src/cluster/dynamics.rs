@@ -33,8 +33,17 @@ pub(super) fn resolve(
             let (out, into) = (reader.change(change, RawRates::egress)?, reader.change(change, RawRates::ingress)?);
             reader.check_directions(change.get_ref(), &links)?;
             for link in links {
-                let described = if reader.leaves(link, change.get_ref()) { &out } else { &into };
-                merge(dynamics.links.entry(link).or_default(), described);
+                // Does the link go out of the host or switch that the change names?
+                let ends = topology.link(link).name.split_once(" -> ");
+                let wanted = change.get_ref().link.as_ref();
+                let leaves = ends.zip(wanted).is_some_and(|((from, _), wanted)| from == wanted.get_ref());
+                let described = if leaves { &out } else { &into };
+                // A later change of the same link adds to an earlier one, and replaces what only one can be of.
+                let known = dynamics.links.entry(link).or_default();
+                known.outages.extend(&described.outages);
+                known.outages.sort();
+                known.profile = described.profile.clone().or(known.profile.take());
+                known.jitter = described.jitter.or(known.jitter);
             }
         }
         for traffic in &network.background {
@@ -54,22 +63,24 @@ pub(super) fn slow_down(
         let RawStraggler { device: name, from, to, factor } = straggler.get_ref();
         let spell = SlowSpell { from: instant(*from), to: instant(*to.get_ref()), factor: *factor.get_ref() };
         if spell.to <= spell.from {
-            return Err(source.error("the spell ends before it begins", to.span()).hint("`to` is later than `from`"));
+            return Err(source
+                .error("`to` must be later than `from`", to.span())
+                .hint("give the end of the slow interval as `to`"));
         }
         if !(spell.factor.is_finite() && spell.factor > 0.0) {
-            let message = format!("a factor of {} is not above zero", spell.factor);
-            return Err(source.error(message, factor.span()).hint("4 takes four times as long as otherwise"));
+            let message = format!("`factor` must be greater than 0, not {}", spell.factor);
+            return Err(source.error(message, factor.span()).hint("with 4, compute takes four times as long"));
         }
         let names: Vec<String> = devices.iter().map(|device| device.name.clone()).collect();
         let Some(device) = devices.iter_mut().find(|device| device.name == *name.get_ref()) else {
             let hint = suggest(name.get_ref(), "devices", names.iter().map(String::as_str));
-            return Err(source.error(format!("there is no device `{}`", name.get_ref()), name.span()).hint(hint));
+            return Err(source.error(format!("unknown device `{}`", name.get_ref()), name.span()).hint(hint));
         };
         device.spells.push(spell);
         device.spells.sort_by_key(|spell| spell.from);
         if device.spells.windows(2).any(|pair| pair[1].from < pair[0].to) {
-            let message = format!("two slow spells of `{}` overlap", device.name);
-            return Err(source.error(message, straggler.span()).hint("write what holds in each part of the time"));
+            let message = format!("slow intervals of device `{}` overlap", device.name);
+            return Err(source.error(message, straggler.span()).hint("split them so that each period has one factor"));
         }
     }
     Ok(())
@@ -99,7 +110,9 @@ fn points(profile: &Spanned<RawProfile>, attached: &Attachments, source: &Source
         RawProfile::Points(points) => Ok(points.clone()),
         RawProfile::File(name) => {
             let text = attached.get(name).ok_or_else(|| {
-                source.error(format!("`{name}` was not read"), profile.span()).hint("write its points in the file")
+                source
+                    .error(format!("`{name}` was not loaded"), profile.span())
+                    .hint("write the points of the profile in the cluster file")
             })?;
             super::profile::read(name, text)
         }
@@ -126,15 +139,9 @@ impl Reader<'_> {
             let names = self.topology.links().iter().map(|link| link.name.as_str());
             let hint =
                 suggest(wanted.get_ref(), "links", names.chain(self.topology.hosts().iter().map(String::as_str)));
-            return Err(self.error(format!("there is no link `{}`", wanted.get_ref()), wanted.span()).hint(hint));
+            return Err(self.error(format!("unknown link `{}`", wanted.get_ref()), wanted.span()).hint(hint));
         }
         Ok(links)
-    }
-
-    /// Does a link go out of the host or switch that a change names?
-    fn leaves(&self, link: LinkId, change: &RawChange) -> bool {
-        let ends = self.topology.link(link).name.split_once(" -> ");
-        ends.zip(change.link.as_ref()).is_some_and(|((from, _), wanted)| from == wanted.get_ref())
     }
 
     /// What goes out and what comes in can only differ where it is clear whose egress is meant, and each link is one direction.
@@ -147,29 +154,29 @@ impl Reader<'_> {
         if of_one_end && !links.iter().any(shared) || rates.into_iter().all(|rates| rates.single().is_some()) {
             return Ok(());
         }
-        let hint = "name one host whose links are full duplex, as in link = \"orin.2\", or give one bandwidth";
-        Err(self.error("it is not clear whose egress and ingress these are", profile.span()).hint(hint))
+        let hint = "name one host with full-duplex links, for example link = \"orin.2\", or give one bandwidth";
+        Err(self.error("`egress` and `ingress` are ambiguous here", profile.span()).hint(hint))
     }
 
     fn change(&self, raw: &Spanned<RawChange>, direction: Direction) -> Result<LinkDynamics, Diagnostic> {
         let RawChange { jitter, outages, profile, period, .. } = raw.get_ref();
         if jitter.is_none() && outages.is_empty() && profile.is_none() {
-            let hint = "add jitter, outages or a profile";
-            return Err(self.error("nothing changes here", raw.span()).hint(hint));
+            let hint = "add `jitter`, `outages` or a `profile`";
+            return Err(self.error("this change has no effect", raw.span()).hint(hint));
         }
         let mut windows: Vec<(SimTime, SimTime)> = Vec::new();
         for window in outages {
             let (from, to) = (instant(window.get_ref().from), instant(window.get_ref().to));
             if to <= from {
-                let hint = "`to` is later than `from`; a link that never comes back is one to leave out";
-                return Err(self.error("the outage ends before it begins", window.span()).hint(hint));
+                let hint = "give the end of the outage as `to`; remove a link that never comes back";
+                return Err(self.error("`to` must be later than `from`", window.span()).hint(hint));
             }
             windows.push((from, to));
         }
         let profile = profile.as_ref().map(|profile| self.profile(profile, period.as_ref(), direction)).transpose()?;
         if let (None, Some(period)) = (&profile, period) {
-            let hint = "add a profile that starts again after this time";
-            return Err(self.error("only a profile has a period", period.span()).hint(hint));
+            let hint = "add a `profile` to be repeated with this period";
+            return Err(self.error("`period` requires `profile`", period.span()).hint(hint));
         }
         let jitter = jitter.as_ref().map(|jitter| self.jitter(jitter)).transpose()?;
         Ok(LinkDynamics { profile, outages: windows, jitter })
@@ -190,14 +197,16 @@ impl Reader<'_> {
             })
             .collect();
         if points.is_empty() || points.windows(2).any(|pair| pair[1].at <= pair[0].at) {
-            let hint = "each point is later than the one before";
-            return Err(self.error("a profile is a list of points in order", raw.span()).hint(hint));
+            let hint = "sort the points, and give every point another time";
+            return Err(self
+                .error("the points of a profile must be in order of strictly increasing time", raw.span())
+                .hint(hint));
         }
         let last = points.last().map_or(SimDuration::ZERO, |point| point.at);
         match period {
             Some(period) if period.get_ref().0 <= last => {
-                let hint = "a period is longer than the time of the last point";
-                Err(self.error("the profile starts again before it ends", period.span()).hint(hint))
+                let hint = "give a period that is longer than the time of the last point";
+                Err(self.error("`period` must be longer than the profile", period.span()).hint(hint))
             }
             _ => Ok(Profile { points: points.into(), period: period.map(|period| period.get_ref().0) }),
         }
@@ -212,8 +221,8 @@ impl Reader<'_> {
                 Jitter::LogNormal { median: median.0, sigma }
             }
             RawJitter::LogNormal { sigma, .. } => {
-                let hint = "it is the standard deviation of the logarithm, for instance 0.5";
-                return Err(self.error(format!("a sigma of {sigma} is below zero"), raw.span()).hint(hint));
+                let hint = "`sigma` is the standard deviation of the logarithm, for example 0.5";
+                return Err(self.error(format!("`sigma` must not be negative, not {sigma}"), raw.span()).hint(hint));
             }
         })
     }
@@ -222,13 +231,13 @@ impl Reader<'_> {
         let RawBackground { from, to, rate, start, end } = raw.get_ref();
         let start = start.map_or(SimTime::ZERO, instant);
         if let Some(end) = end.as_ref().filter(|end| instant(*end.get_ref()) <= start) {
-            let hint = "`end` is later than `start`";
-            return Err(self.error("the traffic ends before it begins", end.span()).hint(hint));
+            let hint = "give the end of the traffic as `end`";
+            return Err(self.error("`end` must be later than `start`", end.span()).hint(hint));
         }
         let host = |name: &Spanned<String>| {
             self.topology.host(name.get_ref()).ok_or_else(|| {
                 let hint = suggest(name.get_ref(), "hosts", self.topology.hosts().iter().map(String::as_str));
-                self.error(format!("there is no host `{}`", name.get_ref()), name.span()).hint(hint)
+                self.error(format!("unknown host `{}`", name.get_ref()), name.span()).hint(hint)
             })
         };
         Ok(Background {
@@ -257,14 +266,6 @@ fn matches(name: &str, wanted: &str) -> bool {
 
 fn ends(name: &str) -> Option<(&str, &str)> {
     name.split_once(" <-> ").or_else(|| name.split_once(" -> "))
-}
-
-/// A later change of the same link adds to an earlier one, and replaces what only one can be of.
-fn merge(link: &mut LinkDynamics, more: &LinkDynamics) {
-    link.outages.extend(&more.outages);
-    link.outages.sort();
-    link.profile = more.profile.clone().or(link.profile.take());
-    link.jitter = more.jitter.or(link.jitter);
 }
 
 fn instant(since_zero: Duration) -> SimTime {
@@ -299,7 +300,7 @@ mod tests {
         assert_eq!(count(&format!("link = \"{}\"\n", names[0])).unwrap(), 1);
         assert_eq!(count(&format!("link = \"{}\"\n", names[0].replace(" -> ", " <-> "))).unwrap(), 2);
         let error = count("link = \"a.7\"\n").unwrap_err().render(false);
-        assert!(error.contains("there is no link `a.7`") && error.contains("a.0"), "{error}");
+        assert!(error.contains("unknown link `a.7`") && error.contains("a.0"), "{error}");
     }
 
     /// Out of a.1 a tenth from the second second on; into it, and everywhere else, what it was.

@@ -49,16 +49,16 @@ impl Flags {
     fn check(&self) -> Result<(), Diagnostic> {
         let (ranks, given) = (self.ranks as usize, self.slowdown.len());
         if ranks == 0 {
-            return Err(Diagnostic::new("a cluster of 0 ranks has nothing to run on").hint("use --ranks 1 or more"));
+            return Err(Diagnostic::new("`--ranks` must be at least 1").hint("give the number of ranks"));
         }
         if given > 1 && given != ranks {
             let message = format!("--slowdown has {given} factors, but there are {ranks} ranks");
-            return Err(Diagnostic::new(message).hint("give one factor for every rank, or one for all"));
+            return Err(Diagnostic::new(message).hint("give one factor per rank, or one factor for all ranks"));
         }
         match self.slowdown.iter().find(|factor| !(factor.is_finite() && **factor > 0.0)) {
             Some(factor) => {
-                let message = format!("a slowdown of {factor} is not above zero");
-                Err(Diagnostic::new(message).hint("1 is as fast as this machine, 2 takes twice as long"))
+                let message = format!("a slowdown must be greater than 0, not {factor}");
+                Err(Diagnostic::new(message).hint("1 is the speed of this machine, 2 is half that speed"))
             }
             None => Ok(()),
         }
@@ -76,6 +76,8 @@ fn device(name: &str, count: Option<u32>, slowdown: Option<f64>) -> Spanned<RawD
         per_host: None,
         peak_flops: None,
         memory_bandwidth: None,
+        launch: None,
+        model: None,
     })
 }
 

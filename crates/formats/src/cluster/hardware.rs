@@ -1,7 +1,7 @@
-//! Owns names for usual links, so that a cluster file need not repeat their figures. docs/networks.md says where those come from.
+//! Owns names for usual links, so that a cluster file need not repeat their figures. docs/reference/backends.md says where those come from.
 
-use super::raw::RawLinkSpec;
 use crate::diagnostic::suggest;
+use crate::units::{Bandwidth, Duration};
 
 /// Name, rate in each direction and latency between two hosts, or devices.
 const LINKS: [(&str, &str, &str); 8] = [
@@ -15,17 +15,17 @@ const LINKS: [(&str, &str, &str); 8] = [
     ("nvlink4", "360 GB/s", "700 ns"),
 ];
 
-/// The link called `name`.
+/// Rate in each direction and latency of the link called `name`.
 ///
 /// # Errors
 /// There is none; the text says which there are.
-pub(super) fn link(name: &str) -> Result<RawLinkSpec, String> {
+pub(super) fn link(name: &str) -> Result<(Bandwidth, Duration), String> {
     let Some((_, bandwidth, latency)) = LINKS.iter().find(|(known, ..)| *known == name) else {
-        let known = suggest(name, "links", LINKS.iter().map(|(known, ..)| *known));
-        return Err(format!("there is no link called `{name}`: {known}"));
+        let known = suggest(name, "link types", LINKS.iter().map(|(known, ..)| *known));
+        return Err(format!("unknown link type `{name}`: {known}"));
     };
     let (bandwidth, latency) = (bandwidth.parse(), latency.parse());
-    Ok(RawLinkSpec { bandwidth: bandwidth.expect("it is a rate"), latency: latency.expect("it is a time") })
+    Ok((bandwidth.expect("it is a rate"), latency.expect("it is a time")))
 }
 
 #[cfg(test)]
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn the_documentation_has_them_all() {
-        let documentation = include_str!("../../../../docs/networks.md");
+        let documentation = include_str!("../../../../docs/reference/backends.md");
         for (name, bandwidth, latency) in LINKS {
             let row = documentation.lines().find(|line| line.contains(&format!("`\"{name}\"`")));
             let row = row.unwrap_or_else(|| panic!("{name} is not documented"));
@@ -79,6 +79,6 @@ mod tests {
     #[test]
     fn an_unknown_name_is_answered_with_those_that_there_are() {
         let error = resolve("link = \"nvlink5\"").err().unwrap().render(false);
-        assert!(error.contains("no link called `nvlink5`: did you mean `nvlink3`?"), "{error}");
+        assert!(error.contains("unknown link type `nvlink5`: did you mean `nvlink3`?"), "{error}");
     }
 }

@@ -7,8 +7,9 @@ use super::source::Source;
 use crate::diagnostic::{Diagnostic, suggest};
 use std::ops::Range;
 use uniference_sim::cluster::Device;
+use uniference_sim::collective::Grid;
 use uniference_sim::collective::choose::AlgorithmTable;
-use uniference_sim::collective::hierarchical::{DEFAULT_CHUNKS, Grid, Hierarchical, RowAlgorithm};
+use uniference_sim::collective::hierarchical::{DEFAULT_CHUNKS, Hierarchical, RowAlgorithm};
 use uniference_sim::network::{GridDimension, Topology};
 
 /// Its name in rules.
@@ -31,20 +32,22 @@ pub(super) fn algorithm(
         ];
         return match keys.into_iter().find_map(|(key, span)| Some((key, span?))) {
             Some((key, span)) => {
-                let message = format!("only the algorithm `{NAME}` has `{key}`");
-                Err(source.error(message, span).hint(format!("remove it, or name algorithm = \"{NAME}\"")))
+                let message = format!("`{key}` requires the algorithm `{NAME}`");
+                Err(source.error(message, span).hint(format!("remove it, or set algorithm = \"{NAME}\"")))
             }
             None => Ok(None),
         };
     }
     if let Some(chunks) = chunks.as_ref().filter(|chunks| !(1..=MOST_CHUNKS).contains(chunks.get_ref())) {
-        let message = format!("a collective cannot be cut into {} chunks", chunks.get_ref());
-        return Err(source.error(message, chunks.span()).hint(format!("1 does not cut it; the most is {MOST_CHUNKS}")));
+        let message = format!("invalid number of chunks {}", chunks.get_ref());
+        return Err(source
+            .error(message, chunks.span())
+            .hint(format!("use a number from 1 (no splitting) to {MOST_CHUNKS}")));
     }
     let mut rows = Vec::new();
     for name in dimensions.iter().flat_map(|dimensions| dimensions.get_ref()) {
         let Some((_, row)) = RowAlgorithm::ALL.iter().find(|(known, _)| known == name.get_ref()) else {
-            let message = format!("there is no algorithm `{}` along a dimension", name.get_ref());
+            let message = format!("unknown algorithm `{}` for a dimension", name.get_ref());
             let known = RowAlgorithm::ALL.map(|(known, _)| known);
             return Err(source.error(message, name.span()).hint(suggest(name.get_ref(), "algorithms", known)));
         };
@@ -73,18 +76,16 @@ pub(super) fn lay_out(
     if said.is_empty() && forced.is_none() {
         return Ok(());
     }
-    let one = |sizes: &str| {
-        format!("`{NAME}` needs ranks along two dimensions of the network or more, and these lie along {sizes}")
-    };
+    let one = |sizes: &str| format!("`{NAME}` needs ranks along at least two dimensions of the network; found {sizes}");
     let grid = match grid(topology, devices) {
         Some(grid) if grid.dimensions.iter().filter(|dimension| dimension.size > 1).count() > 1 => grid,
         found => {
             let message = one(if found.is_some() {
                 "one"
             } else {
-                "none: hosts have different numbers of them, or not in order"
+                "none (hosts differ in their number of ranks, or ranks are not in order)"
             });
-            let hint = "use a network of several (preset = \"dimensions\", \"torus\" or \"rail\", a full fat_tree, or hosts with several devices each), or another algorithm";
+            let hint = "use a network with several dimensions (preset = \"dimensions\", \"torus\" or \"rail\", a full fat_tree, or hosts with several devices each), or another algorithm";
             return Err(match (said.first(), forced) {
                 (_, Some(choice)) => {
                     let text = format!("{}={NAME}", choice.kind);
@@ -98,14 +99,14 @@ pub(super) fn lay_out(
     for rows in said.iter().filter_map(|(_, rule)| rule.dimensions.as_ref()) {
         if rows.get_ref().len() != grid.dimensions.len() {
             let sizes: Vec<String> = grid.dimensions.iter().map(|dimension| dimension.size.to_string()).collect();
-            let message = format!("{} algorithms for {} dimensions", rows.get_ref().len(), sizes.len());
-            let hint = format!("name one for each: there are {} ranks along them", sizes.join(" x "));
+            let message = format!("{} algorithms given for {} dimensions", rows.get_ref().len(), sizes.len());
+            let hint = format!("give one algorithm per dimension (their sizes are {})", sizes.join(" x "));
             return Err(source.error(message, rows.span()).hint(hint));
         }
         for (name, dimension) in rows.get_ref().iter().zip(&grid.dimensions) {
             if name.get_ref() == "halving_doubling" && !dimension.size.is_power_of_two() {
-                let message = format!("halving_doubling among the {} ranks of a dimension", dimension.size);
-                return Err(source.error(message, name.span()).hint("it wants a power of two: use ring or direct"));
+                let message = format!("halving_doubling does not support a dimension of {} ranks", dimension.size);
+                return Err(source.error(message, name.span()).hint("it requires a power of two; use ring or direct"));
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Owns the cluster file: devices, hosts, network and backend as people describe them, and their resolution to what is simulated.
 //!
-//! Text in, values or a [`Diagnostic`] out. `docs/cluster-file.md` describes every key; which networks and algorithms exist is the
+//! Text in, values or a [`Diagnostic`] out. `docs/reference/cluster-file.md` describes every key; which networks and algorithms exist is the
 //! simulator's business.
 
 mod backend;
@@ -12,6 +12,7 @@ mod hardware;
 mod hierarchy;
 mod network;
 mod parameters;
+mod peaks;
 mod profile;
 mod rates;
 mod raw;
@@ -20,10 +21,9 @@ mod steps;
 
 pub use flags::Flags;
 
-pub use devices::Rates;
+pub use uniference_sim::device::Rates;
 
 use crate::diagnostic::{Diagnostic, suggest};
-use crate::interval::Uncertainty;
 use raw::RawCluster;
 use source::Source;
 use std::collections::BTreeMap;
@@ -73,12 +73,25 @@ pub struct Resolved {
     pub cluster: Cluster,
     /// By rank: what its device can do in a second, if the file says so.
     pub rates: Vec<Option<Rates>>,
+    /// By rank: the model of its device, by its whole name, if the file names one. Its rates are then known.
+    pub models: Vec<Option<String>>,
     /// By rank: how many processor cores its device has, if the file says so; at least 1.
     pub cores: Vec<Option<u32>>,
     /// A cluster file that says everything, defaults and choices included. It resolves to the same cluster.
     pub toml: String,
     /// What is known of the model's errors on this cluster.
     pub uncertainty: Option<Uncertainty>,
+}
+
+/// What is known of the model's errors: relative standard errors, at least zero.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Uncertainty {
+    /// Of the duration of compute.
+    pub compute: f64,
+    /// Of the duration of operations that are not named.
+    pub communication: f64,
+    /// Of the duration of operations by name, as in a report.
+    pub operations: BTreeMap<String, f64>,
 }
 
 impl ClusterFile {
@@ -129,7 +142,9 @@ impl ClusterFile {
     /// without a route, a backend or an algorithm that does not exist.
     pub fn resolve(&self, choices: &Choices) -> Result<Resolved, Diagnostic> {
         let (hosts, mut devices) = devices::resolve(&self.raw.device, &self.source)?;
-        let (rates, cores) = (devices::rates(&self.raw.device), devices::cores(&self.raw.device));
+        let rates = devices.iter().map(|device| device.rates).collect();
+        let models = devices::models(&self.raw.device, &self.source)?;
+        let cores = devices::cores(&self.raw.device);
         dynamics::slow_down(&self.raw.straggler, &mut devices, &self.source)?;
         let (mut backend, packet, tuning) = backend::resolve(&self.raw, choices, &self.attached, &self.source)?;
         let (topology, network) = network::resolve(self.raw.network.as_ref(), &hosts, packet, &self.source)?;
@@ -153,7 +168,7 @@ impl ClusterFile {
         };
         dynamics::inline(&mut raw, &self.attached, &self.source)?;
         let cluster = Cluster { name, devices, topology, dynamics, backend };
-        Ok(Resolved { cluster, rates, cores, toml: to_toml(&raw), uncertainty: self.uncertainty()? })
+        Ok(Resolved { cluster, rates, models, cores, toml: to_toml(&raw), uncertainty: self.uncertainty()? })
     }
 }
 
@@ -181,10 +196,13 @@ impl ClusterFile {
         for (name, error) in &self.raw.uncertainty {
             let value = *error.get_ref();
             if !(value.is_finite() && value >= 0.0) {
-                let hint = "it is a part of the duration: 0.05 is 5 %";
-                return Err(self.source.error(format!("an error of {value} is below zero"), error.span()).hint(hint));
+                let hint = "an error is a fraction of the duration: 0.05 is 5 %";
+                return Err(self
+                    .source
+                    .error(format!("an error must not be negative, not {value}"), error.span())
+                    .hint(hint));
             }
-            let message = || format!("there is no operation `{}`", name.get_ref());
+            let message = || format!("unknown operation `{}`", name.get_ref());
             match name.get_ref().as_str() {
                 "compute" => found.compute = value,
                 "communication" => found.communication = value,
@@ -214,12 +232,12 @@ impl FromStr for AlgorithmChoice {
 
     fn from_str(text: &str) -> Result<AlgorithmChoice, Diagnostic> {
         let Some((kind, name)) = text.split_once('=') else {
-            let hint = "write OP=NAME, as in all_reduce=ring";
-            return Err(Diagnostic::new(format!("`{text}` chooses no algorithm")).hint(hint));
+            let hint = "write OP=NAME, for example all_reduce=ring";
+            return Err(Diagnostic::new(format!("`{text}` is not of the form OP=NAME")).hint(hint));
         };
         match kind_by_name(kind) {
             Some(kind) => Ok(AlgorithmChoice { kind, name: name.to_owned() }),
-            None => Err(Diagnostic::new(format!("there is no collective `{kind}`")).hint(suggest_kind(kind))),
+            None => Err(Diagnostic::new(format!("unknown collective `{kind}`")).hint(suggest_kind(kind))),
         }
     }
 }

@@ -39,8 +39,8 @@ pub(super) fn resolve(
     source: &Source,
 ) -> Result<(Topology, Spanned<RawNetwork>), Diagnostic> {
     let Some(network) = raw else {
-        let hint = "add [network] with for instance preset = \"switch\"";
-        return Err(source.error("the cluster has no network", 0..0).hint(hint));
+        let hint = "add a [network], for example with preset = \"switch\"";
+        return Err(source.error("the cluster has no [network]", 0..0).hint(hint));
     };
     let filled = here(with_defaults(network.get_ref(), hosts));
     let reader = Reader { raw: filled.get_ref(), span: network.span(), hosts, packet, source };
@@ -134,15 +134,15 @@ impl Reader<'_> {
 
     fn check_exception(&self, name: &Spanned<String>, exception: &RawHost) -> Result<(), Diagnostic> {
         if !self.is_host(name.get_ref()) {
-            let message = format!("there is no host `{}`", name.get_ref());
+            let message = format!("unknown host `{}`", name.get_ref());
             return Err(self.error(message, name.span()).hint(self.suggest_host(name.get_ref())));
         }
         let RawHost { bandwidth, latency, queue, .. } = exception;
         let own = place(bandwidth).or_else(|| place(latency)).or_else(|| place(queue));
         match own.filter(|_| self.raw.links.is_some()) {
             Some(span) => {
-                let hint = "write its bandwidth, latency and queue at the host's link in `links`";
-                Err(self.error("where links are listed, a host has none of its own", span).hint(hint))
+                let hint = "give bandwidth, latency and queue with the host's link in `links`";
+                Err(self.error("per-host settings cannot be combined with `links`", span).hint(hint))
             }
             None => Ok(()),
         }
@@ -156,13 +156,13 @@ impl Reader<'_> {
         let name = self.raw.preset.as_ref().expect("defaults are filled in");
         let Some((preset, keys)) = PRESETS.iter().find(|(preset, _)| preset == name.get_ref()) else {
             let hint = suggest(name.get_ref(), "presets", PRESETS.map(|(preset, _)| preset));
-            return Err(self.error(format!("there is no preset `{}`", name.get_ref()), name.span()).hint(hint));
+            return Err(self.error(format!("unknown preset `{}`", name.get_ref()), name.span()).hint(hint));
         };
         if let Some((key, span)) = self.own_keys().into_iter().find(|(key, _)| !keys.contains(key)) {
             let owners = PRESETS.iter().filter(|(_, keys)| keys.contains(&key));
             let owners: Vec<String> = owners.map(|(owner, _)| format!("`{owner}`")).collect();
-            let message = format!("`{key}` is no key of the preset `{preset}`");
-            return Err(self.error(message, span).hint(format!("it belongs to {}", owners.join(", "))));
+            let message = format!("the preset `{preset}` has no key `{key}`");
+            return Err(self.error(message, span).hint(format!("it is a key of {}", owners.join(", "))));
         }
         if matches!(*preset, "wifi" | "dimensions") {
             self.refuse_directions(preset)?;
@@ -179,8 +179,11 @@ impl Reader<'_> {
         let given = self.raw.bandwidth.iter().chain(exceptions);
         match given.into_iter().find(|rates| rates.get_ref().single().is_none()) {
             Some(rates) => {
-                let message = format!("the preset `{preset}` has no links of one direction that are one host's");
-                Err(self.error(message, rates.span()).hint("give one bandwidth, or use another preset or `links`"))
+                let message =
+                    format!("the preset `{preset}` does not support separate `egress` and `ingress` bandwidths");
+                Err(self
+                    .error(message, rates.span())
+                    .hint("give one bandwidth, use another preset, or list the `links`"))
             }
             None => Ok(()),
         }
@@ -228,19 +231,18 @@ impl Reader<'_> {
             "dimensions" => {
                 let example = "dimensions = [{ kind = \"ring\", size = 4 }, { kind = \"switch\", size = 8 }]";
                 let dimensions = self.required(&self.raw.dimensions, example)?;
-                Preset::Dimensions(dimensions.iter().map(|raw| self.dimension(raw)).collect())
+                let dimension = |raw: &RawDimension| {
+                    let kind = match raw.kind {
+                        RawDimensionKind::Ring => DimensionKind::Ring,
+                        RawDimensionKind::FullyConnected => DimensionKind::FullyConnected,
+                        RawDimensionKind::Switch => DimensionKind::Switch,
+                    };
+                    Dimension { kind, size: raw.size, link: self.link(raw.bandwidth, raw.latency) }
+                };
+                Preset::Dimensions(dimensions.iter().map(dimension).collect())
             }
             _ => Preset::Switch,
         })
-    }
-
-    fn dimension(&self, raw: &RawDimension) -> Dimension {
-        let kind = match raw.kind {
-            RawDimensionKind::Ring => DimensionKind::Ring,
-            RawDimensionKind::FullyConnected => DimensionKind::FullyConnected,
-            RawDimensionKind::Switch => DimensionKind::Switch,
-        };
-        Dimension { kind, size: raw.size, link: self.link(raw.bandwidth, raw.latency) }
     }
 
     fn required<'a, T>(&self, value: &'a Option<Spanned<T>>, example: &str) -> Result<&'a T, Diagnostic> {
@@ -248,17 +250,17 @@ impl Reader<'_> {
         let key = example.split(' ').next().unwrap_or_default();
         value.as_ref().map(Spanned::get_ref).ok_or_else(|| {
             let message = format!("the preset `{}` needs `{key}`", preset.get_ref());
-            self.error(message, preset.span()).hint(format!("add for instance {example}"))
+            self.error(message, preset.span()).hint(format!("add it, for example {example}"))
         })
     }
 
     fn graph(&self, links: &Spanned<Vec<Spanned<RawLink>>>, hosts: &[HostSpec]) -> Result<Topology, Diagnostic> {
         if let Some(preset) = &self.raw.preset {
             let hint = "remove one of them";
-            return Err(self.error("a network has a preset or links, not both", preset.span()).hint(hint));
+            return Err(self.error("`preset` and `links` are mutually exclusive", preset.span()).hint(hint));
         }
         if let Some((key, span)) = self.own_keys().into_iter().find(|(key, _)| *key != "queue") {
-            let message = format!("`{key}` is a key of presets, but the links are listed");
+            let message = format!("`{key}` applies only to presets and cannot be combined with `links`");
             return Err(self.error(message, span).hint("remove it, or use a preset"));
         }
         let graph: Result<Vec<GraphLink>, Diagnostic> =
@@ -273,8 +275,8 @@ impl Reader<'_> {
         let half = matches!(raw.duplex, Some(RawDuplex::Half));
         if half && rates.single().is_none() {
             let place = raw.bandwidth.as_ref().map_or(link.span(), Spanned::span);
-            let hint = "give it one bandwidth, or make it `duplex = \"full\"`";
-            return Err(self.error("the directions of a half-duplex link share one bandwidth", place).hint(hint));
+            let hint = "give one bandwidth, or use `duplex = \"full\"`";
+            return Err(self.error("a half-duplex link has one bandwidth for both directions", place).hint(hint));
         }
         let is_host = |end: usize| raw.between.get(end).is_some_and(|name| self.is_host(name.get_ref()));
         let HostRates { egress, ingress } = rates.resolved();

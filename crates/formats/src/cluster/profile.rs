@@ -58,13 +58,13 @@ fn columns(name: &str, header: &csv::StringRecord) -> Result<Vec<Column>, Diagno
         let known = COLUMNS.iter().find(|(column, _)| *column == word).map(|(_, column)| *column);
         known.ok_or_else(|| {
             let hint = suggest(word, "columns", COLUMNS.map(|(column, _)| column));
-            Diagnostic::new(format!("{name}: a profile has no column `{word}`")).hint(hint)
+            Diagnostic::new(format!("{name}: unknown column `{word}`")).hint(hint)
         })
     };
     let columns: Vec<Column> = header.iter().map(column).collect::<Result<_, _>>()?;
     let times = columns.iter().filter(|column| matches!(column, Column::Time(_))).count();
     if times != 1 || columns.len() < 2 {
-        return Err(malformed(name, "it needs one column of times, and bandwidths or latencies"));
+        return Err(malformed(name, "a profile needs one time column, and bandwidth or latency columns"));
     }
     Ok(columns)
 }
@@ -72,13 +72,13 @@ fn columns(name: &str, header: &csv::StringRecord) -> Result<Vec<Column>, Diagno
 fn point(columns: &[Column], row: &csv::StringRecord) -> Result<RawPoint, String> {
     let (mut at, mut egress, mut ingress, mut latency) = (None, None, None, None);
     for (column, cell) in columns.iter().zip(row).filter(|(_, cell)| !cell.is_empty()) {
-        let number: f64 = cell.parse().map_err(|_| format!("`{cell}` is no number"))?;
+        let number: f64 = cell.parse().map_err(|_| format!("`{cell}` is not a number"))?;
         let seconds = |unit: f64| {
-            SimDuration::from_secs_f64(number * unit).map(Duration).ok_or_else(|| format!("`{cell}` is no time"))
+            SimDuration::from_secs_f64(number * unit).map(Duration).ok_or_else(|| format!("`{cell}` is not a time"))
         };
         let rate = |unit: f64| {
             let rate = Rate::from_bits_per_second(number * unit).map(Bandwidth);
-            rate.ok_or_else(|| format!("a bandwidth of {cell} is not above zero")).map(Some)
+            rate.ok_or_else(|| format!("the bandwidth {cell} must be greater than 0")).map(Some)
         };
         match column {
             Column::Time(unit) => at = Some(seconds(*unit)?),
@@ -93,7 +93,7 @@ fn point(columns: &[Column], row: &csv::StringRecord) -> Result<RawPoint, String
 
 fn malformed(name: &str, what: &str) -> Diagnostic {
     Diagnostic::new(format!("{name}: {what}"))
-        .hint("write for instance time_s,bandwidth_mbps,latency_ms and numbers below")
+        .hint("write a header, for example time_s,bandwidth_mbps,latency_ms, followed by rows of numbers")
 }
 
 #[cfg(test)]
@@ -120,10 +120,10 @@ mod tests {
     #[test]
     fn mistakes_name_file_and_line() {
         let cases = [
-            ("time,bandwidth_mbps\n", "no column `time`"),
-            ("time_s\n1\n", "one column of times, and"),
-            ("time_s,latency_ms\n1,x\n", "line 2: `x` is no number"),
-            ("time_s,bandwidth_mbps\n0,1\n1,0\n", "line 3: a bandwidth of 0 is not above zero"),
+            ("time,bandwidth_mbps\n", "unknown column `time`"),
+            ("time_s\n1\n", "one time column, and"),
+            ("time_s,latency_ms\n1,x\n", "line 2: `x` is not a number"),
+            ("time_s,bandwidth_mbps\n0,1\n1,0\n", "line 3: the bandwidth 0 must be greater than 0"),
             ("time_s,latency_ms\n1\n", "CSV error"),
         ];
         for (text, part) in cases {

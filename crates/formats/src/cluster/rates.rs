@@ -94,7 +94,7 @@ impl<'de> Deserialize<'de> for RawRates {
             type Value = RawRates;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a bandwidth with its unit, as \"25 Gbps\", or { egress = RATE, ingress = RATE }")
+                f.write_str("a bandwidth with a unit, for example \"25 Gbps\", or { egress = RATE, ingress = RATE }")
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<RawRates, E> {
@@ -112,8 +112,8 @@ impl<'de> Deserialize<'de> for RawRates {
             fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<RawRates, M::Error> {
                 let Directions { egress, ingress } = Directions::deserialize(MapAccessDeserializer::new(map))?;
                 RawRates::new(egress, ingress).ok_or_else(|| {
-                    let hint = "give both, or the one that differs, as in { egress = \"20 Mbps\" }";
-                    de::Error::custom(format!("neither `egress` nor `ingress` is given\nhint: {hint}"))
+                    let hint = "give both, or the one that differs, for example { egress = \"20 Mbps\" }";
+                    de::Error::custom(format!("missing key `egress` or `ingress`\nhint: {hint}"))
                 })
             }
         }

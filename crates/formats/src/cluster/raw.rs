@@ -4,9 +4,9 @@
 
 use super::hardware;
 use super::parameters::Parameters;
+use super::peaks::RawPeaks;
 use super::rates::RawRates;
-use super::steps::RawPlan;
-use crate::units::{Bandwidth, Duration, Flops, Size};
+use crate::units::{Bandwidth, Duration, Size};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, MapAccess, SeqAccess};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -66,9 +66,15 @@ pub(super) struct RawDevice {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) per_host: Option<Spanned<u32>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) peak_flops: Option<Spanned<Flops>>,
+    pub(super) peak_flops: Option<Spanned<RawPeaks>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) memory_bandwidth: Option<Spanned<Bandwidth>>,
+    /// What an operator takes at least.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) launch: Option<Spanned<Duration>>,
+    /// The device of the table that it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) model: Option<Spanned<String>>,
 }
 
 /// A time in which a device is slower.
@@ -302,6 +308,46 @@ pub(super) enum RawSteps {
     Plan(RawPlan),
 }
 
+/// A whole algorithm, step by step.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, expecting = "a table")]
+pub(super) struct RawPlan {
+    pub(super) collective: String,
+    /// In reports; a file's own name where nothing is said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) name: Option<String>,
+    #[serde(default)]
+    pub(super) blocks: u32,
+    pub(super) rank: Vec<RawRank>,
+}
+
+/// What one rank does.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, expecting = "a table")]
+pub(super) struct RawRank {
+    pub(super) steps: Vec<RawStep>,
+}
+
+/// One send or receive.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, expecting = "a table")]
+pub(super) struct RawStep {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) send: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) recv: Option<u32>,
+    /// Without one, the message is empty.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) block: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) count: Option<u32>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) combine: bool,
+    /// Without it, all steps before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) after: Option<u32>,
+}
+
 impl<'de> Deserialize<'de> for RawBackend {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<RawBackend, D::Error> {
         struct Visitor;
@@ -338,11 +384,12 @@ impl<'de> Deserialize<'de> for RawLinkSpec {
             type Value = RawLinkSpec;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("the name of a link, or { bandwidth = RATE, latency = TIME }")
+                f.write_str("the name of a link type, or { bandwidth = RATE, latency = TIME }")
             }
 
             fn visit_str<E: de::Error>(self, name: &str) -> Result<RawLinkSpec, E> {
-                hardware::link(name).map_err(E::custom)
+                let (bandwidth, latency) = hardware::link(name).map_err(E::custom)?;
+                Ok(RawLinkSpec { bandwidth, latency })
             }
 
             fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<RawLinkSpec, M::Error> {

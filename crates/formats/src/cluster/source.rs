@@ -70,8 +70,8 @@ impl Source {
     fn refuse_lists(&self, root: &DeValue<'_>) -> Result<(), Diagnostic> {
         match root.get("network").filter(|network| network.get_ref().is_array()) {
             Some(list) => {
-                let hint = "there is one network: write [network] with one pair of brackets";
-                Err(self.error("this is a list where one table belongs", list.span()).hint(hint))
+                let hint = "a cluster has one network; write [network] with single brackets";
+                Err(self.error("expected a table, found a list of tables", list.span()).hint(hint))
             }
             None => Ok(()),
         }
@@ -84,21 +84,21 @@ impl Source {
         let (shown, hint) = match (hint, &names[..]) {
             (Some(hint), _) => (message.to_owned(), hint.to_owned()),
             (None, [wrong, ..]) if message.starts_with("unknown field") && wrong.parse::<u32>().is_ok() => {
-                let hint = "a name with a dot in it is quoted: network.host.\"orin.2\".latency";
+                let hint = "quote a name that contains a dot: network.host.\"orin.2\".latency";
                 (format!("unknown key `{wrong}`"), hint.to_owned())
             }
             (None, [wrong, known @ ..]) if message.starts_with("unknown field") => {
                 (format!("unknown key `{wrong}`"), suggest(wrong, "keys", known.iter().copied()))
             }
             (None, [wrong, known @ ..]) if message.starts_with("unknown variant") => {
-                (format!("`{wrong}` is not one of the values"), suggest(wrong, "values", known.iter().copied()))
+                (format!("unknown value `{wrong}`"), suggest(wrong, "values", known.iter().copied()))
             }
             (None, [missing, ..]) if message.starts_with("missing field") => {
-                (format!("`{missing}` is missing here"), format!("add `{missing} = ...`"))
+                (format!("missing key `{missing}`"), format!("add `{missing} = ...`"))
             }
             (None, _) if message.ends_with("map, expected a sequence") => {
-                let hint = "a list of tables is written with two brackets, as in [[device]]";
-                ("this is one table where a list of tables belongs".to_owned(), hint.to_owned())
+                let hint = "write a list of tables with double brackets, for example [[device]]";
+                ("expected a list of tables, found a table".to_owned(), hint.to_owned())
             }
             (None, _) => (plain_types(message), DOCUMENTED.to_owned()),
         };
@@ -106,13 +106,13 @@ impl Source {
     }
 }
 
-const DOCUMENTED: &str = "docs/cluster-file.md describes every key and its values";
+const DOCUMENTED: &str = "see \"Cluster file\" in the documentation for all keys and their values";
 
 /// Types as people call them.
 fn plain_types(message: &str) -> String {
     let names = [
         ("expected f64", "expected a number"),
-        ("expected u32", "expected a whole number that is not negative"),
+        ("expected u32", "expected a non-negative integer"),
         ("expected a sequence", "expected a list"),
         ("expected a map", "expected a table"),
         ("invalid type: map", "invalid type: a table"),
@@ -141,8 +141,8 @@ fn syntax_error(file: &Piece, error: &toml::de::Error) -> Diagnostic {
 fn assign<'a>(root: &mut Slot<'a>, option: &'a Piece) -> Result<(), Diagnostic> {
     let all = 0..option.text.len();
     let Some(equals) = find_equals(&option.text) else {
-        let hint = "write KEY=VALUE, as in --set network.bandwidth=\"1 Gbps\"";
-        return Err(option.error("an assignment needs a `=`", all).hint(hint));
+        let hint = "write KEY=VALUE, for example --set network.bandwidth=\"1 Gbps\"";
+        return Err(option.error("missing `=`", all).hint(hint));
     };
     let mut slot = root;
     for (segment, span) in split_key(option, equals)? {
@@ -178,8 +178,8 @@ fn find_equals(text: &str) -> Option<usize> {
 fn split_key(option: &Piece, equals: usize) -> Result<Vec<(String, Range<usize>)>, Diagnostic> {
     let line = format!("{} = 0", &option.text[..equals]);
     let not_a_key = || {
-        let hint = "a key is names joined by dots; a name with a dot in it is quoted: network.host.\"orin.2\".latency";
-        option.error("this is not a key", 0..equals).hint(hint)
+        let hint = "a key consists of names separated by dots; quote a name that contains a dot: network.host.\"orin.2\".latency";
+        option.error("invalid key", 0..equals).hint(hint)
     };
     let table = DeTable::parse(&line).map_err(|_| not_a_key())?;
     let mut segments = Vec::new();
@@ -213,12 +213,13 @@ fn descend<'t, 'a>(
             let numbered = segment.parse().ok().filter(|index| *index < count);
             match numbered.or_else(|| elements.iter().position(|e| named(e.get_ref()).as_deref() == Some(segment))) {
                 Some(index) => Ok(elements.get_mut(index).expect("it was found")),
-                None => Err(option
-                    .error(format!("there is no element `{segment}`"), span)
-                    .hint(format!("elements are numbered from 0, there are {count}; by name: {}", names.join(", ")))),
+                None => Err(option.error(format!("unknown element `{segment}`"), span).hint(format!(
+                    "there are {count} elements, numbered from 0; their names are: {}",
+                    names.join(", ")
+                ))),
             }
         }
-        _ => Err(option.error(format!("`{segment}` lies inside a {kind}, which has no keys"), span)),
+        _ => Err(option.error(format!("cannot set `{segment}`: a {kind} has no keys"), span)),
     }
 }
 

@@ -2,56 +2,15 @@
 //! Whether the steps carry the collective out is the simulator's business.
 
 use super::dynamics::Attachments;
-use super::raw::{RawRules, RawSteps};
+use super::raw::{RawPlan, RawRules, RawStep, RawSteps};
 use super::source::{Source, split_hint};
 use super::{kind_by_name, suggest_kind};
 use crate::diagnostic::Diagnostic;
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use toml::Spanned;
 use uniference_sim::collective::choose::{AlgorithmTable, algorithms_for};
 use uniference_sim::collective::given::{Given, GivenStep, Plan};
 use uniference_sim::program::CollectiveKind;
-
-/// A whole algorithm.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, expecting = "a table")]
-pub(super) struct RawPlan {
-    collective: String,
-    /// In reports; a file's own name where nothing is said.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    name: Option<String>,
-    #[serde(default)]
-    blocks: u32,
-    rank: Vec<RawRank>,
-}
-
-/// What one rank does.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, expecting = "a table")]
-struct RawRank {
-    steps: Vec<RawStep>,
-}
-
-/// One send or receive.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, expecting = "a table")]
-struct RawStep {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    send: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    recv: Option<u32>,
-    /// Without one, the message is empty.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    block: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    count: Option<u32>,
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    combine: bool,
-    /// Without it, all steps before.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    after: Option<u32>,
-}
 
 /// The algorithm of `kind` that a rule gives; `otherwise` serves groups of another size.
 pub(super) fn algorithm(
@@ -69,7 +28,7 @@ pub(super) fn algorithm(
 
 fn refuse(problem: &str, steps: &Spanned<RawSteps>, source: &Source) -> Diagnostic {
     let (message, hint) = split_hint(problem);
-    source.error(message, steps.span()).hint(hint.unwrap_or("docs/cluster-file.md shows one, step by step"))
+    source.error(message, steps.span()).hint(hint.unwrap_or("see \"Cluster file\" in the documentation for an example"))
 }
 
 /// What a rule gives, with its file's name where it has none of its own.
@@ -77,7 +36,7 @@ fn read(steps: &RawSteps, attached: &Attachments) -> Result<RawPlan, String> {
     match steps {
         RawSteps::Plan(plan) => Ok(plan.clone()),
         RawSteps::File(name) => {
-            let text = attached.get(name).ok_or_else(|| format!("`{name}` was not read"))?;
+            let text = attached.get(name).ok_or_else(|| format!("`{name}` was not loaded"))?;
             let plan: RawPlan = toml::from_str(text).map_err(|error| format!("{name}: {}", error.message()))?;
             Ok(RawPlan { name: plan.name.or_else(|| Some(name.clone())), ..plan })
         }
@@ -88,13 +47,15 @@ fn plan(kind: CollectiveKind, raw: &RawPlan) -> Result<Plan, String> {
     let RawPlan { collective, name, blocks, rank } = raw;
     let name = name.as_deref().unwrap_or("steps");
     if kind_by_name(collective).is_none() {
-        return Err(format!("{name}: there is no collective `{collective}`\nhint: {}", suggest_kind(collective)));
+        return Err(format!("{name}: unknown collective `{collective}`\nhint: {}", suggest_kind(collective)));
     }
     if kind.name() != collective {
-        return Err(format!("{name} is for {collective}\nhint: name it for {collective}, or another file for {kind}"));
+        return Err(format!(
+            "the algorithm in {name} is for {collective}, not {kind}\nhint: use it for {collective}, or give another file for {kind}"
+        ));
     }
     if algorithms_for(kind).iter().any(|known| known.name() == name) {
-        return Err(format!("there is an algorithm `{name}` already\nhint: give this one another name"));
+        return Err(format!("duplicate algorithm name `{name}`\nhint: choose another name"));
     }
     let mut ranks = Vec::new();
     for (number, rank) in rank.iter().enumerate() {
@@ -112,10 +73,10 @@ fn given(index: usize, raw: RawStep) -> Result<GivenStep, String> {
     let (sends, peer) = match (send, recv) {
         (Some(peer), None) => (true, peer),
         (None, Some(peer)) => (false, peer),
-        _ => return Err("it is not clear what to do\nhint: give one of send and recv, and the other rank".to_owned()),
+        _ => return Err("a step needs either `send` or `recv`\nhint: give one of them, with the other rank".to_owned()),
     };
     if block.is_none() && (count.is_some() || combine) {
-        return Err("there is no block\nhint: `block` is the first one, `count` how many there are".to_owned());
+        return Err("a step needs at least one block\nhint: give the first block as `block` and the number of blocks as `count`".to_owned());
     }
     let count = count.unwrap_or(block.is_some().into());
     let after = after.unwrap_or(index as u32);
@@ -214,7 +175,7 @@ mod tests {
 
     #[test]
     fn the_example_of_the_documentation_is_right() {
-        let text = include_str!("../../../../docs/cluster-file.md");
+        let text = include_str!("../../../../docs/reference/cluster-file.md");
         let block = text.split("```toml steps\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
         resolve("all_reduce = { steps = \"halves.toml\" }", block).map_err(|error| error.render(false)).unwrap();
     }

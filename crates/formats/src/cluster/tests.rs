@@ -1,6 +1,7 @@
 use super::*;
 use uniference_sim::cluster::{Handshake, Protocol, Window};
 use uniference_sim::collective::choose::AlgorithmTable;
+use uniference_sim::device::{Peaks, Precision};
 use uniference_sim::ids::HostId;
 use uniference_sim::network::Topology;
 use uniference_sim::program::{Collective, DType, ReduceOp, Shape};
@@ -225,9 +226,9 @@ fn nccl_uses_what_its_parameters_leave_it() {
     assert!(resolved.toml.contains("nvls = true\nmax_channels = 4"), "{}", resolved.toml);
     assert_eq!(resolve(&resolved.toml).toml, resolved.toml);
     let none = mistake_with(server, &["backend.max_channels=0"], &Choices::default());
-    assert!(none.contains("no channels carry nothing"), "{none}");
+    assert!(none.contains("`channels` must be at least 1"), "{none}");
     let gloo = mistake_with(server, &["backend.name=gloo", "backend.nvls=true"], &Choices::default());
-    assert!(gloo.contains("only `nccl` has channels") && gloo.contains("hint: remove it"), "{gloo}");
+    assert!(gloo.contains("require the backend `nccl`") && gloo.contains("hint: remove it"), "{gloo}");
 }
 
 #[test]
@@ -561,24 +562,66 @@ proptest::proptest! {
 fn devices_have_rooflines_or_none() {
     let text = "[[device]]\nname = \"a\"\ncount = 2\npeak_flops = \"2 TFLOPS\"\nmemory_bandwidth = \"1 TB/s\"\n\
         [[device]]\nname = \"b\"\n[network]\npreset = \"switch\"\n";
-    let rates = Some(Rates { flops: 2e12, memory: 1e12 });
+    let rates = Some(Rates::uniform(2e12, 1e12));
     assert_eq!(resolve(text).rates, [rates, rates, None]);
     assert_eq!(resolve(&resolve(text).toml).rates, [rates, rates, None]);
     let half = text.replace("memory_bandwidth = \"1 TB/s\"\n", "");
     let error = ClusterFile::parse("test", &half, &[]).unwrap().resolve(&Choices::default()).err().unwrap();
-    assert!(error.render(false).contains("a roofline has two rates"));
+    assert!(error.render(false).contains("`peak_flops` and `memory_bandwidth` must be given together"));
+}
+
+/// A table by dtype, a launch floor, and a model whose figures single keys override.
+#[test]
+fn rates_come_from_a_table_or_a_model() {
+    let of = |keys: &str| resolve(&format!("[[device]]\nname = \"a\"\n{keys}\n[network]\npreset = \"switch\"\n"));
+    let table = of(
+        "peak_flops = { bfloat16 = \"300 TFLOPS\", float32 = \"20 TFLOPS\" }\nmemory_bandwidth = \"1 TB/s\"\nlaunch = \"3 us\"",
+    );
+    let peaks = Peaks::table([(Precision::BFloat16, 300e12), (Precision::Float32, 20e12)]).unwrap();
+    assert_eq!(table.rates, [Some(Rates { peaks, memory: 1e12, launch: SimDuration::from_us(3) })]);
+    assert_eq!((resolve(&table.toml).rates, table.models), (table.rates, vec![None]));
+
+    let orin = of("model = \"jetson-orin-nano\"");
+    assert_eq!(orin.models, [Some("jetson-orin-nano-8gb".to_owned())]);
+    assert_eq!((orin.rates[0].unwrap().memory, orin.cluster.devices[0].memory), (68e9, Some(Bytes(8 << 30))));
+    let super_mode = of("model = \"jetson-orin-nano\"\nmemory_bandwidth = \"102 GB/s\"\nmemory = \"4 GiB\"");
+    let rates = super_mode.rates[0].unwrap();
+    assert_eq!((rates.memory, rates.peaks), (102e9, orin.rates[0].unwrap().peaks));
+    assert_eq!(super_mode.cluster.devices[0].memory, Some(Bytes(4 << 30)));
+    assert_eq!(resolve(&super_mode.toml).rates, super_mode.rates);
+    let own = of("model = \"my-board\"\npeak_flops = \"1 TFLOPS\"\nmemory_bandwidth = \"50 GB/s\"");
+    assert_eq!((own.models, own.rates), (vec![Some("my-board".to_owned())], vec![Some(Rates::uniform(1e12, 50e9))]));
+}
+
+#[test]
+fn devices_that_make_no_sense_are_refused_with_a_hint() {
+    let refused = [
+        "model = \"h100-smx\"",
+        "model = \"a100\"",
+        "model = \"apple-m4-pro\"",
+        "model = 3",
+        "launch = \"3 us\"",
+        "model = \"h100-sxm\"\nlaunch = \"3\"",
+        "peak_flops = { bf16 = \"3 TFLOPS\" }\nmemory_bandwidth = \"1 TB/s\"",
+        "peak_flops = { float32 = \"3 GB/s\" }\nmemory_bandwidth = \"1 TB/s\"",
+        "peak_flops = {}\nmemory_bandwidth = \"1 TB/s\"",
+        "peak_flops = 3\nmemory_bandwidth = \"1 TB/s\"",
+    ];
+    let shown =
+        refused.map(|keys| mistake(&format!("[[device]]\nname = \"a\"\n{keys}\n[network]\npreset = \"switch\"\n")));
+    insta::assert_snapshot!(shown.join("\n\n"));
 }
 
 #[test]
 fn every_example_of_the_documentation_is_a_cluster_and_every_key_is_documented() {
-    let documentation = include_str!("../../../../docs/cluster-file.md");
+    let documentation = include_str!("../../../../docs/reference/cluster-file.md");
     let examples: Vec<&str> =
         documentation.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
     assert!(examples.len() > 10);
     examples.iter().for_each(|example| {
         resolve(example);
     });
-    let all = "name backend device network collective count slowdown memory cores host per_host preset links bandwidth latency \
+    let all = "name backend device network collective count slowdown memory cores host per_host model peak_flops memory_bandwidth launch preset links bandwidth latency \
                local backplane dims hosts_per_leaf spines oversubscription per_server fabric between duplex concurrency \
                packet payload wire connections handshake control preamble window first cap call hand_over message wake copy reduce staging nvls max_channels egress ingress up_to algorithm gloo ideal switch star ring fully_connected wifi torus fat_tree rail \
                dimensions kind size eager crash rank at link steps blocks block send recv combine after";

@@ -83,7 +83,7 @@ pub enum Reason {
 pub enum RealError {
     /// A line cannot be read.
     #[error(
-        "line {line} is not what a rank's recorder writes: {problem}\nhint: `uniference launch` writes these files; take them as they are"
+        "line {line} is not a valid record of a rank: {problem}\nhint: use the files of `uniference launch` unchanged"
     )]
     Line {
         /// Counted from 1.
@@ -92,15 +92,17 @@ pub enum RealError {
         problem: String,
     },
     /// Another version of this program wrote it.
-    #[error("this rank's file has version {0}, not {VERSION}\nhint: use the version of uniference that wrote it")]
+    #[error(
+        "unsupported version {0} of a rank's file; the supported version is {VERSION}\nhint: use the version of Uniference that wrote it"
+    )]
     Version(u32),
     /// It has no last line.
     #[error(
-        "the rank's file has no end\nhint: the rank was killed, or the copy is not complete: run the program again"
+        "the rank's file is incomplete\nhint: the rank was killed, or the file was not copied completely; run the program again"
     )]
     CutShort,
     /// Files that are not of one run.
-    #[error("{0}\nhint: copy the files rank-N.jsonl of all machines of one run, and of no other, into one folder")]
+    #[error("{0}\nhint: copy the files rank-N.jsonl of all machines of one run, and no other files, into one folder")]
     NotOneRun(String),
 }
 
@@ -162,7 +164,7 @@ impl Known {
             Record::Group { group, ranks, .. } => {
                 let (own, world) = (RankId(head.rank), RankId(head.world_size));
                 let alright = ranks.contains(&own) && ranks.iter().all(|rank| *rank < world);
-                require(alright, || format!("group {group} is not one of ranks of this run, {own} among them"))?;
+                require(alright, || format!("group {group} must consist of ranks of this run and contain {own}"))?;
                 self.groups.insert(*group, ranks.len());
                 Ok(())
             }
@@ -170,14 +172,16 @@ impl Known {
             Record::Issued { handle, call, site, .. } => {
                 self.site(*site)?;
                 let group = call.group.0;
-                let size = *self.groups.get(&group).ok_or_else(|| format!("group {group} is not described"))?;
+                let size = *self.groups.get(&group).ok_or_else(|| format!("group {group} is not defined"))?;
                 let peer = match &call.op {
                     CallOp::Collective(collective) => collective.root,
                     CallOp::Send { to, .. } => Some(*to),
                     CallOp::Recv { from, .. } => *from,
                 };
                 let is_member = peer.is_none_or(|peer| peer.index() < size);
-                require(is_member, || format!("there is no rank {} of {size}", peer.unwrap_or_default().0))?;
+                require(is_member, || {
+                    format!("rank {} is out of range for a group of size {size}", peer.unwrap_or_default().0)
+                })?;
                 require(self.operations.insert(*handle), || format!("operation {handle} is issued twice"))
             }
             Record::Completed { handle, .. } => self.operation(*handle),
@@ -189,7 +193,7 @@ impl Known {
     }
 
     fn site(&self, site: u32) -> Result<(), String> {
-        require(self.sites.contains(&site), || format!("the program's line {site} is not described"))
+        require(self.sites.contains(&site), || format!("call site {site} is not defined"))
     }
 
     fn operation(&self, handle: u32) -> Result<(), String> {
@@ -226,7 +230,7 @@ fn record(line: &str) -> Result<Record, serde_json::Error> {
             let (_, at, name): (IgnoredAny, i64, Option<String>) = serde_json::from_str(line)?;
             Record::Marked { at, name }
         }
-        _ => return Err(serde::de::Error::custom("an unknown kind of record")),
+        _ => return Err(serde::de::Error::custom("unknown record type")),
     })
 }
 
@@ -236,14 +240,13 @@ fn issued(
     let root = u32::try_from(root).ok().map(GroupRank);
     let op = match (&kind[..], shape) {
         ("send", RawShape::Even(bytes)) => {
-            let to = root.ok_or_else(|| serde::de::Error::custom("a send without a receiver"))?;
+            let to = root.ok_or_else(|| serde::de::Error::custom("a send has no destination"))?;
             CallOp::Send { to, tag: 0, bytes: Bytes(bytes) }
         }
         ("recv", RawShape::Even(bytes)) => CallOp::Recv { from: root, tag: 0, bytes: Bytes(bytes) },
         (_, shape) => {
             let kind: CollectiveKind = serde_json::from_value(kind.into())?;
-            let dtype =
-                DType::from_name(&dtype).ok_or_else(|| serde::de::Error::custom("an unknown type of elements"))?;
+            let dtype = DType::from_name(&dtype).ok_or_else(|| serde::de::Error::custom("unknown dtype"))?;
             let shape = match shape {
                 RawShape::Even(elements) => Shape::Even(elements),
                 RawShape::Blocks(blocks) => Shape::Blocks(blocks),

@@ -6,58 +6,77 @@
 use super::clock::Clock;
 use super::file::{RankFile, RealError, Reason, Record};
 use std::collections::BTreeMap;
+use uniference_sim::event::{Event, Meeting, Observer, Times, Traffic, WaitReason};
 use uniference_sim::ids::{GroupId, GroupRank, Handle, RankId, Site, TaskId};
 use uniference_sim::program::{Call, CallOp, CollectiveKind, Mark, Origin, Outcome};
-use uniference_sim::record::{Event, Meeting, Observer, Times, Traffic, WaitReason};
 use uniference_sim::time::{SimDuration, SimTime};
 
 /// Sends and receives, in order.
-type Letters = [Vec<(RankId, Handle)>; 2];
+type MessageEnds = [Vec<(RankId, Handle)>; 2];
 
 /// All ranks of a real run.
 pub struct Merged {
-    pub(super) ranks: Vec<Rank>,
-    pub(super) groups: Vec<Vec<RankId>>,
+    /// By rank.
+    pub ranks: Vec<RealRank>,
+    /// The members of each group, in its order.
+    pub groups: Vec<Vec<RankId>>,
     lines: Vec<String>,
     /// By group and number: the latest entry, and the root's.
     collectives: BTreeMap<(GroupId, u64), Entries>,
     clock_error: SimDuration,
 }
 
-pub(super) struct Rank {
+/// What one rank did, in the time of rank 0's clock since the first rank started.
+pub struct RealRank {
     device: String,
     /// By handle.
-    pub(super) operations: Vec<Operation>,
-    pub(super) waits: Vec<Wait>,
-    pub(super) marks: Vec<(SimTime, Mark)>,
-    pub(super) start: SimTime,
-    pub(super) finish: SimTime,
-    pub(super) outcome: Outcome,
+    pub operations: Vec<Operation>,
+    /// In order, thread by thread.
+    pub waits: Vec<Wait>,
+    /// Ranges of the program, in order.
+    pub marks: Vec<(SimTime, Mark)>,
+    /// When its script started.
+    pub start: SimTime,
+    /// When its script returned.
+    pub finish: SimTime,
+    /// How its script returned.
+    pub outcome: Outcome,
     recorder: (u64, SimDuration),
 }
 
-pub(super) struct Operation {
-    pub(super) call: Call,
-    pub(super) site: Site,
-    pub(super) issued: SimTime,
-    pub(super) completed: Option<SimTime>,
+/// A collective or a message, as one rank called it.
+pub struct Operation {
+    /// What was called, with the peer that a receive from any rank met.
+    pub call: Call,
+    /// The line of the program.
+    pub site: Site,
+    /// When it was called.
+    pub issued: SimTime,
+    /// When it was first known to be complete; `None`: the program never waited for it.
+    pub completed: Option<SimTime>,
     /// Of a collective its number, of a message its number among those of the pair.
     sequence: u64,
     peer: Option<(RankId, Handle)>,
 }
 
-pub(super) struct Wait {
-    pub(super) start: SimTime,
-    pub(super) end: SimTime,
+/// A time in which a thread of a rank was blocked.
+pub struct Wait {
+    /// From.
+    pub start: SimTime,
+    /// To.
+    pub end: SimTime,
     task: TaskId,
-    pub(super) reason: WaitReason,
-    pub(super) handles: Vec<Handle>,
-    pub(super) site: Site,
+    /// What for.
+    pub reason: WaitReason,
+    /// For which operations.
+    pub handles: Vec<Handle>,
+    /// The line of the program.
+    pub site: Site,
 }
 
 impl Wait {
     /// Was it the main thread that was blocked?
-    pub(super) fn is_main(&self) -> bool {
+    pub fn is_main(&self) -> bool {
         self.task == TaskId(0)
     }
 }
@@ -87,7 +106,7 @@ pub fn merge(mut files: Vec<RankFile>) -> Result<Merged, RealError> {
         .zip(&clocks)
         .enumerate()
         .map(|(rank, (file, clock))| {
-            Reader { zero, clock, groups: &groups.of_rank[rank], lines: &mut lines }.read(file)
+            RankReader { zero, clock, groups: &groups.of_rank[rank], lines: &mut lines }.read(file)
         })
         .collect();
     let clock_error = SimDuration::from_ns(error.unsigned_abs());
@@ -99,17 +118,18 @@ pub fn merge(mut files: Vec<RankFile>) -> Result<Merged, RealError> {
 
 fn check(files: &[RankFile]) -> Result<(), RealError> {
     let world = files.first().map_or(0, |file| file.head.world_size as usize);
-    let different = |what: &str| Err(RealError::NotOneRun(format!("the files differ in {what}: they are of two runs")));
+    let different =
+        |what: &str| Err(RealError::NotOneRun(format!("the files differ in {what}, so they belong to different runs")));
     if files.iter().any(|file| file.head.world_size as usize != world) {
         return different("the number of ranks");
     }
     if files.iter().any(|file| file.head.argv != files[0].head.argv) {
-        return different("the program they have run");
+        return different("the program");
     }
     match (0..world).find(|rank| files.get(*rank).is_none_or(|file| file.head.rank as usize != *rank)) {
-        Some(rank) => Err(RealError::NotOneRun(format!("of {world} ranks, the file of rank {rank} is not there"))),
+        Some(rank) => Err(RealError::NotOneRun(format!("the file of rank {rank} is missing ({world} ranks in total)"))),
         None if files.len() == world && world > 0 => Ok(()),
-        None => Err(RealError::NotOneRun(format!("there are {} files of {world} ranks", files.len()))),
+        None => Err(RealError::NotOneRun(format!("found {} files for {world} ranks", files.len()))),
     }
 }
 
@@ -166,16 +186,16 @@ impl Lines {
 }
 
 /// Brings one rank's file to common times and numbers.
-struct Reader<'a> {
+struct RankReader<'a> {
     zero: i64,
     clock: &'a Clock,
     groups: &'a BTreeMap<u32, GroupId>,
     lines: &'a mut Lines,
 }
 
-impl Reader<'_> {
-    fn read(mut self, file: RankFile) -> Rank {
-        let mut rank = Rank {
+impl RankReader<'_> {
+    fn read(mut self, file: RankFile) -> RealRank {
+        let mut rank = RealRank {
             device: file.head.device,
             operations: Vec::new(),
             waits: Vec::new(),
@@ -252,7 +272,7 @@ fn wait_reason(reason: Reason) -> WaitReason {
     }
 }
 
-impl Rank {
+impl RealRank {
     fn complete(&mut self, handle: Handle, at: SimTime) {
         let completed = &mut self.operations[handle.index()].completed;
         *completed = Some(completed.map_or(at, |known| known.min(at)));
@@ -317,7 +337,7 @@ impl Merged {
 
     fn meet(&mut self) {
         // By group, sender and receiver.
-        let mut letters: BTreeMap<(GroupId, RankId, RankId), Letters> = BTreeMap::new();
+        let mut messages: BTreeMap<(GroupId, RankId, RankId), MessageEnds> = BTreeMap::new();
         for (me, rank) in (0..).map(RankId).zip(&self.ranks) {
             for (handle, operation) in (0..).map(Handle).zip(&rank.operations) {
                 let group = operation.call.group;
@@ -332,16 +352,16 @@ impl Merged {
                         }
                     }
                     CallOp::Send { to, .. } => {
-                        letters.entry((group, me, member(to))).or_default()[0].push((me, handle))
+                        messages.entry((group, me, member(to))).or_default()[0].push((me, handle))
                     }
                     CallOp::Recv { from: Some(from), .. } => {
-                        letters.entry((group, member(from), me)).or_default()[1].push((me, handle));
+                        messages.entry((group, member(from), me)).or_default()[1].push((me, handle));
                     }
                     CallOp::Recv { from: None, .. } => {}
                 }
             }
         }
-        for [sends, receives] in letters.into_values() {
+        for [sends, receives] in messages.into_values() {
             for (number, (send, receive)) in (0..).zip(sends.into_iter().zip(receives)) {
                 for (own, other) in [(send, receive), (receive, send)] {
                     let operation = &mut self.ranks[own.0.index()].operations[own.1.index()];
@@ -375,9 +395,14 @@ impl Merged {
         for (me, rank) in (0..).map(RankId).zip(&self.ranks) {
             self.tell_operations(me, rank, &mut events);
             let times = self.tell_waits(me, rank, &mut events);
-            events.extend(rank.marks.iter().map(|(at, mark)| (*at, Event::Marked { rank: me, mark })));
+            events.extend(
+                rank.marks.iter().map(|(at, mark)| (*at, Event::Marked { rank: me, mark, why: Default::default() })),
+            );
             let traffic = Traffic::default();
-            events.push((rank.finish, Event::Finished { rank: me, outcome: rank.outcome, times, traffic }));
+            events.push((
+                rank.finish,
+                Event::Finished { rank: me, outcome: rank.outcome, times, traffic, cause: Default::default() },
+            ));
         }
         // Stable: what one rank has seen at one instant stays in order.
         events.sort_by_key(|(at, _)| *at);
@@ -386,30 +411,49 @@ impl Merged {
         }
     }
 
-    fn tell_operations<'a>(&'a self, me: RankId, rank: &'a Rank, events: &mut Vec<(SimTime, Event<'a>)>) {
+    fn tell_operations<'a>(&'a self, me: RankId, rank: &'a RealRank, events: &mut Vec<(SimTime, Event<'a>)>) {
         for (handle, operation) in (0..).map(Handle).zip(&rank.operations) {
             let Operation { call, site, issued, completed, sequence, peer, .. } = operation;
-            events.push((*issued, Event::Issued { rank: me, handle, call, site: *site }));
+            let bytes = call.op.bytes(self.members(call.group).len() as u32);
+            events.push((*issued, Event::Issued { rank: me, handle, call, bytes, site: *site, task: None }));
             let meeting = match call.op {
                 CallOp::Collective(_) => Meeting::Collective { sequence: *sequence },
                 _ => Meeting::Peer(*peer),
             };
             if let Some(at) = completed {
                 let (issued, started) = (*issued, *issued);
-                let event = Event::Completed { rank: me, handle, call, issued, started, algorithm: None, meeting };
+                let event = Event::Completed {
+                    rank: me,
+                    handle,
+                    call,
+                    bytes,
+                    issued,
+                    started,
+                    algorithm: None,
+                    meeting,
+                    why: Default::default(),
+                    cause: Default::default(),
+                };
                 events.push((*at, event));
             }
         }
     }
 
     /// The waits, and compute between those of the main thread; returns where its time went.
-    fn tell_waits<'a>(&'a self, me: RankId, rank: &'a Rank, events: &mut Vec<(SimTime, Event<'a>)>) -> Times {
+    fn tell_waits<'a>(&'a self, me: RankId, rank: &'a RealRank, events: &mut Vec<(SimTime, Event<'a>)>) -> Times {
         let mut times = Times { idle: rank.start.since(SimTime::ZERO), ..Times::default() };
         let mut computes = |start: SimTime, end: SimTime| {
             if start < end {
                 let base = end.since(start);
                 times.compute += base;
-                let event = Event::Computed { rank: me, task: TaskId(0), start, base, origin: Origin::Measured };
+                let event = Event::Computed {
+                    rank: me,
+                    task: TaskId(0),
+                    start,
+                    base,
+                    origin: Origin::Measured,
+                    why: Default::default(),
+                };
                 events.push((end, event));
             }
         };
@@ -435,7 +479,7 @@ impl Merged {
     }
 
     /// A wait, and how much of it was exposed, for a peer that had not entered, and for a send that had not been issued.
-    fn waited<'a>(&'a self, me: RankId, rank: &'a Rank, wait: &'a Wait) -> (Event<'a>, [SimDuration; 3]) {
+    fn waited<'a>(&'a self, me: RankId, rank: &'a RealRank, wait: &'a Wait) -> (Event<'a>, [SimDuration; 3]) {
         let operations = wait.handles.iter().map(|handle| &rank.operations[handle.index()]);
         let last = operations.clone().max_by_key(|operation| operation.completed);
         let communicates = wait.reason == WaitReason::Communication && wait.is_main();
@@ -452,7 +496,19 @@ impl Merged {
         let Wait { start, task, reason, handles, site, .. } = wait;
         let (start, task, reason, site) = (*start, *task, *reason, *site);
         let call = last.map(|operation| &operation.call);
-        let event = Event::Waited { rank: me, task, start, reason, exposed, late_peer, no_data, handles, call, site };
+        let event = Event::Waited {
+            rank: me,
+            task,
+            start,
+            reason,
+            exposed,
+            late_peer,
+            no_data,
+            handles,
+            call,
+            site,
+            cause: Default::default(),
+        };
         (event, [exposed, late_peer, no_data])
     }
 }

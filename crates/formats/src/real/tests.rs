@@ -1,10 +1,9 @@
 use super::clock::{Clock, Reading};
 use super::*;
-use crate::cluster::{Choices, ClusterFile};
 use std::collections::BTreeMap;
-use uniference_sim::engine::Engine;
-use uniference_sim::ids::{RankId, TaskId};
-use uniference_sim::record::{Event, Meeting, Observer, Replayed, Statistics, WaitReason, replay};
+use uniference_sim::event::{Event, Meeting, Observer, WaitReason};
+use uniference_sim::ids::RankId;
+use uniference_sim::observe::Statistics;
 use uniference_sim::time::{SimDuration, SimTime};
 
 /// One line of an event that matters here, times in nanoseconds.
@@ -252,14 +251,17 @@ fn operations_are_told_apart_by_their_numbers_and_lines_may_be_described_late() 
 fn records_of_what_the_file_does_not_describe_are_refused() {
     let issued = r#"["i",1,0,0,0,"all_reduce","float32",10,-1,0]"#;
     let cases: [(&[&str], &str); 8] = [
-        (&[SITE, issued], "line 3 is not what a rank's recorder writes: group 0 is not described"),
-        (&[GROUP, issued], "line 3 is not what a rank's recorder writes: the program's line 0 is not described"),
+        (&[SITE, issued], "line 3 is not a valid record of a rank: group 0 is not defined"),
+        (&[GROUP, issued], "line 3 is not a valid record of a rank: call site 0 is not defined"),
         (&[GROUP, SITE, issued, issued], "operation 0 is issued twice"),
         (&[r#"["d",1,0,null]"#], "operation 0 was not issued"),
         (&[SITE, r#"["w",1,2,0,"sleep",[7],0]"#], "operation 7 was not issued"),
-        (&[GROUP, SITE, r#"["i",1,0,0,0,"broadcast","float32",10,2,0]"#], "there is no rank 2 of 2"),
-        (&[r#"["g",0,0,[0,5]]"#], "group 0 is not one of ranks of this run"),
-        (&[r#"["g",0,0,[1]]"#], "group 0 is not one of ranks of this run, rank 0 among them"),
+        (
+            &[GROUP, SITE, r#"["i",1,0,0,0,"broadcast","float32",10,2,0]"#],
+            "rank 2 is out of range for a group of size 2",
+        ),
+        (&[r#"["g",0,0,[0,5]]"#], "group 0 must consist of ranks of this run"),
+        (&[r#"["g",0,0,[1]]"#], "group 0 must consist of ranks of this run and contain rank 0"),
     ];
     for (records, expected) in cases {
         let error = RankFile::parse(&text(0, "a", "[]", (0, 9), records)).unwrap_err().to_string();
@@ -281,25 +283,4 @@ fn a_wait_has_the_reason_that_was_recorded() {
     let mut reasons = Reasons(Vec::new());
     merge(files.collect()).unwrap().tell(&mut reasons);
     assert_eq!(reasons.0, [WaitReason::Store; 2]);
-}
-
-#[test]
-fn a_real_run_can_be_simulated_with_its_own_compute() {
-    let text = "[[device]]\nname = \"a\"\ncount = 2\n[network]\nlatency = \"1 us\"\n[backend]\nname = \"ideal\"\n";
-    let cluster = ClusterFile::parse("test", text, &[]).unwrap().resolve(&Choices::default()).unwrap().cluster;
-    let mut engine = Engine::new(&cluster);
-    let recorded = two_hosts();
-    let requests = recorded.requests().map(|(_, requests)| requests.into_iter().map(|its| (TaskId(0), its)));
-    let mut statistics = Statistics::default();
-    let ended = replay(&mut engine, requests.collect::<Vec<_>>(), &mut statistics);
-    assert!(matches!(ended, Replayed::Finished), "{ended:?}");
-    let ns = |span: SimDuration| span.as_ps() / 1_000;
-    // compute, and sleep, are what they were: the real run's finish - blocked in communication - sleep; only communication is simulated anew
-    for (rank, compute, idle) in [(0, 410, 0), (1, 490, 50)] {
-        let times = statistics.ranks()[rank].times;
-        assert_eq!((ns(times.compute), ns(times.idle)), (compute, idle), "rank {rank}");
-    }
-    // ring of two: both enter by 360, and two hops of 1 us and 20 B at 10 Gbit/s = 16 ns follow
-    let finish = |rank: usize| statistics.ranks()[rank].finish.unwrap().as_ps() / 1_000;
-    assert_eq!(finish(1), 350 + 2 * (1_000 + 16) + 80 + 50 + 50);
 }

@@ -1,110 +1,188 @@
+use super::index::{Start, TRAILER, trailer};
 use super::*;
 use crate::sink::tests::SmallDisk;
 use proptest::prelude::*;
-use uniference_sim::ids::{GroupId, GroupRank, QueueId, Site};
-use uniference_sim::program::{Activity, Call, CallOp, Mark, Origin, Outcome, Work};
-use uniference_sim::time::SimDuration;
+use std::cell::Cell;
+use std::io::{Cursor, Write};
+use uniference_sim::ids::{GroupId, GroupRank, QueueId, RankId, Site};
+use uniference_sim::program::{Activity, Call, CallOp, Mark, Origin, Outcome, Request, Work};
+use uniference_sim::time::{Bytes, SimDuration};
+
+type Steps = Vec<(TaskId, RecordedStep)>;
 
 fn header(world_size: u32) -> Header {
     Header { world_size, manifest: Manifest { seed: 3, command: vec!["uniference".to_owned()], ..Manifest::default() } }
 }
 
-fn compute(ps: u64) -> Request {
+fn compute(ps: u64) -> RecordedStep {
     let work = Work { duration: SimDuration::from_ps(ps), origin: Origin::Measured };
-    Request::Issue { activity: Activity::Compute(work), queue: QueueId(0), after: Vec::new(), site: Site(1) }
+    let activity = Activity::Compute(work);
+    Request::Issue { activity, queue: QueueId(0), after: Vec::new(), site: Site(1) }.into()
 }
 
-fn mark(name: &str) -> Request {
+fn mark(name: &str) -> RecordedStep {
     let activity = Activity::Mark(Mark::Begin(name.into()));
-    Request::Issue { activity, queue: QueueId(0), after: Vec::new(), site: Site(0) }
+    Request::Issue { activity, queue: QueueId(0), after: Vec::new(), site: Site(0) }.into()
 }
 
-/// Two ranks, the second with two tasks.
-fn requests() -> Vec<(RankId, TaskId, Request)> {
-    vec![
-        (RankId(1), TaskId(0), compute(5)),
-        (RankId(0), TaskId(0), mark("step")),
-        (RankId(1), TaskId(1), Request::Now),
-        (RankId(1), TaskId(0), Request::Exit(Outcome::Ok)),
-        (RankId(0), TaskId(0), Request::Exit(Outcome::Failed)),
-    ]
+/// Of two ranks, the second with two tasks.
+fn steps() -> [Steps; 2] {
+    let first = [mark("step"), RecordedStep::Named(GroupId(4)), Request::Exit(Outcome::Failed).into()];
+    let second = [
+        (TaskId(0), compute(5)),
+        (TaskId(1), RecordedStep::After { task: TaskId(0), resumption: 1 }),
+        (TaskId(1), Request::Now.into()),
+        (TaskId(0), Request::Exit(Outcome::Ok).into()),
+    ];
+    [first.map(|step| (TaskId(0), step)).to_vec(), second.to_vec()]
+}
+
+/// Operators of a slice, and how long it was measured to take.
+fn operators(operators: &[u8], ps: u64) -> RecordedStep {
+    RecordedStep::Operators { operators: operators.to_vec(), measured: SimDuration::from_ps(ps) }
+}
+
+const LINES: [&str; 2] = ["a.py:1", "a.py:2"];
+
+fn writer<W: Write>(out: W) -> RecordWriter<W> {
+    let mut writer = RecordWriter::new(out, &header(2));
+    for (rank, steps) in (0..).map(RankId).zip(steps()) {
+        for (task, step) in steps {
+            writer.step(rank, task, &step, step.site().map_or("", |site| LINES[site.index()]));
+        }
+    }
+    writer
 }
 
 fn written() -> Vec<u8> {
-    let mut writer = RecordWriter::new(Vec::new(), header(2));
-    requests().iter().for_each(|(rank, task, request)| writer.request(*rank, *task, request));
-    writer.finish(vec!["a.py:1".to_owned(), "a.py:2".to_owned()]).unwrap()
+    writer(Vec::new()).finish().unwrap()
 }
 
-/// Reads all of it.
-fn read(bytes: &[u8]) -> Result<Vec<(RankId, TaskId, Request)>, RecordError> {
-    let mut reader = RecordReader::open(bytes)?;
-    let mut requests = Vec::new();
-    while let Some(request) = reader.next_request()? {
-        requests.push(request);
+/// Reads all of it: the steps of each rank, and the lines.
+fn read(bytes: &[u8]) -> Result<(Vec<Steps>, Vec<String>), RecordError> {
+    let (ranks, rest) = RecordReader::open(Cursor::new(bytes))?.by_rank();
+    let steps = ranks.into_iter().map(Iterator::collect).collect();
+    Ok((steps, rest.finish()?))
+}
+
+/// A file of these frames.
+fn file(version: u8, frames: &[Vec<u8>]) -> Vec<u8> {
+    let mut file = [&MAGIC[..], &[version]].concat();
+    for frame in frames {
+        file.extend((frame.len() as u32).to_le_bytes());
+        file.extend(checksum(frame).to_le_bytes());
+        file.extend(frame);
     }
-    Ok(requests)
+    file
 }
 
-fn frame(frame: &Frame) -> Vec<u8> {
-    let mut writer = RecordWriter { sink: Sink::new("frame", Vec::new()), requests: 0 };
-    writer.frame(frame);
-    writer.sink.finish().unwrap()
-}
-
-#[test]
-fn what_is_written_is_read_back_in_order() {
-    let bytes = written();
-    assert_eq!(read(&bytes).unwrap(), requests());
-    let reader = RecordReader::open(&bytes[..]).unwrap();
-    assert_eq!(reader.header(), &header(2));
+fn bytes(value: &impl serde::Serialize) -> Vec<u8> {
+    postcard::to_stdvec(value).unwrap()
 }
 
 #[test]
-fn each_rank_reads_its_own_requests_whoever_reads_first() {
-    let bytes = written();
-    let (mut ranks, rest) = RecordReader::open(&bytes[..]).unwrap().by_rank();
-    let second: Vec<_> = ranks.pop().unwrap().collect();
-    assert_eq!(second, [(TaskId(0), compute(5)), (TaskId(1), Request::Now), (TaskId(0), Request::Exit(Outcome::Ok))]);
-    assert_eq!(ranks[0].next(), Some((TaskId(0), mark("step"))));
-    assert_eq!(rest.finish().unwrap(), ["a.py:1", "a.py:2"]);
+fn what_is_written_is_read_back_with_its_lines() {
+    let file = written();
+    assert_eq!(read(&file).unwrap(), (steps().to_vec(), LINES.map(str::to_owned).to_vec()));
+    assert_eq!(RecordReader::open(Cursor::new(&file)).unwrap().header(), &header(2));
 }
 
 #[test]
-fn a_record_that_was_cut_short_ends_early_and_says_so() {
-    let bytes = written();
-    let (mut ranks, rest) = RecordReader::open(&bytes[..bytes.len() - 40]).unwrap().by_rank();
-    assert!(ranks.pop().unwrap().count() < 3);
-    assert!(matches!(rest.finish(), Err(RecordError::CutShort { .. })));
+fn a_line_is_known_once_a_rank_has_come_to_it() {
+    let file = written();
+    let (mut ranks, _rest) = RecordReader::open(Cursor::new(&file)).unwrap().by_rank();
+    let (_, step) = ranks[1].next().unwrap();
+    assert_eq!(&*ranks[1].line(&step), "a.py:2");
+    // Rank 0 has named the other one, and was not read.
+    assert_eq!(&*ranks[1].line(&mark("")), "");
+}
+
+#[test]
+fn a_record_that_was_cut_short_gives_what_it_has_and_says_so() {
+    let mut out = Vec::new();
+    // A run that ends otherwise: what is dropped writes its steps, and no end.
+    drop(writer(&mut out));
+    let (ranks, rest) = RecordReader::open(Cursor::new(&out)).unwrap().by_rank();
+    let found: Vec<Steps> = ranks.into_iter().map(Iterator::collect).collect();
+    assert_eq!(found, steps());
+    assert!(matches!(rest.finish(), Err(RecordError::CutShort { steps: 7 })));
+}
+
+/// Counts what is read.
+struct Counted<'a>(Cursor<&'a [u8]>, Rc<Cell<u64>>);
+
+impl Read for Counted<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.0.read(buffer)?;
+        self.1.set(self.1.get() + read as u64);
+        Ok(read)
+    }
+}
+
+impl Seek for Counted<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.0.seek(to)
+    }
+}
+
+#[test]
+fn a_rank_far_behind_the_others_is_read_without_them() {
+    let mut writer = RecordWriter::new(Vec::new(), &header(2));
+    for ps in 0..200_000 {
+        writer.step(RankId(0), TaskId(0), &compute(ps), "a.py:1");
+    }
+    writer.step(RankId(1), TaskId(0), &mark("late"), "a.py:2");
+    let whole = writer.finish().unwrap();
+    let cut = &whole[..whole.len() - TRAILER - 1];
+    let pieces = whole.len() as u64 / (1 << 14) + 3;
+    for file in [&whole[..], cut] {
+        let read = Rc::new(Cell::new(0));
+        let (mut ranks, _rest) = RecordReader::open(Counted(Cursor::new(file), Rc::clone(&read))).unwrap().by_rank();
+        assert_eq!(ranks[1].next(), Some((TaskId(0), mark("late"))));
+        // Each block's head, if there is no index, and rank 1's only one.
+        assert!(read.get() < pieces * 32, "{} bytes of {}", read.get(), file.len());
+        // One block of rank 0 at a time.
+        let before = read.get();
+        assert_eq!(ranks[0].next(), Some((TaskId(0), compute(0))));
+        assert!(read.get() - before < 20_000, "{} bytes", read.get() - before);
+    }
 }
 
 #[test]
 fn a_full_disk_is_an_error_and_not_a_shorter_record() {
-    let mut writer = RecordWriter::new(SmallDisk(60), header(2));
-    requests().iter().for_each(|(rank, task, request)| writer.request(*rank, *task, request));
+    let mut writer = RecordWriter::new(SmallDisk(60), &header(2));
+    (0..10_000).for_each(|ps| writer.step(RankId(0), TaskId(0), &compute(ps), ""));
     assert!(writer.failed());
-    let error = writer.finish(Vec::new()).err().unwrap();
+    let error = writer.finish().err().unwrap();
     assert_eq!(error.source.kind(), io::ErrorKind::StorageFull);
 }
 
 #[test]
 fn files_that_are_no_records_are_told_apart() {
-    let with = |frames: &[Frame]| [&MAGIC[..], &frames.iter().flat_map(frame).collect::<Vec<_>>()].concat();
-    let request = |rank, task| Frame::Request(RankId(rank), TaskId(task), Request::Now);
-    let start = || Frame::Header(header(2));
+    let start = || bytes(&Start::FullHeader(schema::FullHeader::of(&header(2))));
+    let with = |frames: Vec<Vec<u8>>| file(VERSION, &frames);
+    let block = |rank, task: u32, step: &[u8]| [bytes(&Start::Block { rank }), bytes(&task), step.to_vec()].concat();
+    let now = |rank, task| block(rank, task, &[2]);
+    let end = |steps, blocks: &[(u32, u32)]| bytes(&Start::End { steps, blocks: blocks.to_vec() });
+    let mut miscounted = with(vec![start(), now(0, 0)]);
+    let at = miscounted.len() as u64;
+    miscounted = with(vec![start(), now(0, 0), end(7, &[(0, now(0, 0).len() as u32 + 8)])]);
+    miscounted.extend(trailer(at));
     let files = [
         b"short".to_vec(),
         b"{\"version\": 1}".to_vec(),
         b"UNIREC\n\x09".to_vec(),
         written()[..30].to_vec(),
-        with(&[request(0, 0)]),
-        with(&[Frame::Header(header(u32::MAX))]),
-        with(&[start(), request(2, 0)]),
-        with(&[start(), request(0, 0), request(0, 2)]),
-        with(&[start(), start()]),
-        with(&[start(), Frame::End { requests: 7, lines: Vec::new() }]),
-        [&MAGIC[..], &u32::MAX.to_le_bytes(), &[0; 4]].concat(),
-        [&MAGIC[..], &[1, 0, 0, 0], &checksum(&[77]).to_le_bytes(), &[77]].concat(),
+        with(vec![now(0, 0)]),
+        with(vec![bytes(&Start::FullHeader(schema::FullHeader::of(&header(u32::MAX))))]),
+        with(vec![start(), now(2, 0)]),
+        with(vec![start(), now(0, 0), now(0, 2)]),
+        with(vec![start(), start()]),
+        with(vec![start(), block(0, 0, &[99])]),
+        with(vec![start(), block(0, 0, &[5, 77])]),
+        miscounted,
+        [&with(vec![])[..], &u32::MAX.to_le_bytes(), &[0; 4]].concat(),
+        with(vec![vec![77]]),
         {
             let mut flipped = written();
             let last = flipped.len() - 1;
@@ -118,11 +196,9 @@ fn files_that_are_no_records_are_told_apart() {
 
 #[test]
 fn a_frame_is_no_longer_than_what_it_says() {
-    let header = postcard::to_stdvec(&Frame::Header(header(2))).unwrap();
-    let long = [&header[..], &[0]].concat();
-    let file = [&MAGIC[..], &(long.len() as u32).to_le_bytes(), &checksum(&long).to_le_bytes(), &long].concat();
-    let error = read(&file).unwrap_err().to_string();
-    assert!(error.contains("a frame has 1 bytes too many"), "{error}");
+    let header = bytes(&Start::FullHeader(schema::FullHeader::of(&header(2))));
+    let error = read(&file(VERSION, &[[&header[..], &[0]].concat()])).unwrap_err().to_string();
+    assert!(error.contains("a frame has 1 extra bytes"), "{error}");
 }
 
 #[test]
@@ -130,22 +206,124 @@ fn no_call_is_larger_than_what_sums_of_sizes_allow() {
     let send = |bytes| {
         let op = CallOp::Send { to: GroupRank(0), tag: 0, bytes: Bytes(bytes) };
         let activity = Activity::Call(Call { group: GroupId(0), op });
-        Request::Issue { activity, queue: QueueId(0), after: Vec::new(), site: Site(0) }
+        Request::Issue { activity, queue: QueueId(0), after: Vec::new(), site: Site(0) }.into()
     };
     let record = |bytes| {
-        let mut writer = RecordWriter::new(Vec::new(), header(1));
-        writer.request(RankId(0), TaskId(0), &send(bytes));
-        read(&writer.finish(Vec::new()).unwrap())
+        let mut writer = RecordWriter::new(Vec::new(), &header(1));
+        writer.step(RankId(0), TaskId(0), &send(bytes), "");
+        read(&writer.finish().unwrap())
     };
     assert!(record(1 << 50).is_ok());
     assert!(matches!(record((1 << 50) + 1), Err(RecordError::Damaged { .. })));
 }
 
+#[test]
+fn operators_are_kept_in_pieces_of_a_bounded_length() {
+    let long: Vec<u8> = (0..3_u32 << 20).map(|at| (at % 251) as u8).collect();
+    let mut writer = RecordWriter::new(Vec::new(), &header(1));
+    let steps = [operators(&long, 5), compute(5), operators(&[], 7), compute(9)];
+    steps.iter().for_each(|step| writer.step(RankId(0), TaskId(0), step, ""));
+    let (found, _) = read(&writer.finish().unwrap()).unwrap();
+    let mut pieces = Vec::new();
+    let mut times = Vec::new();
+    for (_, step) in &found[0] {
+        if let RecordedStep::Operators { operators, measured } = step {
+            assert!(operators.len() <= 1 << 20);
+            pieces.extend(operators);
+            times.push(measured.as_ps());
+        }
+    }
+    assert_eq!((pieces, &times[..]), (long, &[5, 0, 0, 7][..]));
+    assert_eq!(found[0].len(), 6);
+}
+
+/// Version 2 is version 3 without operators, and says less of the run.
+#[test]
+fn a_record_of_version_2_is_read_as_a_new_one_is() {
+    let start = bytes(&Start::Header(schema::Header::of(&header(2))));
+    let block = |rank: u32| {
+        let mut bytes_of = bytes(&Start::Block { rank });
+        steps()[rank as usize]
+            .iter()
+            .for_each(|(task, step)| bytes_of.extend(bytes(&(task.0, schema::Step::of(step)))));
+        bytes_of
+    };
+    let blocks = [0, 1].map(block);
+    let lengths = [0, 1].map(|rank| (rank as u32, blocks[rank].len() as u32 + FRAME_HEAD as u32));
+    let end = bytes(&Start::End { steps: 7, blocks: lengths.to_vec() });
+    let mut whole = file(2, &[vec![start], blocks.to_vec()].concat());
+    let at = whole.len() as u64;
+    whole.extend(&file(2, &[end])[8..]);
+    whole.extend(trailer(at));
+    assert_eq!(read(&whole).unwrap().0, steps());
+    assert_eq!(RecordReader::open(Cursor::new(&whole)).unwrap().header(), &header(2));
+    // Each version has its own header.
+    let error = |version| read(&[&MAGIC[..], &[version], &whole[8..]].concat()).unwrap_err().to_string();
+    assert!(error(3).contains("the header is missing"), "{}", error(3));
+}
+
+/// A record of version 1, as that version has written it.
+mod before {
+    use super::*;
+
+    fn frames(requests: &[(u32, u32, schema::Step)], end: Option<u64>) -> Vec<u8> {
+        let head = (0_u32, schema::Header::of(&header(2)));
+        let mut frames = vec![bytes(&head)];
+        frames.extend(requests.iter().map(|(rank, task, step)| bytes(&(1_u32, rank, task, step))));
+        frames.extend(end.map(|count| bytes(&(2_u32, count, LINES.to_vec()))));
+        file(1, &frames)
+    }
+
+    fn requests() -> Vec<(u32, u32, schema::Step)> {
+        let of = |rank: u32, at: usize| {
+            let (task, step) = &steps()[rank as usize][at];
+            (rank, task.0, schema::Step::of(step))
+        };
+        vec![of(1, 0), of(0, 0), of(0, 1), of(1, 1), of(1, 2), of(1, 3), of(0, 2)]
+    }
+
+    #[test]
+    fn is_read_as_a_new_one_is() {
+        let file = frames(&requests(), Some(7));
+        assert_eq!(read(&file).unwrap(), (steps().to_vec(), LINES.map(str::to_owned).to_vec()));
+    }
+
+    #[test]
+    fn is_refused_where_it_is_damaged_and_gives_what_it_has_where_it_was_cut_short() {
+        let cut = frames(&requests()[..4], None);
+        let (ranks, rest) = RecordReader::open(Cursor::new(&cut)).unwrap().by_rank();
+        assert_eq!(ranks.into_iter().map(Iterator::count).collect::<Vec<_>>(), [2, 2]);
+        assert!(matches!(rest.finish(), Err(RecordError::CutShort { steps: 4 })));
+        let wrong = [frames(&requests(), Some(9)), frames(&[(2, 0, schema::Step::Now)], Some(1))];
+        for file in wrong.into_iter().chain([[frames(&[], Some(0)), vec![0]].concat()]) {
+            assert!(matches!(read(&file), Err(RecordError::Damaged { .. })));
+        }
+    }
+
+    #[test]
+    fn every_truncation_and_every_changed_bit_is_an_error() {
+        let whole = frames(&requests(), Some(7));
+        for at in 0..whole.len() {
+            assert!(read(&whole[..at]).is_err(), "{at}");
+            let mut changed = whole.clone();
+            changed[at] ^= 1 << (at % 8);
+            assert!(read(&changed).is_err(), "{at}");
+        }
+    }
+}
+
 proptest! {
     #[test]
-    fn no_file_makes_the_reader_panic(tail: Vec<u8>, magic: bool) {
-        let file = if magic { [&MAGIC[..], &tail].concat() } else { tail };
+    fn no_file_makes_the_reader_panic(tail: Vec<u8>, version in 0..5_u8) {
+        let file = if version > 0 { [&MAGIC[..], &[version], &tail].concat() } else { tail };
         prop_assert!(read(&file).is_err());
+    }
+
+    #[test]
+    fn no_steps_make_the_reader_panic(steps: Vec<u8>) {
+        let start = bytes(&Start::FullHeader(schema::FullHeader::of(&header(2))));
+        let block = [bytes(&Start::Block { rank: 1 }), steps].concat();
+        prop_assert!(read(&file(VERSION, &[start, block])).is_err());
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Owns the trace: what happened when, as a file that opens in Perfetto and in chrome://tracing (the Chrome JSON format).
 //!
 //! Each rank is a process with a row for each task (compute, waiting), for its named ranges, and for the operations of each group;
-//! what overlaps within a row goes on a second row of the same name. Each link that was used is a counter of bytes per second.
+//! what overlaps within a row goes on a second row of the same name. Each link that was used is a counter of bytes per second, and what each rank held in
+//! memory one of bytes by kind.
 //! Times are microseconds with six decimals, which is to the picosecond.
 
 mod rates;
@@ -13,10 +14,10 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::io::Write;
 use uniference_sim::cluster::Cluster;
+use uniference_sim::event::{Event, Meeting, Observer, WaitReason};
 use uniference_sim::ids::{GroupId, RankId, TaskId};
 use uniference_sim::program::{Call, CallOp, Mark};
-use uniference_sim::record::{Event, Meeting, Observer, WaitReason};
-use uniference_sim::time::SimTime;
+use uniference_sim::time::{Bytes, SimTime};
 
 /// Writes a trace while the run goes on.
 pub struct TraceWriter<W> {
@@ -74,6 +75,16 @@ impl<W: Write> TraceWriter<W> {
     /// Has something been lost? Then [`TraceWriter::finish`] will say why.
     pub fn failed(&self) -> bool {
         self.out.sink.failed()
+    }
+
+    /// Writes what a rank held in memory: by time, bytes of each kind from then on. All points name the same kinds.
+    pub fn memory<'a>(&mut self, rank: RankId, points: impl Iterator<Item = (SimTime, Vec<(&'a str, u64)>)>) {
+        for (at, held) in points {
+            let args = serde_json::Value::Object(
+                held.into_iter().map(|(kind, bytes)| (kind.to_owned(), bytes.into())).collect(),
+            );
+            self.out.entry(&Entry { ph: 'C', pid: pid(rank), tid: 0, start: at, end: None, name: "memory", args });
+        }
     }
 
     /// Writes the links' counters and what closes the file; gives back the writer.
@@ -154,8 +165,14 @@ fn pid(rank: RankId) -> u32 {
     rank.0 + 1
 }
 
-fn describe(call: &Call, issued: SimTime, algorithm: Option<&str>, meeting: Meeting) -> serde_json::Value {
-    let mut args = json!({"bytes": call.op.bytes().0, "issued_us": in_micros(issued.as_ps())});
+fn describe(
+    call: &Call,
+    bytes: Bytes,
+    issued: SimTime,
+    algorithm: Option<&str>,
+    meeting: Meeting,
+) -> serde_json::Value {
+    let mut args = json!({"bytes": bytes.0, "issued_us": in_micros(issued.as_ps())});
     if let CallOp::Collective(collective) = &call.op {
         args["dtype"] = collective.dtype.name().into();
     }
@@ -185,19 +202,19 @@ impl<W: Write> Observer for TraceWriter<W> {
                 let args = json!({"exposed_us": exposed, "late_peer_us": late, "no_data_us": no_data});
                 self.slice(rank, Row::Task(task), start, at, &format!("wait: {name}"), args);
             }
-            Event::Completed { rank, call, issued, started, algorithm, meeting, .. } => {
-                let args = describe(call, issued, algorithm, meeting);
+            Event::Completed { rank, call, bytes, issued, started, algorithm, meeting, .. } => {
+                let args = describe(call, bytes, issued, algorithm, meeting);
                 self.slice(rank, Row::Group(call.group), started, at, call.op.name(), args);
             }
-            Event::Failed { rank, call, issued, started, peer, .. } => {
-                let args = describe(call, issued, None, Meeting::Peer(None));
+            Event::Failed { rank, call, bytes, issued, started, peer, .. } => {
+                let args = describe(call, bytes, issued, None, Meeting::Peer(None));
                 let name = format!("{}: rank {} has closed the connection", call.op.name(), peer.0);
                 self.slice(rank, Row::Group(call.group), started, at, &name, args);
             }
-            Event::Marked { rank, mark } => self.mark(at, rank, mark),
+            Event::Marked { rank, mark, .. } => self.mark(at, rank, mark),
             Event::Message { wire_bytes, started, sent, links, .. } => self.rates.add(links, started, sent, wire_bytes),
             Event::Finished { rank, .. } => self.close_ranges(at, rank),
-            Event::Issued { .. } => {}
+            Event::Issued { .. } | Event::Elapsed { .. } => {}
         }
     }
 

@@ -3,9 +3,9 @@ use crate::cluster::{Choices, ClusterFile};
 use crate::events::EventWriter;
 use crate::report::tests::all_reduce;
 use crate::sink::tests::SmallDisk;
+use uniference_sim::event::{Times, Traffic};
 use uniference_sim::ids::{Handle, LinkId, Site};
 use uniference_sim::program::{Origin, Outcome};
-use uniference_sim::record::{Times, Traffic};
 use uniference_sim::time::{Bytes, SimDuration};
 
 fn cluster() -> Cluster {
@@ -26,13 +26,22 @@ fn feed(observer: &mut impl Observer) {
         rank,
         handle: Handle(handle),
         call,
+        bytes: call.op.bytes(2),
         issued: us(1),
         started,
         algorithm: Some("ring"),
         meeting: Meeting::Collective { sequence },
+        why: Default::default(),
+        cause: Default::default(),
     };
-    let computed =
-        Event::Computed { rank, task, start: us(1), base: SimDuration::from_ps(1), origin: Origin::Measured };
+    let computed = Event::Computed {
+        rank,
+        task,
+        start: us(1),
+        base: SimDuration::from_ps(1),
+        origin: Origin::Measured,
+        why: Default::default(),
+    };
     let waited = Event::Waited {
         rank,
         task,
@@ -44,6 +53,7 @@ fn feed(observer: &mut impl Observer) {
         handles: &[Handle(0)],
         call: Some(call),
         site,
+        cause: Default::default(),
     };
     let (source, destination, group, links) = (rank, RankId(1), GroupId(0), &[LinkId(0), LinkId(3)][..]);
     let message = Event::Message {
@@ -56,12 +66,22 @@ fn feed(observer: &mut impl Observer) {
         started: us(2),
         sent: SimTime::from_ps(3_500_001),
         links,
+        way: Default::default(),
     };
-    let finished = Event::Finished { rank, outcome: Outcome::Ok, times: Times::default(), traffic: Traffic::default() };
-    observer.record(us(0), &Event::Marked { rank, mark: &Mark::End });
-    observer.record(us(0), &Event::Marked { rank, mark: &begin("step \"1\"") });
-    observer.record(us(1), &Event::Marked { rank, mark: &begin("left open") });
-    observer.record(us(1), &Event::Issued { rank, handle: Handle(0), call, site });
+    let finished = Event::Finished {
+        rank,
+        outcome: Outcome::Ok,
+        times: Times::default(),
+        traffic: Traffic::default(),
+        cause: Default::default(),
+    };
+    observer.record(us(0), &Event::Marked { rank, mark: &Mark::End, why: Default::default() });
+    observer.record(us(0), &Event::Marked { rank, mark: &begin("step \"1\""), why: Default::default() });
+    observer.record(us(1), &Event::Marked { rank, mark: &begin("left open"), why: Default::default() });
+    observer.record(
+        us(1),
+        &Event::Issued { rank, handle: Handle(0), call, bytes: call.op.bytes(2), site, task: Default::default() },
+    );
     observer.record(us(3), &computed);
     observer.record(us(4), &message);
     observer.record(us(5), &completed(0, us(1), 0));

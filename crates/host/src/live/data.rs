@@ -5,14 +5,14 @@
 
 use super::fold::Plans;
 use super::instance::{Instance, Member};
-use super::memory::Window;
-use super::protocol::{Fetched, Offset, Piece};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use uniference_protocol::memory::Window;
+use uniference_protocol::messages::{Fetched, Offset, Piece};
 use uniference_sim::collective::choose::AlgorithmTable;
+use uniference_sim::event::{Event, Meeting};
 use uniference_sim::ids::{GroupId, Handle, RankId};
 use uniference_sim::program::{Call, CallOp, Collective};
-use uniference_sim::record::{Event, Meeting};
 
 /// Where all data lies.
 #[derive(Default)]
@@ -193,8 +193,9 @@ impl DataPlane {
             bytes,
             other: None,
         });
-        let peer = self.group_rank(group, peer.0) as u32;
-        Fetched { pieces: pieces.into_iter().collect(), peer: Some(peer), ..Fetched::default() }
+        let pieces: Vec<Piece> = pieces.into_iter().collect();
+        let lacks_values = bytes > 0 && pieces.is_empty();
+        Fetched { pieces, peer: Some(self.group_rank(group, peer.0) as u32), lacks_values, ..Fetched::default() }
     }
 
     /// The data of a complete operation. Whoever is first to ask for a reduction is picked to fold.

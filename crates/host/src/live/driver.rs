@@ -3,15 +3,11 @@
 //! What the ranks' words mean is `exchange`'s business, what the engine makes of them the engine's; what the user sees is decided by
 //! the [`Console`]. However the run ends, nothing of it stays: [`Zygote`] ends all processes when it is dropped.
 
-use super::arena::{self, Layout};
-use super::exchange::{Exchange, Ready, Recorder, Standing};
+use super::exchange::{Costs, Exchange, Ready, Recorder, Standing};
 use super::lookout::{self, Lookout};
 use super::output::{Logs, Pipe, Stream};
-use super::processor::Visit;
-use super::protocol::{self, Batch, FrameBuffer, Hello, Op, Reply};
-use super::quiescence::Found;
 use super::slots::Slots;
-use super::zygote::{self, News, Place, Script, Zygote, describe_status};
+use super::zygote::{self, News, RankPlacement, Script, Zygote, describe_status};
 use crate::capacity;
 use crate::error::HostError;
 use crate::interrupt::{Interrupt, Interrupts};
@@ -23,11 +19,20 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use uniference_client::processor::Visit;
+use uniference_client::quiescence::Found;
+use uniference_protocol::arena::{self, Layout};
+use uniference_protocol::frame::{self, FrameBuffer};
+use uniference_protocol::hello::Hello;
+pub use uniference_protocol::messages::Compute;
+use uniference_protocol::messages::{Batch, Op, Reply, Welcome};
+use uniference_protocol::wire::{UnixWire, Wire, write_with_fds};
 use uniference_sim::engine::{Doing, Engine, Halt, RankReport};
+use uniference_sim::event::Observer;
 use uniference_sim::ids::{RankId, TaskId};
 use uniference_sim::program::Outcome;
-use uniference_sim::record::Observer;
 
 /// How many ranks the zygote is asked for before the first of them is there.
 const FORKS_AHEAD: u32 = 16;
@@ -54,15 +59,17 @@ pub struct Setup {
     /// What every rank runs.
     pub script: Script,
     /// Where each rank is.
-    pub places: Vec<Place>,
+    pub places: Vec<RankPlacement>,
     /// How many ranks may run on the host at once.
     pub jobs: usize,
-    /// Whether compute is measured.
-    pub measure: bool,
+    /// Where the duration of compute comes from, by rank.
+    pub compute: Vec<Compute>,
     /// Where the ranks' logs go.
     pub logs: PathBuf,
     /// Who has the terminal, if one of the ranks is debugged.
     pub terminal: Option<Terminal>,
+    /// The run ends after so much of this machine's time; `None`: whenever it ends.
+    pub timeout: Option<Duration>,
 }
 
 /// A rank that reads our standard input and writes to our outputs itself, for a debugger.
@@ -90,7 +97,7 @@ pub trait Console {
 
 /// How a live run ended.
 #[derive(Debug)]
-pub enum Ending {
+pub enum LiveEnding {
     /// Every rank's program returned.
     Finished,
     /// A rank's program failed; what it printed has been shown.
@@ -118,11 +125,15 @@ pub enum Ending {
     Halted(Box<Halt>),
     /// The user wants it to end.
     Interrupted(Interrupt),
+    /// [`Setup::timeout`] has passed.
+    OutOfTime(Duration),
 }
 
 /// The ends of one rank on the driver's side.
-struct Rank {
-    tasks: Vec<Task>,
+struct RankConnections {
+    tasks: Vec<TaskConnection>,
+    /// It has said what it is.
+    greeted: bool,
     pipes: [Option<Pipe>; 2],
     process: Process,
     /// It was ended because the cluster wants it to crash.
@@ -150,9 +161,9 @@ impl Process {
 }
 
 /// One task's end of the conversation.
-struct Task {
-    /// Its socket; `None` once that is closed.
-    socket: Option<UnixStream>,
+struct TaskConnection {
+    /// `None` once it is closed.
+    wire: Option<Arc<dyn Wire>>,
     frames: FrameBuffer,
     /// Its rank ran when its socket was closed.
     ran_to_its_end: bool,
@@ -176,10 +187,11 @@ pub struct Driver<'a> {
     exchange: Exchange,
     slots: Slots<Ready>,
     zygote: Zygote,
-    ranks: Vec<Rank>,
+    ranks: Vec<RankConnections>,
     sources: Sources,
     arena: (OwnedFd, Layout),
     lookout: Lookout,
+    started: Instant,
     /// When somebody was heard of last.
     heard: Instant,
     /// Ranks of which was said that they wait for something outside.
@@ -201,6 +213,8 @@ pub struct Watch<'a> {
     pub recorder: &'a mut dyn Recorder,
     /// Sees what is for the user.
     pub console: &'a mut dyn Console,
+    /// Says what the ranks' slices cost; `()`: what was measured.
+    pub costs: Box<dyn Costs>,
 }
 
 impl<'a> Driver<'a> {
@@ -208,13 +222,14 @@ impl<'a> Driver<'a> {
     pub fn new(
         setup: &'a Setup,
         engine: Engine,
-        watch: Watch<'a>,
+        mut watch: Watch<'a>,
         signals: &'a Interrupts,
     ) -> Result<Driver<'a>, HostError> {
         let world_size = setup.places.len() as u32;
         let layout = Layout::for_world(world_size);
-        let arena = arena::create(layout).map_err(HostError::system("making the shared arena"))?;
+        let arena = arena::create(layout).map_err(HostError::system("creating the shared arena"))?;
         let mut exchange = Exchange::new(engine, world_size, &setup.script.argv[0].to_string_lossy());
+        exchange.cost_with(std::mem::replace(&mut watch.costs, Box::new(())));
         exchange.reduce_in(arena::map(&arena, layout.total).map_err(HostError::system("mapping the shared arena"))?);
         let mut sources = Sources::new()?;
         let zygote = Zygote::start(&setup.python)?;
@@ -231,7 +246,8 @@ impl<'a> Driver<'a> {
             ranks: Vec::new(),
             sources,
             arena: (arena, layout),
-            lookout: Lookout::new(zygote::package()).map_err(HostError::system("making a file for stacks"))?,
+            lookout: Lookout::new(zygote::package()).map_err(HostError::system("creating a file for stack traces"))?,
+            started: Instant::now(),
             heard: Instant::now(),
             waiting_outside: BTreeSet::new(),
             stay,
@@ -249,7 +265,7 @@ impl<'a> Driver<'a> {
     }
 
     /// Runs to the end.
-    pub fn run(&mut self) -> Result<Ending, HostError> {
+    pub fn run(&mut self) -> Result<LiveEnding, HostError> {
         loop {
             if let Some(ending) = self.step()? {
                 let ending = self.farewell(ending);
@@ -262,16 +278,19 @@ impl<'a> Driver<'a> {
     }
 
     /// Goes on as far as possible without hearing anything new.
-    fn step(&mut self) -> Result<Option<Ending>, HostError> {
+    fn step(&mut self) -> Result<Option<LiveEnding>, HostError> {
         if let Some(interrupt) = self.interrupted {
-            return Ok(Some(Ending::Interrupted(interrupt)));
+            return Ok(Some(LiveEnding::Interrupted(interrupt)));
+        }
+        if let Some(timeout) = self.setup.timeout.filter(|timeout| self.started.elapsed() >= *timeout) {
+            return Ok(Some(LiveEnding::OutOfTime(timeout)));
         }
         let standing = self.go_on();
         self.end_crashed();
         // A rank that is gone explains why the others cannot go on.
         Ok(self.casualty().or(match standing {
-            Standing::Finished => Some(Ending::Finished),
-            Standing::Halted(halt) => Some(Ending::Halted(halt)),
+            Standing::Finished => Some(LiveEnding::Finished),
+            Standing::Halted(halt) => Some(LiveEnding::Halted(halt)),
             Standing::Blocked => None,
         }))
     }
@@ -308,17 +327,17 @@ impl<'a> Driver<'a> {
             }
             self.slots.blocked(rank);
             let at = self.exchange.engine().clock(rank);
-            self.watch.console.warn(&format!("rank {} crashed at {at}, as the cluster wants", rank.0));
+            self.watch.console.warn(&format!("rank {} crashed at {at}, as the cluster file specifies", rank.0));
         }
     }
 
     /// A rank that failed or died, the lowest first.
-    fn casualty(&self) -> Option<Ending> {
+    fn casualty(&self) -> Option<LiveEnding> {
         let mut ranks = (0..).zip(&self.ranks).filter(|(_, state)| !state.crashed);
         ranks.find_map(|(rank, state)| match (state.tasks[0].exited, state.process) {
-            (Some(Outcome::Failed), _) => Some(Ending::Failed { rank, status: None }),
-            (None, _) if state.tasks[0].severed => Some(Ending::Severed { rank }),
-            (None, Process::Ended { pid, status }) => Some(Ending::Died { rank, pid, status }),
+            (Some(Outcome::Failed), _) => Some(LiveEnding::Failed { rank, status: None }),
+            (None, _) if state.tasks[0].severed => Some(LiveEnding::Severed { rank }),
+            (None, Process::Ended { pid, status }) => Some(LiveEnding::Died { rank, pid, status }),
             _ => None,
         })
     }
@@ -328,7 +347,9 @@ impl<'a> Driver<'a> {
         let expiry = self.slots.expire(now).map(|at| at.saturating_duration_since(now) + Duration::from_millis(1));
         let tick = self.watch.console.wants_ticks().then_some(TICK);
         let silence = self.anybody_runs().then_some(SILENCE);
-        [expiry, tick, silence].into_iter().flatten().min()
+        let end =
+            self.setup.timeout.map(|timeout| timeout.saturating_sub(self.started.elapsed()) + Duration::from_millis(1));
+        [expiry, tick, silence, end].into_iter().flatten().min()
     }
 
     /// Lets a task go on.
@@ -340,10 +361,10 @@ impl<'a> Driver<'a> {
 
     fn write(&self, rank: RankId, task: TaskId, frame: &Reply) {
         let mut bytes = Vec::with_capacity(128);
-        protocol::encode(frame, &mut bytes);
+        frame::encode(frame, &mut bytes);
         // A rank that is gone is found by its process's end.
-        if let Some(socket) = &self.ranks[rank.index()].tasks[task.index()].socket {
-            let _ = protocol::write(socket, &bytes);
+        if let Some(wire) = &self.ranks[rank.index()].tasks[task.index()].wire {
+            let _ = wire.write(&bytes);
         }
     }
 
@@ -390,15 +411,16 @@ impl<'a> Driver<'a> {
         let place = if stands.is_empty() { stands } else { format!(" ({stands})") };
         let seconds = LONG_SILENCE.as_secs();
         self.watch.console.warn(&format!(
-            "rank {rank} has waited for {seconds} s for something outside of the simulation, which keeps time from passing{place}"
+            "rank {rank} has been blocked on external I/O for {seconds} s; virtual time cannot advance{place}"
         ));
     }
 
     /// Ranks whose processes run, but for the one that waits for its user.
     fn running(&self) -> Vec<(u32, i32)> {
         let debugged = self.setup.terminal.as_ref().map(|terminal| terminal.rank);
-        let runs =
-            |rank: u32, state: &Rank| Some(rank) != debugged && !state.crashed && self.exchange.runs(RankId(rank));
+        let runs = |rank: u32, state: &RankConnections| {
+            Some(rank) != debugged && !state.crashed && self.exchange.runs(RankId(rank))
+        };
         let ranks = (0..).zip(&self.ranks).filter(|(rank, state)| runs(*rank, state));
         ranks.filter_map(|(rank, state)| state.process.pid().map(|pid| (rank, pid))).collect()
     }
@@ -470,10 +492,10 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
-    fn ask_for_rank(&mut self, place: &Place) -> Result<(), HostError> {
+    fn ask_for_rank(&mut self, place: &RankPlacement) -> Result<(), HostError> {
         let system = HostError::system::<io::Error>;
         let rank = RankId(place.rank);
-        let (socket, control) = UnixStream::pair().map_err(system("making a rank's socket"))?;
+        let (socket, control) = UnixStream::pair().map_err(system("creating a rank's socket"))?;
         self.greet(&socket, place.rank)?;
         let setup = self.setup;
         let pipes = match &setup.terminal {
@@ -494,14 +516,21 @@ impl<'a> Driver<'a> {
             }
         };
         self.sources.add(socket.as_fd(), Source::Task(rank, TaskId(0)))?;
-        self.ranks.push(Rank { tasks: vec![Task::new(socket)], pipes, process: Process::Coming, crashed: false });
+        let main = TaskConnection::new(Arc::new(UnixWire::of_driver(socket)));
+        self.ranks.push(RankConnections {
+            tasks: vec![main],
+            greeted: false,
+            pipes,
+            process: Process::Coming,
+            crashed: false,
+        });
         Ok(())
     }
 
     fn greet(&self, socket: &UnixStream, rank: u32) -> Result<(), HostError> {
         let (file, layout) = &self.arena;
-        let hello = Hello {
-            measure: self.setup.measure,
+        let welcome = Welcome {
+            compute: self.setup.compute[rank as usize],
             cores: self.setup.places[rank as usize].cores.unwrap_or(1),
             arena_bytes: layout.total,
             staging: (layout.part * u64::from(rank), layout.part),
@@ -509,15 +538,16 @@ impl<'a> Driver<'a> {
             processor: self.stay.as_ref().map(Visit::processor),
         };
         let mut bytes = Vec::new();
-        protocol::encode(&hello, &mut bytes);
-        protocol::write_with_fds(socket, &bytes, &[file.as_fd(), self.lookout.file()])
-            .map_err(HostError::system("greeting a rank"))
+        frame::encode(&Hello::new(true), &mut bytes);
+        frame::encode(&welcome, &mut bytes);
+        write_with_fds(socket, &bytes, &[file.as_fd(), self.lookout.file()])
+            .map_err(HostError::system("sending the welcome to a rank"))
     }
 
     fn hear_task(&mut self, rank: RankId, task: TaskId) -> Result<(), HostError> {
         let state = &mut self.ranks[rank.index()].tasks[task.index()];
-        let Some(socket) = &state.socket else { return Ok(()) };
-        match state.frames.fill(socket, false) {
+        let Some(wire) = &state.wire else { return Ok(()) };
+        match state.frames.fill(&**wire, false) {
             Ok(count) if count > 0 => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
             Err(error) if error.raw_os_error() == Some(Errno::MFILE.raw_os_error()) => {
@@ -526,6 +556,13 @@ impl<'a> Driver<'a> {
             _ => return self.task_closed(rank, task),
         }
         let broken = HostError::system::<io::Error>;
+        let state = &mut self.ranks[rank.index()];
+        if task == TaskId(0) && !state.greeted {
+            let theirs = state.tasks[0].frames.next_frame::<Hello>().map_err(broken("reading a rank's first frame"))?;
+            let Some(theirs) = theirs else { return Ok(()) };
+            Hello::new(true).check(theirs).map_err(|why| HostError::Disagreement { rank: rank.0, why })?;
+            state.greeted = true;
+        }
         while let Some(batch) =
             self.ranks[rank.index()].tasks[task.index()].frames.next_frame().map_err(broken("reading a frame"))?
         {
@@ -536,10 +573,15 @@ impl<'a> Driver<'a> {
 
     fn hear_batch(&mut self, rank: RankId, task: TaskId, batch: Batch) -> Result<(), HostError> {
         let Batch { opens_task, ops, quiet } = batch;
-        if opens_task {
-            let socket = self.ranks[rank.index()].tasks[task.index()].frames.take_fd();
-            let socket = socket.unwrap_or_else(|| panic!("{rank} opens a task without its socket"));
-            self.task_opened(rank, UnixStream::from(socket))?;
+        if let Some(ticket) = opens_task {
+            let main = &mut self.ranks[rank.index()].tasks[task.index()];
+            let wire = main.wire.as_ref().expect("it has just been read");
+            let opened = main.frames.accept(&**wire, ticket);
+            let opened = opened.unwrap_or_else(|error| panic!("{rank} opens a task without its wire: {error}"));
+            self.task_opened(rank, opened)?;
+        }
+        if let Some(lack) = ops.iter().find_map(|op| if let Op::LacksMemory(lack) = op { Some(lack) } else { None }) {
+            return Err(capacity::lacks(rank.0, lack));
         }
         if self.exchange.has_crashed(rank) {
             return Ok(());
@@ -555,18 +597,18 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
-    fn task_opened(&mut self, rank: RankId, socket: UnixStream) -> Result<(), HostError> {
+    fn task_opened(&mut self, rank: RankId, wire: Arc<dyn Wire>) -> Result<(), HostError> {
         let task = self.exchange.open_task(rank);
-        self.sources.add(socket.as_fd(), Source::Task(rank, task))?;
-        self.ranks[rank.index()].tasks.push(Task::new(socket));
+        self.sources.add(wire.as_fd(), Source::Task(rank, task))?;
+        self.ranks[rank.index()].tasks.push(TaskConnection::new(wire));
         Ok(())
     }
 
     /// A thread has ended, or with the main one the rank: that is found by its process's end.
     fn task_closed(&mut self, rank: RankId, task: TaskId) -> Result<(), HostError> {
         let state = &mut self.ranks[rank.index()].tasks[task.index()];
-        if let Some(socket) = state.socket.take() {
-            self.sources.remove(socket.as_fd())?;
+        if let Some(wire) = state.wire.take() {
+            self.sources.remove(wire.as_fd())?;
         }
         state.frames = FrameBuffer::default();
         state.ran_to_its_end = self.exchange.runs(rank);
@@ -604,7 +646,7 @@ impl<'a> Driver<'a> {
         let state = &self.ranks[rank.index()];
         if state.tasks[0].exited == Some(Outcome::Ok) && status != 0 {
             let how = describe_status(status);
-            self.watch.console.warn(&format!("the process of rank {} {how} after its program had ended", rank.0));
+            self.watch.console.warn(&format!("the process of rank {} {how} after its program finished", rank.0));
         }
         Ok(())
     }
@@ -624,15 +666,15 @@ impl<'a> Driver<'a> {
     }
 
     /// Hears what ranks that have ended, or are about to, still say and print.
-    fn farewell(&mut self, ending: Ending) -> Result<Ending, HostError> {
-        let finished = matches!(ending, Ending::Finished);
+    fn farewell(&mut self, ending: LiveEnding) -> Result<LiveEnding, HostError> {
+        let finished = matches!(ending, LiveEnding::Finished);
         let deadline = Instant::now() + if finished { FAREWELL } else { LAST_WORDS };
         // What the others are about to wait for belongs into the report.
-        let mut others_go_on = matches!(ending, Ending::Failed { .. } | Ending::Died { .. });
+        let mut others_go_on = matches!(ending, LiveEnding::Failed { .. } | LiveEnding::Died { .. });
         while self.interrupted.is_none() && !(self.have_ended(&ending) && !(others_go_on && self.anybody_runs())) {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() && finished {
-                self.watch.console.warn("ranks whose program had ended did not end within 10 s and were killed");
+                self.watch.console.warn("ranks did not exit within 10 s after their program finished and were killed");
             }
             if left.is_zero() {
                 break;
@@ -642,10 +684,12 @@ impl<'a> Driver<'a> {
         }
         self.hear_last_words()?;
         let ending = match ending {
-            Ending::Failed { rank, .. } => Ending::Failed { rank, status: self.ranks[rank as usize].process.status() },
+            LiveEnding::Failed { rank, .. } => {
+                LiveEnding::Failed { rank, status: self.ranks[rank as usize].process.status() }
+            }
             other => other,
         };
-        Ok(self.interrupted.map_or(ending, Ending::Interrupted))
+        Ok(self.interrupted.map_or(ending, LiveEnding::Interrupted))
     }
 
     /// What ranks whose processes have ended had printed by then. Their children may hold the outputs open for as long as they like.
@@ -671,34 +715,34 @@ impl<'a> Driver<'a> {
         ranks.into_iter().any(|(rank, state)| state.process.status().is_none() && self.exchange.runs(rank))
     }
 
-    fn have_ended(&self, ending: &Ending) -> bool {
-        let has_ended = |rank: &Rank| rank.process.status().is_some();
+    fn have_ended(&self, ending: &LiveEnding) -> bool {
+        let has_ended = |rank: &RankConnections| rank.process.status().is_some();
         match ending {
-            Ending::Finished => self.ranks.iter().all(has_ended),
-            Ending::Failed { rank, .. } | Ending::Died { rank, .. } | Ending::Severed { rank } => {
+            LiveEnding::Finished => self.ranks.iter().all(has_ended),
+            LiveEnding::Failed { rank, .. } | LiveEnding::Died { rank, .. } | LiveEnding::Severed { rank } => {
                 has_ended(&self.ranks[*rank as usize])
             }
-            Ending::Halted(_) | Ending::Interrupted(_) => true,
+            LiveEnding::Halted(_) | LiveEnding::Interrupted(_) | LiveEnding::OutOfTime(_) => true,
         }
     }
 }
 
-impl Task {
-    fn new(socket: UnixStream) -> Task {
+impl TaskConnection {
+    fn new(wire: Arc<dyn Wire>) -> TaskConnection {
         let frames = FrameBuffer::default();
-        Task { socket: Some(socket), frames, ran_to_its_end: false, severed: false, exited: None }
+        TaskConnection { wire: Some(wire), frames, ran_to_its_end: false, severed: false, exited: None }
     }
 
     fn readable(&self) -> bool {
-        let Some(socket) = &self.socket else { return false };
-        let mut fds = [rustix::event::PollFd::new(socket, rustix::event::PollFlags::IN)];
+        let Some(wire) = &self.wire else { return false };
+        let mut fds = [rustix::event::PollFd::from_borrowed_fd(wire.as_fd(), rustix::event::PollFlags::IN)];
         rustix::event::poll(&mut fds, Some(&Default::default())).is_ok_and(|count| count > 0)
     }
 }
 
 fn pipe() -> Result<(File, File), HostError> {
-    let (read, write) =
-        rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(HostError::system("making a rank's pipe"))?;
+    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
+        .map_err(HostError::system("creating a rank's pipe"))?;
     rustix::io::ioctl_fionbio(&read, true).map_err(HostError::system("making a pipe non-blocking"))?;
     Ok((File::from(read), File::from(write)))
 }
@@ -711,18 +755,20 @@ struct Sources {
 
 impl Sources {
     fn new() -> Result<Sources, HostError> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(HostError::system("making an epoll"))?;
+        let epoll =
+            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(HostError::system("creating an epoll instance"))?;
         Ok(Sources { epoll, table: Vec::new() })
     }
 
     fn add(&mut self, fd: BorrowedFd<'_>, source: Source) -> Result<(), HostError> {
         let data = epoll::EventData::new_u64(self.table.len() as u64);
         self.table.push(source);
-        epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN).map_err(HostError::system("listening to a rank"))
+        epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)
+            .map_err(HostError::system("adding a rank to the epoll instance"))
     }
 
     fn remove(&self, fd: BorrowedFd<'_>) -> Result<(), HostError> {
-        epoll::delete(&self.epoll, fd).map_err(HostError::system("no longer listening to a rank"))
+        epoll::delete(&self.epoll, fd).map_err(HostError::system("removing a rank from the epoll instance"))
     }
 
     fn wait(&self, timeout: Option<Duration>) -> Result<Vec<Source>, HostError> {

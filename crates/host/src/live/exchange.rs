@@ -1,33 +1,69 @@
 //! Owns the conversation of live tasks with the engine: what they say goes in, one request after the other; answers come out.
 //!
 //! It does no I/O: sockets, processes and the host's time are `driver`'s business. So it is tested without any of them.
+//!
+//! It is long because it is one state machine: what a task may be asked for, and what each of the engine's answers leads to, is read together.
+
+mod dictionary;
 
 use super::data::{Access, DataPlane};
-use super::memory::Window;
-use super::protocol::{Answer, Fetched, LocalHandle, Op, Quiet, Reply as Frame};
+use dictionary::Dictionary;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use uniference_protocol::memory::Window;
+use uniference_protocol::messages::{self, Answer, Fetched, LocalHandle, Op, Quiet, Reply as Frame};
 use uniference_sim::engine::{Engine, Halt, Resumption, Threads, Turn};
+use uniference_sim::event::{Event, Observer};
 use uniference_sim::ids::{GroupId, Handle, QueueId, RankId, Site, TaskId};
 use uniference_sim::program::{Activity, Origin, Outcome, Reply, Request, Work};
-use uniference_sim::record::{Event, Observer};
-use uniference_sim::time::SimTime;
+use uniference_sim::replay::RecordedStep;
+use uniference_sim::time::{SimDuration, SimTime};
 
-/// Sees every request: those of one rank in the order of asking, and those of several in the order of the ranks' clocks.
+/// Sees every step: those of one rank in their order, and those of several in the order of the ranks' clocks.
 pub trait Recorder {
-    /// `task` of `rank` asks for `request`.
-    fn request(&mut self, rank: RankId, task: TaskId, request: &Request);
+    /// `task` of `rank` does this next; `line` is the text of the step's line, or empty where there is none.
+    fn step(&mut self, rank: RankId, task: TaskId, step: &RecordedStep, line: &str);
 }
 
 impl Recorder for () {
-    fn request(&mut self, _: RankId, _: TaskId, _: &Request) {}
+    fn step(&mut self, _: RankId, _: TaskId, _: &RecordedStep, _: &str) {}
+}
+
+/// What a rank's program did between two calls.
+#[derive(Clone, Copy, Debug)]
+pub struct Slice<'a> {
+    /// Which rank.
+    pub rank: RankId,
+    /// Its thread.
+    pub task: TaskId,
+    /// The line of the call that ended it; empty where there is none.
+    pub line: &'a str,
+    /// How long the rank has measured that it computed; 0 if it did not measure.
+    pub measured: SimDuration,
+    /// The operators that it ran, as `uniference_formats::operators` reads them; empty if they were not captured. Slices of a rank are one stream, in
+    /// the order in which they are shown.
+    pub operators: &'a [u8],
+}
+
+/// Says what slices cost. Each is asked for once, and those of a rank in the order of its calls.
+pub trait Costs {
+    /// The work that a slice is.
+    fn work(&mut self, slice: Slice<'_>) -> Work;
+}
+
+/// A slice takes as long as was measured.
+impl Costs for () {
+    fn work(&mut self, slice: Slice<'_>) -> Work {
+        Work { duration: slice.measured, origin: Origin::Measured }
+    }
 }
 
 /// The live ranks of a run, and the engine.
 pub struct Exchange {
     engine: Engine,
+    costs: Box<dyn Costs>,
     data: DataPlane,
-    ranks: Vec<Rank>,
+    ranks: Vec<RankConversation>,
     /// Answers that are ready, in the engine's order.
     ready: VecDeque<Ready>,
     /// Tasks whose waits are over, but whose data another rank is reducing.
@@ -36,9 +72,9 @@ pub struct Exchange {
     ahead: Vec<(RankId, Fetched)>,
     /// How many main tasks would take theirs so.
     would_take_ahead: usize,
-    /// What ranks have asked for, by their clocks and numbers, and the recorder has not been told: which rank is heard of first is the
+    /// What ranks have done, by their clocks and numbers, and the recorder has not been told: which rank is heard of first is the
     /// host's doing, and must not show in what is recorded.
-    unrecorded: BTreeMap<(SimTime, RankId), Vec<(TaskId, Request)>>,
+    unrecorded: BTreeMap<(SimTime, RankId), Vec<(TaskId, RecordedStep)>>,
 }
 
 /// A task that may go on.
@@ -76,8 +112,8 @@ pub enum Standing {
 }
 
 /// One live rank.
-struct Rank {
-    tasks: Vec<Task>,
+struct RankConversation {
+    tasks: Vec<TaskConversation>,
     lines: Lines,
     turn: Turns,
     /// How the rank calls its operations, and how the engine does.
@@ -87,6 +123,11 @@ struct Rank {
     /// The last of the engine's names that the rank's was found for.
     newest: Option<Handle>,
     released: Released,
+    dictionary: Dictionary,
+    /// How many of its activities have been recorded.
+    activities: u32,
+    /// Of a rank with several threads: how the record calls an activity, by the engine's name.
+    recorded_as: BTreeMap<Handle, Handle>,
 }
 
 /// The operations that a rank has released. A thread may ask for one that another thread has just done with.
@@ -134,12 +175,18 @@ struct Lines {
 }
 
 /// One thread of a live rank.
-struct Task {
+struct TaskConversation {
     state: State,
     /// What it has said and the engine was not asked yet.
     ops: VecDeque<Op>,
     /// Its own table of lines.
     sites: Vec<Site>,
+    /// Operators of a slice whose end was not said yet.
+    operators: Vec<u8>,
+    /// Of slices that were said and not carried out, how much of the dictionary was heard before.
+    slices: VecDeque<u64>,
+    /// How the record calls the activity that it issued last.
+    recorded_as: Handle,
     /// The line it stood on last.
     line: Site,
     /// Questions it has asked.
@@ -186,19 +233,23 @@ impl Exchange {
         let rank = |rank: u32| {
             let mut lines = Lines::default();
             let line = lines.site(script, rank, world_size);
-            Rank {
-                tasks: vec![Task::new(State::Asked(Asked::FirstTurn), line)],
+            RankConversation {
+                tasks: vec![TaskConversation::new(State::Asked(Asked::FirstTurn), line)],
                 lines,
                 turn: Turns::default(),
                 names: BTreeMap::new(),
                 called: BTreeMap::new(),
                 newest: None,
                 released: Released::default(),
+                dictionary: Dictionary::default(),
+                activities: 0,
+                recorded_as: BTreeMap::new(),
             }
         };
         Exchange {
             data: DataPlane::of(engine.algorithms().clone()),
             engine,
+            costs: Box::new(()),
             ranks: (0..world_size).map(rank).collect(),
             ready: VecDeque::new(),
             fetching: Vec::new(),
@@ -211,6 +262,11 @@ impl Exchange {
     /// Small reductions are done here, in the arena, from here on.
     pub fn reduce_in(&mut self, window: Window) {
         self.data.reduce_in(window);
+    }
+
+    /// Slices cost what `costs` says from here on, and not what was measured.
+    pub fn cost_with(&mut self, costs: Box<dyn Costs>) {
+        self.costs = costs;
     }
 
     /// The engine, to look at.
@@ -227,7 +283,7 @@ impl Exchange {
     /// All lines, by [`Site`]; empty where there is none.
     pub fn lines(&self) -> Vec<String> {
         let most = self.ranks.iter().map(|rank| rank.lines.texts.len()).max().unwrap_or(0);
-        let text = |at: usize, rank: &Rank| rank.lines.texts.get(at).cloned().unwrap_or_default();
+        let text = |at: usize, rank: &RankConversation| rank.lines.texts.get(at).cloned().unwrap_or_default();
         (0..most).flat_map(|at| self.ranks.iter().map(move |rank| text(at, rank))).collect()
     }
 
@@ -237,7 +293,10 @@ impl Exchange {
         let tasks = &mut self.ranks[rank.index()].tasks;
         assert_eq!(task.index(), tasks.len(), "{rank} numbers its tasks as the engine does");
         let line = tasks[0].line;
-        tasks.push(Task::new(State::Free, line));
+        tasks.push(TaskConversation::new(State::Free, line));
+        if task == TaskId(1) {
+            self.took(rank, TaskId(0), RecordedStep::HandlesInOrder);
+        }
         task
     }
 
@@ -262,23 +321,23 @@ impl Exchange {
 
     /// All threads of the rank's process wait for each other, though it has not said so: it does not keep time from passing any more.
     pub fn stuck(&mut self, rank: RankId) {
-        self.quiet(rank, Quiet { questions: 0, outside: false });
+        self.quiet(rank, Quiet::default());
     }
 
     /// The rank's process has ended, as its program wanted, without a word.
     pub fn end(&mut self, rank: RankId) {
         self.task(rank, TaskId(0)).ops.push_back(Op::Exit(Outcome::Ok));
-        self.quiet(rank, Quiet { questions: 0, outside: false });
+        self.quiet(rank, Quiet::default());
     }
 
     /// A task has said something; with `quiet`, the last of its rank to do so. Returns whether the rank is quiet now.
     pub fn say(&mut self, rank: RankId, task: TaskId, mut ops: Vec<Op>, quiet: Option<Quiet>) -> bool {
-        self.take_filled(&mut ops);
+        self.take_at_once(rank, task, &mut ops);
         let asks = ops.last().is_some_and(Op::asks);
         let speaking = self.task(rank, task);
         speaking.questions += u64::from(asks);
         speaking.ops.extend(ops);
-        let Rank { turn, tasks, .. } = &mut self.ranks[rank.index()];
+        let RankConversation { turn, tasks, .. } = &mut self.ranks[rank.index()];
         turn.questions += u32::from(asks);
         turn.quiet = quiet.or(turn.quiet);
         match turn.quiet {
@@ -293,16 +352,21 @@ impl Exchange {
         true
     }
 
-    /// Which inputs have been copied is no word in a conversation: who copies may wait for an answer already.
-    fn take_filled(&mut self, ops: &mut Vec<Op>) {
+    /// Which inputs have been copied is no word in a conversation: who copies may wait for an answer already. Nor is what operators name by
+    /// number.
+    fn take_at_once(&mut self, rank: RankId, task: TaskId, ops: &mut Vec<Op>) {
         let before = ops.len();
-        ops.retain(|op| {
+        let RankConversation { tasks, dictionary, .. } = &mut self.ranks[rank.index()];
+        let slices = &mut tasks[task.index()].slices;
+        ops.retain_mut(|op| {
             match op {
                 Op::Issue { staged: Some(room), filled: false, .. } => self.data.filling(*room),
                 Op::Filled(room) => self.data.filled(*room),
+                Op::Dictionary(more) => dictionary.hear(std::mem::take(more)),
+                Op::Compute(_) => slices.push_back(dictionary.heard()),
                 _ => {}
             }
-            !matches!(op, Op::Filled(_))
+            !matches!(op, Op::Filled(_) | Op::Dictionary(_))
         });
         if ops.len() < before {
             self.retry_fetches();
@@ -311,14 +375,14 @@ impl Exchange {
 
     /// All threads of the rank's process wait: carries out what they have said.
     fn quiet(&mut self, rank: RankId, quiet: Quiet) {
-        let Rank { turn, tasks, .. } = &mut self.ranks[rank.index()];
+        let RankConversation { turn, tasks, .. } = &mut self.ranks[rank.index()];
         (turn.questions, turn.quiet, turn.running) = (0, None, false);
         let answered = turn.answered;
         for task in (0..tasks.len()).map(TaskId::from) {
             self.goes_on(rank, task, answered);
             self.pump(rank, task);
         }
-        let Rank { turn, tasks, .. } = &self.ranks[rank.index()];
+        let RankConversation { turn, tasks, .. } = &self.ranks[rank.index()];
         if turn.owed == 0 && tasks.iter().any(|task| matches!(task.state, State::Free)) {
             self.engine.set_threads(rank, if quiet.outside { Threads::WaitOutside } else { Threads::Wait });
         }
@@ -339,12 +403,22 @@ impl Exchange {
     /// Tells the recorder what was asked for before the engine's time: nothing will be added to that.
     fn record_past(&mut self, recorder: &mut dyn Recorder) {
         let rest = self.unrecorded.split_off(&(self.engine.now(), RankId(0)));
-        tell(recorder, std::mem::replace(&mut self.unrecorded, rest));
+        let past = std::mem::replace(&mut self.unrecorded, rest);
+        self.tell(recorder, past);
     }
 
     /// Tells the recorder everything that it does not know: nobody will ask for more.
     pub fn record_rest(&mut self, recorder: &mut dyn Recorder) {
-        tell(recorder, std::mem::take(&mut self.unrecorded));
+        let rest = std::mem::take(&mut self.unrecorded);
+        self.tell(recorder, rest);
+    }
+
+    fn tell(&self, recorder: &mut dyn Recorder, steps: BTreeMap<(SimTime, RankId), Vec<(TaskId, RecordedStep)>>) {
+        for ((_, rank), steps) in steps {
+            for (task, step) in steps {
+                recorder.step(rank, task, &step, step.site().map_or("", |site| self.line(site)));
+            }
+        }
     }
 
     /// Lets the engine go on as far as it can. Answers are then [`Exchange::take_ready`].
@@ -378,7 +452,7 @@ impl Exchange {
     /// What is written to the task when it goes on now; its rank then runs. `None`: the end of a pause that the task did not wait for.
     pub fn frame(&mut self, ready: Ready) -> Option<Frame> {
         let Ready { rank, task, answer, question } = ready;
-        let Rank { turn, tasks, .. } = &mut self.ranks[rank.index()];
+        let RankConversation { turn, tasks, .. } = &mut self.ranks[rank.index()];
         turn.owed -= 1;
         if question != tasks[task.index()].questions {
             if turn.owed == 0 {
@@ -395,14 +469,14 @@ impl Exchange {
     /// The rank's names for its communication that is over and that it has not been told of. What the engine has begun with, but not
     /// answered for yet, has no name and is kept for the next time.
     fn take_over(&mut self, rank: RankId) -> Vec<LocalHandle> {
-        let Rank { called, newest, .. } = &self.ranks[rank.index()];
+        let RankConversation { called, newest, .. } = &self.ranks[rank.index()];
         let (named, unnamed): (Vec<Handle>, Vec<Handle>) =
             self.data.take_over(rank).into_iter().partition(|name| Some(*name) <= *newest);
         self.data.keep_over(rank, unnamed);
         named.iter().filter_map(|name| called.get(name).copied()).collect()
     }
 
-    fn task(&mut self, rank: RankId, task: TaskId) -> &mut Task {
+    fn task(&mut self, rank: RankId, task: TaskId) -> &mut TaskConversation {
         &mut self.ranks[rank.index()].tasks[task.index()]
     }
 
@@ -433,8 +507,8 @@ impl Exchange {
 
     /// Whether it is the task's turn, and all it speaks of is known: what it waits for, another thread may have issued just now.
     fn may_carry_out(&self, rank: RankId, task: TaskId) -> bool {
-        let Rank { tasks, names, released, .. } = &self.ranks[rank.index()];
-        let Task { state, ops, .. } = &tasks[task.index()];
+        let RankConversation { tasks, names, released, .. } = &self.ranks[rank.index()];
+        let TaskConversation { state, ops, .. } = &tasks[task.index()];
         let known = |handle: &LocalHandle| names.contains_key(handle) || released.contains(*handle);
         let unknown = match ops.front() {
             Some(Op::Wait { handles, .. }) => !handles.iter().all(known),
@@ -461,6 +535,7 @@ impl Exchange {
                 let state = &mut self.ranks[rank.index()];
                 if let Some(name) = state.names.remove(&handle) {
                     state.called.remove(&name);
+                    state.recorded_as.remove(&name);
                     state.released.insert(handle);
                     self.data.release(rank, name);
                     self.retry_fetches();
@@ -473,6 +548,8 @@ impl Exchange {
                 self.hand_ahead(rank, name);
             }
             Op::Start => self.answer(rank, task, Answer::Go),
+            Op::Operators(piece) => self.task(rank, task).operators.extend(piece),
+            Op::Compute(slice) => self.compute(rank, task, slice),
             asking => self.ask(rank, task, asking),
         }
     }
@@ -482,10 +559,6 @@ impl Exchange {
         let now = self.engine.clock(rank);
         let line = self.task(rank, task).line_of(&op);
         let (request, asked) = match op {
-            Op::Compute(duration) => {
-                let work = Work { duration, origin: Origin::Measured };
-                (issue(Activity::Compute(work), task, line), Asked::Compute)
-            }
             Op::Sleep(span) => (issue(Activity::Sleep(span.from(now)), task, line), Asked::Sleep),
             Op::Mark(mark) => (issue(Activity::Mark(mark), task, line), Asked::Mark),
             Op::Close(group) => (issue(Activity::Close(GroupId(group)), task, line), Asked::Mark),
@@ -516,13 +589,57 @@ impl Exchange {
         self.submit(rank, task, request, asked);
     }
 
+    /// The program has computed: what that costs is another's to say.
+    fn compute(&mut self, rank: RankId, task: TaskId, slice: messages::Slice) {
+        let messages::Slice { measured, operators: last } = slice;
+        let world_size = self.ranks.len();
+        let RankConversation { tasks, lines, dictionary, .. } = &mut self.ranks[rank.index()];
+        let speaking = &mut tasks[task.index()];
+        let heard = speaking.slices.pop_front().expect("it was numbered when it was heard");
+        // It comes on the main task's wire: another task's slice may have been heard before what it needs.
+        let mut operators = dictionary.take(if task == TaskId(0) { heard } else { dictionary.heard() });
+        operators.append(&mut speaking.operators);
+        operators.extend(last);
+        let site = speaking.line_of_compute();
+        let line = &lines.texts[site.index() / world_size];
+        let work = self.costs.work(Slice { rank, task, line, measured, operators: &operators });
+        self.after_another(rank, task);
+        if !operators.is_empty() || work != (Work { duration: measured, origin: Origin::Measured }) {
+            self.took(rank, task, RecordedStep::Operators { operators, measured });
+        }
+        self.submit(rank, task, issue(Activity::Compute(work), task, site), Asked::Compute);
+    }
+
+    /// Takes note that what the task asks for next follows from the answer to another task, if it does.
+    fn after_another(&mut self, rank: RankId, task: TaskId) {
+        if let Some((other, resumption)) = self.task(rank, task).woken_by.take() {
+            self.took(rank, task, RecordedStep::After { task: other, resumption });
+        }
+    }
+
     fn submit(&mut self, rank: RankId, task: TaskId, request: Request, asked: Asked) {
-        let state = self.task(rank, task);
-        state.state = State::Asked(asked);
-        let follows = state.woken_by.take().map(|(task, resumption)| Request::After { task, resumption });
-        let asked = self.unrecorded.entry((self.engine.clock(rank).max(self.engine.now()), rank)).or_default();
-        asked.extend(follows.into_iter().chain([request.clone()]).map(|request| (task, request)));
+        self.after_another(rank, task);
+        self.task(rank, task).state = State::Asked(asked);
+        self.took(rank, task, RecordedStep::Request(request.clone()));
         self.engine.submit(rank, task, request);
+    }
+
+    /// Takes note of a step for the recorder.
+    fn took(&mut self, rank: RankId, task: TaskId, mut step: RecordedStep) {
+        let RankConversation { tasks, activities, recorded_as, .. } = &mut self.ranks[rank.index()];
+        match &mut step {
+            RecordedStep::Request(Request::Issue { .. }) => {
+                tasks[task.index()].recorded_as = Handle(*activities);
+                *activities += 1;
+            }
+            // Of one thread, activities are issued as they are recorded.
+            RecordedStep::Request(Request::Wait { handles, .. }) if tasks.len() > 1 => {
+                handles.iter_mut().for_each(|handle| *handle = recorded_as.get(handle).copied().unwrap_or(*handle));
+            }
+            _ => {}
+        }
+        let at = self.engine.clock(rank).max(self.engine.now());
+        self.unrecorded.entry((at, rank)).or_default().push((task, step));
     }
 
     fn exit(&mut self, rank: RankId, task: TaskId, outcome: Outcome) {
@@ -540,6 +657,9 @@ impl Exchange {
             panic!("{rank} {task} was resumed with {reply:?} and had asked nothing")
         };
         self.would_take_ahead -= usize::from(matches!(asked, Asked::Wait { ahead: true, .. }));
+        if let Reply::Issued(handle) = reply {
+            self.issued(rank, task, handle);
+        }
         match (asked, reply) {
             (Asked::Compute, Reply::Issued(handle)) => self.await_end(rank, task, handle, Asked::ComputeEnd),
             (Asked::Sleep, Reply::Issued(handle)) => self.await_end(rank, task, handle, Asked::SleepEnd),
@@ -563,7 +683,10 @@ impl Exchange {
                 self.answer(rank, task, Answer::Now(now, computed));
             }
             (Asked::Pause, Reply::TimedOut) => self.answer(rank, task, Answer::Over),
-            (Asked::Group(ranks), Reply::Group(group)) => self.joined(rank, task, group, &ranks),
+            (Asked::Group(ranks), Reply::Group(group)) => {
+                self.took(rank, task, RecordedStep::Named(group));
+                self.joined(rank, task, group, &ranks);
+            }
             (Asked::Store, Reply::Store(value)) => self.answer(rank, task, Answer::Store(value)),
             (Asked::FirstTurn, Reply::Start)
             | (Asked::ComputeEnd, Reply::Complete(_))
@@ -573,10 +696,19 @@ impl Exchange {
         self.pump(rank, task);
     }
 
+    /// The engine has named an activity of one of several threads: until nobody can wait for it any more, the record's name is kept.
+    fn issued(&mut self, rank: RankId, task: TaskId, handle: Handle) {
+        let RankConversation { tasks, recorded_as, .. } = &mut self.ranks[rank.index()];
+        if tasks.len() > 1 && tasks[task.index()].recorded_as != handle {
+            recorded_as.insert(handle, tasks[task.index()].recorded_as);
+        }
+    }
+
     fn await_end(&mut self, rank: RankId, task: TaskId, handle: Handle, asked: Asked) {
         let site = self.task(rank, task).line;
         let request = Request::Wait { handles: vec![handle], any: false, timeout: None, site };
         self.submit(rank, task, request, asked);
+        self.ranks[rank.index()].recorded_as.remove(&handle);
     }
 
     fn complete(
@@ -662,12 +794,6 @@ impl Exchange {
     }
 }
 
-fn tell(recorder: &mut dyn Recorder, asked: BTreeMap<(SimTime, RankId), Vec<(TaskId, Request)>>) {
-    for ((_, rank), requests) in asked {
-        requests.iter().for_each(|(task, request)| recorder.request(rank, *task, request));
-    }
-}
-
 /// Shows the data plane the engine's events.
 struct Meetings<'a>(&'a mut DataPlane);
 
@@ -682,23 +808,47 @@ fn issue(activity: Activity, task: TaskId, site: Site) -> Request {
     Request::Issue { activity, queue: QueueId(task.0), after: Vec::new(), site }
 }
 
-impl Task {
-    fn new(state: State, line: Site) -> Task {
+impl TaskConversation {
+    fn new(state: State, line: Site) -> TaskConversation {
         let ops = VecDeque::new();
-        Task { state, ops, sites: Vec::new(), line, questions: 0, resumptions: 0, woken_by: None }
+        TaskConversation {
+            state,
+            ops,
+            sites: Vec::new(),
+            operators: Vec::new(),
+            slices: VecDeque::new(),
+            recorded_as: Handle(0),
+            line,
+            questions: 0,
+            resumptions: 0,
+            woken_by: None,
+        }
     }
 
-    /// The line that `op` belongs to: its own, or for compute the one that it led to, or the one before.
+    /// The line that `op` belongs to: its own, or the one before.
     fn line_of(&mut self, op: &Op) -> Site {
-        let own = |op: &Op| match op {
-            Op::Issue { site, .. } | Op::Wait { site, .. } | Op::Store { site, .. } => Some(*site),
-            _ => None,
-        };
-        let site = own(op).or_else(|| self.ops.front().filter(|_| matches!(op, Op::Compute(_))).and_then(own));
+        let site = own_line(op);
+        self.stand_at(site)
+    }
+
+    /// The line that compute belongs to which the task says next: that of what it led to, or the one before.
+    fn line_of_compute(&mut self) -> Site {
+        let site = self.ops.front().and_then(own_line);
+        self.stand_at(site)
+    }
+
+    fn stand_at(&mut self, site: Option<Site>) -> Site {
         if let Some(known) = site.and_then(|site| self.sites.get(site.index())) {
             self.line = *known;
         }
         self.line
+    }
+}
+
+fn own_line(op: &Op) -> Option<Site> {
+    match op {
+        Op::Issue { site, .. } | Op::Wait { site, .. } | Op::Store { site, .. } => Some(*site),
+        _ => None,
     }
 }
 

@@ -3,9 +3,9 @@
 //! When it happens is the engine's business, when rooms are freed `data`'s.
 
 use super::fold::Plans;
-use super::memory::{Kernel, Window};
-use super::protocol::{Fetched, Offset, Piece};
 use std::sync::Arc;
+use uniference_protocol::memory::{Kernel, Window};
+use uniference_protocol::messages::{Fetched, Offset, Piece};
 use uniference_sim::collective::fold::{Fold, FoldPlan};
 use uniference_sim::ids::{GroupRank, Handle, RankId};
 use uniference_sim::program::{Collective, CollectiveKind, DType, ReduceOp, Shape};
@@ -17,7 +17,7 @@ const FOLDED_HERE: u64 = 256 << 10;
 pub(super) struct Member {
     pub(super) handle: Handle,
     pub(super) call: Collective,
-    /// Where its input lies; `None` if it contributes nothing.
+    /// Where its input lies; `None` if it contributes nothing, or a tensor whose values were not computed.
     pub(super) staged: Option<Offset>,
     /// It needs its output no more.
     pub(super) released: bool,
@@ -83,6 +83,9 @@ impl Instance {
 
     /// The output of `me`, if it can be had without folding and without waiting.
     pub(super) fn ready(&self, me: usize) -> Option<Fetched> {
+        if self.lacks_values() {
+            return Some(Fetched { lacks_values: self.receives(me), ..Fetched::default() });
+        }
         let settled = !self.must_fold(me) || self.folding == Folding::Done;
         settled.then(|| Fetched { pieces: self.pieces(me), ..Fetched::default() })
     }
@@ -178,6 +181,19 @@ impl Instance {
             Broadcast => !is_root,
             Barrier => false,
         }
+    }
+
+    /// Whether a member's contribution has no values: then the whole operation moves sizes and no data.
+    fn lacks_values(&self) -> bool {
+        let contributes = |me: usize, call: &Collective| match call.kind {
+            CollectiveKind::Broadcast | CollectiveKind::Scatter => call.root.is_some_and(|root| root.index() == me),
+            CollectiveKind::Barrier => false,
+            _ => true,
+        };
+        let lacks = |(me, member): (usize, &Option<Member>)| {
+            member.as_ref().is_some_and(|member| member.staged.is_none() && contributes(me, &member.call))
+        };
+        self.members.iter().enumerate().any(lacks)
     }
 
     fn must_fold(&self, me: usize) -> bool {

@@ -3,12 +3,11 @@
 //!
 //! What follows from that is the driver's business.
 //!
-//! Lines come from Python's `faulthandler`, which each rank registers for [`SIGNAL`]: it writes all threads' stacks into one memory file
+//! Lines come from Python's `faulthandler`, which each rank registers for [`STACKS_SIGNAL`]: it writes all threads' stacks into one memory file
 //! of the run, also where they wait in C and hold the interpreter's lock.
 
-use super::quiescence::{Found, Threads};
 use rustix::fs::{MemfdFlags, OFlags, fcntl_setfl, fstat, ftruncate, memfd_create};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, kill_process};
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
@@ -16,9 +15,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
-
-/// Linux itself does not send it, and programs hardly know it.
-pub const SIGNAL: Signal = Signal::STKFLT;
+use uniference_client::quiescence::{Found, Threads};
+use uniference_protocol::STACKS_SIGNAL;
 
 /// A process has written its stacks if nothing was added for so long.
 const SETTLED: Duration = Duration::from_millis(10);
@@ -90,7 +88,7 @@ impl Lookout {
 
     fn ask(&self, pid: i32) -> io::Result<String> {
         ftruncate(&self.stacks, 0)?;
-        kill_process(Pid::from_raw(pid).ok_or(io::ErrorKind::NotFound)?, SIGNAL)?;
+        kill_process(Pid::from_raw(pid).ok_or(io::ErrorKind::NotFound)?, STACKS_SIGNAL)?;
         let mut written = 0;
         for _ in 0..MOST_LOOKS {
             std::thread::sleep(SETTLED);

@@ -1,9 +1,8 @@
-//! Owns the driver's end of the zygote: starting it, asking it for ranks, hearing how they ended. `python/uniference/zygote.py`
+//! Owns the driver's end of the zygote: starting it, asking it for ranks, hearing how they ended. `python/uniference/rank/zygote.py`
 //! documents the messages.
 //!
 //! What a rank says while it lives does not pass through here.
 
-use super::protocol;
 use crate::error::HostError;
 use crate::interrupt::shield;
 use crate::supervisor::{adopt_orphans, end_orphans, supervise};
@@ -21,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
+use uniference_protocol::wire::write_with_fds;
 
 /// What a rank runs.
 #[derive(Clone, Debug)]
@@ -35,7 +35,7 @@ pub struct Script {
 
 /// Where a rank is, as torchrun tells its processes.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct RankPlacement {
     /// The rank.
     pub rank: u32,
     /// How many there are.
@@ -119,7 +119,7 @@ pub struct Zygote {
 /// What the zygote loads before the C library: the extension, whose functions of time stand in for that one's.
 static PRELOADED: OnceLock<PathBuf> = OnceLock::new();
 
-/// The variable in which the dynamic linker looks for that; `python/uniference/zygote.py` takes it away again.
+/// The variable in which the dynamic linker looks for that; `python/uniference/rank/zygote.py` takes it away again.
 const PRELOAD: &str = "LD_PRELOAD";
 
 /// Has every zygote of this process load the library at `path` before the C library.
@@ -136,9 +136,9 @@ pub(super) fn package() -> Option<&'static Path> {
 const GRACE: Duration = Duration::from_secs(2);
 
 impl Zygote {
-    /// Starts `python -P -m uniference.zygote`: what lies in the current folder must not stand in for modules.
+    /// Starts `python -P -m uniference.rank.zygote`: what lies in the current folder must not stand in for modules.
     pub fn start(python: &Path) -> Result<Zygote, HostError> {
-        let (socket, theirs) = UnixStream::pair().map_err(HostError::system("making a socket pair"))?;
+        let (socket, theirs) = UnixStream::pair().map_err(HostError::system("creating a socket pair"))?;
         inherit(theirs.as_fd()).map_err(HostError::system("making a socket inheritable"))?;
         socket.set_nonblocking(true).map_err(HostError::system("making a socket non-blocking"))?;
         adopt_orphans()?;
@@ -146,7 +146,7 @@ impl Zygote {
         let mut command = Command::new(python);
         shield(&mut command);
         command
-            .args(["-P", "-m", "uniference.zygote", &theirs.as_raw_fd().to_string()])
+            .args(["-P", "-m", "uniference.rank.zygote", &theirs.as_raw_fd().to_string()])
             .envs(preloads().map(|value| (PRELOAD, value)))
             .stdin(Stdio::null())
             .stdout(stderr);
@@ -164,7 +164,7 @@ impl Zygote {
     pub fn fork(
         &mut self,
         script: &Script,
-        place: &Place,
+        place: &RankPlacement,
         debug_rank: Option<u32>,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(), HostError> {
@@ -189,7 +189,7 @@ impl Zygote {
         let socket = self.socket.as_ref().expect("open until it is dropped");
         let send = || {
             socket.set_nonblocking(false)?;
-            protocol::write_with_fds(socket, &line, fds)?;
+            write_with_fds(socket, &line, fds)?;
             socket.set_nonblocking(true)
         };
         send().map_err(|_: io::Error| self.lost())
@@ -201,11 +201,13 @@ impl Zygote {
         let mut socket = self.socket.as_ref().expect("open until it is dropped");
         loop {
             match socket.read(&mut chunk) {
+                // What it said before it ended comes first: it may say why.
+                Ok(0) if self.heard.contains(&b'\n') => break,
                 Ok(0) => return Err(self.lost()),
                 Ok(n) => self.heard.extend_from_slice(&chunk[..n]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(ended(format!("the zygote cannot be heard: {error}"))),
+                Err(error) => return Err(ended(format!("cannot read from the zygote: {error}"))),
             }
         }
         let whole = self.heard.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
@@ -234,8 +236,8 @@ impl Zygote {
             Err(error) => (format!("is lost ({error})"), false),
         };
         if self.is_ready || by_signal {
-            let how = if self.is_ready { how } else { format!("{how} while it started") };
-            let hint = "the host may have run out of memory (dmesg says so), or somebody ended it";
+            let how = if self.is_ready { how } else { format!("{how} during startup") };
+            let hint = "the host may have run out of memory (check dmesg), or another process ended it";
             return HostError::ZygoteLost { how, hint };
         }
         ended(format!("the process that ranks are forked from {how}"))
@@ -272,17 +274,6 @@ fn preloads() -> Option<OsString> {
     Some(value)
 }
 
-/// The kernel kills this process when its parent dies; if that has already happened, it ends at once.
-pub fn die_with_parent() {
-    let parent = rustix::process::getppid();
-    let asked = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
-    asked.expect("every Linux since 2.1.57 can do this");
-    // The parent may have died just before, in which case this process was handed to another one.
-    if rustix::process::getppid() != parent {
-        std::process::exit(1);
-    }
-}
-
 /// Ends a process and its group; those that are gone already are no error.
 fn kill_group(pid: i32) {
     if let Some(pid) = rustix::process::Pid::from_raw(pid) {
@@ -293,9 +284,9 @@ fn kill_group(pid: i32) {
 
 fn not_started(python: &Path, error: &io::Error) -> HostError {
     let hint = match Errno::from_io_error(error) {
-        Some(Errno::AGAIN) => "raise the limit of processes (ulimit -u), or end some",
-        Some(Errno::NOMEM) => "free memory, or raise its limit: ulimit -v",
-        _ => "`uniference doctor` shows what is missing",
+        Some(Errno::AGAIN) => "raise the limit of processes (ulimit -u), or stop some",
+        Some(Errno::NOMEM) => "free memory, or raise the memory limit (ulimit -v)",
+        _ => "run `uniference doctor` to see what is missing",
     };
     HostError::Zygote { what: format!("cannot start {}: {error}", python.display()), hint: hint.into() }
 }
@@ -325,7 +316,7 @@ pub fn describe_status(status: i32) -> String {
 }
 
 fn ended(what: String) -> HostError {
-    HostError::Zygote { what, hint: "what it printed stands above; `uniference doctor` shows what is missing".into() }
+    HostError::Zygote { what, hint: "see its output above; run `uniference doctor` to see what is missing".into() }
 }
 
 #[cfg(test)]

@@ -105,9 +105,9 @@ impl Testbed {
     pub fn missing() -> Option<String> {
         let tool = |name: &str| Command::new(name).arg("-V").output().is_err();
         if !rustix::process::geteuid().is_root() {
-            Some("you are not root".to_owned())
+            Some("not root".to_owned())
         } else if !Path::new("/dev/net/tun").exists() {
-            Some("there is no /dev/net/tun".to_owned())
+            Some("/dev/net/tun does not exist".to_owned())
         } else {
             ["ip", "tc"].into_iter().find(|name| tool(name)).map(|name| format!("`{name}` of iproute2 is missing"))
         }

@@ -93,8 +93,8 @@ impl Namespace {
 fn enter(interface: Interface) -> Result<OwnedFd, HostError> {
     // SAFETY: only the network namespace changes, of this thread; descriptors stay shared.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }
-        .map_err(|error| not_permitted("make a network namespace", &error.into()))?;
-    let device = tun::open(INTERFACE).map_err(|error| not_permitted("make a TUN device", &error))?;
+        .map_err(|error| not_permitted("create a network namespace", &error.into()))?;
+    let device = tun::open(INTERFACE).map_err(|error| not_permitted("create a TUN device", &error))?;
     let _ = fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1");
     // What a closed connection knew of its peer would be where the next one's slow start ends: by what ran before, twice as long a message.
     let _ = fs::write("/proc/sys/net/ipv4/tcp_no_metrics_save", "1");
@@ -139,18 +139,19 @@ fn configure(Interface { address, bits_per_second, peers }: Interface) -> Result
 fn tool(program: &str, words: &str) -> Result<(), HostError> {
     let output = Command::new(program).args(words.split(' ')).output().map_err(|error| HostError::Host {
         what: format!("cannot start `{program}`: {error}"),
-        hint: "the testbed needs iproute2: apt install iproute2".into(),
+        hint: "the testbed requires iproute2: apt install iproute2".into(),
     })?;
     if output.status.success() {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    Err(not_permitted(&format!("carry out `{program} {words}`"), &io::Error::other(said)))
+    Err(not_permitted(&format!("run `{program} {words}`"), &io::Error::other(said)))
 }
 
 fn not_permitted(what: &str, error: &io::Error) -> HostError {
     HostError::Host {
         what: format!("the testbed cannot {what}: {error}"),
-        hint: "it needs Linux, root, and /dev/net/tun; `uniference doctor` shows what is there".into(),
+        hint: "the testbed requires Linux, root and /dev/net/tun; run `uniference doctor` to see what is missing"
+            .into(),
     }
 }

@@ -37,16 +37,16 @@ impl Algorithm for DoubleTree {
         let Span { len, .. } = whole(call);
         let half = len / 2;
         let chunk = (self.chunk / call.dtype.size()).max(1);
-        let first = Pipeline { place: Place::new(size, me), span: Span { start: 0, len: half }, chunk };
+        let first = Pipeline { place: TreePosition::new(size, me), span: Span { start: 0, len: half }, chunk };
         let span = Span { start: half, len: len - half };
-        let second = Pipeline { place: Place::mirrored(size, me), span, chunk };
+        let second = Pipeline { place: TreePosition::mirrored(size, me), span, chunk };
         let rounds = second.chunks() + 2 * u64::from(first.place.top) + 1;
         Box::new(batches((0..rounds).map(move |round| first.actions(round).chain(second.actions(round)).collect())))
     }
 }
 
 /// A member's place in one tree.
-struct Place {
+struct TreePosition {
     /// Rounds until a chunk that all leaves have sent at once has come here; 0 at a leaf.
     height: u32,
     /// Of the root.
@@ -65,8 +65,8 @@ fn parent(size: u32, me: u32) -> Option<u32> {
     Some(if up < size { up } else { me ^ bit })
 }
 
-impl Place {
-    fn new(size: u32, me: u32) -> Place {
+impl TreePosition {
+    fn new(size: u32, me: u32) -> TreePosition {
         let top = (size - 1).ilog2();
         let height = if me == 0 { top + 1 } else { me.trailing_zeros() };
         let depth = std::iter::successors(parent(size, me), |member| parent(size, *member)).count() as u32;
@@ -75,24 +75,24 @@ impl Place {
         let left = if me == 0 { None } else { below().next().map(|half: u32| me - half) };
         let right = below().map(|half| me + half).find(|child| *child < size);
         let children = left.into_iter().chain(right).map(|child: u32| (child, child.trailing_zeros())).collect();
-        Place { height, top: top + 1, depth, parent: parent(size, me), children }
+        TreePosition { height, top: top + 1, depth, parent: parent(size, me), children }
     }
 
     /// The same for other numbers of the members.
-    fn mirrored(size: u32, me: u32) -> Place {
+    fn mirrored(size: u32, me: u32) -> TreePosition {
         let even = size.is_multiple_of(2);
         let there = |member: u32| if even { size - 1 - member } else { wrap(member + size - 1, size) };
         let back = |place: u32| if even { size - 1 - place } else { wrap(place + 1, size) };
-        let place = Place::new(size, there(me));
+        let place = TreePosition::new(size, there(me));
         let children = place.children.into_iter().map(|(child, height)| (back(child), height)).collect();
-        Place { parent: place.parent.map(back), children, ..place }
+        TreePosition { parent: place.parent.map(back), children, ..place }
     }
 }
 
 /// Carries a part of the tensor up a tree and down again, in chunks that follow each other. In round t a member of height h hands chunk
 /// t - h up, and one of depth d takes chunk t - top - (d - 1) from above: both sides of a message have it in the same round.
 struct Pipeline {
-    place: Place,
+    place: TreePosition,
     span: Span,
     chunk: u64,
 }
@@ -110,7 +110,7 @@ impl Pipeline {
     }
 
     fn actions(&self, round: u64) -> impl Iterator<Item = Action> {
-        let Place { height, top, depth, parent, ref children } = self.place;
+        let TreePosition { height, top, depth, parent, ref children } = self.place;
         let combined =
             children.iter().filter_map(move |(child, height)| Some(recv_combine(*child, self.due(round, *height)?)));
         let up = parent.and_then(|parent| Some(send(parent, self.due(round, height)?)));

@@ -3,12 +3,14 @@
 //! Floating-point addition is commutative but not associative: which elements are combined first decides the last bits of the result.
 //! All steps are carried out on expressions in place of values; what is left is which expression every part of the result is.
 
+pub(super) mod order;
+
 use super::dataflow::{Memory, carry_out};
 use super::layout::Layout;
-use super::order::Order;
 use super::{Algorithm, GroupRank, Span, lanes, root_of};
 use crate::program::{Collective, CollectiveKind};
 use indexmap::IndexSet;
+use order::Order;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 

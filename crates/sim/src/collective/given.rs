@@ -7,11 +7,10 @@
 //! Ranks of a collective with a root are counted from the root: rank 0 of the description is the root, whichever that is, and rows are in
 //! that order too.
 
-use super::choose::AlgorithmTable;
 use super::dataflow::{Memory, Unfit, try_carry_out};
-use super::hierarchical::Grid;
 use super::layout::Layout;
-use super::{Action, Algorithm, GroupRank, Span, Step, Steps, Surroundings, root_of};
+use super::table::AlgorithmTable;
+use super::{Action, Algorithm, Grid, GroupRank, Span, Step, Steps, Surroundings, root_of};
 use crate::ids::RankId;
 use crate::program::{Collective, CollectiveKind, Shape};
 use std::collections::BTreeSet;
@@ -65,27 +64,27 @@ const MOST_BLOCKS: u64 = 1 << 22;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // the texts say it
 pub enum GivenError {
-    #[error("a group of {0} needs no steps\nhint: describe at least 2 ranks")]
+    #[error("an algorithm for {0} ranks has no steps\nhint: describe at least 2 ranks")]
     Alone(usize),
-    #[error("{blocks} blocks do not fit {kind} of {ranks} ranks\nhint: {hint}")]
+    #[error("invalid number of blocks {blocks} for {kind} among {ranks} ranks\nhint: {hint}")]
     Blocks { kind: CollectiveKind, blocks: u32, ranks: usize, hint: &'static str },
     #[error("rank {rank}, step {step}: {problem}\nhint: {hint}")]
     Step { rank: usize, step: usize, problem: String, hint: &'static str },
     #[error(
-        "rank {rank} waits for ever for a message of rank {from}\nhint: every receive has its send, and no ranks wait for each other in a circle"
+        "deadlock: rank {rank} never receives a message from rank {from}\nhint: give every receive a matching send, and avoid cyclic waits between ranks"
     )]
     Stuck { rank: usize, from: usize },
-    #[error("rank {to} does not receive all that rank {from} sends\nhint: every send has its receive")]
+    #[error("rank {to} does not receive every message from rank {from}\nhint: give every send a matching receive")]
     LeftOver { from: usize, to: usize },
     #[error(
-        "rank {to} receives {expected} where rank {from} sends {sent}\nhint: the n-th receive from a rank takes its n-th send"
+        "rank {to} expects to receive {expected}, but rank {from} sends {sent}\nhint: the n-th receive from a rank matches its n-th send"
     )]
     Blocked { from: usize, to: usize, expected: Blocks, sent: Blocks },
     #[error(
-        "rank {rank} combines block {block} with what rank {of} gave already\nhint: every contribution counts once; leave `combine` out to replace"
+        "rank {rank} reduces the contribution of rank {of} to block {block} twice\nhint: reduce every contribution once; omit `combine` to overwrite the block"
     )]
     Twice { rank: usize, block: u32, of: u32 },
-    #[error("rank {rank} ends with block {block} {holds}\nhint: {promise}")]
+    #[error("wrong result: at the end, block {block} of rank {rank} {holds}\nhint: {promise}")]
     Result { rank: usize, block: u32, holds: String, promise: &'static str },
 }
 
@@ -230,14 +229,14 @@ impl Plan {
         }
         let uneven = self.rows().is_some_and(|rows| !u64::from(blocks).is_multiple_of(rows));
         let hint = match kind {
-            CollectiveKind::Barrier if blocks > 0 => "a barrier has no data: leave `blocks` out, and out of the steps",
-            CollectiveKind::AllToAll if uneven => {
-                "as many for each pair: a multiple of the square of the number of ranks"
-            }
-            _ if uneven => "as many for each rank: a multiple of their number",
+            CollectiveKind::Barrier if blocks > 0 => "a barrier has no data; remove `blocks`, also from the steps",
+            CollectiveKind::AllToAll if uneven => "use a multiple of the square of the number of ranks",
+            _ if uneven => "use a multiple of the number of ranks",
             CollectiveKind::Barrier => "",
-            _ if blocks == 0 => "cut the tensor into at least one",
-            _ if u64::from(blocks) * ranks.len() as u64 > MOST_BLOCKS => "use fewer: at most 4 Mi over all ranks",
+            _ if blocks == 0 => "divide the tensor into at least one block",
+            _ if u64::from(blocks) * ranks.len() as u64 > MOST_BLOCKS => {
+                "use fewer blocks; the maximum is 4 Mi over all ranks"
+            }
             _ => "",
         };
         if !hint.is_empty() {
@@ -255,23 +254,29 @@ impl Plan {
         let size = self.ranks.len();
         let wrong = |problem: String, hint| Err(GivenError::Step { rank, step: index, problem, hint });
         if step.peer as usize >= size {
-            return wrong(format!("there is no rank {} of {size}", step.peer), "ranks are counted from 0");
+            return wrong(format!("rank {} is out of range for {size} ranks", step.peer), "ranks are numbered from 0");
         }
         if step.peer as usize == rank {
-            return wrong("a rank sends nothing to itself".to_owned(), "leave the step out");
+            return wrong("a rank cannot send to or receive from itself".to_owned(), "remove the step");
         }
         if u64::from(step.block) + u64::from(step.count) > self.blocks.into() {
             let end = u64::from(step.block) + u64::from(step.count.max(1)) - 1;
-            return wrong(format!("there is no block {end} of {}", self.blocks), "blocks are counted from 0");
+            return wrong(
+                format!("block {end} is out of range for {} blocks", self.blocks),
+                "blocks are numbered from 0",
+            );
         }
         if step.after as usize > index {
-            let problem = format!("it waits for {} steps, and {index} come before it", step.after);
-            return wrong(problem, "a step waits for steps before it");
+            let problem = format!("the step waits for {} steps, but only {index} precede it", step.after);
+            return wrong(problem, "a step can wait only for earlier steps");
         }
         let reduces =
             matches!(self.kind, CollectiveKind::AllReduce | CollectiveKind::Reduce | CollectiveKind::ReduceScatter);
         if step.combine && (step.sends || !reduces) {
-            return wrong("nothing is combined here".to_owned(), "only receives of a collective that reduces combine");
+            return wrong(
+                "`combine` is not allowed here".to_owned(),
+                "only a receive of a collective with a reduction can combine",
+            );
         }
         Ok(())
     }
@@ -299,14 +304,14 @@ impl Plan {
     fn check_rank(&self, rank: usize, held: &[BTreeSet<u32>]) -> Result<(), GivenError> {
         let everyone: BTreeSet<u32> = (0..self.ranks.len() as u32).collect();
         let promise = match self.kind {
-            CollectiveKind::AllReduce => "every rank gets every rank's contribution",
-            CollectiveKind::Reduce => "rank 0, the root, gets every rank's contribution",
-            CollectiveKind::ReduceScatter => "every rank gets every rank's contribution to its own blocks",
-            CollectiveKind::Broadcast => "every rank gets what rank 0, the root, has",
-            CollectiveKind::AllGather => "every rank gets every rank's blocks",
-            CollectiveKind::Gather => "rank 0, the root, gets every rank's blocks",
-            CollectiveKind::Scatter => "every rank gets its own blocks of rank 0, the root",
-            CollectiveKind::AllToAll => "every rank d gets the blocks (s P + d) of every rank s",
+            CollectiveKind::AllReduce => "every rank must have the contributions of all ranks",
+            CollectiveKind::Reduce => "rank 0, the root, must have the contributions of all ranks",
+            CollectiveKind::ReduceScatter => "every rank must have the contributions of all ranks to its own blocks",
+            CollectiveKind::Broadcast => "every rank must have the data of rank 0, the root",
+            CollectiveKind::AllGather => "every rank must have the blocks of all ranks",
+            CollectiveKind::Gather => "rank 0, the root, must have the blocks of all ranks",
+            CollectiveKind::Scatter => "every rank must have its own blocks of rank 0, the root",
+            CollectiveKind::AllToAll => "every rank d must have the blocks (s P + d) of every rank s",
             CollectiveKind::Barrier => return Ok(()),
         };
         for (block, held) in (0..).zip(held) {
@@ -323,9 +328,9 @@ impl Plan {
 fn contributions(held: &BTreeSet<u32>) -> String {
     let ranks: Vec<String> = held.iter().map(u32::to_string).collect();
     match ranks.len() {
-        0 => "empty".to_owned(),
-        1 => format!("of rank {} alone", ranks[0]),
-        _ => format!("of ranks {}", ranks.join(", ")),
+        0 => "is empty".to_owned(),
+        1 => format!("has only the contribution of rank {}", ranks[0]),
+        _ => format!("has only the contributions of ranks {}", ranks.join(", ")),
     }
 }
 
@@ -496,7 +501,7 @@ mod tests {
         };
         let error = Given::new(lost, AlgorithmTable::ideal()).unwrap_err().to_string();
         assert!(
-            error.contains("rank 0 ends with block 3 empty") && error.contains("gets every rank's blocks"),
+            error.contains("block 3 of rank 0 is empty") && error.contains("must have the blocks of all ranks"),
             "{error}"
         );
     }
@@ -553,21 +558,24 @@ mod tests {
             Given::new(plan, AlgorithmTable::ideal()).unwrap_err().to_string()
         };
         let cases = [
-            (changed(&|plan| plan.kind = CollectiveKind::AllToAll), "3 blocks do not fit all_to_all of 3 ranks"),
-            (changed(&|plan| plan.kind = CollectiveKind::Scatter), "nothing is combined here"),
-            (changed(&|plan| plan.ranks.truncate(1)), "a group of 1"),
-            (changed(&|plan| plan.blocks = 0), "0 blocks do not fit all_reduce"),
-            (changed(&|plan| plan.ranks[1][0].peer = 3), "rank 1, step 0: there is no rank 3 of 3"),
-            (changed(&|plan| plan.ranks[1][0].peer = 1), "sends nothing to itself"),
-            (changed(&|plan| plan.ranks[1][0].block = 3), "there is no block 3 of 3"),
-            (changed(&|plan| plan.ranks[1][0].after = 1), "it waits for 1 steps, and 0 come before it"),
-            (changed(&|plan| plan.ranks[1][0].combine = true), "nothing is combined here"),
-            (changed(&|plan| plan.ranks[2].truncate(7)), "rank 2 does not receive all that rank 1 sends"),
-            (changed(&|plan| plan.ranks[0].truncate(1)), "waits for ever for a message of rank"),
-            (changed(&|plan| plan.ranks.iter_mut().for_each(|steps| steps.truncate(4))), "ends with block"),
-            (changed(&|plan| plan.ranks[0][0].block = 0), "receives block 2 where rank 0 sends block 0"),
-            (changed(&|plan| plan.ranks[2][5].combine = true), "rank 2 combines block 1 with what rank"),
-            (changed(&|plan| plan.ranks[2][1].combine = false), "ends with block"),
+            (
+                changed(&|plan| plan.kind = CollectiveKind::AllToAll),
+                "invalid number of blocks 3 for all_to_all among 3 ranks",
+            ),
+            (changed(&|plan| plan.kind = CollectiveKind::Scatter), "`combine` is not allowed here"),
+            (changed(&|plan| plan.ranks.truncate(1)), "an algorithm for 1 ranks"),
+            (changed(&|plan| plan.blocks = 0), "invalid number of blocks 0 for all_reduce"),
+            (changed(&|plan| plan.ranks[1][0].peer = 3), "rank 1, step 0: rank 3 is out of range for 3 ranks"),
+            (changed(&|plan| plan.ranks[1][0].peer = 1), "cannot send to or receive from itself"),
+            (changed(&|plan| plan.ranks[1][0].block = 3), "block 3 is out of range for 3 blocks"),
+            (changed(&|plan| plan.ranks[1][0].after = 1), "the step waits for 1 steps, but only 0 precede it"),
+            (changed(&|plan| plan.ranks[1][0].combine = true), "`combine` is not allowed here"),
+            (changed(&|plan| plan.ranks[2].truncate(7)), "rank 2 does not receive every message from rank 1"),
+            (changed(&|plan| plan.ranks[0].truncate(1)), "never receives a message from rank"),
+            (changed(&|plan| plan.ranks.iter_mut().for_each(|steps| steps.truncate(4))), "at the end, block"),
+            (changed(&|plan| plan.ranks[0][0].block = 0), "expects to receive block 2, but rank 0 sends block 0"),
+            (changed(&|plan| plan.ranks[2][5].combine = true), "reduces the contribution of rank"),
+            (changed(&|plan| plan.ranks[2][1].combine = false), "at the end, block"),
         ];
         for (error, expected) in cases {
             assert!(error.contains(expected) && error.contains("hint: "), "{error}\nis not: {expected}");

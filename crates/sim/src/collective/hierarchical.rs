@@ -17,7 +17,6 @@
 //! belong to, the first dimension's first: what a row exchanges then lies side by side. Of an all-to-all, whose blocks are on their way between
 //! the two, each lane counts by its own dimension first.
 
-use super::choose::AlgorithmTable;
 use super::halving_doubling::halve;
 use super::layout::{Layout, whole};
 use super::linear::Linear;
@@ -25,20 +24,13 @@ use super::power_of_two::Core;
 use super::recursive_doubling::double;
 use super::ring::{self, Ring};
 use super::rounds::{Round, before, recv, recv_combine, renumbered, send, wrap};
-use super::{Action, Algorithm, Beside, GroupRank, Span, Step, Steps, Surroundings};
+use super::table::AlgorithmTable;
+use super::{Action, Algorithm, Beside, Grid, GroupRank, Span, Step, Steps, Surroundings};
 use crate::ids::RankId;
-use crate::network::GridDimension;
 use crate::program::{Collective, CollectiveKind, Shape};
 use crate::symmetry::Relabeling;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-
-/// How ranks are laid out on a network: along the first dimension first.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Grid {
-    /// Their product is the number of ranks.
-    pub dimensions: Vec<GridDimension>,
-}
 
 /// What a row of ranks along one dimension does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,7 +21,6 @@ mod linear;
 mod nccl;
 mod nvls;
 mod open_mpi;
-mod order;
 mod pairwise;
 mod power_of_two;
 mod rails;
@@ -29,15 +28,16 @@ mod recursive_doubling;
 mod ring;
 mod rounds;
 mod scatter_allgather;
+mod table;
 
 #[cfg(test)]
 mod tests;
 
 use crate::ids::{GroupRank, RankId};
+use crate::network::GridDimension;
 use crate::program::{Collective, CollectiveKind, Shape};
 use crate::symmetry::Relabeling;
 use crate::time::{Bytes, Rate, SimDuration};
-use hierarchical::Grid;
 use std::sync::Arc;
 
 /// A way to carry out some kinds of collective.
@@ -102,6 +102,13 @@ fn even_blocks(call: &Collective, size: u32) -> bool {
         (CollectiveKind::AllGather | CollectiveKind::ReduceScatter | CollectiveKind::AllToAll, Shape::Even(_)) => true,
         _ => false,
     }
+}
+
+/// How ranks are laid out on a network: along the first dimension first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grid {
+    /// Their product is the number of ranks.
+    pub dimensions: Vec<GridDimension>,
 }
 
 /// What a library's choice may depend on.

@@ -69,7 +69,7 @@ impl Forced {
 /// What a call is about in NCCL's words: of all blocks together.
 fn total_bytes(call: &Collective, size: u32) -> u64 {
     let blocks = matches!(call.kind, CollectiveKind::AllGather | CollectiveKind::ReduceScatter);
-    call.bytes().0.saturating_mul(if blocks { u64::from(size) } else { 1 })
+    call.bytes(size).0.saturating_mul(if blocks { u64::from(size) } else { 1 })
 }
 
 fn carried(model: &Model, surroundings: Surroundings, variant: &Variant, call: &Collective, size: u32) -> Carried {

@@ -17,7 +17,7 @@ use super::recursive_doubling::RecursiveDoubling;
 use super::ring::Ring;
 use super::scatter_allgather::ScatterAllgather;
 use super::{Algorithm, GroupRank, Steps};
-use crate::program::{Collective, CollectiveKind};
+use crate::program::{Collective, CollectiveKind, Shape};
 use std::sync::Arc;
 
 /// See the module.
@@ -187,12 +187,15 @@ impl Algorithm for OpenMpi {
 fn decide(call: &Collective, size: u32) -> Arc<dyn Algorithm> {
     // Sizes are the tensor's, or of gathers and all-to-alls a rank's block; a reduce-scatter goes by all blocks together.
     let (table, bytes) = match call.kind {
-        CollectiveKind::AllReduce => (ALL_REDUCE, call.bytes().0),
-        CollectiveKind::Broadcast => (BROADCAST, call.bytes().0),
-        CollectiveKind::Reduce => (REDUCE, call.bytes().0),
-        CollectiveKind::AllGather => (ALL_GATHER, call.bytes().0),
-        CollectiveKind::ReduceScatter => (REDUCE_SCATTER, call.bytes().0.saturating_mul(u64::from(size))),
-        CollectiveKind::AllToAll => (ALL_TO_ALL, call.bytes().0),
+        CollectiveKind::AllReduce => (ALL_REDUCE, call.bytes(size).0),
+        CollectiveKind::Broadcast => (BROADCAST, call.bytes(size).0),
+        CollectiveKind::Reduce => (REDUCE, call.bytes(size).0),
+        CollectiveKind::AllGather => (ALL_GATHER, call.bytes(size).0),
+        CollectiveKind::ReduceScatter => (REDUCE_SCATTER, call.bytes(size).0.saturating_mul(u64::from(size))),
+        CollectiveKind::AllToAll => match call.shape {
+            Shape::Even(_) => (ALL_TO_ALL, call.bytes(size).0 / u64::from(size)),
+            _ => (ALL_TO_ALL, call.bytes(size).0),
+        },
         CollectiveKind::Gather | CollectiveKind::Scatter => (LINEAR, 0),
         CollectiveKind::Barrier => return Arc::new(Dissemination),
     };

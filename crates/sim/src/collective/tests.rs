@@ -3,8 +3,8 @@
 use super::choose::{algorithm_by_name, algorithms_for};
 use super::dataflow::{Memory, carry_out};
 use super::fold::FoldPlan;
+use super::fold::order::Order;
 use super::layout::Layout;
-use super::order::Order;
 use super::rails::Rails;
 use super::{Action, Algorithm, GroupRank, Span, Step, Steps, lanes};
 use crate::program::CollectiveKind::{

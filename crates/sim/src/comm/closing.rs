@@ -1,13 +1,13 @@
 //! Owns closed connections: who has heard that whose end of one is closed, and which operations fail by it. How a rank comes to close its
 //! connections, and what a failed operation means to its program, is the engine's business.
 //!
-//! As Gloo over TCP does (docs/networks.md): the end of a connection is noticed one latency after it was closed, behind all that has left
+//! As Gloo over TCP does (docs/explanation/network-model.md): the end of a connection is noticed one latency after it was closed, behind all that has left
 //! before. Then those operations fail that wait for something on this connection, and later ones when they come to use it. Members of a
 //! collective that do not talk to the closed end wait on, until whoever has failed closes its own.
 
 use super::{Comm, Completion, Cue};
+use crate::event::{Cause, Meeting};
 use crate::ids::{GroupId, GroupRank, Handle, RankId};
-use crate::record::Meeting;
 use crate::time::SimTime;
 use std::collections::BTreeSet;
 
@@ -111,13 +111,15 @@ impl Comm {
             algorithm: None,
             peers_entered: now,
             failed: Some(peer),
+            cause: Cause::Closed(peer),
         });
     }
 
     /// So has a message between two ranks.
     pub(super) fn fail_message(&mut self, now: SimTime, rank: RankId, handle: Handle, peer: RankId) {
         let (meeting, failed) = (Meeting::Peer(None), Some(peer));
-        let completion = Completion { rank, handle, meeting, algorithm: None, peers_entered: now, failed };
+        let cause = Cause::Closed(peer);
+        let completion = Completion { rank, handle, meeting, algorithm: None, peers_entered: now, failed, cause };
         self.completions.push(completion);
     }
 

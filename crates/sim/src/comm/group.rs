@@ -1,10 +1,12 @@
 //! Owns process groups: who is in one, and in which order. Groups are known by their members, never by a name.
 
-use super::folded::Folded;
+mod folded;
+
 use crate::collective::choose::AlgorithmTable;
 use crate::ids::{GroupId, GroupRank, RankId};
 use crate::network::Asymmetry;
 use crate::symmetry::Symmetry;
+use folded::Folded;
 use indexmap::IndexMap;
 use rustc_hash::FxBuildHasher;
 use std::cell::OnceCell;

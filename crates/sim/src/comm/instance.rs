@@ -116,7 +116,7 @@ impl Instance {
         }
     }
 
-    fn size(&self) -> u32 {
+    pub(super) fn size(&self) -> u32 {
         self.members.len() as u32
     }
 
@@ -284,7 +284,12 @@ impl Instance {
     }
 
     pub(crate) fn caller(&self, me: GroupRank) -> Caller {
-        self.members[me.index()].as_ref().and_then(|member| member.caller).expect("only members that have called run")
+        self.announced(me).expect("only members that have called run")
+    }
+
+    /// `None`: the member has not called.
+    pub(crate) fn announced(&self, me: GroupRank) -> Option<Caller> {
+        self.members[me.index()].as_ref().and_then(|member| member.caller)
     }
 
     /// Until when a member of this collective had to wait for a peer to enter, as far as is known now. `SimTime::MAX`: it still does.

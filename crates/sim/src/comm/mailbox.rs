@@ -14,13 +14,13 @@ pub(crate) struct Mailbox {
 
 #[derive(Debug, Default)]
 struct Slot {
-    letters: VecDeque<Letter>,
+    delivered: VecDeque<DeliveredMessage>,
     receives: VecDeque<Receive>,
 }
 
 /// A message that has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Letter {
+pub(crate) struct DeliveredMessage {
     pub(crate) from: RankId,
     /// The sender's operation.
     pub(crate) handle: Handle,
@@ -42,36 +42,36 @@ pub(crate) struct Receive {
 }
 
 impl Receive {
-    fn takes(&self, letter: &Letter) -> bool {
-        self.from.is_none_or(|from| from == letter.from)
+    fn takes(&self, message: &DeliveredMessage) -> bool {
+        self.from.is_none_or(|from| from == message.from)
     }
 }
 
 impl Mailbox {
     /// A message arrives: the receive that takes it, if one waits.
-    pub(crate) fn deliver(&mut self, group: GroupId, tag: u64, letter: Letter) -> Option<Receive> {
+    pub(crate) fn deliver(&mut self, group: GroupId, tag: u64, message: DeliveredMessage) -> Option<Receive> {
         let slot = self.slots.entry((group, tag)).or_default();
-        match slot.receives.iter().position(|receive| receive.takes(&letter)) {
+        match slot.receives.iter().position(|receive| receive.takes(&message)) {
             Some(index) => slot.receives.remove(index),
             None => {
-                slot.letters.push_back(letter);
+                slot.delivered.push_back(message);
                 None
             }
         }
     }
 
     /// The tag and the sender's line of the first message of `from` that no receive has taken.
-    pub(crate) fn letter(&self, group: GroupId, from: RankId) -> Option<(u64, Site)> {
+    pub(crate) fn unclaimed(&self, group: GroupId, from: RankId) -> Option<(u64, Site)> {
         let slots = self.slots.range((group, 0)..=(group, u64::MAX));
-        let letters = slots.flat_map(|((_, tag), slot)| slot.letters.iter().map(move |letter| (*tag, letter)));
-        letters.filter(|(_, letter)| letter.from == from).map(|(tag, letter)| (tag, letter.site)).next()
+        let delivered = slots.flat_map(|((_, tag), slot)| slot.delivered.iter().map(move |message| (*tag, message)));
+        delivered.filter(|(_, message)| message.from == from).map(|(tag, message)| (tag, message.site)).next()
     }
 
     /// A receive begins: the message that it takes, if one is there.
-    pub(crate) fn receive(&mut self, group: GroupId, tag: u64, receive: Receive) -> Option<Letter> {
+    pub(crate) fn receive(&mut self, group: GroupId, tag: u64, receive: Receive) -> Option<DeliveredMessage> {
         let slot = self.slots.entry((group, tag)).or_default();
-        match slot.letters.iter().position(|letter| receive.takes(letter)) {
-            Some(index) => slot.letters.remove(index),
+        match slot.delivered.iter().position(|message| receive.takes(message)) {
+            Some(index) => slot.delivered.remove(index),
             None => {
                 slot.receives.push_back(receive);
                 None
@@ -86,8 +86,14 @@ mod tests {
 
     const GROUP: GroupId = GroupId(0);
 
-    fn letter(from: u32, handle: u32) -> Letter {
-        Letter { from: RankId(from), handle: Handle(handle), site: Site(0), bytes: Bytes(1), entered: SimTime::ZERO }
+    fn message(from: u32, handle: u32) -> DeliveredMessage {
+        DeliveredMessage {
+            from: RankId(from),
+            handle: Handle(handle),
+            site: Site(0),
+            bytes: Bytes(1),
+            entered: SimTime::ZERO,
+        }
     }
 
     fn receive(from: Option<u32>, handle: u32) -> Receive {
@@ -97,19 +103,19 @@ mod tests {
     #[test]
     fn any_source_takes_what_came_first() {
         let mut mailbox = Mailbox::default();
-        assert_eq!(mailbox.deliver(GROUP, 0, letter(2, 20)), None);
-        assert_eq!(mailbox.deliver(GROUP, 0, letter(1, 10)), None);
-        assert_eq!(mailbox.receive(GROUP, 0, receive(None, 0)), Some(letter(2, 20)));
-        assert_eq!(mailbox.receive(GROUP, 0, receive(Some(1), 1)), Some(letter(1, 10)));
+        assert_eq!(mailbox.deliver(GROUP, 0, message(2, 20)), None);
+        assert_eq!(mailbox.deliver(GROUP, 0, message(1, 10)), None);
+        assert_eq!(mailbox.receive(GROUP, 0, receive(None, 0)), Some(message(2, 20)));
+        assert_eq!(mailbox.receive(GROUP, 0, receive(Some(1), 1)), Some(message(1, 10)));
     }
 
     #[test]
     fn tags_and_groups_keep_apart() {
         let mut mailbox = Mailbox::default();
         assert_eq!(mailbox.receive(GROUP, 7, receive(Some(1), 0)), None);
-        assert_eq!(mailbox.deliver(GROUP, 8, letter(1, 10)), None);
-        assert_eq!(mailbox.deliver(GroupId(1), 7, letter(1, 11)), None);
-        assert_eq!(mailbox.deliver(GROUP, 7, letter(1, 12)), Some(receive(Some(1), 0)));
+        assert_eq!(mailbox.deliver(GROUP, 8, message(1, 10)), None);
+        assert_eq!(mailbox.deliver(GroupId(1), 7, message(1, 11)), None);
+        assert_eq!(mailbox.deliver(GROUP, 7, message(1, 12)), Some(receive(Some(1), 0)));
     }
 
     #[test]
@@ -118,7 +124,7 @@ mod tests {
         mailbox.receive(GROUP, 0, receive(Some(2), 0));
         mailbox.receive(GROUP, 0, receive(None, 1));
         mailbox.receive(GROUP, 0, receive(Some(1), 2));
-        assert_eq!(mailbox.deliver(GROUP, 0, letter(1, 10)), Some(receive(None, 1)));
-        assert_eq!(mailbox.deliver(GROUP, 0, letter(1, 11)), Some(receive(Some(1), 2)));
+        assert_eq!(mailbox.deliver(GROUP, 0, message(1, 10)), Some(receive(None, 1)));
+        assert_eq!(mailbox.deliver(GROUP, 0, message(1, 11)), Some(receive(Some(1), 2)));
     }
 }

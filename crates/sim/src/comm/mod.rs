@@ -4,32 +4,30 @@
 //! order, nor which task waits for what.
 
 mod closing;
-mod folded;
 mod group;
 mod instance;
 mod mailbox;
-pub(crate) mod store;
+mod ties;
 
 pub(crate) use closing::Notice;
 pub(crate) use group::Groups;
 pub(crate) use instance::Caller;
 
 use crate::collective::choose::AlgorithmTable;
+use crate::event::{Cause, Meeting, Traffic};
 use crate::ids::{GroupId, GroupRank, Handle, RankId, Site};
 use crate::network::Asymmetry;
 use crate::program::{Call, CallOp, Collective};
-use crate::record::Meeting;
 use crate::symmetry::Symmetry;
 use crate::time::{Bytes, SimTime};
-use crate::transport::{Message, PLAIN, Progress, Purpose, Slab, Transport};
+use crate::transport::{Message, PLAIN, Purpose, Slab, Transport, TransportEvent};
 use closing::Closed;
-use folded::Ties;
 use indexmap::IndexMap;
 use instance::{Instance, Post};
-use mailbox::{Letter, Mailbox, Receive};
+use mailbox::{DeliveredMessage, Mailbox, Receive};
 use rustc_hash::FxBuildHasher;
-use serde::Serialize;
 use std::collections::VecDeque;
+use ties::Ties;
 
 /// All communication of a run.
 pub(crate) struct Comm {
@@ -53,7 +51,7 @@ pub(crate) struct Comm {
     /// What happens later than it was asked for.
     cues: Slab<Cue>,
     /// What happens in one instant; kept to reuse its room.
-    progress: Vec<Progress>,
+    progress: Vec<TransportEvent>,
 }
 
 /// A send from its issue until its receive is complete.
@@ -79,17 +77,6 @@ enum Cue {
     Closed(Notice),
 }
 
-/// Bytes that a rank has moved.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Traffic {
-    /// Payload sent, algorithm steps included.
-    pub sent: Bytes,
-    /// Payload received.
-    pub received: Bytes,
-    /// What was sent, with headers.
-    pub wire_sent: Bytes,
-}
-
 /// An operation is complete on one rank.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Completion {
@@ -101,6 +88,8 @@ pub(crate) struct Completion {
     pub(crate) peers_entered: SimTime,
     /// It has failed: this rank has closed its end of a connection.
     pub(crate) failed: Option<RankId>,
+    /// What completed it.
+    pub(crate) cause: Cause,
 }
 
 /// Two calls that should be the same and are not.
@@ -149,7 +138,7 @@ impl Comm {
             true => Ok(()),
             false => {
                 let (kind, name) = (call.kind, algorithm.name());
-                Err(Asymmetry::new(format!("{kind} by {name} among {} is not alike for its members", group.size())))
+                Err(Asymmetry::new(format!("{kind} by {name} among {} is not symmetric for its members", group.size())))
             }
         }
     }
@@ -210,13 +199,18 @@ impl Comm {
         index
     }
 
+    /// Size of the tensor that a call names, in its group.
+    pub(crate) fn bytes(&self, call: &Call) -> Bytes {
+        call.op.bytes(self.groups.get(call.group).size())
+    }
+
     /// The rank's queue has come to the collective.
     pub(crate) fn enter(&mut self, now: SimTime, rank: RankId, group: GroupId, sequence: u64) {
         let me = self.position(rank, group);
         let index = self.running[&(group, sequence)];
         let instance = self.instances[index as usize].as_mut().expect("it runs");
         instance.enter(me, now);
-        let at = self.transport.begins(now, instance.call.bytes());
+        let at = self.transport.begins(now, instance.call.bytes(instance.size()));
         self.cue(now, at, Cue::Run { instance: index, me }).expect("a collective's steps fit together");
     }
 
@@ -241,7 +235,7 @@ impl Comm {
             }
             CallOp::Collective(_) => panic!("{rank} starts a collective as a message"),
         };
-        let at = self.transport.posted(now, rank, call.op.bytes());
+        let at = self.transport.posted(now, rank, self.bytes(call));
         self.cue(now, at, cue)
     }
 
@@ -253,7 +247,11 @@ impl Comm {
             return Ok(());
         }
         match cue {
-            Cue::Run { instance, me } => self.run_member(now, instance, me),
+            Cue::Run { instance, me } => {
+                let running = self.instances[instance as usize].as_ref().expect("it runs");
+                let cause = Cause::Begun(running.caller(me).handle);
+                self.run_member(now, instance, me, cause);
+            }
             Cue::Send { caller: Caller { rank, handle, site }, group, to, tag, bytes, entered } => {
                 let destination = self.groups.get(group).seen_by(rank)[to.index()];
                 if self.closed.is_known(group, rank, destination) {
@@ -265,7 +263,7 @@ impl Comm {
                 }
                 self.traffic[rank.index()].sent += bytes;
                 let purpose = Purpose::Send { handle, tag, site, entered };
-                self.transport.send(now, rank, destination, group, bytes, purpose, PLAIN);
+                self.transport.send(now, rank, destination, group, bytes, purpose, PLAIN, Cause::Begun(handle));
             }
             Cue::Recv { group, rank, tag, receive } => match receive.from {
                 Some(from) if self.closed.is_known(group, rank, from) => {
@@ -293,14 +291,14 @@ impl Comm {
             return Ok(());
         }
         match self.mailboxes[rank.index()].receive(group, tag, receive) {
-            Some(letter) => self.received(now, rank, group, tag, receive, letter),
+            Some(delivered) => self.received(now, rank, group, tag, receive, delivered, Cause::Begun(receive.handle)),
             None => Ok(()),
         }
     }
 
     /// The tag and the sender's line of a message that has come for `rank` and that no receive has taken.
-    pub(crate) fn letter(&self, rank: RankId, group: GroupId, from: RankId) -> Option<(u64, Site)> {
-        self.mailboxes[rank.index()].letter(group, from)
+    pub(crate) fn unclaimed_message(&self, rank: RankId, group: GroupId, from: RankId) -> Option<(u64, Site)> {
+        self.mailboxes[rank.index()].unclaimed(group, from)
     }
 
     /// An operation is over; its completion follows once its result is where the program wants it.
@@ -323,11 +321,11 @@ impl Comm {
         let mut result = Ok(());
         for happened in progress.drain(..) {
             result = result.and(match happened {
-                Progress::Sent(tag) => {
+                TransportEvent::Sent(tag) => {
                     self.sent(now, tag);
                     Ok(())
                 }
-                Progress::Arrived(tag) => {
+                TransportEvent::Arrived(tag) => {
                     let message = self.transport.take(tag);
                     arrived(&message, &self.transport);
                     let receiver = self.groups.symmetry().representative(message.destination);
@@ -336,7 +334,7 @@ impl Comm {
                     self.look_at_held(now);
                     result
                 }
-                Progress::CallBack(number) => {
+                TransportEvent::CallBack(number) => {
                     let cue = self.cues.take(number);
                     self.cue(now, now, cue)
                 }
@@ -351,12 +349,13 @@ impl Comm {
         match message.purpose {
             Purpose::Step { instance, from, step, .. } => {
                 self.instances[instance as usize].as_mut().expect("it runs").sent(from, step);
-                self.run_member(now, instance, from);
+                let cause = Cause::Sent(message.way.id);
+                self.run_member(now, instance, from, cause);
             }
             Purpose::Send { handle, .. } => {
                 let peers_entered = self.transport.grant(message).map_or(SimTime::ZERO, |grant| grant.entered);
                 let meeting = Meeting::Peer(None);
-                let rank = message.source;
+                let (rank, cause) = (message.source, Cause::Sent(message.way.id));
                 self.completions.push(Completion {
                     rank,
                     handle,
@@ -364,43 +363,47 @@ impl Comm {
                     algorithm: None,
                     peers_entered,
                     failed: None,
+                    cause,
                 });
             }
         }
     }
 
     fn arrived(&mut self, now: SimTime, message: &Message) -> Result<(), Box<Disagreement>> {
-        let Message { source, destination, group, bytes, .. } = *message;
+        let Message { source, destination, group, bytes, way, .. } = *message;
+        let cause = Cause::Arrived(way.id);
         let grant = self.transport.take_grant(message);
         match message.purpose {
             Purpose::Step { instance, from, to, .. } => {
                 let (from, to) = self.groups.get(group).folded().map_or((from, to), |folded| folded.arrival(from, to));
                 if self.instances[instance as usize].as_mut().expect("it runs").arrived(to, from) {
-                    self.run_member(now, instance, to);
+                    self.run_member(now, instance, to, cause);
                 }
                 Ok(())
             }
             Purpose::Send { handle, tag, site, entered } => {
                 let (to, from) = self.groups.symmetry().normalised(destination, source);
-                let letter = Letter { from, handle, site, bytes, entered };
+                let delivered = DeliveredMessage { from, handle, site, bytes, entered };
                 let granted = grant.and_then(|grant| Some((grant.receive?, grant.entered)));
                 let receive = match granted {
                     Some(((handle, bytes), entered)) => Some(Receive { from: Some(from), handle, bytes, entered }),
-                    None => self.mailboxes[to.index()].deliver(group, tag, letter),
+                    None => self.mailboxes[to.index()].deliver(group, tag, delivered),
                 };
-                receive.map_or(Ok(()), |receive| self.received(now, to, group, tag, receive, letter))
+                receive.map_or(Ok(()), |receive| self.received(now, to, group, tag, receive, delivered, cause))
             }
         }
     }
 
-    fn run_member(&mut self, now: SimTime, index: u32, me: GroupRank) {
+    /// `cause`: why the member may go on.
+    fn run_member(&mut self, now: SimTime, index: u32, me: GroupRank, cause: Cause) {
         let instance = self.instances[index as usize].as_mut().expect("it runs");
         let group = self.groups.get(instance.group);
         let (id, wire, symmetry) = (instance.group, instance.wire, self.groups.symmetry());
         let pair = |peer| symmetry.normalised(group.world_rank(me), group.world_rank(peer));
         let (transport, traffic) = (&mut self.transport, &mut self.traffic[pair(me).0.index()]);
         let (closed, mut failed) = (&self.closed, None);
-        let mut ties = self.ties.as_mut().map(|ties| (ties, instance.caller(me).handle));
+        let handle = instance.announced(me).map(|caller| caller.handle);
+        let mut ties = self.ties.as_mut().zip(handle);
         let through = instance.run(me, |post| match post {
             Post::Send { to: peer, .. } | Post::Receive { from: peer, .. }
                 if closed.is_known(id, group.world_rank(me), group.world_rank(peer)) =>
@@ -408,28 +411,29 @@ impl Comm {
                 failed = Some(group.world_rank(peer));
             }
             Post::Send { to, bytes, step } => {
-                let purpose = Purpose::Step { instance: index, from: me, to, step };
+                let handle = handle.expect("who has steps has called");
+                let purpose = Purpose::Step { instance: index, from: me, to, step, handle };
                 let (source, destination) = pair(to);
                 if let Some((ties, handle)) = &mut ties {
                     ties.sends(now, id, (source, destination), *handle);
                 }
-                transport.send(now, source, destination, id, bytes, purpose, wire);
+                transport.send(now, source, destination, id, bytes, purpose, wire, cause);
                 traffic.sent += bytes;
             }
             Post::Receive { from, bytes, combine } if transport.has_handshake(bytes) => {
                 let (receiver, sender) = pair(from);
-                transport.expect(now, receiver, sender, id, index, combine);
+                transport.expect(now, receiver, sender, id, (index, combine), cause);
             }
             Post::Receive { .. } => {}
         });
         match failed {
             Some(peer) => self.fail_member(now, index, me, peer),
-            None if through => self.member_is_through(now, index, me),
+            None if through => self.member_is_through(now, index, me, cause),
             None => {}
         }
     }
 
-    fn member_is_through(&mut self, now: SimTime, index: u32, me: GroupRank) {
+    fn member_is_through(&mut self, now: SimTime, index: u32, me: GroupRank, cause: Cause) {
         let instance = self.instances[index as usize].as_ref().expect("it runs");
         let Caller { rank, handle, .. } = instance.caller(me);
         let completion = Completion {
@@ -439,8 +443,9 @@ impl Comm {
             algorithm: instance.algorithm.as_ref().map(|algorithm| algorithm.name()),
             peers_entered: instance.peers_entered(me),
             failed: None,
+            cause,
         };
-        let bytes = instance.call.bytes();
+        let bytes = instance.call.bytes(instance.size());
         if instance.is_finished() {
             self.running.swap_remove(&(instance.group, instance.sequence));
             self.instances[index as usize] = None;
@@ -450,6 +455,7 @@ impl Comm {
         self.complete(now, at, completion);
     }
 
+    #[expect(clippy::too_many_arguments, reason = "a receive, its message, and why they meet")]
     fn received(
         &mut self,
         now: SimTime,
@@ -457,31 +463,35 @@ impl Comm {
         group: GroupId,
         tag: u64,
         receive: Receive,
-        letter: Letter,
+        delivered: DeliveredMessage,
+        cause: Cause,
     ) -> Result<(), Box<Disagreement>> {
-        let peer = letter.from;
-        if receive.bytes != letter.bytes {
+        let peer = delivered.from;
+        if receive.bytes != delivered.bytes {
             let to = self.position(rank, group);
             return Err(Box::new(Disagreement {
                 group,
-                first: Caller { rank: peer, handle: letter.handle, site: letter.site },
-                first_call: CallOp::Send { to, tag, bytes: letter.bytes },
+                first: Caller { rank: peer, handle: delivered.handle, site: delivered.site },
+                first_call: CallOp::Send { to, tag, bytes: delivered.bytes },
                 second: Caller { rank, handle: receive.handle, site: Site(0) },
-                what: format!("size of the message: {} bytes sent, {} bytes expected", letter.bytes.0, receive.bytes.0),
+                what: format!(
+                    "size of the message: {} bytes sent, {} bytes expected",
+                    delivered.bytes.0, receive.bytes.0
+                ),
             }));
         }
         if let Some(sends) = self.open_sends.get_mut(&(rank, group, tag)) {
-            let taken = sends.iter().position(|send| (send.from, send.handle) == (peer, letter.handle));
+            let taken = sends.iter().position(|send| (send.from, send.handle) == (peer, delivered.handle));
             taken.and_then(|index| sends.remove(index));
             if sends.is_empty() {
                 self.open_sends.swap_remove(&(rank, group, tag));
             }
         }
-        let meeting = Meeting::Peer(Some((peer, letter.handle)));
+        let meeting = Meeting::Peer(Some((peer, delivered.handle)));
         let handle = receive.handle;
-        let peers_entered = letter.entered;
-        let completion = Completion { rank, handle, meeting, algorithm: None, peers_entered, failed: None };
-        let at = self.transport.brings(now, letter.bytes);
+        let peers_entered = delivered.entered;
+        let completion = Completion { rank, handle, meeting, algorithm: None, peers_entered, failed: None, cause };
+        let at = self.transport.brings(now, delivered.bytes);
         self.complete(now, at, completion);
         Ok(())
     }

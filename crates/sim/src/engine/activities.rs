@@ -1,22 +1,22 @@
 //! Owns the life of an activity: issued, queued, started, complete. Who waits for it is the business of `tasks`.
 
-use super::queue::{Class, Place};
+use super::queue::{Class, EventKey};
 use super::rank::{ActivityState, QueueKey, TaskState};
-use super::{Cause, Engine, Pend};
+use super::{Engine, HaltReason, PendingEvent};
 use crate::comm::{Caller, Completion};
+use crate::event::{Cause, Elapsed, Event, Observer};
 use crate::ids::{Handle, QueueId, RankId, Site, TaskId};
 use crate::program::{Activity, CallOp, Outcome};
-use crate::record::{Event, Observer};
 use crate::time::{SimDuration, SimTime};
 
 /// What happens to activities of one rank at one moment.
-pub(super) enum Step {
-    /// One of those that the activity waits for is complete.
-    DependencyMet(Handle),
+pub(super) enum ActivityStep {
+    /// One of those that the activity waits for is complete: the second one.
+    DependencyMet(Handle, Handle),
     /// The activity starts, if it waits for no other.
-    Start(Handle),
+    Start(Handle, Cause),
     /// The head of the queue starts, if it may.
-    Pump(QueueKey),
+    Pump(QueueKey, Cause),
     /// Tasks that wait for the activity go on.
     Wake(Handle),
 }
@@ -34,7 +34,7 @@ impl Engine {
         observer: &mut dyn Observer,
     ) -> Handle {
         let handle = self.ranks[rank.index()].activities.next_handle();
-        let sequence = self.announce(Caller { rank, handle, site }, &activity, observer);
+        let sequence = self.announce(Caller { rank, handle, site }, task, &activity, observer);
         let state = &mut self.ranks[rank.index()];
         let queue = queue_of(&activity, queue);
         let mut missing = 0;
@@ -51,6 +51,7 @@ impl Engine {
             site,
             issued: self.now,
             started: None,
+            cause: Cause::Task(task),
             complete: false,
             failed: None,
             peers_entered: SimTime::MAX,
@@ -66,14 +67,17 @@ impl Engine {
     }
 
     /// Makes an operation known to its group. Returns its sequence number there, if it is a collective.
-    fn announce(&mut self, caller: Caller, activity: &Activity, observer: &mut dyn Observer) -> u64 {
+    fn announce(&mut self, caller: Caller, task: TaskId, activity: &Activity, observer: &mut dyn Observer) -> u64 {
         if let Err(asymmetry) = self.check_symmetry(activity) {
-            self.halt(Cause::Asymmetry(asymmetry));
+            self.halt(HaltReason::Asymmetry(asymmetry));
             return 0;
         }
         let Activity::Call(call) = activity else { return 0 };
         let Caller { rank, handle, site } = caller;
-        observer.record(self.now, &Event::Issued { rank, handle, call, site });
+        observer.record(
+            self.now,
+            &Event::Issued { rank, handle, call, bytes: self.comm.bytes(call), site, task: Some(task) },
+        );
         let CallOp::Collective(collective) = &call.op else { return 0 };
         match self.comm.announce(caller, call.group, collective) {
             Ok(sequence) => sequence,
@@ -87,12 +91,14 @@ impl Engine {
     fn enqueue(&mut self, rank: RankId, handle: Handle, observer: &mut dyn Observer) {
         let state = &mut self.ranks[rank.index()];
         let first = self.steps.len();
-        match state.activities.get(handle).expect("just issued").queue {
+        let ActivityState { queue, task, .. } = *state.activities.get(handle).expect("just issued");
+        let cause = Cause::Task(task);
+        match queue {
             Some(key) => {
                 state.queues.entry(key).or_default().waiting.push_back(handle);
-                self.steps.push(Step::Pump(key));
+                self.steps.push(ActivityStep::Pump(key, cause));
             }
-            None => self.steps.push(Step::Start(handle)),
+            None => self.steps.push(ActivityStep::Start(handle, cause)),
         }
         self.carry_out(rank, first, observer);
     }
@@ -102,16 +108,16 @@ impl Engine {
     fn carry_out(&mut self, rank: RankId, first: usize, observer: &mut dyn Observer) {
         while self.steps.len() > first {
             match self.steps.pop().expect("just counted") {
-                Step::DependencyMet(handle) => self.dependency_is_met(rank, handle),
-                Step::Start(handle) => self.start_when_free(rank, handle, observer),
-                Step::Pump(key) => self.pump(rank, key, observer),
-                Step::Wake(handle) => self.wake(rank, handle, observer),
+                ActivityStep::DependencyMet(dependent, done) => self.dependency_is_met(rank, dependent, done),
+                ActivityStep::Start(handle, cause) => self.start_when_free(rank, handle, cause, observer),
+                ActivityStep::Pump(key, cause) => self.pump(rank, key, cause, observer),
+                ActivityStep::Wake(handle) => self.wake(rank, handle, observer),
             }
         }
     }
 
     /// Starts what stands at the head of a queue, and comes back to it, as far as the queue's width and the head's dependencies allow.
-    fn pump(&mut self, rank: RankId, key: QueueKey, observer: &mut dyn Observer) {
+    fn pump(&mut self, rank: RankId, key: QueueKey, cause: Cause, observer: &mut dyn Observer) {
         let width = match key {
             QueueKey::Own(_) => 1,
             QueueKey::Group(_) => self.concurrency,
@@ -124,50 +130,67 @@ impl Engine {
         }
         queue.waiting.pop_front();
         queue.active += 1;
-        self.steps.push(Step::Pump(key));
-        self.start(rank, head, observer);
+        self.steps.push(ActivityStep::Pump(key, cause));
+        self.start(rank, head, cause, observer);
     }
 
-    fn start_when_free(&mut self, rank: RankId, handle: Handle, observer: &mut dyn Observer) {
+    fn start_when_free(&mut self, rank: RankId, handle: Handle, cause: Cause, observer: &mut dyn Observer) {
         if self.ranks[rank.index()].activities.get(handle).is_some_and(|activity| activity.missing == 0) {
-            self.start(rank, handle, observer);
+            self.start(rank, handle, cause, observer);
         }
     }
 
-    fn start(&mut self, rank: RankId, handle: Handle, observer: &mut dyn Observer) {
-        if self.is_complete_at_start(rank, handle, observer) {
+    fn start(&mut self, rank: RankId, handle: Handle, cause: Cause, observer: &mut dyn Observer) {
+        if self.is_complete_at_start(rank, handle, cause, observer) {
             self.note_completion(rank, handle);
         }
     }
 
-    fn is_complete_at_start(&mut self, rank: RankId, handle: Handle, observer: &mut dyn Observer) -> bool {
+    fn is_complete_at_start(
+        &mut self,
+        rank: RankId,
+        handle: Handle,
+        cause: Cause,
+        observer: &mut dyn Observer,
+    ) -> bool {
         let now = self.now;
         let device = &self.devices[rank.index()];
         let state = &mut self.ranks[rank.index()];
         let activity = state.activities.get_mut(handle).expect("what starts is not forgotten");
         activity.started = Some(now);
+        activity.cause = cause;
+        let (why, task) = (activity.why(handle), activity.task);
+        let elapsed = |what| Event::Elapsed { rank, task, what, start: now, why: Some(why), cause: Cause::Time };
         let lasts = match &activity.activity {
+            // What takes no time is no event: runs that differ only in whether a rank has said that it did nothing are the same.
+            Activity::Compute(work) if work.duration == SimDuration::ZERO => return true,
             Activity::Compute(work) => {
                 state.ledger.begin_compute(now);
                 device.time_for(now, work.duration)
             }
             Activity::Sleep(span) => *span,
             Activity::Mark(mark) => {
-                observer.record(now, &Event::Marked { rank, mark });
+                observer.record(now, &Event::Marked { rank, mark, why });
                 return true;
             }
             Activity::Finish => {
-                self.finish(rank, Outcome::Ok, observer);
+                observer.record(now, &elapsed(Elapsed::Finish));
+                self.finish(rank, Outcome::Ok, Cause::Activity(handle), observer);
                 return true;
             }
             Activity::Close(group) => {
                 let group = *group;
+                observer.record(now, &elapsed(Elapsed::Close));
                 self.comm.close(now, rank, group);
                 return true;
             }
             Activity::Store(operation) => {
                 let operation = operation.clone();
-                return self.start_store_activity(rank, handle, &operation, observer);
+                let served = self.start_store_activity(rank, handle, &operation, observer);
+                if served {
+                    observer.record(now, &elapsed(Elapsed::Store));
+                }
+                return served;
             }
             Activity::Call(call) => {
                 let call = call.clone();
@@ -192,19 +215,24 @@ impl Engine {
     /// The activity is complete after so long, or at the end of time, which halts the run only if nothing else is left to happen.
     pub(super) fn end_after(&mut self, rank: RankId, handle: Handle, lasts: SimDuration) {
         let at = self.now.checked_add(lasts).unwrap_or(SimTime::MAX);
-        let place = Place { at, class: Class::ActivityEnd, rank, task: TaskId(0), sequence: u64::from(handle.0) };
-        self.events.push(place, Pend::End(handle));
+        let key = EventKey { at, class: Class::ActivityEnd, rank, task: TaskId(0), sequence: u64::from(handle.0) };
+        self.events.push(key, PendingEvent::End(handle));
     }
 
     pub(super) fn activity_ends(&mut self, rank: RankId, handle: Handle, observer: &mut dyn Observer) {
         let state = &mut self.ranks[rank.index()];
         let ended = state.activities.get(handle).expect("what ends is not forgotten");
-        if let Activity::Compute(work) = &ended.activity {
-            let start = ended.started.expect("what ends has started");
-            let event = Event::Computed { rank, task: ended.task, start, base: work.duration, origin: work.origin };
-            state.ledger.end_compute(self.now);
-            observer.record(self.now, &event);
-        }
+        let (start, why, task) = (ended.started.expect("what ends has started"), ended.why(handle), ended.task);
+        let elapsed = |what| Event::Elapsed { rank, task, what, start, why: Some(why), cause: Cause::Time };
+        let event = match &ended.activity {
+            Activity::Compute(work) => {
+                state.ledger.end_compute(self.now);
+                Event::Computed { rank, task, start, base: work.duration, origin: work.origin, why }
+            }
+            Activity::Store(_) => elapsed(Elapsed::Poll),
+            _ => elapsed(Elapsed::Sleep),
+        };
+        observer.record(self.now, &event);
         self.complete(rank, handle, observer);
         self.settle_completions(observer);
     }
@@ -212,7 +240,7 @@ impl Engine {
     /// Takes note of operations that communication has completed, and of what starts because of it, until nothing more does.
     pub(super) fn settle_completions(&mut self, observer: &mut dyn Observer) {
         if let Some(asymmetry) = self.comm.take_asymmetry() {
-            self.halt(Cause::Asymmetry(asymmetry));
+            self.halt(HaltReason::Asymmetry(asymmetry));
         }
         let mut completions = std::mem::take(&mut self.completions);
         loop {
@@ -232,7 +260,7 @@ impl Engine {
     }
 
     fn operation_completes(&mut self, completion: &Completion, observer: &mut dyn Observer) {
-        let Completion { rank, handle, meeting, algorithm, peers_entered, failed } = *completion;
+        let Completion { rank, handle, meeting, algorithm, peers_entered, failed, cause } = *completion;
         if self.has_crashed(rank) || self.ranks[rank.index()].failed.contains(&handle) {
             return;
         }
@@ -244,7 +272,8 @@ impl Engine {
         state.peers_entered = peers_entered;
         let Activity::Call(call) = &state.activity else { panic!("{rank}: {handle} is no operation") };
         let started = state.started.expect("what completes has started");
-        let event = Event::Completed { rank, handle, call, issued: state.issued, started, algorithm, meeting };
+        let (bytes, issued, why) = (self.comm.bytes(call), state.issued, state.why(handle));
+        let event = Event::Completed { rank, handle, call, bytes, issued, started, algorithm, meeting, why, cause };
         observer.record(self.now, &event);
         self.complete(rank, handle, observer);
     }
@@ -264,25 +293,38 @@ impl Engine {
         let failed = activity.failed.is_some();
         let dependents = std::mem::take(&mut activity.dependents);
         let key = activity.queue;
+        let mut awaited = false;
         for task in &mut state.tasks {
             if let TaskState::Waiting(wait) = &mut task.state {
-                wait.note(handle, failed);
+                awaited |= wait.note(handle, failed);
             }
+        }
+        // A handle that is not in the table is complete, and says so to whoever names it later. What a wait has yet to be told of, or to
+        // look at as it ends, stays.
+        if !awaited && !failed {
+            state.activities.forget(handle);
         }
         if let Some(key) = key {
             let queue = state.queues.get_mut(&key).unwrap_or_else(|| panic!("{rank}: {handle} stood in no queue"));
             queue.active -= 1;
         }
-        self.steps.push(Step::Wake(handle));
-        self.steps.extend(key.map(Step::Pump));
-        self.steps.extend(dependents.into_iter().rev().map(Step::DependencyMet));
+        if awaited {
+            self.steps.push(ActivityStep::Wake(handle));
+        }
+        self.steps.extend(key.map(|key| ActivityStep::Pump(key, Cause::Activity(handle))));
+        let met = |dependent| ActivityStep::DependencyMet(dependent, handle);
+        self.steps.extend(dependents.into_iter().rev().map(met));
     }
 
-    fn dependency_is_met(&mut self, rank: RankId, dependent: Handle) {
+    fn dependency_is_met(&mut self, rank: RankId, dependent: Handle, done: Handle) {
         let activities = &mut self.ranks[rank.index()].activities;
         let activity = activities.get_mut(dependent).expect("what waits for others is not forgotten");
         activity.missing -= 1;
-        self.steps.push(activity.queue.map_or(Step::Start(dependent), Step::Pump));
+        let cause = Cause::Activity(done);
+        self.steps.push(match activity.queue {
+            Some(key) => ActivityStep::Pump(key, cause),
+            None => ActivityStep::Start(dependent, cause),
+        });
     }
 }
 

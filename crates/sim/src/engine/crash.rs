@@ -4,9 +4,9 @@
 use super::Engine;
 use super::rank::TaskState;
 use crate::comm::Notice;
+use crate::event::{Cause, Event, Observer};
 use crate::ids::{Handle, RankId};
 use crate::program::{Activity, CallOp, Outcome, Reply};
-use crate::record::{Event, Observer};
 
 impl Engine {
     /// Has the rank crashed? Nothing more is heard of it, and nothing must be submitted for it.
@@ -19,7 +19,7 @@ impl Engine {
         state.clock = self.now;
         state.tasks.iter_mut().for_each(|task| task.state = TaskState::Ended);
         self.storing.retain(|(storing, _)| *storing != rank);
-        self.finish(rank, Outcome::Crashed, observer);
+        self.finish(rank, Outcome::Crashed, Cause::Crash, observer);
         self.comm.crash(self.now, rank);
         self.update_hold(rank);
         self.settle_completions(observer);
@@ -39,7 +39,8 @@ impl Engine {
             _ => false,
         };
         let open = self.ranks[to.index()].activities.running();
-        let failing: Vec<Handle> = open.filter(|(_, activity)| between(activity)).map(|(handle, _)| handle).collect();
+        let failing: Vec<Handle> =
+            open.filter(|(_, state)| between(&state.activity)).map(|(handle, _)| handle).collect();
         failing.into_iter().for_each(|handle| self.operation_fails(to, handle, of, observer));
     }
 
@@ -51,7 +52,8 @@ impl Engine {
         activity.peers_entered = self.now;
         let Activity::Call(call) = &activity.activity else { panic!("{rank}: {handle} is no operation") };
         let started = activity.started.expect("what fails has started");
-        let event = Event::Failed { rank, handle, call, issued: activity.issued, started, peer };
+        let (bytes, issued, why) = (self.comm.bytes(call), activity.issued, activity.why(handle));
+        let event = Event::Failed { rank, handle, call, bytes, issued, started, peer, why };
         observer.record(self.now, &event);
         state.failed.insert(handle);
         self.complete(rank, handle, observer);

@@ -1,33 +1,56 @@
 //! Owns the simplest driver: all ranks are programs of this process, and each is resumed as soon as it may go on.
 
 use super::{Engine, Halt, Resumption, Turn};
-use crate::program::Program;
-use crate::record::Observer;
+use crate::event::Observer;
+use crate::ids::{RankId, TaskId};
+use crate::program::{Program, ProgramError};
+use crate::time::SimTime;
 
 /// How a run ended.
 #[derive(Debug)]
 #[must_use = "figures of a run that did not finish are not its own"]
-pub enum Ended {
+pub enum Ending {
     /// Every rank's program did.
     Finished,
     /// It could not go on.
     Halted(Box<Halt>),
+    /// A program could not go on.
+    Failed(Failure),
+    /// Of a replay: the record ends before the programs do, as the run was cut short.
+    CutShort,
 }
 
-/// Runs `programs`, one a rank, to the end.
+/// A program that could not go on, and so ended the run.
+#[derive(Debug, thiserror::Error)]
+#[error("{rank}, {task}, at {at}: {error}")]
+pub struct Failure {
+    /// Whose.
+    pub rank: RankId,
+    /// The thread that was resumed.
+    pub task: TaskId,
+    /// When.
+    pub at: SimTime,
+    /// Why.
+    #[source]
+    pub error: ProgramError,
+}
+
+/// Runs `programs`, one a rank, to the end, or up to the first that fails.
 ///
 /// # Panics
 /// If there are not as many programs as ranks.
-pub fn drive(engine: &mut Engine, programs: &mut [Box<dyn Program + '_>], observer: &mut dyn Observer) -> Ended {
+pub fn drive(engine: &mut Engine, programs: &mut [Box<dyn Program + '_>], observer: &mut dyn Observer) -> Ending {
     assert_eq!(programs.len(), engine.ranks.len(), "one program a rank");
     loop {
         match engine.next(observer) {
             Turn::Resume(Resumption { rank, task, now, reply }) => {
-                let request = programs[rank.index()].resume(now, task, reply);
-                engine.submit(rank, task, request);
+                match programs[rank.index()].resume(now, task, reply) {
+                    Ok(request) => engine.submit(rank, task, request),
+                    Err(error) => return Ending::Failed(Failure { rank, task, at: now, error }),
+                }
             }
-            Turn::Finished => return Ended::Finished,
-            Turn::Halted(halt) => return Ended::Halted(halt),
+            Turn::Finished => return Ending::Finished,
+            Turn::Halted(halt) => return Ending::Halted(halt),
             Turn::Blocked => panic!("every program of this process answers at once"),
         }
     }

@@ -13,44 +13,47 @@ mod report;
 mod symmetric;
 mod tasks;
 
-pub use drive::{Ended, drive};
-pub use rank::{Threads, Times};
-pub use report::{Cause, Doing, Halt, Near, Pending, RankReport, TaskReport};
+#[cfg(test)]
+mod tests;
+
+pub use drive::{Ending, Failure, drive};
+pub use rank::Threads;
+pub use report::{Doing, Halt, HaltReason, Near, Pending, RankReport, TaskReport};
 
 use crate::cluster::{Cluster, Device};
 use crate::collective::choose::AlgorithmTable;
-use crate::comm::store::Store;
 use crate::comm::{Comm, Completion, Disagreement};
+use crate::event::{Event, Observer, Times};
 use crate::ids::{GroupId, Handle, RankId, TaskId};
 use crate::network::Network;
 use crate::program::{Outcome, POLL_COST, Reply, Request};
-use crate::record::{Event, Observer};
+use crate::store::Store;
 use crate::symmetry::Symmetry;
 use crate::time::SimTime;
 use crate::transport::Transport;
-use activities::Step;
-use queue::{Class, EventQueue, Place};
-use rank::{Rank, Task, TaskState};
+use activities::ActivityStep;
+use queue::{Class, EventKey, EventQueue};
+use rank::{RankState, Task, TaskState};
 use std::collections::{BTreeSet, VecDeque};
 
 /// A run in virtual time.
 pub struct Engine {
     now: SimTime,
-    events: EventQueue<Pend>,
-    ranks: Vec<Rank>,
+    events: EventQueue<PendingEvent>,
+    ranks: Vec<RankState>,
     devices: Vec<Device>,
     concurrency: u32,
     comm: Comm,
     store: Store,
     /// Who waits for the store, in the order in which they came.
     storing: Vec<(RankId, Storing)>,
-    /// For each running rank the earliest place that a request of it can have.
-    holding: BTreeSet<Place>,
-    held: Vec<Option<Place>>,
+    /// For each running rank the earliest key that a request of it can have.
+    holding: BTreeSet<EventKey>,
+    held: Vec<Option<EventKey>>,
     ready: VecDeque<Resumption>,
     completions: Vec<Completion>,
     /// Of activities, to be carried out now: empty between events.
-    steps: Vec<Step>,
+    steps: Vec<ActivityStep>,
     unfinished: usize,
     halted: Option<Halt>,
 }
@@ -91,7 +94,7 @@ enum Storing {
 
 /// An event in the queue.
 #[derive(Debug)]
-enum Pend {
+enum PendingEvent {
     Request(Request),
     End(Handle),
     TimeOut,
@@ -99,14 +102,14 @@ enum Pend {
     Crash,
 }
 
-impl Pend {
+impl PendingEvent {
     /// Can it still have an effect on its rank?
-    fn matters(&self, place: &Place, rank: &Rank) -> bool {
+    fn matters(&self, key: &EventKey, rank: &RankState) -> bool {
         match self {
-            Pend::Crash => rank.outcome.is_none(),
+            PendingEvent::Crash => rank.outcome.is_none(),
             _ if rank.outcome == Some(Outcome::Crashed) => false,
-            Pend::TimeOut => rank.tasks[place.task.index()].awaits(place.sequence),
-            Pend::Request(_) | Pend::End(_) | Pend::Paid(_) => true,
+            PendingEvent::TimeOut => rank.tasks[key.task.index()].awaits(key.sequence),
+            PendingEvent::Request(_) | PendingEvent::End(_) | PendingEvent::Paid(_) => true,
         }
     }
 }
@@ -126,7 +129,7 @@ impl Engine {
         let mut engine = Engine {
             now: SimTime::ZERO,
             events: EventQueue::new(),
-            ranks: (0..world).map(|rank| Rank::new(RankId::from(rank))).collect(),
+            ranks: (0..world).map(|rank| RankState::new(RankId::from(rank))).collect(),
             devices: cluster.devices.clone(),
             concurrency: cluster.backend.concurrency,
             comm: Comm::new(world, cluster.backend.algorithms.clone(), transport, symmetry),
@@ -146,8 +149,8 @@ impl Engine {
             engine.unfinished += 1;
             engine.resume(rank, TaskId(0), Reply::Start);
             if let Some(at) = engine.devices[rank.index()].crash {
-                let place = Place { at, class: Class::Crash, rank, task: TaskId(0), sequence: 0 };
-                engine.events.push(place, Pend::Crash);
+                let key = EventKey { at, class: Class::Crash, rank, task: TaskId(0), sequence: 0 };
+                engine.events.push(key, PendingEvent::Crash);
             }
         }
         engine
@@ -183,11 +186,6 @@ impl Engine {
         self.comm.groups.get(group).ranks()
     }
 
-    /// Every rank as it stands: what a progress display or a report shows.
-    pub fn report(&self) -> Vec<RankReport> {
-        self.simulated().map(|rank| self.rank_report(rank)).collect()
-    }
-
     /// A thread that the engine has not heard of makes its first call; it is running, from its rank's clock on.
     pub fn open_task(&mut self, rank: RankId) -> TaskId {
         let tasks = &mut self.ranks[rank.index()].tasks;
@@ -214,8 +212,8 @@ impl Engine {
         assert!(may_ask, "{rank} {task} submits {request:?} and is not running");
         asking.state = TaskState::Asking;
         asking.requests += 1;
-        let place = Place { at, class: Class::Request, rank, task, sequence: asking.requests };
-        self.events.push(place, Pend::Request(request));
+        let key = EventKey { at, class: Class::Request, rank, task, sequence: asking.requests };
+        self.events.push(key, PendingEvent::Request(request));
         self.update_hold(rank);
     }
 
@@ -231,24 +229,24 @@ impl Engine {
             let hold = self.holding.first().copied();
             // What can have no effect any more must not move time.
             let ranks = &self.ranks;
-            let queued = self.events.next(|place, event| event.matters(place, &ranks[place.rank.index()]));
+            let queued = self.events.next(|key, event| event.matters(key, &ranks[key.rank.index()]));
             // What the network brings at this very instant comes after everything that ranks do in it: so all messages
             // of an instant start together, and the network looks at its links once.
-            let instant_goes_on = [hold, queued].into_iter().flatten().any(|place| place.at <= self.now);
-            let network = if instant_goes_on { None } else { self.comm.next_event().map(network_place) };
+            let instant_goes_on = [hold, queued].into_iter().flatten().any(|key| key.at <= self.now);
+            let network = if instant_goes_on { None } else { self.comm.next_event().map(network_key) };
             match [queued, network].into_iter().flatten().min() {
                 None if hold.is_some() => return Turn::Blocked,
                 None if self.unfinished == 0 => return Turn::Finished,
                 None if self.somebody_runs() => return Turn::Blocked,
-                None => self.halt(Cause::Deadlock),
+                None => self.halt(HaltReason::Deadlock),
                 Some(next) if hold.is_some_and(|hold| hold < next) => return Turn::Blocked,
                 Some(_) if self.unfinished == 0 => return Turn::Finished,
-                Some(next) if next.at == SimTime::MAX => self.halt(Cause::EndOfTime),
+                Some(next) if next.at == SimTime::MAX => self.halt(HaltReason::EndOfTime),
                 Some(next) => {
                     assert!(next.at >= self.now, "time goes back from {} to {next:?}", self.now);
                     self.now = next.at;
                     match network {
-                        Some(place) if place == next => self.network_event(observer),
+                        Some(key) if key == next => self.network_event(observer),
                         _ => self.queued_event(observer),
                     }
                 }
@@ -257,7 +255,7 @@ impl Engine {
     }
 
     fn somebody_runs(&self) -> bool {
-        let may_run = |rank: &Rank| rank.threads == Threads::WaitOutside || rank.holds_time().is_some();
+        let may_run = |rank: &RankState| rank.threads == Threads::WaitOutside || rank.holds_time().is_some();
         self.simulated().any(|rank| rank.outcome.is_none() && may_run(rank))
     }
 
@@ -276,6 +274,7 @@ impl Engine {
                     started: message.started,
                     sent: message.sent,
                     links: &transport.route(message).links,
+                    way: message.way,
                 };
                 observer.record(now, &event);
             }
@@ -288,14 +287,14 @@ impl Engine {
     }
 
     fn queued_event(&mut self, observer: &mut dyn Observer) {
-        let (place, event) = self.events.pop().expect("just seen");
-        let Place { rank, task, sequence, .. } = place;
+        let (key, event) = self.events.pop().expect("just seen");
+        let EventKey { rank, task, sequence, .. } = key;
         match event {
-            Pend::Crash => self.crash(rank, observer),
-            Pend::Request(request) => self.request(rank, task, request, observer),
-            Pend::End(handle) => self.activity_ends(rank, handle, observer),
-            Pend::Paid(reply) => self.poll_is_paid(rank, task, reply),
-            Pend::TimeOut => self.time_out(rank, task, sequence, observer),
+            PendingEvent::Crash => self.crash(rank, observer),
+            PendingEvent::Request(request) => self.request(rank, task, request, observer),
+            PendingEvent::End(handle) => self.activity_ends(rank, handle, observer),
+            PendingEvent::Paid(reply) => self.poll_is_paid(rank, task, reply, observer),
+            PendingEvent::TimeOut => self.time_out(rank, task, sequence, observer),
         }
     }
 
@@ -313,13 +312,12 @@ impl Engine {
             }
             Request::JoinGroup { ranks, sequence } => match self.comm.groups.join(rank, ranks, sequence) {
                 Ok(group) => self.resume(rank, task, Reply::Group(group)),
-                Err(asymmetry) => self.halt(Cause::Asymmetry(asymmetry)),
+                Err(asymmetry) => self.halt(HaltReason::Asymmetry(asymmetry)),
             },
             Request::Store { operation, timeout, site } => {
                 self.use_store(rank, task, operation, timeout, site, observer)
             }
             Request::Pause { timeout, site } => self.pause(rank, task, timeout, site),
-            Request::After { .. } => panic!("{rank} {task} submits {request:?}, which is for records"),
             Request::Exit(outcome) => {
                 self.exit(rank, task, outcome, observer);
                 self.settle_completions(observer);
@@ -327,9 +325,9 @@ impl Engine {
         }
     }
 
-    fn halt(&mut self, cause: Cause) {
+    fn halt(&mut self, reason: HaltReason) {
         if self.halted.is_none() {
-            self.halted = Some(Halt { at: self.now, cause, ranks: self.report() });
+            self.halted = Some(Halt { at: self.now, reason, ranks: self.report() });
         }
     }
 
@@ -338,12 +336,12 @@ impl Engine {
             let line = |rank: RankId, handle: Handle| {
                 self.ranks[rank.index()].activities.get(handle).map(|activity| activity.site)
             };
-            let cause = Cause::of(*disagreement, line);
-            self.halt(cause);
+            let reason = HaltReason::of(*disagreement, line);
+            self.halt(reason);
         }
     }
 }
 
-fn network_place(at: SimTime) -> Place {
-    Place { at, class: Class::Network, rank: RankId(0), task: TaskId(0), sequence: 0 }
+fn network_key(at: SimTime) -> EventKey {
+    EventKey { at, class: Class::Network, rank: RankId(0), task: TaskId(0), sequence: 0 }
 }

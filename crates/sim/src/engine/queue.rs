@@ -5,11 +5,11 @@ use crate::time::SimTime;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// The place of an event in the total order of a run: by time, then class, then source, then the source's own sequence.
+/// Where an event stands in the total order of a run: by time, then class, then source, then the source's own sequence.
 ///
 /// The order of the fields is load-bearing: `Ord` is derived from it, and every result of a run depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place {
+pub(crate) struct EventKey {
     pub(crate) at: SimTime,
     pub(crate) class: Class,
     pub(crate) rank: RankId,
@@ -37,7 +37,7 @@ pub(crate) struct EventQueue<E> {
 
 #[derive(Debug)]
 struct Entry<E> {
-    place: Place,
+    key: EventKey,
     event: E,
 }
 
@@ -46,32 +46,32 @@ impl<E> EventQueue<E> {
         EventQueue { heap: BinaryHeap::new(), last: SimTime::ZERO }
     }
 
-    pub(crate) fn push(&mut self, place: Place, event: E) {
-        self.heap.push(Reverse(Entry { place, event }));
+    pub(crate) fn push(&mut self, key: EventKey, event: E) {
+        self.heap.push(Reverse(Entry { key, event }));
     }
 
     /// Where the earliest event stands that is `alive`. Those before it are dropped.
-    pub(crate) fn next(&mut self, alive: impl Fn(&Place, &E) -> bool) -> Option<Place> {
-        while let Some(Reverse(Entry { place, event })) = self.heap.peek() {
-            if alive(place, event) {
-                return Some(*place);
+    pub(crate) fn next(&mut self, alive: impl Fn(&EventKey, &E) -> bool) -> Option<EventKey> {
+        while let Some(Reverse(Entry { key, event })) = self.heap.peek() {
+            if alive(key, event) {
+                return Some(*key);
             }
             self.heap.pop();
         }
         None
     }
 
-    pub(crate) fn pop(&mut self) -> Option<(Place, E)> {
+    pub(crate) fn pop(&mut self) -> Option<(EventKey, E)> {
         let Reverse(entry) = self.heap.pop()?;
-        assert!(entry.place.at >= self.last, "time goes back from {} to {:?}", self.last, entry.place);
-        self.last = entry.place.at;
-        Some((entry.place, entry.event))
+        assert!(entry.key.at >= self.last, "time goes back from {} to {:?}", self.last, entry.key);
+        self.last = entry.key.at;
+        Some((entry.key, entry.event))
     }
 }
 
 impl<E> PartialEq for Entry<E> {
     fn eq(&self, other: &Self) -> bool {
-        self.place == other.place
+        self.key == other.key
     }
 }
 
@@ -85,7 +85,7 @@ impl<E> PartialOrd for Entry<E> {
 
 impl<E> Ord for Entry<E> {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.place.cmp(&other.place)
+        self.key.cmp(&other.key)
     }
 }
 
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn one_total_order_whatever_the_order_of_pushes() {
-        let place = |at, class, rank| Place {
+        let key = |at, class, rank| EventKey {
             at: SimTime::from_ps(at),
             class,
             rank: RankId(rank),
@@ -103,20 +103,20 @@ mod tests {
             sequence: 0,
         };
         let sorted = [
-            place(1, Class::Request, 7),
-            place(2, Class::Network, 9),
-            place(2, Class::ActivityEnd, 0),
-            place(2, Class::TimeOut, 0),
-            place(2, Class::Request, 0),
-            place(2, Class::Request, 1),
-            place(2, Class::Crash, 0),
+            key(1, Class::Request, 7),
+            key(2, Class::Network, 9),
+            key(2, Class::ActivityEnd, 0),
+            key(2, Class::TimeOut, 0),
+            key(2, Class::Request, 0),
+            key(2, Class::Request, 1),
+            key(2, Class::Crash, 0),
         ];
         for start in 0..sorted.len() {
             let mut queue = EventQueue::new();
             for step in 0..sorted.len() {
                 queue.push(sorted[(start + step) % sorted.len()], ());
             }
-            let order: Vec<Place> = std::iter::from_fn(|| queue.pop().map(|(place, ())| place)).collect();
+            let order: Vec<EventKey> = std::iter::from_fn(|| queue.pop().map(|(key, ())| key)).collect();
             assert_eq!(order, sorted);
         }
     }
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "time goes back")]
     fn an_event_in_the_past_is_a_bug() {
-        let at = |ps| Place {
+        let at = |ps| EventKey {
             at: SimTime::from_ps(ps),
             class: Class::Request,
             rank: RankId(0),

@@ -1,13 +1,13 @@
 //! Owns the state of one rank: its tasks, its activities and their queues, and where its time went.
 
+use crate::event::{Cause, Times, Why};
 use crate::ids::{GroupId, Handle, QueueId, RankId, Site, TaskId};
 use crate::program::{Activity, Call, CallOp, Outcome, StoreOp};
 use crate::time::{SimDuration, SimTime};
-use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// One logical process.
-pub(crate) struct Rank {
+pub(crate) struct RankState {
     pub(crate) id: RankId,
     /// The latest moment at which one of its tasks was resumed. No task of the rank can ask for anything before it.
     pub(crate) clock: SimTime,
@@ -24,7 +24,7 @@ pub(crate) struct Rank {
 /// A thread of a rank.
 pub(crate) struct Task {
     pub(crate) state: TaskState,
-    /// Counts this task's requests: the last part of an event's place, and what tells a stale time-out from a live one.
+    /// Counts this task's requests: the last part of an event's key, and what tells a stale time-out from a live one.
     pub(crate) requests: u64,
 }
 
@@ -109,7 +109,7 @@ pub(crate) struct Queue {
     pub(crate) active: u32,
 }
 
-/// An activity from its issue until a wait has reported it complete.
+/// An activity from its issue until nothing more can come of it: see [`Activities`].
 pub(crate) struct ActivityState {
     pub(crate) activity: Activity,
     /// Who issued it.
@@ -119,6 +119,8 @@ pub(crate) struct ActivityState {
     pub(crate) site: Site,
     pub(crate) issued: SimTime,
     pub(crate) started: Option<SimTime>,
+    /// What let it start; known once it has.
+    pub(crate) cause: Cause,
     pub(crate) complete: bool,
     /// It has failed: this rank has closed its end of a connection. It is complete, too.
     pub(crate) failed: Option<RankId>,
@@ -131,71 +133,76 @@ pub(crate) struct ActivityState {
     pub(crate) dependents: Vec<Handle>,
 }
 
-/// The activities of a rank that are not forgotten, by handle.
+impl ActivityState {
+    /// What events say of it.
+    pub(crate) fn why(&self, handle: Handle) -> Why {
+        let queue = match self.queue {
+            Some(QueueKey::Own(queue)) => Some(queue),
+            Some(QueueKey::Group(_)) | None => None,
+        };
+        Why { task: self.task, handle, queue, site: self.site, issued: self.issued, cause: self.cause }
+    }
+}
+
+/// The activities of a rank that something may still come of, by handle: those that are not complete, those that a wait in progress is for,
+/// and those that have failed and of whose failure no wait has told.
 #[derive(Default)]
 pub(crate) struct Activities {
-    states: VecDeque<Option<Box<ActivityState>>>,
-    first: u32,
+    states: BTreeMap<Handle, Box<ActivityState>>,
+    issued: u32,
 }
 
 impl Activities {
     pub(crate) fn next_handle(&self) -> Handle {
-        Handle(self.first + self.states.len() as u32)
+        Handle(self.issued)
     }
 
     pub(crate) fn push(&mut self, state: ActivityState) -> Handle {
         let handle = self.next_handle();
-        self.states.push_back(Some(Box::new(state)));
+        self.issued += 1;
+        self.states.insert(handle, Box::new(state));
         handle
     }
 
     pub(crate) fn get(&self, handle: Handle) -> Option<&ActivityState> {
-        self.states.get(handle.0.checked_sub(self.first)? as usize)?.as_deref()
-    }
-
-    /// Those that are not complete.
-    pub(crate) fn open(&self) -> impl Iterator<Item = &ActivityState> {
-        self.states.iter().flatten().map(Box::as_ref).filter(|state| !state.complete)
+        self.states.get(&handle).map(Box::as_ref)
     }
 
     pub(crate) fn get_mut(&mut self, handle: Handle) -> Option<&mut ActivityState> {
-        self.states.get_mut(handle.0.checked_sub(self.first)? as usize)?.as_deref_mut()
+        self.states.get_mut(&handle).map(Box::as_mut)
+    }
+
+    /// Those that are not complete, in the order in which they were issued.
+    pub(crate) fn open(&self) -> impl Iterator<Item = (Handle, &ActivityState)> {
+        self.states.iter().map(|(handle, state)| (*handle, state.as_ref())).filter(|(_, state)| !state.complete)
+    }
+
+    /// What has started and is not complete.
+    pub(crate) fn running(&self) -> impl Iterator<Item = (Handle, &ActivityState)> {
+        self.open().filter(|(_, state)| state.started.is_some())
     }
 
     /// Receives of a group and tag that have started and are not complete, in the order in which they were issued.
     pub(crate) fn open_receives(&self, group: GroupId, tag: u64) -> impl Iterator<Item = (Handle, &ActivityState)> {
-        let numbered = (self.first..).map(Handle).zip(&self.states);
-        let states = numbered.filter_map(|(handle, state)| Some((handle, state.as_deref()?)));
-        states.filter(move |(_, state)| match &state.activity {
-            Activity::Call(Call { group: of, op: CallOp::Recv { tag: wanted, .. } }) => {
-                (*of, *wanted) == (group, tag) && state.started.is_some() && !state.complete
-            }
+        self.running().filter(move |(_, state)| match &state.activity {
+            Activity::Call(Call { group: of, op: CallOp::Recv { tag: wanted, .. } }) => (*of, *wanted) == (group, tag),
             _ => false,
         })
     }
 
-    /// What has started and is not complete.
-    pub(crate) fn running(&self) -> impl Iterator<Item = (Handle, &Activity)> {
-        let numbered = (self.first..).map(Handle).zip(&self.states);
-        let states = numbered.filter_map(|(handle, state)| Some((handle, state.as_deref()?)));
-        let runs = |(_, state): &(Handle, &ActivityState)| state.started.is_some() && !state.complete;
-        states.filter(runs).map(|(handle, state)| (handle, &state.activity))
-    }
-
-    /// Was it complete and forgotten, or is it complete now?
+    /// Is it complete, whether or not it is forgotten?
     pub(crate) fn is_complete(&self, handle: Handle) -> bool {
         assert!(handle < self.next_handle(), "{handle} was never issued");
         self.get(handle).is_none_or(|state| state.complete)
     }
 
     pub(crate) fn forget(&mut self, handle: Handle) {
-        if let Some(index) = handle.0.checked_sub(self.first) {
-            self.states[index as usize] = None;
-        }
-        while let Some(None) = self.states.front() {
-            self.states.pop_front();
-            self.first += 1;
-        }
+        self.states.remove(&handle);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.states.len()
     }
 }
 
@@ -206,22 +213,6 @@ pub(crate) struct Ledger {
     settled: SimTime,
     computing: u32,
     communicating: u32,
-}
-
-/// Where a rank's time went. The three parts and the time after its finish add up to the makespan.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Times {
-    /// At least one activity computed, or the rank paid for a clock read.
-    pub compute: SimDuration,
-    /// Blocked in a communication call, and nothing computed.
-    pub exposed: SimDuration,
-    /// The part of `exposed` before a peer had entered the operation.
-    pub late_peer: SimDuration,
-    /// The part of `late_peer` in receives: their sends had not been issued. Digests that are kept were made without it.
-    #[serde(skip)]
-    pub no_data: SimDuration,
-    /// The rest: sleep, store.
-    pub idle: SimDuration,
 }
 
 impl Ledger {
@@ -264,9 +255,9 @@ impl Ledger {
     }
 }
 
-impl Rank {
-    pub(crate) fn new(id: RankId) -> Rank {
-        Rank {
+impl RankState {
+    pub(crate) fn new(id: RankId) -> RankState {
+        RankState {
             id,
             clock: SimTime::ZERO,
             tasks: vec![Task { state: TaskState::Running, requests: 0 }],
@@ -291,7 +282,7 @@ impl Rank {
     }
 }
 
-impl Rank {
+impl RankState {
     /// For what a wait for `handles` that begins now will block.
     pub(crate) fn blocks_on(&self, handles: &[Handle]) -> Blocked {
         let missing = handles.iter().filter_map(|handle| self.activities.get(*handle)).filter(|state| !state.complete);
@@ -318,9 +309,13 @@ impl Rank {
         }
     }
 
-    pub(crate) fn forget(&mut self, handles: &[Handle]) {
+    /// What was complete and kept for a wait that has ended without it is forgotten, unless another wait is for it, too.
+    pub(crate) fn forget_awaited(&mut self, handles: &[Handle]) {
         for handle in handles {
-            self.activities.forget(*handle);
+            let awaits = |task: &Task| matches!(&task.state, TaskState::Waiting(wait) if wait.awaits(*handle));
+            if self.activities.is_complete(*handle) && !self.tasks.iter().any(awaits) {
+                self.activities.forget(*handle);
+            }
         }
     }
 }
@@ -336,12 +331,14 @@ fn kind(activity: &Activity) -> Blocked {
 }
 
 impl Wait {
-    /// Takes note that an activity is complete, whether or not the wait is for it.
-    pub(crate) fn note(&mut self, done: Handle, failed: bool) {
-        if self.awaits(done) {
+    /// Takes note that an activity is complete. Is the wait for it?
+    pub(crate) fn note(&mut self, done: Handle, failed: bool) -> bool {
+        let awaits = self.awaits(done);
+        if awaits {
             self.left -= 1;
             self.failed |= failed;
         }
+        awaits
     }
 
     /// Was this activity not complete when the wait began?
@@ -396,6 +393,7 @@ mod tests {
             site: Site(0),
             issued: SimTime::ZERO,
             started: None,
+            cause: Cause::Time,
             complete: false,
             failed: None,
             peers_entered: SimTime::ZERO,

@@ -1,9 +1,12 @@
-//! Owns what is said when a run cannot go on: what every rank was doing, and what does not fit.
+//! Owns what is said when a run cannot go on: what every rank was doing and waits for, who is absent, and what nearly fits.
 
+use super::Engine;
+use super::rank::{RankState, TaskState, Threads};
 use crate::comm::{Caller, Disagreement};
-use crate::ids::{GroupId, Handle, RankId, Site, TaskId};
+use crate::ids::{GroupId, GroupRank, Handle, RankId, Site, TaskId};
 use crate::network::Asymmetry;
-use crate::program::{CallOp, Outcome};
+use crate::program::{Activity, Call, CallOp, Outcome};
+use crate::store;
 use crate::time::{Bytes, SimTime};
 use std::fmt;
 
@@ -13,14 +16,14 @@ pub struct Halt {
     /// When.
     pub at: SimTime,
     /// Why.
-    pub cause: Cause,
+    pub reason: HaltReason,
     /// Every rank, as it stood.
     pub ranks: Vec<RankReport>,
 }
 
 /// What stopped a run.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Cause {
+pub enum HaltReason {
     /// Nothing is left that could end the ranks' waits.
     Deadlock,
     /// Two ranks called what should be one operation in different ways.
@@ -115,16 +118,111 @@ pub struct Near {
     pub site: Site,
 }
 
+impl Engine {
+    /// Every rank as it stands: what a progress display or a report shows.
+    pub fn report(&self) -> Vec<RankReport> {
+        self.simulated().map(|rank| self.rank_report(rank)).collect()
+    }
+
+    fn rank_report(&self, rank: &RankState) -> RankReport {
+        let tasks = rank.tasks.iter().enumerate();
+        RankReport {
+            rank: rank.id,
+            clock: rank.clock,
+            ended: rank.outcome,
+            tasks: tasks.filter_map(|(index, task)| self.task_report(rank, TaskId::from(index), &task.state)).collect(),
+        }
+    }
+
+    fn task_report(&self, rank: &RankState, task: TaskId, state: &TaskState) -> Option<TaskReport> {
+        let (site, doing) = match state {
+            TaskState::Ended => return None,
+            TaskState::Running if rank.threads != Threads::Run => (None, Doing::Inside),
+            TaskState::Running | TaskState::Asking | TaskState::Polling => (None, Doing::Running),
+            TaskState::Paused { site, .. } => (Some(*site), Doing::Inside),
+            TaskState::Storing { operation, site, .. } => (Some(*site), Doing::Store(store::keys(operation))),
+            TaskState::Waiting(wait) => {
+                let missing = wait.handles.iter().filter(|handle| !rank.activities.is_complete(**handle));
+                (Some(wait.site), Doing::Waiting(missing.map(|handle| self.pending(rank, *handle)).collect()))
+            }
+        };
+        Some(TaskReport { task, site, doing })
+    }
+
+    fn pending(&self, rank: &RankState, handle: Handle) -> Pending {
+        let activity = rank.activities.get(handle).expect("what is not complete is not forgotten");
+        let (operation, bytes, meeting) = match &activity.activity {
+            Activity::Compute(_) => ("compute", Bytes(0), None),
+            Activity::Sleep(_) => ("sleep", Bytes(0), None),
+            Activity::Mark(_) => ("mark", Bytes(0), None),
+            Activity::Store(_) => ("store", Bytes(0), None),
+            Activity::Finish => ("finish", Bytes(0), None),
+            Activity::Close(_) => ("close", Bytes(0), None),
+            Activity::Call(call) => {
+                (call.op.name(), self.comm.bytes(call), Some((call.group, self.absent(call, activity.sequence))))
+            }
+        };
+        let near = match &activity.activity {
+            Activity::Call(call) => self.near(rank.id, call),
+            _ => None,
+        };
+        Pending { handle, operation, bytes, meeting, site: activity.site, near }
+    }
+
+    /// What a send or receive waits for in vain, as its peer uses another tag.
+    fn near(&self, me: RankId, call: &Call) -> Option<Near> {
+        let (peer, wanted) = match call.op {
+            CallOp::Send { to, tag, .. } => (to, tag),
+            CallOp::Recv { from: Some(from), tag, .. } => (from, tag),
+            CallOp::Recv { from: None, .. } | CallOp::Collective(_) => return None,
+        };
+        let rank = self.members(call.group)[peer.index()];
+        let to_me = |group_rank: GroupRank| self.members(call.group)[group_rank.index()] == me;
+        let fits = |site: Site, other: &Call| match (&call.op, &other.op) {
+            (CallOp::Recv { .. }, CallOp::Send { to, tag, .. }) if to_me(*to) => {
+                Some(Near { rank, sends: true, tag: *tag, wanted, site })
+            }
+            (CallOp::Send { .. }, CallOp::Recv { from, tag, .. }) if from.is_none_or(to_me) => {
+                Some(Near { rank, sends: false, tag: *tag, wanted, site })
+            }
+            _ => None,
+        };
+        let open = self.ranks[rank.index()].activities.open().filter_map(|(_, other)| match &other.activity {
+            Activity::Call(call_of_peer) if call_of_peer.group == call.group => fits(other.site, call_of_peer),
+            _ => None,
+        });
+        // Where nothing keeps a send back, it has ended and its message lies here.
+        let unclaimed =
+            matches!(call.op, CallOp::Recv { .. }).then(|| self.comm.unclaimed_message(me, call.group, rank)).flatten();
+        let arrived = unclaimed.map(|(tag, site)| Near { rank, sends: true, tag, wanted, site });
+        open.chain(arrived).find(|near| near.tag != wanted)
+    }
+
+    /// Whom an operation that is not complete still waits for.
+    fn absent(&self, call: &Call, sequence: u64) -> Vec<RankId> {
+        match &call.op {
+            CallOp::Collective(_) => self.comm.missing(call.group, sequence),
+            CallOp::Recv { from: Some(from), .. } => vec![self.members(call.group)[from.index()]],
+            CallOp::Send { to, bytes, .. } if self.comm.transport.has_handshake(*bytes) => {
+                vec![self.members(call.group)[to.index()]]
+            }
+            CallOp::Recv { from: None, .. } | CallOp::Send { .. } => Vec::new(),
+        }
+    }
+}
+
 impl Halt {
     /// The report for people; `site` turns a line's id into `file:line`, and `inside` says where threads of a rank stand that wait for
     /// each other, if that is known.
     pub fn render(&self, site: &dyn Fn(Site) -> String, inside: &dyn Fn(RankId) -> Vec<String>) -> String {
-        let mut text = match &self.cause {
-            Cause::Deadlock => format!("deadlock at {}: no rank can go on\n", self.at),
-            Cause::EndOfTime => format!("virtual time would pass 213 days (at {})\n", self.at),
-            Cause::Asymmetry(asymmetry) => format!("ranks are not alike (at {}): {}\n", self.at, asymmetry.problem),
-            Cause::Mismatch { group, first, first_call, first_site, second, second_site, what } => format!(
-                "mismatch at {}: {} and {} disagree about the same {} of {group}\n  {what}\n  {} called it first, at {}\n  {} called it at {}\n",
+        let mut text = match &self.reason {
+            HaltReason::Deadlock => format!("deadlock at {}: no rank can proceed\n", self.at),
+            HaltReason::EndOfTime => format!("virtual time exceeds its limit of 213 days (at {})\n", self.at),
+            HaltReason::Asymmetry(asymmetry) => {
+                format!("ranks are not equivalent (at {}): {}\n", self.at, asymmetry.problem)
+            }
+            HaltReason::Mismatch { group, first, first_call, first_site, second, second_site, what } => format!(
+                "mismatch at {}: {} and {} made different calls for the same {} of {group}\n  {what}\n  {} called it first, at {}\n  {} called it at {}\n",
                 self.at,
                 second.0,
                 first.0,
@@ -147,7 +245,7 @@ impl RankReport {
     pub fn render(&self, site: &dyn Fn(Site) -> String, threads: &[String]) -> String {
         let head = format!("  {}, clock {}: ", self.rank, self.clock);
         match self.ended {
-            Some(Outcome::Crashed) => return head + "has crashed, as the cluster wanted\n",
+            Some(Outcome::Crashed) => return head + "has crashed, as the cluster file specifies\n",
             Some(_) => return head + "has finished\n",
             None => {}
         }
@@ -156,7 +254,7 @@ impl RankReport {
         let shown = self.tasks.iter().filter(|task| threads.is_empty() || task.doing != Doing::Running);
         let (waiting, others): (Vec<_>, Vec<_>) = shown.partition(|task| task.doing == Doing::Inside);
         let describe = |task: &TaskReport| {
-            let place = task.site.map_or(String::new(), |line| format!(" at {}", site(line)));
+            let place = task.site.map_or(String::new(), |line| format!(", at {}", site(line)));
             format!("{}{place}{}", task.doing, task.doing.near(site))
         };
         let mut lines: Vec<String> = others.into_iter().map(describe).collect();
@@ -206,9 +304,9 @@ impl fmt::Display for Pending {
             1..=8 => {
                 let ranks: Vec<String> = missing.iter().map(|rank| rank.0.to_string()).collect();
                 let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
-                write!(f, ", which {noun} {} did not enter", ranks.join(", "))
+                write!(f, ", not entered by {noun} {}", ranks.join(", "))
             }
-            count => write!(f, ", which {count} ranks did not enter, the first of them {}", missing[0]),
+            count => write!(f, ", not entered by {count} ranks, the first of which is {}", missing[0]),
         }
     }
 }
@@ -217,37 +315,37 @@ impl Halt {
     fn hint(&self) -> &'static str {
         let has_crashed = self.ranks.iter().any(|rank| rank.ended == Some(Outcome::Crashed));
         let is_inside = |rank: &RankReport| rank.tasks.iter().any(|task| task.doing == Doing::Inside);
-        match self.cause {
-            Cause::Deadlock if has_crashed => {
-                "default time-outs are no events here: give init_process_group a timeout, or let ranks that hear of the crash close their groups (destroy_process_group)"
+        match self.reason {
+            HaltReason::Deadlock if has_crashed => {
+                "default timeouts are not simulated; pass a timeout to init_process_group, or call destroy_process_group on ranks that detect the crash"
             }
-            Cause::Deadlock if self.ranks.iter().any(is_inside) => {
-                "look whether what threads wait for inside their process, a lock or an item of a queue, can still come"
+            HaltReason::Deadlock if self.ranks.iter().any(is_inside) => {
+                "check that the locks and queues on which the threads of a process wait can still be released or filled"
             }
-            _ => self.cause.hint(),
+            _ => self.reason.hint(),
         }
     }
 }
 
-impl Cause {
+impl HaltReason {
     fn hint(&self) -> &'static str {
         match self {
-            Cause::Deadlock => {
-                "let every member of a group call the same operations in the same order, and every receive have its send"
+            HaltReason::Deadlock => {
+                "call the same operations in the same order on every member of a group, and give every receive a matching send"
             }
-            Cause::Mismatch { .. } => {
-                "let all members of a group call the same operation with the same sizes, dtype and root"
+            HaltReason::Mismatch { .. } => {
+                "call the same operation with the same sizes, dtype and root on every member of the group"
             }
-            Cause::EndOfTime => "look for a sleep, a time-out or a rate that is off by many powers of ten",
-            Cause::Asymmetry(asymmetry) => asymmetry.hint,
+            HaltReason::EndOfTime => "check for a sleep, a timeout or a rate that is wrong by orders of magnitude",
+            HaltReason::Asymmetry(asymmetry) => asymmetry.hint,
         }
     }
 
     /// `site` finds the line of an operation that only its handle is known of.
-    pub(crate) fn of(disagreement: Disagreement, site: impl Fn(RankId, Handle) -> Option<Site>) -> Cause {
+    pub(crate) fn of(disagreement: Disagreement, site: impl Fn(RankId, Handle) -> Option<Site>) -> HaltReason {
         let Disagreement { group, first, first_call, second, what } = disagreement;
         let line = |caller: Caller| site(caller.rank, caller.handle).unwrap_or(caller.site);
-        Cause::Mismatch {
+        HaltReason::Mismatch {
             group,
             first: (first.rank, first.handle),
             first_call,

@@ -2,7 +2,7 @@
 //! Whether groups and collectives are alike is `comm`'s to check, whether the network is [`FoldedTopology`]'s.
 
 use super::Engine;
-use super::rank::Rank;
+use super::rank::RankState;
 use crate::cluster::{Cluster, Device, Protocol};
 use crate::ids::{HostId, RankId};
 use crate::network::{Asymmetry, FlowNetwork, FoldedTopology};
@@ -15,7 +15,7 @@ impl Engine {
     /// Each rank of a class finishes when its representative does; of other events only the representatives' are observed. That
     /// programs of one class ask for the same, each in its own place, whatever the order in which they hear of what happens at one instant, is
     /// the caller's promise. Where requests themselves show that ranks are not alike, and where an order within an instant would
-    /// count, the run halts with [`super::Cause::Asymmetry`].
+    /// count, the run halts with [`super::HaltReason::Asymmetry`].
     ///
     /// # Errors
     /// If the cluster does not look the same from ranks that should be alike.
@@ -24,22 +24,24 @@ impl Engine {
             return Ok(Engine::new(cluster));
         }
         if !cluster.dynamics.is_empty() {
-            return Err(Asymmetry::new("links that change, and others' traffic, are not alike for all"));
+            return Err(Asymmetry::new("dynamic links and background traffic do not affect all ranks equally"));
         }
         if let Some(key) = order_of_service(&cluster.backend.protocol) {
-            let problem =
-                format!("the backend `{}` serves messages of one instant in an order (`{key}`)", cluster.backend.name);
+            let problem = format!(
+                "the backend `{}` processes simultaneous messages in a fixed order (`{key}`)",
+                cluster.backend.name
+            );
             return Err(Asymmetry::new(problem));
         }
         if !keeps_servers(cluster, symmetry) {
-            let problem = "the ranks of one server would have to be alike with ranks of several";
+            let problem = "ranks of one server would have to be equivalent to ranks of several servers";
             return Err(Asymmetry::new(problem));
         }
         let like = |device: &Device| Device { name: String::new(), host: HostId(0), ..device.clone() };
         for (rank, device) in cluster.devices.iter().enumerate() {
             let representative = &cluster.devices[symmetry.representative(rank.into()).index()];
             if like(device) != like(representative) {
-                return Err(Asymmetry::new(format!("device `{}` is unlike `{}`", device.name, representative.name)));
+                return Err(Asymmetry::new(format!("device `{}` differs from `{}`", device.name, representative.name)));
             }
         }
         let hosts = cluster.devices.iter().map(|device| device.host).collect();
@@ -55,7 +57,7 @@ impl Engine {
         self.comm.groups.symmetry()
     }
 
-    pub(super) fn simulated(&self) -> impl Iterator<Item = &Rank> {
+    pub(super) fn simulated(&self) -> impl Iterator<Item = &RankState> {
         self.ranks.iter().filter(|rank| self.symmetry().is_representative(rank.id))
     }
 
@@ -69,13 +71,11 @@ impl Engine {
                 self.comm.check_symmetry(*group, collective)
             }
             Activity::Call(Call { op: CallOp::Recv { from: None, .. }, .. }) => {
-                Err(Asymmetry::new("a receive from any rank takes what comes first"))
+                Err(Asymmetry::new("a receive from any source depends on the order of arrival"))
             }
-            Activity::Call(Call { group, .. }) if !self.comm.groups.get(*group).admits_messages() => {
-                Err(Asymmetry::new(format!(
-                    "{group} has messages between members besides collectives that do not move along with them"
-                )))
-            }
+            Activity::Call(Call { group, .. }) if !self.comm.groups.get(*group).admits_messages() => Err(
+                Asymmetry::new(format!("{group} has point-to-point messages between members that are not symmetric")),
+            ),
             _ => Ok(()),
         }
     }

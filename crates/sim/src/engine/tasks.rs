@@ -1,15 +1,14 @@
 //! Owns what blocks a task and what lets it go on: waits, time-outs, polls, the store, its end.
 
-use super::queue::{Class, Place};
-use super::rank::{Blocked, Rank, TaskState, Threads, Times, Wait};
-use super::report::{Doing, Near, Pending, RankReport, TaskReport};
-use super::{Cause, Engine, Pend, Resumption, Storing};
-use crate::comm::store;
+use super::queue::{Class, EventKey};
+use super::rank::{Blocked, RankState, TaskState, Wait};
+use super::{Engine, HaltReason, PendingEvent, Resumption, Storing};
+use crate::event::{Cause, Elapsed, Event, Observer, Times, WaitReason};
 use crate::ids::{GroupRank, Handle, RankId, Site, TaskId};
 use crate::network::Asymmetry;
 use crate::program::{Activity, Call, CallOp, Outcome, POLL_COST, Reply, StoreOp, StoreValue};
-use crate::record::{Event, Observer, WaitReason};
-use crate::time::{Bytes, SimDuration, SimTime};
+use crate::store;
+use crate::time::{SimDuration, SimTime};
 
 impl Engine {
     /// Lets a task go on now.
@@ -21,10 +20,10 @@ impl Engine {
         self.update_hold(rank);
     }
 
-    /// Keeps the earliest place at which a running rank could still ask for something.
+    /// Keeps the earliest key with which a running rank could still ask for something.
     pub(super) fn update_hold(&mut self, rank: RankId) {
         let state = &self.ranks[rank.index()];
-        let hold = state.holds_time().map(|task| Place {
+        let hold = state.holds_time().map(|task| EventKey {
             at: state.clock,
             class: Class::Request,
             rank,
@@ -33,11 +32,11 @@ impl Engine {
         });
         let held = &mut self.held[rank.index()];
         if *held != hold {
-            if let Some(place) = held {
-                self.holding.remove(place);
+            if let Some(key) = held {
+                self.holding.remove(key);
             }
-            if let Some(place) = hold {
-                self.holding.insert(place);
+            if let Some(key) = hold {
+                self.holding.insert(key);
             }
             *held = hold;
         }
@@ -79,7 +78,7 @@ impl Engine {
     fn set_time_out(&mut self, rank: RankId, task: TaskId, timeout: Option<SimDuration>) {
         let sequence = self.ranks[rank.index()].task(task).requests;
         if let Some(at) = timeout.and_then(|timeout| self.now.checked_add(timeout)) {
-            self.events.push(Place { at, class: Class::TimeOut, rank, task, sequence }, Pend::TimeOut);
+            self.events.push(EventKey { at, class: Class::TimeOut, rank, task, sequence }, PendingEvent::TimeOut);
         }
     }
 
@@ -102,7 +101,8 @@ impl Engine {
     fn end_told(&mut self, rank: RankId, task: TaskId, complete: Vec<Handle>) {
         let reply = self.told(rank, complete);
         if let Reply::Complete(complete) | Reply::Failed { complete, .. } = &reply {
-            self.ranks[rank.index()].forget(complete);
+            let activities = &mut self.ranks[rank.index()].activities;
+            complete.iter().for_each(|handle| activities.forget(*handle));
         }
         self.resume(rank, task, reply);
     }
@@ -132,7 +132,9 @@ impl Engine {
         };
         let call = done.or_else(|| state.first_missing(&wait.handles)).and_then(|handle| state.call(handle));
         let (start, handles, site) = (wait.since, &wait.handles[..], wait.site);
-        let event = Event::Waited { rank, task, start, reason, exposed, late_peer, no_data, handles, call, site };
+        let cause = done.map_or(Cause::Time, Cause::Activity);
+        let event =
+            Event::Waited { rank, task, start, reason, exposed, late_peer, no_data, handles, call, site, cause };
         observer.record(now, &event);
     }
 
@@ -192,13 +194,16 @@ impl Engine {
         let state = self.ranks[rank.index()].task(task);
         assert!(state.awaits(request), "{rank} {task}: the time-out of request {request} is over");
         match std::mem::replace(&mut state.state, TaskState::Running) {
-            TaskState::Waiting(wait) => self.end_wait(rank, task, &wait, None, observer),
+            TaskState::Waiting(wait) => {
+                self.end_wait(rank, task, &wait, None, observer);
+                self.ranks[rank.index()].forget_awaited(&wait.awaited);
+            }
             TaskState::Storing { since, site, .. } => {
                 self.storing.retain(|blocked| *blocked != (rank, Storing::Task(task)));
-                self.end_idle_wait(rank, task, WaitReason::Store, (since, site), observer);
+                self.end_idle_wait(rank, task, WaitReason::Store, (since, site), Cause::Time, observer);
             }
             TaskState::Paused { since, site } => {
-                self.end_idle_wait(rank, task, WaitReason::Sleep, (since, site), observer);
+                self.end_idle_wait(rank, task, WaitReason::Sleep, (since, site), Cause::Time, observer);
             }
             _ => unreachable!("{rank} {task} does not wait"),
         }
@@ -213,14 +218,17 @@ impl Engine {
         state.state = TaskState::Polling;
         let sequence = state.requests;
         match self.now.checked_add(POLL_COST) {
-            Some(at) => {
-                self.events.push(Place { at, class: Class::ActivityEnd, rank, task, sequence }, Pend::Paid(reply))
-            }
-            None => self.halt(Cause::EndOfTime),
+            Some(at) => self
+                .events
+                .push(EventKey { at, class: Class::ActivityEnd, rank, task, sequence }, PendingEvent::Paid(reply)),
+            None => self.halt(HaltReason::EndOfTime),
         }
     }
 
-    pub(super) fn poll_is_paid(&mut self, rank: RankId, task: TaskId, reply: Reply) {
+    pub(super) fn poll_is_paid(&mut self, rank: RankId, task: TaskId, reply: Reply, observer: &mut dyn Observer) {
+        let start = SimTime::from_ps(self.now.as_ps() - POLL_COST.as_ps());
+        let (what, why, cause) = (Elapsed::Poll, None, Cause::Time);
+        observer.record(self.now, &Event::Elapsed { rank, task, what, start, why, cause });
         if let Reply::Now(_) = reply {
             self.ranks[rank.index()].ledger.end_compute(self.now);
         }
@@ -237,12 +245,12 @@ impl Engine {
         observer: &mut dyn Observer,
     ) {
         if !self.symmetry().is_trivial() {
-            return self.halt(Cause::Asymmetry(Asymmetry::store()));
+            return self.halt(HaltReason::Asymmetry(Asymmetry::store()));
         }
         match self.store.apply(&operation) {
             Some(value) => {
                 if store::changes(&operation) {
-                    self.serve_store_waits(observer);
+                    self.serve_store_waits(Cause::Stored(rank, task), observer);
                 }
                 self.answer(rank, task, &operation, value);
             }
@@ -270,7 +278,7 @@ impl Engine {
         observer: &mut dyn Observer,
     ) -> bool {
         if !self.symmetry().is_trivial() {
-            self.halt(Cause::Asymmetry(Asymmetry::store()));
+            self.halt(HaltReason::Asymmetry(Asymmetry::store()));
             return false;
         }
         if self.store.apply(operation).is_none() {
@@ -278,7 +286,7 @@ impl Engine {
             return false;
         }
         if store::changes(operation) {
-            self.serve_store_waits(observer);
+            self.serve_store_waits(Cause::StoredBy(rank, handle), observer);
         }
         let looks = store::looks(operation);
         if looks {
@@ -288,7 +296,7 @@ impl Engine {
     }
 
     /// The store has changed: serves those who wait for it, first come, first served.
-    fn serve_store_waits(&mut self, observer: &mut dyn Observer) {
+    fn serve_store_waits(&mut self, cause: Cause, observer: &mut dyn Observer) {
         let mut index = 0;
         while let Some((rank, storing)) = self.storing.get(index).copied() {
             let Some(value) = self.store.apply(stored_for(&self.ranks[rank.index()], storing)) else {
@@ -297,10 +305,16 @@ impl Engine {
             };
             self.storing.remove(index);
             match storing {
-                Storing::Activity(handle) => self.complete(rank, handle, observer),
+                Storing::Activity(handle) => {
+                    let state = self.ranks[rank.index()].activities.get(handle).expect("what waits is not forgotten");
+                    let (start, task) = (state.started.expect("what waits has started"), state.task);
+                    let (what, why) = (Elapsed::Store, Some(state.why(handle)));
+                    observer.record(self.now, &Event::Elapsed { rank, task, what, start, why, cause });
+                    self.complete(rank, handle, observer);
+                }
                 Storing::Task(task) => {
                     if let TaskState::Storing { since, site, .. } = self.ranks[rank.index()].task(task).state {
-                        self.end_idle_wait(rank, task, WaitReason::Store, (since, site), observer);
+                        self.end_idle_wait(rank, task, WaitReason::Store, (since, site), cause, observer);
                     }
                     self.resume(rank, task, Reply::Store(value));
                 }
@@ -314,12 +328,14 @@ impl Engine {
         task: TaskId,
         reason: WaitReason,
         (start, site): (SimTime, Site),
+        cause: Cause,
         observer: &mut dyn Observer,
     ) {
         if start < self.now {
             let [exposed, late_peer, no_data] = [SimDuration::ZERO; 3];
             let (handles, call) = (&[][..], None);
-            let event = Event::Waited { rank, task, start, reason, exposed, late_peer, no_data, handles, call, site };
+            let event =
+                Event::Waited { rank, task, start, reason, exposed, late_peer, no_data, handles, call, site, cause };
             observer.record(self.now, &event);
         }
     }
@@ -330,13 +346,13 @@ impl Engine {
         let state = &mut self.ranks[rank.index()];
         state.task(task).state = TaskState::Ended;
         if task == TaskId(0) {
-            self.finish(rank, outcome, observer);
+            self.finish(rank, outcome, Cause::Task(task), observer);
         }
         self.update_hold(rank);
     }
 
     /// Closes the rank's accounts, once.
-    pub(super) fn finish(&mut self, rank: RankId, outcome: Outcome, observer: &mut dyn Observer) {
+    pub(super) fn finish(&mut self, rank: RankId, outcome: Outcome, cause: Cause, observer: &mut dyn Observer) {
         let state = &mut self.ranks[rank.index()];
         if state.outcome.is_some() {
             return;
@@ -348,99 +364,14 @@ impl Engine {
         self.unfinished -= 1;
         let (times, traffic) = (state.ledger.times, self.comm.traffic(rank));
         for rank in self.symmetry().class(rank) {
-            observer.record(self.now, &Event::Finished { rank, outcome, times, traffic });
+            observer.record(self.now, &Event::Finished { rank, outcome, times, traffic, cause });
         }
         self.comm.close_all(self.now, rank);
-    }
-
-    pub(super) fn rank_report(&self, rank: &Rank) -> RankReport {
-        let tasks = rank.tasks.iter().enumerate();
-        RankReport {
-            rank: rank.id,
-            clock: rank.clock,
-            ended: rank.outcome,
-            tasks: tasks.filter_map(|(index, task)| self.task_report(rank, TaskId::from(index), &task.state)).collect(),
-        }
-    }
-
-    fn task_report(&self, rank: &Rank, task: TaskId, state: &TaskState) -> Option<TaskReport> {
-        let (site, doing) = match state {
-            TaskState::Ended => return None,
-            TaskState::Running if rank.threads != Threads::Run => (None, Doing::Inside),
-            TaskState::Running | TaskState::Asking | TaskState::Polling => (None, Doing::Running),
-            TaskState::Paused { site, .. } => (Some(*site), Doing::Inside),
-            TaskState::Storing { operation, site, .. } => (Some(*site), Doing::Store(store::keys(operation))),
-            TaskState::Waiting(wait) => {
-                let missing = wait.handles.iter().filter(|handle| !rank.activities.is_complete(**handle));
-                (Some(wait.site), Doing::Waiting(missing.map(|handle| self.pending(rank, *handle)).collect()))
-            }
-        };
-        Some(TaskReport { task, site, doing })
-    }
-
-    fn pending(&self, rank: &Rank, handle: Handle) -> Pending {
-        let activity = rank.activities.get(handle).expect("what is not complete is not forgotten");
-        let (operation, bytes, meeting) = match &activity.activity {
-            Activity::Compute(_) => ("compute", Bytes(0), None),
-            Activity::Sleep(_) => ("sleep", Bytes(0), None),
-            Activity::Mark(_) => ("mark", Bytes(0), None),
-            Activity::Store(_) => ("store", Bytes(0), None),
-            Activity::Finish => ("finish", Bytes(0), None),
-            Activity::Close(_) => ("close", Bytes(0), None),
-            Activity::Call(call) => {
-                (call.op.name(), call.op.bytes(), Some((call.group, self.absent(call, activity.sequence))))
-            }
-        };
-        let near = match &activity.activity {
-            Activity::Call(call) => self.near(rank.id, call),
-            _ => None,
-        };
-        Pending { handle, operation, bytes, meeting, site: activity.site, near }
-    }
-
-    /// What a send or receive waits for in vain, as its peer uses another tag.
-    fn near(&self, me: RankId, call: &Call) -> Option<Near> {
-        let (peer, wanted) = match call.op {
-            CallOp::Send { to, tag, .. } => (to, tag),
-            CallOp::Recv { from: Some(from), tag, .. } => (from, tag),
-            CallOp::Recv { from: None, .. } | CallOp::Collective(_) => return None,
-        };
-        let rank = self.members(call.group)[peer.index()];
-        let to_me = |group_rank: GroupRank| self.members(call.group)[group_rank.index()] == me;
-        let fits = |site: Site, other: &Call| match (&call.op, &other.op) {
-            (CallOp::Recv { .. }, CallOp::Send { to, tag, .. }) if to_me(*to) => {
-                Some(Near { rank, sends: true, tag: *tag, wanted, site })
-            }
-            (CallOp::Send { .. }, CallOp::Recv { from, tag, .. }) if from.is_none_or(to_me) => {
-                Some(Near { rank, sends: false, tag: *tag, wanted, site })
-            }
-            _ => None,
-        };
-        let open = self.ranks[rank.index()].activities.open().filter_map(|other| match &other.activity {
-            Activity::Call(call_of_peer) if call_of_peer.group == call.group => fits(other.site, call_of_peer),
-            _ => None,
-        });
-        // Where nothing keeps a send back, it has ended and its message lies here.
-        let letter = matches!(call.op, CallOp::Recv { .. }).then(|| self.comm.letter(me, call.group, rank)).flatten();
-        let arrived = letter.map(|(tag, site)| Near { rank, sends: true, tag, wanted, site });
-        open.chain(arrived).find(|near| near.tag != wanted)
-    }
-
-    /// Whom an operation that is not complete still waits for.
-    fn absent(&self, call: &Call, sequence: u64) -> Vec<RankId> {
-        match &call.op {
-            CallOp::Collective(_) => self.comm.missing(call.group, sequence),
-            CallOp::Recv { from: Some(from), .. } => vec![self.members(call.group)[from.index()]],
-            CallOp::Send { to, bytes, .. } if self.comm.transport.has_handshake(*bytes) => {
-                vec![self.members(call.group)[to.index()]]
-            }
-            CallOp::Recv { from: None, .. } | CallOp::Send { .. } => Vec::new(),
-        }
     }
 }
 
 /// What waits to be done.
-fn stored_for(rank: &Rank, storing: Storing) -> &StoreOp {
+fn stored_for(rank: &RankState, storing: Storing) -> &StoreOp {
     match storing {
         Storing::Task(task) => match &rank.tasks[task.index()].state {
             TaskState::Storing { operation, .. } => operation,

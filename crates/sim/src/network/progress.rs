@@ -30,7 +30,7 @@ const NOWHERE: u32 = u32::MAX;
 pub(super) struct Progress {
     clocks: Vec<Clock>,
     /// By flow.
-    places: Vec<Place>,
+    flow_targets: Vec<FlowTarget>,
     /// Links whose clocks flows go by, by when the first of these ends; no later than that where [`Clock::exact`] is not set.
     ends: IndexedHeap<SimTime>,
     /// Links whose entry in `ends` may be wrong.
@@ -56,7 +56,7 @@ struct Clock {
 
 /// Where a flow's target counts.
 #[derive(Clone, Copy)]
-struct Place {
+struct FlowTarget {
     link: u32,
     target: u128,
 }
@@ -81,7 +81,7 @@ impl Clock {
 
 impl Progress {
     pub(super) fn new() -> Progress {
-        Progress { clocks: Vec::new(), places: Vec::new(), ends: IndexedHeap::new(), stale: Vec::new() }
+        Progress { clocks: Vec::new(), flow_targets: Vec::new(), ends: IndexedHeap::new(), stale: Vec::new() }
     }
 
     /// A new link, numbered as in [`Sharing`].
@@ -93,12 +93,12 @@ impl Progress {
 
     /// A new flow, numbered as in [`Sharing`].
     pub(super) fn add_flow(&mut self) {
-        self.places.push(Place { link: NOWHERE, target: 0 });
+        self.flow_targets.push(FlowTarget { link: NOWHERE, target: 0 });
     }
 
     /// A flow goes no further.
     pub(super) fn abandon(&mut self, flow: u32) {
-        let link = self.places[flow as usize].link;
+        let link = self.flow_targets[flow as usize].link;
         if link != NOWHERE {
             self.take_out(flow);
             self.set_exact_end(link);
@@ -148,7 +148,7 @@ impl Progress {
             }
         }
         for &flow in &sharing.moved {
-            let Place { link, target } = self.places[flow as usize];
+            let FlowTarget { link, target } = self.flow_targets[flow as usize];
             if link != NOWHERE && link != sharing.bottleneck(flow) {
                 let left = target.saturating_sub(self.clocks[link as usize].at(now));
                 self.take_out(flow);
@@ -176,12 +176,12 @@ impl Progress {
         clock.flows += 1;
         let target = clock.at(now).saturating_add(amount);
         clock.targets.push(Reverse((target, flow)));
-        self.places[flow as usize] = Place { link, target };
+        self.flow_targets[flow as usize] = FlowTarget { link, target };
         self.stale.push(link);
     }
 
     fn take_out(&mut self, flow: u32) {
-        let link = std::mem::replace(&mut self.places[flow as usize].link, NOWHERE);
+        let link = std::mem::replace(&mut self.flow_targets[flow as usize].link, NOWHERE);
         self.clocks[link as usize].flows -= 1;
     }
 
@@ -189,7 +189,7 @@ impl Progress {
     fn first_target(&mut self, link: u32) -> Option<(u128, u32)> {
         let targets = &mut self.clocks[link as usize].targets;
         while let Some(&Reverse((target, flow))) = targets.peek() {
-            let place = self.places[flow as usize];
+            let place = self.flow_targets[flow as usize];
             if place.link == link && place.target == target {
                 return Some((target, flow));
             }

@@ -16,7 +16,7 @@
 //! round trips: slow start leaves off between one and two.
 
 use super::protocol::Window;
-use crate::ids::{RankId, StreamId};
+use crate::ids::{MessageId, RankId, StreamId};
 use crate::network::{PacketOverhead, Route};
 use crate::time::{Bytes, SimDuration, SimTime};
 use std::collections::VecDeque;
@@ -35,6 +35,8 @@ pub(super) struct Connection {
     opening: Option<Box<Opening>>,
     /// When it last had something to send.
     used: SimTime,
+    /// The message that was put on it last.
+    pub(super) last: Option<MessageId>,
 }
 
 /// How a connection's window behaves.
@@ -89,7 +91,7 @@ impl Connection {
         let growth =
             growth.filter(|growth| growth.window.first < growth.window.cap && growth.round_trip > SimDuration::ZERO);
         let opening = growth.map(|growth| Opening::new(growth, growth.window.first.0));
-        Connection { stream, route, overhead, source, closed: false, growth, opening, used: SimTime::ZERO }
+        Connection { stream, route, overhead, source, closed: false, growth, opening, used: SimTime::ZERO, last: None }
     }
 
     /// Bytes come, or have left: had it nothing to send for long, its window is smaller now.

@@ -26,7 +26,8 @@ pub(crate) use rendezvous::{Channel, Grant};
 pub(crate) use slab::Slab;
 
 use crate::collective::Wire;
-use crate::ids::{GroupId, GroupRank, Handle, HostId, RankId, Site};
+use crate::event::{Cause, MessageWay};
+use crate::ids::{GroupId, GroupRank, Handle, HostId, MessageId, RankId, Site};
 use crate::network::{Network, NetworkEvent, Route, Topology};
 use crate::time::{Bytes, Rate, SimDuration, SimTime};
 use connection::{Connection, Growth, Release};
@@ -35,7 +36,7 @@ use protocol::time_for;
 use rendezvous::Rendezvous;
 use rustc_hash::FxBuildHasher;
 use std::collections::BTreeSet;
-use threads::Threads;
+use threads::HostThreads;
 use timers::Timers;
 
 /// Sends messages between ranks and reports how far they are.
@@ -53,7 +54,7 @@ pub(crate) struct Transport {
     controls: Slab<Control>,
     grants: Slab<Grant>,
     rendezvous: Rendezvous,
-    threads: Threads,
+    threads: HostThreads,
     timers: Timers<Due>,
     events: Vec<NetworkEvent>,
     wire_sent: Vec<Bytes>,
@@ -63,6 +64,8 @@ pub(crate) struct Transport {
     gone: BTreeSet<RankId>,
     /// Where the network stands.
     now: SimTime,
+    /// How many messages were posted.
+    posted: u64,
 }
 
 /// A message from its send to its arrival.
@@ -78,6 +81,7 @@ pub(crate) struct Message {
     /// When it came to the head of its stream; known once it is sent.
     pub(crate) started: SimTime,
     pub(crate) sent: SimTime,
+    pub(crate) way: MessageWay,
     connection: u32,
     /// In `Transport::grants`, once its receiver is ready and where the protocol has a handshake; else [`NO_GRANT`].
     grant: u32,
@@ -98,6 +102,8 @@ pub(crate) enum Purpose {
         to: GroupRank,
         /// The number of the sender's step.
         step: u64,
+        /// The sender's operation.
+        handle: Handle,
     },
     /// A point-to-point message.
     Send {
@@ -114,7 +120,7 @@ pub(crate) enum Purpose {
 
 /// What has happened; messages by tag.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Progress {
+pub(crate) enum TransportEvent {
     /// The message's last byte has left, and its sender knows.
     Sent(u32),
     /// Its last byte is there, and its receiver knows: it is to be taken.
@@ -188,13 +194,14 @@ impl Transport {
             controls: Slab::new(),
             grants: Slab::new(),
             rendezvous: Rendezvous::default(),
-            threads: Threads::new(world),
+            threads: HostThreads::new(world),
             timers: Timers::new(),
             events: Vec::new(),
             wire_sent: vec![Bytes(0); world],
             wires: Vec::new(),
             gone: BTreeSet::new(),
             now: SimTime::ZERO,
+            posted: 0,
         }
     }
 
@@ -245,7 +252,7 @@ impl Transport {
         self.protocol.call > SimDuration::ZERO || self.protocol.staging.is_some()
     }
 
-    /// Reports [`Progress::CallBack`] at an instant that lies after now.
+    /// Reports [`TransportEvent::CallBack`] at an instant that lies after now.
     pub(crate) fn call_back(&mut self, at: SimTime, number: u32) {
         self.timers.set(at, Due::CallBack(number));
     }
@@ -276,8 +283,17 @@ impl Transport {
         bytes: Bytes,
         purpose: Purpose,
         wire: u32,
+        cause: Cause,
     ) {
         let connection = self.connection(source, destination, group);
+        let (operation, step) = match purpose {
+            Purpose::Step { handle, step, .. } => (handle, Some(step)),
+            Purpose::Send { handle, .. } => (handle, None),
+        };
+        let id = MessageId(self.posted);
+        self.posted += 1;
+        let (begun, released) = (now, now);
+        let way = MessageWay { id, operation, step, by: source, begun, cause, released, behind: None };
         let tag = self.messages.keep(Message {
             purpose,
             source,
@@ -288,6 +304,7 @@ impl Transport {
             queued: now,
             started: SimTime::MAX,
             sent: now,
+            way,
             connection,
             grant: NO_GRANT,
             wire,
@@ -316,7 +333,12 @@ impl Transport {
 
     /// The receiver of a message is ready for it.
     fn granted(&mut self, now: SimTime, tag: u32, grant: Grant) {
-        self.messages.get_mut(tag).grant = self.grants.keep(grant);
+        let message = self.messages.get_mut(tag);
+        message.grant = self.grants.keep(grant);
+        message.way.released = now;
+        if let Some((begun, cause)) = grant.posted.filter(|_| now > message.queued) {
+            message.way = MessageWay { by: message.destination, begun, cause, ..message.way };
+        }
         self.dispatch(now, tag);
     }
 
@@ -337,10 +359,11 @@ impl Transport {
         receiver: RankId,
         sender: RankId,
         group: GroupId,
-        instance: u32,
-        combine: bool,
+        (instance, combine): (u32, bool),
+        cause: Cause,
     ) {
-        let (channel, grant) = (Channel::Instance(instance), Grant { entered: now, receive: None, combine });
+        let channel = Channel::Instance(instance);
+        let grant = Grant { entered: now, receive: None, combine, posted: Some((now, cause)) };
         let asks = self.asks();
         if !asks || self.rendezvous.receive_when_asked(receiver, Some(sender), channel, grant).is_some() {
             self.invite(now, receiver, sender, group, channel, grant);
@@ -357,7 +380,8 @@ impl Transport {
         tag: u64,
         (handle, bytes, entered): (Handle, Bytes, SimTime),
     ) {
-        let grant = Grant { entered, receive: Some((handle, bytes)), combine: false };
+        let posted = Some((now, Cause::Begun(handle)));
+        let grant = Grant { entered, receive: Some((handle, bytes)), combine: false, posted };
         let channel = Channel::Tag(group, tag);
         let sender = match self.asks() {
             true => self.rendezvous.receive_when_asked(receiver, from, channel, grant),
@@ -396,7 +420,9 @@ impl Transport {
         let bytes = self.wire_of(message).map_or(bytes, |wire| wire.stretched(bytes));
         let preamble = self.protocol.handshake.map_or(Bytes(0), |handshake| handshake.preamble);
         let wire_bytes = self.push(now, connection, bytes + preamble, u64::from(tag));
-        self.messages.get_mut(tag).wire_bytes = wire_bytes;
+        let message = self.messages.get_mut(tag);
+        message.wire_bytes = wire_bytes;
+        message.way.behind = self.connections[connection as usize].last.replace(message.way.id);
     }
 
     /// Returns the size on the wire.
@@ -482,20 +508,20 @@ impl Transport {
 
     /// Moves to `to`, which is at or before the next event, and reports what happens then: first what the network brings, in its order,
     /// then what was due, in the order in which it was set.
-    pub(crate) fn advance(&mut self, to: SimTime, progress: &mut Vec<Progress>) {
+    pub(crate) fn advance(&mut self, to: SimTime, happened: &mut Vec<TransportEvent>) {
         self.now = to;
         let mut events = std::mem::take(&mut self.events);
         self.network.advance(to, &mut events);
         for event in events.drain(..) {
-            self.network_event(to, event, progress);
+            self.network_event(to, event, happened);
         }
         self.events = events;
         while let Some(due) = self.timers.due(to) {
-            self.come_due(to, due, progress);
+            self.come_due(to, due, happened);
         }
     }
 
-    fn network_event(&mut self, now: SimTime, event: NetworkEvent, progress: &mut Vec<Progress>) {
+    fn network_event(&mut self, now: SimTime, event: NetworkEvent, happened: &mut Vec<TransportEvent>) {
         match event {
             NetworkEvent::Sent { tag, .. } if tag & CONTROL != 0 => {}
             NetworkEvent::Sent { tag, started } => {
@@ -504,14 +530,14 @@ impl Transport {
                 self.connections[message.connection as usize].is_used(now);
                 if tag & PART == 0 {
                     message.sent = now;
-                    self.after(now, self.protocol.wake, Due::Sent(tag as u32), progress);
+                    self.after(now, self.protocol.wake, Due::Sent(tag as u32), happened);
                 }
             }
             NetworkEvent::Delivered { tag } if tag & PART != 0 => {}
-            NetworkEvent::Delivered { tag } if tag & CONTROL != 0 => self.control_arrives(now, tag as u32, progress),
+            NetworkEvent::Delivered { tag } if tag & CONTROL != 0 => self.control_arrives(now, tag as u32, happened),
             NetworkEvent::Delivered { tag } => {
                 let hop = self.hop(tag as u32);
-                self.after(now, hop, Due::Landed(tag as u32), progress);
+                self.after(now, hop, Due::Landed(tag as u32), happened);
             }
         }
     }
@@ -526,30 +552,30 @@ impl Transport {
     }
 
     /// What is due after no time is done at once.
-    fn after(&mut self, now: SimTime, delay: SimDuration, due: Due, progress: &mut Vec<Progress>) {
-        self.at(now, now.saturating_add(delay), due, progress);
+    fn after(&mut self, now: SimTime, delay: SimDuration, due: Due, happened: &mut Vec<TransportEvent>) {
+        self.at(now, now.saturating_add(delay), due, happened);
     }
 
-    fn at(&mut self, now: SimTime, at: SimTime, due: Due, progress: &mut Vec<Progress>) {
-        if at > now { self.timers.set(at, due) } else { self.come_due(now, due, progress) }
+    fn at(&mut self, now: SimTime, at: SimTime, due: Due, happened: &mut Vec<TransportEvent>) {
+        if at > now { self.timers.set(at, due) } else { self.come_due(now, due, happened) }
     }
 
-    fn come_due(&mut self, now: SimTime, due: Due, progress: &mut Vec<Progress>) {
+    fn come_due(&mut self, now: SimTime, due: Due, happened: &mut Vec<TransportEvent>) {
         match due {
             Due::Acknowledged(connection) => {
                 self.connections[connection as usize].look_again();
                 self.release(now, connection);
             }
-            Due::Landed(tag) => self.data_arrives(now, tag, progress),
+            Due::Landed(tag) => self.data_arrives(now, tag, happened),
             Due::Control(control) => self.heed(now, control),
-            Due::TakenIn(tag) => self.hand_over(now, tag, progress),
-            Due::Sent(tag) => progress.push(Progress::Sent(tag)),
-            Due::Arrived(tag) => progress.push(Progress::Arrived(tag)),
-            Due::CallBack(number) => progress.push(Progress::CallBack(number)),
+            Due::TakenIn(tag) => self.hand_over(now, tag, happened),
+            Due::Sent(tag) => happened.push(TransportEvent::Sent(tag)),
+            Due::Arrived(tag) => happened.push(TransportEvent::Arrived(tag)),
+            Due::CallBack(number) => happened.push(TransportEvent::CallBack(number)),
         }
     }
 
-    fn control_arrives(&mut self, now: SimTime, control: u32, progress: &mut Vec<Progress>) {
+    fn control_arrives(&mut self, now: SimTime, control: u32, happened: &mut Vec<TransportEvent>) {
         let at = match *self.controls.get(control) {
             Control::RecvReady { data, .. } => {
                 let sender = self.connections[data as usize].source;
@@ -557,7 +583,7 @@ impl Transport {
             }
             Control::SendReady { .. } => now,
         };
-        self.at(now, at, Due::Control(control), progress);
+        self.at(now, at, Due::Control(control), happened);
     }
 
     /// Acts on a control message.
@@ -576,24 +602,25 @@ impl Transport {
                     Channel::Instance(_) => of.unwrap_or_default(),
                 };
                 if let Some(grant) = self.rendezvous.announced(receiver, sender, channel) {
+                    let grant = Grant { posted: None, ..grant };
                     self.invite(now, receiver, sender, group, channel, grant);
                 }
             }
         }
     }
 
-    fn data_arrives(&mut self, now: SimTime, tag: u32, progress: &mut Vec<Progress>) {
+    fn data_arrives(&mut self, now: SimTime, tag: u32, happened: &mut Vec<TransportEvent>) {
         if self.reception_is_free {
-            return progress.push(Progress::Arrived(tag));
+            return happened.push(TransportEvent::Arrived(tag));
         }
         let Message { destination, bytes, .. } = *self.messages.get(tag);
         let work = self.protocol.message + time_for(self.protocol.copy, bytes);
         let at = self.threads.take_in(destination, now, work);
-        self.at(now, at, Due::TakenIn(tag), progress);
+        self.at(now, at, Due::TakenIn(tag), happened);
     }
 
     /// Wakes whoever waits for a message.
-    fn hand_over(&mut self, now: SimTime, tag: u32, progress: &mut Vec<Progress>) {
+    fn hand_over(&mut self, now: SimTime, tag: u32, happened: &mut Vec<TransportEvent>) {
         let message = *self.messages.get(tag);
         let Message { purpose, destination, bytes, sent, .. } = message;
         let Protocol { wake, reduce, .. } = self.protocol;
@@ -607,7 +634,7 @@ impl Transport {
         };
         // A busy worker need not be woken, but the message is kept until its sender knows that it has left.
         let at = at.max(sent.saturating_add(wake));
-        self.at(now, at, Due::Arrived(tag), progress);
+        self.at(now, at, Due::Arrived(tag), happened);
     }
 
     /// The way that a message takes.

@@ -8,6 +8,7 @@
 //! Where senders ask first (MPI), no receiver says anything before: each receive waits for the announcement that it takes, whoever it is to
 //! come from.
 
+use crate::event::Cause;
 use crate::ids::{GroupId, Handle, RankId};
 use crate::time::{Bytes, SimTime};
 use indexmap::IndexMap;
@@ -32,6 +33,8 @@ pub(crate) struct Grant {
     pub(crate) receive: Option<(Handle, Bytes)>,
     /// Will the elements be combined with what is there?
     pub(crate) combine: bool,
+    /// When the receive was posted, and what that followed from; `None`: it had been, and it was its announcement that the sender waited for.
+    pub(crate) posted: Option<(SimTime, Cause)>,
 }
 
 /// Sends that wait for their receivers and the other way round.
@@ -180,7 +183,7 @@ mod tests {
     const ME: RankId = RankId(0);
 
     fn grant(handle: u32) -> Grant {
-        Grant { entered: SimTime::ZERO, receive: Some((Handle(handle), Bytes(1))), combine: false }
+        Grant { entered: SimTime::ZERO, receive: Some((Handle(handle), Bytes(1))), combine: false, posted: None }
     }
 
     #[test]

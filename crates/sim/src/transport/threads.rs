@@ -10,7 +10,7 @@ use rustc_hash::FxBuildHasher;
 
 /// Until when threads are busy.
 #[derive(Debug)]
-pub(super) struct Threads {
+pub(super) struct HostThreads {
     input: Vec<SimTime>,
     program: Vec<SimTime>,
     /// By rank and the collective's instance.
@@ -23,10 +23,10 @@ fn occupy(free: &mut SimTime, now: SimTime, work: SimDuration) -> SimTime {
     *free
 }
 
-impl Threads {
-    pub(super) fn new(world: usize) -> Threads {
+impl HostThreads {
+    pub(super) fn new(world: usize) -> HostThreads {
         let idle = vec![SimTime::ZERO; world];
-        Threads { input: idle.clone(), program: idle, workers: IndexMap::default() }
+        HostThreads { input: idle.clone(), program: idle, workers: IndexMap::default() }
     }
 
     /// When a message that arrives now has been taken in.

@@ -3,8 +3,9 @@
 use crate::support::*;
 use rstest::rstest;
 use std::sync::Arc;
+use uniference_sim::collective::Grid;
 use uniference_sim::collective::choose::AlgorithmTable;
-use uniference_sim::collective::hierarchical::{Grid, Hierarchical};
+use uniference_sim::collective::hierarchical::Hierarchical;
 use uniference_sim::network::{
     Dimension, DimensionKind, GridDimension, HostRates, HostSpec, LinkSpec, Preset, Topology,
 };

@@ -2,7 +2,7 @@
 
 use crate::support::{LATENCY_PS, PS_PER_BYTE, WORLD, blocking, compute, issue, recv, run, send, switch, wait};
 use uniference_sim::cluster::Cluster;
-use uniference_sim::engine::{Cause, Ended};
+use uniference_sim::engine::{Ending, HaltReason};
 use uniference_sim::ids::{Handle, RankId};
 use uniference_sim::program::{Activity, CollectiveKind, Outcome, Reply, Request};
 use uniference_sim::time::SimTime;
@@ -33,7 +33,7 @@ fn a_crash_goes_round_the_ring_as_those_who_hear_of_it_end() {
     let mut scripts = vec![blocking(CollectiveKind::AllReduce, 4_000); 4];
     scripts[3] = busy(0).to_vec();
     let outcomes = run(&crashing(4, 3, MS), scripts);
-    assert!(matches!(outcomes.ended, Ended::Finished));
+    assert!(matches!(outcomes.ended, Ending::Finished));
     for (rank, peer) in [(0, 3), (1, 0), (2, 1)] {
         assert_eq!(outcomes.at(rank, 1), MS + (rank as u64 + 1) * LATENCY_PS, "rank {rank}");
         assert_eq!(outcomes.reply(rank, 1), failed_by(0, peer), "rank {rank}");
@@ -59,7 +59,7 @@ fn closing_a_group_passes_a_failure_on() {
 #[test]
 fn closing_a_group_is_no_failure_by_itself() {
     let scripts = vec![vec![issue(Activity::Close(WORLD))], blocking(CollectiveKind::Barrier, 0)];
-    assert_eq!(run(&switch(2), scripts).halt().cause, Cause::Deadlock);
+    assert_eq!(run(&switch(2), scripts).halt().reason, HaltReason::Deadlock);
 }
 
 /// A message of n bytes takes n/r + L. If its sender crashes before n/r, its receiver hears of that one latency after; what had left by
@@ -124,7 +124,7 @@ fn the_survivors_go_on_in_a_new_group() {
     let mut scripts = vec![[blocking(CollectiveKind::Barrier, 0), vec![survivors(), barrier(), wait(1)]].concat(); 2];
     scripts.push(busy(0).to_vec());
     let outcomes = run(&crashing(3, 2, MS), scripts);
-    assert!(matches!(outcomes.ended, Ended::Finished));
+    assert!(matches!(outcomes.ended, Ending::Finished));
     for rank in 0..2 {
         assert!(matches!(outcomes.reply(rank, 1), Reply::Failed { .. }), "rank {rank}");
         assert_eq!(outcomes.reply(rank, 4), Reply::Complete(vec![Handle(1)]), "rank {rank}");
@@ -145,7 +145,7 @@ fn a_deadlock_after_a_crash_names_it() {
     let scripts = vec![vec![recv(None, 0, 1), wait(0)], busy(0).to_vec()];
     let outcomes = run(&crashing(2, 1, MS), scripts);
     let halt = outcomes.halt();
-    assert_eq!((&halt.cause, halt.ranks[1].ended), (&Cause::Deadlock, Some(Outcome::Crashed)));
+    assert_eq!((&halt.reason, halt.ranks[1].ended), (&HaltReason::Deadlock, Some(Outcome::Crashed)));
     let text = halt.render(&|_| "a.py:1".into(), &|_| Vec::new());
     assert!(text.contains("rank 1, clock") && text.contains("has crashed") && text.contains("timeout"), "{text}");
 }

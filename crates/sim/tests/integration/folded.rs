@@ -7,14 +7,15 @@ use std::collections::{BTreeMap, VecDeque};
 use uniference_sim::cluster::{Cluster, Device};
 use uniference_sim::collective::Surroundings;
 use uniference_sim::collective::choose::{AlgorithmTable, algorithm_by_name, algorithms_for};
-use uniference_sim::engine::{Cause, Ended, Engine, drive};
+use uniference_sim::engine::{Ending, Engine, HaltReason, drive};
 use uniference_sim::ids::{GroupId, GroupRank, Handle, HostId, QueueId, RankId, Site, TaskId};
 use uniference_sim::network::{Dimension, DimensionKind, HostRates, HostSpec, LinkSpec, Preset, Topology};
+use uniference_sim::observe::{RankStatistics, Statistics};
 use uniference_sim::program::CollectiveKind::{self, AllGather, AllReduce, AllToAll, Barrier, ReduceScatter};
 use uniference_sim::program::{
-    Activity, Call, CallOp, Collective, DType, Origin, Outcome, Program, ReduceOp, Reply, Request, Shape, Work,
+    Activity, Call, CallOp, Collective, DType, Origin, Outcome, Program, ProgramError, ReduceOp, Reply, Request, Shape,
+    Work,
 };
-use uniference_sim::record::{RankStatistics, Statistics};
 use uniference_sim::symmetry::{Axis, Relabeling, Symmetry};
 use uniference_sim::time::{Bytes, Rate, SimDuration, SimTime};
 
@@ -116,17 +117,17 @@ fn collective(kind: CollectiveKind, elements: u64) -> Collective {
 }
 
 impl Program for Rank {
-    fn resume(&mut self, _: SimTime, _: TaskId, reply: Reply) -> Request {
+    fn resume(&mut self, _: SimTime, _: TaskId, reply: Reply) -> Result<Request, ProgramError> {
         match reply {
             Reply::Issued(handle) => self.open.push(handle),
             Reply::Group(group) => drop(self.groups.insert(self.asked.take().unwrap(), group)),
             _ => {}
         }
         let activity = match self.requests.pop_front() {
-            None => return Request::Exit(Outcome::Ok),
+            None => return Ok(Request::Exit(Outcome::Ok)),
             Some(Wanted::Wait) => {
                 let handles = std::mem::take(&mut self.open);
-                return Request::Wait { handles, any: false, timeout: None, site: Site(0) };
+                return Ok(Request::Wait { handles, any: false, timeout: None, site: Site(0) });
             }
             Some(Wanted::Compute(ps)) => {
                 Activity::Compute(Work { duration: SimDuration::from_ps(ps), origin: Origin::Recorded })
@@ -137,21 +138,22 @@ impl Program for Rank {
                     self.asked = Some(ranks.clone());
                     let named = ranks.iter().copied().map(RankId).collect();
                     self.requests.push_front(Wanted::Call(ranks, op));
-                    return Request::JoinGroup { ranks: named, sequence: 0 };
+                    return Ok(Request::JoinGroup { ranks: named, sequence: 0 });
                 }
             },
         };
-        Request::Issue { activity, queue: QueueId(0), after: vec![], site: Site(0) }
+        Ok(Request::Issue { activity, queue: QueueId(0), after: vec![], site: Site(0) })
     }
 }
 
-fn simulate(mut engine: Engine, grid: Grid, jobs: &[Job]) -> Result<Vec<RankStatistics>, Cause> {
+fn simulate(mut engine: Engine, grid: Grid, jobs: &[Job]) -> Result<Vec<RankStatistics>, HaltReason> {
     let mut programs: Vec<Box<dyn Program>> =
         (0..grid.world()).map(|me| Box::new(Rank::new(grid, me, jobs)) as Box<dyn Program>).collect();
     let mut statistics = Statistics::default();
     match drive(&mut engine, &mut programs, &mut statistics) {
-        Ended::Finished => Ok(statistics.ranks().to_vec()),
-        Ended::Halted(halt) => Err(halt.cause),
+        Ending::Finished => Ok(statistics.ranks().to_vec()),
+        Ending::Halted(halt) => Err(halt.reason),
+        other => panic!("{other:?}"),
     }
 }
 
@@ -163,7 +165,7 @@ fn unfolded(cluster: &Cluster, grid: Grid, jobs: &[Job]) -> Vec<RankStatistics> 
 fn folded(cluster: &Cluster, grid: Grid, symmetry: &Symmetry, jobs: &[Job]) -> Result<Vec<RankStatistics>, String> {
     let engine = Engine::folded(cluster, symmetry).map_err(|asymmetry| asymmetry.problem)?;
     simulate(engine, grid, jobs).map_err(|cause| match cause {
-        Cause::Asymmetry(asymmetry) => asymmetry.problem,
+        HaltReason::Asymmetry(asymmetry) => asymmetry.problem,
         other => panic!("{other:?}"),
     })
 }
@@ -176,14 +178,7 @@ fn on(topology: impl FnOnce(&[HostSpec], LinkSpec) -> Preset, hosts: u32) -> Clu
     // A queue that is full now and then, wherever there may be one.
     let queue = matches!(preset, Preset::Switch | Preset::Rail { .. }).then_some(Bytes(30_000));
     let topology = Topology::preset(&preset, &specs, LinkSpec { queue, ..link }).unwrap();
-    let device = |host| Device {
-        name: names(host),
-        host: HostId(host),
-        slowdown: 1.0,
-        memory: None,
-        spells: Vec::new(),
-        crash: None,
-    };
+    let device = |host| Device::new(names(host), HostId(host));
     Cluster { devices: (0..hosts).map(device).collect(), topology, ..switch(hosts as usize) }
 }
 
@@ -324,7 +319,7 @@ proptest! {
             Ok(few) => prop_assert_eq!(few, unfolded(&cluster, grid, &jobs)),
             // Messages whose order is open, trees and blocks of several sizes; and a torus whose rows are not the grid's.
             Err(problem) => {
-                let open = ["at one instant", "is not alike for its members"].iter().any(|reason| problem.contains(reason));
+                let open = ["at one instant", "is not symmetric for its members", "between members that are not symmetric"].iter().any(|reason| problem.contains(reason));
                 prop_assert!(open || index == 4 && grid.0[0] > 1, "{}", problem)
             }
         }
@@ -351,7 +346,7 @@ fn rings_through_every_card_fold_inside_servers_and_over_them() {
     // Rings whose parts of a block differ look alike from no other GPU of a server.
     let uneven = [Job::World(AllGather, 4_001)];
     let problem = folded(&cluster, grid, &grid.symmetry(&[0], Relabeling::Rotation), &uneven).unwrap_err();
-    assert!(problem.ends_with("among 12 is not alike for its members"), "{problem}");
+    assert!(problem.ends_with("among 12 is not symmetric for its members"), "{problem}");
 }
 
 #[test]
@@ -376,9 +371,9 @@ fn trees_over_servers_fold_inside_them() {
         let alone = [jobs[0].clone(), jobs[1].clone(), jobs[3].clone()];
         assert_eq!(folded(&cluster, grid, &inside, &alone).unwrap(), unfolded(&cluster, grid, &alone), "{tree}");
         let problem = folded(&cluster, grid, &inside, &jobs).unwrap_err();
-        assert_eq!(problem, format!("all_reduce by {tree} among 4 is not alike for its members"));
+        assert_eq!(problem, format!("all_reduce by {tree} among 4 is not symmetric for its members"));
         let over = folded(&cluster, grid, &grid.symmetry(&[1], Relabeling::Rotation), &alone).unwrap_err();
-        assert_eq!(over, format!("all_reduce by {tree} among 3 is not alike for its members"));
+        assert_eq!(over, format!("all_reduce by {tree} among 3 is not symmetric for its members"));
     }
 }
 
@@ -388,7 +383,7 @@ fn shifts_that_tear_servers_apart_are_refused() {
     let grid = Grid([4, 1, 1]);
     let cluster = with_nccl(switch(4), 2, 240e9);
     let problem = folded(&cluster, grid, &grid.symmetry(&[0], Relabeling::Rotation), &[Job::Compute(1)]).unwrap_err();
-    assert_eq!(problem, "the ranks of one server would have to be alike with ranks of several");
+    assert_eq!(problem, "ranks of one server would have to be equivalent to ranks of several servers");
 }
 
 /// The compute ends at the very instant at which the message is received, and then two are sent. The one that is posted second leaves a call later.
@@ -403,7 +398,7 @@ fn an_order_of_posts_that_is_open_is_refused() {
     const BYTES: u64 = 1_000;
     const ENDS: u64 = 2 * 6_600_000;
     impl Program for Two {
-        fn resume(&mut self, _: SimTime, _: TaskId, reply: Reply) -> Request {
+        fn resume(&mut self, _: SimTime, _: TaskId, reply: Reply) -> Result<Request, ProgramError> {
             let group = GroupId(0);
             let send = |tag| CallOp::Send { to: GroupRank((self.me + 1) % 4), tag, bytes: Bytes(BYTES) };
             let recv = |tag| CallOp::Recv { from: Some(GroupRank((self.me + 3) % 4)), tag, bytes: Bytes(BYTES) };
@@ -416,13 +411,13 @@ fn an_order_of_posts_that_is_open_is_refused() {
             self.asked += 1;
             let duration = SimDuration::from_ps(ENDS);
             let activity = match self.asked {
-                1 => return Request::JoinGroup { ranks: (0..4).map(RankId).collect(), sequence: 0 },
+                1 => return Ok(Request::JoinGroup { ranks: (0..4).map(RankId).collect(), sequence: 0 }),
                 2 => Activity::Compute(Work { duration, origin: Origin::Recorded }),
                 3 => call(send(0)),
                 4 => call(recv(0)),
                 5 => {
                     let handles = vec![self.open[0], self.open[2]];
-                    return Request::Wait { handles, any: false, timeout: None, site: Site(0) };
+                    return Ok(Request::Wait { handles, any: false, timeout: None, site: Site(0) });
                 }
                 6 => call(send(1)),
                 7 => call(send(2)),
@@ -430,11 +425,11 @@ fn an_order_of_posts_that_is_open_is_refused() {
                 9 => call(recv(2)),
                 10 => {
                     let handles = self.open.clone();
-                    return Request::Wait { handles, any: false, timeout: None, site: Site(0) };
+                    return Ok(Request::Wait { handles, any: false, timeout: None, site: Site(0) });
                 }
-                _ => return Request::Exit(Outcome::Ok),
+                _ => return Ok(Request::Exit(Outcome::Ok)),
             };
-            Request::Issue { activity, queue: QueueId(0), after: vec![], site: Site(0) }
+            Ok(Request::Issue { activity, queue: QueueId(0), after: vec![], site: Site(0) })
         }
     }
     let mut cluster = switch(4);
@@ -443,10 +438,10 @@ fn an_order_of_posts_that_is_open_is_refused() {
     let mut engine = Engine::folded(&cluster, &symmetry).unwrap();
     let program = |me| Box::new(Two { me, asked: 0, open: Vec::new() }) as Box<dyn Program>;
     let mut programs: Vec<Box<dyn Program>> = (0..4).map(program).collect();
-    let Ended::Halted(halt) = drive(&mut engine, &mut programs, &mut Statistics::default()) else {
+    let Ending::Halted(halt) = drive(&mut engine, &mut programs, &mut Statistics::default()) else {
         panic!("an order was taken for granted")
     };
-    let Cause::Asymmetry(asymmetry) = halt.cause else { panic!("{:?}", halt.cause) };
+    let HaltReason::Asymmetry(asymmetry) = halt.reason else { panic!("{:?}", halt.reason) };
     assert!(asymmetry.problem.contains("posts two messages"), "{asymmetry}");
 }
 
@@ -490,29 +485,32 @@ fn what_is_not_alike_is_refused() {
     // One device is slower: its rank is late.
     let mut slow = switch(4);
     slow.devices[2].slowdown = 2.0;
-    assert_eq!(problem(&slow, &jobs), "device `host.0002` is unlike `host.0000`");
+    assert_eq!(problem(&slow, &jobs), "device `host.0002` differs from `host.0000`");
     // One host's link is slower.
     let mut hosts: Vec<HostSpec> = (0..4).map(|host| HostSpec::new(format!("h{host}"))).collect();
     hosts[1].bandwidth = Rate::new(1e8).map(HostRates::both);
     let link = LinkSpec::new(Rate::new(1e9).unwrap(), SimDuration::ZERO);
     let mut narrow = switch(4);
     narrow.topology = Topology::preset(&Preset::Switch, &hosts, link).unwrap();
-    assert_eq!(problem(&narrow, &jobs), "link `h1 -> switch` is unlike the others");
+    assert_eq!(problem(&narrow, &jobs), "link `h1 -> switch` differs from the others");
     // Two ranks of a class share a host.
     let mut shared = switch(4);
     shared.devices.iter_mut().for_each(|device| device.host = HostId(0));
     shared.topology = Topology::preset(&Preset::Switch, &hosts[..1], link).unwrap();
-    assert_eq!(problem(&shared, &jobs), "ranks of one host would have to be alike");
+    assert_eq!(problem(&shared, &jobs), "ranks of the same host would have to be equivalent");
     // All hosts share a link.
     let mut hub = switch(4);
     hub.topology = Topology::preset(&Preset::Wifi, &hosts, link).unwrap();
-    assert!(problem(&hub, &jobs).starts_with("hosts share links inside this network"));
+    assert!(problem(&hub, &jobs).starts_with("hosts share links of this network"));
     // 4,001 bytes are not cut evenly; a backend whose threads take messages one after the other.
     let uneven = problem(&switch(4), &[Job::Among(0, AllReduce, 4_001)]);
-    assert_eq!(uneven, "all_reduce by ring among 4 is not alike for its members");
+    assert_eq!(uneven, "all_reduce by ring among 4 is not symmetric for its members");
     let mut gloo = switch(4);
     (gloo.backend.name, gloo.backend.protocol.message) = ("gloo".into(), SimDuration::from_us(1));
-    assert_eq!(problem(&gloo, &jobs), "the backend `gloo` serves messages of one instant in an order (`message`)");
+    assert_eq!(
+        problem(&gloo, &jobs),
+        "the backend `gloo` processes simultaneous messages in a fixed order (`message`)"
+    );
 }
 
 /// Ranks 0 and 1 meet, and 2 and 3: a shift by one would tear the pairs apart, and so would one that moves half a line.
@@ -523,12 +521,12 @@ fn groups_that_cross_classes_unevenly_are_refused() {
     let jobs = [Job::Among(0, AllReduce, 4_000)];
     let ring = Symmetry::new(vec![Axis { stride: 1, extent: 4, relabeling: Relabeling::Rotation }], 4).unwrap();
     let torn = folded(&cluster, pairs, &ring, &jobs).unwrap_err();
-    assert_eq!(torn, "ranks that should be alike are in groups that are not");
+    assert_eq!(torn, "ranks that should be equivalent are in groups that are not");
     // Of the whole world, shifts along the first of two axes move places by no rotation: a ring looks different after them.
     let world = Grid([4, 1, 1]);
     let first = Symmetry::new(vec![Axis { stride: 1, extent: 2, relabeling: Relabeling::Rotation }], 4).unwrap();
     let turned = folded(&cluster, world, &first, &jobs).unwrap_err();
-    assert_eq!(turned, "all_reduce by ring among 4 is not alike for its members");
+    assert_eq!(turned, "all_reduce by ring among 4 is not symmetric for its members");
     // Along the second they do.
     let second = Symmetry::new(vec![Axis { stride: 2, extent: 2, relabeling: Relabeling::Rotation }], 4).unwrap();
     assert_eq!(folded(&cluster, world, &second, &jobs).unwrap(), unfolded(&cluster, world, &jobs));

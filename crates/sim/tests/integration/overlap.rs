@@ -17,6 +17,7 @@ fn wait_all(handles: &[u32]) -> Request {
 
 #[test]
 fn a_queue_is_first_in_first_out_and_queues_run_side_by_side() {
+    // Recorded work contains the contention that there was: queues of one device carry it out at full speed, each.
     // queue 0: 3 + 4; queue 1: 5, then 2 after the first of queue 0 -> max(7, 7)
     let script = vec![
         on_queue(0, 3, &[]),

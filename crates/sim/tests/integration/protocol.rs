@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use rstest::rstest;
 use uniference_sim::cluster::{Cluster, Handshake, Protocol, Window};
 use uniference_sim::collective::choose::AlgorithmTable;
-use uniference_sim::engine::Cause;
+use uniference_sim::engine::HaltReason;
 use uniference_sim::network::{HostSpec, LinkSpec, PacketOverhead, Preset, Topology};
 use uniference_sim::program::CollectiveKind::{
     self, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter,
@@ -79,7 +79,7 @@ fn senders_that_ask_are_matched_by_name_tag_and_order() {
     let scripts =
         vec![receiver, vec![send(0, 0, 2000), send(0, 7, 2000), wait(0), wait(1)], vec![send(0, 0, 2000), wait(0)]];
     let outcomes = run(&cluster(3, eager()), scripts);
-    assert!(matches!(outcomes.ended, uniference_sim::engine::Ended::Finished));
+    assert!(matches!(outcomes.ended, uniference_sim::engine::Ending::Finished));
     let plain = |n| time(4, Protocol::default(), AllToAll, n);
     // Four ranks post all at once: each of the 3 messages of a rank asks, so all begin 2 d later; in all-gathers each round does.
     assert_eq!(time(4, eager(), AllToAll, 2000), plain(2000) + 2 * D);
@@ -165,7 +165,7 @@ fn any_source_waits_for_an_announcement() {
 #[test]
 fn two_sends_without_receives_block_for_ever() {
     let outcomes = run(&cluster(2, handshake()), vec![vec![send(1, 0, 1), wait(0)], vec![send(0, 0, 1), wait(0)]]);
-    assert_eq!(outcomes.halt().cause, Cause::Deadlock);
+    assert_eq!(outcomes.halt().reason, HaltReason::Deadlock);
 }
 
 #[test]
@@ -429,7 +429,7 @@ proptest! {
         skew in 0..2_000_000_000u64,
     ) {
         let first = run(&cluster(ranks, full()), mixed(ranks, &sizes, skew));
-        let traffic = |f: fn(&uniference_sim::record::Traffic) -> u64| -> u64 {
+        let traffic = |f: fn(&uniference_sim::event::Traffic) -> u64| -> u64 {
             first.statistics.ranks().iter().map(|rank| f(&rank.traffic)).sum()
         };
         prop_assert_eq!(traffic(|traffic| traffic.sent.0), traffic(|traffic| traffic.received.0));

@@ -5,14 +5,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use uniference_sim::cluster::{Backend, Cluster, Device};
 use uniference_sim::collective::choose::{AlgorithmTable, algorithm_by_name};
-use uniference_sim::engine::{Ended, Engine, Halt, drive};
+use uniference_sim::engine::{Ending, Engine, Halt, drive};
 use uniference_sim::ids::{GroupId, GroupRank, Handle, HostId, QueueId, RankId, Site, TaskId};
 use uniference_sim::network::{HostSpec, LinkSpec, Preset, Topology};
+use uniference_sim::observe::{Digest, Statistics};
 use uniference_sim::program::{
-    Activity, Call, CallOp, Collective, CollectiveKind, DType, Origin, Outcome, Program, ReduceOp, Reply, Request,
-    Shape, Work,
+    Activity, Call, CallOp, Collective, CollectiveKind, DType, Origin, Outcome, Program, ProgramError, ReduceOp, Reply,
+    Request, Shape, Work,
 };
-use uniference_sim::record::{Digest, Statistics};
 use uniference_sim::time::{Bytes, Rate, SimDuration, SimTime};
 
 /// 1 GB/s: a byte takes 1,000 ps.
@@ -27,14 +27,7 @@ pub(crate) const WORLD: GroupId = GroupId(0);
 pub(crate) fn switch(ranks: usize) -> Cluster {
     let hosts: Vec<HostSpec> = (0..ranks).map(|rank| HostSpec::new(format!("host.{rank:04}"))).collect();
     let link = LinkSpec::new(Rate::new(1e9).unwrap(), SimDuration::from_ps(LATENCY_PS));
-    let device = |rank| Device {
-        name: format!("host.{rank:04}"),
-        host: HostId::from(rank),
-        slowdown: 1.0,
-        memory: None,
-        spells: Vec::new(),
-        crash: None,
-    };
+    let device = |rank| Device::new(format!("host.{rank:04}"), HostId::from(rank));
     Cluster {
         name: "test".into(),
         devices: (0..ranks).map(device).collect(),
@@ -66,15 +59,15 @@ pub(crate) struct Script {
 pub(crate) type Log = Rc<RefCell<Vec<(SimTime, Reply)>>>;
 
 impl Program for Script {
-    fn resume(&mut self, now: SimTime, _: TaskId, reply: Reply) -> Request {
+    fn resume(&mut self, now: SimTime, _: TaskId, reply: Reply) -> Result<Request, ProgramError> {
         self.log.borrow_mut().push((now, reply));
-        self.requests.next().unwrap_or(Request::Exit(Outcome::Ok))
+        Ok(self.requests.next().unwrap_or(Request::Exit(Outcome::Ok)))
     }
 }
 
 /// What a run gave.
 pub(crate) struct Outcomes {
-    pub(crate) ended: Ended,
+    pub(crate) ended: Ending,
     /// Per rank: the reply to the group's naming is entry 1, to the script's n-th request entry n + 2.
     pub(crate) logs: Vec<Log>,
     pub(crate) statistics: Statistics,
@@ -97,8 +90,8 @@ impl Outcomes {
 
     pub(crate) fn halt(&self) -> &Halt {
         match &self.ended {
-            Ended::Halted(halt) => halt,
-            Ended::Finished => panic!("the run finished"),
+            Ending::Halted(halt) => halt,
+            other => panic!("the run was not halted: {other:?}"),
         }
     }
 }

@@ -1,9 +1,11 @@
 //! Ranks whose words are written down here: no process, no socket.
 
-use super::super::protocol::Span;
 use super::*;
-use crate::live::protocol::{Fetched, Piece};
+use std::cell::RefCell;
+use std::rc::Rc;
 use uniference_formats::cluster::{Choices, ClusterFile, Flags};
+use uniference_protocol::messages::Span;
+use uniference_protocol::messages::{Fetched, Piece};
 use uniference_sim::ids::GroupRank;
 use uniference_sim::program::{CallOp, Collective, CollectiveKind, DType, ReduceOp, Shape};
 use uniference_sim::time::{Bytes, SimDuration};
@@ -197,7 +199,8 @@ fn a_message_that_has_arrived_before_its_receive_has_its_data_all_the_same() {
     assert_eq!(heard(&mut exchange), []);
     // 20 bytes at 1 GB/s take 20 ns; the receive comes after 1 ms.
     let recv = CallOp::Recv { from: None, tag: 7, bytes: Bytes(20) };
-    say(&mut exchange, 1, vec![Op::Compute(SimDuration::from_us(1000)), issue(5, recv, None), wait(5)]);
+    let slice = messages::Slice { measured: SimDuration::from_us(1000), operators: Vec::new() };
+    say(&mut exchange, 1, vec![Op::Compute(slice), issue(5, recv, None), wait(5)]);
     let received = Fetched { peer: Some(0), ..data(&[(128, 20)]) };
     let answers = heard(&mut exchange);
     assert!(answers.contains(&(1, Answer::Complete(vec![(5, received)]))), "{answers:?}");
@@ -302,11 +305,11 @@ fn who_waits_for_one_collective_may_copy_its_data_as_soon_as_the_first_may() {
 
 /// Requests as they are recorded.
 #[derive(Default)]
-struct Recorded(Vec<(RankId, Request)>);
+struct Recorded(Vec<(RankId, RecordedStep)>);
 
 impl Recorder for Recorded {
-    fn request(&mut self, rank: RankId, _: TaskId, request: &Request) {
-        self.0.push((rank, request.clone()));
+    fn step(&mut self, rank: RankId, _: TaskId, step: &RecordedStep, _: &str) {
+        self.0.push((rank, step.clone()));
     }
 }
 
@@ -366,4 +369,92 @@ fn a_rank_hears_with_its_next_answer_what_else_is_over_and_once() {
     assert_eq!(over(&mut exchange), BTreeMap::from([(1, vec![0])]));
     say(&mut exchange, 1, vec![sleep()]);
     assert_eq!(over(&mut exchange), BTreeMap::from([(0, vec![])]));
+}
+
+/// A microsecond for each byte of operators, and nothing else; remembers what it was shown.
+struct ByBytes(Rc<RefCell<Shown>>);
+
+/// Ranks, lines and operators of slices.
+type Shown = Vec<(u32, String, Vec<u8>)>;
+
+impl Costs for ByBytes {
+    fn work(&mut self, slice: Slice<'_>) -> Work {
+        self.0.borrow_mut().push((slice.rank.0, slice.line.to_owned(), slice.operators.to_vec()));
+        Work { duration: SimDuration::from_us(slice.operators.len() as u64), origin: Origin::Roofline }
+    }
+}
+
+fn slice(us: u64, operators: &[u8]) -> Op {
+    Op::Compute(messages::Slice { measured: SimDuration::from_us(us), operators: operators.to_vec() })
+}
+
+#[test]
+fn slices_cost_what_they_are_said_to_and_are_recorded_before_their_compute() {
+    let (mut exchange, shown, mut recorded) = (ranks(1), Rc::default(), Recorded::default());
+    exchange.cost_with(Box::new(ByBytes(Rc::clone(&shown))));
+    join(&mut exchange, 1);
+    heard(&mut exchange);
+    exchange.record_rest(&mut ());
+    let barrier = |handle| issue(handle, collective(CollectiveKind::Barrier, 0, None), None);
+    let ops = vec![line("a.py:1"), Op::Operators(vec![1, 2]), slice(9, &[3]), barrier(0), slice(7, &[]), Op::Now];
+    say(&mut exchange, 0, ops);
+    heard(&mut exchange);
+    exchange.record_rest(&mut recorded);
+    // 3 us, and 1 us for the look at the clock.
+    assert_eq!(exchange.engine().clock(RankId(0)).as_ps(), 4_000_000);
+    let line = || "a.py:1".to_owned();
+    assert_eq!(*shown.borrow(), [(0, line(), vec![1, 2, 3]), (0, line(), vec![])]);
+    let steps: Vec<RecordedStep> = recorded.0.into_iter().map(|(_, step)| step).collect();
+    let operators = |us, operators: &[u8]| RecordedStep::Operators {
+        operators: operators.to_vec(),
+        measured: SimDuration::from_us(us),
+    };
+    let computes = |step: &RecordedStep| match step {
+        RecordedStep::Request(Request::Issue { activity: Activity::Compute(work), .. }) => Some(work.duration),
+        _ => None,
+    };
+    assert_eq!((&steps[0], computes(&steps[1])), (&operators(9, &[1, 2, 3]), Some(SimDuration::from_us(3))));
+    let second = steps.iter().position(|step| *step == operators(7, &[])).unwrap();
+    assert_eq!(computes(&steps[second + 1]), Some(SimDuration::ZERO));
+}
+
+#[test]
+fn what_is_measured_and_has_no_operators_is_recorded_as_ever() {
+    let (mut exchange, mut recorded) = (ranks(1), Recorded::default());
+    say(&mut exchange, 0, vec![slice(9, &[]), Op::Now]);
+    heard(&mut exchange);
+    exchange.record_rest(&mut recorded);
+    assert_eq!(recorded.0.len(), 3);
+    assert!(recorded.0.iter().all(|(_, step)| matches!(step, RecordedStep::Request(_))), "{:?}", recorded.0);
+}
+
+#[test]
+fn names_that_come_for_all_threads_go_before_the_first_of_their_operators() {
+    let (mut exchange, shown) = (ranks(1), Rc::default());
+    exchange.cost_with(Box::new(ByBytes(Rc::clone(&shown))));
+    let other = exchange.open_task(RankId(0));
+    // The other thread's wire may be heard first.
+    exchange.say(RankId(0), other, vec![slice(0, &[30]), Op::Now], None);
+    exchange.say(RankId(0), MAIN, vec![Op::Dictionary(vec![1])], None);
+    let quiet = Some(Quiet { questions: 2, outside: false });
+    exchange.say(RankId(0), MAIN, vec![slice(0, &[20]), Op::Now], quiet);
+    heard(&mut exchange);
+    let operators: Vec<Vec<u8>> = shown.borrow().iter().map(|(_, _, operators)| operators.clone()).collect();
+    assert_eq!(operators, [vec![1, 20], vec![30]]);
+}
+
+#[test]
+fn a_slice_that_waits_for_its_turn_has_the_dictionary_that_came_before_it() {
+    let (mut exchange, shown) = (ranks(1), Rc::default());
+    exchange.cost_with(Box::new(ByBytes(Rc::clone(&shown))));
+    join(&mut exchange, 1);
+    heard(&mut exchange);
+    // The second slice waits for the first, and has no part in what is said afterwards.
+    exchange.say(RankId(0), MAIN, vec![Op::Dictionary(vec![1]), slice(0, &[20]), slice(0, &[20])], None);
+    exchange.say(RankId(0), MAIN, vec![Op::Dictionary(vec![2, 2])], None);
+    let quiet = Some(Quiet { questions: 1, outside: false });
+    exchange.say(RankId(0), MAIN, vec![slice(0, &[20]), Op::Now], quiet);
+    heard(&mut exchange);
+    let operators: Vec<Vec<u8>> = shown.borrow().iter().map(|(_, _, operators)| operators.clone()).collect();
+    assert_eq!(operators, [vec![1, 20], vec![20], vec![2, 2, 20]]);
 }

@@ -4,6 +4,7 @@ use super::*;
 use crate::collective::dataflow::{Memory, carry_out};
 use crate::collective::fold::FoldPlan;
 use crate::collective::{choose, lanes};
+use crate::network::GridDimension;
 use crate::program::{DType, ReduceOp};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -42,7 +43,7 @@ impl Memory for Sums {
 }
 
 /// A chunk, and coordinates.
-type Place = (usize, Vec<u32>);
+type Coordinates = (usize, Vec<u32>);
 
 /// The blocks of an all-to-all, each as (from, to): how they lie differs from lane to lane.
 struct Exchange {
@@ -50,7 +51,7 @@ struct Exchange {
     passes_on: Vec<bool>,
     chunk_of: Vec<(u64, u64)>,
     /// By member, chunk and the coordinates of the place.
-    held: Vec<BTreeMap<Place, (u32, u32)>>,
+    held: Vec<BTreeMap<Coordinates, (u32, u32)>>,
 }
 
 impl Exchange {
@@ -61,7 +62,7 @@ impl Exchange {
 
     /// The places that a span of a lane means: the lane's dimension first, in the row's order, then all others. Where blocks are passed on, a row's
     /// places are counted from the member itself.
-    fn places(&self, me: u32, lane: usize, span: Span) -> Vec<Place> {
+    fn places(&self, me: u32, lane: usize, span: Span) -> Vec<Coordinates> {
         let (ranks, size) = (self.sizes.iter().product::<u32>(), self.sizes[lane]);
         let chunk = self.chunk_of.iter().position(|(start, len)| span.start < start + len).unwrap();
         let piece = self.chunk_of[chunk].1 / u64::from(ranks);
@@ -112,7 +113,7 @@ proptest! {
         for kind in [CollectiveKind::AllReduce, CollectiveKind::ReduceScatter, CollectiveKind::AllGather] {
             let shape = if uneven && kind != CollectiveKind::AllReduce { Shape::Blocks(blocks.clone()) } else { Shape::Even(count) };
             let call = call(kind, shape);
-            let (layout, order) = (Layout::of_members(&call, size), super::super::order::Order::of(&*algorithm, &call, size));
+            let (layout, order) = (Layout::of_members(&call, size), super::super::fold::order::Order::of(&*algorithm, &call, size));
             let elements = layout.blocks(0, size).len as usize;
             let own = |rank: u32| {
                 let at_start = if kind == CollectiveKind::AllGather { order.counted(layout.block(rank)) } else { vec![Span { start: 0, len: elements as u64 }] };

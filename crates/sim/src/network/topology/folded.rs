@@ -37,17 +37,17 @@ pub struct Asymmetry {
 
 impl Asymmetry {
     pub(crate) fn store() -> Asymmetry {
-        Asymmetry::new("the store serves whoever comes first")
+        Asymmetry::new("results of the store depend on the order of requests")
     }
 
     /// What only simulating every rank helps against.
     pub fn new(problem: impl Into<String>) -> Asymmetry {
-        Asymmetry { problem: problem.into(), hint: "simulate every rank: --fold off" }
+        Asymmetry { problem: problem.into(), hint: "simulate every rank with --fold off" }
     }
 
     /// Two operations would have to take turns on a connection that they share.
     pub(crate) fn tie(problem: String) -> Asymmetry {
-        let hint = "with backend = { name = \"ideal\", connections = \"group\" } each group has connections of its own; or --fold off";
+        let hint = "use backend = { name = \"ideal\", connections = \"group\" } for separate connections per group, or --fold off";
         Asymmetry { problem, hint }
     }
 }
@@ -64,7 +64,7 @@ impl FoldedTopology {
             let moves: Vec<HostId> = ranks.iter().map(|rank| moved(*rank)).collect();
             let together = |(rank, host): (usize, &HostId)| moved(RankId::from(rank)) == moves[host.index()];
             if !hosts.iter().enumerate().all(together) {
-                return Err(Asymmetry::new("the ranks of one host would have to be alike with ranks of several"));
+                return Err(Asymmetry::new("ranks of one host would have to be equivalent to ranks of several hosts"));
             }
             topology.check_shift(&moves, symmetry)?;
         }
@@ -72,7 +72,7 @@ impl FoldedTopology {
             ranks.iter().map(|rank| hosts[symmetry.representative(*rank).index()]).collect();
         let classes = (0..ranks.len()).filter(|host| representatives[*host].index() == *host).count();
         if classes * symmetry.order() as usize != ranks.len() {
-            return Err(Asymmetry::new("ranks of one host would have to be alike"));
+            return Err(Asymmetry::new("ranks of the same host would have to be equivalent"));
         }
         let (topology, symmetry) = (topology.clone(), symmetry.clone());
         let folded = FoldedTopology { topology, symmetry, hosts, ranks, representatives };
@@ -111,7 +111,7 @@ impl FoldedTopology {
     fn check_links(&self) -> Result<(), Asymmetry> {
         let traits = |link: &Link| (link.bandwidth, link.latency, link.overhead, link.queue);
         let local = |host: HostId| self.topology.0.local[host.index()].map(|link| self.topology.link(link));
-        let unlike = |name: &str| Asymmetry::new(format!("link `{name}` is unlike the others"));
+        let unlike = |name: &str| Asymmetry::new(format!("link `{name}` differs from the others"));
         for (link, id) in self.topology.links().iter().zip(0..self.topology.0.shared) {
             let other = self.topology.link(self.representative(LinkId(id)));
             if traits(link) != traits(other) {
@@ -154,7 +154,7 @@ fn first_ranks(topology: &Topology, hosts: &[HostId]) -> Result<Vec<RankId>, Asy
         ranks[host.index()] = Some(RankId::from(rank));
     }
     let all: Option<Vec<RankId>> = ranks.into_iter().collect();
-    all.ok_or_else(|| Asymmetry::new("there are hosts without ranks"))
+    all.ok_or_else(|| Asymmetry::new("some hosts have no ranks"))
 }
 
 impl Topology {
@@ -188,11 +188,15 @@ impl Topology {
             }
             Routing::Preset(Shape::Rail { per_server }) => keeps_servers_and_rails(*per_server, moves),
             Routing::Preset(Shape::Star { .. } | Shape::Wifi { .. } | Shape::FatTree { .. }) | Routing::Graph(_) => {
-                let what = "hosts share links inside this network, or its symmetries are not known";
+                let what = "hosts share links of this network, or its symmetries are unknown";
                 return Err(Asymmetry::new(what));
             }
         };
-        if alike { Ok(()) } else { Err(Asymmetry::new("the network looks different from ranks that should be alike")) }
+        if alike {
+            Ok(())
+        } else {
+            Err(Asymmetry::new("the network is not symmetric for ranks that should be equivalent"))
+        }
     }
 }
 

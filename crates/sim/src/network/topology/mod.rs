@@ -292,35 +292,35 @@ pub enum TopologyError {
     #[error("a network needs at least one host\nhint: give the cluster a [[device]]")]
     NoHosts,
     /// Two hosts have one name.
-    #[error("there are two hosts named `{name}`\nhint: every host needs a name of its own")]
+    #[error("duplicate host name `{name}`\nhint: give every host a unique name")]
     DuplicateHost {
         /// Theirs.
         name: String,
     },
     /// Two links join the same nodes.
     #[error(
-        "there are two links `{name}`\nhint: give one link the sum of their bandwidths, or put a switch on one of them"
+        "duplicate link `{name}`\nhint: use one link with the sum of the bandwidths, or add a switch to one of them"
     )]
     DuplicateLink {
         /// Theirs.
         name: String,
     },
     /// A link with one end, or with the same node twice.
-    #[error("link `{name}` does not join different nodes\nhint: `between` takes two or more different names")]
+    #[error("link `{name}` must connect different nodes\nhint: give two or more different names in `between`")]
     LinkEnds {
         /// The link's.
         name: String,
     },
     /// A full-duplex link with more than two ends.
     #[error(
-        "link `{name}` has more than two ends and is full duplex\nhint: a medium that several nodes share is `duplex = \"half\"`"
+        "link `{name}` has more than two ends and cannot be full duplex\nhint: use `duplex = \"half\"` for a medium that several nodes share"
     )]
     FullDuplexMedium {
         /// The link's.
         name: String,
     },
     /// A name that is no host, on one link only.
-    #[error("`{name}` is no host, and as a switch it leads nowhere: it has one link only\nhint: hosts are {hosts}")]
+    #[error("`{name}` is not a host, and a switch needs at least two links\nhint: the hosts are: {hosts}")]
     UnknownNode {
         /// The node's.
         name: String,
@@ -328,9 +328,7 @@ pub enum TopologyError {
         hosts: String,
     },
     /// Two hosts that no links connect.
-    #[error(
-        "there is no route from `{from}` to `{to}`\nhint: every host must be joined to every other by links and switches"
-    )]
+    #[error("no route from `{from}` to `{to}`\nhint: connect every host to every other host by links and switches")]
     NoRoute {
         /// The one.
         from: String,
@@ -338,7 +336,7 @@ pub enum TopologyError {
         to: String,
     },
     /// Packets that carry nothing, or more than themselves.
-    #[error("link `{link}`: packets of {} bytes cannot carry {} bytes of payload\nhint: Ethernet with TCP carries 1448 of 1514", packet.wire, packet.payload)]
+    #[error("link `{link}`: a packet of {} bytes cannot carry {} bytes of payload\nhint: Ethernet with TCP carries 1448 bytes of payload per packet of 1514 bytes", packet.wire, packet.payload)]
     Overhead {
         /// The link's name.
         link: String,
@@ -347,7 +345,7 @@ pub enum TopologyError {
     },
     /// A queue in front of what is no host's link from a switch.
     #[error(
-        "link `{link}` has a queue and does not join one host and a switch by a direction each\nhint: only what a switch has for a host waits; elsewhere streams are held back at once"
+        "link `{link}` cannot have a queue: it must be a full-duplex link between one host and a switch\nhint: remove `queue`; only the port from a switch to a host is modelled with a queue"
     )]
     Queue {
         /// The link's name.

@@ -139,8 +139,12 @@ fn check_queues(preset: &Preset, hosts: &[HostSpec], link: LinkSpec) -> Result<(
     if link.queue.is_none() && hosts.iter().all(|host| host.queue.is_none()) {
         return Ok(());
     }
-    let problem = "no switch has links of hosts' own here, in front of which a queue could stand".to_owned();
-    Err(TopologyError::Shape { preset: name, problem, hint: "remove `queue`, or use a switch, star, fat_tree or rail" })
+    let problem = "this preset has no switch port that a `queue` could belong to".to_owned();
+    Err(TopologyError::Shape {
+        preset: name,
+        problem,
+        hint: "remove `queue`, or use the preset switch, star, fat_tree or rail",
+    })
 }
 
 struct Builder<'a> {
@@ -164,7 +168,7 @@ impl Builder<'_> {
     fn add(&mut self, name: String, spec: LinkSpec) -> Result<(), TopologyError> {
         if self.links.len() >= MOST_LINKS {
             let problem = format!("more than {MOST_LINKS} links");
-            let hint = "describe fewer hosts or spines, or a sparser shape";
+            let hint = "use fewer hosts or spines, or a sparser topology";
             return Err(TopologyError::Shape { preset: "network", problem, hint });
         }
         self.links.push(spec.named(name)?);
@@ -229,8 +233,8 @@ impl Builder<'_> {
     fn wifi(&mut self) -> Result<Shape, TopologyError> {
         for host in self.hosts {
             let Some(bandwidth) = self.rates(host).single() else {
-                let problem = format!("`{}` has one bandwidth out and another in", host.name);
-                let hint = "a radio channel carries both directions; use a switch, or one bandwidth";
+                let problem = format!("`{}` has different egress and ingress bandwidths", host.name);
+                let hint = "a radio channel is shared by both directions; give one bandwidth, or use a switch";
                 return Err(TopologyError::Shape { preset: "wifi", problem, hint });
             };
             let latency = halves(self.latency(host)).0;
@@ -245,8 +249,12 @@ impl Builder<'_> {
     fn torus(&mut self, preset: &'static str, dims: &[u32]) -> Result<Shape, TopologyError> {
         let hosts = self.hosts.len();
         if dims.iter().map(|dim| u64::from(*dim)).try_fold(1, u64::checked_mul) != Some(hosts as u64) {
-            let problem = format!("dimensions {dims:?} do not make {hosts} hosts");
-            return Err(TopologyError::Shape { preset, problem, hint: "their product must be the number of hosts" });
+            let problem = format!("the product of the dimensions {dims:?} must be {hosts}, the number of hosts");
+            return Err(TopologyError::Shape {
+                preset,
+                problem,
+                hint: "change the dimensions, or the number of hosts",
+            });
         }
         for host in 0..hosts as u32 {
             for (neighbour, _) in neighbours(dims, host) {
@@ -260,8 +268,8 @@ impl Builder<'_> {
         let uplink =
             self.link.bandwidth.bytes_per_second() * f64::from(per_leaf) / f64::from(spines) / oversubscription;
         let (Some(bandwidth), 1.., 1..) = (Rate::new(uplink), per_leaf, spines) else {
-            let problem = format!("{per_leaf} hosts a leaf, {spines} spines, oversubscription {oversubscription}");
-            return Err(TopologyError::Shape { preset: "fat_tree", problem, hint: "each must be above zero" });
+            let problem = format!("{per_leaf} hosts per leaf, {spines} spines, oversubscription {oversubscription}");
+            return Err(TopologyError::Shape { preset: "fat_tree", problem, hint: "each must be greater than 0" });
         };
         for (index, host) in self.hosts.iter().enumerate() {
             self.host_port(host, &format!("leaf.{}", index as u32 / per_leaf))?;
@@ -278,8 +286,12 @@ impl Builder<'_> {
     fn rail(&mut self, per_server: u32, fabric: LinkSpec) -> Result<Shape, TopologyError> {
         let hosts = self.hosts.len() as u32;
         if per_server == 0 || !hosts.is_multiple_of(per_server) {
-            let problem = format!("{hosts} hosts do not make servers of {per_server}");
-            return Err(TopologyError::Shape { preset: "rail", problem, hint: "servers must be full" });
+            let problem = format!("{hosts} hosts cannot be divided into servers of {per_server}");
+            return Err(TopologyError::Shape {
+                preset: "rail",
+                problem,
+                hint: "use a number of hosts that is a multiple of `per_server`",
+            });
         }
         for (index, host) in self.hosts.iter().enumerate() {
             let index = index as u32;
@@ -297,12 +309,12 @@ impl Builder<'_> {
         let hosts = self.hosts.len();
         let sizes: Vec<u32> = dims.iter().map(|dim| dim.size).collect();
         if sizes.iter().map(|size| u64::from(*size)).try_fold(1, u64::checked_mul) != Some(hosts as u64) {
-            let problem = format!("dimensions {sizes:?} do not make {hosts} hosts");
-            return refuse(problem, "their product must be the number of hosts");
+            let problem = format!("the product of the dimensions {sizes:?} must be {hosts}, the number of hosts");
+            return refuse(problem, "change the dimensions, or the number of hosts");
         }
         if let Some(host) = self.hosts.iter().find(|host| host.bandwidth.is_some() || host.latency.is_some()) {
-            let problem = format!("`{}` has a bandwidth or a latency of its own", host.name);
-            return refuse(problem, "here links belong to dimensions, not to hosts");
+            let problem = format!("`{}` has a bandwidth or latency of its own", host.name);
+            return refuse(problem, "this preset takes bandwidth and latency per dimension, not per host");
         }
         for host in 0..hosts as u32 {
             let mut stride = 1;

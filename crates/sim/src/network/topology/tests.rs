@@ -75,7 +75,7 @@ fn a_host_with_a_slow_egress_is_slow_in_one_direction() {
         assert_eq!((slowest(1, 0), slowest(0, 1), slowest(2, 3)), (1.0, 10.0, 10.0), "{preset:?}");
     }
     let refused = Topology::preset(&Preset::Wifi, &hosts, gbps(10.0, 3)).unwrap_err();
-    assert!(refused.to_string().contains("`h1` has one bandwidth out and another in"), "{refused}");
+    assert!(refused.to_string().contains("`h1` has different egress and ingress bandwidths"), "{refused}");
 }
 
 /// The rate back is that to the first name, whatever the order of names.
@@ -273,11 +273,13 @@ fn what_cannot_be_a_network_is_refused() {
     let shape = |preset, count| Topology::preset(&preset, &hosts(count), gbps(1.0, 1)).unwrap_err().to_string();
     assert!(
         shape(Preset::Torus { dims: vec![2, 2] }, 5)
-            .starts_with("torus: dimensions [2, 2] do not make 5 hosts\nhint: ")
+            .starts_with("torus: the product of the dimensions [2, 2] must be 5, the number of hosts\nhint: ")
     );
     let spineless = Preset::FatTree { hosts_per_leaf: 2, spines: 0, oversubscription: 1.0 };
-    assert!(shape(spineless, 4).starts_with("fat_tree: 2 hosts a leaf, 0 spines"));
-    assert!(shape(Preset::Rail { per_server: 3, fabric: gbps(1.0, 1) }, 4).starts_with("rail: 4 hosts do not make"));
+    assert!(shape(spineless, 4).starts_with("fat_tree: 2 hosts per leaf, 0 spines"));
+    assert!(
+        shape(Preset::Rail { per_server: 3, fabric: gbps(1.0, 1) }, 4).starts_with("rail: 4 hosts cannot be divided")
+    );
     let packet = PacketOverhead { payload: 100, wire: 90 };
     let hollow = LinkSpec { overhead: Some(packet), ..gbps(1.0, 1) };
     let error = Topology::preset(&Preset::Switch, &hosts(2), hollow).unwrap_err();

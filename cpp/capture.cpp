@@ -1,0 +1,263 @@
+// Owns the capture of a rank's operators: a boxed fallback below autograd, so that forward, backward and optimisers pass through it.
+//
+// It hangs on torch's dispatch key `Fake`, which nothing else uses, and which takes part on threads that ask for it. What is written down is
+// `stream`'s business, what is not computed that of `values`. The functions at the end are all that the rank's client sees.
+
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <torch/library.h>
+
+#include "definitions.h"
+#include "lines.h"
+#include "own_work.h"
+#include "storages.h"
+#include "stream.h"
+#include "values.h"
+
+namespace uniference {
+namespace {
+
+constexpr auto kKey = c10::DispatchKey::Fake;
+
+Lines& lines() {
+  static Lines* lines = new Lines();
+  return *lines;
+}
+
+Values values;
+// Whether operators pass through here at all: somebody wants to know them, or not all are computed.
+bool watching = false;
+// Whether each execution is timed.
+bool timed = false;
+double nanoseconds_a_tick = 0;
+
+// How deep this thread is in the simulator's own work, whose operators are not the program's.
+thread_local int inside = 0;
+
+// A span of the program's time on this thread: by the cheap clock, and where the thread may have been interrupted meanwhile by its processor time.
+class Span {
+ public:
+  void begin() {
+    processor_ = processor_ns();
+    begin_ = ticks();
+  }
+
+  // In nanoseconds; 0 if it has not begun.
+  uint64_t end() const {
+    if (begin_ == 0) return 0;
+    const auto wall = static_cast<uint64_t>(static_cast<double>(ticks() - begin_) * nanoseconds_a_tick);
+    return wall < kUninterrupted ? wall : std::min(wall, processor_ns() - processor_);
+  }
+
+ private:
+  // Reading the processor's time takes a hundredth of this.
+  static constexpr uint64_t kUninterrupted = 30'000;
+
+  // A call of the system, as the C library's function tells the simulated time.
+  static uint64_t processor_ns() {
+    timespec time{};
+    syscall(SYS_clock_gettime, CLOCK_THREAD_CPUTIME_ID, &time);
+    return static_cast<uint64_t>(time.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(time.tv_nsec);
+  }
+
+  uint64_t processor_ = 0;
+  uint64_t begin_ = 0;
+};
+
+// Since the operator before ended on this thread, or the simulator's own work did.
+thread_local Span between;
+
+// A value that is not there steers the program.
+void say_answered(const Schema& schema, uint64_t line) {
+  Log& log = Log::of_this_thread();
+  log.tag(kAnswered);
+  log.entries().number(line);
+  log.entries().text(schema.name);
+}
+
+bool reads_value(const std::string& name) {
+  return name == "aten::_local_scalar_dense" || name == "aten::equal" || name == "aten::is_nonzero" || name == "aten::nonzero" ||
+         name == "aten::masked_select" || name.rfind("aten::_unique", 0) == 0 || name.rfind("aten::unique", 0) == 0;
+}
+
+// What is computed from what is not there is not there either.
+void spread_absence(const Schema& schema, const std::vector<c10::IValue>& arguments, const torch::jit::Stack& stack, size_t begin, uint64_t line) {
+  bool absent = false;
+  for (const auto& argument : arguments) {
+    for_each_tensor(argument, [&](const at::Tensor& tensor) { absent = absent || Values::is_absent(tensor); });
+  }
+  if (!absent) return;
+  if (reads_value(schema.name)) say_answered(schema, line);
+  for (size_t i = 0; i < arguments.size(); i++) {
+    if (schema.written[i]) for_each_tensor(arguments[i], Values::mark);
+  }
+  for (size_t i = begin; i < stack.size(); i++) for_each_tensor(stack[i], Values::mark);
+}
+
+// How long the program took to come to an operator, and the operator itself.
+void write_times(uint64_t before, uint64_t lasted) {
+  Log& log = Log::of_this_thread();
+  log.tag(kTimed);
+  log.entries().number(before);
+  log.entries().number(lasted);
+}
+
+void write_execution(const Definition& definition, uint64_t line, const std::vector<uint64_t>& read, const torch::jit::Stack& stack, size_t begin) {
+  Log& log = Log::of_this_thread();
+  log.tag(kExecution + definition.number - 1);
+  log.entries().number(line);
+  for (uint64_t id : read) log.allocation(id);
+  for (size_t i = begin; i < stack.size(); i++) {
+    for_each_tensor(stack[i], [&](const at::Tensor& tensor) {
+      const Allocation* allocation = Storages::of(tensor);
+      log.allocation(allocation == nullptr ? 0 : allocation->id);
+    });
+  }
+}
+
+void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
+  c10::impl::ExcludeDispatchKeyGuard only_once(kKey);
+  const Schema& schema = Schema::of(op);
+  if (inside > 0 || schema.communicates || !counting.load(std::memory_order_relaxed)) return op.redispatchBoxed(below, stack);
+
+  static thread_local Stream key;
+  static thread_local std::vector<uint64_t> read;
+  const size_t count = op.schema().arguments().size();
+  const size_t begin = stack->size() - count;
+  std::vector<c10::IValue> kept;
+  Definition* definition;
+  uint64_t line;
+  bool computes;
+  const uint64_t before = timed ? between.end() : 0;
+  {
+    OwnWork ours;
+    const c10::IValue* arguments = count == 0 ? nullptr : &(*stack)[begin];
+    Definitions::key(schema, arguments, count, key);
+    definition = &Definitions::get().find(key);
+    line = lines().here();
+    computes = values.computes(schema, arguments, count);
+    if (!values.all()) kept.assign(stack->begin() + begin, stack->end());
+    read.clear();
+    for (size_t i = 0; i < count; i++) {
+      for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
+        const Allocation* allocation = Storages::of(tensor);
+        read.push_back(allocation == nullptr ? 0 : allocation->id);
+        if (allocation != nullptr && allocation->kind == kUnknownKind && tensor.requires_grad() && tensor.is_leaf()) {
+          Storages::is_of_kind(*const_cast<Allocation*>(allocation), kParameter);
+        }
+      });
+    }
+  }
+  // An operator that runs others of ours while it runs would overwrite what this thread has found out about this one.
+  Stream own_key;
+  std::vector<uint64_t> own_read;
+  own_key.swap(key);
+  own_read.swap(read);
+  Span computing;
+  if (timed) computing.begin();
+  bool answered = !computes && values.answer(op, schema, *definition, *stack);
+  if (!answered) op.redispatchBoxed(below, stack);
+  {
+    const uint64_t lasted = timed ? computing.end() : 0;
+    OwnWork ours;
+    if (timed) write_times(before, lasted);
+    if (!values.all() && !answered && !schema.view) spread_absence(schema, kept, *stack, begin, line);
+    const size_t results = stack->size() - begin;
+    const size_t tensors = Definitions::tensors(stack->data() + begin, results);
+    if (definition->number != 0 && definition->tensors != tensors) definition = &Definitions::get().with_results(own_key, tensors);
+    if (definition->number == 0) Definitions::get().add(*definition, own_key, stack->data() + begin, stack->size() - begin);
+    write_execution(*definition, line, own_read, *stack, begin);
+  }
+  key.swap(own_key);
+  read.swap(own_read);
+  if (timed) between.begin();
+}
+
+}  // namespace
+}  // namespace uniference
+
+TORCH_LIBRARY_IMPL(_, Fake, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&uniference::fallback>());
+}
+
+using namespace uniference;
+
+extern "C" {
+
+// Begins the capture in this process, on this thread. `limit`: operators on tensors of more elements are not computed; negative: all are.
+// `libraries`: beginnings of file names, each ended by a zero byte, the last by two. `wanted`: what is written down is taken; else memory is
+// counted and nothing is kept. `with_times`: each execution is timed. `tick`: nanoseconds that one tick of the clock takes.
+__attribute__((visibility("default"))) void uniference_capture_begin(int64_t limit, const char* libraries, int wanted, int with_times, double tick) {
+  std::vector<std::string> beginnings;
+  for (const char* at = libraries; *at != 0; at += beginnings.back().size() + 1) beginnings.emplace_back(at);
+  lines().set_libraries(std::move(beginnings));
+  watching = wanted != 0 || limit >= 0;
+  timed = with_times != 0;
+  Log::want(wanted != 0);
+  values.set_limit(limit < 0 ? std::numeric_limits<int64_t>::max() : limit);
+  nanoseconds_a_tick = tick;
+  Storages::install(limit >= 0);
+  // Nobody takes what a process would write down that this one forks.
+  pthread_atfork(nullptr, nullptr, [] { counting.store(false, std::memory_order_relaxed); });
+  counting.store(true, std::memory_order_relaxed);
+  if (watching) c10::impl::tls_set_dispatch_key_included(kKey, true);
+}
+
+// What the program allocates may be so many bytes in all; `device` is what the message calls the device by.
+__attribute__((visibility("default"))) void uniference_capture_limit(const char* device, uint64_t bytes) { Storages::limit(device, bytes); }
+
+// Memory that this machine has not got is asked for: `lacking` is called with the bytes that are wanted, and those that there are.
+__attribute__((visibility("default"))) void uniference_capture_lacking(void (*lacking)(uint64_t, uint64_t)) { Host::tell(lacking); }
+
+__attribute__((visibility("default"))) uint64_t uniference_capture_ticks() { return ticks(); }
+
+// A thread of the program has started.
+__attribute__((visibility("default"))) void uniference_capture_thread() {
+  if (watching && counting.load(std::memory_order_relaxed)) c10::impl::tls_set_dispatch_key_included(kKey, true);
+}
+
+// The calling thread begins (1) or ends (-1) work of the simulator's own.
+__attribute__((visibility("default"))) void uniference_capture_inside(int change) {
+  inside += change;
+  if (timed && inside == 0) between.begin();
+}
+
+// Hands over what was written down since the last call, by this thread and of the dictionary: valid until this thread calls again.
+// Returns how long the capture itself has taken on this thread meanwhile, in nanoseconds.
+__attribute__((visibility("default"))) uint64_t uniference_capture_take(const uint8_t** data, size_t* length) {
+  static thread_local Stream taken;
+  taken.clear();
+  // A thread's part names what the dictionary has by then.
+  Stream done;
+  Log::of_this_thread().drain(done);
+  Dictionary::get().drain(taken);
+  taken.append(done);
+  *data = taken.data();
+  *length = taken.size();
+  const double took = static_cast<double>(std::exchange(own_ticks, 0)) * nanoseconds_a_tick;
+  return static_cast<uint64_t>(took);
+}
+
+// Says what a storage (torch's `UntypedStorage._cdata`) is for; see `Kind`.
+__attribute__((visibility("default"))) void uniference_capture_kind(const void* storage, int kind) {
+  Allocation* allocation = Storages::of(static_cast<const c10::StorageImpl*>(storage));
+  if (allocation != nullptr) Storages::is_of_kind(*allocation, static_cast<Kind>(kind));
+}
+
+// Whether something in a storage was not computed.
+__attribute__((visibility("default"))) int uniference_capture_is_absent(const void* storage) {
+  const Allocation* allocation = Storages::of(static_cast<const c10::StorageImpl*>(storage));
+  return allocation != nullptr && allocation->absent.load(std::memory_order_relaxed);
+}
+
+// What is in a storage was not computed.
+__attribute__((visibility("default"))) void uniference_capture_mark_absent(const void* storage) {
+  Allocation* allocation = Storages::of(static_cast<const c10::StorageImpl*>(storage));
+  if (allocation != nullptr) allocation->absent.store(true, std::memory_order_relaxed);
+}
+
+}  // extern "C"

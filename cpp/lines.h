@@ -1,0 +1,140 @@
+// Owns the answer to "which line of the program is this operator of?": the first frame outside the libraries, or, in the backward pass,
+// the line whose operator made the node that runs.
+//
+// These few functions of CPython are declared here and not taken from its headers, so that one library serves every version of it.
+#pragma once
+
+#include <ATen/SequenceNumber.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/node.h>
+
+#include <array>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "stream.h"
+
+extern "C" {
+struct _object;
+struct _ts;
+struct _frame;
+_ts* PyGILState_GetThisThreadState();
+int PyGILState_Ensure();
+void PyGILState_Release(int);
+_frame* PyThreadState_GetFrame(_ts*);
+_frame* PyFrame_GetBack(_frame*);
+_object* PyFrame_GetCode(_frame*);
+int PyFrame_GetLasti(_frame*);
+int PyFrame_GetLineNumber(_frame*);
+void Py_IncRef(_object*);
+void Py_DecRef(_object*);
+_object* PyObject_GetAttrString(_object*, const char*);
+const char* PyUnicode_AsUTF8(_object*);
+void PyErr_Clear();
+}
+
+namespace uniference {
+
+// Which frames are not the program's, and the numbers of lines that have been written down. What it has is used under the interpreter's lock.
+class Lines {
+ public:
+  void set_libraries(std::vector<std::string> beginnings) { libraries_ = std::move(beginnings); }
+
+  // The number of the line of the operator that runs on this thread, times two, and one more in the backward pass; 0: it is not known.
+  uint64_t here() {
+    if (auto node = torch::autograd::get_current_node()) {
+      const Made& made = made_[node->sequence_nr() & kMask];
+      if (made.sequence == node->sequence_nr() && made.line != 0) return 2 * made.line + 1;
+      // It was made before this rank, or too long ago: the line that began the backward pass.
+      return 2 * of_frame() + 1;
+    }
+    uint64_t line = of_frame();
+    uint64_t next = at::sequence_number::peek();
+    if (next > 0 && c10::GradMode::is_enabled()) made_[(next - 1) & kMask] = {next - 1, line};
+    return 2 * line;
+  }
+
+ private:
+  static constexpr uint64_t kMask = (1 << 18) - 1;
+
+  struct Made {
+    uint64_t sequence = ~0ull;
+    uint64_t line = 0;
+  };
+
+  struct Code {
+    bool library;
+    // By instruction.
+    std::unordered_map<int, uint64_t> lines;
+  };
+
+  uint64_t of_frame() {
+    _ts* state = PyGILState_GetThisThreadState();
+    if (state == nullptr) return 0;
+    int held = PyGILState_Ensure();
+    uint64_t line = 0;
+    _frame* frame = PyThreadState_GetFrame(state);
+    while (frame != nullptr) {
+      _object* code = PyFrame_GetCode(frame);
+      Code& known = of_code(code);
+      if (!known.library) {
+        auto [entry, is_new] = known.lines.try_emplace(PyFrame_GetLasti(frame), 0);
+        if (is_new) entry->second = write(code, PyFrame_GetLineNumber(frame));
+        line = entry->second;
+        Py_DecRef(code);
+        break;
+      }
+      Py_DecRef(code);
+      _frame* back = PyFrame_GetBack(frame);
+      Py_DecRef(reinterpret_cast<_object*>(frame));
+      frame = back;
+    }
+    if (frame != nullptr) Py_DecRef(reinterpret_cast<_object*>(frame));
+    PyGILState_Release(held);
+    return line;
+  }
+
+  Code& of_code(_object* code) {
+    auto [entry, is_new] = codes_.try_emplace(code);
+    if (is_new) {
+      // The address of code that has gone may be another's: this one stays.
+      Py_IncRef(code);
+      std::string file = attribute(code, "co_filename");
+      entry->second.library = false;
+      for (const std::string& beginning : libraries_) entry->second.library |= file.rfind(beginning, 0) == 0;
+    }
+    return entry->second;
+  }
+
+  uint64_t write(_object* code, int number) {
+    std::string line = attribute(code, "co_filename") + ":" + std::to_string(number);
+    auto [entry, is_new] = numbers_.try_emplace(line, numbers_.size() + 1);
+    if (is_new) {
+      std::string function = attribute(code, "co_qualname");
+      Dictionary& dictionary = Dictionary::get();
+      std::lock_guard<std::mutex> lock(dictionary.mutex());
+      dictionary.added().number(kSite);
+      dictionary.added().text(line);
+      dictionary.added().text(function);
+    }
+    return entry->second;
+  }
+
+  static std::string attribute(_object* object, const char* name) {
+    _object* value = PyObject_GetAttrString(object, name);
+    const char* text = value == nullptr ? nullptr : PyUnicode_AsUTF8(value);
+    std::string result = text == nullptr ? "" : text;
+    if (text == nullptr) PyErr_Clear();
+    if (value != nullptr) Py_DecRef(value);
+    return result;
+  }
+
+  std::vector<std::string> libraries_;
+  std::unordered_map<_object*, Code> codes_;
+  std::unordered_map<std::string, uint64_t> numbers_;
+  std::array<Made, kMask + 1> made_;
+};
+
+}  // namespace uniference

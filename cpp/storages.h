@@ -1,0 +1,180 @@
+// Owns the memory of the CPU's tensors: it numbers allocations, says when they come and go, and lets what is never written take no memory.
+//
+// It stands in place of torch's own allocator, so what tensors hold is counted to the byte, with what kernels take for a while.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/alloc_cpu.h>
+#include <sys/mman.h>
+
+#include <array>
+#include <atomic>
+#include <cstdio>
+
+#include "host.h"
+#include "stream.h"
+
+namespace uniference {
+
+// What a storage is for, as the program's objects say.
+enum Kind : uint8_t { kUnknownKind = 0, kParameter = 1, kGradient = 2, kOptimizer = 3, kBuffer = 4, kKinds = 5 };
+
+// One allocation. It lies just before its bytes, as torch wants an allocation that it knows by nothing but where its bytes are.
+struct alignas(64) Allocation {
+  // Counted from 1; 0: it was made by a process that writes nothing down.
+  uint64_t id;
+  size_t bytes;
+  // Its pages come when they are written to.
+  bool mapped;
+  uint8_t kind;
+  // Something in it was not computed: it reads as zeros.
+  std::atomic<bool> absent;
+
+  void* data() { return this + 1; }
+};
+
+// Of the rank that this process is; a process that it forks writes nothing down.
+inline std::atomic<bool> counting{false};
+
+class Storages final : public c10::Allocator {
+ public:
+  // Takes the place of the allocator that torch has now. `lazily`: large memory has no pages until it is written to, however much there is.
+  static void install(bool lazily) {
+    static Storages* ours = nullptr;
+    if (ours == nullptr) {
+      ours = new Storages();
+      c10::SetCPUAllocator(ours, /*priority=*/100);
+    }
+    ours->lazily_ = lazily;
+  }
+
+  // From here on what is allocated may be so many bytes in all, on the device that the rank is on.
+  static void limit(const std::string& device, uint64_t bytes) {
+    device_ = device;
+    capacity_ = bytes;
+  }
+
+  // The allocation behind a storage, if it is one of ours.
+  static Allocation* of(const c10::StorageImpl* storage) {
+    if (storage == nullptr) return nullptr;
+    const c10::DataPtr& data = storage->data_ptr();
+    const bool ours = data.get_deleter() == &Storages::free && data.get_context() != nullptr;
+    return ours ? before(data.get_context()) : nullptr;
+  }
+
+  static Allocation* of(const at::Tensor& tensor) {
+    const auto* implementation = tensor.unsafeGetTensorImpl();
+    return implementation->has_storage() ? of(implementation->unsafe_storage().unsafeGetStorageImpl()) : nullptr;
+  }
+
+  // Says what an allocation is for, once.
+  static void is_of_kind(Allocation& allocation, Kind kind) {
+    if (allocation.kind == kind) return;
+    held_[allocation.kind] -= allocation.bytes;
+    held_[kind] += allocation.bytes;
+    allocation.kind = kind;
+    Log& log = Log::of_this_thread();
+    log.tag(kKind);
+    log.allocation(allocation.id);
+    log.entries().byte(kind);
+  }
+
+  c10::DataPtr allocate(size_t bytes) override {
+    if (bytes == 0) return {nullptr, nullptr, &Storages::free, c10::Device(c10::DeviceType::CPU)};
+    const bool counted = counting.load(std::memory_order_relaxed);
+    if (counted) refuse_beyond_capacity(bytes);
+    Allocation* allocation = bytes >= kLazily && lazily_ ? map(bytes) : take(bytes, counted);
+    allocation->bytes = bytes;
+    if (counted) {
+      allocation->id = ++newest_;
+      held_[kUnknownKind] += bytes;
+      Log& log = Log::of_this_thread();
+      log.tag(kAllocated);
+      log.allocation(allocation->id);
+      log.entries().number(bytes);
+    }
+    return {allocation->data(), allocation->data(), &Storages::free, c10::Device(c10::DeviceType::CPU)};
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override { return &Storages::free; }
+
+  void copy_data(void* to, const void* from, size_t count) const override { default_copy_data(to, from, count); }
+
+ private:
+  // Below this, pages are shared by what is written and what is not.
+  static constexpr size_t kLazily = 1 << 16;
+  static constexpr size_t kPage = 1 << 12;
+
+  static Allocation* take(size_t bytes, bool counted) {
+    if (counted) Host::allocates(bytes);
+    try {
+      return new (c10::alloc_cpu(sizeof(Allocation) + bytes)) Allocation{};
+    } catch (const c10::Error&) {
+      if (counted) Host::has_none(bytes);
+      throw;
+    }
+  }
+
+  static Allocation* map(size_t bytes) {
+    static_assert(sizeof(Allocation) <= kPage);
+    void* pages = mmap(nullptr, kPage + bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    TORCH_CHECK_WITH(OutOfMemoryError, pages != MAP_FAILED, "there are no addresses left for ", bytes, " bytes");
+    auto* allocation = new (static_cast<char*>(pages) + kPage - sizeof(Allocation)) Allocation{};
+    allocation->mapped = true;
+    return allocation;
+  }
+
+  // In torch's words for a GPU: a device of a cluster ends where its memory does, and not where the host's does.
+  static void refuse_beyond_capacity(size_t bytes) {
+    if (capacity_ == 0) return;
+    uint64_t held = 0;
+    for (const auto& of_kind : held_) held += of_kind;
+    if (held + bytes <= capacity_) return;
+    TORCH_CHECK_WITH(
+        OutOfMemoryError, false, device_, " is out of memory. Tried to allocate ", size(bytes), ". The device has a total capacity of ",
+        size(capacity_), " of which ", size(capacity_ - std::min(held, capacity_)), " is free. Of the allocated memory ",
+        size(held_[kParameter]), " is parameters, ", size(held_[kGradient]), " gradients, ", size(held_[kOptimizer]), " optimizer state, ",
+        size(held_[kBuffer]), " buffers, and ", size(held_[kUnknownKind]), " activations and other tensors.");
+  }
+
+  static std::string size(uint64_t bytes) {
+    static constexpr const char* kUnits[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
+    double value = static_cast<double>(bytes);
+    size_t unit = 0;
+    for (; value >= 1024 && unit < 4; unit++) value /= 1024;
+    char text[32];
+    snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.2f %s", value, kUnits[unit]);
+    return text;
+  }
+
+  static Allocation* before(void* data) { return static_cast<Allocation*>(data) - 1; }
+
+  static void free(void* data) {
+    if (data == nullptr) return;
+    Allocation* allocation = before(data);
+    if (allocation->id != 0 && counting.load(std::memory_order_relaxed)) {
+      held_[allocation->kind] -= allocation->bytes;
+      Log& log = Log::of_this_thread();
+      log.tag(kFreed);
+      log.allocation(allocation->id);
+    }
+    if (allocation->mapped) {
+      munmap(static_cast<char*>(data) - kPage, kPage + allocation->bytes);
+    } else {
+      c10::free_cpu(allocation);
+    }
+  }
+
+  // What is allocated, by kind. What is not known to be of any counts as activations.
+  static inline std::array<std::atomic<uint64_t>, kKinds> held_{};
+  static inline std::string device_;
+  // 0: nobody knows.
+  static inline uint64_t capacity_ = 0;
+  // Allocations are numbered from 1.
+  std::atomic<uint64_t> newest_{0};
+  bool lazily_ = false;
+};
+
+}  // namespace uniference

@@ -1,0 +1,160 @@
+// Owns how a rank's operators are written down: a stream of entries, each a tag and numbers in LEB128.
+//
+// The format is documented, and read, in crates/formats/src/operators/mod.rs; python/uniference/rank/capture.py writes it, too.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace uniference {
+
+// What an entry is.
+enum Tag : uint64_t {
+  kDefinition = 0,
+  kSite = 1,
+  kAllocated = 2,
+  kFreed = 3,
+  kKind = 4,
+  kAnswered = 5,
+  kRestart = 6,
+  kTimed = 7,
+  // And from here on: an execution of the definition of this number.
+  kExecution = 16,
+};
+
+// What an argument is.
+enum ArgumentTag : uint8_t {
+  kNone = 0,
+  kFalse = 1,
+  kTrue = 2,
+  kInt = 3,
+  kFloat = 4,
+  kText = 5,
+  kInts = 6,
+  kTensor = 7,
+  kTensors = 8,
+  kOther = 9,
+};
+
+class Stream {
+ public:
+  void number(uint64_t value) {
+    while (value >= 0x80) {
+      bytes_.push_back(static_cast<uint8_t>(value) | 0x80);
+      value >>= 7;
+    }
+    bytes_.push_back(static_cast<uint8_t>(value));
+  }
+
+  // Small numbers of either sign stay short: zigzag.
+  void integer(int64_t value) {
+    number((static_cast<uint64_t>(value) << 1) ^ static_cast<uint64_t>(value >> 63));
+  }
+
+  void byte(uint8_t value) { bytes_.push_back(value); }
+
+  void text(const char* data, size_t length) {
+    number(length);
+    bytes_.insert(bytes_.end(), data, data + length);
+  }
+
+  void text(const std::string& value) { text(value.data(), value.size()); }
+
+  void append(const Stream& other) { bytes_.insert(bytes_.end(), other.bytes_.begin(), other.bytes_.end()); }
+
+  void clear() { bytes_.clear(); }
+  bool empty() const { return bytes_.empty(); }
+  size_t size() const { return bytes_.size(); }
+  const uint8_t* data() const { return bytes_.data(); }
+  void swap(Stream& other) { bytes_.swap(other.bytes_); }
+
+  std::string key() const { return {reinterpret_cast<const char*>(bytes_.data()), bytes_.size()}; }
+  bool operator==(const Stream& other) const { return bytes_ == other.bytes_; }
+
+ private:
+  std::vector<uint8_t> bytes_;
+};
+
+// What the threads of a rank write down.
+//
+// Definitions and lines are the rank's, so all threads write them to one stream, which is read before what any thread has done.
+class Dictionary {
+ public:
+  static Dictionary& get() {
+    static Dictionary* dictionary = new Dictionary();
+    return *dictionary;
+  }
+
+  // Held while the dictionary is looked into and written to. Nobody who holds it waits for the interpreter's lock.
+  std::mutex& mutex() { return mutex_; }
+
+  // What is new, while the mutex is held.
+  Stream& added() { return added_; }
+
+  // Of a thread that has ended before it said anything.
+  void leave(const Stream& log) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    left_.append(log);
+  }
+
+  void drain(Stream& out) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    out.append(added_);
+    out.append(left_);
+    added_.clear();
+    left_.clear();
+  }
+
+ private:
+  std::mutex mutex_;
+  Stream added_;
+  Stream left_;
+};
+
+// What one thread has done since it was taken down last: executions, and allocations that came and went, in their order.
+class Log {
+ public:
+  static Log& of_this_thread() {
+    static thread_local Log log;
+    return log;
+  }
+
+  ~Log() {
+    if (!entries_.empty()) Dictionary::get().leave(entries_);
+  }
+
+  // Whether anybody takes what is written down.
+  static void want(bool wanted) { wanted_ = wanted; }
+
+  void tag(uint64_t tag) {
+    if (!wanted_) entries_.clear();
+    if (entries_.empty()) {
+      entries_.number(kRestart);
+      last_ = 0;
+    }
+    entries_.number(tag);
+  }
+
+  // The number of an allocation, by its distance from the one named before; 0 is memory that is not ours.
+  void allocation(uint64_t id) {
+    entries_.integer(static_cast<int64_t>(id - last_));
+    last_ = id;
+  }
+
+  Stream& entries() { return entries_; }
+
+  void drain(Stream& out) {
+    out.append(entries_);
+    entries_.clear();
+  }
+
+ private:
+  static inline bool wanted_ = true;
+  Stream entries_;
+  uint64_t last_ = 0;
+};
+
+}  // namespace uniference

@@ -1,0 +1,149 @@
+// Owns what happens to operators on tensors that are too large to be computed here: they get results of the right types without values.
+//
+// A value that is not there reads as zero, in every operator that is carried out, and whatever is computed from it counts as not there.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <limits>
+#include <optional>
+
+#include "definitions.h"
+
+namespace uniference {
+
+class Values {
+ public:
+  // Operators on tensors of more elements are not carried out.
+  void set_limit(int64_t elements) { limit_ = elements; }
+  bool all() const { return limit_ == std::numeric_limits<int64_t>::max(); }
+
+  // Whether a call is to be carried out as always.
+  bool computes(const Schema& schema, const c10::IValue* arguments, size_t count) const {
+    if (all() || schema.view) return true;
+    if (schema.factory) return !makes_values(schema) || elements_asked(arguments, count) <= limit_;
+    int64_t most = 0;
+    bool on_cpu = true;
+    for (size_t i = 0; i < count; i++) {
+      for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
+        most = std::max(most, tensor.numel());
+        on_cpu = on_cpu && tensor.is_cpu() && tensor.layout() == c10::kStrided;
+      });
+    }
+    return !on_cpu || most <= limit_;
+  }
+
+  // The results of a call that is not carried out, in place of its arguments on the stack. False: their types cannot be known
+  // without values, and nothing has changed.
+  bool answer(const c10::OperatorHandle& op, const Schema& schema, Definition& definition, torch::jit::Stack& stack) const {
+    const size_t count = op.schema().arguments().size();
+    const size_t begin = stack.size() - count;
+    if (schema.factory || !definition.results) {
+      auto types = results_of(op, &stack[begin], count);
+      if (!types) return false;
+      definition.results = std::make_unique<std::vector<TensorType>>(std::move(*types));
+    }
+    std::vector<c10::IValue> results;
+    const auto& types = *definition.results;
+    for (size_t i = 0; i < types.size(); i++) {
+      const int same = i < schema.same_as.size() ? schema.same_as[i] : -1;
+      results.push_back(same >= 0 ? stack[begin + same] : c10::IValue(make(types[i])));
+    }
+    for (size_t i = 0; i < count; i++) {
+      if (schema.written[i]) for_each_tensor(stack[begin + i], mark);
+    }
+    stack.resize(begin);
+    for (auto& result : results) stack.push_back(std::move(result));
+    return true;
+  }
+
+  static bool is_absent(const at::Tensor& tensor) {
+    const Allocation* allocation = Storages::of(tensor);
+    return allocation != nullptr && allocation->absent.load(std::memory_order_relaxed);
+  }
+
+  static void mark(const at::Tensor& tensor) {
+    if (Allocation* allocation = Storages::of(tensor)) allocation->absent.store(true, std::memory_order_relaxed);
+  }
+
+ private:
+  // Memory as it comes costs nothing to hand out.
+  static bool makes_values(const Schema& schema) {
+    return schema.name.rfind("aten::empty", 0) != 0 && schema.name.rfind("aten::new_empty", 0) != 0;
+  }
+
+  static int64_t elements_asked(const c10::IValue* arguments, size_t count) {
+    if (count == 0) return 0;
+    if (arguments[0].isIntList()) {
+      int64_t elements = 1;
+      for (int64_t size : arguments[0].toIntVector()) elements *= size;
+      return elements;
+    }
+    // arange(end), arange(start, end), linspace(start, end, steps): as many as its largest number says, at most.
+    int64_t elements = 0;
+    for (size_t i = 0; i < count; i++) {
+      if (arguments[i].isInt()) elements = std::max(elements, arguments[i].toInt());
+    }
+    return elements;
+  }
+
+  static at::Tensor make(const TensorType& type) {
+    auto tensor = at::empty_strided(type.sizes, type.strides, at::TensorOptions().dtype(type.dtype).device(at::kCPU));
+    if (Allocation* allocation = Storages::of(tensor)) {
+      allocation->absent.store(true, std::memory_order_relaxed);
+      // Pages that nobody has written to are zeros already.
+      if (!allocation->mapped) memset(allocation->data(), 0, allocation->bytes);
+    }
+    return tensor;
+  }
+
+  static at::Tensor to_meta(const at::Tensor& tensor) {
+    return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
+  }
+
+  static c10::IValue to_meta(const c10::IValue& value) {
+    if (value.isTensor()) return value.toTensor().defined() ? c10::IValue(to_meta(value.toTensor())) : value;
+    if (value.isDevice()) return c10::Device(c10::kMeta);
+    if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& tensor : value.toTensorList()) list.push_back(tensor.defined() ? to_meta(tensor) : tensor);
+      return list;
+    }
+    if (value.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (std::optional<at::Tensor> tensor : value.toOptionalTensorList()) {
+        list.push_back(tensor && tensor->defined() ? std::optional<at::Tensor>(to_meta(*tensor)) : tensor);
+      }
+      return list;
+    }
+    return value;
+  }
+
+  // By the operator's own function for tensors without memory.
+  static std::optional<std::vector<TensorType>> results_of(const c10::OperatorHandle& op, const c10::IValue* arguments, size_t count) {
+    torch::jit::Stack stack;
+    try {
+      for (size_t i = 0; i < count; i++) stack.push_back(to_meta(arguments[i]));
+      // A factory is told where by an argument that may be missing.
+      for (size_t i = 0; i < count; i++) {
+        if (op.schema().arguments()[i].name() == "device") stack[i] = c10::Device(c10::kMeta);
+      }
+      c10::impl::ExcludeDispatchKeyGuard below_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+      op.callBoxed(&stack);
+    } catch (const std::exception&) {  // also what functions in Python raise
+      return std::nullopt;
+    }
+    std::vector<TensorType> types;
+    for (const c10::IValue& result : stack) {
+      if (!result.isTensor() || !result.toTensor().defined()) return std::nullopt;
+      const at::Tensor& tensor = result.toTensor();
+      types.push_back({tensor.scalar_type(), tensor.sizes().vec(), tensor.strides().vec()});
+    }
+    return types;
+  }
+
+  int64_t limit_ = std::numeric_limits<int64_t>::max();
+};
+
+}  // namespace uniference

@@ -1,0 +1,33 @@
+//! Owns the options that say where the duration of compute comes from.
+
+use std::path::PathBuf;
+use uniference_session::{Compute, ComputeOptions};
+
+/// The same for live runs and replays.
+#[derive(clap::Args)]
+pub(super) struct ComputeArgs {
+    /// Duration of compute: CPU time on this machine (measured) or what its operators cost on the device (model), both times the device's
+    /// `slowdown`; that of an earlier run by rank, line and occurrence (from=RUN); or zero (none) [default: model where the device names a
+    /// `model` or its rates, otherwise measured; of a replay on its own cluster, as recorded]
+    #[arg(long, value_name = "measured|model|from=RUN|none")]
+    compute: Option<Compute>,
+    /// Database of measured operators, beside the shipped one and the user's own
+    #[arg(long, value_name = "FILE")]
+    device_db: Option<PathBuf>,
+}
+
+impl ComputeArgs {
+    /// Whether any of them is.
+    pub(super) fn is_given(&self) -> bool {
+        self.compute.is_some() || self.device_db.is_some()
+    }
+
+    /// The same as the session takes it.
+    pub(super) fn options(&self) -> ComputeOptions {
+        ComputeOptions {
+            source: self.compute.clone(),
+            own_database: super::devices::own_file(),
+            database: self.device_db.clone(),
+        }
+    }
+}

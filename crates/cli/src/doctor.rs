@@ -1,0 +1,240 @@
+//! Owns `uniference doctor`: a plain list of what a run needs, and what of it is there.
+
+use rustix::process::{Resource, getrlimit};
+use serde::Deserialize;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::process::Command;
+use uniference_host::capacity;
+use uniference_host::error::{Exit, FILE_SIZE, HostError};
+use uniference_host::interrupt::shield;
+use uniference_host::testbed::Testbed;
+use uniference_protocol::arena::{self, Layout};
+
+/// The versions of torch whose private interfaces are known, the one to install first: as in `python/uniference/patches/versions.py`.
+const TORCH: [&str; 2] = ["2.15", "2.14"];
+
+#[derive(clap::Args, Debug)]
+pub(super) struct Args {
+    /// List every name of PyTorch and Python that Uniference replaces, and every private one that it relies on
+    #[arg(long)]
+    patches: bool,
+}
+
+/// One line of the list.
+struct Finding {
+    what: &'static str,
+    /// What was found.
+    found: String,
+    /// What to do, if it will not do.
+    problem: Option<String>,
+}
+
+/// Prints the list. [`Exit::Usage`] if there is a problem.
+pub(super) fn doctor(args: &Args, python: &Path) -> Result<Exit, HostError> {
+    if args.patches {
+        return list_patches(python);
+    }
+    let torch = torch(python);
+    let of_torch = torch.problem.is_none().then(|| [patches(python), capture(python)]);
+    let findings = [interpreter(python), torch].into_iter().chain(of_torch.into_iter().flatten());
+    let findings: Vec<Finding> =
+        findings.chain([memory(), descriptors(), shared_memory(), cores(), testbed()]).collect();
+    for Finding { what, found, problem } in &findings {
+        let mark = if problem.is_some() { "problem" } else { "ok" };
+        super::say(format_args!("{mark:<8} {what:<14} {found}\n"))?;
+        if let Some(hint) = problem {
+            super::say(format_args!("{:<23} hint: {hint}\n", ""))?;
+        }
+    }
+    Ok(if findings.iter().any(|finding| finding.problem.is_some()) { Exit::Usage } else { Exit::Ok })
+}
+
+fn interpreter(python: &Path) -> Finding {
+    let found = ask(python, &["-c", "import sys; print('%d.%d.%d' % sys.version_info[:3])"]);
+    let problem = found.is_err().then(|| "install Python 3.11 or newer".to_owned());
+    let version = found.unwrap_or_else(|error| error);
+    Finding { what: "python", found: format!("{version}, {}", python.display()), problem }
+}
+
+fn torch(python: &Path) -> Finding {
+    // The version is in the package's metadata: importing torch takes seconds.
+    let found = ask(python, &["-c", "import importlib.metadata as m; print(m.version('torch'))"]);
+    let problem = match &found {
+        Ok(version) if is_supported(version) => None,
+        Ok(_) => Some(format!("only {} is supported; {}", supported(), install())),
+        Err(_) => Some(install()),
+    };
+    Finding { what: "torch", found: found.unwrap_or_else(|_| "not installed".into()), problem }
+}
+
+fn is_supported(version: &str) -> bool {
+    TORCH.iter().any(|supported| version.strip_prefix(supported).is_some_and(|rest| rest.starts_with('.')))
+}
+
+fn supported() -> String {
+    TORCH.map(|version| format!("{version}.x")).join(" or ")
+}
+
+fn install() -> String {
+    format!("pip install torch=={}.0", TORCH[0])
+}
+
+/// A name of torch or of Python, as `python -m uniference.patches` lists it.
+#[derive(Deserialize)]
+struct Patch {
+    name: String,
+    /// Who needs it.
+    part: String,
+    verb: String,
+    why: String,
+    parameters: Option<String>,
+    /// What is wrong with it, if anything.
+    problem: Option<String>,
+}
+
+fn names(python: &Path) -> Result<Vec<Patch>, String> {
+    let listed = ask(python, &["-m", "uniference.patches"])?;
+    listed.lines().map(|line| serde_json::from_str(line).map_err(|error| error.to_string())).collect()
+}
+
+/// Whether this torch has every name that runs need.
+fn patches(python: &Path) -> Finding {
+    let (found, problem) = match names(python) {
+        Err(error) => (error, Some("install the package with its dependencies: pip install uniference".to_owned())),
+        Ok(names) => {
+            let moved: Vec<&Patch> = names.iter().filter(|name| name.problem.is_some()).collect();
+            match moved[..] {
+                [] => (format!("{} required names of PyTorch and Python found", names.len()), None),
+                [first, ..] => (
+                    format!(
+                        "{} of {} required names of PyTorch and Python not found, for example {}",
+                        moved.len(),
+                        names.len(),
+                        first.name
+                    ),
+                    Some(format!("{}; `uniference doctor --patches` lists them", install())),
+                ),
+            }
+        }
+    };
+    Finding { what: "patches", found, problem }
+}
+
+/// Whether operators are captured in C++. It can be done without, so it is never a problem.
+fn capture(python: &Path) -> Finding {
+    let code = "import importlib.metadata as m, importlib.util as u, pathlib\n\
+                name = 'capture-%s.so' % '.'.join(m.version('torch').split('.')[:2])\n\
+                print(name, (pathlib.Path(u.find_spec('uniference').origin).parent / name).exists())";
+    let found = match ask(python, &["-c", code]) {
+        Ok(found) if found.ends_with("True") => "operators are captured in C++".to_owned(),
+        Ok(found) => format!(
+            "{} is missing: operators are captured in Python, several times as slowly, and --values must be all",
+            found.split(' ').next().unwrap_or_default()
+        ),
+        Err(error) => error,
+    };
+    Finding { what: "capture", found, problem: None }
+}
+
+/// Prints every name, with what it is for. [`Exit::Usage`] if one has moved.
+fn list_patches(python: &Path) -> Result<Exit, HostError> {
+    let names = names(python).map_err(|error| HostError::Host {
+        what: format!("cannot list the names with {}: {error}", python.display()),
+        hint: "install the package with its dependencies: pip install uniference".to_owned(),
+    })?;
+    for Patch { name, part, verb, why, parameters, problem } in &names {
+        let mark = if problem.is_some() { "problem" } else { "ok" };
+        let parameters = parameters.as_ref().map_or(String::new(), |list| format!("({list})"));
+        super::say(format_args!("{mark:<8} {name}{parameters}: {part}; Uniference {verb} it to {why}\n"))?;
+        if let Some(problem) = problem {
+            super::say(format_args!("{:<8} {name} {problem}\n", ""))?;
+        }
+    }
+    Ok(if names.iter().any(|name| name.problem.is_some()) { Exit::Usage } else { Exit::Ok })
+}
+
+/// The versions of what a script runs on. Another torch than ours is refused before it takes seconds to load.
+pub(super) fn versions(python: &Path) -> Result<[(String, String); 2], HostError> {
+    let code = "import platform, importlib.metadata as m; print(platform.python_version(), m.version('torch'))";
+    let found = ask(python, &["-c", code]).map_err(|error| HostError::Host {
+        what: format!("cannot determine the version of torch with {}: {error}", python.display()),
+        hint: format!("install a supported version: {}", install()),
+    })?;
+    // Only the last line is ours: what Python runs at its start may print, too.
+    match found.lines().last().and_then(|line| line.split_once(' ')) {
+        Some((version, torch)) if is_supported(torch) => {
+            Ok([("python".to_owned(), version.to_owned()), ("torch".to_owned(), torch.to_owned())])
+        }
+        other => Err(HostError::Host {
+            what: format!(
+                "torch {} is installed; only {} is supported",
+                other.map_or("?", |(_, torch)| torch),
+                supported()
+            ),
+            hint: format!("install a supported version: {}", install()),
+        }),
+    }
+}
+
+/// What Python prints, or the last of what it complains.
+fn ask(python: &Path, arguments: &[&str]) -> Result<String, String> {
+    // Without the current folder: what lies there must not stand in for modules.
+    let mut command = Command::new(python);
+    let output = shield(command.arg("-P").args(arguments)).output().map_err(|error| error.to_string())?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    if output.status.success() {
+        Ok(text(&output.stdout))
+    } else {
+        Err(text(&output.stderr).lines().last().unwrap_or("it failed").to_owned())
+    }
+}
+
+fn memory() -> Finding {
+    let least = capacity::forecast(2);
+    let available = capacity::available_memory();
+    let problem =
+        available.is_some_and(|bytes| bytes < least).then(|| format!("2 ranks need at least {} MiB", least >> 20));
+    let found = available.map_or("unknown".to_owned(), |bytes| {
+        let ranks = bytes.saturating_sub(capacity::forecast(0)) / (capacity::forecast(1) - capacity::forecast(0));
+        format!("{} MiB available, enough for about {ranks} small ranks", bytes >> 20)
+    });
+    Finding { what: "memory", found, problem }
+}
+
+fn descriptors() -> Finding {
+    let limit = getrlimit(Resource::Nofile).maximum;
+    let problem = limit.is_some_and(|limit| limit < 1024).then(|| "raise the limit: ulimit -Hn 4096".to_owned());
+    let found = limit
+        .zip(capacity::most_ranks())
+        .map_or("no limit".to_owned(), |(limit, ranks)| format!("limit {limit}, enough for {ranks} ranks"));
+    Finding { what: "descriptors", found, problem }
+}
+
+fn shared_memory() -> Finding {
+    let layout = Layout::for_world(1);
+    let mapped = arena::create(layout).and_then(|file| arena::map(&file, layout.total));
+    let problem = mapped.as_ref().err().map(|error| match error.kind() {
+        ErrorKind::FileTooLarge => FILE_SIZE.to_owned(),
+        _ => "allow memfd_create and large mappings (ulimit -v unlimited)".to_owned(),
+    });
+    let found = match mapped {
+        Ok(_) => format!("a sparse memfd of {} GiB can be mapped", layout.total >> 30),
+        Err(error) => error.to_string(),
+    };
+    Finding { what: "shared memory", found, problem }
+}
+
+/// Few need it, so it is never a problem.
+fn testbed() -> Finding {
+    let found = match Testbed::missing() {
+        None => "available (root, /dev/net/tun, ip and tc)".to_owned(),
+        Some(missing) => format!("not available: {missing}"),
+    };
+    Finding { what: "testbed", found, problem: None }
+}
+
+fn cores() -> Finding {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    Finding { what: "cores", found: format!("{cores}; with --compute none, as many ranks run at once"), problem: None }
+}

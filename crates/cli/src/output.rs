@@ -1,0 +1,75 @@
+//! Owns the options that say where results go, and how a report is shown.
+
+use std::ffi::OsStr;
+use std::path::PathBuf;
+use uniference_formats::report::Report;
+use uniference_formats::table;
+use uniference_session::folder::Folder;
+use uniference_session::{Done, Exit, HostError, Notices, Output, RecordLevel};
+
+/// What is kept besides the report.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum RecordArg {
+    /// Write the program record, the trace and the event stream
+    Full,
+    /// Write the program record and the trace
+    Ops,
+    /// Write only the report; for very large runs
+    Summary,
+}
+
+impl From<RecordArg> for RecordLevel {
+    fn from(record: RecordArg) -> RecordLevel {
+        match record {
+            RecordArg::Full => RecordLevel::Full,
+            RecordArg::Ops => RecordLevel::Ops,
+            RecordArg::Summary => RecordLevel::Summary,
+        }
+    }
+}
+
+/// Where the results go, and how much of them: the same options for all commands that simulate.
+#[derive(clap::Args)]
+pub(super) struct OutputArgs {
+    /// Output folder [default: the next free uniference-out/NAME-N]
+    #[arg(long, value_name = "DIR")]
+    pub(super) out: Option<PathBuf>,
+    /// Print only the report, as JSON, to standard output
+    #[arg(long)]
+    pub(super) json: bool,
+    /// What to write besides the report: every event, every operation (program record and trace), or nothing
+    #[arg(long, value_enum, default_value_t = RecordArg::Ops)]
+    pub(super) record: RecordArg,
+}
+
+impl OutputArgs {
+    /// The same as the session takes it. Folders are called after `name` where none is given.
+    pub(super) fn output(&self, name: &OsStr, notices: &Notices) -> Output {
+        Output { folder: self.out.clone(), name: name.to_owned(), record: self.record.into(), notices: notices.clone() }
+    }
+}
+
+/// Shows what a simulation has come to; `headline` stands before a table.
+pub(super) fn conclude(done: Done, json: bool, headline: Option<String>) -> Result<Exit, HostError> {
+    match done {
+        Done::Finished { report, folder } => {
+            if let Some(headline) = headline.filter(|_| !json) {
+                super::say(format_args!("{headline}\n"))?;
+            }
+            show(&report, &folder, json).map(|()| Exit::Ok)
+        }
+        Done::Stopped(stop) => Ok(super::stopped(&stop)),
+    }
+}
+
+/// Shows a report: as JSON, or as a table with a word on where the rest is.
+pub(super) fn show(report: &Report, folder: &Folder, json: bool) -> Result<(), HostError> {
+    if json {
+        return super::say(format_args!("{}", report.to_json()));
+    }
+    for warning in &report.warnings {
+        super::complain(format_args!("warning: {warning}\n"));
+    }
+    super::say(format_args!("{}", table::render(report)))?;
+    super::say(format_args!("{}\n", folder.describe()))
+}

@@ -1,0 +1,79 @@
+//! Owns `uniference replay`: the options of a replay, and what it replays.
+
+use super::cluster::ClusterArgs;
+use super::compute::ComputeArgs;
+use super::output::{OutputArgs, conclude};
+use super::traces::TraceArgs;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use uniference_session::export::has_traces;
+use uniference_session::recorded::{self, Replay};
+use uniference_session::results::PREFIX;
+use uniference_session::results::{RECORD, command};
+use uniference_session::traces::{self, TraceReplay};
+use uniference_session::{Done, Exit, HostError, Notices};
+
+/// `uniference replay`.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Output folder of a run, or folder of its traces; or prefix of execution traces PREFIX.RANK.et; or a single trace for all ranks
+    #[arg(value_name = "DIR|PREFIX|FILE")]
+    run: PathBuf,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+    #[command(flatten)]
+    compute: ComputeArgs,
+    #[command(flatten)]
+    traces: TraceArgs,
+    /// Seed of all random numbers of the simulation [default: the seed of the run, or 0]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Number of replays, with consecutive seeds; the report then has an interval of the makespan
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    repeat: u32,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+impl Args {
+    /// Runs what the first argument names.
+    pub(super) fn carry_out(&self, argv: &[OsString], notices: &Notices) -> Result<Done, HostError> {
+        let prefix = match self.run.is_dir() {
+            true if has_traces(&self.run) && !self.run.join(RECORD).exists() => self.run.join(PREFIX),
+            true => {
+                return recorded::replay(&Replay {
+                    run: self.run.clone(),
+                    cluster: self.cluster.options(),
+                    compute: self.compute.options(),
+                    seed: self.seed,
+                    repeat: self.repeat,
+                    command: command(argv),
+                    output: self.output.output("replay".as_ref(), notices),
+                });
+            }
+            false => self.run.clone(),
+        };
+        if self.compute.is_given() {
+            return Err(HostError::Usage(format!(
+                "--compute and --device-db have no effect on execution traces: {} has no program record\nhint: give the output folder of `uniference run`, or scale the durations of traces with --compute-scale",
+                self.run.display()
+            )));
+        }
+        traces::replay(&TraceReplay {
+            output: self.output.output(prefix.as_os_str(), notices),
+            prefix,
+            cluster: self.cluster.options(),
+            seed: self.seed,
+            command: command(argv),
+            meaning: self.traces.meaning(),
+        })
+    }
+}
+
+/// Carries a replay out, and shows its report.
+pub(super) fn replay(args: &Args, argv: &[OsString]) -> Result<Exit, HostError> {
+    conclude(args.carry_out(argv, &super::notices())?, args.output.json, None)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,136 @@
+use super::*;
+
+mod compute;
+
+use crate::tests::run;
+use std::fs;
+use std::fs::File;
+use std::path::Path;
+use uniference_formats::cluster::{Choices, ClusterFile, Flags};
+use uniference_formats::record::{Header, RecordWriter};
+use uniference_formats::report::Manifest;
+use uniference_formats::report::Report;
+use uniference_session::results::REPORT;
+use uniference_sim::ids::{GroupId, GroupRank, Handle, QueueId};
+use uniference_sim::ids::{RankId, Site, TaskId};
+use uniference_sim::program::Request;
+use uniference_sim::program::{
+    Activity, Call, CallOp, Collective, CollectiveKind, DType, Origin, Outcome, Shape, Work,
+};
+use uniference_sim::time::{Bytes, SimDuration};
+
+fn issue(activity: Activity) -> Request {
+    Request::Issue { activity, queue: QueueId(0), after: Vec::new(), site: Site(0) }
+}
+
+fn wait(handle: u32) -> Request {
+    Request::Wait { handles: vec![Handle(handle)], any: false, timeout: None, site: Site(0) }
+}
+
+/// A folder with the record of ranks that asked for these, and returned.
+fn record(programs: &[Vec<Request>], toml: &str) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let cluster = ClusterFile::parse("test", toml, &[]).unwrap().resolve(&Choices::default()).unwrap().toml;
+    let manifest = Manifest { cluster, ..Manifest::default() };
+    let header = Header { world_size: programs.len() as u32, manifest };
+    let mut writer = RecordWriter::new(File::create(dir.path().join(RECORD)).unwrap(), &header);
+    for (rank, program) in (0..).map(RankId).zip(programs) {
+        let all = program.iter().chain([&Request::Exit(Outcome::Ok)]);
+        all.for_each(|request| writer.step(rank, TaskId(0), &request.clone().into(), "a.py:3"));
+    }
+    writer.finish().unwrap();
+    dir
+}
+
+/// How its replay ends, and its report.
+fn replayed(dir: &tempfile::TempDir, options: &[&str]) -> (Exit, Option<Report>) {
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let (source, out) = (path(""), path("again"));
+    let exit = run(&[&["replay", &source, "--out", &out], options].concat()).unwrap();
+    let text = fs::read_to_string(Path::new(&out).join(REPORT));
+    (exit, text.ok().map(|text| Report::from_json(&text).unwrap()))
+}
+
+#[test]
+fn a_program_that_read_the_clock_might_have_gone_another_way_elsewhere() {
+    let work = Work { duration: SimDuration::from_us(1_000), origin: Origin::Measured };
+    let program = vec![issue(Activity::Compute(work)), wait(0), Request::Now];
+    let toml = Flags { ranks: 1, bandwidth: None, latency: None, slowdown: vec![] }.to_toml().unwrap();
+    let dir = record(&[program], &toml);
+    let warnings = |options: &[&str]| replayed(&dir, options).1.unwrap().warnings;
+    let hazard = |text: &String| text.contains("rank 0 read the clock after a.py:3: if the program's control flow");
+    assert!(!warnings(&[]).iter().any(hazard));
+    // Another cluster, on which all took the same time.
+    assert!(!warnings(&["--ranks", "1", "--bandwidth", "1 Gbps"]).iter().any(hazard));
+    assert!(warnings(&["--ranks", "1", "--slowdown", "2"]).iter().any(hazard));
+}
+
+#[test]
+fn rates_without_an_effect_are_said() {
+    let work = |origin| Work { duration: SimDuration::from_us(1_000), origin };
+    let toml = "[[device]]\nname = \"orin\"\npeak_flops = \"1 TFLOPS\"\nmemory_bandwidth = \"1 GB/s\"\n[network]\n";
+    let of = |origin, options: &[&str]| {
+        let dir = record(&[vec![issue(Activity::Compute(work(origin))), wait(0)]], toml);
+        replayed(&dir, options).1.unwrap().warnings.join("\n")
+    };
+    let measured = of(Origin::Measured, &[]);
+    assert!(measured.contains("`peak_flops` and `memory_bandwidth` of device `orin` have no effect"), "{measured}");
+    assert!(!of(Origin::Recorded, &[]).contains("no effect"));
+    let elsewhere = of(Origin::Recorded, &["--set", "device.orin.peak_flops=2 TFLOPS"]);
+    assert!(elsewhere.contains("the rates of the recorded cluster"), "{elsewhere}");
+}
+
+/// Ranks 0 and 2 send 8 and 16 bytes to whichever receive of rank 1 takes them: if the second overtakes the first, the sizes do not fit.
+#[test]
+fn seeds_that_halt_are_counted_and_left_out() {
+    let join = || Request::JoinGroup { ranks: (0..3).map(RankId).collect(), sequence: 0 };
+    let call = |op| issue(Activity::Call(Call { group: GroupId(0), op }));
+    let send = |bytes| call(CallOp::Send { to: GroupRank(1), tag: 0, bytes: Bytes(bytes) });
+    let recv = |bytes| call(CallOp::Recv { from: None, tag: 0, bytes: Bytes(bytes) });
+    let late = issue(Activity::Sleep(SimDuration::from_us(5_000)));
+    let programs = [
+        vec![join(), send(8), wait(0)],
+        vec![join(), recv(8), wait(0), recv(16), wait(1)],
+        vec![join(), late, wait(0), send(16), wait(1)],
+    ];
+    let toml = "backend = \"ideal\"\n[[device]]\nname = \"a\"\ncount = 3\n[network]\n[[network.change]]\n\
+        jitter = { distribution = \"uniform\", max = \"10 ms\" }\n";
+    let dir = record(&programs, toml);
+    let fits = |seed: &u32| replayed(&dir, &["--seed", &seed.to_string()]).0 == Exit::Ok;
+    let seed = (0..20).find(fits).expect("most seeds fit").to_string();
+    let (_, report) = replayed(&dir, &["--seed", &seed, "--repeat", "40"]);
+    let Report { interval, warnings, .. } = report.unwrap();
+    let said = warnings.iter().find(|text| text.contains("of 40 replays did not finish")).expect("some halt");
+    let halted: u32 = said.split(' ').next().unwrap().parse().unwrap();
+    assert_eq!((interval.unwrap().runs + halted, halted > 0), (40, true), "{said}");
+    assert!(said.contains(": mismatch at "), "{said}");
+    assert!(warnings.iter().any(|text| text.contains("received from any source")), "{warnings:?}");
+}
+
+/// As in records of version 1, no group is named: each rank's group has the number that it got at home, where rank 0 was first.
+#[test]
+fn a_record_whose_groups_are_others_on_the_cluster_is_refused() {
+    let work = |us| Work { duration: SimDuration::from_us(us), origin: Origin::Recorded };
+    let program = |rank: u32| {
+        let join = Request::JoinGroup { ranks: [RankId(rank)].into(), sequence: 0 };
+        let (kind, dtype, shape) = (CollectiveKind::Barrier, DType::UInt8, Shape::Even(0));
+        let op = CallOp::Collective(Collective { kind, dtype, reduce: None, root: None, shape });
+        let call = issue(Activity::Call(Call { group: GroupId(rank), op }));
+        vec![issue(Activity::Compute(work(1 + u64::from(rank)))), wait(0), join, call, wait(1)]
+    };
+    let toml = Flags { ranks: 2, bandwidth: None, latency: None, slowdown: vec![] }.to_toml().unwrap();
+    let dir = record(&[program(0), program(1)], &toml);
+    assert_eq!(replayed(&dir, &[]).0, Exit::Ok);
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let elsewhere = ["replay", &path(""), "--out", &path("other"), "--ranks", "2", "--slowdown", "5,1"];
+    let error = run(&elsewhere).unwrap_err();
+    assert_eq!(error.exit(), Exit::Usage);
+    let text = error.to_string();
+    assert!(
+        text.contains(
+            "rank 1, task 0, at 2.000 us: the record calls an operation of group 1, which is another one here"
+        ),
+        "{text}"
+    );
+    assert!(text.contains("\nhint: "), "{text}");
+}

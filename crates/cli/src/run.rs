@@ -1,0 +1,253 @@
+//! Owns `uniference run`: the options of a live run.
+
+use super::cluster::ClusterArgs;
+use super::compute::ComputeArgs;
+use super::console::{Console, Counter};
+use super::doctor;
+use super::output::{OutputArgs, RecordArg, show};
+use std::ffi::OsString;
+use std::fmt;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use uniference_host::capacity;
+use uniference_host::interrupt::Interrupts;
+use uniference_host::live::driver::{self, Terminal};
+use uniference_session::compute::Plan;
+use uniference_session::export::export;
+use uniference_session::folder::Folder;
+use uniference_session::live::{Live, Program};
+use uniference_session::results::command;
+use uniference_session::{Exit, HostError, Outcome, Session};
+
+/// `uniference run`.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    cluster: ClusterArgs,
+    #[command(flatten)]
+    compute: ComputeArgs,
+    /// Which tensor values are computed; what is not computed is costed, takes no memory and reads as zeros
+    #[arg(long, value_name = "all|small[=ELEMENTS]|none", default_value_t)]
+    values: Values,
+    /// Number of ranks that run on this host at once [default: 1 with measured compute, otherwise the number of cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    jobs: Option<u32>,
+    /// Seed of all random numbers of the simulation
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    #[command(flatten)]
+    output: OutputArgs,
+    /// Write an execution trace of each rank to this folder: chakra.RANK.et
+    #[arg(long, value_name = "DIR")]
+    chakra: Option<PathBuf>,
+    /// Simulate NVIDIA GPUs, even if this machine has none [default: only if the program requires CUDA]
+    #[arg(long, conflicts_with = "no_cuda")]
+    cuda: bool,
+    /// Do not simulate GPUs
+    #[arg(long)]
+    no_cuda: bool,
+    /// Connect the terminal to this rank, for breakpoint(), pdb and input(); virtual time waits for it
+    #[arg(long, value_name = "R")]
+    debug_rank: Option<u32>,
+    /// Run a module, like python -m
+    #[arg(short = 'm', long)]
+    module: bool,
+    /// Program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "SCRIPT")]
+    script: Vec<OsString>,
+}
+
+/// Which tensors have values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Values {
+    #[default]
+    All,
+    /// Those of so many elements at most.
+    Small(u64),
+}
+
+impl Values {
+    /// Of `small` without a number.
+    const SMALL: u64 = 4096;
+
+    /// The default number of elements.
+    pub(super) fn small() -> Values {
+        Values::Small(Values::SMALL)
+    }
+
+    /// How many elements a tensor may have.
+    pub(super) fn limit(self) -> Option<u64> {
+        match self {
+            Values::All => None,
+            Values::Small(elements) => Some(elements),
+        }
+    }
+}
+
+impl FromStr for Values {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Values, &'static str> {
+        match text.split_once('=') {
+            None if text == "all" => Ok(Values::All),
+            None if text == "small" => Ok(Values::small()),
+            None if text == "none" => Ok(Values::Small(0)),
+            Some(("small", elements)) => elements.parse().map(Values::Small).map_err(|_| "ELEMENTS is a number"),
+            _ => Err("expected all, small, small=ELEMENTS or none"),
+        }
+    }
+}
+
+impl fmt::Display for Values {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Values::All => f.write_str("all"),
+            Values::Small(0) => f.write_str("none"),
+            Values::Small(elements) => write!(f, "small={elements}"),
+        }
+    }
+}
+
+/// Runs a program.
+pub(super) fn run(args: &Args, argv: &[OsString], python: &Path) -> Result<Exit, HostError> {
+    // Before anything is started that would outlive a Ctrl-C.
+    let interrupts = Interrupts::new()?;
+    check_script(&args.script, args.module)?;
+    check_record(args)?;
+    check_order(&args.script, &args.cluster)?;
+    let chosen = args.cluster.resolve()?;
+    let backend_named = chosen.backend_named;
+    let ranks = chosen.resolved.cluster.devices.len() as u32;
+    let versions = doctor::versions(python)?;
+    let tight = capacity::check_memory(ranks)?;
+    capacity::check_descriptors(ranks)?;
+    let plan = Plan::live(&args.compute.options(), &chosen.resolved)?;
+    check_values(args, &plan)?;
+    let mut session =
+        Session::new(chosen, args.seed, command(argv), &args.output.output(&args.script[0], &super::notices()))?;
+    session.add_versions(versions);
+    session.plan(&plan);
+    let traces = args.chakra.as_ref();
+    let traces =
+        traces.map(|out| Folder::prepare_traces(out, Some(session.folder()), &super::notices())).transpose()?;
+    let terminal = args.debug_rank.map(|rank| terminal(rank, ranks, args.output.json)).transpose()?;
+    let mut counter = Counter::default();
+    let mut console = Console::new(args.output.json, args.debug_rank.is_none(), counter.clone());
+    if let Some(warning) = tight {
+        driver::Console::warn(&mut console, &warning);
+    }
+    let program = Program {
+        python: python.to_owned(),
+        argv: args.script.clone(),
+        module: args.module,
+        plan,
+        jobs: args.jobs,
+        cuda: if args.cuda { Some(true) } else { args.no_cuda.then_some(false) },
+        backend_named,
+        terminal,
+        values: args.values.limit(),
+        timed: false,
+    };
+    let mut live = Live::new(program, &session, &mut console, &mut counter, interrupts);
+    let outcome = session.carry_out(&mut live);
+    let lost = console.finish();
+    match outcome? {
+        Outcome::Finished(figures) => {
+            let report = session.report(*figures, Vec::new());
+            session.write(&report)?;
+            let shown = show(&report, session.folder(), args.output.json);
+            // Files first: they are there even if standard output is not.
+            traces.map(|traces| export(session.folder().path(), &traces, &super::notices())).transpose()?;
+            lost.map_or(shown, |lost| Err(HostError::Output { source: lost })).map(|()| Exit::Ok)
+        }
+        Outcome::Stopped(stop) => Ok(super::stopped(&stop)),
+        Outcome::Unlike(_) => unreachable!("every rank is simulated"),
+    }
+}
+
+/// Refuses what is no program: `words` are a script, or with `module` a module's name, and its arguments.
+pub(super) fn check_script(words: &[OsString], module: bool) -> Result<(), HostError> {
+    let script = Path::new(&words[0]);
+    if !module && script.is_dir() && !script.join("__main__.py").exists() {
+        let hint = "give the path of a Python file, or a folder that contains a __main__.py";
+        return Err(HostError::Usage(format!("{} is a folder without __main__.py\nhint: {hint}", script.display())));
+    }
+    if module || script.exists() {
+        return Ok(());
+    }
+    if words[0].as_encoded_bytes().starts_with(b"-") {
+        let hint = "put options before the script; `uniference run --help` lists them";
+        return Err(HostError::Usage(format!("unknown option {}\nhint: {hint}", script.display())));
+    }
+    let hint = "give the path of a Python file, or -m and the name of a module; put options before it";
+    Err(HostError::Usage(format!("script {} does not exist\nhint: {hint}", script.display())))
+}
+
+fn check_record(args: &Args) -> Result<(), HostError> {
+    if args.chakra.is_none() || args.output.record != RecordArg::Summary {
+        return Ok(());
+    }
+    let hint = "remove --record summary";
+    Err(HostError::Usage(format!(
+        "--chakra needs the program record, which --record summary does not write\nhint: {hint}"
+    )))
+}
+
+fn check_values(args: &Args, plan: &Plan) -> Result<(), HostError> {
+    if args.values == Values::All || !plan.measures() {
+        return Ok(());
+    }
+    let hint = "add --compute none, or --compute model with devices that have a `model` or rates";
+    Err(HostError::Usage(format!(
+        "--values {} lets operators go uncomputed, so their time cannot be measured\nhint: {hint}",
+        args.values
+    )))
+}
+
+/// A cluster that is described behind the script has been given to the script.
+pub(super) fn check_order(words: &[OsString], cluster: &ClusterArgs) -> Result<(), HostError> {
+    let ours = |word: &&str| ["--ranks", "--cluster"].contains(&word.split('=').next().unwrap_or_default());
+    match words[1..].iter().filter_map(|word| word.to_str()).find(ours) {
+        Some(word) if !cluster.is_given() => Err(HostError::Usage(format!(
+            "no cluster given: {word} comes after the script and is passed to it\nhint: put options before the script"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// This process's standard streams for a rank. Standard output may be for the report alone.
+fn terminal(rank: u32, ranks: u32, report_only: bool) -> Result<Terminal, HostError> {
+    if rank >= ranks {
+        let hint = "ranks are numbered from 0";
+        return Err(HostError::Usage(format!(
+            "--debug-rank {rank} is out of range: the cluster has {ranks} ranks\nhint: {hint}"
+        )));
+    }
+    let copy = |fd: std::os::fd::BorrowedFd<'_>| {
+        fd.try_clone_to_owned().map_err(HostError::system("copying a standard stream"))
+    };
+    let (input, out, err) = (io::stdin(), io::stdout(), io::stderr());
+    let out = if report_only { copy(err.as_fd())? } else { copy(out.as_fd())? };
+    Ok(Terminal { rank, fds: [copy(input.as_fd())?, out, copy(err.as_fd())?] })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Cli;
+    use clap::{CommandFactory, Parser};
+
+    #[test]
+    fn the_options_fit_together() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn what_follows_the_script_is_the_scripts() {
+        let words = ["uniference", "run", "--ranks", "2", "train.py", "--ranks", "7", "-m", "--help"];
+        let crate::Command::Run(args) = Cli::try_parse_from(words).unwrap().command else { panic!("it is run") };
+        assert_eq!(args.script, ["train.py", "--ranks", "7", "-m", "--help"]);
+        assert_eq!((args.cluster.ranks, args.module), (Some(2), false));
+    }
+}

@@ -1,0 +1,70 @@
+//! Owns the options by which `uniference replay` understands execution traces.
+
+use std::path::PathBuf;
+use uniference_session::traces::{ClosedForm, Meaning};
+
+/// How execution traces are to be understood.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Execution traces")]
+pub(super) struct TraceArgs {
+    /// Factor by which the durations of compute and memory nodes are multiplied
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = factor)]
+    compute_scale: f64,
+    /// Factor by which the sizes of communication nodes are multiplied
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = factor)]
+    comm_scale: f64,
+    /// File of process groups: a JSON object that maps names to lists of ranks, in ASTRA-sim's format
+    #[arg(long, value_name = "FILE")]
+    astra_comm_groups: Option<PathBuf>,
+    /// Network model: Uniference's, or ASTRA-sim's congestion-unaware backend, which replaces the cluster
+    #[arg(long, value_enum, default_value_t = Fidelity::Flow, requires_if("astra", "astra_system"), requires_if("astra", "astra_network"))]
+    fidelity: Fidelity,
+    /// ASTRA-sim system file: algorithms and chunks for --fidelity astra, roofline of nodes without a duration
+    #[arg(long, value_name = "FILE")]
+    astra_system: Option<PathBuf>,
+    /// ASTRA-sim network file, for --fidelity astra
+    #[arg(long, value_name = "FILE")]
+    astra_network: Option<PathBuf>,
+    /// ASTRA-sim remote memory file: the cost of memory nodes
+    #[arg(long, value_name = "FILE")]
+    astra_memory: Option<PathBuf>,
+    /// Number of passes, forward and backward, over the layers of a text workload
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    passes: u32,
+    /// Number of queues that share the active chunks of a dimension, for --fidelity astra
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    astra_queues_per_dim: u32,
+}
+
+/// What time follows from.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Fidelity {
+    /// Uniference's model: flows share the bandwidth of links
+    Flow,
+    /// ASTRA-sim's congestion-unaware analytical model
+    Astra,
+}
+
+fn factor(text: &str) -> Result<f64, String> {
+    let factor: f64 = text.parse().map_err(|_| format!("`{text}` is not a number"))?;
+    if factor.is_finite() && factor >= 0.0 { Ok(factor) } else { Err("must be finite and not negative".to_owned()) }
+}
+
+impl TraceArgs {
+    /// The same as the session takes it.
+    pub(super) fn meaning(&self) -> Meaning {
+        Meaning {
+            compute_scale: self.compute_scale,
+            comm_scale: self.comm_scale,
+            groups: self.astra_comm_groups.clone(),
+            closed_form: (self.fidelity == Fidelity::Astra)
+                .then(|| ClosedForm { network: self.astra_network.clone(), queues_per_dim: self.astra_queues_per_dim }),
+            system: self.astra_system.clone(),
+            memory: self.astra_memory.clone(),
+            passes: self.passes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

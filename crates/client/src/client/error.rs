@@ -1,0 +1,61 @@
+//! Owns what can go wrong for the program that calls, and what it is told then.
+
+use std::io;
+
+/// What can go wrong for the program that calls.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The rank's part of the arena is taken.
+    #[error(
+        "rank {rank} cannot stage {bytes} more bytes: its part of the shared arena is full\nhint: wait for outstanding operations before issuing more"
+    )]
+    ArenaFull {
+        /// Who.
+        rank: u32,
+        /// What was asked for.
+        bytes: u64,
+    },
+    /// A child of the rank's process called.
+    #[error(
+        "a forked child process of rank {rank} called torch.distributed\nhint: communicate only from the process of the rank"
+    )]
+    Forked {
+        /// Whose child.
+        rank: u32,
+    },
+    /// The program has closed what it has not opened.
+    #[error(
+        "rank {rank} has closed the descriptors that connect it to Uniference\nhint: close only descriptors that the program has opened, not a whole range as os.closerange() does"
+    )]
+    Severed {
+        /// Whose.
+        rank: u32,
+    },
+    /// A thread could not be told to the driver.
+    #[error(
+        "rank {rank} cannot register another thread: {source}\nhint: raise the limit of open descriptors (ulimit -n), or use fewer threads at a time"
+    )]
+    Thread {
+        /// Whose.
+        rank: u32,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A call cannot be carried out by any group.
+    #[error("{what}\nhint: compare the call's ranks, and the sizes of its tensors and lists, with the group's size")]
+    Arguments {
+        /// Why not.
+        what: String,
+    },
+    /// The first exchange failed.
+    #[error("the rank cannot join the run: {0}")]
+    Adopt(#[from] io::Error),
+}
+
+impl ClientError {
+    /// Ends the process with its message, where nobody can be told of it otherwise.
+    pub fn end(self) -> ! {
+        eprintln!("{self}");
+        std::process::abort()
+    }
+}

@@ -1,0 +1,11 @@
+//! Prints the table of docs/devices.md: how far each layer is off on the rows of the shipped database.
+//!
+//! `cargo run --release -p uniference-devices --example accuracy`
+
+use uniference_devices::database::Databases;
+use uniference_devices::model::accuracy::{errors, table};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    print!("{}", table(&errors(|| Databases::standard(None, None))?));
+    Ok(())
+}

@@ -1,0 +1,95 @@
+//! Owns the databases that a run reads together: the one that comes with the program, the user's own, and one that was named.
+
+use super::{Database, DatabaseError, Row, Series};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock};
+
+static SHIPPED: &[u8] = include_bytes!("../../data/operators.sqlite");
+
+/// Databases in the order in which they were added. Rows of all count; of the same operator, those of the last.
+#[derive(Debug, Default)]
+pub struct Databases {
+    /// SQLite's connections serve one thread at a time.
+    files: Mutex<Vec<Database>>,
+    series: Vec<(usize, Series)>,
+    /// Made when it is first asked for: all rows are read for it.
+    version: OnceLock<String>,
+}
+
+impl Databases {
+    /// No databases: estimates come from the rates of the device alone.
+    pub fn none() -> Databases {
+        Databases::default()
+    }
+
+    /// The shipped database, then the user's own if there is one, then `named`.
+    ///
+    /// # Errors
+    /// If the user's own or the named one cannot be read.
+    pub fn standard(user: Option<&Path>, named: Option<&Path>) -> Result<Databases, DatabaseError> {
+        let mut files = vec![Database::shipped(SHIPPED)];
+        if let Some(user) = user.filter(|user| user.exists()) {
+            files.push(Database::open(user)?);
+        }
+        if let Some(named) = named {
+            files.push(Database::open(named)?);
+        }
+        Databases::of(files)
+    }
+
+    /// The given ones.
+    ///
+    /// # Errors
+    /// If one cannot be read.
+    pub fn of(files: Vec<Database>) -> Result<Databases, DatabaseError> {
+        let mut series = Vec::new();
+        for (index, file) in files.iter().enumerate() {
+            series.extend(file.series()?.into_iter().map(|series| (index, series)));
+        }
+        Ok(Databases { files: Mutex::new(files), series, version: OnceLock::new() })
+    }
+
+    /// Hashes of all that they hold, for manifests: one for each in their order, after one another; `none` of none. All rows are read for it.
+    ///
+    /// # Panics
+    /// If a database can no longer be read: it was checked when it was opened.
+    pub fn version(&self) -> &str {
+        self.version.get_or_init(|| {
+            let hashes = self.each(|file| file.hash().unwrap_or_else(|error| panic!("{error}")));
+            if hashes.is_empty() { "none".to_owned() } else { hashes.join("+") }
+        })
+    }
+
+    /// The same without what was measured on a device.
+    #[must_use]
+    pub(crate) fn without(mut self, device: &str) -> Databases {
+        self.series.retain(|(_, series)| series.device != device);
+        self
+    }
+
+    /// All series, and in which of the databases each is.
+    pub(crate) fn series(&self) -> &[(usize, Series)] {
+        &self.series
+    }
+
+    /// The rows of a series of database `index`.
+    ///
+    /// # Errors
+    /// If it cannot be read any more.
+    pub(crate) fn rows(&self, index: usize, series: &Series) -> Result<Vec<Row>, DatabaseError> {
+        self.files.lock().expect("no reader panics")[index].rows(series)
+    }
+
+    /// What is asked of each database in turn: its path is that of a file, or `(shipped)`.
+    pub fn each<T>(&self, of: impl FnMut(&Database) -> T) -> Vec<T> {
+        self.files.lock().expect("no reader panics").iter().map(of).collect()
+    }
+}
+
+/// `$XDG_DATA_HOME/uniference/operators.sqlite`, where the values of these two variables say; `None`: neither is set.
+pub fn user_file(xdg_data_home: Option<&Path>, home: Option<&Path>) -> Option<PathBuf> {
+    // The specification ignores paths that are not absolute.
+    let data = xdg_data_home.filter(|path| path.is_absolute()).map(Path::to_owned);
+    let data = data.or_else(|| home.map(|home| home.join(".local/share")))?;
+    Some(data.join("uniference/operators.sqlite"))
+}

@@ -1,0 +1,138 @@
+//! Owns taking over measurements of others: which files a source has, and what becomes of their rows.
+//!
+//! A source is a database of ours, a Parquet file of operators (`operators.rs` documents its columns), or the folder of an installed
+//! `aiconfigurator-core` (`aiconfigurator.rs`). Rows that say the same operator several times become one, with their median.
+
+mod aiconfigurator;
+mod operators;
+mod parquet;
+
+use crate::database::{Database, DatabaseError, Notice, Repeat, Row, Series};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// What came of an import.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Imported {
+    /// Rows that are new, or have taken the place of others.
+    pub rows: usize,
+    /// Rows of operators that have no family here, or miss a time, by what they are.
+    pub skipped: BTreeMap<String, usize>,
+    /// On which terms the rows may be used.
+    pub notices: Vec<Notice>,
+}
+
+/// Why nothing can be imported.
+#[derive(Debug, thiserror::Error)]
+pub enum ImportError {
+    /// The database that is read or written.
+    #[error(transparent)]
+    Database(#[from] DatabaseError),
+    /// Not there, or not to be read.
+    #[error("cannot read {}: {source}\nhint: give a Parquet file of operators, an operator database, or the folder of an installed aiconfigurator-core", path.display())]
+    File {
+        /// Which file.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// Not what it should be.
+    #[error("cannot import {}: {problem}\nhint: give a Parquet file of operators, an operator database, or the folder of an installed aiconfigurator-core", path.display())]
+    Source {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+}
+
+/// Takes over all rows of `source` into a database.
+///
+/// # Errors
+/// If the source is nothing that can be read, or the database cannot be written. What was taken over before stays.
+pub fn import(source: &Path, into: &mut Database) -> Result<Imported, ImportError> {
+    let metadata =
+        std::fs::metadata(source).map_err(|error| ImportError::File { path: source.to_owned(), source: error })?;
+    if metadata.is_dir() {
+        return aiconfigurator::import(source, into);
+    }
+    if source.extension().is_some_and(|extension| extension == "parquet") {
+        let mut gathered = Gathered::default();
+        operators::read(source, &mut gathered)?;
+        return gathered.write(into);
+    }
+    let other = Database::open(source)?;
+    let rows = into.merge(&other)?;
+    Ok(Imported { rows, notices: other.notices()?, ..Imported::default() })
+}
+
+/// What a row of a source says.
+pub(crate) struct Measurement {
+    pub(crate) series: Series,
+    pub(crate) dimensions: [u64; 4],
+    pub(crate) flops: u64,
+    pub(crate) bytes: u64,
+    pub(crate) microseconds: f64,
+}
+
+/// Sizes, operations and bytes.
+type Work = ([u64; 4], u64, u64);
+
+/// The rows of a file, by series and operator.
+#[derive(Default)]
+struct Gathered {
+    series: BTreeMap<Series, BTreeMap<Work, Vec<f64>>>,
+    skipped: BTreeMap<String, usize>,
+    notices: BTreeMap<String, Notice>,
+}
+
+impl Gathered {
+    fn add(&mut self, notice: impl FnOnce() -> Notice, measurement: Measurement) {
+        let Measurement { series, dimensions, flops, bytes, microseconds } = measurement;
+        if !(microseconds.is_finite() && microseconds > 0.0) {
+            return self.skip("without a time");
+        }
+        self.notices.entry(series.source.clone()).or_insert_with(notice);
+        self.series.entry(series).or_default().entry((dimensions, flops, bytes)).or_default().push(microseconds);
+    }
+
+    fn skip(&mut self, what: &str) {
+        *self.skipped.entry(what.to_owned()).or_default() += 1;
+    }
+
+    fn write(self, into: &mut Database) -> Result<Imported, ImportError> {
+        let mut imported = Imported { skipped: self.skipped, ..Imported::default() };
+        for (series, operators) in self.series {
+            let rows: Vec<Row> = operators.into_iter().map(row).collect();
+            let notice = &self.notices[&series.source];
+            imported.rows += into.add(&series, notice, &rows, Repeat::Replaces)?;
+        }
+        imported.notices = self.notices.into_values().collect();
+        Ok(imported)
+    }
+}
+
+fn row(((dimensions, flops, bytes), mut times): (Work, Vec<f64>)) -> Row {
+    times.sort_by(f64::total_cmp);
+    let microseconds = times[times.len() / 2];
+    let repetitions = u32::try_from(times.len()).unwrap_or(u32::MAX);
+    let square = |time: &f64| libm::log(time / microseconds).powi(2);
+    let variance = times.iter().map(square).sum::<f64>() / (times.len().max(2) - 1) as f64;
+    let spread = (times.len() > 1).then(|| variance.sqrt());
+    Row { operator: String::new(), dimensions, flops, bytes, microseconds, spread, repetitions }
+}
+
+impl Imported {
+    fn and(&mut self, other: Imported) {
+        self.rows += other.rows;
+        for (what, count) in other.skipped {
+            *self.skipped.entry(what).or_default() += count;
+        }
+        self.notices.extend(other.notices);
+        self.notices.sort_by(|a, b| a.name.cmp(&b.name));
+        self.notices.dedup();
+    }
+}
+
+#[cfg(test)]
+mod tests;

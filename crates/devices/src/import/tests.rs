@@ -1,0 +1,155 @@
+use super::*;
+use ::parquet::data_type::{ByteArray, ByteArrayType, DoubleType, Int64Type};
+use ::parquet::file::writer::SerializedFileWriter;
+use ::parquet::schema::parser::parse_message_type;
+use std::fs::File;
+use std::sync::Arc;
+
+/// A column and its values.
+enum Column<'a> {
+    Texts(&'a str, &'a [&'a str]),
+    Sizes(&'a str, &'a [i64]),
+    Numbers(&'a str, &'a [f64]),
+}
+
+fn write(path: &Path, columns: &[Column<'_>]) {
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let field = |column: &Column<'_>| match column {
+        Column::Texts(name, _) => format!("required binary {name} (UTF8);"),
+        Column::Sizes(name, _) => format!("required int64 {name};"),
+        Column::Numbers(name, _) => format!("required double {name};"),
+    };
+    let schema = format!("message schema {{ {} }}", columns.iter().map(field).collect::<String>());
+    let schema = Arc::new(parse_message_type(&schema).unwrap());
+    let mut file = SerializedFileWriter::new(File::create(path).unwrap(), schema, Arc::default()).unwrap();
+    let mut group = file.next_row_group().unwrap();
+    for column in columns {
+        let mut writer = group.next_column().unwrap().unwrap();
+        match column {
+            Column::Texts(_, values) => {
+                let values: Vec<ByteArray> = values.iter().map(|value| ByteArray::from(*value)).collect();
+                writer.typed::<ByteArrayType>().write_batch(&values, None, None).unwrap();
+            }
+            Column::Sizes(_, values) => {
+                writer.typed::<Int64Type>().write_batch(values, None, None).unwrap();
+            }
+            Column::Numbers(_, values) => {
+                writer.typed::<DoubleType>().write_batch(values, None, None).unwrap();
+            }
+        }
+        writer.close().unwrap();
+    }
+    group.close().unwrap();
+    file.close().unwrap();
+}
+
+fn rows(database: &Database, family: &str) -> Vec<(Series, Vec<Row>)> {
+    let series = database.series().unwrap().into_iter().filter(|series| series.family == family);
+    series.map(|series| (series.clone(), database.rows(&series).unwrap())).collect()
+}
+
+/// Three times the same product, one layer of several kernels, and causal attention of a chunk of 4 on 10 keys with a third of the heads for keys.
+#[test]
+fn a_file_of_operators_becomes_rows() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, target) = (folder.path().join("operators.parquet"), folder.path().join("own.sqlite"));
+    let linear = r#"{"m":8,"n":16,"k":32,"bias":1}"#;
+    let attention = r#"{"batch":2,"heads":6,"kv_heads":2,"head_dim":64,"seq_q":4,"seq_kv":10,"causal":1}"#;
+    let vidur = "microsoft/vidur@7d:data/mlp.csv";
+    let layers = "casys-kaist/LLMServingSim@5d:profiler/v0/x";
+    write(
+        &path,
+        &[
+            Column::Texts("source", &[vidur, vidur, vidur, layers, layers]),
+            Column::Texts("device", &["h100-80gb"; 5]),
+            Column::Texts("framework", &["torch"; 5]),
+            Column::Texts("operator", &["linear", "linear", "linear", "rms_norm", "attention_prefill"]),
+            Column::Texts("dtype", &["fp16"; 5]),
+            Column::Texts("shape", &[linear, linear, linear, r#"{"rows":8,"cols":64}"#, attention]),
+            Column::Numbers("forward_us", &[5.0, 7.0, 6.0, 17.0, 9.0]),
+        ],
+    );
+    let mut database = Database::create(&target).unwrap();
+    let imported = import(&path, &mut database).unwrap();
+    assert_eq!((imported.rows, imported.skipped), (2, BTreeMap::from([("rms_norm".to_owned(), 1)])));
+    assert!(imported.notices.iter().all(|notice| notice.licence == "MIT"));
+
+    let gemm = rows(&database, "gemm");
+    let (series, row) = (&gemm[0].0, &gemm[0].1[0]);
+    assert_eq!(
+        (series.device.as_str(), series.variant.as_str(), series.dtype.as_str()),
+        ("h100-sxm-80gb", "nt", "float16")
+    );
+    assert_eq!(
+        (row.dimensions, row.flops, row.bytes),
+        ([1, 8, 16, 32], 2 * 8 * 16 * 32, 2 * (8 * 32 + 16 * 32 + 8 * 16 + 16))
+    );
+    assert_eq!((row.microseconds, row.repetitions), (6.0, 3));
+    assert!((row.spread.unwrap() - 0.17).abs() < 0.02, "{row:?}");
+
+    let row = &rows(&database, "attention")[0].1[0];
+    // Of 40 pairs, half of the last square of 16 is hidden.
+    assert_eq!((row.dimensions, row.flops), ([12, 4, 10, 64], 4 * 12 * 32 * 64));
+    assert_eq!(row.bytes, 2 * 2 * 2 * 64 * (6 * 4 + 2 * 10));
+}
+
+/// The layout of the package, with its sample of end-to-end results, which would be no Parquet file.
+#[test]
+fn an_installed_package_becomes_rows() {
+    let folder = tempfile::tempdir().unwrap();
+    let systems = folder.path().join("aiconfigurator_core/systems");
+    let names = [Column::Texts("framework", &["VLLM"; 3]), Column::Texts("version", &["0.24.0"; 3])];
+    let [framework, version] = names;
+    let table = |path: &str, columns: &[Column<'_>]| write(&systems.join("data").join(path), columns);
+    table(
+        "h100_sxm/gemm/vllm/0.24.0/gemm_perf.parquet",
+        &[
+            framework,
+            version,
+            Column::Texts("gemm_dtype", &["bfloat16", "fp8", "nvfp4"]),
+            Column::Sizes("m", &[1, 2, 3]),
+            Column::Sizes("n", &[64; 3]),
+            Column::Sizes("k", &[128; 3]),
+            Column::Numbers("latency", &[0.003, 0.002, 0.001]),
+        ],
+    );
+    let generation = |kv: &[&str]| {
+        table(
+            "l40s/attention/vllm/0.24.0/generation_attention_perf.parquet",
+            &[
+                Column::Texts("framework", &["VLLM"; 2]),
+                Column::Texts("version", &["0.24.0"; 2]),
+                Column::Texts("attn_dtype", &["bfloat16"; 2]),
+                Column::Texts("kv_cache_dtype", kv),
+                Column::Sizes("batch_size", &[4; 2]),
+                Column::Sizes("isl", &[1; 2]),
+                Column::Sizes("num_heads", &[8; 2]),
+                Column::Sizes("num_key_value_heads", &[2; 2]),
+                Column::Sizes("head_dim", &[128; 2]),
+                Column::Sizes("step", &[99; 2]),
+                Column::Numbers("latency", &[0.01; 2]),
+            ],
+        );
+    };
+    generation(&["bfloat16", "fp8"]);
+    std::fs::write(systems.join("silicon_sample.csv"), "never read").unwrap();
+    let mut database = Database::create(&folder.path().join("own.sqlite")).unwrap();
+    let imported = import(folder.path(), &mut database).unwrap();
+    assert_eq!(imported.rows, 3);
+    let skipped = [("generation_attention".to_owned(), 1), ("of type nvfp4".to_owned(), 1)];
+    assert_eq!(imported.skipped, BTreeMap::from(skipped));
+    assert_eq!(imported.notices[0].licence, "Apache-2.0");
+    let gemm = rows(&database, "gemm");
+    assert_eq!(gemm.iter().map(|(series, _)| series.dtype.as_str()).collect::<Vec<_>>(), ["bfloat16", "float8_e4m3fn"]);
+    assert_eq!(gemm[0].1[0].microseconds, 3.0);
+    let (series, attention) = &rows(&database, "attention")[0];
+    assert_eq!((series.device.as_str(), attention[0].dimensions), ("l40s", [32, 1, 100, 128]));
+}
+
+#[test]
+fn another_database_is_merged() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths = ["one.sqlite", "two.sqlite"].map(|name| folder.path().join(name));
+    drop(Database::create(&paths[0]).unwrap());
+    assert_eq!(import(&paths[0], &mut Database::create(&paths[1]).unwrap()).unwrap().rows, 0);
+}

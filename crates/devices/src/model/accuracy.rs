@@ -1,0 +1,107 @@
+//! Owns how far the layers of the model are off, on the rows of a database that they are not shown.
+
+use super::surface::{Surface, quantile};
+use super::{Model, Place, Target};
+use crate::database::{DatabaseError, Databases, Row, Series};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use uniference_formats::devices;
+use uniference_sim::device::{CostModel, Family, FlatKind, Layout, Operator, Pass, Resource, RowKind};
+use uniference_sim::program::DType;
+use uniference_sim::time::Bytes;
+
+/// Rows of a series that are predicted.
+const JUDGES: usize = 40;
+
+/// Relative errors of one family's rows, without their signs, by layer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Errors {
+    /// Each row from the others of its device.
+    pub interpolated: Vec<f64>,
+    /// Each from other devices: its own is left out.
+    pub transferred: Vec<f64>,
+    /// Each from the rates of its device alone.
+    pub roofline: Vec<f64>,
+}
+
+/// Errors by family. `open` reads the databases, once for each device.
+///
+/// # Errors
+/// If a database cannot be read.
+pub fn errors(open: impl Fn() -> Result<Databases, DatabaseError>) -> Result<BTreeMap<String, Errors>, DatabaseError> {
+    let all = Arc::new(open()?);
+    let mut found: BTreeMap<String, Errors> = BTreeMap::new();
+    for device in devices::all() {
+        let Some(rates) = device.rates() else { continue };
+        let series: Vec<&(usize, Series)> = all.series().iter().filter(|(_, s)| s.device == device.name).collect();
+        if series.is_empty() {
+            continue;
+        }
+        let model = |databases| Model::new(Target { name: Some(device.name.clone()), rates }, databases);
+        let (own, without) = (model(all.clone()), model(Arc::new(open()?.without(&device.name))));
+        let bare = model(Arc::new(Databases::none()));
+        for (index, series) in series {
+            let rows = all.rows(*index, series)?;
+            let errors = found.entry(series.family.clone()).or_default();
+            if let Some(surface) = rows.first().and_then(|row| surface(&own, series, row)) {
+                errors.interpolated.extend(surface.residuals().iter().map(|residual| libm::expm1(*residual).abs()));
+            }
+            for row in rows.iter().step_by(rows.len().div_ceil(JUDGES)) {
+                let Some(operator) = operator(series, row) else { continue };
+                let error = |model: &Model| {
+                    let estimate = CostModel::estimate(model, &operator)?;
+                    Some((estimate.duration.as_secs_f64() / (row.microseconds * 1e-6) - 1.0).abs())
+                };
+                errors.transferred.extend(error(&without));
+                errors.roofline.extend(error(&bare));
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn surface(model: &Model, series: &Series, row: &Row) -> Option<Arc<Surface>> {
+    let operator = operator(series, row)?;
+    let place = Place {
+        device: series.device.clone(),
+        family: operator.family.name(),
+        variant: Some(series.variant.clone()),
+        dtype: operator.dtype?,
+    };
+    model.surface(place, &operator)
+}
+
+/// The operator that a row has measured.
+fn operator(series: &Series, row: &Row) -> Option<Operator> {
+    let [a, b, c, d] = row.dimensions;
+    let rows = |kind| Family::Rows { kind, pass: Pass::Forward, rows: a, columns: b };
+    let flat = |kind| Family::Flat { kind, elements: a };
+    let layout = if series.variant == "nt" { Layout::NT } else { Layout::NN };
+    let family = match series.family.as_str() {
+        "gemm" => Family::Gemm { batch: a, m: b, n: c, k: d, layout },
+        "convolution" => Family::Convolution { pass: Pass::Forward, groups: a, m: b, n: c, k: d },
+        "attention" => {
+            Family::Attention { pass: Pass::Forward, heads: a, queries: b, keys: c, width: d, causal: false }
+        }
+        "normalization" => rows(RowKind::Normalization),
+        "softmax" => rows(RowKind::Softmax),
+        "elementwise" => flat(FlatKind::Elementwise),
+        "gather" => flat(FlatKind::Gather),
+        _ => return None,
+    };
+    let (flops, read) = (row.flops, Bytes(row.bytes));
+    let dtype = Some(DType::from_name(&series.dtype)?);
+    Some(Operator { resource: Resource::Accelerator, family, dtype, flops, read, written: Bytes(0) })
+}
+
+/// The table of docs/devices.md: number of rows, and median and 90th percentile of the errors of each layer in %.
+pub fn table(errors: &BTreeMap<String, Errors>) -> String {
+    let mut text = "| family | rows | interpolated | another device | roofline |\n|---|---|---|---|---|\n".to_owned();
+    for (family, Errors { interpolated, transferred, roofline }) in errors {
+        let percent = |errors: &[f64], part| 100.0 * quantile(errors, part);
+        let cell = |errors: &[f64]| format!("{:.0} / {:.0}", percent(errors, 0.5), percent(errors, 0.9));
+        let cells = [interpolated, transferred, roofline].map(|errors| cell(errors));
+        text += &format!("| {family} | {} | {} |\n", interpolated.len(), cells.join(" | "));
+    }
+    text
+}

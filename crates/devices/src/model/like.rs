@@ -1,0 +1,46 @@
+//! Owns which devices and families stand in for those of which nothing was measured, in which order.
+
+use uniference_formats::devices::{self, DeviceKind, KnownDevice};
+use uniference_sim::device::{Precision, Rates};
+
+/// The known devices of the same kind by how far their rooflines are from the target's, the nearest first: the sum of the logarithms of the ratios
+/// of both rates; another vendor's is as far as a factor of e.
+pub(super) fn alike(name: Option<&str>, rates: &Rates, precision: Precision) -> Vec<&'static KnownDevice> {
+    let itself = devices::all().iter().find(|device| Some(device.name.as_str()) == name);
+    let mut found: Vec<(f64, &KnownDevice)> = Vec::new();
+    for device in devices::all() {
+        let Some(known) = device.rates() else { continue };
+        // Of a device that nobody knows, what it can do tells what it is.
+        let kind = itself.map_or(if rates.memory > 5e11 { DeviceKind::Gpu } else { device.kind }, |itself| itself.kind);
+        if Some(device.name.as_str()) == name || device.kind != kind {
+            continue;
+        }
+        let ratio = |a: f64, b: f64| libm::log(a / b).abs();
+        let (peak, its_peak) = (rates.peaks.serving(precision).0, known.peaks.serving(precision).0);
+        let foreign = itself.is_some_and(|itself| itself.vendor != device.vendor);
+        let distance = ratio(peak, its_peak) + ratio(rates.memory, known.memory) + f64::from(u8::from(foreign));
+        found.push((distance, device));
+    }
+    found.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.name.cmp(&b.1.name)));
+    found.into_iter().map(|(_, device)| device).collect()
+}
+
+/// The families whose efficiency is the best guess for that of another, the nearest first.
+pub(super) fn kin(family: &str) -> &'static [&'static str] {
+    match family {
+        "convolution_backward" => &["convolution", "gemm"],
+        "convolution_weights" => &["convolution_backward", "convolution", "gemm"],
+        "convolution" => &["gemm"],
+        "attention_backward" => &["attention"],
+        "normalization_backward" => &["normalization", "softmax"],
+        "normalization" | "reduction" | "scan" => &["softmax", "normalization"],
+        "softmax_backward" => &["softmax", "normalization"],
+        "softmax" => &["normalization"],
+        "reduction_backward" | "scan_backward" => &["reduction", "softmax"],
+        "scatter" => &["gather", "copy", "elementwise"],
+        "gather" => &["copy", "elementwise"],
+        "copy" | "random" | "optimizer" => &["elementwise"],
+        "elementwise" => &["copy"],
+        _ => &[],
+    }
+}

@@ -1,0 +1,339 @@
+//! Owns what an operator costs on one device: an estimate in layers, the surest that has an answer first.
+//!
+//! 1. The row of a database for just this operator on this device.
+//! 2. Between rows of the same kind of operator on this device (`surface.rs`).
+//! 3. From rows of another device, of another type of elements or of a kin operator, by the ratio of the rooflines.
+//! 4. The roofline, with what kernels usually reach of it.
+//!
+//! docs/devices.md says how far each is off.
+
+pub mod accuracy;
+mod like;
+mod rows;
+mod shape;
+mod surface;
+
+#[cfg(test)]
+mod tests;
+
+use crate::database::{Databases, dimensions};
+use crate::operators::{Described, Part, describe, key};
+use rows::Rows;
+use rustc_hash::FxHashMap;
+use shape::{Roof, Shape};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+use surface::{Setting, Surface};
+use uniference_formats::devices;
+use uniference_formats::operators::Definition;
+use uniference_sim::device::{CostModel, Estimate, Family, Operator, Origin, Precision, Rates};
+use uniference_sim::program::DType;
+use uniference_sim::time::SimDuration;
+
+/// The standard deviation of the logarithm of a time around a single measurement of it: the same product of matrices differs by 9 % between
+/// collections of the shipped rows.
+const NOISE: f64 = 0.09;
+/// What it adds that rows are another device's: see the table of docs/devices.md.
+const TRANSFER: f64 = 0.4;
+/// Around the roofline: the same table.
+const ROOFLINE: f64 = 0.8;
+
+/// The family of rows that say how long the program takes to come to an operator: the time since the one before on a processor, which
+/// Python, autograd and torch's dispatcher take. The variant is the operator's name.
+pub const HOST: &str = "host";
+
+/// The device that a model is for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Target {
+    /// The name under which databases have its operators: [`uniference_formats::cluster::Resolved::models`].
+    pub name: Option<String>,
+    /// What it can do in a second.
+    pub rates: Rates,
+}
+
+/// What operators cost on one device.
+#[derive(Debug)]
+pub struct Model {
+    target: Target,
+    rows: Rows,
+    /// Surfaces by the place of their rows; of most places there are none.
+    surfaces: Mutex<FxHashMap<Place, Option<Arc<Surface>>>>,
+    /// What products were computed with so far.
+    computed: Mutex<BTreeSet<Precision>>,
+}
+
+/// Where rows are looked for: a device, a family, one variant of it or all, a type.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Place {
+    device: String,
+    family: &'static str,
+    variant: Option<String>,
+    dtype: DType,
+}
+
+impl Model {
+    /// A model of `target` from what `databases` have.
+    pub fn new(target: Target, databases: Arc<Databases>) -> Model {
+        Model { target, rows: Rows::new(databases), surfaces: Mutex::default(), computed: Mutex::default() }
+    }
+
+    /// How long an operator takes that has the device for itself; nothing for a view, and [`Estimate::UNKNOWN`] for what nobody knows: the
+    /// caller counts and names it.
+    ///
+    /// Where the device's rows say how long the host takes to come to an operator ([`HOST`]), that is part of it.
+    pub fn estimate(&self, definition: &Definition) -> Estimate {
+        let operator = self.operator(definition);
+        match self.host(definition) {
+            Some(host) if operator.origin != Origin::None => one_after_the_other(host, operator),
+            _ => operator,
+        }
+    }
+
+    /// The operator alone, once the host has come to it.
+    fn operator(&self, definition: &Definition) -> Estimate {
+        let described = describe(definition);
+        if let Described::Nothing = described {
+            return Estimate { duration: SimDuration::ZERO, spread: Some(0.0), origin: Origin::Roofline };
+        }
+        if let Some(exact) = self.row_of(definition, &described) {
+            return exact;
+        }
+        match described {
+            Described::Parts(parts) => self.sum(&parts),
+            _ => Estimate::UNKNOWN,
+        }
+    }
+
+    /// How long the host takes to come to an operator, where that was measured on this device: of one with this name, else the median of all.
+    fn host(&self, definition: &Definition) -> Option<Estimate> {
+        let device = self.target.name.as_deref()?;
+        let named = self.rows.of(device, HOST, Some(&definition.name), "");
+        if let Some(row) = named.last() {
+            return Some(measured(row));
+        }
+        let microseconds = self.rows.of(device, HOST, None, "").median()?;
+        Some(estimate(microseconds * 1e-6, ROOFLINE, Origin::Interpolated))
+    }
+
+    /// What reports call an operator: `gemm`, `attention`, `normalization`, ..., `view`, or `unknown`.
+    pub fn kind(definition: &Definition) -> &'static str {
+        describe(definition).kind()
+    }
+
+    /// A hash of the databases, for manifests.
+    pub fn version(&self) -> &str {
+        self.rows.databases().version()
+    }
+
+    /// Types that products were asked for of and that the device's rates do not name, with those that served them:
+    /// `("float64", "float32")`.
+    pub fn substituted(&self) -> Vec<(&'static str, &'static str)> {
+        let computed = self.computed.lock().expect("no estimate panics");
+        let served = computed.iter().map(|asked| (*asked, self.target.rates.peaks.serving(*asked).1));
+        served.filter(|(asked, served)| asked != served).map(|(asked, served)| (asked.name(), served.name())).collect()
+    }
+
+    /// The measured row of a definition on this device.
+    fn row_of(&self, definition: &Definition, described: &Described) -> Option<Estimate> {
+        let device = self.target.name.as_deref()?;
+        let (family, variant, dtype) = described.place(definition)?;
+        let rows = self.rows.of(device, family, Some(&variant), &dtype);
+        rows.by_operator(&key(definition)).map(measured)
+    }
+
+    /// Parts follow one another. The origin is that of the longest; errors of different parts are independent.
+    fn sum(&self, parts: &[Part]) -> Estimate {
+        let mut total = 0.0_f64;
+        let (mut variance, mut longest) = (Some(0.0), (0.0, Origin::Roofline));
+        for part in parts {
+            let estimate = self.part(&part.operator, Some(&part.variant));
+            let seconds = estimate.duration.as_secs_f64() * part.times as f64;
+            total += seconds;
+            variance = variance.zip(estimate.spread).map(|(sum, spread)| sum + (seconds * spread).powi(2));
+            if seconds > longest.0 {
+                longest = (seconds, estimate.origin);
+            }
+        }
+        let Some(duration) = SimDuration::from_secs_f64(total) else { return Estimate::UNKNOWN };
+        let spread = variance.filter(|_| total > 0.0).map(|variance| variance.sqrt() / total);
+        Estimate { duration, spread, origin: longest.1 }
+    }
+
+    fn part(&self, operator: &Operator, variant: Option<&str>) -> Estimate {
+        // Without elements there is nothing to launch.
+        if operator.flops == 0 && operator.bytes().0 == 0 {
+            return Estimate { duration: SimDuration::ZERO, spread: Some(0.0), origin: Origin::Roofline };
+        }
+        if operator.flops > 0 {
+            self.computed.lock().expect("no estimate panics").insert(Precision::of(operator.dtype));
+        }
+        let rows = || self.measured_sizes(operator, variant);
+        let found =
+            rows().or_else(|| self.interpolated(operator, variant)).or_else(|| self.transferred(operator, variant));
+        found.unwrap_or_else(|| {
+            let seconds = shape::by_rates(&self.target.rates, operator);
+            estimate(seconds, ROOFLINE, Origin::Roofline)
+        })
+    }
+
+    /// The row of an operator of just these sizes, where only sizes are known of rows.
+    fn measured_sizes(&self, operator: &Operator, variant: Option<&str>) -> Option<Estimate> {
+        let (device, dtype) = (self.target.name.as_deref()?, operator.dtype?);
+        if !self.has_known_rates(device) {
+            return None;
+        }
+        let rows = self.rows.of(device, operator.family.name(), variant, dtype.name());
+        rows.by_sizes(dimensions(&operator.family), operator).map(measured)
+    }
+
+    fn interpolated(&self, operator: &Operator, variant: Option<&str>) -> Option<Estimate> {
+        let (device, dtype) = (self.target.name.as_deref()?, operator.dtype?);
+        if !self.has_known_rates(device) {
+            return None;
+        }
+        let surface = self.nearest_surface(device, operator.family.name(), variant, dtype, operator)?;
+        Some(estimate(seconds(&surface, operator), surface.spread().max(NOISE), Origin::Interpolated))
+    }
+
+    /// From the same device with other rates, from others, from another type where memory decides; from kin operators.
+    fn transferred(&self, operator: &Operator, variant: Option<&str>) -> Option<Estimate> {
+        let dtype = operator.dtype?;
+        let own = self.target.name.clone();
+        let family = operator.family.name();
+        let moves = matches!(Shape::of(&operator.family)?, Shape::Rows | Shape::Flat);
+        let others = [DType::Float32, DType::Float16].into_iter().filter(|other| moves && *other != dtype);
+        let types: Vec<DType> = std::iter::once(dtype).chain(others).collect();
+        let like = like::alike(own.as_deref(), &self.target.rates, Precision::of(Some(dtype)));
+        let devices: Vec<&str> =
+            own.as_deref().into_iter().chain(like.iter().map(|device| device.name.as_str())).collect();
+        for family in std::iter::once(family).chain(like::kin(family).iter().copied()) {
+            let variant = variant.filter(|_| family == operator.family.name());
+            for dtype in &types {
+                for device in &devices {
+                    if let Some(surface) = self.nearest_surface(device, family, variant, *dtype, operator) {
+                        let spread = surface.spread().max(NOISE).hypot(TRANSFER);
+                        return Some(estimate(seconds(&surface, operator), spread, Origin::Transferred));
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// Of the variant, or of all; of the type, or of the other with 16 bits.
+    fn nearest_surface(
+        &self,
+        device: &str,
+        family: &'static str,
+        variant: Option<&str>,
+        dtype: DType,
+        operator: &Operator,
+    ) -> Option<Arc<Surface>> {
+        let twin = match dtype {
+            DType::Float16 => Some(DType::BFloat16),
+            DType::BFloat16 => Some(DType::Float16),
+            _ => None,
+        };
+        let types = [Some(dtype), twin];
+        let variants: &[Option<&str>] = if variant.is_some() { &[variant, None] } else { &[None] };
+        variants.iter().find_map(|variant| {
+            types.into_iter().flatten().find_map(|dtype| {
+                let variant = variant.map(str::to_owned);
+                self.surface(Place { device: device.to_owned(), family, variant, dtype }, operator)
+            })
+        })
+    }
+
+    /// Made when it is first asked for.
+    fn surface(&self, place: Place, operator: &Operator) -> Option<Arc<Surface>> {
+        let mut surfaces = self.surfaces.lock().expect("no estimate panics");
+        if let Some(surface) = surfaces.get(&place) {
+            return surface.clone();
+        }
+        let shape = Shape::of(&operator.family)?;
+        let rates = self.rates_of(&place.device);
+        let rows = self.rows.of(&place.device, place.family, place.variant.as_deref(), place.dtype.name());
+        let surface = rates.and_then(|rates| {
+            let precision = Precision::of(Some(place.dtype));
+            // Rows of another type stand for the same number of bytes.
+            let setting = Setting {
+                shape,
+                size: place.dtype.size() as f64,
+                source: Roof::of(&rates, precision),
+                target: Roof::of(&self.target.rates, Precision::of(operator.dtype)),
+                launch: self.target.rates.launch.as_secs_f64(),
+                varies: shape.varies(place.family) || shape.varies(operator.family.name()),
+            };
+            Surface::new(setting, rows.all()).map(Arc::new)
+        });
+        surfaces.insert(place, surface.clone());
+        surface
+    }
+
+    /// The rates at which a device's rows were measured: the table's; of a device that is not in it, those of the cluster file.
+    fn rates_of(&self, device: &str) -> Option<Rates> {
+        match devices::find(device) {
+            Ok(known) if known.name == device => known.rates(),
+            _ => (self.target.name.as_deref() == Some(device)).then_some(self.target.rates),
+        }
+    }
+
+    /// Whether the target is as the rows' device was, without figures of its own.
+    fn has_known_rates(&self, device: &str) -> bool {
+        self.rates_of(device)
+            .is_some_and(|rates| (rates.peaks, rates.memory) == (self.target.rates.peaks, self.target.rates.memory))
+    }
+}
+
+impl CostModel for Model {
+    fn estimate(&self, operator: &Operator) -> Option<Estimate> {
+        (operator.flops > 0 || operator.bytes().0 > 0).then(|| self.part(operator, None))
+    }
+}
+
+impl Described {
+    /// Family, variant and type under which databases have a definition; `None`: nobody measures it. Operators of several parts and unknown
+    /// ones are found by their definition only.
+    pub fn place(&self, definition: &Definition) -> Option<(&'static str, String, String)> {
+        let name = definition.base_name().trim_end_matches('_').to_owned();
+        match self {
+            Described::Nothing => None,
+            Described::Unknown => Some(("unknown", name, String::new())),
+            Described::Parts(parts) => match parts.as_slice() {
+                [Part { operator, variant, times: 1 }] => {
+                    let dtype = operator.dtype.map_or("", DType::name).to_owned();
+                    Some((operator.family.name(), variant.clone(), dtype))
+                }
+                _ => Some(("composite", name, String::new())),
+            },
+        }
+    }
+}
+
+fn seconds(surface: &Surface, operator: &Operator) -> f64 {
+    let work = matches!(operator.family, Family::Attention { .. } | Family::Convolution { .. });
+    let work = work.then_some((operator.flops as f64, operator.bytes().0 as f64));
+    surface.seconds(dimensions(&operator.family), operator.bytes().0, work)
+}
+
+/// The origin is that of the longer one; their errors are independent.
+fn one_after_the_other(first: Estimate, second: Estimate) -> Estimate {
+    let seconds = [first, second].map(|estimate| estimate.duration.as_secs_f64());
+    let error = |estimate: Estimate| Some((estimate.duration.as_secs_f64() * estimate.spread?).powi(2));
+    let total = seconds[0] + seconds[1];
+    let spread = error(first).zip(error(second)).map(|(a, b)| (a + b).sqrt() / total).filter(|_| total > 0.0);
+    let duration = SimDuration::from_ps(first.duration.as_ps().saturating_add(second.duration.as_ps()));
+    let origin = if seconds[0] > seconds[1] { first.origin } else { second.origin };
+    Estimate { duration, spread, origin }
+}
+
+fn measured((microseconds, spread): (f64, Option<f64>)) -> Estimate {
+    estimate(microseconds * 1e-6, spread.unwrap_or(NOISE), Origin::Database)
+}
+
+fn estimate(seconds: f64, spread: f64, origin: Origin) -> Estimate {
+    match SimDuration::from_secs_f64(seconds) {
+        Some(duration) => Estimate { duration, spread: Some(spread), origin },
+        None => Estimate::UNKNOWN,
+    }
+}

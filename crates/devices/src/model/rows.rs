@@ -1,0 +1,103 @@
+//! Owns the rows that a model has read: of each place all databases' together, with an index of those that are looked up.
+
+use crate::database::{Databases, Row};
+use rustc_hash::FxHashMap;
+use std::sync::{Arc, Mutex};
+use uniference_sim::device::{Family, Operator};
+
+/// Device, family, variant or all, type.
+type Place = (String, String, Option<String>, String);
+
+/// Rows by device, family, variant and type, read when they are first asked for.
+#[derive(Debug)]
+pub(super) struct Rows {
+    databases: Arc<Databases>,
+    read: Mutex<FxHashMap<Place, Arc<Found>>>,
+}
+
+/// The rows of one place.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    rows: Vec<Row>,
+    /// Places in `rows`.
+    operators: FxHashMap<String, usize>,
+    sizes: FxHashMap<([u64; 4], u64, u64), Vec<usize>>,
+}
+
+impl Rows {
+    pub(super) fn new(databases: Arc<Databases>) -> Rows {
+        Rows { databases, read: Mutex::default() }
+    }
+
+    pub(super) fn databases(&self) -> &Databases {
+        &self.databases
+    }
+
+    /// `variant`: one, or all. A database that can no longer be read has no rows: it was checked when it was opened.
+    pub(super) fn of(&self, device: &str, family: &str, variant: Option<&str>, dtype: &str) -> Arc<Found> {
+        let place = (device.to_owned(), family.to_owned(), variant.map(str::to_owned), dtype.to_owned());
+        let mut read = self.read.lock().expect("no estimate panics");
+        let find = || {
+            let mut found = Found::default();
+            for (index, series) in self.databases.series() {
+                let is_variant = variant.is_none_or(|variant| series.variant == variant);
+                if series.device == device && series.family == family && series.dtype == dtype && is_variant {
+                    let rows = self.databases.rows(*index, series);
+                    rows.unwrap_or_else(|error| panic!("{error}")).into_iter().for_each(|row| found.add(row));
+                }
+            }
+            Arc::new(found)
+        };
+        read.entry(place).or_insert_with(find).clone()
+    }
+}
+
+impl Found {
+    /// A later row of the same definition takes the place of an earlier one.
+    fn add(&mut self, row: Row) {
+        if !row.operator.is_empty() {
+            if let Some(place) = self.operators.get(&row.operator) {
+                self.rows[*place] = row;
+                return;
+            }
+            self.operators.insert(row.operator.clone(), self.rows.len());
+        } else {
+            self.sizes.entry((row.dimensions, row.flops, row.bytes)).or_default().push(self.rows.len());
+        }
+        self.rows.push(row);
+    }
+
+    /// Median and spread of the row that was read last.
+    pub(super) fn last(&self) -> Option<(f64, Option<f64>)> {
+        self.rows.last().map(|row| (row.microseconds, row.spread))
+    }
+
+    /// The median of the medians of all.
+    pub(super) fn median(&self) -> Option<f64> {
+        let mut medians: Vec<f64> = self.rows.iter().map(|row| row.microseconds).collect();
+        medians.sort_by(f64::total_cmp);
+        medians.get(medians.len() / 2).copied()
+    }
+
+    pub(super) fn all(&self) -> &[Row] {
+        &self.rows
+    }
+
+    /// Median and spread of the row of a definition.
+    pub(super) fn by_operator(&self, key: &str) -> Option<(f64, Option<f64>)> {
+        let row = &self.rows[*self.operators.get(key)?];
+        Some((row.microseconds, row.spread))
+    }
+
+    /// The same of the rows with these sizes and this work; of several, which are other collections' of the same, the middle one.
+    pub(super) fn by_sizes(&self, dimensions: [u64; 4], operator: &Operator) -> Option<(f64, Option<f64>)> {
+        if operator.family == Family::Unspecified {
+            return None;
+        }
+        let places = self.sizes.get(&(dimensions, operator.flops, operator.bytes().0))?;
+        let mut rows: Vec<&Row> = places.iter().map(|place| &self.rows[*place]).collect();
+        rows.sort_by(|a, b| a.microseconds.total_cmp(&b.microseconds));
+        let middle = rows.get(rows.len() / 2)?;
+        Some((middle.microseconds, middle.spread))
+    }
+}

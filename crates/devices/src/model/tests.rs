@@ -1,0 +1,263 @@
+use super::*;
+use crate::database::{Database, Notice, Repeat, Row, Series};
+use uniference_formats::operators::{Argument, Place, ScalarType, Tensor};
+use uniference_sim::device::{FlatKind, Layout, Pass, Peaks, Resource, RowKind};
+use uniference_sim::time::Bytes;
+
+fn tensor(sizes: &[u64], dtype: DType) -> Argument {
+    let mut strides: Vec<i64> =
+        sizes.iter().rev().scan(1, |next, size| Some(std::mem::replace(next, *next * *size as i64))).collect();
+    strides.reverse();
+    let (dtype, place) = (ScalarType::from(dtype), Place::CUDA);
+    Argument::Tensor(Tensor { dtype, place, written: false, sizes: sizes.to_vec(), strides })
+}
+
+/// `m x k` by `k x n`.
+fn mm(m: u64, n: u64, k: u64, dtype: DType) -> Definition {
+    Definition {
+        name: "aten::mm".to_owned(),
+        arguments: vec![tensor(&[m, k], dtype), tensor(&[k, n], dtype)],
+        results: vec![tensor(&[m, n], dtype)],
+    }
+}
+
+fn known(name: &str) -> Target {
+    let device = devices::find(name).unwrap();
+    Target { name: Some(device.name.clone()), rates: device.rates().unwrap() }
+}
+
+fn shipped(name: &str) -> Model {
+    Model::new(known(name), Arc::new(Databases::standard(None, None).unwrap()))
+}
+
+fn series(device: &str, family: &str, variant: &str, dtype: &str) -> Series {
+    let [device, family, variant, dtype] = [device, family, variant, dtype].map(str::to_owned);
+    Series { device, software: "test".to_owned(), family, variant, dtype, source: "here".to_owned() }
+}
+
+fn own(rows: &[(Series, Vec<Row>)]) -> Arc<Databases> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("own.sqlite");
+    let mut file = Database::create(&path).unwrap();
+    for (series, rows) in rows {
+        file.add(series, &Notice::own("here"), rows, Repeat::Replaces).unwrap();
+    }
+    drop(file);
+    // An open file stays readable without its name.
+    Arc::new(Databases::of(vec![Database::open(&path).unwrap()]).unwrap())
+}
+
+/// Rows of products at half of the peak: 2 m n k / 1 TFLOPS.
+fn half_of_peak(sizes: &[u64]) -> Vec<Row> {
+    let row = |m: u64| Row {
+        operator: String::new(),
+        dimensions: [1, m, 1024, 1024],
+        flops: 2 * m * 1024 * 1024,
+        bytes: 4 * (m * 2048 + 1024 * 1024),
+        microseconds: 2.0 * m as f64 * 1024.0 * 1024.0 / 1e12 * 1e6,
+        spread: None,
+        repetitions: 3,
+    };
+    sizes.iter().map(|size| row(*size)).collect()
+}
+
+fn board() -> Target {
+    Target { name: Some("board".to_owned()), rates: Rates::uniform(2e12, 1e12) }
+}
+
+/// From the surest to the least sure, as what is in the database becomes less.
+#[test]
+fn the_surest_layer_answers() {
+    let definition = mm(512, 1024, 1024, DType::Float32);
+    let exact =
+        Row { operator: key(&definition), microseconds: 777.0, spread: Some(0.01), ..half_of_peak(&[512])[0].clone() };
+    let place = series("board", "gemm", "nn", "float32");
+    let others = half_of_peak(&[128, 256, 1024, 2048, 4096]);
+    let with_exact: Vec<Row> = others.iter().cloned().chain([exact]).collect();
+    let of = |databases: Arc<Databases>, target: Target| Model::new(target, databases).estimate(&definition);
+
+    let estimate = of(own(&[(place.clone(), with_exact)]), board());
+    assert_eq!(
+        (estimate.origin, estimate.duration, estimate.spread),
+        (Origin::Database, SimDuration::from_us(777), Some(0.01))
+    );
+
+    // Half of the peak of 2 TFLOPS: 2 * 512 * 1024 * 1024 / 1e12 s.
+    let estimate = of(own(&[(place.clone(), others.clone())]), board());
+    assert_eq!(estimate.origin, Origin::Interpolated);
+    assert!((estimate.duration.as_secs_f64() / 1_073.7e-6 - 1.0).abs() < 0.05, "{}", estimate.duration);
+
+    // The same device with twice the rates takes half of it.
+    let faster = Target { rates: Rates::uniform(4e12, 2e12), ..board() };
+    let table = series("h100-sxm-80gb", "gemm", "nn", "float32");
+    let same = own(&[(place, others.clone())]);
+    assert_eq!(of(same, faster).origin, Origin::Interpolated, "the cluster file says what such a device can do");
+    let mut overridden = known("h100-sxm");
+    overridden.rates.peaks = Peaks::all(1e12);
+    let estimate = of(own(&[(table.clone(), others.clone())]), overridden);
+    assert_eq!(estimate.origin, Origin::Transferred);
+
+    let estimate = of(own(&[(table, others)]), known("a100-sxm4-80gb"));
+    assert_eq!(estimate.origin, Origin::Transferred);
+    let estimate = of(Arc::new(Databases::none()), known("a100-sxm4-80gb"));
+    assert_eq!((estimate.origin, estimate.spread), (Origin::Roofline, Some(ROOFLINE)));
+}
+
+#[test]
+fn what_nobody_knows_is_unknown_until_it_is_measured() {
+    let svd = Definition {
+        name: "aten::linalg_svd".to_owned(),
+        arguments: vec![tensor(&[64, 64], DType::Float32)],
+        results: vec![],
+    };
+    let model = Model::new(board(), Arc::new(Databases::none()));
+    assert_eq!((model.estimate(&svd), Model::kind(&svd)), (Estimate::UNKNOWN, "unknown"));
+    let (family, variant, dtype) = describe(&svd).place(&svd).unwrap();
+    let series = series("board", family, &variant, &dtype);
+    let row = Row { operator: key(&svd), microseconds: 9.0, ..half_of_peak(&[1])[0].clone() };
+    let model = Model::new(board(), own(&[(series, vec![row])]));
+    assert_eq!(
+        (model.estimate(&svd).duration, model.estimate(&svd).origin),
+        (SimDuration::from_us(9), Origin::Database)
+    );
+}
+
+#[test]
+fn a_view_takes_nothing() {
+    let view = Definition {
+        name: "aten::view".to_owned(),
+        arguments: vec![tensor(&[64, 64], DType::Float32)],
+        results: vec![],
+    };
+    let estimate = shipped("h100-sxm").estimate(&view);
+    assert_eq!((estimate.duration, Model::kind(&view)), (SimDuration::ZERO, "view"));
+    assert_ne!(estimate.origin, Origin::None);
+}
+
+#[test]
+fn types_without_a_rate_are_named() {
+    let peaks = Peaks::table([(Precision::Float32, 1e12), (Precision::BFloat16, 8e12)]).unwrap();
+    let target = Target { name: None, rates: Rates { peaks, ..Rates::uniform(1.0, 1e12) } };
+    let model = Model::new(target, Arc::new(Databases::none()));
+    assert_eq!(model.substituted(), []);
+    for dtype in [DType::Float64, DType::BFloat16, DType::Float16, DType::Float64] {
+        model.estimate(&mm(64, 64, 64, dtype));
+    }
+    assert_eq!(model.substituted(), [("float64", "float32"), ("float16", "bfloat16")]);
+}
+
+/// A large product in bfloat16 on an H100 takes what others have measured: 1.37 to 1.54 ms.
+#[test]
+fn a_large_product_takes_what_it_should_on_an_h100() {
+    let estimate = shipped("h100-sxm").estimate(&mm(8192, 8192, 8192, DType::BFloat16));
+    let milliseconds = estimate.duration.as_secs_f64() * 1e3;
+    assert!((1.2..1.8).contains(&milliseconds), "{milliseconds} ms, {:?}", estimate.origin);
+}
+
+#[test]
+fn the_layers_are_as_far_off_as_is_documented() {
+    let errors = accuracy::errors(|| Databases::standard(None, None)).unwrap();
+    let table = accuracy::table(&errors);
+    let documentation = include_str!("../../../../docs/devices.md");
+    assert!(documentation.contains(&table), "docs/devices.md must have this table:\n{table}");
+    let gemm = &errors["gemm"];
+    let median = |errors: &[f64]| surface::quantile(errors, 0.5);
+    assert!(median(&gemm.interpolated) < 0.1 && median(&gemm.transferred) < median(&gemm.roofline));
+}
+
+/// What was measured comes back: interpolating on a lattice, and never letting time fall, must not cost accuracy.
+#[test]
+fn the_lattice_keeps_what_it_is_made_of() {
+    let databases = Databases::standard(None, None).unwrap();
+    let (index, series) = databases
+        .series()
+        .iter()
+        .find(|(_, series)| series.device == "v100-pcie-32gb" && series.variant == "nt")
+        .unwrap();
+    let rows = databases.rows(*index, series).unwrap();
+    let errors: Vec<f64> = rows
+        .iter()
+        .step_by(7)
+        .map(|row| {
+            let [batch, m, n, k] = row.dimensions;
+            let family = Family::Gemm { batch, m, n, k, layout: Layout::NT };
+            let (flops, read) = (row.flops, Bytes(row.bytes));
+            let operator = Operator { family, flops, read, written: Bytes(0), ..operator(0, [1; 4]) };
+            let estimate = V100.interpolated(&operator, Some("nt")).unwrap();
+            (estimate.duration.as_secs_f64() / (row.microseconds * 1e-6) - 1.0).abs()
+        })
+        .collect();
+    let median = surface::quantile(&errors, 0.5);
+    assert!(median < 0.1, "{median}");
+}
+
+/// An operator of each family, of sizes that are powers of a number, with the bytes that its plainest member moves.
+fn operator(family: usize, sizes: [u64; 4]) -> Operator {
+    let [a, b, c, d] = sizes;
+    let product = |x: &[u64]| x.iter().fold(1_u64, |product, size| product.saturating_mul(*size));
+    let rows =
+        |kind, pass| (Family::Rows { kind, pass, rows: a, columns: b }, 0, product(&[4, a, b]), product(&[4, a, b]));
+    let flat = |kind| (Family::Flat { kind, elements: a }, 0, product(&[8, a]), product(&[4, a]));
+    let square = |pass| {
+        let family = Family::Attention { pass, heads: a, queries: b, keys: c, width: d, causal: false };
+        (family, product(&[4, a, b, c, d]), product(&[2, a, b + 2 * c, d]), product(&[2, a, b, d]))
+    };
+    let convolution = |pass| {
+        let family = Family::Convolution { pass, groups: 1, m: b, n: c, k: d };
+        (family, product(&[2, b, c, d]), 4 * (b * d + c * d), product(&[4, b, c]))
+    };
+    let (family, flops, read, written) = match family {
+        0..=3 => {
+            let layout = [Layout::NN, Layout::NT, Layout::TN, Layout::TT][family];
+            let family = Family::Gemm { batch: a, m: b, n: c, k: d, layout };
+            (family, product(&[2, a, b, c, d]), 4 * a * (b * d + c * d), product(&[4, a, b, c]))
+        }
+        4 => square(Pass::Forward),
+        5 => square(Pass::Backward),
+        6 => convolution(Pass::Forward),
+        7 => convolution(Pass::Weights),
+        8 => rows(RowKind::Normalization, Pass::Forward),
+        9 => rows(RowKind::Normalization, Pass::Backward),
+        10 => rows(RowKind::Softmax, Pass::Forward),
+        11 => rows(RowKind::Reduction, Pass::Forward),
+        12 => rows(RowKind::Sort, Pass::Forward),
+        13 => flat(FlatKind::Elementwise),
+        14 => flat(FlatKind::Copy),
+        15 => flat(FlatKind::Gather),
+        16 => flat(FlatKind::Scatter),
+        17 => flat(FlatKind::Random),
+        _ => flat(FlatKind::Optimizer),
+    };
+    let dtype = Some(DType::Float32);
+    Operator { resource: Resource::Accelerator, family, dtype, flops, read: Bytes(read), written: Bytes(written) }
+}
+
+const FAMILIES: usize = 19;
+
+proptest::proptest! {
+    #![proptest_config(proptest::test_runner::Config::with_cases(24))]
+
+    /// Of each family, on a device that was measured, on one that takes from another, and on one of which only the rates are known.
+    #[test]
+    fn time_does_not_fall_when_work_grows(
+        exponents in proptest::array::uniform4(0.0_f64..11.0),
+        growth in proptest::array::uniform4(0.0_f64..3.0),
+    ) {
+        let small = exponents.map(|exponent| exponent.exp2() as u64);
+        let large = std::array::from_fn(|axis| (exponents[axis] + growth[axis]).exp2() as u64);
+        let bare = Model::new(known("l40s"), Arc::new(Databases::none()));
+        for model in [&*V100, &*L40S, &bare] {
+            for family in 0..FAMILIES {
+                let of = |sizes| CostModel::estimate(model, &operator(family, sizes)).unwrap();
+                let (less, more) = (of(small), of(large));
+                // Exact rows are as they were measured.
+                if less.origin != Origin::Database && more.origin != Origin::Database {
+                    proptest::prop_assert!(less.duration <= more.duration.scaled(1.000_001), "{family} {small:?} {large:?}: {less:?} {more:?}");
+                }
+            }
+        }
+    }
+}
+
+static V100: std::sync::LazyLock<Model> = std::sync::LazyLock::new(|| shipped("v100-pcie"));
+static L40S: std::sync::LazyLock<Model> = std::sync::LazyLock::new(|| shipped("l40s"));

@@ -1,0 +1,457 @@
+//! Owns which operators work on each element by itself: arithmetic, copies, fetching and putting by index, random numbers, optimizers.
+
+use super::Part;
+use super::call::{Call, footprint, sum};
+use uniference_formats::operators::{Argument, Tensor};
+use uniference_sim::device::{Family, FlatKind, Resource};
+use uniference_sim::time::Bytes;
+
+pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
+    let kind = kind(call.name)?;
+    let mut part = Part::of(call, Family::Flat { kind, elements: call.elements() }, 0);
+    match kind {
+        FlatKind::Copy => copy(call, &mut part),
+        FlatKind::Gather => gather(call, &mut part)?,
+        FlatKind::Scatter => scatter(call, &mut part)?,
+        FlatKind::Random if call.in_place && call.name != "dropout" => part.operator.read = Bytes(0),
+        FlatKind::Elementwise | FlatKind::Random | FlatKind::Optimizer => {}
+    }
+    Some(vec![part])
+}
+
+fn kind(name: &str) -> Option<FlatKind> {
+    if name.starts_with("_fused_ada")
+        || name.starts_with("_fused_sgd")
+        || name == "_amp_foreach_non_finite_check_and_unscale"
+    {
+        return Some(FlatKind::Optimizer);
+    }
+    let begins =
+        |beginnings: &[&str]| beginnings.iter().any(|beginning| name.trim_start_matches('_').starts_with(beginning));
+    let pooling = ["max_pool", "avg_pool", "mkldnn_max_pool", "adaptive_", "fractional_max_pool", "max_unpool"];
+    if begins(&pooling) || begins(&["upsample_", "grid_sampler_", "fake_quantize_", "special_", "quantize_per_"]) {
+        return Some(FlatKind::Elementwise);
+    }
+    if begins(&["reflection_pad", "replication_pad"]) || is_copy_of_view(name) {
+        return Some(FlatKind::Copy);
+    }
+    if begins(&["philox_"]) {
+        return Some(FlatKind::Random);
+    }
+    // A reduction with `_foreach_` is among the rows, which are asked before.
+    if let Some(each) = name.strip_prefix("_foreach_") {
+        return Some(if matches!(each, "copy" | "zero" | "clone") { FlatKind::Copy } else { FlatKind::Elementwise });
+    }
+    Some(match name {
+        "copy"
+        | "_to_copy"
+        | "clone"
+        | "contiguous"
+        | "cat"
+        | "_cat"
+        | "stack"
+        | "_stack"
+        | "_copy_from"
+        | "_copy_from_and_resize"
+        | "fill"
+        | "zero"
+        | "ones"
+        | "zeros"
+        | "full"
+        | "arange"
+        | "eye"
+        | "linspace"
+        | "logspace"
+        | "range"
+        | "scalar_tensor"
+        | "_efficientzerotensor"
+        | "ones_like"
+        | "zeros_like"
+        | "full_like"
+        | "new_zeros"
+        | "new_ones"
+        | "new_full"
+        | "repeat"
+        | "flip"
+        | "roll"
+        | "rot90"
+        | "tril"
+        | "triu"
+        | "tril_indices"
+        | "triu_indices"
+        | "constant_pad_nd"
+        | "pad"
+        | "slice_backward"
+        | "select_backward"
+        | "diagonal_backward"
+        | "slice_scatter"
+        | "select_scatter"
+        | "diagonal_scatter"
+        | "as_strided_scatter"
+        | "split_with_sizes_copy"
+        | "split_copy"
+        | "unbind_copy"
+        | "view_copy"
+        | "expand_copy"
+        | "permute_copy"
+        | "transpose_copy"
+        | "t_copy"
+        | "slice_copy"
+        | "select_copy"
+        | "unsqueeze_copy"
+        | "squeeze_copy"
+        | "as_strided_copy"
+        | "detach_copy"
+        | "alias_copy"
+        | "unfold_copy"
+        | "_reshape_copy"
+        | "_chunk_cat"
+        | "chunk_cat"
+        | "all_gather_copy_in"
+        | "_pin_memory"
+        | "pin_memory"
+        | "lift"
+        | "_local_scalar_dense"
+        | "im2col"
+        | "col2im"
+        | "unfold_backward"
+        | "pixel_shuffle"
+        | "pixel_unshuffle"
+        | "channel_shuffle"
+        | "native_channel_shuffle"
+        | "repeat_interleave"
+        | "index_fill"
+        | "diag_embed"
+        | "block_diag"
+        | "complex"
+        | "_conj_physical"
+        | "resolve_conj"
+        | "resolve_neg"
+        | "_transform_bias_rescale_qkv"
+        | "_to_sparse"
+        | "to_dense"
+        | "to"
+        | "_nested_tensor_from_mask"
+        | "meshgrid"
+        | "_convert_weight_to_int4pack" => FlatKind::Copy,
+
+        "embedding"
+        | "index"
+        | "_unsafe_index"
+        | "_unsafe_masked_index"
+        | "index_select"
+        | "gather"
+        | "take"
+        | "take_along_dim"
+        | "masked_select"
+        | "nonzero"
+        | "nonzero_static"
+        | "nll_loss"
+        | "nll_loss_forward"
+        | "nll_loss2d_forward" => FlatKind::Gather,
+
+        "embedding_dense_backward"
+        | "index_put"
+        | "_index_put_impl"
+        | "_unsafe_index_put"
+        | "_unsafe_masked_index_put_accumulate"
+        | "index_add"
+        | "index_copy"
+        | "index_reduce"
+        | "scatter"
+        | "scatter_add"
+        | "scatter_reduce"
+        | "put"
+        | "masked_scatter"
+        | "masked_scatter_backward"
+        | "nll_loss_backward"
+        | "nll_loss2d_backward"
+        | "_embedding_bag_dense_backward"
+        | "index_select_backward"
+        | "embedding_renorm" => FlatKind::Scatter,
+
+        "rand" | "randn" | "randint" | "randperm" | "rand_like" | "randn_like" | "randint_like" | "random"
+        | "normal" | "uniform" | "log_normal" | "bernoulli" | "exponential" | "geometric" | "cauchy"
+        | "native_dropout" | "_fused_dropout" | "dropout" | "poisson" | "binomial" | "_standard_gamma"
+        | "rrelu_with_noise" => FlatKind::Random,
+
+        "add"
+        | "sub"
+        | "subtract"
+        | "rsub"
+        | "mul"
+        | "multiply"
+        | "div"
+        | "divide"
+        | "true_divide"
+        | "floor_divide"
+        | "remainder"
+        | "fmod"
+        | "pow"
+        | "float_power"
+        | "addcmul"
+        | "addcdiv"
+        | "lerp"
+        | "neg"
+        | "negative"
+        | "abs"
+        | "sign"
+        | "sgn"
+        | "exp"
+        | "exp2"
+        | "expm1"
+        | "log"
+        | "log2"
+        | "log10"
+        | "log1p"
+        | "xlogy"
+        | "sqrt"
+        | "rsqrt"
+        | "square"
+        | "reciprocal"
+        | "sin"
+        | "cos"
+        | "tan"
+        | "asin"
+        | "acos"
+        | "atan"
+        | "atan2"
+        | "arctan2"
+        | "sinh"
+        | "cosh"
+        | "tanh"
+        | "asinh"
+        | "acosh"
+        | "atanh"
+        | "sinc"
+        | "erf"
+        | "erfc"
+        | "erfinv"
+        | "lgamma"
+        | "digamma"
+        | "polygamma"
+        | "i0"
+        | "sigmoid"
+        | "logit"
+        | "relu"
+        | "relu6"
+        | "leaky_relu"
+        | "prelu"
+        | "_prelu_kernel"
+        | "elu"
+        | "selu"
+        | "celu"
+        | "gelu"
+        | "silu"
+        | "mish"
+        | "hardtanh"
+        | "hardswish"
+        | "hardsigmoid"
+        | "softplus"
+        | "softshrink"
+        | "hardshrink"
+        | "threshold"
+        | "glu"
+        | "log_sigmoid_forward"
+        | "swiglu"
+        | "tanh_backward"
+        | "sigmoid_backward"
+        | "threshold_backward"
+        | "leaky_relu_backward"
+        | "_prelu_kernel_backward"
+        | "elu_backward"
+        | "gelu_backward"
+        | "silu_backward"
+        | "mish_backward"
+        | "hardtanh_backward"
+        | "hardswish_backward"
+        | "hardsigmoid_backward"
+        | "softplus_backward"
+        | "softshrink_backward"
+        | "hardshrink_backward"
+        | "glu_backward"
+        | "log_sigmoid_backward"
+        | "logit_backward"
+        | "native_dropout_backward"
+        | "rrelu_with_noise_backward"
+        | "mse_loss_backward"
+        | "l1_loss_backward"
+        | "smooth_l1_loss_backward"
+        | "huber_loss_backward"
+        | "soft_margin_loss_backward"
+        | "binary_cross_entropy_backward"
+        | "kl_div_backward"
+        | "multi_margin_loss_backward"
+        | "multilabel_margin_loss_backward"
+        | "clamp"
+        | "clamp_min"
+        | "clamp_max"
+        | "clip"
+        | "maximum"
+        | "minimum"
+        | "fmax"
+        | "fmin"
+        | "where"
+        | "_s_where"
+        | "masked_fill"
+        | "_masked_scale"
+        | "eq"
+        | "ne"
+        | "lt"
+        | "le"
+        | "gt"
+        | "ge"
+        | "not_equal"
+        | "greater"
+        | "less"
+        | "greater_equal"
+        | "less_equal"
+        | "isnan"
+        | "isinf"
+        | "isfinite"
+        | "isneginf"
+        | "isposinf"
+        | "isclose"
+        | "isin"
+        | "signbit"
+        | "heaviside"
+        | "copysign"
+        | "hypot"
+        | "nextafter"
+        | "ldexp"
+        | "frexp"
+        | "logaddexp"
+        | "logaddexp2"
+        | "logical_and"
+        | "logical_or"
+        | "logical_xor"
+        | "logical_not"
+        | "bitwise_and"
+        | "bitwise_or"
+        | "bitwise_xor"
+        | "bitwise_not"
+        | "bitwise_left_shift"
+        | "bitwise_right_shift"
+        | "__and__"
+        | "__or__"
+        | "__xor__"
+        | "__lshift__"
+        | "__rshift__"
+        | "__iand__"
+        | "__ior__"
+        | "__ixor__"
+        | "ceil"
+        | "floor"
+        | "round"
+        | "trunc"
+        | "fix"
+        | "frac"
+        | "nan_to_num"
+        | "angle"
+        | "view_as_complex_copy"
+        | "polar"
+        | "addr"
+        | "ger"
+        | "outer"
+        | "cross"
+        | "linalg_cross"
+        | "deg2rad"
+        | "rad2deg"
+        | "_thnn_fused_lstm_cell"
+        | "_thnn_fused_lstm_cell_backward"
+        | "_thnn_fused_lstm_cell_backward_impl"
+        | "_thnn_fused_gru_cell"
+        | "_thnn_fused_gru_cell_backward"
+        | "quantize_per_tensor"
+        | "_amp_update_scale"
+        | "_weight_norm_interface_backward"
+        | "batch_norm_gather_stats_with_counts"
+        | "real_copy"
+        | "imag_copy"
+        | "gcd"
+        | "lcm"
+        | "rotary_embedding" => FlatKind::Elementwise,
+        _ => return None,
+    })
+}
+
+/// `slice_copy`: what `slice` only looks at, in memory of its own.
+fn is_copy_of_view(name: &str) -> bool {
+    name.strip_suffix("_copy").is_some_and(super::nothing::is_nothing)
+}
+
+/// What is overwritten was not read, and between two memories a copy engine works.
+fn copy(call: Call<'_>, part: &mut Part) {
+    let read = call.arguments().filter(|tensor| !tensor.written);
+    part.operator.read = sum(read.map(footprint));
+    if call.name == "all_gather_copy_in" {
+        // Into this rank's place in the memory that all are gathered in.
+        part.operator.written = part.operator.read;
+    }
+    // Of a new tensor that only takes its shape from another, nothing is read.
+    if matches!(
+        call.name,
+        "ones_like" | "zeros_like" | "full_like" | "new_zeros" | "new_ones" | "new_full" | "fill" | "zero"
+    ) {
+        part.operator.read = Bytes(0);
+    }
+    if call.name == "_local_scalar_dense" {
+        part.operator.family = Family::Flat { kind: FlatKind::Copy, elements: 1 };
+        part.operator.written = part.operator.read;
+    }
+    let mut places = call.arguments().chain(call.results()).map(|tensor| tensor.place);
+    let first = places.next();
+    if matches!(call.name, "copy" | "_to_copy" | "_copy_from" | "_local_scalar_dense")
+        && places.any(|place| Some(place) != first)
+    {
+        part.operator.resource = Resource::CopyEngine;
+    }
+}
+
+/// Of what is fetched from, only what is fetched is read, and the indices.
+fn gather(call: Call<'_>, part: &mut Part) -> Option<()> {
+    let source = call.tensor(0)?;
+    let others = || call.arguments().skip(1).filter(|tensor| !(call.out && tensor.written));
+    let fetched = match call.name {
+        // One of each row, and its weight.
+        "nll_loss" | "nll_loss_forward" | "nll_loss2d_forward" => {
+            let targets = call.tensor(1)?.elements();
+            part.operator.family = Family::Flat { kind: FlatKind::Gather, elements: targets };
+            let indices = call.tensor(1)?.dtype.bytes();
+            part.operator.read = Bytes(targets.saturating_mul(source.dtype.bytes().saturating_add(indices)));
+            return Some(());
+        }
+        // All are looked at.
+        "masked_select" | "nonzero" | "nonzero_static" => footprint(source).0,
+        _ => call.elements().saturating_mul(source.dtype.bytes()),
+    };
+    part.operator.read = Bytes(fetched.saturating_add(sum(others().map(footprint)).0));
+    Some(())
+}
+
+/// What is put is read, and what it is put to is written, there only; a result of its own is written as a whole.
+fn scatter(call: Call<'_>, part: &mut Part) -> Option<()> {
+    if matches!(call.name, "nll_loss_backward" | "nll_loss2d_backward") {
+        // Zeros but for one of each row.
+        part.operator.read = footprint(call.tensor(2)?);
+        return Some(());
+    }
+    let gradients = ["embedding_dense_backward", "_embedding_bag_dense_backward", "index_select_backward"];
+    let is_gradient = gradients.contains(&call.name);
+    let target = if is_gradient { call.result(0)? } else { call.tensor(0)? };
+    let rest = if is_gradient { 0 } else { 1 };
+    let put = call.definition.arguments.iter().skip(rest).flat_map(Argument::tensors);
+    let put: Vec<&Tensor> = put.filter(|tensor| !tensor.written).collect();
+    let values = put.iter().filter(|tensor| tensor.dtype == target.dtype).map(|tensor| tensor.elements()).max();
+    // A single value is put wherever an index says.
+    let touched = values.into_iter().chain(put.iter().map(|tensor| tensor.elements())).max().unwrap_or(0);
+    let touched = touched.min(target.elements().max(values.unwrap_or(0)));
+    let touched_bytes = touched.saturating_mul(target.dtype.bytes());
+    let whole = if call.in_place { 0 } else { footprint(target).0 };
+    part.operator.family = Family::Flat { kind: FlatKind::Scatter, elements: touched };
+    let copied = if is_gradient { 0 } else { whole };
+    let read = sum(put.into_iter().map(footprint)).0;
+    part.operator.read = Bytes(read.saturating_add(touched_bytes).saturating_add(copied));
+    part.operator.written = Bytes(whole.saturating_add(touched_bytes));
+    Some(())
+}

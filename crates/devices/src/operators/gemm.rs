@@ -1,0 +1,129 @@
+//! Owns which operators are matrix products, and their sizes and layouts.
+
+use super::call::{Call, product};
+use super::{Part, flops};
+use uniference_formats::operators::Tensor;
+use uniference_sim::device::{Family, Layout};
+
+/// The product that a call amounts to; `None`: it is none, or its arguments do not make sense.
+pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
+    let (left, right) = match call.name {
+        "mm" | "bmm" | "matmul" | "_int_mm" | "_scaled_mm" | "_scaled_mm_v2" => (0, 1),
+        "_grouped_mm" | "_scaled_grouped_mm" | "_scaled_grouped_mm_v2" => return grouped(call),
+        "addmm" | "baddbmm" | "addbmm" | "_addmm_activation" | "sparse_addmm" => (1, 2),
+        "linear" | "mkldnn_linear" | "_linear_pointwise" | "_mkl_linear" => return linear(call),
+        "mv" => return vector(call, 0, 1),
+        "addmv" => return vector(call, 1, 2),
+        "dot" | "vdot" => return dot(call),
+        _ => return None,
+    };
+    let (a, b) = (call.tensor(left)?, call.tensor(right)?);
+    let (a_sizes, b_sizes) = (matrix(a)?, matrix(b)?);
+    let layout = layout(orientation(a)?, orientation(b)?);
+    // The batch of a product with a batch on one side only is the rows of one matrix.
+    let (batch, m) = match (a.sizes.len(), b.sizes.len()) {
+        (more, 2) if more > 2 => (1, a_sizes.0.saturating_mul(product(&a.sizes[..more - 2]))),
+        (_, more) => (product(&b.sizes[..more - 2]).max(product(&a.sizes[..a.sizes.len() - 2])), a_sizes.0),
+    };
+    // The dtype of products in 8 bits is that of the factors, whatever the bias and the scales are.
+    let part = Gemm { batch, m, n: b_sizes.1, k: a_sizes.1, layout }.part(call, a);
+    Some(vec![part])
+}
+
+/// A product's sizes, before its bytes are known.
+#[derive(Clone, Copy)]
+pub(super) struct Gemm {
+    pub(super) batch: u64,
+    pub(super) m: u64,
+    pub(super) n: u64,
+    pub(super) k: u64,
+    pub(super) layout: Layout,
+}
+
+impl Gemm {
+    /// It reads and writes what the call does, and computes with elements as those of `factor`.
+    fn part(self, call: Call<'_>, factor: &Tensor) -> Part {
+        let mut part = Part::of(call, self.family(), self.flops());
+        part.operator.dtype = factor.dtype.dtype();
+        part
+    }
+
+    pub(super) fn family(self) -> Family {
+        let Gemm { batch, m, n, k, layout } = self;
+        Family::Gemm { batch, m, n, k, layout }
+    }
+
+    /// A multiplication and an addition for each of the `k` terms of each element.
+    pub(super) fn flops(self) -> u64 {
+        flops(&[2, self.batch, self.m, self.n, self.k])
+    }
+}
+
+/// Rows and columns.
+fn matrix(tensor: &Tensor) -> Option<(u64, u64)> {
+    let [.., rows, columns] = tensor.sizes.as_slice() else { return None };
+    Some((*rows, *columns))
+}
+
+/// Whether a matrix lies in memory row after row. One that does so in neither direction is copied to rows first.
+fn orientation(tensor: &Tensor) -> Option<bool> {
+    let ([.., _, columns], [.., down, along]) = (tensor.sizes.as_slice(), tensor.strides.as_slice()) else {
+        return None;
+    };
+    Some(*along == 1 || *columns <= 1 || *down != 1)
+}
+
+const fn layout(left_in_rows: bool, right_in_rows: bool) -> Layout {
+    match (left_in_rows, right_in_rows) {
+        (true, true) => Layout::NN,
+        (true, false) => Layout::NT,
+        (false, true) => Layout::TN,
+        (false, false) => Layout::TT,
+    }
+}
+
+/// `input @ weight^T + bias`, the weight being `out x in`.
+fn linear(call: Call<'_>) -> Option<Vec<Part>> {
+    let (input, weight) = (call.tensor(0)?, call.tensor(1)?);
+    let (n, k) = matrix(weight)?;
+    let m = input.elements().checked_div(k)?;
+    // The product is with the transposed weight.
+    let layout = layout(true, !orientation(weight)?);
+    Some(vec![Gemm { batch: 1, m, n, k, layout }.part(call, input)])
+}
+
+fn vector(call: Call<'_>, matrix_at: usize, vector_at: usize) -> Option<Vec<Part>> {
+    let factor = call.tensor(matrix_at)?;
+    let ((m, k), _) = (matrix(factor)?, call.tensor(vector_at)?);
+    let layout = layout(orientation(factor)?, true);
+    Some(vec![Gemm { batch: 1, m, n: 1, k, layout }.part(call, factor)])
+}
+
+fn dot(call: Call<'_>) -> Option<Vec<Part>> {
+    let factor = call.tensor(0)?;
+    let gemm = Gemm { batch: 1, m: 1, n: 1, k: factor.elements(), layout: Layout::NN };
+    Some(vec![gemm.part(call, factor)])
+}
+
+/// Products of groups of rows, of columns or of terms, whose borders are values: groups of equal size are assumed, which leaves the sum as it is.
+fn grouped(call: Call<'_>) -> Option<Vec<Part>> {
+    let (a, b) = (call.tensor(0)?, call.tensor(1)?);
+    let ((rows, terms), (_, columns)) = (matrix(a)?, matrix(b)?);
+    let layout = layout(orientation(a)?, orientation(b)?);
+    let groups =
+        call.results().chain([a, b]).find(|tensor| tensor.sizes.len() == 3).map_or(1, |tensor| tensor.sizes[0]);
+    let each = |size: u64| size.div_ceil(groups.max(1));
+    let (batch, m, n, k) = match (a.sizes.len(), b.sizes.len()) {
+        (3, 3) => (groups, rows, columns, terms),
+        (2, 3) => (groups, each(rows), columns, terms),
+        (3, 2) => (groups, rows, each(columns), terms),
+        _ => (groups, rows, columns, each(terms)),
+    };
+    let whole = match (a.sizes.len(), b.sizes.len()) {
+        (3, 3) => flops(&[2, groups, rows, columns, terms]),
+        _ => flops(&[2, rows, columns, terms]),
+    };
+    let mut part = Gemm { batch, m, n, k, layout }.part(call, a);
+    part.operator.flops = whole;
+    Some(vec![part])
+}

@@ -1,0 +1,144 @@
+//! Owns what PyTorch's operators do: the family of each, its sizes, its floating-point operations, and the bytes that it reads and writes.
+//!
+//! Floating-point operations are counted as `torch.utils.flop_counter` does: those of products of matrices, convolutions and attention, two for
+//! each multiplication with its addition; all else is told by the bytes that it moves. Where this departs from torch's count: causal
+//! attention counts half, as kernels skip what is masked, and a convolution's gradient by its weights counts the groups. What an operator
+//! costs is the business of [`crate::model`].
+
+mod attention;
+mod call;
+mod composite;
+mod convolution;
+mod flat;
+mod gemm;
+mod key;
+mod nothing;
+mod rows;
+
+#[cfg(test)]
+mod tests;
+
+pub use key::key;
+
+use call::Call;
+use uniference_formats::operators::Definition;
+use uniference_sim::device::{Family, Operator, Resource};
+use uniference_sim::program::DType;
+use uniference_sim::time::Bytes;
+
+/// What an operator does.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Described {
+    /// Nothing to data: a view, memory without contents, a question about a tensor.
+    Nothing,
+    /// Not known: it takes time, and nobody knows how much.
+    Unknown,
+    /// One computation, or several that are one operator to PyTorch.
+    Parts(Vec<Part>),
+}
+
+/// A computation that is an operator, or part of one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Part {
+    /// What determines its cost.
+    pub operator: Operator,
+    /// Which of its family it is: the name of the operator without namespace, overload and the underscore of those that work in place; of
+    /// products of matrices the layout.
+    pub variant: String,
+    /// How many times it is done, one after the other.
+    pub times: u64,
+}
+
+impl Part {
+    /// It reads and writes all that the call does.
+    fn of(call: Call<'_>, family: Family, flops: u64) -> Part {
+        let operator = Operator {
+            resource: Resource::Accelerator,
+            family,
+            dtype: call.dtype(),
+            flops,
+            read: call.read(),
+            written: call.written(),
+        };
+        let variant = match family {
+            Family::Gemm { layout, .. } => layout.name(),
+            _ => call.name,
+        };
+        Part { operator, variant: variant.to_owned(), times: 1 }
+    }
+
+    /// A part of an operator whose other parts read and write other memory.
+    fn inside(family: Family, dtype: Option<DType>, flops: u64, read: Bytes, written: Bytes, variant: &str) -> Part {
+        let operator = Operator { resource: Resource::Accelerator, family, dtype, flops, read, written };
+        Part { operator, variant: variant.to_owned(), times: 1 }
+    }
+
+    fn repeated(self, times: u64) -> Part {
+        Part { times: self.times.saturating_mul(times), ..self }
+    }
+}
+
+impl Described {
+    /// Floating-point operations of all parts.
+    pub fn flops(&self) -> u64 {
+        self.total(|operator| operator.flops)
+    }
+
+    /// Bytes that all parts read.
+    pub fn read(&self) -> Bytes {
+        Bytes(self.total(|operator| operator.read.0))
+    }
+
+    /// Bytes that all parts write.
+    pub fn written(&self) -> Bytes {
+        Bytes(self.total(|operator| operator.written.0))
+    }
+
+    fn total(&self, of: impl Fn(&Operator) -> u64) -> u64 {
+        let parts = if let Described::Parts(parts) = self { &parts[..] } else { &[] };
+        parts.iter().fold(0, |sum, part| sum.saturating_add(of(&part.operator).saturating_mul(part.times)))
+    }
+
+    /// What reports call it: the family of the part that does most, `view` where nothing is done, `unknown`.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Described::Nothing => "view",
+            Described::Unknown => "unknown",
+            Described::Parts(parts) => {
+                let work = |part: &&Part| {
+                    let of = |amount: u64| amount.saturating_mul(part.times);
+                    (of(part.operator.flops), of(part.operator.bytes().0))
+                };
+                parts.iter().max_by_key(work).map_or("unknown", |part| part.operator.family.name())
+            }
+        }
+    }
+}
+
+/// What an operator does, called with such arguments. An operator whose arguments do not fit its schema is unknown.
+pub fn describe(definition: &Definition) -> Described {
+    let call = Call::new(definition);
+    let is_of = |namespaces: &[&str]| namespaces.iter().any(|namespace| definition.name.starts_with(namespace));
+    // Marks of the profiler, and communication, which is simulated where it is called.
+    if is_of(&["profiler::", "c10d::", "_c10d_functional::"]) {
+        return Described::Nothing;
+    }
+    if !is_of(&["aten::", "fsdp::", "prims::"]) {
+        return Described::Unknown;
+    }
+    if nothing::is_nothing(call.name) {
+        return Described::Nothing;
+    }
+    let found = gemm::describe(call)
+        .or_else(|| attention::describe(call))
+        .or_else(|| rows::describe(call))
+        .or_else(|| flat::describe(call))
+        .or_else(|| convolution::describe(call))
+        .or_else(|| composite::describe(call));
+    found.map_or(Described::Unknown, Described::Parts)
+}
+
+/// A product; at most `u64::MAX`.
+fn flops(factors: &[u64]) -> u64 {
+    call::product(factors)
+}

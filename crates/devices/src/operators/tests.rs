@@ -1,0 +1,283 @@
+use super::*;
+use std::collections::BTreeSet;
+use uniference_formats::operators::{Argument, Definition, Place, ScalarType, Tensor};
+use uniference_sim::device::{FlatKind, Layout, Pass, RowKind};
+
+/// What PyTorch ran, and the operations that it counts: `tests/python/test_flops.py` writes it.
+const REFERENCE: &str = include_str!("../../tests/operators.json");
+
+fn argument(value: &serde_json::Value) -> Argument {
+    use serde_json::Value;
+    let tensor = |fields: &Value| {
+        let list = |index: usize| fields[index].as_array().unwrap().iter();
+        Tensor {
+            dtype: ScalarType(fields[0].as_u64().unwrap() as u8),
+            place: Place::CPU,
+            written: fields[1] == 1,
+            sizes: list(2).map(|size| size.as_u64().unwrap()).collect(),
+            strides: list(3).map(|stride| stride.as_i64().unwrap()).collect(),
+        }
+    };
+    match value {
+        Value::Null => Argument::None,
+        Value::Bool(flag) => Argument::Bool(*flag),
+        Value::Number(number) => Argument::Int(number.as_i64().unwrap()),
+        Value::Array(list) => Argument::Ints(list.iter().map(|item| item.as_i64().unwrap()).collect()),
+        Value::Object(fields) if fields.contains_key("tensor") => Argument::Tensor(tensor(&fields["tensor"])),
+        Value::Object(fields) if fields.contains_key("tensors") => {
+            let items = fields["tensors"].as_array().unwrap().iter();
+            Argument::Tensors(items.map(|item| item.get("tensor").map(&tensor)).collect())
+        }
+        _ => Argument::Other,
+    }
+}
+
+/// Definitions, and what torch counts of each.
+fn reference(which: &str) -> Vec<(Definition, Option<u64>)> {
+    let all: serde_json::Value = serde_json::from_str(REFERENCE).unwrap();
+    let list = |value: &serde_json::Value| value.as_array().unwrap().iter().map(argument).collect();
+    let definition = |value: &serde_json::Value| Definition {
+        name: value["name"].as_str().unwrap().to_owned(),
+        arguments: list(&value["arguments"]),
+        results: list(&value["results"]),
+    };
+    all[which].as_array().unwrap().iter().map(|value| (definition(value), value["flops"].as_u64())).collect()
+}
+
+fn is_causal(definition: &Definition) -> bool {
+    let Described::Parts(parts) = describe(definition) else { return false };
+    matches!(parts[0].operator.family, Family::Attention { causal: true, .. })
+}
+
+/// The first part of the only call of `name`.
+fn single(name: &str) -> Part {
+    let found = reference("single").into_iter().find(|(definition, _)| definition.name == name);
+    match describe(&found.unwrap_or_else(|| panic!("{name} is not in the reference")).0) {
+        Described::Parts(parts) => parts[0].clone(),
+        other => panic!("{name}: {other:?}"),
+    }
+}
+
+/// torch counts all pairs of causal attention, and of a convolution with groups the gradient of the weights without them; all else agrees.
+#[test]
+fn operations_are_those_that_torch_counts() {
+    let mut counted = BTreeSet::new();
+    for (definition, flops) in reference("single").into_iter().chain(reference("llama")) {
+        let Some(flops) = flops else { continue };
+        let ours = describe(&definition).flops();
+        let expected = if is_causal(&definition) { flops / 2 } else { flops };
+        assert_eq!(ours, expected, "{}", definition.name);
+        counted.insert(definition.name);
+    }
+    assert!(counted.len() >= 20, "{counted:?}");
+}
+
+/// Batch B = 2 of S = 64 tokens (T = 128), width h = 256, keys and values of 64, middle f = 704, 8 heads of 32:
+///
+/// ```text
+/// products forward   2 T (2 h h + 2 h 64 + 3 h f)
+/// products backward  twice that: the gradients of the input and of the weight
+/// attention forward  4 B 8 S S 32 / 2, backward 5/2 of that
+/// ```
+#[test]
+fn a_llama_block_does_what_was_counted_by_hand() {
+    let (tokens, width, middle) = (128, 256, 704);
+    let products = 2 * tokens * (2 * width * width + 2 * width * 64 + 3 * width * middle);
+    let attention = 4 * 2 * 8 * 64 * 64 * 32 / 2;
+    let step = reference("llama");
+    let total: u64 = step.iter().map(|(definition, _)| describe(definition).flops()).sum();
+    assert_eq!(total, 3 * products + attention + attention * 5 / 2);
+    let unknown: Vec<&str> = step
+        .iter()
+        .map(|(definition, _)| definition)
+        .filter(|d| describe(d) == Described::Unknown)
+        .map(|d| &*d.name)
+        .collect();
+    assert_eq!(unknown, [""; 0]);
+    // The gradients of weights are products of transposed gradients.
+    let layouts: BTreeSet<String> = step
+        .iter()
+        .filter_map(|(definition, _)| match describe(definition) {
+            Described::Parts(parts) if describe(definition).kind() == "gemm" => Some(parts[0].variant.clone()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(layouts, ["nn", "nt", "tn"].map(str::to_owned).into());
+}
+
+#[test]
+fn layouts_follow_from_strides() {
+    let found: Vec<Described> = reference("single")
+        .iter()
+        .filter(|(definition, _)| definition.name == "aten::mm")
+        .map(|(d, _)| describe(d))
+        .collect();
+    let layouts: Vec<Family> = found
+        .iter()
+        .map(|described| match described {
+            Described::Parts(parts) => parts[0].operator.family,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    let gemm = |layout| Family::Gemm { batch: 1, m: 48, n: 112, k: 80, layout };
+    assert_eq!(layouts, [Layout::NN, Layout::TN, Layout::NT, Layout::TT].map(gemm));
+}
+
+#[test]
+fn bytes_are_those_that_are_really_moved() {
+    let moved = |name: &str| (single(name).operator.read.0, single(name).operator.written.0);
+    // A bias of 64 is read once, whatever it is broadcast to; so is a column that was expanded to 64.
+    assert_eq!(moved("aten::add.Tensor"), ((50 * 64 + 64) * 4, 50 * 64 * 4));
+    assert_eq!(moved("aten::mul.Tensor"), ((50 * 64 + 50) * 4, 50 * 64 * 4));
+    // In place: its own elements and the others' are read, and written once.
+    assert_eq!(moved("aten::add_.Tensor"), (2 * 50 * 64 * 4, 50 * 64 * 4));
+    assert_eq!(moved("aten::_foreach_add_.Scalar"), (51 * 64 * 4, 51 * 64 * 4));
+    // Seven rows of a thousand, and their numbers.
+    assert_eq!(moved("aten::embedding"), (7 * 64 * 4 + 7 * 8, 7 * 64 * 4));
+    // The gradient's rows and numbers and the seven rows they are added to; all thousand rows are written, and those seven again.
+    assert_eq!(moved("aten::embedding_dense_backward"), (2 * 7 * 64 * 4 + 7 * 8, 1007 * 64 * 4));
+    assert_eq!(moved("aten::gather"), (50 * 3 * 4 + 50 * 3 * 8, 50 * 3 * 4));
+    // Products: both factors, and in 8 bits one byte each.
+    assert_eq!(moved("aten::bmm"), (3 * (48 * 80 + 80 * 112) * 4, 3 * 48 * 112 * 4));
+    assert_eq!(moved("aten::_scaled_mm").0, 48 * 80 + 80 * 112 + 2 * 4);
+}
+
+#[test]
+fn families_have_their_sizes() {
+    let family = |name: &str| single(name).operator.family;
+    let rows = |kind, rows, columns| Family::Rows { kind, pass: Pass::Forward, rows, columns };
+    assert_eq!(family("aten::native_layer_norm"), rows(RowKind::Normalization, 300, 64));
+    assert_eq!(family("aten::native_group_norm"), rows(RowKind::Normalization, 12, 880));
+    assert_eq!(family("aten::_softmax"), rows(RowKind::Softmax, 300, 64));
+    assert_eq!(family("aten::sum.dim_IntList"), rows(RowKind::Reduction, 50, 64));
+    assert_eq!(family("aten::topk"), rows(RowKind::Sort, 50, 64));
+    assert_eq!(family("aten::_to_copy"), Family::Flat { kind: FlatKind::Copy, elements: 3200 });
+    assert_eq!(family("aten::_foreach_add_.Scalar"), Family::Flat { kind: FlatKind::Elementwise, elements: 51 * 64 });
+    assert_eq!(single("aten::add_.Tensor").variant, "add");
+    assert_eq!(single("aten::_scaled_mm").operator.dtype, Some(DType::Float8E4M3));
+    let view = reference("single").into_iter().find(|(definition, _)| definition.name == "aten::view").unwrap().0;
+    assert_eq!((describe(&view), describe(&view).kind()), (Described::Nothing, "view"));
+}
+
+fn tensor(sizes: &[u64]) -> Argument {
+    let mut strides: Vec<i64> =
+        sizes.iter().rev().scan(1, |next, size| Some(std::mem::replace(next, *next * *size as i64))).collect();
+    strides.reverse();
+    Argument::Tensor(Tensor {
+        dtype: ScalarType::from(DType::Float32),
+        place: Place::CPU,
+        written: false,
+        sizes: sizes.to_vec(),
+        strides,
+    })
+}
+
+/// What FSDP2 copies: its shards into the memory that all are gathered in, and what was gathered into the parameters.
+#[test]
+fn copies_read_and_write_what_they_copy() {
+    let written = |sizes: &[u64]| match tensor(sizes) {
+        Argument::Tensor(tensor) => Tensor { written: true, ..tensor },
+        _ => unreachable!(),
+    };
+    let moved = |name: &str, arguments, results| {
+        let described = describe(&definition(name, arguments, results));
+        (described.read().0, described.written().0)
+    };
+    let shards = Argument::Tensors(
+        vec![Some(written(&[100])), Some(written(&[28]))]
+            .into_iter()
+            .map(|shard| shard.map(|s| Tensor { written: false, ..s }))
+            .collect(),
+    );
+    let gathered = Argument::Tensor(written(&[1024]));
+    let results = vec![tensor(&[128]), tensor(&[1024])];
+    let arguments = vec![shards, gathered, Argument::Ints(vec![100, 28]), Argument::Int(128), Argument::Int(0)];
+    assert_eq!(moved("fsdp::all_gather_copy_in", arguments, results), (512, 512));
+    let out = Argument::Tensors(vec![Some(written(&[800])), Some(written(&[224]))]);
+    let arguments = vec![tensor(&[1024]), Argument::Ints(vec![100, 28]), Argument::Int(1), out];
+    assert_eq!(moved("fsdp::split_with_sizes_copy", arguments, vec![]), (4096, 4096));
+}
+
+fn definition(name: &str, arguments: Vec<Argument>, results: Vec<Argument>) -> Definition {
+    Definition { name: name.to_owned(), arguments, results }
+}
+
+#[test]
+fn operators_that_are_several_are_described_by_their_parts() {
+    // An LSTM of 8 steps of 4 samples, 16 wide, with a state of 32 and four gates of it.
+    let weights = [tensor(&[128, 16]), tensor(&[128, 32]), tensor(&[128]), tensor(&[128])];
+    let weights = weights.into_iter().map(|weight| weight.tensors().next().cloned()).collect();
+    let mut arguments = vec![tensor(&[8, 4, 16]), Argument::Tensors(weights)];
+    arguments.resize(10, Argument::None);
+    arguments.push(Argument::Bool(false));
+    let described = describe(&definition("aten::_cudnn_rnn", arguments, vec![tensor(&[8, 4, 32])]));
+    assert_eq!(described.flops(), 2 * 8 * 4 * 128 * (16 + 32));
+    assert_eq!(described.kind(), "gemm");
+
+    let gradients = definition(
+        "aten::linear_backward",
+        vec![tensor(&[6, 10, 16]), tensor(&[6, 10, 24]), tensor(&[24, 16]), Argument::Other],
+        vec![tensor(&[6, 10, 16]), tensor(&[24, 16]), Argument::None],
+    );
+    assert_eq!(describe(&gradients).flops(), 2 * 2 * 60 * 24 * 16);
+}
+
+#[test]
+fn groups_of_a_grouped_product_do_not_change_its_operations() {
+    let of = |a: &[u64], b: &[u64], result: &[u64]| {
+        describe(&definition("aten::_grouped_mm", vec![tensor(a), tensor(b)], vec![tensor(result)])).flops()
+    };
+    assert_eq!(of(&[96, 32], &[8, 32, 64], &[96, 64]), 2 * 96 * 32 * 64);
+    assert_eq!(of(&[96, 40], &[40, 64], &[8, 96, 64]), 2 * 96 * 40 * 64);
+    assert_eq!(of(&[8, 12, 32], &[8, 32, 64], &[8, 12, 64]), 2 * 96 * 32 * 64);
+}
+
+#[test]
+fn operators_of_one_kind_are_known_by_their_beginnings_and_ends() {
+    let kind = |name: &str| describe(&definition(name, vec![tensor(&[8, 8])], vec![tensor(&[8, 8])])).kind();
+    for (name, expected) in [
+        ("aten::upsample_bilinear2d", "elementwise"),
+        ("aten::_adaptive_avg_pool2d_backward", "elementwise"),
+        ("aten::avg_pool2d", "elementwise"),
+        ("aten::special_entr", "elementwise"),
+        ("aten::slice_copy.Tensor", "copy"),
+        ("aten::reflection_pad2d", "copy"),
+        ("aten::_foreach_copy_", "copy"),
+        ("aten::_foreach_norm.Scalar", "reduction"),
+        ("aten::_fused_adamw_", "optimizer"),
+        ("aten::sym_size.int", "view"),
+        ("profiler::_record_function_enter_new", "view"),
+    ] {
+        assert_eq!(kind(name), expected, "{name}");
+    }
+}
+
+#[test]
+fn what_is_not_known_is_unknown() {
+    for (name, arguments) in
+        [("aten::linalg_svd", vec![tensor(&[4, 4])]), ("mine::add", vec![tensor(&[4])]), ("aten::mm", vec![])]
+    {
+        assert_eq!(describe(&definition(name, arguments, vec![])), Described::Unknown, "{name}");
+    }
+}
+
+proptest::proptest! {
+    /// Whatever a capture writes, it is described: no sizes, no arguments and no name of an operator bring it down.
+    #[test]
+    fn any_definition_is_described(
+        at in 0_usize..1000,
+        sizes in proptest::collection::vec(0_u64..u64::MAX, 0..5),
+        keep in 0_usize..12,
+    ) {
+        let all = reference("single");
+        let mut definition = all[at % all.len()].0.clone();
+        definition.arguments.truncate(keep);
+        for argument in definition.arguments.iter_mut().chain(&mut definition.results) {
+            if let Argument::Tensor(tensor) = argument {
+                tensor.strides = sizes.iter().map(|_| 1).collect();
+                tensor.sizes.clone_from(&sizes);
+            }
+        }
+        let _ = (describe(&definition).flops(), describe(&definition).kind());
+    }
+}

@@ -1,0 +1,228 @@
+//! Owns the devices that have a name: what each can do, as far as it is known, and where each figure is from.
+//!
+//! The table is data (`table.csv`); an empty cell is a figure that nobody has published or measured. Which operators were measured on a device
+//! is the business of `uniference-devices`.
+
+use crate::diagnostic::suggest;
+use crate::units::Flops;
+use std::sync::LazyLock;
+use uniference_sim::device::{Peaks, Precision, Rates};
+use uniference_sim::time::{Bytes, SimDuration};
+
+static TABLE: LazyLock<Vec<KnownDevice>> = LazyLock::new(|| {
+    let mut reader = csv::Reader::from_reader(include_str!("table.csv").as_bytes());
+    reader.deserialize().map(|row| row.expect("the table has all columns, and numbers where they belong")).collect()
+});
+
+/// A device of the table. Rates are dense: without the factor that vendors claim for sparse matrices.
+#[derive(Clone, Debug, PartialEq, serde::Deserialize)]
+pub struct KnownDevice {
+    /// `h100-sxm-80gb`.
+    pub name: String,
+    /// Other names, separated by spaces.
+    short: String,
+    /// What of a machine it is.
+    pub kind: DeviceKind,
+    /// Who makes it.
+    pub vendor: String,
+    memory_gib: Option<f64>,
+    memory_gbps: Option<f64>,
+    float64_tflops: Option<f64>,
+    float32_tflops: Option<f64>,
+    /// Of 32-bit numbers in tensor cores, 10^12 operations a second. No rate of [`Peaks`]: PyTorch multiplies with it only if told to.
+    pub tf32_tflops: Option<f64>,
+    float16_tflops: Option<f64>,
+    bfloat16_tflops: Option<f64>,
+    float8_tflops: Option<f64>,
+    int8_tops: Option<f64>,
+    launch_us: Option<f64>,
+    /// How many times as fast as this project's reference processor the host beside it runs Python.
+    pub host_speed: Option<f64>,
+    /// How it reaches its neighbours in the same machine.
+    pub link: Option<String>,
+    /// 10^9 bytes a second in one direction, of all of its local links.
+    pub link_gbps: Option<f64>,
+    /// Watts while nothing runs.
+    pub idle_w: Option<f64>,
+    /// Watts while it computes.
+    pub busy_w: Option<f64>,
+    /// Watts that it may take at most.
+    pub cap_w: Option<f64>,
+    /// Where the figures are from, by column.
+    pub source: String,
+}
+
+/// What of a machine a device is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceKind {
+    /// A processor that runs programs itself.
+    Cpu,
+    /// An accelerator beside one.
+    Gpu,
+}
+
+/// All devices, in the order of the table.
+pub fn all() -> &'static [KnownDevice] {
+    &TABLE
+}
+
+/// The device called `name`: its whole name, a short one, or the beginning of one name only.
+///
+/// # Errors
+/// There is none, or more than one begins like that; the text ends with a hint.
+pub fn find(name: &str) -> Result<&'static KnownDevice, UnknownDevice> {
+    let exactly = |device: &&KnownDevice| device.name == name || device.short_names().any(|short| short == name);
+    if let Some(device) = TABLE.iter().find(exactly) {
+        return Ok(device);
+    }
+    let begins: Vec<&KnownDevice> =
+        TABLE.iter().filter(|device| !name.is_empty() && device.name.starts_with(name)).collect();
+    match begins.as_slice() {
+        [device] => Ok(device),
+        [] => {
+            let names =
+                TABLE.iter().flat_map(|device| std::iter::once(device.name.as_str()).chain(device.short_names()));
+            let hint = suggest(name, "device models", names);
+            Err(UnknownDevice { message: format!("unknown device model `{name}`"), hint })
+        }
+        several => {
+            let names: Vec<&str> = several.iter().map(|device| device.name.as_str()).collect();
+            let message = format!("`{name}` is the beginning of {} device models", several.len());
+            Err(UnknownDevice { message, hint: format!("write one of {}", names.join(", ")) })
+        }
+    }
+}
+
+/// Why a name stands for no device.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}\nhint: {hint}")]
+pub struct UnknownDevice {
+    /// What is wrong.
+    pub message: String,
+    /// What to write in its place.
+    pub hint: String,
+}
+
+impl KnownDevice {
+    /// Names beside [`KnownDevice::name`].
+    pub fn short_names(&self) -> impl Iterator<Item = &str> {
+        self.short.split_whitespace()
+    }
+
+    /// The size of its memory.
+    pub fn memory(&self) -> Option<Bytes> {
+        self.memory_gib.map(|gib| Bytes((gib * f64::from(1 << 30)) as u64))
+    }
+
+    /// Bytes a second of its memory.
+    pub fn bandwidth(&self) -> Option<f64> {
+        self.memory_gbps.map(|rate| rate * 1e9)
+    }
+
+    /// What the fastest kernels take, however little they do.
+    pub fn launch(&self) -> Option<SimDuration> {
+        SimDuration::from_secs_f64(self.launch_us? * 1e-6)
+    }
+
+    /// Its arithmetic, where any of it is known.
+    pub fn peaks(&self) -> Option<Peaks> {
+        let known = [
+            (Precision::Float64, self.float64_tflops),
+            (Precision::Float32, self.float32_tflops),
+            (Precision::Float16, self.float16_tflops),
+            (Precision::BFloat16, self.bfloat16_tflops),
+            (Precision::Float8, self.float8_tflops),
+            (Precision::Int8, self.int8_tops),
+        ];
+        Peaks::table(known.into_iter().filter_map(|(precision, rate)| Some((precision, rate? * 1e12))))
+    }
+
+    /// Its roofline, where arithmetic and memory are known.
+    pub fn rates(&self) -> Option<Rates> {
+        let launch = self.launch().unwrap_or(SimDuration::ZERO);
+        Some(Rates { peaks: self.peaks()?, memory: self.bandwidth()?, launch })
+    }
+
+    /// Every figure by name, with its unit; `None`: unknown.
+    pub fn figures(&self) -> Vec<(&'static str, Option<String>)> {
+        let peaks = self.peaks();
+        let peak = |precision| Some(Flops(peaks?.known(precision)?).to_string());
+        let number = |value: Option<f64>, unit: &str| value.map(|value| format!("{value} {unit}"));
+        vec![
+            ("memory", number(self.memory_gib, "GiB")),
+            ("memory_bandwidth", number(self.memory_gbps, "GB/s")),
+            ("float64", peak(Precision::Float64)),
+            ("float32", peak(Precision::Float32)),
+            ("float32 in tensor cores (tf32)", number(self.tf32_tflops, "TFLOPS")),
+            ("float16", peak(Precision::Float16)),
+            ("bfloat16", peak(Precision::BFloat16)),
+            ("float8", peak(Precision::Float8)),
+            ("int8", peak(Precision::Int8)),
+            ("launch", number(self.launch_us, "us")),
+            ("host speed", self.host_speed.map(|speed| speed.to_string())),
+            ("local links", self.link.clone()),
+            ("local links, one direction", number(self.link_gbps, "GB/s")),
+            ("power, idle", number(self.idle_w, "W")),
+            ("power, busy", number(self.busy_w, "W")),
+            ("power, cap", number(self.cap_w, "W")),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn names_are_unique_and_lead_to_their_devices() {
+        let mut seen = BTreeSet::new();
+        for device in all() {
+            for name in std::iter::once(device.name.as_str()).chain(device.short_names()) {
+                assert!(seen.insert(name), "{name} appears twice");
+                assert_eq!(find(name).unwrap().name, device.name);
+            }
+            assert!(!device.source.is_empty());
+            assert!(device.peaks().is_some() || device.bandwidth().is_some(), "nothing is known of {}", device.name);
+        }
+    }
+
+    #[test]
+    fn short_names_and_beginnings_are_enough_where_they_are_clear() {
+        let named = |name: &str| find(name).map(|device| device.name.as_str()).map_err(|error| error.to_string());
+        assert_eq!(named("h100-sxm"), Ok("h100-sxm-80gb"));
+        assert_eq!(named("jetson-orin-nano"), Ok("jetson-orin-nano-8gb"));
+        assert_eq!(named("jetson-a"), Ok("jetson-agx-orin-64gb"));
+        assert_eq!(
+            named("a100-sxm4").unwrap_err(),
+            "`a100-sxm4` is the beginning of 2 device models\nhint: write one of a100-sxm4-40gb, a100-sxm4-80gb"
+        );
+        assert_eq!(named("h10-sxm").unwrap_err(), "unknown device model `h10-sxm`\nhint: did you mean `h100-sxm`?");
+        assert!(named("").unwrap_err().contains("device models are"));
+    }
+
+    #[test]
+    fn figures_have_units() {
+        let device = find("h100-sxm").unwrap();
+        let rates = device.rates().unwrap();
+        assert_eq!(rates.peaks.known(Precision::BFloat16), Some(989e12));
+        assert_eq!((rates.memory, device.memory()), (3.35e12, Some(Bytes(80 << 30))));
+        let shown: Vec<String> =
+            device.figures().into_iter().filter_map(|(name, figure)| Some(format!("{name}: {}", figure?))).collect();
+        insta::assert_snapshot!(shown.join("\n"), @r"
+        memory: 80 GiB
+        memory_bandwidth: 3350 GB/s
+        float32: 66.9 TFLOPS
+        float32 in tensor cores (tf32): 494.5 TFLOPS
+        float16: 989 TFLOPS
+        bfloat16: 989 TFLOPS
+        float8: 1978 TFLOPS
+        int8: 1978 TFLOPS
+        launch: 2.85 us
+        local links: nvlink4
+        local links, one direction: 450 GB/s
+        power, cap: 700 W
+        ");
+    }
+}

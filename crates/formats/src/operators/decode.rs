@@ -1,0 +1,353 @@
+//! Owns the reading of a stream of operators, slice by slice, whatever bytes it is given.
+//!
+//! Memory is in proportion to the bytes that were read: counts are believed only as far as there are bytes for what is counted.
+
+use super::definition::{Argument, Definition, Place, ScalarType, Tensor};
+use super::{argument, tag};
+
+/// Torch's tensors have no more dimensions.
+const MOST_DIMENSIONS: u64 = 64;
+
+/// What is wrong with a stream of operators.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "invalid operators at byte {at} of a slice: {problem}\nhint: copy the record again from its source, or run the program again"
+)]
+pub struct Invalid {
+    /// Where the entry begins, in the slice that was read.
+    pub at: usize,
+    /// What is wrong with it.
+    pub problem: Problem,
+}
+
+/// What is wrong with an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// The slice ends inside the entry.
+    #[error("it is cut short")]
+    CutShort,
+    /// A number needs more than 64 bits.
+    #[error("a number has more than 64 bits")]
+    LongNumber,
+    /// No entry has this tag.
+    #[error("unknown entry {0}")]
+    Entry(u64),
+    /// No argument begins with this byte.
+    #[error("unknown argument {0}")]
+    Argument(u8),
+    /// The definition has not been defined.
+    #[error("unknown definition {0}")]
+    Definition(u64),
+    /// The site has not been named.
+    #[error("unknown line {0}")]
+    Site(u64),
+    /// No kind of memory has this number.
+    #[error("unknown kind of memory {0}")]
+    Kind(u8),
+    /// A tensor has too many dimensions.
+    #[error("a tensor with {0} dimensions")]
+    Dimensions(u64),
+}
+
+/// What the rank does next; allocations are by their own numbers, not by differences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry<'a> {
+    /// It ran an operator.
+    Execution {
+        /// Which, in [`Decoder::definitions`].
+        definition: usize,
+        /// From which line.
+        line: Line,
+        /// The memory of each of the definition's tensors ([`Definition::tensors`]); 0: not tracked.
+        allocations: &'a [u64],
+    },
+    /// How long the execution that follows took here, in nanoseconds; only of captures that time operators.
+    Timed {
+        /// From the end of the operator before, or from when the program went on, to this one: the program's own work.
+        before: u64,
+        /// The operator itself.
+        lasted: u64,
+    },
+    /// It took memory.
+    Allocated {
+        /// How it is called from now on.
+        allocation: u64,
+        /// How much.
+        bytes: u64,
+    },
+    /// It gave memory back.
+    Freed {
+        /// Which.
+        allocation: u64,
+    },
+    /// What memory is for is known now.
+    Kind {
+        /// Which.
+        allocation: u64,
+        /// What for.
+        kind: MemoryKind,
+    },
+    /// A value that was not computed steered the program.
+    Answered {
+        /// From which line.
+        line: Line,
+        /// The operator that read it.
+        operator: &'a str,
+    },
+}
+
+/// Where the program stood.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Line {
+    /// The number of a [`SourceLine`]; 0: not known.
+    pub site: u32,
+    /// In the backward pass of the operator that ran at this line.
+    pub backward: bool,
+}
+
+/// A line of the program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceLine {
+    /// `path:line`.
+    pub line: String,
+    /// The qualified name of its function.
+    pub function: String,
+}
+
+/// What memory is for, as the program's objects say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[allow(missing_docs)] // the names say it
+pub enum MemoryKind {
+    Parameter,
+    Gradient,
+    Optimizer,
+    Buffer,
+}
+
+impl MemoryKind {
+    /// By number, from 1.
+    pub(super) const ALL: [MemoryKind; 4] =
+        [MemoryKind::Parameter, MemoryKind::Gradient, MemoryKind::Optimizer, MemoryKind::Buffer];
+}
+
+/// Reads the stream of one rank, and keeps what its entries name by number.
+#[derive(Clone, Debug, Default)]
+pub struct Decoder {
+    definitions: Vec<Definition>,
+    /// How many tensors each definition has.
+    tensors: Vec<u32>,
+    sites: Vec<SourceLine>,
+    /// The allocation that was named before.
+    previous: u64,
+    /// Of the execution that is being read.
+    allocations: Vec<u64>,
+}
+
+impl Decoder {
+    /// The definitions so far, by number.
+    pub fn definitions(&self) -> &[Definition] {
+        &self.definitions
+    }
+
+    /// A line of the program by its number; `None` for 0, and for those that have not been named.
+    pub fn source_line(&self, site: u32) -> Option<&SourceLine> {
+        self.sites.get((site as usize).checked_sub(1)?)
+    }
+
+    /// Reads the next slice of the rank's stream, and shows `visit` its entries in order, with this decoder as it then is. Definitions, sites and
+    /// restarts are not shown.
+    ///
+    /// # Errors
+    /// At the first entry that is invalid. Those before it have been shown; the stream cannot be read any further.
+    pub fn read(&mut self, slice: &[u8], mut visit: impl FnMut(&Decoder, Entry<'_>)) -> Result<(), Invalid> {
+        let mut bytes = Bytes { rest: slice };
+        while !bytes.rest.is_empty() {
+            let at = slice.len() - bytes.rest.len();
+            self.entry(&mut bytes, &mut visit).map_err(|problem| Invalid { at, problem })?;
+        }
+        Ok(())
+    }
+
+    fn entry(&mut self, bytes: &mut Bytes<'_>, visit: &mut impl FnMut(&Decoder, Entry<'_>)) -> Result<(), Problem> {
+        match bytes.number()? {
+            tag::DEFINITION => {
+                let definition = bytes.definition()?;
+                self.tensors.push(definition.tensors().count() as u32);
+                self.definitions.push(definition);
+            }
+            tag::SITE => {
+                let (line, function) = (bytes.text()?, bytes.text()?);
+                self.sites.push(SourceLine { line, function });
+            }
+            tag::ALLOCATED => {
+                let (allocation, bytes) = (self.allocation(bytes)?, bytes.number()?);
+                visit(self, Entry::Allocated { allocation, bytes });
+            }
+            tag::FREED => {
+                let allocation = self.allocation(bytes)?;
+                visit(self, Entry::Freed { allocation });
+            }
+            tag::KIND => {
+                let (allocation, number) = (self.allocation(bytes)?, bytes.byte()?);
+                let kind = usize::from(number).checked_sub(1).and_then(|at| MemoryKind::ALL.get(at)).copied();
+                visit(self, Entry::Kind { allocation, kind: kind.ok_or(Problem::Kind(number))? });
+            }
+            tag::ANSWERED => {
+                let (line, operator) = (self.line(bytes)?, bytes.text()?);
+                visit(self, Entry::Answered { line, operator: &operator });
+            }
+            tag::RESTART => self.previous = 0,
+            tag::TIMED => {
+                let (before, lasted) = (bytes.number()?, bytes.number()?);
+                visit(self, Entry::Timed { before, lasted });
+            }
+            other => self.execution(other, bytes, visit)?,
+        }
+        Ok(())
+    }
+
+    fn execution(
+        &mut self,
+        tag: u64,
+        bytes: &mut Bytes<'_>,
+        visit: &mut impl FnMut(&Decoder, Entry<'_>),
+    ) -> Result<(), Problem> {
+        let number = tag.checked_sub(tag::EXECUTION).ok_or(Problem::Entry(tag))?;
+        let definition = usize::try_from(number).map_err(|_| Problem::Definition(number))?;
+        let tensors = *self.tensors.get(definition).ok_or(Problem::Definition(number))?;
+        let line = self.line(bytes)?;
+        let mut allocations = std::mem::take(&mut self.allocations);
+        allocations.clear();
+        for _ in 0..tensors {
+            allocations.push(self.allocation(bytes)?);
+        }
+        visit(self, Entry::Execution { definition, line, allocations: &allocations });
+        self.allocations = allocations;
+        Ok(())
+    }
+
+    fn allocation(&mut self, bytes: &mut Bytes<'_>) -> Result<u64, Problem> {
+        self.previous = self.previous.wrapping_add_signed(bytes.integer()?);
+        Ok(self.previous)
+    }
+
+    fn line(&self, bytes: &mut Bytes<'_>) -> Result<Line, Problem> {
+        let number = bytes.number()?;
+        let site = number / 2;
+        if site > self.sites.len() as u64 {
+            return Err(Problem::Site(site));
+        }
+        Ok(Line { site: site as u32, backward: number % 2 == 1 })
+    }
+}
+
+/// How many bytes of a slice are its definitions and sites, with which it begins. They belong to the whole rank, what follows to one thread.
+///
+/// # Errors
+/// If one of them is invalid.
+pub fn dictionary_length(slice: &[u8]) -> Result<usize, Invalid> {
+    let mut bytes = Bytes { rest: slice };
+    loop {
+        let at = slice.len() - bytes.rest.len();
+        let invalid = |problem| Invalid { at, problem };
+        if bytes.rest.is_empty() {
+            return Ok(at);
+        }
+        match bytes.number().map_err(invalid)? {
+            tag::DEFINITION => drop(bytes.definition().map_err(invalid)?),
+            tag::SITE => drop(bytes.text().and_then(|_| bytes.text()).map_err(invalid)?),
+            _ => return Ok(at),
+        }
+    }
+}
+
+/// What is left to be read.
+struct Bytes<'a> {
+    rest: &'a [u8],
+}
+
+impl Bytes<'_> {
+    fn byte(&mut self) -> Result<u8, Problem> {
+        let (first, rest) = self.rest.split_first().ok_or(Problem::CutShort)?;
+        self.rest = rest;
+        Ok(*first)
+    }
+
+    fn number(&mut self) -> Result<u64, Problem> {
+        let mut value = 0;
+        for shift in (0..u64::BITS).step_by(7) {
+            let byte = self.byte()?;
+            let part = u64::from(byte & 0x7f);
+            if part << shift >> shift != part {
+                return Err(Problem::LongNumber);
+            }
+            value |= part << shift;
+            if byte & 0x80 == 0 {
+                return Ok(value);
+            }
+        }
+        Err(Problem::LongNumber)
+    }
+
+    fn integer(&mut self) -> Result<i64, Problem> {
+        let number = self.number()?;
+        Ok((number >> 1) as i64 ^ -((number & 1) as i64))
+    }
+
+    fn text(&mut self) -> Result<String, Problem> {
+        let length = usize::try_from(self.number()?).map_err(|_| Problem::CutShort)?;
+        let (text, rest) = self.rest.split_at_checked(length).ok_or(Problem::CutShort)?;
+        self.rest = rest;
+        Ok(String::from_utf8_lossy(text).into_owned())
+    }
+
+    /// As many of something as a number says; each takes a byte at least, so memory is not taken for more than there are.
+    fn several<T>(&mut self, read: impl Fn(&mut Self) -> Result<T, Problem>) -> Result<Vec<T>, Problem> {
+        let count = self.number()?;
+        if count > self.rest.len() as u64 {
+            return Err(Problem::CutShort);
+        }
+        let mut items = Vec::new();
+        for _ in 0..count {
+            items.push(read(self)?);
+        }
+        Ok(items)
+    }
+
+    fn definition(&mut self) -> Result<Definition, Problem> {
+        let name = self.text()?;
+        Ok(Definition { name, arguments: self.several(Self::argument)?, results: self.several(Self::argument)? })
+    }
+
+    fn argument(&mut self) -> Result<Argument, Problem> {
+        Ok(match self.byte()? {
+            argument::NONE => Argument::None,
+            argument::FALSE => Argument::Bool(false),
+            argument::TRUE => Argument::Bool(true),
+            argument::INT => Argument::Int(self.integer()?),
+            argument::FLOAT => Argument::Float,
+            argument::TEXT => Argument::Text(self.text()?),
+            argument::INTS => Argument::Ints(self.several(Self::integer)?),
+            argument::TENSOR => Argument::Tensor(self.tensor()?),
+            argument::TENSORS => Argument::Tensors(self.several(|bytes| match bytes.byte()? {
+                argument::NONE => Ok(None),
+                argument::TENSOR => bytes.tensor().map(Some),
+                other => Err(Problem::Argument(other)),
+            })?),
+            argument::OTHER => Argument::Other,
+            other => return Err(Problem::Argument(other)),
+        })
+    }
+
+    fn tensor(&mut self) -> Result<Tensor, Problem> {
+        let (dtype, place, written) = (ScalarType(self.byte()?), Place(self.byte()?), self.byte()? != 0);
+        let dimensions = self.number()?;
+        if dimensions > MOST_DIMENSIONS {
+            return Err(Problem::Dimensions(dimensions));
+        }
+        let sizes: Result<Vec<u64>, Problem> = (0..dimensions).map(|_| self.number()).collect();
+        let sizes = sizes?;
+        let strides: Result<Vec<i64>, Problem> = (0..dimensions).map(|_| self.integer()).collect();
+        Ok(Tensor { dtype, place, written, sizes, strides: strides? })
+    }
+}

@@ -1,0 +1,172 @@
+//! Owns what an operator was called with, apart from values: two executions with equal definitions do the same work.
+
+use uniference_sim::program::DType;
+
+/// An operator with the types of its arguments and results.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Definition {
+    /// `aten::add.Tensor`; without an overload `aten::mm`.
+    pub name: String,
+    /// As the operator's schema has them.
+    pub arguments: Vec<Argument>,
+    /// As the operator's schema has them: tensors, lists of tensors, or numbers.
+    pub results: Vec<Argument>,
+}
+
+impl Definition {
+    /// The tensors of its arguments in order, lists flattened, then those of its results: an execution names an allocation for each.
+    pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        self.arguments.iter().chain(&self.results).flat_map(Argument::tensors)
+    }
+
+    /// The name without namespace and overload: `add` of `aten::add.Tensor`.
+    pub fn base_name(&self) -> &str {
+        let name = self.name.split_once("::").map_or(&*self.name, |(_, name)| name);
+        name.split_once('.').map_or(name, |(name, _)| name)
+    }
+}
+
+/// An argument or a result.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Argument {
+    /// `None`, or an optional argument that was left out.
+    None,
+    /// A flag.
+    Bool(bool),
+    /// An integer; of views [`Argument::Other`].
+    Int(i64),
+    /// A floating-point number, whatever its value.
+    Float,
+    /// A text.
+    Text(String),
+    /// A list of integers, or of flags as 0 and 1; of views [`Argument::Other`].
+    Ints(Vec<i64>),
+    /// A tensor.
+    Tensor(Tensor),
+    /// A list of tensors, some of which may be missing.
+    Tensors(Vec<Option<Tensor>>),
+    /// Anything else: a device, a generator, numbers that are no integers.
+    Other,
+}
+
+impl Argument {
+    /// Its tensors, in order.
+    pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        let (one, several) = match self {
+            Argument::Tensor(tensor) => (Some(tensor), &[][..]),
+            Argument::Tensors(tensors) => (None, &tensors[..]),
+            _ => (None, &[][..]),
+        };
+        one.into_iter().chain(several.iter().flatten())
+    }
+}
+
+/// A tensor without its values.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tensor {
+    /// The type of its elements.
+    pub dtype: ScalarType,
+    /// Where it is.
+    pub place: Place,
+    /// The operator writes to it.
+    pub written: bool,
+    /// Elements along each dimension.
+    pub sizes: Vec<u64>,
+    /// Elements from one index to the next along each dimension.
+    pub strides: Vec<i64>,
+}
+
+impl Tensor {
+    /// How many elements it has; at most `u64::MAX`.
+    pub fn elements(&self) -> u64 {
+        self.sizes.iter().fold(1, |product, size| product.saturating_mul(*size))
+    }
+
+    /// Size of its elements, in bytes; at most `u64::MAX`. What lies between them in memory is not counted.
+    pub fn bytes(&self) -> u64 {
+        self.elements().saturating_mul(self.dtype.bytes())
+    }
+
+    /// Whether its elements lie in memory in the order of their indices, without gaps.
+    pub fn is_contiguous(&self) -> bool {
+        if self.sizes.contains(&0) {
+            return true;
+        }
+        let mut expected = 1_i64;
+        for (size, stride) in self.sizes.iter().zip(&self.strides).rev() {
+            if *size > 1 && *stride != expected {
+                return false;
+            }
+            expected = expected.saturating_mul(i64::try_from(*size).unwrap_or(i64::MAX));
+        }
+        true
+    }
+}
+
+/// The type of a tensor's elements, by its number in torch (`c10/core/ScalarType.h`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ScalarType(pub u8);
+
+/// By number, the types that tensors of process groups may have, too.
+const DTYPES: [(u8, DType); 20] = [
+    (0, DType::UInt8),
+    (1, DType::Int8),
+    (2, DType::Int16),
+    (3, DType::Int32),
+    (4, DType::Int64),
+    (5, DType::Float16),
+    (6, DType::Float32),
+    (7, DType::Float64),
+    (8, DType::Complex32),
+    (9, DType::Complex64),
+    (10, DType::Complex128),
+    (11, DType::Bool),
+    (15, DType::BFloat16),
+    (23, DType::Float8E5M2),
+    (24, DType::Float8E4M3),
+    (25, DType::Float8E5M2Fnuz),
+    (26, DType::Float8E4M3Fnuz),
+    (27, DType::UInt16),
+    (28, DType::UInt32),
+    (29, DType::UInt64),
+];
+
+impl ScalarType {
+    /// The same as a type that process groups know; `None`: a quantised one, or one with less than a byte an element.
+    pub fn dtype(self) -> Option<DType> {
+        DTYPES.iter().find(|(number, _)| *number == self.0).map(|(_, dtype)| *dtype)
+    }
+
+    /// Bytes of one element, as torch's `elementSize` has them: elements of less than a byte are stored packed, and torch counts packages.
+    pub fn bytes(self) -> u64 {
+        match (self.dtype(), self.0) {
+            (Some(dtype), _) => dtype.size(),
+            // qint32
+            (None, 14) => 4,
+            // bits16
+            (None, 22) => 2,
+            // qint8, quint8, quint4x2, quint2x4, the other bits, int1 to int7 and uint1 to uint7, float8_e8m0fnu, float4_e2m1fn_x2
+            (None, _) => 1,
+        }
+    }
+}
+
+impl From<DType> for ScalarType {
+    fn from(dtype: DType) -> ScalarType {
+        let number = DTYPES.iter().find(|(_, known)| *known == dtype).map(|(number, _)| *number);
+        ScalarType(number.expect("the table has all of them"))
+    }
+}
+
+/// Where a tensor is, by its number in torch (`c10/core/DeviceType.h`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place(pub u8);
+
+impl Place {
+    /// The processor's memory.
+    pub const CPU: Place = Place(0);
+    /// A GPU's.
+    pub const CUDA: Place = Place(1);
+    /// Nowhere: a tensor without memory.
+    pub const META: Place = Place(14);
+}

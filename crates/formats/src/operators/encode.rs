@@ -1,0 +1,150 @@
+//! Owns the writing of a stream of operators. Ranks have writers of their own, in C++ and Python; this one makes streams where there is no rank.
+
+use super::decode::{Line, MemoryKind};
+use super::definition::{Argument, Definition, Tensor};
+use super::{argument, tag};
+
+/// Writes the stream of one rank.
+#[derive(Clone, Debug, Default)]
+pub struct Encoder {
+    bytes: Vec<u8>,
+    previous: u64,
+}
+
+impl Encoder {
+    /// What was written since it was taken last: a slice.
+    pub fn take(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.bytes)
+    }
+
+    /// The next definition; the n-th has the number n - 1.
+    pub fn definition(&mut self, definition: &Definition) {
+        self.number(tag::DEFINITION);
+        self.text(&definition.name);
+        for arguments in [&definition.arguments, &definition.results] {
+            self.number(arguments.len() as u64);
+            arguments.iter().for_each(|argument| self.argument(argument));
+        }
+    }
+
+    /// The next line of the program; the n-th has the number n.
+    pub fn site(&mut self, line: &str, function: &str) {
+        self.number(tag::SITE);
+        self.text(line);
+        self.text(function);
+    }
+
+    /// An operator ran, on this memory for each of its definition's tensors.
+    pub fn execution(&mut self, definition: usize, line: Line, allocations: &[u64]) {
+        self.number(tag::EXECUTION + definition as u64);
+        self.line(line);
+        allocations.iter().for_each(|allocation| self.allocation(*allocation));
+    }
+
+    /// Memory was taken.
+    pub fn allocated(&mut self, allocation: u64, bytes: u64) {
+        self.number(tag::ALLOCATED);
+        self.allocation(allocation);
+        self.number(bytes);
+    }
+
+    /// Memory was given back.
+    pub fn freed(&mut self, allocation: u64) {
+        self.number(tag::FREED);
+        self.allocation(allocation);
+    }
+
+    /// What memory is for.
+    pub fn kind(&mut self, allocation: u64, kind: MemoryKind) {
+        let at = MemoryKind::ALL.iter().position(|known| *known == kind).expect("it has all of them");
+        self.number(tag::KIND);
+        self.allocation(allocation);
+        self.bytes.push(at as u8 + 1);
+    }
+
+    /// A value that was not computed steered the program.
+    pub fn answered(&mut self, line: Line, operator: &str) {
+        self.number(tag::ANSWERED);
+        self.line(line);
+        self.text(operator);
+    }
+
+    /// How long the next execution took, in nanoseconds.
+    pub fn timed(&mut self, before: u64, lasted: u64) {
+        self.number(tag::TIMED);
+        self.number(before);
+        self.number(lasted);
+    }
+
+    /// A thread's part begins.
+    pub fn restart(&mut self) {
+        self.number(tag::RESTART);
+        self.previous = 0;
+    }
+
+    fn number(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.bytes.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.bytes.push(value as u8);
+    }
+
+    fn integer(&mut self, value: i64) {
+        self.number((value << 1 ^ value >> 63) as u64);
+    }
+
+    fn text(&mut self, text: &str) {
+        self.number(text.len() as u64);
+        self.bytes.extend_from_slice(text.as_bytes());
+    }
+
+    fn allocation(&mut self, allocation: u64) {
+        self.integer(allocation.wrapping_sub(self.previous) as i64);
+        self.previous = allocation;
+    }
+
+    fn line(&mut self, line: Line) {
+        self.number(2 * u64::from(line.site) + u64::from(line.backward));
+    }
+
+    fn argument(&mut self, value: &Argument) {
+        let byte = match value {
+            Argument::None => argument::NONE,
+            Argument::Bool(false) => argument::FALSE,
+            Argument::Bool(true) => argument::TRUE,
+            Argument::Int(_) => argument::INT,
+            Argument::Float => argument::FLOAT,
+            Argument::Text(_) => argument::TEXT,
+            Argument::Ints(_) => argument::INTS,
+            Argument::Tensor(_) => argument::TENSOR,
+            Argument::Tensors(_) => argument::TENSORS,
+            Argument::Other => argument::OTHER,
+        };
+        self.bytes.push(byte);
+        match value {
+            Argument::Int(value) => self.integer(*value),
+            Argument::Text(text) => self.text(text),
+            Argument::Ints(values) => {
+                self.number(values.len() as u64);
+                values.iter().for_each(|value| self.integer(*value));
+            }
+            Argument::Tensor(tensor) => self.tensor(tensor),
+            Argument::Tensors(tensors) => {
+                self.number(tensors.len() as u64);
+                for tensor in tensors {
+                    self.bytes.push(if tensor.is_some() { argument::TENSOR } else { argument::NONE });
+                    tensor.iter().for_each(|tensor| self.tensor(tensor));
+                }
+            }
+            Argument::None | Argument::Bool(_) | Argument::Float | Argument::Other => {}
+        }
+    }
+
+    fn tensor(&mut self, tensor: &Tensor) {
+        self.bytes.extend([tensor.dtype.0, tensor.place.0, u8::from(tensor.written)]);
+        self.number(tensor.sizes.len() as u64);
+        tensor.sizes.iter().for_each(|size| self.number(*size));
+        tensor.strides.iter().for_each(|stride| self.integer(*stride));
+    }
+}

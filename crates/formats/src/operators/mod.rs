@@ -1,0 +1,88 @@
+//! Owns the stream of operators that a rank's capture writes: what the program ran between its calls, and the memory that came and went.
+//!
+//! What an operator does and costs is `uniference-devices`' business. Writers are `cpp/stream.h` and
+//! `python/uniference/rank/capture.py`; everything between them and this module passes the bytes on as they are.
+//!
+//! # The format
+//!
+//! Numbers are unsigned, of 64 bits, in LEB128; *integers* are signed ones in zigzag. A text is its length in bytes and that many bytes of
+//! UTF-8; what is not UTF-8 is replaced. The stream of a rank is a sequence of entries without anything between them, and each begins with
+//! a number, its tag:
+//!
+//! | tag | entry | fields |
+//! |---|---|---|
+//! | 0 | definition | text: name (`aten::add.Tensor`, or without an overload `aten::mm`); number of arguments; arguments; number of results; results |
+//! | 1 | site | text: `path:line`; text: qualified name of the function |
+//! | 2 | allocated | allocation; number: bytes |
+//! | 3 | freed | allocation |
+//! | 4 | kind | allocation; byte: 1 parameter, 2 gradient, 3 optimizer, 4 buffer |
+//! | 5 | answered | line; text: name of the operator that read a value which was not computed |
+//! | 6 | restart | (none) |
+//! | 7 | timed | number: nanoseconds from the operator before (or from the program's turn) to the next execution; number: nanoseconds of that |
+//! | 16 + d | execution of definition d | line; for each tensor of the definition an allocation |
+//!
+//! Definitions of a rank are numbered from 0 and its sites from 1 in the order of their entries; site 0 is a line that is not known. A line is
+//! the number `2 * site`, plus 1 in the backward pass. The tensors of a definition are those of its arguments in order, lists flattened,
+//! then those of its results.
+//!
+//! An allocation is an integer: the difference to the allocation that was named before, in whichever entry. A *restart* makes that one 0
+//! again: each thread's part of a slice begins with one. Allocation 0 is memory that is not tracked.
+//!
+//! An argument is a byte and its fields:
+//!
+//! | byte | argument | fields |
+//! |---|---|---|
+//! | 0 | none | |
+//! | 1, 2 | false, true | |
+//! | 3 | an integer | integer |
+//! | 4 | a floating-point number; its value does not tell definitions apart | |
+//! | 5 | a text | text |
+//! | 6 | a list of integers, or of flags as 0 and 1 | number of integers; integers |
+//! | 7 | a tensor | tensor |
+//! | 8 | a list of tensors | number of elements; each 0 for none, or 7 and a tensor |
+//! | 9 | anything else | |
+//!
+//! A tensor is a byte for the type of its elements (`c10::ScalarType`), a byte for where it is (`c10::DeviceType`), a byte that is 1 if the
+//! operator writes to it, the number of its dimensions, its sizes (numbers) and its strides (integers, in elements). The arguments of
+//! operators that only make one view have integers written as 9.
+//!
+//! A slice of the stream, as one call of the rank sends it, ends at the end of an entry; definitions and sites come first in it.
+
+mod decode;
+mod definition;
+mod encode;
+
+#[cfg(test)]
+mod tests;
+
+pub use decode::{Decoder, Entry, Invalid, Line, MemoryKind, Problem, SourceLine, dictionary_length};
+pub use definition::{Argument, Definition, Place, ScalarType, Tensor};
+pub use encode::Encoder;
+
+/// Tags of entries.
+mod tag {
+    pub(super) const DEFINITION: u64 = 0;
+    pub(super) const SITE: u64 = 1;
+    pub(super) const ALLOCATED: u64 = 2;
+    pub(super) const FREED: u64 = 3;
+    pub(super) const KIND: u64 = 4;
+    pub(super) const ANSWERED: u64 = 5;
+    pub(super) const RESTART: u64 = 6;
+    pub(super) const TIMED: u64 = 7;
+    /// And from here on executions.
+    pub(super) const EXECUTION: u64 = 16;
+}
+
+/// Bytes that arguments begin with.
+mod argument {
+    pub(super) const NONE: u8 = 0;
+    pub(super) const FALSE: u8 = 1;
+    pub(super) const TRUE: u8 = 2;
+    pub(super) const INT: u8 = 3;
+    pub(super) const FLOAT: u8 = 4;
+    pub(super) const TEXT: u8 = 5;
+    pub(super) const INTS: u8 = 6;
+    pub(super) const TENSOR: u8 = 7;
+    pub(super) const TENSORS: u8 = 8;
+    pub(super) const OTHER: u8 = 9;
+}

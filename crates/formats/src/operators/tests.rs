@@ -1,0 +1,291 @@
+use super::*;
+use proptest::prelude::*;
+use rstest::rstest;
+
+/// An entry of any kind, as a test keeps it.
+#[derive(Clone, Debug, PartialEq)]
+enum Kept {
+    Definition(Definition),
+    Site(String),
+    Restart,
+    Execution(usize, Line, Vec<u64>),
+    Allocated(u64, u64),
+    Freed(u64),
+    Kind(u64, MemoryKind),
+    Answered(Line, String),
+    Timed(u64, u64),
+}
+
+impl Kept {
+    fn of(entry: Entry<'_>) -> Kept {
+        match entry {
+            Entry::Execution { definition, line, allocations } => {
+                Kept::Execution(definition, line, allocations.to_vec())
+            }
+            Entry::Allocated { allocation, bytes } => Kept::Allocated(allocation, bytes),
+            Entry::Freed { allocation } => Kept::Freed(allocation),
+            Entry::Kind { allocation, kind } => Kept::Kind(allocation, kind),
+            Entry::Timed { before, lasted } => Kept::Timed(before, lasted),
+            Entry::Answered { line, operator } => Kept::Answered(line, operator.to_owned()),
+        }
+    }
+
+    fn write(&self, encoder: &mut Encoder) {
+        match self {
+            Kept::Definition(definition) => encoder.definition(definition),
+            Kept::Site(line) => encoder.site(line, "f"),
+            Kept::Restart => encoder.restart(),
+            Kept::Execution(definition, line, allocations) => encoder.execution(*definition, *line, allocations),
+            Kept::Allocated(allocation, bytes) => encoder.allocated(*allocation, *bytes),
+            Kept::Freed(allocation) => encoder.freed(*allocation),
+            Kept::Kind(allocation, kind) => encoder.kind(*allocation, *kind),
+            Kept::Timed(before, lasted) => encoder.timed(*before, *lasted),
+            Kept::Answered(line, operator) => encoder.answered(*line, operator),
+        }
+    }
+}
+
+fn read(decoder: &mut Decoder, slice: &[u8]) -> Result<Vec<Kept>, Invalid> {
+    let mut entries = Vec::new();
+    decoder.read(slice, |_, entry| entries.push(Kept::of(entry)))?;
+    Ok(entries)
+}
+
+fn tensor(sizes: &[u64], strides: &[i64]) -> Tensor {
+    let dtype = ScalarType(6);
+    Tensor { dtype, place: Place::CPU, written: false, sizes: sizes.to_vec(), strides: strides.to_vec() }
+}
+
+fn mm() -> Definition {
+    let arguments = [tensor(&[2, 3], &[3, 1]), tensor(&[3, 4], &[4, 1])].map(Argument::Tensor).to_vec();
+    Definition { name: "aten::mm".into(), arguments, results: vec![Argument::Tensor(tensor(&[2, 4], &[4, 1]))] }
+}
+
+/// The bytes that the documentation describes, written by hand.
+#[test]
+fn a_stream_is_what_its_documentation_says() {
+    let mut slice = vec![0, 8];
+    slice.extend(b"aten::mm");
+    // Two tensors of float32 on the CPU that are read: 2 x 3 (strides 3, 1) and 3 x 4 (strides 4, 1).
+    slice.extend([2, 7, 6, 0, 0, 2, 2, 3, 6, 2, 7, 6, 0, 0, 2, 3, 4, 8, 2]);
+    slice.extend([1, 7, 6, 0, 0, 2, 2, 4, 8, 2]);
+    // The program's line 7 in `f`.
+    slice.extend([1, 6]);
+    slice.extend(b"a.py:7");
+    slice.extend([1, b'f']);
+    // Of this thread: allocation 300 of 1,000 bytes; the definition ran at site 1, in the backward pass, on 300, 299 and 0.
+    slice.extend([6, 2, 0xd8, 0x04, 0xe8, 0x07, 16, 3, 0, 1, 0xd5, 0x04]);
+    // 5 is a parameter's; `aten::item` read a value at a line that is not known; 5 was freed.
+    slice.extend([4, 10, 1, 5, 0, 10]);
+    slice.extend(b"aten::item");
+    slice.extend([3, 0]);
+    // The next one would come after 300 ns and take 5.
+    slice.extend([7, 0xac, 0x02, 5]);
+    let expected = [
+        Kept::Allocated(300, 1000),
+        Kept::Execution(0, Line { site: 1, backward: true }, vec![300, 299, 0]),
+        Kept::Kind(5, MemoryKind::Parameter),
+        Kept::Answered(Line::default(), "aten::item".into()),
+        Kept::Freed(5),
+        Kept::Timed(300, 5),
+    ];
+    let mut decoder = Decoder::default();
+    assert_eq!(read(&mut decoder, &slice).unwrap(), expected);
+    assert_eq!(decoder.definitions(), [mm()]);
+    assert_eq!(decoder.source_line(1), Some(&SourceLine { line: "a.py:7".into(), function: "f".into() }));
+    assert_eq!(decoder.source_line(0), None);
+    // And the encoder writes the same.
+    let mut encoder = Encoder::default();
+    encoder.definition(&mm());
+    encoder.site("a.py:7", "f");
+    encoder.restart();
+    expected.iter().for_each(|entry| entry.write(&mut encoder));
+    assert_eq!(encoder.take(), slice);
+}
+
+#[test]
+fn what_a_slice_has_defined_the_next_one_names() {
+    let mut encoder = Encoder::default();
+    encoder.definition(&mm());
+    let mut slices = vec![encoder.take()];
+    for allocation in [7, 9] {
+        encoder.restart();
+        encoder.execution(0, Line::default(), &[allocation, 1, 2]);
+        slices.push(encoder.take());
+    }
+    let mut decoder = Decoder::default();
+    let entries: Vec<Kept> = slices.iter().flat_map(|slice| read(&mut decoder, slice).unwrap()).collect();
+    let ran = |allocation| Kept::Execution(0, Line::default(), vec![allocation, 1, 2]);
+    assert_eq!(entries, [ran(7), ran(9)]);
+}
+
+#[test]
+fn definitions_and_lines_come_before_what_a_thread_has_done() {
+    let mut encoder = Encoder::default();
+    assert_eq!(dictionary_length(&[]), Ok(0));
+    encoder.definition(&mm());
+    encoder.site("a.py:1", "f");
+    let dictionary = encoder.take();
+    encoder.restart();
+    encoder.execution(0, Line::default(), &[1, 2, 3]);
+    let all = [dictionary.clone(), encoder.take()].concat();
+    assert_eq!(dictionary_length(&all), Ok(dictionary.len()));
+    assert_eq!(dictionary_length(&dictionary), Ok(dictionary.len()));
+    assert_eq!(dictionary_length(&dictionary[..3]).unwrap_err().problem, Problem::CutShort);
+}
+
+#[rstest]
+#[case::empty_text_is_missing(&[0], Problem::CutShort)]
+#[case::text_is_longer_than_what_there_is(&[1, 100, b'a'], Problem::CutShort)]
+#[case::a_number_without_an_end(&[2, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 1], Problem::LongNumber)]
+#[case::a_number_of_65_bits(&[2, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02], Problem::LongNumber)]
+#[case::an_entry_of_no_kind(&[15], Problem::Entry(15))]
+#[case::an_argument_of_no_kind(&[0, 0, 1, 77], Problem::Argument(77))]
+#[case::a_list_of_no_tensors(&[0, 0, 1, 8, 1, 3], Problem::Argument(3))]
+#[case::a_definition_that_is_not_there(&[18, 0], Problem::Definition(2))]
+#[case::a_line_that_is_not_there(&[5, 2, 0], Problem::Site(1))]
+#[case::memory_of_no_kind(&[4, 2, 5], Problem::Kind(5))]
+#[case::memory_of_kind_zero(&[4, 2, 0], Problem::Kind(0))]
+#[case::more_dimensions_than_torch_has(&[0, 0, 1, 7, 6, 0, 0, 65], Problem::Dimensions(65))]
+#[case::more_arguments_than_bytes(&[0, 0, 0xff, 0xff, 0xff, 0xff, 0x0f], Problem::CutShort)]
+fn what_is_no_stream_is_refused(#[case] slice: &[u8], #[case] problem: Problem) {
+    let error = read(&mut Decoder::default(), &[&[6], slice].concat()).unwrap_err();
+    assert_eq!(error, Invalid { at: 1, problem });
+    assert!(error.to_string().contains("\nhint: "), "{error}");
+}
+
+#[test]
+fn texts_that_are_not_utf8_are_replaced() {
+    let mut decoder = Decoder::default();
+    read(&mut decoder, &[1, 2, b'a', 0xff, 0]).unwrap();
+    assert_eq!(decoder.source_line(1).unwrap().line, "a\u{fffd}");
+}
+
+#[test]
+fn types_of_elements_are_torchs() {
+    use uniference_sim::program::DType;
+    // c10::ScalarType of torch 2.14.
+    for (number, dtype, bytes) in [
+        (0, Some(DType::UInt8), 1),
+        (6, Some(DType::Float32), 4),
+        (10, Some(DType::Complex128), 16),
+        (14, None, 4),
+        (15, Some(DType::BFloat16), 2),
+        (24, Some(DType::Float8E4M3), 1),
+        (29, Some(DType::UInt64), 8),
+        (45, None, 1),
+    ] {
+        assert_eq!((ScalarType(number).dtype(), ScalarType(number).bytes()), (dtype, bytes), "{number}");
+        assert!(dtype.is_none_or(|dtype| ScalarType::from(dtype) == ScalarType(number)));
+    }
+}
+
+#[rstest]
+#[case(&[2, 3], &[3, 1], true)]
+#[case(&[2, 3], &[1, 2], false)]
+// The stride along a dimension of one element does not matter, nor does any of a tensor without elements.
+#[case(&[2, 1, 3], &[3, 99, 1], true)]
+#[case(&[0, 3], &[7, 7], true)]
+#[case(&[], &[], true)]
+fn tensors_know_how_they_lie(#[case] sizes: &[u64], #[case] strides: &[i64], #[case] contiguous: bool) {
+    let tensor = tensor(sizes, strides);
+    assert_eq!(tensor.is_contiguous(), contiguous);
+    assert_eq!(tensor.bytes(), 4 * sizes.iter().product::<u64>());
+}
+
+#[test]
+fn names_have_a_namespace_and_an_overload() {
+    let named = |name: &str| Definition { name: name.into(), ..mm() };
+    let names = ["aten::add.Tensor", "aten::mm", "mine"].map(|name| named(name).base_name().to_owned());
+    assert_eq!(names, ["add", "mm", "mine"]);
+}
+
+fn any_tensor() -> impl Strategy<Value = Tensor> {
+    let dimensions = prop::collection::vec((any::<u64>(), any::<i64>()), 0..4);
+    (any::<u8>(), any::<u8>(), any::<bool>(), dimensions).prop_map(|(dtype, place, written, dimensions)| {
+        let (sizes, strides) = dimensions.into_iter().unzip();
+        Tensor { dtype: ScalarType(dtype), place: Place(place), written, sizes, strides }
+    })
+}
+
+fn any_argument() -> impl Strategy<Value = Argument> {
+    prop_oneof![
+        Just(Argument::None),
+        any::<bool>().prop_map(Argument::Bool),
+        any::<i64>().prop_map(Argument::Int),
+        Just(Argument::Float),
+        any::<String>().prop_map(Argument::Text),
+        prop::collection::vec(any::<i64>(), 0..5).prop_map(Argument::Ints),
+        any_tensor().prop_map(Argument::Tensor),
+        prop::collection::vec(prop::option::of(any_tensor()), 0..4).prop_map(Argument::Tensors),
+        Just(Argument::Other),
+    ]
+}
+
+fn any_definition() -> impl Strategy<Value = Definition> {
+    let arguments = || prop::collection::vec(any_argument(), 0..5);
+    (any::<String>(), arguments(), arguments()).prop_map(|(name, arguments, results)| Definition {
+        name,
+        arguments,
+        results,
+    })
+}
+
+/// Entries that name only what there is: one definition before, and one line.
+fn any_entries(definition: &Definition) -> impl Strategy<Value = Vec<Kept>> + use<> {
+    let tensors = definition.tensors().count();
+    let line = || (0..2_u32, any::<bool>()).prop_map(|(site, backward)| Line { site, backward });
+    let entry = prop_oneof![
+        any_definition().prop_map(Kept::Definition),
+        any::<String>().prop_map(Kept::Site),
+        Just(Kept::Restart),
+        (line(), prop::collection::vec(any::<u64>(), tensors)).prop_map(|(line, on)| Kept::Execution(0, line, on)),
+        (any::<u64>(), any::<u64>()).prop_map(|(allocation, bytes)| Kept::Allocated(allocation, bytes)),
+        any::<u64>().prop_map(Kept::Freed),
+        (any::<u64>(), any::<u64>()).prop_map(|(before, lasted)| Kept::Timed(before, lasted)),
+        (any::<u64>(), 0..4_usize).prop_map(|(allocation, kind)| Kept::Kind(allocation, MemoryKind::ALL[kind])),
+        (line(), any::<String>()).prop_map(|(line, operator)| Kept::Answered(line, operator)),
+    ];
+    prop::collection::vec(entry, 0..20)
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_is_read_back((definition, entries) in any_definition().prop_flat_map(|definition| {
+        let entries = any_entries(&definition);
+        (Just(definition), entries)
+    }), cut in 0..20_usize) {
+        let mut encoder = Encoder::default();
+        encoder.definition(&definition);
+        encoder.site("a.py:1", "f");
+        let mut slices = vec![encoder.take()];
+        for part in [&entries[..cut.min(entries.len())], &entries[cut.min(entries.len())..]] {
+            part.iter().for_each(|entry| entry.write(&mut encoder));
+            slices.push(encoder.take());
+        }
+        let mut decoder = Decoder::default();
+        let found: Vec<Kept> = slices.iter().flat_map(|slice| read(&mut decoder, slice).unwrap()).collect();
+        let shown = |entry: &&Kept| !matches!(entry, Kept::Definition(_) | Kept::Site(_) | Kept::Restart);
+        prop_assert_eq!(&found, &entries.iter().filter(shown).cloned().collect::<Vec<_>>());
+        let definitions = entries.iter().filter_map(|entry| if let Kept::Definition(other) = entry { Some(other) } else { None });
+        prop_assert_eq!(decoder.definitions().iter().collect::<Vec<_>>(), [&definition].into_iter().chain(definitions).collect::<Vec<_>>());
+        // However it is cut inside an entry, it is an error or has fewer entries, never others.
+        let whole = slices.concat();
+        for cut in 0..whole.len() {
+            if let Ok(entries) = read(&mut Decoder::default(), &whole[..cut]) {
+                prop_assert!(found.starts_with(&entries));
+            }
+        }
+    }
+
+    #[test]
+    fn no_bytes_make_the_reader_panic(slices in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..60), 0..4)) {
+        let mut decoder = Decoder::default();
+        for slice in slices {
+            let _ = dictionary_length(&slice);
+            if read(&mut decoder, &slice).is_err() {
+                break;
+            }
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! Owns the program record on disk: what each rank did next, step by step, and what it takes to run it again.
+//!
+//! A file is a magic text with a version, then frames: length and checksum (32 bits each, little endian), then that many bytes of
+//! postcard. The first frame is the header. Then come blocks, each of one rank's steps, as the run went on; the last frame is the end, with an index
+//! of the blocks, and behind it the file's last bytes say where it begins. So each rank's steps are read by themselves, and no more of them at once than a block,
+//! however far the ranks are apart. A record without its end was cut short; its blocks are then found one after the other. Lines of the program are named in
+//! each rank's steps before they are first used.
+//!
+//! `schema` has what is in the frames, `write` and `index` the file's shape, and `version1` that of older records. How a record is run again is the simulator's business.
+
+mod index;
+mod schema;
+mod version1;
+mod write;
+
+pub use write::RecordWriter;
+
+use crate::report::Manifest;
+use std::cell::{Ref, RefCell};
+use std::collections::VecDeque;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::rc::Rc;
+use uniference_sim::ids::TaskId;
+use uniference_sim::replay::RecordedStep;
+
+/// What a record starts with; a byte with the version of the format follows.
+const MAGIC: [u8; 7] = *b"UNIREC\n";
+/// The version that is written. Versions 1 and 2 are read, too.
+const VERSION: u8 = 3;
+/// No frame is longer: the longest steps list a few numbers for each rank.
+const LONGEST_FRAME: u32 = 1 << 28;
+/// Length and checksum of a frame.
+const FRAME_HEAD: u64 = 8;
+/// No world is larger.
+const LARGEST_WORLD: u32 = 1 << 20;
+/// No program has more lines that communicate, of all ranks together.
+const MOST_LINES: u32 = 1 << 22;
+
+/// What a record says before the first step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// How many ranks there are.
+    pub world_size: u32,
+    /// The run that was recorded.
+    pub manifest: Manifest,
+}
+
+/// FNV-1a, 32 bits (Fowler, Noll, Vo).
+fn checksum(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(0x811c_9dc5, |sum, byte| (sum ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
+}
+
+/// A file that is no whole record.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// It is something else.
+    #[error("this is not a program record\nhint: `uniference run` writes one to its output folder")]
+    NotARecord,
+    /// Another version of this program wrote it.
+    #[error("unsupported program record version {0}; the newest supported version is {current}\nhint: replay it with the version of Uniference that wrote it", current = VERSION)]
+    Version(u8),
+    /// It stops before its end.
+    #[error(
+        "the program record is truncated after {steps} steps\nhint: the run was interrupted, or the disk was full; run the program again"
+    )]
+    CutShort {
+        /// How many could be read.
+        steps: u64,
+    },
+    /// Something in it was changed.
+    #[error(
+        "the program record is damaged after {steps} steps: {problem}\nhint: copy it again from its source, or run the program again"
+    )]
+    Damaged {
+        /// How many could be read.
+        steps: u64,
+        /// What does not fit.
+        problem: String,
+    },
+    /// It cannot be read.
+    #[error("the program record could not be read: {0}\nhint: check the file and its disk")]
+    Io(#[from] io::Error),
+}
+
+/// A record that is being read.
+pub struct RecordReader<R> {
+    input: R,
+    header: Header,
+    contents: Contents,
+}
+
+/// Where each rank's steps lie, and how the file ends.
+struct Contents {
+    version: Version,
+    ranks: Vec<VecDeque<Extent>>,
+    /// Version 1 has them all at its end.
+    lines: Vec<String>,
+    ending: Ending,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Version {
+    One,
+    /// Versions 2 and 3: only newer ones have operators.
+    Indexed,
+}
+
+/// A piece of the file with nothing but steps of one rank: in versions 2 and 3 a frame, in version 1 one or more.
+#[derive(Clone, Copy)]
+struct Extent {
+    offset: u64,
+    length: u32,
+}
+
+/// How a file ends.
+enum Ending {
+    /// As its writer wanted, who has counted the steps.
+    Whole { steps: u64 },
+    /// Too early.
+    CutShort,
+    /// In something that does not fit.
+    Damaged(String),
+}
+
+impl<R: Read + Seek> RecordReader<R> {
+    /// Reads the header, and finds out where each rank's steps lie.
+    ///
+    /// # Errors
+    /// What is no record of a version that is known.
+    pub fn open(mut input: R) -> Result<RecordReader<R>, RecordError> {
+        let mut magic = [0; MAGIC.len() + 1];
+        input.read_exact(&mut magic).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => RecordError::NotARecord,
+            _ => RecordError::Io(error),
+        })?;
+        let version = match magic {
+            [name @ .., 1] if name == MAGIC => Version::One,
+            [name @ .., 2 | VERSION] if name == MAGIC => Version::Indexed,
+            [name @ .., version] if name == MAGIC => return Err(RecordError::Version(version)),
+            _ => return Err(RecordError::NotARecord),
+        };
+        let start = magic.len() as u64;
+        let header = match read_frame(&mut input)? {
+            Ok(bytes) => match version {
+                Version::One => version1::header(&bytes).map(schema::Header::read),
+                Version::Indexed => index::header(&bytes, magic[MAGIC.len()]),
+            },
+            Err(ending) => return Err(ending.error(0)),
+        };
+        let header = header.map_err(|problem| damaged(0, problem))?;
+        if header.world_size > LARGEST_WORLD {
+            return Err(damaged(0, format!("unexpected number of ranks: {}", header.world_size)));
+        }
+        let start = input.stream_position()?.max(start);
+        let contents = match version {
+            Version::One => version1::contents(&mut input, start, header.world_size)?,
+            Version::Indexed => index::contents(&mut input, start, header.world_size)?,
+        };
+        Ok(RecordReader { input, header, contents })
+    }
+
+    /// What was recorded.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// A sequence of steps for each rank, as a replay wants them, and what is left when it is over.
+    pub fn by_rank(self) -> (Vec<RankRecord<R>>, RestOfRecord<R>) {
+        let Contents { version, ranks, lines, ending } = self.contents;
+        let count = ranks.len();
+        let ranks =
+            ranks.into_iter().map(|extents| RankFrames { extents, tasks: 1, ..RankFrames::default() }).collect();
+        let shared = Shared { input: self.input, version, ranks, lines, steps: 0, ending, error: None };
+        let shared = Rc::new(RefCell::new(shared));
+        let ranks = (0..count).map(|rank| RankRecord { rank, shared: Rc::clone(&shared) }).collect();
+        (ranks, RestOfRecord { shared })
+    }
+}
+
+/// One file, read on behalf of all ranks.
+struct Shared<R> {
+    input: R,
+    version: Version,
+    ranks: Vec<RankFrames>,
+    /// By number, as far as they have been named.
+    lines: Vec<String>,
+    steps: u64,
+    ending: Ending,
+    error: Option<RecordError>,
+}
+
+/// How far one rank has been read.
+#[derive(Default)]
+struct RankFrames {
+    /// What was not read yet.
+    extents: VecDeque<Extent>,
+    /// What was read last, and how much of it has been understood.
+    bytes: Vec<u8>,
+    at: usize,
+    /// How many tasks it has had.
+    tasks: u32,
+}
+
+impl<R: Read + Seek> Shared<R> {
+    fn next_of(&mut self, rank: usize) -> Option<(TaskId, RecordedStep)> {
+        if self.error.is_some() {
+            return None;
+        }
+        self.read_step(rank).unwrap_or_else(|error| {
+            self.error = Some(error);
+            None
+        })
+    }
+
+    fn read_step(&mut self, rank: usize) -> Result<Option<(TaskId, RecordedStep)>, RecordError> {
+        loop {
+            let frames = &mut self.ranks[rank];
+            if frames.at == frames.bytes.len() {
+                let Some(extent) = frames.extents.pop_front() else { return Ok(None) };
+                self.load(rank, extent)?;
+                continue;
+            }
+            let steps = self.steps;
+            let rest = &frames.bytes[frames.at..];
+            let before = rest.len();
+            let damage = |problem: String| damaged(steps, problem);
+            let (task, step, rest) = match self.version {
+                Version::One => version1::step(rest),
+                Version::Indexed => index::step(rest),
+            }
+            .map_err(damage)?;
+            frames.at += before - rest.len();
+            match step.read().map_err(damage)? {
+                schema::Read::Line(site, text) => {
+                    if site.0 >= MOST_LINES {
+                        return Err(damage(format!("unexpected call site {}", site.0)));
+                    }
+                    if self.lines.len() <= site.index() {
+                        self.lines.resize(site.index() + 1, String::new());
+                    }
+                    self.lines[site.index()] = text;
+                }
+                schema::Read::Step(step) => {
+                    if task > frames.tasks {
+                        return Err(damage(format!("rank {rank} starts task {task} before task {}", frames.tasks)));
+                    }
+                    frames.tasks = frames.tasks.max(task + 1);
+                    self.steps += 1;
+                    return Ok(Some((TaskId(task), step)));
+                }
+            }
+        }
+    }
+
+    /// Reads the next piece of a rank's steps.
+    fn load(&mut self, rank: usize, extent: Extent) -> Result<(), RecordError> {
+        self.input.seek(SeekFrom::Start(extent.offset))?;
+        let frames = &mut self.ranks[rank];
+        frames.at = 0;
+        frames.bytes.clear();
+        self.input.by_ref().take(extent.length.into()).read_to_end(&mut frames.bytes)?;
+        if frames.bytes.len() < extent.length as usize {
+            return Err(RecordError::CutShort { steps: self.steps });
+        }
+        if self.version == Version::Indexed {
+            frames.at = index::start_of_steps(&frames.bytes, rank).map_err(|problem| damaged(self.steps, problem))?;
+        }
+        Ok(())
+    }
+}
+
+/// One rank's steps, in its order. It ends early where the record does: [`RestOfRecord::finish`] says why.
+pub struct RankRecord<R> {
+    rank: usize,
+    shared: Rc<RefCell<Shared<R>>>,
+}
+
+impl<R: Read + Seek> Iterator for RankRecord<R> {
+    type Item = (TaskId, RecordedStep);
+
+    fn next(&mut self) -> Option<(TaskId, RecordedStep)> {
+        self.shared.borrow_mut().next_of(self.rank)
+    }
+}
+
+impl<R> RankRecord<R> {
+    /// The text of a line that a step of this rank has named, `path:line`; empty if it is not known.
+    pub fn line(&self, step: &RecordedStep) -> Ref<'_, str> {
+        Ref::map(self.shared.borrow(), |shared| {
+            step.site().and_then(|site| shared.lines.get(site.index())).map_or("", String::as_str)
+        })
+    }
+}
+
+/// What a replay leaves of a record.
+pub struct RestOfRecord<R> {
+    shared: Rc<RefCell<Shared<R>>>,
+}
+
+impl<R: Read + Seek> RestOfRecord<R> {
+    /// Reads up to the end, and returns the table of the program's lines.
+    ///
+    /// # Errors
+    /// Whatever kept the ranks' records from being whole.
+    pub fn finish(self) -> Result<Vec<String>, RecordError> {
+        let mut shared = self.shared.borrow_mut();
+        for rank in 0..shared.ranks.len() {
+            while shared.next_of(rank).is_some() {}
+        }
+        if let Some(error) = shared.error.take() {
+            return Err(error);
+        }
+        match std::mem::replace(&mut shared.ending, Ending::CutShort) {
+            Ending::Whole { steps } if steps == shared.steps => Ok(std::mem::take(&mut shared.lines)),
+            Ending::Whole { steps } => Err(damaged(shared.steps, format!("expected {steps} steps"))),
+            ending => Err(ending.error(shared.steps)),
+        }
+    }
+}
+
+impl Ending {
+    /// What the end of a record that has no proper one means to who reads it.
+    fn error(self, steps: u64) -> RecordError {
+        match self {
+            Ending::Damaged(problem) => damaged(steps, problem),
+            Ending::CutShort | Ending::Whole { .. } => RecordError::CutShort { steps },
+        }
+    }
+}
+
+fn damaged(steps: u64, problem: impl Into<String>) -> RecordError {
+    RecordError::Damaged { steps, problem: problem.into() }
+}
+
+/// The bytes of one frame, or why there is none: a file that ends before it or inside it was cut short.
+fn read_frame(input: &mut impl Read) -> io::Result<Result<Vec<u8>, Ending>> {
+    let mut head = [0; FRAME_HEAD as usize];
+    match input.read_exact(&mut head) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(Err(Ending::CutShort)),
+        read => read?,
+    }
+    let (length, sum) = frame_head(head);
+    if length > LONGEST_FRAME {
+        return Ok(Err(Ending::Damaged(format!("invalid frame length {length}"))));
+    }
+    // Not read_exact: a damaged length must not reserve memory for bytes that are not there.
+    let mut bytes = Vec::new();
+    input.take(length.into()).read_to_end(&mut bytes)?;
+    Ok(match bytes.len() == length as usize {
+        false => Err(Ending::CutShort),
+        true if checksum(&bytes) != sum => Err(Ending::Damaged("checksum mismatch".to_owned())),
+        true => Ok(bytes),
+    })
+}
+
+fn frame_head(head: [u8; FRAME_HEAD as usize]) -> (u32, u32) {
+    let [l0, l1, l2, l3, s0, s1, s2, s3] = head;
+    (u32::from_le_bytes([l0, l1, l2, l3]), u32::from_le_bytes([s0, s1, s2, s3]))
+}
+
+/// All of a frame, as what it should be.
+fn decode<'a, T: serde::Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, String> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((value, [])) => Ok(value),
+        Ok((_, rest)) => Err(format!("a frame has {} extra bytes", rest.len())),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

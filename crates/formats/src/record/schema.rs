@@ -1,0 +1,409 @@
+//! Owns how a program record spells what ranks ask for, apart from what the simulator calls it, so that the one may change without the other.
+//!
+//! Everything is postcard. Its enums are numbered in the order of their variants here, and the tables below number what has no fields: what
+//! is new goes to the end of either, and nothing changes its place. Times are picoseconds, sizes bytes. All versions of the format share it, but version 1
+//! never has [`Step::Named`] or [`Step::Line`], and versions 1 and 2 never have [`Step::Operators`] or [`Step::HandlesInOrder`].
+
+use crate::report::Manifest;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use uniference_sim::ids::{GroupId, GroupRank, Handle, QueueId, RankId, Site, TaskId};
+use uniference_sim::program::{self, CollectiveKind, DType, Origin, Outcome, ReduceOp, Request};
+use uniference_sim::replay::RecordedStep;
+use uniference_sim::time::{Bytes, SimDuration};
+
+/// No call moves more: 1 PiB, as in traces. With more, sums of sizes would only stop at the largest there is.
+const LARGEST_SIZE: Bytes = Bytes(1 << 50);
+
+const ORIGINS: [Origin; 7] = [
+    Origin::Measured,
+    Origin::Recorded,
+    Origin::None,
+    Origin::Roofline,
+    Origin::Database,
+    Origin::Interpolated,
+    Origin::Transferred,
+];
+const OUTCOMES: [Outcome; 3] = [Outcome::Ok, Outcome::Failed, Outcome::Crashed];
+const KINDS: [CollectiveKind; 9] = {
+    use CollectiveKind::{AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter};
+    [AllReduce, Reduce, Broadcast, AllGather, ReduceScatter, AllToAll, Gather, Scatter, Barrier]
+};
+const REDUCTIONS: [ReduceOp; 9] = {
+    use ReduceOp::{Avg, Band, Bor, Bxor, Max, Min, PremulSum, Product, Sum};
+    [Sum, Avg, Product, Min, Max, Band, Bor, Bxor, PremulSum]
+};
+const DTYPES: [DType; 20] = {
+    use DType::{
+        BFloat16, Bool, Complex32, Complex64, Complex128, Float8E4M3, Float8E4M3Fnuz, Float8E5M2, Float8E5M2Fnuz,
+        Float16, Float32, Float64, Int8, Int16, Int32, Int64, UInt8, UInt16, UInt32, UInt64,
+    };
+    [
+        Bool,
+        UInt8,
+        Int8,
+        UInt16,
+        Int16,
+        UInt32,
+        Int32,
+        UInt64,
+        Int64,
+        Float16,
+        BFloat16,
+        Float32,
+        Float64,
+        Float8E4M3,
+        Float8E5M2,
+        Float8E4M3Fnuz,
+        Float8E5M2Fnuz,
+        Complex32,
+        Complex64,
+        Complex128,
+    ]
+};
+
+/// What a record says before the first step.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Header {
+    pub(super) world_size: u32,
+    cluster: String,
+    versions: BTreeMap<String, String>,
+    seed: u64,
+    command: Vec<String>,
+}
+
+/// What a record of version 3 says there.
+#[derive(Serialize, Deserialize)]
+pub(super) struct FullHeader {
+    header: Header,
+    compute: String,
+    models: BTreeMap<String, String>,
+}
+
+/// What a task did next.
+#[derive(Serialize, Deserialize)]
+pub(super) enum Step {
+    Issue {
+        activity: Activity,
+        queue: u32,
+        after: Vec<u32>,
+        site: u32,
+    },
+    Wait {
+        handles: Vec<u32>,
+        any: bool,
+        timeout: Option<u64>,
+        site: u32,
+    },
+    Now,
+    JoinGroup {
+        ranks: Vec<u32>,
+        sequence: u32,
+    },
+    Store {
+        operation: StoreOp,
+        timeout: Option<u64>,
+        site: u32,
+    },
+    Exit(u32),
+    Pause {
+        timeout: u64,
+        site: u32,
+    },
+    /// [`RecordedStep::After`]
+    After {
+        task: u32,
+        resumption: u64,
+    },
+    /// [`RecordedStep::Named`]
+    Named {
+        group: u32,
+    },
+    /// Nothing that was done: from here on the rank calls this line of the program by this number.
+    Line {
+        site: u32,
+        text: String,
+    },
+    /// [`RecordedStep::Operators`]
+    Operators {
+        operators: Vec<u8>,
+        measured: u64,
+    },
+    /// [`RecordedStep::HandlesInOrder`]
+    HandlesInOrder,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) enum Activity {
+    Compute { duration: u64, origin: u32 },
+    Call { group: u32, op: CallOp },
+    Sleep(u64),
+    Mark(Mark),
+    Store(StoreOp),
+    Finish,
+    Close(u32),
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) enum Mark {
+    Begin(String),
+    End,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) enum CallOp {
+    Collective { kind: u32, dtype: u32, reduce: Option<u32>, root: Option<u32>, shape: Shape },
+    Send { to: u32, tag: u64, bytes: u64 },
+    Recv { from: Option<u32>, tag: u64, bytes: u64 },
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) enum Shape {
+    Even(u64),
+    Blocks(Vec<u64>),
+    Pairs { send: Vec<u64>, recv: Vec<u64> },
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) enum StoreOp {
+    Set { key: Vec<u8>, value: Vec<u8> },
+    Get { key: Vec<u8> },
+    Add { key: Vec<u8>, amount: i64 },
+    Append { key: Vec<u8>, value: Vec<u8> },
+    CompareSet { key: Vec<u8>, expected: Vec<u8>, desired: Vec<u8> },
+    Wait { keys: Vec<Vec<u8>> },
+    Check { keys: Vec<Vec<u8>> },
+    Delete { key: Vec<u8> },
+    Count { prefix: Vec<u8> },
+    List { prefix: Vec<u8> },
+    QueuePush { key: Vec<u8>, value: Vec<u8> },
+    QueuePop { key: Vec<u8>, block: bool },
+    QueueLength { key: Vec<u8> },
+}
+
+/// What a step that was read says: something that a replay does, or a line's text.
+pub(super) enum Read {
+    Step(RecordedStep),
+    Line(Site, String),
+}
+
+impl Header {
+    pub(super) fn of(header: &super::Header) -> Header {
+        let super::Header { world_size, manifest } = header;
+        let Manifest { cluster, versions, seed, command, .. } = manifest.clone();
+        Header { world_size: *world_size, cluster, versions, seed, command }
+    }
+
+    pub(super) fn read(self) -> super::Header {
+        let Header { world_size, cluster, versions, seed, command } = self;
+        super::Header { world_size, manifest: Manifest { cluster, versions, seed, command, ..Manifest::default() } }
+    }
+}
+
+impl FullHeader {
+    pub(super) fn of(header: &super::Header) -> FullHeader {
+        let Manifest { compute, models, .. } = header.manifest.clone();
+        FullHeader { header: Header::of(header), compute, models }
+    }
+
+    pub(super) fn read(self) -> super::Header {
+        let FullHeader { header, compute, models } = self;
+        let super::Header { world_size, manifest } = header.read();
+        super::Header { world_size, manifest: Manifest { compute, models, ..manifest } }
+    }
+}
+
+impl Step {
+    pub(super) fn of(step: &RecordedStep) -> Step {
+        match step {
+            RecordedStep::Request(request) => Step::of_request(request),
+            RecordedStep::After { task, resumption } => Step::After { task: task.0, resumption: *resumption },
+            RecordedStep::Named(group) => Step::Named { group: group.0 },
+            RecordedStep::HandlesInOrder => Step::HandlesInOrder,
+            RecordedStep::Operators { operators, measured } => {
+                Step::Operators { operators: operators.clone(), measured: measured.as_ps() }
+            }
+        }
+    }
+
+    fn of_request(request: &Request) -> Step {
+        let ids = |handles: &[Handle]| handles.iter().map(|handle| handle.0).collect();
+        let limit = |timeout: &Option<SimDuration>| timeout.map(SimDuration::as_ps);
+        match request {
+            Request::Issue { activity, queue, after, site } => {
+                Step::Issue { activity: Activity::of(activity), queue: queue.0, after: ids(after), site: site.0 }
+            }
+            Request::Wait { handles, any, timeout, site } => {
+                Step::Wait { handles: ids(handles), any: *any, timeout: limit(timeout), site: site.0 }
+            }
+            Request::Now => Step::Now,
+            Request::JoinGroup { ranks, sequence } => {
+                Step::JoinGroup { ranks: ranks.iter().map(|rank| rank.0).collect(), sequence: *sequence }
+            }
+            Request::Store { operation, timeout, site } => {
+                Step::Store { operation: StoreOp::of(operation), timeout: limit(timeout), site: site.0 }
+            }
+            Request::Exit(outcome) => Step::Exit(number(&OUTCOMES, outcome)),
+            Request::Pause { timeout, site } => Step::Pause { timeout: timeout.as_ps(), site: site.0 },
+        }
+    }
+
+    /// What it says, or what is wrong with it.
+    pub(super) fn read(self) -> Result<Read, String> {
+        let ids = |handles: Vec<u32>| handles.into_iter().map(Handle).collect();
+        let limit = |timeout: Option<u64>| timeout.map(SimDuration::from_ps);
+        let request = match self {
+            Step::Issue { activity, queue, after, site } => Request::Issue {
+                activity: activity.read()?,
+                queue: QueueId(queue),
+                after: ids(after),
+                site: Site(site),
+            },
+            Step::Wait { handles, any, timeout, site } => {
+                Request::Wait { handles: ids(handles), any, timeout: limit(timeout), site: Site(site) }
+            }
+            Step::Now => Request::Now,
+            Step::JoinGroup { ranks, sequence } => {
+                Request::JoinGroup { ranks: ranks.into_iter().map(RankId).collect(), sequence }
+            }
+            Step::Store { operation, timeout, site } => {
+                Request::Store { operation: operation.read(), timeout: limit(timeout), site: Site(site) }
+            }
+            Step::Exit(outcome) => Request::Exit(numbered(&OUTCOMES, outcome, "outcome")?),
+            Step::Pause { timeout, site } => {
+                Request::Pause { timeout: SimDuration::from_ps(timeout), site: Site(site) }
+            }
+            Step::After { task, resumption } => {
+                return Ok(Read::Step(RecordedStep::After { task: TaskId(task), resumption }));
+            }
+            Step::Named { group } => return Ok(Read::Step(RecordedStep::Named(GroupId(group)))),
+            Step::Operators { operators, measured } => {
+                let measured = SimDuration::from_ps(measured);
+                return Ok(Read::Step(RecordedStep::Operators { operators, measured }));
+            }
+            Step::HandlesInOrder => return Ok(Read::Step(RecordedStep::HandlesInOrder)),
+            Step::Line { site, text } => return Ok(Read::Line(Site(site), text)),
+        };
+        Ok(Read::Step(RecordedStep::Request(request)))
+    }
+}
+
+impl Activity {
+    fn of(activity: &program::Activity) -> Activity {
+        match activity {
+            program::Activity::Compute(work) => {
+                Activity::Compute { duration: work.duration.as_ps(), origin: number(&ORIGINS, &work.origin) }
+            }
+            program::Activity::Call(call) => Activity::Call { group: call.group.0, op: CallOp::of(&call.op) },
+            program::Activity::Sleep(duration) => Activity::Sleep(duration.as_ps()),
+            program::Activity::Mark(program::Mark::Begin(name)) => Activity::Mark(Mark::Begin(name.to_string())),
+            program::Activity::Mark(program::Mark::End) => Activity::Mark(Mark::End),
+            program::Activity::Store(operation) => Activity::Store(StoreOp::of(operation)),
+            program::Activity::Finish => Activity::Finish,
+            program::Activity::Close(group) => Activity::Close(group.0),
+        }
+    }
+
+    fn read(self) -> Result<program::Activity, String> {
+        Ok(match self {
+            Activity::Compute { duration, origin } => {
+                let duration = SimDuration::from_ps(duration);
+                program::Activity::Compute(program::Work { duration, origin: numbered(&ORIGINS, origin, "origin")? })
+            }
+            Activity::Call { group, op } => {
+                let call = program::Call { group: GroupId(group), op: op.read()? };
+                if call.op.bytes(1) > LARGEST_SIZE {
+                    return Err(format!("invalid call size of {} bytes", call.op.bytes(1).0));
+                }
+                program::Activity::Call(call)
+            }
+            Activity::Sleep(duration) => program::Activity::Sleep(SimDuration::from_ps(duration)),
+            Activity::Mark(Mark::Begin(name)) => program::Activity::Mark(program::Mark::Begin(name.into())),
+            Activity::Mark(Mark::End) => program::Activity::Mark(program::Mark::End),
+            Activity::Store(operation) => program::Activity::Store(operation.read()),
+            Activity::Finish => program::Activity::Finish,
+            Activity::Close(group) => program::Activity::Close(GroupId(group)),
+        })
+    }
+}
+
+impl CallOp {
+    fn of(op: &program::CallOp) -> CallOp {
+        match op {
+            program::CallOp::Collective(program::Collective { kind, dtype, reduce, root, shape }) => {
+                let shape = match shape {
+                    program::Shape::Even(count) => Shape::Even(*count),
+                    program::Shape::Blocks(blocks) => Shape::Blocks(blocks.clone()),
+                    program::Shape::Pairs { send, recv } => Shape::Pairs { send: send.clone(), recv: recv.clone() },
+                };
+                CallOp::Collective {
+                    kind: number(&KINDS, kind),
+                    dtype: number(&DTYPES, dtype),
+                    reduce: reduce.map(|reduce| number(&REDUCTIONS, &reduce)),
+                    root: root.map(|root| root.0),
+                    shape,
+                }
+            }
+            program::CallOp::Send { to, tag, bytes } => CallOp::Send { to: to.0, tag: *tag, bytes: bytes.0 },
+            program::CallOp::Recv { from, tag, bytes } => {
+                CallOp::Recv { from: from.map(|from| from.0), tag: *tag, bytes: bytes.0 }
+            }
+        }
+    }
+
+    fn read(self) -> Result<program::CallOp, String> {
+        Ok(match self {
+            CallOp::Collective { kind, dtype, reduce, root, shape } => {
+                program::CallOp::Collective(program::Collective {
+                    kind: numbered(&KINDS, kind, "collective")?,
+                    dtype: numbered(&DTYPES, dtype, "dtype")?,
+                    reduce: reduce.map(|reduce| numbered(&REDUCTIONS, reduce, "reduction")).transpose()?,
+                    root: root.map(GroupRank),
+                    shape: match shape {
+                        Shape::Even(count) => program::Shape::Even(count),
+                        Shape::Blocks(blocks) => program::Shape::Blocks(blocks),
+                        Shape::Pairs { send, recv } => program::Shape::Pairs { send, recv },
+                    },
+                })
+            }
+            CallOp::Send { to, tag, bytes } => program::CallOp::Send { to: GroupRank(to), tag, bytes: Bytes(bytes) },
+            CallOp::Recv { from, tag, bytes } => {
+                program::CallOp::Recv { from: from.map(GroupRank), tag, bytes: Bytes(bytes) }
+            }
+        })
+    }
+}
+
+/// The same variants, with the same fields, there and here.
+macro_rules! alike {
+    ($($variant:ident { $($field:ident),+ }),+ $(,)?) => {
+        impl StoreOp {
+            fn of(operation: &program::StoreOp) -> StoreOp {
+                match operation.clone() {
+                    $(program::StoreOp::$variant { $($field),+ } => StoreOp::$variant { $($field),+ },)+
+                }
+            }
+
+            fn read(self) -> program::StoreOp {
+                match self {
+                    $(StoreOp::$variant { $($field),+ } => program::StoreOp::$variant { $($field),+ },)+
+                }
+            }
+        }
+    };
+}
+
+alike! {
+    Set { key, value }, Get { key }, Add { key, amount }, Append { key, value }, CompareSet { key, expected, desired },
+    Wait { keys }, Check { keys }, Delete { key }, Count { prefix }, List { prefix }, QueuePush { key, value },
+    QueuePop { key, block }, QueueLength { key },
+}
+
+/// The place of what has no fields in its table.
+fn number<T: PartialEq>(table: &[T], value: &T) -> u32 {
+    table.iter().position(|known| known == value).expect("its table has all of them") as u32
+}
+
+fn numbered<T: Copy>(table: &[T], number: u32, what: &str) -> Result<T, String> {
+    table.get(number as usize).copied().ok_or_else(|| format!("unknown {what} {number}"))
+}

@@ -1,0 +1,599 @@
+//! Owns a rank that does what its trace says: a [`Program`] that issues nodes as they come free. Order is [`super::feed`]'s
+//! business, time and the network the engine's.
+//!
+//! It stands here and not in the simulator because it reads a file as it goes; the engine sees requests and nothing else.
+//!
+//! One compute node of the accelerator runs at a time, one of the host's processor and one of memory, the lowest id first where
+//! several are free. Collectives of one group start in the order of the plan, as if a program had called them, and all groups'
+//! run side by side; sends and receives start as soon as they are free. What comes free together is issued in the order of ids.
+//!
+//! Traces of our own say more ([`uniference_formats::chakra::own`]): their compute is not held back but queued, as a program's would be, and their
+//! sleeps, store operations and ends are carried out. Those of linked recordings ([`super::link`]) say which work ran side by side:
+//! it starts as soon as it is free.
+
+use super::feed::{Expand, Feed, FeedError};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use uniference_formats::chakra::attributes::{
+    COMM_DST, COMM_SIZE, COMM_SRC, COMM_TAG, NUM_OPS, ROOT_RANK, TENSOR_SIZE,
+};
+use uniference_formats::chakra::groups::ProcessGroup;
+use uniference_formats::chakra::own::{self, Part};
+use uniference_formats::chakra::read::Nodes;
+use uniference_formats::chakra::schema::{CommType, Node, NodeType};
+use uniference_sim::device::{CostModel, Estimate, HostMemory, Operator, Rates, Resource};
+use uniference_sim::ids::{GroupId, GroupRank, Handle, QueueId, RankId, Site, TaskId};
+use uniference_sim::program::{
+    Activity, Call, CallOp, Collective, CollectiveKind, Origin, Outcome, Program, ProgramError, Reply, Request, Shape,
+    Work,
+};
+use uniference_sim::time::{Bytes, SimDuration, SimTime};
+
+/// No operation moves more bytes; larger numbers are mistakes, and their sums might be too.
+const LARGEST_SIZE: u64 = 1 << 50;
+
+/// From here on, queues are dealt to work side by side. Those below are of units and of a program's threads.
+const SIDE_QUEUES: u32 = 1 << 30;
+
+/// How traces are to be understood, the same for all ranks.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    /// All ranks, in order.
+    pub world: Arc<[RankId]>,
+    /// Compute and memory nodes take so many times as long as they say; finite, not negative.
+    pub compute_scale: f64,
+    /// Communication moves so many times as many bytes as it says; finite, not negative.
+    pub comm_scale: f64,
+    /// By rank: what a compute node without a duration costs. A rank beyond the list has no such rates.
+    pub rooflines: Vec<Option<Rates>>,
+    /// What a memory node without a duration costs.
+    pub memory: Option<HostMemory>,
+    /// What stands for a node in its place.
+    pub expand: Option<Arc<dyn Expand>>,
+    /// Process groups besides those that the traces describe.
+    pub groups: Vec<ProcessGroup>,
+    /// Communication of linked recordings takes what it took when it was recorded, from when all its ranks have come to it, instead
+    /// of what its bytes take. Only the ranks' meeting goes over the network, so the replay of the recorded machine needs one without
+    /// latency.
+    pub recorded: bool,
+}
+
+impl Rules {
+    /// The plain ones.
+    pub fn of(world: Arc<[RankId]>) -> Rules {
+        let (rooflines, groups) = (Vec::new(), Vec::new());
+        Rules {
+            world,
+            compute_scale: 1.0,
+            comm_scale: 1.0,
+            rooflines,
+            memory: None,
+            expand: None,
+            groups,
+            recorded: false,
+        }
+    }
+}
+
+/// A trace that cannot be run.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplayError {
+    /// The file.
+    #[error(transparent)]
+    Feed(#[from] FeedError),
+    /// What a node says.
+    #[error("node {id} `{name}` {problem}\nhint: {hint}")]
+    Node {
+        /// The node.
+        id: u64,
+        /// Its name.
+        name: String,
+        /// What does not fit.
+        problem: String,
+        /// What to do.
+        hint: &'static str,
+    },
+}
+
+/// One rank.
+pub struct Replay<N> {
+    rank: RankId,
+    rules: Arc<Rules>,
+    feed: Feed<N>,
+    /// Free nodes and whether one runs, for each of [`NodeQueue`].
+    units: [(BTreeSet<u64>, bool); 3],
+    /// Planned collectives that are not issued, in order, by the group's members and number among groups of just these.
+    collectives: BTreeMap<GroupKey, VecDeque<u64>>,
+    named: BTreeMap<String, GroupKey>,
+    joined: BTreeMap<GroupKey, GroupId>,
+    /// Free nodes that have not been sorted by what runs them, and collectives that are not at the head of their line.
+    free: BTreeSet<u64>,
+    issue: VecDeque<ReadyNode>,
+    asked: Option<Asked>,
+    running: BTreeMap<Handle, u64>,
+    /// Queues that work side by side has to itself: those in use by node, and those that are free again.
+    side_queues: BTreeMap<u64, u32>,
+    free_queues: BTreeSet<u32>,
+    /// Communication whose ranks have met and whose recorded time passes.
+    met: BTreeSet<u64>,
+    untimed: u64,
+    by_roofline: u64,
+}
+
+/// A group: its ranks, and how many groups of just these ranks come before it.
+type GroupKey = (Arc<[RankId]>, u32);
+
+/// What runs one node at a time.
+#[derive(Clone, Copy)]
+enum NodeQueue {
+    Accelerator,
+    Host,
+    Memory,
+}
+
+/// A node that is free and whose turn it is.
+struct ReadyNode {
+    id: u64,
+    what: Action,
+}
+
+enum Action {
+    Compute(NodeQueue, Work),
+    Call(GroupKey, CallOp),
+    /// In a queue that nodes without a unit have to themselves.
+    Do(Activity, QueueId),
+}
+
+/// What the engine was last asked for, besides waiting.
+enum Asked {
+    Group(GroupKey),
+    Start(u64),
+}
+
+impl<N: Nodes> Replay<N> {
+    /// `rank` does what `trace` says.
+    pub fn new(rank: RankId, trace: N, rules: Arc<Rules>) -> Replay<N> {
+        Replay {
+            rank,
+            feed: Feed::expanding(trace, rules.expand.clone().map(|expand| (rank, expand))),
+            rules,
+            units: Default::default(),
+            collectives: BTreeMap::new(),
+            named: BTreeMap::new(),
+            joined: BTreeMap::new(),
+            free: BTreeSet::new(),
+            issue: VecDeque::new(),
+            asked: None,
+            running: BTreeMap::new(),
+            side_queues: BTreeMap::new(),
+            free_queues: BTreeSet::new(),
+            met: BTreeSet::new(),
+            untimed: 0,
+            by_roofline: 0,
+        }
+    }
+
+    /// How many compute nodes took what their device's rates make of them.
+    pub fn by_roofline(&self) -> u64 {
+        self.by_roofline
+    }
+
+    /// How many nodes have taken no time because they do not say how long they take.
+    pub fn untimed(&self) -> u64 {
+        self.untimed
+    }
+
+    /// The node behind a handle that is not complete, and those that wait for it: what a report of a deadlock names.
+    pub fn behind(&self, handle: Handle) -> Option<(&Node, Vec<&Node>)> {
+        let starting = match &self.asked {
+            Some(Asked::Start(id)) => Some(*id),
+            _ => None,
+        };
+        let id = self.running.get(&handle).copied().or(starting)?;
+        Some((self.feed.node(id), self.feed.waiting_for(id).collect()))
+    }
+
+    fn go_on(&mut self, reply: Reply) -> Result<Request, ReplayError> {
+        match (reply, self.asked.take()) {
+            (Reply::Issued(handle), Some(Asked::Start(id))) => drop(self.running.insert(handle, id)),
+            (Reply::Group(group), Some(Asked::Group(members))) => drop(self.joined.insert(members, group)),
+            (Reply::Complete(handles) | Reply::Failed { complete: handles, .. }, None) => {
+                handles.into_iter().for_each(|handle| {
+                    let id = self.running.remove(&handle).expect("what completes was running");
+                    match self.recorded(id).filter(|_| self.met.insert(id)) {
+                        Some(duration) => self.start_beside(id, Activity::Sleep(duration)),
+                        None => self.complete(id),
+                    }
+                })
+            }
+            (Reply::Start, None) => {}
+            (reply, _) => panic!("{}: {reply:?} answers nothing that was asked", self.rank),
+        }
+        self.plan()?;
+        self.start()?;
+        Ok(self.request())
+    }
+
+    /// Looks as far ahead as the feed allows; nodes that take no time are done on the way.
+    fn plan(&mut self) -> Result<(), ReplayError> {
+        loop {
+            while let Some((id, free)) = self.feed.plan()? {
+                if self.kind(id) == NodeType::CommColl && collective_kind(self.feed.node(id)).is_some() {
+                    let members = self.members(id)?;
+                    self.collectives.entry(members).or_default().push_back(id);
+                }
+                if free {
+                    self.free.insert(id);
+                }
+            }
+            let nothing = |id: &u64| match self.kind(*id) {
+                NodeType::Metadata => matches!(Part::of(self.feed.node(*id)), None | Some(Part::Wait)),
+                kind => kind == NodeType::Invalid,
+            };
+            let nothing: Vec<u64> = self.free.iter().copied().filter(nothing).collect();
+            if nothing.is_empty() {
+                return Ok(());
+            }
+            for id in nothing {
+                self.free.remove(&id);
+                self.complete(id);
+            }
+        }
+    }
+
+    fn complete(&mut self, id: u64) {
+        if let Some(unit) = self.unit(id) {
+            self.units[unit as usize].1 = false;
+        }
+        self.free_queues.extend(self.side_queues.remove(&id));
+        self.met.remove(&id);
+        let free = &mut self.free;
+        self.feed.complete(id, &mut |id| {
+            free.insert(id);
+        });
+    }
+
+    /// Sorts free nodes by what runs them, and lets those go whose turn it is.
+    fn start(&mut self) -> Result<(), ReplayError> {
+        let before = self.issue.len();
+        for id in std::mem::take(&mut self.free) {
+            if let Some(part) = Part::of(self.feed.node(id)) {
+                self.start_part(id, part);
+                continue;
+            }
+            match self.unit(id) {
+                Some(unit) => {
+                    self.units[unit as usize].0.insert(id);
+                }
+                None if self.kind(id) == NodeType::CommColl => {
+                    self.free.insert(id);
+                }
+                None => {
+                    let what = self.message(id)?;
+                    self.issue.push_back(ReadyNode { id, what });
+                }
+            }
+        }
+        for unit in [NodeQueue::Accelerator, NodeQueue::Host, NodeQueue::Memory] {
+            if self.units[unit as usize].1 {
+                continue;
+            }
+            if let Some(id) = self.units[unit as usize].0.pop_first() {
+                self.units[unit as usize].1 = true;
+                let work = self.work(id, unit);
+                self.issue.push_back(ReadyNode { id, what: Action::Compute(unit, work) });
+            }
+        }
+        self.start_collectives()?;
+        self.issue.make_contiguous()[before..].sort_by_key(|task| task.id);
+        Ok(())
+    }
+
+    /// Starts at once, in a queue that nothing else is in.
+    fn start_beside(&mut self, id: u64, activity: Activity) {
+        let in_use = self.side_queues.len() as u32;
+        let queue = self.free_queues.pop_first().unwrap_or(SIDE_QUEUES + in_use);
+        self.side_queues.insert(id, queue);
+        self.issue.push_back(ReadyNode { id, what: Action::Do(activity, QueueId(queue)) });
+    }
+
+    /// What the node's communication took when it was recorded, where that counts.
+    fn recorded(&self, id: u64) -> Option<SimDuration> {
+        let node = self.feed.node(id);
+        self.rules.recorded.then(|| node.unsigned(own::RECORDED_PS).map(SimDuration::from_ps)).flatten()
+    }
+
+    /// Parts of a program wait for nothing but what they depend on.
+    fn start_part(&mut self, id: u64, part: Part) {
+        let thread = own::task(self.feed.node(id));
+        let scale = self.rules.compute_scale;
+        let recorded = |duration: SimDuration| Work { duration: duration.scaled(scale), origin: Origin::Recorded };
+        // Above those of the units, one for each thread.
+        let queue = QueueId(thread.0.saturating_add(3));
+        let what = match part {
+            Part::SideBySide(duration) => return self.start_beside(id, Activity::Compute(recorded(duration))),
+            Part::Delay(duration) => return self.start_beside(id, Activity::Sleep(duration)),
+            Part::Compute(duration) => Action::Compute(NodeQueue::Accelerator, recorded(duration)),
+            Part::Pause(_, duration) => Action::Do(Activity::Sleep(duration), queue),
+            Part::Mark(mark) => Action::Do(Activity::Mark(mark), QueueId(NodeQueue::Accelerator as u32)),
+            Part::Store(operation) => Action::Do(Activity::Store(operation), queue),
+            Part::Wait => panic!("node {id} is done as soon as it is free"),
+            Part::End => Action::Do(Activity::Finish, queue),
+        };
+        self.issue.push_back(ReadyNode { id, what });
+    }
+
+    /// Of each group those at the head of its line that are free.
+    fn start_collectives(&mut self) -> Result<(), ReplayError> {
+        if self.free.is_empty() {
+            return Ok(());
+        }
+        let mut lines = std::mem::take(&mut self.collectives);
+        for (members, line) in &mut lines {
+            while line.front().is_some_and(|id| self.free.remove(id)) {
+                let id = line.pop_front().expect("just seen");
+                let op = CallOp::Collective(self.collective(id, &members.0)?);
+                self.issue.push_back(ReadyNode { id, what: Action::Call(members.clone(), op) });
+            }
+        }
+        self.collectives = lines;
+        Ok(())
+    }
+
+    fn request(&mut self) -> Request {
+        let Some(task) = self.issue.pop_front() else {
+            if self.running.is_empty() {
+                assert!(self.feed.is_done(), "{}: nothing runs, and nodes are left", self.rank);
+                return Request::Exit(Outcome::Ok);
+            }
+            let handles = self.running.keys().copied().collect();
+            return Request::Wait { handles, any: true, timeout: None, site: Site(0) };
+        };
+        let (activity, queue) = match &task.what {
+            Action::Do(activity, queue) => (activity.clone(), *queue),
+            Action::Compute(unit, work) => (Activity::Compute(work.clone()), QueueId(*unit as u32)),
+            Action::Call(members, op) => match self.joined.get(members) {
+                Some(group) => (Activity::Call(Call { group: *group, op: op.clone() }), QueueId(0)),
+                None => {
+                    let (ranks, sequence) = members.clone();
+                    self.asked = Some(Asked::Group(members.clone()));
+                    self.issue.push_front(task);
+                    return Request::JoinGroup { ranks, sequence };
+                }
+            },
+        };
+        self.asked = Some(Asked::Start(task.id));
+        Request::Issue { activity, queue, after: Vec::new(), site: Site(0) }
+    }
+
+    // What nodes say
+
+    fn kind(&self, id: u64) -> NodeType {
+        self.feed.node(id).r#type()
+    }
+
+    /// What runs the node; `None`: it communicates, or does nothing.
+    fn unit(&self, id: u64) -> Option<NodeQueue> {
+        let node = self.feed.node(id);
+        if Part::of(node).is_some() {
+            return None;
+        }
+        match node.r#type() {
+            NodeType::Comp if !node.is_cpu_op() => Some(NodeQueue::Accelerator),
+            NodeType::Comp => Some(NodeQueue::Host),
+            // The host's half of a collective says nothing of what is communicated: the accelerator's does.
+            NodeType::CommColl if collective_kind(node).is_none() => Some(NodeQueue::Host),
+            NodeType::MemLoad | NodeType::MemStore => Some(NodeQueue::Memory),
+            NodeType::CommColl | NodeType::CommSend | NodeType::CommRecv => None,
+            NodeType::Metadata | NodeType::Invalid => None,
+        }
+    }
+
+    /// What a node says that it takes; of one that says nothing, what its operation costs on the rank's device.
+    fn work(&mut self, id: u64, unit: NodeQueue) -> Work {
+        let node = self.feed.node(id);
+        let duration = own::duration(node);
+        if duration > SimDuration::ZERO {
+            return Work { duration: duration.scaled(self.rules.compute_scale), origin: Origin::Recorded };
+        }
+        let moved = node.unsigned(TENSOR_SIZE);
+        let resource = match unit {
+            NodeQueue::Host => Resource::Host,
+            NodeQueue::Accelerator => Resource::Accelerator,
+            NodeQueue::Memory => Resource::CopyEngine,
+        };
+        let (flops, bytes) = (node.unsigned(NUM_OPS).unwrap_or(0), Bytes(moved.unwrap_or(0)));
+        let operator = Operator::unspecified(resource, flops, bytes);
+        let estimate = match unit {
+            // An access costs its latency even if it moves nothing, but not if nobody knows what it moves.
+            NodeQueue::Memory => {
+                self.rules.memory.filter(|_| moved.is_some()).and_then(|memory| memory.estimate(&operator))
+            }
+            NodeQueue::Host | NodeQueue::Accelerator => {
+                let rates = self.rules.rooflines.get(self.rank.index()).copied().flatten();
+                let estimate = rates.and_then(|rates| rates.estimate(&operator));
+                self.by_roofline += u64::from(estimate.is_some());
+                estimate
+            }
+        };
+        self.untimed += u64::from(estimate.is_none());
+        estimate.unwrap_or(Estimate::UNKNOWN).scaled(self.rules.compute_scale).work()
+    }
+
+    fn bytes(&self, id: u64) -> Result<u64, ReplayError> {
+        let size = self.said(id, COMM_SIZE, "has no size")?;
+        let scaled = self.scaled(size);
+        match scaled <= LARGEST_SIZE {
+            true => Ok(scaled),
+            false => Err(self.wrong(
+                id,
+                format!("moves {scaled} bytes, more than 1 PiB"),
+                "check the program that wrote the trace",
+            )),
+        }
+    }
+
+    fn scaled(&self, size: u64) -> u64 {
+        // A float does not hold every size.
+        let scale = self.rules.comm_scale;
+        if scale == 1.0 { size } else { (size as f64 * scale).round() as u64 }
+    }
+
+    fn collective(&self, id: u64, members: &[RankId]) -> Result<Collective, ReplayError> {
+        let node = self.feed.node(id);
+        if self.recorded(id).is_some() {
+            let (kind, dtype, shape) = (CollectiveKind::Barrier, own::dtype(node), Shape::Even(0));
+            return Ok(Collective { kind, dtype, reduce: None, root: None, shape });
+        }
+        let kind = collective_kind(node).expect("only collectives are asked about");
+        let bytes = if kind == CollectiveKind::Barrier { 0 } else { self.bytes(id)? };
+        let dtype = own::dtype(node);
+        let unequal =
+            own::blocks(node, members.len(), |elements| self.scaled(elements).min(LARGEST_SIZE / members.len() as u64));
+        if let Some(shape) = unequal.as_ref().filter(|shape| !kind.takes(shape)) {
+            let split = if matches!(shape, Shape::Pairs { .. }) { "for both directions" } else { "for one direction" };
+            let problem = format!("gives split sizes {split}, which {kind} does not support");
+            return Err(self.wrong(id, problem, "check the program that wrote the trace"));
+        }
+        // A trace gives each rank's shard of an all-gather and a gather, but the whole of what is dealt out, of which a call names one
+        // rank's block.
+        let blocks = match kind {
+            CollectiveKind::ReduceScatter | CollectiveKind::AllToAll | CollectiveKind::Scatter => members.len() as u64,
+            _ => 1,
+        };
+        let rooted = matches!(
+            kind,
+            CollectiveKind::Reduce | CollectiveKind::Broadcast | CollectiveKind::Gather | CollectiveKind::Scatter
+        );
+        let reduces =
+            matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Reduce | CollectiveKind::ReduceScatter);
+        Ok(Collective {
+            kind,
+            dtype,
+            reduce: reduces.then(|| own::reduce_op(node)),
+            root: if rooted { Some(self.root(id, members)?) } else { None },
+            shape: unequal.unwrap_or(Shape::Even(bytes.div_ceil(blocks).div_ceil(dtype.size()))),
+        })
+    }
+
+    /// The place in the group of the rank that the node names, or the first.
+    fn root(&self, id: u64, members: &[RankId]) -> Result<GroupRank, ReplayError> {
+        let Some(root) = self.feed.node(id).unsigned(ROOT_RANK) else { return Ok(GroupRank(0)) };
+        let place = members.iter().position(|member| u64::from(member.0) == root);
+        let hint = "give the root as a global rank";
+        place
+            .map(GroupRank::from)
+            .ok_or_else(|| self.wrong(id, format!("has root {root}, which is not in its group"), hint))
+    }
+
+    fn message(&mut self, id: u64) -> Result<Action, ReplayError> {
+        let members = self.members(id)?;
+        let node = self.feed.node(id);
+        let tag = node.unsigned(COMM_TAG).unwrap_or(0);
+        let bytes = Bytes(if self.recorded(id).is_some() { 0 } else { self.bytes(id)? });
+        let whoever = node.attribute(own::ANY_SOURCE).is_some() && node.attribute(COMM_SRC).is_none();
+        let op = match node.r#type() {
+            NodeType::CommSend => CallOp::Send { to: self.peer(id, COMM_DST, &members.0)?, tag, bytes },
+            _ if whoever => CallOp::Recv { from: None, tag, bytes },
+            _ => CallOp::Recv { from: Some(self.peer(id, COMM_SRC, &members.0)?), tag, bytes },
+        };
+        Ok(Action::Call(members, op))
+    }
+
+    /// The place in the group of the world's rank that the node names.
+    fn peer(&self, id: u64, attribute: &str, members: &[RankId]) -> Result<GroupRank, ReplayError> {
+        let peer = self.said(id, attribute, "has no peer rank")?;
+        let named = |member: &RankId| u64::from(member.0) == peer;
+        // In the group of all ranks each stands at its own place.
+        let own = usize::try_from(peer).ok().filter(|place| members.get(*place).is_some_and(named));
+        own.or_else(|| members.iter().position(named)).map(GroupRank::from).ok_or_else(|| {
+            let problem = format!("has peer rank {peer}, which is out of range for {} ranks", members.len());
+            self.wrong(id, problem, "use a cluster with one device per rank of the job")
+        })
+    }
+
+    fn said(&self, id: u64, attribute: &str, problem: &str) -> Result<u64, ReplayError> {
+        let hint = "`uniference chakra check` lists missing attributes";
+        self.feed.node(id).unsigned(attribute).ok_or_else(|| self.wrong(id, format!("{problem} (`{attribute}`)"), hint))
+    }
+
+    fn wrong(&self, id: u64, problem: String, hint: &'static str) -> ReplayError {
+        ReplayError::Node { id, name: self.feed.node(id).name.clone(), problem, hint }
+    }
+
+    // Groups
+
+    /// The group that a collective is one of.
+    fn members(&mut self, id: u64) -> Result<GroupKey, ReplayError> {
+        let Some(name) = self.feed.node(id).process_group() else { return Ok((self.rules.world.clone(), 0)) };
+        if let Some(members) = self.named.get(&name) {
+            return Ok(members.clone());
+        }
+        let members = self.described(id, &name)?;
+        self.named.insert(name, members.clone());
+        Ok(members)
+    }
+
+    /// Looks a group up. Groups of the same ranks are told apart by the order of their names.
+    fn described(&self, id: u64, name: &str) -> Result<GroupKey, ReplayError> {
+        let all = || self.rules.groups.iter().chain(self.feed.groups());
+        let Some(group) = all().find(|group| group.name == name) else {
+            let hint = "define the groups with --astra-comm-groups FILE";
+            return Err(self.wrong(id, format!("uses process group `{name}`, which is not defined"), hint));
+        };
+        let ranks = self.ranks(group);
+        if let Some(stranger) = ranks.iter().find(|rank| rank.index() >= self.rules.world.len()) {
+            let problem = format!(
+                "uses process group `{name}`, whose member {stranger} is out of range for {} ranks",
+                self.rules.world.len()
+            );
+            return Err(self.wrong(id, problem, "use a cluster with one device per rank of the job"));
+        }
+        let mut seen = BTreeSet::new();
+        if let Some(twice) = ranks.iter().find(|rank| !seen.insert(**rank)) {
+            let problem = format!("uses process group `{name}`, which contains {twice} twice");
+            return Err(self.wrong(id, problem, "check the definition of the groups"));
+        }
+        if !ranks.contains(&self.rank) {
+            let problem = format!("uses process group `{name}`, which does not contain {}", self.rank);
+            return Err(self.wrong(id, problem, "check the definition of the groups"));
+        }
+        // By length first: names are numbers that are dealt in the order in which groups are made.
+        let order = |name: &str| (name.len(), name.to_owned());
+        let before = |other: &&ProcessGroup| order(&other.name) < order(name) && self.ranks(other) == ranks;
+        let before: BTreeSet<&str> = all().filter(before).map(|other| other.name.as_str()).collect();
+        // The group of all ranks that has no name comes first.
+        let unnamed = u32::from(ranks == self.rules.world);
+        Ok((ranks, before.len() as u32 + unnamed))
+    }
+
+    fn ranks(&self, group: &ProcessGroup) -> Arc<[RankId]> {
+        match group.ranks.is_empty() {
+            true => self.rules.world.clone(),
+            false => group.ranks.iter().copied().map(RankId).collect(),
+        }
+    }
+}
+
+impl<N: Nodes> Program for Replay<N> {
+    fn resume(&mut self, _: SimTime, _: TaskId, reply: Reply) -> Result<Request, ProgramError> {
+        Ok(self.go_on(reply)?)
+    }
+}
+
+fn collective_kind(node: &Node) -> Option<CollectiveKind> {
+    Some(match node.comm_type()? {
+        CommType::AllReduce => CollectiveKind::AllReduce,
+        CommType::Reduce => CollectiveKind::Reduce,
+        CommType::AllGather => CollectiveKind::AllGather,
+        CommType::Gather => CollectiveKind::Gather,
+        CommType::Scatter => CollectiveKind::Scatter,
+        CommType::Broadcast => CollectiveKind::Broadcast,
+        CommType::AllToAll => CollectiveKind::AllToAll,
+        CommType::ReduceScatter | CommType::ReduceScatterBlock => CollectiveKind::ReduceScatter,
+        CommType::Barrier => CollectiveKind::Barrier,
+    })
+}
+
+#[cfg(test)]
+mod tests;

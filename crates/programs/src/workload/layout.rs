@@ -1,0 +1,184 @@
+//! Owns where ranks stand in a job: how many of them share what, which groups they form, and which of them are alike. It does not
+//! know what any of them does.
+//!
+//! Ranks are numbered as in Megatron-LM, tensor first: `rank = t + T (c + C (e + E (d + D/E p)))` with T tensor-, C context-, E expert-,
+//! D data-parallel ranks (expert-parallel ones among them) and p the pipeline's stage.
+
+use uniference_sim::symmetry::{Axis, Relabeling, Symmetry};
+
+/// How many ranks share a model in which way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Ranks that share each matrix.
+    pub tensor: u32,
+    /// Ranks that share each sequence.
+    pub context: u32,
+    /// Ranks that share experts; they see different data.
+    pub expert: u32,
+    /// Ranks that see different data, at one place of tensor, context and pipeline.
+    pub data: u32,
+    /// Stages that share the layers.
+    pub pipeline: u32,
+    /// Do tensor-parallel ranks share what lies between matrices, too? (Korthikanti et al., "Reducing activation recomputation in large
+    /// transformer models", 2022.)
+    pub sequence_parallel: bool,
+}
+
+/// Where a rank stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RankPosition {
+    /// Its number.
+    pub rank: u32,
+    /// Its pipeline stage.
+    pub stage: u32,
+}
+
+/// A process group of a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Group {
+    Tensor,
+    Context,
+    Expert,
+    /// Ranks with the same parameters but experts: those along the data and context axes.
+    Replicas,
+    /// Ranks with the same experts.
+    ExpertReplicas,
+    /// The stages.
+    Pipeline,
+}
+
+/// Every group.
+pub(super) const GROUPS: [Group; 6] =
+    [Group::Tensor, Group::Context, Group::Expert, Group::Replicas, Group::ExpertReplicas, Group::Pipeline];
+
+impl Layout {
+    /// How many ranks there are.
+    pub fn world_size(&self) -> u32 {
+        self.checked_size().expect("layouts are checked")
+    }
+
+    /// `None`: an axis is empty, or there are more than 2^20 ranks.
+    pub(super) fn checked_size(&self) -> Option<u32> {
+        let axes = [self.tensor, self.context, self.data, self.pipeline, self.expert];
+        let size = axes[..4].iter().try_fold(1_u32, |size, axis| size.checked_mul(*axis));
+        size.filter(|size| *size <= 1 << 20 && !axes.contains(&0))
+    }
+
+    /// Where `rank` stands.
+    pub fn place(&self, rank: u32) -> RankPosition {
+        RankPosition { rank, stage: rank / self.stage_size() }
+    }
+
+    fn stage_size(&self) -> u32 {
+        self.tensor * self.context * self.data
+    }
+
+    /// The rank at the same place of another stage.
+    pub(super) fn at_stage(&self, RankPosition { rank, stage }: RankPosition, other: u32) -> u32 {
+        rank - stage * self.stage_size() + other * self.stage_size()
+    }
+
+    /// Ranks with the same parameters but experts.
+    pub fn dense_replicas(&self) -> u32 {
+        self.context * self.data
+    }
+
+    /// Ranks with the same experts.
+    pub fn expert_replicas(&self) -> u32 {
+        self.context * self.data / self.expert
+    }
+
+    pub(super) fn size(&self, group: Group) -> u32 {
+        self.axes(group).map(|(_, extent)| extent).product()
+    }
+
+    /// The ranks of a group of `rank`, rising.
+    pub(super) fn members(&self, group: Group, rank: u32) -> Vec<u32> {
+        let axes: Vec<(u32, u32)> = self.axes(group).collect();
+        let first = axes.iter().fold(rank, |first, (stride, extent)| first - rank / stride % extent * stride);
+        let mut members = vec![first];
+        for (stride, extent) in axes {
+            let steps = (0..extent).map(|step| step * stride);
+            members = steps.flat_map(|step| members.iter().map(move |member| member + step)).collect();
+        }
+        members
+    }
+
+    /// The axes that a group lies along, the first moving fastest, as stride and extent.
+    fn axes(&self, group: Group) -> impl Iterator<Item = (u32, u32)> {
+        let context = self.tensor;
+        let expert = context * self.context;
+        let replica = expert * self.expert;
+        let whole = |stride, extent| [(stride, extent), (1, 1)];
+        match group {
+            Group::Tensor => whole(1, self.tensor),
+            Group::Context => whole(context, self.context),
+            Group::Expert => whole(expert, self.expert),
+            Group::Replicas => whole(context, self.context * self.data),
+            Group::ExpertReplicas => [(context, self.context), (replica, self.data / self.expert)],
+            Group::Pipeline => whole(self.stage_size(), self.pipeline),
+        }
+        .into_iter()
+    }
+
+    /// The axes along which ranks do the same. Training sums gradients along data and context together: a shift along just one of the
+    /// two moves the members of that group by no rotation, unless the other has one place; a shift along the outer one does.
+    pub(super) fn symmetry(&self, train: bool) -> Symmetry {
+        let [tensor, context, expert, replicas] = self.shifted();
+        let context = Some(context).filter(|_| !train || self.data == 1);
+        let expert = Some(expert).filter(|_| !train || (self.context == 1 && replicas.extent == 1));
+        let axes = [Some(tensor), context, expert, Some(replicas)].into_iter().flatten().collect();
+        Symmetry::new(axes, self.world_size()).expect("strides are products of the extents before them")
+    }
+
+    /// The axes but the pipeline's, along which ranks do the same apart from sums over several of them.
+    pub(super) fn shifted(&self) -> [Axis; 4] {
+        let stride = self.tensor * self.context;
+        [
+            rotation(1, self.tensor),
+            rotation(self.tensor, self.context),
+            rotation(stride, self.expert),
+            rotation(stride * self.expert, self.data / self.expert),
+        ]
+    }
+
+    /// Symmetries along some of `axes`, or parts of an axis, those of most ranks a class first, the last one along none. An axis has parts where it goes
+    /// beyond one of `blocks` of consecutive ranks: places inside a block, and blocks. As a group lies along all of an axis or at one place of it, ranks do the
+    /// same after any such shift, too.
+    pub(super) fn symmetries(&self, axes: &[Axis], blocks: &[u32]) -> Vec<Symmetry> {
+        let mut sets: Vec<Vec<Axis>> = vec![Vec::new()];
+        for axis in axes.iter().filter(|axis| axis.extent > 1) {
+            let parts = parts(*axis, blocks);
+            let mut choices = vec![vec![*axis]];
+            let some = |set: u32| {
+                parts.iter().enumerate().filter(move |(part, _)| set >> part & 1 == 1).map(|(_, part)| *part)
+            };
+            let all = (1 << parts.len()) - 1;
+            choices.extend((0..=all).rev().skip(usize::from(parts.len() == 1)).map(|set| some(set).collect()));
+            let longer = |set: &Vec<Axis>| choices.iter().map(|choice| [&set[..], choice].concat()).collect::<Vec<_>>();
+            sets = sets.iter().flat_map(longer).collect();
+        }
+        let symmetry = |axes| Symmetry::new(axes, self.world_size()).expect("parts of a grid's axes make a grid");
+        let mut symmetries: Vec<Symmetry> = sets.into_iter().map(symmetry).collect();
+        symmetries.sort_by_key(|symmetry| std::cmp::Reverse(symmetry.order()));
+        symmetries
+    }
+}
+
+fn rotation(stride: u32, extent: u32) -> Axis {
+    Axis { stride, extent, relabeling: Relabeling::Rotation }
+}
+
+/// An axis cut at the ends of `blocks` of consecutive ranks, which rise.
+fn parts(axis: Axis, blocks: &[u32]) -> Vec<Axis> {
+    let (mut stride, end) = (axis.stride, axis.stride * axis.extent);
+    let mut parts = Vec::new();
+    for &block in blocks {
+        if block > stride && block < end && block.is_multiple_of(stride) && end.is_multiple_of(block) {
+            parts.push(rotation(stride, block / stride));
+            stride = block;
+        }
+    }
+    parts.push(rotation(stride, end / stride));
+    parts
+}

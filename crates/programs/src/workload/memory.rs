@@ -1,0 +1,384 @@
+//! Owns how many bytes of a device's memory a rank needs: what it holds all the time, and the most that it holds besides at one time. It
+//! does not know what devices have.
+//!
+//! Counted is what the generated job cannot do without. Not counted: what kernels, allocators and communication libraries take for
+//! themselves, gradients of activations, numbers of a few bytes a token.
+
+use super::{ELEMENT, Phase, Recompute, Spec, Unit};
+
+/// Bytes of the optimizer's state for each parameter: a copy of it and two moments, float32 (Rajbhandari et al., "ZeRO: memory
+/// optimizations toward training trillion parameter models", SC 2020, section 3.1).
+const OPTIMIZER: u64 = 12;
+/// Bytes of a float32: scores of the vocabulary, statistics of a softmax.
+const FLOAT: u64 = 4;
+
+/// Bytes that a rank needs of its device's memory, by kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Parameters in bfloat16; this rank's shard of them with ZeRO's stage 3.
+    pub weights: u64,
+    /// None but when training; this rank's shard of them from ZeRO's stage 2 on.
+    pub gradients: u64,
+    /// A copy of the parameters and two moments, float32; none but when training; this rank's shard of them from ZeRO's stage 1 on.
+    pub optimizer: u64,
+    /// Other ranks' shards of the parameters of two neighbouring layers: the one that is used and the next one, with ZeRO's stage 3; and
+    /// of their gradients until they are summed, from stage 2 on.
+    pub gathered: u64,
+    /// When training, what is kept for the backward passes of all micro-batches in flight; otherwise what the widest part of a layer
+    /// needs.
+    pub activations: u64,
+    /// Keys and values of all tokens of this rank's sequences; none when training.
+    pub cache: u64,
+}
+
+impl Memory {
+    /// Every kind by name.
+    pub fn kinds(&self) -> [(&'static str, u64); 6] {
+        let Memory { weights, gradients, optimizer, gathered, activations, cache } = *self;
+        [
+            ("weights", weights),
+            ("gradients", gradients),
+            ("optimizer", optimizer),
+            ("gathered shards", gathered),
+            ("activations", activations),
+            ("KV cache", cache),
+        ]
+    }
+
+    /// All kinds together; what does not fit into 64 bits is as much as does.
+    pub fn total(&self) -> u64 {
+        self.kinds().iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
+    }
+}
+
+/// What a layer keeps for its backward pass of one micro-batch, in bytes on one rank.
+///
+/// As Korthikanti et al. ("Reducing activation recomputation in large transformer models", 2022, sections 4.1 and 4.2) count it, for
+/// this model: no dropout, grouped keys and values, SwiGLU, and an attention that keeps a number a head and token in place of scores (Dao
+/// et al., "FlashAttention", 2022, section 3.1). With sequence parallelism each rank keeps its own tokens of what it gathers.
+struct Layer {
+    /// The layer's input.
+    input: u64,
+    /// The first norm's input and output; queries, keys, values; the projection's input.
+    attention: u64,
+    /// Of the softmax; computed again with [`Recompute::Selective`].
+    statistics: u64,
+    /// The second norm's input and output; gate, up and their product. Of experts these three for each token that comes, and the tokens as
+    /// they come and as they go back, which the gradient of the router's weights needs.
+    network: u64,
+}
+
+impl Layer {
+    fn new(spec: &Spec) -> Layer {
+        let Spec { model, layout, .. } = spec;
+        let (tokens, tensor) = (spec.tokens(), u64::from(layout.tensor));
+        let each = |width: u64, shared: bool| bytes(tokens, width * ELEMENT, if shared { tensor } else { 1 });
+        let input = each(model.hidden, layout.sequence_parallel);
+        // The backward pass does not gather keys and values of the other context-parallel ranks again.
+        let attended = 2 * model.hidden + 2 * model.kv_width() * u64::from(layout.context);
+        let network = match model.experts {
+            None => each(3 * model.ffn, true),
+            Some(experts) => {
+                let dealt = bytes(tokens * experts.top_k, (2 * model.hidden + 3 * model.ffn) * ELEMENT, tensor);
+                dealt.saturating_add(each(experts.count, true))
+            }
+        };
+        Layer {
+            input,
+            attention: (2 * input).saturating_add(each(attended, true)),
+            statistics: bytes(tokens, model.heads * FLOAT, tensor),
+            network: (2 * input).saturating_add(network),
+        }
+    }
+
+    fn whole(&self) -> u64 {
+        self.attention.saturating_add(self.statistics).saturating_add(self.network)
+    }
+
+    /// What is still there when the backward pass comes.
+    fn kept(&self, recompute: Recompute) -> u64 {
+        match recompute {
+            Recompute::None => self.whole(),
+            Recompute::Selective => self.attention.saturating_add(self.network),
+            Recompute::Full => self.input,
+        }
+    }
+}
+
+/// `count` times `each`, cut into `parts`.
+fn bytes(count: u64, each: u64, parts: u64) -> u64 {
+    count.saturating_mul(each).div_ceil(parts)
+}
+
+impl Spec {
+    /// What each rank of a stage needs.
+    pub(super) fn memory(&self, stage: u32) -> Memory {
+        let (dense, experts) = self.stage_parameters(stage);
+        let held = |bytes: u64, sharded: bool| {
+            let [dense_shards, expert_shards] = if sharded { self.shards() } else { [1, 1] };
+            (dense * bytes).div_ceil(dense_shards) + (experts * bytes).div_ceil(expert_shards)
+        };
+        let weights = held(ELEMENT, self.zero >= 3);
+        if self.phase != Phase::Train {
+            // Nothing is kept without a backward pass: what attention needs at one time, the feed-forward network, or the head for the last
+            // token of each sequence.
+            let layer = Layer::new(self);
+            let last = self.chunks_of(stage).any(|chunk| chunk + 1 == self.chunks());
+            let head = if last { self.of_head(self.micro_batch) } else { 0 };
+            let activations = layer.attention.max(layer.network).max(head);
+            return Memory { weights, activations, cache: self.cache(stage), ..Memory::default() };
+        }
+        Memory {
+            weights,
+            gradients: held(self.gradient_bytes, self.zero >= 2),
+            optimizer: held(OPTIMIZER, self.zero >= 1),
+            gathered: self.gathered(stage),
+            activations: self.kept(stage),
+            cache: 0,
+        }
+    }
+
+    /// Ranks over which what is not experts is sharded, and experts.
+    fn shards(&self) -> [u64; 2] {
+        [self.layout.dense_replicas(), self.layout.expert_replicas()].map(u64::from)
+    }
+
+    fn gathered(&self, stage: u32) -> u64 {
+        let gradients = if self.zero >= 2 { self.gradient_bytes } else { 0 };
+        let parameters = if self.zero >= 3 { ELEMENT } else { 0 };
+        let others = |parameters: u64, shards: u64| parameters - parameters.div_ceil(shards);
+        let [dense_shards, expert_shards] = self.shards();
+        let of_neighbours = |units: &[Unit]| {
+            let all = units.iter().map(|unit| self.parameters(*unit)).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
+            (parameters + gradients) * (others(all.0, dense_shards) + others(all.1, expert_shards))
+        };
+        // Two layers have all kinds of neighbours.
+        let of_chunk = |chunk: u32| {
+            let units = self.units(chunk, self.layers(chunk).min(2));
+            units.windows(2.min(units.len())).map(of_neighbours).max().unwrap_or(0)
+        };
+        self.chunks_of(stage).map(of_chunk).max().unwrap_or(0)
+    }
+
+    /// What is kept of all micro-batches in flight. A layer that is computed again is there as a whole meanwhile.
+    fn kept(&self, stage: u32) -> u64 {
+        let layer = Layer::new(self);
+        let of_chunk = |index: u32| {
+            let chunk = index * self.layout.pipeline + stage;
+            let layers = u64::from(self.layers(chunk)).saturating_mul(layer.kept(self.recompute));
+            if chunk + 1 == self.chunks() { layers.saturating_add(self.of_head(self.tokens())) } else { layers }
+        };
+        let kept = self.schedule.most_kept(stage, self.layout.pipeline, self.micro_batches(), of_chunk);
+        kept.saturating_add(layer.whole() - layer.kept(self.recompute))
+    }
+
+    /// The last norm's input and output, and the scores of the vocabulary in float32 (Korthikanti et al. 2022, section 4.3).
+    fn of_head(&self, tokens: u64) -> u64 {
+        let tensor = u64::from(self.layout.tensor);
+        let share = if self.layout.sequence_parallel { tensor } else { 1 };
+        let norm = bytes(tokens, 2 * ELEMENT * self.model.hidden, share);
+        norm.saturating_add(bytes(tokens, FLOAT * self.model.vocabulary, tensor))
+    }
+
+    /// Keys and values of every token of this replica's sequences, new ones included, in the stage's layers.
+    fn cache(&self, stage: u32) -> u64 {
+        let Spec { model, layout, .. } = self;
+        let tokens = match self.phase {
+            Phase::Train => 0,
+            Phase::Prefill => self.sequence / u64::from(layout.context),
+            Phase::Decode => self.sequence + self.new_tokens,
+        };
+        let layers: u64 = self.chunks_of(stage).map(|chunk| u64::from(self.layers(chunk))).sum();
+        let sequences = self.batch / u64::from(layout.data);
+        bytes(
+            sequences.saturating_mul(tokens).saturating_mul(layers),
+            2 * ELEMENT * model.kv_width(),
+            u64::from(layout.tensor),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Experts, Layout, Model, Schedule, Workload};
+    use super::*;
+    use proptest::prelude::*;
+    use rstest::rstest;
+
+    /// Llama 3 8B in one micro-batch of one sequence of 8,192 tokens on one rank.
+    fn llama_8b(phase: Phase) -> Spec {
+        let model =
+            Model { layers: 32, hidden: 4096, heads: 32, kv_heads: 8, ffn: 14_336, vocabulary: 128_256, experts: None };
+        Spec {
+            model,
+            layout: Layout { tensor: 1, context: 1, expert: 1, data: 1, pipeline: 1, sequence_parallel: false },
+            phase,
+            sequence: 8192,
+            batch: 1,
+            micro_batch: 1,
+            schedule: Schedule::OneForwardOneBackward,
+            zero: 0,
+            gradient_bytes: 4,
+            recompute: Recompute::None,
+            clip_gradients: false,
+            new_tokens: 1,
+        }
+    }
+
+    fn memory(spec: Spec) -> Memory {
+        Workload::new(spec).unwrap().memory(0)
+    }
+
+    #[test]
+    fn llama_3_8b_needs_what_can_be_counted_by_hand() {
+        // 8,030,261,248 parameters: 2, 4 and 12 bytes each. A layer keeps, of each token, 4 times its 4,096 elements of the stream (two norms' inputs
+        // and outputs), queries and the projection's input (2 x 4,096), keys and values (2 x 1,024), three times 14,336 of the feed-forward
+        // network, 2 bytes each, and 32 float32 of the softmax; the head keeps 2 x 4,096 elements and 128,256 float32.
+        let trained = memory(llama_8b(Phase::Train));
+        assert_eq!(
+            [trained.weights, trained.gradients, trained.optimizer],
+            [16_060_522_496, 32_121_044_992, 96_363_134_976]
+        );
+        let layer = 2 * (4 * 4096 + 2 * 4096 + 2 * 1024 + 3 * 14_336);
+        let head = 2 * 2 * 4096 + 4 * 128_256;
+        assert_eq!(trained.activations, 8192 * (32 * (layer + 4 * 32) + head));
+        assert_eq!((trained.gathered, trained.cache), (0, 0));
+        assert_eq!(trained.total(), 185_422_389_248);
+        // Selective: without the softmax's numbers but of the layer that is computed again. Full: the layers' inputs, and one layer.
+        let again = |recompute| memory(Spec { recompute, ..llama_8b(Phase::Train) }).activations;
+        assert_eq!(again(Recompute::Selective), 8192 * (32 * layer + 4 * 32 + head));
+        assert_eq!(again(Recompute::Full), 8192 * (31 * 2 * 4096 + layer + 4 * 32 + head));
+        // A token's keys and values take 2 x 1,024 elements in each of 32 layers: 128 KiB.
+        let decoded = memory(Spec { batch: 16, micro_batch: 16, new_tokens: 4, ..llama_8b(Phase::Decode) });
+        assert_eq!((decoded.weights, decoded.gradients, decoded.optimizer), (16_060_522_496, 0, 0));
+        assert_eq!(decoded.cache, 16 * (8192 + 4) * 131_072);
+        // The head's scores are the widest: 16 tokens of 128,256 float32.
+        assert_eq!(decoded.activations, 16 * head);
+        let prompt = memory(llama_8b(Phase::Prefill));
+        assert_eq!(prompt.cache, 8192 * 131_072);
+        assert_eq!(prompt.activations, 8192 * 2 * (2 * 4096 + 3 * 14_336));
+    }
+
+    #[test]
+    fn tensor_and_sequence_parallelism_share_activations_as_published() {
+        // Korthikanti et al. 2022, equations 2 and 4, without dropout and scores: s b h (8 + 24 / t) is kept of a layer with t tensor-parallel
+        // ranks, 32 / t with sequence parallelism, where keys are as wide as queries and the network is 4 h wide. Theirs keeps 16 s b h of
+        // it, SwiGLU at 8/3 h three times 16/3: as much. Nothing but the softmax's numbers comes on top, 4 bytes a head.
+        let kept = |tensor: u32, sequence_parallel: bool| {
+            let model =
+                Model { layers: 1, hidden: 768, heads: 8, kv_heads: 8, ffn: 2048, vocabulary: 8, experts: None };
+            let layout = Layout { tensor, sequence_parallel, ..llama_8b(Phase::Train).layout };
+            let spec = Spec { model, layout, ..llama_8b(Phase::Train) };
+            let (tokens, softmax) = (spec.tokens(), 4 * 8 * spec.tokens() / u64::from(tensor));
+            (spec.kept(0) - spec.of_head(tokens) - softmax) as f64 / (tokens * 768) as f64
+        };
+        assert_eq!([kept(1, false), kept(4, false), kept(4, true)], [32.0, 8.0 + 24.0 / 4.0, 32.0 / 4.0]);
+    }
+
+    #[rstest]
+    // Of 8 micro-batches and 4 stages: GPipe keeps all, 1F1B as many as there are stages from this one on.
+    #[case::gpipe(Schedule::GPipe, 8, [8.0, 8.0, 8.0, 8.0])]
+    #[case::one_forward_one_backward(Schedule::OneForwardOneBackward, 8, [4.0, 3.0, 2.0, 1.0])]
+    #[case::few_micro_batches(Schedule::OneForwardOneBackward, 2, [2.0, 2.0, 2.0, 1.0])]
+    // 1 + (p - 1) / (p v) times 1F1B's p micro-batches on the first stage; two pieces less on each that follows.
+    #[case::interleaved(Schedule::Interleaved(2), 8, [5.5, 4.5, 3.5, 2.5])]
+    fn schedules_keep_micro_batches_in_flight(
+        #[case] schedule: Schedule,
+        #[case] micro_batches: u64,
+        #[case] expected: [f64; 4],
+    ) {
+        let pieces = f64::from(schedule.chunks());
+        let kept = |stage| schedule.most_kept(stage, 4, micro_batches, |_| 1) as f64 / pieces;
+        assert_eq!([0, 1, 2, 3].map(kept), expected);
+    }
+
+    #[test]
+    fn shards_of_two_layers_are_gathered_at_one_time() {
+        // On 4 ranks: three quarters of two neighbours, which of Llama 3 8B are the embedding (or the head, with a norm) and a layer.
+        let gathered = |zero| {
+            let layout = Layout { data: 4, ..llama_8b(Phase::Train).layout };
+            memory(Spec { zero, layout, batch: 4, ..llama_8b(Phase::Train) }).gathered
+        };
+        let layer = 4096 * (2 * 4096 + 2 * 1024 + 3 * 14_336) + 2 * 4096;
+        let neighbours = 128_256 * 4096 + 4096 + layer;
+        let others = neighbours - neighbours / 4;
+        assert_eq!([0, 1, 2, 3].map(gathered), [0, 0, 4 * others, 6 * others]);
+    }
+
+    #[test]
+    fn what_exceeds_64_bits_is_as_much_as_does_not() {
+        let schedule = Schedule::GPipe;
+        let huge = Spec { batch: 1 << 40, sequence: 1 << 18, schedule, ..llama_8b(Phase::Train) };
+        assert_eq!(memory(huge).total(), u64::MAX);
+    }
+
+    prop_compose! {
+        fn jobs()(
+            (tensor, context, data, expert, pipeline) in prop_oneof![
+                Just((1, 1, 1, 1, 1)), Just((2, 1, 4, 2, 2)), Just((2, 2, 2, 1, 2)), Just((1, 1, 4, 4, 4)), Just((4, 1, 2, 1, 1))
+            ],
+            phase in prop_oneof![Just(Phase::Train), Just(Phase::Prefill), Just(Phase::Decode)],
+            schedule in prop_oneof![Just(Schedule::GPipe), Just(Schedule::OneForwardOneBackward), Just(Schedule::Interleaved(2))],
+            recompute in prop_oneof![Just(Recompute::None), Just(Recompute::Selective), Just(Recompute::Full)],
+            layers in 8_u32..20,
+            experts: bool,
+            sequence in 1_u64..40,
+            batch in 1_u64..6,
+            zero in 0_u8..4,
+            gradient_bytes in prop_oneof![Just(2_u64), Just(4)],
+        ) -> Spec {
+            let context = if phase == Phase::Decode { 1 } else { context };
+            let train = phase == Phase::Train;
+            let schedule = if pipeline == 1 { Schedule::OneForwardOneBackward } else { schedule };
+            let experts = (experts || expert > 1).then_some(Experts { count: 8, top_k: 2 });
+            let micro_batch = u64::from(tensor);
+            Spec {
+                model: Model { layers, hidden: 64, heads: 8, kv_heads: 4, ffn: 96, vocabulary: 301, experts },
+                layout: Layout { tensor, context, expert, data, pipeline, sequence_parallel: tensor > 1 },
+                phase,
+                sequence: sequence * u64::from(tensor * context),
+                batch: batch * u64::from(data) * micro_batch * u64::from(pipeline),
+                micro_batch,
+                schedule,
+                zero: if train { zero } else { 0 },
+                gradient_bytes,
+                recompute: if train { recompute } else { Recompute::None },
+                clip_gradients: false,
+                new_tokens: 1,
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn more_work_never_needs_less_memory(spec in jobs()) {
+            let Layout { tensor, context, data, pipeline, .. } = spec.layout;
+            let pieces = u64::from(tensor * context);
+            let replicas = u64::from(data * pipeline) * spec.micro_batch;
+            let more = [
+                Spec { batch: spec.batch + replicas, ..spec.clone() },
+                Spec { sequence: spec.sequence + pieces, ..spec.clone() },
+                Spec { model: Model { layers: spec.model.layers + 1, ..spec.model.clone() }, ..spec.clone() },
+                Spec { micro_batch: 2 * spec.micro_batch, batch: 2 * spec.batch, ..spec.clone() },
+            ];
+            for stage in 0..pipeline {
+                for larger in &more {
+                    prop_assert!(Workload::new(larger.clone()).is_ok());
+                    prop_assert!(larger.memory(stage).total() >= spec.memory(stage).total());
+                }
+            }
+        }
+
+        #[test]
+        fn more_sharding_and_more_recomputation_never_need_more_memory(spec in jobs()) {
+            let spec = Spec { phase: Phase::Train, ..spec };
+            for stage in 0..spec.layout.pipeline {
+                let sharded = [0, 1, 2, 3].map(|zero| Spec { zero, ..spec.clone() }.memory(stage).total());
+                prop_assert!(sharded.is_sorted_by(|less, more| less >= more), "{sharded:?}");
+                let again = [Recompute::None, Recompute::Selective, Recompute::Full];
+                let kept = again.map(|recompute| Spec { recompute, ..spec.clone() }.memory(stage).total());
+                prop_assert!(kept.is_sorted_by(|less, more| less >= more), "{kept:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,370 @@
+//! Generated workloads: what each rank of a large language model's training or inference computes and communicates, as execution traces
+//! that nobody had to record.
+//!
+//! In the order in which a trace comes about: [`Model`] knows what a layer costs, [`Layout`] where a rank stands in the job, `schedule` in
+//! which order it carries out its micro-batches, and [`Trace`] turns that into nodes, one piece of a micro-batch at a time; [`Memory`] is
+//! what a rank needs for it. Nothing here grows with the number of ranks or of micro-batches, and nothing is read or written. When nodes
+//! run is the replay's business.
+//!
+//! Formulas and their sources stand where they are used; `docs/reference/workloads.md` has them in one place.
+
+mod layout;
+mod memory;
+mod model;
+mod schedule;
+mod trace;
+
+pub use layout::{Layout, RankPosition};
+pub use memory::Memory;
+pub use model::{Cost, Experts, Model};
+pub use schedule::Schedule;
+pub use trace::Trace;
+
+use uniference_sim::symmetry::Symmetry;
+
+/// Bytes of an activation or a weight: bfloat16.
+pub(crate) const ELEMENT: u64 = 2;
+
+/// What is asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Spec {
+    /// The model.
+    pub model: Model,
+    /// How it is cut.
+    pub layout: Layout,
+    /// What is done with it.
+    pub phase: Phase,
+    /// Tokens of a sequence; when decoding, those that are there before the new one.
+    pub sequence: u64,
+    /// Sequences, over all ranks.
+    pub batch: u64,
+    /// Sequences of a micro-batch.
+    pub micro_batch: u64,
+    /// The order of micro-batches.
+    pub schedule: Schedule,
+    /// What is sharded over data-parallel ranks besides the batch: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too.
+    pub zero: u8,
+    /// Bytes of an element of a gradient, where it is summed and sent.
+    pub gradient_bytes: u64,
+    /// What is computed again when training, rather than kept.
+    pub recompute: Recompute,
+    /// Are gradients scaled so that the norm of all of them together does not exceed a bound?
+    pub clip_gradients: bool,
+    /// Tokens that each sequence gets when decoding, one after the other; otherwise 1.
+    pub new_tokens: u64,
+}
+
+/// Which activations are computed a second time, just before the backward pass that needs them (Korthikanti et al., "Reducing activation
+/// recomputation in large transformer models", 2022, sections 3 and 5).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Recompute {
+    /// All are kept.
+    #[default]
+    None,
+    /// Scores and values of attention are computed again.
+    Selective,
+    /// Of each layer only its input is kept: the layer is carried out again, communication and all.
+    Full,
+}
+
+/// What is done with a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// One step: every micro-batch forwards and backwards, gradients summed, parameters updated.
+    Train,
+    /// Every micro-batch forwards.
+    Prefill,
+    /// New tokens for every sequence, one after the other.
+    Decode,
+}
+
+/// A job that can be generated: a [`Spec`] whose parts fit together.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    spec: Spec,
+}
+
+/// Parts that do not fit together.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{problem}\nhint: {hint}")]
+pub struct WorkloadError {
+    /// What does not fit.
+    pub problem: String,
+    /// What would.
+    pub hint: &'static str,
+}
+
+/// A part of the model whose parameters are gathered, and whose gradients are summed, together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unit {
+    Embedding,
+    /// Counted within its piece of the model.
+    Layer(u32),
+    /// The last norm and the output layer.
+    Head,
+}
+
+impl Workload {
+    /// Checks what is asked for.
+    ///
+    /// # Errors
+    /// Where sizes do not divide each other as they must.
+    pub fn new(spec: Spec) -> Result<Workload, WorkloadError> {
+        spec.check()?;
+        Ok(Workload { spec })
+    }
+
+    /// As it was asked for.
+    pub fn spec(&self) -> &Spec {
+        &self.spec
+    }
+
+    /// How many ranks it has.
+    pub fn world_size(&self) -> u32 {
+        self.spec.layout.world_size()
+    }
+
+    /// Which ranks do the same in their own places: by construction, since a trace depends on a rank's stage and otherwise names
+    /// only groups and peers that move along with it.
+    pub fn symmetry(&self) -> Symmetry {
+        self.spec.layout.symmetry(self.spec.phase == Phase::Train)
+    }
+
+    /// Symmetries that a run may turn out to have, those of most ranks a class first and the last one trivial. Whether a run has one, the engine checks
+    /// as it goes. `blocks`: numbers of consecutive ranks, rising, at whose ends axes may be cut, as [`uniference_sim::cluster::Cluster::blocks`]
+    /// has them. `own_connections`: each group has connections of its own, without which sums over several axes cannot be alike for ranks
+    /// along each of them.
+    pub fn symmetries(&self, blocks: &[u32], own_connections: bool) -> Vec<Symmetry> {
+        let layout = self.spec.layout;
+        match own_connections {
+            true => layout.symmetries(&layout.shifted(), blocks),
+            false => layout.symmetries(self.symmetry().axes(), blocks),
+        }
+    }
+
+    /// What `rank` does.
+    pub fn trace(&self, rank: u32) -> Trace {
+        Trace::new(&self.spec, rank)
+    }
+
+    /// What `rank` needs of its device's memory; the same for all ranks of a pipeline stage.
+    pub fn memory(&self, rank: u32) -> Memory {
+        self.spec.memory(self.spec.layout.place(rank).stage)
+    }
+
+    /// Parameters that `rank` works on, sharded or not: those that all ranks along the data axis share, and experts.
+    pub fn parameters(&self, rank: u32) -> (u64, u64) {
+        self.spec.stage_parameters(self.spec.layout.place(rank).stage)
+    }
+}
+
+impl Spec {
+    /// Micro-batches that each pipeline carries out.
+    pub fn micro_batches(&self) -> u64 {
+        self.batch / (u64::from(self.layout.data) * self.micro_batch)
+    }
+
+    /// The size of micro-batches where nobody has chosen one. When training and at prefill, 1: a sequence has enough tokens to keep a device
+    /// busy, and many micro-batches keep a pipeline full. When decoding, a sequence has one token, and each micro-batch reads all weights:
+    /// so all sequences of a replica, or with a pipeline, as many parts of them as it has stages at most, which is when no stage waits.
+    pub fn default_micro_batch(&self) -> u64 {
+        if self.phase != Phase::Decode || self.layout.checked_size().is_none() {
+            return 1;
+        }
+        let Layout { data, pipeline, tensor, sequence_parallel, .. } = self.layout;
+        let sequences = (self.batch / u64::from(data)).max(1);
+        let shares = if sequence_parallel { u64::from(tensor) } else { 1 };
+        let fitting = |parts: &u64| {
+            let whole = sequences.is_multiple_of(parts * shares);
+            whole && self.schedule.check(pipeline, *parts).is_ok()
+        };
+        sequences / (1..=u64::from(pipeline)).rev().find(fitting).unwrap_or(1)
+    }
+
+    /// Tokens of a micro-batch on one rank.
+    fn tokens(&self) -> u64 {
+        match self.phase {
+            Phase::Decode => self.micro_batch,
+            Phase::Train | Phase::Prefill => self.micro_batch * self.sequence / u64::from(self.layout.context),
+        }
+    }
+
+    /// The model's pieces, in order, that a stage has.
+    fn chunks_of(&self, stage: u32) -> impl Iterator<Item = u32> + use<> {
+        let stages = self.layout.pipeline;
+        (0..self.schedule.chunks()).map(move |chunk| chunk * stages + stage)
+    }
+
+    /// How many pieces the model is cut into.
+    fn chunks(&self) -> u32 {
+        self.layout.pipeline * self.schedule.chunks()
+    }
+
+    /// Layers of a piece: as even as can be, the first and the last piece, which have the embedding and the head, last to get one
+    /// more (as in "The Llama 3 herd of models", 2024, section 3.3.2).
+    fn layers(&self, chunk: u32) -> u32 {
+        let (chunks, layers) = (self.chunks(), self.model.layers);
+        let more = layers % chunks;
+        let place = if chunk == 0 { chunks - 1 } else { chunk - 1 };
+        layers / chunks + u32::from(place < more)
+    }
+
+    /// The parts of a piece in the order in which a micro-batch goes forwards, `layers` of its layers.
+    fn units(&self, chunk: u32, layers: u32) -> Vec<Unit> {
+        let embedding = (chunk == 0).then_some(Unit::Embedding);
+        let head = (chunk + 1 == self.chunks()).then_some(Unit::Head);
+        embedding.into_iter().chain((0..layers).map(Unit::Layer)).chain(head).collect()
+    }
+
+    /// Parameters of a stage on one rank: shared along the data axis, and experts.
+    fn stage_parameters(&self, stage: u32) -> (u64, u64) {
+        let of_ends = self.chunks_of(stage).flat_map(|chunk| self.units(chunk, 0)).map(|end| self.parameters(end).0);
+        let layers: u64 = self.chunks_of(stage).map(|chunk| u64::from(self.layers(chunk))).sum();
+        let (dense, experts) = self.parameters(Unit::Layer(0));
+        (layers * dense + of_ends.sum::<u64>(), layers * experts)
+    }
+
+    /// The same of one part of the model.
+    fn parameters(&self, unit: Unit) -> (u64, u64) {
+        let (model, tensor) = (&self.model, u64::from(self.layout.tensor));
+        let rows = model.embedding_parameters().div_ceil(tensor);
+        match unit {
+            Unit::Embedding => (rows, 0),
+            Unit::Head => (rows + model.hidden, 0),
+            Unit::Layer(_) => (
+                model.dense_parameters().div_ceil(tensor) + model.replicated_parameters(),
+                model.expert_parameters().div_ceil(tensor * u64::from(self.layout.expert)),
+            ),
+        }
+    }
+
+    /// Those parameters of a stage that every tensor-parallel rank has.
+    fn replicated_parameters(&self, stage: u32) -> u64 {
+        let of_chunk = |chunk: u32| {
+            let head = if chunk + 1 == self.chunks() { self.model.hidden } else { 0 };
+            u64::from(self.layers(chunk)) * self.model.replicated_parameters() + head
+        };
+        self.chunks_of(stage).map(of_chunk).sum()
+    }
+
+    fn check(&self) -> Result<(), WorkloadError> {
+        let Spec { model, layout, .. } = self;
+        self.check_sizes()?;
+        let tensor = u64::from(layout.tensor);
+        let cut = [("heads", model.heads), ("KV heads", model.kv_heads), ("the feed-forward width", model.ffn)];
+        for (what, size) in cut {
+            fits(
+                size,
+                tensor,
+                || format!("{what} ({size}) cannot be divided into {tensor} parts"),
+                "choose another --tp",
+            )?;
+        }
+        fits(
+            model.hidden,
+            model.heads,
+            || "the hidden size must be a multiple of the number of heads".into(),
+            "choose other --heads",
+        )?;
+        let problem = || format!("{} KV heads do not divide {} heads", model.kv_heads, model.heads);
+        fits(
+            model.heads,
+            model.kv_heads,
+            problem,
+            "choose another --kv-heads; every KV head serves the same number of query heads",
+        )?;
+        let pieces = u64::from(layout.context) * if layout.sequence_parallel { tensor } else { 1 };
+        let split = if layout.sequence_parallel { tensor } else { 1 };
+        if self.phase == Phase::Decode {
+            if layout.context > 1 {
+                return refuse("context parallelism is not supported in the decode phase".into(), "remove --cp");
+            }
+            let problem = || format!("{} new tokens cannot be divided into {split} parts", self.micro_batch);
+            fits(self.micro_batch, split, problem, "choose another --micro-batch or --tp, or no --sequence-parallel")?;
+        } else {
+            let problem = || format!("a sequence of {} tokens cannot be divided into {pieces} parts", self.sequence);
+            fits(self.sequence, pieces, problem, "choose another --seq, --cp or --tp")?;
+        }
+        let replicas = u64::from(layout.data) * self.micro_batch;
+        let problem = || format!("the batch size {} must be a multiple of dp x micro-batch = {replicas}", self.batch);
+        fits(self.batch, replicas, problem, "choose another --batch")?;
+        self.check_experts()?;
+        self.schedule.check(layout.pipeline, self.micro_batches())?;
+        let problem =
+            || format!("{} layers are too few for {} pipeline stages or model chunks", model.layers, self.chunks());
+        if model.layers < self.chunks() { refuse(problem(), "choose a smaller --pp") } else { Ok(()) }
+    }
+
+    fn check_sizes(&self) -> Result<(), WorkloadError> {
+        let Spec { model, layout, .. } = self;
+        let Model { layers, hidden, heads, kv_heads, ffn, vocabulary, .. } = *model;
+        let sizes = [u64::from(layers), hidden, heads, kv_heads, ffn, vocabulary, self.sequence, self.batch];
+        if sizes.contains(&0) || self.micro_batch == 0 || self.new_tokens == 0 {
+            return refuse("a size is 0".into(), "every size must be at least 1");
+        }
+        // What a piece of the model computes, and holds, must fit 64 bits with room to spare.
+        let [sequence, micro_batch] = [self.sequence + self.new_tokens, self.micro_batch].map(|size| size as f64);
+        let [hidden, ffn, vocabulary] = [hidden, ffn, vocabulary].map(|size| size as f64);
+        let copies = model.experts.map_or(1.0, |experts| experts.top_k as f64);
+        let work = micro_batch * sequence * hidden * 8.0 * sequence.max(ffn * copies).max(vocabulary);
+        let held = hidden * (ffn.max(hidden) * model.experts.map_or(1.0, |experts| experts.count as f64) + vocabulary);
+        if sizes.iter().any(|size| *size > 1 << 40) || work > 1e18 || f64::from(layers) * held > 1e16 {
+            return refuse("sizes are out of range".into(), "check for a size that is wrong by orders of magnitude");
+        }
+        if layout.checked_size().is_none() {
+            return refuse(
+                "a parallel degree is 0, or there are too many ranks".into(),
+                "every degree must be at least 1, and their product at most 2^20",
+            );
+        }
+        if self.new_tokens > 1 && self.phase != Phase::Decode || self.new_tokens > 1 << 32 {
+            return refuse(
+                format!("{} new tokens are not possible in this phase", self.new_tokens),
+                "--new-tokens above 1 requires --phase decode",
+            );
+        }
+        if self.zero > 3 || !matches!(self.gradient_bytes, 2 | 4) {
+            return refuse(
+                "the ZeRO stage must be 0 to 3, and gradients 2 or 4 bytes".into(),
+                "change --zero or --gradient-bytes",
+            );
+        }
+        if self.phase != Phase::Train && (self.zero > 0 || self.recompute != Recompute::None || self.clip_gradients) {
+            return refuse(
+                "ZeRO, recomputation and gradient clipping require the training phase".into(),
+                "remove --zero, --recompute and --clip-gradients, or use --phase train",
+            );
+        }
+        Ok(())
+    }
+
+    fn check_experts(&self) -> Result<(), WorkloadError> {
+        let Layout { expert, data, tensor, sequence_parallel, .. } = self.layout;
+        let count = self.model.experts.map_or(1, |experts| experts.count);
+        let problem = || format!("{count} experts cannot be divided among {expert} ranks");
+        fits(count, u64::from(expert), problem, "choose another --ep")?;
+        let problem = || format!("the expert-parallel degree {expert} does not divide the data-parallel degree {data}");
+        fits(u64::from(data), u64::from(expert), problem, "choose an --ep that divides --dp")?;
+        match self.model.experts {
+            Some(Experts { count, top_k }) if top_k == 0 || top_k > count => {
+                refuse(format!("--top-k {top_k} is out of range for {count} experts"), "choose another --top-k")
+            }
+            Some(_) if tensor > 1 && !sequence_parallel => refuse(
+                "mixture of experts with tensor parallelism requires sequence parallelism".into(),
+                "add --sequence-parallel; Megatron-LM has the same requirement",
+            ),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn fits(size: u64, by: u64, problem: impl Fn() -> String, hint: &'static str) -> Result<(), WorkloadError> {
+    if by > 0 && size.is_multiple_of(by) { Ok(()) } else { refuse(problem(), hint) }
+}
+
+fn refuse(problem: String, hint: &'static str) -> Result<(), WorkloadError> {
+    Err(WorkloadError { problem, hint })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,103 @@
+//! One rank standing for many on NCCL, with clusters as files describe them: every rank's figures are those of the run with all of them, whichever symmetry
+//! is taken, and some symmetry is.
+
+use super::*;
+use proptest::prelude::*;
+use uniference_formats::cluster::{Choices, ClusterFile};
+
+/// A cluster with `backend = "nccl"`, of so many ranks.
+fn nccl(ranks: u32, network: &str) -> Cluster {
+    let text = format!("backend = \"nccl\"\n[[device]]\nname = \"gpu\"\ncount = {ranks}\n[network]\n{network}\n");
+    let file = ClusterFile::parse("test.toml", &text, &[]).unwrap_or_else(|error| panic!("{text}: {error:?}"));
+    file.resolve(&Choices::default()).unwrap_or_else(|error| panic!("{text}: {error:?}")).cluster
+}
+
+/// Servers of so many GPUs; each GPU has a network card.
+fn servers(per_server: u32, fabric: &str) -> String {
+    format!("preset = \"rail\"\nper_server = {per_server}\nfabric = \"{fabric}\"\nlink = \"infiniband_ndr\"")
+}
+
+/// A small job whose messages are not: an element of its gradients is as long as real ones', and blocks are equal.
+fn job(layout: [u32; 5], hidden: u64, zero: u8) -> Spec {
+    let model = Model { layers: 4, hidden, heads: 16, kv_heads: 8, ffn: 4 * hidden, vocabulary: 2_048, experts: None };
+    let [tensor, context, _, data, _] = layout;
+    let sequence = 64 * u64::from(tensor * context);
+    laid_out(
+        Spec { model, sequence, zero, gradient_bytes: 4, batch: 4 * u64::from(data), micro_batch: 1, ..small() },
+        layout,
+    )
+}
+
+/// What is equal, and how many ranks were simulated at least.
+fn fewest_simulated(workload: &Workload, cluster: &Cluster) -> u32 {
+    let all = simulate(workload, cluster, &Symmetry::default()).unwrap();
+    let exact = |symmetry: &Symmetry| match simulate(workload, cluster, symmetry) {
+        Ok(few) => {
+            assert_eq!(few, all, "{:?} {symmetry:?}", workload.spec().layout);
+            true
+        }
+        Err(_) => false,
+    };
+    let folds = workload
+        .symmetries(&cluster.blocks(), cluster.backend.protocol.connections_per_group)
+        .into_iter()
+        .filter(exact)
+        .map(|symmetry| symmetry.order());
+    workload.world_size() / folds.max().expect("each rank for itself is exact")
+}
+
+/// Llama on servers: which of its groups are on rings, in one server or over several, decides what folds.
+#[rstest]
+// A replica a server: tensor-parallel ranks by NVLink SHARP, gradients by rings over servers. One rank stands for all.
+#[case::sharded([4, 1, 1, 4, 1], 1, "nvlink4", 1)]
+// Two replicas a server: gradients go by rings through every card, which turn inside servers and over them.
+#[case::several_replicas_a_server([2, 1, 1, 8, 1], 1, "nvlink4", 1)]
+#[case::no_nvls([2, 1, 1, 8, 1], 1, "nvlink3", 1)]
+// Gradients are all-reduced, which four servers do by rings at this size.
+#[case::all_reduced([4, 1, 1, 4, 1], 0, "nvlink4", 1)]
+// A stage is two servers.
+#[case::pipeline([4, 1, 1, 2, 2], 1, "nvlink4", 2)]
+#[case::everything_data([1, 1, 1, 16, 1], 3, "nvlink3", 1)]
+#[case::context([2, 2, 1, 4, 1], 1, "nvlink4", 1)]
+fn jobs_on_servers_fold(#[case] layout: [u32; 5], #[case] zero: u8, #[case] fabric: &str, #[case] simulated: u32) {
+    let workload = Workload::new(job(layout, 512, zero)).unwrap();
+    let cluster = nccl(workload.world_size(), &servers(4, fabric));
+    assert_eq!(fewest_simulated(&workload, &cluster), simulated);
+}
+
+/// Where each rank is a server of its own, tensor-parallel ranks sum their losses by a tree: they do not fold, their replicas do. On a ring and on a torus the
+/// ranks of a stage are a part of the hosts, which no turn of all hosts moves onto itself.
+#[rstest]
+#[case::switch("preset = \"switch\"\nlink = \"infiniband_ndr\"", 8)]
+#[case::fully_connected("preset = \"fully_connected\"\nlink = \"infiniband_ndr\"", 8)]
+#[case::ring("preset = \"ring\"\nlink = \"infiniband_ndr\"", 16)]
+#[case::torus("preset = \"torus\"\ndims = [4, 4]\nlink = \"infiniband_ndr\"", 16)]
+#[case::star("preset = \"star\"\nlink = \"infiniband_ndr\"", 16)]
+#[case::fat_tree("preset = \"fat_tree\"\nhosts_per_leaf = 4\nspines = 4\nlink = \"infiniband_ndr\"", 16)]
+fn presets_that_fold(#[case] network: &str, #[case] simulated: u32) {
+    let workload = Workload::new(job([4, 1, 1, 2, 2], 512, 1)).unwrap();
+    assert_eq!(fewest_simulated(&workload, &nccl(workload.world_size(), network)), simulated);
+}
+
+fn case() -> impl Strategy<Value = (Spec, u32, &'static str)> {
+    let powers = |most: u32| (0..=most).prop_map(|bits| 1 << bits);
+    let layout = (powers(2), powers(1), powers(2), powers(1))
+        .prop_filter("2 to 32 ranks", |(t, c, d, p)| (2..=32).contains(&(t * c * d * p)));
+    let sizes = (prop::sample::select(vec![64, 512, 4_096]), 0..4u8, powers(2));
+    let fabric = prop::sample::select(vec!["pcie4_x16", "nvlink3", "nvlink4"]);
+    (layout, sizes, fabric, prop::bool::ANY).prop_map(|((t, c, d, p), (hidden, zero, per_server), fabric, clip)| {
+        let zero = if p > 1 { zero.min(2) } else { zero };
+        let spec = Spec { clip_gradients: clip, ..job([t, c, 1, d, p], hidden, zero) };
+        (spec, per_server.min(t * c * d * p), fabric)
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn any_job_on_servers_takes_as_long_folded((spec, per_server, fabric) in case()) {
+        let workload = Workload::new(spec).unwrap();
+        fewest_simulated(&workload, &nccl(workload.world_size(), &servers(per_server, fabric)));
+    }
+}

@@ -1,0 +1,564 @@
+//! Owns a rank's nodes: which computations and communications one micro-batch through one piece of the model is made of, and how they
+//! depend on each other. Nodes are made one such piece at a time, when they are asked for.
+//!
+//! A rank's nodes form one chain, as the kernels of one stream do, but for what overlaps it: messages between stages, and, of replicas,
+//! sums of gradients and collections of parameters. These form a chain for each group, as on a communicator's own stream.
+
+use super::layout::{GROUPS, Group, RankPosition};
+use super::model::{Attention, Cost};
+use super::schedule::Item;
+use super::{ELEMENT, Phase, Recompute, Spec, Unit};
+use std::collections::{BTreeMap, VecDeque};
+use uniference_formats::chakra::attributes::{
+    COMM_DST, COMM_SIZE, COMM_SRC, COMM_TAG, COMM_TYPE, IS_CPU_OP, NUM_OPS, PG_NAME, TENSOR_SIZE,
+};
+use uniference_formats::chakra::groups::describe;
+use uniference_formats::chakra::read::{Nodes, ReadError};
+use uniference_formats::chakra::schema::{Attribute, CommType, Node, NodeType, Value};
+
+/// Operations of an optimizer step for each parameter: Adam's two moments, their correction and the update.
+const ADAM_FLOPS: u64 = 12;
+/// Bytes for each parameter, besides its gradient: a float32 copy and two moments read and written, the parameter written.
+const ADAM_BYTES: u64 = 2 * 12 + ELEMENT;
+
+/// One rank's nodes, in an order in which each comes after those it depends on. Ids rise from 0.
+pub struct Trace {
+    spec: Spec,
+    place: RankPosition,
+    names: BTreeMap<Group, String>,
+    ready: VecDeque<Node>,
+    next_id: u64,
+    stage: Stage,
+    /// The end of the chain.
+    last: Option<u64>,
+    /// Where the item before the present one began: when its successor's message may be awaited.
+    before: Option<u64>,
+    /// Tokens that each sequence has got before the present item.
+    decoded: u64,
+    /// What the next computation waits for besides.
+    awaited: Vec<u64>,
+    /// The ends of the chains that overlap.
+    overlapping: BTreeMap<Group, u64>,
+    label: String,
+}
+
+/// How far a trace is.
+enum Stage {
+    Groups,
+    Item(u64),
+    End,
+}
+
+/// Which way a micro-batch goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Forward,
+    Backward,
+}
+
+impl Unit {
+    /// How its nodes' names begin.
+    fn label(self, item: &str) -> String {
+        match self {
+            Unit::Embedding => format!("{item}embedding."),
+            Unit::Layer(layer) => format!("{item}l{layer}."),
+            Unit::Head => format!("{item}head."),
+        }
+    }
+}
+
+impl Trace {
+    pub(super) fn new(spec: &Spec, rank: u32) -> Trace {
+        let layout = spec.layout;
+        let of_use = |group: &Group| *group != Group::Pipeline || spec.clip_gradients && spec.phase == Phase::Train;
+        let shared = GROUPS.into_iter().filter(|group| layout.size(*group) > 1).filter(of_use);
+        let name = |group: Group| (group, format!("{group:?}.{}", layout.members(group, rank)[0]).to_lowercase());
+        Trace {
+            spec: spec.clone(),
+            place: layout.place(rank),
+            names: shared.map(name).collect(),
+            ready: VecDeque::new(),
+            next_id: 0,
+            stage: Stage::Groups,
+            last: None,
+            before: None,
+            decoded: 0,
+            awaited: Vec::new(),
+            overlapping: BTreeMap::new(),
+            label: String::new(),
+        }
+    }
+
+    /// Makes the next few nodes.
+    fn go_on(&mut self) {
+        match self.stage {
+            Stage::Groups => {
+                for (group, name) in self.names.clone() {
+                    let node = describe(&name, &self.spec.layout.members(group, self.place.rank));
+                    self.push(node);
+                }
+                self.stage = Stage::Item(0);
+            }
+            Stage::Item(index) => match self.item(index) {
+                Some(item) => {
+                    self.carry_out(item);
+                    self.stage = Stage::Item(index + 1);
+                }
+                None => {
+                    if self.spec.phase == Phase::Train {
+                        self.update();
+                    }
+                    self.stage = Stage::End;
+                }
+            },
+            Stage::End => {}
+        }
+    }
+
+    fn item(&self, index: u64) -> Option<Item> {
+        let Spec { schedule, layout, phase, .. } = &self.spec;
+        let micro_batches = self.spec.micro_batches();
+        match phase {
+            Phase::Train => schedule.train(index, self.place.stage, layout.pipeline, micro_batches),
+            Phase::Prefill | Phase::Decode => {
+                let each = micro_batches * u64::from(schedule.chunks());
+                let item = schedule.infer(index % each, layout.pipeline, micro_batches)?;
+                let before = index / each;
+                // Micro-batches are numbered on, so that no two messages have one tag.
+                let micro_batch = before * micro_batches + item.micro_batch;
+                (before < self.spec.new_tokens).then_some(Item { micro_batch, ..item })
+            }
+        }
+    }
+
+    // One micro-batch through one piece
+
+    fn carry_out(&mut self, item: Item) {
+        let began = self.last;
+        let chunk = item.chunk * self.spec.layout.pipeline + self.place.stage;
+        self.decoded = if item.backward { 0 } else { item.micro_batch / self.spec.micro_batches() };
+        let mut units = self.spec.units(chunk, self.spec.layers(chunk));
+        let before = chunk.checked_sub(1);
+        let after = Some(chunk + 1).filter(|next| *next < self.spec.chunks());
+        let (way, letter, from, to) = match item.backward {
+            false => (Direction::Forward, 'f', before, after),
+            true => (Direction::Backward, 'b', after, before),
+        };
+        if item.backward {
+            units.reverse();
+        }
+        let label = format!("{letter}{}.", item.micro_batch);
+        self.label.clone_from(&label);
+        if let Some(other) = from {
+            self.pass(chunk, other, item, way);
+        }
+        let mut ahead = None;
+        for (at, unit) in units.iter().enumerate() {
+            if self.spec.zero >= 3 {
+                let here = ahead.take().unwrap_or_else(|| self.collect_unit(&label, *unit));
+                ahead = units.get(at + 1).map(|next| self.collect_unit(&label, *next));
+                self.awaited.extend(here);
+            }
+            self.label.clone_from(&label);
+            match unit {
+                Unit::Embedding => self.embedding(item, way),
+                Unit::Layer(_) => {
+                    self.label = unit.label(&label);
+                    self.layer(way);
+                }
+                Unit::Head => self.head(item, way),
+            }
+            if way == Direction::Backward {
+                self.gradients(item, *unit);
+            }
+        }
+        self.label = label;
+        if let Some(other) = to {
+            self.pass(chunk, other, item, way);
+        }
+        self.before = began;
+    }
+
+    fn embedding(&mut self, item: Item, way: Direction) {
+        let embedding = self.spec.model.embedding(self.spec.tokens());
+        if self.decoded > 0 {
+            self.next_token(item.micro_batch - self.spec.micro_batches(), true);
+        }
+        if way == Direction::Backward {
+            self.gather_tokens(1);
+        }
+        self.compute("embedding", embedding, way);
+        if way == Direction::Forward {
+            self.sum_tokens(1);
+        }
+    }
+
+    fn head(&mut self, item: Item, way: Direction) {
+        // Of a prompt only the last token's successor is asked for.
+        let Spec { phase, micro_batch, .. } = self.spec;
+        let tokens = if phase == Phase::Train { self.spec.tokens() } else { micro_batch };
+        let head = self.spec.model.head(tokens, self.tensor());
+        if way == Direction::Forward && phase == Phase::Train {
+            self.gather_tokens(1);
+        }
+        self.compute("head", head, way);
+        match (way, phase) {
+            // Each rank has a part of the vocabulary: the largest score, the sum of all and the right one's are three numbers a token.
+            (Direction::Forward, Phase::Train) => {
+                self.collective(Group::Tensor, CommType::AllReduce, "loss", 12 * tokens)
+            }
+            (Direction::Forward, _) if self.decoded + 1 < self.spec.new_tokens => {
+                self.next_token(item.micro_batch, false)
+            }
+            (Direction::Forward, _) => {}
+            (Direction::Backward, _) => self.sum_tokens(1),
+        }
+    }
+
+    /// The stream of a micro-batch, or its gradient, goes from one piece to the next.
+    fn pass(&mut self, chunk: u32, other: u32, item: Item, way: Direction) {
+        let layout = self.spec.layout;
+        let receives = (other < chunk) == (way == Direction::Forward);
+        let receiver = if receives { chunk } else { other };
+        let direction = u64::from(way == Direction::Backward);
+        let tag = (item.micro_batch * u64::from(self.spec.chunks()) + u64::from(receiver)) * 2 + direction;
+        let share = if layout.sequence_parallel { self.tensor() } else { 1 };
+        let bytes = ELEMENT * self.spec.tokens() * self.spec.model.hidden / share;
+        self.message(receives, other % layout.pipeline, tag, bytes);
+    }
+
+    /// The last stage tells the first which tokens a micro-batch has got: four bytes each.
+    fn next_token(&mut self, micro_batch: u64, receives: bool) {
+        let stages = self.spec.layout.pipeline;
+        if stages > 1 {
+            // No piece receives anything backwards here.
+            let tag = micro_batch * u64::from(self.spec.chunks()) * 2 + 1;
+            self.message(receives, if receives { stages - 1 } else { 0 }, tag, 4 * self.spec.tokens());
+        }
+    }
+
+    /// To or from the rank at this one's place of another stage.
+    fn message(&mut self, receives: bool, stage: u32, tag: u64, bytes: u64) {
+        let peer = self.spec.layout.at_stage(self.place, stage);
+        let (kind, what, end, after) = match receives {
+            true => (NodeType::CommRecv, "recv", COMM_SRC, self.before),
+            false => (NodeType::CommSend, "send", COMM_DST, self.last),
+        };
+        let attributes = [(end, u64::from(peer)), (COMM_TAG, tag), (COMM_SIZE, bytes)];
+        let id = self.node(kind, what, after.into_iter().collect(), &attributes);
+        if receives {
+            self.awaited.push(id);
+        }
+    }
+
+    fn layer(&mut self, way: Direction) {
+        match way {
+            Direction::Forward => {
+                self.attention(way);
+                self.feed_forward(way);
+            }
+            Direction::Backward => {
+                if self.spec.recompute == Recompute::Full {
+                    self.again(|trace| {
+                        trace.attention(Direction::Forward);
+                        trace.feed_forward(Direction::Forward);
+                    });
+                }
+                self.feed_forward(way);
+                self.attention(way);
+            }
+        }
+    }
+
+    /// What was carried out forwards, and not kept.
+    fn again(&mut self, part: impl Fn(&mut Trace)) {
+        let label = self.label.clone();
+        self.label.push_str("again.");
+        part(self);
+        self.label = label;
+    }
+
+    /// Forward: normalise, collect tokens, attend, sum. Backward: the same from its end, where what was collected is summed.
+    fn attention(&mut self, way: Direction) {
+        let (model, tokens, tensor) = (self.spec.model.clone(), self.spec.tokens(), self.tensor());
+        let Spec { sequence, micro_batch, phase, layout, .. } = &self.spec;
+        let keys = micro_batch * (sequence + self.decoded);
+        let pairs = match phase {
+            Phase::Decode => keys,
+            // A token looks at those before it, on average half of all; context ranks share them evenly.
+            Phase::Train | Phase::Prefill => keys * sequence / 2 / u64::from(layout.context),
+        };
+        let parts = Attention { queries: tokens, keys, pairs };
+        let query_key_value = model.query_key_value(tokens, tensor);
+        if way == Direction::Forward {
+            self.norm(way);
+        }
+        self.gather_tokens(1);
+        match way {
+            Direction::Forward => {
+                self.compute("qkv", query_key_value, way);
+                self.exchange_keys(way);
+                self.compute("attention", model.attention(parts, tensor), way);
+                self.compute("projection", model.projection(tokens, tensor), way);
+            }
+            Direction::Backward => {
+                self.compute("projection", model.projection(tokens, tensor), way);
+                let attention = model.attention(parts, tensor);
+                if self.spec.recompute == Recompute::Selective {
+                    self.again(|trace| trace.compute("attention", attention, Direction::Forward));
+                }
+                self.compute("attention", attention, way);
+                self.exchange_keys(way);
+                self.compute("qkv", query_key_value, way);
+            }
+        }
+        self.sum_tokens(1);
+        if way == Direction::Backward {
+            self.norm(way);
+        }
+    }
+
+    /// Context-parallel ranks collect the keys and values of all ("The Llama 3 herd of models", 2024, section 3.3.2), and sum their gradients.
+    fn exchange_keys(&mut self, way: Direction) {
+        let Spec { model, layout, .. } = &self.spec;
+        let bytes = 2 * ELEMENT * self.spec.tokens() * model.kv_width() / self.tensor();
+        match way {
+            Direction::Forward => self.collective(Group::Context, CommType::AllGather, "keys", bytes),
+            Direction::Backward => {
+                let all = bytes * u64::from(layout.context);
+                self.collective(Group::Context, CommType::ReduceScatter, "keys", all);
+            }
+        }
+    }
+
+    fn feed_forward(&mut self, way: Direction) {
+        if way == Direction::Forward {
+            self.norm(way);
+        }
+        match self.spec.model.experts {
+            Some(experts) => self.experts(experts.count, experts.top_k, way),
+            None => {
+                let (model, tokens, tensor) = (self.spec.model.clone(), self.spec.tokens(), self.tensor());
+                let (first, second) = (model.feed_forward_in(tokens, tensor), model.feed_forward_out(tokens, tensor));
+                self.gather_tokens(1);
+                match way {
+                    Direction::Forward => {
+                        self.compute("ffn.in", first, way);
+                        self.compute("ffn.out", second, way);
+                    }
+                    Direction::Backward => {
+                        self.compute("ffn.out", second, way);
+                        self.compute("ffn.in", first, way);
+                    }
+                }
+                self.sum_tokens(1);
+            }
+        }
+        if way == Direction::Backward {
+            self.norm(way);
+        }
+    }
+
+    /// Tokens go to the ranks of their experts and come back (Lepikhin et al., "GShard", 2020); experts get equally many.
+    fn experts(&mut self, count: u64, top_k: u64, way: Direction) {
+        let (model, tensor) = (self.spec.model.clone(), self.tensor());
+        let tokens = self.spec.tokens() / tensor;
+        let local = count / u64::from(self.spec.layout.expert);
+        let networks = model.expert_networks(tokens * tensor * top_k, local, tensor);
+        let moved = ELEMENT * tokens * top_k * model.hidden;
+        if way == Direction::Forward {
+            self.compute("router", model.router(tokens), way);
+        }
+        self.collective(Group::Expert, CommType::AllToAll, "dispatch", moved);
+        self.gather_tokens(top_k);
+        self.compute("experts", networks, way);
+        self.sum_tokens(top_k);
+        self.collective(Group::Expert, CommType::AllToAll, "combine", moved);
+        if way == Direction::Backward {
+            self.compute("router", model.router(tokens), way);
+        }
+    }
+
+    fn norm(&mut self, way: Direction) {
+        let share = if self.spec.layout.sequence_parallel { self.tensor() } else { 1 };
+        self.compute("norm", self.spec.model.norm(self.spec.tokens() / share), way);
+    }
+
+    /// Before matrices that tensor-parallel ranks share: with sequence parallelism each has a part of the tokens, otherwise all.
+    fn gather_tokens(&mut self, copies: u64) {
+        if self.spec.layout.sequence_parallel {
+            let bytes = self.stream_bytes() * copies / self.tensor();
+            self.collective(Group::Tensor, CommType::AllGather, "tokens", bytes);
+        }
+    }
+
+    /// After them: every rank has a summand. An all-reduce for each two matrices, forwards and backwards (Shoeybi et al., "Megatron-LM",
+    /// 2019), or the same as two halves (Korthikanti et al., 2022).
+    fn sum_tokens(&mut self, copies: u64) {
+        let sequence_parallel = self.spec.layout.sequence_parallel;
+        let kind = if sequence_parallel { CommType::ReduceScatter } else { CommType::AllReduce };
+        self.collective(Group::Tensor, kind, "sum", self.stream_bytes() * copies);
+    }
+
+    fn stream_bytes(&self) -> u64 {
+        ELEMENT * self.spec.tokens() * self.spec.model.hidden
+    }
+
+    // Replicas
+
+    /// Sums gradients over replicas: all-reduced, or each rank's shard of them; of the last micro-batch, or where gradients are sharded,
+    /// of each (Rajbhandari et al., "ZeRO", 2020, section 7).
+    fn gradients(&mut self, item: Item, unit: Unit) {
+        let (dense, experts) = self.spec.parameters(unit);
+        let Spec { zero, gradient_bytes, .. } = self.spec;
+        if zero < 2 && item.micro_batch + 1 < self.spec.micro_batches() {
+            return;
+        }
+        let kind = if zero == 0 { CommType::AllReduce } else { CommType::ReduceScatter };
+        self.beside(Group::Replicas, kind, "gradients", dense * gradient_bytes);
+        self.beside(Group::ExpertReplicas, kind, "expert gradients", experts * gradient_bytes);
+    }
+
+    /// Collects the parameters of a part of the model; what its computations must wait for.
+    fn collect_unit(&mut self, label: &str, unit: Unit) -> Vec<u64> {
+        let (dense, experts) = self.spec.parameters(unit);
+        self.label = unit.label(label);
+        self.collect(dense, experts)
+    }
+
+    fn collect(&mut self, dense: u64, experts: u64) -> Vec<u64> {
+        let layout = self.spec.layout;
+        let shard = |parameters: u64, ranks: u32| ELEMENT * parameters.div_ceil(u64::from(ranks));
+        let dense = shard(dense, layout.dense_replicas());
+        let experts = shard(experts, layout.expert_replicas());
+        let ids = [
+            self.beside(Group::Replicas, CommType::AllGather, "parameters", dense),
+            self.beside(Group::ExpertReplicas, CommType::AllGather, "expert parameters", experts),
+        ];
+        ids.into_iter().flatten().collect()
+    }
+
+    /// Once all gradients are there: the optimizer, and with sharded states the new parameters of the others.
+    fn update(&mut self) {
+        self.label = String::new();
+        let Spec { layout, zero, gradient_bytes, .. } = self.spec;
+        let (dense, experts) = self.spec.stage_parameters(self.place.stage);
+        let own = |parameters: u64, ranks: u32| parameters.div_ceil(if zero > 0 { u64::from(ranks) } else { 1 });
+        let updated = own(dense, layout.dense_replicas()) + own(experts, layout.expert_replicas());
+        let bytes = updated * (ADAM_BYTES + gradient_bytes);
+        self.awaited.extend(self.overlapping.values());
+        if layout.sequence_parallel {
+            // Each tensor-parallel rank has seen other tokens, so its gradients of what all of them have are summands (Megatron-LM,
+            // `finalize_model_grads.py`).
+            let replicated = own(self.spec.replicated_parameters(self.place.stage), layout.dense_replicas());
+            self.collective(Group::Tensor, CommType::AllReduce, "replicated gradients", replicated * gradient_bytes);
+        }
+        if self.spec.clip_gradients {
+            self.clip(updated);
+        }
+        self.compute("optimizer", Cost { flops: updated * ADAM_FLOPS, bytes }, Direction::Forward);
+        if matches!(zero, 1 | 2) {
+            self.collect(dense, experts);
+        }
+    }
+
+    /// Squares of this rank's `own` gradients are added up, then those of all ranks that have others, one axis after the other, and
+    /// gradients are scaled (Pascanu et al., "On the difficulty of training recurrent neural networks", 2013, section 3.2).
+    fn clip(&mut self, own: u64) {
+        let read = own * self.spec.gradient_bytes;
+        self.compute("squares", Cost { flops: 2 * own, bytes: read }, Direction::Forward);
+        let sharded = if self.spec.zero > 0 { Group::Replicas } else { Group::Expert };
+        for group in [Group::Tensor, sharded, Group::Pipeline] {
+            self.collective(group, CommType::AllReduce, "gradient norm", 4);
+        }
+        self.compute("clip", Cost { flops: own, bytes: 2 * read }, Direction::Forward);
+    }
+
+    // Nodes
+
+    fn tensor(&self) -> u64 {
+        u64::from(self.spec.layout.tensor)
+    }
+
+    /// Backwards takes twice as much.
+    fn compute(&mut self, what: &str, cost: Cost, way: Direction) {
+        let cost = cost.times(if way == Direction::Forward { 1 } else { 2 });
+        let dependencies = self.last.into_iter().chain(self.awaited.drain(..)).collect();
+        let attributes = [(NUM_OPS, cost.flops), (TENSOR_SIZE, cost.bytes)];
+        let id = self.node(NodeType::Comp, what, dependencies, &attributes);
+        self.last = Some(id);
+    }
+
+    /// In the chain. `bytes` as Chakra counts them: of an all-gather each rank's shard, otherwise the whole, which is filled up to equal
+    /// parts.
+    fn collective(&mut self, group: Group, kind: CommType, what: &str, bytes: u64) {
+        if self.meets(group, bytes) {
+            let dependencies = self.last.into_iter().chain(self.awaited.drain(..)).collect();
+            self.last = Some(self.meet(group, kind, what, bytes, dependencies));
+        }
+    }
+
+    /// Beside the chain, after what is in it so far.
+    fn beside(&mut self, group: Group, kind: CommType, what: &str, bytes: u64) -> Option<u64> {
+        if !self.meets(group, bytes) {
+            return None;
+        }
+        let before = self.overlapping.get(&group).copied();
+        let dependencies = self.last.into_iter().chain(before).collect();
+        let id = self.meet(group, kind, what, bytes, dependencies);
+        self.overlapping.insert(group, id);
+        Some(id)
+    }
+
+    /// Is there anybody to meet, and anything to say?
+    fn meets(&self, group: Group, bytes: u64) -> bool {
+        bytes > 0 && self.names.contains_key(&group)
+    }
+
+    fn meet(&mut self, group: Group, kind: CommType, what: &str, bytes: u64, dependencies: Vec<u64>) -> u64 {
+        let parts = if kind == CommType::AllGather { 1 } else { u64::from(self.spec.layout.size(group)) };
+        let attributes = [(COMM_TYPE, kind as u64), (COMM_SIZE, bytes.next_multiple_of(parts))];
+        let id = self.node(NodeType::CommColl, what, dependencies, &attributes);
+        let name = Value::String(self.names[&group].clone());
+        self.ready.back_mut().expect("just made").attr.push(Attribute::new(PG_NAME, name));
+        id
+    }
+
+    fn node(&mut self, kind: NodeType, what: &str, dependencies: Vec<u64>, attributes: &[(&str, u64)]) -> u64 {
+        let on_host = Attribute::new(IS_CPU_OP, Value::Bool(false));
+        // As Chakra's own generators write them.
+        let number = |(name, value): &(&str, u64)| Attribute::new(name, Value::Int64(*value as i64));
+        self.push(Node {
+            name: format!("{}{what}", self.label),
+            r#type: kind.into(),
+            data_deps: dependencies,
+            attr: std::iter::once(on_host).chain(attributes.iter().map(number)).collect(),
+            ..Node::default()
+        })
+    }
+
+    fn push(&mut self, node: Node) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.ready.push_back(Node { id, ..node });
+        id
+    }
+}
+
+impl Iterator for Trace {
+    type Item = Node;
+
+    fn next(&mut self) -> Option<Node> {
+        while self.ready.is_empty() && !matches!(self.stage, Stage::End) {
+            self.go_on();
+        }
+        self.ready.pop_front()
+    }
+}
+
+/// Nothing can go wrong.
+impl Nodes for Trace {
+    fn next_node(&mut self) -> Result<Option<Node>, ReadError> {
+        Ok(self.next())
+    }
+}

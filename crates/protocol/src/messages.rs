@@ -1,0 +1,277 @@
+//! Owns what a rank's process and the driver say to each other, and how it lies on a socket.
+//!
+//! What the words lead to is `client`'s and `driver`'s business; tensors never travel here, only where they lie in the arena.
+//!
+//! Each task (thread) of a rank has a stream socket of its own. A task writes batches of [`Op`]s; only the last of a batch may ask
+//! for an answer ([`Op::asks`]), and the task then reads exactly one [`Answer`]. So a blocking collective is one round trip, and an
+//! asynchronous one is none: it travels with the next question. A frame is its length (u32, little endian) and a postcard value.
+
+use serde::{Deserialize, Serialize};
+use uniference_sim::ids::Site;
+use uniference_sim::program::{Call, DType, Mark, Outcome, ReduceOp, StoreOp, StoreValue};
+use uniference_sim::time::{SimDuration, SimTime};
+
+/// The name a rank itself gives to an operation, before the engine has numbered it.
+pub type LocalHandle = u32;
+
+/// An offset in the arena, in bytes.
+pub type Offset = u64;
+
+/// What a task says. Durations are virtual time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Op {
+    /// The next line of this rank's table of lines: the n-th of these is `Site(n)`.
+    Site(String),
+    /// What the program has done since the call before.
+    Compute(Slice),
+    /// What operators of the rank name by number from here on, on all of its tasks: of a process with several threads, each of which may name what
+    /// another one was the first to run. It counts at once.
+    Dictionary(Vec<u8>),
+    /// The beginning of the operators of the slice that is said next by this task, where they are too long for one message.
+    Operators(Vec<u8>),
+    /// An operation of a process group starts.
+    Issue {
+        /// How the rank calls it.
+        handle: LocalHandle,
+        /// What.
+        call: Call,
+        /// Where its input was staged.
+        staged: Option<Offset>,
+        /// The input is there; else [`Op::Filled`] follows.
+        filled: bool,
+        /// The user's line.
+        site: Site,
+    },
+    /// A named range opens or closes.
+    Mark(Mark),
+    /// The input that was announced to be staged there now is. It counts at once, also from a task that waits.
+    Filled(Offset),
+    /// The data of an operation was fetched, or is not wanted.
+    Release(LocalHandle),
+    /// The folds of an operation, which this rank was picked for, are done.
+    Folded(LocalHandle),
+    /// The rank closes its connections of a group.
+    Close(u32),
+    /// The program has ended.
+    Exit(Outcome),
+    /// This machine has no memory for a tensor of the program's, so its process ends. It counts at once, from any thread.
+    LacksMemory(Lack),
+    /// Asks for the first turn: [`Answer::Go`].
+    Start,
+    /// Asks to sleep: [`Answer::Go`].
+    Sleep(Span),
+    /// Asks for the clock: [`Answer::Now`].
+    Now,
+    /// Asks for [`Answer::Over`] after this long; another thread may let this one go on before.
+    Pause(Span),
+    /// Asks for a group's number: [`Answer::Group`].
+    Group {
+        /// Its members, in order.
+        ranks: Vec<u32>,
+        /// How many groups of just these this rank has named before.
+        sequence: u32,
+    },
+    /// Asks which are complete, once all or any are: [`Answer::Complete`] or [`Answer::TimedOut`].
+    Wait {
+        /// Which.
+        handles: Vec<LocalHandle>,
+        /// Any of them will do.
+        any: bool,
+        /// At most so long.
+        timeout: Option<SimDuration>,
+        /// The data of the one operation may come before the answer: [`Answer::Ahead`].
+        ahead: bool,
+        /// The user's line.
+        site: Site,
+    },
+    /// Asks the store: [`Answer::Store`] or [`Answer::TimedOut`].
+    Store {
+        /// What.
+        operation: StoreOp,
+        /// At most so long.
+        timeout: Option<SimDuration>,
+        /// The user's line.
+        site: Site,
+    },
+}
+
+impl Op {
+    /// Whether the task now waits for an [`Answer`].
+    pub fn asks(&self) -> bool {
+        use Op::*;
+        matches!(self, Start | Sleep(_) | Now | Pause(_) | Group { .. } | Wait { .. } | Store { .. })
+    }
+}
+
+/// What a program did between two calls.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Slice {
+    /// How long it has computed, as measured here; 0 where compute is not measured.
+    pub measured: SimDuration,
+    /// The operators that it ran, as its capture has written them down.
+    pub operators: Vec<u8>,
+}
+
+/// Memory that a machine has not got.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lack {
+    /// Bytes that were asked for.
+    pub wanted: u64,
+    /// Bytes that there are.
+    pub available: u64,
+    /// The program's line; empty where it is not known.
+    pub line: String,
+}
+
+/// Where the duration of a rank's compute comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Compute {
+    /// The rank measures it.
+    Measured,
+    /// The driver says what operators cost.
+    Modelled,
+    /// It takes no time: the rank says nothing of it.
+    None,
+}
+
+/// How long a task sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Span {
+    /// So long.
+    For(SimDuration),
+    /// Until the rank's clock shows this.
+    Until(SimTime),
+}
+
+impl Span {
+    /// How long that is for a rank whose clock shows `now`.
+    pub fn from(self, now: SimTime) -> SimDuration {
+        match self {
+            Span::For(span) => span,
+            Span::Until(then) => then.max(now).since(now),
+        }
+    }
+}
+
+/// What a task writes at once.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Batch {
+    /// A new thread of the rank has come, and opens the wire with this ticket (only on the main task's wire).
+    pub opens_task: Option<u64>,
+    /// In order.
+    pub ops: Vec<Op>,
+    /// No thread of the rank's process runs any more. Of a process with one thread that goes with each question; with several
+    /// threads it comes by itself, on the main task's socket.
+    pub quiet: Option<Quiet>,
+}
+
+/// All threads of a rank's process wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quiet {
+    /// How many questions they have asked since they were quiet last; some may still be on their way, on other sockets.
+    pub questions: u32,
+    /// A thread waits for something that does not come from the process itself.
+    pub outside: bool,
+}
+
+/// What a task reads.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Reply {
+    /// The rank's clock.
+    pub now: SimTime,
+    /// Staged regions of this rank that nobody needs any more.
+    pub freed: Vec<Offset>,
+    /// Communication of this rank that is complete or has failed, in the order in which it was, as far as no reply has said so before.
+    pub over: Vec<LocalHandle>,
+    /// The answer to the task's question.
+    pub answer: Answer,
+}
+
+/// The answer to a question of a task.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)] // the questions say it
+pub enum Answer {
+    Go,
+    /// The clock, and how long the rank has computed.
+    Now(SimTime, SimDuration),
+    /// A pause is over.
+    Over,
+    Group(u32),
+    /// The complete ones in the order asked for, each with its data. A task that is told of folds does them before it asks for anything else.
+    Complete(Vec<(LocalHandle, Fetched)>),
+    /// No answer yet, but the data of the operation that the task waits for. It is told again with the answer.
+    Ahead(Fetched),
+    TimedOut,
+    Store(StoreValue),
+}
+
+/// Where the data of a complete operation lies, for one rank.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Fetched {
+    /// The output is these, one after the other.
+    pub pieces: Vec<Piece>,
+    /// (destination, source, bytes): what to combine, in this order, before the pieces are right.
+    pub folds: Vec<(Offset, Offset, u64)>,
+    /// How elements are combined, if [`Kernel`](crate::memory::Kernel) can.
+    pub kernel: Option<(ReduceOp, DType)>,
+    /// Of a receive: the group rank of the sender.
+    pub peer: Option<u32>,
+    /// There is no data: this rank of the world has closed its end of a connection.
+    pub closed_by: Option<u32>,
+    /// There is no data: a sender's values were not computed, so only sizes have moved.
+    pub lacks_values: bool,
+}
+
+/// A part of an output.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    /// Where it lies.
+    pub offset: Offset,
+    /// How long it is.
+    pub bytes: u64,
+    /// It is what lies there combined with what lies here.
+    pub other: Option<Offset>,
+}
+
+impl Piece {
+    /// Leaves out its first `bytes`.
+    pub fn skip(&mut self, bytes: u64) {
+        self.offset += bytes;
+        self.bytes -= bytes;
+        self.other = self.other.map(|other| other + bytes);
+    }
+
+    /// Whether `next` continues it.
+    pub fn joins(&self, next: &Piece) -> bool {
+        let ends = |offset: Offset| offset + self.bytes;
+        ends(self.offset) == next.offset && self.other.map(ends) == next.other
+    }
+}
+
+/// What the driver says on a rank's main wire once both sides have said [`Hello`](crate::hello::Hello).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Welcome {
+    /// Whether the program's compute is measured and sent, and whether its operators are.
+    pub compute: Compute,
+    /// How many of its threads compute at once on the rank's device; at least 1.
+    pub cores: u32,
+    /// Size of the whole arena.
+    pub arena_bytes: u64,
+    /// The part of it that this rank stages its inputs in: offset and size.
+    pub staging: (Offset, u64),
+    /// Of the staging part, how much may stay touched but unused before its pages are given back.
+    pub retain_bytes: u64,
+    /// The driver's processor, if it stays on one.
+    pub processor: Option<u32>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_questions_are_answered() {
+        assert!(Op::Now.asks() && Op::Start.asks());
+        assert!(!Op::Release(0).asks() && !Op::Exit(Outcome::Ok).asks());
+    }
+}

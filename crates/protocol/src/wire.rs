@@ -1,0 +1,146 @@
+//! Owns how frames travel between a task of a rank and the driver: a [`Wire`], which on one machine is a pair of Unix sockets
+//! ([`UnixWire`]).
+//!
+//! What the frames hold is `messages`' business. Client and driver are written against the trait: a rank on another machine needs
+//! nothing but a wire of its own, and its own [`Tensors`](crate::memory::Tensors).
+
+use crate::descriptors::lift;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+/// A stream of bytes in both directions between a task of a rank and the driver. Its descriptor can be polled for what can be read.
+pub trait Wire: AsFd + Send + Sync {
+    /// Writes all of `bytes`.
+    ///
+    /// # Errors
+    /// If the other side is gone, or this one was closed.
+    fn write(&self, bytes: &[u8]) -> io::Result<()>;
+
+    /// Reads what is there, and if nothing is and `wait`, what comes next. Returns how many bytes; 0: the other side is closed.
+    /// Descriptors that come along are added to `along`.
+    ///
+    /// # Errors
+    /// `EMFILE` if this process cannot have a descriptor that came along: it is lost. `EAGAIN` if nothing is there and it does not wait.
+    fn read(&self, buffer: &mut [u8], along: &mut VecDeque<OwnedFd>, wait: bool) -> io::Result<usize>;
+
+    /// Opens a wire for another task of the rank. The driver learns of it by [`Wire::announce`], and takes its end by [`Wire::accept`].
+    ///
+    /// # Errors
+    /// If there is no room for another.
+    fn open(&self) -> io::Result<(Arc<dyn Wire>, Opening)>;
+
+    /// Writes `frame`, which tells the driver of an opening.
+    ///
+    /// # Errors
+    /// As [`Wire::write`].
+    fn announce(&self, frame: &[u8], opening: Opening) -> io::Result<()>;
+
+    /// The driver's end of what a rank has opened; `along` holds the descriptors that came with its frame.
+    ///
+    /// # Errors
+    /// If there is none.
+    fn accept(&self, ticket: u64, along: &mut VecDeque<OwnedFd>) -> io::Result<Arc<dyn Wire>>;
+}
+
+/// What the driver is told of a wire that a rank has opened.
+#[derive(Debug, Default)]
+pub struct Opening {
+    /// Which wire it is, where the driver must know it by its number.
+    pub ticket: u64,
+    /// The driver's end, where it can be handed over.
+    pub end: Option<OwnedFd>,
+}
+
+/// A socket between processes of one machine. Its descriptors lie out of the program's reach.
+#[derive(Debug)]
+pub struct UnixWire(UnixStream);
+
+impl UnixWire {
+    /// A rank's end.
+    pub fn of_rank(socket: UnixStream) -> UnixWire {
+        UnixWire(lift(socket.into()).into())
+    }
+
+    /// The driver's end.
+    pub fn of_driver(socket: UnixStream) -> UnixWire {
+        UnixWire(socket)
+    }
+}
+
+impl AsFd for UnixWire {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Wire for UnixWire {
+    fn write(&self, bytes: &[u8]) -> io::Result<()> {
+        write(&self.0, bytes)
+    }
+
+    fn read(&self, buffer: &mut [u8], along: &mut VecDeque<OwnedFd>, wait: bool) -> io::Result<usize> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC | if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
+        let received = rustix::io::retry_on_intr(|| {
+            rustix::net::recvmsg(&self.0, &mut [IoSliceMut::new(buffer)], &mut ancillary, flags)
+        })?;
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(received) = message {
+                along.extend(received);
+            }
+        }
+        if received.flags.contains(ReturnFlags::CTRUNC) {
+            return Err(rustix::io::Errno::MFILE.into());
+        }
+        Ok(received.bytes)
+    }
+
+    fn open(&self) -> io::Result<(Arc<dyn Wire>, Opening)> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let ours = UnixWire::of_rank(ours);
+        Ok((Arc::new(ours), Opening { ticket: 0, end: Some(lift(theirs.into())) }))
+    }
+
+    fn announce(&self, frame: &[u8], opening: Opening) -> io::Result<()> {
+        let end = opening.end.as_ref().map(AsFd::as_fd);
+        write_with_fds(&self.0, frame, end.as_slice())
+    }
+
+    fn accept(&self, _: u64, along: &mut VecDeque<OwnedFd>) -> io::Result<Arc<dyn Wire>> {
+        let end = along.pop_front().ok_or(io::ErrorKind::NotFound)?;
+        Ok(Arc::new(UnixWire(end.into())))
+    }
+}
+
+/// Writes all of `bytes`, with `fds` attached to the first of them.
+///
+/// # Errors
+/// If the other side is gone, or this one was closed.
+pub fn write_with_fds(socket: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(fds)), "{} descriptors at once", fds.len());
+    }
+    let sent = rustix::io::retry_on_intr(|| {
+        rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)
+    })?;
+    write(socket, &bytes[sent..])
+}
+
+fn write(socket: impl AsFd, bytes: &[u8]) -> io::Result<()> {
+    let mut sent = 0;
+    while sent < bytes.len() {
+        sent += rustix::io::retry_on_intr(|| rustix::net::send(&socket, &bytes[sent..], SendFlags::NOSIGNAL))?;
+    }
+    Ok(())
+}

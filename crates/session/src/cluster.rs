@@ -1,0 +1,170 @@
+//! Owns how a cluster is chosen: a file, a number of ranks on one switch, or that of an earlier run, with changes.
+//!
+//! What the keys of a cluster file mean is `uniference-formats`' business.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use uniference_formats::cluster::{AlgorithmChoice, Choices, ClusterFile, Flags, Resolved};
+use uniference_formats::diagnostic::Diagnostic;
+use uniference_formats::units::UnitError;
+use uniference_host::error::HostError;
+
+/// Which cluster is simulated. Values are texts with units, as in a cluster file.
+#[derive(Clone, Debug, Default)]
+pub struct ClusterOptions {
+    /// The cluster file.
+    pub file: Option<PathBuf>,
+    /// In place of a file: so many ranks, each on a host of its own, on one switch.
+    pub ranks: Option<u32>,
+    /// With `ranks`: bandwidth of each host's link in each direction; 10 Gbps if it is not given.
+    pub bandwidth: Option<String>,
+    /// With `ranks`: latency between two hosts, one way; 10 us if it is not given.
+    pub latency: Option<String>,
+    /// With `ranks`: how many times as long compute takes as on this machine; one factor for all ranks, or one for each.
+    pub slowdown: Vec<f64>,
+    /// Changes to the cluster, wherever it comes from.
+    pub overrides: Overrides,
+}
+
+/// What is changed about a cluster.
+#[derive(Clone, Debug, Default)]
+pub struct Overrides {
+    /// The communication library: `gloo`, `nccl`, `mpi` or `ideal`.
+    pub backend: Option<String>,
+    /// Algorithms of single collectives: `all_reduce=ring`.
+    pub algorithms: Vec<String>,
+    /// Values of the cluster file: `network.latency="3 us"`.
+    pub set: Vec<String>,
+}
+
+/// The cluster that options describe.
+pub struct Chosen {
+    /// The cluster.
+    pub resolved: Resolved,
+    /// Whether the options or the file name its backend.
+    pub backend_named: bool,
+}
+
+impl ClusterOptions {
+    /// Whether a cluster is described at all.
+    pub fn is_given(&self) -> bool {
+        self.file.is_some() || self.ranks.is_some()
+    }
+
+    /// The cluster that the options describe.
+    ///
+    /// # Errors
+    /// If there is no such cluster, or the options do not fit together.
+    pub fn resolve(&self) -> Result<Chosen, HostError> {
+        self.resolve_with(None)
+    }
+
+    /// The same with a backend for where neither the options nor the file name one.
+    ///
+    /// # Errors
+    /// As [`ClusterOptions::resolve`].
+    pub fn resolve_with(&self, fallback: Option<&str>) -> Result<Chosen, HostError> {
+        self.check_belonging()?;
+        match (&self.file, self.ranks) {
+            (Some(path), _) => self.overrides.resolve(path, &read(path)?, fallback),
+            (None, Some(ranks)) => self.overrides.resolve(Path::new("--ranks"), &self.flags(ranks)?, fallback),
+            (None, None) => Err(HostError::Usage(
+                "no cluster given\nhint: use --cluster FILE, or --ranks N for N ranks connected by a switch".into(),
+            )),
+        }
+    }
+
+    /// The cluster of an earlier run, as it was or with changes. `origin` is what `toml` is from.
+    ///
+    /// # Errors
+    /// As [`ClusterOptions::resolve`].
+    pub fn resolve_again(&self, origin: &Path, toml: &str) -> Result<Chosen, HostError> {
+        self.check_belonging()?;
+        if self.is_given() { self.resolve() } else { self.overrides.resolve(origin, toml, None) }
+    }
+
+    /// Some options describe the cluster of `--ranks` and no other.
+    fn check_belonging(&self) -> Result<(), HostError> {
+        let given = [
+            ("--bandwidth", self.bandwidth.is_some()),
+            ("--latency", self.latency.is_some()),
+            ("--slowdown", !self.slowdown.is_empty()),
+        ];
+        match given.iter().find(|(_, given)| *given && self.ranks.is_none()) {
+            Some((option, _)) => Err(HostError::Usage(format!(
+                "{option} requires --ranks\nhint: change a value of a cluster file, or of a run's cluster, with --set, for example --set network.latency='3 us'"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// The cluster of an earlier run, as it was.
+    ///
+    /// # Errors
+    /// If it is the cluster of a real run, or of a later version of this program.
+    pub fn resolve_recorded(origin: &str, toml: &str) -> Result<Resolved, HostError> {
+        let file = ClusterFile::parse(origin, toml, &[]).map_err(show)?;
+        file.resolve(&Choices::default()).map_err(show)
+    }
+
+    fn flags(&self, ranks: u32) -> Result<String, HostError> {
+        let flags = Flags {
+            ranks,
+            bandwidth: self.bandwidth.as_deref().map(|text| value("--bandwidth", text)).transpose()?,
+            latency: self.latency.as_deref().map(|text| value("--latency", text)).transpose()?,
+            slowdown: self.slowdown.clone(),
+        };
+        flags.to_toml().map_err(show)
+    }
+}
+
+impl Overrides {
+    /// `origin` is the file that `toml` is from; profiles that it names are beside it.
+    ///
+    /// # Errors
+    /// If there is no such cluster.
+    pub fn resolve(&self, origin: &Path, toml: &str, fallback: Option<&str>) -> Result<Chosen, HostError> {
+        let algorithms: Result<Vec<AlgorithmChoice>, _> = self.algorithms.iter().map(|choice| choice.parse()).collect();
+        let choices = Choices {
+            backend: self.backend.clone(),
+            fallback_backend: fallback.map(str::to_owned),
+            algorithms: algorithms.map_err(show)?,
+        };
+        let mut file = ClusterFile::parse(&origin.display().to_string(), toml, &self.set).map_err(show)?;
+        let folder = origin.parent().unwrap_or(Path::new(""));
+        for name in file.files() {
+            let text = read(&folder.join(&name))?;
+            file.attach(name, text);
+        }
+        let backend_named = self.backend.is_some() || file.names_backend();
+        let resolved = file.resolve(&choices).map_err(show)?;
+        Ok(Chosen { resolved, backend_named })
+    }
+}
+
+/// Reads a cluster file.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn read(path: &Path) -> Result<String, HostError> {
+    crate::input::text(path).map_err(|source| HostError::File {
+        action: "read",
+        path: path.to_owned(),
+        source,
+        hint: "a cluster file is TOML text, and the profiles that it names are CSV files beside it; see \"Cluster file\" in the documentation",
+    })
+}
+
+/// A value with a unit, from an option.
+///
+/// # Errors
+/// If it is none.
+pub fn value<T: FromStr<Err = UnitError>>(option: &str, text: &str) -> Result<T, HostError> {
+    let whole = 0..text.len();
+    text.parse()
+        .map_err(|error: UnitError| show(Diagnostic::new(error.message).at(option, text, whole).hint(error.hint)))
+}
+
+pub(crate) fn show(diagnostic: Diagnostic) -> HostError {
+    HostError::Diagnostic(Box::new(diagnostic))
+}

@@ -1,0 +1,70 @@
+//! Owns the slices of an earlier run, by rank, line and occurrence, so that another run's take as long as they did.
+
+use crate::input::open_record;
+use crate::results::RECORD;
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+use uniference_formats::record::RecordReader;
+use uniference_host::error::HostError;
+use uniference_sim::ids::{RankId, TaskId};
+use uniference_sim::program::{Activity, Request, Work};
+use uniference_sim::replay::RecordedStep;
+
+/// The slices that an earlier run had, and no slice of this run has yet been paired with.
+pub(super) struct Earlier {
+    /// By rank, thread, and the line of the call that ended them; in the order in which they were.
+    slices: BTreeMap<(RankId, TaskId, String), VecDeque<Work>>,
+    /// How many slices of this run had none, by line.
+    without: BTreeMap<String, u64>,
+}
+
+impl Earlier {
+    /// Of the run whose results are in this folder.
+    pub(super) fn read(run: &Path) -> Result<Earlier, HostError> {
+        let file: BufReader<File> = BufReader::new(open_record(&run.join(RECORD))?);
+        let (ranks, rest) = RecordReader::open(file)?.by_rank();
+        let mut slices: BTreeMap<(RankId, TaskId, String), VecDeque<Work>> = BTreeMap::new();
+        for (rank, mut steps) in (0..).map(RankId).zip(ranks) {
+            while let Some((task, step)) = steps.next() {
+                let RecordedStep::Request(Request::Issue { activity: Activity::Compute(work), .. }) = &step else {
+                    continue;
+                };
+                let line = steps.line(&step).to_owned();
+                slices.entry((rank, task, line)).or_default().push_back(work.clone());
+            }
+        }
+        rest.finish()?;
+        Ok(Earlier { slices, without: BTreeMap::new() })
+    }
+
+    /// What the next slice before a call at this line took; `None`: there were fewer, which is noted.
+    pub(super) fn next(&mut self, rank: RankId, task: TaskId, line: &str) -> Option<Work> {
+        let found = self.slices.get_mut(&(rank, task, line.to_owned())).and_then(VecDeque::pop_front);
+        if found.is_none() {
+            *self.without.entry(line.to_owned()).or_default() += 1;
+        }
+        found
+    }
+
+    /// What to say of slices that had no counterpart on either side.
+    pub(super) fn warning(&self) -> Option<String> {
+        const MOST: usize = 8;
+        let count: u64 = self.without.values().sum();
+        if count == 0 {
+            return None;
+        }
+        let mut lines: Vec<(&String, &u64)> = self.without.iter().collect();
+        lines.sort_by_key(|(line, count)| (std::cmp::Reverse(**count), *line));
+        let name = |line: &str| if line.is_empty() { "no line".to_owned() } else { line.to_owned() };
+        let shown: Vec<String> =
+            lines.iter().take(MOST).map(|(line, count)| format!("{} ({count})", name(line))).collect();
+        let more = lines.len().saturating_sub(MOST);
+        let more = if more > 0 { format!(" and {more} more lines") } else { String::new() };
+        Some(format!(
+            "{count} slices of compute have no counterpart in the earlier run, and took what was measured: before calls at {}{more}",
+            shown.join(", ")
+        ))
+    }
+}

@@ -1,0 +1,294 @@
+//! Owns where the duration of compute comes from, rank by rank: what `--compute` says, or else what each device's keys do.
+//!
+//! What slices then cost is `costing`'s business, with the slices of an earlier run (`earlier`) where they are asked for.
+
+mod costing;
+mod earlier;
+
+pub(crate) use costing::{Costed, Costing, RankSteps, Shared};
+
+use earlier::Earlier;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::str::FromStr;
+use std::sync::Arc;
+use uniference_devices::database::Databases;
+use uniference_devices::model::{Model, Target};
+use uniference_formats::cluster::Resolved;
+use uniference_formats::devices::{self, DeviceKind};
+use uniference_formats::operators::Definition;
+use uniference_formats::report::Manifest;
+use uniference_host::error::HostError;
+use uniference_host::live::driver;
+use uniference_sim::device::Estimate;
+
+/// Where the duration of compute comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Compute {
+    /// The rank's processor time on this machine.
+    Measured,
+    /// What its operators cost on the rank's device.
+    Model,
+    /// What it took in an earlier run: the folder of its results.
+    From(PathBuf),
+    /// It takes no time.
+    None,
+}
+
+impl FromStr for Compute {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Compute, String> {
+        match (text, text.strip_prefix("from=")) {
+            ("measured", _) => Ok(Compute::Measured),
+            ("model", _) => Ok(Compute::Model),
+            ("none", _) => Ok(Compute::None),
+            (_, Some(run)) if !run.is_empty() => Ok(Compute::From(run.into())),
+            _ => Err("must be measured, model, from=RUN (the output folder of an earlier run) or none".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Compute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Compute::Measured => f.write_str("measured"),
+            Compute::Model => f.write_str("model"),
+            Compute::From(run) => write!(f, "from={}", run.display()),
+            Compute::None => f.write_str("none"),
+        }
+    }
+}
+
+/// What is asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ComputeOptions {
+    /// `None`: what each device's keys say.
+    pub source: Option<Compute>,
+    /// The user's own database of measured operators, read if it is there.
+    pub own_database: Option<PathBuf>,
+    /// Another one, whose rows come before all others.
+    pub database: Option<PathBuf>,
+}
+
+/// Where a rank's compute comes from, once that is decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Measured,
+    Modelled,
+    From,
+    None,
+    /// Of a replay: as it was recorded.
+    Recorded,
+}
+
+/// What operators cost on the device of a rank.
+trait OperatorCosts {
+    /// The cost of one that has the device for itself.
+    fn estimate(&self, definition: &Definition) -> Estimate;
+
+    /// What reports call it.
+    fn kind(&self, definition: &Definition) -> &'static str;
+
+    /// Types of elements for which the device has no rate, and those whose rates served them.
+    fn substituted(&self) -> Vec<(&'static str, &'static str)>;
+}
+
+impl OperatorCosts for Model {
+    fn estimate(&self, definition: &Definition) -> Estimate {
+        Model::estimate(self, definition)
+    }
+
+    fn kind(&self, definition: &Definition) -> &'static str {
+        Model::kind(definition)
+    }
+
+    fn substituted(&self) -> Vec<(&'static str, &'static str)> {
+        Model::substituted(self)
+    }
+}
+
+/// Where the compute of a run comes from.
+pub struct Plan {
+    ranks: Vec<RankPlan>,
+    earlier: Option<Earlier>,
+    /// For the manifest.
+    name: String,
+    models: Vec<(String, String)>,
+}
+
+struct RankPlan {
+    way: Way,
+    /// Of a rank whose operators are costed.
+    costs: Option<Rc<dyn OperatorCosts>>,
+    /// Whether its device is one beside a processor that runs the program.
+    is_gpu: bool,
+    slowdown: f64,
+}
+
+/// What a record says of its compute.
+pub(crate) struct RecordedCompute<'a> {
+    pub(crate) manifest: &'a Manifest,
+    /// It is replayed on its own cluster.
+    pub(crate) at_home: bool,
+    pub(crate) has_operators: bool,
+    /// The file.
+    pub(crate) path: &'a Path,
+}
+
+impl Plan {
+    /// For a live run.
+    ///
+    /// # Errors
+    /// If a device cannot be modelled that is to be, or the earlier run cannot be read.
+    pub fn live(options: &ComputeOptions, resolved: &Resolved) -> Result<Plan, HostError> {
+        let default = |rank: usize| if resolved.rates[rank].is_some() { Way::Modelled } else { Way::Measured };
+        Plan::new(options, resolved, default, None)
+    }
+
+    /// For a replay.
+    ///
+    /// # Errors
+    /// As [`Plan::live`]; and if the record has no operators that could be costed, or no measured compute.
+    pub(crate) fn replay(
+        options: &ComputeOptions,
+        resolved: &Resolved,
+        recorded: &RecordedCompute<'_>,
+    ) -> Result<Plan, HostError> {
+        let was_modelled = recorded.manifest.compute.split(", ").any(|way| way == "model");
+        let models = recorded.has_operators && (!recorded.at_home || was_modelled);
+        let default =
+            |rank: usize| if models && resolved.rates[rank].is_some() { Way::Modelled } else { Way::Recorded };
+        if options.source == Some(Compute::Model) && !recorded.has_operators {
+            return Err(HostError::Usage(format!(
+                "--compute model: the record {} has no operators\nhint: run the program again: this version captures its operators, unless with --compute none",
+                recorded.path.display()
+            )));
+        }
+        let was_measured = recorded.manifest.compute.is_empty()
+            || recorded.manifest.compute.split(", ").any(|way| way == "measured" || way.starts_with("from="));
+        if options.source == Some(Compute::Measured) && !was_measured {
+            return Err(HostError::Usage(format!(
+                "--compute measured: the compute of the record {} was not measured (--compute {})\nhint: run the program again with --compute measured",
+                recorded.path.display(),
+                recorded.manifest.compute
+            )));
+        }
+        Plan::new(options, resolved, default, Some(recorded))
+    }
+
+    fn new(
+        options: &ComputeOptions,
+        resolved: &Resolved,
+        default: impl Fn(usize) -> Way,
+        recorded: Option<&RecordedCompute<'_>>,
+    ) -> Result<Plan, HostError> {
+        let ways: Vec<Way> = (0..resolved.cluster.devices.len())
+            .map(|rank| match &options.source {
+                None => default(rank),
+                Some(Compute::Measured) => Way::Measured,
+                Some(Compute::Model) => Way::Modelled,
+                Some(Compute::From(_)) => Way::From,
+                Some(Compute::None) => Way::None,
+            })
+            .collect();
+        let mut models = Vec::new();
+        let costs = if ways.contains(&Way::Modelled) {
+            let databases = Databases::standard(options.own_database.as_deref(), options.database.as_deref());
+            let databases = Arc::new(databases.map_err(|error| HostError::Usage(error.to_string()))?);
+            models.push(("devices".to_owned(), env!("CARGO_PKG_VERSION").to_owned()));
+            models.push(("databases".to_owned(), databases.version().to_owned()));
+            costs(&ways, resolved, &databases)?
+        } else if let Some(named) = &options.database {
+            return Err(HostError::Usage(format!(
+                "--device-db {} has no effect: no device's compute is modelled\nhint: add --compute model",
+                named.display()
+            )));
+        } else {
+            vec![None; ways.len()]
+        };
+        let earlier = match &options.source {
+            Some(Compute::From(run)) => Some(Earlier::read(run)?),
+            _ => None,
+        };
+        let names: BTreeSet<String> = ways
+            .iter()
+            .map(|way| match (way, &options.source) {
+                (Way::Recorded, _) => recorded.map_or_else(String::new, |recorded| recorded.manifest.compute.clone()),
+                (_, Some(source)) => source.to_string(),
+                (Way::Modelled, None) => Compute::Model.to_string(),
+                (_, None) => Compute::Measured.to_string(),
+            })
+            .filter(|name| !name.is_empty())
+            .collect();
+        let ranks = ways.into_iter().zip(costs).enumerate().map(|(rank, (way, costs))| RankPlan {
+            way,
+            costs,
+            is_gpu: is_gpu(resolved, rank),
+            slowdown: resolved.cluster.devices[rank].slowdown,
+        });
+        let name = names.into_iter().collect::<Vec<_>>().join(", ");
+        Ok(Plan { ranks: ranks.collect(), earlier, name, models })
+    }
+
+    /// Writes down where compute comes from.
+    pub fn describe(&self, manifest: &mut Manifest) {
+        manifest.compute.clone_from(&self.name);
+        manifest.models = self.models.iter().cloned().collect();
+    }
+
+    /// What is asked of the ranks of a live run.
+    pub(crate) fn of_ranks(&self) -> Vec<driver::Compute> {
+        let of = |rank: &RankPlan| match rank.way {
+            Way::Measured | Way::From | Way::Recorded => driver::Compute::Measured,
+            Way::Modelled => driver::Compute::Modelled,
+            Way::None => driver::Compute::None,
+        };
+        self.ranks.iter().map(of).collect()
+    }
+
+    /// Whether any rank's compute is measured.
+    pub fn measures(&self) -> bool {
+        self.of_ranks().contains(&driver::Compute::Measured)
+    }
+}
+
+/// A device of a model's name, or of a library for such devices.
+fn is_gpu(resolved: &Resolved, rank: usize) -> bool {
+    match resolved.models[rank].as_deref().map(devices::find) {
+        Some(Ok(device)) => device.kind == DeviceKind::Gpu,
+        _ => resolved.cluster.backend.name == "nccl",
+    }
+}
+
+/// The model of each rank's device that is to have one; ranks on like devices share theirs.
+fn costs(
+    ways: &[Way],
+    resolved: &Resolved,
+    databases: &Arc<Databases>,
+) -> Result<Vec<Option<Rc<dyn OperatorCosts>>>, HostError> {
+    let mut known: Vec<(Target, Rc<dyn OperatorCosts>)> = Vec::new();
+    let mut costs: Vec<Option<Rc<dyn OperatorCosts>>> = Vec::new();
+    for (rank, way) in ways.iter().enumerate() {
+        if *way != Way::Modelled {
+            costs.push(None);
+            continue;
+        }
+        let Some(rates) = resolved.rates[rank] else {
+            let device = &resolved.cluster.devices[rank].name;
+            return Err(HostError::Usage(format!(
+                "--compute model: device `{device}` names neither a `model` nor its rates\nhint: add model = \"NAME\", or peak_flops and memory_bandwidth, to its [[device]] in the cluster file; `uniference devices list` shows the names"
+            )));
+        };
+        let target = Target { name: resolved.models[rank].clone(), rates };
+        let same = known.iter().find(|(other, _)| *other == target).map(|(_, costs)| Rc::clone(costs));
+        costs.push(Some(same.unwrap_or_else(|| {
+            let model: Rc<dyn OperatorCosts> = Rc::new(Model::new(target.clone(), Arc::clone(databases)));
+            known.push((target, Rc::clone(&model)));
+            model
+        })));
+    }
+    Ok(costs)
+}

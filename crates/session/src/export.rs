@@ -1,0 +1,87 @@
+//! Owns writing a run's execution traces into a folder: their names, and that few files are open. What is in them is
+//! `uniference-formats`' business.
+
+use crate::cluster::ClusterOptions;
+use crate::folder::{Folder, unwritable};
+use crate::input::open_record;
+use crate::notices::Notices;
+use crate::results::{GROUPS, PREFIX, RECORD};
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufReader, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use uniference_formats::record::RecordReader;
+use uniference_host::error::HostError;
+use uniference_programs::chakra::export::{ExportError, export as export_record};
+use uniference_sim::ids::RankId;
+use uniference_studies::hazards::Hazards;
+
+/// So much of a trace is written at once.
+const CHUNK: usize = 1 << 16;
+
+/// Are there traces of a run in this folder?
+pub fn has_traces(folder: &Path) -> bool {
+    trace(folder, RankId(0)).is_file()
+}
+
+/// Writes the traces of the run whose results are in `run` into a folder, and says what they do not know.
+///
+/// # Errors
+/// If there is no program record in `run`, or `folder` cannot be written to.
+pub fn export(run: &Path, folder: &Folder, notices: &Notices) -> Result<(), HostError> {
+    let out = folder.path();
+    let path = run.join(RECORD);
+    let (_, rest) = open(&path)?.by_rank();
+    let lines = rest.finish()?;
+    let record = open(&path)?;
+    let manifest = record.header().manifest.clone();
+    let ranks = record.header().world_size;
+    let mut cluster = ClusterOptions::resolve_recorded(&path.display().to_string(), &manifest.cluster)?.cluster;
+    cluster.dynamics.seed = manifest.seed;
+    let start = |rank| Ok(BufWriter::with_capacity(CHUNK, Appender::create(trace(out, rank))?));
+    let mut hazards = Hazards::default();
+    let exported = export_record(record, &cluster, &lines, &mut hazards, start).map_err(failed(out))?;
+    let groups = serde_json::to_string(&exported.groups).expect("names and numbers have a JSON form");
+    folder.write(GROUPS, groups.as_bytes())?;
+    for warning in hazards.warnings(&lines) {
+        notices.warn(&warning.to_string());
+    }
+    let (nodes, prefix) = (exported.nodes, out.join(PREFIX));
+    notices.say(&format!("traces: {}.RANK.et ({ranks} ranks, {nodes} nodes)", prefix.display()));
+    Ok(())
+}
+
+fn trace(folder: &Path, rank: RankId) -> PathBuf {
+    folder.join(format!("{PREFIX}.{}.et", rank.0))
+}
+
+fn open(path: &Path) -> Result<RecordReader<BufReader<File>>, HostError> {
+    Ok(RecordReader::open(BufReader::new(open_record(path)?))?)
+}
+
+fn failed(out: &Path) -> impl Fn(ExportError) -> HostError {
+    move |error| match error {
+        ExportError::Record(error) => error.into(),
+        ExportError::Io(source) => unwritable("write", out, source),
+        other => HostError::Usage(other.to_string()),
+    }
+}
+
+/// A file that is open only while it is written to: there may be more ranks than a process may have files.
+struct Appender(PathBuf);
+
+impl Appender {
+    fn create(path: PathBuf) -> io::Result<Appender> {
+        File::create(&path)?;
+        Ok(Appender(path))
+    }
+}
+
+impl Write for Appender {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        OpenOptions::new().append(true).open(&self.0)?.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,267 @@
+//! Owns the folder that a run's results go to: its name, whether it can be written, and writing to it.
+
+use crate::lock::{LOCK, Lock, Writer};
+use crate::names::{EVENTS, GROUPS, PREFIX, RECORD, REPORT, TIMELINE, TRACE};
+use crate::notices::Notices;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::{self, BufWriter, ErrorKind};
+use std::path::{Path, PathBuf};
+use uniference_host::error::{HostError, file_hint};
+
+/// Where results go when nothing is said.
+const DEFAULT: &str = "uniference-out";
+
+/// A folder that can be written to, by nobody else while this lives.
+pub struct Folder {
+    path: PathBuf,
+    _lock: Option<Lock>,
+}
+
+/// What a folder is for. Files of earlier results of the kind are removed; any other file means that the folder is somebody else's.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Results,
+    Traces,
+}
+
+impl Folder {
+    /// `out`, or else the next free `uniference-out/<script>-<n>`. Results of an earlier run in it are removed.
+    ///
+    /// # Errors
+    /// Where another command is writing there, where there are files that are no results, and where nobody may write.
+    pub fn prepare(out: Option<&Path>, script: &OsStr, notices: &Notices) -> Result<Folder, HostError> {
+        Folder::prepare_for(out, script, Writer::Alone, notices)
+    }
+
+    /// The same for those who share a folder.
+    ///
+    /// # Errors
+    /// As [`Folder::prepare`].
+    pub fn prepare_for(
+        out: Option<&Path>,
+        script: &OsStr,
+        writer: Writer<'_>,
+        notices: &Notices,
+    ) -> Result<Folder, HostError> {
+        let path = match out {
+            Some(path) => path.to_owned(),
+            None => next_free(Path::new(DEFAULT), &stem(script))?,
+        };
+        let folder = Folder::claim(path, Kind::Results, writer, notices)?;
+        folder.probe()?;
+        Ok(folder)
+    }
+
+    /// A folder for execution traces. That may be the folder of the run's results itself, whose lock is held already.
+    ///
+    /// # Errors
+    /// As [`Folder::prepare`].
+    pub fn prepare_traces(out: &Path, run: Option<&Folder>, notices: &Notices) -> Result<Folder, HostError> {
+        let same =
+            |run: &Folder| run.path.canonicalize().is_ok_and(|run| out.canonicalize().is_ok_and(|out| out == run));
+        if run.is_some_and(same) {
+            return Ok(Folder { path: out.to_owned(), _lock: None });
+        }
+        Folder::claim(out.to_owned(), Kind::Traces, Writer::Alone, notices)
+    }
+
+    /// A folder that results are in, to add to them.
+    ///
+    /// # Errors
+    /// Where another command is writing there, and where nobody may write.
+    pub fn open(path: &Path, notices: &Notices) -> Result<Folder, HostError> {
+        let lock = Lock::of_folder(path, Writer::Alone, notices)?;
+        Ok(Folder { path: path.to_owned(), _lock: lock })
+    }
+
+    fn claim(path: PathBuf, kind: Kind, writer: Writer<'_>, notices: &Notices) -> Result<Folder, HostError> {
+        let is_new = !path.exists();
+        fs::create_dir_all(&path).map_err(|source| unwritable("create", &path, source))?;
+        // Before anything is written there, and again for what has come until the lock was ours.
+        check_foreign(&path)?;
+        let lock = Lock::of_folder(&path, writer, notices)?;
+        if !is_new && lock.as_ref().is_none_or(Lock::is_first) {
+            check_foreign(&path)?;
+            remove_old(&path, kind)?;
+        }
+        Ok(Folder { path, _lock: lock })
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes a whole file.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn write(&self, name: &str, contents: &[u8]) -> Result<(), HostError> {
+        let path = self.path.join(name);
+        fs::write(&path, contents).map_err(|source| unwritable("write", &path, source))
+    }
+
+    /// A new file to write to.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub fn create(&self, name: &str) -> Result<BufWriter<File>, HostError> {
+        let path = self.path.join(name);
+        File::create(&path).map(BufWriter::new).map_err(|source| unwritable("create", &path, source))
+    }
+
+    /// One line for people: where the results are, and what to do with them.
+    pub fn describe(&self) -> String {
+        let path = self.path.display();
+        match self.path.join(TRACE).exists() {
+            true => format!("results: {path} (open {TRACE} at https://ui.perfetto.dev)"),
+            false => format!("results: {path}"),
+        }
+    }
+
+    /// Finds out before the run whether its results can be written.
+    fn probe(&self) -> Result<(), HostError> {
+        self.write(REPORT, b"")?;
+        let path = self.path.join(REPORT);
+        fs::remove_file(&path).map_err(|source| unwritable("remove", &path, source))
+    }
+}
+
+/// Refuses a folder in which there is anything but what commands of ours write.
+fn check_foreign(folder: &Path) -> Result<(), HostError> {
+    let mut names = names(folder)?;
+    names.sort();
+    let ours = |name: &OsString| name.to_str().is_some_and(|name| is_result(name) || is_trace(name) || is_ours(name));
+    match names.iter().find(|name| !ours(name)) {
+        None => Ok(()),
+        Some(name) => Err(HostError::Usage(format!(
+            "{} is not an output folder: it contains {}\nhint: choose a new or empty folder with --out",
+            folder.display(),
+            Path::new(name).display()
+        ))),
+    }
+}
+
+fn remove_old(folder: &Path, kind: Kind) -> Result<(), HostError> {
+    for name in names(folder)? {
+        let old = name.to_str().is_some_and(if kind == Kind::Results { is_result } else { is_trace });
+        let path = folder.join(&name);
+        if old {
+            fs::remove_file(&path).map_err(|source| unwritable("replace", &path, source))?;
+        }
+    }
+    Ok(())
+}
+
+fn names(folder: &Path) -> Result<Vec<OsString>, HostError> {
+    let entries = fs::read_dir(folder).and_then(|entries| entries.map(|entry| Ok(entry?.file_name())).collect());
+    entries.map_err(|source| unwritable("read", folder, source))
+}
+
+/// A run's: report, trace, records, the ranks' logs and what real ranks record.
+fn is_result(name: &str) -> bool {
+    let of_rank = |rest: &'_ str| {
+        let suffixes = [".log", ".jsonl", ".part"];
+        suffixes.iter().find_map(|suffix| rest.strip_suffix(suffix)).map(str::to_owned)
+    };
+    let rank = name.strip_prefix("rank-").and_then(of_rank);
+    rank.is_some_and(|rank| rank.parse::<u32>().is_ok()) || [REPORT, TRACE, RECORD, EVENTS, TIMELINE].contains(&name)
+}
+
+/// Of the execution traces of a run: `chakra.RANK.et`, and its groups.
+fn is_trace(name: &str) -> bool {
+    let rank = name.strip_prefix(PREFIX).and_then(|rest| rest.strip_prefix('.')?.strip_suffix(".et"));
+    rank.is_some_and(|rank| rank.parse::<u32>().is_ok()) || name == GROUPS
+}
+
+/// What stays: the lock, and the folder that `uniference chakra export` makes beside the results.
+fn is_ours(name: &str) -> bool {
+    name == LOCK || name == PREFIX
+}
+
+fn next_free(parent: &Path, stem: &OsStr) -> Result<PathBuf, HostError> {
+    fs::create_dir_all(parent).map_err(|source| unwritable("create", parent, source))?;
+    for n in 1.. {
+        let mut name = stem.to_owned();
+        name.push(format!("-{n}"));
+        let path = parent.join(name);
+        match fs::create_dir(&path) {
+            Ok(()) => return Ok(path),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(unwritable("create", &path, error)),
+        }
+    }
+    unreachable!("there are more numbers than folders")
+}
+
+fn stem(script: &OsStr) -> OsString {
+    Path::new(script).file_stem().unwrap_or(OsStr::new("run")).to_owned()
+}
+
+/// Why results cannot be written.
+pub(crate) fn unwritable(action: &'static str, path: &Path, source: io::Error) -> HostError {
+    let hint = file_hint(&source);
+    HostError::File { action, path: path.to_owned(), source, hint }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uniference_host::error::Exit;
+
+    fn names_in(dir: &Path) -> Vec<OsString> {
+        let mut left = names(dir).unwrap();
+        left.sort();
+        left
+    }
+
+    #[test]
+    fn old_results_go_and_a_folder_with_other_files_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str| fs::write(dir.path().join(name), "x").unwrap();
+        for name in ["rank-3.log", "rank-1.jsonl", "trace.json", "chakra.0.et", "comm_groups.json", LOCK] {
+            write(name);
+        }
+        fs::create_dir(dir.path().join(PREFIX)).unwrap();
+        let folder = Folder::prepare(Some(dir.path()), "a.py".as_ref(), &Notices::ignored()).unwrap();
+        assert_eq!(names_in(dir.path()), [LOCK, "chakra", "chakra.0.et", "comm_groups.json"]);
+        let error = Folder::prepare(Some(dir.path()), "a.py".as_ref(), &Notices::ignored()).err().unwrap().to_string();
+        assert!(error.contains("another command is writing to"), "{error}");
+        drop(folder);
+        assert_eq!(names_in(dir.path()), ["chakra", "chakra.0.et", "comm_groups.json"]);
+        for name in ["rank-x.log", "notes.txt", "train.py", "chakra.pt.et"] {
+            write("report.json");
+            write(name);
+            for error in [
+                Folder::prepare(Some(dir.path()), "a.py".as_ref(), &Notices::ignored()).err().unwrap(),
+                Folder::prepare_traces(dir.path(), None, &Notices::ignored()).err().unwrap(),
+            ] {
+                assert!(error.exit() == Exit::Usage && error.to_string().contains(name), "{error}");
+            }
+            assert!(dir.path().join("report.json").exists());
+            fs::remove_file(dir.path().join(name)).unwrap();
+        }
+        // Traces into the folder of a run that is being written: the results stay.
+        let run = Folder::prepare(Some(dir.path()), "a.py".as_ref(), &Notices::ignored()).unwrap();
+        write("report.json");
+        drop(Folder::prepare_traces(&dir.path().join("."), Some(&run), &Notices::ignored()).unwrap());
+        assert_eq!(names_in(dir.path()), [LOCK, "chakra", "chakra.0.et", "comm_groups.json", "report.json"]);
+    }
+
+    #[test]
+    fn default_folders_are_numbered() {
+        let dir = tempfile::tempdir().unwrap();
+        let names: Vec<_> = (0..2).map(|_| next_free(dir.path(), "a".as_ref()).unwrap()).collect();
+        assert_eq!(names, [dir.path().join("a-1"), dir.path().join("a-2")]);
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_an_error_with_a_hint() {
+        let error = Folder::prepare(Some(Path::new("/proc/nowhere/out")), "a.py".as_ref(), &Notices::ignored())
+            .err()
+            .unwrap()
+            .to_string();
+        assert!(error.contains("/proc/nowhere/out") && error.contains("--out"), "{error}");
+    }
+}

@@ -1,0 +1,75 @@
+//! One way to carry out a simulation, whoever asks for it: the command line, Python, or a program in Rust.
+//!
+//! A cluster is chosen ([`ClusterOptions`]), a [`Session`] takes the folder for the results, and a [`Source`] says what is simulated while
+//! the session's observers look on; what comes of it is an [`Outcome`], and a report in the folder. Sources are live ranks ([`live`]),
+//! the record of an earlier run ([`recorded`]), execution traces ([`traces`]), generated jobs ([`generated`]) and programs of the
+//! caller's own ([`Programs`]):
+//!
+//! ```
+//! use uniference_session::{ClusterOptions, Outcome, Output, Programs, Session};
+//! use uniference_sim::program::{Activity, Origin, Outcome as Exited, Program, ProgramError, Reply, Request, Work};
+//! use uniference_sim::ids::{Handle, QueueId, Site, TaskId};
+//! use uniference_sim::time::{SimDuration, SimTime};
+//!
+//! /// Computes for a millisecond.
+//! struct Computes;
+//!
+//! impl Program for Computes {
+//!     fn resume(&mut self, _now: SimTime, _task: TaskId, reply: Reply) -> Result<Request, ProgramError> {
+//!         let work = Work { duration: SimDuration::from_us(1_000), origin: Origin::Measured };
+//!         let site = Site(0);
+//!         Ok(match reply {
+//!             Reply::Start => Request::Issue { activity: Activity::Compute(work), queue: QueueId(0), after: vec![], site },
+//!             Reply::Issued(handle) => Request::Wait { handles: vec![handle], any: false, timeout: None, site },
+//!             _ => Request::Exit(Exited::Ok),
+//!         })
+//!     }
+//! }
+//!
+//! # fn main() -> Result<(), uniference_session::HostError> {
+//! # let dir = std::env::temp_dir().join(format!("uniference-session-example-{}", std::process::id()));
+//! let cluster = ClusterOptions { ranks: Some(2), slowdown: vec![1.0, 3.0], ..ClusterOptions::default() };
+//! let output = Output { folder: Some(dir.clone()), ..Output::default() };
+//! let session = Session::new(cluster.resolve()?, 0, vec!["example".to_owned()], &output)?;
+//! match session.carry_out(&mut Programs(vec![Computes, Computes]))? {
+//!     Outcome::Finished(figures) => {
+//!         let report = session.report(*figures, Vec::new());
+//!         assert_eq!(report.makespan_s, 0.003);
+//!         session.write(&report)?;
+//!     }
+//!     Outcome::Stopped(stop) => panic!("{}", stop.message),
+//!     Outcome::Unlike(_) => unreachable!("every rank is simulated"),
+//! }
+//! # std::fs::remove_dir_all(dir).unwrap();
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Whatever the session wants the user to know while it works goes to [`Notices`].
+
+pub mod cluster;
+pub mod compute;
+pub mod export;
+pub mod fit;
+pub mod folder;
+pub mod generated;
+pub mod input;
+pub mod live;
+pub mod lock;
+mod names;
+mod notices;
+mod patience;
+pub mod profile;
+mod programs;
+pub mod recorded;
+pub mod results;
+mod session;
+pub mod traces;
+
+pub use cluster::ClusterOptions;
+pub use compute::{Compute, ComputeOptions};
+pub use notices::Notices;
+pub use programs::{Programs, Ranks};
+pub use results::RecordLevel;
+pub use session::{Done, End, Ending, Outcome, Output, Session, Source, Stop, Watch};
+pub use uniference_host::error::{Exit, HostError};

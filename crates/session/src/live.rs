@@ -1,0 +1,275 @@
+//! Owns a live run: unmodified programs as processes of their own, as the ranks of a simulation.
+//!
+//! How processes are started and heard is `uniference-host`'s business, what the user sees of them the [`Console`]'s.
+
+use crate::compute::{Costing, Plan, Shared};
+use crate::session::{End, Ending, Session, Source, Stop, Watch};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+use uniference_host::error::{Exit, HostError};
+use uniference_host::interrupt::Interrupts;
+use uniference_host::live::driver::{self, Compute, Console, Driver, LiveEnding, Setup, Terminal};
+use uniference_host::live::exchange::{Costs, Exchange, Slice};
+use uniference_host::live::zygote::{RankPlacement, Script, describe_status};
+use uniference_sim::cluster::Cluster;
+use uniference_sim::engine::{Doing, Engine, Halt, RankReport};
+use uniference_sim::event::Observer;
+use uniference_sim::program::{Origin, Work};
+use uniference_sim::time::SimDuration;
+
+/// How many ranks that wait are named when another one fails.
+const MOST_SHOWN: usize = 16;
+
+/// A program, and how its ranks run on this machine.
+pub struct Program {
+    /// The interpreter of Python.
+    pub python: PathBuf,
+    /// The script, or with `module` the module's name; then its arguments.
+    pub argv: Vec<OsString>,
+    /// Run as `python -m` does.
+    pub module: bool,
+    /// Where the duration of compute comes from; the session's manifest must say so, too ([`Session::plan`]).
+    pub plan: Plan,
+    /// How many ranks run on this machine at once; `None`: one where compute is measured, else one a core.
+    pub jobs: Option<u32>,
+    /// Whether the devices are GPUs; `None`: as the backend has it, or else the program.
+    pub cuda: Option<bool>,
+    /// Whether the cluster's backend was named, so that it stands for whichever the program names; see [`crate::cluster::Chosen`].
+    pub backend_named: bool,
+    /// The rank that has the terminal, if one does.
+    pub terminal: Option<Terminal>,
+    /// Operators on tensors of more elements are not computed; `None`: all are.
+    pub values: Option<u64>,
+    /// Whether each operator is timed ([`crate::profile`]).
+    pub timed: bool,
+}
+
+/// Live ranks, before and while they run.
+pub struct Live<'a> {
+    setup: Setup,
+    costing: Rc<RefCell<Costing>>,
+    /// Compute takes no time, whatever the program's plan says.
+    only_for_memory: bool,
+    /// Where logs are to be found once the run has ended; `None`: nowhere.
+    folder: Option<&'a Path>,
+    console: &'a mut dyn Console,
+    observer: &'a mut dyn Observer,
+    /// Until nothing is left to be ended.
+    interrupts: Option<Interrupts>,
+}
+
+impl<'a> Live<'a> {
+    /// A program to be run. `console` shows what its ranks print; `observer` sees the engine's events, besides the session's own.
+    /// `interrupts` end it.
+    pub fn new(
+        program: Program,
+        session: &'a Session,
+        console: &'a mut dyn Console,
+        observer: &'a mut dyn Observer,
+        interrupts: Interrupts,
+    ) -> Live<'a> {
+        let resolved = session.resolved();
+        let cluster = &resolved.cluster;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        // A script that passes another backend's name to init_process_group must not be simulated as gloo unawares.
+        let default = (!program.backend_named).then(|| ("UNIFERENCE_DEFAULT_BACKEND", cluster.backend.name.clone()));
+        // A backend that needs GPUs says that devices are.
+        let cuda = program.cuda.or((cluster.backend.name == "nccl").then_some(true));
+        let cuda = cuda.map(|cuda| ("UNIFERENCE_CUDA", if cuda { "yes" } else { "no" }.to_owned()));
+        let values = program.values.map(|limit| ("UNIFERENCE_VALUES", limit.to_string()));
+        let timed = program.timed.then(|| ("UNIFERENCE_TIMED", "yes".to_owned()));
+        let env = default
+            .into_iter()
+            .chain(cuda)
+            .chain(values)
+            .chain(timed)
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect();
+        let setup = Setup {
+            python: program.python,
+            script: Script { argv: program.argv, module: program.module, env },
+            places: places(cluster, &resolved.cores),
+            jobs: program.jobs.map_or(if program.plan.measures() { 1 } else { cores }, |jobs| jobs as usize),
+            compute: program.plan.of_ranks(),
+            logs: session.folder().path().to_owned(),
+            terminal: program.terminal,
+            timeout: None,
+        };
+        let (folder, costing) = (Some(session.folder().path()), Costing::new(program.plan));
+        Live { setup, costing, only_for_memory: false, folder, console, observer, interrupts: Some(interrupts) }
+    }
+
+    /// The same, for nothing but what ranks hold in memory: compute takes no time, nobody is refused what a device has not got, and the run ends after
+    /// `timeout` of this machine's time. Nobody keeps the folder.
+    pub(crate) fn only_for_memory(mut self, timeout: Duration) -> Live<'a> {
+        self.setup.compute.fill(Compute::Modelled);
+        self.setup.script.env.insert("UNIFERENCE_UNLIMITED".to_owned(), "yes".to_owned());
+        self.setup.timeout = Some(timeout);
+        Live { only_for_memory: true, folder: None, ..self }
+    }
+}
+
+/// Compute takes no time.
+struct Free;
+
+impl Costs for Free {
+    fn work(&mut self, _: Slice<'_>) -> Work {
+        Work { duration: SimDuration::ZERO, origin: Origin::None }
+    }
+}
+
+impl Source for Live<'_> {
+    fn drive(&mut self, cluster: &Cluster, watch: Watch<'_>) -> Result<End, HostError> {
+        let interrupts = self.interrupts.take().expect("live ranks are driven once");
+        let mut observer = (watch.observer, &mut *self.observer);
+        let costs: Box<dyn Costs> =
+            if self.only_for_memory { Box::new(Free) } else { Box::new(Shared(Rc::clone(&self.costing))) };
+        let (recorder, console) = (watch.recorder, &mut *self.console);
+        let watch = driver::Watch { observer: &mut observer, recorder, console, costs };
+        let mut driver = Driver::new(&self.setup, Engine::new(cluster), watch, &interrupts)?;
+        let ending = driver.run()?;
+        let stands = match ending {
+            LiveEnding::Finished => Stands::new(),
+            LiveEnding::Interrupted(_) | LiveEnding::OutOfTime(_) => driver.whereabouts(MOST_SHOWN),
+            _ => driver.stands(MOST_SHOWN),
+        };
+        let others = if driver.has_ranks() { others(driver.exchange(), &ending, &stands) } else { String::new() };
+        let lines = driver.exchange().lines();
+        let ending = match ending {
+            LiveEnding::Finished => Ending::Finished,
+            other => Ending::Stopped(explain(other, &others, &lines, &stands, self.folder)),
+        };
+        // What is left to write needs nobody to end anything first, once all processes have ended.
+        drop(driver);
+        drop(interrupts);
+        Ok(End { ending, lines, costed: self.costing.borrow_mut().finish()? })
+    }
+}
+
+/// By rank, where threads stand that wait inside their process.
+type Stands = BTreeMap<u32, Vec<String>>;
+
+/// What the other ranks were doing when a run ended early.
+fn others(exchange: &Exchange, ending: &LiveEnding, stands: &Stands) -> String {
+    let gone = match ending {
+        LiveEnding::Finished => return String::new(),
+        LiveEnding::Failed { rank, .. } | LiveEnding::Died { rank, .. } | LiveEnding::Severed { rank } => Some(*rank),
+        LiveEnding::Halted(_) | LiveEnding::Interrupted(_) | LiveEnding::OutOfTime(_) => None,
+    };
+    doing(exchange, stands, gone, matches!(ending, LiveEnding::Interrupted(_) | LiveEnding::OutOfTime(_)))
+}
+
+/// What the ranks that wait are waiting for, a line each, but for the one that is gone; `with_running`: and what the others do.
+fn doing(exchange: &Exchange, stands: &Stands, gone: Option<u32>, with_running: bool) -> String {
+    let line = |site| exchange.line(site).to_owned();
+    let ranks = exchange.engine().report();
+    let waits = |rank: &RankReport| rank.tasks.iter().any(|task| task.doing != Doing::Running);
+    let shown: Vec<&RankReport> =
+        ranks.iter().filter(|rank| Some(rank.rank.0) != gone && (with_running || waits(rank))).collect();
+    let known = |rank: &RankReport| stands.get(&rank.rank.0).map_or(&[][..], Vec::as_slice);
+    let lines: String = shown.iter().take(MOST_SHOWN).map(|rank| rank.render(&line, known(rank))).collect();
+    let more = shown.len().saturating_sub(MOST_SHOWN);
+    let rest = if more > 0 { format!("  and {more} more ranks\n") } else { String::new() };
+    lines + &rest
+}
+
+/// Why a run has not finished.
+///
+/// # Panics
+/// If it has.
+fn explain(ending: LiveEnding, others: &str, lines: &[String], stands: &Stands, folder: Option<&Path>) -> Stop {
+    match ending {
+        LiveEnding::Finished => panic!("a run that has finished needs no explanation"),
+        LiveEnding::Failed { rank, status } => {
+            let how = status.filter(|status| ![0, 1].contains(status)).map(|code| format!(" (exit status {code})"));
+            let hint = log(folder, rank).map_or_else(String::new, |log| format!("hint: see its output {log}\n"));
+            let how = how.unwrap_or_default();
+            let message = format!("error: the program failed on rank {rank}{how}\n{others}{hint}");
+            Stop { exit: Exit::ProgramFailed, message }
+        }
+        LiveEnding::Died { rank, pid, status } => {
+            Stop { exit: Exit::ProgramFailed, message: obituary(rank, pid, status, others, folder) }
+        }
+        LiveEnding::Severed { rank } => {
+            let what = "or has replaced itself by another program (os.exec)";
+            let hint = "close only descriptors that the program has opened, not a whole range as os.closerange() does";
+            let message = format!(
+                "error: rank {rank} has closed the descriptors that connect it to Uniference, {what}\n{others}hint: {hint}\n"
+            );
+            Stop { exit: Exit::ProgramFailed, message }
+        }
+        LiveEnding::Halted(halt) => {
+            Stop { exit: Exit::Halted, message: format!("error: {}", render(&halt, lines, stands)) }
+        }
+        LiveEnding::Interrupted(interrupt) => {
+            Stop { exit: interrupt.into(), message: format!("interrupted\n{others}") }
+        }
+        LiveEnding::OutOfTime(timeout) => {
+            let hint = "let the program do fewer steps, or give it more time with --timeout";
+            let message =
+                format!("error: the program did not end within {} s\n{others}hint: {hint}\n", timeout.as_secs_f64());
+            Stop { exit: Exit::Usage, message }
+        }
+    }
+}
+
+fn render(halt: &Halt, lines: &[String], stands: &Stands) -> String {
+    let line = |site: uniference_sim::ids::Site| lines.get(site.index()).cloned().unwrap_or_default();
+    halt.render(&line, &|rank| stands.get(&rank.0).cloned().unwrap_or_default())
+}
+
+/// Ranks numbered on each machine in order, and machines in the order of their first rank. A machine is a host, or the server that hosts
+/// are cards of.
+fn places(cluster: &Cluster, cores: &[Option<u32>]) -> Vec<RankPlacement> {
+    let mut machines = Vec::new();
+    let mut counts = Vec::new();
+    let numbered: Vec<(u32, u32)> = cluster
+        .devices
+        .iter()
+        .map(|device| {
+            let machine = cluster.topology.server(device.host);
+            let at = machines.iter().position(|known| *known == machine).unwrap_or_else(|| {
+                machines.push(machine);
+                counts.push(0);
+                machines.len() - 1
+            });
+            counts[at] += 1;
+            (at as u32, counts[at] - 1)
+        })
+        .collect();
+    let world_size = numbered.len() as u32;
+    let place = |rank: usize| {
+        let ((group, local), device) = (numbered[rank], &cluster.devices[rank]);
+        RankPlacement {
+            rank: rank as u32,
+            world_size,
+            local: (local, counts[group as usize]),
+            group: (group, machines.len() as u32),
+            device: device.name.clone(),
+            memory: device.memory.map(|bytes| bytes.0),
+            cores: cores[rank],
+        }
+    };
+    (0..numbered.len()).map(place).collect()
+}
+
+/// Where the rank's output is, if it has printed anything.
+fn log(folder: Option<&Path>, rank: u32) -> Option<String> {
+    let Some(folder) = folder else { return Some("above".to_owned()) };
+    let path = folder.join(format!("rank-{rank}.log"));
+    path.exists().then(|| format!("in {}", path.display()))
+}
+
+fn obituary(rank: u32, pid: i32, status: i32, others: &str, folder: Option<&Path>) -> String {
+    let what = format!("error: rank {rank} (process {pid}) {} before its program finished", describe_status(status));
+    let hint = match (-status, log(folder, rank)) {
+        (9, _) => "the host may have run out of memory (check dmesg; large tensors take none with --values small), or another process killed it".to_owned(),
+        (_, Some(log)) => format!("see its last output {log}"),
+        (_, None) => "it printed nothing; enable Python's faulthandler to see where the process ended".to_owned(),
+    };
+    format!("{what}\n{others}hint: {hint}\n")
+}

@@ -1,0 +1,327 @@
+//! Owns the replay of a record: what a run asked of the engine, carried out again without the program. Execution traces are
+//! [`crate::traces`]' business.
+
+use crate::cluster::{Chosen, ClusterOptions};
+use crate::compute::{ComputeOptions, Costing, Plan, RankSteps, RecordedCompute};
+use crate::input::open_record;
+use crate::programs::halted;
+use crate::results::{Beside, Figures, RECORD, REPORT};
+use crate::session::{Done, End, Ending, Outcome, Output, Session, Source, Watch};
+use std::cell::RefCell;
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use uniference_formats::cluster::Resolved;
+use uniference_formats::record::{RankRecord, RecordReader};
+use uniference_formats::report::Manifest;
+use uniference_host::error::HostError;
+use uniference_host::live::exchange::Recorder;
+use uniference_programs::chakra::link::is_recording;
+use uniference_sim::cluster::Cluster;
+use uniference_sim::engine::{self, Engine, Failure};
+use uniference_sim::ids::{RankId, Site, TaskId};
+use uniference_sim::observe::{Digest, Statistics};
+use uniference_sim::replay::{Listener, RecordedStep, replay_heard};
+use uniference_studies::hazards::Hazards;
+
+/// A run to be carried out again.
+pub struct Replay {
+    /// The folder with its results.
+    pub run: PathBuf,
+    /// Another cluster, or changes to its own.
+    pub cluster: ClusterOptions,
+    /// `None`: the run's own.
+    pub seed: Option<u64>,
+    /// With so many seeds, from that one on; at least 1. The report then says how far the makespan varies.
+    pub repeat: u32,
+    /// What the report calls it by, where it is another run than the recorded one.
+    pub command: Vec<String>,
+    /// Where the duration of compute comes from.
+    pub compute: ComputeOptions,
+    /// Where the results go.
+    pub output: Output,
+}
+
+/// Runs a record again. On the cluster it comes from, report, trace and digest are the run's, byte for byte.
+///
+/// # Errors
+/// If the record cannot be read, or does not fit the cluster; and where the results cannot be written.
+pub fn replay(args: &Replay) -> Result<Done, HostError> {
+    let path = args.run.join(RECORD);
+    let entries = std::fs::read_dir(&args.run).into_iter().flatten().filter_map(Result::ok);
+    let mut names = entries.map(|entry| entry.file_name());
+    if !path.exists() && !args.run.join(REPORT).exists() && names.any(|name| is_recording(&name.to_string_lossy())) {
+        let run = args.run.display();
+        return Err(HostError::Usage(format!(
+            "{run} contains no program record, but recordings of a profiler (*.json)\nhint: create traces from them with `uniference chakra link {run} --out PREFIX`, then replay PREFIX"
+        )));
+    }
+    let reader = RecordReader::open(BufReader::new(open_record(&path)?))?;
+    let recorded = reader.header().manifest.clone();
+    let chosen = args.cluster.resolve_again(&path, &recorded.cluster)?;
+    let seed = args.seed.unwrap_or(recorded.seed);
+    check_ranks(&chosen, reader.header().world_size)?;
+    check_repeat(args, &chosen)?;
+    let elsewhere = recorded.cluster != chosen.resolved.toml || recorded.seed != seed;
+    let steps = Steps { path: &path, options: &args.compute, recorded: &recorded, at_home: !elsewhere };
+    let plan = steps.plan(&chosen.resolved)?;
+    let mut manifest = manifest(recorded.clone(), &chosen, seed, &args.command);
+    plan.describe(&mut manifest);
+    if manifest.compute != recorded.compute || manifest.models != recorded.models {
+        manifest.command.clone_from(&args.command);
+    }
+    check_folder(args)?;
+    let session = Session::with_manifest(chosen, manifest, &args.output)?;
+    let costing = Costing::new(plan);
+    let mut source = Recorded { path: &path, reader: Some(reader), costing, hazards: Hazards::default() };
+    let figures = match session.carry_out(&mut source)? {
+        Outcome::Finished(figures) => *figures,
+        Outcome::Stopped(stop) => return Ok(Done::Stopped(stop)),
+        Outcome::Unlike(_) => unreachable!("every rank is replayed"),
+    };
+    let beside = doubts(args, &session, &figures, source.hazards, elsewhere, &steps)?;
+    let report = session.report_of_several(figures, beside);
+    session.finish(report)
+}
+
+/// What speaks against the figures of a replay: other seeds, other ways that the program might have gone, keys without an effect.
+fn doubts(
+    args: &Replay,
+    session: &Session,
+    figures: &Figures,
+    hazards: Hazards,
+    elsewhere: bool,
+    steps: &Steps<'_>,
+) -> Result<Beside, HostError> {
+    let Steps { path, recorded, .. } = *steps;
+    let mut beside = other_seeds(args, session.resolved(), steps)?;
+    let recosted = session.manifest().compute != recorded.compute || session.manifest().models != recorded.models;
+    if elsewhere || recosted || args.repeat > 1 {
+        let digest = (args.repeat == 1).then(|| figures.digest.to_hex());
+        beside.warnings.extend(other_ways(hazards, digest, recorded, path, &figures.lines)?);
+    }
+    let home = recorded_cluster(recorded, path);
+    let costed = figures.costed.modelled.contains(&true);
+    if home.is_some_and(|home| home.rates != session.resolved().rates) && !figures.computes.measured() && !costed {
+        beside.warnings.push("`peak_flops` and `memory_bandwidth` have no effect: the durations in the record were computed with the rates of the recorded cluster".to_owned());
+    }
+    Ok(beside)
+}
+
+/// The steps of a record.
+struct Recorded<'a> {
+    path: &'a Path,
+    /// Until it is driven.
+    reader: Option<RecordReader<BufReader<File>>>,
+    costing: Rc<RefCell<Costing>>,
+    /// What its program might have done otherwise.
+    hazards: Hazards,
+}
+
+impl Source for Recorded<'_> {
+    fn drive(&mut self, cluster: &Cluster, watch: Watch<'_>) -> Result<End, HostError> {
+        let reader = self.reader.take().expect("a record is driven once");
+        let (ranks, rest) = reader.by_rank();
+        let recorder = RefCell::new(watch.recorder);
+        let copied = costed(ranks, &self.costing).map(|(rank, steps)| Copied { rank, steps, recorder: &recorder });
+        let mut heard = (watch.observer, std::mem::take(&mut self.hazards));
+        let ended = replay_heard(&mut Engine::new(cluster), copied.collect(), &mut heard);
+        self.hazards = heard.1;
+        let lines = rest.finish()?;
+        let costed = self.costing.borrow_mut().finish()?;
+        let ending = match ended {
+            engine::Ending::Finished => Ending::Finished,
+            engine::Ending::Halted(halt) => halted(&halt, &lines),
+            engine::Ending::Failed(failure) => return Err(refused(self.path, &failure)),
+            engine::Ending::CutShort => return Err(cut_short(self.path)),
+        };
+        Ok(End { ending, lines, costed })
+    }
+}
+
+fn check_repeat(args: &Replay, chosen: &Chosen) -> Result<(), HostError> {
+    let random = chosen.resolved.cluster.dynamics.links.values().any(|link| link.jitter.is_some());
+    if args.repeat == 1 || random {
+        return Ok(());
+    }
+    Err(HostError::Usage(
+        "--repeat has no effect: nothing on this cluster is random\nhint: give a link jitter in a [[network.change]]"
+            .into(),
+    ))
+}
+
+/// The makespans with the seeds after the first one, and which of these did not come to their end.
+fn other_seeds(args: &Replay, resolved: &Resolved, steps: &Steps<'_>) -> Result<Beside, HostError> {
+    let (path, mut cluster) = (steps.path, resolved.cluster.clone());
+    let (mut others, mut halted) = (Vec::new(), Vec::new());
+    for _ in 1..args.repeat {
+        cluster.dynamics.seed = cluster.dynamics.seed.wrapping_add(1);
+        let mut statistics = Statistics::default();
+        let costing = Costing::new(steps.plan(resolved)?);
+        let (ended, lines) = again(&cluster, path, Some(&costing), &mut (&mut statistics, Hazards::default()))?;
+        match ended {
+            engine::Ending::Finished => others.push(statistics.makespan().as_secs_f64()),
+            engine::Ending::Halted(halt) => halted.push((cluster.dynamics.seed, halt, lines)),
+            engine::Ending::Failed(failure) => return Err(refused(path, &failure)),
+            engine::Ending::CutShort => return Err(cut_short(path)),
+        }
+    }
+    let warnings = halted.first().map(|(seed, halt, lines)| {
+        let site = |site: Site| lines.get(site.index()).cloned().unwrap_or_default();
+        let text = halt.render(&site, &|_| Vec::new());
+        let why = text.lines().next().unwrap_or_default();
+        let (count, all) = (halted.len(), args.repeat);
+        format!(
+            "{count} of {all} replays did not finish (seed {seed}: {why}); the interval covers the other {}",
+            1 + others.len()
+        )
+    });
+    Ok(Beside { others, warnings: warnings.into_iter().collect() })
+}
+
+/// Where the program might have gone another way than it was recorded. `digest` is of the run on the new cluster: where the record's own
+/// cluster gives the same, nothing took another time. Where it is not given, there are several runs.
+fn other_ways(
+    mut hazards: Hazards,
+    digest: Option<String>,
+    recorded: &Manifest,
+    path: &Path,
+    lines: &[String],
+) -> Result<Vec<String>, HostError> {
+    if !hazards.depend_on_time() {
+        return Ok(Vec::new());
+    }
+    if let Some(home) = recorded_cluster(recorded, path) {
+        let mut at_home = (Digest::default(), Hazards::default());
+        let (ended, _) = again(&home.cluster, path, None, &mut at_home)?;
+        if !matches!(ended, engine::Ending::Finished) {
+            return Err(cut_short(path));
+        }
+        if digest.is_some_and(|digest| digest == at_home.0.to_hex()) {
+            return Ok(Vec::new());
+        }
+        hazards.merge(&at_home.1);
+    }
+    Ok(hazards.warnings(lines).iter().map(ToString::to_string).collect())
+}
+
+/// The cluster of the run that was recorded, with its seed; `None` where there is none: that of a real run has no devices.
+fn recorded_cluster(recorded: &Manifest, path: &Path) -> Option<Resolved> {
+    let mut resolved = ClusterOptions::resolve_recorded(&path.display().to_string(), &recorded.cluster).ok()?;
+    resolved.cluster.dynamics.seed = recorded.seed;
+    Some(resolved)
+}
+
+/// Runs the record on a cluster, and returns how that ended, and the program's lines. Without `costing` its compute takes as long as was recorded.
+fn again(
+    cluster: &Cluster,
+    path: &Path,
+    costing: Option<&Rc<RefCell<Costing>>>,
+    listener: &mut dyn Listener,
+) -> Result<(engine::Ending, Vec<String>), HostError> {
+    let (ranks, rest) = RecordReader::open(BufReader::new(open_record(path)?))?.by_rank();
+    let ended = match costing {
+        None => replay_heard(&mut Engine::new(cluster), ranks, listener),
+        Some(costing) => {
+            let steps = costed(ranks, costing).map(|(_, steps)| steps.map(|(task, step, _)| (task, step)));
+            replay_heard(&mut Engine::new(cluster), steps.collect(), listener)
+        }
+    };
+    Ok((ended, rest.finish()?))
+}
+
+/// Ranks' steps with the lines that they come from.
+type LinedSteps<'a> = Box<dyn Iterator<Item = (TaskId, RecordedStep, String)> + 'a>;
+
+/// What the ranks did, with what their slices cost now.
+fn costed<'a>(
+    ranks: Vec<RankRecord<BufReader<File>>>,
+    costing: &'a Rc<RefCell<Costing>>,
+) -> impl Iterator<Item = (RankId, RankSteps<LinedSteps<'a>>)> {
+    (0..).map(RankId).zip(ranks).map(|(rank, mut record)| {
+        let lined = std::iter::from_fn(move || {
+            let (task, step) = record.next()?;
+            let line = record.line(&step).to_owned();
+            Some((task, step, line))
+        });
+        (rank, RankSteps::new(rank, Box::new(lined) as LinedSteps<'a>, Rc::clone(costing)))
+    })
+}
+
+/// A record that is replayed, and how its compute is to be costed.
+struct Steps<'a> {
+    path: &'a Path,
+    options: &'a ComputeOptions,
+    recorded: &'a Manifest,
+    at_home: bool,
+}
+
+impl Steps<'_> {
+    fn plan(&self, resolved: &Resolved) -> Result<Plan, HostError> {
+        let Steps { path, options, recorded: manifest, at_home } = *self;
+        let has_operators = has_operators(path)?;
+        Plan::replay(options, resolved, &RecordedCompute { manifest, at_home, has_operators, path })
+    }
+}
+
+/// Whether the operators of any rank were captured.
+fn has_operators(path: &Path) -> Result<bool, HostError> {
+    let (ranks, _rest) = RecordReader::open(BufReader::new(open_record(path)?))?.by_rank();
+    let captured = |(_, step)| matches!(step, RecordedStep::Operators { operators, .. } if !operators.is_empty());
+    Ok(ranks.into_iter().any(|mut steps| steps.any(captured)))
+}
+
+fn refused(path: &Path, failure: &Failure) -> HostError {
+    HostError::Usage(format!("the record {} cannot be replayed on this cluster: {failure}", path.display()))
+}
+
+fn cut_short(path: &Path) -> HostError {
+    let hint = "the run did not finish; run the program again";
+    HostError::Usage(format!("the program record {} is incomplete\nhint: {hint}", path.display()))
+}
+
+/// A rank's steps, recorded again as they are read.
+struct Copied<'a, 'b> {
+    rank: RankId,
+    steps: RankSteps<LinedSteps<'a>>,
+    recorder: &'a RefCell<&'b mut dyn Recorder>,
+}
+
+impl Iterator for Copied<'_, '_> {
+    type Item = (TaskId, RecordedStep);
+
+    fn next(&mut self) -> Option<(TaskId, RecordedStep)> {
+        let (task, step, line) = self.steps.next()?;
+        self.recorder.borrow_mut().step(self.rank, task, &step, &line);
+        Some((task, step))
+    }
+}
+
+fn check_ranks(chosen: &Chosen, recorded: u32) -> Result<(), HostError> {
+    let devices = chosen.resolved.cluster.devices.len();
+    if devices == recorded as usize {
+        return Ok(());
+    }
+    Err(HostError::Usage(format!(
+        "the record has {recorded} ranks, but the cluster has {devices} devices\nhint: use a cluster with one device per rank"
+    )))
+}
+
+/// The run's own, unless this is another run: on another cluster, or with another seed.
+fn manifest(recorded: Manifest, chosen: &Chosen, seed: u64, command: &[String]) -> Manifest {
+    if recorded.cluster == chosen.resolved.toml && recorded.seed == seed {
+        return recorded;
+    }
+    Manifest { cluster: chosen.resolved.toml.clone(), command: command.to_vec(), seed, ..recorded }
+}
+
+fn check_folder(args: &Replay) -> Result<(), HostError> {
+    let same =
+        |out: &PathBuf| out.canonicalize().ok().is_some_and(|out| args.run.canonicalize().is_ok_and(|run| run == out));
+    if args.output.folder.as_ref().is_some_and(same) {
+        let hint = "choose another folder with --out";
+        return Err(HostError::Usage(format!("the results would overwrite the run that is replayed\nhint: {hint}")));
+    }
+    Ok(())
+}

@@ -1,0 +1,271 @@
+//! Owns what is kept of a run: who looks on while it goes on, and what is written when it ends.
+//!
+//! How each file looks is `uniference-formats`' business.
+
+use crate::compute::Costed;
+use crate::folder::Folder;
+pub use crate::names::{EVENTS, GROUPS, PREFIX, RECORD, REPORT, TIMELINE, TRACE};
+use crate::notices::Notices;
+use crate::patience::Patience;
+use std::cell::RefCell;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::BufWriter;
+use std::rc::Rc;
+use uniference_formats::cluster::Resolved;
+use uniference_formats::events::EventWriter;
+use uniference_formats::record::{Header, RecordWriter};
+use uniference_formats::report::{ComputeReport, Manifest, Report};
+use uniference_formats::trace::TraceWriter;
+use uniference_host::error::HostError;
+use uniference_host::live::exchange::Recorder;
+use uniference_sim::cluster::Device;
+use uniference_sim::event::{Event, Observer};
+use uniference_sim::ids::{HostId, RankId, TaskId};
+use uniference_sim::observe::{Digest, Statistics};
+use uniference_sim::replay::RecordedStep;
+use uniference_sim::time::SimTime;
+use uniference_studies::compute::Computes;
+use uniference_studies::interval::interval;
+use uniference_studies::memory::{Held, Kind, Memory, Point};
+
+/// What is kept besides the report.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RecordLevel {
+    /// Program record, trace and every event.
+    Full,
+    /// Program record and trace.
+    #[default]
+    Ops,
+    /// Nothing: for very large runs.
+    Summary,
+}
+
+/// Everything that looks on while a run goes on.
+pub(crate) struct Recording {
+    observers: (Counted, Shown),
+    record: Record,
+}
+
+/// What a run has come to.
+pub struct Figures {
+    /// Times and bytes of every rank, operation and link.
+    pub statistics: Statistics,
+    /// Of everything that happened.
+    pub digest: Digest,
+    /// For how long ranks computed between their operations.
+    pub computes: Computes,
+    /// What ranks held in memory.
+    pub held: Held,
+    /// The program's lines, by site.
+    pub lines: Vec<String>,
+    /// What operators cost, where they were costed.
+    pub(crate) costed: Costed,
+}
+
+/// What else is known of a run than its own figures.
+#[derive(Default)]
+pub(crate) struct Beside {
+    /// Makespans of the same run with other seeds, in seconds.
+    pub(crate) others: Vec<f64>,
+    pub(crate) warnings: Vec<String>,
+}
+
+/// What the report is made from.
+type Counted = ((Statistics, Digest), (Computes, Listened));
+/// What is shown or written while the run goes on.
+type Shown = (Patience, (Trace, Events));
+type Trace = Option<TraceWriter<BufWriter<File>>>;
+type Events = Option<EventWriter<BufWriter<File>>>;
+
+/// The account of memory, which sees events and steps alike.
+#[derive(Clone)]
+pub(crate) struct Listened(Rc<RefCell<Memory>>);
+
+impl Listened {
+    pub(crate) fn new(memory: Memory) -> Listened {
+        Listened(Rc::new(RefCell::new(memory)))
+    }
+
+    /// What was held, once nobody else listens.
+    ///
+    /// # Errors
+    /// If a rank's operators could not be read.
+    ///
+    /// # Panics
+    /// If somebody does.
+    pub(crate) fn finish(self) -> Result<Held, HostError> {
+        let memory = Rc::into_inner(self.0).expect("nobody else listens").into_inner();
+        memory.finish().map_err(|(rank, invalid)| HostError::Usage(format!("{rank}: {invalid}")))
+    }
+}
+
+impl Observer for Listened {
+    fn record(&mut self, at: SimTime, event: &Event<'_>) {
+        self.0.borrow_mut().record(at, event);
+    }
+}
+
+impl Recorder for Listened {
+    fn step(&mut self, rank: RankId, task: TaskId, step: &RecordedStep, _: &str) {
+        self.0.borrow_mut().step(rank, task, step);
+    }
+}
+
+/// The program record, if one is kept, and the account of memory.
+struct Record {
+    writer: Option<RecordWriter<BufWriter<File>>>,
+    memory: Listened,
+}
+
+impl Recorder for Record {
+    fn step(&mut self, rank: RankId, task: TaskId, step: &RecordedStep, line: &str) {
+        if let Some(writer) = &mut self.writer {
+            writer.step(rank, task, step, line);
+        }
+        self.memory.step(rank, task, step, line);
+    }
+}
+
+/// What a run is known by, in its report and its record.
+pub fn manifest(command: Vec<String>, seed: u64, resolved: &Resolved) -> Manifest {
+    Manifest { cluster: resolved.toml.clone(), seed, command, ..versions() }
+}
+
+/// A command's words as a report shows them: what is not UTF-8 in them is not.
+pub fn command(argv: &[OsString]) -> Vec<String> {
+    argv.iter().map(|word| word.to_string_lossy().into_owned()).collect()
+}
+
+/// A manifest that says nothing but this program's version.
+pub fn versions() -> Manifest {
+    let version = ("uniference".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
+    Manifest { versions: [version].into_iter().collect(), ..Manifest::default() }
+}
+
+impl Recording {
+    /// Opens the files that `level` wants.
+    pub(crate) fn start(
+        level: RecordLevel,
+        resolved: &Resolved,
+        manifest: &Manifest,
+        folder: &Folder,
+        notices: &Notices,
+    ) -> Result<Recording, HostError> {
+        let wanted =
+            |least: &[RecordLevel], name: &str| least.contains(&level).then(|| folder.create(name)).transpose();
+        let ops = [RecordLevel::Full, RecordLevel::Ops];
+        let trace = wanted(&ops, TRACE)?.map(|file| TraceWriter::new(file, &resolved.cluster));
+        let events = wanted(&[RecordLevel::Full], EVENTS)?.map(EventWriter::new);
+        let header = Header { world_size: resolved.cluster.devices.len() as u32, manifest: manifest.clone() };
+        let memory = Listened::new(Memory::new(resolved.cluster.devices.len(), trace.is_some()));
+        let writer = wanted(&ops, RECORD)?.map(|file| RecordWriter::new(file, &header));
+        let record = Record { writer, memory: memory.clone() };
+        let statistics = ((Statistics::default(), Digest::default()), (Computes::default(), memory));
+        Ok(Recording { observers: (statistics, (Patience::new(notices.clone()), (trace, events))), record })
+    }
+
+    /// Those who look on.
+    pub(crate) fn watchers(&mut self) -> (&mut dyn Observer, &mut dyn Recorder) {
+        (&mut self.observers, &mut self.record)
+    }
+
+    /// Completes the files of a run that has come to an end of its own, good or bad; `lines` are those of the program.
+    pub(crate) fn finish(self, lines: Vec<String>, costed: Costed) -> Result<Figures, HostError> {
+        let (((statistics, digest), (computes, memory)), (_, (mut trace, events))) = self.observers;
+        let Record { writer, memory: also } = self.record;
+        drop(also);
+        // Of operators that cannot be read `costed` has a warning, or an error where figures depend on them; what was held is then not known.
+        let held = memory.finish().unwrap_or_default();
+        for (rank, points) in (0..).map(RankId).zip(&held.timelines) {
+            trace.iter_mut().for_each(|trace| trace.memory(rank, counter(points)));
+        }
+        trace.map(TraceWriter::finish).transpose()?;
+        events.map(EventWriter::finish).transpose()?;
+        writer.map(RecordWriter::finish).transpose()?;
+        Ok(Figures { statistics, digest, computes, held, lines, costed })
+    }
+}
+
+/// A timeline of memory as a trace shows it: with the kinds that the rank ever holds.
+fn counter(points: &[Point]) -> impl Iterator<Item = (SimTime, Vec<(&'static str, u64)>)> + '_ {
+    let ever = Kind::ALL.into_iter().filter(|kind| points.iter().any(|point| point.held.of(*kind) > 0));
+    let ever: Vec<Kind> = ever.collect();
+    points.iter().map(move |Point { at, held }| (*at, ever.iter().map(|kind| (kind.name(), held.of(*kind))).collect()))
+}
+
+/// The report of a run that has finished.
+pub(crate) fn of_run(figures: Figures, resolved: &Resolved, beside: Beside, manifest: Manifest) -> Report {
+    let Figures { statistics, digest, computes, held, lines, costed } = figures;
+    let Beside { others, warnings } = beside;
+    let mut report = Report::new(&statistics, &resolved.cluster.devices, digest.to_hex(), manifest);
+    if statistics.operations().next().is_none() {
+        report.warnings.push("the program never communicated; only its compute was simulated".to_owned());
+    }
+    report.memory = held.report();
+    let Costed { rows, spreads, modelled, headline, warnings: of_operators } = costed;
+    report.warnings.extend(without_effect(resolved, &computes, &modelled));
+    report.warnings.extend(computes.spread(&lines));
+    report.warnings.extend(of_operators);
+    report.warnings.extend(warnings);
+    report.headline = headline;
+    report.compute = compute(&computes, rows, &modelled, report.ranks.len() as u32);
+    let has_spread = spreads.iter().flatten().any(|(_, spread)| spread.is_some());
+    if resolved.uncertainty.is_some() || !others.is_empty() || has_spread {
+        let uncertainty = resolved.uncertainty.clone().unwrap_or_default();
+        report.interval = Some(interval(&report, &uncertainty, &others, &spreads));
+    }
+    report
+}
+
+/// Seconds of compute by rank: those of operators where they were costed, else those of what the engine was asked for.
+fn compute(computes: &Computes, rows: Vec<ComputeReport>, modelled: &[bool], ranks: u32) -> Vec<ComputeReport> {
+    let mut rows = rows.into_iter().peekable();
+    let mut all = Vec::new();
+    for rank in 0..ranks {
+        if modelled.get(rank as usize).copied().unwrap_or(false) {
+            all.extend(std::iter::from_fn(|| rows.next_if(|row| row.rank == rank)));
+            continue;
+        }
+        all.extend(computes.by_origin(RankId(rank)).map(|(origin, duration)| {
+            let origin = origin.name().to_owned();
+            ComputeReport { rank, origin, kind: None, seconds: duration.as_secs_f64() }
+        }));
+    }
+    all
+}
+
+/// Keys of devices in the cluster file that had nothing to act upon. `memory` is no such key: docs/reference/cluster-file.md says who looks at it.
+fn without_effect(resolved: &Resolved, computes: &Computes, modelled: &[bool]) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if computes.measured()
+        && let Some(rank) = (0..resolved.rates.len())
+            .find(|rank| resolved.rates[*rank].is_some() && !modelled.get(*rank).copied().unwrap_or(false))
+    {
+        let device = &resolved.cluster.devices[rank];
+        warnings.push(format!(
+            "`peak_flops` and `memory_bandwidth` of device `{}` have no effect: compute was measured on this machine and multiplied by `slowdown` ({}); --compute model costs operators by them",
+            device.name, device.slowdown
+        ));
+    }
+    let slower = |device: &&Device| device.slowdown != 1.0 || !device.spells.is_empty();
+    if let Some(device) = resolved.cluster.devices.iter().find(slower).filter(|_| !computes.any()) {
+        let name = &device.name;
+        warnings.push(format!(
+            "`slowdown` and [[straggler]] of device `{name}` have no effect: the compute time of every rank is 0 s"
+        ));
+    }
+    warnings
+}
+
+/// The same for ranks that have no cluster: `inputs` say what they ran on.
+pub(crate) fn of_astra((statistics, digest): &(Statistics, Digest), inputs: String, command: Vec<String>) -> Report {
+    let devices: Vec<Device> = (0..statistics.ranks().len()).map(|rank| device(format!("npu.{rank}"))).collect();
+    let manifest = Manifest { cluster: inputs, command, ..versions() };
+    Report::new(statistics, &devices, digest.to_hex(), manifest)
+}
+
+/// A device of which only the name is known, for the reports of ranks that have no cluster.
+pub fn device(name: String) -> Device {
+    Device { name, host: HostId(0), slowdown: 1.0, spells: Vec::new(), memory: None, rates: None, crash: None }
+}

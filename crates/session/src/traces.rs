@@ -1,0 +1,393 @@
+//! Owns the replay of execution traces: what they run on, how they are driven, and what is said when they cannot go on.
+//!
+//! What nodes mean and when they start is `uniference-formats`' business.
+
+mod files;
+
+use crate::cluster::{Chosen, ClusterOptions};
+use crate::programs::{Ranks, drive};
+use crate::results::{self, RecordLevel, TIMELINE};
+use crate::session::{Done, End, Ending, Outcome, Output, Session, Source, Stop, Watch};
+use crate::{folder::Folder, input};
+use files::{Pieces, Traces, open, with_suffix};
+pub use files::{in_file, of_rank, ranks_of, text_workload};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use uniference_formats::astra::inputs::{Network, System};
+use uniference_formats::astra::memory::{RemoteMemory, Sharing};
+use uniference_formats::chakra::groups::ProcessGroup;
+use uniference_formats::chakra::own::{CLUSTER, SEED};
+use uniference_formats::chakra::read::{ReadError, Reader};
+use uniference_formats::chakra::schema::NodeType;
+use uniference_formats::cluster::{Rates, Resolved};
+use uniference_host::error::{Exit, HostError};
+use uniference_programs::astra::closed_form::AnalyticalModel;
+use uniference_programs::astra::custom::Custom;
+use uniference_programs::astra::schedule::{self, Machine, Scales, ScheduleError};
+use uniference_programs::astra::timeline::TimelineWriter;
+use uniference_programs::chakra::feed::Expand;
+use uniference_programs::chakra::replay::{Replay, Rules};
+use uniference_sim::cluster::Cluster;
+use uniference_sim::device::HostMemory;
+use uniference_sim::engine::{self, Doing, Engine, Failure, Halt, HaltReason, Resumption};
+use uniference_sim::ids::{Handle, RankId};
+use uniference_sim::observe::{Digest, Statistics};
+use uniference_sim::program::{Program, ProgramError, Request};
+use uniference_sim::time::SimDuration;
+
+/// So many nodes say where a trace comes from.
+const LOOKED_AT: usize = 1 << 16;
+
+/// Execution traces to be replayed.
+pub struct TraceReplay {
+    /// The prefix of traces called `PREFIX.RANK.et`, one trace for all ranks, or a text workload.
+    pub prefix: PathBuf,
+    /// What they run on; if it describes none, the cluster that they were recorded on.
+    pub cluster: ClusterOptions,
+    /// `None`: that of the recorded run, or 0.
+    pub seed: Option<u64>,
+    /// What the report calls it by.
+    pub command: Vec<String>,
+    /// Where the results go.
+    pub output: Output,
+    /// How the traces are to be understood.
+    pub meaning: Meaning,
+}
+
+/// How execution traces are to be understood.
+pub struct Meaning {
+    /// Compute and memory nodes take so many times as long as they say; finite, not negative.
+    pub compute_scale: f64,
+    /// Communication moves so many times as many bytes as it says; finite, not negative.
+    pub comm_scale: f64,
+    /// A file of process groups: a JSON object of lists of ranks by name.
+    pub groups: Option<PathBuf>,
+    /// ASTRA-sim's congestion-unaware closed form, in place of our cluster.
+    pub closed_form: Option<ClosedForm>,
+    /// ASTRA-sim's system: the roofline of nodes without a duration, collectives given as traces; algorithms of the closed form.
+    pub system: Option<PathBuf>,
+    /// ASTRA-sim's remote memory: what memory nodes cost.
+    pub memory: Option<PathBuf>,
+    /// How many times a text workload's layers are done; at least 1.
+    pub passes: u32,
+}
+
+impl Default for Meaning {
+    fn default() -> Meaning {
+        Meaning {
+            compute_scale: 1.0,
+            comm_scale: 1.0,
+            groups: None,
+            closed_form: None,
+            system: None,
+            memory: None,
+            passes: 1,
+        }
+    }
+}
+
+/// The machine of ASTRA-sim's closed form, besides [`Meaning::system`].
+pub struct ClosedForm {
+    /// Its network.
+    pub network: Option<PathBuf>,
+    /// How many queues share a dimension's active chunks; at least 1.
+    pub queues_per_dim: u32,
+}
+
+/// Runs traces on a cluster, or by ASTRA-sim's closed form.
+///
+/// # Errors
+/// If they cannot be read, or do not fit the cluster; and where the results cannot be written.
+pub fn replay(args: &TraceReplay) -> Result<Done, HostError> {
+    if let Some(closed_form) = &args.meaning.closed_form {
+        return replay_astra(args, closed_form);
+    }
+    let notices = &args.output.notices;
+    let traces = Traces::find(&args.prefix, args.meaning.passes)?;
+    let (chosen, seed) = cluster(&traces, args)?;
+    let rules = Arc::new(args.meaning.rules(&chosen.resolved.rates)?);
+    let traces = traces.open(chosen.resolved.cluster.devices.len(), notices)?;
+    let replays = (0..).zip(traces).map(|(rank, trace)| Replay::new(RankId(rank), trace, rules.clone()));
+    let mut source = Traced(replays.collect());
+    let session = Session::new(chosen, seed, args.command.clone(), &named(args))?;
+    let figures = match session.carry_out(&mut source)? {
+        Outcome::Finished(figures) => *figures,
+        Outcome::Stopped(stop) => return Ok(Done::Stopped(stop)),
+        Outcome::Unlike(_) => unreachable!("every rank is replayed"),
+    };
+    let report = session.report(figures, source.doubts(session.resolved()));
+    session.finish(report)
+}
+
+/// Folders are called after the traces where nobody names one.
+fn named(args: &TraceReplay) -> Output {
+    Output { name: with_suffix(&args.prefix, ".et"), ..args.output.clone() }
+}
+
+/// Replays of a trace for each rank.
+struct Traced(Vec<Replay<Reader<Pieces>>>);
+
+impl Ranks for Traced {
+    fn resume(&mut self, Resumption { rank, task, now, reply }: Resumption) -> Result<Request, ProgramError> {
+        self.0[rank.index()].resume(now, task, reply)
+    }
+}
+
+impl Source for Traced {
+    fn drive(&mut self, cluster: &Cluster, watch: Watch<'_>) -> Result<End, HostError> {
+        let ending = match drive(&mut Engine::new(cluster), self, watch) {
+            engine::Ending::Finished => Ending::Finished,
+            engine::Ending::Halted(halt) => {
+                Ending::Stopped(Stop { exit: Exit::Halted, message: format!("error: {}", self.describe(&halt)) })
+            }
+            engine::Ending::Failed(Failure { rank, error, .. }) => {
+                return Err(HostError::Usage(format!("the trace of {rank}: {error}")));
+            }
+            engine::Ending::CutShort => unreachable!("traces say how their ranks end"),
+        };
+        Ok(End::new(ending, Vec::new()))
+    }
+}
+
+/// The cluster that the options describe, or else the one that the traces were recorded on, if they say so; the seed likewise. Where nobody
+/// names a backend, traces of accelerators run on NCCL.
+fn cluster(traces: &Traces<'_>, args: &TraceReplay) -> Result<(Chosen, u64), HostError> {
+    let (first, mut reader) = match traces {
+        Traces::Files { prefix, there } => {
+            let first = there.map_or_else(|| (*prefix).to_owned(), |_| of_rank(prefix, 0));
+            let reader = open(&first)?;
+            (first, reader)
+        }
+        // All of its computing is the accelerators'.
+        Traces::Text { .. } => return Ok((on_accelerators(args)?, args.seed.unwrap_or_default())),
+    };
+    let metadata = reader.metadata().clone();
+    let seed = args.seed.or(metadata.unsigned(SEED)).unwrap_or_default();
+    let chosen = match metadata.text(CLUSTER) {
+        Some(toml) if !args.cluster.is_given() => args.cluster.resolve_again(&first, toml)?,
+        // Our own records are of programs whose library is the cluster's, whatever they computed on.
+        Some(_) => args.cluster.resolve()?,
+        None => match runs_on_accelerator(&mut reader).map_err(in_file(&first))? {
+            true => on_accelerators(args)?,
+            false => args.cluster.resolve()?,
+        },
+    };
+    Ok((chosen, seed))
+}
+
+/// The cluster that the options describe, with the library of accelerators where nobody names one.
+fn on_accelerators(args: &TraceReplay) -> Result<Chosen, HostError> {
+    let chosen = args.cluster.resolve_with(Some("nccl"))?;
+    if !chosen.backend_named {
+        let note = "note: the traces were recorded on accelerators; using backend nccl (change it with --backend)";
+        args.output.notices.say(note);
+    }
+    Ok(chosen)
+}
+
+/// Does a node compute or communicate on an accelerator? Those do that do not say that they are the host's (`is_cpu_op`), as a trace's kernels and
+/// all that ASTRA-sim's tools write. Only the first nodes are looked at.
+fn runs_on_accelerator(reader: &mut Reader<Pieces>) -> Result<bool, ReadError> {
+    for _ in 0..LOOKED_AT {
+        let Some(node) = reader.next_node()? else { return Ok(false) };
+        if !matches!(node.r#type(), NodeType::Metadata | NodeType::Invalid) && !node.is_cpu_op() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// The same by the closed form. There is no cluster, and nothing to record but when nodes and ranks end.
+fn replay_astra(args: &TraceReplay, closed_form: &ClosedForm) -> Result<Done, HostError> {
+    if args.cluster.is_given() {
+        let hint = "remove --cluster and --ranks, or remove --fidelity astra";
+        return Err(HostError::Usage(format!(
+            "--fidelity astra uses the network of --astra-network, not a cluster\nhint: {hint}"
+        )));
+    }
+    let Meaning { compute_scale, comm_scale, passes, .. } = args.meaning;
+    let (Some(system_file), Some(network_file)) = (&args.meaning.system, &closed_form.network) else {
+        let hint = "give both files of ASTRA-sim";
+        return Err(HostError::Usage(format!(
+            "--fidelity astra needs --astra-system and --astra-network\nhint: {hint}"
+        )));
+    };
+    let notices = &args.output.notices;
+    let network = Network::parse(&text(network_file)?).map_err(in_file(network_file))?;
+    let system = system(system_file)?;
+    let expand = custom(system_file, &system)?;
+    let memory = args.meaning.memory.as_deref().map(memory).transpose()?;
+    let model = AnalyticalModel::new(system, network, closed_form.queues_per_dim);
+    let traces = Traces::find(&args.prefix, passes)?.open(model.ranks() as usize, notices)?;
+    let groups = args.meaning.groups.as_deref().map_or(Ok(Vec::new()), groups)?;
+    let scales = Scales { compute: compute_scale, communication: comm_scale };
+    let Output { folder, name, record, .. } = named(args);
+    let folder = Folder::prepare(folder.as_deref(), &name, notices)?;
+    let mut figures = (Statistics::default(), Digest::default());
+    let machine = Machine { model: &model, memory, expand };
+    let mut timeline = match record {
+        RecordLevel::Summary => None,
+        RecordLevel::Ops | RecordLevel::Full => Some(TimelineWriter::new(folder.create(TIMELINE)?)),
+    };
+    let mut note = |done: &schedule::CompletedNode<'_>| timeline.iter_mut().for_each(|timeline| timeline.node(done));
+    match schedule::run(&machine, &groups, scales, traces, &mut figures, &mut note) {
+        Ok(untimed) => {
+            timeline.map(TimelineWriter::finish).transpose()?;
+            let inputs = format!("{}\n{}", text(network_file)?, text(system_file)?);
+            let mut report = results::of_astra(&figures, inputs, args.command.clone());
+            report.warnings.extend((untimed > 0).then(|| {
+                format!(
+                    "{untimed} compute nodes give a number of operations (`num_ops`) and no duration; simulated as 1 ns each\nhint: set \"roofline-enabled\" to 1 in the system file, with `peak-perf` and `local-mem-bw`"
+                )
+            }));
+            folder.write(results::REPORT, report.to_json().as_bytes())?;
+            Ok(Done::Finished { report: Box::new(report), folder })
+        }
+        Err(error @ ScheduleError::Deadlock(_)) => {
+            Ok(Done::Stopped(Stop { exit: Exit::Halted, message: format!("error: {error}\n") }))
+        }
+        Err(error) => Err(HostError::Usage(error.to_string())),
+    }
+}
+
+fn memory(path: &Path) -> Result<RemoteMemory, HostError> {
+    RemoteMemory::parse(&text(path)?).map_err(in_file(path))
+}
+
+/// Of a memory that is there. Who shares it is ASTRA-sim's business: here each rank has it to itself.
+fn rates_of(memory: RemoteMemory) -> Option<HostMemory> {
+    let latency = SimDuration::from_secs_f64(memory.remote_mem_latency / 1e9)?;
+    let there = memory.memory_type != Sharing::NoMemoryExpansion;
+    there.then_some(HostMemory { latency, bandwidth: memory.remote_mem_bw * 1e9 })
+}
+
+/// The collectives that the system file gives as traces: where it says, or beside it.
+fn custom(path: &Path, system: &System) -> Result<Option<Arc<dyn Expand>>, HostError> {
+    let mut custom = Custom::default();
+    for (kind, prefix) in system.custom() {
+        let given = PathBuf::from(prefix);
+        let beside = path.with_file_name(given.file_name().unwrap_or_default());
+        let prefix = if of_rank(&given, 0).is_file() { given } else { beside };
+        let files = (0..).map(|rank| of_rank(&prefix, rank)).take_while(|file| file.is_file());
+        let traces = files.map(|file| open(&file)).collect::<Result<Vec<_>, _>>()?;
+        custom.add(kind, traces).map_err(in_file(&prefix))?;
+    }
+    Ok(if custom.is_empty() { None } else { Some(Arc::new(custom)) })
+}
+
+fn system(path: &Path) -> Result<System, HostError> {
+    System::parse(&text(path)?).map_err(in_file(path))
+}
+
+/// If the system enables it and names its rates.
+fn roofline(system: System) -> Option<Rates> {
+    let (flops, memory) = (system.peak_perf * 1e12, system.local_mem_bw * 1e9);
+    (system.roofline_enabled != 0 && flops > 0.0 && memory > 0.0).then(|| Rates::uniform(flops, memory))
+}
+
+fn text(path: &Path) -> Result<String, HostError> {
+    input::text(path).map_err(|source| HostError::File {
+        action: "read",
+        path: path.to_owned(),
+        source,
+        hint: "give a file in ASTRA-sim's format",
+    })
+}
+
+impl Meaning {
+    /// `rates` are those of the ranks' devices.
+    fn rules(&self, rates: &[Option<Rates>]) -> Result<Rules, HostError> {
+        let system = self.system.as_deref().map(system).transpose()?;
+        let expand = match (&self.system, &system) {
+            (Some(path), Some(system)) => custom(path, system)?,
+            _ => None,
+        };
+        let all = system.and_then(roofline);
+        Ok(Rules {
+            world: (0..rates.len()).map(RankId::from).collect(),
+            compute_scale: self.compute_scale,
+            comm_scale: self.comm_scale,
+            rooflines: rates.iter().map(|rates| rates.or(all)).collect(),
+            memory: self.memory.as_deref().map(memory).transpose()?.and_then(rates_of),
+            expand,
+            groups: self.groups.as_deref().map_or(Ok(Vec::new()), groups)?,
+            recorded: false,
+        })
+    }
+}
+
+fn groups(path: &Path) -> Result<Vec<ProcessGroup>, HostError> {
+    let text = input::text(path).map_err(|source| HostError::File {
+        action: "read",
+        path: path.to_owned(),
+        source,
+        hint: "the file must contain a JSON object: {\"1\": [0, 1], \"2\": [2, 3]}",
+    })?;
+    let groups: BTreeMap<String, Vec<u32>> = serde_json::from_str(&text).map_err(|error| {
+        let hint =
+            "the file must contain a JSON object that maps names to lists of ranks: {\"1\": [0, 1], \"2\": [2, 3]}";
+        HostError::Usage(format!("{} does not describe process groups: {error}\nhint: {hint}", path.display()))
+    })?;
+    Ok(groups.into_iter().map(|(name, ranks)| ProcessGroup { name, description: None, ranks }).collect())
+}
+
+impl Traced {
+    /// Where the durations of nodes deserve doubt.
+    fn doubts(&self, resolved: &Resolved) -> Vec<String> {
+        let untimed: u64 = self.0.iter().map(Replay::untimed).sum();
+        let derived: u64 = self.0.iter().map(Replay::by_roofline).sum();
+        let rates = resolved.rates.iter().position(Option::is_some).filter(|_| derived == 0);
+        let untimed = (untimed > 0).then(|| format!("{untimed} nodes have no duration; simulated as 0 s"));
+        let unused = rates.map(|rank| {
+            let name = &resolved.cluster.devices[rank].name;
+            format!("`peak_flops` and `memory_bandwidth` of device `{name}` have no effect: every node has a duration")
+        });
+        untimed.into_iter().chain(unused).collect()
+    }
+
+    /// Why traces cannot go on, by the names of their nodes.
+    fn describe(&self, halt: &Halt) -> String {
+        let node = |rank: RankId, handle: Handle| match self.0[rank.index()].behind(handle) {
+            Some((node, _)) => format!("node {} `{}`", node.id, node.name),
+            None => "a completed node".to_owned(),
+        };
+        let mut text = match &halt.reason {
+            HaltReason::Deadlock => format!("deadlock at {}: no rank can proceed\n", halt.at),
+            HaltReason::EndOfTime => format!("virtual time exceeds its limit of 213 days (at {})\n", halt.at),
+            HaltReason::Asymmetry(asymmetry) => format!("ranks are not equivalent: {asymmetry}\n"),
+            HaltReason::Mismatch { first, second, what, .. } => format!(
+                "mismatch at {}: {} and {} called different operations that should match\n  {what}\n  {}: {}\n  {}: {}\n",
+                halt.at,
+                second.0,
+                first.0,
+                first.0,
+                node(first.0, first.1),
+                second.0,
+                node(second.0, second.1),
+            ),
+        };
+        for report in halt.ranks.iter().filter(|report| report.ended.is_none()) {
+            for task in &report.tasks {
+                let Doing::Waiting(pending) = &task.doing else { continue };
+                for pending in pending {
+                    let name = node(report.rank, pending.handle);
+                    let _ = writeln!(text, "  {}, clock {}: {name}: {pending}", report.rank, report.clock);
+                    text += &waiting(&self.0[report.rank.index()], pending.handle);
+                }
+            }
+        }
+        text
+    }
+}
+
+/// The first few nodes that wait for a node.
+fn waiting(rank: &Replay<Reader<Pieces>>, handle: Handle) -> String {
+    let Some((_, waiting)) = rank.behind(handle).filter(|(_, waiting)| !waiting.is_empty()) else {
+        return String::new();
+    };
+    let names: Vec<String> = waiting.iter().take(4).map(|node| format!("node {} `{}`", node.id, node.name)).collect();
+    let more = if waiting.len() > names.len() { ", ..." } else { "" };
+    format!("    blocked by it: {}{more}\n", names.join(", "))
+}

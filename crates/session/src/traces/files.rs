@@ -1,0 +1,225 @@
+//! Owns the files of execution traces: which there are, and that few of them are open.
+
+use crate::cluster::show;
+use crate::input;
+use crate::notices::Notices;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt::Display;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use uniference_formats::chakra::read::Reader;
+use uniference_host::error::HostError;
+use uniference_programs::astra::layers::{TextWorkload, is_text_workload};
+
+/// So much of a file is read at once.
+const CHUNK: u64 = 1 << 16;
+
+/// Bytes that tell a text workload from a trace.
+const BEGINNING: u64 = 256;
+
+/// Where the traces come from.
+pub(super) enum Traces<'a> {
+    Files {
+        prefix: &'a Path,
+        /// `None`: one trace for all ranks.
+        there: Option<usize>,
+    },
+    /// They are made of a text workload.
+    Text { path: &'a Path, workload: Box<TextWorkload>, passes: u32 },
+}
+
+impl<'a> Traces<'a> {
+    pub(super) fn find(prefix: &'a Path, passes: u32) -> Result<Traces<'a>, HostError> {
+        if let Some(workload) = text_workload(prefix)? {
+            return Ok(Traces::Text { path: prefix, workload: Box::new(workload), passes });
+        }
+        if passes > 1 {
+            let hint = "remove --passes, or give a text workload";
+            return Err(HostError::Usage(format!("--passes requires a text workload\nhint: {hint}")));
+        }
+        Ok(Traces::Files { prefix, there: count(prefix)? })
+    }
+
+    /// One for each of `ranks` ranks.
+    pub(super) fn open(&self, ranks: usize, notices: &Notices) -> Result<Vec<Reader<Pieces>>, HostError> {
+        let (path, made) = match self {
+            Traces::Files { prefix, there } => {
+                return files(prefix, *there, ranks)?.iter().map(|file| open(file)).collect();
+            }
+            Traces::Text { path, workload, passes } => {
+                (path, workload.traces(ranks as u64, *passes).map_err(in_file(path))?)
+            }
+        };
+        made.warnings.iter().for_each(|warning| notices.warn(warning));
+        let body: Arc<[u8]> = made.body().into();
+        let reader = |rank| Reader::open(Pieces::Memory { head: made.head(rank), body: body.clone(), given: 0 });
+        (0..ranks as u64).map(|rank| reader(rank).map_err(in_file(path))).collect()
+    }
+}
+
+/// The text workload in a file, if it is one by its first word or its name.
+///
+/// # Errors
+/// If it is one that cannot be read.
+pub fn text_workload(path: &Path) -> Result<Option<TextWorkload>, HostError> {
+    let mut beginning = Vec::new();
+    let Ok(file) = input::open(path) else { return Ok(None) };
+    if file.take(BEGINNING).read_to_end(&mut beginning).is_err() {
+        return Ok(None);
+    }
+    if !is_text_workload(&beginning) && path.extension().is_none_or(|extension| extension != "txt") {
+        return Ok(None);
+    }
+    let text = input::text(path).map_err(|source| HostError::File {
+        action: "read",
+        path: path.to_owned(),
+        source,
+        hint: "a text workload must be text; the name of an execution trace ends in .et",
+    })?;
+    TextWorkload::parse(&path.display().to_string(), &text).map(Some).map_err(show)
+}
+
+/// How many ranks there are traces of; `None`: there is one trace for all.
+fn count(prefix: &Path) -> Result<Option<usize>, HostError> {
+    if prefix.is_file() {
+        return Ok(None);
+    }
+    let ranks = ranks_of(prefix);
+    let Some((last, _)) = ranks.last_key_value() else {
+        return Err(HostError::Usage(format!(
+            "neither {0} nor {0}.0.et exists\nhint: give the output folder of a run, the prefix of traces named PREFIX.RANK.et, or one trace for all ranks",
+            prefix.display()
+        )));
+    };
+    match (0..*last).find(|rank| !ranks.contains_key(rank)) {
+        Some(missing) => Err(HostError::Usage(format!(
+            "trace {0}.{missing}.et is missing, but {0}.{last}.et exists\nhint: ranks are numbered from 0 without gaps; add the missing traces, or remove those of another job",
+            prefix.display()
+        ))),
+        None => Ok(Some(ranks.len())),
+    }
+}
+
+/// The traces called PREFIX.RANK.et, by rank.
+pub fn ranks_of(prefix: &Path) -> BTreeMap<usize, PathBuf> {
+    let folder = prefix.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let start = prefix.file_name().map(|name| format!("{}.", name.to_string_lossy())).unwrap_or_default();
+    let entries = std::fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
+    let rank_of = |name: &str| {
+        let rank = name.strip_prefix(&start)?.strip_suffix(".et")?;
+        rank.parse::<usize>().ok().filter(|number| number.to_string() == rank)
+    };
+    entries
+        .filter_map(|entry| Some((rank_of(&entry.file_name().to_string_lossy())?, entry.path())))
+        .filter(|(_, path)| path.is_file())
+        .collect()
+}
+
+/// The trace of one rank.
+pub fn of_rank(prefix: &Path, rank: impl Display) -> PathBuf {
+    with_suffix(prefix, &format!(".{rank}.et")).into()
+}
+
+pub(super) fn with_suffix(prefix: &Path, suffix: &str) -> OsString {
+    let mut name = prefix.as_os_str().to_owned();
+    name.push(suffix);
+    name
+}
+
+/// One for each rank.
+fn files(prefix: &Path, there: Option<usize>, ranks: usize) -> Result<Vec<PathBuf>, HostError> {
+    match there {
+        None => Ok(vec![prefix.to_owned(); ranks]),
+        Some(count) if count == ranks => Ok((0..ranks).map(|rank| of_rank(prefix, rank)).collect()),
+        Some(count) => Err(HostError::Usage(format!(
+            "the traces have {count} ranks, but the cluster has {ranks} devices\nhint: use a cluster with one device per rank"
+        ))),
+    }
+}
+
+pub(super) fn open(path: &Path) -> Result<Reader<Pieces>, HostError> {
+    let pieces = FilePieces { path: path.to_owned(), offset: 0, piece: Vec::new(), given: 0 };
+    Reader::open(Pieces::File(pieces)).map_err(in_file(path))
+}
+
+/// The bytes of a trace.
+pub(super) enum Pieces {
+    File(FilePieces),
+    /// What is one rank's, and then what is the same for all.
+    Memory {
+        head: Vec<u8>,
+        body: Arc<[u8]>,
+        given: usize,
+    },
+}
+
+impl Read for Pieces {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Pieces::File(file) => file.read(buffer),
+            Pieces::Memory { head, body, given } => {
+                let left = head.get(*given..).filter(|left| !left.is_empty());
+                let left = left.unwrap_or_else(|| &body[*given - head.len()..]);
+                let count = buffer.len().min(left.len());
+                buffer[..count].copy_from_slice(&left[..count]);
+                *given += count;
+                Ok(count)
+            }
+        }
+    }
+}
+
+/// A file that is open only while a piece of it is read: there may be more ranks than a process may have files.
+pub(super) struct FilePieces {
+    path: PathBuf,
+    offset: u64,
+    piece: Vec<u8>,
+    given: usize,
+}
+
+impl FilePieces {
+    fn next_piece(&mut self) -> io::Result<()> {
+        let mut file = input::open(&self.path)?;
+        file.seek(SeekFrom::Start(self.offset))?;
+        self.piece.clear();
+        self.given = 0;
+        self.offset += file.take(CHUNK).read_to_end(&mut self.piece)? as u64;
+        Ok(())
+    }
+}
+
+impl Read for FilePieces {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.given == self.piece.len() {
+            self.next_piece()?;
+        }
+        let count = buffer.len().min(self.piece.len() - self.given);
+        buffer[..count].copy_from_slice(&self.piece[self.given..self.given + count]);
+        self.given += count;
+        Ok(count)
+    }
+}
+
+/// Says in which file something is wrong.
+pub fn in_file<E: std::fmt::Display>(path: &Path) -> impl Fn(E) -> HostError {
+    move |error| HostError::Usage(format!("{}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_the_whole_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let contents: Vec<u8> = (0..3 * CHUNK + 5).map(|index| (index % 251) as u8).collect();
+        std::fs::write(&path, &contents).unwrap();
+        let mut read = Vec::new();
+        let mut pieces = FilePieces { path, offset: 0, piece: Vec::new(), given: 0 };
+        pieces.read_to_end(&mut read).unwrap();
+        assert!(read == contents);
+    }
+}

@@ -1,0 +1,62 @@
+//! Owns the order in which an algorithm counts the elements of a tensor, where that is not the tensor's own, and the way back.
+
+use super::{Fold, FoldPlan, Placement};
+use crate::collective::{Algorithm, Span};
+use crate::program::Collective;
+use std::sync::Arc;
+
+/// The pieces of a tensor as the steps count them, one after the other.
+pub(in crate::collective) struct Order {
+    /// Where each piece begins for the steps, and where it lies. `None`: steps count as the tensor does.
+    pieces: Option<Vec<(u64, Span)>>,
+}
+
+impl Order {
+    pub(in crate::collective) fn of(algorithm: &dyn Algorithm, call: &Collective, size: u32) -> Order {
+        let begin = |from: &mut u64, span: Span| {
+            let piece = (*from, span);
+            *from += span.len;
+            Some(piece)
+        };
+        let pieces = algorithm.order(call, size).map(|spans| spans.into_iter().scan(0, begin).collect());
+        Order { pieces }
+    }
+
+    /// The elements of `span` of the tensor, as steps count them, in rising order.
+    pub(in crate::collective) fn counted(&self, span: Span) -> Vec<Span> {
+        let Some(pieces) = &self.pieces else { return vec![span] };
+        let inside = |(begin, piece): &(u64, Span)| {
+            let start = piece.start.max(span.start);
+            let len = piece.end().min(span.end()).saturating_sub(start);
+            (len > 0).then_some(Span { start: begin + start.saturating_sub(piece.start), len })
+        };
+        pieces.iter().filter_map(inside).collect()
+    }
+
+    /// Where the elements that steps count as `span` lie in the tensor.
+    fn lying<'a>(&self, pieces: &'a [(u64, Span)], span: Span) -> impl Iterator<Item = Span> + use<'a> {
+        let first = pieces.partition_point(|(begin, piece)| begin + piece.len <= span.start);
+        pieces[first..].iter().take_while(move |(begin, _)| *begin < span.end()).filter_map(move |(begin, piece)| {
+            let start = span.start.max(*begin);
+            let len = span.end().min(begin + piece.len).saturating_sub(start);
+            (len > 0).then_some(Span { start: piece.start + start - begin, len })
+        })
+    }
+
+    /// A plan in the tensor's own order, of one in the order of the steps.
+    pub(in crate::collective) fn plan_in_place(&self, plan: FoldPlan) -> FoldPlan {
+        let Some(pieces) = &self.pieces else { return plan };
+        let FoldPlan { slots, folds, results } = plan;
+        let folds =
+            folds.into_iter().flat_map(|fold| self.lying(pieces, fold.span).map(move |span| Fold { span, ..fold }));
+        let in_place = |placements: &Arc<[Placement]>| -> Arc<[Placement]> {
+            let spread = placements
+                .iter()
+                .flat_map(|place| self.lying(pieces, place.span).map(move |span| Placement { span, slot: place.slot }));
+            let mut spread: Vec<Placement> = spread.collect();
+            spread.sort_by_key(|place| place.span.start);
+            spread.into()
+        };
+        FoldPlan { slots, folds: folds.collect(), results: results.iter().map(in_place).collect() }
+    }
+}

@@ -1,0 +1,82 @@
+//! Owns what operators cost. When they run, and what runs beside them, is the engine's business.
+
+use super::operator::Operator;
+use super::work::{Origin, Work};
+use crate::time::SimDuration;
+
+/// Says what operators cost on one device.
+pub trait CostModel {
+    /// The cost of one operator that has the device for itself. `None`: the model cannot say; another one may.
+    fn estimate(&self, operator: &Operator) -> Option<Estimate>;
+}
+
+/// What an operator costs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Estimate {
+    /// The most likely duration.
+    pub duration: SimDuration,
+    /// The standard deviation of the logarithm of the real duration around it; `None`: nobody knows how far the estimate is off.
+    pub spread: Option<f64>,
+    /// Where it comes from.
+    pub origin: Origin,
+}
+
+impl Estimate {
+    /// What is not known counts as zero.
+    pub const UNKNOWN: Estimate = Estimate { duration: SimDuration::ZERO, spread: None, origin: Origin::None };
+
+    /// The same of work that takes `factor` times as long; finite, not negative.
+    #[must_use]
+    pub fn scaled(self, factor: f64) -> Estimate {
+        Estimate { duration: self.duration.scaled(factor), ..self }
+    }
+
+    /// Work that takes as long as is most likely.
+    pub fn work(self) -> Work {
+        Work { duration: self.duration, origin: self.origin }
+    }
+}
+
+/// Memory beside the device's own: an access takes its latency, and then as long as its bytes do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HostMemory {
+    /// Of an access.
+    pub latency: SimDuration,
+    /// Bytes a second; above zero.
+    pub bandwidth: f64,
+}
+
+impl CostModel for HostMemory {
+    fn estimate(&self, operator: &Operator) -> Option<Estimate> {
+        let moving = SimDuration::from_secs_f64(operator.bytes().0 as f64 / self.bandwidth)?;
+        let duration = SimDuration::from_ps(self.latency.as_ps().saturating_add(moving.as_ps()));
+        Some(Estimate { duration, spread: None, origin: Origin::Roofline })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Resource;
+    use crate::time::Bytes;
+
+    fn access(bytes: u64) -> Operator {
+        Operator::unspecified(Resource::CopyEngine, 0, Bytes(bytes))
+    }
+
+    #[test]
+    fn an_access_takes_its_latency_and_its_bytes() {
+        let memory = HostMemory { latency: SimDuration::from_ps(700), bandwidth: 1e12 };
+        assert_eq!(memory.estimate(&access(300)).unwrap().duration.as_ps(), 1_000);
+        assert_eq!(memory.estimate(&access(0)).unwrap().duration.as_ps(), 700);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn time_does_not_fall_when_more_is_moved(bytes: u32, more: u32) {
+            let memory = HostMemory { latency: SimDuration::ZERO, bandwidth: 5e9 };
+            let duration = |bytes: u64| memory.estimate(&access(bytes)).unwrap().duration;
+            proptest::prop_assert!(duration(bytes.into()) <= duration(u64::from(bytes) + u64::from(more)));
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Owns what a rank's compute is. What it costs on which device is the business of [`super::cost`].
+
+use crate::time::SimDuration;
+use serde::{Deserialize, Serialize};
+
+/// A piece of compute whose duration is known, before any device has slowed it down.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Work {
+    /// How long it takes on the reference device.
+    pub duration: SimDuration,
+    /// Where that figure comes from.
+    pub origin: Origin,
+}
+
+/// Where a duration of compute comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Origin {
+    /// Run and timed on this machine.
+    Measured,
+    /// Read from a trace.
+    Recorded,
+    /// Not known: counted as zero.
+    None,
+    /// From the rates of a device, by the roofline model.
+    Roofline,
+    /// Measured before, on such a device, for this operator: a row of a database.
+    Database,
+    /// From rows of a database for the same kind of operator on such a device, of other sizes.
+    Interpolated,
+    /// From rows of a database for another device, by the ratio of the rooflines of both.
+    Transferred,
+}
+
+impl Origin {
+    /// All of them, in the order in which reports list them: the surest first.
+    pub const ALL: [Origin; 7] = [
+        Origin::Measured,
+        Origin::Recorded,
+        Origin::Database,
+        Origin::Interpolated,
+        Origin::Transferred,
+        Origin::Roofline,
+        Origin::None,
+    ];
+
+    /// As reports and records write it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Origin::Measured => "measured",
+            Origin::Recorded => "recorded",
+            Origin::None => "none",
+            Origin::Roofline => "roofline",
+            Origin::Database => "database",
+            Origin::Interpolated => "interpolated",
+            Origin::Transferred => "transferred",
+        }
+    }
+
+    /// Does the figure come from a model rather than from a clock? A clock has seen the contention for the device, a model has not: only modelled
+    /// work may be made to share a [`super::Resource`].
+    pub const fn is_modelled(self) -> bool {
+        match self {
+            Origin::Roofline | Origin::Database | Origin::Interpolated | Origin::Transferred => true,
+            Origin::Measured | Origin::Recorded | Origin::None => false,
+        }
+    }
+}

@@ -1,0 +1,375 @@
+//! Owns what is told about a run: its events, and the trait of whoever observes them. Which observers there are is the business of [`crate::observe`]
+//! and of other crates. An observer never influences the run.
+//!
+//! Events come in the engine's order. What lasts is reported when it ends, with the moment at which it began.
+//!
+//! Each says why: what let it begin, and what ended it ([`Cause`]). From the end of a rank's program one can so walk back, event by event, to the
+//! beginning of the run, and the spans on that way leave no gap: where time was spent is in the stream alone. Digests know nothing of ids and causes.
+
+use crate::ids::{GroupId, Handle, LinkId, MessageId, QueueId, RankId, Site, TaskId};
+use crate::program::{Call, Mark, Origin, Outcome};
+use crate::time::{Bytes, SimDuration, SimTime};
+use serde::Serialize;
+
+/// Sees every event of a run.
+pub trait Observer {
+    /// `event` happened, or came to its end, at `at`.
+    fn record(&mut self, at: SimTime, event: &Event<'_>);
+
+    /// Does it look at [`Event::Message`]? There are millions of them; nobody builds them unless somebody looks.
+    fn wants_messages(&self) -> bool {
+        false
+    }
+
+    /// Nothing happened at `at` but a change of a link: so a caller can tell a run that goes on from one that only counts changes.
+    fn link_changed(&mut self, _at: SimTime, _link: &str) {}
+}
+
+/// Sees nothing.
+impl Observer for () {
+    fn record(&mut self, _: SimTime, _: &Event<'_>) {}
+}
+
+/// Both see everything, the first one first.
+impl<A: Observer, B: Observer> Observer for (A, B) {
+    fn record(&mut self, at: SimTime, event: &Event<'_>) {
+        self.0.record(at, event);
+        self.1.record(at, event);
+    }
+
+    fn wants_messages(&self) -> bool {
+        self.0.wants_messages() || self.1.wants_messages()
+    }
+
+    fn link_changed(&mut self, at: SimTime, link: &str) {
+        self.0.link_changed(at, link);
+        self.1.link_changed(at, link);
+    }
+}
+
+impl<O: Observer + ?Sized> Observer for &mut O {
+    fn record(&mut self, at: SimTime, event: &Event<'_>) {
+        (**self).record(at, event);
+    }
+
+    fn wants_messages(&self) -> bool {
+        (**self).wants_messages()
+    }
+
+    fn link_changed(&mut self, at: SimTime, link: &str) {
+        (**self).link_changed(at, link);
+    }
+}
+
+impl<O: Observer> Observer for Option<O> {
+    fn record(&mut self, at: SimTime, event: &Event<'_>) {
+        if let Some(observer) = self {
+            observer.record(at, event);
+        }
+    }
+
+    fn wants_messages(&self) -> bool {
+        self.as_ref().is_some_and(Observer::wants_messages)
+    }
+
+    fn link_changed(&mut self, at: SimTime, link: &str) {
+        if let Some(observer) = self {
+            observer.link_changed(at, link);
+        }
+    }
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event<'a> {
+    /// A rank computed from `start` until now.
+    Computed {
+        /// Who.
+        rank: RankId,
+        /// Its thread.
+        task: TaskId,
+        /// Since when.
+        start: SimTime,
+        /// How long the same work takes on the reference device.
+        base: SimDuration,
+        /// Where that figure comes from.
+        origin: Origin,
+        /// Which activity it was, and why it began.
+        why: Why,
+    },
+    /// A rank asked for an operation.
+    Issued {
+        /// Who.
+        rank: RankId,
+        /// How the rank calls the operation from now on.
+        handle: Handle,
+        /// What.
+        call: &'a Call,
+        /// Size of the tensor that it names: [`CallOp::bytes`](crate::program::CallOp::bytes) in its group.
+        bytes: Bytes,
+        /// The user's line.
+        site: Site,
+        /// Who asked; `None`: nobody has recorded it, as in a real run.
+        task: Option<TaskId>,
+    },
+    /// An operation is complete on this rank.
+    Completed {
+        /// Who.
+        rank: RankId,
+        /// Which operation.
+        handle: Handle,
+        /// What it was.
+        call: &'a Call,
+        /// As when it was issued.
+        bytes: Bytes,
+        /// When it was asked for.
+        issued: SimTime,
+        /// When its queue came to it.
+        started: SimTime,
+        /// The algorithm that carried out a collective.
+        algorithm: Option<&'static str>,
+        /// With whom it met.
+        meeting: Meeting,
+        /// Which activity it was, and why it began.
+        why: Why,
+        /// What completed it.
+        cause: Cause,
+    },
+    /// A task was blocked from `start` until now.
+    Waited {
+        /// Who.
+        rank: RankId,
+        /// Its thread.
+        task: TaskId,
+        /// Since when.
+        start: SimTime,
+        /// For what.
+        reason: WaitReason,
+        /// How much of it was exposed communication: nothing computed meanwhile.
+        exposed: SimDuration,
+        /// How much of that passed before a peer had entered the operation.
+        late_peer: SimDuration,
+        /// How much of that was in receives whose sends had not been issued.
+        no_data: SimDuration,
+        /// The activities it waited for.
+        handles: &'a [Handle],
+        /// Where the reason is [`WaitReason::Communication`]: the operation whose completion ended the wait, or that it gave up.
+        call: Option<&'a Call>,
+        /// The user's line.
+        site: Site,
+        /// What let the task go on.
+        cause: Cause,
+    },
+    /// A named range of the user's opens or closes.
+    Marked {
+        /// Who.
+        rank: RankId,
+        /// Which.
+        mark: &'a Mark,
+        /// Which activity it was, and why it began.
+        why: Why,
+    },
+    /// A message has arrived.
+    Message {
+        /// From.
+        source: RankId,
+        /// To.
+        destination: RankId,
+        /// Of which group's operation.
+        group: GroupId,
+        /// Its size.
+        bytes: Bytes,
+        /// The same with headers.
+        wire_bytes: Bytes,
+        /// When it was put on its stream.
+        queued: SimTime,
+        /// When it came to the head of its stream.
+        started: SimTime,
+        /// When its last byte had left.
+        sent: SimTime,
+        /// The links it used.
+        links: &'a [LinkId],
+        /// Which message it was, and why it left when it did.
+        way: MessageWay,
+    },
+    /// A rank's program has ended.
+    Finished {
+        /// Who.
+        rank: RankId,
+        /// How.
+        outcome: Outcome,
+        /// Where its time went.
+        times: Times,
+        /// What it has moved.
+        traffic: Traffic,
+        /// What ended it: its task 0, an activity that is the program's last, or its crash.
+        cause: Cause,
+    },
+    /// An operation has failed on this rank: its connection to another one was closed.
+    Failed {
+        /// Who.
+        rank: RankId,
+        /// Which operation.
+        handle: Handle,
+        /// What it was.
+        call: &'a Call,
+        /// As when it was issued.
+        bytes: Bytes,
+        /// When it was asked for.
+        issued: SimTime,
+        /// When its queue came to it.
+        started: SimTime,
+        /// Who has closed the other end.
+        peer: RankId,
+        /// Which activity it was, and why it began.
+        why: Why,
+    },
+    /// Time went by on a rank without compute or communication. Neither digests nor counts of events know of it.
+    Elapsed {
+        /// Who.
+        rank: RankId,
+        /// Its thread.
+        task: TaskId,
+        /// With what.
+        what: Elapsed,
+        /// Since when; it may be of no length.
+        start: SimTime,
+        /// Which activity it was, and why it began; `None`: the task itself was busy.
+        why: Option<Why>,
+        /// What ended it.
+        cause: Cause,
+    },
+}
+
+/// Which activity of its rank an event is about, and why it began when it did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Why {
+    /// Who issued it.
+    pub task: TaskId,
+    /// How the rank calls it.
+    pub handle: Handle,
+    /// The queue of the rank's own in which it stood; `None`: its group's, or none.
+    pub queue: Option<QueueId>,
+    /// The line that issued it.
+    pub site: Site,
+    /// When.
+    pub issued: SimTime,
+    /// What let it begin.
+    pub cause: Cause,
+}
+
+/// What let something happen at an instant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cause {
+    /// Nobody has recorded it, as in a real run: then nothing else that a [`Why`] says is known, either.
+    #[default]
+    Unknown,
+    /// The time had come: a sleep or a time-out was over, a poll was paid for; at the beginning of a run, its first instant.
+    Time,
+    /// This task of the rank asked for it, at this instant.
+    Task(TaskId),
+    /// This activity of the rank was complete, at this instant.
+    Activity(Handle),
+    /// The operation itself had begun: what is between is what the library takes for a call.
+    Begun(Handle),
+    /// The last byte of a message had left, and the thread that waits for that had noticed.
+    Sent(MessageId),
+    /// A message had arrived. What is between is what the library takes to hand its data over.
+    Arrived(MessageId),
+    /// A task of this rank changed the store, at this instant.
+    Stored(RankId, TaskId),
+    /// An activity of this rank did, as it began.
+    StoredBy(RankId, Handle),
+    /// This rank had closed its end of a connection.
+    Closed(RankId),
+    /// The rank crashed, as the cluster wanted.
+    Crash,
+}
+
+/// What a rank's time went by with, besides compute and communication.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Elapsed {
+    /// A sleep.
+    Sleep,
+    /// A read of the clock, or a look into the store.
+    Poll,
+    /// An operation of the store that nobody looks at.
+    Store,
+    /// The end of a rank's program, as an activity: takes no time.
+    Finish,
+    /// The close of a group's connections: takes no time.
+    Close,
+}
+
+/// Which message an event is about, and where its time went before it was at the head of its stream: from `begun` to `released` it
+/// waited for its receiver, from `released` to its start for the window or for the message before it, and then it was on its way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MessageWay {
+    /// Its number, in the order in which messages are posted.
+    pub id: MessageId,
+    /// The sender's operation.
+    pub operation: Handle,
+    /// Of a collective: the sender's step, its lane in the highest 8 bits.
+    pub step: Option<u64>,
+    /// Who let it leave: its sender, or, where it waited for its receiver, that one.
+    pub by: RankId,
+    /// When `cause` had its effect there: the send, or the receive, was posted.
+    pub begun: SimTime,
+    /// What that followed from.
+    pub cause: Cause,
+    /// When its sender knew that it may leave.
+    pub released: SimTime,
+    /// The message before it on its connection.
+    pub behind: Option<MessageId>,
+}
+
+/// With whom an operation met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Meeting {
+    /// The group's `sequence`-th collective, counted from 0 on every member alike.
+    Collective {
+        /// Its number.
+        sequence: u64,
+    },
+    /// The operation of one peer: of a receive the send, of a send the receive if there is one yet.
+    Peer(Option<(RankId, Handle)>),
+}
+
+/// What a task waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub enum WaitReason {
+    /// Operations of process groups.
+    Communication,
+    /// Compute that it had started before.
+    Compute,
+    /// A key of the store.
+    Store,
+    /// Its own sleep.
+    Sleep,
+}
+
+/// Where a rank's time went. The three parts and the time after its finish add up to the makespan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Times {
+    /// At least one activity computed, or the rank paid for a clock read.
+    pub compute: SimDuration,
+    /// Blocked in a communication call, and nothing computed.
+    pub exposed: SimDuration,
+    /// The part of `exposed` before a peer had entered the operation.
+    pub late_peer: SimDuration,
+    /// The part of `late_peer` in receives: their sends had not been issued.
+    pub no_data: SimDuration,
+    /// The rest: sleep, store.
+    pub idle: SimDuration,
+}
+
+/// Bytes that a rank has moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Traffic {
+    /// Payload sent, algorithm steps included.
+    pub sent: Bytes,
+    /// Payload received.
+    pub received: Bytes,
+    /// What was sent, with headers.
+    pub wire_sent: Bytes,
+}

@@ -1,0 +1,111 @@
+//! Owns the figures of a run's report, summed while the run goes on: where each rank's time went, and what each operation cost.
+
+use crate::event::{Event, Observer, Times, Traffic};
+use crate::ids::{GroupId, RankId};
+use crate::program::{Call, Outcome};
+use crate::time::{Bytes, SimDuration, SimTime};
+use std::collections::BTreeMap;
+
+/// Sums over a run. Its memory does not grow with the run's length.
+#[derive(Clone, Debug, Default)]
+pub struct Statistics {
+    ranks: Vec<RankStatistics>,
+    operations: BTreeMap<(&'static str, GroupId), OperationStatistics>,
+    events: u64,
+}
+
+/// Where one rank's time went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RankStatistics {
+    /// When its program ended; `None`: it did not.
+    pub finish: Option<SimTime>,
+    /// When it crashed, as the cluster wanted.
+    pub crash: Option<SimTime>,
+    /// Up to its finish.
+    pub times: Times,
+    /// What it moved.
+    pub traffic: Traffic,
+}
+
+/// What all calls of one operation of one group cost together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OperationStatistics {
+    /// Calls, each member counted.
+    pub count: u64,
+    /// Sizes of the tensors that the members named.
+    pub bytes: Bytes,
+    /// From issue to completion.
+    pub time: SimDuration,
+    /// How long ranks were blocked for it while nothing computed. A wait for several operations counts for the last of them.
+    pub exposed: SimDuration,
+}
+
+impl Statistics {
+    /// By rank.
+    pub fn ranks(&self) -> &[RankStatistics] {
+        &self.ranks
+    }
+
+    /// By operation and group, in order of name.
+    pub fn operations(&self) -> impl Iterator<Item = (&'static str, GroupId, &OperationStatistics)> {
+        self.operations.iter().map(|((operation, group), statistics)| (*operation, *group, statistics))
+    }
+
+    /// The latest finish, or crash.
+    pub fn makespan(&self) -> SimTime {
+        self.ranks.iter().filter_map(|rank| rank.finish.max(rank.crash)).max().unwrap_or(SimTime::ZERO)
+    }
+
+    /// Each rank that was simulated stands for so many: operations count as often. Ranks have figures of their own already.
+    pub fn stand_for(&mut self, ranks: u32) {
+        let times = |span: SimDuration| SimDuration::from_ps(span.as_ps().saturating_mul(u64::from(ranks)));
+        for operation in self.operations.values_mut() {
+            operation.count *= u64::from(ranks);
+            operation.bytes = Bytes(operation.bytes.0.saturating_mul(u64::from(ranks)));
+            (operation.time, operation.exposed) = (times(operation.time), times(operation.exposed));
+        }
+    }
+
+    /// How many events were seen.
+    pub fn events(&self) -> u64 {
+        self.events
+    }
+
+    fn operation(&mut self, call: &Call) -> &mut OperationStatistics {
+        self.operations.entry((call.op.name(), call.group)).or_default()
+    }
+
+    fn rank(&mut self, rank: RankId) -> &mut RankStatistics {
+        if self.ranks.len() <= rank.index() {
+            self.ranks.resize(rank.index() + 1, RankStatistics::default());
+        }
+        &mut self.ranks[rank.index()]
+    }
+}
+
+impl Observer for Statistics {
+    fn record(&mut self, at: SimTime, event: &Event<'_>) {
+        self.events += u64::from(!matches!(event, Event::Elapsed { .. }));
+        match event {
+            Event::Issued { call, bytes, .. } => {
+                let operation = self.operation(call);
+                operation.count += 1;
+                operation.bytes += *bytes;
+            }
+            Event::Completed { call, issued, .. } | Event::Failed { call, issued, .. } => {
+                self.operation(call).time += at.since(*issued)
+            }
+            Event::Waited { call: Some(call), exposed, .. } => self.operation(call).exposed += *exposed,
+            Event::Finished { rank, outcome, times, traffic, .. } => {
+                let has_crashed = *outcome == Outcome::Crashed;
+                let (finish, crash) = if has_crashed { (None, Some(at)) } else { (Some(at), None) };
+                *self.rank(*rank) = RankStatistics { finish, crash, times: *times, traffic: *traffic };
+            }
+            Event::Waited { call: None, .. }
+            | Event::Computed { .. }
+            | Event::Marked { .. }
+            | Event::Message { .. }
+            | Event::Elapsed { .. } => {}
+        }
+    }
+}

@@ -1,0 +1,396 @@
+//! Owns the way back from a program record: ranks that ask again for just what they asked for before, in the same order.
+//!
+//! Reading a record from disk is `uniference-formats`' business.
+
+use crate::engine::{Ending, Engine, Failure, Resumption, Threads, Turn};
+use crate::event::{Event, Observer};
+use crate::ids::{GroupId, Handle, RankId, Site, TaskId};
+use crate::program::{Activity, Call, CallOp, Collective, Reply, Request, Shape};
+use crate::time::{SimDuration, SimTime};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::iter::Peekable;
+
+/// What a task of a recorded rank did next.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RecordedStep {
+    /// It asked the engine for something.
+    Request(Request),
+    /// Its next request followed not from an answer to itself but from the `resumption`-th answer to `task` of the same rank, which then let it go on or
+    /// started it.
+    After {
+        /// Who let it go on.
+        task: TaskId,
+        /// Counted from 1.
+        resumption: u64,
+    },
+    /// The operators that the task ran in the compute that it asks for next, as its capture has written them down; of several in a row, one after the
+    /// other. It asks the engine for nothing.
+    Operators {
+        /// `uniference-formats` reads them.
+        operators: Vec<u8>,
+        /// How long the rank has measured that they took; 0 if it did not measure.
+        measured: SimDuration,
+    },
+    /// From here on handles in the rank's requests are counted as its activities are recorded: the n-th of the rank is `Handle(n - 1)`. The engine
+    /// counts them as it comes to them, and of several threads which is first depends on how long each computes. A rank whose record does not
+    /// say it has the engine's numbers.
+    HandlesInOrder,
+    /// The group that it has joined last has this number in what the rank does from here on. The engine numbers groups as they are joined, so elsewhere
+    /// a group may have another number; a record that does not say it has the numbers that groups get as they are joined here.
+    Named(GroupId),
+}
+
+impl RecordedStep {
+    /// The user's line, where the step has one.
+    pub fn site(&self) -> Option<Site> {
+        match self {
+            RecordedStep::Request(request) => request.site(),
+            RecordedStep::After { .. }
+            | RecordedStep::Operators { .. }
+            | RecordedStep::HandlesInOrder
+            | RecordedStep::Named(_) => None,
+        }
+    }
+}
+
+impl From<Request> for RecordedStep {
+    fn from(request: Request) -> RecordedStep {
+        RecordedStep::Request(request)
+    }
+}
+
+/// A call that a record cannot make on this cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the record calls an operation of {group}, which is another one here: ranks join groups in another order than where it was recorded, and \
+     the record knows groups only by that order\nhint: replay it on its own cluster, or run the program again: newer records do not depend on \
+     that order"
+)]
+pub struct OtherGroup {
+    /// As the record has it.
+    pub group: GroupId,
+}
+
+/// Hears what ranks and engine say to each other, besides seeing every event.
+pub trait Listener: Observer {
+    /// A task asks for something; it is looked at when virtual time has come to it.
+    fn asked(&mut self, rank: RankId, task: TaskId, request: &Request);
+
+    /// A task goes on, with the answer to what it asked for last.
+    fn resumed(&mut self, resumption: &Resumption);
+
+    /// `task` is heard of for the first time, just when `opener` has gone on.
+    fn opened(&mut self, rank: RankId, task: TaskId, opener: TaskId);
+}
+
+/// Nobody hears.
+impl Listener for () {
+    fn asked(&mut self, _: RankId, _: TaskId, _: &Request) {}
+    fn resumed(&mut self, _: &Resumption) {}
+    fn opened(&mut self, _: RankId, _: TaskId, _: TaskId) {}
+}
+
+/// The second one hears, too.
+impl<A: Observer, B: Listener> Listener for (A, B) {
+    fn asked(&mut self, rank: RankId, task: TaskId, request: &Request) {
+        self.1.asked(rank, task, request);
+    }
+
+    fn resumed(&mut self, resumption: &Resumption) {
+        self.1.resumed(resumption);
+    }
+
+    fn opened(&mut self, rank: RankId, task: TaskId, opener: TaskId) {
+        self.1.opened(rank, task, opener);
+    }
+}
+
+/// Runs a program record again: for each rank the steps of its tasks, in the order in which they were taken.
+///
+/// # Panics
+/// If there are not as many records as ranks.
+pub fn replay<I>(engine: &mut Engine, records: Vec<I>, observer: &mut dyn Observer) -> Ending
+where
+    I: Iterator<Item = (TaskId, RecordedStep)>,
+{
+    replay_heard(engine, records, &mut Deaf(observer))
+}
+
+/// The same with somebody who listens.
+///
+/// # Panics
+/// If there are not as many records as ranks.
+pub fn replay_heard<I>(engine: &mut Engine, records: Vec<I>, listener: &mut dyn Listener) -> Ending
+where
+    I: Iterator<Item = (TaskId, RecordedStep)>,
+{
+    assert_eq!(records.len(), engine.world_size(), "one record a rank");
+    let mut ranks: Vec<RecordedRank<I>> = records.into_iter().map(RecordedRank::new).collect();
+    loop {
+        match engine.next(listener) {
+            Turn::Resume(resumption) => {
+                listener.resumed(&resumption);
+                if let Err(failure) = ranks[resumption.rank.index()].go_on(engine, &resumption, listener) {
+                    return Ending::Failed(failure);
+                }
+            }
+            Turn::Finished => return Ending::Finished,
+            Turn::Halted(halt) => return Ending::Halted(halt),
+            Turn::Blocked => return Ending::CutShort,
+        }
+    }
+}
+
+/// Sees events and hears nothing.
+struct Deaf<'a>(&'a mut dyn Observer);
+
+impl Observer for Deaf<'_> {
+    fn record(&mut self, at: SimTime, event: &Event<'_>) {
+        self.0.record(at, event);
+    }
+
+    fn wants_messages(&self) -> bool {
+        self.0.wants_messages()
+    }
+
+    fn link_changed(&mut self, at: SimTime, link: &str) {
+        self.0.link_changed(at, link);
+    }
+}
+
+impl Listener for Deaf<'_> {
+    fn asked(&mut self, _: RankId, _: TaskId, _: &Request) {}
+    fn resumed(&mut self, _: &Resumption) {}
+    fn opened(&mut self, _: RankId, _: TaskId, _: TaskId) {}
+}
+
+/// One rank's record, read as far as its tasks need it.
+struct RecordedRank<I: Iterator<Item = (TaskId, RecordedStep)>> {
+    steps: Peekable<I>,
+    tasks: Vec<RecordedTask>,
+    /// The engine's number of each group, by the record's, where it is another one.
+    groups: BTreeMap<GroupId, GroupId>,
+    /// The groups that the rank has joined, by the engine's numbers.
+    joined: BTreeSet<GroupId>,
+    /// How many activities have been read.
+    activities: u32,
+    /// Of a rank whose handles are counted as they are recorded: the engine's numbers.
+    handles: Option<Handles>,
+}
+
+/// The engine's numbers of recorded activities.
+struct Handles {
+    /// Below this, both are the same.
+    first: u32,
+    /// Of those from `first` on; `None`: it was not issued yet.
+    engine: Vec<Option<Handle>>,
+}
+
+impl Handles {
+    fn of_engine(&self, recorded: Handle) -> Option<Handle> {
+        match recorded.0.checked_sub(self.first) {
+            None => Some(recorded),
+            Some(at) => self.engine.get(at as usize).copied().flatten(),
+        }
+    }
+
+    fn issued(&mut self, activity: u32, handle: Handle) {
+        if let Some(at) = activity.checked_sub(self.first) {
+            let at = at as usize;
+            self.engine.resize(self.engine.len().max(at + 1), None);
+            self.engine[at] = Some(handle);
+        }
+    }
+}
+
+/// A task of a recorded rank.
+#[derive(Default)]
+struct RecordedTask {
+    state: State,
+    /// What it does next, as far as it was read.
+    ahead: VecDeque<RecordedStep>,
+    /// Which activities of the rank those are that it issues next, in order.
+    issues: VecDeque<u32>,
+    /// How often the engine has resumed it.
+    resumptions: u64,
+    /// The group that it has joined last.
+    joined: Option<GroupId>,
+}
+
+/// What a recorded task does.
+#[derive(Clone, Copy, Default, PartialEq)]
+enum State {
+    /// It is blocked in the engine.
+    Blocked,
+    /// The same, but its own process may let it go on.
+    Paused,
+    /// It may ask, once what it followed from has happened.
+    #[default]
+    Free,
+}
+
+impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
+    fn new(steps: I) -> RecordedRank<I> {
+        let (groups, joined, tasks) = (BTreeMap::new(), BTreeSet::new(), vec![RecordedTask::default()]);
+        RecordedRank { steps: steps.peekable(), tasks, groups, joined, activities: 0, handles: None }
+    }
+
+    /// Submits what followed from this resumption: the task's next request, and those of the tasks that it let go on.
+    fn go_on(
+        &mut self,
+        engine: &mut Engine,
+        resumption: &Resumption,
+        listener: &mut dyn Listener,
+    ) -> Result<(), Failure> {
+        let Resumption { rank, task, reply, now: at } = resumption;
+        let resumed = &mut self.tasks[task.index()];
+        resumed.resumptions += 1;
+        resumed.state = State::Free;
+        if let Reply::Group(group) = reply {
+            resumed.joined = Some(*group);
+            self.joined.insert(*group);
+        }
+        if let Reply::Issued(handle) = reply
+            && let Some(activity) = resumed.issues.pop_front()
+            && let Some(handles) = &mut self.handles
+        {
+            handles.issued(activity, *handle);
+        }
+        self.read_on(engine, *rank, *task, listener);
+        for task in (0..self.tasks.len()).map(TaskId::from) {
+            let asked = self.ask(engine, *rank, task, listener);
+            asked.map_err(|error| Failure { rank: *rank, task, at: *at, error: error.into() })?;
+        }
+        if self.tasks.len() > 1 {
+            engine.set_threads(*rank, Threads::Wait);
+        }
+        Ok(())
+    }
+
+    /// Reads up to the task's next request, and further as long as requests follow from what has happened.
+    fn read_on(&mut self, engine: &mut Engine, rank: RankId, task: TaskId, listener: &mut dyn Listener) {
+        loop {
+            let found = self.tasks[task.index()].ahead.iter().any(|step| matches!(step, RecordedStep::Request(_)));
+            let tasks = &self.tasks;
+            let follows = |(owner, next): &(TaskId, RecordedStep)| match next {
+                RecordedStep::After { .. } => has_happened(tasks, next),
+                _ => matches!(
+                    tasks.get(owner.index()).and_then(|task| task.ahead.back()),
+                    Some(RecordedStep::After { .. })
+                ),
+            };
+            if found && !self.steps.peek().is_some_and(follows) {
+                return;
+            }
+            let Some((owner, step)) = self.steps.next() else { return };
+            if let RecordedStep::Operators { .. } = step {
+                continue;
+            }
+            if let RecordedStep::HandlesInOrder = step {
+                self.handles = Some(Handles { first: self.activities, engine: Vec::new() });
+                continue;
+            }
+            while self.tasks.len() <= owner.index() {
+                let opener = if let RecordedStep::After { task, .. } = step { task } else { task };
+                listener.opened(rank, engine.open_task(rank), opener);
+                self.tasks.push(RecordedTask::default());
+            }
+            if let RecordedStep::Request(Request::Issue { .. }) = step {
+                self.tasks[owner.index()].issues.push_back(self.activities);
+                self.activities += 1;
+            }
+            self.tasks[owner.index()].ahead.push_back(step);
+        }
+    }
+
+    /// Submits the task's next request, if it may ask.
+    fn ask(
+        &mut self,
+        engine: &mut Engine,
+        rank: RankId,
+        task: TaskId,
+        listener: &mut dyn Listener,
+    ) -> Result<(), OtherGroup> {
+        self.name_group(task);
+        let RecordedTask { state, ahead, .. } = &self.tasks[task.index()];
+        let woken = matches!(ahead.front(), Some(RecordedStep::After { .. }));
+        let free = *state == State::Free || (*state == State::Paused && woken);
+        if !free || ahead.front().is_none_or(|next| !has_happened(&self.tasks, next)) {
+            return Ok(());
+        }
+        if !self.knows_handles(ahead.get(usize::from(woken))) {
+            return Ok(());
+        }
+        let task_state = &mut self.tasks[task.index()];
+        if woken {
+            task_state.ahead.pop_front();
+        }
+        let Some(RecordedStep::Request(mut request)) = task_state.ahead.pop_front() else { return Ok(()) };
+        if let (Request::Wait { handles: named, .. }, Some(handles)) = (&mut request, &self.handles) {
+            named.iter_mut().for_each(|handle| *handle = handles.of_engine(*handle).expect("just looked"));
+        }
+        task_state.state = if matches!(request, Request::Pause { .. }) { State::Paused } else { State::Blocked };
+        if let Request::Issue { activity, .. } = &mut request
+            && let Activity::Call(Call { group, .. }) | Activity::Close(group) = activity
+        {
+            let recorded = *group;
+            *group = self.groups.get(group).copied().unwrap_or(recorded);
+            let known = self.joined.contains(group);
+            let fits = match activity {
+                Activity::Call(call) => known && fits(call, engine.members(call.group).len()),
+                // Before a rank has crashed nobody looks at which group is closed.
+                _ => known || !(0..engine.world_size()).any(|rank| engine.has_crashed(RankId::from(rank))),
+            };
+            if !fits {
+                return Err(OtherGroup { group: recorded });
+            }
+        }
+        listener.asked(rank, task, &request);
+        engine.submit(rank, task, request);
+        Ok(())
+    }
+
+    /// Whether all that the next request waits for has been issued: here another thread may be later with that.
+    fn knows_handles(&self, next: Option<&RecordedStep>) -> bool {
+        match (next, &self.handles) {
+            (Some(RecordedStep::Request(Request::Wait { handles: named, .. })), Some(handles)) => {
+                named.iter().all(|handle| handles.of_engine(*handle).is_some())
+            }
+            _ => true,
+        }
+    }
+
+    /// Takes note of what the record calls the group that the task has joined.
+    fn name_group(&mut self, task: TaskId) {
+        let RecordedTask { state, ahead, joined, .. } = &mut self.tasks[task.index()];
+        if *state == State::Free
+            && let Some(RecordedStep::Named(recorded)) = ahead.front()
+        {
+            if let Some(group) = joined {
+                self.groups.insert(*recorded, *group);
+            }
+            ahead.pop_front();
+        }
+    }
+}
+
+fn has_happened(tasks: &[RecordedTask], after: &RecordedStep) -> bool {
+    let RecordedStep::After { task, resumption } = after else { return true };
+    tasks.get(task.index()).is_some_and(|task| task.resumptions >= *resumption)
+}
+
+/// Does a group of so many members have all those that the call names?
+fn fits(call: &Call, members: usize) -> bool {
+    match &call.op {
+        CallOp::Send { to, .. } => to.index() < members,
+        CallOp::Recv { from, .. } => from.is_none_or(|from| from.index() < members),
+        CallOp::Collective(Collective { root, shape, .. }) => {
+            root.is_none_or(|root| root.index() < members)
+                && match shape {
+                    Shape::Even(_) => true,
+                    Shape::Blocks(blocks) => blocks.len() == members,
+                    Shape::Pairs { send, recv } => send.len() == members && recv.len() == members,
+                }
+        }
+    }
+}

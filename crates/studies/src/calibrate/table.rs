@@ -1,0 +1,34 @@
+//! Owns how a calibration looks on a terminal.
+
+use super::{Calibration, Change};
+use uniference_formats::table::{bytes, row, seconds, table};
+
+/// What was fitted to measurements, and how well; ends with a newline.
+pub fn fitted(calibration: &Calibration) -> String {
+    let mut values = table(&["parameter", "value", "95 % from", "to"], 1);
+    for parameter in &calibration.parameters {
+        let numbers = [&parameter.value, &parameter.low, &parameter.high].map(String::clone);
+        values.add_row(row(&[&parameter.name], &numbers));
+    }
+    let mut cases = table(&["measured", "ranks", "size", "median", "fit error"], 2);
+    for case in &calibration.errors {
+        let ranks = case.ranks.iter().map(u32::to_string).collect::<Vec<_>>().join("-");
+        let numbers = [bytes(case.bytes), seconds(case.measured_s), format!("{:+.1} %", 100.0 * case.error)];
+        cases.add_row(row(&[&case.operation, &ranks], &numbers));
+    }
+    let mut changes = table(&["changes with size", "ranks", "up to", "95 % from", "to", "jump"], 1);
+    for Change { operation, ranks, at } in &calibration.changes {
+        let jump = format!("{:+.0} %", 100.0 * (at.jump - 1.0));
+        let numbers = [ranks.to_string(), bytes(at.last), bytes(at.low), bytes(at.high), jump];
+        changes.add_row(row(&[operation], &numbers));
+    }
+    let changes = match calibration.changes.is_empty() {
+        true => "no measured operation changes its behavior with size".to_owned(),
+        false => changes.to_string(),
+    };
+    let Calibration { median_error, worst_error, floor, .. } = calibration;
+    let [median, worst, floor] = [median_error, worst_error, floor].map(|part| format!("{:.1} %", 100.0 * part));
+    let summary = format!("median absolute error {median}, worst {worst}; scatter of the measurements {floor}");
+    let text = [values.to_string(), cases.to_string(), changes, summary].join("\n\n");
+    text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+}

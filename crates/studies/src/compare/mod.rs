@@ -1,0 +1,271 @@
+//! Owns the comparison of two runs of one program, usually a prediction and a real run: how wrong it is, on what, and which part explains it.
+//!
+//! An error is signed: (first - second) / second, above zero where the first run took longer. The time of an operation is from the moment at which
+//! its last member had entered until its last member was through, so that what ranks compute before does not count.
+//!
+//! Operations are paired within their group (messages within their pair of ranks), in order, by name, size and line: `align`.
+
+mod align;
+mod table;
+mod timeline;
+
+pub use table::render;
+pub use timeline::{ObservedRun, Timeline};
+
+use crate::statistics::Sample;
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+use timeline::{Channel, MatchedOperation};
+use uniference_sim::event::Times;
+use uniference_sim::time::{SimDuration, SimTime};
+
+/// What differs. Times are seconds, errors fractions.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Comparison {
+    /// Of the whole program.
+    pub makespan: Pair,
+    /// By rank.
+    pub ranks: Vec<RankDifference>,
+    /// Of all matched operations.
+    pub overall: Errors,
+    /// By operation, group and size.
+    pub operations: Vec<OperationDifference>,
+    /// How far apart the runs are at a few moments: at the ends of operations.
+    pub drift: Vec<Pair>,
+    /// Operations that only the first run has, and only the second.
+    pub unmatched: (usize, usize),
+    /// The first few of those that only the first run has.
+    pub only_first: Vec<Unmatched>,
+    /// The same of the second.
+    pub only_second: Vec<Unmatched>,
+    /// What recording a real run took on its slowest rank, in seconds; part of that run's compute.
+    pub recorder_s: Option<f64>,
+}
+
+/// The same of both runs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Pair {
+    /// Of the first run.
+    pub first_s: f64,
+    /// Of the second.
+    pub second_s: f64,
+    /// (first - second) / second; `None` (null) where the second is 0.
+    pub error: Option<f64>,
+}
+
+/// Where one rank's difference comes from: `compute_s + network_s + late_peer_s + idle_s` is the difference of its finishes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct RankDifference {
+    /// Which.
+    pub rank: usize,
+    /// When it finished.
+    pub finish: Pair,
+    /// First minus second: compute.
+    pub compute_s: f64,
+    /// Exposed communication once all peers had entered.
+    pub network_s: f64,
+    /// Exposed communication before that.
+    pub late_peer_s: f64,
+    /// Sleep, store, making groups.
+    pub idle_s: f64,
+}
+
+/// Errors of several operations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Errors {
+    /// How many there are.
+    pub count: usize,
+    /// The signed error in the middle.
+    pub median: f64,
+    /// The middle of the errors without their sign.
+    pub median_absolute: f64,
+    /// 95 of 100 are smaller, without their sign.
+    pub p95: f64,
+    /// The largest, with its sign.
+    pub worst: f64,
+}
+
+/// Operations of one kind, group and size.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct OperationDifference {
+    /// `all_reduce`; messages are `send`.
+    pub operation: &'static str,
+    /// The members' ranks.
+    pub members: Vec<u32>,
+    /// No operation of these is larger than that many bytes; a power of 4.
+    pub up_to_bytes: u64,
+    /// The times in the middle.
+    pub time: Pair,
+    /// Operation by operation.
+    pub errors: Errors,
+}
+
+/// An operation that only one of the runs has.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Unmatched {
+    /// `all_reduce`; messages are `send`.
+    pub operation: &'static str,
+    /// The members' ranks; of a message its sender and its receiver.
+    pub members: Vec<u32>,
+    /// Its number among that run's operations of this name and these members, from 0.
+    pub number: usize,
+    /// The largest size that a member named.
+    pub bytes: u64,
+    /// Of the program, on its first member, of a message on its receiver; empty if it is not known.
+    pub line: String,
+}
+
+/// More operations than this are only counted, where they have no partner.
+const MOST_UNMATCHED: usize = 5;
+
+/// How many moments of the drift are shown.
+const MOMENTS: usize = 5;
+
+impl Comparison {
+    /// Compares the first run with the second.
+    pub fn new(first: &ObservedRun, second: &ObservedRun, recorder_s: Option<f64>) -> Comparison {
+        let (mut matched, mut only_first, mut only_second) = (Vec::new(), Vec::new(), Vec::new());
+        let channels: BTreeSet<&Channel> = first.operations.keys().chain(second.operations.keys()).collect();
+        for channel in channels {
+            let [a, b] = [first, second].map(|seen| seen.operations.get(channel).map_or(&[][..], Vec::as_slice));
+            let pairs = align::align((a, &first.lines), (b, &second.lines));
+            matched.extend(pairs.iter().map(|(x, y)| (channel, a[*x], b[*y])));
+            let (in_first, in_second): (BTreeSet<usize>, BTreeSet<usize>) = pairs.into_iter().unzip();
+            let alone = |count: usize, paired: BTreeSet<usize>| (0..count).filter(move |at| !paired.contains(at));
+            only_first.extend(alone(a.len(), in_first).map(|at| (channel, at)));
+            only_second.extend(alone(b.len(), in_second).map(|at| (channel, at)));
+        }
+        let makespan = |seen: &ObservedRun| seen.ranks.iter().map(|(finish, _)| *finish).max().unwrap_or(SimTime::ZERO);
+        Comparison {
+            makespan: Pair::of_times(makespan(first), makespan(second)),
+            ranks: (0..)
+                .zip(first.ranks.iter().zip(&second.ranks))
+                .map(|(rank, (a, b))| RankDifference::new(rank, a, b))
+                .collect(),
+            overall: Errors::of(matched.iter().filter_map(|(_, first, second)| duration(first, second).error)),
+            operations: by_kind(&matched),
+            drift: drift(&matched),
+            unmatched: (only_first.len(), only_second.len()),
+            only_first: unmatched(first, only_first),
+            only_second: unmatched(second, only_second),
+            recorder_s,
+        }
+    }
+
+    /// Is the makespan, or the middle of the operations' errors, off by more than `threshold`?
+    pub fn exceeds(&self, threshold: f64) -> bool {
+        self.makespan.error.is_none_or(|error| error.abs() > threshold) || self.overall.median_absolute > threshold
+    }
+
+    /// The rank that finished last in the second run.
+    pub fn last(&self) -> Option<&RankDifference> {
+        self.ranks.iter().max_by(|a, b| a.finish.second_s.total_cmp(&b.finish.second_s))
+    }
+
+    /// Pretty JSON that ends with a newline.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("numbers and strings are JSON") + "\n"
+    }
+}
+
+impl Pair {
+    fn new(first_s: f64, second_s: f64) -> Pair {
+        Pair { first_s, second_s, error: (second_s > 0.0).then(|| (first_s - second_s) / second_s) }
+    }
+
+    fn of_times(first: SimTime, second: SimTime) -> Pair {
+        Pair::new(first.as_secs_f64(), second.as_secs_f64())
+    }
+}
+
+impl RankDifference {
+    /// From the finish of a rank and where its time went, in both runs.
+    fn new(
+        rank: usize,
+        (first_finish, first): &(SimTime, Times),
+        (second_finish, second): &(SimTime, Times),
+    ) -> RankDifference {
+        let minus = |part: fn(&Times) -> SimDuration| part(first).as_secs_f64() - part(second).as_secs_f64();
+        RankDifference {
+            rank,
+            finish: Pair::of_times(*first_finish, *second_finish),
+            compute_s: minus(|times| times.compute),
+            network_s: minus(|times| times.exposed.saturating_sub(times.late_peer)),
+            late_peer_s: minus(|times| times.late_peer),
+            idle_s: minus(|times| times.idle),
+        }
+    }
+}
+
+impl Errors {
+    fn of(errors: impl Iterator<Item = f64>) -> Errors {
+        let errors: Vec<f64> = errors.collect();
+        let worst = errors.iter().copied().max_by(|a, b| a.abs().total_cmp(&b.abs()));
+        let absolute = Sample::of(errors.iter().map(|error| error.abs()));
+        let Some(((worst, absolute), signed)) = worst.zip(absolute).zip(Sample::of(errors)) else {
+            return Errors::default();
+        };
+        let (count, median, median_absolute) = (signed.len(), signed.median(), absolute.median());
+        Errors { count, median, median_absolute, p95: absolute.quantile(0.95), worst }
+    }
+}
+
+fn duration(first: &MatchedOperation, second: &MatchedOperation) -> Pair {
+    let seconds = |met: &MatchedOperation| {
+        SimDuration::from_ps(met.completed.as_ps().saturating_sub(met.entered.as_ps())).as_secs_f64()
+    };
+    Pair::new(seconds(first), seconds(second))
+}
+
+/// The first few, in the order in which the run came to them.
+fn unmatched(seen: &ObservedRun, mut only: Vec<(&Channel, usize)>) -> Vec<Unmatched> {
+    only.sort_by_key(|(channel, at)| seen.operations[*channel][*at].entered);
+    let shown = |(channel, at): (&Channel, usize)| {
+        let operations = &seen.operations[channel];
+        let MatchedOperation { operation, bytes, site, .. } = operations[at];
+        Unmatched {
+            operation,
+            members: channel.members.iter().map(|rank| rank.0).collect(),
+            number: operations[..at].iter().filter(|other| other.operation == operation).count(),
+            bytes: bytes.0,
+            line: seen.lines.get(site.index()).cloned().unwrap_or_default(),
+        }
+    };
+    only.into_iter().take(MOST_UNMATCHED).map(shown).collect()
+}
+
+fn by_kind(matched: &[(&Channel, MatchedOperation, MatchedOperation)]) -> Vec<OperationDifference> {
+    let mut kinds: BTreeMap<(&'static str, Vec<u32>, u64), Vec<Pair>> = BTreeMap::new();
+    for (channel, first, second) in matched {
+        let members = channel.members.iter().map(|rank| rank.0).collect();
+        // The smallest power of 4 that is not smaller.
+        let power = first.bytes.0.max(1).next_power_of_two();
+        let class = if power.trailing_zeros().is_multiple_of(2) { power } else { power * 2 };
+        kinds.entry((first.operation, members, class)).or_default().push(duration(first, second));
+    }
+    let middle = |times: &mut dyn Iterator<Item = f64>| Sample::of(times).expect("a kind has a pair").median();
+    let difference = |((operation, members, up_to_bytes), pairs): ((_, _, _), Vec<Pair>)| OperationDifference {
+        operation,
+        members,
+        up_to_bytes,
+        time: Pair::new(
+            middle(&mut pairs.iter().map(|pair| pair.first_s)),
+            middle(&mut pairs.iter().map(|pair| pair.second_s)),
+        ),
+        errors: Errors::of(pairs.iter().filter_map(|pair| pair.error)),
+    };
+    kinds.into_iter().map(difference).collect()
+}
+
+/// When operations ended in both runs, at the quarters of what they have in common.
+fn drift(matched: &[(&Channel, MatchedOperation, MatchedOperation)]) -> Vec<Pair> {
+    let mut ends: Vec<(SimTime, SimTime)> =
+        matched.iter().map(|(_, first, second)| (second.completed, first.completed)).collect();
+    ends.sort();
+    let Some(last) = ends.len().checked_sub(1) else { return Vec::new() };
+    let moments: BTreeSet<usize> = (0..MOMENTS).map(|moment| moment * last / (MOMENTS - 1)).collect();
+    moments.into_iter().map(|at| Pair::of_times(ends[at].1, ends[at].0)).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,286 @@
+//! Owns what a program's way hung on besides its data: clocks, time-outs, polls, whoever was first. It listens to a replay, whose requests are
+//! the recorded program's, whatever it would have asked for elsewhere.
+//!
+//! What is done about it is the listener's caller's business: `uniference chakra export` and `uniference replay` warn.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use uniference_sim::engine::Resumption;
+use uniference_sim::event::{Event, Observer};
+use uniference_sim::ids::{RankId, Site, TaskId};
+use uniference_sim::program::{Activity, Call, CallOp, POLL_COST, Reply, Request, StoreOp, StoreValue};
+use uniference_sim::replay::Listener;
+use uniference_sim::time::{SimDuration, SimTime};
+
+/// What a program's way hung on: on another cluster it might have gone another way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Hazard {
+    /// It asked whether an operation was complete.
+    Poll,
+    /// It read the clock.
+    Clock,
+    /// A receive took whichever message was first.
+    AnySource,
+    /// A time-out passed.
+    TimeOut,
+    /// It waited for whichever operation was first.
+    AnyOf,
+    /// It looked into the store without waiting.
+    StoreLook,
+    /// The store answered something else than in another run.
+    StoreAnswer,
+}
+
+impl fmt::Display for Hazard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Hazard::Poll => "polled an operation for completion",
+            Hazard::Clock => "read the clock",
+            Hazard::AnySource => "received from any source",
+            Hazard::TimeOut => "reached a timeout",
+            Hazard::AnyOf => "waited for any one of several operations",
+            Hazard::StoreLook => "read the store without waiting",
+            Hazard::StoreAnswer => "got an answer of the store that depends on the order of requests",
+        })
+    }
+}
+
+/// A hazard, and where it was met first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Warning {
+    /// What.
+    pub hazard: Hazard,
+    /// How often, all ranks together.
+    pub count: u64,
+    /// By whom first.
+    pub rank: RankId,
+    /// In which line of the program; empty if that is not known.
+    pub line: String,
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Warning { hazard, count, rank, line } = self;
+        // A clock read does not say its line: the one that was last known is of a call before it.
+        let (at, doubt) = match hazard {
+            Hazard::Clock => (
+                "after",
+                "if the program's control flow depends on it, run the program again (libraries read the clock too: DistributedDataParallel times its steps)",
+            ),
+            _ => ("at", "on another cluster the program could take another path"),
+        };
+        let place = if line.is_empty() { String::new() } else { format!(" {at} {line}") };
+        let more = if *count > 1 { format!(" (and {} times more)", count - 1) } else { String::new() };
+        write!(f, "{rank} {hazard}{place}{more}: {doubt}")
+    }
+}
+
+/// Listens to a replay for hazards.
+#[derive(Debug, Default)]
+pub struct Hazards {
+    threads: BTreeMap<(RankId, TaskId), Thread>,
+    found: BTreeMap<Hazard, Occurrences>,
+    /// Somebody waited with a time-out that did not pass.
+    met_time_outs: bool,
+}
+
+/// Where a hazard was met first, and how often.
+#[derive(Clone, Copy, Debug)]
+struct Occurrences {
+    count: u64,
+    rank: RankId,
+    site: Option<Site>,
+}
+
+/// What a thread has asked for last, and what the store has told it.
+#[derive(Debug, Default)]
+struct Thread {
+    asked: Pending,
+    /// The last line that it was seen on.
+    site: Option<Site>,
+    told: Vec<(Option<Site>, StoreValue)>,
+}
+
+/// As much of a request as its hazards need.
+#[derive(Debug, Default)]
+enum Pending {
+    #[default]
+    Nothing,
+    Clock,
+    AnySource,
+    Wait {
+        any: bool,
+        timeout: Option<SimDuration>,
+    },
+    Store {
+        looks: bool,
+        timeout: Option<SimDuration>,
+    },
+}
+
+impl Hazards {
+    /// Hazards by kind, with the lines of the program.
+    pub fn warnings(&self, lines: &[String]) -> Vec<Warning> {
+        let line = |site: Option<Site>| site.and_then(|site| lines.get(site.index()).cloned()).unwrap_or_default();
+        let warning = |(hazard, found): (&Hazard, &Occurrences)| {
+            let Occurrences { count, rank, site } = *found;
+            Warning { hazard: *hazard, count, rank, line: line(site) }
+        };
+        // Without a line it is a library's own, which counts who has come so far: torch's process groups meet like that.
+        let of_the_program = |warning: &Warning| warning.hazard != Hazard::StoreAnswer || !warning.line.is_empty();
+        self.found.iter().map(warning).filter(of_the_program).collect()
+    }
+
+    /// Might another replay of the same record, on another cluster, know more? Then [`Hazards::merge`] it.
+    pub fn depend_on_time(&self) -> bool {
+        self.met_time_outs || !self.found.is_empty() || self.threads.values().any(|thread| !thread.told.is_empty())
+    }
+
+    /// Adds what another replay of the same record has met more often, and where the store told the two different things.
+    pub fn merge(&mut self, other: &Hazards) {
+        for (hazard, found) in &other.found {
+            let mine = self.found.entry(*hazard).or_insert(*found);
+            mine.count = mine.count.max(found.count);
+        }
+        let mut differences = Vec::new();
+        for ((rank, task), thread) in &self.threads {
+            let Some(theirs) = other.threads.get(&(*rank, *task)) else { continue };
+            let pairs = thread.told.iter().zip(&theirs.told).filter(|((_, mine), (_, their))| mine != their);
+            differences.extend(pairs.map(|((site, _), _)| (*rank, *site)));
+        }
+        differences.into_iter().for_each(|(rank, site)| self.add(Hazard::StoreAnswer, rank, site));
+    }
+
+    fn add(&mut self, hazard: Hazard, rank: RankId, site: Option<Site>) {
+        self.found.entry(hazard).or_insert(Occurrences { count: 0, rank, site }).count += 1;
+    }
+}
+
+impl Observer for Hazards {
+    fn record(&mut self, _: SimTime, _: &Event<'_>) {}
+}
+
+impl Listener for Hazards {
+    fn asked(&mut self, rank: RankId, task: TaskId, request: &Request) {
+        let thread = self.threads.entry((rank, task)).or_default();
+        thread.site = request.site().or(thread.site);
+        thread.asked = match request {
+            Request::Now => Pending::Clock,
+            Request::Wait { handles, any, timeout, .. } => {
+                Pending::Wait { any: *any && handles.len() > 1, timeout: *timeout }
+            }
+            Request::Store { operation, timeout, .. } => Pending::Store { looks: looks(operation), timeout: *timeout },
+            Request::Issue { activity: Activity::Call(Call { op: CallOp::Recv { from: None, .. }, .. }), .. } => {
+                Pending::AnySource
+            }
+            _ => Pending::Nothing,
+        };
+    }
+
+    fn resumed(&mut self, Resumption { rank, task, reply, .. }: &Resumption) {
+        let Some(thread) = self.threads.get_mut(&(*rank, *task)) else { return };
+        let (asked, site) = (std::mem::take(&mut thread.asked), thread.site);
+        let found = match (asked, reply) {
+            (Pending::Clock, _) => [Some(Hazard::Clock), None],
+            (Pending::AnySource, _) => [Some(Hazard::AnySource), None],
+            (Pending::Wait { timeout, .. } | Pending::Store { timeout, .. }, Reply::TimedOut) => {
+                [Some(if timeout == Some(POLL_COST) { Hazard::Poll } else { Hazard::TimeOut }), None]
+            }
+            (Pending::Wait { any, timeout }, _) => {
+                let polls = timeout == Some(POLL_COST);
+                self.met_time_outs |= timeout.is_some() && !polls;
+                [any.then_some(Hazard::AnyOf), polls.then_some(Hazard::Poll)]
+            }
+            (Pending::Store { looks, timeout }, Reply::Store(value)) => {
+                self.met_time_outs |= timeout.is_some();
+                thread.told.push((site, value.clone()));
+                [looks.then_some(Hazard::StoreLook), None]
+            }
+            _ => [None, None],
+        };
+        found.into_iter().flatten().for_each(|hazard| self.add(hazard, *rank, site));
+    }
+
+    fn opened(&mut self, _: RankId, _: TaskId, _: TaskId) {}
+}
+
+fn looks(operation: &StoreOp) -> bool {
+    use StoreOp::{Check, Count, List, QueueLength, QueuePop};
+    matches!(operation, Check { .. } | Count { .. } | List { .. } | QueueLength { .. } | QueuePop { block: false, .. })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use uniference_formats::cluster::{Choices, ClusterFile};
+    use uniference_sim::engine::{Ending, Engine};
+    use uniference_sim::ids::{GroupId, GroupRank, Handle, QueueId};
+    use uniference_sim::program::{Origin, Outcome, Work};
+    use uniference_sim::replay::replay_heard;
+    use uniference_sim::time::Bytes;
+
+    const RANKS: u32 = 4;
+
+    fn issue(activity: Activity, line: u32) -> Request {
+        Request::Issue { activity, queue: QueueId(0), after: Vec::new(), site: Site(line) }
+    }
+
+    fn message(op: CallOp, line: u32) -> Request {
+        issue(Activity::Call(Call { group: GroupId(0), op }), line)
+    }
+
+    fn wait(handle: u32, timeout: Option<SimDuration>, line: u32) -> Request {
+        Request::Wait { handles: vec![Handle(handle)], any: false, timeout, site: Site(line) }
+    }
+
+    /// What replaying these requests warns of; line `n` of the program is `a.py:n`.
+    fn warnings(requests: impl Fn(u32) -> Vec<Request>) -> Vec<String> {
+        let toml = "[[device]]\nname = \"a\"\ncount = 4\n[network]\nlatency = \"3 us\"\n";
+        let cluster = ClusterFile::parse("test", toml, &[]).unwrap().resolve(&Choices::default()).unwrap().cluster;
+        let world: Arc<[RankId]> = (0..RANKS).map(RankId).collect();
+        let script = |rank| {
+            let join = Request::JoinGroup { ranks: Arc::clone(&world), sequence: 0 };
+            let whole = [vec![join], requests(rank), vec![Request::Exit(Outcome::Ok)]].concat();
+            whole.into_iter().map(|request| (TaskId(0), request.into()))
+        };
+        let mut hazards = Hazards::default();
+        let replayed = replay_heard(&mut Engine::new(&cluster), (0..RANKS).map(script).collect(), &mut hazards);
+        assert!(matches!(replayed, Ending::Finished), "{replayed:?}");
+        let lines: Vec<String> = (0..4).map(|line| format!("a.py:{line}")).collect();
+        hazards.warnings(&lines).iter().map(Warning::to_string).collect()
+    }
+
+    #[test]
+    fn what_the_program_hung_on_is_named_with_rank_and_line() {
+        let found = warnings(|rank| {
+            let mut requests = vec![Request::Now, Request::Now];
+            match rank {
+                2 => requests.extend([
+                    message(CallOp::Recv { from: None, tag: 0, bytes: Bytes(8) }, 1),
+                    wait(0, Some(SimDuration::from_ps(1_000)), 2),
+                    wait(0, None, 3),
+                ]),
+                3 => requests.extend([
+                    issue(Activity::Compute(Work { duration: SimDuration::from_us(9), origin: Origin::Recorded }), 0),
+                    wait(0, None, 0),
+                    message(CallOp::Send { to: GroupRank(2), tag: 0, bytes: Bytes(8) }, 1),
+                    wait(1, None, 2),
+                ]),
+                _ => {}
+            }
+            requests
+        });
+        insta::assert_snapshot!(found.join("\n"));
+    }
+
+    #[test]
+    fn a_program_that_its_data_alone_decides_gives_no_warning() {
+        let found = warnings(|rank| match rank {
+            0 => vec![message(CallOp::Send { to: GroupRank(1), tag: 0, bytes: Bytes(8) }, 1), wait(0, None, 2)],
+            1 => vec![message(CallOp::Recv { from: Some(GroupRank(0)), tag: 0, bytes: Bytes(8) }, 1), wait(0, None, 2)],
+            _ => Vec::new(),
+        });
+        assert_eq!(found, Vec::<String>::new());
+    }
+}

@@ -1,0 +1,249 @@
+//! Owns which allocations are a KV cache: those that attention reads as keys or values in more than one call, outside of any backward pass.
+//!
+//! Attention is one of torch's fused operators, or a batched product, a softmax of it, and a batched product of that. What it reads may be a copy, made for the
+//! call: then what was copied is read. A cache may also grow by being joined (`torch.cat`) with new keys or values: what has been read is joined, and the
+//! result is read in a later call. Allocations that a backward pass reads were kept for that, so they are activations.
+//!
+//! Views need nothing: they are the same allocation.
+
+use rustc_hash::FxHashMap;
+use uniference_formats::operators::{Argument, Definition, Line, Tensor};
+
+/// Copies of copies are followed so far.
+const MOST_COPIES: usize = 4;
+
+/// What has become known of an allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Finding {
+    /// It is a KV cache.
+    Cache(u64),
+    /// It is none, whatever was found before.
+    NoCache(u64),
+}
+
+/// Follows what one rank's attention reads.
+#[derive(Default)]
+pub(super) struct Attention {
+    live: FxHashMap<u64, Traced>,
+    /// By definition.
+    roles: Vec<Option<Role>>,
+    calls: u64,
+}
+
+/// What is known of a live allocation.
+#[derive(Default)]
+struct Traced {
+    /// The first call of attention that has read it as keys or values.
+    read: Option<u64>,
+    /// It was joined from what attention had read.
+    grown: bool,
+    /// A backward pass has read it.
+    kept: bool,
+    /// What its elements were copied from.
+    copied_from: Vec<u64>,
+    /// It is an intermediate result of attention.
+    inside: Option<Inside>,
+}
+
+#[derive(Clone, Copy)]
+enum Inside {
+    /// Products of queries and the keys in this allocation.
+    Scores { keys: u64, call: u64 },
+    /// A softmax of scores.
+    Weights { call: u64 },
+}
+
+/// Positions of arguments that have as many elements as the result, a bit each; of the first 64.
+type Positions = u64;
+
+/// What an operator does, as far as it matters here. Numbers are positions among the definition's tensors.
+#[derive(Clone, Copy)]
+enum Role {
+    /// Attention in one operator.
+    Fused {
+        keys: usize,
+        values: usize,
+    },
+    /// `left x right`, for each of a batch.
+    Product {
+        left: usize,
+        right: usize,
+        result: usize,
+    },
+    Softmax {
+        scores: usize,
+        result: usize,
+    },
+    /// Its first tensors become one, the result.
+    Join {
+        result: usize,
+    },
+    /// The result has the elements of one argument, in whatever order, or something computed from them one by one.
+    Copy {
+        source: usize,
+        alike: Positions,
+        result: usize,
+    },
+    /// The result is computed from several arguments one by one: masks, scales and sums.
+    Pointwise {
+        alike: Positions,
+        result: usize,
+    },
+    Other,
+}
+
+impl Attention {
+    pub(super) fn allocated(&mut self, id: u64) {
+        self.live.insert(id, Traced::default());
+    }
+
+    pub(super) fn freed(&mut self, id: u64) {
+        self.live.remove(&id);
+    }
+
+    /// An operator ran.
+    pub(super) fn executed(
+        &mut self,
+        definition: &Definition,
+        number: usize,
+        line: Line,
+        allocations: &[u64],
+    ) -> Vec<Finding> {
+        if self.roles.len() <= number {
+            self.roles.resize(number + 1, None);
+        }
+        let role = *self.roles[number].get_or_insert_with(|| Role::of(definition));
+        let mut found = Vec::new();
+        if line.backward {
+            self.keep(allocations, &mut found);
+            return found;
+        }
+        match role {
+            Role::Fused { keys, values } => {
+                self.calls += 1;
+                for at in [keys, values] {
+                    self.read(allocations[at], self.calls, MOST_COPIES, &mut found);
+                }
+            }
+            Role::Product { left, right, result } => match self.inside(allocations[left]) {
+                Some(Inside::Weights { call }) => self.read(allocations[right], call, MOST_COPIES, &mut found),
+                _ => {
+                    self.calls += 1;
+                    self.becomes(allocations[result], Inside::Scores { keys: allocations[right], call: self.calls });
+                }
+            },
+            Role::Softmax { scores, result } => {
+                if let Some(Inside::Scores { keys, call }) = self.inside(allocations[scores]) {
+                    self.read(keys, call, MOST_COPIES, &mut found);
+                    self.becomes(allocations[result], Inside::Weights { call });
+                }
+            }
+            Role::Join { result } => self.join(allocations, result, &mut found),
+            Role::Copy { source, alike, result } => {
+                if allocations[source] != allocations[result]
+                    && let Some(traced) = self.live.get_mut(&allocations[result])
+                {
+                    traced.copied_from = vec![allocations[source]];
+                }
+                self.pass_on(allocations, alike, result);
+            }
+            Role::Pointwise { alike, result } => self.pass_on(allocations, alike, result),
+            Role::Other => {}
+        }
+        found
+    }
+
+    /// A backward pass reads these.
+    fn keep(&mut self, allocations: &[u64], found: &mut Vec<Finding>) {
+        for id in allocations {
+            if let Some(traced) = self.live.get_mut(id)
+                && traced.read.is_some()
+                && !std::mem::replace(&mut traced.kept, true)
+            {
+                found.push(Finding::NoCache(*id));
+            }
+        }
+    }
+
+    /// A call of attention reads an allocation, and what it was copied from.
+    fn read(&mut self, id: u64, call: u64, copies: usize, found: &mut Vec<Finding>) {
+        let Some(traced) = self.live.get_mut(&id) else { return };
+        let first = *traced.read.get_or_insert(call);
+        if !traced.kept && (first != call || traced.grown) {
+            found.push(Finding::Cache(id));
+        }
+        if copies > 0 {
+            for source in traced.copied_from.clone() {
+                self.read(source, call, copies - 1, found);
+            }
+        }
+    }
+
+    fn join(&mut self, allocations: &[u64], result: usize, found: &mut Vec<Finding>) {
+        let sources = &allocations[..result];
+        let read: Vec<u64> = sources
+            .iter()
+            .copied()
+            .filter(|id| self.live.get(id).is_some_and(|traced| traced.read.is_some() && !traced.kept))
+            .collect();
+        let Some(traced) = self.live.get_mut(&allocations[result]) else { return };
+        traced.grown = !read.is_empty();
+        traced.copied_from = sources.to_vec();
+        found.extend(read.into_iter().map(Finding::Cache));
+    }
+
+    /// What is computed from scores or weights, one by one, is that, too.
+    fn pass_on(&mut self, allocations: &[u64], alike: Positions, result: usize) {
+        let alike = (0..Positions::BITS as usize).take(result).filter(|at| alike >> at & 1 == 1);
+        if let Some(inside) = alike.into_iter().find_map(|at| self.inside(allocations[at])) {
+            self.becomes(allocations[result], inside);
+        }
+    }
+
+    fn inside(&self, id: u64) -> Option<Inside> {
+        self.live.get(&id)?.inside
+    }
+
+    fn becomes(&mut self, id: u64, inside: Inside) {
+        if let Some(traced) = self.live.get_mut(&id) {
+            traced.inside = Some(inside);
+        }
+    }
+}
+
+impl Role {
+    fn of(definition: &Definition) -> Role {
+        let arguments: Vec<&Tensor> = definition.arguments.iter().flat_map(Argument::tensors).collect();
+        let results: Vec<&Tensor> = definition.results.iter().flat_map(Argument::tensors).collect();
+        // The first result stands behind all arguments.
+        let (count, result) = (arguments.len(), arguments.len());
+        let several: Vec<usize> = (0..count).filter(|at| arguments[*at].elements() > 1).collect();
+        let is_alike =
+            |at: &usize| results.first().is_some_and(|result| result.elements() == arguments[*at].elements());
+        let alike = several.iter().filter(|at| **at < 64 && is_alike(at)).fold(0, |positions, at| positions | 1 << at);
+        let name = definition.base_name();
+        let fused = name.starts_with("_scaled_dot_product")
+            || ["_flash_attention_forward", "_efficient_attention_forward"].contains(&name);
+        match name {
+            _ if results.is_empty() => Role::Other,
+            // A call of it in the backward pass says so by its line; this is for gradients that a program asks for itself.
+            _ if name.ends_with("_backward") => Role::Other,
+            _ if fused && count >= 3 => Role::Fused { keys: 1, values: 2 },
+            "bmm" if count == 2 => Role::Product { left: 0, right: 1, result },
+            "baddbmm" | "baddbmm_" if count == 3 => Role::Product { left: 1, right: 2, result },
+            "_softmax" | "_safe_softmax" if count == 1 => Role::Softmax { scores: 0, result },
+            "cat" if count > 1 => Role::Join { result },
+            "index" | "index_select" | "gather" | "repeat_interleave" if count > 0 => {
+                Role::Copy { source: 0, alike, result }
+            }
+            "mm" | "addmm" | "sum" | "mean" | "embedding" => Role::Other,
+            _ => match &several[..] {
+                [] => Role::Other,
+                [source] if results[0].elements() >= arguments[*source].elements() => {
+                    Role::Copy { source: *source, alike, result }
+                }
+                _ => Role::Pointwise { alike, result },
+            },
+        }
+    }
+}

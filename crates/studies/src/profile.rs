@@ -1,0 +1,160 @@
+//! Owns what a run with timed operators says of the machine it ran on: how long each distinct operator takes, and how long the program takes to come
+//! to one.
+//!
+//! Operators are timed where the program runs them, with the caches and the memory as the program leaves them. Between the end of one operator and the
+//! beginning of the next the host works: Python, autograd, torch's dispatcher. Both together are all that the program computes, so a
+//! model that adds them up again misses nothing.
+
+use std::borrow::Borrow;
+use std::collections::BTreeMap;
+use uniference_formats::operators::{Decoder, Definition, Entry, Invalid};
+
+/// So many times of one operator are kept; of more, every second one, and so on.
+const KEPT: usize = 1 << 10;
+
+/// What takes so much longer than the median was interrupted: by the machine's other work, or by memory that came for the first time.
+const OUTLIER: f64 = 10.0;
+
+/// Times of operators, as they are added.
+#[derive(Clone, Debug, Default)]
+pub struct Profile {
+    operators: BTreeMap<Definition, Times>,
+    hosts: BTreeMap<String, Times>,
+}
+
+/// How long something takes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Timing {
+    /// The median, in nanoseconds.
+    pub median_ns: f64,
+    /// The standard deviation of the logarithm, from the interquartile range (which outliers do not move): 0 of a single time.
+    pub spread: f64,
+    /// How many times there were.
+    pub repetitions: u64,
+}
+
+/// What was found.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Found {
+    /// By operator: how long it takes.
+    pub operators: Vec<(Definition, Timing)>,
+    /// By an operator's name: how long the program takes to come to it.
+    pub hosts: Vec<(String, Timing)>,
+}
+
+/// Of one operator, in nanoseconds.
+#[derive(Clone, Debug, Default)]
+struct Times {
+    kept: Vec<u64>,
+    /// One of so many is kept, as a power of two.
+    thinned: u32,
+    count: u64,
+}
+
+impl Profile {
+    /// Takes in a slice of one rank's stream, which `decoder` has read up to there.
+    ///
+    /// # Errors
+    /// If the slice is damaged.
+    pub fn add(&mut self, decoder: &mut Decoder, slice: &[u8]) -> Result<(), Invalid> {
+        let mut times = None;
+        decoder.read(slice, |decoder, entry| match entry {
+            Entry::Timed { before, lasted } => times = Some((before, lasted)),
+            Entry::Execution { definition, .. } => {
+                if let Some((before, lasted)) = times.take() {
+                    let definition = &decoder.definitions()[definition];
+                    of(&mut self.hosts, definition.name.as_str()).add(before);
+                    of(&mut self.operators, definition).add(lasted);
+                }
+            }
+            _ => {}
+        })?;
+        Ok(())
+    }
+
+    /// What they come to.
+    pub fn found(self) -> Found {
+        Found {
+            operators: self.operators.into_iter().map(|(definition, times)| (definition, times.timing())).collect(),
+            hosts: self.hosts.into_iter().map(|(name, times)| (name, times.timing())).collect(),
+        }
+    }
+}
+
+impl Times {
+    fn add(&mut self, nanoseconds: u64) {
+        if self.count.is_multiple_of(1 << self.thinned) {
+            self.kept.push(nanoseconds);
+        }
+        self.count += 1;
+        if self.kept.len() == KEPT {
+            let mut position = 0;
+            self.kept.retain(|_| {
+                position += 1;
+                position % 2 == 1
+            });
+            self.thinned += 1;
+        }
+    }
+
+    fn timing(mut self) -> Timing {
+        // The first one finds nothing in its place yet: code, memory, the library's choice of a kernel.
+        if self.kept.len() > 2 {
+            self.kept.remove(0);
+        }
+        self.kept.sort_unstable();
+        let median = quantile(&self.kept, 0.5);
+        self.kept.retain(|time| *time as f64 <= OUTLIER * median);
+        let range = (quantile(&self.kept, 0.75).max(1.0) / quantile(&self.kept, 0.25).max(1.0)).ln();
+        // Of a normal distribution the interquartile range is 1.349 standard deviations.
+        Timing { median_ns: quantile(&self.kept, 0.5), spread: range / 1.349, repetitions: self.count }
+    }
+}
+
+/// The times of one, which is copied when it comes first.
+fn of<'a, K: Ord + Borrow<Q>, Q: Ord + ToOwned<Owned = K> + ?Sized>(
+    all: &'a mut BTreeMap<K, Times>,
+    key: &Q,
+) -> &'a mut Times {
+    if !all.contains_key(key) {
+        all.insert(key.to_owned(), Times::default());
+    }
+    all.get_mut(key).expect("it was there, or has just been added")
+}
+
+/// Of sorted values, between the two nearest; 0 of none.
+fn quantile(sorted: &[u64], fraction: f64) -> f64 {
+    let Some(last) = sorted.len().checked_sub(1) else { return 0.0 };
+    let at = fraction * last as f64;
+    let (low, high) = (sorted[at.floor() as usize] as f64, sorted[at.ceil() as usize] as f64);
+    low + (high - low) * at.fract()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn times(values: impl IntoIterator<Item = u64>) -> Timing {
+        let mut times = Times::default();
+        values.into_iter().for_each(|value| times.add(value));
+        times.timing()
+    }
+
+    #[test]
+    fn a_median_is_not_moved_by_the_first_time_or_by_interruptions() {
+        let timing = times([900, 100, 102, 98, 100, 5_000]);
+        assert_eq!((timing.median_ns, timing.repetitions), (100.0, 6));
+        assert!(timing.spread < 0.03, "{timing:?}");
+        assert_eq!(times([70]), Timing { median_ns: 70.0, spread: 0.0, repetitions: 1 });
+    }
+
+    #[test]
+    fn of_many_times_evenly_many_are_kept() {
+        let mut all = Times::default();
+        (0..1_000_000).for_each(|value| all.add(value));
+        assert!(all.kept.len() < KEPT, "{}", all.kept.len());
+        let step = all.kept[1] - all.kept[0];
+        assert!(all.kept.windows(2).all(|pair| pair[1] - pair[0] == step));
+        assert_eq!((all.kept[0], all.count), (0, 1_000_000));
+    }
+}

@@ -1,0 +1,377 @@
+"""Owns what Gloo does otherwise than other libraries, as ProcessGroupGloo of torch 2.15 does it
+(`torch/csrc/distributed/c10d/ProcessGroupGloo.cpp`): what it refuses of a call's arguments, sparse tensors, the monitored barrier, and
+its words where an operation fails.
+
+torch's own checks in Python come before these. Ranks are the group's.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C import _distributed_c10d as c10d
+
+from uniference.backends import monitored_barrier, sparse
+from uniference.backends.base import SimulatedBackend, blocks
+from uniference.backends.connections import Connections
+from uniference.backends.reduction import Unsupported, reduction_name
+from uniference.backends.work import Ended, Failed, Work
+from uniference.rank.charging import uncharged
+from uniference.rank.clock import picoseconds
+
+# As C++ prints an element type.
+_TYPES = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.float16: "c10::Half",
+    torch.bfloat16: "c10::BFloat16",
+    torch.int64: "long",
+    torch.int32: "int",
+    torch.int16: "short",
+    torch.int8: "signed char",
+    torch.uint8: "unsigned char",
+    torch.bool: "bool",
+    torch.complex64: "c10::complex<float>",
+    torch.complex128: "c10::complex<double>",
+}
+_LAYOUTS = {torch.strided: "Strided", torch.sparse_coo: "Sparse", torch.sparse_csr: "SparseCsr"}
+
+# What ProcessGroupGloo has code for, and complex numbers as pairs of these.
+_DTYPES = frozenset(
+    {torch.float32, torch.float64, torch.float16, torch.bfloat16}
+    | {torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool}
+)
+
+# Above every tag of a program's, which have 32 bits.
+_MONITOR_TAGS = 1 << 40
+
+# Where Gloo of torch 2.15's wheels says what has gone wrong. Programs look for the words, some for the space before them.
+_SOURCE = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp"
+
+# Gloo names the peer's socket: here each rank has one port, from where Linux takes such ports by default.
+_FIRST_PORT = 32768
+
+
+class Pairs(Connections):
+    """Gloo's connections of one process group. It closes them when an operation has timed out; none can be used again."""
+
+    def check(self) -> None:
+        if self.closed:
+            raise _pairs_closed()
+
+    def timed_out(self, name: str, limit: timedelta, callers: bool = False) -> RuntimeError:
+        """A collective that a caller does not want to wait for any longer goes on; anything else closes the pairs."""
+        waits_for = name if name in ("send", "recv") else "recv"
+        if callers and name != waits_for:
+            return RuntimeError("Operation timed out!")
+        self.closed = True
+        # Others may hear of it.
+        self._channel.close(self._group)
+        milliseconds = limit // timedelta(milliseconds=1)
+        return RuntimeError(
+            f"{_SOURCE}/unbound_buffer.cc:78] Timed out waiting {milliseconds}ms for {waits_for} operation to complete"
+        )
+
+    def closed_by(self, peer: int) -> RuntimeError:
+        return RuntimeError(
+            f"{_SOURCE}/pair.cc:561] Connection closed by peer [127.0.0.1]:{_FIRST_PORT + peer}. "
+            "This is typically caused by a remote worker crashing. "
+            "Check the logs of the remote worker before reporting an error. GLHF! \U0001f3d6\ufe0f"
+        )
+
+    def error_from_now_on(self, name: str, error: RuntimeError) -> RuntimeError:
+        """A collective keeps its error, a message asks its connection again."""
+        return _pairs_closed() if name in ("send", "recv") else error
+
+
+class Gloo(SimulatedBackend):
+    """As ProcessGroupGloo."""
+
+    NAME = "gloo"
+    CONNECTIONS = Pairs
+    DEFAULT_TIMEOUTS = (timedelta(minutes=30),)
+
+    # How many monitored barriers there have been.
+    _barriers = 0
+
+    @classmethod
+    def ddp_log(cls) -> dict[str, Any]:
+        """As torch/csrc/distributed/c10d/logger.cpp writes it, with ProcessGroupGloo's default number of threads."""
+        variables = ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT")
+        return {"gloo_num_threads": 2} | {name.lower(): os.environ.get(name, "N/A") for name in variables}
+
+    def _failed(self, error: RuntimeError, opts: Any) -> Work:
+        # What Gloo finds out as it carries an operation out, the wait for it raises.
+        if opts.asyncOp:
+            return Failed(self.channel, error)
+        raise error from None
+
+    def _check_reduction(self, name: str, dtype: torch.dtype) -> None:
+        if name == "premul_sum":
+            raise Unsupported("Cannot use ReduceOp.PREMUL_SUM with Gloo")
+        _check_dtype(dtype)
+
+    def _check_elements(self, kind: str, dtype: torch.dtype) -> None:
+        # Its gather does not take complex numbers for pairs of real ones, nor does `all_to_all_single`. Its send and recv carry any.
+        _check_dtype(dtype, complex_too=kind != "gather")
+
+    def _check_complex(self, call: str, opts: Any, tensor: Tensor) -> None:
+        """Complex numbers are only added up. The odd character is Gloo's."""
+        if tensor.dtype.is_complex and reduction_name(opts.reduceOp) not in ("sum", "avg", "premul_sum"):
+            raise RuntimeError(f"{call} does not support\x03on complex tensors")
+
+    # Collectives that combine elements
+
+    def _all_reduce(self, tensors: list[Tensor], opts: c10d.AllreduceOptions) -> Work:
+        if tensors[0].layout is not torch.sparse_coo:
+            return super()._all_reduce(tensors, opts)
+        if self._reduction(opts, tensors).name != "sum":
+            raise RuntimeError(
+                "ProcessGroupGloo::allreduce: unsupported reduction operation "
+                "(allreduce of sparse tensors only works with ReduceOp.SUM)"
+            )
+        events = self._event("sparse_all_reduce", tensors)
+
+        def gather(lengths: Sequence[int], mine: Tensor) -> Sequence[Tensor]:
+            outputs = [mine.new_empty(length) for length in lengths]
+            self._collective("all_gather", opts, blocks(outputs), [mine], outputs, title="").wait()
+            return outputs
+
+        sparse.all_reduce(tensors, self._size, gather)
+        for event in events:
+            event.end()
+        return Ended(self.channel, tensors)
+
+    def _all_reduce_coalesced(self, tensors: list[Tensor], opts: c10d.AllreduceCoalescedOptions) -> Work:
+        # It writes the results with an operator of torch's, which may not write where autograd forbids it.
+        if torch.is_grad_enabled() and any(tensor.requires_grad and tensor.is_leaf for tensor in tensors):
+            raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
+        return super()._all_reduce_coalesced(tensors, opts)
+
+    def _reduce(self, tensors: list[Tensor], opts: c10d.ReduceOptions) -> Work:
+        self._root("reduce", opts.rootRank)
+        self._check_complex("reduce", opts, tensors[0])
+        return super()._reduce(tensors, opts)
+
+    def _reduce_scatter(
+        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: c10d.ReduceScatterOptions
+    ) -> Work:
+        output, row = outputs[0], inputs[0]
+        self._check_complex("all_reduce", opts, output)
+        if len(row) != self._size:
+            raise RuntimeError("invalid input tensor list size, must be world size")
+        # It looks at the block that the rank itself receives.
+        mine = row[self._rank]
+        if output.shape != mine.shape:
+            self._check_failed("outputs[0].sizes().vec() == inputs[0][i].sizes().vec()", _plain(output), _plain(mine))
+        reduction = self._reduction(opts, [output])
+        # It reduces a list in another order than one tensor, also if its blocks are equal.
+        shape = [tensor.numel() for tensor in row]
+        return self._collective("reduce_scatter", opts, shape, row, [output], reduction=reduction)
+
+    def _reduce_scatter_single(self, output: Tensor, input: Tensor, opts: c10d.ReduceScatterOptions) -> Work:
+        self._check_complex("all_reduce", opts, output)
+        if output.dtype != input.dtype:
+            self._check_failed("outputTensors[i].dtype() == inputTensors[i].dtype()", _type(output), _type(input))
+        # The input has as many times the output's rows as the group has members.
+        if output.dim() and input.dim() and output.size(0) * self._size != input.size(0):
+            rows = str(output.size(0) * self._size), str(input.size(0))
+            self._check_failed("outputShape[0] * worldSize == inputShape[0]", *rows)
+        return super()._reduce_scatter_single(output, input, opts)
+
+    # Collectives that move elements
+
+    def _all_gather(
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: c10d.AllgatherOptions, title: str | None = None
+    ) -> Work:
+        self._check_all_gather(outputs[0], inputs[0])
+        return super()._all_gather(outputs, inputs, opts, title)
+
+    def _all_gather_single(self, output: Tensor, input: Tensor, opts: c10d.AllgatherOptions) -> Work:
+        if not self._gathers(output, input):
+            self._check_all_gather(output.chunk(self._size), input)
+        return super()._all_gather_single(output, input, opts)
+
+    def _all_gather_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: c10d.AllgatherOptions
+    ) -> Work:
+        if not all(map(self._gathers, outputs, inputs)):
+            parts = zip(*(output.chunk(self._size) for output in outputs), strict=False)
+            self._check_all_gather_coalesced(list(parts), inputs)
+        return super()._all_gather_single_coalesced(outputs, inputs, opts)
+
+    def _all_gather_coalesced(
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: c10d.AllgatherOptions
+    ) -> Work:
+        self._check_all_gather_coalesced(outputs, inputs)
+        return super()._all_gather_coalesced(outputs, inputs, opts)
+
+    def _gathers(self, output: Tensor, input: Tensor) -> bool:
+        """Whether the output's rows are those of as many inputs as the group has members."""
+        rows = (input.size(0) * self._size, *input.shape[1:]) if input.dim() else None
+        return output.shape == rows and output.dtype == input.dtype
+
+    def _check_all_gather(self, outputs: Sequence[Tensor], input: Tensor) -> None:
+        """One output of the input's type and shape for each member."""
+        if len(outputs) != self._size:
+            expected = f"(expected length {self._size}, got {len(outputs)})"
+            raise RuntimeError(f"ProcessGroupGloo::allgather: invalid output tensor list at index 0 {expected}")
+        _check_alike("allgather", outputs, input)
+
+    def _check_all_gather_coalesced(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]) -> None:
+        """`outputs[rank][i]` is like `inputs[i]`."""
+        call = "ProcessGroupGloo::allgather_coalesced"
+        if len(outputs) != self._size:
+            raise RuntimeError(f"{call}: output lists should be equal to world size")
+        for row in outputs:
+            if len(row) != len(inputs):
+                raise RuntimeError(f"{call}: invalid output size: (expected length {len(inputs)}, got {len(row)})")
+            for index, (output, input) in enumerate(zip(row, inputs, strict=True)):
+                if output.shape != input.shape:
+                    expected = f"(expected length {_shape(input)}, got {_shape(output)})"
+                    raise RuntimeError(f"{call}: invalid size of output tensor at index {index} {expected}")
+                if output.type() != input.type():
+                    expected = f"(expected {input.type()}, got {output.type()})"
+                    raise RuntimeError(f"{call}: invalid tensor type at index {index} {expected}")
+
+    def _gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: c10d.GatherOptions) -> Work:
+        if self._root("gather", opts.rootRank) == self._rank:
+            self._check_blocks("gather", "output", outputs[0], inputs[0])
+        return super()._gather(outputs, inputs, opts)
+
+    def _scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: c10d.ScatterOptions) -> Work:
+        if self._root("scatter", opts.rootRank) == self._rank:
+            self._check_blocks("scatter", "input", inputs[0], outputs[0])
+        return super()._scatter(outputs, inputs, opts)
+
+    def _check_blocks(self, call: str, which: str, blocks: Sequence[Tensor], like: Tensor) -> None:
+        """The root's list for a gather or scatter."""
+        if len(blocks) != self._size:
+            raise RuntimeError(
+                f"ProcessGroupGloo::{call}: Incorrect {which} list size {len(blocks)}. "
+                f"{which.capitalize()} list size should be {self._size}, same as size of the process group."
+            )
+        _check_alike(call, blocks, like)
+
+    def _all_to_all(self, outputs: list[Tensor], inputs: list[Tensor], opts: c10d.AllToAllOptions) -> Work:
+        # One tensor for each member, all of one shape.
+        for which, tensors in (("input", inputs), ("output", outputs)):
+            if len(tensors) != self._size:
+                message = f"{which} tensor list size {len(tensors)} does not match world size {self._size}"
+                raise RuntimeError(f"ProcessGroupGloo::alltoall: {message}")
+        for tensors in (inputs, outputs):
+            _check_alike("alltoall", tensors, tensors[0])
+        if inputs[0].shape != outputs[0].shape:
+            raise RuntimeError("ProcessGroupGloo::alltoall: input and output tensors must have the same size")
+        return super()._all_to_all(outputs, inputs, opts)
+
+    def _all_to_all_single(
+        self, output: Tensor, input: Tensor, received: list[int], sent: list[int], opts: c10d.AllToAllOptions
+    ) -> Work:
+        # It takes the memory as it lies. Numbers of rows are checked for every backend.
+        if not _is_whole(output) or not _is_whole(input):
+            raise ValueError("Tensors must be contiguous")
+        if not received and not sent:
+            for tensor in (output, input):
+                tensor.size(0)  # a scalar has none, and torch says so
+            if output.numel() != input.numel() or output.dtype != input.dtype:
+                raise RuntimeError("in->size == out->size. ")
+        _check_dtype(input.dtype, complex_too=False)
+        return super()._all_to_all_single(output, input, received, sent, opts)
+
+    # The monitored barrier, and what it asks of its group
+
+    @uncharged
+    def monitored_barrier(self, opts: c10d.BarrierOptions, wait_all_ranks: bool = False) -> None:
+        self._check(())
+        timeout = opts.timeout if opts.timeout >= timedelta(0) else self._timeout
+        tag = _MONITOR_TAGS + 2 * self._barriers
+        self._barriers += 1
+        monitored_barrier.run(self, tag, tag + 1, timeout, wait_all_ranks)
+
+    @property
+    def group_rank(self) -> int:
+        return self._rank
+
+    @property
+    def group_size(self) -> int:
+        return self._size
+
+    def post(self, to: int, tag: int, value: int) -> Work:
+        return self._send([torch.tensor([value])], to, tag, [])
+
+    def collect(self, source: int, tag: int) -> tuple[Work, Callable[[], int]]:
+        number = torch.zeros(1, dtype=torch.int64)
+        return self._receive([number], source, tag, []), lambda: int(number.item())
+
+    # Point to point
+
+    def _check_message(self, tensors: Sequence[Tensor], peer: int | None, tag: int) -> None:
+        # A message is sent from, and received into, the memory of one dense tensor.
+        if any(tensor.layout is torch.strided and not tensor.is_contiguous() for tensor in tensors):
+            raise RuntimeError("input tensor has to be contiguous")
+        super()._check_message(tensors, peer, tag)
+        if peer == self._rank:
+            raise RuntimeError("state_ >= CONNECTED. 1 vs 4. Pair is not connected ")
+
+    def _refuse_peer(self, peer: int, hint: str) -> NoReturn:
+        # It looks for the peer's address until its time is up.
+        if (limit := self._limit(None)) is not None:
+            self.channel.sleep(picoseconds(limit))
+        milliseconds = self._timeout // timedelta(milliseconds=1)
+        raise dist.DistStoreError(
+            f"wait timeout after {milliseconds}ms, keys: /{self._options.group_name}/{self._rank}/{peer}\n{hint}"
+        )
+
+    def _check_failed(self, expression: str, left: str, right: str) -> NoReturn:
+        raise RuntimeError(f"[rank{self._rank}]:Check failed: {expression} ({left} vs. {right}). \n")
+
+
+def _pairs_closed() -> RuntimeError:
+    """What Gloo says of its connections after a time-out."""
+    return RuntimeError("Application timeout caused pair closure")
+
+
+def _check_dtype(dtype: torch.dtype, complex_too: bool = True) -> None:
+    """Raises what Gloo's collectives do of elements that they do not carry."""
+    if dtype not in _DTYPES and not (complex_too and dtype.is_complex):
+        raise Unsupported("Invalid scalar type")
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether its elements lie one after the other, channels last or not."""
+    return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
+
+
+def _check_alike(call: str, tensors: Sequence[Tensor], like: Tensor) -> None:
+    for index, tensor in enumerate(tensors):
+        if (tensor.dtype, tensor.layout) != (like.dtype, like.layout):
+            expected = f"(expected {_options(like)}, got {_options(tensor)})"
+            raise RuntimeError(f"ProcessGroupGloo::{call}: invalid tensor type at index {index} {expected}")
+        if tensor.shape != like.shape:
+            expected = f"(expected {_shape(like)}, got {_shape(tensor)})"
+            raise RuntimeError(f"ProcessGroupGloo::{call}: invalid tensor size at index {index} {expected}")
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"({', '.join(map(str, tensor.shape))})"
+
+
+def _plain(tensor: Tensor) -> str:
+    return " ".join(map(str, tensor.shape))
+
+
+def _type(tensor: Tensor) -> str:
+    return _TYPES.get(tensor.dtype, str(tensor.dtype))
+
+
+def _options(tensor: Tensor) -> str:
+    layout = _LAYOUTS.get(tensor.layout, str(tensor.layout))
+    return (
+        f"TensorOptions(dtype={_type(tensor)}, device={tensor.device}, layout={layout}, "
+        "requires_grad=false (default), pinned_memory=false (default), memory_format=(nullopt))"
+    )

@@ -1,0 +1,121 @@
+"""Owns which process groups a program's `init_process_group` gets: the backends that torch is told of, and who the members of a group are.
+
+What a group does is its backend's business, `base` and the classes over it.
+"""
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Backend as BackendNames
+from torch.nn.parallel import DistributedDataParallel
+
+from uniference._native import Channel
+from uniference.backends.arena import Arena
+from uniference.backends.base import SimulatedBackend
+from uniference.backends.gloo import Gloo
+from uniference.backends.nccl import Nccl
+from uniference.patches import names
+from uniference.rank.charging import uncharged
+
+# The libraries that are simulated, and those that torch knows besides: any other name is refused with a message that says so.
+_SIMULATED: dict[str, type[SimulatedBackend]] = {backend.NAME: backend for backend in (Gloo, Nccl)}
+_REFUSED = ("mpi", "ucc", "xccl")
+
+
+def _name_backend_in_log() -> None:
+    """DistributedDataParallel's log takes the backend's fields from the group's type, which is CUSTOM here."""
+    original = names.DDP_LOG.original
+
+    def logging_data(self: DistributedDataParallel) -> dict[str, Any]:
+        name = dist.get_backend(self.process_group)
+        return {**original(self), "backend_name": name, **(_SIMULATED[name].ddp_log() if name in _SIMULATED else {})}
+
+    names.DDP_LOG.replace(logging_data)
+
+
+def _split_among_members() -> None:
+    """C++ asks a Python backend for its part of a split also where it is in none, and takes no None for an answer."""
+    original = names.SPLIT_GROUP.original
+
+    def split_group(self: dist.ProcessGroup, ranks: list[int], *args: Any, **kwargs: Any) -> dist.ProcessGroup | None:
+        if self.rank() not in ranks:
+            return None
+        group: dist.ProcessGroup = original(self, ranks, *args, **kwargs)
+        return group
+
+    names.SPLIT_GROUP.replace(split_group)
+
+
+class Backends:
+    """Makes this process's groups, in the place of torch's own backends."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self._arena = Arena(channel)
+        # C++ does not keep a Python backend alive.
+        self._alive: list[SimulatedBackend] = []
+        # Which rank of the simulation each rank of the program's world is: it may have made a new world without some of them.
+        self._world = list(range(channel.world_size))
+
+    def install(self) -> None:
+        """Registers with torch."""
+        for name in (*_SIMULATED, *_REFUSED):
+            BackendNames.register_backend(
+                name,
+                self._creator(name, _SIMULATED.get(name)),
+                extended_api=True,
+                devices=["cpu", "cuda"],
+                # The type GLOO would have DistributedDataParallel's logger cast the group to ProcessGroupGloo.
+                _backend_type=dist.ProcessGroup.BackendType.CUSTOM,
+            )
+        _name_backend_in_log()
+        _split_among_members()
+
+    def _creator(self, name: str, library: type[SimulatedBackend] | None) -> Callable[[Any, Any], SimulatedBackend]:
+        def create(opts: Any, _backend_options: Any) -> SimulatedBackend:
+            if library is None:
+                raise RuntimeError(
+                    f'the backend "{name}" cannot be simulated\n'
+                    'hint: pass "gloo" or "nccl" to init_process_group, and choose the simulated backend with --backend'
+                )
+            return self._create(library, opts)
+
+        return create
+
+    @uncharged
+    def _create(self, library: type[SimulatedBackend], opts: Any) -> SimulatedBackend:
+        if opts.enable_reconfigure:
+            raise RuntimeError(
+                "reconfigurable process groups (enable_reconfigure) cannot be simulated\n"
+                "hint: create a new group of the remaining members with new_group or split_group"
+            )
+        members = list(opts.global_ranks_in_group)
+        if not members:
+            self._meet(opts)
+        ranks = [self._world[member] for member in members] or self._world
+        backend = library(self.channel, self._arena, ranks, opts.group_rank, opts.timeout, opts.group_id, members)
+        self._alive.append(backend)
+        return backend
+
+    def _meet(self, opts: Any) -> None:
+        """Finds out who the members of a new world are. Ranks that go on without the others number themselves anew."""
+        mine, size = (self.channel.rank, opts.group_rank), opts.group_size
+        if size == self.channel.world_size and mine[0] == mine[1]:
+            self._world = list(range(size))
+            return
+        if not 0 <= opts.group_rank < size <= self.channel.world_size:
+            self._refuse(opts)
+        # As Gloo's members do, they meet through the store that the program gives them.
+        key = f"uniference/{opts.group_id}"
+        opts.store.set(f"{key}/{opts.group_rank}", str(self.channel.rank))
+        self._world = [int(opts.store.get(f"{key}/{member}")) for member in range(size)]
+        if self._world[opts.group_rank] != self.channel.rank:
+            self._refuse(opts)
+
+    def _refuse(self, opts: Any) -> NoReturn:
+        raise RuntimeError(
+            f"init_process_group got rank {opts.group_rank} and world size {opts.group_size}, "
+            f"but this is rank {self.channel.rank} of {self.channel.world_size}\n"
+            "hint: take rank and world_size from the environment variables RANK and WORLD_SIZE"
+        )

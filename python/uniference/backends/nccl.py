@@ -1,0 +1,52 @@
+"""Owns what NCCL does otherwise than other libraries: batches of calls, and its words where an operation fails."""
+
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from uniference.backends.base import SimulatedBackend
+from uniference.backends.connections import Connections
+from uniference.backends.work import Work
+
+
+class _NcclConnections(Connections):
+    """Its watchdog ends the process that has timed out, so nothing is left to be closed."""
+
+    def check(self) -> None:
+        pass
+
+    def timed_out(self, name: str, limit: timedelta, callers: bool = False) -> RuntimeError:
+        milliseconds = limit // timedelta(milliseconds=1)
+        return dist.DistBackendError(
+            f"Watchdog caught collective operation timeout: WorkNCCL(OpType={name.upper()}, Timeout(ms)={milliseconds}) "
+            f"ran for {milliseconds} milliseconds before timing out."
+        )
+
+    def closed_by(self, peer: int) -> RuntimeError:
+        return dist.DistBackendError(
+            "NCCL error: remote process exited or there was a network error\n"
+            "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely."
+        )
+
+
+class Nccl(SimulatedBackend):
+    """As ProcessGroupNCCL."""
+
+    NAME = "nccl"
+    CONNECTIONS = _NcclConnections
+    # NCCL's own is the second one; where it is made beside Gloo it gets the first.
+    DEFAULT_TIMEOUTS = (timedelta(minutes=30), timedelta(minutes=10))
+
+    @property
+    def supports_coalescing(self) -> bool:
+        return True
+
+    def start_coalescing(self) -> None:
+        self._batch = []
+
+    def end_coalescing(self) -> Work:
+        works, self._batch = self._batch or [], None
+        return self._merged("batch", works)
+
+    def _title(self, kind: str, peer: str) -> str:
+        return f"{kind} {self._rank}{peer}"

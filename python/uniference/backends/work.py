@@ -1,0 +1,413 @@
+"""Owns what a communication call hands back: waiting for it in virtual time, and the delivery of its data.
+
+Issuing an operation is `process_group`'s business. Data is delivered when the program learns that the operation is complete
+(`wait`, `is_completed`, a future), on the thread that learns it.
+"""
+
+import heapq
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _distributed_c10d as c10d
+from torch._C._distributed_c10d import Work as TorchWork
+from torch.autograd import Variable
+
+from uniference._native import Channel
+from uniference.backends.arena import Arena
+from uniference.backends.connections import Connections
+from uniference.backends.profiling import Event
+from uniference.backends.reduction import Reduction
+from uniference.patches import names
+from uniference.program.lines import user_line
+from uniference.rank import values
+from uniference.rank.charging import uncharged
+from uniference.rank.clock import picoseconds
+
+
+class Operation:
+    """One operation in the engine, and where its data goes."""
+
+    __slots__ = ("_arena", "_group_size", "_reduction", "handle", "outputs", "peer")
+
+    def __init__(
+        self,
+        arena: Arena,
+        handle: int,
+        outputs: Sequence[Tensor],
+        reduction: Reduction | None = None,
+        group_size: int = 1,
+    ) -> None:
+        self.handle = handle
+        self.outputs = outputs
+        self.peer: int | None = None
+        self._arena = arena
+        self._reduction = reduction
+        self._group_size = group_size
+
+    def deliver(self, channel: Channel) -> None:
+        """Reduces if this rank was picked to, and fetches the outputs. The operation is complete."""
+        reduction = self._reduction
+        if reduction is not None and not reduction.is_native and (folds := channel.folds(self.handle)):
+            for into, other, nbytes in folds:
+                view = self._arena.view
+                reduction.combine(view(into, nbytes, reduction.dtype), view(other, nbytes, reduction.dtype))
+            channel.folded(self.handle)
+        self.peer, lacks_values = channel.deliver(self.handle, self.outputs)
+        if lacks_values:
+            values.mark_absent(self.outputs)
+        elif reduction is not None:
+            reduction.finish(self.outputs, self._group_size)
+
+
+_numbers = itertools.count()
+
+# Operations that the program may never wait for, in order of issue.
+_in_flight: dict[int, "Work"] = {}
+
+# The same works by the handles of their operations.
+_in_flight_by_handle: dict[int, "Work"] = {}
+
+# Their operations that are over, though no wait has delivered them: the number of the work, and the handle. A heap, so that a look at
+# what was issued before a work costs nothing for what was issued after it.
+_over: list[tuple[int, int]] = []
+
+# Other operations that are over: a work may be made of them later.
+_over_elsewhere: set[int] = set()
+
+
+class Work(TorchWork):
+    """One call of the program's: the operations it has issued, complete when all of them are."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        name: str,
+        operations: Sequence[Operation],
+        timeout: timedelta | None,
+        connections: Connections,
+        events: Sequence[Event] = (),
+    ) -> None:
+        """`timeout` is the group's; None: it does not matter. `connections` says what is raised where the operations fail."""
+        super().__init__()
+        self.channel = channel
+        self._name = name
+        self.operations = list(operations)
+        self._open = {operation.handle: operation for operation in operations}
+        self._timeout = timeout
+        self.events = list(events)
+        self._connections = connections
+        self._future: torch.futures.Future[list[Tensor]] | None = None
+        self._error: RuntimeError | None = None
+        self._number = next(_numbers)
+        self._delivering = threading.Lock()
+
+    def track(self) -> None:
+        """Has later waits deliver this one too, should the program never wait for it."""
+        _in_flight[self._number] = self
+        for operation in self.operations:
+            handle = operation.handle
+            _in_flight_by_handle[handle] = self
+            if handle in _over_elsewhere:
+                _over_elsewhere.discard(handle)
+                heapq.heappush(_over, (self._number, handle))
+
+    def forget(self) -> None:
+        """Its operations are another's now, or delivered."""
+        if _in_flight.pop(self._number, None) is not None:
+            for operation in self.operations:
+                _in_flight_by_handle.pop(operation.handle, None)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        if self._open:
+            self._block(timeout or None)
+        if self._future is not None:
+            self._resolve()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        if not self._poll():
+            return False
+        self._resolve()
+        return True
+
+    def is_success(self) -> bool:
+        return not self._open and self._error is None
+
+    def exception(self) -> Any:
+        return self._error
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def result(self) -> list[Tensor]:
+        return [out for operation in self.operations for out in operation.outputs]
+
+    def source_rank(self) -> int:
+        self.wait()
+        peer = self.operations[0].peer
+        if peer is None:
+            raise RuntimeError(
+                "sourceRank() may only be called on work objects that correspond to a recv or recv-from-any call."
+            )
+        return peer
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Any:
+        if _probe.asking:
+            _probe.found = self
+            return _ANSWER
+        if self._future is None:
+            self._future = torch.futures.Future()
+            if self._open:
+                _unresolved[self._number] = self
+                _finish_with_backward(self)
+            else:
+                self._resolve()
+        return self._future
+
+    def finish(self) -> None:
+        """Waits, for callers that look at no result."""
+        self.wait()
+
+    def deliver_complete(self, handles: Sequence[int]) -> None:
+        """Delivers those of its operations that are among the complete `handles`."""
+        for handle in handles:
+            if (operation := self._open.get(handle)) is not None:
+                self._deliver(operation)
+
+    def open_handles(self) -> list[int]:
+        """The operations that are not known to be complete."""
+        return list(self._open)
+
+    @uncharged
+    def _poll(self) -> bool:
+        while self._open:
+            operation = next(iter(self._open.values()))
+            if not self.channel.poll(operation.handle):
+                return False
+            self._deliver(operation)
+        return True
+
+    @uncharged
+    def _block(self, timeout: timedelta | None) -> None:
+        """`timeout` is the caller's own."""
+        limit = timeout if timeout is not None else self._timeout
+        ticks = picoseconds(limit) if limit is not None else None
+        complete = self.channel.wait(self.open_handles(), ticks, False, user_line())
+        if complete is None:
+            assert limit is not None
+            error = self._connections.timed_out(self._name, limit, timeout is not None)
+            if self._connections.closed:
+                self._give_up(error)
+            raise error
+        self.deliver_complete(complete)
+        deliver_earlier(self.channel, self._number)
+
+    def _give_up(self, error: RuntimeError) -> None:
+        """It fails whenever it is asked from now on."""
+        with self._delivering:
+            self._error = self._connections.error_from_now_on(self._name, error)
+            for handle in self._open:
+                self.channel.release(handle)
+                _over_elsewhere.discard(handle)
+            self._open.clear()
+        self.forget()
+
+    def _deliver(self, operation: Operation) -> None:
+        """Once, whichever thread comes first; the others wait until it is done."""
+        with self._delivering:
+            if operation.handle not in self._open:
+                return
+            _over_elsewhere.discard(operation.handle)
+            if (peer := self.channel.closed_by(operation.handle)) is not None:
+                # What else belongs to the call is not waited for.
+                self._error = self._connections.closed_by(peer)
+                self._open.clear()
+            if self._error is None:
+                try:
+                    operation.deliver(self.channel)
+                finally:
+                    # Also when the last step has failed (an average of integers): its error is raised once, here.
+                    del self._open[operation.handle]
+            if self._open:
+                return
+        self.forget()
+        while self.events:
+            self.events.pop().end()
+
+    def _resolve(self) -> None:
+        """Completes the future, which runs its callbacks: the program's code, so its time is charged."""
+        if self._future is not None and not self._open and not _is_done(self._future):
+            _unresolved.pop(self._number, None)
+            if self._error is None:
+                self._future.set_result(self.result())
+            else:
+                self._future.set_exception(self._error)  # type: ignore[arg-type]  # torch's stub says a result
+
+
+class Ended(Work):
+    """A call that was complete before it handed anything back."""
+
+    def __init__(self, channel: Channel, outputs: Sequence[Tensor]) -> None:
+        TorchWork.__init__(self)
+        self.channel = channel
+        self.operations = []
+        self._open = {}
+        self._outputs = outputs
+        self._future = None
+        self._error = None
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        return True
+
+    def result(self) -> list[Tensor]:
+        return list(self._outputs)
+
+
+class Failed(Ended):
+    """A call that has failed before it reached the engine: whoever waits for it is told."""
+
+    def __init__(self, channel: Channel, error: RuntimeError) -> None:
+        super().__init__(channel, [])
+        self._error = error
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        if self._future is not None:
+            self._resolve()
+        assert self._error is not None
+        raise self._error
+
+
+def deliver_earlier(channel: Channel, before: int | None = None) -> None:
+    """What was issued before that work and is complete. Real backends write it without being asked, and a program may rely on that."""
+    if not _in_flight:
+        return
+    for handle in channel.take_over():
+        if (owner := _in_flight_by_handle.get(handle)) is not None:
+            heapq.heappush(_over, (owner._number, handle))
+        else:
+            _over_elsewhere.add(handle)
+    earlier: dict[int, Work] = {}
+    while _over and (before is None or _over[0][0] < before):
+        _, handle = heapq.heappop(_over)
+        if (owner := _in_flight_by_handle.get(handle)) is not None and handle in owner._open:
+            earlier[handle] = owner
+    if earlier:
+        for handle in channel.wait(list(earlier), 0, True, user_line()) or []:
+            earlier[handle].deliver_complete([handle])
+
+
+class _Probe(threading.local):
+    asking = False
+    found: Work | None = None
+
+
+# torch wraps our Work in a C++ holder that forwards `wait` and `get_future` only. `get_future` therefore also answers
+# which Work it is, when asked in this way.
+_probe = _Probe()
+_ANSWER: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+_ANSWER.set_result([])
+
+# Works whose futures somebody holds: whoever waits for any future advances these.
+_unresolved: dict[int, Work] = {}
+
+# Futures that DistributedDataParallel will block on at the end of the next backward pass: those that a hook on its buffers has returned.
+_promised: list[Any] = []
+
+_is_done = names.FUTURE_DONE.original
+_wait_for = names.FUTURE_WAIT.original
+
+
+def _behind(work: TorchWork) -> Work | None:
+    """Our Work behind torch's holder, if there is one."""
+    _probe.asking = True
+    try:
+        work.get_future()
+    except RuntimeError:
+        return None
+    finally:
+        _probe.asking = False
+        found, _probe.found = _probe.found, None
+    return found
+
+
+def _forwarding(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: TorchWork, *args: Any) -> Any:
+        work = _behind(self)
+        return original(self, *args) if work is None else getattr(work, name)(*args)
+
+    method.__name__ = name
+    return method
+
+
+def _finish_with_backward(work: Work) -> None:
+    """Completes a future before somebody blocks on it in C++ without telling us.
+
+    DistributedDataParallel's reducer does, in a callback at the end of a backward pass. It queues that after it has asked for
+    the last bucket's future, so ours runs before. With a static graph, the first pass reduces in such a callback itself, outside of any
+    node: too late for another.
+    """
+    try:
+        Variable._execution_engine.queue_callback(work.finish)
+    except RuntimeError:
+        return  # no backward pass is going on: whoever wants the future waits for it in Python
+    while _promised:
+        Variable._execution_engine.queue_callback(_promised.pop().wait)
+    if torch._C._current_autograd_node() is None:
+        work.wait()
+
+
+def _install_promises() -> None:
+    original = names.POST_BACKWARD_FUTURES.original
+
+    def promise(self: c10d.Reducer, futures: list[Any]) -> None:
+        _promised.extend(futures)
+        original(self, futures)
+
+    names.POST_BACKWARD_FUTURES.replace(promise)
+
+
+def settle() -> None:
+    """Waits for everything that has been issued."""
+    for work in tuple(_in_flight.values()):
+        work.wait()
+
+
+def install(channel: Channel) -> None:
+    """Lets torch's own Work and Future classes reach ours."""
+    for name, method in names.WORK_METHODS.items():
+        method.replace(_forwarding(name, method.original))
+
+    def wait(self: Any) -> Any:
+        while not _is_done(self) and _unresolved:
+            works = list(_unresolved.values())
+            channel.enter()
+            try:
+                owners = {handle: work for work in works for handle in work.open_handles()}
+                complete = channel.wait(list(owners), None, True, user_line())
+                assert complete is not None, "a wait without a time-out has timed out"
+                for handle in complete:
+                    owners[handle].deliver_complete([handle])
+            finally:
+                channel.leave()
+            for work in works:
+                work._resolve()
+        return _wait_for(self)
+
+    def done(self: Any) -> bool:
+        for work in tuple(_unresolved.values()):
+            work.is_completed()
+        is_done: bool = _is_done(self)
+        return is_done
+
+    _install_promises()
+    names.FUTURE_WAIT.replace(wait)
+    names.FUTURE_DONE.replace(done)

@@ -1,0 +1,28 @@
+"""Owns the list of names as `uniference doctor` shows it: `python -m uniference.patches`.
+
+One JSON object a line: `{"name", "part", "verb", "why", "parameters", "problem"}`; `problem` is null where the name is as it is needed.
+"""
+
+import importlib
+import json
+import sys
+
+from uniference.patches import names, versions
+
+
+def main() -> int:
+    """Prints the list, with torch loaded as a run loads it."""
+    versions.preload()
+    for name in names.ALL:
+        try:
+            importlib.import_module(name.module)
+            problem = name.problem()
+        except ModuleNotFoundError:
+            problem = "is in a module that is not there"
+        row = {"name": str(name), "part": name.part.value, "verb": name.verb, "why": name.why}
+        print(json.dumps(row | {"parameters": name.parameters, "problem": problem}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,240 @@
+"""Owns the list: every name of torch and of the standard library that is replaced, and every private one that is relied on.
+
+What is put in a name's place is the business of the module that replaces it. A name that more than one module replaces stands here once.
+The names that simulated GPUs need are in `gpus`.
+"""
+
+from uniference.patches import gpus
+from uniference.patches.registry import Name, Operators, Part, Replaced, collect
+
+# Time
+
+SLEEP = Replaced("time:sleep", "let a rank sleep in virtual time, and to record how long a real one sleeps")
+CHILD_WAIT = Replaced("subprocess:Popen.wait", "give child processes the machine's time", "self, timeout")
+RANGE_ENTER = Replaced("torch.autograd.profiler:record_function.__enter__", "show named ranges in the trace", "self")
+RANGE_EXIT = Replaced(
+    "torch.autograd.profiler:record_function.__exit__",
+    "show where named ranges end",
+    "self, exc_type, exc_value, traceback",
+)
+FIND_AND_LOAD = Replaced("_frozen_importlib:_find_and_load", "charge no time for importing a library", "name, import_")
+EXEC_MODULE = Replaced(
+    "_frozen_importlib_external:_LoaderBasics.exec_module",
+    "charge the time of the program's own modules",
+    "self, module",
+)
+_CALL = Name(
+    "_frozen_importlib:_call_with_frames_removed", "keep the loader out of a failed import's traceback", "f, ..."
+)
+
+# The terminal
+
+INPUT = Replaced("builtins:input", "let a rank's clock stand while its user types, or to say how to get a terminal")
+INTERACTION = Replaced("pdb:Pdb.interaction", "let a rank's clock stand while its user debugs")
+SET_TRACE = Replaced("pdb:set_trace", "say how a rank gets a terminal")
+BREAKPOINT = Replaced("sys:breakpointhook", "say how a rank gets a terminal")
+GET_STACK = Replaced("bdb:Bdb.get_stack", "show a stack that begins with the program's script", "self, f, t")
+STOP_HERE = Replaced("bdb:Bdb.stop_here", "not step into what has called the program's script", "self, frame")
+
+# How programs start and end
+
+INIT_PROCESS_GROUP = tuple(
+    Replaced(f"{module}:init_process_group", "keep processes that a rank starts from communicating")
+    for module in ("torch.distributed", "torch.distributed.distributed_c10d")
+)
+START_PROCESSES = tuple(
+    Replaced(
+        f"{module}:start_processes",
+        "let the ranks of a run be the processes that a program starts",
+        "fn, args, nprocs, join, daemon, start_method",
+    )
+    for module in ("torch.multiprocessing.spawn", "torch.multiprocessing")
+)
+LAUNCH_AGENT = Replaced(
+    "torch.distributed.launcher.api:launch_agent",
+    "let the ranks of a run be the workers that torchrun starts",
+    "config, entrypoint, args, ...",
+)
+INIT_RPC = Replaced("torch.distributed.rpc:init_rpc", "refuse what would talk over real connections")
+_ENDING = (
+    Name("threading:_shutdown", "wait for a program's threads", ""),
+    Name("atexit:_run_exitfuncs", "run a program's exit functions while the rank is still there"),
+)
+
+# The stores
+
+STORES = tuple(
+    Replaced(f"{module}:{store}", "have every store show the engine's keys")
+    for store, modules in {
+        "TCPStore": (
+            "torch.distributed",
+            "torch.distributed.rendezvous",
+            "torch._C._distributed_c10d",
+        ),
+        "FileStore": (
+            "torch.distributed",
+            "torch.distributed.rendezvous",
+            "torch._C._distributed_c10d",
+        ),
+        "PrefixStore": (
+            "torch.distributed",
+            "torch.distributed.distributed_c10d",
+            "torch._C._distributed_c10d",
+        ),
+    }.items()
+    for module in modules
+)
+
+# Process groups
+
+CREATE_WRAPPER = Replaced(
+    "torch.distributed.distributed_c10d:_create_process_group_wrapper",
+    "keep the debug level DETAIL from comparing calls over real Gloo",
+    "wrapped_pg, ...",
+)
+DDP_LOG = Replaced(
+    "torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data", "name the backend in DDP's log", "self"
+)
+SPLIT_GROUP = Replaced(
+    "torch.distributed:ProcessGroup.split_group", "leave out of a split who is in none of its parts", "self, ranks, ..."
+)
+WORK_METHODS = {
+    name: Replaced(f"torch._C._distributed_c10d:Work.{name}", "ask the Work behind torch's holder of it", "self")
+    for name in (
+        "is_completed",
+        "is_success",
+        "exception",
+        "result",
+        "synchronize",
+        "source_rank",
+        "_source_rank",
+    )
+}
+WORK_WAIT = Replaced(
+    "torch._C._distributed_c10d:Work.wait", "record how long a thread waits", "self, timeout", Part.REAL
+)
+FUTURE_WAIT = Replaced("torch._C:Future.wait", "advance virtual time where a program waits for a future", "self")
+FUTURE_DONE = Replaced("torch._C:Future.done", "ask the engine where a program asks a future", "self")
+POST_BACKWARD_FUTURES = Replaced(
+    "torch._C._distributed_c10d:Reducer._install_post_backward_futures",
+    "finish what DDP waits for at the end of a backward pass",
+    "self, arg0",
+)
+_PROCESS_GROUPS = (
+    Name(
+        "torch.distributed.distributed_c10d:Backend.register_backend",
+        "make a program's process groups",
+        "cls, name, func, extended_api, devices, _backend_type",
+    ),
+    *(
+        Name(f"torch._C._distributed_c10d:{name}", "be called by torch's process groups")
+        for name in (
+            "AllToAllOptions",
+            "AllgatherOptions",
+            "AllreduceCoalescedOptions",
+            "AllreduceOptions",
+            "Backend",
+            "Backend.Options",
+            "Backend.Options._timeout",
+            "BarrierOptions",
+            "BroadcastOptions",
+            "ErrorType.SUCCESS",
+            "GatherOptions",
+            "ReduceOptions",
+            "ReduceScatterOptions",
+            "Reducer",
+            "ScatterOptions",
+            "Store",
+            "Work",
+            "Work.get_future",
+        )
+    ),
+    Name("torch._C:_current_autograd_node", "know whether a backward pass is in a node"),
+    Name("torch.autograd:Variable._execution_engine.queue_callback", "finish futures before a backward pass ends"),
+    Name("torch:Tensor._nnz", "reduce sparse tensors", None),
+)
+_PROFILERS = tuple(
+    Name(f"torch._C._autograd:{name}", "show communication to torch's profilers")
+    for name in ("_profiler_enabled", "_record_function_with_args_enter", "_record_function_with_args_exit")
+)
+
+# Tensors without data
+
+_WITHOUT_DATA = "refuse communication of tensors without data, unless torch itself asks for shapes"
+C10D = Operators(
+    "c10d",
+    "_allgather_base_ _reduce_scatter_base_ allgather_ allreduce_ alltoall_ alltoall_base_ barrier broadcast_ gather_ "
+    "monitored_barrier_ recv_ recv_any_source_ reduce_ reduce_scatter_ scatter_ send "
+    "allreduce_coalesced_ allgather_coalesced_ allgather_into_tensor_coalesced_ reduce_scatter_tensor_coalesced_",
+    _WITHOUT_DATA,
+)
+# By operator of functional collectives, torch's function that stands in for it where there is no data.
+META_KERNELS = {
+    operator: Name(f"torch.distributed._functional_collectives:{function}", "tell torch of a collective's shapes")
+    for operator, function in {
+        "all_reduce": "_all_reduce_meta",
+        "all_reduce_": "_all_reduce__meta",
+        "all_reduce_coalesced": "_all_reduce_coalesced_meta",
+        "all_reduce_coalesced_": "_all_reduce_coalesced__meta",
+        "isend": "_isend_meta",
+        "irecv": "_irecv_meta",
+        "batch_p2p_ops": "_batch_p2p_ops_meta",
+        "all_gather_into_tensor_out": "_all_gather_into_tensor_out_native_meta",
+        "all_gather_into_tensor": "_all_gather_into_tensor_native_meta",
+        "all_gather_into_tensor_coalesced": "_all_gather_into_tensor_coalesced_native_meta",
+        "reduce_scatter_tensor": "_reduce_scatter_tensor_native_meta",
+        "reduce_scatter_tensor_out": "_reduce_scatter_tensor_out_native_meta",
+        "reduce_scatter_tensor_coalesced": "_reduce_scatter_tensor_coalesced_native_meta",
+        "all_to_all_single": "_all_to_all_single_meta",
+        "broadcast": "_broadcast_meta",
+        "broadcast_": "_broadcast__meta",
+    }.items()
+}
+C10D_FUNCTIONAL = Operators("_c10d_functional", " ".join(META_KERNELS), _WITHOUT_DATA)
+C10D_AUTOGRAD = Operators(
+    "_c10d_functional_autograd", "all_gather_into_tensor reduce_scatter_tensor all_to_all_single", _WITHOUT_DATA
+)
+_PLANNING = (
+    Name("torch.distributed._meta_registrations:_META_FUNCTIONS", "tell torch of a collective's shapes"),
+    Name("torch._guards:TracingContext.try_get", "know whether torch is compiling"),
+    Name("torch._subclasses.fake_tensor:UnsupportedOperatorException", "answer as torch does where it has no kernel"),
+    Name("torch.fx.experimental.proxy_tensor:get_proxy_mode", "know whether torch is tracing"),
+)
+
+_OPERATORS = Name("torch._C:_dispatch_has_kernel", "know which operators there are")
+
+# Recorded ranks, on a real cluster
+
+REGISTER_GROUP = Replaced(
+    "torch.distributed.distributed_c10d:_register_pg_in_world", "see every process group", "pg, ...", Part.REAL
+)
+BLOCKING = tuple(
+    Replaced(
+        f"torch.distributed.distributed_c10d:{name}", "record how long a thread waits for a store", None, Part.REAL
+    )
+    for name in ("_new_process_group_helper", "_store_based_barrier", "Store.get", "Store.wait")
+)
+END_COALESCING = Replaced(
+    "torch.distributed.distributed_c10d:ProcessGroup._end_coalescing",
+    "see which operations complete together",
+    "self, device_type",
+    Part.REAL,
+)
+WAIT_TENSOR = Operators("_c10d_functional", "wait_tensor", "record how long a thread waits for a tensor", Part.REAL)
+_RECORDING = (
+    Name("torch.distributed.distributed_c10d:ProcessGroup.register_pre_hook", "see operations begin", None, Part.REAL),
+    Name("torch.distributed.distributed_c10d:ProcessGroup.register_post_hook", "see operations begin", None, Part.REAL),
+    Name("torch.distributed.distributed_c10d:_get_default_store", "agree on an instant", None, Part.REAL),
+    Name("torch:UntypedStorage._cdata", "know a tensor's memory again", None, Part.REAL),
+    Name("torch._C._distributed_c10d:PrefixStore", "let the ranks meet", None, Part.REAL),
+    Name("torch._C._distributed_c10d:TCPStore", "let the ranks meet", None, Part.REAL),
+)
+
+# Operators
+
+_CAPTURE = (
+    Name("torch.utils._python_dispatch:TorchDispatchMode", "capture operators where there is no C++ library"),
+    Name("torch:ops.aten.mm.default._schema", "know which arguments an operator writes to"),
+)
+
+ALL = (*collect(globals()), *gpus.NAMES)

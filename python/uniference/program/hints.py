@@ -1,0 +1,39 @@
+"""Owns what is added to an error of torch's own that ends a program: what to do about it in a simulated run.
+
+Errors that this package raises have their hint with them.
+"""
+
+_KERNELS = "custom GPU kernels need a real GPU; run the program's CPU code path with --no-cuda"
+
+_HINTS = (
+    # As the C++ part says it, which refuses what is beyond a device's memory.
+    (
+        "The device has a total capacity of",
+        "`uniference fit` says how much memory each rank needs; `memory` in the cluster file is what its device has",
+    ),
+    (
+        "Default process group has not been initialized",
+        "call init_process_group() first, and do not use torch.distributed after destroy_process_group()",
+    ),
+    (
+        "from the 'MPS' backend",
+        "the device mps is not simulated; use the CPU, or simulated NVIDIA GPUs (--cuda)",
+    ),
+    (
+        "Torch not compiled with XPU",
+        "the device xpu is not simulated; use the CPU, or simulated NVIDIA GPUs (--cuda)",
+    ),
+    # As libraries check a kernel's tensors (fbgemm, and PyTorch's guide to extensions), and Triton looks for the driver.
+    ("must be a GPU or MTIA tensor", _KERNELS),
+    ("must be a CUDA tensor", _KERNELS),
+    ("libcuda.so cannot found", _KERNELS),
+)
+
+
+def hint(error: BaseException) -> str | None:
+    """What to do about `error`, if that is known."""
+    try:
+        message = str(error)
+    except Exception:  # a program's own class may fail
+        return None
+    return next((text for part, text in _HINTS if part in message), None)

@@ -1,0 +1,338 @@
+"""Owns the capture of a rank's operators: the C++ library where it was built, else a dispatch mode that writes the same stream.
+
+What is written is documented in `crates/formats/src/operators`, and read nowhere else.
+"""
+
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.modules import module
+from torch.optim import optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from uniference._native import Channel
+from uniference.program.lines import LIBRARIES, user_line
+
+CAPTURE = "UNIFERENCE_CAPTURE"
+"""In the environment of a run: `python` captures operators in Python though the library is there."""
+
+TIMED = "UNIFERENCE_TIMED"
+"""In a rank's environment: how long each operator takes is captured, too."""
+
+UNLIMITED = "UNIFERENCE_UNLIMITED"
+"""In a rank's environment: it may allocate more than its device has."""
+
+_PARAMETER, _GRADIENT, _OPTIMIZER, _BUFFER = 1, 2, 3, 4
+
+
+class Library:
+    """The C++ part, loaded once by the process that ranks are forked from."""
+
+    def __init__(self, path: Path) -> None:
+        self.functions = ctypes.CDLL(str(path))
+        self.functions.uniference_capture_ticks.restype = ctypes.c_uint64
+        self.functions.uniference_capture_begin.argtypes = [
+            ctypes.c_int64,
+            ctypes.c_char_p,
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.c_double,
+        ]
+        self.functions.uniference_capture_limit.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
+        for name in ("kind", "is_absent", "mark_absent"):
+            getattr(self.functions, f"uniference_capture_{name}").argtypes = [ctypes.c_void_p]
+        self.functions.uniference_capture_kind.argtypes = [ctypes.c_void_p, ctypes.c_int]
+        self.nanoseconds_a_tick = self._nanoseconds_a_tick()
+
+    def begin(self, channel: Channel, limit: int | None, device: str, memory: int | None) -> None:
+        """Captures what this process computes from here on; see `install`."""
+        names = ("take", "inside", "thread")
+        channel.capture(*(_address(getattr(self.functions, f"uniference_capture_{name}")) for name in names))
+        libraries = b"".join(os.fsencode(beginning) + b"\0" for beginning in LIBRARIES) + b"\0"
+        self._lacking = _Lacking(_ends_without_memory(channel))
+        self.functions.uniference_capture_lacking(self._lacking)
+        self.functions.uniference_capture_limit(device.encode(), memory or 0)
+        self.functions.uniference_capture_begin(
+            -1 if limit is None else limit, libraries, channel.captures, TIMED in os.environ, self.nanoseconds_a_tick
+        )
+        _note_kinds(channel, self)
+
+    def note(self, tensor: torch.Tensor, kind: int) -> None:
+        """Says what the memory of a tensor is for."""
+        tensor = getattr(tensor, "_local_tensor", tensor)
+        if tensor.device.type == "cpu" and tensor.layout == torch.strided:
+            self.functions.uniference_capture_kind(tensor.untyped_storage()._cdata, kind)
+
+    def is_absent(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor has elements that were not computed."""
+        return bool(self.functions.uniference_capture_is_absent(tensor.untyped_storage()._cdata))
+
+    def mark_absent(self, tensor: torch.Tensor) -> None:
+        """The tensor's elements were not computed."""
+        self.functions.uniference_capture_mark_absent(tensor.untyped_storage()._cdata)
+
+    def _nanoseconds_a_tick(self) -> float:
+        begin, start = self.functions.uniference_capture_ticks(), time.perf_counter_ns()
+        while (took := time.perf_counter_ns() - start) < 5_000_000:
+            pass
+        ticks: int = self.functions.uniference_capture_ticks() - begin
+        return took / ticks
+
+
+_Lacking = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_uint64)
+
+
+def _ends_without_memory(channel: Channel) -> Callable[[int, int], None]:
+    """What ends this rank and its run where this machine has no memory for a tensor: no program is to take that for its device's."""
+
+    def end(wanted: int, available: int) -> None:
+        channel.lacks_memory(wanted, available, user_line())
+        os._exit(1)
+
+    return end
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def load() -> Library | None:
+    """The library for the torch that is loaded, if there is one and the environment does not ask to do without."""
+    if os.environ.get(CAPTURE) == "python":
+        return None
+    version = ".".join(torch.__version__.split(".")[:2])
+    path = Path(str(files("uniference"))) / f"capture-{version}.so"
+    return Library(path) if path.exists() else None
+
+
+_library: Library | None = None
+_loaded = False
+
+
+def library() -> Library | None:
+    """The library, loaded at the first call: by the process that ranks are forked from, so that none of them takes the time."""
+    global _library, _loaded
+    if not _loaded:
+        _library, _loaded = load(), True
+    return _library
+
+
+def install(channel: Channel, limit: int | None, device: str, memory: int | None) -> None:
+    """Captures the operators of this rank, if its run wants them, and counts what it allocates, which may be `memory` bytes in all.
+    Operators on tensors of more than `limit` elements are not computed."""
+    native = library()
+    if UNLIMITED in os.environ:
+        memory = None
+    if native is not None:
+        native.begin(channel, limit, device, memory)
+        return
+    if limit is not None:
+        raise RuntimeError(
+            f"--values small and none require Uniference's C++ library for torch {torch.__version__}, which was not built\n"
+            "hint: install g++ and run `make setup` again, or install a wheel that was built for this version of torch"
+        )
+    if memory is not None and channel.rank == 0:
+        print(
+            "warning: the memory of devices is not checked: Uniference's C++ library for this version of torch was not built",
+            file=sys.stderr,
+        )
+    if channel.captures:
+        Capture(channel).__enter__()  # type: ignore[no-untyped-call]
+
+
+def _note_kinds(channel: Channel, native: Library) -> None:
+    """Says of parameters, buffers, gradients and optimizers' states what they are."""
+
+    def registered(kind: int) -> Any:
+        def note(_module: Any, _name: str, tensor: torch.Tensor | None) -> None:
+            if tensor is not None:
+                native.note(tensor, kind)
+
+        return note
+
+    def stepped(stepping: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        channel.enter()
+        try:
+            for group in stepping.param_groups:
+                for parameter in group["params"]:
+                    native.note(parameter, _PARAMETER)
+                    if parameter.grad is not None:
+                        native.note(parameter.grad, _GRADIENT)
+            for state in stepping.state.values():
+                for value in state.values():
+                    if isinstance(value, torch.Tensor):
+                        native.note(value, _OPTIMIZER)
+        finally:
+            channel.leave()
+
+    module.register_module_parameter_registration_hook(registered(_PARAMETER))
+    module.register_module_buffer_registration_hook(registered(_BUFFER))
+    optimizer.register_optimizer_step_post_hook(stepped)
+
+
+class Stream:
+    """Bytes of the format that `crates/formats/src/operators` documents."""
+
+    def __init__(self) -> None:
+        self.bytes = bytearray()
+
+    def number(self, value: int) -> None:
+        while value >= 0x80:
+            self.bytes.append(value & 0x7F | 0x80)
+            value >>= 7
+        self.bytes.append(value)
+
+    def integer(self, value: int) -> None:
+        self.number((value << 1) ^ (value >> 63) if -(1 << 63) <= value < 1 << 63 else 0)
+
+    def text(self, value: str) -> None:
+        data = value.encode()
+        self.number(len(data))
+        self.bytes += data
+
+    def tensor(self, tensor: torch.Tensor, written: bool) -> None:
+        strided = tensor.layout == torch.strided
+        self.bytes += bytes((7, _DTYPES.get(tensor.dtype, 255), _PLACES.get(tensor.device.type, 255), written))
+        self.number(tensor.dim() if strided else 0)
+        if strided:
+            for size in tensor.shape:
+                self.number(size)
+            for stride in tensor.stride():
+                self.integer(stride)
+
+    def argument(self, value: Any, written: bool, view: bool) -> None:
+        match value:
+            case None:
+                self.bytes.append(0)
+            case bool():
+                self.bytes.append(2 if value else 1)
+            case int():
+                self.bytes.append(9 if view else 3)
+                if not view:
+                    self.integer(value)
+            case float():
+                self.bytes.append(4)
+            case str():
+                self.bytes.append(5)
+                self.text(value)
+            case torch.Tensor():
+                self.tensor(value, written)
+            case list() | tuple() if value and all(isinstance(item, torch.Tensor | None) for item in value):
+                self.bytes.append(8)
+                self.number(len(value))
+                for item in value:
+                    if item is None:
+                        self.bytes.append(0)
+                    else:
+                        self.tensor(item, written)
+            case list() | tuple() if not view and all(type(item) in (int, bool) for item in value):
+                self.bytes.append(6)
+                self.number(len(value))
+                for item in value:
+                    self.integer(item)
+            case _:
+                self.bytes.append(9)
+
+
+class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The same stream without the C++ library: allocations are not known, so all memory counts as not tracked."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._channel = channel
+        self._definitions: dict[bytes, int] = {}
+        self._lines: dict[str, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        channel = self._channel
+        if channel.is_inside:
+            return result
+        channel.enter()
+        try:
+            channel.operators(bytes(self._written(func, args, kwargs or {}, result)))
+        finally:
+            channel.leave()
+        return result
+
+    def _written(self, func: Any, args: Any, kwargs: Any, result: Any) -> bytearray:
+        out, key = Stream(), Stream()
+        schema = func._schema
+        # How many parts a view has depends on their sizes.
+        view = len(schema.returns) == 1 and not isinstance(schema.returns[0].type, torch.ListType)
+        view = view and any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+        arguments = [
+            args[i] if i < len(args) else kwargs.get(argument.name, argument.default_value)
+            for i, argument in enumerate(schema.arguments)
+        ]
+        key.text(schema.name + (f".{schema.overload_name}" if schema.overload_name else ""))
+        key.number(len(arguments))
+        for value, argument in zip(arguments, schema.arguments, strict=True):
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            key.argument(value, written, view)
+        results = [result] if len(schema.returns) == 1 else list(result or ())
+        number = self._definitions.get(bytes(key.bytes))
+        if number is None:
+            number = self._definitions[bytes(key.bytes)] = len(self._definitions)
+            out.number(0)
+            out.bytes += key.bytes
+            out.number(len(results))
+            for value in results:
+                out.argument(value, False, False)
+        line = self._line(out)
+        out.number(16 + number)
+        out.number(2 * line + (torch._C._current_autograd_node() is not None))
+        for _ in _tensors([*arguments, *results]):
+            out.integer(0)
+        return out.bytes
+
+    def _line(self, out: Stream) -> int:
+        line = user_line()
+        number = self._lines.get(line)
+        if number is None:
+            number = self._lines[line] = len(self._lines) + 1
+            out.number(1)
+            out.text(line)
+            out.text("")
+        return number
+
+
+def _tensors(values: Iterable[Any]) -> Iterable[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from (item for item in value if isinstance(item, torch.Tensor))
+
+
+# Numbers of c10::ScalarType and c10::DeviceType.
+_DTYPES = {
+    torch.uint8: 0,
+    torch.int8: 1,
+    torch.int16: 2,
+    torch.int32: 3,
+    torch.int64: 4,
+    torch.float16: 5,
+    torch.float32: 6,
+    torch.float64: 7,
+    torch.complex32: 8,
+    torch.complex64: 9,
+    torch.complex128: 10,
+    torch.bool: 11,
+    torch.bfloat16: 15,
+    torch.float8_e5m2: 23,
+    torch.float8_e4m3fn: 24,
+    torch.float8_e5m2fnuz: 25,
+    torch.float8_e4m3fnuz: 26,
+    torch.uint16: 27,
+    torch.uint32: 28,
+    torch.uint64: 29,
+}
+_PLACES = {"cpu": 0, "cuda": 1, "meta": 14}

@@ -1,0 +1,36 @@
+"""Owns the mark between the program's time and ours: what runs inside `uncharged` costs the rank no virtual time."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from uniference._native import Channel
+
+
+class HasChannel(Protocol):
+    """What a method's object needs for `uncharged`."""
+
+    @property
+    def channel(self) -> Channel: ...
+
+
+_S = TypeVar("_S", bound=HasChannel)
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def uncharged(method: Callable[Concatenate[_S, _P], _T]) -> Callable[Concatenate[_S, _P], _T]:
+    """The method does our work, not the program's. It is marked by `is_uncharged`."""
+
+    @wraps(method)
+    def wrapper(self: _S, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        channel = self.channel
+        channel.enter()
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            channel.leave()
+
+    checked: Any = wrapper  # mypy does not see through `wraps` that the signature is kept
+    checked.is_uncharged = True
+    return checked  # type: ignore[no-any-return]

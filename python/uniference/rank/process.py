@@ -1,0 +1,159 @@
+"""Owns a rank's process from the fork to its end: environment, output, the order of its parts, and how it ends.
+
+Time, the process group, the store and imports are put in place by their own modules; when the rank may go on is the engine's business.
+"""
+
+import contextlib
+import faulthandler
+import os
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+
+from uniference import cuda
+from uniference._native import Channel
+from uniference.backends import groups, work
+from uniference.program import execution
+from uniference.rank import (
+    capture,
+    children,
+    clock,
+    debugging,
+    imports,
+    launching,
+    meta,
+    refusals,
+    spawning,
+    store,
+    values,
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a rank is to run, and who it is."""
+
+    rank: int
+    world_size: int
+    argv: Sequence[str]
+    module: bool
+    env: Mapping[str, str]
+    cwd: str | None
+    local_rank: int
+    local_world_size: int
+    group_rank: int
+    group_world_size: int
+    device: str
+    memory: int | None
+    cores: int | None
+    debugged: bool
+
+    @staticmethod
+    def from_command(command: Mapping[str, Any]) -> "Task":
+        """From the zygote's `fork` command."""
+        rank, world_size = command["rank"], command["world_size"]
+        return Task(
+            rank=rank,
+            world_size=world_size,
+            argv=[os.fsdecode(word.encode("latin-1")) for word in command["argv"]],
+            module=command.get("module", False),
+            env=command.get("env", {}),
+            cwd=command.get("cwd"),
+            local_rank=command.get("local_rank", 0),
+            local_world_size=command.get("local_world_size", 1),
+            group_rank=command.get("group_rank", rank),
+            group_world_size=command.get("group_world_size", world_size),
+            device=command.get("device", "device"),
+            memory=command.get("memory"),
+            cores=command.get("cores"),
+            debugged=command.get("debug_rank") == rank,
+        )
+
+    @property
+    def threads(self) -> int:
+        """How many threads torch carries an operator out with, unless the program asks for another number."""
+        return min(self.cores or 1, len(os.sched_getaffinity(0)))
+
+    def environment(self) -> dict[str, str]:
+        """What torchrun sets (torch/distributed/elastic/agent/server/local_elastic_agent.py, torch 2.15)."""
+        numbers = {
+            "RANK": self.rank,
+            "WORLD_SIZE": self.world_size,
+            "LOCAL_RANK": self.local_rank,
+            "LOCAL_WORLD_SIZE": self.local_world_size,
+            "GROUP_RANK": self.group_rank,
+            "GROUP_WORLD_SIZE": self.group_world_size,
+            "ROLE_RANK": self.rank,
+            "ROLE_WORLD_SIZE": self.world_size,
+            "MASTER_PORT": 29500,
+            "TORCHELASTIC_RESTART_COUNT": 0,
+            "TORCHELASTIC_MAX_RESTARTS": 0,
+            "OMP_NUM_THREADS": self.threads,
+        }
+        names = {
+            "ROLE_NAME": "default",
+            "MASTER_ADDR": "127.0.0.1",
+            "TORCHELASTIC_RUN_ID": "none",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+        return {name: str(value) for name, value in numbers.items()} | names
+
+
+def run(task: Task, control: int) -> NoReturn:
+    """Runs the program in this freshly forked process, and ends the process."""
+    channel = Channel.adopt(control, task.rank, task.world_size)
+    _prepare_process(task)
+    signal, stacks = channel.stacks
+    # The zygote keeps it at 1, as threads do not survive a fork.
+    torch.set_num_threads(task.threads)
+    faulthandler.register(signal, stacks, all_threads=True)
+    for part in (clock, imports, store, work, refusals, meta, spawning, launching):
+        part.install(channel)
+    capture.install(channel, values.limit(), task.device, task.memory)
+    groups.Backends(channel).install()
+    debugging.install(channel, task.debugged)
+    if cuda.wanted(task.argv, task.module):
+        cuda.install(channel, task.device, task.memory, work.settle)
+    process = os.getpid()
+    channel.start()
+    code = execution.run(task.argv, task.module)
+    if os.getpid() != process:
+        # A copy that the program has forked and let run on to here: it ends as it would anywhere.
+        execution.tidy_up()
+        _flush()
+        os._exit(code)
+    # The rank's finish is when its script has returned: how the process tidies up after itself is not charged.
+    channel.enter()
+    execution.tidy_up()
+    _flush()
+    try:
+        channel.finish(code == 0)
+    except RuntimeError:  # the program has closed the connection, and the driver knows
+        code = code or 1
+    # Not sys.exit: the zygote's frames lie below this one.
+    os._exit(code)
+
+
+def _prepare_process(task: Task) -> None:
+    os.environ.update(task.environment())
+    os.environ.update(task.env)
+    children.mark_rank()
+    if task.cwd is not None:
+        os.chdir(task.cwd)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    # In separate processes these would differ; they are copies of one here, and drawn from the system's entropy.
+    random.seed(task.rank)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(task.rank)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        # The program may have closed it, or the reader may have gone.
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()

@@ -1,0 +1,228 @@
+"""Owns the key-value stores that a program meets: `TCPStore` and `FileStore` are views of the engine's store, in virtual time.
+
+The rendezvous handlers of torch (`env://`, `tcp://`, `file://`) stay as they are: they build one of these. A `HashStore` is
+local to its process and stays torch's. Which keys are there when is the engine's business.
+"""
+
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+from uniference._native import Channel
+from uniference.patches import names
+from uniference.program.lines import user_line
+from uniference.rank.charging import uncharged
+from uniference.rank.clock import picoseconds
+
+# torch 2.15's defaults (Store::kDefaultTimeout, process groups of Gloo and NCCL): no events in virtual time, but deadlocks.
+_DEFAULT_TIMEOUTS = (timedelta(minutes=5), timedelta(minutes=30), timedelta(minutes=10))
+
+
+class EngineStore(c10d.Store):
+    """The keys of the engine's store that start with `root`: one store of the program's. Its own keys start with `prefix`, too."""
+
+    channel: ClassVar[Channel]
+
+    def __init__(self, root: str, prefix: str, timeout: timedelta) -> None:
+        super().__init__()
+        self.root = root
+        self.prefix = prefix
+        self._timeout = timeout
+        _alive.append(self)
+
+    @property
+    def timeout(self) -> timedelta:
+        return self._timeout
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+
+    @uncharged
+    def set(self, key: str, value: str | bytes) -> None:
+        self.channel.store_set(self._key(key), _bytes(value))
+
+    @uncharged
+    def get(self, key: str) -> bytes:
+        value = self.channel.store_get(self._key(key), _limit(self._timeout), user_line())
+        return value if value is not None else self._timed_out([key], self._timeout)
+
+    @uncharged
+    def add(self, key: str, value: int) -> int:
+        return self.channel.store_add(self._key(key), value)
+
+    @uncharged
+    def append(self, key: str, value: str | bytes) -> None:
+        self.channel.store_append(self._key(key), _bytes(value))
+
+    @uncharged
+    def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
+        return self.channel.store_compare_set(self._key(key), _bytes(expected_value), _bytes(desired_value))
+
+    @uncharged
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        limit = self._timeout if timeout is None else timeout
+        if not self.channel.store_wait(self._keys(keys), _limit(limit), user_line()):
+            self._timed_out(keys, limit)
+
+    @uncharged
+    def check(self, keys: list[str]) -> bool:
+        return self.channel.store_check(self._keys(keys))
+
+    @uncharged
+    def delete_key(self, key: str) -> bool:
+        return self.channel.store_delete(self._key(key))
+
+    @uncharged
+    def num_keys(self) -> int:
+        return self.channel.store_count(self.root.encode())
+
+    @uncharged
+    def list_keys(self) -> list[str]:
+        start = self._key("")
+        return [key[len(start) :].decode() for key in self.channel.store_list(start)]
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return [self.get(key) for key in keys]
+
+    def multi_set(self, keys: list[str], values: Sequence[str | bytes]) -> None:
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def has_extended_api(self) -> bool:
+        return True
+
+    @uncharged
+    def queue_push(self, key: str, value: str | bytes) -> None:
+        self.channel.store_queue_push(self._key(key), _bytes(value))
+
+    @uncharged
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        value = self.channel.store_queue_pop(self._key(key), block, _limit(self._timeout), user_line())
+        if value is not None:
+            return value
+        if block:
+            self._timed_out([key], self._timeout)
+        raise dist.QueueEmptyError("queue is empty")
+
+    @uncharged
+    def queue_len(self, key: str) -> int:
+        return self.channel.store_queue_length(self._key(key))
+
+    def clone(self) -> "EngineStore":
+        return EngineStore(self.root, self.prefix, self._timeout)
+
+    # C++ looks these up under their C++ names.
+    getNumKeys = num_keys
+    deleteKey = delete_key
+
+    def _key(self, key: str) -> bytes:
+        return f"{self.root}{self.prefix}{key}".encode()
+
+    def _keys(self, keys: Sequence[str]) -> list[bytes]:
+        return [self._key(key) for key in keys]
+
+    def _timed_out(self, keys: Sequence[str], timeout: timedelta) -> Any:
+        milliseconds = timeout // timedelta(milliseconds=1)
+        shown = ", ".join(f"/{self.prefix}{key}" for key in keys)
+        raise dist.DistStoreError(f"wait timeout after {milliseconds}ms, keys: {shown}")
+
+
+class TCPStore(EngineStore):
+    """Stores of the same port are one store; the host is not looked at: names of one host are many."""
+
+    def __init__(
+        self,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: timedelta = timedelta(seconds=300),
+        wait_for_workers: bool = True,
+        multi_tenant: bool = False,
+        master_listen_fd: int | None = None,
+        use_libuv: bool = True,
+    ) -> None:
+        self._host = host_name
+        self._port = port or self._free_port()
+        super().__init__(f"tcp/{self._port}/", "", timeout)
+        if world_size is not None and world_size > 0 and wait_for_workers:
+            self._meet(world_size)
+
+    @property
+    def host(self) -> str:
+        return self._host
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    @classmethod
+    def _free_port(cls) -> int:
+        """What port 0 asks for: one that nobody uses, from where Linux takes such ports by default."""
+        return 32767 + cls.channel.store_add(b"ports", 1)
+
+    def _meet(self, world_size: int) -> None:
+        """Returns once `world_size` workers have come."""
+        if self.add("init/workers", 1) % world_size == 0:
+            self.set("init/all", "")
+        self.wait(["init/all"])
+
+
+class FileStore(EngineStore):
+    """Stores of the same file name are one store; the file itself is not touched."""
+
+    def __init__(self, path: str, numWorkers: int = -1) -> None:
+        super().__init__(f"file/{os.path.realpath(path)}/", "", timedelta(seconds=300))
+        self._path = path
+
+    def delete_key(self, key: str) -> bool:
+        """As the real one: True whether the key was there or not."""
+        super().delete_key(key)
+        return True
+
+    deleteKey = delete_key
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+
+class PrefixStore(EngineStore):
+    """A part of another store. torch's own, over a Python store, forwards no queues."""
+
+    def __new__(cls, prefix: str, store: c10d.Store) -> Any:
+        return super().__new__(cls) if isinstance(store, EngineStore) else _TorchPrefixStore(prefix, store)
+
+    def __init__(self, prefix: str, store: EngineStore) -> None:
+        super().__init__(store.root, f"{store.prefix}{prefix}/", store.timeout)
+        self._underlying = store
+
+    @property
+    def underlying_store(self) -> EngineStore:
+        return self._underlying
+
+
+_TorchPrefixStore = c10d.PrefixStore
+
+# C++ does not keep a Python store alive.
+_alive: list[EngineStore] = []
+
+
+def install(channel: Channel) -> None:
+    """Puts these classes in the places where torch and programs look for theirs."""
+    EngineStore.channel = channel
+    replacements = {store.__name__: store for store in (TCPStore, FileStore, PrefixStore)}
+    for name in names.STORES:
+        name.replace(replacements[name.attribute])
+
+
+def _limit(timeout: timedelta) -> int | None:
+    return None if timeout in _DEFAULT_TIMEOUTS else picoseconds(timeout)
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)

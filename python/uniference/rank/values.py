@@ -1,0 +1,40 @@
+"""Owns which tensors have no values: with `--values small` or `none`, what is large is costed and not computed.
+
+The C++ part marks the memory of such tensors; an element that was not computed reads as zero.
+"""
+
+import os
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from uniference.rank import capture
+
+VARIABLE = "UNIFERENCE_VALUES"
+"""In a rank's environment: how many elements a tensor may have for its operators to be computed; without it, any number."""
+
+
+def limit() -> int | None:
+    """How many elements a tensor may have for its operators to be computed; `None`: any number."""
+    text = os.environ.get(VARIABLE)
+    return None if text is None else int(text)
+
+
+def are_absent(tensors: Sequence[Tensor]) -> bool:
+    """Whether one of the tensors has no values, or is large and floating: then communication moves the sizes of all, and no data."""
+    library = capture.library() if VARIABLE in os.environ else None
+    if library is None:
+        return False
+    most = limit()
+    assert most is not None
+    return any(
+        library.is_absent(tensor) or (tensor.numel() > most and tensor.is_floating_point()) for tensor in tensors
+    )
+
+
+def mark_absent(tensors: Sequence[Tensor]) -> None:
+    """These tensors were to receive values that nobody has computed."""
+    library = capture.library()
+    assert library is not None, "only the C++ part lets values be absent"
+    for tensor in tensors:
+        library.mark_absent(tensor)

@@ -1,0 +1,120 @@
+"""Runs operators of many shapes, for `uniference profile` to time where no program is given: what estimates for other shapes lie between.
+
+The shapes are those of dense layers, attention, normalisations, element-wise operators and optimizers, forward and backward: from
+those that fit into a cache to those that take some hundredths of a second on one processor core.
+"""
+
+import argparse
+import itertools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import backward
+
+WIDTHS = (64, 256, 1024, 4096)
+ROWS = (1, 8, 64, 512)
+MOST_FLOPS = 4e9
+"""Of one product of matrices."""
+MOST_ELEMENTS = 1 << 23
+"""Of one element-wise operator's tensor."""
+
+
+def layers(dtype: torch.dtype, repeat: int) -> None:
+    """Dense layers with and without bias, forward and backward: the three layouts of products that training has."""
+    for rows, inputs, outputs in itertools.product(ROWS, WIDTHS, WIDTHS):
+        if 2 * rows * inputs * outputs > MOST_FLOPS:
+            continue
+        layer = nn.Linear(inputs, outputs, bias=rows != 8).to(dtype)
+        x = torch.randn(rows, inputs, dtype=dtype, requires_grad=True)
+        for _ in range(repeat):
+            backward(layer(x).sum())
+
+
+def batched(dtype: torch.dtype, repeat: int) -> None:
+    """Products of many small matrices, as attention without a fused kernel has them."""
+    for batch, rows, width in itertools.product((4, 32), (16, 128, 512), (32, 128)):
+        a = torch.randn(batch, rows, width, dtype=dtype)
+        for _ in range(repeat):
+            torch.bmm(a, a.transpose(1, 2))
+
+
+def attention(dtype: torch.dtype, repeat: int) -> None:
+    """Fused attention of prompts, of training, and of decoding."""
+    for heads, queries, keys, width in itertools.product((4, 16), (1, 32, 256), (32, 256, 1024), (32, 64, 128)):
+        if queries not in (1, keys):
+            continue
+        shapes = ((1, heads, queries, width), (1, heads, keys, width), (1, heads, keys, width))
+        query, key, value = (torch.randn(shape, dtype=dtype, requires_grad=queries > 1) for shape in shapes)
+        for _ in range(repeat):
+            result = F.scaled_dot_product_attention(query, key, value, is_causal=queries > 1)
+            if queries > 1:
+                backward(result.sum())
+
+
+def rowwise(dtype: torch.dtype, repeat: int) -> None:
+    """What works along rows: normalisations, softmax, losses, embeddings."""
+    for rows, width in itertools.product((1, 16, 128, 1024), WIDTHS):
+        x = torch.randn(rows, width, dtype=dtype, requires_grad=True)
+        norms: list[nn.Module] = [nn.LayerNorm(width).to(dtype), nn.RMSNorm(width).to(dtype)]
+        table = torch.randn(1000, width, dtype=dtype, requires_grad=True)
+        ids = torch.randint(0, 1000, (rows,))
+        targets = torch.randint(0, width, (rows,))
+        for _ in range(repeat):
+            for norm in norms:
+                backward(norm(x).sum())
+            backward(F.softmax(x, -1).sum())
+            backward(F.cross_entropy(x.float(), targets))
+            backward(F.embedding(ids, table).sum())
+            x.argmax(-1)
+
+
+def elementwise(dtype: torch.dtype, repeat: int) -> None:
+    """What works element by element, with what moves elements."""
+    size = 64
+    while size <= MOST_ELEMENTS:
+        x, y = torch.randn(size, dtype=dtype), torch.randn(size, dtype=dtype)
+        halves = torch.randn(2, size // 2, dtype=dtype)
+        for _ in range(repeat):
+            moved: list[Tensor] = [x + y, x * y, x * 2.0, -x, x.clone(), torch.cat((x, y)), halves.t().contiguous()]
+            moved += [
+                F.gelu(x),
+                F.silu(x),
+                F.relu(x),
+                torch.tanh(x),
+                x.rsqrt(),
+                x.pow(2),
+                x.to(torch.float64),
+                x.mean(),
+            ]
+            moved += [torch.zeros_like(x), x > 0, torch.where(x > 0, x, y)]
+            x.add_(y, alpha=0.0)
+            x.copy_(y)
+        size *= 8
+
+
+def optimizers(dtype: torch.dtype, repeat: int) -> None:
+    """Steps of optimizers, one parameter after the other, as on CPUs, and fused."""
+    for size, fused in itertools.product((64, 4096, 1 << 18, 1 << 21), (False, True)):
+        parameter = nn.Parameter(torch.randn(size, dtype=dtype))
+        parameter.grad = torch.randn_like(parameter)
+        optimizer = torch.optim.AdamW([parameter], fused=fused)
+        plain = torch.optim.SGD([parameter], momentum=0.9)
+        for _ in range(repeat):
+            optimizer.step()
+            plain.step()
+
+
+def main() -> None:
+    """Runs all of them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dtype", nargs="*", default=["float32"])
+    parser.add_argument("--repeat", type=int, default=15)
+    arguments = parser.parse_args()
+    for name in arguments.dtype:
+        for part in (layers, batched, attention, rowwise, elementwise, optimizers):
+            part(getattr(torch, name), arguments.repeat)
+
+
+if __name__ == "__main__":
+    main()

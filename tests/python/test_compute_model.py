@@ -1,0 +1,113 @@
+"""Compute that is costed from captured operators: the same in every run, in replays, and however the operators were captured."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import uniference, write_script
+
+PROGRAM = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+layer = torch.nn.TransformerEncoderLayer(64, 4, 256, batch_first=True, dropout=0.0)
+model = torch.nn.parallel.DistributedDataParallel(layer)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(2):
+    loss = model(torch.ones(2, 16, 64)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+CLUSTER = """
+backend = "gloo"
+[[device]]
+name = "gpu"
+model = "h100-sxm"
+count = 2
+[network]
+preset = "switch"
+bandwidth = "100 Gbps"
+latency = "2 us"
+"""
+
+
+class Runs:
+    """Runs and replays of one program, each in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.script = write_script(folder, PROGRAM)
+        self.cluster = folder / "cluster.toml"
+        self.cluster.write_text(CLUSTER)
+
+    def run(self, name: str, *options: object, **environment: str) -> dict[str, Any]:
+        """The report of a run."""
+        words = ("run", "--cluster", self.cluster, "--out", self.folder / name, *options, self.script)
+        return self._report(name, uniference(*words, cwd=self.folder, env=environment))
+
+    def replay(self, of: str, name: str, *options: object) -> dict[str, Any]:
+        """The report of a replay."""
+        words = ("replay", self.folder / of, "--out", self.folder / name, *options)
+        return self._report(name, uniference(*words, cwd=self.folder))
+
+    def _report(self, name: str, done: Any) -> dict[str, Any]:
+        assert done.code == 0, done.err
+        report: dict[str, Any] = json.loads((self.folder / name / "report.json").read_text())
+        return report
+
+
+def test_a_modelled_run_is_the_same_in_every_way_to_get_it(tmp_path: Path) -> None:
+    runs = Runs(tmp_path)
+    first = runs.run("first", "--jobs", 1)
+    assert {row["origin"] for row in first["compute"]} & {"database", "interpolated", "transferred", "roofline"}
+    measured = runs.run("measured", "--compute", "measured")
+    assert measured["makespan_ps"] > first["makespan_ps"]
+    others = [
+        runs.run("again", "--jobs", 2),
+        runs.replay("first", "replayed"),
+        runs.replay("measured", "costed", "--compute", "model"),
+    ]
+    for other in others:
+        assert (other["digest"], other["makespan_ps"]) == (first["digest"], first["makespan_ps"])
+
+
+def test_both_captures_find_the_same_work(tmp_path: Path) -> None:
+    from uniference.rank import capture
+
+    if capture.library() is None:
+        pytest.skip("there is no C++ library for this torch: no compiler was found when Uniference was built")
+    runs = Runs(tmp_path)
+    here, there = (
+        {row["kind"]: row["seconds"] for row in report["compute"] if row["rank"] == 0}
+        for report in (runs.run("cpp"), runs.run("python", **{capture.CAPTURE: "python"}))
+    )
+    assert here.keys() == there.keys()
+    for kind, seconds in here.items():
+        # Python's dispatch modes do not see what DistributedDataParallel does in C++.
+        assert seconds == pytest.approx(there[kind], rel=0.01)
+
+
+def test_a_faster_device_takes_less_time(tmp_path: Path) -> None:
+    runs = Runs(tmp_path)
+    runs.run("h100")
+    faster = CLUSTER.replace("h100-sxm", "b200")
+    (tmp_path / "b200.toml").write_text(faster)
+    seconds = [
+        sum(row["seconds"] for row in report["compute"])
+        for report in (
+            runs.replay("h100", "again"),
+            runs.replay("h100", "elsewhere", "--cluster", tmp_path / "b200.toml"),
+        )
+    ]
+    assert seconds[1] < seconds[0]
+
+
+def test_what_is_not_computed_is_not_measured(tmp_path: Path) -> None:
+    script = write_script(tmp_path, PROGRAM)
+    done = uniference("run", "--ranks", 2, "--values", "small", script, cwd=tmp_path, env=dict(os.environ))
+    assert done.code == 2
+    assert "cannot be measured" in done.err
+    assert "hint: add --compute none" in done.err
