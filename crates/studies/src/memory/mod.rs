@@ -4,7 +4,7 @@
 //! to be what it is: a gradient is told of at the first step of the optimizer. So a kind that becomes known is counted from the allocation's
 //! beginning on, in every moment that is kept: bytes are attributed by what an allocation eventually is.
 //!
-//! [`attention`] tells which allocations are a KV cache, [`timeline`] when a moment was in virtual time.
+//! `attention.rs` tells which allocations are a KV cache, `timeline.rs` when a moment was in virtual time.
 
 mod attention;
 #[cfg(test)]
