@@ -1,6 +1,5 @@
 """What the Python tests share."""
 
-import os
 import sys
 from pathlib import Path
 
@@ -10,9 +9,6 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 from harness import start  # noqa: F401 - a fixture
-
-# With this, a print is two writes, and what a test expects of lines would depend on who runs it.
-os.environ.pop("PYTHONUNBUFFERED", None)
 
 # Tests fork this process: a pool of threads would not survive that.
 torch.set_num_threads(1)
