@@ -33,7 +33,7 @@ MDBOOK_VERSION := 0.5.4
 MDBOOK_ROOT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/uniference/tools/mdbook-$(MDBOOK_VERSION)
 MDBOOK := $(MDBOOK_ROOT)/bin/mdbook
 
-.PHONY: help setup demo fuzz test test-rust test-python test-load wheel test-wheel check check-rust check-python check-docs docs book mdbook-path api conformance programs bench accuracy clean
+.PHONY: help setup demo fuzz test test-rust test-python test-load wheel test-wheel check check-rust check-python check-docs docs book mdbook-path api conformance programs bench accuracy accuracy-devices clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -120,6 +120,9 @@ bench: setup ## Measures the speed of the engine, and of live ranks' calls
 
 accuracy: setup ## Predictions against real Gloo on the testbed (root; an hour, FULL=1: many; QUICK=1: two minutes, printed only)
 	$(BIN)/python benches/accuracy $(if $(QUICK),--quick --again --out uniference-out/accuracy-quick,--write $(if $(FULL),--full))
+
+accuracy-devices: setup ## Predictions of the device models against published measurements (minutes)
+	PYTHONPATH=benches $(BIN)/python -m devices --write
 
 clean: ## Removes what was built and what runs wrote; .venv too
 	rm -rf $(VENV) .venv-torch-* target uniference-out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,142 @@
+"""Owns NeuSight's rows: its models as programs of PyTorch, captured once each, and costed on each device by replays."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from .section import Row, Section, read
+
+PROGRAM = Path(__file__).parent / "models.py"
+# Of how the rows call devices.
+DEVICES = {
+    "NVIDIA_A100-PCIE-40GB": "a100-pcie-40gb",
+    "NVIDIA_A100-SXM4-40GB": "a100-sxm4-40gb",
+    "NVIDIA_A100_80GB_PCIe": "a100-pcie-80gb",
+    "NVIDIA_H100_80GB_HBM3": "h100-sxm-80gb",
+    "NVIDIA_L4": "l4",
+    "Tesla_V100-PCIE-32GB": "v100-pcie-32gb",
+    "Tesla_T4": "t4",
+    "Tesla_P100-PCIE-16GB": "p100-pcie-16gb",
+    "Tesla_P4": "p4",
+    "AMD_Instinct_MI100": "mi100",
+    "AMD_Instinct_MI210": "mi210",
+    "AMD_Instinct_MI250": "mi250-gcd",
+}
+# NeuSight's own errors are those of its stored predictions, at the same commit, against the rows here.
+OTHERS = {
+    "A100-PCIe-40, V100, T4, P100": "NeuSight: 8.6, 6.6, 18.5, 7.1",
+    "compiled": "NeuSight: 13 to 17",
+    "P4": "NeuSight: 27.1",
+    "AMD": "NeuSight: MI100 12.1, MI210 11.1, MI250 10.7",
+    "4 x A100-SXM": "NeuSight: 10.5",
+}
+
+TEXT = """\
+Sources: [NeuSight](https://github.com/sitar-lab/NeuSight) at 6945927d (MIT), `scripts/asplos/label`: milliseconds of a
+forward pass, or of a forward and a backward pass, between CUDA events; the mean of the best five of 25, torch 2.1, 32-bit
+floating-point numbers without TF32."""
+
+
+def sections(out: Path, few: bool) -> list[Section]:
+    """With what was measured on the devices themselves."""
+    measured = read("neusight.csv")
+    if few:
+        measured = [row for row in measured if row["model"] == "bert_large" and row["mode"] == "inference"][:4]
+    programs = sorted({program(row) for row in measured})
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        list(pool.map(partial(capture, out), programs))
+        predicted = list(pool.map(partial(predict, out), measured))
+    rows = [
+        Row(name(row), float(row["ms"]), milliseconds, group(row))
+        for row, milliseconds in zip(measured, predicted, strict=True)
+    ]
+    return [Section("NeuSight's models", TEXT, sorted(rows, key=lambda row: list(GROUPS).index(row.group)), OTHERS)]
+
+
+GROUPS = ("A100-PCIe-40, V100, T4, P100", "other GPUs of NVIDIA", "P4", "compiled", "4 x A100-SXM", "AMD")
+
+
+def group(row: dict[str, str]) -> str:
+    """What a row is summed up with."""
+    device = DEVICES[row["device"]]
+    if row["parallelism"]:
+        return "compiled" if row["parallelism"] == "compiled" else "4 x A100-SXM"
+    if device.startswith("mi"):
+        return "AMD"
+    if device == "p4":
+        return "P4"
+    known = ("a100-pcie-40gb", "v100-pcie-32gb", "t4", "p100-pcie-16gb")
+    return GROUPS[0] if device in known else GROUPS[1]
+
+
+def name(row: dict[str, str]) -> str:
+    """Of a row, for people."""
+    words = [
+        DEVICES[row["device"]],
+        row["model"],
+        row["mode"],
+        f"{row['batch']} x {row['seq_len']}",
+        row["parallelism"],
+    ]
+    return " ".join(word for word in words if word)
+
+
+def program(row: dict[str, str]) -> tuple[str, ...]:
+    """The arguments of `models.py`. A compiled model is predicted as if it was not."""
+    parallel = row["parallelism"][:2] if int(row["gpus"]) > 1 else ""
+    return (row["model"], row["mode"], row["seq_len"], row["batch"], parallel, row["gpus"])
+
+
+def capture(out: Path, words: tuple[str, ...]) -> None:
+    """Runs a program once, on any device: what matters are its operators and its communication."""
+    *arguments, ranks = words
+    folder = out / "-".join(word for word in words if word)
+    if (folder / "complete").exists():
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    cluster = clusters(out, "a100-sxm4-40gb", int(ranks))
+    quiet: list[str | Path] = ["--compute", "model", "--values", "none", "--out", folder]
+    cuda = ["--cuda"] if int(ranks) > 1 else []
+    uniference("run", "--cluster", cluster, *cuda, *quiet, PROGRAM, *arguments)
+    (folder / "complete").touch()
+
+
+def predict(out: Path, row: dict[str, str]) -> float:
+    """Milliseconds on the row's device."""
+    words = program(row)
+    folder = out / "-".join(word for word in words if word)
+    device = DEVICES[row["device"]]
+    cluster = clusters(out, device, int(row["gpus"]))
+    with TemporaryDirectory() as again:
+        text = uniference(
+            "replay", folder, "--cluster", cluster, "--compute", "model", "--json", "--out", f"{again}/run"
+        )
+    return 1e3 * float(json.loads(text)["makespan_s"])
+
+
+def clusters(out: Path, device: str, count: int) -> Path:
+    """The cluster file of some devices: several share a machine whose GPUs are linked by NVLink."""
+    path = out / f"{count}-{device}.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    backend = "nccl" if count > 1 else "gloo"
+    network = 'bandwidth = "300 GB/s"\nlatency = "2 us"\n' if count > 1 else ""
+    path.write_text(
+        f'backend = "{backend}"\n[[device]]\nname = "gpu"\nmodel = "{device}"\nmemory = "1 TiB"\ncount = {count}\n[network]\n{network}'
+    )
+    return path
+
+
+def uniference(*words: str | Path) -> str:
+    """Runs the command; its standard output."""
+    line: Sequence[str] = [sys.executable, "-m", "uniference", *map(str, words)]
+    done = subprocess.run(line, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(line)}\n{done.stderr}")
+    return done.stdout

@@ -1,0 +1,102 @@
+"""Owns what a section of the report is: measured rows with their predictions, and how the errors are summed up."""
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, median
+
+ROOT = Path(__file__).resolve().parents[2]
+ROWS = Path(__file__).parent / "rows"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published measurement and its prediction, both in the unit of the source."""
+
+    name: str
+    measured: float
+    predicted: float
+    # Rows of one group are summed up together.
+    group: str = "all"
+    # A constant was fitted on it, so it says nothing about the error.
+    fitted: bool = False
+
+    @property
+    def error(self) -> float:
+        """Relative, with its sign."""
+        return self.predicted / self.measured - 1
+
+
+@dataclass(frozen=True)
+class Section:
+    """What one module predicts."""
+
+    title: str
+    # How the rows were measured, how they are predicted, what was assumed: Markdown.
+    text: str
+    rows: Sequence[Row]
+    # What others have reached, by group: a figure with its source.
+    others: Mapping[str, str] = field(default_factory=dict)
+
+
+def read(name: str) -> list[dict[str, str]]:
+    """The rows of a file beside this one."""
+    with (ROWS / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def report(section: Section) -> str:
+    """The section of the page: a line for each group, in the order of the rows, then every row's error."""
+    groups: dict[str, list[Row]] = {}
+    for row in section.rows:
+        groups.setdefault(row.group, []).append(row)
+    header = ["rows", "count", "mean %", "median %", "p90 %", "worst %", "bias %", "others"]
+    lines = [_line(group, rows, section.others.get(group, "")) for group, rows in groups.items()]
+    every = [
+        [row.name + (" (fitted)" if row.fitted else ""), f"{row.measured:.5g}", f"{row.predicted:.5g}", _signed(row)]
+        for row in section.rows
+    ]
+    detail = table(["row", "measured", "predicted", "error %"], every)
+    return "\n\n".join(
+        [
+            f"### {section.title}",
+            section.text,
+            table(header, lines),
+            f"<details><summary>All {len(every)} rows</summary>\n\n{detail}\n\n</details>",
+        ]
+    )
+
+
+def _line(group: str, rows: Sequence[Row], others: str) -> list[str]:
+    errors = [row.error for row in rows if not row.fitted]
+    fitted = len(rows) - len(errors)
+    count = f"{len(errors)}" + (f" (and {fitted} fitted)" if fitted else "")
+    if not errors:
+        return [group, count, "", "", "", "", "", others]
+    sizes = sorted(abs(error) for error in errors)
+    figures = [mean(sizes), median(sizes), quantile(sizes, 0.9)]
+    worst = max(errors, key=abs)
+    return [
+        group,
+        count,
+        *(f"{100 * figure:.1f}" for figure in figures),
+        f"{100 * worst:+.1f}",
+        f"{100 * mean(errors):+.1f}",
+        others,
+    ]
+
+
+def _signed(row: Row) -> str:
+    return f"{100 * row.error:+.1f}"
+
+
+def quantile(ordered: Sequence[float], part: float) -> float:
+    """The smallest value that at least that part does not exceed."""
+    return ordered[min(max(-int(-part * len(ordered) // 1), 1), len(ordered)) - 1]
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """As Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
