@@ -120,8 +120,9 @@ void write_execution(const Definition& definition, uint64_t line, const std::vec
 
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
-  c10::impl::ExcludeDispatchKeyGuard only_once(kKey);
   const Schema& schema = Schema::of(op);
+  if (schema.composite && !schema.communicates) return op.redispatchBoxed(below, stack);
+  c10::impl::ExcludeDispatchKeyGuard only_once(kKey);
   if (inside > 0 || schema.communicates || !counting.load(std::memory_order_relaxed)) return op.redispatchBoxed(below, stack);
 
   static thread_local Stream key;
@@ -231,6 +232,7 @@ __attribute__((visibility("default"))) void uniference_capture_inside(int change
 __attribute__((visibility("default"))) uint64_t uniference_capture_take(const uint8_t** data, size_t* length) {
   static thread_local Stream taken;
   taken.clear();
+  Storages::forget_foreign();
   // A thread's part names what the dictionary has by then.
   Stream done;
   Log::of_this_thread().drain(done);
@@ -244,8 +246,7 @@ __attribute__((visibility("default"))) uint64_t uniference_capture_take(const ui
 
 // Says what a storage (torch's `UntypedStorage._cdata`) is for; see `Kind`.
 __attribute__((visibility("default"))) void uniference_capture_kind(const void* storage, int kind) {
-  Allocation* allocation = Storages::of(static_cast<const c10::StorageImpl*>(storage));
-  if (allocation != nullptr) Storages::is_of_kind(*allocation, static_cast<Kind>(kind));
+  Storages::is_of_kind(static_cast<c10::StorageImpl*>(const_cast<void*>(storage)), static_cast<Kind>(kind));
 }
 
 // Whether something in a storage was not computed.

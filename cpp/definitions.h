@@ -4,6 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 
+#include <atomic>
 #include <memory>
 #include <unordered_map>
 
@@ -23,12 +24,14 @@ struct Schema {
   bool one_view;
   // It makes tensors from sizes.
   bool factory;
+  // It is carried out by calling others, which are what is captured. Autograd takes it apart before it comes here; inference mode does not.
+  bool composite;
   // By argument: it is written to.
   std::vector<bool> written;
   // By result: which argument it is, or -1.
   std::vector<int> same_as;
 
-  explicit Schema(const c10::FunctionSchema& schema) : name(schema.name()), view(false), one_view(false), factory(true) {
+  explicit Schema(const c10::FunctionSchema& schema) : name(schema.name()), view(false), one_view(false), factory(true), composite(false) {
     communicates = name.rfind("c10d::", 0) == 0 || name.rfind("_c10d_functional", 0) == 0;
     if (!schema.overload_name().empty()) name += "." + schema.overload_name();
     for (const auto& argument : schema.arguments()) {
@@ -54,10 +57,14 @@ struct Schema {
   }
 
   static const Schema& of(const c10::OperatorHandle& op) {
+    using c10::DispatchKey;
     static thread_local std::unordered_map<const void*, std::unique_ptr<Schema>> known;
     const c10::FunctionSchema& schema = op.schema();
     auto& entry = known[&schema];
-    if (!entry) entry = std::make_unique<Schema>(schema);
+    if (!entry) {
+      entry = std::make_unique<Schema>(schema);
+      entry->composite = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) && !op.hasKernelForDispatchKey(DispatchKey::CPU);
+    }
     return *entry;
   }
 };
@@ -74,8 +81,8 @@ struct Definition {
   uint64_t number = 0;
   // How many tensors its results are.
   size_t tensors = 0;
-  // What a call that was not carried out hands back, if that is known: tensors, one a result.
-  std::unique_ptr<std::vector<TensorType>> results;
+  // What a call that was not carried out hands back, if that is known: tensors, one a result. Set once, by whichever thread is first.
+  std::atomic<const std::vector<TensorType>*> results{nullptr};
 };
 
 // Calls `f` for each defined tensor of a value, in order.

@@ -9,9 +9,12 @@
 #include <c10/core/impl/alloc_cpu.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdio>
+#include <mutex>
+#include <vector>
 
 #include "host.h"
 #include "stream.h"
@@ -75,25 +78,56 @@ class Storages final : public c10::Allocator {
     held_[allocation.kind] -= allocation.bytes;
     held_[kind] += allocation.bytes;
     allocation.kind = kind;
-    Log& log = Log::of_this_thread();
-    log.tag(kKind);
-    log.allocation(allocation.id);
-    log.entries().byte(kind);
+    write_kind(allocation.id, kind);
+  }
+
+  // The same of a storage, whoever allocated its memory: a checkpoint that is mapped, or an array of NumPy's, is held from here on.
+  static void is_of_kind(c10::StorageImpl* storage, Kind kind) {
+    if (storage == nullptr || !counting.load(std::memory_order_relaxed)) return;
+    if (Allocation* allocation = of(storage)) return is_of_kind(*allocation, kind);
+    if (storage->nbytes() == 0 || storage->data_ptr().get() == nullptr) return;
+    std::lock_guard<std::mutex> only_one(foreign_lock_);
+    for (Foreign& foreign : foreign_) {
+      if (foreign.storage._unsafe_get_target() != storage) continue;
+      if (foreign.kind == kind) return;
+      held_[foreign.kind] -= foreign.bytes;
+      held_[kind] += foreign.bytes;
+      foreign.kind = kind;
+      return write_kind(foreign.id, kind);
+    }
+    auto weak = c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
+    foreign_.push_back({std::move(weak), ++newest_, storage->nbytes(), kind});
+    any_foreign_.store(true, std::memory_order_relaxed);
+    held_[kind] += foreign_.back().bytes;
+    write_allocated(foreign_.back().id, foreign_.back().bytes);
+    write_kind(foreign_.back().id, kind);
+  }
+
+  // Says which of the storages whose memory is not ours are gone: nobody tells when they go.
+  static void forget_foreign() {
+    if (!any_foreign_.load(std::memory_order_relaxed)) return;
+    std::lock_guard<std::mutex> only_one(foreign_lock_);
+    const auto gone = [](const Foreign& foreign) {
+      if (!foreign.storage.expired()) return false;
+      held_[foreign.kind] -= foreign.bytes;
+      write_freed(foreign.id);
+      return true;
+    };
+    foreign_.erase(std::remove_if(foreign_.begin(), foreign_.end(), gone), foreign_.end());
+    any_foreign_.store(!foreign_.empty(), std::memory_order_relaxed);
   }
 
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes == 0) return {nullptr, nullptr, &Storages::free, c10::Device(c10::DeviceType::CPU)};
     const bool counted = counting.load(std::memory_order_relaxed);
+    if (counted && bytes >= kLazily) forget_foreign();
     if (counted) refuse_beyond_capacity(bytes);
     Allocation* allocation = bytes >= kLazily && lazily_ ? map(bytes) : take(bytes, counted);
     allocation->bytes = bytes;
     if (counted) {
       allocation->id = ++newest_;
       held_[kUnknownKind] += bytes;
-      Log& log = Log::of_this_thread();
-      log.tag(kAllocated);
-      log.allocation(allocation->id);
-      log.entries().number(bytes);
+      write_allocated(allocation->id, bytes);
     }
     return {allocation->data(), allocation->data(), &Storages::free, c10::Device(c10::DeviceType::CPU)};
   }
@@ -106,6 +140,34 @@ class Storages final : public c10::Allocator {
   // Below this, pages are shared by what is written and what is not.
   static constexpr size_t kLazily = 1 << 16;
   static constexpr size_t kPage = 1 << 12;
+
+  // A storage whose memory somebody else has allocated.
+  struct Foreign {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    uint64_t id;
+    uint64_t bytes;
+    Kind kind;
+  };
+
+  static void write_allocated(uint64_t id, uint64_t bytes) {
+    Log& log = Log::of_this_thread();
+    log.tag(kAllocated);
+    log.allocation(id);
+    log.entries().number(bytes);
+  }
+
+  static void write_kind(uint64_t id, Kind kind) {
+    Log& log = Log::of_this_thread();
+    log.tag(kKind);
+    log.allocation(id);
+    log.entries().byte(kind);
+  }
+
+  static void write_freed(uint64_t id) {
+    Log& log = Log::of_this_thread();
+    log.tag(kFreed);
+    log.allocation(id);
+  }
 
   static Allocation* take(size_t bytes, bool counted) {
     if (counted) Host::allocates(bytes);
@@ -156,9 +218,7 @@ class Storages final : public c10::Allocator {
     Allocation* allocation = before(data);
     if (allocation->id != 0 && counting.load(std::memory_order_relaxed)) {
       held_[allocation->kind] -= allocation->bytes;
-      Log& log = Log::of_this_thread();
-      log.tag(kFreed);
-      log.allocation(allocation->id);
+      write_freed(allocation->id);
     }
     if (allocation->mapped) {
       munmap(static_cast<char*>(data) - kPage, kPage + allocation->bytes);
@@ -173,7 +233,10 @@ class Storages final : public c10::Allocator {
   // 0: nobody knows.
   static inline uint64_t capacity_ = 0;
   // Allocations are numbered from 1.
-  std::atomic<uint64_t> newest_{0};
+  static inline std::atomic<uint64_t> newest_{0};
+  static inline std::mutex foreign_lock_;
+  static inline std::vector<Foreign> foreign_;
+  static inline std::atomic<bool> any_foreign_{false};
   bool lazily_ = false;
 };
 

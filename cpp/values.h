@@ -39,13 +39,19 @@ class Values {
   bool answer(const c10::OperatorHandle& op, const Schema& schema, Definition& definition, torch::jit::Stack& stack) const {
     const size_t count = op.schema().arguments().size();
     const size_t begin = stack.size() - count;
-    if (schema.factory || !definition.results) {
+    std::unique_ptr<const std::vector<TensorType>> found;
+    const std::vector<TensorType>* known = definition.results.load(std::memory_order_acquire);
+    if (known == nullptr) {
       auto types = results_of(op, &stack[begin], count);
       if (!types) return false;
-      definition.results = std::make_unique<std::vector<TensorType>>(std::move(*types));
+      found = std::make_unique<const std::vector<TensorType>>(std::move(*types));
+      // How large a factory's result is may depend on floating-point numbers, which do not tell definitions apart.
+      known = found.get();
+      const std::vector<TensorType>* none = nullptr;
+      if (!schema.factory && definition.results.compare_exchange_strong(none, known, std::memory_order_acq_rel)) found.release();
     }
     std::vector<c10::IValue> results;
-    const auto& types = *definition.results;
+    const auto& types = *known;
     for (size_t i = 0; i < types.size(); i++) {
       const int same = i < schema.same_as.size() ? schema.same_as[i] : -1;
       results.push_back(same >= 0 ? stack[begin + same] : c10::IValue(make(types[i])));

@@ -90,6 +90,31 @@ FULL = SETUP + (
 )
 
 
+MAPPED = SETUP + (
+    "import mmap, numpy\n"
+    "array = numpy.frombuffer(mmap.mmap(-1, 4_000_000), dtype=numpy.float32)\n"
+    "model = torch.nn.Linear(1000, 1000, bias=False, device='meta')\n"
+    "model.load_state_dict({'weight': torch.from_numpy(array).view(1000, 1000)}, assign=True)\n"
+    "del array\n"
+    "dist.barrier()\n"
+    "kept = model.weight.detach().double()\n"
+    "del model\n"
+    "dist.barrier()\n"
+    "more = torch.ones(500_000)\n"
+)
+
+
+def test_parameters_that_torch_did_not_allocate_are_counted_as_long_as_they_live(tmp_path: Path) -> None:
+    done = run(tmp_path, MAPPED, "--ranks", 2)
+    assert done.code == 0, done.err
+    # With the copy of 8 MB at the peak, beside a barrier's byte; what comes after the parameters are gone does not add to them.
+    assert at_peak(report(tmp_path / "out")["memory"], 0) == {"parameters": 4_000_000, "activations": 8_000_001}
+    assert counters(tmp_path / "out", 0)[-1]["parameters"] == 0
+    refused = run(tmp_path, MAPPED, "--cluster", cluster(tmp_path, "11 MB"))
+    assert refused.code == 1
+    assert "Of the allocated memory 3.81 MiB is parameters" in refused.err
+
+
 @pytest.mark.parametrize("options", [(), ("--compute", "none"), ("--compute", "none", "--values", "small")])
 def test_a_rank_gets_no_more_than_its_device_has(tmp_path: Path, options: tuple[str, ...]) -> None:
     where = ("--cluster", cluster(tmp_path, "100 MiB"), *options)

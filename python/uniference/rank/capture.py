@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -251,8 +252,11 @@ class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._lines: dict[str, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
         channel = self._channel
+        if not channel.is_inside and not types and _is_composite(func):
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if channel.is_inside:
             return result
         channel.enter()
@@ -302,6 +306,12 @@ class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
             out.text(line)
             out.text("")
         return number
+
+
+@cache
+def _is_composite(func: Any) -> bool:
+    """Whether an operator is carried out by calling others: autograd takes it apart before it comes here, inference mode does not."""
+    return func.has_kernel_for_dispatch_key("CompositeImplicitAutograd") and not func.has_kernel_for_dispatch_key("CPU")
 
 
 def _tensors(values: Iterable[Any]) -> Iterable[torch.Tensor]:
