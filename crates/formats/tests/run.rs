@@ -44,7 +44,7 @@ impl Program for Worker {
 fn requests() -> Vec<Request> {
     let issue = |activity| Request::Issue { activity, queue: QueueId(0), after: Vec::new(), site: Site(0) };
     let wait = |handle| Request::Wait { handles: vec![Handle(handle)], any: false, timeout: None, site: Site(1) };
-    let work = Work { duration: SimDuration::from_us(100), origin: Origin::Measured };
+    let work = Work::new(SimDuration::from_us(100), Origin::Measured);
     let all_reduce = CallOp::Collective(Collective {
         kind: CollectiveKind::AllReduce,
         dtype: DType::Float32,

@@ -89,7 +89,7 @@ impl RequestBuilder {
 
     fn compute(&mut self, ps: u64) {
         if ps > 0 {
-            let work = Work { duration: SimDuration::from_ps(ps), origin: Origin::Recorded };
+            let work = Work::new(SimDuration::from_ps(ps), Origin::Recorded);
             let handle = self.issue(Activity::Compute(work), Site(0));
             self.wait_for(vec![handle], Site(0));
         }

@@ -16,7 +16,7 @@
 //!
 //! impl Program for Computes {
 //!     fn resume(&mut self, _now: SimTime, _task: TaskId, reply: Reply) -> Result<Request, ProgramError> {
-//!         let work = Work { duration: SimDuration::from_us(1_000), origin: Origin::Measured };
+//!         let work = Work::new(SimDuration::from_us(1_000), Origin::Measured);
 //!         let site = Site(0);
 //!         Ok(match reply {
 //!             Reply::Start => Request::Issue { activity: Activity::Compute(work), queue: QueueId(0), after: vec![], site },

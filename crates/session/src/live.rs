@@ -118,7 +118,7 @@ struct Free;
 
 impl Costs for Free {
     fn work(&mut self, _: Slice<'_>) -> Work {
-        Work { duration: SimDuration::ZERO, origin: Origin::None }
+        Work::new(SimDuration::ZERO, Origin::None)
     }
 }
 

@@ -45,7 +45,7 @@ fn issue(RankId(rank): RankId, number: u32) -> Request {
     let call = |op| Activity::Call(Call { group: GroupId(0), op });
     let activity = match number {
         0 => Activity::Mark(Mark::Begin("step".into())),
-        1 | 2 => Activity::Compute(Work { duration: SimDuration::from_us(1), origin: Origin::Recorded }),
+        1 | 2 => Activity::Compute(Work::new(SimDuration::from_us(1), Origin::Recorded)),
         3 => call(CallOp::Send { to: peer, tag: 1, bytes: Bytes(8) }),
         4 => call(CallOp::Recv { from: Some(peer), tag: 1, bytes: Bytes(8) }),
         5 => Activity::Mark(Mark::End),

@@ -262,7 +262,7 @@ mod tests {
                     wait(0, None, 3),
                 ]),
                 3 => requests.extend([
-                    issue(Activity::Compute(Work { duration: SimDuration::from_us(9), origin: Origin::Recorded }), 0),
+                    issue(Activity::Compute(Work::new(SimDuration::from_us(9), Origin::Recorded)), 0),
                     wait(0, None, 0),
                     message(CallOp::Send { to: GroupRank(2), tag: 0, bytes: Bytes(8) }, 1),
                     wait(1, None, 2),

@@ -53,7 +53,7 @@ fn replayed(dir: &tempfile::TempDir, options: &[&str]) -> (Exit, Option<Report>)
 
 #[test]
 fn a_program_that_read_the_clock_might_have_gone_another_way_elsewhere() {
-    let work = Work { duration: SimDuration::from_us(1_000), origin: Origin::Measured };
+    let work = Work::new(SimDuration::from_us(1_000), Origin::Measured);
     let program = vec![issue(Activity::Compute(work)), wait(0), Request::Now];
     let toml = Flags { ranks: 1, bandwidth: None, latency: None, slowdown: vec![] }.to_toml().unwrap();
     let dir = record(&[program], &toml);
@@ -67,7 +67,7 @@ fn a_program_that_read_the_clock_might_have_gone_another_way_elsewhere() {
 
 #[test]
 fn rates_without_an_effect_are_said() {
-    let work = |origin| Work { duration: SimDuration::from_us(1_000), origin };
+    let work = |origin| Work::new(SimDuration::from_us(1_000), origin);
     let toml = "[[device]]\nname = \"orin\"\npeak_flops = \"1 TFLOPS\"\nmemory_bandwidth = \"1 GB/s\"\n[network]\n";
     let of = |origin, options: &[&str]| {
         let dir = record(&[vec![issue(Activity::Compute(work(origin))), wait(0)]], toml);
@@ -110,7 +110,7 @@ fn seeds_that_halt_are_counted_and_left_out() {
 /// As in records of version 1, no group is named: each rank's group has the number that it got at home, where rank 0 was first.
 #[test]
 fn a_record_whose_groups_are_others_on_the_cluster_is_refused() {
-    let work = |us| Work { duration: SimDuration::from_us(us), origin: Origin::Recorded };
+    let work = |us| Work::new(SimDuration::from_us(us), Origin::Recorded);
     let program = |rank: u32| {
         let join = Request::JoinGroup { ranks: [RankId(rank)].into(), sequence: 0 };
         let (kind, dtype, shape) = (CollectiveKind::Barrier, DType::UInt8, Shape::Even(0));

@@ -308,7 +308,7 @@ impl Activity {
         Ok(match self {
             Activity::Compute { duration, origin } => {
                 let duration = SimDuration::from_ps(duration);
-                program::Activity::Compute(program::Work { duration, origin: numbered(&ORIGINS, origin, "origin")? })
+                program::Activity::Compute(program::Work::new(duration, numbered(&ORIGINS, origin, "origin")?))
             }
             Activity::Call { group, op } => {
                 let call = program::Call { group: GroupId(group), op: op.read()? };

@@ -15,7 +15,7 @@ fn header(world_size: u32) -> Header {
 }
 
 fn compute(ps: u64) -> RecordedStep {
-    let work = Work { duration: SimDuration::from_ps(ps), origin: Origin::Measured };
+    let work = Work::new(SimDuration::from_ps(ps), Origin::Measured);
     let activity = Activity::Compute(work);
     Request::Issue { activity, queue: QueueId(0), after: Vec::new(), site: Site(1) }.into()
 }

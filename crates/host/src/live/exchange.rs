@@ -54,7 +54,7 @@ pub trait Costs {
 /// A slice takes as long as was measured.
 impl Costs for () {
     fn work(&mut self, slice: Slice<'_>) -> Work {
-        Work { duration: slice.measured, origin: Origin::Measured }
+        Work::new(slice.measured, Origin::Measured)
     }
 }
 
@@ -604,7 +604,7 @@ impl Exchange {
         let line = &lines.texts[site.index() / world_size];
         let work = self.costs.work(Slice { rank, task, line, measured, operators: &operators });
         self.after_another(rank, task);
-        if !operators.is_empty() || work != (Work { duration: measured, origin: Origin::Measured }) {
+        if !operators.is_empty() || work != (Work::new(measured, Origin::Measured)) {
             self.took(rank, task, RecordedStep::Operators { operators, measured });
         }
         self.submit(rank, task, issue(Activity::Compute(work), task, site), Asked::Compute);

@@ -96,7 +96,7 @@ fn record(toml: &str) -> Vec<u8> {
         root: None,
         shape: Shape::Even(1000),
     });
-    let work = Work { duration: SimDuration::from_us(3), origin: Origin::Measured };
+    let work = Work::new(SimDuration::from_us(3), Origin::Measured);
     for rank in (0..2).map(RankId) {
         let script = [
             Request::JoinGroup { ranks: (0..2).map(RankId).collect(), sequence: 0 },

@@ -307,7 +307,7 @@ impl<N: Nodes> Replay<N> {
     fn start_part(&mut self, id: u64, part: Part) {
         let thread = own::task(self.feed.node(id));
         let scale = self.rules.compute_scale;
-        let recorded = |duration: SimDuration| Work { duration: duration.scaled(scale), origin: Origin::Recorded };
+        let recorded = |duration: SimDuration| Work::new(duration.scaled(scale), Origin::Recorded);
         // Above those of the units, one for each thread.
         let queue = QueueId(thread.0.saturating_add(3));
         let what = match part {
@@ -394,7 +394,7 @@ impl<N: Nodes> Replay<N> {
         let node = self.feed.node(id);
         let duration = own::duration(node);
         if duration > SimDuration::ZERO {
-            return Work { duration: duration.scaled(self.rules.compute_scale), origin: Origin::Recorded };
+            return Work::new(duration.scaled(self.rules.compute_scale), Origin::Recorded);
         }
         let moved = node.unsigned(TENSOR_SIZE);
         let resource = match unit {
@@ -417,7 +417,7 @@ impl<N: Nodes> Replay<N> {
             }
         };
         self.untimed += u64::from(estimate.is_none());
-        estimate.unwrap_or(Estimate::UNKNOWN).scaled(self.rules.compute_scale).work()
+        estimate.unwrap_or(Estimate::UNKNOWN).scaled(self.rules.compute_scale).work().on(resource)
     }
 
     fn bytes(&self, id: u64) -> Result<u64, ReplayError> {

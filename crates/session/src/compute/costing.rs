@@ -85,13 +85,13 @@ impl Costing {
             Ok(work) => work,
             Err(invalid) => {
                 self.error.get_or_insert((rank, invalid));
-                Work { duration: SimDuration::ZERO, origin: Origin::None }
+                Work::new(SimDuration::ZERO, Origin::None)
             }
         };
         match costing.plan.way {
             Way::Measured | Way::Recorded => known,
             Way::Modelled => modelled,
-            Way::None => Work { duration: SimDuration::ZERO, origin: Origin::None },
+            Way::None => Work::new(SimDuration::ZERO, Origin::None),
             Way::From => self.earlier.as_mut().and_then(|earlier| earlier.next(rank, task, line)).unwrap_or(known),
         }
     }
@@ -230,7 +230,7 @@ impl RankCosting {
         let duration = by_origin.iter().fold(0_u64, |sum, part| sum.saturating_add(*part));
         // The work has the origin of most of it; of equal parts, the surer one.
         let most = (0..by_origin.len()).rev().max_by_key(|at| by_origin[*at]).filter(|at| by_origin[*at] > 0);
-        Ok(Work { duration: SimDuration::from_ps(duration), origin: most.map_or(Origin::None, |at| Origin::ALL[at]) })
+        Ok(Work::new(SimDuration::from_ps(duration), most.map_or(Origin::None, |at| Origin::ALL[at])))
     }
 
     /// Definitions that have run.
@@ -313,7 +313,7 @@ pub(crate) struct Shared(pub(crate) Rc<RefCell<Costing>>);
 
 impl Costs for Shared {
     fn work(&mut self, Slice { rank, task, line, measured, operators }: Slice<'_>) -> Work {
-        let known = Work { duration: measured, origin: Origin::Measured };
+        let known = Work::new(measured, Origin::Measured);
         self.0.borrow_mut().work(rank, task, line, known, operators)
     }
 }
@@ -351,9 +351,7 @@ impl<I: Iterator<Item = (TaskId, RecordedStep, String)>> Iterator for RankSteps<
                 // What was measured is beside the operators where it was not what the run took.
                 let way = costing.ranks[self.rank.index()].plan.way;
                 let known = match way {
-                    Way::Measured if work.origin != Origin::Measured => {
-                        Work { duration: measured, origin: Origin::Measured }
-                    }
+                    Way::Measured if work.origin != Origin::Measured => Work::new(measured, Origin::Measured),
                     _ => work.clone(),
                 };
                 *work = costing.work(self.rank, task, &line, known, &operators);

@@ -33,7 +33,7 @@ impl Estimate {
 
     /// Work that takes as long as is most likely.
     pub fn work(self) -> Work {
-        Work { duration: self.duration, origin: self.origin }
+        Work::new(self.duration, self.origin)
     }
 }
 

@@ -1,19 +1,21 @@
 //! Owns what compute is and what it costs: devices, the work that ranks do on them, and how long an operator takes on which.
 //!
 //! Where a new thing goes: another way to say what an operator costs is a [`CostModel`], in a file of its own beside `cost`; what a device holds in
-//! memory, how modelled work shares a [`Resource`], and what it takes in energy are modules of this one. When work runs is the engine's business.
+//! memory and what it takes in energy are modules of this one. When work runs is the engine's business.
 //!
 //! Work that was measured or recorded has run beside whatever else ran then: its duration contains the contention, so two queues of one
-//! device carry such work out side by side, each at full speed. Only modelled work may share a resource ([`Origin::is_modelled`]).
+//! device carry such work out side by side, each at full speed. Modelled work shares the device ([`Sharing`], [`Work::shares`]).
 
 mod cost;
 mod operator;
 mod rates;
+mod sharing;
 mod work;
 
 pub use cost::{CostModel, Estimate, HostMemory};
 pub use operator::{Dimensions, Family, FlatKind, Layout, Operator, Pass, Resource, RowKind};
 pub use rates::{Peaks, Precision, Rates};
+pub use sharing::Sharing;
 pub use work::{Origin, Work};
 
 use crate::ids::HostId;
@@ -28,6 +30,8 @@ pub struct Device {
     pub host: HostId,
     /// Compute takes this many times as long as on the reference device; finite, above zero.
     pub slowdown: f64,
+    /// The share of it that communication of its rank takes from modelled compute while it goes on; from 0 to less than 1.
+    pub communication: f64,
     /// How much it has, if that is known.
     pub memory: Option<Bytes>,
     /// What it can do at most, if that is known: what operators cost on it.
@@ -52,12 +56,26 @@ pub struct SlowSpell {
 impl Device {
     /// As fast as the reference device, and nothing else is known of it.
     pub fn new(name: impl Into<String>, host: HostId) -> Device {
-        Device { name: name.into(), host, slowdown: 1.0, memory: None, rates: None, spells: Vec::new(), crash: None }
+        Device {
+            name: name.into(),
+            host,
+            slowdown: 1.0,
+            communication: 0.0,
+            memory: None,
+            rates: None,
+            spells: Vec::new(),
+            crash: None,
+        }
     }
 
     /// How long work takes that begins at `start` and takes `base` on the reference device.
     pub fn time_for(&self, start: SimTime, base: SimDuration) -> SimDuration {
-        let mut left = base.scaled(self.slowdown);
+        self.stretched(start, base.scaled(self.slowdown))
+    }
+
+    /// How long work takes that begins at `start` and takes `left` outside of slow spells.
+    fn stretched(&self, start: SimTime, left: SimDuration) -> SimDuration {
+        let mut left = left;
         let mut now = start;
         for spell in self.spells.iter().filter(|spell| spell.to > start) {
             let before = spell.from.as_ps().saturating_sub(now.as_ps());
@@ -74,6 +92,19 @@ impl Device {
             now = spell.to;
         }
         SimDuration::from_ps(now.since(start).as_ps().saturating_add(left.as_ps()))
+    }
+
+    /// How much of what takes that long outside of slow spells is done in a span of time: what [`Device::stretched`] undoes, but for rounding.
+    fn unstretched(&self, from: SimTime, to: SimTime) -> SimDuration {
+        let mut done = to.since(from);
+        for spell in &self.spells {
+            let (begin, end) = (spell.from.max(from), spell.to.min(to));
+            if begin < end {
+                let length = end.since(begin);
+                done = done.saturating_sub(length.saturating_sub(length.scaled(1.0 / spell.factor)));
+            }
+        }
+        done
     }
 }
 

@@ -4,6 +4,7 @@
 
 use crate::dtype::DType;
 use crate::time::Bytes;
+use serde::{Deserialize, Serialize};
 
 /// One operation on tensors, by what determines its cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,7 +37,7 @@ impl Operator {
 }
 
 /// What of a device an operator keeps busy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Resource {
     /// The processor that runs the program.
     Host,

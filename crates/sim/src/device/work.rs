@@ -1,5 +1,6 @@
 //! Owns what a rank's compute is. What it costs on which device is the business of [`super::cost`].
 
+use super::Resource;
 use crate::time::SimDuration;
 use serde::{Deserialize, Serialize};
 
@@ -10,6 +11,27 @@ pub struct Work {
     pub duration: SimDuration,
     /// Where that figure comes from.
     pub origin: Origin,
+    /// What of the device carries it out.
+    pub resource: Resource,
+}
+
+impl Work {
+    /// Work on tensors.
+    pub const fn new(duration: SimDuration, origin: Origin) -> Work {
+        Work { duration, origin, resource: Resource::Accelerator }
+    }
+
+    /// The same work, carried out by another part of the device.
+    #[must_use]
+    pub const fn on(self, resource: Resource) -> Work {
+        Work { resource, ..self }
+    }
+
+    /// Whether it shares the device with what runs beside it: its duration is that of work that has the device for itself. Copies between
+    /// memories do not: they wait for one another in queues of their own.
+    pub const fn shares(&self) -> bool {
+        self.origin.is_modelled() && matches!(self.resource, Resource::Accelerator)
+    }
 }
 
 /// Where a duration of compute comes from.
@@ -57,7 +79,7 @@ impl Origin {
     }
 
     /// Does the figure come from a model rather than from a clock? A clock has seen the contention for the device, a model has not: only modelled
-    /// work may be made to share a [`super::Resource`].
+    /// work may be made to share a device.
     pub const fn is_modelled(self) -> bool {
         match self {
             Origin::Roofline | Origin::Database | Origin::Interpolated | Origin::Transferred => true,

@@ -166,6 +166,11 @@ impl Engine {
             Activity::Compute(work) if work.duration == SimDuration::ZERO => return true,
             Activity::Compute(work) => {
                 state.ledger.begin_compute(now);
+                if work.shares() {
+                    state.sharing.begin(device, now, handle, work.duration);
+                    self.shares_change(rank);
+                    return false;
+                }
                 device.time_for(now, work.duration)
             }
             Activity::Sleep(span) => *span,
@@ -194,13 +199,18 @@ impl Engine {
             }
             Activity::Call(call) => {
                 let call = call.clone();
+                let site = activity.site;
+                let sequence = activity.sequence;
+                if device.communication > 0.0 {
+                    state.sharing.communication_begins(device, now);
+                    self.shares_change(rank);
+                }
                 match call.op {
                     CallOp::Collective(_) => {
-                        let sequence = activity.sequence;
                         self.comm.enter(now, rank, call.group, sequence);
                     }
                     _ => {
-                        let caller = Caller { rank, handle, site: activity.site };
+                        let caller = Caller { rank, handle, site };
                         let result = self.comm.start(now, caller, &call);
                         self.halt_on(result);
                     }
@@ -210,6 +220,26 @@ impl Engine {
         };
         self.end_after(rank, handle, lasts);
         false
+    }
+
+    /// What shares the device of a rank, or what is left to it, has changed: another end comes next.
+    fn shares_change(&mut self, rank: RankId) {
+        let state = &mut self.ranks[rank.index()];
+        let next = state.sharing.next_end(&self.devices[rank.index()]);
+        if next == state.shared_end {
+            return;
+        }
+        state.shared_end = next;
+        if let Some((handle, at)) = next {
+            let key = EventKey { at, class: Class::ActivityEnd, rank, task: TaskId(0), sequence: u64::from(handle.0) };
+            self.events.push(key, PendingEvent::SharedEnd(handle));
+        }
+    }
+
+    pub(super) fn shared_work_ends(&mut self, rank: RankId, handle: Handle, observer: &mut dyn Observer) {
+        self.ranks[rank.index()].sharing.end(&self.devices[rank.index()], self.now, handle);
+        self.shares_change(rank);
+        self.activity_ends(rank, handle, observer);
     }
 
     /// The activity is complete after so long, or at the end of time, which halts the run only if nothing else is left to happen.
@@ -287,8 +317,9 @@ impl Engine {
     /// Leaves the steps that follow to be carried out: dependents first, then the queue, at last whoever waits.
     fn note_completion(&mut self, rank: RankId, handle: Handle) {
         self.comm.activity_ends(self.now, rank);
-        let state = &mut self.ranks[rank.index()];
+        let (state, device) = (&mut self.ranks[rank.index()], &self.devices[rank.index()]);
         let activity = state.activities.get_mut(handle).expect("what completes is not forgotten");
+        let communicated = device.communication > 0.0 && matches!(activity.activity, Activity::Call(_));
         activity.complete = true;
         let failed = activity.failed.is_some();
         let dependents = std::mem::take(&mut activity.dependents);
@@ -314,6 +345,10 @@ impl Engine {
         self.steps.extend(key.map(|key| ActivityStep::Pump(key, Cause::Activity(handle))));
         let met = |dependent| ActivityStep::DependencyMet(dependent, handle);
         self.steps.extend(dependents.into_iter().rev().map(met));
+        if communicated {
+            state.sharing.communication_ends(device, self.now);
+            self.shares_change(rank);
+        }
     }
 
     fn dependency_is_met(&mut self, rank: RankId, dependent: Handle, done: Handle) {

@@ -97,6 +97,8 @@ enum Storing {
 enum PendingEvent {
     Request(Request),
     End(Handle),
+    /// Of work that shares the device: it may be put off before it happens.
+    SharedEnd(Handle),
     TimeOut,
     Paid(Reply),
     Crash,
@@ -109,6 +111,7 @@ impl PendingEvent {
             PendingEvent::Crash => rank.outcome.is_none(),
             _ if rank.outcome == Some(Outcome::Crashed) => false,
             PendingEvent::TimeOut => rank.tasks[key.task.index()].awaits(key.sequence),
+            PendingEvent::SharedEnd(handle) => rank.shared_end == Some((*handle, key.at)),
             PendingEvent::Request(_) | PendingEvent::End(_) | PendingEvent::Paid(_) => true,
         }
     }
@@ -293,6 +296,7 @@ impl Engine {
             PendingEvent::Crash => self.crash(rank, observer),
             PendingEvent::Request(request) => self.request(rank, task, request, observer),
             PendingEvent::End(handle) => self.activity_ends(rank, handle, observer),
+            PendingEvent::SharedEnd(handle) => self.shared_work_ends(rank, handle, observer),
             PendingEvent::Paid(reply) => self.poll_is_paid(rank, task, reply, observer),
             PendingEvent::TimeOut => self.time_out(rank, task, sequence, observer),
         }

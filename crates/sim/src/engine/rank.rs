@@ -1,5 +1,6 @@
 //! Owns the state of one rank: its tasks, its activities and their queues, and where its time went.
 
+use crate::device::Sharing;
 use crate::event::{Cause, Times, Why};
 use crate::ids::{GroupId, Handle, QueueId, RankId, Site, TaskId};
 use crate::program::{Activity, Call, CallOp, Outcome, StoreOp};
@@ -15,6 +16,9 @@ pub(crate) struct RankState {
     pub(crate) threads: Threads,
     pub(crate) activities: Activities,
     pub(crate) queues: BTreeMap<QueueKey, Queue>,
+    pub(crate) sharing: Sharing,
+    /// Of the work that shares the device, what ends next, and when: other ends of such work that are in the queue of events are outdated.
+    pub(crate) shared_end: Option<(Handle, SimTime)>,
     pub(crate) ledger: Ledger,
     pub(crate) outcome: Option<Outcome>,
     /// Operations that have failed, so that what still comes of them is known not to matter.
@@ -264,6 +268,8 @@ impl RankState {
             threads: Threads::Run,
             activities: Activities::default(),
             queues: BTreeMap::new(),
+            sharing: Sharing::default(),
+            shared_end: None,
             ledger: Ledger::default(),
             outcome: None,
             failed: BTreeSet::new(),

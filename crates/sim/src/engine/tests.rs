@@ -40,7 +40,7 @@ fn call(op: CallOp) -> Activity {
 }
 
 fn compute(ps: u64) -> Activity {
-    Activity::Compute(Work { duration: SimDuration::from_ps(ps), origin: Origin::Recorded })
+    Activity::Compute(Work::new(SimDuration::from_ps(ps), Origin::Recorded))
 }
 
 fn wait(handles: Vec<Handle>, timeout: Option<u64>) -> Request {

@@ -217,7 +217,7 @@ fn scripts(parts: &[Part]) -> Vec<Vec<Request>> {
         let key = number.to_string().into_bytes();
         match part.clone() {
             Part::Compute { rank, queue, ps, waits } => {
-                let work = Work { duration: SimDuration::from_ps(ps), origin: Origin::Recorded };
+                let work = Work::new(SimDuration::from_ps(ps), Origin::Recorded);
                 let after = open[rank as usize].last().copied().into_iter().collect();
                 let activity = Activity::Compute(work);
                 let request = Request::Issue { activity, queue: QueueId(queue), after, site: Site(1) };

@@ -129,9 +129,7 @@ impl Program for Rank {
                 let handles = std::mem::take(&mut self.open);
                 return Ok(Request::Wait { handles, any: false, timeout: None, site: Site(0) });
             }
-            Some(Wanted::Compute(ps)) => {
-                Activity::Compute(Work { duration: SimDuration::from_ps(ps), origin: Origin::Recorded })
-            }
+            Some(Wanted::Compute(ps)) => Activity::Compute(Work::new(SimDuration::from_ps(ps), Origin::Recorded)),
             Some(Wanted::Call(ranks, op)) => match self.groups.get(&ranks) {
                 Some(group) => Activity::Call(Call { group: *group, op }),
                 None => {
@@ -412,7 +410,7 @@ fn an_order_of_posts_that_is_open_is_refused() {
             let duration = SimDuration::from_ps(ENDS);
             let activity = match self.asked {
                 1 => return Ok(Request::JoinGroup { ranks: (0..4).map(RankId).collect(), sequence: 0 }),
-                2 => Activity::Compute(Work { duration, origin: Origin::Recorded }),
+                2 => Activity::Compute(Work::new(duration, Origin::Recorded)),
                 3 => call(send(0)),
                 4 => call(recv(0)),
                 5 => {

@@ -1,12 +1,13 @@
 //! Activities that run side by side: queues, dependencies, a backend's width, and what of the communication stays exposed.
 
 use crate::support::*;
+use uniference_sim::device::Resource;
 use uniference_sim::ids::{Handle, QueueId, Site};
 use uniference_sim::program::{Activity, CollectiveKind::AllReduce, Origin, Request, Work};
 use uniference_sim::time::SimDuration;
 
 fn on_queue(queue: u32, ps: u64, after: &[u32]) -> Request {
-    let work = Work { duration: SimDuration::from_ps(ps), origin: Origin::Recorded };
+    let work = Work::new(SimDuration::from_ps(ps), Origin::Recorded);
     let after = after.iter().map(|handle| Handle(*handle)).collect();
     Request::Issue { activity: Activity::Compute(work), queue: QueueId(queue), after, site: Site(0) }
 }
@@ -78,4 +79,54 @@ fn a_device_takes_its_slowdown_times_as_long() {
     let mut cluster = switch(1);
     cluster.devices[0].slowdown = 2.5;
     assert_eq!(run(&cluster, vec![vec![compute(1000), wait(0)]]).finish(0), 2500);
+}
+
+fn modelled(queue: u32, ps: u64, after: &[u32]) -> Request {
+    let work = Work::new(SimDuration::from_ps(ps), Origin::Database);
+    let after = after.iter().map(|handle| Handle(*handle)).collect();
+    Request::Issue { activity: Activity::Compute(work), queue: QueueId(queue), after, site: Site(0) }
+}
+
+#[test]
+fn modelled_work_shares_the_device_that_recorded_work_has_for_itself() {
+    // Two pieces of modelled work, 30 and 10: both at half speed until 20, then the rest of the first alone. Recorded work runs beside them.
+    let script = vec![
+        modelled(0, 30, &[]),
+        modelled(1, 10, &[]),
+        on_queue(2, 25, &[]),
+        wait_all(&[1]),
+        wait_all(&[2]),
+        wait_all(&[0]),
+    ];
+    let outcomes = run(&switch(1), vec![script]);
+    assert_eq!([outcomes.at(0, 3), outcomes.at(0, 4), outcomes.at(0, 5)], [20, 25, 40]);
+    // What takes its turn in one queue shares nothing; what begins when the other has ended has the device for itself again.
+    let script = vec![modelled(0, 30, &[]), modelled(0, 10, &[]), modelled(1, 7, &[1]), wait_all(&[0, 1, 2])];
+    assert_eq!(run(&switch(1), vec![script]).finish(0), 47);
+    // Other ranks have devices of their own.
+    let scripts = vec![vec![modelled(0, 30, &[]), wait(0)], vec![modelled(0, 10, &[]), wait(0)]];
+    let outcomes = run(&switch(2), scripts);
+    assert_eq!([outcomes.finish(0), outcomes.finish(1)], [30, 10]);
+}
+
+#[test]
+fn copies_between_memories_do_not_share_the_device() {
+    let copy = Work::new(SimDuration::from_ps(25), Origin::Roofline).on(Resource::CopyEngine);
+    let copy = Request::Issue { activity: Activity::Compute(copy), queue: QueueId(1), after: vec![], site: Site(0) };
+    let outcomes = run(&switch(1), vec![vec![modelled(0, 30, &[]), copy, wait_all(&[1]), wait_all(&[0])]]);
+    assert_eq!([outcomes.at(0, 2), outcomes.at(0, 3)], [25, 30]);
+}
+
+#[test]
+fn communication_takes_a_share_of_the_device_from_modelled_work() {
+    // The all-reduce takes 11 us and a quarter of the device: of 20 us of work, 8.25 are done meanwhile.
+    let ring = 1000 * PS_PER_BYTE + 2 * LATENCY_PS;
+    let mut cluster = switch(2);
+    cluster.devices.iter_mut().for_each(|device| device.communication = 0.25);
+    let script = |work| vec![collective(AllReduce, 1000), work, wait_all(&[0]), wait_all(&[1])];
+    let outcomes = run(&cluster, vec![script(modelled(0, 20_000_000, &[])), script(modelled(0, 20_000_000, &[]))]);
+    assert_eq!([outcomes.at(0, 2), outcomes.finish(0)], [ring, 20_000_000 + ring / 4]);
+    // It lasts for as long as the slowest member makes it last, and takes nothing from recorded work.
+    let outcomes = run(&cluster, vec![script(on_queue(0, 20_000_000, &[])), script(modelled(0, 20_000_000, &[]))]);
+    assert_eq!(outcomes.finish(0), 20_000_000);
 }

@@ -121,7 +121,7 @@ pub(crate) fn wait(handle: u32) -> Request {
 }
 
 pub(crate) fn compute(ps: u64) -> Request {
-    issue(Activity::Compute(Work { duration: SimDuration::from_ps(ps), origin: Origin::Recorded }))
+    issue(Activity::Compute(Work::new(SimDuration::from_ps(ps), Origin::Recorded)))
 }
 
 pub(crate) fn call(op: CallOp) -> Request {

@@ -72,7 +72,7 @@ impl Rank {
     fn computes(&mut self, us: u64) {
         let (operators, duration) = (self.encoder.take(), SimDuration::from_us(us));
         self.memory.step(RankId(0), MAIN, &RecordedStep::Operators { operators, measured: duration });
-        let work = Work { duration, origin: Origin::Measured };
+        let work = Work::new(duration, Origin::Measured);
         let activity = Activity::Compute(work);
         let request = Request::Issue { activity, queue: QueueId(0), after: vec![], site: Site(0) };
         self.memory.step(RankId(0), MAIN, &RecordedStep::Request(request));
@@ -217,7 +217,7 @@ fn operators_that_cannot_be_read_are_an_error_with_their_rank() {
     let mut memory = Memory::new(2, false);
     let operators = RecordedStep::Operators { operators: vec![15], measured: SimDuration::ZERO };
     memory.step(RankId(1), MAIN, &operators);
-    let work = Work { duration: SimDuration::ZERO, origin: Origin::Measured };
+    let work = Work::new(SimDuration::ZERO, Origin::Measured);
     let request = Request::Issue { activity: Activity::Compute(work), queue: QueueId(0), after: vec![], site: Site(0) };
     memory.step(RankId(1), MAIN, &RecordedStep::Request(request));
     assert_eq!(memory.finish().unwrap_err().0, RankId(1));

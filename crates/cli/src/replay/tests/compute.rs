@@ -55,7 +55,7 @@ fn captured(ranks: &[Vec<Slice>], toml: &str) -> tempfile::TempDir {
             let measured = SimDuration::from_us(*us);
             write(&RecordedStep::Operators { operators: operators.clone(), measured }, "");
             let site = Site(line.bytes().map(u32::from).sum());
-            let activity = Activity::Compute(Work { duration: measured, origin: Origin::Measured });
+            let activity = Activity::Compute(Work::new(measured, Origin::Measured));
             write(&Request::Issue { activity, queue: QueueId(0), after: Vec::new(), site }.into(), line);
             write(&wait(at).into(), "");
         }

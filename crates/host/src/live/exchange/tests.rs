@@ -380,7 +380,7 @@ type Shown = Vec<(u32, String, Vec<u8>)>;
 impl Costs for ByBytes {
     fn work(&mut self, slice: Slice<'_>) -> Work {
         self.0.borrow_mut().push((slice.rank.0, slice.line.to_owned(), slice.operators.to_vec()));
-        Work { duration: SimDuration::from_us(slice.operators.len() as u64), origin: Origin::Roofline }
+        Work::new(SimDuration::from_us(slice.operators.len() as u64), Origin::Roofline)
     }
 }
 

@@ -96,7 +96,7 @@ impl Live {
         let ps = SimDuration::from_ps;
         let issue = |activity, queue| Request::Issue { activity, queue: QueueId(queue), after: vec![], site: Site(1) };
         match next {
-            Do::Compute(span) => issue(Activity::Compute(Work { duration: ps(*span), origin: Origin::Measured }), 0),
+            Do::Compute(span) => issue(Activity::Compute(Work::new(ps(*span), Origin::Measured)), 0),
             Do::Sleep(span) => issue(Activity::Sleep(ps(*span)), task.0 + 1),
             Do::Mark(mark) => issue(Activity::Mark(mark.clone()), 0),
             Do::Start(group, op, _) => issue(Activity::Call(Call { group: self.groups[*group], op: op.clone() }), 0),
