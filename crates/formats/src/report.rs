@@ -29,6 +29,12 @@ pub struct Report {
     /// What ranks held in memory at their peaks, by rank and kind; of ranks whose allocations are known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory: Vec<MemoryReport>,
+    /// Joules that all devices draw together; `None` (left out): what one of them draws is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub energy_j: Option<f64>,
+    /// What the run costs, in the currency of the devices' prices; `None` (left out): one of them has no price.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub price: Option<f64>,
     /// Equal for two runs if and only if they were the same, operation by operation; 64 hexadecimal digits.
     pub digest: String,
     /// How the digest was made: those of different versions say nothing of each other. Reports of version 1 lack it, and mean 1.
@@ -109,6 +115,9 @@ pub struct RankReport {
     pub bytes_received: u64,
     /// What it sent, with headers and control messages.
     pub wire_bytes_sent: u64,
+    /// Joules that its device draws from the beginning of the run to its end; `None` (left out): what it draws is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub energy_j: Option<f64>,
 }
 
 /// What all calls of one operation of one process group cost together, summed over the members.
@@ -188,15 +197,24 @@ impl Report {
         let makespan = statistics.makespan();
         let unfinished = RankStatistics::default();
         let of_rank = |rank: usize| statistics.ranks().get(rank).unwrap_or(&unfinished);
+        let ranks: Vec<RankReport> = devices
+            .iter()
+            .enumerate()
+            .map(|(rank, device)| rank_report(rank, device, of_rank(rank), makespan))
+            .collect();
+        let hours = makespan.as_secs_f64() / 3_600.0;
         Report {
             version: VERSION,
             makespan_s: makespan.as_secs_f64(),
             makespan_ps: makespan.as_ps(),
-            ranks: devices
+            energy_j: ranks.iter().map(|rank| rank.energy_j).sum::<Option<f64>>().filter(|_| !ranks.is_empty()),
+            price: devices
                 .iter()
-                .enumerate()
-                .map(|(rank, device)| rank_report(rank, device, of_rank(rank), makespan))
-                .collect(),
+                .map(|device| device.price)
+                .sum::<Option<f64>>()
+                .filter(|_| !ranks.is_empty())
+                .map(|price| price * hours),
+            ranks,
             operations: statistics
                 .operations()
                 .map(|(operation, group, sums)| OperationReport {
@@ -283,12 +301,14 @@ fn rank_report(rank: usize, device: &Device, statistics: &RankStatistics, makesp
         bytes_sent: traffic.sent.0,
         bytes_received: traffic.received.0,
         wire_bytes_sent: traffic.wire_sent.0,
+        energy_j: device.power.map(|power| power.energy(makespan.since(SimTime::ZERO), times.compute)),
     }
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use uniference_sim::device::Power;
     use uniference_sim::event::{Event, Observer, Times, Traffic};
     use uniference_sim::ids::{GroupId, Handle, HostId, RankId, Site};
     use uniference_sim::program::{Call, CallOp, Collective, CollectiveKind, DType, Outcome, Shape};
@@ -373,6 +393,29 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn energy_and_price_are_those_of_all_devices_or_of_none() {
+        let power = Some(Power { idle: 50.0, busy: 250.0 });
+        let device = Device { power, price: Some(3.6), ..Device::new("a", HostId(0)) };
+        let mut statistics = Statistics::default();
+        let second = SimTime::from_ps(1_000_000_000_000);
+        let times =
+            Times { compute: SimDuration::from_us(250_000), idle: SimDuration::from_us(750_000), ..Times::default() };
+        for rank in [RankId(0), RankId(1)] {
+            let traffic = Traffic::default();
+            statistics.record(
+                second,
+                &Event::Finished { rank, outcome: Outcome::Ok, times, traffic, cause: Default::default() },
+            );
+        }
+        let report = |devices: &[Device]| Report::new(&statistics, devices, String::new(), Manifest::default());
+        // A second of 50 W and a quarter of the 200 W more, on each of two; an hour of each costs 3.6.
+        let known = report(&[device.clone(), device.clone()]);
+        assert_eq!((known.ranks[1].energy_j, known.energy_j, known.price), (Some(100.0), Some(200.0), Some(0.002)));
+        let mixed = report(&[device, Device::new("b", HostId(0))]);
+        assert_eq!((mixed.ranks[0].energy_j, mixed.energy_j, mixed.price), (Some(100.0), None, None));
+    }
+
+    #[test]
     fn a_report_of_version_1_is_read() {
         let mut before = serde_json::to_value(sample(2)).unwrap();
         before["version"] = 1.into();
@@ -406,6 +449,8 @@ pub(crate) mod tests {
         let mut report = sample(1);
         report.manifest.versions.clear();
         report.ranks[0].crash_ps = Some(1);
+        report.ranks[0].energy_j = Some(1.0);
+        (report.energy_j, report.price) = (Some(1.0), Some(1.0));
         report.headline = Some(String::new());
         let origin = "measured".to_owned();
         report.compute = vec![ComputeReport { rank: 0, origin, kind: Some(String::new()), seconds: 1.0 }];

@@ -24,6 +24,7 @@ pub fn render(report: &Report) -> String {
         parts.push(operations(&report.operations));
     }
     parts.extend(memory(&report.memory));
+    parts.extend(energy(report));
     let cluster = ClusterFile::parse("manifest", &report.manifest.cluster, &[]).map(|cluster| cluster.summary());
     let cluster = cluster.map(|summary| format!(" on {summary}")).unwrap_or_default();
     // ` (95 %: 1.2 ms to 1.4 ms; 20 seeds)`.
@@ -159,6 +160,25 @@ fn memory(rows: &[MemoryReport]) -> Option<String> {
     Some(format!("memory: at most {}, on rank {} ({}){place}", bytes(total(&most)), first.rank, kinds.join(", ")))
 }
 
+/// `energy: 12.40 kJ, price: 0.0172`.
+fn energy(report: &Report) -> Option<String> {
+    let energy = report.energy_j.map(|energy| format!("energy: {}", joules(energy)));
+    let price = report.price.map(|price| format!("price: {price:.4}"));
+    let said: Vec<String> = energy.into_iter().chain(price).collect();
+    (!said.is_empty()).then(|| said.join(", "))
+}
+
+/// With two decimals in the largest unit that leaves at least 1.
+fn joules(joules: f64) -> String {
+    let (worth, unit) = match joules {
+        less if less < 1e3 => (1.0, "J"),
+        less if less < 1e6 => (1e3, "kJ"),
+        less if less < 1e9 => (1e6, "MJ"),
+        _ => (1e9, "GJ"),
+    };
+    format!("{:.2} {unit}", joules / worth)
+}
+
 /// A kind of memory as people write it.
 pub fn kind_of_memory(kind: &str) -> &str {
     if kind == "kv_cache" { "KV cache" } else { kind }
@@ -246,6 +266,18 @@ mod tests {
         assert_eq!(line(&report), "memory: at most 1.00 GiB, on rank 0 (activations 1.00 GiB)");
         report.memory.clear();
         assert!(!render(&report).contains("memory"));
+    }
+
+    #[test]
+    fn energy_and_price_are_said_where_they_are_known() {
+        let mut report = sample(2);
+        assert!(!render(&report).contains("energy"));
+        report.energy_j = Some(12_400.0);
+        assert!(render(&report).contains("\nenergy: 12.40 kJ\n"));
+        report.price = Some(0.017_23);
+        assert!(render(&report).contains("\nenergy: 12.40 kJ, price: 0.0172\n"));
+        report.energy_j = None;
+        assert!(render(&report).contains("\nprice: 0.0172\n"));
     }
 
     #[test]

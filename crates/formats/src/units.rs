@@ -20,6 +20,10 @@ pub struct Size(pub Bytes);
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Flops(pub f64);
 
+/// Electrical power above zero, in watts: `"15 W"`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Watts(pub f64);
+
 /// A length of time, not negative, rounded up to a picosecond: `"3 us"`, `"1.5 ms"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Duration(pub SimDuration);
@@ -88,6 +92,9 @@ const TIMES: &[Unit] = &[
     ("min", 60_000_000_000_000),
     ("h", 3_600_000_000_000_000),
 ];
+
+/// In milliwatts.
+const POWERS: &[Unit] = &[("kW", 1_000_000), ("W", 1_000), ("mW", 1)];
 
 /// In operations a second.
 const ARITHMETIC: &[Unit] = &[
@@ -190,6 +197,31 @@ impl Quantity for Flops {
 
     fn exact(self) -> String {
         format!("{} FLOPS", self.0)
+    }
+}
+
+impl Quantity for Watts {
+    const NAME: &'static str = "power";
+    const UNITS: &'static [Unit] = POWERS;
+    const COMMON: &'static str = "mW, W, kW";
+    const BARE: &'static [(f64, &'static str)] = &[(f64::INFINITY, "W")];
+    const EXAMPLE: &'static str = "15 W";
+
+    fn from_decimal(value: Decimal, unit: u64) -> Result<Watts, &'static str> {
+        let watts = value.number * unit as f64 / 1_000.0;
+        match watts {
+            0.0 => Err("must be greater than 0"),
+            _ if watts.is_finite() => Ok(Watts(watts)),
+            _ => Err("is too large"),
+        }
+    }
+
+    fn in_smallest(self) -> f64 {
+        self.0 * 1_000.0
+    }
+
+    fn exact(self) -> String {
+        format!("{} W", self.0)
     }
 }
 
@@ -355,7 +387,7 @@ macro_rules! text_form {
     )*};
 }
 
-text_form! { Bandwidth Size Duration Flops }
+text_form! { Bandwidth Size Duration Flops Watts }
 
 #[cfg(test)]
 mod tests {

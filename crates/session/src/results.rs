@@ -267,5 +267,5 @@ pub(crate) fn of_astra((statistics, digest): &(Statistics, Digest), inputs: Stri
 
 /// A device of which only the name is known, for the reports of ranks that have no cluster.
 pub fn device(name: String) -> Device {
-    Device { name, host: HostId(0), slowdown: 1.0, spells: Vec::new(), memory: None, rates: None, crash: None }
+    Device::new(name, HostId(0))
 }

@@ -1,13 +1,14 @@
 //! Owns the devices of a cluster file: their names, and the hosts they are on.
 
-use super::raw::RawDevice;
+use super::raw::{RawDevice, RawPower};
 use super::source::Source;
 use crate::devices::{self as table, KnownDevice};
 use crate::diagnostic::Diagnostic;
+use crate::units::Watts;
 use std::collections::{BTreeMap, BTreeSet};
 use toml::Spanned;
 use uniference_sim::cluster::Device;
-use uniference_sim::device::Rates;
+use uniference_sim::device::{Power, Rates};
 use uniference_sim::ids::HostId;
 use uniference_sim::time::{Bytes, SimDuration};
 
@@ -41,6 +42,7 @@ struct Hardware {
     memory: Option<Bytes>,
     /// The name under which a database has its operators.
     model: Option<String>,
+    power: Option<Power>,
 }
 
 /// # Errors
@@ -64,11 +66,52 @@ fn hardware(raw: &RawDevice, source: &Source) -> Result<Hardware, Diagnostic> {
     }
     let launch = raw.launch.as_ref().map(|launch| launch.get_ref().0).or(known.and_then(KnownDevice::launch));
     let launch = launch.unwrap_or(SimDuration::ZERO);
+    let (power, clock) = power(raw, known, source)?;
     Ok(Hardware {
-        rates: rates.map(|(peaks, memory)| Rates { peaks, memory, launch }),
+        rates: rates.map(|(peaks, memory)| Rates { peaks: peaks.scaled(clock), memory, launch }),
+        power,
         memory: raw.memory.map(|memory| memory.0).or(known.and_then(KnownDevice::memory)),
         model: known.map(|known| known.name.clone()).or(raw.model.as_ref().map(|model| model.get_ref().clone())),
     })
+}
+
+/// What a device draws, and the part of its clock that a cap leaves it. A device draws, when it is busy, what it may draw at most, unless something
+/// else is known.
+///
+/// # Errors
+/// Figures that contradict one another, and a cap on a device of which it is not known what it draws.
+fn power(raw: &RawDevice, known: Option<&KnownDevice>, source: &Source) -> Result<(Option<Power>, f64), Diagnostic> {
+    let watts = |of: fn(&RawPower) -> Option<Watts>| {
+        raw.power.as_ref().and_then(|power| of(power.get_ref())).map(|watts| watts.0)
+    };
+    let (idle, busy, cap) = (watts(|power| power.idle), watts(|power| power.busy), watts(|power| power.cap));
+    let of_table = |of: fn(&KnownDevice) -> Option<f64>| known.and_then(of);
+    let idle = idle.or(of_table(|known| known.idle_w));
+    let busy = busy.or(of_table(|known| known.busy_w)).or(of_table(|known| known.cap_w));
+    let refused = |message: String, hint: &str| {
+        let span = raw.power.as_ref().map_or(0..0, Spanned::span);
+        Err(source.error(message, span).hint(hint))
+    };
+    match (idle, busy, cap) {
+        (Some(idle), Some(busy), _) if idle > busy => refused(
+            format!("a device draws no less when it is busy ({busy} W) than idle ({idle} W)"),
+            "correct `idle` or `busy`",
+        ),
+        (Some(idle), Some(busy), Some(cap)) if cap > idle => {
+            let power = Power { idle, busy };
+            Ok((Some(Power { idle, busy: busy.min(cap) }), power.clock_under(cap)))
+        }
+        (Some(idle), Some(_), Some(cap)) => {
+            let message = format!("a `cap` of {cap} W leaves nothing to compute with: the device draws {idle} W idle");
+            refused(message, "give a cap above what it draws idle")
+        }
+        (Some(idle), Some(busy), None) => Ok((Some(Power { idle, busy }), 1.0)),
+        (_, _, Some(_)) => refused(
+            "what a `cap` leaves is not known".to_owned(),
+            "give `idle` and `busy` too; `uniference devices show` says what is known of a model",
+        ),
+        _ => Ok((None, 1.0)),
+    }
 }
 
 /// The model of every rank's device, where the file names one, by its whole name.
@@ -105,6 +148,15 @@ fn check(device: &Spanned<RawDevice>, source: &Source) -> Result<(), Diagnostic>
         let message = format!("`slowdown` must be greater than 0, not {}", slowdown.get_ref());
         let hint = "1 is the speed of this machine, 2 is half that speed";
         return Err(source.error(message, slowdown.span()).hint(hint));
+    }
+    if let Some(share) = raw.communication_share.as_ref().filter(|share| !(0.0..1.0).contains(share.get_ref())) {
+        let message = format!("`communication_share` must be at least 0 and less than 1, not {}", share.get_ref());
+        let hint = "0.1 takes a tenth of the device while its rank communicates";
+        return Err(source.error(message, share.span()).hint(hint));
+    }
+    if let Some(price) = raw.price.as_ref().filter(|p| !(p.get_ref().is_finite() && *p.get_ref() >= 0.0)) {
+        let message = format!("`price` must not be negative, and is {}", price.get_ref());
+        return Err(source.error(message, price.span()).hint("give what the device costs an hour, for example 2.5"));
     }
     if let Some(cores) = raw.cores.as_ref().filter(|cores| *cores.get_ref() == 0) {
         let hint = "give the number of cores that the threads of a rank may use at once, or remove the key";
@@ -163,6 +215,9 @@ impl Devices {
             let slowdown = raw.slowdown.as_ref().map_or(1.0, |slowdown| *slowdown.get_ref());
             self.devices.push(Device {
                 slowdown,
+                communication: raw.communication_share.as_ref().map_or(0.0, |share| *share.get_ref()),
+                power: hardware.power,
+                price: raw.price.as_ref().map(|price| *price.get_ref()),
                 memory: hardware.memory,
                 rates: hardware.rates,
                 ..Device::new(name, host)

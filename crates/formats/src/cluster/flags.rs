@@ -78,6 +78,9 @@ fn device(name: &str, count: Option<u32>, slowdown: Option<f64>) -> Spanned<RawD
         memory_bandwidth: None,
         launch: None,
         model: None,
+        communication_share: None,
+        price: None,
+        power: None,
     })
 }
 

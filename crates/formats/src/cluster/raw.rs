@@ -6,7 +6,7 @@ use super::hardware;
 use super::parameters::Parameters;
 use super::peaks::RawPeaks;
 use super::rates::RawRates;
-use crate::units::{Bandwidth, Duration, Size};
+use crate::units::{Bandwidth, Duration, Size, Watts};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, MapAccess, SeqAccess};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -75,6 +75,26 @@ pub(super) struct RawDevice {
     /// The device of the table that it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) model: Option<Spanned<String>>,
+    /// What communication takes of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) communication_share: Option<Spanned<f64>>,
+    /// Of an hour.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) price: Option<Spanned<f64>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) power: Option<Spanned<RawPower>>,
+}
+
+/// What a device draws.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, expecting = "a table, for example { idle = \"60 W\", busy = \"700 W\" }")]
+pub(super) struct RawPower {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) idle: Option<Watts>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) busy: Option<Watts>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) cap: Option<Watts>,
 }
 
 /// A time in which a device is slower.

@@ -1,7 +1,7 @@
 use super::*;
 use uniference_sim::cluster::{Handshake, Protocol, Window};
 use uniference_sim::collective::choose::AlgorithmTable;
-use uniference_sim::device::{Peaks, Precision};
+use uniference_sim::device::{Peaks, Power, Precision};
 use uniference_sim::ids::HostId;
 use uniference_sim::network::Topology;
 use uniference_sim::program::{Collective, DType, ReduceOp, Shape};
@@ -613,6 +613,41 @@ fn devices_that_make_no_sense_are_refused_with_a_hint() {
 }
 
 #[test]
+fn power_price_and_the_share_of_communication_are_read() {
+    let file =
+        |keys: &str| resolve(&format!("[[device]]\nname = \"a\"\ncount = 2\n{keys}\n[network]\npreset = \"switch\"\n"));
+    let device = |keys: &str| file(keys).cluster.devices[1].clone();
+    let all = file("power = { idle = \"10 W\", busy = \"0.25 kW\" }\nprice = 2.5\ncommunication_share = 0.1");
+    let gpu = &all.cluster.devices[1];
+    assert_eq!((gpu.power, gpu.price, gpu.communication), (Some(Power { idle: 10.0, busy: 250.0 }), Some(2.5), 0.1));
+    assert_eq!(resolve(&all.toml).cluster.devices, all.cluster.devices);
+    assert_eq!(device("power = { idle = \"10 W\" }").power, None);
+    // What is busy draws what it may at most, if nobody knows better.
+    let of_model = "model = \"h100-sxm\"\n";
+    assert_eq!(
+        device(&format!("{of_model}power = {{ idle = \"60 W\" }}")).power,
+        Some(Power { idle: 60.0, busy: 700.0 })
+    );
+    // An eighth of what it draws beyond idle is half of the clock: arithmetic is slower, the memory is not.
+    let capped = device(&format!("{of_model}power = {{ idle = \"60 W\", cap = \"140 W\" }}"));
+    let (free, slow) = (device(of_model).rates.unwrap(), capped.rates.unwrap());
+    assert_eq!(slow.peaks.known(Precision::BFloat16), free.peaks.known(Precision::BFloat16).map(|rate| rate / 2.0));
+    assert_eq!((slow.memory, capped.power), (free.memory, Some(Power { idle: 60.0, busy: 140.0 })));
+    let refused = [
+        "power = { idle = \"9 W\", busy = \"8 W\" }",
+        "power = { idle = \"9 W\", busy = \"18 W\", cap = \"9 W\" }",
+        "model = \"h100-sxm\"\npower = { cap = \"400 W\" }",
+        "power = { idle = 9 }",
+        "power = \"9 W\"",
+        "price = -1",
+        "communication_share = 1.0",
+    ];
+    let shown =
+        refused.map(|keys| mistake(&format!("[[device]]\nname = \"a\"\n{keys}\n[network]\npreset = \"switch\"\n")));
+    insta::assert_snapshot!(shown.join("\n\n"));
+}
+
+#[test]
 fn every_example_of_the_documentation_is_a_cluster_and_every_key_is_documented() {
     let documentation = include_str!("../../../../docs/reference/cluster-file.md");
     let examples: Vec<&str> =
@@ -621,7 +656,7 @@ fn every_example_of_the_documentation_is_a_cluster_and_every_key_is_documented()
     examples.iter().for_each(|example| {
         resolve(example);
     });
-    let all = "name backend device network collective count slowdown memory cores host per_host model peak_flops memory_bandwidth launch preset links bandwidth latency \
+    let all = "name backend device network collective count slowdown memory cores host per_host model peak_flops memory_bandwidth launch communication_share power idle busy price preset links bandwidth latency \
                local backplane dims hosts_per_leaf spines oversubscription per_server fabric between duplex concurrency \
                packet payload wire connections handshake control preamble window first cap call hand_over message wake copy reduce staging nvls max_channels egress ingress up_to algorithm gloo ideal switch star ring fully_connected wifi torus fat_tree rail \
                dimensions kind size eager crash rank at link steps blocks block send recv combine after";

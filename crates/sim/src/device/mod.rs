@@ -1,19 +1,21 @@
 //! Owns what compute is and what it costs: devices, the work that ranks do on them, and how long an operator takes on which.
 //!
 //! Where a new thing goes: another way to say what an operator costs is a [`CostModel`], in a file of its own beside `cost`; what a device holds in
-//! memory and what it takes in energy are modules of this one. When work runs is the engine's business.
+//! memory is a module of this one. When work runs is the engine's business.
 //!
 //! Work that was measured or recorded has run beside whatever else ran then: its duration contains the contention, so two queues of one
 //! device carry such work out side by side, each at full speed. Modelled work shares the device ([`Sharing`], [`Work::shares`]).
 
 mod cost;
 mod operator;
+mod power;
 mod rates;
 mod sharing;
 mod work;
 
 pub use cost::{CostModel, Estimate, HostMemory};
 pub use operator::{Dimensions, Family, FlatKind, Layout, Operator, Pass, Resource, RowKind};
+pub use power::Power;
 pub use rates::{Peaks, Precision, Rates};
 pub use sharing::Sharing;
 pub use work::{Origin, Work};
@@ -34,6 +36,10 @@ pub struct Device {
     pub communication: f64,
     /// How much it has, if that is known.
     pub memory: Option<Bytes>,
+    /// What it draws, if that is known.
+    pub power: Option<Power>,
+    /// What an hour of it costs, in whatever currency, if that is known.
+    pub price: Option<f64>,
     /// What it can do at most, if that is known: what operators cost on it.
     pub rates: Option<Rates>,
     /// When it is slower than that: in order, none overlapping another.
@@ -62,6 +68,8 @@ impl Device {
             slowdown: 1.0,
             communication: 0.0,
             memory: None,
+            power: None,
+            price: None,
             rates: None,
             spells: Vec::new(),
             crash: None,
