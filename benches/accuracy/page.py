@@ -1,4 +1,4 @@
-"""Owns what `make accuracy` says: tables of errors, intervals and their coverage, the plot, and their place."""
+"""Owns the report of `make accuracy`: tables of errors, intervals and their coverage, the plot, and their place on the page."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,26 +14,35 @@ from grid import Program
 BEGIN, END = "<!-- testbed: written by `make accuracy` -->", "<!-- /testbed -->"
 # Standard errors on each side of a 95 % interval.
 _WIDTH = 1.96
+# The columns of `_row`, after its name.
+_ERRORS = (
+    "cells",
+    "median error %",
+    "median absolute error %",
+    "p95 absolute error %",
+    "largest error %",
+    "measurement spread %",
+)
 
 
 def operations(cells: Iterable[Cell]) -> str:
-    """By operation: how many cells, their errors, and what the measurements themselves scatter."""
+    """The errors of the cells of each operation, and the spread of their measurements."""
     by_operation = _grouped(cells, lambda cell: cell.operation)
     rows = [_row(operation, own) for operation, own in sorted(by_operation.items())]
     rows.append(_row("all", [cell for own in by_operation.values() for cell in own]))
-    return _table(["operation", "cells", "signed median %", "median %", "p95 %", "worst %", "floor %"], rows)
+    return _table(["operation", *_ERRORS], rows)
 
 
 def settings(cells: Iterable[Cell]) -> str:
-    """The same by setting."""
+    """The same for each setting."""
     by_setting = _grouped(cells, lambda cell: cell.setting.name + (", cold" if cell.cold else ""))
     rows = [_row(name, own) for name, own in by_setting.items()]
-    return _table(["setting", "cells", "signed median %", "median %", "p95 %", "worst %", "floor %"], rows)
+    return _table(["setting", *_ERRORS], rows)
 
 
 def _row(name: str, cells: Sequence[Cell]) -> list[str]:
     errors = sorted((cell.error for cell in cells), key=abs)
-    scatter = median(cell.floor for cell in cells)
+    spread = median(cell.floor for cell in cells)
     absolute = [abs(error) for error in errors]
     return [
         name,
@@ -41,12 +50,12 @@ def _row(name: str, cells: Sequence[Cell]) -> list[str]:
         f"{100 * median(errors):+.1f}",
         *(f"{100 * figure:.1f}" for figure in (median(absolute), quantile(absolute, 0.95))),
         f"{100 * errors[-1]:+.1f}",
-        f"{100 * scatter:.1f}",
+        f"{100 * spread:.1f}",
     ]
 
 
 def intervals(cells: Sequence[Cell]) -> str:
-    """How often 95 % intervals hold what was measured: each setting's from the errors of all others."""
+    """The coverage of 95 % intervals; those of a setting are made from the errors of all others."""
     rows = []
     held: list[bool] = []
     for operation, own in sorted(_grouped(cells, lambda cell: cell.operation).items()):
@@ -56,7 +65,7 @@ def intervals(cells: Sequence[Cell]) -> str:
         rows.append([operation, f"{100 * model_error(own):.1f}", f"{100 * sum(covered) / len(covered):.0f}"])
         held += covered
     rows.append(["all", "", f"{100 * sum(held) / max(len(held), 1):.0f}"])
-    return _table(["operation", "model's standard error %", "covered, of 100"], rows)
+    return _table(["operation", "model standard error %", "coverage %"], rows)
 
 
 def model_error(cells: Sequence[Cell]) -> float:
@@ -73,7 +82,7 @@ def _distance(cell: Cell) -> float:
 
 
 def programs(compared: Sequence[tuple[Program, Mapping[str, Any]]]) -> str:
-    """How far off whole programs are with the compute of the same run, and their operations."""
+    """The errors of whole programs, replayed with the compute of the measured run, and of their operations."""
     rows = [
         [
             program.name,
@@ -84,11 +93,13 @@ def programs(compared: Sequence[tuple[Program, Mapping[str, Any]]]) -> str:
         ]
         for program, its in compared
     ]
-    return _table(["program", "setting", "measured ms", "makespan %", "operations, signed median %"], rows)
+    return _table(
+        ["program", "setting", "measured makespan, ms", "makespan error %", "median error of operations %"], rows
+    )
 
 
 def ranking(compared: Sequence[tuple[Program, Mapping[str, Any]]]) -> str:
-    """How often the fastest of some configurations of one program, ways to do it on all networks, is named correctly."""
+    """How often the fastest of several configurations of one program (algorithm and network) is predicted to be so."""
     jobs: dict[Any, list[tuple[float, float]]] = defaultdict(list)
     for program, its in compared:
         jobs[program.job].append((its["makespan"]["first_s"], its["makespan"]["second_s"]))
@@ -96,11 +107,11 @@ def ranking(compared: Sequence[tuple[Program, Mapping[str, Any]]]) -> str:
     for count in (2, 3):
         sets = [chosen for own in jobs.values() for chosen in combinations(own, count)]
         right = sum(min(chosen)[1] == min(real for _, real in chosen) for chosen in sets)
-        rows.append([f"any {count}", str(len(sets)), f"{100 * right / max(len(sets), 1):.0f}"])
+        rows.append([f"every {count}", str(len(sets)), f"{100 * right / max(len(sets), 1):.0f}"])
     whole = [own for own in jobs.values() if len(own) > 1]
     right = sum(min(own)[1] == min(real for _, real in own) for own in whole)
     rows.append(["all of a program", str(len(whole)), f"{100 * right / max(len(whole), 1):.0f}"])
-    return _table(["of configurations (algorithm and network)", "sets", "fastest named correctly, of 100"], rows)
+    return _table(["configurations compared", "sets", "fastest predicted correctly %"], rows)
 
 
 def quantile(ordered: Sequence[float], part: float) -> float:
@@ -121,7 +132,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def plot(cells: Sequence[Cell], path: Path) -> bool:
-    """A point a cell, and the middle half of each operation; False without matplotlib."""
+    """A scatter plot of every cell's error, by operation; False without matplotlib."""
     try:
         from matplotlib import pyplot
     except ImportError:
@@ -152,7 +163,7 @@ def plot(cells: Sequence[Cell], path: Path) -> bool:
 
 
 def write(page: Path, section: str) -> None:
-    """Into its place on the page."""
+    """Replaces the generated section of the page."""
     before, _, rest = page.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     page.write_text(f"{before.rstrip()}\n\n{BEGIN}\n\n{section}\n\n{END}\n\n{after.lstrip()}")
