@@ -18,6 +18,8 @@ PYTHON_SOURCES := python examples tests scripts benches
 NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 # The extension has no Rust tests: it links only into Python.
 RUST_TESTED := --workspace --exclude uniference-py
+# With the dependencies that `setup` has compiled.
+CHECKED := --release --config crates/checked.toml
 
 SECONDS ?= 60
 
@@ -48,10 +50,10 @@ test: test-rust test-python test-wheel ## Runs every test
 
 test-rust: setup
 ifeq ($(NEXTEST),yes)
-	cargo nextest run --locked $(RUST_TESTED)
-	cargo test --locked $(RUST_TESTED) --doc --quiet
+	cargo nextest run --locked $(CHECKED) $(RUST_TESTED)
+	cargo test --locked $(CHECKED) $(RUST_TESTED) --doc --quiet
 else
-	cargo test --locked $(RUST_TESTED)
+	cargo test --locked $(CHECKED) $(RUST_TESTED)
 endif
 
 test-python: setup
@@ -70,8 +72,8 @@ check: check-rust check-python check-docs ## Formatting, lints, types, documenta
 
 check-rust: setup
 	cargo fmt --all --check
-	cargo clippy --locked --workspace --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --document-private-items --quiet
+	cargo clippy --locked $(CHECKED) --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked $(CHECKED) --workspace --no-deps --document-private-items --quiet
 	$(BIN)/python scripts/purity.py
 	$(BIN)/python scripts/circles.py crates/*
 
@@ -79,14 +81,14 @@ check-python: setup
 	$(BIN)/ruff format --check $(PYTHON_SOURCES)
 	$(BIN)/ruff check $(PYTHON_SOURCES)
 	$(BIN)/mypy
-	cd examples/generate && ../../$(BIN)/mypy --config-file ../../pyproject.toml generate.py
+	cd examples/generate && ../../$(BIN)/mypy --cache-dir ../../.mypy_cache --config-file ../../pyproject.toml generate.py
 
 check-docs: setup
 	$(BIN)/python scripts/check_docs.py
 	$(BIN)/python scripts/python_api.py --check
 
 docs: book setup ## Builds the documentation's site in target/book, rustdoc's pages included
-	cargo doc --locked --workspace --no-deps --quiet
+	cargo doc --locked $(CHECKED) --workspace --no-deps --quiet
 	rm -rf target/book/rust && cp -r target/doc target/book/rust
 
 book: $(MDBOOK)

@@ -9,7 +9,7 @@ out=$PWD/target/fuzz
 build=${XDG_CACHE_HOME:-$HOME/.cache}/uniference/fuzz
 mkdir -p "$out"
 # Without the flags: nothing of it is fuzzed.
-cargo run --quiet --locked --package uniference-programs --example fuzz_seeds "$out/corpus"
+cargo run --quiet --locked --release --config crates/checked.toml --package uniference-programs --example fuzz_seeds "$out/corpus"
 export RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1"

@@ -249,7 +249,7 @@ def test_functions_are_launched_too(tmp_path: Path) -> None:
 def test_launchers_of_another_number_of_ranks_are_refused(tmp_path: Path) -> None:
     done = run_script(tmp_path, "from torch.distributed.run import main\nmain(['other.py'])\n")
     assert done.code == 1
-    assert "the launcher requests 1 ranks, but this run has 2" in done.err
+    assert "the launcher requests 1 rank, but this run has 2" in done.err
     assert "hint: use `uniference run --ranks 1`" in done.err
 
 

@@ -10,6 +10,7 @@ use uniference_formats::chakra::read::Reader;
 use uniference_formats::chakra::stats::Stats;
 use uniference_formats::chakra::{ShowError, dot, json};
 use uniference_formats::diagnostic::escaped;
+use uniference_formats::units::counted;
 use uniference_session::export;
 use uniference_session::folder::Folder;
 use uniference_session::input::open_record;
@@ -233,7 +234,12 @@ fn convert(file: &Path, out: &Path, ranks: Option<u32>, passes: u32) -> Result<(
     }
     made.warnings.iter().for_each(|warning| super::complain(format_args!("warning: {warning}\n")));
     let nodes = made.nodes.len() + made.groups(0).len();
-    super::complain(format_args!("traces: {}.0.et to {}.et ({nodes} nodes each)\n", out.display(), ranks - 1));
+    super::complain(format_args!(
+        "traces: {}.0.et to {}.et ({} each)\n",
+        out.display(),
+        ranks - 1,
+        counted(nodes, "node")
+    ));
     Ok(())
 }
 

@@ -8,6 +8,7 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use uniference_formats::cluster::{Choices, ClusterFile};
 use uniference_formats::record::RecordReader;
+use uniference_formats::units::counted;
 use uniference_session::input::open_record;
 use uniference_session::results::RECORD;
 use uniference_session::{Exit, HostError};
@@ -40,7 +41,10 @@ pub(super) fn compare(args: &Args) -> Result<Exit, HostError> {
     let (ranks, others) = (first.world_size(), second.world_size());
     if ranks != others {
         let hint = "compare two runs of the same program with the same number of ranks";
-        return Err(HostError::Usage(format!("the first run has {ranks} ranks, the second {others}\nhint: {hint}")));
+        return Err(HostError::Usage(format!(
+            "the first run has {}, the second {others}\nhint: {hint}",
+            counted(ranks, "rank")
+        )));
     }
     let comparison = Comparison::new(&first, &second, recorder);
     if comparison.overall.count == 0 && comparison.unmatched != (0, 0) {

@@ -7,6 +7,7 @@ use uniference_devices::database::{Database, Databases, Notice, user_file};
 use uniference_devices::import::import as take_over;
 use uniference_formats::devices::{self, KnownDevice};
 use uniference_formats::table;
+use uniference_formats::units::counted;
 use uniference_session::{Exit, HostError};
 
 /// `uniference devices`.
@@ -151,9 +152,9 @@ fn import(source: &Path, device_db: Option<&Path>, python: Option<&Path>) -> Res
     let target = database(device_db)?;
     let mut database = Database::create(&target).map_err(refused)?;
     let imported = take_over(&source, &mut database).map_err(refused)?;
-    let mut text = format!("{} rows imported into {}\n", imported.rows, target.display());
+    let mut text = format!("{} imported into {}\n", counted(imported.rows, "row"), target.display());
     for (what, count) in imported.skipped {
-        text += &format!("skipped: {count} rows {what}\n");
+        text += &format!("skipped: {} {what}\n", counted(count, "row"));
     }
     for Notice { name, licence, notice } in imported.notices {
         let licence = if licence.is_empty() { "licence unknown" } else { &licence };

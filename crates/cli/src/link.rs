@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
 use uniference_formats::chakra::write::Writer;
+use uniference_formats::units::counted;
 use uniference_programs::chakra::link::{
     Iteration, Job, Linked, Options, RankRecording, Recording, is_recording, link as link_ranks, rank_in_name,
 };
@@ -149,14 +150,14 @@ fn write(job: &Job, out: &Path) -> Result<(), HostError> {
                 hint: "it belongs to another job; remove it, or choose another prefix with --out",
             })?;
         }
-        let count = stale.len();
+        let count = counted(stale.len(), "trace");
         super::complain(format_args!(
-            "note: removed {count} traces of ranks that are not in this job, {prefix}.{first}.et to {prefix}.{last}.et\n"
+            "note: removed {count} of ranks that are not in this job, {prefix}.{first}.et to {prefix}.{last}.et\n"
         ));
     }
     let nodes: usize = job.ranks.iter().map(|linked| linked.nodes.len()).sum();
-    let (ranks, s) = (job.ranks.len(), if job.ranks.len() == 1 { "" } else { "s" });
-    super::complain(format_args!("traces: {prefix}.RANK.et ({ranks} rank{s}, {nodes} nodes)\n"));
+    let (ranks, nodes) = (counted(job.ranks.len(), "rank"), counted(nodes, "node"));
+    super::complain(format_args!("traces: {prefix}.RANK.et ({ranks}, {nodes})\n"));
     Ok(())
 }
 

@@ -11,6 +11,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use uniference_formats::units::counted;
 use uniference_host::capacity;
 use uniference_host::interrupt::Interrupts;
 use uniference_host::live::driver::{self, Terminal};
@@ -222,7 +223,8 @@ fn terminal(rank: u32, ranks: u32, report_only: bool) -> Result<Terminal, HostEr
     if rank >= ranks {
         let hint = "ranks are numbered from 0";
         return Err(HostError::Usage(format!(
-            "--debug-rank {rank} is out of range: the cluster has {ranks} ranks\nhint: {hint}"
+            "--debug-rank {rank} is out of range: the cluster has {}\nhint: {hint}",
+            counted(ranks, "rank")
         )));
     }
     let copy = |fd: std::os::fd::BorrowedFd<'_>| {

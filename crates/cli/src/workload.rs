@@ -10,6 +10,7 @@ use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use uniference_formats::chakra::schema::GlobalMetadata;
 use uniference_formats::chakra::write::Writer as TraceWriter;
+use uniference_formats::units::counted;
 use uniference_programs::workload::{Experts, Layout, Model, Phase, Recompute, Schedule, Spec, Workload};
 use uniference_session::generated::{self, Job, headline};
 use uniference_session::lock::{Lock, Writer};
@@ -319,7 +320,7 @@ fn write_traces(workload: &Workload, prefix: &Path, representatives: bool) -> Re
     }
     let each = if representatives { symmetry.order() } else { 1 };
     let shared = if each > 1 { format!(", each representing {each} ranks") } else { String::new() };
-    super::say(format_args!("{count} traces: {}.RANK.et{shared}\n", prefix.display()))
+    super::say(format_args!("{}: {}.RANK.et{shared}\n", counted(count, "trace"), prefix.display()))
 }
 
 fn write_trace(workload: &Workload, RankId(rank): RankId, path: &Path) -> Result<(), HostError> {
@@ -522,7 +523,7 @@ mod tests {
         let unlike = ["--run", "--fold", "on", "--dp", "2", "--ranks", "2", "--slowdown", "1,2", "--backend", "ideal"];
         let cases: [(&[&str], &str); 5] = [
             (&["--tp", "3"], "heads (8) cannot be divided into 3 parts"),
-            (&["--run", "--ranks", "2"], "the job has 1 ranks, but the cluster has 2 devices"),
+            (&["--run", "--ranks", "2"], "the job has 1 rank, but the cluster has 2 devices"),
             (&["--schedule", "interleaved"], "the interleaved schedule needs virtual stages"),
             (&["--run", "--peak", "400", "--ranks", "1"], "--peak"),
             (&unlike, "ranks are not equivalent: device"),

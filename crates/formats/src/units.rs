@@ -8,6 +8,12 @@ use std::marker::PhantomData;
 use std::str::FromStr;
 use uniference_sim::time::{Bytes, Rate, SimDuration};
 
+/// A number with its noun, whose plural ends with an s: `1 rank`, `2 ranks`.
+pub fn counted<N: Copy + fmt::Display + TryInto<u64>>(count: N, noun: &str) -> String {
+    let plural = if matches!(count.try_into(), Ok(1)) { "" } else { "s" };
+    format!("{count} {noun}{plural}")
+}
+
 /// A data rate above zero. Bits or bytes per second: `"25 Gbps"` is 25e9 bit/s, `"1 GB/s"` 1e9 B/s, `"100 MiB/s"` 100 x 2^20 B/s.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bandwidth(pub Rate);

@@ -10,6 +10,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use uniference_formats::record::RecordReader;
+use uniference_formats::units::counted;
 use uniference_host::error::HostError;
 use uniference_programs::chakra::export::{ExportError, export as export_record};
 use uniference_sim::ids::RankId;
@@ -46,7 +47,12 @@ pub fn export(run: &Path, folder: &Folder, notices: &Notices) -> Result<(), Host
         notices.warn(&warning.to_string());
     }
     let (nodes, prefix) = (exported.nodes, out.join(PREFIX));
-    notices.say(&format!("traces: {}.RANK.et ({ranks} ranks, {nodes} nodes)", prefix.display()));
+    notices.say(&format!(
+        "traces: {}.RANK.et ({}, {})",
+        prefix.display(),
+        counted(ranks, "rank"),
+        counted(nodes, "node")
+    ));
     Ok(())
 }
 

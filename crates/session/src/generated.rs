@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use uniference_formats::cluster::{Rates, Resolved};
 use uniference_formats::table::bytes;
-use uniference_formats::units::{Bandwidth, Flops};
+use uniference_formats::units::{Bandwidth, Flops, counted};
 use uniference_host::error::{Exit, HostError};
 use uniference_programs::chakra::replay::{Replay, Rules};
 use uniference_programs::workload::{Memory, Phase, Trace, Workload};
@@ -115,7 +115,8 @@ pub(crate) fn check_ranks(workload: &Workload, resolved: &Resolved) -> Result<()
         return Ok(());
     }
     let hint = "use a cluster with tp x cp x dp x pp devices";
-    Err(HostError::Usage(format!("the job has {ranks} ranks, but the cluster has {devices} devices\nhint: {hint}")))
+    let (ranks, devices) = (counted(ranks, "rank"), counted(devices, "device"));
+    Err(HostError::Usage(format!("the job has {ranks}, but the cluster has {devices}\nhint: {hint}")))
 }
 
 /// The ranks that are simulated, made when they first have their turn.

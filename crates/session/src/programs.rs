@@ -1,6 +1,7 @@
 //! Owns the driving of programs that answer at once, as those of this process do.
 
 use crate::session::{End, Ending, Source, Stop, Watch};
+use uniference_formats::units::counted;
 use uniference_host::error::{Exit, HostError};
 use uniference_sim::cluster::Cluster;
 use uniference_sim::engine::{self, Engine, Failure, Halt, Resumption, Turn};
@@ -54,7 +55,9 @@ impl<P: Program> Source for Programs<P> {
         let (programs, devices) = (self.0.len(), cluster.devices.len());
         if programs != devices {
             return Err(HostError::Usage(format!(
-                "there are {programs} programs, but the cluster has {devices} devices\nhint: give one program per device"
+                "given {}, but the cluster has {}\nhint: give one program per device",
+                counted(programs, "program"),
+                counted(devices, "device")
             )));
         }
         let ending = match drive(&mut Engine::new(cluster), self, watch) {

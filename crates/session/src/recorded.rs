@@ -15,6 +15,7 @@ use std::rc::Rc;
 use uniference_formats::cluster::Resolved;
 use uniference_formats::record::{RankRecord, RecordReader};
 use uniference_formats::report::Manifest;
+use uniference_formats::units::counted;
 use uniference_host::error::HostError;
 use uniference_host::live::exchange::Recorder;
 use uniference_programs::chakra::link::is_recording;
@@ -304,7 +305,9 @@ fn check_ranks(chosen: &Chosen, recorded: u32) -> Result<(), HostError> {
         return Ok(());
     }
     Err(HostError::Usage(format!(
-        "the record has {recorded} ranks, but the cluster has {devices} devices\nhint: use a cluster with one device per rank"
+        "the record has {}, but the cluster has {}\nhint: use a cluster with one device per rank",
+        counted(recorded, "rank"),
+        counted(devices, "device")
     )))
 }
 

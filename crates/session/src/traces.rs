@@ -22,6 +22,7 @@ use uniference_formats::chakra::own::{CLUSTER, SEED};
 use uniference_formats::chakra::read::{ReadError, Reader};
 use uniference_formats::chakra::schema::NodeType;
 use uniference_formats::cluster::{Rates, Resolved};
+use uniference_formats::units::counted;
 use uniference_host::error::{Exit, HostError};
 use uniference_programs::astra::closed_form::AnalyticalModel;
 use uniference_programs::astra::custom::Custom;
@@ -339,7 +340,8 @@ impl Traced {
         let untimed: u64 = self.0.iter().map(Replay::untimed).sum();
         let derived: u64 = self.0.iter().map(Replay::by_roofline).sum();
         let rates = resolved.rates.iter().position(Option::is_some).filter(|_| derived == 0);
-        let untimed = (untimed > 0).then(|| format!("{untimed} nodes have no duration; simulated as 0 s"));
+        let untimed =
+            (untimed > 0).then(|| format!("{} without a duration; simulated as 0 s", counted(untimed, "node")));
         let unused = rates.map(|rank| {
             let name = &resolved.cluster.devices[rank].name;
             format!("`peak_flops` and `memory_bandwidth` of device `{name}` have no effect: every node has a duration")

@@ -31,8 +31,9 @@ def install(channel: Channel) -> None:
     ) -> dict[int, Any]:
         wanted = config.max_nodes * config.nproc_per_node
         if wanted != channel.world_size:
+            ranks = "1 rank" if wanted == 1 else f"{wanted} ranks"
             raise RuntimeError(
-                f"the launcher requests {wanted} ranks, but this run has {channel.world_size}\n"
+                f"the launcher requests {ranks}, but this run has {channel.world_size}\n"
                 f"hint: use `uniference run --ranks {wanted}`, or run the script without its launcher; "
                 "the environment variables of torchrun are set for it"
             )

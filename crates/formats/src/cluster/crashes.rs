@@ -3,6 +3,7 @@
 use super::raw::RawCrash;
 use super::source::Source;
 use crate::diagnostic::{Diagnostic, suggest};
+use crate::units::counted;
 use toml::Spanned;
 use uniference_sim::cluster::Device;
 use uniference_sim::network::Topology;
@@ -36,7 +37,11 @@ fn victims(
     match (rank, device, host) {
         (Some(rank), None, None) if (*rank.get_ref() as usize) < devices.len() => Ok(vec![*rank.get_ref() as usize]),
         (Some(rank), None, None) => {
-            let message = format!("rank {} is out of range: the cluster has {} devices", rank.get_ref(), devices.len());
+            let message = format!(
+                "rank {} is out of range: the cluster has {}",
+                rank.get_ref(),
+                counted(devices.len(), "device")
+            );
             Err(source.error(message, rank.span()).hint("ranks are numbered from 0, one per device"))
         }
         (None, Some(name), None) => {

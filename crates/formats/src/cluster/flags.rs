@@ -4,7 +4,7 @@ use super::rates::RawRates;
 use super::raw::{RawCluster, RawDevice, RawNetwork};
 use super::{DEFAULT_BANDWIDTH, DEFAULT_LATENCY, to_toml};
 use crate::diagnostic::Diagnostic;
-use crate::units::{Bandwidth, Duration};
+use crate::units::{Bandwidth, Duration, counted};
 use toml::Spanned;
 
 /// `--ranks N [--bandwidth R] [--latency T] [--slowdown F,...]`.
@@ -42,7 +42,7 @@ impl Flags {
             latency: Some(self.latency.unwrap_or_else(|| DEFAULT_LATENCY.parse().expect("a time"))),
             ..RawNetwork::default()
         };
-        let name = format!("{} ranks on a switch", self.ranks);
+        let name = format!("{} on a switch", counted(self.ranks, "rank"));
         Ok(to_toml(&RawCluster { name: Some(name), device, network: Some(here(network)), ..RawCluster::default() }))
     }
 
@@ -52,7 +52,8 @@ impl Flags {
             return Err(Diagnostic::new("`--ranks` must be at least 1").hint("give the number of ranks"));
         }
         if given > 1 && given != ranks {
-            let message = format!("--slowdown has {given} factors, but there are {ranks} ranks");
+            let message =
+                format!("--slowdown has {}, but the run has {}", counted(given, "factor"), counted(ranks, "rank"));
             return Err(Diagnostic::new(message).hint("give one factor per rank, or one factor for all ranks"));
         }
         match self.slowdown.iter().find(|factor| !(factor.is_finite() && **factor > 0.0)) {

@@ -24,6 +24,7 @@ pub use flags::Flags;
 pub use uniference_sim::device::Rates;
 
 use crate::diagnostic::{Diagnostic, suggest};
+use crate::units::counted;
 use raw::RawCluster;
 use source::Source;
 use std::collections::BTreeMap;
@@ -152,10 +153,7 @@ impl ClusterFile {
         backend::adapt(&mut backend.algorithms, tuning, &topology, &devices);
         hierarchy::lay_out(&mut backend.algorithms, &self.raw, choices, (&topology, &devices), &self.source)?;
         let dynamics = dynamics::resolve(&self.raw, &topology, &self.attached, &self.source)?;
-        let name = self.raw.name.clone().unwrap_or_else(|| match devices.len() {
-            1 => "1 device".to_owned(),
-            count => format!("{count} devices"),
-        });
+        let name = self.raw.name.clone().unwrap_or_else(|| counted(devices.len(), "device"));
         let mut raw = RawCluster {
             name: Some(name.clone()),
             backend: Some(backend::canonical(&backend, packet, tuning)),

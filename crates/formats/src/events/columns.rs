@@ -1,9 +1,9 @@
-//! Owns the table of the event stream's columns: for each kind of event what it says, in order, with type, unit and meaning. Every form in which the stream
-//! is written follows from it, and so does the documentation.
+//! Owns the schema of the event stream: the columns of each kind of event, in order, with type, unit and meaning. Every format in which the stream is
+//! written, and its documentation, are derived from it.
 
 use std::fmt::Write as _;
 
-/// Changes when a column changes its meaning or goes away; new columns and kinds of events do not change it.
+/// Version of the stream. It is incremented when a column is removed or changes its meaning, not when columns or kinds of events are added.
 pub const VERSION: u32 = 2;
 
 /// A kind of event.
@@ -13,50 +13,50 @@ pub struct Kind {
     pub name: &'static str,
     /// What happened.
     pub meaning: &'static str,
-    /// What else is said of it, in order: after `at_ps` and `event`, which every event has.
+    /// Its columns, in order, after those of [`COMMON`].
     pub columns: &'static [Column],
 }
 
-/// One thing that is said of an event.
+/// A column of a kind of event.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Column {
-    /// Times end with `_ps`.
+    /// Names of times end with `_ps`.
     pub name: &'static str,
-    /// Of its values.
+    /// Type of its values.
     pub data: Type,
-    /// May it be missing?
+    /// Whether a value may be missing (null).
     pub nullable: bool,
-    /// What its numbers count.
+    /// Unit of its values.
     pub unit: Unit,
-    /// For people.
+    /// Description, for the documentation.
     pub meaning: &'static str,
 }
 
-/// What a column's values are.
+/// Type of a column's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Type {
-    /// A number or id of 32 bits, without a sign.
+    /// Unsigned 32-bit integer.
     U32,
-    /// A number of 64 bits, without a sign.
+    /// Unsigned 64-bit integer.
     U64,
-    /// UTF-8.
+    /// UTF-8 text.
     Text,
-    /// Any number of ids.
+    /// List of unsigned 32-bit integers.
     U32s,
-    /// Any number of numbers.
+    /// List of unsigned 64-bit integers.
     U64s,
 }
 
-/// What a column's numbers count.
+/// Unit of a column's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// Nothing: ids, names.
+    /// No unit: ids, names, counts.
     None,
-    /// Virtual time.
+    /// Picoseconds of virtual time.
     Picoseconds,
-    /// Sizes.
+    /// Bytes.
     Bytes,
-    /// Of a tensor.
+    /// Elements of a tensor.
     Elements,
 }
 
@@ -85,57 +85,56 @@ const fn optional(column: Column) -> Column {
 }
 
 const RANK: Column = id("rank", "the rank");
-const TASK: Column = id("task", "its thread; the main one is 0");
-const HANDLE: Column = id("handle", "the rank's number for the operation");
-const OPERATION: Column = text("operation", "its name: `all_reduce`, `send`");
+const TASK: Column = id("task", "thread of the rank; 0 is the main thread");
+const HANDLE: Column = id("handle", "id of the operation, unique within the rank");
+const OPERATION: Column = text("operation", "name of the operation, for example `all_reduce` or `send`");
 const GROUP: Column = id("group", "the process group");
-const SITE: Column = id("site", "the program's line: the same number, the same line");
-/// Of the activity that an event is about: what real runs do not know is missing.
-const BY: Column = optional(id("task", "the thread that issued it; none if nobody has recorded that"));
-const ACTIVITY: Column = optional(id("handle", "the rank's number for the activity; none if nobody has recorded that"));
+const SITE: Column = id("site", "id of the source line that called; equal ids are the same line");
+// Columns of an activity. Recordings of real runs do not have all of them.
+const BY: Column = optional(id("task", "thread that issued it; null if not recorded"));
+const ACTIVITY: Column = optional(id("handle", "id of the activity, unique within the rank; null if not recorded"));
 const QUEUE: Column =
-    optional(id("queue", "the queue of the rank's own in which it stood; none: its group's, or none"));
-const ISSUED_AT: Column = optional(time("issued_ps", "when it was issued; none if nobody has recorded that"));
-const ITS_SITE: Column = optional(id("site", "the line that issued it; none if nobody has recorded that"));
+    optional(id("queue", "queue of the rank that it was in; null if it was in its group's queue or in none"));
+const ISSUED_AT: Column = optional(time("issued_ps", "time at which it was issued; null if not recorded"));
+const ITS_SITE: Column = optional(id("site", "id of the source line that issued it; null if not recorded"));
 const BEGIN_CAUSE: Column =
-    optional(text("begin_cause", "what let it begin: a cause of the table below; none if nobody has recorded that"));
-const BEGIN_CAUSE_RANK: Column = optional(id("begin_cause_rank", "the rank that this cause names"));
+    optional(text("begin_cause", "why it began: a cause from the table below; null if not recorded"));
+const BEGIN_CAUSE_RANK: Column = optional(id("begin_cause_rank", "rank of this cause"));
 const BEGIN_CAUSE_ID: Column =
-    optional(column("begin_cause_id", Type::U64, Unit::None, "the task, handle or message that this cause names"));
-const CAUSE: Column =
-    optional(text("cause", "what ended it: a cause of the table below; none if nobody has recorded that"));
-const CAUSE_RANK: Column = optional(id("cause_rank", "the rank that this cause names"));
-const CAUSE_ID: Column =
-    optional(column("cause_id", Type::U64, Unit::None, "the task, handle or message that this cause names"));
-const CAUSE_TO_LEAVE: Column = text("cause", "what that followed from: a cause of the table below");
-const ISSUED: Column = time("issued_ps", "when it was asked for");
-const STARTED: Column = time("started_ps", "when its queue came to it");
-const EXPOSED: Column = time("exposed_ps", "the part in communication calls while nothing computed");
-const LATE_PEER: Column = time("late_peer_ps", "the part of that before a peer had entered the operation");
-const NO_DATA: Column = time("no_data_ps", "the part of that in receives whose sends had not been issued");
+    optional(column("begin_cause_id", Type::U64, Unit::None, "task, handle or message of this cause"));
+const CAUSE: Column = optional(text("cause", "why it ended: a cause from the table below; null if not recorded"));
+const CAUSE_RANK: Column = optional(id("cause_rank", "rank of this cause"));
+const CAUSE_ID: Column = optional(column("cause_id", Type::U64, Unit::None, "task, handle or message of this cause"));
+const CAUSE_TO_LEAVE: Column = text("cause", "why the message could leave: a cause from the table below");
+const ISSUED: Column = time("issued_ps", "time at which it was issued");
+const STARTED: Column = time("started_ps", "time at which it reached the front of its queue");
+const EXPOSED: Column =
+    time("exposed_ps", "exposed communication: time blocked in communication while the rank computed nothing");
+const LATE_PEER: Column = time("late_peer_ps", "part of `exposed_ps` before all peers had entered the operation");
+const NO_DATA: Column = time("no_data_ps", "part of `exposed_ps` in receives whose sends had not been issued");
 
-/// What every event says.
+/// Columns of every event.
 pub const COMMON: [Column; 2] =
-    [time("at_ps", "when it happened, or ended"), text("event", "what happened: a kind of the table")];
+    [time("at_ps", "time of the event; of an interval, its end"), text("event", "kind of event")];
 
 /// All kinds of events.
 pub const KINDS: [Kind; 10] = [
     Kind {
         name: "stream",
         meaning: "the first line",
-        columns: &[id("version", "of the stream; a column that changes its meaning or goes away changes it")],
+        columns: &[id("version", "version of the stream; incremented when a column is removed or changes its meaning")],
     },
     Kind {
         name: "computed",
-        meaning: "a piece of compute ended",
+        meaning: "an interval of compute ended",
         columns: &[
             RANK,
             TASK,
-            time("start_ps", "when it began"),
-            time("base_ps", "how long it takes on the machine that simulates"),
+            time("start_ps", "time at which it began"),
+            time("base_ps", "its duration on the machine that simulates, before the device's slowdown"),
             text(
                 "origin",
-                "where that comes from: `Measured`, `Recorded`, `Database` (measured before, on such a device), `Interpolated` (between rows of the database), `Transferred` (from another device), `Roofline` (the rates of the device), `None` (unknown, counted as zero)",
+                "source of the duration: `Measured`, `Recorded`, `Database` (measured earlier on a device of this kind), `Interpolated` (between rows of the database), `Transferred` (from another device), `Roofline` (from the rates of the device), `None` (unknown, counted as zero)",
             ),
             ACTIVITY,
             ISSUED_AT,
@@ -148,33 +147,43 @@ pub const KINDS: [Kind; 10] = [
     },
     Kind {
         name: "issued",
-        meaning: "a rank requested an operation",
+        meaning: "a rank issued an operation",
         columns: &[
             RANK,
             HANDLE,
             OPERATION,
             GROUP,
-            bytes("bytes", "of the tensor that the rank names"),
-            optional(text("dtype", "type of a collective's elements, as torch calls it")),
-            optional(text("reduce", "how a collective combines elements, as torch calls it")),
-            optional(id("root", "of a collective that has one: its place in the group")),
-            optional(column("elements", Type::U64, Unit::Elements, "of a collective with blocks of one size")),
+            bytes("bytes", "size of the tensor that the rank passed"),
+            optional(text("dtype", "of a collective: torch's name of the type of its elements")),
+            optional(text("reduce", "of a collective that reduces: torch's name of the operator")),
+            optional(id("root", "of a collective with a root: the root's rank in the group")),
+            optional(column(
+                "elements",
+                Type::U64,
+                Unit::Elements,
+                "of a collective with blocks of equal size: their size",
+            )),
             optional(column(
                 "blocks",
                 Type::U64s,
                 Unit::Elements,
-                "of each member in turn, where they differ; of all-to-all what is sent",
+                "of a collective with blocks of different sizes: the size for each rank of the group; of all-to-all, of what is sent",
             )),
-            optional(column("received_blocks", Type::U64s, Unit::Elements, "the same of what an all-to-all receives")),
-            optional(id("with", "of a message: the other's place in the group; none if from any")),
-            optional(column("tag", Type::U64, Unit::None, "of a message")),
+            optional(column(
+                "received_blocks",
+                Type::U64s,
+                Unit::Elements,
+                "of all-to-all: the sizes of the blocks that are received",
+            )),
+            optional(id("with", "of a message: the peer's rank in the group; null for a receive from any source")),
+            optional(column("tag", Type::U64, Unit::None, "of a message: its tag")),
             SITE,
             BY,
         ],
     },
     Kind {
         name: "completed",
-        meaning: "the operation is complete on this rank",
+        meaning: "an operation completed on a rank",
         columns: &[
             RANK,
             HANDLE,
@@ -182,9 +191,14 @@ pub const KINDS: [Kind; 10] = [
             GROUP,
             ISSUED,
             STARTED,
-            optional(text("algorithm", "what carried out a collective")),
-            optional(column("sequence", Type::U64, Unit::None, "of a collective: its number in the group, from 0")),
-            optional(column("peer", Type::U32s, Unit::None, "of a message: the other rank, and its handle")),
+            optional(text("algorithm", "of a collective: its algorithm")),
+            optional(column(
+                "sequence",
+                Type::U64,
+                Unit::None,
+                "of a collective: its sequence number in the group, from 0",
+            )),
+            optional(column("peer", Type::U32s, Unit::None, "of a message: the peer's rank and handle")),
             BY,
             QUEUE,
             ITS_SITE,
@@ -198,7 +212,7 @@ pub const KINDS: [Kind; 10] = [
     },
     Kind {
         name: "failed",
-        meaning: "the operation failed on this rank: its connection to `peer` was closed",
+        meaning: "an operation failed on a rank: its connection to `peer` was closed",
         columns: &[
             RANK,
             HANDLE,
@@ -206,7 +220,7 @@ pub const KINDS: [Kind; 10] = [
             GROUP,
             ISSUED,
             STARTED,
-            id("peer", "the rank at the other end"),
+            id("peer", "rank at the other end of the connection"),
             BY,
             QUEUE,
             ITS_SITE,
@@ -217,17 +231,17 @@ pub const KINDS: [Kind; 10] = [
     },
     Kind {
         name: "waited",
-        meaning: "a thread was no longer blocked",
+        meaning: "a thread of a rank stopped being blocked",
         columns: &[
             RANK,
             TASK,
-            time("start_ps", "when it was blocked"),
-            text("reason", "for what: `communication`, `compute`, `store`, `sleep`"),
+            time("start_ps", "time at which it became blocked"),
+            text("reason", "what it was blocked on: `communication`, `compute`, `store`, `sleep`"),
             EXPOSED,
             LATE_PEER,
             NO_DATA,
-            column("handles", Type::U32s, Unit::None, "what it waited for"),
-            optional(text("operation", "whose end ended the wait, or that it gave up")),
+            column("handles", Type::U32s, Unit::None, "handles that it waited for"),
+            optional(text("operation", "name of the operation whose completion, or time-out, ended the wait")),
             SITE,
             CAUSE,
             CAUSE_RANK,
@@ -236,10 +250,10 @@ pub const KINDS: [Kind; 10] = [
     },
     Kind {
         name: "marked",
-        meaning: "a named range opened or closed",
+        meaning: "a named range began or ended",
         columns: &[
             RANK,
-            optional(text("begin", "the name of the one that opens; none if one closes")),
+            optional(text("begin", "name of the range that begins; null if the innermost range ends")),
             BY,
             ACTIVITY,
             ISSUED_AT,
@@ -254,49 +268,49 @@ pub const KINDS: [Kind; 10] = [
         name: "message",
         meaning: "a message arrived",
         columns: &[
-            id("source", "the rank that sent it"),
-            id("destination", "the rank that has it"),
+            id("source", "rank of the sender"),
+            id("destination", "rank of the receiver"),
             GROUP,
-            bytes("bytes", "of its payload"),
-            bytes("wire_bytes", "with headers"),
-            time("queued_ps", "when it was put on its stream"),
-            time("started_ps", "when it came to the stream's head"),
-            time("sent_ps", "when its last byte had left"),
-            column("links", Type::U32s, Unit::None, "that it used"),
-            column("id", Type::U64, Unit::None, "its number, in the order in which messages are posted"),
-            id("handle", "the sender's number for the operation that it is part of"),
-            optional(id("lane", "of a collective: the sender's lane, where its algorithm goes several ways at once")),
+            bytes("bytes", "size of the payload"),
+            bytes("wire_bytes", "size with protocol headers"),
+            time("queued_ps", "time at which it was added to its stream (connection)"),
+            time("started_ps", "time at which it reached the front of the stream"),
+            time("sent_ps", "time at which its last byte had left the sender"),
+            column("links", Type::U32s, Unit::None, "ids of the links on its route"),
+            column("id", Type::U64, Unit::None, "id of the message, in the order of posting"),
+            id("handle", "the sender's id of the operation that the message belongs to"),
+            optional(id("lane", "of a collective whose algorithm has parallel lanes: the sender's lane")),
             optional(column("step", Type::U64, Unit::None, "of a collective: the sender's step in its lane, from 0")),
-            id("by", "the rank that let it leave: its sender or, where it waited for its receiver, that one"),
-            time("begun_ps", "when its cause had its effect there: the send, or the receive, was posted"),
+            id("by", "rank whose action let it leave: the sender, or the receiver if the sender waited for it"),
+            time("begun_ps", "time at which `by` posted the send or the receive"),
             CAUSE_TO_LEAVE,
             CAUSE_RANK,
             CAUSE_ID,
             time(
                 "released_ps",
-                "when its sender knew that it may leave; until `started_ps` it waited for those before it, or the window",
+                "time at which the sender could transmit it; until `started_ps` it waited for earlier messages of the connection, or for its window",
             ),
-            optional(column("behind", Type::U64, Unit::None, "the message before it on its connection")),
+            optional(column("behind", Type::U64, Unit::None, "id of the preceding message of the connection")),
         ],
     },
     Kind {
         name: "elapsed",
-        meaning: "time went by on a rank without compute or communication; it may be none",
+        meaning: "an interval without compute or communication ended on a rank; its length may be zero",
         columns: &[
             RANK,
             TASK,
             text(
                 "what",
-                "with what: `sleep`, `poll` (a read of the clock, a look into the store), `store`, `finish` (the program's end, as an activity), `close` (of a group's connections)",
+                "what the rank did: `sleep`, `poll` (a read of the clock, or a query of the store), `store`, `finish` (the activity that ends the program), `close` (of a group's connections)",
             ),
-            time("start_ps", "when it began"),
+            time("start_ps", "time at which it began"),
             optional(id(
                 "handle",
-                "the rank's number for the activity; none: the thread itself was busy, as in all columns but the cause",
+                "id of the activity; null if the thread itself was busy: then all columns of the activity except its cause are null",
             )),
-            optional(time("issued_ps", "when it was issued")),
+            optional(time("issued_ps", "time at which it was issued")),
             QUEUE,
-            optional(id("site", "the line that issued it")),
+            optional(id("site", "id of the source line that issued it")),
             BEGIN_CAUSE,
             BEGIN_CAUSE_RANK,
             BEGIN_CAUSE_ID,
@@ -310,15 +324,15 @@ pub const KINDS: [Kind; 10] = [
         meaning: "a rank's program ended",
         columns: &[
             RANK,
-            text("outcome", "how: `Ok`, `Failed`, `Crashed`"),
-            time("compute_ps", "in which it computed"),
+            text("outcome", "outcome: `Ok`, `Failed`, `Crashed`"),
+            time("compute_ps", "time in which the rank computed"),
             EXPOSED,
             LATE_PEER,
             NO_DATA,
-            time("idle_ps", "the rest"),
-            bytes("bytes_sent", "payload that it sent"),
-            bytes("bytes_received", "payload that it received"),
-            bytes("wire_bytes_sent", "what it sent, with headers"),
+            time("idle_ps", "rest of the makespan: neither compute nor exposed communication"),
+            bytes("bytes_sent", "payload sent"),
+            bytes("bytes_received", "payload received"),
+            bytes("wire_bytes_sent", "bytes sent, with protocol headers"),
             CAUSE,
             CAUSE_RANK,
             CAUSE_ID,
@@ -326,23 +340,28 @@ pub const KINDS: [Kind; 10] = [
     },
 ];
 
-/// Causes by the name in columns such as `cause`, what they name in `..._rank` and `..._id`, and what they mean.
+/// Causes: the value of columns such as `cause`, the content of the columns `..._rank` and `..._id`, and the meaning.
 pub const CAUSES: [(&str, &str, &str, &str); 10] = [
-    ("time", "", "", "the time had come: a sleep or a time-out was over, a poll was paid for, or the run began"),
-    ("task", "", "task", "this task of the rank asked for it, at this instant"),
-    ("activity", "", "handle", "this activity of the rank was complete, at this instant"),
-    ("begun", "", "handle", "the operation itself had begun: what is between is what the library takes for a call"),
-    ("sent", "", "message", "the message's last byte had left, and the thread that waits for that had noticed"),
+    (
+        "time",
+        "",
+        "",
+        "a time was reached: the end of a sleep, of a time-out or of the cost of a poll, or the start of the run",
+    ),
+    ("task", "", "task", "this task of the rank requested it, at this time"),
+    ("activity", "", "handle", "this activity of the rank completed, at this time"),
+    ("begun", "", "handle", "the operation itself had begun: the time between is the library's cost of a call"),
+    ("sent", "", "message", "the message's last byte had left, and the thread that waits for this had been woken"),
     (
         "arrived",
         "",
         "message",
-        "the message had arrived: what is between is what the library takes to hand its data over",
+        "the message had arrived: the time between is the library's cost of delivering its data",
     ),
-    ("stored", "rank", "task", "a task of this rank changed the store, at this instant"),
-    ("stored_by", "rank", "handle", "an activity of this rank changed the store as it began"),
+    ("stored", "rank", "task", "a task of this rank changed the store, at this time"),
+    ("stored_by", "rank", "handle", "an activity of this rank changed the store when it began"),
     ("closed", "rank", "", "this rank had closed its end of a connection"),
-    ("crash", "", "", "the rank crashed, as the cluster wanted"),
+    ("crash", "", "", "the rank crashed, as the cluster file specifies"),
 ];
 
 /// The tables as Markdown.

@@ -392,7 +392,7 @@ fn one_rank_stands_for_those_that_do_the_same() {
             match simulate(&workload, &cluster, &workload.symmetry()) {
                 Ok(few) => assert_eq!(few, all, "{name}"),
                 Err(asymmetry) => {
-                    assert!(asymmetry.problem.contains("at one instant"), "{name}: {asymmetry}");
+                    assert!(asymmetry.problem.contains("at the same time"), "{name}: {asymmetry}");
                     refused.push(name);
                     cluster.backend.protocol.connections_per_group = true;
                     let all = simulate(&workload, &cluster, &Symmetry::default()).unwrap();

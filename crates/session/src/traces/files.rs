@@ -10,6 +10,7 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use uniference_formats::chakra::read::Reader;
+use uniference_formats::units::counted;
 use uniference_host::error::HostError;
 use uniference_programs::astra::layers::{TextWorkload, is_text_workload};
 
@@ -134,7 +135,9 @@ fn files(prefix: &Path, there: Option<usize>, ranks: usize) -> Result<Vec<PathBu
         None => Ok(vec![prefix.to_owned(); ranks]),
         Some(count) if count == ranks => Ok((0..ranks).map(|rank| of_rank(prefix, rank)).collect()),
         Some(count) => Err(HostError::Usage(format!(
-            "the traces have {count} ranks, but the cluster has {ranks} devices\nhint: use a cluster with one device per rank"
+            "the traces have {}, but the cluster has {}\nhint: use a cluster with one device per rank",
+            counted(count, "rank"),
+            counted(ranks, "device")
         ))),
     }
 }

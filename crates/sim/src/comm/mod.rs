@@ -146,7 +146,7 @@ impl Comm {
     /// An activity of `rank` is complete.
     pub(crate) fn activity_ends(&mut self, now: SimTime, rank: RankId) {
         if let Some(ties) = &mut self.ties {
-            ties.ends(now, rank);
+            ties.completes(now, rank);
         }
     }
 

@@ -257,7 +257,7 @@ proptest! {
         match folded(&cluster, grid, &symmetry, &jobs) {
             Ok(few) => prop_assert_eq!(few, all),
             // Messages whose order is open; and a torus whose rows are not the grid's.
-            Err(problem) => prop_assert!(problem.contains("at one instant") || index == 4 && grid.0[0] > 1, "{}", problem),
+            Err(problem) => prop_assert!(problem.contains("at the same time") || index == 4 && grid.0[0] > 1, "{}", problem),
         }
     }
 }
@@ -317,7 +317,7 @@ proptest! {
             Ok(few) => prop_assert_eq!(few, unfolded(&cluster, grid, &jobs)),
             // Messages whose order is open, trees and blocks of several sizes; and a torus whose rows are not the grid's.
             Err(problem) => {
-                let open = ["at one instant", "is not symmetric for its members", "between members that are not symmetric"].iter().any(|reason| problem.contains(reason));
+                let open = ["at the same time", "is not symmetric for its members", "between members that are not symmetric"].iter().any(|reason| problem.contains(reason));
                 prop_assert!(open || index == 4 && grid.0[0] > 1, "{}", problem)
             }
         }
@@ -462,7 +462,7 @@ fn an_order_that_is_open_is_refused() {
     let symmetry = grid.symmetry(&[0], Relabeling::Rotation);
     let jobs = [Job::Exchange(0, 1, 100), Job::Among(0, AllGather, 4_000)];
     let problem = folded(&cluster, grid, &symmetry, &jobs).unwrap_err();
-    assert_eq!(problem, "rank 0 sends rank 1 messages of two operations at one instant, at 0 ps");
+    assert_eq!(problem, "rank 0 sends rank 1 messages of two operations at the same time, at 0 ps");
     // Where each group has connections of its own, messages of two groups are in nobody's way.
     let mut apart = switch(4);
     apart.backend.protocol.connections_per_group = true;

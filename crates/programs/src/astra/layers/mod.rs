@@ -13,6 +13,7 @@ pub mod nodes;
 use std::ops::Range;
 use uniference_formats::chakra::schema::CommType;
 use uniference_formats::diagnostic::{Diagnostic, suggest};
+use uniference_formats::units;
 
 /// Who communicates when, as the first line says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,7 +177,8 @@ impl TextWorkload {
             layers.push(reading.layer(&words, of_transformer)?);
         }
         if (layers.len() as u64) < count {
-            let message = format!("found {} layers, but the second line gives {count}", layers.len());
+            let found = units::counted(layers.len(), "layer");
+            let message = format!("found {found}, but the second line gives {count}");
             return Err(reading.wrong(&message, &counted[0].1, "the file may be truncated"));
         }
         let mut workload = TextWorkload {

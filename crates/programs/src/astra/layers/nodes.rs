@@ -10,6 +10,7 @@ use uniference_formats::chakra::groups::describe;
 use uniference_formats::chakra::own::DURATION_PS;
 use uniference_formats::chakra::schema::{Attribute, CommType, GlobalMetadata, Node, NodeType, Value};
 use uniference_formats::chakra::write::Writer;
+use uniference_formats::units::counted;
 
 /// The same for all ranks, and what differs.
 #[derive(Clone, Debug)]
@@ -40,7 +41,10 @@ impl TextWorkload {
     pub fn traces(&self, ranks: u64, passes: u32) -> Result<Traces, String> {
         if let Some(said) = self.parallelism.ranks.filter(|said| *said != ranks) {
             let hint = "use a cluster with one device per rank";
-            return Err(format!("the workload is for {said} ranks (all_gpus), but there are {ranks}\nhint: {hint}"));
+            return Err(format!(
+                "the workload is for {} (all_gpus), but there are {ranks}\nhint: {hint}",
+                counted(said, "rank")
+            ));
         }
         self.parallelism
             .check(ranks)

@@ -11,6 +11,7 @@ use super::{HostTrace, Job, LinkError, Linked, Options, RankRecording};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use uniference_formats::chakra::schema::CommType;
+use uniference_formats::units::counted;
 use uniference_sim::program::DType;
 
 /// No job has more ranks: larger numbers are mistakes.
@@ -309,8 +310,9 @@ impl RankPart {
             distinct.len() == ranks.len() && distinct.contains(&self.rank) && distinct.iter().all(|rank| *rank < world);
         if !fits {
             return Err(format!(
-                "process group `{name}` does not contain rank {} or exceeds the {world} ranks",
-                self.rank
+                "process group `{name}` does not contain rank {}, or has ranks outside the job ({})",
+                self.rank,
+                counted(world, "rank")
             ));
         }
         let plain = |character: char| {
