@@ -10,6 +10,7 @@
 
 #include <torch/library.h>
 
+#include "backend.h"
 #include "definitions.h"
 #include "lines.h"
 #include "own_work.h"
@@ -22,12 +23,7 @@ namespace {
 
 constexpr auto kKey = c10::DispatchKey::Fake;
 
-Lines& lines() {
-  static Lines* lines = new Lines();
-  return *lines;
-}
-
-Values values;
+Values& values = Values::get();
 // Whether operators pass through here at all: somebody wants to know them, or not all are computed.
 bool watching = false;
 // Whether each execution is timed.
@@ -139,7 +135,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
     const c10::IValue* arguments = count == 0 ? nullptr : &(*stack)[begin];
     Definitions::key(schema, arguments, count, key);
     definition = &Definitions::get().find(key);
-    line = lines().here();
+    line = Lines::get().here();
     computes = values.computes(schema, arguments, count);
     if (!values.all()) kept.assign(stack->begin() + begin, stack->end());
     read.clear();
@@ -185,6 +181,18 @@ TORCH_LIBRARY_IMPL(_, Fake, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&uniference::fallback>());
 }
 
+// Calls of process groups are nothing to write down: they do not even pass through here.
+TORCH_LIBRARY_IMPL(c10d, Fake, m) {
+  for (const char* name :
+       {"_allgather_base_", "_reduce_scatter_base_", "allgather_", "allgather_coalesced_", "allgather_into_tensor_coalesced_", "allreduce_",
+        "allreduce_coalesced_", "alltoall_", "alltoall_base_", "barrier", "broadcast_", "gather_", "monitored_barrier_", "recv_",
+        "recv_any_source_", "reduce_", "reduce_scatter_", "reduce_scatter_tensor_coalesced_", "scatter_", "send"}) {
+    m.impl(name, torch::CppFunction::makeFallthrough());
+  }
+}
+
+TORCH_LIBRARY_FRAGMENT(uniference, m) { m.def("stand_in_front", &uniference::stand_in_front); }
+
 using namespace uniference;
 
 extern "C" {
@@ -195,7 +203,7 @@ extern "C" {
 __attribute__((visibility("default"))) void uniference_capture_begin(int64_t limit, const char* libraries, int wanted, int with_times, double tick) {
   std::vector<std::string> beginnings;
   for (const char* at = libraries; *at != 0; at += beginnings.back().size() + 1) beginnings.emplace_back(at);
-  lines().set_libraries(std::move(beginnings));
+  Lines::get().set_libraries(std::move(beginnings));
   watching = wanted != 0 || limit >= 0;
   timed = with_times != 0;
   Log::want(wanted != 0);
@@ -225,6 +233,12 @@ __attribute__((visibility("default"))) void uniference_capture_thread() {
 __attribute__((visibility("default"))) void uniference_capture_inside(int change) {
   inside += change;
   if (timed && inside == 0) between.begin();
+}
+
+// Where a process group's calls go that need no Python: a client, and the functions of `crates/py/src/calls.rs`.
+__attribute__((visibility("default"))) void uniference_backend_begin(
+    const void* client, void (*enter)(const void*), void (*leave)(const void*), Ending (*run)(const void*, const Call*)) {
+  Client::get() = {client, enter, leave, run};
 }
 
 // Hands over what was written down since the last call, by this thread and of the dictionary: valid until this thread calls again.

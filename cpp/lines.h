@@ -10,6 +10,7 @@
 
 #include <array>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -40,6 +41,11 @@ namespace uniference {
 // Which frames are not the program's, and the numbers of lines that have been written down. What it has is used under the interpreter's lock.
 class Lines {
  public:
+  static Lines& get() {
+    static Lines* lines = new Lines();
+    return *lines;
+  }
+
   void set_libraries(std::vector<std::string> beginnings) { libraries_ = std::move(beginnings); }
 
   // The number of the line of the operator that runs on this thread, times two, and one more in the backward pass; 0: it is not known.
@@ -56,6 +62,18 @@ class Lines {
     return 2 * line;
   }
 
+  // The line that runs on this thread, as "path:line", which stays; empty: it is not known.
+  std::string_view text() {
+    std::string_view text;
+    in_frame([&](Code& known, _object* code, _frame* frame) {
+      auto [entry, is_new] = known.texts.try_emplace(PyFrame_GetLasti(frame));
+      const std::string file = is_new ? attribute(code, "co_filename") : "";
+      if (!file.empty()) entry->second = file + ":" + std::to_string(PyFrame_GetLineNumber(frame));
+      text = entry->second;
+    });
+    return text;
+  }
+
  private:
   static constexpr uint64_t kMask = (1 << 18) - 1;
 
@@ -68,32 +86,36 @@ class Lines {
     bool library;
     // By instruction.
     std::unordered_map<int, uint64_t> lines;
+    std::unordered_map<int, std::string> texts;
   };
 
   uint64_t of_frame() {
-    _ts* state = PyGILState_GetThisThreadState();
-    if (state == nullptr) return 0;
-    int held = PyGILState_Ensure();
     uint64_t line = 0;
+    in_frame([&](Code& known, _object* code, _frame* frame) {
+      auto [entry, is_new] = known.lines.try_emplace(PyFrame_GetLasti(frame), 0);
+      if (is_new) entry->second = write(code, PyFrame_GetLineNumber(frame));
+      line = entry->second;
+    });
+    return line;
+  }
+
+  // Calls `found` with the program's innermost frame on this thread, if there is one, under the interpreter's lock.
+  template <class Found>
+  void in_frame(Found found) {
+    _ts* state = PyGILState_GetThisThreadState();
+    if (state == nullptr) return;
+    int held = PyGILState_Ensure();
     _frame* frame = PyThreadState_GetFrame(state);
     while (frame != nullptr) {
       _object* code = PyFrame_GetCode(frame);
       Code& known = of_code(code);
-      if (!known.library) {
-        auto [entry, is_new] = known.lines.try_emplace(PyFrame_GetLasti(frame), 0);
-        if (is_new) entry->second = write(code, PyFrame_GetLineNumber(frame));
-        line = entry->second;
-        Py_DecRef(code);
-        break;
-      }
+      if (!known.library) found(known, code, frame);
+      _frame* back = known.library ? PyFrame_GetBack(frame) : nullptr;
       Py_DecRef(code);
-      _frame* back = PyFrame_GetBack(frame);
       Py_DecRef(reinterpret_cast<_object*>(frame));
       frame = back;
     }
-    if (frame != nullptr) Py_DecRef(reinterpret_cast<_object*>(frame));
     PyGILState_Release(held);
-    return line;
   }
 
   Code& of_code(_object* code) {

@@ -15,9 +15,17 @@ namespace uniference {
 
 class Values {
  public:
+  static Values& get() {
+    static Values values;
+    return values;
+  }
+
   // Operators on tensors of more elements are not carried out.
   void set_limit(int64_t elements) { limit_ = elements; }
   bool all() const { return limit_ == std::numeric_limits<int64_t>::max(); }
+
+  // Whether communication moves the size of a tensor, and no data.
+  bool is_large(const at::Tensor& tensor) const { return tensor.numel() > limit_ && tensor.is_floating_point(); }
 
   // Whether a call is to be carried out as always.
   bool computes(const Schema& schema, const c10::IValue* arguments, size_t count) const {

@@ -67,6 +67,12 @@ class Channel:
 
         The arguments are the addresses of `uniference_capture_take`, `_inside` and `_thread` (`cpp/capture.cpp`) in a library that stays.
         """
+    def calls(self) -> tuple[int, int, int, int]:
+        """What the C++ backend carries out collectives with (`uniference_backend_begin` of `cpp/capture.cpp`): addresses of the client
+        and of three functions. One that did not end well it asks Python for: `run` then returns how it has ended.
+        """
+    def has_in_flight(self, some: bool) -> None:
+        """Whether there are operations that later waits deliver: then the C++ backend tells Python of the end of each of its calls."""
     def operators(self, slice: bytes) -> None:
         """The program has run these operators on this thread, for which there is no extension.
 

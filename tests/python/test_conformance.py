@@ -1,4 +1,7 @@
-"""The same program gives the same values under real Gloo and under `uniference run --backend gloo`, bit for bit."""
+"""The same program gives the same values under real Gloo and under `uniference run --backend gloo`, bit for bit.
+
+Ours is run as it is, with plain collectives carried out in C++, and a part of it with Python alone.
+"""
 
 import shutil
 import sys
@@ -17,6 +20,9 @@ from program import BODIES  # noqa: E402 - its folder is on the path only now
 Results = list[dict[str, Any]]
 
 
+# By which backends a part runs, and what the environment says for that.
+BACKENDS: dict[str, dict[str, str]] = {"C++": {}, "Python": {"UNIFERENCE_CAPTURE": "python"}}
+
 # What runs without `--all-sizes`.
 SHORT = (("calls", 2), ("calls", 3), ("arguments", 2), ("layers", 2))
 ALL = (
@@ -28,34 +34,38 @@ ALL = (
 
 
 # None: they are being made, or could not be.
-_results: dict[tuple[str, int], tuple[Results, Results] | None] = {}
+_results: dict[tuple[str, int, str], tuple[Results, Results] | None] = {}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     runs = ALL if metafunc.config.getoption("--all-sizes", default=False) else SHORT
-    metafunc.parametrize(("part", "size", "name"), [(part, size, name) for part, size in runs for name in BODIES[part]])
+    cases = [(part, size, "C++", name) for part, size in runs for name in BODIES[part]]
+    cases += [("calls", 2, "Python", name) for name in BODIES["calls"]]
+    metafunc.parametrize(("part", "size", "backend", "name"), cases)
 
 
-def test_same_values(part: str, size: int, name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_same_values(part: str, size: int, backend: str, name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     if part == "compiled" and shutil.which("c++") is None:
         pytest.skip("this machine has no C++ compiler")
-    if (part, size) not in _results:
-        _results[part, size] = None
-        _results[part, size] = run_both(part, size, tmp_path_factory.mktemp(part))
-    results = _results[part, size]
+    key = part, size, backend
+    if key not in _results:
+        _results[key] = None
+        _results[key] = run_both(part, size, backend, tmp_path_factory.mktemp(part))
+    results = _results[key]
     assert results is not None, "its part could not be run: an earlier body's failure says why"
     for rank, (real, ours) in enumerate(zip(*results, strict=True)):
         assert not differences(real[name], ours[name], f"rank {rank}")
 
 
-def run_both(part: str, size: int, directory: Path) -> tuple[Results, Results]:
+def run_both(part: str, size: int, backend: str, directory: Path) -> tuple[Results, Results]:
     """What every body of a part returned on every rank: under Gloo, and under us."""
     real, ours = directory / "gloo", directory / "uniference"
     real.mkdir()
     ours.mkdir()
     run_on_gloo(size, PROGRAM, part, real)
     options = ("--ranks", size, "--backend", "gloo", "--compute", "none", "--out", ours / "out")
-    done = uniference("run", *options, PROGRAM, part, ours, cwd=ours)
+    env = BACKENDS[backend]
+    done = uniference("run", *options, PROGRAM, part, ours, cwd=ours, env=env, cold=bool(env))
     assert done.code == 0, done.err
     return _load(real, size), _load(ours, size)
 

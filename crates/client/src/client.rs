@@ -532,7 +532,15 @@ impl Client {
     /// Closes the connections of a group, as far as others are concerned.
     pub fn close(&self, group: GroupId) -> Result<()> {
         let _ours = self.ours();
+        if let Some(member) = self.shared().groups.get_mut(&group.0) {
+            member.closed = true;
+        }
         self.push(Op::Close(group.0))
+    }
+
+    /// Whether this rank has closed its connections of a group.
+    pub fn has_closed(&self, group: GroupId) -> bool {
+        self.shared().groups.get(&group.0).is_some_and(|member| member.closed)
     }
 
     /// Combines for all members, if this one is to and needs no kernel of the caller's.

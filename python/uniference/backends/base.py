@@ -124,6 +124,23 @@ class SimulatedBackend(c10d.Backend):
         """Raises for a message to or from a rank that the group does not have."""
         raise ValueError(f"rank {peer} is out of range for a group of size {self._size}\n{hint}")
 
+    # What the C++ backend in front of this one is told (`native`)
+
+    @property
+    def group(self) -> int:
+        """The channel's number of the group."""
+        return self._group
+
+    @property
+    def timeout(self) -> timedelta:
+        """Of operations that have none of their own."""
+        return self._timeout
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether this run simulates the library."""
+        return not self._is_other_backend
+
     # What torch asks about the group
 
     def getBackendName(self) -> str:

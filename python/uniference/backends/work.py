@@ -109,6 +109,8 @@ class Work(TorchWork):
     def track(self) -> None:
         """Has later waits deliver this one too, should the program never wait for it."""
         _in_flight[self._number] = self
+        if len(_in_flight) == 1:
+            self.channel.has_in_flight(True)
         for operation in self.operations:
             handle = operation.handle
             _in_flight_by_handle[handle] = self
@@ -121,6 +123,10 @@ class Work(TorchWork):
         if _in_flight.pop(self._number, None) is not None:
             for operation in self.operations:
                 _in_flight_by_handle.pop(operation.handle, None)
+            if not _in_flight:
+                self.channel.has_in_flight(False)
+                if _in_flight:  # another thread's, just now
+                    self.channel.has_in_flight(True)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         if self._open:

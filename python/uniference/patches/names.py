@@ -98,6 +98,11 @@ DDP_LOG = Replaced(
 SPLIT_GROUP = Replaced(
     "torch.distributed:ProcessGroup.split_group", "leave out of a split who is in none of its parts", "self, ranks, ..."
 )
+REGISTER_BACKEND = Replaced(
+    "torch.distributed:ProcessGroup._register_backend",
+    "carry out plain collectives in C++",
+    "self, device, backend_type, backend",
+)
 WORK_METHODS = {
     name: Replaced(f"torch._C._distributed_c10d:Work.{name}", "ask the Work behind torch's holder of it", "self")
     for name in (

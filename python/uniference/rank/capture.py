@@ -65,6 +65,10 @@ class Library:
         )
         _note_kinds(channel, self)
 
+    def carry_out_calls(self, channel: Channel) -> None:
+        """Calls of process groups that need no Python go to the channel's client."""
+        self.functions.uniference_backend_begin(*map(ctypes.c_void_p, channel.calls()))
+
     def note(self, tensor: torch.Tensor, kind: int) -> None:
         """Says what the memory of a tensor is for."""
         tensor = getattr(tensor, "_local_tensor", tensor)

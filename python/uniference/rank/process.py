@@ -16,7 +16,7 @@ import torch
 
 from uniference import cuda
 from uniference._native import Channel
-from uniference.backends import groups, work
+from uniference.backends import groups, native, work
 from uniference.program import execution
 from uniference.rank import (
     capture,
@@ -118,6 +118,8 @@ def run(task: Task, control: int) -> NoReturn:
     debugging.install(channel, task.debugged)
     if cuda.wanted(task.argv, task.module):
         cuda.install(channel, task.device, task.memory, work.settle)
+    else:
+        native.install(channel)
     process = os.getpid()
     channel.start()
     code = execution.run(task.argv, task.module)

@@ -14,6 +14,8 @@ pub(super) struct Membership {
     pub(super) size: usize,
     /// Which of them this rank is.
     pub(super) me: usize,
+    /// This rank has closed its connections of the group.
+    pub(super) closed: bool,
 }
 
 /// Elements that a member sends and receives; `None`: it does not, or whatever it names is not looked at.
@@ -32,7 +34,7 @@ impl Membership {
         if !different || ranks.iter().any(|rank| *rank >= world_size) {
             return Err(wrong(format!("the ranks {ranks:?} are not a valid group for a world size of {world_size}")));
         }
-        Ok(Membership { size: ranks.len(), me })
+        Ok(Membership { size: ranks.len(), me, closed: false })
     }
 
     /// # Errors
@@ -119,7 +121,7 @@ mod tests {
     use super::*;
     use uniference_sim::program::{DType, ReduceOp};
 
-    const ME: Membership = Membership { size: 3, me: 1 };
+    const ME: Membership = Membership { size: 3, me: 1, closed: false };
 
     fn call(kind: CollectiveKind, shape: Shape) -> Collective {
         Collective { kind, dtype: DType::Float32, reduce: Some(ReduceOp::Sum), root: Some(GroupRank(1)), shape }

@@ -31,7 +31,7 @@ fn rank_whose(compute: Compute) -> (Client, UnixWire) {
     let client = Client::adopt(theirs, 0, 2).unwrap();
     let ours = UnixWire::of_driver(ours);
     Hello::new(true).hear(&mut FrameBuffer::default(), &ours).unwrap();
-    client.shared().groups.insert(0, Membership { size: 2, me: 0 });
+    client.shared().groups.insert(0, Membership { size: 2, me: 0, closed: false });
     (client, ours)
 }
 

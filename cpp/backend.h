@@ -1,0 +1,411 @@
+// Owns the short way of a collective that its caller waits for: from torch to the rank's client, without the interpreter.
+//
+// A `Backend` stands in front of the process group that `python/uniference/backends` has made of a library. It carries out what is plain: one
+// dense tensor on the CPU each way, elements that the client combines itself, nobody who profiles. Everything else it hands to Python, which
+// also says what came of a call that did not end well: so errors and their words are in one place.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/profiler/orchestration/observer.h>
+
+#include <atomic>
+#include <chrono>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "lines.h"
+#include "storages.h"
+#include "values.h"
+
+extern "C" {
+int PyGILState_Check();
+_ts* PyEval_SaveThread();
+void PyEval_RestoreThread(_ts*);
+}
+
+namespace uniference {
+
+// What `crates/py/src/calls.rs` takes; the layouts must be the same.
+struct Text {
+  const char* data;
+  size_t length;
+
+  Text(std::string_view text = {}) : data(text.data()), length(text.size()) {}
+};
+
+struct Memory {
+  void* address = nullptr;
+  size_t bytes = 0;
+
+  Memory() = default;
+  explicit Memory(const at::Tensor& tensor) : address(tensor.data_ptr()), bytes(tensor.nbytes()) {}
+};
+
+struct Call {
+  Text kind;
+  // Of an element, and of what combines two; empty where nothing is combined.
+  Text dtype = std::string_view("uint8");
+  Text reduction;
+  Text site;
+  uint64_t elements = 0;
+  // Picoseconds; the largest number: without end.
+  uint64_t timeout = ~0ull;
+  Memory input;
+  Memory output;
+  uint32_t group = 0;
+  // Negative: there is none.
+  int32_t root = -1;
+  // Whether this rank contributes the input.
+  uint32_t contributes = 0;
+};
+
+enum class Ending : uint32_t {
+  // The data is there.
+  kDone = 0,
+  // It has ended, and Python knows what is to be done about it.
+  kTell = 1,
+  // Nothing has happened: Python carries it out.
+  kAsk = 2,
+};
+
+// The rank's client, by the addresses of its functions.
+struct Client {
+  const void* client = nullptr;
+  void (*enter)(const void*) = nullptr;
+  void (*leave)(const void*) = nullptr;
+  Ending (*run)(const void*, const Call*) = nullptr;
+
+  static Client& get() {
+    static Client client;
+    return client;
+  }
+};
+
+// While it lives, the thread does the simulator's work.
+class Uncharged {
+ public:
+  Uncharged() { Client::get().enter(Client::get().client); }
+  ~Uncharged() { Client::get().leave(Client::get().client); }
+};
+
+// While it lives, other threads of the program may have the interpreter.
+class Unlocked {
+ public:
+  Unlocked() : state_(PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr) {}
+  ~Unlocked() {
+    if (state_ != nullptr) PyEval_RestoreThread(state_);
+  }
+
+ private:
+  _ts* state_;
+};
+
+class Backend : public c10d::Backend {
+  using Milliseconds = std::chrono::milliseconds;
+  using Tensors = std::vector<at::Tensor>;
+  using MaybeWork = c10::intrusive_ptr<c10d::Work>;
+
+ public:
+  // `group` is the client's number of it. `timeout` is what its program has asked for; one of `defaults` is none.
+  Backend(c10::intrusive_ptr<c10d::Backend> python, uint32_t group, Milliseconds timeout, std::vector<Milliseconds> defaults)
+      : c10d::Backend(python->getRank(), python->getSize()),
+        python_(std::move(python)),
+        group_(group),
+        timeout_(timeout),
+        defaults_(std::move(defaults)) {}
+
+  // What is carried out here
+
+  MaybeWork allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override {
+    return carry_out(
+        [&](Call& call) {
+          if (!plain(tensors, opts) || !reduces(call, opts.reduceOp)) return false;
+          call.kind = std::string_view("all_reduce");
+          return moves(call, tensors[0], &tensors[0], &tensors[0], tensors[0].numel());
+        },
+        opts, [&] { return python_->allreduce(tensors, opts); });
+  }
+
+  MaybeWork reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override {
+    return carry_out(
+        [&](Call& call) {
+          if (!plain(tensors, opts) || !reduces(call, opts.reduceOp) || !has_root(call, opts)) return false;
+          call.kind = std::string_view("reduce");
+          return moves(call, tensors[0], &tensors[0], is_root(opts) ? &tensors[0] : nullptr, tensors[0].numel());
+        },
+        opts, [&] { return python_->reduce(tensors, opts); });
+  }
+
+  MaybeWork broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override {
+    return carry_out(
+        [&](Call& call) {
+          if (!plain(tensors, opts) || !has_root(call, opts)) return false;
+          call.kind = std::string_view("broadcast");
+          return moves(call, tensors[0], is_root(opts) ? &tensors[0] : nullptr, &tensors[0], tensors[0].numel());
+        },
+        opts, [&] { return python_->broadcast(tensors, opts); });
+  }
+
+  MaybeWork all_gather_single(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) override {
+    return carry_out(
+        [&](Call& call) {
+          if (!plain(output, opts) || !plain(input, opts) || !rows_of_all(output, input)) return false;
+          call.kind = std::string_view("all_gather");
+          return moves(call, input, &input, &output, input.numel());
+        },
+        opts, [&] { return python_->all_gather_single(output, input, opts); });
+  }
+
+  MaybeWork reduce_scatter_single(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) override {
+    return carry_out(
+        [&](Call& call) {
+          if (!plain(output, opts) || !plain(input, opts) || !rows_of_all(input, output) || !reduces(call, opts.reduceOp)) return false;
+          call.kind = std::string_view("reduce_scatter");
+          return moves(call, output, &input, &output, output.numel());
+        },
+        opts, [&] { return python_->reduce_scatter_single(output, input, opts); });
+  }
+
+  MaybeWork barrier(const c10d::BarrierOptions& opts) override {
+    return carry_out(
+        [&](Call& call) {
+          if (!plain(opts)) return false;
+          call.kind = std::string_view("barrier");
+          return true;
+        },
+        opts, [&] { return python_->barrier(opts); });
+  }
+
+  // What changes how calls are carried out
+
+  void setTimeout(Milliseconds timeout) override {
+    python_->setTimeout(timeout);
+    timeout_ = timeout;
+  }
+  void startCoalescing() override {
+    python_->startCoalescing();
+    coalescing_ = true;
+  }
+  MaybeWork endCoalescing() override {
+    coalescing_ = false;
+    return python_->endCoalescing();
+  }
+  uint64_t getSequenceNumberForGroup() override { return python_->getSequenceNumberForGroup() + carried_out_; }
+
+  // What Python does, or answers
+
+  MaybeWork allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override { return python_->allreduce_sparse(tensors, opts); }
+  MaybeWork allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override {
+    return python_->allreduce_coalesced(tensors, opts);
+  }
+  MaybeWork allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override {
+    return python_->allgather(outputs, inputs, opts);
+  }
+  MaybeWork allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override {
+    return python_->allgather_coalesced(outputs, inputs, opts);
+  }
+  MaybeWork all_gather_single_coalesced(Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override {
+    return python_->all_gather_single_coalesced(outputs, inputs, opts);
+  }
+  MaybeWork gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override {
+    return python_->gather(outputs, inputs, opts);
+  }
+  MaybeWork gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) override {
+    return python_->gather_single(output, input, opts);
+  }
+  MaybeWork scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& opts) override {
+    return python_->scatter(outputs, inputs, opts);
+  }
+  MaybeWork reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& opts) override {
+    return python_->reduce_scatter(outputs, inputs, opts);
+  }
+  MaybeWork reduce_scatter_single_coalesced(Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) override {
+    return python_->reduce_scatter_single_coalesced(outputs, inputs, opts);
+  }
+  MaybeWork all_to_all_single(
+      at::Tensor& output, at::Tensor& input, std::vector<int64_t>& received, std::vector<int64_t>& sent, const c10d::AllToAllOptions& opts) override {
+    return python_->all_to_all_single(output, input, received, sent, opts);
+  }
+  MaybeWork alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override { return python_->alltoall(outputs, inputs, opts); }
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool all_ranks) override { python_->monitoredBarrier(opts, all_ranks); }
+  MaybeWork send(Tensors& tensors, int to, int tag) override { return python_->send(tensors, to, tag); }
+  MaybeWork recv(Tensors& tensors, int from, int tag) override { return python_->recv(tensors, from, tag); }
+  MaybeWork recvAnysource(Tensors& tensors, int tag) override { return python_->recvAnysource(tensors, tag); }
+
+  const std::string getBackendName() const override { return python_->getBackendName(); }
+  c10::intrusive_ptr<Options> getBackendOptions() override { return python_->getBackendOptions(); }
+  bool supportsSplitting() const override { return python_->supportsSplitting(); }
+  bool supportsCoalescing() const override { return python_->supportsCoalescing(); }
+  bool supportsTimeEstimation() const override { return python_->supportsTimeEstimation(); }
+  bool supportsShrinking() const override { return python_->supportsShrinking(); }
+  bool supportsReconfigure() const override { return python_->supportsReconfigure(); }
+  bool supportsWindow() const override { return python_->supportsWindow(); }
+  bool supportsTensorAlloc(c10::DeviceIndex device) override { return python_->supportsTensorAlloc(device); }
+  c10::intrusive_ptr<c10d::Backend> split(
+      const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks, const c10::intrusive_ptr<Options>& opts) override {
+    return python_->split(store, ranks, opts);
+  }
+  c10::intrusive_ptr<c10d::Backend> merge(
+      const c10::intrusive_ptr<c10d::Store>& store, const c10::intrusive_ptr<Options>& opts, const int& rank, const int& size) override {
+    return python_->merge(store, opts, rank, size);
+  }
+  void setSequenceNumberForGroup() override { python_->setSequenceNumberForGroup(); }
+  void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override {
+    python_->registerOnCompletionHook(std::move(hook));
+  }
+  void waitForPendingWorks() override { python_->waitForPendingWorks(); }
+  void enableCollectivesTiming() override { python_->enableCollectivesTiming(); }
+  void setGroupUid(const std::string& uid) override {
+    c10d::Backend::setGroupUid(uid);
+    python_->setGroupUid(uid);
+  }
+  void setBoundDeviceId(std::optional<at::Device> device) override {
+    c10d::Backend::setBoundDeviceId(device);
+    python_->setBoundDeviceId(device);
+  }
+  void eagerConnectSingleDevice(at::Device device) override { python_->eagerConnectSingleDevice(device); }
+  c10d::ErrorType getError() override { return python_->getError(); }
+  std::shared_ptr<c10::Allocator> getMemAllocator() override { return python_->getMemAllocator(); }
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override { return python_->allocateTensor(size, options); }
+  void abort() override { python_->abort(); }
+  void shutdown() override { python_->shutdown(); }
+  void suspend() override { python_->suspend(); }
+  void resume() override { python_->resume(); }
+  std::unordered_map<std::string, uint64_t> getMemoryStats() override { return python_->getMemoryStats(); }
+
+ private:
+  // `describe` says what the call is, or that it is not plain. Nobody gets a Work for what has ended.
+  template <class Describe, class Options, class ToPython>
+  MaybeWork carry_out(Describe describe, const Options& opts, ToPython to_python) {
+    Call call;
+    call.group = group_;
+    if (!describe(call)) return to_python();
+    call.timeout = picoseconds(opts.timeout);
+    Uncharged ours;
+    call.site = Lines::get().text();
+    if (call.site.length == 0) return to_python();
+    Ending ending;
+    {
+      Unlocked others;
+      ending = Client::get().run(Client::get().client, &call);
+    }
+    if (ending != Ending::kDone) return to_python();
+    carried_out_++;
+    return {};
+  }
+
+  // The group's time-out, or the call's own; those that the program has not asked for are none.
+  uint64_t picoseconds(Milliseconds own) const {
+    constexpr uint64_t kPicoseconds = 1'000'000'000, kNone = ~0ull;
+    const Milliseconds chosen = own < Milliseconds(0) ? timeout_ : own;
+    if (std::find(defaults_.begin(), defaults_.end(), chosen) != defaults_.end()) return kNone;
+    const auto count = static_cast<uint64_t>(chosen.count());
+    return count > (kNone - 1) / kPicoseconds ? kNone - 1 : count * kPicoseconds;
+  }
+
+  template <class Options>
+  bool plain(const Options& opts) const {
+    return !opts.asyncOp && !coalescing_ && counting.load(std::memory_order_relaxed) && !torch::profiler::impl::profilerEnabled();
+  }
+
+  template <class Options>
+  bool plain(const Tensors& tensors, const Options& opts) const {
+    return tensors.size() == 1 && plain(tensors[0], opts);
+  }
+
+  template <class Options>
+  bool plain(const at::Tensor& tensor, const Options& opts) const {
+    return plain(opts) && tensor.defined() && tensor.is_cpu() && tensor.layout() == c10::kStrided && !dtype(tensor).empty() &&
+           !tensor.key_set().has_any(c10::python_ks) && !tensor.key_set().has(c10::DispatchKey::Functionalize) && tensor.is_contiguous() &&
+           tensor.has_storage() && !tensor.is_neg() && has_values(tensor);
+  }
+
+  static bool has_values(const at::Tensor& tensor) {
+    const Values& values = Values::get();
+    return values.all() || !(Values::is_absent(tensor) || values.is_large(tensor));
+  }
+
+  // Whether `all` has the rows of as many tensors like `one` as the group has members.
+  bool rows_of_all(const at::Tensor& all, const at::Tensor& one) const {
+    if (all.scalar_type() != one.scalar_type() || all.dim() == 0 || all.dim() != one.dim()) return false;
+    return all.size(0) == one.size(0) * getSize() && all.sizes().slice(1) == one.sizes().slice(1);
+  }
+
+  template <class Options>
+  bool is_root(const Options& opts) const {
+    return opts.rootRank == getRank();
+  }
+
+  template <class Options>
+  bool has_root(Call& call, const Options& opts) const {
+    call.root = static_cast<int32_t>(opts.rootRank);
+    return opts.rootRank >= 0 && opts.rootRank < getSize();
+  }
+
+  // What the client combines by itself depends on the elements, too: it says so when it is asked.
+  static bool reduces(Call& call, const c10d::ReduceOp& op) {
+    call.reduction = reduction(op);
+    return call.reduction.length > 0;
+  }
+
+  static bool moves(Call& call, const at::Tensor& like, const at::Tensor* input, const at::Tensor* output, int64_t elements) {
+    call.dtype = dtype(like);
+    call.elements = static_cast<uint64_t>(elements);
+    call.contributes = input != nullptr;
+    if (input != nullptr) call.input = Memory(*input);
+    if (output != nullptr) call.output = Memory(*output);
+    return true;
+  }
+
+  // Reductions without a last step of each member's own.
+  static std::string_view reduction(const c10d::ReduceOp& op) {
+    switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
+      case c10d::ReduceOp::SUM: return "sum";
+      case c10d::ReduceOp::PRODUCT: return "product";
+      case c10d::ReduceOp::BAND: return "band";
+      case c10d::ReduceOp::BOR: return "bor";
+      case c10d::ReduceOp::BXOR: return "bxor";
+      default: return "";
+    }
+  }
+
+  // Elements that every library carries.
+  static std::string_view dtype(const at::Tensor& tensor) {
+    switch (tensor.scalar_type()) {
+      case c10::ScalarType::Float: return "float32";
+      case c10::ScalarType::Double: return "float64";
+      case c10::ScalarType::Half: return "float16";
+      case c10::ScalarType::BFloat16: return "bfloat16";
+      case c10::ScalarType::Char: return "int8";
+      case c10::ScalarType::Byte: return "uint8";
+      case c10::ScalarType::Int: return "int32";
+      case c10::ScalarType::Long: return "int64";
+      case c10::ScalarType::Bool: return "bool";
+      default: return "";
+    }
+  }
+
+  const c10::intrusive_ptr<c10d::Backend> python_;
+  const uint32_t group_;
+  Milliseconds timeout_;
+  const std::vector<Milliseconds> defaults_;
+  bool coalescing_ = false;
+  std::atomic<uint64_t> carried_out_ = 0;
+};
+
+// Lets the process group carry out calls on a device by a `Backend` in front of the Python backend that `made` has for it.
+inline void stand_in_front(
+    const c10::intrusive_ptr<c10d::ProcessGroup>& made,
+    const c10::intrusive_ptr<c10d::ProcessGroup>& process_group,
+    c10::Device device,
+    int64_t group,
+    int64_t timeout,
+    const std::vector<int64_t>& defaults) {
+  std::vector<std::chrono::milliseconds> none(defaults.begin(), defaults.end());
+  auto backend = c10::make_intrusive<Backend>(
+      made->getBackend(device.type()), static_cast<uint32_t>(group), std::chrono::milliseconds(timeout), std::move(none));
+  process_group->setBackend(device.type(), c10d::ProcessGroup::BackendType::CUSTOM, backend);
+}
+
+}  // namespace uniference
