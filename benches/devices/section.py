@@ -21,11 +21,18 @@ class Row:
     group: str = "all"
     # A constant was fitted on it, so it says nothing about the error.
     fitted: bool = False
+    # The interval of the prediction that is to hold 95 of 100 measurements, in the same unit.
+    interval: tuple[float, float] | None = None
 
     @property
     def error(self) -> float:
         """Relative, with its sign."""
         return self.predicted / self.measured - 1
+
+    @property
+    def covered(self) -> bool | None:
+        """Whether the interval holds the measurement; None without one."""
+        return None if self.interval is None else self.interval[0] <= self.measured <= self.interval[1]
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,7 @@ def report(section: Section) -> str:
     groups: dict[str, list[Row]] = {}
     for row in section.rows:
         groups.setdefault(row.group, []).append(row)
-    header = ["rows", "count", "mean %", "median %", "p90 %", "worst %", "bias %", "others"]
+    header = ["rows", "count", "mean %", "median %", "p90 %", "worst %", "bias %", "covered %", "others"]
     lines = [_line(group, rows, section.others.get(group, "")) for group, rows in groups.items()]
     every = [
         [row.name + (" (fitted)" if row.fitted else ""), f"{row.measured:.5g}", f"{row.predicted:.5g}", _signed(row)]
@@ -73,16 +80,18 @@ def _line(group: str, rows: Sequence[Row], others: str) -> list[str]:
     fitted = len(rows) - len(errors)
     count = f"{len(errors)}" + (f" (and {fitted} fitted)" if fitted else "")
     if not errors:
-        return [group, count, "", "", "", "", "", others]
+        return [group, count, "", "", "", "", "", "", others]
     sizes = sorted(abs(error) for error in errors)
     figures = [mean(sizes), median(sizes), quantile(sizes, 0.9)]
     worst = max(errors, key=abs)
+    covered = [row.covered for row in rows if not row.fitted and row.covered is not None]
     return [
         group,
         count,
         *(f"{100 * figure:.1f}" for figure in figures),
         f"{100 * worst:+.1f}",
         f"{100 * mean(errors):+.1f}",
+        f"{100 * mean(covered):.0f}" if covered else "",
         others,
     ]
 

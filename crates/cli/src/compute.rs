@@ -14,12 +14,15 @@ pub(super) struct ComputeArgs {
     /// Database of measured operators, beside the shipped one and the user's own
     #[arg(long, value_name = "FILE")]
     device_db: Option<PathBuf>,
+    /// Device model whose measured operators are left out of all databases: what it would be estimated as from other devices
+    #[arg(long, value_name = "MODEL")]
+    leave_out: Option<String>,
 }
 
 impl ComputeArgs {
     /// Whether any of them is.
     pub(super) fn is_given(&self) -> bool {
-        self.compute.is_some() || self.device_db.is_some()
+        self.compute.is_some() || self.device_db.is_some() || self.leave_out.is_some()
     }
 
     /// The same as the session takes it.
@@ -28,6 +31,7 @@ impl ComputeArgs {
             source: self.compute.clone(),
             own_database: super::devices::own_file(),
             database: self.device_db.clone(),
+            left_out: self.leave_out.clone(),
         }
     }
 }

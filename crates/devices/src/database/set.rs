@@ -1,6 +1,7 @@
 //! Owns the databases that a run reads together: the one that comes with the program, the user's own, and one that was named.
 
 use super::{Database, DatabaseError, Row, Series};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
 
@@ -12,6 +13,8 @@ pub struct Databases {
     /// SQLite's connections serve one thread at a time.
     files: Mutex<Vec<Database>>,
     series: Vec<(usize, Series)>,
+    /// Devices whose rows are not used.
+    left_out: Vec<String>,
     /// Made when it is first asked for: all rows are read for it.
     version: OnceLock<String>,
 }
@@ -46,7 +49,7 @@ impl Databases {
         for (index, file) in files.iter().enumerate() {
             series.extend(file.series()?.into_iter().map(|series| (index, series)));
         }
-        Ok(Databases { files: Mutex::new(files), series, version: OnceLock::new() })
+        Ok(Databases { files: Mutex::new(files), series, left_out: Vec::new(), version: OnceLock::new() })
     }
 
     /// Hashes of all that they hold, for manifests: one for each in their order, after one another; `none` of none. All rows are read for it.
@@ -56,15 +59,23 @@ impl Databases {
     pub fn version(&self) -> &str {
         self.version.get_or_init(|| {
             let hashes = self.each(|file| file.hash().unwrap_or_else(|error| panic!("{error}")));
-            if hashes.is_empty() { "none".to_owned() } else { hashes.join("+") }
+            let version = if hashes.is_empty() { "none".to_owned() } else { hashes.join("+") };
+            self.left_out.iter().fold(version, |version, device| format!("{version} without {device}"))
         })
     }
 
     /// The same without what was measured on a device.
     #[must_use]
-    pub(crate) fn without(mut self, device: &str) -> Databases {
+    pub fn without(mut self, device: &str) -> Databases {
         self.series.retain(|(_, series)| series.device != device);
+        self.left_out.push(device.to_owned());
+        self.version = OnceLock::new();
         self
+    }
+
+    /// The devices on which operators were measured.
+    pub fn devices(&self) -> BTreeSet<&str> {
+        self.series.iter().map(|(_, series)| series.device.as_str()).collect()
     }
 
     /// All series, and in which of the databases each is.

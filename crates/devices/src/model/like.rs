@@ -3,9 +3,13 @@
 use uniference_formats::devices::{self, DeviceKind, KnownDevice};
 use uniference_sim::device::{Precision, Rates};
 
-/// The known devices of the same kind by how far their rooflines are from the target's, the nearest first: the sum of the logarithms of the ratios
-/// of both rates; another vendor's is as far as a factor of e.
-pub(super) fn alike(name: Option<&str>, rates: &Rates, precision: Precision) -> Vec<&'static KnownDevice> {
+/// How far the devices of another vendor are: they run other kernels.
+const FOREIGN: f64 = 3.0;
+
+/// The known devices of the same kind by how far they are from the target, the nearest first: the sum of the logarithms of the ratios of
+/// both rates of the roofline, and of the power that they may take for each operation, as what may take less keeps its clock for less long;
+/// another vendor's are [`FOREIGN`].
+pub(super) fn alike(name: Option<&str>, rates: &Rates, precision: Precision) -> Vec<(f64, &'static KnownDevice)> {
     let itself = devices::all().iter().find(|device| Some(device.name.as_str()) == name);
     let mut found: Vec<(f64, &KnownDevice)> = Vec::new();
     for device in devices::all() {
@@ -18,11 +22,15 @@ pub(super) fn alike(name: Option<&str>, rates: &Rates, precision: Precision) -> 
         let ratio = |a: f64, b: f64| libm::log(a / b).abs();
         let (peak, its_peak) = (rates.peaks.serving(precision).0, known.peaks.serving(precision).0);
         let foreign = itself.is_some_and(|itself| itself.vendor != device.vendor);
-        let distance = ratio(peak, its_peak) + ratio(rates.memory, known.memory) + f64::from(u8::from(foreign));
+        let power = itself.and_then(|itself| Some(ratio(itself.cap_w? / peak, device.cap_w? / its_peak)));
+        let distance = ratio(peak, its_peak)
+            + ratio(rates.memory, known.memory)
+            + power.unwrap_or_default()
+            + if foreign { FOREIGN } else { 0.0 };
         found.push((distance, device));
     }
     found.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.name.cmp(&b.1.name)));
-    found.into_iter().map(|(_, device)| device).collect()
+    found
 }
 
 /// The families whose efficiency is the best guess for that of another, the nearest first.

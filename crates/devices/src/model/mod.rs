@@ -16,17 +16,17 @@ mod surface;
 #[cfg(test)]
 mod tests;
 
-use crate::database::{Databases, dimensions};
+use crate::database::{Databases, Row, dimensions};
 use crate::operators::{Described, Part, describe, key};
-use rows::Rows;
+use rows::{Found, Rows};
 use rustc_hash::FxHashMap;
 use shape::{Roof, Shape};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use surface::{Setting, Surface};
-use uniference_formats::devices;
-use uniference_formats::operators::Definition;
-use uniference_sim::device::{CostModel, Estimate, Family, Operator, Origin, Precision, Rates};
+use uniference_formats::devices::{self, KnownDevice};
+use uniference_formats::operators::{Definition, Tensor};
+use uniference_sim::device::{CostModel, Estimate, Family, Layout, Operator, Origin, Precision, Rates};
 use uniference_sim::program::DType;
 use uniference_sim::time::SimDuration;
 
@@ -35,6 +35,8 @@ use uniference_sim::time::SimDuration;
 const NOISE: f64 = 0.09;
 /// What it adds that rows are another device's: see the table of docs/devices.md.
 const TRANSFER: f64 = 0.4;
+/// So many devices give the efficiency of another one together.
+const ALIKE: usize = 4;
 /// Around the roofline: the same table.
 const ROOFLINE: f64 = 0.8;
 
@@ -58,6 +60,8 @@ pub struct Model {
     rows: Rows,
     /// Surfaces by the place of their rows; of most places there are none.
     surfaces: Mutex<FxHashMap<Place, Option<Arc<Surface>>>>,
+    /// The shortest time of a device's rows of one type, in seconds.
+    shortest: Mutex<FxHashMap<(String, DType), f64>>,
     /// What products were computed with so far.
     computed: Mutex<BTreeSet<Precision>>,
 }
@@ -74,7 +78,13 @@ struct Place {
 impl Model {
     /// A model of `target` from what `databases` have.
     pub fn new(target: Target, databases: Arc<Databases>) -> Model {
-        Model { target, rows: Rows::new(databases), surfaces: Mutex::default(), computed: Mutex::default() }
+        Model {
+            target,
+            rows: Rows::new(databases),
+            surfaces: Mutex::default(),
+            shortest: Mutex::default(),
+            computed: Mutex::default(),
+        }
     }
 
     /// How long an operator takes that has the device for itself; nothing for a view, and [`Estimate::UNKNOWN`] for what nobody knows: the
@@ -118,6 +128,12 @@ impl Model {
     /// What reports call an operator: `gemm`, `attention`, `normalization`, ..., `view`, or `unknown`.
     pub fn kind(definition: &Definition) -> &'static str {
         describe(definition).kind()
+    }
+
+    /// Seconds that an operator takes at least, whatever it does: all of its tensors once through the device's memory.
+    pub fn at_least(&self, definition: &Definition) -> f64 {
+        let bytes: u64 = definition.tensors().map(Tensor::bytes).fold(0, u64::saturating_add);
+        bytes as f64 / self.target.rates.memory
     }
 
     /// A hash of the databases, for manifests.
@@ -182,8 +198,15 @@ impl Model {
         if !self.has_known_rates(device) {
             return None;
         }
-        let rows = self.rows.of(device, operator.family.name(), variant, dtype.name());
-        rows.by_sizes(dimensions(&operator.family), operator).map(measured)
+        let family = operator.family.name();
+        let rows = self.rows.of(device, family, variant, dtype.name());
+        let (microseconds, spread) = rows.by_sizes(dimensions(&operator.family), operator)?;
+        let host = self.overhead_of_host(device, family, variant, dtype);
+        let kernel = surface::kernel(microseconds * 1e-6, host);
+        // What is not sure of the host's overhead is not sure of what is left.
+        let lost = (host > 0.0).then(|| 0.1 * host / kernel);
+        let spread = spread.unwrap_or(NOISE).hypot(lost.unwrap_or_default());
+        Some(estimate(kernel, spread, Origin::Database))
     }
 
     fn interpolated(&self, operator: &Operator, variant: Option<&str>) -> Option<Estimate> {
@@ -204,16 +227,19 @@ impl Model {
         let others = [DType::Float32, DType::Float16].into_iter().filter(|other| moves && *other != dtype);
         let types: Vec<DType> = std::iter::once(dtype).chain(others).collect();
         let like = like::alike(own.as_deref(), &self.target.rates, Precision::of(Some(dtype)));
-        let devices: Vec<&str> =
-            own.as_deref().into_iter().chain(like.iter().map(|device| device.name.as_str())).collect();
         for family in std::iter::once(family).chain(like::kin(family).iter().copied()) {
             let variant = variant.filter(|_| family == operator.family.name());
             for dtype in &types {
-                for device in &devices {
-                    if let Some(surface) = self.nearest_surface(device, family, variant, *dtype, operator) {
-                        let spread = surface.spread().max(NOISE).hypot(TRANSFER);
-                        return Some(estimate(seconds(&surface, operator), spread, Origin::Transferred));
-                    }
+                let surface = |device: &str| self.nearest_surface(device, family, variant, *dtype, operator);
+                let itself = own.as_deref().and_then(surface).map(|surface| (1.0, surface));
+                let others = || {
+                    let with =
+                        |(distance, device): &(f64, &KnownDevice)| Some((libm::exp(-distance), surface(&device.name)?));
+                    like.iter().filter_map(with).take(ALIKE).collect::<Vec<_>>()
+                };
+                let surfaces = itself.map_or_else(others, |itself| vec![itself]);
+                if !surfaces.is_empty() {
+                    return Some(mean(&surfaces, operator));
                 }
             }
         }
@@ -252,7 +278,10 @@ impl Model {
         }
         let shape = Shape::of(&operator.family)?;
         let rates = self.rates_of(&place.device);
-        let rows = self.rows.of(&place.device, place.family, place.variant.as_deref(), place.dtype.name());
+        let rows = self.kin_rows(&place);
+        let units =
+            |name: &str| devices::find(name).ok().filter(|known| known.name == name).and_then(|known| known.units);
+        let units = self.target.name.as_deref().and_then(units).zip(units(&place.device));
         let surface = rates.and_then(|rates| {
             let precision = Precision::of(Some(place.dtype));
             // Rows of another type stand for the same number of bytes.
@@ -262,12 +291,55 @@ impl Model {
                 source: Roof::of(&rates, precision),
                 target: Roof::of(&self.target.rates, Precision::of(operator.dtype)),
                 launch: self.target.rates.launch.as_secs_f64(),
+                host: self.overhead_of_host(&place.device, place.family, place.variant.as_deref(), place.dtype),
+                units: units.map_or(0.0, |(target, source)| libm::log2(target / source)),
                 varies: shape.varies(place.family) || shape.varies(operator.family.name()),
             };
-            Surface::new(setting, rows.all()).map(Arc::new)
+            let groups: Vec<_> = rows.iter().map(|(apart, rows)| (*apart, rows.all())).collect();
+            Surface::new(setting, &groups).map(Arc::new)
         });
         surfaces.insert(place, surface.clone());
         surface
+    }
+
+    /// The rows of a place, and how many octaves of a size they are apart from it: of products, those of other layouts are one.
+    fn kin_rows(&self, place: &Place) -> Vec<(f64, Arc<Found>)> {
+        let Place { device, family, variant, dtype } = place;
+        let rows = |variant| self.rows.of(device, family, variant, dtype.name());
+        match variant.as_deref() {
+            Some(own) if *family == "gemm" => {
+                let layouts = [Layout::NN, Layout::NT, Layout::TN, Layout::TT].map(Layout::name);
+                layouts.map(|layout| (f64::from(u8::from(layout != own)), rows(Some(layout)))).into()
+            }
+            variant => vec![(0.0, rows(variant))],
+        }
+    }
+
+    /// The overhead of the host inside the times of rows, in seconds; 0 where kernels were timed.
+    ///
+    /// Rows that were measured one call at a time have the time in which the host comes to the kernel inside, which a program hides that keeps
+    /// the device's queue filled. It is the shortest time among those that do next to nothing, of these operators or else of all of the device.
+    fn overhead_of_host(&self, device: &str, family: &str, variant: Option<&str>, dtype: DType) -> f64 {
+        let Some(rates) = self.rates_of(device) else { return 0.0 };
+        let roof = Roof::of(&rates, Precision::of(Some(dtype)));
+        let shortest = |rows: &[Row]| {
+            let rows = rows.iter().filter(|row| row.operator.is_empty() && surface::is_idle(&roof, row));
+            rows.map(|row| row.microseconds * 1e-6).reduce(f64::min)
+        };
+        let own = self.rows.of(device, family, variant, dtype.name());
+        let of_all = || {
+            let mut known = self.shortest.lock().expect("no estimate panics");
+            *known.entry((device.to_owned(), dtype)).or_insert_with(|| {
+                let series = self.rows.databases().series().iter().map(|(_, series)| series);
+                let families: BTreeSet<&str> = series
+                    .filter(|series| series.device == device && series.dtype == dtype.name())
+                    .map(|series| series.family.as_str())
+                    .collect();
+                let rows = families.into_iter().map(|family| self.rows.of(device, family, None, dtype.name()));
+                rows.filter_map(|rows| shortest(rows.all())).reduce(f64::min).unwrap_or(0.0)
+            })
+        };
+        surface::overhead_of_host(shortest(own.all()).unwrap_or_else(of_all))
     }
 
     /// The rates at which a device's rows were measured: the table's; of a device that is not in it, those of the cluster file.
@@ -308,6 +380,17 @@ impl Described {
             },
         }
     }
+}
+
+/// The geometric mean of what surfaces say, each with its weight.
+fn mean(surfaces: &[(f64, Arc<Surface>)], operator: &Operator) -> Estimate {
+    let total: f64 = surfaces.iter().map(|(weight, _)| weight).sum();
+    let of = |value: &dyn Fn(&Surface) -> f64| {
+        surfaces.iter().map(|(weight, surface)| weight * value(surface)).sum::<f64>() / total
+    };
+    let logarithm = of(&|surface| libm::log(seconds(surface, operator)));
+    let spread = of(&|surface| surface.spread()).max(NOISE).hypot(TRANSFER);
+    estimate(libm::exp(logarithm), spread, Origin::Transferred)
 }
 
 fn seconds(surface: &Surface, operator: &Operator) -> f64 {

@@ -44,6 +44,16 @@ impl Shape {
         sizes.map(|size| libm::log2(size.max(1) as f64))
     }
 
+    /// The place at which a device with 2 to the power of `units` times as many multiprocessors gives each of them as much to do. The terms of
+    /// products and the columns of rows are computed inside of one.
+    pub(super) fn spread_over(self, point: &Point, units: f64) -> Point {
+        let [a, b, c, d] = *point;
+        match self {
+            Shape::Product => [a, b + units / 2.0, c + units / 2.0, d],
+            Shape::Attention | Shape::Rows | Shape::Flat => [a + units, b, c, d],
+        }
+    }
+
     /// The work of an operator that has just these sizes, as the family's plainest member does it, with elements of `size` bytes.
     pub(super) fn work(self, point: &Point, size: f64) -> (f64, f64) {
         let [a, b, c, d] = point.map(libm::exp2);
@@ -83,6 +93,11 @@ impl Roof {
     /// Seconds at full speed.
     pub(super) fn bare(&self, (flops, bytes): (f64, f64)) -> f64 {
         (flops / self.peak).max(bytes / self.memory)
+    }
+
+    /// Seconds of arithmetic at full speed.
+    pub(super) fn arithmetic(&self, flops: f64) -> f64 {
+        flops / self.peak
     }
 
     /// Seconds by the roofline with what kernels usually reach of it; it does not fall when a size or the work grows.

@@ -1,15 +1,19 @@
 //! Owns interpolation between measured rows: of their efficiency, over the logarithms of their sizes.
 //!
 //! Efficiency is the time by the roofline, with the overhead of a launch and what kernels usually reach, divided by the measured time. It changes
-//! slowly where time changes over orders of magnitude. At the knots of a lattice, one for each power of two, it is a local linear
-//! regression over the nearest rows (Cleveland, "Robust locally weighted regression and smoothing scatterplots", JASA 1979, without
-//! the robust weights). A knot takes no less than any knot with less work, and between knots the logarithm of the time is interpolated
-//! linearly in each size: so time never falls when a size grows. On another device the same efficiency is reached of its roofline.
+//! slowly where time changes over orders of magnitude. On a grid it is a local linear regression over the nearest rows (Cleveland, "Robust
+//! locally weighted regression and smoothing scatterplots", JASA 1979, without the robust weights), between its points it is
+//! interpolated linearly. From it follow times at the knots of a lattice, one for each power of two. Of these, the greatest of all knots with no more work
+//! and the least of all with no less never fall when a size grows; neither does their geometric mean, which is the knot's time, and
+//! which outliers move half as much as either. Knots that no row is near have no say in those that rows are near: they are held between
+//! them. Between knots the logarithm of the time is interpolated linearly in each size.
+//!
+//! On another device the same efficiency is reached of its roofline, at sizes that give each of its multiprocessors as much to do.
 
 use super::shape::{Point, Roof, Shape};
 use crate::database::Row;
 use rustc_hash::FxHashMap;
-use std::sync::Mutex;
+use std::sync::OnceLock;
 
 /// With fewer rows nothing is interpolated.
 pub(super) const FEWEST: usize = 5;
@@ -19,6 +23,12 @@ const MOST: usize = 2_000;
 const NEIGHBOURS: usize = 16;
 /// Rows that tell how far predictions are off, each predicted from the others.
 const JUDGES: usize = 64;
+/// What the shortest kernels take where only times with the host's overhead are known: 2 to 3 us on the devices whose kernels were timed.
+const KERNEL: f64 = 3e-6;
+/// No kernel that does next to nothing takes so long: what does has the host's overhead inside.
+const HOST: f64 = 10e-6;
+/// A place is known well that has a row within so many octaves.
+const SUPPORT: f64 = 2.0;
 /// Beyond the largest measured size, times 2 to the power of this, time grows with each size.
 const BEYOND: f64 = 3.0;
 
@@ -28,6 +38,10 @@ struct Sample {
     point: Point,
     /// The logarithm of the efficiency.
     efficiency: f64,
+    /// The part of the measured time that is the kernel's: as little as the rest is known, so little the sample weighs.
+    share: f64,
+    /// The square of how far it is from every place, because it was measured on a kin of the operator.
+    apart: f64,
 }
 
 /// Times of one kind of operator on one device, from rows of this or another.
@@ -41,10 +55,13 @@ pub(super) struct Surface {
     launch: f64,
     /// What the rows' shortest operators take, however little they do.
     overhead: f64,
+    /// Of the peak rate, the most that is reached: 1, or what the fastest row has reached.
+    most: f64,
     samples: Vec<Sample>,
     low: Point,
     high: Point,
-    knots: Mutex<FxHashMap<[u8; 4], f64>>,
+    /// Made when it is first asked for.
+    lattice: OnceLock<Lattice>,
     /// Of rows that were predicted from the others: logarithms of predicted by measured time.
     residuals: Vec<f64>,
 }
@@ -57,31 +74,69 @@ pub(super) struct Setting {
     pub(super) source: Roof,
     pub(super) target: Roof,
     pub(super) launch: f64,
+    /// The overhead of the host inside the rows' times, in seconds.
+    pub(super) host: f64,
+    /// The binary logarithm of how many times as many multiprocessors the target has.
+    pub(super) units: f64,
     /// Whether rows of the family do unequal work at equal sizes.
     pub(super) varies: bool,
 }
 
+/// Rows of one series, and how many octaves apart they are because they are a kin operator's.
+pub(super) type Group<'a> = (f64, &'a [Row]);
+
+/// Seconds of the kernel in a measured time that has `host` seconds of the host's overhead inside.
+pub(super) fn kernel(measured: f64, host: f64) -> f64 {
+    if host > 0.0 { (measured - host).max(0.0) + KERNEL } else { measured }
+}
+
+/// The overhead of the host inside times whose least is `shortest`, of an operator that does next to nothing; 0 if that is a kernel's own time.
+pub(super) fn overhead_of_host(shortest: f64) -> f64 {
+    if shortest > HOST { shortest } else { 0.0 }
+}
+
+/// Whether a row did next to nothing, so that its time is all overhead.
+pub(super) fn is_idle(source: &Roof, row: &Row) -> bool {
+    source.bare((row.flops as f64, row.bytes as f64)) < 0.2 * row.microseconds * 1e-6
+}
+
 impl Surface {
     /// `None`: too few rows.
-    pub(super) fn new(setting: Setting, rows: &[Row]) -> Option<Surface> {
-        let Setting { shape, size, source, target, launch, varies } = setting;
-        let rows = thinned(shape, rows);
+    pub(super) fn new(setting: Setting, groups: &[Group<'_>]) -> Option<Surface> {
+        let Setting { shape, size, source, target, launch, host, units, varies } = setting;
+        let rows: Vec<(f64, &Row)> = groups
+            .iter()
+            .flat_map(|(apart, rows)| thinned(shape, rows).into_iter().map(move |row| (*apart, row)))
+            .collect();
         let work = |row: &Row, point: &Point| match varies {
             true => (row.flops as f64, row.bytes as f64),
             false => shape.work(point, size),
         };
         // The shortest row tells the overhead only if it does next to nothing.
-        let shortest = rows.iter().min_by(|a, b| a.microseconds.total_cmp(&b.microseconds))?;
-        let roof = source.bare(work(shortest, &shape.point(shortest.dimensions, shortest.bytes)));
-        let seconds = shortest.microseconds * 1e-6;
-        let overhead = if roof < 0.2 * seconds { seconds } else { launch };
-        let sample = |row: &Row| {
+        let shortest = rows.iter().map(|(_, row)| *row).min_by(|a, b| a.microseconds.total_cmp(&b.microseconds))?;
+        let overhead = match host > 0.0 {
+            true => KERNEL,
+            false if is_idle(&source, shortest) => shortest.microseconds * 1e-6,
+            false => launch,
+        };
+        let mut most = 1.0_f64;
+        let mut sample = |(apart, row): (f64, &Row)| {
             let point = shape.point(row.dimensions, row.bytes);
-            let usual = overhead + source.usual(shape, &point, work(row, &point));
-            Sample { point, efficiency: libm::log(usual / (row.microseconds * 1e-6)) }
+            let measured = row.microseconds * 1e-6;
+            let seconds = kernel(measured, host);
+            let work = work(row, &point);
+            let usual = overhead + source.usual(shape, &point, work);
+            most = most.max(source.arithmetic(work.0) / seconds);
+            let efficiency = libm::log(usual / seconds);
+            Sample {
+                point: shape.spread_over(&point, units),
+                efficiency,
+                share: seconds / measured,
+                apart: apart * apart,
+            }
         };
         let samples: Vec<Sample> =
-            rows.into_iter().map(sample).filter(|sample| sample.efficiency.is_finite()).collect();
+            rows.into_iter().map(&mut sample).filter(|sample| sample.efficiency.is_finite()).collect();
         if samples.len() < FEWEST {
             return None;
         }
@@ -90,8 +145,8 @@ impl Surface {
         };
         let (low, high) = (bound(f64::min), bound(f64::max));
         let residuals = residuals(shape, &samples);
-        let knots = Mutex::default();
-        Some(Surface { shape, size, target, launch, overhead, samples, low, high, knots, residuals })
+        let lattice = OnceLock::new();
+        Some(Surface { shape, size, target, launch, overhead, most, samples, low, high, lattice, residuals })
     }
 
     /// The residual that two of three rows stay below: the standard deviation of the logarithm of a time around its prediction, whatever the
@@ -108,66 +163,150 @@ impl Surface {
     /// Seconds of an operator of such sizes; `bytes` for those whose only size it is, `work` where it is not what the sizes say.
     pub(super) fn seconds(&self, dimensions: [u64; 4], bytes: u64, work: Option<(f64, f64)>) -> f64 {
         let point = self.shape.point(dimensions, bytes);
-        let seconds = self.at(&point);
+        let lattice = self.lattice.get_or_init(|| self.lattice());
+        let (logarithm, excess) = lattice.at(self.shape.axes(), &point);
+        let seconds = libm::exp(logarithm) * libm::exp2(excess);
         let Some(work) = work else { return seconds };
         let plain = self.usual(&point, self.shape.work(&point, self.size));
         (seconds * self.usual(&point, work) / plain).max(self.launch)
     }
 
-    fn at(&self, point: &Point) -> f64 {
+    fn lattice(&self) -> Lattice {
         let axes = self.shape.axes();
-        let (mut cell, mut fraction, mut excess) = ([0_u8; 4], [0.0; 4], 0.0);
-        for axis in 0..axes {
-            let last = self.high[axis].ceil() + if axes == 1 { 24.0 } else { BEYOND };
-            let place = point[axis].min(last);
-            excess += point[axis] - place;
-            cell[axis] = place.floor() as u8;
-            fraction[axis] = place - place.floor();
-        }
-        let mut knots = self.knots.lock().expect("no estimate panics");
-        let mut logarithm = 0.0;
-        for corner in 0..1_u8 << axes {
-            let (mut knot, mut weight) = (cell, 1.0);
-            for axis in 0..axes {
-                let up = corner >> axis & 1;
-                knot[axis] += up;
-                weight *= if up == 1 { fraction[axis] } else { 1.0 - fraction[axis] };
+        let beyond = if axes == 1 { 24.0 } else { BEYOND };
+        let count = |axis: usize| (self.high[axis].max(0.0).ceil() + beyond) as usize + 1;
+        let counts = std::array::from_fn(|axis| if axis < axes { count(axis) } else { 1 });
+        let step = if axes > 2 { 2.0 } else { 1.0 };
+        let mut grid: FxHashMap<[usize; 4], (f64, bool)> = FxHashMap::default();
+        let mut efficiency = |node: [usize; 4]| {
+            *grid.entry(node).or_insert_with(|| {
+                let place = self.inside(&node.map(|index| index as f64 * step));
+                let near = |sample: &Sample| square(axes, &sample.point, &place) <= SUPPORT * SUPPORT;
+                (regression(self.shape, &self.samples, None, &place), self.samples.iter().any(near))
+            })
+        };
+        Lattice::new(counts, |knot| {
+            let point = knot.map(|index| index as f64);
+            let inside = self.inside(&point).map(|place| place / step);
+            let (mut logarithm, mut supported) = (0.0, true);
+            for (node, weight) in corners(axes, &inside) {
+                let (efficiency, near) = efficiency(node);
+                logarithm += weight * efficiency;
+                supported &= near;
             }
-            if weight > 0.0 {
-                logarithm += weight * libm::log(self.knot(knot, &mut knots));
-            }
-        }
-        libm::exp(logarithm) * libm::exp2(excess)
+            let work = self.shape.work(&point, self.size);
+            let seconds = self.usual(&point, work) / libm::exp(logarithm);
+            (libm::log(seconds.max(self.launch).max(self.target.arithmetic(work.0) / self.most)), supported)
+        })
     }
 
-    /// No less than at any knot below.
-    fn knot(&self, knot: [u8; 4], knots: &mut FxHashMap<[u8; 4], f64>) -> f64 {
-        if let Some(seconds) = knots.get(&knot) {
-            return *seconds;
-        }
-        let mut seconds = self.raw(&knot.map(f64::from));
-        for axis in 0..self.shape.axes() {
-            if knot[axis] > 0 {
-                let mut below = knot;
-                below[axis] -= 1;
-                seconds = seconds.max(self.knot(below, knots));
-            }
-        }
-        knots.insert(knot, seconds);
-        seconds
-    }
-
-    /// By the efficiency at the nearest place within what was measured.
-    fn raw(&self, point: &Point) -> f64 {
-        let inside = std::array::from_fn(|axis| point[axis].clamp(self.low[axis], self.high[axis]));
-        let efficiency = libm::exp(regression(self.shape, &self.samples, None, &inside));
-        (self.usual(point, self.shape.work(point, self.size)) / efficiency).max(self.launch)
+    /// The nearest place within what was measured.
+    fn inside(&self, point: &Point) -> Point {
+        std::array::from_fn(|axis| point[axis].clamp(self.low[axis].max(0.0), self.high[axis].max(0.0)))
     }
 
     /// On the target; above zero, as something is launched.
     fn usual(&self, point: &Point, work: (f64, f64)) -> f64 {
         (self.overhead + self.target.usual(self.shape, point, work)).max(1e-12)
     }
+}
+
+/// Values at all combinations of some integers along each axis, none of which falls along any axis.
+#[derive(Debug)]
+struct Lattice {
+    counts: [usize; 4],
+    values: Vec<f64>,
+}
+
+impl Lattice {
+    /// From a value at each knot, and whether it is known well.
+    fn new(counts: [usize; 4], mut value: impl FnMut([usize; 4]) -> (f64, bool)) -> Lattice {
+        let total: usize = counts.iter().product();
+        let mut knot = [0; 4];
+        let mut raw = Vec::with_capacity(total);
+        for _ in 0..total {
+            raw.push(value(knot));
+            for axis in (0..4).rev() {
+                knot[axis] += 1;
+                if knot[axis] < counts[axis] {
+                    break;
+                }
+                knot[axis] = 0;
+            }
+        }
+        let known = |otherwise: f64| raw.iter().map(|(value, known)| if *known { *value } else { otherwise }).collect();
+        let all: Vec<f64> = raw.iter().map(|(value, _)| *value).collect();
+        let mean =
+            |a: Vec<f64>, b: Vec<f64>| -> Vec<f64> { a.into_iter().zip(b).map(|(a, b)| 0.5 * (a + b)).collect() };
+        let guess = mean(greatest(counts, all.clone()), least(counts, all));
+        let sure = mean(greatest(counts, known(f64::MIN)), least(counts, known(f64::MAX)));
+        let sure = |otherwise: f64| -> Vec<f64> {
+            sure.iter().zip(&raw).map(|(sure, (_, known))| if *known { *sure } else { otherwise }).collect()
+        };
+        // Between what is known well below and above, which the guess may leave on neither side.
+        let (below, above) = (greatest(counts, sure(f64::MIN)), least(counts, sure(f64::MAX)));
+        let values = guess.into_iter().zip(below.into_iter().zip(above));
+        let values = values.map(|(guess, (below, above))| guess.max(below).min(above)).collect();
+        Lattice { counts, values }
+    }
+
+    /// Linearly between knots, and how far beyond the last ones the point is, over all axes.
+    fn at(&self, axes: usize, point: &Point) -> (f64, f64) {
+        let (mut place, mut excess) = (*point, 0.0);
+        for axis in 0..axes {
+            place[axis] = point[axis].min((self.counts[axis] - 1) as f64);
+            excess += point[axis] - place[axis];
+        }
+        let index = |knot: [usize; 4]| knot.iter().zip(self.counts).fold(0, |index, (at, count)| index * count + at);
+        (corners(axes, &place).map(|(knot, weight)| weight * self.values[index(knot)]).sum(), excess)
+    }
+}
+
+/// Of each knot, the greatest of all values that no size is greater of.
+fn greatest(counts: [usize; 4], mut values: Vec<f64>) -> Vec<f64> {
+    let mut stride = 1;
+    for count in counts.into_iter().rev() {
+        for index in 0..values.len() {
+            if index / stride % count > 0 {
+                values[index] = values[index].max(values[index - stride]);
+            }
+        }
+        stride *= count;
+    }
+    values
+}
+
+/// Of each knot, the least of all values that no size is less of.
+fn least(counts: [usize; 4], mut values: Vec<f64>) -> Vec<f64> {
+    let mut stride = 1;
+    for count in counts.into_iter().rev() {
+        for index in (0..values.len()).rev() {
+            if index / stride % count + 1 < count {
+                values[index] = values[index].min(values[index + stride]);
+            }
+        }
+        stride *= count;
+    }
+    values
+}
+
+fn square(axes: usize, a: &Point, b: &Point) -> f64 {
+    (0..axes).map(|axis| (a[axis] - b[axis]).powi(2)).sum()
+}
+
+/// The integer places around one, and how much each counts in linear interpolation; none that counts nothing.
+fn corners(axes: usize, place: &Point) -> impl Iterator<Item = ([usize; 4], f64)> {
+    let place = *place;
+    (0..1_u8 << axes).filter_map(move |corner| {
+        let (mut knot, mut weight) = ([0; 4], 1.0);
+        for axis in 0..axes {
+            let (whole, fraction) = (place[axis].floor(), place[axis] - place[axis].floor());
+            let up = corner >> axis & 1;
+            knot[axis] = whole as usize + usize::from(up);
+            weight *= if up == 1 { fraction } else { 1.0 - fraction };
+        }
+        (weight > 0.0).then_some((knot, weight))
+    })
 }
 
 /// One row of each quarter of an octave, the median of those that are there, and of these at most [`MOST`], evenly chosen.
@@ -190,8 +329,11 @@ fn thinned(shape: Shape, rows: &[Row]) -> Vec<&Row> {
 
 fn residuals(shape: Shape, samples: &[Sample]) -> Vec<f64> {
     let judged = samples.iter().enumerate().step_by(samples.len().div_ceil(JUDGES));
-    let residual =
-        |(index, sample): (usize, &Sample)| sample.efficiency - regression(shape, samples, Some(index), &sample.point);
+    // Of the whole measured time: of the kernel's where that is all of it.
+    let residual = |(index, sample): (usize, &Sample)| {
+        let predicted = sample.efficiency - regression(shape, samples, Some(index), &sample.point);
+        libm::log1p(sample.share * libm::expm1(predicted))
+    };
     judged.map(residual).collect()
 }
 
@@ -199,7 +341,7 @@ fn residuals(shape: Shape, samples: &[Sample]) -> Vec<f64> {
 /// what they span, up and down.
 fn regression(shape: Shape, samples: &[Sample], without: Option<usize>, point: &Point) -> f64 {
     let axes = shape.axes();
-    let distance = |sample: &Sample| (0..axes).map(|axis| (sample.point[axis] - point[axis]).powi(2)).sum::<f64>();
+    let distance = |sample: &Sample| square(axes, &sample.point, point) + sample.apart;
     let others = samples.iter().enumerate().filter(|(index, _)| Some(*index) != without);
     let mut near: Vec<(f64, usize)> = others.map(|(index, sample)| (distance(sample), index)).collect();
     let count = NEIGHBOURS.min(near.len());
@@ -211,10 +353,10 @@ fn regression(shape: Shape, samples: &[Sample], without: Option<usize>, point: &
     }
     near.sort_by(order);
     let reach = near.last().map_or(0.0, |(distance, _)| *distance);
-    let weight = |distance: f64| 1.0 / (distance + 0.05 * reach + 1e-3);
-    let total: f64 = near.iter().map(|(distance, _)| weight(*distance)).sum();
+    let weight = |distance: f64, index: usize| samples[index].share.powi(2) / (distance + 0.05 * reach + 1e-3);
+    let total: f64 = near.iter().map(|(distance, index)| weight(*distance, *index)).sum();
     let mean = |of: &dyn Fn(&Sample) -> f64| {
-        near.iter().map(|(distance, index)| weight(*distance) * of(&samples[*index])).sum::<f64>() / total
+        near.iter().map(|(distance, index)| weight(*distance, *index) * of(&samples[*index])).sum::<f64>() / total
     };
     let center: Point =
         std::array::from_fn(|axis| if axis < axes { mean(&|s| s.point[axis] - point[axis]) } else { 0.0 });

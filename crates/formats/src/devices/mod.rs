@@ -48,6 +48,8 @@ pub struct KnownDevice {
     pub busy_w: Option<f64>,
     /// Watts that it may take at most.
     pub cap_w: Option<f64>,
+    /// Parts that compute side by side: multiprocessors (NVIDIA), compute units (AMD).
+    pub units: Option<f64>,
     /// Where the figures are from, by column.
     pub source: String,
 }
@@ -166,6 +168,7 @@ impl KnownDevice {
             ("power, idle", number(self.idle_w, "W")),
             ("power, busy", number(self.busy_w, "W")),
             ("power, cap", number(self.cap_w, "W")),
+            ("multiprocessors", self.units.map(|units| units.to_string())),
         ]
     }
 }
@@ -223,6 +226,7 @@ mod tests {
         local links: nvlink4
         local links, one direction: 450 GB/s
         power, cap: 700 W
+        multiprocessors: 132
         ");
     }
 }

@@ -19,6 +19,11 @@ use uniference_sim::time::SimDuration;
 /// So many names or lines are listed.
 const MOST: usize = 8;
 
+/// With more of the compute of unknown cost, in %, the headline says so.
+const UNKNOWN: f64 = 5.0;
+/// With more of the compute from other devices or operators, in %, the headline says so.
+const TRANSFERRED: f64 = 30.0;
+
 /// Costs the slices of all ranks.
 pub(crate) struct Costing {
     ranks: Vec<RankCosting>,
@@ -167,8 +172,38 @@ impl Costing {
         })
     }
 
-    /// What the program chose because it ran on a processor, where its operators are costed for a GPU.
+    /// What the figures are of, where that is not what ran, and how much of them is no measurement of the device.
     fn headline(&self) -> Option<String> {
+        let said: Vec<String> = self.elsewhere().into_iter().chain(self.unsure()).collect();
+        (!said.is_empty()).then(|| said.join("; "))
+    }
+
+    /// How much of the compute is of unknown cost, or other devices', where that is much.
+    fn unsure(&self) -> Vec<String> {
+        let modelled = || self.ranks.iter().filter(|costing| costing.plan.way == Way::Modelled);
+        let of = |origin: Origin| -> f64 {
+            let costs = modelled().flat_map(|costing| costing.ran().map(move |(_, cost)| (costing, cost)));
+            costs.filter(|(_, cost)| cost.estimate.origin == origin).map(|(costing, cost)| costing.seconds(cost)).sum()
+        };
+        let unknown: f64 = modelled().map(RankCosting::unknown_at_least).sum();
+        let known: f64 = Origin::ALL.iter().map(|origin| of(*origin)).sum();
+        let share = |seconds: f64, all: f64| if all > 0.0 { 100.0 * seconds / all } else { 0.0 };
+        let mut said = Vec::new();
+        let unknown = share(unknown, known + unknown);
+        if unknown > UNKNOWN {
+            said.push(format!("at least {unknown:.0} % of the compute is of unknown cost and counts as 0 s"));
+        }
+        let transferred = share(of(Origin::Transferred), known);
+        if transferred > TRANSFERRED {
+            said.push(format!(
+                "{transferred:.0} % of the compute is transferred from measurements of other devices or operators"
+            ));
+        }
+        said
+    }
+
+    /// What the program chose because it ran on a processor, where its operators are costed for a GPU.
+    fn elsewhere(&self) -> Option<String> {
         let elsewhere: Vec<&RankCosting> = self
             .ranks
             .iter()
@@ -236,6 +271,16 @@ impl RankCosting {
     /// Definitions that have run.
     fn ran(&self) -> impl Iterator<Item = (usize, &DefinitionCost)> {
         self.costs.iter().enumerate().filter_map(|(number, cost)| Some((number, cost.as_ref()?)))
+    }
+
+    /// Seconds of operators that nobody knows the cost of, for the bytes of their tensors alone.
+    fn unknown_at_least(&self) -> f64 {
+        let Some(costs) = &self.plan.costs else { return 0.0 };
+        let unknown = self.ran().filter(|(_, cost)| cost.estimate.origin == Origin::None);
+        let seconds = |(number, cost): (usize, &DefinitionCost)| {
+            costs.at_least(&self.decoder.definitions()[number]) * cost.executions as f64
+        };
+        unknown.map(seconds).sum::<f64>() * self.plan.slowdown
     }
 
     fn line(&self, line: Line) -> String {

@@ -71,6 +71,8 @@ pub struct ComputeOptions {
     pub own_database: Option<PathBuf>,
     /// Another one, whose rows come before all others.
     pub database: Option<PathBuf>,
+    /// A device model whose rows of all databases are not used.
+    pub left_out: Option<String>,
 }
 
 /// Where a rank's compute comes from, once that is decided.
@@ -92,6 +94,9 @@ trait OperatorCosts {
     /// What reports call it.
     fn kind(&self, definition: &Definition) -> &'static str;
 
+    /// Seconds that one of unknown cost takes at least, as it reads and writes its tensors.
+    fn at_least(&self, definition: &Definition) -> f64;
+
     /// Types of elements for which the device has no rate, and those whose rates served them.
     fn substituted(&self) -> Vec<(&'static str, &'static str)>;
 }
@@ -103,6 +108,10 @@ impl OperatorCosts for Model {
 
     fn kind(&self, definition: &Definition) -> &'static str {
         Model::kind(definition)
+    }
+
+    fn at_least(&self, definition: &Definition) -> f64 {
+        Model::at_least(self, definition)
     }
 
     fn substituted(&self) -> Vec<(&'static str, &'static str)> {
@@ -197,7 +206,12 @@ impl Plan {
         let mut models = Vec::new();
         let costs = if ways.contains(&Way::Modelled) {
             let databases = Databases::standard(options.own_database.as_deref(), options.database.as_deref());
-            let databases = Arc::new(databases.map_err(|error| HostError::Usage(error.to_string()))?);
+            let databases = databases.map_err(|error| HostError::Usage(error.to_string()))?;
+            let without = options.left_out.as_deref().map(|device| left_out(device, &databases)).transpose()?;
+            let databases = Arc::new(match without {
+                Some(device) => databases.without(device),
+                None => databases,
+            });
             models.push(("devices".to_owned(), env!("CARGO_PKG_VERSION").to_owned()));
             models.push(("databases".to_owned(), databases.version().to_owned()));
             costs(&ways, resolved, &databases)?
@@ -261,6 +275,17 @@ fn is_gpu(resolved: &Resolved, rank: usize) -> bool {
         Some(Ok(device)) => device.kind == DeviceKind::Gpu,
         _ => resolved.cluster.backend.name == "nccl",
     }
+}
+
+/// The whole name of a device whose rows are to be left out.
+fn left_out<'a>(name: &'a str, databases: &Databases) -> Result<&'a str, HostError> {
+    let whole = devices::find(name).map_or(name, |device| device.name.as_str());
+    if databases.devices().contains(whole) {
+        return Ok(whole);
+    }
+    Err(HostError::Usage(format!(
+        "--leave-out {name}: no database has operators measured on it\nhint: `uniference devices list` shows of which devices there are some"
+    )))
 }
 
 /// The model of each rank's device that is to have one; ranks on like devices share theirs.

@@ -228,6 +228,25 @@ fn what_nobody_knows_and_what_was_answered_is_said_with_lines() {
     assert_eq!((&*compute[0].origin, compute[0].seconds), ("unknown", 0.0));
 }
 
+/// An operator of unknown cost takes at least its tensors' bytes over the memory's rate; alone, that is all of the compute. Products of 32-bit
+/// numbers on an A40 are transferred: its rows are of 16 bits.
+#[test]
+fn the_headline_says_what_is_unknown_and_what_is_transferred() {
+    let headline = |name: &str, toml: &str| {
+        let mut encoder = Encoder::default();
+        encoder.definition(&definition(name));
+        encoder.site("model.py:5", "forward");
+        let dictionary = encoder.take();
+        let slice = [&dictionary[..], &operators(&mut encoder, 0, 3)].concat();
+        report(&captured(&[vec![Slice("a.py:3", 1_000, slice)]], toml), &["--compute", "model"]).headline
+    };
+    let unknown = headline("mine::secret", MODELLED);
+    assert_eq!(unknown.as_deref(), Some("at least 100 % of the compute is of unknown cost and counts as 0 s"));
+    assert_eq!(headline("aten::mm", MODELLED), None);
+    let gpu = PLAIN.replace("name = \"a\"\n", "name = \"a\"\nmodel = \"a40\"\n");
+    insta::assert_snapshot!(headline("aten::mm", &gpu).unwrap(), @"captured on a CPU, costed for a GPU; 100 % of the compute is transferred from measurements of other devices or operators");
+}
+
 #[test]
 fn what_was_captured_on_a_cpu_says_so_where_it_is_costed_for_a_gpu() {
     let mut encoder = Encoder::default();
