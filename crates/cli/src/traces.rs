@@ -62,6 +62,7 @@ impl TraceArgs {
             system: self.astra_system.clone(),
             memory: self.astra_memory.clone(),
             passes: self.passes,
+            own_database: super::devices::own_file(),
         }
     }
 }

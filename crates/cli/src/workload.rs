@@ -10,14 +10,20 @@ use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use uniference_formats::chakra::schema::GlobalMetadata;
 use uniference_formats::chakra::write::Writer as TraceWriter;
-use uniference_formats::units::counted;
-use uniference_programs::workload::{Experts, Layout, Model, Phase, Recompute, Schedule, Spec, Workload};
+use uniference_formats::units::{Duration, counted};
+use uniference_programs::workload::{
+    AttentionKernels, Experts, Fusion, Implementation, Layout, Mlp, Model, Phase, Recompute, Schedule, Spec, Workload,
+};
+use uniference_session::ComputeOptions;
+use uniference_session::cluster::value;
 use uniference_session::generated::{self, Job, headline};
 use uniference_session::lock::{Lock, Writer};
 use uniference_session::results::command as command_of;
 use uniference_session::traces::of_rank;
 use uniference_session::{Done, Exit, HostError, Notices};
 use uniference_sim::ids::RankId;
+use uniference_sim::program::DType;
+use uniference_sim::time::SimDuration;
 
 /// `uniference workload`.
 #[derive(clap::Subcommand)]
@@ -51,6 +57,8 @@ pub(super) struct LlamaJob {
     model: ModelArgs,
     #[command(flatten)]
     layout: LayoutArgs,
+    #[command(flatten)]
+    implementation: ImplementationArgs,
     #[command(flatten)]
     job: JobArgs,
 }
@@ -90,6 +98,73 @@ struct ModelArgs {
     /// Number of experts that each token is routed to
     #[arg(long, value_name = "N", default_value_t = 2, requires = "experts")]
     top_k: u64,
+    /// Feed-forward network, with the norms and biases that go with it
+    #[arg(long, value_enum, default_value_t = MlpName::Swiglu)]
+    mlp: MlpName,
+    /// Use the embedding's matrix as the head's
+    #[arg(long)]
+    tied_embeddings: bool,
+    /// Number of learned positions, added to the embedding in place of rotary ones (GPT); only with --mlp gelu
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    learned_positions: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum MlpName {
+    /// Llama: gate, up and down matrices, root-mean-square norms, no biases
+    Swiglu,
+    /// GPT: two matrices, layer norms, biases
+    Gelu,
+}
+
+#[derive(clap::Args)]
+#[command(next_help_heading = "Implementation")]
+struct ImplementationArgs {
+    /// Type of activations and weights
+    #[arg(long, value_enum, default_value_t = DtypeName::Bfloat16)]
+    dtype: DtypeName,
+    /// Multiply the linear layers of the transformer in 8 bits, with scales for whole tensors
+    #[arg(long)]
+    float8: bool,
+    /// Kernels between matrix products
+    #[arg(long, value_enum, default_value_t = KernelsName::Fused)]
+    kernels: KernelsName,
+    /// Kernels of attention
+    #[arg(long, value_enum, default_value_t = AttentionName::Flash)]
+    attention: AttentionName,
+    /// Dropout after the embedding and each block, and of attention's probabilities if it is unfused
+    #[arg(long)]
+    dropout: bool,
+    /// Time that the host needs to issue one operator, as in "6 us" [default: 0, as with CUDA graphs]
+    #[arg(long, value_name = "TIME")]
+    host_time: Option<String>,
+    /// Reduce gradients after the last backward pass instead of during it (--zero 0 and 1)
+    #[arg(long)]
+    no_gradient_overlap: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum DtypeName {
+    Bfloat16,
+    Float16,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum KernelsName {
+    /// One kernel per operation of PyTorch
+    Eager,
+    /// Handwritten kernels for norms, rotary positions, activations, softmax (Megatron-LM, Transformer Engine)
+    Fused,
+    /// Kernels of a compiler (torch.compile)
+    Compiled,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum AttentionName {
+    /// One kernel that does not write the scores (FlashAttention)
+    Flash,
+    /// Matrix products, softmax and dropout over all pairs of tokens
+    Unfused,
 }
 
 #[derive(clap::Args)]
@@ -202,11 +277,14 @@ struct Output {
     /// Simulate the job even if it needs more memory than the devices have
     #[arg(long, requires = "run")]
     ignore_memory: bool,
-    /// Peak arithmetic rate of devices without `peak_flops` in the cluster file [default: 989 TFLOPS, an H100's in bfloat16]
-    #[arg(long, value_name = "RATE")]
+    /// Database of measured operators, beside the shipped one and the user's own
+    #[arg(long, value_name = "FILE", requires = "run")]
+    device_db: Option<PathBuf>,
+    /// The cluster file says it.
+    #[arg(long, value_name = "RATE", hide = true)]
     peak: Option<String>,
-    /// Memory bandwidth of devices without `memory_bandwidth` in the cluster file [default: 3.35 TB/s, an H100's]
-    #[arg(long, value_name = "RATE")]
+    /// The same.
+    #[arg(long, value_name = "RATE", hide = true)]
     memory_bandwidth: Option<String>,
     /// Print only the report, as JSON, to standard output
     #[arg(long, requires = "run")]
@@ -235,6 +313,7 @@ pub(super) fn command(command: &Command, argv: &[OsString]) -> Result<Exit, Host
     if args.output.run {
         return conclude(run(args, workload, argv, &super::notices())?, args.output.json, Some(headline));
     }
+    args.output.check_rates()?;
     let prefix = args.output.out.as_deref().expect("asked for without --run");
     let _lock = Lock::of_file(&of_rank(prefix, "RANK"), Writer::Alone, &super::notices())?;
     write_traces(&workload, prefix, args.output.representatives)?;
@@ -258,13 +337,28 @@ pub(super) fn carry_out(command: &Command, argv: &[OsString], notices: &Notices)
 
 impl LlamaJob {
     fn spec(&self) -> Result<Spec, HostError> {
-        let ModelArgs { layers, hidden, heads, kv_heads, ffn, vocab, experts, top_k } = self.model;
+        let ModelArgs { layers, hidden, heads, kv_heads, ffn, vocab, experts, top_k, mlp, .. } = self.model;
+        let ModelArgs { tied_embeddings, learned_positions, .. } = self.model;
         let experts = experts.map(|count| Experts { count, top_k });
         let LayoutArgs { tp, cp, ep, dp, pp, sequence_parallel, zero, gradient_bytes, .. } = self.layout;
         let LayoutArgs { recompute, clip_gradients, .. } = self.layout;
         let JobArgs { phase, seq, batch, micro_batch, new_tokens } = self.job;
         let spec = Spec {
-            model: Model { layers, hidden, heads, kv_heads, ffn, vocabulary: vocab, experts },
+            model: Model {
+                layers,
+                hidden,
+                heads,
+                kv_heads,
+                ffn,
+                vocabulary: vocab,
+                experts,
+                mlp: match mlp {
+                    MlpName::Swiglu => Mlp::SwiGlu,
+                    MlpName::Gelu => Mlp::Gelu,
+                },
+                positions: learned_positions,
+                tied: tied_embeddings,
+            },
             layout: Layout { tensor: tp, context: cp, expert: ep, data: dp, pipeline: pp, sequence_parallel },
             phase: match phase {
                 PhaseName::Train => Phase::Train,
@@ -284,8 +378,36 @@ impl LlamaJob {
             },
             clip_gradients,
             new_tokens,
+            implementation: self.implementation.resolve()?,
         };
         Ok(Spec { micro_batch: micro_batch.unwrap_or_else(|| spec.default_micro_batch()), ..spec })
+    }
+}
+
+impl ImplementationArgs {
+    fn resolve(&self) -> Result<Implementation, HostError> {
+        Ok(Implementation {
+            dtype: match self.dtype {
+                DtypeName::Bfloat16 => DType::BFloat16,
+                DtypeName::Float16 => DType::Float16,
+            },
+            float8: self.float8,
+            fusion: match self.kernels {
+                KernelsName::Eager => Fusion::Eager,
+                KernelsName::Fused => Fusion::Fused,
+                KernelsName::Compiled => Fusion::Compiled,
+            },
+            attention: match self.attention {
+                AttentionName::Flash => AttentionKernels::Flash,
+                AttentionName::Unfused => AttentionKernels::Unfused,
+            },
+            dropout: self.dropout,
+            host: match &self.host_time {
+                Some(text) => value::<Duration>("--host-time", text)?.0,
+                None => SimDuration::ZERO,
+            },
+            overlap_gradients: !self.no_gradient_overlap,
+        })
     }
 }
 
@@ -303,6 +425,20 @@ impl LayoutArgs {
                 let hint = "remove --virtual-stages, or use --schedule interleaved";
                 Err(HostError::Usage(format!("--virtual-stages requires the interleaved schedule\nhint: {hint}")))
             }
+        }
+    }
+}
+
+impl Output {
+    /// Rates belong to devices.
+    fn check_rates(&self) -> Result<(), HostError> {
+        let given =
+            [("--peak", &self.peak, "peak_flops"), ("--memory-bandwidth", &self.memory_bandwidth, "memory_bandwidth")];
+        match given.into_iter().find(|(_, rate, _)| rate.is_some()) {
+            None => Ok(()),
+            Some((option, _, key)) => Err(HostError::Usage(format!(
+                "{option} is not supported: what operators cost follows from the cluster's devices\nhint: add model = \"NAME\", or {key}, to the [[device]] in the cluster file; `uniference devices list` shows the names"
+            ))),
         }
     }
 }
@@ -338,7 +474,8 @@ fn write_trace(workload: &Workload, RankId(rank): RankId, path: &Path) -> Result
 
 /// Runs the job, and says how that ended.
 fn run(args: &Llama, workload: Workload, argv: &[OsString], notices: &Notices) -> Result<Done, HostError> {
-    let Output { out, fold, ignore_memory, peak, memory_bandwidth, record, .. } = &args.output;
+    let Output { out, fold, ignore_memory, device_db, record, .. } = &args.output;
+    args.output.check_rates()?;
     generated::run(&Job {
         workload,
         cluster: args.cluster.options(),
@@ -348,8 +485,7 @@ fn run(args: &Llama, workload: Workload, argv: &[OsString], notices: &Notices) -
             Fold::Off => generated::Fold::Off,
         },
         ignore_memory: *ignore_memory,
-        peak: peak.clone(),
-        memory_bandwidth: memory_bandwidth.clone(),
+        compute: ComputeOptions { source: None, own_database: super::devices::own_file(), database: device_db.clone() },
         command: command_of(argv),
         output: uniference_session::Output {
             folder: out.clone(),
@@ -403,9 +539,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name).display().to_string();
         let (folded, whole, traces, replayed) = (path("folded"), path("whole"), path("llama"), path("replayed"));
-        let layout = ["--tp", "2", "--dp", "2", "--pp", "2", "--memory-bandwidth", "1 GB/s"];
+        let rates = "peak_flops = \"989 TFLOPS\"\nmemory_bandwidth = \"1 GB/s\"";
+        let file = cluster(dir.path(), &format!("[[device]]\nname = \"gpu\"\ncount = 8\n{rates}\n"));
+        let layout = ["--tp", "2", "--dp", "2", "--pp", "2"];
         let run_it = |more: &[&str]| {
-            let words = words(&[&layout[..], &["--ranks", "8", "--backend", "ideal"], more].concat());
+            let words = words(&[&layout[..], &["--cluster", &file, "--backend", "ideal"], more].concat());
             assert_eq!(run(&words).unwrap() as i32, Exit::Ok as i32);
         };
         run_it(&["--run", "--fold", "on", "--out", &folded]);
@@ -417,14 +555,17 @@ mod tests {
         }
         assert_eq!(report(folded.as_ref()), report(path("auto").as_ref()));
         run_it(&["--out", &traces]);
-        let system = path("system.json");
-        let rates =
-            "{\"roofline-enabled\": 1, \"peak-perf\": 989, \"local-mem-bw\": 1, \"preferred-dataset-splits\": 1}";
-        fs::write(&system, rates).unwrap();
-        let replay =
-            ["replay", &traces, "--ranks", "8", "--backend", "ideal", "--astra-system", &system, "--out", &replayed];
+        let replay = ["replay", &traces, "--cluster", &file, "--backend", "ideal", "--out", &replayed];
         assert_eq!(run(&replay).unwrap() as i32, Exit::Ok as i32);
-        assert_eq!(report(replayed.as_ref())["ranks"], report(whole.as_ref())["ranks"]);
+        for key in ["ranks", "compute"] {
+            assert_eq!(report(replayed.as_ref())[key], report(whole.as_ref())[key]);
+        }
+        // Of each rank the kinds of its operators, and what they come from.
+        let rows = report(whole.as_ref())["compute"].as_array().unwrap().clone();
+        let of =
+            |kind: &str| rows.iter().find(|row| row["kind"] == kind && row["rank"] == 7).unwrap()["origin"].clone();
+        assert_eq!(["gemm", "attention", "optimizer"].map(of), ["transferred", "transferred", "transferred"]);
+        assert!(report(whole.as_ref())["interval"]["high_s"].as_f64() > report(whole.as_ref())["makespan_s"].as_f64());
         run_it(&["--out", &path("few"), "--representatives"]);
         let written = |rank: u32| Path::new(&path(&format!("few.{rank}.et"))).exists();
         assert_eq!((0..8).filter(|rank| written(*rank)).collect::<Vec<_>>(), [0, 4]);
@@ -460,7 +601,7 @@ mod tests {
         assert_eq!(run(&words(&[&job[..], &["--ignore-memory"]].concat())).unwrap() as i32, Exit::Ok as i32);
         let report = report(dir.path().join("out").as_ref());
         assert!(
-            warnings(&report)[0].starts_with("rank 3 needs ") && warnings(&report)[1].contains("an H100"),
+            warnings(&report)[0].starts_with("rank 3 needs ") && warnings(&report)[1].contains("h100-sxm"),
             "{report}"
         );
     }
@@ -472,21 +613,17 @@ mod tests {
         let known = format!("[[device]]\nname = \"a\"\n{rates}");
         let half = format!("{known}[[device]]\nname = \"b\"\n");
         let all = format!("{known}count = 2\n");
-        let cases: [(&str, &[&str], &[&str]); 4] = [
+        let named = "[[device]]\nname = \"a\"\nmodel = \"a100-sxm-80gb\"\ncount = 2\n".to_owned();
+        let cases: [(&str, &[&str], &[&str]); 3] = [
             (
                 &half,
                 &[],
                 &[
-                    "1 of 2 devices have no rates in the cluster file; assumed those of an H100 (989 TFLOPS and 3.35 TB/s)",
+                    "1 of 2 devices name neither a `model` nor their rates in the cluster file; each is taken to be h100-sxm-80gb",
                 ],
             ),
-            (
-                &half,
-                &["--peak", "1 TFLOPS"],
-                &["1 of 2 devices have no rates in the cluster file; assumed those of an H100 (3.35 TB/s)"],
-            ),
-            (&half, &["--peak", "1 TFLOPS", "--memory-bandwidth", "1 TB/s"], &[]),
-            (&all, &["--peak", "1 TFLOPS"], &["--peak not used"]),
+            (&all, &[], &[]),
+            (&named, &[], &[]),
         ];
         for (number, (devices, more, expected)) in cases.into_iter().enumerate() {
             let file = cluster(dir.path(), devices);
@@ -521,11 +658,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let out = dir.path().display().to_string();
         let unlike = ["--run", "--fold", "on", "--dp", "2", "--ranks", "2", "--slowdown", "1,2", "--backend", "ideal"];
-        let cases: [(&[&str], &str); 5] = [
+        let cases: [(&[&str], &str); 8] = [
             (&["--tp", "3"], "heads (8) cannot be divided into 3 parts"),
             (&["--run", "--ranks", "2"], "the job has 1 rank, but the cluster has 2 devices"),
             (&["--schedule", "interleaved"], "the interleaved schedule needs virtual stages"),
-            (&["--run", "--peak", "400", "--ranks", "1"], "--peak"),
+            (&["--run", "--peak", "400 TFLOPS", "--ranks", "1"], "--peak is not supported"),
+            (&["--memory-bandwidth", "1 TB/s"], "--memory-bandwidth is not supported"),
+            (&["--host-time", "6"], "--host-time"),
+            (&["--learned-positions", "64"], "learned positions require a GPT-like model"),
             (&unlike, "ranks are not equivalent: device"),
         ];
         for (case, expected) in cases {

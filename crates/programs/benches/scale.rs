@@ -12,7 +12,7 @@ use uniference_formats::chakra::schema::GlobalMetadata;
 use uniference_formats::chakra::write::Writer;
 use uniference_formats::cluster::{Choices, ClusterFile};
 use uniference_programs::chakra::replay::{Replay, Rules};
-use uniference_programs::workload::{Layout, Model, Phase, Recompute, Schedule, Spec, Workload};
+use uniference_programs::workload::{Implementation, Layout, Mlp, Model, Phase, Recompute, Schedule, Spec, Workload};
 use uniference_sim::cluster::{Backend, Cluster, Device};
 use uniference_sim::collective::choose::{AlgorithmTable, algorithm_by_name};
 use uniference_sim::device::Rates;
@@ -339,12 +339,24 @@ fn spec(model: Model, data: u32, pipeline: u32, sequence: u64, batch: u64) -> Sp
         recompute: Recompute::None,
         clip_gradients: false,
         new_tokens: 1,
+        implementation: Implementation::default(),
     }
 }
 
 /// A step of one micro-batch a replica: traces of all ranks, written to memory, read again and run, every rank of them.
 fn traces(layers: u32, hidden: u64, data: u32) -> SimTime {
-    let model = Model { layers, hidden, heads: 32, kv_heads: 8, ffn: 3 * hidden, vocabulary: 32_000, experts: None };
+    let model = Model {
+        layers,
+        hidden,
+        heads: 32,
+        kv_heads: 8,
+        ffn: 3 * hidden,
+        vocabulary: 32_000,
+        experts: None,
+        mlp: Mlp::SwiGlu,
+        positions: 0,
+        tied: false,
+    };
     let workload = Workload::new(spec(model, data, 1, 2_048, data.into())).unwrap();
     let ranks = workload.world_size();
     let file = |rank| {
@@ -362,7 +374,18 @@ fn traces(layers: u32, hidden: u64, data: u32) -> SimTime {
 /// As trained by Meta ("The Llama 3 herd of models", 2024, table 4) but without context parallelism: 16 micro-batches of 8,192 tokens.
 fn llama_405b(data: u32) -> SimTime {
     let (layers, hidden, heads, ffn) = (126, 16_384, 128, 53_248);
-    let model = Model { layers, hidden, heads, kv_heads: 8, ffn, vocabulary: 128_256, experts: None };
+    let model = Model {
+        layers,
+        hidden,
+        heads,
+        kv_heads: 8,
+        ffn,
+        vocabulary: 128_256,
+        experts: None,
+        mlp: Mlp::SwiGlu,
+        positions: 0,
+        tied: false,
+    };
     let workload = Workload::new(spec(model, data, 16, 8_192, 16 * u64::from(data))).unwrap();
     let ranks = workload.world_size();
     let rules = rules(ranks);
@@ -375,8 +398,18 @@ fn llama_8b(zero: u8, whole: bool) -> SimTime {
     let text = "backend = \"nccl\"\n[[device]]\nname = \"gpu\"\ncount = 1024\n[network]\npreset = \"rail\"\nper_server = 8\n\
         fabric = \"nvlink4\"\nlink = \"infiniband_ndr\"\n";
     let cluster = ClusterFile::parse("servers.toml", text, &[]).unwrap().resolve(&Choices::default()).unwrap().cluster;
-    let model =
-        Model { layers: 32, hidden: 4_096, heads: 32, kv_heads: 8, ffn: 14_336, vocabulary: 128_256, experts: None };
+    let model = Model {
+        layers: 32,
+        hidden: 4_096,
+        heads: 32,
+        kv_heads: 8,
+        ffn: 14_336,
+        vocabulary: 128_256,
+        experts: None,
+        mlp: Mlp::SwiGlu,
+        positions: 0,
+        tied: false,
+    };
     let workload = Workload::new(Spec { zero, ..spec(model, 128, 1, 4_096, 256) }).unwrap();
     let rules = rules(workload.world_size());
     let symmetries = if whole {

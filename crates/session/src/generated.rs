@@ -2,15 +2,18 @@
 //!
 //! What the jobs are made of is `uniference-formats`' business, which ranks are alike the simulator's.
 
-use crate::cluster::{ClusterOptions, value};
+use crate::cluster::ClusterOptions;
+use crate::compute::{ComputeOptions, NodeModels};
 use crate::programs::{Ranks, drive};
 use crate::results::RecordLevel;
 use crate::session::{Done, End, Ending, Outcome, Output, Session, Source, Stop, Watch};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use uniference_formats::cluster::{Rates, Resolved};
+use uniference_devices::model::Target;
+use uniference_formats::cluster::Resolved;
+use uniference_formats::devices;
 use uniference_formats::table::bytes;
-use uniference_formats::units::{Bandwidth, Flops, counted};
+use uniference_formats::units::counted;
 use uniference_host::error::{Exit, HostError};
 use uniference_programs::chakra::replay::{Replay, Rules};
 use uniference_programs::workload::{Memory, Phase, Trace, Workload};
@@ -22,8 +25,8 @@ use uniference_sim::program::{Program, ProgramError, Request};
 use uniference_sim::symmetry::Symmetry;
 use uniference_sim::time::Bytes;
 
-/// The rates of an NVIDIA H100 SXM as in its datasheet (2023): bfloat16 without sparsity, and HBM3.
-const H100: [&str; 2] = ["989 TFLOPS", "3.35 TB/s"];
+/// The device that is assumed where the cluster says nothing.
+const ASSUMED: &str = "h100-sxm-80gb";
 
 /// So many simulated ranks take long enough that a user wants to know why they are not fewer.
 const MANY: u32 = 1024;
@@ -50,10 +53,8 @@ pub struct Job {
     pub fold: Fold,
     /// It runs though it needs more memory than devices have.
     pub ignore_memory: bool,
-    /// What devices compute at most whose rates the cluster does not have; an H100's if it is not given.
-    pub peak: Option<String>,
-    /// What they move between memory and processor at most; an H100's if it is not given.
-    pub memory_bandwidth: Option<String>,
+    /// Databases of measured operators.
+    pub compute: ComputeOptions,
     /// What the report calls it by.
     pub command: Vec<String>,
     /// Where the results go.
@@ -73,20 +74,28 @@ pub fn run(job: &Job) -> Result<Done, HostError> {
     if let Some(Shortage { problem, hint }) = shortage.as_ref().filter(|_| !job.ignore_memory) {
         return Err(HostError::Usage(format!("{problem}\nhint: {hint}; or add --ignore-memory to simulate it anyway")));
     }
-    let assumed = job.assumed_rates(&chosen.resolved);
-    let doubts = shortage.map(|shortage| shortage.problem).into_iter().chain(assumed);
-    let doubts: Vec<String> = doubts.chain(job.unused_rates(&chosen.resolved)).collect();
-    let session = Session::new(chosen, 0, job.command.clone(), output)?;
-    let rules = Arc::new(job.rules(&session.resolved().rates)?);
+    let assumed = assumed_devices(&chosen.resolved);
+    let doubts: Vec<String> = shortage.map(|shortage| shortage.problem).into_iter().chain(assumed).collect();
+    let targets = targets(&chosen.resolved);
+    let models = NodeModels::new(&job.compute, targets.iter().cloned().map(Some).collect())?;
+    let world = (0..ranks).map(RankId).collect();
+    let rules = Arc::new(Rules { models: models.of_ranks(), ..Rules::of(world) });
+    let mut session = Session::new(chosen, 0, job.command.clone(), output)?;
+    session.models(&models);
     let mut reason: Option<Asymmetry> = None;
     for symmetry in job.symmetries(&session.resolved().cluster)? {
         let (order, simulated) = (symmetry.order(), ranks / symmetry.order());
         if let Some(Asymmetry { problem, hint }) = reason.as_ref().filter(|_| simulated >= MANY) {
             output.notices.say(&format!("simulating {simulated} of {ranks} ranks, because {problem}\nhint: {hint}"));
         }
-        let rates = &session.resolved().rates;
-        let mut source =
-            Generated { workload, rules: rules.clone(), rates, symmetry: &symmetry, ranks: BTreeMap::new() };
+        let mut source = Generated {
+            workload,
+            rules: rules.clone(),
+            models: &models,
+            targets: &targets,
+            symmetry: &symmetry,
+            ranks: BTreeMap::new(),
+        };
         match session.carry_out(&mut source)? {
             Outcome::Finished(mut figures) => {
                 figures.statistics.stand_for(order);
@@ -123,7 +132,8 @@ pub(crate) fn check_ranks(workload: &Workload, resolved: &Resolved) -> Result<()
 struct Generated<'a> {
     workload: &'a Workload,
     rules: Arc<Rules>,
-    rates: &'a [Option<Rates>],
+    models: &'a NodeModels,
+    targets: &'a [Target],
     symmetry: &'a Symmetry,
     ranks: BTreeMap<RankId, Replay<Trace>>,
 }
@@ -138,21 +148,27 @@ impl Ranks for Generated<'_> {
 impl Source for Generated<'_> {
     fn drive(&mut self, cluster: &Cluster, watch: Watch<'_>) -> Result<End, HostError> {
         let end = |ending| Ok(End::new(ending, Vec::new()));
+        let targets = self.targets;
         let mut engine = match Engine::folded(cluster, self.symmetry) {
             Ok(engine) => engine,
             Err(asymmetry) => return end(Ending::Unlike(asymmetry)),
         };
         let represents = |rank: usize| self.symmetry.representative(RankId::from(rank)).index();
-        if let Some(rank) = (0..self.rates.len()).find(|rank| self.rates[*rank] != self.rates[represents(*rank)]) {
-            let problem = format!("the rates of device `{}` differ", cluster.devices[rank].name);
+        if let Some(rank) = (0..targets.len()).find(|rank| targets[*rank] != targets[represents(*rank)]) {
+            let problem = format!("the model or the rates of device `{}` differ", cluster.devices[rank].name);
             return end(Ending::Unlike(Asymmetry::new(problem)));
         }
-        end(match drive(&mut engine, self, watch) {
+        let ending = match drive(&mut engine, self, watch) {
             engine::Ending::Finished => Ending::Finished,
             engine::Ending::Halted(halt) => halted(&halt),
             engine::Ending::Failed(failure) => panic!("a generated trace cannot be run: {failure}"),
             engine::Ending::CutShort => unreachable!("nothing is replayed"),
-        })
+        };
+        let costed = self.models.costed(self.ranks.iter().map(|(rank, replay)| {
+            let slowdown = cluster.devices[rank.index()].slowdown;
+            (rank.index(), slowdown, Box::new(replay.operators()) as Box<dyn Iterator<Item = _>>)
+        }));
+        Ok(End { ending, lines: Vec::new(), costed })
     }
 }
 
@@ -167,36 +183,6 @@ fn halted(halt: &Halt) -> Ending {
 }
 
 impl Job {
-    /// `rates` are those of the ranks' devices, where the cluster file has them.
-    fn rules(&self, rates: &[Option<Rates>]) -> Result<Rules, HostError> {
-        let given = |rate: &Option<String>, default: &str| rate.clone().unwrap_or_else(|| default.to_owned());
-        let peak: Flops = value("--peak", &given(&self.peak, H100[0]))?;
-        let memory: Bandwidth = value("--memory-bandwidth", &given(&self.memory_bandwidth, H100[1]))?;
-        let all = Rates::uniform(peak.0, memory.0.bytes_per_second());
-        let world = (0..rates.len()).map(RankId::from).collect();
-        Ok(Rules { rooflines: rates.iter().map(|rates| Some(rates.unwrap_or(all))).collect(), ..Rules::of(world) })
-    }
-
-    /// The rates that are assumed because nobody has given them.
-    fn assumed_rates(&self, resolved: &Resolved) -> Option<String> {
-        let unknown = resolved.rates.iter().filter(|rates| rates.is_none()).count();
-        let given = [self.peak.is_some(), self.memory_bandwidth.is_some()];
-        let assumed: Vec<&str> =
-            H100.into_iter().zip(given).filter(|(_, given)| !given).map(|(rate, _)| rate).collect();
-        (unknown > 0 && !assumed.is_empty()).then(|| {
-            let (rates, all) = (assumed.join(" and "), resolved.rates.len());
-            format!("{unknown} of {all} devices have no rates in the cluster file; assumed those of an H100 ({rates})")
-        })
-    }
-
-    /// Rates that were given and change nothing.
-    fn unused_rates(&self, resolved: &Resolved) -> Option<String> {
-        let options = [("--peak", &self.peak), ("--memory-bandwidth", &self.memory_bandwidth)];
-        let given: Vec<&str> = options.iter().filter(|(_, rate)| rate.is_some()).map(|(option, _)| *option).collect();
-        let unused = !given.is_empty() && resolved.rates.iter().all(Option::is_some);
-        unused.then(|| format!("{} not used; the cluster file gives the rates of every device", given.join(" and ")))
-    }
-
     fn symmetries(&self, cluster: &Cluster) -> Result<Vec<Symmetry>, HostError> {
         if self.output.record != RecordLevel::Summary && self.fold == Fold::On {
             let hint = "use --record summary or --fold off";
@@ -216,6 +202,28 @@ impl Job {
             Fold::Auto | Fold::Off => vec![Symmetry::default()],
         })
     }
+}
+
+/// What operators are costed for, by rank.
+fn targets(resolved: &Resolved) -> Vec<Target> {
+    let assumed = devices::find(ASSUMED).expect("the table has it");
+    let assumed = Target { name: Some(assumed.name.clone()), rates: assumed.rates().expect("its rates are known") };
+    let target = |(rates, name): (&Option<_>, &Option<String>)| match rates {
+        Some(rates) => Target { name: name.clone(), rates: *rates },
+        None => assumed.clone(),
+    };
+    resolved.rates.iter().zip(&resolved.models).map(target).collect()
+}
+
+/// Devices of which the cluster says nothing.
+fn assumed_devices(resolved: &Resolved) -> Option<String> {
+    let unknown = resolved.rates.iter().filter(|rates| rates.is_none()).count();
+    let all = resolved.rates.len();
+    (unknown > 0).then(|| {
+        format!(
+            "{unknown} of {all} devices name neither a `model` nor their rates in the cluster file; each is taken to be {ASSUMED}"
+        )
+    })
 }
 
 /// What the job is, and what its ranks need of their devices' memory.

@@ -20,11 +20,12 @@ use uniference_formats::trace::TraceWriter;
 use uniference_host::error::HostError;
 use uniference_host::live::exchange::Recorder;
 use uniference_sim::cluster::Device;
+use uniference_sim::device::Origin;
 use uniference_sim::event::{Event, Observer};
 use uniference_sim::ids::{HostId, RankId, TaskId};
 use uniference_sim::observe::{Digest, Statistics};
 use uniference_sim::replay::RecordedStep;
-use uniference_sim::time::SimTime;
+use uniference_sim::time::{SimDuration, SimTime};
 use uniference_studies::compute::Computes;
 use uniference_studies::interval::interval;
 use uniference_studies::memory::{Held, Kind, Memory, Point};
@@ -224,15 +225,24 @@ fn compute(computes: &Computes, rows: Vec<ComputeReport>, modelled: &[bool], ran
     let mut all = Vec::new();
     for rank in 0..ranks {
         if modelled.get(rank as usize).copied().unwrap_or(false) {
+            // Beside operators, nodes of a trace may have durations.
+            let known = computes.by_origin(RankId(rank)).filter(|(origin, _)| *origin == Origin::Recorded);
+            all.extend(known.map(of_origin(rank)));
             all.extend(std::iter::from_fn(|| rows.next_if(|row| row.rank == rank)));
             continue;
         }
-        all.extend(computes.by_origin(RankId(rank)).map(|(origin, duration)| {
-            let origin = origin.name().to_owned();
-            ComputeReport { rank, origin, kind: None, seconds: duration.as_secs_f64() }
-        }));
+        all.extend(computes.by_origin(RankId(rank)).map(of_origin(rank)));
     }
     all
+}
+
+fn of_origin(rank: u32) -> impl Fn((Origin, SimDuration)) -> ComputeReport {
+    move |(origin, duration)| ComputeReport {
+        rank,
+        origin: origin.name().to_owned(),
+        kind: None,
+        seconds: duration.as_secs_f64(),
+    }
 }
 
 /// Keys of devices in the cluster file that had nothing to act upon. `memory` is no such key: docs/reference/cluster-file.md says who looks at it.

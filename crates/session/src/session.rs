@@ -3,7 +3,7 @@
 //! What is simulated, and how that is driven, is the [`Source`]'s business.
 
 use crate::cluster::Chosen;
-use crate::compute::{Costed, Plan};
+use crate::compute::{Costed, NodeModels, Plan};
 use crate::folder::Folder;
 use crate::notices::Notices;
 use crate::results::{self, Beside, Figures, REPORT, RecordLevel, Recording};
@@ -166,6 +166,11 @@ impl Session {
     /// Writes down where the duration of compute comes from.
     pub fn plan(&mut self, plan: &Plan) {
         plan.describe(&mut self.manifest);
+    }
+
+    /// The same where nodes list their operators.
+    pub(crate) fn models(&mut self, models: &NodeModels) {
+        models.describe(&mut self.manifest);
     }
 
     /// Carries a simulation out, and completes all files of its results but the report.

@@ -5,6 +5,7 @@
 mod files;
 
 use crate::cluster::{Chosen, ClusterOptions};
+use crate::compute::{ComputeOptions, NodeModels};
 use crate::programs::{Ranks, drive};
 use crate::results::{self, RecordLevel, TIMELINE};
 use crate::session::{Done, End, Ending, Outcome, Output, Session, Source, Stop, Watch};
@@ -15,6 +16,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use uniference_devices::model::Target;
 use uniference_formats::astra::inputs::{Network, System};
 use uniference_formats::astra::memory::{RemoteMemory, Sharing};
 use uniference_formats::chakra::groups::ProcessGroup;
@@ -73,6 +75,8 @@ pub struct Meaning {
     pub memory: Option<PathBuf>,
     /// How many times a text workload's layers are done; at least 1.
     pub passes: u32,
+    /// The user's own database of measured operators: what operators cost that nodes list.
+    pub own_database: Option<PathBuf>,
 }
 
 impl Default for Meaning {
@@ -85,6 +89,7 @@ impl Default for Meaning {
             system: None,
             memory: None,
             passes: 1,
+            own_database: None,
         }
     }
 }
@@ -108,10 +113,15 @@ pub fn replay(args: &TraceReplay) -> Result<Done, HostError> {
     let notices = &args.output.notices;
     let traces = Traces::find(&args.prefix, args.meaning.passes)?;
     let (chosen, seed) = cluster(&traces, args)?;
-    let rules = Arc::new(args.meaning.rules(&chosen.resolved.rates)?);
+    let options = ComputeOptions { own_database: args.meaning.own_database.clone(), ..ComputeOptions::default() };
+    let targets = chosen.resolved.rates.iter().zip(&chosen.resolved.models);
+    let targets = targets.map(|(rates, name)| rates.map(|rates| Target { name: name.clone(), rates }));
+    let models = NodeModels::new(&options, targets.collect())?;
+    let rules = args.meaning.rules(&chosen.resolved.rates)?;
+    let rules = Arc::new(Rules { models: models.of_ranks(), ..rules });
     let traces = traces.open(chosen.resolved.cluster.devices.len(), notices)?;
     let replays = (0..).zip(traces).map(|(rank, trace)| Replay::new(RankId(rank), trace, rules.clone()));
-    let mut source = Traced(replays.collect());
+    let mut source = Traced(replays.collect(), models);
     let session = Session::new(chosen, seed, args.command.clone(), &named(args))?;
     let figures = match session.carry_out(&mut source)? {
         Outcome::Finished(figures) => *figures,
@@ -128,7 +138,7 @@ fn named(args: &TraceReplay) -> Output {
 }
 
 /// Replays of a trace for each rank.
-struct Traced(Vec<Replay<Reader<Pieces>>>);
+struct Traced(Vec<Replay<Reader<Pieces>>>, NodeModels);
 
 impl Ranks for Traced {
     fn resume(&mut self, Resumption { rank, task, now, reply }: Resumption) -> Result<Request, ProgramError> {
@@ -148,7 +158,10 @@ impl Source for Traced {
             }
             engine::Ending::CutShort => unreachable!("traces say how their ranks end"),
         };
-        Ok(End::new(ending, Vec::new()))
+        let costed = self.1.costed(self.0.iter().enumerate().map(|(rank, replay)| {
+            (rank, cluster.devices[rank].slowdown, Box::new(replay.operators()) as Box<dyn Iterator<Item = _>>)
+        }));
+        Ok(End { ending, lines: Vec::new(), costed })
     }
 }
 
@@ -314,7 +327,7 @@ impl Meaning {
             memory: self.memory.as_deref().map(memory).transpose()?.and_then(rates_of),
             expand,
             groups: self.groups.as_deref().map_or(Ok(Vec::new()), groups)?,
-            recorded: false,
+            ..Rules::of(Arc::new([]))
         })
     }
 }

@@ -46,7 +46,8 @@ pub fn interval(
 ) -> Interval {
     let runs = Sample::of(others.iter().copied().chain([report.makespan_s])).expect("this run is one");
     let [low, middle, high] = [(1.0 - LEVEL) / 2.0, 0.5, (1.0 + LEVEL) / 2.0].map(|part| runs.quantile(part));
-    let last = report.ranks.iter().max_by_key(|rank| rank.finish_ps);
+    // Of ranks that end at once the first: of a folded run, it is the one that was simulated.
+    let last = report.ranks.iter().max_by_key(|rank| (rank.finish_ps, std::cmp::Reverse(rank.rank)));
     let costed = last.and_then(|last| operators.get(last.rank as usize)).map_or(&[][..], Vec::as_slice);
     let error = last.map_or(0.0, |last| model_error(report, last, uncertainty, costed));
     let draws = Draws::of(costed, report.manifest.seed);

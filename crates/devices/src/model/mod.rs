@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex};
 use surface::{Setting, Surface};
 use uniference_formats::devices::{self, KnownDevice};
 use uniference_formats::operators::{Definition, Tensor};
-use uniference_sim::device::{CostModel, Estimate, Family, Layout, Operator, Origin, Precision, Rates};
+use uniference_sim::device::{CostModel, Estimate, Family, Layout, Operator, Origin, Pass, Precision, Rates};
 use uniference_sim::program::DType;
 use uniference_sim::time::SimDuration;
 
@@ -359,7 +359,11 @@ impl Model {
 
 impl CostModel for Model {
     fn estimate(&self, operator: &Operator) -> Option<Estimate> {
-        (operator.flops > 0 || operator.bytes().0 > 0).then(|| self.part(operator, None))
+        let variant = match operator.family {
+            Family::Gemm { layout, .. } => Some(layout.name()),
+            _ => None,
+        };
+        (operator.flops > 0 || operator.bytes().0 > 0).then(|| self.part(operator, variant))
     }
 }
 
@@ -394,7 +398,10 @@ fn mean(surfaces: &[(f64, Arc<Surface>)], operator: &Operator) -> Estimate {
 }
 
 fn seconds(surface: &Surface, operator: &Operator) -> f64 {
-    let work = matches!(operator.family, Family::Attention { .. } | Family::Convolution { .. });
+    let work = matches!(
+        operator.family,
+        Family::Attention { .. } | Family::Convolution { .. } | Family::Rows { pass: Pass::Backward, .. }
+    );
     let work = work.then_some((operator.flops as f64, operator.bytes().0 as f64));
     surface.seconds(dimensions(&operator.family), operator.bytes().0, work)
 }

@@ -14,6 +14,7 @@ pub mod dot;
 pub mod frame;
 pub mod groups;
 pub mod json;
+pub mod operators;
 pub mod own;
 pub mod read;
 pub mod schema;

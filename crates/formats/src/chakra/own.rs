@@ -20,6 +20,8 @@ pub const STORE: &str = "uniference_store";
 pub const ANY_SOURCE: &str = "uniference_any_source";
 /// Of communication: how long it took in the recording once all ranks had come to it, in picoseconds.
 pub const RECORDED_PS: &str = "uniference_recorded_ps";
+/// The operators that a compute node consists of, one after the other: a list of texts ([`super::operators`]).
+pub const OPERATORS: &str = "uniference_operators";
 /// In the metadata of rank 0: the cluster file that the run was on.
 pub const CLUSTER: &str = "uniference_cluster";
 /// Beside it: the seed of the run.
@@ -158,6 +160,14 @@ pub fn dtype(node: &Node) -> DType {
 pub fn reduce_op(node: &Node) -> ReduceOp {
     let name = node.text(REDUCE_OP);
     ReduceOp::ALL.into_iter().find(|op| Some(op.name()) == name).unwrap_or(ReduceOp::Sum)
+}
+
+/// The texts of a node's operators; none if nothing is said.
+pub fn operators(node: &Node) -> &[String] {
+    match node.attribute(OPERATORS) {
+        Some(Value::StringList(list)) => &list.values,
+        _ => &[],
+    }
 }
 
 /// The unequal blocks of a collective, each changed by `scale`; `None`: they are equal, or are not those of `members`.

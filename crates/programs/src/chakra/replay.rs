@@ -12,12 +12,15 @@
 //! it starts as soon as it is free.
 
 use super::feed::{Expand, Feed, FeedError};
+use indexmap::IndexMap;
+use rustc_hash::FxBuildHasher;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use uniference_formats::chakra::attributes::{
     COMM_DST, COMM_SIZE, COMM_SRC, COMM_TAG, NUM_OPS, ROOT_RANK, TENSOR_SIZE,
 };
 use uniference_formats::chakra::groups::ProcessGroup;
+use uniference_formats::chakra::operators;
 use uniference_formats::chakra::own::{self, Part};
 use uniference_formats::chakra::read::Nodes;
 use uniference_formats::chakra::schema::{CommType, Node, NodeType};
@@ -46,6 +49,8 @@ pub struct Rules {
     pub comm_scale: f64,
     /// By rank: what a compute node without a duration costs. A rank beyond the list has no such rates.
     pub rooflines: Vec<Option<Rates>>,
+    /// By rank: what the operators of a compute node cost that says which they are. Where a rank has no such model, its roofline serves.
+    pub models: Vec<Option<Model>>,
     /// What a memory node without a duration costs.
     pub memory: Option<HostMemory>,
     /// What stands for a node in its place.
@@ -58,6 +63,27 @@ pub struct Rules {
     pub recorded: bool,
 }
 
+/// What operators cost on a rank's device.
+#[derive(Clone)]
+pub struct Model(pub Arc<dyn CostModel + Send + Sync>);
+
+impl std::fmt::Debug for Model {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Model")
+    }
+}
+
+/// An operator that nodes of a rank consist of.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CostedOperator {
+    /// What it is.
+    pub operator: Operator,
+    /// What it costs each time.
+    pub estimate: Estimate,
+    /// How often it ran.
+    pub executions: u64,
+}
+
 impl Rules {
     /// The plain ones.
     pub fn of(world: Arc<[RankId]>) -> Rules {
@@ -67,6 +93,7 @@ impl Rules {
             compute_scale: 1.0,
             comm_scale: 1.0,
             rooflines,
+            models: Vec::new(),
             memory: None,
             expand: None,
             groups,
@@ -118,6 +145,8 @@ pub struct Replay<N> {
     met: BTreeSet<u64>,
     untimed: u64,
     by_roofline: u64,
+    /// By the texts of nodes; `None`: no operator.
+    operators: IndexMap<String, Option<CostedOperator>, FxBuildHasher>,
 }
 
 /// A group: its ranks, and how many groups of just these ranks come before it.
@@ -170,7 +199,13 @@ impl<N: Nodes> Replay<N> {
             met: BTreeSet::new(),
             untimed: 0,
             by_roofline: 0,
+            operators: IndexMap::default(),
         }
+    }
+
+    /// The operators of nodes so far, in the order in which they first ran.
+    pub fn operators(&self) -> impl Iterator<Item = &CostedOperator> {
+        self.operators.values().flatten()
     }
 
     /// How many compute nodes took what their device's rates make of them.
@@ -396,6 +431,12 @@ impl<N: Nodes> Replay<N> {
         if duration > SimDuration::ZERO {
             return Work::new(duration.scaled(self.rules.compute_scale), Origin::Recorded);
         }
+        if matches!(unit, NodeQueue::Accelerator)
+            && let Some(work) = self.operators_of(id)
+        {
+            return work;
+        }
+        let node = self.feed.node(id);
         let moved = node.unsigned(TENSOR_SIZE);
         let resource = match unit {
             NodeQueue::Host => Resource::Host,
@@ -418,6 +459,41 @@ impl<N: Nodes> Replay<N> {
         };
         self.untimed += u64::from(estimate.is_none());
         estimate.unwrap_or(Estimate::UNKNOWN).scaled(self.rules.compute_scale).work().on(resource)
+    }
+
+    /// Operators follow one another; the work has the origin of the one that takes longest, of equal ones the first. `None`: the node does
+    /// not say what it consists of, or nobody knows what that costs.
+    fn operators_of(&mut self, id: u64) -> Option<Work> {
+        let Replay { feed, rules, operators: known, rank, .. } = self;
+        let texts = own::operators(feed.node(id));
+        let model = rules.models.get(rank.index()).and_then(Option::as_ref);
+        let rates = rules.rooflines.get(rank.index()).copied().flatten();
+        for text in texts {
+            if !known.contains_key(text) {
+                let costed = operators::parse(text).map(|operator| {
+                    let estimate = model.and_then(|model| model.0.estimate(&operator));
+                    let estimate = estimate.or_else(|| rates.and_then(|rates| rates.estimate(&operator)));
+                    let estimate = estimate.unwrap_or(Estimate::UNKNOWN).scaled(rules.compute_scale);
+                    CostedOperator { operator, estimate, executions: 0 }
+                });
+                known.insert(text.clone(), costed);
+            }
+        }
+        if texts.iter().any(|text| known[text].is_none_or(|costed| costed.estimate.origin == Origin::None)) {
+            return None;
+        }
+        let (mut total, mut longest) = (0_u64, None::<Estimate>);
+        for text in texts {
+            let costed = known.get_mut(text).and_then(Option::as_mut).expect("just seen");
+            costed.executions += 1;
+            total = total.saturating_add(costed.estimate.duration.as_ps());
+            if longest.is_none_or(|longest| costed.estimate.duration > longest.duration) {
+                longest = Some(costed.estimate);
+            }
+        }
+        let origin = longest?.origin;
+        self.by_roofline += u64::from(origin == Origin::Roofline);
+        Some(Work::new(SimDuration::from_ps(total), origin).on(Resource::Accelerator))
     }
 
     fn bytes(&self, id: u64) -> Result<u64, ReplayError> {

@@ -45,11 +45,20 @@ pub(super) enum Group {
     ExpertReplicas,
     /// The stages.
     Pipeline,
+    /// The first and the last stage; only they have it.
+    Ends,
 }
 
 /// Every group.
-pub(super) const GROUPS: [Group; 6] =
-    [Group::Tensor, Group::Context, Group::Expert, Group::Replicas, Group::ExpertReplicas, Group::Pipeline];
+pub(super) const GROUPS: [Group; 7] = [
+    Group::Tensor,
+    Group::Context,
+    Group::Expert,
+    Group::Replicas,
+    Group::ExpertReplicas,
+    Group::Pipeline,
+    Group::Ends,
+];
 
 impl Layout {
     /// How many ranks there are.
@@ -117,6 +126,7 @@ impl Layout {
             Group::Replicas => whole(context, self.context * self.data),
             Group::ExpertReplicas => [(context, self.context), (replica, self.data / self.expert)],
             Group::Pipeline => whole(self.stage_size(), self.pipeline),
+            Group::Ends => whole(self.stage_size() * (self.pipeline - 1).max(1), self.pipeline.min(2)),
         }
         .into_iter()
     }

@@ -4,7 +4,7 @@
 //! Counted is what the generated job cannot do without. Not counted: what kernels, allocators and communication libraries take for
 //! themselves, gradients of activations, numbers of a few bytes a token.
 
-use super::{ELEMENT, Phase, Recompute, Spec, Unit};
+use super::{AttentionKernels, ELEMENT, Mlp, Phase, Recompute, Spec, Unit};
 
 /// Bytes of the optimizer's state for each parameter: a copy of it and two moments, float32 (Rajbhandari et al., "ZeRO: memory
 /// optimizations toward training trillion parameter models", SC 2020, section 3.1).
@@ -54,8 +54,9 @@ impl Memory {
 /// What a layer keeps for its backward pass of one micro-batch, in bytes on one rank.
 ///
 /// As Korthikanti et al. ("Reducing activation recomputation in large transformer models", 2022, sections 4.1 and 4.2) count it, for
-/// this model: no dropout, grouped keys and values, SwiGLU, and an attention that keeps a number a head and token in place of scores (Dao
-/// et al., "FlashAttention", 2022, section 3.1). With sequence parallelism each rank keeps its own tokens of what it gathers.
+/// this model: grouped keys and values, SwiGLU if it has a gate, and an attention that keeps a number a head and token in place of scores
+/// (Dao et al., "FlashAttention", 2022, section 3.1) unless it writes them. With sequence parallelism each rank keeps its own tokens of
+/// what it gathers. A mask of dropout has a byte an element.
 struct Layer {
     /// The layer's input.
     input: u64,
@@ -76,18 +77,27 @@ impl Layer {
         let input = each(model.hidden, layout.sequence_parallel);
         // The backward pass does not gather keys and values of the other context-parallel ranks again.
         let attended = 2 * model.hidden + 2 * model.kv_width() * u64::from(layout.context);
+        // Gate, up and their product, or what the activation reads and what it writes.
+        let widths = if model.mlp == Mlp::SwiGlu { 3 } else { 2 };
         let network = match model.experts {
-            None => each(3 * model.ffn, true),
+            None => each(widths * model.ffn, true),
             Some(experts) => {
-                let dealt = bytes(tokens * experts.top_k, (2 * model.hidden + 3 * model.ffn) * ELEMENT, tensor);
+                let dealt = bytes(tokens * experts.top_k, (2 * model.hidden + widths * model.ffn) * ELEMENT, tensor);
                 dealt.saturating_add(each(experts.count, true))
             }
         };
+        let mask = if spec.implementation.dropout { input / ELEMENT } else { 0 };
+        // Of a pair the softmax's result, and with dropout a mask and what is left of it (the same, equation 1).
+        let statistics = match (spec.implementation.attention, spec.implementation.dropout) {
+            (AttentionKernels::Flash, _) => FLOAT,
+            (AttentionKernels::Unfused, false) => ELEMENT * spec.sequence,
+            (AttentionKernels::Unfused, true) => (2 * ELEMENT + 1) * spec.sequence,
+        };
         Layer {
             input,
-            attention: (2 * input).saturating_add(each(attended, true)),
-            statistics: bytes(tokens, model.heads * FLOAT, tensor),
-            network: (2 * input).saturating_add(network),
+            attention: (2 * input + mask).saturating_add(each(attended, true)),
+            statistics: bytes(tokens.saturating_mul(model.heads), statistics, tensor),
+            network: (2 * input + mask).saturating_add(network),
         }
     }
 
@@ -200,15 +210,25 @@ impl Spec {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Experts, Layout, Model, Schedule, Workload};
+    use super::super::{Experts, Implementation, Layout, Model, Schedule, Workload};
     use super::*;
     use proptest::prelude::*;
     use rstest::rstest;
 
     /// Llama 3 8B in one micro-batch of one sequence of 8,192 tokens on one rank.
     fn llama_8b(phase: Phase) -> Spec {
-        let model =
-            Model { layers: 32, hidden: 4096, heads: 32, kv_heads: 8, ffn: 14_336, vocabulary: 128_256, experts: None };
+        let model = Model {
+            layers: 32,
+            hidden: 4096,
+            heads: 32,
+            kv_heads: 8,
+            ffn: 14_336,
+            vocabulary: 128_256,
+            experts: None,
+            mlp: Mlp::SwiGlu,
+            positions: 0,
+            tied: false,
+        };
         Spec {
             model,
             layout: Layout { tensor: 1, context: 1, expert: 1, data: 1, pipeline: 1, sequence_parallel: false },
@@ -222,6 +242,7 @@ mod tests {
             recompute: Recompute::None,
             clip_gradients: false,
             new_tokens: 1,
+            implementation: Implementation::default(),
         }
     }
 
@@ -265,8 +286,18 @@ mod tests {
         // ranks, 32 / t with sequence parallelism, where keys are as wide as queries and the network is 4 h wide. Theirs keeps 16 s b h of
         // it, SwiGLU at 8/3 h three times 16/3: as much. Nothing but the softmax's numbers comes on top, 4 bytes a head.
         let kept = |tensor: u32, sequence_parallel: bool| {
-            let model =
-                Model { layers: 1, hidden: 768, heads: 8, kv_heads: 8, ffn: 2048, vocabulary: 8, experts: None };
+            let model = Model {
+                layers: 1,
+                hidden: 768,
+                heads: 8,
+                kv_heads: 8,
+                ffn: 2048,
+                vocabulary: 8,
+                experts: None,
+                mlp: Mlp::SwiGlu,
+                positions: 0,
+                tied: false,
+            };
             let layout = Layout { tensor, sequence_parallel, ..llama_8b(Phase::Train).layout };
             let spec = Spec { model, layout, ..llama_8b(Phase::Train) };
             let (tokens, softmax) = (spec.tokens(), 4 * 8 * spec.tokens() / u64::from(tensor));
@@ -333,7 +364,7 @@ mod tests {
             let experts = (experts || expert > 1).then_some(Experts { count: 8, top_k: 2 });
             let micro_batch = u64::from(tensor);
             Spec {
-                model: Model { layers, hidden: 64, heads: 8, kv_heads: 4, ffn: 96, vocabulary: 301, experts },
+                model: Model { layers, hidden: 64, heads: 8, kv_heads: 4, ffn: 96, vocabulary: 301, experts, mlp: Mlp::SwiGlu, positions: 0, tied: false },
                 layout: Layout { tensor, context, expert, data, pipeline, sequence_parallel: tensor > 1 },
                 phase,
                 sequence: sequence * u64::from(tensor * context),
@@ -345,6 +376,7 @@ mod tests {
                 recompute: if train { recompute } else { Recompute::None },
                 clip_gradients: false,
                 new_tokens: 1,
+                implementation: Implementation::default(),
             }
         }
     }

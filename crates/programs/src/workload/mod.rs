@@ -1,7 +1,7 @@
 //! Generated workloads: what each rank of a large language model's training or inference computes and communicates, as execution traces
 //! that nobody had to record.
 //!
-//! In the order in which a trace comes about: [`Model`] knows what a layer costs, [`Layout`] where a rank stands in the job, `schedule` in
+//! In the order in which a trace comes about: [`Model`] knows what a layer has, `operators` what that computes, [`Layout`] where a rank stands in the job, `schedule` in
 //! which order it carries out its micro-batches, and [`Trace`] turns that into nodes, one piece of a micro-batch at a time; [`Memory`] is
 //! what a rank needs for it. Nothing here grows with the number of ranks or of micro-batches, and nothing is read or written. When nodes
 //! run is the replay's business.
@@ -11,12 +11,14 @@
 mod layout;
 mod memory;
 mod model;
+mod operators;
 mod schedule;
 mod trace;
 
 pub use layout::{Layout, RankPosition};
 pub use memory::Memory;
-pub use model::{Cost, Experts, Model};
+pub use model::{Experts, Mlp, Model};
+pub use operators::{AttentionKernels, Fusion, Implementation};
 pub use schedule::Schedule;
 pub use trace::Trace;
 
@@ -52,6 +54,8 @@ pub struct Spec {
     pub clip_gradients: bool,
     /// Tokens that each sequence gets when decoding, one after the other; otherwise 1.
     pub new_tokens: u64,
+    /// How its kernels are made.
+    pub implementation: Implementation,
 }
 
 /// Which activations are computed a second time, just before the backward pass that needs them (Korthikanti et al., "Reducing activation
@@ -229,8 +233,10 @@ impl Spec {
         let (model, tensor) = (&self.model, u64::from(self.layout.tensor));
         let rows = model.embedding_parameters().div_ceil(tensor);
         match unit {
-            Unit::Embedding => (rows, 0),
-            Unit::Head => (rows + model.hidden, 0),
+            Unit::Embedding => (rows + model.positions * model.hidden, 0),
+            // On the stage of the embedding, a tied head is counted with it.
+            Unit::Head if model.tied && self.layout.pipeline == 1 => (model.norm_parameters(), 0),
+            Unit::Head => (rows + model.norm_parameters(), 0),
             Unit::Layer(_) => (
                 model.dense_parameters().div_ceil(tensor) + model.replicated_parameters(),
                 model.expert_parameters().div_ceil(tensor * u64::from(self.layout.expert)),
@@ -241,8 +247,9 @@ impl Spec {
     /// Those parameters of a stage that every tensor-parallel rank has.
     fn replicated_parameters(&self, stage: u32) -> u64 {
         let of_chunk = |chunk: u32| {
-            let head = if chunk + 1 == self.chunks() { self.model.hidden } else { 0 };
-            u64::from(self.layers(chunk)) * self.model.replicated_parameters() + head
+            let head = if chunk + 1 == self.chunks() { self.model.norm_parameters() } else { 0 };
+            let positions = if chunk == 0 { self.model.positions * self.model.hidden } else { 0 };
+            u64::from(self.layers(chunk)) * self.model.replicated_parameters() + head + positions
         };
         self.chunks_of(stage).map(of_chunk).sum()
     }
@@ -289,6 +296,16 @@ impl Spec {
         let problem = || format!("the batch size {} must be a multiple of dp x micro-batch = {replicas}", self.batch);
         fits(self.batch, replicas, problem, "choose another --batch")?;
         self.check_experts()?;
+        if model.positions > 0 && model.mlp == Mlp::SwiGlu {
+            return refuse(
+                "learned positions require a GPT-like model".into(),
+                "add --mlp gelu, or remove --learned-positions",
+            );
+        }
+        if model.positions > 0 && model.positions < self.sequence + self.new_tokens - 1 {
+            let problem = format!("{} learned positions are fewer than {} tokens", model.positions, self.sequence);
+            return refuse(problem, "choose more --learned-positions or a smaller --seq");
+        }
         self.schedule.check(layout.pipeline, self.micro_batches())?;
         let problem =
             || format!("{} layers are too few for {} pipeline stages or model chunks", model.layers, self.chunks());

@@ -20,12 +20,34 @@ use uniference_sim::time::{Rate, SimDuration};
 mod nccl;
 
 fn llama(layers: u32, hidden: u64, heads: u64, ffn: u64) -> Model {
-    Model { layers, hidden, heads, kv_heads: 8, ffn, vocabulary: 128_256, experts: None }
+    Model {
+        layers,
+        hidden,
+        heads,
+        kv_heads: 8,
+        ffn,
+        vocabulary: 128_256,
+        experts: None,
+        mlp: Mlp::SwiGlu,
+        positions: 0,
+        tied: false,
+    }
 }
 
 fn small() -> Spec {
     Spec {
-        model: Model { layers: 4, hidden: 64, heads: 8, kv_heads: 4, ffn: 160, vocabulary: 512, experts: None },
+        model: Model {
+            layers: 4,
+            hidden: 64,
+            heads: 8,
+            kv_heads: 4,
+            ffn: 160,
+            vocabulary: 512,
+            experts: None,
+            mlp: Mlp::SwiGlu,
+            positions: 0,
+            tied: false,
+        },
         layout: Layout { tensor: 1, context: 1, expert: 1, data: 1, pipeline: 1, sequence_parallel: false },
         phase: Phase::Train,
         sequence: 128,
@@ -37,6 +59,7 @@ fn small() -> Spec {
         recompute: Recompute::None,
         clip_gradients: false,
         new_tokens: 1,
+        implementation: Implementation::default(),
     }
 }
 
@@ -79,13 +102,14 @@ fn the_models_are_as_large_as_they_are_called() {
 #[case::pipeline([2, 1, 1, 2, 4])]
 #[case::context([1, 4, 1, 1, 2])]
 fn a_step_computes_six_operations_a_token_and_parameter(#[case] axes: [u32; 5]) {
-    // 3 (2 N_m + 2 L s h) tokens: forward once, backward twice; N_m are the parameters in matrices; causal attention looks at s / 2 tokens, 4
-    // operations each for every element of h (Narayanan et al. 2021, appendix; Hoffmann et al. 2022 leave out attention: 6 N D).
+    // 3 (2 N_m) + 7/2 (2 L s h) a token: forward once, backward twice; N_m are the parameters in matrices; causal attention looks at s / 2
+    // tokens, 4 operations each for every element of h forwards, and 10 backwards, where it computes scores again (Dao et al. 2022; Hoffmann
+    // et al. 2022 leave out attention: 6 N D).
     let spec = laid_out(small(), axes);
     let model = &spec.model;
     let matrices = u64::from(model.layers) * model.dense_parameters() + model.embedding_parameters();
     let attention = u64::from(model.layers) * 2 * spec.sequence * model.hidden;
-    let expected = 3 * (2 * matrices + attention) * spec.batch * spec.sequence;
+    let expected = (6 * matrices + attention * 7 / 2) * spec.batch * spec.sequence;
     let computed = total(&nodes(&spec), NUM_OPS, |node| node.name != "optimizer");
     assert_eq!(computed, expected);
 }
@@ -99,9 +123,9 @@ fn experts_add_what_their_tokens_need(#[case] axes: [u32; 5], #[case] pieces: u6
     let (model, experts) = (&spec.model, spec.model.experts.unwrap());
     let networks = experts.top_k * 3 * model.hidden * model.ffn + experts.count * model.hidden;
     let attention = 2 * model.hidden * (model.hidden + model.kv_width());
-    let layer = 2 * (networks + attention) + 2 * spec.sequence * model.hidden;
-    let head = 2 * model.embedding_parameters();
-    let expected = 3 * (u64::from(model.layers) * layer + head) * spec.batch * spec.sequence;
+    let layer = 6 * (networks + attention) + 7 * spec.sequence * model.hidden;
+    let head = 6 * model.embedding_parameters();
+    let expected = (u64::from(model.layers) * layer + head) * spec.batch * spec.sequence;
     assert_eq!(total(&nodes(&spec), NUM_OPS, |node| node.name != "optimizer"), expected * pieces);
 }
 

@@ -2,10 +2,12 @@
 //! depend on each other. Nodes are made one such piece at a time, when they are asked for.
 //!
 //! A rank's nodes form one chain, as the kernels of one stream do, but for what overlaps it: messages between stages, and, of replicas,
-//! sums of gradients and collections of parameters. These form a chain for each group, as on a communicator's own stream.
+//! sums of gradients and collections of parameters. These form a chain for each group, as on a communicator's own stream. Where issuing an
+//! operator takes the host time, that is a chain of its own on the host's processor, which nodes of the device wait for.
 
 use super::layout::{GROUPS, Group, RankPosition};
-use super::model::{Attention, Cost};
+use super::model::{Attention, Model};
+use super::operators::{Direction, Operators};
 use super::schedule::Item;
 use super::{ELEMENT, Phase, Recompute, Spec, Unit};
 use std::collections::{BTreeMap, VecDeque};
@@ -13,13 +15,11 @@ use uniference_formats::chakra::attributes::{
     COMM_DST, COMM_SIZE, COMM_SRC, COMM_TAG, COMM_TYPE, IS_CPU_OP, NUM_OPS, PG_NAME, TENSOR_SIZE,
 };
 use uniference_formats::chakra::groups::describe;
+use uniference_formats::chakra::operators::write as write_operator;
+use uniference_formats::chakra::own::{DURATION_PS, OPERATORS};
 use uniference_formats::chakra::read::{Nodes, ReadError};
-use uniference_formats::chakra::schema::{Attribute, CommType, Node, NodeType, Value};
-
-/// Operations of an optimizer step for each parameter: Adam's two moments, their correction and the update.
-const ADAM_FLOPS: u64 = 12;
-/// Bytes for each parameter, besides its gradient: a float32 copy and two moments read and written, the parameter written.
-const ADAM_BYTES: u64 = 2 * 12 + ELEMENT;
+use uniference_formats::chakra::schema::{Attribute, CommType, Node, NodeType, StringList, Value};
+use uniference_sim::time::SimDuration;
 
 /// One rank's nodes, in an order in which each comes after those it depends on. Ids rise from 0.
 pub struct Trace {
@@ -39,6 +39,8 @@ pub struct Trace {
     awaited: Vec<u64>,
     /// The ends of the chains that overlap.
     overlapping: BTreeMap<Group, u64>,
+    /// The end of the host's chain.
+    issued: Option<u64>,
     label: String,
 }
 
@@ -47,13 +49,6 @@ enum Stage {
     Groups,
     Item(u64),
     End,
-}
-
-/// Which way a micro-batch goes.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Direction {
-    Forward,
-    Backward,
 }
 
 impl Unit {
@@ -70,7 +65,13 @@ impl Unit {
 impl Trace {
     pub(super) fn new(spec: &Spec, rank: u32) -> Trace {
         let layout = spec.layout;
-        let of_use = |group: &Group| *group != Group::Pipeline || spec.clip_gradients && spec.phase == Phase::Train;
+        let stage = layout.place(rank).stage;
+        let train = spec.phase == Phase::Train;
+        let of_use = |group: &Group| match group {
+            Group::Pipeline => spec.clip_gradients && train,
+            Group::Ends => spec.model.tied && train && (stage == 0 || stage + 1 == layout.pipeline),
+            _ => true,
+        };
         let shared = GROUPS.into_iter().filter(|group| layout.size(*group) > 1).filter(of_use);
         let name = |group: Group| (group, format!("{group:?}.{}", layout.members(group, rank)[0]).to_lowercase());
         Trace {
@@ -85,6 +86,7 @@ impl Trace {
             decoded: 0,
             awaited: Vec::new(),
             overlapping: BTreeMap::new(),
+            issued: None,
             label: String::new(),
         }
     }
@@ -149,6 +151,10 @@ impl Trace {
         }
         let label = format!("{letter}{}.", item.micro_batch);
         self.label.clone_from(&label);
+        if self.spec.layout.pipeline > 1 {
+            // The host waits for the device before it exchanges messages (Megatron-LM, `p2p_communication.py`).
+            self.issued = self.issued.and(self.last);
+        }
         if let Some(other) = from {
             self.pass(chunk, other, item, way);
         }
@@ -180,14 +186,14 @@ impl Trace {
     }
 
     fn embedding(&mut self, item: Item, way: Direction) {
-        let embedding = self.spec.model.embedding(self.spec.tokens());
+        let tokens = self.spec.tokens();
         if self.decoded > 0 {
             self.next_token(item.micro_batch - self.spec.micro_batches(), true);
         }
         if way == Direction::Backward {
             self.gather_tokens(1);
         }
-        self.compute("embedding", embedding, way);
+        self.compute("embedding", |model, operators| model.embedding(operators, tokens, way));
         if way == Direction::Forward {
             self.sum_tokens(1);
         }
@@ -197,11 +203,16 @@ impl Trace {
         // Of a prompt only the last token's successor is asked for.
         let Spec { phase, micro_batch, .. } = self.spec;
         let tokens = if phase == Phase::Train { self.spec.tokens() } else { micro_batch };
-        let head = self.spec.model.head(tokens, self.tensor());
-        if way == Direction::Forward && phase == Phase::Train {
-            self.gather_tokens(1);
+        let (tensor, loss) = (self.tensor(), phase == Phase::Train);
+        let share = if self.spec.layout.sequence_parallel { tensor } else { 1 };
+        let normalized = tokens.div_ceil(share);
+        if way == Direction::Forward {
+            self.compute("norm", |model, operators| model.last_norm(operators, normalized, way));
+            if loss {
+                self.gather_tokens(1);
+            }
         }
-        self.compute("head", head, way);
+        self.compute("head", |model, operators| model.head(operators, tokens, tensor, loss, way));
         match (way, phase) {
             // Each rank has a part of the vocabulary: the largest score, the sum of all and the right one's are three numbers a token.
             (Direction::Forward, Phase::Train) => {
@@ -211,7 +222,10 @@ impl Trace {
                 self.next_token(item.micro_batch, false)
             }
             (Direction::Forward, _) => {}
-            (Direction::Backward, _) => self.sum_tokens(1),
+            (Direction::Backward, _) => {
+                self.sum_tokens(1);
+                self.compute("norm", |model, operators| model.last_norm(operators, normalized, way));
+            }
         }
     }
 
@@ -280,36 +294,40 @@ impl Trace {
 
     /// Forward: normalise, collect tokens, attend, sum. Backward: the same from its end, where what was collected is summed.
     fn attention(&mut self, way: Direction) {
-        let (model, tokens, tensor) = (self.spec.model.clone(), self.spec.tokens(), self.tensor());
-        let Spec { sequence, micro_batch, phase, layout, .. } = &self.spec;
-        let keys = micro_batch * (sequence + self.decoded);
+        let (tokens, tensor) = (self.spec.tokens(), self.tensor());
+        let Spec { sequence, micro_batch, phase, layout, .. } = self.spec;
+        let keys = sequence + self.decoded;
+        let queries = tokens / micro_batch;
         let pairs = match phase {
             Phase::Decode => keys,
             // A token looks at those before it, on average half of all; context ranks share them evenly.
             Phase::Train | Phase::Prefill => keys * sequence / 2 / u64::from(layout.context),
         };
-        let parts = Attention { queries: tokens, keys, pairs };
-        let query_key_value = model.query_key_value(tokens, tensor);
+        let parts = Attention { sequences: micro_batch, queries, keys, pairs };
+        let attention =
+            move |way| move |model: &Model, operators: &mut Operators| model.attention(operators, parts, tensor, way);
+        let query_key_value =
+            |model: &Model, operators: &mut Operators| model.query_key_value(operators, tokens, tensor, way);
+        let projection = |model: &Model, operators: &mut Operators| model.projection(operators, tokens, tensor, way);
         if way == Direction::Forward {
             self.norm(way);
         }
         self.gather_tokens(1);
         match way {
             Direction::Forward => {
-                self.compute("qkv", query_key_value, way);
+                self.compute("qkv", query_key_value);
                 self.exchange_keys(way);
-                self.compute("attention", model.attention(parts, tensor), way);
-                self.compute("projection", model.projection(tokens, tensor), way);
+                self.compute("attention", attention(way));
+                self.compute("projection", projection);
             }
             Direction::Backward => {
-                self.compute("projection", model.projection(tokens, tensor), way);
-                let attention = model.attention(parts, tensor);
+                self.compute("projection", projection);
                 if self.spec.recompute == Recompute::Selective {
-                    self.again(|trace| trace.compute("attention", attention, Direction::Forward));
+                    self.again(|trace| trace.compute("attention", attention(Direction::Forward)));
                 }
-                self.compute("attention", attention, way);
+                self.compute("attention", attention(way));
                 self.exchange_keys(way);
-                self.compute("qkv", query_key_value, way);
+                self.compute("qkv", query_key_value);
             }
         }
         self.sum_tokens(1);
@@ -338,17 +356,20 @@ impl Trace {
         match self.spec.model.experts {
             Some(experts) => self.experts(experts.count, experts.top_k, way),
             None => {
-                let (model, tokens, tensor) = (self.spec.model.clone(), self.spec.tokens(), self.tensor());
-                let (first, second) = (model.feed_forward_in(tokens, tensor), model.feed_forward_out(tokens, tensor));
+                let (each, tensor) = ([1, self.spec.tokens()], self.tensor());
+                let first =
+                    |model: &Model, operators: &mut Operators| model.feed_forward_in(operators, each, tensor, way);
+                let second =
+                    |model: &Model, operators: &mut Operators| model.feed_forward_out(operators, each, tensor, way);
                 self.gather_tokens(1);
                 match way {
                     Direction::Forward => {
-                        self.compute("ffn.in", first, way);
-                        self.compute("ffn.out", second, way);
+                        self.compute("ffn.in", first);
+                        self.compute("ffn.out", second);
                     }
                     Direction::Backward => {
-                        self.compute("ffn.out", second, way);
-                        self.compute("ffn.in", first, way);
+                        self.compute("ffn.out", second);
+                        self.compute("ffn.in", first);
                     }
                 }
                 self.sum_tokens(1);
@@ -361,27 +382,38 @@ impl Trace {
 
     /// Tokens go to the ranks of their experts and come back (Lepikhin et al., "GShard", 2020); experts get equally many.
     fn experts(&mut self, count: u64, top_k: u64, way: Direction) {
-        let (model, tensor) = (self.spec.model.clone(), self.tensor());
+        let tensor = self.tensor();
         let tokens = self.spec.tokens() / tensor;
         let local = count / u64::from(self.spec.layout.expert);
-        let networks = model.expert_networks(tokens * tensor * top_k, local, tensor);
-        let moved = ELEMENT * tokens * top_k * model.hidden;
+        let each = [local, (tokens * tensor * top_k).div_ceil(local)];
+        let moved = ELEMENT * tokens * top_k * self.spec.model.hidden;
+        let router = |model: &Model, operators: &mut Operators| model.router(operators, tokens, way);
         if way == Direction::Forward {
-            self.compute("router", model.router(tokens), way);
+            self.compute("router", router);
         }
         self.collective(Group::Expert, CommType::AllToAll, "dispatch", moved);
         self.gather_tokens(top_k);
-        self.compute("experts", networks, way);
+        self.compute("experts", |model, operators| match way {
+            Direction::Forward => {
+                model.feed_forward_in(operators, each, tensor, way);
+                model.feed_forward_out(operators, each, tensor, way);
+            }
+            Direction::Backward => {
+                model.feed_forward_out(operators, each, tensor, way);
+                model.feed_forward_in(operators, each, tensor, way);
+            }
+        });
         self.sum_tokens(top_k);
         self.collective(Group::Expert, CommType::AllToAll, "combine", moved);
         if way == Direction::Backward {
-            self.compute("router", model.router(tokens), way);
+            self.compute("router", router);
         }
     }
 
     fn norm(&mut self, way: Direction) {
         let share = if self.spec.layout.sequence_parallel { self.tensor() } else { 1 };
-        self.compute("norm", self.spec.model.norm(self.spec.tokens() / share), way);
+        let tokens = self.spec.tokens() / share;
+        self.compute("norm", |model, operators| model.norm(operators, tokens, way));
     }
 
     /// Before matrices that tensor-parallel ranks share: with sequence parallelism each has a part of the tokens, otherwise all.
@@ -411,9 +443,20 @@ impl Trace {
     fn gradients(&mut self, item: Item, unit: Unit) {
         let (dense, experts) = self.spec.parameters(unit);
         let Spec { zero, gradient_bytes, .. } = self.spec;
+        if self.spec.micro_batches() > 1 && zero < 3 {
+            self.compute("accumulate", |_, operators| operators.accumulate(dense + experts, gradient_bytes));
+        }
         if zero < 2 && item.micro_batch + 1 < self.spec.micro_batches() {
             return;
         }
+        if zero < 2 && !self.spec.implementation.overlap_gradients {
+            return;
+        }
+        self.sum_gradients(dense, experts);
+    }
+
+    fn sum_gradients(&mut self, dense: u64, experts: u64) {
+        let Spec { zero, gradient_bytes, .. } = self.spec;
         let kind = if zero == 0 { CommType::AllReduce } else { CommType::ReduceScatter };
         self.beside(Group::Replicas, kind, "gradients", dense * gradient_bytes);
         self.beside(Group::ExpertReplicas, kind, "expert gradients", experts * gradient_bytes);
@@ -445,7 +488,9 @@ impl Trace {
         let (dense, experts) = self.spec.stage_parameters(self.place.stage);
         let own = |parameters: u64, ranks: u32| parameters.div_ceil(if zero > 0 { u64::from(ranks) } else { 1 });
         let updated = own(dense, layout.dense_replicas()) + own(experts, layout.expert_replicas());
-        let bytes = updated * (ADAM_BYTES + gradient_bytes);
+        if zero < 2 && !self.spec.implementation.overlap_gradients {
+            self.sum_gradients(dense, experts);
+        }
         self.awaited.extend(self.overlapping.values());
         if layout.sequence_parallel {
             // Each tensor-parallel rank has seen other tokens, so its gradients of what all of them have are summands (Megatron-LM,
@@ -453,10 +498,12 @@ impl Trace {
             let replicated = own(self.spec.replicated_parameters(self.place.stage), layout.dense_replicas());
             self.collective(Group::Tensor, CommType::AllReduce, "replicated gradients", replicated * gradient_bytes);
         }
+        let table = self.spec.model.embedding_parameters().div_ceil(self.tensor());
+        self.collective(Group::Ends, CommType::AllReduce, "tied gradients", table * gradient_bytes);
         if self.spec.clip_gradients {
             self.clip(updated);
         }
-        self.compute("optimizer", Cost { flops: updated * ADAM_FLOPS, bytes }, Direction::Forward);
+        self.compute("optimizer", |_, operators| operators.optimizer(updated, gradient_bytes));
         if matches!(zero, 1 | 2) {
             self.collect(dense, experts);
         }
@@ -465,13 +512,13 @@ impl Trace {
     /// Squares of this rank's `own` gradients are added up, then those of all ranks that have others, one axis after the other, and
     /// gradients are scaled (Pascanu et al., "On the difficulty of training recurrent neural networks", 2013, section 3.2).
     fn clip(&mut self, own: u64) {
-        let read = own * self.spec.gradient_bytes;
-        self.compute("squares", Cost { flops: 2 * own, bytes: read }, Direction::Forward);
+        let each = self.spec.gradient_bytes;
+        self.compute("squares", |_, operators| operators.squares(own, each));
         let sharded = if self.spec.zero > 0 { Group::Replicas } else { Group::Expert };
         for group in [Group::Tensor, sharded, Group::Pipeline] {
             self.collective(group, CommType::AllReduce, "gradient norm", 4);
         }
-        self.compute("clip", Cost { flops: own, bytes: 2 * read }, Direction::Forward);
+        self.compute("clip", |_, operators| operators.scale(own, each));
     }
 
     // Nodes
@@ -480,20 +527,47 @@ impl Trace {
         u64::from(self.spec.layout.tensor)
     }
 
-    /// Backwards takes twice as much.
-    fn compute(&mut self, what: &str, cost: Cost, way: Direction) {
-        let cost = cost.times(if way == Direction::Forward { 1 } else { 2 });
-        let dependencies = self.last.into_iter().chain(self.awaited.drain(..)).collect();
-        let attributes = [(NUM_OPS, cost.flops), (TENSOR_SIZE, cost.bytes)];
+    /// Runs the operators that `part` lists.
+    fn compute(&mut self, what: &str, part: impl FnOnce(&Model, &mut Operators)) {
+        let mut operators = Operators::new(self.spec.implementation);
+        part(&self.spec.model, &mut operators);
+        self.issue(what, operators.list().len() as u64);
+        let dependencies = self.last.into_iter().chain(self.issued).chain(self.awaited.drain(..)).collect();
+        let attributes = [(NUM_OPS, operators.flops()), (TENSOR_SIZE, operators.bytes())];
         let id = self.node(NodeType::Comp, what, dependencies, &attributes);
+        let values = operators.list().iter().map(write_operator).collect();
+        let list = Attribute::new(OPERATORS, Value::StringList(StringList { values }));
+        self.ready.back_mut().expect("just made").attr.push(list);
         self.last = Some(id);
+    }
+
+    /// The host comes to so many operators, one after the other.
+    fn issue(&mut self, what: &str, operators: u64) {
+        let host = self.spec.implementation.host;
+        if host == SimDuration::ZERO {
+            return;
+        }
+        let duration = SimDuration::from_ps(host.as_ps().saturating_mul(operators));
+        let node = Node {
+            name: format!("{}{what}.issue", self.label),
+            r#type: NodeType::Comp.into(),
+            data_deps: self.issued.into_iter().collect(),
+            duration_micros: duration.as_ps() / 1_000_000,
+            attr: vec![
+                Attribute::new(IS_CPU_OP, Value::Bool(true)),
+                Attribute::new(DURATION_PS, Value::Uint64(duration.as_ps())),
+            ],
+            ..Node::default()
+        };
+        self.issued = Some(self.push(node));
     }
 
     /// In the chain. `bytes` as Chakra counts them: of an all-gather each rank's shard, otherwise the whole, which is filled up to equal
     /// parts.
     fn collective(&mut self, group: Group, kind: CommType, what: &str, bytes: u64) {
         if self.meets(group, bytes) {
-            let dependencies = self.last.into_iter().chain(self.awaited.drain(..)).collect();
+            self.issue(what, 1);
+            let dependencies = self.last.into_iter().chain(self.issued).chain(self.awaited.drain(..)).collect();
             self.last = Some(self.meet(group, kind, what, bytes, dependencies));
         }
     }
@@ -503,8 +577,9 @@ impl Trace {
         if !self.meets(group, bytes) {
             return None;
         }
+        self.issue(what, 1);
         let before = self.overlapping.get(&group).copied();
-        let dependencies = self.last.into_iter().chain(before).collect();
+        let dependencies = self.last.into_iter().chain(self.issued).chain(before).collect();
         let id = self.meet(group, kind, what, bytes, dependencies);
         self.overlapping.insert(group, id);
         Some(id)

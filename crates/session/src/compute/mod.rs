@@ -1,11 +1,14 @@
 //! Owns where the duration of compute comes from, rank by rank: what `--compute` says, or else what each device's keys do.
 //!
-//! What slices then cost is `costing`'s business, with the slices of an earlier run (`earlier`) where they are asked for.
+//! What slices then cost is `costing`'s business, with the slices of an earlier run (`earlier`) where they are asked for; what nodes of traces
+//! and generated jobs cost, that of `nodes`.
 
 mod costing;
 mod earlier;
+mod nodes;
 
 pub(crate) use costing::{Costed, Costing, RankSteps, Shared};
+pub(crate) use nodes::NodeModels;
 
 use earlier::Earlier;
 use std::collections::BTreeSet;

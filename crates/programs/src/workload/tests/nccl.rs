@@ -19,7 +19,18 @@ fn servers(per_server: u32, fabric: &str) -> String {
 
 /// A small job whose messages are not: an element of its gradients is as long as real ones', and blocks are equal.
 fn job(layout: [u32; 5], hidden: u64, zero: u8) -> Spec {
-    let model = Model { layers: 4, hidden, heads: 16, kv_heads: 8, ffn: 4 * hidden, vocabulary: 2_048, experts: None };
+    let model = Model {
+        layers: 4,
+        hidden,
+        heads: 16,
+        kv_heads: 8,
+        ffn: 4 * hidden,
+        vocabulary: 2_048,
+        experts: None,
+        mlp: Mlp::SwiGlu,
+        positions: 0,
+        tied: false,
+    };
     let [tensor, context, _, data, _] = layout;
     let sequence = 64 * u64::from(tensor * context);
     laid_out(

@@ -1,0 +1,489 @@
+//! Owns which operators the parts of a model consist of, forwards and backwards, with their sizes, operations and bytes. It knows one
+//! rank's share only as numbers to divide by, and not what an operator costs on a device.
+//!
+//! A linear layer's backward pass has two products for each of the forward pass (Shoeybi et al., "Megatron-LM", 2019). What lies between
+//! products is told by the bytes that its kernels move, which depends on how they are fused ([`Fusion`]).
+
+use super::model::{Attention, Mlp, Model};
+use uniference_sim::device::{Family, FlatKind, Layout, Operator, Pass, Resource, RowKind};
+use uniference_sim::program::DType;
+use uniference_sim::time::{Bytes, SimDuration};
+
+/// Bytes of a float32.
+const FLOAT: u64 = 4;
+/// Bytes of an element in 8 bits.
+const FLOAT8: u64 = 1;
+/// Bytes of an element of dropout's mask.
+const MASK: u64 = 1;
+/// Operations of an optimizer step for each parameter: Adam's two moments, their correction and the update.
+const ADAM_FLOPS: u64 = 12;
+/// Bytes that Adam reads for each parameter besides its gradient, and writes besides the parameter: a float32 copy and two moments.
+const ADAM_BYTES: u64 = 3 * FLOAT;
+
+/// How a job's kernels are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Implementation {
+    /// Elements of activations and weights: of 16 bits.
+    pub dtype: DType,
+    /// Linear layers of the transformer are multiplied in 8 bits: inputs, weights and gradients are scaled and cast first (Micikevicius et
+    /// al., "FP8 formats for deep learning", 2022). The head is not.
+    pub float8: bool,
+    /// What lies between products.
+    pub fusion: Fusion,
+    /// How scores and values are computed.
+    pub attention: AttentionKernels,
+    /// Dropout after the embedding, each block, and of attention's probabilities, with stored masks.
+    pub dropout: bool,
+    /// What the host (Python, autograd, the dispatcher) takes to issue one operator.
+    pub host: SimDuration,
+    /// Gradients are summed while the last backward pass goes on; otherwise after it.
+    pub overlap_gradients: bool,
+}
+
+/// How many kernels lie between products, and so how often tensors are read and written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fusion {
+    /// One kernel for each operation of PyTorch: a norm casts to float32, squares, averages, scales and casts back; rotary positions
+    /// are complex products in float32.
+    Eager,
+    /// Kernels written by hand for norms, rotary positions, activations and softmax, as Megatron-LM and Transformer Engine have them.
+    #[default]
+    Fused,
+    /// What a compiler makes: whatever follows one another on the same elements is one kernel, residual sums included.
+    Compiled,
+}
+
+/// How attention is computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AttentionKernels {
+    /// One kernel that never writes scores (Dao et al., "FlashAttention", 2022), and skips what is masked.
+    #[default]
+    Flash,
+    /// Scores of all pairs are written, and read again by the softmax, dropout and the product with the values.
+    Unfused,
+}
+
+impl Default for Implementation {
+    fn default() -> Implementation {
+        Implementation {
+            dtype: DType::BFloat16,
+            float8: false,
+            fusion: Fusion::default(),
+            attention: AttentionKernels::default(),
+            dropout: false,
+            host: SimDuration::ZERO,
+            overlap_gradients: true,
+        }
+    }
+}
+
+/// Which way a micro-batch goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    Forward,
+    Backward,
+}
+
+/// Operators that run one after the other.
+#[derive(Clone, Debug)]
+pub(super) struct Operators {
+    implementation: Implementation,
+    list: Vec<Operator>,
+}
+
+impl Operators {
+    pub(super) fn new(implementation: Implementation) -> Operators {
+        Operators { implementation, list: Vec::new() }
+    }
+
+    pub(super) fn list(&self) -> &[Operator] {
+        &self.list
+    }
+
+    /// Floating-point operations of all.
+    pub(super) fn flops(&self) -> u64 {
+        self.list.iter().map(|operator| operator.flops).sum()
+    }
+
+    /// Bytes that all read and write.
+    pub(super) fn bytes(&self) -> u64 {
+        self.list.iter().map(|operator| operator.bytes().0).sum()
+    }
+
+    fn element(&self) -> u64 {
+        self.implementation.dtype.size()
+    }
+
+    fn eager(&self) -> bool {
+        self.implementation.fusion == Fusion::Eager
+    }
+
+    fn push(&mut self, family: Family, dtype: DType, flops: u64, read: u64, written: u64) {
+        if flops == 0 && read + written == 0 {
+            return;
+        }
+        let (read, written) = (Bytes(read), Bytes(written));
+        let resource = Resource::Accelerator;
+        self.list.push(Operator { resource, family, dtype: Some(dtype), flops, read, written });
+    }
+
+    /// `batch` products of m x k by k x n matrices.
+    fn gemm(&mut self, [batch, m, n, k]: [u64; 4], layout: Layout, dtype: DType) {
+        let read = batch * (m * k + k * n) * dtype.size();
+        let written = batch * m * n * self.element();
+        self.push(Family::Gemm { batch, m, n, k, layout }, dtype, 2 * batch * m * n * k, read, written);
+    }
+
+    /// Something done to each of so many elements, of which it reads and writes so many bytes.
+    fn flat(&mut self, kind: FlatKind, elements: u64, read: u64, written: u64) {
+        let dtype = self.implementation.dtype;
+        self.push(Family::Flat { kind, elements }, dtype, 0, elements * read, elements * written);
+    }
+
+    fn elementwise(&mut self, elements: u64, read: u64, written: u64) {
+        self.flat(FlatKind::Elementwise, elements, read, written);
+    }
+
+    fn rows(&mut self, kind: RowKind, pass: Pass, [rows, columns]: [u64; 2], read: u64, written: u64) {
+        let elements = rows * columns;
+        let dtype = self.implementation.dtype;
+        self.push(Family::Rows { kind, pass, rows, columns }, dtype, 0, elements * read, elements * written);
+    }
+
+    /// `experts` linear layers of k inputs and n outputs for m tokens each; backwards the gradients of inputs and weights.
+    fn linear(&mut self, [experts, m, k, n]: [u64; 4], bias: bool, way: Direction) {
+        let (half, element) = (self.implementation.dtype, self.element());
+        let dtype = if self.implementation.float8 { DType::Float8E4M3 } else { half };
+        // Scaling reads a tensor for its largest value, and again for the cast.
+        let cast = |operators: &mut Operators, elements: u64| {
+            if operators.implementation.float8 {
+                operators.rows(RowKind::Reduction, Pass::Forward, [1, elements], element, 0);
+                operators.flat(FlatKind::Copy, elements, element, FLOAT8);
+            }
+        };
+        match way {
+            Direction::Forward => {
+                cast(self, experts * m * k);
+                cast(self, experts * k * n);
+                self.gemm([experts, m, n, k], Layout::NT, dtype);
+            }
+            Direction::Backward => {
+                cast(self, experts * m * n);
+                self.gemm([experts, m, k, n], Layout::NN, dtype);
+                self.gemm([experts, n, k, m], Layout::TN, dtype);
+                if bias {
+                    self.rows(RowKind::Reduction, Pass::Forward, [n, experts * m], element, 0);
+                }
+            }
+        }
+    }
+
+    /// The linear layer of a head, which stays in 16 bits.
+    fn head_product(&mut self, m: u64, k: u64, n: u64, way: Direction) {
+        let dtype = self.implementation.dtype;
+        match way {
+            Direction::Forward => self.gemm([1, m, n, k], Layout::NT, dtype),
+            Direction::Backward => {
+                self.gemm([1, m, k, n], Layout::NN, dtype);
+                self.gemm([1, n, k, m], Layout::TN, dtype);
+            }
+        }
+    }
+
+    /// Zeroes a part of what goes by: the mask is written forwards and read backwards.
+    fn dropout(&mut self, elements: u64, way: Direction) {
+        if self.implementation.dropout {
+            let element = self.element();
+            match way {
+                Direction::Forward => self.elementwise(elements, element, element + MASK),
+                Direction::Backward => self.elementwise(elements, element + MASK, element),
+            }
+        }
+    }
+}
+
+impl Model {
+    /// A block's norm before it and the residual sum after it, with dropout in between.
+    ///
+    /// Eager root-mean-square norms (the operators of `torch.nn.functional.rms_norm` in float32) read and write 36 bytes an element of 16
+    /// bits in eight kernels; backwards as autograd differentiates them, twice that.
+    pub(super) fn norm(&self, operators: &mut Operators, tokens: u64, way: Direction) {
+        let (shape, elements, element) = ([tokens, self.hidden], tokens * self.hidden, operators.element());
+        let normalization = RowKind::Normalization;
+        let dropout = operators.implementation.dropout;
+        match (operators.implementation.fusion, way) {
+            (Fusion::Compiled, Direction::Forward) => {
+                let mask = if dropout { MASK } else { 0 };
+                operators.rows(normalization, Pass::Forward, shape, 2 * element, 2 * element + mask);
+            }
+            (Fusion::Compiled, Direction::Backward) => {
+                // The gradients of the output and of the residual stream, the input; then once more for the gradient of the weights.
+                let mask = if dropout { MASK } else { 0 };
+                operators.rows(normalization, Pass::Backward, shape, 5 * element + mask, element);
+            }
+            (fusion, Direction::Forward) => {
+                if fusion == Fusion::Eager && self.mlp == Mlp::SwiGlu {
+                    operators.flat(FlatKind::Copy, elements, element, FLOAT);
+                    operators.elementwise(elements, FLOAT, FLOAT);
+                    operators.rows(RowKind::Reduction, Pass::Forward, shape, FLOAT, 0);
+                    operators.elementwise(elements, FLOAT, FLOAT);
+                    operators.flat(FlatKind::Copy, elements, FLOAT, element);
+                    operators.elementwise(elements, element, element);
+                } else {
+                    operators.rows(normalization, Pass::Forward, shape, element, element);
+                }
+                operators.dropout(elements, way);
+                operators.elementwise(elements, 2 * element, element);
+            }
+            (fusion, Direction::Backward) => {
+                operators.elementwise(elements, 2 * element, element);
+                operators.dropout(elements, way);
+                if fusion == Fusion::Eager && self.mlp == Mlp::SwiGlu {
+                    // The weights' factor: both gradients, one summed over tokens; the cast; the scale's: both gradients, one summed over
+                    // columns; the square's; the sum of both ways to the input; the cast.
+                    operators.elementwise(elements, 2 * element, element);
+                    operators.elementwise(elements, 2 * element, element);
+                    operators.rows(RowKind::Reduction, Pass::Forward, [self.hidden, tokens], element, 0);
+                    operators.flat(FlatKind::Copy, elements, element, FLOAT);
+                    operators.elementwise(elements, FLOAT, FLOAT);
+                    operators.elementwise(elements, 2 * FLOAT, FLOAT);
+                    operators.rows(RowKind::Reduction, Pass::Forward, shape, FLOAT, 0);
+                    operators.elementwise(elements, FLOAT, FLOAT);
+                    operators.elementwise(elements, 2 * FLOAT, FLOAT);
+                    operators.flat(FlatKind::Copy, elements, FLOAT, element);
+                } else {
+                    // The gradient of the output and the input, once for the gradient of the input, once for that of the weights.
+                    operators.rows(normalization, Pass::Backward, shape, 4 * element, element);
+                }
+            }
+        }
+    }
+
+    pub(super) fn query_key_value(&self, operators: &mut Operators, tokens: u64, tensor: u64, way: Direction) {
+        let width = (self.hidden + 2 * self.kv_width()) / tensor;
+        if way == Direction::Backward {
+            self.positions(operators, tokens, tensor);
+        }
+        operators.linear([1, tokens, self.hidden, width], self.mlp == Mlp::Gelu, way);
+        if way == Direction::Forward {
+            self.positions(operators, tokens, tensor);
+        }
+    }
+
+    /// Rotates queries and keys (Su et al., "RoFormer", 2021), or their gradients; models with learned positions do not.
+    fn positions(&self, operators: &mut Operators, tokens: u64, tensor: u64) {
+        if self.mlp == Mlp::Gelu {
+            return;
+        }
+        let (elements, element) = (tokens * (self.hidden + self.kv_width()) / tensor, operators.element());
+        if operators.eager() {
+            operators.flat(FlatKind::Copy, elements, element, FLOAT);
+            operators.elementwise(elements, FLOAT, FLOAT);
+            operators.flat(FlatKind::Copy, elements, FLOAT, element);
+        } else {
+            operators.elementwise(elements, element, element);
+        }
+    }
+
+    /// Scores, softmax and values. One kernel takes 4 operations a pair and element forwards, and 10 backwards, where scores are computed
+    /// again; it reads queries, keys and values and writes the result. Otherwise two products of all pairs forwards and four backwards,
+    /// and what the softmax and dropout move.
+    pub(super) fn attention(&self, operators: &mut Operators, part: Attention, tensor: u64, way: Direction) {
+        let Attention { sequences, queries, keys, pairs } = part;
+        let (element, dtype) = (operators.element(), operators.implementation.dtype);
+        let (heads, width) = (sequences * self.heads / tensor, self.hidden / self.heads);
+        match operators.implementation.attention {
+            AttentionKernels::Flash => {
+                let causal = pairs < queries * keys;
+                let results = sequences * queries * self.hidden / tensor * element;
+                let cached = 2 * sequences * keys * self.kv_width() / tensor * element;
+                let flops = 4 * sequences * pairs * self.hidden / tensor;
+                let family = |pass| Family::Attention { pass, heads, queries, keys, width, causal };
+                match way {
+                    Direction::Forward => {
+                        operators.push(family(Pass::Forward), dtype, flops, results + cached, results);
+                    }
+                    Direction::Backward => {
+                        let flops = flops / 2 * 5;
+                        operators.push(family(Pass::Backward), dtype, flops, 3 * results + cached, results + cached);
+                    }
+                }
+            }
+            AttentionKernels::Unfused => {
+                let (rows, scores) = ([heads * queries, keys], heads * queries * keys);
+                let masks = if operators.eager() { 1 } else { 0 };
+                match way {
+                    Direction::Forward => {
+                        operators.gemm([heads, queries, keys, width], Layout::NT, dtype);
+                        (0..masks).for_each(|_| operators.elementwise(scores, element + MASK, element));
+                        operators.rows(RowKind::Softmax, Pass::Forward, rows, element, element);
+                        operators.dropout(scores, way);
+                        operators.gemm([heads, queries, width, keys], Layout::NN, dtype);
+                    }
+                    Direction::Backward => {
+                        operators.gemm([heads, queries, keys, width], Layout::NT, dtype);
+                        operators.gemm([heads, keys, width, queries], Layout::TN, dtype);
+                        operators.dropout(scores, way);
+                        operators.rows(RowKind::Softmax, Pass::Backward, rows, 2 * element, element);
+                        (0..masks).for_each(|_| operators.elementwise(scores, element + MASK, element));
+                        operators.gemm([heads, queries, width, keys], Layout::NN, dtype);
+                        operators.gemm([heads, keys, width, queries], Layout::TN, dtype);
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) fn projection(&self, operators: &mut Operators, tokens: u64, tensor: u64, way: Direction) {
+        operators.linear([1, tokens, self.hidden / tensor, self.hidden], self.mlp == Mlp::Gelu, way);
+    }
+
+    /// From the stream to the activation, which is last, of `experts` networks with so many tokens each.
+    pub(super) fn feed_forward_in(
+        &self,
+        operators: &mut Operators,
+        [experts, tokens]: [u64; 2],
+        tensor: u64,
+        way: Direction,
+    ) {
+        let (width, gates) = (self.ffn / tensor, if self.mlp == Mlp::SwiGlu { 2 } else { 1 });
+        if way == Direction::Backward {
+            self.activation(operators, experts * tokens * width, way);
+        }
+        operators.linear([experts, tokens, self.hidden, gates * width], self.mlp == Mlp::Gelu, way);
+        if way == Direction::Forward {
+            self.activation(operators, experts * tokens * width, way);
+        }
+    }
+
+    pub(super) fn feed_forward_out(
+        &self,
+        operators: &mut Operators,
+        [experts, tokens]: [u64; 2],
+        tensor: u64,
+        way: Direction,
+    ) {
+        operators.linear([experts, tokens, self.ffn / tensor, self.hidden], self.mlp == Mlp::Gelu, way);
+    }
+
+    /// Gate and up are read and their product is written; backwards their gradients. Without a gate, one in place of both.
+    fn activation(&self, operators: &mut Operators, elements: u64, way: Direction) {
+        let (element, eager) = (operators.element(), operators.eager());
+        match (self.mlp, way) {
+            (Mlp::SwiGlu, Direction::Forward) if eager => {
+                operators.elementwise(elements, element, element);
+                operators.elementwise(elements, 2 * element, element);
+            }
+            (Mlp::SwiGlu, Direction::Backward) if eager => {
+                operators.elementwise(elements, 2 * element, element);
+                operators.elementwise(elements, 2 * element, element);
+                operators.elementwise(elements, 2 * element, element);
+            }
+            (Mlp::SwiGlu, Direction::Forward) => operators.elementwise(elements, 2 * element, element),
+            (Mlp::SwiGlu, Direction::Backward) => operators.elementwise(elements, 3 * element, 2 * element),
+            (Mlp::Gelu, Direction::Forward) => operators.elementwise(elements, element, element),
+            (Mlp::Gelu, Direction::Backward) => operators.elementwise(elements, 2 * element, element),
+        }
+    }
+
+    /// Every token's scores of all experts.
+    pub(super) fn router(&self, operators: &mut Operators, tokens: u64, way: Direction) {
+        let experts = self.experts.map_or(0, |experts| experts.count);
+        operators.head_product(tokens, self.hidden, experts, way);
+    }
+
+    // The ends
+
+    /// A row is read and written for each token; with learned positions another is added.
+    pub(super) fn embedding(&self, operators: &mut Operators, tokens: u64, way: Direction) {
+        let (elements, element) = (tokens * self.hidden, operators.element());
+        match way {
+            Direction::Forward => {
+                operators.flat(FlatKind::Gather, elements, element, element);
+                if self.positions > 0 {
+                    operators.elementwise(elements, 2 * element, element);
+                }
+                operators.dropout(elements, way);
+            }
+            Direction::Backward => {
+                operators.dropout(elements, way);
+                let tables = if self.positions > 0 { 2 } else { 1 };
+                (0..tables).for_each(|_| operators.flat(FlatKind::Scatter, elements, 2 * element, element));
+            }
+        }
+    }
+
+    /// The last product, and when training the loss: scores are cast to float32, their largest and the sum of their exponentials found,
+    /// and their gradients written. Megatron-LM's loss over a shared vocabulary, and eager PyTorch's, write each step; a compiler keeps
+    /// the scores in 16 bits and reads them twice.
+    pub(super) fn head(&self, operators: &mut Operators, tokens: u64, tensor: u64, loss: bool, way: Direction) {
+        let width = self.vocabulary.div_ceil(tensor);
+        let (scores, shape, element) = (tokens * width, [tokens, width], operators.element());
+        let fusion = operators.implementation.fusion;
+        if way == Direction::Backward {
+            if fusion == Fusion::Compiled {
+                operators.elementwise(scores, element, element);
+            } else {
+                operators.elementwise(scores, FLOAT, FLOAT);
+                operators.flat(FlatKind::Copy, scores, FLOAT, element);
+            }
+        }
+        operators.head_product(tokens, self.hidden, width, way);
+        if way == Direction::Forward && loss {
+            match fusion {
+                Fusion::Compiled => operators.rows(RowKind::Softmax, Pass::Forward, shape, 2 * element, 0),
+                Fusion::Eager => {
+                    operators.flat(FlatKind::Copy, scores, element, FLOAT);
+                    operators.rows(RowKind::Softmax, Pass::Forward, shape, FLOAT, FLOAT);
+                }
+                Fusion::Fused => {
+                    operators.flat(FlatKind::Copy, scores, element, FLOAT);
+                    operators.rows(RowKind::Reduction, Pass::Forward, shape, FLOAT, 0);
+                    operators.elementwise(scores, FLOAT, FLOAT);
+                    operators.elementwise(scores, FLOAT, FLOAT);
+                    operators.rows(RowKind::Reduction, Pass::Forward, shape, FLOAT, 0);
+                    operators.elementwise(scores, FLOAT, FLOAT);
+                }
+            }
+        }
+    }
+
+    /// The last norm.
+    pub(super) fn last_norm(&self, operators: &mut Operators, tokens: u64, way: Direction) {
+        let (shape, element) = ([tokens, self.hidden], operators.element());
+        match way {
+            Direction::Forward => operators.rows(RowKind::Normalization, Pass::Forward, shape, element, element),
+            Direction::Backward => operators.rows(RowKind::Normalization, Pass::Backward, shape, 4 * element, element),
+        }
+    }
+}
+
+// Parameters
+
+impl Operators {
+    /// Adds the gradients of a micro-batch to those of the micro-batches before it.
+    pub(super) fn accumulate(&mut self, parameters: u64, gradient_bytes: u64) {
+        let element = self.element();
+        self.elementwise(parameters, element + gradient_bytes, gradient_bytes);
+    }
+
+    pub(super) fn optimizer(&mut self, parameters: u64, gradient_bytes: u64) {
+        let (element, dtype) = (self.element(), self.implementation.dtype);
+        let family = Family::Flat { kind: FlatKind::Optimizer, elements: parameters };
+        let (read, written) = (ADAM_BYTES + gradient_bytes, ADAM_BYTES + element);
+        self.push(family, dtype, parameters * ADAM_FLOPS, parameters * read, parameters * written);
+    }
+
+    /// The squares of gradients are added up.
+    pub(super) fn squares(&mut self, parameters: u64, gradient_bytes: u64) {
+        let family = Family::Rows { kind: RowKind::Reduction, pass: Pass::Forward, rows: 1, columns: parameters };
+        self.push(family, DType::Float32, 2 * parameters, parameters * gradient_bytes, 0);
+    }
+
+    /// Gradients are scaled.
+    pub(super) fn scale(&mut self, parameters: u64, gradient_bytes: u64) {
+        let family = Family::Flat { kind: FlatKind::Elementwise, elements: parameters };
+        let bytes = parameters * gradient_bytes;
+        self.push(family, DType::Float32, parameters, bytes, bytes);
+    }
+}

@@ -1,0 +1,87 @@
+//! Owns what operators cost that nodes of traces and generated jobs list: a model for each rank's device, and the books of a run.
+
+use super::ComputeOptions;
+use super::costing::Costed;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use uniference_devices::database::Databases;
+use uniference_devices::model::{Model, Target};
+use uniference_formats::report::{ComputeReport, Manifest};
+use uniference_host::error::HostError;
+use uniference_programs::chakra::replay::{self, CostedOperator};
+use uniference_sim::device::Origin;
+
+/// What operators cost on the ranks' devices.
+pub(crate) struct NodeModels {
+    ranks: Vec<Option<Arc<Model>>>,
+    databases: Arc<Databases>,
+}
+
+impl NodeModels {
+    /// For devices by rank; `None`: nothing is known of one. Ranks on like devices share a model.
+    ///
+    /// # Errors
+    /// If a database cannot be read.
+    pub(crate) fn new(options: &ComputeOptions, devices: Vec<Option<Target>>) -> Result<NodeModels, HostError> {
+        let databases = Databases::standard(options.own_database.as_deref(), options.database.as_deref());
+        let databases = Arc::new(databases.map_err(|error| HostError::Usage(error.to_string()))?);
+        let mut known: Vec<(Target, Arc<Model>)> = Vec::new();
+        let mut model = |target: Target| match known.iter().find(|(other, _)| *other == target) {
+            Some((_, model)) => Arc::clone(model),
+            None => {
+                let model = Arc::new(Model::new(target.clone(), Arc::clone(&databases)));
+                known.push((target, Arc::clone(&model)));
+                model
+            }
+        };
+        let ranks = devices.into_iter().map(|target| target.map(&mut model)).collect();
+        Ok(NodeModels { ranks, databases })
+    }
+
+    /// As replays take them.
+    pub(crate) fn of_ranks(&self) -> Vec<Option<replay::Model>> {
+        self.ranks.iter().map(|model| model.clone().map(|model| replay::Model(model))).collect()
+    }
+
+    /// Writes down what operators are costed with.
+    pub(crate) fn describe(&self, manifest: &mut Manifest) {
+        manifest.compute = super::Compute::Model.to_string();
+        manifest.models = BTreeMap::from([
+            ("devices".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
+            ("databases".to_owned(), self.databases.version().to_owned()),
+        ]);
+    }
+
+    /// The books of a run: `operators` are those of each rank that was simulated and the `slowdown` of its device; other ranks have none.
+    pub(crate) fn costed<'a>(
+        &self,
+        operators: impl Iterator<Item = (usize, f64, Box<dyn Iterator<Item = &'a CostedOperator> + 'a>)>,
+    ) -> Costed {
+        let ranks = self.ranks.len();
+        let mut costed = Costed { modelled: vec![false; ranks], spreads: vec![Vec::new(); ranks], ..Costed::default() };
+        for (rank, slowdown, operators) in operators {
+            let mut sums: BTreeMap<(usize, &'static str), f64> = BTreeMap::new();
+            for CostedOperator { operator, estimate, executions } in operators {
+                let seconds = estimate.duration.as_secs_f64() * *executions as f64 * slowdown;
+                let place = Origin::ALL.iter().position(|origin| *origin == estimate.origin).unwrap_or_default();
+                *sums.entry((place, operator.family.name())).or_default() += seconds;
+                costed.spreads[rank].push((seconds, estimate.spread));
+            }
+            costed.modelled[rank] = !sums.is_empty();
+            costed.rows.extend(sums.into_iter().map(|((place, kind), seconds)| ComputeReport {
+                rank: rank as u32,
+                origin: Origin::ALL[place].name().to_owned(),
+                kind: Some(kind.to_owned()),
+                seconds,
+            }));
+        }
+        costed.warnings.extend(self.substituted());
+        costed
+    }
+
+    fn substituted(&self) -> Option<String> {
+        let found: BTreeSet<_> = self.ranks.iter().flatten().flat_map(|model| model.substituted()).collect();
+        let shown: Vec<String> = found.iter().map(|(asked, served)| format!("{asked} (as {served})")).collect();
+        (!shown.is_empty()).then(|| format!("`peak_flops` has no rate for {}", shown.join(", ")))
+    }
+}
