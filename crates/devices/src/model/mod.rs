@@ -26,7 +26,9 @@ use std::sync::{Arc, Mutex};
 use surface::{Setting, Surface};
 use uniference_formats::devices::{self, KnownDevice};
 use uniference_formats::operators::{Definition, Tensor};
-use uniference_sim::device::{CostModel, Estimate, Family, Layout, Operator, Origin, Pass, Precision, Rates};
+use uniference_sim::device::{
+    CostModel, Estimate, Family, Layout, Operator, Origin, Pass, Precision, Rates, RowKind,
+};
 use uniference_sim::program::DType;
 use uniference_sim::time::SimDuration;
 
@@ -400,7 +402,10 @@ fn mean(surfaces: &[(f64, Arc<Surface>)], operator: &Operator) -> Estimate {
 fn seconds(surface: &Surface, operator: &Operator) -> f64 {
     let work = matches!(
         operator.family,
-        Family::Attention { .. } | Family::Convolution { .. } | Family::Rows { pass: Pass::Backward, .. }
+        Family::Attention { .. }
+            | Family::Convolution { .. }
+            | Family::Rows { pass: Pass::Backward, .. }
+            | Family::Rows { kind: RowKind::Reduction, .. }
     );
     let work = work.then_some((operator.flops as f64, operator.bytes().0 as f64));
     surface.seconds(dimensions(&operator.family), operator.bytes().0, work)

@@ -66,11 +66,11 @@ impl Shape {
     }
 
     /// Whether members of the family differ in how much they do at the same sizes, such as causal attention and keys shared by heads, or
-    /// gradients along rows, which read two tensors or more.
+    /// along rows gradients, which read two tensors or more, and sums, which write next to nothing.
     pub(super) fn varies(self, family: &str) -> bool {
         self == Shape::Attention
             || family.starts_with("convolution")
-            || self == Shape::Rows && family.ends_with("_backward")
+            || self == Shape::Rows && (family.ends_with("_backward") || family == "reduction")
     }
 }
 
