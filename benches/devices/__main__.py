@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from . import neusight
+from . import neusight, workloads
 from .section import ROOT, Section, report
 
 PAGE = ROOT / "docs" / "explanation" / "accuracy.md"
@@ -17,6 +17,7 @@ BEGIN, END = "<!-- devices: written by `make accuracy-devices` -->", "<!-- /devi
 
 SECTIONS: dict[str, Callable[[Path, bool], list[Section]]] = {
     "neusight": neusight.sections,
+    "workloads": workloads.sections,
 }
 
 
