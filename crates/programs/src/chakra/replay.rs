@@ -493,7 +493,7 @@ impl<N: Nodes> Replay<N> {
         }
         let origin = longest?.origin;
         self.by_roofline += u64::from(origin == Origin::Roofline);
-        Some(Work::new(SimDuration::from_ps(total), origin).on(Resource::Accelerator))
+        Some(Estimate { duration: SimDuration::from_ps(total), spread: None, origin }.work())
     }
 
     fn bytes(&self, id: u64) -> Result<u64, ReplayError> {
