@@ -485,7 +485,12 @@ fn run(args: &Llama, workload: Workload, argv: &[OsString], notices: &Notices) -
             Fold::Off => generated::Fold::Off,
         },
         ignore_memory: *ignore_memory,
-        compute: ComputeOptions { source: None, own_database: super::devices::own_file(), database: device_db.clone() },
+        compute: ComputeOptions {
+            source: None,
+            own_database: super::devices::own_file(),
+            database: device_db.clone(),
+            left_out: None,
+        },
         command: command_of(argv),
         output: uniference_session::Output {
             folder: out.clone(),

@@ -26,9 +26,7 @@ use std::sync::{Arc, Mutex};
 use surface::{Setting, Surface};
 use uniference_formats::devices::{self, KnownDevice};
 use uniference_formats::operators::{Definition, Tensor};
-use uniference_sim::device::{
-    CostModel, Estimate, Family, Layout, Operator, Origin, Pass, Precision, Rates, RowKind,
-};
+use uniference_sim::device::{CostModel, Estimate, Family, Layout, Operator, Origin, Pass, Precision, Rates, RowKind};
 use uniference_sim::program::DType;
 use uniference_sim::time::SimDuration;
 
