@@ -26,7 +26,7 @@ void PyEval_RestoreThread(_ts*);
 
 namespace uniference {
 
-// What `crates/py/src/calls.rs` takes; the layouts must be the same.
+// What `crates/py/src/channel/calls.rs` takes; the layouts must be the same.
 struct Text {
   const char* data;
   size_t length;

@@ -43,6 +43,9 @@ pub struct Report {
     /// Where the real makespan should lie; `None` (left out): nothing is known of the errors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interval: Option<Interval>,
+    /// Of a generated job: what it comes to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job: Option<JobReport>,
     /// Where the seconds in which ranks computed come from, in order of rank, surest origin first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub compute: Vec<ComputeReport>,
@@ -135,6 +138,28 @@ pub struct OperationReport {
     pub time_s: f64,
     /// Seconds in which ranks were blocked for it and nothing computed.
     pub exposed_s: f64,
+}
+
+/// What a generated job of a language model comes to.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct JobReport {
+    /// Tokens of all ranks together: read when training and at prefill, made when decoding.
+    pub tokens: u64,
+    /// These over the makespan.
+    pub tokens_per_s: f64,
+    /// The same over the number of devices.
+    pub tokens_per_s_per_device: f64,
+    /// Floating-point operations that the model takes for them; what is computed again counts once.
+    pub model_flops: f64,
+    /// These over the makespan and the number of devices.
+    pub flops_per_s_per_device: f64,
+    /// The part of the devices' peak rates for `bfloat16` that the model's operations are (model FLOPs utilization).
+    pub mfu: f64,
+    /// The part of the ranks' time in which they wait for another stage of the pipeline or have nothing left to do; `None` (left out): there is one stage.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bubble: Option<f64>,
+    /// Bytes that the rank which needs most holds.
+    pub memory_bytes: u64,
 }
 
 /// Seconds of a rank's compute, on its device, that have one origin.
@@ -230,6 +255,7 @@ impl Report {
             digest,
             digest_version: Digest::VERSION,
             interval: None,
+            job: None,
             compute: Vec::new(),
             headline: None,
             warnings: missed_crashes(statistics, devices),
@@ -451,6 +477,16 @@ pub(crate) mod tests {
         report.ranks[0].crash_ps = Some(1);
         report.ranks[0].energy_j = Some(1.0);
         (report.energy_j, report.price) = (Some(1.0), Some(1.0));
+        report.job = Some(JobReport {
+            tokens: 1,
+            tokens_per_s: 1.0,
+            tokens_per_s_per_device: 1.0,
+            model_flops: 1.0,
+            flops_per_s_per_device: 1.0,
+            mfu: 1.0,
+            bubble: Some(1.0),
+            memory_bytes: 1,
+        });
         report.headline = Some(String::new());
         let origin = "measured".to_owned();
         report.compute = vec![ComputeReport { rank: 0, origin, kind: Some(String::new()), seconds: 1.0 }];

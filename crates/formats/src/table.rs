@@ -1,7 +1,7 @@
 //! Owns the table at the end of a run, at most 100 columns wide: where the ranks' time went, and what the operations cost.
 
 use crate::cluster::ClusterFile;
-use crate::report::{Interval, MemoryReport, OperationReport, RankReport, Report};
+use crate::report::{Interval, JobReport, MemoryReport, OperationReport, RankReport, Report};
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use std::collections::BTreeSet;
 use uniference_sim::time::SimDuration;
@@ -25,6 +25,7 @@ pub fn render(report: &Report) -> String {
     }
     parts.extend(memory(&report.memory));
     parts.extend(energy(report));
+    parts.extend(report.job.as_ref().map(job));
     let cluster = ClusterFile::parse("manifest", &report.manifest.cluster, &[]).map(|cluster| cluster.summary());
     let cluster = cluster.map(|summary| format!(" on {summary}")).unwrap_or_default();
     // ` (95 %: 1.2 ms to 1.4 ms; 20 seeds)`.
@@ -158,6 +159,17 @@ fn memory(rows: &[MemoryReport]) -> Option<String> {
     let place = place(first.line.as_deref(), first.function.as_deref(), first.backward);
     let place = place.map_or_else(String::new, |place| format!(", {place}"));
     Some(format!("memory: at most {}, on rank {} ({}){place}", bytes(total(&most)), first.rank, kinds.join(", ")))
+}
+
+/// `job: 1024 tokens/s (128.00 a device), 430.12 TFLOPS a device, MFU 43 %, pipeline bubble 12 %`.
+fn job(job: &JobReport) -> String {
+    let JobReport { tokens_per_s, tokens_per_s_per_device, flops_per_s_per_device, mfu, bubble, .. } = job;
+    let bubble = bubble.map_or_else(String::new, |bubble| format!(", pipeline bubble {}", percent(bubble)));
+    let tflops = flops_per_s_per_device / 1e12;
+    format!(
+        "job: {tokens_per_s:.0} tokens/s ({tokens_per_s_per_device:.2} a device), {tflops:.2} TFLOPS a device, MFU {}{bubble}",
+        percent(*mfu)
+    )
 }
 
 /// `energy: 12.40 kJ, price: 0.0172`.

@@ -3,7 +3,8 @@
 // `memoryview` over the arena needs the interpreter's C function; there is no safe form for memory that Python does not own.
 #![allow(unsafe_code)]
 
-use crate::calls;
+mod calls;
+
 use crate::capture::{Extension, split};
 use crate::tensors::Tensors;
 use pyo3::exceptions::{PyMemoryError, PyOSError, PyRuntimeError, PyValueError};

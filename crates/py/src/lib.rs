@@ -1,7 +1,6 @@
 //! The Python extension: conversions and exceptions only. What is behind them is `uniference-host`'s; `python/uniference/_native.pyi`
 //! is its documentation.
 
-mod calls;
 mod capture;
 mod chakra;
 mod channel;

@@ -12,12 +12,14 @@ use std::sync::Arc;
 use uniference_devices::model::Target;
 use uniference_formats::cluster::Resolved;
 use uniference_formats::devices;
+use uniference_formats::report::{JobReport, Report};
 use uniference_formats::table::bytes;
 use uniference_formats::units::counted;
 use uniference_host::error::{Exit, HostError};
 use uniference_programs::chakra::replay::{Replay, Rules};
 use uniference_programs::workload::{Memory, Phase, Trace, Workload};
 use uniference_sim::cluster::{Cluster, Device};
+use uniference_sim::device::Precision;
 use uniference_sim::engine::{self, Engine, Halt, HaltReason, Resumption};
 use uniference_sim::ids::RankId;
 use uniference_sim::network::Asymmetry;
@@ -106,7 +108,8 @@ pub fn run(job: &Job) -> Result<Done, HostError> {
                         .notices
                         .say(&format!("simulated {simulated} of {ranks} ranks, each representing {order}{fewer}"));
                 }
-                let report = session.report(*figures, doubts);
+                let mut report = session.report(*figures, doubts);
+                report.job = Some(came_to(workload, &targets, &report));
                 return session.finish(report);
             }
             Outcome::Stopped(stop) => return Ok(Done::Stopped(stop)),
@@ -169,6 +172,28 @@ impl Source for Generated<'_> {
             (rank.index(), slowdown, Box::new(replay.operators()) as Box<dyn Iterator<Item = _>>)
         }));
         Ok(End { ending, lines: Vec::new(), costed })
+    }
+}
+
+/// What the job comes to, by the report of its run.
+fn came_to(workload: &Workload, targets: &[Target], report: &Report) -> JobReport {
+    let devices = targets.len() as f64;
+    let (tokens, flops) = (workload.tokens(), workload.model_flops());
+    let peak: f64 = targets.iter().map(|target| target.rates.peaks.serving(Precision::BFloat16).0).sum();
+    let per_s = |amount: f64| if report.makespan_s > 0.0 { amount / report.makespan_s } else { 0.0 };
+    let stages = workload.spec().layout.pipeline;
+    let messages = report.operations.iter().filter(|operation| matches!(&*operation.operation, "send" | "recv"));
+    let waiting = messages.map(|operation| operation.exposed_s).sum::<f64>();
+    let left = report.ranks.iter().map(|rank| rank.idle_s).sum::<f64>();
+    JobReport {
+        tokens,
+        tokens_per_s: per_s(tokens as f64),
+        tokens_per_s_per_device: per_s(tokens as f64) / devices,
+        model_flops: flops,
+        flops_per_s_per_device: per_s(flops) / devices,
+        mfu: per_s(flops) / peak,
+        bubble: (stages > 1).then(|| per_s(waiting + left) / devices),
+        memory_bytes: (0..stages).map(|stage| memory_of_stage(workload, stage).1.total()).max().unwrap_or(0),
     }
 }
 

@@ -156,6 +156,32 @@ impl Workload {
         self.spec.memory(self.spec.layout.place(rank).stage)
     }
 
+    /// Tokens of all ranks together: read when training and at prefill, made when decoding.
+    pub fn tokens(&self) -> u64 {
+        let each = if self.spec.phase == Phase::Decode { self.spec.new_tokens } else { self.spec.sequence };
+        self.spec.batch.saturating_mul(each)
+    }
+
+    /// Floating-point operations that the model takes for them, forwards and when training backwards, on all ranks together: two for each
+    /// parameter in a matrix that a token meets, and four for each element of a query that meets a key; backwards twice as many. What is computed
+    /// again counts once, and of causal attention only the pairs that are looked at (Chowdhery et al., "PaLM", 2022, appendix B, counts all).
+    pub fn model_flops(&self) -> f64 {
+        let Spec { model, phase, sequence, batch, new_tokens, .. } = &self.spec;
+        let (sequence, batch, new) = (*sequence as f64, *batch as f64, *new_tokens as f64);
+        // A head gives scores for every token that is learned from, else for the newest one.
+        let (pairs, scored) = match phase {
+            Phase::Train => (sequence * (sequence + 1.0) / 2.0, sequence),
+            Phase::Prefill => (sequence * (sequence + 1.0) / 2.0, 1.0),
+            Phase::Decode => (new * sequence + new * (new + 1.0) / 2.0, new),
+        };
+        let layers = f64::from(model.layers);
+        let matrices = self.tokens() as f64 * layers * model.active_matrices() as f64;
+        let head = batch * scored * model.embedding_parameters() as f64;
+        let attention = 4.0 * batch * pairs * model.hidden as f64 * layers;
+        let forward = 2.0 * (matrices + head) + attention;
+        if *phase == Phase::Train { 3.0 * forward } else { forward }
+    }
+
     /// Parameters that `rank` works on, sharded or not: those that all ranks along the data axis share, and experts.
     pub fn parameters(&self, rank: u32) -> (u64, u64) {
         self.spec.stage_parameters(self.spec.layout.place(rank).stage)

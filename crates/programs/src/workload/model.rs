@@ -92,6 +92,14 @@ impl Model {
         attention + if self.experts.is_none() { self.matrices() * self.hidden * self.ffn } else { 0 }
     }
 
+    /// Of one layer, parameters in matrices that a token meets: of experts those that it is sent to, and the router.
+    pub(super) fn active_matrices(&self) -> u64 {
+        let experts = self.experts.map_or(0, |Experts { count, top_k }| {
+            self.hidden * count + top_k * self.matrices() * self.hidden * self.ffn
+        });
+        self.dense_matrices() + experts
+    }
+
     /// Biases of queries, keys, values, and of the first matrix of the feed-forward network.
     fn shared_biases(&self) -> u64 {
         let first = if self.experts.is_none() { self.ffn } else { 0 };

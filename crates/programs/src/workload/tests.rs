@@ -314,6 +314,31 @@ fn parameters_are_dealt_to_ranks_without_rest() {
 }
 
 #[test]
+fn the_models_operations_are_six_for_each_token_and_matrix_element_and_those_of_attention() {
+    let workload = Workload::new(small()).unwrap();
+    let Spec { model, sequence, batch, .. } = workload.spec();
+    let layers = u64::from(model.layers);
+    let matrices = model.parameters() - model.embedding_parameters() - (2 * layers + 1) * model.hidden;
+    let pairs = batch * sequence * (sequence + 1) / 2;
+    let expected = 6 * batch * sequence * matrices + 12 * pairs * model.hidden * layers;
+    assert_eq!((workload.tokens(), workload.model_flops()), (batch * sequence, expected as f64));
+    // Forwards only; the head of one token for each sequence.
+    let prefill = Workload::new(Spec { phase: Phase::Prefill, ..small() }).unwrap();
+    let left_out = 2 * batch * (sequence - 1) * model.embedding_parameters();
+    assert_eq!(prefill.model_flops(), (expected / 3 - left_out) as f64);
+    // Three tokens after those that are there, each attending to one more.
+    let decode = Workload::new(Spec { phase: Phase::Decode, new_tokens: 3, ..small() }).unwrap();
+    let pairs = batch * (3 * sequence + 6);
+    let expected = 2 * 3 * batch * matrices + 4 * pairs * model.hidden * layers;
+    assert_eq!((decode.tokens(), decode.model_flops()), (3 * batch, expected as f64));
+    // Of experts those that see a token, and the router.
+    let experts = Workload::new(with_experts(small())).unwrap();
+    let Experts { count, top_k } = experts.spec().model.experts.unwrap();
+    let more = top_k * 3 * model.hidden * model.ffn + count * model.hidden - 3 * model.hidden * model.ffn;
+    assert_eq!(experts.model_flops() - workload.model_flops(), (6 * batch * sequence * layers * more) as f64);
+}
+
+#[test]
 fn layers_that_do_not_divide_spare_the_ends() {
     // Llama 3 405B has 126 layers on 16 stages: 7 on the first and the last.
     let spec = laid_out(Spec { model: llama(126, 16_384, 128, 53_248), ..small() }, [8, 1, 1, 1, 16]);

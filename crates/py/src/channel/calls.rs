@@ -5,7 +5,7 @@
 // The functions are called by a library in C++, which passes addresses.
 #![allow(unsafe_code)]
 
-use crate::channel::{dtype_named, kind_named, reduce_named};
+use super::{dtype_named, kind_named, reduce_named};
 use std::cell::Cell;
 use std::slice::from_raw_parts;
 use std::sync::Arc;
