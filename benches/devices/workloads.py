@@ -17,6 +17,11 @@ from .section import Row, Section, read
 COMMAND: Sequence[str] = (sys.executable, "-m", "uniference")
 
 
+Options = dict[str, str | int | bool]
+# So long may a job be simulated, in seconds.
+PATIENCE = 600
+
+
 @dataclass(frozen=True)
 class Cluster:
     """Servers of GPUs, each GPU with a network card of its own."""
@@ -60,21 +65,24 @@ class Job:
     group: str
     cluster: Cluster
     # Of `uniference workload llama`; flags have the value True.
-    options: Mapping[str, str | int | bool]
+    options: Options
     measured: float
     # From the seconds of a step to the unit of the source.
     unit: Callable[[float], float] = field(default=lambda seconds: seconds)
     fitted: bool = False
 
-    def predict(self, path: Path) -> Row:
-        """Runs the job; `path` is for its cluster file and its results."""
+    def predict(self, path: Path) -> Row | None:
+        """Runs the job; `path` is for its cluster file and its results. `None`: it takes too long to simulate."""
         path.mkdir(parents=True, exist_ok=True)
         cluster = path / "cluster.toml"
         cluster.write_text(self.cluster.text())
         words = [*COMMAND, "workload", "llama", "--run", "--json", "--cluster", cluster, "--out", path / "run"]
         for option, value in self.options.items():
             words += [f"--{option}"] if value is True else [f"--{option}", str(value)]
-        done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=600)
+        try:
+            done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            return None
         if done.returncode:
             raise RuntimeError(f"{self.name}\n{' '.join(map(str, words))}\n{done.stderr}")
         predicted = self.unit(float(json.loads(done.stdout)["makespan_s"]))
@@ -83,10 +91,13 @@ class Job:
 
 def section(title: str, text: str, jobs: Iterable[Job], out: Path, others: Mapping[str, str] | None = None) -> Section:
     """Predicts all jobs, some at a time."""
-    folders = (out / f"{number}" for number in count())
+    folders, jobs = (out / f"{number}" for number in count()), list(jobs)
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         rows = list(pool.map(Job.predict, jobs, folders))
-    return Section(title, text, rows, others or {})
+    late = ", ".join(job.name for job, row in zip(jobs, rows, strict=True) if row is None)
+    if late:
+        text += f" Not simulated within {PATIENCE} s, and left out: {late}."
+    return Section(title, text, [row for row in rows if row is not None], others or {})
 
 
 def sections(out: Path, few: bool) -> list[Section]:
@@ -111,7 +122,7 @@ def h100(ranks: int, slowdown: float, device: str = "") -> Cluster:
 VTRAIN = """\
 Source: [vTrain](https://github.com/VIA-Research/vTrain) at f8dda847 (MIT), `data/ground_truth_single.csv`: milliseconds of
 a step of Megatron-LM (GPT, 16 heads, sequences of 1,024, vocabulary 51,200, float16) on one server of 8 A100. Predicted
-with unfused attention, dropout, gradients summed after the last backward pass. Fitted on the 32 steps of 24 layers in two
+with unfused attention, dropout, gradients summed after the last backward pass. Chosen on a coarse grid for the 32 steps of 24 layers in two
 micro-batches without pipeline that are one replica, or 8 of one rank: 75 us of the host for an operator, 400 us before
 each collective, `slowdown` 0.92. The times of the source are linear in the number of layers and micro-batches to four
 digits, so other rows repeat these; those with 8 tensor-parallel ranks and few tokens are host-bound in a way that is not
@@ -120,7 +131,7 @@ modelled."""
 
 def vtrain(out: Path, few: bool) -> Section:
     """Every step of the source."""
-    jobs = []
+    jobs: list[Job] = []
     for row in read("vtrain.csv"):
         hidden, layers, heads, tp, dp, pp, batch, micro = (int(value) for value in list(row.values())[:8])
         options = gpt(layers, hidden, heads, 1024) | {
@@ -138,7 +149,7 @@ def vtrain(out: Path, few: bool) -> Section:
     return section("Megatron-LM on one server (vTrain)", VTRAIN, jobs, out, {"pp 1": "vTrain, all rows: 8.37"})
 
 
-def gpt(layers: int, hidden: int, heads: int, sequence: int, vocabulary: int = 51200) -> dict[str, str | int | bool]:
+def gpt(layers: int, hidden: int, heads: int, sequence: int, vocabulary: int = 51200) -> Options:
     """The options of a GPT."""
     return {
         **{"layers": layers, "hidden": hidden, "heads": heads, "kv-heads": heads, "ffn": 4 * hidden},
@@ -184,12 +195,12 @@ RECOMPUTATION = [
 
 def megatron(out: Path, few: bool) -> Section:
     """Both tables."""
-    old = {"attention": "unfused", "dropout": True, "no-gradient-overlap": True, "dtype": "float16"}
-    jobs = []
+    old: Options = {"attention": "unfused", "dropout": True, "no-gradient-overlap": True, "dtype": "float16"}
+    jobs: list[Job] = []
     for size, heads, hidden, layers, tp, pp, gpus, batch, rate, micro, pieces in SC21:
         if gpus > 512:
             continue
-        parallel = {"tp": tp, "pp": pp, "dp": gpus // tp // pp, "batch": batch, "micro-batch": micro}
+        parallel: Options = {"tp": tp, "pp": pp, "dp": gpus // tp // pp, "batch": batch, "micro-batch": micro}
         options = gpt(layers, hidden, heads, 2048) | old | parallel | {"recompute": "full"} | interleaved(pieces)
         # Equation 3: 96 B s l h^2 (1 + s / 6h + V / 16 l h).
         flops = 96 * batch * 2048 * layers * hidden**2 * (1 + 2048 / 6 / hidden + 51200 / 16 / layers / hidden)
@@ -200,14 +211,17 @@ def megatron(out: Path, few: bool) -> Section:
             continue
         parallel = {"tp": 8, "pp": pp, "batch": batch, "micro-batch": micro}
         base = gpt(layers, hidden, heads, 2048) | old | parallel | interleaved(pieces)
-        modes = {"full": (full, {}), "selective": (selective, {"sequence-parallel": True})}
+        modes: dict[str, tuple[float, Options]] = {
+            "full": (full, {}),
+            "selective": (selective, {"sequence-parallel": True}),
+        }
         for mode, (seconds, more) in modes.items():
             options = base | {"recompute": mode} | more
             jobs.append(Job(f"{size} B on {gpus}, {mode}", f"2022, {mode}, s", a100(gpus), options, seconds))
     return section("Megatron-LM's papers", MEGATRON, jobs[::6] if few else jobs, out)
 
 
-def interleaved(pieces: int) -> dict[str, str | int | bool]:
+def interleaved(pieces: int) -> Options:
     """The schedule of so many pieces per stage."""
     return {"virtual-stages": pieces} if pieces > 1 else {}
 
@@ -233,7 +247,7 @@ number), optimizer states sharded, flash attention, causal without masks of docu
 
 def llama_405b(out: Path, few: bool) -> Section:
     """The three rows of the table."""
-    jobs = []
+    jobs: list[Job] = []
     for gpus, context, data, sequence, batch, published in [
         (8192, 1, 64, 8192, 2048, 43),
         (16384, 1, 128, 8192, 2048, 41),
@@ -250,7 +264,7 @@ def llama_405b(out: Path, few: bool) -> Section:
     return section("Llama 3 405B", LLAMA_405B, jobs[:1] if few else jobs, out)
 
 
-def llama(size: str, sequence: int) -> dict[str, str | int | bool]:
+def llama(size: str, sequence: int) -> Options:
     """The options of a Llama 3 of 8, 70 or 405 billion parameters."""
     layers, hidden, heads, ffn = {
         "8B": (32, 4096, 32, 14336),
@@ -273,7 +287,7 @@ database is of products in 8 bits, or of attention with as many queries."""
 
 def torchtitan(out: Path, few: bool) -> Section:
     """Every throughput of the source."""
-    jobs = []
+    jobs: list[Job] = []
     for row in read("torchtitan.csv"):
         words = row["parallelism"]
         degree = {key: int(size) for key, size in re.findall(r"(FSDP|TP|PP|CP)(\d+)", words)}
@@ -325,7 +339,7 @@ MPT = {
 
 def llm_foundry(out: Path, few: bool) -> Section:
     """Every throughput of the source on H100."""
-    jobs = []
+    jobs: list[Job] = []
     for row in read("llm_foundry.csv"):
         if int(row["gpus"]) > 32:
             continue
@@ -356,7 +370,7 @@ GPU, FP8 (hybrid), H100. Nothing is fitted."""
 
 def megatron_llama(out: Path, few: bool) -> Section:
     """The three rows of the table."""
-    jobs = []
+    jobs: list[Job] = []
     for row in read("megatron_llama.csv"):
         degree = {
             key: int(size)
