@@ -1,6 +1,7 @@
 """Owns what a section of the report is: measured rows with their predictions, and how the errors are summed up."""
 
 import csv
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +9,8 @@ from statistics import mean, median
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = Path(__file__).parent / "rows"
+# Of a section that are listed.
+MOST_ROWS = 100
 
 
 @dataclass(frozen=True)
@@ -60,17 +63,21 @@ def report(section: Section) -> str:
         groups.setdefault(row.group, []).append(row)
     header = ["rows", "count", "mean %", "median %", "p90 %", "worst %", "bias %", "covered %", "others"]
     lines = [_line(group, rows, section.others.get(group, "")) for group, rows in groups.items()]
-    every = [
+    step = -(-len(section.rows) // MOST_ROWS)
+    shown = [
         [row.name + (" (fitted)" if row.fitted else ""), f"{row.measured:.5g}", f"{row.predicted:.5g}", _signed(row)]
-        for row in section.rows
+        for row in section.rows[:: max(step, 1)]
     ]
-    detail = table(["row", "measured", "predicted", "error %"], every)
+    detail = table(["row", "measured", "predicted", "error %"], shown)
+    which = f"All {len(shown)} rows" if step <= 1 else f"Each {step}th of {len(section.rows)} rows"
+    paragraphs = section.text.split("\n\n")
+    text = "\n\n".join(textwrap.fill(part, 120, break_long_words=False, break_on_hyphens=False) for part in paragraphs)
     return "\n\n".join(
         [
             f"### {section.title}",
-            section.text,
+            text,
             table(header, lines),
-            f"<details><summary>All {len(every)} rows</summary>\n\n{detail}\n\n</details>",
+            f"<details><summary>{which}</summary>\n\n{detail}\n\n</details>",
         ]
     )
 
