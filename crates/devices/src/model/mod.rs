@@ -279,20 +279,25 @@ impl Model {
         let shape = Shape::of(&operator.family)?;
         let rates = self.rates_of(&place.device);
         let rows = self.kin_rows(&place);
+        let own = self.target.name.as_deref();
         let units =
             |name: &str| devices::find(name).ok().filter(|known| known.name == name).and_then(|known| known.units);
-        let units = self.target.name.as_deref().and_then(units).zip(units(&place.device));
+        let units =
+            if own == Some(&place.device) { Some((1.0, 1.0)) } else { own.and_then(units).zip(units(&place.device)) };
         let surface = rates.and_then(|rates| {
             let precision = Precision::of(Some(place.dtype));
+            let (source, target) =
+                (Roof::of(&rates, precision), Roof::of(&self.target.rates, Precision::of(operator.dtype)));
             // Rows of another type stand for the same number of bytes.
             let setting = Setting {
                 shape,
                 size: place.dtype.size() as f64,
-                source: Roof::of(&rates, precision),
-                target: Roof::of(&self.target.rates, Precision::of(operator.dtype)),
+                source,
+                target,
                 launch: self.target.rates.launch.as_secs_f64(),
                 host: self.overhead_of_host(&place.device, place.family, place.variant.as_deref(), place.dtype),
-                units: units.map_or(0.0, |(target, source)| libm::log2(target / source)),
+                // Where nobody has counted the units of one, all are taken to be equally fast.
+                units: libm::log2(units.map_or(target.speed_over(&source), |(target, source)| target / source)),
                 varies: shape.varies(place.family) || shape.varies(operator.family.name()),
             };
             let groups: Vec<_> = rows.iter().map(|(apart, rows)| (*apart, rows.all())).collect();

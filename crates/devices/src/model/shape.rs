@@ -98,6 +98,11 @@ impl Roof {
         (flops / self.peak).max(bytes / self.memory)
     }
 
+    /// How many times as much arithmetic it does as another.
+    pub(super) fn speed_over(&self, other: &Roof) -> f64 {
+        self.peak / other.peak
+    }
+
     /// Seconds of arithmetic at full speed.
     pub(super) fn arithmetic(&self, flops: f64) -> f64 {
         flops / self.peak
