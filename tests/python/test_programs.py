@@ -129,7 +129,8 @@ def test_replays_and_generated_jobs_need_no_process_of_their_own(tmp_path: Path)
     }
     trained = package.workload("llama", ranks=2, dp=2, out=tmp_path / "job", **job)
     assert len(trained.ranks) == 2
-    assert "devices have no rates in the cluster file; assumed those of an H100" in trained.report["warnings"][0]
+    assert "each is taken to be h100-sxm-80gb" in trained.report["warnings"][0]
+    assert trained.report["job"]["tokens"] > 0
     for words, expected in [
         ({"dp": 3}, "the batch size 2 must be a multiple of dp"),
         ({"dpp": 3}, "unexpected argument '--dpp'"),
