@@ -28,6 +28,7 @@ const TRANSFERRED: f64 = 30.0;
 pub(crate) struct Costing {
     ranks: Vec<RankCosting>,
     earlier: Option<super::Earlier>,
+    outdated: Option<String>,
     /// The first slice that could not be read.
     error: Option<(RankId, Invalid)>,
 }
@@ -70,7 +71,7 @@ pub(crate) struct Costed {
 impl Costing {
     /// For one run.
     pub(crate) fn new(plan: Plan) -> Rc<RefCell<Costing>> {
-        let Plan { ranks, earlier, .. } = plan;
+        let Plan { ranks, earlier, outdated, .. } = plan;
         let rank = |plan| RankCosting {
             plan,
             decoder: Decoder::default(),
@@ -80,7 +81,8 @@ impl Costing {
             on_cpu: false,
             single_tensor_optimizer: false,
         };
-        Rc::new(RefCell::new(Costing { ranks: ranks.into_iter().map(rank).collect(), earlier, error: None }))
+        let ranks = ranks.into_iter().map(rank).collect();
+        Rc::new(RefCell::new(Costing { ranks, earlier, outdated, error: None }))
     }
 
     /// The work of the next slice of a rank. `known` is what was measured or recorded.
@@ -119,6 +121,7 @@ impl Costing {
             costed.rows.extend(costing.rows(rank));
             costed.spreads.push(costing.spreads());
         }
+        costed.warnings.extend(self.outdated.take());
         costed.warnings.extend(self.unknown());
         costed.warnings.extend(self.substituted());
         costed.warnings.extend(self.answered());

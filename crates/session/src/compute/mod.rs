@@ -129,6 +129,8 @@ pub struct Plan {
     /// For the manifest.
     name: String,
     models: Vec<(String, String)>,
+    /// Of a replay on its own cluster: it is costed with other rows than its run was.
+    outdated: Option<String>,
 }
 
 struct RankPlan {
@@ -223,6 +225,10 @@ impl Plan {
                 "--device-db {} has no effect: no device's compute is modelled\nhint: add --compute model",
                 named.display()
             )));
+        } else if let Some(device) = &options.left_out {
+            return Err(HostError::Usage(format!(
+                "--leave-out {device} has no effect: no device's compute is modelled\nhint: add --compute model"
+            )));
         } else {
             vec![None; ways.len()]
         };
@@ -247,7 +253,9 @@ impl Plan {
             slowdown: resolved.cluster.devices[rank].slowdown,
         });
         let name = names.into_iter().collect::<Vec<_>>().join(", ");
-        Ok(Plan { ranks: ranks.collect(), earlier, name, models })
+        let outdated =
+            recorded.filter(|recorded| recorded.at_home).and_then(|recorded| outdated(recorded.manifest, &models));
+        Ok(Plan { ranks: ranks.collect(), earlier, name, models, outdated })
     }
 
     /// Writes down where compute comes from.
@@ -270,6 +278,14 @@ impl Plan {
     pub fn measures(&self) -> bool {
         self.of_ranks().contains(&driver::Compute::Measured)
     }
+}
+
+/// Whether a run was costed with other databases or another version of the models than `now`.
+fn outdated(manifest: &Manifest, now: &[(String, String)]) -> Option<String> {
+    let differs = |(name, version): &&(String, String)| manifest.models.get(name).is_some_and(|then| then != version);
+    now.iter().any(|model| differs(&model)).then(|| {
+        "operators are costed with other databases, or another version of the models, than when the record was made: figures may differ from those of its run".to_owned()
+    })
 }
 
 /// A device of a model's name, or of a library for such devices.

@@ -1,6 +1,7 @@
 //! Where the compute of a replay comes from: records whose operators are written down here.
 
 use super::*;
+use std::collections::BTreeMap;
 use uniference_formats::operators::{Argument, Definition, Encoder, Line, MemoryKind, Place, ScalarType, Tensor};
 use uniference_formats::report::ComputeReport;
 use uniference_sim::replay::RecordedStep;
@@ -44,9 +45,14 @@ fn products(times: &[u32]) -> Vec<Vec<u8>> {
 
 /// A folder with the record of ranks that computed so, one line a slice.
 fn captured(ranks: &[Vec<Slice>], toml: &str) -> tempfile::TempDir {
+    recorded(ranks, toml, Manifest { compute: "measured".to_owned(), ..Manifest::default() })
+}
+
+/// The same of a run with such a manifest.
+fn recorded(ranks: &[Vec<Slice>], toml: &str, manifest: Manifest) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let cluster = ClusterFile::parse("test", toml, &[]).unwrap().resolve(&Choices::default()).unwrap().toml;
-    let manifest = Manifest { cluster, compute: "measured".to_owned(), ..Manifest::default() };
+    let manifest = Manifest { cluster, ..manifest };
     let header = Header { world_size: ranks.len() as u32, manifest };
     let mut writer = RecordWriter::new(File::create(dir.path().join(RECORD)).unwrap(), &header);
     for (rank, slices) in (0..).zip(ranks) {
@@ -136,6 +142,22 @@ fn a_replay_has_the_compute_of_the_record_unless_the_devices_are_others_with_rat
     assert_eq!((none.makespan_ps, &*none.manifest.compute, none.compute.len()), (0, "none", 0));
     // Another cluster without rates: as it was.
     assert_eq!(report(&dir, &["--ranks", "1"]).makespan_ps, recorded);
+}
+
+#[test]
+fn a_replay_at_home_with_other_databases_says_so() {
+    let slices = || products(&[3]).into_iter().map(|operators| Slice("a.py:3", 1_000, operators)).collect();
+    let replayed = |models: &BTreeMap<String, String>| {
+        let manifest = Manifest { compute: "model".to_owned(), models: models.clone(), ..Manifest::default() };
+        report(&recorded(&[slices()], MODELLED, manifest), &[])
+    };
+    let told = |report: &Report| report.warnings.iter().any(|warning| warning.contains("costed with other databases"));
+    let mut models = replayed(&BTreeMap::new()).manifest.models;
+    assert!(!told(&replayed(&models)));
+    models.insert("databases".to_owned(), "other".to_owned());
+    let outdated = replayed(&models);
+    assert!(told(&outdated));
+    assert_ne!(outdated.manifest.models, models);
 }
 
 #[test]
