@@ -123,7 +123,7 @@ bench: setup ## Measures the speed of the engine, and of live ranks' calls
 accuracy: setup ## Predictions against real Gloo on the testbed (root; an hour, FULL=1: many; QUICK=1: two minutes, printed only)
 	$(BIN)/python benches/accuracy $(if $(QUICK),--quick --again --out uniference-out/accuracy-quick,--write $(if $(FULL),--full))
 
-accuracy-devices: setup ## Predictions of the device models against published measurements (minutes)
+accuracy-devices: setup ## Predictions of the device models against published measurements (an hour and more)
 	PYTHONPATH=benches $(BIN)/python -m devices --write
 
 clean: ## Removes what was built and what runs wrote; .venv too
