@@ -258,6 +258,13 @@ fn without_effect(resolved: &Resolved, computes: &Computes, modelled: &[bool]) -
             device.name, device.slowdown
         ));
     }
+    let modelled = |rank: u32| computes.by_origin(RankId(rank)).any(|(origin, _)| origin.is_modelled());
+    if let Some(device) = resolved.cluster.devices.iter().find(|device| device.communication > 0.0)
+        && !(0..resolved.cluster.devices.len() as u32).any(modelled)
+    {
+        let name = &device.name;
+        warnings.push(format!("`communication_share` of device `{name}` has no effect: no compute is modelled"));
+    }
     let slower = |device: &&Device| device.slowdown != 1.0 || !device.spells.is_empty();
     if let Some(device) = resolved.cluster.devices.iter().find(slower).filter(|_| !computes.any()) {
         let name = &device.name;

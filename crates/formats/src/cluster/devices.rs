@@ -67,6 +67,10 @@ fn hardware(raw: &RawDevice, source: &Source) -> Result<Hardware, Diagnostic> {
     let launch = raw.launch.as_ref().map(|launch| launch.get_ref().0).or(known.and_then(KnownDevice::launch));
     let launch = launch.unwrap_or(SimDuration::ZERO);
     let (power, clock) = power(raw, known, source)?;
+    if let Some(given) = raw.power.as_ref().filter(|power| power.get_ref().cap.is_some() && rates.is_none()) {
+        let hint = "give `peak_flops` and `memory_bandwidth` too, or the `model` of the device; or remove `cap`";
+        return Err(source.error("a `cap` slows arithmetic, whose rate is not known", given.span()).hint(hint));
+    }
     Ok(Hardware {
         rates: rates.map(|(peaks, memory)| Rates { peaks: peaks.scaled(clock), memory, launch }),
         power,

@@ -637,6 +637,7 @@ fn power_price_and_the_share_of_communication_are_read() {
         "power = { idle = \"9 W\", busy = \"8 W\" }",
         "power = { idle = \"9 W\", busy = \"18 W\", cap = \"9 W\" }",
         "model = \"h100-sxm\"\npower = { cap = \"400 W\" }",
+        "power = { idle = \"9 W\", busy = \"18 W\", cap = \"12 W\" }",
         "power = { idle = 9 }",
         "power = \"9 W\"",
         "price = -1",
