@@ -17,7 +17,8 @@ unset PYTHONPATH
 used=$(venv/bin/python -c 'import uniference; print(uniference.__file__)')
 [[ $used == "$scratch"/venv/* ]] || { echo "error: $used is imported in place of the wheel" >&2; exit 1; }
 venv/bin/uniference run --ranks 3 --compute none --out run ring.py
-venv/bin/uniference replay run --out again | grep -q makespan
+replayed=$(venv/bin/uniference replay run --out again)
+[[ $replayed == *makespan* ]] || { echo "error: the replay printed no makespan: $replayed" >&2; exit 1; }
 venv/bin/python -c 'import uniference; assert uniference.simulate("ring.py", ranks=2, compute="none").makespan > 0'
 # Where it could be compiled.
 if command -v "${CXX:-g++}" >/dev/null; then
