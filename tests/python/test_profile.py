@@ -1,10 +1,12 @@
 """Operators that are timed where they run, and a device that is made of them."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from harness import uniference, write_script
+from harness import run_on_gloo, uniference, write_script
 
 from uniference.rank import capture
 
@@ -69,3 +71,63 @@ def test_what_cannot_be_profiled_is_said(tmp_path: Path) -> None:
     foreign = uniference(*words, cwd=tmp_path)
     assert foreign.code == 2
     assert "is not an operator database" in foreign.err
+
+
+# The second product takes long enough to tell rates.
+CALIBRATED = """
+import torch
+small, large = torch.ones(32, 32), torch.ones(1024, 1024)
+for _ in range(3):
+    small @ small
+    large @ large
+"""
+# Three ranks on two kinds of processors, as far as they know.
+PROBE = """
+import os, sys
+from uniference.real import probe
+name = ["board", "server", "board"][int(os.environ["RANK"])]
+fixed = "--plain --repetitions 2 --budget 0.01 --pingpong-sizes 1024 65536 --out measured.jsonl".split()
+sys.argv[1:] = [*fixed, "--profile", name, "--device-db", "operators.sqlite", "--program", "program.py"]
+probe.main()
+"""
+
+
+@needs_library
+def test_processors_that_take_part_in_a_calibration_are_profiled_once_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    program = write_script(tmp_path, CALIBRATED, "program.py")
+    probe = write_script(tmp_path, PROBE, "probe.py")
+    run_on_gloo(3, probe)
+    measured = (tmp_path / "measured.jsonl").read_text()
+    profiles = [row for row in map(json.loads, measured.splitlines()) if row["operation"] == "profile"]
+    assert [(row["device"]["name"], row["ranks"]) for row in profiles] == [("board", [0, 2]), ("server", [1])]
+    # What is there is not measured again.
+    run_on_gloo(3, probe)
+    assert (tmp_path / "measured.jsonl").read_text() == measured
+
+    fit = uniference("calibrate", "--fit", "measured.jsonl", "--out", "cluster.toml", "--json", cwd=tmp_path)
+    assert fit.code == 0, fit.err
+    assert [row["name"] for row in json.loads(fit.out)["processors"]] == ["board", "server"]
+    run = ("run", "--cluster", "cluster.toml", "--device-db", "operators.sqlite", "--out", "run", program)
+    done = uniference(*run, cwd=tmp_path)
+    assert done.code == 0, done.err
+    rows = json.loads((tmp_path / "run" / "report.json").read_text())["compute"]
+    assert {(row["rank"], row["origin"]) for row in rows} == {(rank, "database") for rank in range(3)}
+
+
+def test_what_cannot_be_profiled_ends_a_calibration_with_a_hint(tmp_path: Path) -> None:
+    gpus = uniference("calibrate", "--compute", "--library", "nccl", cwd=tmp_path)
+    assert gpus.code == 2
+    assert "--compute profiles processors" in gpus.err
+    assert "hint: remove --compute" in gpus.err
+    nothing = write_script(tmp_path, "pass\n")
+    words = ["--profile", "board", "--device-db", "operators.sqlite", "--program", str(nothing), "--out", "measured"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
+    done = subprocess.run(
+        [*launch, "-m", "uniference.real.probe", *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert "no operator that could be timed" in done.stderr
+    assert not (tmp_path / "measured").exists()

@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use uniference_session::lock::{Lock, Writer};
-use uniference_session::{Exit, HostError};
+use uniference_session::{Exit, HostError, profile};
 use uniference_studies::calibrate::fitted;
 use uniference_studies::calibrate::{Calibration, calibrate as fit, measurement};
 
@@ -26,6 +26,15 @@ pub(super) struct Args {
     /// Communication library to measure
     #[arg(long, value_name = "NAME", default_value = "gloo", value_parser = ["gloo", "nccl", "mpi"])]
     library: String,
+    /// Profile the processor of each machine, too: its rates go into the cluster file, its operators into the database of machine 0
+    #[arg(long, conflicts_with = "fit")]
+    compute: bool,
+    /// Name of this machine's processor in the database [default: as the system calls it]
+    #[arg(long, value_name = "NAME", requires = "compute")]
+    device: Option<String>,
+    /// Database to write operators to [default: the user's own, $XDG_DATA_HOME/uniference/operators.sqlite]
+    #[arg(long, value_name = "FILE", requires = "compute")]
+    device_db: Option<PathBuf>,
     /// Cluster file to write; measurements are kept beside it and reused
     #[arg(long, value_name = "FILE", default_value = "cluster.toml")]
     out: PathBuf,
@@ -50,6 +59,12 @@ enum Probe {
 
 /// Measures what is missing, fits, and writes the cluster file.
 pub(super) fn calibrate(args: &Args, python: &Path) -> Result<Exit, HostError> {
+    if args.compute && args.library == "nccl" {
+        let hint = "remove --compute, and add the GPUs' `model` to each [[device]] of the cluster file; `uniference devices list` shows the names";
+        return Err(HostError::Usage(format!(
+            "--compute profiles processors, but with --library nccl ranks compute on GPUs\nhint: {hint}"
+        )));
+    }
     let run = args.start.name();
     let writer = run.as_deref().map_or(Writer::Alone, Writer::Together);
     let _lock = Lock::of_file(&args.out, writer, &super::notices())?;
@@ -87,6 +102,11 @@ fn words(args: &Args, measurements: &Path) -> Result<Vec<OsString>, HostError> {
     let fixed = ["uniference.real.probe", "--plain", "--probe", probe, "--backend", &args.library, "--out"];
     let mut words = fixed.map(OsString::from).to_vec();
     words.push(out);
+    if args.compute {
+        let name = args.device.clone().unwrap_or_else(|| profile::processor(1));
+        let database = super::devices::database(args.device_db.as_deref())?;
+        words.extend(["--profile".into(), name.into(), "--device-db".into(), absolute(&database)?]);
+    }
     if !args.sizes.is_empty() {
         words.push("--sizes".into());
         words.extend(args.sizes.iter().map(|size| size.to_string().into()));

@@ -94,32 +94,26 @@ pub(super) fn run(args: &Args, argv: &[OsString], python: &Path) -> Result<Exit,
 
 /// What was added, and the device as a cluster file would have it.
 fn text(device: &str, database: &Path, kept: &Kept) -> String {
-    let Kept { operators, new, surer, flops, bandwidth } = kept;
+    let Kept { operators, new, surer, reached } = kept;
     let reused = operators - new;
     let mut text = format!(
         "{operators} distinct operators on {device}: {new} new, {reused} known before, {surer} of these measured more often now\ndatabase: {}\n",
         database.display()
     );
-    let peaks: Vec<String> = flops
-        .iter()
-        .filter(|(_, rate)| **rate > 0.0)
-        .map(|(dtype, rate)| format!("{dtype} = \"{:.1} GFLOPS\"", rate / 1e9))
-        .collect();
-    if let (false, Some(bandwidth)) = (peaks.is_empty(), bandwidth) {
+    if let Some(keys) = reached.keys() {
         text += &format!(
-            "\n# The device in a cluster file, with the highest rates that were reached:\n[[device]]\nname = \"board\"\nmodel = \"{device}\"\npeak_flops = {{ {} }}\nmemory_bandwidth = \"{:.1} GB/s\"\n",
-            peaks.join(", "),
-            bandwidth / 1e9
+            "\n# The device in a cluster file, with the highest rates that were reached:\n[[device]]\nname = \"board\"\nmodel = \"{device}\"\n{keys}"
         );
     }
     text
 }
 
 fn json(device: &str, database: &Path, kept: &Kept) -> String {
-    let Kept { operators, new, surer, flops, bandwidth } = kept;
+    let Kept { operators, new, surer, reached } = kept;
     let value = serde_json::json!({
         "device": device, "database": database.display().to_string(), "operators": operators, "new": new,
-        "known": operators - new, "surer": surer, "peak_flops": flops, "memory_bandwidth": bandwidth,
+        "known": operators - new, "surer": surer, "peak_flops": reached.peak_flops,
+        "memory_bandwidth": reached.memory_bandwidth,
     });
     format!("{value:#}\n")
 }

@@ -15,7 +15,7 @@ use uniference_formats::operators::{Decoder, Definition};
 use uniference_formats::record::RecordReader;
 use uniference_host::error::HostError;
 use uniference_sim::replay::RecordedStep;
-use uniference_studies::profile::{Found, Profile, Timing};
+use uniference_studies::profile::{Found, Profile, Reached, Timing};
 
 /// Where the rows are from, in the database.
 const SOURCE: &str = "uniference profile";
@@ -32,10 +32,8 @@ pub struct Kept {
     pub new: usize,
     /// How many it had, and were measured more often now.
     pub surer: usize,
-    /// The most floating-point operations a second that were reached, by type of the elements.
-    pub flops: BTreeMap<String, f64>,
-    /// The most bytes a second.
-    pub bandwidth: Option<f64>,
+    /// The highest rates that were reached.
+    pub reached: Reached,
 }
 
 /// The times in the record of a run whose operators were timed.
@@ -112,10 +110,11 @@ impl Kept {
         let a_second = |amount: u64| amount as f64 / (timing.median_ns * 1e-9);
         // An operator of several parts, or an unknown one, has no type of its own.
         if !dtype.is_empty() {
-            let flops = self.flops.entry(dtype.to_owned()).or_default();
+            let flops = self.reached.peak_flops.entry(dtype.to_owned()).or_default();
             *flops = flops.max(a_second(row.flops));
         }
-        self.bandwidth = Some(self.bandwidth.unwrap_or_default().max(a_second(row.bytes)));
+        let bandwidth = self.reached.memory_bandwidth.get_or_insert_default();
+        *bandwidth = bandwidth.max(a_second(row.bytes));
     }
 }
 

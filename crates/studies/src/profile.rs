@@ -5,9 +5,11 @@
 //! beginning of the next the host works: Python, autograd, torch's dispatcher. Both together are all that the program computes, so a
 //! model that adds them up again misses nothing.
 
+use serde::{Deserialize, Serialize};
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use uniference_formats::operators::{Decoder, Definition, Entry, Invalid};
+use uniference_sim::device::Precision;
 
 /// So many times of one operator are kept; of more, every second one, and so on.
 const KEPT: usize = 1 << 10;
@@ -40,6 +42,27 @@ pub struct Found {
     pub operators: Vec<(Definition, Timing)>,
     /// By an operator's name: how long the program takes to come to it.
     pub hosts: Vec<(String, Timing)>,
+}
+
+/// The highest rates that a device's operators have reached.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+pub struct Reached {
+    /// Floating-point operations a second, by type of the elements.
+    pub peak_flops: BTreeMap<String, f64>,
+    /// Bytes a second.
+    pub memory_bandwidth: Option<f64>,
+}
+
+impl Reached {
+    /// The keys of a `[[device]]`, a line each; `None`: no operator took long enough to tell both rates.
+    pub fn keys(&self) -> Option<String> {
+        // Other types have no rate of their own in a cluster file.
+        let is_key = |dtype: &str| Precision::ALL.iter().any(|precision| precision.name() == dtype);
+        let rates = self.peak_flops.iter().filter(|(dtype, rate)| is_key(dtype) && **rate > 0.0);
+        let rates: Vec<String> = rates.map(|(dtype, rate)| format!("{dtype} = \"{:.1} GFLOPS\"", rate / 1e9)).collect();
+        let bandwidth = self.memory_bandwidth.filter(|_| !rates.is_empty())?;
+        Some(format!("peak_flops = {{ {} }}\nmemory_bandwidth = \"{:.1} GB/s\"\n", rates.join(", "), bandwidth / 1e9))
+    }
 }
 
 /// Of one operator, in nanoseconds.

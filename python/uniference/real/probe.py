@@ -23,6 +23,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from uniference.real import processors
+
 PINGPONG_SIZES = (1, 1 << 10, 1 << 12, 1 << 14, 1 << 15, 1 << 16, 1 << 17, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 FULL_SIZES = (1 << 3, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
 # Above so many ranks only some pairs are measured: rank 0 with each, and neighbours.
@@ -426,6 +428,8 @@ def main() -> None:
     known = _shared(lambda: list(_read(words.out)))
     wanted = list(like or cases(words, dist.get_world_size()))
     missing = [case for case in wanted if case not in known]
+    if words.profile is not None:
+        processors.profile(words.profile, words.device_db, words.out, words.program)
     probe = Probe(words.repetitions, words.budget)
     for number, case in enumerate(missing):
         if rank == 0:
@@ -456,6 +460,9 @@ def _parser() -> argparse.ArgumentParser:
         default=0.3,
         help="time limit per case in seconds, once it has the minimum number of repetitions",
     )
+    parser.add_argument("--profile", help="profile this rank's processor, under this name")
+    parser.add_argument("--device-db", type=Path, help="database on rank 0's machine that the operators go to")
+    parser.add_argument("--program", type=Path, help="profile this program, in place of operators of many shapes")
     parser.add_argument("--pingpong-sizes", type=int, nargs="*", default=PINGPONG_SIZES)
     parser.add_argument("--sizes", type=int, nargs="*", default=FULL_SIZES)
     parser.add_argument(
@@ -488,7 +495,7 @@ def _read(path: Path) -> dict[Case, Taken]:
 
 
 def _of_groups(taken: dict[Case, Taken]) -> dict[Case, Taken]:
-    return {case: its for case, its in taken.items() if case.operation not in _PAIRS}
+    return {case: its for case, its in taken.items() if case.operation in _OPERATIONS and case.operation not in _PAIRS}
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 //! Owns the probe's file: one case a line, as `python/uniference/real/probe.py` writes it.
 
+use crate::profile::Reached;
 use crate::statistics::Sample;
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +21,21 @@ pub struct Measurement {
     /// Over connections that were made for it?
     #[serde(default)]
     pub cold: bool,
+    /// Of a `profile`: the processor, which all of these ranks have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<Processor>,
+}
+
+/// A processor whose operators were measured.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+pub struct Processor {
+    /// Under which the database has its operators.
+    pub name: String,
+    /// The database.
+    pub database: String,
+    /// The highest rates that were reached.
+    #[serde(flatten)]
+    pub reached: Reached,
 }
 
 /// Measurements that nothing can be fitted to.
@@ -152,7 +168,14 @@ fn middle(case: &Measurement) -> Option<f64> {
     Sample::of(case.seconds.iter().copied()).map(|seconds| seconds.median())
 }
 
-/// How many times as long each rank computes as the fastest; 1 where that was not measured.
+/// The processor of a rank, where it was profiled: the last time, if more than once.
+pub(super) fn processor(measurements: &[Measurement], rank: usize) -> Option<&Measurement> {
+    let own = |case: &&Measurement| case.device.is_some() && case.ranks.contains(&(rank as u32));
+    measurements.iter().rfind(own)
+}
+
+/// How many times as long each rank computes as the fastest, or of ranks whose processor was profiled, as the rank that it was profiled on; 1 where
+/// that was not measured.
 pub(super) fn slowdowns(measurements: &[Measurement], world: usize) -> Vec<f64> {
     let of_rank = |rank: usize| {
         let own = |case: &&Measurement| case.operation == "compute" && case.ranks == [rank as u32];
@@ -160,5 +183,10 @@ pub(super) fn slowdowns(measurements: &[Measurement], world: usize) -> Vec<f64> 
     };
     let times: Vec<Option<f64>> = (0..world).map(of_rank).collect();
     let fastest = times.iter().flatten().copied().fold(f64::INFINITY, f64::min);
-    times.into_iter().map(|time| time.map_or(1.0, |time| time / fastest)).collect()
+    let reference = |rank: usize| match processor(measurements, rank) {
+        Some(case) => times.get(case.ranks[0] as usize).copied().flatten(),
+        None => Some(fastest),
+    };
+    let of = |(rank, time): (usize, &Option<f64>)| Some((*time)? / reference(rank)?);
+    times.iter().enumerate().map(|rank| of(rank).unwrap_or(1.0)).collect()
 }

@@ -13,7 +13,7 @@ pub mod model;
 mod table;
 
 pub use changes::Change;
-pub use measurement::{Measurement, MeasurementError};
+pub use measurement::{Measurement, MeasurementError, Processor};
 pub use table::fitted;
 
 use crate::statistics::Sample;
@@ -40,6 +40,8 @@ pub struct Calibration {
     pub spread: f64,
     /// Sizes from which on an operation behaves differently.
     pub changes: Vec<Change>,
+    /// Processors that were profiled.
+    pub processors: Vec<Profiled>,
     /// The cluster file.
     #[serde(skip)]
     pub toml: String,
@@ -56,6 +58,16 @@ pub struct Parameter {
     pub low: String,
     /// The same.
     pub high: String,
+}
+
+/// A processor that was profiled.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Profiled {
+    /// Which ranks have it.
+    pub ranks: Vec<u32>,
+    /// What it is.
+    #[serde(flatten)]
+    pub processor: Processor,
 }
 
 /// How far the fit is from one measurement.
@@ -101,10 +113,40 @@ pub fn calibrate(measurements: &[Measurement], backend: &str, seed: u64) -> Resu
         form.links = Links::Apart;
         fit = fitted(form);
     }
-    let slowdowns = measurement::slowdowns(measurements, world);
+    let devices: Vec<String> = measurement::slowdowns(measurements, world)
+        .iter()
+        .enumerate()
+        .map(|(rank, slowdown)| modelled(measurements, rank) + &format!("slowdown = {slowdown:.2}\n"))
+        .collect();
     let network = Network { solo: measurement::solo(measurements), ..Network::at(&fit.point, form) };
-    let toml = network.to_toml(&setting, &placement, &slowdowns, fit.spread());
-    Ok(Calibration { changes, ..describe(&observed, &fit, &network, toml) })
+    let toml = network.to_toml(&setting, &placement, &devices, fit.spread());
+    let processors = processors(measurements, world);
+    Ok(Calibration { changes, processors, ..describe(&observed, &fit, &network, toml) })
+}
+
+/// The keys by which a rank's compute is modelled, if its processor was profiled and has shown its rates.
+fn modelled(measurements: &[Measurement], rank: usize) -> String {
+    let processor = measurement::processor(measurements, rank).and_then(|case| case.device.as_ref());
+    let keys = |processor: &Processor| {
+        // A text of JSON is one of TOML.
+        Some(format!("model = {}\n{}", serde_json::Value::from(&*processor.name), processor.reached.keys()?))
+    };
+    processor.and_then(keys).unwrap_or_default()
+}
+
+/// The processors of all ranks, in the order of the first rank that has each.
+fn processors(measurements: &[Measurement], world: usize) -> Vec<Profiled> {
+    let mut found: Vec<Profiled> = Vec::new();
+    for rank in 0..world {
+        let Some(processor) = measurement::processor(measurements, rank).and_then(|case| case.device.clone()) else {
+            continue;
+        };
+        match found.iter_mut().find(|known| known.processor == processor) {
+            Some(known) => known.ranks.push(rank as u32),
+            None => found.push(Profiled { ranks: vec![rank as u32], processor }),
+        }
+    }
+    found
 }
 
 /// Is some pair's message faster one way than the other?
@@ -163,6 +205,7 @@ fn describe(observed: &[measurement::Pair], fit: &Fit, network: &Network, toml: 
         floor: middle(&mut observed.iter().map(measurement::Pair::scatter)),
         spread: fit.spread(),
         changes: Vec::new(),
+        processors: Vec::new(),
         toml,
         errors,
     }

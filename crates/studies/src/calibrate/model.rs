@@ -184,16 +184,16 @@ impl Network {
         self.links[host % self.links.len()]
     }
 
-    /// A cluster file of one host for each device; `communication` is the relative standard error that predictions have.
-    pub fn to_toml(&self, setting: &Setting, placement: &Placement, slowdowns: &[f64], communication: f64) -> String {
+    /// A cluster file of one host for each device, which has such lines of keys; `communication` is the relative standard error that predictions have.
+    pub fn to_toml(&self, setting: &Setting, placement: &Placement, devices: &[String], communication: f64) -> String {
         let mut toml = self.backend(setting);
         let first = self.link(0);
-        for (rank, slowdown) in slowdowns.iter().enumerate() {
+        for (rank, keys) in devices.iter().enumerate() {
             let host = match placement.is_shared() {
                 true => format!("host = \"host.{}\"\n", placement.0[rank]),
                 false => String::new(),
             };
-            let _ = write!(toml, "[[device]]\nname = \"rank.{rank}\"\n{host}slowdown = {slowdown:.2}\n\n");
+            let _ = write!(toml, "[[device]]\nname = \"rank.{rank}\"\n{host}{keys}\n");
         }
         toml.push_str("[network]\npreset = \"switch\"\n");
         let _ = write!(toml, "bandwidth = {}\nlatency = \"{}\"\n", first.rates(), duration(first.latency));

@@ -1,6 +1,6 @@
 //! Owns how a calibration looks on a terminal.
 
-use super::{Calibration, Change};
+use super::{Calibration, Change, Profiled};
 use uniference_formats::table::{bytes, row, seconds, table};
 
 /// What was fitted to measurements, and how well; ends with a newline.
@@ -29,6 +29,17 @@ pub fn fitted(calibration: &Calibration) -> String {
     let Calibration { median_error, worst_error, floor, .. } = calibration;
     let [median, worst, floor] = [median_error, worst_error, floor].map(|part| format!("{:.1} %", 100.0 * part));
     let summary = format!("median absolute error {median}, worst {worst}; scatter of the measurements {floor}");
-    let text = [values.to_string(), cases.to_string(), changes, summary].join("\n\n");
+    let processors = calibration.processors.iter().map(|Profiled { ranks, processor }| {
+        let noun = if ranks.len() > 1 { "ranks" } else { "rank" };
+        let ranks = ranks.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+        let rates = processor.reached.keys().map_or_else(
+            || "no operator took long enough to tell its rates".to_owned(),
+            |keys| keys.trim_end().replace('\n', ", "),
+        );
+        format!("processor {} of {noun} {ranks}: {rates}; operators in {}", processor.name, processor.database)
+    });
+    let processors = processors.collect::<Vec<_>>().join("\n");
+    let parts = [values.to_string(), cases.to_string(), changes, summary, processors];
+    let text = parts.iter().filter(|part| !part.is_empty()).cloned().collect::<Vec<_>>().join("\n\n");
     text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
 }

@@ -1,6 +1,9 @@
 use super::measurement::Pair;
 use super::model::{HostLink, Model, Network, Placement, Setting};
 use super::*;
+use crate::profile::Reached;
+use std::collections::BTreeMap;
+use uniference_sim::device::Precision;
 
 const SIZES: [u64; 7] = [1, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22];
 
@@ -57,6 +60,7 @@ fn measured_of(
             seconds: seconds(time, case.plain),
             local: case.local,
             cold: false,
+            device: None,
         })
         .collect()
 }
@@ -166,6 +170,7 @@ fn handing_over_is_what_a_collective_takes_alone() {
         seconds: vec![400e-6; 3],
         local: false,
         cold: false,
+        device: None,
     };
     measurements.extend([solo(0), solo(1)]);
     let toml = calibrate(&measurements, "gloo", 0).unwrap().toml;
@@ -202,6 +207,44 @@ fn where_nothing_changes_nothing_is_found() {
     let network = Network { message: 60e-6, solo: None, links: vec![HostLink::both(1e-3, 12.5e6)], local: None };
     let calibration = calibrate(&measured(&network, 2, 0.02), "gloo", 1).unwrap();
     assert!(calibration.changes.is_empty() && !calibration.toml.contains("eager"), "{:?}", calibration.changes);
+}
+
+/// Ranks 0 and 2 have one kind of processor, which was profiled on rank 0, rank 1 another; rank 3 computes as long as rank 1, and nobody knows on what.
+#[test]
+fn profiled_processors_have_rates_and_others_a_slowdown() {
+    let network = Network { message: 60e-6, solo: None, links: vec![HostLink::both(1e-3, 12.5e6)], local: None };
+    let mut measurements = measured(&network, 4, 0.0);
+    let like = measurements[0].clone();
+    let case = |operation: &str, ranks: &[u32], seconds| Measurement {
+        operation: operation.into(),
+        ranks: ranks.to_vec(),
+        bytes: 0,
+        seconds: vec![seconds],
+        ..like.clone()
+    };
+    let times = [2e-3, 8e-3, 3e-3, 8e-3];
+    measurements.extend((0..).zip(times).map(|(rank, time)| case("compute", &[rank], time)));
+    let profile = |ranks: &[u32], name: &str, flops: f64| {
+        let peak_flops = BTreeMap::from([("float32".to_owned(), flops), ("int64".to_owned(), 3e9)]);
+        let reached = Reached { peak_flops, memory_bandwidth: Some(20e9) };
+        let processor = Processor { name: name.into(), database: "operators.sqlite".into(), reached };
+        Measurement { device: Some(processor), ..case("profile", ranks, 30.0) }
+    };
+    // An earlier profile of rank 1's does not count.
+    measurements.extend([profile(&[1], "board", 1e9), profile(&[0, 2], "server", 80e9), profile(&[1], "board", 5e9)]);
+    let calibration = calibrate(&measurements, "gloo", 0).unwrap();
+    let file = uniference_formats::cluster::ClusterFile::parse("calibrated", &calibration.toml, &[]).unwrap();
+    let resolved = file.resolve(&Default::default()).unwrap();
+    let models: Vec<Option<&str>> = resolved.models.iter().map(Option::as_deref).collect();
+    assert_eq!(models, [Some("server"), Some("board"), Some("server"), None]);
+    let flops = |rank: usize| resolved.rates[rank].map(|rates| rates.peaks.known(Precision::Float32));
+    assert_eq!([flops(0), flops(1), flops(3)], [Some(Some(80e9)), Some(Some(5e9)), None]);
+    // slowdown = time / time of the rank that the processor was profiled on, or of the fastest rank: 3 / 2, 8 / 2
+    let slowdowns: Vec<f64> = resolved.cluster.devices.iter().map(|device| device.slowdown).collect();
+    assert_eq!(slowdowns, [1.0, 1.0, 1.5, 4.0]);
+    let ranks: Vec<&[u32]> = calibration.processors.iter().map(|profiled| &profiled.ranks[..]).collect();
+    assert_eq!(ranks, [&[0, 2][..], &[1]]);
+    assert!(fitted(&calibration).contains("server"), "{}", fitted(&calibration));
 }
 
 #[test]
