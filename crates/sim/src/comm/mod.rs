@@ -104,8 +104,7 @@ pub(crate) struct Disagreement {
 
 impl Comm {
     pub(crate) fn new(world: usize, table: AlgorithmTable, transport: Transport, symmetry: Symmetry) -> Comm {
-        let new_ties = || Ties::new(transport.has_connections_per_group(), transport.posting_takes_time());
-        let ties = (!symmetry.is_trivial()).then(new_ties);
+        let ties = (!symmetry.is_trivial()).then(|| Ties::new(transport.has_connections_per_group()));
         Comm {
             groups: Groups::new(symmetry),
             transport,
@@ -140,13 +139,6 @@ impl Comm {
                 let (kind, name) = (call.kind, algorithm.name());
                 Err(Asymmetry::new(format!("{kind} by {name} among {} is not symmetric for its members", group.size())))
             }
-        }
-    }
-
-    /// An activity of `rank` is complete.
-    pub(crate) fn activity_ends(&mut self, now: SimTime, rank: RankId) {
-        if let Some(ties) = &mut self.ties {
-            ties.completes(now, rank);
         }
     }
 
@@ -218,9 +210,6 @@ impl Comm {
     pub(crate) fn start(&mut self, now: SimTime, caller: Caller, call: &Call) -> Result<(), Box<Disagreement>> {
         let Caller { rank, handle, .. } = caller;
         let group = call.group;
-        if let Some(ties) = &mut self.ties {
-            ties.posts(now, rank);
-        }
         let cue = match call.op {
             CallOp::Send { to, tag, bytes } => {
                 let peer = self.groups.get(group).seen_by(rank)[to.index()];

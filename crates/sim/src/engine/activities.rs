@@ -279,6 +279,9 @@ impl Engine {
             if completions.is_empty() && notices.is_empty() {
                 break;
             }
+            // What the network completes at one instant has an order of its own only by the numbers of streams, which symmetric ranks need not
+            // agree on. A rank learns of it in the order in which it issued the operations, which they do agree on.
+            completions.sort_by_key(|completion| (completion.rank, completion.handle));
             for completion in completions.drain(..) {
                 self.operation_completes(&completion, observer);
             }
@@ -316,7 +319,6 @@ impl Engine {
 
     /// Leaves the steps that follow to be carried out: dependents first, then the queue, at last whoever waits.
     fn note_completion(&mut self, rank: RankId, handle: Handle) {
-        self.comm.activity_ends(self.now, rank);
         let (state, device) = (&mut self.ranks[rank.index()], &self.devices[rank.index()]);
         let activity = state.activities.get_mut(handle).expect("what completes is not forgotten");
         let communicated = device.communication > 0.0 && matches!(activity.activity, Activity::Call(_));

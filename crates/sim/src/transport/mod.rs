@@ -247,11 +247,6 @@ impl Transport {
         if work == SimDuration::ZERO { now } else { self.threads.post(rank, now, work) }
     }
 
-    /// Can [`Transport::posted`] be later than the call?
-    pub(crate) fn posting_takes_time(&self) -> bool {
-        self.protocol.call > SimDuration::ZERO || self.protocol.staging.is_some()
-    }
-
     /// Reports [`TransportEvent::CallBack`] at an instant that lies after now.
     pub(crate) fn call_back(&mut self, at: SimTime, number: u32) {
         self.timers.set(at, Due::CallBack(number));

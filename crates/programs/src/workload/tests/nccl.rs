@@ -76,6 +76,19 @@ fn jobs_on_servers_fold(#[case] layout: [u32; 5], #[case] zero: u8, #[case] fabr
     assert_eq!(fewest_simulated(&workload, &cluster), simulated);
 }
 
+/// Stages of several pieces send and receive at the ends of the same micro-batches, and each post takes the host a call.
+#[rstest]
+#[case::two_stages([4, 1, 1, 2, 2], 2, 2)]
+#[case::four_stages([2, 1, 1, 4, 4], 2, 4)]
+#[case::more_pieces([4, 2, 1, 2, 2], 4, 2)]
+fn interleaved_pipelines_fold(#[case] layout: [u32; 5], #[case] pieces: u32, #[case] simulated: u32) {
+    let schedule = Schedule::Interleaved(pieces);
+    let base = job(layout, 512, 1);
+    let workload = Workload::new(Spec { schedule, model: Model { layers: 8, ..base.model.clone() }, ..base }).unwrap();
+    let cluster = nccl(workload.world_size(), &servers(4, "nvlink4"));
+    assert_eq!(fewest_simulated(&workload, &cluster), simulated);
+}
+
 /// Where each rank is a server of its own, tensor-parallel ranks sum their losses by a tree: they do not fold, their replicas do. On a ring and on a torus the
 /// ranks of a stage are a part of the hosts, which no turn of all hosts moves onto itself.
 #[rstest]
@@ -96,11 +109,16 @@ fn case() -> impl Strategy<Value = (Spec, u32, &'static str)> {
         .prop_filter("2 to 32 ranks", |(t, c, d, p)| (2..=32).contains(&(t * c * d * p)));
     let sizes = (prop::sample::select(vec![64, 512, 4_096]), 0..4u8, powers(2));
     let fabric = prop::sample::select(vec!["pcie4_x16", "nvlink3", "nvlink4"]);
-    (layout, sizes, fabric, prop::bool::ANY).prop_map(|((t, c, d, p), (hidden, zero, per_server), fabric, clip)| {
-        let zero = if p > 1 { zero.min(2) } else { zero };
-        let spec = Spec { clip_gradients: clip, ..job([t, c, 1, d, p], hidden, zero) };
-        (spec, per_server.min(t * c * d * p), fabric)
-    })
+    let (clip, pieces) = (prop::bool::ANY, powers(1));
+    (layout, sizes, fabric, clip, pieces).prop_map(
+        |((t, c, d, p), (hidden, zero, per_server), fabric, clip, pieces)| {
+            let zero = if p > 1 { zero.min(2) } else { zero };
+            let schedule =
+                if p > 1 && pieces > 1 { Schedule::Interleaved(pieces) } else { Schedule::OneForwardOneBackward };
+            let spec = Spec { clip_gradients: clip, schedule, ..job([t, c, 1, d, p], hidden, zero) };
+            (spec, per_server.min(t * c * d * p), fabric)
+        },
+    )
 }
 
 proptest! {
