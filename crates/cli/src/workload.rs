@@ -197,6 +197,9 @@ struct LayoutArgs {
     /// ZeRO stage: what data-parallel ranks shard (0: nothing, 1: optimizer states, 2: also gradients, 3: also parameters)
     #[arg(long, value_name = "STAGE", default_value_t = 0)]
     zero: u8,
+    /// Shard within groups of N replicas, and copy the shards over the groups (hybrid sharding, HSDP; with --zero 1 to 3)
+    #[arg(long, value_name = "N")]
+    hsdp: Option<u32>,
     /// Bytes per gradient element in reductions
     #[arg(long, value_name = "N", default_value_t = 4)]
     gradient_bytes: u64,
@@ -341,7 +344,7 @@ impl LlamaJob {
         let ModelArgs { tied_embeddings, learned_positions, .. } = self.model;
         let experts = experts.map(|count| Experts { count, top_k });
         let LayoutArgs { tp, cp, ep, dp, pp, sequence_parallel, zero, gradient_bytes, .. } = self.layout;
-        let LayoutArgs { recompute, clip_gradients, .. } = self.layout;
+        let LayoutArgs { recompute, clip_gradients, hsdp, .. } = self.layout;
         let JobArgs { phase, seq, batch, micro_batch, new_tokens } = self.job;
         let spec = Spec {
             model: Model {
@@ -359,7 +362,15 @@ impl LlamaJob {
                 positions: learned_positions,
                 tied: tied_embeddings,
             },
-            layout: Layout { tensor: tp, context: cp, expert: ep, data: dp, pipeline: pp, sequence_parallel },
+            layout: Layout {
+                tensor: tp,
+                context: cp,
+                expert: ep,
+                data: dp,
+                pipeline: pp,
+                sequence_parallel,
+                shard: hsdp,
+            },
             phase: match phase {
                 PhaseName::Train => Phase::Train,
                 PhaseName::Prefill => Phase::Prefill,

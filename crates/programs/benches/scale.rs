@@ -324,7 +324,8 @@ fn servers(ranks: u32) -> Cluster {
 }
 
 fn spec(model: Model, data: u32, pipeline: u32, sequence: u64, batch: u64) -> Spec {
-    let layout = Layout { tensor: 8, context: 1, expert: 1, data, pipeline, sequence_parallel: pipeline > 1 };
+    let layout =
+        Layout { tensor: 8, context: 1, expert: 1, data, pipeline, sequence_parallel: pipeline > 1, shard: None };
     let schedule = Schedule::OneForwardOneBackward;
     Spec {
         model,

@@ -22,6 +22,9 @@ pub struct Layout {
     /// Do tensor-parallel ranks share what lies between matrices, too? (Korthikanti et al., "Reducing activation recomputation in large
     /// transformer models", 2022.)
     pub sequence_parallel: bool,
+    /// Ranks over which replicas shard what ZeRO shards, where these are not all of them: neighbours along the context and data axes. Other
+    /// ranks hold copies of their shards (PyTorch's `HYBRID_SHARD`; Zhao et al., "PyTorch FSDP", 2023, section 3.2.2).
+    pub shard: Option<u32>,
 }
 
 /// Where a rank stands.
@@ -39,10 +42,12 @@ pub(super) enum Group {
     Tensor,
     Context,
     Expert,
-    /// Ranks with the same parameters but experts: those along the data and context axes.
+    /// Ranks with the same parameters but experts: those along the data and context axes. With [`Layout::shard`], as many of them.
     Replicas,
-    /// Ranks with the same experts.
+    /// Ranks with the same experts. With [`Layout::shard`], as many of them.
     ExpertReplicas,
+    /// Ranks with the same shards; with [`Layout::shard`].
+    Copies,
     /// The stages.
     Pipeline,
     /// The first and the last stage; only they have it.
@@ -50,12 +55,13 @@ pub(super) enum Group {
 }
 
 /// Every group.
-pub(super) const GROUPS: [Group; 7] = [
+pub(super) const GROUPS: [Group; 8] = [
     Group::Tensor,
     Group::Context,
     Group::Expert,
     Group::Replicas,
     Group::ExpertReplicas,
+    Group::Copies,
     Group::Pipeline,
     Group::Ends,
 ];
@@ -97,6 +103,16 @@ impl Layout {
         self.context * self.data / self.expert
     }
 
+    /// Ranks that share what ZeRO shards of parameters that are not experts.
+    pub(super) fn dense_shards(&self) -> u32 {
+        self.shard.unwrap_or(self.dense_replicas())
+    }
+
+    /// The same of experts.
+    pub(super) fn expert_shards(&self) -> u32 {
+        self.shard.unwrap_or(self.expert_replicas())
+    }
+
     pub(super) fn size(&self, group: Group) -> u32 {
         self.axes(group).map(|(_, extent)| extent).product()
     }
@@ -123,7 +139,9 @@ impl Layout {
             Group::Tensor => whole(1, self.tensor),
             Group::Context => whole(context, self.context),
             Group::Expert => whole(expert, self.expert),
-            Group::Replicas => whole(context, self.context * self.data),
+            Group::Replicas => whole(context, self.dense_shards()),
+            Group::ExpertReplicas if self.shard.is_some() => whole(context, self.dense_shards()),
+            Group::Copies => whole(context * self.dense_shards(), self.dense_replicas() / self.dense_shards()),
             Group::ExpertReplicas => [(context, self.context), (replica, self.data / self.expert)],
             Group::Pipeline => whole(self.stage_size(), self.pipeline),
             Group::Ends => whole(self.stage_size() * (self.pipeline - 1).max(1), self.pipeline.min(2)),
@@ -132,13 +150,20 @@ impl Layout {
     }
 
     /// The axes along which ranks do the same. Training sums gradients along data and context together: a shift along just one of the
-    /// two moves the members of that group by no rotation, unless the other has one place; a shift along the outer one does.
+    /// two moves the members of that group by no rotation, unless the other has one place; a shift along the outer one does. Where replicas
+    /// have shards of some, shifts move places among these, and all of these.
     pub(super) fn symmetry(&self, train: bool) -> Symmetry {
         let [tensor, context, expert, replicas] = self.shifted();
         let context = Some(context).filter(|_| !train || self.data == 1);
         let expert = Some(expert).filter(|_| !train || (self.context == 1 && replicas.extent == 1));
-        let axes = [Some(tensor), context, expert, Some(replicas)].into_iter().flatten().collect();
-        Symmetry::new(axes, self.world_size()).expect("strides are products of the extents before them")
+        let axes: Vec<Axis> = [Some(tensor), context, expert, Some(replicas)].into_iter().flatten().collect();
+        Symmetry::new(self.cut(&axes), self.world_size()).expect("strides are products of the extents before them")
+    }
+
+    /// Axes cut where groups of [`Layout::shard`] end.
+    pub(super) fn cut(&self, axes: &[Axis]) -> Vec<Axis> {
+        let ends: Vec<u32> = self.shard.map(|shard| self.tensor * shard).into_iter().collect();
+        axes.iter().flat_map(|axis| parts(*axis, &ends)).collect()
     }
 
     /// The axes but the pipeline's, along which ranks do the same apart from sums over several of them.

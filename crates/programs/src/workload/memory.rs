@@ -150,7 +150,7 @@ impl Spec {
 
     /// Ranks over which what is not experts is sharded, and experts.
     fn shards(&self) -> [u64; 2] {
-        [self.layout.dense_replicas(), self.layout.expert_replicas()].map(u64::from)
+        [self.layout.dense_shards(), self.layout.expert_shards()].map(u64::from)
     }
 
     fn gathered(&self, stage: u32) -> u64 {
@@ -231,7 +231,15 @@ mod tests {
         };
         Spec {
             model,
-            layout: Layout { tensor: 1, context: 1, expert: 1, data: 1, pipeline: 1, sequence_parallel: false },
+            layout: Layout {
+                tensor: 1,
+                context: 1,
+                expert: 1,
+                data: 1,
+                pipeline: 1,
+                sequence_parallel: false,
+                shard: None,
+            },
             phase,
             sequence: 8192,
             batch: 1,
@@ -365,7 +373,7 @@ mod tests {
             let micro_batch = u64::from(tensor);
             Spec {
                 model: Model { layers, hidden: 64, heads: 8, kv_heads: 4, ffn: 96, vocabulary: 301, experts, mlp: Mlp::SwiGlu, positions: 0, tied: false },
-                layout: Layout { tensor, context, expert, data, pipeline, sequence_parallel: tensor > 1 },
+                layout: Layout { tensor, context, expert, data, pipeline, sequence_parallel: tensor > 1, shard: None },
                 phase,
                 sequence: sequence * u64::from(tensor * context),
                 batch: batch * u64::from(data) * micro_batch * u64::from(pipeline),

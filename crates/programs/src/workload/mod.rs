@@ -141,7 +141,7 @@ impl Workload {
     pub fn symmetries(&self, blocks: &[u32], own_connections: bool) -> Vec<Symmetry> {
         let layout = self.spec.layout;
         match own_connections {
-            true => layout.symmetries(&layout.shifted(), blocks),
+            true => layout.symmetries(&layout.cut(&layout.shifted()), blocks),
             false => layout.symmetries(self.symmetry().axes(), blocks),
         }
     }
@@ -322,6 +322,7 @@ impl Spec {
         let problem = || format!("the batch size {} must be a multiple of dp x micro-batch = {replicas}", self.batch);
         fits(self.batch, replicas, problem, "choose another --batch")?;
         self.check_experts()?;
+        self.check_shards()?;
         if model.positions > 0 && model.mlp == Mlp::SwiGlu {
             return refuse(
                 "learned positions require a GPT-like model".into(),
@@ -379,6 +380,33 @@ impl Spec {
             );
         }
         Ok(())
+    }
+
+    fn check_shards(&self) -> Result<(), WorkloadError> {
+        let Layout { shard: Some(shard), expert, .. } = self.layout else { return Ok(()) };
+        if self.zero == 0 {
+            return refuse(
+                "a group of ranks that share shards requires ZeRO".into(),
+                "add --zero 1, 2 or 3 (3 is FSDP), or remove --hsdp",
+            );
+        }
+        if expert > 1 {
+            return refuse(
+                "shards within groups of replicas are not supported with expert parallelism".into(),
+                "remove --hsdp or --ep",
+            );
+        }
+        let replicas = u64::from(self.layout.dense_replicas());
+        let problem = || format!("{replicas} replicas cannot be divided into groups of {shard}");
+        fits(replicas, u64::from(shard), problem, "choose an --hsdp that divides dp x cp")?;
+        let context = self.layout.context;
+        if shard.is_multiple_of(context) || context.is_multiple_of(shard) {
+            return Ok(());
+        }
+        refuse(
+            format!("groups of {shard} replicas end within a sequence of {context} context-parallel ranks"),
+            "choose an --hsdp that divides --cp, or a multiple of it",
+        )
     }
 
     fn check_experts(&self) -> Result<(), WorkloadError> {

@@ -1,5 +1,6 @@
 //! Closed forms of what a job computes, moves and holds; its pipeline's bubble; and one rank standing for many.
 
+use super::layout::Group;
 use super::*;
 use crate::chakra::replay::{Replay, Rules};
 use rstest::rstest;
@@ -17,6 +18,7 @@ use uniference_sim::observe::{RankStatistics, Statistics};
 use uniference_sim::program::Program;
 use uniference_sim::time::{Rate, SimDuration};
 
+mod hybrid;
 mod nccl;
 
 fn llama(layers: u32, hidden: u64, heads: u64, ffn: u64) -> Model {
@@ -48,7 +50,15 @@ fn small() -> Spec {
             positions: 0,
             tied: false,
         },
-        layout: Layout { tensor: 1, context: 1, expert: 1, data: 1, pipeline: 1, sequence_parallel: false },
+        layout: Layout {
+            tensor: 1,
+            context: 1,
+            expert: 1,
+            data: 1,
+            pipeline: 1,
+            sequence_parallel: false,
+            shard: None,
+        },
         phase: Phase::Train,
         sequence: 128,
         batch: 16,
@@ -68,7 +78,7 @@ fn with_experts(spec: Spec) -> Spec {
 }
 
 fn laid_out(spec: Spec, [tensor, context, expert, data, pipeline]: [u32; 5]) -> Spec {
-    let layout = Layout { tensor, context, expert, data, pipeline, sequence_parallel: tensor > 1 };
+    let layout = Layout { tensor, context, expert, data, pipeline, sequence_parallel: tensor > 1, shard: None };
     Spec { layout, ..spec }
 }
 
@@ -407,6 +417,7 @@ fn pipelines_idle_as_long_as_their_bubbles(#[case] schedule: Schedule, #[case] p
 fn jobs() -> BTreeMap<&'static str, Spec> {
     let interleaved = Spec { schedule: Schedule::Interleaved(2), ..small() };
     let inference = |phase| Spec { phase, ..with_experts(small()) };
+    let hybrid = laid_out(Spec { zero: 3, ..small() }, [2, 1, 1, 8, 1]);
     let gpipe = Spec { schedule: Schedule::GPipe, zero: 1, gradient_bytes: 4, ..small() };
     BTreeMap::from([
         ("dense", laid_out(small(), [2, 1, 1, 4, 2])),
@@ -415,6 +426,8 @@ fn jobs() -> BTreeMap<&'static str, Spec> {
         ("interleaved", laid_out(interleaved, [4, 1, 1, 2, 2])),
         ("gpipe", laid_out(gpipe, [1, 1, 1, 4, 4])),
         ("sharded", laid_out(Spec { zero: 3, ..small() }, [2, 1, 1, 4, 1])),
+        ("hybrid", Spec { layout: Layout { shard: Some(2), ..hybrid.layout }, ..hybrid.clone() }),
+        ("hybrid, pairs of servers", Spec { layout: Layout { shard: Some(4), ..hybrid.layout }, zero: 2, ..hybrid }),
         ("experts", laid_out(with_experts(Spec { zero: 2, ..small() }), [2, 1, 2, 4, 2])),
         ("experts everywhere", laid_out(with_experts(small()), [1, 1, 4, 4, 2])),
         ("prefill", laid_out(inference(Phase::Prefill), [2, 2, 2, 2, 2])),

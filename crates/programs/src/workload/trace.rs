@@ -68,6 +68,7 @@ impl Trace {
         let stage = layout.place(rank).stage;
         let train = spec.phase == Phase::Train;
         let of_use = |group: &Group| match group {
+            Group::Copies => layout.shard.is_some() && train,
             Group::Pipeline => spec.clip_gradients && train,
             Group::Ends => spec.model.tied && train && (stage == 0 || stage + 1 == layout.pipeline),
             _ => true,
@@ -458,8 +459,17 @@ impl Trace {
     fn sum_gradients(&mut self, dense: u64, experts: u64) {
         let Spec { zero, gradient_bytes, .. } = self.spec;
         let kind = if zero == 0 { CommType::AllReduce } else { CommType::ReduceScatter };
-        self.beside(Group::Replicas, kind, "gradients", dense * gradient_bytes);
-        self.beside(Group::ExpertReplicas, kind, "expert gradients", experts * gradient_bytes);
+        let layout = self.spec.layout;
+        for (group, what, parameters, shards) in [
+            (Group::Replicas, "gradients", dense, layout.dense_shards()),
+            (Group::ExpertReplicas, "expert gradients", experts, layout.expert_shards()),
+        ] {
+            let shard = self.beside(group, kind, what, parameters * gradient_bytes);
+            if layout.shard.is_some() {
+                let bytes = parameters.div_ceil(u64::from(shards)) * gradient_bytes;
+                self.beside_after(Group::Copies, CommType::AllReduce, &format!("copied {what}"), bytes, shard);
+            }
+        }
     }
 
     /// Collects the parameters of a part of the model; what its computations must wait for.
@@ -472,8 +482,8 @@ impl Trace {
     fn collect(&mut self, dense: u64, experts: u64) -> Vec<u64> {
         let layout = self.spec.layout;
         let shard = |parameters: u64, ranks: u32| ELEMENT * parameters.div_ceil(u64::from(ranks));
-        let dense = shard(dense, layout.dense_replicas());
-        let experts = shard(experts, layout.expert_replicas());
+        let dense = shard(dense, layout.dense_shards());
+        let experts = shard(experts, layout.expert_shards());
         let ids = [
             self.beside(Group::Replicas, CommType::AllGather, "parameters", dense),
             self.beside(Group::ExpertReplicas, CommType::AllGather, "expert parameters", experts),
@@ -487,7 +497,7 @@ impl Trace {
         let Spec { layout, zero, gradient_bytes, .. } = self.spec;
         let (dense, experts) = self.spec.stage_parameters(self.place.stage);
         let own = |parameters: u64, ranks: u32| parameters.div_ceil(if zero > 0 { u64::from(ranks) } else { 1 });
-        let updated = own(dense, layout.dense_replicas()) + own(experts, layout.expert_replicas());
+        let updated = own(dense, layout.dense_shards()) + own(experts, layout.expert_shards());
         if zero < 2 && !self.spec.implementation.overlap_gradients {
             self.sum_gradients(dense, experts);
         }
@@ -495,7 +505,7 @@ impl Trace {
         if layout.sequence_parallel {
             // Each tensor-parallel rank has seen other tokens, so its gradients of what all of them have are summands (Megatron-LM,
             // `finalize_model_grads.py`).
-            let replicated = own(self.spec.replicated_parameters(self.place.stage), layout.dense_replicas());
+            let replicated = own(self.spec.replicated_parameters(self.place.stage), layout.dense_shards());
             self.collective(Group::Tensor, CommType::AllReduce, "replicated gradients", replicated * gradient_bytes);
         }
         let table = self.spec.model.embedding_parameters().div_ceil(self.tensor());
@@ -574,12 +584,24 @@ impl Trace {
 
     /// Beside the chain, after what is in it so far.
     fn beside(&mut self, group: Group, kind: CommType, what: &str, bytes: u64) -> Option<u64> {
+        self.beside_after(group, kind, what, bytes, None)
+    }
+
+    /// The same, after `other`, too.
+    fn beside_after(
+        &mut self,
+        group: Group,
+        kind: CommType,
+        what: &str,
+        bytes: u64,
+        other: Option<u64>,
+    ) -> Option<u64> {
         if !self.meets(group, bytes) {
             return None;
         }
         self.issue(what, 1);
         let before = self.overlapping.get(&group).copied();
-        let dependencies = self.last.into_iter().chain(self.issued).chain(before).collect();
+        let dependencies = self.last.into_iter().chain(self.issued).chain(before).chain(other).collect();
         let id = self.meet(group, kind, what, bytes, dependencies);
         self.overlapping.insert(group, id);
         Some(id)
