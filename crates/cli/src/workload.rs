@@ -12,11 +12,13 @@ use uniference_formats::chakra::schema::GlobalMetadata;
 use uniference_formats::chakra::write::Writer as TraceWriter;
 use uniference_formats::units::{Duration, counted};
 use uniference_programs::workload::{
-    AttentionKernels, Experts, Fusion, Implementation, Layout, Mlp, Model, Phase, Recompute, Schedule, Spec, Workload,
+    AttentionKernels, ContextMethod, ContextOrder, ExpertLoad, Experts, Fusion, Implementation, Latent, Layout, Mlp,
+    Model, Phase, Recompute, Schedule, Spec, Workload,
 };
 use uniference_session::ComputeOptions;
 use uniference_session::cluster::value;
 use uniference_session::generated::{self, Job, headline};
+use uniference_session::input;
 use uniference_session::lock::{Lock, Writer};
 use uniference_session::results::command as command_of;
 use uniference_session::traces::of_rank;
@@ -84,8 +86,23 @@ struct ModelArgs {
     #[arg(long, value_name = "N", default_value_t = 64)]
     heads: u64,
     /// Number of key and value heads
-    #[arg(long, value_name = "N", default_value_t = 8)]
+    #[arg(long, value_name = "N", default_value_t = 8, conflicts_with = "kv_lora_rank")]
     kv_heads: u64,
+    /// Multi-head latent attention (DeepSeek-V2): width of the vector of which a token's keys and values are made
+    #[arg(long, value_name = "N")]
+    kv_lora_rank: Option<u64>,
+    /// Width of the vector of which queries are made; 0: they are made of the residual stream
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "kv_lora_rank")]
+    q_lora_rank: u64,
+    /// Elements of a head's query and key without rotary positions
+    #[arg(long, value_name = "N", default_value_t = 128, requires = "kv_lora_rank")]
+    qk_nope_head_dim: u64,
+    /// Elements of a head's query with rotary positions, and of the one such key of all heads
+    #[arg(long, value_name = "N", default_value_t = 64, requires = "kv_lora_rank")]
+    qk_rope_head_dim: u64,
+    /// Elements of a head's value
+    #[arg(long, value_name = "N", default_value_t = 128, requires = "kv_lora_rank")]
+    v_head_dim: u64,
     /// Width of the feed-forward network, or of each expert's
     #[arg(long, value_name = "N", default_value_t = 28_672)]
     ffn: u64,
@@ -98,6 +115,18 @@ struct ModelArgs {
     /// Number of experts that each token is routed to
     #[arg(long, value_name = "N", default_value_t = 2, requires = "experts")]
     top_k: u64,
+    /// Width of each expert [default: that of --ffn]
+    #[arg(long, value_name = "N", requires = "experts")]
+    expert_ffn: Option<u64>,
+    /// Number of experts besides that see every token; they are one network, so many times as wide as an expert
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "experts")]
+    shared_experts: u64,
+    /// Number of first layers that have an ordinary feed-forward network in place of experts
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "experts")]
+    dense_layers: u32,
+    /// Width of the network of --dense-layers [default: with --expert-ffn that of --ffn, else that of the experts together that see a token]
+    #[arg(long, value_name = "N", requires = "experts")]
+    dense_ffn: Option<u64>,
     /// Feed-forward network, with the norms and biases that go with it
     #[arg(long, value_enum, default_value_t = MlpName::Swiglu)]
     mlp: MlpName,
@@ -179,6 +208,12 @@ struct LayoutArgs {
     /// Expert-parallel degree: data-parallel ranks that hold different experts
     #[arg(long, value_name = "N", default_value_t = 1)]
     ep: u32,
+    /// How context-parallel ranks come by each other's keys and values
+    #[arg(long, value_enum, default_value_t = CpMethodName::AllGather)]
+    cp_method: CpMethodName,
+    /// Which parts of a sequence context-parallel ranks have
+    #[arg(long, value_enum, default_value_t = CpOrderName::Zigzag)]
+    cp_order: CpOrderName,
     /// Data-parallel degree: replicas of the model
     #[arg(long, value_name = "N", default_value_t = 1)]
     dp: u32,
@@ -209,6 +244,22 @@ struct LayoutArgs {
     /// Clip gradients by their global norm, which takes an all-reduce
     #[arg(long)]
     clip_gradients: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum CpMethodName {
+    /// Gather those of all before attention
+    AllGather,
+    /// Pass them round a ring while those at hand are attended to (ring attention)
+    Ring,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum CpOrderName {
+    /// The n-th and the n-th last of 2 x --cp parts: equally much causal attention for each
+    Zigzag,
+    /// The n-th of --cp parts: the last rank has most to do
+    Contiguous,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -247,6 +298,13 @@ struct JobArgs {
     /// Micro-batch size, in sequences [default: 1; in the decode phase, a replica's batch divided among at most as many parts as there are stages]
     #[arg(long, value_name = "N")]
     micro_batch: Option<u64>,
+    /// Share of the tokens that each expert gets: uniform, zipf or zipf=EXPONENT (Zipf's law; which expert is popular is drawn for each layer), or a
+    /// CSV file with the columns expert,share
+    #[arg(long, value_name = "uniform|zipf[=S]|FILE", default_value = "uniform")]
+    expert_load: String,
+    /// Seed of the draws of --expert-load zipf
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    expert_seed: u64,
     /// Number of tokens to decode for each sequence, one after the other
     #[arg(long, value_name = "N", default_value_t = 1)]
     new_tokens: u64,
@@ -340,12 +398,12 @@ pub(super) fn carry_out(command: &Command, argv: &[OsString], notices: &Notices)
 
 impl LlamaJob {
     fn spec(&self) -> Result<Spec, HostError> {
-        let ModelArgs { layers, hidden, heads, kv_heads, ffn, vocab, experts, top_k, mlp, .. } = self.model;
+        let ModelArgs { layers, hidden, heads, kv_heads, vocab, mlp, .. } = self.model;
         let ModelArgs { tied_embeddings, learned_positions, .. } = self.model;
-        let experts = experts.map(|count| Experts { count, top_k });
+        let (ffn, experts) = self.model.networks();
         let LayoutArgs { tp, cp, ep, dp, pp, sequence_parallel, zero, gradient_bytes, .. } = self.layout;
         let LayoutArgs { recompute, clip_gradients, hsdp, .. } = self.layout;
-        let JobArgs { phase, seq, batch, micro_batch, new_tokens } = self.job;
+        let JobArgs { phase, seq, batch, micro_batch, new_tokens, .. } = self.job;
         let spec = Spec {
             model: Model {
                 layers,
@@ -355,6 +413,7 @@ impl LlamaJob {
                 ffn,
                 vocabulary: vocab,
                 experts,
+                latent: self.model.latent(),
                 mlp: match mlp {
                     MlpName::Swiglu => Mlp::SwiGlu,
                     MlpName::Gelu => Mlp::Gelu,
@@ -370,6 +429,14 @@ impl LlamaJob {
                 pipeline: pp,
                 sequence_parallel,
                 shard: hsdp,
+                context_method: match self.layout.cp_method {
+                    CpMethodName::AllGather => ContextMethod::AllGather,
+                    CpMethodName::Ring => ContextMethod::Ring,
+                },
+                context_order: match self.layout.cp_order {
+                    CpOrderName::Zigzag => ContextOrder::Zigzag,
+                    CpOrderName::Contiguous => ContextOrder::Contiguous,
+                },
             },
             phase: match phase {
                 PhaseName::Train => Phase::Train,
@@ -390,8 +457,60 @@ impl LlamaJob {
             clip_gradients,
             new_tokens,
             implementation: self.implementation.resolve()?,
+            expert_load: self.job.expert_load(experts)?,
         };
         Ok(Spec { micro_batch: micro_batch.unwrap_or_else(|| spec.default_micro_batch()), ..spec })
+    }
+}
+
+impl ModelArgs {
+    /// Width of layers without experts, and experts.
+    fn networks(&self) -> (u64, Option<Experts>) {
+        let ModelArgs { ffn, experts, top_k, expert_ffn, shared_experts: shared, dense_layers, dense_ffn, .. } = *self;
+        let Some(count) = experts else { return (ffn, None) };
+        // As wide as the experts together that see a token, as in DeepSeek-V2 and DeepSeek-V3.
+        let usual = if expert_ffn.is_some() { ffn } else { ffn.saturating_mul(top_k.saturating_add(shared)) };
+        let experts = Experts { count, top_k, ffn: expert_ffn.unwrap_or(ffn), shared, dense_layers };
+        (dense_ffn.unwrap_or(usual), Some(experts))
+    }
+
+    fn latent(&self) -> Option<Latent> {
+        let latent = |kv_rank| Latent {
+            query_rank: self.q_lora_rank,
+            kv_rank,
+            plain: self.qk_nope_head_dim,
+            rotary: self.qk_rope_head_dim,
+            value: self.v_head_dim,
+        };
+        self.kv_lora_rank.map(latent)
+    }
+}
+
+impl JobArgs {
+    fn expert_load(&self, experts: Option<Experts>) -> Result<ExpertLoad, HostError> {
+        let seed = self.expert_seed;
+        let usage = |message: String| HostError::Usage(format!("--expert-load: {message}"));
+        match &*self.expert_load {
+            "uniform" => Ok(ExpertLoad::Uniform),
+            "zipf" => Ok(ExpertLoad::Zipf { exponent: 1.0, seed }),
+            other => match other.strip_prefix("zipf=") {
+                Some(text) => {
+                    let exponent = text.parse().ok();
+                    let problem =
+                        || usage(format!("`{text}` is not a number\nhint: give the exponent, as in zipf=1.2"));
+                    Ok(ExpertLoad::Zipf { exponent: exponent.ok_or_else(problem)?, seed })
+                }
+                None => {
+                    let path = Path::new(other);
+                    let hint = "use uniform, zipf, zipf=EXPONENT or a file with the columns expert,share";
+                    let failed = |source| HostError::File { action: "read", path: path.to_owned(), source, hint };
+                    let text = input::text(path).map_err(failed)?;
+                    // Without experts nothing is spread, which is refused with the job.
+                    let Some(Experts { count, .. }) = experts else { return Ok(ExpertLoad::Shares([].into())) };
+                    ExpertLoad::parse(&text, count).map_err(|problem| usage(format!("{other}: {problem}")))
+                }
+            },
+        }
     }
 }
 
@@ -513,181 +632,4 @@ fn run(args: &Llama, workload: Workload, argv: &[OsString], notices: &Notices) -
 }
 
 #[cfg(test)]
-mod tests {
-    use crate::tests::{refused, run};
-    use std::fs;
-    use std::path::Path;
-    use uniference_host::error::Exit;
-
-    const MODEL: [&str; 16] = [
-        "--layers",
-        "4",
-        "--hidden",
-        "64",
-        "--heads",
-        "8",
-        "--kv-heads",
-        "4",
-        "--ffn",
-        "160",
-        "--vocab",
-        "512",
-        "--seq",
-        "64",
-        "--batch",
-        "8",
-    ];
-
-    fn words<'a>(more: &[&'a str]) -> Vec<&'a str> {
-        ["workload", "llama"].into_iter().chain(MODEL).chain(more.iter().copied()).collect()
-    }
-
-    fn report(dir: &Path) -> serde_json::Value {
-        let mut report: serde_json::Value =
-            serde_json::from_slice(&fs::read(dir.join("report.json")).unwrap()).unwrap();
-        // A digest is of what was simulated, the manifest has the command.
-        report.as_object_mut().unwrap().retain(|key, _| key != "digest" && key != "manifest");
-        report
-    }
-
-    #[test]
-    fn a_job_takes_as_long_run_at_once_folded_or_not_and_as_traces() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = |name: &str| dir.path().join(name).display().to_string();
-        let (folded, whole, traces, replayed) = (path("folded"), path("whole"), path("llama"), path("replayed"));
-        let rates = "peak_flops = \"989 TFLOPS\"\nmemory_bandwidth = \"1 GB/s\"";
-        let file = cluster(dir.path(), &format!("[[device]]\nname = \"gpu\"\ncount = 8\n{rates}\n"));
-        let layout = ["--tp", "2", "--dp", "2", "--pp", "2"];
-        let run_it = |more: &[&str]| {
-            let words = words(&[&layout[..], &["--cluster", &file, "--backend", "ideal"], more].concat());
-            assert_eq!(run(&words).unwrap() as i32, Exit::Ok as i32);
-        };
-        run_it(&["--run", "--fold", "on", "--out", &folded]);
-        run_it(&["--run", "--fold", "off", "--out", &whole]);
-        run_it(&["--run", "--out", &path("auto"), "--json"]);
-        // Groups that are alike are one in a folded run, so operations are counted by other numbers.
-        for key in ["makespan_ps", "ranks"] {
-            assert_eq!(report(folded.as_ref())[key], report(whole.as_ref())[key]);
-        }
-        assert_eq!(report(folded.as_ref()), report(path("auto").as_ref()));
-        run_it(&["--out", &traces]);
-        let replay = ["replay", &traces, "--cluster", &file, "--backend", "ideal", "--out", &replayed];
-        assert_eq!(run(&replay).unwrap() as i32, Exit::Ok as i32);
-        for key in ["ranks", "compute"] {
-            assert_eq!(report(replayed.as_ref())[key], report(whole.as_ref())[key]);
-        }
-        // Of each rank the kinds of its operators, and what they come from.
-        let rows = report(whole.as_ref())["compute"].as_array().unwrap().clone();
-        let of =
-            |kind: &str| rows.iter().find(|row| row["kind"] == kind && row["rank"] == 7).unwrap()["origin"].clone();
-        assert_eq!(["gemm", "attention", "optimizer"].map(of), ["transferred", "transferred", "transferred"]);
-        assert!(report(whole.as_ref())["interval"]["high_s"].as_f64() > report(whole.as_ref())["makespan_s"].as_f64());
-        run_it(&["--out", &path("few"), "--representatives"]);
-        let written = |rank: u32| Path::new(&path(&format!("few.{rank}.et"))).exists();
-        assert_eq!((0..8).filter(|rank| written(*rank)).collect::<Vec<_>>(), [0, 4]);
-    }
-
-    fn cluster(folder: &Path, devices: &str) -> String {
-        let file = folder.join("cluster.toml").display().to_string();
-        fs::write(&file, format!("{devices}[network]\n")).unwrap();
-        file
-    }
-
-    fn warnings(report: &serde_json::Value) -> Vec<&str> {
-        report["warnings"].as_array().unwrap().iter().map(|warning| warning.as_str().unwrap()).collect()
-    }
-
-    #[test]
-    fn a_job_that_does_not_fit_is_refused_unless_the_user_insists() {
-        // Two stages of two layers on three kinds of device, in file order: the second stage's second device lacks most.
-        let dir = tempfile::tempdir().unwrap();
-        let device = |name: &str, memory: &str| format!("[[device]]\nname = \"{name}\"\n{memory}\n");
-        let devices = ["memory = \"8 MiB\"", "memory = \"8 MiB\"", "", "memory = \"300 KiB\""];
-        let named: String =
-            ["a", "b", "c", "d"].iter().zip(devices).map(|(name, memory)| device(name, memory)).collect();
-        let file = cluster(dir.path(), &named);
-        let out = dir.path().join("out").display().to_string();
-        let job = ["--run", "--dp", "2", "--pp", "2", "--cluster", &file, "--backend", "ideal", "--out", &out];
-        let message = refused(&words(&job));
-        assert!(message.starts_with("exit 2\nerror: rank 3 needs "), "{message}");
-        for part in ["weights ", "gradients ", "optimizer ", "device `d` has 300.00 KiB", "1 of 4 ranks", "hint: "] {
-            assert!(message.contains(part), "{part} in {message}");
-        }
-        assert!(!dir.path().join("out").exists());
-        assert_eq!(run(&words(&[&job[..], &["--ignore-memory"]].concat())).unwrap() as i32, Exit::Ok as i32);
-        let report = report(dir.path().join("out").as_ref());
-        assert!(
-            warnings(&report)[0].starts_with("rank 3 needs ") && warnings(&report)[1].contains("h100-sxm"),
-            "{report}"
-        );
-    }
-
-    #[test]
-    fn rates_that_nobody_has_given_are_said_to_be_assumed() {
-        let dir = tempfile::tempdir().unwrap();
-        let rates = "peak_flops = \"1 TFLOPS\"\nmemory_bandwidth = \"1 TB/s\"\n";
-        let known = format!("[[device]]\nname = \"a\"\n{rates}");
-        let half = format!("{known}[[device]]\nname = \"b\"\n");
-        let all = format!("{known}count = 2\n");
-        let named = "[[device]]\nname = \"a\"\nmodel = \"a100-sxm-80gb\"\ncount = 2\n".to_owned();
-        let cases: [(&str, &[&str], &[&str]); 3] = [
-            (
-                &half,
-                &[],
-                &[
-                    "1 of 2 devices name neither a `model` nor their rates in the cluster file; each is taken to be h100-sxm-80gb",
-                ],
-            ),
-            (&all, &[], &[]),
-            (&named, &[], &[]),
-        ];
-        for (number, (devices, more, expected)) in cases.into_iter().enumerate() {
-            let file = cluster(dir.path(), devices);
-            let out = dir.path().join(number.to_string()).display().to_string();
-            let job = ["--run", "--dp", "2", "--cluster", &file, "--backend", "ideal", "--out", &out];
-            assert_eq!(run(&words(&[&job[..], more].concat())).unwrap() as i32, Exit::Ok as i32);
-            let report = report(out.as_ref());
-            let found = warnings(&report);
-            assert_eq!(found.len(), expected.len(), "{found:?}");
-            assert!(found.iter().zip(expected).all(|(found, start)| found.starts_with(start)), "{found:?}");
-        }
-    }
-
-    #[test]
-    fn sequences_are_decoded_together() {
-        // All 8 as one batch, unless a smaller one is asked for: then the weights are read twice. Of two stages each has half of the batch.
-        let dir = tempfile::tempdir().unwrap();
-        let makespan = |more: &[&str]| {
-            let out = dir.path().join(format!("of{}", more.join(""))).display().to_string();
-            let ranks = if more.contains(&"--pp") { "2" } else { "1" };
-            let job = ["--run", "--phase", "decode", "--ranks", ranks, "--backend", "ideal", "--out", &out];
-            assert_eq!(run(&words(&[&job[..], more].concat())).unwrap() as i32, Exit::Ok as i32);
-            report(out.as_ref())["makespan_ps"].as_u64().unwrap()
-        };
-        assert_eq!(makespan(&[]), makespan(&["--micro-batch", "8"]));
-        assert!(makespan(&["--micro-batch", "1"]) > 3 * makespan(&[]));
-        assert_eq!(makespan(&["--pp", "2"]), makespan(&["--pp", "2", "--micro-batch", "4"]));
-    }
-
-    #[test]
-    fn what_cannot_be_generated_or_folded_is_refused() {
-        let dir = tempfile::tempdir().unwrap();
-        let out = dir.path().display().to_string();
-        let unlike = ["--run", "--fold", "on", "--dp", "2", "--ranks", "2", "--slowdown", "1,2", "--backend", "ideal"];
-        let cases: [(&[&str], &str); 8] = [
-            (&["--tp", "3"], "heads (8) cannot be divided into 3 parts"),
-            (&["--run", "--ranks", "2"], "the job has 1 rank, but the cluster has 2 devices"),
-            (&["--schedule", "interleaved"], "the interleaved schedule needs virtual stages"),
-            (&["--run", "--peak", "400 TFLOPS", "--ranks", "1"], "--peak is not supported"),
-            (&["--memory-bandwidth", "1 TB/s"], "--memory-bandwidth is not supported"),
-            (&["--host-time", "6"], "--host-time"),
-            (&["--learned-positions", "64"], "learned positions require a GPT-like model"),
-            (&unlike, "ranks are not equivalent: device"),
-        ];
-        for (case, expected) in cases {
-            let message = refused(&words(&[case, &["--out", &out]].concat()));
-            assert!(message.starts_with("exit 2\n") && message.contains(expected), "{message}");
-            assert!(message.contains("hint"), "{message}");
-        }
-    }
-}
+mod tests;

@@ -160,6 +160,10 @@ pub struct JobReport {
     pub bubble: Option<f64>,
     /// Bytes that the rank which needs most holds.
     pub memory_bytes: u64,
+    /// Tokens that the experts of the rank get which gets most, over the mean of all ranks; the mean over layers. `None` (left out): experts get
+    /// equally many.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expert_imbalance: Option<f64>,
 }
 
 /// Seconds of a rank's compute, on its device, that have one origin.
@@ -486,6 +490,7 @@ pub(crate) mod tests {
             mfu: 1.0,
             bubble: Some(1.0),
             memory_bytes: 1,
+            expert_imbalance: Some(1.0),
         });
         report.headline = Some(String::new());
         let origin = "measured".to_owned();

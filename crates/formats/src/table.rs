@@ -165,9 +165,11 @@ fn memory(rows: &[MemoryReport]) -> Option<String> {
 fn job(job: &JobReport) -> String {
     let JobReport { tokens_per_s, tokens_per_s_per_device, flops_per_s_per_device, mfu, bubble, .. } = job;
     let bubble = bubble.map_or_else(String::new, |bubble| format!(", pipeline bubble {}", percent(bubble)));
+    let experts = job.expert_imbalance;
+    let experts = experts.map_or_else(String::new, |ratio| format!(", busiest experts {ratio:.2} x the mean"));
     let tflops = flops_per_s_per_device / 1e12;
     format!(
-        "job: {tokens_per_s:.0} tokens/s ({tokens_per_s_per_device:.2} a device), {tflops:.2} TFLOPS a device, MFU {}{bubble}",
+        "job: {tokens_per_s:.0} tokens/s ({tokens_per_s_per_device:.2} a device), {tflops:.2} TFLOPS a device, MFU {}{bubble}{experts}",
         percent(*mfu)
     )
 }

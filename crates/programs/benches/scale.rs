@@ -12,7 +12,10 @@ use uniference_formats::chakra::schema::GlobalMetadata;
 use uniference_formats::chakra::write::Writer;
 use uniference_formats::cluster::{Choices, ClusterFile};
 use uniference_programs::chakra::replay::{Replay, Rules};
-use uniference_programs::workload::{Implementation, Layout, Mlp, Model, Phase, Recompute, Schedule, Spec, Workload};
+use uniference_programs::workload::{
+    ContextMethod, ContextOrder, ExpertLoad, Implementation, Layout, Mlp, Model, Phase, Recompute, Schedule, Spec,
+    Workload,
+};
 use uniference_sim::cluster::{Backend, Cluster, Device};
 use uniference_sim::collective::choose::{AlgorithmTable, algorithm_by_name};
 use uniference_sim::device::Rates;
@@ -324,8 +327,17 @@ fn servers(ranks: u32) -> Cluster {
 }
 
 fn spec(model: Model, data: u32, pipeline: u32, sequence: u64, batch: u64) -> Spec {
-    let layout =
-        Layout { tensor: 8, context: 1, expert: 1, data, pipeline, sequence_parallel: pipeline > 1, shard: None };
+    let layout = Layout {
+        tensor: 8,
+        context: 1,
+        expert: 1,
+        data,
+        pipeline,
+        sequence_parallel: pipeline > 1,
+        context_method: ContextMethod::default(),
+        context_order: ContextOrder::default(),
+        shard: None,
+    };
     let schedule = Schedule::OneForwardOneBackward;
     Spec {
         model,
@@ -341,6 +353,7 @@ fn spec(model: Model, data: u32, pipeline: u32, sequence: u64, batch: u64) -> Sp
         clip_gradients: false,
         new_tokens: 1,
         implementation: Implementation::default(),
+        expert_load: ExpertLoad::Uniform,
     }
 }
 
@@ -354,6 +367,7 @@ fn traces(layers: u32, hidden: u64, data: u32) -> SimTime {
         ffn: 3 * hidden,
         vocabulary: 32_000,
         experts: None,
+        latent: None,
         mlp: Mlp::SwiGlu,
         positions: 0,
         tied: false,
@@ -383,6 +397,7 @@ fn llama_405b(data: u32) -> SimTime {
         ffn,
         vocabulary: 128_256,
         experts: None,
+        latent: None,
         mlp: Mlp::SwiGlu,
         positions: 0,
         tied: false,
@@ -407,6 +422,7 @@ fn llama_8b(zero: u8, whole: bool) -> SimTime {
         ffn: 14_336,
         vocabulary: 128_256,
         experts: None,
+        latent: None,
         mlp: Mlp::SwiGlu,
         positions: 0,
         tied: false,

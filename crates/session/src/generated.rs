@@ -12,7 +12,7 @@ use std::sync::Arc;
 use uniference_devices::model::Target;
 use uniference_formats::cluster::Resolved;
 use uniference_formats::devices;
-use uniference_formats::report::{JobReport, Report};
+use uniference_formats::report::{JobReport, OperationReport, Report};
 use uniference_formats::table::bytes;
 use uniference_formats::units::counted;
 use uniference_host::error::{Exit, HostError};
@@ -21,7 +21,7 @@ use uniference_programs::workload::{Memory, Phase, Trace, Workload};
 use uniference_sim::cluster::{Cluster, Device};
 use uniference_sim::device::Precision;
 use uniference_sim::engine::{self, Engine, Halt, HaltReason, Resumption};
-use uniference_sim::ids::RankId;
+use uniference_sim::ids::{GroupId, RankId};
 use uniference_sim::network::Asymmetry;
 use uniference_sim::program::{Program, ProgramError, Request};
 use uniference_sim::symmetry::Symmetry;
@@ -109,7 +109,8 @@ pub fn run(job: &Job) -> Result<Done, HostError> {
                         .say(&format!("simulated {simulated} of {ranks} ranks, each representing {order}{fewer}"));
                 }
                 let mut report = session.report(*figures, doubts);
-                report.job = Some(came_to(workload, &targets, &report));
+                let world = source.ranks.values().find_map(Replay::world_group);
+                report.job = Some(came_to(workload, &targets, &report, world));
                 return session.finish(report);
             }
             Outcome::Stopped(stop) => return Ok(Done::Stopped(stop)),
@@ -175,14 +176,17 @@ impl Source for Generated<'_> {
     }
 }
 
-/// What the job comes to, by the report of its run.
-fn came_to(workload: &Workload, targets: &[Target], report: &Report) -> JobReport {
+/// What the job comes to, by the report of its run. Stages send their messages in the group of all ranks, `world`.
+fn came_to(workload: &Workload, targets: &[Target], report: &Report, world: Option<GroupId>) -> JobReport {
     let devices = targets.len() as f64;
     let (tokens, flops) = (workload.tokens(), workload.model_flops());
     let peak: f64 = targets.iter().map(|target| target.rates.peaks.serving(Precision::BFloat16).0).sum();
     let per_s = |amount: f64| if report.makespan_s > 0.0 { amount / report.makespan_s } else { 0.0 };
     let stages = workload.spec().layout.pipeline;
-    let messages = report.operations.iter().filter(|operation| matches!(&*operation.operation, "send" | "recv"));
+    let of_stages = |operation: &&OperationReport| {
+        matches!(&*operation.operation, "send" | "recv") && Some(GroupId(operation.group)) == world
+    };
+    let messages = report.operations.iter().filter(of_stages);
     let waiting = messages.map(|operation| operation.exposed_s).sum::<f64>();
     let left = report.ranks.iter().map(|rank| rank.idle_s).sum::<f64>();
     JobReport {
@@ -193,7 +197,8 @@ fn came_to(workload: &Workload, targets: &[Target], report: &Report) -> JobRepor
         flops_per_s_per_device: per_s(flops) / devices,
         mfu: per_s(flops) / peak,
         bubble: (stages > 1).then(|| per_s(waiting + left) / devices),
-        memory_bytes: (0..stages).map(|stage| memory_of_stage(workload, stage).1.total()).max().unwrap_or(0),
+        memory_bytes: needs(workload).into_values().map(|memory| memory.total()).max().unwrap_or(0),
+        expert_imbalance: workload.expert_imbalance(),
     }
 }
 
@@ -260,11 +265,12 @@ pub fn headline(workload: &Workload) -> String {
         Phase::Decode => "decoding",
     };
     let counted = |count: u64, one: &str, more: &str| format!("{count} {}", if count == 1 { one } else { more });
-    let most = (0..spec.layout.pipeline).map(|stage| memory_of_stage(workload, stage));
-    let most = most.max_by_key(|(_, memory)| memory.total()).expect("a layout has a stage").1;
+    let most = needs(workload).into_values().max_by_key(Memory::total).expect("a layout has a stage");
+    let (all, active) = (spec.model.parameters(), spec.model.active_parameters());
+    let active = if active < all { format!(" ({:.2} active)", active as f64 / 1e9) } else { String::new() };
     format!(
-        "{phase} of {:.2} billion parameters on {}; {} of {} on each replica\nmemory of a rank: at most {} ({})",
-        spec.model.parameters() as f64 / 1e9,
+        "{phase} of {:.2} billion parameters{active} on {}; {} of {} on each replica\nmemory of a rank: at most {} ({})",
+        all as f64 / 1e9,
         counted(workload.world_size().into(), "rank", "ranks"),
         counted(spec.micro_batches(), "micro-batch", "micro-batches"),
         counted(spec.micro_batch, "sequence", "sequences"),
@@ -273,10 +279,9 @@ pub fn headline(workload: &Workload) -> String {
     )
 }
 
-/// The first rank of a stage, and what each of its ranks needs.
-fn memory_of_stage(workload: &Workload, stage: u32) -> (u32, Memory) {
-    let first = workload.world_size() / workload.spec().layout.pipeline * stage;
-    (first, workload.memory(first))
+/// What ranks need, by the first of those that need the same.
+fn needs(workload: &Workload) -> BTreeMap<u32, Memory> {
+    workload.memory_classes().into_iter().map(|rank| (rank, workload.memory(rank))).collect()
 }
 
 /// `weights 14.96 GiB, activations 2.00 GiB`.
@@ -295,9 +300,8 @@ struct Shortage {
 impl Shortage {
     /// Described by the rank that lacks most; `None`: every rank fits, as far as the cluster says what devices have.
     fn worst(workload: &Workload, devices: &[Device]) -> Option<Shortage> {
-        let stages = workload.spec().layout.pipeline;
-        let needs: Vec<Memory> = (0..stages).map(|stage| memory_of_stage(workload, stage).1).collect();
-        let need = |rank: usize| &needs[workload.spec().layout.place(rank as u32).stage as usize];
+        let needs = needs(workload);
+        let need = |rank: usize| &needs[&workload.memory_class(rank as u32)];
         let lacking = devices.iter().enumerate().filter_map(|(rank, device)| {
             let Bytes(available) = device.memory?;
             Some((need(rank).total().checked_sub(available).filter(|lack| *lack > 0)?, rank))

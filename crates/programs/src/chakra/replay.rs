@@ -208,6 +208,11 @@ impl<N: Nodes> Replay<N> {
         self.operators.values().flatten()
     }
 
+    /// The group of all ranks that has no name, in which messages go that name no group, once one has.
+    pub fn world_group(&self) -> Option<GroupId> {
+        self.joined.get(&(self.rules.world.clone(), 0)).copied()
+    }
+
     /// How many compute nodes took what their device's rates make of them.
     pub fn by_roofline(&self) -> u64 {
         self.by_roofline

@@ -4,6 +4,7 @@
 //! Ranks are numbered as in Megatron-LM, tensor first: `rank = t + T (c + C (e + E (d + D/E p)))` with T tensor-, C context-, E expert-,
 //! D data-parallel ranks (expert-parallel ones among them) and p the pipeline's stage.
 
+use super::Unlike;
 use uniference_sim::symmetry::{Axis, Relabeling, Symmetry};
 
 /// How many ranks share a model in which way.
@@ -25,6 +26,31 @@ pub struct Layout {
     /// Ranks over which replicas shard what ZeRO shards, where these are not all of them: neighbours along the context and data axes. Other
     /// ranks hold copies of their shards (PyTorch's `HYBRID_SHARD`; Zhao et al., "PyTorch FSDP", 2023, section 3.2.2).
     pub shard: Option<u32>,
+    /// How context-parallel ranks come by the keys and values of all.
+    pub context_method: ContextMethod,
+    /// Which parts of a sequence they have.
+    pub context_order: ContextOrder,
+}
+
+/// How context-parallel ranks come by keys and values that others have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ContextMethod {
+    /// All of them are gathered before attention ("The Llama 3 herd of models", 2024, section 3.3.2).
+    #[default]
+    AllGather,
+    /// Each rank's go round in a ring, while attention to those at hand is computed (Liu et al., "Ring attention with blockwise transformers
+    /// for near-infinite context", 2023).
+    Ring,
+}
+
+/// Which parts of a sequence context-parallel ranks have. A token looks at those before it, so the last part takes most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ContextOrder {
+    /// Of twice as many parts as there are ranks, each has the n-th and the n-th from the end: all have equally much to do.
+    #[default]
+    Zigzag,
+    /// The n-th rank has the n-th part.
+    Contiguous,
 }
 
 /// Where a rank stands.
@@ -34,6 +60,10 @@ pub struct RankPosition {
     pub rank: u32,
     /// Its pipeline stage.
     pub stage: u32,
+    /// Its place among the ranks that share sequences.
+    pub context: u32,
+    /// Its place among the ranks that share experts.
+    pub expert: u32,
 }
 
 /// A process group of a rank.
@@ -81,7 +111,12 @@ impl Layout {
 
     /// Where `rank` stands.
     pub fn place(&self, rank: u32) -> RankPosition {
-        RankPosition { rank, stage: rank / self.stage_size() }
+        RankPosition {
+            rank,
+            stage: rank / self.stage_size(),
+            context: rank / self.tensor % self.context,
+            expert: rank / (self.tensor * self.context) % self.expert,
+        }
     }
 
     fn stage_size(&self) -> u32 {
@@ -89,8 +124,13 @@ impl Layout {
     }
 
     /// The rank at the same place of another stage.
-    pub(super) fn at_stage(&self, RankPosition { rank, stage }: RankPosition, other: u32) -> u32 {
+    pub(super) fn at_stage(&self, RankPosition { rank, stage, .. }: RankPosition, other: u32) -> u32 {
         rank - stage * self.stage_size() + other * self.stage_size()
+    }
+
+    /// The rank that is so many places after this one among those that share sequences, in a circle.
+    pub(super) fn at_context(&self, RankPosition { rank, context, .. }: RankPosition, after: u32) -> u32 {
+        rank - context * self.tensor + (context + after) % self.context * self.tensor
     }
 
     /// Ranks with the same parameters but experts.
@@ -152,8 +192,8 @@ impl Layout {
     /// The axes along which ranks do the same. Training sums gradients along data and context together: a shift along just one of the
     /// two moves the members of that group by no rotation, unless the other has one place; a shift along the outer one does. Where replicas
     /// have shards of some, shifts move places among these, and all of these.
-    pub(super) fn symmetry(&self, train: bool) -> Symmetry {
-        let [tensor, context, expert, replicas] = self.shifted();
+    pub(super) fn symmetry(&self, train: bool, unlike: Unlike) -> Symmetry {
+        let [tensor, context, expert, replicas] = self.shifted(unlike);
         let context = Some(context).filter(|_| !train || self.data == 1);
         let expert = Some(expert).filter(|_| !train || (self.context == 1 && replicas.extent == 1));
         let axes: Vec<Axis> = [Some(tensor), context, expert, Some(replicas)].into_iter().flatten().collect();
@@ -166,13 +206,15 @@ impl Layout {
         axes.iter().flat_map(|axis| parts(*axis, &ends)).collect()
     }
 
-    /// The axes but the pipeline's, along which ranks do the same apart from sums over several of them.
-    pub(super) fn shifted(&self) -> [Axis; 4] {
+    /// The axes but the pipeline's, along which ranks do the same apart from sums over several of them. An axis whose ranks are unlike has
+    /// extent 1.
+    pub(super) fn shifted(&self, unlike: Unlike) -> [Axis; 4] {
         let stride = self.tensor * self.context;
+        let if_alike = |unlike: bool, extent: u32| if unlike { 1 } else { extent };
         [
             rotation(1, self.tensor),
-            rotation(self.tensor, self.context),
-            rotation(stride, self.expert),
+            rotation(self.tensor, if_alike(unlike.contexts, self.context)),
+            rotation(stride, if_alike(unlike.experts, self.expert)),
             rotation(stride * self.expert, self.data / self.expert),
         ]
     }

@@ -4,7 +4,9 @@
 //! Counted is what the generated job cannot do without. Not counted: what kernels, allocators and communication libraries take for
 //! themselves, gradients of activations, numbers of a few bytes a token.
 
-use super::{AttentionKernels, ELEMENT, Mlp, Phase, Recompute, Spec, Unit};
+use super::layout::{ContextMethod, RankPosition};
+use super::load::Routing;
+use super::{AttentionKernels, ELEMENT, LayerKind, Mlp, Phase, Recompute, Spec, Unit};
 
 /// Bytes of the optimizer's state for each parameter: a copy of it and two moments, float32 (Rajbhandari et al., "ZeRO: memory
 /// optimizations toward training trillion parameter models", SC 2020, section 3.1).
@@ -70,21 +72,26 @@ struct Layer {
 }
 
 impl Layer {
-    fn new(spec: &Spec) -> Layer {
+    /// `routed`: tokens that come to the experts of this rank, which count once for each expert.
+    fn new(spec: &Spec, kind: LayerKind, routed: u64) -> Layer {
         let Spec { model, layout, .. } = spec;
         let (tokens, tensor) = (spec.tokens(), u64::from(layout.tensor));
         let each = |width: u64, shared: bool| bytes(tokens, width * ELEMENT, if shared { tensor } else { 1 });
         let input = each(model.hidden, layout.sequence_parallel);
-        // The backward pass does not gather keys and values of the other context-parallel ranks again.
-        let attended = 2 * model.hidden + 2 * model.kv_width() * u64::from(layout.context);
+        // The backward pass does not gather keys and values of the other context-parallel ranks again; round a ring they come again.
+        let contexts = if layout.context_method == ContextMethod::Ring { 1 } else { u64::from(layout.context) };
+        let attended = model.query_width() + model.result_width() + model.keys_and_values() * contexts;
+        // Latent vectors before and after their norms, and the key that all heads share.
+        let narrow = model.latent.map_or(0, |latent| latent.narrow() + latent.query_rank + latent.kv_rank);
         // Gate, up and their product, or what the activation reads and what it writes.
         let widths = if model.mlp == Mlp::SwiGlu { 3 } else { 2 };
+        let network = each(widths * model.dense_ffn(kind), true);
         let network = match model.experts {
-            None => each(widths * model.ffn, true),
-            Some(experts) => {
-                let dealt = bytes(tokens * experts.top_k, (2 * model.hidden + widths * model.ffn) * ELEMENT, tensor);
-                dealt.saturating_add(each(experts.count, true))
+            Some(experts) if kind == LayerKind::Experts => {
+                let dealt = bytes(routed, (2 * model.hidden + widths * experts.ffn) * ELEMENT, tensor);
+                network.saturating_add(dealt).saturating_add(each(experts.count, true))
             }
+            _ => network,
         };
         let mask = if spec.implementation.dropout { input / ELEMENT } else { 0 };
         // Of a pair the softmax's result, and with dropout a mask and what is left of it (the same, equation 1).
@@ -95,7 +102,9 @@ impl Layer {
         };
         Layer {
             input,
-            attention: (2 * input + mask).saturating_add(each(attended, true)),
+            attention: (2 * input + mask)
+                .saturating_add(each(attended, true))
+                .saturating_add(each(narrow, layout.sequence_parallel)),
             statistics: bytes(tokens.saturating_mul(model.heads), statistics, tensor),
             network: (2 * input + mask).saturating_add(network),
         }
@@ -121,8 +130,9 @@ fn bytes(count: u64, each: u64, parts: u64) -> u64 {
 }
 
 impl Spec {
-    /// What each rank of a stage needs.
-    pub(super) fn memory(&self, stage: u32) -> Memory {
+    /// What a rank needs.
+    pub(super) fn memory(&self, place: RankPosition) -> Memory {
+        let stage = place.stage;
         let (dense, experts) = self.stage_parameters(stage);
         let held = |bytes: u64, sharded: bool| {
             let [dense_shards, expert_shards] = if sharded { self.shards() } else { [1, 1] };
@@ -132,10 +142,11 @@ impl Spec {
         if self.phase != Phase::Train {
             // Nothing is kept without a backward pass: what attention needs at one time, the feed-forward network, or the head for the last
             // token of each sequence.
-            let layer = Layer::new(self);
+            let layers = self.chunks_of(stage).flat_map(|chunk| self.layers_of(chunk, place));
+            let widest = layers.map(|(_, layer)| layer.attention.max(layer.network)).max().unwrap_or(0);
             let last = self.chunks_of(stage).any(|chunk| chunk + 1 == self.chunks());
             let head = if last { self.of_head(self.micro_batch) } else { 0 };
-            let activations = layer.attention.max(layer.network).max(head);
+            let activations = widest.max(head);
             return Memory { weights, activations, cache: self.cache(stage), ..Memory::default() };
         }
         Memory {
@@ -143,7 +154,7 @@ impl Spec {
             gradients: held(self.gradient_bytes, self.zero >= 2),
             optimizer: held(OPTIMIZER, self.zero >= 1),
             gathered: self.gathered(stage),
-            activations: self.kept(stage),
+            activations: self.kept(place),
             cache: 0,
         }
     }
@@ -162,24 +173,52 @@ impl Spec {
             let all = units.iter().map(|unit| self.parameters(*unit)).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
             (parameters + gradients) * (others(all.0, dense_shards) + others(all.1, expert_shards))
         };
-        // Two layers have all kinds of neighbours.
         let of_chunk = |chunk: u32| {
-            let units = self.units(chunk, self.layers(chunk).min(2));
+            let units = self.units(chunk, self.layers(chunk));
             units.windows(2.min(units.len())).map(of_neighbours).max().unwrap_or(0)
         };
         self.chunks_of(stage).map(of_chunk).max().unwrap_or(0)
     }
 
+    /// The layers of a piece, those that are alike as one, and their number.
+    fn layers_of(&self, chunk: u32, place: RankPosition) -> Vec<(u64, Layer)> {
+        let Some(experts) = self.model.experts else {
+            return vec![(u64::from(self.layers(chunk)), Layer::new(self, LayerKind::Dense, 0))];
+        };
+        let routed = |routing: Option<Routing>| match routing {
+            None => self.tokens() * experts.top_k,
+            Some(Routing { sent, .. }) => {
+                sent[place.expert as usize] * u64::from(self.layout.expert) * u64::from(self.layout.tensor)
+            }
+        };
+        let [(_, dense), (_, others)] = self.layer_kinds(chunk);
+        let first = self.layers_before(chunk) + dense as u32;
+        let of_experts: Vec<(u64, Layer)> = if self.unlike().experts {
+            let layers = first..first + others as u32;
+            layers.map(|layer| (1, Layer::new(self, LayerKind::Experts, routed(self.routing(layer))))).collect()
+        } else {
+            vec![(others, Layer::new(self, LayerKind::Experts, routed(None)))]
+        };
+        let dense = (dense, Layer::new(self, LayerKind::Dense, 0));
+        std::iter::once(dense).chain(of_experts).filter(|(count, _)| *count > 0).collect()
+    }
+
     /// What is kept of all micro-batches in flight. A layer that is computed again is there as a whole meanwhile.
-    fn kept(&self, stage: u32) -> u64 {
-        let layer = Layer::new(self);
+    fn kept(&self, place: RankPosition) -> u64 {
+        let (stage, recompute) = (place.stage, self.recompute);
         let of_chunk = |index: u32| {
             let chunk = index * self.layout.pipeline + stage;
-            let layers = u64::from(self.layers(chunk)).saturating_mul(layer.kept(self.recompute));
+            let layers = self.layers_of(chunk, place);
+            let sum = |sum: u64, (count, layer): &(u64, Layer)| {
+                sum.saturating_add(count.saturating_mul(layer.kept(recompute)))
+            };
+            let layers = layers.iter().fold(0, sum);
             if chunk + 1 == self.chunks() { layers.saturating_add(self.of_head(self.tokens())) } else { layers }
         };
         let kept = self.schedule.most_kept(stage, self.layout.pipeline, self.micro_batches(), of_chunk);
-        kept.saturating_add(layer.whole() - layer.kept(self.recompute))
+        let layers = self.chunks_of(stage).flat_map(|chunk| self.layers_of(chunk, place));
+        let again = layers.map(|(_, layer)| layer.whole() - layer.kept(recompute)).max().unwrap_or(0);
+        kept.saturating_add(again)
     }
 
     /// The last norm's input and output, and the scores of the vocabulary in float32 (Korthikanti et al. 2022, section 4.3).
@@ -190,7 +229,7 @@ impl Spec {
         norm.saturating_add(bytes(tokens, FLOAT * self.model.vocabulary, tensor))
     }
 
-    /// Keys and values of every token of this replica's sequences, new ones included, in the stage's layers.
+    /// Keys and values of every token of this replica's sequences, new ones included, in the stage's layers; or what they are made of.
     fn cache(&self, stage: u32) -> u64 {
         let Spec { model, layout, .. } = self;
         let tokens = match self.phase {
@@ -200,17 +239,20 @@ impl Spec {
         };
         let layers: u64 = self.chunks_of(stage).map(|chunk| u64::from(self.layers(chunk))).sum();
         let sequences = self.batch / u64::from(layout.data);
-        bytes(
-            sequences.saturating_mul(tokens).saturating_mul(layers),
-            2 * ELEMENT * model.kv_width(),
-            u64::from(layout.tensor),
-        )
+        let all = sequences.saturating_mul(tokens).saturating_mul(layers);
+        match model.latent {
+            // The vector of which keys and values of all heads are made, and the key that they share: on every tensor-parallel rank.
+            Some(latent) => bytes(all, ELEMENT * latent.cached(), 1),
+            None => bytes(all, 2 * ELEMENT * model.kv_width(), u64::from(layout.tensor)),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Experts, Implementation, Layout, Model, Schedule, Workload};
+    use super::super::{
+        ContextMethod, ContextOrder, ExpertLoad, Experts, Implementation, Latent, Layout, Model, Schedule, Workload,
+    };
     use super::*;
     use proptest::prelude::*;
     use rstest::rstest;
@@ -225,6 +267,7 @@ mod tests {
             ffn: 14_336,
             vocabulary: 128_256,
             experts: None,
+            latent: None,
             mlp: Mlp::SwiGlu,
             positions: 0,
             tied: false,
@@ -239,6 +282,8 @@ mod tests {
                 pipeline: 1,
                 sequence_parallel: false,
                 shard: None,
+                context_method: ContextMethod::AllGather,
+                context_order: ContextOrder::Zigzag,
             },
             phase,
             sequence: 8192,
@@ -251,6 +296,7 @@ mod tests {
             clip_gradients: false,
             new_tokens: 1,
             implementation: Implementation::default(),
+            expert_load: ExpertLoad::Uniform,
         }
     }
 
@@ -302,6 +348,7 @@ mod tests {
                 ffn: 2048,
                 vocabulary: 8,
                 experts: None,
+                latent: None,
                 mlp: Mlp::SwiGlu,
                 positions: 0,
                 tied: false,
@@ -309,7 +356,7 @@ mod tests {
             let layout = Layout { tensor, sequence_parallel, ..llama_8b(Phase::Train).layout };
             let spec = Spec { model, layout, ..llama_8b(Phase::Train) };
             let (tokens, softmax) = (spec.tokens(), 4 * 8 * spec.tokens() / u64::from(tensor));
-            (spec.kept(0) - spec.of_head(tokens) - softmax) as f64 / (tokens * 768) as f64
+            (spec.kept(spec.layout.place(0)) - spec.of_head(tokens) - softmax) as f64 / (tokens * 768) as f64
         };
         assert_eq!([kept(1, false), kept(4, false), kept(4, true)], [32.0, 8.0 + 24.0 / 4.0, 32.0 / 4.0]);
     }
@@ -361,6 +408,7 @@ mod tests {
             recompute in prop_oneof![Just(Recompute::None), Just(Recompute::Selective), Just(Recompute::Full)],
             layers in 8_u32..20,
             experts: bool,
+            (latent, ring, shared, dense_layers) in any::<(bool, bool, bool, bool)>(),
             sequence in 1_u64..40,
             batch in 1_u64..6,
             zero in 0_u8..4,
@@ -369,11 +417,19 @@ mod tests {
             let context = if phase == Phase::Decode { 1 } else { context };
             let train = phase == Phase::Train;
             let schedule = if pipeline == 1 { Schedule::OneForwardOneBackward } else { schedule };
-            let experts = (experts || expert > 1).then_some(Experts { count: 8, top_k: 2 });
+            let (shared, dense_layers) = (u64::from(shared), u32::from(dense_layers));
+            let experts =
+                (experts || expert > 1).then_some(Experts { count: 8, top_k: 2, ffn: 96, shared, dense_layers });
+            let latent = latent.then_some(Latent { query_rank: 24, kv_rank: 16, plain: 8, rotary: 4, value: 8 });
             let micro_batch = u64::from(tensor);
             Spec {
-                model: Model { layers, hidden: 64, heads: 8, kv_heads: 4, ffn: 96, vocabulary: 301, experts, mlp: Mlp::SwiGlu, positions: 0, tied: false },
-                layout: Layout { tensor, context, expert, data, pipeline, sequence_parallel: tensor > 1, shard: None },
+                model: Model { layers, hidden: 64, heads: 8, kv_heads: 4, ffn: 96, vocabulary: 301, experts, latent, mlp: Mlp::SwiGlu, positions: 0, tied: false },
+                layout: Layout {
+                    tensor, context, expert, data, pipeline, shard: None,
+                    sequence_parallel: tensor > 1,
+                    context_method: if ring { ContextMethod::Ring } else { ContextMethod::AllGather },
+                    context_order: ContextOrder::Contiguous,
+                },
                 phase,
                 sequence: sequence * u64::from(tensor * context),
                 batch: batch * u64::from(data) * micro_batch * u64::from(pipeline),
@@ -385,7 +441,15 @@ mod tests {
                 clip_gradients: false,
                 new_tokens: 1,
                 implementation: Implementation::default(),
+                expert_load: ExpertLoad::Uniform,
             }
+        }
+    }
+
+    impl Spec {
+        /// What the first rank of a stage needs.
+        fn of_stage(&self, stage: u32) -> u64 {
+            self.memory(self.layout.place(self.layout.world_size() / self.layout.pipeline * stage)).total()
         }
     }
 
@@ -404,7 +468,7 @@ mod tests {
             for stage in 0..pipeline {
                 for larger in &more {
                     prop_assert!(Workload::new(larger.clone()).is_ok());
-                    prop_assert!(larger.memory(stage).total() >= spec.memory(stage).total());
+                    prop_assert!(larger.of_stage(stage) >= spec.of_stage(stage));
                 }
             }
         }
@@ -413,10 +477,10 @@ mod tests {
         fn more_sharding_and_more_recomputation_never_need_more_memory(spec in jobs()) {
             let spec = Spec { phase: Phase::Train, ..spec };
             for stage in 0..spec.layout.pipeline {
-                let sharded = [0, 1, 2, 3].map(|zero| Spec { zero, ..spec.clone() }.memory(stage).total());
+                let sharded = [0, 1, 2, 3].map(|zero| Spec { zero, ..spec.clone() }.of_stage(stage));
                 prop_assert!(sharded.is_sorted_by(|less, more| less >= more), "{sharded:?}");
                 let again = [Recompute::None, Recompute::Selective, Recompute::Full];
-                let kept = again.map(|recompute| Spec { recompute, ..spec.clone() }.memory(stage).total());
+                let kept = again.map(|recompute| Spec { recompute, ..spec.clone() }.of_stage(stage));
                 prop_assert!(kept.is_sorted_by(|less, more| less >= more), "{kept:?}");
             }
         }

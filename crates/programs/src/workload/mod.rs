@@ -9,15 +9,18 @@
 //! Formulas and their sources stand where they are used; `docs/reference/workloads.md` has them in one place.
 
 mod layout;
+mod load;
 mod memory;
 mod model;
 mod operators;
 mod schedule;
 mod trace;
 
-pub use layout::{Layout, RankPosition};
+pub use layout::{ContextMethod, ContextOrder, Layout, RankPosition};
+pub use load::ExpertLoad;
 pub use memory::Memory;
-pub use model::{Experts, Mlp, Model};
+use model::LayerKind;
+pub use model::{Experts, Latent, Mlp, Model};
 pub use operators::{AttentionKernels, Fusion, Implementation};
 pub use schedule::Schedule;
 pub use trace::Trace;
@@ -56,6 +59,8 @@ pub struct Spec {
     pub new_tokens: u64,
     /// How its kernels are made.
     pub implementation: Implementation,
+    /// How tokens are spread over experts.
+    pub expert_load: ExpertLoad,
 }
 
 /// Which activations are computed a second time, just before the backward pass that needs them (Korthikanti et al., "Reducing activation
@@ -102,10 +107,27 @@ pub struct WorkloadError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unit {
     Embedding,
-    /// Counted within its piece of the model.
-    Layer(u32),
+    Layer(LayerPosition),
     /// The last norm and the output layer.
     Head,
+}
+
+/// What ranks of one stage differ in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Unlike {
+    /// Those with different experts get unequally many tokens.
+    experts: bool,
+    /// Those with different parts of a sequence do not run the same kernels.
+    contexts: bool,
+}
+
+/// Which layer of the model one is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct LayerPosition {
+    /// Counted within its piece of the model.
+    within: u32,
+    /// Counted over the whole model.
+    number: u32,
 }
 
 impl Workload {
@@ -128,10 +150,11 @@ impl Workload {
         self.spec.layout.world_size()
     }
 
-    /// Which ranks do the same in their own places: by construction, since a trace depends on a rank's stage and otherwise names
-    /// only groups and peers that move along with it.
+    /// Which ranks do the same in their own places: by construction, since a trace depends on a rank's stage, its experts where these get
+    /// unequally many tokens, and its part of a sequence where that decides what it does, and otherwise names only groups and peers that move
+    /// along with it.
     pub fn symmetry(&self) -> Symmetry {
-        self.spec.layout.symmetry(self.spec.phase == Phase::Train)
+        self.spec.layout.symmetry(self.spec.phase == Phase::Train, self.spec.unlike())
     }
 
     /// Symmetries that a run may turn out to have, those of most ranks a class first and the last one trivial. Whether a run has one, the engine checks
@@ -141,7 +164,7 @@ impl Workload {
     pub fn symmetries(&self, blocks: &[u32], own_connections: bool) -> Vec<Symmetry> {
         let layout = self.spec.layout;
         match own_connections {
-            true => layout.symmetries(&layout.cut(&layout.shifted()), blocks),
+            true => layout.symmetries(&layout.cut(&layout.shifted(self.spec.unlike())), blocks),
             false => layout.symmetries(self.symmetry().axes(), blocks),
         }
     }
@@ -151,9 +174,32 @@ impl Workload {
         Trace::new(&self.spec, rank)
     }
 
-    /// What `rank` needs of its device's memory; the same for all ranks of a pipeline stage.
+    /// What `rank` needs of its device's memory; the same for all ranks of a pipeline stage that have the same experts, or experts that get
+    /// equally many tokens.
     pub fn memory(&self, rank: u32) -> Memory {
-        self.spec.memory(self.spec.layout.place(rank).stage)
+        self.spec.memory(self.spec.layout.place(rank))
+    }
+
+    /// A rank of each set of those that need as much memory for the same, rising.
+    pub fn memory_classes(&self) -> Vec<u32> {
+        let Layout { tensor, context, expert, pipeline, .. } = self.spec.layout;
+        let experts = if self.spec.unlike().experts { expert } else { 1 };
+        let of_stage = self.world_size() / pipeline;
+        let first = |stage| (0..experts).map(move |expert| stage * of_stage + expert * tensor * context);
+        (0..pipeline).flat_map(first).collect()
+    }
+
+    /// The first rank that [`Workload::memory_classes`] has for `rank`.
+    pub fn memory_class(&self, rank: u32) -> u32 {
+        let Layout { tensor, context, pipeline, .. } = self.spec.layout;
+        let place = self.spec.layout.place(rank);
+        let expert = if self.spec.unlike().experts { place.expert } else { 0 };
+        place.stage * (self.world_size() / pipeline) + expert * tensor * context
+    }
+
+    /// Where experts get unequally many tokens: those of the rank that gets most over the mean, of which this is the mean over layers.
+    pub fn expert_imbalance(&self) -> Option<f64> {
+        self.spec.expert_imbalance()
     }
 
     /// Tokens of all ranks together: read when training and at prefill, made when decoding.
@@ -163,7 +209,7 @@ impl Workload {
     }
 
     /// Floating-point operations that the model takes for them, forwards and when training backwards, on all ranks together: two for each
-    /// parameter in a matrix that a token meets, and four for each element of a query that meets a key; backwards twice as many. What is computed
+    /// parameter in a matrix that a token meets, and two for each element of a query that meets a key and of the value; backwards twice as many. What is computed
     /// again counts once, and of causal attention only the pairs that are looked at (Chowdhery et al., "PaLM", 2022, appendix B, counts all).
     pub fn model_flops(&self) -> f64 {
         let Spec { model, phase, sequence, batch, new_tokens, .. } = &self.spec;
@@ -174,10 +220,11 @@ impl Workload {
             Phase::Prefill => (sequence * (sequence + 1.0) / 2.0, 1.0),
             Phase::Decode => (new * sequence + new * (new + 1.0) / 2.0, new),
         };
-        let layers = f64::from(model.layers);
-        let matrices = self.tokens() as f64 * layers * model.active_matrices() as f64;
+        let matrices = self.tokens() as f64 * model.over_layers(|kind| model.active_matrices(kind)) as f64;
         let head = batch * scored * model.embedding_parameters() as f64;
-        let attention = 4.0 * batch * pairs * model.hidden as f64 * layers;
+        let heads = model.attention_heads(1, *phase == Phase::Decode);
+        let of_pair = 2.0 * (heads.count * (heads.key + heads.value)) as f64;
+        let attention = batch * pairs * of_pair * f64::from(model.layers);
         let forward = 2.0 * (matrices + head) + attention;
         if *phase == Phase::Train { 3.0 * forward } else { forward }
     }
@@ -239,19 +286,37 @@ impl Spec {
         layers / chunks + u32::from(place < more)
     }
 
+    /// Layers of the model before those of a piece.
+    fn layers_before(&self, chunk: u32) -> u32 {
+        let (chunks, layers) = (self.chunks(), self.model.layers);
+        let Some(pieces) = chunk.checked_sub(1) else { return 0 };
+        self.layers(0) + pieces * (layers / chunks) + pieces.min(layers % chunks)
+    }
+
+    /// Layers of each kind that a piece has.
+    fn layer_kinds(&self, chunk: u32) -> [(LayerKind, u64); 2] {
+        let (before, layers) = (self.layers_before(chunk), self.layers(chunk));
+        let dense =
+            self.model.experts.map_or(layers, |experts| experts.dense_layers.saturating_sub(before).min(layers));
+        [(LayerKind::Dense, u64::from(dense)), (LayerKind::Experts, u64::from(layers - dense))]
+    }
+
     /// The parts of a piece in the order in which a micro-batch goes forwards, `layers` of its layers.
     fn units(&self, chunk: u32, layers: u32) -> Vec<Unit> {
+        let before = self.layers_before(chunk);
+        let layer = |within| Unit::Layer(LayerPosition { within, number: before + within });
         let embedding = (chunk == 0).then_some(Unit::Embedding);
         let head = (chunk + 1 == self.chunks()).then_some(Unit::Head);
-        embedding.into_iter().chain((0..layers).map(Unit::Layer)).chain(head).collect()
+        embedding.into_iter().chain((0..layers).map(layer)).chain(head).collect()
     }
 
     /// Parameters of a stage on one rank: shared along the data axis, and experts.
     fn stage_parameters(&self, stage: u32) -> (u64, u64) {
-        let of_ends = self.chunks_of(stage).flat_map(|chunk| self.units(chunk, 0)).map(|end| self.parameters(end).0);
-        let layers: u64 = self.chunks_of(stage).map(|chunk| u64::from(self.layers(chunk))).sum();
-        let (dense, experts) = self.parameters(Unit::Layer(0));
-        (layers * dense + of_ends.sum::<u64>(), layers * experts)
+        let of_ends = self.chunks_of(stage).flat_map(|chunk| self.units(chunk, 0)).map(|end| (1, self.parameters(end)));
+        let kinds = self.chunks_of(stage).flat_map(|chunk| self.layer_kinds(chunk)).filter(|(_, count)| *count > 0);
+        let of_layers = kinds.map(|(kind, count)| (count, self.layer_parameters(kind)));
+        let all = of_ends.chain(of_layers);
+        all.fold((0, 0), |sum, (count, (dense, experts))| (sum.0 + count * dense, sum.1 + count * experts))
     }
 
     /// The same of one part of the model.
@@ -263,11 +328,17 @@ impl Spec {
             // On the stage of the embedding, a tied head is counted with it.
             Unit::Head if model.tied && self.layout.pipeline == 1 => (model.norm_parameters(), 0),
             Unit::Head => (rows + model.norm_parameters(), 0),
-            Unit::Layer(_) => (
-                model.dense_parameters().div_ceil(tensor) + model.replicated_parameters(),
-                model.expert_parameters().div_ceil(tensor * u64::from(self.layout.expert)),
-            ),
+            Unit::Layer(layer) => self.layer_parameters(model.kind(layer.number)),
         }
+    }
+
+    /// The same of a layer.
+    fn layer_parameters(&self, kind: LayerKind) -> (u64, u64) {
+        let (model, tensor) = (&self.model, u64::from(self.layout.tensor));
+        (
+            model.dense_parameters(kind).div_ceil(tensor) + model.replicated_parameters(kind),
+            model.expert_parameters(kind).div_ceil(tensor * u64::from(self.layout.expert)),
+        )
     }
 
     /// Those parameters of a stage that every tensor-parallel rank has.
@@ -275,17 +346,34 @@ impl Spec {
         let of_chunk = |chunk: u32| {
             let head = if chunk + 1 == self.chunks() { self.model.norm_parameters() } else { 0 };
             let positions = if chunk == 0 { self.model.positions * self.model.hidden } else { 0 };
-            u64::from(self.layers(chunk)) * self.model.replicated_parameters() + head + positions
+            let kinds = self.layer_kinds(chunk).into_iter().filter(|(_, count)| *count > 0);
+            kinds.map(|(kind, count)| count * self.model.replicated_parameters(kind)).sum::<u64>() + head + positions
         };
         self.chunks_of(stage).map(of_chunk).sum()
+    }
+
+    /// What ranks differ in besides their stage.
+    fn unlike(&self) -> Unlike {
+        Unlike {
+            experts: self.model.experts.is_some() && !self.expert_load.is_uniform(),
+            contexts: self.layout.context_order == ContextOrder::Contiguous
+                || self.layout.context_method == ContextMethod::Ring,
+        }
     }
 
     fn check(&self) -> Result<(), WorkloadError> {
         let Spec { model, layout, .. } = self;
         self.check_sizes()?;
+        self.check_model()?;
         let tensor = u64::from(layout.tensor);
-        let cut = [("heads", model.heads), ("KV heads", model.kv_heads), ("the feed-forward width", model.ffn)];
-        for (what, size) in cut {
+        let dense = model.experts.is_none_or(|experts| experts.dense_layers > 0).then_some(model.ffn);
+        let cut = [
+            ("heads", Some(model.heads)),
+            ("KV heads", model.latent.is_none().then_some(model.kv_heads)),
+            ("the feed-forward width", dense),
+            ("the width of an expert", model.experts.map(|experts| experts.ffn)),
+        ];
+        for (what, size) in cut.into_iter().filter_map(|(what, size)| Some((what, size?))) {
             fits(
                 size,
                 tensor,
@@ -293,19 +381,6 @@ impl Spec {
                 "choose another --tp",
             )?;
         }
-        fits(
-            model.hidden,
-            model.heads,
-            || "the hidden size must be a multiple of the number of heads".into(),
-            "choose other --heads",
-        )?;
-        let problem = || format!("{} KV heads do not divide {} heads", model.kv_heads, model.heads);
-        fits(
-            model.heads,
-            model.kv_heads,
-            problem,
-            "choose another --kv-heads; every KV head serves the same number of query heads",
-        )?;
         let pieces = u64::from(layout.context) * if layout.sequence_parallel { tensor } else { 1 };
         let split = if layout.sequence_parallel { tensor } else { 1 };
         if self.phase == Phase::Decode {
@@ -317,12 +392,42 @@ impl Spec {
         } else {
             let problem = || format!("a sequence of {} tokens cannot be divided into {pieces} parts", self.sequence);
             fits(self.sequence, pieces, problem, "choose another --seq, --cp or --tp")?;
+            self.check_context()?;
         }
         let replicas = u64::from(layout.data) * self.micro_batch;
         let problem = || format!("the batch size {} must be a multiple of dp x micro-batch = {replicas}", self.batch);
         fits(self.batch, replicas, problem, "choose another --batch")?;
         self.check_experts()?;
         self.check_shards()?;
+        self.schedule.check(layout.pipeline, self.micro_batches())?;
+        let problem =
+            || format!("{} layers are too few for {} pipeline stages or model chunks", model.layers, self.chunks());
+        if model.layers < self.chunks() { refuse(problem(), "choose a smaller --pp") } else { Ok(()) }
+    }
+
+    /// Whether the parts of the model fit together.
+    fn check_model(&self) -> Result<(), WorkloadError> {
+        let Spec { model, .. } = self;
+        if model.latent.is_none() {
+            fits(
+                model.hidden,
+                model.heads,
+                || "the hidden size must be a multiple of the number of heads".into(),
+                "choose other --heads",
+            )?;
+            let problem = || format!("{} KV heads do not divide {} heads", model.kv_heads, model.heads);
+            fits(
+                model.heads,
+                model.kv_heads,
+                problem,
+                "choose another --kv-heads; every KV head serves the same number of query heads",
+            )?;
+        } else if model.mlp == Mlp::Gelu {
+            return refuse(
+                "multi-head latent attention requires rotary positions".into(),
+                "remove --mlp gelu, or --kv-lora-rank",
+            );
+        }
         if model.positions > 0 && model.mlp == Mlp::SwiGlu {
             return refuse(
                 "learned positions require a GPT-like model".into(),
@@ -333,26 +438,55 @@ impl Spec {
             let problem = format!("{} learned positions are fewer than {} tokens", model.positions, self.sequence);
             return refuse(problem, "choose more --learned-positions or a smaller --seq");
         }
-        self.schedule.check(layout.pipeline, self.micro_batches())?;
-        let problem =
-            || format!("{} layers are too few for {} pipeline stages or model chunks", model.layers, self.chunks());
-        if model.layers < self.chunks() { refuse(problem(), "choose a smaller --pp") } else { Ok(()) }
+        Ok(())
+    }
+
+    /// Whether context-parallel ranks can share attention as they are to.
+    fn check_context(&self) -> Result<(), WorkloadError> {
+        let Layout { context, context_method, context_order, .. } = self.layout;
+        if context == 1 {
+            return Ok(());
+        }
+        if context_method == ContextMethod::Ring && self.implementation.attention == AttentionKernels::Unfused {
+            return refuse(
+                "ring attention adds up the results of kernels that do not write scores".into(),
+                "use --attention flash, or --cp-method all-gather",
+            );
+        }
+        if context_method == ContextMethod::Ring && context_order == ContextOrder::Zigzag {
+            let parts = 2 * u64::from(context);
+            let problem = || format!("a sequence of {} tokens cannot be divided into {parts} parts", self.sequence);
+            fits(self.sequence, parts, problem, "choose another --seq or --cp, or --cp-order contiguous")?;
+        }
+        Ok(())
     }
 
     fn check_sizes(&self) -> Result<(), WorkloadError> {
         let Spec { model, layout, .. } = self;
         let Model { layers, hidden, heads, kv_heads, ffn, vocabulary, .. } = *model;
         let sizes = [u64::from(layers), hidden, heads, kv_heads, ffn, vocabulary, self.sequence, self.batch];
-        if sizes.contains(&0) || self.micro_batch == 0 || self.new_tokens == 0 {
+        let of_experts = model.experts.map_or([1; 2], |experts| [experts.count, experts.ffn]);
+        let of_latent =
+            model.latent.map_or([1; 4], |latent| [latent.kv_rank, latent.plain, latent.rotary, latent.value]);
+        if [&sizes[..], &of_experts, &of_latent, &[self.micro_batch, self.new_tokens]].concat().contains(&0) {
             return refuse("a size is 0".into(), "every size must be at least 1");
         }
         // What a piece of the model computes, and holds, must fit 64 bits with room to spare.
+        let shared = model.experts.map_or(0, |experts| experts.shared);
+        let query_rank = model.latent.map_or(0, |latent| latent.query_rank);
+        let all = [&sizes[..], &of_experts, &of_latent, &[shared, query_rank]].concat();
         let [sequence, micro_batch] = [self.sequence + self.new_tokens, self.micro_batch].map(|size| size as f64);
-        let [hidden, ffn, vocabulary] = [hidden, ffn, vocabulary].map(|size| size as f64);
-        let copies = model.experts.map_or(1.0, |experts| experts.top_k as f64);
-        let work = micro_batch * sequence * hidden * 8.0 * sequence.max(ffn * copies).max(vocabulary);
-        let held = hidden * (ffn.max(hidden) * model.experts.map_or(1.0, |experts| experts.count as f64) + vocabulary);
-        if sizes.iter().any(|size| *size > 1 << 40) || work > 1e18 || f64::from(layers) * held > 1e16 {
+        let [hidden, heads, ffn, vocabulary] = [hidden, heads, ffn, vocabulary].map(|size| size as f64);
+        let [count, expert] = of_experts.map(|size| size as f64);
+        let [kv_rank, plain, rotary, value] = of_latent.map(|size| size as f64);
+        let query_rank = query_rank as f64;
+        let copies = model.experts.map_or(1.0, |experts| (experts.top_k.max(1) + experts.shared) as f64);
+        let stream =
+            if model.latent.is_some() { hidden.max(heads * (plain + rotary + value + kv_rank)) } else { hidden };
+        let inner = sequence.max(ffn).max(expert * copies).max(vocabulary).max(query_rank + kv_rank + rotary);
+        let work = micro_batch * sequence * stream * 8.0 * inner;
+        let held = stream * (ffn.max(hidden) + expert * (count + copies) + query_rank + kv_rank + rotary + vocabulary);
+        if all.iter().any(|size| *size > 1 << 40) || work > 1e18 || f64::from(layers) * held > 1e16 {
             return refuse("sizes are out of range".into(), "check for a size that is wrong by orders of magnitude");
         }
         if layout.checked_size().is_none() {
@@ -417,14 +551,18 @@ impl Spec {
         let problem = || format!("the expert-parallel degree {expert} does not divide the data-parallel degree {data}");
         fits(u64::from(data), u64::from(expert), problem, "choose an --ep that divides --dp")?;
         match self.model.experts {
-            Some(Experts { count, top_k }) if top_k == 0 || top_k > count => {
+            Some(Experts { count, top_k, .. }) if top_k == 0 || top_k > count => {
                 refuse(format!("--top-k {top_k} is out of range for {count} experts"), "choose another --top-k")
             }
+            Some(Experts { dense_layers, .. }) if dense_layers >= self.model.layers => refuse(
+                format!("{dense_layers} dense layers leave none of {} for experts", self.model.layers),
+                "choose fewer --dense-layers, or remove --experts",
+            ),
             Some(_) if tensor > 1 && !sequence_parallel => refuse(
                 "mixture of experts with tensor parallelism requires sequence parallelism".into(),
                 "add --sequence-parallel; Megatron-LM has the same requirement",
             ),
-            _ => Ok(()),
+            experts => self.expert_load.check(experts),
         }
     }
 }

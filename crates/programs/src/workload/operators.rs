@@ -4,6 +4,8 @@
 //! A linear layer's backward pass has two products for each of the forward pass (Shoeybi et al., "Megatron-LM", 2019). What lies between
 //! products is told by the bytes that its kernels move, which depends on how they are fused ([`Fusion`]).
 
+mod latent;
+
 use super::model::{Attention, Mlp, Model};
 use uniference_sim::device::{Family, FlatKind, Layout, Operator, Pass, Resource, RowKind};
 use uniference_sim::program::DType;
@@ -84,6 +86,19 @@ pub(super) enum Direction {
     Backward,
 }
 
+/// The heads of attention on one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct AttentionHeads {
+    /// Query heads.
+    pub(super) count: u64,
+    /// Elements of a query, and of a key.
+    pub(super) key: u64,
+    /// Elements of a value.
+    pub(super) value: u64,
+    /// Elements of a token's keys and values that are read.
+    pub(super) read: u64,
+}
+
 /// Operators that run one after the other.
 #[derive(Clone, Debug)]
 pub(super) struct Operators {
@@ -142,6 +157,12 @@ impl Operators {
 
     fn elementwise(&mut self, elements: u64, read: u64, written: u64) {
         self.flat(FlatKind::Elementwise, elements, read, written);
+    }
+
+    /// Adds so many elements to as many others.
+    pub(super) fn add(&mut self, elements: u64) {
+        let element = self.element();
+        self.elementwise(elements, 2 * element, element);
     }
 
     fn rows(&mut self, kind: RowKind, pass: Pass, [rows, columns]: [u64; 2], read: u64, written: u64) {
@@ -285,27 +306,49 @@ impl Model {
         }
     }
 
-    /// Scores, softmax and values. One kernel takes 4 operations a pair and element forwards, and 10 backwards, where scores are computed
-    /// again; it reads queries, keys and values and writes the result. Otherwise two products of all pairs forwards and four backwards,
-    /// and what the softmax and dropout move.
-    pub(super) fn attention(&self, operators: &mut Operators, part: Attention, tensor: u64, way: Direction) {
+    /// The heads of attention on a rank. Where tokens are decoded from a cache of latent vectors, these are what it looks at: what makes keys and
+    /// values of them is applied to queries and results instead (DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1.2).
+    pub(super) fn attention_heads(&self, tensor: u64, decode: bool) -> AttentionHeads {
+        let count = self.heads / tensor;
+        match self.latent {
+            None => {
+                let width = self.hidden / self.heads;
+                AttentionHeads { count, key: width, value: width, read: 2 * self.kv_width() / tensor }
+            }
+            Some(latent) if decode => {
+                AttentionHeads { count, key: latent.cached(), value: latent.kv_rank, read: latent.cached() }
+            }
+            Some(latent) => {
+                let (key, value) = (latent.key(), latent.value);
+                AttentionHeads { count, key, value, read: count * (key + value) }
+            }
+        }
+    }
+
+    /// Scores, softmax and values. One kernel takes 2 operations a pair and element of a key and of a value forwards, and 6 and 4 backwards, where
+    /// scores are computed again; it reads queries, keys and values and writes the result. Otherwise two products of all pairs forwards and four
+    /// backwards, and what the softmax and dropout move.
+    pub(super) fn attention(&self, operators: &mut Operators, part: Attention, heads: AttentionHeads, way: Direction) {
         let Attention { sequences, queries, keys, pairs } = part;
         let (element, dtype) = (operators.element(), operators.implementation.dtype);
-        let (heads, width) = (sequences * self.heads / tensor, self.hidden / self.heads);
+        let AttentionHeads { count, key, value, read } = heads;
+        let heads = sequences * count;
         match operators.implementation.attention {
             AttentionKernels::Flash => {
                 let causal = pairs < queries * keys;
-                let results = sequences * queries * self.hidden / tensor * element;
-                let cached = 2 * sequences * keys * self.kv_width() / tensor * element;
-                let flops = 4 * sequences * pairs * self.hidden / tensor;
+                let [asked, results] = [key, value].map(|width| heads * queries * width * element);
+                let cached = sequences * keys * read * element;
+                let (pairs, width) = (heads * pairs, (key + value) / 2);
                 let family = |pass| Family::Attention { pass, heads, queries, keys, width, causal };
                 match way {
                     Direction::Forward => {
-                        operators.push(family(Pass::Forward), dtype, flops, results + cached, results);
+                        let flops = 2 * pairs * (key + value);
+                        operators.push(family(Pass::Forward), dtype, flops, asked + cached, results);
                     }
                     Direction::Backward => {
-                        let flops = flops / 2 * 5;
-                        operators.push(family(Pass::Backward), dtype, flops, 3 * results + cached, results + cached);
+                        let flops = 2 * pairs * (3 * key + 2 * value);
+                        let moved = (asked + 2 * results + cached, asked + cached);
+                        operators.push(family(Pass::Backward), dtype, flops, moved.0, moved.1);
                     }
                 }
             }
@@ -314,20 +357,20 @@ impl Model {
                 let masks = if operators.eager() { 1 } else { 0 };
                 match way {
                     Direction::Forward => {
-                        operators.gemm([heads, queries, keys, width], Layout::NT, dtype);
+                        operators.gemm([heads, queries, keys, key], Layout::NT, dtype);
                         (0..masks).for_each(|_| operators.elementwise(scores, element + MASK, element));
                         operators.rows(RowKind::Softmax, Pass::Forward, rows, element, element);
                         operators.dropout(scores, way);
-                        operators.gemm([heads, queries, width, keys], Layout::NN, dtype);
+                        operators.gemm([heads, queries, value, keys], Layout::NN, dtype);
                     }
                     Direction::Backward => {
-                        operators.gemm([heads, queries, keys, width], Layout::NT, dtype);
-                        operators.gemm([heads, keys, width, queries], Layout::TN, dtype);
+                        operators.gemm([heads, queries, keys, value], Layout::NT, dtype);
+                        operators.gemm([heads, keys, value, queries], Layout::TN, dtype);
                         operators.dropout(scores, way);
                         operators.rows(RowKind::Softmax, Pass::Backward, rows, 2 * element, element);
                         (0..masks).for_each(|_| operators.elementwise(scores, element + MASK, element));
-                        operators.gemm([heads, queries, width, keys], Layout::NN, dtype);
-                        operators.gemm([heads, keys, width, queries], Layout::TN, dtype);
+                        operators.gemm([heads, queries, key, keys], Layout::NN, dtype);
+                        operators.gemm([heads, keys, key, queries], Layout::TN, dtype);
                     }
                 }
             }
@@ -335,18 +378,17 @@ impl Model {
     }
 
     pub(super) fn projection(&self, operators: &mut Operators, tokens: u64, tensor: u64, way: Direction) {
-        operators.linear([1, tokens, self.hidden / tensor, self.hidden], self.mlp == Mlp::Gelu, way);
+        operators.linear([1, tokens, self.result_width() / tensor, self.hidden], self.mlp == Mlp::Gelu, way);
     }
 
-    /// From the stream to the activation, which is last, of `experts` networks with so many tokens each.
+    /// From the stream to the activation, which is last, of `experts` networks of a width with so many tokens each.
     pub(super) fn feed_forward_in(
         &self,
         operators: &mut Operators,
-        [experts, tokens]: [u64; 2],
-        tensor: u64,
+        [experts, tokens, width]: [u64; 3],
         way: Direction,
     ) {
-        let (width, gates) = (self.ffn / tensor, if self.mlp == Mlp::SwiGlu { 2 } else { 1 });
+        let gates = if self.mlp == Mlp::SwiGlu { 2 } else { 1 };
         if way == Direction::Backward {
             self.activation(operators, experts * tokens * width, way);
         }
@@ -359,11 +401,10 @@ impl Model {
     pub(super) fn feed_forward_out(
         &self,
         operators: &mut Operators,
-        [experts, tokens]: [u64; 2],
-        tensor: u64,
+        [experts, tokens, width]: [u64; 3],
         way: Direction,
     ) {
-        operators.linear([experts, tokens, self.ffn / tensor, self.hidden], self.mlp == Mlp::Gelu, way);
+        operators.linear([experts, tokens, width, self.hidden], self.mlp == Mlp::Gelu, way);
     }
 
     /// Gate and up are read and their product is written; backwards their gradients. Without a gate, one in place of both.

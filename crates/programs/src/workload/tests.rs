@@ -20,6 +20,21 @@ use uniference_sim::time::{Rate, SimDuration};
 
 mod hybrid;
 mod nccl;
+mod ring;
+mod spread;
+mod structure;
+
+const LAYOUT: Layout = Layout {
+    tensor: 1,
+    context: 1,
+    expert: 1,
+    data: 1,
+    pipeline: 1,
+    sequence_parallel: false,
+    context_method: ContextMethod::AllGather,
+    context_order: ContextOrder::Zigzag,
+    shard: None,
+};
 
 fn llama(layers: u32, hidden: u64, heads: u64, ffn: u64) -> Model {
     Model {
@@ -30,6 +45,7 @@ fn llama(layers: u32, hidden: u64, heads: u64, ffn: u64) -> Model {
         ffn,
         vocabulary: 128_256,
         experts: None,
+        latent: None,
         mlp: Mlp::SwiGlu,
         positions: 0,
         tied: false,
@@ -46,19 +62,12 @@ fn small() -> Spec {
             ffn: 160,
             vocabulary: 512,
             experts: None,
+            latent: None,
             mlp: Mlp::SwiGlu,
             positions: 0,
             tied: false,
         },
-        layout: Layout {
-            tensor: 1,
-            context: 1,
-            expert: 1,
-            data: 1,
-            pipeline: 1,
-            sequence_parallel: false,
-            shard: None,
-        },
+        layout: LAYOUT,
         phase: Phase::Train,
         sequence: 128,
         batch: 16,
@@ -70,15 +79,33 @@ fn small() -> Spec {
         clip_gradients: false,
         new_tokens: 1,
         implementation: Implementation::default(),
+        expert_load: ExpertLoad::Uniform,
     }
 }
 
 fn with_experts(spec: Spec) -> Spec {
-    Spec { model: Model { experts: Some(Experts { count: 8, top_k: 2 }), ..spec.model }, ..spec }
+    let experts = Experts { count: 8, top_k: 2, ffn: spec.model.ffn, shared: 0, dense_layers: 0 };
+    Spec { model: Model { experts: Some(experts), ..spec.model }, ..spec }
+}
+
+/// DeepSeek's structure: latent vectors, a first layer without experts, an expert that all tokens see.
+fn with_structure(spec: Spec) -> Spec {
+    let latent = Latent { query_rank: 24, kv_rank: 16, plain: 8, rotary: 4, value: 8 };
+    let experts = Experts { count: 8, top_k: 2, ffn: 32, shared: 1, dense_layers: 1 };
+    Spec { model: Model { experts: Some(experts), latent: Some(latent), ..spec.model }, ..spec }
+}
+
+fn spread(spec: Spec) -> Spec {
+    Spec { expert_load: ExpertLoad::Zipf { exponent: 1.0, seed: 1 }, ..spec }
+}
+
+fn in_ring(spec: Spec, context_order: ContextOrder) -> Spec {
+    let layout = Layout { context_method: ContextMethod::Ring, context_order, ..spec.layout };
+    Spec { layout, ..spec }
 }
 
 fn laid_out(spec: Spec, [tensor, context, expert, data, pipeline]: [u32; 5]) -> Spec {
-    let layout = Layout { tensor, context, expert, data, pipeline, sequence_parallel: tensor > 1, shard: None };
+    let layout = Layout { tensor, context, expert, data, pipeline, sequence_parallel: tensor > 1, ..spec.layout };
     Spec { layout, ..spec }
 }
 
@@ -117,7 +144,7 @@ fn a_step_computes_six_operations_a_token_and_parameter(#[case] axes: [u32; 5]) 
     // et al. 2022 leave out attention: 6 N D).
     let spec = laid_out(small(), axes);
     let model = &spec.model;
-    let matrices = u64::from(model.layers) * model.dense_parameters() + model.embedding_parameters();
+    let matrices = u64::from(model.layers) * model.dense_parameters(LayerKind::Dense) + model.embedding_parameters();
     let attention = u64::from(model.layers) * 2 * spec.sequence * model.hidden;
     let expected = (6 * matrices + attention * 7 / 2) * spec.batch * spec.sequence;
     let computed = total(&nodes(&spec), NUM_OPS, |node| node.name != "optimizer");
@@ -210,10 +237,9 @@ fn every_parameter_that_is_counted_is_summed_and_gathered() {
     }
     for axes in layouts {
         for zero in 0..=3 {
-            for experts in [false, true] {
-                let base = if experts { with_experts(small()) } else { small() };
+            for base in [small(), with_experts(small()), with_structure(small())] {
                 let spec = Spec { zero, gradient_bytes: 4, ..laid_out(base, axes) };
-                if axes[2] > 1 && !experts {
+                if axes[2] > 1 && spec.model.experts.is_none() {
                     continue;
                 }
                 let workload = Workload::new(spec.clone()).unwrap();
@@ -253,7 +279,8 @@ fn what_is_not_kept_is_computed_again(#[case] recompute: Recompute, #[case] matr
     };
     let Spec { model, sequence, batch, .. } = small();
     let layers = u64::from(model.layers);
-    let more = matrices * 2 * layers * model.dense_parameters() + pairs * 2 * layers * sequence * model.hidden;
+    let more =
+        matrices * 2 * layers * model.dense_parameters(LayerKind::Dense) + pairs * 2 * layers * sequence * model.hidden;
     assert_eq!(operations(recompute) - operations(Recompute::None), more * batch * sequence);
 }
 
@@ -318,7 +345,7 @@ fn parameters_are_dealt_to_ranks_without_rest() {
     let dense: u64 = (0..16).step_by(8).map(|rank| workload.parameters(rank).0 * 2).sum();
     let own: u64 = (0..16).map(|rank| workload.parameters(rank).1).sum();
     let model = &workload.spec().model;
-    let replicated = u64::from(model.layers) * model.replicated_parameters() + model.hidden;
+    let replicated = u64::from(model.layers) * model.replicated_parameters(LayerKind::Experts) + model.hidden;
     assert_eq!(dense + own, model.parameters() + replicated);
     assert_eq!(workload.memory(0).gradients, (workload.parameters(0).0 + workload.parameters(0).1) * 4);
 }
@@ -343,7 +370,7 @@ fn the_models_operations_are_six_for_each_token_and_matrix_element_and_those_of_
     assert_eq!((decode.tokens(), decode.model_flops()), (3 * batch, expected as f64));
     // Of experts those that see a token, and the router.
     let experts = Workload::new(with_experts(small())).unwrap();
-    let Experts { count, top_k } = experts.spec().model.experts.unwrap();
+    let Experts { count, top_k, .. } = experts.spec().model.experts.unwrap();
     let more = top_k * 3 * model.hidden * model.ffn + count * model.hidden - 3 * model.hidden * model.ffn;
     assert_eq!(experts.model_flops() - workload.model_flops(), (6 * batch * sequence * layers * more) as f64);
 }
@@ -377,8 +404,18 @@ fn cluster(ranks: u32, link: LinkSpec, preset: Preset) -> Cluster {
 
 /// `Err`: ranks are not alike.
 fn simulate(workload: &Workload, cluster: &Cluster, symmetry: &Symmetry) -> Result<Vec<RankStatistics>, Asymmetry> {
+    simulate_at(workload, cluster, symmetry, Rates::uniform(1e12, 1e15))
+}
+
+/// The same on devices with these rates.
+fn simulate_at(
+    workload: &Workload,
+    cluster: &Cluster,
+    symmetry: &Symmetry,
+    rates: Rates,
+) -> Result<Vec<RankStatistics>, Asymmetry> {
     let ranks = workload.world_size();
-    let rooflines = vec![Some(Rates::uniform(1e12, 1e15)); ranks as usize];
+    let rooflines = vec![Some(rates); ranks as usize];
     let rules = Arc::new(Rules { rooflines, ..Rules::of((0..ranks).map(RankId).collect()) });
     let program = |rank| Replay::new(RankId(rank), workload.trace(rank), rules.clone());
     let mut programs: Vec<Box<dyn Program>> =
@@ -434,6 +471,18 @@ fn jobs() -> BTreeMap<&'static str, Spec> {
         ("decode", laid_out(inference(Phase::Decode), [2, 1, 4, 4, 2])),
         ("answers", laid_out(Spec { new_tokens: 3, ..inference(Phase::Decode) }, [2, 1, 1, 2, 4])),
         ("recomputed", laid_out(Spec { recompute: Recompute::Full, ..small() }, [2, 1, 1, 2, 2])),
+        ("latent", laid_out(Spec { zero: 1, ..with_structure(small()) }, [2, 1, 1, 4, 2])),
+        (
+            "latent decode",
+            laid_out(Spec { new_tokens: 2, phase: Phase::Decode, ..with_structure(small()) }, [2, 1, 1, 2, 4]),
+        ),
+        ("ring", in_ring(laid_out(small(), [2, 4, 1, 2, 1]), ContextOrder::Zigzag)),
+        ("ring of latents", in_ring(laid_out(with_structure(small()), [1, 2, 1, 4, 2]), ContextOrder::Contiguous)),
+        ("unequal experts", spread(laid_out(with_experts(small()), [2, 1, 2, 4, 2]))),
+        (
+            "unequal experts of structure",
+            spread(laid_out(Spec { zero: 1, ..with_structure(small()) }, [1, 2, 4, 8, 1])),
+        ),
         ("clipped", laid_out(Spec { clip_gradients: true, zero: 1, ..small() }, [2, 1, 1, 4, 2])),
     ])
 }
@@ -463,8 +512,11 @@ fn one_rank_stands_for_those_that_do_the_same() {
             }
         }
     }
-    // Tokens to experts and gradients to replicas go between the same ranks: an order of service, unless each group has its own connections.
-    assert_eq!(refused, ["experts", "experts", "experts everywhere", "experts everywhere"]);
+    // Tokens to experts and gradients to replicas, or gradients of experts and of all else, go between the same ranks: an order of service,
+    // unless each group has its own connections.
+    refused.dedup();
+    let of_experts = ["experts", "experts everywhere", "latent", "ring of latents", "unequal experts"];
+    assert_eq!(refused, [&of_experts[..], &["unequal experts of structure"]].concat());
 }
 
 /// Shifts that do not rotate the rings of gradients: along experts and their replicas, or contexts and data, at once; and from server to server.
@@ -514,6 +566,9 @@ fn whatever_is_folded_is_exact() {
         with_experts(job(0, [1, 1, 2, 4, 2])),
         with_experts(job(2, [1, 1, 4, 8, 1])),
         with_experts(job(1, [2, 1, 2, 4, 1])),
+        with_structure(job(1, [2, 1, 2, 4, 1])),
+        spread(with_structure(job(1, [2, 1, 2, 4, 1]))),
+        in_ring(job(1, [2, 2, 1, 4, 1]), ContextOrder::Zigzag),
         job(3, [1, 2, 1, 4, 1]),
         job(0, [2, 2, 1, 2, 1]),
     ];

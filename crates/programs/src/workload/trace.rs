@@ -5,11 +5,15 @@
 //! sums of gradients and collections of parameters. These form a chain for each group, as on a communicator's own stream. Where issuing an
 //! operator takes the host time, that is a chain of its own on the host's processor, which nodes of the device wait for.
 
+mod context;
+mod experts;
+
 use super::layout::{GROUPS, Group, RankPosition};
-use super::model::{Attention, Model};
+use super::load::Routing;
+use super::model::{LayerKind, Model};
 use super::operators::{Direction, Operators};
 use super::schedule::Item;
-use super::{ELEMENT, Phase, Recompute, Spec, Unit};
+use super::{ELEMENT, LayerPosition, Phase, Recompute, Spec, Unit};
 use std::collections::{BTreeMap, VecDeque};
 use uniference_formats::chakra::attributes::{
     COMM_DST, COMM_SIZE, COMM_SRC, COMM_TAG, COMM_TYPE, IS_CPU_OP, NUM_OPS, PG_NAME, TENSOR_SIZE,
@@ -41,6 +45,10 @@ pub struct Trace {
     overlapping: BTreeMap<Group, u64>,
     /// The end of the host's chain.
     issued: Option<u64>,
+    /// Where tokens go in each layer that came up so far.
+    routings: BTreeMap<u32, Option<Routing>>,
+    /// Messages round the ring of context-parallel ranks so far.
+    passed: u64,
     label: String,
 }
 
@@ -56,7 +64,7 @@ impl Unit {
     fn label(self, item: &str) -> String {
         match self {
             Unit::Embedding => format!("{item}embedding."),
-            Unit::Layer(layer) => format!("{item}l{layer}."),
+            Unit::Layer(layer) => format!("{item}l{}.", layer.within),
             Unit::Head => format!("{item}head."),
         }
     }
@@ -88,6 +96,8 @@ impl Trace {
             awaited: Vec::new(),
             overlapping: BTreeMap::new(),
             issued: None,
+            routings: BTreeMap::new(),
+            passed: 0,
             label: String::new(),
         }
     }
@@ -169,9 +179,9 @@ impl Trace {
             self.label.clone_from(&label);
             match unit {
                 Unit::Embedding => self.embedding(item, way),
-                Unit::Layer(_) => {
+                Unit::Layer(layer) => {
                     self.label = unit.label(&label);
-                    self.layer(way);
+                    self.layer(*layer, way);
                 }
                 Unit::Head => self.head(item, way),
             }
@@ -266,20 +276,20 @@ impl Trace {
         }
     }
 
-    fn layer(&mut self, way: Direction) {
+    fn layer(&mut self, layer: LayerPosition, way: Direction) {
         match way {
             Direction::Forward => {
                 self.attention(way);
-                self.feed_forward(way);
+                self.feed_forward(layer, way);
             }
             Direction::Backward => {
                 if self.spec.recompute == Recompute::Full {
                     self.again(|trace| {
                         trace.attention(Direction::Forward);
-                        trace.feed_forward(Direction::Forward);
+                        trace.feed_forward(layer, Direction::Forward);
                     });
                 }
-                self.feed_forward(way);
+                self.feed_forward(layer, way);
                 self.attention(way);
             }
         }
@@ -296,119 +306,58 @@ impl Trace {
     /// Forward: normalise, collect tokens, attend, sum. Backward: the same from its end, where what was collected is summed.
     fn attention(&mut self, way: Direction) {
         let (tokens, tensor) = (self.spec.tokens(), self.tensor());
-        let Spec { sequence, micro_batch, phase, layout, .. } = self.spec;
-        let keys = sequence + self.decoded;
-        let queries = tokens / micro_batch;
-        let pairs = match phase {
-            Phase::Decode => keys,
-            // A token looks at those before it, on average half of all; context ranks share them evenly.
-            Phase::Train | Phase::Prefill => keys * sequence / 2 / u64::from(layout.context),
-        };
-        let parts = Attention { sequences: micro_batch, queries, keys, pairs };
-        let attention =
-            move |way| move |model: &Model, operators: &mut Operators| model.attention(operators, parts, tensor, way);
-        let query_key_value =
-            |model: &Model, operators: &mut Operators| model.query_key_value(operators, tokens, tensor, way);
         let projection = |model: &Model, operators: &mut Operators| model.projection(operators, tokens, tensor, way);
+        match way {
+            Direction::Forward => {
+                self.norm(way);
+                self.queries_and_keys(way);
+                self.attend(way, false);
+                self.compute("projection", projection);
+                self.sum_tokens(1);
+            }
+            Direction::Backward => {
+                self.gather_tokens(1);
+                self.compute("projection", projection);
+                if self.spec.recompute == Recompute::Selective {
+                    self.again(|trace| trace.attend(Direction::Forward, true));
+                }
+                self.attend(way, false);
+                self.queries_and_keys(way);
+                self.norm(way);
+            }
+        }
+    }
+
+    fn feed_forward(&mut self, layer: LayerPosition, way: Direction) {
         if way == Direction::Forward {
             self.norm(way);
         }
+        match self.spec.model.kind(layer.number) {
+            LayerKind::Dense => self.network(LayerKind::Dense, ["ffn.in", "ffn.out"], way),
+            LayerKind::Experts => self.experts(layer, way),
+        }
+        if way == Direction::Backward {
+            self.norm(way);
+        }
+    }
+
+    /// The network that sees every token.
+    fn network(&mut self, kind: LayerKind, [into, out]: [&str; 2], way: Direction) {
+        let sizes = [1, self.spec.tokens(), self.spec.model.dense_ffn(kind) / self.tensor()];
+        let first = |model: &Model, operators: &mut Operators| model.feed_forward_in(operators, sizes, way);
+        let second = |model: &Model, operators: &mut Operators| model.feed_forward_out(operators, sizes, way);
         self.gather_tokens(1);
         match way {
             Direction::Forward => {
-                self.compute("qkv", query_key_value);
-                self.exchange_keys(way);
-                self.compute("attention", attention(way));
-                self.compute("projection", projection);
+                self.compute(into, first);
+                self.compute(out, second);
             }
             Direction::Backward => {
-                self.compute("projection", projection);
-                if self.spec.recompute == Recompute::Selective {
-                    self.again(|trace| trace.compute("attention", attention(Direction::Forward)));
-                }
-                self.compute("attention", attention(way));
-                self.exchange_keys(way);
-                self.compute("qkv", query_key_value);
+                self.compute(out, second);
+                self.compute(into, first);
             }
         }
         self.sum_tokens(1);
-        if way == Direction::Backward {
-            self.norm(way);
-        }
-    }
-
-    /// Context-parallel ranks collect the keys and values of all ("The Llama 3 herd of models", 2024, section 3.3.2), and sum their gradients.
-    fn exchange_keys(&mut self, way: Direction) {
-        let Spec { model, layout, .. } = &self.spec;
-        let bytes = 2 * ELEMENT * self.spec.tokens() * model.kv_width() / self.tensor();
-        match way {
-            Direction::Forward => self.collective(Group::Context, CommType::AllGather, "keys", bytes),
-            Direction::Backward => {
-                let all = bytes * u64::from(layout.context);
-                self.collective(Group::Context, CommType::ReduceScatter, "keys", all);
-            }
-        }
-    }
-
-    fn feed_forward(&mut self, way: Direction) {
-        if way == Direction::Forward {
-            self.norm(way);
-        }
-        match self.spec.model.experts {
-            Some(experts) => self.experts(experts.count, experts.top_k, way),
-            None => {
-                let (each, tensor) = ([1, self.spec.tokens()], self.tensor());
-                let first =
-                    |model: &Model, operators: &mut Operators| model.feed_forward_in(operators, each, tensor, way);
-                let second =
-                    |model: &Model, operators: &mut Operators| model.feed_forward_out(operators, each, tensor, way);
-                self.gather_tokens(1);
-                match way {
-                    Direction::Forward => {
-                        self.compute("ffn.in", first);
-                        self.compute("ffn.out", second);
-                    }
-                    Direction::Backward => {
-                        self.compute("ffn.out", second);
-                        self.compute("ffn.in", first);
-                    }
-                }
-                self.sum_tokens(1);
-            }
-        }
-        if way == Direction::Backward {
-            self.norm(way);
-        }
-    }
-
-    /// Tokens go to the ranks of their experts and come back (Lepikhin et al., "GShard", 2020); experts get equally many.
-    fn experts(&mut self, count: u64, top_k: u64, way: Direction) {
-        let tensor = self.tensor();
-        let tokens = self.spec.tokens() / tensor;
-        let local = count / u64::from(self.spec.layout.expert);
-        let each = [local, (tokens * tensor * top_k).div_ceil(local)];
-        let moved = ELEMENT * tokens * top_k * self.spec.model.hidden;
-        let router = |model: &Model, operators: &mut Operators| model.router(operators, tokens, way);
-        if way == Direction::Forward {
-            self.compute("router", router);
-        }
-        self.collective(Group::Expert, CommType::AllToAll, "dispatch", moved);
-        self.gather_tokens(top_k);
-        self.compute("experts", |model, operators| match way {
-            Direction::Forward => {
-                model.feed_forward_in(operators, each, tensor, way);
-                model.feed_forward_out(operators, each, tensor, way);
-            }
-            Direction::Backward => {
-                model.feed_forward_out(operators, each, tensor, way);
-                model.feed_forward_in(operators, each, tensor, way);
-            }
-        });
-        self.sum_tokens(top_k);
-        self.collective(Group::Expert, CommType::AllToAll, "combine", moved);
-        if way == Direction::Backward {
-            self.compute("router", router);
-        }
     }
 
     fn norm(&mut self, way: Direction) {

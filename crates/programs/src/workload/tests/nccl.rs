@@ -27,6 +27,7 @@ fn job(layout: [u32; 5], hidden: u64, zero: u8) -> Spec {
         ffn: 4 * hidden,
         vocabulary: 2_048,
         experts: None,
+        latent: None,
         mlp: Mlp::SwiGlu,
         positions: 0,
         tied: false,
@@ -119,6 +120,18 @@ fn case() -> impl Strategy<Value = (Spec, u32, &'static str)> {
             (spec, per_server.min(t * c * d * p), fabric)
         },
     )
+}
+
+/// Experts that get unequally many tokens, latent attention and rings: what is alike stays alike.
+#[rstest]
+#[case::unequal(spread(with_structure(job([2, 1, 2, 8, 1], 256, 1))), [2, 1, 2, 8, 1])]
+#[case::equal(with_structure(job([2, 1, 2, 8, 1], 256, 1)), [2, 1, 2, 8, 1])]
+#[case::ring(in_ring(job([2, 4, 1, 2, 1], 256, 1), ContextOrder::Zigzag), [2, 4, 1, 2, 1])]
+#[case::ring_of_stages(in_ring(job([2, 2, 1, 2, 2], 256, 0), ContextOrder::Contiguous), [2, 2, 1, 2, 2])]
+fn structured_jobs_on_servers_take_as_long_folded(#[case] spec: Spec, #[case] layout: [u32; 5]) {
+    let workload = Workload::new(laid_out(spec, layout)).unwrap();
+    let simulated = fewest_simulated(&workload, &nccl(workload.world_size(), &servers(4, "nvlink4")));
+    assert!(simulated < workload.world_size(), "{simulated}");
 }
 
 proptest! {
