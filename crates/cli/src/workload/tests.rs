@@ -206,7 +206,7 @@ fn networks_without_experts_are_as_wide_as_the_experts_that_a_token_sees() {
 #[test]
 fn what_cannot_be_generated_or_folded_is_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let out = dir.path().display().to_string();
+    let out = dir.path().join("out").display().to_string();
     let unlike = ["--run", "--fold", "on", "--dp", "2", "--ranks", "2", "--slowdown", "1,2", "--backend", "ideal"];
     let bad = dir.path().join("bad.csv").display().to_string();
     fs::write(&bad, "expert,share\n0,many\n").unwrap();
