@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import run_on_gloo, uniference, write_script
@@ -38,17 +39,16 @@ needs_library = pytest.mark.skipif(
 
 
 @needs_library
-def test_a_profiled_program_is_known_to_the_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", [(), ("--in-place",)])
+def test_a_profiled_program_is_known_to_the_model(tmp_path: Path, way: tuple[str, ...]) -> None:
     script = write_script(tmp_path, PROGRAM)
     database = tmp_path / "operators.sqlite"
-    profile = ("profile", "--device", "here", "--device-db", database, "--json")
-    first, second = (
-        uniference(*profile, "--out", tmp_path / name, script, cwd=tmp_path) for name in ("first", "second")
-    )
-    assert first.code == second.code == 0, first.err + second.err
-    added, again = json.loads(first.out), json.loads(second.out)
-    assert added["new"] == added["operators"] > 10
-    assert (again["new"], again["known"]) == (0, added["operators"])
+    profile = ("profile", *way, "--device", "here", "--device-db", database, "--json")
+    done = uniference(*profile, "--out", tmp_path / "profile", script, cwd=tmp_path)
+    assert done.code == 0, done.err
+    added = json.loads(done.out)
+    assert added["measured"] == added["operators"] > 10
+    assert (added["reused"], added["not_measured"]) == (0, {})
     cluster = tmp_path / "cluster.toml"
     cluster.write_text(CLUSTER)
     words = ("run", "--cluster", cluster, "--device-db", database, "--out", tmp_path / "run", script)
@@ -58,6 +58,67 @@ def test_a_profiled_program_is_known_to_the_model(tmp_path: Path) -> None:
     assert {row["origin"] for row in report["compute"]} == {"database"}
     # What 20 steps of so small a layer take on any processor.
     assert 1e-4 < report["makespan_s"] < 10
+
+
+# Embedded tokens, a layer of the model's, and another width as its last word: what only the model determines is its weight's norm.
+SWEPT = """
+import sys, torch
+batch, tokens, last = map(int, sys.argv[1:])
+with torch.no_grad():
+    hidden = torch.nn.functional.embedding(torch.ones(batch, tokens, dtype=torch.int64), torch.ones(1000, 48))
+    weight = torch.ones(48, 96)
+    weight.norm()
+    product = hidden.view(-1, 48) @ weight
+    torch.softmax(product, -1)
+    if last > 96:
+        product @ torch.ones(96, last)
+"""
+
+
+@needs_library
+def test_only_what_the_database_lacks_is_measured(tmp_path: Path) -> None:
+    script = write_script(tmp_path, SWEPT)
+    profile = ("profile", "--device", "here", "--device-db", "operators.sqlite", "--out", "profile", "--json")
+
+    def measured(*words: object) -> dict[str, Any]:
+        done = uniference(*profile, *words, cwd=tmp_path)
+        assert done.code == 0, done.err
+        said: dict[str, Any] = json.loads(done.out)
+        return said
+
+    sizes = ("--sweep", "batch=1,4", "--sweep", "tokens=32,128", script, "{batch}", "{tokens}")
+    first = measured(*sizes, 0)
+    assert (first["sizes"], first["reused"], first["not_measured"]) == (4, 0, {})
+    # 1 x 128 and 4 x 32 tokens are one product and one softmax, but two look-ups, each with its ids.
+    same = first["same_at_all_sizes"]
+    assert first["measured"] == first["operators"] == same + 4 + 4 + 3 + 3
+    # Another model that shares all but its last product with this one: that at 3 sizes, and its weight.
+    second = measured(*sizes, 192)
+    assert (second["reused"], second["measured"]) == (first["operators"], 3 + 1)
+    assert measured(script, 4, 128, 192)["measured"] == 0
+    again = measured("--again", script, 4, 128, 192)
+    assert (again["reused"], again["measured"]) == (0, again["operators"])
+
+
+@needs_library
+def test_an_operator_that_does_not_run_by_itself_is_named(tmp_path: Path) -> None:
+    source = """
+import torch
+torch.ones(8192).clone()
+torch.ops.aten.bincount(torch.ones(5000, dtype=torch.int64))
+torch.linalg.cholesky_ex(torch.eye(64), check_errors=True)
+"""
+    script = write_script(tmp_path, source)
+    words = ("--device-db", "operators.sqlite", "--out", "profile", script)
+    done = uniference("profile", *words, cwd=tmp_path)
+    assert done.code == 0, done.err
+    # A matrix of random numbers has no such factor.
+    assert "1 not measured, as they do not run by themselves: aten::linalg_cholesky_ex (1)" in done.out
+    assert "hint: --in-place" in done.out
+    placed = uniference("profile", "--in-place", *words, cwd=tmp_path)
+    assert placed.code == 0, placed.err
+    assert "not measured" not in placed.out
+    assert uniference("profile", *words, cwd=tmp_path).out.count(" 0 measured") == 1
 
 
 @needs_library

@@ -201,7 +201,8 @@ impl Scratch {
         Output { folder, record: RecordLevel::Summary, notices: notices.clone(), ..Output::default() }
     }
 
-    fn path(&self) -> &Path {
+    /// The folder.
+    pub fn path(&self) -> &Path {
         &self.0
     }
 }

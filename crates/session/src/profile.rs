@@ -4,16 +4,18 @@
 
 use crate::input::open_record;
 use crate::results::RECORD;
-use std::collections::BTreeMap;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::BufReader;
 use std::path::Path;
 use uniference_devices::database::{Database, DatabaseError, Notice, Repeat, Row, Series, dimensions};
 use uniference_devices::model::HOST;
 use uniference_devices::operators::{Described, describe, key};
-use uniference_formats::operators::{Decoder, Definition};
+use uniference_formats::operators::{Argument, Decoder, Definition, Tensor};
 use uniference_formats::record::RecordReader;
 use uniference_host::error::HostError;
+use uniference_sim::program::DType;
 use uniference_sim::replay::RecordedStep;
 use uniference_studies::profile::{Found, Profile, Reached, Timing};
 
@@ -21,28 +23,25 @@ use uniference_studies::profile::{Found, Profile, Reached, Timing};
 const SOURCE: &str = "uniference profile";
 
 /// Rates are those of operators that take at least so long: shorter ones say more of their beginning than of the device.
-const LONG_NS: f64 = 1e6;
+const LONG_US: f64 = 1e3;
 
 /// What a profile has added to a database.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Kept {
     /// Distinct operators that took time.
     pub operators: usize,
-    /// Of these, how many the database did not have.
-    pub new: usize,
-    /// How many it had, and were measured more often now.
-    pub surer: usize,
-    /// The highest rates that were reached.
+    /// Of these, how many are new in the database, or were measured more often than before.
+    pub measured: usize,
+    /// The highest rates that the database has of the device.
     pub reached: Reached,
 }
 
-/// The times in the record of a run whose operators were timed.
+/// Takes in the times in the record of a run whose operators were timed.
 ///
 /// # Errors
-/// If the record cannot be read, or has no times.
-pub fn times(run: &Path) -> Result<Found, HostError> {
+/// If the record cannot be read.
+pub fn add_times(run: &Path, profile: &mut Profile) -> Result<(), HostError> {
     let (ranks, rest) = RecordReader::open(BufReader::new(open_record(&run.join(RECORD))?))?.by_rank();
-    let mut profile = Profile::default();
     for steps in ranks {
         let mut decoder = Decoder::default();
         for (_, step) in steps {
@@ -52,6 +51,14 @@ pub fn times(run: &Path) -> Result<Found, HostError> {
         }
     }
     rest.finish()?;
+    Ok(())
+}
+
+/// What the times come to.
+///
+/// # Errors
+/// If there are none.
+pub fn found(profile: Profile) -> Result<Found, HostError> {
     let found = profile.found();
     if found.operators.is_empty() {
         return Err(HostError::Usage(
@@ -61,11 +68,48 @@ pub fn times(run: &Path) -> Result<Found, HostError> {
     Ok(found)
 }
 
-/// Puts them into a database, which is made if it is not there.
+/// The operators that take time, by their definitions' texts.
+pub fn that_take_time(found: &Found) -> BTreeMap<String, Definition> {
+    let definitions = found.operators.iter().map(|(definition, _)| definition);
+    let definitions = definitions.filter(|definition| !takes_no_time(definition));
+    definitions.map(|definition| (key(definition), definition.clone())).collect()
+}
+
+/// Whether an operator does nothing to data.
+pub fn takes_no_time(definition: &Definition) -> bool {
+    describe(definition).place(definition).is_none()
+}
+
+/// The text by which databases know a definition.
+pub fn text(definition: &Definition) -> String {
+    key(definition)
+}
+
+/// The texts of definitions that a database has of a device and software; none of a database that is not there.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn known(device: &str, software: &str, database: &Path) -> Result<BTreeSet<String>, HostError> {
+    if !database.exists() {
+        return Ok(BTreeSet::new());
+    }
+    let rows = rows_of(&Database::open(database).map_err(usage)?, device, software)?;
+    Ok(rows.into_iter().flat_map(|(_, rows)| rows).map(|row| row.operator).collect())
+}
+
+fn rows_of(database: &Database, device: &str, software: &str) -> Result<Vec<(Series, Vec<Row>)>, HostError> {
+    let mut series = database.series().map_err(usage)?;
+    series.retain(|series| series.device == device && series.software == software && series.family != HOST);
+    let read = |series: Series| Ok((series.clone(), database.rows(&series)?));
+    series.into_iter().map(read).collect::<Result<_, DatabaseError>>().map_err(usage)
+}
+
+/// Puts times into a database, which is made if it is not there. `again`: they take the place of those that it has, even if those were measured more
+/// often.
 ///
 /// # Errors
 /// If the database cannot be read or written.
-pub fn keep(found: &Found, device: &str, software: &str, database: &Path) -> Result<Kept, HostError> {
+pub fn keep(found: &Found, device: &str, software: &str, database: &Path, again: bool) -> Result<Kept, HostError> {
     let mut kept = Kept::default();
     let mut series: BTreeMap<(String, String, String), Vec<Row>> = BTreeMap::new();
     let mut views: BTreeMap<&str, f64> = BTreeMap::new();
@@ -78,7 +122,6 @@ pub fn keep(found: &Found, device: &str, software: &str, database: &Path) -> Res
             continue;
         };
         let row = row(key(definition), &described, definition, timing);
-        kept.reached(&row, &dtype, timing);
         series.entry((family.to_owned(), variant, dtype)).or_default().push(row);
     }
     for (name, timing) in &found.hosts {
@@ -86,36 +129,66 @@ pub fn keep(found: &Found, device: &str, software: &str, database: &Path) -> Res
         let row = Row { dimensions: [1; 4], flops: 0, bytes: 0, ..of(String::new(), &Timing { median_ns, ..*timing }) };
         series.insert((HOST.to_owned(), name.clone(), String::new()), vec![row]);
     }
+    let repeat = if again { Repeat::Replaces } else { Repeat::ReplacesIfSurer };
     let mut database = Database::create(database).map_err(usage)?;
     for ((family, variant, dtype), rows) in series {
         let (device, software, source) = (device.to_owned(), software.to_owned(), SOURCE.to_owned());
         let series = Series { device, software, family, variant, dtype, source };
-        let before = database.rows(&series).map_err(usage)?;
-        let new = rows.iter().filter(|row| before.iter().all(|known| known.operator != row.operator)).count();
-        let changed = database.add(&series, &Notice::own(SOURCE), &rows, Repeat::ReplacesIfSurer).map_err(usage)?;
+        let changed = database.add(&series, &Notice::own(SOURCE), &rows, repeat).map_err(usage)?;
         if series.family != HOST {
             kept.operators += rows.len();
-            kept.new += new;
-            kept.surer += changed - new;
+            kept.measured += changed;
         }
+    }
+    for (series, rows) in rows_of(&database, device, software)? {
+        rows.iter().for_each(|row| reach(&mut kept.reached, row, &series.dtype));
     }
     Ok(kept)
 }
 
-impl Kept {
-    fn reached(&mut self, row: &Row, dtype: &str, timing: &Timing) {
-        if timing.median_ns < LONG_NS {
-            return;
-        }
-        let a_second = |amount: u64| amount as f64 / (timing.median_ns * 1e-9);
-        // An operator of several parts, or an unknown one, has no type of its own.
-        if !dtype.is_empty() {
-            let flops = self.reached.peak_flops.entry(dtype.to_owned()).or_default();
-            *flops = flops.max(a_second(row.flops));
-        }
-        let bandwidth = self.reached.memory_bandwidth.get_or_insert_default();
-        *bandwidth = bandwidth.max(a_second(row.bytes));
+fn reach(reached: &mut Reached, row: &Row, dtype: &str) {
+    if row.microseconds < LONG_US {
+        return;
     }
+    let a_second = |amount: u64| amount as f64 / (row.microseconds * 1e-6);
+    // An operator of several parts, or an unknown one, has no type of its own.
+    if !dtype.is_empty() {
+        let flops = reached.peak_flops.entry(dtype.to_owned()).or_default();
+        *flops = flops.max(a_second(row.flops));
+    }
+    let bandwidth = reached.memory_bandwidth.get_or_insert_default();
+    *bandwidth = bandwidth.max(a_second(row.bytes));
+}
+
+/// Operators for `python/uniference/real/alone.py` to run: one a line.
+pub fn to_run_alone<'a>(definitions: impl Iterator<Item = &'a Definition>) -> String {
+    let line = |definition: &Definition| {
+        let arguments: Vec<Value> = definition.arguments.iter().map(argument).collect();
+        format!("{}\n", json!({"name": definition.name, "arguments": arguments}))
+    };
+    definitions.map(line).collect()
+}
+
+fn argument(argument: &Argument) -> Value {
+    match argument {
+        Argument::None => Value::Null,
+        Argument::Bool(flag) => json!(flag),
+        Argument::Int(value) => json!(value),
+        // Its value was not written down.
+        Argument::Float => json!({"number": null}),
+        Argument::Text(text) => json!(text),
+        Argument::Ints(values) => json!(values),
+        Argument::Tensor(one) => tensor(one),
+        Argument::Tensors(several) => {
+            let several: Vec<Value> = several.iter().map(|one| one.as_ref().map_or(Value::Null, tensor)).collect();
+            json!({"tensors": several})
+        }
+        Argument::Other => json!({"other": null}),
+    }
+}
+
+fn tensor(tensor: &Tensor) -> Value {
+    json!({"dtype": tensor.dtype.dtype().map(DType::name), "sizes": tensor.sizes, "strides": tensor.strides})
 }
 
 fn row(operator: String, described: &Described, definition: &Definition, timing: &Timing) -> Row {

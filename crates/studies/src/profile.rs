@@ -95,6 +95,16 @@ impl Profile {
         Ok(())
     }
 
+    /// Takes in all of another one.
+    pub fn merge(&mut self, other: Profile) {
+        for (definition, times) in other.operators {
+            of(&mut self.operators, &definition).merge(&times);
+        }
+        for (name, times) in other.hosts {
+            of(&mut self.hosts, name.as_str()).merge(&times);
+        }
+    }
+
     /// What they come to.
     pub fn found(self) -> Found {
         Found {
@@ -118,6 +128,12 @@ impl Times {
             });
             self.thinned += 1;
         }
+    }
+
+    /// Those of another run count as they were kept.
+    fn merge(&mut self, other: &Times) {
+        other.kept.iter().for_each(|time| self.add(*time));
+        self.count += other.count - other.kept.len() as u64;
     }
 
     fn timing(mut self) -> Timing {
@@ -179,5 +195,10 @@ mod tests {
         let step = all.kept[1] - all.kept[0];
         assert!(all.kept.windows(2).all(|pair| pair[1] - pair[0] == step));
         assert_eq!((all.kept[0], all.count), (0, 1_000_000));
+        let mut both = Times::default();
+        [7, 8, 9].into_iter().for_each(|value| both.add(value));
+        both.merge(&all);
+        assert_eq!(both.count, 1_000_003);
+        assert!(both.kept.len() < KEPT && both.kept.starts_with(&[7]), "{}", both.kept.len());
     }
 }
