@@ -97,6 +97,8 @@ pub(super) struct AttentionHeads {
     pub(super) value: u64,
     /// Elements of a token's keys and values that are read.
     pub(super) read: u64,
+    /// Query heads whose queries one head of a kernel has, since they look at the same keys.
+    pub(super) together: u64,
 }
 
 /// Operators that run one after the other.
@@ -313,14 +315,15 @@ impl Model {
         match self.latent {
             None => {
                 let width = self.hidden / self.heads;
-                AttentionHeads { count, key: width, value: width, read: 2 * self.kv_width() / tensor }
+                AttentionHeads { count, key: width, value: width, read: 2 * self.kv_width() / tensor, together: 1 }
             }
             Some(latent) if decode => {
-                AttentionHeads { count, key: latent.cached(), value: latent.kv_rank, read: latent.cached() }
+                let (key, value) = (latent.cached(), latent.kv_rank);
+                AttentionHeads { count, key, value, read: key, together: count }
             }
             Some(latent) => {
                 let (key, value) = (latent.key(), latent.value);
-                AttentionHeads { count, key, value, read: count * (key + value) }
+                AttentionHeads { count, key, value, read: count * (key + value), together: 1 }
             }
         }
     }
@@ -331,8 +334,8 @@ impl Model {
     pub(super) fn attention(&self, operators: &mut Operators, part: Attention, heads: AttentionHeads, way: Direction) {
         let Attention { sequences, queries, keys, pairs } = part;
         let (element, dtype) = (operators.element(), operators.implementation.dtype);
-        let AttentionHeads { count, key, value, read } = heads;
-        let heads = sequences * count;
+        let AttentionHeads { count, key, value, read, together } = heads;
+        let (heads, queries, pairs) = (sequences * count / together, queries * together, pairs * together);
         match operators.implementation.attention {
             AttentionKernels::Flash => {
                 let causal = pairs < queries * keys;

@@ -131,6 +131,13 @@ fn a_cache_of_latent_vectors_holds_one_for_all_heads_and_is_looked_at_as_it_is()
     let keys: u64 = (0..3).map(|token| sequence + token).sum();
     let expected = 2 * 8 * ((16 + 4 + 16) * keys + 3 * 16 * 8) * batch * u64::from(model.layers);
     assert_eq!(total(&nodes(&decode(spec.clone())), NUM_OPS, attention), expected);
+    // The queries of all 4 heads of a rank look at the keys of one of 2 sequences together, of (16 + 4 + 16) / 2 elements on average. 2 x 4 x 128
+    // pairs; 2 bytes of 2 x 4 queries and 2 x 128 keys of 20 elements are read, once for all heads, and 2 x 4 results of 16 written.
+    let decoded = nodes(&decode(spec.clone()));
+    let node = decoded[0].iter().find(|node| attention(node)).unwrap();
+    let [operations, read, written] = [2 * 2 * 4 * 128 * (16 + 4 + 16), 2 * (2 * 4 + 2 * 128) * 20, 2 * 2 * 4 * 16];
+    let expected = format!("attention bfloat16 full 2,4,128,18 {operations} {read} {written}");
+    assert_eq!(uniference_formats::chakra::own::operators(node)[0], expected);
     // All matrices are met once a token: what makes keys is applied to queries.
     let (matrices, heads) = met(&spec);
     let (operations, keys) = (2 * 3 * matrices, 3 * sequence + 6);
