@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 PROGRAM = Path(__file__).with_name("bridge_program.py")
 
@@ -21,6 +22,9 @@ TARGET_MS = {2: 0.15, 8: 0.5, 32: 3, 128: 15}
 ROUNDS = {2: 5_000, 8: 2_000, 32: 400, 128: 80}
 SMALL = ("all_reduce", "send")
 MEGABYTES = (4, 64, 256)
+# Microseconds that the capture and the costing of an operator are to take together; a round has so many operators.
+TARGET_US = 1.5
+OPERATORS = 3
 LARGE = ("copy", "all_reduce", "broadcast", "all_gather", "send")
 
 
@@ -47,6 +51,8 @@ def run(ranks: int, compute: str, cases: Sequence[str]) -> Iterator[Mark]:
     """Runs the program, and yields its marks as they come."""
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, "-m", "uniference", "run", "--ranks", str(ranks), "--compute", compute]
+        if compute == "model":
+            command += ["--set", "device.device.model=h100-sxm"]
         command += ["--out", f"{out}/run", "--record", "summary", str(PROGRAM), *cases]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
@@ -114,7 +120,27 @@ def memory(ranks: int) -> None:
     )
 
 
-PARTS = ("small", "large", "memory")
+def operators(pairs: int) -> None:
+    """Blocks without and with the capture take turns, and each is compared with its neighbour, which the machine disturbs alike."""
+    cases = [(name, 4, 5_000) for _ in range(pairs) for name in ("bare", "captured")]
+    found = costs(1, "model", cases)
+    compared = [
+        [cost / OPERATORS * 1e6 for cost in (bare.rank_cpu, captured.rank_cpu, captured.driver_cpu - bare.driver_cpu)]
+        for bare, captured in zip(found[::2], found[1::2], strict=True)
+    ]
+    print("\nan operator on 8 x 8 numbers, 1 rank, model: us CPU, medians")
+    print(f"{'bare':>7}{'captured':>10}{'ratio':>8}{'capture':>9}{'costing':>9}{'both':>7}{'target':>8}")
+    bare, captured, costing = (median(column) for column in zip(*compared, strict=True))
+    ratio = median(row[1] / row[0] for row in compared)
+    capture = median(row[1] - row[0] for row in compared)
+    both = median(row[1] - row[0] + row[2] for row in compared)
+    print(
+        f"{bare:>7.2f}{captured:>10.2f}{ratio:>8.2f}{capture:>9.2f}{costing:>9.2f}{both:>7.2f}{TARGET_US:>8}",
+        flush=True,
+    )
+
+
+PARTS = ("small", "operators", "large", "memory")
 
 
 def main() -> None:
@@ -125,6 +151,8 @@ def main() -> None:
     parts, share = options.parts or PARTS, 40 if options.quick else 1
     if "small" in parts:
         small_calls([2] if options.quick else list(ROUNDS), share)
+    if "operators" in parts:
+        operators(2 if options.quick else 15)
     if "large" in parts:
         large_tensors([4] if options.quick else MEGABYTES, share)
     if "memory" in parts:
