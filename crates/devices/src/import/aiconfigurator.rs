@@ -1,11 +1,13 @@
-//! Owns what is taken over from an installed `aiconfigurator-core` (PyPI; NVIDIA, Apache-2.0): products of matrices and attention.
+//! Owns what is taken over from an installed `aiconfigurator-core` (PyPI; NVIDIA, Apache-2.0): products of matrices, attention, and layers of
+//! experts.
 //!
 //! Its tables are `systems/data/<device>/<family>/<framework>/<version>/*.parquet`, with times in milliseconds. Tables of whole modules and
-//! of communication are no operators. Its `systems/silicon_sample.csv` holds end-to-end results that others check predictions with: it is not read.
+//! of communication are no operators, and those of MLA's products do not say their sizes: their rows are counted by table. Its `systems/silicon_sample.csv` holds end-to-end results that others check predictions with: it is not read.
 
 use super::operators::{Work, attention, dtype, product};
 use super::{Gathered, ImportError, Imported, Measurement, parquet};
 use crate::database::{Database, Notice, Series};
+use crate::operators::BLOCKS;
 use std::fs;
 use std::path::{Path, PathBuf};
 use uniference_sim::device::{Layout, Pass};
@@ -24,8 +26,9 @@ const DEVICES: [(&str, &str); 9] = [
 ];
 
 /// The tables that are read.
-const TABLES: [&str; 4] = [
+const TABLES: [&str; 5] = [
     "gemm_perf.parquet",
+    "moe_perf.parquet",
     "context_attention_perf.parquet",
     "generation_attention_perf.parquet",
     "encoder_attention_perf.parquet",
@@ -43,7 +46,11 @@ pub(super) fn import(folder: &Path, into: &mut Database) -> Result<Imported, Imp
     for (theirs, ours) in DEVICES {
         for path in tables(&data.join(theirs))? {
             let mut gathered = Gathered::default();
-            read(&path, ours, &mut gathered)?;
+            let table = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            match TABLES.contains(&table) {
+                true => read(&path, table, ours, &mut gathered)?,
+                false => gathered.skip_several(&format!("of the table {}", stem(table)), parquet::count(&path)?),
+            }
             imported.and(gathered.write(into)?);
         }
     }
@@ -63,7 +70,7 @@ fn tables(folder: &Path) -> Result<Vec<PathBuf>, ImportError> {
             let path = entry.map_err(failed)?.path();
             if path.is_dir() {
                 folders.push(path);
-            } else if path.file_name().is_some_and(|name| TABLES.iter().any(|table| name == *table)) {
+            } else if path.extension().is_some_and(|extension| extension == "parquet") {
                 found.push(path);
             }
         }
@@ -72,9 +79,23 @@ fn tables(folder: &Path) -> Result<Vec<PathBuf>, ImportError> {
     Ok(found)
 }
 
-fn read(path: &Path, device: &str, into: &mut Gathered) -> Result<(), ImportError> {
+fn stem(table: &str) -> &str {
+    table.trim_end_matches(".parquet").trim_end_matches("_perf")
+}
+
+fn read(path: &Path, table: &str, device: &str, into: &mut Gathered) -> Result<(), ImportError> {
     let columns = [
         "gemm_dtype",
+        "moe_dtype",
+        "num_tokens",
+        "hidden_size",
+        "inter_size",
+        "topk",
+        "num_experts",
+        "moe_tp_size",
+        "moe_ep_size",
+        "distribution",
+        "kernel_source",
         "m",
         "n",
         "k",
@@ -90,30 +111,94 @@ fn read(path: &Path, device: &str, into: &mut Gathered) -> Result<(), ImportErro
         "beam_width",
         "op_name",
     ];
-    let table = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
     parquet::rows(path, &["framework", "version", "latency"], &columns, |row| {
         let text = |name: &str| row.text(name).unwrap_or_default();
-        let name = if table.starts_with("gemm") { text("gemm_dtype") } else { text("attn_dtype") };
-        let Some((dtype, each)) = dtype(name) else { return into.skip(&format!("of type {name}")) };
-        let work = if table.starts_with("gemm") { gemm(row, each) } else { heads(row, &table, dtype, each) };
-        let (Some(Work { family, variant, flops, bytes }), Some(milliseconds)) = (work, row.number("latency")) else {
-            return into.skip(table.trim_end_matches("_perf.parquet"));
+        let name = match table {
+            "gemm_perf.parquet" => text("gemm_dtype"),
+            "moe_perf.parquet" => text("moe_dtype"),
+            _ => text("attn_dtype"),
         };
-        let series = Series {
-            device: device.to_owned(),
-            software: format!("{} {}", text("framework").to_lowercase(), text("version")),
-            family: family.name().to_owned(),
-            variant: variant.to_owned(),
-            dtype: dtype.to_owned(),
-            source: "aiconfigurator-core".to_owned(),
+        // Blocks of 128 elements of a row, and of 128 x 128 of the weight, have a scale each.
+        let in_blocks = name == "fp8_block";
+        let Some((dtype, each)) = dtype(if in_blocks { "fp8" } else { name }) else {
+            return into.skip(&format!("of type {name}"));
         };
-        let dimensions = crate::database::dimensions(&family);
-        into.add(notice, Measurement { series, dimensions, flops, bytes, microseconds: milliseconds * 1e3 });
+        let works = match table {
+            "gemm_perf.parquet" => gemm(row, each, in_blocks).map(|work| vec![(1.0, work)]).ok_or(stem(table)),
+            "moe_perf.parquet" => experts(row, each, in_blocks).map(Vec::from),
+            _ => heads(row, table, dtype, each).map(|work| vec![(1.0, work)]).ok_or(stem(table)),
+        };
+        let (works, milliseconds) = match (works, row.number("latency")) {
+            (Ok(works), Some(milliseconds)) => (works, milliseconds),
+            (Err(what), _) => return into.skip(what),
+            (_, None) => return into.skip("without a time"),
+        };
+        for (share, Work { family, variant, flops, bytes }) in works {
+            let series = Series {
+                device: device.to_owned(),
+                software: format!("{} {}", text("framework").to_lowercase(), text("version")),
+                family: family.name().to_owned(),
+                variant: if in_blocks { format!("{variant}{BLOCKS}") } else { variant.to_owned() },
+                dtype: dtype.to_owned(),
+                source: "aiconfigurator-core".to_owned(),
+            };
+            let dimensions = crate::database::dimensions(&family);
+            let microseconds = milliseconds * 1e3 * share;
+            into.add(notice, Measurement { series, dimensions, flops, bytes, microseconds });
+        }
     })
 }
 
-fn gemm(row: &parquet::Values<'_>, each: u64) -> Option<Work> {
-    Some(product([1, row.size("m")?, row.size("n")?, row.size("k")?], Layout::NT, each, 0))
+fn gemm(row: &parquet::Values<'_>, each: u64, in_blocks: bool) -> Option<Work> {
+    Some(linear([1, row.size("m")?, row.size("n")?, row.size("k")?], each, in_blocks))
+}
+
+/// What `torch._scaled_mm` of 8 bits reads and writes, or a linear layer of 16 bits: results have 16 bits, scales are float32.
+fn linear([batch, m, n, k]: [u64; 4], each: u64, in_blocks: bool) -> Work {
+    let mut work = product([batch, m, n, k], Layout::NT, each, 0);
+    if each == 1 {
+        let blocks = k.div_ceil(BLOCK);
+        let scales = if in_blocks { blocks * (m + n.div_ceil(BLOCK)) } else { 2 };
+        work.bytes += batch * (m * n + 4 * scales);
+    }
+    work
+}
+
+/// Elements of a block that has a scale of its own, along a row of an activation, and along both sizes of a weight (DeepSeek-V3's).
+const BLOCK: u64 = 128;
+
+/// A layer of experts as the two grouped products that it amounts to, `(tokens, hidden) x (hidden, 2 inter)` and `(tokens, inter) x (inter, hidden)`
+/// of each expert, each with its share of the layer's time. The first, of the gate and of what is gated, has two thirds of the arithmetic and of the
+/// weights, and what determines its time at any size is one or the other. The activation between them is inside the times.
+///
+/// # Errors
+/// What a row is that cannot be told so: of experts with unequal work, or of which some have none; of several devices, whose part of the tokens the
+/// table does not say; without a gate.
+fn experts(row: &parquet::Values<'_>, each: u64, in_blocks: bool) -> Result<[(f64, Work); 2], &'static str> {
+    if row.text("distribution") != Some("balanced") {
+        return Err("of experts with unequal work");
+    }
+    if row.size("moe_ep_size") != Some(1) {
+        return Err("of experts on several devices");
+    }
+    if row.text("kernel_source").is_some_and(|kernel| kernel.contains("nongated")) {
+        return Err("of experts without a gate");
+    }
+    let sizes = || {
+        let [tokens, chosen, experts] = [row.size("num_tokens")?, row.size("topk")?, row.size("num_experts")?];
+        let inter = row.size("inter_size")? / row.size("moe_tp_size").filter(|ways| *ways > 0)?;
+        Some((tokens * chosen, experts.max(1), row.size("hidden_size")?, inter))
+    };
+    let (rows, experts, hidden, inter) = sizes().ok_or("moe")?;
+    if rows < experts {
+        return Err("of experts of which some have no token");
+    }
+    let grouped = |n: u64, k: u64| {
+        let work = linear([experts, rows.div_ceil(experts), n, k], each, in_blocks);
+        // Groups of equal size are rounded up; the work is that of the rows.
+        Work { flops: 2 * rows * n * k, ..work }
+    };
+    Ok([(2.0 / 3.0, grouped(2 * inter, hidden)), (1.0 / 3.0, grouped(hidden, inter))])
 }
 
 /// Windows, beams and caches of another type are other kernels.

@@ -97,7 +97,11 @@ impl Gathered {
     }
 
     fn skip(&mut self, what: &str) {
-        *self.skipped.entry(what.to_owned()).or_default() += 1;
+        self.skip_several(what, 1);
+    }
+
+    fn skip_several(&mut self, what: &str, rows: usize) {
+        *self.skipped.entry(what.to_owned()).or_default() += rows;
     }
 
     fn write(self, into: &mut Database) -> Result<Imported, ImportError> {

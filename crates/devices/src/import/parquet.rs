@@ -19,8 +19,7 @@ pub(super) fn rows(
     mut each: impl FnMut(&Values<'_>),
 ) -> Result<(), ImportError> {
     let wrong = |problem: String| ImportError::Source { path: path.to_owned(), problem };
-    let file = File::open(path).map_err(|source| ImportError::File { path: path.to_owned(), source })?;
-    let reader = SerializedFileReader::new(file).map_err(|error| wrong(error.to_string()))?;
+    let reader = open(path)?;
     let schema = reader.metadata().file_metadata().schema();
     let fields: Vec<Arc<Type>> = schema.get_fields().to_vec();
     if let Some(missing) = needed.iter().find(|name| fields.iter().all(|field| field.name() != **name)) {
@@ -35,6 +34,24 @@ pub(super) fn rows(
         each(&Values(row.get_column_iter().map(|(name, field)| (name.as_str(), field)).collect()));
     }
     Ok(())
+}
+
+/// The number of rows of a file.
+///
+/// # Errors
+/// If it is no Parquet file.
+pub(super) fn count(path: &Path) -> Result<usize, ImportError> {
+    let rows = open(path)?.metadata().file_metadata().num_rows();
+    Ok(usize::try_from(rows).unwrap_or_default())
+}
+
+fn open(path: &Path) -> Result<SerializedFileReader<File>, ImportError> {
+    let file = File::open(path).map_err(|source| ImportError::File { path: path.to_owned(), source })?;
+    let wrong = |error: parquet::errors::ParquetError| ImportError::Source {
+        path: path.to_owned(),
+        problem: error.to_string(),
+    };
+    SerializedFileReader::new(file).map_err(wrong)
 }
 
 /// A row.

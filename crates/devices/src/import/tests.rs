@@ -98,7 +98,7 @@ fn a_file_of_operators_becomes_rows() {
 fn an_installed_package_becomes_rows() {
     let folder = tempfile::tempdir().unwrap();
     let systems = folder.path().join("aiconfigurator_core/systems");
-    let names = [Column::Texts("framework", &["VLLM"; 3]), Column::Texts("version", &["0.24.0"; 3])];
+    let names = [Column::Texts("framework", &["VLLM"; 4]), Column::Texts("version", &["0.24.0"; 4])];
     let [framework, version] = names;
     let table = |path: &str, columns: &[Column<'_>]| write(&systems.join("data").join(path), columns);
     table(
@@ -106,13 +106,33 @@ fn an_installed_package_becomes_rows() {
         &[
             framework,
             version,
-            Column::Texts("gemm_dtype", &["bfloat16", "fp8", "nvfp4"]),
-            Column::Sizes("m", &[1, 2, 3]),
-            Column::Sizes("n", &[64; 3]),
-            Column::Sizes("k", &[128; 3]),
-            Column::Numbers("latency", &[0.003, 0.002, 0.001]),
+            Column::Texts("gemm_dtype", &["bfloat16", "fp8", "nvfp4", "fp8_block"]),
+            Column::Sizes("m", &[1, 2, 3, 5]),
+            Column::Sizes("n", &[64, 64, 64, 192]),
+            Column::Sizes("k", &[128, 128, 128, 320]),
+            Column::Numbers("latency", &[0.003, 0.002, 0.001, 0.004]),
         ],
     );
+    // The last row is whole; each other one is something that is not imported.
+    table(
+        "h100_sxm/moe/vllm/0.24.0/moe_perf.parquet",
+        &[
+            Column::Texts("framework", &["VLLM"; 5]),
+            Column::Texts("version", &["0.24.0"; 5]),
+            Column::Texts("moe_dtype", &["bfloat16"; 5]),
+            Column::Texts("kernel_source", &["triton", "triton", "nongated_cutlass", "triton", "triton"]),
+            Column::Texts("distribution", &["power_law_1.2", "balanced", "balanced", "balanced", "balanced"]),
+            Column::Sizes("num_tokens", &[64, 64, 64, 3, 66]),
+            Column::Sizes("hidden_size", &[256; 5]),
+            Column::Sizes("inter_size", &[128; 5]),
+            Column::Sizes("topk", &[2; 5]),
+            Column::Sizes("num_experts", &[8; 5]),
+            Column::Sizes("moe_tp_size", &[2; 5]),
+            Column::Sizes("moe_ep_size", &[1, 4, 1, 1, 1]),
+            Column::Numbers("latency", &[0.09; 5]),
+        ],
+    );
+    table("h100_sxm/mla_bmm/vllm/0.24.0/mla_bmm_perf.parquet", &[Column::Numbers("latency", &[0.01; 7])]);
     let generation = |kv: &[&str]| {
         table(
             "l40s/attention/vllm/0.24.0/generation_attention_perf.parquet",
@@ -135,13 +155,30 @@ fn an_installed_package_becomes_rows() {
     std::fs::write(systems.join("silicon_sample.csv"), "never read").unwrap();
     let mut database = Database::create(&folder.path().join("own.sqlite")).unwrap();
     let imported = import(folder.path(), &mut database).unwrap();
-    assert_eq!(imported.rows, 3);
-    let skipped = [("generation_attention".to_owned(), 1), ("of type nvfp4".to_owned(), 1)];
-    assert_eq!(imported.skipped, BTreeMap::from(skipped));
+    assert_eq!(imported.rows, 6);
+    let skipped = [
+        ("generation_attention", 1),
+        ("of experts of which some have no token", 1),
+        ("of experts on several devices", 1),
+        ("of experts with unequal work", 1),
+        ("of experts without a gate", 1),
+        ("of the table mla_bmm", 7),
+        ("of type nvfp4", 1),
+    ];
+    assert_eq!(imported.skipped, BTreeMap::from(skipped.map(|(what, rows)| (what.to_owned(), rows))));
     assert_eq!(imported.notices[0].licence, "Apache-2.0");
     let gemm = rows(&database, "gemm");
-    assert_eq!(gemm.iter().map(|(series, _)| series.dtype.as_str()).collect::<Vec<_>>(), ["bfloat16", "float8_e4m3fn"]);
-    assert_eq!(gemm[0].1[0].microseconds, 3.0);
+    let series: Vec<_> = gemm.iter().map(|(series, _)| (series.variant.as_str(), series.dtype.as_str())).collect();
+    assert_eq!(series, [("nt", "bfloat16"), ("nt", "float8_e4m3fn"), ("nt_block", "float8_e4m3fn")]);
+    let row = |at: usize, dimensions| gemm[at].1.iter().find(|row| row.dimensions == dimensions).unwrap();
+    assert_eq!(row(0, [1, 1, 64, 128]).microseconds, 3.0);
+    // Factors of one byte, a result of two; two scales of four bytes, or one for each 128 of k, of 5 rows and of 2 blocks of columns.
+    assert_eq!(row(1, [1, 2, 64, 128]).bytes, 2 * 128 + 128 * 64 + 2 * (2 * 64) + 2 * 4);
+    assert_eq!(row(2, [1, 5, 192, 320]).bytes, 5 * 320 + 320 * 192 + 2 * (5 * 192) + 4 * 3 * (5 + 2));
+    // 66 x 2 rows of 8 experts, which have 17 at most; each of 2 devices has half of the 128. Two thirds of 90 us, then one.
+    let (up, down) = (row(0, [8, 17, 128, 256]), row(0, [8, 17, 256, 64]));
+    assert_eq!((up.microseconds.round(), down.microseconds.round()), (60.0, 30.0));
+    assert_eq!((up.flops, down.flops), (2 * 132 * 128 * 256, 2 * 132 * 256 * 64));
     let (series, attention) = &rows(&database, "attention")[0];
     assert_eq!((series.device.as_str(), attention[0].dimensions), ("l40s", [32, 1, 100, 128]));
 }

@@ -307,14 +307,17 @@ impl Model {
         surface
     }
 
-    /// The rows of a place, and how many octaves of a size they are apart from it: of products, those of other layouts are one.
+    /// The rows of a place, and how many octaves of a size they are apart from it: of products, those of other layouts are one, and for those with
+    /// scales of blocks, all others.
     fn kin_rows(&self, place: &Place) -> Vec<(f64, Arc<Found>)> {
         let Place { device, family, variant, dtype } = place;
         let rows = |variant| self.rows.of(device, family, variant, dtype.name());
         match variant.as_deref() {
             Some(own) if *family == "gemm" => {
                 let layouts = [Layout::NN, Layout::NT, Layout::TN, Layout::TT].map(Layout::name);
-                layouts.map(|layout| (f64::from(u8::from(layout != own)), rows(Some(layout)))).into()
+                let apart = |layout| (f64::from(u8::from(layout != own)), rows(Some(layout)));
+                let other = (!layouts.contains(&own)).then_some(own);
+                layouts.into_iter().chain(other).map(apart).collect()
             }
             variant => vec![(0.0, rows(variant))],
         }

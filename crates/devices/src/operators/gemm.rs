@@ -5,6 +5,9 @@ use super::{Part, flops};
 use uniference_formats::operators::Tensor;
 use uniference_sim::device::{Family, Layout};
 
+/// Ends the variant of products whose factors have a scale for each block of a row: they run other kernels.
+pub(crate) const BLOCKS: &str = "_block";
+
 /// The product that a call amounts to; `None`: it is none, or its arguments do not make sense.
 pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
     let (left, right) = match call.name {
@@ -26,7 +29,12 @@ pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
         (_, more) => (product(&b.sizes[..more - 2]).max(product(&a.sizes[..a.sizes.len() - 2])), a_sizes.0),
     };
     // The dtype of products in 8 bits is that of the factors, whatever the bias and the scales are.
-    let part = Gemm { batch, m, n: b_sizes.1, k: a_sizes.1, layout }.part(call, a);
+    let mut part = Gemm { batch, m, n: b_sizes.1, k: a_sizes.1, layout }.part(call, a);
+    // A scale of all, or one of each row, is applied to the sums; those of blocks are applied while they are made.
+    let scale = call.definition.arguments.get(2).and_then(|scale| scale.tensors().next());
+    if call.name.starts_with("_scaled_mm") && scale.is_some_and(|scale| scale.elements() > m) {
+        part.variant += BLOCKS;
+    }
     Some(vec![part])
 }
 

@@ -18,6 +18,7 @@ mod rows;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use gemm::BLOCKS;
 pub use key::key;
 
 use call::Call;
@@ -43,7 +44,7 @@ pub struct Part {
     /// What determines its cost.
     pub operator: Operator,
     /// Which of its family it is: the name of the operator without namespace, overload and the underscore of those that work in place; of
-    /// products of matrices the layout.
+    /// products of matrices the layout, with `_block` behind it where blocks of the factors' rows have scales.
     pub variant: String,
     /// How many times it is done, one after the other.
     pub times: u64,

@@ -142,6 +142,26 @@ fn bytes_are_those_that_are_really_moved() {
     assert_eq!(moved("aten::_scaled_mm").0, 48 * 80 + 80 * 112 + 2 * 4);
 }
 
+/// 256 x 512 by 512 x 384 in 8 bits: with one scale for all, with one for each row and column, and with one for 128 elements of a row.
+#[test]
+fn products_with_scales_of_blocks_are_other_products() {
+    let eight = |sizes: &[u64]| match tensor(sizes) {
+        Argument::Tensor(tensor) => Argument::Tensor(Tensor { dtype: ScalarType::from(DType::Float8E4M3), ..tensor }),
+        _ => unreachable!("it is a tensor"),
+    };
+    let variant = |left: &[u64], right: &[u64]| {
+        let arguments = vec![eight(&[256, 512]), eight(&[512, 384]), tensor(left), tensor(right)];
+        let results = vec![tensor(&[256, 384])];
+        let definition = Definition { name: "aten::_scaled_mm".to_owned(), arguments, results };
+        let Described::Parts(parts) = describe(&definition) else { panic!("it is a product") };
+        assert_eq!(parts[0].operator.family.name(), "gemm");
+        parts[0].variant.clone()
+    };
+    assert_eq!(variant(&[], &[]), "nn");
+    assert_eq!(variant(&[256, 1], &[1, 384]), "nn");
+    assert_eq!(variant(&[256, 4], &[4, 3]), "nn_block");
+}
+
 #[test]
 fn families_have_their_sizes() {
     let family = |name: &str| single(name).operator.family;
