@@ -58,6 +58,37 @@ fn keys_go_round_once_forwards_and_with_their_gradients_back(
 }
 
 #[test]
+fn ranks_begin_with_their_own_keys_and_end_with_them_backwards() {
+    // The own block is the only one of which half is masked: at step 0 forwards, and at step C - 1 backwards, where its gradients are complete.
+    for trace in nodes(&ring(4, ContextOrder::Zigzag)) {
+        let causal = |node: &&Node| {
+            let listed = uniference_formats::chakra::own::operators(node);
+            listed.iter().any(|operator| operator.starts_with("attention") && operator.contains(" causal "))
+        };
+        let own: Vec<&Node> = trace.iter().filter(causal).collect();
+        assert_eq!(own.len(), 2 * 4);
+        for node in own {
+            assert!(node.name.contains(if node.name.starts_with('f') { "ring0." } else { "ring3." }), "{}", node.name);
+        }
+    }
+}
+
+#[test]
+fn keys_are_passed_on_when_they_have_come_and_gradients_when_they_are_added() {
+    // Forwards a block waits for its arrival alone; backwards for what was computed with the one before, too.
+    for trace in nodes(&ring(4, ContextOrder::Contiguous)) {
+        let later = |node: &&Node| node.r#type() == NodeType::CommSend && !node.name.contains("ring0.");
+        for node in trace.iter().filter(later) {
+            let awaited: Vec<NodeType> = node.data_deps.iter().map(|before| trace[*before as usize].r#type()).collect();
+            match node.name.starts_with('f') {
+                true => assert_eq!(awaited, [NodeType::CommRecv], "{}", node.name),
+                false => assert_eq!(awaited, [NodeType::Comp, NodeType::CommRecv], "{}", node.name),
+            }
+        }
+    }
+}
+
+#[test]
 fn without_compute_a_ring_takes_as_long_as_its_passes() {
     // L (C - 1) times a block's bytes over the links' rate.
     let spec = Spec { phase: Phase::Prefill, ..ring(4, ContextOrder::Zigzag) };
