@@ -281,6 +281,10 @@ enum ScheduleName {
     OneForwardOneBackward,
     /// 1F1B with several model chunks per stage
     Interleaved,
+    /// 1F1B with the gradients of weights computed apart, where stages would idle (ZB-H1)
+    ZeroBubble,
+    /// Micro-batches from both ends of the pipeline, forward and backward passes overlapped (DeepSeek-V3)
+    Dualpipe,
 }
 
 #[derive(clap::Args)]
@@ -546,6 +550,8 @@ impl LayoutArgs {
         match (self.schedule, self.virtual_stages) {
             (None | Some(ScheduleName::OneForwardOneBackward), None) => Ok(Schedule::OneForwardOneBackward),
             (Some(ScheduleName::Gpipe), None) => Ok(Schedule::GPipe),
+            (Some(ScheduleName::ZeroBubble), None) => Ok(Schedule::ZeroBubble),
+            (Some(ScheduleName::Dualpipe), None) => Ok(Schedule::DualPipe),
             (None | Some(ScheduleName::Interleaved), Some(pieces)) => Ok(Schedule::Interleaved(pieces)),
             (Some(ScheduleName::Interleaved), None) => {
                 let hint = "give the number of model chunks per stage: --virtual-stages N";

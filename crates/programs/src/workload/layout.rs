@@ -78,6 +78,8 @@ pub(super) enum Group {
     ExpertReplicas,
     /// Ranks with the same shards; with [`Layout::shard`].
     Copies,
+    /// A stage and the one as far from the other end of the pipeline, where both have the same pieces.
+    Opposite,
     /// The stages.
     Pipeline,
     /// The first and the last stage; only they have it.
@@ -85,13 +87,14 @@ pub(super) enum Group {
 }
 
 /// Every group.
-pub(super) const GROUPS: [Group; 8] = [
+pub(super) const GROUPS: [Group; 9] = [
     Group::Tensor,
     Group::Context,
     Group::Expert,
     Group::Replicas,
     Group::ExpertReplicas,
     Group::Copies,
+    Group::Opposite,
     Group::Pipeline,
     Group::Ends,
 ];
@@ -159,6 +162,11 @@ impl Layout {
 
     /// The ranks of a group of `rank`, rising.
     pub(super) fn members(&self, group: Group, rank: u32) -> Vec<u32> {
+        if group == Group::Opposite {
+            let RankPosition { stage, .. } = self.place(rank);
+            let opposite = self.at_stage(self.place(rank), self.pipeline - 1 - stage);
+            return vec![rank.min(opposite), rank.max(opposite)];
+        }
         let axes: Vec<(u32, u32)> = self.axes(group).collect();
         let first = axes.iter().fold(rank, |first, (stride, extent)| first - rank / stride % extent * stride);
         let mut members = vec![first];
@@ -183,6 +191,8 @@ impl Layout {
             Group::ExpertReplicas if self.shard.is_some() => whole(context, self.dense_shards()),
             Group::Copies => whole(context * self.dense_shards(), self.dense_replicas() / self.dense_shards()),
             Group::ExpertReplicas => [(context, self.context), (replica, self.data / self.expert)],
+            // As many; which they are, `members` knows.
+            Group::Opposite => whole(self.stage_size(), self.pipeline.min(2)),
             Group::Pipeline => whole(self.stage_size(), self.pipeline),
             Group::Ends => whole(self.stage_size() * (self.pipeline - 1).max(1), self.pipeline.min(2)),
         }

@@ -207,7 +207,7 @@ impl Spec {
     fn kept(&self, place: RankPosition) -> u64 {
         let (stage, recompute) = (place.stage, self.recompute);
         let of_chunk = |index: u32| {
-            let chunk = index * self.layout.pipeline + stage;
+            let chunk = self.schedule.piece(index, stage, self.layout.pipeline);
             let layers = self.layers_of(chunk, place);
             let sum = |sum: u64, (count, layer): &(u64, Layer)| {
                 sum.saturating_add(count.saturating_mul(layer.kept(recompute)))
@@ -368,12 +368,18 @@ mod tests {
     #[case::few_micro_batches(Schedule::OneForwardOneBackward, 2, [2.0, 2.0, 2.0, 1.0])]
     // 1 + (p - 1) / (p v) times 1F1B's p micro-batches on the first stage; two pieces less on each that follows.
     #[case::interleaved(Schedule::Interleaved(2), 8, [5.5, 4.5, 3.5, 2.5])]
+    // Each stage has p open between its first forward and its weight gradients (Qi et al. 2024, table 2).
+    #[case::zero_bubble(Schedule::ZeroBubble, 8, [4.0, 4.0, 4.0, 4.0])]
+    #[case::zero_bubble_of_many(Schedule::ZeroBubble, 101, [4.0, 4.0, 4.0, 4.0])]
+    // p + 1 (DeepSeek-V3 technical report, table 2).
+    #[case::dualpipe(Schedule::DualPipe, 8, [5.0, 5.0, 5.0, 5.0])]
+    #[case::dualpipe_of_many(Schedule::DualPipe, 102, [5.0, 5.0, 5.0, 5.0])]
     fn schedules_keep_micro_batches_in_flight(
         #[case] schedule: Schedule,
         #[case] micro_batches: u64,
         #[case] expected: [f64; 4],
     ) {
-        let pieces = f64::from(schedule.chunks());
+        let pieces = if schedule == Schedule::DualPipe { 1.0 } else { f64::from(schedule.chunks()) };
         let kept = |stage| schedule.most_kept(stage, 4, micro_batches, |_| 1) as f64 / pieces;
         assert_eq!([0, 1, 2, 3].map(kept), expected);
     }

@@ -268,13 +268,13 @@ impl Spec {
 
     /// The model's pieces, in order, that a stage has.
     fn chunks_of(&self, stage: u32) -> impl Iterator<Item = u32> + use<> {
-        let stages = self.layout.pipeline;
-        (0..self.schedule.chunks()).map(move |chunk| chunk * stages + stage)
+        let (schedule, stages) = (self.schedule, self.layout.pipeline);
+        (0..schedule.chunks()).map(move |chunk| schedule.piece(chunk, stage, stages))
     }
 
     /// How many pieces the model is cut into.
     fn chunks(&self) -> u32 {
-        self.layout.pipeline * self.schedule.chunks()
+        self.schedule.pieces(self.layout.pipeline)
     }
 
     /// Layers of a piece: as even as can be, the first and the last piece, which have the embedding and the head, last to get one
@@ -400,6 +400,18 @@ impl Spec {
         self.check_experts()?;
         self.check_shards()?;
         self.schedule.check(layout.pipeline, self.micro_batches())?;
+        if self.schedule.splits_backward() && (self.phase != Phase::Train || self.recompute == Recompute::Full) {
+            return refuse(
+                "schedules that split the backward pass require training without full recomputation".into(),
+                "use another --schedule, or --recompute selective",
+            );
+        }
+        if self.schedule == Schedule::DualPipe && model.tied {
+            return refuse(
+                "tied embeddings are not supported with the dualpipe schedule".into(),
+                "remove --tied-embeddings, or use --schedule zero-bubble",
+            );
+        }
         let problem =
             || format!("{} layers are too few for {} pipeline stages or model chunks", model.layers, self.chunks());
         if model.layers < self.chunks() { refuse(problem(), "choose a smaller --pp") } else { Ok(()) }

@@ -101,16 +101,27 @@ pub(super) struct AttentionHeads {
     pub(super) together: u64,
 }
 
+/// What of a backward pass is computed: all, what the layer before waits for, or the gradients of weights in matrices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum BackwardPart {
+    #[default]
+    All,
+    Inputs,
+    Weights,
+}
+
 /// Operators that run one after the other.
 #[derive(Clone, Debug)]
 pub(super) struct Operators {
     implementation: Implementation,
+    /// Operators of other parts are left out.
+    pub(super) part: BackwardPart,
     list: Vec<Operator>,
 }
 
 impl Operators {
     pub(super) fn new(implementation: Implementation) -> Operators {
-        Operators { implementation, list: Vec::new() }
+        Operators { implementation, part: BackwardPart::All, list: Vec::new() }
     }
 
     pub(super) fn list(&self) -> &[Operator] {
@@ -137,6 +148,9 @@ impl Operators {
 
     fn push(&mut self, family: Family, dtype: DType, flops: u64, read: u64, written: u64) {
         if flops == 0 && read + written == 0 {
+            return;
+        }
+        if self.part == BackwardPart::Weights {
             return;
         }
         let (read, written) = (Bytes(read), Bytes(written));
@@ -193,10 +207,12 @@ impl Operators {
             Direction::Backward => {
                 cast(self, experts * m * n);
                 self.gemm([experts, m, k, n], Layout::NN, dtype);
-                self.gemm([experts, n, k, m], Layout::TN, dtype);
-                if bias {
-                    self.rows(RowKind::Reduction, Pass::Forward, [n, experts * m], element, 0);
-                }
+                self.of_weights(|operators| {
+                    operators.gemm([experts, n, k, m], Layout::TN, dtype);
+                    if bias {
+                        operators.rows(RowKind::Reduction, Pass::Forward, [n, experts * m], element, 0);
+                    }
+                });
             }
         }
     }
@@ -208,8 +224,18 @@ impl Operators {
             Direction::Forward => self.gemm([1, m, n, k], Layout::NT, dtype),
             Direction::Backward => {
                 self.gemm([1, m, k, n], Layout::NN, dtype);
-                self.gemm([1, n, k, m], Layout::TN, dtype);
+                self.of_weights(|operators| operators.gemm([1, n, k, m], Layout::TN, dtype));
             }
+        }
+    }
+
+    /// What `list` lists are gradients of weights.
+    fn of_weights(&mut self, list: impl FnOnce(&mut Operators)) {
+        let part = self.part;
+        if part != BackwardPart::Inputs {
+            self.part = BackwardPart::All;
+            list(self);
+            self.part = part;
         }
     }
 

@@ -21,6 +21,7 @@ use uniference_sim::time::{Rate, SimDuration};
 mod hybrid;
 mod nccl;
 mod ring;
+mod split;
 mod spread;
 mod structure;
 

@@ -11,9 +11,9 @@ mod experts;
 use super::layout::{GROUPS, Group, RankPosition};
 use super::load::Routing;
 use super::model::{LayerKind, Model};
-use super::operators::{Direction, Operators};
-use super::schedule::Item;
-use super::{ELEMENT, LayerPosition, Phase, Recompute, Spec, Unit};
+use super::operators::{BackwardPart, Direction, Operators};
+use super::schedule::{Item, Order, Slot, Task};
+use super::{ELEMENT, LayerPosition, Phase, Recompute, Schedule, Spec, Unit};
 use std::collections::{BTreeMap, VecDeque};
 use uniference_formats::chakra::attributes::{
     COMM_DST, COMM_SIZE, COMM_SRC, COMM_TAG, COMM_TYPE, IS_CPU_OP, NUM_OPS, PG_NAME, TENSOR_SIZE,
@@ -29,6 +29,8 @@ use uniference_sim::time::SimDuration;
 pub struct Trace {
     spec: Spec,
     place: RankPosition,
+    /// What is left of a training step.
+    order: Order,
     names: BTreeMap<Group, String>,
     ready: VecDeque<Node>,
     next_id: u64,
@@ -50,6 +52,33 @@ pub struct Trace {
     /// Messages round the ring of context-parallel ranks so far.
     passed: u64,
     label: String,
+    /// The ends of the chains of one slot, once they are made.
+    ends: Vec<u64>,
+    /// What of a backward pass is computed at present.
+    backward_part: BackwardPart,
+}
+
+/// A micro-batch's way through a piece, as far as it is not made, and its own end of the chain.
+struct Strand {
+    item: Item,
+    way: Direction,
+    chunk: u32,
+    /// The piece that it goes to.
+    to: Option<u32>,
+    label: String,
+    steps: VecDeque<(Unit, LayerPart)>,
+    /// Parameters of the next unit, that are on their way.
+    ahead: Option<Vec<u64>>,
+    last: Option<u64>,
+    awaited: Vec<u64>,
+}
+
+/// What of a layer is made at once: attention and the feed-forward network are a part each.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LayerPart {
+    Whole,
+    First,
+    Second,
 }
 
 /// How far a trace is.
@@ -77,6 +106,7 @@ impl Trace {
         let train = spec.phase == Phase::Train;
         let of_use = |group: &Group| match group {
             Group::Copies => layout.shard.is_some() && train,
+            Group::Opposite => spec.schedule == Schedule::DualPipe && train,
             Group::Pipeline => spec.clip_gradients && train,
             Group::Ends => spec.model.tied && train && (stage == 0 || stage + 1 == layout.pipeline),
             _ => true,
@@ -86,6 +116,7 @@ impl Trace {
         Trace {
             spec: spec.clone(),
             place: layout.place(rank),
+            order: spec.schedule.order(stage, layout.pipeline, spec.micro_batches()),
             names: shared.map(name).collect(),
             ready: VecDeque::new(),
             next_id: 0,
@@ -99,6 +130,8 @@ impl Trace {
             routings: BTreeMap::new(),
             passed: 0,
             label: String::new(),
+            ends: Vec::new(),
+            backward_part: BackwardPart::All,
         }
     }
 
@@ -112,9 +145,9 @@ impl Trace {
                 }
                 self.stage = Stage::Item(0);
             }
-            Stage::Item(index) => match self.item(index) {
-                Some(item) => {
-                    self.carry_out(item);
+            Stage::Item(index) => match self.slot(index) {
+                Some(slot) => {
+                    self.carry_out(slot);
                     self.stage = Stage::Item(index + 1);
                 }
                 None => {
@@ -128,72 +161,135 @@ impl Trace {
         }
     }
 
-    fn item(&self, index: u64) -> Option<Item> {
+    fn slot(&mut self, index: u64) -> Option<Slot> {
         let Spec { schedule, layout, phase, .. } = &self.spec;
         let micro_batches = self.spec.micro_batches();
         match phase {
-            Phase::Train => schedule.train(index, self.place.stage, layout.pipeline, micro_batches),
+            Phase::Train => self.order.next(),
             Phase::Prefill | Phase::Decode => {
                 let each = micro_batches * u64::from(schedule.chunks());
                 let item = schedule.infer(index % each, layout.pipeline, micro_batches)?;
                 let before = index / each;
                 // Micro-batches are numbered on, so that no two messages have one tag.
                 let micro_batch = before * micro_batches + item.micro_batch;
-                (before < self.spec.new_tokens).then_some(Item { micro_batch, ..item })
+                let item = Item { micro_batch, ..item };
+                (before < self.spec.new_tokens).then_some(Slot { item, beside: None })
             }
         }
     }
 
     // One micro-batch through one piece
 
-    fn carry_out(&mut self, item: Item) {
+    /// Alone, or two that overlap: these are two chains from one node to the next, made half a layer of each in turn, so that the communication
+    /// of one has the computation of the other beside it.
+    fn carry_out(&mut self, Slot { item, beside }: Slot) {
         let began = self.last;
-        let chunk = item.chunk * self.spec.layout.pipeline + self.place.stage;
-        self.decoded = if item.backward { 0 } else { item.micro_batch / self.spec.micro_batches() };
-        let mut units = self.spec.units(chunk, self.spec.layers(chunk));
-        let before = chunk.checked_sub(1);
-        let after = Some(chunk + 1).filter(|next| *next < self.spec.chunks());
-        let (way, letter, from, to) = match item.backward {
-            false => (Direction::Forward, 'f', before, after),
-            true => (Direction::Backward, 'b', after, before),
-        };
-        if item.backward {
-            units.reverse();
-        }
-        let label = format!("{letter}{}.", item.micro_batch);
-        self.label.clone_from(&label);
         if self.spec.layout.pipeline > 1 {
             // The host waits for the device before it exchanges messages (Megatron-LM, `p2p_communication.py`).
             self.issued = self.issued.and(self.last);
         }
-        if let Some(other) = from {
-            self.pass(chunk, other, item, way);
+        let awaited = std::mem::take(&mut self.awaited);
+        let mut strands: Vec<Strand> = std::iter::once(item)
+            .chain(beside)
+            .map(|item| self.begin(item, beside.is_some(), awaited.clone()))
+            .collect();
+        // What overlaps begins and is passed on together, as in DualPipe's own program.
+        if let [first, second] = &mut strands[..] {
+            first.awaited.extend(&second.awaited);
+            second.awaited.clone_from(&first.awaited);
         }
-        let mut ahead = None;
-        for (at, unit) in units.iter().enumerate() {
-            if self.spec.zero >= 3 {
-                let here = ahead.take().unwrap_or_else(|| self.collect_unit(&label, *unit));
-                ahead = units.get(at + 1).map(|next| self.collect_unit(&label, *next));
-                self.awaited.extend(here);
-            }
-            self.label.clone_from(&label);
-            match unit {
-                Unit::Embedding => self.embedding(item, way),
-                Unit::Layer(layer) => {
-                    self.label = unit.label(&label);
-                    self.layer(*layer, way);
-                }
-                Unit::Head => self.head(item, way),
-            }
-            if way == Direction::Backward {
-                self.gradients(item, *unit);
-            }
+        while strands.iter().any(|strand| !strand.steps.is_empty()) {
+            strands.iter_mut().for_each(|strand| self.within(strand, Trace::next_step));
         }
-        self.label = label;
-        if let Some(other) = to {
-            self.pass(chunk, other, item, way);
-        }
+        self.ends = strands.iter().filter_map(|strand| strand.last).collect();
+        strands.iter_mut().for_each(|strand| self.within(strand, Trace::end));
+        self.last = strands[0].last;
+        let others = self.ends.drain(..).skip(1);
+        self.awaited = others.chain(strands.iter().flat_map(|strand| strand.awaited.iter().copied())).collect();
         self.before = began;
+    }
+
+    /// `part` on the chain of a strand.
+    fn within(&mut self, strand: &mut Strand, part: impl FnOnce(&mut Trace, &mut Strand)) {
+        let exchange = |trace: &mut Trace, strand: &mut Strand| {
+            std::mem::swap(&mut trace.last, &mut strand.last);
+            std::mem::swap(&mut trace.awaited, &mut strand.awaited);
+        };
+        exchange(self, strand);
+        self.label.clone_from(&strand.label);
+        self.backward_part = match strand.item.task {
+            Task::Forward | Task::Backward => BackwardPart::All,
+            Task::InputGradients => BackwardPart::Inputs,
+            Task::WeightGradients => BackwardPart::Weights,
+        };
+        part(self, strand);
+        self.backward_part = BackwardPart::All;
+        exchange(self, strand);
+    }
+
+    fn begin(&mut self, item: Item, overlaps: bool, awaited: Vec<u64>) -> Strand {
+        let layout = self.spec.layout;
+        let chunk = self.spec.schedule.piece(item.chunk, self.place.stage, layout.pipeline);
+        self.decoded = if item.task == Task::Forward { item.micro_batch / self.spec.micro_batches() } else { 0 };
+        let mut units = self.spec.units(chunk, self.spec.layers(chunk));
+        let before = chunk.checked_sub(1);
+        let after = Some(chunk + 1).filter(|next| *next < self.spec.chunks());
+        let (way, letter, from, to) = match item.task {
+            Task::Forward => (Direction::Forward, 'f', before, after),
+            Task::Backward | Task::InputGradients => (Direction::Backward, 'b', after, before),
+            Task::WeightGradients => (Direction::Backward, 'w', None, None),
+        };
+        if way == Direction::Backward {
+            units.reverse();
+        }
+        let parts = |unit: Unit| match unit {
+            Unit::Layer(_) if overlaps => vec![(unit, LayerPart::First), (unit, LayerPart::Second)],
+            _ => vec![(unit, LayerPart::Whole)],
+        };
+        let (steps, label) = (units.into_iter().flat_map(parts).collect(), format!("{letter}{}.", item.micro_batch));
+        let mut strand = Strand { item, way, chunk, to, label, steps, ahead: None, last: self.last, awaited };
+        if let Some(other) = from {
+            self.within(&mut strand, |trace, _| trace.pass(chunk, other, item, way));
+        }
+        strand
+    }
+
+    fn next_step(&mut self, strand: &mut Strand) {
+        let Some((unit, part)) = strand.steps.pop_front() else { return };
+        let Strand { item, way, .. } = *strand;
+        if self.spec.zero >= 3 && part != LayerPart::Second && item.task != Task::WeightGradients {
+            let here = strand.ahead.take().unwrap_or_else(|| self.collect_unit(&strand.label, unit));
+            let next = strand.steps.iter().map(|(next, _)| *next).find(|next| *next != unit);
+            strand.ahead = next.map(|next| self.collect_unit(&strand.label, next));
+            self.awaited.extend(here);
+        }
+        self.label.clone_from(&strand.label);
+        match unit {
+            Unit::Embedding => self.embedding(item, way),
+            Unit::Layer(layer) => {
+                self.label = unit.label(&strand.label);
+                match (part, way) {
+                    (LayerPart::Whole, _) => self.layer(layer, way),
+                    (LayerPart::First, Direction::Forward) | (LayerPart::Second, Direction::Backward) => {
+                        self.attention(way);
+                    }
+                    (LayerPart::Second, Direction::Forward) | (LayerPart::First, Direction::Backward) => {
+                        self.feed_forward(layer, way);
+                    }
+                }
+            }
+            Unit::Head => self.head(item, way),
+        }
+        let complete = matches!(item.task, Task::Backward | Task::WeightGradients);
+        if complete && part != LayerPart::First {
+            self.gradients(item, unit);
+        }
+    }
+
+    fn end(&mut self, strand: &mut Strand) {
+        if let Some(other) = strand.to {
+            self.pass(strand.chunk, other, strand.item, strand.way);
+        }
     }
 
     fn embedding(&mut self, item: Item, way: Direction) {
@@ -249,7 +345,8 @@ impl Trace {
         let tag = (item.micro_batch * u64::from(self.spec.chunks()) + u64::from(receiver)) * 2 + direction;
         let share = if layout.sequence_parallel { self.tensor() } else { 1 };
         let bytes = ELEMENT * self.spec.tokens() * self.spec.model.hidden / share;
-        self.message(receives, other % layout.pipeline, tag, bytes);
+        let stage = self.spec.schedule.stage_of(other, item.chunk, self.place.stage, layout.pipeline);
+        self.message(receives, stage, tag, bytes);
     }
 
     /// The last stage tells the first which tokens a micro-batch has got: four bytes each.
@@ -266,11 +363,12 @@ impl Trace {
     fn message(&mut self, receives: bool, stage: u32, tag: u64, bytes: u64) {
         let peer = self.spec.layout.at_stage(self.place, stage);
         let (kind, what, end, after) = match receives {
-            true => (NodeType::CommRecv, "recv", COMM_SRC, self.before),
-            false => (NodeType::CommSend, "send", COMM_DST, self.last),
+            true => (NodeType::CommRecv, "recv", COMM_SRC, self.before.into_iter().collect()),
+            false if self.ends.is_empty() => (NodeType::CommSend, "send", COMM_DST, self.last.into_iter().collect()),
+            false => (NodeType::CommSend, "send", COMM_DST, self.ends.clone()),
         };
         let attributes = [(end, u64::from(peer)), (COMM_TAG, tag), (COMM_SIZE, bytes)];
-        let id = self.node(kind, what, after.into_iter().collect(), &attributes);
+        let id = self.node(kind, what, after, &attributes);
         if receives {
             self.awaited.push(id);
         }
@@ -394,9 +492,11 @@ impl Trace {
         let (dense, experts) = self.spec.parameters(unit);
         let Spec { zero, gradient_bytes, .. } = self.spec;
         if self.spec.micro_batches() > 1 && zero < 3 {
+            let part = std::mem::take(&mut self.backward_part);
             self.compute("accumulate", |_, operators| operators.accumulate(dense + experts, gradient_bytes));
+            self.backward_part = part;
         }
-        if zero < 2 && item.micro_batch + 1 < self.spec.micro_batches() {
+        if zero < 2 && !self.spec.schedule.is_last(item, self.spec.micro_batches()) {
             return;
         }
         if zero < 2 && !self.spec.implementation.overlap_gradients {
@@ -409,14 +509,17 @@ impl Trace {
         let Spec { zero, gradient_bytes, .. } = self.spec;
         let kind = if zero == 0 { CommType::AllReduce } else { CommType::ReduceScatter };
         let layout = self.spec.layout;
+        let both = (dense + experts) * gradient_bytes;
+        let summed = self.beside(Group::Opposite, CommType::AllReduce, "opposite gradients", both);
         for (group, what, parameters, shards) in [
             (Group::Replicas, "gradients", dense, layout.dense_shards()),
             (Group::ExpertReplicas, "expert gradients", experts, layout.expert_shards()),
         ] {
-            let shard = self.beside(group, kind, what, parameters * gradient_bytes);
+            let shard = self.beside_after(group, kind, what, parameters * gradient_bytes, summed);
             if layout.shard.is_some() {
                 let bytes = parameters.div_ceil(u64::from(shards)) * gradient_bytes;
-                self.beside_after(Group::Copies, CommType::AllReduce, &format!("copied {what}"), bytes, shard);
+                let scattered = shard.or(summed);
+                self.beside_after(Group::Copies, CommType::AllReduce, &format!("copied {what}"), bytes, scattered);
             }
         }
     }
@@ -489,7 +592,11 @@ impl Trace {
     /// Runs the operators that `part` lists.
     fn compute(&mut self, what: &str, part: impl FnOnce(&Model, &mut Operators)) {
         let mut operators = Operators::new(self.spec.implementation);
+        operators.part = self.backward_part;
         part(&self.spec.model, &mut operators);
+        if self.backward_part == BackwardPart::Weights && operators.list().is_empty() {
+            return;
+        }
         self.issue(what, operators.list().len() as u64);
         let dependencies = self.last.into_iter().chain(self.issued).chain(self.awaited.drain(..)).collect();
         let attributes = [(NUM_OPS, operators.flops()), (TENSOR_SIZE, operators.bytes())];
@@ -524,7 +631,8 @@ impl Trace {
     /// In the chain. `bytes` as Chakra counts them: of an all-gather each rank's shard, otherwise the whole, which is filled up to equal
     /// parts.
     fn collective(&mut self, group: Group, kind: CommType, what: &str, bytes: u64) {
-        if self.meets(group, bytes) {
+        // Gradients of weights need nothing of other ranks.
+        if self.backward_part != BackwardPart::Weights && self.meets(group, bytes) {
             self.issue(what, 1);
             let dependencies = self.last.into_iter().chain(self.issued).chain(self.awaited.drain(..)).collect();
             self.last = Some(self.meet(group, kind, what, bytes, dependencies));

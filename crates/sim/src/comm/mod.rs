@@ -248,7 +248,7 @@ impl Comm {
                     return Ok(());
                 }
                 if let Some(ties) = &mut self.ties {
-                    ties.sends(now, group, (rank, destination), handle);
+                    ties.sends(now, group, (rank, destination), handle, false);
                 }
                 self.traffic[rank.index()].sent += bytes;
                 let purpose = Purpose::Send { handle, tag, site, entered };
@@ -404,7 +404,7 @@ impl Comm {
                 let purpose = Purpose::Step { instance: index, from: me, to, step, handle };
                 let (source, destination) = pair(to);
                 if let Some((ties, handle)) = &mut ties {
-                    ties.sends(now, id, (source, destination), *handle);
+                    ties.sends(now, id, (source, destination), *handle, true);
                 }
                 transport.send(now, source, destination, id, bytes, purpose, wire, cause);
                 traffic.sent += bytes;

@@ -12,14 +12,14 @@ type Connection = (Option<GroupId>, RankId, RankId);
 
 /// Detects results that depend on the order of simultaneous events, which is the order of ids: symmetric ranks need not agree on it.
 ///
-/// A rank may send messages of two operations on one connection at one instant: the order decides which message is transmitted first. Posts, which
-/// may follow one another on the program's thread, need no such check: a rank learns of operations that complete at one instant in the order in
-/// which it issued them.
+/// A rank may send messages of two operations on one connection at one instant: the order decides which message is transmitted first. Messages that the
+/// program itself posts, one rank to another, need no such check: a rank learns of operations that complete at one instant in the order in which it
+/// issued them, and so posts in the same order as ranks that are alike. Steps of collectives follow arrivals, which have no such order.
 #[derive(Debug)]
 pub(super) struct Ties {
     per_group: bool,
-    /// For each connection, the time of its last message and the operation that the message belongs to.
-    last: IndexMap<Connection, (SimTime, Handle), FxBuildHasher>,
+    /// For each connection, the time of its last message, the operation that the message belongs to, and whether that is a collective.
+    last: IndexMap<Connection, (SimTime, Handle, bool), FxBuildHasher>,
     found: Option<Asymmetry>,
 }
 
@@ -30,10 +30,18 @@ impl Ties {
     }
 
     /// Records that a message of `operation` is sent from the first to the second rank of `pair`.
-    pub(super) fn sends(&mut self, now: SimTime, group: GroupId, pair: (RankId, RankId), operation: Handle) {
+    pub(super) fn sends(
+        &mut self,
+        now: SimTime,
+        group: GroupId,
+        pair: (RankId, RankId),
+        operation: Handle,
+        collective: bool,
+    ) {
         let connection = (self.per_group.then_some(group), pair.0, pair.1);
-        let before = self.last.insert(connection, (now, operation));
-        if before.is_some_and(|(at, other)| at == now && other != operation) {
+        let before = self.last.insert(connection, (now, operation, collective));
+        let is_tie = |(at, other, of_collective)| at == now && other != operation && (collective || of_collective);
+        if before.is_some_and(is_tie) {
             let problem = format!("{} sends {} messages of two operations at the same time, at {now}", pair.0, pair.1);
             self.found.get_or_insert(if self.per_group { Asymmetry::new(problem) } else { Asymmetry::tie(problem) });
         }

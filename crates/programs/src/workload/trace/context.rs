@@ -3,7 +3,7 @@
 
 use super::super::layout::{ContextMethod, ContextOrder, Group};
 use super::super::model::{Attention, Latent, Model};
-use super::super::operators::{Direction, Operators};
+use super::super::operators::{BackwardPart, Direction, Operators};
 use super::super::{ELEMENT, Layout, Phase, Spec};
 use super::Trace;
 use uniference_formats::chakra::attributes::{COMM_DST, COMM_SIZE, COMM_SRC, COMM_TAG, PG_NAME};
@@ -67,6 +67,9 @@ impl Trace {
 
     /// Attention of this rank's queries to the keys of all ranks; `again`: to those that are still there from the forward pass.
     pub(super) fn attend(&mut self, way: Direction, again: bool) {
+        if self.backward_part == BackwardPart::Weights {
+            return;
+        }
         let Spec { sequence, micro_batch, phase, layout, .. } = self.spec;
         let Layout { context, context_method, context_order, .. } = layout;
         if context > 1 && context_method == ContextMethod::Ring {

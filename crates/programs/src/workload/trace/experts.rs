@@ -3,7 +3,7 @@
 use super::super::layout::Group;
 use super::super::load::Routing;
 use super::super::model::{Experts, LayerKind, Model};
-use super::super::operators::{Direction, Operators};
+use super::super::operators::{BackwardPart, Direction, Operators};
 use super::super::{ELEMENT, LayerPosition};
 use super::Trace;
 use uniference_formats::chakra::attributes::{IN_SPLIT, OUT_SPLIT};
@@ -68,6 +68,9 @@ impl Trace {
     /// An all-to-all among expert-parallel ranks, with blocks of their own for each where experts get unequally many tokens: a rank sends as many to each as that
     /// one's experts get, and gets from each as many as its own do.
     fn exchange(&mut self, layer: LayerPosition, exchange: Exchange) {
+        if self.backward_part == BackwardPart::Weights {
+            return;
+        }
         let what = if exchange == Exchange::Dispatch { "dispatch" } else { "combine" };
         let token = ELEMENT * self.spec.model.hidden;
         let top_k = self.spec.model.experts.map_or(0, |experts| experts.top_k);
