@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from . import neusight, workloads
+from . import neusight, processor, workloads
 from .section import ROOT, Section, report
 
 PAGE = ROOT / "docs" / "explanation" / "accuracy.md"
 BEGIN, END = "<!-- devices: written by `make accuracy-devices` -->", "<!-- /devices -->"
 
 SECTIONS: dict[str, Callable[[Path, bool], list[Section]]] = {
+    "processor": processor.sections,
     "neusight": neusight.sections,
     "workloads": workloads.sections,
 }

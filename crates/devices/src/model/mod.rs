@@ -41,7 +41,7 @@ const ALIKE: usize = 4;
 const ROOFLINE: f64 = 0.8;
 
 /// The family of rows that say how long the program takes to come to an operator: the time since the one before on a processor, which
-/// Python, autograd and torch's dispatcher take. The variant is the operator's name.
+/// Python, autograd and torch's dispatcher take. The variant is the operator's name; where a row names an operator, it is the one before.
 pub const HOST: &str = "host";
 
 /// The device that a model is for.
@@ -90,10 +90,11 @@ impl Model {
     /// How long an operator takes that has the device for itself; nothing for a view, and [`Estimate::UNKNOWN`] for what nobody knows: the
     /// caller counts and names it.
     ///
-    /// Where the device's rows say how long the host takes to come to an operator ([`HOST`]), that is part of it.
-    pub fn estimate(&self, definition: &Definition) -> Estimate {
+    /// Where the device's rows say how long the host takes to come to an operator ([`HOST`]), that is part of it. `previous` is the operator that
+    /// the program ran before, if it is known.
+    pub fn estimate(&self, definition: &Definition, previous: Option<&Definition>) -> Estimate {
         let operator = self.operator(definition);
-        match self.host(definition) {
+        match self.host(definition, previous) {
             Some(host) if operator.origin != Origin::None => one_after_the_other(host, operator),
             _ => operator,
         }
@@ -114,14 +115,21 @@ impl Model {
         }
     }
 
-    /// How long the host takes to come to an operator, where that was measured on this device: of one with this name, else the median of all.
-    fn host(&self, definition: &Definition) -> Option<Estimate> {
+    /// Whether the device's rows say how long the host takes to come from one operator to the next.
+    pub fn knows_host(&self) -> bool {
+        self.target.name.as_deref().is_some_and(|device| self.rows.of(device, HOST, None, "").typical().is_some())
+    }
+
+    /// How long the host takes to come to an operator, where that was measured on this device: from the operator before it, else from any to one
+    /// of this name, else the median of all.
+    fn host(&self, definition: &Definition, previous: Option<&Definition>) -> Option<Estimate> {
         let device = self.target.name.as_deref()?;
         let named = self.rows.of(device, HOST, Some(&definition.name), "");
-        if let Some(row) = named.last() {
+        let from_previous = previous.and_then(|previous| named.by_operator(&previous.name));
+        if let Some(row) = from_previous.or_else(|| named.of_any()) {
             return Some(measured(row));
         }
-        let microseconds = self.rows.of(device, HOST, None, "").median()?;
+        let microseconds = self.rows.of(device, HOST, None, "").typical()?;
         Some(estimate(microseconds * 1e-6, ROOFLINE, Origin::Interpolated))
     }
 

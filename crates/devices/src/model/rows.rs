@@ -67,16 +67,23 @@ impl Found {
         self.rows.push(row);
     }
 
-    /// Median and spread of the row that was read last.
-    pub(super) fn last(&self) -> Option<(f64, Option<f64>)> {
-        self.rows.last().map(|row| (row.microseconds, row.spread))
+    /// Time and spread of the row that names no operator and was read last.
+    pub(super) fn of_any(&self) -> Option<(f64, Option<f64>)> {
+        self.rows.iter().rev().find(|row| row.operator.is_empty()).map(|row| (row.microseconds, row.spread))
     }
 
-    /// The median of the medians of all.
-    pub(super) fn median(&self) -> Option<f64> {
-        let mut medians: Vec<f64> = self.rows.iter().map(|row| row.microseconds).collect();
-        medians.sort_by(f64::total_cmp);
-        medians.get(medians.len() / 2).copied()
+    /// The time that half of all repetitions took at least, of the rows that name no operator.
+    pub(super) fn typical(&self) -> Option<f64> {
+        let unnamed = self.rows.iter().filter(|row| row.operator.is_empty());
+        let mut times: Vec<(f64, u64)> = unnamed.map(|row| (row.microseconds, row.repetitions.into())).collect();
+        times.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let half = times.iter().map(|(_, repetitions)| repetitions).sum::<u64>() / 2;
+        let mut so_far = 0;
+        let reached = |(_, repetitions): &&(f64, u64)| {
+            so_far += repetitions;
+            so_far > half
+        };
+        times.iter().find(reached).map(|(time, _)| *time)
     }
 
     pub(super) fn all(&self) -> &[Row] {

@@ -74,7 +74,7 @@ fn the_surest_layer_answers() {
     let place = series("board", "gemm", "nn", "float32");
     let others = half_of_peak(&[128, 256, 1024, 2048, 4096]);
     let with_exact: Vec<Row> = others.iter().cloned().chain([exact]).collect();
-    let of = |databases: Arc<Databases>, target: Target| Model::new(target, databases).estimate(&definition);
+    let of = |databases: Arc<Databases>, target: Target| Model::new(target, databases).estimate(&definition, None);
 
     let estimate = of(own(&[(place.clone(), with_exact)]), board());
     assert_eq!(
@@ -111,13 +111,13 @@ fn what_nobody_knows_is_unknown_until_it_is_measured() {
         results: vec![],
     };
     let model = Model::new(board(), Arc::new(Databases::none()));
-    assert_eq!((model.estimate(&svd), Model::kind(&svd)), (Estimate::UNKNOWN, "unknown"));
+    assert_eq!((model.estimate(&svd, None), Model::kind(&svd)), (Estimate::UNKNOWN, "unknown"));
     let (family, variant, dtype) = describe(&svd).place(&svd).unwrap();
     let series = series("board", family, &variant, &dtype);
     let row = Row { operator: key(&svd), microseconds: 9.0, ..half_of_peak(&[1])[0].clone() };
     let model = Model::new(board(), own(&[(series, vec![row])]));
     assert_eq!(
-        (model.estimate(&svd).duration, model.estimate(&svd).origin),
+        (model.estimate(&svd, None).duration, model.estimate(&svd, None).origin),
         (SimDuration::from_us(9), Origin::Database)
     );
 }
@@ -129,9 +129,38 @@ fn a_view_takes_nothing() {
         arguments: vec![tensor(&[64, 64], DType::Float32)],
         results: vec![],
     };
-    let estimate = shipped("h100-sxm").estimate(&view);
+    let estimate = shipped("h100-sxm").estimate(&view, None);
     assert_eq!((estimate.duration, Model::kind(&view)), (SimDuration::ZERO, "view"));
     assert_ne!(estimate.origin, Origin::None);
+}
+
+/// The host takes 2 us from `a` to `view` and 7 us from any operator; to come to one that was not measured, the median of all executions, 3 us.
+#[test]
+fn the_host_takes_what_it_took_between_these_two_operators() {
+    let named = |name: &str| Definition { name: name.to_owned(), arguments: vec![], results: vec![] };
+    let host = |previous: &str, microseconds, repetitions| Row {
+        operator: previous.to_owned(),
+        dimensions: [1; 4],
+        flops: 0,
+        bytes: 0,
+        microseconds,
+        spread: None,
+        repetitions,
+    };
+    let rows = [
+        (series("board", HOST, "aten::view", ""), vec![host("aten::a", 2.0, 5), host("", 7.0, 10)]),
+        (series("board", HOST, "aten::t", ""), vec![host("", 3.0, 100)]),
+    ];
+    let model = Model::new(board(), own(&rows));
+    assert!(model.knows_host() && !Model::new(board(), Arc::new(Databases::none())).knows_host());
+    let microseconds = |name: &str, previous: Option<&str>| {
+        let previous = previous.map(named);
+        model.estimate(&named(name), previous.as_ref()).duration.as_ps() as f64 / 1e6
+    };
+    assert_eq!(microseconds("aten::view", Some("aten::a")), 2.0);
+    assert_eq!(microseconds("aten::view", Some("aten::b")), 7.0);
+    assert_eq!(microseconds("aten::view", None), 7.0);
+    assert_eq!(microseconds("aten::transpose.int", Some("aten::a")), 3.0);
 }
 
 #[test]
@@ -141,7 +170,7 @@ fn types_without_a_rate_are_named() {
     let model = Model::new(target, Arc::new(Databases::none()));
     assert_eq!(model.substituted(), []);
     for dtype in [DType::Float64, DType::BFloat16, DType::Float16, DType::Float64] {
-        model.estimate(&mm(64, 64, 64, dtype));
+        model.estimate(&mm(64, 64, 64, dtype), None);
     }
     assert_eq!(model.substituted(), [("float64", "float32"), ("float16", "bfloat16")]);
 }
@@ -149,7 +178,7 @@ fn types_without_a_rate_are_named() {
 /// A large product in bfloat16 on an H100 takes what others have measured: 1.37 to 1.54 ms.
 #[test]
 fn a_large_product_takes_what_it_should_on_an_h100() {
-    let estimate = shipped("h100-sxm").estimate(&mm(8192, 8192, 8192, DType::BFloat16));
+    let estimate = shipped("h100-sxm").estimate(&mm(8192, 8192, 8192, DType::BFloat16), None);
     let milliseconds = estimate.duration.as_secs_f64() * 1e3;
     assert!((1.2..1.8).contains(&milliseconds), "{milliseconds} ms, {:?}", estimate.origin);
 }

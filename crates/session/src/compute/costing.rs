@@ -1,8 +1,9 @@
 //! Owns what slices of compute cost, and the books: seconds by origin and kind of operator, what nobody knows, what deserves doubt.
 //!
-//! An operator is estimated once for each definition; that it ran again is a look into a table.
+//! An operator is estimated once for each definition, and where the host's time counts for each that it comes after; that it ran again is a look
+//! into a table.
 
-use super::{OperatorCosts, Plan, RankPlan, Way};
+use super::{Plan, RankPlan, Way};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -36,8 +37,10 @@ pub(crate) struct Costing {
 struct RankCosting {
     plan: RankPlan,
     decoder: Decoder,
-    /// By number of definition, as far as they have run.
-    costs: Vec<Option<DefinitionCost>>,
+    /// Of definitions that have run.
+    costs: Vec<DefinitionCost>,
+    /// Where in `costs` a definition is that comes after another: 0, or that one's number and 1.
+    places: BTreeMap<(usize, usize), usize>,
     /// Memory that belongs to parameters.
     parameters: BTreeSet<u64>,
     /// Values that were not computed and steered the program: how often, by line and operator.
@@ -46,8 +49,10 @@ struct RankCosting {
     single_tensor_optimizer: bool,
 }
 
-/// What one definition costs.
+/// What one definition costs, wherever it runs or after a certain other.
 struct DefinitionCost {
+    /// Of the definition.
+    number: usize,
     estimate: Estimate,
     kind: &'static str,
     executions: u64,
@@ -76,6 +81,7 @@ impl Costing {
             plan,
             decoder: Decoder::default(),
             costs: Vec::new(),
+            places: BTreeMap::new(),
             parameters: BTreeSet::new(),
             answered: BTreeMap::new(),
             on_cpu: false,
@@ -234,19 +240,28 @@ impl Costing {
 impl RankCosting {
     /// Takes note of what a slice's operators did, and adds up what they cost.
     fn read(&mut self, operators: &[u8]) -> Result<Work, Invalid> {
-        let RankCosting { plan, decoder, costs, parameters, answered, on_cpu, single_tensor_optimizer } = self;
+        let RankCosting { plan, decoder, costs, places, parameters, answered, on_cpu, single_tensor_optimizer } = self;
         let mut by_origin = [0_u64; Origin::ALL.len()];
+        let after_another = plan.costs.as_ref().is_some_and(|costs| costs.depend_on_previous());
+        // What ran before the slice was a call, or another thread's.
+        let mut previous = 0;
         decoder.read(operators, |decoder, entry| match entry {
             Entry::Execution { definition: number, line, allocations } => {
-                if costs.len() <= number {
-                    costs.resize_with(decoder.definitions().len(), || None);
-                }
-                let cost = costs[number].get_or_insert_with(|| {
+                let place = *places.entry((number, previous)).or_insert_with(|| {
                     let definition = &decoder.definitions()[number];
                     *on_cpu |= definition.tensors().any(|tensor| tensor.place == Place::CPU);
-                    DefinitionCost::of(plan.costs.as_deref(), definition, line)
+                    let previous = previous.checked_sub(1).map(|previous| &decoder.definitions()[previous]);
+                    let (estimate, kind) = plan.costs.as_deref().map_or((Estimate::UNKNOWN, ""), |costs| {
+                        (costs.estimate(definition, previous), costs.kind(definition))
+                    });
+                    costs.push(DefinitionCost { number, estimate, kind, executions: 0, first: line });
+                    costs.len() - 1
                 });
+                let cost = &mut costs[place];
                 cost.executions += 1;
+                if after_another {
+                    previous = number + 1;
+                }
                 let at = Origin::ALL.iter().position(|origin| *origin == cost.estimate.origin).unwrap_or_default();
                 by_origin[at] = by_origin[at].saturating_add(cost.estimate.duration.as_ps());
                 if !*single_tensor_optimizer && !line.backward {
@@ -271,9 +286,9 @@ impl RankCosting {
         Ok(Work::new(SimDuration::from_ps(duration), most.map_or(Origin::None, |at| Origin::ALL[at])))
     }
 
-    /// Definitions that have run.
+    /// Definitions that have run, with their numbers.
     fn ran(&self) -> impl Iterator<Item = (usize, &DefinitionCost)> {
-        self.costs.iter().enumerate().filter_map(|(number, cost)| Some((number, cost.as_ref()?)))
+        self.costs.iter().map(|cost| (cost.number, cost))
     }
 
     /// Seconds of operators that nobody knows the cost of, for the bytes of their tensors alone.
@@ -328,18 +343,6 @@ impl RankCosting {
     /// All executions of a definition, on the rank's device.
     fn seconds(&self, cost: &DefinitionCost) -> f64 {
         cost.estimate.duration.as_secs_f64() * cost.executions as f64 * self.plan.slowdown
-    }
-}
-
-impl DefinitionCost {
-    fn of(
-        costs: Option<&dyn OperatorCosts>,
-        definition: &uniference_formats::operators::Definition,
-        first: Line,
-    ) -> DefinitionCost {
-        let (estimate, kind) =
-            costs.map_or((Estimate::UNKNOWN, ""), |costs| (costs.estimate(definition), costs.kind(definition)));
-        DefinitionCost { estimate, kind, executions: 0, first }
     }
 }
 

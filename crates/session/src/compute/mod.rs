@@ -91,8 +91,11 @@ enum Way {
 
 /// What operators cost on the device of a rank.
 trait OperatorCosts {
-    /// The cost of one that has the device for itself.
-    fn estimate(&self, definition: &Definition) -> Estimate;
+    /// The cost of one that has the device for itself, and runs after `previous`, if that matters ([`OperatorCosts::depend_on_previous`]).
+    fn estimate(&self, definition: &Definition, previous: Option<&Definition>) -> Estimate;
+
+    /// Whether the cost of an operator depends on the one before it.
+    fn depend_on_previous(&self) -> bool;
 
     /// What reports call it.
     fn kind(&self, definition: &Definition) -> &'static str;
@@ -105,8 +108,12 @@ trait OperatorCosts {
 }
 
 impl OperatorCosts for Model {
-    fn estimate(&self, definition: &Definition) -> Estimate {
-        Model::estimate(self, definition)
+    fn estimate(&self, definition: &Definition, previous: Option<&Definition>) -> Estimate {
+        Model::estimate(self, definition, previous)
+    }
+
+    fn depend_on_previous(&self) -> bool {
+        self.knows_host()
     }
 
     fn kind(&self, definition: &Definition) -> &'static str {

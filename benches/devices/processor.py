@@ -1,0 +1,80 @@
+"""Owns the rows of this machine's processor: transformers that were not profiled, as they run here and as they are predicted."""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+from .section import Row, Section
+
+PROGRAM = Path(__file__).parent / "transformers.py"
+# Layers, hidden size, heads, sequence, batch: from what the host keeps waiting to what fills the processor.
+SIZES = ((2, 64, 4, 64, 1), (4, 128, 4, 64, 2), (4, 256, 4, 128, 4), (3, 512, 8, 256, 2), (2, 1024, 16, 256, 1))
+REPETITIONS = 2
+
+TEXT = """\
+Steps of transformers on one core of the machine that wrote this page, {machine}: as plain Python runs them, the median
+of {repetitions} processes' medians, in milliseconds; and as `uniference run --compute model` predicts them, when all
+that is known of the processor is what `uniference profile` without a script has measured in half a minute. None of
+these programs was profiled. "gpt", "bert" and "llama" normalize before or after their parts, with LayerNorm and GELU
+or RMSNorm, SwiGLU, rotary positions and shared heads of keys and values (`benches/devices/transformers.py`); the
+numbers are layers, hidden size, heads, sequence and batch. `train` is forward, cross entropy, backward and AdamW.
+
+The same program takes other times when it runs again: the largest of its {repetitions} medians is over the least by
+{noise:.1f} % (median of all rows) and {worst:.1f} % (the worst)."""
+
+
+def sections(out: Path, few: bool) -> list[Section]:
+    """Forward passes and training steps."""
+    out.mkdir(parents=True, exist_ok=True)
+    database = out / "operators.sqlite"
+    database.unlink(missing_ok=True)
+    profile = json.loads(uniference("profile", "--device", "here", "--device-db", database, "--json"))
+    cluster = out / "here.toml"
+    cluster.write_text(
+        f'[[device]]\nname = "here"\nmodel = "here"\npeak_flops = {{ float32 = "{profile["peak_flops"]["float32"]:.0f} FLOPS" }}\n'
+        f'memory_bandwidth = "{profile["memory_bandwidth"]:.0f} B/s"\n[network]\n'
+    )
+    rows, noises = [], []
+    for mode, kind, sizes in product(("forward", "train"), ("gpt", "llama", "bert"), SIZES[1:2] if few else SIZES):
+        words = [kind, *map(str, sizes), mode]
+        steps = "40" if sizes[1] < 256 else "6"
+        measured = [median(json.loads(plain(*words, steps))) for _ in range(REPETITIONS)]
+        noises.append(100 * (max(measured) / min(measured) - 1))
+        ran = uniference(
+            "run", "--cluster", cluster, "--device-db", database, "--compute", "model", PROGRAM, *words, "4"
+        )
+        predicted = median(json.loads(next(line for line in ran.splitlines() if line.startswith("[0."))))
+        name = f"{kind} {' x '.join(words[1:-1])} {mode}"
+        rows.append(Row(name, 1e3 * median(measured), 1e3 * predicted, mode))
+    text = TEXT.format(machine=machine(), repetitions=REPETITIONS, noise=median(noises), worst=max(noises))
+    return [Section("This machine's processor", text, rows)]
+
+
+def machine() -> str:
+    """As the system calls the processor."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "an unnamed processor")
+
+
+def plain(*words: str) -> str:
+    """Runs the program without Uniference, on one core; its standard output."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, PROGRAM, *words], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def uniference(*words: str | Path) -> str:
+    """Runs the command, whose folder is not kept; its standard output."""
+    command, *rest = words
+    with TemporaryDirectory() as folder:
+        line = [sys.executable, "-m", "uniference", command, "--out", f"{folder}/run", *map(str, rest)]
+        done = subprocess.run(line, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{line}\n{done.stderr}")
+    return done.stdout
