@@ -4,15 +4,13 @@
 
 use super::cluster::ClusterArgs;
 use super::console::{Console, Counter};
-use super::doctor;
-use super::run::{Values, check_order, check_script};
+use super::run::{Place, ProgramArgs, Values};
 use super::workload::FitJob;
 use serde_json::{Map, Value, json};
 use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 use uniference_formats::table::{bytes, kind_of_memory, place, row, table};
-use uniference_host::capacity;
 use uniference_host::interrupt::Interrupts;
 use uniference_host::live::driver;
 use uniference_session::compute::{Compute, ComputeOptions, Plan};
@@ -36,18 +34,8 @@ pub(super) struct Args {
     /// Print only the answer, as JSON, to standard output
     #[arg(long)]
     json: bool,
-    /// Simulate NVIDIA GPUs, even if this machine has none [default: only if the program requires CUDA]
-    #[arg(long, conflicts_with = "no_cuda")]
-    cuda: bool,
-    /// Do not simulate GPUs
-    #[arg(long)]
-    no_cuda: bool,
-    /// Run a module, like python -m
-    #[arg(short = 'm', long)]
-    module: bool,
-    /// Program and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "SCRIPT")]
-    script: Vec<OsString>,
+    #[command(flatten)]
+    program: ProgramArgs,
     #[command(subcommand)]
     generated: Option<Generated>,
 }
@@ -90,16 +78,10 @@ pub(super) fn fit<'a>(
 fn of_program(args: &Args, argv: &[OsString], python: &Path) -> Result<Fit, HostError> {
     // Before anything is started that would outlive a Ctrl-C.
     let interrupts = Interrupts::new()?;
-    check_script(&args.script, args.module)?;
-    check_order(&args.script, &args.cluster)?;
-    let chosen = args.cluster.resolve()?;
+    let Place { chosen, tight, .. } = args.program.place(&args.cluster, python)?;
     let backend_named = chosen.backend_named;
-    let ranks = chosen.resolved.cluster.devices.len() as u32;
     let no_time = ComputeOptions { source: Some(Compute::None), ..ComputeOptions::default() };
     let plan = Plan::live(&no_time, &chosen.resolved)?;
-    doctor::versions(python)?;
-    let tight = capacity::check_memory(ranks)?;
-    capacity::check_descriptors(ranks)?;
     let scratch = Scratch::new()?;
     let session = Session::new(chosen, 0, command(argv), &scratch.output(&super::notices()))?;
     let mut counter = Counter::default();
@@ -109,11 +91,11 @@ fn of_program(args: &Args, argv: &[OsString], python: &Path) -> Result<Fit, Host
     }
     let program = Program {
         python: python.to_owned(),
-        argv: args.script.clone(),
-        module: args.module,
+        argv: args.program.script.clone(),
+        module: args.program.module,
         plan,
         jobs: None,
-        cuda: if args.cuda { Some(true) } else { args.no_cuda.then_some(false) },
+        cuda: args.program.cuda(),
         backend_named,
         terminal: None,
         timed: false,

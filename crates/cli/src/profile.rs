@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use uniference_host::capacity;
 use uniference_host::interrupt::Interrupts;
+use uniference_session::cluster::Chosen;
 use uniference_session::compute::{Compute, ComputeOptions, Plan};
 use uniference_session::fit::Scratch;
 use uniference_session::live::{Live, Program};
@@ -75,6 +76,17 @@ impl FromStr for Sweep {
             true => Err("a name or a value is empty; expected NAME=VALUE,..., for example batch=1,8"),
             false => Ok(Sweep { name: name.to_owned(), values }),
         }
+    }
+}
+
+impl Args {
+    /// One rank, if nothing else is said.
+    fn resolve(&self) -> Result<Chosen, HostError> {
+        let mut cluster = self.cluster.options();
+        if !cluster.is_given() {
+            cluster.ranks = Some(1);
+        }
+        cluster.resolve()
     }
 }
 
@@ -191,11 +203,7 @@ struct Runs<'a> {
 
 impl<'a> Runs<'a> {
     fn new(args: &'a Args, argv: &'a [OsString], python: &'a Path) -> Result<Runs<'a>, HostError> {
-        let mut cluster = args.cluster.options();
-        if !cluster.is_given() {
-            cluster.ranks = Some(1);
-        }
-        let resolved = cluster.resolve()?.resolved;
+        let resolved = args.resolve()?.resolved;
         capacity::check_descriptors(resolved.cluster.devices.len() as u32)?;
         let versions = doctor::versions(python)?;
         let software = format!("torch {}", versions[1].1);
@@ -214,11 +222,7 @@ impl<'a> Runs<'a> {
         profile: &mut Profile,
     ) -> Result<Option<Exit>, HostError> {
         let interrupts = Interrupts::new()?;
-        let mut cluster = self.args.cluster.options();
-        if !cluster.is_given() {
-            cluster.ranks = Some(1);
-        }
-        let chosen = cluster.resolve()?;
+        let chosen = self.args.resolve()?;
         let backend_named = chosen.backend_named;
         let measured = ComputeOptions { source: Some(Compute::Measured), ..ComputeOptions::default() };
         let plan = Plan::live(&measured, &chosen.resolved)?;

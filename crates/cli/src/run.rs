@@ -15,6 +15,7 @@ use uniference_formats::units::counted;
 use uniference_host::capacity;
 use uniference_host::interrupt::Interrupts;
 use uniference_host::live::driver::{self, Terminal};
+use uniference_session::cluster::Chosen;
 use uniference_session::compute::Plan;
 use uniference_session::export::export;
 use uniference_session::folder::Folder;
@@ -43,21 +44,56 @@ pub(super) struct Args {
     /// Write an execution trace of each rank to this folder: chakra.RANK.et
     #[arg(long, value_name = "DIR")]
     chakra: Option<PathBuf>,
+    /// Connect the terminal to this rank, for breakpoint(), pdb and input(); virtual time waits for it
+    #[arg(long, value_name = "R")]
+    debug_rank: Option<u32>,
+    #[command(flatten)]
+    program: ProgramArgs,
+}
+
+/// A program, and the devices that it sees: the same for all commands that run one to its end.
+#[derive(clap::Args)]
+pub(super) struct ProgramArgs {
     /// Simulate NVIDIA GPUs, even if this machine has none [default: only if the program requires CUDA]
     #[arg(long, conflicts_with = "no_cuda")]
     cuda: bool,
     /// Do not simulate GPUs
     #[arg(long)]
     no_cuda: bool,
-    /// Connect the terminal to this rank, for breakpoint(), pdb and input(); virtual time waits for it
-    #[arg(long, value_name = "R")]
-    debug_rank: Option<u32>,
     /// Run a module, like python -m
     #[arg(short = 'm', long)]
-    module: bool,
+    pub(super) module: bool,
     /// Program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "SCRIPT")]
-    script: Vec<OsString>,
+    pub(super) script: Vec<OsString>,
+}
+
+/// What a program runs on, once it is known that it can.
+pub(super) struct Place {
+    pub(super) chosen: Chosen,
+    /// Of Python and its packages.
+    pub(super) versions: [(String, String); 2],
+    /// A warning, if this machine hardly has enough memory.
+    pub(super) tight: Option<String>,
+}
+
+impl ProgramArgs {
+    /// Whether devices are GPUs; `None`: as the program has it.
+    pub(super) fn cuda(&self) -> Option<bool> {
+        if self.cuda { Some(true) } else { self.no_cuda.then_some(false) }
+    }
+
+    /// Refuses what cannot be run on a cluster here.
+    pub(super) fn place(&self, cluster: &ClusterArgs, python: &Path) -> Result<Place, HostError> {
+        check_script(&self.script, self.module)?;
+        check_order(&self.script, cluster)?;
+        let chosen = cluster.resolve()?;
+        let ranks = chosen.resolved.cluster.devices.len() as u32;
+        let versions = doctor::versions(python)?;
+        let tight = capacity::check_memory(ranks)?;
+        capacity::check_descriptors(ranks)?;
+        Ok(Place { chosen, versions, tight })
+    }
 }
 
 /// Which tensors have values.
@@ -115,19 +151,15 @@ impl fmt::Display for Values {
 pub(super) fn run(args: &Args, argv: &[OsString], python: &Path) -> Result<Exit, HostError> {
     // Before anything is started that would outlive a Ctrl-C.
     let interrupts = Interrupts::new()?;
-    check_script(&args.script, args.module)?;
     check_record(args)?;
-    check_order(&args.script, &args.cluster)?;
-    let chosen = args.cluster.resolve()?;
+    let ProgramArgs { module, script, .. } = &args.program;
+    let Place { chosen, versions, tight } = args.program.place(&args.cluster, python)?;
     let backend_named = chosen.backend_named;
     let ranks = chosen.resolved.cluster.devices.len() as u32;
-    let versions = doctor::versions(python)?;
-    let tight = capacity::check_memory(ranks)?;
-    capacity::check_descriptors(ranks)?;
     let plan = Plan::live(&args.compute.options(), &chosen.resolved)?;
     check_values(args, &plan)?;
     let mut session =
-        Session::new(chosen, args.seed, command(argv), &args.output.output(&args.script[0], &super::notices()))?;
+        Session::new(chosen, args.seed, command(argv), &args.output.output(&script[0], &super::notices()))?;
     session.add_versions(versions);
     session.plan(&plan);
     let traces = args.chakra.as_ref();
@@ -141,11 +173,11 @@ pub(super) fn run(args: &Args, argv: &[OsString], python: &Path) -> Result<Exit,
     }
     let program = Program {
         python: python.to_owned(),
-        argv: args.script.clone(),
-        module: args.module,
+        argv: script.clone(),
+        module: *module,
         plan,
         jobs: args.jobs,
-        cuda: if args.cuda { Some(true) } else { args.no_cuda.then_some(false) },
+        cuda: args.program.cuda(),
         backend_named,
         terminal,
         values: args.values.limit(),
@@ -208,7 +240,7 @@ fn check_values(args: &Args, plan: &Plan) -> Result<(), HostError> {
 }
 
 /// A cluster that is described behind the script has been given to the script.
-pub(super) fn check_order(words: &[OsString], cluster: &ClusterArgs) -> Result<(), HostError> {
+fn check_order(words: &[OsString], cluster: &ClusterArgs) -> Result<(), HostError> {
     let ours = |word: &&str| ["--ranks", "--cluster"].contains(&word.split('=').next().unwrap_or_default());
     match words[1..].iter().filter_map(|word| word.to_str()).find(ours) {
         Some(word) if !cluster.is_given() => Err(HostError::Usage(format!(
@@ -249,7 +281,7 @@ mod tests {
     fn what_follows_the_script_is_the_scripts() {
         let words = ["uniference", "run", "--ranks", "2", "train.py", "--ranks", "7", "-m", "--help"];
         let crate::Command::Run(args) = Cli::try_parse_from(words).unwrap().command else { panic!("it is run") };
-        assert_eq!(args.script, ["train.py", "--ranks", "7", "-m", "--help"]);
-        assert_eq!((args.cluster.ranks, args.module), (Some(2), false));
+        assert_eq!(args.program.script, ["train.py", "--ranks", "7", "-m", "--help"]);
+        assert_eq!((args.cluster.ranks, args.program.module), (Some(2), false));
     }
 }
