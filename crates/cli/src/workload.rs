@@ -167,6 +167,9 @@ struct ImplementationArgs {
     /// Time that the host needs to issue one operator, as in "6 us" [default: 0, as with CUDA graphs]
     #[arg(long, value_name = "TIME")]
     host_time: Option<String>,
+    /// Cut the tensor-parallel communication of sequence parallelism into N parts that overlap matrix products
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    tp_overlap: u64,
     /// Reduce gradients after the last backward pass instead of during it (--zero 0 and 1)
     #[arg(long)]
     no_gradient_overlap: bool,
@@ -541,6 +544,7 @@ impl ImplementationArgs {
                 None => SimDuration::ZERO,
             },
             overlap_gradients: !self.no_gradient_overlap,
+            tensor_parts: self.tp_overlap,
         })
     }
 }

@@ -399,6 +399,7 @@ impl Spec {
         fits(self.batch, replicas, problem, "choose another --batch")?;
         self.check_experts()?;
         self.check_shards()?;
+        self.check_tensor_parts()?;
         self.schedule.check(layout.pipeline, self.micro_batches())?;
         if self.schedule.splits_backward() && (self.phase != Phase::Train || self.recompute == Recompute::Full) {
             return refuse(
@@ -526,6 +527,22 @@ impl Spec {
             );
         }
         Ok(())
+    }
+
+    fn check_tensor_parts(&self) -> Result<(), WorkloadError> {
+        let (layout, parts) = (self.layout, self.implementation.tensor_parts);
+        if parts == 1 {
+            return Ok(());
+        }
+        if !layout.sequence_parallel || layout.tensor == 1 {
+            return refuse(
+                "tensor-parallel communication that overlaps products requires sequence parallelism".into(),
+                "add --sequence-parallel and a --tp of at least 2, or remove --tp-overlap",
+            );
+        }
+        let tokens = self.tokens();
+        let problem = || format!("{tokens} tokens on {} ranks cannot be cut into {parts} parts", layout.tensor);
+        fits(tokens, u64::from(layout.tensor).saturating_mul(parts), problem, "choose another --tp-overlap")
     }
 
     fn check_shards(&self) -> Result<(), WorkloadError> {

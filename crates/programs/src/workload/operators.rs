@@ -40,6 +40,9 @@ pub struct Implementation {
     pub host: SimDuration,
     /// Gradients are summed while the last backward pass goes on; otherwise after it.
     pub overlap_gradients: bool,
+    /// Parts of the tokens in which tensor-parallel ranks gather and scatter while they multiply others (Transformer Engine's
+    /// `ub_overlap`); 1: all at once.
+    pub tensor_parts: u64,
 }
 
 /// How many kernels lie between products, and so how often tensors are read and written.
@@ -75,6 +78,7 @@ impl Default for Implementation {
             dropout: false,
             host: SimDuration::ZERO,
             overlap_gradients: true,
+            tensor_parts: 1,
         }
     }
 }

@@ -20,6 +20,7 @@ use uniference_sim::time::{Rate, SimDuration};
 
 mod hybrid;
 mod nccl;
+mod overlap;
 mod ring;
 mod split;
 mod spread;

@@ -7,6 +7,7 @@
 
 mod context;
 mod experts;
+mod overlap;
 
 use super::layout::{GROUPS, Group, RankPosition};
 use super::load::Routing;
@@ -403,19 +404,18 @@ impl Trace {
 
     /// Forward: normalise, collect tokens, attend, sum. Backward: the same from its end, where what was collected is summed.
     fn attention(&mut self, way: Direction) {
-        let (tokens, tensor) = (self.spec.tokens(), self.tensor());
-        let projection = |model: &Model, operators: &mut Operators| model.projection(operators, tokens, tensor, way);
+        let tensor = self.tensor();
+        let projection =
+            |model: &Model, operators: &mut Operators, tokens| model.projection(operators, tokens, tensor, way);
         match way {
             Direction::Forward => {
                 self.norm(way);
                 self.queries_and_keys(way);
                 self.attend(way, false);
-                self.compute("projection", projection);
-                self.sum_tokens(1);
+                self.scattered("projection", projection);
             }
             Direction::Backward => {
-                self.gather_tokens(1);
-                self.compute("projection", projection);
+                self.gathered("projection", projection);
                 if self.spec.recompute == Recompute::Selective {
                     self.again(|trace| trace.attend(Direction::Forward, true));
                 }
@@ -441,21 +441,23 @@ impl Trace {
 
     /// The network that sees every token.
     fn network(&mut self, kind: LayerKind, [into, out]: [&str; 2], way: Direction) {
-        let sizes = [1, self.spec.tokens(), self.spec.model.dense_ffn(kind) / self.tensor()];
-        let first = |model: &Model, operators: &mut Operators| model.feed_forward_in(operators, sizes, way);
-        let second = |model: &Model, operators: &mut Operators| model.feed_forward_out(operators, sizes, way);
-        self.gather_tokens(1);
+        let width = self.spec.model.dense_ffn(kind) / self.tensor();
+        let first = |model: &Model, operators: &mut Operators, tokens| {
+            model.feed_forward_in(operators, [1, tokens, width], way);
+        };
+        let second = |model: &Model, operators: &mut Operators, tokens| {
+            model.feed_forward_out(operators, [1, tokens, width], way);
+        };
         match way {
             Direction::Forward => {
-                self.compute(into, first);
-                self.compute(out, second);
+                self.gathered(into, first);
+                self.scattered(out, second);
             }
             Direction::Backward => {
-                self.compute(out, second);
-                self.compute(into, first);
+                self.gathered(out, second);
+                self.scattered(into, first);
             }
         }
-        self.sum_tokens(1);
     }
 
     fn norm(&mut self, way: Direction) {

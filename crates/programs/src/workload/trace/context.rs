@@ -15,17 +15,12 @@ impl Trace {
         if let Some(latent) = self.spec.model.latent {
             return self.latent_queries_and_keys(latent, way);
         }
-        let (tokens, tensor) = (self.spec.tokens(), self.tensor());
-        let part = |model: &Model, operators: &mut Operators| model.query_key_value(operators, tokens, tensor, way);
+        let tensor = self.tensor();
+        let part =
+            |model: &Model, operators: &mut Operators, tokens| model.query_key_value(operators, tokens, tensor, way);
         match way {
-            Direction::Forward => {
-                self.gather_tokens(1);
-                self.compute("qkv", part);
-            }
-            Direction::Backward => {
-                self.compute("qkv", part);
-                self.sum_tokens(1);
-            }
+            Direction::Forward => self.gathered("qkv", part),
+            Direction::Backward => self.scattered("qkv", part),
         }
     }
 
