@@ -195,7 +195,8 @@ impl Model {
         let found =
             rows().or_else(|| self.interpolated(operator, variant)).or_else(|| self.transferred(operator, variant));
         found.unwrap_or_else(|| {
-            let seconds = shape::by_rates(&self.target.rates, operator);
+            let units = self.target.name.as_deref().and_then(units_of);
+            let seconds = shape::by_rates(&self.target.rates, units, operator);
             estimate(seconds, ROOFLINE, Origin::Roofline)
         })
     }
@@ -288,14 +289,14 @@ impl Model {
         let rates = self.rates_of(&place.device);
         let rows = self.kin_rows(&place);
         let own = self.target.name.as_deref();
-        let units =
-            |name: &str| devices::find(name).ok().filter(|known| known.name == name).and_then(|known| known.units);
-        let units =
-            if own == Some(&place.device) { Some((1.0, 1.0)) } else { own.and_then(units).zip(units(&place.device)) };
+        let (own_units, its_units) = (own.and_then(units_of), units_of(&place.device));
+        let units = if own == Some(&place.device) { Some((1.0, 1.0)) } else { own_units.zip(its_units) };
         let surface = rates.and_then(|rates| {
             let precision = Precision::of(Some(place.dtype));
-            let (source, target) =
-                (Roof::of(&rates, precision), Roof::of(&self.target.rates, Precision::of(operator.dtype)));
+            let (source, target) = (
+                Roof::of(&rates, precision, its_units),
+                Roof::of(&self.target.rates, Precision::of(operator.dtype), own_units),
+            );
             // Rows of another type stand for the same number of bytes.
             let setting = Setting {
                 shape,
@@ -337,7 +338,7 @@ impl Model {
     /// the device's queue filled. It is the shortest time among those that do next to nothing, of these operators or else of all of the device.
     fn overhead_of_host(&self, device: &str, family: &str, variant: Option<&str>, dtype: DType) -> f64 {
         let Some(rates) = self.rates_of(device) else { return 0.0 };
-        let roof = Roof::of(&rates, Precision::of(Some(dtype)));
+        let roof = Roof::of(&rates, Precision::of(Some(dtype)), units_of(device));
         let shortest = |rows: &[Row]| {
             let rows = rows.iter().filter(|row| row.operator.is_empty() && surface::is_idle(&roof, row));
             rows.map(|row| row.microseconds * 1e-6).reduce(f64::min)
@@ -423,6 +424,11 @@ fn seconds(surface: &Surface, operator: &Operator) -> f64 {
     );
     let work = work.then_some((operator.flops as f64, operator.bytes().0 as f64));
     surface.seconds(dimensions(&operator.family), operator.bytes().0, work)
+}
+
+/// Multiprocessors of a device by name.
+fn units_of(name: &str) -> Option<f64> {
+    devices::find(name).ok().filter(|known| known.name == name).and_then(|known| known.units)
 }
 
 /// The origin is that of the longer one; their errors are independent.

@@ -74,11 +74,12 @@ impl Shape {
     }
 }
 
-/// A device's arithmetic rate for one type, and its memory.
+/// A device's arithmetic rate for one type, its memory, and how many multiprocessors it has, if that is known.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Roof {
     peak: f64,
     memory: f64,
+    units: Option<f64>,
 }
 
 /// Of the peak, what large products reach.
@@ -87,10 +88,13 @@ const PEAK: f64 = 0.8;
 const STREAM: f64 = 0.75;
 /// Half a tile of a product.
 const TILE: f64 = 32.0;
+/// Queries of one head that fused attention computes on one multiprocessor, for all keys one after the other (Dao, "FlashAttention-2", 2023,
+/// section 3.2).
+const QUERIES: f64 = 128.0;
 
 impl Roof {
-    pub(super) fn of(rates: &Rates, precision: Precision) -> Roof {
-        Roof { peak: rates.peaks.serving(precision).0, memory: rates.memory }
+    pub(super) fn of(rates: &Rates, precision: Precision, units: Option<f64>) -> Roof {
+        Roof { peak: rates.peaks.serving(precision).0, memory: rates.memory, units }
     }
 
     /// Seconds at full speed.
@@ -112,23 +116,30 @@ impl Roof {
     ///
     /// Products reach 0.8 of the peak, less where a side is short: work is done in tiles, and half a tile of 64 is wasted on average. Streams
     /// reach 0.75 of the memory's rate. Fitted on the median error of the shipped products of matrices: 21 % against 40 % of the bare
-    /// roofline.
+    /// roofline. Attention of few heads and queries leaves multiprocessors idle, but for that of one query, whose keys are cut instead.
     pub(super) fn usual(&self, shape: Shape, point: &Point, (flops, bytes): (f64, f64)) -> f64 {
         let sides = if matches!(shape, Shape::Product | Shape::Attention) { &point[1..] } else { &[] };
         let waste: f64 = sides.iter().map(|side| 1.0 + TILE / libm::exp2(*side)).product();
-        (flops / self.peak * waste / PEAK).max(bytes / self.memory / STREAM)
+        let idle = match self.units {
+            Some(units) if shape == Shape::Attention && point[1] > 0.0 => {
+                let [heads, queries] = [point[0], point[1]].map(libm::exp2);
+                (units / (heads * (queries / QUERIES).max(1.0))).max(1.0)
+            }
+            _ => 1.0,
+        };
+        (flops / self.peak * waste * idle / PEAK).max(bytes / self.memory / STREAM)
     }
 }
 
 /// Seconds of an operator of which nothing was measured, on a device of which only the rates are known.
-pub(super) fn by_rates(rates: &Rates, operator: &Operator) -> f64 {
+pub(super) fn by_rates(rates: &Rates, units: Option<f64>, operator: &Operator) -> f64 {
     let Bytes(bytes) = operator.bytes();
     // Sorting reads a row once for each binary digit of its length.
     let passes = match operator.family {
         Family::Rows { kind: RowKind::Sort, columns, .. } => libm::log2(columns.max(2) as f64),
         _ => 1.0,
     };
-    let roof = Roof::of(rates, Precision::of(operator.dtype));
+    let roof = Roof::of(rates, Precision::of(operator.dtype), units);
     let work = (operator.flops as f64, bytes as f64 * passes);
     let shape = Shape::of(&operator.family).unwrap_or(Shape::Flat);
     let point = shape.point(crate::database::dimensions(&operator.family), bytes);
