@@ -37,6 +37,8 @@ const NOISE: f64 = 0.09;
 const TRANSFER: f64 = 0.4;
 /// So many devices give the efficiency of another one together.
 const ALIKE: usize = 4;
+/// Elements of a row that one multiprocessor reduces where several do it.
+const PART: u64 = 4096;
 /// Around the roofline: the same table.
 const ROOFLINE: f64 = 0.8;
 
@@ -248,7 +250,8 @@ impl Model {
                 };
                 let surfaces = itself.map_or_else(others, |itself| vec![itself]);
                 if !surfaces.is_empty() {
-                    return Some(mean(&surfaces, operator));
+                    let itself = family == operator.family.name();
+                    return Some(mean(&surfaces, &if itself { operator.clone() } else { in_parts(operator) }));
                 }
             }
         }
@@ -424,6 +427,17 @@ fn seconds(surface: &Surface, operator: &Operator) -> f64 {
     );
     let work = work.then_some((operator.flops as f64, operator.bytes().0 as f64));
     surface.seconds(dimensions(&operator.family), operator.bytes().0, work)
+}
+
+/// A reduction as other operators along rows would have to do as much: several multiprocessors work on one long row of it (PyTorch's
+/// `aten/src/ATen/native/cuda/Reduce.cuh`), where a norm or a softmax has one for each.
+fn in_parts(operator: &Operator) -> Operator {
+    let mut operator = operator.clone();
+    if let Family::Rows { kind: RowKind::Reduction, rows, columns, .. } = &mut operator.family {
+        let parts = columns.div_ceil(PART).max(1);
+        (*rows, *columns) = (rows.saturating_mul(parts), *columns / parts);
+    }
+    operator
 }
 
 /// Multiprocessors of a device by name.

@@ -163,6 +163,24 @@ fn the_host_takes_what_it_took_between_these_two_operators() {
     assert_eq!(microseconds("aten::transpose.int", Some("aten::a")), 3.0);
 }
 
+/// The largest of 2^28 elements of 2 bytes is found at no less than half of the memory's rate: 2^29 / 3.35e12 s = 160 us, at most 320.
+#[test]
+fn one_long_row_is_reduced_by_many_multiprocessors() {
+    let operator = |rows, columns| Operator {
+        resource: Resource::Accelerator,
+        family: Family::Rows { kind: RowKind::Reduction, pass: Pass::Forward, rows, columns },
+        dtype: Some(DType::BFloat16),
+        flops: 0,
+        read: Bytes(2 * rows * columns),
+        written: Bytes(2 * rows),
+    };
+    let model = shipped("h100-sxm");
+    let of = |rows, columns| CostModel::estimate(&model, &operator(rows, columns)).unwrap().duration.as_secs_f64();
+    let (one, many) = (of(1, 1 << 28), of(1 << 16, 1 << 12));
+    assert!((160e-6..320e-6).contains(&one), "{one}");
+    assert!((one / many - 1.0).abs() < 0.05, "{one} {many}");
+}
+
 #[test]
 fn types_without_a_rate_are_named() {
     let peaks = Peaks::table([(Precision::Float32, 1e12), (Precision::BFloat16, 8e12)]).unwrap();
