@@ -251,7 +251,7 @@ impl Model {
                 let surfaces = itself.map_or_else(others, |itself| vec![itself]);
                 if !surfaces.is_empty() {
                     let itself = family == operator.family.name();
-                    return Some(mean(&surfaces, &if itself { operator.clone() } else { in_parts(operator) }));
+                    return Some(mean(&surfaces, &if itself { *operator } else { in_parts(operator) }));
                 }
             }
         }
@@ -432,7 +432,7 @@ fn seconds(surface: &Surface, operator: &Operator) -> f64 {
 /// A reduction as other operators along rows would have to do as much: several multiprocessors work on one long row of it (PyTorch's
 /// `aten/src/ATen/native/cuda/Reduce.cuh`), where a norm or a softmax has one for each.
 fn in_parts(operator: &Operator) -> Operator {
-    let mut operator = operator.clone();
+    let mut operator = *operator;
     if let Family::Rows { kind: RowKind::Reduction, rows, columns, .. } = &mut operator.family {
         let parts = columns.div_ceil(PART).max(1);
         (*rows, *columns) = (rows.saturating_mul(parts), *columns / parts);
