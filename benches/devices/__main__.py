@@ -13,7 +13,6 @@ from . import neusight, processor, workloads
 from .section import ROOT, Section, report
 
 PAGE = ROOT / "docs" / "explanation" / "accuracy.md"
-BEGIN, END = "<!-- devices: written by `make accuracy-devices` -->", "<!-- /devices -->"
 
 SECTIONS: dict[str, Callable[[Path, bool], list[Section]]] = {
     "processor": processor.sections,
@@ -29,26 +28,24 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"put the report on {PAGE.relative_to(ROOT)}")
     parser.add_argument("--out", type=Path, default=ROOT / "uniference-out" / "accuracy-devices", help="captured runs")
     words = parser.parse_args()
-    if words.write and (words.sections or words.few):
-        parser.error("--write needs all rows of all sections")
-    parts = []
+    if words.write and words.few:
+        parser.error("--write needs all rows")
     for name in words.sections or SECTIONS:
         began = time.monotonic()
-        found = SECTIONS[name](words.out.resolve() / name, words.few)
-        parts += [report(section) for section in found]
-        print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
-    print("\n\n".join(parts))
-    if words.write:
-        write("\n\n".join(parts))
+        text = "\n\n".join(report(section) for section in SECTIONS[name](words.out.resolve() / name, words.few))
+        print(f"{text}\n\n{name}: {time.monotonic() - began:.0f} s", flush=True)
+        if words.write:
+            write(name, text)
 
 
-def write(text: str) -> None:
-    """Between the markers of the page."""
-    before, found, rest = PAGE.read_text().partition(BEGIN)
-    _, ended, after = rest.partition(END)
+def write(name: str, text: str) -> None:
+    """Between the markers of the page; other sections stay as they are."""
+    begin, end = f"<!-- devices: written by `make accuracy-devices`: {name} -->", f"<!-- /devices: {name} -->"
+    before, found, rest = PAGE.read_text().partition(begin)
+    _, ended, after = rest.partition(end)
     if not (found and ended):
-        raise SystemExit(f"{PAGE} has no markers {BEGIN} and {END}")
-    PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+        raise SystemExit(f"{PAGE} has no markers {begin} and {end}")
+    PAGE.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
 
 
 if __name__ == "__main__":
