@@ -165,10 +165,10 @@ MEGATRON = """\
 Sources: table 1 of Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM"
 (SC 2021): TFLOP/s of a GPU by their equation 3, with full recomputation; micro-batches as in Megatron-LM's
 `examples/sc21/run_table_1.sh`. Table 5 of Korthikanti et al., "Reducing activation recomputation in large transformer
-models" (2022): seconds of a step with full recomputation, and with sequence parallelism and selective recomputation. A100
-(80 GB), 8 InfiniBand HDR cards a server, vocabulary 51,200, sequences of 2,048, float16, unfused attention, dropout.
-Fitted: `slowdown` 0.86 on the first two rows. Assumed: two or three pieces of the model per stage where the sources interleave without saying how many, gradients
-of 4 bytes summed after the last backward pass."""
+models" (2022): seconds of a step with full recomputation, and with sequence parallelism and selective recomputation.
+A100 (80 GB), 8 InfiniBand HDR cards a server, vocabulary 51,200, sequences of 2,048, float16, unfused attention,
+dropout. Fitted: `slowdown` 0.86 on the first two rows. Assumed: two or three pieces of the model per stage where the
+sources interleave without saying how many, gradients of 4 bytes summed after the last backward pass."""
 
 # Billions of parameters, heads, hidden, layers, tp, pp, GPUs, batch, TFLOP/s per GPU; micro-batch, pieces per stage.
 SC21 = [
