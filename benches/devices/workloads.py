@@ -164,7 +164,7 @@ def gpt(layers: int, hidden: int, heads: int, sequence: int, vocabulary: int = 5
 MEGATRON = """\
 Sources: table 1 of Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM"
 (SC 2021): TFLOP/s of a GPU by their equation 3, with full recomputation; micro-batches as in Megatron-LM's
-`examples/sc21/run_table_1.sh`. Table 5 of Korthikanti et al., "Reducing activation recomputation in large transformer
+`run_table_1.sh`. Table 5 of Korthikanti et al., "Reducing activation recomputation in large transformer
 models" (2022): seconds of a step with full recomputation, and with sequence parallelism and selective recomputation.
 A100 (80 GB), 8 InfiniBand HDR cards a server, vocabulary 51,200, sequences of 2,048, float16, unfused attention,
 dropout. Fitted: `slowdown` 0.86 on the first two rows. Assumed: two or three pieces of the model per stage where the
@@ -273,8 +273,8 @@ def llama(size: str, sequence: int) -> Options:
 
 
 TORCHTITAN = """\
-Source: [torchtitan](https://github.com/pytorch/torchtitan) at b5bcd76c and 4b3f2e41 (BSD-3-Clause), `benchmarks` and
-`docs/performance.md`: tokens a second of a GPU. The H100s are parts with 96 GB of HBM2e (2.4 TB/s) and 500 W, except
+Source: [torchtitan](https://github.com/pytorch/torchtitan) at b5bcd76c and 4b3f2e41 (BSD-3-Clause), its benchmarks and
+`performance.md`: tokens a second of a GPU. The H100s are parts with 96 GB of HBM2e (2.4 TB/s) and 500 W, except
 `H100-94GB` and H200 rows. Fitted: `slowdown` 1.27 on the first row. FSDP is `--zero 3`; with a pipeline `--zero 2`. "SAC" is
 predicted as `--recompute selective`, which computes less again. Async tensor parallelism is not modelled, and no row of the
 database is of products in 8 bits, or of attention with as many queries."""
@@ -316,7 +316,7 @@ def torchtitan(out: Path, few: bool) -> Section:
 # llm-foundry
 
 FOUNDRY = """\
-Source: [llm-foundry](https://github.com/mosaicml/llm-foundry) at 8c8dd48f (Apache-2.0), `scripts/train/benchmarking`: tokens
+Source: [llm-foundry](https://github.com/mosaicml/llm-foundry) at 8c8dd48f (Apache-2.0), its benchmarks of training: tokens
 a second of a GPU, MPT models (GPT with biases, vocabulary 50,368) under FSDP on H100 (80 GB), software of 2023; rows of more than 32 GPUs
 are left out, as no rank stands for others there. Predicted
 with flash attention, eager kernels, full recomputation where the source has it. Fitted: `slowdown` 1.31 on the row of 7 B on 8
@@ -359,7 +359,7 @@ def llm_foundry(out: Path, few: bool) -> Section:
 # Megatron-LM's Llama
 
 MEGATRON_LLAMA = """\
-Source: [Megatron-LM](https://github.com/NVIDIA/Megatron-LM) at d98e8a64, `examples/llama/README.md`: tokens a second of a
+Source: [Megatron-LM](https://github.com/NVIDIA/Megatron-LM) at d98e8a64, the README of its Llama example: tokens a second of a
 GPU, FP8 (hybrid), H100. Nothing is fitted."""
 
 
