@@ -250,6 +250,7 @@ impl Spec {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::LAYOUT;
     use super::super::{
         ContextMethod, ContextOrder, ExpertLoad, Experts, Implementation, Latent, Layout, Model, Schedule, Workload,
     };
@@ -274,17 +275,7 @@ mod tests {
         };
         Spec {
             model,
-            layout: Layout {
-                tensor: 1,
-                context: 1,
-                expert: 1,
-                data: 1,
-                pipeline: 1,
-                sequence_parallel: false,
-                shard: None,
-                context_method: ContextMethod::AllGather,
-                context_order: ContextOrder::Zigzag,
-            },
+            layout: LAYOUT,
             phase,
             sequence: 8192,
             batch: 1,

@@ -26,7 +26,8 @@ mod split;
 mod spread;
 mod structure;
 
-const LAYOUT: Layout = Layout {
+/// One rank.
+pub(super) const LAYOUT: Layout = Layout {
     tensor: 1,
     context: 1,
     expert: 1,
