@@ -11,6 +11,7 @@ pub mod frame;
 pub mod hello;
 pub mod memory;
 pub mod messages;
+pub mod phantom;
 pub mod wire;
 
 use rustix::process::Signal;
