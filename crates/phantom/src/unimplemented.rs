@@ -1,29 +1,9 @@
 //! Owns what is said of functions that are not implemented: their library's own error is returned, and each is named once, in the rank's log
-//! and the run's warnings.
+//! and the run's warnings. The functions themselves are in [`crate::missing`].
 
 use crate::attach;
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
-
-/// Declares exported functions of a library that are not implemented: each names itself once and returns the error.
-///
-/// ```ignore
-/// not_implemented! { "cublas", 15; cublasSrotg_v2 cublasDrotg_v2 }
-/// ```
-#[allow(unused_macros, reason = "for the libraries' modules")]
-macro_rules! not_implemented {
-    ($library:literal, $error:expr; $($name:ident)*) => {
-        $(
-            #[unsafe(no_mangle)]
-            extern "C" fn $name() -> std::ffi::c_int {
-                $crate::unimplemented::report($library, stringify!($name));
-                $error
-            }
-        )*
-    };
-}
-#[allow(unused_imports, reason = "for the libraries' modules")]
-pub(crate) use not_implemented;
 
 /// Says once that the program has called a function which is not implemented. The caller then returns its library's error.
 pub(crate) fn report(library: &str, symbol: &str) {
