@@ -4,7 +4,8 @@
 //! It is preloaded before torch, with an empty library for each of NVIDIA's names (written by `crates/host`) that stands for this one. A rank
 //! is given its devices and its link to the driver by [`attach`], after the fork; before, there are no devices, and nothing is initialised.
 //! In the order in which a call travels: `exports` makes C functions of ours, one module for each of NVIDIA's libraries has them
-//! ([`missing`] those that only say so, written by `build.rs` from the tables of names in `symbols/`); they use [`device`], [`memory`] and [`streams`], which write to the link.
+//! ([`missing`] those that only say so, which `build.rs` writes from the tables of names in `symbols/`); they use [`device`], [`memory`] and
+//! [`streams`], which write to the link.
 //!
 //! The prototypes, numbers and layouts are those of CUDA 13's documentation, written down anew; NVIDIA's headers are not used.
 
@@ -15,8 +16,12 @@
 #![allow(dead_code, reason = "the libraries that use it come one after the other")]
 
 mod attach;
+mod cublas;
+mod cublaslt;
 mod device;
 mod exports;
+mod kinds;
+mod matrices;
 mod missing;
 mod streams;
 mod unimplemented;
