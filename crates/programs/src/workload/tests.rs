@@ -6,7 +6,7 @@ use crate::chakra::replay::{Replay, Rules};
 use rstest::rstest;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use uniference_formats::chakra::attributes::{COMM_SIZE, NUM_OPS};
+use uniference_formats::chakra::attributes::{COMM_SIZE, DTYPE, NUM_OPS};
 use uniference_formats::chakra::schema::{CommType, Node, NodeType};
 use uniference_sim::cluster::{Backend, Cluster, Device};
 use uniference_sim::collective::choose::AlgorithmTable;
@@ -226,7 +226,7 @@ fn exchanged(trace: &[Node], spec: &Spec, kind: &str, replicas: u32) -> [u64; 2]
 fn every_parameter_that_is_counted_is_summed_and_gathered() {
     // In each step a rank's gradients are summed over its replicas once, or with ZeRO 2 and 3 after each of m micro-batches, and the parameters
     // gathered once (1, 2) or 2 m times (3): all that the rank counts as its own, and of each kind. With sequence parallelism, what all
-    // tensor-parallel ranks have is summed among them once. All sizes divide, so nothing is filled up.
+    // tensor-parallel ranks have is summed among them once. Only those are filled up to equal parts: all other sizes divide.
     let mut layouts = Vec::new();
     for tensor in [1, 2] {
         for data in [1, 4] {
@@ -263,7 +263,8 @@ fn every_parameter_that_is_counted_is_summed_and_gathered() {
                     let stage = spec.layout.place(rank).stage;
                     let shards = if zero > 0 { u64::from(replicas) } else { 1 };
                     let among_tensor = if layout.tensor > 1 { spec.replicated_parameters(stage) / shards } else { 0 };
-                    assert_eq!(exchanged(&trace, &spec, "replicated ", 1)[0], among_tensor, "{what}");
+                    let filled = among_tensor.next_multiple_of(u64::from(layout.tensor));
+                    assert_eq!(exchanged(&trace, &spec, "replicated ", 1)[0], filled, "{what}");
                 }
             }
         }
@@ -289,7 +290,7 @@ fn what_is_not_kept_is_computed_again(#[case] recompute: Recompute, #[case] matr
 
 #[test]
 fn the_norm_of_gradients_is_summed_over_all_that_have_others() {
-    // Without sharding, tensor ranks and stages hold different gradients; sharded, replicas do too. One float32, filled up to equal parts.
+    // Without sharding, tensor ranks and stages hold different gradients; sharded, replicas do too. One float32, filled up to one for each rank.
     let norms = |zero| {
         let spec = Spec { zero, clip_gradients: true, ..laid_out(small(), [2, 1, 1, 4, 2]) };
         let groups = |trace: &Vec<Node>| {
@@ -302,9 +303,10 @@ fn the_norm_of_gradients_is_summed_over_all_that_have_others() {
         };
         nodes(&spec).iter().map(groups).collect::<Vec<Vec<(String, u64)>>>()[3].clone()
     };
-    let named = |names: &[&str]| names.iter().map(|name| ((*name).to_owned(), 4)).collect::<Vec<_>>();
-    assert_eq!(norms(0), named(&["tensor.2", "pipeline.3"]));
-    assert_eq!(norms(1), named(&["tensor.2", "replicas.1", "pipeline.3"]));
+    let named =
+        |sums: &[(&str, u64)]| sums.iter().map(|(name, bytes)| ((*name).to_owned(), *bytes)).collect::<Vec<_>>();
+    assert_eq!(norms(0), named(&[("tensor.2", 8), ("pipeline.3", 8)]));
+    assert_eq!(norms(1), named(&[("tensor.2", 8), ("replicas.1", 16), ("pipeline.3", 8)]));
 }
 
 #[test]

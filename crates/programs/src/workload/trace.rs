@@ -17,13 +17,14 @@ use super::schedule::{Item, Order, Slot, Task};
 use super::{ELEMENT, LayerPosition, Phase, Recompute, Schedule, Spec, Unit};
 use std::collections::{BTreeMap, VecDeque};
 use uniference_formats::chakra::attributes::{
-    COMM_DST, COMM_SIZE, COMM_SRC, COMM_TAG, COMM_TYPE, IS_CPU_OP, NUM_OPS, PG_NAME, TENSOR_SIZE,
+    COMM_DST, COMM_SIZE, COMM_SRC, COMM_TAG, COMM_TYPE, DTYPE, IS_CPU_OP, NUM_OPS, PG_NAME, TENSOR_SIZE,
 };
 use uniference_formats::chakra::groups::describe;
 use uniference_formats::chakra::operators::write as write_operator;
 use uniference_formats::chakra::own::{DURATION_PS, OPERATORS};
 use uniference_formats::chakra::read::{Nodes, ReadError};
 use uniference_formats::chakra::schema::{Attribute, CommType, Node, NodeType, StringList, Value};
+use uniference_sim::program::DType;
 use uniference_sim::time::SimDuration;
 
 /// One rank's nodes, in an order in which each comes after those it depends on. Ids rise from 0.
@@ -80,6 +81,25 @@ enum LayerPart {
     Whole,
     First,
     Second,
+}
+
+/// What a collective does, and the type of the elements that it adds up: libraries choose their algorithms by it. What is only moved has none.
+#[derive(Clone, Copy)]
+struct Kind {
+    comm: CommType,
+    adds: Option<DType>,
+}
+
+impl From<CommType> for Kind {
+    fn from(comm: CommType) -> Kind {
+        Kind { comm, adds: None }
+    }
+}
+
+impl From<(CommType, DType)> for Kind {
+    fn from((comm, dtype): (CommType, DType)) -> Kind {
+        Kind { comm, adds: Some(dtype) }
+    }
 }
 
 /// How far a trace is.
@@ -324,7 +344,7 @@ impl Trace {
         match (way, phase) {
             // Each rank has a part of the vocabulary: the largest score, the sum of all and the right one's are three numbers a token.
             (Direction::Forward, Phase::Train) => {
-                self.collective(Group::Tensor, CommType::AllReduce, "loss", 12 * tokens)
+                self.collective(Group::Tensor, (CommType::AllReduce, DType::Float32), "loss", 12 * tokens)
             }
             (Direction::Forward, _) if self.decoded + 1 < self.spec.new_tokens => {
                 self.next_token(item.micro_batch, false)
@@ -479,7 +499,7 @@ impl Trace {
     fn sum_tokens(&mut self, copies: u64) {
         let sequence_parallel = self.spec.layout.sequence_parallel;
         let kind = if sequence_parallel { CommType::ReduceScatter } else { CommType::AllReduce };
-        self.collective(Group::Tensor, kind, "sum", self.stream_bytes() * copies);
+        self.collective(Group::Tensor, (kind, self.dtype()), "sum", self.stream_bytes() * copies);
     }
 
     fn stream_bytes(&self) -> u64 {
@@ -510,18 +530,19 @@ impl Trace {
     fn sum_gradients(&mut self, dense: u64, experts: u64) {
         let Spec { zero, gradient_bytes, .. } = self.spec;
         let kind = if zero == 0 { CommType::AllReduce } else { CommType::ReduceScatter };
-        let layout = self.spec.layout;
+        let (layout, dtype) = (self.spec.layout, self.gradient_dtype());
         let both = (dense + experts) * gradient_bytes;
-        let summed = self.beside(Group::Opposite, CommType::AllReduce, "opposite gradients", both);
+        let summed = self.beside(Group::Opposite, (CommType::AllReduce, dtype), "opposite gradients", both);
         for (group, what, parameters, shards) in [
             (Group::Replicas, "gradients", dense, layout.dense_shards()),
             (Group::ExpertReplicas, "expert gradients", experts, layout.expert_shards()),
         ] {
-            let shard = self.beside_after(group, kind, what, parameters * gradient_bytes, summed);
+            let shard = self.beside_after(group, (kind, dtype), what, parameters * gradient_bytes, summed);
             if layout.shard.is_some() {
                 let bytes = parameters.div_ceil(u64::from(shards)) * gradient_bytes;
                 let scattered = shard.or(summed);
-                self.beside_after(Group::Copies, CommType::AllReduce, &format!("copied {what}"), bytes, scattered);
+                let (sum, what) = ((CommType::AllReduce, dtype), format!("copied {what}"));
+                self.beside_after(Group::Copies, sum, &what, bytes, scattered);
             }
         }
     }
@@ -556,14 +577,15 @@ impl Trace {
             self.sum_gradients(dense, experts);
         }
         self.awaited.extend(self.overlapping.values());
+        let sum = (CommType::AllReduce, self.gradient_dtype());
         if layout.sequence_parallel {
             // Each tensor-parallel rank has seen other tokens, so its gradients of what all of them have are summands (Megatron-LM,
             // `finalize_model_grads.py`).
             let replicated = own(self.spec.replicated_parameters(self.place.stage), layout.dense_shards());
-            self.collective(Group::Tensor, CommType::AllReduce, "replicated gradients", replicated * gradient_bytes);
+            self.collective(Group::Tensor, sum, "replicated gradients", replicated * gradient_bytes);
         }
         let table = self.spec.model.embedding_parameters().div_ceil(self.tensor());
-        self.collective(Group::Ends, CommType::AllReduce, "tied gradients", table * gradient_bytes);
+        self.collective(Group::Ends, sum, "tied gradients", table * gradient_bytes);
         if self.spec.clip_gradients {
             self.clip(updated);
         }
@@ -580,7 +602,7 @@ impl Trace {
         self.compute("squares", |_, operators| operators.squares(own, each));
         let sharded = if self.spec.zero > 0 { Group::Replicas } else { Group::Expert };
         for group in [Group::Tensor, sharded, Group::Pipeline] {
-            self.collective(group, CommType::AllReduce, "gradient norm", 4);
+            self.collective(group, (CommType::AllReduce, DType::Float32), "gradient norm", 4);
         }
         self.compute("clip", |_, operators| operators.scale(own, each));
     }
@@ -631,8 +653,8 @@ impl Trace {
     }
 
     /// In the chain. `bytes` as Chakra counts them: of an all-gather each rank's shard, otherwise the whole, which is filled up to equal
-    /// parts.
-    fn collective(&mut self, group: Group, kind: CommType, what: &str, bytes: u64) {
+    /// parts of whole elements.
+    fn collective(&mut self, group: Group, kind: impl Into<Kind>, what: &str, bytes: u64) {
         // Gradients of weights need nothing of other ranks.
         if self.backward_part != BackwardPart::Weights && self.meets(group, bytes) {
             self.issue(what, 1);
@@ -642,7 +664,7 @@ impl Trace {
     }
 
     /// Beside the chain, after what is in it so far.
-    fn beside(&mut self, group: Group, kind: CommType, what: &str, bytes: u64) -> Option<u64> {
+    fn beside(&mut self, group: Group, kind: impl Into<Kind>, what: &str, bytes: u64) -> Option<u64> {
         self.beside_after(group, kind, what, bytes, None)
     }
 
@@ -650,7 +672,7 @@ impl Trace {
     fn beside_after(
         &mut self,
         group: Group,
-        kind: CommType,
+        kind: impl Into<Kind>,
         what: &str,
         bytes: u64,
         other: Option<u64>,
@@ -671,13 +693,27 @@ impl Trace {
         bytes > 0 && self.names.contains_key(&group)
     }
 
-    fn meet(&mut self, group: Group, kind: CommType, what: &str, bytes: u64, dependencies: Vec<u64>) -> u64 {
-        let parts = if kind == CommType::AllGather { 1 } else { u64::from(self.spec.layout.size(group)) };
-        let attributes = [(COMM_TYPE, kind as u64), (COMM_SIZE, bytes.next_multiple_of(parts))];
+    fn meet(&mut self, group: Group, kind: impl Into<Kind>, what: &str, bytes: u64, dependencies: Vec<u64>) -> u64 {
+        let Kind { comm, adds } = kind.into();
+        assert_eq!(adds.is_some(), matches!(comm, CommType::AllReduce | CommType::ReduceScatter), "{what}");
+        let parts = if comm == CommType::AllGather { 1 } else { u64::from(self.spec.layout.size(group)) };
+        let equal = parts * adds.map_or(1, DType::size);
+        let attributes = [(COMM_TYPE, comm as u64), (COMM_SIZE, bytes.next_multiple_of(equal))];
         let id = self.node(NodeType::CommColl, what, dependencies, &attributes);
         let name = Value::String(self.names[&group].clone());
-        self.ready.back_mut().expect("just made").attr.push(Attribute::new(PG_NAME, name));
+        let node = self.ready.back_mut().expect("just made");
+        node.attr.push(Attribute::new(PG_NAME, name));
+        node.attr.extend(adds.map(|dtype| Attribute::new(DTYPE, Value::String(dtype.name().to_owned()))));
         id
+    }
+
+    /// Of activations.
+    fn dtype(&self) -> DType {
+        self.spec.implementation.dtype
+    }
+
+    fn gradient_dtype(&self) -> DType {
+        if self.spec.gradient_bytes == ELEMENT { self.dtype() } else { DType::Float32 }
     }
 
     fn node(&mut self, kind: NodeType, what: &str, dependencies: Vec<u64>, attributes: &[(&str, u64)]) -> u64 {

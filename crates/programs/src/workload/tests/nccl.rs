@@ -7,7 +7,14 @@ use uniference_formats::cluster::{Choices, ClusterFile};
 
 /// A cluster with `backend = "nccl"`, of so many ranks.
 fn nccl(ranks: u32, network: &str) -> Cluster {
-    let text = format!("backend = \"nccl\"\n[[device]]\nname = \"gpu\"\ncount = {ranks}\n[network]\n{network}\n");
+    nccl_with("", ranks, network)
+}
+
+/// The same, with more of the backend.
+fn nccl_with(backend: &str, ranks: u32, network: &str) -> Cluster {
+    let text = format!(
+        "[backend]\nname = \"nccl\"\n{backend}\n[[device]]\nname = \"gpu\"\ncount = {ranks}\n[network]\n{network}\n"
+    );
     let file = ClusterFile::parse("test.toml", &text, &[]).unwrap_or_else(|error| panic!("{text}: {error:?}"));
     file.resolve(&Choices::default()).unwrap_or_else(|error| panic!("{text}: {error:?}")).cluster
 }
@@ -142,4 +149,23 @@ proptest! {
         let workload = Workload::new(spec).unwrap();
         fewest_simulated(&workload, &nccl(workload.world_size(), &servers(per_server, fabric)));
     }
+}
+
+/// Libraries choose algorithms by what is added up: NVLink SHARP adds numbers, not bytes. Gradients of 2 bytes are of the model's type, those of 4 float32.
+#[test]
+fn sums_say_what_they_add_up() {
+    let spec = |gradient_bytes| Spec { gradient_bytes, ..job([1, 1, 1, 8, 1], 256, 0) };
+    let types = |gradient_bytes| -> std::collections::BTreeSet<String> {
+        let nodes = nodes(&spec(gradient_bytes)).into_iter().flatten();
+        nodes.filter_map(|node| node.text(DTYPE).map(str::to_owned)).collect()
+    };
+    assert_eq!(types(2), ["bfloat16".to_owned()].into());
+    assert_eq!(types(4), ["float32".to_owned()].into());
+    // Where switches add up, each rank's link carries each byte once, else 2 (8 - 1) / 8 times.
+    let workload = Workload::new(Spec { model: Model { vocabulary: 1 << 22, ..spec(2).model }, ..spec(2) }).unwrap();
+    let finish = |backend: &str| {
+        let cluster = nccl_with(backend, 8, &servers(8, "nvlink4"));
+        simulate(&workload, &cluster, &Symmetry::default()).unwrap()[0].finish.unwrap()
+    };
+    assert!(finish("nvls = true") < finish("nvls = false"));
 }

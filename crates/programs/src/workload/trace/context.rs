@@ -51,7 +51,7 @@ impl Trace {
             Direction::Backward => {
                 self.compute("latent.up", up);
                 let kind = if sequence_parallel { CommType::ReduceScatter } else { CommType::AllReduce };
-                self.collective(Group::Tensor, kind, "latent", narrow);
+                self.collective(Group::Tensor, (kind, self.dtype()), "latent", narrow);
                 if latent.query_rank == 0 {
                     self.sum_tokens(1);
                 }
@@ -112,7 +112,7 @@ impl Trace {
             Direction::Forward => self.collective(Group::Context, CommType::AllGather, "keys", bytes),
             Direction::Backward => {
                 let all = bytes * u64::from(self.spec.layout.context);
-                self.collective(Group::Context, CommType::ReduceScatter, "keys", all);
+                self.collective(Group::Context, (CommType::ReduceScatter, self.dtype()), "keys", all);
             }
         }
     }

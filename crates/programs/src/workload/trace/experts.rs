@@ -55,7 +55,7 @@ impl Trace {
                 }
             });
         }
-        self.collective(Group::Tensor, CommType::ReduceScatter, "sum", bytes);
+        self.collective(Group::Tensor, (CommType::ReduceScatter, self.dtype()), "sum", bytes);
         self.exchange(layer, Exchange::Combine);
         if way == Direction::Backward {
             if shared > 0 {

@@ -44,7 +44,7 @@ impl Trace {
             self.compute(what, |model, operators| product(model, operators, tokens / parts));
             self.issue("sum", 1);
             let after = self.last.into_iter().chain(self.issued).chain(scattered).collect();
-            scattered = Some(self.meet(Group::Tensor, CommType::ReduceScatter, "sum", bytes, after));
+            scattered = Some(self.meet(Group::Tensor, (CommType::ReduceScatter, self.dtype()), "sum", bytes, after));
         }
         self.last = scattered;
     }
