@@ -18,6 +18,7 @@
 mod attach;
 mod cublas;
 mod cublaslt;
+mod cudnn;
 mod device;
 mod exports;
 mod kinds;
