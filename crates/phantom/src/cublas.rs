@@ -2,7 +2,7 @@
 //!
 //! Nothing is computed. Where a routine says how it went, on the device or on the host, it says that all went well; a scalar result is zero.
 
-use crate::exports::{Out, Put, exports};
+use crate::exports::{Out, Put, exports, family};
 use crate::kinds::{C64, C128, F32, F64, Kind};
 use crate::matrices::Product;
 use crate::streams::{self, Handle};
@@ -116,192 +116,119 @@ exports! {
     }
 }
 
-/// A routine for each type of elements: its prototype is that of the macro, with pointers to elements as [`Pointer`].
-macro_rules! of_each_type {
-    ($macro:ident; $($name:ident $kind:expr),* $(,)?) => { $($macro! { $name $kind })* };
+family! {
+    cublasSgemm_v2 F32, cublasDgemm_v2 F64, cublasCgemm_v2 C64, cublasZgemm_v2 C128;
+    kind => (
+        handle: Of, a_op: Operation, b_op: Operation, m: c_int, n: c_int, k: c_int, _alpha: Pointer, _a: Pointer, _lda: c_int, _b: Pointer,
+        _ldb: c_int, _beta: Pointer, _c: Pointer, _ldc: c_int,
+    ) -> Status {
+        gemm(handle, [Some(kind); 3], [a_op, b_op], [m, n, k, 1])
+    }
 }
 
-macro_rules! plain_gemm {
-    ($name:ident $kind:expr) => {
-        exports! {
-            fn $name(
-                handle: Of, a_op: Operation, b_op: Operation, m: c_int, n: c_int, k: c_int, _alpha: Pointer, _a: Pointer, _lda: c_int,
-                _b: Pointer, _ldb: c_int, _beta: Pointer, _c: Pointer, _ldc: c_int,
-            ) -> Status {
-                gemm(handle, [Some($kind); 3], [a_op, b_op], [m, n, k, 1])
-            }
-        }
-    };
-}
-of_each_type! { plain_gemm; cublasSgemm_v2 F32, cublasDgemm_v2 F64, cublasCgemm_v2 C64, cublasZgemm_v2 C128 }
-
-macro_rules! batched_gemm {
-    ($name:ident $kind:expr) => {
-        exports! {
-            fn $name(
-                handle: Of, a_op: Operation, b_op: Operation, m: c_int, n: c_int, k: c_int, _alpha: Pointer, _a: Pointer, _lda: c_int,
-                _b: Pointer, _ldb: c_int, _beta: Pointer, _c: Pointer, _ldc: c_int, batch: c_int,
-            ) -> Status {
-                gemm(handle, [Some($kind); 3], [a_op, b_op], [m, n, k, batch])
-            }
-        }
-    };
-}
-of_each_type! {
-    batched_gemm;
-    cublasSgemmBatched F32, cublasDgemmBatched F64, cublasCgemmBatched C64, cublasZgemmBatched C128,
+family! {
+    cublasSgemmBatched F32, cublasDgemmBatched F64, cublasCgemmBatched C64, cublasZgemmBatched C128;
+    kind => (
+        handle: Of, a_op: Operation, b_op: Operation, m: c_int, n: c_int, k: c_int, _alpha: Pointer, _a: Pointer, _lda: c_int, _b: Pointer,
+        _ldb: c_int, _beta: Pointer, _c: Pointer, _ldc: c_int, batch: c_int,
+    ) -> Status {
+        gemm(handle, [Some(kind); 3], [a_op, b_op], [m, n, k, batch])
+    }
 }
 
-macro_rules! strided_gemm {
-    ($name:ident $kind:expr) => {
-        exports! {
-            fn $name(
-                handle: Of, a_op: Operation, b_op: Operation, m: c_int, n: c_int, k: c_int, _alpha: Pointer, _a: Pointer, _lda: c_int,
-                _a_stride: c_longlong, _b: Pointer, _ldb: c_int, _b_stride: c_longlong, _beta: Pointer, _c: Pointer, _ldc: c_int,
-                _c_stride: c_longlong, batch: c_int,
-            ) -> Status {
-                gemm(handle, [Some($kind); 3], [a_op, b_op], [m, n, k, batch])
-            }
-        }
-    };
-}
-of_each_type! {
-    strided_gemm;
-    cublasSgemmStridedBatched F32, cublasDgemmStridedBatched F64, cublasCgemmStridedBatched C64, cublasZgemmStridedBatched C128,
+family! {
+    cublasSgemmStridedBatched F32, cublasDgemmStridedBatched F64, cublasCgemmStridedBatched C64, cublasZgemmStridedBatched C128;
+    kind => (
+        handle: Of, a_op: Operation, b_op: Operation, m: c_int, n: c_int, k: c_int, _alpha: Pointer, _a: Pointer, _lda: c_int,
+        _a_stride: c_longlong, _b: Pointer, _ldb: c_int, _b_stride: c_longlong, _beta: Pointer, _c: Pointer, _ldc: c_int, _c_stride: c_longlong,
+        batch: c_int,
+    ) -> Status {
+        gemm(handle, [Some(kind); 3], [a_op, b_op], [m, n, k, batch])
+    }
 }
 
-macro_rules! gemv {
-    ($name:ident $kind:expr) => {
-        exports! {
-            fn $name(
-                handle: Of, operation: Operation, m: c_int, n: c_int, _alpha: Pointer, _a: Pointer, _lda: c_int, _x: Pointer,
-                _incx: c_int, _beta: Pointer, _y: Pointer, _incy: c_int,
-            ) -> Status {
-                routine(handle, "gemv", $kind, &[operation_name(operation)], [m, n, 1], elements(m, n))
-            }
-        }
-    };
-}
-of_each_type! { gemv; cublasSgemv_v2 F32, cublasDgemv_v2 F64, cublasCgemv_v2 C64, cublasZgemv_v2 C128 }
-
-macro_rules! dot {
-    ($name:ident $kind:expr) => {
-        exports! {
-            fn $name(
-                handle: Of, n: c_int, _x: Pointer, _incx: c_int, _y: Pointer, _incy: c_int, result: *mut c_void,
-            ) -> Status {
-                dot(handle, $kind, n, result, $kind)
-            }
-        }
-    };
-}
-of_each_type! {
-    dot;
-    cublasSdot_v2 F32, cublasDdot_v2 F64, cublasCdotu_v2 C64, cublasCdotc_v2 C64, cublasZdotu_v2 C128, cublasZdotc_v2 C128,
+family! {
+    cublasSgemv_v2 F32, cublasDgemv_v2 F64, cublasCgemv_v2 C64, cublasZgemv_v2 C128;
+    kind => (
+        handle: Of, operation: Operation, m: c_int, n: c_int, _alpha: Pointer, _a: Pointer, _lda: c_int, _x: Pointer, _incx: c_int,
+        _beta: Pointer, _y: Pointer, _incy: c_int,
+    ) -> Status {
+        routine(handle, "gemv", kind, &[operation_name(operation)], [m, n, 1], elements(m, n))
+    }
 }
 
-macro_rules! trsm {
-    ($name:ident $kind:expr) => {
-        exports! {
-            fn $name(
-                handle: Of, side: c_int, _uplo: c_int, operation: Operation, _diagonal: c_int, m: c_int, n: c_int, _alpha: Pointer,
-                _a: Pointer, _lda: c_int, _b: Pointer, _ldb: c_int,
-            ) -> Status {
-                triangular(handle, $kind, side, operation, [m, n, 1])
-            }
-        }
-    };
-}
-of_each_type! { trsm; cublasStrsm_v2 F32, cublasDtrsm_v2 F64, cublasCtrsm_v2 C64, cublasZtrsm_v2 C128 }
-
-macro_rules! batched_trsm {
-    ($name:ident $kind:expr) => {
-        exports! {
-            fn $name(
-                handle: Of, side: c_int, _uplo: c_int, operation: Operation, _diagonal: c_int, m: c_int, n: c_int, _alpha: Pointer,
-                _a: Pointer, _lda: c_int, _b: Pointer, _ldb: c_int, batch: c_int,
-            ) -> Status {
-                triangular(handle, $kind, side, operation, [m, n, batch])
-            }
-        }
-    };
-}
-of_each_type! {
-    batched_trsm;
-    cublasStrsmBatched F32, cublasDtrsmBatched F64, cublasCtrsmBatched C64, cublasZtrsmBatched C128,
+family! {
+    cublasSdot_v2 F32, cublasDdot_v2 F64, cublasCdotu_v2 C64, cublasCdotc_v2 C64, cublasZdotu_v2 C128, cublasZdotc_v2 C128;
+    kind => (
+        handle: Of, n: c_int, _x: Pointer, _incx: c_int, _y: Pointer, _incy: c_int, result: *mut c_void,
+    ) -> Status {
+        dot(handle, kind, n, result, kind)
+    }
 }
 
-/// LU: pivots and how it went are on the device.
-macro_rules! getrf {
-    ($name:ident $kind:expr) => {
-        exports! {
-            fn $name(
-                handle: Of, n: c_int, _a: Pointer, _lda: c_int, pivots: *mut c_int, info: *mut c_int, batch: c_int,
-            ) -> Status {
-                pivot(pivots, n, batch);
-                went_well(info, batch);
-                routine(handle, "getrf", $kind, &[], [n, n, batch], elements(n, n))
-            }
-        }
-    };
-}
-of_each_type! {
-    getrf;
-    cublasSgetrfBatched F32, cublasDgetrfBatched F64, cublasCgetrfBatched C64, cublasZgetrfBatched C128,
+family! {
+    cublasStrsm_v2 F32, cublasDtrsm_v2 F64, cublasCtrsm_v2 C64, cublasZtrsm_v2 C128;
+    kind => (
+        handle: Of, side: c_int, _uplo: c_int, operation: Operation, _diagonal: c_int, m: c_int, n: c_int, _alpha: Pointer, _a: Pointer,
+        _lda: c_int, _b: Pointer, _ldb: c_int,
+    ) -> Status {
+        triangular(handle, kind, side, operation, [m, n, 1])
+    }
 }
 
-macro_rules! getrs {
-    ($name:ident $kind:expr) => {
-        exports! {
-            fn $name(
-                handle: Of, operation: Operation, n: c_int, right: c_int, _a: Pointer, _lda: c_int, _pivots: Pointer, _b: Pointer,
-                _ldb: c_int, info: *mut c_int, batch: c_int,
-            ) -> Status {
-                went_well(info, 1);
-                routine(handle, "getrs", $kind, &[operation_name(operation)], [n, right, batch], elements(n, n + 2 * right))
-            }
-        }
-    };
-}
-of_each_type! {
-    getrs;
-    cublasSgetrsBatched F32, cublasDgetrsBatched F64, cublasCgetrsBatched C64, cublasZgetrsBatched C128,
+family! {
+    cublasStrsmBatched F32, cublasDtrsmBatched F64, cublasCtrsmBatched C64, cublasZtrsmBatched C128;
+    kind => (
+        handle: Of, side: c_int, _uplo: c_int, operation: Operation, _diagonal: c_int, m: c_int, n: c_int, _alpha: Pointer, _a: Pointer,
+        _lda: c_int, _b: Pointer, _ldb: c_int, batch: c_int,
+    ) -> Status {
+        triangular(handle, kind, side, operation, [m, n, batch])
+    }
 }
 
-macro_rules! geqrf {
-    ($name:ident $kind:expr) => {
-        exports! {
-            fn $name(
-                handle: Of, m: c_int, n: c_int, _a: Pointer, _lda: c_int, _tau: Pointer, info: *mut c_int, batch: c_int,
-            ) -> Status {
-                went_well(info, 1);
-                routine(handle, "geqrf", $kind, &[], [m, n, batch], elements(m, n))
-            }
-        }
-    };
-}
-of_each_type! {
-    geqrf;
-    cublasSgeqrfBatched F32, cublasDgeqrfBatched F64, cublasCgeqrfBatched C64, cublasZgeqrfBatched C128,
+// LU: pivots and how it went are on the device.
+family! {
+    cublasSgetrfBatched F32, cublasDgetrfBatched F64, cublasCgetrfBatched C64, cublasZgetrfBatched C128;
+    kind => (
+        handle: Of, n: c_int, _a: Pointer, _lda: c_int, pivots: *mut c_int, info: *mut c_int, batch: c_int,
+    ) -> Status {
+        pivot(pivots, n, batch);
+        went_well(info, batch);
+        routine(handle, "getrf", kind, &[], [n, n, batch], elements(n, n))
+    }
 }
 
-macro_rules! gels {
-    ($name:ident $kind:expr) => {
-        exports! {
-            fn $name(
-                handle: Of, operation: Operation, m: c_int, n: c_int, right: c_int, _a: Pointer, _lda: c_int, _c: Pointer, _ldc: c_int,
-                info: *mut c_int, each: *mut c_int, batch: c_int,
-            ) -> Status {
-                went_well(info, 1);
-                went_well(each, batch);
-                routine(handle, "gels", $kind, &[operation_name(operation)], [m, n, batch], elements(m, n + right))
-            }
-        }
-    };
+family! {
+    cublasSgetrsBatched F32, cublasDgetrsBatched F64, cublasCgetrsBatched C64, cublasZgetrsBatched C128;
+    kind => (
+        handle: Of, operation: Operation, n: c_int, right: c_int, _a: Pointer, _lda: c_int, _pivots: Pointer, _b: Pointer, _ldb: c_int,
+        info: *mut c_int, batch: c_int,
+    ) -> Status {
+        went_well(info, 1);
+        routine(handle, "getrs", kind, &[operation_name(operation)], [n, right, batch], elements(n, n + 2 * right))
+    }
 }
-of_each_type! {
-    gels;
-    cublasSgelsBatched F32, cublasDgelsBatched F64, cublasCgelsBatched C64, cublasZgelsBatched C128,
+
+family! {
+    cublasSgeqrfBatched F32, cublasDgeqrfBatched F64, cublasCgeqrfBatched C64, cublasZgeqrfBatched C128;
+    kind => (
+        handle: Of, m: c_int, n: c_int, _a: Pointer, _lda: c_int, _tau: Pointer, info: *mut c_int, batch: c_int,
+    ) -> Status {
+        went_well(info, 1);
+        routine(handle, "geqrf", kind, &[], [m, n, batch], elements(m, n))
+    }
+}
+
+family! {
+    cublasSgelsBatched F32, cublasDgelsBatched F64, cublasCgelsBatched C64, cublasZgelsBatched C128;
+    kind => (
+        handle: Of, operation: Operation, m: c_int, n: c_int, right: c_int, _a: Pointer, _lda: c_int, _c: Pointer, _ldc: c_int, info: *mut
+        c_int, each: *mut c_int, batch: c_int,
+    ) -> Status {
+        went_well(info, 1);
+        went_well(each, batch);
+        routine(handle, "gels", kind, &[operation_name(operation)], [m, n, batch], elements(m, n + right))
+    }
 }
 
 pub(crate) fn wrote(written: bool) -> Status {

@@ -26,6 +26,21 @@ macro_rules! exports {
 }
 pub(crate) use exports;
 
+/// Declares exported functions that differ by the type of their elements alone: a name and its value for each, then what they do with it.
+///
+/// ```ignore
+/// family! { cublasSdot_v2 F32, cublasDdot_v2 F64; kind => (handle: Of, n: c_int) -> Status { dot(handle, kind, n) } }
+/// ```
+macro_rules! family {
+    (@one $name:ident ($($argument:ident: $type:ty),* $(,)?) -> $result:ty; $body:block) => {
+        $crate::exports::exports! { fn $name($($argument: $type),*) -> $result $body }
+    };
+    ($($name:ident $value:expr),+ $(,)?; $kind:ident => $arguments:tt -> $result:ty $body:block) => {
+        $($crate::exports::family! { @one $name $arguments -> $result; { let $kind = $value; $body } })+
+    };
+}
+pub(crate) use family;
+
 /// Where a result goes.
 pub(crate) type Out<'a, T> = Option<&'a mut MaybeUninit<T>>;
 

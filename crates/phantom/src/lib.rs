@@ -19,6 +19,7 @@ mod attach;
 mod cublas;
 mod cublaslt;
 mod cudnn;
+mod cusolver;
 mod device;
 mod exports;
 mod kinds;
