@@ -62,8 +62,10 @@ LIBRARIES = {
     "libcuda.so.1": ("nvidia-cuda-runtime", "cu", "cu13", ("cuda.h",), (801, "CUDA_ERROR_NOT_SUPPORTED")),
     "libnvidia-ml.so.1": ("cuda-bindings", "nvml", "", (), (3, "NVML_ERROR_NOT_SUPPORTED")),
 }
-# Their names say in every header what they are; the functions of types (float, int8, ...) of NVSHMEM only transport on the host.
-NOT_CALLED = re.compile(r"_ptsz$|_ptds$|^nvshmemx?_(?!barrier_all|quiet|fence|malloc|free|ptr|align|calloc)[a-z]+\d*_")
+# Variants for other default streams, and NVSHMEM's functions for a type of elements each (`nvshmem_float_put`).
+NOT_CALLED = re.compile(
+    r"_ptsz$|_ptds$|^nvshmemx?_(float|double|half|bfloat16|u?int\d*|[su]?char|u?short|u?long(long)?|size|ptrdiff)_"
+)
 
 
 def exported(library: Path) -> set[str]:
