@@ -66,6 +66,7 @@ LIBRARIES = {
 NOT_CALLED = re.compile(
     r"_ptsz$|_ptds$|^nvshmemx?_(float|double|half|bfloat16|u?int\d*|[su]?char|u?short|u?long(long)?|size|ptrdiff)_"
 )
+VARIABLE = "nvshmem_selected_device_transport"
 
 
 def exported(library: Path) -> set[str]:
@@ -73,7 +74,9 @@ def exported(library: Path) -> set[str]:
     lines = subprocess.run(
         ["nm", "-D", "--defined-only", library], check=True, capture_output=True, text=True
     ).stdout.splitlines()
-    return {name.split("@")[0] for _, kind, name in (line.split() for line in lines) if kind in "TWi"}
+    names = {name.split("@")[0] for _, kind, name in (line.split() for line in lines) if kind in "TWi"}
+    # The one variable that torch binds.
+    return names | ({VARIABLE} if any(VARIABLE in line for line in lines) else set())
 
 
 def named_by_bindings(module: str) -> set[str]:

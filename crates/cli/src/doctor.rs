@@ -8,6 +8,7 @@ use std::process::Command;
 use uniference_host::capacity;
 use uniference_host::error::{Exit, FILE_SIZE, HostError};
 use uniference_host::interrupt::shield;
+use uniference_host::symbols;
 use uniference_host::testbed::Testbed;
 use uniference_protocol::arena::{self, Layout};
 
@@ -36,7 +37,7 @@ pub(super) fn doctor(args: &Args, python: &Path) -> Result<Exit, HostError> {
         return list_patches(python);
     }
     let torch = torch(python);
-    let of_torch = torch.problem.is_none().then(|| [patches(python), capture(python)]);
+    let of_torch = torch.problem.is_none().then(|| [patches(python), capture(python), gpus(python)]);
     let findings = [interpreter(python), torch].into_iter().chain(of_torch.into_iter().flatten());
     let findings: Vec<Finding> =
         findings.chain([memory(), descriptors(), shared_memory(), cores(), testbed()]).collect();
@@ -135,6 +136,38 @@ fn capture(python: &Path) -> Finding {
         Err(error) => error,
     };
     Finding { what: "capture", found, problem: None }
+}
+
+/// Whether GPUs can be simulated beneath torch's own CUDA code. It can be done without, so only another torch than expected is a problem.
+fn gpus(python: &Path) -> Finding {
+    let code = "import importlib.util as u, pathlib\n\
+                for name in 'uniference', 'torch': print(pathlib.Path(u.find_spec(name).origin).parent)";
+    let what = "simulated GPUs";
+    let folders = match ask(python, &["-c", code]) {
+        Ok(folders) => folders,
+        Err(error) => return Finding { what, found: error, problem: None },
+    };
+    let (package, torch) = folders.split_once('\n').unwrap_or((&folders, ""));
+    let library = Path::new(package).join("libuniference_phantom.so");
+    if !library.exists() {
+        return Finding {
+            what,
+            found: "libuniference_phantom.so is missing: they are simulated in Python".into(),
+            problem: None,
+        };
+    }
+    match symbols::compare(&library, Path::new(torch)) {
+        Ok(bound) => match bound.problem() {
+            None => Finding {
+                what,
+                found: format!("all {} functions of CUDA that torch binds found", bound.functions.len()),
+                problem: None,
+            },
+            Some(found) if bound.functions.is_empty() => Finding { what, found, problem: None },
+            Some(found) => Finding { what, found, problem: Some(install()) },
+        },
+        Err(error) => Finding { what, found: error.to_string(), problem: Some(install()) },
+    }
 }
 
 /// Prints every name, with what it is for. [`Exit::Usage`] if one has moved.

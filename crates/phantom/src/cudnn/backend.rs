@@ -15,8 +15,16 @@ const ENGINE: c_int = 2;
 const ENGINE_CONFIGURATION: c_int = 3;
 const HEURISTIC: c_int = 4;
 const PLAN: c_int = 5;
+const CONVOLUTION_FORWARD: c_int = 10;
+const CONVOLUTION_BACKWARD_FILTER: c_int = 11;
+const CONVOLUTION_BACKWARD_DATA: c_int = 12;
 const VARIANT_PACK: c_int = 16;
 const TENSOR: c_int = 17;
+const MATMUL: c_int = 19;
+const REDUCTION: c_int = 22;
+const ATTENTION_FORWARD: c_int = 41;
+const ATTENTION_BACKWARD: c_int = 43;
+const SOFTMAX: c_int = 45;
 
 // `cudnnBackendAttributeName_t`
 const HEURISTIC_GRAPH: c_int = 201;
@@ -201,12 +209,13 @@ impl Contents {
         Kind::of_cudnn(c_int::from_ne_bytes(bytes.as_slice().try_into().ok()?))
     }
 
-    /// Of a graph: what its one kernel is called, by its operations, and the type and sizes of the first ones' tensors; and the bytes of the
+    /// Of a graph: what its one kernel is called, by its operations and by type and sizes of the first product's tensors; and the bytes of the
     /// tensors in memory.
     fn launch(&self) -> (String, u64) {
         let operations = self.children.get(&GRAPH_OPERATIONS).map_or(&[][..], Vec::as_slice);
-        let first = operations.iter().find(|operation| is_main(operation.kind)).or(operations.first());
-        let tensors = first.map_or(Vec::new(), |operation| operation.tensors());
+        let named = |wanted: fn(c_int) -> bool| operations.iter().find(|operation| wanted(operation.kind));
+        let first = named(is_product).or(named(is_main)).or(operations.first());
+        let tensors = first.map_or(Vec::new(), |operation| operation.inputs());
         let mut name = format!("cudnn {}", name_of(operations));
         if let Some(kind) = tensors.iter().find_map(|tensor| tensor.element()) {
             name = format!("{name} {}", kind.name);
@@ -223,6 +232,16 @@ impl Contents {
             element.map_or(0, |kind| kind.bytes(elements(&tensor.integers(TENSOR_DIMENSIONS))))
         });
         (name, bytes.sum())
+    }
+
+    /// Of an operation: the tensors that it is named by.
+    fn inputs(&self) -> Vec<&Contents> {
+        match self.kind {
+            CONVOLUTION_FORWARD => [704, 703].iter().filter_map(|&attribute| self.child(attribute)).collect(),
+            CONVOLUTION_BACKWARD_FILTER => [716, 715].iter().filter_map(|&attribute| self.child(attribute)).collect(),
+            CONVOLUTION_BACKWARD_DATA => [711, 709].iter().filter_map(|&attribute| self.child(attribute)).collect(),
+            _ => self.tensors(),
+        }
     }
 
     /// Of an operation, in the order of its attributes.
@@ -251,10 +270,14 @@ fn is_main(kind: c_int) -> bool {
     !matches!(kind, 13 | 31 | 46 | 47)
 }
 
+fn is_product(kind: c_int) -> bool {
+    matches!(kind, CONVOLUTION_FORWARD..=CONVOLUTION_BACKWARD_DATA | MATMUL | ATTENTION_FORWARD | ATTENTION_BACKWARD)
+}
+
 /// The operations that are not pointwise; several products with a reduction or a softmax between them are attention.
 fn name_of(operations: &[Arc<Contents>]) -> String {
     let count = |wanted: &[c_int]| operations.iter().filter(|operation| wanted.contains(&operation.kind)).count();
-    match (count(&[19]), count(&[22, 45])) {
+    match (count(&[MATMUL]), count(&[REDUCTION, SOFTMAX])) {
         (2, 1..) => return "attention forward".to_owned(),
         (3.., 1..) => return "attention backward".to_owned(),
         _ => {}
@@ -273,13 +296,13 @@ fn name_of(operations: &[Arc<Contents>]) -> String {
 
 fn name_of_one(kind: c_int) -> &'static str {
     match kind {
-        10 => "convolution forward",
-        11 => "convolution backward filter",
-        12 => "convolution backward data",
+        CONVOLUTION_FORWARD => "convolution forward",
+        CONVOLUTION_BACKWARD_FILTER => "convolution backward filter",
+        CONVOLUTION_BACKWARD_DATA => "convolution backward data",
         14 => "statistics",
-        19 => "matmul",
+        MATMUL => "matmul",
         20 => "batch_norm statistics",
-        22 => "reduction",
+        REDUCTION => "reduction",
         23 => "batch_norm backward weights",
         25 | 26 => "resample",
         27 => "concat",
@@ -288,10 +311,10 @@ fn name_of_one(kind: c_int) -> &'static str {
         33 => "random",
         36 => "quantize",
         37 => "dequantize",
-        41 => "attention forward",
+        ATTENTION_FORWARD => "attention forward",
         42 | 48 => "grouped matmul",
-        43 => "attention backward",
-        45 => "softmax",
+        ATTENTION_BACKWARD => "attention backward",
+        SOFTMAX => "softmax",
         49 | 50 => "rope",
         _ => "operation",
     }
