@@ -140,15 +140,13 @@ fn capture(python: &Path) -> Finding {
 
 /// Whether GPUs can be simulated beneath torch's own CUDA code. It can be done without, so only another torch than expected is a problem.
 fn gpus(python: &Path) -> Finding {
-    let code = "import importlib.util as u, pathlib\n\
-                for name in 'uniference', 'torch': print(pathlib.Path(u.find_spec(name).origin).parent)";
+    let code = "import importlib.util as u, pathlib; print(pathlib.Path(u.find_spec('uniference').origin).parent)";
     let what = "simulated GPUs";
-    let folders = match ask(python, &["-c", code]) {
-        Ok(folders) => folders,
+    let package = match ask(python, &["-c", code]) {
+        Ok(package) => package,
         Err(error) => return Finding { what, found: error, problem: None },
     };
-    let (package, torch) = folders.split_once('\n').unwrap_or((&folders, ""));
-    let library = Path::new(package).join("libuniference_phantom.so");
+    let library = Path::new(&package).join("libuniference_phantom.so");
     if !library.exists() {
         return Finding {
             what,
@@ -156,7 +154,7 @@ fn gpus(python: &Path) -> Finding {
             problem: None,
         };
     }
-    match symbols::compare(&library, Path::new(torch)) {
+    match symbols::torch(python).and_then(|torch| symbols::compare(&library, &torch)) {
         Ok(bound) => match bound.problem() {
             None => Finding {
                 what,

@@ -2,12 +2,14 @@
 //! both: nothing is loaded.
 
 use crate::error::HostError;
+use crate::interrupt::shield;
 use memmap2::Mmap;
 use object::{Object, ObjectSymbol};
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use uniference_protocol::phantom::SONAMES;
 
 /// The compiler that torch brings may stay: it asks for no device.
@@ -50,18 +52,31 @@ pub fn compare(phantom: &Path, torch: &Path) -> io::Result<Bound> {
 }
 
 /// Refuses a torch that binds what the library lacks.
-pub fn check(phantom: &Path, torch: &Path) -> Result<(), HostError> {
-    let refuse = |what: String, hint: &str| Err(HostError::Host { what, hint: hint.to_owned() });
-    match compare(phantom, torch) {
-        Err(error) => refuse(
+pub fn check(phantom: &Path, python: &Path) -> Result<(), HostError> {
+    let (what, hint) = match torch(python).and_then(|torch| compare(phantom, &torch)) {
+        Err(error) => (
             format!("cannot read the symbols of PyTorch's libraries: {error}"),
             "run `uniference doctor` to see what is missing",
         ),
         Ok(bound) => match bound.problem() {
-            Some(problem) => refuse(problem, "install a supported version of PyTorch; `uniference doctor` names it"),
-            None => Ok(()),
+            Some(problem) => (problem, "install a supported version of PyTorch; `uniference doctor` names it"),
+            None => return Ok(()),
         },
+    };
+    Err(HostError::Host { what, hint: hint.to_owned() })
+}
+
+/// The folder of the torch that an interpreter would import.
+pub fn torch(python: &Path) -> io::Result<PathBuf> {
+    // Without the current folder: what lies there must not stand in for modules.
+    let code = "import importlib.util as u, pathlib; print(pathlib.Path(u.find_spec('torch').origin).parent)";
+    let output = shield(Command::new(python).args(["-P", "-c", code])).output()?;
+    if !output.status.success() {
+        return Err(io::Error::other(format!("{} does not find torch", python.display())));
     }
+    // Only the last line is ours: what Python runs at its start may print, too.
+    let text = String::from_utf8_lossy(&output.stdout);
+    Ok(PathBuf::from(text.lines().last().unwrap_or_default()))
 }
 
 impl Bound {

@@ -2,6 +2,7 @@
 
 use crate::kinds::Kind;
 use crate::streams::{self, Handle};
+use std::fmt::Write as _;
 
 /// `C = A B`, with `A` of m rows and k columns, once or for each of a batch.
 pub(crate) struct Product {
@@ -23,16 +24,18 @@ impl Product {
             return;
         }
         let letter = |transposed: bool| if transposed { 't' } else { 'n' };
-        let mut name = format!("{library} gemm {}", a.name);
+        let mut name = String::with_capacity(80);
+        name.extend([library, " gemm ", a.name]);
         if b != a {
-            name = format!("{name},{}", b.name);
+            name.extend([",", b.name]);
         }
         if c != a {
-            name = format!("{name}->{}", c.name);
+            name.extend(["->", c.name]);
         }
-        name = format!("{name} {}{} {rows}x{columns}x{depth}", letter(transposed[0]), letter(transposed[1]));
+        // Writing to a string does not fail.
+        let _ = write!(name, " {}{} {rows}x{columns}x{depth}", letter(transposed[0]), letter(transposed[1]));
         if batch > 1 {
-            name = format!("{name} batch {batch}");
+            let _ = write!(name, " batch {batch}");
         }
         name.push_str(suffix);
         let bytes = a.bytes(rows * depth) + b.bytes(depth * columns) + c.bytes(rows * columns);
