@@ -1,7 +1,9 @@
 //! Owns cuSPARSE: products and triangular solutions with sparse matrices, and how these are sorted. `cusparse.h` of CUDA 13 has the prototypes.
 //!
-//! Nothing is computed, and nothing takes a buffer. Functions whose result decides how much memory the program takes (products and sums of
-//! two sparse matrices) are missing.
+//! Nothing is computed, and nothing takes a buffer. Only where the result of two sparse matrices has elements is known ([`structure`]), as the
+//! program takes as much memory.
+
+mod structure;
 
 use crate::exports::{Out, Put, exports, family};
 use crate::kinds::{C64, C128, F32, F64, Kind};
@@ -13,6 +15,7 @@ type Status = c_int;
 pub(crate) const SUCCESS: Status = 0;
 const NOT_INITIALIZED: Status = 1;
 pub(crate) const INVALID_VALUE: Status = 3;
+const EXECUTION_FAILED: Status = 6;
 pub(crate) const NOT_SUPPORTED: Status = 10;
 type Pointer = *const c_void;
 
@@ -34,9 +37,30 @@ struct Matrix {
     kind: c_int,
     batch: c_int,
     is_sparse: bool,
+    /// Where rows start, of compressed rows, and the columns of elements: addresses, `cusparseIndexType_t`, and the first index, 0 or 1.
+    offsets: *mut c_void,
+    places: *mut c_void,
+    offset_kind: c_int,
+    place_kind: c_int,
+    base: c_int,
 }
 
 type At<'a> = Option<&'a Matrix>;
+
+/// Without indices.
+const NONE: Matrix = Matrix {
+    rows: 0,
+    columns: 0,
+    count: 0,
+    kind: 0,
+    batch: 1,
+    is_sparse: false,
+    offsets: std::ptr::null_mut(),
+    places: std::ptr::null_mut(),
+    offset_kind: 0,
+    place_kind: 0,
+    base: 0,
+};
 
 /// What has settings that nothing here depends on.
 struct Settings;
@@ -79,21 +103,27 @@ exports! {
     fn cusparseCreateCoo(
         place: Out<*mut Matrix>, rows: i64, columns: i64, count: i64, _row: Pointer, _column: Pointer, _values: Pointer, _index: c_int,
         _base: c_int, kind: c_int,
-    ) -> Status { create(place, Matrix { rows, columns, count, kind, batch: 1, is_sparse: true }) }
+    ) -> Status { create(place, Matrix { rows, columns, count, kind, batch: 1, is_sparse: true, ..NONE }) }
     fn cusparseCreateCsr(
-        place: Out<*mut Matrix>, rows: i64, columns: i64, count: i64, _row: Pointer, _column: Pointer, _values: Pointer, _offset: c_int,
-        _index: c_int, _base: c_int, kind: c_int,
-    ) -> Status { create(place, Matrix { rows, columns, count, kind, batch: 1, is_sparse: true }) }
+        place: Out<*mut Matrix>, rows: i64, columns: i64, count: i64, offsets: *mut c_void, places: *mut c_void, _values: Pointer,
+        offset_kind: c_int, place_kind: c_int, base: c_int, kind: c_int,
+    ) -> Status {
+        create(place, Matrix { rows, columns, count, kind, batch: 1, is_sparse: true, offsets, places, offset_kind, place_kind, base })
+    }
     fn cusparseCreateDnMat(
         place: Out<*mut Matrix>, rows: i64, columns: i64, _leading: i64, _values: Pointer, kind: c_int, _order: c_int,
-    ) -> Status { create(place, Matrix { rows, columns, count: rows * columns, kind, batch: 1, is_sparse: false }) }
+    ) -> Status { create(place, Matrix { rows, columns, count: rows * columns, kind, batch: 1, is_sparse: false, ..NONE }) }
     fn cusparseCreateDnVec(place: Out<*mut Matrix>, rows: i64, _values: Pointer, kind: c_int) -> Status {
-        create(place, Matrix { rows, columns: 1, count: rows, kind, batch: 1, is_sparse: false })
+        create(place, Matrix { rows, columns: 1, count: rows, kind, batch: 1, is_sparse: false, ..NONE })
     }
     fn cusparseDestroySpMat(matrix: *mut Matrix) -> Status { destroy(matrix) }
     fn cusparseDestroyDnMat(matrix: *mut Matrix) -> Status { destroy(matrix) }
     fn cusparseDestroyDnVec(matrix: *mut Matrix) -> Status { destroy(matrix) }
-    fn cusparseCsrSetPointers(_matrix: *mut Matrix, _row: Pointer, _column: Pointer, _values: Pointer) -> Status { SUCCESS }
+    fn cusparseCsrSetPointers(matrix: Option<&mut Matrix>, offsets: *mut c_void, places: *mut c_void, _values: Pointer) -> Status {
+        let Some(matrix) = matrix else { return INVALID_VALUE };
+        (matrix.offsets, matrix.places) = (offsets, places);
+        SUCCESS
+    }
     fn cusparseCsrSetStridedBatch(matrix: Option<&mut Matrix>, batch: c_int, _offsets: i64, _values: i64) -> Status {
         matrix.map_or(INVALID_VALUE, |matrix| { matrix.batch = batch; SUCCESS })
     }
@@ -322,6 +352,7 @@ fn describe(status: Status) -> (&'static CStr, &'static CStr) {
         1 => (c"CUSPARSE_STATUS_NOT_INITIALIZED", c"initialization error"),
         2 => (c"CUSPARSE_STATUS_ALLOC_FAILED", c"out of memory"),
         3 => (c"CUSPARSE_STATUS_INVALID_VALUE", c"invalid value"),
+        6 => (c"CUSPARSE_STATUS_EXECUTION_FAILED", c"execution failed"),
         10 => (c"CUSPARSE_STATUS_NOT_SUPPORTED", c"operation not supported"),
         11 => (c"CUSPARSE_STATUS_INSUFFICIENT_RESOURCES", c"insufficient resources"),
         _ => (c"CUSPARSE_STATUS_INTERNAL_ERROR", c"internal error"),
