@@ -23,6 +23,7 @@ fuzz_target!(|data: &[u8]| {
     let mut dictionary = Encoder::default();
     decoder.definitions().iter().for_each(|definition| dictionary.definition(definition));
     (1..).map_while(|site| decoder.source_line(site)).for_each(|site| dictionary.site(&site.line, &site.function));
+    decoder.kernels().iter().for_each(|name| dictionary.kernel(name));
     reader.read(&dictionary.take(), |_, _| unreachable!("a dictionary has no entries")).expect("it was just written");
     assert_eq!(reader.definitions(), decoder.definitions());
     reader.read(&again.take(), |_, _| written += 1).expect("it was just written");
@@ -37,5 +38,6 @@ fn write(encoder: &mut Encoder, entry: Entry<'_>) {
         Entry::Kind { allocation, kind } => encoder.kind(allocation, kind),
         Entry::Timed { before, lasted } => encoder.timed(before, lasted),
         Entry::Answered { line, operator } => encoder.answered(line, operator),
+        Entry::Stream(entry) => encoder.stream(entry),
     }
 }

@@ -1,7 +1,7 @@
 //! Owns the options that say where the duration of compute comes from.
 
 use std::path::PathBuf;
-use uniference_session::{Compute, ComputeOptions};
+use uniference_session::{Compute, ComputeOptions, HostTime};
 
 /// The same for live runs and replays.
 #[derive(clap::Args)]
@@ -17,12 +17,16 @@ pub(super) struct ComputeArgs {
     /// Device model whose measured operators are left out of all databases: what it would be estimated as from other devices
     #[arg(long, value_name = "MODEL")]
     leave_out: Option<String>,
+    /// Time of the host that hands work to the streams of simulated GPUs: a figure for each operator and launch (model), 6 us an operator or
+    /// another TIME as in "9 us", or CPU time on this machine (measured) [default: model; of a replay, as recorded]
+    #[arg(long, value_name = "measured|model|TIME")]
+    host_time: Option<HostTime>,
 }
 
 impl ComputeArgs {
     /// Whether any of them is.
     pub(super) fn is_given(&self) -> bool {
-        self.compute.is_some() || self.device_db.is_some() || self.leave_out.is_some()
+        self.compute.is_some() || self.device_db.is_some() || self.leave_out.is_some() || self.host_time.is_some()
     }
 
     /// The same as the session takes it.
@@ -32,6 +36,7 @@ impl ComputeArgs {
             own_database: super::devices::own_file(),
             database: self.device_db.clone(),
             left_out: self.leave_out.clone(),
+            host: self.host_time,
         }
     }
 }

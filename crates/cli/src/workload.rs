@@ -630,6 +630,7 @@ fn run(args: &Llama, workload: Workload, argv: &[OsString], notices: &Notices) -
             own_database: super::devices::own_file(),
             database: device_db.clone(),
             left_out: None,
+            host: None,
         },
         command: command_of(argv),
         output: uniference_session::Output {

@@ -93,14 +93,60 @@ pub enum Op {
         /// The user's line.
         site: Site,
     },
+    /// Asks to go on when work of the rank's device has ended: [`Answer::Go`].
+    Synchronize {
+        /// Which.
+        work: DeviceWork,
+        /// The user's line.
+        site: Site,
+    },
+    /// Asks whether work of the rank's device has ended: [`Answer::Ended`].
+    Query {
+        /// Which.
+        work: DeviceWork,
+        /// The user's line.
+        site: Site,
+    },
+    /// Asks how long after one event of the device another one was: [`Answer::Elapsed`].
+    Elapsed {
+        /// The event that is counted from.
+        from: u32,
+        /// The event that is counted to.
+        to: u32,
+        /// The user's line.
+        site: Site,
+    },
 }
 
 impl Op {
     /// Whether the task now waits for an [`Answer`].
     pub fn asks(&self) -> bool {
         use Op::*;
-        matches!(self, Start | Sleep(_) | Now | Pause(_) | Group { .. } | Wait { .. } | Store { .. })
+        matches!(
+            self,
+            Start
+                | Sleep(_)
+                | Now
+                | Pause(_)
+                | Group { .. }
+                | Wait { .. }
+                | Store { .. }
+                | Synchronize { .. }
+                | Query { .. }
+                | Elapsed { .. }
+        )
     }
+}
+
+/// What a program hands to streams of its device, by the rank's own numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DeviceWork {
+    /// All that was handed to a stream.
+    Stream(u32),
+    /// All before an event, as it was recorded last.
+    Event(u32),
+    /// All.
+    Device,
 }
 
 /// What a program did between two calls.
@@ -203,6 +249,9 @@ pub enum Answer {
     Ahead(Fetched),
     TimedOut,
     Store(StoreValue),
+    Ended(bool),
+    /// Picoseconds; `None`: one of the two was not reached.
+    Elapsed(Option<i64>),
 }
 
 /// Where the data of a complete operation lies, for one rank.

@@ -67,7 +67,7 @@ mod session;
 pub mod traces;
 
 pub use cluster::ClusterOptions;
-pub use compute::{Compute, ComputeOptions};
+pub use compute::{Compute, ComputeOptions, HostTime};
 pub use notices::Notices;
 pub use programs::{Programs, Ranks};
 pub use results::RecordLevel;

@@ -13,7 +13,7 @@ use std::time::Duration;
 use uniference_host::error::{Exit, HostError};
 use uniference_host::interrupt::Interrupts;
 use uniference_host::live::driver::{self, Compute, Console, Driver, LiveEnding, Setup, Terminal};
-use uniference_host::live::exchange::{Costs, Exchange, Slice};
+use uniference_host::live::exchange::{Costs, Exchange, Piece, Slice};
 use uniference_host::live::zygote::{RankPlacement, Script, describe_status};
 use uniference_sim::cluster::Cluster;
 use uniference_sim::engine::{Doing, Engine, Halt, RankReport};
@@ -117,8 +117,8 @@ impl<'a> Live<'a> {
 struct Free;
 
 impl Costs for Free {
-    fn work(&mut self, _: Slice<'_>) -> Work {
-        Work::new(SimDuration::ZERO, Origin::None)
+    fn pieces(&mut self, _: Slice<'_>) -> Vec<Piece> {
+        vec![Piece::Host(Work::new(SimDuration::ZERO, Origin::None))]
     }
 }
 

@@ -94,6 +94,8 @@ pub enum Event<'a> {
         base: SimDuration,
         /// Where that figure comes from.
         origin: Origin,
+        /// What it is called; `None`: compute.
+        name: Option<&'a str>,
         /// Which activity it was, and why it began.
         why: Why,
     },

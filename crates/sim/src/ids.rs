@@ -52,6 +52,21 @@ id!(/// An activity of one rank, numbered in the order in which the rank issued 
 id!(/// A line of the user's program; the caller keeps the table.
     Site, "site ");
 
+/// Queues from here on are streams of a device; below it each thread of the rank has the one of its own number.
+const STREAMS: u32 = 1 << 20;
+
+impl QueueId {
+    /// Of a stream of the rank's device. Streams that a program has are below 2^31; branches of its graphs follow.
+    pub const fn of_stream(stream: u32) -> QueueId {
+        QueueId(STREAMS + stream)
+    }
+
+    /// The stream whose queue it is; `None`: a thread's.
+    pub const fn stream(self) -> Option<u32> {
+        self.0.checked_sub(STREAMS)
+    }
+}
+
 /// A message, in the order in which a run's messages are posted. There may be more of them than of anything else.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct MessageId(pub u64);

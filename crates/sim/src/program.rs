@@ -68,6 +68,16 @@ pub enum Request {
         /// The user's line.
         site: Site,
     },
+    /// How long after `from` it was that `to` was reached, two events of the rank ([`Activity::Reach`]), which costs [`POLL_COST`]:
+    /// [`Reply::Elapsed`].
+    Elapsed {
+        /// The event that is counted from.
+        from: u32,
+        /// The event that is counted to.
+        to: u32,
+        /// The user's line.
+        site: Site,
+    },
     /// The task has ended. A rank is finished when its task 0 is.
     Exit(Outcome),
     /// Blocks until the time-out: [`Reply::TimedOut`]. Another thread of the rank may let the task go on before, of which the engine
@@ -87,6 +97,7 @@ impl Request {
             Request::Issue { site, .. }
             | Request::Wait { site, .. }
             | Request::Store { site, .. }
+            | Request::Elapsed { site, .. }
             | Request::Pause { site, .. } => Some(*site),
             Request::Now | Request::JoinGroup { .. } | Request::Exit(_) => None,
         }
@@ -117,6 +128,8 @@ pub enum Reply {
     Group(GroupId),
     /// A store operation's result.
     Store(StoreValue),
+    /// Picoseconds between two events, negative if the second one came first; `None`: one of them, as it was issued last, was not reached.
+    Elapsed(Option<i64>),
 }
 
 /// What a poll, a clock read or a look into the store costs, so that a busy-wait makes progress.
@@ -150,6 +163,8 @@ pub enum Activity {
     /// The rank's program has come to its end, and the rank is finished though its task goes on: for graphs whose last node is not
     /// the program's end, as where threads outlive it.
     Finish,
+    /// Reaches an event: takes no time, and the instant is kept, under a number of the rank's own, until the event is issued again.
+    Reach(u32),
     /// Closes the rank's connections of a group. Once a rank of the run has crashed, whoever waits for data of this rank there hears of
     /// it; before, it has no effect: who waits for a rank that will not come is told so as a deadlock.
     Close(GroupId),

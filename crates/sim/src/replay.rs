@@ -326,7 +326,9 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
             task_state.ahead.pop_front();
         }
         let Some(RecordedStep::Request(mut request)) = task_state.ahead.pop_front() else { return Ok(()) };
-        if let (Request::Wait { handles: named, .. }, Some(handles)) = (&mut request, &self.handles) {
+        if let Some(named) = handles_mut(&mut request)
+            && let Some(handles) = &self.handles
+        {
             named.iter_mut().for_each(|handle| *handle = handles.of_engine(*handle).expect("just looked"));
         }
         task_state.state = if matches!(request, Request::Pause { .. }) { State::Paused } else { State::Blocked };
@@ -353,9 +355,10 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
     /// Whether all that the next request waits for has been issued: here another thread may be later with that.
     fn knows_handles(&self, next: Option<&RecordedStep>) -> bool {
         match (next, &self.handles) {
-            (Some(RecordedStep::Request(Request::Wait { handles: named, .. })), Some(handles)) => {
-                named.iter().all(|handle| handles.of_engine(*handle).is_some())
-            }
+            (
+                Some(RecordedStep::Request(Request::Wait { handles: named, .. } | Request::Issue { after: named, .. })),
+                Some(handles),
+            ) => named.iter().all(|handle| handles.of_engine(*handle).is_some()),
             _ => true,
         }
     }
@@ -371,6 +374,14 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
             }
             ahead.pop_front();
         }
+    }
+}
+
+/// The activities that a request names.
+pub fn handles_mut(request: &mut Request) -> Option<&mut Vec<Handle>> {
+    match request {
+        Request::Wait { handles, .. } | Request::Issue { after: handles, .. } => Some(handles),
+        _ => None,
     }
 }
 

@@ -129,8 +129,10 @@ mod tests {
         for (rank, line, ms) in slices {
             let (rank, base, site) = (RankId(*rank), SimDuration::from_us(1_000 * *ms), Site(*line));
             let (task, start, origin) = (TaskId(0), SimTime::ZERO, Origin::Measured);
-            computes
-                .record(start + base, &Event::Computed { rank, task, start, base, origin, why: Default::default() });
+            computes.record(
+                start + base,
+                &Event::Computed { rank, task, start, base, origin, name: None, why: Default::default() },
+            );
             let (handle, call) = (Handle(0), &all_reduce(4));
             computes.record(
                 start + base,

@@ -19,6 +19,8 @@ pub enum Hazard {
     Poll,
     /// It read the clock.
     Clock,
+    /// It read the time between two events of its device.
+    EventTime,
     /// A receive took whichever message was first.
     AnySource,
     /// A time-out passed.
@@ -36,6 +38,7 @@ impl fmt::Display for Hazard {
         f.write_str(match self {
             Hazard::Poll => "polled an operation for completion",
             Hazard::Clock => "read the clock",
+            Hazard::EventTime => "read the time between two events of its device",
             Hazard::AnySource => "received from any source",
             Hazard::TimeOut => "reached a timeout",
             Hazard::AnyOf => "waited for any one of several operations",
@@ -107,6 +110,7 @@ enum Pending {
     #[default]
     Nothing,
     Clock,
+    EventTime,
     AnySource,
     Wait {
         any: bool,
@@ -166,6 +170,7 @@ impl Listener for Hazards {
         thread.site = request.site().or(thread.site);
         thread.asked = match request {
             Request::Now => Pending::Clock,
+            Request::Elapsed { .. } => Pending::EventTime,
             Request::Wait { handles, any, timeout, .. } => {
                 Pending::Wait { any: *any && handles.len() > 1, timeout: *timeout }
             }
@@ -182,6 +187,7 @@ impl Listener for Hazards {
         let (asked, site) = (std::mem::take(&mut thread.asked), thread.site);
         let found = match (asked, reply) {
             (Pending::Clock, _) => [Some(Hazard::Clock), None],
+            (Pending::EventTime, _) => [Some(Hazard::EventTime), None],
             (Pending::AnySource, _) => [Some(Hazard::AnySource), None],
             (Pending::Wait { timeout, .. } | Pending::Store { timeout, .. }, Reply::TimedOut) => {
                 [Some(if timeout == Some(POLL_COST) { Hazard::Poll } else { Hazard::TimeOut }), None]

@@ -12,6 +12,7 @@ mod like;
 mod rows;
 mod shape;
 mod surface;
+mod transfers;
 
 #[cfg(test)]
 mod tests;
@@ -102,8 +103,8 @@ impl Model {
         }
     }
 
-    /// The operator alone, once the host has come to it.
-    fn operator(&self, definition: &Definition) -> Estimate {
+    /// The operator alone, once the host has come to it: what the device takes.
+    pub fn operator(&self, definition: &Definition) -> Estimate {
         let described = describe(definition);
         if let Described::Nothing = described {
             return Estimate { duration: SimDuration::ZERO, spread: Some(0.0), origin: Origin::Roofline };

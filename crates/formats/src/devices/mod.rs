@@ -127,6 +127,27 @@ impl KnownDevice {
         SimDuration::from_secs_f64(self.launch_us? * 1e-6)
     }
 
+    /// Bytes a second that it exchanges with its host, in one direction: by its own link where that leads there, else by the generation of PCI Express
+    /// that devices with its local links have, 16 lanes of it; `None`: they share memory, or it is not known. Rates are raw: headers, and what else
+    /// keeps a link from them, are not taken off.
+    pub fn host_link(&self) -> Option<f64> {
+        let link = self.link.as_deref()?;
+        let own = || self.link_gbps;
+        let gigabytes = match link.split('-').next()? {
+            pcie if pcie.starts_with("pcie") => own(),
+            // Grace and Blackwell in one package: NVLink-C2C, 450 GB/s in each direction (NVIDIA, "GB200 NVL72").
+            "nvlink5" if self.name.starts_with("gb") => Some(450.0),
+            // V100; A100, A40, RTX A6000; H100, H200; B200, B300: of each the vendor's datasheet.
+            "nvlink2" => Some(16.0),
+            "nvlink3" => Some(32.0),
+            "nvlink4" | "nvlink5" => Some(64.0),
+            // MI250, MI300X: PCI Express 4.0 and 5.0.
+            "infinity" => Some(if self.name.starts_with("mi300") { 64.0 } else { 32.0 }),
+            _ => None,
+        };
+        gigabytes.map(|gigabytes| gigabytes * 1e9)
+    }
+
     /// Its arithmetic, where any of it is known.
     pub fn peaks(&self) -> Option<Peaks> {
         let known = [
@@ -188,6 +209,22 @@ mod tests {
             }
             assert!(!device.source.is_empty());
             assert!(device.peaks().is_some() || device.bandwidth().is_some(), "nothing is known of {}", device.name);
+        }
+    }
+
+    #[test]
+    fn the_way_to_the_host_follows_from_the_local_links() {
+        let gigabytes = |name: &str| find(name).unwrap().host_link().map(|rate| rate / 1e9);
+        for (name, rate) in [
+            ("v100-sxm2-32gb", Some(16.0)),
+            ("a100-sxm4-80gb", Some(32.0)),
+            ("h100-sxm", Some(64.0)),
+            ("h100-pcie", Some(64.0)),
+            ("gb200", Some(450.0)),
+            ("l4", Some(32.0)),
+            ("jetson-agx-orin-64gb", None),
+        ] {
+            assert_eq!(gigabytes(name), rate, "{name}");
         }
     }
 

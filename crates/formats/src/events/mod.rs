@@ -118,7 +118,7 @@ impl<'a> Row<'a> {
     pub fn of(event: &Event<'a>) -> Row<'a> {
         let ps = |at: SimTime| Cell::U64(at.as_ps());
         let (kind, cells) = match *event {
-            Event::Computed { rank, task, start, base, origin, why } => {
+            Event::Computed { rank, task, start, base, origin, why, .. } => {
                 let origin = match origin {
                     Origin::Measured => "Measured",
                     Origin::Recorded => "Recorded",

@@ -18,7 +18,7 @@ fn stream(mut see: impl FnMut(SimTime, &Event<'_>)) {
     let why = Why { task, handle, queue: Some(QueueId(7)), site, issued: start, cause: Cause::Task(task) };
     // A simulated one, and one of a real run.
     for why in [why, Why::default()] {
-        see(at, &Event::Computed { rank, task, start, base: exposed, origin: Origin::Measured, why });
+        see(at, &Event::Computed { rank, task, start, base: exposed, origin: Origin::Measured, name: None, why });
     }
     let calls = [
         collective(CollectiveKind::AllReduce, Some(ReduceOp::Sum), Shape::Even(10)),

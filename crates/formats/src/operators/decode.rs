@@ -41,6 +41,15 @@ pub enum Problem {
     /// The site has not been named.
     #[error("unknown line {0}")]
     Site(u64),
+    /// The kernel has not been named.
+    #[error("unknown kernel {0}")]
+    Kernel(u64),
+    /// No stream, event or graph has this number.
+    #[error("stream, event or graph {0} is out of range")]
+    Number(u64),
+    /// No kind of copy has this number.
+    #[error("unknown kind of copy {0}")]
+    Copy(u64),
     /// No kind of memory has this number.
     #[error("unknown kind of memory {0}")]
     Kind(u8),
@@ -94,6 +103,115 @@ pub enum Entry<'a> {
         /// The operator that read it.
         operator: &'a str,
     },
+    /// It handed something to a stream of a simulated GPU.
+    Stream(StreamEntry),
+}
+
+/// What a program hands to streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamEntry {
+    /// A kernel.
+    Launch {
+        /// Which: [`Decoder::kernel`].
+        kernel: u32,
+        /// On which stream.
+        stream: u32,
+        /// By whom, and what the host takes.
+        flags: LaunchFlags,
+        /// Bytes of memory that its arguments name; 0: not known.
+        bytes: u64,
+    },
+    /// A copy.
+    Copy {
+        /// On which stream.
+        stream: u32,
+        /// From where to where.
+        kind: CopyKind,
+        /// How much.
+        bytes: u64,
+        /// As of a launch.
+        flags: LaunchFlags,
+    },
+    /// An event, which happens when all that was handed to the stream before has ended.
+    Record {
+        /// Which.
+        event: u32,
+        /// On which stream.
+        stream: u32,
+    },
+    /// What comes on a stream waits for an event, as it was recorded last.
+    Wait {
+        /// Which stream.
+        stream: u32,
+        /// For which event; one that was never recorded has no effect.
+        event: u32,
+    },
+    /// What comes on a stream belongs to a graph.
+    Capture {
+        /// Which stream.
+        stream: u32,
+        /// Which graph; `None`: no longer.
+        graph: Option<u32>,
+    },
+    /// All of a graph.
+    GraphLaunch {
+        /// Which.
+        graph: u32,
+        /// On which stream.
+        stream: u32,
+    },
+    /// A function of the host.
+    HostFunction {
+        /// On which stream.
+        stream: u32,
+    },
+}
+
+/// Who launches, and what that takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LaunchFlags {
+    /// The operator whose execution follows.
+    pub inside: bool,
+    /// The host takes no time for it.
+    pub free: bool,
+}
+
+impl LaunchFlags {
+    pub(super) fn number(self) -> u64 {
+        u64::from(self.inside) + 2 * u64::from(self.free)
+    }
+}
+
+/// From where to where memory is copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CopyKind {
+    /// From memory of the host that can be swapped out.
+    PageableToDevice,
+    /// From memory of the host that stays where it is.
+    PinnedToDevice,
+    /// The same back.
+    DeviceToPageable,
+    /// The same back.
+    DeviceToPinned,
+    /// In the memory of one device.
+    Within,
+    /// From one device to another.
+    Peer,
+    /// A value is written.
+    Set,
+}
+
+impl CopyKind {
+    /// By number, from 0.
+    pub(super) const ALL: [CopyKind; 7] = [
+        CopyKind::PageableToDevice,
+        CopyKind::PinnedToDevice,
+        CopyKind::DeviceToPageable,
+        CopyKind::DeviceToPinned,
+        CopyKind::Within,
+        CopyKind::Peer,
+        CopyKind::Set,
+    ];
 }
 
 /// Where the program stood.
@@ -137,6 +255,7 @@ pub struct Decoder {
     /// How many tensors each definition has.
     tensors: Vec<u32>,
     sites: Vec<SourceLine>,
+    kernels: Vec<String>,
     /// The allocation that was named before.
     previous: u64,
     /// Of the execution that is being read.
@@ -154,8 +273,18 @@ impl Decoder {
         self.sites.get((site as usize).checked_sub(1)?)
     }
 
-    /// Reads the next slice of the rank's stream, and shows `visit` its entries in order, with this decoder as it then is. Definitions, sites and
-    /// restarts are not shown.
+    /// Names of kernels so far, by number from 1: there are some if the rank has simulated GPUs.
+    pub fn kernels(&self) -> &[String] {
+        &self.kernels
+    }
+
+    /// The name of a kernel that an entry has named.
+    pub fn kernel(&self, number: u32) -> &str {
+        &self.kernels[number as usize - 1]
+    }
+
+    /// Reads the next slice of the rank's stream, and shows `visit` its entries in order, with this decoder as it then is. Definitions, sites,
+    /// kernels and restarts are not shown.
     ///
     /// # Errors
     /// At the first entry that is invalid. Those before it have been shown; the stream cannot be read any further.
@@ -201,9 +330,41 @@ impl Decoder {
                 let (before, lasted) = (bytes.number()?, bytes.number()?);
                 visit(self, Entry::Timed { before, lasted });
             }
+            tag::KERNEL => self.kernels.push(bytes.text()?),
+            tag @ tag::LAUNCH..tag::EXECUTION => {
+                let entry = self.stream_entry(tag, bytes)?;
+                visit(self, Entry::Stream(entry));
+            }
             other => self.execution(other, bytes, visit)?,
         }
         Ok(())
+    }
+
+    fn stream_entry(&self, tag: u64, bytes: &mut Bytes<'_>) -> Result<StreamEntry, Problem> {
+        Ok(match tag {
+            tag::LAUNCH => {
+                let (kernel, stream) = (bytes.number()?, bytes.small()?);
+                if kernel == 0 || kernel > self.kernels.len() as u64 {
+                    return Err(Problem::Kernel(kernel));
+                }
+                StreamEntry::Launch { kernel: kernel as u32, stream, flags: bytes.flags()?, bytes: bytes.number()? }
+            }
+            tag::COPY => {
+                let (stream, kind) = (bytes.small()?, bytes.number()?);
+                let known = usize::try_from(kind).ok().and_then(|kind| CopyKind::ALL.get(kind)).copied();
+                let kind = known.ok_or(Problem::Copy(kind))?;
+                StreamEntry::Copy { stream, kind, bytes: bytes.number()?, flags: bytes.flags()? }
+            }
+            tag::RECORD => StreamEntry::Record { event: bytes.small()?, stream: bytes.small()? },
+            tag::WAIT => StreamEntry::Wait { stream: bytes.small()?, event: bytes.small()? },
+            tag::CAPTURE => {
+                let (stream, graph) = (bytes.small()?, bytes.small()?);
+                StreamEntry::Capture { stream, graph: (graph > 0).then_some(graph) }
+            }
+            tag::GRAPH_LAUNCH => StreamEntry::GraphLaunch { graph: bytes.small()?, stream: bytes.small()? },
+            tag::HOST_FUNCTION => StreamEntry::HostFunction { stream: bytes.small()? },
+            other => return Err(Problem::Entry(other)),
+        })
     }
 
     fn execution(
@@ -241,7 +402,7 @@ impl Decoder {
     }
 }
 
-/// How many bytes of a slice are its definitions and sites, with which it begins. They belong to the whole rank, what follows to one thread.
+/// How many bytes of a slice are its definitions, sites and kernels, with which it begins. They belong to the whole rank, what follows to one thread.
 ///
 /// # Errors
 /// If one of them is invalid.
@@ -256,6 +417,7 @@ pub fn dictionary_length(slice: &[u8]) -> Result<usize, Invalid> {
         match bytes.number().map_err(invalid)? {
             tag::DEFINITION => drop(bytes.definition().map_err(invalid)?),
             tag::SITE => drop(bytes.text().and_then(|_| bytes.text()).map_err(invalid)?),
+            tag::KERNEL => drop(bytes.text().map_err(invalid)?),
             _ => return Ok(at),
         }
     }
@@ -287,6 +449,18 @@ impl Bytes<'_> {
             }
         }
         Err(Problem::LongNumber)
+    }
+
+    /// The number of a stream, an event or a graph.
+    fn small(&mut self) -> Result<u32, Problem> {
+        let number = self.number()?;
+        u32::try_from(number).ok().filter(|number| *number < 1 << 31).ok_or(Problem::Number(number))
+    }
+
+    /// Bits that nobody has given a meaning have none.
+    fn flags(&mut self) -> Result<LaunchFlags, Problem> {
+        let bits = self.number()?;
+        Ok(LaunchFlags { inside: bits & 1 != 0, free: bits & 2 != 0 })
     }
 
     fn integer(&mut self) -> Result<i64, Problem> {

@@ -1,6 +1,6 @@
 //! Owns the writing of a stream of operators. Ranks have writers of their own, in C++ and Python; this one makes streams where there is no rank.
 
-use super::decode::{Line, MemoryKind};
+use super::decode::{CopyKind, Line, MemoryKind, StreamEntry};
 use super::definition::{Argument, Definition, Tensor};
 use super::{argument, tag};
 
@@ -74,6 +74,32 @@ impl Encoder {
         self.number(tag::TIMED);
         self.number(before);
         self.number(lasted);
+    }
+
+    /// The next kernel; the n-th has the number n.
+    pub fn kernel(&mut self, name: &str) {
+        self.number(tag::KERNEL);
+        self.text(name);
+    }
+
+    /// Something was handed to a stream.
+    pub fn stream(&mut self, entry: StreamEntry) {
+        let (tag, fields) = match entry {
+            StreamEntry::Launch { kernel, stream, flags, bytes } => {
+                (tag::LAUNCH, vec![kernel.into(), stream.into(), flags.number(), bytes])
+            }
+            StreamEntry::Copy { stream, kind, bytes, flags } => {
+                let at = CopyKind::ALL.iter().position(|known| *known == kind).expect("it has all of them");
+                (tag::COPY, vec![stream.into(), at as u64, bytes, flags.number()])
+            }
+            StreamEntry::Record { event, stream } => (tag::RECORD, vec![event.into(), stream.into()]),
+            StreamEntry::Wait { stream, event } => (tag::WAIT, vec![stream.into(), event.into()]),
+            StreamEntry::Capture { stream, graph } => (tag::CAPTURE, vec![stream.into(), graph.unwrap_or(0).into()]),
+            StreamEntry::GraphLaunch { graph, stream } => (tag::GRAPH_LAUNCH, vec![graph.into(), stream.into()]),
+            StreamEntry::HostFunction { stream } => (tag::HOST_FUNCTION, vec![stream.into()]),
+        };
+        self.number(tag);
+        fields.into_iter().for_each(|field| self.number(field));
     }
 
     /// A thread's part begins.

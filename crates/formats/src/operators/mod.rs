@@ -19,6 +19,14 @@
 //! | 5 | answered | line; text: name of the operator that read a value which was not computed |
 //! | 6 | restart | (none) |
 //! | 7 | timed | number: nanoseconds from the operator before (or from the program's turn) to the next execution; number: nanoseconds of that |
+//! | 8 | kernel | text: name |
+//! | 9 | launch | number: kernel; number: stream; number: flags; number: bytes of memory that its arguments name, 0: not known |
+//! | 10 | copy | number: stream; number: kind; number: bytes; number: flags |
+//! | 11 | record | number: event; number: stream |
+//! | 12 | wait | number: stream; number: event |
+//! | 13 | capture | number: stream; number: graph, or 0 where it ends |
+//! | 14 | graph launch | number: graph; number: stream |
+//! | 15 | host function | number: stream |
 //! | 16 + d | execution of definition d | line; for each tensor of the definition an allocation |
 //!
 //! Definitions of a rank are numbered from 0 and its sites from 1 in the order of their entries; site 0 is a line that is not known. A line is
@@ -27,6 +35,14 @@
 //!
 //! An allocation is an integer: the difference to the allocation that was named before, in whichever entry. A *restart* makes that one 0
 //! again: each thread's part of a slice begins with one. Allocation 0 is memory that is not tracked.
+//!
+//! Entries 8 to 15 are what a program with simulated GPUs hands to their streams. Kernels of a rank are numbered from 1 in the order of their
+//! entries; streams, events and graphs have the numbers that the rank gives them, below 2^31. Stream 0 is the default stream; the others do not
+//! synchronise with it by themselves: for one that does, as those made without `cudaStreamNonBlocking`, the rank writes records and waits. What
+//! an operator launches comes before its execution. Flags are a sum: 1 launched by the operator whose execution follows, 2 costs the host no
+//! time. Kinds of copies are: 0 from pageable memory of the host to the device, 1 from pinned memory, 2 and 3 the same back, 4 within a
+//! device, 5 between devices, 6 a value into memory of the device. What is handed to a stream between both entries of its capture belongs
+//! to the graph, and so what is handed to streams that have waited for an event recorded meanwhile on a stream in capture.
 //!
 //! An argument is a byte and its fields:
 //!
@@ -46,7 +62,7 @@
 //! operator writes to it, the number of its dimensions, its sizes (numbers) and its strides (integers, in elements). The arguments of
 //! operators that only make one view have integers written as 9.
 //!
-//! A slice of the stream, as one call of the rank sends it, ends at the end of an entry; definitions and sites come first in it.
+//! A slice of the stream, as one call of the rank sends it, ends at the end of an entry; definitions, sites and kernels come first in it.
 
 mod decode;
 mod definition;
@@ -55,7 +71,10 @@ mod encode;
 #[cfg(test)]
 mod tests;
 
-pub use decode::{Decoder, Entry, Invalid, Line, MemoryKind, Problem, SourceLine, dictionary_length};
+pub use decode::{
+    CopyKind, Decoder, Entry, Invalid, LaunchFlags, Line, MemoryKind, Problem, SourceLine, StreamEntry,
+    dictionary_length,
+};
 pub use definition::{Argument, Definition, Place, ScalarType, Tensor};
 pub use encode::Encoder;
 
@@ -69,6 +88,14 @@ mod tag {
     pub(super) const ANSWERED: u64 = 5;
     pub(super) const RESTART: u64 = 6;
     pub(super) const TIMED: u64 = 7;
+    pub(super) const KERNEL: u64 = 8;
+    pub(super) const LAUNCH: u64 = 9;
+    pub(super) const COPY: u64 = 10;
+    pub(super) const RECORD: u64 = 11;
+    pub(super) const WAIT: u64 = 12;
+    pub(super) const CAPTURE: u64 = 13;
+    pub(super) const GRAPH_LAUNCH: u64 = 14;
+    pub(super) const HOST_FUNCTION: u64 = 15;
     /// And from here on executions.
     pub(super) const EXECUTION: u64 = 16;
 }

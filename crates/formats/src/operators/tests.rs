@@ -14,6 +14,7 @@ enum Kept {
     Kind(u64, MemoryKind),
     Answered(Line, String),
     Timed(u64, u64),
+    Stream(StreamEntry),
 }
 
 impl Kept {
@@ -27,6 +28,7 @@ impl Kept {
             Entry::Kind { allocation, kind } => Kept::Kind(allocation, kind),
             Entry::Timed { before, lasted } => Kept::Timed(before, lasted),
             Entry::Answered { line, operator } => Kept::Answered(line, operator.to_owned()),
+            Entry::Stream(entry) => Kept::Stream(entry),
         }
     }
 
@@ -41,6 +43,7 @@ impl Kept {
             Kept::Kind(allocation, kind) => encoder.kind(*allocation, *kind),
             Kept::Timed(before, lasted) => encoder.timed(*before, *lasted),
             Kept::Answered(line, operator) => encoder.answered(*line, operator),
+            Kept::Stream(entry) => encoder.stream(*entry),
         }
     }
 }
@@ -103,6 +106,34 @@ fn a_stream_is_what_its_documentation_says() {
     assert_eq!(encoder.take(), slice);
 }
 
+/// What is handed to streams, by hand.
+#[test]
+fn entries_of_streams_are_what_their_documentation_says() {
+    let mut slice = vec![8, 2];
+    slice.extend(b"k1");
+    assert_eq!(dictionary_length(&slice), Ok(slice.len()));
+    slice.extend([9, 1, 7, 1, 0xac, 0x02, 10, 0, 3, 8, 2, 11, 4, 7, 12, 0, 4, 13, 7, 2, 13, 7, 0, 14, 2, 0, 15, 7]);
+    let inside = LaunchFlags { inside: true, free: false };
+    let free = LaunchFlags { inside: false, free: true };
+    let expected = [
+        StreamEntry::Launch { kernel: 1, stream: 7, flags: inside, bytes: 300 },
+        StreamEntry::Copy { stream: 0, kind: CopyKind::DeviceToPinned, bytes: 8, flags: free },
+        StreamEntry::Record { event: 4, stream: 7 },
+        StreamEntry::Wait { stream: 0, event: 4 },
+        StreamEntry::Capture { stream: 7, graph: Some(2) },
+        StreamEntry::Capture { stream: 7, graph: None },
+        StreamEntry::GraphLaunch { graph: 2, stream: 0 },
+        StreamEntry::HostFunction { stream: 7 },
+    ];
+    let mut decoder = Decoder::default();
+    assert_eq!(read(&mut decoder, &slice).unwrap(), expected.map(Kept::Stream));
+    assert_eq!((decoder.kernels(), decoder.kernel(1)), (&["k1".to_owned()][..], "k1"));
+    let mut encoder = Encoder::default();
+    encoder.kernel("k1");
+    expected.into_iter().for_each(|entry| encoder.stream(entry));
+    assert_eq!(encoder.take(), slice);
+}
+
 #[test]
 fn what_a_slice_has_defined_the_next_one_names() {
     let mut encoder = Encoder::default();
@@ -139,7 +170,9 @@ fn definitions_and_lines_come_before_what_a_thread_has_done() {
 #[case::text_is_longer_than_what_there_is(&[1, 100, b'a'], Problem::CutShort)]
 #[case::a_number_without_an_end(&[2, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 1], Problem::LongNumber)]
 #[case::a_number_of_65_bits(&[2, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02], Problem::LongNumber)]
-#[case::an_entry_of_no_kind(&[15], Problem::Entry(15))]
+#[case::a_kernel_that_is_not_there(&[9, 1, 0, 0, 0], Problem::Kernel(1))]
+#[case::a_copy_of_no_kind(&[10, 0, 7, 1, 0], Problem::Copy(7))]
+#[case::a_stream_out_of_range(&[15, 0x80, 0x80, 0x80, 0x80, 0x08], Problem::Number(1 << 31))]
 #[case::an_argument_of_no_kind(&[0, 0, 1, 77], Problem::Argument(77))]
 #[case::a_list_of_no_tensors(&[0, 0, 1, 8, 1, 3], Problem::Argument(3))]
 #[case::a_definition_that_is_not_there(&[18, 0], Problem::Definition(2))]
@@ -245,6 +278,13 @@ fn any_entries(definition: &Definition) -> impl Strategy<Value = Vec<Kept>> + us
         (any::<u64>(), any::<u64>()).prop_map(|(before, lasted)| Kept::Timed(before, lasted)),
         (any::<u64>(), 0..4_usize).prop_map(|(allocation, kind)| Kept::Kind(allocation, MemoryKind::ALL[kind])),
         (line(), any::<String>()).prop_map(|(line, operator)| Kept::Answered(line, operator)),
+        (0_u32..1 << 31, 0..7_usize, any::<u64>(), any::<bool>()).prop_map(|(stream, kind, bytes, inside)| {
+            let flags = LaunchFlags { inside, free: !inside };
+            Kept::Stream(StreamEntry::Copy { stream, kind: CopyKind::ALL[kind], bytes, flags })
+        }),
+        (0_u32..1 << 31, 1_u32..9).prop_map(|(stream, graph)| {
+            Kept::Stream(StreamEntry::Capture { stream, graph: (graph > 1).then_some(graph) })
+        }),
     ];
     prop::collection::vec(entry, 0..20)
 }

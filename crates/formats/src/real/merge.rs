@@ -452,6 +452,7 @@ impl Merged {
                     start,
                     base,
                     origin: Origin::Measured,
+                    name: None,
                     why: Default::default(),
                 };
                 events.push((end, event));

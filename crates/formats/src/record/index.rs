@@ -1,4 +1,4 @@
-//! Owns the shape of a file of versions 2 and 3: frames of one rank each, an index of them at the end, and how they are found without it.
+//! Owns the shape of a file of versions 2 to 4: frames of one rank each, an index of them at the end, and how they are found without it.
 
 use super::schema::{FullHeader, Header, Step};
 use super::{Contents, Ending, Extent, FRAME_HEAD, LONGEST_FRAME, Version, checksum, decode, frame_head, read_frame};
@@ -23,7 +23,7 @@ pub(super) enum Start {
     Block { rank: u32 },
     /// The file's last frame, and nothing else is in it: how many steps there are, and the blocks in the file's order.
     End { steps: u64, blocks: Vec<Block> },
-    /// The same as `Header` of version 3.
+    /// The same as `Header` of versions 3 and 4.
     FullHeader(FullHeader),
 }
 
@@ -31,7 +31,7 @@ pub(super) enum Start {
 pub(super) fn header(frame: &[u8], version: u8) -> Result<super::Header, String> {
     match (decode(frame)?, version) {
         (Start::Header(header), 2) => Ok(header.read()),
-        (Start::FullHeader(header), 3) => Ok(header.read()),
+        (Start::FullHeader(header), 3..) => Ok(header.read()),
         _ => Err("the header is missing".to_owned()),
     }
 }

@@ -25,8 +25,8 @@ use uniference_sim::replay::RecordedStep;
 
 /// What a record starts with; a byte with the version of the format follows.
 const MAGIC: [u8; 7] = *b"UNIREC\n";
-/// The version that is written. Versions 1 and 2 are read, too.
-const VERSION: u8 = 3;
+/// The version that is written. Those before it are read, too.
+const VERSION: u8 = 4;
 /// No frame is longer: the longest steps list a few numbers for each rank.
 const LONGEST_FRAME: u32 = 1 << 28;
 /// Length and checksum of a frame.
@@ -101,11 +101,11 @@ struct Contents {
 #[derive(Clone, Copy, PartialEq)]
 enum Version {
     One,
-    /// Versions 2 and 3: only newer ones have operators.
+    /// Versions 2 to 4: they differ in which steps they have.
     Indexed,
 }
 
-/// A piece of the file with nothing but steps of one rank: in versions 2 and 3 a frame, in version 1 one or more.
+/// A piece of the file with nothing but steps of one rank: in newer versions a frame, in version 1 one or more.
 #[derive(Clone, Copy)]
 struct Extent {
     offset: u64,
@@ -135,7 +135,7 @@ impl<R: Read + Seek> RecordReader<R> {
         })?;
         let version = match magic {
             [name @ .., 1] if name == MAGIC => Version::One,
-            [name @ .., 2 | VERSION] if name == MAGIC => Version::Indexed,
+            [name @ .., 2..=VERSION] if name == MAGIC => Version::Indexed,
             [name @ .., version] if name == MAGIC => return Err(RecordError::Version(version)),
             _ => return Err(RecordError::NotARecord),
         };

@@ -2,11 +2,13 @@
 //!
 //! Everything is postcard. Its enums are numbered in the order of their variants here, and the tables below number what has no fields: what
 //! is new goes to the end of either, and nothing changes its place. Times are picoseconds, sizes bytes. All versions of the format share it, but version 1
-//! never has [`Step::Named`] or [`Step::Line`], and versions 1 and 2 never have [`Step::Operators`] or [`Step::HandlesInOrder`].
+//! never has [`Step::Named`] or [`Step::Line`], versions 1 and 2 never have [`Step::Operators`] or [`Step::HandlesInOrder`], and none before 4 has
+//! [`Step::Elapsed`], [`Activity::Part`] or [`Activity::Reach`].
 
 use crate::report::Manifest;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use uniference_sim::device::Resource;
 use uniference_sim::ids::{GroupId, GroupRank, Handle, QueueId, RankId, Site, TaskId};
 use uniference_sim::program::{self, CollectiveKind, DType, Origin, Outcome, ReduceOp, Request};
 use uniference_sim::replay::RecordedStep;
@@ -24,6 +26,7 @@ const ORIGINS: [Origin; 7] = [
     Origin::Interpolated,
     Origin::Transferred,
 ];
+const RESOURCES: [Resource; 3] = [Resource::Host, Resource::Accelerator, Resource::CopyEngine];
 const OUTCOMES: [Outcome; 3] = [Outcome::Ok, Outcome::Failed, Outcome::Crashed];
 const KINDS: [CollectiveKind; 9] = {
     use CollectiveKind::{AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter};
@@ -72,7 +75,7 @@ pub(super) struct Header {
     command: Vec<String>,
 }
 
-/// What a record of version 3 says there.
+/// What a record of version 3 or later says there.
 #[derive(Serialize, Deserialize)]
 pub(super) struct FullHeader {
     header: Header,
@@ -131,17 +134,35 @@ pub(super) enum Step {
     },
     /// [`RecordedStep::HandlesInOrder`]
     HandlesInOrder,
+    Elapsed {
+        from: u32,
+        to: u32,
+        site: u32,
+    },
 }
 
 #[derive(Serialize, Deserialize)]
 pub(super) enum Activity {
-    Compute { duration: u64, origin: u32 },
-    Call { group: u32, op: CallOp },
+    Compute {
+        duration: u64,
+        origin: u32,
+    },
+    Call {
+        group: u32,
+        op: CallOp,
+    },
     Sleep(u64),
     Mark(Mark),
     Store(StoreOp),
     Finish,
     Close(u32),
+    /// As `Compute`, on another part of the device than `Resource::Accelerator`.
+    Part {
+        duration: u64,
+        origin: u32,
+        resource: u32,
+    },
+    Reach(u32),
 }
 
 #[derive(Serialize, Deserialize)]
@@ -243,6 +264,7 @@ impl Step {
             Request::Store { operation, timeout, site } => {
                 Step::Store { operation: StoreOp::of(operation), timeout: limit(timeout), site: site.0 }
             }
+            Request::Elapsed { from, to, site } => Step::Elapsed { from: *from, to: *to, site: site.0 },
             Request::Exit(outcome) => Step::Exit(number(&OUTCOMES, outcome)),
             Request::Pause { timeout, site } => Step::Pause { timeout: timeout.as_ps(), site: site.0 },
         }
@@ -269,6 +291,7 @@ impl Step {
             Step::Store { operation, timeout, site } => {
                 Request::Store { operation: operation.read(), timeout: limit(timeout), site: Site(site) }
             }
+            Step::Elapsed { from, to, site } => Request::Elapsed { from, to, site: Site(site) },
             Step::Exit(outcome) => Request::Exit(numbered(&OUTCOMES, outcome, "outcome")?),
             Step::Pause { timeout, site } => {
                 Request::Pause { timeout: SimDuration::from_ps(timeout), site: Site(site) }
@@ -292,8 +315,13 @@ impl Activity {
     fn of(activity: &program::Activity) -> Activity {
         match activity {
             program::Activity::Compute(work) => {
-                Activity::Compute { duration: work.duration.as_ps(), origin: number(&ORIGINS, &work.origin) }
+                let (duration, origin) = (work.duration.as_ps(), number(&ORIGINS, &work.origin));
+                match work.resource {
+                    Resource::Accelerator => Activity::Compute { duration, origin },
+                    other => Activity::Part { duration, origin, resource: number(&RESOURCES, &other) },
+                }
             }
+            program::Activity::Reach(event) => Activity::Reach(*event),
             program::Activity::Call(call) => Activity::Call { group: call.group.0, op: CallOp::of(&call.op) },
             program::Activity::Sleep(duration) => Activity::Sleep(duration.as_ps()),
             program::Activity::Mark(program::Mark::Begin(name)) => Activity::Mark(Mark::Begin(name.to_string())),
@@ -310,6 +338,13 @@ impl Activity {
                 let duration = SimDuration::from_ps(duration);
                 program::Activity::Compute(program::Work::new(duration, numbered(&ORIGINS, origin, "origin")?))
             }
+            Activity::Part { duration, origin, resource } => {
+                let resource = numbered(&RESOURCES, resource, "part of a device")?;
+                let origin = numbered(&ORIGINS, origin, "origin")?;
+                let work = program::Work::new(SimDuration::from_ps(duration), origin).on(resource);
+                program::Activity::Compute(work)
+            }
+            Activity::Reach(event) => program::Activity::Reach(event),
             Activity::Call { group, op } => {
                 let call = program::Call { group: GroupId(group), op: op.read()? };
                 if call.op.bytes(1) > LARGEST_SIZE {

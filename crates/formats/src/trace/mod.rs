@@ -1,6 +1,6 @@
 //! Owns the trace: what happened when, as a file that opens in Perfetto and in chrome://tracing (the Chrome JSON format).
 //!
-//! Each rank is a process with a row for each task (compute, waiting), for its named ranges, and for the operations of each group;
+//! Each rank is a process with a row for each task (compute, waiting), for its named ranges, for each stream of its device, and for the operations of each group;
 //! what overlaps within a row goes on a second row of the same name. Each link that was used is a counter of bytes per second, and what each rank held in
 //! memory one of bytes by kind.
 //! Times are microseconds with six decimals, which is to the picosecond.
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use uniference_sim::cluster::Cluster;
 use uniference_sim::event::{Event, Meeting, Observer, WaitReason};
-use uniference_sim::ids::{GroupId, RankId, TaskId};
+use uniference_sim::ids::{GroupId, QueueId, RankId, TaskId};
 use uniference_sim::program::{Call, CallOp, Mark};
 use uniference_sim::time::{Bytes, SimTime};
 
@@ -42,6 +42,7 @@ struct RankRows {
 enum Row {
     Ranges,
     Task(TaskId),
+    Stream(u32),
     Group(GroupId),
 }
 
@@ -155,7 +156,8 @@ fn name_row<W: Write>(out: &mut Document<W>, rank: RankId, rank_name: &str, row:
         Row::Ranges => ("ranges".to_owned(), 0),
         Row::Task(TaskId(0)) => (rank_name.to_owned(), 1),
         Row::Task(task) => (format!("{rank_name} {task}"), 1 + u64::from(task.0)),
-        Row::Group(group) => (format!("operations of {group}"), (1 << 20) + u64::from(group.0)),
+        Row::Stream(stream) => (format!("stream {stream}"), (1 << 19) + u64::from(stream)),
+        Row::Group(group) => (format!("operations of {group}"), (1 << 40) + u64::from(group.0)),
     };
     out.name("thread", pid(rank), tid, &name, sort);
 }
@@ -190,9 +192,10 @@ fn describe(
 impl<W: Write> Observer for TraceWriter<W> {
     fn record(&mut self, at: SimTime, event: &Event<'_>) {
         match *event {
-            Event::Computed { rank, task, start, base, .. } => {
+            Event::Computed { rank, task, start, base, name, why, .. } => {
                 let args = json!({"reference_us": in_micros(base.as_ps())});
-                self.slice(rank, Row::Task(task), start, at, "compute", args);
+                let row = why.queue.and_then(QueueId::stream).map_or(Row::Task(task), Row::Stream);
+                self.slice(rank, row, start, at, name.unwrap_or("compute"), args);
             }
             // Its compute is shown itself.
             Event::Waited { reason: WaitReason::Compute, .. } => {}

@@ -40,6 +40,7 @@ fn feed(observer: &mut impl Observer) {
         start: us(1),
         base: SimDuration::from_ps(1),
         origin: Origin::Measured,
+        name: None,
         why: Default::default(),
     };
     let waited = Event::Waited {

@@ -5,18 +5,22 @@
 //! It is long because it is one state machine: what a task may be asked for, and what each of the engine's answers leads to, is read together.
 
 mod dictionary;
+mod streams;
+
+pub use streams::{CopyEngine, Launch, Piece};
 
 use super::data::{Access, DataPlane};
 use dictionary::Dictionary;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use streams::Streams;
 use uniference_protocol::memory::Window;
-use uniference_protocol::messages::{self, Answer, Fetched, LocalHandle, Op, Quiet, Reply as Frame};
+use uniference_protocol::messages::{self, Answer, DeviceWork, Fetched, LocalHandle, Op, Quiet, Reply as Frame};
 use uniference_sim::engine::{Engine, Halt, Resumption, Threads, Turn};
 use uniference_sim::event::{Event, Observer};
 use uniference_sim::ids::{GroupId, Handle, QueueId, RankId, Site, TaskId};
-use uniference_sim::program::{Activity, Origin, Outcome, Reply, Request, Work};
-use uniference_sim::replay::RecordedStep;
+use uniference_sim::program::{Activity, Origin, Outcome, POLL_COST, Reply, Request, Work};
+use uniference_sim::replay::{RecordedStep, handles_mut};
 use uniference_sim::time::{SimDuration, SimTime};
 
 /// Sees every step: those of one rank in their order, and those of several in the order of the ranks' clocks.
@@ -47,14 +51,14 @@ pub struct Slice<'a> {
 
 /// Says what slices cost. Each is asked for once, and those of a rank in the order of its calls.
 pub trait Costs {
-    /// The work that a slice is.
-    fn work(&mut self, slice: Slice<'_>) -> Work;
+    /// What a slice comes to: work of the host, the last piece being some, and what it hands to streams meanwhile.
+    fn pieces(&mut self, slice: Slice<'_>) -> Vec<Piece>;
 }
 
 /// A slice takes as long as was measured.
 impl Costs for () {
-    fn work(&mut self, slice: Slice<'_>) -> Work {
-        Work::new(slice.measured, Origin::Measured)
+    fn pieces(&mut self, slice: Slice<'_>) -> Vec<Piece> {
+        vec![Piece::Host(Work::new(slice.measured, Origin::Measured))]
     }
 }
 
@@ -128,6 +132,7 @@ struct RankConversation {
     activities: u32,
     /// Of a rank with several threads: how the record calls an activity, by the engine's name.
     recorded_as: BTreeMap<Handle, Handle>,
+    streams: Streams,
 }
 
 /// The operations that a rank has released. A thread may ask for one that another thread has just done with.
@@ -185,6 +190,12 @@ struct TaskConversation {
     operators: Vec<u8>,
     /// Of slices that were said and not carried out, how much of the dictionary was heard before.
     slices: VecDeque<u64>,
+    /// Of the slice that is carried out, what was not handed to the engine yet.
+    pieces: VecDeque<Piece>,
+    /// The last of its work on the host.
+    host: Option<Handle>,
+    /// What its next work on the host waits for.
+    awaited: Vec<Handle>,
     /// How the record calls the activity that it issued last.
     recorded_as: Handle,
     /// The line it stood on last.
@@ -210,7 +221,8 @@ enum State {
 /// What the engine was asked for.
 enum Asked {
     FirstTurn,
-    Compute,
+    /// Of a slice, this piece.
+    Piece(Piece),
     ComputeEnd,
     Sleep,
     SleepEnd,
@@ -225,6 +237,11 @@ enum Asked {
     Pause,
     Group(Arc<[RankId]>),
     Store,
+    Synchronize,
+    Query,
+    Elapsed,
+    /// The end of what its device has to do, before its own.
+    DeviceEnd,
 }
 
 impl Exchange {
@@ -244,6 +261,7 @@ impl Exchange {
                 dictionary: Dictionary::default(),
                 activities: 0,
                 recorded_as: BTreeMap::new(),
+                streams: Streams::default(),
             }
         };
         Exchange {
@@ -583,6 +601,21 @@ impl Exchange {
                 (Request::JoinGroup { ranks: ranks.clone(), sequence }, Asked::Group(ranks))
             }
             Op::Store { operation, timeout, .. } => (Request::Store { operation, timeout, site: line }, Asked::Store),
+            Op::Synchronize { work, .. } => {
+                let handles = self.ranks[rank.index()].streams.ends(work);
+                if handles.is_empty() {
+                    return self.answer(rank, task, Answer::Go);
+                }
+                (Request::Wait { handles, any: false, timeout: None, site: line }, Asked::Synchronize)
+            }
+            Op::Query { work, .. } => {
+                let handles = self.ranks[rank.index()].streams.ends(work);
+                if handles.is_empty() {
+                    return self.answer(rank, task, Answer::Ended(true));
+                }
+                (Request::Wait { handles, any: false, timeout: Some(POLL_COST), site: line }, Asked::Query)
+            }
+            Op::Elapsed { from, to, .. } => (Request::Elapsed { from, to, site: line }, Asked::Elapsed),
             Op::Exit(outcome) => return self.exit(rank, task, outcome),
             other => panic!("{other:?} is not for the engine"),
         };
@@ -602,12 +635,65 @@ impl Exchange {
         operators.extend(last);
         let site = speaking.line_of_compute();
         let line = &lines.texts[site.index() / world_size];
-        let work = self.costs.work(Slice { rank, task, line, measured, operators: &operators });
+        let pieces = self.costs.pieces(Slice { rank, task, line, measured, operators: &operators });
         self.after_another(rank, task);
-        if !operators.is_empty() || work != (Work::new(measured, Origin::Measured)) {
+        if !operators.is_empty() || pieces != [Piece::Host(Work::new(measured, Origin::Measured))] {
             self.took(rank, task, RecordedStep::Operators { operators, measured });
         }
-        self.submit(rank, task, issue(Activity::Compute(work), task, site), Asked::Compute);
+        self.task(rank, task).pieces = pieces.into();
+        self.next_piece(rank, task);
+    }
+
+    /// Hands the next piece of the task's slice to the engine. They are handed over all at once, and wait for each other there: the host's work stands
+    /// in a queue of the task's own, and what it hands to streams waits for it. The task waits for the end of the host's work.
+    fn next_piece(&mut self, rank: RankId, task: TaskId) {
+        let RankConversation { tasks, streams, .. } = &mut self.ranks[rank.index()];
+        let speaking = &mut tasks[task.index()];
+        let site = speaking.line;
+        while let Some(piece) = speaking.pieces.pop_front() {
+            let mut after = streams.dependencies(&piece);
+            let (activity, queue) = match &piece {
+                Piece::Host(work) => {
+                    after = std::mem::take(&mut speaking.awaited);
+                    (Activity::Compute(work.clone()), QueueId(task.0))
+                }
+                Piece::Launch(launch) => (Activity::Compute(launch.work.clone()), QueueId::of_stream(launch.stream)),
+                Piece::Record { event, stream } => (Activity::Reach(*event), QueueId::of_stream(*stream)),
+                Piece::Wait { stream, event } => {
+                    streams.wait(*stream, *event);
+                    continue;
+                }
+            };
+            if queue.stream().is_some() {
+                after.extend(speaking.host);
+            }
+            return self.submit(rank, task, Request::Issue { activity, queue, after, site }, Asked::Piece(piece));
+        }
+        let host = speaking.host.take().expect("the last piece is the host's");
+        self.await_end(rank, task, host, Asked::ComputeEnd);
+        self.forget_names(rank);
+    }
+
+    /// The engine has named a piece of a slice.
+    fn piece_issued(&mut self, rank: RankId, task: TaskId, piece: &Piece, handle: Handle) {
+        let RankConversation { tasks, streams, .. } = &mut self.ranks[rank.index()];
+        let speaking = &mut tasks[task.index()];
+        match piece {
+            Piece::Host(_) => speaking.host = Some(handle),
+            _ => speaking.awaited.extend(streams.handed(piece, handle)),
+        }
+        self.next_piece(rank, task);
+    }
+
+    /// What the record calls activities of streams need not be known once nothing can be made to wait for them.
+    fn forget_names(&mut self, rank: RankId) {
+        const MANY: usize = 1 << 14;
+        let RankConversation { tasks, called, streams, recorded_as, .. } = &mut self.ranks[rank.index()];
+        if recorded_as.len() > MANY {
+            let mut known = streams.known();
+            known.extend(tasks.iter().flat_map(|task| task.host.iter().chain(&task.awaited)));
+            recorded_as.retain(|handle, _| called.contains_key(handle) || known.contains(handle));
+        }
     }
 
     /// Takes note that what the task asks for next follows from the answer to another task, if it does.
@@ -632,17 +718,31 @@ impl Exchange {
                 tasks[task.index()].recorded_as = Handle(*activities);
                 *activities += 1;
             }
-            // Of one thread, activities are issued as they are recorded.
-            RecordedStep::Request(Request::Wait { handles, .. }) if tasks.len() > 1 => {
-                handles.iter_mut().for_each(|handle| *handle = recorded_as.get(handle).copied().unwrap_or(*handle));
-            }
             _ => {}
+        }
+        // Of one thread, activities are issued as they are recorded.
+        if tasks.len() > 1
+            && let RecordedStep::Request(request) = &mut step
+            && let Some(handles) = handles_mut(request)
+        {
+            handles.iter_mut().for_each(|handle| *handle = recorded_as.get(handle).copied().unwrap_or(*handle));
         }
         let at = self.engine.clock(rank).max(self.engine.now());
         self.unrecorded.entry((at, rank)).or_default().push((task, step));
     }
 
+    /// The main task's program returns when its device has nothing left to do: the end of a process waits for that.
     fn exit(&mut self, rank: RankId, task: TaskId, outcome: Outcome) {
+        let handles = self.ranks[rank.index()].streams.ends(DeviceWork::Device);
+        if (task, outcome) == (TaskId(0), Outcome::Ok) && !handles.is_empty() {
+            let site = self.task(rank, task).line;
+            let request = Request::Wait { handles, any: false, timeout: None, site };
+            return self.submit(rank, task, request, Asked::DeviceEnd);
+        }
+        self.end_task(rank, task, outcome);
+    }
+
+    fn end_task(&mut self, rank: RankId, task: TaskId, outcome: Outcome) {
         self.submit(rank, task, Request::Exit(outcome), Asked::FirstTurn);
         self.task(rank, task).state = State::Ended;
     }
@@ -661,7 +761,7 @@ impl Exchange {
             self.issued(rank, task, handle);
         }
         match (asked, reply) {
-            (Asked::Compute, Reply::Issued(handle)) => self.await_end(rank, task, handle, Asked::ComputeEnd),
+            (Asked::Piece(piece), Reply::Issued(handle)) => self.piece_issued(rank, task, &piece, handle),
             (Asked::Sleep, Reply::Issued(handle)) => self.await_end(rank, task, handle, Asked::SleepEnd),
             (Asked::SleepEnd, Reply::Complete(_)) => self.answer(rank, task, Answer::Go),
             (Asked::Issue(handle), Reply::Issued(name)) => {
@@ -682,6 +782,11 @@ impl Exchange {
                 let computed = self.engine.times(rank).compute;
                 self.answer(rank, task, Answer::Now(now, computed));
             }
+            (Asked::Synchronize, Reply::Complete(_)) => self.answer(rank, task, Answer::Go),
+            (Asked::Query, Reply::Complete(_)) => self.answer(rank, task, Answer::Ended(true)),
+            (Asked::Query, Reply::TimedOut) => self.answer(rank, task, Answer::Ended(false)),
+            (Asked::Elapsed, Reply::Elapsed(elapsed)) => self.answer(rank, task, Answer::Elapsed(elapsed)),
+            (Asked::DeviceEnd, Reply::Complete(_)) => self.end_task(rank, task, Outcome::Ok),
             (Asked::Pause, Reply::TimedOut) => self.answer(rank, task, Answer::Over),
             (Asked::Group(ranks), Reply::Group(group)) => {
                 self.took(rank, task, RecordedStep::Named(group));
@@ -817,6 +922,9 @@ impl TaskConversation {
             sites: Vec::new(),
             operators: Vec::new(),
             slices: VecDeque::new(),
+            pieces: VecDeque::new(),
+            host: None,
+            awaited: Vec::new(),
             recorded_as: Handle(0),
             line,
             questions: 0,
@@ -847,7 +955,12 @@ impl TaskConversation {
 
 fn own_line(op: &Op) -> Option<Site> {
     match op {
-        Op::Issue { site, .. } | Op::Wait { site, .. } | Op::Store { site, .. } => Some(*site),
+        Op::Issue { site, .. }
+        | Op::Wait { site, .. }
+        | Op::Store { site, .. }
+        | Op::Synchronize { site, .. }
+        | Op::Query { site, .. }
+        | Op::Elapsed { site, .. } => Some(*site),
         _ => None,
     }
 }

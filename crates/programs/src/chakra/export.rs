@@ -38,6 +38,11 @@ pub enum ExportError {
     /// The run did not come to its end.
     #[error("the run did not finish: {0}\nhint: run the program again; traces require a run that has finished")]
     Unfinished(String),
+    /// It has streams of simulated GPUs.
+    #[error(
+        "the record has streams of simulated GPUs ({0}), which traces cannot hold yet\nhint: replay the record instead (uniference replay)"
+    )]
+    Streams(RankId),
     /// A trace cannot be written.
     #[error("cannot write the traces: {0}\nhint: free disk space, or choose another folder with --out")]
     Io(#[from] io::Error),
@@ -87,6 +92,8 @@ struct Exporter<'a, W: Write> {
     lines: &'a [String],
     failed: Option<io::Error>,
     failed_rank: Option<RankId>,
+    /// The first rank that hands something to a stream.
+    streams: Option<RankId>,
 }
 
 /// One rank's trace.
@@ -146,10 +153,14 @@ impl<'a, W: Write> Exporter<'a, W> {
             lines,
             failed: None,
             failed_rank: None,
+            streams: None,
         })
     }
 
     fn finish(self) -> Result<Exported, ExportError> {
+        if let Some(rank) = self.streams {
+            return Err(ExportError::Streams(rank));
+        }
         if let Some(rank) = self.failed_rank {
             return Err(ExportError::Unfinished(format!("the program of {rank} failed")));
         }
@@ -166,7 +177,10 @@ impl<'a, W: Write> Exporter<'a, W> {
     /// The engine has answered what the task had asked for.
     fn answered(&mut self, rank: RankId, task: TaskId, now: SimTime, request: Request, reply: &Reply) {
         match (request, reply) {
-            (Request::Issue { activity, after, .. }, Reply::Issued(handle)) => {
+            (Request::Issue { activity, queue, after, .. }, Reply::Issued(handle)) => {
+                if queue.stream().is_some() {
+                    self.streams.get_or_insert(rank);
+                }
                 self.issued(rank, task, now, activity, &after, *handle);
             }
             (Request::Wait { .. }, Reply::Complete(complete) | Reply::Failed { complete, .. }) => {
@@ -178,7 +192,7 @@ impl<'a, W: Write> Exporter<'a, W> {
             ) => {
                 self.ranks[rank.index()].passes(task, now, Part::Pause(Pause::TimeOut, timeout));
             }
-            (Request::Now, Reply::Now(_)) => {
+            (Request::Now, Reply::Now(_)) | (Request::Elapsed { .. }, Reply::Elapsed(_)) => {
                 self.ranks[rank.index()].passes(task, now, Part::Pause(Pause::Poll, POLL_COST));
             }
             (Request::Pause { timeout, .. }, Reply::TimedOut) => {
@@ -212,7 +226,7 @@ impl<'a, W: Write> Exporter<'a, W> {
             Activity::Mark(mark) => Part::Mark(mark).to_node(task),
             Activity::Store(operation) => Part::Store(operation).to_node(task),
             Activity::Finish => Part::End.to_node(task),
-            Activity::Close(_) => Part::Pause(Pause::Sleep, SimDuration::ZERO).to_node(task),
+            Activity::Close(_) | Activity::Reach(_) => Part::Pause(Pause::Sleep, SimDuration::ZERO).to_node(task),
             Activity::Call(call) => call_node(rank, task, &call, &self.groups[&call.group]),
         };
         let site = self.ranks[rank.index()].tasks[task.index()].site;

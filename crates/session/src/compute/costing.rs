@@ -3,16 +3,18 @@
 //! An operator is estimated once for each definition, and where the host's time counts for each that it comes after; that it ran again is a look
 //! into a table.
 
+use super::expansion::{DevicePart, Expansion};
 use super::{Plan, RankPlan, Way};
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
-use uniference_formats::operators::{Decoder, Entry, Invalid, Line, MemoryKind, Place};
+use std::sync::Arc;
+use uniference_formats::operators::{CopyKind, Decoder, Entry, Invalid, Line, MemoryKind, Place, StreamEntry};
 use uniference_formats::report::ComputeReport;
 use uniference_host::error::HostError;
-use uniference_host::live::exchange::{Costs, Slice};
+use uniference_host::live::exchange::{Costs, Launch, Piece, Slice};
 use uniference_sim::device::Estimate;
-use uniference_sim::ids::{RankId, TaskId};
+use uniference_sim::ids::{QueueId, RankId, TaskId};
 use uniference_sim::program::{Activity, Origin, Request, Work};
 use uniference_sim::replay::RecordedStep;
 use uniference_sim::time::SimDuration;
@@ -32,15 +34,21 @@ pub(crate) struct Costing {
     outdated: Option<String>,
     /// The first slice that could not be read.
     error: Option<(RankId, Invalid)>,
+    /// The first rank of a replay whose slices come to other pieces than were recorded.
+    differs: Option<RankId>,
 }
 
 struct RankCosting {
     plan: RankPlan,
     decoder: Decoder,
-    /// Of definitions that have run.
-    costs: Vec<DefinitionCost>,
-    /// Where in `costs` a definition is that comes after another: 0, or that one's number and 1.
-    places: BTreeMap<(usize, usize), usize>,
+    /// Of what has run.
+    costs: Vec<Cost>,
+    /// Where in `costs` something is.
+    places: BTreeMap<What, usize>,
+    /// What the rank hands to streams.
+    expansion: Expansion,
+    /// What the host beside a device has worked, of all slices.
+    host: (SimDuration, Origin),
     /// Memory that belongs to parameters.
     parameters: BTreeSet<u64>,
     /// Values that were not computed and steered the program: how often, by line and operator.
@@ -49,10 +57,24 @@ struct RankCosting {
     single_tensor_optimizer: bool,
 }
 
-/// What one definition costs, wherever it runs or after a certain other.
-struct DefinitionCost {
-    /// Of the definition.
-    number: usize,
+/// What is costed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum What {
+    /// A definition after another: 0, or that one's number and 1.
+    Definition { number: usize, previous: usize },
+    /// What the device does of a definition, beside the host.
+    OnDevice { number: usize },
+    /// A kernel of no operator: its number, and the bytes that it names.
+    Kernel { number: u32, bytes: u64 },
+    /// A copy of so many bytes.
+    Copy { kind: CopyKind, bytes: u64 },
+}
+
+/// What something costs, wherever it runs.
+struct Cost {
+    what: What,
+    /// What timelines call it; `None`: compute.
+    name: Option<Arc<str>>,
     estimate: Estimate,
     kind: &'static str,
     executions: u64,
@@ -77,36 +99,46 @@ impl Costing {
     /// For one run.
     pub(crate) fn new(plan: Plan) -> Rc<RefCell<Costing>> {
         let Plan { ranks, earlier, outdated, .. } = plan;
-        let rank = |plan| RankCosting {
-            plan,
+        let rank = |plan: RankPlan| RankCosting {
             decoder: Decoder::default(),
             costs: Vec::new(),
             places: BTreeMap::new(),
+            expansion: Expansion::new(plan.host),
+            plan,
+            host: (SimDuration::ZERO, Origin::Transferred),
             parameters: BTreeSet::new(),
             answered: BTreeMap::new(),
             on_cpu: false,
             single_tensor_optimizer: false,
         };
         let ranks = ranks.into_iter().map(rank).collect();
-        Rc::new(RefCell::new(Costing { ranks, earlier, outdated, error: None }))
+        Rc::new(RefCell::new(Costing { ranks, earlier, outdated, error: None, differs: None }))
     }
 
-    /// The work of the next slice of a rank. `known` is what was measured or recorded.
-    fn work(&mut self, rank: RankId, task: TaskId, line: &str, known: Work, operators: &[u8]) -> Work {
+    /// What the next slice of a rank comes to. `known` is what was measured or recorded of all of it.
+    fn pieces(&mut self, rank: RankId, task: TaskId, line: &str, known: &Work, operators: &[u8]) -> Vec<Piece> {
         let costing = &mut self.ranks[rank.index()];
-        let modelled = match costing.read(operators) {
-            Ok(work) => work,
-            Err(invalid) => {
-                self.error.get_or_insert((rank, invalid));
-                Work::new(SimDuration::ZERO, Origin::None)
-            }
-        };
-        match costing.plan.way {
-            Way::Measured | Way::Recorded => known,
-            Way::Modelled => modelled,
-            Way::None => Work::new(SimDuration::ZERO, Origin::None),
-            Way::From => self.earlier.as_mut().and_then(|earlier| earlier.next(rank, task, line)).unwrap_or(known),
+        let mut pieces = costing.read(operators, known).unwrap_or_else(|invalid| {
+            self.error.get_or_insert((rank, invalid));
+            vec![Piece::Host(Work::new(SimDuration::ZERO, Origin::None))]
+        });
+        for piece in &mut pieces {
+            let on_host = matches!(piece, Piece::Host(_));
+            let (Piece::Host(work) | Piece::Launch(Launch { work, .. })) = piece else { continue };
+            let nothing = || Work { duration: SimDuration::ZERO, origin: Origin::None, ..work.clone() };
+            let known = || if costing.has_streams() { work.clone() } else { known.clone() };
+            *work = match costing.plan.way {
+                Way::Measured | Way::Recorded if on_host => known(),
+                Way::Measured | Way::Recorded | Way::None => nothing(),
+                Way::Modelled => continue,
+                Way::From => match self.earlier.as_mut().and_then(|earlier| earlier.next(rank, task, line)) {
+                    Some(Work { duration, origin, .. }) => Work { duration, origin, ..work.clone() },
+                    None if on_host => known(),
+                    None => nothing(),
+                },
+            };
         }
+        pieces
     }
 
     /// The books, once nothing runs any more.
@@ -115,6 +147,11 @@ impl Costing {
     /// If operators could not be read on which the figures depend.
     pub(crate) fn finish(&mut self) -> Result<Costed, HostError> {
         let mut costed = Costed::default();
+        if let Some(rank) = self.differs.take() {
+            return Err(HostError::Usage(format!(
+                "what {rank} handed to its device's streams was recorded otherwise than this version understands it\nhint: replay the record with the version that wrote it, or run the program again"
+            )));
+        }
         if let Some((rank, invalid)) = self.error.take() {
             let message = format!("the operators of {rank} cannot be read: {invalid}");
             if self.ranks[rank.index()].plan.way == Way::Modelled {
@@ -140,8 +177,8 @@ impl Costing {
     fn unknown(&self) -> Option<String> {
         let mut found: BTreeMap<&str, (u64, String)> = BTreeMap::new();
         for costing in self.ranks.iter().filter(|costing| costing.plan.way == Way::Modelled) {
-            for (number, cost) in costing.ran().filter(|(_, cost)| cost.estimate.origin == Origin::None) {
-                let name = costing.decoder.definitions()[number].name.as_str();
+            let unknown = costing.ran().filter(|cost| cost.estimate.origin == Origin::None);
+            for (name, cost) in unknown.filter_map(|cost| Some((costing.name(cost.what)?, cost))) {
                 let (count, _) = found.entry(name).or_insert_with(|| (0, costing.line(cost.first)));
                 *count += cost.executions;
             }
@@ -191,7 +228,7 @@ impl Costing {
     fn unsure(&self) -> Vec<String> {
         let modelled = || self.ranks.iter().filter(|costing| costing.plan.way == Way::Modelled);
         let of = |origin: Origin| -> f64 {
-            let costs = modelled().flat_map(|costing| costing.ran().map(move |(_, cost)| (costing, cost)));
+            let costs = modelled().flat_map(|costing| costing.ran().map(move |cost| (costing, cost)));
             costs.filter(|(_, cost)| cost.estimate.origin == origin).map(|(costing, cost)| costing.seconds(cost)).sum()
         };
         let unknown: f64 = modelled().map(RankCosting::unknown_at_least).sum();
@@ -223,8 +260,8 @@ impl Costing {
         }
         let mut chosen: BTreeSet<String> = BTreeSet::new();
         for costing in &elsewhere {
-            let names = costing.ran().map(|(number, _)| &costing.decoder.definitions()[number].name);
-            chosen.extend(names.filter(|name| name.contains("_for_cpu")).cloned());
+            let names = costing.ran().filter_map(|cost| costing.name(cost.what));
+            chosen.extend(names.filter(|name| name.contains("_for_cpu")).map(str::to_owned));
             if costing.single_tensor_optimizer {
                 chosen.insert("an optimizer without foreach".to_owned());
             }
@@ -238,67 +275,162 @@ impl Costing {
 }
 
 impl RankCosting {
-    /// Takes note of what a slice's operators did, and adds up what they cost.
-    fn read(&mut self, operators: &[u8]) -> Result<Work, Invalid> {
-        let RankCosting { plan, decoder, costs, places, parameters, answered, on_cpu, single_tensor_optimizer } = self;
+    /// Whether what the rank launches is handed to streams of a simulated GPU.
+    fn has_streams(&self) -> bool {
+        !self.decoder.kernels().is_empty()
+    }
+
+    /// Takes note of what a slice's operators did, and says what that comes to: one piece of work, or where the rank has streams what it hands to
+    /// them. `known`: how long the host has worked, where that was measured.
+    fn read(&mut self, operators: &[u8], known: &Work) -> Result<Vec<Piece>, Invalid> {
         let mut by_origin = [0_u64; Origin::ALL.len()];
-        let after_another = plan.costs.as_ref().is_some_and(|costs| costs.depend_on_previous());
+        let after_another = self.plan.costs.as_ref().is_some_and(|costs| costs.depend_on_previous());
         // What ran before the slice was a call, or another thread's.
-        let mut previous = 0;
-        decoder.read(operators, |decoder, entry| match entry {
-            Entry::Execution { definition: number, line, allocations } => {
-                let place = *places.entry((number, previous)).or_insert_with(|| {
-                    let definition = &decoder.definitions()[number];
-                    *on_cpu |= definition.tensors().any(|tensor| tensor.place == Place::CPU);
-                    let previous = previous.checked_sub(1).map(|previous| &decoder.definitions()[previous]);
-                    let (estimate, kind) = plan.costs.as_deref().map_or((Estimate::UNKNOWN, ""), |costs| {
-                        (costs.estimate(definition, previous), costs.kind(definition))
-                    });
-                    costs.push(DefinitionCost { number, estimate, kind, executions: 0, first: line });
-                    costs.len() - 1
-                });
-                let cost = &mut costs[place];
-                cost.executions += 1;
-                if after_another {
-                    previous = number + 1;
+        let (mut previous, mut streams) = (0, self.has_streams());
+        let mut decoder = std::mem::take(&mut self.decoder);
+        let read = decoder.read(operators, |decoder, entry| {
+            streams = streams || !decoder.kernels().is_empty();
+            match entry {
+                Entry::Execution { definition: number, line, .. } if streams => {
+                    let what = What::OnDevice { number };
+                    let part = self.expansion.has_launched().then(|| self.part(decoder, what, line));
+                    self.expansion.operator(part);
                 }
-                let at = Origin::ALL.iter().position(|origin| *origin == cost.estimate.origin).unwrap_or_default();
-                by_origin[at] = by_origin[at].saturating_add(cost.estimate.duration.as_ps());
-                if !*single_tensor_optimizer && !line.backward {
+                Entry::Execution { definition: number, line, allocations } => {
                     let definition = &decoder.definitions()[number];
-                    let updates = matches!(definition.base_name(), "add_" | "addcdiv_" | "sub_" | "addcmul_");
-                    let mut tensors = definition.tensors().zip(allocations);
-                    *single_tensor_optimizer = definition.base_name() == "addcdiv_"
-                        || updates && tensors.any(|(tensor, on)| tensor.written && parameters.contains(on));
+                    self.on_cpu |= definition.tensors().any(|tensor| tensor.place == Place::CPU);
+                    let place = self.place(decoder, What::Definition { number, previous }, line);
+                    let cost = &mut self.costs[place];
+                    cost.executions += 1;
+                    if after_another {
+                        previous = number + 1;
+                    }
+                    let at = Origin::ALL.iter().position(|origin| *origin == cost.estimate.origin).unwrap_or_default();
+                    by_origin[at] = by_origin[at].saturating_add(cost.estimate.duration.as_ps());
+                    if !self.single_tensor_optimizer && !line.backward {
+                        let updates = matches!(definition.base_name(), "add_" | "addcdiv_" | "sub_" | "addcmul_");
+                        let mut tensors = definition.tensors().zip(allocations);
+                        let parameters = &self.parameters;
+                        self.single_tensor_optimizer = definition.base_name() == "addcdiv_"
+                            || updates && tensors.any(|(tensor, on)| tensor.written && parameters.contains(on));
+                    }
                 }
+                Entry::Stream(entry) => {
+                    let part = match entry {
+                        // It is the operator's that is costed.
+                        StreamEntry::Launch { kernel, flags, .. } if flags.inside => {
+                            let nothing = Work::new(SimDuration::ZERO, Origin::None);
+                            DevicePart { work: nothing.named(decoder.kernel(kernel).into()), cost: None }
+                        }
+                        StreamEntry::Launch { kernel: number, bytes, .. } => {
+                            self.part(decoder, What::Kernel { number, bytes }, Line::default())
+                        }
+                        StreamEntry::Copy { kind, bytes, .. } => {
+                            self.part(decoder, What::Copy { kind, bytes }, Line::default())
+                        }
+                        _ => DevicePart { work: Work::new(SimDuration::ZERO, Origin::None), cost: None },
+                    };
+                    self.expansion.enter(entry, part);
+                }
+                Entry::Kind { allocation, kind: MemoryKind::Parameter } => drop(self.parameters.insert(allocation)),
+                Entry::Freed { allocation } => drop(self.parameters.remove(&allocation)),
+                Entry::Answered { line, operator } => {
+                    let line = decoder.source_line(line.site).map_or_else(String::new, |site| site.line.clone());
+                    *self.answered.entry((line, operator.to_owned())).or_default() += 1;
+                }
+                Entry::Allocated { .. } | Entry::Timed { .. } | Entry::Kind { .. } => {}
             }
-            Entry::Kind { allocation, kind: MemoryKind::Parameter } => drop(parameters.insert(allocation)),
-            Entry::Freed { allocation } => drop(parameters.remove(&allocation)),
-            Entry::Answered { line, operator } => {
-                let line = decoder.source_line(line.site).map_or_else(String::new, |site| site.line.clone());
-                *answered.entry((line, operator.to_owned())).or_default() += 1;
-            }
-            Entry::Allocated { .. } | Entry::Timed { .. } | Entry::Kind { .. } => {}
-        })?;
+        });
+        self.decoder = decoder;
+        read?;
+        if streams {
+            return Ok(self.expanded(known));
+        }
         let duration = by_origin.iter().fold(0_u64, |sum, part| sum.saturating_add(*part));
         // The work has the origin of most of it; of equal parts, the surer one.
         let most = (0..by_origin.len()).rev().max_by_key(|at| by_origin[*at]).filter(|at| by_origin[*at] > 0);
-        Ok(Work::new(SimDuration::from_ps(duration), most.map_or(Origin::None, |at| Origin::ALL[at])))
+        let origin = most.map_or(Origin::None, |at| Origin::ALL[at]);
+        Ok(vec![Piece::Host(Work::new(SimDuration::from_ps(duration), origin))])
     }
 
-    /// Definitions that have run, with their numbers.
-    fn ran(&self) -> impl Iterator<Item = (usize, &DefinitionCost)> {
-        self.costs.iter().map(|cost| (cost.number, cost))
+    /// What the slice has handed to streams, and the host's work between.
+    fn expanded(&mut self, known: &Work) -> Vec<Piece> {
+        let measured = self.plan.measures_host || self.plan.way != Way::Modelled;
+        let pieces = self.expansion.finish(measured.then(|| known.clone()));
+        for costed in &pieces {
+            if let Some(place) = costed.cost {
+                self.costs[place].executions += 1;
+            }
+            if let Piece::Host(work) = &costed.piece {
+                let (sum, origin) = &mut self.host;
+                *sum = SimDuration::from_ps(sum.as_ps().saturating_add(work.duration.as_ps()));
+                *origin = work.origin;
+            }
+        }
+        pieces.into_iter().map(|costed| costed.piece).collect()
+    }
+
+    /// The device's part of something, once.
+    fn part(&mut self, decoder: &Decoder, what: What, line: Line) -> DevicePart {
+        let place = self.place(decoder, what, line);
+        let Cost { estimate, name, .. } = &self.costs[place];
+        DevicePart { work: Work { name: name.clone(), ..estimate.work() }, cost: Some(place) }
+    }
+
+    /// Where the cost of something is, which is estimated when it is asked for first.
+    fn place(&mut self, decoder: &Decoder, what: What, first: Line) -> usize {
+        let RankCosting { plan, costs, places, .. } = self;
+        *places.entry(what).or_insert_with(|| {
+            let definitions = decoder.definitions();
+            let (estimate, kind) = match (plan.costs.as_deref(), what) {
+                (None, _) => (Estimate::UNKNOWN, ""),
+                (Some(costs), What::Definition { number, previous }) => {
+                    let previous = previous.checked_sub(1).map(|previous| &definitions[previous]);
+                    (costs.estimate(&definitions[number], previous), costs.kind(&definitions[number]))
+                }
+                (Some(costs), What::OnDevice { number }) => {
+                    (costs.on_device(&definitions[number]), costs.kind(&definitions[number]))
+                }
+                (Some(costs), What::Kernel { bytes, .. }) => (costs.kernel(bytes), "kernel"),
+                (Some(costs), What::Copy { kind, bytes }) => (costs.copy(kind, bytes), "copy"),
+            };
+            let name: Option<Arc<str>> = match what {
+                What::Definition { .. } => None,
+                What::OnDevice { number } => Some(definitions[number].name.as_str().into()),
+                What::Kernel { number, .. } => Some(decoder.kernel(number).into()),
+                What::Copy { kind, .. } => Some(copy_name(kind).into()),
+            };
+            costs.push(Cost { what, name, estimate, kind, executions: 0, first });
+            costs.len() - 1
+        })
+    }
+
+    /// What has run.
+    fn ran(&self) -> impl Iterator<Item = &Cost> {
+        self.costs.iter().filter(|cost| cost.executions > 0)
+    }
+
+    /// What an operator or a kernel is called.
+    fn name(&self, what: What) -> Option<&str> {
+        match what {
+            What::Definition { number, .. } | What::OnDevice { number } => {
+                Some(&self.decoder.definitions()[number].name)
+            }
+            What::Kernel { number, .. } => Some(self.decoder.kernel(number)),
+            What::Copy { .. } => None,
+        }
     }
 
     /// Seconds of operators that nobody knows the cost of, for the bytes of their tensors alone.
     fn unknown_at_least(&self) -> f64 {
         let Some(costs) = &self.plan.costs else { return 0.0 };
-        let unknown = self.ran().filter(|(_, cost)| cost.estimate.origin == Origin::None);
-        let seconds = |(number, cost): (usize, &DefinitionCost)| {
-            costs.at_least(&self.decoder.definitions()[number]) * cost.executions as f64
+        let seconds = |cost: &Cost| match cost.what {
+            What::Definition { number, .. } | What::OnDevice { number } if cost.estimate.origin == Origin::None => {
+                costs.at_least(&self.decoder.definitions()[number]) * cost.executions as f64
+            }
+            _ => 0.0,
         };
-        unknown.map(seconds).sum::<f64>() * self.plan.slowdown
+        self.ran().map(seconds).sum::<f64>() * self.plan.slowdown
     }
 
     fn line(&self, line: Line) -> String {
@@ -311,10 +443,11 @@ impl RankCosting {
             return Vec::new();
         }
         let mut sums: BTreeMap<(Origin, &'static str), f64> = BTreeMap::new();
-        for (_, cost) in self
-            .ran()
-            .filter(|(_, cost)| cost.estimate.duration > SimDuration::ZERO || cost.estimate.origin == Origin::None)
-        {
+        let known = |cost: &&Cost| cost.estimate.duration > SimDuration::ZERO || cost.estimate.origin == Origin::None;
+        if self.host.0 > SimDuration::ZERO {
+            sums.insert((self.host.1, "host"), self.host.0.as_secs_f64() * self.plan.slowdown);
+        }
+        for cost in self.ran().filter(known) {
             *sums.entry((cost.estimate.origin, cost.kind)).or_default() += self.seconds(cost);
         }
         let row = |((origin, kind), seconds): ((Origin, &'static str), f64)| ComputeReport {
@@ -335,14 +468,27 @@ impl RankCosting {
             return Vec::new();
         }
         self.ran()
-            .map(|(_, cost)| (self.seconds(cost), cost.estimate.spread))
+            .map(|cost| (self.seconds(cost), cost.estimate.spread))
             .filter(|(seconds, _)| *seconds > 0.0)
             .collect()
     }
 
-    /// All executions of a definition, on the rank's device.
-    fn seconds(&self, cost: &DefinitionCost) -> f64 {
+    /// All executions, on the rank's device.
+    fn seconds(&self, cost: &Cost) -> f64 {
         cost.estimate.duration.as_secs_f64() * cost.executions as f64 * self.plan.slowdown
+    }
+}
+
+/// What timelines call a copy.
+fn copy_name(kind: CopyKind) -> &'static str {
+    match kind {
+        CopyKind::PageableToDevice => "copy to the device (pageable)",
+        CopyKind::PinnedToDevice => "copy to the device",
+        CopyKind::DeviceToPageable => "copy to the host (pageable)",
+        CopyKind::DeviceToPinned => "copy to the host",
+        CopyKind::Within => "copy",
+        CopyKind::Peer => "copy to another device",
+        CopyKind::Set => "set memory",
     }
 }
 
@@ -363,9 +509,9 @@ fn listed(all: impl Iterator<Item = String>) -> String {
 pub(crate) struct Shared(pub(crate) Rc<RefCell<Costing>>);
 
 impl Costs for Shared {
-    fn work(&mut self, Slice { rank, task, line, measured, operators }: Slice<'_>) -> Work {
+    fn pieces(&mut self, Slice { rank, task, line, measured, operators }: Slice<'_>) -> Vec<Piece> {
         let known = Work::new(measured, Origin::Measured);
-        self.0.borrow_mut().work(rank, task, line, known, operators)
+        self.0.borrow_mut().pieces(rank, task, line, &known, operators)
     }
 }
 
@@ -374,14 +520,60 @@ pub(crate) struct RankSteps<I> {
     rank: RankId,
     steps: I,
     costing: Rc<RefCell<Costing>>,
-    /// By thread, the operators of the compute that it asks for next, and how long they were measured to take.
-    ahead: BTreeMap<TaskId, (Vec<u8>, SimDuration)>,
+    /// By thread.
+    ahead: BTreeMap<TaskId, Ahead>,
+}
+
+/// What is known of the compute that a thread asks for next.
+#[derive(Default)]
+struct Ahead {
+    /// Its operators, and how long they were measured to take.
+    operators: Vec<u8>,
+    measured: SimDuration,
+    /// Of a slice whose first piece was asked for, what the others cost.
+    works: VecDeque<Work>,
 }
 
 impl<I: Iterator<Item = (TaskId, RecordedStep, String)>> RankSteps<I> {
     /// `steps` come with the texts of their lines.
     pub(crate) fn new(rank: RankId, steps: I, costing: Rc<RefCell<Costing>>) -> RankSteps<I> {
         RankSteps { rank, steps, costing, ahead: BTreeMap::new() }
+    }
+
+    /// What a piece that was recorded as `work` costs now.
+    fn work(&mut self, task: TaskId, line: &str, work: &Work, queue: QueueId) -> Work {
+        let ahead = self.ahead.entry(task).or_default();
+        let mut costing = self.costing.borrow_mut();
+        let way = costing.ranks[self.rank.index()].plan.way;
+        if ahead.works.is_empty() {
+            if queue.stream().is_some() {
+                costing.differs.get_or_insert(self.rank);
+                return work.clone();
+            }
+            let (operators, measured) = (std::mem::take(&mut ahead.operators), std::mem::take(&mut ahead.measured));
+            // What was measured is beside the operators where it was not what the run took.
+            let known = match way {
+                Way::Measured if work.origin != Origin::Measured || !operators.is_empty() => {
+                    Work::new(measured, Origin::Measured)
+                }
+                Way::Modelled => Work::new(measured, Origin::Measured),
+                _ => work.clone(),
+            };
+            let pieces = costing.pieces(self.rank, task, line, &known, &operators);
+            ahead.works = pieces.into_iter().filter_map(Piece::into_work).collect();
+        }
+        let now = ahead.works.pop_front().expect("each slice has a piece");
+        match way {
+            Way::Recorded => Work { name: now.name, ..work.clone() },
+            _ => now,
+        }
+    }
+
+    /// Nothing may be left of a slice where its thread goes on to something else: what it comes to follows from the program alone.
+    fn expect_end(&mut self, task: TaskId) {
+        if self.ahead.get(&task).is_some_and(|ahead| !ahead.works.is_empty()) {
+            self.costing.borrow_mut().differs.get_or_insert(self.rank);
+        }
     }
 }
 
@@ -392,21 +584,15 @@ impl<I: Iterator<Item = (TaskId, RecordedStep, String)>> Iterator for RankSteps<
         let (task, mut step, line) = self.steps.next()?;
         match &mut step {
             RecordedStep::Operators { operators, measured } => {
-                let (ahead, sum) = self.ahead.entry(task).or_default();
-                ahead.extend_from_slice(operators);
-                *sum += *measured;
+                self.expect_end(task);
+                let ahead = self.ahead.entry(task).or_default();
+                ahead.operators.extend_from_slice(operators);
+                ahead.measured += *measured;
             }
-            RecordedStep::Request(Request::Issue { activity: Activity::Compute(work), .. }) => {
-                let (operators, measured) = self.ahead.remove(&task).unwrap_or_default();
-                let mut costing = self.costing.borrow_mut();
-                // What was measured is beside the operators where it was not what the run took.
-                let way = costing.ranks[self.rank.index()].plan.way;
-                let known = match way {
-                    Way::Measured if work.origin != Origin::Measured => Work::new(measured, Origin::Measured),
-                    _ => work.clone(),
-                };
-                *work = costing.work(self.rank, task, &line, known, &operators);
+            RecordedStep::Request(Request::Issue { activity: Activity::Compute(work), queue, .. }) => {
+                *work = self.work(task, &line, work, *queue);
             }
+            RecordedStep::Request(Request::Wait { .. }) => self.expect_end(task),
             _ => {}
         }
         Some((task, step, line))

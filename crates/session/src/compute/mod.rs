@@ -1,13 +1,15 @@
 //! Owns where the duration of compute comes from, rank by rank: what `--compute` says, or else what each device's keys do.
 //!
-//! What slices then cost is `costing`'s business, with the slices of an earlier run (`earlier`) where they are asked for; what nodes of traces
+//! What slices then cost is `costing`'s business, of ranks with simulated GPUs what they come to that of `expansion`, with the slices of an earlier run (`earlier`) where they are asked for; what nodes of traces
 //! and generated jobs cost, that of `nodes`.
 
 mod costing;
 mod earlier;
+mod expansion;
 mod nodes;
 
 pub(crate) use costing::{Costed, Costing, RankSteps, Shared};
+pub use expansion::HostCosts;
 pub(crate) use nodes::NodeModels;
 
 use earlier::Earlier;
@@ -21,11 +23,13 @@ use uniference_devices::database::Databases;
 use uniference_devices::model::{Model, Target};
 use uniference_formats::cluster::Resolved;
 use uniference_formats::devices::{self, DeviceKind};
-use uniference_formats::operators::Definition;
+use uniference_formats::operators::{CopyKind, Definition};
 use uniference_formats::report::Manifest;
+use uniference_formats::units::Duration;
 use uniference_host::error::HostError;
 use uniference_host::live::driver;
 use uniference_sim::device::Estimate;
+use uniference_sim::time::SimDuration;
 
 /// Where the duration of compute comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,6 +80,53 @@ pub struct ComputeOptions {
     pub database: Option<PathBuf>,
     /// A device model whose rows of all databases are not used.
     pub left_out: Option<String>,
+    /// What the host takes that hands work to the streams of simulated GPUs; `None`: [`HostTime::Model`], of a replay as it was recorded.
+    pub host: Option<HostTime>,
+}
+
+/// Where the time comes from that the host takes beside a simulated GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HostTime {
+    /// [`HostCosts`], for each operator and launch.
+    #[default]
+    Model,
+    /// The same with another time for an operator.
+    Operator(SimDuration),
+    /// The rank's processor time on this machine.
+    Measured,
+}
+
+impl FromStr for HostTime {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<HostTime, String> {
+        match text {
+            "model" => Ok(HostTime::Model),
+            "measured" => Ok(HostTime::Measured),
+            time => time.parse::<Duration>().map(|time| HostTime::Operator(time.0)).map_err(|_| {
+                "must be model, measured, or the time that the host takes for an operator, as in \"9 us\"".to_owned()
+            }),
+        }
+    }
+}
+
+impl fmt::Display for HostTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            HostTime::Model => f.write_str("model"),
+            HostTime::Measured => f.write_str("measured"),
+            HostTime::Operator(time) => write!(f, "{} ps", time.as_ps()),
+        }
+    }
+}
+
+impl HostTime {
+    fn costs(self) -> HostCosts {
+        match self {
+            HostTime::Model | HostTime::Measured => HostCosts::default(),
+            HostTime::Operator(operator) => HostCosts { operator, ..HostCosts::default() },
+        }
+    }
 }
 
 /// Where a rank's compute comes from, once that is decided.
@@ -94,6 +145,15 @@ trait OperatorCosts {
     /// The cost of one that has the device for itself, and runs after `previous`, if that matters ([`OperatorCosts::depend_on_previous`]).
     fn estimate(&self, definition: &Definition, previous: Option<&Definition>) -> Estimate;
 
+    /// What the device takes for one, once the host has come to it.
+    fn on_device(&self, definition: &Definition) -> Estimate;
+
+    /// A kernel of no operator, which names so many bytes; 0: not known.
+    fn kernel(&self, bytes: u64) -> Estimate;
+
+    /// A copy.
+    fn copy(&self, kind: CopyKind, bytes: u64) -> Estimate;
+
     /// Whether the cost of an operator depends on the one before it.
     fn depend_on_previous(&self) -> bool;
 
@@ -110,6 +170,18 @@ trait OperatorCosts {
 impl OperatorCosts for Model {
     fn estimate(&self, definition: &Definition, previous: Option<&Definition>) -> Estimate {
         Model::estimate(self, definition, previous)
+    }
+
+    fn on_device(&self, definition: &Definition) -> Estimate {
+        self.operator(definition)
+    }
+
+    fn kernel(&self, bytes: u64) -> Estimate {
+        Model::kernel(self, bytes)
+    }
+
+    fn copy(&self, kind: CopyKind, bytes: u64) -> Estimate {
+        Model::copy(self, kind, bytes)
     }
 
     fn depend_on_previous(&self) -> bool {
@@ -147,6 +219,9 @@ struct RankPlan {
     /// Whether its device is one beside a processor that runs the program.
     is_gpu: bool,
     slowdown: f64,
+    /// What the host takes that hands work to the device's streams, unless that is measured.
+    host: HostCosts,
+    measures_host: bool,
 }
 
 /// What a record says of its compute.
@@ -239,6 +314,10 @@ impl Plan {
         } else {
             vec![None; ways.len()]
         };
+        let host = host_time(options, recorded)?;
+        if host != HostTime::Model {
+            models.push((HOST_TIME.to_owned(), host.to_string()));
+        }
         let earlier = match &options.source {
             Some(Compute::From(run)) => Some(Earlier::read(run)?),
             _ => None,
@@ -258,6 +337,8 @@ impl Plan {
             costs,
             is_gpu: is_gpu(resolved, rank),
             slowdown: resolved.cluster.devices[rank].slowdown,
+            host: host.costs(),
+            measures_host: host == HostTime::Measured,
         });
         let name = names.into_iter().collect::<Vec<_>>().join(", ");
         let outdated =
@@ -275,6 +356,7 @@ impl Plan {
     pub(crate) fn of_ranks(&self) -> Vec<driver::Compute> {
         let of = |rank: &RankPlan| match rank.way {
             Way::Measured | Way::From | Way::Recorded => driver::Compute::Measured,
+            Way::Modelled if rank.measures_host => driver::Compute::Measured,
             Way::Modelled => driver::Compute::Modelled,
             Way::None => driver::Compute::None,
         };
@@ -285,6 +367,25 @@ impl Plan {
     pub fn measures(&self) -> bool {
         self.of_ranks().contains(&driver::Compute::Measured)
     }
+}
+
+/// Under which name manifests say what the host's time is, where it is not modelled.
+const HOST_TIME: &str = "host time";
+
+/// What is asked for, else what was when it was recorded.
+fn host_time(options: &ComputeOptions, recorded: Option<&RecordedCompute<'_>>) -> Result<HostTime, HostError> {
+    let then = recorded.and_then(|recorded| recorded.manifest.models.get(HOST_TIME)?.parse().ok());
+    if let Some(recorded) = recorded
+        && options.host == Some(HostTime::Measured)
+        && then != Some(HostTime::Measured)
+        && recorded.manifest.compute.split(", ").all(|way| way == "model" || way == "none")
+    {
+        return Err(HostError::Usage(format!(
+            "--host-time measured: the host's time was not measured when the record {} was made\nhint: run the program again with --host-time measured",
+            recorded.path.display()
+        )));
+    }
+    Ok(options.host.or(then).unwrap_or_default())
 }
 
 /// Whether a run was costed with other databases or another version of the models than `now`.

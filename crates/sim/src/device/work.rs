@@ -3,6 +3,7 @@
 use super::Resource;
 use crate::time::SimDuration;
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// A piece of compute whose duration is known, before any device has slowed it down.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -13,18 +14,26 @@ pub struct Work {
     pub origin: Origin,
     /// What of the device carries it out.
     pub resource: Resource,
+    /// What it is called in timelines; `None`: compute.
+    pub name: Option<Arc<str>>,
 }
 
 impl Work {
     /// Work on tensors.
     pub const fn new(duration: SimDuration, origin: Origin) -> Work {
-        Work { duration, origin, resource: Resource::Accelerator }
+        Work { duration, origin, resource: Resource::Accelerator, name: None }
     }
 
     /// The same work, carried out by another part of the device.
     #[must_use]
-    pub const fn on(self, resource: Resource) -> Work {
+    pub fn on(self, resource: Resource) -> Work {
         Work { resource, ..self }
+    }
+
+    /// The same work under a name.
+    #[must_use]
+    pub fn named(self, name: Arc<str>) -> Work {
+        Work { name: Some(name), ..self }
     }
 
     /// Whether it shares the device with what runs beside it: its duration is that of work that has the device for itself. Copies between

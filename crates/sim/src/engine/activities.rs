@@ -44,6 +44,9 @@ impl Engine {
                 missing += 1;
             }
         }
+        if let Activity::Reach(event) = activity {
+            state.events.insert(event, (handle, None));
+        }
         state.activities.push(ActivityState {
             activity,
             task,
@@ -178,6 +181,13 @@ impl Engine {
                 observer.record(now, &Event::Marked { rank, mark, why });
                 return true;
             }
+            Activity::Reach(event) => {
+                // An event that was issued again meanwhile is another one.
+                if let Some((_, at)) = state.events.get_mut(event).filter(|(issued, _)| *issued == handle) {
+                    *at = Some(now);
+                }
+                return true;
+            }
             Activity::Finish => {
                 observer.record(now, &elapsed(Elapsed::Finish));
                 self.finish(rank, Outcome::Ok, Cause::Activity(handle), observer);
@@ -257,7 +267,8 @@ impl Engine {
         let event = match &ended.activity {
             Activity::Compute(work) => {
                 state.ledger.end_compute(self.now);
-                Event::Computed { rank, task, start, base: work.duration, origin: work.origin, why }
+                let name = work.name.as_deref();
+                Event::Computed { rank, task, start, base: work.duration, origin: work.origin, name, why }
             }
             Activity::Store(_) => elapsed(Elapsed::Poll),
             _ => elapsed(Elapsed::Sleep),
@@ -372,7 +383,7 @@ fn queue_of(activity: &Activity, queue: QueueId) -> Option<QueueKey> {
             CallOp::Send { .. } | CallOp::Recv { .. } => None,
         },
         Activity::Store(_) | Activity::Finish => None,
-        Activity::Compute(_) | Activity::Sleep(_) | Activity::Mark(_) | Activity::Close(_) => {
+        Activity::Compute(_) | Activity::Sleep(_) | Activity::Mark(_) | Activity::Reach(_) | Activity::Close(_) => {
             Some(QueueKey::Own(queue))
         }
     }

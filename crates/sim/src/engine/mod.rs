@@ -314,6 +314,14 @@ impl Engine {
                 let paid = self.now.saturating_add(POLL_COST);
                 self.pay(rank, task, Reply::Now(paid));
             }
+            Request::Elapsed { from, to, .. } => {
+                let state = &mut self.ranks[rank.index()];
+                state.ledger.begin_compute(self.now);
+                let reached = |event| state.events.get(&event).and_then(|(_, at)| at.map(SimTime::as_ps));
+                let between = |(from, to): (u64, u64)| to.wrapping_sub(from) as i64;
+                let elapsed = reached(from).zip(reached(to)).map(between);
+                self.pay(rank, task, Reply::Elapsed(elapsed));
+            }
             Request::JoinGroup { ranks, sequence } => match self.comm.groups.join(rank, ranks, sequence) {
                 Ok(group) => self.resume(rank, task, Reply::Group(group)),
                 Err(asymmetry) => self.halt(HaltReason::Asymmetry(asymmetry)),

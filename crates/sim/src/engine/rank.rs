@@ -21,6 +21,8 @@ pub(crate) struct RankState {
     pub(crate) shared_end: Option<(Handle, SimTime)>,
     pub(crate) ledger: Ledger,
     pub(crate) outcome: Option<Outcome>,
+    /// By the rank's own number of an event: the activity that was to reach it last, and when it did.
+    pub(crate) events: BTreeMap<u32, (Handle, Option<SimTime>)>,
     /// Operations that have failed, so that what still comes of them is known not to matter.
     pub(crate) failed: BTreeSet<Handle>,
 }
@@ -272,6 +274,7 @@ impl RankState {
             shared_end: None,
             ledger: Ledger::default(),
             outcome: None,
+            events: BTreeMap::new(),
             failed: BTreeSet::new(),
         }
     }
@@ -329,7 +332,7 @@ impl RankState {
 fn kind(activity: &Activity) -> Blocked {
     match activity {
         Activity::Call(_) => Blocked::Communication,
-        Activity::Compute(_) => Blocked::Compute,
+        Activity::Compute(_) | Activity::Reach(_) => Blocked::Compute,
         Activity::Sleep(_) | Activity::Mark(_) | Activity::Store(_) | Activity::Finish | Activity::Close(_) => {
             Blocked::Sleep
         }

@@ -157,6 +157,7 @@ impl Engine {
             Activity::Mark(_) => ("mark", Bytes(0), None),
             Activity::Store(_) => ("store", Bytes(0), None),
             Activity::Finish => ("finish", Bytes(0), None),
+            Activity::Reach(_) => ("event", Bytes(0), None),
             Activity::Close(_) => ("close", Bytes(0), None),
             Activity::Call(call) => {
                 (call.op.name(), self.comm.bytes(call), Some((call.group, self.absent(call, activity.sequence))))

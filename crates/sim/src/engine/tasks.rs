@@ -229,7 +229,7 @@ impl Engine {
         let start = SimTime::from_ps(self.now.as_ps() - POLL_COST.as_ps());
         let (what, why, cause) = (Elapsed::Poll, None, Cause::Time);
         observer.record(self.now, &Event::Elapsed { rank, task, what, start, why, cause });
-        if let Reply::Now(_) = reply {
+        if let Reply::Now(_) | Reply::Elapsed(_) = reply {
             self.ranks[rank.index()].ledger.end_compute(self.now);
         }
         self.resume(rank, task, reply);

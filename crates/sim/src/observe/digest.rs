@@ -332,7 +332,7 @@ mod tests {
         let [bytes, wire_bytes] = [Bytes(1), Bytes(2)];
         digest.record(
             end,
-            &Event::Computed { rank, task, start, base, origin: Origin::Measured, why: Default::default() },
+            &Event::Computed { rank, task, start, base, origin: Origin::Measured, name: None, why: Default::default() },
         );
         digest.record(end, &Event::Marked { rank, mark: &Mark::Begin("step".into()), why: Default::default() });
         let calls = [
@@ -428,7 +428,15 @@ mod tests {
         let end = SimTime::from_ps(5 + (1 << 40));
         digest.record(
             end,
-            &Event::Computed { rank, task: TaskId(1), start, base, origin: Origin::Measured, why: Default::default() },
+            &Event::Computed {
+                rank,
+                task: TaskId(1),
+                start,
+                base,
+                origin: Origin::Measured,
+                name: None,
+                why: Default::default(),
+            },
         );
         digest.record(end, &Event::Marked { rank, mark: &Mark::Begin("step".into()), why: Default::default() });
         let (times, traffic) = (Times { compute: base, ..Times::default() }, Traffic::default());
@@ -441,7 +449,7 @@ mod tests {
     fn version_1_knows_only_what_was_measured_from_the_rest() {
         let of = |mut digest: Digest, origin| {
             let (rank, task, start, base) = (RankId(0), TaskId(0), SimTime::ZERO, SimDuration::from_ps(7));
-            let event = Event::Computed { rank, task, start, base, origin, why: Default::default() };
+            let event = Event::Computed { rank, task, start, base, origin, name: None, why: Default::default() };
             digest.record(SimTime::from_ps(7), &event);
             digest.to_hex()
         };

@@ -19,7 +19,7 @@ use timeline::Timeline;
 use uniference_formats::operators::{Decoder, Entry, Invalid, Line, MemoryKind, SourceLine};
 use uniference_formats::report::MemoryReport;
 use uniference_sim::event::{Event, Observer};
-use uniference_sim::ids::{RankId, TaskId};
+use uniference_sim::ids::{QueueId, RankId, TaskId};
 use uniference_sim::program::{Activity, Request};
 use uniference_sim::replay::RecordedStep;
 use uniference_sim::time::{SimDuration, SimTime};
@@ -166,7 +166,10 @@ impl Memory {
             RecordedStep::Operators { operators, .. } => {
                 self.slices.entry((rank, task)).or_default().extend_from_slice(operators);
             }
-            RecordedStep::Request(Request::Issue { activity: Activity::Compute(work), .. }) => {
+            // What runs on a stream does not allocate: the host did, before.
+            RecordedStep::Request(Request::Issue { activity: Activity::Compute(work), queue, .. })
+                if queue.stream().is_none() =>
+            {
                 let slice = self.slices.remove(&(rank, task)).unwrap_or_default();
                 let state = &mut self.ranks[rank.index()];
                 if self.invalid.is_none()
@@ -200,7 +203,8 @@ impl Memory {
 
 impl Observer for Memory {
     fn record(&mut self, at: SimTime, event: &Event<'_>) {
-        if let Event::Computed { rank, task, start, .. } = event
+        if let Event::Computed { rank, task, start, why, .. } = event
+            && why.queue.and_then(QueueId::stream).is_none()
             && let Some(timeline) = &mut self.ranks[rank.index()].timeline
         {
             timeline.computed(*task, *start, at);
@@ -268,7 +272,7 @@ impl RankMemory {
                     }
                 }
             }
-            Entry::Timed { .. } | Entry::Answered { .. } => {}
+            Entry::Timed { .. } | Entry::Answered { .. } | Entry::Stream(_) => {}
         }
     }
 

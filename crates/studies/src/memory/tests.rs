@@ -85,6 +85,7 @@ impl Rank {
                 start,
                 base: duration,
                 origin: Origin::Measured,
+                name: None,
                 why: Default::default(),
             };
             self.memory.record(self.now, &event);

@@ -1,5 +1,7 @@
 //! Ranks whose words are written down here: no process, no socket.
 
+mod streams;
+
 use super::*;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -378,9 +380,9 @@ struct ByBytes(Rc<RefCell<Shown>>);
 type Shown = Vec<(u32, String, Vec<u8>)>;
 
 impl Costs for ByBytes {
-    fn work(&mut self, slice: Slice<'_>) -> Work {
+    fn pieces(&mut self, slice: Slice<'_>) -> Vec<super::Piece> {
         self.0.borrow_mut().push((slice.rank.0, slice.line.to_owned(), slice.operators.to_vec()));
-        Work::new(SimDuration::from_us(slice.operators.len() as u64), Origin::Roofline)
+        vec![super::Piece::Host(Work::new(SimDuration::from_us(slice.operators.len() as u64), Origin::Roofline))]
     }
 }
 

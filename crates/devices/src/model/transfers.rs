@@ -1,0 +1,85 @@
+//! Owns what copies and kernels without an operator cost: what is known of them is how many bytes they move.
+
+use super::{Model, ROOFLINE, estimate};
+use uniference_formats::devices;
+use uniference_formats::operators::CopyKind;
+use uniference_sim::device::{Estimate, Origin};
+
+/// What of PCI Express's raw rate a large copy reaches: headers of packets and flow control take the rest (Neugebauer et al., "Understanding PCIe performance
+/// for end host networking", SIGCOMM 2018).
+const PCI_EXPRESS: f64 = 0.8;
+/// What of a pinned copy's rate a copy of pageable memory reaches, which passes through a pinned buffer: on the slower of its two machines less than
+/// half (Harris, "How to optimize data transfers in CUDA C/C++", NVIDIA 2012).
+const PAGEABLE: f64 = 0.5;
+/// Bytes a second to the host of a device of which nobody knows how it gets there: PCI Express 4.0 with 16 lanes.
+const UNKNOWN_LINK: f64 = 32e9;
+
+impl Model {
+    /// A copy of so many bytes that has its way for itself.
+    pub fn copy(&self, kind: CopyKind, bytes: u64) -> Estimate {
+        let memory = self.target.rates.memory;
+        let known = self.target.name.as_deref().and_then(|name| devices::find(name).ok());
+        let shares_memory = known.is_some_and(|device| device.link.is_none());
+        let host = match known.and_then(|device| device.host_link()) {
+            Some(raw) => PCI_EXPRESS * raw,
+            None if shares_memory => memory / 2.0,
+            None => PCI_EXPRESS * UNKNOWN_LINK,
+        };
+        let rate = match kind {
+            CopyKind::PinnedToDevice | CopyKind::DeviceToPinned => host,
+            CopyKind::PageableToDevice | CopyKind::DeviceToPageable => PAGEABLE * host,
+            // Each byte is read, and written.
+            CopyKind::Within => memory / 2.0,
+            CopyKind::Set => memory,
+            CopyKind::Peer => known.and_then(|device| device.link_gbps).map_or(host, |rate| rate * 1e9).min(memory),
+        };
+        estimate(self.launch() + bytes as f64 / rate, ROOFLINE, Origin::Roofline)
+    }
+
+    /// A kernel that reads or writes so many bytes and is no operator's. Nobody knows how long it computes.
+    pub fn kernel(&self, bytes: u64) -> Estimate {
+        match bytes {
+            0 => Estimate::UNKNOWN,
+            _ => estimate(self.launch() + bytes as f64 / self.target.rates.memory, ROOFLINE, Origin::Roofline),
+        }
+    }
+
+    /// Seconds that anything takes on the device.
+    fn launch(&self) -> f64 {
+        self.target.rates.launch.as_secs_f64()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::database::Databases;
+    use crate::model::Target;
+    use std::sync::Arc;
+    use uniference_sim::device::Rates;
+    use uniference_sim::time::SimDuration;
+
+    fn seconds(name: Option<&str>, kind: CopyKind) -> f64 {
+        let rates = Rates { launch: SimDuration::from_us(2), ..Rates::uniform(1e12, 1e12) };
+        let target = Target { name: name.map(str::to_owned), rates };
+        Model::new(target, Arc::new(Databases::default())).copy(kind, 1_000_000_000).duration.as_secs_f64()
+    }
+
+    #[test]
+    fn a_copy_takes_its_bytes_over_the_slowest_of_its_way() {
+        // 10^9 bytes at 0.8 of 64 GB/s, half of that from pageable memory; within the device there and back at 1 TB/s.
+        for (name, kind, expected) in [
+            (Some("h100-sxm-80gb"), CopyKind::PinnedToDevice, 1e9 / 51.2e9),
+            (Some("h100-sxm-80gb"), CopyKind::PageableToDevice, 1e9 / 25.6e9),
+            (Some("h100-sxm-80gb"), CopyKind::DeviceToPinned, 1e9 / 51.2e9),
+            (Some("h100-sxm-80gb"), CopyKind::Peer, 1e9 / 450e9),
+            (Some("h100-sxm-80gb"), CopyKind::Within, 2e-3),
+            (Some("h100-sxm-80gb"), CopyKind::Set, 1e-3),
+            (Some("jetson-agx-orin-64gb"), CopyKind::PinnedToDevice, 2e-3),
+            (None, CopyKind::PinnedToDevice, 1e9 / 25.6e9),
+        ] {
+            let found = seconds(name, kind);
+            assert!((found - expected - 2e-6).abs() < 1e-11, "{name:?} {kind:?}: {found}");
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Owns the streams of a rank's device: what waits for what, of all that the rank hands to them. It says which activities must be complete before the
+//! next one; what an activity costs is not its business.
+//!
+//! Each stream is a queue of the engine's, and keeps its own order. An event is an activity that takes no time, so that what waits for it, and
+//! who asks when it was, has a handle.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use uniference_protocol::messages::DeviceWork;
+use uniference_sim::ids::Handle;
+use uniference_sim::program::Work;
+
+/// The host waits where a stream has more launches than this that are not complete: the depth of the driver's queue, which CUDA's documentation does
+/// not name. 1,024 is what launches without synchronisation run into on current devices (NVIDIA's forum for developers, "launch queue depth").
+const QUEUE_DEPTH: usize = 1024;
+
+/// A part of what a slice of a program comes to, in the order in which the program did it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Piece {
+    /// The task works, before it hands anything else to a stream. The last piece of a slice is one of these.
+    Host(Work),
+    /// The task has handed work to a stream of the device.
+    Launch(Launch),
+    /// The event happens when all that was handed to the stream before is complete.
+    Record {
+        /// Which, by the rank's own number.
+        event: u32,
+        /// On which stream.
+        stream: u32,
+    },
+    /// What is handed to the stream from here on waits for the event, as it was recorded last.
+    Wait {
+        /// Which stream.
+        stream: u32,
+        /// For which event.
+        event: u32,
+    },
+}
+
+impl Piece {
+    /// What it is that takes time.
+    pub fn into_work(self) -> Option<Work> {
+        match self {
+            Piece::Host(work) | Piece::Launch(Launch { work, .. }) => Some(work),
+            Piece::Record { .. } | Piece::Wait { .. } => None,
+        }
+    }
+}
+
+/// Work on a stream.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Launch {
+    /// Which.
+    pub stream: u32,
+    /// What.
+    pub work: Work,
+    /// Of a copy, by which engine: one carries out one copy at a time.
+    pub engine: Option<CopyEngine>,
+    /// The host waits until it is complete.
+    pub blocks: bool,
+    /// It takes a place among the launches that a stream may have outstanding.
+    pub queued: bool,
+}
+
+/// What carries out copies beside the kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CopyEngine {
+    /// From the host.
+    ToDevice,
+    /// To the host.
+    FromDevice,
+    /// To other devices.
+    Peer,
+}
+
+/// The streams of one rank.
+#[derive(Default)]
+pub(super) struct Streams {
+    streams: BTreeMap<u32, Stream>,
+    /// By number, what reaches the event as it was recorded last.
+    events: BTreeMap<u32, Handle>,
+    engines: BTreeMap<CopyEngine, Handle>,
+}
+
+#[derive(Default)]
+struct Stream {
+    /// The activity that was handed to it last.
+    last: Option<Handle>,
+    /// What the next one waits for besides.
+    awaited: Vec<Handle>,
+    /// Of its launches the last ones, as many as may be outstanding.
+    launches: VecDeque<Handle>,
+}
+
+impl Streams {
+    /// What must be complete before what the piece hands to a stream, besides what the stream has.
+    pub(super) fn dependencies(&mut self, piece: &Piece) -> Vec<Handle> {
+        match piece {
+            Piece::Launch(Launch { stream, engine, .. }) => {
+                let mut after = std::mem::take(&mut self.streams.entry(*stream).or_default().awaited);
+                after.extend(engine.and_then(|engine| self.engines.get(&engine)));
+                after
+            }
+            Piece::Record { stream, .. } => std::mem::take(&mut self.streams.entry(*stream).or_default().awaited),
+            Piece::Host(_) | Piece::Wait { .. } => Vec::new(),
+        }
+    }
+
+    /// The piece was handed to its stream as this activity. Returns what the host waits for before it goes on, if it has to.
+    pub(super) fn handed(&mut self, piece: &Piece, handle: Handle) -> Option<Handle> {
+        match *piece {
+            Piece::Launch(Launch { stream, engine, blocks, queued, .. }) => {
+                self.engines.extend(engine.map(|engine| (engine, handle)));
+                let stream = self.streams.entry(stream).or_default();
+                stream.last = Some(handle);
+                if queued {
+                    stream.launches.push_back(handle);
+                }
+                let full = stream.launches.len() > QUEUE_DEPTH;
+                let oldest = if full { stream.launches.pop_front() } else { None };
+                if blocks { Some(handle) } else { oldest }
+            }
+            Piece::Record { event, stream } => {
+                self.events.insert(event, handle);
+                self.streams.entry(stream).or_default().last = Some(handle);
+                None
+            }
+            Piece::Host(_) | Piece::Wait { .. } => None,
+        }
+    }
+
+    /// What is handed to the stream next waits for the event; one that was never recorded has no effect.
+    pub(super) fn wait(&mut self, stream: u32, event: u32) {
+        let reached = self.events.get(&event).copied();
+        self.streams.entry(stream).or_default().awaited.extend(reached);
+    }
+
+    /// What is complete when this work is.
+    pub(super) fn ends(&self, work: DeviceWork) -> Vec<Handle> {
+        let of_stream = |stream: &Stream| stream.last.into_iter().chain(stream.awaited.iter().copied()).collect();
+        match work {
+            DeviceWork::Stream(stream) => self.streams.get(&stream).map_or_else(Vec::new, of_stream),
+            DeviceWork::Event(event) => self.events.get(&event).copied().into_iter().collect(),
+            DeviceWork::Device => {
+                let all: BTreeSet<Handle> = self.streams.values().flat_map(of_stream).collect();
+                all.into_iter().collect()
+            }
+        }
+    }
+
+    /// Every activity that something may still be made to wait for.
+    pub(super) fn known(&self) -> BTreeSet<Handle> {
+        let streams = self.streams.values();
+        let of_streams = streams.flat_map(|stream| stream.last.iter().chain(&stream.awaited).chain(&stream.launches));
+        of_streams.chain(self.events.values()).chain(self.engines.values()).copied().collect()
+    }
+}

@@ -1,0 +1,227 @@
+//! One rank that hands work to streams. Times are microseconds; of each test the closed form stands before it.
+
+use super::super::streams::{CopyEngine, Launch, Piece};
+use super::*;
+use uniference_sim::device::Resource;
+
+/// Slices come to what is written down here: their operators are one byte, the place in the list.
+struct Scripted(Vec<Vec<Piece>>);
+
+impl Costs for Scripted {
+    fn pieces(&mut self, slice: Slice<'_>) -> Vec<Piece> {
+        match slice.operators {
+            [at] => self.0[usize::from(*at)].clone(),
+            _ => vec![host(0)],
+        }
+    }
+}
+
+fn work(us: u64) -> Work {
+    Work::new(SimDuration::from_us(us), Origin::Roofline)
+}
+
+fn host(us: u64) -> Piece {
+    Piece::Host(work(us).on(Resource::Host))
+}
+
+fn kernel(stream: u32, us: u64) -> Piece {
+    Piece::Launch(Launch { stream, work: work(us), engine: None, blocks: false, queued: true })
+}
+
+fn copy(stream: u32, us: u64, engine: CopyEngine, blocks: bool) -> Piece {
+    let work = work(us).on(Resource::CopyEngine);
+    Piece::Launch(Launch { stream, work, engine: Some(engine), blocks, queued: true })
+}
+
+fn record(event: u32, stream: u32) -> Piece {
+    Piece::Record { event, stream }
+}
+
+fn wait_event(stream: u32, event: u32) -> Piece {
+    Piece::Wait { stream, event }
+}
+
+/// A rank that has handed over these slices, and then asks.
+fn after(slices: Vec<Vec<Piece>>, question: Op) -> (Exchange, Vec<(u32, Answer)>) {
+    let mut exchange = ranks(1);
+    let places = 0..slices.len() as u8;
+    exchange.cost_with(Box::new(Scripted(slices)));
+    let ops: Vec<Op> = places.map(|at| slice(0, &[at])).chain([question]).collect();
+    say(&mut exchange, 0, ops);
+    let told = heard(&mut exchange);
+    (exchange, told)
+}
+
+fn synchronize(work: DeviceWork) -> Op {
+    Op::Synchronize { work, site: Site(0) }
+}
+
+fn query(work: DeviceWork) -> Op {
+    Op::Query { work, site: Site(0) }
+}
+
+fn elapsed(from: u32, to: u32) -> Op {
+    Op::Elapsed { from, to, site: Site(0) }
+}
+
+fn now(exchange: &Exchange) -> f64 {
+    exchange.engine().clock(RankId(0)).as_ps() as f64 / 1e6
+}
+
+/// When all that the slices have handed to the device is complete, and the host has asked for that.
+fn device_ends(slices: Vec<Vec<Piece>>) -> f64 {
+    let (exchange, told) = after(slices, synchronize(DeviceWork::Device));
+    assert_eq!(told, [(0, Answer::Go)]);
+    now(&exchange)
+}
+
+/// When the host is through, which then reads its clock for 1 us.
+fn host_ends(slices: Vec<Vec<Piece>>) -> f64 {
+    let (exchange, told) = after(slices, Op::Now);
+    assert!(matches!(told[..], [(0, Answer::Now(..))]), "{told:?}");
+    now(&exchange) - 1.0
+}
+
+/// Both begin at 1 and have half of the device: 6 are done at 1 + 2 * 6, then 4 of the other are left.
+#[test]
+fn streams_without_a_dependency_share_the_device() {
+    assert_eq!(device_ends(vec![vec![host(1), kernel(1, 10), kernel(2, 6), host(0)]]), 17.0);
+}
+
+/// On one stream they follow one another: 1 + 10 + 6.
+#[test]
+fn a_stream_keeps_its_order() {
+    assert_eq!(device_ends(vec![vec![host(1), kernel(1, 10), kernel(1, 6), host(0)]]), 17.0);
+    let (exchange, _) =
+        after(vec![vec![host(1), kernel(1, 10), kernel(2, 6), host(0)]], synchronize(DeviceWork::Stream(2)));
+    assert_eq!(now(&exchange), 13.0);
+}
+
+/// 1 + 10 until the event, 5 after it; what stream 2 had before it (3, shared until 1 + 6) does not wait.
+#[test]
+fn a_stream_waits_for_an_event_of_another_one() {
+    let across = vec![host(1), kernel(1, 10), record(7, 1), wait_event(2, 7), kernel(2, 5), host(0)];
+    assert_eq!(device_ends(vec![across]), 16.0);
+    let before = vec![host(1), kernel(2, 3), kernel(1, 10), record(7, 1), wait_event(2, 7), kernel(2, 5), host(0)];
+    assert_eq!(device_ends(vec![before]), 19.0);
+    // In another slice, long after; and for an event that was recorded again, the later one.
+    let slices = vec![
+        vec![host(1), kernel(1, 10), record(7, 1), host(0)],
+        vec![host(1), kernel(1, 10), record(7, 1), wait_event(2, 7), kernel(2, 5), host(0)],
+    ];
+    assert_eq!(device_ends(slices), 26.0);
+    // One that was never recorded has no effect: 5 and 10 share from 1 on.
+    let never = vec![host(1), kernel(1, 10), wait_event(2, 9), kernel(2, 5), host(0)];
+    assert_eq!(after(vec![never], synchronize(DeviceWork::Stream(2))).0.engine().clock(RankId(0)).as_ps(), 11_000_000);
+}
+
+/// A stream that has been told to wait, and has nothing else, is complete when the event has happened.
+#[test]
+fn who_synchronises_with_a_stream_waits_for_what_it_waits_for() {
+    let slices = vec![vec![host(1), kernel(1, 10), record(7, 1), wait_event(2, 7), host(0)]];
+    let (exchange, _) = after(slices, synchronize(DeviceWork::Stream(2)));
+    assert_eq!(now(&exchange), 11.0);
+}
+
+/// Copies take nothing from kernels, and have their way for themselves: two one way 20, both ways 10.
+#[test]
+fn copies_go_beside_kernels_and_one_after_another_on_one_engine() {
+    use CopyEngine::{FromDevice, ToDevice};
+    let beside = |first: CopyEngine, second: CopyEngine| {
+        let pieces = vec![host(1), kernel(1, 10), copy(2, 10, first, false), copy(3, 10, second, false), host(0)];
+        device_ends(vec![pieces])
+    };
+    assert_eq!(beside(ToDevice, FromDevice), 11.0);
+    assert_eq!(beside(ToDevice, ToDevice), 21.0);
+    // The host waits for one of pageable memory, 1 + 10, before its next 2.
+    assert_eq!(host_ends(vec![vec![host(1), copy(1, 10, ToDevice, true), host(2)]]), 13.0);
+    assert_eq!(host_ends(vec![vec![host(1), copy(1, 10, ToDevice, false), host(2)]]), 3.0);
+}
+
+/// 100 launches of 5 each, kernels of 2: the device waits for the host. N * 5 + 2.
+#[test]
+fn short_kernels_are_bound_by_their_launches() {
+    let slice: Vec<Piece> = (0..100).flat_map(|_| [host(5), kernel(0, 2)]).chain([host(0)]).collect();
+    assert_eq!(device_ends(vec![slice]), 502.0);
+}
+
+/// Launches of 1, kernels of 10: the host is through at N * 1, the device at 1 + N * 10.
+#[test]
+fn the_host_runs_ahead_of_long_kernels() {
+    let slice: Vec<Piece> = (0..50).flat_map(|_| [host(1), kernel(0, 10)]).chain([host(0)]).collect();
+    assert_eq!(host_ends(vec![slice.clone()]), 50.0);
+    assert_eq!(device_ends(vec![slice]), 501.0);
+}
+
+/// Kernel k is complete at 1 + 1000 k. After the launch of n, which is handed over at n, at most 1,024 may be outstanding: the host goes on when
+/// n - 1024 is complete. The last one of 1030 lets it go on at 1 + 1000 * 6.
+#[test]
+fn the_host_waits_where_too_many_launches_are_outstanding() {
+    let slice = |count: u64| (0..count).flat_map(|_| [host(1), kernel(0, 1000)]).chain([host(0)]).collect();
+    assert_eq!(host_ends(vec![slice(1024)]), 1024.0);
+    assert_eq!(host_ends(vec![slice(1030)]), 6001.0);
+}
+
+/// The events are 10 apart, and the question takes 1; before the second one there is no answer, nor is there after one was recorded again.
+#[test]
+fn the_time_between_events_is_known_when_both_have_happened() {
+    let timed = vec![host(1), record(1, 0), kernel(0, 10), record(2, 0), host(0)];
+    let (mut exchange, told) = after(vec![timed, vec![host(1), record(1, 0), host(0)]], elapsed(1, 2));
+    assert_eq!((told, now(&exchange)), (vec![(0, Answer::Elapsed(None))], 3.0));
+    let mut ask = |question: Op| {
+        say(&mut exchange, 0, vec![question]);
+        (heard(&mut exchange), now(&exchange))
+    };
+    assert_eq!(ask(synchronize(DeviceWork::Event(2))), (vec![(0, Answer::Go)], 11.0));
+    // The first one was recorded again behind the second.
+    assert_eq!(ask(elapsed(1, 2)), (vec![(0, Answer::Elapsed(Some(0)))], 12.0));
+
+    let timed = vec![host(1), record(1, 0), kernel(0, 10), record(2, 0), host(0)];
+    let (mut exchange, _) = after(vec![timed], synchronize(DeviceWork::Device));
+    for (from, to, ps) in [(1, 2, Some(10_000_000)), (2, 1, Some(-10_000_000)), (1, 3, None)] {
+        say(&mut exchange, 0, vec![elapsed(from, to)]);
+        assert_eq!(heard(&mut exchange), [(0, Answer::Elapsed(ps))]);
+    }
+}
+
+/// A look that finds nothing complete costs 1, so a loop of them ends: at 11.
+#[test]
+fn who_asks_whether_a_stream_is_empty_comes_to_its_end() {
+    let slices = vec![vec![host(1), kernel(1, 10), host(0)]];
+    let (mut exchange, mut told) = after(slices, query(DeviceWork::Stream(1)));
+    let mut looks = 1;
+    while told == [(0, Answer::Ended(false))] {
+        say(&mut exchange, 0, vec![query(DeviceWork::Stream(1))]);
+        told = heard(&mut exchange);
+        looks += 1;
+    }
+    assert_eq!((told, looks, now(&exchange)), (vec![(0, Answer::Ended(true))], 10, 11.0));
+    // Of what was never used nothing is left to be done.
+    say(&mut exchange, 0, vec![query(DeviceWork::Event(5))]);
+    assert_eq!(heard(&mut exchange), [(0, Answer::Ended(true))]);
+}
+
+#[test]
+fn a_program_ends_when_its_device_has_nothing_left_to_do() {
+    let (exchange, _) = after(vec![vec![host(1), kernel(1, 10), host(0)]], Op::Exit(Outcome::Ok));
+    assert_eq!(exchange.engine().now().as_ps(), 11_000_000);
+}
+
+/// A second thread hands its work to the same stream: behind what the first has, 1 + 10 + 5. Whatever a replay names, it names as recorded.
+#[test]
+fn threads_share_the_streams_of_their_rank() {
+    let mut exchange = ranks(1);
+    let slices = vec![
+        vec![host(1), kernel(1, 10), record(3, 1), host(0)],
+        vec![host(1), wait_event(2, 3), kernel(2, 5), host(0)],
+    ];
+    exchange.cost_with(Box::new(Scripted(slices)));
+    let other = exchange.open_task(RankId(0));
+    let quiet = Quiet { questions: 2, outside: false };
+    exchange.say(RankId(0), other, vec![slice(0, &[1]), synchronize(DeviceWork::Stream(2))], None);
+    exchange.say(RankId(0), MAIN, vec![slice(0, &[0]), synchronize(DeviceWork::Stream(1))], Some(quiet));
+    let mut recorded = Recorded::default();
+    exchange.advance(&mut (), &mut recorded);
+    let tasks: Vec<TaskId> = std::iter::from_fn(|| exchange.take_ready()).map(|ready| ready.task).collect();
+    assert_eq!((tasks, now(&exchange)), (vec![MAIN], 11.0));
+}

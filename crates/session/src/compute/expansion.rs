@@ -1,0 +1,303 @@
+//! Owns what a slice of a program with simulated GPUs comes to: work of the host, and what it hands to streams meanwhile.
+//!
+//! What there is, and in which order, follows from the program's entries alone, never from what anything costs: a replay on another device
+//! finds the same pieces, with other durations.
+//!
+//! The host comes to an operator, and then hands over what that launches; the device's part of an operator is handed over at its first launch. While
+//! a stream is in capture nothing is handed over: it is kept with its graph, and handed over, without any work of the host, whenever the graph is
+//! launched. Of a graph, the stream where the capture began is the one on which it is launched; others that have joined it are branches of
+//! its own, and events that it records are its own, too.
+
+use std::collections::BTreeMap;
+use std::mem::take;
+use uniference_formats::operators::{CopyKind, LaunchFlags, StreamEntry};
+use uniference_host::live::exchange::{CopyEngine, Launch, Piece};
+use uniference_sim::device::{Resource, Work};
+use uniference_sim::program::Origin;
+use uniference_sim::time::SimDuration;
+
+/// Streams and events of programs have numbers below this; graphs' own branches and events follow.
+const OF_GRAPHS: u32 = 1 << 31;
+/// In a graph: the stream on which it is launched.
+const ORIGIN: u32 = u32::MAX;
+
+/// How long the host takes for what a program does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostCosts {
+    /// To come to an operator, and launch its first kernel.
+    pub operator: SimDuration,
+    /// To launch another one, or a copy or a graph.
+    pub launch: SimDuration,
+    /// To record an event, or make a stream wait for one.
+    pub call: SimDuration,
+}
+
+impl Default for HostCosts {
+    /// An operator: PyTorch 2.15 with CUDA's libraries replaced by ones that do nothing takes 5 to 7 us on a server's processor, from the
+    /// Python of a transformer's forward pass on. A launch: where the host is the bottleneck, a loop of short kernels takes 3.8 us a kernel (Gray,
+    /// "Getting started with CUDA graphs", NVIDIA 2019). A call: as long as a look at the clock.
+    fn default() -> HostCosts {
+        HostCosts {
+            operator: SimDuration::from_us(6),
+            launch: SimDuration::from_ns(3_800),
+            call: SimDuration::from_us(1),
+        }
+    }
+}
+
+/// A piece, and which figure its duration is.
+pub(super) struct CostedPiece {
+    pub(super) piece: Piece,
+    /// As it was given with the work; `None`: the host's, or nothing that takes time.
+    pub(super) cost: Option<usize>,
+}
+
+/// What a piece of work on the device takes, and which figure that is.
+pub(super) struct DevicePart {
+    pub(super) work: Work,
+    pub(super) cost: Option<usize>,
+}
+
+/// The expansion of a rank's slices.
+#[derive(Default)]
+pub(super) struct Expansion {
+    host: HostCosts,
+    /// What the host has done since its last piece; `None`: nothing.
+    worked: Option<SimDuration>,
+    pieces: Vec<CostedPiece>,
+    /// What the operator that runs has handed over so far, each with its own part.
+    inside: Vec<(StreamEntry, DevicePart)>,
+    /// Of an operator that runs, the stream of the first kernel, where a slice has ended inside of it.
+    interrupted: Option<u32>,
+    graphs: BTreeMap<u32, Graph>,
+    /// Streams in capture, each with its graph and what it is called there.
+    capturing: BTreeMap<u32, (u32, u32)>,
+    /// Events that were recorded on them, each with its graph and what it is called there.
+    captured: BTreeMap<u32, (u32, u32)>,
+    /// The next numbers of graphs' branches, and events.
+    branches: u32,
+    events: u32,
+}
+
+/// What is kept of a graph.
+#[derive(Default)]
+struct Graph {
+    nodes: Vec<(Piece, Option<usize>)>,
+}
+
+impl Expansion {
+    pub(super) fn new(host: HostCosts) -> Expansion {
+        Expansion { host, ..Expansion::default() }
+    }
+
+    /// Whether the operator that runs has launched a kernel.
+    pub(super) fn has_launched(&self) -> bool {
+        let launches = |(entry, _): &(StreamEntry, DevicePart)| matches!(entry, StreamEntry::Launch { .. });
+        self.interrupted.is_some() || self.inside.iter().any(launches)
+    }
+
+    /// The program hands something to a stream; `part` is what that takes by itself, should it be work.
+    pub(super) fn enter(&mut self, entry: StreamEntry, part: DevicePart) {
+        match entry {
+            StreamEntry::Launch { flags: LaunchFlags { inside: true, .. }, .. }
+            | StreamEntry::Copy { flags: LaunchFlags { inside: true, .. }, .. } => self.inside.push((entry, part)),
+            // Between launches of an operator it keeps its place among them.
+            _ if !self.inside.is_empty() => self.inside.push((entry, part)),
+            _ => self.hand(entry, part),
+        }
+    }
+
+    /// An operator has run; `part` is the device's, if it has launched any kernel.
+    pub(super) fn operator(&mut self, part: Option<DevicePart>) {
+        self.works(self.host.operator);
+        let mut part = part;
+        if let Some(stream) = self.interrupted.take()
+            && let Some(part) = part.take()
+        {
+            self.push(launch(stream, part, None, false));
+        }
+        let mut first = true;
+        for (entry, own) in take(&mut self.inside) {
+            match entry {
+                StreamEntry::Launch { stream, .. } => {
+                    if !take(&mut first) {
+                        self.works(self.host.launch);
+                    }
+                    if let Some(part) = part.take() {
+                        self.push(launch(stream, part, None, true));
+                    }
+                }
+                other => self.hand(other, own),
+            }
+        }
+    }
+
+    /// What the slice has come to. `known`: how long the host has worked, if that is known of all of it.
+    pub(super) fn finish(&mut self, known: Option<Work>) -> Vec<CostedPiece> {
+        // The program asks for something in the middle of an operator, which waits for what that has launched.
+        for (entry, part) in take(&mut self.inside) {
+            if let StreamEntry::Launch { stream, .. } = entry {
+                self.interrupted.get_or_insert(stream);
+            }
+            self.hand(entry, part);
+        }
+        self.end_host_piece();
+        let mut pieces = take(&mut self.pieces);
+        if let Some(known) = known {
+            shares(&mut pieces, &known);
+        }
+        pieces
+    }
+
+    fn works(&mut self, lasts: SimDuration) {
+        let before = self.worked.unwrap_or_default().as_ps();
+        self.worked = Some(SimDuration::from_ps(before.saturating_add(lasts.as_ps())));
+    }
+
+    fn end_host_piece(&mut self) {
+        let work = Work::new(self.worked.take().unwrap_or_default(), Origin::Transferred).on(Resource::Host);
+        self.pieces.push(CostedPiece { piece: Piece::Host(work), cost: None });
+    }
+
+    fn hand(&mut self, entry: StreamEntry, part: DevicePart) {
+        match entry {
+            StreamEntry::Launch { stream, flags, .. } => {
+                self.launches(flags);
+                self.push(launch(stream, part, None, true));
+            }
+            StreamEntry::Copy { stream, kind, flags, .. } => {
+                self.launches(flags);
+                self.push(launch(stream, part, Some(kind), true));
+            }
+            StreamEntry::Record { event, stream } => {
+                self.works(self.host.call);
+                match self.capturing.get(&stream) {
+                    Some((graph, _)) => {
+                        let own = OF_GRAPHS + self.events;
+                        self.events += 1;
+                        self.captured.insert(event, (*graph, own));
+                    }
+                    None => drop(self.captured.remove(&event)),
+                }
+                self.push((Piece::Record { event, stream }, None));
+            }
+            StreamEntry::Wait { stream, event } => {
+                self.works(self.host.call);
+                if let Some((graph, _)) = self.captured.get(&event)
+                    && !self.capturing.contains_key(&stream)
+                {
+                    self.capturing.insert(stream, (*graph, OF_GRAPHS + self.branches));
+                    self.branches += 1;
+                }
+                self.push((Piece::Wait { stream, event }, None));
+            }
+            StreamEntry::Capture { stream, graph: Some(graph) } => {
+                self.works(self.host.call);
+                self.graphs.insert(graph, Graph::default());
+                self.capturing.insert(stream, (graph, ORIGIN));
+            }
+            StreamEntry::Capture { stream, graph: None } => {
+                self.works(self.host.call);
+                if let Some((graph, _)) = self.capturing.get(&stream).copied() {
+                    self.capturing.retain(|_, (of, _)| *of != graph);
+                    self.captured.retain(|_, (of, _)| *of != graph);
+                }
+            }
+            StreamEntry::GraphLaunch { graph, stream } => {
+                self.works(self.host.launch);
+                self.launch_graph(graph, stream);
+            }
+            StreamEntry::HostFunction { stream } => {
+                self.works(self.host.launch);
+                self.push(launch(stream, part, None, false));
+            }
+        }
+    }
+
+    fn launches(&mut self, flags: LaunchFlags) {
+        // What is inside of an operator is launched in the operator's time.
+        if !flags.free && !flags.inside {
+            self.works(self.host.launch);
+        }
+    }
+
+    /// Hands a piece over once the host has come to it, or keeps it with the graph that captures its stream.
+    fn push(&mut self, (mut piece, cost): (Piece, Option<usize>)) {
+        let (Piece::Launch(Launch { stream, .. }) | Piece::Record { stream, .. } | Piece::Wait { stream, .. }) =
+            &mut piece
+        else {
+            unreachable!("work of the host is handed to no stream")
+        };
+        let Some((graph, own)) = self.capturing.get(stream).copied() else {
+            if self.worked.is_some() && !matches!(piece, Piece::Wait { .. }) {
+                self.end_host_piece();
+            }
+            return self.pieces.push(CostedPiece { piece, cost });
+        };
+        *stream = own;
+        if let Piece::Record { event, .. } | Piece::Wait { event, .. } = &mut piece {
+            // What was recorded outside is over when the graph is launched.
+            let Some((_, own)) = self.captured.get(event).filter(|(of, _)| *of == graph) else { return };
+            *event = *own;
+        }
+        if let Piece::Launch(launch) = &mut piece {
+            (launch.queued, launch.blocks) = (false, false);
+        }
+        self.graphs.entry(graph).or_default().nodes.push((piece, cost));
+    }
+
+    /// Hands over all of a graph; that one was captured is the caller's business. All of it takes one place among the stream's launches.
+    fn launch_graph(&mut self, graph: u32, on: u32) {
+        let mut nodes = self.graphs.get(&graph).map(|graph| graph.nodes.clone()).unwrap_or_default();
+        let last =
+            nodes.iter().rposition(|(piece, _)| matches!(piece, Piece::Launch(launch) if launch.stream == ORIGIN));
+        for (at, (piece, _)) in nodes.iter_mut().enumerate() {
+            match piece {
+                Piece::Launch(launch) => launch.queued = Some(at) == last,
+                Piece::Record { .. } | Piece::Wait { .. } | Piece::Host(_) => {}
+            }
+            if let Piece::Launch(Launch { stream, .. }) | Piece::Record { stream, .. } | Piece::Wait { stream, .. } =
+                piece
+                && *stream == ORIGIN
+            {
+                *stream = on;
+            }
+        }
+        nodes.into_iter().for_each(|node| self.push(node));
+    }
+}
+
+fn launch(stream: u32, part: DevicePart, copy: Option<CopyKind>, queued: bool) -> (Piece, Option<usize>) {
+    let engine = match copy {
+        Some(CopyKind::PageableToDevice | CopyKind::PinnedToDevice) => Some(CopyEngine::ToDevice),
+        Some(CopyKind::DeviceToPageable | CopyKind::DeviceToPinned) => Some(CopyEngine::FromDevice),
+        Some(CopyKind::Peer) => Some(CopyEngine::Peer),
+        Some(CopyKind::Within | CopyKind::Set) | None => None,
+    };
+    // The runtime returns when pageable memory has been read, or written (CUDA, "API synchronization behavior").
+    let blocks = matches!(copy, Some(CopyKind::PageableToDevice | CopyKind::DeviceToPageable));
+    let work = if engine.is_some() { part.work.on(Resource::CopyEngine) } else { part.work };
+    (Piece::Launch(Launch { stream, work, engine, blocks, queued }), part.cost)
+}
+
+/// Deals out what the host has worked in all among its pieces, in proportion to what they would take; where none would take any time, to the last.
+fn shares(pieces: &mut [CostedPiece], known: &Work) {
+    let host =
+        |piece: &CostedPiece| if let Piece::Host(work) = &piece.piece { Some(work.duration.as_ps()) } else { None };
+    let all: u128 = pieces.iter().filter_map(host).map(u128::from).sum();
+    let total = u128::from(known.duration.as_ps());
+    let (mut before, mut dealt) = (0_u128, 0_u128);
+    let last = pieces.len() - 1;
+    for (at, piece) in pieces.iter_mut().enumerate() {
+        let Piece::Host(work) = &mut piece.piece else { continue };
+        before += u128::from(work.duration.as_ps());
+        let up_to = match all {
+            0 if at < last => 0,
+            0 => total,
+            _ => total * before / all,
+        };
+        let duration = SimDuration::from_ps((up_to - dealt) as u64);
+        *work = Work::new(duration, known.origin).on(Resource::Host);
+        dealt = up_to;
+    }
+}
