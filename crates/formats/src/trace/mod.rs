@@ -156,8 +156,12 @@ fn name_row<W: Write>(out: &mut Document<W>, rank: RankId, rank_name: &str, row:
         Row::Ranges => ("ranges".to_owned(), 0),
         Row::Task(TaskId(0)) => (rank_name.to_owned(), 1),
         Row::Task(task) => (format!("{rank_name} {task}"), 1 + u64::from(task.0)),
-        Row::Stream(stream) => (format!("stream {stream}"), (1 << 19) + u64::from(stream)),
-        Row::Group(group) => (format!("operations of {group}"), (1 << 40) + u64::from(group.0)),
+        // Branches of graphs are numbered on where programs' own streams end.
+        Row::Stream(stream @ 0x8000_0000..) => {
+            (format!("branch {} of graphs", stream - 0x8000_0000), (1 << 32) + u64::from(stream))
+        }
+        Row::Stream(stream) => (format!("stream {stream}"), (1 << 32) + u64::from(stream)),
+        Row::Group(group) => (format!("operations of {group}"), (1 << 20) + u64::from(group.0)),
     };
     out.name("thread", pid(rank), tid, &name, sort);
 }
