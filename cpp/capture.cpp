@@ -12,6 +12,7 @@
 
 #include "backend.h"
 #include "definitions.h"
+#include "launches.h"
 #include "lines.h"
 #include "own_work.h"
 #include "storages.h"
@@ -33,9 +34,6 @@ double nanoseconds_a_tick = 0;
 uint64_t detour = 0;
 // While `detour` is measured nothing is written down, and times are added up here.
 uint64_t* measured_detours = nullptr;
-
-// How deep this thread is in the simulator's own work, whose operators are not the program's.
-thread_local int inside = 0;
 
 // A span of the program's time on this thread: by the cheap clock, and where the thread may have been interrupted meanwhile by its processor time.
 class Span {
@@ -72,10 +70,10 @@ thread_local Span between;
 
 // A value that is not there steers the program.
 void say_answered(const Schema& schema, uint64_t line) {
-  Log& log = Log::of_this_thread();
-  log.tag(kAnswered);
-  log.entries().number(line);
-  log.entries().text(schema.name);
+  Log::Writer log;
+  log->tag(kAnswered);
+  log->entries().number(line);
+  log->entries().text(schema.name);
 }
 
 bool reads_value(const std::string& name) {
@@ -100,21 +98,21 @@ void spread_absence(const Schema& schema, const std::vector<c10::IValue>& argume
 // How long the program took to come to an operator, and the operator itself.
 void write_times(uint64_t before, uint64_t lasted) {
   const uint64_t rest = before < detour ? detour - before : 0;
-  Log& log = Log::of_this_thread();
-  log.tag(kTimed);
-  log.entries().number(before - (detour - rest));
-  log.entries().number(lasted - std::min(lasted, rest));
+  Log::Writer log;
+  log->tag(kTimed);
+  log->entries().number(before - (detour - rest));
+  log->entries().number(lasted - std::min(lasted, rest));
 }
 
 void write_execution(const Definition& definition, uint64_t line, const std::vector<uint64_t>& read, const torch::jit::Stack& stack, size_t begin) {
-  Log& log = Log::of_this_thread();
-  log.tag(kExecution + definition.number - 1);
-  log.entries().number(line);
-  for (uint64_t id : read) log.allocation(id);
+  Log::Writer log;
+  log->tag(kExecution + definition.number - 1);
+  log->entries().number(line);
+  for (uint64_t id : read) log->allocation(id);
   for (size_t i = begin; i < stack.size(); i++) {
     for_each_tensor(stack[i], [&](const at::Tensor& tensor) {
       const Allocation* allocation = Storages::of(tensor);
-      log.allocation(allocation == nullptr ? 0 : allocation->id);
+      log->allocation(allocation == nullptr ? 0 : allocation->id);
     });
   }
 }
@@ -170,7 +168,10 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   Span computing;
   if (timed) computing.begin();
   bool answered = !computes && values.answer(op, schema, *definition, *stack);
-  if (!answered) op.redispatchBoxed(below, stack);
+  if (!answered) {
+    Operator running;
+    op.redispatchBoxed(below, stack);
+  }
   {
     const uint64_t lasted = timed ? computing.end() : 0;
     OwnWork ours;
@@ -255,6 +256,7 @@ __attribute__((visibility("default"))) void uniference_capture_begin(int64_t lim
   counting.store(true, std::memory_order_relaxed);
   if (timed) detour = measure_detour(a, b);
   if (watching) c10::impl::tls_set_dispatch_key_included(kKey, true);
+  Log::begin();
 }
 
 // What the program allocates may be so many bytes in all; `device` is what the message calls the device by.
@@ -268,6 +270,7 @@ __attribute__((visibility("default"))) uint64_t uniference_capture_ticks() { ret
 // A thread of the program has started.
 __attribute__((visibility("default"))) void uniference_capture_thread() {
   if (watching && counting.load(std::memory_order_relaxed)) c10::impl::tls_set_dispatch_key_included(kKey, true);
+  Log::begin();
 }
 
 // The calling thread begins (1) or ends (-1) work of the simulator's own.
@@ -275,6 +278,9 @@ __attribute__((visibility("default"))) void uniference_capture_inside(int change
   inside += change;
   if (timed && inside == 0) between.begin();
 }
+
+// Functions by which what is handed to streams of simulated GPUs is written down.
+__attribute__((visibility("default"))) const Launches* uniference_capture_launches() { return &launches; }
 
 // Where a process group's calls go that need no Python: a client, and the functions of `crates/py/src/calls.rs`.
 __attribute__((visibility("default"))) void uniference_backend_begin(
@@ -290,7 +296,7 @@ __attribute__((visibility("default"))) uint64_t uniference_capture_take(const ui
   Storages::forget_foreign();
   // A thread's part names what the dictionary has by then.
   Stream done;
-  Log::of_this_thread().drain(done);
+  Log::Writer()->drain(done);
   Dictionary::get().drain(taken);
   taken.append(done);
   *data = taken.data();

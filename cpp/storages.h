@@ -150,23 +150,23 @@ class Storages final : public c10::Allocator {
   };
 
   static void write_allocated(uint64_t id, uint64_t bytes) {
-    Log& log = Log::of_this_thread();
-    log.tag(kAllocated);
-    log.allocation(id);
-    log.entries().number(bytes);
+    Log::Writer log;
+    log->tag(kAllocated);
+    log->allocation(id);
+    log->entries().number(bytes);
   }
 
   static void write_kind(uint64_t id, Kind kind) {
-    Log& log = Log::of_this_thread();
-    log.tag(kKind);
-    log.allocation(id);
-    log.entries().byte(kind);
+    Log::Writer log;
+    log->tag(kKind);
+    log->allocation(id);
+    log->entries().byte(kind);
   }
 
   static void write_freed(uint64_t id) {
-    Log& log = Log::of_this_thread();
-    log.tag(kFreed);
-    log.allocation(id);
+    Log::Writer log;
+    log->tag(kFreed);
+    log->allocation(id);
   }
 
   static Allocation* take(size_t bytes, bool counted) {

@@ -3,8 +3,11 @@
 // The format is documented, and read, in crates/formats/src/operators/mod.rs; python/uniference/rank/capture.py writes it, too.
 #pragma once
 
+#include <c10/util/ThreadLocalDebugInfo.h>
+
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -21,6 +24,14 @@ enum Tag : uint64_t {
   kAnswered = 5,
   kRestart = 6,
   kTimed = 7,
+  kKernel = 8,
+  kLaunch = 9,
+  kCopy = 10,
+  kRecord = 11,
+  kWait = 12,
+  kCapture = 13,
+  kGraphLaunch = 14,
+  kHostFunction = 15,
   // And from here on: an execution of the definition of this number.
   kExecution = 16,
 };
@@ -114,13 +125,26 @@ class Dictionary {
   Stream left_;
 };
 
-// What one thread has done since it was taken down last: executions, and allocations that came and went, in their order.
+// What one thread of the program has done since it was taken down last: executions, allocations that came and went, and what was handed to streams, in
+// their order.
+//
+// A thread of torch's that works on its behalf, as autograd's for a device does in a backward pass, writes to the same log: what it does belongs between what
+// the program's thread did before and does next. Torch hands such threads the debug information of whom they work for.
 class Log {
  public:
-  static Log& of_this_thread() {
-    static thread_local Log log;
-    return log;
-  }
+  // The log of the calling thread, which nobody else writes to meanwhile.
+  class Writer {
+   public:
+    Writer() : log_(of_this_thread()), lock_(log_.mutex_) {}
+    Log* operator->() { return &log_; }
+
+   private:
+    Log& log_;
+    std::lock_guard<std::mutex> lock_;
+  };
+
+  // The calling thread is one of the program's: from here on it has a log of its own.
+  static void begin();
 
   ~Log() {
     if (!entries_.empty()) Dictionary::get().leave(entries_);
@@ -152,9 +176,26 @@ class Log {
   }
 
  private:
+  struct Owner;
+  static Log& of_this_thread();
+
   static inline bool wanted_ = true;
+  std::mutex mutex_;
   Stream entries_;
   uint64_t last_ = 0;
 };
+
+struct Log::Owner : c10::DebugInfoBase {
+  Log log;
+};
+
+// Under the kind of which torch's own code makes no use.
+inline void Log::begin() { c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::TEST_INFO_2, std::make_shared<Owner>()); }
+
+inline Log& Log::of_this_thread() {
+  if (auto* owner = static_cast<Owner*>(c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::TEST_INFO_2))) return owner->log;
+  static thread_local Log log;
+  return log;
+}
 
 }  // namespace uniference

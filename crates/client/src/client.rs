@@ -5,6 +5,7 @@
 
 mod account;
 mod arguments;
+mod device;
 mod error;
 mod link;
 pub mod rounds;
@@ -252,6 +253,11 @@ impl Client {
     /// This machine has no memory for a tensor of the program's. The caller, any thread, ends the process.
     pub fn lacks_memory(&self, lack: Lack) {
         self.write_main(&Batch { opens_task: None, ops: vec![Op::LacksMemory(lack)], quiet: None });
+    }
+
+    /// Tells the user something, though the run goes on.
+    pub fn warn(&self, text: &str) {
+        self.write_main(&Batch { opens_task: None, ops: vec![Op::Warn(text.to_owned())], quiet: None });
     }
 
     /// The rank's clock, and for how long it has computed.

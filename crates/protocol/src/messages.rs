@@ -56,6 +56,8 @@ pub enum Op {
     Exit(Outcome),
     /// This machine has no memory for a tensor of the program's, so its process ends. It counts at once, from any thread.
     LacksMemory(Lack),
+    /// Something that the user should know. It counts at once, from any thread.
+    Warn(String),
     /// Asks for the first turn: [`Answer::Go`].
     Start,
     /// Asks to sleep: [`Answer::Go`].

@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 mod calls;
+mod device;
 
 use crate::capture::{Extension, split};
 use crate::tensors::Tensors;
@@ -76,6 +77,15 @@ impl Channel {
 
     fn calls(&self) -> (usize, usize, usize, usize) {
         calls::addresses(&self.client)
+    }
+
+    fn device_link(&self, launches: usize) -> PyResult<usize> {
+        if launches == 0 {
+            return Err(PyValueError::new_err("the address of the functions is 0"));
+        }
+        // SAFETY: the caller says that they are there, as the method's documentation asks it to.
+        let link = unsafe { device::link(&self.client, launches as *const device::Launches) };
+        Ok(std::ptr::from_ref(link) as usize)
     }
 
     fn has_in_flight(&self, some: bool) {

@@ -65,6 +65,11 @@ class Library:
         )
         _note_kinds(channel, self)
 
+    def device_link(self, channel: Channel) -> int:
+        """Where a library of simulated GPUs writes to: see `Channel.device_link`."""
+        self.functions.uniference_capture_launches.restype = ctypes.c_void_p
+        return channel.device_link(self.functions.uniference_capture_launches())
+
     def carry_out_calls(self, channel: Channel) -> None:
         """Calls of process groups that need no Python go to the channel's client."""
         self.functions.uniference_backend_begin(*map(ctypes.c_void_p, channel.calls()))

@@ -583,6 +583,10 @@ impl<'a> Driver<'a> {
         if let Some(lack) = ops.iter().find_map(|op| if let Op::LacksMemory(lack) = op { Some(lack) } else { None }) {
             return Err(capacity::lacks(rank.0, lack));
         }
+        if let [Op::Warn(text)] = &ops[..] {
+            self.watch.console.warn(&format!("rank {}: {text}", rank.0));
+            return Ok(());
+        }
         if self.exchange.has_crashed(rank) {
             return Ok(());
         }

@@ -8,6 +8,9 @@ mod earlier;
 mod expansion;
 mod nodes;
 
+#[cfg(test)]
+mod tests;
+
 pub(crate) use costing::{Costed, Costing, RankSteps, Shared};
 pub use expansion::HostCosts;
 pub(crate) use nodes::NodeModels;

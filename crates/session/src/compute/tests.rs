@@ -1,0 +1,423 @@
+//! Slices of ranks with streams, from their bytes to the clock. Times are microseconds, and a kernel takes as many as it names bytes; of each test the
+//! closed form stands before it.
+
+use super::*;
+use crate::compute::expansion::HostCosts;
+use std::cell::RefCell;
+use std::io::Cursor;
+use uniference_formats::cluster::{Choices, ClusterFile, Flags};
+use uniference_formats::operators::{Encoder, LaunchFlags, Line, StreamEntry};
+use uniference_formats::record::{Header, RecordReader, RecordWriter};
+use uniference_host::live::exchange::{Exchange, Recorder};
+use uniference_protocol::messages::{Answer, DeviceWork, Op, Quiet, Slice};
+use uniference_sim::cluster::Cluster;
+use uniference_sim::device::Origin;
+use uniference_sim::engine::{Ending, Engine};
+use uniference_sim::ids::{RankId, Site, TaskId};
+use uniference_sim::observe::Digest;
+use uniference_sim::program::Outcome;
+use uniference_sim::replay::{RecordedStep, replay};
+
+const HOST: HostCosts =
+    HostCosts { operator: SimDuration::from_us(6), launch: SimDuration::from_us(4), call: SimDuration::from_us(1) };
+
+/// An operator takes 20 on the device, and what has bytes as many microseconds; all of it `factor` times.
+struct Fixed {
+    factor: u64,
+}
+
+impl Fixed {
+    fn takes(&self, us: u64) -> Estimate {
+        let duration = SimDuration::from_us(us * self.factor);
+        Estimate { duration, spread: Some(0.1), origin: Origin::Roofline }
+    }
+}
+
+impl OperatorCosts for Fixed {
+    fn estimate(&self, _: &Definition, _: Option<&Definition>) -> Estimate {
+        self.takes(30)
+    }
+
+    fn on_device(&self, _: &Definition) -> Estimate {
+        self.takes(20)
+    }
+
+    fn kernel(&self, bytes: u64) -> Estimate {
+        if bytes == 0 { Estimate::UNKNOWN } else { self.takes(bytes) }
+    }
+
+    fn copy(&self, _: CopyKind, bytes: u64) -> Estimate {
+        self.takes(bytes)
+    }
+
+    fn depend_on_previous(&self) -> bool {
+        false
+    }
+
+    fn kind(&self, _: &Definition) -> &'static str {
+        "gemm"
+    }
+
+    fn at_least(&self, _: &Definition) -> f64 {
+        0.0
+    }
+
+    fn substituted(&self) -> Vec<(&'static str, &'static str)> {
+        Vec::new()
+    }
+}
+
+fn plan(ranks: usize, way: Way, factor: u64, measures_host: bool) -> Plan {
+    let costs: Rc<dyn OperatorCosts> = Rc::new(Fixed { factor });
+    let rank =
+        || RankPlan { way, costs: Some(Rc::clone(&costs)), is_gpu: true, slowdown: 1.0, host: HOST, measures_host };
+    let ranks = (0..ranks).map(|_| rank()).collect();
+    Plan { ranks, earlier: None, name: String::new(), models: Vec::new(), outdated: None }
+}
+
+fn cluster(ranks: u32) -> Cluster {
+    let flags = Flags {
+        ranks,
+        bandwidth: Some("8 Gbps".parse().unwrap()),
+        latency: Some("0 us".parse().unwrap()),
+        slowdown: vec![],
+    };
+    let file = ClusterFile::parse("test", &flags.to_toml().unwrap(), &[]).unwrap();
+    file.resolve(&Choices { backend: Some("ideal".into()), ..Choices::default() }).unwrap().cluster
+}
+
+/// What a program does.
+enum Doing {
+    /// Runs this.
+    Ran(Vec<u8>),
+    /// Asks, and goes on when it is told.
+    Asks(Op),
+}
+
+use Doing::{Asks, Ran};
+
+fn synchronizes() -> Doing {
+    Asks(Op::Synchronize { work: DeviceWork::Device, site: Site(0) })
+}
+
+/// The record of a run, and what came of it.
+struct Done {
+    record: Vec<u8>,
+    digest: String,
+    /// When the run ended.
+    end: f64,
+    answers: Vec<Answer>,
+    costed: Costed,
+}
+
+struct Writes(RecordWriter<Vec<u8>>);
+
+impl Recorder for Writes {
+    fn step(&mut self, rank: RankId, task: TaskId, step: &RecordedStep, line: &str) {
+        self.0.step(rank, task, step, line);
+    }
+}
+
+/// Carries out live ranks that do this; `order` is that in which they are heard where several speak at once.
+fn run(plan: Plan, programs: Vec<Vec<Doing>>, order: &[u32]) -> Done {
+    let world = programs.len() as u32;
+    let costing = Costing::new(plan);
+    let mut exchange = Exchange::new(Engine::new(&cluster(world)), world, "a.py");
+    exchange.cost_with(Box::new(Shared(Rc::clone(&costing))));
+    let mut recorder =
+        Writes(RecordWriter::new(Vec::new(), &Header { world_size: world, manifest: Manifest::default() }));
+    let (mut digest, mut answers) = (Digest::default(), Vec::new());
+    let mut programs: Vec<_> = programs.into_iter().map(Vec::into_iter).collect();
+    let mut speaks: Vec<bool> = vec![true; world as usize];
+    let mut first = vec![true; world as usize];
+    loop {
+        for rank in order.iter().copied() {
+            let at = rank as usize;
+            if !std::mem::take(&mut speaks[at]) {
+                continue;
+            }
+            let mut ops = Vec::new();
+            if std::mem::take(&mut first[at]) {
+                ops.push(Op::Start);
+            } else {
+                loop {
+                    match programs[at].next() {
+                        Some(Ran(operators)) => {
+                            ops.push(Op::Compute(Slice { measured: SimDuration::from_us(100), operators }));
+                        }
+                        Some(Asks(op)) => {
+                            ops.push(op);
+                            break;
+                        }
+                        None => {
+                            ops.push(Op::Exit(Outcome::Ok));
+                            break;
+                        }
+                    }
+                }
+            }
+            let quiet = ops.last().filter(|op| op.asks()).map(|_| Quiet { questions: 1, outside: false });
+            exchange.say(RankId(rank), TaskId(0), ops, quiet);
+        }
+        exchange.advance(&mut digest, &mut recorder);
+        let ready: Vec<_> = std::iter::from_fn(|| exchange.take_ready()).collect();
+        if ready.is_empty() {
+            break;
+        }
+        for ready in ready {
+            let rank = ready.rank;
+            speaks[rank.index()] = true;
+            answers.extend(exchange.frame(ready).map(|frame| frame.answer).filter(|answer| *answer != Answer::Go));
+        }
+    }
+    exchange.record_rest(&mut recorder);
+    let record = recorder.0.finish().unwrap();
+    let end = exchange.engine().now().as_ps() as f64 / 1e6;
+    let costed = costing.borrow_mut().finish().unwrap();
+    Done { record, digest: digest.to_hex(), end, answers, costed }
+}
+
+/// Replays a record: digest, end, and what it says of the compute.
+fn again(record: &[u8], plan: Plan) -> (String, Result<Costed, HostError>) {
+    let costing = Costing::new(plan);
+    let reader = RecordReader::open(Cursor::new(record.to_vec())).unwrap();
+    let (ranks, rest) = reader.by_rank();
+    let world = ranks.len() as u32;
+    let steps = ranks.into_iter().enumerate().map(|(rank, steps)| {
+        let lined = steps.map(|(task, step)| (task, step, String::new()));
+        let steps = RankSteps::new(RankId(rank as u32), lined, Rc::clone(&costing));
+        steps.map(|(task, step, _)| (task, step))
+    });
+    let mut digest = Digest::default();
+    let ended = replay(&mut Engine::new(&cluster(world)), steps.collect(), &mut digest);
+    assert!(matches!(ended, Ending::Finished), "{ended:?}");
+    rest.finish().unwrap();
+    let costed = costing.borrow_mut().finish();
+    (digest.to_hex(), costed)
+}
+
+/// Writes slices of a rank; the first one names the kernel.
+#[derive(Default)]
+struct Program {
+    encoder: Encoder,
+    named: bool,
+}
+
+impl Program {
+    fn slice(&mut self, write: impl FnOnce(&mut Encoder)) -> Doing {
+        if !std::mem::replace(&mut self.named, true) {
+            self.encoder.kernel("k");
+            let tensors = Vec::new();
+            self.encoder.definition(&Definition {
+                name: "aten::mm".into(),
+                arguments: tensors.clone(),
+                results: tensors,
+            });
+        }
+        self.encoder.restart();
+        write(&mut self.encoder);
+        Ran(self.encoder.take())
+    }
+}
+
+const INSIDE: LaunchFlags = LaunchFlags { inside: true, free: false };
+const OWN: LaunchFlags = LaunchFlags { inside: false, free: false };
+
+fn kernel(encoder: &mut Encoder, stream: u32, us: u64) {
+    encoder.stream(StreamEntry::Launch { kernel: 1, stream, flags: OWN, bytes: us });
+}
+
+/// An operator that launches so many kernels on the default stream.
+fn operator(encoder: &mut Encoder, launches: usize) {
+    for _ in 0..launches {
+        encoder.stream(StreamEntry::Launch { kernel: 1, stream: 0, flags: INSIDE, bytes: 0 });
+    }
+    encoder.execution(0, Line::default(), &[]);
+}
+
+fn model(way: Way) -> Plan {
+    plan(1, way, 1, false)
+}
+
+fn ends(slices: Vec<Doing>) -> f64 {
+    run(model(Way::Modelled), vec![slices], &[0]).end
+}
+
+/// The host comes to an operator in 6, whose device's part is 20. It launches each other kernel of it in 4 more, beside that: of eight it is through at
+/// 6 + 7 * 4. Without a kernel the operator is the host's alone.
+#[test]
+fn an_operator_is_worked_for_by_the_host_and_runs_where_it_was_launched() {
+    let mut program = Program::default();
+    assert_eq!(ends(vec![program.slice(|encoder| operator(encoder, 1)), synchronizes()]), 26.0);
+    let mut program = Program::default();
+    assert_eq!(ends(vec![program.slice(|encoder| operator(encoder, 8)), synchronizes()]), 34.0);
+    let mut program = Program::default();
+    assert_eq!(ends(vec![program.slice(|encoder| operator(encoder, 0)), synchronizes()]), 6.0);
+    // Ten of them: the device is behind the host by 20 each, 6 + 10 * 20.
+    let mut program = Program::default();
+    let ten = program.slice(|encoder| (0..10).for_each(|_| operator(encoder, 1)));
+    assert_eq!(ends(vec![ten, synchronizes()]), 206.0);
+}
+
+/// A copy in an operator takes its own time, 7, and no kernel's: 6 + 7. The program waits for it in the middle of the operator, whose host's part then
+/// comes after the copy: 7 + 6.
+#[test]
+fn a_copy_in_an_operator_is_no_kernel() {
+    let copy = StreamEntry::Copy { stream: 0, kind: CopyKind::DeviceToPinned, bytes: 7, flags: INSIDE };
+    let mut program = Program::default();
+    let whole = program.slice(|encoder| {
+        encoder.stream(copy);
+        encoder.execution(0, Line::default(), &[]);
+    });
+    assert_eq!(ends(vec![whole, synchronizes()]), 13.0);
+    let mut program = Program::default();
+    let before = program.slice(|encoder| encoder.stream(copy));
+    let after = program.slice(|encoder| encoder.execution(0, Line::default(), &[]));
+    assert_eq!(ends(vec![before, synchronizes(), after]), 13.0);
+}
+
+/// An operator asks in its middle for what its kernel has found: its 20 on the device are not lost, though they come after the question.
+#[test]
+fn the_device_carries_out_an_operator_that_was_interrupted() {
+    let mut program = Program::default();
+    let before = program.slice(|encoder| {
+        encoder.stream(StreamEntry::Launch { kernel: 1, stream: 0, flags: INSIDE, bytes: 0 });
+    });
+    let after = program.slice(|encoder| encoder.execution(0, Line::default(), &[]));
+    assert_eq!(ends(vec![before, synchronizes(), after, synchronizes()]), 26.0);
+}
+
+/// In the graph A (10) is followed by B and C beside each other (10 each, sharing the device: 20), and D (10) by both: 40. Captured, it costs the host 1
+/// for each end of the capture, 4 for each of four launches and 1 for each of two records and waits: 22. Each launch of it is one of 4 and
+/// no more, the second while the first runs: 22 + 4 + 40 + 40.
+#[test]
+fn a_graph_is_launched_as_a_whole() {
+    let mut program = Program::default();
+    let captured = program.slice(|encoder| {
+        encoder.stream(StreamEntry::Capture { stream: 1, graph: Some(1) });
+        kernel(encoder, 1, 10);
+        encoder.stream(StreamEntry::Record { event: 1, stream: 1 });
+        encoder.stream(StreamEntry::Wait { stream: 2, event: 1 });
+        kernel(encoder, 2, 10);
+        kernel(encoder, 1, 10);
+        encoder.stream(StreamEntry::Record { event: 2, stream: 2 });
+        encoder.stream(StreamEntry::Wait { stream: 1, event: 2 });
+        kernel(encoder, 1, 10);
+        encoder.stream(StreamEntry::Capture { stream: 1, graph: None });
+    });
+    let launched = program.slice(|encoder| {
+        (0..2).for_each(|_| encoder.stream(StreamEntry::GraphLaunch { graph: 1, stream: 5 }));
+    });
+    let done = run(model(Way::Modelled), vec![vec![captured, synchronizes(), launched, synchronizes()]], &[0]);
+    assert_eq!(done.end, 106.0);
+    // What was captured has not run; what was launched has, twice.
+    let seconds: f64 =
+        done.costed.rows.iter().filter(|row| row.kind.as_deref() == Some("kernel")).map(|row| row.seconds).sum();
+    assert!((seconds - 80e-6).abs() < 1e-12, "{seconds}");
+    assert_eq!(again(&done.record, model(Way::Modelled)).0, done.digest);
+}
+
+/// A program with everything in it. The first event is reached after the copy, 4 + 9, and the host's call, at 14; then the host comes to operators at 26 and 32,
+/// of 20 each, and with a second kernel of the latter, a kernel of nothing, and a wait (6 + 4 + 4 + 1 + 4 more), at 45 to a kernel of 5: it shares the device
+/// with what is left of the first operator, 1, until 47, and with the second until 55, when the second event is reached: 41 later.
+fn whole() -> Vec<Doing> {
+    let mut program = Program::default();
+    let first = program.slice(|encoder| {
+        encoder.stream(StreamEntry::Copy { stream: 3, kind: CopyKind::PageableToDevice, bytes: 9, flags: OWN });
+        encoder.stream(StreamEntry::Record { event: 1, stream: 0 });
+        (0..3).for_each(|launches| operator(encoder, launches));
+        kernel(encoder, 2, 0);
+        encoder.stream(StreamEntry::Wait { stream: 2, event: 1 });
+        kernel(encoder, 2, 5);
+        encoder.stream(StreamEntry::Record { event: 2, stream: 2 });
+        encoder.stream(StreamEntry::HostFunction { stream: 2 });
+    });
+    let second = program.slice(|encoder| operator(encoder, 1));
+    let elapsed = Asks(Op::Elapsed { from: 1, to: 2, site: Site(0) });
+    let looks = Asks(Op::Query { work: DeviceWork::Stream(0), site: Site(0) });
+    vec![first, synchronizes(), elapsed, second, looks, Asks(Op::Now)]
+}
+
+#[test]
+fn a_replay_is_its_run() {
+    let done = run(model(Way::Modelled), vec![whole()], &[0]);
+    assert!(done.answers.contains(&Answer::Elapsed(Some(41_000_000))), "{:?}", done.answers);
+    for way in [Way::Modelled, Way::Recorded] {
+        let (digest, costed) = again(&done.record, model(way));
+        assert_eq!(digest, done.digest, "{way:?}");
+        assert_eq!(costed.unwrap().rows, if way == Way::Modelled { done.costed.rows.clone() } else { Vec::new() });
+    }
+    // A kernel of no operator, of which nothing is known, is named.
+    let unknown = "an operator of unknown cost counts as 0 s: k (1 times)";
+    assert!(done.costed.warnings.iter().any(|warning| warning == unknown), "{:?}", done.costed.warnings);
+}
+
+/// Ten launches of 10: 4 + 10 * 10. Where a kernel takes twice as long it is 4 + 10 * 20.
+#[test]
+fn a_replay_on_another_device_is_costed_anew() {
+    let program = || {
+        let mut program = Program::default();
+        let slice = program.slice(|encoder| (0..10).for_each(|_| kernel(encoder, 1, 10)));
+        vec![slice, synchronizes()]
+    };
+    let on = |factor| run(plan(1, Way::Modelled, factor, false), vec![program()], &[0]);
+    let (once, twice) = (on(1), on(2));
+    assert_eq!((once.end, twice.end), (104.0, 204.0));
+    assert_eq!(again(&once.record, plan(1, Way::Modelled, 2, false)).0, twice.digest);
+}
+
+/// Measured, the host's 100 are dealt out in proportion: two operators have 50 each, so the second is launched at 100 and ends at 120.
+#[test]
+fn measured_time_of_the_host_is_dealt_out() {
+    let mut program = Program::default();
+    let slice = program.slice(|encoder| (0..2).for_each(|_| operator(encoder, 1)));
+    let done = run(plan(1, Way::Modelled, 1, true), vec![vec![slice, synchronizes()]], &[0]);
+    assert_eq!(done.end, 120.0);
+    let host: Vec<_> = done.costed.rows.iter().filter(|row| row.kind.as_deref() == Some("host")).collect();
+    assert!(matches!(host[..], [row] if row.origin == "measured" && (row.seconds - 100e-6).abs() < 1e-12), "{host:?}");
+    assert_eq!(again(&done.record, plan(1, Way::Modelled, 1, true)).0, done.digest);
+}
+
+/// Without compute nothing takes time, but for the looks and the clock: 1 each for the time between events and the clock.
+#[test]
+fn without_compute_streams_take_no_time() {
+    assert_eq!(run(model(Way::None), vec![whole()], &[0]).end, 2.0);
+}
+
+#[test]
+fn it_does_not_matter_which_rank_the_host_lets_run_first() {
+    let of = |order: &[u32]| {
+        let done = run(plan(3, Way::Modelled, 1, false), vec![whole(), whole(), whole()], order);
+        (done.digest, done.record)
+    };
+    let expected = of(&[0, 1, 2]);
+    for order in [[2, 1, 0], [1, 2, 0]] {
+        assert_eq!(of(&order), expected);
+    }
+}
+
+/// A record whose slices come to other pieces is refused: its operators, not its requests, are the second one's.
+#[test]
+fn a_record_of_other_pieces_is_refused() {
+    let mut program = Program::default();
+    let one = vec![program.slice(|encoder| kernel(encoder, 1, 10)), synchronizes()];
+    let done = run(model(Way::Modelled), vec![one], &[0]);
+    let reader = RecordReader::open(Cursor::new(done.record)).unwrap();
+    let mut writer = RecordWriter::new(Vec::new(), &Header { world_size: 1, manifest: Manifest::default() });
+    let other = RefCell::new(Program::default());
+    for (task, step) in reader.by_rank().0.remove(0) {
+        let step = match step {
+            RecordedStep::Operators { measured, .. } => {
+                let Ran(operators) = other.borrow_mut().slice(|encoder| (0..2).for_each(|_| kernel(encoder, 1, 10)))
+                else {
+                    unreachable!()
+                };
+                RecordedStep::Operators { operators, measured }
+            }
+            other => other,
+        };
+        writer.step(RankId(0), task, &step, "");
+    }
+    let costed = again(&writer.finish().unwrap(), model(Way::Modelled)).1;
+    assert!(matches!(costed, Err(HostError::Usage(text)) if text.contains("was recorded otherwise")));
+}
