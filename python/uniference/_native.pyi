@@ -72,8 +72,8 @@ class Channel:
         and of three functions. One that did not end well it asks Python for: `run` then returns how it has ended.
         """
     def device_link(self, launches: int) -> int:
-        """The address of the `Link` (`crates/protocol/src/phantom.rs`) by which a library of simulated GPUs writes down what the program hands to
-        streams, and asks about them. It stays; `launches` is what `uniference_capture_launches` of `cpp/capture.cpp` has returned.
+        """The address of the `Link` (`crates/protocol/src/phantom.rs`) by which a library of simulated GPUs writes down what a program
+        hands to streams, and asks about them. It stays; `launches` is what `uniference_capture_launches` of `cpp/capture.cpp` has returned.
         """
     def has_in_flight(self, some: bool) -> None:
         """Whether there are operations that later waits deliver: then the C++ backend tells Python of the end of each of its calls."""

@@ -1,0 +1,112 @@
+"""Streams of a simulated GPU, written down by a program itself through the link that the library of simulated GPUs gets."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from harness import uniference, write_script
+
+# 3.35e9 bytes take a millisecond of this device's memory, and any kernel 2.85 us; the host takes 3.8 us a launch and 1 us a record.
+CLUSTER = """
+[[device]]
+name = "gpu"
+model = "{model}"
+count = 2
+[network]
+preset = "switch"
+bandwidth = "100 Gbps"
+latency = "2 us"
+"""
+PROGRAM = """
+import ctypes
+import torch
+from uniference.rank import capture
+from uniference.rank.store import EngineStore
+
+u32, u64, i64, text = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int64, ctypes.c_char_p
+def function(result, *arguments):
+    return ctypes.CFUNCTYPE(result, *arguments)
+class Link(ctypes.Structure):
+    _fields_ = [
+        ("version", u32),
+        ("stream", function(None, u32, u32, ctypes.c_int32)),
+        ("kernel", function(u32, text, ctypes.c_size_t)),
+        ("launch", function(None, u32, u32, u32, u64)),
+        ("copy", function(None, u32, u32, u64, u32)),
+        ("record", function(None, u32, u32)),
+        ("wait_event", function(None, u32, u32)),
+        ("capture", function(None, u32, u32)),
+        ("graph_launch", function(None, u32, u32)),
+        ("host_function", function(None, u32)),
+        ("synchronize_stream", function(None, u32)),
+        ("synchronize_event", function(None, u32)),
+        ("synchronize_device", function(None, u32)),
+        ("query_stream", function(ctypes.c_int, u32)),
+        ("query_event", function(ctypes.c_int, u32)),
+        ("elapsed", function(i64, u32, u32)),
+        ("warn", function(None, text, ctypes.c_size_t)),
+    ]
+link = Link.from_address(capture.library().device_link(EngineStore.channel))
+kernel = link.kernel(b"mine", 4)
+assert link.kernel(b"mine", 4) == kernel
+
+def timed(launches, size):
+    link.record(1, 1)
+    for _ in range(launches):
+        link.launch(kernel, 1, 0, size)
+    link.record(2, 1)
+    assert link.query_event(2) == 0
+    link.synchronize_event(2)
+    assert link.query_stream(1) == 1
+    return link.elapsed(1, 2)
+
+# The device is behind, then the host: 3.8 + 100 * 1002.85, and 1000 * 3.8 + 2.85 us.
+print("elapsed", timed(100, 3_350_000_000), timed(1000, 1))
+
+@torch.library.custom_op("mine::launches", mutates_args=())
+def launches(x: torch.Tensor) -> torch.Tensor:
+    link.launch(kernel, 1, 0, 1)
+    return x.clone()
+launches(torch.ones(1))
+link.warn(b"this is said", 12)
+"""
+
+
+def _report(folder: Path) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    return report
+
+
+def test_streams_take_their_time_and_replay_as_they_were(tmp_path: Path) -> None:
+    script, cluster, other = write_script(tmp_path, PROGRAM), tmp_path / "cluster.toml", tmp_path / "other.toml"
+    cluster.write_text(CLUSTER.format(model="h100-sxm"))
+    other.write_text(CLUSTER.format(model="a100-sxm-80gb"))
+    for jobs in (1, 2):
+        words = ("run", "--cluster", cluster, "--jobs", jobs, "--out", tmp_path / f"run-{jobs}", script)
+        done = uniference(*words, cwd=tmp_path)
+        assert done.code == 0, done.err
+        for line in done.out.splitlines():
+            times = [int(word) for word in line.partition("elapsed ")[2].split()]
+            assert times == [100_288_800, 3_802_850] or not times, line
+        assert done.out.count("elapsed ") == 2
+        assert "rank 1: this is said" in done.err
+    one, two = _report(tmp_path / "run-1"), _report(tmp_path / "run-2")
+    assert one["digest"] == two["digest"]
+    # What launches inside of an operator is the operator's.
+    assert any("of unknown cost" in warning and "mine::launches" in warning for warning in one["warnings"])
+    assert {row["kind"] for row in one["compute"]} >= {"kernel", "host"}
+    trace = (tmp_path / "run-1" / "trace.json").read_text()
+    assert '"name":"stream 1"' in trace
+    assert '"name":"mine"' in trace
+    for name, cluster_options, same in (("again", (), True), ("other", ("--cluster", other), False)):
+        words = ("replay", tmp_path / "run-1", "--out", tmp_path / name, *cluster_options)
+        done = uniference(*words, cwd=tmp_path)
+        assert done.code == 0, done.err
+        report = _report(tmp_path / name)
+        assert (report["digest"] == one["digest"]) is same
+        assert any("time between two events" in warning for warning in report["warnings"]) is not same
+        # 3.35e9 bytes at 2039 GB/s, 2 us to launch.
+        assert same or abs(report["makespan_s"] - one["makespan_s"] - 100 * (3.35e9 / 2.039e12 - 1e-3 - 0.85e-6)) < 1e-4
+    done = uniference("chakra", "export", tmp_path / "run-1", "--out", tmp_path / "traces", cwd=tmp_path)
+    assert done.code == 2
+    assert "streams of simulated GPUs" in done.err
