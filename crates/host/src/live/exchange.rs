@@ -713,12 +713,9 @@ impl Exchange {
     /// Takes note of a step for the recorder.
     fn took(&mut self, rank: RankId, task: TaskId, mut step: RecordedStep) {
         let RankConversation { tasks, activities, recorded_as, .. } = &mut self.ranks[rank.index()];
-        match &mut step {
-            RecordedStep::Request(Request::Issue { .. }) => {
-                tasks[task.index()].recorded_as = Handle(*activities);
-                *activities += 1;
-            }
-            _ => {}
+        if let RecordedStep::Request(Request::Issue { .. }) = step {
+            tasks[task.index()].recorded_as = Handle(*activities);
+            *activities += 1;
         }
         // Of one thread, activities are issued as they are recorded.
         if tasks.len() > 1

@@ -36,6 +36,8 @@ pub(crate) struct Costing {
     error: Option<(RankId, Invalid)>,
     /// The first rank of a replay whose slices come to other pieces than were recorded.
     differs: Option<RankId>,
+    /// The host's time was asked for.
+    host_asked: bool,
 }
 
 struct RankCosting {
@@ -98,7 +100,7 @@ pub(crate) struct Costed {
 impl Costing {
     /// For one run.
     pub(crate) fn new(plan: Plan) -> Rc<RefCell<Costing>> {
-        let Plan { ranks, earlier, outdated, .. } = plan;
+        let Plan { ranks, earlier, outdated, host_asked, .. } = plan;
         let rank = |plan: RankPlan| RankCosting {
             decoder: Decoder::default(),
             costs: Vec::new(),
@@ -112,7 +114,7 @@ impl Costing {
             single_tensor_optimizer: false,
         };
         let ranks = ranks.into_iter().map(rank).collect();
-        Rc::new(RefCell::new(Costing { ranks, earlier, outdated, error: None, differs: None }))
+        Rc::new(RefCell::new(Costing { ranks, earlier, outdated, error: None, differs: None, host_asked }))
     }
 
     /// What the next slice of a rank comes to. `known` is what was measured or recorded of all of it.
@@ -165,12 +167,26 @@ impl Costing {
             costed.spreads.push(costing.spreads());
         }
         costed.warnings.extend(self.outdated.take());
+        costed.warnings.extend(self.of_streams());
         costed.warnings.extend(self.unknown());
         costed.warnings.extend(self.substituted());
         costed.warnings.extend(self.answered());
         costed.warnings.extend(self.earlier.as_ref().and_then(super::Earlier::warning));
         costed.headline = self.headline();
         Ok(costed)
+    }
+
+    /// What is to be said of ranks with streams, or as there are none.
+    fn of_streams(&self) -> Option<String> {
+        let mut with_streams = self.ranks.iter().filter(|costing| costing.has_streams());
+        if self.host_asked && with_streams.clone().next().is_none() {
+            return Some(
+                "--host-time has no effect: no rank has handed anything to streams of a simulated GPU".to_owned(),
+            );
+        }
+        with_streams.any(|costing| costing.plan.unmeasured).then(|| {
+            "what was launched on simulated GPUs took no time, as compute was measured and there is no GPU: name a `model` of the devices, or use --compute model".to_owned()
+        })
     }
 
     /// Operators that nobody knows the cost of.

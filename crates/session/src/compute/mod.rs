@@ -213,6 +213,8 @@ pub struct Plan {
     models: Vec<(String, String)>,
     /// Of a replay on its own cluster: it is costed with other rows than its run was.
     outdated: Option<String>,
+    /// The host's time beside simulated GPUs was asked for.
+    host_asked: bool,
 }
 
 struct RankPlan {
@@ -225,6 +227,8 @@ struct RankPlan {
     /// What the host takes that hands work to the device's streams, unless that is measured.
     host: HostCosts,
     measures_host: bool,
+    /// Compute is measured, and there is no GPU that could be.
+    unmeasured: bool,
 }
 
 /// What a record says of its compute.
@@ -335,6 +339,7 @@ impl Plan {
             })
             .filter(|name| !name.is_empty())
             .collect();
+        let was_measured = recorded.is_some_and(|recorded| recorded.manifest.compute == "measured");
         let ranks = ways.into_iter().zip(costs).enumerate().map(|(rank, (way, costs))| RankPlan {
             way,
             costs,
@@ -342,11 +347,12 @@ impl Plan {
             slowdown: resolved.cluster.devices[rank].slowdown,
             host: host.costs(),
             measures_host: host == HostTime::Measured,
+            unmeasured: way == Way::Measured || way == Way::Recorded && was_measured,
         });
         let name = names.into_iter().collect::<Vec<_>>().join(", ");
         let outdated =
             recorded.filter(|recorded| recorded.at_home).and_then(|recorded| outdated(recorded.manifest, &models));
-        Ok(Plan { ranks: ranks.collect(), earlier, name, models, outdated })
+        Ok(Plan { ranks: ranks.collect(), earlier, name, models, outdated, host_asked: options.host.is_some() })
     }
 
     /// Writes down where compute comes from.

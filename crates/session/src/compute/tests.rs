@@ -69,10 +69,17 @@ impl OperatorCosts for Fixed {
 
 fn plan(ranks: usize, way: Way, factor: u64, measures_host: bool) -> Plan {
     let costs: Rc<dyn OperatorCosts> = Rc::new(Fixed { factor });
-    let rank =
-        || RankPlan { way, costs: Some(Rc::clone(&costs)), is_gpu: true, slowdown: 1.0, host: HOST, measures_host };
+    let rank = || RankPlan {
+        way,
+        costs: Some(Rc::clone(&costs)),
+        is_gpu: true,
+        slowdown: 1.0,
+        host: HOST,
+        measures_host,
+        unmeasured: way == Way::Measured,
+    };
     let ranks = (0..ranks).map(|_| rank()).collect();
-    Plan { ranks, earlier: None, name: String::new(), models: Vec::new(), outdated: None }
+    Plan { ranks, earlier: None, name: String::new(), models: Vec::new(), outdated: None, host_asked: false }
 }
 
 fn cluster(ranks: u32) -> Cluster {
@@ -376,6 +383,30 @@ fn measured_time_of_the_host_is_dealt_out() {
     let host: Vec<_> = done.costed.rows.iter().filter(|row| row.kind.as_deref() == Some("host")).collect();
     assert!(matches!(host[..], [row] if row.origin == "measured" && (row.seconds - 100e-6).abs() < 1e-12), "{host:?}");
     assert_eq!(again(&done.record, plan(1, Way::Modelled, 1, true)).0, done.digest);
+}
+
+/// Measured, all of the compute is the host's, 100 for each of two slices; it is said that the device's takes no time.
+#[test]
+fn what_cannot_be_measured_is_said() {
+    let mut program = Program::default();
+    let slices = [1, 2].map(|launches| program.slice(|encoder| operator(encoder, launches)));
+    let done = run(model(Way::Measured), vec![slices.into_iter().chain([synchronizes()]).collect()], &[0]);
+    assert_eq!(done.end, 200.0);
+    let [warning] = &done.costed.warnings[..] else { panic!("{:?}", done.costed.warnings) };
+    assert!(warning.contains("took no time"), "{warning}");
+}
+
+#[test]
+fn the_time_of_the_host_is_a_word_or_a_time() {
+    for (text, time) in [
+        ("model", HostTime::Model),
+        ("measured", HostTime::Measured),
+        ("9 us", HostTime::Operator(SimDuration::from_us(9))),
+    ] {
+        assert_eq!(text.parse(), Ok(time));
+        assert_eq!(time.to_string().parse(), Ok(time));
+    }
+    assert!("fast".parse::<HostTime>().unwrap_err().contains("\"9 us\""));
 }
 
 /// Without compute nothing takes time, but for the looks and the clock: 1 each for the time between events and the clock.
