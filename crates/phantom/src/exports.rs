@@ -4,6 +4,7 @@
 //! A pointer to which a result is written is an [`Out`], one from which a structure is read `Option<&T>`, a string [`Text`]: each is a
 //! pointer for C, null included.
 
+use crate::errors::{INVALID_VALUE, Status};
 use std::ffi::{CStr, c_char};
 use std::mem::MaybeUninit;
 
@@ -48,11 +49,18 @@ pub(crate) type Out<'a, T> = Option<&'a mut MaybeUninit<T>>;
 pub(crate) trait Put<T> {
     /// Writes the result. False: the pointer is null.
     fn put(self, value: T) -> bool;
+
+    /// The same for functions of the runtime and the driver.
+    fn give(self, value: T) -> Result<(), Status>;
 }
 
 impl<T> Put<T> for Out<'_, T> {
     fn put(self, value: T) -> bool {
         self.map(|place| place.write(value)).is_some()
+    }
+
+    fn give(self, value: T) -> Result<(), Status> {
+        if self.put(value) { Ok(()) } else { Err(INVALID_VALUE) }
     }
 }
 
@@ -64,7 +72,53 @@ pub(crate) struct Text(*const c_char);
 impl Text {
     /// `None`: null, or not UTF-8.
     pub(crate) fn get(&self) -> Option<&str> {
+        self.bytes().and_then(|text| text.to_str().ok())
+    }
+
+    /// `None`: null.
+    pub(crate) fn bytes(&self) -> Option<&CStr> {
         // SAFETY: values of this type come as arguments from C only, and live as long as the call.
-        (!self.0.is_null()).then(|| unsafe { CStr::from_ptr(self.0) }).and_then(|text| text.to_str().ok())
+        (!self.0.is_null()).then(|| unsafe { CStr::from_ptr(self.0) })
+    }
+
+    /// The pointer itself.
+    pub(crate) fn pointer(self) -> *const c_char {
+        self.0
+    }
+}
+
+/// An array that C passes with its length apart, or null.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+pub(crate) struct Items<T>(*mut T);
+
+impl<T: Copy> Items<T> {
+    pub(crate) fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// `count` of them; none if it is null.
+    pub(crate) fn read(&self, count: usize) -> &[T] {
+        // SAFETY: values of this type come as arguments from C only, with their length, and live as long as the call.
+        if self.0.is_null() || count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(self.0, count) } }
+    }
+
+    /// Writes `values` there.
+    pub(crate) fn write(self, values: &[T]) -> Result<(), Status> {
+        if self.0.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: the same; the caller says that so many fit.
+        unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), self.0, values.len()) };
+        Ok(())
+    }
+}
+
+impl Items<c_char> {
+    /// Writes a string that ends with a zero byte into `room` bytes.
+    pub(crate) fn write_text(self, text: &str, room: usize) -> Result<(), Status> {
+        let fits = text.len().min(room.checked_sub(1).ok_or(INVALID_VALUE)?);
+        let bytes: Vec<c_char> = text.bytes().take(fits).chain([0]).map(|byte| byte as c_char).collect();
+        self.write(&bytes)
     }
 }

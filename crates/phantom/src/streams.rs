@@ -1,20 +1,497 @@
-//! Owns streams: which there are, and what is launched on them. How long it takes is the driver's business.
+//! Owns streams, events and graphs: which there are, what is launched on them, what of it is captured. How long it takes is the driver's
+//! business: all is written to the link, and bytes move at once, in the order of the calls, which every order of the streams allows.
 
-use crate::attach::link;
-use std::ffi::c_void;
+mod capture;
+mod graphs;
+
+use crate::attach::{attached, link};
+use crate::errors::*;
+use crate::{device, memory};
+pub(crate) use capture::{
+    Mode, begin_capture, capture_info, check_unsafe_call, end_capture, exchange_mode, update_dependencies,
+};
+pub(crate) use graphs::{
+    HostFunction, Moved, Name, Node, add_empty, create_graph, dependencies, destroy_exec, destroy_graph, instantiate,
+    launch_graph, node_kind, nodes, update_exec,
+};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use uniference_protocol::phantom::{CopyKind, Link};
 
 /// `cudaStream_t`, `CUstream`: 0 and 1 are the legacy default stream of the thread's device, 2 is the thread's own default stream there.
 pub(crate) type Handle = *mut c_void;
 
-/// Has a kernel start on a stream. `bytes` of its arguments if known, else 0.
-pub(crate) fn launch(stream: Handle, name: &str, bytes: u64) {
-    if let Some(link) = link() {
-        // SAFETY: the name is there during the call.
-        let kernel = unsafe { (link.kernel)(name.as_ptr(), name.len()) };
-        (link.launch)(kernel, number(stream), 0, bytes);
+/// Flag of a stream: it does not wait for the legacy default stream, nor that one for it.
+pub(crate) const NON_BLOCKING: u32 = 1;
+
+/// Flags of an event: it takes no times; it is for several processes.
+pub(crate) const NO_TIMING: u32 = 2;
+pub(crate) const INTERPROCESS: u32 = 4;
+
+/// Least and greatest priority that streams have (`cudaDeviceGetStreamPriorityRange` on devices of compute capability 7 and later).
+pub(crate) const PRIORITIES: (c_int, c_int) = (0, -5);
+
+thread_local! {
+    /// The thread's own default streams, by device.
+    static PER_THREAD: RefCell<BTreeMap<usize, u32>> = const { RefCell::new(BTreeMap::new()) };
+}
+
+static STATE: Mutex<State> = Mutex::new(State::new());
+
+struct State {
+    /// By number; empty until the first one is asked for.
+    streams: Vec<Stream>,
+    /// The legacy default streams, by device.
+    legacy: BTreeMap<usize, u32>,
+    /// By number; the first is none.
+    events: Vec<Event>,
+    /// By number; the first is none.
+    graphs: Vec<graphs::Graph>,
+    execs: Vec<graphs::Exec>,
+    captures: u64,
+    /// How often something was launched on the legacy default stream, by device.
+    epochs: BTreeMap<usize, u64>,
+    /// Of the libraries' kernels.
+    names: BTreeMap<Box<str>, Arc<Name>>,
+}
+
+struct Stream {
+    device: usize,
+    priority: c_int,
+    flags: u32,
+    is_legacy: bool,
+    exists: bool,
+    capture: Option<capture::Capture>,
+    /// Something was launched that the legacy default stream has not waited for.
+    is_dirty: bool,
+    /// The epoch of the legacy default stream that it has waited for.
+    epoch: u64,
+    /// By which these two wait for each other.
+    fence: Option<u32>,
+}
+
+struct Event {
+    device: usize,
+    flags: u32,
+    exists: bool,
+    is_recorded: bool,
+    /// Recorded last while a graph was captured: what happens before it there.
+    captured: Option<(usize, Vec<usize>)>,
+}
+
+/// Which of a process's things a handle names: its upper bits.
+#[derive(Clone, Copy)]
+#[repr(usize)]
+enum Kind {
+    Stream = 0x51,
+    Event = 0x52,
+    Graph = 0x53,
+    Exec = 0x54,
+    Node = 0x55,
+}
+
+impl Kind {
+    fn handle(self, number: usize) -> Handle {
+        ((self as usize) << 40 | number << 4) as Handle
+    }
+
+    fn number(self, handle: Handle) -> Result<usize, Status> {
+        let number = (handle as usize & ((1 << 40) - 1)) >> 4;
+        if handle as usize >> 40 == self as usize { Ok(number) } else { Err(INVALID_HANDLE) }
     }
 }
 
-fn number(stream: Handle) -> u32 {
-    if (stream as usize) <= 2 { 0 } else { (stream as usize >> 4) as u32 }
+/// Has a kernel of a library start on a stream. `bytes` of its arguments if known, else 0.
+pub(crate) fn launch(stream: Handle, name: &str, bytes: u64) -> Status {
+    let kernel = {
+        let mut state = lock();
+        match state.names.get(name) {
+            Some(kernel) => kernel.clone(),
+            None => state.names.entry(name.into()).or_insert(Arc::new(Name::new(name))).clone(),
+        }
+    };
+    launch_named(stream, &kernel, bytes).err().unwrap_or(SUCCESS)
+}
+
+/// The same for a kernel whose name is kept.
+pub(crate) fn launch_named(stream: Handle, name: &Arc<Name>, bytes: u64) -> Result<(), Status> {
+    let mut state = lock();
+    let stream = state.on_current(stream)?;
+    state.submit(stream, Node::Kernel { name: name.clone(), bytes })
+}
+
+/// Has bytes be copied on a stream: `kind` says what that costs.
+pub(crate) fn copy(stream: Handle, moved: Moved) -> Result<(), Status> {
+    let kind = copy_kind(memory::place(moved.to), memory::place(moved.from));
+    let mut state = lock();
+    let stream = state.resolve(stream)?;
+    if moved.bytes * moved.rows == 0 {
+        return Ok(());
+    }
+    match kind {
+        // Between two places of the host no device is concerned.
+        None => moved.carry_out(),
+        Some(kind) => {
+            let is_captured = state.streams[stream as usize].capture.is_some();
+            state.submit(stream, Node::Copy { moved, kind })?;
+            drop(state);
+            // A copy to pageable memory has ended when the call returns (CUDA Runtime API, "API synchronization behavior").
+            if kind == CopyKind::DeviceToPageable && !is_captured {
+                wait(|link| (link.synchronize_stream)(stream));
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Has a value of 1, 2 or 4 bytes be written `count` times on a stream.
+pub(crate) fn set(stream: Handle, at: usize, value: &[u8], count: usize) -> Result<(), Status> {
+    let mut state = lock();
+    let stream = state.resolve(stream)?;
+    if count == 0 { Ok(()) } else { state.submit(stream, Node::Set { at, value: value.into(), count }) }
+}
+
+/// Has a function of the host be called on a stream: it is called now.
+pub(crate) fn host_function(stream: Handle, function: HostFunction, data: *mut c_void) -> Result<(), Status> {
+    let mut state = lock();
+    let stream = state.resolve(stream)?;
+    let is_captured = state.streams[stream as usize].capture.is_some();
+    state.submit(stream, Node::Host { function, data: data as usize })?;
+    drop(state);
+    if !is_captured {
+        function(data);
+    }
+    Ok(())
+}
+
+/// What a copy moves; `None`: from the host to the host.
+fn copy_kind(to: memory::Place, from: memory::Place) -> Option<CopyKind> {
+    use memory::Place::{Device, Pinned};
+    Some(match (to, from) {
+        (Device { device: to, .. }, Device { device: from, .. }) if to != from => CopyKind::Peer,
+        (Device { .. }, Device { .. }) => CopyKind::Within,
+        (Device { .. }, Pinned { .. }) => CopyKind::PinnedToDevice,
+        (Device { .. }, _) => CopyKind::PageableToDevice,
+        (Pinned { .. }, Device { .. }) => CopyKind::DeviceToPinned,
+        (_, Device { .. }) => CopyKind::DeviceToPageable,
+        _ => return None,
+    })
+}
+
+/// A new stream of the thread's device.
+pub(crate) fn create(flags: u32, priority: c_int) -> Result<Handle, Status> {
+    let mut state = lock();
+    state.prepare()?;
+    let priority = priority.clamp(PRIORITIES.1, PRIORITIES.0);
+    let number = state.add_stream(device::current(), flags, priority, false);
+    Ok(Kind::Stream.handle(number as usize))
+}
+
+/// Ends a stream; what is on it still happens.
+pub(crate) fn destroy(stream: Handle) -> Result<(), Status> {
+    let mut state = lock();
+    let number = state.resolve(stream)?;
+    let stream = &mut state.streams[number as usize];
+    if stream.is_legacy {
+        return Err(INVALID_HANDLE);
+    }
+    stream.exists = false;
+    Ok(())
+}
+
+/// Its device, flags and priority, and the number by which it is known.
+pub(crate) fn describe(stream: Handle) -> Result<(usize, u32, c_int, u32), Status> {
+    let mut state = lock();
+    let number = state.resolve(stream)?;
+    let stream = &state.streams[number as usize];
+    Ok((stream.device, stream.flags, stream.priority, number))
+}
+
+/// Waits until a stream is empty.
+pub(crate) fn synchronize(stream: Handle) -> Result<(), Status> {
+    let number = lock().uncaptured(stream)?;
+    wait(|link| (link.synchronize_stream)(number));
+    Ok(())
+}
+
+/// Waits until all streams of the thread's device are empty.
+pub(crate) fn synchronize_device() -> Result<(), Status> {
+    lock().prepare()?;
+    check_unsafe_call()?;
+    wait(|link| (link.synchronize_device)(device::current() as u32));
+    Ok(())
+}
+
+/// Whether a stream is empty.
+pub(crate) fn query(stream: Handle) -> Result<bool, Status> {
+    let number = lock().uncaptured(stream)?;
+    Ok(ask(|link| (link.query_stream)(number)))
+}
+
+/// A new event of the thread's device.
+pub(crate) fn create_event(flags: u32) -> Result<Handle, Status> {
+    let mut state = lock();
+    state.prepare()?;
+    Ok(Kind::Event.handle(state.add_event(device::current(), flags)))
+}
+
+/// Ends an event; what waits for it still does.
+pub(crate) fn destroy_event(event: Handle) -> Result<(), Status> {
+    let mut state = lock();
+    let number = state.event(event)?;
+    state.events[number].exists = false;
+    Ok(())
+}
+
+/// Has an event happen when what is on a stream so far has ended.
+pub(crate) fn record(event: Handle, stream: Handle) -> Result<(), Status> {
+    let mut state = lock();
+    let (number, stream) = (state.event(event)?, state.resolve(stream)?);
+    if state.events[number].device != state.streams[stream as usize].device {
+        return Err(INVALID_HANDLE);
+    }
+    state.order(stream);
+    state.record(number, stream)
+}
+
+/// Has what comes on a stream wait for an event.
+pub(crate) fn wait_event(stream: Handle, event: Handle) -> Result<(), Status> {
+    let mut state = lock();
+    let (stream, number) = (state.resolve(stream)?, state.event(event)?);
+    state.join(stream, number)?;
+    if state.events[number].is_recorded || state.events[number].captured.is_some() {
+        state.order(stream);
+        tell(|link| (link.wait_event)(stream, number as u32));
+    }
+    Ok(())
+}
+
+/// Waits for an event.
+pub(crate) fn synchronize_event(event: Handle) -> Result<(), Status> {
+    match lock().recorded(event)? {
+        None => Ok(()),
+        Some(number) => {
+            wait(|link| (link.synchronize_event)(number));
+            Ok(())
+        }
+    }
+}
+
+/// Whether an event has happened; one that was never recorded has.
+pub(crate) fn query_event(event: Handle) -> Result<bool, Status> {
+    Ok(lock().recorded(event)?.is_none_or(|number| ask(|link| (link.query_event)(number))))
+}
+
+/// Milliseconds between two events.
+pub(crate) fn elapsed(start: Handle, end: Handle) -> Result<f32, Status> {
+    let (start, end) = {
+        let state = lock();
+        let timed = |event| {
+            let number = state.event(event)?;
+            if state.events[number].flags & NO_TIMING != 0 {
+                Err(INVALID_HANDLE)
+            } else {
+                state.recorded(event)?.ok_or(INVALID_HANDLE)
+            }
+        };
+        (timed(start)?, timed(end)?)
+    };
+    if !ask(|link| (link.query_event)(start)) || !ask(|link| (link.query_event)(end)) {
+        return Err(NOT_READY);
+    }
+    Ok(link().map_or(0.0, |link| (link.elapsed)(start, end) as f64 / 1e6) as f32)
+}
+
+fn tell(say: impl FnOnce(&Link)) {
+    if let Some(link) = link() {
+        say(link);
+    }
+}
+
+/// Waits in virtual time. Nobody who waits holds the state.
+fn wait(until: impl FnOnce(&Link)) {
+    tell(until);
+}
+
+fn ask(question: impl FnOnce(&Link) -> c_int) -> bool {
+    link().is_none_or(|link| question(link) != 0)
+}
+
+fn lock() -> MutexGuard<'static, State> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl State {
+    const fn new() -> State {
+        State {
+            streams: Vec::new(),
+            legacy: BTreeMap::new(),
+            events: Vec::new(),
+            graphs: Vec::new(),
+            execs: Vec::new(),
+            captures: 0,
+            epochs: BTreeMap::new(),
+            names: BTreeMap::new(),
+        }
+    }
+
+    /// The first of each: number 0 is the legacy default stream of the rank's own device, and no event or graph.
+    fn prepare(&mut self) -> Result<(), Status> {
+        let attached = attached().ok_or(NO_DEVICE)?;
+        device::mark_used(device::current());
+        if self.streams.is_empty() {
+            self.streams.push(Stream::new(attached.own, 0, 0, true));
+            self.legacy.insert(attached.own, 0);
+            self.events.push(Event { device: 0, flags: 0, exists: false, is_recorded: false, captured: None });
+            self.graphs.push(graphs::Graph::default());
+            self.execs.push(graphs::Exec::default());
+        }
+        Ok(())
+    }
+
+    fn add_stream(&mut self, device: usize, flags: u32, priority: c_int, is_legacy: bool) -> u32 {
+        let number = self.streams.len() as u32;
+        self.streams.push(Stream::new(device, flags, priority, is_legacy));
+        tell(|link| (link.stream)(number, device as u32, priority));
+        number
+    }
+
+    fn add_event(&mut self, device: usize, flags: u32) -> usize {
+        self.events.push(Event { device, flags, exists: true, is_recorded: false, captured: None });
+        self.events.len() - 1
+    }
+
+    /// The number of a stream.
+    fn resolve(&mut self, stream: Handle) -> Result<u32, Status> {
+        self.prepare()?;
+        let device = device::current();
+        match stream as usize {
+            0 | 1 => match self.legacy.get(&device) {
+                Some(number) => Ok(*number),
+                None => {
+                    let number = self.add_stream(device, 0, 0, true);
+                    self.legacy.insert(device, number);
+                    Ok(number)
+                }
+            },
+            2 => PER_THREAD
+                .with_borrow_mut(|own| Ok(*own.entry(device).or_insert_with(|| self.add_stream(device, 0, 0, false)))),
+            _ => {
+                let number = Kind::Stream.number(stream)?;
+                self.streams.get(number).filter(|stream| stream.exists).ok_or(INVALID_HANDLE)?;
+                Ok(number as u32)
+            }
+        }
+    }
+
+    /// The same; it must be a stream of the thread's device.
+    fn on_current(&mut self, stream: Handle) -> Result<u32, Status> {
+        let number = self.resolve(stream)?;
+        if self.streams[number as usize].device == device::current() { Ok(number) } else { Err(INVALID_HANDLE) }
+    }
+
+    fn event(&self, event: Handle) -> Result<usize, Status> {
+        let number = Kind::Event.number(event)?;
+        self.events.get(number).filter(|event| event.exists).map(|_| number).ok_or(INVALID_HANDLE)
+    }
+
+    /// The number of an event that can be asked. `None`: it was never recorded.
+    fn recorded(&self, event: Handle) -> Result<Option<u32>, Status> {
+        let number = self.event(event)?;
+        match &self.events[number] {
+            Event { captured: Some(_), .. } => Err(CAPTURED_EVENT),
+            event => Ok(event.is_recorded.then_some(number as u32)),
+        }
+    }
+
+    /// The number of a stream that can be asked.
+    fn uncaptured(&mut self, stream: Handle) -> Result<u32, Status> {
+        let number = self.resolve(stream)?;
+        match &mut self.streams[number as usize].capture {
+            Some(capture) => {
+                let graph = capture.graph;
+                self.graphs[graph].is_invalid = true;
+                Err(CAPTURE_UNSUPPORTED)
+            }
+            None => Ok(number),
+        }
+    }
+
+    /// Has something start on a stream, or be part of the graph that is captured there.
+    fn submit(&mut self, stream: u32, node: Node) -> Result<(), Status> {
+        let is_captured = self.capture_node(stream, &node)?;
+        if !is_captured {
+            self.order(stream);
+            node.move_bytes()?;
+        }
+        node.tell(stream, 0);
+        Ok(())
+    }
+
+    fn record(&mut self, event: usize, stream: u32) -> Result<(), Status> {
+        let captured = self.streams[stream as usize].capture.as_ref().map(|c| (c.graph, c.frontier.clone()));
+        let event_state = &mut self.events[event];
+        event_state.is_recorded |= captured.is_none();
+        event_state.captured = captured;
+        tell(|link| (link.record)(event as u32, stream));
+        Ok(())
+    }
+
+    /// The legacy default stream of a device and all its streams that are not `NON_BLOCKING` wait for each other (CUDA Runtime API, "Stream
+    /// synchronization behavior"): before something starts on one of them, by events of ours.
+    fn order(&mut self, stream: u32) {
+        let (device, flags, is_legacy) = {
+            let stream = &self.streams[stream as usize];
+            if stream.capture.is_some() {
+                return;
+            }
+            (stream.device, stream.flags, stream.is_legacy)
+        };
+        let Some(legacy) = self.legacy.get(&device).copied() else {
+            self.streams[stream as usize].is_dirty = true;
+            return;
+        };
+        if is_legacy {
+            *self.epochs.entry(device).or_default() += 1;
+            for other in 0..self.streams.len() as u32 {
+                let each = &self.streams[other as usize];
+                if each.device == device && each.is_dirty && !each.is_legacy && each.flags & NON_BLOCKING == 0 {
+                    self.fence(other, stream);
+                    self.streams[other as usize].is_dirty = false;
+                }
+            }
+        } else if flags & NON_BLOCKING == 0 {
+            let epoch = self.epochs.get(&device).copied().unwrap_or(0);
+            if self.streams[stream as usize].epoch < epoch {
+                self.fence(legacy, stream);
+                self.streams[stream as usize].epoch = epoch;
+            }
+            self.streams[stream as usize].is_dirty = true;
+        }
+    }
+
+    /// Has what comes on one stream wait for what is on another.
+    fn fence(&mut self, first: u32, then: u32) {
+        let event = match self.streams[first as usize].fence {
+            Some(event) => event,
+            None => {
+                let event = self.add_event(self.streams[first as usize].device, NO_TIMING) as u32;
+                self.streams[first as usize].fence = Some(event);
+                event
+            }
+        };
+        tell(|link| {
+            (link.record)(event, first);
+            (link.wait_event)(then, event);
+        });
+    }
+}
+
+impl Stream {
+    fn new(device: usize, flags: u32, priority: c_int, is_legacy: bool) -> Stream {
+        let (exists, capture, is_dirty, epoch, fence) = (true, None, false, 0, None);
+        Stream { device, priority, flags, is_legacy, exists, capture, is_dirty, epoch, fence }
+    }
 }

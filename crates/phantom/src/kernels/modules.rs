@@ -1,0 +1,192 @@
+//! Owns modules: binaries that programs load while they run, as Triton does, and what they say of their kernels.
+//!
+//! A binary (cubin) is an ELF file. What a kernel needs stands in sections `.nv.info`, in records that NVIDIA does not document; their numbers
+//! are those that `cuobjdump -elf` names, of which only those below are read.
+
+use super::{Needs, add};
+use crate::device::THREADS_OF_BLOCK;
+use crate::errors::{INVALID_SYMBOL, INVALID_VALUE, NOT_FOUND, Status};
+use crate::memory;
+use object::LittleEndian as LE;
+use object::elf::{FileHeader64, SHT_NOBITS, STT_FUNC, STT_OBJECT};
+use object::read::elf::{FileHeader, SectionHeader, Sym};
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString};
+use std::sync::{Mutex, PoisonError};
+
+/// Records of `.nv.info`: of a symbol its registers, and its stack; of a kernel its greatest block.
+const REGISTERS: u8 = 0x2f;
+const FRAME: u8 = 0x11;
+const MAX_THREADS: u8 = 0x05;
+
+static MODULES: Mutex<BTreeMap<usize, Module>> = Mutex::new(BTreeMap::new());
+
+#[derive(Default)]
+struct Module {
+    /// `None`: what the module holds is not known, as it was not compiled for a device; any name is one of its kernels.
+    kernels: Option<BTreeMap<Box<str>, Needs>>,
+    /// Sizes of its variables.
+    variables: BTreeMap<Box<str>, usize>,
+    /// Handles of those that somebody has asked for.
+    handles: BTreeMap<Box<str>, usize>,
+    /// Addresses of variables, the same.
+    addresses: BTreeMap<Box<str>, usize>,
+}
+
+/// Loads a module from memory; its handle.
+pub(crate) fn load(image: *const u8) -> Result<usize, Status> {
+    if image.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: an image starts with a number of at least 4 bytes that says what it is.
+    let is_elf = unsafe { std::slice::from_raw_parts(image, 4) } == b"\x7fELF";
+    let module = if is_elf {
+        // SAFETY: it is an ELF file as a whole.
+        read(unsafe { file(image) }).ok_or(200)?
+    } else {
+        Module::default()
+    };
+    let mut modules = MODULES.lock().unwrap_or_else(PoisonError::into_inner);
+    let handle = modules.last_key_value().map_or(0x63 << 40, |(last, _)| last + 16);
+    modules.insert(handle, module);
+    Ok(handle)
+}
+
+/// Unloads a module. Its kernels' handles stay.
+pub(crate) fn unload(module: usize) -> Result<(), Status> {
+    let module = MODULES.lock().unwrap_or_else(PoisonError::into_inner).remove(&module).ok_or(INVALID_VALUE)?;
+    module.addresses.into_values().try_for_each(memory::free)
+}
+
+/// The handle of a kernel of a module.
+pub(crate) fn function(module: usize, name: &CStr) -> Result<usize, Status> {
+    let mut modules = MODULES.lock().unwrap_or_else(PoisonError::into_inner);
+    let module = modules.get_mut(&module).ok_or(INVALID_VALUE)?;
+    let text = name.to_str().map_err(|_| NOT_FOUND)?;
+    if let Some(handle) = module.handles.get(text) {
+        return Ok(*handle);
+    }
+    let needs = match &module.kernels {
+        Some(kernels) => *kernels.get(text).ok_or(NOT_FOUND)?,
+        None => Needs::default(),
+    };
+    let handle = add(name, needs);
+    module.handles.insert(text.into(), handle);
+    Ok(handle)
+}
+
+/// Names of all kernels of a module, in order.
+pub(crate) fn names(module: usize) -> Result<Vec<CString>, Status> {
+    let modules = MODULES.lock().unwrap_or_else(PoisonError::into_inner);
+    let kernels = modules.get(&module).ok_or(INVALID_VALUE)?.kernels.as_ref().ok_or(INVALID_VALUE)?;
+    Ok(kernels.keys().filter_map(|name| CString::new(&**name).ok()).collect())
+}
+
+/// Where a variable of a module is on a device, and its size.
+pub(crate) fn variable(module: usize, name: &str, device: usize) -> Result<(usize, usize), Status> {
+    let mut modules = MODULES.lock().unwrap_or_else(PoisonError::into_inner);
+    let module = modules.get_mut(&module).ok_or(INVALID_SYMBOL)?;
+    let bytes = *module.variables.get(name).ok_or(NOT_FOUND)?;
+    let at = match module.addresses.get(name) {
+        Some(at) => *at,
+        None => *module.addresses.entry(name.into()).or_insert(memory::allocate(device, bytes)?),
+    };
+    Ok((at, bytes))
+}
+
+/// All of an ELF file, of which the start is known: it ends with its last section or table of headers.
+///
+/// # Safety
+/// `image` is the start of an ELF file of 64 bits.
+unsafe fn file<'a>(image: *const u8) -> &'a [u8] {
+    // SAFETY: the caller's; the header is 64 bytes, and says where its tables are.
+    unsafe {
+        let header = &*image.cast::<FileHeader64<LE>>();
+        let (start, count) = (header.e_shoff.get(LE) as usize, usize::from(header.e_shnum.get(LE)));
+        let sections = std::slice::from_raw_parts(image.add(start).cast::<object::elf::SectionHeader64<LE>>(), count);
+        let contents = sections.iter().filter(|section| section.sh_type.get(LE) != SHT_NOBITS);
+        let last =
+            contents.map(|section| (section.sh_offset.get(LE) + section.sh_size.get(LE)) as usize).max().unwrap_or(0);
+        let segments = header.e_phoff.get(LE) as usize + usize::from(header.e_phnum.get(LE)) * 56;
+        std::slice::from_raw_parts(image, last.max(start + count * 64).max(segments))
+    }
+}
+
+/// `None`: it is not as the format wants it.
+fn read(data: &[u8]) -> Option<Module> {
+    let header = FileHeader64::<LE>::parse(data).ok()?;
+    let sections = header.sections(LE, data).ok()?;
+    let symbols = sections.symbols(LE, data, object::elf::SHT_SYMTAB).ok()?;
+    let name_of = |index: u32| {
+        symbols.symbol(object::SymbolIndex(index as usize)).ok().and_then(|s| symbols.symbol_name(LE, s).ok())
+    };
+    let mut kernels: BTreeMap<Box<str>, Needs> = BTreeMap::new();
+    let mut variables = BTreeMap::new();
+    for symbol in symbols.iter() {
+        let Some(name) = symbols.symbol_name(LE, symbol).ok().and_then(|name| std::str::from_utf8(name).ok()) else {
+            continue;
+        };
+        match symbol.st_type() {
+            // Only kernels have sections of their own that are named for them; functions of devices do, too, and are not asked for.
+            STT_FUNC => drop(
+                kernels.insert(name.into(), Needs { registers: 0, shared: 0, local: 0, threads: THREADS_OF_BLOCK }),
+            ),
+            STT_OBJECT => drop(variables.insert(name.into(), symbol.st_size(LE) as usize)),
+            _ => {}
+        }
+    }
+    for section in sections.iter() {
+        let Some(name) = sections.section_name(LE, section).ok().and_then(|name| std::str::from_utf8(name).ok()) else {
+            continue;
+        };
+        if let Some(kernel) = name.strip_prefix(".nv.shared.").and_then(|kernel| kernels.get_mut(kernel)) {
+            kernel.shared = section.sh_size(LE) as u32;
+        }
+        let Some(of) = name.strip_prefix(".nv.info") else { continue };
+        for (attribute, value) in records(section.data(LE, data).ok()?) {
+            let number = |at: usize| {
+                value.get(4 * at..4 * at + 4).map(|bytes| u32::from_le_bytes(bytes.try_into().expect("4 bytes")))
+            };
+            let named = number(0).and_then(name_of).and_then(|name| std::str::from_utf8(name).ok());
+            match (attribute, of.strip_prefix('.')) {
+                (REGISTERS, _) => named.and_then(|name| kernels.get_mut(name))?.registers = number(1)?,
+                (FRAME, _) => named.and_then(|name| kernels.get_mut(name))?.local = number(1)?,
+                (MAX_THREADS, Some(kernel)) => kernels.get_mut(kernel)?.threads = number(0)? * number(1)? * number(2)?,
+                _ => {}
+            }
+        }
+    }
+    Some(Module { kernels: Some(kernels), variables, ..Module::default() })
+}
+
+/// Each record's attribute and value: a byte for the format, one for the attribute, two for a value or, in format 4, for the length of one.
+fn records(mut data: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
+    std::iter::from_fn(move || {
+        let (head, rest) = data.split_at_checked(4)?;
+        let length = if head[0] == 4 { usize::from(u16::from_le_bytes([head[2], head[3]])) } else { 0 };
+        let (value, rest) = rest.split_at_checked(length)?;
+        data = rest;
+        Some((head[1], value))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Format 3 with a value in the record; format 4 with 8 bytes: symbol 5 has 32 registers.
+    #[test]
+    fn records_of_both_forms_are_read() {
+        let data = [3, 0x19, 16, 0, 4, REGISTERS, 8, 0, 5, 0, 0, 0, 32, 0, 0, 0, 4, FRAME, 99, 0];
+        let read: Vec<_> = records(&data).collect();
+        assert_eq!(read, [(0x19, &[][..]), (REGISTERS, &[5, 0, 0, 0, 32, 0, 0, 0][..])]);
+    }
+
+    #[test]
+    fn what_is_no_elf_file_has_kernels_of_any_name() {
+        let module = load(c".version 9.0".as_ptr().cast()).unwrap();
+        let handle = function(module, c"add").unwrap();
+        assert_eq!(function(module, c"add"), Ok(handle));
+        assert_eq!(super::super::find(handle).unwrap().needs, Needs::default());
+    }
+}

@@ -1,0 +1,472 @@
+//! Owns memory: that of the devices, which is lazily backed memory of the host in a window of addresses for each device, and which memory of
+//! the host is pinned. What is free is counted as on the device; what the bytes mean is the program's business.
+
+mod physical;
+mod ranges;
+
+use crate::attach::attached;
+use crate::device;
+use crate::errors::{HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, INVALID_VALUE, OUT_OF_MEMORY, Status};
+pub(crate) use physical::{
+    address_free, address_reserve, map, mapped_at, physical, physical_device, release, retain, set_access, unmap,
+};
+use ranges::Ranges;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// In what the driver hands out a device's memory: the minimum that `cuMemGetAllocationGranularity` names, and by how much
+/// `cudaMemGetInfo` falls with the first small `cudaMalloc`.
+pub(crate) const GRANULE: usize = 2 << 20;
+
+/// Up to here allocations share granules.
+const SMALL: usize = 1 << 20;
+
+/// In what they share them; `cudaMalloc` returns addresses that are aligned to at least 256 bytes (CUDA C Programming Guide, "Device Memory
+/// Accesses"), in fact to 512.
+const UNIT: usize = 512;
+
+/// The windows lie between what is mapped near the program (from 0x55...) and address zero, in 64 TiB.
+const BASE: usize = 1 << 44;
+const SPAN: usize = 1 << 46;
+const WINDOW: usize = 1 << 42;
+
+static MEMORY: Mutex<Option<Memory>> = Mutex::new(None);
+
+struct Memory {
+    devices: Vec<Pool>,
+    /// By address, all devices'.
+    blocks: BTreeMap<usize, Block>,
+    pinned: BTreeMap<usize, Pinned>,
+    physical: BTreeMap<u64, physical::Physical>,
+    last_physical: u64,
+    /// Handles of what is mapped, by address.
+    mapped: BTreeMap<usize, u64>,
+}
+
+/// The memory of a device.
+struct Pool {
+    window: usize,
+    length: usize,
+    is_mapped: bool,
+    ranges: Ranges,
+    /// Granules that small allocations share, by address.
+    shared: BTreeMap<usize, Ranges>,
+    /// What programs may have.
+    bytes: u64,
+    used: Level,
+    /// What of it is of the memory pool.
+    pooled: Level,
+}
+
+/// How much there is of something, and the most there was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Level {
+    pub(crate) now: u64,
+    pub(crate) most: u64,
+}
+
+impl Level {
+    fn add(&mut self, bytes: usize) {
+        self.now += bytes as u64;
+        self.most = self.most.max(self.now);
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    device: usize,
+    bytes: usize,
+    kind: Kind,
+    /// Of the device's memory pool.
+    is_pooled: bool,
+}
+
+/// How memory of a device came to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// By one allocation.
+    Plain,
+    /// The same, in a granule with others.
+    Small,
+    /// The same, for host and device.
+    Managed,
+    /// Addresses that were reserved; mapped or not.
+    Reserved,
+    /// Mapped into reserved addresses.
+    Mapped,
+}
+
+struct Pinned {
+    bytes: usize,
+    /// Ours to give back; else the program's.
+    is_ours: bool,
+}
+
+/// Where an address points to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// A device's memory: the allocation that holds it.
+    Device { device: usize, start: usize, bytes: usize, kind: Kind },
+    /// The host's, pinned.
+    Pinned { start: usize, bytes: usize },
+    /// The host's.
+    Host,
+    /// Into a device's window, where there is nothing.
+    Nowhere,
+}
+
+impl Place {
+    /// The device whose memory it is.
+    pub(crate) fn device(self) -> Option<usize> {
+        match self {
+            Place::Device { device, .. } => Some(device),
+            _ => None,
+        }
+    }
+}
+
+/// Memory of a device. Its pages are zero and take no memory of the host until they are touched.
+pub(crate) fn allocate(device: usize, bytes: usize) -> Result<usize, Status> {
+    allocate_as(device, bytes, if bytes <= SMALL { Kind::Small } else { Kind::Plain }, false)
+}
+
+/// The same of the device's memory pool.
+pub(crate) fn allocate_pooled(device: usize, bytes: usize) -> Result<usize, Status> {
+    allocate_as(device, bytes, if bytes <= SMALL { Kind::Small } else { Kind::Plain }, true)
+}
+
+/// Memory that host and device share.
+pub(crate) fn allocate_managed(device: usize, bytes: usize) -> Result<usize, Status> {
+    allocate_as(device, bytes, Kind::Managed, false)
+}
+
+fn allocate_as(device: usize, bytes: usize, kind: Kind, is_pooled: bool) -> Result<usize, Status> {
+    if bytes == 0 {
+        return Ok(0);
+    }
+    let mut memory = lock();
+    let memory = memory.devices()?;
+    device::mark_used(device);
+    let pool = &mut memory.devices[device];
+    let (at, bytes) = if kind == Kind::Small { pool.take_small(bytes)? } else { pool.take(bytes)? };
+    if is_pooled {
+        pool.pooled.add(bytes);
+    }
+    memory.blocks.insert(at, Block { device, bytes, kind, is_pooled });
+    Ok(at)
+}
+
+/// Gives memory of a device back; null is no error.
+pub(crate) fn free(at: usize) -> Result<(), Status> {
+    if at == 0 {
+        return Ok(());
+    }
+    let mut memory = lock();
+    let memory = memory.devices()?;
+    let block = *memory.blocks.get(&at).ok_or(INVALID_VALUE)?;
+    let pool = &mut memory.devices[block.device];
+    match block.kind {
+        Kind::Small => pool.put_small(at, block.bytes),
+        Kind::Plain | Kind::Managed => pool.put(at, block.bytes),
+        Kind::Reserved | Kind::Mapped => return Err(INVALID_VALUE),
+    }
+    if block.is_pooled {
+        pool.pooled.now -= block.bytes as u64;
+    }
+    memory.blocks.remove(&at);
+    Ok(())
+}
+
+/// Bytes that are free and in all.
+pub(crate) fn info(device: usize) -> Result<(u64, u64), Status> {
+    let mut memory = lock();
+    let pool = &memory.devices()?.devices[device];
+    let total = attached().map_or(0, |attached| attached.devices[device].memory);
+    Ok((pool.bytes - pool.used.now, total))
+}
+
+/// Bytes of the device's memory pool that programs have; with `resets` the most so far becomes what there is now.
+pub(crate) fn pooled(device: usize, resets: bool) -> Result<Level, Status> {
+    let mut memory = lock();
+    let level = &mut memory.devices()?.devices[device].pooled;
+    if resets {
+        level.most = level.now;
+    }
+    Ok(*level)
+}
+
+/// What an address points to.
+pub(crate) fn place(at: usize) -> Place {
+    let mut memory = lock();
+    match memory.devices() {
+        Ok(memory) => memory.place(at),
+        Err(_) => Place::Host,
+    }
+}
+
+/// Pinned memory of the host, in whole pages.
+pub(crate) fn allocate_pinned(bytes: usize) -> Result<usize, Status> {
+    if bytes == 0 {
+        return Ok(0);
+    }
+    let at = map_anywhere(bytes.next_multiple_of(4096))?;
+    let mut memory = lock();
+    memory.devices()?.pinned.insert(at, Pinned { bytes, is_ours: true });
+    Ok(at)
+}
+
+/// Gives pinned memory back; null is no error.
+pub(crate) fn free_pinned(at: usize) -> Result<(), Status> {
+    if at == 0 {
+        return Ok(());
+    }
+    let mut memory = lock();
+    let memory = memory.devices()?;
+    match memory.pinned.get(&at) {
+        Some(Pinned { is_ours: true, .. }) => {}
+        _ => return Err(INVALID_VALUE),
+    }
+    let bytes = memory.pinned.remove(&at).expect("it was there").bytes;
+    // SAFETY: the range was mapped by `allocate_pinned`; the program does not use what it has freed.
+    unsafe { munmap(at as *mut c_void, bytes.next_multiple_of(4096)) }.map_err(|_| INVALID_VALUE)
+}
+
+/// Pins memory that the program has.
+pub(crate) fn register(at: usize, bytes: usize) -> Result<(), Status> {
+    if at == 0 || bytes == 0 {
+        return Err(INVALID_VALUE);
+    }
+    let mut memory = lock();
+    let memory = memory.devices()?;
+    let end = memory.pinned.range(..at + bytes).next_back().map_or(0, |(start, pinned)| start + pinned.bytes);
+    if end > at {
+        return Err(HOST_MEMORY_ALREADY_REGISTERED);
+    }
+    memory.pinned.insert(at, Pinned { bytes, is_ours: false });
+    Ok(())
+}
+
+/// The reverse.
+pub(crate) fn unregister(at: usize) -> Result<(), Status> {
+    let mut memory = lock();
+    let memory = memory.devices()?;
+    match memory.pinned.get(&at) {
+        Some(Pinned { is_ours: false, .. }) => drop(memory.pinned.remove(&at)),
+        _ => return Err(HOST_MEMORY_NOT_REGISTERED),
+    }
+    Ok(())
+}
+
+/// Moves bytes; the two ranges may overlap.
+pub(crate) fn copy(to: usize, from: usize, bytes: usize) -> Result<(), Status> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    check(to, bytes)?;
+    check(from, bytes)?;
+    // SAFETY: memory of devices is mapped, as was checked; for the host's the caller of the library answers, as for `memcpy`.
+    unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
+    Ok(())
+}
+
+/// Writes a value of 1, 2 or 4 bytes `count` times. Whole pages of zeros are given back to the host.
+pub(crate) fn set(at: usize, value: &[u8], count: usize) -> Result<(), Status> {
+    const PAGE: usize = 4096;
+    let bytes = value.len() * count;
+    if bytes == 0 {
+        return Ok(());
+    }
+    check(at, bytes)?;
+    let (first, last) = (at.next_multiple_of(PAGE), (at + bytes) / PAGE * PAGE);
+    let is_ours = matches!(place(at), Place::Device { .. });
+    if is_ours && value.iter().all(|byte| *byte == 0) && first < last {
+        // SAFETY: these pages are ours, private and anonymous: the next to read them finds zeros. The rest is the program's range.
+        unsafe {
+            madvise(first as *mut c_void, last - first, Advice::LinuxDontNeed).map_err(|_| INVALID_VALUE)?;
+            std::ptr::write_bytes(at as *mut u8, 0, first - at);
+            std::ptr::write_bytes(last as *mut u8, 0, at + bytes - last);
+        }
+        return Ok(());
+    }
+    // SAFETY: the range is mapped, as was checked, or the host's, for which the caller of the library answers.
+    let target = unsafe { std::slice::from_raw_parts_mut(at as *mut u8, bytes) };
+    target.chunks_exact_mut(value.len()).for_each(|chunk| chunk.copy_from_slice(value));
+    Ok(())
+}
+
+/// Memory of a device must be there; of the host's nothing is known.
+fn check(at: usize, bytes: usize) -> Result<(), Status> {
+    let mut memory = lock();
+    let Ok(memory) = memory.devices() else { return Ok(()) };
+    let mut next = at;
+    while next < at + bytes {
+        match memory.place(next) {
+            Place::Device { kind: Kind::Reserved, .. } | Place::Nowhere => return Err(INVALID_VALUE),
+            Place::Device { start, bytes, .. } => next = start + bytes,
+            Place::Pinned { .. } | Place::Host => return Ok(()),
+        }
+    }
+    Ok(())
+}
+
+impl Memory {
+    fn place(&self, at: usize) -> Place {
+        if let Some((start, block)) = self.blocks.range(..=at).next_back()
+            && at < start + block.bytes
+        {
+            return Place::Device { device: block.device, start: *start, bytes: block.bytes, kind: block.kind };
+        }
+        if let Some((start, pinned)) = self.pinned.range(..=at).next_back()
+            && at < start + pinned.bytes
+        {
+            return Place::Pinned { start: *start, bytes: pinned.bytes };
+        }
+        if (BASE..BASE + SPAN).contains(&at) { Place::Nowhere } else { Place::Host }
+    }
+}
+
+impl Pool {
+    fn new(window: usize, length: usize, bytes: u64) -> Pool {
+        let ranges = Ranges::new(window, length);
+        Pool {
+            window,
+            length,
+            is_mapped: false,
+            ranges,
+            shared: BTreeMap::new(),
+            bytes,
+            used: Level::default(),
+            pooled: Level::default(),
+        }
+    }
+
+    fn charge(&mut self, bytes: usize) -> Result<(), Status> {
+        if bytes as u64 > self.bytes - self.used.now {
+            return Err(OUT_OF_MEMORY);
+        }
+        self.used.add(bytes);
+        Ok(())
+    }
+
+    /// Where, and how many bytes in fact.
+    fn take(&mut self, bytes: usize) -> Result<(usize, usize), Status> {
+        let bytes = bytes.checked_next_multiple_of(GRANULE).ok_or(OUT_OF_MEMORY)?;
+        self.charge(bytes)?;
+        let at = self.reserve(bytes, GRANULE).and_then(|at| provide(at, bytes).map(|()| at));
+        at.map(|at| (at, bytes)).inspect_err(|_| self.used.now -= bytes as u64)
+    }
+
+    fn put(&mut self, at: usize, bytes: usize) {
+        withdraw(at, bytes);
+        self.ranges.put(at, bytes);
+        self.used.now -= bytes as u64;
+    }
+
+    fn take_small(&mut self, bytes: usize) -> Result<(usize, usize), Status> {
+        let bytes = bytes.next_multiple_of(UNIT);
+        if let Some(at) = self.shared.values_mut().find_map(|granule| granule.take(bytes, UNIT)) {
+            return Ok((at, bytes));
+        }
+        let (start, length) = self.take(GRANULE)?;
+        let granule = self.shared.entry(start).or_insert(Ranges::new(start, length));
+        Ok((granule.take(bytes, UNIT).expect("a small allocation fits into a granule"), bytes))
+    }
+
+    fn put_small(&mut self, at: usize, bytes: usize) {
+        let start = at / GRANULE * GRANULE;
+        let granule = self.shared.get_mut(&start).expect("small allocations are in granules");
+        granule.put(at, bytes);
+        if granule.is_all(start, GRANULE) {
+            self.shared.remove(&start);
+            self.put(start, GRANULE);
+        }
+    }
+
+    /// Addresses without memory.
+    fn reserve(&mut self, bytes: usize, align: usize) -> Result<usize, Status> {
+        if !self.is_mapped {
+            reserve_window(self.window, self.length)?;
+            self.is_mapped = true;
+        }
+        self.ranges.take(bytes, align).ok_or(OUT_OF_MEMORY)
+    }
+}
+
+/// What there is, made when it is asked for first: after the fork.
+struct Guard(MutexGuard<'static, Option<Memory>>);
+
+fn lock() -> Guard {
+    Guard(MEMORY.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+impl Guard {
+    /// # Errors
+    /// If no devices are attached.
+    fn devices(&mut self) -> Result<&mut Memory, Status> {
+        let attached = attached().ok_or(crate::errors::NO_DEVICE)?;
+        Ok(self.0.get_or_insert_with(|| {
+            let count = attached.devices.len();
+            let length = WINDOW.min(SPAN / count.next_power_of_two());
+            let pool = |(i, device): (usize, &uniference_protocol::phantom::Device)| {
+                Pool::new(BASE + i * length, length, device.memory.saturating_sub(device.context))
+            };
+            Memory {
+                devices: attached.devices.iter().enumerate().map(pool).collect(),
+                blocks: BTreeMap::new(),
+                pinned: BTreeMap::new(),
+                physical: BTreeMap::new(),
+                last_physical: 0,
+                mapped: BTreeMap::new(),
+            }
+        }))
+    }
+}
+
+fn reserve_window(window: usize, length: usize) -> Result<(), Status> {
+    // SAFETY: nothing is there yet: the flag refuses it.
+    let mapped = unsafe {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+        mmap_anonymous(window as *mut c_void, length, ProtFlags::empty(), flags)
+    };
+    match mapped {
+        Ok(at) if at as usize == window => Ok(()),
+        _ => {
+            crate::unimplemented::warn("the addresses of a simulated GPU's memory are taken, or ulimit -v is too low");
+            Err(OUT_OF_MEMORY)
+        }
+    }
+}
+
+/// Zero pages, for reading and writing.
+fn provide(at: usize, bytes: usize) -> Result<(), Status> {
+    // SAFETY: the range is in a window and was not in use.
+    unsafe {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        mmap_anonymous(at as *mut c_void, bytes, ProtFlags::READ | ProtFlags::WRITE, flags)
+            .map_err(|_| OUT_OF_MEMORY)?;
+        // A byte that is written is to cost a page of 4 KiB, not one of 2 MiB; where there are none of these, that is an error.
+        let _ = madvise(at as *mut c_void, bytes, Advice::LinuxNoHugepage);
+    }
+    Ok(())
+}
+
+/// The reverse: the pages go back to the host, the addresses stay taken.
+fn withdraw(at: usize, bytes: usize) {
+    // SAFETY: the range is in a window; the program does not use what it has freed.
+    let withdrawn = unsafe {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        mmap_anonymous(at as *mut c_void, bytes, ProtFlags::empty(), flags)
+    };
+    withdrawn.unwrap_or_else(|error| panic!("cannot unmap {bytes} bytes at {at:#x}: {error}"));
+}
+
+fn map_anywhere(bytes: usize) -> Result<usize, Status> {
+    // SAFETY: a new mapping, anywhere.
+    let at = unsafe {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags)
+    };
+    at.map(|at| at as usize).map_err(|_| OUT_OF_MEMORY)
+}

@@ -1,0 +1,166 @@
+//! Owns the driver's management of virtual memory: addresses that are reserved, memory that is created apart from them, and what of it is
+//! mapped where. Expandable segments of PyTorch's allocator are made of it.
+
+use super::{Block, GRANULE, Kind, Memory, lock, provide, withdraw};
+use crate::errors::{INVALID_VALUE, Status};
+use crate::unimplemented::report;
+
+/// Memory without an address.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Physical {
+    device: usize,
+    bytes: usize,
+    /// Handles and mappings that keep it.
+    uses: usize,
+    was_mapped: bool,
+}
+
+/// Creates memory of a device: `cuMemCreate`.
+pub(crate) fn physical(device: usize, bytes: usize) -> Result<u64, Status> {
+    if bytes == 0 || !bytes.is_multiple_of(GRANULE) {
+        return Err(INVALID_VALUE);
+    }
+    let mut memory = lock();
+    let memory = memory.devices()?;
+    memory.devices[device].charge(bytes)?;
+    memory.last_physical += 1;
+    memory.physical.insert(memory.last_physical, Physical { device, bytes, uses: 1, was_mapped: false });
+    Ok(memory.last_physical)
+}
+
+/// The device whose memory it is.
+pub(crate) fn physical_device(handle: u64) -> Result<usize, Status> {
+    let mut memory = lock();
+    memory.devices()?.physical.get(&handle).map(|physical| physical.device).ok_or(INVALID_VALUE)
+}
+
+/// The handle of what is mapped at an address.
+pub(crate) fn mapped_at(at: usize) -> Result<u64, Status> {
+    let mut memory = lock();
+    let memory = memory.devices()?;
+    let (start, handle) = memory.mapped.range(..=at).next_back().ok_or(INVALID_VALUE)?;
+    memory.physical.get(handle).filter(|physical| at < start + physical.bytes).map(|_| *handle).ok_or(INVALID_VALUE)
+}
+
+/// One more handle of it.
+pub(crate) fn retain(handle: u64) -> Result<(), Status> {
+    let mut memory = lock();
+    memory.devices()?.physical.get_mut(&handle).ok_or(INVALID_VALUE)?.uses += 1;
+    Ok(())
+}
+
+/// One less; the last one, and the last mapping, free the memory.
+pub(crate) fn release(handle: u64) -> Result<(), Status> {
+    let mut memory = lock();
+    memory.devices()?.release(handle)
+}
+
+/// Reserves addresses: at `at`, if that is free.
+pub(crate) fn address_reserve(device: usize, bytes: usize, align: usize, at: usize) -> Result<usize, Status> {
+    if bytes == 0 || !bytes.is_multiple_of(GRANULE) || !(align == 0 || align.is_power_of_two()) {
+        return Err(INVALID_VALUE);
+    }
+    let mut memory = lock();
+    let memory = memory.devices()?;
+    let pool = &mut memory.devices[device];
+    let align = align.max(GRANULE);
+    let wanted = at != 0 && at.is_multiple_of(align) && pool.is_mapped && pool.ranges.take_at(at, bytes);
+    let at = if wanted { at } else { pool.reserve(bytes, align)? };
+    memory.blocks.insert(at, Block { device, bytes, kind: Kind::Reserved, is_pooled: false });
+    Ok(at)
+}
+
+/// Gives reserved addresses back, all at once and with nothing mapped.
+pub(crate) fn address_free(at: usize, bytes: usize) -> Result<(), Status> {
+    let mut memory = lock();
+    let memory = memory.devices()?;
+    let device = memory.blocks.get(&at).ok_or(INVALID_VALUE)?.device;
+    memory.holds(at, bytes, Kind::Reserved)?;
+    memory.replace(at, bytes, None);
+    memory.devices[device].ranges.put(at, bytes);
+    Ok(())
+}
+
+/// Maps memory into reserved addresses.
+pub(crate) fn map(at: usize, bytes: usize, offset: usize, handle: u64) -> Result<(), Status> {
+    let mut memory = lock();
+    let memory = memory.devices()?;
+    let physical = memory.physical.get_mut(&handle).ok_or(INVALID_VALUE)?;
+    if offset != 0 || bytes != physical.bytes || physical.was_mapped {
+        report("libcuda", "cuMemMap of memory that was mapped already, or of a part of it,");
+        return Err(crate::errors::NOT_SUPPORTED);
+    }
+    memory.holds(at, bytes, Kind::Reserved)?;
+    let physical = memory.physical.get_mut(&handle).ok_or(INVALID_VALUE)?;
+    (physical.was_mapped, physical.uses) = (true, physical.uses + 1);
+    let device = physical.device;
+    provide(at, bytes)?;
+    memory.replace(at, bytes, Some(Block { device, bytes, kind: Kind::Mapped, is_pooled: false }));
+    memory.mapped.insert(at, handle);
+    Ok(())
+}
+
+/// The reverse, for one mapping or several in a row.
+pub(crate) fn unmap(at: usize, bytes: usize) -> Result<(), Status> {
+    let mut memory = lock();
+    let memory = memory.devices()?;
+    memory.holds(at, bytes, Kind::Mapped)?;
+    let device = memory.blocks[&at].device;
+    let handles: Vec<u64> = memory.mapped.range(at..at + bytes).map(|(_, handle)| *handle).collect();
+    memory.mapped.retain(|mapping, _| !(at..at + bytes).contains(mapping));
+    handles.into_iter().try_for_each(|handle| memory.release(handle))?;
+    withdraw(at, bytes);
+    memory.replace(at, bytes, Some(Block { device, bytes, kind: Kind::Reserved, is_pooled: false }));
+    Ok(())
+}
+
+/// Who may use mapped memory: everybody may here, but there must be some.
+pub(crate) fn set_access(at: usize, bytes: usize) -> Result<(), Status> {
+    let mut memory = lock();
+    memory.devices()?.holds(at, bytes, Kind::Mapped)
+}
+
+impl Memory {
+    fn release(&mut self, handle: u64) -> Result<(), Status> {
+        let physical = self.physical.get_mut(&handle).ok_or(INVALID_VALUE)?;
+        physical.uses -= 1;
+        if physical.uses == 0 {
+            self.devices[physical.device].used.now -= physical.bytes as u64;
+            self.physical.remove(&handle);
+        }
+        Ok(())
+    }
+
+    /// # Errors
+    /// If blocks of this kind do not fill the range.
+    fn holds(&self, at: usize, bytes: usize, kind: Kind) -> Result<(), Status> {
+        let mut next = at;
+        while next < at + bytes {
+            let (start, block) = self.blocks.range(..=next).next_back().ok_or(INVALID_VALUE)?;
+            if block.kind != kind || start + block.bytes <= next {
+                return Err(INVALID_VALUE);
+            }
+            next = start + block.bytes;
+        }
+        Ok(())
+    }
+
+    /// Puts a block into a range, or nothing; of the blocks there, what is outside of the range stays.
+    fn replace(&mut self, at: usize, bytes: usize, new: Option<Block>) {
+        let first = self.blocks.range(..=at).next_back().map_or(at, |(start, _)| *start);
+        let old: Vec<(usize, Block)> = self.blocks.range(first..at + bytes).map(|(a, b)| (*a, *b)).collect();
+        for (start, block) in old.into_iter().filter(|(start, block)| start + block.bytes > at) {
+            self.blocks.remove(&start);
+            let end = start + block.bytes;
+            if start < at {
+                self.blocks.insert(start, Block { bytes: at - start, ..block });
+            }
+            if end > at + bytes {
+                self.blocks.insert(at + bytes, Block { bytes: end - at - bytes, ..block });
+            }
+        }
+        if let Some(block) = new {
+            self.blocks.insert(at, block);
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Owns the functions of the management library (libnvidia-ml): PyTorch counts devices with it, and others ask for memory and topology.
+//!
+//! Before devices are attached it counts what the variable [`DEVICES`] says, and knows nothing else of them.
+
+use crate::device::{self, bus_id};
+use crate::exports::{Items, Out, Put, Text, exports};
+use crate::memory;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+use uniference_protocol::phantom::{DEVICES, Device};
+
+/// `nvmlReturn_t`.
+type Status = c_int;
+
+const INVALID_ARGUMENT: Status = 2;
+const NOT_SUPPORTED: Status = 3;
+const NOT_FOUND: Status = 6;
+
+/// `nvmlDevice_t`.
+type Handle = *mut c_void;
+
+const HANDLE: usize = 0x64 << 40;
+
+/// `nvmlPciInfo_t`.
+#[repr(C)]
+struct Pci {
+    legacy: [c_char; 16],
+    domain: c_uint,
+    bus: c_uint,
+    device: c_uint,
+    id: c_uint,
+    subsystem: c_uint,
+    text: [c_char; 32],
+}
+
+/// `nvmlMemory_v2_t`.
+#[repr(C)]
+struct MemoryWithReserved {
+    version: c_uint,
+    total: c_ulonglong,
+    reserved: c_ulonglong,
+    free: c_ulonglong,
+    used: c_ulonglong,
+}
+
+fn count() -> usize {
+    let said = || std::env::var(DEVICES).ok().and_then(|count| count.parse().ok()).unwrap_or(0);
+    if device::count() > 0 { device::count() } else { said() }
+}
+
+fn handle(ordinal: usize) -> Handle {
+    (HANDLE | ordinal << 4) as Handle
+}
+
+fn ordinal(handle: Handle) -> Result<usize, Status> {
+    let ordinal = (handle as usize).checked_sub(HANDLE).ok_or(INVALID_ARGUMENT)? >> 4;
+    if ordinal < count() { Ok(ordinal) } else { Err(INVALID_ARGUMENT) }
+}
+
+/// What is known of a device, once devices are attached.
+fn known(handle: Handle) -> Result<(usize, &'static Device), Status> {
+    let ordinal = ordinal(handle)?;
+    device::get(ordinal).map(|device| (ordinal, device)).ok_or(NOT_SUPPORTED)
+}
+
+fn give<T>(place: Out<T>, value: T) -> Result<(), Status> {
+    if place.put(value) { Ok(()) } else { Err(INVALID_ARGUMENT) }
+}
+
+fn write(place: Items<c_char>, text: &str, room: c_uint) -> Result<(), Status> {
+    // 7: it does not fit.
+    if text.len() >= room as usize {
+        Err(7)
+    } else {
+        place.write_text(text, room as usize).map_err(|_| INVALID_ARGUMENT)
+    }
+}
+
+fn name(device: &Device) -> String {
+    let bytes: Vec<u8> = device.name.iter().take_while(|byte| **byte != 0).map(|byte| *byte as u8).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// As NVML writes identifiers.
+fn uuid(device: &Device) -> String {
+    let hex: String = device.uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+/// Total, free and used bytes.
+fn bytes(of: Handle) -> Result<[c_ulonglong; 3], Status> {
+    let (free, total) = memory::info(known(of)?.0).map_err(|_| NOT_SUPPORTED)?;
+    Ok([total, free, total - free])
+}
+
+fn text<const N: usize>(value: &str) -> [c_char; N] {
+    let mut text = [0; N];
+    value.bytes().take(N - 1).enumerate().for_each(|(i, byte)| text[i] = byte as c_char);
+    text
+}
+
+fn pci(of: Handle) -> Result<Pci, Status> {
+    let device = known(of)?.1;
+    let [domain, bus, slot] = device.pci;
+    // With a domain of eight digits, as `nvmlDeviceGetPciInfo_v3` writes it.
+    let long = format!("{domain:08X}:{bus:02X}:{slot:02X}.0");
+    Ok(Pci { legacy: text(&bus_id(device)), domain, bus, device: slot, id: 0, subsystem: 0, text: text(&long) })
+}
+
+/// Declares functions: what is in the braces is a `Result<(), Status>`.
+macro_rules! nvml {
+    ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            extern "C" fn $name($($argument: $type),*) -> Status {
+                fn body($($argument: $type),*) -> Result<(), Status> $body
+                body($($argument),*).err().unwrap_or(0)
+            }
+        )*
+    };
+}
+
+nvml! {
+    fn nvmlInit() { Ok(()) }
+    fn nvmlInit_v2() { Ok(()) }
+    fn nvmlInitWithFlags(_flags: c_uint) { Ok(()) }
+    fn nvmlShutdown() { Ok(()) }
+    fn nvmlDeviceGetCount(number: Out<c_uint>) { give(number, count() as c_uint) }
+    fn nvmlDeviceGetCount_v2(number: Out<c_uint>) { give(number, count() as c_uint) }
+    fn nvmlDeviceGetHandleByIndex(index: c_uint, place: Out<Handle>) { by_index(index, place) }
+    fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, place: Out<Handle>) { by_index(index, place) }
+    fn nvmlDeviceGetHandleByPciBusId(at: Text, place: Out<Handle>) { by_bus(at, place) }
+    fn nvmlDeviceGetHandleByPciBusId_v2(at: Text, place: Out<Handle>) { by_bus(at, place) }
+    fn nvmlDeviceGetHandleByUUID(id: Text, place: Out<Handle>) {
+        let id = id.get().ok_or(INVALID_ARGUMENT)?;
+        let found = (0..count()).find(|i| device::get(*i).is_some_and(|device| uuid(device) == id));
+        give(place, handle(found.ok_or(NOT_FOUND)?))
+    }
+    fn nvmlDeviceGetIndex(of: Handle, index: Out<c_uint>) { give(index, ordinal(of)? as c_uint) }
+    fn nvmlDeviceGetMinorNumber(of: Handle, number: Out<c_uint>) { give(number, ordinal(of)? as c_uint) }
+    fn nvmlDeviceGetName(of: Handle, place: Items<c_char>, room: c_uint) { write(place, &name(known(of)?.1), room) }
+    fn nvmlDeviceGetUUID(of: Handle, place: Items<c_char>, room: c_uint) { write(place, &uuid(known(of)?.1), room) }
+    fn nvmlDeviceGetPciInfo_v3(of: Handle, place: Out<Pci>) { give(place, pci(of)?) }
+    fn nvmlDeviceGetPciInfo_v2(of: Handle, place: Out<Pci>) { give(place, pci(of)?) }
+    fn nvmlDeviceGetMemoryInfo(of: Handle, place: Out<[c_ulonglong; 3]>) { give(place, bytes(of)?) }
+    fn nvmlDeviceGetMemoryInfo_v2(of: Handle, place: Option<&mut MemoryWithReserved>) {
+        let [total, free, used] = bytes(of)?;
+        let place = place.ok_or(INVALID_ARGUMENT)?;
+        (place.total, place.reserved, place.free, place.used) = (total, 0, free, used);
+        Ok(())
+    }
+    fn nvmlDeviceGetCudaComputeCapability(of: Handle, major: Out<c_int>, minor: Out<c_int>) {
+        let [high, low] = known(of)?.1.capability;
+        give(major, high as c_int)?;
+        give(minor, low as c_int)
+    }
+    fn nvmlDeviceGetP2PStatus(one: Handle, other: Handle, _kind: c_int, status: Out<c_int>) {
+        let reaches = device::reaches(known(one)?.0 as c_int, known(other)?.0 as c_int).map_err(|_| INVALID_ARGUMENT)?;
+        // 0: yes; 4: the topology does not let them.
+        give(status, if reaches { 0 } else { 4 })
+    }
+    fn nvmlDeviceGetComputeRunningProcesses(of: Handle, number: Out<c_uint>, _processes: *mut c_void) { known(of)?; give(number, 0) }
+    fn nvmlDeviceGetComputeRunningProcesses_v3(of: Handle, number: Out<c_uint>, _processes: *mut c_void) { known(of)?; give(number, 0) }
+    fn nvmlSystemGetDriverVersion(place: Items<c_char>, room: c_uint) { write(place, DRIVER, room) }
+    fn nvmlSystemGetCudaDriverVersion(version: Out<c_int>) { give(version, device::VERSION) }
+    fn nvmlSystemGetCudaDriverVersion_v2(version: Out<c_int>) { give(version, device::VERSION) }
+    fn nvmlSystemGetNVMLVersion(place: Items<c_char>, room: c_uint) { write(place, "13.595.45.04", room) }
+}
+
+/// A version of the driver that comes with CUDA 13.2 (CUDA Toolkit release notes, "CUDA Driver").
+const DRIVER: &str = "595.45.04";
+
+fn by_index(index: c_uint, place: Out<Handle>) -> Result<(), Status> {
+    let index = index as usize;
+    if index < count() { give(place, handle(index)) } else { Err(INVALID_ARGUMENT) }
+}
+
+fn by_bus(at: Text, place: Out<Handle>) -> Result<(), Status> {
+    let found = device::at_bus(at.get().ok_or(INVALID_ARGUMENT)?).ok_or(NOT_FOUND)?;
+    give(place, handle(found))
+}
+
+exports! {
+    fn nvmlErrorString(status: Status) -> *const c_char {
+        let text: &CStr = match status {
+            0 => c"Success",
+            1 => c"Uninitialized",
+            INVALID_ARGUMENT => c"Invalid Argument",
+            NOT_SUPPORTED => c"Not Supported",
+            4 => c"Insufficient Permissions",
+            NOT_FOUND => c"Not Found",
+            7 => c"Insufficient Size",
+            _ => c"Unknown Error",
+        };
+        text.as_ptr()
+    }
+}

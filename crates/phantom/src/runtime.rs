@@ -1,0 +1,54 @@
+//! Owns the functions of the CUDA runtime (libcudart): what they take and return. What they do is done by [`crate::memory`], [`crate::streams`],
+//! [`crate::kernels`] and [`crate::device`].
+
+mod devices;
+mod graph;
+mod kernel;
+mod memories;
+mod stream;
+
+pub(crate) use devices::limits;
+pub(crate) use stream::capture_info;
+
+use crate::errors::{self, NOT_READY, Status};
+use crate::exports::exports;
+use std::cell::Cell;
+use std::ffi::{CStr, c_char};
+
+thread_local! {
+    static LAST: Cell<Status> = const { Cell::new(0) };
+}
+
+/// Declares functions of the runtime: what is in the braces is a `Result<(), Status>`, whose error is the thread's last one.
+macro_rules! runtime {
+    ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            extern "C" fn $name($($argument: $type),*) -> $crate::errors::Status {
+                fn body($($argument: $type),*) -> Result<(), $crate::errors::Status> $body
+                $crate::runtime::finish(body($($argument),*))
+            }
+        )*
+    };
+}
+pub(crate) use runtime;
+
+/// Keeps an error for `cudaGetLastError`. That something has not ended yet is none.
+pub(crate) fn finish(result: Result<(), Status>) -> Status {
+    let status = result.err().unwrap_or(0);
+    if status != 0 && status != NOT_READY {
+        LAST.set(status);
+    }
+    status
+}
+
+fn text_of(status: Status, text: impl Fn(&'static errors::Error) -> &'static CStr) -> *const c_char {
+    errors::find(status).map_or(c"unrecognized error code", text).as_ptr()
+}
+
+exports! {
+    fn cudaGetLastError() -> Status { LAST.take() }
+    fn cudaPeekAtLastError() -> Status { LAST.get() }
+    fn cudaGetErrorName(status: Status) -> *const c_char { text_of(status, |error| error.runtime) }
+    fn cudaGetErrorString(status: Status) -> *const c_char { text_of(status, |error| error.text) }
+}

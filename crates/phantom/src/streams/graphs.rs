@@ -1,0 +1,261 @@
+//! Owns graphs: what was captured or put together, in an order in which it may happen, and what a launch of it does.
+
+use super::{CopyKind, Handle, Kind, Link, State, lock, tell};
+use crate::errors::*;
+use crate::memory;
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, OnceLock};
+
+/// A function of the host, as C has it.
+pub(crate) type HostFunction = extern "C" fn(*mut c_void);
+
+/// A kernel's name, with the number that the link has given it.
+#[derive(Debug)]
+pub(crate) struct Name {
+    text: Box<str>,
+    number: OnceLock<u32>,
+}
+
+impl Name {
+    pub(crate) fn new(text: &str) -> Name {
+        Name { text: text.into(), number: OnceLock::new() }
+    }
+
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
+    fn number(&self, link: &Link) -> u32 {
+        // SAFETY: the name is there during the call.
+        *self.number.get_or_init(|| unsafe { (link.kernel)(self.text.as_ptr(), self.text.len()) })
+    }
+}
+
+/// Bytes that move: rows of them, each so many after the former.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moved {
+    pub(crate) to: usize,
+    pub(crate) from: usize,
+    /// Of a row.
+    pub(crate) bytes: usize,
+    pub(crate) rows: usize,
+    /// From row to row, at both ends.
+    pub(crate) pitches: (usize, usize),
+}
+
+impl Moved {
+    /// Bytes in a row.
+    pub(crate) fn line(to: usize, from: usize, bytes: usize) -> Moved {
+        Moved { to, from, bytes, rows: 1, pitches: (bytes, bytes) }
+    }
+
+    pub(super) fn carry_out(&self) -> Result<(), Status> {
+        if self.pitches == (self.bytes, self.bytes) {
+            return memory::copy(self.to, self.from, self.bytes * self.rows);
+        }
+        let row = |row| memory::copy(self.to + row * self.pitches.0, self.from + row * self.pitches.1, self.bytes);
+        (0..self.rows).try_for_each(row)
+    }
+}
+
+/// Something that happens on a stream, or in a graph.
+#[derive(Clone, Debug)]
+pub(crate) enum Node {
+    /// A kernel.
+    Kernel { name: Arc<Name>, bytes: u64 },
+    /// Bytes move.
+    Copy { moved: Moved, kind: CopyKind },
+    /// A value is written.
+    Set { at: usize, value: Box<[u8]>, count: usize },
+    /// A function of the host is called.
+    Host { function: HostFunction, data: usize },
+    /// All of another graph.
+    Graph { number: usize, nodes: Arc<[Node]> },
+    /// Nothing: others wait for it.
+    Empty,
+}
+
+#[derive(Default)]
+pub(super) struct Graph {
+    pub(super) exists: bool,
+    pub(super) is_invalid: bool,
+    pub(super) nodes: Vec<Node>,
+    /// Of each node those that it waits for.
+    pub(super) dependencies: Vec<Vec<usize>>,
+}
+
+#[derive(Default)]
+pub(super) struct Exec {
+    exists: bool,
+    graph: usize,
+    nodes: Arc<[Node]>,
+}
+
+/// A graph with nothing in it.
+pub(crate) fn create_graph() -> Result<Handle, Status> {
+    let mut state = lock();
+    state.prepare()?;
+    state.graphs.push(Graph { exists: true, ..Graph::default() });
+    Ok(Kind::Graph.handle(state.graphs.len() - 1))
+}
+
+/// Adds a node that does nothing, after others.
+pub(crate) fn add_empty(graph: Handle, after: &[Handle]) -> Result<Handle, Status> {
+    let mut state = lock();
+    let number = state.graph(graph)?;
+    let after = after.iter().map(|node| state.node(*node)).collect::<Result<Vec<_>, _>>()?;
+    if after.iter().any(|(graph, _)| *graph != number) {
+        return Err(INVALID_VALUE);
+    }
+    let graph = &mut state.graphs[number];
+    graph.nodes.push(Node::Empty);
+    graph.dependencies.push(after.into_iter().map(|(_, node)| node).collect());
+    Ok(node_handle(number, graph.nodes.len() - 1))
+}
+
+/// A graph that can be launched.
+pub(crate) fn instantiate(graph: Handle) -> Result<Handle, Status> {
+    let mut state = lock();
+    let number = state.graph(graph)?;
+    let nodes = state.graphs[number].nodes.clone().into();
+    state.execs.push(Exec { exists: true, graph: number, nodes });
+    Ok(Kind::Exec.handle(state.execs.len() - 1))
+}
+
+/// Has a graph that can be launched do what another one does, if that has the same kinds of nodes.
+pub(crate) fn update_exec(exec: Handle, graph: Handle) -> Result<(), Status> {
+    let mut state = lock();
+    let (exec, number) = (state.exec(exec)?, state.graph(graph)?);
+    let kinds = |nodes: &[Node]| nodes.iter().map(Node::kind).collect::<Vec<_>>();
+    if kinds(&state.execs[exec].nodes) != kinds(&state.graphs[number].nodes) {
+        return Err(GRAPH_UPDATE_FAILURE);
+    }
+    let nodes = state.graphs[number].nodes.clone().into();
+    state.execs[exec] = Exec { exists: true, graph: number, nodes };
+    Ok(())
+}
+
+/// Has all of a graph happen on a stream.
+pub(crate) fn launch_graph(exec: Handle, stream: Handle) -> Result<(), Status> {
+    let mut state = lock();
+    let (exec, stream) = (state.exec(exec)?, state.resolve(stream)?);
+    let Exec { graph, nodes, .. } = &state.execs[exec];
+    let node = Node::Graph { number: *graph, nodes: nodes.clone() };
+    let functions = if state.streams[stream as usize].capture.is_some() { Vec::new() } else { node.functions() };
+    state.submit(stream, node)?;
+    drop(state);
+    functions.into_iter().for_each(|(function, data)| function(data as *mut c_void));
+    Ok(())
+}
+
+/// Ends a graph; what was made of it stays.
+pub(crate) fn destroy_graph(graph: Handle) -> Result<(), Status> {
+    let mut state = lock();
+    let number = state.graph(graph)?;
+    state.graphs[number] = Graph::default();
+    Ok(())
+}
+
+/// The same for one that can be launched.
+pub(crate) fn destroy_exec(exec: Handle) -> Result<(), Status> {
+    let mut state = lock();
+    let number = state.exec(exec)?;
+    state.execs[number] = Exec::default();
+    Ok(())
+}
+
+/// Handles of a graph's nodes.
+pub(crate) fn nodes(graph: Handle) -> Result<Vec<Handle>, Status> {
+    let state = lock();
+    let number = state.graph(graph)?;
+    Ok((0..state.graphs[number].nodes.len()).map(|node| node_handle(number, node)).collect())
+}
+
+/// `cudaGraphNodeType` of a node.
+pub(crate) fn node_kind(node: Handle) -> Result<c_int, Status> {
+    let state = lock();
+    let (graph, node) = state.node(node)?;
+    Ok(state.graphs[graph].nodes[node].kind())
+}
+
+/// What a node waits for.
+pub(crate) fn dependencies(node: Handle) -> Result<Vec<Handle>, Status> {
+    let state = lock();
+    let (graph, node) = state.node(node)?;
+    Ok(state.graphs[graph].dependencies[node].iter().map(|before| node_handle(graph, *before)).collect())
+}
+
+/// Bits of a node's handle for its number in its graph.
+const NODE_BITS: u32 = 18;
+
+/// The graph's number is in the bits above.
+pub(super) fn node_handle(graph: usize, node: usize) -> Handle {
+    Kind::Node.handle(graph << NODE_BITS | node)
+}
+
+impl State {
+    pub(super) fn graph(&self, graph: Handle) -> Result<usize, Status> {
+        let number = Kind::Graph.number(graph)?;
+        self.graphs.get(number).filter(|graph| graph.exists).map(|_| number).ok_or(INVALID_VALUE)
+    }
+
+    fn exec(&self, exec: Handle) -> Result<usize, Status> {
+        let number = Kind::Exec.number(exec)?;
+        self.execs.get(number).filter(|exec| exec.exists).map(|_| number).ok_or(INVALID_VALUE)
+    }
+
+    pub(super) fn node(&self, node: Handle) -> Result<(usize, usize), Status> {
+        let number = Kind::Node.number(node)?;
+        let (graph, node) = (number >> NODE_BITS, number & ((1 << NODE_BITS) - 1));
+        self.graphs.get(graph).filter(|graph| node < graph.nodes.len()).map(|_| (graph, node)).ok_or(INVALID_VALUE)
+    }
+}
+
+impl Node {
+    /// `cudaGraphNodeType`.
+    fn kind(&self) -> c_int {
+        match self {
+            Node::Kernel { .. } => 0,
+            Node::Copy { .. } => 1,
+            Node::Set { .. } => 2,
+            Node::Host { .. } => 3,
+            Node::Graph { .. } => 4,
+            Node::Empty => 5,
+        }
+    }
+
+    /// Writes it down.
+    pub(super) fn tell(&self, stream: u32, flags: u32) {
+        tell(|link| match self {
+            Node::Kernel { name, bytes } => (link.launch)(name.number(link), stream, flags, *bytes),
+            Node::Copy { moved, kind } => {
+                (link.copy)(stream, *kind as u32, (moved.bytes * moved.rows) as u64, flags);
+            }
+            Node::Set { value, count, .. } => {
+                (link.copy)(stream, CopyKind::Set as u32, (value.len() * count) as u64, flags);
+            }
+            Node::Host { .. } => (link.host_function)(stream),
+            Node::Graph { number, .. } => (link.graph_launch)(*number as u32, stream),
+            Node::Empty => {}
+        });
+    }
+
+    /// What it does to memory.
+    pub(super) fn move_bytes(&self) -> Result<(), Status> {
+        match self {
+            Node::Copy { moved, .. } => moved.carry_out(),
+            Node::Set { at, value, count } => memory::set(*at, value, *count),
+            Node::Graph { nodes, .. } => nodes.iter().try_for_each(Node::move_bytes),
+            Node::Kernel { .. } | Node::Host { .. } | Node::Empty => Ok(()),
+        }
+    }
+
+    /// The functions of the host that it calls.
+    fn functions(&self) -> Vec<(HostFunction, usize)> {
+        match self {
+            Node::Host { function, data } => vec![(*function, *data)],
+            Node::Graph { nodes, .. } => nodes.iter().flat_map(Node::functions).collect(),
+            _ => Vec::new(),
+        }
+    }
+}
