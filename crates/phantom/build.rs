@@ -10,6 +10,8 @@ use std::path::Path;
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=src\ncargo::rerun-if-changed=symbols");
+    // The libraries of NVIDIA's names, which the driver writes, need it by this name.
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libuniference_phantom.so");
     let mut words = BTreeSet::new();
     collect(Path::new("src"), &mut words)?;
     let mut tables =

@@ -160,6 +160,9 @@ driver! {
     fn cuGetProcAddress_v2(symbol: Text, function: Out<Pointer>, _version: c_int, _flags: c_ulonglong, result: Out<c_int>) {
         entry_point(symbol, function, result)
     }
+    // Messages of the driver: there are none, so nobody is called.
+    fn cuLogsRegisterCallback(_function: Pointer, _data: Pointer, handle: Out<Pointer>) { handle.put(std::ptr::null_mut()); Ok(()) }
+    fn cuLogsUnregisterCallback(_handle: Pointer) { Ok(()) }
     fn cuGetExportTable(_table: Out<Pointer>, _id: *const [u8; 16]) { report(LIBRARY, "cuGetExportTable"); Err(NOT_FOUND) }
 }
 

@@ -31,7 +31,7 @@ struct Properties {
     multiprocessors: c_int,
     integrated: c_int,
     maps_host: c_int,
-    textures: [c_int; 27],
+    textures: [c_int; 25],
     surfaces: [c_int; 14],
     surface_alignment: usize,
     concurrent_kernels: c_int,
@@ -191,6 +191,8 @@ mod tests {
         assert_eq!(offset_of!(Properties, memory), 288);
         assert_eq!(offset_of!(Properties, major), 360);
         assert_eq!(offset_of!(Properties, multiprocessors), 384);
+        assert_eq!(offset_of!(Properties, l2), 596);
+        assert_eq!(offset_of!(Properties, clusters), 748);
         assert_eq!(size_of::<Properties>(), 1008);
     }
 }
