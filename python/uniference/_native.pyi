@@ -20,6 +20,13 @@ def carry_out(argv: Sequence[str]) -> tuple[int, str, tuple[os.PathLike[str], st
 def die_with_parent() -> None:
     """The kernel kills this process when its parent dies; if that has already happened, it ends at once."""
 
+def attach_gpus(own: int, gpus: Sequence[Mapping[str, Any]], link: int = 0) -> None:
+    """Gives this process the simulated GPUs of its host (`Gpu` of `crates/host/src/live/phantom.rs`), of which `own` is its rank's.
+
+    `link` is the address of what the library of them writes to (`Link` of `crates/protocol/src/phantom.rs`); with 0 all that is launched has ended
+    at once.
+    """
+
 def combines(reduce: str, dtype: str) -> bool:
     """Whether the channel combines such elements itself, with torch's bits."""
 

@@ -15,6 +15,9 @@ pub const ATTACH: &str = "uniference_phantom_attach";
 /// The variable that says how many devices NVML counts where no rank is attached: in the zygote, in which nothing may be initialised.
 pub const DEVICES: &str = "UNIFERENCE_PHANTOM_DEVICES";
 
+/// The library's file, beside the extension, and its name for the dynamic linker.
+pub const LIBRARY: &str = "libuniference_phantom.so";
+
 /// Names under which programs ask the dynamic linker for NVIDIA's libraries, CUDA 13's: the library stands for all of them.
 pub const SONAMES: [&str; 14] = [
     "libcuda.so.1",

@@ -4,6 +4,7 @@
 mod capture;
 mod chakra;
 mod channel;
+mod gpus;
 mod site;
 mod tensors;
 
@@ -42,6 +43,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(cli, module)?)?;
     module.add_function(wrap_pyfunction!(carry_out, module)?)?;
     module.add_function(wrap_pyfunction!(die_with_parent, module)?)?;
+    module.add_function(wrap_pyfunction!(gpus::attach_gpus, module)?)?;
     module.add_function(wrap_pyfunction!(channel::combines, module)?)?;
     module.add_function(wrap_pyfunction!(site::set_libraries, module)?)?;
     module.add_function(wrap_pyfunction!(site::user_line, module)?)?;

@@ -14,6 +14,7 @@ use uniference_host::error::{Exit, HostError};
 use uniference_host::interrupt::Interrupts;
 use uniference_host::live::driver::{self, Compute, Console, Driver, LiveEnding, Setup, Terminal};
 use uniference_host::live::exchange::{Costs, Exchange, Piece, Slice};
+use uniference_host::live::phantom::{self, Gpu};
 use uniference_host::live::zygote::{RankPlacement, Script, describe_status};
 use uniference_sim::cluster::Cluster;
 use uniference_sim::engine::{Doing, Engine, Halt, RankReport};
@@ -52,6 +53,8 @@ pub struct Program {
 pub struct Live<'a> {
     setup: Setup,
     costing: Rc<RefCell<Costing>>,
+    /// Why there cannot be such a run.
+    refused: Option<HostError>,
     /// Compute takes no time, whatever the program's plan says.
     only_for_memory: bool,
     /// Where logs are to be found once the run has ended; `None`: nowhere.
@@ -79,20 +82,23 @@ impl<'a> Live<'a> {
         let default = (!program.backend_named).then(|| ("UNIFERENCE_DEFAULT_BACKEND", cluster.backend.name.clone()));
         // A backend that needs GPUs says that devices are.
         let cuda = program.cuda.or((cluster.backend.name == "nccl").then_some(true));
-        let cuda = cuda.map(|cuda| ("UNIFERENCE_CUDA", if cuda { "yes" } else { "no" }.to_owned()));
+        let wish = cuda.map(|cuda| ("UNIFERENCE_CUDA", if cuda { "yes" } else { "no" }.to_owned()));
         let values = program.values.map(|limit| ("UNIFERENCE_VALUES", limit.to_string()));
         let timed = program.timed.then(|| ("UNIFERENCE_TIMED", "yes".to_owned()));
         let env = default
             .into_iter()
-            .chain(cuda)
+            .chain(wish)
             .chain(values)
             .chain(timed)
             .map(|(name, value)| (name.to_owned(), value))
             .collect();
+        let mut places = places(cluster, &resolved.cores);
+        let is_phantom = cuda == Some(true) && std::env::var_os(phantom::CHOICE).is_some_and(|choice| choice == "phantom");
+        let refused = if is_phantom { give_gpus(&mut places, &resolved.models).err() } else { None };
         let setup = Setup {
             python: program.python,
             script: Script { argv: program.argv, module: program.module, env },
-            places: places(cluster, &resolved.cores),
+            places,
             jobs: program.jobs.map_or(if program.plan.measures() { 1 } else { cores }, |jobs| jobs as usize),
             compute: program.plan.of_ranks(),
             logs: session.folder().path().to_owned(),
@@ -100,7 +106,8 @@ impl<'a> Live<'a> {
             timeout: None,
         };
         let (folder, costing) = (Some(session.folder().path()), Costing::new(program.plan));
-        Live { setup, costing, only_for_memory: false, folder, console, observer, interrupts: Some(interrupts) }
+        let interrupts = Some(interrupts);
+        Live { setup, costing, refused, only_for_memory: false, folder, console, observer, interrupts }
     }
 
     /// The same, for nothing but what ranks hold in memory: compute takes no time, nobody is refused what a device has not got, and the run ends after
@@ -124,6 +131,9 @@ impl Costs for Free {
 
 impl Source for Live<'_> {
     fn drive(&mut self, cluster: &Cluster, watch: Watch<'_>) -> Result<End, HostError> {
+        if let Some(error) = self.refused.take() {
+            return Err(error);
+        }
         let interrupts = self.interrupts.take().expect("live ranks are driven once");
         let mut observer = (watch.observer, &mut *self.observer);
         let costs: Box<dyn Costs> =
@@ -252,9 +262,58 @@ fn places(cluster: &Cluster, cores: &[Option<u32>]) -> Vec<RankPlacement> {
             device: device.name.clone(),
             memory: device.memory.map(|bytes| bytes.0),
             cores: cores[rank],
+            gpus: Vec::new(),
         }
     };
     (0..numbered.len()).map(place).collect()
+}
+
+/// Bytes that the driver takes for a process on a device: what `nvidia-smi` shows of a process that has only started CUDA 12 or 13 on an H100
+/// or A100, with the kernels of PyTorch loaded when they are needed (some 520 MiB; recalled, not measured by this project).
+const CONTEXT: u64 = 520 << 20;
+
+/// Gives each rank the GPUs of its host, as the models of their devices have them.
+fn give_gpus(places: &mut [RankPlacement], models: &[Option<String>]) -> Result<(), HostError> {
+    let gpus = places.iter().zip(models).map(|(place, model)| gpu(place, model.as_deref()));
+    let gpus = gpus.collect::<Result<Vec<Gpu>, HostError>>()?;
+    let hosts: Vec<u32> = places.iter().map(|place| place.group.0).collect();
+    for place in places {
+        let own = hosts.iter().zip(&gpus).filter(|(host, _)| **host == place.group.0);
+        place.gpus = own.map(|(_, gpu)| gpu.clone()).collect();
+    }
+    Ok(())
+}
+
+fn gpu(place: &RankPlacement, model: Option<&str>) -> Result<Gpu, HostError> {
+    let refuse = |why: &str| {
+        let hint = "name a model of NVIDIA's in the cluster file: model = \"h100-sxm\" (`uniference devices list` shows them)";
+        HostError::Usage(format!("rank {}'s device `{}` {why}\nhint: {hint}", place.rank, place.device))
+    };
+    let model = model.ok_or_else(|| refuse("has no model, of which a simulated GPU could be"))?;
+    let known = uniference_formats::devices::find(model).map_err(|error| HostError::Usage(error.to_string()))?;
+    let cuda = known.cuda().ok_or_else(|| refuse(&format!("is a {model}, of which NVIDIA's libraries say nothing known")))?;
+    let bandwidth = known.bandwidth().unwrap_or_default();
+    let [host, local] = [place.group.0, place.local.0].map(u32::to_be_bytes);
+    let mut uuid = *b"uniferen\0\0\0\0\0\0\0\0";
+    uuid[8..12].copy_from_slice(&host);
+    uuid[12..].copy_from_slice(&local);
+    Ok(Gpu {
+        name: cuda.name.to_owned(),
+        capability: cuda.capability,
+        multiprocessors: cuda.multiprocessors,
+        memory: place.memory.or(known.memory().map(|bytes| bytes.0)).unwrap_or_default(),
+        context: CONTEXT,
+        bandwidth: bandwidth as u64,
+        clock: cuda.clock_khz,
+        // Two transfers a clock (CUDA Runtime API, `cudaDeviceProp`): 2 * clock * bits / 8 bytes a second.
+        memory_clock: (bandwidth * 4.0 / f64::from(cuda.bus_bits) / 1e3) as u32,
+        memory_bus: cuda.bus_bits,
+        l2: cuda.l2.0,
+        pci: (0, 0x10 + place.local.0, 0),
+        uuid,
+        // GeForce cards since the RTX 30 cannot (NVIDIA's driver refuses it); of a Jetson there is one.
+        reaches_peers: known.link.is_some() && !cuda.name.contains("GeForce"),
+    })
 }
 
 /// Where the rank's output is, if it has printed anything.

@@ -23,6 +23,7 @@ from uniference.rank import (
     children,
     clock,
     debugging,
+    gpus,
     imports,
     launching,
     meta,
@@ -50,6 +51,7 @@ class Task:
     device: str
     memory: int | None
     cores: int | None
+    gpus: Sequence[Mapping[str, Any]]
     debugged: bool
 
     @staticmethod
@@ -70,6 +72,7 @@ class Task:
             device=command.get("device", "device"),
             memory=command.get("memory"),
             cores=command.get("cores"),
+            gpus=command.get("gpus", []),
             debugged=command.get("debug_rank") == rank,
         )
 
@@ -113,10 +116,14 @@ def run(task: Task, control: int) -> NoReturn:
     faulthandler.register(signal, stacks, all_threads=True)
     for part in (clock, imports, store, work, refusals, meta, spawning, launching):
         part.install(channel)
-    capture.install(channel, values.limit(), task.device, task.memory)
+    # A library of simulated GPUs counts their memory itself.
+    capture.install(channel, values.limit(), task.device, None if task.gpus else task.memory)
     groups.Backends(channel).install()
     debugging.install(channel, task.debugged)
-    if cuda.wanted(task.argv, task.module):
+    if task.gpus:
+        gpus.install(task.local_rank, task.gpus)
+        native.install(channel)
+    elif cuda.wanted(task.argv, task.module):
         cuda.install(channel, task.device, task.memory, work.settle)
     else:
         native.install(channel)

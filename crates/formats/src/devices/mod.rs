@@ -50,6 +50,13 @@ pub struct KnownDevice {
     pub cap_w: Option<f64>,
     /// Parts that compute side by side: multiprocessors (NVIDIA), compute units (AMD).
     pub units: Option<f64>,
+    /// As NVIDIA's driver names it.
+    cuda_name: Option<String>,
+    /// Its compute capability.
+    capability: Option<String>,
+    l2_mib: Option<f64>,
+    clock_mhz: Option<f64>,
+    bus_bits: Option<f64>,
     /// Where the figures are from, by column.
     pub source: String,
 }
@@ -104,6 +111,23 @@ pub struct UnknownDevice {
     pub message: String,
     /// What to write in its place.
     pub hint: String,
+}
+
+/// What NVIDIA's libraries say of a device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cuda<'a> {
+    /// As the driver names it.
+    pub name: &'a str,
+    /// Compute capability, major and minor.
+    pub capability: (u32, u32),
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Second-level cache.
+    pub l2: Bytes,
+    /// Highest clock of the multiprocessors.
+    pub clock_khz: u32,
+    /// Width of the memory's bus.
+    pub bus_bits: u32,
 }
 
 impl KnownDevice {
@@ -167,6 +191,19 @@ impl KnownDevice {
         Some(Rates { peaks: self.peaks()?, memory: self.bandwidth()?, launch })
     }
 
+    /// What NVIDIA's libraries say of it; `None`: it is not theirs.
+    pub fn cuda(&self) -> Option<Cuda<'_>> {
+        let (major, minor) = self.capability.as_deref()?.split_once('.')?;
+        Some(Cuda {
+            name: self.cuda_name.as_deref()?,
+            capability: (major.parse().ok()?, minor.parse().ok()?),
+            multiprocessors: self.units? as u32,
+            l2: Bytes((self.l2_mib? * f64::from(1 << 20)) as u64),
+            clock_khz: (self.clock_mhz? * 1e3) as u32,
+            bus_bits: self.bus_bits? as u32,
+        })
+    }
+
     /// Every figure by name, with its unit; `None`: unknown.
     pub fn figures(&self) -> Vec<(&'static str, Option<String>)> {
         let peaks = self.peaks();
@@ -190,6 +227,10 @@ impl KnownDevice {
             ("power, busy", number(self.busy_w, "W")),
             ("power, cap", number(self.cap_w, "W")),
             ("multiprocessors", self.units.map(|units| units.to_string())),
+            ("compute capability", self.capability.clone()),
+            ("second-level cache", number(self.l2_mib, "MiB")),
+            ("clock", number(self.clock_mhz, "MHz")),
+            ("memory bus", number(self.bus_bits, "bits")),
         ]
     }
 }
@@ -243,6 +284,15 @@ mod tests {
     }
 
     #[test]
+    fn all_devices_of_nvidia_have_what_its_libraries_say() {
+        for device in all().iter().filter(|device| device.vendor == "nvidia") {
+            assert!(device.cuda().is_some() || device.units.is_none(), "{}", device.name);
+        }
+        assert_eq!(find("l4").unwrap().cuda().unwrap().capability, (8, 9));
+        assert_eq!(find("mi300x").unwrap().cuda(), None);
+    }
+
+    #[test]
     fn figures_have_units() {
         let device = find("h100-sxm").unwrap();
         let rates = device.rates().unwrap();
@@ -264,6 +314,10 @@ mod tests {
         local links, one direction: 450 GB/s
         power, cap: 700 W
         multiprocessors: 132
+        compute capability: 9.0
+        second-level cache: 50 MiB
+        clock: 1980 MHz
+        memory bus: 5120 bits
         ");
     }
 }

@@ -7,6 +7,7 @@ use super::exchange::{Costs, Exchange, Ready, Recorder, Standing};
 use super::lookout::{self, Lookout};
 use super::output::{Logs, Pipe, Stream};
 use super::slots::Slots;
+use super::phantom::Libraries;
 use super::zygote::{self, News, RankPlacement, Script, Zygote, describe_status};
 use crate::capacity;
 use crate::error::HostError;
@@ -232,7 +233,8 @@ impl<'a> Driver<'a> {
         exchange.cost_with(std::mem::replace(&mut watch.costs, Box::new(())));
         exchange.reduce_in(arena::map(&arena, layout.total).map_err(HostError::system("mapping the shared arena"))?);
         let mut sources = Sources::new()?;
-        let zygote = Zygote::start(&setup.python)?;
+        let package = zygote::package().filter(|_| setup.places.iter().any(|place| !place.gpus.is_empty()));
+        let zygote = Zygote::start(&setup.python, package.map(Libraries::write).transpose()?)?;
         // After the zygote has come: it and its children run where they like, with the limits that the user gave them.
         capacity::raise_descriptors()?;
         let stay = Visit::here();

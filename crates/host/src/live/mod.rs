@@ -12,5 +12,6 @@ mod fold;
 mod instance;
 pub mod lookout;
 pub mod output;
+pub mod phantom;
 pub mod slots;
 pub mod zygote;

@@ -3,6 +3,7 @@
 //!
 //! What a rank says while it lives does not pass through here.
 
+use super::phantom::{Gpu, Libraries};
 use crate::error::HostError;
 use crate::interrupt::shield;
 use crate::supervisor::{adopt_orphans, end_orphans, supervise};
@@ -20,6 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
+use uniference_protocol::phantom::DEVICES;
 use uniference_protocol::wire::write_with_fds;
 
 /// What a rank runs.
@@ -50,6 +52,8 @@ pub struct RankPlacement {
     pub memory: Option<u64>,
     /// How many processor cores the device has, if that is known; at least 1.
     pub cores: Option<u32>,
+    /// Of its host, if they are simulated by a library: one for each of its ranks.
+    pub gpus: Vec<Gpu>,
 }
 
 #[derive(Serialize)]
@@ -67,6 +71,7 @@ struct Fork<'a> {
     device: &'a str,
     memory: Option<u64>,
     cores: Option<u32>,
+    gpus: &'a [Gpu],
     debug_rank: Option<u32>,
 }
 
@@ -114,6 +119,8 @@ pub struct Zygote {
     /// It has loaded torch, and listens.
     is_ready: bool,
     ranks: BTreeMap<u32, i32>,
+    /// What it has loaded; no file is needed any more when it ends.
+    _libraries: Option<Libraries>,
 }
 
 /// What the zygote loads before the C library: the extension, whose functions of time stand in for that one's.
@@ -137,7 +144,8 @@ const GRACE: Duration = Duration::from_secs(2);
 
 impl Zygote {
     /// Starts `python -P -m uniference.rank.zygote`: what lies in the current folder must not stand in for modules.
-    pub fn start(python: &Path) -> Result<Zygote, HostError> {
+    /// `libraries` are loaded behind the extension.
+    pub fn start(python: &Path, libraries: Option<Libraries>) -> Result<Zygote, HostError> {
         let (socket, theirs) = UnixStream::pair().map_err(HostError::system("creating a socket pair"))?;
         inherit(theirs.as_fd()).map_err(HostError::system("making a socket inheritable"))?;
         socket.set_nonblocking(true).map_err(HostError::system("making a socket non-blocking"))?;
@@ -147,11 +155,12 @@ impl Zygote {
         shield(&mut command);
         command
             .args(["-P", "-m", "uniference.rank.zygote", &theirs.as_raw_fd().to_string()])
-            .envs(preloads().map(|value| (PRELOAD, value)))
+            .envs(preloads(libraries.as_ref()).map(|value| (PRELOAD, value)))
+            .envs(libraries.is_some().then_some((DEVICES, "0")))
             .stdin(Stdio::null())
             .stdout(stderr);
         let child = supervise(&mut command).spawn().map_err(|error| not_started(python, &error))?;
-        Ok(Zygote { child, socket: Some(socket), heard: Vec::new(), is_ready: false, ranks: BTreeMap::new() })
+        Ok(Zygote { child, socket: Some(socket), heard: Vec::new(), is_ready: false, ranks: BTreeMap::new(), _libraries: libraries })
     }
 
     /// What to poll for reading.
@@ -182,6 +191,7 @@ impl Zygote {
             device: &place.device,
             memory: place.memory,
             cores: place.cores,
+            gpus: &place.gpus,
             debug_rank,
         };
         let mut line = serde_json::to_vec(&fork).expect("plain data has a JSON form");
@@ -265,8 +275,12 @@ impl Drop for Zygote {
 }
 
 /// Ours, and behind it what the user preloads.
-fn preloads() -> Option<OsString> {
+fn preloads(libraries: Option<&Libraries>) -> Option<OsString> {
     let mut value = PRELOADED.get()?.clone().into_os_string();
+    if let Some(libraries) = libraries {
+        value.push(":");
+        value.push(libraries.preload());
+    }
     if let Some(others) = std::env::var_os(PRELOAD) {
         value.push(":");
         value.push(others);
@@ -332,7 +346,7 @@ mod tests {
 
     #[test]
     fn a_python_that_is_not_there_is_an_error_with_a_hint() {
-        let error = Zygote::start(Path::new("/nowhere/python")).err().unwrap().to_string();
+        let error = Zygote::start(Path::new("/nowhere/python"), None).err().unwrap().to_string();
         assert!(error.contains("/nowhere/python") && error.contains("hint:"), "{error}");
     }
 

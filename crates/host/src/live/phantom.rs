@@ -1,0 +1,186 @@
+//! Owns what has torch's own CUDA code run without a GPU: the library of simulated GPUs is loaded before it, under the names of NVIDIA's.
+//!
+//! The dynamic linker knows a library that is loaded by its name (`DT_SONAME`), wherever it is from. So there is an empty library for each of
+//! NVIDIA's names, which needs ours and has nothing itself; one more needs all of them, and is what the zygote preloads. They are written for
+//! each run, as they are a few hundred bytes.
+
+use crate::error::HostError;
+use object::elf::{
+    DT_HASH, DT_NEEDED, DT_NULL, DT_SONAME, DT_STRSZ, DT_STRTAB, DT_SYMENT, DT_SYMTAB, EM_AARCH64, EM_X86_64, ET_DYN,
+    PF_R, PF_W, PT_DYNAMIC, PT_GNU_STACK, PT_LOAD,
+};
+use serde::Serialize;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+use uniference_protocol::phantom::{LIBRARY, SONAMES};
+
+/// A simulated GPU, as a rank's process is told of it: [`uniference_protocol::phantom::Device`] in JSON.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Gpu {
+    /// As the driver names it.
+    pub name: String,
+    /// Compute capability, major and minor.
+    pub capability: (u32, u32),
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Bytes.
+    pub memory: u64,
+    /// Bytes that a process's context takes.
+    pub context: u64,
+    /// Bytes per second.
+    pub bandwidth: u64,
+    /// kHz.
+    pub clock: u32,
+    /// kHz.
+    pub memory_clock: u32,
+    /// Bits.
+    pub memory_bus: u32,
+    /// Bytes.
+    pub l2: u64,
+    /// PCI domain, bus and device.
+    pub pci: (u32, u32, u32),
+    /// Unique in a run.
+    pub uuid: [u8; 16],
+    /// It reaches the memory of its neighbours on the host.
+    pub reaches_peers: bool,
+}
+
+/// The variable that chooses simulated GPUs of this kind, with the value `phantom`.
+pub const CHOICE: &str = "UNIFERENCE_GPUS";
+
+/// Libraries to be preloaded. They are gone when this is dropped.
+pub struct Libraries {
+    folder: TempDir,
+}
+
+impl Libraries {
+    /// Writes them, for the library of simulated GPUs in `package`.
+    pub fn write(package: &Path) -> Result<Libraries, HostError> {
+        let library = package.join(LIBRARY);
+        if !library.exists() {
+            let what = format!("simulated GPUs need {}, which is not there", library.display());
+            let hint = "install uniference again: pip install --force-reinstall uniference (in a checkout: make setup)";
+            return Err(HostError::Host { what, hint: hint.into() });
+        }
+        let folder = tempfile::Builder::new().prefix("uniference-gpus-").tempdir();
+        let libraries = Libraries { folder: folder.map_err(HostError::system("creating a temporary folder"))? };
+        let mut needed = vec![library];
+        for soname in SONAMES {
+            let path = libraries.folder.path().join(file_name(soname));
+            write(&path, &elf(soname.as_bytes(), &[LIBRARY.as_bytes()]))?;
+            needed.push(path);
+        }
+        let needed: Vec<&[u8]> = needed.iter().map(|path| path.as_os_str().as_bytes()).collect();
+        write(&libraries.preload(), &elf(b"uniference-gpus.so", &needed))?;
+        Ok(libraries)
+    }
+
+    /// The one that needs the others.
+    pub fn preload(&self) -> PathBuf {
+        self.folder.path().join("uniference-gpus.so")
+    }
+}
+
+/// torch takes real libraries for loaded if it finds `libcudart.so` among the files that the process has mapped.
+fn file_name(soname: &str) -> String {
+    format!("uniference-{}", soname.trim_start_matches("lib"))
+}
+
+fn write(path: &Path, contents: &[u8]) -> Result<(), HostError> {
+    let hint = "free some space, or name another folder: TMPDIR=/somewhere";
+    fs::write(path, contents).map_err(|source| HostError::File { action: "write", path: path.to_owned(), source, hint })
+}
+
+/// A shared library of this name that has nothing, and needs others.
+fn elf(soname: &[u8], needed: &[&[u8]]) -> Vec<u8> {
+    const HEADER: usize = 64;
+    const SEGMENT: usize = 56;
+    const SEGMENTS: usize = 3;
+    // A table of symbols must be there: the first one, which is none, and a hash table with one empty bucket for it.
+    let hash: [u32; 4] = [1, 1, 0, 0];
+    let symbols = [0; 24];
+    let mut strings = vec![0];
+    let mut string = |text: &[u8]| {
+        let at = strings.len() as u64;
+        strings.extend_from_slice(text);
+        strings.push(0);
+        at
+    };
+    let names: Vec<(i64, u64)> = std::iter::once((DT_SONAME.0, string(soname)))
+        .chain(needed.iter().map(|name| (DT_NEEDED.0, string(name))).collect::<Vec<_>>())
+        .collect();
+    let hash_at = HEADER + SEGMENTS * SEGMENT;
+    let symbols_at = hash_at + 16;
+    let strings_at = symbols_at + symbols.len();
+    let dynamic_at = (strings_at + strings.len()).next_multiple_of(8);
+    let tables = [
+        (DT_HASH.0, hash_at as u64),
+        (DT_SYMTAB.0, symbols_at as u64),
+        (DT_SYMENT.0, symbols.len() as u64),
+        (DT_STRTAB.0, strings_at as u64),
+        (DT_STRSZ.0, strings.len() as u64),
+        (DT_NULL.0, 0),
+    ];
+    let dynamic: Vec<u8> =
+        names.iter().chain(&tables).flat_map(|(tag, value)| [*tag as u64, *value]).flat_map(u64::to_le_bytes).collect();
+    let end = (dynamic_at + dynamic.len()) as u64;
+
+    let machine = if cfg!(target_arch = "aarch64") { EM_AARCH64 } else { EM_X86_64 };
+    let mut file = b"\x7fELF\x02\x01\x01".to_vec();
+    file.resize(16, 0);
+    file.extend(ET_DYN.0.to_le_bytes().into_iter().chain(machine.0.to_le_bytes()).chain(1u32.to_le_bytes()));
+    // No entry; the segments after this header; no sections; no flags.
+    file.extend([0, HEADER as u64, 0].into_iter().flat_map(u64::to_le_bytes).chain([0; 4]));
+    file.extend([HEADER, SEGMENT, SEGMENTS, 64, 0, 0].into_iter().flat_map(|n| (n as u16).to_le_bytes()));
+    // The linker writes to the dynamic section. The last says that the stack need not be executable.
+    let (start, dynamic_at) = (0, dynamic_at as u64);
+    for (kind, at, bytes, align) in [
+        (PT_LOAD.0, start, end, 0x1000),
+        (PT_DYNAMIC.0, dynamic_at, dynamic.len() as u64, 8),
+        (PT_GNU_STACK.0, 0, 0, 16),
+    ] {
+        file.extend(kind.to_le_bytes().into_iter().chain((PF_R.0 | PF_W.0).to_le_bytes()));
+        file.extend([at, at, at, bytes, bytes, align].into_iter().flat_map(u64::to_le_bytes));
+    }
+    file.extend(hash.into_iter().flat_map(u32::to_le_bytes).chain(symbols).chain(strings));
+    file.resize(dynamic_at as usize, 0);
+    file.extend(dynamic);
+    file
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use object::LittleEndian as LE;
+    use object::read::elf::{Dyn, FileHeader, ProgramHeader};
+
+    #[test]
+    fn an_empty_library_has_its_name_and_what_it_needs() {
+        let file = elf(b"libcuda.so.1", &[b"liba.so", b"/b/libb.so"]);
+        let header = object::elf::FileHeader64::<LE>::parse(&*file).unwrap();
+        let segments = header.program_headers(LE, &*file).unwrap();
+        let load = segments.iter().find(|segment| segment.p_type(LE) == PT_LOAD).unwrap();
+        assert_eq!((load.p_offset(LE), load.p_filesz(LE)), (0, file.len() as u64));
+        let dynamic = segments.iter().find_map(|segment| segment.dynamic(LE, &*file).unwrap()).unwrap();
+        let value = |tag| dynamic.iter().find(|entry| entry.d_tag(LE) == tag).unwrap().d_val(LE) as usize;
+        let strings = &file[value(DT_STRTAB)..][..value(DT_STRSZ)];
+        let text = |at: usize| strings[at..].split(|byte| *byte == 0).next().unwrap();
+        assert_eq!(text(value(DT_SONAME)), b"libcuda.so.1");
+        let needed: Vec<&[u8]> =
+            dynamic.iter().filter(|e| e.d_tag(LE) == DT_NEEDED).map(|e| text(e.d_val(LE) as usize)).collect();
+        assert_eq!(needed, [&b"liba.so"[..], b"/b/libb.so"]);
+    }
+
+    #[test]
+    fn no_file_is_taken_for_the_real_runtime() {
+        assert!(SONAMES.iter().all(|soname| !file_name(soname).contains("libcudart.so")));
+    }
+
+    #[test]
+    fn a_missing_library_is_an_error_with_a_hint() {
+        let error = Libraries::write(Path::new("/nowhere")).err().unwrap().to_string();
+        assert!(error.contains("/nowhere/libuniference_phantom.so") && error.contains("hint:"), "{error}");
+    }
+}
