@@ -23,8 +23,8 @@ def die_with_parent() -> None:
 def attach_gpus(own: int, gpus: Sequence[Mapping[str, Any]], link: int = 0) -> None:
     """Gives this process the simulated GPUs of its host (`Gpu` of `crates/host/src/live/phantom.rs`), of which `own` is its rank's.
 
-    `link` is the address of what the library of them writes to (`Link` of `crates/protocol/src/phantom.rs`); with 0 all that is launched has ended
-    at once.
+    `link` is the address of what the library of them writes to (`Link` of `crates/protocol/src/phantom.rs`); with 0 all that is
+    launched has ended at once.
     """
 
 def combines(reduce: str, dtype: str) -> bool:

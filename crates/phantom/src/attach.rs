@@ -60,3 +60,88 @@ unsafe fn has_version(structure: *const u32) -> bool {
     // SAFETY: the caller's.
     unsafe { *structure == VERSION }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    thread_local! {
+        static TOLD: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+    }
+
+    /// What the calling thread has told the link since the last time.
+    pub(crate) fn told() -> Vec<String> {
+        TOLD.take()
+    }
+
+    fn tell(text: String) {
+        TOLD.with_borrow_mut(|told| told.push(text));
+    }
+
+    /// Two devices of 64 MiB, of which a context takes 2 MiB.
+    pub(crate) fn attach() {
+        let device = Device {
+            name: [b'G' as _; 256],
+            capability: [9, 0],
+            multiprocessors: 132,
+            memory: 64 << 20,
+            context: 2 << 20,
+            bandwidth: 0,
+            clock: 0,
+            memory_clock: 0,
+            memory_bus: 0,
+            l2: 0,
+            pci: [0; 3],
+            uuid: [0; 16],
+        };
+        unsafe extern "C" fn kernel(name: *const u8, length: usize) -> u32 {
+            // SAFETY: it is a name of that length.
+            let name = unsafe { std::slice::from_raw_parts(name, length) };
+            tell(format!("kernel {}", String::from_utf8_lossy(name)));
+            name[0].into()
+        }
+        unsafe extern "C" fn warn(_: *const u8, _: usize) {}
+        extern "C" fn stream(_: u32, _: u32, _: i32) {}
+        extern "C" fn launch(kernel: u32, stream: u32, _: u32, _: u64) {
+            tell(format!("launch {} on {stream}", char::from(kernel as u8)));
+        }
+        extern "C" fn copy(stream: u32, kind: u32, bytes: u64, _: u32) {
+            tell(format!("copy {kind} of {bytes} on {stream}"));
+        }
+        extern "C" fn pair<const WHAT: char>(one: u32, other: u32) {
+            tell(format!("{WHAT} {one} {other}"));
+        }
+        extern "C" fn host_function(stream: u32) {
+            tell(format!("host function on {stream}"));
+        }
+        extern "C" fn synchronize(_: u32) {}
+        extern "C" fn query(_: u32) -> c_int {
+            1
+        }
+        extern "C" fn elapsed(_: u32, _: u32) -> i64 {
+            1_500_000
+        }
+        let link = Link {
+            version: VERSION,
+            stream,
+            kernel,
+            launch,
+            copy,
+            record: pair::<'r'>,
+            wait_event: pair::<'w'>,
+            capture: pair::<'c'>,
+            graph_launch: pair::<'g'>,
+            host_function,
+            synchronize_stream: synchronize,
+            synchronize_event: synchronize,
+            synchronize_device: synchronize,
+            query_stream: query,
+            query_event: query,
+            elapsed,
+            warn,
+        };
+        let attached = Attached { own: 0, devices: vec![device; 2], peers: vec![1; 4], link: Some(link) };
+        let _ = ATTACHED.set(attached);
+    }
+}

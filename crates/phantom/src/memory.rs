@@ -470,3 +470,89 @@ fn map_anywhere(bytes: usize) -> Result<usize, Status> {
     };
     at.map(|at| at as usize).map_err(|_| OUT_OF_MEMORY)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attach::tests::attach;
+
+    const MIB: usize = 1 << 20;
+
+    /// A window apart from those of the devices.
+    fn pool(at: usize, bytes: u64) -> Pool {
+        Pool::new(BASE + SPAN + (at << 32), 1 << 30, bytes)
+    }
+
+    /// 3 MiB take two granules of 2 MiB; three small allocations share one; what is left of 8 MiB is 2 MiB.
+    #[test]
+    fn memory_is_counted_in_granules() {
+        let mut pool = pool(0, 8 << 20);
+        let (large, taken) = pool.take(3 * MIB).unwrap();
+        assert_eq!((taken, pool.used.now), (4 * MIB, 4 << 20));
+        let small: Vec<usize> = (0..3).map(|_| pool.take_small(1).unwrap().0).collect();
+        assert_eq!([small[1] - small[0], small[2] - small[0]], [512, 1024]);
+        assert_eq!(pool.used.now, 6 << 20);
+        assert_eq!(pool.take(2 * MIB + 1), Err(OUT_OF_MEMORY));
+        pool.put(large, taken);
+        small.into_iter().for_each(|at| pool.put_small(at, 512));
+        assert_eq!(pool.used, Level { now: 0, most: 6 << 20 });
+        assert_eq!(pool.take(8 * MIB).map(|taken| taken.1), Ok(8 * MIB));
+    }
+
+    #[test]
+    fn what_is_freed_is_zero_when_it_comes_back() {
+        attach();
+        let at = allocate(1, 2 * MIB).unwrap();
+        set(at, &[7], 2 * MIB).unwrap();
+        let there = |at: usize| {
+            // SAFETY: it is allocated.
+            unsafe { *((at + 5) as *const u8) }
+        };
+        assert_eq!(there(at), 7);
+        set(at, &[0, 0, 0, 0], MIB / 2).unwrap();
+        assert_eq!(there(at), 0);
+        set(at, &[7], 2 * MIB).unwrap();
+        free(at).unwrap();
+        assert_eq!((place(at), free(at)), (Place::Nowhere, Err(INVALID_VALUE)));
+        let again = allocate(1, 2 * MIB).unwrap();
+        assert_eq!((again, there(again)), (at, 0));
+        free(again).unwrap();
+    }
+
+    /// An expandable segment: 4 granules of addresses, of which two are mapped.
+    #[test]
+    fn mapped_memory_is_counted_and_reserved_addresses_are_not() {
+        attach();
+        let before = info(0).unwrap().0;
+        let at = address_reserve(0, 4 * GRANULE, 0, 0).unwrap();
+        assert_eq!(info(0).unwrap().0, before);
+        let handles = [physical(0, GRANULE).unwrap(), physical(0, GRANULE).unwrap()];
+        map(at, GRANULE, 0, handles[0]).unwrap();
+        map(at + GRANULE, GRANULE, 0, handles[1]).unwrap();
+        assert_eq!(info(0).unwrap().0, before - 2 * GRANULE as u64);
+        set_access(at, 2 * GRANULE).unwrap();
+        assert_eq!(set_access(at, 3 * GRANULE), Err(INVALID_VALUE));
+        set(at + GRANULE - 1, &[1], 2).unwrap();
+        assert_eq!(set(at + 2 * GRANULE - 1, &[1], 2), Err(INVALID_VALUE));
+        handles.into_iter().for_each(|handle| release(handle).unwrap());
+        assert_eq!(info(0).unwrap().0, before - 2 * GRANULE as u64, "mappings keep it");
+        assert_eq!(address_free(at, 4 * GRANULE), Err(INVALID_VALUE));
+        unmap(at, 2 * GRANULE).unwrap();
+        assert_eq!(info(0).unwrap().0, before);
+        address_free(at, 4 * GRANULE).unwrap();
+        assert_eq!(place(at), Place::Nowhere);
+    }
+
+    #[test]
+    fn pinned_memory_is_known_from_within() {
+        attach();
+        let at = allocate_pinned(5000).unwrap();
+        assert_eq!(place(at + 4999), Place::Pinned { start: at, bytes: 5000 });
+        assert_eq!(
+            (register(at + 100, 8), unregister(at)),
+            (Err(HOST_MEMORY_ALREADY_REGISTERED), Err(HOST_MEMORY_NOT_REGISTERED))
+        );
+        free_pinned(at).unwrap();
+        assert_eq!(place(at), Place::Host);
+    }
+}

@@ -42,6 +42,16 @@ struct MemoryWithReserved {
     used: c_ulonglong,
 }
 
+/// `nvmlGpuFabricInfo_v1_t`, with which later versions begin.
+#[repr(C)]
+struct Fabric {
+    version: c_uint,
+    cluster: [u8; 16],
+    status: Status,
+    clique: c_uint,
+    state: u8,
+}
+
 fn count() -> usize {
     let said = || std::env::var(DEVICES).ok().and_then(|count| count.parse().ok()).unwrap_or(0);
     if device::count() > 0 { device::count() } else { said() }
@@ -157,6 +167,13 @@ nvml! {
         let reaches = device::reaches(known(one)?.0 as c_int, known(other)?.0 as c_int).map_err(|_| INVALID_ARGUMENT)?;
         // 0: yes; 4: the topology does not let them.
         give(status, if reaches { 0 } else { 4 })
+    }
+    fn nvmlDeviceGetGpuFabricInfoV(of: Handle, fabric: Option<&mut Fabric>) {
+        known(of)?;
+        let fabric = fabric.ok_or(INVALID_ARGUMENT)?;
+        // State 0: memory cannot be shared by way of the fabric's manager.
+        (fabric.cluster, fabric.status, fabric.clique, fabric.state) = ([0; 16], 0, 0, 0);
+        Ok(())
     }
     fn nvmlDeviceGetComputeRunningProcesses(of: Handle, number: Out<c_uint>, _processes: *mut c_void) { known(of)?; give(number, 0) }
     fn nvmlDeviceGetComputeRunningProcesses_v3(of: Handle, number: Out<c_uint>, _processes: *mut c_void) { known(of)?; give(number, 0) }

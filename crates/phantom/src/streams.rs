@@ -3,6 +3,8 @@
 
 mod capture;
 mod graphs;
+#[cfg(test)]
+mod tests;
 
 use crate::attach::{attached, link};
 use crate::errors::*;

@@ -55,7 +55,9 @@ pub(crate) fn attach_gpus(own: u32, gpus: Vec<Gpu>, link: usize) -> PyResult<()>
     match unsafe { attach(&raw const all, link as *const Link) } {
         0 => Ok(()),
         1 => Err(PyRuntimeError::new_err("the library of simulated GPUs is of another version than uniference")),
-        error => Err(PyRuntimeError::new_err(format!("the library of simulated GPUs cannot be given devices ({error})"))),
+        error => {
+            Err(PyRuntimeError::new_err(format!("the library of simulated GPUs cannot be given devices ({error})")))
+        }
     }
 }
 

@@ -93,7 +93,8 @@ impl<'a> Live<'a> {
             .map(|(name, value)| (name.to_owned(), value))
             .collect();
         let mut places = places(cluster, &resolved.cores);
-        let is_phantom = cuda == Some(true) && std::env::var_os(phantom::CHOICE).is_some_and(|choice| choice == "phantom");
+        let is_phantom =
+            cuda == Some(true) && std::env::var_os(phantom::CHOICE).is_some_and(|choice| choice == "phantom");
         let refused = if is_phantom { give_gpus(&mut places, &resolved.models).err() } else { None };
         let setup = Setup {
             python: program.python,
@@ -286,12 +287,14 @@ fn give_gpus(places: &mut [RankPlacement], models: &[Option<String>]) -> Result<
 
 fn gpu(place: &RankPlacement, model: Option<&str>) -> Result<Gpu, HostError> {
     let refuse = |why: &str| {
-        let hint = "name a model of NVIDIA's in the cluster file: model = \"h100-sxm\" (`uniference devices list` shows them)";
+        let hint =
+            "name a model of NVIDIA's in the cluster file: model = \"h100-sxm\" (`uniference devices list` shows them)";
         HostError::Usage(format!("rank {}'s device `{}` {why}\nhint: {hint}", place.rank, place.device))
     };
     let model = model.ok_or_else(|| refuse("has no model, of which a simulated GPU could be"))?;
     let known = uniference_formats::devices::find(model).map_err(|error| HostError::Usage(error.to_string()))?;
-    let cuda = known.cuda().ok_or_else(|| refuse(&format!("is a {model}, of which NVIDIA's libraries say nothing known")))?;
+    let cuda =
+        known.cuda().ok_or_else(|| refuse(&format!("is a {model}, of which NVIDIA's libraries say nothing known")))?;
     let bandwidth = known.bandwidth().unwrap_or_default();
     let [host, local] = [place.group.0, place.local.0].map(u32::to_be_bytes);
     let mut uuid = *b"uniferen\0\0\0\0\0\0\0\0";

@@ -11,12 +11,13 @@ socket to the engine, from which `_native.Channel.adopt` takes everything else:
 
     {"op": "fork", "rank": 0, "world_size": 2, "argv": ["train.py", "--lr", "0.1"], "module": false,
      "env": {"NAME": "value"}, "cwd": "/home/user",
-     "local_rank": 0, "local_world_size": 1, "group_rank": 0, "group_world_size": 2, "device": "orin.0", "memory": 8589934592, "cores": 4, "gpus": [],
-     "debug_rank": null}
+     "local_rank": 0, "local_world_size": 1, "group_rank": 0, "group_world_size": 2, "device": "orin.0", "memory": 8589934592, "cores": 4,
+     "gpus": [], "debug_rank": null}
 
 `argv[0]` is the script, or with `module` the module's name; each byte of a word is the character of that number (Latin-1), as
 paths need not be UTF-8. `env` is added to the zygote's own environment; what torchrun sets
-is derived from the numbers and need not be in it. `gpus` are the fields of `Gpu` in `crates/host/src/live/phantom.rs`. `cwd` and what stands on the last line are optional: without them each rank
+is derived from the numbers and need not be in it. `gpus` are those of the host, with the fields of `Gpu` in
+`crates/host/src/live/phantom.rs`. `cwd` and what stands on the last two lines are optional: without them each rank
 is alone on a host of its own.
 
 To the driver:
@@ -169,8 +170,8 @@ def _load() -> str:
 
 
 def _forget_preload() -> None:
-    """The extension was loaded before the C library here, first in the list, and behind it the library of simulated GPUs if there is one; programs
-    that ranks start are on the machine's clock.
+    """The extension was loaded before the C library here, first in the list, and behind it the library of simulated GPUs if there
+    is one; programs that ranks start are on the machine's clock.
     """
     ours = 2 if "UNIFERENCE_PHANTOM_DEVICES" in os.environ else 1
     if others := os.environ.pop("LD_PRELOAD", "").split(":")[ours:]:

@@ -6,8 +6,8 @@
 use super::exchange::{Costs, Exchange, Ready, Recorder, Standing};
 use super::lookout::{self, Lookout};
 use super::output::{Logs, Pipe, Stream};
-use super::slots::Slots;
 use super::phantom::Libraries;
+use super::slots::Slots;
 use super::zygote::{self, News, RankPlacement, Script, Zygote, describe_status};
 use crate::capacity;
 use crate::error::HostError;

@@ -160,7 +160,14 @@ impl Zygote {
             .stdin(Stdio::null())
             .stdout(stderr);
         let child = supervise(&mut command).spawn().map_err(|error| not_started(python, &error))?;
-        Ok(Zygote { child, socket: Some(socket), heard: Vec::new(), is_ready: false, ranks: BTreeMap::new(), _libraries: libraries })
+        Ok(Zygote {
+            child,
+            socket: Some(socket),
+            heard: Vec::new(),
+            is_ready: false,
+            ranks: BTreeMap::new(),
+            _libraries: libraries,
+        })
     }
 
     /// What to poll for reading.

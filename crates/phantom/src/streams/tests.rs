@@ -1,0 +1,132 @@
+//! What streams, events and graphs tell the link.
+
+use super::*;
+use crate::attach::tests::{attach, told};
+use std::ptr::null_mut;
+
+/// Tests share the process's state: one at a time.
+fn begin() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    let guard = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    attach();
+    guard
+}
+
+fn stream() -> (Handle, u32) {
+    let stream = create(NON_BLOCKING, 0).unwrap();
+    (stream, describe(stream).unwrap().3)
+}
+
+fn event() -> (Handle, u32) {
+    let event = create_event(0).unwrap();
+    (event, Kind::Event.number(event).unwrap() as u32)
+}
+
+#[test]
+fn an_event_joins_two_streams() {
+    let _one = begin();
+    let ((a, first), (b, second), (e, number)) = (stream(), stream(), event());
+    told();
+    assert_eq!(wait_event(b, e), Ok(()), "an event that was never recorded has no effect");
+    assert_eq!(launch(a, "add", 0), SUCCESS);
+    record(e, a).unwrap();
+    wait_event(b, e).unwrap();
+    assert_eq!(launch(b, "mul", 0), SUCCESS);
+    let expected = [
+        "kernel add".to_owned(),
+        format!("launch a on {first}"),
+        format!("r {number} {first}"),
+        format!("w {second} {number}"),
+        "kernel mul".to_owned(),
+        format!("launch m on {second}"),
+    ];
+    assert_eq!(told(), expected);
+    assert_eq!((query_event(e), elapsed(e, e)), (Ok(true), Ok(1.5)));
+    destroy(a).unwrap();
+    assert_eq!(launch(a, "add", 0), INVALID_HANDLE);
+}
+
+/// The legacy default stream, 0, waits for what is on a blocking stream, and the other way round; for another one nobody waits.
+#[test]
+fn the_default_stream_and_blocking_streams_wait_for_each_other() {
+    let _one = begin();
+    let (blocking, _) = (create(0, 0).unwrap(), stream());
+    let number = describe(blocking).unwrap().3;
+    launch(null_mut(), "zero", 0);
+    launch(blocking, "block", 0);
+    told();
+    launch(null_mut(), "zero", 0);
+    launch(null_mut(), "zero", 0);
+    launch(blocking, "block", 0);
+    launch(blocking, "block", 0);
+    let all = told();
+    let shown: Vec<&str> = all.iter().map(|text| text.split(' ').next().unwrap()).collect();
+    assert_eq!(shown, ["r", "w", "launch", "launch", "r", "w", "launch", "launch"], "{all:?}");
+    assert!(all[0].ends_with(&format!(" {number}")) && all[1].starts_with("w 0 "), "{all:?}");
+    assert!(all[4].ends_with(" 0") && all[5].starts_with(&format!("w {number} ")), "{all:?}");
+}
+
+/// A graph of two branches: the second stream joins by an event of the first, and must be joined again.
+#[test]
+fn streams_join_a_capture_and_must_come_back() {
+    let _one = begin();
+    let ((a, first), (b, second), (fork, _), (join, _)) = (stream(), stream(), event(), event());
+    begin_capture(a, None, Mode::Relaxed).unwrap();
+    launch(a, "one", 0);
+    record(fork, a).unwrap();
+    wait_event(b, fork).unwrap();
+    launch(b, "two", 0);
+    record(join, b).unwrap();
+    assert_eq!((query_event(fork), synchronize(b)), (Err(CAPTURED_EVENT), Err(CAPTURE_UNSUPPORTED)));
+    assert_eq!(end_capture(b), Err(CAPTURE_UNMATCHED));
+    assert_eq!(end_capture(a), Err(CAPTURE_INVALIDATED), "the synchronisation above ended it");
+
+    begin_capture(a, None, Mode::Relaxed).unwrap();
+    launch(a, "one", 0);
+    record(fork, a).unwrap();
+    wait_event(b, fork).unwrap();
+    launch(b, "two", 0);
+    assert_eq!(end_capture(a), Err(CAPTURE_UNJOINED));
+
+    told();
+    begin_capture(a, None, Mode::Relaxed).unwrap();
+    launch(a, "one", 0);
+    record(fork, a).unwrap();
+    wait_event(b, fork).unwrap();
+    launch(b, "two", 0);
+    record(join, b).unwrap();
+    wait_event(a, join).unwrap();
+    launch(a, "three", 0);
+    let graph = end_capture(a).unwrap();
+    let number = Kind::Graph.number(graph).unwrap();
+    let captures: Vec<String> = told().into_iter().filter(|text| text.starts_with('c')).collect();
+    let expected = [(first, number), (second, number), (first, 0), (second, 0)].map(|(s, g)| format!("c {s} {g}"));
+    assert_eq!(captures, expected);
+    let all = nodes(graph).unwrap();
+    assert_eq!(all.len(), 3);
+    assert_eq!(dependencies(all[2]), Ok(vec![all[0], all[1]]));
+    let exec = instantiate(graph).unwrap();
+    destroy_graph(graph).unwrap();
+    launch_graph(exec, b).unwrap();
+    assert_eq!(told(), [format!("g {number} {second}")]);
+}
+
+/// What was captured moves bytes when the graph is launched, each time.
+#[test]
+fn a_graph_moves_bytes_when_it_is_launched() {
+    let _one = begin();
+    let (a, _) = stream();
+    let at = memory::allocate(0, 4096).unwrap();
+    let (from, mut to) = ([3u8; 8], [0u8; 8]);
+    begin_capture(a, None, Mode::Relaxed).unwrap();
+    copy(a, Moved::line(at, from.as_ptr() as usize, 8)).unwrap();
+    let exec = instantiate(end_capture(a).unwrap()).unwrap();
+    copy(a, Moved::line(to.as_mut_ptr() as usize, at, 8)).unwrap();
+    assert_eq!(to, [0; 8]);
+    launch_graph(exec, a).unwrap();
+    told();
+    copy(a, Moved::line(to.as_mut_ptr() as usize, at, 8)).unwrap();
+    assert_eq!(to, [3; 8]);
+    assert_eq!(told().len(), 1);
+    memory::free(at).unwrap();
+}

@@ -1,0 +1,258 @@
+"""GPUs that a library simulates below torch's own CUDA code: what a script sees of them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from harness import Done, uniference, write_script
+
+pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
+
+PHANTOM = Path(__file__).parents[2] / "python/uniference/libuniference_phantom.so"
+
+CLUSTER = """
+name = "GPUs"
+backend = "nccl"
+
+[[device]]
+name = "gpu"
+model = "h100-sxm"
+count = 2
+host = "node"
+
+[network]
+preset = "switch"
+bandwidth = "100 Gbps"
+latency = "3 us"
+"""
+
+
+def run(directory: Path, source: str, **environment: str) -> Done:
+    """Runs a script on two GPUs of one host."""
+    (directory / "cluster.toml").write_text(CLUSTER)
+    script = write_script(directory, source)
+    options = ("--cuda", "--cluster", directory / "cluster.toml", "--out", directory / "out", "--compute", "none")
+    # The library is loaded with the interpreter, so ranks cannot come from one that runs already.
+    env = {"UNIFERENCE_GPUS": "phantom", **environment}
+    return uniference("run", *options, script, cwd=directory, env=env, cold=True)
+
+
+def says(directory: Path, source: str, **environment: str) -> list[dict[str, object]]:
+    """What each rank writes to a file, as JSON, of a script that calls `say(**facts)`."""
+    head = (
+        "import json, os, torch\n"
+        "rank = int(os.environ['LOCAL_RANK'])\n"
+        "torch.cuda.set_device(rank)\n"
+        "def say(**facts):\n"
+        "    json.dump(facts, open(f'said-{rank}.json', 'w'))\n"
+    )
+    done = run(directory, head + source, **environment)
+    assert done.code == 0, done.err
+    assert "not implemented" not in done.err + done.out
+    return [json.loads((directory / f"said-{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_each_rank_has_the_gpus_of_its_host(tmp_path: Path) -> None:
+    facts = says(
+        tmp_path,
+        """
+p = torch.cuda.get_device_properties(rank)
+x = torch.ones(256, device="cuda")
+say(count=torch.cuda.device_count(), name=p.name, capability=torch.cuda.get_device_capability(), memory=p.total_memory,
+    multiprocessors=p.multi_processor_count, l2=p.L2_cache_size, bus=p.pci_bus_id, uuid=str(p.uuid), warp=p.warp_size,
+    threads=p.max_threads_per_multi_processor, registers=p.regs_per_multiprocessor,
+    shared=p.shared_memory_per_multiprocessor, optin=p.shared_memory_per_block_optin, block=p.shared_memory_per_block,
+    device=x.device.index, peer=torch.cuda.can_device_access_peer(rank, 1 - rank))
+""",
+    )
+    expected = {
+        "count": 2,
+        "name": "NVIDIA H100 80GB HBM3",
+        "capability": [9, 0],
+        "memory": 80 << 30,
+        "multiprocessors": 132,
+        "l2": 50 << 20,
+        "warp": 32,
+        "threads": 2048,
+        "registers": 65536,
+        "shared": 228 << 10,
+        "optin": 227 << 10,
+        "block": 48 << 10,
+        "peer": True,
+    }
+    for rank, said in enumerate(facts):
+        assert said.items() >= expected.items()
+        assert (said["bus"], said["device"]) == (16 + rank, rank)
+    assert facts[0]["uuid"] != facts[1]["uuid"]
+
+
+def test_memory_is_counted_by_torchs_own_allocator(tmp_path: Path) -> None:
+    facts = says(
+        tmp_path,
+        """
+torch.cuda.synchronize()
+before, total = torch.cuda.mem_get_info()
+x = torch.empty(300, device="cuda")           # 1,200 bytes: 1,536 of a segment of 2 MiB
+y = torch.empty(5 << 20, dtype=torch.uint8, device="cuda")  # of a segment of 20 MiB
+allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+held = before - torch.cuda.mem_get_info()[0]
+try:
+    torch.empty(100 << 30, dtype=torch.uint8, device="cuda")
+except torch.OutOfMemoryError as error:
+    text = str(error)
+del x, y
+torch.cuda.empty_cache()
+say(allocated=allocated, reserved=reserved, held=held, text=text, left=before - torch.cuda.mem_get_info()[0], context=total - before)
+""",
+    )
+    for rank, said in enumerate(facts):
+        # torch/c10/cuda/CUDACachingAllocator: blocks of multiples of 512 bytes.
+        assert said["allocated"] == 1536 + (5 << 20)
+        assert said["reserved"] == said["held"] == 22 << 20
+        assert said["left"] == 0
+        assert said["context"] == 520 << 20
+        start = f"CUDA out of memory. Tried to allocate 100.00 GiB. GPU {rank} has a total capacity of 80.00 GiB"
+        assert str(said["text"]).startswith(start)
+
+
+def test_expandable_segments_grow_in_place(tmp_path: Path) -> None:
+    facts = says(
+        tmp_path,
+        """
+before = torch.cuda.mem_get_info()[0]
+x = torch.zeros(30 << 20, dtype=torch.uint8, device="cuda")
+y = torch.full((40 << 20,), 7, dtype=torch.uint8).cuda()
+held = before - torch.cuda.mem_get_info()[0]
+segments = torch.cuda.memory_snapshot()
+ends = y[-2:].tolist()
+del x, y
+torch.cuda.empty_cache()
+say(segments=[s["is_expandable"] for s in segments], held=held, ends=ends, left=before - torch.cuda.mem_get_info()[0])
+""",
+        PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True",
+    )
+    for said in facts:
+        # 30 and 40 MiB in pages of 20 MiB: 70 MiB are 4 of them.
+        assert said == {"segments": [True], "held": 80 << 20, "ends": [7, 7], "left": 0}
+
+
+def test_bytes_move_between_host_and_devices(tmp_path: Path) -> None:
+    facts = says(
+        tmp_path,
+        """
+x = torch.arange(1000.)
+there = x.cuda()
+pinned = x.pin_memory()
+back = torch.empty(1000, pin_memory=True)
+side = torch.cuda.Stream()
+with torch.cuda.stream(side):
+    back.copy_(pinned.cuda(non_blocking=True), non_blocking=True)
+side.synchronize()
+other = there.to(f"cuda:{1 - rank}")
+say(there=torch.equal(there.cpu(), x), back=torch.equal(back, x), pinned=pinned.is_pinned(), plain=x.is_pinned(),
+    other=torch.equal(other.cpu(), x), zeros=torch.zeros(5, device="cuda").tolist(), device=other.device.index)
+""",
+    )
+    for rank, said in enumerate(facts):
+        assert said == {
+            "there": True,
+            "back": True,
+            "pinned": True,
+            "plain": False,
+            "other": True,
+            "zeros": [0.0] * 5,
+            "device": 1 - rank,
+        }
+
+
+def test_operators_run_on_streams_with_events(tmp_path: Path) -> None:
+    facts = says(
+        tmp_path,
+        """
+side = torch.cuda.Stream(priority=-1)
+start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+x = torch.ones(512, 512, device="cuda")
+start.record()
+with torch.cuda.stream(side):
+    side.wait_event(start)
+    y = torch.nn.functional.softmax(x @ x + 1, dim=-1)
+    end.record()
+torch.cuda.current_stream().wait_stream(side)
+z = y.sum()
+torch.cuda.synchronize()
+try:
+    torch.cuda.Event().elapsed_time(end)
+    text = ""
+except (RuntimeError, ValueError) as error:
+    text = str(error)
+say(time=start.elapsed_time(end) >= 0, shape=list(y.shape), priority=side.priority, done=end.query() and side.query(), text=text)
+""",
+    )
+    for said in facts:
+        assert said["time"]
+        assert said["done"]
+        assert said["text"]
+        assert (said["shape"], said["priority"]) == ([512, 512], -1)
+
+
+def test_a_graph_is_captured_and_launched(tmp_path: Path) -> None:
+    facts = says(
+        tmp_path,
+        """
+source, place = torch.zeros(4, device="cuda"), torch.zeros(4, device="cuda")
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()).cuda()
+x = torch.ones(8, 64, device="cuda")
+side = torch.cuda.Stream()
+with torch.cuda.stream(side):
+    model(x)
+torch.cuda.synchronize()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    y = model(x)
+    place.copy_(source)
+source.copy_(torch.tensor([1., 2., 3., 4.]))
+before = place.tolist()
+graph.replay()
+torch.cuda.synchronize()
+try:
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        torch.cuda.synchronize()
+    text = ""
+except Exception as error:
+    text = str(error.__context__)
+say(before=before, after=place.tolist(), shape=list(y.shape), text=text)
+""",
+    )
+    for said in facts:
+        assert (said["before"], said["after"], said["shape"]) == ([0.0] * 4, [1.0, 2.0, 3.0, 4.0], [8, 64])
+        assert "operation not permitted when stream is capturing" in str(said["text"])
+
+
+def test_errors_have_the_real_librarys_names_and_texts() -> None:
+    real = next(Path(torch.__file__).parents[1].glob("nvidia/cu*/lib/libcudart.so.*"), None)
+    if real is None:
+        pytest.skip("NVIDIA's runtime is not installed beside torch")
+    source = (
+        "import ctypes, json, sys\n"
+        "library = ctypes.CDLL(sys.argv[1])\n"
+        "asks = [library.cudaGetErrorName, library.cudaGetErrorString]\n"
+        "for ask in asks: ask.restype = ctypes.c_char_p\n"
+        "print(json.dumps([[ask(code).decode() for ask in asks] for code in range(1000)]))\n"
+    )
+    ours, theirs = (
+        json.loads(subprocess.run([sys.executable, "-c", source, path], check=True, capture_output=True).stdout)
+        for path in (PHANTOM, real)
+    )
+    assert ours == theirs
+
+
+def test_a_device_without_a_model_is_refused(tmp_path: Path) -> None:
+    script = write_script(tmp_path, "")
+    options = ("--cuda", "--ranks", 2, "--backend", "nccl", "--out", tmp_path / "out")
+    done = uniference("run", *options, script, cwd=tmp_path, env={"UNIFERENCE_GPUS": "phantom"}, cold=True)
+    assert done.code == 2
+    assert "has no model" in done.err
+    assert "hint: name a model of NVIDIA's in the cluster file" in done.err
