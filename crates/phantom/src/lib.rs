@@ -11,8 +11,8 @@
 
 // The functions are called from C. Their arguments are what NVIDIA's documentation demands of callers: pointers to what they are declared as.
 #![allow(unsafe_code)]
-// NVIDIA's names.
-#![allow(non_snake_case)]
+// NVIDIA's names, and as many arguments as its functions have.
+#![allow(non_snake_case, clippy::too_many_arguments)]
 #![allow(dead_code, reason = "the libraries that use it come one after the other")]
 
 mod attach;

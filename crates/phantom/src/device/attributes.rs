@@ -128,7 +128,7 @@ pub(crate) fn attribute(device: &Device, number: i32) -> Option<i32> {
         127 => i32::from(major >= 9),
         // NUMA node: none.
         131 | 134 => -1,
-        1..=147 => 0,
+        number if (1..=147).contains(&number) => 0,
         _ => return None,
     })
 }
