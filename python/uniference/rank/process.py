@@ -121,7 +121,7 @@ def run(task: Task, control: int) -> NoReturn:
     groups.Backends(channel).install()
     debugging.install(channel, task.debugged)
     if task.gpus:
-        gpus.install(task.local_rank, task.gpus)
+        gpus.install(channel, task.local_rank, task.gpus)
         native.install(channel)
     elif cuda.wanted(task.argv, task.module):
         cuda.install(channel, task.device, task.memory, work.settle)

@@ -234,7 +234,8 @@ impl<'a> Driver<'a> {
         exchange.reduce_in(arena::map(&arena, layout.total).map_err(HostError::system("mapping the shared arena"))?);
         let mut sources = Sources::new()?;
         let package = zygote::package().filter(|_| setup.places.iter().any(|place| !place.gpus.is_empty()));
-        let zygote = Zygote::start(&setup.python, package.map(Libraries::write).transpose()?)?;
+        let zygote =
+            Zygote::start(&setup.python, package.map(|package| Libraries::write(package, &setup.python)).transpose()?)?;
         // After the zygote has come: it and its children run where they like, with the limits that the user gave them.
         capacity::raise_descriptors()?;
         let stay = Visit::here();

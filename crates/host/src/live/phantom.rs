@@ -5,16 +5,18 @@
 //! each run, as they are a few hundred bytes.
 
 use crate::error::HostError;
+use crate::symbols;
 use object::elf::{
     DT_HASH, DT_NEEDED, DT_NULL, DT_SONAME, DT_STRSZ, DT_STRTAB, DT_SYMENT, DT_SYMTAB, EM_AARCH64, EM_X86_64, ET_DYN,
     PF_R, PF_W, PT_DYNAMIC, PT_GNU_STACK, PT_LOAD,
 };
 use serde::Serialize;
+use std::ffi::OsString;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
-use uniference_protocol::phantom::{LIBRARY, SONAMES};
+use uniference_protocol::phantom::{DEVICES, LIBRARY, SONAMES};
 
 /// A simulated GPU, as a rank's process is told of it: [`uniference_protocol::phantom::Device`] in JSON.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -56,14 +58,15 @@ pub struct Libraries {
 }
 
 impl Libraries {
-    /// Writes them, for the library of simulated GPUs in `package`.
-    pub fn write(package: &Path) -> Result<Libraries, HostError> {
+    /// Writes them, for the library of simulated GPUs in `package` and the torch of an interpreter.
+    pub fn write(package: &Path, python: &Path) -> Result<Libraries, HostError> {
         let library = package.join(LIBRARY);
         if !library.exists() {
             let what = format!("simulated GPUs need {}, which is not there", library.display());
             let hint = "install uniference again: pip install --force-reinstall uniference (in a checkout: make setup)";
             return Err(HostError::Host { what, hint: hint.into() });
         }
+        symbols::check(&library, python)?;
         let folder = tempfile::Builder::new().prefix("uniference-gpus-").tempdir();
         let libraries = Libraries { folder: folder.map_err(HostError::system("creating a temporary folder"))? };
         let mut needed = vec![library];
@@ -77,15 +80,24 @@ impl Libraries {
         Ok(libraries)
     }
 
+    /// What the zygote's environment is to have.
+    pub fn environment(&self) -> [(&'static str, OsString); 2] {
+        [(DEVICES, "0".into()), ("TRITON_LIBCUDA_PATH", self.folder.path().into())]
+    }
+
     /// The one that needs the others.
     pub fn preload(&self) -> PathBuf {
         self.folder.path().join("uniference-gpus.so")
     }
 }
 
-/// torch takes real libraries for loaded if it finds `libcudart.so` among the files that the process has mapped.
+/// Triton looks for `libcuda.so.1` in the folder that `TRITON_LIBCUDA_PATH` names; torch takes real libraries for loaded if it finds `libcudart.so` among the files that the process has mapped.
 fn file_name(soname: &str) -> String {
-    format!("uniference-{}", soname.trim_start_matches("lib"))
+    if soname == "libcuda.so.1" {
+        soname.to_owned()
+    } else {
+        format!("uniference-{}", soname.trim_start_matches("lib"))
+    }
 }
 
 fn write(path: &Path, contents: &[u8]) -> Result<(), HostError> {
@@ -180,7 +192,7 @@ mod tests {
 
     #[test]
     fn a_missing_library_is_an_error_with_a_hint() {
-        let error = Libraries::write(Path::new("/nowhere")).err().unwrap().to_string();
+        let error = Libraries::write(Path::new("/nowhere"), Path::new("python")).err().unwrap().to_string();
         assert!(error.contains("/nowhere/libuniference_phantom.so") && error.contains("hint:"), "{error}");
     }
 }

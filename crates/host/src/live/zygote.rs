@@ -21,7 +21,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
-use uniference_protocol::phantom::DEVICES;
 use uniference_protocol::wire::write_with_fds;
 
 /// What a rank runs.
@@ -156,7 +155,7 @@ impl Zygote {
         command
             .args(["-P", "-m", "uniference.rank.zygote", &theirs.as_raw_fd().to_string()])
             .envs(preloads(libraries.as_ref()).map(|value| (PRELOAD, value)))
-            .envs(libraries.is_some().then_some((DEVICES, "0")))
+            .envs(libraries.iter().flat_map(Libraries::environment))
             .stdin(Stdio::null())
             .stdout(stderr);
         let child = supervise(&mut command).spawn().map_err(|error| not_started(python, &error))?;
