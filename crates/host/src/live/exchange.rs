@@ -523,13 +523,15 @@ impl Exchange {
         }
     }
 
-    /// Whether it is the task's turn, and all it speaks of is known: what it waits for, another thread may have issued just now.
+    /// Whether it is the task's turn, and all it speaks of is known: what it waits for, another thread may have issued just now. What a slice hands to
+    /// streams is handed over before another thread's slice begins, which may name it.
     fn may_carry_out(&self, rank: RankId, task: TaskId) -> bool {
         let RankConversation { tasks, names, released, .. } = &self.ranks[rank.index()];
         let TaskConversation { state, ops, .. } = &tasks[task.index()];
         let known = |handle: &LocalHandle| names.contains_key(handle) || released.contains(*handle);
         let unknown = match ops.front() {
             Some(Op::Wait { handles, .. }) => !handles.iter().all(known),
+            Some(Op::Compute(_)) => tasks.iter().any(|task| !task.pieces.is_empty()),
             _ => false,
         };
         matches!(state, State::Free) && !unknown
@@ -672,6 +674,7 @@ impl Exchange {
         let host = speaking.host.take().expect("the last piece is the host's");
         self.await_end(rank, task, host, Asked::ComputeEnd);
         self.forget_names(rank);
+        self.pump_siblings(rank, task);
     }
 
     /// The engine has named a piece of a slice.

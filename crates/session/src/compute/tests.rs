@@ -427,6 +427,71 @@ fn it_does_not_matter_which_rank_the_host_lets_run_first() {
     }
 }
 
+/// Two threads of which each waits for an event of the other's: the record names activities in its own order, in which a replay on a device of half the
+/// speed finds them, too. The first thread's kernel ends at 4 + 10, the second one's 10 later, and then the first one's second.
+#[test]
+fn a_replay_of_threads_finds_what_waits_for_what() {
+    let slices = || {
+        let mut program = Program::default();
+        let of = |doing: Doing| if let Ran(operators) = doing { operators } else { unreachable!() };
+        let first = of(program.slice(|encoder| {
+            kernel(encoder, 1, 10);
+            encoder.stream(StreamEntry::Record { event: 1, stream: 1 });
+        }));
+        let second = of(program.slice(|encoder| {
+            encoder.stream(StreamEntry::Wait { stream: 2, event: 1 });
+            kernel(encoder, 2, 10);
+            encoder.stream(StreamEntry::Record { event: 2, stream: 2 });
+        }));
+        let third = of(program.slice(|encoder| {
+            encoder.stream(StreamEntry::Wait { stream: 1, event: 2 });
+            kernel(encoder, 1, 10);
+        }));
+        [first, second, third]
+    };
+    let live = |factor: u64| {
+        let [first, second, third] = slices();
+        let costing = Costing::new(plan(1, Way::Modelled, factor, false));
+        let mut exchange = Exchange::new(Engine::new(&cluster(1)), 1, "a.py");
+        exchange.cost_with(Box::new(Shared(costing)));
+        let mut recorder =
+            Writes(RecordWriter::new(Vec::new(), &Header { world_size: 1, manifest: Manifest::default() }));
+        let mut digest = Digest::default();
+        let mut told = |exchange: &mut Exchange, recorder: &mut Writes| -> Vec<(TaskId, f64)> {
+            let mut told = Vec::new();
+            exchange.advance(&mut digest, recorder);
+            while let Some(ready) = exchange.take_ready() {
+                told.push((ready.task, exchange.engine().clock(RankId(0)).as_ps() as f64 / 1e6));
+                exchange.frame(ready);
+            }
+            told
+        };
+        let (main, other) = (TaskId(0), TaskId(1));
+        let slice = |operators| Op::Compute(Slice { measured: SimDuration::ZERO, operators });
+        let stream = |stream| Op::Synchronize { work: DeviceWork::Stream(stream), site: Site(0) };
+        let quiet = |questions| Some(Quiet { questions, outside: false });
+        exchange.say(RankId(0), main, vec![Op::Start], quiet(1));
+        assert_eq!(told(&mut exchange, &mut recorder), [(main, 0.0)]);
+        assert_eq!(exchange.open_task(RankId(0)), other);
+        exchange.say(RankId(0), other, vec![slice(second), stream(2)], None);
+        exchange.say(RankId(0), main, vec![slice(first), stream(1)], quiet(2));
+        let mut when = told(&mut exchange, &mut recorder);
+        exchange.say(RankId(0), main, vec![slice(third), stream(1)], quiet(1));
+        when.extend(told(&mut exchange, &mut recorder));
+        exchange.say(RankId(0), other, vec![Op::Exit(Outcome::Ok)], quiet(0));
+        when.extend(told(&mut exchange, &mut recorder));
+        exchange.say(RankId(0), main, vec![Op::Exit(Outcome::Ok)], quiet(0));
+        when.extend(told(&mut exchange, &mut recorder));
+        exchange.record_rest(&mut recorder);
+        (recorder.0.finish().unwrap(), digest.to_hex(), when)
+    };
+    let (record, digest, when) = live(1);
+    assert_eq!(when, [(TaskId(0), 14.0), (TaskId(1), 24.0), (TaskId(0), 34.0)]);
+    assert_eq!(again(&record, plan(1, Way::Modelled, 1, false)).0, digest);
+    assert_eq!(again(&record, plan(1, Way::Recorded, 1, false)).0, digest);
+    assert_eq!(again(&record, plan(1, Way::Modelled, 2, false)).0, live(2).1);
+}
+
 /// A record whose slices come to other pieces is refused: its operators, not its requests, are the second one's.
 #[test]
 fn a_record_of_other_pieces_is_refused() {
