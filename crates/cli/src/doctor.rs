@@ -11,6 +11,7 @@ use uniference_host::interrupt::shield;
 use uniference_host::symbols;
 use uniference_host::testbed::Testbed;
 use uniference_protocol::arena::{self, Layout};
+use uniference_protocol::phantom::LIBRARY;
 
 /// The versions of torch whose private interfaces are known, the one to install first: as in `python/uniference/patches/versions.py`.
 const TORCH: [&str; 2] = ["2.15", "2.14"];
@@ -146,13 +147,9 @@ fn gpus(python: &Path) -> Finding {
         Ok(package) => package,
         Err(error) => return Finding { what, found: error, problem: None },
     };
-    let library = Path::new(&package).join("libuniference_phantom.so");
+    let library = Path::new(&package).join(LIBRARY);
     if !library.exists() {
-        return Finding {
-            what,
-            found: "libuniference_phantom.so is missing: they are simulated in Python".into(),
-            problem: None,
-        };
+        return Finding { what, found: format!("{LIBRARY} is missing: they are simulated in Python"), problem: None };
     }
     match symbols::torch(python).and_then(|torch| symbols::compare(&library, &torch)) {
         Ok(bound) => match bound.problem() {
