@@ -231,6 +231,33 @@ say(before=before, after=place.tolist(), shape=list(y.shape), text=text)
         assert "operation not permitted when stream is capturing" in str(said["text"])
 
 
+def test_kernels_of_triton_and_of_the_compiler_are_launched(tmp_path: Path) -> None:
+    facts = says(
+        tmp_path,
+        """
+import triton, triton.language as tl
+
+@triton.jit
+def add(x, y, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + i, mask=i < n) + tl.load(y + i, mask=i < n), mask=i < n)
+
+x = torch.ones(1000, device="cuda")
+kernel = add[(1,)](x, x, torch.empty_like(x), 1000, BLOCK=1024)
+compiled = torch.compile(lambda x: torch.softmax(x * 2 + 1, -1))
+shape = list(compiled(torch.ones(64, 128, device="cuda")).shape)
+torch.cuda.synchronize()
+say(registers=kernel.n_regs, spills=kernel.n_spills, shape=shape)
+""",
+        TRITON_CACHE_DIR=str(tmp_path / "triton"),
+        TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"),
+    )
+    for said in facts:
+        # What ptxas has written into the binary.
+        assert 8 <= said["registers"] <= 255  # type: ignore[operator]
+        assert (said["spills"], said["shape"]) == (0, [64, 128])
+
+
 def test_errors_have_the_real_librarys_names_and_texts() -> None:
     real = next(Path(torch.__file__).parents[1].glob("nvidia/cu*/lib/libcudart.so.*"), None)
     if real is None:

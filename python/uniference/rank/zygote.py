@@ -185,6 +185,9 @@ def prepare() -> str:
     """
     _forget_preload()
     os.environ.update(SINGLE_THREADED)
+    if "UNIFERENCE_PHANTOM_DEVICES" in os.environ:
+        # torch.compile's own processes are not on the rank's clock, which would wait for them; read when torch is imported.
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     version = _load()
     gc.collect()
     gc.freeze()
