@@ -14,7 +14,9 @@
 #include "definitions.h"
 #include "launches.h"
 #include "lines.h"
+#include "mirror.h"
 #include "own_work.h"
+#include "reductions.h"
 #include "storages.h"
 #include "stream.h"
 #include "values.h"
@@ -120,7 +122,9 @@ void write_execution(const Definition& definition, uint64_t line, const std::vec
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
   const Schema& schema = Schema::of(op);
-  if (schema.composite && !schema.communicates) return op.redispatchBoxed(below, stack);
+  const size_t count = op.schema().arguments().size();
+  const bool on_gpu = Mirror::wanted() && Mirror::concerns(stack->data() + (stack->size() - count), count);
+  if (schema.composite && !schema.communicates && !(on_gpu && schema.on_gpu)) return op.redispatchBoxed(below, stack);
   c10::impl::ExcludeDispatchKeyGuard only_once(kKey);
   if (inside > 0 || schema.communicates || !counting.load(std::memory_order_relaxed)) return op.redispatchBoxed(below, stack);
 
@@ -135,7 +139,6 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
 
   static thread_local Stream key;
   static thread_local std::vector<uint64_t> read;
-  const size_t count = op.schema().arguments().size();
   const size_t begin = stack->size() - count;
   std::vector<c10::IValue> kept;
   Definition* definition;
@@ -170,7 +173,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   bool answered = !computes && values.answer(op, schema, *definition, *stack);
   if (!answered) {
     Operator running;
-    op.redispatchBoxed(below, stack);
+    on_gpu ? Mirror::run(op, schema, below, *stack) : op.redispatchBoxed(below, stack);
   }
   {
     const uint64_t lasted = timed ? computing.end() : 0;
@@ -281,6 +284,29 @@ __attribute__((visibility("default"))) void uniference_capture_inside(int change
 
 // Functions by which what is handed to streams of simulated GPUs is written down.
 __attribute__((visibility("default"))) const Launches* uniference_capture_launches() { return &launches; }
+
+// Operators on simulated GPUs have values from here on; see `Mirror`.
+__attribute__((visibility("default"))) void uniference_capture_mirror(Mirror::Launch launch, Mirror::Settle settle) {
+  Mirror::begin(launch, settle);
+  watching = true;
+  c10::impl::tls_set_dispatch_key_included(kKey, true);
+}
+
+// Arithmetic of collectives on simulated GPUs; see `Reductions`.
+__attribute__((visibility("default"))) void uniference_capture_combine(uint32_t operation, uint32_t dtype, void* into, const void* from, uint64_t bytes) {
+  Reductions::combine(operation, dtype, into, from, bytes);
+}
+
+__attribute__((visibility("default"))) void uniference_capture_scale(uint32_t dtype, void* at, uint64_t bytes, double factor) {
+  Reductions::scale(dtype, at, bytes, factor);
+}
+
+// The program's line that this thread is at, as UTF-8; empty where it is in none.
+__attribute__((visibility("default"))) void uniference_capture_site(const char** data, size_t* length) {
+  const std::string_view line = Lines::get().text();
+  *data = line.data();
+  *length = line.size();
+}
 
 // Where a process group's calls go that need no Python: a client, and the functions of `crates/py/src/calls.rs`.
 __attribute__((visibility("default"))) void uniference_backend_begin(

@@ -26,12 +26,14 @@ struct Schema {
   bool factory;
   // It is carried out by calling others, which are what is captured. Autograd takes it apart before it comes here; inference mode does not.
   bool composite;
+  // Of a GPU it is carried out by a kernel of its own.
+  bool on_gpu;
   // By argument: it is written to.
   std::vector<bool> written;
   // By result: which argument it is, or -1.
   std::vector<int> same_as;
 
-  explicit Schema(const c10::FunctionSchema& schema) : name(schema.name()), view(false), one_view(false), factory(true), composite(false) {
+  explicit Schema(const c10::FunctionSchema& schema) : name(schema.name()), view(false), one_view(false), factory(true), composite(false), on_gpu(false) {
     communicates = name.rfind("c10d::", 0) == 0 || name.rfind("_c10d_functional", 0) == 0;
     if (!schema.overload_name().empty()) name += "." + schema.overload_name();
     for (const auto& argument : schema.arguments()) {
@@ -64,6 +66,7 @@ struct Schema {
     if (!entry) {
       entry = std::make_unique<Schema>(schema);
       entry->composite = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) && !op.hasKernelForDispatchKey(DispatchKey::CPU);
+      entry->on_gpu = op.hasKernelForDispatchKey(DispatchKey::CUDA);
     }
     return *entry;
   }

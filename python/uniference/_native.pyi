@@ -20,11 +20,11 @@ def carry_out(argv: Sequence[str]) -> tuple[int, str, tuple[os.PathLike[str], st
 def die_with_parent() -> None:
     """The kernel kills this process when its parent dies; if that has already happened, it ends at once."""
 
-def attach_gpus(own: int, gpus: Sequence[Mapping[str, Any]], link: int = 0) -> None:
+def attach_gpus(own: int, gpus: Sequence[Mapping[str, Any]], link: int = 0, communication: int = 0) -> None:
     """Gives this process the simulated GPUs of its host (`Gpu` of `crates/host/src/live/phantom.rs`), of which `own` is its rank's.
 
-    `link` is the address of what the library of them writes to (`Link` of `crates/protocol/src/phantom.rs`); with 0 all that is
-    launched has ended at once.
+    `link` is the address of what the library of them writes to, `communication` of what it communicates by (`Link` and `Communication` of
+    `crates/protocol/src/phantom.rs`); without a link all that is launched has ended at once, without the other there are no communicators.
     """
 
 def combines(reduce: str, dtype: str) -> bool:
@@ -78,6 +78,10 @@ class Channel:
         """What the C++ backend carries out collectives with (`uniference_backend_begin` of `cpp/capture.cpp`): addresses of the client
         and of three functions. One that did not end well it asks Python for: `run` then returns how it has ended.
         """
+    def communication(self, combine: int, scale: int, site: int, limit: int | None) -> int:
+        """The address of what a library of simulated GPUs communicates by. It stays; the others are addresses of the functions
+        `uniference_capture_combine`, `_scale` and `_site` of `cpp/capture.cpp`. Tensors of floating-point numbers with more than `limit`
+        elements have no values."""
     def device_link(self, launches: int) -> int:
         """The address of the `Link` (`crates/protocol/src/phantom.rs`) by which a library of simulated GPUs writes down what a program
         hands to streams, and asks about them. It stays; `launches` is what `uniference_capture_launches` of `cpp/capture.cpp` has returned.

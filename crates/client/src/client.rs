@@ -16,7 +16,7 @@ use super::rooms::Rooms;
 pub(super) use account::clock_ns;
 use arguments::Membership;
 pub use error::ClientError;
-use link::{Fill, Link, Meanwhile};
+use link::{Fill, Joint, Link, Meanwhile};
 use rounds::{Kick, Rounds};
 use rustix::process::Pid;
 use rustix::time::ClockId;
@@ -33,7 +33,7 @@ use uniference_protocol::frame::{self, FrameBuffer};
 use uniference_protocol::hello::Hello;
 use uniference_protocol::memory::{Region, Tensors};
 use uniference_protocol::messages::{
-    Answer, Batch, Compute, Fetched, Lack, LocalHandle, Offset, Op, Quiet, Reply, Span, Welcome,
+    Answer, Batch, Compute, Fetched, Lack, LocalHandle, Offset, OnStream, Op, Quiet, Reply, Span, Welcome,
 };
 use uniference_protocol::wire::{Opening, UnixWire, Wire};
 use uniference_sim::ids::{GroupId, GroupRank, Site};
@@ -73,6 +73,8 @@ pub struct Client {
     /// Where to wait for the driver.
     processor: Option<u32>,
     rounds: Rounds,
+    /// Of threads that take turns: what they have said, and nobody has sent.
+    joint: OnceLock<Mutex<Joint>>,
     /// The rank's clock at its last answer, in picoseconds.
     clock: AtomicU64,
     /// The host's at the same moment, in nanoseconds.
@@ -191,6 +193,7 @@ impl Client {
             stacks: None,
             processor: welcome.processor,
             rounds: Rounds::new(welcome.cores)?,
+            joint: OnceLock::new(),
             clock: AtomicU64::new(0),
             answered_ns: AtomicU64::new(0),
         };
@@ -218,6 +221,12 @@ impl Client {
         if self.capture.set(capture).is_ok() && self.is_at_own_work() {
             self.say_inside(true);
         }
+    }
+
+    /// From here on the program's threads take turns at its device, one waiting while another goes on, as those of autograd do: what they say is in
+    /// the order in which they said it, and of the one that asks next. They write operators to one log.
+    pub fn join_threads(&self) {
+        let _ = self.joint.set(Mutex::default());
     }
 
     /// Address and size of the arena, if it is mapped; it stays so as long as the client lives.
@@ -338,7 +347,7 @@ impl Client {
         let (staged, fill) = self.stage_or_promise(input)?;
         let (handle, site) = (self.next_handle(), self.site(site)?);
         let call = Call { group, op: CallOp::Collective(op) };
-        self.push(Op::Issue { handle, call, staged, filled: fill.is_none(), site })?;
+        self.push(Op::Issue { handle, call, staged, filled: fill.is_none(), stream: None, site })?;
         let mut came_ahead = false;
         let mut take = |fetched: Fetched| {
             came_ahead = true;
@@ -387,7 +396,18 @@ impl Client {
         site: &str,
     ) -> Result<LocalHandle> {
         self.member_of(group)?.check(&op, input, None)?;
-        self.issue(Call { group, op: CallOp::Collective(op) }, input, site)
+        self.issue(Call { group, op: CallOp::Collective(op) }, input, None, site)
+    }
+
+    /// Issues an operation on a stream of the rank's device, with its input, if it contributes one and has values.
+    pub fn call_on(&self, stream: OnStream, call: Call, input: Option<&[Region]>, site: &str) -> Result<LocalHandle> {
+        let member = self.member_of(call.group)?;
+        match &call.op {
+            CallOp::Collective(op) => member.check(op, input, None)?,
+            CallOp::Send { to: peer, .. } | CallOp::Recv { from: Some(peer), .. } => member.check_peer(*peer)?,
+            CallOp::Recv { from: None, .. } => {}
+        }
+        self.issue(call, input, Some(stream), site)
     }
 
     /// Issues a send of `input`; of its size alone, if its values were not computed.
@@ -402,7 +422,7 @@ impl Client {
     ) -> Result<LocalHandle> {
         self.member_of(group)?.check_peer(to)?;
         let bytes = Bytes(input.iter().map(Region::bytes).sum());
-        self.issue(Call { group, op: CallOp::Send { to, tag, bytes } }, has_values.then_some(input), site)
+        self.issue(Call { group, op: CallOp::Send { to, tag, bytes } }, has_values.then_some(input), None, site)
     }
 
     /// Issues a receive.
@@ -416,7 +436,7 @@ impl Client {
     ) -> Result<LocalHandle> {
         let member = self.member_of(group)?;
         from.map_or(Ok(()), |from| member.check_peer(from))?;
-        self.issue(Call { group, op: CallOp::Recv { from, tag, bytes } }, None, site)
+        self.issue(Call { group, op: CallOp::Recv { from, tag, bytes } }, None, None, site)
     }
 
     fn member_of(&self, group: GroupId) -> Result<Membership> {
@@ -424,11 +444,11 @@ impl Client {
         known.ok_or_else(|| arguments::wrong(format!("rank {} is not a member of group {}", self.rank, group.0)))
     }
 
-    fn issue(&self, call: Call, input: Option<&[Region]>, site: &str) -> Result<LocalHandle> {
+    fn issue(&self, call: Call, input: Option<&[Region]>, stream: Option<OnStream>, site: &str) -> Result<LocalHandle> {
         let _ours = self.ours();
         let staged = input.map(|input| self.stage(input)).transpose()?;
         let (handle, site) = (self.next_handle(), self.site(site)?);
-        self.push(Op::Issue { handle, call, staged, filled: true, site })?;
+        self.push(Op::Issue { handle, call, staged, filled: true, stream, site })?;
         // Another thread may wait for this one next: it must not wait in this thread's batch.
         if !self.is_alone() { self.flush().map(|()| handle) } else { Ok(handle) }
     }
@@ -589,6 +609,10 @@ impl Client {
 
     pub(super) fn capture(&self) -> Option<&dyn Capture> {
         self.capture.get().map(|capture| &**capture)
+    }
+
+    fn joint(&self) -> Option<MutexGuard<'_, Joint>> {
+        self.joint.get().map(|joint| joint.lock().expect("no holder of this lock panics"))
     }
 
     fn shared(&self) -> MutexGuard<'_, Shared> {

@@ -4,7 +4,7 @@ use crate::exports::exports;
 use std::ffi::c_int;
 use std::slice::from_raw_parts;
 use std::sync::OnceLock;
-use uniference_protocol::phantom::{Attach, Device, Devices, Link, VERSION};
+use uniference_protocol::phantom::{Attach, Communication, Device, Devices, Link, VERSION};
 
 static ATTACHED: OnceLock<Attached> = OnceLock::new();
 
@@ -16,6 +16,7 @@ pub(crate) struct Attached {
     pub(crate) devices: Vec<Device>,
     peers: Vec<u8>,
     link: Option<Link>,
+    communication: Option<Communication>,
 }
 
 /// `None`: nothing is attached, so there is no device.
@@ -28,6 +29,11 @@ pub(crate) fn link() -> Option<&'static Link> {
     attached().and_then(|attached| attached.link.as_ref())
 }
 
+/// `None`: nothing is attached, or nobody to communicate with.
+pub(crate) fn communication() -> Option<&'static Communication> {
+    attached().and_then(|attached| attached.communication.as_ref())
+}
+
 impl Attached {
     /// Whether a device reaches the other one's memory.
     pub(crate) fn reaches(&self, from: usize, to: usize) -> bool {
@@ -38,27 +44,33 @@ impl Attached {
 const _: Attach = uniference_phantom_attach;
 
 exports! {
-    fn uniference_phantom_attach(devices: *const Devices, link: *const Link) -> c_int {
-        // SAFETY: the extension passes pointers to its own structures; the version is the first field of both in all versions.
-        if unsafe { !has_version(devices.cast()) || !(link.is_null() || has_version(link.cast())) } {
+    fn uniference_phantom_attach(devices: *const Devices, link: *const Link, communication: *const Communication) -> c_int {
+        // SAFETY: the extension passes pointers to its own structures; the version is the first field of each in all versions.
+        let known = unsafe { [devices.cast(), link.cast(), communication.cast()].into_iter().all(|table| has_version(table)) };
+        if devices.is_null() || !known {
             return 1;
         }
         // SAFETY: the same; they are of this version.
-        let (devices, link) = unsafe { (&*devices, link.as_ref()) };
+        let (devices, link, communication) = unsafe { (&*devices, link.as_ref(), communication.as_ref()) };
         let count = devices.count as usize;
         // SAFETY: the structure says how many there are.
         let (list, peers) = unsafe { (from_raw_parts(devices.devices, count), from_raw_parts(devices.peers, count * count)) };
-        let attached =
-            Attached { own: devices.own as usize, devices: list.to_vec(), peers: peers.to_vec(), link: link.copied() };
+        let attached = Attached {
+            own: devices.own as usize,
+            devices: list.to_vec(),
+            peers: peers.to_vec(),
+            link: link.copied(),
+            communication: communication.copied(),
+        };
         if ATTACHED.set(attached).is_ok() { 0 } else { 2 }
     }
 }
 
 /// # Safety
-/// The pointer is to a structure that starts with a version.
+/// The pointer is to a structure that starts with a version, or null.
 unsafe fn has_version(structure: *const u32) -> bool {
     // SAFETY: the caller's.
-    unsafe { *structure == VERSION }
+    structure.is_null() || unsafe { *structure == VERSION }
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@
 #![allow(rustdoc::private_intra_doc_links, reason = "nobody uses it from Rust but its own tests")]
 #![allow(dead_code, reason = "the libraries that use it come one after the other")]
 
+mod arrivals;
 mod attach;
 mod cublas;
 mod cublaslt;
@@ -33,6 +34,7 @@ mod kinds;
 mod matrices;
 mod memory;
 mod missing;
+mod nccl;
 mod nvml;
 mod others;
 mod runtime;

@@ -8,7 +8,8 @@ mod tests;
 
 use crate::attach::{attached, link};
 use crate::errors::*;
-use crate::{device, memory};
+use crate::exports::exports;
+use crate::{arrivals, device, memory};
 pub(crate) use capture::{
     Mode, begin_capture, capture_info, check_unsafe_call, end_capture, exchange_mode, update_dependencies,
 };
@@ -117,6 +118,15 @@ pub(crate) fn launch(stream: Handle, name: &str, bytes: u64) -> Status {
     launch_named(stream, &kernel, bytes).err().unwrap_or(SUCCESS)
 }
 
+exports! {
+    /// The same for `cpp/mirror.h`; the name is of this length.
+    fn uniference_phantom_launch(name: *const u8, length: usize, stream: Handle) {
+        // SAFETY: the caller's.
+        let name = unsafe { std::slice::from_raw_parts(name, length) };
+        let _ = std::str::from_utf8(name).map(|name| launch(stream, name, 0));
+    }
+}
+
 /// The same for a kernel whose name is kept.
 pub(crate) fn launch_named(stream: Handle, name: &Arc<Name>, bytes: u64) -> Result<(), Status> {
     let mut state = lock();
@@ -124,9 +134,21 @@ pub(crate) fn launch_named(stream: Handle, name: &Arc<Name>, bytes: u64) -> Resu
     state.submit(stream, Node::Kernel { name: name.clone(), bytes })
 }
 
+/// The number of a stream that is not in capture: something other than a kernel or a copy starts on it.
+pub(crate) fn begin(stream: Handle) -> Result<u32, Status> {
+    let mut state = lock();
+    let number = state.uncaptured(stream)?;
+    state.order(number);
+    Ok(number)
+}
+
 /// Has bytes be copied on a stream: `kind` says what that costs.
 pub(crate) fn copy(stream: Handle, moved: Moved) -> Result<(), Status> {
     let kind = copy_kind(memory::place(moved.to), memory::place(moved.from));
+    if kind.is_some() && arrivals::any() {
+        let number = lock().resolve(stream)?;
+        arrivals::settle_stream(number);
+    }
     let mut state = lock();
     let stream = state.resolve(stream)?;
     if moved.bytes * moved.rows == 0 {
@@ -215,6 +237,7 @@ pub(crate) fn describe(stream: Handle) -> Result<(usize, u32, c_int, u32), Statu
 pub(crate) fn synchronize(stream: Handle) -> Result<(), Status> {
     let number = lock().uncaptured(stream)?;
     wait(|link| (link.synchronize_stream)(number));
+    arrivals::settle_stream(number);
     Ok(())
 }
 
@@ -223,6 +246,7 @@ pub(crate) fn synchronize_device() -> Result<(), Status> {
     lock().prepare()?;
     check_unsafe_call()?;
     wait(|link| (link.synchronize_device)(device::current() as u32));
+    arrivals::settle_all();
     Ok(())
 }
 
@@ -265,6 +289,7 @@ pub(crate) fn wait_event(stream: Handle, event: Handle) -> Result<(), Status> {
     state.join(stream, number)?;
     if state.events[number].is_recorded || state.events[number].captured.is_some() {
         state.order(stream);
+        arrivals::wait_event(stream, number as u32);
         tell(|link| (link.wait_event)(stream, number as u32));
     }
     Ok(())
@@ -276,6 +301,7 @@ pub(crate) fn synchronize_event(event: Handle) -> Result<(), Status> {
         None => Ok(()),
         Some(number) => {
             wait(|link| (link.synchronize_event)(number));
+            arrivals::settle_event(number);
             Ok(())
         }
     }
@@ -437,6 +463,7 @@ impl State {
         let event_state = &mut self.events[event];
         event_state.is_recorded |= captured.is_none();
         event_state.captured = captured;
+        arrivals::record(event as u32, stream);
         tell(|link| (link.record)(event as u32, stream));
         Ok(())
     }
@@ -484,6 +511,8 @@ impl State {
                 event
             }
         };
+        arrivals::record(event, first);
+        arrivals::wait_event(then, event);
         tell(|link| {
             (link.record)(event, first);
             (link.wait_event)(then, event);

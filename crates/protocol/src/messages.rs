@@ -39,6 +39,8 @@ pub enum Op {
         staged: Option<Offset>,
         /// The input is there; else [`Op::Filled`] follows.
         filled: bool,
+        /// The stream of the rank's device that it is on, if it is on one.
+        stream: Option<OnStream>,
         /// The user's line.
         site: Site,
     },
@@ -138,6 +140,15 @@ impl Op {
                 | Elapsed { .. }
         )
     }
+}
+
+/// Where on a stream of its device a rank communicates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OnStream {
+    /// The stream, by the rank's own number.
+    pub stream: u32,
+    /// It starts with the operation that was issued on the stream before it: both are of one group of calls.
+    pub with_previous: bool,
 }
 
 /// What a program hands to streams of its device, by the rank's own numbers.

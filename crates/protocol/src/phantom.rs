@@ -36,9 +36,11 @@ pub const SONAMES: [&str; 14] = [
     "libnvshmem_host.so.3",
 ];
 
-/// Gives the process its devices. What `devices` and `link` point to is copied; `link` may be null: then everything completes at once.
+/// Gives the process its devices. What the pointers point to is copied. Without a `link` everything completes at once, without a
+/// `communication` there are no communicators.
 /// 0: done; 1: of another version; 2: devices are attached already.
-pub type Attach = unsafe extern "C" fn(devices: *const Devices, link: *const Link) -> c_int;
+pub type Attach =
+    unsafe extern "C" fn(devices: *const Devices, link: *const Link, communication: *const Communication) -> c_int;
 
 /// The devices of a rank's host.
 #[repr(C)]
@@ -153,4 +155,87 @@ pub struct Link {
     pub elapsed: extern "C" fn(start: u32, end: u32) -> i64,
     /// A message for the rank's log and the run's warnings, UTF-8. The library says each once.
     pub warn: unsafe extern "C" fn(text: *const u8, length: usize),
+}
+
+/// An operation of a communicator.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // NCCL's names
+pub enum Operation {
+    AllReduce = 0,
+    Reduce = 1,
+    Broadcast = 2,
+    AllGather = 3,
+    ReduceScatter = 4,
+    AllToAll = 5,
+    Gather = 6,
+    Scatter = 7,
+    Send = 8,
+    Recv = 9,
+}
+
+/// A call of a communicator, as one member makes it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Call {
+    /// [`Operation`].
+    pub operation: u32,
+    /// The group, as [`Communication::group`] has named it.
+    pub group: u32,
+    /// `ncclDataType_t`.
+    pub dtype: u32,
+    /// `ncclRedOp_t`: sum, product, maximum or minimum; what has a factor is a sum.
+    pub reduction: u32,
+    /// The root, or whom a message is for or from; -1: there is none.
+    pub peer: i32,
+    /// Which member calls.
+    pub me: i32,
+    /// 1: data moves; 0: only its size does.
+    pub has_values: u32,
+    /// Elements as NCCL counts them: of an all-gather, gather and all-to-all what each member sends another, else what it receives.
+    pub elements: u64,
+    /// Where what is sent lies, and how long it is.
+    pub input: usize,
+    /// Its bytes.
+    pub input_bytes: u64,
+    /// The stream that the call is on.
+    pub stream: u32,
+    /// 0: it starts with the call before it on the stream, being of the same group of calls.
+    pub first: u32,
+}
+
+/// How the library communicates. Functions block in virtual time where they say so.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Communication {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The rank, of the world.
+    pub rank: u32,
+    /// Tensors of floating-point numbers with more elements have no values.
+    pub limit: u64,
+    /// Sets a key of the store that all ranks share.
+    pub publish: unsafe extern "C" fn(key: *const u8, key_length: usize, value: *const u8, length: usize),
+    /// Reads a key, once it is there: as many bytes as the value has, or there is room for.
+    pub look_up: unsafe extern "C" fn(key: *const u8, key_length: usize, value: *mut u8, room: usize),
+    /// Names a group of ranks of the world, in this order, or says [`Communication::REFUSED`].
+    pub group: unsafe extern "C" fn(ranks: *const u32, count: usize) -> u32,
+    /// Starts a call, whose input is copied, and names it, or says [`Communication::REFUSED`].
+    pub issue: unsafe extern "C" fn(call: *const Call) -> u32,
+    /// Waits for a call to end, and copies its output. Nobody asks for it again.
+    pub deliver: extern "C" fn(handle: u32, to: usize, bytes: u64),
+    /// Nobody asks for a call any more.
+    pub forget: extern "C" fn(handle: u32),
+    /// Multiplies elements (`ncclDataType_t`) by a factor, in the precision of their type.
+    pub scale: extern "C" fn(dtype: u32, at: usize, bytes: u64, factor: f64),
+}
+
+impl Communication {
+    /// What cannot be done has this name.
+    pub const REFUSED: u32 = u32::MAX;
+
+    /// Whether a tensor of so many elements (`ncclDataType_t`) has no values: numbers that decide, as integers do, always have.
+    pub fn is_large(&self, elements: u64, dtype: i32) -> bool {
+        elements > self.limit && dtype >= 6
+    }
 }

@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 mod calls;
+mod communication;
 mod device;
 
 use crate::capture::{Extension, split};
@@ -86,6 +87,18 @@ impl Channel {
         // SAFETY: the caller says that they are there, as the method's documentation asks it to.
         let link = unsafe { device::link(&self.client, launches as *const device::Launches) };
         Ok(std::ptr::from_ref(link) as usize)
+    }
+
+    #[pyo3(signature = (combine, scale, site, limit))]
+    fn communication(&self, combine: usize, scale: usize, site: usize, limit: Option<u64>) -> PyResult<usize> {
+        if [combine, scale, site].contains(&0) {
+            return Err(PyValueError::new_err("the address of a function is 0"));
+        }
+        self.client.join_threads();
+        // SAFETY: the caller says that they are there, as the method's documentation asks it to.
+        let functions = unsafe { communication::Functions::at(combine, scale, site) };
+        let table = communication::table(&self.client, functions, limit);
+        Ok(std::ptr::from_ref(table) as usize)
     }
 
     fn has_in_flight(&self, some: bool) {

@@ -6,7 +6,7 @@
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use std::ffi::{CString, c_char, c_void};
-use uniference_protocol::phantom::{ATTACH, Attach, Device, Devices, Link, VERSION};
+use uniference_protocol::phantom::{ATTACH, Attach, Communication, Device, Devices, Link, VERSION};
 
 /// `uniference_host::live::phantom::Gpu`, as Python has read it.
 #[derive(FromPyObject)]
@@ -27,10 +27,11 @@ pub(crate) struct Gpu {
     reaches_peers: bool,
 }
 
-/// Gives this process the GPUs of its host, of which `own` is its rank's. `link`: the address of a `Link`, or 0 for none.
+/// Gives this process the GPUs of its host, of which `own` is its rank's. `link` and `communication`: addresses of a `Link` and a
+/// `Communication`, or 0 for none.
 #[pyfunction]
-#[pyo3(signature = (own, gpus, link=0))]
-pub(crate) fn attach_gpus(own: u32, gpus: Vec<Gpu>, link: usize) -> PyResult<()> {
+#[pyo3(signature = (own, gpus, link=0, communication=0))]
+pub(crate) fn attach_gpus(own: u32, gpus: Vec<Gpu>, link: usize, communication: usize) -> PyResult<()> {
     let name = CString::new(ATTACH).expect("a name without zeros");
     // SAFETY: looks for a name.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
@@ -52,7 +53,7 @@ pub(crate) fn attach_gpus(own: u32, gpus: Vec<Gpu>, link: usize) -> PyResult<()>
         peers: peers.as_ptr(),
     };
     // SAFETY: the lists are as long as the structure says; a link that is not null was made by this extension, and stays.
-    match unsafe { attach(&raw const all, link as *const Link) } {
+    match unsafe { attach(&raw const all, link as *const Link, communication as *const Communication) } {
         0 => Ok(()),
         1 => Err(PyRuntimeError::new_err("the library of simulated GPUs is of another version than uniference")),
         error => {

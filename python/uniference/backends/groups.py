@@ -4,6 +4,7 @@ What a group does is its backend's business, `base` and the classes over it.
 """
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import Any, NoReturn
 
 import torch.distributed as dist
@@ -58,9 +59,9 @@ class Backends:
         # Which rank of the simulation each rank of the program's world is: it may have made a new world without some of them.
         self._world = list(range(channel.world_size))
 
-    def install(self) -> None:
-        """Registers with torch."""
-        for name in (*_SIMULATED, *_REFUSED):
+    def install(self, without: AbstractSet[str] = frozenset()) -> None:
+        """Registers with torch, but those that are torch's own."""
+        for name in (name for name in (*_SIMULATED, *_REFUSED) if name not in without):
             BackendNames.register_backend(
                 name,
                 self._creator(name, _SIMULATED.get(name)),

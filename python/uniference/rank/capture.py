@@ -65,6 +65,16 @@ class Library:
         )
         _note_kinds(channel, self)
 
+    def communication(self, channel: Channel, limit: int | None) -> int:
+        """What a library of simulated GPUs communicates by: see `Channel.communication`."""
+        names = ("combine", "scale", "site")
+        functions = (_address(getattr(self.functions, f"uniference_capture_{name}")) for name in names)
+        return channel.communication(*functions, limit)
+
+    def mirror(self, launch: int, settle: int) -> None:
+        """Operators on simulated GPUs have values from here on: by functions of the library of these GPUs."""
+        self.functions.uniference_capture_mirror(ctypes.c_void_p(launch), ctypes.c_void_p(settle))
+
     def device_link(self, channel: Channel) -> int:
         """Where a library of simulated GPUs writes to: see `Channel.device_link`."""
         self.functions.uniference_capture_launches.restype = ctypes.c_void_p

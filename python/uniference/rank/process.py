@@ -118,7 +118,8 @@ def run(task: Task, control: int) -> NoReturn:
         part.install(channel)
     # A library of simulated GPUs counts their memory itself.
     capture.install(channel, values.limit(), task.device, None if task.gpus else task.memory)
-    groups.Backends(channel).install()
+    # NCCL is torch's own there, on the library's.
+    groups.Backends(channel).install(without={"nccl"} if task.gpus else set())
     debugging.install(channel, task.debugged)
     if task.gpus:
         gpus.install(channel, task.local_rank, task.gpus)

@@ -29,8 +29,14 @@ pub(super) struct Link {
     frames: FrameBuffer,
     pub(super) batch: Vec<Op>,
     sites: BTreeMap<String, Site>,
+    /// By number.
+    lines: Vec<String>,
     buffer: Vec<u8>,
 }
+
+/// What threads have said that take turns, in the order in which they did, until one of them asks: then it is that thread's. Lines of one thread
+/// go by their texts.
+pub(super) type Joint = Vec<(Op, Option<String>)>;
 
 /// An input, and the room that it is to be copied to.
 pub(super) type Fill<'a> = (&'a [Region], Offset);
@@ -46,8 +52,8 @@ pub(super) struct Meanwhile<'a> {
 
 impl Link {
     pub(super) fn new(client: u64, writer: Option<Arc<dyn Wire>>, reader: Arc<dyn Wire>, frames: FrameBuffer) -> Link {
-        let (batch, sites, buffer) = (Vec::new(), BTreeMap::new(), Vec::new());
-        Link { client, writer, reader, opens: None, frames, batch, sites, buffer }
+        let (batch, sites, lines, buffer) = (Vec::new(), BTreeMap::new(), Vec::new(), Vec::new());
+        Link { client, writer, reader, opens: None, frames, batch, sites, lines, buffer }
     }
 
     pub(super) fn speaker(&mut self) -> Speaker<'_> {
@@ -60,17 +66,52 @@ impl Link {
         }
         let site = Site::from(self.sites.len());
         self.sites.insert(line.to_owned(), site);
+        self.lines.push(line.to_owned());
         self.batch.push(Op::Site(line.to_owned()));
         site
     }
 
     pub(super) fn push(&mut self, client: &Client, op: Op) -> Result<()> {
+        let ends = op.asks() || matches!(op, Op::Exit(_));
+        if let Some(mut joint) = client.joint()
+            && !matches!(op, Op::Pause(_))
+        {
+            if !ends {
+                let line = match &op {
+                    Op::Issue { site, .. } => Some(self.lines[site.index()].clone()),
+                    _ => None,
+                };
+                joint.push((op, line));
+                return Ok(());
+            }
+            for (op, line) in std::mem::take(&mut *joint) {
+                self.take_over(client, op, line)?;
+            }
+        }
         self.batch.push(op);
         if self.batch.len() < LONGEST_BATCH { Ok(()) } else { self.send(client) }
     }
 
+    /// Says what a thread has said that may be another one.
+    fn take_over(&mut self, client: &Client, mut op: Op, line: Option<String>) -> Result<()> {
+        if let (Op::Issue { site, .. }, Some(line)) = (&mut op, line) {
+            *site = self.site(&line);
+        }
+        let long = matches!(op, Op::Operators(_));
+        self.batch.push(op);
+        if long { self.send(client) } else { Ok(()) }
+    }
+
     /// What the program has done; the operation that it led to must follow.
     pub(super) fn push_slice(&mut self, client: &Client, mut slice: Slice) -> Result<()> {
+        if let Some(mut joint) = client.joint() {
+            while slice.operators.len() > LONGEST_PART {
+                let rest = slice.operators.split_off(LONGEST_PART);
+                joint.push((Op::Operators(std::mem::replace(&mut slice.operators, rest)), None));
+            }
+            joint.push((Op::Compute(slice), None));
+            return Ok(());
+        }
         while slice.operators.len() > LONGEST_PART {
             let rest = slice.operators.split_off(LONGEST_PART);
             self.batch.push(Op::Operators(std::mem::replace(&mut slice.operators, rest)));

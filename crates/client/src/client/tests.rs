@@ -87,6 +87,27 @@ fn an_asynchronous_operation_travels_with_the_next_question() {
     assert_eq!((issued, lines.len()), (2, 2));
 }
 
+/// The line of the other thread's call is a line of the one that sends it.
+#[test]
+fn what_joint_threads_say_is_of_the_one_that_asks_next() {
+    let (client, socket) = rank();
+    let driver = driver(socket, vec![reply(now(0))]);
+    client.join_threads();
+    client.mark(Mark::End).unwrap();
+    std::thread::scope(|scope| {
+        let call = || client.collective(GroupId(0), barrier(), None, "b.py:7").unwrap();
+        scope.spawn(call).join().unwrap();
+    });
+    client.release(0).unwrap();
+    client.now().unwrap();
+    end(client);
+    let said = driver.join().unwrap();
+    let [Op::Mark(_), Op::Site(line), Op::Issue { site: Site(0), .. }, Op::Release(0), Op::Now] = &said[..] else {
+        panic!("{said:?}")
+    };
+    assert_eq!(line, "b.py:7");
+}
+
 #[test]
 fn a_call_that_blocks_is_one_question() {
     let (client, socket) = rank();

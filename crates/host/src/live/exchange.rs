@@ -15,7 +15,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use streams::Streams;
 use uniference_protocol::memory::Window;
-use uniference_protocol::messages::{self, Answer, DeviceWork, Fetched, LocalHandle, Op, Quiet, Reply as Frame};
+use uniference_protocol::messages::{
+    self, Answer, DeviceWork, Fetched, LocalHandle, OnStream, Op, Quiet, Reply as Frame,
+};
 use uniference_sim::engine::{Engine, Halt, Resumption, Threads, Turn};
 use uniference_sim::event::{Event, Observer};
 use uniference_sim::ids::{GroupId, Handle, QueueId, RankId, Site, TaskId};
@@ -227,7 +229,7 @@ enum Asked {
     Sleep,
     SleepEnd,
     Mark,
-    Issue(LocalHandle),
+    Issue(LocalHandle, Option<OnStream>),
     /// Whether it takes the data before the wait is over.
     Wait {
         named: Vec<(LocalHandle, Handle)>,
@@ -582,9 +584,12 @@ impl Exchange {
             Op::Sleep(span) => (issue(Activity::Sleep(span.from(now)), task, line), Asked::Sleep),
             Op::Mark(mark) => (issue(Activity::Mark(mark), task, line), Asked::Mark),
             Op::Close(group) => (issue(Activity::Close(GroupId(group)), task, line), Asked::Mark),
-            Op::Issue { handle, call, staged, .. } => {
+            Op::Issue { handle, call, staged, stream, .. } => {
                 self.data.announce(rank, &call, staged);
-                (issue(Activity::Call(call), task, line), Asked::Issue(handle))
+                let after = stream.map(|on| self.ranks[rank.index()].streams.before_call(on)).unwrap_or_default();
+                let activity = Activity::Call(call);
+                let request = Request::Issue { activity, queue: QueueId(task.0), after, site: line };
+                (request, Asked::Issue(handle, stream))
             }
             Op::Wait { handles, any, timeout, ahead, .. } => {
                 let asked = handles.len();
@@ -764,8 +769,11 @@ impl Exchange {
             (Asked::Piece(piece), Reply::Issued(handle)) => self.piece_issued(rank, task, &piece, handle),
             (Asked::Sleep, Reply::Issued(handle)) => self.await_end(rank, task, handle, Asked::SleepEnd),
             (Asked::SleepEnd, Reply::Complete(_)) => self.answer(rank, task, Answer::Go),
-            (Asked::Issue(handle), Reply::Issued(name)) => {
+            (Asked::Issue(handle, stream), Reply::Issued(name)) => {
                 let state = &mut self.ranks[rank.index()];
+                if let Some(on) = stream {
+                    state.streams.called(on, name);
+                }
                 state.names.insert(handle, name);
                 state.called.insert(name, handle);
                 state.newest = state.newest.max(Some(name));

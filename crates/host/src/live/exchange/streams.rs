@@ -5,7 +5,7 @@
 //! who asks when it was, has a handle.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use uniference_protocol::messages::DeviceWork;
+use uniference_protocol::messages::{DeviceWork, OnStream};
 use uniference_sim::ids::Handle;
 use uniference_sim::program::Work;
 
@@ -89,6 +89,8 @@ struct Stream {
     awaited: Vec<Handle>,
     /// Of its launches the last ones, as many as may be outstanding.
     launches: VecDeque<Handle>,
+    /// What the operation of a process group waited for that was on it last.
+    before_call: Vec<Handle>,
 }
 
 impl Streams {
@@ -134,6 +136,20 @@ impl Streams {
         self.streams.entry(stream).or_default().awaited.extend(reached);
     }
 
+    /// What must be complete before an operation of a process group that is on a stream. It stands in no queue of the stream's.
+    pub(super) fn before_call(&mut self, on: OnStream) -> Vec<Handle> {
+        let stream = self.streams.entry(on.stream).or_default();
+        if !on.with_previous {
+            stream.before_call = stream.last.into_iter().chain(stream.awaited.drain(..)).collect();
+        }
+        stream.before_call.clone()
+    }
+
+    /// The operation was issued as this activity: what comes on the stream waits for it.
+    pub(super) fn called(&mut self, on: OnStream, handle: Handle) {
+        self.streams.entry(on.stream).or_default().awaited.push(handle);
+    }
+
     /// What is complete when this work is.
     pub(super) fn ends(&self, work: DeviceWork) -> Vec<Handle> {
         let of_stream = |stream: &Stream| stream.last.into_iter().chain(stream.awaited.iter().copied()).collect();
@@ -150,7 +166,9 @@ impl Streams {
     /// Every activity that something may still be made to wait for.
     pub(super) fn known(&self) -> BTreeSet<Handle> {
         let streams = self.streams.values();
-        let of_streams = streams.flat_map(|stream| stream.last.iter().chain(&stream.awaited).chain(&stream.launches));
+        let of_streams = streams.flat_map(|stream| {
+            stream.last.iter().chain(&stream.awaited).chain(&stream.launches).chain(&stream.before_call)
+        });
         of_streams.chain(self.events.values()).chain(self.engines.values()).copied().collect()
     }
 }

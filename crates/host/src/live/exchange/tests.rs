@@ -63,7 +63,7 @@ fn join(exchange: &mut Exchange, count: u32) {
 
 fn issue(handle: LocalHandle, op: CallOp, staged: Option<u64>) -> Op {
     let call = uniference_sim::program::Call { group: GroupId(0), op };
-    Op::Issue { handle, call, staged, filled: true, site: Site(0) }
+    Op::Issue { handle, call, staged, filled: true, stream: None, site: Site(0) }
 }
 
 fn collective(kind: CollectiveKind, elements: u64, root: Option<u32>) -> CallOp {
@@ -273,7 +273,7 @@ fn a_deadlock_names_the_lines_of_all_ranks() {
 /// Rank `rank` issues operation 0 with `room` as its input, and waits for it.
 fn enter(exchange: &mut Exchange, rank: u32, room: u64, filled: bool) {
     let call = uniference_sim::program::Call { group: GroupId(0), op: collective(CollectiveKind::AllReduce, 4, None) };
-    let issue = Op::Issue { handle: 0, call, staged: Some(room), filled, site: Site(0) };
+    let issue = Op::Issue { handle: 0, call, staged: Some(room), filled, stream: None, site: Site(0) };
     let wait = Op::Wait { handles: vec![0], any: false, timeout: None, ahead: true, site: Site(0) };
     say(exchange, rank, vec![issue, wait]);
 }

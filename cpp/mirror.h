@@ -1,0 +1,277 @@
+// Owns the values of tensors on simulated GPUs. An operator runs there as always, with its allocations and launches, but nothing is computed; then
+// the CPU's kernel of the same operator works on the same bytes, as a simulated GPU's memory lies in the host's.
+//
+// What cannot run there without values, because how large its results are depends on them, runs on the CPU first, and so does what the simulated
+// libraries lack; its results are then allocated on the GPU.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <set>
+#include <string>
+
+#include "definitions.h"
+#include "substitutes.h"
+
+namespace uniference {
+
+class Mirror {
+ public:
+  // What the library of simulated GPUs is told (`crates/phantom`): a kernel of this name starts on the stream; what communication brings to the
+  // stream must be there.
+  using Launch = void (*)(const char* name, size_t length, void* stream);
+  using Settle = void (*)(void* stream);
+
+  // From here on operators of GPUs have values.
+  static void begin(Launch launch, Settle settle) {
+    launch_ = launch;
+    settle_ = settle;
+    wanted_ = true;
+  }
+
+  static bool wanted() { return wanted_; }
+
+  // Whether a call is one of a GPU.
+  static bool concerns(const c10::IValue* arguments, size_t count) {
+    bool on_gpu = false;
+    for (size_t i = 0; i < count && !on_gpu; i++) {
+      if (arguments[i].isDevice()) on_gpu = arguments[i].toDevice().is_cuda();
+      for_each_tensor(arguments[i], [&](const at::Tensor& tensor) { on_gpu = on_gpu || tensor.is_cuda(); });
+    }
+    return on_gpu;
+  }
+
+  // Carries out a call whose arguments are on the stack, on the GPU and on the CPU.
+  static void run(const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack) {
+    const size_t count = op.schema().arguments().size();
+    const size_t begin = stack.size() - count;
+    if (schema.view || moves_no_values(schema.name)) return op.redispatchBoxed(below, &stack);
+    const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
+    settle_(guard.getStreamNativeHandle(guard.getStream(device_of(&stack[begin], count))));
+    const Randomness randomness(op, &stack[begin], count);
+    torch::jit::Stack here = to_cpu(&stack[begin], count, randomness);
+    const bool sparse = any_sparse(&stack[begin], count);
+    if (sparse || sized_by_values(schema, &stack[begin], count)) return run_here_first(op, schema, randomness, here, stack, begin);
+    try {
+      torch::jit::Stack attempt(stack.begin() + begin, stack.end());
+      op.redispatchBoxed(below, &attempt);
+      stack.resize(begin);
+      for (auto& result : attempt) stack.push_back(std::move(result));
+    } catch (const c10::Error& error) {
+      if (!lacks_function(error)) throw;
+      return run_here_first(op, schema, randomness, here, stack, begin);
+    }
+    if (!compute(op, schema, randomness, here)) return;
+    for (size_t i = begin; i < stack.size(); i++) {
+      const int same = schema.same_as[i - begin];
+      if (same < 0) hand_over(here[i - begin], stack[i]);
+    }
+  }
+
+ private:
+  // The state of the GPU's generator before a call, from which the CPU's numbers follow: the same state, the same numbers, as on a GPU.
+  class Randomness {
+   public:
+    Randomness(const c10::OperatorHandle& op, const c10::IValue* arguments, size_t count) : draws(op.hasTag(at::Tag::nondeterministic_seeded)) {
+      if (!draws) return;
+      at::Generator generator = at::globalContext().defaultGenerator(current_device());
+      for (size_t i = 0; i < count; i++) {
+        if (arguments[i].isGenerator() && arguments[i].toGenerator().device().is_cuda()) generator = arguments[i].toGenerator();
+      }
+      // An odd number of bits, so that neighbouring seeds and offsets do not meet.
+      seed = generator.current_seed() * 0x9E3779B97F4A7C15u + generator.get_offset();
+    }
+
+    at::Generator cpu() const { return at::detail::createCPUGenerator(seed); }
+
+    const bool draws;
+    uint64_t seed = 0;
+  };
+
+  static c10::Device current_device() { return c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice(); }
+
+  // Calls whose values are moved by the copies that they consist of, or that have none.
+  static bool moves_no_values(const std::string& name) {
+    static const std::set<std::string> names = {
+        "aten::_local_scalar_dense", "aten::record_stream", "aten::_pin_memory", "aten::is_pinned", "aten::resize_",  "aten::set_.source_Storage",
+        "aten::set_.source_Storage_storage_offset", "aten::set_.source_Tensor", "aten::set_", "aten::_resize_output_", "aten::_cudnn_init_dropout_state"};
+    return names.count(name) != 0 || name.rfind("aten::empty", 0) == 0 || name.rfind("aten::new_empty", 0) == 0;
+  }
+
+  // Calls whose results have as many elements as values say, and those that look at values on their way.
+  static bool sized_by_values(const Schema& schema, const c10::IValue* arguments, size_t count) {
+    static const std::set<std::string> names = {
+        "aten::nonzero", "aten::masked_select", "aten::_unique", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive",
+        "aten::unique_dim_consecutive", "aten::repeat_interleave.Tensor", "aten::bincount", "aten::equal", "aten::histc", "aten::_ctc_loss",
+        "aten::_ctc_loss.Tensor", "aten::segment_reduce", "aten::nonzero_static", "aten::_jagged_to_padded_dense_forward",
+        "aten::_linalg_check_errors", "aten::_assert_async", "aten::_assert_async.msg", "aten::_is_all_true", "aten::_is_any_true"};
+    if (names.count(schema.name) != 0) return true;
+    const bool indexes = schema.name.rfind("aten::index.", 0) == 0 || schema.name.rfind("aten::index_put", 0) == 0 ||
+                         schema.name.rfind("aten::_index_put_impl_", 0) == 0 || schema.name.rfind("aten::_unsafe_index", 0) == 0;
+    bool masked = false;
+    for (size_t i = 0; indexes && i < count; i++) {
+      if (!arguments[i].isOptionalTensorList() && !arguments[i].isTensorList()) continue;
+      for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
+        masked = masked || tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte;
+      });
+    }
+    return masked;
+  }
+
+  static bool any_sparse(const c10::IValue* arguments, size_t count) {
+    bool sparse = false;
+    for (size_t i = 0; i < count; i++) {
+      for_each_tensor(arguments[i], [&](const at::Tensor& tensor) { sparse = sparse || tensor.layout() != c10::kStrided; });
+    }
+    return sparse;
+  }
+
+  // In the words of the simulated libraries (`crates/phantom/src/unimplemented.rs`), behind torch's own.
+  static bool lacks_function(const c10::Error& error) {
+    const std::string what = error.what_without_backtrace();
+    return what.find("NOT_SUPPORTED") != std::string::npos || what.find("not supported") != std::string::npos;
+  }
+
+  // The same bytes as a tensor of the CPU.
+  static at::Tensor alias(const at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.is_cuda()) return tensor;
+    if (tensor.layout() == c10::kSparse) {
+      auto same = at::_sparse_coo_tensor_unsafe(alias(tensor._indices()), alias(tensor._values()), tensor.sizes());
+      return same._coalesced_(tensor.is_coalesced());
+    }
+    if (tensor.layout() != c10::kStrided) return tensor.to(c10::kCPU);
+    const c10::StorageImpl* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+    auto memory = c10::make_intrusive<c10::StorageImpl>(
+        c10::StorageImpl::use_byte_size_t(), storage->nbytes(), c10::DataPtr(const_cast<void*>(storage->data_ptr().get()), c10::Device(c10::kCPU)),
+        nullptr, /*resizable=*/false);
+    auto same = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(memory)), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
+    same.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+    if (tensor.is_conj()) same._set_conj(true);
+    if (tensor.is_neg()) same._set_neg(true);
+    return same;
+  }
+
+  static torch::jit::Stack to_cpu(const c10::IValue* arguments, size_t count, const Randomness& randomness) {
+    torch::jit::Stack here;
+    here.reserve(count);
+    for (size_t i = 0; i < count; i++) {
+      const c10::IValue& value = arguments[i];
+      if (value.isTensor()) {
+        here.emplace_back(alias(value.toTensor()));
+      } else if (value.isTensorList()) {
+        c10::List<at::Tensor> list;
+        for (const at::Tensor& tensor : value.toTensorList()) list.push_back(alias(tensor));
+        here.emplace_back(std::move(list));
+      } else if (value.isOptionalTensorList()) {
+        c10::List<std::optional<at::Tensor>> list;
+        for (std::optional<at::Tensor> tensor : value.toOptionalTensorList()) {
+          list.push_back(tensor ? std::optional<at::Tensor>(alias(*tensor)) : std::nullopt);
+        }
+        here.emplace_back(std::move(list));
+      } else if (value.isDevice()) {
+        here.emplace_back(c10::Device(c10::kCPU));
+      } else if (value.isGenerator()) {
+        here.emplace_back(randomness.cpu());
+      } else {
+        here.push_back(value);
+      }
+    }
+    return here;
+  }
+
+  // By the CPU's kernel; results take the arguments' place. False: there is none, so the results have no values.
+  static bool compute(const c10::OperatorHandle& op, const Schema& schema, const Randomness& randomness, torch::jit::Stack& here) {
+    c10::impl::ExcludeDispatchKeyGuard below_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+    if (Substitutes::compute(schema.name, here, randomness.seed)) return true;
+    if (!op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
+      lacking(schema.name);
+      return false;
+    }
+    // What is not given a generator draws from the CPU's own.
+    std::optional<Substitutes::Drawing> drawing;
+    if (randomness.draws) drawing.emplace(randomness.seed);
+    op.callBoxed(&here);
+    return true;
+  }
+
+  // The values of one result, which the GPU's operator has allocated.
+  static void hand_over(const c10::IValue& from, c10::IValue& to) {
+    if (to.isTensor() && from.isTensor()) {
+      const at::Tensor& there = to.toTensor();
+      const at::Tensor& here = from.toTensor();
+      if (!there.defined() || !here.defined()) return;
+      const at::Tensor target = alias(there);
+      if (target.sizes() == here.sizes()) target.copy_(here);
+    } else if (to.isTensorList() && from.isTensorList()) {
+      const auto there = to.toTensorList(), here = from.toTensorList();
+      for (size_t i = 0; i < there.size() && i < here.size(); i++) {
+        c10::IValue target(there.get(i));
+        hand_over(here.get(i), target);
+      }
+    } else if (!to.isTensor() && !to.isTensorList()) {
+      to = from;
+    }
+  }
+
+  // Results of the CPU are put on the GPU; what was written to, was where it lies.
+  static void run_here_first(
+      const c10::OperatorHandle& op, const Schema& schema, const Randomness& randomness, torch::jit::Stack& here, torch::jit::Stack& stack, size_t begin) {
+    const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
+    const c10::Device device = device_of(&stack[begin], stack.size() - begin);
+    const c10::Stream stream = guard.getStream(device);
+    const bool computed = compute(op, schema, randomness, here);
+    TORCH_CHECK(computed, schema.name, " has no CPU kernel, and the simulated GPU's libraries lack what it needs");
+    launch_(schema.name.data(), schema.name.size(), guard.getStreamNativeHandle(stream));
+    // Torch waits for what decides about sizes.
+    guard.synchronizeStream(stream);
+    torch::jit::Stack results;
+    for (size_t i = 0; i < here.size(); i++) {
+      const int same = schema.same_as[i];
+      results.push_back(same >= 0 ? stack[begin + same] : to_gpu(here[i], device));
+    }
+    stack.resize(begin);
+    for (auto& result : results) stack.push_back(std::move(result));
+  }
+
+  static c10::Device device_of(const c10::IValue* arguments, size_t count) {
+    std::optional<c10::Device> device;
+    for (size_t i = 0; i < count; i++) {
+      if (arguments[i].isDevice() && arguments[i].toDevice().is_cuda()) device = arguments[i].toDevice();
+      for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
+        if (tensor.is_cuda()) device = tensor.device();
+      });
+    }
+    return device && device->has_index() ? *device : current_device();
+  }
+
+  static c10::IValue to_gpu(const c10::IValue& value, c10::Device device) {
+    if (value.isTensor()) return value.toTensor().defined() ? c10::IValue(to_gpu(value.toTensor(), device)) : value;
+    if (!value.isTensorList()) return value;
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& tensor : value.toTensorList()) list.push_back(to_gpu(tensor, device));
+    return list;
+  }
+
+  static at::Tensor to_gpu(const at::Tensor& here, c10::Device device) {
+    if (here.layout() != c10::kStrided) return here.to(device);
+    auto there = at::empty_strided(here.sizes(), here.strides(), here.options().device(device));
+    alias(there).copy_(here);
+    return there;
+  }
+
+  static void lacking(const std::string& name) {
+    static std::mutex mutex;
+    static std::set<std::string>* said = new std::set<std::string>();
+    std::lock_guard<std::mutex> lock(mutex);
+    if (said->insert(name).second) TORCH_WARN("the values of ", name, " are not computed on simulated GPUs: the CPU has no kernel for it");
+  }
+
+  static inline Launch launch_ = nullptr;
+  static inline Settle settle_ = nullptr;
+  static inline bool wanted_ = false;
+};
+
+}  // namespace uniference

@@ -1,0 +1,241 @@
+// Owns the values of operators that only GPUs have, by operators of the CPU.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <functional>
+#include <unordered_map>
+
+#include "attention.h"
+
+namespace uniference {
+
+class Substitutes {
+ public:
+  // Computes an operator whose arguments are on the stack, tensors of the CPU; its results take their place. False: nothing stands for it.
+  static bool compute(const std::string& name, torch::jit::Stack& stack, uint64_t seed) {
+    if (Attention::computes(name, stack, seed)) return true;
+    const auto& known = all();
+    const auto found = known.find(name);
+    if (found == known.end()) return false;
+    found->second(stack, seed);
+    return true;
+  }
+
+ private:
+  using Function = std::function<void(torch::jit::Stack&, uint64_t seed)>;
+  using Stack = torch::jit::Stack;
+
+  static const std::unordered_map<std::string, Function>& all() {
+    static const std::unordered_map<std::string, Function> functions = {
+        {"aten::mm.dtype", [](Stack& s, uint64_t) { s = {at::mm(wide(s[0]), wide(s[1])).to(s[2].toScalarType())}; }},
+        {"aten::bmm.dtype", [](Stack& s, uint64_t) { s = {at::bmm(wide(s[0]), wide(s[1])).to(s[2].toScalarType())}; }},
+        {"aten::addmm.dtype",
+         [](Stack& s, uint64_t) { s = {at::addmm(wide(s[0]), wide(s[1]), wide(s[2]), s[4].toScalar(), s[5].toScalar()).to(s[3].toScalarType())}; }},
+        {"aten::baddbmm.dtype",
+         [](Stack& s, uint64_t) { s = {at::baddbmm(wide(s[0]), wide(s[1]), wide(s[2]), s[4].toScalar(), s[5].toScalar()).to(s[3].toScalarType())}; }},
+        {"aten::_fused_rms_norm_backward", &rms_norm_backward},
+        {"aten::cudnn_batch_norm", &batch_norm},
+        {"aten::cudnn_batch_norm_backward", &batch_norm_backward},
+        {"aten::batch_norm_stats", &batch_norm_stats},
+        {"aten::batch_norm_elemt", &batch_norm_elements},
+        {"aten::batch_norm_gather_stats_with_counts", &batch_norm_gather},
+        {"aten::batch_norm_backward_reduce", &batch_norm_backward_reduce},
+        {"aten::batch_norm_backward_elemt", &batch_norm_backward_elements},
+        {"aten::_cudnn_rnn", &rnn},
+        {"aten::_cudnn_rnn_backward", &rnn_backward},
+    };
+    return functions;
+  }
+
+  static at::Tensor wide(const at::Tensor& tensor) { return tensor.scalar_type() == at::kDouble ? tensor : tensor.to(at::kFloat); }
+  static at::Tensor wide(const c10::IValue& value) { return wide(value.toTensor()); }
+  static at::Tensor tensor_or_none(const c10::IValue& value) { return value.isNone() ? at::Tensor() : value.toTensor(); }
+
+  // (grad_out, input, normalized_shape, rstd, weight?, output_mask) -> (grad_input, grad_weight)
+  static void rms_norm_backward(Stack& s, uint64_t) {
+    const at::Tensor outer = wide(s[0]), input = wide(s[1]), scale = wide(s[3]), weight = tensor_or_none(s[4]);
+    std::vector<int64_t> last(s[2].toIntVector().size()), first(input.dim() - last.size());
+    for (size_t i = 0; i < last.size(); i++) last[i] = -static_cast<int64_t>(i) - 1;
+    for (size_t i = 0; i < first.size(); i++) first[i] = static_cast<int64_t>(i);
+    const at::Tensor normed = input * scale, inner = weight.defined() ? outer * wide(weight) : outer;
+    const at::Tensor of_input = scale * (inner - normed * (inner * normed).mean(last, true));
+    at::Tensor of_weight;
+    if (weight.defined()) of_weight = (first.empty() ? outer * normed : (outer * normed).sum(first)).to(weight.scalar_type());
+    s = {of_input.to(s[1].toTensor().scalar_type()), of_weight};
+  }
+
+  // (input, weight, bias?, running_mean?, running_var?, training, momentum, epsilon) -> (output, mean, 1 / deviation, reserve)
+  static void batch_norm(Stack& s, uint64_t) {
+    auto [output, mean, scale] = at::native_batch_norm(
+        s[0].toTensor(), tensor_or_none(s[1]), tensor_or_none(s[2]), tensor_or_none(s[3]), tensor_or_none(s[4]), s[5].toBool(), s[6].toDouble(),
+        s[7].toDouble());
+    s = {output, mean, scale, at::empty({0}, at::kByte)};
+  }
+
+  // (input, grad_output, weight, running_mean?, running_var?, save_mean?, save_var?, epsilon, reserve) -> gradients of input, weight, bias
+  static void batch_norm_backward(Stack& s, uint64_t) {
+    auto [of_input, of_weight, of_bias] = at::native_batch_norm_backward(
+        s[1].toTensor(), s[0].toTensor(), tensor_or_none(s[2]), tensor_or_none(s[3]), tensor_or_none(s[4]), tensor_or_none(s[5]), tensor_or_none(s[6]),
+        /*train=*/true, s[7].toDouble(), {true, true, true});
+    s = {of_input, of_weight, of_bias};
+  }
+
+  // Over all dimensions but the channels', the second.
+  static std::vector<int64_t> others(const at::Tensor& input) {
+    std::vector<int64_t> dimensions;
+    for (int64_t i = 0; i < input.dim(); i++) {
+      if (i != 1) dimensions.push_back(i);
+    }
+    return dimensions;
+  }
+
+  // One number a channel, as a tensor that broadcasts over `like`.
+  static at::Tensor by_channel(const at::Tensor& values, const at::Tensor& like) {
+    std::vector<int64_t> sizes(like.dim(), 1);
+    sizes[1] = values.numel();
+    return wide(values).reshape(sizes);
+  }
+
+  // (input, epsilon) -> (mean, 1 / deviation)
+  static void batch_norm_stats(Stack& s, uint64_t) {
+    const at::Tensor input = wide(s[0]);
+    const at::Tensor mean = input.mean(others(input)), variance = input.var(others(input), /*unbiased=*/false);
+    s = {mean, (variance + s[1].toDouble()).rsqrt()};
+  }
+
+  // (input, weight?, bias?, mean, 1 / deviation, epsilon) -> output
+  static void batch_norm_elements(Stack& s, uint64_t) {
+    const at::Tensor input = wide(s[0]), weight = tensor_or_none(s[1]), bias = tensor_or_none(s[2]);
+    at::Tensor output = (input - by_channel(s[3].toTensor(), input)) * by_channel(s[4].toTensor(), input);
+    if (weight.defined()) output = output * by_channel(weight, input);
+    if (bias.defined()) output = output + by_channel(bias, input);
+    s = {output.to(s[0].toTensor().scalar_type())};
+  }
+
+  // (input, means, 1 / deviations, running_mean?, running_var?, momentum, epsilon, counts) -> (mean, 1 / deviation) of all ranks' inputs
+  static void batch_norm_gather(Stack& s, uint64_t) {
+    const at::Tensor means = wide(s[1]), scales = wide(s[2]), counts = wide(s[7]).reshape({-1, 1});
+    const double momentum = s[5].toDouble(), epsilon = s[6].toDouble();
+    const at::Tensor total = counts.sum(), mean = (means * counts).sum(0) / total;
+    const at::Tensor variance = ((scales.pow(-2) - epsilon + (means - mean).square()) * counts).sum(0) / total;
+    if (at::Tensor running = tensor_or_none(s[3]); running.defined()) running.mul_(1 - momentum).add_(mean * momentum);
+    if (at::Tensor running = tensor_or_none(s[4]); running.defined()) running.mul_(1 - momentum).add_(variance * total / (total - 1) * momentum);
+    s = {mean, (variance + epsilon).rsqrt()};
+  }
+
+  // (grad_out, input, mean, 1 / deviation, weight?, three flags) -> (sum of gradients, of gradients times distances from the mean, of weight, of bias)
+  static void batch_norm_backward_reduce(Stack& s, uint64_t) {
+    const at::Tensor outer = wide(s[0]), input = wide(s[1]);
+    const at::Tensor sum = outer.sum(others(outer)), products = (outer * (input - by_channel(s[2].toTensor(), input))).sum(others(outer));
+    s = {sum, products, products * wide(s[3]), sum};
+  }
+
+  // (grad_out, input, mean, 1 / deviation, weight?, sum_dy, sum_dy_xmu, counts) -> grad_input
+  static void batch_norm_backward_elements(Stack& s, uint64_t) {
+    const at::Tensor outer = wide(s[0]), input = wide(s[1]), scale = by_channel(s[3].toTensor(), input), weight = tensor_or_none(s[4]);
+    const at::Tensor total = wide(s[7]).sum();
+    const at::Tensor sum = by_channel(wide(s[5]) / total, input), products = by_channel(wide(s[6]) / total, input);
+    at::Tensor result = (outer - sum - (input - by_channel(s[2].toTensor(), input)) * scale.square() * products) * scale;
+    if (weight.defined()) result = result * by_channel(weight, input);
+    s = {result.to(s[1].toTensor().scalar_type())};
+  }
+
+  // Recurrent networks, as cuDNN has them in one operator.
+  struct Rnn {
+    at::Tensor output, hidden, cell;
+  };
+
+  enum Mode : int64_t { kRelu = 0, kTanh = 1, kLstm = 2, kGru = 3 };
+
+  // Arguments of `_cudnn_rnn`: those of the network begin at `mode`.
+  static Rnn network(const at::Tensor& input, const std::vector<at::Tensor>& weights, int64_t stride, const at::Tensor& hidden, const at::Tensor& cell,
+                     const c10::IValue* mode, uint64_t seed) {
+    const int64_t layers = mode[3].toInt();
+    const bool batch_first = mode[4].toBool(), train = mode[6].toBool(), bidirectional = mode[7].toBool(), biases = stride == 4 || stride == 5;
+    const double dropout = mode[5].toDouble();
+    TORCH_CHECK(mode[8].toIntVector().empty(), "packed sequences have no values on simulated GPUs");
+    Drawing drawing(seed);
+    switch (mode[0].toInt()) {
+      case kLstm: {
+        auto [output, h, c] = at::lstm(input, {hidden, cell}, weights, biases, layers, dropout, train, bidirectional, batch_first);
+        return {output, h, c};
+      }
+      case kGru: {
+        auto [output, h] = at::gru(input, hidden, weights, biases, layers, dropout, train, bidirectional, batch_first);
+        return {output, h, at::Tensor()};
+      }
+      default: {
+        const bool relu = mode[0].toInt() == kRelu;
+        auto [output, h] = relu ? at::rnn_relu(input, hidden, weights, biases, layers, dropout, train, bidirectional, batch_first)
+                                : at::rnn_tanh(input, hidden, weights, biases, layers, dropout, train, bidirectional, batch_first);
+        return {output, h, at::Tensor()};
+      }
+    }
+  }
+
+ public:
+  // The CPU's generator draws from a seed while this lives.
+  class Drawing {
+   public:
+    explicit Drawing(uint64_t seed) : generator_(at::detail::getDefaultCPUGenerator()), state_(generator_.get_state()) { generator_.set_current_seed(seed); }
+    ~Drawing() { generator_.set_state(state_); }
+
+   private:
+    at::Generator generator_;
+    at::Tensor state_;
+  };
+
+ private:
+  static std::vector<at::Tensor> list(const c10::IValue& value) {
+    std::vector<at::Tensor> tensors;
+    for (const at::Tensor& tensor : value.toTensorList()) tensors.push_back(tensor);
+    return tensors;
+  }
+
+  // (input, weight[], stride, buffer?, hx, cx?, mode, ...) -> (output, hy, cy, reserve, buffer)
+  static void rnn(Stack& s, uint64_t seed) {
+    const Rnn result = network(s[0].toTensor(), list(s[1]), s[2].toInt(), s[4].toTensor(), tensor_or_none(s[5]), &s[6], seed);
+    // The backward pass draws the same.
+    at::Tensor reserve = at::full({1}, static_cast<int64_t>(seed), at::kLong).view(at::kByte);
+    s = {result.output, result.hidden, result.cell.defined() ? result.cell : at::empty({0}), reserve, at::Tensor()};
+  }
+
+  // (input, weight[], stride, buffer, hx, cx?, output, grad_output?, grad_hy?, grad_cy?, mode, ..., dropout_state?, reserve, mask)
+  // -> gradients of input, hx, cx and the weights: through the network, computed again.
+  static void rnn_backward(Stack& s, uint64_t) {
+    const at::Tensor reserve = s[20].toTensor();
+    const uint64_t seed = reserve.numel() >= 8 ? static_cast<uint64_t>(reserve.slice(0, 0, 8).clone().view(at::kLong).item<int64_t>()) : 0;
+    const c10::impl::LocalDispatchKeySet now = c10::impl::tls_local_dispatch_key_set();
+    const c10::impl::ForceDispatchKeyGuard with_autograd(now.included_, now.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+    const at::AutoGradMode on(true);
+    const auto leaf = [](const at::Tensor& tensor) { return tensor.defined() ? tensor.detach().clone().requires_grad_(true) : tensor; };
+    std::vector<at::Tensor> weights, inputs = {leaf(s[0].toTensor()), leaf(s[4].toTensor()), leaf(tensor_or_none(s[5]))};
+    for (const at::Tensor& weight : list(s[1])) weights.push_back(leaf(weight));
+    const Rnn result = network(inputs[0], weights, s[2].toInt(), inputs[1], inputs[2], &s[10], seed);
+    std::vector<at::Tensor> outputs, outer;
+    const at::Tensor results[] = {result.output, result.hidden, result.cell};
+    for (int i = 0; i < 3; i++) {
+      const at::Tensor gradient = tensor_or_none(s[7 + i]);
+      if (!gradient.defined() || !results[i].defined()) continue;
+      outputs.push_back(results[i]);
+      outer.push_back(gradient);
+    }
+    std::vector<at::Tensor> wanted;
+    for (const at::Tensor& input : inputs) {
+      if (input.defined()) wanted.push_back(input);
+    }
+    wanted.insert(wanted.end(), weights.begin(), weights.end());
+    const auto gradients = torch::autograd::grad(outputs, wanted, outer, /*retain_graph=*/false, /*create_graph=*/false, /*allow_unused=*/true);
+    size_t next = 0;
+    Stack out;
+    for (const at::Tensor& input : inputs) out.emplace_back(input.defined() ? gradients[next++] : at::Tensor());
+    c10::List<at::Tensor> of_weights;
+    while (next < gradients.size()) of_weights.push_back(gradients[next++]);
+    out.emplace_back(std::move(of_weights));
+    s = std::move(out);
+  }
+};
+
+}  // namespace uniference

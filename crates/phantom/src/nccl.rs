@@ -1,0 +1,465 @@
+//! Owns NCCL: communicators, and collectives and messages on streams. `nccl.h` of NCCL 2.30 has the prototypes.
+//!
+//! The engine carries them out in virtual time. Their data moves where the program's values are kept: a tensor's input is taken when the call is
+//! made, and its output is there when somebody looks at what the stream has done ([`crate::arrivals`]).
+
+use crate::arrivals::{self, Arrival};
+use crate::attach::communication;
+use crate::exports::{Out, Put, exports};
+use crate::memory;
+use crate::streams::{self, Handle};
+use crate::unimplemented::warn;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use uniference_protocol::phantom::{Call, Communication, Operation};
+
+/// `ncclResult_t`.
+type Status = c_int;
+pub(crate) const SUCCESS: Status = 0;
+const INVALID_ARGUMENT: Status = 4;
+const INVALID_USAGE: Status = 5;
+
+/// NCCL 2.30.7, of the package that the table of names was made from.
+const VERSION: c_int = 23_007;
+
+/// `NCCL_SPLIT_NOCOLOR`: the rank is in none of the new communicators.
+const NO_COLOR: c_int = -1;
+
+/// `ncclUniqueId`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct UniqueId([u8; 128]);
+
+/// What `ncclComm_t` points to.
+pub(crate) struct Communicator {
+    /// What its members know it by.
+    name: String,
+    /// The world's ranks, in its order.
+    ranks: Vec<u32>,
+    me: usize,
+    group: u32,
+    device: c_int,
+    /// How often it was split.
+    splits: Cell<u32>,
+    /// Factors of reductions that the program has made, by their number less [`MADE`].
+    factors: RefCell<Vec<f64>>,
+}
+
+/// The first number of a reduction that the program makes: `ncclNumOps`.
+const MADE: c_int = 5;
+
+/// A communicator as it comes with a call.
+type Of<'a> = Option<&'a Communicator>;
+
+thread_local! {
+    /// How deep the thread is in groups of calls, and the calls of the outermost.
+    static GROUP: RefCell<(u32, Vec<Pending>)> = const { RefCell::new((0, Vec::new())) };
+}
+
+/// A call that waits for the end of its group.
+struct Pending {
+    call: Call,
+    stream: Handle,
+    output: (usize, u64),
+    finish: Finish,
+    /// Where its input lies, if that is no memory of the program's.
+    scaled: Option<Vec<u8>>,
+}
+
+/// What is done with an output once it is there.
+#[derive(Clone, Copy)]
+struct Finish {
+    dtype: u32,
+    /// Elements are divided by this.
+    divide: Option<f64>,
+}
+
+exports! {
+    fn ncclGetVersion(version: Out<c_int>) -> Status { wrote(version.put(VERSION)) }
+    fn ncclGetErrorString(status: Status) -> *const c_char { describe(status).as_ptr() }
+    fn ncclGetLastError(_communicator: Of) -> *const c_char { c"".as_ptr() }
+
+    fn ncclGetUniqueId(id: Out<UniqueId>) -> Status {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let Some(link) = communication() else { return INVALID_USAGE };
+        let mut bytes = [0; 128];
+        bytes[..8].copy_from_slice(b"uniferen");
+        bytes[8..12].copy_from_slice(&link.rank.to_le_bytes());
+        bytes[12..20].copy_from_slice(&NEXT.fetch_add(1, Relaxed).to_le_bytes());
+        wrote(id.put(UniqueId(bytes)))
+    }
+    fn ncclCommInitRank(to: Out<*mut Communicator>, size: c_int, id: UniqueId, rank: c_int) -> Status {
+        meet(to, &name_of(&[id]), size, rank)
+    }
+    fn ncclCommInitRankConfig(to: Out<*mut Communicator>, size: c_int, id: UniqueId, rank: c_int, _config: *const c_void) -> Status {
+        meet(to, &name_of(&[id]), size, rank)
+    }
+    fn ncclCommInitRankScalable(to: Out<*mut Communicator>, size: c_int, rank: c_int, count: c_int, ids: *const UniqueId, _config: *const c_void) -> Status {
+        if ids.is_null() || count < 1 {
+            return INVALID_ARGUMENT;
+        }
+        // SAFETY: the caller says how many there are.
+        let ids = unsafe { std::slice::from_raw_parts(ids, count as usize) };
+        meet(to, &name_of(ids), size, rank)
+    }
+    fn ncclCommSplit(communicator: Of, color: c_int, key: c_int, to: Out<*mut Communicator>, _config: *const c_void) -> Status {
+        let Some(communicator) = communicator else { return INVALID_ARGUMENT };
+        communicator.split(color, key, to)
+    }
+    fn ncclCommFinalize(_communicator: Of) -> Status { SUCCESS }
+    fn ncclCommDestroy(communicator: *mut Communicator) -> Status { Communicator::close(communicator) }
+    fn ncclCommAbort(communicator: *mut Communicator) -> Status { Communicator::close(communicator) }
+    fn ncclCommGetAsyncError(communicator: Of, status: Out<Status>) -> Status {
+        if communicator.is_none() {
+            return INVALID_ARGUMENT;
+        }
+        wrote(status.put(SUCCESS))
+    }
+    fn ncclCommCount(communicator: Of, count: Out<c_int>) -> Status {
+        communicator.map_or(INVALID_ARGUMENT, |known| wrote(count.put(known.ranks.len() as c_int)))
+    }
+    fn ncclCommCuDevice(communicator: Of, device: Out<c_int>) -> Status {
+        communicator.map_or(INVALID_ARGUMENT, |known| wrote(device.put(known.device)))
+    }
+    fn ncclCommUserRank(communicator: Of, rank: Out<c_int>) -> Status {
+        communicator.map_or(INVALID_ARGUMENT, |known| wrote(rank.put(known.me as c_int)))
+    }
+    /// Registered buffers need no handle here; `ncclCommDeregister` takes what this gives.
+    fn ncclCommRegister(communicator: Of, _buffer: *const c_void, _size: usize, handle: Out<*const c_void>) -> Status {
+        if communicator.is_none() {
+            return INVALID_ARGUMENT;
+        }
+        wrote(handle.put(std::ptr::null()))
+    }
+    fn ncclCommDeregister(_communicator: Of, _handle: *const c_void) -> Status { SUCCESS }
+
+    fn ncclRedOpCreatePreMulSum(op: Out<c_int>, scalar: *const c_void, dtype: c_int, residence: c_int, communicator: Of) -> Status {
+        let Some(communicator) = communicator else { return INVALID_ARGUMENT };
+        if residence == 0 {
+            // `ncclScalarDevice`: what lies there is read when the reduction runs.
+            warn("NCCL: factors of reductions are read when they are made, also from memory of the GPU");
+        }
+        // SAFETY: the caller passes an element of this type; memory of simulated devices lies in the process.
+        let Some(factor) = (unsafe { element(scalar, dtype) }) else { return INVALID_ARGUMENT };
+        let mut factors = communicator.factors.borrow_mut();
+        factors.push(factor);
+        wrote(op.put(MADE + factors.len() as c_int - 1))
+    }
+    fn ncclRedOpDestroy(_op: c_int, communicator: Of) -> Status { if communicator.is_some() { SUCCESS } else { INVALID_ARGUMENT } }
+
+    fn ncclGroupStart() -> Status { GROUP.with_borrow_mut(|(depth, _)| *depth += 1); SUCCESS }
+    fn ncclGroupEnd() -> Status {
+        let calls = GROUP.with_borrow_mut(|(depth, calls)| {
+            if *depth == 0 {
+                return None;
+            }
+            *depth -= 1;
+            Some(if *depth == 0 { std::mem::take(calls) } else { Vec::new() })
+        });
+        calls.map_or(INVALID_USAGE, issue)
+    }
+
+    fn ncclAllReduce(from: usize, to: usize, count: usize, dtype: c_int, op: c_int, communicator: Of, stream: Handle) -> Status {
+        Asked { operation: Operation::AllReduce, from, to, count, dtype, op: Some(op), peer: None, parts: [1, 1] }.add(communicator, stream)
+    }
+    fn ncclReduce(from: usize, to: usize, count: usize, dtype: c_int, op: c_int, root: c_int, communicator: Of, stream: Handle) -> Status {
+        Asked { operation: Operation::Reduce, from, to, count, dtype, op: Some(op), peer: Some(root), parts: [1, 1] }.add(communicator, stream)
+    }
+    fn ncclBroadcast(from: usize, to: usize, count: usize, dtype: c_int, root: c_int, communicator: Of, stream: Handle) -> Status {
+        Asked { operation: Operation::Broadcast, from, to, count, dtype, op: None, peer: Some(root), parts: [1, 1] }.add(communicator, stream)
+    }
+    fn ncclBcast(buffer: usize, count: usize, dtype: c_int, root: c_int, communicator: Of, stream: Handle) -> Status {
+        ncclBroadcast(buffer, buffer, count, dtype, root, communicator, stream)
+    }
+    fn ncclAllGather(from: usize, to: usize, count: usize, dtype: c_int, communicator: Of, stream: Handle) -> Status {
+        Asked { operation: Operation::AllGather, from, to, count, dtype, op: None, peer: None, parts: [1, 0] }.add(communicator, stream)
+    }
+    fn ncclReduceScatter(from: usize, to: usize, count: usize, dtype: c_int, op: c_int, communicator: Of, stream: Handle) -> Status {
+        Asked { operation: Operation::ReduceScatter, from, to, count, dtype, op: Some(op), peer: None, parts: [0, 1] }.add(communicator, stream)
+    }
+    fn ncclAlltoAll(from: usize, to: usize, count: usize, dtype: c_int, communicator: Of, stream: Handle) -> Status {
+        Asked { operation: Operation::AllToAll, from, to, count, dtype, op: None, peer: None, parts: [0, 0] }.add(communicator, stream)
+    }
+    fn ncclGather(from: usize, to: usize, count: usize, dtype: c_int, root: c_int, communicator: Of, stream: Handle) -> Status {
+        Asked { operation: Operation::Gather, from, to, count, dtype, op: None, peer: Some(root), parts: [1, 0] }.add(communicator, stream)
+    }
+    fn ncclScatter(from: usize, to: usize, count: usize, dtype: c_int, root: c_int, communicator: Of, stream: Handle) -> Status {
+        Asked { operation: Operation::Scatter, from, to, count, dtype, op: None, peer: Some(root), parts: [0, 1] }.add(communicator, stream)
+    }
+    fn ncclSend(from: usize, count: usize, dtype: c_int, peer: c_int, communicator: Of, stream: Handle) -> Status {
+        Asked { operation: Operation::Send, from, to: 0, count, dtype, op: None, peer: Some(peer), parts: [1, 1] }.add(communicator, stream)
+    }
+    fn ncclRecv(to: usize, count: usize, dtype: c_int, peer: c_int, communicator: Of, stream: Handle) -> Status {
+        Asked { operation: Operation::Recv, from: 0, to, count, dtype, op: None, peer: Some(peer), parts: [1, 1] }.add(communicator, stream)
+    }
+}
+
+/// A call as it was made.
+struct Asked {
+    operation: Operation,
+    from: usize,
+    to: usize,
+    count: usize,
+    dtype: c_int,
+    op: Option<c_int>,
+    peer: Option<c_int>,
+    /// How many times `count` elements are sent and received; 0: once for each member.
+    parts: [usize; 2],
+}
+
+impl Asked {
+    fn add(self, communicator: Of, stream: Handle) -> Status {
+        let (Some(communicator), Some(link)) = (communicator, communication()) else { return INVALID_ARGUMENT };
+        let Some(size) = size_of(self.dtype) else { return INVALID_ARGUMENT };
+        let members = communicator.ranks.len();
+        if self.peer.is_some_and(|peer| peer < 0 || peer as usize >= members) {
+            return INVALID_ARGUMENT;
+        }
+        let bytes = |parts: usize| (self.count * size * if parts == 0 { members } else { parts }) as u64;
+        let is_root = self.peer == Some(communicator.me as c_int);
+        use Operation::{
+            AllGather, AllReduce, AllToAll, Broadcast, Gather, Recv, Reduce, ReduceScatter, Scatter, Send,
+        };
+        let (sends, receives) = match self.operation {
+            AllReduce | AllGather | ReduceScatter | AllToAll => (true, true),
+            Reduce | Gather => (true, is_root),
+            Broadcast | Scatter => (is_root, self.operation == Scatter || !is_root),
+            Send => (true, false),
+            Recv => (false, true),
+        };
+        let (reduction, factor) = match self.op {
+            None => (0, None),
+            // Sum, product, maximum, minimum; the average is a sum that is divided.
+            Some(op @ 0..=3) => (op, None),
+            Some(4) => (0, None),
+            Some(op) => match communicator.factors.borrow().get((op - MADE) as usize) {
+                Some(factor) => (0, Some(*factor)),
+                None => return INVALID_ARGUMENT,
+            },
+        };
+        let has_values = !link.is_large(self.count as u64, self.dtype);
+        let mut call = Call {
+            operation: self.operation as u32,
+            group: communicator.group,
+            dtype: self.dtype as u32,
+            reduction: reduction as u32,
+            peer: self.peer.unwrap_or(-1),
+            me: communicator.me as i32,
+            has_values: u32::from(has_values),
+            elements: self.count as u64,
+            input: if sends { self.from } else { 0 },
+            input_bytes: if sends { bytes(self.parts[0]) } else { 0 },
+            stream: 0,
+            first: 1,
+        };
+        // The root of a broadcast out of place has its own data.
+        if has_values && self.operation == Broadcast && is_root && self.from != self.to {
+            let _ = memory::copy(self.to, self.from, call.input_bytes as usize);
+        }
+        let scaled = factor.filter(|_| has_values).map(|factor| scaled(link, &call, factor));
+        if let Some(input) = &scaled {
+            call.input = input.as_ptr() as usize;
+        }
+        let output = if receives { (self.to, bytes(self.parts[1])) } else { (0, 0) };
+        let finish = Finish { dtype: self.dtype as u32, divide: (self.op == Some(4)).then_some(members as f64) };
+        let pending = Pending { call, stream, output, finish, scaled };
+        let alone = GROUP.with_borrow_mut(|(depth, calls)| {
+            if *depth > 0 {
+                calls.push(pending);
+                return None;
+            }
+            Some(pending)
+        });
+        alone.map_or(SUCCESS, |pending| issue(vec![pending]))
+    }
+}
+
+/// Hands calls over that start together.
+fn issue(calls: Vec<Pending>) -> Status {
+    let Some(link) = communication() else { return if calls.is_empty() { SUCCESS } else { INVALID_USAGE } };
+    let mut begun = BTreeSet::new();
+    // Input is what the streams have come to.
+    for pending in &calls {
+        let Ok(number) = streams::begin(pending.stream) else { return INVALID_ARGUMENT };
+        arrivals::settle_stream(number);
+    }
+    for Pending { mut call, stream, output, finish, scaled } in to_others(calls) {
+        let Ok(number) = streams::begin(stream) else { return INVALID_ARGUMENT };
+        call.stream = number;
+        call.first = u32::from(begun.insert(number));
+        // SAFETY: what the call names is there.
+        let handle = unsafe { (link.issue)(&call) };
+        drop(scaled);
+        if handle == Communication::REFUSED {
+            return INVALID_ARGUMENT;
+        }
+        let (to, bytes) = if call.has_values == 0 { (0, 0) } else { output };
+        arrivals::expect(number, Arrival { handle, to, bytes, dtype: finish.dtype, divide: finish.divide });
+    }
+    SUCCESS
+}
+
+/// Without messages of ranks to themselves, which are moved: the n-th that is sent to the n-th that is received.
+fn to_others(calls: Vec<Pending>) -> Vec<Pending> {
+    let own = |pending: &Pending, operation: Operation| {
+        pending.call.operation == operation as u32 && pending.call.peer == pending.call.me
+    };
+    let (mut sent, mut rest) = (VecDeque::new(), Vec::new());
+    let (sends, others): (Vec<Pending>, Vec<Pending>) = calls.into_iter().partition(|call| own(call, Operation::Send));
+    sent.extend(sends);
+    for pending in others {
+        if !own(&pending, Operation::Recv) {
+            rest.push(pending);
+        } else if let Some(send) = sent.pop_front() {
+            let bytes = send.call.input_bytes.min(pending.output.1);
+            if pending.call.has_values != 0 {
+                let _ = memory::copy(pending.output.0, send.call.input, bytes as usize);
+            }
+        }
+    }
+    rest
+}
+
+/// A call's input, each element times a factor.
+fn scaled(link: &Communication, call: &Call, factor: f64) -> Vec<u8> {
+    let mut copy = vec![0; call.input_bytes as usize];
+    let _ = memory::copy(copy.as_mut_ptr() as usize, call.input, copy.len());
+    (link.scale)(call.dtype, copy.as_mut_ptr() as usize, copy.len() as u64, factor);
+    copy
+}
+
+impl Communicator {
+    fn split(&self, color: c_int, key: c_int, to: Out<*mut Communicator>) -> Status {
+        let Some(link) = communication() else { return INVALID_USAGE };
+        self.splits.set(self.splits.get() + 1);
+        let name = format!("{}/{}", self.name, self.splits.get());
+        let mut mine = color.to_le_bytes().to_vec();
+        mine.extend(key.to_le_bytes());
+        let all = exchange(link, &name, self.me, self.ranks.len(), &mine);
+        let number = |bytes: &[u8]| c_int::from_le_bytes(bytes.try_into().expect("four bytes"));
+        if color == NO_COLOR {
+            return wrote(to.put(std::ptr::null_mut()));
+        }
+        let mut members: Vec<(c_int, usize)> = (0..all.len())
+            .filter(|member| number(&all[*member][..4]) == color)
+            .map(|member| (number(&all[member][4..8]), member))
+            .collect();
+        members.sort_unstable();
+        let ranks: Vec<u32> = members.iter().map(|(_, member)| self.ranks[*member]).collect();
+        let me = members.iter().position(|(_, member)| *member == self.me).expect("it has the color");
+        join(to, link, format!("{name}/{color}"), ranks, me)
+    }
+
+    fn close(communicator: *mut Communicator) -> Status {
+        if communicator.is_null() {
+            return INVALID_ARGUMENT;
+        }
+        // SAFETY: it comes from `join`, and the program does not use it any more.
+        drop(unsafe { Box::from_raw(communicator) });
+        SUCCESS
+    }
+}
+
+/// The members of a new communicator tell each other which ranks of the world they are.
+fn meet(to: Out<*mut Communicator>, name: &str, size: c_int, rank: c_int) -> Status {
+    let Some(link) = communication() else { return INVALID_USAGE };
+    if size < 1 || !(0..size).contains(&rank) {
+        return INVALID_ARGUMENT;
+    }
+    let all = exchange(link, name, rank as usize, size as usize, &link.rank.to_le_bytes());
+    let ranks = all.iter().map(|bytes| u32::from_le_bytes(bytes[..4].try_into().expect("four bytes"))).collect();
+    join(to, link, name.to_owned(), ranks, rank as usize)
+}
+
+fn join(to: Out<*mut Communicator>, link: &Communication, name: String, ranks: Vec<u32>, me: usize) -> Status {
+    // SAFETY: the ranks are there during the call.
+    let group = unsafe { (link.group)(ranks.as_ptr(), ranks.len()) };
+    if group == Communication::REFUSED {
+        return INVALID_USAGE;
+    }
+    let device = crate::device::current() as c_int;
+    let (splits, factors) = (Cell::new(0), RefCell::new(Vec::new()));
+    wrote(to.put(Box::into_raw(Box::new(Communicator { name, ranks, me, group, device, splits, factors }))))
+}
+
+/// What each of so many members says, through the ranks' key-value store.
+fn exchange(link: &Communication, name: &str, me: usize, members: usize, mine: &[u8]) -> Vec<Vec<u8>> {
+    let key = |member: usize| format!("uniference/nccl/{name}/{member}");
+    let own = key(me);
+    // SAFETY: key and value are there during the call.
+    unsafe { (link.publish)(own.as_ptr(), own.len(), mine.as_ptr(), mine.len()) };
+    (0..members)
+        .map(|member| {
+            let (key, mut value) = (key(member), vec![0; mine.len()]);
+            // SAFETY: the same; the value has as much room as is said.
+            unsafe { (link.look_up)(key.as_ptr(), key.len(), value.as_mut_ptr(), value.len()) };
+            value
+        })
+        .collect()
+}
+
+fn name_of(ids: &[UniqueId]) -> String {
+    static KNOWN: Mutex<BTreeMap<Vec<u8>, u32>> = Mutex::new(BTreeMap::new());
+    let bytes: Vec<u8> = ids.iter().flat_map(|id| id.0[8..20].iter().copied()).collect();
+    // An identifier may be used again, once its communicator is gone.
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let again = known.entry(bytes.clone()).and_modify(|count| *count += 1).or_insert(0);
+    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{digits}.{again}")
+}
+
+/// Bytes of an element of a `ncclDataType_t`.
+fn size_of(dtype: c_int) -> Option<usize> {
+    Some(match dtype {
+        0 | 1 | 10 | 11 => 1,
+        6 | 9 => 2,
+        2 | 3 | 7 => 4,
+        4 | 5 | 8 => 8,
+        _ => return None,
+    })
+}
+
+/// # Safety
+/// The pointer is to an element of the type.
+unsafe fn element(at: *const c_void, dtype: c_int) -> Option<f64> {
+    let narrow = |bits: u16, exponent: u32| {
+        let (fraction, sign) = (15 - exponent, if bits >> 15 == 0 { 1.0 } else { -1.0 });
+        let field = i32::from((bits >> fraction) & ((1 << exponent) - 1));
+        let mantissa = f64::from(bits & ((1 << fraction) - 1)) / f64::from(1_u32 << fraction);
+        let bias = (1 << (exponent - 1)) - 1;
+        sign * if field == 0 { mantissa * 2_f64.powi(1 - bias) } else { (1.0 + mantissa) * 2_f64.powi(field - bias) }
+    };
+    // SAFETY: the caller's.
+    unsafe {
+        Some(match dtype {
+            6 => narrow(at.cast::<u16>().read_unaligned(), 5),
+            7 => f64::from(at.cast::<f32>().read_unaligned()),
+            8 => at.cast::<f64>().read_unaligned(),
+            9 => narrow(at.cast::<u16>().read_unaligned(), 8),
+            _ => return None,
+        })
+    }
+}
+
+fn wrote(done: bool) -> Status {
+    if done { SUCCESS } else { INVALID_ARGUMENT }
+}
+
+/// In NCCL's words.
+fn describe(status: Status) -> &'static CStr {
+    match status {
+        0 => c"no error",
+        1 => c"unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+        2 => c"unhandled system error (run with NCCL_DEBUG=INFO for details)",
+        3 => c"internal error - please report this issue to the NCCL developers",
+        4 => c"invalid argument (run with NCCL_DEBUG=WARN for details)",
+        5 => c"invalid usage (run with NCCL_DEBUG=WARN for details)",
+        6 => c"remote process exited or there was a network error",
+        7 => c"NCCL operation in progress",
+        8 => c"operation timed out",
+        _ => c"unknown result code",
+    }
+}

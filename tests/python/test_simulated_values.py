@@ -1,0 +1,198 @@
+"""What operators compute on simulated GPUs: the CPU's values, whichever library a GPU would use for them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from harness import uniference, write_script
+
+pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch is built without CUDA")
+
+GPUS = {"UNIFERENCE_GPUS": "phantom"}
+
+COMPARE = """
+import torch, torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+
+def close(a, b, what):
+    assert torch.allclose(a.cpu().float(), b.float(), rtol=2e-2, atol=2e-2), (what, a.cpu(), b)
+
+def same(what, function, *tensors):
+    there = function(*(t.cuda() if isinstance(t, torch.Tensor) else t for t in tensors))
+    here = function(*tensors)
+    for a, b in zip(*(r if isinstance(r, tuple) else (r,) for r in (there, here)), strict=True):
+        assert a.device.type == "cuda", what
+        close(a, b, what)
+
+def trained(what, module, *inputs):
+    import copy
+    there, here = copy.deepcopy(module).cuda(), module
+    outputs = []
+    for m, where in ((there, "cuda"), (here, "cpu")):
+        given = [t.detach().to(where).requires_grad_(t.is_floating_point()) for t in inputs]
+        out = m(*given)
+        out = out[0] if isinstance(out, tuple) else out
+        out.float().square().sum().backward()
+        outputs.append([out] + [g.grad for g in given if g.grad is not None] + [p.grad for p in m.parameters()])
+    for a, b in zip(*outputs, strict=True):
+        close(a, b, what)
+"""
+
+
+CLUSTER = """
+backend = "nccl"
+[[device]]
+name = "gpu"
+model = "h100-sxm"
+[network]
+"""
+
+
+def run(directory: Path, body: str, *options: str) -> str:
+    (directory / "cluster.toml").write_text(CLUSTER)
+    script = write_script(directory, COMPARE + body)
+    cluster = ("--cluster", "cluster.toml")
+    done = uniference(
+        "run", *cluster, "--cuda", "--compute", "none", *options, script, cwd=directory, env=GPUS, cold=True
+    )
+    assert done.code == 0, done.err + done.out
+    return done.out
+
+
+def test_products_reductions_and_elements(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        """
+a, b = torch.randn(16, 24), torch.randn(24, 8)
+same("mm", torch.mm, a, b)
+same("add", lambda x: x + 1, a)
+same("sum", lambda x: x.sum(0), a)
+same("softmax", lambda x: x.softmax(-1), a)
+same("sort", lambda x: x.sort(dim=-1), a)
+same("topk", lambda x: x.topk(3), a)
+same("gather", lambda x: x.gather(1, torch.zeros(16, 2, dtype=torch.long, device=x.device)), a)
+same("cat", lambda x: torch.cat([x, x.flip(0)]), a)
+same("transpose", lambda x: (x.t() @ x).tril(), a)
+same("bf16", lambda x: (x.bfloat16() @ x.bfloat16().t()).float(), a)
+same("bmm", torch.bmm, torch.randn(3, 4, 5), torch.randn(3, 5, 6))
+x = torch.zeros(4, device="cuda"); x[1:3] += 2; x.mul_(3)
+assert x.tolist() == [0, 6, 6, 0]
+assert x.max().item() == 6 and bool((x > 0).any())
+""",
+    )
+
+
+def test_sizes_that_depend_on_values(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        """
+x = torch.tensor([3, 0, 3, 5], device="cuda")
+assert x.nonzero().flatten().tolist() == [0, 2, 3]
+assert x[x > 2].tolist() == [3, 3, 5]
+assert x.unique().tolist() == [0, 3, 5]
+assert x.bincount().tolist() == [1, 0, 0, 2, 0, 1]
+assert torch.equal(x, x.clone()) and not torch.equal(x, x + 1)
+assert x.repeat_interleave(torch.tensor([1, 0, 2, 1], device="cuda")).tolist() == [3, 3, 3, 5]
+x[x == 3] = 7
+assert x.tolist() == [7, 0, 7, 5]
+""",
+    )
+
+
+def test_layers_forward_and_backward(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        """
+trained("linear", nn.Linear(8, 4), torch.randn(5, 8))
+trained("convolution", nn.Conv2d(3, 4, 3, padding=1), torch.randn(2, 3, 8, 8))
+trained("layer norm", nn.LayerNorm(8), torch.randn(5, 8))
+trained("rms norm", nn.RMSNorm(8), torch.randn(5, 8))
+trained("batch norm", nn.BatchNorm2d(3), torch.randn(4, 3, 5, 5))
+trained("embedding", nn.Embedding(10, 4), torch.tensor([1, 2, 2, 9]))
+trained("lstm", nn.LSTM(6, 5, num_layers=2, bidirectional=True, batch_first=True), torch.randn(3, 7, 6))
+trained("gru", nn.GRU(6, 5), torch.randn(7, 3, 6))
+trained("transformer", nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True), torch.randn(2, 6, 16))
+""",
+    )
+
+
+@pytest.mark.parametrize("kernel", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH"])
+def test_attention(kernel: str, tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        f"""
+from torch.nn.attention import sdpa_kernel, SDPBackend
+for causal in (False, True):
+    q, k, v = (torch.randn(2, 4, 32, 16, dtype=torch.float16) for _ in range(3))
+    results = []
+    for where in ("cuda", "cpu"):
+        given = [t.detach().to(where).requires_grad_() for t in (q, k, v)]
+        with sdpa_kernel([SDPBackend.{kernel}] if where == "cuda" else [SDPBackend.MATH]):
+            out = F.scaled_dot_product_attention(*given, is_causal=causal)
+        out.float().square().sum().backward()
+        results.append([out] + [t.grad for t in given])
+    for a, b in zip(*results):
+        close(a, b, ("{kernel}", causal))
+""",
+    )
+
+
+def test_random_numbers_follow_the_generators_state(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        """
+torch.cuda.manual_seed(3)
+state = torch.cuda.get_rng_state()
+a, b = torch.randn(8, device="cuda"), torch.randn(8, device="cuda")
+assert not torch.equal(a, b) and 0.1 < a.std() < 3
+torch.cuda.set_rng_state(state)
+assert torch.equal(torch.randn(8, device="cuda"), a)
+mask = F.dropout(torch.ones(1000, device="cuda"), 0.25)
+assert 0.6 < (mask > 0).float().mean() < 0.9
+generator = torch.Generator("cuda").manual_seed(3)
+assert torch.equal(torch.randn(8, device="cuda", generator=generator), a)
+""",
+    )
+
+
+def test_linear_algebra_and_sparse_tensors(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        """
+m = torch.randn(6, 6, dtype=torch.float64); spd = m @ m.t() + 6 * torch.eye(6, dtype=torch.float64)
+same("svd", torch.linalg.svdvals, m)
+same("qr", lambda x: torch.linalg.qr(x)[1].abs(), m)
+same("cholesky", torch.linalg.cholesky, spd)
+same("inverse", torch.linalg.inv, spd)
+same("solve", torch.linalg.solve, spd, m)
+same("eigenvalues", torch.linalg.eigvalsh, spd)
+same("fft", lambda x: torch.fft.rfft(x).abs(), m)
+s = torch.sparse_coo_tensor(torch.tensor([[0, 1, 1], [2, 0, 2]]), torch.tensor([3.0, 4.0, 5.0]), (2, 3))
+close(torch.sparse.mm(s.cuda(), torch.ones(3, 2).cuda()), torch.sparse.mm(s, torch.ones(3, 2)), "sparse")
+""",
+    )
+
+
+def test_optimizers_and_scaled_gradients(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        """
+def train(where, fused):
+    torch.manual_seed(1)
+    model = nn.Linear(4, 4).to(where)
+    adam = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused, foreach=None if fused is None else False)
+    scaler = torch.amp.GradScaler(where, enabled=where == "cuda")
+    for _ in range(3):
+        with torch.autocast(where, torch.float16 if where == "cuda" else torch.bfloat16, enabled=False):
+            loss = model(torch.ones(2, 4, device=where)).square().sum()
+        adam.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(adam)
+        scaler.update()
+    return model.weight
+for fused in (True, None):
+    close(train("cuda", fused), train("cpu", fused), ("adam", fused))
+""",
+    )
