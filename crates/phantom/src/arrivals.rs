@@ -5,8 +5,6 @@
 //! launched before. Without values nobody waits.
 
 use crate::attach::communication;
-use crate::exports::exports;
-use crate::streams::{self, Handle};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -38,15 +36,6 @@ static STATE: Mutex<State> =
 
 /// How many are expected.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-
-exports! {
-    /// Fetches what a stream stands behind: values of what was launched on it are about to be looked at. For `cpp/mirror.h`.
-    fn uniference_phantom_settle(stream: Handle) {
-        if any() && let Ok(number) = streams::begin(stream) {
-            settle_stream(number);
-        }
-    }
-}
 
 /// Whether data is on its way.
 pub(crate) fn any() -> bool {

@@ -153,7 +153,8 @@ pub(crate) mod tests {
             elapsed,
             warn,
         };
-        let attached = Attached { own: 0, devices: vec![device; 2], peers: vec![1; 4], link: Some(link) };
+        let attached =
+            Attached { own: 0, devices: vec![device; 2], peers: vec![1; 4], link: Some(link), communication: None };
         let _ = ATTACHED.set(attached);
     }
 }

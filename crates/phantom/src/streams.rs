@@ -119,7 +119,14 @@ pub(crate) fn launch(stream: Handle, name: &str, bytes: u64) -> Status {
 }
 
 exports! {
-    /// The same for `cpp/mirror.h`; the name is of this length.
+    /// Fetches what communication brings to a stream: values of what was launched on it are about to be looked at, by `cpp/mirror.h`.
+    fn uniference_phantom_settle(stream: Handle) {
+        if arrivals::any() && let Ok(number) = begin(stream) {
+            arrivals::settle_stream(number);
+        }
+    }
+
+    /// Has a kernel start on a stream, for `cpp/mirror.h`; the name is of this length.
     fn uniference_phantom_launch(name: *const u8, length: usize, stream: Handle) {
         // SAFETY: the caller's.
         let name = unsafe { std::slice::from_raw_parts(name, length) };

@@ -7,13 +7,17 @@ use std::mem::MaybeUninit;
 use std::ptr::{addr_of_mut, null, null_mut};
 use std::sync::{Mutex, Once, PoisonError};
 use uniference_phantom as _;
-use uniference_protocol::phantom::{Device, Devices, Link, VERSION};
+use uniference_protocol::phantom::{Communication, Device, Devices, Link, VERSION};
 
 type P = *const c_void;
 type Handle = *mut c_void;
 
 unsafe extern "C" {
-    fn uniference_phantom_attach(devices: *const Devices, link: *const Link) -> c_int;
+    fn uniference_phantom_attach(
+        devices: *const Devices,
+        link: *const Link,
+        communication: *const Communication,
+    ) -> c_int;
 
     fn cublasCreate_v2(handle: *mut Handle) -> c_int;
     fn cublasDestroy_v2(handle: Handle) -> c_int;
@@ -232,7 +236,7 @@ fn attach() {
         addr_of_mut!((*link.as_mut_ptr()).version).write(VERSION);
         addr_of_mut!((*link.as_mut_ptr()).kernel).write(kernel);
         addr_of_mut!((*link.as_mut_ptr()).launch).write(launch);
-        uniference_phantom_attach(&devices, link.as_ptr())
+        uniference_phantom_attach(&devices, link.as_ptr(), std::ptr::null())
     };
     assert_eq!(done, 0);
 }

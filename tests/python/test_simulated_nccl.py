@@ -1,0 +1,166 @@
+"""torch's own ProcessGroupNCCL on simulated GPUs: what it brings, on which streams, and what is built on it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from harness import uniference, write_script
+
+pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
+
+CLUSTER = """
+backend = "nccl"
+[[device]]
+name = "gpu"
+model = "h100-sxm"
+count = 2
+[network]
+preset = "rail"
+per_server = 2
+fabric = "nvlink4"
+link = "infiniband_ndr"
+"""
+
+HEAD = """
+import copy, os
+import torch, torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+
+def full(value, elements=4, dtype=torch.float32):
+    return torch.full((elements,), value, device="cuda", dtype=dtype)
+"""
+
+
+def run(directory: Path, source: str, *options: str) -> str:
+    """Runs a script on two GPUs of one host; returns what it prints."""
+    (directory / "cluster.toml").write_text(CLUSTER)
+    script = write_script(directory, HEAD + source)
+    arguments = ("run", "--cluster", "cluster.toml", "--cuda", "--compute", "model", *options, script)
+    # The library is loaded with the interpreter, so ranks cannot come from one that runs already.
+    done = uniference(*arguments, cwd=directory, env={"UNIFERENCE_GPUS": "phantom"}, cold=True)
+    assert done.code == 0, done.err + done.out
+    assert "not implemented" not in done.err + done.out
+    return done.out
+
+
+def test_collectives_and_messages_bring_their_data(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        """
+x = full(rank + 1.0); dist.all_reduce(x); assert x.tolist() == [3.0] * 4
+x = torch.arange(3, device="cuda", dtype=torch.bfloat16) + rank
+dist.all_reduce(x, op=dist.ReduceOp.AVG); assert x.tolist() == [0.5, 1.5, 2.5]
+x = full(rank + 2, dtype=torch.int64); dist.all_reduce(x, op=dist.ReduceOp.MAX); assert x.tolist() == [3] * 4
+x = full(rank + 2.0); dist.all_reduce(x, op=dist.ReduceOp.PRODUCT); assert x.tolist() == [6.0] * 4
+x = full(1.0 + rank); dist.all_reduce(x, op=dist._make_nccl_premul_sum(0.5)); assert x.tolist() == [1.5] * 4
+out = [full(9.0, 2) for _ in range(2)]
+dist.all_gather(out, full(float(rank), 2)); assert [o.tolist() for o in out] == [[0.0, 0.0], [1.0, 1.0]]
+x = full(float(rank)); dist.broadcast(x, 1); assert x.tolist() == [1.0] * 4
+x = full(rank + 1.0); dist.reduce(x, 0); assert rank or x.tolist() == [3.0] * 4
+x = torch.empty(2, device="cuda")
+dist.reduce_scatter_tensor(x, torch.arange(4, device="cuda").float()); assert x.tolist() == [[0.0, 2.0], [4.0, 6.0]][rank]
+x = torch.empty(4, device="cuda")
+dist.all_to_all_single(x, torch.arange(4, device="cuda").float() + 10 * rank)
+assert x.tolist() == [[0, 1, 10, 11], [2, 3, 12, 13]][rank]
+x = torch.zeros(2, device="cuda")
+dist.send(full(7.0, 2), 1) if rank == 0 else dist.recv(x, 0)
+assert rank == 0 or x.tolist() == [7.0, 7.0]
+sent, got = full(float(rank), 2), full(9.0, 2)
+for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, 1 - rank), dist.P2POp(dist.irecv, got, 1 - rank)]):
+    work.wait()
+assert got.tolist() == [1.0 - rank] * 2
+objects = [None, None]
+dist.all_gather_object(objects, {"rank": rank}); assert objects == [{"rank": 0}, {"rank": 1}]
+group = dist.new_group([0, 1]); x = full(1.0); dist.all_reduce(x, group=group); assert x.tolist() == [2.0] * 4
+work = dist.all_reduce(x, async_op=True); work.wait(); assert x.tolist() == [4.0] * 4
+dist.barrier()
+dist.destroy_process_group()
+""",
+    )
+
+
+TRAIN = """
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+data = torch.arange(32).float().view(4, 8) / 10
+own = net(); sgd = torch.optim.SGD(own.parameters(), 0.1)
+for _ in range(3):
+    sgd.zero_grad(); own(data).square().mean().backward(); sgd.step()
+"""
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_distributed_data_parallel_trains_as_one_process_does(views: bool, tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        TRAIN
+        + f"""
+model = nn.parallel.DistributedDataParallel(net().cuda(), gradient_as_bucket_view={views})
+sgd = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    sgd.zero_grad(); model(data[2 * rank : 2 * rank + 2].cuda()).square().mean().backward(); sgd.step()
+for there, here in zip(model.parameters(), own.parameters(), strict=True):
+    assert torch.allclose(there.cpu(), here, atol=1e-6)
+dist.destroy_process_group()
+""",
+    )
+
+
+def test_fully_sharded_data_parallel_trains_as_one_process_does(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        TRAIN
+        + """
+from torch.distributed.fsdp import fully_shard
+model = net().cuda()
+for layer in (model[0], model[2], model):
+    fully_shard(layer)
+sgd = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    sgd.zero_grad(); model(data[2 * rank : 2 * rank + 2].cuda()).square().mean().backward(); sgd.step()
+for there, here in zip(model.parameters(), own.parameters(), strict=True):
+    assert torch.allclose(there.full_tensor().cpu(), here, atol=1e-6)
+dist.destroy_process_group()
+""",
+    )
+
+
+def test_a_collective_on_its_stream_overlaps_with_work_on_another(tmp_path: Path) -> None:
+    """Without values nobody waits for data: the all-reduce of 1 GiB and the products together take little more than the longer of them."""
+    out = run(
+        tmp_path,
+        """
+def timed(communicates, computes):
+    torch.cuda.synchronize()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    work = dist.all_reduce(gradients, async_op=True) if communicates else None
+    for _ in range(8 * computes):
+        torch.mm(weights, weights, out=product)
+    if work is not None:
+        work.wait()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)
+
+gradients = torch.empty(1 << 28, device="cuda")
+weights, product = (torch.empty(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+timed(True, True)
+both, communication, compute = timed(True, True), timed(True, False), timed(False, True)
+if rank == 0:
+    print("times", both, communication, compute)
+dist.destroy_process_group()
+""",
+        "--values",
+        "small",
+    )
+    both, communication, compute = map(float, out.split("times ")[1].split("\n")[0].split())
+    assert min(communication, compute) > 1
+    assert max(communication, compute) <= both < 1.35 * max(communication, compute)
+    assert both < 0.9 * (communication + compute)
