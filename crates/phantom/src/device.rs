@@ -1,6 +1,7 @@
 //! Owns which device a thread uses, and what the devices of the rank's host are.
 
 mod attributes;
+pub(crate) mod limits;
 
 use crate::attach::attached;
 use crate::errors::{INVALID_DEVICE, NO_DEVICE, PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_NOT_ENABLED, Status};

@@ -5,10 +5,10 @@ mod kernels;
 mod memories;
 mod streams;
 
+use crate::device::limits;
 use crate::device::{self, attribute, bus_id, find};
 use crate::errors::*;
 use crate::exports::{Items, Out, Put, Text, exports};
-use crate::runtime::limits;
 use crate::unimplemented::report;
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int, c_uint, c_ulonglong, c_void};

@@ -80,11 +80,6 @@ impl Text {
         // SAFETY: values of this type come as arguments from C only, and live as long as the call.
         (!self.0.is_null()).then(|| unsafe { CStr::from_ptr(self.0) })
     }
-
-    /// The pointer itself.
-    pub(crate) fn pointer(self) -> *const c_char {
-        self.0
-    }
 }
 
 /// An array that C passes with its length apart, or null.

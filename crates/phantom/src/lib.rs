@@ -14,7 +14,6 @@
 // NVIDIA's names, and as many arguments as its functions have.
 #![allow(non_snake_case, clippy::too_many_arguments)]
 #![allow(rustdoc::private_intra_doc_links, reason = "nobody uses it from Rust but its own tests")]
-#![allow(dead_code, reason = "the libraries that use it come one after the other")]
 
 mod arrivals;
 mod attach;

@@ -117,16 +117,6 @@ pub(crate) enum Place {
     Nowhere,
 }
 
-impl Place {
-    /// The device whose memory it is.
-    pub(crate) fn device(self) -> Option<usize> {
-        match self {
-            Place::Device { device, .. } => Some(device),
-            _ => None,
-        }
-    }
-}
-
 /// Memory of a device. Its pages are zero and take no memory of the host until they are touched.
 pub(crate) fn allocate(device: usize, bytes: usize) -> Result<usize, Status> {
     allocate_as(device, bytes, if bytes <= SMALL { Kind::Small } else { Kind::Plain }, false)

@@ -7,9 +7,6 @@ mod kernel;
 mod memories;
 mod stream;
 
-pub(crate) use devices::limits;
-pub(crate) use stream::capture_info;
-
 use crate::errors::{self, NOT_READY, Status};
 use crate::exports::exports;
 use std::cell::Cell;

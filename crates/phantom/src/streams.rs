@@ -11,7 +11,8 @@ use crate::errors::*;
 use crate::exports::exports;
 use crate::{arrivals, device, memory};
 pub(crate) use capture::{
-    Mode, begin_capture, capture_info, check_unsafe_call, end_capture, exchange_mode, update_dependencies,
+    Mode, begin_capture, capture_info, check_unsafe_call, end_capture, exchange_mode, report_capture,
+    update_dependencies,
 };
 pub(crate) use graphs::{
     HostFunction, Moved, Name, Node, add_empty, create_graph, dependencies, destroy_exec, destroy_graph, instantiate,
@@ -29,9 +30,8 @@ pub(crate) type Handle = *mut c_void;
 /// Flag of a stream: it does not wait for the legacy default stream, nor that one for it.
 pub(crate) const NON_BLOCKING: u32 = 1;
 
-/// Flags of an event: it takes no times; it is for several processes.
+/// Flag of an event: it takes no times.
 pub(crate) const NO_TIMING: u32 = 2;
-pub(crate) const INTERPROCESS: u32 = 4;
 
 /// Least and greatest priority that streams have (`cudaDeviceGetStreamPriorityRange` on devices of compute capability 7 and later).
 pub(crate) const PRIORITIES: (c_int, c_int) = (0, -5);

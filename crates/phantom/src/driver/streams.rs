@@ -3,7 +3,6 @@
 use super::{Context, Pointer, context, driver};
 use crate::errors::*;
 use crate::exports::{Items, Out, Put};
-use crate::runtime::capture_info;
 use crate::streams::{self, Handle, HostFunction, Mode, NON_BLOCKING};
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
@@ -37,7 +36,7 @@ driver! {
     fn cuStreamGetCaptureInfo_v3(
         stream: Handle, status: Out<c_int>, id: Out<u64>, graph: Out<Handle>, nodes: Out<*const Handle>, data: Out<*const c_void>, count: Out<usize>,
     ) {
-        capture_info(stream, status, id, graph, nodes, data, count)
+        streams::report_capture(stream, status, id, graph, nodes, data, count)
     }
     fn cuStreamUpdateCaptureDependencies_v2(stream: Handle, nodes: Items<Handle>, _data: *const c_void, count: usize, flags: c_uint) {
         if flags > 1 { return Err(INVALID_VALUE); }

@@ -73,7 +73,7 @@ runtime! {
         stream: Handle, status: Out<c_int>, id: Out<u64>, graph: Out<Handle>,
         nodes: Out<*const Handle>, data: Out<*const c_void>, count: Out<usize>,
     ) {
-        capture_info(stream, status, id, graph, nodes, data, count)
+        streams::report_capture(stream, status, id, graph, nodes, data, count)
     }
     fn cudaStreamUpdateCaptureDependencies(stream: Handle, nodes: Items<Handle>, _data: *const c_void, count: usize, flags: c_uint) {
         // 0 adds, 1 replaces.
@@ -85,32 +85,6 @@ runtime! {
         *number = streams::exchange_mode(mode(*number)?) as c_int;
         Ok(())
     }
-}
-
-/// What `cudaStreamGetCaptureInfo` and the driver's say. The list of nodes stays until the thread asks again.
-pub(crate) fn capture_info(
-    stream: Handle,
-    status: Out<c_int>,
-    id: Out<u64>,
-    graph: Out<Handle>,
-    nodes: Out<*const Handle>,
-    data: Out<*const c_void>,
-    count: Out<usize>,
-) -> Result<(), Status> {
-    thread_local! {
-        static NODES: std::cell::RefCell<Vec<Handle>> = const { std::cell::RefCell::new(Vec::new()) };
-    }
-    let Some(info) = streams::capture_info(stream)? else { return status.give(0) };
-    status.give(info.status)?;
-    id.put(info.id);
-    graph.put(info.graph);
-    data.put(std::ptr::null());
-    count.put(info.dependencies.len());
-    NODES.with_borrow_mut(|kept| {
-        *kept = info.dependencies;
-        nodes.put(kept.as_ptr());
-    });
-    Ok(())
 }
 
 extern "C" fn call_back(data: *mut c_void) {

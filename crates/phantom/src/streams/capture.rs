@@ -3,7 +3,9 @@
 use super::graphs::{Graph, node_handle};
 use super::{Handle, Kind, Node, State, lock, tell};
 use crate::errors::*;
-use std::cell::Cell;
+use crate::exports::{Out, Put};
+use std::cell::{Cell, RefCell};
+use std::ffi::{c_int, c_void};
 use std::thread::ThreadId;
 
 /// What others may do while a thread captures: `cudaStreamCaptureMode`.
@@ -46,6 +48,32 @@ pub(crate) struct Info {
     pub(crate) id: u64,
     pub(crate) graph: Handle,
     pub(crate) dependencies: Vec<Handle>,
+}
+
+/// What `cudaStreamGetCaptureInfo` and the driver's say. The list of nodes stays until the thread asks again.
+pub(crate) fn report_capture(
+    stream: Handle,
+    status: Out<c_int>,
+    id: Out<u64>,
+    graph: Out<Handle>,
+    nodes: Out<*const Handle>,
+    data: Out<*const c_void>,
+    count: Out<usize>,
+) -> Result<(), Status> {
+    thread_local! {
+        static NODES: RefCell<Vec<Handle>> = const { RefCell::new(Vec::new()) };
+    }
+    let Some(info) = capture_info(stream)? else { return status.give(0) };
+    status.give(info.status)?;
+    id.put(info.id);
+    graph.put(info.graph);
+    data.put(std::ptr::null());
+    count.put(info.dependencies.len());
+    NODES.with_borrow_mut(|kept| {
+        *kept = info.dependencies;
+        nodes.put(kept.as_ptr());
+    });
+    Ok(())
 }
 
 /// Has a stream capture into a new graph, or into the one given.

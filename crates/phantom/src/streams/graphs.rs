@@ -21,10 +21,6 @@ impl Name {
         Name { text: text.into(), number: OnceLock::new() }
     }
 
-    pub(crate) fn text(&self) -> &str {
-        &self.text
-    }
-
     fn number(&self, link: &Link) -> u32 {
         // SAFETY: the name is there during the call.
         *self.number.get_or_init(|| unsafe { (link.kernel)(self.text.as_ptr(), self.text.len()) })
