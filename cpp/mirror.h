@@ -54,17 +54,18 @@ class Mirror {
     const Randomness randomness(op, &stack[begin], count);
     torch::jit::Stack here = to_cpu(&stack[begin], count, randomness);
     const bool sparse = any_sparse(&stack[begin], count);
-    if (sparse || sized_by_values(schema, &stack[begin], count)) return run_here_first(op, schema, randomness, here, stack, begin);
+    if (sized_by_values(schema, &stack[begin], count)) return run_here_first(op, schema, randomness, here, stack, begin);
+    if (sparse) return run_sparse(op, schema, below, randomness, here, stack, begin);
     try {
       torch::jit::Stack attempt(stack.begin() + begin, stack.end());
       op.redispatchBoxed(below, &attempt);
       stack.resize(begin);
       for (auto& result : attempt) stack.push_back(std::move(result));
     } catch (const c10::Error& error) {
-      if (!lacks_function(error)) throw;
-      return run_here_first(op, schema, randomness, here, stack, begin);
+      if (!lacks_function(error) || !computes(op, schema, randomness, here)) throw;
+      return hand_out(schema, here, stack, begin);
     }
-    if (!compute(op, schema, randomness, here)) return;
+    if (!computes(op, schema, randomness, here)) return;
     for (size_t i = begin; i < stack.size(); i++) {
       const int same = schema.same_as[i - begin];
       if (same < 0) hand_over(here[i - begin], stack[i]);
@@ -197,6 +198,24 @@ class Mirror {
     return true;
   }
 
+  // The same where the GPU's operator has gone well: what the CPU's does not take has no values, and is no error of the program's.
+  static bool computes(const c10::OperatorHandle& op, const Schema& schema, const Randomness& randomness, torch::jit::Stack& here) {
+    try {
+      return compute(op, schema, randomness, here);
+    } catch (const std::exception&) {  // also what functions in Python raise
+      lacking(schema.name);
+      return false;
+    }
+  }
+
+  // Which elements there are is known with the values alone.
+  static void run_sparse(
+      const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, const Randomness& randomness, torch::jit::Stack& here,
+      torch::jit::Stack& stack, size_t begin) {
+    if (!computes(op, schema, randomness, here)) return op.redispatchBoxed(below, &stack);
+    hand_out(schema, here, stack, begin);
+  }
+
   // The values of one result, which the GPU's operator has allocated.
   static void hand_over(const c10::IValue& from, c10::IValue& to) {
     if (to.isTensor() && from.isTensor()) {
@@ -219,11 +238,15 @@ class Mirror {
   // Results of the CPU are put on the GPU; what was written to, was where it lies.
   static void run_here_first(
       const c10::OperatorHandle& op, const Schema& schema, const Randomness& randomness, torch::jit::Stack& here, torch::jit::Stack& stack, size_t begin) {
+    const bool computed = compute(op, schema, randomness, here);
+    TORCH_CHECK(computed, schema.name, " has no CPU kernel, and the simulated GPU's libraries lack what it needs");
+    hand_out(schema, here, stack, begin);
+  }
+
+  static void hand_out(const Schema& schema, torch::jit::Stack& here, torch::jit::Stack& stack, size_t begin) {
     const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
     const c10::Device device = device_of(&stack[begin], stack.size() - begin);
     const c10::Stream stream = guard.getStream(device);
-    const bool computed = compute(op, schema, randomness, here);
-    TORCH_CHECK(computed, schema.name, " has no CPU kernel, and the simulated GPU's libraries lack what it needs");
     launch_(schema.name.data(), schema.name.size(), guard.getStreamNativeHandle(stream));
     // Torch waits for what decides about sizes.
     guard.synchronizeStream(stream);
@@ -266,7 +289,7 @@ class Mirror {
     static std::mutex mutex;
     static std::set<std::string>* said = new std::set<std::string>();
     std::lock_guard<std::mutex> lock(mutex);
-    if (said->insert(name).second) TORCH_WARN("the values of ", name, " are not computed on simulated GPUs: the CPU has no kernel for it");
+    if (said->insert(name).second) TORCH_WARN("the values of ", name, " are not computed on simulated GPUs: the CPU has no kernel for such a call");
   }
 
   static inline Launch launch_ = nullptr;

@@ -35,6 +35,12 @@ class Substitutes {
          [](Stack& s, uint64_t) { s = {at::addmm(wide(s[0]), wide(s[1]), wide(s[2]), s[4].toScalar(), s[5].toScalar()).to(s[3].toScalarType())}; }},
         {"aten::baddbmm.dtype",
          [](Stack& s, uint64_t) { s = {at::baddbmm(wide(s[0]), wide(s[1]), wide(s[2]), s[4].toScalar(), s[5].toScalar()).to(s[3].toScalarType())}; }},
+        // Which of cuSOLVER's routines is used is nothing to the CPU.
+        {"aten::_linalg_svd",
+         [](Stack& s, uint64_t) {
+           auto [u, values, v] = at::_linalg_svd(s[0].toTensor(), s[1].toBool(), s[2].toBool());
+           s = {u, values, v};
+         }},
         {"aten::_fused_rms_norm_backward", &rms_norm_backward},
         {"aten::cudnn_batch_norm", &batch_norm},
         {"aten::cudnn_batch_norm_backward", &batch_norm_backward},
@@ -155,8 +161,23 @@ class Substitutes {
     const int64_t layers = mode[3].toInt();
     const bool batch_first = mode[4].toBool(), train = mode[6].toBool(), bidirectional = mode[7].toBool(), biases = stride == 4 || stride == 5;
     const double dropout = mode[5].toDouble();
-    TORCH_CHECK(mode[8].toIntVector().empty(), "packed sequences have no values on simulated GPUs");
     Drawing drawing(seed);
+    if (const auto sizes = mode[8].toIntVector(); !sizes.empty()) {
+      const at::Tensor packed = at::tensor(sizes, at::kLong);
+      if (mode[0].toInt() == kLstm) {
+        auto [output, h, c] = at::lstm(input, packed, {hidden, cell}, weights, biases, layers, dropout, train, bidirectional);
+        return {output, h, c};
+      }
+      const auto run = [&](auto&& function) {
+        auto [output, h] = function(input, packed, hidden, weights, biases, layers, dropout, train, bidirectional);
+        return Rnn{output, h, at::Tensor()};
+      };
+      switch (mode[0].toInt()) {
+        case kGru: return run([](auto&&... arguments) { return at::gru(arguments...); });
+        case kRelu: return run([](auto&&... arguments) { return at::rnn_relu(arguments...); });
+        default: return run([](auto&&... arguments) { return at::rnn_tanh(arguments...); });
+      }
+    }
     switch (mode[0].toInt()) {
       case kLstm: {
         auto [output, h, c] = at::lstm(input, {hidden, cell}, weights, biases, layers, dropout, train, bidirectional, batch_first);
