@@ -68,8 +68,8 @@ class Library:
     def communication(self, channel: Channel, limit: int | None) -> int:
         """What a library of simulated GPUs communicates by: see `Channel.communication`."""
         names = ("combine", "scale", "site")
-        functions = (_address(getattr(self.functions, f"uniference_capture_{name}")) for name in names)
-        return channel.communication(*functions, limit)
+        combine, scale, site = (_address(getattr(self.functions, f"uniference_capture_{name}")) for name in names)
+        return channel.communication(combine, scale, site, limit)
 
     def mirror(self, launch: int, settle: int) -> None:
         """Operators on simulated GPUs have values from here on: by functions of the library of these GPUs."""
