@@ -144,13 +144,15 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   Definition* definition;
   uint64_t line;
   bool computes;
+  bool has_values;
   {
     OwnWork ours;
     const c10::IValue* arguments = count == 0 ? nullptr : &(*stack)[begin];
     Definitions::key(schema, arguments, count, key);
     definition = &Definitions::get().find(key);
     line = Lines::get().here();
-    computes = values.computes(schema, arguments, count);
+    computes = on_gpu || values.computes(schema, arguments, count);
+    has_values = on_gpu && values.has_values(schema, arguments, count);
     if (!values.all()) kept.assign(stack->begin() + begin, stack->end());
     read.clear();
     for (size_t i = 0; i < count; i++) {
@@ -173,7 +175,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   bool answered = !computes && values.answer(op, schema, *definition, *stack);
   if (!answered) {
     Operator running;
-    on_gpu ? Mirror::run(op, schema, below, *stack) : op.redispatchBoxed(below, stack);
+    on_gpu ? Mirror::run(op, schema, below, *stack, has_values) : op.redispatchBoxed(below, stack);
   }
   {
     const uint64_t lasted = timed ? computing.end() : 0;

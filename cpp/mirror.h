@@ -44,17 +44,19 @@ class Mirror {
     return on_gpu;
   }
 
-  // Carries out a call whose arguments are on the stack, on the GPU and on the CPU.
-  static void run(const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack) {
+  // Carries out a call whose arguments are on the stack, on the GPU and, if it `has_values`, on the CPU. Sizes that depend on values are found
+  // there however large it is.
+  static void run(const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack, bool has_values) {
     const size_t count = op.schema().arguments().size();
     const size_t begin = stack.size() - count;
-    if (schema.view || moves_no_values(schema.name)) return op.redispatchBoxed(below, &stack);
+    const bool sized = sized_by_values(schema, &stack[begin], count);
+    if (schema.view || moves_no_values(schema.name) || !(has_values || sized)) return op.redispatchBoxed(below, &stack);
     const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
     settle_(guard.getStreamNativeHandle(guard.getStream(device_of(&stack[begin], count))));
     const Randomness randomness(op, &stack[begin], count);
     torch::jit::Stack here = to_cpu(&stack[begin], count, randomness);
     const bool sparse = any_sparse(&stack[begin], count);
-    if (sized_by_values(schema, &stack[begin], count)) return run_here_first(op, schema, randomness, here, stack, begin);
+    if (sized) return run_here_first(op, schema, randomness, here, stack, begin);
     if (sparse) return run_sparse(op, schema, below, randomness, here, stack, begin);
     try {
       torch::jit::Stack attempt(stack.begin() + begin, stack.end());

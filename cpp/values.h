@@ -27,6 +27,16 @@ class Values {
   // Whether communication moves the size of a tensor, and no data.
   bool is_large(const at::Tensor& tensor) const { return tensor.numel() > limit_ && tensor.is_floating_point(); }
 
+  // Whether a call of a simulated GPU has values: its tensors, those that it makes included, are small.
+  bool has_values(const Schema& schema, const c10::IValue* arguments, size_t count) const {
+    if (all()) return true;
+    int64_t most = schema.factory ? elements_asked(arguments, count) : 0;
+    for (size_t i = 0; i < count; i++) {
+      for_each_tensor(arguments[i], [&](const at::Tensor& tensor) { most = std::max(most, tensor.numel()); });
+    }
+    return most <= limit_;
+  }
+
   // Whether a call is to be carried out as always.
   bool computes(const Schema& schema, const c10::IValue* arguments, size_t count) const {
     if (all() || schema.view) return true;

@@ -101,6 +101,25 @@ assert x.tolist() == [7, 0, 7, 5]
     )
 
 
+def test_what_is_too_large_is_not_computed(tmp_path: Path) -> None:
+    """A product of so many elements would take minutes on the host. What is small is computed, though it comes from the same allocator."""
+    run(
+        tmp_path,
+        """
+large = torch.randn(1 << 15, 1 << 15, device="cuda", dtype=torch.bfloat16)
+assert large.is_cuda
+for _ in range(20):
+    large = large @ large
+assert large.shape == (1 << 15, 1 << 15) and large.is_cuda
+x = torch.arange(6, device="cuda").view(2, 3).float()
+assert (x @ x.t()).tolist() == [[5, 14], [14, 50]]
+assert x[x > 3].tolist() == [4, 5]
+""",
+        "--values",
+        "small",
+    )
+
+
 def test_layers_forward_and_backward(tmp_path: Path) -> None:
     run(
         tmp_path,
