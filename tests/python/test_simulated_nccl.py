@@ -1,5 +1,6 @@
 """torch's own ProcessGroupNCCL on simulated GPUs: what it brings, on which streams, and what is built on it."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -36,14 +37,18 @@ def full(value, elements=4, dtype=torch.float32):
 
 
 def run(directory: Path, source: str, *options: str) -> str:
-    """Runs a script on two GPUs of one host; returns what it prints."""
+    """Runs a script on two GPUs of one host, and replays it with the same figures; returns what it prints."""
     (directory / "cluster.toml").write_text(CLUSTER)
     script = write_script(directory, HEAD + source)
-    arguments = ("run", "--cluster", "cluster.toml", "--cuda", "--compute", "model", *options, script)
+    arguments = ("run", "--cluster", "cluster.toml", "--cuda", "--compute", "model", "--out", "out", *options, script)
     # The library is loaded with the interpreter, so ranks cannot come from one that runs already.
     done = uniference(*arguments, cwd=directory, env={"UNIFERENCE_GPUS": "phantom"}, cold=True)
     assert done.code == 0, done.err + done.out
     assert "not implemented" not in done.err + done.out
+    replay = uniference("replay", "out", "--json", cwd=directory)
+    assert replay.code == 0, replay.err
+    report, again = json.loads((directory / "out" / "report.json").read_text()), json.loads(replay.out)
+    assert (again["digest"], again["makespan_ps"]) == (report["digest"], report["makespan_ps"])
     return done.out
 
 

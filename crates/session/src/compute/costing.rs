@@ -562,7 +562,8 @@ impl<I: Iterator<Item = (TaskId, RecordedStep, String)>> RankSteps<I> {
         let mut costing = self.costing.borrow_mut();
         let way = costing.ranks[self.rank.index()].plan.way;
         if ahead.works.is_empty() {
-            if queue.stream().is_some() {
+            // A slice that begins with work of a stream has handed it over in the time of an operator that an earlier one has begun.
+            if queue.stream().is_some() && ahead.operators.is_empty() {
                 costing.differs.get_or_insert(self.rank);
                 return work.clone();
             }
