@@ -23,7 +23,10 @@ class Attention {
                none, none};
     } else if (name == "aten::_scaled_dot_product_efficient_attention") {
       const Attention attention(stack[0], stack[1], stack[2], stack[3].toOptional<at::Tensor>(), stack[5], stack[6], stack[7], seed);
-      stack = {attention.output(), attention.log_sums(), seed_as_tensor(seed, {}), at::zeros({}, at::kLong)};
+      // The kernel works on 32 queries at a time, and says sums where they are asked for.
+      const int64_t queries = stack[0].toTensor().size(2);
+      const at::Tensor sums = at::constant_pad_nd(attention.log_sums(), {0, (queries + 31) / 32 * 32 - queries});
+      stack = {attention.output(), stack[4].toBool() ? sums : sums.narrow(2, 0, 0), seed_as_tensor(seed, {}), at::zeros({}, at::kLong)};
     } else if (name == "aten::_scaled_dot_product_cudnn_attention") {
       const Attention attention(stack[0], stack[1], stack[2], stack[3].toOptional<at::Tensor>(), stack[5], stack[6], stack[8], seed);
       const at::Tensor none = at::empty({0});

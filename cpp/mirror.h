@@ -70,7 +70,7 @@ class Mirror {
     if (!computes(op, schema, randomness, here)) return;
     for (size_t i = begin; i < stack.size(); i++) {
       const int same = schema.same_as[i - begin];
-      if (same < 0) hand_over(here[i - begin], stack[i]);
+      if (same < 0) hand_over(schema.name, here[i - begin], stack[i]);
     }
   }
 
@@ -135,7 +135,7 @@ class Mirror {
   // In the words of the simulated libraries (`crates/phantom/src/unimplemented.rs`), behind torch's own.
   static bool lacks_function(const c10::Error& error) {
     const std::string what = error.what_without_backtrace();
-    return what.find("NOT_SUPPORTED") != std::string::npos || what.find("not supported") != std::string::npos;
+    return what.find("_NOT_SUPPORTED") != std::string::npos || what.find("operation not supported") != std::string::npos;
   }
 
   // The same bytes as a tensor of the CPU.
@@ -218,19 +218,28 @@ class Mirror {
     hand_out(schema, here, stack, begin);
   }
 
+  // Bytes that a library keeps for the backward pass: the GPU's needs more of them.
+  static bool is_state(const at::Tensor& tensor) { return tensor.scalar_type() == at::kByte && tensor.dim() == 1; }
+
   // The values of one result, which the GPU's operator has allocated.
-  static void hand_over(const c10::IValue& from, c10::IValue& to) {
+  static void hand_over(const std::string& name, const c10::IValue& from, c10::IValue& to) {
     if (to.isTensor() && from.isTensor()) {
       const at::Tensor& there = to.toTensor();
       const at::Tensor& here = from.toTensor();
       if (!there.defined() || !here.defined()) return;
       const at::Tensor target = alias(there);
-      if (target.sizes() == here.sizes()) target.copy_(here);
+      if (target.sizes() == here.sizes()) {
+        target.copy_(here);
+      } else if (is_state(target) && is_state(here) && here.numel() <= target.numel()) {
+        target.narrow(0, 0, here.numel()).copy_(here);
+      } else {
+        lacking(name);
+      }
     } else if (to.isTensorList() && from.isTensorList()) {
       const auto there = to.toTensorList(), here = from.toTensorList();
       for (size_t i = 0; i < there.size() && i < here.size(); i++) {
         c10::IValue target(there.get(i));
-        hand_over(here.get(i), target);
+        hand_over(name, here.get(i), target);
       }
     } else if (!to.isTensor() && !to.isTensorList()) {
       to = from;

@@ -219,7 +219,7 @@ class Substitutes {
   static void rnn(Stack& s, uint64_t seed) {
     const Rnn result = network(s[0].toTensor(), list(s[1]), s[2].toInt(), s[4].toTensor(), tensor_or_none(s[5]), &s[6], seed);
     // The backward pass draws the same.
-    at::Tensor reserve = at::full({1}, static_cast<int64_t>(seed), at::kLong).view(at::kByte);
+    const at::Tensor reserve = at::full({1}, static_cast<int64_t>(seed), at::kLong).view(at::kByte);
     s = {result.output, result.hidden, result.cell.defined() ? result.cell : at::empty({0}), reserve, at::Tensor()};
   }
 

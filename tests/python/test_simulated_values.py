@@ -176,6 +176,37 @@ assert torch.equal(torch.randn(8, device="cuda", generator=generator), a)
     )
 
 
+def test_dropout_is_the_same_in_the_backward_pass(tmp_path: Path) -> None:
+    """Gradients against differences of the loss, with the same numbers drawn again."""
+    run(
+        tmp_path,
+        """
+from torch.nn.attention import sdpa_kernel, SDPBackend
+
+def check(what, x, function):
+    def loss(x):
+        torch.cuda.manual_seed(5)
+        return function(x).double().square().sum()
+    x = x.cuda().requires_grad_()
+    loss(x).backward()
+    direction = torch.randn(x.shape).cuda()
+    with torch.no_grad():
+        difference = (loss(x + 1e-2 * direction) - loss(x - 1e-2 * direction)) / 2e-2
+    expected = (x.grad * direction).sum().double()
+    assert abs(difference - expected) < 0.02 * abs(expected) + 0.02, (what, difference, expected)
+
+lstm = nn.LSTM(6, 5, num_layers=3, dropout=0.5).cuda()
+check("lstm", torch.randn(7, 3, 6), lambda x: lstm(x)[0])
+check("dropout", torch.randn(50), lambda x: F.dropout(x, 0.5))
+
+def attention(x):
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION]):
+        return F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
+check("attention", torch.randn(2, 3, 20, 8), attention)
+""",
+    )
+
+
 def test_linear_algebra_and_sparse_tensors(tmp_path: Path) -> None:
     run(
         tmp_path,

@@ -283,7 +283,12 @@ fn issue(calls: Vec<Pending>) -> Status {
     let mut begun = BTreeSet::new();
     // Input is what the streams have come to.
     for pending in &calls {
-        let Ok(number) = streams::begin(pending.stream) else { return INVALID_ARGUMENT };
+        let Ok(number) = streams::begin(pending.stream) else {
+            warn(
+                "NCCL: calls on a stream that is captured into a graph are not implemented for simulated GPUs; the program got an error",
+            );
+            return INVALID_USAGE;
+        };
         arrivals::settle_stream(number);
     }
     for Pending { mut call, stream, output, finish, scaled } in to_others(calls) {
