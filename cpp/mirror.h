@@ -7,6 +7,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -51,8 +52,11 @@ class Mirror {
     const size_t begin = stack.size() - count;
     const bool sized = sized_by_values(schema, &stack[begin], count);
     if (schema.view || moves_no_values(schema.name) || !(has_values || sized)) return op.redispatchBoxed(below, &stack);
+    const c10::Device device = device_of(&stack[begin], count);
+    // Default streams are the current device's, and so are generators.
+    const c10::DeviceGuard on(device);
     const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
-    settle_(guard.getStreamNativeHandle(guard.getStream(device_of(&stack[begin], count))));
+    settle_(guard.getStreamNativeHandle(guard.getStream(device)));
     const Randomness randomness(op, &stack[begin], count);
     torch::jit::Stack here = to_cpu(&stack[begin], count, randomness);
     const bool sparse = any_sparse(&stack[begin], count);
@@ -67,10 +71,15 @@ class Mirror {
       if (!lacks_function(error) || !computes(op, schema, randomness, here)) throw;
       return hand_out(schema, here, stack, begin);
     }
-    if (!computes(op, schema, randomness, here)) return;
+    const bool computed = computes(op, schema, randomness, here);
+    if (!computed) lacking(schema.name);
     for (size_t i = begin; i < stack.size(); i++) {
-      const int same = schema.same_as[i - begin];
-      if (same < 0) hand_over(schema.name, here[i - begin], stack[i]);
+      if (schema.same_as[i - begin] >= 0) continue;
+      if (computed) {
+        hand_over(schema.name, here[i - begin], stack[i]);
+      } else {
+        for_each_tensor(stack[i], [](const at::Tensor& tensor) { zero(tensor); });
+      }
     }
   }
 
@@ -100,7 +109,8 @@ class Mirror {
   static bool moves_no_values(const std::string& name) {
     static const std::set<std::string> names = {
         "aten::_local_scalar_dense", "aten::record_stream", "aten::_pin_memory", "aten::is_pinned", "aten::resize_",  "aten::set_.source_Storage",
-        "aten::set_.source_Storage_storage_offset", "aten::set_.source_Tensor", "aten::set_", "aten::_resize_output_", "aten::_cudnn_init_dropout_state"};
+        "aten::set_.source_Storage_storage_offset", "aten::set_.source_Tensor", "aten::set_", "aten::_resize_output_", "aten::_cudnn_init_dropout_state",
+        "aten::_cudnn_rnn_flatten_weight"};
     return names.count(name) != 0 || name.rfind("aten::empty", 0) == 0 || name.rfind("aten::new_empty", 0) == 0;
   }
 
@@ -188,15 +198,13 @@ class Mirror {
   // By the CPU's kernel; results take the arguments' place. False: there is none, so the results have no values.
   static bool compute(const c10::OperatorHandle& op, const Schema& schema, const Randomness& randomness, torch::jit::Stack& here) {
     c10::impl::ExcludeDispatchKeyGuard below_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
-    if (Substitutes::compute(schema.name, here, randomness.seed)) return true;
-    if (!op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
-      lacking(schema.name);
-      return false;
+    if (!Substitutes::compute(schema.name, here, randomness.seed)) {
+      if (!op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) return false;
+      // What is not given a generator draws from the CPU's own.
+      std::optional<Substitutes::Drawing> drawing;
+      if (randomness.draws) drawing.emplace(randomness.seed);
+      op.callBoxed(&here);
     }
-    // What is not given a generator draws from the CPU's own.
-    std::optional<Substitutes::Drawing> drawing;
-    if (randomness.draws) drawing.emplace(randomness.seed);
-    op.callBoxed(&here);
     return true;
   }
 
@@ -205,16 +213,23 @@ class Mirror {
     try {
       return compute(op, schema, randomness, here);
     } catch (const std::exception&) {  // also what functions in Python raise
-      lacking(schema.name);
       return false;
     }
+  }
+
+  // What was not computed reads as zero, not as what the memory was before.
+  static void zero(const at::Tensor& tensor) {
+    if (tensor.defined() && tensor.is_cuda() && tensor.layout() == c10::kStrided) alias(tensor).zero_();
   }
 
   // Which elements there are is known with the values alone.
   static void run_sparse(
       const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, const Randomness& randomness, torch::jit::Stack& here,
       torch::jit::Stack& stack, size_t begin) {
-    if (!computes(op, schema, randomness, here)) return op.redispatchBoxed(below, &stack);
+    if (!computes(op, schema, randomness, here)) {
+      lacking(schema.name);
+      return op.redispatchBoxed(below, &stack);
+    }
     hand_out(schema, here, stack, begin);
   }
 

@@ -41,6 +41,10 @@ class Substitutes {
            auto [u, values, v] = at::_linalg_svd(s[0].toTensor(), s[1].toBool(), s[2].toBool());
            s = {u, values, v};
          }},
+        {"aten::_softmax", [](Stack& s, uint64_t) { s = {at::_softmax(widened(s[0], s[2]), s[1].toInt(), false)}; }},
+        {"aten::_log_softmax", [](Stack& s, uint64_t) { s = {at::_log_softmax(widened(s[0], s[2]), s[1].toInt(), false)}; }},
+        {"aten::_softmax_backward_data", &softmax_backward<&at::_softmax_backward_data>},
+        {"aten::_log_softmax_backward_data", &softmax_backward<&at::_log_softmax_backward_data>},
         {"aten::_fused_rms_norm_backward", &rms_norm_backward},
         {"aten::cudnn_batch_norm", &batch_norm},
         {"aten::cudnn_batch_norm_backward", &batch_norm_backward},
@@ -58,6 +62,16 @@ class Substitutes {
   static at::Tensor wide(const at::Tensor& tensor) { return tensor.scalar_type() == at::kDouble ? tensor : tensor.to(at::kFloat); }
   static at::Tensor wide(const c10::IValue& value) { return wide(value.toTensor()); }
   static at::Tensor tensor_or_none(const c10::IValue& value) { return value.isNone() ? at::Tensor() : value.toTensor(); }
+
+  // GPUs take half a float's precision and give a float's in one operator.
+  static at::Tensor widened(const c10::IValue& input, const c10::IValue& to_float) { return to_float.toBool() ? wide(input) : input.toTensor(); }
+
+  // (grad_output, output, dim, input_dtype) -> grad_input
+  template <at::Tensor (*function)(const at::Tensor&, const at::Tensor&, int64_t, at::ScalarType)>
+  static void softmax_backward(Stack& s, uint64_t) {
+    const at::Tensor outer = s[0].toTensor();
+    s = {function(outer, s[1].toTensor(), s[2].toInt(), outer.scalar_type()).to(s[3].toScalarType())};
+  }
 
   // (grad_out, input, normalized_shape, rstd, weight?, output_mask) -> (grad_input, grad_weight)
   static void rms_norm_backward(Stack& s, uint64_t) {

@@ -36,13 +36,14 @@ def full(value, elements=4, dtype=torch.float32):
 """
 
 
-def run(directory: Path, source: str, *options: str) -> str:
+def run(directory: Path, source: str, *options: str, environment: dict[str, str] | None = None) -> str:
     """Runs a script on two GPUs of one host, and replays it with the same figures; returns what it prints."""
     (directory / "cluster.toml").write_text(CLUSTER)
     script = write_script(directory, HEAD + source)
     arguments = ("run", "--cluster", "cluster.toml", "--cuda", "--compute", "model", "--out", "out", *options, script)
     # The library is loaded with the interpreter, so ranks cannot come from one that runs already.
-    done = uniference(*arguments, cwd=directory, env={"UNIFERENCE_GPUS": "phantom"}, cold=True)
+    gpus = {"UNIFERENCE_GPUS": "phantom"} | (environment or {})
+    done = uniference(*arguments, cwd=directory, env=gpus, cold=True)
     assert done.code == 0, done.err + done.out
     assert "not implemented" not in done.err + done.out
     replay = uniference("replay", "out", "--json", cwd=directory)
@@ -85,6 +86,27 @@ work = dist.all_reduce(x, async_op=True); work.wait(); assert x.tolist() == [4.0
 dist.barrier()
 dist.destroy_process_group()
 """,
+    )
+
+
+@pytest.mark.parametrize("group", ["TORCH_DIST_USE_NCCL2=0", "TORCH_DIST_USE_NCCL2=1"])
+def test_data_is_there_whichever_device_is_current_and_whoever_has_waited(group: str, tmp_path: Path) -> None:
+    """Of lists of unequal tensors, which are several calls; whether a call has ended is also asked by the process group's own threads."""
+    run(
+        tmp_path,
+        """
+torch.cuda.set_device(0)
+here = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+for step in range(4):
+    own = torch.full((rank + 1, 3), rank + step + 1.0, device=here)
+    parts = [torch.zeros(peer + 1, 3, device=here) for peer in range(2)]
+    work = dist.all_gather(parts, own, async_op=step % 2 == 0)
+    if work is not None:
+        work.wait()
+    assert [part.tolist() for part in parts] == [[[peer + step + 1.0] * 3] * (peer + 1) for peer in range(2)], (step, parts)
+dist.destroy_process_group()
+""",
+        environment=dict([group.split("=")]),
     )
 
 

@@ -70,6 +70,9 @@ same("mm", torch.mm, a, b)
 same("add", lambda x: x + 1, a)
 same("sum", lambda x: x.sum(0), a)
 same("softmax", lambda x: x.softmax(-1), a)
+half = lambda function: lambda x: function(x.half(), -1, dtype=torch.float32)
+same("softmax of half precision", half(torch.softmax), a)
+same("log_softmax of half precision", half(torch.log_softmax), a)
 same("sort", lambda x: x.sort(dim=-1), a)
 same("topk", lambda x: x.topk(3), a)
 same("gather", lambda x: x.gather(1, torch.zeros(16, 2, dtype=torch.long, device=x.device)), a)
@@ -124,6 +127,14 @@ def test_layers_forward_and_backward(tmp_path: Path) -> None:
     run(
         tmp_path,
         """
+class Half(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+    def forward(self, x):
+        return self.function(x.half(), -1, dtype=torch.float32)
+trained("softmax of half precision", Half(torch.softmax), torch.randn(5, 8))
+trained("log_softmax of half precision", Half(torch.log_softmax), torch.randn(5, 8))
 trained("linear", nn.Linear(8, 4), torch.randn(5, 8))
 trained("convolution", nn.Conv2d(3, 4, 3, padding=1), torch.randn(2, 3, 8, 8))
 trained("layer norm", nn.LayerNorm(8), torch.randn(5, 8))

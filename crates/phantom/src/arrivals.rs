@@ -7,7 +7,7 @@
 use crate::attach::communication;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// The output of a call that goes on.
 #[derive(Clone, Copy, Debug)]
@@ -26,13 +26,23 @@ pub(crate) struct Arrival {
 struct State {
     next: u64,
     expected: BTreeMap<u64, Arrival>,
+    /// Those of them that a thread is about to bring.
+    taken: BTreeSet<u64>,
     /// What is behind, by stream and by event. What has arrived may still be named.
     streams: BTreeMap<u32, BTreeSet<u64>>,
     events: BTreeMap<u32, BTreeSet<u64>>,
 }
 
-static STATE: Mutex<State> =
-    Mutex::new(State { next: 0, expected: BTreeMap::new(), streams: BTreeMap::new(), events: BTreeMap::new() });
+static STATE: Mutex<State> = Mutex::new(State {
+    next: 0,
+    expected: BTreeMap::new(),
+    taken: BTreeSet::new(),
+    streams: BTreeMap::new(),
+    events: BTreeMap::new(),
+});
+
+/// Something has been brought.
+static BROUGHT: Condvar = Condvar::new();
 
 /// How many are expected.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -93,27 +103,34 @@ pub(crate) fn settle_all() {
     settle(|state| state.expected.keys().copied().collect());
 }
 
+/// Returns when all of these are there: what another thread brings already is waited for.
 fn settle(which: impl FnOnce(&State) -> BTreeSet<u64>) {
     if COUNT.load(Relaxed) == 0 {
         return;
     }
-    let arrivals: Vec<Arrival> = {
-        let mut state = lock();
-        let which = which(&state);
-        let arrivals = which.iter().filter_map(|number| state.expected.remove(number)).collect();
-        if state.expected.is_empty() {
-            state.streams.clear();
-            state.events.clear();
+    let mut state = lock();
+    let which = which(&state);
+    for number in &which {
+        let Some(arrival) = state.expected.get(number).copied() else { continue };
+        if !state.taken.insert(*number) {
+            continue;
         }
-        COUNT.store(state.expected.len(), Relaxed);
-        arrivals
-    };
+        drop(state);
+        bring(arrival);
+        state = lock();
+        state.forget(*number);
+        BROUGHT.notify_all();
+    }
+    while which.iter().any(|number| state.expected.contains_key(number)) {
+        state = BROUGHT.wait(state).unwrap_or_else(PoisonError::into_inner);
+    }
+}
+
+fn bring(Arrival { handle, to, bytes, dtype, divide }: Arrival) {
     let Some(link) = communication() else { return };
-    for Arrival { handle, to, bytes, dtype, divide } in arrivals {
-        (link.deliver)(handle, to, bytes);
-        if let Some(divide) = divide {
-            (link.scale)(dtype, to, bytes, 1.0 / divide);
-        }
+    (link.deliver)(handle, to, bytes);
+    if let Some(divide) = divide {
+        (link.scale)(dtype, to, bytes, 1.0 / divide);
     }
 }
 
@@ -121,6 +138,16 @@ impl State {
     fn behind_stream(&self, stream: u32) -> BTreeSet<u64> {
         let named = self.streams.get(&stream).into_iter().flatten();
         named.filter(|number| self.expected.contains_key(number)).copied().collect()
+    }
+
+    fn forget(&mut self, number: u64) {
+        self.expected.remove(&number);
+        self.taken.remove(&number);
+        if self.expected.is_empty() {
+            self.streams.clear();
+            self.events.clear();
+        }
+        COUNT.store(self.expected.len(), Relaxed);
     }
 }
 
@@ -132,14 +159,21 @@ fn lock() -> MutexGuard<'static, State> {
 mod tests {
     use super::*;
 
+    /// There is one state in a process.
+    static ALONE: Mutex<()> = Mutex::new(());
+
     fn expected() -> usize {
         COUNT.load(Relaxed)
+    }
+
+    fn arrival(handle: u32) -> Arrival {
+        Arrival { handle, to: 0, bytes: 4, dtype: 7, divide: None }
     }
 
     /// What an event stands behind is handed on by it; what comes on its stream afterwards is not.
     #[test]
     fn events_hand_on_what_they_stand_behind() {
-        let arrival = |handle| Arrival { handle, to: 0, bytes: 4, dtype: 7, divide: None };
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         expect(3, arrival(1));
         record(7, 3);
         expect(3, arrival(2));
@@ -152,5 +186,26 @@ mod tests {
         assert_eq!(expected(), 1);
         settle_all();
         assert_eq!(expected(), 0);
+    }
+
+    #[test]
+    fn what_another_thread_brings_is_waited_for() {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        expect(3, arrival(1));
+        let number = *lock().expected.keys().next().expect("it was added");
+        lock().taken.insert(number);
+        let (tell, told) = std::sync::mpsc::channel();
+        let other = std::thread::spawn(move || {
+            settle_stream(3);
+            tell.send(expected())
+        });
+        assert!(
+            told.recv_timeout(std::time::Duration::from_millis(50)).is_err(),
+            "it goes on before the data is there"
+        );
+        lock().forget(number);
+        BROUGHT.notify_all();
+        assert_eq!(told.recv(), Ok(0));
+        assert!(other.join().is_ok());
     }
 }

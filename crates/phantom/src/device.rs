@@ -59,6 +59,14 @@ pub(crate) fn choose(ordinal: usize) -> bool {
     exists
 }
 
+/// Has the calling thread use a device during `work`.
+pub(crate) fn on<T>(ordinal: usize, work: impl FnOnce() -> T) -> T {
+    let before = CURRENT.replace(ordinal);
+    let result = work();
+    CURRENT.set(before);
+    result
+}
+
 /// Something of the device was used: it has a context.
 pub(crate) fn mark_used(ordinal: usize) {
     USED.fetch_or(1 << ordinal, Relaxed);

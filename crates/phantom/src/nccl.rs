@@ -6,9 +6,9 @@
 use crate::arrivals::{self, Arrival};
 use crate::attach::communication;
 use crate::exports::{Out, Put, exports};
-use crate::memory;
 use crate::streams::{self, Handle};
 use crate::unimplemented::warn;
+use crate::{device, memory};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -41,7 +41,7 @@ pub(crate) struct Communicator {
     ranks: Vec<u32>,
     me: usize,
     group: u32,
-    device: c_int,
+    device: usize,
     /// How often it was split.
     splits: Cell<u32>,
     /// Factors of reductions that the program has made, by their number less [`MADE`].
@@ -63,10 +63,19 @@ thread_local! {
 struct Pending {
     call: Call,
     stream: Handle,
+    /// The communicator's, whose default streams are meant.
+    device: usize,
     output: (usize, u64),
     finish: Finish,
     /// Where its input lies, if that is no memory of the program's.
     scaled: Option<Vec<u8>>,
+}
+
+impl Pending {
+    /// The number of its stream, on which something starts.
+    fn begin(&self) -> Result<u32, crate::errors::Status> {
+        device::on(self.device, || streams::begin(self.stream))
+    }
 }
 
 /// What is done with an output once it is there.
@@ -122,7 +131,7 @@ exports! {
         communicator.map_or(INVALID_ARGUMENT, |known| wrote(count.put(known.ranks.len() as c_int)))
     }
     fn ncclCommCuDevice(communicator: Of, device: Out<c_int>) -> Status {
-        communicator.map_or(INVALID_ARGUMENT, |known| wrote(device.put(known.device)))
+        communicator.map_or(INVALID_ARGUMENT, |known| wrote(device.put(known.device as c_int)))
     }
     fn ncclCommUserRank(communicator: Of, rank: Out<c_int>) -> Status {
         communicator.map_or(INVALID_ARGUMENT, |known| wrote(rank.put(known.me as c_int)))
@@ -265,7 +274,7 @@ impl Asked {
         }
         let output = if receives { (self.to, bytes(self.parts[1])) } else { (0, 0) };
         let finish = Finish { dtype: self.dtype as u32, divide: (self.op == Some(4)).then_some(members as f64) };
-        let pending = Pending { call, stream, output, finish, scaled };
+        let pending = Pending { call, stream, device: communicator.device, output, finish, scaled };
         let alone = GROUP.with_borrow_mut(|(depth, calls)| {
             if *depth > 0 {
                 calls.push(pending);
@@ -283,7 +292,7 @@ fn issue(calls: Vec<Pending>) -> Status {
     let mut begun = BTreeSet::new();
     // Input is what the streams have come to.
     for pending in &calls {
-        let Ok(number) = streams::begin(pending.stream) else {
+        let Ok(number) = pending.begin() else {
             warn(
                 "NCCL: calls on a stream that is captured into a graph are not implemented for simulated GPUs; the program got an error",
             );
@@ -291,8 +300,9 @@ fn issue(calls: Vec<Pending>) -> Status {
         };
         arrivals::settle_stream(number);
     }
-    for Pending { mut call, stream, output, finish, scaled } in to_others(calls) {
-        let Ok(number) = streams::begin(stream) else { return INVALID_ARGUMENT };
+    for pending in to_others(calls) {
+        let Ok(number) = pending.begin() else { return INVALID_ARGUMENT };
+        let Pending { mut call, output, finish, scaled, .. } = pending;
         call.stream = number;
         call.first = u32::from(begun.insert(number));
         // SAFETY: what the call names is there.
@@ -385,7 +395,7 @@ fn join(to: Out<*mut Communicator>, link: &Communication, name: String, ranks: V
     if group == Communication::REFUSED {
         return INVALID_USAGE;
     }
-    let device = crate::device::current() as c_int;
+    let device = device::current();
     let (splits, factors) = (Cell::new(0), RefCell::new(Vec::new()));
     wrote(to.put(Box::into_raw(Box::new(Communicator { name, ranks, me, group, device, splits, factors }))))
 }

@@ -260,7 +260,11 @@ pub(crate) fn synchronize_device() -> Result<(), Status> {
 /// Whether a stream is empty.
 pub(crate) fn query(stream: Handle) -> Result<bool, Status> {
     let number = lock().uncaptured(stream)?;
-    Ok(ask(|link| (link.query_stream)(number)))
+    let is_empty = ask(|link| (link.query_stream)(number));
+    if is_empty {
+        arrivals::settle_stream(number);
+    }
+    Ok(is_empty)
 }
 
 /// A new event of the thread's device.
@@ -316,7 +320,13 @@ pub(crate) fn synchronize_event(event: Handle) -> Result<(), Status> {
 
 /// Whether an event has happened; one that was never recorded has.
 pub(crate) fn query_event(event: Handle) -> Result<bool, Status> {
-    Ok(lock().recorded(event)?.is_none_or(|number| ask(|link| (link.query_event)(number))))
+    let Some(number) = lock().recorded(event)? else { return Ok(true) };
+    let has_happened = ask(|link| (link.query_event)(number));
+    // Who knows that it has happened need not have its streams wait for it.
+    if has_happened {
+        arrivals::settle_event(number);
+    }
+    Ok(has_happened)
 }
 
 /// Milliseconds between two events.

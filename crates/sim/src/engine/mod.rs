@@ -112,6 +112,7 @@ impl PendingEvent {
             _ if rank.outcome == Some(Outcome::Crashed) => false,
             PendingEvent::TimeOut => rank.tasks[key.task.index()].awaits(key.sequence),
             PendingEvent::SharedEnd(handle) => rank.shared_end == Some((*handle, key.at)),
+            PendingEvent::Request(Request::Pause { .. }) => rank.tasks[key.task.index()].requests == key.sequence,
             PendingEvent::Request(_) | PendingEvent::End(_) | PendingEvent::Paid(_) => true,
         }
     }
@@ -203,7 +204,7 @@ impl Engine {
         self.update_hold(rank);
     }
 
-    /// A running task asks for something; or a paused one, which its own process has let go on.
+    /// A running task asks for something; or a paused one, which its own process has let go on, maybe before the engine has come to the pause.
     ///
     /// # Panics
     /// If the task is neither: a bug of the driver.
@@ -211,9 +212,10 @@ impl Engine {
         let state = &mut self.ranks[rank.index()];
         let at = state.clock.max(self.now);
         let asking = state.task(task);
-        let may_ask = matches!(asking.state, TaskState::Running | TaskState::Paused { .. });
+        let may_ask =
+            matches!(asking.state, TaskState::Running | TaskState::Paused { .. } | TaskState::Asking { pauses: true });
         assert!(may_ask, "{rank} {task} submits {request:?} and is not running");
-        asking.state = TaskState::Asking;
+        asking.state = TaskState::Asking { pauses: matches!(request, Request::Pause { .. }) };
         asking.requests += 1;
         let key = EventKey { at, class: Class::Request, rank, task, sequence: asking.requests };
         self.events.push(key, PendingEvent::Request(request));

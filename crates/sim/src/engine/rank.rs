@@ -47,8 +47,8 @@ impl Task {
 pub(crate) enum TaskState {
     /// Its program runs, outside the engine.
     Running,
-    /// The engine has its request and has not come to it.
-    Asking,
+    /// The engine has its request and has not come to it; a pause need not begin.
+    Asking { pauses: bool },
     /// Blocked in a wait.
     Waiting(Wait),
     /// Blocked in the store.

@@ -62,6 +62,25 @@ fn a_thread_may_wait_while_the_main_one_is_inside_a_call() {
 }
 
 #[test]
+fn a_thread_may_be_let_go_on_before_the_engine_comes_to_its_pause() {
+    let mut engine = Engine::new(&switch(1));
+    assert_eq!(resumption(engine.next(&mut ())).task, TaskId(0));
+    let thread = engine.open_task(RankId(0));
+    engine.submit(RankId(0), thread, Request::Pause { timeout: SimDuration::from_us(5), site: Site(0) });
+    engine.submit(RankId(0), thread, Request::Now);
+    engine.set_threads(RankId(0), Threads::Wait);
+    let Resumption { task, now, reply, .. } = resumption(engine.next(&mut ()));
+    assert_eq!((task, now.as_ps(), reply), (thread, POLL_COST.as_ps(), Reply::Now(now)));
+    // The pause ends nothing that the thread asks for later.
+    let key = b"never".to_vec();
+    let timeout = Some(SimDuration::from_us(9));
+    engine.submit(RankId(0), thread, Request::Store { operation: StoreOp::Get { key }, timeout, site: Site(0) });
+    engine.set_threads(RankId(0), Threads::Wait);
+    let Resumption { now: end, reply, .. } = resumption(engine.next(&mut ()));
+    assert_eq!((end.as_ps(), reply), (now.as_ps() + 9_000_000, Reply::TimedOut));
+}
+
+#[test]
 fn a_store_wait_lasts_until_the_key_is_set_and_is_idle() {
     let setter = vec![issue(Activity::Sleep(SimDuration::from_us(4))), wait(0), set("ready")];
     let outcomes = run(&switch(2), vec![vec![get("ready")], setter]);
