@@ -124,7 +124,8 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   const Schema& schema = Schema::of(op);
   const size_t count = op.schema().arguments().size();
   const bool on_gpu = Mirror::wanted() && Mirror::concerns(stack->data() + (stack->size() - count), count);
-  if (schema.composite && !schema.communicates && !(on_gpu && schema.on_gpu)) return op.redispatchBoxed(below, stack);
+  const bool calls_others = on_gpu && schema.foreign ? true : schema.composite && !(on_gpu && schema.on_gpu);
+  if (calls_others && !schema.communicates) return op.redispatchBoxed(below, stack);
   c10::impl::ExcludeDispatchKeyGuard only_once(kKey);
   if (inside > 0 || schema.communicates || !counting.load(std::memory_order_relaxed)) return op.redispatchBoxed(below, stack);
 

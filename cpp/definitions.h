@@ -28,12 +28,14 @@ struct Schema {
   bool composite;
   // Of a GPU it is carried out by a kernel of its own.
   bool on_gpu;
+  // A program or an extension defines it, with nothing for the CPU alone: on a GPU it is carried out by calling others.
+  bool foreign;
   // By argument: it is written to.
   std::vector<bool> written;
   // By result: which argument it is, or -1.
   std::vector<int> same_as;
 
-  explicit Schema(const c10::FunctionSchema& schema) : name(schema.name()), view(false), one_view(false), factory(true), composite(false), on_gpu(false) {
+  explicit Schema(const c10::FunctionSchema& schema) : name(schema.name()), view(false), one_view(false), factory(true), composite(false), on_gpu(false), foreign(false) {
     communicates = name.rfind("c10d::", 0) == 0 || name.rfind("_c10d_functional", 0) == 0;
     if (!schema.overload_name().empty()) name += "." + schema.overload_name();
     for (const auto& argument : schema.arguments()) {
@@ -67,6 +69,7 @@ struct Schema {
       entry = std::make_unique<Schema>(schema);
       entry->composite = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) && !op.hasKernelForDispatchKey(DispatchKey::CPU);
       entry->on_gpu = op.hasKernelForDispatchKey(DispatchKey::CUDA);
+      entry->foreign = entry->name.rfind("aten::", 0) != 0 && !op.hasKernelForDispatchKey(DispatchKey::CPU);
     }
     return *entry;
   }

@@ -117,7 +117,7 @@ def start_nccl(size: int, plan: Path) -> subprocess.Popen[bytes]:
     options = ["--cluster", str(cluster), "--cuda", "--compute", "model", "--out", str(plan / "out")]
     command = [sys.executable, "-m", "uniference", "run", *options, str(CASES), str(plan)]
     # The tests expect the events that this class of PyTorch's writes into profiles, `nccl:all_reduce`. The other one's lack the prefix.
-    return _popen(command, plan, {"BACKEND": "nccl", "UNIFERENCE_GPUS": "phantom", "TORCH_DIST_USE_NCCL2": "0"})
+    return _popen(command, plan, {"BACKEND": "nccl", "TORCH_DIST_USE_NCCL2": "0"})
 
 
 def start_gloo(size: int, plan: Path) -> subprocess.Popen[bytes]:

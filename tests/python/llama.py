@@ -18,6 +18,18 @@ def linear(inputs: int, outputs: int) -> nn.Linear:
     return nn.Linear(inputs, outputs, bias=False)
 
 
+class Norm(nn.Module):
+    """Operator by operator, as the generated job has it: torch's own module is one kernel on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(HIDDEN))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.float()
+        return (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype) * self.weight
+
+
 def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
     first, second = x.chunk(2, -1)
     return x * cosine + torch.cat((-second, first), -1) * sine
@@ -26,7 +38,7 @@ def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.T
 class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.attention_norm, self.mlp_norm = nn.RMSNorm(HIDDEN), nn.RMSNorm(HIDDEN)
+        self.attention_norm, self.mlp_norm = Norm(), Norm()
         self.q, self.k, self.v, self.o = (linear(HIDDEN, HIDDEN) for _ in range(4))
         self.gate, self.up, self.down = linear(HIDDEN, FFN), linear(HIDDEN, FFN), linear(FFN, HIDDEN)
 
@@ -45,7 +57,7 @@ class Llama(nn.Module):
         super().__init__()
         self.embedding, self.head = nn.Embedding(VOCABULARY, HIDDEN), linear(HIDDEN, VOCABULARY)
         self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
-        self.norm = nn.RMSNorm(HIDDEN)
+        self.norm = Norm()
 
     def forward(self, tokens: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, last: int) -> torch.Tensor:
         """The logits of the `last` tokens."""

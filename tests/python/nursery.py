@@ -4,7 +4,8 @@ Tests then need not import torch each time, which takes most of a short run's pr
 product's.
 
 The command starts its zygote as `PYTHON -P -m uniference.rank.zygote FD`. Here PYTHON is a script, `attach`, that hands descriptors,
-environment and working directory to the nursery, which forks a zygote from itself; `attach` ends as that zygote does.
+environment and working directory to the nursery, which forks a zygote from itself; `attach` ends as that zygote does. What is preloaded for
+simulated GPUs must be there before torch, so their zygotes come from a second nursery, which the first one starts when it is needed.
 
 Tests of how zygotes start and end, and those that change how the interpreter itself starts, use the real way
 (`harness.uniference(cold=True)`).
@@ -12,6 +13,7 @@ Tests of how zygotes start and end, and those that change how the interpreter it
 
 import array
 import atexit
+import contextlib
 import json
 import os
 import socket
@@ -27,8 +29,14 @@ import array, json, os, signal, socket, sys
 if "uniference.rank.zygote" not in sys.argv:
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 fd = int(sys.argv[-1])
+path = {path!r}
+if "UNIFERENCE_PHANTOM_DEVICES" in os.environ:
+    path += "-gpus"
+    # The run's own libraries, which are there until its zygote ends.
+    with open(path + "-preload", "w") as file:
+        file.write(os.environ["LD_PRELOAD"])
 nursery = socket.socket(socket.AF_UNIX)
-nursery.connect({path!r})
+nursery.connect(path)
 asked = json.dumps([dict(os.environ), os.getcwd()]).encode()
 head = len(asked).to_bytes(4, "little")
 nursery.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd, 1, 2]))])
@@ -49,32 +57,48 @@ class Nursery:
     def __init__(self) -> None:
         self._scratch = tempfile.TemporaryDirectory(prefix="nursery-")
         atexit.register(self._scratch.cleanup)
-        path = Path(self._scratch.name) / "socket"
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(path))
-        listener.listen()
+        path = f"{self._scratch.name}/socket"
+        listeners = _listener(path), _listener(f"{path}-gpus")
         import uniference._native
 
-        extension = uniference._native.__file__
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", __file__, str(listener.fileno())],
-            pass_fds=[listener.fileno()],
-            env=os.environ | {"LD_PRELOAD": extension},
-            stdin=subprocess.DEVNULL,
-        )
-        listener.close()
+        self._process = _start({"LD_PRELOAD": uniference._native.__file__}, *listeners)
+        for listener in listeners:
+            listener.close()
         atexit.register(self._process.kill)
         self.python = Path(self._scratch.name) / "attach"
         """What `uniference run` takes for the interpreter of its zygote."""
-        self.python.write_text(_ATTACH.format(python=sys.executable, path=str(path)))
+        self.python.write_text(_ATTACH.format(python=sys.executable, path=path))
         self.python.chmod(0o755)
 
 
-def _serve(listener: socket.socket) -> None:
+def _listener(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    return listener
+
+
+def _start(environment: dict[str, str], *listeners: socket.socket) -> "subprocess.Popen[bytes]":
+    fds = [listener.fileno() for listener in listeners]
+    command = [sys.executable, "-P", __file__, *map(str, fds)]
+    return subprocess.Popen(command, pass_fds=fds, env=os.environ | environment, stdin=subprocess.DEVNULL)
+
+
+def _serve(listener: socket.socket, of_gpus: socket.socket | None = None) -> None:
+    import select
+
     from uniference.rank import zygote
 
     version = zygote.prepare()
     while True:
+        ready, _, _ = select.select([listener, of_gpus] if of_gpus else [listener], [], [])
+        if of_gpus in ready:
+            assert of_gpus is not None
+            preload = Path(of_gpus.getsockname() + "-preload").read_text()
+            _start({"LD_PRELOAD": preload, "UNIFERENCE_PHANTOM_DEVICES": "0"}, of_gpus)
+            of_gpus.close()
+            of_gpus = None
+            continue
         connection, _ = listener.accept()
         # One process stays with each zygote, to tell its end.
         if os.fork() == 0:
@@ -111,8 +135,8 @@ def _raise_zygote(connection: socket.socket, version: str) -> None:
         os.close(stdout)
         os.close(stderr)
         os.environ.clear()
-        os.environ.update(environ | zygote.SINGLE_THREADED)
-        os.environ.pop("LD_PRELOAD")
+        os.environ.update(environ)
+        zygote.set_up()
         os.chdir(directory)
         zygote.Zygote(socket.socket(fileno=driver)).run(version)
         os._exit(0)
@@ -120,7 +144,8 @@ def _raise_zygote(connection: socket.socket, version: str) -> None:
         os.close(fd)
     # When the command kills `attach`, the zygote has to end as well.
     _, status = _wait(pid, connection)
-    connection.sendall(os.waitstatus_to_exitcode(status).to_bytes(8, "little", signed=True))
+    with contextlib.suppress(BrokenPipeError):
+        connection.sendall(os.waitstatus_to_exitcode(status).to_bytes(8, "little", signed=True))
     os._exit(0)
 
 
@@ -139,4 +164,4 @@ if __name__ == "__main__":
     from uniference import _native
 
     _native.die_with_parent()
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    _serve(*(socket.socket(fileno=int(word)) for word in sys.argv[1:]))

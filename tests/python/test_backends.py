@@ -60,7 +60,7 @@ def test_the_same_run_by_either_backend(library: str, tmp_path: Path) -> None:
     for backend, env in BACKENDS.items():
         folder = tmp_path / backend
         folder.mkdir()
-        options = ("--ranks", 2, "--backend", library, "--compute", "none", "--out", "run")
+        options = ("--ranks", 2, "--backend", library, "--no-cuda", "--compute", "none", "--out", "run")
         done[backend] = uniference("run", *options, script, library, cwd=folder, env=env, cold=True)
         files[backend] = {name: (folder / "run" / name).read_bytes() for name in FILES}
     assert done["C++"].code == 0, done["C++"].err

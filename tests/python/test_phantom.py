@@ -35,9 +35,8 @@ def run(directory: Path, source: str, **environment: str) -> Done:
     (directory / "cluster.toml").write_text(CLUSTER)
     script = write_script(directory, source)
     options = ("--cuda", "--cluster", directory / "cluster.toml", "--out", directory / "out", "--compute", "none")
-    # The library is loaded with the interpreter, so ranks cannot come from one that runs already.
-    env = {"UNIFERENCE_GPUS": "phantom", **environment}
-    return uniference("run", *options, script, cwd=directory, env=env, cold=True)
+    # Of the environment, some is read when torch is loaded.
+    return uniference("run", *options, script, cwd=directory, env=environment, cold=bool(environment))
 
 
 def says(directory: Path, source: str, **environment: str) -> list[dict[str, object]]:
@@ -276,10 +275,63 @@ def test_errors_have_the_real_librarys_names_and_texts() -> None:
     assert ours == theirs
 
 
-def test_a_device_without_a_model_is_refused(tmp_path: Path) -> None:
-    script = write_script(tmp_path, "")
-    options = ("--cuda", "--ranks", 2, "--backend", "nccl", "--out", tmp_path / "out")
-    done = uniference("run", *options, script, cwd=tmp_path, env={"UNIFERENCE_GPUS": "phantom"}, cold=True)
+DEVICE = """
+[[device]]
+name = "card"
+{model}
+memory = "4 GiB"
+[network]
+"""
+
+
+def test_a_device_without_a_model_has_its_own_name_and_memory(tmp_path: Path) -> None:
+    """All else is as of an H100."""
+    (tmp_path / "cluster.toml").write_text(DEVICE.format(model="count = 1"))
+    source = "import torch\np = torch.cuda.get_device_properties(0)\nprint('is', p.name, p.total_memory, p.multi_processor_count)"
+    done = uniference(
+        "run", "--cuda", "--cluster", "cluster.toml", "--out", "out", write_script(tmp_path, source), cwd=tmp_path
+    )
+    assert done.code == 0, done.err
+    assert f"is card.0 {4 << 30} 132" in done.out
+
+
+@pytest.mark.parametrize("model", ["mi300x", "rpi-5"])
+def test_what_is_no_gpu_of_nvidias_is_refused(model: str, tmp_path: Path) -> None:
+    (tmp_path / "cluster.toml").write_text(DEVICE.format(model=f'model = "{model}"'))
+    command = ("run", "--cuda", "--cluster", "cluster.toml", "--compute", "none", "--out", "out")
+    done = uniference(*command, write_script(tmp_path, ""), cwd=tmp_path)
     assert done.code == 2
-    assert "has no model" in done.err
-    assert "hint: name a model of NVIDIA's in the cluster file" in done.err
+    assert "and only NVIDIA's GPUs are simulated" in done.err
+    assert "--no-cuda" in done.err.split("hint: ")[1]
+
+
+def test_compute_that_is_measured_needs_all_values(tmp_path: Path) -> None:
+    script = write_script(tmp_path, "")
+    done = uniference("run", "--cuda", "--ranks", 2, "--values", "small", "--out", "out", script, cwd=tmp_path)
+    assert done.code == 2
+    assert "their time cannot be measured" in done.err
+    assert "hint: add --compute none, or --compute model" in done.err
+
+
+def test_measured_operators_take_their_processor_time(tmp_path: Path) -> None:
+    """On the device as on the host: a kernel has ended when its call returns, so what the events say is what the rank has computed."""
+    source = """
+import torch
+x = torch.ones(512, 512, device="cuda")
+begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+begin.record()
+for _ in range(20):
+    x = x @ x / 512
+end.record()
+end.synchronize()
+print("took", begin.elapsed_time(end))
+"""
+    script = write_script(tmp_path, source)
+    done = uniference("run", "--cuda", "--ranks", 1, "--out", "out", script, cwd=tmp_path)
+    assert done.code == 0, done.err
+    took = float(done.out.split("took ")[1].split()[0])
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["manifest"]["compute"] == "measured"
+    # 20 products of 2 * 512^3 operations: at least a tenth of a millisecond each on any processor.
+    assert 2 < took <= report["ranks"][0]["compute_s"] * 1e3
+    assert report["warnings"] == ["the program never communicated; only its compute was simulated"]

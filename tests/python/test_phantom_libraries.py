@@ -26,8 +26,6 @@ host = "node"
 [network]
 """
 
-PHANTOM = {"UNIFERENCE_GPUS": "phantom"}
-
 # Each probe is a few statements. No values are computed, so none depends on any.
 PROBES = {
     **{
@@ -197,7 +195,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], str]
     (folder / "cluster.toml").write_text(CLUSTER)
     script = write_script(folder, f"probes = {PROBES!r}\n{START}")
     command = ("run", "--cuda", "--cluster", "cluster.toml", "--compute", "none", script)
-    done = uniference(*command, cwd=folder, env=PHANTOM, cold=True)
+    done = uniference(*command, cwd=folder)
     assert done.code == 0, done.err
     (line,) = (line for line in done.out.splitlines() if "outcomes {" in line)
     return json.loads(line.split("outcomes ", 1)[1]), done.err
@@ -242,7 +240,7 @@ def test_a_torch_that_binds_what_is_missing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cluster.toml").write_text(CLUSTER)
     script = write_script(tmp_path, "print('not reached')\n")
     command = ("run", "--cuda", "--cluster", "cluster.toml", script)
-    done = uniference(*command, cwd=tmp_path, env=PHANTOM | {"PYTHONPATH": path}, cold=True)
+    done = uniference(*command, cwd=tmp_path, env={"PYTHONPATH": path})
     assert done.code == 2, done.err
-    assert f"error: {what}\nhint: install a supported version of PyTorch" in done.err
+    assert f"error: GPUs cannot be simulated: {what}\nhint: install a supported version of PyTorch" in done.err
     assert "not reached" not in done.out

@@ -41,9 +41,7 @@ def run(directory: Path, source: str, *options: str, environment: dict[str, str]
     (directory / "cluster.toml").write_text(CLUSTER)
     script = write_script(directory, HEAD + source)
     arguments = ("run", "--cluster", "cluster.toml", "--cuda", "--compute", "model", "--out", "out", *options, script)
-    # The library is loaded with the interpreter, so ranks cannot come from one that runs already.
-    gpus = {"UNIFERENCE_GPUS": "phantom"} | (environment or {})
-    done = uniference(*arguments, cwd=directory, env=gpus, cold=True)
+    done = uniference(*arguments, cwd=directory, env=environment, cold=environment is not None)
     assert done.code == 0, done.err + done.out
     assert "not implemented" not in done.err + done.out
     replay = uniference("replay", "out", "--json", cwd=directory)

@@ -8,7 +8,6 @@ from harness import uniference, write_script
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch is built without CUDA")
 
-GPUS = {"UNIFERENCE_GPUS": "phantom"}
 
 COMPARE = """
 import torch, torch.nn.functional as F
@@ -54,9 +53,7 @@ def run(directory: Path, body: str, *options: str) -> str:
     (directory / "cluster.toml").write_text(CLUSTER)
     script = write_script(directory, COMPARE + body)
     cluster = ("--cluster", "cluster.toml")
-    done = uniference(
-        "run", *cluster, "--cuda", "--compute", "none", *options, script, cwd=directory, env=GPUS, cold=True
-    )
+    done = uniference("run", *cluster, "--cuda", "--compute", "none", *options, script, cwd=directory)
     assert done.code == 0, done.err + done.out
     return done.out
 

@@ -1,20 +1,16 @@
 //! Owns `uniference doctor`: a plain list of what a run needs, and what of it is there.
 
+use super::interpreter::{ask, install, is_supported, supported};
 use rustix::process::{Resource, getrlimit};
 use serde::Deserialize;
 use std::io::ErrorKind;
 use std::path::Path;
-use std::process::Command;
 use uniference_host::capacity;
 use uniference_host::error::{Exit, FILE_SIZE, HostError};
-use uniference_host::interrupt::shield;
-use uniference_host::symbols;
+use uniference_host::symbols::{self, Torch};
 use uniference_host::testbed::Testbed;
 use uniference_protocol::arena::{self, Layout};
 use uniference_protocol::phantom::LIBRARY;
-
-/// The versions of torch whose private interfaces are known, the one to install first: as in `python/uniference/patches/versions.py`.
-const TORCH: [&str; 2] = ["2.15", "2.14"];
 
 #[derive(clap::Args, Debug)]
 pub(super) struct Args {
@@ -53,7 +49,7 @@ pub(super) fn doctor(args: &Args, python: &Path) -> Result<Exit, HostError> {
 }
 
 fn interpreter(python: &Path) -> Finding {
-    let found = ask(python, &["-c", "import sys; print('%d.%d.%d' % sys.version_info[:3])"]);
+    let found = ask(python, ["-c", "import sys; print('%d.%d.%d' % sys.version_info[:3])"]);
     let problem = found.is_err().then(|| "install Python 3.11 or newer".to_owned());
     let version = found.unwrap_or_else(|error| error);
     Finding { what: "python", found: format!("{version}, {}", python.display()), problem }
@@ -61,25 +57,13 @@ fn interpreter(python: &Path) -> Finding {
 
 fn torch(python: &Path) -> Finding {
     // The version is in the package's metadata: importing torch takes seconds.
-    let found = ask(python, &["-c", "import importlib.metadata as m; print(m.version('torch'))"]);
+    let found = ask(python, ["-c", "import importlib.metadata as m; print(m.version('torch'))"]);
     let problem = match &found {
         Ok(version) if is_supported(version) => None,
         Ok(_) => Some(format!("only {} is supported; {}", supported(), install())),
         Err(_) => Some(install()),
     };
     Finding { what: "torch", found: found.unwrap_or_else(|_| "not installed".into()), problem }
-}
-
-fn is_supported(version: &str) -> bool {
-    TORCH.iter().any(|supported| version.strip_prefix(supported).is_some_and(|rest| rest.starts_with('.')))
-}
-
-fn supported() -> String {
-    TORCH.map(|version| format!("{version}.x")).join(" or ")
-}
-
-fn install() -> String {
-    format!("pip install torch=={}.0", TORCH[0])
 }
 
 /// A name of torch or of Python, as `python -m uniference.patches` lists it.
@@ -96,7 +80,7 @@ struct Patch {
 }
 
 fn names(python: &Path) -> Result<Vec<Patch>, String> {
-    let listed = ask(python, &["-m", "uniference.patches"])?;
+    let listed = ask(python, ["-m", "uniference.patches"])?;
     listed.lines().map(|line| serde_json::from_str(line).map_err(|error| error.to_string())).collect()
 }
 
@@ -128,7 +112,7 @@ fn capture(python: &Path) -> Finding {
     let code = "import importlib.metadata as m, importlib.util as u, pathlib\n\
                 name = 'capture-%s.so' % '.'.join(m.version('torch').split('.')[:2])\n\
                 print(name, (pathlib.Path(u.find_spec('uniference').origin).parent / name).exists())";
-    let found = match ask(python, &["-c", code]) {
+    let found = match ask(python, ["-c", code]) {
         Ok(found) if found.ends_with("True") => "operators are captured in C++".to_owned(),
         Ok(found) => format!(
             "{} is missing: operators are captured in Python, several times as slowly, and --values must be all",
@@ -139,26 +123,34 @@ fn capture(python: &Path) -> Finding {
     Finding { what: "capture", found, problem: None }
 }
 
-/// Whether GPUs can be simulated beneath torch's own CUDA code. It can be done without, so only another torch than expected is a problem.
+/// Whether GPUs can be simulated. It can be done without, so only another torch than expected is a problem.
 fn gpus(python: &Path) -> Finding {
-    let code = "import importlib.util as u, pathlib; print(pathlib.Path(u.find_spec('uniference').origin).parent)";
     let what = "simulated GPUs";
-    let package = match ask(python, &["-c", code]) {
-        Ok(package) => package,
-        Err(error) => return Finding { what, found: error, problem: None },
+    let code = "import importlib.metadata as m, importlib.util as u\n\
+                for name in ('uniference', 'torch'): print(u.find_spec(name).submodule_search_locations[0])\n\
+                print(m.version('torch'))";
+    let found = match ask(python, ["-c", code]) {
+        Ok(found) => found,
+        Err(found) => return Finding { what, found, problem: None },
     };
+    let mut lines = found.lines().rev();
+    let mut line = || lines.next().unwrap_or_default().to_owned();
+    let (version, folder, package) = (line(), line().into(), line());
+    let torch = Torch { folder, version };
     let library = Path::new(&package).join(LIBRARY);
     if !library.exists() {
-        return Finding { what, found: format!("{LIBRARY} is missing: they are simulated in Python"), problem: None };
+        return Finding { what, found: format!("none: {LIBRARY} is missing"), problem: None };
     }
-    match symbols::torch(python).and_then(|torch| symbols::compare(&library, &torch)) {
-        Ok(bound) => match bound.problem() {
+    match symbols::compare(&library, &torch) {
+        Ok(bound) => match bound.problem(&torch) {
             None => Finding {
                 what,
                 found: format!("all {} functions of CUDA that torch binds found", bound.functions.len()),
                 problem: None,
             },
-            Some(found) if bound.functions.is_empty() => Finding { what, found, problem: None },
+            Some(found) if bound.functions.is_empty() => {
+                Finding { what, found: format!("none: {found}"), problem: None }
+            }
             Some(found) => Finding { what, found, problem: Some(install()) },
         },
         Err(error) => Finding { what, found: error.to_string(), problem: Some(install()) },
@@ -180,42 +172,6 @@ fn list_patches(python: &Path) -> Result<Exit, HostError> {
         }
     }
     Ok(if names.iter().any(|name| name.problem.is_some()) { Exit::Usage } else { Exit::Ok })
-}
-
-/// The versions of what a script runs on. Another torch than ours is refused before it takes seconds to load.
-pub(super) fn versions(python: &Path) -> Result<[(String, String); 2], HostError> {
-    let code = "import platform, importlib.metadata as m; print(platform.python_version(), m.version('torch'))";
-    let found = ask(python, &["-c", code]).map_err(|error| HostError::Host {
-        what: format!("cannot determine the version of torch with {}: {error}", python.display()),
-        hint: format!("install a supported version: {}", install()),
-    })?;
-    // Only the last line is ours: what Python runs at its start may print, too.
-    match found.lines().last().and_then(|line| line.split_once(' ')) {
-        Some((version, torch)) if is_supported(torch) => {
-            Ok([("python".to_owned(), version.to_owned()), ("torch".to_owned(), torch.to_owned())])
-        }
-        other => Err(HostError::Host {
-            what: format!(
-                "torch {} is installed; only {} is supported",
-                other.map_or("?", |(_, torch)| torch),
-                supported()
-            ),
-            hint: format!("install a supported version: {}", install()),
-        }),
-    }
-}
-
-/// What Python prints, or the last of what it complains.
-fn ask(python: &Path, arguments: &[&str]) -> Result<String, String> {
-    // Without the current folder: what lies there must not stand in for modules.
-    let mut command = Command::new(python);
-    let output = shield(command.arg("-P").args(arguments)).output().map_err(|error| error.to_string())?;
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
-    if output.status.success() {
-        Ok(text(&output.stdout))
-    } else {
-        Err(text(&output.stderr).lines().last().unwrap_or("it failed").to_owned())
-    }
 }
 
 fn memory() -> Finding {

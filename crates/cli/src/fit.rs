@@ -78,7 +78,7 @@ pub(super) fn fit<'a>(
 fn of_program(args: &Args, argv: &[OsString], python: &Path) -> Result<Fit, HostError> {
     // Before anything is started that would outlive a Ctrl-C.
     let interrupts = Interrupts::new()?;
-    let Place { chosen, tight, .. } = args.program.place(&args.cluster, python)?;
+    let Place { chosen, survey, tight } = args.program.place(&args.cluster, python)?;
     let backend_named = chosen.backend_named;
     let no_time = ComputeOptions { source: Some(Compute::None), ..ComputeOptions::default() };
     let plan = Plan::live(&no_time, &chosen.resolved)?;
@@ -95,7 +95,7 @@ fn of_program(args: &Args, argv: &[OsString], python: &Path) -> Result<Fit, Host
         module: args.program.module,
         plan,
         jobs: None,
-        cuda: args.program.cuda(),
+        gpus: survey.gpus,
         backend_named,
         terminal: None,
         timed: false,

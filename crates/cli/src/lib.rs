@@ -13,6 +13,7 @@ mod console;
 mod devices;
 mod doctor;
 mod fit;
+mod interpreter;
 mod launch;
 mod link;
 mod output;

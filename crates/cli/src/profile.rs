@@ -5,7 +5,7 @@
 
 use super::cluster::ClusterArgs;
 use super::console::{Console, Counter};
-use super::doctor;
+use super::interpreter::survey;
 use super::output::OutputArgs;
 use super::run::{Values, check_script};
 use std::collections::{BTreeMap, BTreeSet};
@@ -205,7 +205,7 @@ impl<'a> Runs<'a> {
     fn new(args: &'a Args, argv: &'a [OsString], python: &'a Path) -> Result<Runs<'a>, HostError> {
         let resolved = args.resolve()?.resolved;
         capacity::check_descriptors(resolved.cluster.devices.len() as u32)?;
-        let versions = doctor::versions(python)?;
+        let versions = survey(python, &[SHAPES.into()], true, Some(false))?.versions;
         let software = format!("torch {}", versions[1].1);
         let cores = resolved.cores[0].unwrap_or(1);
         let versions = versions.to_vec();
@@ -241,7 +241,7 @@ impl<'a> Runs<'a> {
             plan,
             // One at a time: what ranks do to each other's caches is not the operators' own.
             jobs: Some(1),
-            cuda: Some(false),
+            gpus: None,
             backend_named,
             terminal: None,
             values,

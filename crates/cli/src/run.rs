@@ -3,7 +3,7 @@
 use super::cluster::ClusterArgs;
 use super::compute::ComputeArgs;
 use super::console::{Console, Counter};
-use super::doctor;
+use super::interpreter::{Survey, survey};
 use super::output::{OutputArgs, RecordArg, show};
 use std::ffi::OsString;
 use std::fmt;
@@ -71,28 +71,26 @@ pub(super) struct ProgramArgs {
 /// What a program runs on, once it is known that it can.
 pub(super) struct Place {
     pub(super) chosen: Chosen,
-    /// Of Python and its packages.
-    pub(super) versions: [(String, String); 2],
+    /// What the interpreter has, and the program needs.
+    pub(super) survey: Survey,
     /// A warning, if this machine hardly has enough memory.
     pub(super) tight: Option<String>,
 }
 
 impl ProgramArgs {
-    /// Whether devices are GPUs; `None`: as the program has it.
-    pub(super) fn cuda(&self) -> Option<bool> {
-        if self.cuda { Some(true) } else { self.no_cuda.then_some(false) }
-    }
-
     /// Refuses what cannot be run on a cluster here.
     pub(super) fn place(&self, cluster: &ClusterArgs, python: &Path) -> Result<Place, HostError> {
         check_script(&self.script, self.module)?;
         check_order(&self.script, cluster)?;
         let chosen = cluster.resolve()?;
         let ranks = chosen.resolved.cluster.devices.len() as u32;
-        let versions = doctor::versions(python)?;
+        let asked = if self.cuda { Some(true) } else { self.no_cuda.then_some(false) };
+        // A backend that needs GPUs says that devices are.
+        let cuda = asked.or((chosen.resolved.cluster.backend.name == "nccl").then_some(true));
+        let survey = survey(python, &self.script, self.module, cuda)?;
         let tight = capacity::check_memory(ranks)?;
         capacity::check_descriptors(ranks)?;
-        Ok(Place { chosen, versions, tight })
+        Ok(Place { chosen, survey, tight })
     }
 }
 
@@ -153,14 +151,14 @@ pub(super) fn run(args: &Args, argv: &[OsString], python: &Path) -> Result<Exit,
     let interrupts = Interrupts::new()?;
     check_record(args)?;
     let ProgramArgs { module, script, .. } = &args.program;
-    let Place { chosen, versions, tight } = args.program.place(&args.cluster, python)?;
+    let Place { chosen, survey, tight } = args.program.place(&args.cluster, python)?;
     let backend_named = chosen.backend_named;
     let ranks = chosen.resolved.cluster.devices.len() as u32;
     let plan = Plan::live(&args.compute.options(), &chosen.resolved)?;
     check_values(args, &plan)?;
     let mut session =
         Session::new(chosen, args.seed, command(argv), &args.output.output(&script[0], &super::notices()))?;
-    session.add_versions(versions);
+    session.add_versions(survey.versions);
     session.plan(&plan);
     let traces = args.chakra.as_ref();
     let traces =
@@ -177,7 +175,7 @@ pub(super) fn run(args: &Args, argv: &[OsString], python: &Path) -> Result<Exit,
         module: *module,
         plan,
         jobs: args.jobs,
-        cuda: args.program.cuda(),
+        gpus: survey.gpus,
         backend_named,
         terminal,
         values: args.values.limit(),

@@ -2,18 +2,25 @@
 //! both: nothing is loaded.
 
 use crate::error::HostError;
-use crate::interrupt::shield;
 use memmap2::Mmap;
 use object::{Object, ObjectSymbol};
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use uniference_protocol::phantom::SONAMES;
 
 /// The compiler that torch brings may stay: it asks for no device.
 const KEPT: &str = "libnvrtc.so";
+
+/// An installed PyTorch.
+#[derive(Clone, Debug)]
+pub struct Torch {
+    /// Its package's folder.
+    pub folder: PathBuf,
+    /// Its version, as of the package: "2.15.0+cu132".
+    pub version: String,
+}
 
 /// What torch binds of NVIDIA's libraries.
 #[derive(Debug, Default)]
@@ -26,8 +33,8 @@ pub struct Bound {
     pub missing: BTreeSet<String>,
 }
 
-/// Compares what the libraries in torch's folder bind with what `phantom` exports.
-pub fn compare(phantom: &Path, torch: &Path) -> io::Result<Bound> {
+/// Compares what torch's libraries bind with what `phantom` exports.
+pub fn compare(phantom: &Path, torch: &Torch) -> io::Result<Bound> {
     let map = map(phantom)?;
     let exported = parse(&map, phantom)?;
     let exported: BTreeSet<&str> = exported
@@ -36,7 +43,7 @@ pub fn compare(phantom: &Path, torch: &Path) -> io::Result<Bound> {
         .filter_map(|symbol| symbol.name().ok())
         .collect();
     let mut bound = Bound::default();
-    for library in libraries(torch)? {
+    for library in libraries(&torch.folder)? {
         let map = self::map(&library)?;
         let file = parse(&map, &library)?;
         let needed = file.import_libraries().into_iter().flatten().filter_map(Result::ok);
@@ -51,39 +58,34 @@ pub fn compare(phantom: &Path, torch: &Path) -> io::Result<Bound> {
     Ok(bound)
 }
 
-/// Refuses a torch that binds what the library lacks.
-pub fn check(phantom: &Path, python: &Path) -> Result<(), HostError> {
-    let (what, hint) = match torch(python).and_then(|torch| compare(phantom, &torch)) {
-        Err(error) => (
-            format!("cannot read the symbols of PyTorch's libraries: {error}"),
-            "run `uniference doctor` to see what is missing",
-        ),
-        Ok(bound) => match bound.problem() {
-            Some(problem) => (problem, "install a supported version of PyTorch; `uniference doctor` names it"),
-            None => return Ok(()),
-        },
+/// Refuses a torch that has no CUDA, or binds what the library lacks.
+pub fn check(phantom: &Path, torch: &Torch) -> Result<(), HostError> {
+    let bound = match compare(phantom, torch) {
+        Ok(bound) => bound,
+        Err(error) => {
+            return Err(HostError::Host {
+                what: format!("cannot read the symbols of PyTorch's libraries: {error}"),
+                hint: "run `uniference doctor` to see what is missing".to_owned(),
+            });
+        }
     };
-    Err(HostError::Host { what, hint: hint.to_owned() })
-}
-
-/// The folder of the torch that an interpreter would import.
-pub fn torch(python: &Path) -> io::Result<PathBuf> {
-    // Without the current folder: what lies there must not stand in for modules.
-    let code = "import importlib.util as u, pathlib; print(pathlib.Path(u.find_spec('torch').origin).parent)";
-    let output = shield(Command::new(python).args(["-P", "-c", code])).output()?;
-    if !output.status.success() {
-        return Err(io::Error::other(format!("{} does not find torch", python.display())));
-    }
-    // Only the last line is ours: what Python runs at its start may print, too.
-    let text = String::from_utf8_lossy(&output.stdout);
-    Ok(PathBuf::from(text.lines().last().unwrap_or_default()))
+    let Some(what) = bound.problem(torch) else { return Ok(()) };
+    let hint = match bound.functions.is_empty() {
+        // Pip would keep a package of the same version for processors alone, and look where it got that.
+        true => format!(
+            "install the package of PyPI, which has CUDA: pip install --force-reinstall --index-url https://pypi.org/simple torch=={}; or run without GPUs: --no-cuda",
+            torch.version.split('+').next().unwrap_or_default()
+        ),
+        false => "install a supported version of PyTorch; `uniference doctor` names it".to_owned(),
+    };
+    Err(HostError::Host { what: format!("GPUs cannot be simulated: {what}"), hint })
 }
 
 impl Bound {
-    /// What the library of simulated GPUs lacks, if anything.
-    pub fn problem(&self) -> Option<String> {
+    /// Why GPUs of this torch cannot be simulated, if they cannot.
+    pub fn problem(&self, torch: &Torch) -> Option<String> {
         if self.functions.is_empty() && self.libraries.is_empty() {
-            return Some("the installed PyTorch has no CUDA: it is a build for processors only".to_owned());
+            return Some(format!("the installed PyTorch, {}, was built without CUDA", torch.version));
         }
         if !self.libraries.is_empty() {
             return Some(format!(
@@ -185,19 +187,23 @@ mod tests {
         let test = std::env::current_exe()?;
         fs::create_dir(folder.path().join("lib"))?;
         fs::copy(&test, folder.path().join("lib/libtorch.so"))?;
-        let problem = compare(&test, folder.path())?.problem();
-        assert_eq!(problem.as_deref(), Some("the installed PyTorch has no CUDA: it is a build for processors only"));
+        let torch = Torch { folder: folder.path().to_owned(), version: "2.15.0+cpu".to_owned() };
+        let said = check(&test, &torch).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(
+            said.starts_with("GPUs cannot be simulated: the installed PyTorch, 2.15.0+cpu, was built without CUDA")
+        );
+        assert!(said.contains("hint: ") && said.ends_with("torch==2.15.0; or run without GPUs: --no-cuda"), "{said}");
 
         let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<BTreeSet<_>>();
         let bound =
             Bound { functions: names(&["cudaFree", "cudaMalloc"]), missing: names(&["cudaFree"]), ..Bound::default() };
         assert_eq!(
-            bound.problem().as_deref(),
+            bound.problem(&torch).as_deref(),
             Some("1 of 2 functions of CUDA that PyTorch binds are missing: cudaFree")
         );
         let bound =
             Bound { functions: names(&["cudaFree"]), libraries: names(&["libcudart.so.12"]), ..Bound::default() };
-        assert!(bound.problem().is_some_and(|problem| problem.ends_with("do not stand for: libcudart.so.12")));
+        assert!(bound.problem(&torch).is_some_and(|problem| problem.ends_with("do not stand for: libcudart.so.12")));
         Ok(())
     }
 }

@@ -257,7 +257,7 @@ pub(crate) fn synchronize_device() -> Result<(), Status> {
     Ok(())
 }
 
-/// Whether a stream is empty.
+/// Whether a stream is empty. Then what communication was to bring is there.
 pub(crate) fn query(stream: Handle) -> Result<bool, Status> {
     let number = lock().uncaptured(stream)?;
     let is_empty = ask(|link| (link.query_stream)(number));

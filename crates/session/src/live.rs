@@ -14,8 +14,9 @@ use uniference_host::error::{Exit, HostError};
 use uniference_host::interrupt::Interrupts;
 use uniference_host::live::driver::{self, Compute, Console, Driver, LiveEnding, Setup, Terminal};
 use uniference_host::live::exchange::{Costs, Exchange, Piece, Slice};
-use uniference_host::live::phantom::{self, Gpu};
+use uniference_host::live::phantom::Gpu;
 use uniference_host::live::zygote::{RankPlacement, Script, describe_status};
+use uniference_host::symbols::Torch;
 use uniference_sim::cluster::Cluster;
 use uniference_sim::engine::{Doing, Engine, Halt, RankReport};
 use uniference_sim::event::Observer;
@@ -37,8 +38,8 @@ pub struct Program {
     pub plan: Plan,
     /// How many ranks run on this machine at once; `None`: one where compute is measured, else one a core.
     pub jobs: Option<u32>,
-    /// Whether the devices are GPUs; `None`: as the backend has it, or else the program.
-    pub cuda: Option<bool>,
+    /// The torch whose GPUs are simulated; `None`: there are none, or those of this machine.
+    pub gpus: Option<Torch>,
     /// Whether the cluster's backend was named, so that it stands for whichever the program names; see [`crate::cluster::Chosen`].
     pub backend_named: bool,
     /// The rank that has the terminal, if one does.
@@ -80,28 +81,25 @@ impl<'a> Live<'a> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         // A script that passes another backend's name to init_process_group must not be simulated as gloo unawares.
         let default = (!program.backend_named).then(|| ("UNIFERENCE_DEFAULT_BACKEND", cluster.backend.name.clone()));
-        // A backend that needs GPUs says that devices are.
-        let cuda = program.cuda.or((cluster.backend.name == "nccl").then_some(true));
-        let wish = cuda.map(|cuda| ("UNIFERENCE_CUDA", if cuda { "yes" } else { "no" }.to_owned()));
         let values = program.values.map(|limit| ("UNIFERENCE_VALUES", limit.to_string()));
         let timed = program.timed.then(|| ("UNIFERENCE_TIMED", "yes".to_owned()));
-        let env = default
-            .into_iter()
-            .chain(wish)
-            .chain(values)
-            .chain(timed)
-            .map(|(name, value)| (name.to_owned(), value))
-            .collect();
+        let env =
+            default.into_iter().chain(values).chain(timed).map(|(name, value)| (name.to_owned(), value)).collect();
         let mut places = places(cluster, &resolved.cores);
-        let is_phantom =
-            cuda == Some(true) && std::env::var_os(phantom::CHOICE).is_some_and(|choice| choice == "phantom");
-        let refused = if is_phantom { give_gpus(&mut places, &resolved.models).err() } else { None };
+        let mut compute = program.plan.of_ranks();
+        let mut refused = None;
+        if program.gpus.is_some() {
+            refused = give_gpus(&mut places, &resolved.models).err();
+            // What waits for what on streams is told with the operators, also where they take no time.
+            compute.iter_mut().filter(|way| **way == Compute::None).for_each(|way| *way = Compute::Modelled);
+        }
         let setup = Setup {
             python: program.python,
             script: Script { argv: program.argv, module: program.module, env },
             places,
+            gpus: program.gpus,
             jobs: program.jobs.map_or(if program.plan.measures() { 1 } else { cores }, |jobs| jobs as usize),
-            compute: program.plan.of_ranks(),
+            compute,
             logs: session.folder().path().to_owned(),
             terminal: program.terminal,
             timeout: None,
@@ -273,7 +271,10 @@ fn places(cluster: &Cluster, cores: &[Option<u32>]) -> Vec<RankPlacement> {
 /// or A100, with the kernels of PyTorch loaded when they are needed (some 520 MiB; recalled, not measured by this project).
 const CONTEXT: u64 = 520 << 20;
 
-/// Gives each rank the GPUs of its host, as the models of their devices have them.
+/// What a GPU is like whose device has no model in the cluster file, but for its name and what the file says of its memory.
+const DEFAULT_GPU: &str = "h100-sxm";
+
+/// Gives each rank the GPUs of its host.
 fn give_gpus(places: &mut [RankPlacement], models: &[Option<String>]) -> Result<(), HostError> {
     let gpus = places.iter().zip(models).map(|(place, model)| gpu(place, model.as_deref()));
     let gpus = gpus.collect::<Result<Vec<Gpu>, HostError>>()?;
@@ -285,23 +286,26 @@ fn give_gpus(places: &mut [RankPlacement], models: &[Option<String>]) -> Result<
     Ok(())
 }
 
+/// The GPU of a device: as the driver has its model, or with the device's own name.
 fn gpu(place: &RankPlacement, model: Option<&str>) -> Result<Gpu, HostError> {
-    let refuse = |why: &str| {
-        let hint =
-            "name a model of NVIDIA's in the cluster file: model = \"h100-sxm\" (`uniference devices list` shows them)";
-        HostError::Usage(format!("rank {}'s device `{}` {why}\nhint: {hint}", place.rank, place.device))
-    };
-    let model = model.ok_or_else(|| refuse("has no model, of which a simulated GPU could be"))?;
-    let known = uniference_formats::devices::find(model).map_err(|error| HostError::Usage(error.to_string()))?;
-    let cuda =
-        known.cuda().ok_or_else(|| refuse(&format!("is a {model}, of which NVIDIA's libraries say nothing known")))?;
+    let known = uniference_formats::devices::find(model.unwrap_or(DEFAULT_GPU));
+    let known = known.map_err(|error| HostError::Usage(error.to_string()))?;
+    let cuda = known.cuda().ok_or_else(|| {
+        let RankPlacement { rank, device, .. } = place;
+        let hint = "name a GPU of NVIDIA's in the cluster file, as model = \"h100-sxm\" (`uniference devices list` shows them), or run the program without GPUs: --no-cuda";
+        let why = match known.vendor == "nvidia" {
+            true => "of which it is not known what NVIDIA's driver says",
+            false => "and only NVIDIA's GPUs are simulated",
+        };
+        HostError::Usage(format!("rank {rank}'s device `{device}` is a {}, {why}\nhint: {hint}", known.name))
+    })?;
     let bandwidth = known.bandwidth().unwrap_or_default();
     let [host, local] = [place.group.0, place.local.0].map(u32::to_be_bytes);
     let mut uuid = *b"uniferen\0\0\0\0\0\0\0\0";
     uuid[8..12].copy_from_slice(&host);
     uuid[12..].copy_from_slice(&local);
     Ok(Gpu {
-        name: cuda.name.to_owned(),
+        name: model.map_or(place.device.as_str(), |_| cuda.name).to_owned(),
         capability: cuda.capability,
         multiprocessors: cuda.multiprocessors,
         memory: place.memory.or(known.memory().map(|bytes| bytes.0)).unwrap_or_default(),

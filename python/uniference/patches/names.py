@@ -1,10 +1,8 @@
 """Owns the list: every name of torch and of the standard library that is replaced, and every private one that is relied on.
 
 What is put in a name's place is the business of the module that replaces it. A name that more than one module replaces stands here once.
-The names that simulated GPUs need are in `gpus`.
 """
 
-from uniference.patches import gpus
 from uniference.patches.registry import Name, Operators, Part, Replaced, collect
 
 # Time
@@ -208,6 +206,16 @@ _PLANNING = (
 
 _OPERATORS = Name("torch._C:_dispatch_has_kernel", "know which operators there are")
 
+# GPUs
+
+LAZY_INIT = Replaced("torch.cuda:_lazy_init", "say what to do where a program uses CUDA without a GPU", "")
+NVTX_PUSH = Replaced("torch.cuda.nvtx:range_push", "show NVTX ranges in the trace", "msg")
+NVTX_POP = Replaced("torch.cuda.nvtx:range_pop", "show where NVTX ranges end", "")
+CLOCKS = tuple(
+    Replaced(f"time:{name}", "wait for a real GPU before a clock is read")
+    for name in ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns")
+)
+
 # Recorded ranks, on a real cluster
 
 REGISTER_GROUP = Replaced(
@@ -242,4 +250,4 @@ _CAPTURE = (
     Name("torch:ops.aten.mm.default._schema", "know which arguments an operator writes to"),
 )
 
-ALL = (*collect(globals()), *gpus.NAMES)
+ALL = collect(globals())

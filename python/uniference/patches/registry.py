@@ -22,7 +22,6 @@ class Part(Enum):
     """Who needs a name."""
 
     RANK = "simulated ranks"
-    GPU = "simulated GPUs"
     REAL = "recorded ranks"
 
 

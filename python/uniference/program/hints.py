@@ -3,9 +3,15 @@
 Errors that this package raises have their hint with them.
 """
 
-_KERNELS = "custom GPU kernels need a real GPU; run the program's CPU code path with --no-cuda"
+_KERNELS = "custom GPU kernels are not simulated; run the program's CPU code path with --no-cuda"
+
+_GPUS = (
+    "a rank has as many GPUs as its host has devices: `host` and `per_host` in the cluster file put several on one host"
+)
 
 _HINTS = (
+    ("Device index value", _GPUS),
+    ("invalid device ordinal", _GPUS),
     # As the C++ part says it, which refuses what is beyond a device's memory.
     (
         "The device has a total capacity of",

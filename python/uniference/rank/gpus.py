@@ -1,21 +1,37 @@
-"""Owns GPUs that a library simulates below torch's own CUDA code: which this rank has, and what they are given to work with.
+"""Owns a rank's GPUs: those that are simulated, those that this machine really has, or that there are none.
 
-What they do is the library's business (`crates/phantom`); it was loaded before torch, and has had no devices until now.
+What simulated ones do is the business of a library below torch's own CUDA code (`crates/phantom`), which was loaded before torch and has
+had no devices until now.
 """
 
 import ctypes
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, NoReturn
 
 import torch
 
 from uniference import _native
 from uniference._native import Channel
+from uniference.backends.base import SimulatedBackend
+from uniference.backends.gloo import Gloo
+from uniference.backends.nccl import Nccl
+from uniference.patches import names
 from uniference.rank import capture, values
 
 
 def install(channel: Channel, own: int, gpus: Sequence[Mapping[str, Any]]) -> None:
-    """Gives the process the GPUs of its host, of which `own` is this rank's."""
+    """Gives the process the simulated GPUs of its host, of which `own` is this rank's; without any, those of the machine."""
+    if gpus:
+        _attach(channel, own, gpus)
+        _mark_ranges(channel)
+    elif torch.cuda.is_available():
+        _wait_for_real_ones()
+    else:
+        names.LAZY_INIT.replace(_none)
+
+
+def _attach(channel: Channel, own: int, gpus: Sequence[Mapping[str, Any]]) -> None:
     library = capture.library()
     if library is None:
         raise RuntimeError(
@@ -30,3 +46,48 @@ def install(channel: Channel, own: int, gpus: Sequence[Mapping[str, Any]]) -> No
 
 def _address(process: ctypes.CDLL, name: str) -> int:
     return ctypes.cast(getattr(process, name), ctypes.c_void_p).value or 0
+
+
+def _mark_ranges(channel: Channel) -> None:
+    """NVTX ranges show in the trace."""
+    push, pop = names.NVTX_PUSH.original, names.NVTX_POP.original
+
+    def range_push(msg: str) -> int:
+        channel.mark(msg)
+        depth: int = push(msg)
+        return depth
+
+    def range_pop() -> int:
+        channel.mark(None)
+        depth: int = pop()
+        return depth
+
+    names.NVTX_PUSH.replace(range_push)
+    names.NVTX_POP.replace(range_pop)
+
+
+def _wait_for_real_ones() -> None:
+    """What they still compute is waited for at the clock, and where communication begins. The wait is the program's, so it is charged."""
+    for clock in names.CLOCKS:
+        clock.wrap(_after_the_gpu)
+    for backend in (SimulatedBackend, Gloo, Nccl):
+        for name, method in tuple(vars(backend).items()):
+            if getattr(method, "is_uncharged", False):  # the calls that a program makes
+                setattr(backend, name, _after_the_gpu(method))
+
+
+def _after_the_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def synchronised(*args: Any) -> Any:
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+        return function(*args)
+
+    return synchronised
+
+
+def _none() -> NoReturn:
+    raise RuntimeError(
+        "the program uses CUDA, but the simulated devices are not GPUs and this machine has none\n"
+        "hint: simulate GPUs with --cuda"
+    )

@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 
 import torch
 
-from uniference import cuda
 from uniference._native import Channel
 from uniference.backends import groups, native, work
 from uniference.program import execution
@@ -121,13 +120,8 @@ def run(task: Task, control: int) -> NoReturn:
     # NCCL is torch's own there, on the library's.
     groups.Backends(channel).install(without={"nccl"} if task.gpus else set())
     debugging.install(channel, task.debugged)
-    if task.gpus:
-        gpus.install(channel, task.local_rank, task.gpus)
-        native.install(channel)
-    elif cuda.wanted(task.argv, task.module):
-        cuda.install(channel, task.device, task.memory, work.settle)
-    else:
-        native.install(channel)
+    gpus.install(channel, task.local_rank, task.gpus)
+    native.install(channel)
     process = os.getpid()
     channel.start()
     code = execution.run(task.argv, task.module)

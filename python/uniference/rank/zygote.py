@@ -46,7 +46,7 @@ _LINE_LIMIT = 1 << 20
 
 # Threads do not survive a fork, so no library may start a pool of them before it. Those of ranks sleep while they have nothing to do:
 # what they spend on waiting would count as compute.
-SINGLE_THREADED = {
+_SINGLE_THREADED = {
     name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 } | {"OMP_WAIT_POLICY": "PASSIVE"}
 
@@ -169,13 +169,17 @@ def _load() -> str:
     return version
 
 
-def _forget_preload() -> None:
-    """The extension was loaded before the C library here, first in the list, and behind it the library of simulated GPUs if there
-    is one; programs that ranks start are on the machine's clock.
-    """
-    ours = 2 if "UNIFERENCE_PHANTOM_DEVICES" in os.environ else 1
-    if others := os.environ.pop("LD_PRELOAD", "").split(":")[ours:]:
+def set_up() -> None:
+    """Makes the environment that of ranks; some of it is read when torch is imported."""
+    simulates_gpus = "UNIFERENCE_PHANTOM_DEVICES" in os.environ
+    # The extension was loaded before the C library here, first in the list, and behind it the library of simulated GPUs if there is
+    # one; programs that ranks start are on the machine's clock.
+    if others := os.environ.pop("LD_PRELOAD", "").split(":")[2 if simulates_gpus else 1 :]:
         os.environ["LD_PRELOAD"] = ":".join(others)
+    os.environ.update(_SINGLE_THREADED)
+    if simulates_gpus:
+        # torch.compile's own processes are not on the rank's clock, which would wait for them.
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 
 def prepare() -> str:
@@ -183,11 +187,7 @@ def prepare() -> str:
 
     Raises ImportError, or RuntimeError with a hint as its second argument, if torch or a part of it is missing or unsupported.
     """
-    _forget_preload()
-    os.environ.update(SINGLE_THREADED)
-    if "UNIFERENCE_PHANTOM_DEVICES" in os.environ:
-        # torch.compile's own processes are not on the rank's clock, which would wait for them; read when torch is imported.
-        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    set_up()
     version = _load()
     gc.collect()
     gc.freeze()

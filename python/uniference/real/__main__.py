@@ -51,7 +51,7 @@ def _prepare() -> None:
     """Imports what simulated ranks have imported before their time begins. Ends the process where torch is not as the recorder needs it."""
     versions.preload()
     try:
-        registry.check_all(name for name in names.ALL if name.part is not registry.Part.GPU)
+        registry.check_all(names.ALL)
     except registry.MovedError as error:
         message, hint = error.args
         print(f"error: {message}\nhint: {hint}", file=sys.stderr, flush=True)

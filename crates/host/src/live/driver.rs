@@ -12,6 +12,7 @@ use super::zygote::{self, News, RankPlacement, Script, Zygote, describe_status};
 use crate::capacity;
 use crate::error::HostError;
 use crate::interrupt::{Interrupt, Interrupts};
+use crate::symbols::Torch;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
@@ -61,6 +62,8 @@ pub struct Setup {
     pub script: Script,
     /// Where each rank is.
     pub places: Vec<RankPlacement>,
+    /// The torch whose GPUs are simulated: those that [`RankPlacement::gpus`] has.
+    pub gpus: Option<Torch>,
     /// How many ranks may run on the host at once.
     pub jobs: usize,
     /// Where the duration of compute comes from, by rank.
@@ -233,9 +236,9 @@ impl<'a> Driver<'a> {
         exchange.cost_with(std::mem::replace(&mut watch.costs, Box::new(())));
         exchange.reduce_in(arena::map(&arena, layout.total).map_err(HostError::system("mapping the shared arena"))?);
         let mut sources = Sources::new()?;
-        let package = zygote::package().filter(|_| setup.places.iter().any(|place| !place.gpus.is_empty()));
-        let zygote =
-            Zygote::start(&setup.python, package.map(|package| Libraries::write(package, &setup.python)).transpose()?)?;
+        let gpus = setup.gpus.as_ref().zip(zygote::package());
+        let gpus = gpus.map(|(torch, package)| Libraries::write(package, torch)).transpose()?;
+        let zygote = Zygote::start(&setup.python, gpus)?;
         // After the zygote has come: it and its children run where they like, with the limits that the user gave them.
         capacity::raise_descriptors()?;
         let stay = Visit::here();

@@ -5,7 +5,7 @@
 //! each run, as they are a few hundred bytes.
 
 use crate::error::HostError;
-use crate::symbols;
+use crate::symbols::{self, Torch};
 use object::elf::{
     DT_HASH, DT_NEEDED, DT_NULL, DT_SONAME, DT_STRSZ, DT_STRTAB, DT_SYMENT, DT_SYMTAB, EM_AARCH64, EM_X86_64, ET_DYN,
     PF_R, PF_W, PT_DYNAMIC, PT_GNU_STACK, PT_LOAD,
@@ -49,24 +49,21 @@ pub struct Gpu {
     pub reaches_peers: bool,
 }
 
-/// The variable that chooses simulated GPUs of this kind, with the value `phantom`.
-pub const CHOICE: &str = "UNIFERENCE_GPUS";
-
 /// Libraries to be preloaded. They are gone when this is dropped.
 pub struct Libraries {
     folder: TempDir,
 }
 
 impl Libraries {
-    /// Writes them, for the library of simulated GPUs in `package` and the torch of an interpreter.
-    pub fn write(package: &Path, python: &Path) -> Result<Libraries, HostError> {
+    /// Writes them, for the library of simulated GPUs in `package` and an installed torch.
+    pub fn write(package: &Path, torch: &Torch) -> Result<Libraries, HostError> {
         let library = package.join(LIBRARY);
         if !library.exists() {
             let what = format!("simulated GPUs need {}, which is not there", library.display());
             let hint = "install uniference again: pip install --force-reinstall uniference (in a checkout: make setup)";
             return Err(HostError::Host { what, hint: hint.into() });
         }
-        symbols::check(&library, python)?;
+        symbols::check(&library, torch)?;
         let folder = tempfile::Builder::new().prefix("uniference-gpus-").tempdir();
         let libraries = Libraries { folder: folder.map_err(HostError::system("creating a temporary folder"))? };
         let mut needed = vec![library];
@@ -192,7 +189,8 @@ mod tests {
 
     #[test]
     fn a_missing_library_is_an_error_with_a_hint() {
-        let error = Libraries::write(Path::new("/nowhere"), Path::new("python")).err().unwrap().to_string();
+        let torch = Torch { folder: PathBuf::new(), version: "2.15.0".to_owned() };
+        let error = Libraries::write(Path::new("/nowhere"), &torch).err().unwrap().to_string();
         assert!(error.contains("/nowhere/libuniference_phantom.so") && error.contains("hint:"), "{error}");
     }
 }

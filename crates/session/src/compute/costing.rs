@@ -184,8 +184,9 @@ impl Costing {
                 "--host-time has no effect: no rank has handed anything to streams of a simulated GPU".to_owned(),
             );
         }
-        with_streams.any(|costing| costing.plan.unmeasured).then(|| {
-            "what was launched on simulated GPUs took no time, as compute was measured and there is no GPU: name a `model` of the devices, or use --compute model".to_owned()
+        let kernels = |costing: &RankCosting| costing.ran().any(|cost| matches!(cost.what, What::Kernel { .. }));
+        with_streams.any(|costing| costing.plan.is_measured && kernels(costing)).then(|| {
+            "kernels of no operator took no time on simulated GPUs, as compute was measured and operators alone are computed on the processor: use --compute model with devices that have a `model`".to_owned()
         })
     }
 

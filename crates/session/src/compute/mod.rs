@@ -227,8 +227,8 @@ struct RankPlan {
     /// What the host takes that hands work to the device's streams, unless that is measured.
     host: HostCosts,
     measures_host: bool,
-    /// Compute is measured, and there is no GPU that could be.
-    unmeasured: bool,
+    /// Compute is measured, or was when it was recorded.
+    is_measured: bool,
 }
 
 /// What a record says of its compute.
@@ -347,7 +347,7 @@ impl Plan {
             slowdown: resolved.cluster.devices[rank].slowdown,
             host: host.costs(),
             measures_host: host == HostTime::Measured,
-            unmeasured: way == Way::Measured || way == Way::Recorded && was_measured,
+            is_measured: way == Way::Measured || way == Way::Recorded && was_measured,
         });
         let name = names.into_iter().collect::<Vec<_>>().join(", ");
         let outdated =

@@ -76,7 +76,7 @@ fn plan(ranks: usize, way: Way, factor: u64, measures_host: bool) -> Plan {
         slowdown: 1.0,
         host: HOST,
         measures_host,
-        unmeasured: way == Way::Measured,
+        is_measured: way == Way::Measured,
     };
     let ranks = (0..ranks).map(|_| rank()).collect();
     Plan { ranks, earlier: None, name: String::new(), models: Vec::new(), outdated: None, host_asked: false }
@@ -385,15 +385,22 @@ fn measured_time_of_the_host_is_dealt_out() {
     assert_eq!(again(&done.record, plan(1, Way::Modelled, 1, true)).0, done.digest);
 }
 
-/// Measured, all of the compute is the host's, 100 for each of two slices; it is said that the device's takes no time.
+/// Measured, all of the compute is the host's, 100 for each of two slices. That the device's takes no time is said of kernels alone that nobody
+/// computes.
 #[test]
 fn what_cannot_be_measured_is_said() {
     let mut program = Program::default();
     let slices = [1, 2].map(|launches| program.slice(|encoder| operator(encoder, launches)));
     let done = run(model(Way::Measured), vec![slices.into_iter().chain([synchronizes()]).collect()], &[0]);
     assert_eq!(done.end, 200.0);
+    assert_eq!(done.costed.warnings, Vec::<String>::new());
+
+    let mut program = Program::default();
+    let slice = program.slice(|encoder| kernel(encoder, 1, 10));
+    let done = run(model(Way::Measured), vec![vec![slice, synchronizes()]], &[0]);
+    assert_eq!(done.end, 100.0);
     let [warning] = &done.costed.warnings[..] else { panic!("{:?}", done.costed.warnings) };
-    assert!(warning.contains("took no time"), "{warning}");
+    assert!(warning.contains("kernels of no operator took no time"), "{warning}");
 }
 
 #[test]

@@ -1,0 +1,85 @@
+//! Owns what is asked of the interpreter of ranks before it runs any: its versions, and whether the program has simulated GPUs.
+//!
+//! Torch is not imported for it, which takes seconds.
+
+use serde::Deserialize;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use uniference_host::error::HostError;
+use uniference_host::interrupt::shield;
+use uniference_host::symbols::Torch;
+
+/// The versions of torch whose private interfaces are known, the one to install first: as in `python/uniference/patches/versions.py`.
+const TORCH: [&str; 2] = ["2.15", "2.14"];
+
+/// Documents its arguments and its answer.
+const SURVEY: &str = include_str!("../../../python/uniference/program/survey.py");
+
+/// What an interpreter has, and the program that it is to run needs.
+#[derive(Debug)]
+pub(super) struct Survey {
+    /// Of Python and torch, for the manifest.
+    pub(super) versions: [(String, String); 2],
+    /// The torch whose GPUs are simulated; `None`: there are none, or those of this machine.
+    pub(super) gpus: Option<Torch>,
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    python: String,
+    torch: String,
+    simulates_gpus: bool,
+    folder: Option<PathBuf>,
+}
+
+/// Asks it. `words` are a script, or with `module` a module's name; `cuda`: whether there are GPUs, `None`: if the program cannot do without. Another
+/// torch than ours is refused before it takes seconds to load.
+pub(super) fn survey(python: &Path, words: &[OsString], module: bool, cuda: Option<bool>) -> Result<Survey, HostError> {
+    let cuda = cuda.map_or("auto", |cuda| if cuda { "yes" } else { "no" });
+    let arguments = ["-c", SURVEY].map(OsStr::new).into_iter().chain([&*words[0]]);
+    let arguments = arguments.chain([if module { "module" } else { "script" }, cuda].map(OsStr::new));
+    let hint = || format!("install a supported version: {}", install());
+    let found = ask(python, arguments).map_err(|error| HostError::Host {
+        what: format!("cannot determine the version of torch with {}: {error}", python.display()),
+        hint: hint(),
+    })?;
+    // Only the last line is ours: what Python runs at its start may print, too.
+    let answer = serde_json::from_str(found.lines().last().unwrap_or_default());
+    let Answer { python, torch, simulates_gpus, folder } = answer.map_err(|error| HostError::Host {
+        what: format!("cannot read what {} says of torch: {error}", python.display()),
+        hint: hint(),
+    })?;
+    if !is_supported(&torch) {
+        let what = format!("torch {torch} is installed; only {} is supported", supported());
+        return Err(HostError::Host { what, hint: hint() });
+    }
+    let gpus = simulates_gpus.then(|| Torch { folder: folder.unwrap_or_default(), version: torch.clone() });
+    Ok(Survey { versions: [("python".to_owned(), python), ("torch".to_owned(), torch)], gpus })
+}
+
+pub(super) fn is_supported(version: &str) -> bool {
+    TORCH.iter().any(|supported| version.strip_prefix(supported).is_some_and(|rest| rest.starts_with('.')))
+}
+
+pub(super) fn supported() -> String {
+    TORCH.map(|version| format!("{version}.x")).join(" or ")
+}
+
+/// How to get the first of them.
+pub(super) fn install() -> String {
+    format!("pip install torch=={}.0", TORCH[0])
+}
+
+/// What Python prints, or the last of what it complains.
+pub(super) fn ask<A: AsRef<OsStr>>(python: &Path, arguments: impl IntoIterator<Item = A>) -> Result<String, String> {
+    // Without the current folder: what lies there must not stand in for modules.
+    let mut command = Command::new(python);
+    let output = shield(command.arg("-P").args(arguments)).output().map_err(|error| error.to_string())?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    if output.status.success() {
+        Ok(text(&output.stdout))
+    } else {
+        Err(text(&output.stderr).lines().last().unwrap_or("it failed").to_owned())
+    }
+}

@@ -1,0 +1,93 @@
+"""Owns what the driver asks of an interpreter before it starts ranks with it: versions, where torch is, and whether the program has GPUs.
+
+The interpreter is handed it as text (`crates/cli/src/interpreter.rs`) with the arguments PROGRAM, KIND (`script` or `module`) and
+CUDA (`yes`, `no` or `auto`), and answers with a JSON object. It imports neither torch nor this package.
+
+A program that cannot do without GPUs gets them: its file names `nccl` or a CUDA device, and never asks whether there is one.
+"""
+
+import ast
+import ctypes
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+_ASKS = ("is_available", "current_accelerator")
+
+
+def needs_gpu(path: Path) -> bool:
+    """Whether the program in this file cannot do without a GPU. What it imports is not looked at."""
+    try:
+        source = path.read_bytes()
+        if b"cuda" not in source and b"nccl" not in source:
+            return False
+        nodes = list(ast.walk(ast.parse(source)))
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return False  # running it will say what is wrong
+    return any(map(_uses_cuda, nodes)) and not any(map(_asks, nodes))
+
+
+def find(program: str, module: bool) -> Path | None:
+    """The file that a program begins with, as far as that is known without importing anything."""
+    if not module:
+        return Path(program, "__main__.py") if os.path.isdir(program) else Path(program)
+    first, *rest = program.split(".")
+    try:
+        sys.path.insert(0, os.getcwd())
+        spec = importlib.util.find_spec(first)
+        for part in (*rest, "__main__"):
+            if spec is None or spec.submodule_search_locations is None:
+                break
+            spec = PathFinder.find_spec(f"{spec.name}.{part}", list(spec.submodule_search_locations))
+    except (ImportError, KeyError, OSError, ValueError):
+        return None
+    return Path(spec.origin) if spec is not None and spec.origin else None
+
+
+def has_gpus(torch: Path) -> bool:
+    """Whether torch, which is in this folder, finds GPUs on this machine: the driver is asked as torch would."""
+    if not (torch / "lib" / "libtorch_cuda.so").exists():
+        return False
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int()
+    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+
+
+def _uses_cuda(node: ast.AST) -> bool:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value in ("nccl", "cuda", "cpu:gloo,cuda:nccl") or node.value.startswith("cuda:")
+    if isinstance(node, ast.Attribute):
+        return node.attr == "cuda"
+    return False
+
+
+def _asks(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr in _ASKS
+
+
+def main(program: str, module: bool, cuda: str) -> None:
+    """Prints the answer."""
+    version = importlib.metadata.version("torch")
+    spec = importlib.util.find_spec("torch")
+    torch = Path(spec.origin).parent if spec is not None and spec.origin else None
+    path = find(program, module) if cuda == "auto" else None
+    wanted = cuda == "yes" or (path is not None and needs_gpu(path))
+    simulated = wanted and not (torch is not None and has_gpus(torch))
+    folder = str(torch) if simulated and torch is not None else None
+    print(
+        json.dumps(
+            {"python": platform.python_version(), "torch": version, "simulates_gpus": simulated, "folder": folder}
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2] == "module", sys.argv[3])
