@@ -1,4 +1,5 @@
-// Owns the values of attention whose kernels only GPUs have: scores, probabilities and their gradients by matrix products of the CPU.
+// Owns the values of attention whose kernels only GPUs have. They are those of the CPU's own kernel, to the last digit, where it can; with dropout,
+// and for the gradient of a bias, they are scores, probabilities and their gradients by matrix products.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -34,13 +35,16 @@ class Attention {
                seed_as_tensor(seed, {}), at::zeros({}, at::kLong), none};
     } else if (name == "aten::_scaled_dot_product_flash_attention_backward") {
       const Attention attention(stack[1], stack[2], stack[3], {}, stack[10], stack[11], stack[14], seed_of(stack[12]));
-      stack = attention.gradients(stack[0].toTensor(), false);
+      stack = attention.gradients(stack[0].toTensor());
     } else if (name == "aten::_scaled_dot_product_efficient_attention_backward") {
-      const Attention attention(stack[1], stack[2], stack[3], stack[4].toOptional<at::Tensor>(), stack[9], stack[11], stack[12], seed_of(stack[7]));
-      stack = attention.gradients(stack[0].toTensor(), true);
+      const bool of_bias = stack[10].toBoolList().get(3);
+      const Attention attention(stack[1], stack[2], stack[3], stack[4].toOptional<at::Tensor>(), stack[9], stack[11], stack[12], seed_of(stack[7]), of_bias);
+      const at::Tensor outer = stack[0].toTensor();
+      stack = attention.gradients(outer);
+      stack.push_back(of_bias ? attention.gradient_of_bias(outer) : at::Tensor());
     } else if (name == "aten::_scaled_dot_product_cudnn_attention_backward") {
       const Attention attention(stack[1], stack[2], stack[3], stack[8].toOptional<at::Tensor>(), stack[13], stack[14], stack[15], seed_of(stack[6]));
-      stack = attention.gradients(stack[0].toTensor(), false);
+      stack = attention.gradients(stack[0].toTensor());
     } else {
       return false;
     }
@@ -50,47 +54,65 @@ class Attention {
  private:
   // Of queries (batch, heads, queries, width), and keys and values of as many heads, or fewer that several heads of queries share.
   Attention(const c10::IValue& query, const c10::IValue& key, const c10::IValue& value, const std::optional<at::Tensor>& bias, const c10::IValue& dropout,
-            const c10::IValue& causal, const c10::IValue& scale, uint64_t seed)
-      : type_(query.toTensor().scalar_type()), key_heads_(key.toTensor().size(1)), query_(wide(query.toTensor())) {
+            const c10::IValue& causal, const c10::IValue& scale, uint64_t seed, bool of_bias = false)
+      : type_(query.toTensor().scalar_type()), key_heads_(key.toTensor().size(1)), causal_(causal.toBool()), query_(rows(query.toTensor())) {
     const int64_t shared = query_.size(1) / key_heads_;
-    key_ = wide(key.toTensor()).repeat_interleave(shared, 1);
-    value_ = wide(value.toTensor()).repeat_interleave(shared, 1);
+    key_ = rows(key.toTensor().repeat_interleave(shared, 1));
+    value_ = rows(value.toTensor().repeat_interleave(shared, 1));
     scale_ = scale.isNone() ? 1 / std::sqrt(static_cast<double>(query_.size(3))) : scale.toDouble();
-    at::Tensor scores = at::matmul(query_, key_.transpose(2, 3)) * scale_;
-    if (bias && bias->defined()) {
-      bias_ = *bias;
-      scores = scores + wide(*bias);
+    if (bias && bias->defined()) bias_ = *bias;
+    const double dropped = dropout.toDouble();
+    by_kernel_ = dropped == 0 && !of_bias && query_.size(3) == value_.size(3);
+    if (by_kernel_) {
+      std::tie(output_, log_sums_) = at::_scaled_dot_product_flash_attention_for_cpu(query_, key_, value_, 0, causal_, mask(), scale_);
+    } else {
+      multiply(dropped, seed);
     }
-    if (causal.toBool()) {
+  }
+
+  void multiply(double dropped, uint64_t seed) {
+    at::Tensor scores = at::matmul(wide(query_), wide(key_).transpose(2, 3)) * scale_;
+    if (bias_.defined()) scores = scores + wide(bias_);
+    if (causal_) {
       const auto above = at::ones({query_.size(2), key_.size(2)}, at::kBool).triu(1);
       scores = scores.masked_fill(above, -std::numeric_limits<double>::infinity());
     }
     log_sums_ = scores.logsumexp(-1);
     probabilities_ = at::softmax(scores, -1).nan_to_num(0);
-    const double dropped = dropout.toDouble();
-    kept_ = at::ones({}, query_.options());
+    kept_ = at::ones({}, scores.options());
     if (dropped > 0) {
       auto generator = at::detail::createCPUGenerator(seed);
       kept_ = at::empty_like(probabilities_).bernoulli_(1 - dropped, generator) / (1 - dropped);
     }
+    output_ = at::matmul(probabilities_ * kept_, wide(value_)).to(type_);
   }
 
-  at::Tensor output() const { return at::matmul(probabilities_ * kept_, value_).to(type_); }
+  at::Tensor output() const { return output_; }
 
   // Of single precision, as on a GPU: (batch, heads, queries).
   at::Tensor log_sums() const { return log_sums_.to(at::kFloat); }
 
-  // Of query, key and value; with `of_bias` of the bias, too.
-  torch::jit::Stack gradients(const at::Tensor& of_output, bool of_bias) const {
-    const at::Tensor outer = wide(of_output);
-    const at::Tensor of_value = at::matmul((probabilities_ * kept_).transpose(2, 3), outer);
-    const at::Tensor of_probabilities = at::matmul(outer, value_.transpose(2, 3)) * kept_;
-    const at::Tensor of_scores = probabilities_ * (of_probabilities - (of_probabilities * probabilities_).sum(-1, true));
-    const at::Tensor of_query = at::matmul(of_scores, key_) * scale_;
-    const at::Tensor of_key = at::matmul(of_scores.transpose(2, 3), query_) * scale_;
-    torch::jit::Stack results = {of_query.to(type_), summed(of_key), summed(of_value)};
-    if (of_bias) results.push_back(bias_.defined() ? of_scores.sum_to_size(bias_.sizes()).to(bias_.scalar_type()) : at::Tensor());
-    return results;
+  // Of query, key and value.
+  torch::jit::Stack gradients(const at::Tensor& of_output) const {
+    if (by_kernel_) {
+      const auto [of_query, of_key, of_value] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+          rows(of_output), query_, key_, value_, output_, log_sums_, 0, causal_, mask(), scale_);
+      return {of_query, summed(of_key), summed(of_value)};
+    }
+    const at::Tensor of_scores = gradient_of_scores(of_output);
+    const at::Tensor of_value = at::matmul((probabilities_ * kept_).transpose(2, 3), wide(of_output));
+    const at::Tensor of_query = at::matmul(of_scores, wide(key_)) * scale_;
+    const at::Tensor of_key = at::matmul(of_scores.transpose(2, 3), wide(query_)) * scale_;
+    return {of_query.to(type_), summed(of_key), summed(of_value)};
+  }
+
+  at::Tensor gradient_of_bias(const at::Tensor& of_output) const {
+    return bias_.defined() ? gradient_of_scores(of_output).sum_to_size(bias_.sizes()).to(bias_.scalar_type()) : at::Tensor();
+  }
+
+  at::Tensor gradient_of_scores(const at::Tensor& of_output) const {
+    const at::Tensor of_probabilities = at::matmul(wide(of_output), wide(value_).transpose(2, 3)) * kept_;
+    return probabilities_ * (of_probabilities - (of_probabilities * probabilities_).sum(-1, true));
   }
 
   // Over the heads of queries that share a head.
@@ -98,6 +120,11 @@ class Attention {
     const auto sizes = gradient.sizes();
     return gradient.reshape({sizes[0], key_heads_, sizes[1] / key_heads_, sizes[2], sizes[3]}).sum(2).to(type_);
   }
+
+  std::optional<at::Tensor> mask() const { return bias_.defined() ? std::optional<at::Tensor>(bias_) : std::nullopt; }
+
+  // With rows as the CPU's kernel reads them.
+  static at::Tensor rows(const at::Tensor& tensor) { return tensor.stride(-1) == 1 ? tensor : tensor.contiguous(); }
 
   static at::Tensor wide(const at::Tensor& tensor) { return tensor.scalar_type() == at::kDouble ? tensor : tensor.to(at::kFloat); }
 
@@ -112,8 +139,11 @@ class Attention {
 
   c10::ScalarType type_;
   int64_t key_heads_;
+  bool causal_, by_kernel_;
   double scale_;
-  at::Tensor query_, key_, value_, bias_, log_sums_, probabilities_, kept_;
+  at::Tensor query_, key_, value_, bias_, output_, log_sums_;
+  // Where the CPU's kernel cannot.
+  at::Tensor probabilities_, kept_;
 };
 
 }  // namespace uniference

@@ -405,6 +405,8 @@ inline void stand_in_front(
   std::vector<std::chrono::milliseconds> none(defaults.begin(), defaults.end());
   auto backend = c10::make_intrusive<Backend>(
       made->getBackend(device.type()), static_cast<uint32_t>(group), std::chrono::milliseconds(timeout), std::move(none));
+  // A backend of several types of devices is one for torch, which has the first one bound to the group's device and expects that of the others.
+  backend->setBoundDeviceId(process_group->getBoundDeviceId());
   process_group->setBackend(device.type(), c10d::ProcessGroup::BackendType::CUSTOM, backend);
 }
 

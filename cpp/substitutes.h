@@ -46,6 +46,8 @@ class Substitutes {
         {"aten::_softmax_backward_data", &softmax_backward<&at::_softmax_backward_data>},
         {"aten::_log_softmax_backward_data", &softmax_backward<&at::_log_softmax_backward_data>},
         {"aten::_fused_rms_norm_backward", &rms_norm_backward},
+        {"aten::native_layer_norm_backward", &layer_norm_backward},
+        {"aten::native_group_norm_backward", &group_norm_backward},
         {"aten::cudnn_batch_norm", &batch_norm},
         {"aten::cudnn_batch_norm_backward", &batch_norm_backward},
         {"aten::batch_norm_stats", &batch_norm_stats},
@@ -71,6 +73,36 @@ class Substitutes {
   static void softmax_backward(Stack& s, uint64_t) {
     const at::Tensor outer = s[0].toTensor();
     s = {function(outer, s[1].toTensor(), s[2].toInt(), outer.scalar_type()).to(s[3].toScalarType())};
+  }
+
+  // GPUs keep means and deviations of half precision's inputs as floats, the CPU where the weight is one.
+  static at::Tensor kept(const c10::IValue& statistic, const at::Tensor& input, const at::Tensor& weight) {
+    return statistic.toTensor().to(weight.defined() ? weight.scalar_type() : input.scalar_type());
+  }
+
+  // (grad_out, input, normalized_shape, mean, rstd, weight?, bias?, output_mask) -> (grad_input, grad_weight, grad_bias)
+  static void layer_norm_backward(Stack& s, uint64_t) {
+    const at::Tensor input = s[1].toTensor(), weight = tensor_or_none(s[5]);
+    auto [of_input, of_weight, of_bias] = at::native_layer_norm_backward(
+        s[0].toTensor(), input, s[2].toIntVector(), kept(s[3], input, weight), kept(s[4], input, weight), weight, tensor_or_none(s[6]), mask<3>(s[7]));
+    s = {of_input, of_weight, of_bias};
+  }
+
+  // (grad_out, input, mean, rstd, weight?, N, C, HxW, group, output_mask) -> (grad_input, grad_weight, grad_bias)
+  static void group_norm_backward(Stack& s, uint64_t) {
+    const at::Tensor input = s[1].toTensor(), weight = tensor_or_none(s[4]);
+    auto [of_input, of_weight, of_bias] = at::native_group_norm_backward(
+        s[0].toTensor(), input, kept(s[2], input, weight), kept(s[3], input, weight), weight, s[5].toInt(), s[6].toInt(), s[7].toInt(), s[8].toInt(),
+        mask<3>(s[9]));
+    s = {of_input, of_weight, of_bias};
+  }
+
+  template <size_t size>
+  static std::array<bool, size> mask(const c10::IValue& value) {
+    const c10::List<bool> wanted = value.toBoolList();
+    std::array<bool, size> mask;
+    for (size_t i = 0; i < size; i++) mask[i] = wanted.get(i);
+    return mask;
   }
 
   // (grad_out, input, normalized_shape, rstd, weight?, output_mask) -> (grad_input, grad_weight)

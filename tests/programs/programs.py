@@ -160,20 +160,21 @@ def under_gloo(program: Program, folder: Path) -> Outcome:
 def under_us(program: Program, folder: Path, gpus: bool) -> Outcome:
     """The same, in virtual time; on simulated GPUs of one host."""
     cluster = folder / "cluster.toml"
+    backend, model = ("nccl", 'model = "h100-sxm"\n') if gpus else ("gloo", "")
     cluster.write_text(
-        f'backend = "gloo"\n[[device]]\nname = "gpu"\ncount = {program.ranks}\nhost = "server"\n[network]\n'
+        f'backend = "{backend}"\n[[device]]\nname = "gpu"\n{model}count = {program.ranks}\nhost = "server"\n[network]\n'
     )
     options = (
         "--cluster",
         str(cluster),
         "--cuda" if gpus else "--no-cuda",
         "--compute",
-        "none",
+        "model" if gpus else "none",
         "--out",
         f"{folder}/out",
     )
     started = (*(program.launcher if gpus else ()), *program.arguments)
-    environment = program.environment | ({} if gpus else _WITHOUT_GPU)
+    environment = program.environment | ({"UNIFERENCE_GPUS": "phantom"} if gpus else _WITHOUT_GPU)
     done = _run(("-m", "uniference", "run", *options, *started), folder, environment)
     return _outcome(done, done.stdout)
 

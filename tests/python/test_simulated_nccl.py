@@ -108,6 +108,23 @@ dist.destroy_process_group()
     )
 
 
+def test_tensors_over_several_gpus_are_drawn_as_one(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        """
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+mesh = init_device_mesh("cuda", (2,))
+torch.manual_seed(0)
+whole = nn.init.normal_(distribute_tensor(torch.zeros(4, 8, device="cuda"), mesh, [Shard(0)])).full_tensor()
+assert whole.unique().numel() == 32
+other = whole.clone()
+dist.broadcast(other, 0)
+assert torch.equal(whole, other)
+dist.destroy_process_group()
+""",
+    )
+
+
 TRAIN = """
 def net():
     torch.manual_seed(0)

@@ -135,6 +135,8 @@ trained("log_softmax of half precision", Half(torch.log_softmax), torch.randn(5,
 trained("linear", nn.Linear(8, 4), torch.randn(5, 8))
 trained("convolution", nn.Conv2d(3, 4, 3, padding=1), torch.randn(2, 3, 8, 8))
 trained("layer norm", nn.LayerNorm(8), torch.randn(5, 8))
+trained("layer norm of half precision", nn.LayerNorm(8).bfloat16(), torch.randn(5, 8).bfloat16())
+trained("group norm of half precision", nn.GroupNorm(2, 4).bfloat16(), torch.randn(3, 4, 5).bfloat16())
 trained("rms norm", nn.RMSNorm(8), torch.randn(5, 8))
 trained("batch norm", nn.BatchNorm2d(3), torch.randn(4, 3, 5, 5))
 trained("embedding", nn.Embedding(10, 4), torch.tensor([1, 2, 2, 9]))

@@ -64,6 +64,7 @@ class Library:
             -1 if limit is None else limit, libraries, channel.captures, TIMED in os.environ, self.nanoseconds_a_tick
         )
         _note_kinds(channel, self)
+        _pass_higher_order_operators()
 
     def communication(self, channel: Channel, limit: int | None) -> int:
         """What a library of simulated GPUs communicates by: see `Channel.communication`."""
@@ -104,6 +105,15 @@ class Library:
             pass
         ticks: int = self.functions.uniference_capture_ticks() - begin
         return took / ticks
+
+
+def _pass_higher_order_operators() -> None:
+    """Operators that take functions, and are written in Python, know nothing of the capture's dispatch key: what they call is captured."""
+    key: Any = torch._C._parse_dispatch_key("Fake")
+    torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
+    operators: Iterable[Any] = torch._ops._higher_order_ops.values()
+    for operator in operators:
+        operator.fallthrough(key)
 
 
 _Lacking = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_uint64)
