@@ -88,6 +88,26 @@ say(count=torch.cuda.device_count(), name=p.name, capability=torch.cuda.get_devi
     assert facts[0]["uuid"] != facts[1]["uuid"]
 
 
+def test_a_program_may_see_one_of_its_hosts_gpus_alone(tmp_path: Path) -> None:
+    source = """
+import json, os
+rank = int(os.environ["LOCAL_RANK"])
+os.environ["CUDA_VISIBLE_DEVICES"] = str(rank)
+import torch, torch.distributed as dist
+dist.init_process_group("nccl", device_id=torch.device("cuda", 0))
+x = torch.full((4,), rank + 1.0, device="cuda")
+dist.all_reduce(x)
+p = torch.cuda.get_device_properties(0)
+said = [torch.cuda.device_count(), p.pci_bus_id, x.tolist(), torch.cuda.mem_get_info()[1], torch.cuda.memory_allocated()]
+json.dump(said, open(f"said-{rank}.json", "w"))
+"""
+    done = run(tmp_path, source)
+    assert done.code == 0, done.err
+    for rank in range(2):
+        said = json.loads((tmp_path / f"said-{rank}.json").read_text())
+        assert said == [1, 16 + rank, [3.0] * 4, 80 << 30, 512]
+
+
 def test_memory_is_counted_by_torchs_own_allocator(tmp_path: Path) -> None:
     facts = says(
         tmp_path,

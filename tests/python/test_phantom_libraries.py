@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -194,9 +195,13 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], str]
     folder = tmp_path_factory.mktemp("phantom")
     (folder / "cluster.toml").write_text(CLUSTER)
     script = write_script(folder, f"probes = {PROBES!r}\n{START}")
-    command = ("run", "--cuda", "--cluster", "cluster.toml", "--compute", "none", script)
+    command = ("run", "--cuda", "--cluster", "cluster.toml", "--compute", "none", "--out", "out", script)
     done = uniference(*command, cwd=folder)
     assert done.code == 0, done.err
+    # What is missing is in the report, too.
+    complaints = re.findall(r"^warning: (rank 0: .* is not implemented for simulated GPUs.*)$", done.err, re.MULTILINE)
+    assert complaints
+    assert set(complaints) <= set(json.loads((folder / "out" / "report.json").read_text())["warnings"])
     (line,) = (line for line in done.out.splitlines() if "outcomes {" in line)
     return json.loads(line.split("outcomes ", 1)[1]), done.err
 

@@ -10,7 +10,7 @@ pub(crate) use attributes::{Architecture, BLOCK, GRID, SHARED_OF_BLOCK, THREADS_
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use uniference_protocol::phantom::Device;
 
 /// The version of CUDA that the driver and the runtime say they have: 13.2, as the wheels of PyTorch 2.15.
@@ -26,14 +26,55 @@ static USED: AtomicU64 = AtomicU64::new(0);
 /// Pairs of devices: the first may use the second one's memory.
 static PEERS: Mutex<BTreeSet<(usize, usize)>> = Mutex::new(BTreeSet::new());
 
+/// Which of the host's devices the process sees, in the order of its ordinals: those that `CUDA_VISIBLE_DEVICES` names when something of CUDA is
+/// asked first.
+fn seen() -> &'static [usize] {
+    static SEEN: OnceLock<Vec<usize>> = OnceLock::new();
+    let Some(attached) = attached() else { return &[] };
+    SEEN.get_or_init(|| match std::env::var("CUDA_VISIBLE_DEVICES") {
+        Ok(names) => named(&names, &attached.devices),
+        Err(_) => (0..attached.devices.len()).collect(),
+    })
+}
+
+/// By numbers and beginnings of identifiers, separated by commas. What stands behind the first that names none is not seen; with one named twice no
+/// device is (CUDA C++ Programming Guide, "CUDA Environment Variables").
+fn named(names: &str, devices: &[Device]) -> Vec<usize> {
+    let mut seen = Vec::new();
+    for name in names.split(',').map(str::trim) {
+        let found = match name.parse() {
+            Ok(number) => Some(number).filter(|number| *number < devices.len()),
+            Err(_) if name.starts_with("GPU-") => devices.iter().position(|device| uuid(device).starts_with(name)),
+            Err(_) => None,
+        };
+        match found {
+            None => break,
+            Some(device) if seen.contains(&device) => return Vec::new(),
+            Some(device) => seen.push(device),
+        }
+    }
+    seen
+}
+
+/// As NVML and `CUDA_VISIBLE_DEVICES` have it.
+pub(crate) fn uuid(device: &Device) -> String {
+    let hex: String = device.uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
 /// Number of devices; 0 where none are attached.
 pub(crate) fn count() -> usize {
-    attached().map_or(0, |attached| attached.devices.len())
+    seen().len()
 }
 
 /// The device of this ordinal.
 pub(crate) fn get(ordinal: usize) -> Option<&'static Device> {
-    attached().and_then(|attached| attached.devices.get(ordinal))
+    attached()?.devices.get(*seen().get(ordinal)?)
+}
+
+/// The ordinal of a device of the host, by its number there; `None`: the process does not see it.
+pub(crate) fn ordinal(number: usize) -> Option<usize> {
+    seen().iter().position(|seen| *seen == number)
 }
 
 /// The same, for an ordinal of C.
@@ -80,7 +121,7 @@ pub(crate) fn is_used(ordinal: usize) -> bool {
 /// Whether a device reaches another one's memory.
 pub(crate) fn reaches(from: i32, to: i32) -> Result<bool, Status> {
     let ((from, _), (to, _)) = (find(from)?, find(to)?);
-    Ok(from != to && attached().is_some_and(|attached| attached.reaches(from, to)))
+    Ok(from != to && attached().is_some_and(|attached| attached.reaches(seen()[from], seen()[to])))
 }
 
 /// Lets the current device use another one's memory.
@@ -109,11 +150,38 @@ pub(crate) fn bus_id(device: &Device) -> String {
     format!("{domain:04X}:{bus:02X}:{slot:02X}.0")
 }
 
-/// The device at a place that is written so, with as many digits of the domain as NVML writes, or with none.
+/// The number in the host of the device at a place that is written so, with as many digits of the domain as NVML writes, or with none.
 pub(crate) fn at_bus(text: &str) -> Option<usize> {
     let number = |part: &str| u32::from_str_radix(part, 16).ok();
     let (place, _function) = text.rsplit_once('.').unwrap_or((text, ""));
     let mut parts = place.rsplit(':').map(number);
     let (slot, bus, domain) = (parts.next()??, parts.next()??, parts.next().unwrap_or(Some(0))?);
-    (0..count()).find(|ordinal| get(*ordinal).is_some_and(|device| device.pci == [domain, bus, slot]))
+    attached()?.devices.iter().position(|device| device.pci == [domain, bus, slot])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attach::tests::attach;
+
+    #[test]
+    fn devices_are_seen_by_number_and_identifier_up_to_the_first_that_is_none() {
+        attach();
+        let mut devices = attached().map_or(Vec::new(), |attached| attached.devices.clone());
+        devices[1].uuid = *b"0123456789abcdef";
+        let all = "GPU-30313233-3435-3637-3839-616263646566";
+        for (names, seen) in [
+            ("1", &[1][..]),
+            ("1,0", &[1, 0]),
+            (" 0 , GPU-3031", &[0, 1]),
+            (all, &[1]),
+            ("0,2,1", &[0]),
+            ("-1", &[]),
+            ("", &[]),
+            ("0,0", &[]),
+            ("30313233", &[]),
+        ] {
+            assert_eq!(named(names, &devices), seen, "{names}");
+        }
+    }
 }

@@ -116,7 +116,7 @@ driver! {
     }
     fn cuDeviceGetPCIBusId(text: Items<c_char>, length: c_int, number: c_int) { text.write_text(&bus_id(find(number)?.1), length as usize) }
     fn cuDeviceGetByPCIBusId(number: Out<c_int>, text: Text) {
-        number.give(device::at_bus(text.get().ok_or(INVALID_VALUE)?).ok_or(INVALID_DEVICE)? as c_int)
+        number.give(device::at_bus(text.get().ok_or(INVALID_VALUE)?).and_then(device::ordinal).ok_or(INVALID_DEVICE)? as c_int)
     }
     fn cuDeviceCanAccessPeer(can: Out<c_int>, from: c_int, to: c_int) { can.give(c_int::from(device::reaches(from, to)?)) }
     fn cuCtxEnablePeerAccess(other: Context, flags: c_uint) { device::enable_peer(ordinal(other)? as c_int, flags) }

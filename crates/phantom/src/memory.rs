@@ -4,7 +4,6 @@
 mod physical;
 mod ranges;
 
-use crate::attach::attached;
 use crate::device;
 use crate::errors::{HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, INVALID_VALUE, OUT_OF_MEMORY, Status};
 pub(crate) use physical::{
@@ -173,7 +172,7 @@ pub(crate) fn free(at: usize) -> Result<(), Status> {
 pub(crate) fn info(device: usize) -> Result<(u64, u64), Status> {
     let mut memory = lock();
     let pool = &memory.devices()?.devices[device];
-    let total = attached().map_or(0, |attached| attached.devices[device].memory);
+    let total = crate::device::get(device).map_or(0, |device| device.memory);
     Ok((pool.bytes - pool.used.now, total))
 }
 
@@ -395,15 +394,17 @@ impl Guard {
     /// # Errors
     /// If no devices are attached.
     fn devices(&mut self) -> Result<&mut Memory, Status> {
-        let attached = attached().ok_or(crate::errors::NO_DEVICE)?;
+        let count = crate::device::count();
+        if count == 0 {
+            return Err(crate::errors::NO_DEVICE);
+        }
         Ok(self.0.get_or_insert_with(|| {
-            let count = attached.devices.len();
             let length = WINDOW.min(SPAN / count.next_power_of_two());
             let pool = |(i, device): (usize, &uniference_protocol::phantom::Device)| {
                 Pool::new(BASE + i * length, length, device.memory.saturating_sub(device.context))
             };
             Memory {
-                devices: attached.devices.iter().enumerate().map(pool).collect(),
+                devices: (0..count).filter_map(crate::device::get).enumerate().map(pool).collect(),
                 blocks: BTreeMap::new(),
                 pinned: BTreeMap::new(),
                 physical: BTreeMap::new(),

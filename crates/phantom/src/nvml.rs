@@ -2,7 +2,8 @@
 //!
 //! Before devices are attached it counts what the variable [`DEVICES`] says, and knows nothing else of them.
 
-use crate::device::{self, bus_id};
+use crate::attach::attached;
+use crate::device::{self, bus_id, uuid};
 use crate::exports::{Items, Out, Put, Text, exports};
 use crate::memory;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
@@ -54,7 +55,7 @@ struct Fabric {
 
 fn count() -> usize {
     let said = || std::env::var(DEVICES).ok().and_then(|count| count.parse().ok()).unwrap_or(0);
-    if device::count() > 0 { device::count() } else { said() }
+    attached().map_or_else(said, |attached| attached.devices.len())
 }
 
 fn handle(ordinal: usize) -> Handle {
@@ -69,7 +70,7 @@ fn ordinal(handle: Handle) -> Result<usize, Status> {
 /// What is known of a device, once devices are attached.
 fn known(handle: Handle) -> Result<(usize, &'static Device), Status> {
     let ordinal = ordinal(handle)?;
-    device::get(ordinal).map(|device| (ordinal, device)).ok_or(NOT_SUPPORTED)
+    attached().map(|attached| (ordinal, &attached.devices[ordinal])).ok_or(NOT_SUPPORTED)
 }
 
 fn give<T>(place: Out<T>, value: T) -> Result<(), Status> {
@@ -91,14 +92,11 @@ fn name(device: &Device) -> String {
 }
 
 /// As NVML writes identifiers.
-fn uuid(device: &Device) -> String {
-    let hex: String = device.uuid.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
-}
-
 /// Total, free and used bytes.
 fn bytes(of: Handle) -> Result<[c_ulonglong; 3], Status> {
-    let (free, total) = memory::info(known(of)?.0).map_err(|_| NOT_SUPPORTED)?;
+    let (number, device) = known(of)?;
+    let Some(ordinal) = device::ordinal(number) else { return Ok([device.memory, device.memory, 0]) };
+    let (free, total) = memory::info(ordinal).map_err(|_| NOT_SUPPORTED)?;
     Ok([total, free, total - free])
 }
 
@@ -142,7 +140,7 @@ nvml! {
     fn nvmlDeviceGetHandleByPciBusId_v2(at: Text, place: Out<Handle>) { by_bus(at, place) }
     fn nvmlDeviceGetHandleByUUID(id: Text, place: Out<Handle>) {
         let id = id.get().ok_or(INVALID_ARGUMENT)?;
-        let found = (0..count()).find(|i| device::get(*i).is_some_and(|device| uuid(device) == id));
+        let found = attached().and_then(|attached| attached.devices.iter().position(|device| uuid(device) == id));
         give(place, handle(found.ok_or(NOT_FOUND)?))
     }
     fn nvmlDeviceGetIndex(of: Handle, index: Out<c_uint>) { give(index, ordinal(of)? as c_uint) }
@@ -164,7 +162,8 @@ nvml! {
         give(minor, low as c_int)
     }
     fn nvmlDeviceGetP2PStatus(one: Handle, other: Handle, _kind: c_int, status: Out<c_int>) {
-        let reaches = device::reaches(known(one)?.0 as c_int, known(other)?.0 as c_int).map_err(|_| INVALID_ARGUMENT)?;
+        let (one, other) = (known(one)?.0, known(other)?.0);
+        let reaches = one != other && attached().is_some_and(|attached| attached.reaches(one, other));
         // 0: yes; 4: the topology does not let them.
         give(status, if reaches { 0 } else { 4 })
     }

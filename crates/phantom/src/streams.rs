@@ -387,8 +387,9 @@ impl State {
         let attached = attached().ok_or(NO_DEVICE)?;
         device::mark_used(device::current());
         if self.streams.is_empty() {
-            self.streams.push(Stream::new(attached.own, 0, 0, true));
-            self.legacy.insert(attached.own, 0);
+            let own = device::ordinal(attached.own).unwrap_or(0);
+            self.streams.push(Stream::new(own, 0, 0, true));
+            self.legacy.insert(own, 0);
             self.events.push(Event { device: 0, flags: 0, exists: false, is_recorded: false, captured: None });
             self.graphs.push(graphs::Graph::default());
             self.execs.push(graphs::Exec::default());

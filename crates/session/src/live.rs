@@ -148,6 +148,7 @@ impl Source for Live<'_> {
         };
         let others = if driver.has_ranks() { others(driver.exchange(), &ending, &stands) } else { String::new() };
         let lines = driver.exchange().lines();
+        let warnings = driver.warnings();
         let ending = match ending {
             LiveEnding::Finished => Ending::Finished,
             other => Ending::Stopped(explain(other, &others, &lines, &stands, self.folder)),
@@ -155,7 +156,9 @@ impl Source for Live<'_> {
         // What is left to write needs nobody to end anything first, once all processes have ended.
         drop(driver);
         drop(interrupts);
-        Ok(End { ending, lines, costed: self.costing.borrow_mut().finish()? })
+        let mut costed = self.costing.borrow_mut().finish()?;
+        costed.warnings.extend(warnings);
+        Ok(End { ending, lines, costed })
     }
 }
 

@@ -200,6 +200,8 @@ pub struct Driver<'a> {
     heard: Instant,
     /// Ranks of which was said that they wait for something outside.
     waiting_outside: BTreeSet<u32>,
+    /// What ranks have warned of, and which of them.
+    warned: BTreeMap<String, BTreeSet<u32>>,
     /// Where the driver waits, and ranks that are not away for long.
     stay: Option<Visit>,
     asked: u32,
@@ -256,6 +258,7 @@ impl<'a> Driver<'a> {
             started: Instant::now(),
             heard: Instant::now(),
             waiting_outside: BTreeSet::new(),
+            warned: BTreeMap::new(),
             stay,
             asked: 0,
             logs: Logs::new(&setup.logs, world_size),
@@ -268,6 +271,15 @@ impl<'a> Driver<'a> {
     /// The conversation, for what it knows of lines and of the engine.
     pub fn exchange(&self) -> &Exchange {
         &self.exchange
+    }
+
+    /// What ranks have warned of, for the report.
+    pub fn warnings(&self) -> Vec<String> {
+        let said = |(text, ranks): (&String, &BTreeSet<u32>)| match ranks.first() {
+            Some(rank) if ranks.len() == 1 => format!("rank {rank}: {text}"),
+            _ => format!("{} ranks: {text}", ranks.len()),
+        };
+        self.warned.iter().map(said).collect()
     }
 
     /// Runs to the end.
@@ -591,6 +603,7 @@ impl<'a> Driver<'a> {
         }
         if let [Op::Warn(text)] = &ops[..] {
             self.watch.console.warn(&format!("rank {}: {text}", rank.0));
+            self.warned.entry(text.clone()).or_default().insert(rank.0);
             return Ok(());
         }
         if self.exchange.has_crashed(rank) {

@@ -129,7 +129,7 @@ runtime! {
         text.write_text(&bus_id(find(ordinal)?.1), length as usize)
     }
     fn cudaDeviceGetByPCIBusId(ordinal: Out<c_int>, text: Text) {
-        let found = device::at_bus(text.get().ok_or(INVALID_VALUE)?).ok_or(INVALID_DEVICE)?;
+        let found = device::at_bus(text.get().ok_or(INVALID_VALUE)?).and_then(device::ordinal).ok_or(INVALID_DEVICE)?;
         ordinal.give(found as c_int)
     }
     fn cudaDeviceGetStreamPriorityRange(least: Out<c_int>, greatest: Out<c_int>) {
