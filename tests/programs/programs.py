@@ -106,6 +106,8 @@ PROGRAMS = (
     _file("torch", "examples/fsdp1.py"),
     _file("torch", "examples/fsdp2.py"),
     _file("torch", "examples/tensor_parallel.py", ranks=4),
+    _file("torch", "examples/float8.py"),
+    _file("torch", "examples/streams.py"),
     *(_script(name) for name in _ACCELERATE),
     # On CPUs they fail: they give DDP device numbers, join uneven inputs and save FSDP's state, which accelerate does for GPUs only.
     *(_script(name, on_cpu=False) for name in _ACCELERATE_ON_GPUS),
@@ -174,7 +176,7 @@ def under_us(program: Program, folder: Path, gpus: bool) -> Outcome:
         f"{folder}/out",
     )
     started = (*(program.launcher if gpus else ()), *program.arguments)
-    environment = program.environment | ({"UNIFERENCE_GPUS": "phantom"} if gpus else _WITHOUT_GPU)
+    environment = program.environment | ({} if gpus else _WITHOUT_GPU)
     done = _run(("-m", "uniference", "run", *options, *started), folder, environment)
     return _outcome(done, done.stdout)
 
