@@ -250,6 +250,22 @@ say(before=before, after=place.tolist(), shape=list(y.shape), text=text)
         assert "operation not permitted when stream is capturing" in str(said["text"])
 
 
+def test_a_graph_whose_operators_are_not_computed_again_says_so(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+import os, torch
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+x, graph = torch.zeros(4, device="cuda"), torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    x.add_(1)
+graph.replay()
+""",
+    )
+    assert done.code == 0, done.err
+    assert done.err.count("values of operators are computed when a graph is captured") == 2  # ranks
+
+
 def test_kernels_of_triton_and_of_the_compiler_are_launched(tmp_path: Path) -> None:
     facts = says(
         tmp_path,

@@ -1,8 +1,10 @@
 //! Owns graphs: what was captured or put together, in an order in which it may happen, and what a launch of it does.
 
 use super::{CopyKind, Handle, Kind, Link, State, lock, tell};
+use crate::attach::communication;
 use crate::errors::*;
 use crate::memory;
+use crate::unimplemented::warn;
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, OnceLock};
 
@@ -138,8 +140,14 @@ pub(crate) fn launch_graph(exec: Handle, stream: Handle) -> Result<(), Status> {
     let Exec { graph, nodes, .. } = &state.execs[exec];
     let node = Node::Graph { number: *graph, nodes: nodes.clone() };
     let functions = if state.streams[stream as usize].capture.is_some() { Vec::new() } else { node.functions() };
+    let computes = nodes.iter().any(|node| matches!(node, Node::Kernel { .. }));
     state.submit(stream, node)?;
     drop(state);
+    if computes && communication().is_some_and(|link| link.limit > 0) {
+        warn(
+            "CUDA graphs: values of operators are computed when a graph is captured, and not again when it is launched; only its times are right",
+        );
+    }
     functions.into_iter().for_each(|(function, data)| function(data as *mut c_void));
     Ok(())
 }
