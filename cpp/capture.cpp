@@ -295,6 +295,9 @@ __attribute__((visibility("default"))) void uniference_capture_mirror(Mirror::La
   c10::impl::tls_set_dispatch_key_included(kKey, true);
 }
 
+// Results of operators on simulated GPUs that this thread runs until it says -1 are nobody's.
+__attribute__((visibility("default"))) void uniference_capture_unvalued(int change) { unvalued += change; }
+
 // Arithmetic of collectives on simulated GPUs; see `Reductions`.
 __attribute__((visibility("default"))) void uniference_capture_combine(uint32_t operation, uint32_t dtype, void* into, const void* from, uint64_t bytes) {
   Reductions::combine(operation, dtype, into, from, bytes);

@@ -19,6 +19,9 @@
 
 namespace uniference {
 
+// How deep this thread is in work whose results nobody looks at, as what measures the time of kernels: it has no values.
+inline thread_local int unvalued = 0;
+
 class Mirror {
  public:
   // What the library of simulated GPUs is told (`crates/phantom`): a kernel of this name starts on the stream; what communication brings to the
@@ -51,6 +54,7 @@ class Mirror {
     const size_t count = op.schema().arguments().size();
     const size_t begin = stack.size() - count;
     const bool sized = sized_by_values(schema, &stack[begin], count);
+    has_values = has_values && unvalued == 0;
     if (schema.view || moves_no_values(schema.name) || !(has_values || sized)) return op.redispatchBoxed(below, &stack);
     const c10::Device device = device_of(&stack[begin], count);
     // Default streams are the current device's, and so are generators.
@@ -68,14 +72,14 @@ class Mirror {
       stack.resize(begin);
       for (auto& result : attempt) stack.push_back(std::move(result));
     } catch (const c10::Error& error) {
-      if (!lacks_function(error) || !computes(op, schema, randomness, here)) throw;
+      if (!lacks_function(error) || fails(op, schema, randomness, here)) throw;
       return hand_out(schema, here, stack, begin);
     }
-    const bool computed = computes(op, schema, randomness, here);
-    if (!computed) lacking(schema.name);
+    const std::optional<std::string> failure = fails(op, schema, randomness, here);
+    if (failure) lacking(schema.name, *failure);
     for (size_t i = begin; i < stack.size(); i++) {
       if (schema.same_as[i - begin] >= 0) continue;
-      if (computed) {
+      if (!failure) {
         hand_over(schema.name, here[i - begin], stack[i]);
       } else {
         for_each_tensor(stack[i], [](const at::Tensor& tensor) { zero(tensor); });
@@ -208,12 +212,16 @@ class Mirror {
     return true;
   }
 
-  // The same where the GPU's operator has gone well: what the CPU's does not take has no values, and is no error of the program's.
-  static bool computes(const c10::OperatorHandle& op, const Schema& schema, const Randomness& randomness, torch::jit::Stack& here) {
+  // The same where the GPU's operator has gone well; if it fails, why. What the CPU's does not take has no values, and is no error of the program's.
+  static std::optional<std::string> fails(
+      const c10::OperatorHandle& op, const Schema& schema, const Randomness& randomness, torch::jit::Stack& here) {
     try {
-      return compute(op, schema, randomness, here);
-    } catch (const std::exception&) {  // also what functions in Python raise
-      return false;
+      if (compute(op, schema, randomness, here)) return std::nullopt;
+      return "the CPU has no kernel for it";
+    } catch (const c10::Error& error) {
+      return error.what_without_backtrace();
+    } catch (const std::exception& error) {  // what functions in Python raise
+      return error.what();
     }
   }
 
@@ -226,8 +234,8 @@ class Mirror {
   static void run_sparse(
       const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, const Randomness& randomness, torch::jit::Stack& here,
       torch::jit::Stack& stack, size_t begin) {
-    if (!computes(op, schema, randomness, here)) {
-      lacking(schema.name);
+    if (const auto failure = fails(op, schema, randomness, here)) {
+      lacking(schema.name, *failure);
       return op.redispatchBoxed(below, &stack);
     }
     hand_out(schema, here, stack, begin);
@@ -248,7 +256,7 @@ class Mirror {
       } else if (is_state(target) && is_state(here) && here.numel() <= target.numel()) {
         target.narrow(0, 0, here.numel()).copy_(here);
       } else {
-        lacking(name);
+        lacking(name, "the CPU's results have other sizes");
       }
     } else if (to.isTensorList() && from.isTensorList()) {
       const auto there = to.toTensorList(), here = from.toTensorList();
@@ -311,11 +319,11 @@ class Mirror {
     return there;
   }
 
-  static void lacking(const std::string& name) {
+  static void lacking(const std::string& name, const std::string& reason) {
     static std::mutex mutex;
     static std::set<std::string>* said = new std::set<std::string>();
     std::lock_guard<std::mutex> lock(mutex);
-    if (said->insert(name).second) TORCH_WARN("the values of ", name, " are not computed on simulated GPUs: the CPU has no kernel for such a call");
+    if (said->insert(name).second) TORCH_WARN("the values of ", name, " are not computed on simulated GPUs: ", reason);
   }
 
   static inline Launch launch_ = nullptr;

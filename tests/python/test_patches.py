@@ -129,7 +129,7 @@ def test_the_list_says_of_each_name_what_it_is_for() -> None:
     rows = [json.loads(line) for line in lines]
     assert [row["name"] for row in rows] == [str(name) for name in names.ALL]
     assert {row["problem"] for row in rows} == {None}
-    assert all(row["why"] and row["verb"] in ("replaces", "relies on") for row in rows)
+    assert all(row["why"] and row["verb"] in ("replaces", "relies on", "adds to") for row in rows)
 
 
 def test_doctor_lists_the_names(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 One JSON object a line: `{"name", "part", "verb", "why", "parameters", "problem"}`; `problem` is null where the name is as it is needed.
 """
 
-import importlib
+import importlib.util
 import json
 import sys
 
@@ -14,6 +14,9 @@ def main() -> int:
     """Prints the list, with torch loaded as a run loads it."""
     versions.preload()
     for name in names.ALL:
+        # Triton does not come with every build of torch.
+        if importlib.util.find_spec(name.module.partition(".")[0]) is None:
+            continue
         try:
             importlib.import_module(name.module)
             problem = name.problem()

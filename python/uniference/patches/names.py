@@ -3,7 +3,7 @@
 What is put in a name's place is the business of the module that replaces it. A name that more than one module replaces stands here once.
 """
 
-from uniference.patches.registry import Name, Operators, Part, Replaced, collect
+from uniference.patches.registry import Name, Namespace, Operators, Part, Replaced, collect
 
 # Time
 
@@ -23,6 +23,49 @@ EXEC_MODULE = Replaced(
 )
 _CALL = Name(
     "_frozen_importlib:_call_with_frames_removed", "keep the loader out of a failed import's traceback", "f, ..."
+)
+
+# Kernels of Triton, on simulated GPUs
+
+TRITON_RUN = Replaced(
+    "triton.runtime.jit:JITFunction.run",
+    "capture kernels of Triton as operators",
+    "self, grid, warmup",
+)
+INDUCTOR_LAUNCHER = Replaced(
+    "torch._inductor.runtime.triton_heuristics:CachingAutotuner._make_launcher",
+    "capture kernels of torch's compiler as operators",
+    "self, compile_result",
+)
+TRITON_BENCH = Replaced("triton.runtime.autotuner:Autotuner._bench", "measure kernels without values", "self, config")
+INDUCTOR_BENCH = Replaced(
+    "torch._inductor.runtime.triton_heuristics:CachingAutotuner.bench",
+    "measure kernels without values",
+    "self, launcher, with_profiler",
+)
+COMPILED_KERNELS = Namespace("inductor", "capture kernels of torch's compiler as operators")
+OTHER_KERNELS = Namespace("triton", "capture kernels of Triton as operators")
+_KERNELS = (
+    *(
+        Name(f"torch._inductor.runtime.triton_heuristics:CachingAutotuner.{name}", "know how a kernel is launched")
+        for name in ("_ensure_kernel_loaded", "_interpret_args_grid")
+    ),
+    *(
+        Name(f"torch._C:{name}", "call an operator as torch's own code does")
+        for name in ("DisableTorchFunction", "_AutoDispatchBelowAutograd", "_DisableTorchDispatch")
+    ),
+)
+_INTERPRETER = tuple(
+    Name(f"triton.runtime.interpreter:{name}", "compute what kernels of Triton compute")
+    for name in (
+        "ASTTransformer",
+        "ReduceOps",
+        "TensorHandle",
+        "_LangPatchScope",
+        "_implicit_cvt",
+        "_patch_lang",
+        "interpreter_builder",
+    )
 )
 
 # The terminal

@@ -50,14 +50,15 @@ class Name:
     @property
     def library(self) -> str:
         """Whose it is, with the version that is installed."""
-        if self.module.partition(".")[0] != "torch":
+        package = self.module.partition(".")[0]
+        if package not in ("torch", "triton"):
             return f"Python {platform.python_version()}"
-        return f"torch {sys.modules['torch'].__version__}" if "torch" in sys.modules else "torch"
+        return f"{package} {sys.modules[package].__version__}" if package in sys.modules else package
 
     @property
     def advice(self) -> str:
         """What to do where it has moved."""
-        return versions.ADVICE if self.library.startswith("torch") else "use another version of Python"
+        return versions.ADVICE if self.library.startswith(("torch", "triton")) else "use another version of Python"
 
     @property
     def current(self) -> Any:
@@ -156,6 +157,37 @@ class Operators(Name):
             library: Any = torch.library.Library
             self._library = library(self.namespace, "IMPL")
         self._library.impl(name, kernel, key, **options)
+
+
+class Namespace(Name):
+    """A namespace of torch's operators in which Uniference defines some of its own."""
+
+    verb = "adds to"
+
+    def __init__(self, place: str, why: str, part: Part = Part.RANK) -> None:
+        super().__init__("torch", why, None, part)
+        self.namespace = place
+        self._library: Any = None
+
+    def __str__(self) -> str:
+        return f"{self.namespace}::*"
+
+    def problem(self) -> str | None:
+        return None
+
+    def operator(self, name: str, schema: str, kernels: Mapping[str, Callable[..., Any]]) -> Any:
+        """The operator of this name, which is defined when it is asked for first, with a kernel for each dispatch key."""
+        import torch.library
+
+        defined = getattr(torch.ops, self.namespace)
+        if not hasattr(defined, name):
+            if self._library is None:
+                library: Any = torch.library.Library
+                self._library = library(self.namespace, "FRAGMENT")
+            self._library.define(name + schema)
+            for key, kernel in kernels.items():
+                self._library.impl(name, kernel, key)
+        return getattr(defined, name).default
 
 
 def collect(namespace: Mapping[str, Any]) -> tuple[Name, ...]:

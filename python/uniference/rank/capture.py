@@ -7,7 +7,8 @@ import ctypes
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -75,6 +76,15 @@ class Library:
     def mirror(self, launch: int, settle: int) -> None:
         """Operators on simulated GPUs have values from here on: by functions of the library of these GPUs."""
         self.functions.uniference_capture_mirror(ctypes.c_void_p(launch), ctypes.c_void_p(settle))
+
+    @contextmanager
+    def unvalued(self) -> Iterator[None]:
+        """What this thread computes on simulated GPUs meanwhile has no values: nobody looks at its results."""
+        self.functions.uniference_capture_unvalued(1)
+        try:
+            yield
+        finally:
+            self.functions.uniference_capture_unvalued(-1)
 
     def device_link(self, channel: Channel) -> int:
         """Where a library of simulated GPUs writes to: see `Channel.device_link`."""

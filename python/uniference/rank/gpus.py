@@ -17,7 +17,7 @@ from uniference.backends.base import SimulatedBackend
 from uniference.backends.gloo import Gloo
 from uniference.backends.nccl import Nccl
 from uniference.patches import names
-from uniference.rank import capture, values
+from uniference.rank import capture, kernels, values
 
 
 def install(channel: Channel, own: int, gpus: Sequence[Mapping[str, Any]]) -> None:
@@ -41,6 +41,7 @@ def _attach(channel: Channel, own: int, gpus: Sequence[Mapping[str, Any]]) -> No
     link, communication = library.device_link(channel), library.communication(channel, values.limit())
     _native.attach_gpus(own, gpus, link, communication)
     process = ctypes.CDLL(None)
+    kernels.install(library)
     library.mirror(*(_address(process, name) for name in ("uniference_phantom_launch", "uniference_phantom_settle")))
 
 

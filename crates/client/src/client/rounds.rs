@@ -29,11 +29,9 @@ use uniference_protocol::wire::{Opening, Wire};
 /// How soon the watch looks again, at first and at most; nanoseconds.
 const LOOKS: (u64, u64) = (50_000, 1_000_000);
 
-/// How long, in nanoseconds of the host, threads that wait for a child process which is busy keep virtual time from passing.
-const PATIENCE_OUTSIDE: u64 = 1_000_000_000;
-
-/// The same of threads that run and do not ask: one may spin until another one, which sleeps in virtual time, has done something.
-const PATIENCE_RUNNING: u64 = 10_000_000_000;
+/// How long, in nanoseconds of the host, virtual time does not pass while a thread runs and does not ask, or waits for a child process that is busy:
+/// as long as a compiler may take on a busy machine. The thread may spin until another one, which sleeps in virtual time, has done something.
+const PATIENCE: u64 = 60_000_000_000;
 
 /// Who started a thread: numbers of children from the main thread on, whose own name is empty.
 pub(crate) type Path = Vec<u32>;
@@ -233,8 +231,8 @@ impl Rounds {
         let waited = host_ns().saturating_sub(since);
         let outside = match found {
             Found::Inside => false,
-            Found::Outside if !has_children() || waited > PATIENCE_OUTSIDE || state.family_sleeps(client) => true,
-            Found::Running if waited > PATIENCE_RUNNING => true,
+            Found::Outside if !has_children() || waited > PATIENCE || state.family_sleeps(client) => true,
+            Found::Running if waited > PATIENCE => true,
             Found::Outside | Found::Running => return false,
         };
         if self.arriving.load(SeqCst) > 0 {

@@ -8,6 +8,7 @@
 //! docs/devices.md says how far each is off.
 
 pub mod accuracy;
+mod formula;
 mod like;
 mod rows;
 mod shape;

@@ -11,6 +11,7 @@ mod composite;
 mod convolution;
 mod flat;
 mod gemm;
+mod kernel;
 mod key;
 mod nothing;
 mod rows;
@@ -19,6 +20,7 @@ mod rows;
 mod tests;
 
 pub(crate) use gemm::BLOCKS;
+pub use kernel::values;
 pub use key::key;
 
 use call::Call;
@@ -123,6 +125,9 @@ pub fn describe(definition: &Definition) -> Described {
     // Marks of the profiler, and communication, which is simulated where it is called.
     if is_of(&["profiler::", "c10d::", "_c10d_functional::"]) {
         return Described::Nothing;
+    }
+    if is_of(&["inductor::"]) {
+        return Described::Parts(vec![kernel::describe(call)]);
     }
     if !is_of(&["aten::", "fsdp::", "prims::"]) {
         return Described::Unknown;

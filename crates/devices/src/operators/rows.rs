@@ -108,6 +108,7 @@ fn others(call: Call<'_>) -> Option<Part> {
         | "count_nonzero"
         | "trace"
         | "equal"
+        | "allclose"
         | "_foreach_norm"
         | "_foreach_max"
         | "_foreach_powsum"

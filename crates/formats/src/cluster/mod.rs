@@ -10,6 +10,7 @@ mod dynamics;
 mod flags;
 mod hardware;
 mod hierarchy;
+mod kernels;
 mod network;
 mod parameters;
 mod peaks;
@@ -20,6 +21,7 @@ mod source;
 mod steps;
 
 pub use flags::Flags;
+pub use kernels::{Formula, KernelCost};
 
 pub use uniference_sim::device::Rates;
 
@@ -80,6 +82,8 @@ pub struct Resolved {
     pub cores: Vec<Option<u32>>,
     /// A cluster file that says everything, defaults and choices included. It resolves to the same cluster.
     pub toml: String,
+    /// What kernels cost of which the file says so; the first that fits one counts.
+    pub kernels: Vec<KernelCost>,
     /// What is known of the model's errors on this cluster.
     pub uncertainty: Option<Uncertainty>,
 }
@@ -161,12 +165,14 @@ impl ClusterFile {
             network: Some(network),
             straggler: self.raw.straggler.clone(),
             crash: self.raw.crash.clone(),
+            kernel: self.raw.kernel.clone(),
             uncertainty: self.raw.uncertainty.clone(),
             collective: self.canonical_rules(&backend.algorithms, choices),
         };
+        let kernels = kernels::resolve(&self.raw.kernel, &self.source)?;
         dynamics::inline(&mut raw, &self.attached, &self.source)?;
         let cluster = Cluster { name, devices, topology, dynamics, backend };
-        Ok(Resolved { cluster, rates, models, cores, toml: to_toml(&raw), uncertainty: self.uncertainty()? })
+        Ok(Resolved { cluster, rates, models, cores, toml: to_toml(&raw), kernels, uncertainty: self.uncertainty()? })
     }
 }
 

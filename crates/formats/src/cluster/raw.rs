@@ -35,6 +35,9 @@ pub(super) struct RawCluster {
     /// Who crashes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) crash: Vec<Spanned<RawCrash>>,
+    /// What kernels cost.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) kernel: Vec<Spanned<RawKernel>>,
     /// Relative standard errors: of compute, of communication, of operations by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) uncertainty: BTreeMap<Spanned<String>, Spanned<f64>>,
@@ -47,6 +50,19 @@ pub(super) struct RawCluster {
 #[derive(Clone, Debug, Serialize)]
 #[serde(transparent)]
 pub(super) struct RawBackend(pub(super) Parameters);
+
+/// What a kernel costs, by formulas.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, expecting = "a table")]
+pub(super) struct RawKernel {
+    pub(super) name: Spanned<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) flops: Option<Spanned<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) bytes: Option<Spanned<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) microseconds: Option<Spanned<String>>,
+}
 
 /// One or more equal devices.
 #[derive(Clone, Debug, Deserialize, Serialize)]

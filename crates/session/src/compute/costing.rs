@@ -9,7 +9,9 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
-use uniference_formats::operators::{CopyKind, Decoder, Entry, Invalid, Line, MemoryKind, Place, StreamEntry};
+use uniference_formats::operators::{
+    CopyKind, Decoder, Definition, Entry, Invalid, Line, MemoryKind, Place, StreamEntry, Tensor,
+};
 use uniference_formats::report::ComputeReport;
 use uniference_host::error::HostError;
 use uniference_host::live::exchange::{Costs, Launch, Piece, Slice};
@@ -57,6 +59,8 @@ struct RankCosting {
     answered: BTreeMap<(String, String), u64>,
     on_cpu: bool,
     single_tensor_optimizer: bool,
+    /// The first kernel whose formulas have no value, and why.
+    wrong: Option<(String, String)>,
 }
 
 /// What is costed.
@@ -112,6 +116,7 @@ impl Costing {
             answered: BTreeMap::new(),
             on_cpu: false,
             single_tensor_optimizer: false,
+            wrong: None,
         };
         let ranks = ranks.into_iter().map(rank).collect();
         Rc::new(RefCell::new(Costing { ranks, earlier, outdated, error: None, differs: None, host_asked }))
@@ -161,6 +166,11 @@ impl Costing {
             }
             costed.warnings.push(message.replace("\nhint: ", "; "));
         }
+        if let Some((name, error)) = self.ranks.iter().find_map(|costing| costing.wrong.as_ref()) {
+            return Err(HostError::Usage(format!(
+                "[[kernel]] \"{name}\": {error}\nhint: docs/devices.md says what formulas may name"
+            )));
+        }
         for (rank, costing) in (0..).zip(&self.ranks) {
             costed.modelled.push(costing.plan.way == Way::Modelled);
             costed.rows.extend(costing.rows(rank));
@@ -169,6 +179,7 @@ impl Costing {
         costed.warnings.extend(self.outdated.take());
         costed.warnings.extend(self.of_streams());
         costed.warnings.extend(self.unknown());
+        costed.warnings.extend(self.by_traffic());
         costed.warnings.extend(self.substituted());
         costed.warnings.extend(self.answered());
         costed.warnings.extend(self.earlier.as_ref().and_then(super::Earlier::warning));
@@ -207,6 +218,25 @@ impl Costing {
         let what =
             if found.len() == 1 { "an operator of unknown cost counts" } else { "operators of unknown cost count" };
         (!found.is_empty()).then(|| format!("{what} as 0 s: {}", listed(found.iter().map(shown))))
+    }
+
+    /// Operators of unknown arithmetic, whose kernels take their memory traffic.
+    fn by_traffic(&self) -> Option<String> {
+        let mut found: BTreeMap<&str, u64> = BTreeMap::new();
+        for costing in &self.ranks {
+            for cost in costing.ran().filter(|cost| cost.kind == "kernel" && cost.estimate.origin != Origin::None) {
+                if let (What::OnDevice { .. }, Some(name)) = (cost.what, costing.name(cost.what)) {
+                    *found.entry(name).or_default() += cost.executions;
+                }
+            }
+        }
+        let shown = found.iter().map(|(name, count)| format!("{name} ({count} times)"));
+        (!found.is_empty()).then(|| {
+            format!(
+                "kernels of unknown arithmetic take the time in which their tensors pass through memory: {}",
+                listed(shown)
+            )
+        })
     }
 
     /// Types of elements that were computed at the rate of another.
@@ -396,18 +426,29 @@ impl RankCosting {
 
     /// Where the cost of something is, which is estimated when it is asked for first.
     fn place(&mut self, decoder: &Decoder, what: What, first: Line) -> usize {
-        let RankCosting { plan, costs, places, .. } = self;
+        let RankCosting { plan, costs, places, wrong, .. } = self;
         *places.entry(what).or_insert_with(|| {
             let definitions = decoder.definitions();
             let (estimate, kind) = match (plan.costs.as_deref(), what) {
                 (None, _) => (Estimate::UNKNOWN, ""),
+                (Some(costs), What::Definition { number, .. } | What::OnDevice { number })
+                    if let Some(said) = plan.kernels.iter().find(|said| said.is_about(&definitions[number].name)) =>
+                {
+                    let estimate = costs.by_formula(said, &definitions[number]).unwrap_or_else(|error| {
+                        wrong.get_or_insert((said.name.clone(), error));
+                        Estimate::UNKNOWN
+                    });
+                    (estimate, "said")
+                }
                 (Some(costs), What::Definition { number, previous }) => {
                     let previous = previous.checked_sub(1).map(|previous| &definitions[previous]);
                     (costs.estimate(&definitions[number], previous), costs.kind(&definitions[number]))
                 }
-                (Some(costs), What::OnDevice { number }) => {
-                    (costs.on_device(&definitions[number]), costs.kind(&definitions[number]))
-                }
+                (Some(costs), What::OnDevice { number }) => match costs.on_device(&definitions[number]) {
+                    // It has launched a kernel, of which this much is known.
+                    Estimate { origin: Origin::None, .. } => (costs.kernel(traffic(&definitions[number])), "kernel"),
+                    known => (known, costs.kind(&definitions[number])),
+                },
                 (Some(costs), What::Kernel { bytes, .. }) => (costs.kernel(bytes), "kernel"),
                 (Some(costs), What::Copy { kind, bytes }) => (costs.copy(kind, bytes), "copy"),
             };
@@ -507,6 +548,11 @@ fn copy_name(kind: CopyKind) -> &'static str {
         CopyKind::Peer => "copy to another device",
         CopyKind::Set => "set memory",
     }
+}
+
+/// Bytes of all tensors that an operator is given or results in.
+fn traffic(definition: &Definition) -> u64 {
+    definition.tensors().map(Tensor::bytes).fold(0, u64::saturating_add)
 }
 
 /// What is nobody's figure is called so in reports.

@@ -24,7 +24,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use uniference_devices::database::Databases;
 use uniference_devices::model::{Model, Target};
-use uniference_formats::cluster::Resolved;
+use uniference_formats::cluster::{KernelCost, Resolved};
 use uniference_formats::devices::{self, DeviceKind};
 use uniference_formats::operators::{CopyKind, Definition};
 use uniference_formats::report::Manifest;
@@ -151,6 +151,9 @@ trait OperatorCosts {
     /// What the device takes for one, once the host has come to it.
     fn on_device(&self, definition: &Definition) -> Estimate;
 
+    /// A kernel of which the user says what it costs.
+    fn by_formula(&self, cost: &KernelCost, definition: &Definition) -> Result<Estimate, String>;
+
     /// A kernel of no operator, which names so many bytes; 0: not known.
     fn kernel(&self, bytes: u64) -> Estimate;
 
@@ -177,6 +180,10 @@ impl OperatorCosts for Model {
 
     fn on_device(&self, definition: &Definition) -> Estimate {
         self.operator(definition)
+    }
+
+    fn by_formula(&self, cost: &KernelCost, definition: &Definition) -> Result<Estimate, String> {
+        Model::by_formula(self, cost, definition)
     }
 
     fn kernel(&self, bytes: u64) -> Estimate {
@@ -221,6 +228,8 @@ struct RankPlan {
     way: Way,
     /// Of a rank whose operators are costed.
     costs: Option<Rc<dyn OperatorCosts>>,
+    /// What the user says that kernels cost.
+    kernels: Rc<[KernelCost]>,
     /// Whether its device is one beside a processor that runs the program.
     is_gpu: bool,
     slowdown: f64,
@@ -340,9 +349,11 @@ impl Plan {
             .filter(|name| !name.is_empty())
             .collect();
         let was_measured = recorded.is_some_and(|recorded| recorded.manifest.compute == "measured");
+        let kernels: Rc<[KernelCost]> = resolved.kernels.as_slice().into();
         let ranks = ways.into_iter().zip(costs).enumerate().map(|(rank, (way, costs))| RankPlan {
             way,
             costs,
+            kernels: Rc::clone(&kernels),
             is_gpu: is_gpu(resolved, rank),
             slowdown: resolved.cluster.devices[rank].slowdown,
             host: host.costs(),

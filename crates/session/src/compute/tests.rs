@@ -42,6 +42,10 @@ impl OperatorCosts for Fixed {
         self.takes(20)
     }
 
+    fn by_formula(&self, _: &KernelCost, _: &Definition) -> Result<Estimate, String> {
+        Ok(Estimate::UNKNOWN)
+    }
+
     fn kernel(&self, bytes: u64) -> Estimate {
         if bytes == 0 { Estimate::UNKNOWN } else { self.takes(bytes) }
     }
@@ -70,6 +74,7 @@ impl OperatorCosts for Fixed {
 fn plan(ranks: usize, way: Way, factor: u64, measures_host: bool) -> Plan {
     let costs: Rc<dyn OperatorCosts> = Rc::new(Fixed { factor });
     let rank = || RankPlan {
+        kernels: Rc::from([]),
         way,
         costs: Some(Rc::clone(&costs)),
         is_gpu: true,

@@ -1,0 +1,48 @@
+//! Owns kernels of Triton, which the program calls as operators (`python/uniference/rank/kernels.py`): with a text, the tensors that they read,
+//! those that they write, and integers. One that reads and writes a tensor has it among both. The text names them, the three lists separated
+//! by semicolons.
+//!
+//! Kernels that torch's compiler has written from operators on elements and rows, `inductor::NAME`, are told by their memory traffic, as these
+//! operators are. What others cost, `triton::NAME`, a user may say by what they are called with.
+
+use super::Part;
+use super::call::{Call, footprint, sum};
+use std::collections::BTreeMap;
+use uniference_formats::operators::{Argument, Definition, Tensor};
+use uniference_sim::device::{Family, FlatKind};
+
+pub(super) fn describe(call: Call<'_>) -> Part {
+    let tensors = |index| call.argument(index).into_iter().flat_map(Argument::tensors);
+    let elements = tensors(1).chain(tensors(2)).map(Tensor::elements).max().unwrap_or(0);
+    let mut part = Part::of(call, Family::Flat { kind: FlatKind::Elementwise, elements }, 0);
+    part.operator.read = sum(tensors(1).map(footprint));
+    part.operator.written = sum(tensors(2).map(footprint));
+    part
+}
+
+/// What an operator is called with, for formulas: `bytes` of all its tensors and `elements` of the largest; of a kernel of Triton the elements of each
+/// tensor and each integer by the name of the argument; of any other operator the elements of its tensors `n0`, `n1`, ..., and integers `i0`, ....
+pub fn values(definition: &Definition) -> BTreeMap<String, f64> {
+    let tensors: Vec<&Tensor> = definition.tensors().collect();
+    let bytes = tensors.iter().map(|tensor| tensor.bytes()).fold(0, u64::saturating_add);
+    let elements = tensors.iter().map(|tensor| tensor.elements()).max().unwrap_or(0);
+    let integers = definition.arguments.iter().flat_map(|argument| match argument {
+        Argument::Int(value) => std::slice::from_ref(value),
+        Argument::Ints(values) => values,
+        _ => &[],
+    });
+    let names = match (definition.arguments.first(), definition.name.split_once("::")) {
+        (Some(Argument::Text(names)), Some(("inductor" | "triton", _))) => Some(names),
+        _ => None,
+    };
+    let mut lists = names.into_iter().flat_map(|names| names.split(';'));
+    let mut list = || lists.next().unwrap_or_default().split(',').filter(|name| !name.is_empty()).collect::<Vec<_>>();
+    let (of_tensors, of_integers) = ([list(), list()].concat(), list());
+    let name = |given: &[&str], at: usize, letter: char| {
+        given.get(at).map_or(format!("{letter}{at}"), |name| (*name).to_owned())
+    };
+    let tensors = tensors.iter().enumerate().map(|(at, tensor)| (name(&of_tensors, at, 'n'), tensor.elements() as f64));
+    let integers = integers.enumerate().map(|(at, value)| (name(&of_integers, at, 'i'), *value as f64));
+    let all = [("bytes".to_owned(), bytes as f64), ("elements".to_owned(), elements as f64)];
+    all.into_iter().chain(tensors).chain(integers).collect()
+}

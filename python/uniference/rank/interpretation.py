@@ -1,0 +1,277 @@
+"""Owns what kernels of Triton compute where there is no GPU: Triton's own interpreter runs them on numpy, one program of the grid after the
+other.
+
+Three things are missing there. Functions that a kernel calls must have been made for the interpreter; here those of an ordinary program are
+rewritten when they are called first. The functions of libdevice are nobody's; here they are torch's. And numpy has no bfloat16: the
+interpreter keeps its bits as integers and calculates with these; here it calculates in float32.
+"""
+
+import ast
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.runtime import interpreter
+from triton.runtime.jit import JITFunction
+
+_lock = threading.RLock()
+"""While it is held, Triton's language is the interpreter's."""
+
+
+def run(function: Any, arguments: Mapping[str, Any], grid: tuple[int, ...], here: Callable[[Tensor], Tensor]) -> None:
+    """Interprets a kernel (a `JITFunction`) for all programs of the grid; `here` has the tensor in its memory for one of a GPU's."""
+    constants = {parameter.name for parameter in function.params if parameter.is_constexpr}
+    values = {
+        name: _constant(value) if name in constants else interpreter._implicit_cvt(_placed(value, here))
+        for name, value in arguments.items()
+        if name in function.arg_names
+    }
+    x, y, z = (*grid, 1, 1, 1)[:3]
+    with _interpreting(), numpy.errstate(all="ignore"):
+        rewritten = _rewritten(function)
+        interpreter.interpreter_builder.set_grid_dim(x, y, z)
+        for i in range(x):
+            for j in range(y):
+                for k in range(z):
+                    interpreter.interpreter_builder.set_grid_idx(i, j, k)
+                    rewritten(**values)
+
+
+def _constant(value: Any) -> Any:
+    return value.value if isinstance(value, tl.constexpr) else value
+
+
+def _placed(value: Any, here: Callable[[Tensor], Tensor]) -> Any:
+    """An argument with the tensors in its memory in place of a GPU's."""
+    if isinstance(value, Tensor):
+        return here(value)
+    if isinstance(value, tuple):
+        return (
+            type(value)(*(_placed(item, here) for item in value))
+            if hasattr(value, "_fields")
+            else tuple(_placed(item, here) for item in value)
+        )
+    if isinstance(value, triton.runtime.jit.TensorWrapper):
+        return triton.runtime.jit.TensorWrapper(here(value.base), value.dtype)
+    if isinstance(value, triton.tools.tensor_descriptor.TensorDescriptor):
+        rest = (value.shape, value.strides, value.block_shape, value.padding, value.round_f32_to_tf32)
+        return triton.tools.tensor_descriptor.TensorDescriptor(here(value.base), *rest)
+    return value
+
+
+# Functions
+
+_KNOWN: dict[Any, Any] = {}
+
+
+def _rewritten(function: Any) -> Any:
+    """A function of Triton as one of Python that takes the interpreter's tensors."""
+    if function.fn not in _KNOWN:
+        tree = interpreter.ASTTransformer().visit(ast.parse(function.src))
+        ast.fix_missing_locations(tree)
+        tree.body[0].decorator_list = []
+        # The module that it is from stays as it is.
+        scope = {**vars(interpreter), **function.fn.__globals__}
+        scope.update({name: _LIBDEVICE[value] for name, value in scope.items() if _is_libdevice(value)})
+        exec(compile(tree, function.fn.__code__.co_filename, "exec"), scope)
+        _KNOWN[function.fn] = scope[function.fn.__name__]
+    return _KNOWN[function.fn]
+
+
+def _is_libdevice(value: Any) -> bool:
+    return isinstance(value, FunctionType) and value in _LIBDEVICE
+
+
+@contextmanager
+def _interpreting() -> Iterator[None]:
+    def core() -> None: ...
+
+    names = FunctionType(core.__code__, {"tl": tl, "core": tl.core})
+    with _lock:
+        scope = interpreter._patch_lang(names)
+        try:
+            scope.set_attr(JITFunction, "__call__", lambda self, *args, **kwargs: _rewritten(self)(*args, **kwargs))
+            scope.set_attr(interpreter.ReduceOps, "apply_impl", _reduce(interpreter.ReduceOps.apply_impl))
+            for name, make in _IN_BFLOAT16.items():
+                method = getattr(interpreter.InterpreterBuilder, name)
+                scope.set_attr(interpreter.InterpreterBuilder, name, make(method))
+            for module in _libraries():
+                for name in _BY_TORCH:
+                    if (ours := _LIBDEVICE.get(getattr(module, name, None))) is not None:
+                        scope.set_attr(module, name, ours)
+            yield
+        finally:
+            scope.restore()
+
+
+# bfloat16
+
+_COMPARISONS = (numpy.less, numpy.less_equal, numpy.greater, numpy.greater_equal, numpy.equal, numpy.not_equal)
+
+
+def _is_bfloat16(handle: Any) -> bool:
+    return bool(handle.dtype.scalar == tl.bfloat16)
+
+
+def _widened(handle: Any) -> Any:
+    """The same in float32, if it is in bfloat16."""
+    if not _is_bfloat16(handle):
+        return handle
+    bits = torch.from_numpy(numpy.ascontiguousarray(handle.data)).view(torch.bfloat16)
+    return interpreter.TensorHandle(bits.float().numpy(), tl.float32)
+
+
+def _narrowed(handle: Any) -> Any:
+    """The same in bfloat16, rounded to the nearest."""
+    numbers = torch.from_numpy(numpy.ascontiguousarray(handle.data)).to(torch.bfloat16)
+    return interpreter.TensorHandle(numbers.view(torch.uint16).numpy(), tl.bfloat16)
+
+
+def _calculated(result_like: int, handles: int) -> Callable[[Any], Any]:
+    """For a method that takes so many operands and whose result has the type of one of them, unless it is a comparison."""
+
+    def make(original: Any) -> Any:
+        def method(self: Any, *args: Any) -> Any:
+            operands = args[:handles]
+            if not any(_is_bfloat16(operand) for operand in operands):
+                return original(self, *args)
+            result = original(self, *map(_widened, operands), *args[handles:])
+            stays = not _is_bfloat16(operands[result_like]) or args[-1] in _COMPARISONS
+            return result if stays else _narrowed(result)
+
+        return method
+
+    return make
+
+
+def _cast(original: Any) -> Any:
+    def method(self: Any, source: Any, to: Any, *rest: Any) -> Any:
+        if to.scalar == tl.bfloat16 and not _is_bfloat16(source):
+            return _narrowed(original(self, source, tl.float32, *rest) if source.dtype.scalar != tl.float32 else source)
+        if _is_bfloat16(source) and to.scalar != tl.bfloat16:
+            wide = _widened(source)
+            return wide if to.scalar == tl.float32 else original(self, wide, to, *rest)
+        return original(self, source, to, *rest)
+
+    return method
+
+
+_IN_BFLOAT16 = {
+    "unary_op": _calculated(0, 1),
+    "binary_op": _calculated(0, 2),
+    "ternary_op": _calculated(2, 3),
+    "create_fma": _calculated(2, 3),
+    "create_dot": _calculated(2, 3),
+    "cast_impl": _cast,
+    "create_fp_to_fp": _cast,
+}
+
+
+# Reductions by functions of torch's compiler, which differ from Triton's in what they make of NaN
+
+_BY_NUMPY: dict[str, Any] = {"maximum": numpy.max, "minimum": numpy.min, "_prod_accumulate": numpy.prod}
+
+
+def _reduce(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def apply(self: Any, inputs: Any) -> Any:
+        function: Any = getattr(self.combine_fn, "fn", None)
+        by_numpy: Any = _BY_NUMPY.get(getattr(function, "__name__", ""))
+        if by_numpy is None or not function.__module__.startswith("torch._inductor.") or len(inputs) != 1:
+            return original(self, inputs)
+        reduced = by_numpy(inputs[0].handle.data, axis=self.axis, keepdims=self.keep_dims)
+        return self.to_tensor(reduced, inputs[0].dtype)
+
+    return apply
+
+
+# libdevice
+
+_SAME_IN_TORCH = (
+    "abs acos acosh asin asinh atan atan2 atanh ceil copysign cos cosh erf erfc erfinv exp exp2 expm1 floor fmod hypot lgamma log log10 "
+    "log1p log2 nextafter pow round rsqrt sin sinh sqrt tan tanh trunc"
+)
+
+_BY_TORCH: dict[str, Any] = {
+    **{name: getattr(torch, name) for name in _SAME_IN_TORCH.split()},
+    "fabs": torch.abs,
+    "nearbyint": torch.round,
+    "rint": torch.round,
+    "fast_tanhf": torch.tanh,
+    "fast_expf": torch.exp,
+    "fast_sinf": torch.sin,
+    "fast_cosf": torch.cos,
+    "fast_logf": torch.log,
+    "fast_log2f": torch.log2,
+    "fast_powf": torch.pow,
+    "fast_dividef": torch.div,
+    "div_rn": torch.div,
+    "div_rz": torch.div,
+    "sqrt_rn": torch.sqrt,
+    "rsqrt_rn": torch.rsqrt,
+    "cbrt": lambda x: torch.sign(x) * torch.abs(x) ** (1 / 3),
+    "fma": lambda x, y, z: x * y + z,
+    "fmin": torch.fmin,
+    "fmax": torch.fmax,
+    "remainder": lambda x, y: x - y * torch.round(x / y),
+    "isinf": lambda x: torch.isinf(x).to(torch.int32),
+    "isnan": lambda x: torch.isnan(x).to(torch.int32),
+    "isfinited": lambda x: torch.isfinite(x).to(torch.int32),
+    "finitef": lambda x: torch.isfinite(x).to(torch.int32),
+    "signbit": lambda x: torch.signbit(x).to(torch.int32),
+    "llrint": lambda x: torch.round(x).to(torch.int64),
+    "llround": lambda x: (torch.sign(x) * torch.floor(torch.abs(x) + 0.5)).to(torch.int64),
+    "ilogb": lambda x: (torch.frexp(x).exponent - 1).to(torch.int32),
+    "ldexp": lambda x, exponent: torch.ldexp(x, exponent).to(x.dtype),
+    "cyl_bessel_i0": torch.special.i0,
+    "cyl_bessel_i1": torch.special.i1,
+    "j0": torch.special.bessel_j0,
+    "j1": torch.special.bessel_j1,
+    "y0": torch.special.bessel_y0,
+    "y1": torch.special.bessel_y1,
+    "tgamma": lambda x: torch.exp(torch.lgamma(x)) * torch.where((x < 0) & (torch.floor(x) % 2 != 0), -1.0, 1.0),
+    "normcdf": torch.special.ndtr,
+    "normcdfinv": torch.special.ndtri,
+}
+
+_TYPES = {torch.float32: tl.float32, torch.float64: tl.float64, torch.int32: tl.int32, torch.int64: tl.int64}
+
+
+def _libraries() -> list[ModuleType]:
+    from triton.language.extra import libdevice
+    from triton.language.extra.cuda import libdevice as of_cuda
+
+    return [libdevice, of_cuda]
+
+
+def _by_torch(compute: Callable[..., Tensor]) -> Callable[..., Any]:
+    def computed(*args: Any, _semantic: Any = None) -> Any:
+        tensors = [interpreter.interpreter_semantic.to_tensor(arg) for arg in args]
+        # A number of Python's among them has the others' type.
+        floating = [tensor.dtype for tensor in tensors if tensor.dtype.is_floating()]
+        wide = torch.float64 if tl.float64 in floating else torch.float32
+        data = [torch.from_numpy(numpy.ascontiguousarray(tensor.handle.data)) for tensor in tensors]
+        data = [
+            each.to(wide) if tensor.dtype.is_floating() else each for each, tensor in zip(data, tensors, strict=True)
+        ]
+        result = compute(*data)
+        dtype = _TYPES[result.dtype]
+        is_block = any(tensor.type.is_block() for tensor in tensors)
+        shape = tl.block_type(dtype, list(result.shape)) if is_block else dtype
+        return tl.core.tensor(interpreter.TensorHandle(result.numpy(), dtype), shape)
+
+    return computed
+
+
+_LIBDEVICE: dict[Any, Any] = {
+    getattr(module, name): _by_torch(compute)
+    for module in _libraries()
+    for name, compute in _BY_TORCH.items()
+    if hasattr(module, name)
+}

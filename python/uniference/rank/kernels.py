@@ -1,0 +1,251 @@
+"""Owns kernels of Triton on simulated GPUs: each is an operator of torch, so that it is captured, costed and computed as these are.
+
+Its kernel for CUDA launches it, as the program would have; its kernel for the CPU interprets it on the same bytes (`interpretation`). The
+operator says which tensors a kernel is given and which of them it may write to, the integers by which it is called, and its grid. Kernels
+that torch's compiler has written from operators are in the namespace `inductor`: they are told by their memory traffic alone. Others are in
+the namespace `triton`: nobody knows their arithmetic.
+"""
+
+import functools
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from uniference.patches import names
+from uniference.patches.registry import Namespace, Replaced
+from uniference.rank.capture import Library
+
+_SCHEMA = "(str names, Tensor[] read, Tensor(a!)[] written, int[] numbers) -> ()"
+_NO_IDENTIFIER = re.compile(r"\W")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel as it is launched: `arguments` by name, those that are constants when it is compiled among them."""
+
+    function: Callable[[], Any]
+    """What it is compiled from: Triton's `JITFunction`."""
+    arguments: Mapping[str, Any]
+    grid: tuple[int, ...]
+    start: Callable[[], Any]
+    """Has it start on its stream, and returns what the program is given."""
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Also what a descriptor or a wrapper of Triton's is of."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(base := getattr(value, "base", None), Tensor):
+        yield base
+
+
+class _Running(threading.local):
+    """The launches that this thread is in, and what the innermost has returned."""
+
+    def __init__(self) -> None:
+        self.launches: list[Launch] = []
+        self.result: Any = None
+
+
+_running = _Running()
+
+
+def _start(called: str, read: Sequence[Tensor], written: Sequence[Tensor], numbers: Sequence[int]) -> None:
+    _running.result = _running.launches[-1].start()
+
+
+def _interpret(called: str, read: Sequence[Tensor], written: Sequence[Tensor], numbers: Sequence[int]) -> None:
+    from uniference.rank import interpretation
+
+    launch = _running.launches[-1]
+    # To a kernel a tensor is an address and the type of what is there.
+    here = {(tensor.data_ptr(), tensor.dtype): tensor for tensor in (*read, *written)}
+    interpretation.run(
+        launch.function(), launch.arguments, launch.grid, lambda tensor: here[tensor.data_ptr(), tensor.dtype]
+    )
+
+
+def run(
+    namespace: Namespace, name: str, launch: Launch, written: Callable[[str], bool], read: Callable[[str], bool]
+) -> Any:
+    """Launches a kernel. `written` and `read` say of an argument's name whether the kernel does that with it."""
+    tensors = {key: list(_tensors(value)) for key, value in launch.arguments.items()}
+    if not any(tensor.is_cuda for several in tensors.values() for tensor in several):
+        return launch.start()
+    operator = namespace.operator(_NO_IDENTIFIER.sub("_", name), _SCHEMA, {"CUDA": _start, "CPU": _interpret})
+    integers = {key: value for key, value in launch.arguments.items() if isinstance(value, int)}
+    grid = dict(zip(("grid_x", "grid_y", "grid_z"), (*launch.grid, 1, 1), strict=False))
+    inputs = {key: several for key, several in tensors.items() if several and read(key)}
+    outputs = {key: several for key, several in tensors.items() if several and written(key)}
+    called = ";".join(",".join(part) for part in (inputs, outputs, (*integers, *grid)))
+    _running.launches.append(launch)
+    try:
+        with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+            operator(
+                called,
+                [tensor for several in inputs.values() for tensor in several],
+                [tensor for several in outputs.values() for tensor in several],
+                [int(number) for number in (*integers.values(), *grid.values())],
+            )
+        return _running.result
+    finally:
+        _running.launches.pop()
+        _running.result = None
+
+
+# Kernels of the program
+
+
+def _note_programs_kernels() -> None:
+    """A kernel that a program launches by itself may do anything with what it is given: that counts once."""
+    original = names.TRITON_RUN.original
+
+    @functools.wraps(original)
+    def launched(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        def start() -> Any:
+            return original(self, *args, grid=grid, warmup=warmup, **kwargs)
+
+        if warmup:
+            return start()
+        arguments = _bound(self, args, kwargs)
+        places = tuple(int(number) for number in (grid(arguments) if callable(grid) else grid))
+        launch = Launch(lambda: self, arguments, places, start)
+        return run(names.OTHER_KERNELS, self.__name__, launch, written=lambda _: True, read=lambda _: False)
+
+    names.TRITON_RUN.replace(launched)
+
+
+def _bound(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """A call's arguments by name; options of the compiler are none."""
+    given = dict(zip(function.arg_names, args, strict=False))
+    given.update((name, value) for name, value in kwargs.items() if name in function.arg_names)
+    defaults = {name: parameter.default for name, parameter in function.signature.parameters.items()}
+    return {name: given.get(name, defaults[name]) for name in function.arg_names}
+
+
+# Kernels of torch's compiler
+
+
+def _note_compiled_kernels() -> None:
+    original = names.INDUCTOR_LAUNCHER.original
+
+    @functools.wraps(original)
+    def made(self: Any, compile_result: Any) -> Any:
+        launcher, error = original(self, compile_result)
+        return (None if launcher is None else _noted(self, launcher)), error
+
+    names.INDUCTOR_LAUNCHER.replace(made)
+
+
+def _noted(tuner: Any, launcher: Any) -> Any:
+    """A launcher of a kernel, for one configuration."""
+    constants = {**tuner.triton_meta.get("constants", {}), **launcher.config.kwargs}
+    constants = {name: value for name, value in constants.items() if isinstance(name, str)}
+    name = tuner.inductor_meta.get("kernel_name") or tuner.fn.__name__
+    # Others are templates, whose products of matrices count, and the program's own.
+    is_known = tuner.heuristic_type.name in ("POINTWISE", "REDUCTION", "PERSISTENT_REDUCTION", "SPLIT_SCAN")
+    namespace = names.COMPILED_KERNELS if is_known else names.OTHER_KERNELS
+
+    def written(argument: str) -> bool:
+        return not is_known or "out_ptr" in argument
+
+    def read(argument: str) -> bool:
+        return is_known and argument.startswith("in_")
+
+    def function() -> Any:
+        # It is dropped once it is compiled.
+        tuner._ensure_kernel_loaded()
+        return tuner.fn
+
+    def launched(*args: Any, stream: Any, **kwargs: Any) -> Any:
+        own, grid = tuner._interpret_args_grid(args, launcher.config)
+        passed = [argument for argument in tuner.triton_meta["signature"] if argument not in constants]
+        arguments = {**constants, **dict(zip(passed, own, strict=False)), **kwargs}
+        launch = Launch(function, arguments, grid, lambda: launcher(*args, stream=stream, **kwargs))
+        return run(namespace, name, launch, written, read)
+
+    # Torch would take what is marked so apart, to launch the kernel without this function.
+    launched.__dict__.update({key: value for key, value in launcher.__dict__.items() if key != "_is_static"})
+    return launched
+
+
+# Choices between configurations
+
+
+def _measure_unvalued(name: Replaced, library: Library) -> None:
+    """A kernel runs a hundred times to be measured, and what it computes is discarded."""
+    original = name.original
+
+    @functools.wraps(original)
+    def measured(*args: Any, **kwargs: Any) -> Any:
+        with library.unvalued():
+            return original(*args, **kwargs)
+
+    name.replace(measured)
+
+
+# When they are noted
+
+
+class _Later(MetaPathFinder):
+    """Does something to modules when they have been imported."""
+
+    def __init__(self, whats: Mapping[str, Callable[[], None]]) -> None:
+        self._whats = dict(whats)
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        what = self._whats.pop(name, None)
+        if what is None:
+            return None
+        for finder in sys.meta_path:
+            spec = finder.find_spec(name, path, target)
+            if spec is not None and spec.loader is not None:
+                spec.loader = _Doing(spec.loader, what)
+                return spec
+        return None
+
+
+class _Doing(Loader):
+    def __init__(self, loader: Loader, what: Callable[[], None]) -> None:
+        self._loader, self._what = loader, what
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._what()
+
+
+def install(library: Library) -> None:
+    """From here on, kernels of Triton are operators. Nothing is imported for that."""
+
+    def note_compiled_kernels() -> None:
+        _note_compiled_kernels()
+        _measure_unvalued(names.INDUCTOR_BENCH, library)
+
+    whats: dict[str, Callable[[], None]] = {
+        names.TRITON_RUN.module: _note_programs_kernels,
+        names.TRITON_BENCH.module: functools.partial(_measure_unvalued, names.TRITON_BENCH, library),
+        names.INDUCTOR_LAUNCHER.module: note_compiled_kernels,
+    }
+    missing = {name: what for name, what in whats.items() if name not in sys.modules}
+    for name, what in whats.items():
+        if name not in missing:
+            what()
+    sys.meta_path.insert(0, _Later(missing))

@@ -1,0 +1,163 @@
+"""Kernels of Triton and of torch's compiler on simulated GPUs: what they compute, and what they cost."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import Done, uniference, write_script
+
+pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch is built without CUDA")
+
+CLUSTER = """
+backend = "nccl"
+[[device]]
+name = "gpu"
+model = "h100-sxm"
+[network]
+"""
+
+
+def run(directory: Path, body: str, kernels: str = "", *options: str) -> Done:
+    (directory / "cluster.toml").write_text(CLUSTER + kernels)
+    script = write_script(directory, "import torch\n" + body)
+    caches = {"TRITON_CACHE_DIR": str(directory / "triton"), "TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor")}
+    arguments = ("run", "--cluster", "cluster.toml", "--cuda", "--out", "out", *options, script)
+    return uniference(*arguments, cwd=directory, env=caches, cold=True)
+
+
+def checked(directory: Path, body: str, kernels: str = "", *options: str) -> dict[str, Any]:
+    done = run(directory, body, kernels, *options)
+    assert done.code == 0, done.err + done.out
+    report: dict[str, Any] = json.loads((directory / "out" / "report.json").read_text())
+    return report
+
+
+TRITON = """
+import triton, triton.language as tl
+
+@triton.jit
+def activated(x, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + i, mask=i < n)
+    tl.store(out + i, tl.where(v > 0, tl.exp(v), tl.sigmoid(v)), mask=i < n)
+"""
+
+
+def test_kernels_of_triton_compute(tmp_path: Path) -> None:
+    checked(
+        tmp_path,
+        TRITON
+        + """
+from triton.language.extra import libdevice
+
+@triton.autotune(configs=[triton.Config({"BLOCK": size}) for size in (128, 256)], key=["k"])
+@triton.jit
+def norms(x, out, k, BLOCK: tl.constexpr):
+    row, total = tl.program_id(0), 0.0
+    for first in range(0, k, BLOCK):
+        i = first + tl.arange(0, BLOCK)
+        v = tl.load(x + row * k + i, mask=i < k, other=0.0)
+        total += tl.sum(v * v)
+    tl.store(out + row, libdevice.rsqrt(total))
+
+@triton.jit
+def product(a, b, c, M, N, K, SIDE: tl.constexpr):
+    i, j, k = tl.program_id(0) * SIDE + tl.arange(0, SIDE), tl.program_id(1) * SIDE + tl.arange(0, SIDE), tl.arange(0, SIDE)
+    total = tl.zeros((SIDE, SIDE), tl.float32)
+    for first in range(0, K, SIDE):
+        x = tl.load(a + i[:, None] * K + (first + k)[None, :])
+        total += tl.dot(x, tl.load(b + (first + k)[:, None] * N + j[None, :]))
+    tl.store(c + i[:, None] * N + j[None, :], total.to(tl.bfloat16))
+
+x = torch.randn(1000, device="cuda")
+out = torch.empty_like(x)
+activated[lambda meta: (triton.cdiv(1000, meta["BLOCK"]),)](x, out, 1000, BLOCK=256)
+assert torch.allclose(out, torch.where(x > 0, x.exp(), x.sigmoid()))
+
+x = torch.randn(20, 300, device="cuda")
+out = torch.empty(20, device="cuda")
+for _ in range(2):
+    norms[(20,)](x, out, 300)
+assert torch.allclose(out, 1 / x.norm(dim=1), rtol=1e-4)
+
+# In bfloat16, of which numpy knows nothing.
+@triton.jit
+def mixed(x, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    v = tl.load(x + i, mask=i < n)
+    tl.store(out + i, tl.where(v > 1, v * v - i.to(tl.bfloat16), -v) / 2, mask=i < n)
+
+x = torch.randn(100, device="cuda", dtype=torch.bfloat16)
+out, i = torch.empty_like(x), torch.arange(100, device="cuda").bfloat16()
+mixed[(1,)](x, out, 100, BLOCK=128)
+assert torch.allclose(out.float(), (torch.where(x > 1, x * x - i, -x) / 2).float(), rtol=1e-2), (out, x)
+
+a, b = (torch.randn(64, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+c = torch.empty_like(a)
+product[(2, 2)](a, b, c, 64, 64, 64, SIDE=32)
+assert torch.allclose(c.float(), a.float() @ b.float(), rtol=2e-2, atol=2e-1)
+""",
+    )
+
+
+def test_what_torchs_compiler_has_written_computes(tmp_path: Path) -> None:
+    report = checked(
+        tmp_path,
+        """
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 10), nn.Softmax(-1)).cuda()
+compiled = torch.compile(model)
+x, y = torch.randn(32, 64, device="cuda"), torch.randint(0, 10, (32,), device="cuda")
+losses, gradients = [], []
+for forward in (model, compiled):
+    loss = nn.functional.cross_entropy(forward(x), y)
+    loss.backward()
+    losses.append(loss.item())
+    gradients.append([p.grad.clone() for p in model.parameters()])
+    model.zero_grad()
+assert abs(losses[0] - losses[1]) < 1e-5, losses
+assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*gradients))
+""",
+    )
+    # Its kernels are of elements and rows: none of them is of unknown cost.
+    assert not any("unknown" in warning for warning in report["warnings"]), report["warnings"]
+
+
+PRODUCT = (
+    TRITON
+    + """
+x = torch.ones(1 << 20, device="cuda")
+out = torch.empty_like(x)
+activated[(1024,)](x, out, 1 << 20, BLOCK=1024)
+"""
+)
+
+
+def kernel_seconds(report: dict[str, Any], kind: str) -> float:
+    return float(sum(row["seconds"] for row in report["compute"] if row["kind"] == kind))
+
+
+def test_a_kernel_of_unknown_arithmetic_takes_its_traffic_and_is_named(tmp_path: Path) -> None:
+    report = checked(tmp_path, PRODUCT, "", "--values", "small")
+    # 8 MiB at 3.35 TB/s, and a launch.
+    assert 8 * 2**20 / 3.35e12 < kernel_seconds(report, "kernel") < 8 * 2**20 / 3.35e12 + 5e-6
+    assert any(
+        "unknown arithmetic" in warning and "triton::activated (1 times)" in warning for warning in report["warnings"]
+    )
+
+
+def test_a_user_says_what_a_kernel_costs(tmp_path: Path) -> None:
+    kernels = '[[kernel]]\nname = "triton::activ*"\nmicroseconds = "n / BLOCK + x / 2 ^ 20"\n'
+    report = checked(tmp_path, PRODUCT, kernels, "--values", "small")
+    assert kernel_seconds(report, "said") == pytest.approx(1025e-6)
+    assert not any("activated" in warning for warning in report["warnings"])
+
+    done = run(tmp_path, PRODUCT, '[[kernel]]\nname = "triton::activated"\nflops = "2 * rows"\n', "--values", "small")
+    assert done.code == 2
+    assert (
+        '[[kernel]] "triton::activated": `flops`: `rows` is not among what it is called with: BLOCK, bytes,' in done.err
+    )
+    assert "hint:" in done.err
