@@ -126,8 +126,7 @@ def capture(out: Path, words: tuple[str, ...]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     cluster = clusters(out, "a100-sxm4-40gb", int(ranks))
     quiet: list[str | Path] = ["--compute", "model", "--values", "none", "--out", folder]
-    cuda = ["--cuda"] if int(ranks) > 1 else []
-    uniference("run", "--cluster", cluster, *cuda, *quiet, PROGRAM, *arguments)
+    uniference("run", "--cluster", cluster, "--no-cuda", *quiet, PROGRAM, *arguments)
     (folder / "complete").touch()
 
 
