@@ -9,7 +9,8 @@ enum Kept {
     Site(String),
     Restart,
     Execution(usize, Line, Vec<u64>),
-    Allocated(u64, u64),
+    Allocated(u64, u64, bool),
+    Level(Level, u64),
     Freed(u64),
     Kind(u64, MemoryKind),
     Answered(Line, String),
@@ -23,7 +24,8 @@ impl Kept {
             Entry::Execution { definition, line, allocations } => {
                 Kept::Execution(definition, line, allocations.to_vec())
             }
-            Entry::Allocated { allocation, bytes } => Kept::Allocated(allocation, bytes),
+            Entry::Allocated { allocation, bytes, on_gpu } => Kept::Allocated(allocation, bytes, on_gpu),
+            Entry::Level { level, bytes } => Kept::Level(level, bytes),
             Entry::Freed { allocation } => Kept::Freed(allocation),
             Entry::Kind { allocation, kind } => Kept::Kind(allocation, kind),
             Entry::Timed { before, lasted } => Kept::Timed(before, lasted),
@@ -38,7 +40,9 @@ impl Kept {
             Kept::Site(line) => encoder.site(line, "f"),
             Kept::Restart => encoder.restart(),
             Kept::Execution(definition, line, allocations) => encoder.execution(*definition, *line, allocations),
-            Kept::Allocated(allocation, bytes) => encoder.allocated(*allocation, *bytes),
+            Kept::Allocated(allocation, bytes, false) => encoder.allocated(*allocation, *bytes),
+            Kept::Allocated(allocation, bytes, true) => encoder.allocated_on_gpu(*allocation, *bytes),
+            Kept::Level(level, bytes) => encoder.level(*level, *bytes),
             Kept::Freed(allocation) => encoder.freed(*allocation),
             Kept::Kind(allocation, kind) => encoder.kind(*allocation, *kind),
             Kept::Timed(before, lasted) => encoder.timed(*before, *lasted),
@@ -85,7 +89,10 @@ fn a_stream_is_what_its_documentation_says() {
     // The next one would come after 300 ns and take 5.
     slice.extend([7, 0xac, 0x02, 5]);
     let expected = [
-        Kept::Allocated(300, 1000),
+        Kept::Allocated(300, 1000, false),
+        Kept::Allocated(301, 1 << 40, true),
+        Kept::Level(Level::Reserved, 2 << 20),
+        Kept::Level(Level::Context, 520 << 20),
         Kept::Execution(0, Line { site: 1, backward: true }, vec![300, 299, 0]),
         Kept::Kind(5, MemoryKind::Parameter),
         Kept::Answered(Line::default(), "aten::item".into()),
@@ -273,7 +280,10 @@ fn any_entries(definition: &Definition) -> impl Strategy<Value = Vec<Kept>> + us
         any::<String>().prop_map(Kept::Site),
         Just(Kept::Restart),
         (line(), prop::collection::vec(any::<u64>(), tensors)).prop_map(|(line, on)| Kept::Execution(0, line, on)),
-        (any::<u64>(), any::<u64>()).prop_map(|(allocation, bytes)| Kept::Allocated(allocation, bytes)),
+        (any::<u64>(), any::<u64>(), any::<bool>())
+            .prop_map(|(allocation, bytes, on_gpu)| Kept::Allocated(allocation, bytes, on_gpu)),
+        (any::<bool>(), any::<u64>())
+            .prop_map(|(context, bytes)| Kept::Level(if context { Level::Context } else { Level::Reserved }, bytes)),
         any::<u64>().prop_map(Kept::Freed),
         (any::<u64>(), any::<u64>()).prop_map(|(before, lasted)| Kept::Timed(before, lasted)),
         (any::<u64>(), 0..4_usize).prop_map(|(allocation, kind)| Kept::Kind(allocation, MemoryKind::ALL[kind])),
