@@ -80,8 +80,11 @@ fn a_stream_is_what_its_documentation_says() {
     slice.extend([1, 6]);
     slice.extend(b"a.py:7");
     slice.extend([1, b'f']);
-    // Of this thread: allocation 300 of 1,000 bytes; the definition ran at site 1, in the backward pass, on 300, 299 and 0.
-    slice.extend([6, 2, 0xd8, 0x04, 0xe8, 0x07, 16, 3, 0, 1, 0xd5, 0x04]);
+    // Of this thread: allocation 300 of 1,000 bytes, 301 of 1 TiB on a GPU, of which 2 MiB are reserved and 520 MiB the context's.
+    slice.extend([6, 2, 0xd8, 0x04, 0xe8, 0x07, 4, 2, 5, 0x80, 0x80, 0x80, 0x80, 0x80, 0x20]);
+    slice.extend([4, 0xd9, 0x04, 6, 0x80, 0x80, 0x80, 0x01, 4, 0, 7, 0x80, 0x80, 0x80, 0x84, 0x02]);
+    // The definition ran at site 1, in the backward pass, on 300, 299 and 0.
+    slice.extend([16, 3, 0xd8, 0x04, 1, 0xd5, 0x04]);
     // 5 is a parameter's; `aten::item` read a value at a line that is not known; 5 was freed.
     slice.extend([4, 10, 1, 5, 0, 10]);
     slice.extend(b"aten::item");
@@ -184,7 +187,8 @@ fn definitions_and_lines_come_before_what_a_thread_has_done() {
 #[case::a_list_of_no_tensors(&[0, 0, 1, 8, 1, 3], Problem::Argument(3))]
 #[case::a_definition_that_is_not_there(&[18, 0], Problem::Definition(2))]
 #[case::a_line_that_is_not_there(&[5, 2, 0], Problem::Site(1))]
-#[case::memory_of_no_kind(&[4, 2, 5], Problem::Kind(5))]
+#[case::memory_of_no_kind(&[4, 2, 8], Problem::Kind(8))]
+#[case::memory_of_a_gpu_without_its_size(&[4, 2, 5], Problem::CutShort)]
 #[case::memory_of_kind_zero(&[4, 2, 0], Problem::Kind(0))]
 #[case::more_dimensions_than_torch_has(&[0, 0, 1, 7, 6, 0, 0, 65], Problem::Dimensions(65))]
 #[case::more_arguments_than_bytes(&[0, 0, 0xff, 0xff, 0xff, 0xff, 0x0f], Problem::CutShort)]
