@@ -287,7 +287,7 @@ def test_devices_that_are_not_there(tmp_path: Path) -> None:
     check(
         run_script(other, source, ranks=1),
         1,
-        "Device index value 7",
+        "invalid device ordinal",
         "hint: a rank has as many GPUs as its host has devices",
     )
 

@@ -119,7 +119,7 @@ def test_streams_take_their_time_and_replay_as_they_were(tmp_path: Path) -> None
     one, two = _report(tmp_path / "run-1"), _report(tmp_path / "run-2")
     assert one["digest"] == two["digest"]
     # What launches inside of an operator is the operator's.
-    assert any("of unknown cost" in warning and "mine::launches" in warning for warning in one["warnings"])
+    assert any("of unknown arithmetic" in warning and "mine::launches" in warning for warning in one["warnings"])
     assert {row["kind"] for row in one["compute"]} >= {"kernel", "host"}
     trace = (tmp_path / "run-1" / "trace.json").read_text()
     assert '"name":"stream 1"' in trace
