@@ -12,6 +12,7 @@
 
 #include "backend.h"
 #include "definitions.h"
+#include "gpu_memory.h"
 #include "launches.h"
 #include "lines.h"
 #include "mirror.h"
@@ -107,16 +108,16 @@ void write_times(uint64_t before, uint64_t lasted) {
 }
 
 void write_execution(const Definition& definition, uint64_t line, const std::vector<uint64_t>& read, const torch::jit::Stack& stack, size_t begin) {
+  static thread_local std::vector<uint64_t> results;
+  results.clear();
+  for (size_t i = begin; i < stack.size(); i++) {
+    for_each_tensor(stack[i], [&](const at::Tensor& tensor) { results.push_back(allocation_of(tensor)); });
+  }
   Log::Writer log;
   log->tag(kExecution + definition.number - 1);
   log->entries().number(line);
   for (uint64_t id : read) log->allocation(id);
-  for (size_t i = begin; i < stack.size(); i++) {
-    for_each_tensor(stack[i], [&](const at::Tensor& tensor) {
-      const Allocation* allocation = Storages::of(tensor);
-      log->allocation(allocation == nullptr ? 0 : allocation->id);
-    });
-  }
+  for (uint64_t id : results) log->allocation(id);
 }
 
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -158,11 +159,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
     read.clear();
     for (size_t i = 0; i < count; i++) {
       for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
-        const Allocation* allocation = Storages::of(tensor);
-        read.push_back(allocation == nullptr ? 0 : allocation->id);
-        if (allocation != nullptr && allocation->kind == kUnknownKind && tensor.requires_grad() && tensor.is_leaf()) {
-          Storages::is_of_kind(*const_cast<Allocation*>(allocation), kParameter);
-        }
+        read.push_back(allocation_of(tensor));
       });
     }
   }
@@ -298,6 +295,18 @@ __attribute__((visibility("default"))) void uniference_capture_mirror(Mirror::La
 // Results of operators on simulated GPUs that this thread runs until it says -1 are nobody's.
 __attribute__((visibility("default"))) void uniference_capture_unvalued(int change) { unvalued += change; }
 
+// What is allocated on the rank's own GPU is counted from here on; see `GpuMemory`.
+__attribute__((visibility("default"))) void uniference_capture_gpu_memory(GpuMemory::Own own, GpuMemory::Taken taken) {
+  GpuMemory::begin(own, taken);
+}
+
+// What is allocated on the GPU by kind, as UTF-8; valid until this thread asks again.
+__attribute__((visibility("default"))) const char* uniference_capture_held() {
+  static thread_local std::string words;
+  words = GpuMemory::held();
+  return words.c_str();
+}
+
 // Arithmetic of collectives on simulated GPUs; see `Reductions`.
 __attribute__((visibility("default"))) void uniference_capture_combine(uint32_t operation, uint32_t dtype, void* into, const void* from, uint64_t bytes) {
   Reductions::combine(operation, dtype, into, from, bytes);
@@ -326,6 +335,7 @@ __attribute__((visibility("default"))) uint64_t uniference_capture_take(const ui
   static thread_local Stream taken;
   taken.clear();
   Storages::forget_foreign();
+  GpuMemory::write_levels();
   // A thread's part names what the dictionary has by then.
   Stream done;
   Log::Writer()->drain(done);
@@ -339,7 +349,8 @@ __attribute__((visibility("default"))) uint64_t uniference_capture_take(const ui
 
 // Says what a storage (torch's `UntypedStorage._cdata`) is for; see `Kind`.
 __attribute__((visibility("default"))) void uniference_capture_kind(const void* storage, int kind) {
-  Storages::is_of_kind(static_cast<c10::StorageImpl*>(const_cast<void*>(storage)), static_cast<Kind>(kind));
+  auto* noted = static_cast<c10::StorageImpl*>(const_cast<void*>(storage));
+  noted->device().is_cuda() ? GpuMemory::is_of_kind(noted, static_cast<Kind>(kind)) : Storages::is_of_kind(noted, static_cast<Kind>(kind));
 }
 
 // Whether something in a storage was not computed.

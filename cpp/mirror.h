@@ -15,6 +15,7 @@
 #include <string>
 
 #include "definitions.h"
+#include "storages.h"
 #include "substitutes.h"
 
 namespace uniference {
@@ -215,6 +216,7 @@ class Mirror {
   // The same where the GPU's operator has gone well; if it fails, why. What the CPU's does not take has no values, and is no error of the program's.
   static std::optional<std::string> fails(
       const c10::OperatorHandle& op, const Schema& schema, const Randomness& randomness, torch::jit::Stack& here) {
+    const Uncounted ours;
     try {
       if (compute(op, schema, randomness, here)) return std::nullopt;
       return "the CPU has no kernel for it";

@@ -41,6 +41,15 @@ struct alignas(64) Allocation {
 // Of the rank that this process is; a process that it forks writes nothing down.
 inline std::atomic<bool> counting{false};
 
+// While it lives, what this thread allocates is the simulator's: a GPU computes the same in its own memory.
+class Uncounted {
+ public:
+  Uncounted() { depth++; }
+  ~Uncounted() { depth--; }
+
+  static inline thread_local int depth = 0;
+};
+
 class Storages final : public c10::Allocator {
  public:
   // Takes the place of the allocator that torch has now. `lazily`: large memory has no pages until it is written to, however much there is.
@@ -117,9 +126,34 @@ class Storages final : public c10::Allocator {
     any_foreign_.store(!foreign_.empty(), std::memory_order_relaxed);
   }
 
+  // Bytes by kind.
+  using ByKind = std::array<std::atomic<uint64_t>, kKinds>;
+
+  // The number of an allocation that somebody else makes.
+  static uint64_t next_number() { return ++newest_; }
+
+  static void write_kind(uint64_t id, Kind kind) {
+    Log::Writer log;
+    log->tag(kKind);
+    log->allocation(id);
+    log->entries().byte(kind);
+  }
+
+  static void write_freed(uint64_t id) {
+    Log::Writer log;
+    log->tag(kFreed);
+    log->allocation(id);
+  }
+
+  static std::string in_words(const ByKind& held) {
+    return "Of the allocated memory " + size(held[kParameter]) + " is parameters, " + size(held[kGradient]) + " gradients, " +
+           size(held[kOptimizer]) + " optimizer state, " + size(held[kBuffer]) + " buffers, and " + size(held[kUnknownKind]) +
+           " activations and other tensors.";
+  }
+
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes == 0) return {nullptr, nullptr, &Storages::free, c10::Device(c10::DeviceType::CPU)};
-    const bool counted = counting.load(std::memory_order_relaxed);
+    const bool counted = counting.load(std::memory_order_relaxed) && Uncounted::depth == 0;
     if (counted && bytes >= kLazily) forget_foreign();
     if (counted) refuse_beyond_capacity(bytes);
     Allocation* allocation = bytes >= kLazily && lazily_ ? map(bytes) : take(bytes, counted);
@@ -156,19 +190,6 @@ class Storages final : public c10::Allocator {
     log->entries().number(bytes);
   }
 
-  static void write_kind(uint64_t id, Kind kind) {
-    Log::Writer log;
-    log->tag(kKind);
-    log->allocation(id);
-    log->entries().byte(kind);
-  }
-
-  static void write_freed(uint64_t id) {
-    Log::Writer log;
-    log->tag(kFreed);
-    log->allocation(id);
-  }
-
   static Allocation* take(size_t bytes, bool counted) {
     if (counted) Host::allocates(bytes);
     try {
@@ -196,9 +217,7 @@ class Storages final : public c10::Allocator {
     if (held + bytes <= capacity_) return;
     TORCH_CHECK_WITH(
         OutOfMemoryError, false, device_, " is out of memory. Tried to allocate ", size(bytes), ". The device has a total capacity of ",
-        size(capacity_), " of which ", size(capacity_ - std::min(held, capacity_)), " is free. Of the allocated memory ",
-        size(held_[kParameter]), " is parameters, ", size(held_[kGradient]), " gradients, ", size(held_[kOptimizer]), " optimizer state, ",
-        size(held_[kBuffer]), " buffers, and ", size(held_[kUnknownKind]), " activations and other tensors.");
+        size(capacity_), " of which ", size(capacity_ - std::min(held, capacity_)), " is free. ", in_words(held_));
   }
 
   static std::string size(uint64_t bytes) {
@@ -228,7 +247,7 @@ class Storages final : public c10::Allocator {
   }
 
   // What is allocated, by kind. What is not known to be of any counts as activations.
-  static inline std::array<std::atomic<uint64_t>, kKinds> held_{};
+  static inline ByKind held_{};
   static inline std::string device_;
   // 0: nobody knows.
   static inline uint64_t capacity_ = 0;

@@ -372,3 +372,48 @@ print("took", begin.elapsed_time(end))
     # 20 products of 2 * 512^3 operations: at least a tenth of a millisecond each on any processor.
     assert 2 < took <= report["ranks"][0]["compute_s"] * 1e3
     assert report["warnings"] == ["the program never communicated; only its compute was simulated"]
+
+
+def test_a_report_and_fit_have_what_gpus_hold_by_kind(tmp_path: Path) -> None:
+    source = """
+import os, torch
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+model = torch.nn.Sequential(*(torch.nn.Linear(512, 512, bias=False) for _ in range(2))).cuda()
+optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, foreach=False)
+for _ in range(2):
+    model(torch.randn(8, 512, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+large = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+print("reserved", torch.cuda.max_memory_reserved(), flush=True)
+"""
+    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    script = write_script(tmp_path, source)
+    where = ("--cuda", "--cluster", tmp_path / "cluster.toml")
+    done = uniference("run", *where, "--out", tmp_path / "out", script, cwd=tmp_path)
+    assert done.code == 0, done.err
+    rows = json.loads((tmp_path / "out" / "report.json").read_text())["memory"]
+    held = {row["kind"]: row["peak_bytes"] for row in rows if row["rank"] == 0}
+    # Two matrices of 1 MiB, and as much of momentum; gradients are gone by then.
+    assert (held["parameters"], held["optimizer"], held["context"]) == (2 << 20, 2 << 20, 520 << 20)
+    assert held["activations"] >= 1 << 30
+    of_device = sum(bytes for kind, bytes in held.items() if kind != "host")
+    reserved = int(done.out.split("reserved ")[1].split()[0])
+    assert of_device == reserved + (520 << 20)
+    # Two matrices on the host, before they are moved.
+    assert 2 << 20 <= held["host"] < 3 << 20
+    assert "; on the host at most " in done.out
+    # What is reserved for later the allocator gives back where memory is scarce, and 2 MiB less than all else is too little.
+    for memory, code in ((of_device, 0), (of_device - held["reserved"] - (2 << 20), 1)):
+        (tmp_path / "cluster.toml").write_text(CLUSTER.replace("count = 2", f'count = 2\nmemory = "{memory} B"'))
+        fits = uniference("fit", *where, "--json", script, cwd=tmp_path)
+        assert fits.code == code, fits.out + fits.err
+        assert (json.loads(fits.out)["ranks"][0]["peak_bytes"] > memory) == (code == 1)
+    # The last cluster lacks 2 MiB.
+    refused = uniference("run", *where, script, cwd=tmp_path)
+    assert refused.code == 1
+    assert "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1024.00 MiB" in refused.err, refused.err
+    assert (
+        "hint: Of the allocated memory 2.00 MiB is parameters, 0 bytes gradients, 2.00 MiB optimizer state"
+        in refused.err
+    )

@@ -180,12 +180,16 @@ pub struct ComputeReport {
     pub seconds: f64,
 }
 
-/// What a rank held of one kind when it held most of all kinds together. Over the kinds of a rank, bytes add up to its peak.
+/// A kind of memory that is no part of what the device holds: the host's, where the rank has a GPU.
+pub const HOST_MEMORY: &str = "host";
+
+/// What a rank held of one kind when it held most of all kinds together. Over the kinds of a rank but [`HOST_MEMORY`], bytes add up to its peak.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryReport {
     /// The rank in the world.
     pub rank: u32,
-    /// `parameters`, `gradients`, `optimizer`, `buffers`, `kv_cache` or `activations`.
+    /// `parameters`, `gradients`, `optimizer`, `buffers`, `kv_cache` or `activations`; of a GPU's memory also `reserved` and `context`; beside
+    /// it `host`, the most that was held there at any time.
     pub kind: String,
     /// So many bytes.
     pub peak_bytes: u64,

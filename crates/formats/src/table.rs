@@ -1,7 +1,7 @@
 //! Owns the table at the end of a run, at most 100 columns wide: where the ranks' time went, and what the operations cost.
 
 use crate::cluster::ClusterFile;
-use crate::report::{Interval, JobReport, MemoryReport, OperationReport, RankReport, Report};
+use crate::report::{HOST_MEMORY, Interval, JobReport, MemoryReport, OperationReport, RankReport, Report};
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use std::collections::BTreeSet;
 use uniference_sim::time::SimDuration;
@@ -147,18 +147,27 @@ fn operations(operations: &[OperationReport]) -> String {
     table.to_string()
 }
 
-/// `memory: at most 3.00 GiB, on rank 0 (parameters 2.00 GiB, activations 1.00 GiB), at train.py:12 in forward`.
+/// `memory: at most 3.00 GiB, on rank 0 (parameters 2.00 GiB, activations 1.00 GiB), at train.py:12 in forward`; of GPUs with what was held beside them: `; on the host at most 1.00 GiB`.
 fn memory(rows: &[MemoryReport]) -> Option<String> {
     let of_rank = rows.chunk_by(|one, next| one.rank == next.rank);
-    let total = |rows: &&[MemoryReport]| rows.iter().fold(0_u64, |sum, row| sum.saturating_add(row.peak_bytes));
+    let is_of_device = |row: &&MemoryReport| row.kind != HOST_MEMORY;
+    let total = |rows: &&[MemoryReport]| {
+        rows.iter().filter(is_of_device).fold(0_u64, |sum, row| sum.saturating_add(row.peak_bytes))
+    };
     // The first of those that held as much.
     let most = of_rank.rev().max_by_key(total)?;
     let first = most.first()?;
-    let kinds: Vec<String> =
-        most.iter().map(|row| format!("{} {}", kind_of_memory(&row.kind), bytes(row.peak_bytes))).collect();
+    let kinds: Vec<String> = most
+        .iter()
+        .filter(is_of_device)
+        .map(|row| format!("{} {}", kind_of_memory(&row.kind), bytes(row.peak_bytes)))
+        .collect();
     let place = place(first.line.as_deref(), first.function.as_deref(), first.backward);
     let place = place.map_or_else(String::new, |place| format!(", {place}"));
-    Some(format!("memory: at most {}, on rank {} ({}){place}", bytes(total(&most)), first.rank, kinds.join(", ")))
+    let host = rows.iter().filter(|row| row.kind == HOST_MEMORY).map(|row| row.peak_bytes).max();
+    let host = host.map_or_else(String::new, |most| format!("; on the host at most {}", bytes(most)));
+    let (total, kinds) = (bytes(total(&most)), kinds.join(", "));
+    Some(format!("memory: at most {total}, on rank {} ({kinds}){place}{host}", first.rank))
 }
 
 /// `job: 1024 tokens/s (128.00 a device), 430.12 TFLOPS a device, MFU 43 %, pipeline bubble 12 %`.

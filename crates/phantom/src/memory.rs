@@ -4,15 +4,18 @@
 mod physical;
 mod ranges;
 
+use crate::attach::attached;
 use crate::device;
 use crate::errors::{HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, INVALID_VALUE, OUT_OF_MEMORY, Status};
+use crate::exports::exports;
 pub(crate) use physical::{
     address_free, address_reserve, map, mapped_at, physical, physical_device, release, retain, set_access, unmap,
 };
 use ranges::Ranges;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::collections::BTreeMap;
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// In what the driver hands out a device's memory: the minimum that `cuMemGetAllocationGranularity` names, and by how much
@@ -32,6 +35,29 @@ const SPAN: usize = 1 << 46;
 const WINDOW: usize = 1 << 42;
 
 static MEMORY: Mutex<Option<Memory>> = Mutex::new(None);
+
+/// Programs get more than there is, to find out what they need: a request is refused once, so that its maker gives back what it can do without,
+/// and granted when it comes again.
+static LENDS: AtomicBool = AtomicBool::new(false);
+
+exports! {
+    /// The ordinal of the rank's own device; -1: the process does not see it.
+    fn uniference_phantom_own() -> c_int {
+        attached().and_then(|attached| device::ordinal(attached.own)).map_or(-1, |own| own as c_int)
+    }
+
+    /// Bytes of that device that the process has taken with its context; 0 where it has none.
+    fn uniference_phantom_taken() -> u64 {
+        let own = attached().and_then(|attached| device::ordinal(attached.own)).filter(|own| device::is_used(*own));
+        own.map_or(0, |own| {
+            let context = device::get(own).map_or(0, |device| device.context);
+            lock().devices().map_or(0, |memory| context + memory.devices[own].used.now)
+        })
+    }
+
+    /// From here on programs get more memory than there is.
+    fn uniference_phantom_lend() { LENDS.store(true, Relaxed); }
+}
 
 struct Memory {
     devices: Vec<Pool>,
@@ -54,6 +80,8 @@ struct Pool {
     shared: BTreeMap<usize, Ranges>,
     /// What programs may have.
     bytes: u64,
+    /// The size of the last request that was beyond it; 0: one has fitted since.
+    refused: usize,
     used: Level,
     /// What of it is of the memory pool.
     pooled: Level,
@@ -173,7 +201,7 @@ pub(crate) fn info(device: usize) -> Result<(u64, u64), Status> {
     let mut memory = lock();
     let pool = &memory.devices()?.devices[device];
     let total = crate::device::get(device).map_or(0, |device| device.memory);
-    Ok((pool.bytes - pool.used.now, total))
+    Ok((pool.bytes.saturating_sub(pool.used.now), total))
 }
 
 /// Bytes of the device's memory pool that programs have; with `resets` the most so far becomes what there is now.
@@ -326,14 +354,25 @@ impl Pool {
             ranges,
             shared: BTreeMap::new(),
             bytes,
+            refused: 0,
             used: Level::default(),
             pooled: Level::default(),
         }
     }
 
     fn charge(&mut self, bytes: usize) -> Result<(), Status> {
-        if bytes as u64 > self.bytes - self.used.now {
+        self.charge_or_lend(bytes, LENDS.load(Relaxed))
+    }
+
+    fn charge_or_lend(&mut self, bytes: usize, lends: bool) -> Result<(), Status> {
+        let fits = bytes as u64 <= self.bytes.saturating_sub(self.used.now);
+        let is_lent = lends && self.refused == bytes;
+        if !(fits || is_lent) {
+            self.refused = bytes;
             return Err(OUT_OF_MEMORY);
+        }
+        if fits {
+            self.refused = 0;
         }
         self.used.add(bytes);
         Ok(())
@@ -488,6 +527,20 @@ mod tests {
         small.into_iter().for_each(|at| pool.put_small(at, 512));
         assert_eq!(pool.used, Level { now: 0, most: 6 << 20 });
         assert_eq!(pool.take(8 * MIB).map(|taken| taken.1), Ok(8 * MIB));
+    }
+
+    /// Of 4 MiB that are lent, a third granule is refused once; what fits in between has it refused again.
+    #[test]
+    fn what_is_lent_is_refused_once() {
+        let mut pool = pool(1, 4 << 20);
+        assert_eq!(pool.charge_or_lend(4 * MIB, true), Ok(()));
+        assert_eq!(pool.charge_or_lend(2 * MIB, true), Err(OUT_OF_MEMORY));
+        assert_eq!(pool.charge_or_lend(2 * MIB, true), Ok(()));
+        assert_eq!(pool.used.now, 6 << 20);
+        pool.used.now = 2 << 20;
+        assert_eq!(pool.charge_or_lend(2 * MIB, true), Ok(()));
+        assert_eq!(pool.charge_or_lend(2 * MIB, true), Err(OUT_OF_MEMORY));
+        assert_eq!(pool.charge_or_lend(2 * MIB, false), Err(OUT_OF_MEMORY));
     }
 
     #[test]

@@ -14,6 +14,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use uniference_formats::cluster::Resolved;
+use uniference_formats::report::HOST_MEMORY;
 use uniference_host::error::{Exit, HostError};
 use uniference_host::interrupt::Interrupts;
 use uniference_host::live::driver::Console;
@@ -42,9 +43,10 @@ pub struct Need {
 }
 
 impl Need {
-    /// All kinds together.
+    /// All kinds of the device's memory together.
     pub fn bytes(&self) -> Option<u64> {
-        self.kinds.as_ref().map(|kinds| kinds.iter().fold(0_u64, |sum, (_, bytes)| sum.saturating_add(*bytes)))
+        let of_device = |(kind, bytes): &(String, u64)| if kind == HOST_MEMORY { 0 } else { *bytes };
+        self.kinds.as_ref().map(|kinds| kinds.iter().map(of_device).fold(0_u64, u64::saturating_add))
     }
 
     /// How many bytes too few the device has, if that is known and there are any.

@@ -3,6 +3,12 @@
 Errors that this package raises have their hint with them.
 """
 
+from collections.abc import Callable
+
+held_on_gpu: Callable[[], str] | None = None
+"""Says what is allocated on the rank's simulated GPU by kind."""
+
+_CAPACITY = " has a total capacity of"
 _KERNELS = "custom GPU kernels are not simulated; run the program's CPU code path with --no-cuda"
 
 _GPUS = (
@@ -12,9 +18,9 @@ _GPUS = (
 _HINTS = (
     ("Device index value", _GPUS),
     ("invalid device ordinal", _GPUS),
-    # As the C++ part says it, which refuses what is beyond a device's memory.
+    # As torch says it of a GPU, and the C++ part of a device's memory.
     (
-        "The device has a total capacity of",
+        _CAPACITY,
         "`uniference fit` says how much memory each rank needs; `memory` in the cluster file is what its device has",
     ),
     (
@@ -42,4 +48,6 @@ def hint(error: BaseException) -> str | None:
         message = str(error)
     except Exception:  # a program's own class may fail
         return None
-    return next((text for part, text in _HINTS if part in message), None)
+    found = next((text for part, text in _HINTS if part in message), None)
+    is_gpu_full = _CAPACITY in message and message.startswith("CUDA out of memory")
+    return f"{held_on_gpu()} {found}" if is_gpu_full and held_on_gpu else found

@@ -86,6 +86,15 @@ class Library:
         finally:
             self.functions.uniference_capture_unvalued(-1)
 
+    def count_gpu_memory(self, own: int, taken: int) -> None:
+        """Counts what torch allocates on the rank's own GPU from here on: functions say which it is, and what the process has of it."""
+        self.functions.uniference_capture_gpu_memory(ctypes.c_void_p(own), ctypes.c_void_p(taken))
+
+    def held_on_gpu(self) -> str:
+        """What is allocated there by kind, in words."""
+        self.functions.uniference_capture_held.restype = ctypes.c_char_p
+        return str(self.functions.uniference_capture_held().decode())
+
     def device_link(self, channel: Channel) -> int:
         """Where a library of simulated GPUs writes to: see `Channel.device_link`."""
         self.functions.uniference_capture_launches.restype = ctypes.c_void_p
@@ -98,7 +107,7 @@ class Library:
     def note(self, tensor: torch.Tensor, kind: int) -> None:
         """Says what the memory of a tensor is for."""
         tensor = getattr(tensor, "_local_tensor", tensor)
-        if tensor.device.type == "cpu" and tensor.layout == torch.strided:
+        if tensor.device.type in ("cpu", "cuda") and tensor.layout == torch.strided:
             self.functions.uniference_capture_kind(tensor.untyped_storage()._cdata, kind)
 
     def is_absent(self, tensor: torch.Tensor) -> bool:

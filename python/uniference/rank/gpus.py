@@ -5,6 +5,7 @@ had no devices until now.
 """
 
 import ctypes
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, NoReturn
@@ -17,6 +18,7 @@ from uniference.backends.base import SimulatedBackend
 from uniference.backends.gloo import Gloo
 from uniference.backends.nccl import Nccl
 from uniference.patches import names
+from uniference.program import hints
 from uniference.rank import capture, kernels, values
 
 
@@ -43,6 +45,12 @@ def _attach(channel: Channel, own: int, gpus: Sequence[Mapping[str, Any]]) -> No
     process = ctypes.CDLL(None)
     kernels.install(library)
     library.mirror(*(_address(process, name) for name in ("uniference_phantom_launch", "uniference_phantom_settle")))
+    library.count_gpu_memory(
+        *(_address(process, name) for name in ("uniference_phantom_own", "uniference_phantom_taken"))
+    )
+    hints.held_on_gpu = library.held_on_gpu
+    if capture.UNLIMITED in os.environ:
+        process.uniference_phantom_lend()
 
 
 def _address(process: ctypes.CDLL, name: str) -> int:

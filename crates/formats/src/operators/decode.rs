@@ -3,7 +3,7 @@
 //! Memory is in proportion to the bytes that were read: counts are believed only as far as there are bytes for what is counted.
 
 use super::definition::{Argument, Definition, Place, ScalarType, Tensor};
-use super::{argument, tag};
+use super::{argument, gpu, tag};
 
 /// Torch's tensors have no more dimensions.
 const MOST_DIMENSIONS: u64 = 64;
@@ -81,6 +81,15 @@ pub enum Entry<'a> {
     Allocated {
         /// How it is called from now on.
         allocation: u64,
+        /// How much.
+        bytes: u64,
+        /// It is memory of the rank's GPU.
+        on_gpu: bool,
+    },
+    /// How much of its GPU's memory is taken from here on, beside what is allocated in it.
+    Level {
+        /// By what.
+        level: Level,
         /// How much.
         bytes: u64,
     },
@@ -248,6 +257,15 @@ impl MemoryKind {
         [MemoryKind::Parameter, MemoryKind::Gradient, MemoryKind::Optimizer, MemoryKind::Buffer];
 }
 
+/// What takes memory of a GPU as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// Torch's allocator; what it allocates lies in it.
+    Reserved,
+    /// The context and libraries, beside it.
+    Context,
+}
+
 /// Reads the stream of one rank, and keeps what its entries name by number.
 #[derive(Clone, Debug, Default)]
 pub struct Decoder {
@@ -310,16 +328,15 @@ impl Decoder {
             }
             tag::ALLOCATED => {
                 let (allocation, bytes) = (self.allocation(bytes)?, bytes.number()?);
-                visit(self, Entry::Allocated { allocation, bytes });
+                visit(self, Entry::Allocated { allocation, bytes, on_gpu: false });
             }
             tag::FREED => {
                 let allocation = self.allocation(bytes)?;
                 visit(self, Entry::Freed { allocation });
             }
             tag::KIND => {
-                let (allocation, number) = (self.allocation(bytes)?, bytes.byte()?);
-                let kind = usize::from(number).checked_sub(1).and_then(|at| MemoryKind::ALL.get(at)).copied();
-                visit(self, Entry::Kind { allocation, kind: kind.ok_or(Problem::Kind(number))? });
+                let entry = self.memory_entry(bytes)?;
+                visit(self, entry);
             }
             tag::ANSWERED => {
                 let (line, operator) = (self.line(bytes)?, bytes.text()?);
@@ -338,6 +355,19 @@ impl Decoder {
             other => self.execution(other, bytes, visit)?,
         }
         Ok(())
+    }
+
+    fn memory_entry(&mut self, bytes: &mut Bytes<'_>) -> Result<Entry<'static>, Problem> {
+        let (allocation, number) = (self.allocation(bytes)?, bytes.byte()?);
+        Ok(match number {
+            gpu::ALLOCATED => Entry::Allocated { allocation, bytes: bytes.number()?, on_gpu: true },
+            gpu::RESERVED => Entry::Level { level: Level::Reserved, bytes: bytes.number()? },
+            gpu::CONTEXT => Entry::Level { level: Level::Context, bytes: bytes.number()? },
+            number => {
+                let kind = usize::from(number).checked_sub(1).and_then(|at| MemoryKind::ALL.get(at)).copied();
+                Entry::Kind { allocation, kind: kind.ok_or(Problem::Kind(number))? }
+            }
+        })
     }
 
     fn stream_entry(&self, tag: u64, bytes: &mut Bytes<'_>) -> Result<StreamEntry, Problem> {

@@ -1,8 +1,8 @@
 //! Owns the writing of a stream of operators. Ranks have writers of their own, in C++ and Python; this one makes streams where there is no rank.
 
-use super::decode::{CopyKind, Line, MemoryKind, StreamEntry};
+use super::decode::{CopyKind, Level, Line, MemoryKind, StreamEntry};
 use super::definition::{Argument, Definition, Tensor};
-use super::{argument, tag};
+use super::{argument, gpu, tag};
 
 /// Writes the stream of one rank.
 #[derive(Clone, Debug, Default)]
@@ -48,6 +48,20 @@ impl Encoder {
         self.number(bytes);
     }
 
+    /// Memory of the rank's GPU was taken.
+    pub fn allocated_on_gpu(&mut self, allocation: u64, bytes: u64) {
+        self.gpu_memory(allocation, gpu::ALLOCATED, bytes);
+    }
+
+    /// So much of the GPU's memory is taken from here on, beside what is allocated in it.
+    pub fn level(&mut self, level: Level, bytes: u64) {
+        let kind = match level {
+            Level::Reserved => gpu::RESERVED,
+            Level::Context => gpu::CONTEXT,
+        };
+        self.gpu_memory(0, kind, bytes);
+    }
+
     /// Memory was given back.
     pub fn freed(&mut self, allocation: u64) {
         self.number(tag::FREED);
@@ -60,6 +74,13 @@ impl Encoder {
         self.number(tag::KIND);
         self.allocation(allocation);
         self.bytes.push(at as u8 + 1);
+    }
+
+    fn gpu_memory(&mut self, allocation: u64, kind: u8, bytes: u64) {
+        self.number(tag::KIND);
+        self.allocation(allocation);
+        self.bytes.push(kind);
+        self.number(bytes);
     }
 
     /// A value that was not computed steered the program.

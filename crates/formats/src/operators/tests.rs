@@ -9,7 +9,8 @@ enum Kept {
     Site(String),
     Restart,
     Execution(usize, Line, Vec<u64>),
-    Allocated(u64, u64),
+    Allocated(u64, u64, bool),
+    Level(Level, u64),
     Freed(u64),
     Kind(u64, MemoryKind),
     Answered(Line, String),
@@ -23,7 +24,8 @@ impl Kept {
             Entry::Execution { definition, line, allocations } => {
                 Kept::Execution(definition, line, allocations.to_vec())
             }
-            Entry::Allocated { allocation, bytes } => Kept::Allocated(allocation, bytes),
+            Entry::Allocated { allocation, bytes, on_gpu } => Kept::Allocated(allocation, bytes, on_gpu),
+            Entry::Level { level, bytes } => Kept::Level(level, bytes),
             Entry::Freed { allocation } => Kept::Freed(allocation),
             Entry::Kind { allocation, kind } => Kept::Kind(allocation, kind),
             Entry::Timed { before, lasted } => Kept::Timed(before, lasted),
@@ -38,7 +40,9 @@ impl Kept {
             Kept::Site(line) => encoder.site(line, "f"),
             Kept::Restart => encoder.restart(),
             Kept::Execution(definition, line, allocations) => encoder.execution(*definition, *line, allocations),
-            Kept::Allocated(allocation, bytes) => encoder.allocated(*allocation, *bytes),
+            Kept::Allocated(allocation, bytes, false) => encoder.allocated(*allocation, *bytes),
+            Kept::Allocated(allocation, bytes, true) => encoder.allocated_on_gpu(*allocation, *bytes),
+            Kept::Level(level, bytes) => encoder.level(*level, *bytes),
             Kept::Freed(allocation) => encoder.freed(*allocation),
             Kept::Kind(allocation, kind) => encoder.kind(*allocation, *kind),
             Kept::Timed(before, lasted) => encoder.timed(*before, *lasted),
@@ -76,8 +80,11 @@ fn a_stream_is_what_its_documentation_says() {
     slice.extend([1, 6]);
     slice.extend(b"a.py:7");
     slice.extend([1, b'f']);
-    // Of this thread: allocation 300 of 1,000 bytes; the definition ran at site 1, in the backward pass, on 300, 299 and 0.
-    slice.extend([6, 2, 0xd8, 0x04, 0xe8, 0x07, 16, 3, 0, 1, 0xd5, 0x04]);
+    // Of this thread: allocation 300 of 1,000 bytes, 301 of 1 TiB on a GPU, of which 2 MiB are reserved and 520 MiB the context's.
+    slice.extend([6, 2, 0xd8, 0x04, 0xe8, 0x07, 4, 2, 5, 0x80, 0x80, 0x80, 0x80, 0x80, 0x20]);
+    slice.extend([4, 0xd9, 0x04, 6, 0x80, 0x80, 0x80, 0x01, 4, 0, 7, 0x80, 0x80, 0x80, 0x84, 0x02]);
+    // The definition ran at site 1, in the backward pass, on 300, 299 and 0.
+    slice.extend([16, 3, 0xd8, 0x04, 1, 0xd5, 0x04]);
     // 5 is a parameter's; `aten::item` read a value at a line that is not known; 5 was freed.
     slice.extend([4, 10, 1, 5, 0, 10]);
     slice.extend(b"aten::item");
@@ -85,7 +92,10 @@ fn a_stream_is_what_its_documentation_says() {
     // The next one would come after 300 ns and take 5.
     slice.extend([7, 0xac, 0x02, 5]);
     let expected = [
-        Kept::Allocated(300, 1000),
+        Kept::Allocated(300, 1000, false),
+        Kept::Allocated(301, 1 << 40, true),
+        Kept::Level(Level::Reserved, 2 << 20),
+        Kept::Level(Level::Context, 520 << 20),
         Kept::Execution(0, Line { site: 1, backward: true }, vec![300, 299, 0]),
         Kept::Kind(5, MemoryKind::Parameter),
         Kept::Answered(Line::default(), "aten::item".into()),
@@ -177,7 +187,8 @@ fn definitions_and_lines_come_before_what_a_thread_has_done() {
 #[case::a_list_of_no_tensors(&[0, 0, 1, 8, 1, 3], Problem::Argument(3))]
 #[case::a_definition_that_is_not_there(&[18, 0], Problem::Definition(2))]
 #[case::a_line_that_is_not_there(&[5, 2, 0], Problem::Site(1))]
-#[case::memory_of_no_kind(&[4, 2, 5], Problem::Kind(5))]
+#[case::memory_of_no_kind(&[4, 2, 8], Problem::Kind(8))]
+#[case::memory_of_a_gpu_without_its_size(&[4, 2, 5], Problem::CutShort)]
 #[case::memory_of_kind_zero(&[4, 2, 0], Problem::Kind(0))]
 #[case::more_dimensions_than_torch_has(&[0, 0, 1, 7, 6, 0, 0, 65], Problem::Dimensions(65))]
 #[case::more_arguments_than_bytes(&[0, 0, 0xff, 0xff, 0xff, 0xff, 0x0f], Problem::CutShort)]
@@ -273,7 +284,10 @@ fn any_entries(definition: &Definition) -> impl Strategy<Value = Vec<Kept>> + us
         any::<String>().prop_map(Kept::Site),
         Just(Kept::Restart),
         (line(), prop::collection::vec(any::<u64>(), tensors)).prop_map(|(line, on)| Kept::Execution(0, line, on)),
-        (any::<u64>(), any::<u64>()).prop_map(|(allocation, bytes)| Kept::Allocated(allocation, bytes)),
+        (any::<u64>(), any::<u64>(), any::<bool>())
+            .prop_map(|(allocation, bytes, on_gpu)| Kept::Allocated(allocation, bytes, on_gpu)),
+        (any::<bool>(), any::<u64>())
+            .prop_map(|(context, bytes)| Kept::Level(if context { Level::Context } else { Level::Reserved }, bytes)),
         any::<u64>().prop_map(Kept::Freed),
         (any::<u64>(), any::<u64>()).prop_map(|(before, lasted)| Kept::Timed(before, lasted)),
         (any::<u64>(), 0..4_usize).prop_map(|(allocation, kind)| Kept::Kind(allocation, MemoryKind::ALL[kind])),

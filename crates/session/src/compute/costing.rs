@@ -385,7 +385,7 @@ impl RankCosting {
                     let line = decoder.source_line(line.site).map_or_else(String::new, |site| site.line.clone());
                     *self.answered.entry((line, operator.to_owned())).or_default() += 1;
                 }
-                Entry::Allocated { .. } | Entry::Timed { .. } | Entry::Kind { .. } => {}
+                Entry::Allocated { .. } | Entry::Level { .. } | Entry::Timed { .. } | Entry::Kind { .. } => {}
             }
         });
         self.decoder = decoder;

@@ -4,6 +4,9 @@
 //! to be what it is: a gradient is told of at the first step of the optimizer. So a kind that becomes known is counted from the allocation's
 //! beginning on, in every moment that is kept: bytes are attributed by what an allocation eventually is.
 //!
+//! A rank that has allocated on its GPU holds it against that GPU's memory: what it holds on the host is counted apart, without kinds. Of the GPU's
+//! memory also what torch's allocator has reserved for later is held, and what the context and libraries take.
+//!
 //! `attention.rs` tells which allocations are a KV cache, `timeline.rs` when a moment was in virtual time.
 
 mod attention;
@@ -16,8 +19,8 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::BTreeMap;
 pub use timeline::Point;
 use timeline::Timeline;
-use uniference_formats::operators::{Decoder, Entry, Invalid, Line, MemoryKind, SourceLine};
-use uniference_formats::report::MemoryReport;
+use uniference_formats::operators::{Decoder, Entry, Invalid, Level, Line, MemoryKind, SourceLine};
+use uniference_formats::report::{HOST_MEMORY, MemoryReport};
 use uniference_sim::event::{Event, Observer};
 use uniference_sim::ids::{QueueId, RankId, TaskId};
 use uniference_sim::program::{Activity, Request};
@@ -39,12 +42,27 @@ pub enum Kind {
     KvCache,
     /// Everything else: activations, inputs, temporary results, tensors for communication.
     Activations,
+    /// What torch's allocator has reserved of a GPU's memory, and allocated nothing in.
+    Reserved,
+    /// What a GPU's context and libraries take beside torch's allocator.
+    Context,
+    /// Memory of the host, of a rank that has a GPU: no part of what its device holds.
+    Host,
 }
 
 impl Kind {
     /// In the order of tables.
-    pub const ALL: [Kind; 6] =
-        [Kind::Parameters, Kind::Gradients, Kind::Optimizer, Kind::Buffers, Kind::KvCache, Kind::Activations];
+    pub const ALL: [Kind; 9] = [
+        Kind::Parameters,
+        Kind::Gradients,
+        Kind::Optimizer,
+        Kind::Buffers,
+        Kind::KvCache,
+        Kind::Activations,
+        Kind::Reserved,
+        Kind::Context,
+        Kind::Host,
+    ];
 
     /// As `report.json` and the trace have it.
     pub fn name(self) -> &'static str {
@@ -55,6 +73,9 @@ impl Kind {
             Kind::Buffers => "buffers",
             Kind::KvCache => "kv_cache",
             Kind::Activations => "activations",
+            Kind::Reserved => "reserved",
+            Kind::Context => "context",
+            Kind::Host => HOST_MEMORY,
         }
     }
 
@@ -78,14 +99,29 @@ impl ByKind {
         self.0[kind as usize]
     }
 
-    /// Bytes of all kinds together; at most `u64::MAX`.
+    /// Bytes of all kinds of the device's memory together; at most `u64::MAX`.
     pub fn total(&self) -> u64 {
-        self.0.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes))
+        let of_device = Kind::ALL.into_iter().filter(|kind| *kind != Kind::Host);
+        of_device.fold(0, |sum, kind| sum.saturating_add(self.of(kind)))
+    }
+
+    /// The same of a rank whose memory was taken for its device's until it turned out to have a GPU.
+    fn on_host(&self) -> ByKind {
+        ByKind::from_iter([(Kind::Host, self.total())])
+    }
+
+    /// By what the larger of two peaks is known: with as much memory taken, the one in which more of it is allocated.
+    fn weight(&self) -> (u64, u64) {
+        (self.total(), self.total() - self.of(Kind::Reserved))
     }
 
     /// The kinds of which there are any bytes.
     pub fn present(&self) -> impl Iterator<Item = (Kind, u64)> + '_ {
         Kind::ALL.into_iter().map(|kind| (kind, self.of(kind))).filter(|(_, bytes)| *bytes > 0)
+    }
+
+    fn set(&mut self, kind: Kind, bytes: u64) {
+        self.0[kind as usize] = bytes;
     }
 
     fn add(&mut self, kind: Kind, bytes: u64) {
@@ -108,7 +144,7 @@ impl FromIterator<(Kind, u64)> for ByKind {
 /// The most that a rank has held at one time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peak {
-    /// What it held then.
+    /// What it held then; of the host's memory, beside a GPU's, the most it held at any time.
     pub held: ByKind,
     /// The line and the function of the operator during which the peak came; `None`: they are not known.
     pub line: Option<SourceLine>,
@@ -223,6 +259,7 @@ struct Moment {
 struct Allocation {
     bytes: u64,
     kind: Kind,
+    on_gpu: bool,
     /// The first moment at which it is held.
     since: u64,
 }
@@ -232,6 +269,12 @@ struct Allocation {
 struct RankMemory {
     decoder: Decoder,
     live: FxHashMap<u64, Allocation>,
+    /// It has a GPU, and what it holds there is what counts.
+    has_gpu: bool,
+    /// What torch's allocator has reserved there, and what of it is allocated.
+    reserved: u64,
+    allocated_on_gpu: u64,
+    most_on_host: u64,
     /// Freed by one thread before another one has said that it allocated it.
     freed_early: FxHashSet<u64>,
     now: Moment,
@@ -257,7 +300,8 @@ impl RankMemory {
 
     fn enter(&mut self, decoder: &Decoder, entry: Entry<'_>) {
         match entry {
-            Entry::Allocated { allocation, bytes } => self.allocated(allocation, bytes),
+            Entry::Allocated { allocation, bytes, on_gpu } => self.allocated(allocation, bytes, on_gpu),
+            Entry::Level { level, bytes } => self.level(level, bytes),
             Entry::Freed { allocation } => self.freed(allocation),
             Entry::Kind { allocation, kind } => self.is_of_kind(allocation, Kind::told(kind)),
             Entry::Execution { definition, line, allocations } => {
@@ -276,37 +320,85 @@ impl RankMemory {
         }
     }
 
-    fn allocated(&mut self, id: u64, bytes: u64) {
+    fn allocated(&mut self, id: u64, bytes: u64, on_gpu: bool) {
+        if on_gpu {
+            self.gets_gpu();
+        }
         self.now.number += 1;
         if self.freed_early.remove(&id) {
             return;
         }
-        self.live.insert(id, Allocation { bytes, kind: Kind::Activations, since: self.now.number });
+        let kind = if self.has_gpu && !on_gpu { Kind::Host } else { Kind::Activations };
+        self.live.insert(id, Allocation { bytes, kind, on_gpu, since: self.now.number });
         self.attention.allocated(id);
-        self.now.held.add(Kind::Activations, bytes);
-        let total = self.now.held.total();
-        if total > self.slice_peak.held.total() {
-            self.slice_peak = self.now;
+        self.now.held.add(kind, bytes);
+        if on_gpu {
+            self.allocated_on_gpu += bytes;
         }
-        if total > self.peak.held.total() {
-            self.peak = self.now;
-            self.peak_line = Line::default();
-            self.in_peak = true;
-        }
+        self.grown();
     }
 
     fn freed(&mut self, id: u64) {
         self.now.number += 1;
         self.attention.freed(id);
         match self.live.remove(&id) {
-            Some(Allocation { bytes, kind, .. }) => self.now.held.remove(kind, bytes),
+            Some(Allocation { bytes, kind, on_gpu, .. }) => {
+                self.now.held.remove(kind, bytes);
+                if on_gpu {
+                    self.allocated_on_gpu -= bytes;
+                    self.now.held.set(Kind::Reserved, self.reserved.saturating_sub(self.allocated_on_gpu));
+                }
+            }
             None => drop(self.freed_early.insert(id)),
         }
+    }
+
+    fn level(&mut self, level: Level, bytes: u64) {
+        self.gets_gpu();
+        self.now.number += 1;
+        match level {
+            Level::Reserved => self.reserved = bytes,
+            Level::Context => self.now.held.set(Kind::Context, bytes),
+        }
+        self.grown();
+    }
+
+    /// More may be held than before.
+    fn grown(&mut self) {
+        self.now.held.set(Kind::Reserved, self.reserved.saturating_sub(self.allocated_on_gpu));
+        self.most_on_host = self.most_on_host.max(self.now.held.of(Kind::Host));
+        let weight = self.now.held.weight();
+        if weight > self.slice_peak.held.weight() {
+            self.slice_peak = self.now;
+        }
+        if weight > self.peak.held.weight() {
+            self.peak = self.now;
+            self.peak_line = Line::default();
+            self.in_peak = true;
+        }
+    }
+
+    /// From here on what it holds on its GPU counts; what it held before was on the host.
+    fn gets_gpu(&mut self) {
+        if std::mem::replace(&mut self.has_gpu, true) {
+            return;
+        }
+        self.most_on_host = self.peak.held.total();
+        self.live.values_mut().for_each(|allocation| allocation.kind = Kind::Host);
+        let kept = self.timeline.iter_mut().flat_map(Timeline::moments);
+        for moment in kept.chain([&mut self.now, &mut self.slice_peak]) {
+            moment.held = moment.held.on_host();
+        }
+        self.peak = Moment::default();
+        self.in_peak = false;
     }
 
     fn is_of_kind(&mut self, id: u64, kind: Kind) {
         let Some(allocation) = self.live.get_mut(&id) else { return };
         let before = allocation.kind;
+        if before == Kind::Host {
+            return;
+        }
         let told_less = before == Kind::KvCache && kind == Kind::Buffers;
         let told_more = kind == Kind::KvCache && ![Kind::Activations, Kind::Buffers].contains(&before);
         if before == kind || told_less || told_more {
@@ -339,6 +431,8 @@ impl RankMemory {
 
     fn peak(&self) -> Option<Peak> {
         let line = self.decoder.source_line(self.peak_line.site).cloned();
-        (self.peak.number > 0).then_some(Peak { held: self.peak.held, line, backward: self.peak_line.backward })
+        let mut held = self.peak.held;
+        held.set(Kind::Host, self.most_on_host);
+        (self.peak.number > 0).then_some(Peak { held, line, backward: self.peak_line.backward })
     }
 }

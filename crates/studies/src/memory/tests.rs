@@ -354,3 +354,31 @@ fn parameters_that_attention_reads_stay_parameters_and_buffers_may_be_caches() {
     let held = rank.held();
     assert_eq!(held, [(Kind::Parameters, 2048), (Kind::KvCache, 2048), (Kind::Activations, 4096)]);
 }
+
+/// 2,000 B reserved, of which 1,200 are allocated at the peak, and a context of 500 B. What the host held before is no part of it.
+#[test]
+fn a_gpu_holds_what_is_reserved_and_its_context_and_the_host_is_counted_apart() {
+    let mut rank = Rank::new();
+    rank.run("empty", &[], (1, &[1000]));
+    rank.encoder.kind(1, MemoryKind::Parameter);
+    rank.computes(10);
+    rank.free(&[1]);
+    rank.run("empty", &[], (2, &[100]));
+    rank.encoder.level(Level::Reserved, 2000);
+    rank.encoder.level(Level::Context, 500);
+    rank.encoder.allocated_on_gpu(3, 800);
+    rank.encoder.kind(3, MemoryKind::Parameter);
+    rank.computes(10);
+    rank.encoder.allocated_on_gpu(4, 400);
+    rank.free(&[4]);
+    let (peak, points) = rank.finish();
+    let kinds = [Kind::Parameters, Kind::Activations, Kind::Reserved, Kind::Context, Kind::Host];
+    assert_eq!(
+        peak.held.present().collect::<Vec<_>>(),
+        kinds.into_iter().zip([800, 400, 800, 500, 4000]).collect::<Vec<_>>()
+    );
+    assert_eq!(peak.held.total(), 2500);
+    assert_eq!(points[0].held.present().collect::<Vec<_>>(), [(Kind::Host, 4000)]);
+    let last = points.last().unwrap().held;
+    assert_eq!((last.of(Kind::Reserved), last.of(Kind::Host)), (1200, 400));
+}

@@ -47,7 +47,7 @@ impl Timeline {
     pub(super) fn computes(&mut self, task: TaskId, duration: SimDuration, most: Moment, left: Moment) {
         let slices = self.tasks.entry(task).or_default();
         let most = match slices.instant.take() {
-            Some(before) if before.most.held.total() > most.held.total() => before.most,
+            Some(before) if before.most.held.weight() > most.held.weight() => before.most,
             _ => most,
         };
         // What takes no time is no event, so it belongs to the next slice.
@@ -79,7 +79,7 @@ impl Timeline {
         }
         if self.points.len() > MOST_POINTS {
             let more =
-                |[a, b]: [(SimTime, Moment); 2]| (a.0, if b.1.held.total() > a.1.held.total() { b.1 } else { a.1 });
+                |[a, b]: [(SimTime, Moment); 2]| (a.0, if b.1.held.weight() > a.1.held.weight() { b.1 } else { a.1 });
             let pairs = self.points.chunks(2).map(|pair| more([pair[0], pair[pair.len() - 1]]));
             self.points = pairs.collect();
         }

@@ -1,0 +1,156 @@
+// Owns what torch's own allocator of simulated GPUs holds: its allocations have numbers as those of the CPU's do, and it says what it has reserved.
+//
+// The allocator tells whoever traces GPUs of each allocation by address; how large it is follows from the allocator's own statistics.
+#pragma once
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/SymInt.h>
+#include <c10/core/impl/GPUTrace.h>
+
+#include <unordered_map>
+
+#include "gpu_tracer.h"
+#include "storages.h"
+#include "stream.h"
+
+namespace uniference {
+
+class GpuMemory {
+ public:
+  // Torch's number of the rank's own GPU; -1: the process does not see it.
+  using Own = int (*)();
+  // What this process has taken of its memory, in bytes; 0: it has not used the GPU.
+  using Taken = uint64_t (*)();
+
+  // From here on what is allocated on the rank's own GPU is written down.
+  static void begin(Own own, Taken taken) {
+    own_ = own;
+    taken_ = taken;
+    static GpuTracer tracer(&allocated, &freed);
+    static const c10::impl::PyInterpreter traced(&tracer);
+    c10::impl::GPUTrace::set_trace(&traced);
+  }
+
+  // The number of the allocation behind a storage; 0: it is not on the rank's GPU. What is not known to be anything else is a parameter, if so.
+  static uint64_t number(const c10::StorageImpl* storage, bool is_parameter) {
+    if (storage == nullptr) return 0;
+    std::lock_guard<std::mutex> only_one(lock_);
+    const auto found = blocks_.find(reinterpret_cast<uintptr_t>(storage->data()));
+    if (found == blocks_.end()) return 0;
+    if (is_parameter && found->second.kind == kUnknownKind) set_kind(found->second, kParameter);
+    return found->second.id;
+  }
+
+  // Says what an allocation is for.
+  static void is_of_kind(const c10::StorageImpl* storage, Kind kind) {
+    if (!counting.load(std::memory_order_relaxed)) return;
+    std::lock_guard<std::mutex> only_one(lock_);
+    const auto found = blocks_.find(reinterpret_cast<uintptr_t>(storage->data()));
+    if (found != blocks_.end() && found->second.kind != kind) set_kind(found->second, kind);
+  }
+
+  // Writes down what else takes memory now.
+  static void write_levels() {
+    if (taken_ == nullptr || !counting.load(std::memory_order_relaxed) || taken_() == 0) return;
+    const uint64_t reserved = statistics().first;
+    std::lock_guard<std::mutex> only_one(lock_);
+    write_levels(reserved);
+  }
+
+  // In words: what is allocated by kind.
+  static std::string held() {
+    std::lock_guard<std::mutex> only_one(lock_);
+    return Storages::in_words(held_);
+  }
+
+ private:
+  struct Block {
+    uint64_t id;
+    uint64_t bytes;
+    Kind kind;
+  };
+
+  // As in the format of operators: what a GPU's allocation and its two levels are.
+  static constexpr uint8_t kOnGpu = 5, kReserved = 6, kContext = 7;
+
+  // Bytes that the allocator has reserved, and allocated.
+  static std::pair<uint64_t, uint64_t> statistics() {
+    c10::DeviceAllocator* allocator = c10::getDeviceAllocator(c10::kCUDA);
+    const int own = own_();
+    if (own < 0 || !allocator->initialized()) return {0, 0};
+    const auto now = allocator->getDeviceStats(static_cast<c10::DeviceIndex>(own));
+    constexpr size_t kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    return {now.reserved_bytes[kAll].current, now.allocated_bytes[kAll].current};
+  }
+
+  static void allocated(uintptr_t at) {
+    if (!counting.load(std::memory_order_relaxed)) return;
+    const auto [reserved, allocated] = statistics();
+    std::lock_guard<std::mutex> only_one(lock_);
+    // Another GPU's, as its statistics have not moved.
+    if (allocated <= allocated_) return;
+    const Block block{Storages::next_number(), allocated - std::exchange(allocated_, allocated), kUnknownKind};
+    blocks_[at] = block;
+    held_[kUnknownKind] += block.bytes;
+    write_levels(reserved);
+    write(block.id, kOnGpu, block.bytes);
+  }
+
+  static void freed(uintptr_t at) {
+    if (!counting.load(std::memory_order_relaxed)) return;
+    std::lock_guard<std::mutex> only_one(lock_);
+    const auto found = blocks_.find(at);
+    if (found == blocks_.end()) return;
+    const Block block = found->second;
+    blocks_.erase(found);
+    allocated_ -= block.bytes;
+    held_[block.kind] -= block.bytes;
+    Storages::write_freed(block.id);
+  }
+
+  static void write_levels(uint64_t reserved) {
+    const uint64_t taken = taken_();
+    const uint64_t context = taken - std::min(taken, reserved);
+    if (reserved != reserved_) write(0, kReserved, reserved_ = reserved);
+    if (context != context_) write(0, kContext, context_ = context);
+  }
+
+  static void set_kind(Block& block, Kind kind) {
+    held_[block.kind] -= block.bytes;
+    held_[kind] += block.bytes;
+    block.kind = kind;
+    Storages::write_kind(block.id, kind);
+  }
+
+  static void write(uint64_t id, uint8_t kind, uint64_t bytes) {
+    Log::Writer log;
+    log->tag(kKind);
+    log->allocation(id);
+    log->entries().byte(kind);
+    log->entries().number(bytes);
+  }
+
+  static inline Own own_ = nullptr;
+  static inline Taken taken_ = nullptr;
+  static inline std::mutex lock_;
+  static inline std::unordered_map<uintptr_t, Block> blocks_;
+  static inline uint64_t allocated_ = 0;
+  static inline uint64_t reserved_ = 0;
+  static inline uint64_t context_ = 0;
+  static inline Storages::ByKind held_{};
+};
+
+// The number of the allocation of a tensor, whichever device it is on; 0: it is not ours. A leaf that requires a gradient is noted to be a parameter.
+inline uint64_t allocation_of(const at::Tensor& tensor) {
+  const bool is_parameter = tensor.requires_grad() && tensor.is_leaf();
+  const auto* implementation = tensor.unsafeGetTensorImpl();
+  if (tensor.is_cuda() && implementation->has_storage()) {
+    return GpuMemory::number(implementation->unsafe_storage().unsafeGetStorageImpl(), is_parameter);
+  }
+  Allocation* allocation = Storages::of(tensor);
+  if (allocation == nullptr) return 0;
+  if (is_parameter && allocation->kind == kUnknownKind) Storages::is_of_kind(*allocation, kParameter);
+  return allocation->id;
+}
+
+}  // namespace uniference
