@@ -113,6 +113,7 @@ void write_execution(const Definition& definition, uint64_t line, const std::vec
   for (size_t i = begin; i < stack.size(); i++) {
     for_each_tensor(stack[i], [&](const at::Tensor& tensor) { results.push_back(allocation_of(tensor)); });
   }
+  GpuMemory::notice_levels();
   Log::Writer log;
   log->tag(kExecution + definition.number - 1);
   log->entries().number(line);
@@ -335,7 +336,6 @@ __attribute__((visibility("default"))) uint64_t uniference_capture_take(const ui
   static thread_local Stream taken;
   taken.clear();
   Storages::forget_foreign();
-  GpuMemory::write_levels();
   // A thread's part names what the dictionary has by then.
   Stream done;
   Log::Writer()->drain(done);

@@ -49,9 +49,11 @@ class GpuMemory {
     if (found != blocks_.end() && found->second.kind != kind) set_kind(found->second, kind);
   }
 
-  // Writes down what else takes memory now.
-  static void write_levels() {
-    if (taken_ == nullptr || !counting.load(std::memory_order_relaxed) || taken_() == 0) return;
+  // Writes down what else takes memory, where that has changed without an allocation of torch's: a library has taken some, or the allocator has
+  // given some back. Not for a thread that the simulator waits for: another may hold the allocator while it waits for the simulator.
+  static void notice_levels() {
+    if (taken_ == nullptr || !counting.load(std::memory_order_relaxed)) return;
+    if (taken_() == reserved_.load(std::memory_order_relaxed) + context_.load(std::memory_order_relaxed)) return;
     const uint64_t reserved = statistics().first;
     std::lock_guard<std::mutex> only_one(lock_);
     write_levels(reserved);
@@ -111,8 +113,8 @@ class GpuMemory {
   static void write_levels(uint64_t reserved) {
     const uint64_t taken = taken_();
     const uint64_t context = taken - std::min(taken, reserved);
-    if (reserved != reserved_) write(0, kReserved, reserved_ = reserved);
-    if (context != context_) write(0, kContext, context_ = context);
+    if (reserved_.exchange(reserved, std::memory_order_relaxed) != reserved) write(0, kReserved, reserved);
+    if (context_.exchange(context, std::memory_order_relaxed) != context) write(0, kContext, context);
   }
 
   static void set_kind(Block& block, Kind kind) {
@@ -135,8 +137,8 @@ class GpuMemory {
   static inline std::mutex lock_;
   static inline std::unordered_map<uintptr_t, Block> blocks_;
   static inline uint64_t allocated_ = 0;
-  static inline uint64_t reserved_ = 0;
-  static inline uint64_t context_ = 0;
+  static inline std::atomic<uint64_t> reserved_ = 0;
+  static inline std::atomic<uint64_t> context_ = 0;
   static inline Storages::ByKind held_{};
 };
 
