@@ -24,6 +24,8 @@ struct Schema {
   bool one_view;
   // It makes tensors from sizes.
   bool factory;
+  // Which argument says of which type they are; -1: none.
+  int dtype_argument = -1;
   // It is carried out by calling others, which are what is captured. Autograd takes it apart before it comes here; inference mode does not.
   bool composite;
   // Of a GPU it is carried out by a kernel of its own.
@@ -41,6 +43,7 @@ struct Schema {
     for (const auto& argument : schema.arguments()) {
       const auto* alias = argument.alias_info();
       written.push_back(alias != nullptr && alias->isWrite());
+      if (argument.name() == "dtype") dtype_argument = static_cast<int>(written.size()) - 1;
       const auto kind = argument.type()->str();
       if (kind.rfind("Tensor", 0) == 0 || kind.rfind("List[Tensor", 0) == 0) factory = false;
     }

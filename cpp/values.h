@@ -39,17 +39,22 @@ class Values {
 
   // Whether a call is to be carried out as always.
   bool computes(const Schema& schema, const c10::IValue* arguments, size_t count) const {
-    if (all() || schema.view) return true;
-    if (schema.factory) return !makes_values(schema) || elements_asked(arguments, count) <= limit_;
+    if (all() || schema.view || names_other_device(arguments, count)) return true;
+    if (schema.factory) {
+      const int64_t limit = makes_integers(schema, arguments, count) ? std::max(limit_, kSteering) : limit_;
+      return !makes_values(schema) || elements_asked(arguments, count) <= limit;
+    }
     int64_t most = 0;
     bool on_cpu = true;
+    bool of_integers = true;
     for (size_t i = 0; i < count; i++) {
       for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
         most = std::max(most, tensor.numel());
         on_cpu = on_cpu && tensor.is_cpu() && tensor.layout() == c10::kStrided;
+        of_integers = of_integers && c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
       });
     }
-    return !on_cpu || most <= limit_;
+    return !on_cpu || most <= (of_integers ? std::max(limit_, kSteering) : limit_);
   }
 
   // The results of a call that is not carried out, in place of its arguments on the stack. False: their types cannot be known
@@ -92,9 +97,27 @@ class Values {
   }
 
  private:
+  // So many integers are always computed on the host: programs are steered by them, as meshes, indices, lengths and the states of generators.
+  static constexpr int64_t kSteering = 1 << 16;
+
+  static bool makes_integers(const Schema& schema, const c10::IValue* arguments, size_t count) {
+    if (schema.dtype_argument >= 0 && arguments[schema.dtype_argument].isInt()) {
+      return c10::isIntegralType(static_cast<c10::ScalarType>(arguments[schema.dtype_argument].toInt()), /*includeBool=*/true);
+    }
+    return schema.name.rfind("aten::arange", 0) == 0 && std::none_of(arguments, arguments + count, [](const c10::IValue& value) { return value.isDouble(); });
+  }
+
   // Memory as it comes costs nothing to hand out.
   static bool makes_values(const Schema& schema) {
     return schema.name.rfind("aten::empty", 0) != 0 && schema.name.rfind("aten::new_empty", 0) != 0;
+  }
+
+  // Whether the results are to be on another device than the CPU: on `meta`, say.
+  static bool names_other_device(const c10::IValue* arguments, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+      if (arguments[i].isDevice() && !arguments[i].toDevice().is_cpu()) return true;
+    }
+    return false;
   }
 
   static int64_t elements_asked(const c10::IValue* arguments, size_t count) {

@@ -102,6 +102,9 @@ class Channel:
     def mark(self, name: str | None) -> None:
         """Opens a named range, or closes (None) the one opened last. Costs nothing and does not block."""
 
+    def warn(self, text: str) -> None:
+        """Puts a warning into the report, once however often it is said. Costs nothing and does not block."""
+
     # Operations. `site` is the user's line as "path:line". Each returns a handle.
     def group(self, ranks: Sequence[int]) -> int:
         """Names a process group by its members, in order. Counts the groups of the same ranks itself."""

@@ -206,3 +206,34 @@ dist.destroy_process_group()
     assert min(communication, compute) > 1
     assert max(communication, compute) <= both < 1.35 * max(communication, compute)
     assert both < 0.9 * (communication + compute)
+
+
+def test_gpus_communicate_by_nccl_where_nothing_names_a_backend(tmp_path: Path) -> None:
+    """And their hosts by Gloo beside it, whose operations are costed alike, with a warning."""
+    source = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("cpu:gloo,cuda:nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+large = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
+dist.all_reduce(large)
+torch.cuda.synchronize()
+start = time.time()
+dist.all_reduce(large)
+torch.cuda.synchronize()
+print("GB/s", 2**28 / (time.time() - start) / 1e9)
+on_host = torch.ones(4)
+dist.all_reduce(on_host)
+print("on the host", on_host.tolist())
+"""
+    (tmp_path / "cluster.toml").write_text(CLUSTER.replace('backend = "nccl"', ""))
+    script = write_script(tmp_path, source)
+    done = uniference(
+        "run", "--cluster", "cluster.toml", "--cuda", "--compute", "model", "--out", "out", script, cwd=tmp_path
+    )
+    assert done.code == 0, done.err
+    rates = [float(line.split()[1]) for line in done.out.splitlines() if line.startswith("GB/s")]
+    # A ring of two passes each byte once over NVLink, of which 360 GB/s remain for payload.
+    assert all(250 < rate < 360 for rate in rates), rates
+    assert done.out.count("on the host [2.0, 2.0, 2.0, 2.0]") == 2
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert sum("operations of gloo are costed as those of nccl" in warning for warning in report["warnings"]) == 1

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 from harness import run_script, uniference
 
 SETUP = "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\nrank = dist.get_rank()\n"
@@ -57,6 +58,23 @@ def test_no_tensor_has_values(tmp_path: Path) -> None:
         "assert not torch.randn(3).any() and (torch.eye(3) @ torch.ones(3)).tolist() == [0, 0, 0]\n"
     )
     done = run_script(tmp_path, source, "--values", "none")
+    assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize("values", ["none", "small"])
+def test_what_steers_a_program_has_values(values: str, tmp_path: Path) -> None:
+    """Meshes, generators' states, object collectives; and what is on `meta` is nothing to compute."""
+    source = SETUP + (
+        "from torch.distributed.device_mesh import init_device_mesh\n"
+        "mesh = init_device_mesh('cpu', (2, 1), mesh_dim_names=('rows', 'columns'))\n"
+        "assert mesh['rows'].get_local_rank() == rank and mesh['columns'].size() == 1\n"
+        "torch.set_rng_state(torch.get_rng_state().clone())\n"
+        "objects = [None, None]\ndist.all_gather_object(objects, 'x' * (rank + 1))\nassert objects == ['x', 'xx']\n"
+        "with torch.device('meta'):\n    rows = torch.arange(8192)\n"
+        "assert torch.outer(rows, torch.zeros(64, device='meta')).is_meta\n"
+        "assert torch.empty(8192).to('meta').is_meta and torch.zeros_like(torch.empty(8192), device='meta').is_meta\n"
+    )
+    done = run_script(tmp_path, source, "--values", values)
     assert done.code == 0, done.err
 
 

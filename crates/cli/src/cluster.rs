@@ -76,6 +76,11 @@ impl ClusterArgs {
     pub(super) fn resolve(&self) -> Result<Chosen, HostError> {
         self.options().resolve()
     }
+
+    /// The same where the program has simulated GPUs: their backend is NCCL, where nothing names another.
+    pub(super) fn resolve_for_gpus(&self) -> Result<Chosen, HostError> {
+        self.options().resolve_with(Some("nccl"))
+    }
 }
 
 impl OverrideArgs {

@@ -88,6 +88,7 @@ impl ProgramArgs {
         // A backend that needs GPUs says that devices are.
         let cuda = asked.or((chosen.resolved.cluster.backend.name == "nccl").then_some(true));
         let survey = survey(python, &self.script, self.module, cuda)?;
+        let chosen = if survey.gpus.is_some() { cluster.resolve_for_gpus()? } else { chosen };
         let tight = capacity::check_memory(ranks)?;
         capacity::check_descriptors(ranks)?;
         Ok(Place { chosen, survey, tight })

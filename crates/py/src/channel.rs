@@ -151,6 +151,10 @@ impl Channel {
         self.client.mark(name.map_or(Mark::End, |name| Mark::Begin(name.into()))).map_err(raise)
     }
 
+    fn warn(&self, text: &str) {
+        self.client.warn(text);
+    }
+
     fn group(&self, py: Python<'_>, ranks: Vec<u32>) -> PyResult<u32> {
         py.detach(|| self.client.group(ranks)).map(|group| group.0).map_err(raise)
     }

@@ -80,7 +80,9 @@ impl<'a> Live<'a> {
         let cluster = &resolved.cluster;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         // A script that passes another backend's name to init_process_group must not be simulated as gloo unawares.
-        let default = (!program.backend_named).then(|| ("UNIFERENCE_DEFAULT_BACKEND", cluster.backend.name.clone()));
+        // Beside that of GPUs it may be, if it is said.
+        let tells_backend = !program.backend_named || (program.gpus.is_some() && cluster.backend.name == "nccl");
+        let default = tells_backend.then(|| ("UNIFERENCE_DEFAULT_BACKEND", cluster.backend.name.clone()));
         let values = program.values.map(|limit| ("UNIFERENCE_VALUES", limit.to_string()));
         let timed = program.timed.then(|| ("UNIFERENCE_TIMED", "yes".to_owned()));
         let env =

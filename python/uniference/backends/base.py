@@ -63,6 +63,9 @@ class SimulatedBackend(c10d.Backend):
     """Those that torch gives a group whose program asks for none. They are no events in virtual time: where nothing else is left to
     happen, that is a deadlock."""
 
+    # Beside NCCL, of being costed as it.
+    _has_warned: ClassVar[bool] = False
+
     # Reductions without a factor, by kind and type: each was checked once.
     _checked_reductions: ClassVar[dict[tuple[int, torch.dtype], Reduction]]
 
@@ -90,6 +93,8 @@ class SimulatedBackend(c10d.Backend):
         self._timeout = timeout
         self._group = channel.group(ranks)
         self._pid = os.getpid()
+        # GPUs' own library carries out what is on GPUs, and this one what is on their hosts.
+        self.is_beside_nccl = False
         self._is_other_backend = os.environ.get("UNIFERENCE_DEFAULT_BACKEND", self.NAME) != self.NAME
         self._sequence = 0
         # What was issued since `start_coalescing`; None outside of such a batch.
@@ -494,10 +499,16 @@ class SimulatedBackend(c10d.Backend):
 
     def _check(self, tensors: Sequence[Tensor]) -> None:
         # Here and not where the group is made: init_process_group() without a name makes one of each kind.
-        if self._is_other_backend:
+        if self._is_other_backend and not self.is_beside_nccl:
             raise RuntimeError(
                 f'the program requests the backend "{self.NAME}", which this run does not simulate\n'
                 "hint: choose one with --backend nccl, --backend gloo or --backend ideal"
+            )
+        if self._is_other_backend and not SimulatedBackend._has_warned:
+            SimulatedBackend._has_warned = True
+            self.channel.warn(
+                f"operations of {self.NAME} are costed as those of nccl, the backend of this cluster of GPUs: "
+                f'if most of the communication is by {self.NAME}, put backend = "{self.NAME}" into the cluster file'
             )
         if os.getpid() != self._pid:
             raise RuntimeError(

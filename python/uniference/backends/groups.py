@@ -61,6 +61,7 @@ class Backends:
 
     def install(self, without: AbstractSet[str] = frozenset()) -> None:
         """Registers with torch, but those that are torch's own."""
+        self._is_nccl_torchs_own = "nccl" in without
         for name in (name for name in (*_SIMULATED, *_REFUSED) if name not in without):
             BackendNames.register_backend(
                 name,
@@ -96,6 +97,7 @@ class Backends:
             self._meet(opts)
         ranks = [self._world[member] for member in members] or self._world
         backend = library(self.channel, self._arena, ranks, opts.group_rank, opts.timeout, opts.group_id, members)
+        backend.is_beside_nccl = self._is_nccl_torchs_own
         self._alive.append(backend)
         return backend
 
