@@ -115,10 +115,11 @@ fuzz: ## Feeds everything that is read with what chance and coverage bring up: S
 programs: setup $(DONE)/programs ## Other people's programs under torchrun and simulated and on simulated GPUs (30 minutes)
 	$(BIN)/python tests/programs/programs.py
 
-bench: setup ## Measures the speed of the engine, and of live ranks' calls
+bench: setup ## Measures the speed of the engine, of live ranks' calls, and of simulated GPUs
 	cargo bench --locked --package uniference-sim --bench '*'
 	cargo bench --locked --package uniference-programs --bench scale
 	$(BIN)/python benches/bridge.py
+	$(BIN)/python benches/gpus.py
 
 accuracy: setup ## Predictions against real Gloo on the testbed (root; an hour, FULL=1: many; QUICK=1: two minutes, printed only)
 	$(BIN)/python benches/accuracy $(if $(QUICK),--quick --again --out uniference-out/accuracy-quick,--write $(if $(FULL),--full))

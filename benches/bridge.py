@@ -42,25 +42,27 @@ class Mark:
     """Something that the program has said: when, and what CPU time the driver had used by then."""
 
     kind: str
-    values: Sequence[float]
+    values: Sequence[str]
     at: float
     driver_cpu: float
 
 
-def run(ranks: int, compute: str, cases: Sequence[str]) -> Iterator[Mark]:
-    """Runs the program, and yields its marks as they come."""
+def run(
+    ranks: int, compute: str, cases: Sequence[str], program: Path = PROGRAM, options: Sequence[str] = ()
+) -> Iterator[Mark]:
+    """Runs a program, and yields its marks as they come."""
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, "-m", "uniference", "run", "--ranks", str(ranks), "--compute", compute]
         if compute == "model":
             command += ["--set", "device.device.model=h100-sxm"]
-        command += ["--out", f"{out}/run", "--record", "summary", str(PROGRAM), *cases]
+        command += ["--out", f"{out}/run", "--record", "summary", *options, str(program), *cases]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         for line in process.stdout:
             _, sign, said = line.partition("@ ")
             if sign:
                 kind, *values = said.split()
-                yield Mark(kind, [float(value) for value in values], time.perf_counter(), cpu_seconds(process.pid))
+                yield Mark(kind, values, time.perf_counter(), cpu_seconds(process.pid))
         if process.wait():
             sys.exit(f"{' '.join(command)} exited with status {process.returncode}")
 
@@ -81,7 +83,7 @@ def costs(ranks: int, compute: str, cases: Sequence[tuple[str, int, int]]) -> li
 
 def cost(count: int, begin: Mark, end: Mark, cpu: Mark) -> Cost:
     assert (begin.kind, end.kind, cpu.kind) == ("begin", "end", "cpu")
-    return Cost((end.at - begin.at) / count, cpu.values[0] / count, (end.driver_cpu - begin.driver_cpu) / count)
+    return Cost((end.at - begin.at) / count, float(cpu.values[0]) / count, (end.driver_cpu - begin.driver_cpu) / count)
 
 
 def small_calls(sizes: Sequence[int], share: int) -> None:
@@ -113,7 +115,7 @@ def large_tensors(megabytes: Sequence[int], share: int) -> None:
 def memory(ranks: int) -> None:
     start = time.perf_counter()
     (mark,) = run(ranks, "none", ["memory"])
-    private, proportional = mark.values
+    private, proportional = map(float, mark.values)
     print(f"\n{ranks} ranks, one all-reduce: {time.perf_counter() - start:.1f} s from start to end; a rank's memory is")
     print(
         f"{private / 1024:.1f} MiB of its own, {proportional / 1024:.1f} MiB with its share of what ranks have in common"

@@ -4,51 +4,58 @@
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/stack.h>
 
 #include <cmath>
+#include <limits>
 #include <optional>
-
-#include "definitions.h"
 
 namespace uniference {
 
 class Attention {
  public:
-  // Computes an operator of attention whose arguments are on the stack, tensors of the CPU; its results take their place. False: it is another
-  // operator. `seed`: what dropout draws from; the forward pass hands it on in place of the GPU's own state.
-  static bool computes(const std::string& name, torch::jit::Stack& stack, uint64_t seed) {
-    if (name == "aten::_scaled_dot_product_flash_attention") {
-      const Attention attention(stack[0], stack[1], stack[2], {}, stack[3], stack[4], stack[6], seed);
-      const at::Tensor none = at::empty({0});
-      stack = {attention.output(), attention.log_sums(), none, none, stack[0].toTensor().size(2), stack[1].toTensor().size(2), seed_as_tensor(seed, {2}),
-               none, none};
-    } else if (name == "aten::_scaled_dot_product_efficient_attention") {
-      const Attention attention(stack[0], stack[1], stack[2], stack[3].toOptional<at::Tensor>(), stack[5], stack[6], stack[7], seed);
-      // The kernel works on 32 queries at a time, and says sums where they are asked for.
-      const int64_t queries = stack[0].toTensor().size(2);
-      const at::Tensor sums = at::constant_pad_nd(attention.log_sums(), {0, (queries + 31) / 32 * 32 - queries});
-      stack = {attention.output(), stack[4].toBool() ? sums : sums.narrow(2, 0, 0), seed_as_tensor(seed, {}), at::zeros({}, at::kLong)};
-    } else if (name == "aten::_scaled_dot_product_cudnn_attention") {
-      const Attention attention(stack[0], stack[1], stack[2], stack[3].toOptional<at::Tensor>(), stack[5], stack[6], stack[8], seed);
-      const at::Tensor none = at::empty({0});
-      stack = {attention.output(), attention.log_sums().unsqueeze(-1), none, none, stack[0].toTensor().size(2), stack[1].toTensor().size(2),
-               seed_as_tensor(seed, {}), at::zeros({}, at::kLong), none};
-    } else if (name == "aten::_scaled_dot_product_flash_attention_backward") {
-      const Attention attention(stack[1], stack[2], stack[3], {}, stack[10], stack[11], stack[14], seed_of(stack[12]));
-      stack = attention.gradients(stack[0].toTensor());
-    } else if (name == "aten::_scaled_dot_product_efficient_attention_backward") {
-      const bool of_bias = stack[10].toBoolList().get(3);
-      const Attention attention(stack[1], stack[2], stack[3], stack[4].toOptional<at::Tensor>(), stack[9], stack[11], stack[12], seed_of(stack[7]), of_bias);
-      const at::Tensor outer = stack[0].toTensor();
-      stack = attention.gradients(outer);
-      stack.push_back(of_bias ? attention.gradient_of_bias(outer) : at::Tensor());
-    } else if (name == "aten::_scaled_dot_product_cudnn_attention_backward") {
-      const Attention attention(stack[1], stack[2], stack[3], stack[8].toOptional<at::Tensor>(), stack[13], stack[14], stack[15], seed_of(stack[6]));
-      stack = attention.gradients(stack[0].toTensor());
-    } else {
-      return false;
-    }
-    return true;
+  // Each computes the operator of its name, whose arguments are on the stack, tensors of the CPU; its results take their place. `seed`: what dropout
+  // draws from; the forward pass hands it on in place of the GPU's own state.
+  static void flash(torch::jit::Stack& stack, uint64_t seed) {
+    const Attention attention(stack[0], stack[1], stack[2], {}, stack[3], stack[4], stack[6], seed);
+    const at::Tensor none = at::empty({0});
+    stack = {attention.output(), attention.log_sums(), none, none, stack[0].toTensor().size(2), stack[1].toTensor().size(2), seed_as_tensor(seed, {2}),
+             none, none};
+  }
+
+  static void efficient(torch::jit::Stack& stack, uint64_t seed) {
+    const Attention attention(stack[0], stack[1], stack[2], stack[3].toOptional<at::Tensor>(), stack[5], stack[6], stack[7], seed);
+    const at::Tensor query = stack[0].toTensor();
+    // The kernel works on 32 queries at a time, and says sums where they are asked for.
+    const int64_t queries = stack[4].toBool() ? (query.size(2) + 31) / 32 * 32 : 0;
+    const at::Tensor sums = at::zeros({query.size(0), query.size(1), queries}, at::kFloat);
+    if (queries > 0) sums.narrow(2, 0, query.size(2)).copy_(attention.log_sums());
+    stack = {attention.output(), sums, seed_as_tensor(seed, {}), at::zeros({}, at::kLong)};
+  }
+
+  static void cudnn(torch::jit::Stack& stack, uint64_t seed) {
+    const Attention attention(stack[0], stack[1], stack[2], stack[3].toOptional<at::Tensor>(), stack[5], stack[6], stack[8], seed);
+    const at::Tensor none = at::empty({0});
+    stack = {attention.output(), attention.log_sums().unsqueeze(-1), none, none, stack[0].toTensor().size(2), stack[1].toTensor().size(2),
+             seed_as_tensor(seed, {}), at::zeros({}, at::kLong), none};
+  }
+
+  static void flash_backward(torch::jit::Stack& stack, uint64_t) {
+    const Attention attention(stack[1], stack[2], stack[3], {}, stack[10], stack[11], stack[14], seed_of(stack[12]));
+    stack = attention.gradients(stack[0].toTensor());
+  }
+
+  static void efficient_backward(torch::jit::Stack& stack, uint64_t) {
+    const bool of_bias = stack[10].toBoolList().get(3);
+    const Attention attention(stack[1], stack[2], stack[3], stack[4].toOptional<at::Tensor>(), stack[9], stack[11], stack[12], seed_of(stack[7]), of_bias);
+    const at::Tensor outer = stack[0].toTensor();
+    stack = attention.gradients(outer);
+    stack.push_back(of_bias ? attention.gradient_of_bias(outer) : at::Tensor());
+  }
+
+  static void cudnn_backward(torch::jit::Stack& stack, uint64_t) {
+    const Attention attention(stack[1], stack[2], stack[3], stack[8].toOptional<at::Tensor>(), stack[13], stack[14], stack[15], seed_of(stack[6]));
+    stack = attention.gradients(stack[0].toTensor());
   }
 
  private:
@@ -56,9 +63,8 @@ class Attention {
   Attention(const c10::IValue& query, const c10::IValue& key, const c10::IValue& value, const std::optional<at::Tensor>& bias, const c10::IValue& dropout,
             const c10::IValue& causal, const c10::IValue& scale, uint64_t seed, bool of_bias = false)
       : type_(query.toTensor().scalar_type()), key_heads_(key.toTensor().size(1)), causal_(causal.toBool()), query_(rows(query.toTensor())) {
-    const int64_t shared = query_.size(1) / key_heads_;
-    key_ = rows(key.toTensor().repeat_interleave(shared, 1));
-    value_ = rows(value.toTensor().repeat_interleave(shared, 1));
+    key_ = rows(for_all_heads(key.toTensor()));
+    value_ = rows(for_all_heads(value.toTensor()));
     scale_ = scale.isNone() ? 1 / std::sqrt(static_cast<double>(query_.size(3))) : scale.toDouble();
     if (bias && bias->defined()) bias_ = *bias;
     const double dropped = dropout.toDouble();
@@ -115,8 +121,15 @@ class Attention {
     return probabilities_ * (of_probabilities - (of_probabilities * probabilities_).sum(-1, true));
   }
 
+  // What heads of queries share, once for each of them.
+  at::Tensor for_all_heads(const at::Tensor& tensor) const {
+    const int64_t shared = query_.size(1) / key_heads_;
+    return shared == 1 ? tensor : tensor.repeat_interleave(shared, 1);
+  }
+
   // Over the heads of queries that share a head.
   at::Tensor summed(const at::Tensor& gradient) const {
+    if (gradient.size(1) == key_heads_) return gradient.to(type_);
     const auto sizes = gradient.sizes();
     return gradient.reshape({sizes[0], key_heads_, sizes[1] / key_heads_, sizes[2], sizes[3]}).sum(2).to(type_);
   }

@@ -79,11 +79,6 @@ void say_answered(const Schema& schema, uint64_t line) {
   log->entries().text(schema.name);
 }
 
-bool reads_value(const std::string& name) {
-  return name == "aten::_local_scalar_dense" || name == "aten::equal" || name == "aten::is_nonzero" || name == "aten::nonzero" ||
-         name == "aten::masked_select" || name.rfind("aten::_unique", 0) == 0 || name.rfind("aten::unique", 0) == 0;
-}
-
 // What is computed from what is not there is not there either.
 void spread_absence(const Schema& schema, const std::vector<c10::IValue>& arguments, const torch::jit::Stack& stack, size_t begin, uint64_t line) {
   bool absent = false;
@@ -91,7 +86,7 @@ void spread_absence(const Schema& schema, const std::vector<c10::IValue>& argume
     for_each_tensor(argument, [&](const at::Tensor& tensor) { absent = absent || Values::is_absent(tensor); });
   }
   if (!absent) return;
-  if (reads_value(schema.name)) say_answered(schema, line);
+  if (schema.reads_value) say_answered(schema, line);
   for (size_t i = 0; i < arguments.size(); i++) {
     if (schema.written[i]) for_each_tensor(arguments[i], Values::mark);
   }

@@ -1,82 +1,16 @@
-// Owns how operators are told apart: by name, and by what their arguments are apart from values.
+// Owns how calls of operators are told apart: by name, and by what their arguments are apart from values.
 #pragma once
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 
 #include <atomic>
-#include <memory>
 #include <unordered_map>
 
+#include "schema.h"
 #include "storages.h"
 #include "stream.h"
 
 namespace uniference {
-
-// What is known of an operator by its schema.
-struct Schema {
-  std::string name;
-  // It is an operation of a process group, which the simulator carries out.
-  bool communicates;
-  // Its results are views of its arguments: it computes nothing.
-  bool view;
-  // It is one view: whichever part of its argument that is, all else is the same.
-  bool one_view;
-  // It makes tensors from sizes.
-  bool factory;
-  // Which argument says of which type they are; -1: none.
-  int dtype_argument = -1;
-  // It is carried out by calling others, which are what is captured. Autograd takes it apart before it comes here; inference mode does not.
-  bool composite;
-  // Of a GPU it is carried out by a kernel of its own.
-  bool on_gpu;
-  // A program or an extension defines it, with nothing for the CPU alone: on a GPU it is carried out by calling others.
-  bool foreign;
-  // By argument: it is written to.
-  std::vector<bool> written;
-  // By result: which argument it is, or -1.
-  std::vector<int> same_as;
-
-  explicit Schema(const c10::FunctionSchema& schema) : name(schema.name()), view(false), one_view(false), factory(true), composite(false), on_gpu(false), foreign(false) {
-    communicates = name.rfind("c10d::", 0) == 0 || name.rfind("_c10d_functional", 0) == 0;
-    if (!schema.overload_name().empty()) name += "." + schema.overload_name();
-    for (const auto& argument : schema.arguments()) {
-      const auto* alias = argument.alias_info();
-      written.push_back(alias != nullptr && alias->isWrite());
-      if (argument.name() == "dtype") dtype_argument = static_cast<int>(written.size()) - 1;
-      const auto kind = argument.type()->str();
-      if (kind.rfind("Tensor", 0) == 0 || kind.rfind("List[Tensor", 0) == 0) factory = false;
-    }
-    for (const auto& result : schema.returns()) {
-      const auto* alias = result.alias_info();
-      view = view || (alias != nullptr && !alias->isWrite());
-      int same = -1;
-      for (size_t i = 0; alias != nullptr && alias->isWrite() && i < written.size(); i++) {
-        const auto* other = schema.arguments()[i].alias_info();
-        if (other != nullptr && other->isWrite() && other->beforeSets() == alias->beforeSets()) same = static_cast<int>(i);
-      }
-      same_as.push_back(same);
-    }
-    // Its result is a view, though the schema does not say so.
-    view = view || name == "aten::_unsafe_view" || name == "aten::lift_fresh" || name == "aten::_reshape_alias";
-    // How many parts there are depends on their sizes.
-    one_view = view && schema.returns().size() == 1 && schema.returns()[0].type()->kind() != c10::TypeKind::ListType;
-  }
-
-  static const Schema& of(const c10::OperatorHandle& op) {
-    using c10::DispatchKey;
-    static thread_local std::unordered_map<const void*, std::unique_ptr<Schema>> known;
-    const c10::FunctionSchema& schema = op.schema();
-    auto& entry = known[&schema];
-    if (!entry) {
-      entry = std::make_unique<Schema>(schema);
-      entry->composite = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) && !op.hasKernelForDispatchKey(DispatchKey::CPU);
-      entry->on_gpu = op.hasKernelForDispatchKey(DispatchKey::CUDA);
-      entry->foreign = entry->name.rfind("aten::", 0) != 0 && !op.hasKernelForDispatchKey(DispatchKey::CPU);
-    }
-    return *entry;
-  }
-};
 
 // A tensor without its values.
 struct TensorType {

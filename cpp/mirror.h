@@ -56,7 +56,7 @@ class Mirror {
     const size_t begin = stack.size() - count;
     const bool sized = sized_by_values(schema, &stack[begin], count);
     has_values = has_values && unvalued == 0;
-    if (schema.view || moves_no_values(schema.name) || !(has_values || sized)) return op.redispatchBoxed(below, &stack);
+    if (schema.view || schema.moves_no_values || !(has_values || sized)) return op.redispatchBoxed(below, &stack);
     const c10::Device device = device_of(&stack[begin], count);
     // Default streams are the current device's, and so are generators.
     const c10::DeviceGuard on(device);
@@ -110,33 +110,15 @@ class Mirror {
 
   static c10::Device current_device() { return c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice(); }
 
-  // Calls whose values are moved by the copies that they consist of, or that have none.
-  static bool moves_no_values(const std::string& name) {
-    static const std::set<std::string> names = {
-        "aten::_local_scalar_dense", "aten::record_stream", "aten::_pin_memory", "aten::is_pinned", "aten::resize_",  "aten::set_.source_Storage",
-        "aten::set_.source_Storage_storage_offset", "aten::set_.source_Tensor", "aten::set_", "aten::_resize_output_", "aten::_cudnn_init_dropout_state",
-        "aten::_cudnn_rnn_flatten_weight"};
-    return names.count(name) != 0 || name.rfind("aten::empty", 0) == 0 || name.rfind("aten::new_empty", 0) == 0;
-  }
-
-  // Calls whose results have as many elements as values say, and those that look at values on their way.
   static bool sized_by_values(const Schema& schema, const c10::IValue* arguments, size_t count) {
-    static const std::set<std::string> names = {
-        "aten::nonzero", "aten::masked_select", "aten::_unique", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive",
-        "aten::unique_dim_consecutive", "aten::repeat_interleave.Tensor", "aten::bincount", "aten::equal", "aten::histc", "aten::_ctc_loss",
-        "aten::_ctc_loss.Tensor", "aten::segment_reduce", "aten::nonzero_static", "aten::_jagged_to_padded_dense_forward",
-        "aten::_linalg_check_errors", "aten::_assert_async", "aten::_assert_async.msg", "aten::_is_all_true", "aten::_is_any_true"};
-    if (names.count(schema.name) != 0) return true;
-    const bool indexes = schema.name.rfind("aten::index.", 0) == 0 || schema.name.rfind("aten::index_put", 0) == 0 ||
-                         schema.name.rfind("aten::_index_put_impl_", 0) == 0 || schema.name.rfind("aten::_unsafe_index", 0) == 0;
-    bool masked = false;
-    for (size_t i = 0; indexes && i < count; i++) {
+    bool sized = schema.sized_by_values;
+    for (size_t i = 0; schema.sized_by_masks && i < count; i++) {
       if (!arguments[i].isOptionalTensorList() && !arguments[i].isTensorList()) continue;
       for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
-        masked = masked || tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte;
+        sized = sized || tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte;
       });
     }
-    return masked;
+    return sized;
   }
 
   static bool any_sparse(const c10::IValue* arguments, size_t count) {
@@ -203,13 +185,15 @@ class Mirror {
   // By the CPU's kernel; results take the arguments' place. False: there is none, so the results have no values.
   static bool compute(const c10::OperatorHandle& op, const Schema& schema, const Randomness& randomness, torch::jit::Stack& here) {
     c10::impl::ExcludeDispatchKeyGuard below_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
-    if (!Substitutes::compute(schema.name, here, randomness.seed)) {
-      if (!op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) return false;
-      // What is not given a generator draws from the CPU's own.
-      std::optional<Substitutes::Drawing> drawing;
-      if (randomness.draws) drawing.emplace(randomness.seed);
-      op.callBoxed(&here);
+    if (schema.substitute != nullptr) {
+      schema.substitute(here, randomness.seed);
+      return true;
     }
+    if (!op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) return false;
+    // What is not given a generator draws from the CPU's own.
+    std::optional<Substitutes::Drawing> drawing;
+    if (randomness.draws) drawing.emplace(randomness.seed);
+    op.callBoxed(&here);
     return true;
   }
 
@@ -246,17 +230,25 @@ class Mirror {
   // Bytes that a library keeps for the backward pass: the GPU's needs more of them.
   static bool is_state(const at::Tensor& tensor) { return tensor.scalar_type() == at::kByte && tensor.dim() == 1; }
 
+  // Whether the bytes of two tensors that do not overlap mean the same.
+  static bool lies_alike(const at::Tensor& there, const at::Tensor& here) {
+    const bool same = there.layout() == c10::kStrided && here.layout() == c10::kStrided && there.sizes() == here.sizes() &&
+                      there.strides() == here.strides() && there.dtype() == here.dtype() && there.is_non_overlapping_and_dense();
+    return same && there.is_conj() == here.is_conj() && there.is_neg() == here.is_neg();
+  }
+
   // The values of one result, which the GPU's operator has allocated.
   static void hand_over(const std::string& name, const c10::IValue& from, c10::IValue& to) {
     if (to.isTensor() && from.isTensor()) {
       const at::Tensor& there = to.toTensor();
       const at::Tensor& here = from.toTensor();
       if (!there.defined() || !here.defined()) return;
-      const at::Tensor target = alias(there);
-      if (target.sizes() == here.sizes()) {
-        target.copy_(here);
-      } else if (is_state(target) && is_state(here) && here.numel() <= target.numel()) {
-        target.narrow(0, 0, here.numel()).copy_(here);
+      if (lies_alike(there, here)) {
+        memcpy(const_cast<void*>(there.const_data_ptr()), here.const_data_ptr(), here.nbytes());
+      } else if (there.sizes() == here.sizes()) {
+        alias(there).copy_(here);
+      } else if (is_state(there) && is_state(here) && here.numel() <= there.numel()) {
+        alias(there).narrow(0, 0, here.numel()).copy_(here);
       } else {
         lacking(name, "the CPU's results have other sizes");
       }

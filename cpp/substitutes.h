@@ -4,31 +4,35 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <functional>
+#include <string>
 #include <unordered_map>
 
 #include "attention.h"
 
 namespace uniference {
 
+// Computes an operator whose arguments are on the stack, tensors of the CPU; its results take their place. `seed`: what it draws from, if it does.
+using Substitute = void (*)(torch::jit::Stack& stack, uint64_t seed);
+
 class Substitutes {
  public:
-  // Computes an operator whose arguments are on the stack, tensors of the CPU; its results take their place. False: nothing stands for it.
-  static bool compute(const std::string& name, torch::jit::Stack& stack, uint64_t seed) {
-    if (Attention::computes(name, stack, seed)) return true;
-    const auto& known = all();
-    const auto found = known.find(name);
-    if (found == known.end()) return false;
-    found->second(stack, seed);
-    return true;
+  // What stands for the operator of this name; null: nothing does.
+  static Substitute of(const std::string& name) {
+    const auto found = all().find(name);
+    return found == all().end() ? nullptr : found->second;
   }
 
  private:
-  using Function = std::function<void(torch::jit::Stack&, uint64_t seed)>;
   using Stack = torch::jit::Stack;
 
-  static const std::unordered_map<std::string, Function>& all() {
-    static const std::unordered_map<std::string, Function> functions = {
+  static const std::unordered_map<std::string, Substitute>& all() {
+    static const std::unordered_map<std::string, Substitute> functions = {
+        {"aten::_scaled_dot_product_flash_attention", &Attention::flash},
+        {"aten::_scaled_dot_product_efficient_attention", &Attention::efficient},
+        {"aten::_scaled_dot_product_cudnn_attention", &Attention::cudnn},
+        {"aten::_scaled_dot_product_flash_attention_backward", &Attention::flash_backward},
+        {"aten::_scaled_dot_product_efficient_attention_backward", &Attention::efficient_backward},
+        {"aten::_scaled_dot_product_cudnn_attention_backward", &Attention::cudnn_backward},
         {"aten::mm.dtype", [](Stack& s, uint64_t) { s = {at::mm(wide(s[0]), wide(s[1])).to(s[2].toScalarType())}; }},
         {"aten::bmm.dtype", [](Stack& s, uint64_t) { s = {at::bmm(wide(s[0]), wide(s[1])).to(s[2].toScalarType())}; }},
         {"aten::addmm.dtype",

@@ -42,7 +42,8 @@ class Values {
     if (all() || schema.view || names_other_device(arguments, count)) return true;
     if (schema.factory) {
       const int64_t limit = makes_integers(schema, arguments, count) ? std::max(limit_, kSteering) : limit_;
-      return !makes_values(schema) || elements_asked(arguments, count) <= limit;
+      // Memory as it comes costs nothing to hand out.
+      return schema.empty || elements_asked(arguments, count) <= limit;
     }
     int64_t most = 0;
     bool on_cpu = true;
@@ -104,12 +105,7 @@ class Values {
     if (schema.dtype_argument >= 0 && arguments[schema.dtype_argument].isInt()) {
       return c10::isIntegralType(static_cast<c10::ScalarType>(arguments[schema.dtype_argument].toInt()), /*includeBool=*/true);
     }
-    return schema.name.rfind("aten::arange", 0) == 0 && std::none_of(arguments, arguments + count, [](const c10::IValue& value) { return value.isDouble(); });
-  }
-
-  // Memory as it comes costs nothing to hand out.
-  static bool makes_values(const Schema& schema) {
-    return schema.name.rfind("aten::empty", 0) != 0 && schema.name.rfind("aten::new_empty", 0) != 0;
+    return schema.counts && std::none_of(arguments, arguments + count, [](const c10::IValue& value) { return value.isDouble(); });
   }
 
   // Whether the results are to be on another device than the CPU: on `meta`, say.

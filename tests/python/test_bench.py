@@ -1,4 +1,4 @@
-"""The benchmark of the bridge runs, and measures something of each kind."""
+"""The benchmarks of the bridge and of simulated GPUs run, and measure something of each kind."""
 
 import re
 import subprocess
@@ -6,15 +6,19 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-BRIDGE = Path(__file__).parents[2] / "benches" / "bridge.py"
+BENCHES = Path(__file__).parents[2] / "benches"
+
+
+def quickly(benchmark: str) -> str:
+    command = [sys.executable, BENCHES / benchmark, "--quick"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
 
 
 @pytest.mark.load
 def test_the_benchmark_shows_a_figure_for_each_operation() -> None:
-    shown = subprocess.run(
-        [sys.executable, BRIDGE, "--quick"], capture_output=True, text=True, timeout=300, check=True
-    ).stdout
+    shown = quickly("bridge.py")
     rows = re.findall(r"^(?:none|measured) +2 +(all_reduce|send) +([\d.]+) +(\d+) +(\d+)", shown, re.MULTILINE)
     assert [row[0] for row in rows] == ["all_reduce", "send"] * 2
     # What the driver uses may be less than a microsecond a round.
@@ -24,3 +28,17 @@ def test_the_benchmark_shows_a_figure_for_each_operation() -> None:
     # GB/s of a copy and of the four operations.
     assert re.search(r"^ +4( +\d+\.\d\d){5}$", shown, re.MULTILINE)
     assert re.search(r"^\d+\.\d MiB of its own", shown, re.MULTILINE)
+
+
+@pytest.mark.load
+@pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
+def test_the_benchmark_of_simulated_gpus_has_each_operator_and_launch_beside_torch() -> None:
+    shown = quickly("gpus.py")
+    names = [
+        f"{name}{gradients}" for name in ("add", "mm", "layer norm", "attention") for gradients in ("", ", gradients")
+    ]
+    # The CPU, FakeTensorMode, torch's code for GPUs, simulated GPUs, the driver; what is beyond torch's own, twice; the target.
+    rows = re.findall(r"^([a-z_, ]+?)((?: +[\d.]+){5})(?: +-?[\d.]+){2} +6$", shown, re.MULTILINE)
+    assert [name.strip() for name, _ in rows] == names * 2
+    assert all(float(took) > 0 for _, figures in rows for took in figures.split()[:4])
+    assert re.findall(r"^(\w+) +[\d.]+ +-?[\d.]+ +2$", shown, re.MULTILINE) == ["kernel", "memset"] * 2

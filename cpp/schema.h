@@ -1,0 +1,112 @@
+// Owns what is known of an operator whatever it is called with: it is found out once, by its schema, its kernels and its name.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <memory>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "substitutes.h"
+
+namespace uniference {
+
+struct Schema {
+  std::string name;
+  // It is an operation of a process group, which the simulator carries out.
+  bool communicates = false;
+  // Its results are views of its arguments: it computes nothing.
+  bool view = false;
+  // It is one view: whichever part of its argument that is, all else is the same.
+  bool one_view = false;
+  // It makes tensors from sizes.
+  bool factory = true;
+  // Which argument says of which type they are; -1: none.
+  int dtype_argument = -1;
+  // They are numbers in their order, which are integers unless an argument is none.
+  bool counts = false;
+  // It makes tensors whose memory is as it comes.
+  bool empty = false;
+  // It is carried out by calling others, which are what is captured. Autograd takes it apart before it comes here; inference mode does not.
+  bool composite = false;
+  // Of a GPU it is carried out by a kernel of its own.
+  bool on_gpu = false;
+  // A program or an extension defines it, with nothing for the CPU alone: on a GPU it is carried out by calling others.
+  bool foreign = false;
+  // The program is told a value, or how many there are of some kind.
+  bool reads_value = false;
+  // Its values are moved by the copies that it consists of, or it has none.
+  bool moves_no_values = false;
+  // Its results have as many elements as values say, or it looks at values on its way.
+  bool sized_by_values = false;
+  // The same where it is called with masks.
+  bool sized_by_masks = false;
+  // What computes its values where the CPU has no kernel of this operator, or one that takes other arguments.
+  Substitute substitute = nullptr;
+  // By argument: it is written to.
+  std::vector<bool> written;
+  // By result: which argument it is, or -1.
+  std::vector<int> same_as;
+
+  static const Schema& of(const c10::OperatorHandle& op) {
+    static thread_local std::unordered_map<const void*, std::unique_ptr<Schema>> known;
+    auto& entry = known[&op.schema()];
+    if (!entry) entry.reset(new Schema(op));
+    return *entry;
+  }
+
+ private:
+  explicit Schema(const c10::OperatorHandle& op) {
+    using c10::DispatchKey;
+    const c10::FunctionSchema& schema = op.schema();
+    name = schema.name();
+    communicates = begins("c10d::") || begins("_c10d_functional");
+    if (!schema.overload_name().empty()) name += "." + schema.overload_name();
+    for (const auto& argument : schema.arguments()) {
+      const auto* alias = argument.alias_info();
+      written.push_back(alias != nullptr && alias->isWrite());
+      if (argument.name() == "dtype") dtype_argument = static_cast<int>(written.size()) - 1;
+      const auto kind = argument.type()->str();
+      if (kind.rfind("Tensor", 0) == 0 || kind.rfind("List[Tensor", 0) == 0) factory = false;
+    }
+    for (const auto& result : schema.returns()) {
+      const auto* alias = result.alias_info();
+      view = view || (alias != nullptr && !alias->isWrite());
+      int same = -1;
+      for (size_t i = 0; alias != nullptr && alias->isWrite() && i < written.size(); i++) {
+        const auto* other = schema.arguments()[i].alias_info();
+        if (other != nullptr && other->isWrite() && other->beforeSets() == alias->beforeSets()) same = static_cast<int>(i);
+      }
+      same_as.push_back(same);
+    }
+    // Its result is a view, though the schema does not say so.
+    view = view || is({"aten::_unsafe_view", "aten::lift_fresh", "aten::_reshape_alias"});
+    // How many parts there are depends on their sizes.
+    one_view = view && schema.returns().size() == 1 && schema.returns()[0].type()->kind() != c10::TypeKind::ListType;
+    counts = begins("aten::arange");
+    empty = begins("aten::empty") || begins("aten::new_empty");
+    composite = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) && !op.hasKernelForDispatchKey(DispatchKey::CPU);
+    on_gpu = op.hasKernelForDispatchKey(DispatchKey::CUDA);
+    foreign = !begins("aten::") && !op.hasKernelForDispatchKey(DispatchKey::CPU);
+    reads_value = is({"aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero", "aten::nonzero", "aten::masked_select"}) ||
+                  begins("aten::_unique") || begins("aten::unique");
+    moves_no_values =
+        empty || is({"aten::_local_scalar_dense", "aten::record_stream", "aten::_pin_memory", "aten::is_pinned", "aten::resize_", "aten::set_",
+                     "aten::set_.source_Storage", "aten::set_.source_Storage_storage_offset", "aten::set_.source_Tensor", "aten::_resize_output_",
+                     "aten::_cudnn_init_dropout_state", "aten::_cudnn_rnn_flatten_weight"});
+    sized_by_values =
+        is({"aten::nonzero", "aten::masked_select", "aten::_unique", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive",
+            "aten::unique_dim_consecutive", "aten::repeat_interleave.Tensor", "aten::bincount", "aten::equal", "aten::histc", "aten::_ctc_loss",
+            "aten::_ctc_loss.Tensor", "aten::segment_reduce", "aten::nonzero_static", "aten::_jagged_to_padded_dense_forward",
+            "aten::_linalg_check_errors", "aten::_assert_async", "aten::_assert_async.msg", "aten::_is_all_true", "aten::_is_any_true"});
+    sized_by_masks = begins("aten::index.") || begins("aten::index_put") || begins("aten::_index_put_impl_") || begins("aten::_unsafe_index");
+    substitute = Substitutes::of(name);
+  }
+
+  bool is(const std::set<std::string>& names) const { return names.count(name) != 0; }
+  bool begins(const char* beginning) const { return name.rfind(beginning, 0) == 0; }
+};
+
+}  // namespace uniference
