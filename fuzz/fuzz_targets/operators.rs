@@ -33,7 +33,9 @@ fuzz_target!(|data: &[u8]| {
 fn write(encoder: &mut Encoder, entry: Entry<'_>) {
     match entry {
         Entry::Execution { definition, line, allocations } => encoder.execution(definition, line, allocations),
-        Entry::Allocated { allocation, bytes } => encoder.allocated(allocation, bytes),
+        Entry::Allocated { allocation, bytes, on_gpu: false } => encoder.allocated(allocation, bytes),
+        Entry::Allocated { allocation, bytes, on_gpu: true } => encoder.allocated_on_gpu(allocation, bytes),
+        Entry::Level { level, bytes } => encoder.level(level, bytes),
         Entry::Freed { allocation } => encoder.freed(allocation),
         Entry::Kind { allocation, kind } => encoder.kind(allocation, kind),
         Entry::Timed { before, lasted } => encoder.timed(before, lasted),

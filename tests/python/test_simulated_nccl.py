@@ -237,3 +237,31 @@ print("on the host", on_host.tolist())
     assert done.out.count("on the host [2.0, 2.0, 2.0, 2.0]") == 2
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert sum("operations of gloo are costed as those of nccl" in warning for warning in report["warnings"]) == 1
+
+
+def test_communicators_take_memory_of_gpus_until_they_are_destroyed(tmp_path: Path) -> None:
+    """A ring and a tree of a pair have 24 channels each, in which 10 MiB arrive and 2 MiB leave; messages 32."""
+    out = run(
+        tmp_path,
+        """
+MIB = 1 << 20
+free = lambda: torch.cuda.mem_get_info()[0]
+x = torch.ones(1, device="cuda")
+before = free()
+dist.broadcast(x, 0)
+ring = before - free()
+dist.all_reduce(x)
+tree = before - free()
+dist.send(x, 1) if rank == 0 else dist.recv(x, 0)
+message = before - free() - tree
+x + 1
+torch.cuda.synchronize()
+dist.destroy_process_group()
+print(rank, ring // MIB, tree // MIB, message // MIB, before - free())
+""",
+    )
+    assert "0 288 576 64 0" in out
+    assert "1 288 576 320 0" in out
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    most = {(row["rank"], row["kind"]): row["peak_bytes"] for row in report["memory"]}
+    assert most[1, "context"] == (520 + 576 + 320) << 20

@@ -124,6 +124,20 @@ pub(crate) fn reaches(from: i32, to: i32) -> Result<bool, Status> {
     Ok(from != to && attached().is_some_and(|attached| attached.reaches(seen()[from], seen()[to])))
 }
 
+/// Whether every device of the host reaches every other one's memory.
+pub(crate) fn all_are_linked() -> bool {
+    attached().is_some_and(|attached| {
+        let all = 0..attached.devices.len();
+        all.clone().all(|from| all.clone().all(|to| from == to || attached.reaches(from, to)))
+    })
+}
+
+/// What distinguishes this host from others, as its devices' identifiers have it.
+pub(crate) fn host() -> [u8; 4] {
+    let identifier = attached().and_then(|attached| attached.devices.first()).map_or([0; 16], |device| device.uuid);
+    identifier[8..12].try_into().expect("four bytes")
+}
+
 /// Lets the current device use another one's memory.
 pub(crate) fn enable_peer(other: i32, flags: u32) -> Result<(), Status> {
     let (to, _) = find(other)?;

@@ -56,7 +56,11 @@ exports! {
     }
 
     /// From here on programs get more memory than there is.
-    fn uniference_phantom_lend() { LENDS.store(true, Relaxed); }
+    fn uniference_phantom_lend() { lend(); }
+}
+
+pub(crate) fn lend() {
+    LENDS.store(true, Relaxed);
 }
 
 struct Memory {
@@ -202,6 +206,27 @@ pub(crate) fn info(device: usize) -> Result<(u64, u64), Status> {
     let pool = &memory.devices()?.devices[device];
     let total = crate::device::get(device).map_or(0, |device| device.memory);
     Ok((pool.bytes.saturating_sub(pool.used.now), total))
+}
+
+/// Counts what a library takes for itself, which nobody looks at.
+///
+/// # Errors
+/// If there is not as much.
+pub(crate) fn take_for_library(device: usize, bytes: usize) -> Result<(), Status> {
+    let mut memory = lock();
+    let pool = &mut memory.devices()?.devices[device];
+    // Libraries have nothing to give back first.
+    if LENDS.load(Relaxed) {
+        pool.used.add(bytes);
+        return Ok(());
+    }
+    pool.charge(bytes)
+}
+
+pub(crate) fn give_back_of_library(device: usize, bytes: usize) {
+    if let Ok(memory) = lock().devices() {
+        memory.devices[device].used.now -= bytes as u64;
+    }
 }
 
 /// Bytes of the device's memory pool that programs have; with `resets` the most so far becomes what there is now.

@@ -3,27 +3,34 @@
 //! The engine carries them out in virtual time. Their data moves where the program's values are kept: a tensor's input is taken when the call is
 //! made, and its output is there when somebody looks at what the stream has done ([`crate::arrivals`]).
 
+mod buffers;
+
 use crate::arrivals::{self, Arrival};
 use crate::attach::communication;
 use crate::exports::{Out, Put, exports};
 use crate::streams::{self, Handle};
 use crate::unimplemented::warn;
 use crate::{device, memory};
+use buffers::Buffers;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use uniference_protocol::phantom::{Call, Communication, Operation};
 
 /// `ncclResult_t`.
 type Status = c_int;
 pub(crate) const SUCCESS: Status = 0;
+const UNHANDLED_CUDA_ERROR: Status = 1;
 const INVALID_ARGUMENT: Status = 4;
 const INVALID_USAGE: Status = 5;
 
 /// NCCL 2.30.7, of the package that the table of names was made from.
 const VERSION: c_int = 23_007;
+
+/// A device had no memory for a communicator's buffers.
+static LACKS_MEMORY: AtomicBool = AtomicBool::new(false);
 
 /// `NCCL_SPLIT_NOCOLOR`: the rank is in none of the new communicators.
 const NO_COLOR: c_int = -1;
@@ -37,8 +44,8 @@ struct UniqueId([u8; 128]);
 pub(crate) struct Communicator {
     /// What its members know it by.
     name: String,
-    /// The world's ranks, in its order.
-    ranks: Vec<u32>,
+    /// In its order.
+    members: Vec<Member>,
     me: usize,
     group: u32,
     device: usize,
@@ -46,6 +53,14 @@ pub(crate) struct Communicator {
     splits: Cell<u32>,
     /// Factors of reductions that the program has made, by their number less [`MADE`].
     factors: RefCell<Vec<f64>>,
+    buffers: Buffers,
+}
+
+#[derive(Clone, Copy)]
+struct Member {
+    /// Of the world.
+    rank: u32,
+    host: [u8; 4],
 }
 
 /// The first number of a reduction that the program makes: `ncclNumOps`.
@@ -89,7 +104,9 @@ struct Finish {
 exports! {
     fn ncclGetVersion(version: Out<c_int>) -> Status { wrote(version.put(VERSION)) }
     fn ncclGetErrorString(status: Status) -> *const c_char { describe(status).as_ptr() }
-    fn ncclGetLastError(_communicator: Of) -> *const c_char { c"".as_ptr() }
+    fn ncclGetLastError(_communicator: Of) -> *const c_char {
+        if LACKS_MEMORY.load(Relaxed) { c"Cuda failure 2 'out of memory', for the buffers of connections".as_ptr() } else { c"".as_ptr() }
+    }
 
     fn ncclGetUniqueId(id: Out<UniqueId>) -> Status {
         static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -128,7 +145,7 @@ exports! {
         wrote(status.put(SUCCESS))
     }
     fn ncclCommCount(communicator: Of, count: Out<c_int>) -> Status {
-        communicator.map_or(INVALID_ARGUMENT, |known| wrote(count.put(known.ranks.len() as c_int)))
+        communicator.map_or(INVALID_ARGUMENT, |known| wrote(count.put(known.members.len() as c_int)))
     }
     fn ncclCommCuDevice(communicator: Of, device: Out<c_int>) -> Status {
         communicator.map_or(INVALID_ARGUMENT, |known| wrote(device.put(known.device as c_int)))
@@ -223,7 +240,7 @@ impl Asked {
     fn add(self, communicator: Of, stream: Handle) -> Status {
         let (Some(communicator), Some(link)) = (communicator, communication()) else { return INVALID_ARGUMENT };
         let Some(size) = size_of(self.dtype) else { return INVALID_ARGUMENT };
-        let members = communicator.ranks.len();
+        let members = communicator.members.len();
         if self.peer.is_some_and(|peer| peer < 0 || peer as usize >= members) {
             return INVALID_ARGUMENT;
         }
@@ -249,6 +266,10 @@ impl Asked {
                 None => return INVALID_ARGUMENT,
             },
         };
+        if communicator.connect(self.operation, self.peer.map(|peer| peer as usize)).is_err() {
+            LACKS_MEMORY.store(true, Relaxed);
+            return UNHANDLED_CUDA_ERROR;
+        }
         let has_values = !link.is_large(self.count as u64, self.dtype);
         let mut call = Call {
             operation: self.operation as u32,
@@ -353,7 +374,7 @@ impl Communicator {
         let name = format!("{}/{}", self.name, self.splits.get());
         let mut mine = color.to_le_bytes().to_vec();
         mine.extend(key.to_le_bytes());
-        let all = exchange(link, &name, self.me, self.ranks.len(), &mine);
+        let all = exchange(link, &name, self.me, self.members.len(), &mine);
         let number = |bytes: &[u8]| c_int::from_le_bytes(bytes.try_into().expect("four bytes"));
         if color == NO_COLOR {
             return wrote(to.put(std::ptr::null_mut()));
@@ -363,9 +384,28 @@ impl Communicator {
             .map(|member| (number(&all[member][4..8]), member))
             .collect();
         members.sort_unstable();
-        let ranks: Vec<u32> = members.iter().map(|(_, member)| self.ranks[*member]).collect();
+        let members_of_it = members.iter().map(|(_, member)| self.members[*member]).collect();
         let me = members.iter().position(|(_, member)| *member == self.me).expect("it has the color");
-        join(to, link, format!("{name}/{color}"), ranks, me)
+        join(to, link, format!("{name}/{color}"), members_of_it, me)
+    }
+
+    /// Makes the connections that a call needs, of which some are messages between members. `peer` is the root, or the other side of a message.
+    fn connect(&self, operation: Operation, peer: Option<usize>) -> Result<(), crate::errors::Status> {
+        let on_host = |member: &usize| *member != self.me && self.members[*member].host == self.members[self.me].host;
+        let others = || (0..self.members.len()).filter(on_host);
+        let is_root = peer == Some(self.me);
+        use Operation::{AllToAll, Gather, Recv, Scatter, Send};
+        let (sends, receives): (Vec<usize>, Vec<usize>) = match operation {
+            Send => (peer.into_iter().filter(on_host).collect(), Vec::new()),
+            Recv => (Vec::new(), peer.into_iter().filter(on_host).collect()),
+            AllToAll => (others().collect(), others().collect()),
+            Gather if is_root => (Vec::new(), others().collect()),
+            Scatter if is_root => (others().collect(), Vec::new()),
+            Gather => (peer.into_iter().filter(on_host).collect(), Vec::new()),
+            Scatter => (Vec::new(), peer.into_iter().filter(on_host).collect()),
+            _ => return self.buffers.connect_all(operation == Operation::AllReduce),
+        };
+        self.buffers.connect_pairs(&sends, &receives)
     }
 
     fn close(communicator: *mut Communicator) -> Status {
@@ -384,12 +424,16 @@ fn meet(to: Out<*mut Communicator>, name: &str, size: c_int, rank: c_int) -> Sta
     if size < 1 || !(0..size).contains(&rank) {
         return INVALID_ARGUMENT;
     }
-    let all = exchange(link, name, rank as usize, size as usize, &link.rank.to_le_bytes());
-    let ranks = all.iter().map(|bytes| u32::from_le_bytes(bytes[..4].try_into().expect("four bytes"))).collect();
-    join(to, link, name.to_owned(), ranks, rank as usize)
+    let mut mine = link.rank.to_le_bytes().to_vec();
+    mine.extend(device::host());
+    let word = |bytes: &[u8]| <[u8; 4]>::try_from(bytes).expect("four bytes");
+    let all = exchange(link, name, rank as usize, size as usize, &mine);
+    let members = all.iter().map(|said| Member { rank: u32::from_le_bytes(word(&said[..4])), host: word(&said[4..8]) });
+    join(to, link, name.to_owned(), members.collect(), rank as usize)
 }
 
-fn join(to: Out<*mut Communicator>, link: &Communication, name: String, ranks: Vec<u32>, me: usize) -> Status {
+fn join(to: Out<*mut Communicator>, link: &Communication, name: String, members: Vec<Member>, me: usize) -> Status {
+    let ranks: Vec<u32> = members.iter().map(|member| member.rank).collect();
     // SAFETY: the ranks are there during the call.
     let group = unsafe { (link.group)(ranks.as_ptr(), ranks.len()) };
     if group == Communication::REFUSED {
@@ -397,7 +441,10 @@ fn join(to: Out<*mut Communicator>, link: &Communication, name: String, ranks: V
     }
     let device = device::current();
     let (splits, factors) = (Cell::new(0), RefCell::new(Vec::new()));
-    wrote(to.put(Box::into_raw(Box::new(Communicator { name, ranks, me, group, device, splits, factors }))))
+    let is_linked = members.iter().all(|member| member.host == members[me].host) && device::all_are_linked();
+    let buffers = Buffers::new(device, members.len(), is_linked);
+    let communicator = Communicator { name, members, me, group, device, splits, factors, buffers };
+    wrote(to.put(Box::into_raw(Box::new(communicator))))
 }
 
 /// What each of so many members says, through the ranks' key-value store.

@@ -9,6 +9,7 @@ held_on_gpu: Callable[[], str] | None = None
 """Says what is allocated on the rank's simulated GPU by kind."""
 
 _CAPACITY = " has a total capacity of"
+_FIT = "`uniference fit` says how much memory each rank needs; `memory` in the cluster file is what its device has"
 _KERNELS = "custom GPU kernels are not simulated; run the program's CPU code path with --no-cuda"
 
 _GPUS = (
@@ -18,11 +19,9 @@ _GPUS = (
 _HINTS = (
     ("Device index value", _GPUS),
     ("invalid device ordinal", _GPUS),
-    # As torch says it of a GPU, and the C++ part of a device's memory.
-    (
-        _CAPACITY,
-        "`uniference fit` says how much memory each rank needs; `memory` in the cluster file is what its device has",
-    ),
+    # As torch says it of a GPU, and the C++ part of a device's memory; and NCCL of its own buffers.
+    (_CAPACITY, _FIT),
+    ("Cuda failure 2 'out of memory'", _FIT),
     (
         "Default process group has not been initialized",
         "call init_process_group() first, and do not use torch.distributed after destroy_process_group()",
