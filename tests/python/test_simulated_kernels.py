@@ -151,9 +151,11 @@ def test_a_kernel_of_unknown_arithmetic_takes_its_traffic_and_is_named(tmp_path:
 
 def test_a_user_says_what_a_kernel_costs(tmp_path: Path) -> None:
     kernels = '[[kernel]]\nname = "triton::activ*"\nmicroseconds = "n / BLOCK + x / 2 ^ 20"\n'
+    kernels += '[[kernel]]\nname = "triton::activated_twice"\nmicroseconds = "1"\n'
     report = checked(tmp_path, PRODUCT, kernels, "--values", "small")
     assert kernel_seconds(report, "said") == pytest.approx(1025e-6)
-    assert not any("activated" in warning for warning in report["warnings"])
+    warnings = [warning for warning in report["warnings"] if "activated" in warning]
+    assert warnings == ["[[kernel]] has no effect for triton::activated_twice: nothing of that name has run"]
 
     done = run(tmp_path, PRODUCT, '[[kernel]]\nname = "triton::activated"\nflops = "2 * rows"\n', "--values", "small")
     assert done.code == 2

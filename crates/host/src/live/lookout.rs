@@ -199,7 +199,7 @@ mod tests {
     fn the_users_line_is_found_below_the_librarys() {
         let text = "Thread 0x00007f01 (most recent call first):\n  File \"/usr/lib/python3.11/threading.py\", line 324 in wait\n  \
                     File \"/usr/lib/python3.11/queue.py\", line 171 in get\n  File \"/home/a b.py\", line 9 in work\n\n\
-                    Thread 0x00007f02 (most recent call first):\n  File \"/x/uniference/cuda/streams.py\", line 30 in wait\n  \
+                    Thread 0x00007f02 (most recent call first):\n  File \"/x/uniference/backends/base.py\", line 30 in wait\n  \
                     File \"/home/a b.py\", line 4 in f\n\n\
                     Thread 0x00007f04 (most recent call first):\n  File \"/home/uniference/b.py\", line 2 in g\n\nCurrent thread 0x00007f03 (most recent call first):\n  \
                     File \"/home/a b.py\", line 12 in <module>\n";

@@ -12,7 +12,8 @@ use object::elf::{
 };
 use serde::Serialize;
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, File};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
@@ -49,10 +50,16 @@ pub struct Gpu {
     pub reaches_peers: bool,
 }
 
-/// Libraries to be preloaded. They are gone when this is dropped.
+/// Libraries to be preloaded. They are gone when this is dropped; those of a command that was killed, when the next one comes.
 pub struct Libraries {
     folder: TempDir,
+    /// Locked while the folder is somebody's.
+    _lock: File,
 }
+
+/// Of folders in the temporary one, and of the file in them that is locked.
+const FOLDERS: &str = "uniference-gpus-";
+const LOCK: &str = "lock";
 
 impl Libraries {
     /// Writes them, for the library of simulated GPUs in `package` and an installed torch.
@@ -64,8 +71,11 @@ impl Libraries {
             return Err(HostError::Host { what, hint: hint.into() });
         }
         symbols::check(&library, torch)?;
-        let folder = tempfile::Builder::new().prefix("uniference-gpus-").tempdir();
-        let libraries = Libraries { folder: folder.map_err(HostError::system("creating a temporary folder"))? };
+        remove_abandoned(&std::env::temp_dir());
+        let folder = tempfile::Builder::new().prefix(FOLDERS).tempdir();
+        let folder = folder.map_err(HostError::system("creating a temporary folder"))?;
+        let lock = locked(folder.path()).map_err(HostError::system("locking a temporary folder"))?;
+        let libraries = Libraries { folder, _lock: lock };
         let mut needed = vec![library];
         for soname in SONAMES {
             let path = libraries.folder.path().join(file_name(soname));
@@ -85,6 +95,25 @@ impl Libraries {
     /// The one that needs the others.
     pub fn preload(&self) -> PathBuf {
         self.folder.path().join("uniference-gpus.so")
+    }
+}
+
+/// The folder's file, which nobody finds before it is locked.
+fn locked(folder: &Path) -> io::Result<File> {
+    let unseen = folder.join("unlocked");
+    let file = File::create(&unseen)?;
+    file.lock()?;
+    fs::rename(unseen, folder.join(LOCK))?;
+    Ok(file)
+}
+
+/// Removes folders of commands that were killed.
+fn remove_abandoned(temporary: &Path) {
+    for entry in fs::read_dir(temporary).into_iter().flatten().flatten() {
+        let is_abandoned = || File::open(entry.path().join(LOCK)).is_ok_and(|file| file.try_lock().is_ok());
+        if entry.file_name().as_bytes().starts_with(FOLDERS.as_bytes()) && is_abandoned() {
+            let _ = fs::remove_dir_all(entry.path());
+        }
     }
 }
 
@@ -185,6 +214,23 @@ mod tests {
     #[test]
     fn no_file_is_taken_for_the_real_runtime() {
         assert!(SONAMES.iter().all(|soname| !file_name(soname).contains("libcudart.so")));
+    }
+
+    #[test]
+    fn folders_of_killed_commands_are_removed_and_others_are_not() {
+        let temporary = tempfile::tempdir().unwrap();
+        let folder = |name: &str| {
+            let path = temporary.path().join(name);
+            fs::create_dir(&path).unwrap();
+            path
+        };
+        let (left, used) = (folder("uniference-gpus-a"), folder("uniference-gpus-b"));
+        let (beginning, foreign) = (folder("uniference-gpus-c"), folder("another"));
+        fs::write(left.join(LOCK), "").unwrap();
+        fs::write(foreign.join(LOCK), "").unwrap();
+        let _held = locked(&used).unwrap();
+        remove_abandoned(temporary.path());
+        assert_eq!([&left, &used, &beginning, &foreign].map(|path| path.exists()), [false, true, true, true]);
     }
 
     #[test]

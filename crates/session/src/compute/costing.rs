@@ -24,6 +24,9 @@ use uniference_sim::time::SimDuration;
 /// So many names or lines are listed.
 const MOST: usize = 8;
 
+/// What is known of it is how many bytes it moves.
+const KERNEL: &str = "kernel";
+
 /// With more of the compute of unknown cost, in %, the headline says so.
 const UNKNOWN: f64 = 5.0;
 /// With more of the compute from other devices or operators, in %, the headline says so.
@@ -168,7 +171,7 @@ impl Costing {
         }
         if let Some((name, error)) = self.ranks.iter().find_map(|costing| costing.wrong.as_ref()) {
             return Err(HostError::Usage(format!(
-                "[[kernel]] \"{name}\": {error}\nhint: docs/devices.md says what formulas may name"
+                "[[kernel]] \"{name}\": {error}\nhint: docs/reference/cluster-file.md says what formulas may name"
             )));
         }
         for (rank, costing) in (0..).zip(&self.ranks) {
@@ -180,6 +183,7 @@ impl Costing {
         costed.warnings.extend(self.of_streams());
         costed.warnings.extend(self.unknown());
         costed.warnings.extend(self.by_traffic());
+        costed.warnings.extend(self.unused_formulas());
         costed.warnings.extend(self.substituted());
         costed.warnings.extend(self.answered());
         costed.warnings.extend(self.earlier.as_ref().and_then(super::Earlier::warning));
@@ -224,7 +228,7 @@ impl Costing {
     fn by_traffic(&self) -> Option<String> {
         let mut found: BTreeMap<&str, u64> = BTreeMap::new();
         for costing in &self.ranks {
-            for cost in costing.ran().filter(|cost| cost.kind == "kernel" && cost.estimate.origin != Origin::None) {
+            for cost in costing.ran().filter(|cost| cost.kind == KERNEL && cost.estimate.origin != Origin::None) {
                 if let (What::OnDevice { .. }, Some(name)) = (cost.what, costing.name(cost.what)) {
                     *found.entry(name).or_default() += cost.executions;
                 }
@@ -236,6 +240,23 @@ impl Costing {
                 "kernels of unknown arithmetic take the time in which their tensors pass through memory: {}",
                 listed(shown)
             )
+        })
+    }
+
+    /// What the user says of kernels that nothing has run, or nothing is costed by.
+    fn unused_formulas(&self) -> Option<String> {
+        let plans = || self.ranks.iter().map(|costing| &costing.plan);
+        let said = plans().find_map(|plan| (!plan.kernels.is_empty()).then(|| Rc::clone(&plan.kernels)))?;
+        if plans().all(|plan| plan.way != Way::Modelled) {
+            return Some("[[kernel]] has no effect: it is for --compute model".to_owned());
+        }
+        let costed_by = |name: &str| said.iter().position(|said| said.is_about(name));
+        let ran = self.ranks.iter().flat_map(|costing| costing.ran().filter_map(|cost| costing.name(cost.what)));
+        let used: BTreeSet<usize> = ran.filter_map(costed_by).collect();
+        let unused = said.iter().enumerate().filter(|(place, _)| !used.contains(place));
+        let names: Vec<String> = unused.map(|(_, said)| said.name.clone()).collect();
+        (!names.is_empty()).then(|| {
+            format!("[[kernel]] has no effect for {}: nothing of that name has run", listed(names.into_iter()))
         })
     }
 
@@ -446,10 +467,10 @@ impl RankCosting {
                 }
                 (Some(costs), What::OnDevice { number }) => match costs.on_device(&definitions[number]) {
                     // It has launched a kernel, of which this much is known.
-                    Estimate { origin: Origin::None, .. } => (costs.kernel(traffic(&definitions[number])), "kernel"),
+                    Estimate { origin: Origin::None, .. } => (costs.kernel(traffic(&definitions[number])), KERNEL),
                     known => (known, costs.kind(&definitions[number])),
                 },
-                (Some(costs), What::Kernel { bytes, .. }) => (costs.kernel(bytes), "kernel"),
+                (Some(costs), What::Kernel { bytes, .. }) => (costs.kernel(bytes), KERNEL),
                 (Some(costs), What::Copy { kind, bytes }) => (costs.copy(kind, bytes), "copy"),
             };
             let name: Option<Arc<str>> = match what {
