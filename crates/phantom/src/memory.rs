@@ -3,6 +3,7 @@
 
 mod physical;
 mod ranges;
+mod sparse;
 
 use crate::attach::attached;
 use crate::device;
@@ -13,6 +14,7 @@ pub(crate) use physical::{
 };
 use ranges::Ranges;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use sparse::Owner;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -24,6 +26,9 @@ pub(crate) const GRANULE: usize = 2 << 20;
 
 /// Up to here allocations share granules.
 const SMALL: usize = 1 << 20;
+
+/// Of the host's memory.
+const PAGE: usize = 4096;
 
 /// In what they share them; `cudaMalloc` returns addresses that are aligned to at least 256 bytes (CUDA C Programming Guide, "Device Memory
 /// Accesses"), in fact to 512.
@@ -253,7 +258,7 @@ pub(crate) fn allocate_pinned(bytes: usize) -> Result<usize, Status> {
     if bytes == 0 {
         return Ok(0);
     }
-    let at = map_anywhere(bytes.next_multiple_of(4096))?;
+    let at = map_anywhere(bytes.next_multiple_of(PAGE))?;
     let mut memory = lock();
     memory.devices()?.pinned.insert(at, Pinned { bytes, is_ours: true });
     Ok(at)
@@ -272,7 +277,7 @@ pub(crate) fn free_pinned(at: usize) -> Result<(), Status> {
     }
     let bytes = memory.pinned.remove(&at).expect("it was there").bytes;
     // SAFETY: the range was mapped by `allocate_pinned`; the program does not use what it has freed.
-    unsafe { munmap(at as *mut c_void, bytes.next_multiple_of(4096)) }.map_err(|_| INVALID_VALUE)
+    unsafe { munmap(at as *mut c_void, bytes.next_multiple_of(PAGE)) }.map_err(|_| INVALID_VALUE)
 }
 
 /// Pins memory that the program has.
@@ -306,30 +311,28 @@ pub(crate) fn copy(to: usize, from: usize, bytes: usize) -> Result<(), Status> {
     if bytes == 0 {
         return Ok(());
     }
-    check(to, bytes)?;
-    check(from, bytes)?;
+    let (target, source) = (check(to, bytes)?, check(from, bytes)?);
     // SAFETY: memory of devices is mapped, as was checked; for the host's the caller of the library answers, as for `memcpy`.
-    unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
+    unsafe {
+        if to.abs_diff(from) < bytes {
+            std::ptr::copy(from as *const u8, to as *mut u8, bytes);
+        } else {
+            sparse::copy((to, target), (from, source), bytes);
+        }
+    }
     Ok(())
 }
 
-/// Writes a value of 1, 2 or 4 bytes `count` times. Whole pages of zeros are given back to the host.
+/// Writes a value of 1, 2 or 4 bytes `count` times.
 pub(crate) fn set(at: usize, value: &[u8], count: usize) -> Result<(), Status> {
-    const PAGE: usize = 4096;
     let bytes = value.len() * count;
     if bytes == 0 {
         return Ok(());
     }
-    check(at, bytes)?;
-    let (first, last) = (at.next_multiple_of(PAGE), (at + bytes) / PAGE * PAGE);
-    let is_ours = matches!(place(at), Place::Device { .. });
-    if is_ours && value.iter().all(|byte| *byte == 0) && first < last {
-        // SAFETY: these pages are ours, private and anonymous: the next to read them finds zeros. The rest is the program's range.
-        unsafe {
-            madvise(first as *mut c_void, last - first, Advice::LinuxDontNeed).map_err(|_| INVALID_VALUE)?;
-            std::ptr::write_bytes(at as *mut u8, 0, first - at);
-            std::ptr::write_bytes(last as *mut u8, 0, at + bytes - last);
-        }
+    let owner = check(at, bytes)?;
+    if value.iter().all(|byte| *byte == 0) {
+        // SAFETY: the range is mapped, as was checked, or the host's, for which the caller of the library answers.
+        unsafe { sparse::clear(at, owner, bytes) };
         return Ok(());
     }
     // SAFETY: the range is mapped, as was checked, or the host's, for which the caller of the library answers.
@@ -338,19 +341,19 @@ pub(crate) fn set(at: usize, value: &[u8], count: usize) -> Result<(), Status> {
     Ok(())
 }
 
-/// Memory of a device must be there; of the host's nothing is known.
-fn check(at: usize, bytes: usize) -> Result<(), Status> {
+/// Whose memory it is. That of a device must be there; of the host's nothing is known.
+fn check(at: usize, bytes: usize) -> Result<Owner, Status> {
     let mut memory = lock();
-    let Ok(memory) = memory.devices() else { return Ok(()) };
+    let Ok(memory) = memory.devices() else { return Ok(Owner::Program) };
     let mut next = at;
     while next < at + bytes {
         match memory.place(next) {
             Place::Device { kind: Kind::Reserved, .. } | Place::Nowhere => return Err(INVALID_VALUE),
             Place::Device { start, bytes, .. } => next = start + bytes,
-            Place::Pinned { .. } | Place::Host => return Ok(()),
+            Place::Pinned { .. } | Place::Host => return Ok(Owner::Program),
         }
     }
-    Ok(())
+    Ok(Owner::Us)
 }
 
 impl Memory {
@@ -586,6 +589,50 @@ mod tests {
         let again = allocate(1, 2 * MIB).unwrap();
         assert_eq!((again, there(again)), (at, 0));
         free(again).unwrap();
+    }
+
+    /// Pages of a range that are in memory.
+    fn resident(at: usize, bytes: usize) -> usize {
+        let mut table = vec![0u8; bytes / PAGE];
+        // SAFETY: the range is mapped and starts with a page; the table has a byte for each.
+        assert_eq!(unsafe { libc::mincore(at as *mut c_void, bytes, table.as_mut_ptr()) }, 0);
+        table.iter().filter(|page| **page & 1 == 1).count()
+    }
+
+    /// Of 4 MiB, 3 bytes in 3 pages are written. Where they are copied to was full, at other places within pages; or empty, at the same.
+    #[test]
+    fn what_was_never_written_takes_no_memory_when_it_is_copied() {
+        attach();
+        let [from, full, empty] = [(); 3].map(|()| allocate(1, 4 * MIB).unwrap());
+        let written = [(5 * PAGE + 100, 1), (600 * PAGE - 1, 2), (600 * PAGE, 3)];
+        written.into_iter().for_each(|(at, value)| set(from + at, &[value], 1).unwrap());
+
+        set(full, &[7], 4 * MIB).unwrap();
+        assert_eq!(resident(full, 4 * MIB), 4 * MIB / PAGE);
+        copy(full + 16, from, 4 * MIB - 16).unwrap();
+        // SAFETY: it is allocated.
+        let bytes = unsafe { std::slice::from_raw_parts(full as *const u8, 4 * MIB) };
+        let found: Vec<(usize, u8)> = bytes.iter().copied().enumerate().filter(|(_, byte)| *byte != 0).collect();
+        let moved = written.map(|(at, value)| (at + 16, value));
+        assert_eq!(found, [(0..16).map(|at| (at, 7)).collect(), moved.to_vec()].concat());
+
+        copy(empty, from, 4 * MIB).unwrap();
+        assert_eq!(resident(empty, 4 * MIB), 3);
+        [from, full, empty].into_iter().for_each(|at| free(at).unwrap());
+    }
+
+    /// What the program owns is written to where it is not zero already, and nowhere else.
+    #[test]
+    fn zeros_of_a_device_replace_what_the_host_had() {
+        attach();
+        let device = allocate(1, 2 * MIB).unwrap();
+        let mut host = vec![9u8; 3 * PAGE];
+        copy(host.as_mut_ptr() as usize, device + 5, 2 * PAGE + 1).unwrap();
+        assert_eq!(host.iter().position(|byte| *byte != 0), Some(2 * PAGE + 1));
+        copy(device, host.as_ptr() as usize, 3 * PAGE).unwrap();
+        copy(host.as_mut_ptr() as usize, device + 2 * PAGE + 1, 8).unwrap();
+        assert_eq!(host[..8], [9; 8]);
+        free(device).unwrap();
     }
 
     /// An expandable segment: 4 granules of addresses, of which two are mapped.
