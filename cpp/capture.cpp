@@ -282,11 +282,17 @@ __attribute__((visibility("default"))) void uniference_capture_inside(int change
 __attribute__((visibility("default"))) const Launches* uniference_capture_launches() { return &launches; }
 
 // Operators on simulated GPUs have values from here on; see `Mirror`.
-__attribute__((visibility("default"))) void uniference_capture_mirror(Mirror::Launch launch, Mirror::Settle settle) {
-  Mirror::begin(launch, settle);
+__attribute__((visibility("default"))) void uniference_capture_mirror(
+    Mirror::Launch launch, Mirror::Settle settle, Mirror::IsCaptured is_captured, Mirror::Compute compute) {
+  Mirror::begin(launch, settle, is_captured, compute);
   watching = true;
   c10::impl::tls_set_dispatch_key_included(kKey, true);
 }
+
+// Calls in graphs; see `Mirror`. This thread's last call, if that was captured; the one that it computes; and one that is gone.
+__attribute__((visibility("default"))) uint64_t uniference_capture_take_captured() { return std::exchange(captured_last, 0); }
+__attribute__((visibility("default"))) uint64_t uniference_capture_computed() { return computed_now; }
+__attribute__((visibility("default"))) uint64_t uniference_capture_forgotten() { return Mirror::forgotten(); }
 
 // Results of operators on simulated GPUs that this thread runs until it says -1 are nobody's.
 __attribute__((visibility("default"))) void uniference_capture_unvalued(int change) { unvalued += change; }

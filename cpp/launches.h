@@ -13,6 +13,12 @@ namespace uniference {
 // How deep this thread is in the simulator's own work, whose operators and launches are not the program's.
 inline thread_local int inside = 0;
 
+class Inside {
+ public:
+  Inside() { inside++; }
+  ~Inside() { inside--; }
+};
+
 // How many operators this thread is running that are written down when they have returned.
 inline thread_local int operators = 0;
 

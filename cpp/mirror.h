@@ -15,6 +15,7 @@
 #include <string>
 
 #include "definitions.h"
+#include "launches.h"
 #include "storages.h"
 #include "substitutes.h"
 
@@ -23,17 +24,35 @@ namespace uniference {
 // How deep this thread is in work whose results nobody looks at, as what measures the time of kernels: it has no values.
 inline thread_local int unvalued = 0;
 
+// Calls in graphs have numbers from 1. Of this thread: its last call's, if that was captured, and the one that is computed; 0: none.
+inline thread_local uint64_t captured_last = 0;
+inline thread_local uint64_t computed_now = 0;
+
 class Mirror {
  public:
+  // The number of a call whose graph is gone, each once; 0: there is none.
+  static uint64_t forgotten() {
+    std::lock_guard<std::mutex> lock(forgotten_mutex_);
+    if (forgotten_.empty()) return 0;
+    const uint64_t number = forgotten_.back();
+    forgotten_.pop_back();
+    return number;
+  }
+
   // What the library of simulated GPUs is told (`crates/phantom`): a kernel of this name starts on the stream; what communication brings to the
   // stream must be there.
   using Launch = void (*)(const char* name, size_t length, void* stream);
   using Settle = void (*)(void* stream);
+  // Whether the stream is captured into a graph; and that a function is called whenever the graph is launched, until the other one is.
+  using IsCaptured = int (*)(void* stream);
+  using Compute = void (*)(void* stream, void (*run)(void* data), void (*forget)(void* data), void* data);
 
   // From here on operators of GPUs have values.
-  static void begin(Launch launch, Settle settle) {
+  static void begin(Launch launch, Settle settle, IsCaptured is_captured, Compute compute) {
     launch_ = launch;
     settle_ = settle;
+    is_captured_ = is_captured;
+    compute_ = compute;
     wanted_ = true;
   }
 
@@ -52,6 +71,7 @@ class Mirror {
   // Carries out a call whose arguments are on the stack, on the GPU and, if it `has_values`, on the CPU. Sizes that depend on values are found
   // there however large it is.
   static void run(const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack, bool has_values) {
+    captured_last = 0;
     const size_t count = op.schema().arguments().size();
     const size_t begin = stack.size() - count;
     const bool sized = sized_by_values(schema, &stack[begin], count);
@@ -61,7 +81,9 @@ class Mirror {
     // Default streams are the current device's, and so are generators.
     const c10::DeviceGuard on(device);
     const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
-    settle_(guard.getStreamNativeHandle(guard.getStream(device)));
+    void* stream = guard.getStreamNativeHandle(guard.getStream(device));
+    if (!sized && is_captured_(stream)) return run_captured(op, schema, below, stack, begin, stream);
+    settle_(stream);
     const Randomness randomness(op, &stack[begin], count);
     torch::jit::Stack here = to_cpu(&stack[begin], count, randomness);
     const bool sparse = any_sparse(&stack[begin], count);
@@ -100,6 +122,13 @@ class Mirror {
       }
       // An odd number of bits, so that neighbouring seeds and offsets do not meet.
       seed = generator.current_seed() * 0x9E3779B97F4A7C15u + generator.get_offset();
+    }
+
+    // Of a graph's launch: as it draws, and where in the graph.
+    Randomness(bool draws, uint64_t place) : draws(draws) {
+      if (!draws) return;
+      const at::Generator generator = at::globalContext().defaultGenerator(current_device());
+      seed = (generator.current_seed() + place) * 0x9E3779B97F4A7C15u + generator.get_offset();
     }
 
     at::Generator cpu() const { return at::detail::createCPUGenerator(seed); }
@@ -180,6 +209,54 @@ class Mirror {
       }
     }
     return here;
+  }
+
+  // A call in a graph. A tensor is known by its bytes, which the graph's allocations keep.
+  struct Captured {
+    c10::OperatorHandle op;
+    const Schema& schema;
+    bool draws;
+    uint64_t number;
+    torch::jit::Stack here;
+    // Those that the call has allocated; what it has written to is among its arguments.
+    torch::jit::Stack results;
+
+    // What else there is to do, the graph's other nodes do.
+    static void run(void* data) {
+      auto& call = *static_cast<Captured*>(data);
+      const Inside inside;
+      const Randomness randomness(call.draws, call.number);
+      torch::jit::Stack here = call.here;
+      for (c10::IValue& value : here) {
+        if (value.isGenerator()) value = randomness.cpu();
+      }
+      computed_now = call.number;
+      const auto failure = fails(call.op, call.schema, randomness, here);
+      computed_now = 0;
+      if (failure) return lacking(call.schema.name, *failure);
+      for (size_t i = 0; i < call.results.size(); i++) {
+        if (call.schema.same_as[i] < 0) hand_over(call.schema.name, here[i], call.results[i]);
+      }
+    }
+
+    static void forget(void* data) {
+      const std::unique_ptr<Captured> call(static_cast<Captured*>(data));
+      std::lock_guard<std::mutex> lock(forgotten_mutex_);
+      forgotten_.push_back(call->number);
+    }
+  };
+
+  // As on a GPU, nothing is computed while a graph is captured.
+  static void run_captured(
+      const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack, size_t begin, void* stream) {
+    static std::atomic<uint64_t> calls{0};
+    const bool draws = op.hasTag(at::Tag::nondeterministic_seeded);
+    const Randomness none(false, 0);
+    auto call = std::make_unique<Captured>(Captured{op, schema, draws, ++calls, to_cpu(&stack[begin], stack.size() - begin, none), {}});
+    op.redispatchBoxed(below, &stack);
+    call->results = to_cpu(&stack[begin], stack.size() - begin, none);
+    captured_last = call->number;
+    compute_(stream, &Captured::run, &Captured::forget, call.release());
   }
 
   // By the CPU's kernel; results take the arguments' place. False: there is none, so the results have no values.
@@ -322,6 +399,10 @@ class Mirror {
 
   static inline Launch launch_ = nullptr;
   static inline Settle settle_ = nullptr;
+  static inline IsCaptured is_captured_ = nullptr;
+  static inline Compute compute_ = nullptr;
+  static inline std::mutex forgotten_mutex_;
+  static inline std::vector<uint64_t> forgotten_;
   static inline bool wanted_ = false;
 };
 

@@ -250,21 +250,52 @@ say(before=before, after=place.tolist(), shape=list(y.shape), text=text)
         assert "operation not permitted when stream is capturing" in str(said["text"])
 
 
-def test_a_graph_whose_operators_are_not_computed_again_says_so(tmp_path: Path) -> None:
-    done = run(
+def test_graphs_compute_whenever_they_are_launched(tmp_path: Path) -> None:
+    """And not when they are captured: with the inputs of then, in place, by substitutes, with new random numbers, on two streams."""
+    facts = says(
         tmp_path,
         """
-import os, torch
-torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-x, graph = torch.zeros(4, device="cuda"), torch.cuda.CUDAGraph()
-with torch.cuda.graph(graph):
-    x.add_(1)
+import torch.nn.functional as F
+torch.manual_seed(3)
+x, count = torch.zeros(4, device="cuda"), torch.zeros(1, device="cuda")
+model = torch.nn.LSTM(4, 8).cuda()
+side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+with torch.no_grad(), torch.cuda.graph(graph):
+    count.add_(1)
+    y = model(x.view(1, 1, 4))[0]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        double = 2 * x
+    torch.cuda.current_stream().wait_stream(side)
+    attended = F.scaled_dot_product_attention(*(torch.cat([double, x]).view(1, 1, 2, 4).half(),) * 3)
+    drawn = torch.rand(3, device="cuda")
+captured = count.item()
+results = []
+for start in (1.0, 5.0):
+    x.copy_(torch.arange(start, start + 4))
+    graph.replay()
+    with torch.no_grad():
+        there = [y, double, attended, count]
+        q = torch.cat([2 * x, x]).view(1, 1, 2, 4).half()
+        here = [model(x.view(1, 1, 4))[0], 2 * x, F.scaled_dot_product_attention(q, q, q)]
+    results.append([all(torch.equal(a, b) for a, b in zip(there, here)), count.item(), drawn.tolist()])
+torch.cuda.manual_seed(7)
 graph.replay()
+first = drawn.tolist()
+torch.cuda.manual_seed(7)
+graph.replay()
+again = drawn.tolist()
+graph.reset()
+say(captured=captured, results=results, same=first == again)
 """,
     )
-    assert done.code == 0, done.err
-    for rank in range(2):
-        assert f"rank {rank}: CUDA graphs: values of operators are computed when a graph is captured" in done.err
+    for said in facts:
+        assert said["captured"] == 0
+        (equal, count, drawn), (equal_then, count_then, drawn_then) = said["results"]
+        assert (equal, count, equal_then, count_then) == (True, 1, True, 2)
+        assert drawn != drawn_then
+        assert len(set(drawn)) == 3
+        assert said["same"]
 
 
 def test_kernels_of_triton_and_of_the_compiler_are_launched(tmp_path: Path) -> None:

@@ -163,3 +163,32 @@ def test_a_user_says_what_a_kernel_costs(tmp_path: Path) -> None:
         '[[kernel]] "triton::activated": `flops`: `rows` is not among what it is called with: BLOCK, bytes,' in done.err
     )
     assert "hint:" in done.err
+
+
+def test_kernels_in_graphs_compute_whenever_these_are_launched(tmp_path: Path) -> None:
+    """Those of the program, and those of the compiler, which makes graphs itself; what they are called with stays known after the call."""
+    body = (
+        TRITON
+        + """
+x, out = torch.zeros(100, device="cuda"), torch.zeros(100, device="cuda")
+activated[(1,)](x, out, 100, BLOCK=128)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    activated[(1,)](x, out, 100, BLOCK=128)
+    activated[(1,)](out, x, 50, BLOCK=64)
+for start in (-1.0, 0.5):
+    expected = torch.linspace(start, 1, 100)
+    x.copy_(expected)
+    graph.replay()
+    once = torch.where(expected > 0, expected.exp(), expected.sigmoid())
+    twice = torch.where(once > 0, once.exp(), once.sigmoid())
+    assert torch.allclose(out.cpu(), once) and torch.allclose(x.cpu()[:50], twice[:50]), start
+    assert torch.equal(x.cpu()[50:], expected[50:])
+
+compiled = torch.compile(lambda x: torch.softmax(x * 2 + 1, -1).sum(0), mode="reduce-overhead")
+for _ in range(4):
+    x = torch.randn(8, 32, device="cuda")
+    assert torch.allclose(compiled(x), torch.softmax(x * 2 + 1, -1).sum(0), atol=1e-6)
+"""
+    )
+    checked(tmp_path, body)

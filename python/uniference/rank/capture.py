@@ -73,9 +73,26 @@ class Library:
         combine, scale, site = (_address(getattr(self.functions, f"uniference_capture_{name}")) for name in names)
         return channel.communication(combine, scale, site, limit)
 
-    def mirror(self, launch: int, settle: int) -> None:
+    def mirror(self, *functions: int) -> None:
         """Operators on simulated GPUs have values from here on: by functions of the library of these GPUs."""
-        self.functions.uniference_capture_mirror(ctypes.c_void_p(launch), ctypes.c_void_p(settle))
+        self.functions.uniference_capture_mirror(*(ctypes.c_void_p(function) for function in functions))
+
+    def take_captured(self) -> int:
+        """The number of the operator that this thread has run last, if a graph has captured it; else 0."""
+        return self._number("take_captured")
+
+    def computed(self) -> int:
+        """The number of the graph's operator that this thread computes; 0: none."""
+        return self._number("computed")
+
+    def forgotten(self) -> int:
+        """The number of an operator whose graph is gone, each once; 0: none."""
+        return self._number("forgotten")
+
+    def _number(self, name: str) -> int:
+        function = getattr(self.functions, f"uniference_capture_{name}")
+        function.restype = ctypes.c_uint64
+        return int(function())
 
     @contextmanager
     def unvalued(self) -> Iterator[None]:

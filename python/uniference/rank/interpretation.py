@@ -7,6 +7,7 @@ interpreter keeps its bits as integers and calculates with these; here it calcul
 """
 
 import ast
+import ctypes
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,11 +26,17 @@ _lock = threading.RLock()
 """While it is held, Triton's language is the interpreter's."""
 
 
+def address(tensor: Tensor) -> Tensor:
+    """The first element in its memory, which nothing keeps: to a kernel a tensor is an address and the type of what is there."""
+    memory = (ctypes.c_char * tensor.element_size()).from_address(tensor.data_ptr())
+    return torch.frombuffer(memory, dtype=tensor.dtype)
+
+
 def run(function: Any, arguments: Mapping[str, Any], grid: tuple[int, ...], here: Callable[[Tensor], Tensor]) -> None:
     """Interprets a kernel (a `JITFunction`) for all programs of the grid; `here` has the tensor in its memory for one of a GPU's."""
     constants = {parameter.name for parameter in function.params if parameter.is_constexpr}
     values = {
-        name: _constant(value) if name in constants else interpreter._implicit_cvt(_placed(value, here))
+        name: _constant(value) if name in constants else interpreter._implicit_cvt(placed(value, here))
         for name, value in arguments.items()
         if name in function.arg_names
     }
@@ -48,15 +55,15 @@ def _constant(value: Any) -> Any:
     return value.value if isinstance(value, tl.constexpr) else value
 
 
-def _placed(value: Any, here: Callable[[Tensor], Tensor]) -> Any:
+def placed(value: Any, here: Callable[[Tensor], Tensor]) -> Any:
     """An argument with the tensors in its memory in place of a GPU's."""
     if isinstance(value, Tensor):
         return here(value)
     if isinstance(value, tuple):
         return (
-            type(value)(*(_placed(item, here) for item in value))
+            type(value)(*(placed(item, here) for item in value))
             if hasattr(value, "_fields")
-            else tuple(_placed(item, here) for item in value)
+            else tuple(placed(item, here) for item in value)
         )
     if isinstance(value, triton.runtime.jit.TensorWrapper):
         return triton.runtime.jit.TensorWrapper(here(value.base), value.dtype)

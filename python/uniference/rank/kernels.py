@@ -6,6 +6,7 @@ that torch's compiler has written from operators are in the namespace `inductor`
 the namespace `triton`: nobody knows their arithmetic.
 """
 
+import dataclasses
 import functools
 import re
 import sys
@@ -69,12 +70,46 @@ def _start(called: str, read: Sequence[Tensor], written: Sequence[Tensor], numbe
 def _interpret(called: str, read: Sequence[Tensor], written: Sequence[Tensor], numbers: Sequence[int]) -> None:
     from uniference.rank import interpretation
 
+    number = _graphs.library.computed()
+    if number:
+        launch = _graphs.launches[number]
+        return interpretation.run(launch.function(), launch.arguments, launch.grid, lambda tensor: tensor)
     launch = _running.launches[-1]
     # To a kernel a tensor is an address and the type of what is there.
     here = {(tensor.data_ptr(), tensor.dtype): tensor for tensor in (*read, *written)}
     interpretation.run(
         launch.function(), launch.arguments, launch.grid, lambda tensor: here[tensor.data_ptr(), tensor.dtype]
     )
+
+
+class _Graphs:
+    """Launches that graphs have captured, by number: they are computed whenever their graph is launched."""
+
+    library: Library
+
+    def __init__(self) -> None:
+        self.launches: dict[int, Launch] = {}
+
+    def keep(self, launch: Launch) -> None:
+        """If the operator that has just run was captured. What it is given belongs to the graph, and is not kept here."""
+        number = self.library.take_captured()
+        if not number:
+            return
+        from uniference.rank import interpretation
+
+        while gone := self.library.forgotten():
+            self.launches.pop(gone, None)
+        arguments = {
+            key: interpretation.placed(value, interpretation.address) for key, value in launch.arguments.items()
+        }
+        self.launches[number] = dataclasses.replace(launch, arguments=arguments, start=_no_start)
+
+
+def _no_start() -> Any:
+    raise AssertionError("a graph launches its kernels itself")
+
+
+_graphs = _Graphs()
 
 
 def run(
@@ -99,6 +134,7 @@ def run(
                 [tensor for several in outputs.values() for tensor in several],
                 [int(number) for number in (*integers.values(), *grid.values())],
             )
+        _graphs.keep(launch)
         return _running.result
     finally:
         _running.launches.pop()
@@ -234,6 +270,8 @@ class _Doing(Loader):
 
 def install(library: Library) -> None:
     """From here on, kernels of Triton are operators. Nothing is imported for that."""
+
+    _graphs.library = library
 
     def note_compiled_kernels() -> None:
         _note_compiled_kernels()

@@ -1,10 +1,9 @@
 //! Owns graphs: what was captured or put together, in an order in which it may happen, and what a launch of it does.
 
 use super::{CopyKind, Handle, Kind, Link, State, lock, tell};
-use crate::attach::communication;
 use crate::errors::*;
-use crate::memory;
-use crate::unimplemented::warn;
+use crate::exports::exports;
+use crate::{arrivals, memory};
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, OnceLock};
 
@@ -56,6 +55,20 @@ impl Moved {
     }
 }
 
+/// What operators of a graph compute each time that it is launched, by `cpp/mirror.h`: the library of simulated GPUs only knows when.
+#[derive(Debug)]
+pub(crate) struct Computation {
+    run: extern "C" fn(*mut c_void),
+    forget: extern "C" fn(*mut c_void),
+    data: usize,
+}
+
+impl Drop for Computation {
+    fn drop(&mut self) {
+        (self.forget)(self.data as *mut c_void);
+    }
+}
+
 /// Something that happens on a stream, or in a graph.
 #[derive(Clone, Debug)]
 pub(crate) enum Node {
@@ -68,9 +81,17 @@ pub(crate) enum Node {
     /// A function of the host is called.
     Host { function: HostFunction, data: usize },
     /// All of another graph.
-    Graph { number: usize, nodes: Arc<[Node]> },
+    Graph { number: usize, work: Work },
     /// Nothing: others wait for it.
     Empty,
+}
+
+/// What a graph does, in its order.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Work {
+    nodes: Arc<[Node]>,
+    /// Each with the number of nodes before it.
+    computations: Arc<[(usize, Arc<Computation>)]>,
 }
 
 #[derive(Default)]
@@ -80,13 +101,34 @@ pub(super) struct Graph {
     pub(super) nodes: Vec<Node>,
     /// Of each node those that it waits for.
     pub(super) dependencies: Vec<Vec<usize>>,
+    pub(super) computations: Vec<(usize, Arc<Computation>)>,
 }
 
 #[derive(Default)]
 pub(super) struct Exec {
     exists: bool,
     graph: usize,
-    nodes: Arc<[Node]>,
+    work: Work,
+}
+
+exports! {
+    /// Whether a stream is captured into a graph, for `cpp/mirror.h`.
+    fn uniference_phantom_is_captured(stream: Handle) -> c_int {
+        let mut state = lock();
+        c_int::from(state.resolve(stream).is_ok_and(|stream| state.streams[stream as usize].capture.is_some()))
+    }
+
+    /// Has the graph that a stream is captured into call `run` after what it has so far, each time that it is launched, until `forget`.
+    fn uniference_phantom_compute(
+        stream: Handle, run: extern "C" fn(*mut c_void), forget: extern "C" fn(*mut c_void), data: *mut c_void,
+    ) {
+        let computation = Arc::new(Computation { run, forget, data: data as usize });
+        let mut state = lock();
+        let captured = state.resolve(stream).ok().and_then(|stream| state.streams[stream as usize].capture.as_ref());
+        let Some(graph) = captured.map(|capture| capture.graph) else { return };
+        let graph = &mut state.graphs[graph];
+        graph.computations.push((graph.nodes.len(), computation));
+    }
 }
 
 /// A graph with nothing in it.
@@ -115,8 +157,8 @@ pub(crate) fn add_empty(graph: Handle, after: &[Handle]) -> Result<Handle, Statu
 pub(crate) fn instantiate(graph: Handle) -> Result<Handle, Status> {
     let mut state = lock();
     let number = state.graph(graph)?;
-    let nodes = state.graphs[number].nodes.clone().into();
-    state.execs.push(Exec { exists: true, graph: number, nodes });
+    let work = state.graphs[number].work();
+    state.execs.push(Exec { exists: true, graph: number, work });
     Ok(Kind::Exec.handle(state.execs.len() - 1))
 }
 
@@ -125,38 +167,42 @@ pub(crate) fn update_exec(exec: Handle, graph: Handle) -> Result<(), Status> {
     let mut state = lock();
     let (exec, number) = (state.exec(exec)?, state.graph(graph)?);
     let kinds = |nodes: &[Node]| nodes.iter().map(Node::kind).collect::<Vec<_>>();
-    if kinds(&state.execs[exec].nodes) != kinds(&state.graphs[number].nodes) {
+    if kinds(&state.execs[exec].work.nodes) != kinds(&state.graphs[number].nodes) {
         return Err(GRAPH_UPDATE_FAILURE);
     }
-    let nodes = state.graphs[number].nodes.clone().into();
-    state.execs[exec] = Exec { exists: true, graph: number, nodes };
+    let work = state.graphs[number].work();
+    let before = std::mem::replace(&mut state.execs[exec], Exec { exists: true, graph: number, work });
+    drop(state);
+    drop(before);
     Ok(())
 }
 
 /// Has all of a graph happen on a stream.
 pub(crate) fn launch_graph(exec: Handle, stream: Handle) -> Result<(), Status> {
+    if arrivals::any() {
+        let number = lock().resolve(stream)?;
+        arrivals::settle_stream(number);
+    }
     let mut state = lock();
     let (exec, stream) = (state.exec(exec)?, state.resolve(stream)?);
-    let Exec { graph, nodes, .. } = &state.execs[exec];
-    let node = Node::Graph { number: *graph, nodes: nodes.clone() };
-    let functions = if state.streams[stream as usize].capture.is_some() { Vec::new() } else { node.functions() };
-    let computes = nodes.iter().any(|node| matches!(node, Node::Kernel { .. }));
+    let Exec { graph, work, .. } = &state.execs[exec];
+    let (number, work) = (*graph, work.clone());
+    let node = Node::Graph { number, work: work.clone() };
     state.submit(stream, node)?;
+    let is_captured = state.streams[stream as usize].capture.is_some();
     drop(state);
-    if computes && communication().is_some_and(|link| link.limit > 0) {
-        warn(
-            "CUDA graphs: values of operators are computed when a graph is captured, and not again when it is launched; only its times are right",
-        );
-    }
-    functions.into_iter().for_each(|(function, data)| function(data as *mut c_void));
-    Ok(())
+    // Functions of the program's may ask the library for something.
+    if is_captured { Ok(()) } else { work.carry_out() }
 }
 
 /// Ends a graph; what was made of it stays.
 pub(crate) fn destroy_graph(graph: Handle) -> Result<(), Status> {
     let mut state = lock();
     let number = state.graph(graph)?;
-    state.graphs[number] = Graph::default();
+    let graph = std::mem::take(&mut state.graphs[number]);
+    // Operators that it has kept take locks of their own as they go.
+    drop(state);
+    drop(graph);
     Ok(())
 }
 
@@ -164,7 +210,9 @@ pub(crate) fn destroy_graph(graph: Handle) -> Result<(), Status> {
 pub(crate) fn destroy_exec(exec: Handle) -> Result<(), Status> {
     let mut state = lock();
     let number = state.exec(exec)?;
-    state.execs[number] = Exec::default();
+    let exec = std::mem::take(&mut state.execs[number]);
+    drop(state);
+    drop(exec);
     Ok(())
 }
 
@@ -244,22 +292,37 @@ impl Node {
         });
     }
 
-    /// What it does to memory.
+    /// What it does to memory. A graph does so once it is submitted: [`Work::carry_out`].
     pub(super) fn move_bytes(&self) -> Result<(), Status> {
         match self {
             Node::Copy { moved, .. } => moved.carry_out(),
             Node::Set { at, value, count } => memory::set(*at, value, *count),
-            Node::Graph { nodes, .. } => nodes.iter().try_for_each(Node::move_bytes),
-            Node::Kernel { .. } | Node::Host { .. } | Node::Empty => Ok(()),
+            Node::Kernel { .. } | Node::Host { .. } | Node::Graph { .. } | Node::Empty => Ok(()),
         }
     }
+}
 
-    /// The functions of the host that it calls.
-    fn functions(&self) -> Vec<(HostFunction, usize)> {
-        match self {
-            Node::Host { function, data } => vec![(*function, *data)],
-            Node::Graph { nodes, .. } => nodes.iter().flat_map(Node::functions).collect(),
-            _ => Vec::new(),
+impl Graph {
+    fn work(&self) -> Work {
+        Work { nodes: self.nodes.clone().into(), computations: self.computations.clone().into() }
+    }
+}
+
+impl Work {
+    /// What it does to memory, and functions of the host that it calls.
+    fn carry_out(&self) -> Result<(), Status> {
+        let mut computations = self.computations.iter().peekable();
+        for place in 0..=self.nodes.len() {
+            while let Some((_, computation)) = computations.next_if(|(before, _)| *before == place) {
+                (computation.run)(computation.data as *mut c_void);
+            }
+            match self.nodes.get(place) {
+                Some(Node::Host { function, data }) => function(*data as *mut c_void),
+                Some(Node::Graph { work, .. }) => work.carry_out()?,
+                Some(node) => node.move_bytes()?,
+                None => {}
+            }
         }
+        Ok(())
     }
 }
