@@ -36,9 +36,9 @@ def full(value, elements=4, dtype=torch.float32):
 """
 
 
-def run(directory: Path, source: str, *options: str, environment: dict[str, str] | None = None) -> str:
-    """Runs a script on two GPUs of one host, and replays it with the same figures; returns what it prints."""
-    (directory / "cluster.toml").write_text(CLUSTER)
+def run(directory: Path, source: str, *options: str, gpus: int = 2, environment: dict[str, str] | None = None) -> str:
+    """Runs a script on the GPUs of one host, and replays it with the same figures; returns what it prints."""
+    (directory / "cluster.toml").write_text(CLUSTER.replace("= 2\n", f"= {gpus}\n"))
     script = write_script(directory, HEAD + source)
     arguments = ("run", "--cluster", "cluster.toml", "--cuda", "--compute", "model", "--out", "out", *options, script)
     done = uniference(*arguments, cwd=directory, env=environment, cold=environment is not None)
@@ -265,3 +265,120 @@ print(rank, ring // MIB, tree // MIB, message // MIB, before - free())
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     most = {(row["rank"], row["kind"]): row["peak_bytes"] for row in report["memory"]}
     assert most[1, "context"] == (520 + 576 + 320) << 20
+
+
+@pytest.mark.parametrize("group", ["TORCH_DIST_USE_NCCL2=0", "TORCH_DIST_USE_NCCL2=1"])
+def test_an_abort_ends_what_a_rank_has_outstanding_and_its_streams_go_on(group: str, tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        """
+x = full(1.0); dist.all_reduce(x)
+if rank == 0:
+    work = dist.all_reduce(x, async_op=True)
+    work.wait()
+    behind = torch.cuda.Event()
+    behind.record()
+    assert not behind.query()
+    dist.group.WORLD._get_backend(torch.device("cuda")).abort()
+    behind.synchronize()
+    assert (full(2.0) * 3).tolist() == [6.0] * 4
+    torch.cuda.synchronize()
+else:
+    torch.cuda.synchronize()
+""",
+        environment=dict([group.split("=")]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("handling", "raises"), [("TORCH_NCCL_BLOCKING_WAIT=1", True), ("TORCH_NCCL_ASYNC_ERROR_HANDLING=2", False)]
+)
+def test_a_collective_that_has_timed_out_is_aborted(handling: str, raises: bool, tmp_path: Path) -> None:
+    """A rank that never comes, and one that waits for 20 s: then it goes on without the collective's data."""
+    run(
+        tmp_path,
+        f"""
+import datetime, time
+group = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=20))
+x = full(1.0); dist.all_reduce(x, group=group); torch.cuda.synchronize()
+begin = time.monotonic()
+if rank == 0:
+    raised = False
+    try:
+        dist.all_reduce(x, group=group)
+    except dist.DistBackendError as error:
+        raised = "timeout" in str(error) or "timed out" in str(error)
+    torch.cuda.synchronize()
+    assert raised is {raises}
+    assert 20 <= time.monotonic() - begin < 22
+else:
+    time.sleep(60)
+""",
+        environment=dict([handling.split("=")]),
+    )
+
+
+def test_a_group_is_shrunk_while_a_collective_waits_for_who_is_left_out(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        """
+from torch.distributed.distributed_c10d import SHRINK_ABORT, shrink_group
+x = full(1.0); dist.all_reduce(x); torch.cuda.synchronize()
+if rank != 1:
+    dist.all_reduce(x, async_op=True)
+    shrink_group([1], shrink_flags=SHRINK_ABORT)
+    assert dist.get_world_size() == 3
+    x = full(float(rank)); dist.all_reduce(x); assert x.tolist() == [5.0] * 4
+""",
+        gpus=4,
+    )
+
+
+@pytest.mark.parametrize(
+    ("calls", "what"),
+    [
+        ("dist.all_reduce(full(1.0, 4 + 4 * rank))", "number of elements: 8 against 4"),
+        (
+            "dist.all_reduce(full(1.0)) if rank == 0 else dist.broadcast(full(1.0), 0)",
+            "operation: broadcast against all_reduce",
+        ),
+    ],
+)
+def test_members_that_call_differently_end_the_run_with_both_lines(calls: str, what: str, tmp_path: Path) -> None:
+    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    script = write_script(tmp_path, HEAD + calls + "\ntorch.cuda.synchronize()\n")
+    done = uniference(
+        "run", "--cluster", "cluster.toml", "--cuda", "--compute", "model", "--out", "out", script, cwd=tmp_path
+    )
+    assert done.code == 3, done.err + done.out
+    line = f"{script}:{HEAD.count(chr(10)) + 1}"
+    assert f"  {what}\n  rank 0 called it first, at {line}\n  rank 1 called it at {line}\n" in done.err
+
+
+@pytest.mark.parametrize("values", ["all", "none"])
+def test_the_watchdog_ends_a_rank_whose_peer_has_crashed(values: str, tmp_path: Path) -> None:
+    (tmp_path / "cluster.toml").write_text(CLUSTER + '[[crash]]\nrank = 1\nat = "5 ms"\n')
+    source = """
+import time
+x = full(1.0); dist.all_reduce(x); torch.cuda.synchronize()
+if rank == 1: time.sleep(100)
+dist.all_reduce(x)
+time.sleep(1000)
+"""
+    script = write_script(tmp_path, HEAD + source)
+    arguments = (
+        "run",
+        "--cluster",
+        "cluster.toml",
+        "--cuda",
+        "--compute",
+        "model",
+        "--values",
+        values,
+        "--out",
+        "out",
+        script,
+    )
+    done = uniference(*arguments, cwd=tmp_path)
+    assert done.code == 1, done.err + done.out
+    assert "remote process exited or there was a network error" in done.err + done.out

@@ -129,6 +129,8 @@ struct Shared {
     complete: BTreeMap<LocalHandle, Fetched>,
     /// Operations that are over, though no wait has reported them.
     over: BTreeSet<LocalHandle>,
+    /// Groups in which an operation has failed, as another rank has closed a connection.
+    failed: BTreeSet<u32>,
 }
 
 thread_local! {
@@ -188,6 +190,7 @@ impl Client {
                 next_handle: 0,
                 complete: BTreeMap::new(),
                 over: BTreeSet::new(),
+                failed: BTreeSet::new(),
             }),
             tensors,
             stacks: None,
@@ -564,6 +567,17 @@ impl Client {
         self.push(Op::Close(group.0))
     }
 
+    /// Aborts what this rank has outstanding in a group: those operations are over, without data, and others are told nothing.
+    pub fn abort(&self, group: GroupId) -> Result<()> {
+        let _ours = self.ours();
+        self.push(Op::Abort(group.0))
+    }
+
+    /// Whether an operation in the group has failed, as another rank has closed a connection, as far as answers up to now have said.
+    pub fn has_failed(&self, group: GroupId) -> bool {
+        self.shared().failed.contains(&group.0)
+    }
+
     /// Whether this rank has closed its connections of a group.
     pub fn has_closed(&self, group: GroupId) -> bool {
         self.shared().groups.get(&group.0).is_some_and(|member| member.closed)
@@ -680,12 +694,13 @@ impl Client {
     pub(super) fn take_in(&self, reply: &Reply) {
         self.clock.store(reply.now.as_ps(), Relaxed);
         self.answered_ns.store(clock_ns(ClockId::Monotonic), Relaxed);
-        if !reply.freed.is_empty() || !reply.over.is_empty() {
+        if !reply.freed.is_empty() || !reply.over.is_empty() || !reply.failed.is_empty() {
             let mut shared = self.shared();
             for (start, bytes) in reply.freed.iter().filter_map(|offset| shared.rooms.free(*offset)) {
                 self.tensors.forget(start, bytes);
             }
             shared.over.extend(&reply.over);
+            shared.failed.extend(&reply.failed);
             if let Answer::Complete(told) = &reply.answer {
                 for (handle, _) in told {
                     shared.over.remove(handle);

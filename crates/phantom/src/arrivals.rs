@@ -13,6 +13,8 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival {
     pub(crate) handle: u32,
+    /// The communicator's.
+    pub(crate) group: u32,
     pub(crate) to: usize,
     /// 0: no data comes.
     pub(crate) bytes: u64,
@@ -88,6 +90,21 @@ pub(crate) fn wait_event(stream: u32, event: u32) {
     state.streams.entry(stream).or_default().extend(behind);
 }
 
+/// Nothing comes any more of a group's calls. What a thread is about to bring, that thread is told.
+pub(crate) fn abort(group: u32) {
+    let Some(link) = communication() else { return };
+    (link.abort)(group);
+    let mut state = lock();
+    let of_group = |(number, arrival): (&u64, &Arrival)| (arrival.group == group).then_some((*number, arrival.handle));
+    let ended: Vec<(u64, u32)> = state.expected.iter().filter_map(of_group).collect();
+    for (number, handle) in ended {
+        if !state.taken.contains(&number) {
+            (link.forget)(handle);
+            state.forget(number);
+        }
+    }
+}
+
 /// Fetches what a stream stands behind.
 pub(crate) fn settle_stream(stream: u32) {
     settle(|state| state.behind_stream(stream));
@@ -126,7 +143,7 @@ fn settle(which: impl FnOnce(&State) -> BTreeSet<u64>) {
     }
 }
 
-fn bring(Arrival { handle, to, bytes, dtype, divide }: Arrival) {
+fn bring(Arrival { handle, to, bytes, dtype, divide, .. }: Arrival) {
     let Some(link) = communication() else { return };
     (link.deliver)(handle, to, bytes);
     if let Some(divide) = divide {
@@ -167,7 +184,7 @@ mod tests {
     }
 
     fn arrival(handle: u32) -> Arrival {
-        Arrival { handle, to: 0, bytes: 4, dtype: 7, divide: None }
+        Arrival { handle, group: 0, to: 0, bytes: 4, dtype: 7, divide: None }
     }
 
     /// What an event stands behind is handed on by it; what comes on its stream afterwards is not.

@@ -7,7 +7,7 @@ mod buffers;
 
 use crate::arrivals::{self, Arrival};
 use crate::attach::communication;
-use crate::exports::{Out, Put, exports};
+use crate::exports::{Items, Out, Put, exports};
 use crate::streams::{self, Handle};
 use crate::unimplemented::warn;
 use crate::{device, memory};
@@ -25,6 +25,7 @@ pub(crate) const SUCCESS: Status = 0;
 const UNHANDLED_CUDA_ERROR: Status = 1;
 const INVALID_ARGUMENT: Status = 4;
 const INVALID_USAGE: Status = 5;
+const REMOTE_ERROR: Status = 6;
 
 /// NCCL 2.30.7, of the package that the table of names was made from.
 const VERSION: c_int = 23_007;
@@ -34,6 +35,9 @@ static LACKS_MEMORY: AtomicBool = AtomicBool::new(false);
 
 /// `NCCL_SPLIT_NOCOLOR`: the rank is in none of the new communicators.
 const NO_COLOR: c_int = -1;
+
+/// `NCCL_SHRINK_ABORT`: what is outstanding in the parent ends first.
+const SHRINK_ABORT: c_int = 1;
 
 /// `ncclUniqueId`.
 #[repr(C)]
@@ -49,7 +53,7 @@ pub(crate) struct Communicator {
     me: usize,
     group: u32,
     device: usize,
-    /// How often it was split.
+    /// How often it was split or shrunk.
     splits: Cell<u32>,
     /// Factors of reductions that the program has made, by their number less [`MADE`].
     factors: RefCell<Vec<f64>>,
@@ -137,12 +141,29 @@ exports! {
     }
     fn ncclCommFinalize(_communicator: Of) -> Status { SUCCESS }
     fn ncclCommDestroy(communicator: *mut Communicator) -> Status { Communicator::close(communicator) }
-    fn ncclCommAbort(communicator: *mut Communicator) -> Status { Communicator::close(communicator) }
-    fn ncclCommGetAsyncError(communicator: Of, status: Out<Status>) -> Status {
-        if communicator.is_none() {
-            return INVALID_ARGUMENT;
+    fn ncclCommAbort(communicator: *mut Communicator) -> Status {
+        // SAFETY: it comes from `join`, or is null.
+        if let Some(communicator) = unsafe { communicator.as_ref() } {
+            arrivals::abort(communicator.group);
         }
-        wrote(status.put(SUCCESS))
+        Communicator::close(communicator)
+    }
+    fn ncclCommRevoke(communicator: Of, flags: c_int) -> Status {
+        let Some(communicator) = communicator.filter(|_| flags == 0) else { return INVALID_ARGUMENT };
+        arrivals::abort(communicator.group);
+        SUCCESS
+    }
+    fn ncclCommShrink(communicator: Of, excluded: Items<c_int>, count: c_int, to: Out<*mut Communicator>, _config: *const c_void, flags: c_int) -> Status {
+        let (Some(communicator), Ok(count)) = (communicator, usize::try_from(count)) else { return INVALID_ARGUMENT };
+        if flags & SHRINK_ABORT != 0 {
+            arrivals::abort(communicator.group);
+        }
+        communicator.shrink(excluded.read(count), to)
+    }
+    fn ncclCommGetAsyncError(communicator: Of, status: Out<Status>) -> Status {
+        let Some(communicator) = communicator else { return INVALID_ARGUMENT };
+        let failed = communication().is_some_and(|link| (link.has_failed)(communicator.group) != 0);
+        wrote(status.put(if failed { REMOTE_ERROR } else { SUCCESS }))
     }
     fn ncclCommCount(communicator: Of, count: Out<c_int>) -> Status {
         communicator.map_or(INVALID_ARGUMENT, |known| wrote(count.put(known.members.len() as c_int)))
@@ -333,7 +354,10 @@ fn issue(calls: Vec<Pending>) -> Status {
             return INVALID_ARGUMENT;
         }
         let (to, bytes) = if call.has_values == 0 { (0, 0) } else { output };
-        arrivals::expect(number, Arrival { handle, to, bytes, dtype: finish.dtype, divide: finish.divide });
+        arrivals::expect(
+            number,
+            Arrival { handle, group: call.group, to, bytes, dtype: finish.dtype, divide: finish.divide },
+        );
     }
     SUCCESS
 }
@@ -406,6 +430,21 @@ impl Communicator {
             _ => return self.buffers.connect_all(operation == Operation::AllReduce),
         };
         self.buffers.connect_pairs(&sends, &receives)
+    }
+
+    /// All members but the excluded ones call this, so nobody need be asked who they are.
+    fn shrink(&self, excluded: &[c_int], to: Out<*mut Communicator>) -> Status {
+        let Some(link) = communication() else { return INVALID_USAGE };
+        let is_member = |number: &c_int| usize::try_from(*number).is_ok_and(|number| number < self.ranks.len());
+        let stays = |member: usize| !excluded.contains(&(member as c_int));
+        if excluded.is_empty() || !excluded.iter().all(is_member) || !stays(self.me) {
+            return INVALID_ARGUMENT;
+        }
+        self.splits.set(self.splits.get() + 1);
+        let staying: Vec<usize> = (0..self.ranks.len()).filter(|member| stays(*member)).collect();
+        let me = staying.iter().position(|member| *member == self.me).expect("it stays");
+        let ranks = staying.into_iter().map(|member| self.ranks[member]).collect();
+        join(to, link, format!("{}/{}", self.name, self.splits.get()), ranks, me)
     }
 
     fn close(communicator: *mut Communicator) -> Status {

@@ -54,6 +54,8 @@ pub enum Op {
     Folded(LocalHandle),
     /// The rank closes its connections of a group.
     Close(u32),
+    /// The rank aborts what it has outstanding in a group.
+    Abort(u32),
     /// The program has ended.
     Exit(Outcome),
     /// This machine has no memory for a tensor of the program's, so its process ends. It counts at once, from any thread.
@@ -242,6 +244,8 @@ pub struct Reply {
     pub freed: Vec<Offset>,
     /// Communication of this rank that is complete or has failed, in the order in which it was, as far as no reply has said so before.
     pub over: Vec<LocalHandle>,
+    /// Groups in which an operation of this rank has failed, as another one has closed a connection, as far as no reply has said so before.
+    pub failed: Vec<u32>,
     /// The answer to the task's question.
     pub answer: Answer,
 }

@@ -7,7 +7,7 @@
 use std::ffi::{c_char, c_int};
 
 /// Of this interface. Both sides refuse another one.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The name of the function of the type [`Attach`].
 pub const ATTACH: &str = "uniference_phantom_attach";
@@ -222,10 +222,14 @@ pub struct Communication {
     pub group: unsafe extern "C" fn(ranks: *const u32, count: usize) -> u32,
     /// Starts a call, whose input is copied, and names it, or says [`Communication::REFUSED`].
     pub issue: unsafe extern "C" fn(call: *const Call) -> u32,
-    /// Waits for a call to end, and copies its output. Nobody asks for it again.
+    /// Waits for a call to end, and copies its output, if it has not failed. Nobody asks for it again.
     pub deliver: extern "C" fn(handle: u32, to: usize, bytes: u64),
     /// Nobody asks for a call any more.
     pub forget: extern "C" fn(handle: u32),
+    /// Ends what is outstanding in a group.
+    pub abort: extern "C" fn(group: u32),
+    /// Whether a call in the group has failed, as another rank has closed its connection: 1, else 0.
+    pub has_failed: extern "C" fn(group: u32) -> c_int,
     /// Multiplies elements (`ncclDataType_t`) by a factor, in the precision of their type.
     pub scale: extern "C" fn(dtype: u32, at: usize, bytes: u64, factor: f64),
 }

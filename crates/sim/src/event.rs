@@ -301,6 +301,8 @@ pub enum Elapsed {
     Finish,
     /// The close of a group's connections: takes no time.
     Close,
+    /// The end of what was outstanding in a group: takes no time.
+    Abort,
 }
 
 /// Which message an event is about, and where its time went before it was at the head of its stream: from `begun` to `released` it

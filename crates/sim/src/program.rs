@@ -168,6 +168,9 @@ pub enum Activity {
     /// Closes the rank's connections of a group. Once a rank of the run has crashed, whoever waits for data of this rank there hears of
     /// it; before, it has no effect: who waits for a rank that will not come is told so as a deadlock.
     Close(GroupId),
+    /// Ends what the rank has outstanding in a group, and whatever it still comes to there: those operations fail, with the rank itself as who
+    /// has closed the connection. Other members hear nothing of it: who needs something of this rank waits on.
+    Abort(GroupId),
 }
 
 /// A named range of the user's (`torch.profiler.record_function`) opens or closes.

@@ -333,13 +333,14 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
         }
         task_state.state = if matches!(request, Request::Pause { .. }) { State::Paused } else { State::Blocked };
         if let Request::Issue { activity, .. } = &mut request
-            && let Activity::Call(Call { group, .. }) | Activity::Close(group) = activity
+            && let Activity::Call(Call { group, .. }) | Activity::Close(group) | Activity::Abort(group) = activity
         {
             let recorded = *group;
             *group = self.groups.get(group).copied().unwrap_or(recorded);
             let known = self.joined.contains(group);
             let fits = match activity {
                 Activity::Call(call) => known && fits(call, engine.members(call.group).len()),
+                Activity::Abort(_) => known,
                 // Before a rank has crashed nobody looks at which group is closed.
                 _ => known || !(0..engine.world_size()).any(|rank| engine.has_crashed(RankId::from(rank))),
             };

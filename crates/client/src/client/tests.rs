@@ -54,7 +54,7 @@ fn driver(socket: UnixWire, replies: Vec<Reply>) -> thread::JoinHandle<Vec<Op>> 
 }
 
 fn reply(answer: Answer) -> Reply {
-    Reply { now: SimTime::ZERO, freed: Vec::new(), over: Vec::new(), answer }
+    Reply { now: SimTime::ZERO, freed: Vec::new(), over: Vec::new(), failed: Vec::new(), answer }
 }
 
 fn now(ps: u64) -> Answer {

@@ -212,7 +212,7 @@ pub const KINDS: [Kind; 10] = [
     },
     Kind {
         name: "failed",
-        meaning: "an operation failed on a rank: its connection to `peer` was closed",
+        meaning: "an operation failed on a rank: its connection to `peer` was closed, or the rank itself (`peer`) has aborted it",
         columns: &[
             RANK,
             HANDLE,
@@ -301,7 +301,7 @@ pub const KINDS: [Kind; 10] = [
             TASK,
             text(
                 "what",
-                "what the rank did: `sleep`, `poll` (a read of the clock, or a query of the store), `store`, `finish` (the activity that ends the program), `close` (of a group's connections)",
+                "what the rank did: `sleep`, `poll` (a read of the clock, or a query of the store), `store`, `finish` (the activity that ends the program), `close` (of a group's connections), `abort` (of what is outstanding in a group)",
             ),
             time("start_ps", "time at which it began"),
             optional(id(

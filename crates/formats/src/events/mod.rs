@@ -203,6 +203,7 @@ impl<'a> Row<'a> {
                     Elapsed::Store => "store",
                     Elapsed::Finish => "finish",
                     Elapsed::Close => "close",
+                    Elapsed::Abort => "abort",
                 };
                 let mut cells = vec![Cell::U32(rank.0), Cell::U32(task.0), Cell::Text(what), ps(start)];
                 cells.extend(activity(why).into_iter().chain(begun(why)).chain(caused(cause)));

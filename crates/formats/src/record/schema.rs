@@ -163,6 +163,7 @@ pub(super) enum Activity {
         resource: u32,
     },
     Reach(u32),
+    Abort(u32),
 }
 
 #[derive(Serialize, Deserialize)]
@@ -329,6 +330,7 @@ impl Activity {
             program::Activity::Store(operation) => Activity::Store(StoreOp::of(operation)),
             program::Activity::Finish => Activity::Finish,
             program::Activity::Close(group) => Activity::Close(group.0),
+            program::Activity::Abort(group) => Activity::Abort(group.0),
         }
     }
 
@@ -358,6 +360,7 @@ impl Activity {
             Activity::Store(operation) => program::Activity::Store(operation.read()),
             Activity::Finish => program::Activity::Finish,
             Activity::Close(group) => program::Activity::Close(GroupId(group)),
+            Activity::Abort(group) => program::Activity::Abort(GroupId(group)),
         })
     }
 }

@@ -215,7 +215,10 @@ impl<W: Write> Observer for TraceWriter<W> {
             }
             Event::Failed { rank, call, bytes, issued, started, peer, .. } => {
                 let args = describe(call, bytes, issued, None, Meeting::Peer(None));
-                let name = format!("{}: rank {} has closed the connection", call.op.name(), peer.0);
+                let name = match peer == rank {
+                    true => format!("{}: aborted", call.op.name()),
+                    false => format!("{}: rank {} has closed the connection", call.op.name(), peer.0),
+                };
                 self.slice(rank, Row::Group(call.group), started, at, &name, args);
             }
             Event::Marked { rank, mark, .. } => self.mark(at, rank, mark),

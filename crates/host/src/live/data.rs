@@ -36,6 +36,8 @@ pub struct DataPlane {
     freed: BTreeMap<RankId, Vec<Offset>>,
     /// Operations that are complete or have failed, which their owner has not yet been told.
     over: BTreeMap<RankId, Vec<Handle>>,
+    /// Groups in which a peer has let operations fail, by rank, since the last time.
+    failed: BTreeMap<RankId, BTreeSet<GroupId>>,
     /// Ranks whose programs have ended: nobody waits for them to read.
     gone: BTreeSet<RankId>,
 }
@@ -140,7 +142,12 @@ impl DataPlane {
                 self.over.entry(*rank).or_default().push(*handle);
                 self.completed((*rank, *handle), call, *algorithm, *meeting);
             }
-            Event::Failed { rank, handle, .. } => self.over.entry(*rank).or_default().push(*handle),
+            Event::Failed { rank, handle, call, peer, .. } => {
+                self.over.entry(*rank).or_default().push(*handle);
+                if peer != rank {
+                    self.failed.entry(*rank).or_default().insert(call.group);
+                }
+            }
             Event::Finished { rank, .. } => self.leave(*rank),
             _ => {}
         }
@@ -265,6 +272,11 @@ impl DataPlane {
     /// The operations of `rank` that are over since the last time.
     pub fn take_over(&mut self, rank: RankId) -> Vec<Handle> {
         self.over.remove(&rank).unwrap_or_default()
+    }
+
+    /// The groups in which operations of `rank` have failed by others since the last time.
+    pub fn take_failed(&mut self, rank: RankId) -> Vec<u32> {
+        self.failed.remove(&rank).unwrap_or_default().into_iter().map(|group| group.0).collect()
     }
 
     /// These are to be taken again.

@@ -129,6 +129,8 @@ struct RankConversation {
     /// The last of the engine's names that the rank's was found for.
     newest: Option<Handle>,
     released: Released,
+    /// Operations that have failed, as a wait for the device was told, and who has closed the connection: who waits for one is told as well.
+    failed: BTreeMap<Handle, RankId>,
     dictionary: Dictionary,
     /// How many of its activities have been recorded.
     activities: u32,
@@ -239,11 +241,20 @@ enum Asked {
     Pause,
     Group(Arc<[RankId]>),
     Store,
-    Synchronize,
-    Query,
+    /// The end of work of its device.
+    Device(Vec<Handle>, DeviceQuestion),
     Elapsed,
-    /// The end of what its device has to do, before its own.
-    DeviceEnd,
+}
+
+/// Why a task waits for work of its device.
+#[derive(Clone, Copy)]
+enum DeviceQuestion {
+    /// To go on when it has ended.
+    Synchronize,
+    /// To know whether it has.
+    Query,
+    /// To end.
+    Exit,
 }
 
 impl Exchange {
@@ -260,6 +271,7 @@ impl Exchange {
                 called: BTreeMap::new(),
                 newest: None,
                 released: Released::default(),
+                failed: BTreeMap::new(),
                 dictionary: Dictionary::default(),
                 activities: 0,
                 recorded_as: BTreeMap::new(),
@@ -465,7 +477,13 @@ impl Exchange {
         let (rank, fetched) = self.ahead.pop()?;
         Some((
             rank,
-            Frame { now: self.engine.clock(rank), freed: Vec::new(), over: Vec::new(), answer: Answer::Ahead(fetched) },
+            Frame {
+                now: self.engine.clock(rank),
+                freed: Vec::new(),
+                over: Vec::new(),
+                failed: Vec::new(),
+                answer: Answer::Ahead(fetched),
+            },
         ))
     }
 
@@ -483,7 +501,8 @@ impl Exchange {
         turn.running = true;
         turn.answered = Some((task, tasks[task.index()].resumptions));
         let over = self.take_over(rank);
-        Some(Frame { now: self.engine.clock(rank), freed: self.data.take_freed(rank), over, answer })
+        let (freed, failed) = (self.data.take_freed(rank), self.data.take_failed(rank));
+        Some(Frame { now: self.engine.clock(rank), freed, over, failed, answer })
     }
 
     /// The rank's names for its communication that is over and that it has not been told of. What the engine has begun with, but not
@@ -558,6 +577,7 @@ impl Exchange {
                 if let Some(name) = state.names.remove(&handle) {
                     state.called.remove(&name);
                     state.recorded_as.remove(&name);
+                    state.failed.remove(&name);
                     state.released.insert(handle);
                     self.data.release(rank, name);
                     self.retry_fetches();
@@ -584,6 +604,7 @@ impl Exchange {
             Op::Sleep(span) => (issue(Activity::Sleep(span.from(now)), task, line), Asked::Sleep),
             Op::Mark(mark) => (issue(Activity::Mark(mark), task, line), Asked::Mark),
             Op::Close(group) => (issue(Activity::Close(GroupId(group)), task, line), Asked::Mark),
+            Op::Abort(group) => (issue(Activity::Abort(GroupId(group)), task, line), Asked::Mark),
             Op::Issue { handle, call, staged, stream, .. } => {
                 self.data.announce(rank, &call, staged);
                 let after = stream.map(|on| self.ranks[rank.index()].streams.before_call(on)).unwrap_or_default();
@@ -613,14 +634,14 @@ impl Exchange {
                 if handles.is_empty() {
                     return self.answer(rank, task, Answer::Go);
                 }
-                (Request::Wait { handles, any: false, timeout: None, site: line }, Asked::Synchronize)
+                return self.await_device(rank, task, handles, DeviceQuestion::Synchronize);
             }
             Op::Query { work, .. } => {
                 let handles = self.ranks[rank.index()].streams.ends(work);
                 if handles.is_empty() {
                     return self.answer(rank, task, Answer::Ended(true));
                 }
-                (Request::Wait { handles, any: false, timeout: Some(POLL_COST), site: line }, Asked::Query)
+                return self.await_device(rank, task, handles, DeviceQuestion::Query);
             }
             Op::Elapsed { from, to, .. } => (Request::Elapsed { from, to, site: line }, Asked::Elapsed),
             Op::Exit(outcome) => return self.exit(rank, task, outcome),
@@ -740,11 +761,24 @@ impl Exchange {
     fn exit(&mut self, rank: RankId, task: TaskId, outcome: Outcome) {
         let handles = self.ranks[rank.index()].streams.ends(DeviceWork::Device);
         if (task, outcome) == (TaskId(0), Outcome::Ok) && !handles.is_empty() {
-            let site = self.task(rank, task).line;
-            let request = Request::Wait { handles, any: false, timeout: None, site };
-            return self.submit(rank, task, request, Asked::DeviceEnd);
+            return self.await_device(rank, task, handles, DeviceQuestion::Exit);
         }
         self.end_task(rank, task, outcome);
+    }
+
+    fn await_device(&mut self, rank: RankId, task: TaskId, handles: Vec<Handle>, question: DeviceQuestion) {
+        let site = self.task(rank, task).line;
+        let timeout = matches!(question, DeviceQuestion::Query).then_some(POLL_COST);
+        let request = Request::Wait { handles: handles.clone(), any: false, timeout, site };
+        self.submit(rank, task, request, Asked::Device(handles, question));
+    }
+
+    fn device_has_ended(&mut self, rank: RankId, task: TaskId, question: DeviceQuestion) {
+        match question {
+            DeviceQuestion::Synchronize => self.answer(rank, task, Answer::Go),
+            DeviceQuestion::Query => self.answer(rank, task, Answer::Ended(true)),
+            DeviceQuestion::Exit => self.end_task(rank, task, Outcome::Ok),
+        }
     }
 
     fn end_task(&mut self, rank: RankId, task: TaskId, outcome: Outcome) {
@@ -790,11 +824,17 @@ impl Exchange {
                 let computed = self.engine.times(rank).compute;
                 self.answer(rank, task, Answer::Now(now, computed));
             }
-            (Asked::Synchronize, Reply::Complete(_)) => self.answer(rank, task, Answer::Go),
-            (Asked::Query, Reply::Complete(_)) => self.answer(rank, task, Answer::Ended(true)),
-            (Asked::Query, Reply::TimedOut) => self.answer(rank, task, Answer::Ended(false)),
+            (Asked::Device(_, question), Reply::Complete(_)) => self.device_has_ended(rank, task, question),
+            // A stream goes on behind a call that has failed: the rest is still to be waited for.
+            (Asked::Device(handles, question), Reply::Failed { failed, .. }) => {
+                let RankConversation { called, failed: known, .. } = &mut self.ranks[rank.index()];
+                known.extend(failed.into_iter().filter(|(name, _)| called.contains_key(name)));
+                self.await_device(rank, task, handles, question);
+            }
+            (Asked::Device(_, DeviceQuestion::Query), Reply::TimedOut) => {
+                self.answer(rank, task, Answer::Ended(false));
+            }
             (Asked::Elapsed, Reply::Elapsed(elapsed)) => self.answer(rank, task, Answer::Elapsed(elapsed)),
-            (Asked::DeviceEnd, Reply::Complete(_)) => self.end_task(rank, task, Outcome::Ok),
             (Asked::Pause, Reply::TimedOut) => self.answer(rank, task, Answer::Over),
             (Asked::Group(ranks), Reply::Group(group)) => {
                 self.took(rank, task, RecordedStep::Named(group));
@@ -836,7 +876,10 @@ impl Exchange {
         let mut rest = complete.iter().peekable();
         let complete = named.iter().filter(|(_, name)| rest.next_if_eq(&name).is_some()).copied().collect();
         self.owe(rank);
-        self.fetch(Fetching { rank, task, complete, failed: failed.into_iter().collect() });
+        let known = &self.ranks[rank.index()].failed;
+        let before = named.iter().filter_map(|(_, name)| known.get_key_value(name)).map(|(name, peer)| (*name, *peer));
+        let failed = before.chain(failed).collect();
+        self.fetch(Fetching { rank, task, complete, failed });
     }
 
     fn joined(&mut self, rank: RankId, task: TaskId, group: GroupId, ranks: &Arc<[RankId]>) {

@@ -226,7 +226,9 @@ impl<'a, W: Write> Exporter<'a, W> {
             Activity::Mark(mark) => Part::Mark(mark).to_node(task),
             Activity::Store(operation) => Part::Store(operation).to_node(task),
             Activity::Finish => Part::End.to_node(task),
-            Activity::Close(_) | Activity::Reach(_) => Part::Pause(Pause::Sleep, SimDuration::ZERO).to_node(task),
+            Activity::Close(_) | Activity::Abort(_) | Activity::Reach(_) => {
+                Part::Pause(Pause::Sleep, SimDuration::ZERO).to_node(task)
+            }
             Activity::Call(call) => call_node(rank, task, &call, &self.groups[&call.group]),
         };
         let site = self.ranks[rank.index()].tasks[task.index()].site;

@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
+use std::ffi::c_int;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use uniference_client::{Client, ClientError};
@@ -53,7 +54,20 @@ pub(crate) fn table(client: &Arc<Client>, functions: Functions, limit: Option<u6
     let (rank, limit) = (client.rank(), limit.unwrap_or(u64::MAX));
     let _ = STATE.set(state);
     let scale = functions.scale;
-    let table = Communication { version: VERSION, rank, limit, publish, look_up, group, issue, deliver, forget, scale };
+    let table = Communication {
+        version: VERSION,
+        rank,
+        limit,
+        publish,
+        look_up,
+        group,
+        issue,
+        deliver,
+        forget,
+        abort,
+        has_failed,
+        scale,
+    };
     Box::leak(Box::new(table))
 }
 
@@ -123,6 +137,9 @@ extern "C" fn deliver(handle: u32, to: usize, bytes: u64) {
     let State { client, functions, reductions } = state();
     ended(client.wait(&[handle], None, false, site()));
     let reduction = lock(reductions).remove(&handle);
+    if ended(client.closed_by(handle).map(Some)).flatten().is_some() {
+        return;
+    }
     if let (Some((operation, dtype)), Some((arena, _))) = (reduction, client.arena()) {
         let folds = client.folds(handle);
         for (into, from, length) in &folds {
@@ -142,6 +159,15 @@ extern "C" fn forget(handle: u32) {
     let _ours = Ours::new();
     lock(&state().reductions).remove(&handle);
     ended(state().client.release(handle).map(Some));
+}
+
+extern "C" fn has_failed(group: u32) -> c_int {
+    state().client.has_failed(GroupId(group)).into()
+}
+
+extern "C" fn abort(group: u32) {
+    let _ours = Ours::new();
+    ended(state().client.abort(GroupId(group)).map(Some));
 }
 
 /// The simulator's own work on this thread.

@@ -1,5 +1,5 @@
-//! Owns closed connections: who has heard that whose end of one is closed, and which operations fail by it. How a rank comes to close its
-//! connections, and what a failed operation means to its program, is the engine's business.
+//! Owns closed connections: who has heard that whose end of one is closed, which operations fail by it, and which groups ranks have aborted. How
+//! a rank comes to close its connections, and what a failed operation means to its program, is the engine's business.
 //!
 //! As Gloo over TCP does (docs/explanation/network-model.md): the end of a connection is noticed one latency after it was closed, behind all that has left
 //! before. Then those operations fail that wait for something on this connection, and later ones when they come to use it. Members of a
@@ -17,6 +17,8 @@ pub(super) struct Closed {
     gone: BTreeSet<RankId>,
     /// (Group, who has heard, whose end).
     pairs: BTreeSet<(GroupId, RankId, RankId)>,
+    /// Who takes no part any more in what group, and tells nobody.
+    aborted: BTreeSet<(GroupId, RankId)>,
     /// Noticed, and behind messages that are not taken in yet.
     held: Vec<Notice>,
     /// For the engine.
@@ -69,6 +71,20 @@ impl Comm {
                 self.cue(now, at, Cue::Closed(Notice { group, to, of })).expect("a notice disagrees with nothing");
             }
         }
+    }
+
+    /// The rank takes no further part in a group: nothing more of it leaves, and what comes for it has no effect.
+    pub(crate) fn abort(&mut self, rank: RankId, group: GroupId) {
+        self.closed.aborted.insert((group, rank));
+        let me = self.position(rank, group);
+        for instance in self.instances.iter_mut().flatten().filter(|instance| instance.group == group) {
+            instance.fail(me);
+        }
+    }
+
+    /// Has the rank aborted the group?
+    pub(crate) fn has_aborted(&self, rank: RankId, group: GroupId) -> bool {
+        !self.closed.aborted.is_empty() && self.closed.aborted.contains(&(group, rank))
     }
 
     pub(super) fn noticed(&mut self, now: SimTime, notice: Notice) {

@@ -236,6 +236,8 @@ impl Comm {
             return Ok(());
         }
         match cue {
+            Cue::Send { caller: Caller { rank, .. }, group, .. } | Cue::Recv { group, rank, .. }
+                if self.has_aborted(rank, group) => {}
             Cue::Run { instance, me } => {
                 let running = self.instances[instance as usize].as_ref().expect("it runs");
                 let cause = Cause::Begun(running.caller(me).handle);

@@ -199,6 +199,12 @@ impl Engine {
                 self.comm.close(now, rank, group);
                 return true;
             }
+            Activity::Abort(group) => {
+                let group = *group;
+                observer.record(now, &elapsed(Elapsed::Abort));
+                self.abort(rank, group, observer);
+                return true;
+            }
             Activity::Store(operation) => {
                 let operation = operation.clone();
                 let served = self.start_store_activity(rank, handle, &operation, observer);
@@ -216,6 +222,9 @@ impl Engine {
                     self.shares_change(rank);
                 }
                 match call.op {
+                    _ if self.comm.has_aborted(rank, call.group) => {
+                        self.operation_fails(rank, handle, rank, observer);
+                    }
                     CallOp::Collective(_) => {
                         self.comm.enter(now, rank, call.group, sequence);
                     }
@@ -383,8 +392,11 @@ fn queue_of(activity: &Activity, queue: QueueId) -> Option<QueueKey> {
             CallOp::Send { .. } | CallOp::Recv { .. } => None,
         },
         Activity::Store(_) | Activity::Finish => None,
-        Activity::Compute(_) | Activity::Sleep(_) | Activity::Mark(_) | Activity::Reach(_) | Activity::Close(_) => {
-            Some(QueueKey::Own(queue))
-        }
+        Activity::Compute(_)
+        | Activity::Sleep(_)
+        | Activity::Mark(_)
+        | Activity::Reach(_)
+        | Activity::Close(_)
+        | Activity::Abort(_) => Some(QueueKey::Own(queue)),
     }
 }

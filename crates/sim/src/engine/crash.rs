@@ -1,11 +1,12 @@
-//! Owns the crash of a rank, and what is left of a run without it: operations that fail because a connection was closed, and who is told.
+//! Owns the crash of a rank, and what is left of a run without it: operations that fail because a connection was closed, and who is told. A rank that
+//! aborts a group closes its own end.
 //! Which those are is `comm`'s business.
 
 use super::Engine;
 use super::rank::TaskState;
 use crate::comm::Notice;
 use crate::event::{Cause, Event, Observer};
-use crate::ids::{Handle, RankId};
+use crate::ids::{GroupId, Handle, RankId};
 use crate::program::{Activity, CallOp, Outcome, Reply};
 
 impl Engine {
@@ -42,6 +43,16 @@ impl Engine {
         let failing: Vec<Handle> =
             open.filter(|(_, state)| between(&state.activity)).map(|(handle, _)| handle).collect();
         failing.into_iter().for_each(|handle| self.operation_fails(to, handle, of, observer));
+    }
+
+    /// What a rank has outstanding in a group ends now.
+    pub(super) fn abort(&mut self, rank: RankId, group: GroupId, observer: &mut dyn Observer) {
+        self.comm.abort(rank, group);
+        let running = self.ranks[rank.index()].activities.running();
+        let of_group = |activity: &Activity| matches!(activity, Activity::Call(call) if call.group == group);
+        let failing: Vec<Handle> =
+            running.filter(|(_, state)| of_group(&state.activity)).map(|(handle, _)| handle).collect();
+        failing.into_iter().for_each(|handle| self.operation_fails(rank, handle, rank, observer));
     }
 
     /// An operation of `rank` has failed: `peer` has closed its end of their connection.

@@ -128,7 +128,7 @@ pub(crate) struct ActivityState {
     /// What let it start; known once it has.
     pub(crate) cause: Cause,
     pub(crate) complete: bool,
-    /// It has failed: this rank has closed its end of a connection. It is complete, too.
+    /// It has failed: this rank has closed its end of a connection, the own one if it has aborted the group. It is complete, too.
     pub(crate) failed: Option<RankId>,
     /// Until when a peer that had not entered kept it waiting.
     pub(crate) peers_entered: SimTime,
@@ -333,9 +333,12 @@ fn kind(activity: &Activity) -> Blocked {
     match activity {
         Activity::Call(_) => Blocked::Communication,
         Activity::Compute(_) | Activity::Reach(_) => Blocked::Compute,
-        Activity::Sleep(_) | Activity::Mark(_) | Activity::Store(_) | Activity::Finish | Activity::Close(_) => {
-            Blocked::Sleep
-        }
+        Activity::Sleep(_)
+        | Activity::Mark(_)
+        | Activity::Store(_)
+        | Activity::Finish
+        | Activity::Close(_)
+        | Activity::Abort(_) => Blocked::Sleep,
     }
 }
 

@@ -8,6 +8,7 @@ use crate::network::Asymmetry;
 use crate::program::{Activity, Call, CallOp, Outcome};
 use crate::store;
 use crate::time::{Bytes, SimTime};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// Why a run cannot go on.
@@ -101,6 +102,8 @@ pub struct Pending {
     pub site: Site,
     /// Of a send or receive: the peer's that would fit, had it the same tag.
     pub near: Option<Near>,
+    /// Of what has not started: operations of process groups that it waits for, as work on a device's stream does.
+    pub behind: Vec<Pending>,
 }
 
 /// A send or receive of the peer, to this rank and in the same group, but with another tag.
@@ -159,6 +162,7 @@ impl Engine {
             Activity::Finish => ("finish", Bytes(0), None),
             Activity::Reach(_) => ("event", Bytes(0), None),
             Activity::Close(_) => ("close", Bytes(0), None),
+            Activity::Abort(_) => ("abort", Bytes(0), None),
             Activity::Call(call) => {
                 (call.op.name(), self.comm.bytes(call), Some((call.group, self.absent(call, activity.sequence))))
             }
@@ -167,7 +171,11 @@ impl Engine {
             Activity::Call(call) => self.near(rank.id, call),
             _ => None,
         };
-        Pending { handle, operation, bytes, meeting, site: activity.site, near }
+        let behind = match activity.started {
+            Some(_) => Vec::new(),
+            None => calls_before(rank, handle).into_iter().map(|call| self.pending(rank, call)).collect(),
+        };
+        Pending { handle, operation, bytes, meeting, site: activity.site, near, behind }
     }
 
     /// What a send or receive waits for in vain, as its peer uses another tag.
@@ -210,6 +218,31 @@ impl Engine {
             CallOp::Recv { from: None, .. } | CallOp::Send { .. } => Vec::new(),
         }
     }
+}
+
+/// Operations of process groups that have started and are not complete, and without which the activity does not start.
+fn calls_before(rank: &RankState, handle: Handle) -> BTreeSet<Handle> {
+    let mut before: BTreeMap<Handle, Vec<Handle>> = BTreeMap::new();
+    let mut last = BTreeMap::new();
+    for (open, state) in rank.activities.open() {
+        if let Some(previous) = state.queue.and_then(|queue| last.insert(queue, open)) {
+            before.entry(open).or_default().push(previous);
+        }
+        state.dependents.iter().for_each(|dependent| before.entry(*dependent).or_default().push(open));
+    }
+    let (mut calls, mut seen, mut left) = (BTreeSet::new(), BTreeSet::new(), vec![handle]);
+    while let Some(next) = left.pop() {
+        if !seen.insert(next) {
+            continue;
+        }
+        let runs = rank.activities.get(next).is_some_and(|state| state.started.is_some());
+        if runs && rank.call(next).is_some() {
+            calls.insert(next);
+        } else {
+            left.extend(before.remove(&next).unwrap_or_default());
+        }
+    }
+    calls
 }
 
 impl Halt {
@@ -255,8 +288,10 @@ impl RankReport {
         let shown = self.tasks.iter().filter(|task| threads.is_empty() || task.doing != Doing::Running);
         let (waiting, others): (Vec<_>, Vec<_>) = shown.partition(|task| task.doing == Doing::Inside);
         let describe = |task: &TaskReport| {
-            let place = task.site.map_or(String::new(), |line| format!(", at {}", site(line)));
-            format!("{}{place}{}", task.doing, task.doing.near(site))
+            // Whoever waits for a device need not have a line.
+            let line = task.site.map(site).filter(|line| !line.is_empty());
+            let place = line.map_or(String::new(), |line| format!(", at {line}"));
+            format!("{}{place}{}{}", task.doing, task.doing.near(site), task.doing.behind(site))
         };
         let mut lines: Vec<String> = others.into_iter().map(describe).collect();
         match threads {
@@ -269,6 +304,14 @@ impl RankReport {
 }
 
 impl Doing {
+    /// What work of the device waits for, with the lines.
+    fn behind(&self, site: &dyn Fn(Site) -> String) -> String {
+        let Doing::Waiting(pending) = self else { return String::new() };
+        let calls: BTreeMap<Handle, &Pending> =
+            pending.iter().flat_map(|pending| &pending.behind).map(|call| (call.handle, call)).collect();
+        calls.values().map(|call| format!("; behind {call}, issued at {}", site(call.site))).collect()
+    }
+
     /// What was sent, or is received, with another tag.
     fn near(&self, site: &dyn Fn(Site) -> String) -> String {
         let Doing::Waiting(pending) = self else { return String::new() };

@@ -1,5 +1,6 @@
 //! The simulation from outside: programs in, virtual times out. One file a behaviour; `support` builds clusters and programs.
 
+mod abort;
 mod causes;
 mod collectives;
 mod crash;

@@ -96,6 +96,28 @@ fn all_reduced(exchange: &mut Exchange, count: u32) -> Vec<(u32, Answer)> {
     heard(exchange)
 }
 
+/// Rank 1 never calls: who waits for the stream goes on as the call on it ends, and the call itself is over without data, by its own rank.
+#[test]
+fn a_stream_goes_on_behind_a_call_that_is_aborted() {
+    let mut exchange = ranks(2);
+    join(&mut exchange, 2);
+    assert_eq!(heard(&mut exchange), []);
+    let Op::Issue { handle, call, staged, filled, site, .. } =
+        issue(0, collective(CollectiveKind::AllReduce, 4, None), None)
+    else {
+        unreachable!("it is one")
+    };
+    let stream = Some(OnStream { stream: 1, with_previous: false });
+    let call = Op::Issue { handle, call, staged, filled, stream, site };
+    let synchronize = Op::Synchronize { work: DeviceWork::Device, site: Site(0) };
+    say(&mut exchange, 1, vec![Op::Exit(Outcome::Ok)]);
+    say(&mut exchange, 0, vec![line("a.py:1"), call, Op::Abort(0), synchronize]);
+    assert_eq!(heard(&mut exchange), [(0, Answer::Go)]);
+    say(&mut exchange, 0, vec![wait(0)]);
+    let over = Fetched { closed_by: Some(0), ..Fetched::default() };
+    assert_eq!(heard(&mut exchange), [(0, Answer::Complete(vec![(0, over)]))]);
+}
+
 #[test]
 fn a_blocking_all_reduce_is_one_question_and_folded_once() {
     let mut exchange = ranks(3);
