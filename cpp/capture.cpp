@@ -124,6 +124,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   const bool calls_others = on_gpu && schema.foreign ? true : schema.composite && !(on_gpu && schema.on_gpu);
   if (calls_others && !schema.communicates) return op.redispatchBoxed(below, stack);
   c10::impl::ExcludeDispatchKeyGuard only_once(kKey);
+  if (on_gpu && schema.communicates) return Mirror::communicate(op, below, *stack, values.moves(stack->data() + (stack->size() - count), count));
   if (inside > 0 || schema.communicates || !counting.load(std::memory_order_relaxed)) return op.redispatchBoxed(below, stack);
 
   const uint64_t before = timed ? between.end() : 0;
@@ -283,8 +284,9 @@ __attribute__((visibility("default"))) const Launches* uniference_capture_launch
 
 // Operators on simulated GPUs have values from here on; see `Mirror`.
 __attribute__((visibility("default"))) void uniference_capture_mirror(
-    Mirror::Launch launch, Mirror::Settle settle, Mirror::IsCaptured is_captured, Mirror::Compute compute) {
-  Mirror::begin(launch, settle, is_captured, compute);
+    Mirror::Launch launch, Mirror::Settle settle, Mirror::IsCaptured is_captured, Mirror::Compute compute,
+    Mirror::Withhold withhold) {
+  Mirror::begin(launch, settle, is_captured, compute, withhold);
   watching = true;
   c10::impl::tls_set_dispatch_key_included(kKey, true);
 }

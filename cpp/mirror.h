@@ -46,13 +46,16 @@ class Mirror {
   // Whether the stream is captured into a graph; and that a function is called whenever the graph is launched, until the other one is.
   using IsCaptured = int (*)(void* stream);
   using Compute = void (*)(void* stream, void (*run)(void* data), void (*forget)(void* data), void* data);
+  // Communication that this thread asks for moves sizes and no data, until it says -1.
+  using Withhold = void (*)(int change);
 
   // From here on operators of GPUs have values.
-  static void begin(Launch launch, Settle settle, IsCaptured is_captured, Compute compute) {
+  static void begin(Launch launch, Settle settle, IsCaptured is_captured, Compute compute, Withhold withhold) {
     launch_ = launch;
     settle_ = settle;
     is_captured_ = is_captured;
     compute_ = compute;
+    withhold_ = withhold;
     wanted_ = true;
   }
 
@@ -66,6 +69,16 @@ class Mirror {
       for_each_tensor(arguments[i], [&](const at::Tensor& tensor) { on_gpu = on_gpu || tensor.is_cuda(); });
     }
     return on_gpu;
+  }
+
+  // Carries out a call of communication, which `moves` data, or only its size.
+  static void communicate(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack& stack, bool moves) {
+    struct Withheld {
+      explicit Withheld(bool is_withheld) : change(is_withheld ? 1 : 0) { withhold_(change); }
+      ~Withheld() { withhold_(-change); }
+      const int change;
+    } withheld(!moves);
+    op.redispatchBoxed(below, &stack);
   }
 
   // Carries out a call whose arguments are on the stack, on the GPU and, if it `has_values`, on the CPU. Sizes that depend on values are found
@@ -403,6 +416,7 @@ class Mirror {
   static inline Compute compute_ = nullptr;
   static inline std::mutex forgotten_mutex_;
   static inline std::vector<uint64_t> forgotten_;
+  static inline Withhold withhold_ = nullptr;
   static inline bool wanted_ = false;
 };
 

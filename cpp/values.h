@@ -37,6 +37,17 @@ class Values {
     return most <= limit_;
   }
 
+  // Whether communication of simulated GPUs moves truth values, which NCCL takes for bytes: those of large tensors were not computed.
+  bool moves(const c10::IValue* arguments, size_t count) const {
+    bool moves = true;
+    for (size_t i = 0; i < count && !all(); i++) {
+      for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
+        moves = moves && !(tensor.scalar_type() == at::kBool && tensor.numel() > std::max(limit_, kSteering));
+      });
+    }
+    return moves;
+  }
+
   // Whether a call is to be carried out as always.
   bool computes(const Schema& schema, const c10::IValue* arguments, size_t count) const {
     if (all() || schema.view || names_other_device(arguments, count)) return true;

@@ -76,6 +76,14 @@ type Of<'a> = Option<&'a Communicator>;
 thread_local! {
     /// How deep the thread is in groups of calls, and the calls of the outermost.
     static GROUP: RefCell<(u32, Vec<Pending>)> = const { RefCell::new((0, Vec::new())) };
+
+    /// How deep it is in communication that moves sizes and no data, of whatever type.
+    static WITHHELD: Cell<c_int> = const { Cell::new(0) };
+}
+
+exports! {
+    /// What this thread communicates moves no data until it says -1: `cpp/mirror.h` knows types that NCCL does not tell apart.
+    fn uniference_phantom_withhold(change: c_int) { WITHHELD.set(WITHHELD.get() + change); }
 }
 
 /// A call that waits for the end of its group.
@@ -291,7 +299,7 @@ impl Asked {
             LACKS_MEMORY.store(true, Relaxed);
             return UNHANDLED_CUDA_ERROR;
         }
-        let has_values = !link.is_large(self.count as u64, self.dtype);
+        let has_values = !link.is_large(self.count as u64, self.dtype) && WITHHELD.get() == 0;
         let mut call = Call {
             operation: self.operation as u32,
             group: communicator.group,
