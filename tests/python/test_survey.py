@@ -23,6 +23,8 @@ RAISES = "raise SystemExit('it was run')\n"
         ("device = f'cuda:{rank}'", True),
         ("torch.ones(1, device='cuda:1')", True),
         ("device = 'cuda' if torch.cuda.is_available() else 'cpu'", False),
+        ("device = 'cuda' if dist.get_backend() == 'nccl' else 'cpu'", False),
+        ("print(dist.get_backend()); torch.ones(1).cuda()", True),
         ("kind = torch.accelerator.current_accelerator() or 'cuda'", False),
         ("# cuda and nccl are only mentioned\nprint('not cuda, nccl neither')", False),
         ("dist.init_process_group('gloo')", False),

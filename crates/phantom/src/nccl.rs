@@ -421,6 +421,21 @@ impl Communicator {
         join(to, link, format!("{name}/{color}"), members_of_it, me)
     }
 
+    /// All members but the excluded ones call this, so nobody need be asked who they are.
+    fn shrink(&self, excluded: &[c_int], to: Out<*mut Communicator>) -> Status {
+        let Some(link) = communication() else { return INVALID_USAGE };
+        let is_member = |number: &c_int| usize::try_from(*number).is_ok_and(|number| number < self.members.len());
+        let stays = |member: usize| !excluded.contains(&(member as c_int));
+        if excluded.is_empty() || !excluded.iter().all(is_member) || !stays(self.me) {
+            return INVALID_ARGUMENT;
+        }
+        self.splits.set(self.splits.get() + 1);
+        let staying: Vec<usize> = (0..self.members.len()).filter(|member| stays(*member)).collect();
+        let me = staying.iter().position(|member| *member == self.me).expect("it stays");
+        let members = staying.into_iter().map(|member| self.members[member]).collect();
+        join(to, link, format!("{}/{}", self.name, self.splits.get()), members, me)
+    }
+
     /// Makes the connections that a call needs, of which some are messages between members. `peer` is the root, or the other side of a message.
     fn connect(&self, operation: Operation, peer: Option<usize>) -> Result<(), crate::errors::Status> {
         let on_host = |member: &usize| *member != self.me && self.members[*member].host == self.members[self.me].host;
@@ -438,21 +453,6 @@ impl Communicator {
             _ => return self.buffers.connect_all(operation == Operation::AllReduce),
         };
         self.buffers.connect_pairs(&sends, &receives)
-    }
-
-    /// All members but the excluded ones call this, so nobody need be asked who they are.
-    fn shrink(&self, excluded: &[c_int], to: Out<*mut Communicator>) -> Status {
-        let Some(link) = communication() else { return INVALID_USAGE };
-        let is_member = |number: &c_int| usize::try_from(*number).is_ok_and(|number| number < self.ranks.len());
-        let stays = |member: usize| !excluded.contains(&(member as c_int));
-        if excluded.is_empty() || !excluded.iter().all(is_member) || !stays(self.me) {
-            return INVALID_ARGUMENT;
-        }
-        self.splits.set(self.splits.get() + 1);
-        let staying: Vec<usize> = (0..self.ranks.len()).filter(|member| stays(*member)).collect();
-        let me = staying.iter().position(|member| *member == self.me).expect("it stays");
-        let ranks = staying.into_iter().map(|member| self.ranks[member]).collect();
-        join(to, link, format!("{}/{}", self.name, self.splits.get()), ranks, me)
     }
 
     fn close(communicator: *mut Communicator) -> Status {

@@ -3,7 +3,8 @@
 The interpreter is handed it as text (`crates/cli/src/interpreter.rs`) with the arguments PROGRAM, KIND (`script` or `module`) and
 CUDA (`yes`, `no` or `auto`), and answers with a JSON object. It imports neither torch nor this package.
 
-A program that cannot do without GPUs gets them: its file names `nccl` or a CUDA device, and never asks whether there is one.
+A program that cannot do without GPUs gets them: its file names `nccl` or a CUDA device, and never asks whether there is one, nor
+which backend it was given.
 """
 
 import ast
@@ -70,7 +71,13 @@ def _uses_cuda(node: ast.AST) -> bool:
 
 
 def _asks(node: ast.AST) -> bool:
+    if isinstance(node, ast.Compare):  # dist.get_backend() == "nccl"
+        return any(isinstance(part, ast.Call) and _name(part.func) == "get_backend" for part in (node.left, *node.comparators))
     return isinstance(node, ast.Attribute) and node.attr in _ASKS
+
+
+def _name(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
 def main(program: str, module: bool, cuda: str) -> None:
