@@ -332,3 +332,55 @@ def test_results_are_the_same_bytes_at_any_number_of_jobs(tmp_path: Path) -> Non
     # 800 operations, each with its issue and its wait, of some 30 bytes. A wait that asked after all that is outstanding would name 200
     # of them on average.
     assert len(seen[0][3]) < 800 * 120
+
+
+def test_preloaded_modules_are_imported_once_and_see_what_is_replaced(tmp_path: Path) -> None:
+    """The module's own copies of names of torch are those that ranks have."""
+    library = tmp_path / "library"
+    library.mkdir()
+    write_script(
+        library,
+        "import os\nfrom torch.distributed import *\nfrom torch.distributed import TCPStore\nowner = os.getpid()\n",
+        "heavy.py",
+    )
+    source = """
+import os, heavy, torch.distributed as dist
+assert heavy.owner == os.getppid(), "it was imported in the rank"
+assert heavy.TCPStore is dist.TCPStore
+dist.init_process_group("gloo")
+store = heavy.TCPStore("localhost", 1234, 2, dist.get_rank() == 0)
+store.set(f"rank {dist.get_rank()}", "here")
+store.wait(["rank 0", "rank 1"])
+print("met")
+"""
+    script = write_script(tmp_path, source)
+    options = ("--ranks", 2, "--compute", "none", "--out", "out", "--preload", "heavy,json")
+    done = uniference("run", *options, script, cwd=tmp_path, env={"PYTHONPATH": str(library)})
+    assert done.code == 0, done.err
+    assert done.out.count("met") == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "hint"),
+    [
+        (None, "--preload heavy: ModuleNotFoundError: No module named 'heavy'", "name installed modules"),
+        ("import os\nos.environ['RANK']", "--preload heavy: KeyError: 'RANK'", "name installed modules"),
+        (
+            "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+            "--preload heavy: the module starts threads, which no forked rank has",
+            "leave heavy out of --preload",
+        ),
+    ],
+)
+def test_modules_that_cannot_be_preloaded_end_the_run(
+    source: str | None, error: str, hint: str, tmp_path: Path
+) -> None:
+    if source is not None:
+        write_script(tmp_path, source, "heavy.py")
+    script = write_script(tmp_path, "print('never')")
+    options = ("--ranks", 2, "--out", "out", "--preload", "heavy")
+    done = uniference("run", *options, script, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
+    assert done.code != 0
+    assert error in done.err
+    assert f"hint: {hint}" in done.err
+    assert "never" not in done.out

@@ -93,6 +93,7 @@ fn of_program(args: &Args, argv: &[OsString], python: &Path) -> Result<Fit, Host
         python: python.to_owned(),
         argv: args.program.script.clone(),
         module: args.program.module,
+        preload: args.program.preload.clone(),
         plan,
         jobs: None,
         gpus: survey.gpus,

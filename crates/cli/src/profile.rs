@@ -238,6 +238,7 @@ impl<'a> Runs<'a> {
             python: self.python.to_owned(),
             argv: words.to_vec(),
             module,
+            preload: Vec::new(),
             plan,
             // One at a time: what ranks do to each other's caches is not the operators' own.
             jobs: Some(1),

@@ -60,6 +60,9 @@ pub(super) struct ProgramArgs {
     /// Do not simulate GPUs
     #[arg(long)]
     no_cuda: bool,
+    /// Import these modules once, before the ranks are forked, instead of once in every rank
+    #[arg(long, value_name = "MODULE,...", value_delimiter = ',')]
+    pub(super) preload: Vec<String>,
     /// Run a module, like python -m
     #[arg(short = 'm', long)]
     pub(super) module: bool,
@@ -151,7 +154,7 @@ pub(super) fn run(args: &Args, argv: &[OsString], python: &Path) -> Result<Exit,
     // Before anything is started that would outlive a Ctrl-C.
     let interrupts = Interrupts::new()?;
     check_record(args)?;
-    let ProgramArgs { module, script, .. } = &args.program;
+    let ProgramArgs { module, script, preload, .. } = &args.program;
     let Place { chosen, survey, tight } = args.program.place(&args.cluster, python)?;
     let backend_named = chosen.backend_named;
     let ranks = chosen.resolved.cluster.devices.len() as u32;
@@ -174,6 +177,7 @@ pub(super) fn run(args: &Args, argv: &[OsString], python: &Path) -> Result<Exit,
         python: python.to_owned(),
         argv: script.clone(),
         module: *module,
+        preload: preload.clone(),
         plan,
         jobs: args.jobs,
         gpus: survey.gpus,

@@ -34,6 +34,8 @@ pub struct Program {
     pub argv: Vec<OsString>,
     /// Run as `python -m` does.
     pub module: bool,
+    /// Modules that are imported once, before the ranks are forked.
+    pub preload: Vec<String>,
     /// Where the duration of compute comes from; the session's manifest must say so, too ([`Session::plan`]).
     pub plan: Plan,
     /// How many ranks run on this machine at once; `None`: one where compute is measured, else one a core.
@@ -98,6 +100,7 @@ impl<'a> Live<'a> {
         let setup = Setup {
             python: program.python,
             script: Script { argv: program.argv, module: program.module, env },
+            modules: program.preload,
             places,
             gpus: program.gpus,
             jobs: program.jobs.map_or(if program.plan.measures() { 1 } else { cores }, |jobs| jobs as usize),

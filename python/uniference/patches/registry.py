@@ -103,6 +103,8 @@ class Replaced(Name):
         super().__init__(place, why, parameters, part)
         # Nothing, until it is replaced.
         self._original: list[Any] = []
+        # Where modules that were imported before have it by `from ... import`.
+        self._copies: list[tuple[dict[str, Any], str]] = []
 
     @property
     def original(self) -> Any:
@@ -115,7 +117,7 @@ class Replaced(Name):
         if not self._original:
             check([self])
             self._original.append(self.current)
-        setattr(self._owner(), self.attribute.rpartition(".")[2], value)
+        self._set(value)
 
     def wrap(self, make: Callable[[Any], Any]) -> None:
         """Puts there what `make` returns for what stands there now."""
@@ -124,7 +126,19 @@ class Replaced(Name):
     def restore(self) -> None:
         """Puts back what stood there before the first replacement."""
         if self._original:
-            setattr(self._owner(), self.attribute.rpartition(".")[2], self._original[0])
+            self._set(self._original[0])
+
+    def _set(self, value: Any) -> None:
+        setattr(self._owner(), self.attribute.rpartition(".")[2], value)
+        for namespace, name in self._copies:
+            namespace[name] = value
+
+    def find_copies(self, modules: Iterable[ModuleType]) -> None:
+        """Has what these modules import by this name replaced too. It must not have been replaced yet."""
+        if self.attribute and sys.modules.get(self.module) is not None and self.problem() is None:
+            original = self.current
+            spaces = [vars(module) for module in modules]
+            self._copies += [(space, name) for space in spaces for name, value in space.items() if value is original]
 
 
 class Operators(Name):

@@ -72,7 +72,9 @@ def _uses_cuda(node: ast.AST) -> bool:
 
 def _asks(node: ast.AST) -> bool:
     if isinstance(node, ast.Compare):  # dist.get_backend() == "nccl"
-        return any(isinstance(part, ast.Call) and _name(part.func) == "get_backend" for part in (node.left, *node.comparators))
+        return any(
+            isinstance(part, ast.Call) and _name(part.func) == "get_backend" for part in (node.left, *node.comparators)
+        )
     return isinstance(node, ast.Attribute) and node.attr in _ASKS
 
 

@@ -2,8 +2,9 @@
 
 What a rank then does is `process`'s business; when a rank is started or ended, and what its output means, is the driver's.
 
-Started as `python -m uniference.rank.zygote FD`, where FD is an inherited Unix stream socket to the driver. Both ways: one JSON
-object a line. It ends, and every rank with it, when that socket closes or its parent dies.
+Started as `python -m uniference.rank.zygote FD [MODULE...]`, where FD is an inherited Unix stream socket to the driver; it imports the
+modules before it forks any rank. Both ways: one JSON object a line. It ends, and every rank with it, when that socket closes or its
+parent dies.
 
 From the driver, with three descriptors attached (SCM_RIGHTS) to the line: [control, stdout, stderr], and for the rank `debug_rank`
 a fourth one, stdin. `control` is the rank's
@@ -33,12 +34,14 @@ A rank's exit code is its program's: 0, what it passed to `sys.exit`, or 1 if it
 import array
 import contextlib
 import gc
+import importlib
 import json
 import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 _FDS_A_RANK = 3
@@ -182,27 +185,58 @@ def set_up() -> None:
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 
-def prepare() -> str:
-    """Makes this process one that ranks can be forked from; returns torch's version.
+def _preload(modules: Sequence[str]) -> None:
+    """Imports modules for all ranks. Raises RuntimeError where ranks cannot be forked from what one has made of this process."""
+    import torch
+
+    from uniference.patches import names, registry
+
+    before = set(sys.modules)
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            hint = "name installed modules, and none that reads the program's arguments or a rank's environment when it is imported"
+            raise RuntimeError(f"--preload {name}: {type(error).__name__}: {error}", hint) from error
+        hint = f"leave {name} out of --preload"
+        if _threads() > 1:
+            raise RuntimeError(f"--preload {name}: the module starts threads, which no forked rank has", hint)
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            raise RuntimeError(f"--preload {name}: the module initializes CUDA, which no forked rank can", hint)
+    imported = [sys.modules[name] for name in sorted(set(sys.modules) - before)]
+    for known in names.ALL:
+        if modules and isinstance(known, registry.Replaced):
+            known.find_copies(imported)
+
+
+def _threads() -> int:
+    """How many threads this process has that a fork loses: jemalloc, which pyarrow brings with it, starts its own anew in the child."""
+    names = (Path(task, "comm").read_text().strip() for task in Path("/proc/self/task").iterdir())
+    return sum(name != "jemalloc_bg_thd" for name in names)
+
+
+def prepare(modules: Sequence[str] = ()) -> str:
+    """Makes this process one that ranks can be forked from, with `modules` imported; returns torch's version.
 
     Raises ImportError, or RuntimeError with a hint as its second argument, if torch or a part of it is missing or unsupported.
     """
     set_up()
     version = _load()
+    _preload(modules)
     gc.collect()
     gc.freeze()
     return version
 
 
 def main(argv: list[str]) -> int:
-    """The process: `argv` is [FD]."""
+    """The process: `argv` is [FD, MODULE...]."""
     from uniference import _native
 
     _native.die_with_parent()
     zygote = Zygote(socket.socket(fileno=int(argv[0])))
     os.set_inheritable(int(argv[0]), False)
     try:
-        version = prepare()
+        version = prepare(argv[1:])
     except (ImportError, RuntimeError) as error:
         message, hint = (*error.args, "install the package with its dependencies: pip install uniference")[:2]
         zygote.report(event="error", message=str(message), hint=str(hint))

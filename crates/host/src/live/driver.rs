@@ -60,6 +60,8 @@ pub struct Setup {
     pub python: PathBuf,
     /// What every rank runs.
     pub script: Script,
+    /// Modules that are imported once, before the ranks are forked.
+    pub modules: Vec<String>,
     /// Where each rank is.
     pub places: Vec<RankPlacement>,
     /// The torch whose GPUs are simulated: those that [`RankPlacement::gpus`] has.
@@ -240,7 +242,7 @@ impl<'a> Driver<'a> {
         let mut sources = Sources::new()?;
         let gpus = setup.gpus.as_ref().zip(zygote::package());
         let gpus = gpus.map(|(torch, package)| Libraries::write(package, torch)).transpose()?;
-        let zygote = Zygote::start(&setup.python, gpus)?;
+        let zygote = Zygote::start(&setup.python, &setup.modules, gpus)?;
         // After the zygote has come: it and its children run where they like, with the limits that the user gave them.
         capacity::raise_descriptors()?;
         let stay = Visit::here();

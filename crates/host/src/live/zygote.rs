@@ -143,8 +143,8 @@ const GRACE: Duration = Duration::from_secs(2);
 
 impl Zygote {
     /// Starts `python -P -m uniference.rank.zygote`: what lies in the current folder must not stand in for modules.
-    /// `libraries` are loaded behind the extension.
-    pub fn start(python: &Path, libraries: Option<Libraries>) -> Result<Zygote, HostError> {
+    /// It imports `modules` before it is ready; `libraries` are loaded behind the extension.
+    pub fn start(python: &Path, modules: &[String], libraries: Option<Libraries>) -> Result<Zygote, HostError> {
         let (socket, theirs) = UnixStream::pair().map_err(HostError::system("creating a socket pair"))?;
         inherit(theirs.as_fd()).map_err(HostError::system("making a socket inheritable"))?;
         socket.set_nonblocking(true).map_err(HostError::system("making a socket non-blocking"))?;
@@ -154,6 +154,7 @@ impl Zygote {
         shield(&mut command);
         command
             .args(["-P", "-m", "uniference.rank.zygote", &theirs.as_raw_fd().to_string()])
+            .args(modules)
             .envs(preloads(libraries.as_ref()).map(|value| (PRELOAD, value)))
             .envs(libraries.iter().flat_map(Libraries::environment))
             .stdin(Stdio::null())
@@ -352,7 +353,7 @@ mod tests {
 
     #[test]
     fn a_python_that_is_not_there_is_an_error_with_a_hint() {
-        let error = Zygote::start(Path::new("/nowhere/python"), None).err().unwrap().to_string();
+        let error = Zygote::start(Path::new("/nowhere/python"), &[], None).err().unwrap().to_string();
         assert!(error.contains("/nowhere/python") && error.contains("hint:"), "{error}");
     }
 
