@@ -382,3 +382,39 @@ time.sleep(1000)
     done = uniference(*arguments, cwd=tmp_path)
     assert done.code == 1, done.err + done.out
     assert "remote process exited or there was a network error" in done.err + done.out
+
+
+def test_the_report_says_how_much_communication_of_a_gpu_no_kernel_hides(tmp_path: Path) -> None:
+    """An all-reduce on its own, and one beside products that take longer; a replay gives the same figures."""
+    run(
+        tmp_path,
+        """
+gradients = torch.empty(1 << 28, device="cuda")
+weights, product = (torch.empty(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+torch.cuda.synchronize()
+dist.all_reduce(gradients)
+torch.cuda.synchronize()
+work = dist.all_reduce(gradients, async_op=True)
+for _ in range(16):
+    torch.mm(weights, weights, out=product)
+work.wait()
+torch.cuda.synchronize()
+""",
+        "--values",
+        "small",
+    )
+    report = json.loads((tmp_path / "out/report.json").read_text())
+    whole = [row for row in report["streams"] if row["stream"] is None]
+    assert [row["rank"] for row in whole] == [0, 1]
+    for row in whole:
+        assert row["communication_s"] > 1e-3
+        assert row["kernels_s"] > row["communication_s"] / 2
+        # Of two operations of the same size one is hidden, but for its launch.
+        assert row["exposed_comm_s"] == pytest.approx(row["communication_s"] / 2, rel=0.05)
+        streams = [one for one in report["streams"] if one["rank"] == row["rank"] and one["stream"] is not None]
+        assert sum(one["communication_s"] for one in streams) == pytest.approx(row["communication_s"])
+        assert any(one["kernels_s"] == 0 and one["communication_s"] > 0 for one in streams)
+    again = uniference("replay", "out", "--out", "again", cwd=tmp_path)
+    assert again.code == 0, again.err
+    assert json.loads((tmp_path / "again/report.json").read_text())["streams"] == report["streams"]
+    assert "GPU streams of rank 0: kernels " in again.err + again.out

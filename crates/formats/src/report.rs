@@ -5,6 +5,8 @@
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use uniference_sim::cluster::Device;
+use uniference_sim::event::StreamTimes;
+use uniference_sim::ids::RankId;
 use uniference_sim::observe::{Digest, RankStatistics, Statistics};
 use uniference_sim::time::{SimDuration, SimTime};
 
@@ -49,6 +51,9 @@ pub struct Report {
     /// Where the seconds in which ranks computed come from, in order of rank, surest origin first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub compute: Vec<ComputeReport>,
+    /// What the streams of simulated GPUs were busy with, in order of rank; of each rank first all streams together.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub streams: Vec<StreamReport>,
     /// What the figures are of, where that is not what ran: operators that were captured on a processor and costed for a GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub headline: Option<String>,
@@ -180,6 +185,23 @@ pub struct ComputeReport {
     pub seconds: f64,
 }
 
+/// For how long a stream of a rank's GPU was busy until the rank's program ended, or any of its streams.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StreamReport {
+    /// The rank in the world.
+    pub rank: u32,
+    /// The stream's number; `None` (null): all streams of the GPU together, times in which several are busy counted once.
+    pub stream: Option<u32>,
+    /// Seconds in which kernels ran.
+    pub kernels_s: f64,
+    /// Seconds in which it copied between memories.
+    pub copies_s: f64,
+    /// Seconds in which operations of process groups were under way.
+    pub communication_s: f64,
+    /// The part of them in which no kernel ran on any stream of the GPU.
+    pub exposed_comm_s: f64,
+}
+
 /// A kind of memory that is no part of what the device holds: the host's, where the rank has a GPU.
 pub const HOST_MEMORY: &str = "host";
 
@@ -265,6 +287,7 @@ impl Report {
             interval: None,
             job: None,
             compute: Vec::new(),
+            streams: statistics.streams().map(stream_report).collect(),
             headline: None,
             warnings: missed_crashes(statistics, devices),
             manifest,
@@ -315,6 +338,17 @@ pub enum ReportError {
         "unsupported report version {0}; the newest supported version is {VERSION}\nhint: read it with the version of Uniference that wrote it"
     )]
     Version(u32),
+}
+
+fn stream_report((rank, stream, times): (RankId, Option<u32>, &StreamTimes)) -> StreamReport {
+    StreamReport {
+        rank: rank.0,
+        stream,
+        kernels_s: times.kernels.as_secs_f64(),
+        copies_s: times.copies.as_secs_f64(),
+        communication_s: times.communication.as_secs_f64(),
+        exposed_comm_s: times.exposed.as_secs_f64(),
+    }
 }
 
 fn rank_report(rank: usize, device: &Device, statistics: &RankStatistics, makespan: SimTime) -> RankReport {

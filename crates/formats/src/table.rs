@@ -1,7 +1,9 @@
 //! Owns the table at the end of a run, at most 100 columns wide: where the ranks' time went, and what the operations cost.
 
 use crate::cluster::ClusterFile;
-use crate::report::{HOST_MEMORY, Interval, JobReport, MemoryReport, OperationReport, RankReport, Report};
+use crate::report::{
+    HOST_MEMORY, Interval, JobReport, MemoryReport, OperationReport, RankReport, Report, StreamReport,
+};
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use std::collections::BTreeSet;
 use uniference_sim::time::SimDuration;
@@ -23,6 +25,7 @@ pub fn render(report: &Report) -> String {
     if !report.operations.is_empty() {
         parts.push(operations(&report.operations));
     }
+    parts.extend(streams(&report.streams));
     parts.extend(memory(&report.memory));
     parts.extend(energy(report));
     parts.extend(report.job.as_ref().map(job));
@@ -145,6 +148,20 @@ fn operations(operations: &[OperationReport]) -> String {
         table.add_row(row(&[&operation.operation], &numbers));
     }
     table.to_string()
+}
+
+/// `GPU streams of rank 3: kernels 8.100 s, copies 2.000 ms, communication 2.000 s, of it exposed 310.000 ms`: of the rank with most exposed
+/// communication.
+fn streams(rows: &[StreamReport]) -> Option<String> {
+    // The first of those that have as much.
+    let devices = rows.iter().rev().filter(|row| row.stream.is_none());
+    let most = devices.max_by(|a, b| a.exposed_comm_s.total_cmp(&b.exposed_comm_s))?;
+    let [kernels, copies, communication, exposed] =
+        [most.kernels_s, most.copies_s, most.communication_s, most.exposed_comm_s].map(seconds);
+    Some(format!(
+        "GPU streams of rank {}: kernels {kernels}, copies {copies}, communication {communication}, of it exposed {exposed}",
+        most.rank
+    ))
 }
 
 /// `memory: at most 3.00 GiB, on rank 0 (parameters 2.00 GiB, activations 1.00 GiB), at train.py:12 in forward`; of GPUs with what was held beside them: `; on the host at most 1.00 GiB`.
@@ -289,6 +306,25 @@ mod tests {
         assert_eq!(line(&report), "memory: at most 1.00 GiB, on rank 0 (activations 1.00 GiB)");
         report.memory.clear();
         assert!(!render(&report).contains("memory"));
+    }
+
+    #[test]
+    fn the_streams_of_the_rank_with_most_exposed_communication_are_said() {
+        let mut report = sample(3);
+        assert!(!render(&report).contains("streams"));
+        let row = |rank, stream, exposed_comm_s| StreamReport {
+            rank,
+            stream,
+            kernels_s: 8.1,
+            copies_s: 0.0,
+            communication_s: 2.0,
+            exposed_comm_s,
+        };
+        report.streams = vec![row(0, None, 0.1), row(0, Some(1), 0.9), row(1, None, 0.31), row(2, None, 0.31)];
+        let expected =
+            "\nGPU streams of rank 1: kernels 8.100 s, copies 0, communication 2.000 s, of it exposed 310.000 ms\n";
+        let text = render(&report);
+        assert!(text.contains(expected), "{text}");
     }
 
     #[test]

@@ -194,6 +194,15 @@ pub enum Event<'a> {
         /// Which message it was, and why it left when it did.
         way: MessageWay,
     },
+    /// What a stream of the rank's device was busy with, up to the end of the rank's program, which comes next.
+    Used {
+        /// Whose.
+        rank: RankId,
+        /// Which; `None`: all of them together.
+        stream: Option<u32>,
+        /// For how long.
+        times: StreamTimes,
+    },
     /// A rank's program has ended.
     Finished {
         /// Who.
@@ -365,6 +374,19 @@ pub struct Times {
     pub no_data: SimDuration,
     /// The rest: sleep, store.
     pub idle: SimDuration,
+}
+
+/// How long a stream of a device, or any of its streams, was busy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StreamTimes {
+    /// A kernel ran.
+    pub kernels: SimDuration,
+    /// A copy between memories.
+    pub copies: SimDuration,
+    /// An operation of a process group, from when the stream came to it.
+    pub communication: SimDuration,
+    /// The part of `communication` in which no kernel ran on any stream of the device.
+    pub exposed: SimDuration,
 }
 
 /// Bytes that a rank has moved.

@@ -118,7 +118,7 @@ pub const COMMON: [Column; 2] =
     [time("at_ps", "time of the event; of an interval, its end"), text("event", "kind of event")];
 
 /// All kinds of events.
-pub const KINDS: [Kind; 10] = [
+pub const KINDS: [Kind; 11] = [
     Kind {
         name: "stream",
         meaning: "the first line",
@@ -317,6 +317,18 @@ pub const KINDS: [Kind; 10] = [
             CAUSE,
             CAUSE_RANK,
             CAUSE_ID,
+        ],
+    },
+    Kind {
+        name: "used",
+        meaning: "a rank's program is about to end: what streams of its device were busy with until then",
+        columns: &[
+            RANK,
+            optional(id("stream", "number of the stream; null of all streams of the device together")),
+            time("kernels_ps", "time in which kernels ran on it"),
+            time("copies_ps", "time in which it copied between memories"),
+            time("communication_ps", "time in which operations of process groups were under way on it"),
+            time("exposed_ps", "part of `communication_ps` in which no kernel ran on any stream of the device"),
         ],
     },
     Kind {

@@ -209,6 +209,12 @@ impl<'a> Row<'a> {
                 cells.extend(activity(why).into_iter().chain(begun(why)).chain(caused(cause)));
                 ("elapsed", cells)
             }
+            Event::Used { rank, stream, times } => {
+                let mut cells = vec![Cell::U32(rank.0), stream.map_or(Cell::Null, Cell::U32)];
+                let spans = [times.kernels, times.copies, times.communication, times.exposed];
+                cells.extend(spans.map(|span| Cell::U64(span.as_ps())));
+                ("used", cells)
+            }
             Event::Finished { rank, outcome, times, traffic, cause } => {
                 let outcome = match outcome {
                     Outcome::Ok => "Ok",

@@ -1,6 +1,6 @@
 use super::columns::documentation;
 use super::*;
-use uniference_sim::event::{MessageWay, Times, Traffic};
+use uniference_sim::event::{MessageWay, StreamTimes, Times, Traffic};
 use uniference_sim::ids::{GroupId, GroupRank, Handle, LinkId, MessageId, QueueId, RankId, Site, TaskId};
 use uniference_sim::program::{Call, Collective, CollectiveKind, DType, ReduceOp};
 use uniference_sim::time::{Bytes, SimDuration};
@@ -92,6 +92,9 @@ fn stream(mut see: impl FnMut(SimTime, &Event<'_>)) {
     }
     let times = Times { compute: exposed, exposed, late_peer, no_data, idle: exposed };
     let traffic = Traffic { sent: bytes, received: bytes, wire_sent: wire_bytes };
+    let times_of_stream =
+        StreamTimes { kernels: exposed, copies: late_peer, communication: no_data, exposed: SimDuration::ZERO };
+    see(at, &Event::Used { rank, stream: Some(3), times: times_of_stream });
     see(at, &Event::Finished { rank, outcome: Outcome::Ok, times, traffic, cause: Cause::Crash });
 }
 

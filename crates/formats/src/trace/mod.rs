@@ -224,7 +224,7 @@ impl<W: Write> Observer for TraceWriter<W> {
             Event::Marked { rank, mark, .. } => self.mark(at, rank, mark),
             Event::Message { wire_bytes, started, sent, links, .. } => self.rates.add(links, started, sent, wire_bytes),
             Event::Finished { rank, .. } => self.close_ranges(at, rank),
-            Event::Issued { .. } | Event::Elapsed { .. } => {}
+            Event::Issued { .. } | Event::Elapsed { .. } | Event::Used { .. } => {}
         }
     }
 

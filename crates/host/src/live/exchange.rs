@@ -609,7 +609,8 @@ impl Exchange {
                 self.data.announce(rank, &call, staged);
                 let after = stream.map(|on| self.ranks[rank.index()].streams.before_call(on)).unwrap_or_default();
                 let activity = Activity::Call(call);
-                let request = Request::Issue { activity, queue: QueueId(task.0), after, site: line };
+                let queue = stream.map_or(QueueId(task.0), |on| QueueId::of_stream(on.stream));
+                let request = Request::Issue { activity, queue, after, site: line };
                 (request, Asked::Issue(handle, stream))
             }
             Op::Wait { handles, any, timeout, ahead, .. } => {

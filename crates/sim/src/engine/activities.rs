@@ -36,7 +36,7 @@ impl Engine {
         let handle = self.ranks[rank.index()].activities.next_handle();
         let sequence = self.announce(Caller { rank, handle, site }, task, &activity, observer);
         let state = &mut self.ranks[rank.index()];
-        let queue = queue_of(&activity, queue);
+        let (stream, queue) = (queue.stream(), queue_of(&activity, queue));
         let mut missing = 0;
         for other in after {
             if let Some(other) = state.activities.get_mut(*other).filter(|other| !other.complete) {
@@ -51,6 +51,7 @@ impl Engine {
             activity,
             task,
             queue,
+            stream,
             site,
             issued: self.now,
             started: None,
@@ -163,6 +164,9 @@ impl Engine {
         activity.started = Some(now);
         activity.cause = cause;
         let (why, task) = (activity.why(handle), activity.task);
+        if let Some(busy) = activity.on_stream() {
+            state.streams.begin(now, busy);
+        }
         let elapsed = |what| Event::Elapsed { rank, task, what, start: now, why: Some(why), cause: Cause::Time };
         let lasts = match &activity.activity {
             // What takes no time is no event: runs that differ only in whether a rank has said that it did nothing are the same.
@@ -345,6 +349,9 @@ impl Engine {
         activity.complete = true;
         let failed = activity.failed.is_some();
         let dependents = std::mem::take(&mut activity.dependents);
+        if let Some(busy) = activity.on_stream() {
+            state.streams.end(self.now, busy);
+        }
         let key = activity.queue;
         let mut awaited = false;
         for task in &mut state.tasks {

@@ -10,6 +10,7 @@ mod drive;
 mod queue;
 mod rank;
 mod report;
+mod streams;
 mod symmetric;
 mod tasks;
 

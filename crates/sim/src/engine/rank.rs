@@ -1,6 +1,7 @@
 //! Owns the state of one rank: its tasks, its activities and their queues, and where its time went.
 
-use crate::device::Sharing;
+use super::streams::{Busy, Streams};
+use crate::device::{Resource, Sharing};
 use crate::event::{Cause, Times, Why};
 use crate::ids::{GroupId, Handle, QueueId, RankId, Site, TaskId};
 use crate::program::{Activity, Call, CallOp, Outcome, StoreOp};
@@ -20,6 +21,7 @@ pub(crate) struct RankState {
     /// Of the work that shares the device, what ends next, and when: other ends of such work that are in the queue of events are outdated.
     pub(crate) shared_end: Option<(Handle, SimTime)>,
     pub(crate) ledger: Ledger,
+    pub(crate) streams: Streams,
     pub(crate) outcome: Option<Outcome>,
     /// By the rank's own number of an event: the activity that was to reach it last, and when it did.
     pub(crate) events: BTreeMap<u32, (Handle, Option<SimTime>)>,
@@ -122,6 +124,8 @@ pub(crate) struct ActivityState {
     pub(crate) task: TaskId,
     /// `None`: it starts as soon as it is free to.
     pub(crate) queue: Option<QueueKey>,
+    /// The stream of the device that it is on, if it is on one.
+    pub(crate) stream: Option<u32>,
     pub(crate) site: Site,
     pub(crate) issued: SimTime,
     pub(crate) started: Option<SimTime>,
@@ -140,6 +144,19 @@ pub(crate) struct ActivityState {
 }
 
 impl ActivityState {
+    /// The stream that it keeps busy, if it does one.
+    pub(crate) fn on_stream(&self) -> Option<(u32, Busy)> {
+        let busy = match &self.activity {
+            Activity::Compute(work) => match work.resource {
+                Resource::CopyEngine => Busy::Copy,
+                Resource::Accelerator | Resource::Host => Busy::Kernel,
+            },
+            Activity::Call(_) => Busy::Communication,
+            _ => return None,
+        };
+        self.stream.map(|stream| (stream, busy))
+    }
+
     /// What events say of it.
     pub(crate) fn why(&self, handle: Handle) -> Why {
         let queue = match self.queue {
@@ -273,6 +290,7 @@ impl RankState {
             sharing: Sharing::default(),
             shared_end: None,
             ledger: Ledger::default(),
+            streams: Streams::default(),
             outcome: None,
             events: BTreeMap::new(),
             failed: BTreeSet::new(),
@@ -402,6 +420,7 @@ mod tests {
             activity: Activity::Sleep(SimDuration::ZERO),
             task: TaskId(0),
             queue: None,
+            stream: None,
             site: Site(0),
             issued: SimTime::ZERO,
             started: None,

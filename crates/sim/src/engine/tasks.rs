@@ -363,7 +363,11 @@ impl Engine {
         state.outcome = Some(outcome);
         self.unfinished -= 1;
         let (times, traffic) = (state.ledger.times, self.comm.traffic(rank));
+        let streams: Vec<_> = state.streams.times(self.now).collect();
         for rank in self.symmetry().class(rank) {
+            for (stream, times) in &streams {
+                observer.record(self.now, &Event::Used { rank, stream: *stream, times: *times });
+            }
             observer.record(self.now, &Event::Finished { rank, outcome, times, traffic, cause });
         }
         self.comm.close_all(self.now, rank);

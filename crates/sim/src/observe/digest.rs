@@ -152,7 +152,7 @@ impl Fields {
                 self.number(started.as_ps());
                 self.number(peer.0.into());
             }
-            Event::Message { .. } | Event::Elapsed { .. } => {}
+            Event::Message { .. } | Event::Elapsed { .. } | Event::Used { .. } => {}
         }
     }
 
@@ -305,7 +305,7 @@ impl<'a> Before<'a> {
             Event::Failed { rank, handle, call, issued, started, peer, .. } => {
                 Before::Failed { rank, handle, call, issued, started, peer }
             }
-            Event::Message { .. } | Event::Elapsed { .. } => return None,
+            Event::Message { .. } | Event::Elapsed { .. } | Event::Used { .. } => return None,
         })
     }
 }

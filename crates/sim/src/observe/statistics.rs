@@ -1,6 +1,6 @@
 //! Owns the figures of a run's report, summed while the run goes on: where each rank's time went, and what each operation cost.
 
-use crate::event::{Event, Observer, Times, Traffic};
+use crate::event::{Event, Observer, StreamTimes, Times, Traffic};
 use crate::ids::{GroupId, RankId};
 use crate::program::{Call, Outcome};
 use crate::time::{Bytes, SimDuration, SimTime};
@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 pub struct Statistics {
     ranks: Vec<RankStatistics>,
     operations: BTreeMap<(&'static str, GroupId), OperationStatistics>,
+    streams: BTreeMap<(RankId, Option<u32>), StreamTimes>,
     events: u64,
 }
 
@@ -56,6 +57,11 @@ impl Statistics {
         self.ranks.iter().filter_map(|rank| rank.finish.max(rank.crash)).max().unwrap_or(SimTime::ZERO)
     }
 
+    /// What streams of devices were busy with, in order of rank; of each first all of them together, which has no number.
+    pub fn streams(&self) -> impl Iterator<Item = (RankId, Option<u32>, &StreamTimes)> {
+        self.streams.iter().map(|((rank, stream), times)| (*rank, *stream, times))
+    }
+
     /// Each rank that was simulated stands for so many: operations count as often. Ranks have figures of their own already.
     pub fn stand_for(&mut self, ranks: u32) {
         let times = |span: SimDuration| SimDuration::from_ps(span.as_ps().saturating_mul(u64::from(ranks)));
@@ -85,7 +91,7 @@ impl Statistics {
 
 impl Observer for Statistics {
     fn record(&mut self, at: SimTime, event: &Event<'_>) {
-        self.events += u64::from(!matches!(event, Event::Elapsed { .. }));
+        self.events += u64::from(!matches!(event, Event::Elapsed { .. } | Event::Used { .. }));
         match event {
             Event::Issued { call, bytes, .. } => {
                 let operation = self.operation(call);
@@ -100,6 +106,9 @@ impl Observer for Statistics {
                 let has_crashed = *outcome == Outcome::Crashed;
                 let (finish, crash) = if has_crashed { (None, Some(at)) } else { (Some(at), None) };
                 *self.rank(*rank) = RankStatistics { finish, crash, times: *times, traffic: *traffic };
+            }
+            Event::Used { rank, stream, times } => {
+                self.streams.insert((*rank, *stream), *times);
             }
             Event::Waited { call: None, .. }
             | Event::Computed { .. }

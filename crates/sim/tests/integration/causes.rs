@@ -63,7 +63,7 @@ impl Observer for Causes {
                 self.messages.insert(way.id, Arrival { way, queued, started, sent, at });
             }
             Event::Finished { rank, cause, .. } => self.finishes.push((rank, at, cause)),
-            Event::Issued { .. } | Event::Failed { .. } => {}
+            Event::Issued { .. } | Event::Failed { .. } | Event::Used { .. } => {}
         }
     }
 

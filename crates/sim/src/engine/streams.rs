@@ -1,0 +1,127 @@
+//! Owns what the streams of a rank's device are busy with, and how much communication on them no kernel hides. Which activities are on a stream is
+//! said by their queue; what waits for what is not its business.
+
+use crate::event::StreamTimes;
+use crate::time::SimTime;
+use std::collections::BTreeMap;
+
+/// What keeps a stream busy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Busy {
+    Kernel,
+    Copy,
+    Communication,
+}
+
+/// Of one stream, or of all of a device: what runs, and for how long that was so.
+#[derive(Clone, Copy, Debug, Default)]
+struct Account {
+    kernels: u32,
+    copies: u32,
+    calls: u32,
+    times: StreamTimes,
+}
+
+/// The accounts of one rank's device.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Streams {
+    settled: SimTime,
+    device: Account,
+    streams: BTreeMap<u32, Account>,
+}
+
+impl Streams {
+    /// The activity starts.
+    pub(crate) fn begin(&mut self, now: SimTime, (stream, busy): (u32, Busy)) {
+        self.settle(now);
+        *self.device.running(busy) += 1;
+        *self.streams.entry(stream).or_default().running(busy) += 1;
+    }
+
+    /// It is complete.
+    pub(crate) fn end(&mut self, now: SimTime, (stream, busy): (u32, Busy)) {
+        self.settle(now);
+        *self.device.running(busy) -= 1;
+        *self.streams.entry(stream).or_default().running(busy) -= 1;
+    }
+
+    /// Up to now: of the device, which has no number, and of each stream. Empty where nothing was on any.
+    pub(crate) fn times(&mut self, now: SimTime) -> impl Iterator<Item = (Option<u32>, StreamTimes)> {
+        self.settle(now);
+        let device = (!self.streams.is_empty()).then_some((None, self.device.times));
+        device.into_iter().chain(self.streams.iter().map(|(stream, account)| (Some(*stream), account.times)))
+    }
+
+    /// Books the time since the last change.
+    fn settle(&mut self, now: SimTime) {
+        let span = now.since(std::mem::replace(&mut self.settled, now));
+        let hidden = self.device.kernels > 0;
+        for account in self.streams.values_mut().chain([&mut self.device]) {
+            let Account { kernels, copies, calls, times } = account;
+            let is_exposed = *calls > 0 && !hidden;
+            let runs = [*kernels > 0, *copies > 0, *calls > 0, is_exposed];
+            let sums = [&mut times.kernels, &mut times.copies, &mut times.communication, &mut times.exposed];
+            runs.into_iter().zip(sums).filter(|(runs, _)| *runs).for_each(|(_, sum)| *sum += span);
+        }
+    }
+}
+
+impl Account {
+    fn running(&mut self, busy: Busy) -> &mut u32 {
+        match busy {
+            Busy::Kernel => &mut self.kernels,
+            Busy::Copy => &mut self.copies,
+            Busy::Communication => &mut self.calls,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::time::SimDuration;
+
+    /// Of stretches of time from and to, by stream: the device's times, and those of each stream.
+    fn times(stretches: &[(u64, u64, u32, Busy)]) -> Vec<[u64; 4]> {
+        let mut changes: Vec<(u64, bool, (u32, Busy))> = stretches
+            .iter()
+            .flat_map(|&(from, to, stream, busy)| [(from, true, (stream, busy)), (to, false, (stream, busy))])
+            .collect();
+        changes.sort_by_key(|(at, ..)| *at);
+        let mut streams = Streams::default();
+        for (at, begins, busy) in changes {
+            let at = SimTime::from_ps(at);
+            if begins { streams.begin(at, busy) } else { streams.end(at, busy) }
+        }
+        let all = streams.times(SimTime::from_ps(1_000));
+        let spans = |times: StreamTimes| [times.kernels, times.copies, times.communication, times.exposed];
+        all.map(|(_, times)| spans(times).map(SimDuration::as_ps)).collect()
+    }
+
+    #[test]
+    fn communication_is_exposed_while_no_kernel_runs_on_any_stream() {
+        use Busy::{Communication, Copy, Kernel};
+        let hidden = times(&[(0, 100, 1, Kernel), (20, 60, 2, Communication)]);
+        assert_eq!(hidden, [[100, 0, 40, 0], [100, 0, 0, 0], [0, 0, 40, 0]]);
+        let alone = times(&[(0, 50, 1, Kernel), (50, 90, 2, Communication)]);
+        assert_eq!(alone, [[50, 0, 40, 40], [50, 0, 0, 0], [0, 0, 40, 40]]);
+        // Half of it is hidden by kernels of two streams, which run beside each other for a while; a copy hides nothing.
+        let stretches =
+            [(0, 10, 1, Kernel), (5, 20, 3, Kernel), (0, 40, 2, Communication), (20, 30, 4, Copy), (50, 60, 1, Kernel)];
+        assert_eq!(times(&stretches), [[30, 10, 40, 20], [20, 0, 0, 0], [0, 0, 40, 20], [15, 0, 0, 0], [0, 10, 0, 0]]);
+    }
+
+    #[test]
+    fn operations_beside_each_other_count_once_for_the_device() {
+        use Busy::Communication;
+        let two = times(&[(0, 30, 1, Communication), (20, 50, 2, Communication)]);
+        assert_eq!(two, [[0, 0, 50, 50], [0, 0, 30, 30], [0, 0, 30, 30]]);
+        let of_one_stream = times(&[(0, 30, 1, Communication), (0, 10, 1, Communication)]);
+        assert_eq!(of_one_stream, [[0, 0, 30, 30]; 2]);
+    }
+
+    #[test]
+    fn a_rank_without_streams_says_nothing_of_them() {
+        assert!(times(&[]).is_empty());
+    }
+}
