@@ -334,6 +334,15 @@ if rank != 1:
     )
 
 
+def test_a_run_is_the_same_each_time(tmp_path: Path) -> None:
+    source = "for _ in range(20): dist.all_reduce(full(1.0))\ntorch.cuda.synchronize()\n"
+    digests = set()
+    for _ in range(4):
+        run(tmp_path, source)
+        digests.add(json.loads((tmp_path / "out" / "report.json").read_text())["digest"])
+    assert len(digests) == 1
+
+
 @pytest.mark.parametrize(
     ("calls", "what"),
     [

@@ -727,12 +727,6 @@ impl Client {
         })
     }
 
-    /// Whether all that the calling thread has said is answered.
-    fn is_answered(&self) -> bool {
-        let of_this = |link: &&Link| link.client == self.id;
-        LINKS.with_borrow(|links| links.iter().find(of_this).is_none_or(|link| link.is_answered(self)))
-    }
-
     /// Announces the calling thread to the driver.
     fn open_task(&self) -> Result<Link> {
         self.refuse_in_fork()?;

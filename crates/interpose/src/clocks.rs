@@ -1,7 +1,6 @@
 //! Owns the functions that read a clock. Each read costs what the engine says.
 
-use crate::interpreter::{self, Interpreter};
-use crate::{Kind, PS_PER_NS, answered, kind, program, rank, real, shown};
+use crate::{Kind, PS_PER_NS, answered, interpreter, kind, program, rank, real, shown};
 use libc::{c_int, c_void, clockid_t, time_t, timespec, timeval};
 use std::arch::naked_asm;
 use std::cell::Cell;
@@ -79,12 +78,7 @@ fn now(kind: Kind, (from, stack): (usize, usize)) -> Option<timespec> {
     let client = rank()?;
     let interpreter = interpreter::get().filter(|interpreter| interpreter.contains(from));
     let locks = interpreter.is_some_and(|interpreter| interpreter.locks(from, stack));
-    let free = || {
-        let torch_looks = |interpreter: &Interpreter| {
-            interpreter.torch_looks(from, stack) && (interpreter.has_lock() || client.is_current())
-        };
-        interpreter::get().is_some_and(torch_looks) && is_free()
-    };
+    let free = || interpreter::get().is_some_and(|interpreter| interpreter.torch_looks(from, stack)) && is_free();
     if kind != Kind::Computed && (locks || program().is_none() || free()) {
         return Some(shown(client.last_now().as_ps() / PS_PER_NS, kind));
     }

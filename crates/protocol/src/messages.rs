@@ -191,8 +191,6 @@ pub enum Compute {
     Measured,
     /// The driver says what operators cost.
     Modelled,
-    /// The same, by an earlier run. The rank measures what that has no operators for.
-    Repeated,
     /// It takes no time: the rank says nothing of it.
     None,
 }

@@ -130,7 +130,7 @@ impl Client {
     }
 
     fn measures(&self) -> bool {
-        matches!(self.compute, Compute::Measured | Compute::Repeated) && self.started.load(Relaxed)
+        self.compute == Compute::Measured && self.started.load(Relaxed)
     }
 
     /// Whether the program's slices are said.
@@ -143,27 +143,6 @@ impl Client {
         if let Some(capture) = self.capture.get() {
             capture.inside(inside);
         }
-    }
-
-    /// Whether the rank's clock stands where it stood at the last answer: the calling thread has done nothing since that may take virtual time.
-    pub fn is_current(&self) -> bool {
-        let is_idle = match self.compute {
-            Compute::Measured => false,
-            Compute::Modelled | Compute::Repeated => !self.has_operators(),
-            Compute::None => true,
-        };
-        is_idle && self.is_answered()
-    }
-
-    /// Whether the calling thread has run operators that were not told yet.
-    fn has_operators(&self) -> bool {
-        let mut operators = self.with_account(|account| std::mem::take(&mut account.operators));
-        if let Some(capture) = self.capture.get() {
-            capture.take(&mut self.dictionary(), &mut operators);
-        }
-        let has_operators = !operators.is_empty();
-        self.with_account(|account| account.operators = operators);
-        has_operators
     }
 
     /// Whether the calling thread is between `enter` and `leave`.

@@ -28,8 +28,6 @@ pub(super) struct Link {
     pub(super) opens: Option<Opening>,
     frames: FrameBuffer,
     pub(super) batch: Vec<Op>,
-    /// Something was said since the last answer.
-    unanswered: bool,
     sites: BTreeMap<String, Site>,
     /// By number.
     lines: Vec<String>,
@@ -55,12 +53,7 @@ pub(super) struct Meanwhile<'a> {
 impl Link {
     pub(super) fn new(client: u64, writer: Option<Arc<dyn Wire>>, reader: Arc<dyn Wire>, frames: FrameBuffer) -> Link {
         let (batch, sites, lines, buffer) = (Vec::new(), BTreeMap::new(), Vec::new(), Vec::new());
-        Link { client, writer, reader, opens: None, frames, batch, unanswered: false, sites, lines, buffer }
-    }
-
-    /// Whether the driver has answered all that was said.
-    pub(super) fn is_answered(&self, client: &Client) -> bool {
-        !self.unanswered && client.joint().is_none_or(|joint| joint.is_empty())
+        Link { client, writer, reader, opens: None, frames, batch, sites, lines, buffer }
     }
 
     pub(super) fn speaker(&mut self) -> Speaker<'_> {
@@ -79,7 +72,6 @@ impl Link {
     }
 
     pub(super) fn push(&mut self, client: &Client, op: Op) -> Result<()> {
-        self.unanswered = true;
         let ends = op.asks() || matches!(op, Op::Exit(_));
         if let Some(mut joint) = client.joint()
             && !matches!(op, Op::Pause(_))
@@ -112,7 +104,6 @@ impl Link {
 
     /// What the program has done; the operation that it led to must follow.
     pub(super) fn push_slice(&mut self, client: &Client, mut slice: Slice) -> Result<()> {
-        self.unanswered = true;
         if let Some(mut joint) = client.joint() {
             while slice.operators.len() > LONGEST_PART {
                 let rest = slice.operators.split_off(LONGEST_PART);
@@ -175,10 +166,7 @@ impl Link {
                     meanwhile.take.as_mut().expect("only who takes it is sent data ahead")(fetched)
                 }
                 answer if rounds::is_stale(&answer) => {}
-                answer => {
-                    self.unanswered = false;
-                    return Reply { answer, ..reply };
-                }
+                answer => return Reply { answer, ..reply },
             }
         }
     }

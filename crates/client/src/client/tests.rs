@@ -243,21 +243,6 @@ impl Capture for Written {
     fn thread_started(&self) {}
 }
 
-/// What somebody else adds to.
-struct SharedWritten(Arc<Written>);
-
-impl Capture for SharedWritten {
-    fn take(&self, dictionary: &mut Vec<u8>, operators: &mut Vec<u8>) -> u64 {
-        self.0.take(dictionary, operators)
-    }
-
-    fn inside(&self, inside: bool) {
-        self.0.inside(inside);
-    }
-
-    fn thread_started(&self) {}
-}
-
 fn slices(said: Vec<Op>) -> Vec<uniference_protocol::messages::Slice> {
     said.into_iter().filter_map(|op| if let Op::Compute(slice) = op { Some(slice) } else { None }).collect()
 }
@@ -320,32 +305,6 @@ fn modelled_compute_has_the_same_slices_as_measured_compute_and_none_has_none() 
     assert_eq!(slices[0], uniference_protocol::messages::Slice { measured: SimDuration::ZERO, operators: vec![7] });
     assert!(slices.iter().all(|slice| slice.measured == SimDuration::ZERO));
     assert_eq!(none, [false; 6]);
-}
-
-#[test]
-fn the_clock_stands_until_something_is_done_that_may_take_time() {
-    for compute in [Compute::Modelled, Compute::Repeated, Compute::None, Compute::Measured] {
-        let (client, socket) = rank_whose(compute);
-        let driver = driver(socket, vec![reply(Answer::Go), reply(now(0)), reply(now(0)), reply(now(0))]);
-        let capture = Arc::new(Written::default());
-        client.capture_with(Box::new(SharedWritten(capture.clone())));
-        client.start().unwrap();
-        assert_eq!(client.is_current(), compute != Compute::Measured);
-        client.ran(&[], &[107]);
-        assert_eq!(client.is_current(), compute == Compute::None);
-        client.now().unwrap();
-        assert_eq!(client.is_current(), compute != Compute::Measured);
-        capture.entries.lock().unwrap().push(108);
-        assert_eq!(client.is_current(), compute == Compute::None);
-        client.now().unwrap();
-        client.mark(Mark::End).unwrap();
-        assert!(!client.is_current());
-        client.now().unwrap();
-        assert_eq!(client.is_current(), compute != Compute::Measured);
-        end(client);
-        let operators: Vec<u8> = slices(driver.join().unwrap()).into_iter().flat_map(|slice| slice.operators).collect();
-        assert_eq!(operators, if compute == Compute::None { vec![] } else { vec![107, 108] });
-    }
 }
 
 #[test]

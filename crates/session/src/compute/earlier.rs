@@ -2,13 +2,12 @@
 
 use crate::input::open_record;
 use crate::results::RECORD;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 use uniference_formats::record::RecordReader;
 use uniference_host::error::HostError;
-use uniference_sim::device::Origin;
 use uniference_sim::ids::{RankId, TaskId};
 use uniference_sim::program::{Activity, Request, Work};
 use uniference_sim::replay::RecordedStep;
@@ -17,8 +16,6 @@ use uniference_sim::replay::RecordedStep;
 pub(super) struct Earlier {
     /// By rank, thread, and the line of the call that ended them; in the order in which they were.
     slices: BTreeMap<(RankId, TaskId, String), VecDeque<Work>>,
-    /// Ranks of which some were measured.
-    measured: BTreeSet<RankId>,
     /// How many slices of this run had none, by line.
     without: BTreeMap<String, u64>,
 }
@@ -29,26 +26,17 @@ impl Earlier {
         let file: BufReader<File> = BufReader::new(open_record(&run.join(RECORD))?);
         let (ranks, rest) = RecordReader::open(file)?.by_rank();
         let mut slices: BTreeMap<(RankId, TaskId, String), VecDeque<Work>> = BTreeMap::new();
-        let mut measured = BTreeSet::new();
         for (rank, mut steps) in (0..).map(RankId).zip(ranks) {
             while let Some((task, step)) = steps.next() {
                 let RecordedStep::Request(Request::Issue { activity: Activity::Compute(work), .. }) = &step else {
                     continue;
                 };
-                if work.origin == Origin::Measured {
-                    measured.insert(rank);
-                }
                 let line = steps.line(&step).to_owned();
                 slices.entry((rank, task, line)).or_default().push_back(work.clone());
             }
         }
         rest.finish()?;
-        Ok(Earlier { slices, measured, without: BTreeMap::new() })
-    }
-
-    /// Whether any slice of the rank was measured.
-    pub(super) fn was_measured(&self, rank: RankId) -> bool {
-        self.measured.contains(&rank)
+        Ok(Earlier { slices, without: BTreeMap::new() })
     }
 
     /// What the next slice before a call at this line took; `None`: there were fewer, which is noted.

@@ -32,7 +32,6 @@ use uniference_formats::units::Duration;
 use uniference_host::error::HostError;
 use uniference_host::live::driver;
 use uniference_sim::device::Estimate;
-use uniference_sim::ids::RankId;
 use uniference_sim::time::SimDuration;
 
 /// Where the duration of compute comes from.
@@ -237,7 +236,7 @@ struct RankPlan {
     /// What the host takes that hands work to the device's streams, unless that is measured.
     host: HostCosts,
     measures_host: bool,
-    /// Compute is measured, or was in the run that it comes from.
+    /// Compute is measured, or was when it was recorded.
     is_measured: bool,
 }
 
@@ -359,12 +358,7 @@ impl Plan {
             slowdown: resolved.cluster.devices[rank].slowdown,
             host: host.costs(),
             measures_host: host == HostTime::Measured,
-            is_measured: match way {
-                Way::Measured => true,
-                Way::Recorded => was_measured,
-                Way::From => earlier.as_ref().is_some_and(|earlier| earlier.was_measured(RankId::from(rank))),
-                Way::Modelled | Way::None => false,
-            },
+            is_measured: way == Way::Measured || way == Way::Recorded && was_measured,
         });
         let name = names.into_iter().collect::<Vec<_>>().join(", ");
         let outdated =
@@ -381,7 +375,6 @@ impl Plan {
     /// What is asked of the ranks of a live run.
     pub(crate) fn of_ranks(&self) -> Vec<driver::Compute> {
         let of = |rank: &RankPlan| match rank.way {
-            Way::From if !rank.is_measured => driver::Compute::Repeated,
             Way::Measured | Way::From | Way::Recorded => driver::Compute::Measured,
             Way::Modelled if rank.measures_host => driver::Compute::Measured,
             Way::Modelled => driver::Compute::Modelled,
@@ -392,8 +385,7 @@ impl Plan {
 
     /// Whether any rank's compute is measured.
     pub fn measures(&self) -> bool {
-        let measures = |way: &driver::Compute| matches!(way, driver::Compute::Measured | driver::Compute::Repeated);
-        self.of_ranks().iter().any(measures)
+        self.of_ranks().contains(&driver::Compute::Measured)
     }
 }
 
