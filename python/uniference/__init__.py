@@ -1,15 +1,41 @@
 """Runs PyTorch Distributed programs in virtual time on a simulated cluster.
 
-`simulate`, `replay` and `workload` are the commands for programs that want their figures; nothing here is needed inside a simulated
-program.
+`simulate`, `replay`, `workload`, `explain`, `whatif` and `diff` are the commands for programs that want their figures; nothing here is
+needed inside a simulated program.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from uniference.simulation import Operation, Rank, Run, SimulationError, replay, simulate, workload
+    from uniference.simulation import (
+        Operation,
+        PathPart,
+        Phase,
+        Rank,
+        Run,
+        SimulationError,
+        diff,
+        explain,
+        replay,
+        simulate,
+        whatif,
+        workload,
+    )
 
-__all__ = ["Operation", "Rank", "Run", "SimulationError", "replay", "simulate", "workload"]
+__all__ = [
+    "Operation",
+    "PathPart",
+    "Phase",
+    "Rank",
+    "Run",
+    "SimulationError",
+    "diff",
+    "explain",
+    "replay",
+    "simulate",
+    "whatif",
+    "workload",
+]
 
 
 def __dir__() -> list[str]:

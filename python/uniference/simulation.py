@@ -1,4 +1,4 @@
-"""Owns the Python face of `uniference run`, `replay` and `workload`.
+"""Owns the Python face of `uniference run`, `replay`, `workload`, `explain`, `whatif` and `diff`.
 
 A run is started as a process of its own, because it starts others and adopts what they leave behind, which is no business of the
 caller's; replays and generated jobs are carried out inside this process.
@@ -91,6 +91,50 @@ class Operation:
 
 
 @dataclass(frozen=True)
+class Phase:
+    """All named ranges (`torch.profiler.record_function`) of one name that one rank has opened and closed."""
+
+    name: str
+    """As the program calls it."""
+    rank: int
+    """Rank in the world."""
+    count: int
+    """How many there were."""
+    total_s: float
+    """Seconds from their beginnings to their ends, together."""
+    p50_s: float
+    """Seconds that half of them took at most."""
+    p90_s: float
+    """Seconds that 90 % of them took at most."""
+    p99_s: float
+    """Seconds that 99 % of them took at most."""
+    compute_s: float | None = None
+    """The part of `total_s` in which the rank computed; None in real runs."""
+    exposed_comm_s: float | None = None
+    """The part of `total_s` in which it was blocked in a communication call and nothing computed; None in real runs."""
+
+
+@dataclass(frozen=True)
+class PathPart:
+    """A part of the critical path, which is what the run had to wait for until it ended."""
+
+    kind: str
+    """`compute`, `bandwidth`, `latency` and so on."""
+    seconds: float
+    """How much of the makespan it is."""
+    share: float
+    """The same as a fraction."""
+    rank: int | None = None
+    """The rank whose time it is; None where it is a link's."""
+    link: str | None = None
+    """The link with the least bandwidth on the messages' route; None where it is a rank's time."""
+    name: str | None = None
+    """What was computed, or the operation."""
+    line: str | None = None
+    """The line of the program, as `path:line`; None if it is not known."""
+
+
+@dataclass(frozen=True)
 class Run:
     """The result of a simulation that has come to its end."""
 
@@ -122,6 +166,17 @@ class Run:
     def operations(self) -> list[Operation]:
         """The figures of each operation of each process group, in the order of the report."""
         return [_from_report(Operation, row) for row in self.report["operations"]]
+
+    @property
+    def phases(self) -> list[Phase]:
+        """How long the program's named ranges took, by name and rank."""
+        return [_from_report(Phase, row) for row in self.report.get("phases", [])]
+
+    @property
+    def critical_path(self) -> list[PathPart]:
+        """The longest parts of the critical path; empty where the causes of events are not known."""
+        path = self.report.get("critical_path", {"parts": []})
+        return [_from_report(PathPart, row) for row in path["parts"]]
 
 
 def simulate(
@@ -173,8 +228,7 @@ def replay(
 
     Raises SimulationError if it cannot be carried out to its end.
     """
-    source = run.directory if isinstance(run, Run) else run
-    return _carry_out(["replay", *_arguments({"cluster": cluster, "out": out, **options}), "--", os.fspath(source)])
+    return _carry_out(["replay", *_arguments({"cluster": cluster, "out": out, **options}), "--", _source(run)])
 
 
 def workload(
@@ -191,6 +245,48 @@ def workload(
     Raises SimulationError if it cannot be carried out to its end.
     """
     return _carry_out(["workload", kind, "--run", *_arguments({"cluster": cluster, "out": out, **options})])
+
+
+def explain(run: "str | os.PathLike[str] | Run", **options: Any) -> dict[str, Any]:
+    """The critical path of a run: the object that `uniference explain --json` prints.
+
+    `run` and `options` are as for `replay`; with `path=True` it lists the spans of the path, too.
+
+    Raises SimulationError if the run cannot be explained.
+    """
+    return _answer(["explain", *_arguments(options), "--", _source(run)])
+
+
+def whatif(run: "str | os.PathLike[str] | Run", **options: Any) -> dict[str, Any]:
+    """What a run would take with something about it changed: the object that `uniference whatif --json` prints.
+
+    `options` are the changes, as in `whatif(run, set="network.latency=0", free="all_gather")`; without any a table of many is made.
+
+    Raises SimulationError if the run or a change cannot be simulated.
+    """
+    return _answer(["whatif", *_arguments(options), "--", _source(run)])
+
+
+def diff(first: "str | os.PathLike[str] | Run", second: "str | os.PathLike[str] | Run") -> dict[str, Any]:
+    """By what the critical paths of two runs differ: the object that `uniference diff --json` prints.
+
+    Raises SimulationError if one of them cannot be explained.
+    """
+    return _answer(["diff", "--", _source(first), _source(second)])
+
+
+def _source(run: "str | os.PathLike[str] | Run") -> str:
+    return os.fspath(run.directory if isinstance(run, Run) else run)
+
+
+def _answer(words: Sequence[str]) -> dict[str, Any]:
+    """What a command prints as JSON."""
+    command = [sys.executable, "-m", "uniference", words[0], "--json", *words[1:]]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SimulationError(done.returncode, done.stderr.strip())
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
 
 
 def _carry_out(words: Sequence[str]) -> Run:
@@ -227,4 +323,5 @@ def _arguments(options: dict[str, Any]) -> list[str]:
 
 
 def _from_report(kind: type[_T], row: dict[str, Any]) -> _T:
-    return kind(**{field.name: row[field.name] for field in fields(kind)})  # type: ignore[arg-type]
+    # What a report leaves out has the default.
+    return kind(**{field.name: row[field.name] for field in fields(kind) if field.name in row})  # type: ignore[arg-type]

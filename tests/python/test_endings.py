@@ -262,6 +262,9 @@ SHIPPED = Path(__file__).parents[2] / "crates/devices/data/operators.sqlite"
 SAYING: dict[str, tuple[str, ...]] = {
     "run": ("--ranks", "1", "--out", "again", "script.py"),
     "replay": ("run", "--out", "replayed"),
+    "explain": ("run",),
+    "whatif": ("run",),
+    "diff": ("run", "run"),
     "cluster check": ("cluster.toml",),
     "chakra stats": ("run/chakra/chakra.0.et",),
     "chakra json": ("run/chakra/chakra.0.et",),

@@ -112,3 +112,12 @@ def test_what_values_may_be(tmp_path: Path) -> None:
     done = run_script(tmp_path, SETUP, "--values", "smalll")
     assert done.code == 2
     assert "expected all, small, small=ELEMENTS or none" in done.err
+
+
+def test_a_program_that_fails_is_told_what_reads_as_zero(tmp_path: Path) -> None:
+    source = SETUP + "total = float(torch.ones(1 << 20).sum())\ndist.barrier()\nassert total > 0\n"
+    assert run_script(tmp_path, source, "--values", "all").code == 0
+    done = run_script(tmp_path, source, "--values", "small")
+    assert done.code == 1, done.err
+    assert "hint: values that are not computed read as zero (--values)" in done.err
+    assert done.err.endswith("if it failed on one, run it with --values all\n"), done.err

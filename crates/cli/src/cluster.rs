@@ -37,9 +37,12 @@ pub(super) struct OverrideArgs {
     /// Algorithm of one collective, for example all_reduce=ring
     #[arg(long, value_name = "OP=NAME")]
     algorithm: Vec<String>,
-    /// Override a value of the cluster file, for example network.latency="3 us"
+    /// Override a value of the cluster file, for example network.latency="3 us"; *2 and /2 multiply it
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
+    /// Let an operation take no time, for example all_gather or send; receivers still wait for senders
+    #[arg(long, value_name = "OP")]
+    free: Vec<String>,
 }
 
 /// `uniference cluster`.
@@ -85,8 +88,8 @@ impl ClusterArgs {
 
 impl OverrideArgs {
     fn options(&self) -> Overrides {
-        let OverrideArgs { backend, algorithm, set } = self;
-        Overrides { backend: backend.clone(), algorithms: algorithm.clone(), set: set.clone() }
+        let OverrideArgs { backend, algorithm, set, free } = self;
+        Overrides { backend: backend.clone(), algorithms: algorithm.clone(), set: set.clone(), free: free.clone() }
     }
 }
 

@@ -8,7 +8,7 @@ use uniference_session::{Compute, ComputeOptions, HostTime};
 pub(super) struct ComputeArgs {
     /// Duration of compute: CPU time on this machine (measured) or what its operators cost on the device (model), both times the device's
     /// `slowdown`; that of an earlier run by rank, line and occurrence (from=RUN); or zero (none) [default: model where the device names a
-    /// `model` or its rates, otherwise measured; of a replay on its own cluster, as recorded]
+    /// `model` or its rates, otherwise measured; of a replay, as recorded, but model on devices whose model or rates have changed]
     #[arg(long, value_name = "measured|model|from=RUN|none")]
     compute: Option<Compute>,
     /// Database of measured operators, beside the shipped one and the user's own
@@ -37,6 +37,7 @@ impl ComputeArgs {
             database: self.device_db.clone(),
             left_out: self.leave_out.clone(),
             host: self.host_time,
+            ..ComputeOptions::default()
         }
     }
 }

@@ -26,6 +26,7 @@ use uniference_sim::cluster::Device;
 use uniference_sim::ids::TaskId;
 use uniference_sim::observe::{Digest, Statistics};
 use uniference_sim::time::SimDuration;
+use uniference_studies::phases::Phases;
 
 /// `uniference launch`.
 #[derive(clap::Args)]
@@ -272,9 +273,9 @@ fn report(args: &Args, argv: &[OsString], folder: &Folder, merged: Merged) -> Re
     let trace = wanted(&[RecordArg::Full, RecordArg::Ops], TRACE)?;
     let trace = trace.map(|file| TraceWriter::with_rows(file, merged.devices(), Vec::new()));
     let events = wanted(&[RecordArg::Full], EVENTS)?.map(EventWriter::new);
-    let mut observers = ((Statistics::default(), Digest::default()), (trace, events));
+    let mut observers = ((Statistics::default(), Digest::default()), (Phases::default(), (trace, events)));
     merged.tell(&mut observers);
-    let ((statistics, digest), (trace, events)) = observers;
+    let ((statistics, digest), (phases, (trace, events))) = observers;
     trace.map(TraceWriter::finish).transpose()?;
     events.map(EventWriter::finish).transpose()?;
     let manifest =
@@ -283,6 +284,7 @@ fn report(args: &Args, argv: &[OsString], folder: &Folder, merged: Merged) -> Re
         write_record(file, &merged, manifest.clone())?;
     }
     let mut report = Report::new(&statistics, &devices(&merged), digest.to_hex(), manifest);
+    report.phases = phases.report();
     describe(&mut report, &merged);
     folder.write(REPORT, report.to_json().as_bytes())?;
     show(&report, folder, args.output.json)

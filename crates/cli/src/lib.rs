@@ -11,7 +11,9 @@ mod completions;
 mod compute;
 mod console;
 mod devices;
+mod diff;
 mod doctor;
+mod explain;
 mod fit;
 mod interpreter;
 mod launch;
@@ -25,16 +27,16 @@ mod run;
 mod standard;
 mod testbed;
 mod traces;
+mod whatif;
 mod workload;
 
 use crate::standard::Output;
 use clap::{Parser, Subcommand};
-use std::cell::RefCell;
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
+use std::sync::{Arc, Mutex};
 use uniference_formats::diagnostic::escaped;
 use uniference_host::interrupt;
 use uniference_session::{Done, Exit, HostError, Notices, Stop};
@@ -53,6 +55,13 @@ enum Command {
     Run(run::Args),
     /// Replay the program record of a run, or execution traces, on the same or another cluster
     Replay(replay::Args),
+    /// Say why a run takes as long as it does: its critical path, by kind, device, link, operation, line and range
+    Explain(explain::Args),
+    /// Say by what two runs differ: the parts of their critical paths
+    Diff(diff::Args),
+    /// Say how long a run would take with a faster device, link or line, a free operation or another algorithm
+    #[command(name = "whatif")]
+    WhatIf(whatif::Args),
     /// Check whether a program or a generated job fits the memory of its devices
     Fit(fit::Args),
     /// Check cluster files
@@ -125,12 +134,14 @@ pub struct Carried {
     pub results: Option<(PathBuf, String)>,
 }
 
+const NOBODY_PANICS: &str = "who adds a text does not panic";
+
 /// Carries a simulation out that needs no process but this one, `uniference replay` or `uniference workload ... --run`, and hands over its
 /// report. The first word of `argv` is the command's own name.
 pub fn carry_out(argv: &[OsString]) -> Carried {
-    let said = Rc::new(RefCell::new(String::new()));
+    let said = Arc::new(Mutex::new(String::new()));
     let heard = said.clone();
-    let notices = Notices::to(move |text| heard.borrow_mut().push_str(text));
+    let notices = Notices::to(move |text| heard.lock().expect(NOBODY_PANICS).push_str(text));
     let done = match Cli::try_parse_from(argv) {
         Ok(Cli { command: Command::Replay(args) }) => args.carry_out(argv, &notices),
         Ok(Cli { command: Command::Workload(command) }) => workload::carry_out(&command, argv, &notices),
@@ -140,15 +151,16 @@ pub fn carry_out(argv: &[OsString]) -> Carried {
     let (exit, results) = match done {
         Ok(Done::Finished { report, folder }) => (Exit::Ok as i32, Some((folder.path().to_owned(), report.to_json()))),
         Ok(Done::Stopped(stop)) => {
-            said.borrow_mut().push_str(&stop.message);
+            said.lock().expect(NOBODY_PANICS).push_str(&stop.message);
             (stop.exit as i32, None)
         }
         Err(error) => {
-            said.borrow_mut().push_str(&with_prefix(&error));
+            said.lock().expect(NOBODY_PANICS).push_str(&with_prefix(&error));
             (error.exit() as i32, None)
         }
     };
-    Carried { exit, said: said.take(), results }
+    let said = std::mem::take(&mut *said.lock().expect(NOBODY_PANICS));
+    Carried { exit, said, results }
 }
 
 /// Wrong usage; also the way in which clap shows `--help`.
@@ -209,6 +221,9 @@ fn dispatch(cli: Cli, argv: &[OsString], python: Option<&Path>) -> Result<Exit, 
     match cli.command {
         Command::Run(args) => run::run(&args, argv, python("run")?),
         Command::Replay(args) => replay::replay(&args, argv),
+        Command::Explain(args) => explain::explain(&args, argv),
+        Command::Diff(args) => diff::diff(&args, argv),
+        Command::WhatIf(args) => whatif::whatif(&args, argv),
         Command::Fit(args) => fit::fit(&args, argv, || python("fit")),
         Command::Cluster(command) => cluster::command(&command),
         Command::Chakra(command) => chakra::command(&command),

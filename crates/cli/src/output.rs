@@ -1,10 +1,12 @@
 //! Owns the options that say where results go, and how a report is shown.
 
+use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use uniference_formats::report::Report;
 use uniference_formats::table;
 use uniference_session::folder::Folder;
+use uniference_session::results::RECORD;
 use uniference_session::{Done, Exit, HostError, Notices, Output, RecordLevel};
 
 /// What is kept besides the report.
@@ -71,5 +73,15 @@ pub(super) fn show(report: &Report, folder: &Folder, json: bool) -> Result<(), H
         super::complain(format_args!("warning: {warning}\n"));
     }
     super::say(format_args!("{}", table::render(report)))?;
-    super::say(format_args!("{}\n", folder.describe()))
+    super::say(format_args!("{}\n", folder.describe()))?;
+    let path = folder.path();
+    if report.critical_path.is_some() && path.join(RECORD).exists() {
+        let path = path.display().to_string();
+        // A path without the null character can be quoted.
+        let path = shlex::try_quote(&path).unwrap_or(Cow::Borrowed(&path));
+        super::say(format_args!(
+            "why, and what would change it: uniference explain {path}; uniference whatif {path}\n"
+        ))?;
+    }
+    Ok(())
 }

@@ -4,18 +4,18 @@ use super::cluster::ClusterArgs;
 use super::compute::ComputeArgs;
 use super::output::{OutputArgs, conclude};
 use super::traces::TraceArgs;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use uniference_session::export::has_traces;
-use uniference_session::recorded::{self, Replay};
+use uniference_session::recorded::Replay;
 use uniference_session::results::PREFIX;
 use uniference_session::results::{RECORD, command};
-use uniference_session::traces::{self, TraceReplay};
-use uniference_session::{Done, Exit, HostError, Notices};
+use uniference_session::traces::TraceReplay;
+use uniference_session::{Done, Exit, HostError, Notices, Output, Replayed};
 
-/// `uniference replay`.
+/// What is replayed, and on what.
 #[derive(clap::Args)]
-pub(super) struct Args {
+pub(super) struct ReplayedArgs {
     /// Output folder of a run, or folder of its traces; or prefix of execution traces PREFIX.RANK.et; or a single trace for all ranks
     #[arg(value_name = "DIR|PREFIX|FILE")]
     run: PathBuf,
@@ -28,6 +28,13 @@ pub(super) struct Args {
     /// Seed of all random numbers of the simulation [default: the seed of the run, or 0]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
+}
+
+/// `uniference replay`.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    replayed: ReplayedArgs,
     /// Number of replays, with consecutive seeds; the report then has an interval of the makespan
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
@@ -35,21 +42,32 @@ pub(super) struct Args {
     output: OutputArgs,
 }
 
-impl Args {
-    /// Runs what the first argument names.
-    pub(super) fn carry_out(&self, argv: &[OsString], notices: &Notices) -> Result<Done, HostError> {
+impl ReplayedArgs {
+    /// A run on its own cluster, without any option.
+    pub(super) fn plain(run: PathBuf) -> ReplayedArgs {
+        #[derive(clap::Parser)]
+        struct Plain {
+            #[command(flatten)]
+            replayed: ReplayedArgs,
+        }
+        let words = [OsString::from("replay"), "--".into(), run.into_os_string()];
+        <Plain as clap::Parser>::parse_from(words).replayed
+    }
+
+    /// What the first argument names.
+    pub(super) fn find(&self, argv: &[OsString], output: impl Fn(&OsStr) -> Output) -> Result<Replayed, HostError> {
         let prefix = match self.run.is_dir() {
             true if has_traces(&self.run) && !self.run.join(RECORD).exists() => self.run.join(PREFIX),
             true => {
-                return recorded::replay(&Replay {
+                return Ok(Replayed::Record(Replay {
                     run: self.run.clone(),
                     cluster: self.cluster.options(),
                     compute: self.compute.options(),
                     seed: self.seed,
-                    repeat: self.repeat,
+                    repeat: 1,
                     command: command(argv),
-                    output: self.output.output("replay".as_ref(), notices),
-                });
+                    output: output("replay".as_ref()),
+                }));
             }
             false => self.run.clone(),
         };
@@ -59,14 +77,25 @@ impl Args {
                 self.run.display()
             )));
         }
-        traces::replay(&TraceReplay {
-            output: self.output.output(prefix.as_os_str(), notices),
+        Ok(Replayed::Traces(TraceReplay {
+            output: output(prefix.as_os_str()),
             prefix,
             cluster: self.cluster.options(),
             seed: self.seed,
             command: command(argv),
             meaning: self.traces.meaning(),
-        })
+        }))
+    }
+}
+
+impl Args {
+    /// Runs what the first argument names.
+    pub(super) fn carry_out(&self, argv: &[OsString], notices: &Notices) -> Result<Done, HostError> {
+        let replayed = match self.replayed.find(argv, |name| self.output.output(name, notices))? {
+            Replayed::Record(replay) => Replayed::Record(Replay { repeat: self.repeat, ..replay }),
+            traces => traces,
+        };
+        replayed.replay()
     }
 }
 

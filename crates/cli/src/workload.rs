@@ -626,11 +626,9 @@ fn run(args: &Llama, workload: Workload, argv: &[OsString], notices: &Notices) -
         },
         ignore_memory: *ignore_memory,
         compute: ComputeOptions {
-            source: None,
             own_database: super::devices::own_file(),
             database: device_db.clone(),
-            left_out: None,
-            host: None,
+            ..ComputeOptions::default()
         },
         command: command_of(argv),
         output: uniference_session::Output {

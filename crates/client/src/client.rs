@@ -7,6 +7,7 @@ mod account;
 mod arguments;
 mod device;
 mod error;
+mod groups;
 mod link;
 pub mod rounds;
 
@@ -312,23 +313,6 @@ impl Client {
         self.push(Op::Mark(mark))
     }
 
-    /// The number of the process group of these ranks, in this order; each call names a new group.
-    pub fn group(&self, ranks: Vec<u32>) -> Result<GroupId> {
-        let membership = Membership::of(self.rank, &ranks, self.world_size)?;
-        let sequence = {
-            let mut shared = self.shared();
-            let count = shared.group_counts.entry(ranks.clone()).or_default();
-            std::mem::replace(count, *count + 1)
-        };
-        match self.ask(Op::Group { ranks, sequence })? {
-            Answer::Group(group) => {
-                self.shared().groups.insert(group, membership);
-                Ok(GroupId(group))
-            }
-            other => unexpected("Group", &other),
-        }
-    }
-
     /// Copies an input into fresh room; returns its offset in the arena.
     fn stage(&self, input: &[Region]) -> Result<Offset> {
         let offset = self.room_for(input)?;
@@ -442,11 +426,6 @@ impl Client {
         self.issue(Call { group, op: CallOp::Recv { from, tag, bytes } }, None, None, site)
     }
 
-    fn member_of(&self, group: GroupId) -> Result<Membership> {
-        let known = self.shared().groups.get(&group.0).copied();
-        known.ok_or_else(|| arguments::wrong(format!("rank {} is not a member of group {}", self.rank, group.0)))
-    }
-
     fn issue(&self, call: Call, input: Option<&[Region]>, stream: Option<OnStream>, site: &str) -> Result<LocalHandle> {
         let _ours = self.ours();
         let staged = input.map(|input| self.stage(input)).transpose()?;
@@ -556,31 +535,6 @@ impl Client {
     pub fn release(&self, handle: LocalHandle) -> Result<()> {
         self.shared().complete.remove(&handle);
         self.with_link(|client, link| link.push(client, Op::Release(handle)))
-    }
-
-    /// Closes the connections of a group, as far as others are concerned.
-    pub fn close(&self, group: GroupId) -> Result<()> {
-        let _ours = self.ours();
-        if let Some(member) = self.shared().groups.get_mut(&group.0) {
-            member.closed = true;
-        }
-        self.push(Op::Close(group.0))
-    }
-
-    /// Aborts what this rank has outstanding in a group: those operations are over, without data, and others are told nothing.
-    pub fn abort(&self, group: GroupId) -> Result<()> {
-        let _ours = self.ours();
-        self.push(Op::Abort(group.0))
-    }
-
-    /// Whether an operation in the group has failed, as another rank has closed a connection, as far as answers up to now have said.
-    pub fn has_failed(&self, group: GroupId) -> bool {
-        self.shared().failed.contains(&group.0)
-    }
-
-    /// Whether this rank has closed its connections of a group.
-    pub fn has_closed(&self, group: GroupId) -> bool {
-        self.shared().groups.get(&group.0).is_some_and(|member| member.closed)
     }
 
     /// Combines for all members, if this one is to and needs no kernel of the caller's.

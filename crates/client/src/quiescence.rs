@@ -7,9 +7,6 @@
 //! since the first (`schedstat` counts how often), it has slept all the time in between; and a thread that another one wakes does not
 //! count as asleep from that moment on. So if that holds for every thread, there was a moment at which all of them slept, and none can
 //! wake up by itself.
-//!
-//! A thread that slept at an earlier look, and has not been on the processor since, sleeps on unless another one has woken it, which
-//! `syscall` says by itself. So where all threads have slept since the last look, one look at each is enough.
 
 use rustix::fs::{Dir, Mode, OFlags};
 use rustix::io::Errno;
@@ -53,8 +50,6 @@ struct Thread {
     turns: Option<OwnedFd>,
     /// `schedstat` at the first look.
     before: String,
-    /// The number of the system call in which it slept then, if it did.
-    slept_in: Option<String>,
 }
 
 /// System calls in which a thread waits for one of its own process: `futex`, `futex_waitv`, `futex_wait`.
@@ -83,65 +78,44 @@ impl Threads {
     /// # Errors
     /// If that cannot be seen: there is no room for another file.
     pub fn look(&mut self, skip: &BTreeSet<ThreadId>, inside: &BTreeSet<ThreadId>) -> io::Result<Found> {
-        let found = match self.one_look(skip) {
-            Ok(false) => self.first_look(skip).and_then(|list| self.second_look(&list, skip)),
-            slept => slept,
-        };
-        match found {
-            Ok(true) => Ok(self.call_of_all(skip, inside)),
-            Ok(false) => Ok(Found::Running),
-            Err(error) => {
-                self.known.clear();
-                changed(error).map(|()| Found::Running)
-            }
-        }
-    }
-
-    /// Whether all have slept since the last look.
-    fn one_look(&self, skip: &BTreeSet<ThreadId>) -> io::Result<bool> {
-        let looked_at = || self.known.iter().filter(|(id, _)| !skip.contains(id));
-        for (_, thread) in looked_at() {
-            if !thread.sleeps_on()? {
-                return Ok(false);
-            }
-        }
-        Ok(list(&self.process)?.iter().filter(|id| !skip.contains(id)).eq(looked_at().map(|(id, _)| id)))
+        let found = self.first_look(skip).and_then(|list| self.second_look(&list, skip, inside));
+        found.or_else(|error| {
+            self.known.clear();
+            changed(error).map(|()| Found::Running)
+        })
     }
 
     fn first_look(&mut self, skip: &BTreeSet<ThreadId>) -> io::Result<BTreeSet<ThreadId>> {
-        let list = list(&self.process)?;
+        let list = list(&self.process, skip)?;
         self.known.retain(|thread, _| list.contains(thread));
-        for id in list.difference(skip) {
+        for id in &list {
             let thread = match self.known.remove(id) {
                 Some(thread) => thread,
                 None => Thread::open(&self.process, *id)?,
             };
             let before = thread.turns()?;
-            self.known.insert(*id, Thread { before, slept_in: None, ..thread });
+            self.known.insert(*id, Thread { before, ..thread });
         }
         Ok(list)
     }
 
-    /// Whether all have slept since the first one.
-    fn second_look(&mut self, list_before: &BTreeSet<ThreadId>, skip: &BTreeSet<ThreadId>) -> io::Result<bool> {
-        if list(&self.process)? != *list_before {
-            return Ok(false);
+    fn second_look(
+        &self,
+        list_before: &BTreeSet<ThreadId>,
+        skip: &BTreeSet<ThreadId>,
+        inside: &BTreeSet<ThreadId>,
+    ) -> io::Result<Found> {
+        if list(&self.process, skip)? != *list_before {
+            return Ok(Found::Running);
         }
-        for (_, thread) in self.known.iter_mut().filter(|(id, _)| !skip.contains(id)) {
-            thread.slept_in = thread.waits_in()?;
-            if thread.slept_in.is_none() {
-                return Ok(false);
+        let mut found = Found::Inside;
+        for (id, thread) in &self.known {
+            let Some(call) = thread.waits_in()? else { return Ok(Found::Running) };
+            if !INSIDE.contains(&call.as_str()) && !inside.contains(id) {
+                found = Found::Outside;
             }
         }
-        Ok(true)
-    }
-
-    /// What those that sleep wait for.
-    fn call_of_all(&self, skip: &BTreeSet<ThreadId>, inside: &BTreeSet<ThreadId>) -> Found {
-        let is_inside = |thread: &Thread| thread.slept_in.as_deref().is_some_and(|call| INSIDE.contains(&call));
-        let mut looked_at = self.known.iter().filter(|(id, _)| !skip.contains(id));
-        let all_inside = looked_at.all(|(id, thread)| inside.contains(id) || is_inside(thread));
-        if all_inside { Found::Inside } else { Found::Outside }
+        Ok(found)
     }
 }
 
@@ -204,7 +178,7 @@ fn family() -> io::Result<BTreeSet<(String, ThreadId)>> {
     let mut threads = BTreeSet::new();
     let mut processes = vec!["self".to_owned()];
     while let Some(process) = processes.pop() {
-        for thread in list(&process)? {
+        for thread in list(&process, &BTreeSet::new())? {
             let children = std::fs::read_to_string(format!("/proc/{process}/task/{thread}/children"))?;
             processes.extend(children.split_ascii_whitespace().map(str::to_owned));
             if process != "self" {
@@ -227,14 +201,7 @@ impl Thread {
             call: open("syscall")?,
             turns: open("schedstat").ok(),
             before: String::new(),
-            slept_in: None,
         })
-    }
-
-    /// Whether it has slept since it was last seen asleep, and nobody has woken it.
-    fn sleeps_on(&self) -> io::Result<bool> {
-        let (Some(slept_in), Some(_)) = (&self.slept_in, &self.turns) else { return Ok(false) };
-        Ok(self.call()?.as_ref() == Some(slept_in) && self.turns()? == self.before)
     }
 
     /// The second look: the number of the system call in which the thread has slept since the first. `None`: it has run.
@@ -243,16 +210,11 @@ impl Thread {
         if state(&read(&self.state)?) != Some("S") {
             return Ok(None);
         }
-        let call = self.call()?;
-        Ok(if self.turns()? == self.before { call } else { None })
-    }
-
-    /// The number of the system call in which it waits. `None`: it could run, or was interrupted outside any call ("-1"), as by a page that
-    /// comes from a disk.
-    fn call(&self) -> io::Result<Option<String>> {
         let line = read(&self.call)?;
-        let call = line.split_ascii_whitespace().next().filter(|call| !matches!(*call, "running" | "-1"));
-        Ok(call.map(str::to_owned))
+        let call = line.split_ascii_whitespace().next().unwrap_or_default();
+        // "-1": it was interrupted outside any call, as by a page that comes from a disk.
+        let ran = matches!(call, "running" | "-1") || self.turns()? != self.before;
+        Ok((!ran).then(|| call.to_owned()))
     }
 
     fn turns(&self) -> io::Result<String> {
@@ -271,12 +233,13 @@ fn state(line: &str) -> Option<&str> {
     line.rsplit_once(')')?.1.split_ascii_whitespace().next()
 }
 
-fn list(process: &str) -> io::Result<BTreeSet<ThreadId>> {
+fn list(process: &str, skip: &BTreeSet<ThreadId>) -> io::Result<BTreeSet<ThreadId>> {
     let path = format!("/proc/{process}/task");
     let folder = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let mut threads = BTreeSet::new();
     for entry in Dir::new(folder)? {
-        threads.extend(entry?.file_name().to_str().ok().and_then(|name| name.parse::<ThreadId>().ok()));
+        let thread = entry?.file_name().to_str().ok().and_then(|name| name.parse().ok());
+        threads.extend(thread.filter(|thread| !skip.contains(thread)));
     }
     Ok(threads)
 }
@@ -292,7 +255,7 @@ mod tests {
 
     /// Looks only at those.
     fn look(threads: &mut Threads, at: &[ThreadId], inside: &[ThreadId]) -> Found {
-        let skip = list("self").unwrap().into_iter().filter(|thread| !at.contains(thread)).collect();
+        let skip = list("self", &BTreeSet::new()).unwrap().into_iter().filter(|thread| !at.contains(thread)).collect();
         threads.look(&skip, &inside.iter().copied().collect()).unwrap()
     }
 

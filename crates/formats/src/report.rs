@@ -51,9 +51,15 @@ pub struct Report {
     /// Where the seconds in which ranks computed come from, in order of rank, surest origin first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub compute: Vec<ComputeReport>,
+    /// How long the program's named ranges took, by name and rank.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub phases: Vec<PhaseReport>,
     /// What the streams of simulated GPUs were busy with, in order of rank; of each rank first all streams together.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub streams: Vec<StreamReport>,
+    /// What the run had to wait for until it ended; `None` (left out): the causes of events were not kept, or are not all known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub critical_path: Option<CriticalPathReport>,
     /// What the figures are of, where that is not what ran: operators that were captured on a processor and costed for a GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub headline: Option<String>,
@@ -185,6 +191,65 @@ pub struct ComputeReport {
     pub seconds: f64,
 }
 
+/// All ranges of one name (`torch.profiler.record_function`) that one rank has opened and closed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PhaseReport {
+    /// As the program calls it.
+    pub name: String,
+    /// The rank in the world.
+    pub rank: u32,
+    /// How many there were.
+    pub count: u64,
+    /// Seconds from their beginnings to their ends, together.
+    pub total_s: f64,
+    /// Seconds that half of them took at most.
+    pub p50_s: f64,
+    /// The same of 90 %.
+    pub p90_s: f64,
+    /// The same of 99 %.
+    pub p99_s: f64,
+    /// Seconds of `total_s` in which the rank computed; `None` (left out): not known, as in a real run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute_s: Option<f64>,
+    /// Those in which it was blocked in a communication call and nothing computed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exposed_comm_s: Option<f64>,
+}
+
+/// What the run had to wait for until it ended: each span of the path is what the next one waited for, and together they are the makespan.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CriticalPathReport {
+    /// Whose program ended last.
+    pub rank: u32,
+    /// By kind, the longest first.
+    pub kinds: Vec<PathPartReport>,
+    /// By kind, place, operation and line; the longest ones, at most 10.
+    pub parts: Vec<PathPartReport>,
+}
+
+/// A part of the critical path.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PathPartReport {
+    /// `compute`, `bandwidth`, `latency` and so on.
+    pub kind: String,
+    /// Whose time it is; left out where it is a link's, or of several ranks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank: Option<u32>,
+    /// The slowest link of messages' routes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<String>,
+    /// What was computed, or the operation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The line of the program.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub line: Option<String>,
+    /// How much of the makespan it is.
+    pub seconds: f64,
+    /// The same as a fraction.
+    pub share: f64,
+}
+
 /// For how long a stream of a rank's GPU was busy until the rank's program ended, or any of its streams.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StreamReport {
@@ -288,6 +353,8 @@ impl Report {
             job: None,
             compute: Vec::new(),
             streams: statistics.streams().map(stream_report).collect(),
+            phases: Vec::new(),
+            critical_path: None,
             headline: None,
             warnings: missed_crashes(statistics, devices),
             manifest,

@@ -2,7 +2,8 @@
 
 use crate::cluster::ClusterFile;
 use crate::report::{
-    HOST_MEMORY, Interval, JobReport, MemoryReport, OperationReport, RankReport, Report, StreamReport,
+    CriticalPathReport, HOST_MEMORY, Interval, JobReport, MemoryReport, OperationReport, PathPartReport, PhaseReport,
+    RankReport, Report, StreamReport,
 };
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use std::collections::BTreeSet;
@@ -16,6 +17,11 @@ const SHOWN: (usize, usize, usize) = (4, 4, 2);
 pub const WIDTH: u16 = 100;
 /// What a further column of times takes.
 const A_COLUMN: u16 = 14;
+/// So many ranges are shown.
+const MOST_PHASES: usize = 12;
+/// So many kinds of the critical path are named, of those that are at least this part of it.
+const MOST_OF_PATH: usize = 4;
+const LEAST_OF_PATH: f64 = 0.005;
 /// A rank that waits for data for less than this part of the run is not worth a column.
 const NOT_NEGLIGIBLE: f64 = 0.01;
 
@@ -25,10 +31,12 @@ pub fn render(report: &Report) -> String {
     if !report.operations.is_empty() {
         parts.push(operations(&report.operations));
     }
+    parts.extend(phases(&report.phases));
     parts.extend(streams(&report.streams));
     parts.extend(memory(&report.memory));
     parts.extend(energy(report));
     parts.extend(report.job.as_ref().map(job));
+    parts.extend(report.critical_path.as_ref().and_then(critical_path));
     let cluster = ClusterFile::parse("manifest", &report.manifest.cluster, &[]).map(|cluster| cluster.summary());
     let cluster = cluster.map(|summary| format!(" on {summary}")).unwrap_or_default();
     // ` (95 %: 1.2 ms to 1.4 ms; 20 seeds)`.
@@ -55,6 +63,12 @@ pub fn table(header: &[&str], texts: usize) -> Table {
 
 fn aligned(text: &str, right: bool) -> Cell {
     Cell::new(text).set_alignment(if right { CellAlignment::Right } else { CellAlignment::Left })
+}
+
+/// A text in lines of at most [`WIDTH`] columns, as far as its words allow.
+pub fn wrapped(text: &str) -> String {
+    let options = textwrap::Options::new(WIDTH.into()).break_words(false);
+    textwrap::fill(text, options.word_splitter(textwrap::WordSplitter::NoHyphenation))
 }
 
 /// A row of such a table.
@@ -150,6 +164,28 @@ fn operations(operations: &[OperationReport]) -> String {
     table.to_string()
 }
 
+/// The ranges of each name on the rank on which they took longest, together; the longest first.
+fn phases(rows: &[PhaseReport]) -> Option<String> {
+    let by_name = rows.chunk_by(|one, next| one.name == next.name);
+    // The first of those that took as long.
+    let longest = |rows: &[PhaseReport]| rows.iter().rev().max_by(|a, b| a.total_s.total_cmp(&b.total_s)).cloned();
+    let mut phases: Vec<PhaseReport> = by_name.filter_map(longest).collect();
+    phases.sort_by(|a, b| b.total_s.total_cmp(&a.total_s));
+    let mut table = table(&["range", "rank", "count", "total", "p50", "p99", "compute", "exposed"], 1);
+    for phase in phases.iter().take(MOST_PHASES) {
+        let known = |time: Option<f64>| time.map_or_else(String::new, seconds);
+        let times = [phase.total_s, phase.p50_s, phase.p99_s].map(seconds);
+        let [total, p50, p99] = times;
+        let parts = [known(phase.compute_s), known(phase.exposed_comm_s)];
+        let [compute, exposed] = parts;
+        let numbers = [phase.rank.to_string(), phase.count.to_string(), total, p50, p99, compute, exposed];
+        table.add_row(row(&[&phase.name], &numbers));
+    }
+    let more = phases.len().saturating_sub(MOST_PHASES);
+    let more = if more > 0 { format!("\n{more} more") } else { String::new() };
+    (!phases.is_empty()).then(|| format!("{table}{more}"))
+}
+
 /// `GPU streams of rank 3: kernels 8.100 s, copies 2.000 ms, communication 2.000 s, of it exposed 310.000 ms`: of the rank with most exposed
 /// communication.
 fn streams(rows: &[StreamReport]) -> Option<String> {
@@ -162,6 +198,27 @@ fn streams(rows: &[StreamReport]) -> Option<String> {
         "GPU streams of rank {}: kernels {kernels}, copies {copies}, communication {communication}, of it exposed {exposed}",
         most.rank
     ))
+}
+
+/// `critical path: latency 61 %, compute 39 %`, and its two longest parts: `60 % latency of a.0 -> switch in all_reduce at train.py:12`.
+fn critical_path(path: &CriticalPathReport) -> Option<String> {
+    let kinds = path.kinds.iter().filter(|part| part.share >= LEAST_OF_PATH).take(MOST_OF_PATH);
+    let kinds: Vec<String> = kinds.map(|part| format!("{} {}", part.kind, percent(part.share))).collect();
+    let part = |part: &PathPartReport| {
+        let PathPartReport { kind, rank, link, name, line, .. } = part;
+        let place = link.clone().or(rank.map(|rank| format!("rank {rank}"))).map(|place| format!(" of {place}"));
+        let name = name.as_ref().filter(|name| *name != kind).map(|name| format!(" in {name}"));
+        let line = line.as_deref().map(|line| format!(" at {}", in_folder(line)));
+        let words = [place, name, line].map(Option::unwrap_or_default).concat();
+        format!("\n  {} {kind}{words}", percent(part.share))
+    };
+    let longest: String = path.parts.iter().take(2).map(part).collect();
+    (!kinds.is_empty()).then(|| format!("critical path: {}{longest}", kinds.join(", ")))
+}
+
+/// A line, `path:line`, without the folders of its file.
+pub fn in_folder(line: &str) -> &str {
+    line.rsplit('/').next().unwrap_or(line)
 }
 
 /// `memory: at most 3.00 GiB, on rank 0 (parameters 2.00 GiB, activations 1.00 GiB), at train.py:12 in forward`; of GPUs with what was held beside them: `; on the host at most 1.00 GiB`.
@@ -241,6 +298,18 @@ pub fn seconds(seconds: f64) -> String {
     }
 }
 
+/// A difference of times, with its sign.
+pub fn signed(time: f64) -> String {
+    let sign = if time < 0.0 { "-" } else { "+" };
+    if time == 0.0 { "0".to_owned() } else { format!("{sign}{}", seconds(time.abs())) }
+}
+
+/// A relative difference in %, with its sign.
+pub fn signed_percent(difference: f64) -> String {
+    // Zero has no sign: -0 + 0 is 0.
+    format!("{:+.1} %", (1000.0 * difference).round() / 10.0 + 0.0)
+}
+
 /// With two decimals in the largest binary unit that leaves at least 1.
 pub fn bytes(bytes: u64) -> String {
     let (unit, name) = match bytes {
@@ -306,6 +375,42 @@ mod tests {
         assert_eq!(line(&report), "memory: at most 1.00 GiB, on rank 0 (activations 1.00 GiB)");
         report.memory.clear();
         assert!(!render(&report).contains("memory"));
+    }
+
+    #[test]
+    fn ranges_are_shown_of_the_rank_that_took_longest_and_the_path_by_its_longest_parts() {
+        let mut report = sample(2);
+        let phase = |name: &str, rank, total_s, compute_s| PhaseReport {
+            name: name.into(),
+            rank,
+            count: 4,
+            total_s,
+            p50_s: total_s / 4.0,
+            p90_s: total_s / 4.0,
+            p99_s: total_s / 3.0,
+            compute_s,
+            exposed_comm_s: compute_s,
+        };
+        report.phases = vec![
+            phase("decode", 0, 2.0, Some(0.5)),
+            phase("decode", 1, 3.0, Some(0.25)),
+            phase("prefill", 0, 4.0, None),
+        ];
+        let part = |kind: &str, rank, link: Option<&str>, share| PathPartReport {
+            kind: kind.into(),
+            rank,
+            link: link.map(str::to_owned),
+            name: Some("all_reduce".into()),
+            line: Some("/home/me/train.py:7".into()),
+            seconds: share,
+            share,
+        };
+        let kinds = vec![part("latency", None, None, 0.75), part("compute", None, None, 0.25)];
+        let parts = vec![part("latency", None, Some("a.0 -> switch"), 0.7), part("compute", Some(1), None, 0.25)];
+        report.critical_path = Some(CriticalPathReport { rank: 1, kinds, parts });
+        let text = render(&report);
+        let shown = &text[text.find(" range").unwrap()..text.find("makespan").unwrap()];
+        insta::assert_snapshot!(shown);
     }
 
     #[test]

@@ -296,6 +296,10 @@ fn parse<Q: Quantity>(text: &str) -> Result<Q, UnitError> {
     let Some(decimal) = Decimal::parse(number) else {
         return error(format!("\"{trimmed}\" is not a {}", Q::NAME), example());
     };
+    if unit.is_empty() && decimal.mantissa == Some(0) {
+        // Nothing is the same in all units.
+        return Q::from_decimal(decimal, Q::UNITS[0].1).map_err(|_| bare_number::<Q>(trimmed, decimal.number));
+    }
     if unit.is_empty() {
         return Err(bare_number::<Q>(trimmed, decimal.number));
     }

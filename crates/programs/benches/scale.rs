@@ -186,7 +186,13 @@ fn cluster(ranks: u32, preset: &Preset, link: LinkSpec, algorithms: AlgorithmTab
         devices: (0..ranks).map(device).collect(),
         topology: Topology::preset(preset, &hosts, link).unwrap(),
         dynamics: Dynamics::default(),
-        backend: Backend { name: "ideal".into(), algorithms, concurrency: 1, protocol: Default::default() },
+        backend: Backend {
+            name: "ideal".into(),
+            algorithms,
+            concurrency: 1,
+            protocol: Default::default(),
+            free: Default::default(),
+        },
     }
 }
 

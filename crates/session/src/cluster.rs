@@ -33,8 +33,10 @@ pub struct Overrides {
     pub backend: Option<String>,
     /// Algorithms of single collectives: `all_reduce=ring`.
     pub algorithms: Vec<String>,
-    /// Values of the cluster file: `network.latency="3 us"`.
+    /// Values of the cluster file: `network.latency="3 us"`; `*2` and `/2` multiply them.
     pub set: Vec<String>,
+    /// Operations that take no time.
+    pub free: Vec<String>,
 }
 
 /// The cluster that options describe.
@@ -129,6 +131,7 @@ impl Overrides {
             backend: self.backend.clone(),
             fallback_backend: fallback.map(str::to_owned),
             algorithms: algorithms.map_err(show)?,
+            free: self.free.clone(),
         };
         let mut file = ClusterFile::parse(&origin.display().to_string(), toml, &self.set).map_err(show)?;
         let folder = origin.parent().unwrap_or(Path::new(""));

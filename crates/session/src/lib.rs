@@ -3,7 +3,7 @@
 //! A cluster is chosen ([`ClusterOptions`]), a [`Session`] takes the folder for the results, and a [`Source`] says what is simulated while
 //! the session's observers look on; what comes of it is an [`Outcome`], and a report in the folder. Sources are live ranks ([`live`]),
 //! the record of an earlier run ([`recorded`]), execution traces ([`traces`]), generated jobs ([`generated`]) and programs of the
-//! caller's own ([`Programs`]):
+//! caller's own ([`Programs`]). What can be simulated again ([`Replayed`]) can be explained ([`Replayed::explain`]) and changed ([`whatif`]):
 //!
 //! ```
 //! use uniference_session::{ClusterOptions, Outcome, Output, Programs, Session};
@@ -62,14 +62,19 @@ mod patience;
 pub mod profile;
 mod programs;
 pub mod recorded;
+mod replayed;
 pub mod results;
 mod session;
+mod simulated;
 pub mod traces;
+pub mod whatif;
 
 pub use cluster::ClusterOptions;
 pub use compute::{Compute, ComputeOptions, HostTime};
 pub use notices::Notices;
 pub use programs::{Programs, Ranks};
+pub use replayed::Replayed;
 pub use results::RecordLevel;
 pub use session::{Done, End, Ending, Outcome, Output, Session, Source, Stop, Watch};
+pub use simulated::Ended;
 pub use uniference_host::error::{Exit, HostError};

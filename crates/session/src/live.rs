@@ -124,6 +124,16 @@ impl<'a> Live<'a> {
     }
 }
 
+/// What a program that has failed should know where not all values are computed.
+fn zeros(costing: &Costing, ending: &LiveEnding) -> String {
+    let LiveEnding::Failed { rank, .. } = ending else { return String::new() };
+    let read = costing.zeros(|of| of.0 == *rank);
+    let read = read.map_or_else(String::new, |places| format!("; it has read such values at {places}"));
+    format!(
+        "hint: values that are not computed read as zero (--values){read}: if it failed on one, run it with --values all\n"
+    )
+}
+
 /// Compute takes no time.
 struct Free;
 
@@ -154,9 +164,14 @@ impl Source for Live<'_> {
         let others = if driver.has_ranks() { others(driver.exchange(), &ending, &stands) } else { String::new() };
         let lines = driver.exchange().lines();
         let warnings = driver.warnings();
+        let limited = self.setup.script.env.contains_key("UNIFERENCE_VALUES");
+        let zeros = if limited { zeros(&self.costing.borrow(), &ending) } else { String::new() };
         let ending = match ending {
             LiveEnding::Finished => Ending::Finished,
-            other => Ending::Stopped(explain(other, &others, &lines, &stands, self.folder)),
+            other => {
+                let Stop { exit, message } = explain(other, &others, &lines, &stands, self.folder);
+                Ending::Stopped(Stop { exit, message: message + &zeros })
+            }
         };
         // What is left to write needs nobody to end anything first, once all processes have ended.
         drop(driver);

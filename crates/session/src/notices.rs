@@ -1,15 +1,15 @@
 //! Owns how the user hears of something while a simulation is carried out; who shows it is the caller's business.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 /// Hears what the user should know while a simulation is carried out: texts of whole lines, such as `warning: ...`.
 #[derive(Clone)]
-pub struct Notices(Rc<dyn Fn(&str)>);
+pub struct Notices(Arc<dyn Fn(&str) + Send + Sync>);
 
 impl Notices {
     /// Tells `hear` each.
-    pub fn to(hear: impl Fn(&str) + 'static) -> Notices {
-        Notices(Rc::new(hear))
+    pub fn to(hear: impl Fn(&str) + Send + Sync + 'static) -> Notices {
+        Notices(Arc::new(hear))
     }
 
     /// Tells nobody.

@@ -76,7 +76,10 @@ mod tests {
         assert_eq!(look(&mut patience, 0), None);
         assert_eq!(look(&mut patience, 9), None);
         // Something has happened: what was before does not count.
-        patience.record(SimTime::ZERO, &Event::Marked { rank: RankId(0), mark: &Mark::End, why: Default::default() });
+        patience.record(
+            SimTime::ZERO,
+            &Event::Marked { rank: RankId(0), mark: &Mark::End, why: Default::default(), spent: None },
+        );
         assert_eq!(look(&mut patience, 10), None);
         assert_eq!(look(&mut patience, 19), None);
         let warning = look(&mut patience, 20).unwrap();

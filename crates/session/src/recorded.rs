@@ -7,6 +7,7 @@ use crate::input::open_record;
 use crate::programs::halted;
 use crate::results::{Beside, Figures, RECORD, REPORT};
 use crate::session::{Done, End, Ending, Outcome, Output, Session, Source, Watch};
+use crate::simulated::{Ended, Look, Simulated};
 use std::cell::RefCell;
 use std::fs::File;
 use std::io::BufReader;
@@ -27,6 +28,7 @@ use uniference_sim::replay::{Listener, RecordedStep, replay_heard};
 use uniference_studies::hazards::Hazards;
 
 /// A run to be carried out again.
+#[derive(Clone)]
 pub struct Replay {
     /// The folder with its results.
     pub run: PathBuf,
@@ -49,6 +51,54 @@ pub struct Replay {
 /// # Errors
 /// If the record cannot be read, or does not fit the cluster; and where the results cannot be written.
 pub fn replay(args: &Replay) -> Result<Done, HostError> {
+    let Prepared { chosen, seed, reader, steps, plan } = prepare(args)?;
+    check_repeat(args, &chosen)?;
+    let recorded = &steps.recorded;
+    let mut manifest = manifest(recorded.clone(), &chosen, seed, &args.command);
+    plan.describe(&mut manifest);
+    if manifest.compute != recorded.compute || manifest.models != recorded.models {
+        manifest.command.clone_from(&args.command);
+    }
+    check_folder(args)?;
+    let session = Session::with_manifest(chosen, manifest, &args.output)?;
+    let mut source = Recorded::new(&steps.path, reader, plan);
+    let figures = match session.carry_out(&mut source)? {
+        Outcome::Finished(figures) => *figures,
+        Outcome::Stopped(stop) => return Ok(Done::Stopped(stop)),
+        Outcome::Unlike(_) => unreachable!("every rank is replayed"),
+    };
+    let beside = doubts(args, &session, &figures, source.hazards, &steps)?;
+    let report = session.report_of_several(figures, beside);
+    session.finish(report)
+}
+
+/// The cluster that a record is replayed on, and the command of its program.
+pub(crate) fn origin(args: &Replay) -> Result<(Resolved, Vec<String>), HostError> {
+    let Prepared { chosen, steps, .. } = prepare(args)?;
+    Ok((chosen.resolved, steps.recorded.command))
+}
+
+/// What a record comes to, without results in a folder.
+pub(crate) fn simulate(args: &Replay, look: Look) -> Result<Ended<Simulated>, HostError> {
+    let Prepared { mut chosen, seed, reader, steps, plan } = prepare(args)?;
+    chosen.resolved.cluster.dynamics.seed = seed;
+    let mut source = Recorded::new(&steps.path, reader, plan);
+    Ok(match Simulated::of(&chosen.resolved.cluster, &mut source, look)? {
+        Ended::Finished(simulated) => Ended::Finished(Simulated { hazards: source.hazards, ..simulated }),
+        stopped => stopped,
+    })
+}
+
+/// A record that is open, and what it is replayed on.
+struct Prepared {
+    chosen: Chosen,
+    seed: u64,
+    reader: RecordReader<BufReader<File>>,
+    steps: Steps,
+    plan: Plan,
+}
+
+fn prepare(args: &Replay) -> Result<Prepared, HostError> {
     let path = args.run.join(RECORD);
     let entries = std::fs::read_dir(&args.run).into_iter().flatten().filter_map(Result::ok);
     let mut names = entries.map(|entry| entry.file_name());
@@ -63,27 +113,10 @@ pub fn replay(args: &Replay) -> Result<Done, HostError> {
     let chosen = args.cluster.resolve_again(&path, &recorded.cluster)?;
     let seed = args.seed.unwrap_or(recorded.seed);
     check_ranks(&chosen, reader.header().world_size)?;
-    check_repeat(args, &chosen)?;
-    let elsewhere = recorded.cluster != chosen.resolved.toml || recorded.seed != seed;
-    let steps = Steps { path: &path, options: &args.compute, recorded: &recorded, at_home: !elsewhere };
+    let at_home = recorded.cluster == chosen.resolved.toml && recorded.seed == seed;
+    let steps = Steps { path, options: args.compute.clone(), recorded, at_home };
     let plan = steps.plan(&chosen.resolved)?;
-    let mut manifest = manifest(recorded.clone(), &chosen, seed, &args.command);
-    plan.describe(&mut manifest);
-    if manifest.compute != recorded.compute || manifest.models != recorded.models {
-        manifest.command.clone_from(&args.command);
-    }
-    check_folder(args)?;
-    let session = Session::with_manifest(chosen, manifest, &args.output)?;
-    let costing = Costing::new(plan);
-    let mut source = Recorded { path: &path, reader: Some(reader), costing, hazards: Hazards::default() };
-    let figures = match session.carry_out(&mut source)? {
-        Outcome::Finished(figures) => *figures,
-        Outcome::Stopped(stop) => return Ok(Done::Stopped(stop)),
-        Outcome::Unlike(_) => unreachable!("every rank is replayed"),
-    };
-    let beside = doubts(args, &session, &figures, source.hazards, elsewhere, &steps)?;
-    let report = session.report_of_several(figures, beside);
-    session.finish(report)
+    Ok(Prepared { chosen, seed, reader, steps, plan })
 }
 
 /// What speaks against the figures of a replay: other seeds, other ways that the program might have gone, keys without an effect.
@@ -92,13 +125,12 @@ fn doubts(
     session: &Session,
     figures: &Figures,
     hazards: Hazards,
-    elsewhere: bool,
-    steps: &Steps<'_>,
+    steps: &Steps,
 ) -> Result<Beside, HostError> {
-    let Steps { path, recorded, .. } = *steps;
+    let Steps { path, recorded, at_home, .. } = steps;
     let mut beside = other_seeds(args, session.resolved(), steps)?;
     let recosted = session.manifest().compute != recorded.compute || session.manifest().models != recorded.models;
-    if elsewhere || recosted || args.repeat > 1 {
+    if !at_home || recosted || args.repeat > 1 {
         let digest = (args.repeat == 1).then(|| figures.digest.to_hex());
         beside.warnings.extend(other_ways(hazards, digest, recorded, path, &figures.lines)?);
     }
@@ -118,6 +150,12 @@ struct Recorded<'a> {
     costing: Rc<RefCell<Costing>>,
     /// What its program might have done otherwise.
     hazards: Hazards,
+}
+
+impl<'a> Recorded<'a> {
+    fn new(path: &'a Path, reader: RecordReader<BufReader<File>>, plan: Plan) -> Recorded<'a> {
+        Recorded { path, reader: Some(reader), costing: Costing::new(plan), hazards: Hazards::default() }
+    }
 }
 
 impl Source for Recorded<'_> {
@@ -153,8 +191,8 @@ fn check_repeat(args: &Replay, chosen: &Chosen) -> Result<(), HostError> {
 }
 
 /// The makespans with the seeds after the first one, and which of these did not come to their end.
-fn other_seeds(args: &Replay, resolved: &Resolved, steps: &Steps<'_>) -> Result<Beside, HostError> {
-    let (path, mut cluster) = (steps.path, resolved.cluster.clone());
+fn other_seeds(args: &Replay, resolved: &Resolved, steps: &Steps) -> Result<Beside, HostError> {
+    let (path, mut cluster) = (&steps.path, resolved.cluster.clone());
     let (mut others, mut halted) = (Vec::new(), Vec::new());
     for _ in 1..args.repeat {
         cluster.dynamics.seed = cluster.dynamics.seed.wrapping_add(1);
@@ -251,18 +289,26 @@ fn costed<'a>(
 }
 
 /// A record that is replayed, and how its compute is to be costed.
-struct Steps<'a> {
-    path: &'a Path,
-    options: &'a ComputeOptions,
-    recorded: &'a Manifest,
+struct Steps {
+    path: PathBuf,
+    options: ComputeOptions,
+    recorded: Manifest,
     at_home: bool,
 }
 
-impl Steps<'_> {
+impl Steps {
     fn plan(&self, resolved: &Resolved) -> Result<Plan, HostError> {
-        let Steps { path, options, recorded: manifest, at_home } = *self;
+        let Steps { path, options, recorded: manifest, at_home } = self;
         let has_operators = has_operators(path)?;
-        Plan::replay(options, resolved, &RecordedCompute { manifest, at_home, has_operators, path })
+        let home = recorded_cluster(manifest, path);
+        let device = |of: &Resolved, rank: usize| (of.rates[rank], of.models[rank].clone());
+        let is_other = |rank| home.as_ref().is_none_or(|home| device(home, rank) != device(resolved, rank));
+        let other_device = (0..resolved.rates.len()).map(is_other).collect();
+        Plan::replay(
+            options,
+            resolved,
+            &RecordedCompute { manifest, at_home: *at_home, other_device, has_operators, path },
+        )
     }
 }
 

@@ -7,6 +7,7 @@ use crate::folder::Folder;
 pub use crate::names::{EVENTS, GROUPS, PREFIX, RECORD, REPORT, TIMELINE, TRACE};
 use crate::notices::Notices;
 use crate::patience::Patience;
+use serde_json::json;
 use std::cell::RefCell;
 use std::ffi::OsString;
 use std::fs::File;
@@ -15,8 +16,8 @@ use std::rc::Rc;
 use uniference_formats::cluster::Resolved;
 use uniference_formats::events::EventWriter;
 use uniference_formats::record::{Header, RecordWriter};
-use uniference_formats::report::{ComputeReport, Manifest, Report};
-use uniference_formats::trace::TraceWriter;
+use uniference_formats::report::{ComputeReport, CriticalPathReport, Manifest, Report};
+use uniference_formats::trace::{PathSpan, TraceWriter};
 use uniference_host::error::HostError;
 use uniference_host::live::exchange::Recorder;
 use uniference_sim::cluster::Device;
@@ -27,8 +28,10 @@ use uniference_sim::observe::{Digest, Statistics};
 use uniference_sim::replay::RecordedStep;
 use uniference_sim::time::{SimDuration, SimTime};
 use uniference_studies::compute::Computes;
+use uniference_studies::critical::{Causes, Explanation, Step};
 use uniference_studies::interval::interval;
 use uniference_studies::memory::{Held, Kind, Memory, Point};
+use uniference_studies::phases::Phases;
 
 /// What is kept besides the report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,6 +44,9 @@ pub enum RecordLevel {
     /// Nothing: for very large runs.
     Summary,
 }
+
+/// Of runs with more events the report has no critical path: `uniference explain` has.
+const MOST_CAUSES: u64 = 10_000_000;
 
 /// Everything that looks on while a run goes on.
 pub(crate) struct Recording {
@@ -56,8 +62,12 @@ pub struct Figures {
     pub digest: Digest,
     /// For how long ranks computed between their operations.
     pub computes: Computes,
+    /// How long named ranges took.
+    pub phases: Phases,
     /// What ranks held in memory.
     pub held: Held,
+    /// What the run had to wait for, if its causes were kept.
+    pub critical_path: Option<CriticalPathReport>,
     /// The program's lines, by site.
     pub lines: Vec<String>,
     /// What operators cost, where they were costed.
@@ -73,9 +83,9 @@ pub(crate) struct Beside {
 }
 
 /// What the report is made from.
-type Counted = ((Statistics, Digest), (Computes, Listened));
+type Counted = ((Statistics, Digest), ((Computes, Phases), Listened));
 /// What is shown or written while the run goes on.
-type Shown = (Patience, (Trace, Events));
+type Shown = ((Patience, Option<Causes>), (Trace, Events));
 type Trace = Option<TraceWriter<BufWriter<File>>>;
 type Events = Option<EventWriter<BufWriter<File>>>;
 
@@ -162,8 +172,10 @@ impl Recording {
         let memory = Listened::new(Memory::new(resolved.cluster.devices.len(), trace.is_some()));
         let writer = wanted(&ops, RECORD)?.map(|file| RecordWriter::new(file, &header));
         let record = Record { writer, memory: memory.clone() };
-        let statistics = ((Statistics::default(), Digest::default()), (Computes::default(), memory));
-        Ok(Recording { observers: (statistics, (Patience::new(notices.clone()), (trace, events))), record })
+        let programs = (Computes::default(), Phases::default());
+        let statistics = ((Statistics::default(), Digest::default()), (programs, memory));
+        let causes = ops.contains(&level).then(|| Causes::new(&resolved.cluster).of_at_most(MOST_CAUSES));
+        Ok(Recording { observers: (statistics, ((Patience::new(notices.clone()), causes), (trace, events))), record })
     }
 
     /// Those who look on.
@@ -173,7 +185,12 @@ impl Recording {
 
     /// Completes the files of a run that has come to an end of its own, good or bad; `lines` are those of the program.
     pub(crate) fn finish(self, lines: Vec<String>, costed: Costed) -> Result<Figures, HostError> {
-        let (((statistics, digest), (computes, memory)), (_, (mut trace, events))) = self.observers;
+        let (((statistics, digest), ((computes, phases), memory)), ((_, causes), (mut trace, events))) = self.observers;
+        let explanation = causes.and_then(|causes| causes.explain(&lines, true));
+        let critical_path = explanation.as_ref().and_then(Explanation::report);
+        if let Some((trace, explanation)) = trace.as_mut().zip(explanation.filter(|_| critical_path.is_some())) {
+            trace.critical_path(explanation.path.into_iter().map(span));
+        }
         let Record { writer, memory: also } = self.record;
         drop(also);
         // Of operators that cannot be read `costed` has a warning, or an error where figures depend on them; what was held is then not known.
@@ -184,8 +201,19 @@ impl Recording {
         trace.map(TraceWriter::finish).transpose()?;
         events.map(EventWriter::finish).transpose()?;
         writer.map(RecordWriter::finish).transpose()?;
-        Ok(Figures { statistics, digest, computes, held, lines, costed })
+        Ok(Figures { statistics, digest, computes, phases, held, critical_path, lines, costed })
     }
+}
+
+/// A span of the critical path as a trace shows it.
+fn span(step: Step) -> PathSpan {
+    let Step { start_ps, end_ps, what, range } = step;
+    let place = what.link.clone().or(what.rank.map(|rank| format!("rank {rank}")));
+    let name = what.name.as_deref().filter(|name| *name != what.kind).map(|name| format!(" in {name}"));
+    let words = [place.map(|place| format!(" of {place}")), name].map(Option::unwrap_or_default).concat();
+    let args = json!({ "rank": what.rank, "line": what.line, "range": range });
+    let [start, end] = [start_ps, end_ps].map(SimTime::from_ps);
+    PathSpan { start, end, name: format!("{}{words}", what.kind), args }
 }
 
 /// A timeline of memory as a trace shows it: with the kinds that the rank ever holds.
@@ -197,13 +225,15 @@ fn counter(points: &[Point]) -> impl Iterator<Item = (SimTime, Vec<(&'static str
 
 /// The report of a run that has finished.
 pub(crate) fn of_run(figures: Figures, resolved: &Resolved, beside: Beside, manifest: Manifest) -> Report {
-    let Figures { statistics, digest, computes, held, lines, costed } = figures;
+    let Figures { statistics, digest, computes, phases, held, critical_path, lines, costed } = figures;
     let Beside { others, warnings } = beside;
     let mut report = Report::new(&statistics, &resolved.cluster.devices, digest.to_hex(), manifest);
     if statistics.operations().next().is_none() {
         report.warnings.push("the program never communicated; only its compute was simulated".to_owned());
     }
     report.memory = held.report();
+    report.phases = phases.report();
+    report.critical_path = critical_path;
     let Costed { rows, spreads, modelled, headline, warnings: of_operators } = costed;
     report.warnings.extend(without_effect(resolved, &computes, &modelled));
     report.warnings.extend(computes.spread(&lines));

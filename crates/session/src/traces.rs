@@ -9,6 +9,7 @@ use crate::compute::{ComputeOptions, NodeModels};
 use crate::programs::{Ranks, drive};
 use crate::results::{self, RecordLevel, TIMELINE};
 use crate::session::{Done, End, Ending, Outcome, Output, Session, Source, Stop, Watch};
+use crate::simulated::{Ended, Look, Simulated};
 use crate::{folder::Folder, input};
 use files::{Pieces, Traces, open, with_suffix};
 pub use files::{in_file, of_rank, ranks_of, text_workload};
@@ -44,6 +45,7 @@ use uniference_sim::time::SimDuration;
 const LOOKED_AT: usize = 1 << 16;
 
 /// Execution traces to be replayed.
+#[derive(Clone)]
 pub struct TraceReplay {
     /// The prefix of traces called `PREFIX.RANK.et`, one trace for all ranks, or a text workload.
     pub prefix: PathBuf,
@@ -60,6 +62,7 @@ pub struct TraceReplay {
 }
 
 /// How execution traces are to be understood.
+#[derive(Clone)]
 pub struct Meaning {
     /// Compute and memory nodes take so many times as long as they say; finite, not negative.
     pub compute_scale: f64,
@@ -95,6 +98,7 @@ impl Default for Meaning {
 }
 
 /// The machine of ASTRA-sim's closed form, besides [`Meaning::system`].
+#[derive(Clone)]
 pub struct ClosedForm {
     /// Its network.
     pub network: Option<PathBuf>,
@@ -110,6 +114,38 @@ pub fn replay(args: &TraceReplay) -> Result<Done, HostError> {
     if let Some(closed_form) = &args.meaning.closed_form {
         return replay_astra(args, closed_form);
     }
+    let (chosen, seed, mut source) = prepare(args)?;
+    let session = Session::new(chosen, seed, args.command.clone(), &named(args))?;
+    let figures = match session.carry_out(&mut source)? {
+        Outcome::Finished(figures) => *figures,
+        Outcome::Stopped(stop) => return Ok(Done::Stopped(stop)),
+        Outcome::Unlike(_) => unreachable!("every rank is replayed"),
+    };
+    let report = session.report(figures, source.doubts(session.resolved()));
+    session.finish(report)
+}
+
+/// The cluster that traces are run on.
+pub(crate) fn origin(args: &TraceReplay) -> Result<Resolved, HostError> {
+    prepare(args).map(|(chosen, ..)| chosen.resolved)
+}
+
+/// What traces come to on a cluster, without results in a folder.
+///
+/// # Errors
+/// Besides others', if they are to be run by ASTRA-sim's closed form, which has no events.
+pub(crate) fn simulate(args: &TraceReplay, look: Look) -> Result<Ended<Simulated>, HostError> {
+    if args.meaning.closed_form.is_some() {
+        let hint = "remove --fidelity astra";
+        return Err(HostError::Usage(format!("--fidelity astra gives no causes to explain or change\nhint: {hint}")));
+    }
+    let (mut chosen, seed, mut source) = prepare(args)?;
+    chosen.resolved.cluster.dynamics.seed = seed;
+    Simulated::of(&chosen.resolved.cluster, &mut source, look)
+}
+
+/// The cluster that traces are run on, the seed, and the traces.
+fn prepare(args: &TraceReplay) -> Result<(Chosen, u64, Traced), HostError> {
     let notices = &args.output.notices;
     let traces = Traces::find(&args.prefix, args.meaning.passes)?;
     let (chosen, seed) = cluster(&traces, args)?;
@@ -121,15 +157,8 @@ pub fn replay(args: &TraceReplay) -> Result<Done, HostError> {
     let rules = Arc::new(Rules { models: models.of_ranks(), ..rules });
     let traces = traces.open(chosen.resolved.cluster.devices.len(), notices)?;
     let replays = (0..).zip(traces).map(|(rank, trace)| Replay::new(RankId(rank), trace, rules.clone()));
-    let mut source = Traced(replays.collect(), models);
-    let session = Session::new(chosen, seed, args.command.clone(), &named(args))?;
-    let figures = match session.carry_out(&mut source)? {
-        Outcome::Finished(figures) => *figures,
-        Outcome::Stopped(stop) => return Ok(Done::Stopped(stop)),
-        Outcome::Unlike(_) => unreachable!("every rank is replayed"),
-    };
-    let report = session.report(figures, source.doubts(session.resolved()));
-    session.finish(report)
+    let source = Traced(replays.collect(), models);
+    Ok((chosen, seed, source))
 }
 
 /// Folders are called after the traces where nobody names one.

@@ -109,7 +109,13 @@ fn cluster(case: &Case) -> Cluster {
         devices: names.enumerate().map(device).collect(),
         topology: Topology::preset(&Preset::Switch, &hosts, link).unwrap(),
         dynamics: Default::default(),
-        backend: Backend { name: "ideal".into(), algorithms, concurrency: 1, protocol: Default::default() },
+        backend: Backend {
+            name: "ideal".into(),
+            algorithms,
+            concurrency: 1,
+            protocol: Default::default(),
+            free: Default::default(),
+        },
     }
 }
 

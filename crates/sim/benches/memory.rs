@@ -72,6 +72,12 @@ fn cluster() -> Cluster {
         devices: (0..2).map(device).collect(),
         topology: Topology::preset(&Preset::Switch, &hosts, link).unwrap(),
         dynamics: Default::default(),
-        backend: Backend { name: "ideal".into(), algorithms, concurrency: 1, protocol: Default::default() },
+        backend: Backend {
+            name: "ideal".into(),
+            algorithms,
+            concurrency: 1,
+            protocol: Default::default(),
+            free: Default::default(),
+        },
     }
 }

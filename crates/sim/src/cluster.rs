@@ -2,6 +2,7 @@
 
 use crate::collective::choose::AlgorithmTable;
 use crate::network::{Dynamics, FlowNetwork, Topology};
+use std::collections::BTreeSet;
 
 pub use crate::device::{Device, SlowSpell};
 pub use crate::transport::{Handshake, Protocol, Window};
@@ -48,4 +49,8 @@ pub struct Backend {
     pub concurrency: u32,
     /// What happens to a message besides its way over links.
     pub protocol: Protocol,
+    /// Operations whose messages and calls take no time, by [`CallOp::name`](crate::program::CallOp::name): to see what they cost. Who
+    /// receives still waits for who sends, as the algorithm has it; who sends waits for nobody. Of messages between two ranks, the sender's name
+    /// counts for both.
+    pub free: BTreeSet<&'static str>,
 }

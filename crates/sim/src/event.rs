@@ -170,6 +170,8 @@ pub enum Event<'a> {
         mark: &'a Mark,
         /// Which activity it was, and why it began.
         why: Why,
+        /// Where the rank's time has gone until then; `None`: it is not known, as in a real run.
+        spent: Option<Times>,
     },
     /// A message has arrived.
     Message {
@@ -306,6 +308,10 @@ pub enum Elapsed {
     Poll,
     /// An operation of the store that nobody looks at.
     Store,
+    /// Compute that takes no time.
+    Nothing,
+    /// An event of the rank's device, which is reached: takes no time.
+    Reach,
     /// The end of a rank's program, as an activity: takes no time.
     Finish,
     /// The close of a group's connections: takes no time.

@@ -311,11 +311,14 @@ impl fmt::Display for CollectiveKind {
 }
 
 impl CallOp {
+    /// The name of a message's sending.
+    pub const SEND: &str = "send";
+
     /// The name in reports: a collective's, `send` or `recv`.
     pub const fn name(&self) -> &'static str {
         match self {
             CallOp::Collective(collective) => collective.kind.name(),
-            CallOp::Send { .. } => "send",
+            CallOp::Send { .. } => CallOp::SEND,
             CallOp::Recv { .. } => "recv",
         }
     }

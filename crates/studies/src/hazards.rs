@@ -79,7 +79,7 @@ impl fmt::Display for Warning {
 }
 
 /// Listens to a replay for hazards.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Hazards {
     threads: BTreeMap<(RankId, TaskId), Thread>,
     found: BTreeMap<Hazard, Occurrences>,
@@ -96,7 +96,7 @@ struct Occurrences {
 }
 
 /// What a thread has asked for last, and what the store has told it.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Thread {
     asked: Pending,
     /// The last line that it was seen on.
@@ -105,7 +105,7 @@ struct Thread {
 }
 
 /// As much of a request as its hazards need.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 enum Pending {
     #[default]
     Nothing,

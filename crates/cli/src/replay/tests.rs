@@ -1,6 +1,7 @@
 use super::*;
 
 mod compute;
+mod whatif;
 
 use crate::tests::run;
 use std::fs;

@@ -47,7 +47,7 @@ pub(super) fn resolve(
 ) -> Result<(Backend, Option<PacketOverhead>, Option<Tuning>), Diagnostic> {
     let profile = by_name(raw, choices, source)?;
     let mut algorithms = AlgorithmTable::default();
-    set_all_rules(&mut algorithms, &profile.collective, attached, &Source::new("profile", "", &[]))?;
+    set_all_rules(&mut algorithms, &profile.collective, attached, &Source::new("profile", "", &[])?)?;
     set_all_rules(&mut algorithms, &raw.collective, attached, source)?;
     for choice in &choices.algorithms {
         force(&mut algorithms, choice)?;
@@ -129,7 +129,7 @@ fn backend(parameters: &Parameters, algorithms: AlgorithmTable, source: &Source)
     }
     let name = parameters.name.get_ref().clone();
     let protocol = protocol(parameters, source)?;
-    Ok(Backend { name, algorithms, concurrency: *concurrency.get_ref(), protocol })
+    Ok(Backend { name, algorithms, concurrency: *concurrency.get_ref(), protocol, free: Default::default() })
 }
 
 fn protocol(parameters: &Parameters, source: &Source) -> Result<Protocol, Diagnostic> {

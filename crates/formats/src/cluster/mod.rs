@@ -11,17 +11,21 @@ mod flags;
 mod hardware;
 mod hierarchy;
 mod kernels;
+mod keys;
 mod network;
 mod parameters;
 mod peaks;
 mod profile;
 mod rates;
 mod raw;
+mod relative;
 mod source;
+mod speeds;
 mod steps;
 
 pub use flags::Flags;
 pub use kernels::{Formula, KernelCost};
+pub use speeds::{Speed, SpeedKey, bandwidth_of_host, speed_keys};
 
 pub use uniference_sim::device::Rates;
 
@@ -29,12 +33,12 @@ use crate::diagnostic::{Diagnostic, suggest};
 use crate::units::counted;
 use raw::RawCluster;
 use source::Source;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 use toml::Spanned;
 use uniference_sim::cluster::Cluster;
 use uniference_sim::collective::choose::AlgorithmTable;
-use uniference_sim::program::CollectiveKind;
+use uniference_sim::program::{CallOp, CollectiveKind};
 
 /// What a link carries where nothing is said.
 pub const DEFAULT_BANDWIDTH: &str = "10 Gbps";
@@ -58,6 +62,8 @@ pub struct Choices {
     pub fallback_backend: Option<String>,
     /// In place of the file's and the backend's algorithms.
     pub algorithms: Vec<AlgorithmChoice>,
+    /// Operations that take no time, besides the file's.
+    pub free: Vec<String>,
 }
 
 /// `OP=NAME`: an algorithm for every size of one collective.
@@ -105,7 +111,7 @@ impl ClusterFile {
     /// # Errors
     /// What is no TOML, an unknown key, a value of the wrong type or without its unit, an assignment that fits nowhere.
     pub fn parse(origin: &str, text: &str, assignments: &[String]) -> Result<ClusterFile, Diagnostic> {
-        let source = Source::new(origin, text, assignments);
+        let source = Source::new(origin, text, assignments)?;
         let raw = source.read()?;
         Ok(ClusterFile { source, raw, attached: dynamics::Attachments::new() })
     }
@@ -155,6 +161,8 @@ impl ClusterFile {
         let (topology, network) = network::resolve(self.raw.network.as_ref(), &hosts, packet, &self.source)?;
         crashes::resolve(&self.raw.crash, &mut devices, &topology, &self.source)?;
         backend::adapt(&mut backend.algorithms, tuning, &topology, &devices);
+        let free = self.free(choices)?;
+        backend.free = free.iter().copied().collect();
         hierarchy::lay_out(&mut backend.algorithms, &self.raw, choices, (&topology, &devices), &self.source)?;
         let dynamics = dynamics::resolve(&self.raw, &topology, &self.attached, &self.source)?;
         let name = self.raw.name.clone().unwrap_or_else(|| counted(devices.len(), "device"));
@@ -168,11 +176,28 @@ impl ClusterFile {
             kernel: self.raw.kernel.clone(),
             uncertainty: self.raw.uncertainty.clone(),
             collective: self.canonical_rules(&backend.algorithms, choices),
+            free: free.into_iter().map(|name| Spanned::new(0..0, name.to_owned())).collect(),
         };
         let kernels = kernels::resolve(&self.raw.kernel, &self.source)?;
         dynamics::inline(&mut raw, &self.attached, &self.source)?;
         let cluster = Cluster { name, devices, topology, dynamics, backend };
         Ok(Resolved { cluster, rates, models, cores, toml: to_toml(&raw), kernels, uncertainty: self.uncertainty()? })
+    }
+}
+
+impl ClusterFile {
+    /// The operations that take no time, of all that can be named.
+    fn free(&self, choices: &Choices) -> Result<BTreeSet<&'static str>, Diagnostic> {
+        let names = || CollectiveKind::ALL.map(CollectiveKind::name).into_iter().chain([CallOp::SEND]);
+        let known = |given: &str, error: &dyn Fn(String) -> Diagnostic| {
+            let unknown = || error(format!("unknown operation `{given}`")).hint(suggest(given, "operations", names()));
+            names().find(|name| *name == given).ok_or_else(unknown)
+        };
+        let of_file =
+            self.raw.free.iter().map(|name| known(name.get_ref(), &|text| self.source.error(text, name.span())));
+        let chosen = choices.free.iter();
+        let chosen = chosen.map(|name| known(name, &|text| Diagnostic::new(text).at("--free", name, 0..name.len())));
+        of_file.chain(chosen).collect()
     }
 }
 

@@ -44,6 +44,9 @@ pub(super) struct RawCluster {
     /// Algorithms in place of the backend's own, by collective.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) collective: BTreeMap<Spanned<String>, Spanned<RawRules>>,
+    /// Operations that take no time.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) free: Vec<Spanned<String>>,
 }
 
 /// `backend = "gloo"`, or a table.

@@ -2,7 +2,9 @@
 //!
 //! File and options are laid end to end, so that one range says where a value stands, whichever of them it is in.
 
+use super::keys::{element, named};
 use super::raw::RawCluster;
+use super::relative::{Factor, scaled};
 use crate::diagnostic::{Diagnostic, suggest};
 use serde::Deserialize;
 use std::borrow::Cow;
@@ -34,11 +36,33 @@ type Slot<'a> = Spanned<DeValue<'a>>;
 
 impl Source {
     /// The text of a file, and `KEY=VALUE` assignments in the order in which they apply.
-    pub(super) fn new(origin: &str, text: &str, assignments: &[String]) -> Source {
+    ///
+    /// # Errors
+    /// If a value is relative to one that is not there.
+    pub(super) fn new(origin: &str, text: &str, assignments: &[String]) -> Result<Source, Diagnostic> {
         let mut source = Source { pieces: Vec::new() };
         source.push(origin, text);
-        assignments.iter().for_each(|assignment| source.push("--set", assignment));
-        source
+        for assignment in assignments {
+            let absolute = source.absolute(assignment)?;
+            source.push("--set", absolute.as_ref().unwrap_or(assignment));
+        }
+        Ok(source)
+    }
+
+    /// The same as an assignment of `*2` or `/2`, with the value that this comes to. `None`: it is another one.
+    fn absolute(&self, assignment: &str) -> Result<Option<String>, Diagnostic> {
+        let option = Piece { origin: "--set".into(), text: assignment.into(), start: 0 };
+        let Some(equals) = find_equals(assignment) else { return Ok(None) };
+        let Some(factor) = Factor::parse(assignment[equals + 1..].trim()) else { return Ok(None) };
+        let keys = split_key(&option, equals)?;
+        let keys: Vec<&str> = keys.iter().map(|(key, _)| &**key).collect();
+        match scaled(self.root()?.get_ref(), &keys, factor) {
+            Some(value) => Ok(Some(format!("{}={value}", &assignment[..equals]))),
+            None => {
+                let message = format!("`{}` has no value that could be multiplied", assignment[..equals].trim());
+                Err(option.error(message, 0..equals).hint("give a value: the cluster file has none, or no number"))
+            }
+        }
     }
 
     fn push(&mut self, origin: &str, text: &str) {
@@ -52,14 +76,20 @@ impl Source {
         piece.error(message, span.start - piece.start..span.end.saturating_sub(piece.start))
     }
 
-    /// Reads all of it.
-    pub(super) fn read(&self) -> Result<RawCluster, Diagnostic> {
+    /// The file's values, with the options' in their place.
+    fn root(&self) -> Result<Slot<'_>, Diagnostic> {
         let (file, options) = self.pieces.split_first().expect("there is a file");
         let table = DeTable::parse(&file.text).map_err(|error| syntax_error(file, &error))?;
         let mut root = Spanned::new(table.span(), DeValue::Table(table.into_inner()));
         for option in options {
             assign(&mut root, option)?;
         }
+        Ok(root)
+    }
+
+    /// Reads all of it.
+    pub(super) fn read(&self) -> Result<RawCluster, Diagnostic> {
+        let root = self.root()?;
         self.refuse_lists(root.get_ref())?;
         let span = root.span();
         let DeValue::Table(table) = root.into_inner() else { unreachable!("an assignment has a key") };
@@ -210,8 +240,7 @@ fn descend<'t, 'a>(
         DeValue::Array(elements) => {
             let names: Vec<String> = elements.iter().filter_map(|element| named(element.get_ref())).collect();
             let count = elements.len();
-            let numbered = segment.parse().ok().filter(|index| *index < count);
-            match numbered.or_else(|| elements.iter().position(|e| named(e.get_ref()).as_deref() == Some(segment))) {
+            match element(elements, segment) {
                 Some(index) => Ok(elements.get_mut(index).expect("it was found")),
                 None => Err(option.error(format!("unknown element `{segment}`"), span).hint(format!(
                     "there are {count} elements, numbered from 0; their names are: {}",
@@ -221,10 +250,6 @@ fn descend<'t, 'a>(
         }
         _ => Err(option.error(format!("cannot set `{segment}`: a {kind} has no keys"), span)),
     }
-}
-
-fn named(value: &DeValue<'_>) -> Option<String> {
-    value.as_table()?.get("name")?.get_ref().as_str().map(str::to_owned)
 }
 
 /// The same value, with all its places `offset` further on.

@@ -371,6 +371,48 @@ fn assignments_override_add_and_replace() {
 }
 
 #[test]
+fn assignments_multiply_what_is_there_or_usual() {
+    let sets = [
+        "network.bandwidth=*2",
+        "network.latency=/4",
+        "network.latency=/ 2",
+        "device.orin.slowdown=/2",
+        "device.laptop.slowdown=*3",
+        "device.orin.count=*2",
+        "network.host.\"laptop\".latency=*0",
+        "network.host.'orin.0'.bandwidth=/10",
+    ];
+    let Resolved { cluster, .. } = resolve_with(BOARDS, &sets, &Choices::default()).unwrap();
+    let usual = resolve_with(BOARDS, &[], &Choices::default()).unwrap().cluster;
+    let slowdown = |cluster: &Cluster, rank: usize| cluster.devices[rank].slowdown;
+    assert_eq!(slowdown(&cluster, 0), slowdown(&usual, 0) / 2.0);
+    assert_eq!((slowdown(&cluster, 6), slowdown(&usual, 3)), (3.0, 1.0));
+    assert_eq!(bits(&cluster.topology, "laptop -> switch"), 2.0 * bits(&usual.topology, "laptop -> switch"));
+    assert_eq!(bits(&cluster.topology, "orin.0 -> switch"), bits(&usual.topology, "orin.0 -> switch") / 5.0);
+    let latency = |cluster: &Cluster, to| cluster.topology.route(HostId(0), HostId(to)).latency.as_ps();
+    assert_eq!(latency(&cluster, 1), latency(&usual, 1) / 8);
+    assert_eq!(latency(&cluster, 6), latency(&usual, 3) / 16);
+}
+
+#[test]
+fn operations_that_take_no_time_are_named() {
+    let resolve = |set| resolve_with(BOARDS, &[set], &Choices::default());
+    let Resolved { cluster, toml, .. } = resolve("free=[\"all_gather\", \"send\"]").unwrap();
+    assert_eq!(cluster.backend.free.iter().copied().collect::<Vec<_>>(), ["all_gather", "send"]);
+    let again = resolve_with(&toml, &[], &Choices::default()).unwrap();
+    assert_eq!((again.cluster.backend.free, &again.toml), (cluster.backend.free, &toml));
+    insta::assert_snapshot!(resolve("free=[\"all_gather\", \"all_redcue\"]").err().unwrap().to_string());
+}
+
+#[test]
+fn nothing_is_multiplied_that_is_no_number() {
+    let refused = |set| resolve_with(BOARDS, &[set], &Choices::default()).err().unwrap().to_string();
+    insta::assert_snapshot!(
+        [refused("device.orin.cores=*2"), refused("name=*2"), refused("network.latency=*-2")].join("\n")
+    );
+}
+
+#[test]
 fn flags_describe_a_cluster_file() {
     let flags =
         Flags { ranks: 3, bandwidth: None, latency: Some("1 ms".parse().unwrap()), slowdown: vec![1.0, 1.0, 2.5] };
@@ -480,6 +522,7 @@ fn mistakes_in_backends_and_algorithms_are_shown() {
         backend: backend.map(str::to_owned),
         fallback_backend: None,
         algorithms: algorithm.iter().map(|text| text.parse().unwrap()).collect(),
+        ..Choices::default()
     };
     let shown = [
         mistake(&file("backend = { name = \"ncl\" }", "")),

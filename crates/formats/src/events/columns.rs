@@ -301,7 +301,7 @@ pub const KINDS: [Kind; 11] = [
             TASK,
             text(
                 "what",
-                "what the rank did: `sleep`, `poll` (a read of the clock, or a query of the store), `store`, `finish` (the activity that ends the program), `close` (of a group's connections), `abort` (of what is outstanding in a group)",
+                "what the rank did: `sleep`, `poll` (a read of the clock, or a query of the store), `store`, `nothing` (compute of length zero), `reach` (an event of its device), `finish` (the activity that ends the program), `close` (of a group's connections), `abort` (of what is outstanding in a group)",
             ),
             time("start_ps", "time at which it began"),
             optional(id(

@@ -177,7 +177,7 @@ impl<'a> Row<'a> {
                 cells.extend(caused(cause));
                 ("waited", cells)
             }
-            Event::Marked { rank, mark, why } => {
+            Event::Marked { rank, mark, why, .. } => {
                 let begin = if let Mark::Begin(name) = mark { Cell::Text(name) } else { Cell::Null };
                 let mut cells = vec![Cell::U32(rank.0), begin, issuer(known(why))];
                 cells.extend(activity(known(why)).into_iter().chain(begun(known(why))));
@@ -201,6 +201,8 @@ impl<'a> Row<'a> {
                     Elapsed::Sleep => "sleep",
                     Elapsed::Poll => "poll",
                     Elapsed::Store => "store",
+                    Elapsed::Nothing => "nothing",
+                    Elapsed::Reach => "reach",
                     Elapsed::Finish => "finish",
                     Elapsed::Close => "close",
                     Elapsed::Abort => "abort",

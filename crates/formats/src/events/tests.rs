@@ -61,8 +61,8 @@ fn stream(mut see: impl FnMut(SimTime, &Event<'_>)) {
         let handles = &[handle];
         see(at, &Event::Waited { rank, task, start, reason, exposed, late_peer, no_data, handles, call, site, cause });
     }
-    see(at, &Event::Marked { rank, mark: &Mark::Begin("a \"step\"".into()), why });
-    see(at, &Event::Marked { rank, mark: &Mark::End, why });
+    see(at, &Event::Marked { rank, mark: &Mark::Begin("a \"step\"".into()), why, spent: None });
+    see(at, &Event::Marked { rank, mark: &Mark::End, why, spent: None });
     let group = GroupId(0);
     let (queued, started, sent) = (start, start, at);
     let (id, behind) = (MessageId(8), Some(MessageId(6)));
@@ -84,6 +84,8 @@ fn stream(mut see: impl FnMut(SimTime, &Event<'_>)) {
     let others = [
         (Elapsed::Sleep, by_activity, Cause::Time),
         (Elapsed::Store, by_activity, Cause::StoredBy(rank, handle)),
+        (Elapsed::Nothing, by_activity, Cause::Time),
+        (Elapsed::Reach, by_activity, Cause::Time),
         (Elapsed::Finish, by_activity, Cause::Time),
         (Elapsed::Close, by_activity, Cause::Closed(peer)),
     ];

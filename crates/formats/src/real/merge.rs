@@ -396,7 +396,9 @@ impl Merged {
             self.tell_operations(me, rank, &mut events);
             let times = self.tell_waits(me, rank, &mut events);
             events.extend(
-                rank.marks.iter().map(|(at, mark)| (*at, Event::Marked { rank: me, mark, why: Default::default() })),
+                rank.marks
+                    .iter()
+                    .map(|(at, mark)| (*at, Event::Marked { rank: me, mark, why: Default::default(), spent: None })),
             );
             let traffic = Traffic::default();
             events.push((

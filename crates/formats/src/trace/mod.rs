@@ -1,8 +1,8 @@
 //! Owns the trace: what happened when, as a file that opens in Perfetto and in chrome://tracing (the Chrome JSON format).
 //!
 //! Each rank is a process with a row for each task (compute, waiting), for its named ranges, for each stream of its device, and for the operations of each group;
-//! what overlaps within a row goes on a second row of the same name. Each link that was used is a counter of bytes per second, and what each rank held in
-//! memory one of bytes by kind.
+//! what overlaps within a row goes on a second row of the same name. An arrow leads from each send to its receive. Each link that was used is a counter of
+//! bytes per second, and what each rank held in memory one of bytes by kind. The critical path is a process of its own, above all others.
 //! Times are microseconds with six decimals, which is to the picosecond.
 
 mod rates;
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use uniference_sim::cluster::Cluster;
 use uniference_sim::event::{Event, Meeting, Observer, WaitReason};
-use uniference_sim::ids::{GroupId, QueueId, RankId, TaskId};
+use uniference_sim::ids::{GroupId, Handle, QueueId, RankId, TaskId};
 use uniference_sim::program::{Call, CallOp, Mark};
 use uniference_sim::time::{Bytes, SimTime};
 
@@ -27,6 +27,30 @@ pub struct TraceWriter<W> {
     rows: u32,
     rates: LinkRates,
     links: Vec<String>,
+    /// Sends and receives of which the other one is not complete, by the send.
+    halves: BTreeMap<(RankId, Handle), Half>,
+    /// How many arrows there are.
+    arrows: u64,
+}
+
+/// One end of an arrow: a moment on a row.
+#[derive(Clone, Copy)]
+struct Half {
+    pid: u32,
+    tid: u32,
+    at: SimTime,
+}
+
+/// A span of the critical path, as the trace shows it.
+pub struct PathSpan {
+    /// When it begins.
+    pub start: SimTime,
+    /// When it ends.
+    pub end: SimTime,
+    /// `latency of a.0 -> switch`.
+    pub name: String,
+    /// What else is known of it.
+    pub args: serde_json::Value,
 }
 
 /// The rows of one rank, in the order in which they were first needed.
@@ -61,11 +85,12 @@ impl<W: Write> TraceWriter<W> {
 
     /// A trace of a run on devices of these names, and links.
     pub fn with_rows<'a>(out: W, devices: impl Iterator<Item = &'a str>, links: Vec<String>) -> TraceWriter<W> {
+        let (rates, halves) = (LinkRates::default(), BTreeMap::new());
         let mut trace =
-            TraceWriter { out: Document::new(out), ranks: Vec::new(), rows: 0, rates: LinkRates::default(), links };
+            TraceWriter { out: Document::new(out), ranks: Vec::new(), rows: 0, rates, links, halves, arrows: 0 };
         for (rank, device) in devices.enumerate() {
             let name = format!("rank {rank} ({device})");
-            trace.out.name("process", pid(RankId::from(rank)), 0, &name, rank as u64);
+            trace.out.name("process", pid(RankId::from(rank)), 0, &name, rank as i64);
             trace.ranks.push(RankRows { name, rows: BTreeMap::new(), open_ranges: 0 });
         }
         let last = pid(RankId::from(trace.ranks.len()));
@@ -88,6 +113,18 @@ impl<W: Write> TraceWriter<W> {
         }
     }
 
+    /// Writes what the run had to wait for until it ended, span by span.
+    pub fn critical_path(&mut self, spans: impl Iterator<Item = PathSpan>) {
+        let pid = pid(RankId::from(self.ranks.len() + 1));
+        self.rows += 1;
+        let tid = self.rows;
+        self.out.name("process", pid, 0, "critical path", -1);
+        self.out.name("thread", pid, tid, "critical path", 0);
+        for PathSpan { start, end, name, args } in spans {
+            self.out.entry(&Entry { ph: 'X', pid, tid, start, end: Some(end), name: &name, args });
+        }
+    }
+
     /// Writes the links' counters and what closes the file; gives back the writer.
     ///
     /// # Errors
@@ -104,12 +141,38 @@ impl<W: Write> TraceWriter<W> {
         self.out.finish()
     }
 
-    /// A slice on the first row of its kind that is free.
-    fn slice(&mut self, rank: RankId, row: Row, start: SimTime, end: SimTime, name: &str, args: serde_json::Value) {
+    /// A slice on the first row of its kind that is free. Returns the row's number.
+    fn slice(
+        &mut self,
+        rank: RankId,
+        row: Row,
+        start: SimTime,
+        end: SimTime,
+        name: &str,
+        args: serde_json::Value,
+    ) -> u32 {
         let lane = self.lane(rank, row, start);
         lane.busy_until = end;
         let tid = lane.id;
         self.out.entry(&Entry { ph: 'X', pid: pid(rank), tid, start, end: Some(end), name, args });
+        tid
+    }
+
+    /// One end of a message's arrow is known: at the beginning of the send, or at the end of the receive. With the other one it is written.
+    fn end_of_arrow(&mut self, send: (RankId, Handle), half: Half) {
+        let Some(other) = self.halves.remove(&send) else {
+            self.halves.insert(send, half);
+            return;
+        };
+        // The sender's is the one that is earlier.
+        let (from, to) = if other.at <= half.at { (other, half) } else { (half, other) };
+        self.arrows += 1;
+        for (ph, more, Half { pid, tid, at }) in [("s", "", from), ("f", ",\"bp\":\"e\"", to)] {
+            let (id, at) = (self.arrows, micros(at.as_ps()));
+            self.out.push(&format!(
+                "{{\"ph\":\"{ph}\",\"id\":{id},\"pid\":{pid},\"tid\":{tid},\"ts\":{at},\"name\":\"message\",\"cat\":\"message\"{more}}}"
+            ));
+        }
     }
 
     fn lane(&mut self, rank: RankId, row: Row, start: SimTime) -> &mut Lane {
@@ -155,13 +218,13 @@ fn name_row<W: Write>(out: &mut Document<W>, rank: RankId, rank_name: &str, row:
     let (name, sort) = match row {
         Row::Ranges => ("ranges".to_owned(), 0),
         Row::Task(TaskId(0)) => (rank_name.to_owned(), 1),
-        Row::Task(task) => (format!("{rank_name} {task}"), 1 + u64::from(task.0)),
+        Row::Task(task) => (format!("{rank_name} {task}"), 1 + i64::from(task.0)),
         // Branches of graphs are numbered on where programs' own streams end.
         Row::Stream(stream @ 0x8000_0000..) => {
-            (format!("branch {} of graphs", stream - 0x8000_0000), (1 << 32) + u64::from(stream))
+            (format!("branch {} of graphs", stream - 0x8000_0000), (1 << 32) + i64::from(stream))
         }
-        Row::Stream(stream) => (format!("stream {stream}"), (1 << 32) + u64::from(stream)),
-        Row::Group(group) => (format!("operations of {group}"), (1 << 20) + u64::from(group.0)),
+        Row::Stream(stream) => (format!("stream {stream}"), (1 << 32) + i64::from(stream)),
+        Row::Group(group) => (format!("operations of {group}"), (1 << 20) + i64::from(group.0)),
     };
     out.name("thread", pid(rank), tid, &name, sort);
 }
@@ -209,9 +272,19 @@ impl<W: Write> Observer for TraceWriter<W> {
                 let args = json!({"exposed_us": exposed, "late_peer_us": late, "no_data_us": no_data});
                 self.slice(rank, Row::Task(task), start, at, &format!("wait: {name}"), args);
             }
-            Event::Completed { rank, call, bytes, issued, started, algorithm, meeting, .. } => {
+            Event::Completed { rank, handle, call, bytes, issued, started, algorithm, meeting, .. } => {
                 let args = describe(call, bytes, issued, algorithm, meeting);
-                self.slice(rank, Row::Group(call.group), started, at, call.op.name(), args);
+                let tid = self.slice(rank, Row::Group(call.group), started, at, call.op.name(), args);
+                let half = |at| Half { pid: pid(rank), tid, at };
+                match (&call.op, meeting) {
+                    (CallOp::Send { .. }, _) => self.end_of_arrow((rank, handle), half(started)),
+                    // Viewers bind an arrow to the slice around its end, and count in nanoseconds.
+                    (CallOp::Recv { .. }, Meeting::Peer(Some(send))) => {
+                        let inside = SimTime::from_ps(at.as_ps().saturating_sub(1_000)).max(started);
+                        self.end_of_arrow(send, half(inside));
+                    }
+                    _ => {}
+                }
             }
             Event::Failed { rank, call, bytes, issued, started, peer, .. } => {
                 let args = describe(call, bytes, issued, None, Meeting::Peer(None));
@@ -275,7 +348,7 @@ impl<W: Write> Document<W> {
     }
 
     /// A process or a row, and its place among its like.
-    fn name(&mut self, kind: &str, pid: u32, tid: u32, name: &str, place: u64) {
+    fn name(&mut self, kind: &str, pid: u32, tid: u32, name: &str, place: i64) {
         let name = serde_json::Value::from(name);
         self.push(&format!(
             "{{\"ph\":\"M\",\"pid\":{pid},\"tid\":{tid},\"name\":\"{kind}_name\",\"args\":{{\"name\":{name}}}}}"

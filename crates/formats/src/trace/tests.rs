@@ -4,7 +4,7 @@ use crate::events::EventWriter;
 use crate::report::tests::all_reduce;
 use crate::sink::tests::SmallDisk;
 use uniference_sim::event::{Times, Traffic};
-use uniference_sim::ids::{Handle, LinkId, Site};
+use uniference_sim::ids::{GroupRank, Handle, LinkId, Site};
 use uniference_sim::program::{Origin, Outcome};
 use uniference_sim::time::{Bytes, SimDuration};
 
@@ -76,9 +76,9 @@ fn feed(observer: &mut impl Observer) {
         traffic: Traffic::default(),
         cause: Default::default(),
     };
-    observer.record(us(0), &Event::Marked { rank, mark: &Mark::End, why: Default::default() });
-    observer.record(us(0), &Event::Marked { rank, mark: &begin("step \"1\""), why: Default::default() });
-    observer.record(us(1), &Event::Marked { rank, mark: &begin("left open"), why: Default::default() });
+    observer.record(us(0), &Event::Marked { rank, mark: &Mark::End, why: Default::default(), spent: None });
+    observer.record(us(0), &Event::Marked { rank, mark: &begin("step \"1\""), why: Default::default(), spent: None });
+    observer.record(us(1), &Event::Marked { rank, mark: &begin("left open"), why: Default::default(), spent: None });
     observer.record(
         us(1),
         &Event::Issued { rank, handle: Handle(0), call, bytes: call.op.bytes(2), site, task: Default::default() },
@@ -155,4 +155,52 @@ fn the_event_stream_has_a_line_of_json_for_each_event() {
     let text = String::from_utf8(events.finish().unwrap()).unwrap();
     insta::assert_snapshot!(text);
     assert!(text.lines().all(|line| serde_json::from_str::<serde_json::Value>(line).is_ok()));
+}
+
+/// Whichever of the two is complete first.
+#[test]
+fn an_arrow_leads_from_each_send_to_its_receive() {
+    let call = |op| Call { group: GroupId(0), op };
+    let send = call(CallOp::Send { to: GroupRank(1), tag: 0, bytes: Bytes(8) });
+    let recv = call(CallOp::Recv { from: Some(GroupRank(0)), tag: 0, bytes: Bytes(8) });
+    let completed = |rank: u32, handle, call, started, meeting| Event::Completed {
+        rank: RankId(rank),
+        handle: Handle(handle),
+        call,
+        bytes: Bytes(8),
+        issued: started,
+        started,
+        algorithm: None,
+        meeting: Meeting::Peer(meeting),
+        why: Default::default(),
+        cause: Default::default(),
+    };
+    let sent = |handle, started| completed(0, handle, &send, started, None);
+    let received = |handle, started, of| completed(1, handle, &recv, started, Some((RankId(0), Handle(of))));
+    let mut trace = TraceWriter::new(Vec::new(), &cluster());
+    trace.record(us(3), &sent(0, us(1)));
+    trace.record(us(5), &received(0, us(4), 0));
+    trace.record(us(8), &received(1, us(6), 1));
+    trace.record(us(9), &sent(1, us(7)));
+    // Nobody takes this one.
+    trace.record(us(11), &sent(2, us(10)));
+    trace.critical_path(std::iter::once(PathSpan {
+        start: us(0),
+        end: us(11),
+        name: "latency of a <-> b".into(),
+        args: json!({}),
+    }));
+    let text = String::from_utf8(trace.finish().unwrap()).unwrap();
+    let document: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let entries = document["traceEvents"].as_array().unwrap();
+    let ends = entries.iter().filter(|entry| entry["cat"] == "message");
+    let ends =
+        ends.map(|entry| (&entry["ph"], entry["id"].as_u64().unwrap(), &entry["pid"], entry["ts"].as_f64().unwrap()));
+    let shown: Vec<String> = ends.map(|(ph, id, pid, at)| format!("{ph} {id} {pid} {at}")).collect();
+    assert_eq!(
+        shown,
+        ["\"s\" 1 1 1.0", "\"f\" 1 2 4.999", "\"s\" 2 1 7.0", "\"f\" 2 2 7.999"].map(|end| end.replace(".0", ""))
+    );
+    let path = entries.iter().find(|entry| entry["name"] == "latency of a <-> b").unwrap();
+    assert_eq!((&path["pid"], &path["ts"], &path["dur"]), (&json!(4), &json!(0.0), &json!(11.0)));
 }

@@ -8,17 +8,17 @@ use super::lookout::{self, Lookout};
 use super::output::{Logs, Pipe, Stream};
 use super::phantom::Libraries;
 use super::slots::Slots;
+use super::sources::{Source, Sources};
 use super::zygote::{self, News, RankPlacement, Script, Zygote, describe_status};
 use crate::capacity;
 use crate::error::HostError;
 use crate::interrupt::{Interrupt, Interrupts};
 use crate::symbols::Torch;
-use rustix::event::epoll;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -176,15 +176,6 @@ struct TaskConnection {
     /// It was closed, and not by the end of the process.
     severed: bool,
     exited: Option<Outcome>,
-}
-
-/// What an epoll event is about.
-#[derive(Clone, Copy, Debug)]
-enum Source {
-    Signal,
-    Zygote,
-    Task(RankId, TaskId),
-    Pipe(RankId, Stream),
 }
 
 /// A live run.
@@ -770,39 +761,4 @@ fn pipe() -> Result<(File, File), HostError> {
         .map_err(HostError::system("creating a rank's pipe"))?;
     rustix::io::ioctl_fionbio(&read, true).map_err(HostError::system("making a pipe non-blocking"))?;
     Ok((File::from(read), File::from(write)))
-}
-
-/// What is listened to.
-struct Sources {
-    epoll: OwnedFd,
-    table: Vec<Source>,
-}
-
-impl Sources {
-    fn new() -> Result<Sources, HostError> {
-        let epoll =
-            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(HostError::system("creating an epoll instance"))?;
-        Ok(Sources { epoll, table: Vec::new() })
-    }
-
-    fn add(&mut self, fd: BorrowedFd<'_>, source: Source) -> Result<(), HostError> {
-        let data = epoll::EventData::new_u64(self.table.len() as u64);
-        self.table.push(source);
-        epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)
-            .map_err(HostError::system("adding a rank to the epoll instance"))
-    }
-
-    fn remove(&self, fd: BorrowedFd<'_>) -> Result<(), HostError> {
-        epoll::delete(&self.epoll, fd).map_err(HostError::system("removing a rank from the epoll instance"))
-    }
-
-    fn wait(&self, timeout: Option<Duration>) -> Result<Vec<Source>, HostError> {
-        let mut events = Vec::with_capacity(64);
-        let timeout = timeout.map(|span| span.try_into().expect("seconds fit"));
-        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(HostError::system("waiting for ranks")(error)),
-        }
-        Ok(events.iter().map(|event: &epoll::Event| self.table[event.data.u64() as usize]).collect())
-    }
 }

@@ -1,7 +1,7 @@
 //! Owns live ranks: unmodified Python programs, each in a process of its own, as the engine's ranks.
 //!
 //! In the order in which a call travels, once it has left the rank's process (`uniference-client`) as messages (`uniference-protocol`): the
-//! [`driver`] hears all ranks and starts them through the [`zygote`]; [`exchange`] turns their words into the engine's requests and its
+//! [`driver`] hears all ranks (`sources`) and starts them through the [`zygote`]; [`exchange`] turns their words into the engine's requests and its
 //! replies into answers; [`data`] knows where tensors lie in the arena; [`slots`] says who may run at once; [`lookout`] sees ranks that
 //! say nothing.
 
@@ -14,4 +14,5 @@ pub mod lookout;
 pub mod output;
 pub mod phantom;
 pub mod slots;
+mod sources;
 pub mod zygote;

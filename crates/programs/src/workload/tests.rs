@@ -403,6 +403,7 @@ fn cluster(ranks: u32, link: LinkSpec, preset: Preset) -> Cluster {
             algorithms: AlgorithmTable::ideal(),
             concurrency: 1,
             protocol: Default::default(),
+            free: Default::default(),
         },
     }
 }

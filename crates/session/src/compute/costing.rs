@@ -20,6 +20,7 @@ use uniference_sim::ids::{QueueId, RankId, TaskId};
 use uniference_sim::program::{Activity, Origin, Request, Work};
 use uniference_sim::replay::RecordedStep;
 use uniference_sim::time::SimDuration;
+use uniference_studies::whatif::LineScale;
 
 /// So many names or lines are listed.
 const MOST: usize = 8;
@@ -43,6 +44,8 @@ pub(crate) struct Costing {
     differs: Option<RankId>,
     /// The host's time was asked for.
     host_asked: bool,
+    /// Lines whose compute takes another time, and how often it was met.
+    lines: Vec<(LineScale, u64)>,
 }
 
 struct RankCosting {
@@ -107,7 +110,7 @@ pub(crate) struct Costed {
 impl Costing {
     /// For one run.
     pub(crate) fn new(plan: Plan) -> Rc<RefCell<Costing>> {
-        let Plan { ranks, earlier, outdated, host_asked, .. } = plan;
+        let Plan { ranks, earlier, outdated, host_asked, lines, .. } = plan;
         let rank = |plan: RankPlan| RankCosting {
             decoder: Decoder::default(),
             costs: Vec::new(),
@@ -122,7 +125,15 @@ impl Costing {
             wrong: None,
         };
         let ranks = ranks.into_iter().map(rank).collect();
-        Rc::new(RefCell::new(Costing { ranks, earlier, outdated, error: None, differs: None, host_asked }))
+        let lines = lines.into_iter().map(|line| (line, 0)).collect();
+        Rc::new(RefCell::new(Costing { ranks, earlier, outdated, error: None, differs: None, host_asked, lines }))
+    }
+
+    /// The same work, as long as it is to take on this line.
+    fn on_line(&mut self, line: &str, work: Work) -> Work {
+        let Some((scale, met)) = self.lines.iter_mut().find(|(scale, _)| scale.is(line)) else { return work };
+        *met += 1;
+        Work { duration: work.duration.scaled(scale.factor), ..work }
     }
 
     /// What the next slice of a rank comes to. `known` is what was measured or recorded of all of it.
@@ -168,6 +179,11 @@ impl Costing {
                 return Err(HostError::Usage(message));
             }
             costed.warnings.push(message.replace("\nhint: ", "; "));
+        }
+        if let Some((LineScale { line, .. }, _)) = self.lines.iter().find(|(_, met)| *met == 0) {
+            return Err(HostError::Usage(format!(
+                "the record has no compute at {line}\nhint: `uniference explain` lists lines that take time, as FILE:LINE"
+            )));
         }
         if let Some((name, error)) = self.ranks.iter().find_map(|costing| costing.wrong.as_ref()) {
             return Err(HostError::Usage(format!(
@@ -270,20 +286,22 @@ impl Costing {
 
     /// Values that were not computed and steered the program.
     fn answered(&self) -> Option<String> {
+        let found = self.zeros(|_| true)?;
+        Some(format!("the program read values that were not computed (--values), and was told zeros: at {found}"))
+    }
+
+    /// Where ranks read such values.
+    pub(crate) fn zeros(&self, of: impl Fn(RankId) -> bool) -> Option<String> {
         let mut found: BTreeMap<&(String, String), u64> = BTreeMap::new();
-        for (at, count) in self.ranks.iter().flat_map(|costing| &costing.answered) {
+        let ranks = (0..).map(RankId).zip(&self.ranks).filter(|(rank, _)| of(*rank));
+        for (at, count) in ranks.flat_map(|(_, costing)| &costing.answered) {
             *found.entry(at).or_default() += count;
         }
         let shown = |((line, operator), count): (&&(String, String), &u64)| {
             let place = if line.is_empty() { "an unknown line" } else { line };
             format!("{place} ({operator}, {count} times)")
         };
-        (!found.is_empty()).then(|| {
-            format!(
-                "the program read values that were not computed (--values), and was told zeros: at {}",
-                listed(found.iter().map(shown))
-            )
-        })
+        (!found.is_empty()).then(|| listed(found.iter().map(shown)))
     }
 
     /// What the figures are of, where that is not what ran, and how much of them is no measurement of the device.
@@ -648,10 +666,8 @@ impl<I: Iterator<Item = (TaskId, RecordedStep, String)>> RankSteps<I> {
             ahead.works = pieces.into_iter().filter_map(Piece::into_work).collect();
         }
         let now = ahead.works.pop_front().expect("each slice has a piece");
-        match way {
-            Way::Recorded => Work { name: now.name, ..work.clone() },
-            _ => now,
-        }
+        let now = if way == Way::Recorded { Work { name: now.name, ..work.clone() } } else { now };
+        costing.on_line(line, now)
     }
 
     /// Nothing may be left of a slice where its thread goes on to something else: what it comes to follows from the program alone.

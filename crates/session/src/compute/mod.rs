@@ -33,6 +33,7 @@ use uniference_host::error::HostError;
 use uniference_host::live::driver;
 use uniference_sim::device::Estimate;
 use uniference_sim::time::SimDuration;
+use uniference_studies::whatif::LineScale;
 
 /// Where the duration of compute comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,7 +74,7 @@ impl fmt::Display for Compute {
 }
 
 /// What is asked for.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ComputeOptions {
     /// `None`: what each device's keys say.
     pub source: Option<Compute>,
@@ -85,6 +86,8 @@ pub struct ComputeOptions {
     pub left_out: Option<String>,
     /// What the host takes that hands work to the streams of simulated GPUs; `None`: [`HostTime::Model`], of a replay as it was recorded.
     pub host: Option<HostTime>,
+    /// Of a replay: lines whose compute takes another time than it would.
+    pub lines: Vec<LineScale>,
 }
 
 /// Where the time comes from that the host takes beside a simulated GPU.
@@ -222,6 +225,8 @@ pub struct Plan {
     outdated: Option<String>,
     /// The host's time beside simulated GPUs was asked for.
     host_asked: bool,
+    /// Of a replay: lines whose compute takes another time.
+    lines: Vec<LineScale>,
 }
 
 struct RankPlan {
@@ -245,6 +250,8 @@ pub(crate) struct RecordedCompute<'a> {
     pub(crate) manifest: &'a Manifest,
     /// It is replayed on its own cluster.
     pub(crate) at_home: bool,
+    /// By rank, whether it is replayed on a device of another model or other rates.
+    pub(crate) other_device: Vec<bool>,
     pub(crate) has_operators: bool,
     /// The file.
     pub(crate) path: &'a Path,
@@ -270,9 +277,9 @@ impl Plan {
         recorded: &RecordedCompute<'_>,
     ) -> Result<Plan, HostError> {
         let was_modelled = recorded.manifest.compute.split(", ").any(|way| way == "model");
-        let models = recorded.has_operators && (!recorded.at_home || was_modelled);
+        let models = |rank: usize| recorded.has_operators && (was_modelled || recorded.other_device[rank]);
         let default =
-            |rank: usize| if models && resolved.rates[rank].is_some() { Way::Modelled } else { Way::Recorded };
+            |rank: usize| if models(rank) && resolved.rates[rank].is_some() { Way::Modelled } else { Way::Recorded };
         if options.source == Some(Compute::Model) && !recorded.has_operators {
             return Err(HostError::Usage(format!(
                 "--compute model: the record {} has no operators\nhint: run the program again: this version captures its operators, unless with --compute none",
@@ -363,7 +370,8 @@ impl Plan {
         let name = names.into_iter().collect::<Vec<_>>().join(", ");
         let outdated =
             recorded.filter(|recorded| recorded.at_home).and_then(|recorded| outdated(recorded.manifest, &models));
-        Ok(Plan { ranks: ranks.collect(), earlier, name, models, outdated, host_asked: options.host.is_some() })
+        let (lines, host_asked) = (options.lines.clone(), options.host.is_some());
+        Ok(Plan { ranks: ranks.collect(), earlier, name, models, outdated, host_asked, lines })
     }
 
     /// Writes down where compute comes from.

@@ -84,7 +84,8 @@ fn plan(ranks: usize, way: Way, factor: u64, measures_host: bool) -> Plan {
         is_measured: way == Way::Measured,
     };
     let ranks = (0..ranks).map(|_| rank()).collect();
-    Plan { ranks, earlier: None, name: String::new(), models: Vec::new(), outdated: None, host_asked: false }
+    let (models, lines) = (Vec::new(), Vec::new());
+    Plan { ranks, earlier: None, name: String::new(), models, outdated: None, host_asked: false, lines }
 }
 
 fn cluster(ranks: u32) -> Cluster {

@@ -88,6 +88,11 @@ pub trait Algorithm: Send + Sync {
         None
     }
 
+    /// The communication library that has it, where no other does.
+    fn library(&self) -> Option<&'static str> {
+        None
+    }
+
     /// The relabelings of members under which the steps stay the same but for their elements' places: for each such `p`, what `p(m)`
     /// does with `p(n)` is what `m` does with `n`, step by step and with as many elements. `None`: not known of any.
     fn symmetry(&self, _call: &Collective, _size: u32) -> Option<Relabeling> {

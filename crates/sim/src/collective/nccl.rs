@@ -142,6 +142,10 @@ impl Algorithm for Nccl {
         "nccl"
     }
 
+    fn library(&self) -> Option<&'static str> {
+        Some("nccl")
+    }
+
     fn kinds(&self) -> &'static [CollectiveKind] {
         &CollectiveKind::ALL
     }
@@ -162,6 +166,10 @@ impl Algorithm for Nccl {
 impl Algorithm for Forced {
     fn name(&self) -> &'static str {
         self.variant.name
+    }
+
+    fn library(&self) -> Option<&'static str> {
+        Some("nccl")
     }
 
     fn kinds(&self) -> &'static [CollectiveKind] {

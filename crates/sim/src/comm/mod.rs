@@ -20,13 +20,13 @@ use crate::network::Asymmetry;
 use crate::program::{Call, CallOp, Collective};
 use crate::symmetry::Symmetry;
 use crate::time::{Bytes, SimTime};
-use crate::transport::{Message, PLAIN, Purpose, Slab, Transport, TransportEvent};
+use crate::transport::{Message, PLAIN, Purpose, Slab, TIMELESS, Transport, TransportEvent};
 use closing::Closed;
 use indexmap::IndexMap;
 use instance::{Instance, Post};
 use mailbox::{DeliveredMessage, Mailbox, Receive};
 use rustc_hash::FxBuildHasher;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use ties::Ties;
 
 /// All communication of a run.
@@ -34,6 +34,10 @@ pub(crate) struct Comm {
     pub(crate) groups: Groups,
     pub(crate) transport: Transport,
     table: AlgorithmTable,
+    /// Collectives that take no time.
+    timeless: BTreeSet<&'static str>,
+    /// The transport's number for what happens to messages between two ranks.
+    wire_of_messages: u32,
     instances: Vec<Option<Instance>>,
     free: Vec<u32>,
     /// The running collectives by group and sequence number.
@@ -103,12 +107,19 @@ pub(crate) struct Disagreement {
 }
 
 impl Comm {
-    pub(crate) fn new(world: usize, table: AlgorithmTable, transport: Transport, symmetry: Symmetry) -> Comm {
+    pub(crate) fn new(
+        world: usize,
+        (table, timeless): (AlgorithmTable, BTreeSet<&'static str>),
+        transport: Transport,
+        symmetry: Symmetry,
+    ) -> Comm {
         let ties = (!symmetry.is_trivial()).then(|| Ties::new(transport.has_connections_per_group()));
         Comm {
             groups: Groups::new(symmetry),
             transport,
             table,
+            wire_of_messages: if timeless.contains(CallOp::SEND) { TIMELESS } else { PLAIN },
+            timeless,
             instances: Vec::new(),
             free: Vec::new(),
             running: IndexMap::default(),
@@ -175,7 +186,10 @@ impl Comm {
         let of = self.groups.get(group);
         let (size, players) = (of.size(), of.players());
         let algorithm = (size > 1).then(|| of.table(&self.table).algorithm(call, size));
-        let wire = self.transport.wire(algorithm.as_ref().and_then(|algorithm| algorithm.wire()));
+        let wire = match self.timeless.contains(call.kind.name()) {
+            true => TIMELESS,
+            false => self.transport.wire(algorithm.as_ref().and_then(|algorithm| algorithm.wire())),
+        };
         let instance = Instance::new(group, sequence, (size, players), call.clone(), caller, algorithm, wire);
         let index = match self.free.pop() {
             Some(index) => {
@@ -202,7 +216,7 @@ impl Comm {
         let index = self.running[&(group, sequence)];
         let instance = self.instances[index as usize].as_mut().expect("it runs");
         instance.enter(me, now);
-        let at = self.transport.begins(now, instance.call.bytes(instance.size()));
+        let at = self.transport.begins(now, instance.call.bytes(instance.size()), instance.wire);
         self.cue(now, at, Cue::Run { instance: index, me }).expect("a collective's steps fit together");
     }
 
@@ -224,7 +238,7 @@ impl Comm {
             }
             CallOp::Collective(_) => panic!("{rank} starts a collective as a message"),
         };
-        let at = self.transport.posted(now, rank, self.bytes(call));
+        let at = self.transport.posted(now, rank, self.bytes(call), self.wire_of_messages);
         self.cue(now, at, cue)
     }
 
@@ -254,7 +268,8 @@ impl Comm {
                 }
                 self.traffic[rank.index()].sent += bytes;
                 let purpose = Purpose::Send { handle, tag, site, entered };
-                self.transport.send(now, rank, destination, group, bytes, purpose, PLAIN, Cause::Begun(handle));
+                let (wire, cause) = (self.wire_of_messages, Cause::Begun(handle));
+                self.transport.send(now, rank, destination, group, bytes, purpose, wire, cause);
             }
             Cue::Recv { group, rank, tag, receive } => match receive.from {
                 Some(from) if self.closed.is_known(group, rank, from) => {
@@ -268,6 +283,11 @@ impl Comm {
         Ok(())
     }
 
+    /// Does a message of so many bytes between two ranks wait until its receive is posted?
+    pub(crate) fn sends_wait(&self, bytes: Bytes) -> bool {
+        self.transport.has_handshake(bytes, self.wire_of_messages)
+    }
+
     fn post_receive(
         &mut self,
         now: SimTime,
@@ -276,7 +296,7 @@ impl Comm {
         tag: u64,
         receive: Receive,
     ) -> Result<(), Box<Disagreement>> {
-        if self.transport.has_handshake(receive.bytes) {
+        if self.sends_wait(receive.bytes) {
             let Receive { from, handle, bytes, entered } = receive;
             self.transport.receive(now, rank, from, group, tag, (handle, bytes, entered));
             return Ok(());
@@ -411,7 +431,7 @@ impl Comm {
                 transport.send(now, source, destination, id, bytes, purpose, wire, cause);
                 traffic.sent += bytes;
             }
-            Post::Receive { from, bytes, combine } if transport.has_handshake(bytes) => {
+            Post::Receive { from, bytes, combine } if transport.has_handshake(bytes, wire) => {
                 let (receiver, sender) = pair(from);
                 transport.expect(now, receiver, sender, id, (index, combine), cause);
             }
@@ -436,13 +456,13 @@ impl Comm {
             failed: None,
             cause,
         };
-        let bytes = instance.call.bytes(instance.size());
+        let (bytes, wire) = (instance.call.bytes(instance.size()), instance.wire);
         if instance.is_finished() {
             self.running.swap_remove(&(instance.group, instance.sequence));
             self.instances[index as usize] = None;
             self.free.push(index);
         }
-        let at = self.transport.ends(now, bytes);
+        let at = self.transport.ends(now, bytes, wire);
         self.complete(now, at, completion);
     }
 
@@ -482,7 +502,7 @@ impl Comm {
         let handle = receive.handle;
         let peers_entered = delivered.entered;
         let completion = Completion { rank, handle, meeting, algorithm: None, peers_entered, failed: None, cause };
-        let at = self.transport.brings(now, delivered.bytes);
+        let at = self.transport.brings(now, delivered.bytes, self.wire_of_messages);
         self.complete(now, at, completion);
         Ok(())
     }

@@ -169,8 +169,11 @@ impl Engine {
         }
         let elapsed = |what| Event::Elapsed { rank, task, what, start: now, why: Some(why), cause: Cause::Time };
         let lasts = match &activity.activity {
-            // What takes no time is no event: runs that differ only in whether a rank has said that it did nothing are the same.
-            Activity::Compute(work) if work.duration == SimDuration::ZERO => return true,
+            // What takes no time is not compute: runs that differ only in whether a rank has said that it did nothing are the same.
+            Activity::Compute(work) if work.duration == SimDuration::ZERO => {
+                observer.record(now, &elapsed(Elapsed::Nothing));
+                return true;
+            }
             Activity::Compute(work) => {
                 state.ledger.begin_compute(now);
                 if work.shares() {
@@ -182,7 +185,8 @@ impl Engine {
             }
             Activity::Sleep(span) => *span,
             Activity::Mark(mark) => {
-                observer.record(now, &Event::Marked { rank, mark, why });
+                state.ledger.settle(now);
+                observer.record(now, &Event::Marked { rank, mark, why, spent: Some(state.ledger.times) });
                 return true;
             }
             Activity::Reach(event) => {
@@ -190,6 +194,7 @@ impl Engine {
                 if let Some((_, at)) = state.events.get_mut(event).filter(|(issued, _)| *issued == handle) {
                     *at = Some(now);
                 }
+                observer.record(now, &elapsed(Elapsed::Reach));
                 return true;
             }
             Activity::Finish => {

@@ -137,7 +137,12 @@ impl Engine {
             ranks: (0..world).map(|rank| RankState::new(RankId::from(rank))).collect(),
             devices: cluster.devices.clone(),
             concurrency: cluster.backend.concurrency,
-            comm: Comm::new(world, cluster.backend.algorithms.clone(), transport, symmetry),
+            comm: Comm::new(
+                world,
+                (cluster.backend.algorithms.clone(), cluster.backend.free.clone()),
+                transport,
+                symmetry,
+            ),
             store: Store::default(),
             storing: Vec::new(),
             holding: BTreeSet::new(),

@@ -27,6 +27,7 @@ fn pair() -> Cluster {
             algorithms: AlgorithmTable::ideal(),
             concurrency: 1,
             protocol: Default::default(),
+            free: Default::default(),
         },
     }
 }

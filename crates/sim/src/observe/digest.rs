@@ -334,7 +334,10 @@ mod tests {
             end,
             &Event::Computed { rank, task, start, base, origin: Origin::Measured, name: None, why: Default::default() },
         );
-        digest.record(end, &Event::Marked { rank, mark: &Mark::Begin("step".into()), why: Default::default() });
+        digest.record(
+            end,
+            &Event::Marked { rank, mark: &Mark::Begin("step".into()), why: Default::default(), spent: None },
+        );
         let calls = [
             collective(CollectiveKind::Reduce, Some(1), Shape::Even(1 << 20)),
             collective(CollectiveKind::AllGather, None, Shape::Blocks(vec![1, 2, 300])),
@@ -388,7 +391,7 @@ mod tests {
                 },
             );
         }
-        digest.record(end, &Event::Marked { rank, mark: &Mark::End, why: Default::default() });
+        digest.record(end, &Event::Marked { rank, mark: &Mark::End, why: Default::default(), spent: None });
         let times = Times { compute: base, exposed, late_peer, no_data, idle: base };
         let traffic = Traffic { sent: Bytes(1), received: Bytes(1 << 20), wire_sent: Bytes(3) };
         for outcome in [Outcome::Ok, Outcome::Failed, Outcome::Crashed] {
@@ -438,7 +441,10 @@ mod tests {
                 why: Default::default(),
             },
         );
-        digest.record(end, &Event::Marked { rank, mark: &Mark::Begin("step".into()), why: Default::default() });
+        digest.record(
+            end,
+            &Event::Marked { rank, mark: &Mark::Begin("step".into()), why: Default::default(), spent: None },
+        );
         let (times, traffic) = (Times { compute: base, ..Times::default() }, Traffic::default());
         digest.record(end, &Event::Finished { rank, outcome: Outcome::Ok, times, traffic, cause: Default::default() });
         assert_eq!(digest.to_hex(), "e28b5471a587d620434721e91e23fdcf5565da0132bec818d6e38a57cf1b8f27");

@@ -33,7 +33,8 @@ impl Transport {
 
     /// Is a message of the group on its way from one rank to the other, or not yet taken in there?
     pub(crate) fn is_on_its_way(&self, group: GroupId, from: RankId, to: RankId) -> bool {
-        let has_left = |message: &Message| !self.has_handshake(message.bytes) || self.grant(message).is_some();
+        let has_left =
+            |message: &Message| !self.has_handshake(message.bytes, message.wire) || self.grant(message).is_some();
         let between = |message: &Message| (message.group, message.source, message.destination) == (group, from, to);
         self.messages.iter().any(|(_, message)| between(message) && has_left(message))
     }

@@ -158,6 +158,8 @@ enum Due {
 
 /// The number of a protocol that does nothing.
 pub(crate) const PLAIN: u32 = 0;
+/// That of one by which messages are there as soon as they are sent, whatever the network.
+pub(crate) const TIMELESS: u32 = u32::MAX;
 
 const NO_GRANT: u32 = u32::MAX;
 /// In a tag of the network: not a message's last bytes.
@@ -211,8 +213,9 @@ impl Transport {
     }
 
     /// Does a message of so many bytes wait until its receive is posted?
-    pub(crate) fn has_handshake(&self, bytes: Bytes) -> bool {
-        self.protocol.handshake.is_some_and(|handshake| handshake.eager.is_none_or(|eager| bytes > eager))
+    pub(crate) fn has_handshake(&self, bytes: Bytes, wire: u32) -> bool {
+        let waits = |handshake: Handshake| handshake.eager.is_none_or(|eager| bytes > eager);
+        wire != TIMELESS && self.protocol.handshake.is_some_and(waits)
     }
 
     /// Is a receiver asked before it says that it is ready?
@@ -226,25 +229,30 @@ impl Transport {
     }
 
     /// When the first step of a collective of `bytes` that begins now can start.
-    pub(crate) fn begins(&self, now: SimTime, bytes: Bytes) -> SimTime {
+    pub(crate) fn begins(&self, now: SimTime, bytes: Bytes, wire: u32) -> SimTime {
         let Protocol { call, hand_over, staging, .. } = self.protocol;
-        now.saturating_add(call + hand_over + time_for(staging, bytes))
+        self.passes(now, call + hand_over + time_for(staging, bytes), wire)
     }
 
     /// When a collective that is over now, on this rank, has brought its result of `bytes` where the program wants it.
-    pub(crate) fn ends(&self, now: SimTime, bytes: Bytes) -> SimTime {
-        self.brings(now.saturating_add(self.protocol.hand_over), bytes)
+    pub(crate) fn ends(&self, now: SimTime, bytes: Bytes, wire: u32) -> SimTime {
+        self.passes(now, self.protocol.hand_over + time_for(self.protocol.staging, bytes), wire)
     }
 
     /// The same of a message between two ranks.
-    pub(crate) fn brings(&self, now: SimTime, bytes: Bytes) -> SimTime {
-        now.saturating_add(time_for(self.protocol.staging, bytes))
+    pub(crate) fn brings(&self, now: SimTime, bytes: Bytes, wire: u32) -> SimTime {
+        self.passes(now, time_for(self.protocol.staging, bytes), wire)
+    }
+
+    /// After so long, unless by this protocol nothing takes time.
+    fn passes(&self, now: SimTime, lasts: SimDuration, wire: u32) -> SimTime {
+        if wire == TIMELESS { now } else { now.saturating_add(lasts) }
     }
 
     /// When a message between two ranks, whose operation the program calls now, is posted. Calls of one rank are posted in order.
-    pub(crate) fn posted(&mut self, now: SimTime, rank: RankId, bytes: Bytes) -> SimTime {
+    pub(crate) fn posted(&mut self, now: SimTime, rank: RankId, bytes: Bytes, wire: u32) -> SimTime {
         let work = self.protocol.call + time_for(self.protocol.staging, bytes);
-        if work == SimDuration::ZERO { now } else { self.threads.post(rank, now, work) }
+        if work == SimDuration::ZERO || wire == TIMELESS { now } else { self.threads.post(rank, now, work) }
     }
 
     /// Reports [`TransportEvent::CallBack`] at an instant that lies after now.
@@ -304,7 +312,10 @@ impl Transport {
             grant: NO_GRANT,
             wire,
         });
-        if !self.has_handshake(bytes) {
+        if wire == TIMELESS {
+            return self.appear(now, tag);
+        }
+        if !self.has_handshake(bytes, wire) {
             return self.dispatch(now, tag);
         }
         let channel = purpose.channel(group);
@@ -313,6 +324,16 @@ impl Transport {
         }
         if let Some(grant) = self.rendezvous.send(connection, channel, tag) {
             self.granted(now, tag, grant);
+        }
+    }
+
+    /// A message is where it is to be.
+    fn appear(&mut self, now: SimTime, tag: u32) {
+        let message = self.messages.get_mut(tag);
+        message.started = now;
+        if !self.connections[message.connection as usize].closed {
+            self.timers.set(now, Due::Sent(tag));
+            self.timers.set(now, Due::Arrived(tag));
         }
     }
 

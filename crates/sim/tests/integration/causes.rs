@@ -5,14 +5,14 @@ use crate::support::*;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use uniference_sim::cluster::{Cluster, Handshake, Protocol, Window};
+use uniference_sim::cluster::{Cluster, Handshake, Protocol};
 use uniference_sim::collective::choose::algorithm_by_name;
 use uniference_sim::engine::{Ending, Engine, drive};
 use uniference_sim::event::{Cause, Elapsed, Event, MessageWay, Observer, Why};
 use uniference_sim::ids::{Handle, MessageId, QueueId, RankId, Site, TaskId};
 use uniference_sim::program::CollectiveKind::{self, AllGather, AllReduce, Barrier, Broadcast};
 use uniference_sim::program::{Activity, Mark, Origin, Outcome, Program, ProgramError, Reply, Request, StoreOp, Work};
-use uniference_sim::time::{Bytes, Rate, SimDuration, SimTime};
+use uniference_sim::time::{Bytes, SimDuration, SimTime};
 
 /// An activity that is over.
 struct Activities {
@@ -166,6 +166,7 @@ enum Part {
     Compute { rank: u32, queue: u32, ps: u64, waits: bool },
     Sleep { rank: u32, ps: u64 },
     Mark { rank: u32 },
+    Reach { rank: u32, queue: u32, waits: bool },
     Poll { rank: u32 },
     TimeOut { rank: u32, ps: u64 },
     Collective { kind: CollectiveKind, elements: u64, waits: bool },
@@ -177,7 +178,7 @@ enum Part {
 const RANKS: u32 = 3;
 
 fn part() -> impl Strategy<Value = Part> {
-    let (rank, ps) = (0..RANKS, 0..20_000_000_u64);
+    let (rank, ps) = (0..RANKS, prop_oneof![1 => Just(0), 6 => 0..20_000_000_u64]);
     let kind = prop::sample::select(vec![AllReduce, AllGather, Broadcast, Barrier]);
     let pair = (0..RANKS, 1..RANKS).prop_map(|(from, by)| (from, (from + by) % RANKS));
     prop_oneof![
@@ -185,6 +186,8 @@ fn part() -> impl Strategy<Value = Part> {
             .prop_map(|(rank, queue, ps, waits)| Part::Compute { rank, queue, ps, waits }),
         1 => (rank.clone(), ps.clone()).prop_map(|(rank, ps)| Part::Sleep { rank, ps }),
         1 => rank.clone().prop_map(|rank| Part::Mark { rank }),
+        1 => (rank.clone(), 0..3_u32, any::<bool>())
+            .prop_map(|(rank, queue, waits)| Part::Reach { rank, queue, waits }),
         1 => rank.clone().prop_map(|rank| Part::Poll { rank }),
         1 => (rank, 1..9_000_000_u64).prop_map(|(rank, ps)| Part::TimeOut { rank, ps }),
         4 => (kind, 0..3_000_u64, any::<bool>())
@@ -227,6 +230,12 @@ fn scripts(parts: &[Part]) -> Vec<Vec<Request>> {
                 ask(&mut scripts, &mut open, rank, issue(Activity::Sleep(SimDuration::from_ps(ps))), true);
             }
             Part::Mark { rank } => ask(&mut scripts, &mut open, rank, issue(Activity::Mark(Mark::End)), false),
+            Part::Reach { rank, queue, waits } => {
+                let after = open[rank as usize].last().copied().into_iter().collect();
+                let activity = Activity::Reach(0);
+                let request = Request::Issue { activity, queue: QueueId(queue), after, site: Site(1) };
+                ask(&mut scripts, &mut open, rank, request, waits);
+            }
             Part::Poll { rank } => scripts[rank as usize].push(Request::Now),
             Part::TimeOut { rank, ps } => {
                 let timeout = Some(SimDuration::from_ps(ps));
@@ -268,18 +277,7 @@ fn scripts(parts: &[Part]) -> Vec<Vec<Request>> {
 
 /// Libraries of all kinds: none at all, ones whose receivers say that they are ready, and ones whose senders ask first.
 fn protocols() -> [Protocol; 4] {
-    let us = SimDuration::from_us;
-    let busy = Protocol {
-        call: us(2),
-        hand_over: us(1),
-        message: us(1),
-        wake: us(3),
-        copy: Rate::new(2e9),
-        reduce: Rate::new(1e9),
-        staging: Rate::new(4e9),
-        window: Some(Window { first: Bytes(300), cap: Bytes(1 << 20), idle: Some(us(50)) }),
-        ..Protocol::default()
-    };
+    let busy = busy();
     let handshake = |eager| Some(Handshake { control: Bytes(16), preamble: Bytes(40), eager });
     [
         Protocol::default(),
@@ -317,8 +315,10 @@ proptest! {
         protocol in 0..4_usize,
         algorithm in prop::sample::select(vec!["ring", "recursive_doubling", "gloo_ring", "hierarchical"]),
         concurrency in 1..3_u32,
+        free in prop::collection::btree_set(prop::sample::select(vec!["all_reduce", "broadcast", "send"]), 0..3),
     ) {
         let mut cluster = switch(RANKS as usize);
+        cluster.backend.free = free;
         cluster.backend.protocol = protocols()[protocol].clone();
         cluster.backend.concurrency = concurrency;
         cluster.backend.algorithms.force(AllReduce, algorithm_by_name(AllReduce, algorithm).unwrap());

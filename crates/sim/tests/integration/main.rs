@@ -6,6 +6,7 @@ mod collectives;
 mod crash;
 mod determinism;
 mod folded;
+mod free;
 mod halts;
 mod nccl;
 mod overlap;

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
-use uniference_sim::cluster::{Backend, Cluster, Device};
+use uniference_sim::cluster::{Backend, Cluster, Device, Protocol, Window};
 use uniference_sim::collective::choose::{AlgorithmTable, algorithm_by_name};
 use uniference_sim::engine::{Ending, Engine, Halt, drive};
 use uniference_sim::ids::{GroupId, GroupRank, Handle, HostId, QueueId, RankId, Site, TaskId};
@@ -38,7 +38,24 @@ pub(crate) fn switch(ranks: usize) -> Cluster {
             algorithms: AlgorithmTable::ideal(),
             concurrency: 1,
             protocol: Default::default(),
+            free: Default::default(),
         },
+    }
+}
+
+/// A library with which everything takes time, but for a handshake.
+pub(crate) fn busy() -> Protocol {
+    let us = SimDuration::from_us;
+    Protocol {
+        call: us(2),
+        hand_over: us(1),
+        message: us(1),
+        wake: us(3),
+        copy: Rate::new(2e9),
+        reduce: Rate::new(1e9),
+        staging: Rate::new(4e9),
+        window: Some(Window { first: Bytes(300), cap: Bytes(1 << 20), idle: Some(us(50)) }),
+        ..Protocol::default()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Owns how a comparison looks on a terminal, at most 100 columns wide.
 
 use super::{Comparison, Pair, RankDifference, Unmatched};
-use uniference_formats::table::{bytes, row, seconds, table};
+use uniference_formats::table::{bytes, row, seconds, signed, signed_percent, table};
 
 /// Several lines that end with a newline. `names` are those of the two runs.
 pub fn render(comparison: &Comparison, names: [&str; 2]) -> String {
@@ -22,10 +22,10 @@ pub fn render(comparison: &Comparison, names: [&str; 2]) -> String {
     parts.push(format!(
         "{} operations: median error {}, median absolute error {}, p95 {}, worst {}",
         overall.count,
-        percent(overall.median),
+        signed_percent(overall.median),
         unsigned(overall.median_absolute),
         unsigned(overall.p95),
-        percent(overall.worst)
+        signed_percent(overall.worst)
     ));
     if *unmatched != (0, 0) {
         let all = format!("unmatched operations: {} of the first run, {} of the second", unmatched.0, unmatched.1);
@@ -69,9 +69,9 @@ fn operations(comparison: &Comparison) -> String {
             kind.errors.count.to_string(),
             seconds(kind.time.first_s),
             seconds(kind.time.second_s),
-            percent(kind.errors.median),
+            signed_percent(kind.errors.median),
             unsigned(kind.errors.p95),
-            percent(kind.errors.worst),
+            signed_percent(kind.errors.worst),
         ];
         table.add_row(row(&[kind.operation, &members(&kind.members)], &numbers));
     }
@@ -108,18 +108,8 @@ fn members(ranks: &[u32]) -> String {
     }
 }
 
-fn signed(value: f64) -> String {
-    let sign = if value < 0.0 { "-" } else { "+" };
-    if value == 0.0 { "0".to_owned() } else { format!("{sign}{}", seconds(value.abs())) }
-}
-
 fn error(pair: &Pair) -> String {
-    pair.error.map_or_else(|| "-".to_owned(), percent)
-}
-
-fn percent(error: f64) -> String {
-    // Zero has no sign: -0 + 0 is 0.
-    format!("{:+.1} %", (1000.0 * error).round() / 10.0 + 0.0)
+    pair.error.map_or_else(|| "-".to_owned(), signed_percent)
 }
 
 fn unsigned(error: f64) -> String {

@@ -9,7 +9,7 @@ use uniference_sim::replay::RecordedStep;
 /// A slice of a rank: the line of the call that ends it, what it was measured to take in microseconds, and its operators.
 struct Slice(&'static str, u64, Vec<u8>);
 
-const MODELLED: &str =
+pub(super) const MODELLED: &str =
     "[[device]]\nname = \"a\"\npeak_flops = \"1 TFLOPS\"\nmemory_bandwidth = \"1 GB/s\"\n[network]\n";
 const PLAIN: &str = "[[device]]\nname = \"a\"\n[network]\n";
 
@@ -71,7 +71,7 @@ fn recorded(ranks: &[Vec<Slice>], toml: &str, manifest: Manifest) -> tempfile::T
     dir
 }
 
-fn one_rank(times: &[u32], toml: &str) -> tempfile::TempDir {
+pub(super) fn one_rank(times: &[u32], toml: &str) -> tempfile::TempDir {
     let slices = products(times).into_iter().map(|operators| Slice("a.py:3", 1_000, operators));
     captured(&[slices.collect()], toml)
 }
@@ -140,6 +140,8 @@ fn a_replay_has_the_compute_of_the_record_unless_the_devices_are_others_with_rat
     assert_eq!(measured.makespan_ps, recorded);
     let none = report(&dir, &["--compute", "none"]);
     assert_eq!((none.makespan_ps, &*none.manifest.compute, none.compute.len()), (0, "none", 0));
+    // The same devices on another network.
+    assert_eq!(report(&dir, &["--set", "network.latency=1 ms"]).manifest.compute, "measured");
     // Another cluster without rates: as it was.
     assert_eq!(report(&dir, &["--ranks", "1"]).makespan_ps, recorded);
 }

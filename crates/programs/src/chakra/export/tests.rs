@@ -35,6 +35,7 @@ fn cluster(bytes_per_second: f64, latency_ns: u64) -> Cluster {
             algorithms: AlgorithmTable::ideal(),
             concurrency: 2,
             protocol: Default::default(),
+            free: Default::default(),
         },
     }
 }

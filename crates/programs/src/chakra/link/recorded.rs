@@ -60,6 +60,7 @@ fn without_latency(ranks: usize) -> Result<Cluster, String> {
             algorithms: AlgorithmTable::ideal(),
             concurrency: u32::MAX,
             protocol: Default::default(),
+            free: Default::default(),
         },
     })
 }

@@ -30,6 +30,7 @@ fn switch(ranks: usize) -> Cluster {
             algorithms: AlgorithmTable::ideal(),
             concurrency: 1,
             protocol: Default::default(),
+            free: Default::default(),
         },
     }
 }

@@ -1,0 +1,38 @@
+//! Owns `uniference diff`: which runs are put beside each other, and how their difference is shown.
+
+use super::replay::ReplayedArgs;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use uniference_session::{Ended, Exit, HostError, Output};
+use uniference_studies::critical::Difference;
+
+/// `uniference diff`.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Output folder of the first run, or execution traces, as for `uniference replay`
+    #[arg(value_name = "FIRST")]
+    first: PathBuf,
+    /// The same of the second run
+    #[arg(value_name = "SECOND")]
+    second: PathBuf,
+    /// Print the difference as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Explains both runs, each on its own cluster, and shows by what they differ.
+pub(super) fn diff(args: &Args, argv: &[OsString]) -> Result<Exit, HostError> {
+    let output = |_: &_| Output { notices: super::notices(), ..Output::default() };
+    let mut explanations = Vec::new();
+    for run in [&args.first, &args.second] {
+        match ReplayedArgs::plain(run.clone()).find(argv, output)?.explain(false)? {
+            Ended::Finished(explanation) => explanations.push(explanation),
+            Ended::Stopped(stop) => return Ok(super::stopped(&stop)),
+        }
+    }
+    let [first, second] = &explanations[..] else { unreachable!("two runs were explained") };
+    let difference = Difference::of(first, second);
+    let text = if args.json { difference.to_json() } else { difference.render() };
+    super::say(format_args!("{text}"))?;
+    Ok(Exit::Ok)
+}

@@ -1,0 +1,81 @@
+//! Owns which keys of a cluster say how fast it is, so that each can be changed by itself.
+
+use toml::{Table, Value};
+
+/// A key that says how fast something is, as `--set` names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpeedKey {
+    /// `network.host."orin.2".bandwidth`.
+    pub key: String,
+    /// What it says.
+    pub speed: Speed,
+}
+
+/// What a key says of something's speed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Speed {
+    /// How many times as long its compute takes.
+    Slowdown,
+    /// How many bytes a second it carries.
+    Bandwidth,
+    /// How long the last byte is on its way.
+    Latency,
+    /// A list of what makes it slower for a while.
+    Disturbance,
+}
+
+/// Those of a whole cluster, as [`Resolved::toml`](super::Resolved::toml) has it, in the order of the text.
+///
+/// # Panics
+/// If it is none.
+pub fn speed_keys(cluster: &str) -> Vec<SpeedKey> {
+    let root: Table = cluster.parse().expect("a cluster that was resolved is TOML");
+    let mut keys = Vec::new();
+    for (number, device) in root.get("device").and_then(Value::as_array).into_iter().flatten().enumerate() {
+        let name = device.get("name").and_then(Value::as_str).map_or_else(|| number.to_string(), quoted);
+        keys.push(SpeedKey { key: format!("device.{name}.slowdown"), speed: Speed::Slowdown });
+    }
+    if let Some(network) = root.get("network") {
+        within("network", network, &mut keys);
+    }
+    if root.contains_key("straggler") {
+        keys.push(SpeedKey { key: "straggler".into(), speed: Speed::Disturbance });
+    }
+    keys
+}
+
+fn within(path: &str, value: &Value, keys: &mut Vec<SpeedKey>) {
+    let entries: Vec<(String, &Value)> = match value {
+        Value::Table(table) => table.iter().map(|(key, value)| (quoted(key), value)).collect(),
+        Value::Array(elements) => {
+            (0..).zip(elements).map(|(number, value): (u32, _)| (number.to_string(), value)).collect()
+        }
+        _ => return,
+    };
+    for (name, value) in entries {
+        let key = format!("{path}.{name}");
+        match &*name {
+            "bandwidth" | "backplane" => keys.push(SpeedKey { key, speed: Speed::Bandwidth }),
+            "latency" => keys.push(SpeedKey { key, speed: Speed::Latency }),
+            "change" | "background" if path == "network" => keys.push(SpeedKey { key, speed: Speed::Disturbance }),
+            _ => within(&key, value, keys),
+        }
+    }
+}
+
+/// The key of a host's own bandwidth; `None`: on this network hosts have none.
+///
+/// # Panics
+/// As [`speed_keys`].
+pub fn bandwidth_of_host(cluster: &str, host: &str) -> Option<String> {
+    let root: Table = cluster.parse().expect("a cluster that was resolved is TOML");
+    let network = root.get("network")?;
+    let has_hosts = ["links", "dimensions"].iter().all(|key| network.get(key).is_none());
+    has_hosts.then(|| format!("network.host.{}.bandwidth", quoted(host)))
+}
+
+/// A part of a key, in quotes where it needs them.
+fn quoted(name: &str) -> String {
+    let is_bare = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+    if !name.is_empty() && name.chars().all(is_bare) { name.to_owned() } else { format!("{name:?}") }
+}

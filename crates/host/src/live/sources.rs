@@ -1,0 +1,82 @@
+//! Owns what a live run listens to: signals, the process that forks ranks, their threads and their output.
+
+use super::output::Stream;
+use crate::error::HostError;
+use rustix::event::epoll;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::Duration;
+use uniference_sim::ids::{RankId, TaskId};
+
+/// What an epoll event is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    Signal,
+    Zygote,
+    Task(RankId, TaskId),
+    Pipe(RankId, Stream),
+}
+
+/// What is listened to.
+pub(super) struct Sources {
+    epoll: OwnedFd,
+    table: Vec<Source>,
+}
+
+impl Sources {
+    pub(super) fn new() -> Result<Sources, HostError> {
+        let epoll =
+            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(HostError::system("creating an epoll instance"))?;
+        Ok(Sources { epoll, table: Vec::new() })
+    }
+
+    pub(super) fn add(&mut self, fd: BorrowedFd<'_>, source: Source) -> Result<(), HostError> {
+        let data = epoll::EventData::new_u64(self.table.len() as u64);
+        self.table.push(source);
+        epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)
+            .map_err(HostError::system("adding a rank to the epoll instance"))
+    }
+
+    pub(super) fn remove(&self, fd: BorrowedFd<'_>) -> Result<(), HostError> {
+        epoll::delete(&self.epoll, fd).map_err(HostError::system("removing a rank from the epoll instance"))
+    }
+
+    /// Those that are ready after `timeout` at the latest. Signals come first, though a rank may have become ready before: whose a Ctrl-C is
+    /// depends on what the rank under the debugger was doing when it was typed.
+    pub(super) fn wait(&self, timeout: Option<Duration>) -> Result<Vec<Source>, HostError> {
+        let mut events = Vec::with_capacity(64);
+        let timeout = timeout.map(|span| span.try_into().expect("seconds fit"));
+        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(HostError::system("waiting for ranks")(error)),
+        }
+        let mut ready: Vec<Source> =
+            events.iter().map(|event: &epoll::Event| self.table[event.data.u64() as usize]).collect();
+        ready.sort_by_key(|source| *source != Source::Signal);
+        Ok(ready)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Source, Sources};
+    use std::io::Write;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+    use uniference_sim::ids::{RankId, TaskId};
+
+    #[test]
+    fn a_signal_is_heard_before_a_rank_that_was_ready_earlier() {
+        let mut sources = Sources::new().unwrap();
+        let listened = [Source::Task(RankId(1), TaskId(0)), Source::Signal, Source::Zygote];
+        let mut ends = Vec::new();
+        for source in listened {
+            let (read, mut written) = UnixStream::pair().unwrap();
+            sources.add(read.as_fd(), source).unwrap();
+            written.write_all(&[1]).unwrap();
+            ends.push((read, written));
+        }
+        let heard = sources.wait(Some(Duration::ZERO)).unwrap();
+        assert_eq!(heard, [Source::Signal, Source::Task(RankId(1), TaskId(0)), Source::Zygote]);
+    }
+}

@@ -1,0 +1,122 @@
+//! Owns what can be simulated again without its program: the record of a run, or execution traces.
+
+use crate::cluster::{ClusterOptions, Overrides};
+use crate::recorded::{self, Replay};
+use crate::session::Done;
+use crate::simulated::{Ended, Look, Simulated};
+use crate::traces::{self, TraceReplay};
+use uniference_formats::cluster::Resolved;
+use uniference_host::error::HostError;
+use uniference_studies::critical::Explanation;
+use uniference_studies::whatif::LineScale;
+
+/// What can be simulated again.
+#[derive(Clone)]
+pub enum Replayed {
+    /// The record of a run.
+    Record(Replay),
+    /// Execution traces.
+    Traces(TraceReplay),
+}
+
+impl Replayed {
+    /// Simulates it, and writes the results.
+    ///
+    /// # Errors
+    /// If it cannot be read, or does not fit the cluster; and where the results cannot be written.
+    pub fn replay(&self) -> Result<Done, HostError> {
+        match self {
+            Replayed::Record(replay) => recorded::replay(replay),
+            Replayed::Traces(replay) => traces::replay(replay),
+        }
+    }
+
+    /// Its critical path; the spans of the path themselves, if they are wanted.
+    ///
+    /// # Errors
+    /// As [`Replayed::replay`], and of what has no causes.
+    pub fn explain(&self, whole_path: bool) -> Result<Ended<Explanation>, HostError> {
+        let look = if whole_path { Look::WholePath } else { Look::Causes };
+        Ok(match self.simulate(look)? {
+            Ended::Finished(simulated) => Ended::Finished(simulated.explained()),
+            Ended::Stopped(stop) => Ended::Stopped(stop),
+        })
+    }
+
+    /// What it comes to, without results in a folder.
+    pub(crate) fn simulate(&self, look: Look) -> Result<Ended<Simulated>, HostError> {
+        match self {
+            Replayed::Record(replay) => recorded::simulate(replay, look),
+            Replayed::Traces(replay) => traces::simulate(replay, look),
+        }
+    }
+
+    /// The cluster that it is simulated on, and the command line of its program, where it has one.
+    pub(crate) fn origin(&self) -> Result<(Resolved, Vec<String>), HostError> {
+        match self {
+            Replayed::Record(replay) => recorded::origin(replay),
+            Replayed::Traces(replay) => Ok((traces::origin(replay)?, Vec::new())),
+        }
+    }
+
+    /// The command line that runs its program with further options, if it is known.
+    pub(crate) fn command_with(&self, options: &[String]) -> Result<Option<String>, HostError> {
+        let (_, command) = self.origin()?;
+        let Some(verb) = command.iter().position(|word| word == "run") else { return Ok(None) };
+        // The results go to another folder.
+        let mut words: Vec<&str> =
+            ["uniference", "run"].into_iter().chain(options.iter().map(String::as_str)).collect();
+        let mut rest = command[verb + 1..].iter();
+        while let Some(word) = rest.next() {
+            match &**word {
+                "--out" => drop(rest.next()),
+                word if word.starts_with("--out=") => {}
+                word => words.push(word),
+            }
+        }
+        Ok(shlex::try_join(words).ok())
+    }
+
+    /// The same without the changes to its cluster, and these.
+    #[must_use]
+    pub fn apart(mut self) -> (Replayed, Overrides) {
+        let changes = std::mem::take(&mut self.cluster_mut().overrides);
+        (self, changes)
+    }
+
+    fn cluster_mut(&mut self) -> &mut ClusterOptions {
+        match self {
+            Replayed::Record(replay) => &mut replay.cluster,
+            Replayed::Traces(replay) => &mut replay.cluster,
+        }
+    }
+
+    /// The same with further changes to its cluster.
+    #[must_use]
+    pub(crate) fn changed(&self, change: &Overrides) -> Replayed {
+        let mut changed = self.clone();
+        let Overrides { backend, algorithms, set, free } = &mut changed.cluster_mut().overrides;
+        *backend = change.backend.clone().or(backend.take());
+        algorithms.extend_from_slice(&change.algorithms);
+        set.extend_from_slice(&change.set);
+        free.extend_from_slice(&change.free);
+        changed
+    }
+
+    /// The same where compute of these lines takes another time.
+    ///
+    /// # Errors
+    /// If it does not know its program's lines.
+    pub(crate) fn with_lines(self, lines: &[LineScale]) -> Result<Replayed, HostError> {
+        match self {
+            Replayed::Record(mut replay) => {
+                replay.compute.lines.extend_from_slice(lines);
+                Ok(Replayed::Record(replay))
+            }
+            traces @ Replayed::Traces(_) if lines.is_empty() => Ok(traces),
+            Replayed::Traces(_) => Err(HostError::Usage(
+                "--line has no effect on execution traces: their nodes have no lines\nhint: give the output folder of `uniference run`, or change nodes' durations with --compute-scale".into(),
+            )),
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Owns simulations that leave no results behind: when they ended, and why.
+
+use crate::session::{Ending, Source, Stop, Watch};
+use uniference_host::error::HostError;
+use uniference_sim::cluster::Cluster;
+use uniference_sim::observe::{Digest, Statistics};
+use uniference_studies::critical::{Causes, Explanation};
+use uniference_studies::hazards::Hazards;
+
+/// What has come to its end, or why it has not.
+#[must_use]
+pub enum Ended<T> {
+    /// Every rank's program has returned.
+    Finished(T),
+    /// The programs did not come to their end.
+    Stopped(Stop),
+}
+
+/// How much is to be found out.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Look {
+    /// When it ends.
+    End,
+    /// Why it ends then, too.
+    Causes,
+    /// The same, with all spans of the critical path.
+    WholePath,
+}
+
+/// What was found out.
+pub(crate) struct Simulated {
+    pub(crate) makespan_s: f64,
+    pub(crate) digest: String,
+    /// If causes were looked for.
+    pub(crate) explanation: Option<Explanation>,
+    /// By rank, whether its compute was costed operator by operator; of what no operators are known, nothing.
+    pub(crate) modelled: Vec<bool>,
+    /// What its way hung on.
+    pub(crate) hazards: Hazards,
+    /// The program's lines, by site.
+    pub(crate) lines: Vec<String>,
+}
+
+impl Simulated {
+    pub(crate) fn of(cluster: &Cluster, source: &mut dyn Source, look: Look) -> Result<Ended<Simulated>, HostError> {
+        let causes = (look != Look::End).then(|| Causes::new(cluster));
+        let mut observer = ((Statistics::default(), Digest::default()), causes);
+        let end = source.drive(cluster, Watch { observer: &mut observer, recorder: &mut () })?;
+        match end.ending {
+            Ending::Finished => {}
+            Ending::Stopped(stop) => return Ok(Ended::Stopped(stop)),
+            Ending::Unlike(_) => unreachable!("every rank is simulated"),
+        }
+        let ((statistics, digest), causes) = observer;
+        let explanation = causes.and_then(|causes| causes.explain(&end.lines, look == Look::WholePath));
+        let makespan_s = statistics.makespan().as_secs_f64();
+        let (digest, modelled) = (digest.to_hex(), end.costed.modelled);
+        let (hazards, lines) = (Hazards::default(), end.lines);
+        Ok(Ended::Finished(Simulated { makespan_s, digest, explanation, modelled, hazards, lines }))
+    }
+
+    /// Why it ends when it does.
+    ///
+    /// # Panics
+    /// If causes were not looked for.
+    pub(crate) fn explained(self) -> Explanation {
+        self.explanation.expect("causes were kept, and programs have ended")
+    }
+}

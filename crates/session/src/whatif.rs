@@ -1,0 +1,110 @@
+//! Owns what a run would take if something about it were otherwise: it is simulated again, exactly, from its record. The program is not run.
+
+use crate::cluster::Overrides;
+use crate::replayed::Replayed;
+use crate::simulated::{Ended, Look, Simulated};
+use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
+use uniference_host::error::HostError;
+use uniference_studies::whatif::{Change, LineScale, Outcome, Refused, WhatIf, candidates};
+
+/// What is to be otherwise.
+#[derive(Clone, Debug, Default)]
+pub struct Changes {
+    /// About the cluster.
+    pub cluster: Overrides,
+    /// About the compute of single lines.
+    pub lines: Vec<LineScale>,
+}
+
+impl Changes {
+    /// Whether anything is.
+    pub fn is_empty(&self) -> bool {
+        self.options().is_empty()
+    }
+
+    /// What is simulated with them.
+    ///
+    /// # Errors
+    /// If it does not know the program's lines.
+    pub fn of(&self, run: &Replayed) -> Result<Replayed, HostError> {
+        run.changed(&self.cluster).with_lines(&self.lines)
+    }
+
+    /// The options that make them.
+    fn options(&self) -> Vec<String> {
+        let Overrides { backend, algorithms, set, free } = &self.cluster;
+        let change = Change { set: set.clone(), algorithms: algorithms.clone(), free: free.clone() };
+        let backend = backend.iter().flat_map(|name| ["--backend".to_owned(), name.clone()]);
+        let line = |LineScale { line, factor }: &LineScale| ["--line".to_owned(), format!("{line}={factor}")];
+        backend.chain(change.options()).chain(self.lines.iter().flat_map(line)).collect()
+    }
+}
+
+/// A run with and without changes, and what their critical paths are made of.
+///
+/// # Errors
+/// If the run cannot be read, or the changes do not fit it.
+pub fn compare(run: &Replayed, changes: &Changes) -> Result<Ended<WhatIf>, HostError> {
+    let changed = changes.of(run)?;
+    let before = match run.simulate(Look::Causes)? {
+        Ended::Finished(before) => before,
+        Ended::Stopped(stop) => return Ok(Ended::Stopped(stop)),
+    };
+    let after = match changed.simulate(Look::Causes)? {
+        Ended::Finished(after) => after,
+        Ended::Stopped(stop) => return Ok(Ended::Stopped(stop)),
+    };
+    let warnings = doubts(&before, [&after]);
+    let (options, makespan_s) = (changes.options(), before.makespan_s);
+    let again = if warnings.is_empty() || !changes.lines.is_empty() { None } else { run.command_with(&options)? };
+    let outcome = Outcome::new(options, makespan_s, after.makespan_s, after.digest.clone());
+    let changes = vec![outcome.explained(&before.explained(), &after.explained())];
+    Ok(Ended::Finished(WhatIf { makespan_s, changes, refused: Vec::new(), warnings, again }))
+}
+
+/// What each of many changes gains by itself: those of [`candidates`]. All cores simulate.
+///
+/// # Errors
+/// If the run cannot be read.
+pub fn table(run: &Replayed) -> Result<Ended<WhatIf>, HostError> {
+    let before = match run.simulate(Look::Causes)? {
+        Ended::Finished(before) => before,
+        Ended::Stopped(stop) => return Ok(Ended::Stopped(stop)),
+    };
+    let (resolved, _) = run.origin()?;
+    let explanation = before.explanation.as_ref().expect("causes were looked for");
+    let changes = candidates(&resolved.toml, &resolved.cluster, explanation);
+    let try_one = |change: &Change| {
+        let Change { set, algorithms, free } = change.clone();
+        run.changed(&Overrides { backend: None, algorithms, set, free }).simulate(Look::End)
+    };
+    let tried: Vec<_> = changes.par_iter().map(try_one).collect();
+    let (mut outcomes, mut refused, mut others) = (Vec::new(), Vec::new(), Vec::new());
+    for (change, tried) in changes.iter().zip(tried) {
+        let options = change.options();
+        match tried {
+            Ok(Ended::Finished(after)) => {
+                outcomes.push(Outcome::new(options, before.makespan_s, after.makespan_s, after.digest.clone()));
+                others.push(after);
+            }
+            Ok(Ended::Stopped(stop)) => refused.push(Refused { options, error: stop.message }),
+            Err(error) => refused.push(Refused { options, error: error.to_string() }),
+        }
+    }
+    let (makespan_s, warnings) = (before.makespan_s, doubts(&before, &others));
+    Ok(Ended::Finished(WhatIf { makespan_s, changes: outcomes, refused, warnings, again: None }.sorted()))
+}
+
+/// Where the program might have gone another way, if anything took another time; and where compute comes from somewhere else.
+fn doubts<'s>(before: &Simulated, others: impl IntoIterator<Item = &'s Simulated>) -> Vec<String> {
+    let others: Vec<&Simulated> = others.into_iter().filter(|after| after.digest != before.digest).collect();
+    if others.is_empty() {
+        return Vec::new();
+    }
+    let mut hazards = before.hazards.clone();
+    others.iter().for_each(|after| hazards.merge(&after.hazards));
+    let of_time = hazards.warnings(&before.lines).into_iter().map(|warning| warning.to_string());
+    let is_costed_anew = others.iter().any(|after| after.modelled != before.modelled);
+    let costed_anew = "with the change operators are costed for other devices, and without it compute is as it was recorded; --compute model costs both";
+    is_costed_anew.then(|| costed_anew.to_owned()).into_iter().chain(of_time).collect()
+}

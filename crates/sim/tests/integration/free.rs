@@ -1,0 +1,60 @@
+//! Operations that take no time: who receives still waits for who sends, and for nothing else.
+
+use crate::support::*;
+use rstest::rstest;
+use uniference_sim::cluster::{Cluster, Handshake, Protocol};
+use uniference_sim::program::CollectiveKind::{self, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Reduce};
+use uniference_sim::program::Request;
+use uniference_sim::time::Bytes;
+
+fn cluster(ranks: usize, free: &'static str) -> Cluster {
+    let mut cluster = switch(ranks);
+    let handshake = Some(Handshake { control: Bytes(16), preamble: Bytes(40), eager: None });
+    cluster.backend.protocol = Protocol { handshake, connections_per_group: true, ..busy() };
+    cluster.backend.free = [free].into();
+    cluster
+}
+
+/// After 1, 2, 3 and 4 ms of compute; then another millisecond.
+fn skewed(operation: impl Fn(u32) -> Request) -> Vec<Vec<Request>> {
+    let script = |rank: u32| {
+        let before = compute(u64::from(rank + 1) * 1_000_000_000);
+        vec![before, wait(0), operation(rank), wait(1), compute(1_000_000_000), wait(2)]
+    };
+    (0..4).map(script).collect()
+}
+
+#[rstest]
+#[case(AllReduce, "all_reduce", [5, 5, 5, 5])]
+#[case(AllGather, "all_gather", [5, 5, 5, 5])]
+#[case(AllToAll, "all_to_all", [5, 5, 5, 5])]
+#[case(Barrier, "barrier", [5, 5, 5, 5])]
+// Rank 0 is the root. It waits for nobody when it sends, and for all when it receives; rank 2 hands on what rank 3 has.
+#[case(Broadcast, "broadcast", [2, 3, 4, 5])]
+#[case(Reduce, "reduce", [5, 3, 5, 5])]
+fn a_free_collective_waits_for_peers_and_nothing_else(
+    #[case] kind: CollectiveKind,
+    #[case] name: &'static str,
+    #[case] milliseconds: [u64; 4],
+) {
+    let outcomes = run(&cluster(4, name), skewed(|_| collective(kind, 100_000)));
+    let finishes = [0, 1, 2, 3].map(|rank| outcomes.finish(rank));
+    assert_eq!(finishes, milliseconds.map(|ms| ms * 1_000_000_000));
+    // The others still take time.
+    let paid = run(&cluster(4, "scatter"), skewed(|_| collective(kind, 100_000)));
+    assert!((0..4).any(|rank| paid.finish(rank) > outcomes.finish(rank)));
+}
+
+#[test]
+fn a_free_message_waits_for_its_sender_alone() {
+    // Rank 2 sends after 3 ms to rank 0, which waits since 1 ms; rank 1 sends after 2 ms to rank 3, which asks after 4 ms.
+    let messages = |rank| match rank {
+        0 => recv(Some(2), 7, 50_000),
+        1 => send(3, 8, 50_000),
+        2 => send(0, 7, 50_000),
+        _ => recv(Some(1), 8, 50_000),
+    };
+    let outcomes = run(&cluster(4, "send"), skewed(messages));
+    let finishes = [0, 1, 2, 3].map(|rank| outcomes.finish(rank));
+    assert_eq!(finishes, [4, 3, 4, 5].map(|ms| ms * 1_000_000_000));
+}

@@ -1,0 +1,276 @@
+//! Owns what is kept of a run's events to say, at its end, why each happened: activities, messages, and what let tasks go on.
+
+use std::collections::BTreeMap;
+use uniference_sim::cluster::Cluster;
+use uniference_sim::event::{Cause, Elapsed, Event, Observer, WaitReason, Why};
+use uniference_sim::ids::{Handle, LinkId, MessageId, RankId, Site, TaskId};
+use uniference_sim::network::Topology;
+use uniference_sim::program::Mark;
+use uniference_sim::time::{SimDuration, SimTime};
+
+/// Sees a run, and keeps why things happened.
+pub struct Causes {
+    topology: Topology,
+    /// By link: the first one of its name, as the devices of one host have links of one name.
+    first_of_name: Vec<LinkId>,
+    pub(super) devices: Vec<String>,
+    pub(super) ranks: Vec<RankCauses>,
+    /// By number; `None`: it never arrived.
+    messages: Vec<Option<Message>>,
+    names: BTreeMap<String, Name>,
+    /// How many more events are kept; `None`: there were more, and nothing is kept any more.
+    room: Option<u64>,
+}
+
+/// A name of compute, an operation or a range, by number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Name(pub(super) u32);
+
+/// What is kept of one rank.
+#[derive(Default)]
+pub(super) struct RankCauses {
+    /// By handle.
+    activities: Vec<Option<Activity>>,
+    /// What let each task go on, in order.
+    turns: Vec<Vec<Turn>>,
+    /// From these moments on its innermost range was this one, if it was in any; in order.
+    pub(super) ranges: Vec<(SimTime, Option<Name>)>,
+    open: Vec<Name>,
+    pub(super) finish: Option<(SimTime, Cause)>,
+}
+
+/// An activity that is over.
+#[derive(Clone, Copy)]
+pub(super) struct Activity {
+    pub(super) start: SimTime,
+    /// What let it begin.
+    pub(super) begun_by: Cause,
+    pub(super) ended_by: Cause,
+    pub(super) site: Site,
+    pub(super) what: Doing,
+}
+
+/// What an activity was.
+#[derive(Clone, Copy)]
+pub(super) enum Doing {
+    Compute(Name),
+    Call(Name),
+    Sleep,
+    Other,
+}
+
+/// A task went on.
+#[derive(Clone, Copy)]
+pub(super) struct Turn {
+    pub(super) start: SimTime,
+    pub(super) end: SimTime,
+    pub(super) cause: Cause,
+    pub(super) site: Site,
+    /// What it had waited for, where the time was what it waited for.
+    pub(super) waited: Waited,
+}
+
+/// For what a task had waited.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Waited {
+    Poll,
+    Sleep,
+    /// A time-out, if time has ended it.
+    Other,
+}
+
+/// A message that has arrived: from `begun` to `released` it waited for its receiver, to `started` for messages before it, to `sent` it
+/// left, to `arrived` it was on its way.
+#[derive(Clone, Copy)]
+pub(super) struct Message {
+    pub(super) begun: SimTime,
+    pub(super) released: SimTime,
+    pub(super) started: SimTime,
+    pub(super) sent: SimTime,
+    pub(super) arrived: SimTime,
+    /// How long its bytes take on the slowest link of its route alone.
+    pub(super) alone: SimDuration,
+    pub(super) cause: Cause,
+    pub(super) by: RankId,
+    pub(super) source: RankId,
+    /// The sender's.
+    pub(super) operation: Handle,
+    /// The slowest of its route.
+    pub(super) link: Option<LinkId>,
+    /// The message before it on its connection.
+    pub(super) behind: Option<MessageId>,
+}
+
+impl Causes {
+    /// Of a run on a cluster.
+    pub fn new(cluster: &Cluster) -> Causes {
+        let ranks = std::iter::repeat_with(RankCauses::default).take(cluster.devices.len()).collect();
+        let devices = cluster.devices.iter().map(|device| device.name.clone()).collect();
+        let (topology, room) = (cluster.topology.clone(), Some(u64::MAX));
+        let mut first = BTreeMap::new();
+        let links = topology.links().iter().enumerate();
+        let first_of_name = links.map(|(id, link)| *first.entry(&link.name).or_insert(LinkId::from(id))).collect();
+        Causes { first_of_name, topology, devices, ranks, messages: Vec::new(), names: BTreeMap::new(), room }
+    }
+
+    /// The same of a run of at most so many events: of a longer one nothing is kept, as each event takes some 100 bytes.
+    #[must_use]
+    pub fn of_at_most(self, events: u64) -> Causes {
+        Causes { room: Some(events), ..self }
+    }
+
+    /// Whether an event is to be kept.
+    fn has_room(&mut self) -> bool {
+        self.room = self.room.and_then(|room| room.checked_sub(1));
+        if self.room.is_none() {
+            self.messages = Vec::new();
+            self.ranks.iter_mut().for_each(|rank| *rank = RankCauses::default());
+        }
+        self.room.is_some()
+    }
+
+    pub(super) fn activity(&self, rank: RankId, handle: Handle) -> Option<&Activity> {
+        self.ranks[rank.index()].activities.get(handle.index())?.as_ref()
+    }
+
+    pub(super) fn message(&self, id: MessageId) -> Option<&Message> {
+        self.messages.get(usize::try_from(id.0).ok()?)?.as_ref()
+    }
+
+    /// The last turn of a task that ended at this moment, of the first `before` ones; and its number.
+    pub(super) fn turn(&self, rank: RankId, task: TaskId, at: SimTime, before: usize) -> Option<(usize, &Turn)> {
+        let turns = self.ranks[rank.index()].turns.get(task.index())?;
+        let turns = &turns[..before.min(turns.len())];
+        let number = turns.partition_point(|turn| turn.end <= at).checked_sub(1)?;
+        Some((number, &turns[number])).filter(|(_, turn)| turn.end == at)
+    }
+
+    /// The tasks of a rank that have ever waited.
+    pub(super) fn tasks(&self, rank: RankId) -> impl Iterator<Item = TaskId> + use<> {
+        (0..self.ranks[rank.index()].turns.len()).map(TaskId::from)
+    }
+
+    pub(super) fn link(&self, link: LinkId) -> &str {
+        &self.topology.link(link).name
+    }
+
+    /// The texts of all names.
+    pub(super) fn texts(&self) -> Vec<&str> {
+        let mut texts = vec![""; self.names.len()];
+        self.names.iter().for_each(|(text, name)| texts[name.0 as usize] = text);
+        texts
+    }
+
+    fn name(&mut self, text: &str) -> Name {
+        if let Some(name) = self.names.get(text) {
+            return *name;
+        }
+        let name = Name(self.names.len() as u32);
+        self.names.insert(text.to_owned(), name);
+        name
+    }
+
+    fn add(&mut self, rank: RankId, why: &Why, start: SimTime, ended_by: Cause, what: Doing) {
+        let activities = &mut self.ranks[rank.index()].activities;
+        if activities.len() <= why.handle.index() {
+            activities.resize(why.handle.index() + 1, None);
+        }
+        let activity = Activity { start, begun_by: why.cause, ended_by, site: why.site, what };
+        activities[why.handle.index()] = Some(activity);
+    }
+
+    fn goes_on(&mut self, rank: RankId, task: TaskId, turn: Turn) {
+        let turns = &mut self.ranks[rank.index()].turns;
+        if turns.len() <= task.index() {
+            turns.resize_with(task.index() + 1, Vec::new);
+        }
+        turns[task.index()].push(turn);
+    }
+
+    fn mark(&mut self, rank: RankId, at: SimTime, mark: &Mark) {
+        let opened = match mark {
+            Mark::Begin(name) => Some(self.name(name)),
+            Mark::End => None,
+        };
+        let RankCauses { open, ranges, .. } = &mut self.ranks[rank.index()];
+        match opened {
+            Some(name) => open.push(name),
+            None => drop(open.pop()),
+        }
+        ranges.push((at, open.last().copied()));
+    }
+}
+
+impl Observer for Causes {
+    fn record(&mut self, at: SimTime, event: &Event<'_>) {
+        if !self.has_room() {
+            return;
+        }
+        match event {
+            Event::Computed { rank, start, name, why, .. } => {
+                let name = self.name(name.unwrap_or(super::COMPUTE));
+                self.add(*rank, why, *start, Cause::Time, Doing::Compute(name));
+            }
+            Event::Completed { rank, started, call, why, cause, .. } => {
+                let name = self.name(call.op.name());
+                self.add(*rank, why, *started, *cause, Doing::Call(name));
+            }
+            Event::Failed { rank, started, call, why, peer, .. } => {
+                let name = self.name(call.op.name());
+                self.add(*rank, why, *started, Cause::Closed(*peer), Doing::Call(name));
+            }
+            Event::Marked { rank, mark, why, .. } => {
+                self.add(*rank, why, at, Cause::Time, Doing::Other);
+                self.mark(*rank, at, mark);
+            }
+            Event::Elapsed { rank, start, why: Some(why), cause, what, .. } => {
+                let what = if *what == Elapsed::Sleep { Doing::Sleep } else { Doing::Other };
+                self.add(*rank, why, *start, *cause, what);
+            }
+            Event::Elapsed { rank, task, start, why: None, cause, .. } => {
+                let turn = Turn { start: *start, end: at, cause: *cause, site: NOWHERE, waited: Waited::Poll };
+                self.goes_on(*rank, *task, turn);
+            }
+            Event::Waited { rank, task, start, cause, site, reason, .. } => {
+                let waited = if *reason == WaitReason::Sleep { Waited::Sleep } else { Waited::Other };
+                self.goes_on(*rank, *task, Turn { start: *start, end: at, cause: *cause, site: *site, waited });
+            }
+            Event::Message { source, wire_bytes, started, sent, links, way, .. } => {
+                let slowest = links.iter().copied().min_by(|a, b| {
+                    let rate = |link: &LinkId| self.topology.link(*link).payload_rate().bytes_per_second();
+                    rate(a).total_cmp(&rate(b))
+                });
+                let alone =
+                    slowest.map_or(SimDuration::ZERO, |link| self.topology.link(link).bandwidth.time_for(*wire_bytes));
+                let message = Message {
+                    begun: way.begun,
+                    released: way.released,
+                    started: *started,
+                    sent: *sent,
+                    arrived: at,
+                    alone,
+                    cause: way.cause,
+                    by: way.by,
+                    source: *source,
+                    operation: way.operation,
+                    link: slowest.map(|link| self.first_of_name[link.index()]),
+                    behind: way.behind,
+                };
+                let number = way.id.0 as usize;
+                if self.messages.len() <= number {
+                    self.messages.resize(number + 1, None);
+                }
+                self.messages[number] = Some(message);
+            }
+            Event::Finished { rank, cause, .. } => self.ranks[rank.index()].finish = Some((at, *cause)),
+            Event::Issued { .. } | Event::Used { .. } => {}
+        }
+    }
+
+    fn wants_messages(&self) -> bool {
+        true
+    }
+}
+
+/// A line that nobody knows.
+pub(super) const NOWHERE: Site = Site(u32::MAX);

@@ -1,0 +1,209 @@
+//! Owns how the critical paths of two runs differ. Each adds up to the makespan of its run, so the differences add up to that of the makespans.
+
+use super::{Contribution, Explanation, Kind, Part};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use uniference_formats::table::{in_folder, row, seconds, signed, table, wrapped};
+
+/// So many rows of a table are shown, of those that differ by more than this share of the longer makespan.
+const MOST: usize = 12;
+const LEAST: f64 = 0.001;
+/// What is at least this part of the difference may be named in the sentence.
+const LEAST_NAMED: f64 = 0.01;
+
+/// How a second run differs from a first one. In each list the largest difference comes first, whatever its sign.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Difference {
+    /// The makespan of the first run.
+    pub first_s: f64,
+    /// That of the second one.
+    pub second_s: f64,
+    /// How much longer the second one takes; negative: shorter.
+    pub difference_s: f64,
+    /// One sentence.
+    pub summary: String,
+    /// By kind.
+    pub kinds: Vec<Change<&'static str>>,
+    /// By rank.
+    pub ranks: Vec<Change<u32>>,
+    /// By link.
+    pub links: Vec<Change<String>>,
+    /// By operation of process groups.
+    pub operations: Vec<Change<String>>,
+    /// By line of the program, as `model.py:41`; `None` (null): no line is known.
+    pub lines: Vec<Change<Option<String>>>,
+    /// By the innermost range; `None` (null): none was open.
+    pub ranges: Vec<Change<Option<String>>>,
+    /// By kind and what is computed or the operation.
+    pub parts: Vec<PartChange>,
+}
+
+/// How much of the two paths one thing is.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Change<K> {
+    /// Which.
+    pub name: K,
+    /// Of the first path.
+    pub first_s: f64,
+    /// Of the second one.
+    pub second_s: f64,
+    /// How much more of the second one.
+    pub difference_s: f64,
+}
+
+/// How much of the two paths is of one kind, in one operation.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PartChange {
+    /// Of which kind.
+    pub kind: &'static str,
+    /// What is computed, or the operation.
+    pub name: Option<String>,
+    /// Of the first path.
+    pub first_s: f64,
+    /// Of the second one.
+    pub second_s: f64,
+    /// How much more of the second one.
+    pub difference_s: f64,
+    /// How many spans of the first path these are.
+    pub first_count: u64,
+    /// How many of the second one.
+    pub second_count: u64,
+}
+
+impl Difference {
+    /// Of two runs.
+    pub fn of(first: &Explanation, second: &Explanation) -> Difference {
+        let by_file = |parts: &[Part<Option<String>>]| -> Vec<Part<Option<String>>> {
+            parts
+                .iter()
+                .map(|part| Part { name: part.name.as_deref().map(|line| in_folder(line).to_owned()), ..part.clone() })
+                .collect()
+        };
+        let difference_s = second.makespan_s - first.makespan_s;
+        let parts = part_changes(&first.parts, &second.parts);
+        Difference {
+            first_s: first.makespan_s,
+            second_s: second.makespan_s,
+            difference_s,
+            summary: summary(first, second, &parts),
+            kinds: changes(&first.kinds, &second.kinds),
+            ranks: changes(&first.ranks, &second.ranks),
+            links: changes(&first.links, &second.links),
+            operations: changes(&first.operations, &second.operations),
+            lines: changes(&by_file(&first.lines), &by_file(&second.lines)),
+            ranges: changes(&first.ranges, &second.ranges),
+            parts,
+        }
+    }
+
+    /// The same as a JSON object, with a newline.
+    ///
+    /// # Panics
+    /// Never.
+    pub fn to_json(&self) -> String {
+        format!("{}\n", serde_json::to_string_pretty(self).expect("texts and numbers are JSON"))
+    }
+
+    /// Several lines that end with a newline, at most 100 columns wide.
+    pub fn render(&self) -> String {
+        let least = LEAST * self.first_s.max(self.second_s);
+        let or_none = |name: &Option<String>| name.clone().unwrap_or_else(|| "(none)".to_owned());
+        let mut texts = vec![wrapped(&self.summary)];
+        texts.extend(shown("kind", &self.kinds, least, |name| (*name).to_owned()));
+        texts.extend(self.shown_parts(least));
+        texts.extend(shown("link", &self.links, least, Clone::clone));
+        texts.extend(shown("rank", &self.ranks, least, ToString::to_string));
+        texts.extend(shown("line", &self.lines, least, or_none));
+        if self.ranges.iter().any(|range| range.name.is_some()) {
+            texts.extend(shown("range", &self.ranges, least, or_none));
+        }
+        let text = texts.join("\n\n");
+        text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+    }
+
+    fn shown_parts(&self, least: f64) -> Option<String> {
+        let mut table = table(&["kind", "in", "first", "spans", "second", "spans", "difference"], 2);
+        for part in self.parts.iter().filter(|part| part.difference_s.abs() >= least).take(MOST) {
+            let PartChange { kind, name, first_s, second_s, difference_s, first_count, second_count } = part;
+            let (first, second, difference) = (seconds(*first_s), seconds(*second_s), signed(*difference_s));
+            let numbers = [first, first_count.to_string(), second, second_count.to_string(), difference];
+            table.add_row(row(&[kind, name.as_deref().unwrap_or_default()], &numbers));
+        }
+        (table.row_count() > 0).then(|| table.to_string())
+    }
+}
+
+fn shown<K>(what: &str, changes: &[Change<K>], least: f64, name: impl Fn(&K) -> String) -> Option<String> {
+    let mut table = table(&[what, "first", "second", "difference"], 1);
+    for change in changes.iter().filter(|change| change.difference_s.abs() >= least).take(MOST) {
+        let numbers = [seconds(change.first_s), seconds(change.second_s), signed(change.difference_s)];
+        table.add_row(row(&[&name(&change.name)], &numbers));
+    }
+    (table.row_count() > 0).then(|| table.to_string())
+}
+
+fn changes<K: Ord + Clone>(first: &[Part<K>], second: &[Part<K>]) -> Vec<Change<K>> {
+    let mut sums: BTreeMap<K, [f64; 2]> = BTreeMap::new();
+    for (side, parts) in [first, second].into_iter().enumerate() {
+        parts.iter().for_each(|part| sums.entry(part.name.clone()).or_default()[side] += part.seconds);
+    }
+    let change = |(name, [first_s, second_s]): (K, [f64; 2])| Change {
+        name,
+        first_s,
+        second_s,
+        difference_s: second_s - first_s,
+    };
+    let mut changes: Vec<Change<K>> = sums.into_iter().map(change).collect();
+    changes.sort_by(|a, b| b.difference_s.abs().total_cmp(&a.difference_s.abs()));
+    changes
+}
+
+/// Seconds and spans of the first path and of the second one.
+type Sides = [(f64, u64); 2];
+
+fn part_changes(first: &[Contribution], second: &[Contribution]) -> Vec<PartChange> {
+    let mut sums: BTreeMap<(&'static str, Option<String>), Sides> = BTreeMap::new();
+    for (side, parts) in [first, second].into_iter().enumerate() {
+        for part in parts {
+            let sum = &mut sums.entry((part.what.kind, part.what.name.clone())).or_default()[side];
+            *sum = (sum.0 + part.seconds, sum.1 + part.count);
+        }
+    }
+    let change = |((kind, name), [(first_s, first_count), (second_s, second_count)]): (_, Sides)| PartChange {
+        kind,
+        name,
+        first_s,
+        second_s,
+        difference_s: second_s - first_s,
+        first_count,
+        second_count,
+    };
+    let mut changes: Vec<PartChange> = sums.into_iter().map(change).collect();
+    changes.sort_by(|a, b| b.difference_s.abs().total_cmp(&a.difference_s.abs()));
+    changes
+}
+
+/// `the second run takes 24.300 s more, 13.80 times as long: +21.000 s latency in all_reduce (1660 spans instead of 12), +3.000 s compute`.
+fn summary(first: &Explanation, second: &Explanation, parts: &[PartChange]) -> String {
+    let (was, is) = (first.makespan_s, second.makespan_s);
+    let difference = is - was;
+    if difference == 0.0 {
+        return format!("both runs take {}", seconds(was));
+    }
+    let times = if was > 0.0 && is > 0.0 { format!(", {:.2} times as long", is / was) } else { String::new() };
+    let direction = if difference > 0.0 { "more" } else { "less" };
+    // Of those that make it so, all that matter.
+    let in_direction = parts.iter().filter(|part| part.difference_s / difference >= LEAST_NAMED);
+    let part = |part: &PartChange| {
+        let name = part.name.as_ref().filter(|_| part.kind != Kind::Compute.name());
+        let name = name.map_or_else(String::new, |name| format!(" in {name}"));
+        let spans = match (part.first_count, part.second_count) {
+            (before, after) if before == after => String::new(),
+            (before, after) => format!(" ({after} spans instead of {before})"),
+        };
+        format!("{} {}{name}{spans}", signed(part.difference_s), part.kind)
+    };
+    let parts: Vec<String> = in_direction.take(2).map(part).collect();
+    let lasts = seconds(difference.abs());
+    format!("the second run takes {lasts} {direction}{times}: {}", parts.join(", "))
+}

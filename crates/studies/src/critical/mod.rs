@@ -1,0 +1,321 @@
+//! Owns why a run took as long as it did: its critical path, and what that is made of.
+//!
+//! The path is exact. It begins at the first instant, ends where the last program ends, and leaves no gap: each of its spans is what
+//! the next one had to wait for, as the engine's events say (`uniference_sim::event::Cause`). So whatever is not on it did not decide when the
+//! run ended; and what is on it, made shorter, shortens the run by as much, until another path is longer.
+
+mod causes;
+mod difference;
+mod table;
+#[cfg(test)]
+mod tests;
+mod walk;
+
+pub use causes::Causes;
+pub use difference::{Change, Difference, PartChange};
+pub use table::render;
+pub use walk::Kind;
+
+use causes::{NOWHERE, Name};
+use serde::Serialize;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use uniference_formats::report::{CriticalPathReport, PathPartReport};
+use uniference_formats::table::in_folder;
+use uniference_sim::ids::{LinkId, RankId, Site};
+use uniference_sim::time::{SimDuration, SimTime};
+use walk::{Path, Span, walk};
+
+/// What the critical path of a run is made of. The `seconds` of each list add up to the makespan, but for those of `links` and `operations`: not
+/// all time is some link's or operation's.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Explanation {
+    /// The time at which the last rank ended.
+    pub makespan_s: f64,
+    /// The rank that did.
+    pub rank: u32,
+    /// One sentence.
+    pub summary: String,
+    /// By kind, the longest first; so are all lists.
+    pub kinds: Vec<Part<&'static str>>,
+    /// By rank.
+    pub ranks: Vec<Part<u32>>,
+    /// By link: all time of messages on their way of which it is the slowest link.
+    pub links: Vec<Part<String>>,
+    /// By operation of process groups.
+    pub operations: Vec<Part<String>>,
+    /// By line of the program; `None` (null): no line is known.
+    pub lines: Vec<Part<Option<String>>>,
+    /// By the innermost range that was open on the rank; `None` (null): none was.
+    pub ranges: Vec<Part<Option<String>>>,
+    /// By all of these at once.
+    pub parts: Vec<Contribution>,
+    /// The path itself, the first span first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub path: Vec<Step>,
+}
+
+impl Explanation {
+    /// The same as a JSON object, with a newline.
+    ///
+    /// # Panics
+    /// Never.
+    pub fn to_json(&self) -> String {
+        format!("{}\n", serde_json::to_string_pretty(self).expect("texts and numbers are JSON"))
+    }
+}
+
+/// A part of the critical path.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Part<K> {
+    /// Which.
+    pub name: K,
+    /// How much of the path it is.
+    pub seconds: f64,
+    /// The same as a fraction of the makespan.
+    pub share: f64,
+}
+
+/// What one thing contributes to the path.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Contribution {
+    /// What it is.
+    #[serde(flatten)]
+    pub what: What,
+    /// How much of the path it is.
+    pub seconds: f64,
+    /// The same as a fraction of the makespan.
+    pub share: f64,
+    /// How many spans these are.
+    pub count: u64,
+}
+
+/// A span of the path.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Step {
+    /// When it begins, in picoseconds.
+    pub start_ps: u64,
+    /// When it ends, in picoseconds.
+    pub end_ps: u64,
+    /// What it is.
+    #[serde(flatten)]
+    pub what: What,
+    /// The innermost range that was open on the rank.
+    pub range: Option<String>,
+}
+
+/// So many parts are in a report.
+const MOST_IN_REPORT: usize = 10;
+
+impl Explanation {
+    /// As a report has it; `None`: the run takes no time, or not all of its path is known.
+    pub fn report(&self) -> Option<CriticalPathReport> {
+        let is_known = !self.kinds.is_empty() && self.kinds.iter().all(|part| part.name != Kind::Unknown.name());
+        let kind = |part: &Part<&'static str>| PathPartReport {
+            kind: part.name.to_owned(),
+            rank: None,
+            link: None,
+            name: None,
+            line: None,
+            seconds: part.seconds,
+            share: part.share,
+        };
+        let contribution = |part: &Contribution| {
+            let What { kind, rank, link, name, line } = part.what.clone();
+            let (kind, seconds, share) = (kind.to_owned(), part.seconds, part.share);
+            PathPartReport { kind, rank, link, name, line, seconds, share }
+        };
+        is_known.then(|| CriticalPathReport {
+            rank: self.rank,
+            kinds: self.kinds.iter().map(kind).collect(),
+            parts: self.parts.iter().take(MOST_IN_REPORT).map(contribution).collect(),
+        })
+    }
+}
+
+/// What time of the critical path goes by with.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct What {
+    /// Of which kind.
+    pub kind: &'static str,
+    /// Whose time it is; of a message, its sender's; `None` where ranks' messages on one link are added up.
+    pub rank: Option<u32>,
+    /// Of a message: the slowest link of its route; `None` (null) between ranks of one host that has no link.
+    pub link: Option<String>,
+    /// What is computed, or the operation.
+    pub name: Option<String>,
+    /// The line of the program.
+    pub line: Option<String>,
+}
+
+/// What compute without a name is called.
+const COMPUTE: &str = "compute";
+
+/// By what spans are added up.
+type Key = (Kind, Option<RankId>, Option<LinkId>, Option<Name>, Site);
+
+/// A span, and the innermost range that was open on its rank.
+type Piece = (Span, Option<Name>);
+
+impl Causes {
+    /// What the run has come to. `lines` are those of the program, by site; with `whole_path` all spans of the path are listed. `None`: no program
+    /// has ended.
+    pub fn explain(&self, lines: &[String], whole_path: bool) -> Option<Explanation> {
+        let Path { rank, finish, mut spans } = walk(self)?;
+        spans.reverse();
+        let view = View { causes: self, names: self.texts(), lines, makespan: finish.since(SimTime::ZERO) };
+        let pieces: Vec<Piece> = spans.iter().flat_map(|span| self.by_range(span)).collect();
+        let mut sums: BTreeMap<Key, (SimDuration, u64)> = BTreeMap::new();
+        for span in &spans {
+            let rank = (!span.kind.is_of_link() || span.link.is_none()).then_some(span.rank);
+            let sum = sums.entry((span.kind, rank, span.link, span.name, span.site)).or_default();
+            sum.0 += span.end.since(span.start);
+            sum.1 += 1;
+        }
+        let mut parts: Vec<(Key, (SimDuration, u64))> = sums.into_iter().collect();
+        parts.sort_by_key(|(_, (lasts, _))| Reverse(*lasts));
+        let step = |(span, range): &Piece| Step {
+            start_ps: span.start.as_ps(),
+            end_ps: span.end.as_ps(),
+            what: view.what(&(span.kind, Some(span.rank), span.link, span.name, span.site)),
+            range: range.map(|name| view.name(name)),
+        };
+        let all = || pieces.iter();
+        Some(Explanation {
+            makespan_s: view.makespan.as_secs_f64(),
+            rank: rank.0,
+            summary: view.summary(&parts),
+            kinds: view.by(all(), |(span, _)| Some(span.kind.name())),
+            ranks: view.by(all(), |(span, _)| Some(span.rank.0)),
+            links: view.by(all(), |(span, _)| Some(self.link(span.link?).to_owned())),
+            operations: view.by(all(), |(span, _)| span.operation().map(|name| view.name(name))),
+            lines: view.by(all(), |(span, _)| Some(view.line(span.site))),
+            ranges: view.by(all(), |(_, range)| Some(range.map(|name| view.name(name)))),
+            parts: parts.iter().map(|part| view.contribution(part)).collect(),
+            path: if whole_path { pieces.iter().map(step).collect() } else { Vec::new() },
+        })
+    }
+
+    /// A span in pieces that each lie in one range of its rank.
+    fn by_range(&self, span: &Span) -> Vec<Piece> {
+        let ranges = &self.ranks[span.rank.index()].ranges;
+        let first = ranges.partition_point(|(at, _)| *at <= span.start);
+        let mut range = first.checked_sub(1).and_then(|before| ranges[before].1);
+        let (mut start, mut pieces) = (span.start, Vec::new());
+        for (at, next) in ranges[first..].iter().take_while(|(at, _)| *at < span.end) {
+            if start < *at {
+                pieces.push((Span { start, end: *at, ..*span }, range));
+            }
+            (start, range) = (*at, *next);
+        }
+        pieces.push((Span { start, ..*span }, range));
+        pieces
+    }
+}
+
+/// A path, and what is needed to show it.
+struct View<'a> {
+    causes: &'a Causes,
+    names: Vec<&'a str>,
+    lines: &'a [String],
+    makespan: SimDuration,
+}
+
+impl View<'_> {
+    /// The spans added up by what `key` says of them, if it says anything; the longest first.
+    fn by<'b, K: Ord>(
+        &self,
+        spans: impl Iterator<Item = &'b Piece>,
+        key: impl Fn(&Piece) -> Option<K>,
+    ) -> Vec<Part<K>> {
+        let mut sums: BTreeMap<K, SimDuration> = BTreeMap::new();
+        for piece in spans {
+            if let Some(key) = key(piece) {
+                *sums.entry(key).or_default() += piece.0.end.since(piece.0.start);
+            }
+        }
+        let part =
+            |(name, lasts): (K, SimDuration)| Part { name, seconds: lasts.as_secs_f64(), share: self.share(lasts) };
+        let mut parts: Vec<Part<K>> = sums.into_iter().map(part).collect();
+        parts.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+        parts
+    }
+
+    /// The two largest kinds in one sentence, each with where most of it is.
+    fn summary(&self, parts: &[(Key, (SimDuration, u64))]) -> String {
+        let mut kinds: BTreeMap<Kind, SimDuration> = BTreeMap::new();
+        for ((kind, ..), (lasts, _)) in parts {
+            *kinds.entry(*kind).or_default() += *lasts;
+        }
+        let mut kinds: Vec<(Kind, SimDuration)> = kinds.into_iter().collect();
+        kinds.sort_by_key(|(_, lasts)| Reverse(*lasts));
+        let part = |(kind, lasts): &(Kind, SimDuration)| {
+            format!("{} is {}{}", self.percent(*lasts), kind.name(), self.mostly(*kind, *lasts, parts))
+        };
+        match &kinds[..] {
+            [] => "the run takes no time".to_owned(),
+            [only] => format!("of the makespan, {}", part(only)),
+            [first, next, ..] => format!("of the makespan, {}; {}", part(first), part(next)),
+        }
+    }
+
+    /// " of pi.2 -> switch, in all_gather at model.py:41": where a kind's time is; what is less than all of it has its share.
+    fn mostly(&self, kind: Kind, all: SimDuration, parts: &[(Key, (SimDuration, u64))]) -> String {
+        let of_kind = || parts.iter().filter(|((of, ..), _)| *of == kind);
+        let mut places: BTreeMap<(Option<RankId>, Option<LinkId>), SimDuration> = BTreeMap::new();
+        of_kind().for_each(|((_, rank, link, ..), (lasts, _))| *places.entry((*rank, *link)).or_default() += *lasts);
+        let Some(((rank, link), most)) = places.into_iter().max_by_key(|(place, lasts)| (*lasts, Reverse(*place)))
+        else {
+            return String::new();
+        };
+        let place = match (link, rank) {
+            (Some(link), _) => self.causes.link(link).to_owned(),
+            (None, Some(rank)) => format!("{rank} ({})", self.causes.devices[rank.index()]),
+            (None, None) => return String::new(),
+        };
+        let largest = of_kind().find(|((_, of_rank, of_link, ..), _)| (*of_rank, *of_link) == (rank, link));
+        let within = largest.map(|(key, _)| self.within(key)).unwrap_or_default();
+        match most == all {
+            true => format!(" of {place}{within}"),
+            false => format!(", most of it ({}) of {place}{within}", self.percent(most)),
+        }
+    }
+
+    /// ", in all_gather at model.py:41".
+    fn within(&self, (.., name, site): &Key) -> String {
+        let name = name.map(|name| self.name(name)).filter(|name| name != COMPUTE);
+        let line = self.line(*site).map(|line| format!("at {}", in_folder(&line)));
+        let words: Vec<String> = name.map(|name| format!("in {name}")).into_iter().chain(line).collect();
+        if words.is_empty() { String::new() } else { format!(", {}", words.join(" ")) }
+    }
+
+    fn percent(&self, lasts: SimDuration) -> String {
+        format!("{:.1} %", 100.0 * self.share(lasts))
+    }
+
+    fn contribution(&self, (key, (lasts, count)): &(Key, (SimDuration, u64))) -> Contribution {
+        Contribution { what: self.what(key), seconds: lasts.as_secs_f64(), share: self.share(*lasts), count: *count }
+    }
+
+    fn what(&self, (kind, rank, link, name, site): &Key) -> What {
+        What {
+            kind: kind.name(),
+            rank: rank.map(|rank| rank.0),
+            link: link.map(|link| self.causes.link(link).to_owned()),
+            name: name.map(|name| self.name(name)),
+            line: self.line(*site),
+        }
+    }
+
+    fn name(&self, name: Name) -> String {
+        self.names[name.0 as usize].to_owned()
+    }
+
+    fn line(&self, site: Site) -> Option<String> {
+        self.lines.get(site.index()).filter(|line| site != NOWHERE && !line.is_empty()).cloned()
+    }
+
+    fn share(&self, lasts: SimDuration) -> f64 {
+        if self.makespan == SimDuration::ZERO { 0.0 } else { lasts.as_secs_f64() / self.makespan.as_secs_f64() }
+    }
+}

@@ -1,0 +1,271 @@
+//! Closed forms: on these clusters everybody can say what the critical path is.
+
+use super::*;
+use std::sync::Arc;
+use uniference_formats::cluster::{Choices, ClusterFile};
+use uniference_sim::cluster::Cluster;
+use uniference_sim::engine::{Ending, Engine};
+use uniference_sim::ids::{GroupId, GroupRank, Handle, QueueId, TaskId};
+use uniference_sim::program::{
+    Activity, Call, CallOp, Collective, CollectiveKind, DType, Mark, Origin, Outcome, ReduceOp, Request, Shape, Work,
+};
+use uniference_sim::replay::{RecordedStep, replay};
+use uniference_sim::time::Bytes;
+
+/// Hosts on a switch: a byte takes 1 ns, and every message 10 us more. Libraries take no time.
+fn cluster(ranks: usize, more: &str) -> Cluster {
+    let toml = format!(
+        "backend = \"ideal\"\n[[device]]\nname = \"a\"\ncount = {ranks}\n[network]\nbandwidth = \"1 GB/s\"\nlatency = \"10 us\"\n{more}"
+    );
+    ClusterFile::parse("test", &toml, &[]).unwrap().resolve(&Choices::default()).unwrap().cluster
+}
+
+fn on_queue(queue: u32, activity: Activity, line: u32) -> Request {
+    Request::Issue { activity, queue: QueueId(queue), after: Vec::new(), site: Site(line) }
+}
+
+fn compute(us: u64, line: u32) -> Request {
+    on_queue(0, Activity::Compute(Work::new(SimDuration::from_us(us), Origin::Recorded)), line)
+}
+
+fn call(op: CallOp, line: u32) -> Request {
+    on_queue(0, Activity::Call(Call { group: GroupId(0), op }), line)
+}
+
+fn send(to: u32, bytes: u64, line: u32) -> Request {
+    call(CallOp::Send { to: GroupRank(to), tag: 0, bytes: Bytes(bytes) }, line)
+}
+
+fn receive(from: u32, bytes: u64, line: u32) -> Request {
+    call(CallOp::Recv { from: Some(GroupRank(from)), tag: 0, bytes: Bytes(bytes) }, line)
+}
+
+fn wait(handles: &[u32], line: u32) -> Request {
+    let handles = handles.iter().copied().map(Handle).collect();
+    Request::Wait { handles, any: false, timeout: None, site: Site(line) }
+}
+
+/// What becomes of these requests; line `n` of the program is `a.py:n`.
+fn explain(cluster: &Cluster, requests: impl Fn(u32) -> Vec<Request>) -> Explanation {
+    let ranks = cluster.devices.len() as u32;
+    let world: Arc<[RankId]> = (0..ranks).map(RankId).collect();
+    let script = |rank| {
+        let join = Request::JoinGroup { ranks: Arc::clone(&world), sequence: 0 };
+        let whole = [vec![join], requests(rank), vec![Request::Exit(Outcome::Ok)]].concat();
+        whole.into_iter().map(|request| (TaskId(0), request.into())).collect()
+    };
+    explain_steps(cluster, (0..ranks).map(script).collect())
+}
+
+/// The same of what ranks' threads do.
+fn explain_steps(cluster: &Cluster, ranks: Vec<Vec<(TaskId, RecordedStep)>>) -> Explanation {
+    let mut causes = Causes::new(cluster);
+    let ranks = ranks.into_iter().map(Vec::into_iter).collect();
+    let replayed = replay(&mut Engine::new(cluster), ranks, &mut causes);
+    assert!(matches!(replayed, Ending::Finished), "{replayed:?}");
+    let lines: Vec<String> = (0..20).map(|line| format!("a.py:{line}")).collect();
+    let explanation = causes.explain(&lines, true).unwrap();
+    let spans = explanation.path.iter();
+    assert!(spans.clone().zip(spans.clone().skip(1)).all(|(span, next)| span.end_ps == next.start_ps), "a gap");
+    explanation
+}
+
+/// Microseconds by name.
+fn us<K: Clone>(parts: &[Part<K>]) -> Vec<(K, u64)> {
+    parts.iter().map(|part| (part.name.clone(), (part.seconds * 1e6).round() as u64)).collect()
+}
+
+#[test]
+fn a_chain_is_compute_bandwidth_and_latency_one_after_the_other() {
+    // 100 us, then 50,000 bytes, then 30 us. What rank 1 computes before it receives is hidden.
+    let explanation = explain(&cluster(2, ""), |rank| match rank {
+        0 => vec![compute(100, 1), wait(&[0], 1), send(1, 50_000, 2), wait(&[1], 2)],
+        _ => vec![compute(20, 3), wait(&[0], 3), receive(0, 50_000, 4), wait(&[1], 4), compute(30, 5), wait(&[2], 5)],
+    });
+    assert_eq!((explanation.makespan_s, explanation.rank), (190e-6, 1));
+    assert_eq!(us(&explanation.kinds), [("compute", 130), ("bandwidth", 50), ("latency", 10)]);
+    assert_eq!(us(&explanation.ranks), [(0, 160), (1, 30)]);
+    assert_eq!(us(&explanation.links), [("a.0 -> switch".to_owned(), 60)]);
+    assert_eq!(us(&explanation.operations), [("send".to_owned(), 60)]);
+    let line = |number: u32| Some(format!("a.py:{number}"));
+    assert_eq!(us(&explanation.lines), [(line(1), 100), (line(2), 60), (line(5), 30)]);
+    insta::assert_snapshot!(render(&explanation));
+}
+
+#[test]
+fn a_ring_is_its_steps() {
+    // 2 (n - 1) steps of a quarter each: 25,000 bytes and 10 us.
+    let reduce = Collective {
+        kind: CollectiveKind::AllReduce,
+        dtype: DType::UInt8,
+        reduce: Some(ReduceOp::Sum),
+        root: None,
+        shape: Shape::Even(100_000),
+    };
+    let ring = cluster(4, "[collective]\nall_reduce = \"ring\"\n");
+    let explanation = explain(&ring, |_| vec![call(CallOp::Collective(reduce.clone()), 1), wait(&[0], 2)]);
+    assert_eq!(us(&explanation.kinds), [("bandwidth", 150), ("latency", 60)]);
+    assert_eq!(us(&explanation.operations), [("all_reduce".to_owned(), 210)]);
+    assert_eq!(us(&explanation.lines), [(Some("a.py:1".to_owned()), 210)]);
+}
+
+#[test]
+fn a_message_behind_another_one_waits_for_that() {
+    // 20,000 and 30,000 bytes at once on one connection, after 10 us; the second one is waited for.
+    let explanation = explain(&cluster(2, ""), |rank| match rank {
+        0 => vec![compute(10, 1), wait(&[0], 1), send(1, 20_000, 2), send(1, 30_000, 3), wait(&[1, 2], 4)],
+        _ => vec![receive(0, 20_000, 5), receive(0, 30_000, 6), wait(&[0, 1], 6)],
+    });
+    assert_eq!(us(&explanation.kinds), [("bandwidth", 50), ("compute", 10), ("latency", 10)]);
+    let line = |number: u32| Some(format!("a.py:{number}"));
+    assert_eq!(us(&explanation.lines), [(line(3), 40), (line(2), 20), (line(1), 10)]);
+}
+
+#[test]
+fn an_incast_is_contention_for_what_its_messages_share() {
+    // Three senders share the receiver's link: each message takes three times as long as alone.
+    let explanation = explain(&cluster(4, ""), |rank| match rank {
+        0 => (1..4).map(|from| receive(from, 100_000, 1)).chain([wait(&[0, 1, 2], 2)]).collect(),
+        _ => vec![send(0, 100_000, 3), wait(&[0], 3)],
+    });
+    assert_eq!(us(&explanation.kinds), [("contention", 200), ("bandwidth", 100), ("latency", 10)]);
+}
+
+#[test]
+fn a_pipeline_is_its_slowest_stage_and_the_ends_of_the_others() {
+    // Stages of 10, 40 and 20 us, 5 microbatches of 1,000 bytes: the first, 10 + 11 us; then the second stage's, 5 x 40; then 11 + 20 us.
+    let stages = [10, 40, 20];
+    let explanation = explain(&cluster(3, ""), |rank| {
+        let mut requests = Vec::new();
+        let mut issued = 0;
+        let mut then = |request| {
+            requests.extend([request, wait(&[issued], rank)]);
+            issued += 1;
+        };
+        for _ in 0..5 {
+            if rank > 0 {
+                then(receive(rank - 1, 1_000, 10 + rank));
+            }
+            then(compute(stages[rank as usize], rank));
+            if rank < 2 {
+                then(send(rank + 1, 1_000, 10 + rank));
+            }
+        }
+        requests
+    });
+    // Each rank waits until its message has left, 1 us, before it goes on.
+    let bubbles = [("compute", 10 + 5 * 40 + 20), ("latency", 2 * 10), ("bandwidth", 2 + 4)];
+    assert_eq!(us(&explanation.kinds), bubbles);
+    assert_eq!(us(&explanation.ranks), [(1, 5 * 40 + 4 + 11), (0, 10 + 11), (2, 20)]);
+}
+
+#[test]
+fn of_two_streams_the_longer_one_is_the_path() {
+    let stream = |queue, us, line| {
+        on_queue(queue, Activity::Compute(Work::new(SimDuration::from_us(us), Origin::Recorded)), line)
+    };
+    let explanation = explain(&cluster(1, ""), |_| {
+        vec![
+            stream(1, 30, 1),
+            stream(2, 20, 2),
+            stream(1, 40, 3),
+            stream(2, 15, 4),
+            wait(&[0, 1, 2, 3], 5),
+            compute(5, 6),
+            wait(&[4], 6),
+        ]
+    });
+    let line = |number: u32| Some(format!("a.py:{number}"));
+    assert_eq!(us(&explanation.lines), [(line(3), 40), (line(1), 30), (line(6), 5)]);
+    assert_eq!(explanation.makespan_s, 75e-6);
+}
+
+#[test]
+fn the_path_goes_from_thread_to_thread() {
+    // The first thread computes for 10 us and starts a second one, which computes for 20 us; then the first one goes on, and computes for 5 us.
+    let on = |queue: u32, us, line| {
+        on_queue(queue, Activity::Compute(Work::new(SimDuration::from_us(us), Origin::Recorded)), line).into()
+    };
+    let after = |task, resumption| RecordedStep::After { task: TaskId(task), resumption };
+    let exit = || Request::Exit(Outcome::Ok).into();
+    let steps = vec![
+        (0, on(0, 10, 1)),
+        (0, wait(&[0], 1).into()),
+        (1, after(0, 3)),
+        (1, on(1, 20, 2)),
+        (1, wait(&[1], 2).into()),
+        (0, after(1, 2)),
+        (0, on(0, 5, 3)),
+        (0, wait(&[2], 3).into()),
+        (1, exit()),
+        (0, exit()),
+    ];
+    let steps = steps.into_iter().map(|(task, step): (u32, RecordedStep)| (TaskId(task), step)).collect();
+    let explanation = explain_steps(&cluster(1, ""), vec![steps]);
+    let line = |number: u32| Some(format!("a.py:{number}"));
+    assert_eq!(us(&explanation.lines), [(line(2), 20), (line(1), 10), (line(3), 5)]);
+}
+
+#[test]
+fn ranges_have_the_time_of_the_innermost() {
+    let mark = |mark| on_queue(0, Activity::Mark(mark), 0);
+    let explanation = explain(&cluster(1, ""), |_| {
+        vec![
+            mark(Mark::Begin("step".into())),
+            compute(10, 1),
+            mark(Mark::Begin("layer".into())),
+            compute(20, 2),
+            mark(Mark::End),
+            compute(5, 3),
+            mark(Mark::End),
+            compute(3, 4),
+            wait(&[7], 5),
+        ]
+    });
+    let range = |name: &str| Some(name.to_owned());
+    assert_eq!(us(&explanation.ranges), [(range("layer"), 20), (range("step"), 15), (None, 3)]);
+}
+
+#[test]
+fn two_runs_differ_by_what_their_paths_are_made_of() {
+    let run = |bytes, us| {
+        explain(&cluster(2, ""), |rank| match rank {
+            0 => vec![compute(us, 1), wait(&[0], 1), send(1, bytes, 2), send(1, bytes, 3), wait(&[1, 2], 4)],
+            _ => vec![receive(0, bytes, 5), receive(0, bytes, 6), wait(&[0, 1], 6)],
+        })
+    };
+    let difference = Difference::of(&run(20_000, 100), &run(50_000, 70));
+    let sums = difference.kinds.iter().map(|kind| (kind.name, (kind.difference_s * 1e6).round() as i64));
+    assert_eq!(sums.collect::<Vec<_>>(), [("bandwidth", 60), ("compute", -30), ("latency", 0)]);
+    for list in [
+        difference.ranks.iter().map(|change| change.difference_s).sum::<f64>(),
+        difference.lines.iter().map(|change| change.difference_s).sum(),
+        difference.parts.iter().map(|change| change.difference_s).sum(),
+    ] {
+        assert!((list - difference.difference_s).abs() < 1e-12);
+    }
+    insta::assert_snapshot!(difference.render());
+    assert_eq!(Difference::of(&run(1, 1), &run(1, 1)).summary, "both runs take 11.002 us");
+}
+
+#[test]
+fn of_a_run_that_is_too_long_nothing_is_kept() {
+    let cluster = cluster(1, "");
+    let explained = |most| {
+        let steps = [compute(10, 1), wait(&[0], 1), Request::Exit(Outcome::Ok)];
+        let steps: Vec<(TaskId, RecordedStep)> = steps.map(|request| (TaskId(0), request.into())).into();
+        let mut causes = Causes::new(&cluster).of_at_most(most);
+        let replayed = replay(&mut Engine::new(&cluster), vec![steps.into_iter()], &mut causes);
+        assert!(matches!(replayed, Ending::Finished), "{replayed:?}");
+        causes.explain(&[], false).is_some()
+    };
+    let least = (0..10).find(|most| explained(*most)).expect("it has few events");
+    assert!(least > 1 && explained(least + 1) && !explained(least - 1));
+}
+
+#[test]
+fn what_takes_no_time_says_so() {
+    let explanation = explain(&cluster(2, ""), |_| Vec::new());
+    assert_eq!((explanation.makespan_s, explanation.kinds.len()), (0.0, 0));
+    assert_eq!(explanation.summary, "the run takes no time");
+}

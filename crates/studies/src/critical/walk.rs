@@ -1,0 +1,228 @@
+//! Owns the way back from the end of a run to its first instant, along what let each thing happen.
+
+use super::causes::{Activity, Causes, Doing, Message, NOWHERE, Name, Turn, Waited};
+use std::collections::BTreeMap;
+use uniference_sim::event::Cause;
+use uniference_sim::ids::{Handle, LinkId, MessageId, RankId, Site, TaskId};
+use uniference_sim::time::SimTime;
+
+/// A stretch of the critical path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Span {
+    pub(super) start: SimTime,
+    pub(super) end: SimTime,
+    /// Whose time it is: of a message its sender's, or its receiver's while that lets the sender wait.
+    pub(super) rank: RankId,
+    pub(super) kind: Kind,
+    /// On the network: the slowest link of the message's route.
+    pub(super) link: Option<LinkId>,
+    /// What was computed, or the operation.
+    pub(super) name: Option<Name>,
+    pub(super) site: Site,
+}
+
+/// What a stretch of the critical path goes by with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// A rank's device computes.
+    Compute,
+    /// Bytes leave at the rate of the slowest link of their route.
+    Bandwidth,
+    /// They leave more slowly than that: links are shared with other messages, changed by the cluster file, or the window is small.
+    Contention,
+    /// The last byte is on its way.
+    Latency,
+    /// A message waits for the window of its connection.
+    Queueing,
+    /// A message waits for its receiver to say that it is ready.
+    Handshake,
+    /// The communication library works: calls, messages' processing, copies, reductions.
+    Library,
+    /// The program sleeps.
+    Sleep,
+    /// The program waits until a time-out.
+    TimeOut,
+    /// The program reads a clock, or asks whether something is there.
+    Poll,
+    /// Nobody knows: what happened was never completed, or a rank crashed.
+    Unknown,
+}
+
+/// The path, the last span first. Each span begins where the next one ends.
+pub(super) struct Path {
+    /// Whose program ends the run.
+    pub(super) rank: RankId,
+    pub(super) finish: SimTime,
+    pub(super) spans: Vec<Span>,
+}
+
+/// What is to be explained: why it happened at this instant.
+#[derive(Clone, Copy)]
+enum At {
+    /// A task ran.
+    Ran(RankId, TaskId),
+    /// An activity was complete.
+    Complete(RankId, Handle),
+    /// It began.
+    Began(RankId, Handle),
+    /// A cause had its effect on this rank.
+    Caused(RankId, Cause),
+}
+
+/// Walks back from the end of the program that ended last, of several the first. `None`: none has ended.
+pub(super) fn walk(causes: &Causes) -> Option<Path> {
+    let ended = |(rank, of): (usize, &super::causes::RankCauses)| Some((RankId::from(rank), of.finish?));
+    let last = |a: &(RankId, (SimTime, Cause)), b: &(RankId, (SimTime, Cause))| a.1.0.cmp(&b.1.0).then(b.0.cmp(&a.0));
+    let (rank, (finish, cause)) = causes.ranks.iter().enumerate().filter_map(ended).max_by(last)?;
+    let mut walk = Walk { causes, now: finish, spans: Vec::new(), turns: BTreeMap::new() };
+    let mut at = Some(At::Caused(rank, cause));
+    while let Some(what) = at.filter(|_| walk.now > SimTime::ZERO) {
+        at = walk.step(what);
+    }
+    // What led to there is not known.
+    walk.pass(SimTime::ZERO, Span::of(rank, Kind::Unknown));
+    Some(Path { rank, finish, spans: walk.spans })
+}
+
+struct Walk<'a> {
+    causes: &'a Causes,
+    /// Everything from here on is explained.
+    now: SimTime,
+    spans: Vec<Span>,
+    /// Of each task, the earliest turn that was passed: several may end at one instant.
+    turns: BTreeMap<(RankId, TaskId), usize>,
+}
+
+impl Walk<'_> {
+    /// What is to be explained next. `None`: it is not known.
+    fn step(&mut self, at: At) -> Option<At> {
+        Some(match at {
+            At::Ran(rank, task) => {
+                let (task, number, turn) = self.last_turn(rank, task)?;
+                self.turns.insert((rank, task), number);
+                self.turn(rank, task, turn)
+            }
+            At::Complete(rank, handle) => {
+                let activity = *self.causes.activity(rank, handle)?;
+                match activity.ended_by {
+                    Cause::Time => {
+                        self.pass(activity.start, of_activity(rank, &activity));
+                        At::Began(rank, handle)
+                    }
+                    cause => At::Caused(rank, cause),
+                }
+            }
+            At::Began(rank, handle) => At::Caused(rank, self.causes.activity(rank, handle)?.begun_by),
+            At::Caused(rank, cause) => match cause {
+                Cause::Task(task) => At::Ran(rank, task),
+                Cause::Activity(handle) => At::Complete(rank, handle),
+                Cause::Begun(handle) => {
+                    let activity = *self.causes.activity(rank, handle)?;
+                    self.pass(activity.start, Span { kind: Kind::Library, ..of_activity(rank, &activity) });
+                    At::Began(rank, handle)
+                }
+                Cause::Sent(id) | Cause::Arrived(id) => self.message(rank, id, matches!(cause, Cause::Arrived(_)))?,
+                Cause::Stored(by, task) => At::Ran(by, task),
+                Cause::StoredBy(by, handle) => At::Began(by, handle),
+                Cause::Unknown | Cause::Time | Cause::Closed(_) | Cause::Crash => return None,
+            },
+        })
+    }
+
+    /// What let a task run now. Where it did not wait itself, a task of the same rank that went on now has started it or let it go on.
+    fn last_turn(&self, rank: RankId, task: TaskId) -> Option<(TaskId, usize, Turn)> {
+        let of = |task: TaskId| {
+            let before = self.turns.get(&(rank, task)).copied().unwrap_or(usize::MAX);
+            let (number, turn) = self.causes.turn(rank, task, self.now, before)?;
+            Some((task, number, *turn))
+        };
+        of(task).or_else(|| self.causes.tasks(rank).find_map(of))
+    }
+
+    fn turn(&mut self, rank: RankId, task: TaskId, turn: Turn) -> At {
+        let Cause::Time = turn.cause else { return At::Caused(rank, turn.cause) };
+        let kind = match turn.waited {
+            Waited::Poll => Kind::Poll,
+            Waited::Sleep => Kind::Sleep,
+            Waited::Other => Kind::TimeOut,
+        };
+        self.pass(turn.start, Span { site: turn.site, ..Span::of(rank, kind) });
+        At::Ran(rank, task)
+    }
+
+    /// What a message lets happen on a rank is explained by its way: back to what let it leave.
+    fn message(&mut self, rank: RankId, id: MessageId, arrived: bool) -> Option<At> {
+        let message = *self.causes.message(id)?;
+        let Message { begun, released, started, sent, arrived: at, alone, source, by, link, .. } = message;
+        let sender = self.causes.activity(source, message.operation);
+        let of_sender = sender.map_or(Span::of(source, Kind::Library), |activity| of_activity(source, activity));
+        let on_link = |kind| Span { kind, link, ..of_sender };
+        self.pass(if arrived { at } else { sent }, Span { rank, kind: Kind::Library, ..of_sender });
+        self.pass(sent, on_link(Kind::Latency));
+        self.pass(started.saturating_add(alone).min(sent), on_link(Kind::Contention));
+        self.pass(started, on_link(Kind::Bandwidth));
+        // One that left when the message before it had left waited for nothing else.
+        let before = message.behind.filter(|_| released < started);
+        if let Some(before) = before.filter(|before| self.causes.message(*before).is_some_and(|it| it.sent == started))
+        {
+            return self.message(source, before, false);
+        }
+        self.pass(released, on_link(Kind::Queueing));
+        self.pass(begun, Span { rank: by, ..on_link(Kind::Handshake) });
+        Some(At::Caused(by, message.cause))
+    }
+
+    /// The time from `start` up to what is explained goes by with that.
+    fn pass(&mut self, start: SimTime, what: Span) {
+        if start < self.now {
+            self.spans.push(Span { start, end: self.now, ..what });
+            self.now = start;
+        }
+    }
+}
+
+impl Span {
+    fn of(rank: RankId, kind: Kind) -> Span {
+        let (start, end) = (SimTime::ZERO, SimTime::ZERO);
+        Span { start, end, rank, kind, link: None, name: None, site: NOWHERE }
+    }
+
+    /// The operation of a process group that it belongs to.
+    pub(super) fn operation(&self) -> Option<Name> {
+        self.name.filter(|_| self.kind != Kind::Compute)
+    }
+}
+
+fn of_activity(rank: RankId, activity: &Activity) -> Span {
+    let (kind, name) = match activity.what {
+        Doing::Compute(name) => (Kind::Compute, Some(name)),
+        Doing::Call(name) => (Kind::Library, Some(name)),
+        Doing::Sleep => (Kind::Sleep, None),
+        Doing::Other => (Kind::Poll, None),
+    };
+    Span { name, site: activity.site, ..Span::of(rank, kind) }
+}
+
+impl Kind {
+    /// As reports show it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::Compute => "compute",
+            Kind::Bandwidth => "bandwidth",
+            Kind::Contention => "contention",
+            Kind::Latency => "latency",
+            Kind::Queueing => "queueing",
+            Kind::Handshake => "handshake",
+            Kind::Library => "library",
+            Kind::Sleep => "sleep",
+            Kind::TimeOut => "time-out",
+            Kind::Poll => "poll",
+            Kind::Unknown => "unknown",
+        }
+    }
+
+    /// Whether a link is what time goes by with.
+    pub(super) const fn is_of_link(self) -> bool {
+        matches!(self, Kind::Bandwidth | Kind::Contention | Kind::Latency | Kind::Queueing | Kind::Handshake)
+    }
+}

@@ -1,0 +1,130 @@
+//! Owns how long the named ranges of programs took, and what of that was compute and exposed communication.
+
+use crate::statistics::Sample;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use uniference_formats::report::PhaseReport;
+use uniference_sim::event::{Event, Observer, Times};
+use uniference_sim::ids::RankId;
+use uniference_sim::program::Mark;
+use uniference_sim::time::{SimDuration, SimTime};
+
+/// Listens to a run for ranges that open and close.
+#[derive(Default)]
+pub struct Phases {
+    /// By rank, the outermost first.
+    open: BTreeMap<RankId, Vec<Open>>,
+    closed: BTreeMap<(Arc<str>, RankId), Closed>,
+}
+
+struct Open {
+    name: Arc<str>,
+    since: SimTime,
+    spent: Option<Times>,
+}
+
+/// All ranges of one name on one rank.
+#[derive(Default)]
+struct Closed {
+    lasted: Vec<SimDuration>,
+    compute: Option<SimDuration>,
+    exposed: Option<SimDuration>,
+}
+
+impl Phases {
+    /// By name, then by rank. Ranges that are still open are none.
+    pub fn report(self) -> Vec<PhaseReport> {
+        self.closed.into_iter().filter_map(|((name, rank), closed)| closed.report(&name, rank)).collect()
+    }
+
+    fn close(&mut self, rank: RankId, at: SimTime, now: Option<&Times>) {
+        // A program may close what it has not opened.
+        let Some(Open { name, since, spent }) = self.open.get_mut(&rank).and_then(Vec::pop) else { return };
+        let closed = self.closed.entry((name, rank)).or_default();
+        closed.lasted.push(at.since(since));
+        if let Some((before, now)) = spent.as_ref().zip(now) {
+            *closed.compute.get_or_insert_default() += now.compute.saturating_sub(before.compute);
+            *closed.exposed.get_or_insert_default() += now.exposed.saturating_sub(before.exposed);
+        }
+    }
+}
+
+impl Closed {
+    fn report(self, name: &str, rank: RankId) -> Option<PhaseReport> {
+        let total: SimDuration = self.lasted.iter().fold(SimDuration::ZERO, |sum, lasted| sum + *lasted);
+        let sample = Sample::of(self.lasted.iter().map(|lasted| lasted.as_secs_f64()))?;
+        Some(PhaseReport {
+            name: name.to_owned(),
+            rank: rank.0,
+            count: sample.len() as u64,
+            total_s: total.as_secs_f64(),
+            p50_s: sample.quantile(0.5),
+            p90_s: sample.quantile(0.9),
+            p99_s: sample.quantile(0.99),
+            compute_s: self.compute.map(SimDuration::as_secs_f64),
+            exposed_comm_s: self.exposed.map(SimDuration::as_secs_f64),
+        })
+    }
+}
+
+impl Observer for Phases {
+    fn record(&mut self, at: SimTime, event: &Event<'_>) {
+        match event {
+            Event::Marked { rank, mark: Mark::Begin(name), spent, .. } => {
+                let open = Open { name: name.clone(), since: at, spent: *spent };
+                self.open.entry(*rank).or_default().push(open);
+            }
+            Event::Marked { rank, mark: Mark::End, spent, .. } => self.close(*rank, at, spent.as_ref()),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn us(us: u64) -> SimDuration {
+        SimDuration::from_us(us)
+    }
+
+    /// At this moment, of which so much was compute and exposed communication.
+    fn mark(phases: &mut Phases, rank: u32, at: u64, mark: &Mark, spent: Option<[u64; 2]>) {
+        let times =
+            |[compute, exposed]: [u64; 2]| Times { compute: us(compute), exposed: us(exposed), ..Times::default() };
+        let (rank, why, spent) = (RankId(rank), Default::default(), spent.map(times));
+        phases.record(SimTime::ZERO.saturating_add(us(at)), &Event::Marked { rank, mark, why, spent });
+    }
+
+    #[test]
+    fn ranges_of_one_name_are_added_up_by_rank() {
+        let (mut phases, decode) = (Phases::default(), Mark::Begin("decode".into()));
+        for (begin, end) in [(0, 10), (10, 30), (50, 90)] {
+            mark(&mut phases, 0, begin, &decode, Some([begin / 2, begin / 4]));
+            mark(&mut phases, 0, end, &Mark::End, Some([end / 2, end / 4]));
+        }
+        mark(&mut phases, 1, 0, &decode, None);
+        mark(&mut phases, 1, 5, &Mark::End, None);
+        let [first, second] = &phases.report()[..] else { panic!("two ranks") };
+        assert_eq!((&*first.name, first.rank, first.count), ("decode", 0, 3));
+        let microseconds = |seconds: f64| (seconds * 1e6).round() as u64;
+        assert_eq!([first.total_s, first.p50_s, first.p90_s].map(microseconds), [70, 20, 36]);
+        // 5 + 10 + 20, and of quarters that are rounded down 2 + 5 + 10.
+        assert_eq!([first.compute_s, first.exposed_comm_s].map(Option::unwrap).map(microseconds), [35, 17]);
+        assert_eq!((second.rank, second.count, second.compute_s), (1, 1, None));
+    }
+
+    #[test]
+    fn ranges_lie_in_each_other_and_may_be_left_open() {
+        let mut phases = Phases::default();
+        mark(&mut phases, 0, 0, &Mark::End, None);
+        mark(&mut phases, 0, 1, &Mark::Begin("step".into()), None);
+        mark(&mut phases, 0, 2, &Mark::Begin("layer".into()), None);
+        mark(&mut phases, 0, 4, &Mark::End, None);
+        mark(&mut phases, 0, 7, &Mark::End, None);
+        mark(&mut phases, 0, 8, &Mark::Begin("open".into()), None);
+        let report = phases.report();
+        let rows: Vec<(&str, f64)> = report.iter().map(|row| (&*row.name, row.total_s)).collect();
+        assert_eq!(rows, [("layer", 2e-6), ("step", 6e-6)]);
+    }
+}

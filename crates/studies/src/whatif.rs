@@ -1,0 +1,296 @@
+//! Owns which changes to a cluster are worth a try, and what they have come to. How a changed cluster is simulated is the caller's business.
+
+use crate::critical::{Explanation, Part};
+use serde::Serialize;
+use std::path::Path;
+use uniference_formats::cluster::{Speed, bandwidth_of_host, speed_keys};
+use uniference_formats::table::{row, seconds, signed, signed_percent, table, wrapped};
+use uniference_sim::cluster::Cluster;
+use uniference_sim::collective::choose::algorithms_for;
+use uniference_sim::program::{CallOp, CollectiveKind};
+
+/// So many keys of one kind, and hosts, are tried by themselves.
+const MOST_KEYS: usize = 16;
+/// So many changes are shown on a terminal.
+const MOST_ROWS: usize = 24;
+/// Changes of less than this share of the makespan are shown as none.
+const LEAST: f64 = 0.0005;
+
+/// A change to a cluster, by the options that make it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Change {
+    /// `--set`.
+    pub set: Vec<String>,
+    /// `--algorithm`.
+    pub algorithms: Vec<String>,
+    /// `--free`.
+    pub free: Vec<String>,
+}
+
+impl Change {
+    /// The words of the command line that make it.
+    pub fn options(&self) -> Vec<String> {
+        let of = |name: &'static str, values: &'_ [String]| -> Vec<String> {
+            values.iter().flat_map(|value| [name.to_owned(), value.clone()]).collect()
+        };
+        [of("--set", &self.set), of("--free", &self.free), of("--algorithm", &self.algorithms)].concat()
+    }
+
+    fn set(assignments: impl IntoIterator<Item = String>) -> Change {
+        Change { set: assignments.into_iter().collect(), ..Change::default() }
+    }
+}
+
+/// What is worth a try: each kind of device and each link twice as fast, no latency, nothing that disturbs, each operation of the critical path
+/// free, and with each other algorithm. `toml` is the whole cluster, as it is recorded.
+pub fn candidates(toml: &str, cluster: &Cluster, explanation: &Explanation) -> Vec<Change> {
+    let keys = speed_keys(toml);
+    let each = |speed: Speed, value: &'static str| {
+        keys.iter().filter(move |key| key.speed == speed).map(move |key| format!("{}={value}", key.key))
+    };
+    let mut changes = Vec::new();
+    for (speed, value) in [(Speed::Slowdown, "/2"), (Speed::Bandwidth, "*2"), (Speed::Latency, "0")] {
+        let all: Vec<String> = each(speed, value).collect();
+        changes.extend(all.iter().take(MOST_KEYS).map(|assignment| Change::set([assignment.clone()])));
+        if all.len() > 1 {
+            changes.push(Change::set(all));
+        }
+    }
+    changes.extend(each(Speed::Disturbance, "[]").map(|assignment| Change::set([assignment])));
+    let hosts = slow_hosts(cluster, explanation).into_iter().filter_map(|host| bandwidth_of_host(toml, host));
+    changes.extend(hosts.map(|key| Change::set([format!("{key}=*2")])));
+    for Part { name, .. } in &explanation.operations {
+        let free = if name == "recv" { CallOp::SEND } else { name };
+        changes.push(Change { free: vec![free.to_owned()], ..Change::default() });
+        let kind = CollectiveKind::ALL.into_iter().find(|kind| kind.name() == name);
+        let algorithms = kind.into_iter().flat_map(algorithms_for);
+        let algorithms = algorithms.filter(|algorithm| algorithm.library().is_none_or(|of| of == cluster.backend.name));
+        changes.extend(algorithms.map(|algorithm| {
+            let choice = format!("{name}={}", algorithm.name());
+            Change { algorithms: vec![choice], ..Change::default() }
+        }));
+    }
+    let mut once = Vec::new();
+    changes.into_iter().for_each(|change| {
+        if !once.contains(&change) {
+            once.push(change)
+        }
+    });
+    once
+}
+
+/// Hosts whose links the critical path crosses, the one with the most time first.
+fn slow_hosts<'c>(cluster: &'c Cluster, explanation: &Explanation) -> Vec<&'c str> {
+    let mut hosts: Vec<&str> = Vec::new();
+    for Part { name: link, .. } in &explanation.links {
+        let ends = link.split(" <-> ").flat_map(|ends| ends.split(" -> "));
+        for host in ends.filter_map(|end| cluster.topology.hosts().iter().find(|host| *host == end)) {
+            if !hosts.contains(&&**host) {
+                hosts.push(host);
+            }
+        }
+    }
+    hosts.truncate(MOST_KEYS);
+    hosts
+}
+
+/// What changes have come to.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct WhatIf {
+    /// Of the run as it is.
+    pub makespan_s: f64,
+    /// The largest gain first.
+    pub changes: Vec<Outcome>,
+    /// Changes that could not be simulated.
+    pub refused: Vec<Refused>,
+    /// Where the program might have gone another way than it was recorded.
+    pub warnings: Vec<String>,
+    /// Then the command that runs it again with the change; only of a single change.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub again: Option<String>,
+}
+
+/// What one change has come to.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Outcome {
+    /// The words of the command line that make it.
+    pub options: Vec<String>,
+    /// Of the run with the change.
+    pub makespan_s: f64,
+    /// How much sooner the run ends; negative: later.
+    pub gain_s: f64,
+    /// The same as a fraction of the makespan as it is.
+    pub gain: f64,
+    /// Of the changed run's events.
+    pub digest: String,
+    /// What the critical path is made of, before and with the change; only of a single change.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub kinds: Vec<KindChange>,
+}
+
+/// How much of the critical path is of one kind.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct KindChange {
+    /// Which.
+    pub name: &'static str,
+    /// In the run as it is.
+    pub before_s: f64,
+    /// With the change.
+    pub after_s: f64,
+}
+
+/// A change that could not be simulated.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Refused {
+    /// The words of the command line that make it.
+    pub options: Vec<String>,
+    /// Why not.
+    pub error: String,
+}
+
+impl Outcome {
+    /// A run that took `before_s` and takes `makespan_s` with these options.
+    pub fn new(options: Vec<String>, before_s: f64, makespan_s: f64, digest: String) -> Outcome {
+        let gain_s = before_s - makespan_s;
+        let gain = if before_s == 0.0 { 0.0 } else { gain_s / before_s };
+        Outcome { options, makespan_s, gain_s, gain, digest, kinds: Vec::new() }
+    }
+
+    /// With what the critical path is made of.
+    #[must_use]
+    pub fn explained(self, before: &Explanation, after: &Explanation) -> Outcome {
+        let seconds =
+            |of: &Explanation, name| of.kinds.iter().find(|part| part.name == name).map_or(0.0, |part| part.seconds);
+        let mut names: Vec<&'static str> = before.kinds.iter().chain(&after.kinds).map(|part| part.name).collect();
+        let mut seen = Vec::new();
+        names.retain(|name| {
+            !seen.contains(name) && {
+                seen.push(*name);
+                true
+            }
+        });
+        let change = |name| KindChange { name, before_s: seconds(before, name), after_s: seconds(after, name) };
+        Outcome { kinds: names.into_iter().map(change).collect(), ..self }
+    }
+}
+
+impl WhatIf {
+    /// The same with the largest gain first; of equal ones, as they were.
+    #[must_use]
+    pub fn sorted(mut self) -> WhatIf {
+        self.changes.sort_by(|a, b| b.gain_s.total_cmp(&a.gain_s));
+        self
+    }
+
+    /// The same as a JSON object, with a newline.
+    ///
+    /// # Panics
+    /// Never.
+    pub fn to_json(&self) -> String {
+        format!("{}\n", serde_json::to_string_pretty(self).expect("texts and numbers are JSON"))
+    }
+
+    /// Several lines that end with a newline, at most 100 columns wide.
+    pub fn render(&self) -> String {
+        let text = match &self.changes[..] {
+            [only] if !only.kinds.is_empty() => self.render_single(only),
+            _ => self.render_table(),
+        };
+        text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+    }
+
+    fn render_single(&self, change: &Outcome) -> String {
+        let mut table = table(&["", "before", "after", "change"], 1);
+        let mut add = |name: &str, before: f64, after: f64| {
+            let difference = if before > 0.0 { signed_percent(after / before - 1.0) } else { String::new() };
+            table.add_row(row(&[name], &[seconds(before), seconds(after), difference]));
+        };
+        add("makespan", self.makespan_s, change.makespan_s);
+        change.kinds.iter().for_each(|kind| add(kind.name, kind.before_s, kind.after_s));
+        let options = shown(&change.options);
+        let comes_to = match change.gain {
+            gain if gain.abs() < LEAST => "the run takes as long as before".to_owned(),
+            gain if gain > 0.0 => {
+                let times = self.makespan_s / change.makespan_s;
+                format!(
+                    "the run takes {} less ({}): {times:.2} times as fast",
+                    seconds(change.gain_s),
+                    signed_percent(-gain)
+                )
+            }
+            gain => format!("the run takes {} more ({})", seconds(-change.gain_s), signed_percent(-gain)),
+        };
+        format!("with {options}, {comes_to}\n\n{table}")
+    }
+
+    fn render_table(&self) -> String {
+        let mut table = table(&["change", "makespan", "gain", ""], 1);
+        let (differ, same): (Vec<&Outcome>, Vec<&Outcome>) =
+            self.changes.iter().partition(|change| change.gain.abs() >= LEAST);
+        for change in differ.iter().take(MOST_ROWS) {
+            let numbers = [seconds(change.makespan_s), signed(change.gain_s), signed_percent(change.gain)];
+            table.add_row(row(&[&shortened(&change.options)], &numbers));
+        }
+        let mut text =
+            format!("the run takes {}; with one thing changed it takes\n\n{table}", seconds(self.makespan_s));
+        if let Some(more) = differ.len().checked_sub(MOST_ROWS).filter(|more| *more > 0) {
+            text += &format!("\n{more} more, with smaller gains or losses: see --json");
+        }
+        if !same.is_empty() {
+            let options: Vec<String> = same.iter().map(|change| shortened(&change.options)).collect();
+            text += &format!("\n\n{}", wrapped(&format!("no difference: {}", options.join("; "))));
+        }
+        for Refused { options, error } in &self.refused {
+            let why = error.lines().next().unwrap_or_default().trim_start_matches("error: ");
+            text += &format!("\n{}", wrapped(&format!("not possible: {}: {why}", shown(options))));
+        }
+        text
+    }
+}
+
+/// The options as a shell takes them.
+fn shown(options: &[String]) -> String {
+    shlex::try_join(options.iter().map(String::as_str)).unwrap_or_else(|_| options.join(" "))
+}
+
+/// The same in a line: an option and its value, and how many there are besides two.
+fn shortened(options: &[String]) -> String {
+    match options.len() / 2 {
+        0..=2 => shown(options),
+        more => format!("{} and {} more like it", shown(&options[..2]), more - 1),
+    }
+}
+
+/// A line of a program whose compute takes another time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LineScale {
+    /// `model.py:41`, with as many folders as are needed to tell it from others.
+    pub line: String,
+    /// So many times as long; finite, not negative.
+    pub factor: f64,
+}
+
+impl std::str::FromStr for LineScale {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<LineScale, String> {
+        let problem = || "must be FILE:LINE=FACTOR, as in model.py:41=0.5".to_owned();
+        let (line, factor) = text.rsplit_once('=').ok_or_else(problem)?;
+        let factor: f64 = factor.trim().parse().map_err(|_| problem())?;
+        let numbered = line.rsplit_once(':').is_some_and(|(_, number)| number.parse::<u32>().is_ok());
+        if !numbered || !factor.is_finite() || factor < 0.0 {
+            return Err(problem());
+        }
+        Ok(LineScale { line: line.to_owned(), factor })
+    }
+}
+
+impl LineScale {
+    /// Whether this is the line of the program.
+    pub fn is(&self, line: &str) -> bool {
+        Path::new(line).ends_with(&self.line)
+    }
+}
+
+#[cfg(test)]
+mod tests;

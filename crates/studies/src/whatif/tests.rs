@@ -1,0 +1,117 @@
+use super::*;
+use crate::critical::Causes;
+use std::sync::Arc;
+use uniference_formats::cluster::{Choices, ClusterFile, Resolved};
+use uniference_sim::engine::Engine;
+use uniference_sim::ids::{GroupId, Handle, QueueId, RankId, Site, TaskId};
+use uniference_sim::program::{Activity, Call, Collective, DType, ReduceOp, Request, Shape};
+use uniference_sim::program::{Origin, Outcome as Exited, Work};
+use uniference_sim::replay::replay;
+use uniference_sim::time::SimDuration;
+
+const BOARDS: &str = r#"
+[[device]]
+name = "orin"
+count = 3
+[[device]]
+name = "lap.top"
+[network]
+bandwidth = "1 Gbps"
+[network.host."orin.2"]
+bandwidth = "100 Mbps"
+[[network.background]]
+from = "orin.0"
+to = "orin.1"
+rate = "10 Mbps"
+"#;
+
+fn resolve(toml: &str, change: &Change) -> Resolved {
+    let choices = Choices {
+        free: change.free.clone(),
+        algorithms: change.algorithms.iter().map(|choice| choice.parse().unwrap()).collect(),
+        ..Choices::default()
+    };
+    ClusterFile::parse("test", toml, &change.set).unwrap().resolve(&choices).unwrap()
+}
+
+/// Compute of 10 ms, then an all-reduce of 1 MB.
+fn explanation(cluster: &Cluster) -> Explanation {
+    let world: Arc<[RankId]> = (0..4).map(RankId).collect();
+    let issue = |activity| Request::Issue { activity, queue: QueueId(0), after: Vec::new(), site: Site(0) };
+    let wait = |handle| Request::Wait { handles: vec![Handle(handle)], any: false, timeout: None, site: Site(0) };
+    let reduce = Collective {
+        kind: CollectiveKind::AllReduce,
+        dtype: DType::UInt8,
+        reduce: Some(ReduceOp::Sum),
+        root: None,
+        shape: Shape::Even(1_000_000),
+    };
+    let script = |_| {
+        let requests = vec![
+            Request::JoinGroup { ranks: world.clone(), sequence: 0 },
+            issue(Activity::Compute(Work::new(SimDuration::from_us(10_000), Origin::Recorded))),
+            wait(0),
+            issue(Activity::Call(Call { group: GroupId(0), op: CallOp::Collective(reduce.clone()) })),
+            wait(1),
+            Request::Exit(Exited::Ok),
+        ];
+        requests.into_iter().map(|request| (TaskId(0), request.into()))
+    };
+    let mut causes = Causes::new(cluster);
+    let _ = replay(&mut Engine::new(cluster), (0..4).map(script).collect(), &mut causes);
+    causes.explain(&[], false).unwrap()
+}
+
+#[test]
+fn all_that_is_worth_a_try_is_a_cluster() {
+    let Resolved { cluster, toml, .. } = resolve(BOARDS, &Change::default());
+    let before = explanation(&cluster);
+    let changes = candidates(&toml, &cluster, &before);
+    insta::assert_snapshot!(changes.iter().map(|change| change.options().join(" ")).collect::<Vec<_>>().join("\n"));
+    // Not each algorithm is one for each network.
+    for change in changes.iter().filter(|change| change.algorithms.is_empty()) {
+        let changed = explanation(&resolve(&toml, change).cluster);
+        assert!(changed.makespan_s <= before.makespan_s, "{change:?}");
+    }
+}
+
+/// What is freed shortens a run by no more than the path says that it takes.
+#[test]
+fn the_gain_is_at_most_the_part_of_the_path() {
+    let Resolved { cluster, .. } = resolve(BOARDS, &Change::default());
+    let before = explanation(&cluster);
+    let change = Change { free: vec!["all_reduce".to_owned()], ..Change::default() };
+    let after = explanation(&resolve(BOARDS, &change).cluster);
+    let part = before.operations.iter().find(|part| part.name == "all_reduce").unwrap();
+    // Nothing else is as long: all of it is gained.
+    assert!((before.makespan_s - after.makespan_s - part.seconds).abs() < 1e-9, "{before:?} {after:?}");
+    assert_eq!(after.makespan_s, 0.010);
+}
+
+#[test]
+fn results_show_the_largest_gain_first_and_losses() {
+    let outcome = |option: &str, makespan_s| {
+        Outcome::new(option.split(' ').map(str::to_owned).collect(), 2.0, makespan_s, String::new())
+    };
+    let refused = Refused { options: vec!["--algorithm".into(), "b=c".into()], error: "no\nhint: well".into() };
+    let changes = vec![
+        outcome("--set a=/2", 1.5),
+        outcome("--free x", 2.0),
+        outcome("--set c=*2", 2.25),
+        outcome("--set d=*2", 0.5),
+    ];
+    let results = WhatIf { makespan_s: 2.0, changes, refused: vec![refused], warnings: Vec::new(), again: None };
+    insta::assert_snapshot!(results.sorted().render());
+}
+
+#[test]
+fn lines_are_told_by_the_end_of_their_path() {
+    let scale: LineScale = "layers/model.py:41=0.5".parse().unwrap();
+    let is = |line| scale.is(line);
+    assert_eq!(scale.factor, 0.5);
+    assert!(is("/home/a/layers/model.py:41") && is("layers/model.py:41"));
+    assert!(!is("/home/a/other_layers/model.py:41") && !is("/home/a/layers/model.py:4") && !is(""));
+    for wrong in ["model.py:41", "model.py=2", "model.py:x=2", "model.py:1=-1", "model.py:1=inf", ""] {
+        assert!(wrong.parse::<LineScale>().is_err(), "{wrong}");
+    }
+}
