@@ -169,7 +169,7 @@ impl Listener for Hazards {
         let thread = self.threads.entry((rank, task)).or_default();
         thread.site = request.site().or(thread.site);
         thread.asked = match request {
-            Request::Now => Pending::Clock,
+            Request::Now | Request::Look => Pending::Clock,
             Request::Elapsed { .. } => Pending::EventTime,
             Request::Wait { handles, any, timeout, .. } => {
                 Pending::Wait { any: *any && handles.len() > 1, timeout: *timeout }

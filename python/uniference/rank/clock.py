@@ -53,7 +53,7 @@ class _Clock:
 
     @uncharged
     def sleep(self, seconds: float, /) -> None:
-        """As `time.sleep`, which reads the clock first: that would cost a microsecond."""
+        """As `time.sleep`, which reads the clock first: that would cost virtual time."""
         if not (isinstance(seconds, (float, int)) and 0 <= seconds < _LONGEST_S):
             _check_length(seconds)
         # What is longer than there is virtual time ends the run, if nothing else is left to happen.

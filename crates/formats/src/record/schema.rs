@@ -3,7 +3,7 @@
 //! Everything is postcard. Its enums are numbered in the order of their variants here, and the tables below number what has no fields: what
 //! is new goes to the end of either, and nothing changes its place. Times are picoseconds, sizes bytes. All versions of the format share it, but version 1
 //! never has [`Step::Named`] or [`Step::Line`], versions 1 and 2 never have [`Step::Operators`] or [`Step::HandlesInOrder`], and none before 4 has
-//! [`Step::Elapsed`], [`Activity::Part`] or [`Activity::Reach`].
+//! [`Step::Elapsed`], [`Activity::Part`] or [`Activity::Reach`], and none before 5 has [`Step::Look`]: their ranks read the clock by [`Step::Now`].
 
 use crate::report::Manifest;
 use serde::{Deserialize, Serialize};
@@ -139,6 +139,7 @@ pub(super) enum Step {
         to: u32,
         site: u32,
     },
+    Look,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -259,6 +260,7 @@ impl Step {
                 Step::Wait { handles: ids(handles), any: *any, timeout: limit(timeout), site: site.0 }
             }
             Request::Now => Step::Now,
+            Request::Look => Step::Look,
             Request::JoinGroup { ranks, sequence } => {
                 Step::JoinGroup { ranks: ranks.iter().map(|rank| rank.0).collect(), sequence: *sequence }
             }
@@ -286,6 +288,7 @@ impl Step {
                 Request::Wait { handles: ids(handles), any, timeout: limit(timeout), site: Site(site) }
             }
             Step::Now => Request::Now,
+            Step::Look => Request::Look,
             Step::JoinGroup { ranks, sequence } => {
                 Request::JoinGroup { ranks: ranks.into_iter().map(RankId).collect(), sequence }
             }

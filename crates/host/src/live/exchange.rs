@@ -623,7 +623,7 @@ impl Exchange {
                 self.would_take_ahead += usize::from(ahead);
                 (Request::Wait { handles, any, timeout, site: line }, Asked::Wait { named, ahead })
             }
-            Op::Now => (Request::Now, Asked::Now),
+            Op::Now => (Request::Look, Asked::Now),
             Op::Pause(span) => (Request::Pause { timeout: span.from(now), site: line }, Asked::Pause),
             Op::Group { ranks, sequence } => {
                 let ranks: Arc<[RankId]> = ranks.into_iter().map(RankId).collect();

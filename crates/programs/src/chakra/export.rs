@@ -23,9 +23,9 @@ use uniference_formats::record::{Header, RecordError, RecordReader};
 use uniference_formats::report::Manifest;
 use uniference_sim::cluster::Cluster;
 use uniference_sim::engine::{Ending, Engine, Resumption};
-use uniference_sim::event::{Event, Meeting, Observer};
+use uniference_sim::event::{Elapsed, Event, Meeting, Observer};
 use uniference_sim::ids::{GroupId, Handle, RankId, Site, TaskId};
-use uniference_sim::program::{Activity, Call, CallOp, Collective, CollectiveKind, Outcome, POLL_COST, Reply, Request};
+use uniference_sim::program::{Activity, Call, CallOp, Collective, CollectiveKind, Outcome, Reply, Request};
 use uniference_sim::replay::{Listener, replay_heard};
 use uniference_sim::time::{SimDuration, SimTime};
 
@@ -118,6 +118,8 @@ struct TaskState {
     behind: Option<u64>,
     /// The last line that it was seen on.
     site: Option<Site>,
+    /// How long its last poll took.
+    polled: SimDuration,
     /// What rounding to whole microseconds has left over.
     left_over: i64,
 }
@@ -192,8 +194,9 @@ impl<'a, W: Write> Exporter<'a, W> {
             ) => {
                 self.ranks[rank.index()].passes(task, now, Part::Pause(Pause::TimeOut, timeout));
             }
-            (Request::Now, Reply::Now(_)) | (Request::Elapsed { .. }, Reply::Elapsed(_)) => {
-                self.ranks[rank.index()].passes(task, now, Part::Pause(Pause::Poll, POLL_COST));
+            (Request::Now | Request::Look, Reply::Now(_)) | (Request::Elapsed { .. }, Reply::Elapsed(_)) => {
+                let polled = self.ranks[rank.index()].tasks[task.index()].polled;
+                self.ranks[rank.index()].passes(task, now, Part::Pause(Pause::Poll, polled));
             }
             (Request::Pause { timeout, .. }, Reply::TimedOut) => {
                 self.ranks[rank.index()].passes(task, now, Part::Pause(Pause::Sleep, timeout));
@@ -240,6 +243,9 @@ impl<'a, W: Write> Exporter<'a, W> {
 impl<W: Write> Observer for Exporter<'_, W> {
     fn record(&mut self, at: SimTime, event: &Event<'_>) {
         self.listener.record(at, event);
+        if let Event::Elapsed { rank, task, what: Elapsed::Poll, start, .. } = event {
+            self.ranks[rank.index()].tasks[task.index()].polled = at.since(*start);
+        }
         let Event::Completed { rank, handle, issued, meeting, .. } = event else { return };
         let peer = match meeting {
             Meeting::Peer(peer) => peer.map(|(rank, _)| rank),

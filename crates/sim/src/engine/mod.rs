@@ -200,7 +200,7 @@ impl Engine {
     pub fn open_task(&mut self, rank: RankId) -> TaskId {
         let tasks = &mut self.ranks[rank.index()].tasks;
         let task = TaskId::from(tasks.len());
-        tasks.push(Task { state: TaskState::Running, requests: 0 });
+        tasks.push(Task::new());
         task
     }
 
@@ -317,10 +317,10 @@ impl Engine {
                 self.resume(rank, task, Reply::Issued(handle));
             }
             Request::Wait { handles, any, timeout, site } => self.wait(rank, task, handles, any, timeout, site),
-            Request::Now => {
-                self.ranks[rank.index()].ledger.begin_compute(self.now);
-                let paid = self.now.saturating_add(POLL_COST);
-                self.pay(rank, task, Reply::Now(paid));
+            Request::Now => self.read_clock(rank, task, POLL_COST),
+            Request::Look => {
+                let cost = self.ranks[rank.index()].task(task).look(self.now);
+                self.read_clock(rank, task, cost);
             }
             Request::Elapsed { from, to, .. } => {
                 let state = &mut self.ranks[rank.index()];
@@ -328,7 +328,7 @@ impl Engine {
                 let reached = |event| state.events.get(&event).and_then(|(_, at)| at.map(SimTime::as_ps));
                 let between = |(from, to): (u64, u64)| to.wrapping_sub(from) as i64;
                 let elapsed = reached(from).zip(reached(to)).map(between);
-                self.pay(rank, task, Reply::Elapsed(elapsed));
+                self.pay(rank, task, POLL_COST, Reply::Elapsed(elapsed));
             }
             Request::JoinGroup { ranks, sequence } => match self.comm.groups.join(rank, ranks, sequence) {
                 Ok(group) => self.resume(rank, task, Reply::Group(group)),

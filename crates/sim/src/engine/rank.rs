@@ -4,7 +4,7 @@ use super::streams::{Busy, Streams};
 use crate::device::{Resource, Sharing};
 use crate::event::{Cause, Times, Why};
 use crate::ids::{GroupId, Handle, QueueId, RankId, Site, TaskId};
-use crate::program::{Activity, Call, CallOp, Outcome, StoreOp};
+use crate::program::{Activity, Call, CallOp, LOOK_COST, Outcome, POLL_COST, StoreOp};
 use crate::time::{SimDuration, SimTime};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -34,9 +34,27 @@ pub(crate) struct Task {
     pub(crate) state: TaskState,
     /// Counts this task's requests: the last part of an event's key, and what tells a stale time-out from a live one.
     pub(crate) requests: u64,
+    /// When its last read of the clock ended, and how many of them there were in a row.
+    looked: (SimTime, u32),
 }
 
+/// So many reads of the clock with nothing between them are a loop that waits for a time.
+const LOOKS_OF_A_LOOP: u32 = 1000;
+
 impl Task {
+    pub(crate) fn new() -> Task {
+        Task { state: TaskState::Running, requests: 0, looked: (SimTime::ZERO, 0) }
+    }
+
+    /// Reads the clock at `now`: what that costs.
+    pub(crate) fn look(&mut self, now: SimTime) -> SimDuration {
+        let (end, in_a_row) = self.looked;
+        let in_a_row = if end == now { in_a_row.saturating_add(1) } else { 1 };
+        let cost = if in_a_row < LOOKS_OF_A_LOOP { LOOK_COST } else { POLL_COST };
+        self.looked = (now.saturating_add(cost), in_a_row);
+        cost
+    }
+
     /// Is this request still blocked, so that its time-out may end it?
     pub(crate) fn awaits(&self, request: u64) -> bool {
         let blocked =
@@ -58,7 +76,7 @@ pub(crate) enum TaskState {
     /// Blocked until a time-out, unless its own process lets it go on before.
     Paused { since: SimTime, site: Site },
     /// Pays for a poll.
-    Polling,
+    Polling { since: SimTime },
     /// Has ended.
     Ended,
 }
@@ -283,7 +301,7 @@ impl RankState {
         RankState {
             id,
             clock: SimTime::ZERO,
-            tasks: vec![Task { state: TaskState::Running, requests: 0 }],
+            tasks: vec![Task::new()],
             threads: Threads::Run,
             activities: Activities::default(),
             queues: BTreeMap::new(),

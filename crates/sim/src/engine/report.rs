@@ -141,7 +141,7 @@ impl Engine {
         let (site, doing) = match state {
             TaskState::Ended => return None,
             TaskState::Running if rank.threads != Threads::Run => (None, Doing::Inside),
-            TaskState::Running | TaskState::Asking { .. } | TaskState::Polling => (None, Doing::Running),
+            TaskState::Running | TaskState::Asking { .. } | TaskState::Polling { .. } => (None, Doing::Running),
             TaskState::Paused { site, .. } => (Some(*site), Doing::Inside),
             TaskState::Storing { operation, site, .. } => (Some(*site), Doing::Store(store::keys(operation))),
             TaskState::Waiting(wait) => {

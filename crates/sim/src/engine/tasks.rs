@@ -212,12 +212,18 @@ impl Engine {
 
     // Polls and the store
 
+    /// Tells a task what the clock will show when the read is paid for, which counts as compute.
+    pub(super) fn read_clock(&mut self, rank: RankId, task: TaskId, cost: SimDuration) {
+        self.ranks[rank.index()].ledger.begin_compute(self.now);
+        self.pay(rank, task, cost, Reply::Now(self.now.saturating_add(cost)));
+    }
+
     /// Answers once the price of a poll is paid.
-    pub(super) fn pay(&mut self, rank: RankId, task: TaskId, reply: Reply) {
+    pub(super) fn pay(&mut self, rank: RankId, task: TaskId, cost: SimDuration, reply: Reply) {
         let state = self.ranks[rank.index()].task(task);
-        state.state = TaskState::Polling;
+        state.state = TaskState::Polling { since: self.now };
         let sequence = state.requests;
-        match self.now.checked_add(POLL_COST) {
+        match self.now.checked_add(cost) {
             Some(at) => self
                 .events
                 .push(EventKey { at, class: Class::ActivityEnd, rank, task, sequence }, PendingEvent::Paid(reply)),
@@ -226,7 +232,9 @@ impl Engine {
     }
 
     pub(super) fn poll_is_paid(&mut self, rank: RankId, task: TaskId, reply: Reply, observer: &mut dyn Observer) {
-        let start = SimTime::from_ps(self.now.as_ps() - POLL_COST.as_ps());
+        let TaskState::Polling { since: start } = self.ranks[rank.index()].task(task).state else {
+            unreachable!("{rank} {task} has not polled")
+        };
         let (what, why, cause) = (Elapsed::Poll, None, Cause::Time);
         observer.record(self.now, &Event::Elapsed { rank, task, what, start, why, cause });
         if let Reply::Now(_) | Reply::Elapsed(_) = reply {
@@ -264,7 +272,7 @@ impl Engine {
 
     fn answer(&mut self, rank: RankId, task: TaskId, operation: &StoreOp, value: StoreValue) {
         match store::looks(operation) {
-            true => self.pay(rank, task, Reply::Store(value)),
+            true => self.pay(rank, task, POLL_COST, Reply::Store(value)),
             false => self.resume(rank, task, Reply::Store(value)),
         }
     }

@@ -82,10 +82,10 @@ fn a_busy_wait_makes_progress_and_never_sees_the_future() {
 }
 
 #[test]
-fn reading_the_clock_costs_a_microsecond() {
-    let outcomes = run(&switch(1), vec![vec![Request::Now, Request::Now]]);
-    assert_eq!(outcomes.at(0, 1), 2_000_000);
-    assert_eq!(outcomes.statistics.ranks()[0].times.compute, SimDuration::from_us(2));
+fn reading_the_clock_costs_a_microsecond_in_older_records_and_50_nanoseconds_since() {
+    let outcomes = run(&switch(1), vec![vec![Request::Now, Request::Now, Request::Look]]);
+    assert_eq!((outcomes.at(0, 1), outcomes.at(0, 2)), (2_000_000, 2_050_000));
+    assert_eq!(outcomes.statistics.ranks()[0].times.compute, SimDuration::from_ns(2_050));
 }
 
 #[test]

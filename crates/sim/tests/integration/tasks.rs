@@ -5,7 +5,7 @@ use std::sync::Arc;
 use uniference_sim::engine::{Engine, Resumption, Threads, Turn};
 use uniference_sim::ids::{Handle, RankId, Site, TaskId};
 use uniference_sim::program::CollectiveKind::AllReduce;
-use uniference_sim::program::{Activity, Outcome, POLL_COST, Reply, Request, StoreOp, StoreValue};
+use uniference_sim::program::{Activity, LOOK_COST, Outcome, POLL_COST, Reply, Request, StoreOp, StoreValue};
 use uniference_sim::time::SimDuration;
 
 fn store(operation: StoreOp) -> Request {
@@ -56,9 +56,9 @@ fn a_thread_may_wait_while_the_main_one_is_inside_a_call() {
     let through = 1000 * PS_PER_BYTE + 2 * LATENCY_PS;
     assert_eq!(engine.clock(RankId(0)).as_ps(), through);
     // The main thread goes on after it, not at its own stale clock.
-    engine.submit(RankId(0), TaskId(0), Request::Now);
+    engine.submit(RankId(0), TaskId(0), Request::Look);
     engine.submit(RankId(1), TaskId(0), Request::Exit(Outcome::Ok));
-    assert_eq!(resumption(engine.next(&mut ())).now.as_ps(), through + POLL_COST.as_ps());
+    assert_eq!(resumption(engine.next(&mut ())).now.as_ps(), through + LOOK_COST.as_ps());
 }
 
 #[test]
@@ -67,10 +67,10 @@ fn a_thread_may_be_let_go_on_before_the_engine_comes_to_its_pause() {
     assert_eq!(resumption(engine.next(&mut ())).task, TaskId(0));
     let thread = engine.open_task(RankId(0));
     engine.submit(RankId(0), thread, Request::Pause { timeout: SimDuration::from_us(5), site: Site(0) });
-    engine.submit(RankId(0), thread, Request::Now);
+    engine.submit(RankId(0), thread, Request::Look);
     engine.set_threads(RankId(0), Threads::Wait);
     let Resumption { task, now, reply, .. } = resumption(engine.next(&mut ()));
-    assert_eq!((task, now.as_ps(), reply), (thread, POLL_COST.as_ps(), Reply::Now(now)));
+    assert_eq!((task, now.as_ps(), reply), (thread, LOOK_COST.as_ps(), Reply::Now(now)));
     // The pause ends nothing that the thread asks for later.
     let key = b"never".to_vec();
     let timeout = Some(SimDuration::from_us(9));
@@ -78,6 +78,18 @@ fn a_thread_may_be_let_go_on_before_the_engine_comes_to_its_pause() {
     engine.set_threads(RankId(0), Threads::Wait);
     let Resumption { now: end, reply, .. } = resumption(engine.next(&mut ()));
     assert_eq!((end.as_ps(), reply), (now.as_ps() + 9_000_000, Reply::TimedOut));
+}
+
+#[test]
+fn a_loop_that_waits_for_the_clock_looks_at_it_less_often() {
+    let looks = |count: usize| vec![Request::Look; count];
+    let cheap = 999 * LOOK_COST.as_ps();
+    assert_eq!(run(&switch(1), vec![looks(999)]).finish(0), cheap);
+    assert_eq!(run(&switch(1), vec![looks(1002)]).finish(0), cheap + 3 * POLL_COST.as_ps());
+    // Whoever does something between two looks does not wait for the clock.
+    let sleeps = [issue(Activity::Sleep(SimDuration::from_us(4))), wait(0)];
+    let apart = [looks(999), sleeps.to_vec(), looks(999)].concat();
+    assert_eq!(run(&switch(1), vec![apart]).finish(0), 2 * cheap + 4_000_000);
 }
 
 #[test]

@@ -424,8 +424,8 @@ fn slices_cost_what_they_are_said_to_and_are_recorded_before_their_compute() {
     say(&mut exchange, 0, ops);
     heard(&mut exchange);
     exchange.record_rest(&mut recorded);
-    // 3 us, and 1 us for the look at the clock.
-    assert_eq!(exchange.engine().clock(RankId(0)).as_ps(), 4_000_000);
+    // 3 us, and 0.05 us for the look at the clock.
+    assert_eq!(exchange.engine().clock(RankId(0)).as_ps(), 3_050_000);
     let line = || "a.py:1".to_owned();
     assert_eq!(*shown.borrow(), [(0, line(), vec![1, 2, 3]), (0, line(), vec![])]);
     let steps: Vec<RecordedStep> = recorded.0.into_iter().map(|(_, step)| step).collect();

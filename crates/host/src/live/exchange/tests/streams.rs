@@ -3,6 +3,7 @@
 use super::super::streams::{CopyEngine, Launch, Piece};
 use super::*;
 use uniference_sim::device::Resource;
+use uniference_sim::program::LOOK_COST;
 
 /// Slices come to what is written down here: their operators are one byte, the place in the list.
 struct Scripted(Vec<Vec<Piece>>);
@@ -75,11 +76,11 @@ fn device_ends(slices: Vec<Vec<Piece>>) -> f64 {
     now(&exchange)
 }
 
-/// When the host is through, which then reads its clock for 1 us.
+/// When the host is through, which then reads its clock for 0.05 us.
 fn host_ends(slices: Vec<Vec<Piece>>) -> f64 {
     let (exchange, told) = after(slices, Op::Now);
     assert!(matches!(told[..], [(0, Answer::Now(..))]), "{told:?}");
-    now(&exchange) - 1.0
+    (exchange.engine().now().as_ps() - LOOK_COST.as_ps()) as f64 / 1e6
 }
 
 /// Both begin at 1 and have half of the device: 6 are done at 1 + 2 * 6, then 4 of the other are left.
