@@ -33,31 +33,33 @@ bool watching = false;
 // Whether each execution is timed.
 bool timed = false;
 double nanoseconds_a_tick = 0;
-// What the detour through here adds to the times of one operator, in nanoseconds: arguments are put on a stack and taken from it again.
+// What the detour through here adds to one operator, in ticks, beside what is counted as our own work: arguments are put on a stack and taken from it
+// again.
 uint64_t detour = 0;
-// While `detour` is measured nothing is written down, and times are added up here.
-uint64_t* measured_detours = nullptr;
+// While that is measured nothing is written down.
+bool measures_detour = false;
 
-// A span of the program's time on this thread: by the cheap clock, and where the thread may have been interrupted meanwhile by its processor time.
-class Span {
+// Tells the time of the program on one thread from the time in which the thread was interrupted. The thread's processor time is a call of the system,
+// which costs as much as an operator and empties caches, so it is asked only after a long span: in a short one there is no interruption.
+class Interruptions {
  public:
-  void begin() {
+  // Nothing before now counts.
+  void forget() {
     processor_ = processor_ns();
-    begin_ = ticks();
+    ticks_ = ticks();
   }
 
-  // In nanoseconds; 0 if it has not begun.
-  uint64_t end() const {
-    if (begin_ == 0) return 0;
-    const auto wall = static_cast<uint64_t>(static_cast<double>(ticks() - begin_) * nanoseconds_a_tick);
-    return wall < kUninterrupted ? wall : std::min(wall, processor_ns() - processor_);
+  // What there was of them in the span that ends now and took so many nanoseconds.
+  uint64_t within(uint64_t wall) {
+    const uint64_t processor = processor_, began = ticks_;
+    forget();
+    const auto since = static_cast<uint64_t>(static_cast<double>(ticks_ - began) * nanoseconds_a_tick);
+    const uint64_t ran = processor_ - processor;
+    return since > ran ? std::min(since - ran, wall) : 0;
   }
 
  private:
-  // Reading the processor's time takes a hundredth of this.
-  static constexpr uint64_t kUninterrupted = 30'000;
-
-  // A call of the system, as the C library's function tells the simulated time.
+  // As the C library's function tells the simulated time.
   static uint64_t processor_ns() {
     timespec time{};
     syscall(SYS_clock_gettime, CLOCK_THREAD_CPUTIME_ID, &time);
@@ -65,6 +67,27 @@ class Span {
   }
 
   uint64_t processor_ = 0;
+  uint64_t ticks_ = 0;
+};
+
+thread_local Interruptions interruptions;
+
+// A span of the program's time on this thread.
+class Span {
+ public:
+  void begin() { begin_ = ticks(); }
+
+  // In nanoseconds; 0 if it has not begun.
+  uint64_t end() const {
+    if (begin_ == 0) return 0;
+    const auto wall = static_cast<uint64_t>(static_cast<double>(ticks() - begin_) * nanoseconds_a_tick);
+    return wall < kUninterrupted ? wall : wall - interruptions.within(wall);
+  }
+
+ private:
+  // Another program on the processor takes longer.
+  static constexpr uint64_t kUninterrupted = 30'000;
+
   uint64_t begin_ = 0;
 };
 
@@ -95,14 +118,16 @@ void spread_absence(const Schema& schema, const std::vector<c10::IValue>& argume
 
 // How long the program took to come to an operator, and the operator itself.
 void write_times(uint64_t before, uint64_t lasted) {
-  const uint64_t rest = before < detour ? detour - before : 0;
+  const auto more = static_cast<uint64_t>(static_cast<double>(detour) * nanoseconds_a_tick);
+  const uint64_t rest = before < more ? more - before : 0;
   Log::Writer log;
   log->tag(kTimed);
-  log->entries().number(before - (detour - rest));
+  log->entries().number(before - (more - rest));
   log->entries().number(lasted - std::min(lasted, rest));
 }
 
-void write_execution(const Definition& definition, uint64_t line, const std::vector<uint64_t>& read, const torch::jit::Stack& stack, size_t begin) {
+void write_execution(
+    const Definition& definition, uint64_t line, bool recorded, const std::vector<uint64_t>& read, const torch::jit::Stack& stack, size_t begin) {
   static thread_local std::vector<uint64_t> results;
   results.clear();
   for (size_t i = begin; i < stack.size(); i++) {
@@ -110,6 +135,7 @@ void write_execution(const Definition& definition, uint64_t line, const std::vec
   }
   GpuMemory::notice_levels();
   Log::Writer log;
+  log->recorded(recorded);
   log->tag(kExecution + definition.number - 1);
   log->entries().number(line);
   for (uint64_t id : read) log->allocation(id);
@@ -128,11 +154,8 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   if (inside > 0 || schema.communicates || !counting.load(std::memory_order_relaxed)) return op.redispatchBoxed(below, stack);
 
   const uint64_t before = timed ? between.end() : 0;
-  if (measured_detours != nullptr) {
-    Span computing;
-    computing.begin();
+  if (measures_detour) {
     op.redispatchBoxed(below, stack);
-    *measured_detours += before + computing.end();
     return between.begin();
   }
 
@@ -144,12 +167,14 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   uint64_t line;
   bool computes;
   bool has_values;
+  bool recorded = false;
   {
     OwnWork ours;
     const c10::IValue* arguments = count == 0 ? nullptr : &(*stack)[begin];
     Definitions::key(schema, arguments, count, key);
     definition = &Definitions::get().find(key);
-    line = Lines::get().here();
+    // Looking for the line makes the interpreter slower: who times operators does without.
+    line = timed ? Lines::pass() : Lines::get().here();
     computes = on_gpu || values.computes(schema, arguments, count);
     has_values = on_gpu && values.has_values(schema, arguments, count);
     if (!values.all()) kept.assign(stack->begin() + begin, stack->end());
@@ -157,8 +182,10 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
     for (size_t i = 0; i < count; i++) {
       for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
         read.push_back(allocation_of(tensor));
+        recorded = recorded || tensor.requires_grad();
       });
     }
+    recorded = recorded && c10::GradMode::is_enabled();
   }
   // An operator that runs others of ours while it runs would overwrite what this thread has found out about this one.
   Stream own_key;
@@ -175,39 +202,38 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   {
     const uint64_t lasted = timed ? computing.end() : 0;
     OwnWork ours;
-    if (timed) write_times(before, lasted);
+    timed ? write_times(before, lasted) : void(own_ticks += detour);
     if (!values.all() && !answered && !schema.view) spread_absence(schema, kept, *stack, begin, line);
     const size_t results = stack->size() - begin;
     const size_t tensors = Definitions::tensors(stack->data() + begin, results);
     if (definition->number != 0 && definition->tensors != tensors) definition = &Definitions::get().with_results(own_key, tensors);
     if (definition->number == 0) Definitions::get().add(*definition, own_key, stack->data() + begin, stack->size() - begin);
-    write_execution(*definition, line, own_read, *stack, begin);
+    write_execution(*definition, line, recorded, own_read, *stack, begin);
   }
   key.swap(own_key);
   read.swap(own_read);
   if (timed) between.begin();
 }
 
-// How much longer an operator takes by the times that are written down than it does without this library: the least of several rounds, as whatever
-// disturbs one makes it longer.
+// The least of several rounds, as whatever disturbs one makes it longer.
 uint64_t measure_detour(at::Tensor& a, const at::Tensor& b) {
-  constexpr int kRounds = 20, kOperators = 500;
-  double least = std::numeric_limits<double>::max();
-  for (int round = 0; round < kRounds; round++) {
-    uint64_t with = 0;
-    {
-      c10::impl::IncludeDispatchKeyGuard detoured(kKey);
-      measured_detours = &with;
-      between.begin();
-      for (int i = 0; i < kOperators; i++) a.add_(b);
-      measured_detours = nullptr;
-    }
+  constexpr int kRounds = 10, kOperators = 100;
+  const auto round = [&] {
     const uint64_t began = ticks();
     for (int i = 0; i < kOperators; i++) a.add_(b);
-    const double without = static_cast<double>(ticks() - began) * nanoseconds_a_tick;
-    least = std::min(least, (static_cast<double>(with) - without) / kOperators);
+    return (ticks() - began) / kOperators;
+  };
+  uint64_t with = std::numeric_limits<uint64_t>::max(), without = with;
+  measures_detour = true;
+  for (int i = 0; i < kRounds; i++) {
+    {
+      c10::impl::IncludeDispatchKeyGuard detoured(kKey);
+      with = std::min(with, round());
+    }
+    without = std::min(without, round());
   }
-  return least > 0 ? static_cast<uint64_t>(least) : 0;
+  measures_detour = false;
+  return with - std::min(with, without);
 }
 
 }  // namespace
@@ -245,16 +271,13 @@ __attribute__((visibility("default"))) void uniference_capture_begin(int64_t lim
   Log::want(wanted != 0);
   values.set_limit(limit < 0 ? std::numeric_limits<int64_t>::max() : limit);
   nanoseconds_a_tick = tick;
-  at::Tensor a, b;
-  if (timed) {
-    a = at::zeros({1});
-    b = at::zeros({1});
-  }
+  // Of the allocator that is there before ours.
+  at::Tensor a = at::zeros({1}), b = at::zeros({1});
   Storages::install(limit >= 0);
   // Nobody takes what a process would write down that this one forks.
   pthread_atfork(nullptr, nullptr, [] { counting.store(false, std::memory_order_relaxed); });
   counting.store(true, std::memory_order_relaxed);
-  if (timed) detour = measure_detour(a, b);
+  if (wanted != 0) detour = measure_detour(a, b);
   if (watching) c10::impl::tls_set_dispatch_key_included(kKey, true);
   Log::begin();
 }
@@ -276,7 +299,10 @@ __attribute__((visibility("default"))) void uniference_capture_thread() {
 // The calling thread begins (1) or ends (-1) work of the simulator's own.
 __attribute__((visibility("default"))) void uniference_capture_inside(int change) {
   inside += change;
-  if (timed && inside == 0) between.begin();
+  if (timed && inside == 0) {
+    interruptions.forget();
+    between.begin();
+  }
 }
 
 // Functions by which what is handed to streams of simulated GPUs is written down.

@@ -74,7 +74,8 @@ class Definitions {
 
   Definition& find(const Stream& key) {
     std::lock_guard<std::mutex> lock(Dictionary::get().mutex());
-    return known_[key.key()];
+    const auto found = known_.find(key.view());
+    return found != known_.end() ? found->second : known_[std::string(key.view())];
   }
 
   // Gives it a number, and writes it down with its results.
@@ -148,8 +149,13 @@ class Definitions {
     }
   }
 
+  // Looks for a key without a copy of it.
+  struct Hash : std::hash<std::string_view> {
+    using is_transparent = void;
+  };
+
   // A node's address stays when others come.
-  std::unordered_map<std::string, Definition> known_;
+  std::unordered_map<std::string, Definition, Hash, std::equal_to<>> known_;
   uint64_t count_ = 0;
 };
 

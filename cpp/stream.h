@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace uniference {
@@ -82,7 +83,7 @@ class Stream {
   const uint8_t* data() const { return bytes_.data(); }
   void swap(Stream& other) { bytes_.swap(other.bytes_); }
 
-  std::string key() const { return {reinterpret_cast<const char*>(bytes_.data()), bytes_.size()}; }
+  std::string_view view() const { return {reinterpret_cast<const char*>(bytes_.data()), bytes_.size()}; }
   bool operator==(const Stream& other) const { return bytes_ == other.bytes_; }
 
  private:
@@ -158,8 +159,20 @@ class Log {
     if (entries_.empty()) {
       entries_.number(kRestart);
       last_ = 0;
+      recorded_ = false;
     }
     entries_.number(tag);
+  }
+
+  // Whether autograd records what follows: said where it changes, as 8 in place of a kind of memory.
+  void recorded(bool recorded) {
+    const bool known = !entries_.empty() && recorded_;
+    if (recorded == known) return;
+    tag(kKind);
+    allocation(0);
+    entries_.byte(8);
+    entries_.number(recorded);
+    recorded_ = recorded;
   }
 
   // The number of an allocation, by its distance from the one named before; 0 is memory that is not ours.
@@ -183,6 +196,7 @@ class Log {
   std::mutex mutex_;
   Stream entries_;
   uint64_t last_ = 0;
+  bool recorded_ = false;
 };
 
 struct Log::Owner : c10::DebugInfoBase {

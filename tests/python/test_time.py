@@ -14,7 +14,7 @@ from harness import uniference as command
 
 import uniference
 
-READ_S = 1e-6  # what a clock read costs
+READ_S = 50e-9
 READS_S = 2e-5  # and more of them than any one wait makes
 
 
@@ -589,6 +589,8 @@ start = time.monotonic()
 for _ in range(5):
     with torch.profiler.record_function("step"):
         x.add_(1)
+    # By oneDNN, without the interpreter's lock.
+    torch.nn.functional.gelu(torch.ones(64, 256))
 work = dist.all_reduce(x, async_op=True)
 print("passed =", time.monotonic() - start)
 work.wait()

@@ -79,12 +79,17 @@ impl Interpreter {
         !self.has_lock() || self.acquire.contains(&from) || self.acquire.contains(&stack::caller_of(from, stack))
     }
 
+    /// Whether the address is one of torch's own libraries.
+    pub(crate) fn is_of_torch(&self, address: usize) -> bool {
+        self.torch.iter().any(|image| image.contains(&address))
+    }
+
     /// Whether torch itself looks at the clock, with the lock held: for its own counters of what it waits for, and its profiler.
     pub(crate) fn torch_looks(&self, from: usize, stack: usize) -> bool {
-        let is_in = |images: &[Range<usize>], address| images.iter().any(|image| image.contains(&address));
+        let is_of_cpp = |address| self.cpp.iter().any(|image| image.contains(&address));
         // `std::chrono` lies between, in the C++ library: frames that never change. Nobody else's are looked at.
-        let calls = |from| is_in(&self.cpp, from) && is_in(&self.torch, stack::caller_of(from, stack));
-        (is_in(&self.torch, from) || calls(from)) && self.has_lock()
+        let calls = |from| is_of_cpp(from) && self.is_of_torch(stack::caller_of(from, stack));
+        (self.is_of_torch(from) || calls(from)) && self.has_lock()
     }
 
     /// Runs `work` without the lock, which the calling thread holds.

@@ -10,7 +10,7 @@ use std::fs;
 use std::io::BufReader;
 use std::path::Path;
 use uniference_devices::database::{Database, DatabaseError, Notice, Repeat, Row, Series, dimensions};
-use uniference_devices::model::HOST;
+use uniference_devices::model::{host_family, is_of_host};
 use uniference_devices::operators::{Described, describe, key};
 use uniference_formats::operators::{Argument, Decoder, Definition, Tensor};
 use uniference_formats::record::RecordReader;
@@ -102,7 +102,7 @@ pub fn known(device: &str, software: &str, database: &Path) -> Result<BTreeSet<S
 
 fn rows_of(database: &Database, device: &str, software: &str) -> Result<Vec<(Series, Vec<Row>)>, HostError> {
     let mut series = database.series().map_err(usage)?;
-    series.retain(|series| series.device == device && series.software == software && series.family != HOST);
+    series.retain(|series| series.device == device && series.software == software && !is_of_host(&series.family));
     let read = |series: Series| Ok((series.clone(), database.rows(&series)?));
     series.into_iter().map(read).collect::<Result<_, DatabaseError>>().map_err(usage)
 }
@@ -129,13 +129,14 @@ pub fn keep(found: &Found, device: &str, software: &str, database: &Path, again:
         let row = row(key(definition), &described, definition, timing);
         series.entry((family.to_owned(), variant, dtype)).or_default().push(row);
     }
-    for ((name, previous), timing) in found.hosts.iter().filter(|(_, timing)| timing.repetitions >= USUAL) {
+    for (host, timing) in found.hosts.iter().filter(|(_, timing)| timing.repetitions >= USUAL) {
         // Each adds to the program's time, so their mean counts, however unlike they are.
-        let view_ns = views.get(name.as_str()).map_or(0.0, |(sum, count)| sum / *count as f64);
+        let view_ns = views.get(host.name.as_str()).map_or(0.0, |(sum, count)| sum / *count as f64);
         let median_ns = timing.mean_ns + view_ns;
         let timing = Timing { median_ns, ..*timing };
-        let row = Row { dimensions: [1; 4], flops: 0, bytes: 0, ..of(previous.clone(), &timing) };
-        series.entry((HOST.to_owned(), name.clone(), String::new())).or_default().push(row);
+        let row = of(host.previous.clone().unwrap_or_default(), &timing);
+        let family = host_family(host.autograd).to_owned();
+        series.entry((family, host.name.clone(), String::new())).or_default().push(row);
     }
     let repeat = if again { Repeat::Replaces } else { Repeat::ReplacesIfSurer };
     let mut database = Database::create(database).map_err(usage)?;
@@ -143,7 +144,7 @@ pub fn keep(found: &Found, device: &str, software: &str, database: &Path, again:
         let (device, software, source) = (device.to_owned(), software.to_owned(), SOURCE.to_owned());
         let series = Series { device, software, family, variant, dtype, source };
         let changed = database.add(&series, &Notice::own(SOURCE), &rows, repeat).map_err(usage)?;
-        if series.family != HOST {
+        if !is_of_host(&series.family) {
             kept.operators += rows.len();
             kept.measured += changed;
         }

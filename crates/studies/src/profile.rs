@@ -8,7 +8,7 @@
 use serde::{Deserialize, Serialize};
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
-use uniference_formats::operators::{Decoder, Definition, Entry, Invalid};
+use uniference_formats::operators::{Autograd, Decoder, Definition, Entry, Invalid};
 use uniference_sim::device::Precision;
 
 /// So many times of one operator are kept; of more, every second one, and so on.
@@ -21,8 +21,8 @@ const OUTLIER: f64 = 10.0;
 #[derive(Clone, Debug, Default)]
 pub struct Profile {
     operators: BTreeMap<Definition, Times>,
-    /// By an operator's name and that of the one before it, which is empty where there was none: at the beginning of a slice.
-    hosts: BTreeMap<(String, String), Times>,
+    /// At the beginning of a slice there is no operator before.
+    hosts: BTreeMap<Host, Times>,
 }
 
 /// How long something takes.
@@ -38,13 +38,24 @@ pub struct Timing {
     pub repetitions: u64,
 }
 
+/// Where the program comes from when it comes to an operator.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Host {
+    /// The operator's name.
+    pub name: String,
+    /// That of the operator before it; `None`: any.
+    pub previous: Option<String>,
+    /// What autograd does meanwhile.
+    pub autograd: Autograd,
+}
+
 /// What was found.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Found {
     /// By operator: how long it takes.
     pub operators: Vec<(Definition, Timing)>,
-    /// How long the program takes to come to an operator, by its name and that of the operator before it, or of any (empty).
-    pub hosts: Vec<((String, String), Timing)>,
+    /// How long the program takes to come to an operator.
+    pub hosts: Vec<(Host, Timing)>,
 }
 
 /// The highest rates that a device's operators have reached.
@@ -87,13 +98,15 @@ impl Profile {
         let mut previous = None;
         decoder.read(slice, |decoder, entry| match entry {
             Entry::Timed { before, lasted } => times = Some((before, lasted)),
-            Entry::Execution { definition, .. } => {
+            Entry::Execution { definition, autograd, .. } => {
                 if let Some((before, lasted)) = times.take() {
                     let definition = &decoder.definitions()[definition];
-                    self.hosts.entry((definition.name.clone(), String::new())).or_default().add(before);
+                    let from_any = Host { name: definition.name.clone(), previous: None, autograd };
                     if let Some(previous) = previous.replace(definition.name.clone()) {
-                        self.hosts.entry((definition.name.clone(), previous)).or_default().add(before);
+                        let from_previous = Host { previous: Some(previous), ..from_any.clone() };
+                        self.hosts.entry(from_previous).or_default().add(before);
                     }
+                    self.hosts.entry(from_any).or_default().add(before);
                     of(&mut self.operators, definition).add(lasted);
                 }
             }
@@ -107,8 +120,8 @@ impl Profile {
         for (definition, times) in other.operators {
             of(&mut self.operators, &definition).merge(&times);
         }
-        for (names, times) in other.hosts {
-            self.hosts.entry(names).or_default().merge(&times);
+        for (host, times) in other.hosts {
+            self.hosts.entry(host).or_default().merge(&times);
         }
     }
 
@@ -116,7 +129,7 @@ impl Profile {
     pub fn found(self) -> Found {
         Found {
             operators: self.operators.into_iter().map(|(definition, times)| (definition, times.timing())).collect(),
-            hosts: self.hosts.into_iter().map(|(name, times)| (name, times.timing())).collect(),
+            hosts: self.hosts.into_iter().map(|(host, times)| (host, times.timing())).collect(),
         }
     }
 }
@@ -210,9 +223,13 @@ mod tests {
         }
         profile.add(&mut decoder, &encoder.take()).unwrap();
         let hosts = profile.found().hosts;
-        let means: Vec<_> =
-            hosts.iter().map(|((name, previous), timing)| (name.as_str(), previous.as_str(), timing.mean_ns)).collect();
-        assert_eq!(means, [("a", "", 6_000.0), ("a", "b", 3_000.0), ("b", "", 1_000.0), ("b", "a", 1_000.0)]);
+        let mean = |(host, timing): &(Host, Timing)| {
+            assert_eq!(host.autograd, Autograd::Idle);
+            (host.name.clone(), host.previous.clone().unwrap_or_default(), timing.mean_ns)
+        };
+        let means: Vec<_> = hosts.iter().map(mean).collect();
+        let expected = [("a", "", 6_000.0), ("a", "b", 3_000.0), ("b", "", 1_000.0), ("b", "a", 1_000.0)];
+        assert_eq!(means, expected.map(|(name, previous, mean)| (name.to_owned(), previous.to_owned(), mean)));
     }
 
     #[test]

@@ -356,10 +356,15 @@ class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for value in results:
                 out.argument(value, False, False)
         line = self._line(out)
+        recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in _tensors(arguments))
+        if recorded:
+            out.bytes += bytes((4, 0, 8, 1))
         out.number(16 + number)
         out.number(2 * line + (torch._C._current_autograd_node() is not None))
         for _ in _tensors([*arguments, *results]):
             out.integer(0)
+        if recorded:
+            out.bytes += bytes((4, 0, 8, 0))
         return out.bytes
 
     def _line(self, out: Stream) -> int:

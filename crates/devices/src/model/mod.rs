@@ -27,7 +27,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use surface::{Setting, Surface};
 use uniference_formats::devices::{self, KnownDevice};
-use uniference_formats::operators::{Definition, Tensor};
+use uniference_formats::operators::{Autograd, Definition, Tensor};
 use uniference_sim::device::{CostModel, Estimate, Family, Layout, Operator, Origin, Pass, Precision, Rates, RowKind};
 use uniference_sim::program::DType;
 use uniference_sim::time::SimDuration;
@@ -46,7 +46,29 @@ const ROOFLINE: f64 = 0.8;
 
 /// The family of rows that say how long the program takes to come to an operator: the time since the one before on a processor, which
 /// Python, autograd and torch's dispatcher take. The variant is the operator's name; where a row names an operator, it is the one before.
-pub const HOST: &str = "host";
+pub const fn host_family(autograd: Autograd) -> &'static str {
+    match autograd {
+        Autograd::Idle => "host",
+        Autograd::Recording => "host_recording",
+        Autograd::Backward => "host_backward",
+    }
+}
+
+/// Whether a family is of such rows.
+pub fn is_of_host(family: &str) -> bool {
+    HOSTS.iter().any(|autograd| host_family(*autograd) == family)
+}
+
+const HOSTS: [Autograd; 3] = [Autograd::Idle, Autograd::Recording, Autograd::Backward];
+
+/// From where the program comes to an operator.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Coming<'a> {
+    /// The operator that it ran before, if that is known.
+    pub previous: Option<&'a Definition>,
+    /// What autograd does meanwhile.
+    pub autograd: Autograd,
+}
 
 /// The device that a model is for.
 #[derive(Clone, Debug, PartialEq)]
@@ -94,11 +116,10 @@ impl Model {
     /// How long an operator takes that has the device for itself; nothing for a view, and [`Estimate::UNKNOWN`] for what nobody knows: the
     /// caller counts and names it.
     ///
-    /// Where the device's rows say how long the host takes to come to an operator ([`HOST`]), that is part of it. `previous` is the operator that
-    /// the program ran before, if it is known.
-    pub fn estimate(&self, definition: &Definition, previous: Option<&Definition>) -> Estimate {
+    /// Where the device's rows say how long the host takes to come to an operator ([`host_family`]), that is part of it.
+    pub fn estimate(&self, definition: &Definition, coming: Coming<'_>) -> Estimate {
         let operator = self.operator(definition);
-        match self.host(definition, previous) {
+        match self.host(definition, coming) {
             Some(host) if operator.origin != Origin::None => one_after_the_other(host, operator),
             _ => operator,
         }
@@ -121,20 +142,30 @@ impl Model {
 
     /// Whether the device's rows say how long the host takes to come from one operator to the next.
     pub fn knows_host(&self) -> bool {
-        self.target.name.as_deref().is_some_and(|device| self.rows.of(device, HOST, None, "").typical().is_some())
+        let knows = |device: &str| HOSTS.iter().any(|autograd| self.typical_host(device, *autograd).is_some());
+        self.target.name.as_deref().is_some_and(knows)
     }
 
     /// How long the host takes to come to an operator, where that was measured on this device: from the operator before it, else from any to one
-    /// of this name, else the median of all.
-    fn host(&self, definition: &Definition, previous: Option<&Definition>) -> Option<Estimate> {
+    /// of this name, else to one of this name whatever autograd does, else the median of all.
+    fn host(&self, definition: &Definition, coming: Coming<'_>) -> Option<Estimate> {
         let device = self.target.name.as_deref()?;
-        let named = self.rows.of(device, HOST, Some(&definition.name), "");
-        let from_previous = previous.and_then(|previous| named.by_operator(&previous.name));
-        if let Some(row) = from_previous.or_else(|| named.of_any()) {
+        let named = |autograd| self.rows.of(device, host_family(autograd), Some(&definition.name), "");
+        let alike = named(coming.autograd);
+        let from_previous = coming.previous.and_then(|previous| alike.by_operator(&previous.name));
+        if let Some(row) = from_previous.or_else(|| alike.of_any()) {
             return Some(measured(row));
         }
-        let microseconds = self.rows.of(device, HOST, None, "").typical()?;
+        if let Some((microseconds, _)) = HOSTS.iter().find_map(|autograd| named(*autograd).of_any()) {
+            return Some(estimate(microseconds * 1e-6, TRANSFER, Origin::Interpolated));
+        }
+        let typical = |autograd: &Autograd| self.typical_host(device, *autograd);
+        let microseconds = typical(&coming.autograd).or_else(|| HOSTS.iter().find_map(typical))?;
         Some(estimate(microseconds * 1e-6, ROOFLINE, Origin::Interpolated))
+    }
+
+    fn typical_host(&self, device: &str, autograd: Autograd) -> Option<f64> {
+        self.rows.of(device, host_family(autograd), None, "").typical()
     }
 
     /// What reports call an operator: `gemm`, `attention`, `normalization`, ..., `view`, or `unknown`.

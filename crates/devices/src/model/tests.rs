@@ -74,7 +74,9 @@ fn the_surest_layer_answers() {
     let place = series("board", "gemm", "nn", "float32");
     let others = half_of_peak(&[128, 256, 1024, 2048, 4096]);
     let with_exact: Vec<Row> = others.iter().cloned().chain([exact]).collect();
-    let of = |databases: Arc<Databases>, target: Target| Model::new(target, databases).estimate(&definition, None);
+    let of = |databases: Arc<Databases>, target: Target| {
+        Model::new(target, databases).estimate(&definition, Coming::default())
+    };
 
     let estimate = of(own(&[(place.clone(), with_exact)]), board());
     assert_eq!(
@@ -111,13 +113,13 @@ fn what_nobody_knows_is_unknown_until_it_is_measured() {
         results: vec![],
     };
     let model = Model::new(board(), Arc::new(Databases::none()));
-    assert_eq!((model.estimate(&svd, None), Model::kind(&svd)), (Estimate::UNKNOWN, "unknown"));
+    assert_eq!((model.estimate(&svd, Coming::default()), Model::kind(&svd)), (Estimate::UNKNOWN, "unknown"));
     let (family, variant, dtype) = describe(&svd).place(&svd).unwrap();
     let series = series("board", family, &variant, &dtype);
     let row = Row { operator: key(&svd), microseconds: 9.0, ..half_of_peak(&[1])[0].clone() };
     let model = Model::new(board(), own(&[(series, vec![row])]));
     assert_eq!(
-        (model.estimate(&svd, None).duration, model.estimate(&svd, None).origin),
+        (model.estimate(&svd, Coming::default()).duration, model.estimate(&svd, Coming::default()).origin),
         (SimDuration::from_us(9), Origin::Database)
     );
 }
@@ -129,7 +131,7 @@ fn a_view_takes_nothing() {
         arguments: vec![tensor(&[64, 64], DType::Float32)],
         results: vec![],
     };
-    let estimate = shipped("h100-sxm").estimate(&view, None);
+    let estimate = shipped("h100-sxm").estimate(&view, Coming::default());
     assert_eq!((estimate.duration, Model::kind(&view)), (SimDuration::ZERO, "view"));
     assert_ne!(estimate.origin, Origin::None);
 }
@@ -148,19 +150,27 @@ fn the_host_takes_what_it_took_between_these_two_operators() {
         repetitions,
     };
     let rows = [
-        (series("board", HOST, "aten::view", ""), vec![host("aten::a", 2.0, 5), host("", 7.0, 10)]),
-        (series("board", HOST, "aten::t", ""), vec![host("", 3.0, 100)]),
+        (series("board", "host", "aten::view", ""), vec![host("aten::a", 2.0, 5), host("", 7.0, 10)]),
+        (series("board", "host_backward", "aten::view", ""), vec![host("aten::a", 4.0, 5), host("", 9.0, 10)]),
+        (series("board", "host", "aten::t", ""), vec![host("", 3.0, 100)]),
     ];
     let model = Model::new(board(), own(&rows));
     assert!(model.knows_host() && !Model::new(board(), Arc::new(Databases::none())).knows_host());
-    let microseconds = |name: &str, previous: Option<&str>| {
+    let during = |autograd: Autograd, name: &str, previous: Option<&str>| {
         let previous = previous.map(named);
-        model.estimate(&named(name), previous.as_ref()).duration.as_ps() as f64 / 1e6
+        let coming = Coming { previous: previous.as_ref(), autograd };
+        model.estimate(&named(name), coming).duration.as_ps() as f64 / 1e6
     };
+    let microseconds = |name: &str, previous: Option<&str>| during(Autograd::Idle, name, previous);
     assert_eq!(microseconds("aten::view", Some("aten::a")), 2.0);
     assert_eq!(microseconds("aten::view", Some("aten::b")), 7.0);
     assert_eq!(microseconds("aten::view", None), 7.0);
     assert_eq!(microseconds("aten::transpose.int", Some("aten::a")), 3.0);
+    // In a backward pass, and where nobody knows of it: as otherwise.
+    assert_eq!(during(Autograd::Backward, "aten::view", Some("aten::a")), 4.0);
+    assert_eq!(during(Autograd::Backward, "aten::view", Some("aten::b")), 9.0);
+    assert_eq!(during(Autograd::Recording, "aten::view", Some("aten::a")), 7.0);
+    assert_eq!(during(Autograd::Backward, "aten::t", None), 3.0);
 }
 
 /// The largest of 2^28 elements of 2 bytes is found at no less than half of the memory's rate: 2^29 / 3.35e12 s = 160 us, at most 320.
@@ -188,7 +198,7 @@ fn types_without_a_rate_are_named() {
     let model = Model::new(target, Arc::new(Databases::none()));
     assert_eq!(model.substituted(), []);
     for dtype in [DType::Float64, DType::BFloat16, DType::Float16, DType::Float64] {
-        model.estimate(&mm(64, 64, 64, dtype), None);
+        model.estimate(&mm(64, 64, 64, dtype), Coming::default());
     }
     assert_eq!(model.substituted(), [("float64", "float32"), ("float16", "bfloat16")]);
 }
@@ -196,7 +206,7 @@ fn types_without_a_rate_are_named() {
 /// A large product in bfloat16 on an H100 takes what others have measured: 1.37 to 1.54 ms.
 #[test]
 fn a_large_product_takes_what_it_should_on_an_h100() {
-    let estimate = shipped("h100-sxm").estimate(&mm(8192, 8192, 8192, DType::BFloat16), None);
+    let estimate = shipped("h100-sxm").estimate(&mm(8192, 8192, 8192, DType::BFloat16), Coming::default());
     let milliseconds = estimate.duration.as_secs_f64() * 1e3;
     assert!((1.2..1.8).contains(&milliseconds), "{milliseconds} ms, {:?}", estimate.origin);
 }

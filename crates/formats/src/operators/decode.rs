@@ -3,7 +3,7 @@
 //! Memory is in proportion to the bytes that were read: counts are believed only as far as there are bytes for what is counted.
 
 use super::definition::{Argument, Definition, Place, ScalarType, Tensor};
-use super::{argument, gpu, tag};
+use super::{argument, kind, tag};
 
 /// Torch's tensors have no more dimensions.
 const MOST_DIMENSIONS: u64 = 64;
@@ -67,6 +67,8 @@ pub enum Entry<'a> {
         definition: usize,
         /// From which line.
         line: Line,
+        /// What autograd did meanwhile.
+        autograd: Autograd,
         /// The memory of each of the definition's tensors ([`Definition::tensors`]); 0: not tracked.
         allocations: &'a [u64],
     },
@@ -232,6 +234,18 @@ pub struct Line {
     pub backward: bool,
 }
 
+/// What autograd does while an operator runs: how long the host takes to come to the operator depends on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Autograd {
+    /// Nothing.
+    #[default]
+    Idle,
+    /// It records the operator, for a backward pass to come.
+    Recording,
+    /// It runs the operator in a backward pass.
+    Backward,
+}
+
 /// A line of the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceLine {
@@ -276,6 +290,8 @@ pub struct Decoder {
     kernels: Vec<String>,
     /// The allocation that was named before.
     previous: u64,
+    /// Whether autograd records what follows.
+    recorded: bool,
     /// Of the execution that is being read.
     allocations: Vec<u64>,
 }
@@ -335,14 +351,15 @@ impl Decoder {
                 visit(self, Entry::Freed { allocation });
             }
             tag::KIND => {
-                let entry = self.memory_entry(bytes)?;
-                visit(self, entry);
+                if let Some(entry) = self.memory_entry(bytes)? {
+                    visit(self, entry);
+                }
             }
             tag::ANSWERED => {
                 let (line, operator) = (self.line(bytes)?, bytes.text()?);
                 visit(self, Entry::Answered { line, operator: &operator });
             }
-            tag::RESTART => self.previous = 0,
+            tag::RESTART => (self.previous, self.recorded) = (0, false),
             tag::TIMED => {
                 let (before, lasted) = (bytes.number()?, bytes.number()?);
                 visit(self, Entry::Timed { before, lasted });
@@ -357,17 +374,21 @@ impl Decoder {
         Ok(())
     }
 
-    fn memory_entry(&mut self, bytes: &mut Bytes<'_>) -> Result<Entry<'static>, Problem> {
+    fn memory_entry(&mut self, bytes: &mut Bytes<'_>) -> Result<Option<Entry<'static>>, Problem> {
         let (allocation, number) = (self.allocation(bytes)?, bytes.byte()?);
-        Ok(match number {
-            gpu::ALLOCATED => Entry::Allocated { allocation, bytes: bytes.number()?, on_gpu: true },
-            gpu::RESERVED => Entry::Level { level: Level::Reserved, bytes: bytes.number()? },
-            gpu::CONTEXT => Entry::Level { level: Level::Context, bytes: bytes.number()? },
+        Ok(Some(match number {
+            kind::RECORDED => {
+                self.recorded = bytes.number()? != 0;
+                return Ok(None);
+            }
+            kind::ALLOCATED => Entry::Allocated { allocation, bytes: bytes.number()?, on_gpu: true },
+            kind::RESERVED => Entry::Level { level: Level::Reserved, bytes: bytes.number()? },
+            kind::CONTEXT => Entry::Level { level: Level::Context, bytes: bytes.number()? },
             number => {
                 let kind = usize::from(number).checked_sub(1).and_then(|at| MemoryKind::ALL.get(at)).copied();
                 Entry::Kind { allocation, kind: kind.ok_or(Problem::Kind(number))? }
             }
-        })
+        }))
     }
 
     fn stream_entry(&self, tag: u64, bytes: &mut Bytes<'_>) -> Result<StreamEntry, Problem> {
@@ -412,7 +433,12 @@ impl Decoder {
         for _ in 0..tensors {
             allocations.push(self.allocation(bytes)?);
         }
-        visit(self, Entry::Execution { definition, line, allocations: &allocations });
+        let autograd = match (line.backward, self.recorded) {
+            (true, _) => Autograd::Backward,
+            (false, true) => Autograd::Recording,
+            (false, false) => Autograd::Idle,
+        };
+        visit(self, Entry::Execution { definition, line, autograd, allocations: &allocations });
         self.allocations = allocations;
         Ok(())
     }

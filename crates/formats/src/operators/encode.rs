@@ -2,13 +2,14 @@
 
 use super::decode::{CopyKind, Level, Line, MemoryKind, StreamEntry};
 use super::definition::{Argument, Definition, Tensor};
-use super::{argument, gpu, tag};
+use super::{argument, kind, tag};
 
 /// Writes the stream of one rank.
 #[derive(Clone, Debug, Default)]
 pub struct Encoder {
     bytes: Vec<u8>,
     previous: u64,
+    recorded: bool,
 }
 
 impl Encoder {
@@ -50,16 +51,23 @@ impl Encoder {
 
     /// Memory of the rank's GPU was taken.
     pub fn allocated_on_gpu(&mut self, allocation: u64, bytes: u64) {
-        self.gpu_memory(allocation, gpu::ALLOCATED, bytes);
+        self.kind_with(allocation, kind::ALLOCATED, bytes);
     }
 
     /// So much of the GPU's memory is taken from here on, beside what is allocated in it.
     pub fn level(&mut self, level: Level, bytes: u64) {
         let kind = match level {
-            Level::Reserved => gpu::RESERVED,
-            Level::Context => gpu::CONTEXT,
+            Level::Reserved => kind::RESERVED,
+            Level::Context => kind::CONTEXT,
         };
-        self.gpu_memory(0, kind, bytes);
+        self.kind_with(0, kind, bytes);
+    }
+
+    /// Whether autograd records the executions from here on, until the thread's part ends.
+    pub fn recorded(&mut self, recorded: bool) {
+        if std::mem::replace(&mut self.recorded, recorded) != recorded {
+            self.kind_with(0, kind::RECORDED, recorded.into());
+        }
     }
 
     /// Memory was given back.
@@ -76,11 +84,11 @@ impl Encoder {
         self.bytes.push(at as u8 + 1);
     }
 
-    fn gpu_memory(&mut self, allocation: u64, kind: u8, bytes: u64) {
+    fn kind_with(&mut self, allocation: u64, kind: u8, number: u64) {
         self.number(tag::KIND);
         self.allocation(allocation);
         self.bytes.push(kind);
-        self.number(bytes);
+        self.number(number);
     }
 
     /// A value that was not computed steered the program.
@@ -126,7 +134,7 @@ impl Encoder {
     /// A thread's part begins.
     pub fn restart(&mut self) {
         self.number(tag::RESTART);
-        self.previous = 0;
+        (self.previous, self.recorded) = (0, false);
     }
 
     fn number(&mut self, mut value: u64) {

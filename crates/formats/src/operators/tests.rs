@@ -8,7 +8,7 @@ enum Kept {
     Definition(Definition),
     Site(String),
     Restart,
-    Execution(usize, Line, Vec<u64>),
+    Execution(usize, Line, bool, Vec<u64>),
     Allocated(u64, u64, bool),
     Level(Level, u64),
     Freed(u64),
@@ -21,8 +21,9 @@ enum Kept {
 impl Kept {
     fn of(entry: Entry<'_>) -> Kept {
         match entry {
-            Entry::Execution { definition, line, allocations } => {
-                Kept::Execution(definition, line, allocations.to_vec())
+            Entry::Execution { definition, line, autograd, allocations } => {
+                assert_eq!(line.backward, autograd == Autograd::Backward);
+                Kept::Execution(definition, line, autograd == Autograd::Recording, allocations.to_vec())
             }
             Entry::Allocated { allocation, bytes, on_gpu } => Kept::Allocated(allocation, bytes, on_gpu),
             Entry::Level { level, bytes } => Kept::Level(level, bytes),
@@ -39,7 +40,10 @@ impl Kept {
             Kept::Definition(definition) => encoder.definition(definition),
             Kept::Site(line) => encoder.site(line, "f"),
             Kept::Restart => encoder.restart(),
-            Kept::Execution(definition, line, allocations) => encoder.execution(*definition, *line, allocations),
+            Kept::Execution(definition, line, recorded, allocations) => {
+                encoder.recorded(*recorded);
+                encoder.execution(*definition, *line, allocations);
+            }
             Kept::Allocated(allocation, bytes, false) => encoder.allocated(*allocation, *bytes),
             Kept::Allocated(allocation, bytes, true) => encoder.allocated_on_gpu(*allocation, *bytes),
             Kept::Level(level, bytes) => encoder.level(*level, *bytes),
@@ -91,16 +95,19 @@ fn a_stream_is_what_its_documentation_says() {
     slice.extend([3, 0]);
     // The next one would come after 300 ns and take 5.
     slice.extend([7, 0xac, 0x02, 5]);
+    // Autograd records that it ran, on memory that is not tracked.
+    slice.extend([4, 9, 8, 1, 16, 0, 0, 0, 0]);
     let expected = [
         Kept::Allocated(300, 1000, false),
         Kept::Allocated(301, 1 << 40, true),
         Kept::Level(Level::Reserved, 2 << 20),
         Kept::Level(Level::Context, 520 << 20),
-        Kept::Execution(0, Line { site: 1, backward: true }, vec![300, 299, 0]),
+        Kept::Execution(0, Line { site: 1, backward: true }, false, vec![300, 299, 0]),
         Kept::Kind(5, MemoryKind::Parameter),
         Kept::Answered(Line::default(), "aten::item".into()),
         Kept::Freed(5),
         Kept::Timed(300, 5),
+        Kept::Execution(0, Line::default(), true, vec![0, 0, 0]),
     ];
     let mut decoder = Decoder::default();
     assert_eq!(read(&mut decoder, &slice).unwrap(), expected);
@@ -151,13 +158,15 @@ fn what_a_slice_has_defined_the_next_one_names() {
     let mut slices = vec![encoder.take()];
     for allocation in [7, 9] {
         encoder.restart();
+        // A slice that began otherwise does not count for the next one.
+        encoder.recorded(allocation == 7);
         encoder.execution(0, Line::default(), &[allocation, 1, 2]);
         slices.push(encoder.take());
     }
     let mut decoder = Decoder::default();
     let entries: Vec<Kept> = slices.iter().flat_map(|slice| read(&mut decoder, slice).unwrap()).collect();
-    let ran = |allocation| Kept::Execution(0, Line::default(), vec![allocation, 1, 2]);
-    assert_eq!(entries, [ran(7), ran(9)]);
+    let ran = |recorded, allocation| Kept::Execution(0, Line::default(), recorded, vec![allocation, 1, 2]);
+    assert_eq!(entries, [ran(true, 7), ran(false, 9)]);
 }
 
 #[test]
@@ -187,7 +196,7 @@ fn definitions_and_lines_come_before_what_a_thread_has_done() {
 #[case::a_list_of_no_tensors(&[0, 0, 1, 8, 1, 3], Problem::Argument(3))]
 #[case::a_definition_that_is_not_there(&[18, 0], Problem::Definition(2))]
 #[case::a_line_that_is_not_there(&[5, 2, 0], Problem::Site(1))]
-#[case::memory_of_no_kind(&[4, 2, 8], Problem::Kind(8))]
+#[case::memory_of_no_kind(&[4, 2, 9], Problem::Kind(9))]
 #[case::memory_of_a_gpu_without_its_size(&[4, 2, 5], Problem::CutShort)]
 #[case::memory_of_kind_zero(&[4, 2, 0], Problem::Kind(0))]
 #[case::more_dimensions_than_torch_has(&[0, 0, 1, 7, 6, 0, 0, 65], Problem::Dimensions(65))]
@@ -283,7 +292,8 @@ fn any_entries(definition: &Definition) -> impl Strategy<Value = Vec<Kept>> + us
         any_definition().prop_map(Kept::Definition),
         any::<String>().prop_map(Kept::Site),
         Just(Kept::Restart),
-        (line(), prop::collection::vec(any::<u64>(), tensors)).prop_map(|(line, on)| Kept::Execution(0, line, on)),
+        (line(), any::<bool>(), prop::collection::vec(any::<u64>(), tensors))
+            .prop_map(|(line, recorded, on)| Kept::Execution(0, line, recorded && !line.backward, on)),
         (any::<u64>(), any::<u64>(), any::<bool>())
             .prop_map(|(allocation, bytes, on_gpu)| Kept::Allocated(allocation, bytes, on_gpu)),
         (any::<bool>(), any::<u64>())

@@ -9,8 +9,9 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
+use uniference_devices::model::Coming;
 use uniference_formats::operators::{
-    CopyKind, Decoder, Definition, Entry, Invalid, Line, MemoryKind, Place, StreamEntry, Tensor,
+    Autograd, CopyKind, Decoder, Definition, Entry, Invalid, Line, MemoryKind, Place, StreamEntry, Tensor,
 };
 use uniference_formats::report::ComputeReport;
 use uniference_host::error::HostError;
@@ -73,7 +74,7 @@ struct RankCosting {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum What {
     /// A definition after another: 0, or that one's number and 1.
-    Definition { number: usize, previous: usize },
+    Definition { number: usize, previous: usize, autograd: Autograd },
     /// What the device does of a definition, beside the host.
     OnDevice { number: usize },
     /// A kernel of no operator: its number, and the bytes that it names.
@@ -370,7 +371,7 @@ impl RankCosting {
     /// them. `known`: how long the host has worked, where that was measured.
     fn read(&mut self, operators: &[u8], known: &Work) -> Result<Vec<Piece>, Invalid> {
         let mut by_origin = [0_u64; Origin::ALL.len()];
-        let after_another = self.plan.costs.as_ref().is_some_and(|costs| costs.depend_on_previous());
+        let depends = self.plan.costs.as_ref().is_some_and(|costs| costs.depend_on_coming());
         // What ran before the slice was a call, or another thread's.
         let (mut previous, mut streams) = (0, self.has_streams());
         let mut decoder = std::mem::take(&mut self.decoder);
@@ -382,13 +383,14 @@ impl RankCosting {
                     let part = self.expansion.has_launched().then(|| self.part(decoder, what, line));
                     self.expansion.operator(part);
                 }
-                Entry::Execution { definition: number, line, allocations } => {
+                Entry::Execution { definition: number, line, autograd, allocations } => {
                     let definition = &decoder.definitions()[number];
                     self.on_cpu |= definition.tensors().any(|tensor| tensor.place == Place::CPU);
-                    let place = self.place(decoder, What::Definition { number, previous }, line);
+                    let autograd = if depends { autograd } else { Autograd::default() };
+                    let place = self.place(decoder, What::Definition { number, previous, autograd }, line);
                     let cost = &mut self.costs[place];
                     cost.executions += 1;
-                    if after_another {
+                    if depends {
                         previous = number + 1;
                     }
                     let at = Origin::ALL.iter().position(|origin| *origin == cost.estimate.origin).unwrap_or_default();
@@ -479,9 +481,10 @@ impl RankCosting {
                     });
                     (estimate, "said")
                 }
-                (Some(costs), What::Definition { number, previous }) => {
+                (Some(costs), What::Definition { number, previous, autograd }) => {
                     let previous = previous.checked_sub(1).map(|previous| &definitions[previous]);
-                    (costs.estimate(&definitions[number], previous), costs.kind(&definitions[number]))
+                    let coming = Coming { previous, autograd };
+                    (costs.estimate(&definitions[number], coming), costs.kind(&definitions[number]))
                 }
                 (Some(costs), What::OnDevice { number }) => match costs.on_device(&definitions[number]) {
                     // It has launched a kernel, of which this much is known.

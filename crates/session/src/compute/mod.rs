@@ -23,7 +23,7 @@ use std::rc::Rc;
 use std::str::FromStr;
 use std::sync::Arc;
 use uniference_devices::database::Databases;
-use uniference_devices::model::{Model, Target};
+use uniference_devices::model::{Coming, Model, Target};
 use uniference_formats::cluster::{KernelCost, Resolved};
 use uniference_formats::devices::{self, DeviceKind};
 use uniference_formats::operators::{CopyKind, Definition};
@@ -148,8 +148,8 @@ enum Way {
 
 /// What operators cost on the device of a rank.
 trait OperatorCosts {
-    /// The cost of one that has the device for itself, and runs after `previous`, if that matters ([`OperatorCosts::depend_on_previous`]).
-    fn estimate(&self, definition: &Definition, previous: Option<&Definition>) -> Estimate;
+    /// The cost of one that has the device for itself, and to which the program comes from there, if that matters ([`OperatorCosts::depend_on_coming`]).
+    fn estimate(&self, definition: &Definition, coming: Coming<'_>) -> Estimate;
 
     /// What the device takes for one, once the host has come to it.
     fn on_device(&self, definition: &Definition) -> Estimate;
@@ -163,8 +163,8 @@ trait OperatorCosts {
     /// A copy.
     fn copy(&self, kind: CopyKind, bytes: u64) -> Estimate;
 
-    /// Whether the cost of an operator depends on the one before it.
-    fn depend_on_previous(&self) -> bool;
+    /// Whether the cost of an operator depends on how the program comes to it.
+    fn depend_on_coming(&self) -> bool;
 
     /// What reports call it.
     fn kind(&self, definition: &Definition) -> &'static str;
@@ -177,8 +177,8 @@ trait OperatorCosts {
 }
 
 impl OperatorCosts for Model {
-    fn estimate(&self, definition: &Definition, previous: Option<&Definition>) -> Estimate {
-        Model::estimate(self, definition, previous)
+    fn estimate(&self, definition: &Definition, coming: Coming<'_>) -> Estimate {
+        Model::estimate(self, definition, coming)
     }
 
     fn on_device(&self, definition: &Definition) -> Estimate {
@@ -197,7 +197,7 @@ impl OperatorCosts for Model {
         Model::copy(self, kind, bytes)
     }
 
-    fn depend_on_previous(&self) -> bool {
+    fn depend_on_coming(&self) -> bool {
         self.knows_host()
     }
 

@@ -34,7 +34,7 @@ impl Fixed {
 }
 
 impl OperatorCosts for Fixed {
-    fn estimate(&self, _: &Definition, _: Option<&Definition>) -> Estimate {
+    fn estimate(&self, _: &Definition, _: Coming<'_>) -> Estimate {
         self.takes(30)
     }
 
@@ -54,7 +54,7 @@ impl OperatorCosts for Fixed {
         self.takes(bytes)
     }
 
-    fn depend_on_previous(&self) -> bool {
+    fn depend_on_coming(&self) -> bool {
         false
     }
 

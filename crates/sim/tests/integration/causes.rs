@@ -236,7 +236,7 @@ fn scripts(parts: &[Part]) -> Vec<Vec<Request>> {
                 let request = Request::Issue { activity, queue: QueueId(queue), after, site: Site(1) };
                 ask(&mut scripts, &mut open, rank, request, waits);
             }
-            Part::Poll { rank } => scripts[rank as usize].push(Request::Now),
+            Part::Poll { rank } => scripts[rank as usize].push(Request::Look),
             Part::TimeOut { rank, ps } => {
                 let timeout = Some(SimDuration::from_ps(ps));
                 scripts[rank as usize].push(wait_for(open[rank as usize].clone(), timeout));

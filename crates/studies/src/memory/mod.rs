@@ -304,7 +304,7 @@ impl RankMemory {
             Entry::Level { level, bytes } => self.level(level, bytes),
             Entry::Freed { allocation } => self.freed(allocation),
             Entry::Kind { allocation, kind } => self.is_of_kind(allocation, Kind::told(kind)),
-            Entry::Execution { definition, line, allocations } => {
+            Entry::Execution { definition, line, allocations, .. } => {
                 if std::mem::take(&mut self.in_peak) {
                     self.peak_line = line;
                 }
