@@ -14,45 +14,58 @@ from .section import Row, Section
 PROGRAM = Path(__file__).parent / "transformers.py"
 # Layers, hidden size, heads, sequence, batch: from what the host keeps waiting to what fills the processor.
 SIZES = ((2, 64, 4, 64, 1), (4, 128, 4, 64, 2), (4, 256, 4, 128, 4), (3, 512, 8, 256, 2), (2, 1024, 16, 256, 1))
-REPETITIONS = 2
+ROUNDS = 3
+"""Profiles, and measurements of all programs, take turns: a shared machine is not as fast at one time as at another."""
 
 TEXT = """\
 Steps of transformers on one core of the machine that wrote this page, {machine}: as plain Python runs them, the median
-of {repetitions} processes' medians, in milliseconds; and as `uniference run --compute model` predicts them, when all
-that is known of the processor is what `uniference profile` without a script has measured in half a minute. None of
-these programs was profiled. "gpt", "bert" and "llama" normalize before or after their parts, with LayerNorm and GELU
-or RMSNorm, SwiGLU, rotary positions and shared heads of keys and values (`benches/devices/transformers.py`); the
-numbers are layers, hidden size, heads, sequence and batch. `train` is forward, cross entropy, backward and AdamW.
+of a process's steps, in milliseconds; and as `uniference run --compute model` predicts them, when all that is known of
+the processor is what `uniference profile` without a script has measured in half a minute. None of these programs was
+profiled. Profiles and measurements took turns, {rounds} times; the table has the medians of both. "gpt", "bert" and
+"llama" normalize before or after their parts, with LayerNorm and GELU or RMSNorm, SwiGLU, rotary positions and shared
+heads of keys and values (`benches/devices/transformers.py`); the numbers are layers, hidden size, heads, sequence and
+batch. `train` is forward, cross entropy, backward and AdamW.
 
-The same program takes other times when it runs again: the largest of its {repetitions} medians is over the least by
-{noise:.1f} % (median of all rows) and {worst:.1f} % (the worst)."""
+The same program takes other times when it runs again: the middle of its {rounds} measurements is {noise:.1f} % from
+the farther of both others in the median of all rows, and {worst:.1f} % in the worst. Predictions from one profile
+differ from the median of all by {drift:.1f} % in the median."""
 
 
 def sections(out: Path, few: bool) -> list[Section]:
     """Forward passes and training steps."""
     out.mkdir(parents=True, exist_ok=True)
-    database = out / "operators.sqlite"
-    database.unlink(missing_ok=True)
-    profile = json.loads(uniference("profile", "--device", "here", "--device-db", database, "--json"))
-    cluster = out / "here.toml"
-    cluster.write_text(
-        f'[[device]]\nname = "here"\nmodel = "here"\npeak_flops = {{ float32 = "{profile["peak_flops"]["float32"]:.0f} FLOPS" }}\n'
-        f'memory_bandwidth = "{profile["memory_bandwidth"]:.0f} B/s"\n[network]\n'
-    )
-    rows, noises = [], []
-    for mode, kind, sizes in product(("forward", "train"), ("gpt", "llama", "bert"), SIZES[1:2] if few else SIZES):
-        words = [kind, *map(str, sizes), mode]
-        steps = "40" if sizes[1] < 256 else "6"
-        measured = [median(json.loads(plain(*words, steps))) for _ in range(REPETITIONS)]
-        noises.append(100 * (max(measured) / min(measured) - 1))
-        ran = uniference(
-            "run", "--cluster", cluster, "--device-db", database, "--compute", "model", PROGRAM, *words, "4"
+    database, cluster = out / "operators.sqlite", out / "here.toml"
+    programs = list(product(("forward", "train"), ("gpt", "llama", "bert"), SIZES[1:2] if few else SIZES))
+    measured: dict[str, list[float]] = {}
+    predicted: dict[str, list[float]] = {}
+    for _ in range(1 if few else ROUNDS):
+        database.unlink(missing_ok=True)
+        profile = json.loads(uniference("profile", "--device", "here", "--device-db", database, "--json"))
+        cluster.write_text(
+            f'[[device]]\nname = "here"\nmodel = "here"\npeak_flops = {{ float32 = "{profile["peak_flops"]["float32"]:.0f} FLOPS" }}\n'
+            f'memory_bandwidth = "{profile["memory_bandwidth"]:.0f} B/s"\n[network]\n'
         )
-        predicted = median(json.loads(next(line for line in ran.splitlines() if line.startswith("[0."))))
-        name = f"{kind} {' x '.join(words[1:-1])} {mode}"
-        rows.append(Row(name, 1e3 * median(measured), 1e3 * predicted, mode))
-    text = TEXT.format(machine=machine(), repetitions=REPETITIONS, noise=median(noises), worst=max(noises))
+        for mode, kind, sizes in programs:
+            words = [kind, *map(str, sizes), mode]
+            name = f"{kind} {' x '.join(words[1:-1])} {mode}"
+            steps = "40" if sizes[1] < 256 else "6"
+            measured.setdefault(name, []).append(median(json.loads(plain(*words, steps))))
+            ran = uniference(
+                "run", "--cluster", cluster, "--device-db", database, "--compute", "model", PROGRAM, *words, "4"
+            )
+            steps_s = json.loads(next(line for line in ran.splitlines() if line.startswith("[") and line.endswith("]")))
+            predicted.setdefault(name, []).append(median(steps_s))
+    rows = [
+        Row(name, 1e3 * median(measured[name]), 1e3 * median(predicted[name]), name.split()[-1]) for name in measured
+    ]
+    noises, drifts = [spread(times) for times in measured.values()], [spread(times) for times in predicted.values()]
+    text = TEXT.format(machine=machine(), rounds=ROUNDS, noise=median(noises), worst=max(noises), drift=median(drifts))
     return [Section("This machine's processor", text, rows)]
+
+
+def spread(times: list[float]) -> float:
+    """How far the farthest is from the median, in percent."""
+    return 100 * max(abs(time / median(times) - 1) for time in times)
 
 
 def machine() -> str:
