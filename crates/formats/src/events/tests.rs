@@ -102,7 +102,7 @@ fn stream(mut see: impl FnMut(SimTime, &Event<'_>)) {
 
 #[test]
 fn the_stream_is_lines_of_json() {
-    let mut writer = EventWriter::new(Vec::new());
+    let mut writer = EventWriter::new(Vec::new(), ["a -> b"]);
     stream(|at, event| writer.record(at, event));
     let text = String::from_utf8(writer.finish().unwrap()).unwrap();
     assert!(text.lines().all(|line| serde_json::from_str::<serde_json::Value>(line).is_ok()));

@@ -7,7 +7,7 @@
 
 mod rates;
 
-use crate::events::reason_name;
+use crate::events::rows::reason_name;
 use crate::sink::{Sink, WriteError};
 use rates::LinkRates;
 use serde_json::json;

@@ -150,7 +150,7 @@ fn a_full_disk_is_an_error() {
 
 #[test]
 fn the_event_stream_has_a_line_of_json_for_each_event() {
-    let mut events = EventWriter::new(Vec::new());
+    let mut events = EventWriter::new(Vec::new(), []);
     feed(&mut events);
     let text = String::from_utf8(events.finish().unwrap()).unwrap();
     insta::assert_snapshot!(text);
