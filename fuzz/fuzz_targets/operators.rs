@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use uniference_formats::operators::{Decoder, Encoder, Entry, dictionary_length};
+use uniference_formats::operators::{Autograd, Decoder, Encoder, Entry, dictionary_length};
 
 fuzz_target!(|data: &[u8]| {
     let mut decoder = Decoder::default();
@@ -32,7 +32,10 @@ fuzz_target!(|data: &[u8]| {
 
 fn write(encoder: &mut Encoder, entry: Entry<'_>) {
     match entry {
-        Entry::Execution { definition, line, allocations } => encoder.execution(definition, line, allocations),
+        Entry::Execution { definition, line, allocations, autograd } => {
+            encoder.recorded(autograd == Autograd::Recording);
+            encoder.execution(definition, line, allocations);
+        }
         Entry::Allocated { allocation, bytes, on_gpu: false } => encoder.allocated(allocation, bytes),
         Entry::Allocated { allocation, bytes, on_gpu: true } => encoder.allocated_on_gpu(allocation, bytes),
         Entry::Level { level, bytes } => encoder.level(level, bytes),

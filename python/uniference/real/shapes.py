@@ -23,8 +23,8 @@ MOST_ELEMENTS = 1 << 23
 
 
 def layers(dtype: torch.dtype, repeat: int) -> None:
-    """Dense layers with and without bias: of inference, which finds small ones in the caches, then forward and backward, with the three layouts
-    of products that training has."""
+    """Dense layers with and without bias: of inference, which finds small ones in the caches, then forward and backward, with the
+    three layouts of products that training has."""
     for rows, inputs, outputs in itertools.product(ROWS, WIDTHS, WIDTHS):
         if 2 * rows * inputs * outputs > MOST_FLOPS:
             continue
