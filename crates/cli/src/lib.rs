@@ -27,6 +27,7 @@ mod run;
 mod standard;
 mod testbed;
 mod traces;
+mod view;
 mod whatif;
 mod workload;
 
@@ -57,6 +58,8 @@ enum Command {
     Replay(replay::Args),
     /// Say why a run takes as long as it does: its critical path, by kind, device, link, operation, line and range
     Explain(explain::Args),
+    /// Open the trace of a run in a browser
+    View(view::Args),
     /// Say by what two runs differ: the parts of their critical paths
     Diff(diff::Args),
     /// Say how long a run would take with a faster device, link or line, a free operation or another algorithm
@@ -222,6 +225,7 @@ fn dispatch(cli: Cli, argv: &[OsString], python: Option<&Path>) -> Result<Exit, 
         Command::Run(args) => run::run(&args, argv, python("run")?),
         Command::Replay(args) => replay::replay(&args, argv),
         Command::Explain(args) => explain::explain(&args, argv),
+        Command::View(args) => view::view(&args, python("view")?),
         Command::Diff(args) => diff::diff(&args, argv),
         Command::WhatIf(args) => whatif::whatif(&args, argv),
         Command::Fit(args) => fit::fit(&args, argv, || python("fit")),

@@ -66,6 +66,7 @@ mod replayed;
 pub mod results;
 mod session;
 mod simulated;
+pub mod tables;
 pub mod traces;
 pub mod whatif;
 

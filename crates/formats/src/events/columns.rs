@@ -152,12 +152,12 @@ pub static KINDS: [Kind; 13] = [
     },
     Kind {
         name: "link",
-        meaning: "a link of the network, at the beginning of the stream",
+        meaning: "a link of the network; `at_ps` is 0",
         columns: &[id("link", "id of the link, as in `links`"), text("name", "name of the link")],
     },
     Kind {
         name: "line",
-        meaning: "a source line, before the first event that names it",
+        meaning: "a source line, at the end of the stream; `at_ps` is 0",
         columns: &[id("site", "id of the line, as in other columns `site`"), text("line", "the line, as `path:line`")],
     },
     Kind {
@@ -172,6 +172,7 @@ pub static KINDS: [Kind; 13] = [
                 "origin",
                 "source of the duration: `Measured`, `Recorded`, `Database` (measured earlier on a device of this kind), `Interpolated` (between rows of the database), `Transferred` (from another device), `Roofline` (from the rates of the device), `None` (unknown, counted as zero)",
             ),
+            optional(text("name", "what was computed, for example a kernel or a node of a trace; null: code of the program")),
             ACTIVITY,
             ISSUED_AT,
             QUEUE,

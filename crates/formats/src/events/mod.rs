@@ -14,31 +14,30 @@ use columns::{COMMON, Name, VERSION};
 use rows::{Cell, cells_of, kind_of};
 use std::io::Write;
 use uniference_sim::event::{Event, Observer};
-use uniference_sim::ids::Site;
 use uniference_sim::time::SimTime;
 
 /// Writes every event of a run as JSON, messages included.
 pub struct EventWriter<W> {
     sink: Sink<W>,
     line: Vec<u8>,
-    /// When the last event was.
-    now: SimTime,
 }
 
 impl<W: Write> EventWriter<W> {
     /// Writes to `out`, which should be buffered. `links` are the names of the network's links, by id.
     pub fn new<'a>(out: W, links: impl IntoIterator<Item = &'a str>) -> EventWriter<W> {
-        let mut writer = EventWriter { sink: Sink::new("event stream", out), line: Vec::new(), now: SimTime::ZERO };
-        writer.write(Name::Stream, |put| put(Cell::U32(VERSION)));
+        let mut writer = EventWriter { sink: Sink::new("event stream", out), line: Vec::new() };
+        writer.write(SimTime::ZERO, Name::Stream, |put| put(Cell::U32(VERSION)));
         for (link, name) in (0..).zip(links) {
-            writer.write(Name::Link, |put| [Cell::U32(link), Cell::Text(name)].map(put));
+            writer.write(SimTime::ZERO, Name::Link, |put| [Cell::U32(link), Cell::Text(name)].into_iter().for_each(put));
         }
         writer
     }
 
-    /// Names a line of the program. Events name it by `site` from here on.
-    pub fn line(&mut self, site: Site, line: &str) {
-        self.write(Name::Line, |put| [Cell::U32(site.0), Cell::Text(line)].map(put));
+    /// Names the lines of the program, by [`Site`](uniference_sim::ids::Site), at the end of the run: when one is first heard of may depend on the host.
+    pub fn lines(&mut self, lines: &[String]) {
+        for (site, line) in (0..).zip(lines).filter(|(_, line)| !line.is_empty()) {
+            self.write(SimTime::ZERO, Name::Line, |put| [Cell::U32(site), Cell::Text(line)].into_iter().for_each(put));
+        }
     }
 
     /// Has something been lost? Then [`EventWriter::finish`] will say why.
@@ -54,7 +53,7 @@ impl<W: Write> EventWriter<W> {
         self.sink.finish()
     }
 
-    fn write<R>(&mut self, name: Name, cells: impl FnOnce(&mut dyn FnMut(Cell<'_>)) -> R) {
+    fn write(&mut self, at: SimTime, name: Name, cells: impl FnOnce(&mut dyn FnMut(Cell<'_>))) {
         let line = &mut self.line;
         line.clear();
         line.push(b'{');
@@ -66,7 +65,7 @@ impl<W: Write> EventWriter<W> {
             serde_json::to_writer(&mut *line, &cell).expect("numbers and texts are JSON");
             line.push(b',');
         };
-        put(Cell::U64(self.now.as_ps()));
+        put(Cell::U64(at.as_ps()));
         put(Cell::Name(name.kind().name));
         cells(&mut put);
         line.pop();
@@ -77,8 +76,7 @@ impl<W: Write> EventWriter<W> {
 
 impl<W: Write> Observer for EventWriter<W> {
     fn record(&mut self, at: SimTime, event: &Event<'_>) {
-        self.now = at;
-        self.write(kind_of(event), |mut put| cells_of(event, &mut put));
+        self.write(at, kind_of(event), |mut put| cells_of(event, &mut put));
     }
 
     fn wants_messages(&self) -> bool {

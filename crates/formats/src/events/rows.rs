@@ -56,8 +56,9 @@ pub fn kind_of(event: &Event<'_>) -> Name {
 /// Tells `put` the values of all columns of the event's kind, in order.
 pub fn cells_of(event: &Event<'_>, put: &mut impl FnMut(Cell<'_>)) {
     match *event {
-        Event::Computed { rank, task, start, base, origin, why, .. } => {
+        Event::Computed { rank, task, start, base, origin, name, why } => {
             [Cell::U32(rank.0), Cell::U32(task.0), time(start), span(base), Cell::Name(origin_name(origin))].map(&mut *put);
+            put(name.map_or(Cell::Null, Cell::Text));
             let why = known(why);
             activity(why).map(&mut *put);
             begun(why).map(put);

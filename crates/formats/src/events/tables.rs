@@ -1,6 +1,6 @@
 //! Owns the event stream as Parquet tables, one for each kind of event: which values are gathered, how they are encoded, and when a part of a table is whole.
 //!
-//! Where parts lie, and when they are closed early, is the caller's business: [`Parts`].
+//! Where parts lie ([`Parts`]), and when they are closed early, is the caller's business.
 
 use super::columns::{COMMON, Column, KINDS, Kind, Name, Type, Unit, VERSION};
 use super::rows::{Cell, cells_of, kind_of};
@@ -13,6 +13,8 @@ use parquet::file::metadata::KeyValue;
 use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterPropertiesPtr};
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::types::{ColumnPath, Type as Schema, TypePtr};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::sync::Arc;
 use uniference_sim::event::{Event, Observer};
@@ -51,10 +53,10 @@ pub struct TableWriter<P: Parts> {
     parts: P,
     /// By [`Name`]; `None`: events of this kind are not written.
     tables: Vec<Option<Table<P::File>>>,
+    /// Source lines that are not in their table yet. Which one is heard of first may depend on the host; between two closings their order does not.
+    lines: BTreeMap<Site, Box<str>>,
     /// Events since parts were closed.
     events: usize,
-    /// When the last event was.
-    now: SimTime,
     error: Option<io::Error>,
 }
 
@@ -87,7 +89,8 @@ struct Values {
 enum Data {
     U32(Vec<i32>),
     U64(Vec<i64>),
-    Text(Vec<ByteArray>),
+    /// With all texts that it has, by themselves: there are few of them.
+    Text(Vec<ByteArray>, FxHashMap<Box<str>, ByteArray>),
     U32s(Vec<i32>),
     U64s(Vec<i64>),
 }
@@ -101,26 +104,23 @@ impl<P: Parts> TableWriter<P> {
             (!left_out).then(|| Table::new(kind))
         };
         let tables = KINDS.iter().map(table).collect();
-        let mut writer = TableWriter { parts, tables, events: 0, now: SimTime::ZERO, error: None };
+        let mut writer = TableWriter { parts, tables, lines: BTreeMap::new(), events: 0, error: None };
         for (link, name) in (0..).zip(links) {
-            writer.row(Name::Link, |put| {
-                put(Cell::U32(link));
-                put(Cell::Text(name));
-            });
+            writer.row(SimTime::ZERO, Name::Link, |put| [Cell::U32(link), Cell::Text(name)].into_iter().for_each(put));
         }
         writer
     }
 
-    /// Names a line of the program. Events name it by `site` from here on.
+    /// Names a line of the program.
     pub fn line(&mut self, site: Site, line: &str) {
-        self.row(Name::Line, |put| {
-            put(Cell::U32(site.0));
-            put(Cell::Text(line));
-        });
+        self.lines.insert(site, line.into());
     }
 
     /// Closes all parts that have rows.
     pub fn close_parts(&mut self) {
+        for (site, line) in std::mem::take(&mut self.lines) {
+            self.row(SimTime::ZERO, Name::Line, |put| [Cell::U32(site.0), Cell::Text(&line)].into_iter().for_each(put));
+        }
         self.events = 0;
         for table in self.tables.iter_mut().flatten() {
             if self.error.is_none() && (table.rows > 0 || table.part.is_some()) {
@@ -143,33 +143,33 @@ impl<P: Parts> TableWriter<P> {
         self.error.take().map_or(Ok(()), |source| Err(WriteError { what: "event tables", source }))
     }
 
-    fn row(&mut self, name: Name, cells: impl FnOnce(&mut dyn FnMut(Cell<'_>))) {
+    fn row(&mut self, at: SimTime, name: Name, cells: impl FnOnce(&mut dyn FnMut(Cell<'_>))) {
         let Some(table) = &mut self.tables[name as usize] else { return };
         if self.error.is_some() {
             return;
         }
         let mut columns = table.columns.iter_mut();
         let mut put = |cell: Cell<'_>| columns.next().expect("a kind has a column for each value").push(cell);
-        put(Cell::U64(self.now.as_ps()));
+        put(Cell::U64(at.as_ps()));
         cells(&mut put);
         table.rows += 1;
         self.events += 1;
         if table.rows == ROWS {
             self.error = table.encode(&mut self.parts).err();
         }
-        if self.events == MOST_IN_PART {
-            self.close_parts();
-        }
     }
 }
 
 impl<P: Parts> Observer for TableWriter<P> {
     fn record(&mut self, at: SimTime, event: &Event<'_>) {
-        self.now = at;
         if at.as_ps() > LATEST && self.error.is_none() {
-            self.error = Some(io::Error::other("virtual time has passed 2^63 ps (106 days), which tables cannot hold"));
+            let problem = "virtual time has passed 2^63 ps (106 days), the largest number of the tables";
+            self.error = Some(io::Error::new(io::ErrorKind::Unsupported, problem));
         }
-        self.row(kind_of(event), |mut put| cells_of(event, &mut put));
+        self.row(at, kind_of(event), |mut put| cells_of(event, &mut put));
+        if self.events >= MOST_IN_PART {
+            self.close_parts();
+        }
     }
 
     fn wants_messages(&self) -> bool {
@@ -189,7 +189,10 @@ impl<F: Write + Send> Table<F> {
             .set_offset_index_disabled(true)
             .set_key_value_metadata(Some(vec![version]));
         for column in columns().filter(|column| grows(column)) {
-            let path = ColumnPath::from(column.name);
+            let path = match column.data {
+                Type::U32s | Type::U64s => ColumnPath::from([column.name, "list", "element"].map(str::to_owned).to_vec()),
+                Type::U32 | Type::U64 | Type::Text => ColumnPath::from(column.name),
+            };
             properties = properties
                 .set_column_dictionary_enabled(path.clone(), false)
                 .set_column_encoding(path, Encoding::DELTA_BINARY_PACKED);
@@ -240,7 +243,7 @@ fn columns_of(kind: &'static Kind) -> impl Iterator<Item = &'static Column> {
 /// Whether values mostly differ little from those before them: times and numbers that are counted up. Others are few, and a dictionary has them.
 fn grows(column: &Column) -> bool {
     let counted = column.data == Type::U64 && column.unit == Unit::None;
-    column.unit == Unit::Picoseconds || counted || column.name == "handle"
+    column.unit == Unit::Picoseconds || counted || matches!(column.name, "handle" | "handles")
 }
 
 /// A column as Parquet describes it. What one subtracts is signed: times, sizes.
@@ -277,7 +280,7 @@ impl Values {
         let data = match column.data {
             Type::U32 => Data::U32(Vec::new()),
             Type::U64 => Data::U64(Vec::new()),
-            Type::Text => Data::Text(Vec::new()),
+            Type::Text => Data::Text(Vec::new(), FxHashMap::default()),
             Type::U32s => Data::U32s(Vec::new()),
             Type::U64s => Data::U64s(Vec::new()),
         };
@@ -296,8 +299,15 @@ impl Values {
         match (&mut self.data, cell) {
             (Data::U32(values), Cell::U32(value)) => values.push(value.cast_signed()),
             (Data::U64(values), Cell::U64(value)) => values.push(value.cast_signed()),
-            (Data::Text(values), Cell::Name(text)) => values.push(ByteArray::from(bytes::Bytes::from_static(text.as_bytes()))),
-            (Data::Text(values), Cell::Text(text)) => values.push(ByteArray::from(text)),
+            (Data::Text(values, _), Cell::Name(text)) => values.push(bytes::Bytes::from_static(text.as_bytes()).into()),
+            (Data::Text(values, known), Cell::Text(text)) => match known.get(text) {
+                Some(value) => values.push(value.clone()),
+                None => {
+                    let value = ByteArray::from(text);
+                    known.insert(text.into(), value.clone());
+                    values.push(value);
+                }
+            },
             (Data::U32s(values), Cell::U32s(list)) => {
                 values.extend(list.iter().map(|value| value.cast_signed()));
                 return self.push_list(list.len(), is_there);
@@ -339,7 +349,8 @@ impl Values {
             (Data::U64(values) | Data::U64s(values), ColumnWriter::Int64ColumnWriter(writer)) => {
                 batch::<Int64Type>(writer, values, levels, repeats)?;
             }
-            (Data::Text(values), ColumnWriter::ByteArrayColumnWriter(writer)) => {
+            (Data::Text(values, known), ColumnWriter::ByteArrayColumnWriter(writer)) => {
+                known.clear();
                 batch::<ByteArrayType>(writer, values, levels, repeats)?;
             }
             _ => unreachable!("the schema has the columns' types"),
