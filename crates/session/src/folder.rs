@@ -201,7 +201,8 @@ fn is_result(name: &str) -> bool {
         suffixes.iter().find_map(|suffix| rest.strip_suffix(suffix)).map(str::to_owned)
     };
     let rank = name.strip_prefix("rank-").and_then(of_rank);
-    rank.is_some_and(|rank| rank.parse::<u32>().is_ok()) || [REPORT, TRACE, NATIVE_TRACE, RECORD, EVENTS, TIMELINE].contains(&name)
+    rank.is_some_and(|rank| rank.parse::<u32>().is_ok())
+        || [REPORT, TRACE, NATIVE_TRACE, RECORD, EVENTS, TIMELINE].contains(&name)
 }
 
 /// Of the execution traces of a run: `chakra.RANK.et`, and its groups.

@@ -4,7 +4,7 @@
 
 use crate::compute::Costed;
 use crate::folder::Folder;
-pub use crate::names::{EVENTS, GROUPS, NATIVE_TRACE, PREFIX, RECORD, REPORT, TIMELINE, TRACE};
+pub use crate::names::{EVENTS, GROUPS, NATIVE_TRACE, PREFIX, RECORD, REPORT, TABLES, TIMELINE, TRACE};
 use crate::notices::Notices;
 use crate::patience::Patience;
 use crate::tables::{self, Tables};
@@ -200,7 +200,10 @@ impl Recording {
         let programs = (Computes::default(), Phases::default());
         let statistics = ((Statistics::default(), Digest::default()), (programs, memory));
         let causes = ops.contains(&level).then(|| Causes::new(&resolved.cluster).of_at_most(MOST_CAUSES));
-        Ok(Recording { observers: (statistics, ((Patience::new(notices.clone()), causes), (trace, (events, tables)))), record })
+        Ok(Recording {
+            observers: (statistics, ((Patience::new(notices.clone()), causes), (trace, (events, tables)))),
+            record,
+        })
     }
 
     /// Those who look on.

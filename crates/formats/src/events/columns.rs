@@ -172,7 +172,10 @@ pub static KINDS: [Kind; 13] = [
                 "origin",
                 "source of the duration: `Measured`, `Recorded`, `Database` (measured earlier on a device of this kind), `Interpolated` (between rows of the database), `Transferred` (from another device), `Roofline` (from the rates of the device), `None` (unknown, counted as zero)",
             ),
-            optional(text("name", "what was computed, for example a kernel or a node of a trace; null: code of the program")),
+            optional(text(
+                "name",
+                "what was computed, for example a kernel or a node of a trace; null: code of the program",
+            )),
             ACTIVITY,
             ISSUED_AT,
             QUEUE,

@@ -28,7 +28,8 @@ impl<W: Write> EventWriter<W> {
         let mut writer = EventWriter { sink: Sink::new("event stream", out), line: Vec::new() };
         writer.write(SimTime::ZERO, Name::Stream, |put| put(Cell::U32(VERSION)));
         for (link, name) in (0..).zip(links) {
-            writer.write(SimTime::ZERO, Name::Link, |put| [Cell::U32(link), Cell::Text(name)].into_iter().for_each(put));
+            writer
+                .write(SimTime::ZERO, Name::Link, |put| [Cell::U32(link), Cell::Text(name)].into_iter().for_each(put));
         }
         writer
     }

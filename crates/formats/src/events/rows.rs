@@ -57,77 +57,89 @@ pub fn kind_of(event: &Event<'_>) -> Name {
 pub fn cells_of(event: &Event<'_>, put: &mut impl FnMut(Cell<'_>)) {
     match *event {
         Event::Computed { rank, task, start, base, origin, name, why } => {
-            [Cell::U32(rank.0), Cell::U32(task.0), time(start), span(base), Cell::Name(origin_name(origin))].map(&mut *put);
+            [Cell::U32(rank.0), Cell::U32(task.0), time(start), span(base), Cell::Name(origin_name(origin))]
+                .into_iter()
+                .for_each(&mut *put);
             put(name.map_or(Cell::Null, Cell::Text));
             let why = known(why);
-            activity(why).map(&mut *put);
-            begun(why).map(put);
+            activity(why).into_iter().for_each(&mut *put);
+            begun(why).into_iter().for_each(put);
         }
         Event::Issued { rank, handle, call, bytes, site, task } => {
-            [Cell::U32(rank.0), Cell::U32(handle.0), Cell::Name(call.op.name())].map(&mut *put);
-            [Cell::U32(call.group.0), Cell::U64(bytes.0)].map(&mut *put);
-            arguments(&call.op).map(&mut *put);
-            [Cell::U32(site.0), task.map_or(Cell::Null, |task| Cell::U32(task.0))].map(put);
+            [Cell::U32(rank.0), Cell::U32(handle.0), Cell::Name(call.op.name())].into_iter().for_each(&mut *put);
+            [Cell::U32(call.group.0), Cell::U64(bytes.0)].into_iter().for_each(&mut *put);
+            arguments(&call.op).into_iter().for_each(&mut *put);
+            [Cell::U32(site.0), task.map_or(Cell::Null, |task| Cell::U32(task.0))].into_iter().for_each(put);
         }
         Event::Completed { rank, handle, call, issued, started, algorithm, meeting, why, cause, .. } => {
-            [Cell::U32(rank.0), Cell::U32(handle.0), Cell::Name(call.op.name())].map(&mut *put);
-            [Cell::U32(call.group.0), time(issued), time(started)].map(&mut *put);
+            [Cell::U32(rank.0), Cell::U32(handle.0), Cell::Name(call.op.name())].into_iter().for_each(&mut *put);
+            [Cell::U32(call.group.0), time(issued), time(started)].into_iter().for_each(&mut *put);
             put(algorithm.map_or(Cell::Null, Cell::Name));
             match meeting {
-                Meeting::Collective { sequence } => [Cell::U64(sequence), Cell::Null].map(&mut *put),
-                Meeting::Peer(None) => [Cell::Null, Cell::Null].map(&mut *put),
-                Meeting::Peer(Some((rank, handle))) => [Cell::Null, Cell::U32s(&[rank.0, handle.0])].map(&mut *put),
-            };
+                Meeting::Collective { sequence } => [Cell::U64(sequence), Cell::Null].into_iter().for_each(&mut *put),
+                Meeting::Peer(None) => [Cell::Null, Cell::Null].into_iter().for_each(&mut *put),
+                Meeting::Peer(Some((rank, handle))) => {
+                    [Cell::Null, Cell::U32s(&[rank.0, handle.0])].into_iter().for_each(&mut *put);
+                }
+            }
             let why = known(why);
             put(issuer(why));
-            begun(why).map(&mut *put);
-            caused(cause).map(put);
+            begun(why).into_iter().for_each(&mut *put);
+            caused(cause).into_iter().for_each(put);
         }
         Event::Failed { rank, handle, call, issued, started, peer, why, .. } => {
-            [Cell::U32(rank.0), Cell::U32(handle.0), Cell::Name(call.op.name())].map(&mut *put);
-            [Cell::U32(call.group.0), time(issued), time(started), Cell::U32(peer.0)].map(&mut *put);
+            [Cell::U32(rank.0), Cell::U32(handle.0), Cell::Name(call.op.name())].into_iter().for_each(&mut *put);
+            [Cell::U32(call.group.0), time(issued), time(started), Cell::U32(peer.0)].into_iter().for_each(&mut *put);
             let why = known(why);
             put(issuer(why));
-            begun(why).map(put);
+            begun(why).into_iter().for_each(put);
         }
         Event::Waited { rank, task, start, reason, exposed, late_peer, no_data, handles, call, site, cause } => {
-            [Cell::U32(rank.0), Cell::U32(task.0), time(start), Cell::Name(reason_name(reason))].map(&mut *put);
-            [exposed, late_peer, no_data].map(|lasts| put(span(lasts)));
+            [Cell::U32(rank.0), Cell::U32(task.0), time(start), Cell::Name(reason_name(reason))]
+                .into_iter()
+                .for_each(&mut *put);
+            [exposed, late_peer, no_data].into_iter().for_each(|lasts| put(span(lasts)));
             put(Cell::U32s(&handles.iter().map(|handle| handle.0).collect::<Vec<u32>>()));
             put(call.map_or(Cell::Null, |call| Cell::Name(call.op.name())));
             put(Cell::U32(site.0));
-            caused(cause).map(put);
+            caused(cause).into_iter().for_each(put);
         }
         Event::Marked { rank, mark, why, .. } => {
             put(Cell::U32(rank.0));
             put(if let Mark::Begin(name) = mark { Cell::Text(name) } else { Cell::Null });
             let why = known(why);
             put(issuer(why));
-            activity(why).map(&mut *put);
-            begun(why).map(put);
+            activity(why).into_iter().for_each(&mut *put);
+            begun(why).into_iter().for_each(put);
         }
         Event::Message { source, destination, group, bytes, wire_bytes, queued, started, sent, links, way } => {
-            [Cell::U32(source.0), Cell::U32(destination.0), Cell::U32(group.0)].map(&mut *put);
-            [Cell::U64(bytes.0), Cell::U64(wire_bytes.0), time(queued), time(started), time(sent)].map(&mut *put);
+            [Cell::U32(source.0), Cell::U32(destination.0), Cell::U32(group.0)].into_iter().for_each(&mut *put);
+            [Cell::U64(bytes.0), Cell::U64(wire_bytes.0), time(queued), time(started), time(sent)]
+                .into_iter()
+                .for_each(&mut *put);
             put(Cell::U32s(&links.iter().map(|link| link.0).collect::<Vec<u32>>()));
             // As the simulator numbers them: the lane is in the highest 8 bits.
             let (lane, step) = way.step.map_or((Cell::Null, Cell::Null), |step| {
                 (Cell::U32((step >> 56) as u32), Cell::U64(step & (u64::MAX >> 8)))
             });
-            [Cell::U64(way.id.0), Cell::U32(way.operation.0), lane, step].map(&mut *put);
-            [Cell::U32(way.by.0), time(way.begun)].map(&mut *put);
-            caused(way.cause).map(&mut *put);
-            [time(way.released), way.behind.map_or(Cell::Null, |before| Cell::U64(before.0))].map(put);
+            [Cell::U64(way.id.0), Cell::U32(way.operation.0), lane, step].into_iter().for_each(&mut *put);
+            [Cell::U32(way.by.0), time(way.begun)].into_iter().for_each(&mut *put);
+            caused(way.cause).into_iter().for_each(&mut *put);
+            [time(way.released), way.behind.map_or(Cell::Null, |before| Cell::U64(before.0))].into_iter().for_each(put);
         }
         Event::Elapsed { rank, task, what, start, why, cause } => {
-            [Cell::U32(rank.0), Cell::U32(task.0), Cell::Name(elapsed_name(what)), time(start)].map(&mut *put);
-            activity(why).map(&mut *put);
-            begun(why).map(&mut *put);
-            caused(cause).map(put);
+            [Cell::U32(rank.0), Cell::U32(task.0), Cell::Name(elapsed_name(what)), time(start)]
+                .into_iter()
+                .for_each(&mut *put);
+            activity(why).into_iter().for_each(&mut *put);
+            begun(why).into_iter().for_each(&mut *put);
+            caused(cause).into_iter().for_each(put);
         }
         Event::Used { rank, stream, times } => {
-            [Cell::U32(rank.0), stream.map_or(Cell::Null, Cell::U32)].map(&mut *put);
-            [times.kernels, times.copies, times.communication, times.exposed].map(|lasts| put(span(lasts)));
+            [Cell::U32(rank.0), stream.map_or(Cell::Null, Cell::U32)].into_iter().for_each(&mut *put);
+            [times.kernels, times.copies, times.communication, times.exposed]
+                .into_iter()
+                .for_each(|lasts| put(span(lasts)));
         }
         Event::Finished { rank, outcome, times, traffic, cause } => {
             let outcome = match outcome {
@@ -135,10 +147,12 @@ pub fn cells_of(event: &Event<'_>, put: &mut impl FnMut(Cell<'_>)) {
                 Outcome::Failed => "Failed",
                 Outcome::Crashed => "Crashed",
             };
-            [Cell::U32(rank.0), Cell::Name(outcome)].map(&mut *put);
-            [times.compute, times.exposed, times.late_peer, times.no_data, times.idle].map(|lasts| put(span(lasts)));
-            [traffic.sent, traffic.received, traffic.wire_sent].map(|bytes| put(Cell::U64(bytes.0)));
-            caused(cause).map(put);
+            [Cell::U32(rank.0), Cell::Name(outcome)].into_iter().for_each(&mut *put);
+            [times.compute, times.exposed, times.late_peer, times.no_data, times.idle]
+                .into_iter()
+                .for_each(|lasts| put(span(lasts)));
+            [traffic.sent, traffic.received, traffic.wire_sent].into_iter().for_each(|bytes| put(Cell::U64(bytes.0)));
+            caused(cause).into_iter().for_each(put);
         }
     }
 }

@@ -16,7 +16,7 @@ use parquet::schema::types::{ColumnPath, Type as Schema, TypePtr};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use uniference_sim::event::{Event, Observer};
 use uniference_sim::ids::Site;
 use uniference_sim::time::SimTime;
@@ -69,7 +69,9 @@ struct Table<F: Write> {
     /// Gathered and not encoded yet.
     rows: usize,
     /// The part that has rows.
-    part: Option<SerializedFileWriter<F>>,
+    part: Option<SerializedFileWriter<Noted<F>>>,
+    /// Why a part could not be written.
+    failure: Arc<OnceLock<Failure>>,
     /// Parts that are closed.
     closed: u32,
 }
@@ -100,7 +102,8 @@ impl<P: Parts> TableWriter<P> {
     pub fn new<'a>(parts: P, messages: bool, links: impl IntoIterator<Item = &'a str>) -> TableWriter<P> {
         let table = |kind: &'static Kind| {
             // The version is in the metadata of every file.
-            let left_out = kind.name == Name::Stream.kind().name || (kind.name == Name::Message.kind().name && !messages);
+            let left_out =
+                kind.name == Name::Stream.kind().name || (kind.name == Name::Message.kind().name && !messages);
             (!left_out).then(|| Table::new(kind))
         };
         let tables = KINDS.iter().map(table).collect();
@@ -180,7 +183,8 @@ impl<P: Parts> Observer for TableWriter<P> {
 impl<F: Write + Send> Table<F> {
     fn new(kind: &'static Kind) -> Table<F> {
         let columns = || columns_of(kind);
-        let fields = columns().map(|column| Arc::new(field(column).expect("the table of columns is a schema"))).collect();
+        let fields =
+            columns().map(|column| Arc::new(field(column).expect("the table of columns is a schema"))).collect();
         let schema = Schema::group_type_builder(kind.name).with_fields(fields).build().expect("names differ");
         let version = KeyValue::new(VERSION_KEY.to_owned(), VERSION.to_string());
         let mut properties = WriterProperties::builder()
@@ -190,7 +194,9 @@ impl<F: Write + Send> Table<F> {
             .set_key_value_metadata(Some(vec![version]));
         for column in columns().filter(|column| grows(column)) {
             let path = match column.data {
-                Type::U32s | Type::U64s => ColumnPath::from([column.name, "list", "element"].map(str::to_owned).to_vec()),
+                Type::U32s | Type::U64s => {
+                    ColumnPath::from([column.name, "list", "element"].map(str::to_owned).to_vec())
+                }
                 Type::U32 | Type::U64 | Type::Text => ColumnPath::from(column.name),
             };
             properties = properties
@@ -199,15 +205,17 @@ impl<F: Write + Send> Table<F> {
         }
         let columns = columns().map(Values::new).collect();
         let (schema, properties) = (Arc::new(schema), Arc::new(properties.build()));
-        Table { kind, schema, properties, columns, rows: 0, part: None, closed: 0 }
+        Table { kind, schema, properties, columns, rows: 0, part: None, failure: Arc::default(), closed: 0 }
     }
 
     /// Writes what was gathered to the part.
     fn encode(&mut self, parts: &mut impl Parts<File = F>) -> io::Result<()> {
+        let failure = Arc::clone(&self.failure);
+        let disk = |error| disk(error, &failure);
         let part = match &mut self.part {
             Some(part) => part,
             none => {
-                let file = parts.begin(self.kind.name)?;
+                let file = Noted { file: parts.begin(self.kind.name)?, failure: Arc::clone(&self.failure) };
                 let part = SerializedFileWriter::new(file, Arc::clone(&self.schema), Arc::clone(&self.properties));
                 none.insert(part.map_err(disk)?)
             }
@@ -226,9 +234,8 @@ impl<F: Write + Send> Table<F> {
     /// The same, and closes the part.
     fn close(&mut self, parts: &mut impl Parts<File = F>) -> io::Result<()> {
         self.encode(parts)?;
-        let mut part = self.part.take().expect("it was just begun");
-        part.finish().map_err(disk)?;
-        let file = part.into_inner().map_err(disk)?;
+        let part = self.part.take().expect("it was just begun");
+        let Noted { file, .. } = part.into_inner().map_err(|error| disk(error, &self.failure))?;
         parts.close(self.kind.name, self.closed, file)?;
         self.closed += 1;
         Ok(())
@@ -372,13 +379,40 @@ fn batch<T: DataType>(
     Ok(())
 }
 
+/// An error of the operating system: its number, if it has one, and its kind.
+type Failure = (Option<i32>, io::ErrorKind);
+
+/// A file whose first error is kept: of some, `parquet` hands on no more than a text.
+struct Noted<F> {
+    file: F,
+    failure: Arc<OnceLock<Failure>>,
+}
+
+impl<F> Noted<F> {
+    fn note<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
+        result.inspect_err(|error| {
+            self.failure.get_or_init(|| (error.raw_os_error(), error.kind()));
+        })
+    }
+}
+
+impl<F: Write> Write for Noted<F> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(bytes);
+        self.note(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let flushed = self.file.flush();
+        self.note(flushed)
+    }
+}
+
 /// The operating system's error, where there is one.
-fn disk(error: ParquetError) -> io::Error {
-    match error {
-        ParquetError::External(source) => match source.downcast::<io::Error>() {
-            Ok(error) => *error,
-            Err(source) => io::Error::other(source),
-        },
-        other => io::Error::other(other),
+fn disk(error: ParquetError, failure: &OnceLock<Failure>) -> io::Error {
+    match failure.get() {
+        Some((Some(number), _)) => io::Error::from_raw_os_error(*number),
+        Some((None, kind)) => (*kind).into(),
+        None => io::Error::other(error),
     }
 }

@@ -7,7 +7,9 @@ use parquet::record::{Field, Row};
 use std::collections::BTreeMap;
 use uniference_sim::event::{Cause, Elapsed, Meeting, MessageWay, StreamTimes, Times, Traffic, WaitReason, Why};
 use uniference_sim::ids::{GroupId, GroupRank, Handle, LinkId, MessageId, QueueId, RankId, Site, TaskId};
-use uniference_sim::program::{Call, CallOp, Collective, CollectiveKind, DType, Mark, Origin, Outcome, ReduceOp, Shape};
+use uniference_sim::program::{
+    Call, CallOp, Collective, CollectiveKind, DType, Mark, Origin, Outcome, ReduceOp, Shape,
+};
 use uniference_sim::time::{Bytes, SimDuration};
 
 fn collective(kind: CollectiveKind, reduce: Option<ReduceOp>, shape: Shape) -> Call {
@@ -303,7 +305,8 @@ fn a_part_has_a_million_events_at_most() {
 fn an_event_takes_few_bytes() {
     let mut parts = Memory::default();
     let mut writer = TableWriter::new(&mut parts, false, []);
-    let (call, bytes) = (&collective(CollectiveKind::AllReduce, Some(ReduceOp::Sum), Shape::Even(1 << 20)), Bytes(1 << 22));
+    let (call, bytes) =
+        (&collective(CollectiveKind::AllReduce, Some(ReduceOp::Sum), Shape::Even(1 << 20)), Bytes(1 << 22));
     let count = 20_000;
     for number in 0..count {
         let (rank, handle) = (RankId(number % 8), Handle(number / 8));
@@ -312,7 +315,10 @@ fn an_event_takes_few_bytes() {
         let why = Why { cause: Cause::Task(TaskId(0)), handle, issued: at, site: Site(number % 8), ..Why::default() };
         let meeting = Meeting::Collective { sequence: u64::from(handle.0) };
         let (issued, started, algorithm) = (at, at, Some("ring"));
-        writer.record(at, &Event::Completed { rank, handle, call, bytes, issued, started, algorithm, meeting, why, cause });
+        writer.record(
+            at,
+            &Event::Completed { rank, handle, call, bytes, issued, started, algorithm, meeting, why, cause },
+        );
     }
     writer.finish().unwrap();
     drop(writer);

@@ -39,10 +39,7 @@ mod tests {
             busy.add(at(start), at(end));
         }
         let changes: Vec<_> = busy.changes().map(|(at, busy)| (at.as_ps(), busy)).collect();
-        assert_eq!(
-            changes,
-            [(0, false), (2, true), (5, false), (7, true), (10, false), (12, true), (31, false)]
-        );
+        assert_eq!(changes, [(0, false), (2, true), (5, false), (7, true), (10, false), (12, true), (31, false)]);
         busy = Busy::default();
         assert_eq!(busy.changes().count(), 1);
         busy.add(at(0), at(1));

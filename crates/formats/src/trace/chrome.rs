@@ -63,20 +63,26 @@ impl<W: Write> Format for Chrome<W> {
 
     fn begin(&mut self, Row { pid, tid }: Row, at: SimTime, name: &str) {
         let (ts, name) = (Micros(at.as_ps()), Text(name));
-        self.entry(format_args!("{{\"ph\":\"B\",\"pid\":{pid},\"tid\":{tid},\"ts\":{ts},\"name\":{name},\"args\":{{}}}}"));
+        self.entry(format_args!(
+            "{{\"ph\":\"B\",\"pid\":{pid},\"tid\":{tid},\"ts\":{ts},\"name\":{name},\"args\":{{}}}}"
+        ));
     }
 
     fn end(&mut self, Row { pid, tid }: Row, at: SimTime) {
         let ts = Micros(at.as_ps());
-        self.entry(format_args!("{{\"ph\":\"E\",\"pid\":{pid},\"tid\":{tid},\"ts\":{ts},\"name\":\"\",\"args\":{{}}}}"));
+        self.entry(format_args!(
+            "{{\"ph\":\"E\",\"pid\":{pid},\"tid\":{tid},\"ts\":{ts},\"name\":\"\",\"args\":{{}}}}"
+        ));
     }
 
     fn counter(&mut self, counter: &Counter<'_>, at: SimTime, values: &[(&str, Value<'_>)]) {
         let Counter { pid, name, unit } = *counter;
-        let named = |(series, value): &(&str, _)| if series.is_empty() { (unit, *value) } else { (*series, *value) };
-        let values: Vec<(&str, Value<'_>)> = values.iter().map(named).collect();
+        let values: Vec<(&str, Value<'_>)> =
+            values.iter().map(|(series, value)| (if series.is_empty() { unit } else { series }, *value)).collect();
         let (ts, name, args) = (Micros(at.as_ps()), Text(name), Object(&values));
-        self.entry(format_args!("{{\"ph\":\"C\",\"pid\":{pid},\"tid\":0,\"ts\":{ts},\"name\":{name},\"args\":{args}}}"));
+        self.entry(format_args!(
+            "{{\"ph\":\"C\",\"pid\":{pid},\"tid\":0,\"ts\":{ts},\"name\":{name},\"args\":{args}}}"
+        ));
     }
 
     fn arrow(&mut self, number: u64, name: &'static str, from: Point, to: Point) {

@@ -33,7 +33,7 @@ pub enum Value<'a> {
 }
 
 /// What is known of a slice, by name.
-pub type Args<'a> = [(&'static str, Value<'a>)];
+pub(super) type Args<'a> = [(&'static str, Value<'a>)];
 
 /// A counter of a process: one series of values, or several.
 #[derive(Clone, Copy, Debug)]

@@ -29,11 +29,11 @@ use std::rc::Rc;
 use uniference_sim::cluster::Cluster;
 use uniference_sim::device::Power;
 use uniference_sim::event::{Event, Meeting, Observer, WaitReason};
-use uniference_sim::ids::{GroupId, Handle, QueueId, RankId, Site, TaskId};
+use uniference_sim::ids::{GroupId, Handle, QueueId, RankId, TaskId};
 use uniference_sim::program::{Call, CallOp, Mark};
 use uniference_sim::time::{Bytes, SimTime};
 
-/// The lines of a program, by [`Site`], as they become known; empty where they are not.
+/// The lines of a program, by [`Site`](uniference_sim::ids::Site), as they become known; empty where they are not.
 pub type Lines = Rc<RefCell<Vec<String>>>;
 
 /// The shortest time that viewers know, in picoseconds.

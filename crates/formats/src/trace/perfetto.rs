@@ -194,15 +194,11 @@ impl<W: Write> Format for Perfetto<W> {
     fn arrow(&mut self, number: u64, name: &'static str, from: Point, to: Point) {
         for (phase, Point { row, at }) in [('s', from), ('f', to)] {
             let name_iid = self.names.number(name);
-            let legacy = LegacyEvent {
-                phase: Some(phase as i32),
-                unscoped_id: Some(number),
-                bind_to_enclosing: Some(true),
-            };
+            let legacy =
+                LegacyEvent { phase: Some(phase as i32), unscoped_id: Some(number), bind_to_enclosing: Some(true) };
             let track = Some(track_of(row));
             let categories = vec![name.to_owned()];
-            let event =
-                TrackEvent { track, name_iid, categories, legacy: Some(legacy), ..TrackEvent::default() };
+            let event = TrackEvent { track, name_iid, categories, legacy: Some(legacy), ..TrackEvent::default() };
             self.event(at, event);
         }
     }

@@ -231,7 +231,8 @@ fn shown(file: &[u8]) -> Shown {
         rest = next;
         assert_eq!(packet.sequence, Some(1));
         if let Some(track) = packet.track {
-            let name = [track.name, track.process.and_then(|it| it.process_name), track.thread.and_then(|it| it.thread_name)];
+            let name =
+                [track.name, track.process.and_then(|it| it.process_name), track.thread.and_then(|it| it.thread_name)];
             assert!(track.parent.is_none_or(|parent| tracks.contains_key(&parent)));
             assert_eq!(tracks.insert(track.uuid.unwrap(), name.into_iter().flatten().collect::<String>()), None);
         }

@@ -17,8 +17,10 @@ impl Causes {
     /// For what each wait for communication and for the store was, as far as it is known. `lines` are those of the program, by site.
     pub fn releases<'a>(&'a self, lines: &'a [String]) -> impl Iterator<Item = Release> + 'a {
         let view = View { causes: self, names: self.texts(), lines, makespan: SimDuration::ZERO };
-        let tasks = (0..self.ranks.len()).map(RankId::from).flat_map(|rank| self.tasks(rank).map(move |task| (rank, task)));
-        let turns = tasks.flat_map(|(rank, task)| (0..self.turns(rank, task).len()).map(move |number| (rank, task, number)));
+        let tasks =
+            (0..self.ranks.len()).map(RankId::from).flat_map(|rank| self.tasks(rank).map(move |task| (rank, task)));
+        let turns =
+            tasks.flat_map(|(rank, task)| (0..self.turns(rank, task).len()).map(move |number| (rank, task, number)));
         turns.filter_map(move |(rank, task, number)| view.release(rank, task, number))
     }
 }
@@ -31,7 +33,8 @@ impl View<'_> {
             return None;
         }
         let mut sums: BTreeMap<(RankId, Kind, Option<LinkId>), (SimDuration, Span)> = BTreeMap::new();
-        for span in before(self.causes, rank, task, number, MOST_STEPS) {
+        let spans = before(self.causes, rank, task, number, MOST_STEPS);
+        for span in spans.into_iter().filter(|span| span.end > turn.start) {
             // The first one that is found is the last.
             let sum = sums.entry((span.rank, span.kind, span.link)).or_insert((SimDuration::ZERO, span));
             sum.0 += span.end.since(span.start.max(turn.start));
@@ -40,8 +43,10 @@ impl View<'_> {
         let words = self.words(rank, &span)?;
         // A message belongs to its sender's operation when it begins to leave.
         let until = if span.kind.is_of_link() { span.start } else { span.end };
-        let begun = span.activity.and_then(|handle| self.causes.activity(span.rank, handle)).map(|activity| activity.start);
-        let from = Source { rank: span.rank, activity: span.activity, span: begun.unwrap_or(SimTime::ZERO).min(until)..until };
+        let begun =
+            span.activity.and_then(|handle| self.causes.activity(span.rank, handle)).map(|activity| activity.start);
+        let from =
+            Source { rank: span.rank, activity: span.activity, span: begun.unwrap_or(SimTime::ZERO).min(until)..until };
         Some(Release { rank, task, waited: turn.start..turn.end, words, from })
     }
 
@@ -73,7 +78,8 @@ impl View<'_> {
     fn place(&self, span: &Span) -> String {
         let range = self.causes.range(span.rank, span.start).map(|name| format!(" in {}", self.name(name)));
         let line = || self.line(span.site).map(|line| format!(" at {}", in_folder(&line)));
-        let name = || span.name.map(|name| self.name(name)).filter(|name| name != COMPUTE).map(|name| format!(" of {name}"));
+        let name =
+            || span.name.map(|name| self.name(name)).filter(|name| name != COMPUTE).map(|name| format!(" of {name}"));
         range.or_else(line).or_else(name).unwrap_or_default()
     }
 }

@@ -286,7 +286,9 @@ fn what_takes_no_time_says_so() {
 }
 
 /// Rank, microseconds of the wait, words, and of whom, until when.
-fn releases(cluster: &Cluster, requests: impl Fn(u32) -> Vec<Request>) -> Vec<(u32, [u64; 2], String, (u32, u64))> {
+type Waited = (u32, [u64; 2], String, (u32, u64));
+
+fn releases(cluster: &Cluster, requests: impl Fn(u32) -> Vec<Request>) -> Vec<Waited> {
     let us = |at: SimTime| at.as_ps() / 1_000_000;
     let (causes, lines) = (causes_of(cluster, steps(cluster, requests)), lines());
     let releases = causes.releases(&lines).map(|release| {
@@ -332,12 +334,7 @@ fn a_wait_may_be_for_a_sleep_a_line_or_a_link() {
             send(1, 90_000, 4),
             wait(&[0, 1, 2, 3], 5),
         ],
-        _ => vec![
-            receive(0, 1_000, 6),
-            wait(&[0], 6),
-            receive(0, 90_000, 7),
-            wait(&[1], 7),
-        ],
+        _ => vec![receive(0, 1_000, 6), wait(&[0], 6), receive(0, 90_000, 7), wait(&[1], 7)],
     });
     let of_receiver: Vec<_> = found.into_iter().filter(|release| release.0 == 1).collect();
     // All of rank 0 stands in one queue: 50 us, 1 us, 70 us, 90 us; a message takes 10 us more to arrive.

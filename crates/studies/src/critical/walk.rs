@@ -171,8 +171,8 @@ impl Walk<'_> {
         let message = *self.causes.message(id)?;
         let Message { begun, released, started, sent, arrived: at, alone, source, by, link, .. } = message;
         let sender = self.causes.activity(source, message.operation);
-        let of_sender = sender
-            .map_or(Span::of(source, Kind::Library), |activity| of_activity(source, message.operation, activity));
+        let of_sender =
+            sender.map_or(Span::of(source, Kind::Library), |activity| of_activity(source, message.operation, activity));
         let on_link = |kind| Span { kind, link, ..of_sender };
         let here = of_sender.activity.filter(|_| rank == source);
         self.pass(if arrived { at } else { sent }, Span { rank, kind: Kind::Library, activity: here, ..of_sender });
