@@ -310,18 +310,23 @@ fn all_reduce(bytes: u64, line: u32) -> Request {
 fn a_wait_is_for_the_last_rank_that_enters_a_collective_and_says_what_that_one_does() {
     let mark = |name: &str| on_queue(0, Activity::Mark(Mark::Begin(name.into())), 1);
     let found = releases(&cluster(3, "[collective]\nall_reduce = \"ring\"\n"), |rank| match rank {
-        2 => vec![mark("layers.7"), compute(400, 3), all_reduce(3, 4), wait(&[2], 4)],
-        1 => vec![compute(300, 5), all_reduce(3, 4), wait(&[1], 4)],
+        2 => vec![mark("layers.7"), compute(400, 3), wait(&[1], 3), all_reduce(3, 4), wait(&[2], 4)],
+        1 => vec![compute(300, 5), wait(&[0], 5), all_reduce(3, 4), wait(&[1], 4)],
         _ => vec![all_reduce(3, 4), wait(&[0], 4)],
     });
-    let words = "waits for rank 2, which computes in layers.7".to_owned();
-    // 400 us, then 4 steps of 10 us.
-    let by_rank = |rank: u32| found.iter().filter(|release| release.0 == rank).cloned().collect::<Vec<_>>();
-    assert_eq!(by_rank(0), [(0, [0, 440], words.clone(), (2, 400))]);
-    assert_eq!(by_rank(1), [(1, [300, 440], words, (2, 400))]);
+    let of_rank = |rank: u32| {
+        let of_rank: Vec<_> = found.iter().filter(|release| release.0 == rank).collect();
+        let [(_, [start, _], words, from)] = of_rank[..] else { panic!("one wait: {found:?}") };
+        (*start, &**words, *from)
+    };
+    assert_eq!(of_rank(0), (0, "waits for rank 2, which computes in layers.7", (2, 400)));
+    assert_eq!(of_rank(1), (300, "waits for rank 2, which computes in layers.7", (2, 400)));
     // It is itself the last: what is left is the network.
-    let [(2, [400, 440], of_rank_2, _)] = &by_rank(2)[..] else { panic!("{found:?}") };
-    assert!(of_rank_2.starts_with("waits for data of rank ") && of_rank_2.contains(": latency of a."), "{of_rank_2}");
+    let (start, words, _) = of_rank(2);
+    assert!(
+        start == 400 && words.starts_with("waits for data of rank ") && words.contains(": latency of a."),
+        "{words}"
+    );
 }
 
 #[test]
@@ -329,18 +334,20 @@ fn a_wait_may_be_for_a_sleep_a_line_or_a_link() {
     let found = releases(&cluster(2, ""), |rank| match rank {
         0 => vec![
             on_queue(0, Activity::Sleep(SimDuration::from_us(50)), 1),
+            wait(&[0], 1),
             send(1, 1_000, 2),
             compute(70, 3),
+            wait(&[2], 3),
             send(1, 90_000, 4),
-            wait(&[0, 1, 2, 3], 5),
+            wait(&[1, 3], 5),
         ],
         _ => vec![receive(0, 1_000, 6), wait(&[0], 6), receive(0, 90_000, 7), wait(&[1], 7)],
     });
     let of_receiver: Vec<_> = found.into_iter().filter(|release| release.0 == 1).collect();
-    // All of rank 0 stands in one queue: 50 us, 1 us, 70 us, 90 us; a message takes 10 us more to arrive.
+    // 50 us of sleep, then 70 us of compute beside the first message's 1 us; then 90 us. A message takes 10 us more to arrive.
     let expected = [
         (1, [0, 61], "waits for rank 0, which sleeps at a.py:1".to_owned(), (0, 50)),
-        (1, [61, 221], "waits for data of rank 0: bandwidth of a.0 -> switch".to_owned(), (0, 121)),
+        (1, [61, 220], "waits for data of rank 0: bandwidth of a.0 -> switch".to_owned(), (0, 120)),
     ];
     assert_eq!(of_receiver, expected);
 }
