@@ -105,4 +105,4 @@ pub(super) fn replay(args: &Args, argv: &[OsString]) -> Result<Exit, HostError> 
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -58,6 +58,7 @@ pub mod live;
 pub mod lock;
 mod names;
 mod notices;
+pub mod page;
 mod patience;
 pub mod profile;
 mod programs;

@@ -78,6 +78,16 @@ pub(crate) fn origin(args: &Replay) -> Result<(Resolved, Vec<String>), HostError
     Ok((chosen.resolved, steps.recorded.command))
 }
 
+/// Hands over a record with the cluster that it is replayed on, for whoever drives it.
+pub(crate) fn driven<T>(
+    args: &Replay,
+    with: impl FnOnce(&Cluster, &mut dyn Source) -> Result<T, HostError>,
+) -> Result<T, HostError> {
+    let Prepared { mut chosen, seed, reader, steps, plan } = prepare(args)?;
+    chosen.resolved.cluster.dynamics.seed = seed;
+    with(&chosen.resolved.cluster, &mut Recorded::new(&steps.path, reader, plan))
+}
+
 /// What a record comes to, without results in a folder.
 pub(crate) fn simulate(args: &Replay, look: Look) -> Result<Ended<Simulated>, HostError> {
     let Prepared { mut chosen, seed, reader, steps, plan } = prepare(args)?;

@@ -9,7 +9,7 @@ mod rates;
 
 use crate::events::reason_name;
 use crate::sink::{Sink, WriteError};
-use rates::LinkRates;
+pub use rates::LinkRates;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::io::Write;
