@@ -158,6 +158,11 @@ function timeline(run, longest) {
   const data = marks.map(({ row, mark: [start, length] }) => [row, start * ps, (start + length) * ps]);
   const has = (mark, kind) => (mark.length === 4 ? mark[3] === kind : mark[4][kind] > 0);
   const kinds = KIND_NAMES.map((_, kind) => kind).filter((kind) => marks.some(({ mark }) => has(mark, kind)));
+  // Operations of several groups are under way at once: where the next mark lies on this one, neither name could be read.
+  const isCovered = marks.map(({ row, mark: [start, length] }, at) => [at - 1, at + 1].some((other) => {
+    const next = marks[other];
+    return next?.row === row && next.mark[0] < start + length && start < next.mark[0] + next.mark[1];
+  }));
   const most = 36;
   const text = `Timeline of ${counted(new Set(rows.map((row) => row.rank)).size - (rows[0].rank === null ? 1 : 0), "rank")}: ${counted(spans, "span")} in ${counted(rows.length, "row")}, from 0 to ${seconds(run.seen.makespan_ps * ps)}.`;
   const describe = ({ row, mark }) => {
@@ -180,7 +185,7 @@ function timeline(run, longest) {
         const shape = clip(from, middle - height / 2, to - from, height);
         if (!shape) return undefined;
         const drawn = { type: "rect", shape, style: { fill: colours.kinds[mark[3]] } };
-        if (to - from > 44) {
+        if (to - from > 44 && !isCovered[params.dataIndex]) {
           drawn.textContent = { style: { text: names[mark[2]], width: to - from - 8, overflow: "truncate", fill: mark[3] === 2 || colours === COLOURS.dark ? "#12161c" : mark[3] === 3 ? "#1c2430" : "#ffffff", fontSize: 11 } };
           drawn.textConfig = { position: "inside" };
         }
