@@ -214,7 +214,8 @@ fn other_seeds(args: &Replay, resolved: &Resolved, steps: &Steps) -> Result<Besi
         let (ended, lines) = again(
             &cluster,
             path,
-            Some((&costing, steps.arrangement.as_ref())),
+            Some(&costing),
+            steps.arrangement.as_ref(),
             &mut (&mut statistics, Hazards::default()),
         )?;
         match ended {
@@ -251,7 +252,7 @@ fn other_ways(
     }
     if let Some(home) = recorded_cluster(recorded, path) {
         let mut at_home = (Digest::default(), Hazards::default());
-        let (ended, _) = again(&home.cluster, path, None, &mut at_home)?;
+        let (ended, _) = again(&home.cluster, path, None, None, &mut at_home)?;
         if !matches!(ended, engine::Ending::Finished) {
             return Err(cut_short(path));
         }
@@ -274,13 +275,14 @@ fn recorded_cluster(recorded: &Manifest, path: &Path) -> Option<Resolved> {
 fn again(
     cluster: &Cluster,
     path: &Path,
-    costing: Option<(&Rc<RefCell<Costing>>, Option<&Arc<Arrangement>>)>,
+    costing: Option<&Rc<RefCell<Costing>>>,
+    arrangement: Option<&Arc<Arrangement>>,
     listener: &mut dyn Listener,
 ) -> Result<(engine::Ending, Vec<String>), HostError> {
     let (ranks, rest) = RecordReader::open(BufReader::new(open_record(path)?))?.by_rank();
     let ended = match costing {
         None => replay_heard(&mut Engine::new(cluster), ranks, listener),
-        Some((costing, arrangement)) => {
+        Some(costing) => {
             let steps = costed(ranks, costing, arrangement).map(|(_, steps)| steps.map(|(task, step, _)| (task, step)));
             replay_heard(&mut Engine::new(cluster), steps.collect(), listener)
         }

@@ -105,7 +105,7 @@ mod tag {
     pub(super) const EXECUTION: u64 = 16;
 }
 
-/// Kinds of entries that are not of [`MemoryKind`]. A number follows those of a GPU, of bytes, and [`RECORDED`].
+/// Kinds of entries that are not of [`MemoryKind`]. A number follows those of a GPU, of bytes, and [`kind::RECORDED`].
 mod kind {
     pub(super) const ALLOCATED: u8 = 5;
     pub(super) const RESERVED: u8 = 6;
