@@ -103,7 +103,10 @@ def test_the_query_projection_does_not_need_the_gathered_activations(folder: Pat
     (chance,) = [chance for chance in table["overlap"]["operations"] if chance["line"].endswith(gather)]
     assert (chance["operation"], chance["calls"]) == ("all_gather", 12)
     first = chance["compute"][0]
-    assert (first["line"], first["before"]) == (f"{folder}/prefill.py:{line_of(PREFILL, 'q = query(normed)', 1)}", False)
+    assert (first["line"], first["before"]) == (
+        f"{folder}/prefill.py:{line_of(PREFILL, 'q = query(normed)', 1)}",
+        False,
+    )
     # What is asked for by itself comes to the same, and is said in words.
     alone = whatif(folder, "--overlap", gather)
     assert alone["changes"][0]["digest"] == row["digest"]
