@@ -135,11 +135,15 @@ def test_what_cannot_be_moved_is_refused(folder: Path) -> None:
     run(folder, "base", "chain.py")
     run(folder, "earlier", "chain.py", compute="measured")
     no_call = uniference("whatif", "base", "--overlap", "chain.py:1", cwd=folder)
-    assert no_call.code == 2 and "no operation that is called at this line" in no_call.err
+    assert no_call.code == 2
+    assert "no operation that is called at this line" in no_call.err
     no_line = uniference("whatif", "base", "--overlap", "chain.py", cwd=folder)
-    assert no_line.code == 2 and "FILE:LINE" in no_line.err
+    assert no_line.code == 2
+    assert "FILE:LINE" in no_line.err
     whole = uniference("whatif", "base", "--compute", "from=earlier", "--overlap", "chain.py:9", cwd=folder)
-    assert whole.code == 2 and "divides slices" in whole.err
+    assert whole.code == 2
+    assert "divides slices" in whole.err
     run(folder, "base", "chain.py", compute="none")
     unknown = uniference("whatif", "base", cwd=folder)
-    assert unknown.code == 0 and "not examined for overlap" in unknown.out
+    assert unknown.code == 0
+    assert "not examined for overlap" in unknown.out

@@ -39,7 +39,8 @@ def test_the_results_are_those_of_the_median(tmp_path: Path) -> None:
     assert of_all["makespan_s"] == makespans[1]
     assert of_all["interval"]["runs"] == 3
     assert of_all["interval"]["low_s"] <= makespans[1] <= of_all["interval"]["high_s"]
-    assert "median of 3 runs" in of_all["headline"] and "median of 3 runs" in done.out
+    assert "median of 3 runs" in of_all["headline"]
+    assert "median of 3 runs" in done.out
     assert done.err.count("makespan") == 3
     # It is a run as any other: it can be replayed, and another one may take its folder.
     explained = uniference("explain", "runs", "--json", cwd=tmp_path)
@@ -53,10 +54,13 @@ def test_the_results_are_those_of_the_median(tmp_path: Path) -> None:
 
 def test_runs_that_are_all_the_same_are_refused(tmp_path: Path) -> None:
     done = run(tmp_path, SCRIPT, "--compute", "none", "--repeat", 3)
-    assert done.code == 2 and "--repeat has no effect" in done.err
+    assert done.code == 2
+    assert "--repeat has no effect" in done.err
 
 
 def test_a_run_that_fails_ends_them(tmp_path: Path) -> None:
     done = run(tmp_path, SCRIPT + "raise SystemExit(3)\n", "--compute", "measured", "--repeat", 3)
-    assert done.code == 1 and "failed on rank" in done.err
-    assert not (tmp_path / "runs" / "report.json").exists() and not (tmp_path / "runs" / "repeat-2").exists()
+    assert done.code == 1
+    assert "failed on rank" in done.err
+    assert not (tmp_path / "runs" / "report.json").exists()
+    assert not (tmp_path / "runs" / "repeat-2").exists()
