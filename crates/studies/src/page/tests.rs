@@ -30,10 +30,10 @@ fn seen(cluster: &Cluster, sleeps: &[u64], call: impl Fn(u32) -> Option<CallOp>)
     let script = |(rank, us): (u32, &u64)| {
         let sleep = issue(Activity::Sleep(SimDuration::from_us(*us)));
         let call = call(rank).map(|op| issue(Activity::Call(Call { group: GroupId(0), op })));
-        let handles = (0..1 + u32::from(call.is_some())).map(Handle).collect();
-        let wait = Request::Wait { handles, any: false, timeout: None, site: Site(0) };
+        let wait = |handle| Request::Wait { handles: vec![Handle(handle)], any: false, timeout: None, site: Site(0) };
+        let waited = call.is_some().then(|| wait(1));
         let join = Request::JoinGroup { ranks: Arc::clone(&world), sequence: 0 };
-        let all = [Some(join), Some(sleep), call, Some(wait), Some(Request::Exit(Outcome::Ok))];
+        let all = [Some(join), Some(sleep), Some(wait(0)), call, waited, Some(Request::Exit(Outcome::Ok))];
         all.into_iter()
             .flatten()
             .map(|request| (TaskId(0), RecordedStep::from(request)))
