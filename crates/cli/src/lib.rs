@@ -23,6 +23,7 @@ mod profile;
 #[cfg(test)]
 mod reference;
 mod replay;
+mod report;
 mod run;
 mod standard;
 mod testbed;
@@ -65,6 +66,8 @@ enum Command {
     /// Say how long a run would take with a faster device, link or line, a free operation or another algorithm
     #[command(name = "whatif")]
     WhatIf(whatif::Args),
+    /// Show runs side by side on one HTML page: timeline, ranks, links, operations, memory, critical path, what-ifs
+    Report(report::Args),
     /// Check whether a program or a generated job fits the memory of its devices
     Fit(fit::Args),
     /// Check cluster files
@@ -228,6 +231,7 @@ fn dispatch(cli: Cli, argv: &[OsString], python: Option<&Path>) -> Result<Exit, 
         Command::View(args) => view::view(&args, python("view")?),
         Command::Diff(args) => diff::diff(&args, argv),
         Command::WhatIf(args) => whatif::whatif(&args, argv),
+        Command::Report(args) => report::report(&args, argv),
         Command::Fit(args) => fit::fit(&args, argv, || python("fit")),
         Command::Cluster(command) => cluster::command(&command),
         Command::Chakra(command) => chakra::command(&command),

@@ -1,7 +1,7 @@
 //! Owns the folder that a run's results go to: its name, whether it can be written, and writing to it.
 
 use crate::lock::{LOCK, Lock, Writer};
-use crate::names::{EVENTS, GROUPS, NATIVE_TRACE, PREFIX, RECORD, REPORT, TABLES, TIMELINE, TRACE};
+use crate::names::{EVENTS, GROUPS, NATIVE_TRACE, PREFIX, RECORD, REPEATED, REPORT, TABLES, TIMELINE, TRACE};
 use crate::notices::Notices;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -103,6 +103,22 @@ impl Folder {
         fs::write(&path, contents).map_err(|source| unwritable("write", &path, source))
     }
 
+    /// Takes over all results of another folder but `without`: both then have them. The disk holds them once, where it can.
+    ///
+    /// # Errors
+    /// If they cannot be read or written.
+    pub(crate) fn take_over(&self, other: &Folder, without: &[&str]) -> Result<(), HostError> {
+        for name in names(&other.path)? {
+            let is_taken = |name: &str| (is_result(name) || name == TABLES) && !without.contains(&name);
+            if !name.to_str().is_some_and(is_taken) {
+                continue;
+            }
+            let (from, to) = (other.path.join(&name), self.path.join(&name));
+            link(&from, &to).map_err(|source| unwritable("write", &to, source))?;
+        }
+        Ok(())
+    }
+
     /// A new file to write to.
     ///
     /// # Errors
@@ -127,6 +143,19 @@ impl Folder {
         let path = self.path.join(REPORT);
         fs::remove_file(&path).map_err(|source| unwritable("remove", &path, source))
     }
+}
+
+/// A file or a folder under another name, with all that is in it; a copy where the disk cannot hold it once.
+fn link(from: &Path, to: &Path) -> io::Result<()> {
+    if !from.is_dir() {
+        return fs::hard_link(from, to).or_else(|_| fs::copy(from, to).map(|_| ()));
+    }
+    fs::create_dir(to)?;
+    for entry in fs::read_dir(from)? {
+        let name = entry?.file_name();
+        link(&from.join(&name), &to.join(&name))?;
+    }
+    Ok(())
 }
 
 /// Refuses a folder in which there is anything but what commands of ours write.
@@ -176,12 +205,21 @@ fn foreign_in_tables(tables: &Path) -> Result<Option<PathBuf>, HostError> {
 
 fn remove_old(folder: &Path, kind: Kind) -> Result<(), HostError> {
     for name in names(folder)? {
+        if kind == Kind::Results && name.to_str().is_some_and(is_repeated) {
+            let run = folder.join(&name);
+            remove_old(&run, kind)?;
+            // With whatever is somebody else's it stays.
+            let _ = fs::remove_file(run.join(LOCK));
+            let _ = fs::remove_dir(&run);
+            continue;
+        }
         let old = name.to_str().is_some_and(if kind == Kind::Results { is_result } else { is_trace });
         let path = folder.join(&name);
         let removed = match () {
             () if old => fs::remove_file(&path),
-            // It has nothing else in it.
-            () if kind == Kind::Results && name == TABLES => fs::remove_dir_all(&path),
+            () if kind == Kind::Results && name == TABLES && foreign_in_tables(&path)?.is_none() => {
+                fs::remove_dir_all(&path)
+            }
             () => Ok(()),
         };
         removed.map_err(|source| unwritable("replace", &path, source))?;
@@ -213,7 +251,12 @@ fn is_trace(name: &str) -> bool {
 
 /// What stays: the lock, and the folder that `uniference chakra export` makes beside the results.
 fn is_ours(name: &str) -> bool {
-    name == LOCK || name == PREFIX
+    name == LOCK || name == PREFIX || is_repeated(name)
+}
+
+/// The folder of one of several runs.
+fn is_repeated(name: &str) -> bool {
+    name.strip_prefix(REPEATED).is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
 fn next_free(parent: &Path, stem: &OsStr) -> Result<PathBuf, HostError> {

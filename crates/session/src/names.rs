@@ -12,6 +12,8 @@ pub const PREFIX: &str = "chakra";
 pub const GROUPS: &str = "comm_groups.json";
 /// The ranks' requests.
 pub const RECORD: &str = "program.record";
+/// Folders of the runs of one command are called so, and a number from 1.
+pub(crate) const REPEATED: &str = "repeat-";
 /// Everything that happened, as text.
 pub const EVENTS: &str = "events.jsonl";
 /// A folder: what happened, as tables.

@@ -16,12 +16,12 @@ mod rates;
 pub use chrome::Chrome;
 pub use format::Format;
 pub use perfetto::Perfetto;
+pub use rates::LinkRates;
 
 use crate::events::rows::reason_name;
 use crate::sink::WriteError;
 use busy::Busy;
 use format::{Counter, Point, Row, Value};
-use rates::LinkRates;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
