@@ -50,12 +50,12 @@ def test_measured(uniference_run):
 def test_a_project_tests_its_programs(pytester: pytest.Pytester) -> None:
     (pytester.path / "script.py").write_text(SCRIPT)
     pytester.makepyfile(TESTS)
-    done = pytester.runpytest_subprocess("-p", "uniference.testing", "-p", "no:cacheprovider")
+    done = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     done.assert_outcomes(passed=2, failed=1)
     done.stdout.fnmatch_lines(
         [
             "*AssertionError: the makespan is 1.02 ms, more than 1 ms (+2.0 %)",
-            "*98.0 % bandwidth of *in all_reduce at *script.py:6",
+            "*49.0 % bandwidth of device.0 -> switch in all_reduce at *script.py:6",
         ]
     )
 
