@@ -162,11 +162,9 @@ impl Source for Recorded<'_> {
     fn drive(&mut self, cluster: &Cluster, watch: Watch<'_>) -> Result<End, HostError> {
         let reader = self.reader.take().expect("a record is driven once");
         let (ranks, rest) = reader.by_rank();
-        let recorder = RefCell::new(watch.recorder);
-        let copied = costed(ranks, &self.costing).map(|(rank, steps)| Copied { rank, steps, recorder: &recorder });
-        let mut heard = (watch.observer, std::mem::take(&mut self.hazards));
-        let ended = replay_heard(&mut Engine::new(cluster), copied.collect(), &mut heard);
-        self.hazards = heard.1;
+        let ranks = ranks.into_iter().map(lined).collect();
+        let (ended, hazards) = play(cluster, ranks, &self.costing, watch);
+        self.hazards = hazards;
         let lines = rest.finish()?;
         let costed = self.costing.borrow_mut().finish()?;
         let ending = match ended {
@@ -177,6 +175,20 @@ impl Source for Recorded<'_> {
         };
         Ok(End { ending, lines, costed })
     }
+}
+
+/// Carries out what ranks did with what their slices cost now, and says what of that hung on time.
+pub(crate) fn play<'a>(
+    cluster: &Cluster,
+    ranks: Vec<LinedSteps<'a>>,
+    costing: &'a Rc<RefCell<Costing>>,
+    watch: Watch<'_>,
+) -> (engine::Ending, Hazards) {
+    let recorder = RefCell::new(watch.recorder);
+    let copied = costed(ranks, costing).map(|(rank, steps)| Copied { rank, steps, recorder: &recorder });
+    let mut heard = (watch.observer, Hazards::default());
+    let ended = replay_heard(&mut Engine::new(cluster), copied.collect(), &mut heard);
+    (ended, heard.1)
 }
 
 fn check_repeat(args: &Replay, chosen: &Chosen) -> Result<(), HostError> {
@@ -263,6 +275,7 @@ fn again(
     let ended = match costing {
         None => replay_heard(&mut Engine::new(cluster), ranks, listener),
         Some(costing) => {
+            let ranks = ranks.into_iter().map(lined).collect();
             let steps = costed(ranks, costing).map(|(_, steps)| steps.map(|(task, step, _)| (task, step)));
             replay_heard(&mut Engine::new(cluster), steps.collect(), listener)
         }
@@ -270,22 +283,25 @@ fn again(
     Ok((ended, rest.finish()?))
 }
 
-/// Ranks' steps with the lines that they come from.
-type LinedSteps<'a> = Box<dyn Iterator<Item = (TaskId, RecordedStep, String)> + 'a>;
+/// A rank's steps with the lines that they come from.
+pub(crate) type LinedSteps<'a> = Box<dyn Iterator<Item = (TaskId, RecordedStep, String)> + 'a>;
+
+/// The steps of a record with their lines.
+pub(crate) fn lined<'a>(mut record: RankRecord<BufReader<File>>) -> LinedSteps<'a> {
+    Box::new(std::iter::from_fn(move || {
+        let (task, step) = record.next()?;
+        let line = record.line(&step).to_owned();
+        Some((task, step, line))
+    }))
+}
 
 /// What the ranks did, with what their slices cost now.
 fn costed<'a>(
-    ranks: Vec<RankRecord<BufReader<File>>>,
+    ranks: Vec<LinedSteps<'a>>,
     costing: &'a Rc<RefCell<Costing>>,
 ) -> impl Iterator<Item = (RankId, RankSteps<LinedSteps<'a>>)> {
-    (0..).map(RankId).zip(ranks).map(|(rank, mut record)| {
-        let lined = std::iter::from_fn(move || {
-            let (task, step) = record.next()?;
-            let line = record.line(&step).to_owned();
-            Some((task, step, line))
-        });
-        (rank, RankSteps::new(rank, Box::new(lined) as LinedSteps<'a>, Rc::clone(costing)))
-    })
+    let steps = |(rank, steps)| (rank, RankSteps::new(rank, steps, Rc::clone(costing)));
+    (0..).map(RankId).zip(ranks).map(steps)
 }
 
 /// A record that is replayed, and how its compute is to be costed.
