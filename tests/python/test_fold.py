@@ -17,8 +17,8 @@ memory_bandwidth = "100 GB/s"
 [network]
 preset = "rail"
 per_server = 8
-fabric = "10 GB/s"
-bandwidth = "25 Gbps"
+fabric = "nvlink4"
+link = "ethernet_25g"
 """
 
 GPUS = """

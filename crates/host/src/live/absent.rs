@@ -4,9 +4,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use uniference_sim::cast::{Cast, Likeness, Unlike};
+use uniference_sim::cast::{Cast, DueTo, Likeness, Unlike};
 use uniference_sim::ids::{GroupId, GroupRank, RankId};
 use uniference_sim::program::{Call, CallOp, Collective, Shape};
+use uniference_sim::symmetry::Axis;
 
 /// What the engine hears in a rehearsal: of groups the members that run.
 pub(super) struct Absence {
@@ -58,11 +59,9 @@ impl Absence {
         }
         let place = |of: GroupRank| {
             let other = ranks[of.index()];
-            let refused = || {
-                Unlike::absence(format!("{rank} needs data of {other}, which does not run, in a {}", call.op.name()))
-            };
             if !self.cast.runs(other) {
-                return Err(refused());
+                let problem = format!("{rank} needs data of {other}, which does not run, in a {}", call.op.name());
+                return Err(Unlike { due_to: self.between(rank, other), problem });
             }
             Ok(GroupRank::from((0..of.index()).filter(|place| runs(*place)).count()))
         };
@@ -95,6 +94,16 @@ impl Absence {
             }
         };
         Ok(Call { group: call.group, op })
+    }
+
+    /// What to do without so that one of two ranks has the other's data: the axis along which they lie, if there is one, as of stages.
+    fn between(&self, rank: RankId, other: RankId) -> DueTo {
+        let differ = |axis: &Axis| rank.0 / axis.stride % axis.extent != other.0 / axis.stride % axis.extent;
+        let axes = self.cast.symmetry().axes().iter().enumerate();
+        match axes.filter(|(_, axis)| differ(axis)).collect::<Vec<_>>()[..] {
+            [(axis, _)] => DueTo::Axis(axis),
+            _ => DueTo::Absence,
+        }
     }
 
     /// The rehearsal cannot go on, because of this.
@@ -154,6 +163,9 @@ mod tests {
         for refused in [send(1), collective(Some(1), Shape::Even(1))] {
             let unlike = absence.call(RankId(0), &refused).unwrap_err();
             assert!(unlike.problem.starts_with("rank 0 needs data of rank 3, which does not run"), "{unlike}");
+            // 3 = 1 + 2, while from 1 to 3 it is a step along the second axis.
+            assert_eq!(unlike.due_to, DueTo::Absence);
+            assert_eq!(absence.call(RankId(1), &refused).unwrap_err().due_to, DueTo::Axis(1));
         }
     }
 }
