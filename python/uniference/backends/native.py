@@ -12,7 +12,7 @@ import torch.distributed as dist
 from uniference._native import Channel
 from uniference.backends.base import SimulatedBackend
 from uniference.patches import names
-from uniference.rank import capture, rehearsal
+from uniference.rank import capture
 
 _MILLISECOND = timedelta(milliseconds=1)
 
@@ -32,7 +32,6 @@ def install(channel: Channel) -> None:
         backend: Any = None,
     ) -> None:
         if not (isinstance(backend, SimulatedBackend) and _fits(backend)):
-            rehearsal.note_group(backend)
             register(self, device, backend_type, backend)
             return
         channel.enter()

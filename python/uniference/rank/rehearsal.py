@@ -6,6 +6,8 @@ Which ranks run is decided before they start; what absent ones contribute to col
 import os
 from typing import Any
 
+from uniference.patches import names
+
 RUNNING = "UNIFERENCE_RUNNING"
 """How many ranks run, where some are absent."""
 
@@ -28,12 +30,27 @@ def workers(count: int) -> int:
     return int(os.environ[RUNNING]) if is_on() and count == int(os.environ["WORLD_SIZE"]) else count
 
 
-def note_group(backend: Any) -> None:
-    """Takes note of a process group's members, if it has NCCL's communicators."""
-    options = getattr(backend, "options", None)
-    if is_on() and options is not None:
-        ranks = list(options.global_ranks_in_group) or list(range(int(os.environ["WORLD_SIZE"])))
-        _groups[options.group_name] = ranks
+def install() -> None:
+    """Takes note of process groups' members before their communicators are made."""
+    if not is_on():
+        return
+    original = names.NEW_GROUP.original
+
+    def new_group(
+        group_size: int,
+        group_rank: int,
+        global_ranks_in_group: list[int],
+        backend: Any,
+        store: Any,
+        group_name: str,
+        /,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        _groups[group_name] = list(global_ranks_in_group) or list(range(group_size))
+        return original(group_size, group_rank, global_ranks_in_group, backend, store, group_name, *args, **kwargs)
+
+    names.NEW_GROUP.replace(new_group)
 
 
 def members(key: str, value: bytes) -> list[tuple[bytes, bytes]]:

@@ -224,6 +224,7 @@ _alive: list[EngineStore] = []
 def install(channel: Channel) -> None:
     """Puts these classes in the places where torch and programs look for theirs."""
     EngineStore.channel = channel
+    rehearsal.install()
     replacements = {store.__name__: store for store in (TCPStore, FileStore, PrefixStore)}
     for name in names.STORES:
         name.replace(replacements[name.attribute])
