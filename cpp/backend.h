@@ -60,6 +60,24 @@ struct Call {
   uint32_t contributes = 0;
 };
 
+// A call with the tensors that it communicates.
+struct DescribedCall : Call {
+  const at::Tensor* reads = nullptr;
+  const at::Tensor* writes = nullptr;
+
+  static void write_called(const at::Tensor& tensor, bool written) {
+    const Allocation* allocation = Storages::of(tensor);
+    Log::Writer()->called(allocation == nullptr ? 0 : allocation->id, written);
+  }
+
+  // Writes down which memory that is.
+  void note() const {
+    if (!Log::is_wanted()) return;
+    if (reads != nullptr) write_called(*reads, false);
+    if (writes != nullptr) write_called(*writes, true);
+  }
+};
+
 enum class Ending : uint32_t {
   // The data is there.
   kDone = 0,
@@ -119,7 +137,7 @@ class Backend : public c10d::Backend {
 
   MaybeWork allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override {
     return carry_out(
-        [&](Call& call) {
+        [&](DescribedCall& call) {
           if (!plain(tensors, opts) || !reduces(call, opts.reduceOp)) return false;
           call.kind = std::string_view("all_reduce");
           return moves(call, tensors[0], &tensors[0], &tensors[0], tensors[0].numel());
@@ -129,7 +147,7 @@ class Backend : public c10d::Backend {
 
   MaybeWork reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override {
     return carry_out(
-        [&](Call& call) {
+        [&](DescribedCall& call) {
           if (!plain(tensors, opts) || !reduces(call, opts.reduceOp) || !has_root(call, opts)) return false;
           call.kind = std::string_view("reduce");
           return moves(call, tensors[0], &tensors[0], is_root(opts) ? &tensors[0] : nullptr, tensors[0].numel());
@@ -139,7 +157,7 @@ class Backend : public c10d::Backend {
 
   MaybeWork broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override {
     return carry_out(
-        [&](Call& call) {
+        [&](DescribedCall& call) {
           if (!plain(tensors, opts) || !has_root(call, opts)) return false;
           call.kind = std::string_view("broadcast");
           return moves(call, tensors[0], is_root(opts) ? &tensors[0] : nullptr, &tensors[0], tensors[0].numel());
@@ -149,7 +167,7 @@ class Backend : public c10d::Backend {
 
   MaybeWork all_gather_single(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) override {
     return carry_out(
-        [&](Call& call) {
+        [&](DescribedCall& call) {
           if (!plain(output, opts) || !plain(input, opts) || !rows_of_all(output, input)) return false;
           call.kind = std::string_view("all_gather");
           return moves(call, input, &input, &output, input.numel());
@@ -159,7 +177,7 @@ class Backend : public c10d::Backend {
 
   MaybeWork reduce_scatter_single(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) override {
     return carry_out(
-        [&](Call& call) {
+        [&](DescribedCall& call) {
           if (!plain(output, opts) || !plain(input, opts) || !rows_of_all(input, output) || !reduces(call, opts.reduceOp)) return false;
           call.kind = std::string_view("reduce_scatter");
           return moves(call, output, &input, &output, output.numel());
@@ -169,7 +187,7 @@ class Backend : public c10d::Backend {
 
   MaybeWork barrier(const c10d::BarrierOptions& opts) override {
     return carry_out(
-        [&](Call& call) {
+        [&](DescribedCall& call) {
           if (!plain(opts)) return false;
           call.kind = std::string_view("barrier");
           return true;
@@ -278,13 +296,14 @@ class Backend : public c10d::Backend {
   // `describe` says what the call is, or that it is not plain. Nobody gets a Work for what has ended.
   template <class Describe, class Options, class ToPython>
   MaybeWork carry_out(Describe describe, const Options& opts, ToPython to_python) {
-    Call call;
+    DescribedCall call;
     call.group = group_;
     if (!describe(call)) return to_python();
     call.timeout = picoseconds(opts.timeout);
     Uncharged ours;
     call.site = Lines::get().text();
     if (call.site.length == 0) return to_python();
+    call.note();
     Ending ending;
     {
       Unlocked others;
@@ -349,12 +368,14 @@ class Backend : public c10d::Backend {
     return call.reduction.length > 0;
   }
 
-  static bool moves(Call& call, const at::Tensor& like, const at::Tensor* input, const at::Tensor* output, int64_t elements) {
+  static bool moves(DescribedCall& call, const at::Tensor& like, const at::Tensor* input, const at::Tensor* output, int64_t elements) {
     call.dtype = dtype(like);
     call.elements = static_cast<uint64_t>(elements);
     call.contributes = input != nullptr;
     if (input != nullptr) call.input = Memory(*input);
     if (output != nullptr) call.output = Memory(*output);
+    call.reads = input;
+    call.writes = output;
     return true;
   }
 

@@ -382,6 +382,12 @@ __attribute__((visibility("default"))) void uniference_capture_kind(const void* 
   noted->device().is_cuda() ? GpuMemory::is_of_kind(noted, static_cast<Kind>(kind)) : Storages::is_of_kind(noted, static_cast<Kind>(kind));
 }
 
+// The call that this thread makes next reads a storage, or writes it.
+__attribute__((visibility("default"))) void uniference_capture_call(const void* storage, int written) {
+  const Allocation* allocation = Storages::of(static_cast<const c10::StorageImpl*>(storage));
+  if (Log::is_wanted()) Log::Writer()->called(allocation == nullptr ? 0 : allocation->id, written != 0);
+}
+
 // Whether something in a storage was not computed.
 __attribute__((visibility("default"))) int uniference_capture_is_absent(const void* storage) {
   const Allocation* allocation = Storages::of(static_cast<const c10::StorageImpl*>(storage));

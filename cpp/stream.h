@@ -153,6 +153,7 @@ class Log {
 
   // Whether anybody takes what is written down.
   static void want(bool wanted) { wanted_ = wanted; }
+  static bool is_wanted() { return wanted_; }
 
   void tag(uint64_t tag) {
     if (!wanted_) entries_.clear();
@@ -179,6 +180,13 @@ class Log {
   void allocation(uint64_t id) {
     entries_.integer(static_cast<int64_t>(id - last_));
     last_ = id;
+  }
+
+  // The call that comes next reads an allocation, or writes it: said in place of a kind of memory.
+  void called(uint64_t id, bool written) {
+    tag(kKind);
+    allocation(id);
+    entries_.byte(written ? 10 : 9);
   }
 
   Stream& entries() { return entries_; }

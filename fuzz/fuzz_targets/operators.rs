@@ -42,6 +42,7 @@ fn write(encoder: &mut Encoder, entry: Entry<'_>) {
         Entry::Freed { allocation } => encoder.freed(allocation),
         Entry::Kind { allocation, kind } => encoder.kind(allocation, kind),
         Entry::Timed { before, lasted } => encoder.timed(before, lasted),
+        Entry::Called { allocation, written } => encoder.called(allocation, written),
         Entry::Answered { line, operator } => encoder.answered(line, operator),
         Entry::Stream(entry) => encoder.stream(entry),
     }

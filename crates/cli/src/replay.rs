@@ -63,6 +63,7 @@ impl ReplayedArgs {
                     run: self.run.clone(),
                     cluster: self.cluster.options(),
                     compute: self.compute.options(),
+                    arrangement: None,
                     seed: self.seed,
                     repeat: 1,
                     command: command(argv),

@@ -11,6 +11,8 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use uniference_formats::report::Report;
+use uniference_formats::table::seconds;
 use uniference_formats::units::counted;
 use uniference_host::capacity;
 use uniference_host::interrupt::Interrupts;
@@ -20,8 +22,9 @@ use uniference_session::compute::Plan;
 use uniference_session::export::export;
 use uniference_session::folder::Folder;
 use uniference_session::live::{Live, Program};
+use uniference_session::repeated::Repeated;
 use uniference_session::results::command;
-use uniference_session::{Exit, HostError, Outcome, Session};
+use uniference_session::{Exit, HostError, Outcome, Output, Session};
 
 /// `uniference run`.
 #[derive(clap::Args)]
@@ -39,13 +42,16 @@ pub(super) struct Args {
     /// Seed of all random numbers of the simulation
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
+    /// Number of runs, with consecutive seeds; the results are those of the median, with an interval of the makespan
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    repeat: u32,
     #[command(flatten)]
     output: OutputArgs,
     /// Write an execution trace of each rank to this folder: chakra.RANK.et
     #[arg(long, value_name = "DIR")]
     chakra: Option<PathBuf>,
     /// Connect the terminal to this rank, for breakpoint(), pdb and input(); virtual time waits for it
-    #[arg(long, value_name = "R", conflicts_with = "fold")]
+    #[arg(long, value_name = "R", conflicts_with_all = ["repeat", "fold"])]
     debug_rank: Option<u32>,
     /// Whether ranks that turn out to be alike run as a few processes; all ranks are simulated
     #[arg(long, value_enum, default_value_t)]
@@ -167,54 +173,127 @@ pub(super) fn run(args: &Args, argv: &[OsString], python: &Path) -> Result<Exit,
     // Before anything is started that would outlive a Ctrl-C.
     let interrupts = Interrupts::new()?;
     check_record(args)?;
-    let ProgramArgs { module, script, preload, .. } = &args.program;
-    let Place { chosen, survey, tight } = args.program.place(&args.cluster, python)?;
-    let backend_named = chosen.backend_named;
-    let ranks = chosen.resolved.cluster.devices.len() as u32;
-    let plan = Plan::live(&args.compute.options(), &chosen.resolved)?;
+    let place = args.program.place(&args.cluster, python)?;
+    let plan = Plan::live(&args.compute.options(), &place.chosen.resolved)?;
     check_values(args, &plan)?;
-    let mut session =
-        Session::new(chosen, args.seed, command(argv), &args.output.output(&script[0], &super::notices()))?;
-    session.add_versions(survey.versions);
-    session.plan(&plan);
-    let traces = args.chakra.as_ref();
-    let traces =
-        traces.map(|out| Folder::prepare_traces(out, Some(session.folder()), &super::notices())).transpose()?;
+    check_repeat(args, &plan, &place.chosen)?;
+    let ranks = place.chosen.resolved.cluster.devices.len() as u32;
     let terminal = args.debug_rank.map(|rank| terminal(rank, ranks, args.output.json)).transpose()?;
-    let mut counter = Counter::default();
-    let mut console = Console::new(args.output.json, args.debug_rank.is_none(), counter.clone());
-    if let Some(warning) = tight {
-        driver::Console::warn(&mut console, &warning);
+    let output = args.output.output(&args.program.script[0], &super::notices());
+    let once = Once { args, argv, python, place: &place };
+    if args.repeat == 1 {
+        let session = once.session(args.seed, &plan, &output)?;
+        let traces = traces(args, session.folder())?;
+        return match once.run(&session, plan, terminal, interrupts)? {
+            (Outcome::Finished(figures), lost) => {
+                let report = session.report(*figures, Vec::new());
+                session.write(&report)?;
+                conclude(args, &report, session.folder(), traces, lost)
+            }
+            (Outcome::Stopped(stop), _) => Ok(super::stopped(&stop)),
+            (Outcome::Unlike(_), _) => unreachable!("every rank is simulated"),
+        };
     }
-    let program = Program {
-        python: python.to_owned(),
-        argv: script.clone(),
-        module: *module,
-        preload: preload.clone(),
-        plan,
-        jobs: args.jobs,
-        gpus: survey.gpus,
-        backend_named,
-        terminal,
-        values: args.values.limit(),
-        timed: false,
-        fold: args.fold == Fold::Auto,
-    };
-    let mut live = Live::new(program, &session, &mut console, &mut counter, interrupts);
-    let outcome = session.carry_out(&mut live);
-    let lost = console.finish();
-    match outcome? {
-        Outcome::Finished(figures) => {
-            let report = session.report(*figures, Vec::new());
-            session.write(&report)?;
-            let shown = show(&report, session.folder(), args.output.json);
-            // Files first: they are there even if standard output is not.
-            traces.map(|traces| export(session.folder().path(), &traces, &super::notices())).transpose()?;
-            lost.map_or(shown, |lost| Err(HostError::Output { source: lost })).map(|()| Exit::Ok)
+    let folder = Folder::prepare(output.folder.as_deref(), &output.name, &output.notices)?;
+    let traces = traces(args, &folder)?;
+    let (mut repeated, mut lost, mut interrupts) = (Repeated::new(&folder), None, Some(interrupts));
+    for number in 0..args.repeat {
+        let plan = Plan::live(&args.compute.options(), &place.chosen.resolved)?;
+        let seed = args.seed.wrapping_add(number.into());
+        let session = once.session(seed, &plan, &Output { folder: Some(repeated.next()), ..output.clone() })?;
+        let interrupts = interrupts.take().map_or_else(Interrupts::new, Ok)?;
+        match once.run(&session, plan, None, interrupts)? {
+            (Outcome::Finished(figures), lost_now) => {
+                lost = lost.or(lost_now);
+                let makespan = seconds(repeated.finished(session, *figures)?);
+                super::complain(format_args!("run {} of {}: makespan {makespan}\n", number + 1, args.repeat));
+            }
+            (Outcome::Stopped(stop), _) => return Ok(super::stopped(&stop)),
+            (Outcome::Unlike(_), _) => unreachable!("every rank is simulated"),
         }
-        Outcome::Stopped(stop) => Ok(super::stopped(&stop)),
-        Outcome::Unlike(_) => unreachable!("every rank is simulated"),
     }
+    let report = repeated.conclude()?;
+    conclude(args, &report, &folder, traces, lost)
+}
+
+/// A program and what it runs on, for one run or several.
+struct Once<'a> {
+    args: &'a Args,
+    argv: &'a [OsString],
+    python: &'a Path,
+    place: &'a Place,
+}
+
+impl Once<'_> {
+    fn session(&self, seed: u64, plan: &Plan, output: &Output) -> Result<Session, HostError> {
+        let mut session = Session::new(self.place.chosen.clone(), seed, command(self.argv), output)?;
+        session.add_versions(self.place.survey.versions.clone());
+        session.plan(plan);
+        Ok(session)
+    }
+
+    /// Runs the program, and says what was lost of its output.
+    fn run(
+        &self,
+        session: &Session,
+        plan: Plan,
+        terminal: Option<Terminal>,
+        interrupts: Interrupts,
+    ) -> Result<(Outcome, Option<io::Error>), HostError> {
+        let Once { args, place, .. } = self;
+        let mut counter = Counter::default();
+        let mut console = Console::new(args.output.json, args.debug_rank.is_none(), counter.clone());
+        if let Some(warning) = &place.tight {
+            driver::Console::warn(&mut console, warning);
+        }
+        let ProgramArgs { module, script, preload, .. } = &args.program;
+        let program = Program {
+            python: self.python.to_owned(),
+            argv: script.clone(),
+            module: *module,
+            preload: preload.clone(),
+            plan,
+            jobs: args.jobs,
+            gpus: place.survey.gpus.clone(),
+            backend_named: place.chosen.backend_named,
+            terminal,
+            values: args.values.limit(),
+            timed: false,
+            fold: args.fold == Fold::Auto,
+        };
+        let mut live = Live::new(program, session, &mut console, &mut counter, interrupts);
+        let outcome = session.carry_out(&mut live);
+        let lost = console.finish();
+        Ok((outcome?, lost))
+    }
+}
+
+/// Where execution traces are to go.
+fn traces(args: &Args, results: &Folder) -> Result<Option<Folder>, HostError> {
+    args.chakra.as_ref().map(|out| Folder::prepare_traces(out, Some(results), &super::notices())).transpose()
+}
+
+/// Shows the report of a run that has finished, and exports its record.
+fn conclude(
+    args: &Args,
+    report: &Report,
+    folder: &Folder,
+    traces: Option<Folder>,
+    lost: Option<io::Error>,
+) -> Result<Exit, HostError> {
+    let shown = show(report, folder, args.output.json);
+    // Files first: they are there even if standard output is not.
+    traces.map(|traces| export(folder.path(), &traces, &super::notices())).transpose()?;
+    lost.map_or(shown, |lost| Err(HostError::Output { source: lost })).map(|()| Exit::Ok)
+}
+
+fn check_repeat(args: &Args, plan: &Plan, chosen: &Chosen) -> Result<(), HostError> {
+    if args.repeat == 1 || plan.measures() || chosen.is_random() {
+        return Ok(());
+    }
+    Err(HostError::Usage(
+        "--repeat has no effect: compute is not measured, and nothing on this cluster is random\nhint: add --compute measured, or give a link jitter in a [[network.change]]".into(),
+    ))
 }
 
 /// Refuses what is no program: `words` are a script, or with `module` a module's name, and its arguments.

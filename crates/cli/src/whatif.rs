@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use uniference_session::whatif::{Changes, compare, table};
 use uniference_session::{Done, Ended, Exit, HostError, Output};
-use uniference_studies::whatif::LineScale;
+use uniference_studies::whatif::{LineName, LineScale};
 
 /// `uniference whatif`.
 #[derive(clap::Args)]
@@ -15,6 +15,9 @@ pub(super) struct Args {
     /// Let compute at a line of the program take so many times as long, for example model.py:41=0.5
     #[arg(long, value_name = "FILE:LINE=FACTOR")]
     line: Vec<LineScale>,
+    /// Let compute that neither feeds the operation called at a line, nor needs its result, run beside it
+    #[arg(long, value_name = "FILE:LINE")]
+    overlap: Vec<LineName>,
     /// Write the results of the changed run to this folder
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -27,7 +30,7 @@ pub(super) struct Args {
 pub(super) fn whatif(args: &Args, argv: &[OsString]) -> Result<Exit, HostError> {
     let output = |_: &_| Output { folder: args.out.clone(), notices: super::notices(), ..Output::default() };
     let (run, cluster) = args.replayed.find(argv, output)?.apart();
-    let changes = Changes { cluster, lines: args.line.clone() };
+    let changes = Changes { cluster, lines: args.line.clone(), overlap: args.overlap.clone() };
     if changes.is_empty() && args.out.is_some() {
         let hint = "say what is to be otherwise, for example --set network.latency=0";
         return Err(HostError::Usage(format!("--out has no effect without a change\nhint: {hint}")));

@@ -39,9 +39,9 @@ pub fn render(report: &Report) -> String {
     parts.extend(report.critical_path.as_ref().and_then(critical_path));
     let cluster = ClusterFile::parse("manifest", &report.manifest.cluster, &[]).map(|cluster| cluster.summary());
     let cluster = cluster.map(|summary| format!(" on {summary}")).unwrap_or_default();
-    // ` (95 %: 1.2 ms to 1.4 ms; 20 seeds)`.
+    // ` (95 %: 1.2 ms to 1.4 ms; 20 runs)`.
     let interval = report.interval.as_ref().map(|Interval { level, low_s, high_s, runs, .. }| {
-        let seeds = if *runs > 1 { format!("; {runs} seeds") } else { String::new() };
+        let seeds = if *runs > 1 { format!("; {runs} runs") } else { String::new() };
         format!(" ({:.0} %: {} to {}{seeds})", level * 100.0, seconds(*low_s), seconds(*high_s))
     });
     let interval = interval.unwrap_or_default();

@@ -40,11 +40,19 @@ pub struct Overrides {
 }
 
 /// The cluster that options describe.
+#[derive(Clone)]
 pub struct Chosen {
     /// The cluster.
     pub resolved: Resolved,
     /// Whether the options or the file name its backend.
     pub backend_named: bool,
+}
+
+impl Chosen {
+    /// Whether anything on it depends on random numbers.
+    pub fn is_random(&self) -> bool {
+        self.resolved.cluster.dynamics.links.values().any(|link| link.jitter.is_some())
+    }
 }
 
 impl ClusterOptions {

@@ -1,7 +1,7 @@
 //! Owns the folder that a run's results go to: its name, whether it can be written, and writing to it.
 
 use crate::lock::{LOCK, Lock, Writer};
-use crate::names::{EVENTS, GROUPS, PREFIX, RECORD, REPORT, TIMELINE, TRACE};
+use crate::names::{EVENTS, GROUPS, PREFIX, RECORD, REPEATED, REPORT, TIMELINE, TRACE};
 use crate::notices::Notices;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -102,6 +102,22 @@ impl Folder {
         fs::write(&path, contents).map_err(|source| unwritable("write", &path, source))
     }
 
+    /// Takes over all results of another folder but `without`: both then have them. The disk holds them once, where it can.
+    ///
+    /// # Errors
+    /// If they cannot be read or written.
+    pub(crate) fn take_over(&self, other: &Folder, without: &[&str]) -> Result<(), HostError> {
+        for name in names(&other.path)? {
+            if !name.to_str().is_some_and(|name| is_result(name) && !without.contains(&name)) {
+                continue;
+            }
+            let (from, to) = (other.path.join(&name), self.path.join(&name));
+            let taken = fs::hard_link(&from, &to).or_else(|_| fs::copy(&from, &to).map(|_| ()));
+            taken.map_err(|source| unwritable("write", &to, source))?;
+        }
+        Ok(())
+    }
+
     /// A new file to write to.
     ///
     /// # Errors
@@ -145,6 +161,14 @@ fn check_foreign(folder: &Path) -> Result<(), HostError> {
 
 fn remove_old(folder: &Path, kind: Kind) -> Result<(), HostError> {
     for name in names(folder)? {
+        if kind == Kind::Results && name.to_str().is_some_and(is_repeated) {
+            let run = folder.join(&name);
+            remove_old(&run, kind)?;
+            // With whatever is somebody else's it stays.
+            let _ = fs::remove_file(run.join(LOCK));
+            let _ = fs::remove_dir(&run);
+            continue;
+        }
         let old = name.to_str().is_some_and(if kind == Kind::Results { is_result } else { is_trace });
         let path = folder.join(&name);
         if old {
@@ -177,7 +201,12 @@ fn is_trace(name: &str) -> bool {
 
 /// What stays: the lock, and the folder that `uniference chakra export` makes beside the results.
 fn is_ours(name: &str) -> bool {
-    name == LOCK || name == PREFIX
+    name == LOCK || name == PREFIX || is_repeated(name)
+}
+
+/// The folder of one of several runs.
+fn is_repeated(name: &str) -> bool {
+    name.strip_prefix(REPEATED).is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
 fn next_free(parent: &Path, stem: &OsStr) -> Result<PathBuf, HostError> {

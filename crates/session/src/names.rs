@@ -10,6 +10,8 @@ pub const PREFIX: &str = "chakra";
 pub const GROUPS: &str = "comm_groups.json";
 /// The ranks' requests.
 pub const RECORD: &str = "program.record";
+/// Folders of the runs of one command are called so, and a number from 1.
+pub(crate) const REPEATED: &str = "repeat-";
 /// Everything that happened.
 pub const EVENTS: &str = "events.jsonl";
 /// When nodes start and end, where that is all there is.

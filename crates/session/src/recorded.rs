@@ -4,6 +4,7 @@
 use crate::cluster::{Chosen, ClusterOptions};
 use crate::compute::{ComputeOptions, Costing, Plan, RankSteps, RecordedCompute};
 use crate::input::open_record;
+use crate::overlap::{Arrangement, Examined, Lined, Moves, Overlapped, examine, lined};
 use crate::programs::halted;
 use crate::results::{Beside, Figures, RECORD, REPORT};
 use crate::session::{Done, End, Ending, Outcome, Output, Session, Source, Watch};
@@ -13,6 +14,7 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 use uniference_formats::cluster::Resolved;
 use uniference_formats::record::{RankRecord, RecordReader};
 use uniference_formats::report::Manifest;
@@ -42,6 +44,8 @@ pub struct Replay {
     pub command: Vec<String>,
     /// Where the duration of compute comes from.
     pub compute: ComputeOptions,
+    /// Which compute runs beside operations, if any is moved.
+    pub arrangement: Option<Arc<Arrangement>>,
     /// Where the results go.
     pub output: Output,
 }
@@ -61,7 +65,7 @@ pub fn replay(args: &Replay) -> Result<Done, HostError> {
     }
     check_folder(args)?;
     let session = Session::with_manifest(chosen, manifest, &args.output)?;
-    let mut source = Recorded::new(&steps.path, reader, plan);
+    let mut source = Recorded::new(&steps, reader, plan);
     let figures = match session.carry_out(&mut source)? {
         Outcome::Finished(figures) => *figures,
         Outcome::Stopped(stop) => return Ok(Done::Stopped(stop)),
@@ -78,11 +82,16 @@ pub(crate) fn origin(args: &Replay) -> Result<(Resolved, Vec<String>), HostError
     Ok((chosen.resolved, steps.recorded.command))
 }
 
+/// What compute could run beside the operations of a record.
+pub(crate) fn examined(args: &Replay) -> Result<Examined, HostError> {
+    examine(&args.run.join(RECORD))
+}
+
 /// What a record comes to, without results in a folder.
 pub(crate) fn simulate(args: &Replay, look: Look) -> Result<Ended<Simulated>, HostError> {
     let Prepared { mut chosen, seed, reader, steps, plan } = prepare(args)?;
     chosen.resolved.cluster.dynamics.seed = seed;
-    let mut source = Recorded::new(&steps.path, reader, plan);
+    let mut source = Recorded::new(&steps, reader, plan);
     Ok(match Simulated::of(&chosen.resolved.cluster, &mut source, look)? {
         Ended::Finished(simulated) => Ended::Finished(Simulated { hazards: source.hazards, ..simulated }),
         stopped => stopped,
@@ -114,7 +123,8 @@ fn prepare(args: &Replay) -> Result<Prepared, HostError> {
     let seed = args.seed.unwrap_or(recorded.seed);
     check_ranks(&chosen, reader.header().world_size)?;
     let at_home = recorded.cluster == chosen.resolved.toml && recorded.seed == seed;
-    let steps = Steps { path, options: args.compute.clone(), recorded, at_home };
+    let (options, arrangement) = (args.compute.clone(), args.arrangement.clone());
+    let steps = Steps { path, arrangement, options, recorded, at_home };
     let plan = steps.plan(&chosen.resolved)?;
     Ok(Prepared { chosen, seed, reader, steps, plan })
 }
@@ -144,7 +154,7 @@ fn doubts(
 
 /// The steps of a record.
 struct Recorded<'a> {
-    path: &'a Path,
+    steps: &'a Steps,
     /// Until it is driven.
     reader: Option<RecordReader<BufReader<File>>>,
     costing: Rc<RefCell<Costing>>,
@@ -153,8 +163,8 @@ struct Recorded<'a> {
 }
 
 impl<'a> Recorded<'a> {
-    fn new(path: &'a Path, reader: RecordReader<BufReader<File>>, plan: Plan) -> Recorded<'a> {
-        Recorded { path, reader: Some(reader), costing: Costing::new(plan), hazards: Hazards::default() }
+    fn new(steps: &'a Steps, reader: RecordReader<BufReader<File>>, plan: Plan) -> Recorded<'a> {
+        Recorded { steps, reader: Some(reader), costing: Costing::new(plan), hazards: Hazards::default() }
     }
 }
 
@@ -162,16 +172,16 @@ impl Source for Recorded<'_> {
     fn drive(&mut self, cluster: &Cluster, watch: Watch<'_>) -> Result<End, HostError> {
         let reader = self.reader.take().expect("a record is driven once");
         let (ranks, rest) = reader.by_rank();
-        let ranks = ranks.into_iter().map(lined).collect();
-        let (ended, hazards) = play(cluster, ranks, &self.costing, watch);
+        let ranks = ranks.into_iter().map(boxed).collect();
+        let (ended, hazards) = play(cluster, ranks, &self.costing, self.steps.arrangement.as_ref(), watch);
         self.hazards = hazards;
         let lines = rest.finish()?;
         let costed = self.costing.borrow_mut().finish()?;
         let ending = match ended {
             engine::Ending::Finished => Ending::Finished,
             engine::Ending::Halted(halt) => halted(&halt, &lines),
-            engine::Ending::Failed(failure) => return Err(refused(self.path, &failure)),
-            engine::Ending::CutShort => return Err(cut_short(self.path)),
+            engine::Ending::Failed(failure) => return Err(refused(&self.steps.path, &failure)),
+            engine::Ending::CutShort => return Err(cut_short(&self.steps.path)),
         };
         Ok(End { ending, lines, costed })
     }
@@ -182,18 +192,18 @@ pub(crate) fn play<'a>(
     cluster: &Cluster,
     ranks: Vec<LinedSteps<'a>>,
     costing: &'a Rc<RefCell<Costing>>,
+    arrangement: Option<&'a Arc<Arrangement>>,
     watch: Watch<'_>,
 ) -> (engine::Ending, Hazards) {
     let recorder = RefCell::new(watch.recorder);
-    let copied = costed(ranks, costing).map(|(rank, steps)| Copied { rank, steps, recorder: &recorder });
+    let copied = costed(ranks, costing, arrangement).map(|(rank, steps)| Copied { rank, steps, recorder: &recorder });
     let mut heard = (watch.observer, Hazards::default());
     let ended = replay_heard(&mut Engine::new(cluster), copied.collect(), &mut heard);
     (ended, heard.1)
 }
 
 fn check_repeat(args: &Replay, chosen: &Chosen) -> Result<(), HostError> {
-    let random = chosen.resolved.cluster.dynamics.links.values().any(|link| link.jitter.is_some());
-    if args.repeat == 1 || random {
+    if args.repeat == 1 || chosen.is_random() {
         return Ok(());
     }
     Err(HostError::Usage(
@@ -210,7 +220,13 @@ fn other_seeds(args: &Replay, resolved: &Resolved, steps: &Steps) -> Result<Besi
         cluster.dynamics.seed = cluster.dynamics.seed.wrapping_add(1);
         let mut statistics = Statistics::default();
         let costing = Costing::new(steps.plan(resolved)?);
-        let (ended, lines) = again(&cluster, path, Some(&costing), &mut (&mut statistics, Hazards::default()))?;
+        let (ended, lines) = again(
+            &cluster,
+            path,
+            Some(&costing),
+            steps.arrangement.as_ref(),
+            &mut (&mut statistics, Hazards::default()),
+        )?;
         match ended {
             engine::Ending::Finished => others.push(statistics.makespan().as_secs_f64()),
             engine::Ending::Halted(halt) => halted.push((cluster.dynamics.seed, halt, lines)),
@@ -245,7 +261,7 @@ fn other_ways(
     }
     if let Some(home) = recorded_cluster(recorded, path) {
         let mut at_home = (Digest::default(), Hazards::default());
-        let (ended, _) = again(&home.cluster, path, None, &mut at_home)?;
+        let (ended, _) = again(&home.cluster, path, None, None, &mut at_home)?;
         if !matches!(ended, engine::Ending::Finished) {
             return Err(cut_short(path));
         }
@@ -269,14 +285,15 @@ fn again(
     cluster: &Cluster,
     path: &Path,
     costing: Option<&Rc<RefCell<Costing>>>,
+    arrangement: Option<&Arc<Arrangement>>,
     listener: &mut dyn Listener,
 ) -> Result<(engine::Ending, Vec<String>), HostError> {
     let (ranks, rest) = RecordReader::open(BufReader::new(open_record(path)?))?.by_rank();
     let ended = match costing {
         None => replay_heard(&mut Engine::new(cluster), ranks, listener),
         Some(costing) => {
-            let ranks = ranks.into_iter().map(lined).collect();
-            let steps = costed(ranks, costing).map(|(_, steps)| steps.map(|(task, step, _)| (task, step)));
+            let ranks = ranks.into_iter().map(boxed).collect();
+            let steps = costed(ranks, costing, arrangement).map(|(_, steps)| steps.map(|(task, step, _)| (task, step)));
             replay_heard(&mut Engine::new(cluster), steps.collect(), listener)
         }
     };
@@ -284,29 +301,32 @@ fn again(
 }
 
 /// A rank's steps with the lines that they come from.
-pub(crate) type LinedSteps<'a> = Box<dyn Iterator<Item = (TaskId, RecordedStep, String)> + 'a>;
+pub(crate) type LinedSteps<'a> = Box<dyn Iterator<Item = Lined> + 'a>;
 
 /// The steps of a record with their lines.
-pub(crate) fn lined<'a>(mut record: RankRecord<BufReader<File>>) -> LinedSteps<'a> {
-    Box::new(std::iter::from_fn(move || {
-        let (task, step) = record.next()?;
-        let line = record.line(&step).to_owned();
-        Some((task, step, line))
-    }))
+pub(crate) fn boxed<'a>(record: RankRecord<BufReader<File>>) -> LinedSteps<'a> {
+    Box::new(lined(record))
 }
 
-/// What the ranks did, with what their slices cost now.
+/// What the ranks did, with what their slices cost now, and with compute beside operations where it is arranged so.
 fn costed<'a>(
     ranks: Vec<LinedSteps<'a>>,
     costing: &'a Rc<RefCell<Costing>>,
+    arrangement: Option<&'a Arc<Arrangement>>,
 ) -> impl Iterator<Item = (RankId, RankSteps<LinedSteps<'a>>)> {
-    let steps = |(rank, steps)| (rank, RankSteps::new(rank, steps, Rc::clone(costing)));
-    (0..).map(RankId).zip(ranks).map(steps)
+    (0..).map(RankId).zip(ranks).map(move |(rank, steps)| {
+        let steps: LinedSteps<'a> = match arrangement.filter(|arrangement| arrangement.moves(rank.index())) {
+            Some(arrangement) => Box::new(Overlapped::new(steps, Moves::Arranged(Arc::clone(arrangement)))),
+            None => steps,
+        };
+        (rank, RankSteps::new(rank, steps, Rc::clone(costing)))
+    })
 }
 
 /// A record that is replayed, and how its compute is to be costed.
 struct Steps {
     path: PathBuf,
+    arrangement: Option<Arc<Arrangement>>,
     options: ComputeOptions,
     recorded: Manifest,
     at_home: bool,
@@ -314,7 +334,7 @@ struct Steps {
 
 impl Steps {
     fn plan(&self, resolved: &Resolved) -> Result<Plan, HostError> {
-        let Steps { path, options, recorded: manifest, at_home } = self;
+        let Steps { path, options, recorded: manifest, at_home, .. } = self;
         let has_operators = has_operators(path)?;
         let home = recorded_cluster(manifest, path);
         let device = |of: &Resolved, rank: usize| (of.rates[rank], of.models[rank].clone());

@@ -1,6 +1,7 @@
 //! Owns what can be simulated again without its program: the record of a run, or execution traces.
 
 use crate::cluster::{ClusterOptions, Overrides};
+use crate::compute::Compute;
 use crate::recorded::{self, Replay};
 use crate::session::Done;
 use crate::simulated::{Ended, Look, Simulated};
@@ -8,7 +9,8 @@ use crate::traces::{self, TraceReplay};
 use uniference_formats::cluster::Resolved;
 use uniference_host::error::HostError;
 use uniference_studies::critical::Explanation;
-use uniference_studies::whatif::LineScale;
+use uniference_studies::overlap::Chances;
+use uniference_studies::whatif::{LineName, LineScale};
 
 /// What can be simulated again.
 #[derive(Clone)]
@@ -116,6 +118,39 @@ impl Replayed {
             traces @ Replayed::Traces(_) if lines.is_empty() => Ok(traces),
             Replayed::Traces(_) => Err(HostError::Usage(
                 "--line has no effect on execution traces: their nodes have no lines\nhint: give the output folder of `uniference run`, or change nodes' durations with --compute-scale".into(),
+            )),
+        }
+    }
+
+    /// What compute could run beside its operations.
+    pub(crate) fn chances(&self) -> Result<Chances, HostError> {
+        match self {
+            Replayed::Record(replay) => Ok(recorded::examined(replay)?.chances),
+            Replayed::Traces(_) => {
+                let why = "execution traces do not say which memory their nodes read and write";
+                Ok(Chances { operations: Vec::new(), unexamined: Some(why.to_owned()) })
+            }
+        }
+    }
+
+    /// The same with compute beside the operations of these lines.
+    ///
+    /// # Errors
+    /// If it does not know its program's operators, or has no such operation.
+    pub(crate) fn with_overlap(self, lines: &[LineName]) -> Result<Replayed, HostError> {
+        match self {
+            unchanged if lines.is_empty() => Ok(unchanged),
+            Replayed::Record(mut replay) => {
+                if let Some(Compute::From(_)) = replay.compute.source {
+                    return Err(HostError::Usage(
+                        "--overlap divides slices of compute, and --compute from=RUN knows each as a whole\nhint: use --compute model, or none of both".into(),
+                    ));
+                }
+                replay.arrangement = Some(recorded::examined(&replay)?.arranged(lines)?);
+                Ok(Replayed::Record(replay))
+            }
+            Replayed::Traces(_) => Err(HostError::Usage(
+                "--overlap has no effect on execution traces: their nodes do not say which memory they read and write\nhint: give the output folder of `uniference run`".into(),
             )),
         }
     }

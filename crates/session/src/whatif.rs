@@ -5,7 +5,7 @@ use crate::replayed::Replayed;
 use crate::simulated::{Ended, Look, Simulated};
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use uniference_host::error::HostError;
-use uniference_studies::whatif::{Change, LineScale, Outcome, Refused, WhatIf, candidates};
+use uniference_studies::whatif::{Change, LineName, LineScale, Outcome, Refused, WhatIf, candidates};
 
 /// What is to be otherwise.
 #[derive(Clone, Debug, Default)]
@@ -14,6 +14,8 @@ pub struct Changes {
     pub cluster: Overrides,
     /// About the compute of single lines.
     pub lines: Vec<LineScale>,
+    /// Lines of operations beside which compute runs.
+    pub overlap: Vec<LineName>,
 }
 
 impl Changes {
@@ -25,15 +27,16 @@ impl Changes {
     /// What is simulated with them.
     ///
     /// # Errors
-    /// If it does not know the program's lines.
+    /// If it does not know the program's lines, or its operators where compute is to be moved.
     pub fn of(&self, run: &Replayed) -> Result<Replayed, HostError> {
-        run.changed(&self.cluster).with_lines(&self.lines)
+        run.changed(&self.cluster).with_lines(&self.lines)?.with_overlap(&self.overlap)
     }
 
     /// The options that make them.
     fn options(&self) -> Vec<String> {
         let Overrides { backend, algorithms, set, free } = &self.cluster;
-        let change = Change { set: set.clone(), algorithms: algorithms.clone(), free: free.clone() };
+        let overlap = self.overlap.iter().map(ToString::to_string).collect();
+        let change = Change { set: set.clone(), algorithms: algorithms.clone(), free: free.clone(), overlap };
         let backend = backend.iter().flat_map(|name| ["--backend".to_owned(), name.clone()]);
         let line = |LineScale { line, factor }: &LineScale| ["--line".to_owned(), format!("{line}={factor}")];
         backend.chain(change.options()).chain(self.lines.iter().flat_map(line)).collect()
@@ -54,12 +57,14 @@ pub fn compare(run: &Replayed, changes: &Changes) -> Result<Ended<WhatIf>, HostE
         Ended::Finished(after) => after,
         Ended::Stopped(stop) => return Ok(Ended::Stopped(stop)),
     };
+    let chances = if changes.overlap.is_empty() { None } else { Some(run.chances()?) };
     let warnings = doubts(&before, [&after]);
+    let is_same_program = changes.lines.is_empty() && changes.overlap.is_empty();
     let (options, makespan_s) = (changes.options(), before.makespan_s);
-    let again = if warnings.is_empty() || !changes.lines.is_empty() { None } else { run.command_with(&options)? };
+    let again = if warnings.is_empty() || !is_same_program { None } else { run.command_with(&options)? };
     let outcome = Outcome::new(options, makespan_s, after.makespan_s, after.digest.clone());
     let changes = vec![outcome.explained(&before.explained(), &after.explained())];
-    Ok(Ended::Finished(WhatIf { makespan_s, changes, refused: Vec::new(), warnings, again }))
+    Ok(Ended::Finished(WhatIf { makespan_s, changes, refused: Vec::new(), overlap: chances, warnings, again }))
 }
 
 /// What each of many changes gains by itself: those of [`candidates`]. All cores simulate.
@@ -73,10 +78,13 @@ pub fn table(run: &Replayed) -> Result<Ended<WhatIf>, HostError> {
     };
     let (resolved, _) = run.origin()?;
     let explanation = before.explanation.as_ref().expect("causes were looked for");
-    let changes = candidates(&resolved.toml, &resolved.cluster, explanation);
+    let chances = run.chances()?;
+    let changes = candidates(&resolved.toml, &resolved.cluster, explanation, &chances);
     let try_one = |change: &Change| {
-        let Change { set, algorithms, free } = change.clone();
-        run.changed(&Overrides { backend: None, algorithms, set, free }).simulate(Look::End)
+        let Change { set, algorithms, free, overlap } = change.clone();
+        let lines: Vec<LineName> = overlap.iter().map(|line| line.parse().expect("it names a line")).collect();
+        let changed = run.changed(&Overrides { backend: None, algorithms, set, free });
+        changed.with_overlap(&lines)?.simulate(Look::End)
     };
     let tried: Vec<_> = changes.par_iter().map(try_one).collect();
     let (mut outcomes, mut refused, mut others) = (Vec::new(), Vec::new(), Vec::new());
@@ -92,7 +100,9 @@ pub fn table(run: &Replayed) -> Result<Ended<WhatIf>, HostError> {
         }
     }
     let (makespan_s, warnings) = (before.makespan_s, doubts(&before, &others));
-    Ok(Ended::Finished(WhatIf { makespan_s, changes: outcomes, refused, warnings, again: None }.sorted()))
+    Ok(Ended::Finished(
+        WhatIf { makespan_s, changes: outcomes, refused, overlap: Some(chances), warnings, again: None }.sorted(),
+    ))
 }
 
 /// Where the program might have gone another way, if anything took another time; and where compute comes from somewhere else.

@@ -1,7 +1,7 @@
 //! What studies runs, simulated or real. Values in, values and text out; no file is opened here.
 //!
 //! [`calibrate`] makes a cluster file of measurements, and [`compare`] compares two runs. The [`interval`] of a makespan says how far it may be off;
-//! [`critical`] says why a run takes as long as it does, and [`whatif`] which changes are worth a try. [`hazards`] and [`compute`] listen to a run and say
+//! [`critical`] says why a run takes as long as it does, [`whatif`] which changes are worth a try, and [`overlap`] what could run beside an operation. [`hazards`] and [`compute`] listen to a run and say
 //! what its figures depend on, [`memory`] what its ranks held, and [`phases`] how long its named ranges took. A [`profile`] is how long operators take where they ran.
 
 pub mod calibrate;
@@ -11,6 +11,7 @@ pub mod critical;
 pub mod hazards;
 pub mod interval;
 pub mod memory;
+pub mod overlap;
 pub mod phases;
 pub mod profile;
 #[cfg(test)]

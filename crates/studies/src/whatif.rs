@@ -1,7 +1,9 @@
 //! Owns which changes to a cluster are worth a try, and what they have come to. How a changed cluster is simulated is the caller's business.
 
 use crate::critical::{Explanation, Part};
+use crate::overlap::Chances;
 use serde::Serialize;
+use std::fmt;
 use std::path::Path;
 use uniference_formats::cluster::{Speed, bandwidth_of_host, speed_keys};
 use uniference_formats::table::{row, seconds, signed, signed_percent, table, wrapped};
@@ -25,6 +27,8 @@ pub struct Change {
     pub algorithms: Vec<String>,
     /// `--free`.
     pub free: Vec<String>,
+    /// `--overlap`.
+    pub overlap: Vec<String>,
 }
 
 impl Change {
@@ -33,7 +37,13 @@ impl Change {
         let of = |name: &'static str, values: &'_ [String]| -> Vec<String> {
             values.iter().flat_map(|value| [name.to_owned(), value.clone()]).collect()
         };
-        [of("--set", &self.set), of("--free", &self.free), of("--algorithm", &self.algorithms)].concat()
+        [
+            of("--set", &self.set),
+            of("--free", &self.free),
+            of("--algorithm", &self.algorithms),
+            of("--overlap", &self.overlap),
+        ]
+        .concat()
     }
 
     fn set(assignments: impl IntoIterator<Item = String>) -> Change {
@@ -42,8 +52,8 @@ impl Change {
 }
 
 /// What is worth a try: each kind of device and each link twice as fast, no latency, nothing that disturbs, each operation of the critical path
-/// free, and with each other algorithm. `toml` is the whole cluster, as it is recorded.
-pub fn candidates(toml: &str, cluster: &Cluster, explanation: &Explanation) -> Vec<Change> {
+/// free, and with each other algorithm; and compute beside the operations that have some. `toml` is the whole cluster, as it is recorded.
+pub fn candidates(toml: &str, cluster: &Cluster, explanation: &Explanation, chances: &Chances) -> Vec<Change> {
     let keys = speed_keys(toml);
     let each = |speed: Speed, value: &'static str| {
         keys.iter().filter(move |key| key.speed == speed).map(move |key| format!("{}={value}", key.key))
@@ -70,6 +80,13 @@ pub fn candidates(toml: &str, cluster: &Cluster, explanation: &Explanation) -> V
             Change { algorithms: vec![choice], ..Change::default() }
         }));
     }
+    changes.extend(
+        chances
+            .operations
+            .iter()
+            .take(MOST_KEYS)
+            .map(|chance| Change { overlap: vec![chances.name(chance)], ..Change::default() }),
+    );
     let mut once = Vec::new();
     changes.into_iter().for_each(|change| {
         if !once.contains(&change) {
@@ -103,6 +120,9 @@ pub struct WhatIf {
     pub changes: Vec<Outcome>,
     /// Changes that could not be simulated.
     pub refused: Vec<Refused>,
+    /// Compute that could run beside operations, where that was looked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub overlap: Option<Chances>,
     /// Where the program might have gone another way than it was recorded.
     pub warnings: Vec<String>,
     /// Then the command that runs it again with the change; only of a single change.
@@ -192,10 +212,16 @@ impl WhatIf {
 
     /// Several lines that end with a newline, at most 100 columns wide.
     pub fn render(&self) -> String {
-        let text = match &self.changes[..] {
+        let mut text = match &self.changes[..] {
             [only] if !only.kinds.is_empty() => self.render_single(only),
             _ => self.render_table(),
         };
+        if let Some(chances) = &self.overlap {
+            let gains = |change: &&Outcome| !change.kinds.is_empty() || change.gain >= LEAST;
+            let words = self.changes.iter().filter(gains).flat_map(|change| change.options.chunks_exact(2));
+            let names: Vec<&str> = words.filter(|words| words[0] == "--overlap").map(|words| &*words[1]).collect();
+            text = format!("{}\n\n{}", text.trim_end(), chances.render(&names));
+        }
         text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
     }
 
@@ -261,11 +287,37 @@ fn shortened(options: &[String]) -> String {
     }
 }
 
+/// A line of a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LineName(String);
+
+impl std::str::FromStr for LineName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<LineName, String> {
+        let numbered = text.rsplit_once(':').is_some_and(|(_, number)| number.parse::<u32>().is_ok());
+        numbered.then(|| LineName(text.to_owned())).ok_or_else(|| "must be FILE:LINE, as in model.py:41".to_owned())
+    }
+}
+
+impl fmt::Display for LineName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl LineName {
+    /// Whether this is the line of the program: the name has as many of its folders as are needed to tell it from others.
+    pub fn is(&self, line: &str) -> bool {
+        Path::new(line).ends_with(&self.0)
+    }
+}
+
 /// A line of a program whose compute takes another time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LineScale {
-    /// `model.py:41`, with as many folders as are needed to tell it from others.
-    pub line: String,
+    /// Which.
+    pub line: LineName,
     /// So many times as long; finite, not negative.
     pub factor: f64,
 }
@@ -276,19 +328,11 @@ impl std::str::FromStr for LineScale {
     fn from_str(text: &str) -> Result<LineScale, String> {
         let problem = || "must be FILE:LINE=FACTOR, as in model.py:41=0.5".to_owned();
         let (line, factor) = text.rsplit_once('=').ok_or_else(problem)?;
-        let factor: f64 = factor.trim().parse().map_err(|_| problem())?;
-        let numbered = line.rsplit_once(':').is_some_and(|(_, number)| number.parse::<u32>().is_ok());
-        if !numbered || !factor.is_finite() || factor < 0.0 {
-            return Err(problem());
+        let line = line.parse().map_err(|_| problem())?;
+        match factor.trim().parse::<f64>() {
+            Ok(factor) if factor.is_finite() && factor >= 0.0 => Ok(LineScale { line, factor }),
+            _ => Err(problem()),
         }
-        Ok(LineScale { line: line.to_owned(), factor })
-    }
-}
-
-impl LineScale {
-    /// Whether this is the line of the program.
-    pub fn is(&self, line: &str) -> bool {
-        Path::new(line).ends_with(&self.line)
     }
 }
 

@@ -21,7 +21,7 @@ from uniference.backends.profiling import Event, begin
 from uniference.backends.reduction import Reduction, Unsupported, dtype_name, reduction_name
 from uniference.backends.work import Ended, Operation, Work, deliver_earlier
 from uniference.program.lines import user_line
-from uniference.rank import values
+from uniference.rank import capture, values
 from uniference.rank.charging import uncharged
 from uniference.rank.clock import picoseconds
 
@@ -351,11 +351,13 @@ class SimulatedBackend(c10d.Backend):
 
     def _send(self, tensors: Sequence[Tensor], to: int, tag: int, events: Sequence[Event]) -> Work:
         has_values = not values.are_absent(tensors)
+        capture.note_call(self.channel, tensors, ())
         handle = self.channel.send(self._group, to, tag, tensors, has_values, user_line())
         return self._issued("send", [Operation(self._arena, handle, [])], events)
 
     def _receive(self, tensors: list[Tensor], source: int | None, tag: int, events: Sequence[Event]) -> Work:
         nbytes = sum(tensor.nbytes for tensor in tensors)
+        capture.note_call(self.channel, (), tensors)
         handle = self.channel.recv(self._group, source, tag, nbytes, user_line())
         return self._issued("recv", [Operation(self._arena, handle, tensors)], events)
 
@@ -396,6 +398,7 @@ class SimulatedBackend(c10d.Backend):
         carried = inputs or outputs
         if carried:
             self._check_elements(kind, carried[0].dtype)
+        capture.note_call(self.channel, inputs or (), outputs)
         name = reduction.name if reduction is not None else None
         if inputs is not None and values.are_absent(inputs):
             inputs = None

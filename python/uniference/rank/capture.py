@@ -7,7 +7,7 @@ import ctypes
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
@@ -48,9 +48,10 @@ class Library:
             ctypes.c_double,
         ]
         self.functions.uniference_capture_limit.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
-        for name in ("kind", "is_absent", "mark_absent"):
+        for name in ("is_absent", "mark_absent"):
             getattr(self.functions, f"uniference_capture_{name}").argtypes = [ctypes.c_void_p]
-        self.functions.uniference_capture_kind.argtypes = [ctypes.c_void_p, ctypes.c_int]
+        for name in ("kind", "call"):
+            getattr(self.functions, f"uniference_capture_{name}").argtypes = [ctypes.c_void_p, ctypes.c_int]
         self.nanoseconds_a_tick = self._nanoseconds_a_tick()
 
     def begin(self, channel: Channel, limit: int | None, device: str, memory: int | None) -> None:
@@ -127,6 +128,12 @@ class Library:
         if tensor.device.type in ("cpu", "cuda") and tensor.layout == torch.strided:
             self.functions.uniference_capture_kind(tensor.untyped_storage()._cdata, kind)
 
+    def call(self, tensors: Iterable[torch.Tensor], written: bool) -> None:
+        """The call that this thread makes next sends what is in these tensors, or writes what arrives into them."""
+        for tensor in tensors:
+            if tensor.is_cpu:
+                self.functions.uniference_capture_call(tensor.untyped_storage()._cdata, written)
+
     def is_absent(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor has elements that were not computed."""
         return bool(self.functions.uniference_capture_is_absent(tensor.untyped_storage()._cdata))
@@ -188,6 +195,14 @@ def library() -> Library | None:
     if not _loaded:
         _library, _loaded = load(), True
     return _library
+
+
+def note_call(channel: Channel, read: Sequence[torch.Tensor], written: Sequence[torch.Tensor]) -> None:
+    """The call that this thread makes next communicates these tensors: what is computed beside it may depend on them."""
+    native = library() if channel.captures else None
+    if native is not None:
+        native.call(read, False)
+        native.call(written, True)
 
 
 def install(channel: Channel, limit: int | None, device: str, memory: int | None) -> None:

@@ -1,6 +1,7 @@
 use super::*;
 
 mod compute;
+mod critical;
 mod whatif;
 
 use crate::tests::run;

@@ -107,6 +107,13 @@ pub enum Entry<'a> {
         /// What for.
         kind: MemoryKind,
     },
+    /// The call that ends the slice communicates memory.
+    Called {
+        /// Which; 0: not tracked.
+        allocation: u64,
+        /// What arrives is written there; else what is there is sent.
+        written: bool,
+    },
     /// A value that was not computed steered the program.
     Answered {
         /// From which line.
@@ -383,6 +390,7 @@ impl Decoder {
             }
             kind::ALLOCATED => Entry::Allocated { allocation, bytes: bytes.number()?, on_gpu: true },
             kind::RESERVED => Entry::Level { level: Level::Reserved, bytes: bytes.number()? },
+            kind::READ | kind::WRITTEN => Entry::Called { allocation, written: number == kind::WRITTEN },
             kind::CONTEXT => Entry::Level { level: Level::Context, bytes: bytes.number()? },
             number => {
                 let kind = usize::from(number).checked_sub(1).and_then(|at| MemoryKind::ALL.get(at)).copied();

@@ -70,6 +70,13 @@ impl Encoder {
         }
     }
 
+    /// The call that ends the slice reads an allocation, or writes it.
+    pub fn called(&mut self, allocation: u64, written: bool) {
+        self.number(tag::KIND);
+        self.allocation(allocation);
+        self.bytes.push(if written { kind::WRITTEN } else { kind::READ });
+    }
+
     /// Memory was given back.
     pub fn freed(&mut self, allocation: u64) {
         self.number(tag::FREED);

@@ -14,6 +14,7 @@ enum Kept {
     Freed(u64),
     Kind(u64, MemoryKind),
     Answered(Line, String),
+    Called(u64, bool),
     Timed(u64, u64),
     Stream(StreamEntry),
 }
@@ -31,6 +32,7 @@ impl Kept {
             Entry::Kind { allocation, kind } => Kept::Kind(allocation, kind),
             Entry::Timed { before, lasted } => Kept::Timed(before, lasted),
             Entry::Answered { line, operator } => Kept::Answered(line, operator.to_owned()),
+            Entry::Called { allocation, written } => Kept::Called(allocation, written),
             Entry::Stream(entry) => Kept::Stream(entry),
         }
     }
@@ -51,6 +53,7 @@ impl Kept {
             Kept::Kind(allocation, kind) => encoder.kind(*allocation, *kind),
             Kept::Timed(before, lasted) => encoder.timed(*before, *lasted),
             Kept::Answered(line, operator) => encoder.answered(*line, operator),
+            Kept::Called(allocation, written) => encoder.called(*allocation, *written),
             Kept::Stream(entry) => encoder.stream(*entry),
         }
     }
@@ -97,6 +100,8 @@ fn a_stream_is_what_its_documentation_says() {
     slice.extend([7, 0xac, 0x02, 5]);
     // Autograd records that it ran, on memory that is not tracked.
     slice.extend([4, 9, 8, 1, 16, 0, 0, 0, 0]);
+    // Then it calls an operation that sends what is in 5 and receives into 6.
+    slice.extend([4, 10, 9, 4, 2, 10]);
     let expected = [
         Kept::Allocated(300, 1000, false),
         Kept::Allocated(301, 1 << 40, true),
@@ -108,6 +113,8 @@ fn a_stream_is_what_its_documentation_says() {
         Kept::Freed(5),
         Kept::Timed(300, 5),
         Kept::Execution(0, Line::default(), true, vec![0, 0, 0]),
+        Kept::Called(5, false),
+        Kept::Called(6, true),
     ];
     let mut decoder = Decoder::default();
     assert_eq!(read(&mut decoder, &slice).unwrap(), expected);
@@ -196,7 +203,7 @@ fn definitions_and_lines_come_before_what_a_thread_has_done() {
 #[case::a_list_of_no_tensors(&[0, 0, 1, 8, 1, 3], Problem::Argument(3))]
 #[case::a_definition_that_is_not_there(&[18, 0], Problem::Definition(2))]
 #[case::a_line_that_is_not_there(&[5, 2, 0], Problem::Site(1))]
-#[case::memory_of_no_kind(&[4, 2, 9], Problem::Kind(9))]
+#[case::memory_of_no_kind(&[4, 2, 11], Problem::Kind(11))]
 #[case::memory_of_a_gpu_without_its_size(&[4, 2, 5], Problem::CutShort)]
 #[case::memory_of_kind_zero(&[4, 2, 0], Problem::Kind(0))]
 #[case::more_dimensions_than_torch_has(&[0, 0, 1, 7, 6, 0, 0, 65], Problem::Dimensions(65))]
@@ -302,6 +309,7 @@ fn any_entries(definition: &Definition) -> impl Strategy<Value = Vec<Kept>> + us
         (any::<u64>(), any::<u64>()).prop_map(|(before, lasted)| Kept::Timed(before, lasted)),
         (any::<u64>(), 0..4_usize).prop_map(|(allocation, kind)| Kept::Kind(allocation, MemoryKind::ALL[kind])),
         (line(), any::<String>()).prop_map(|(line, operator)| Kept::Answered(line, operator)),
+        (any::<u64>(), any::<bool>()).prop_map(|(allocation, written)| Kept::Called(allocation, written)),
         (0_u32..1 << 31, 0..7_usize, any::<u64>(), any::<bool>()).prop_map(|(stream, kind, bytes, inside)| {
             let flags = LaunchFlags { inside, free: !inside };
             Kept::Stream(StreamEntry::Copy { stream, kind: CopyKind::ALL[kind], bytes, flags })

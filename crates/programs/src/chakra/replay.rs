@@ -347,7 +347,8 @@ impl<N: Nodes> Replay<N> {
     fn start_part(&mut self, id: u64, part: Part) {
         let thread = own::task(self.feed.node(id));
         let scale = self.rules.compute_scale;
-        let recorded = |duration: SimDuration| Work::new(duration.scaled(scale), Origin::Recorded);
+        let name: Arc<str> = self.feed.node(id).name.as_str().into();
+        let recorded = |duration: SimDuration| Work::new(duration.scaled(scale), Origin::Recorded).named(name.clone());
         // Above those of the units, one for each thread.
         let queue = QueueId(thread.0.saturating_add(3));
         let what = match part {
@@ -434,7 +435,8 @@ impl<N: Nodes> Replay<N> {
         let node = self.feed.node(id);
         let duration = own::duration(node);
         if duration > SimDuration::ZERO {
-            return Work::new(duration.scaled(self.rules.compute_scale), Origin::Recorded);
+            let work = Work::new(duration.scaled(self.rules.compute_scale), Origin::Recorded);
+            return work.named(node.name.as_str().into());
         }
         if matches!(unit, NodeQueue::Accelerator)
             && let Some(work) = self.operators_of(id)

@@ -132,7 +132,7 @@ impl Costing {
 
     /// The same work, as long as it is to take on this line.
     fn on_line(&mut self, line: &str, work: Work) -> Work {
-        let Some((scale, met)) = self.lines.iter_mut().find(|(scale, _)| scale.is(line)) else { return work };
+        let Some((scale, met)) = self.lines.iter_mut().find(|(scale, _)| scale.line.is(line)) else { return work };
         *met += 1;
         Work { duration: work.duration.scaled(scale.factor), ..work }
     }
@@ -426,7 +426,11 @@ impl RankCosting {
                     let line = decoder.source_line(line.site).map_or_else(String::new, |site| site.line.clone());
                     *self.answered.entry((line, operator.to_owned())).or_default() += 1;
                 }
-                Entry::Allocated { .. } | Entry::Level { .. } | Entry::Timed { .. } | Entry::Kind { .. } => {}
+                Entry::Allocated { .. }
+                | Entry::Level { .. }
+                | Entry::Timed { .. }
+                | Entry::Kind { .. }
+                | Entry::Called { .. } => {}
             }
         });
         self.decoder = decoder;

@@ -21,7 +21,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use uniference_devices::database::Databases;
 use uniference_devices::model::{Coming, Model, Target};
 use uniference_formats::cluster::{KernelCost, Resolved};
@@ -74,7 +74,7 @@ impl fmt::Display for Compute {
 }
 
 /// What is asked for.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default)]
 pub struct ComputeOptions {
     /// `None`: what each device's keys say.
     pub source: Option<Compute>,
@@ -88,6 +88,49 @@ pub struct ComputeOptions {
     pub host: Option<HostTime>,
     /// Of a replay: lines whose compute takes another time than it would.
     pub lines: Vec<LineScale>,
+    /// What was worked out for who asks again.
+    pub models: Models,
+}
+
+/// Models of devices, for several simulations with the same databases: what one has worked out of a device's rows another does not work out again.
+/// It makes no difference to what they say.
+#[derive(Clone, Debug, Default)]
+pub struct Models(Arc<Mutex<Known>>);
+
+#[derive(Debug, Default)]
+struct Known {
+    databases: Option<Arc<Databases>>,
+    models: Vec<(Target, Arc<Model>)>,
+}
+
+impl Models {
+    /// The databases that the options name, opened once.
+    fn databases(&self, options: &ComputeOptions) -> Result<Arc<Databases>, HostError> {
+        let mut known = self.0.lock().expect("nobody panics who holds it");
+        if let Some(databases) = &known.databases {
+            return Ok(Arc::clone(databases));
+        }
+        let databases = Databases::standard(options.own_database.as_deref(), options.database.as_deref());
+        let databases = databases.map_err(|error| HostError::Usage(error.to_string()))?;
+        let without = options.left_out.as_deref().map(|device| left_out(device, &databases)).transpose()?;
+        let databases = Arc::new(match without {
+            Some(device) => databases.without(device),
+            None => databases,
+        });
+        known.databases = Some(Arc::clone(&databases));
+        Ok(databases)
+    }
+
+    /// The model of a device.
+    fn of(&self, target: Target, databases: &Arc<Databases>) -> Arc<Model> {
+        let mut known = self.0.lock().expect("nobody panics who holds it");
+        if let Some((_, model)) = known.models.iter().find(|(other, _)| *other == target) {
+            return Arc::clone(model);
+        }
+        let model = Arc::new(Model::new(target.clone(), Arc::clone(databases)));
+        known.models.push((target, Arc::clone(&model)));
+        model
+    }
 }
 
 /// Where the time comes from that the host takes beside a simulated GPU.
@@ -147,7 +190,7 @@ enum Way {
 }
 
 /// What operators cost on the device of a rank.
-trait OperatorCosts {
+trait OperatorCosts: Send + Sync {
     /// The cost of one that has the device for itself, and to which the program comes from there, if that matters ([`OperatorCosts::depend_on_coming`]).
     fn estimate(&self, definition: &Definition, coming: Coming<'_>) -> Estimate;
 
@@ -234,7 +277,7 @@ pub struct Plan {
 struct RankPlan {
     way: Way,
     /// Of a rank whose operators are costed.
-    costs: Option<Rc<dyn OperatorCosts>>,
+    costs: Option<Arc<dyn OperatorCosts>>,
     /// What the user says that kernels cost.
     kernels: Rc<[KernelCost]>,
     /// Whether its device is one beside a processor that runs the program.
@@ -317,16 +360,10 @@ impl Plan {
             .collect();
         let mut models = Vec::new();
         let costs = if ways.contains(&Way::Modelled) {
-            let databases = Databases::standard(options.own_database.as_deref(), options.database.as_deref());
-            let databases = databases.map_err(|error| HostError::Usage(error.to_string()))?;
-            let without = options.left_out.as_deref().map(|device| left_out(device, &databases)).transpose()?;
-            let databases = Arc::new(match without {
-                Some(device) => databases.without(device),
-                None => databases,
-            });
+            let databases = options.models.databases(options)?;
             models.push(("devices".to_owned(), env!("CARGO_PKG_VERSION").to_owned()));
             models.push(("databases".to_owned(), databases.version().to_owned()));
-            costs(&ways, resolved, &databases)?
+            costs(&ways, resolved, &databases, &options.models)?
         } else if let Some(named) = &options.database {
             return Err(HostError::Usage(format!(
                 "--device-db {} has no effect: no device's compute is modelled\nhint: add --compute model",
@@ -450,9 +487,9 @@ fn costs(
     ways: &[Way],
     resolved: &Resolved,
     databases: &Arc<Databases>,
-) -> Result<Vec<Option<Rc<dyn OperatorCosts>>>, HostError> {
-    let mut known: Vec<(Target, Rc<dyn OperatorCosts>)> = Vec::new();
-    let mut costs: Vec<Option<Rc<dyn OperatorCosts>>> = Vec::new();
+    models: &Models,
+) -> Result<Vec<Option<Arc<dyn OperatorCosts>>>, HostError> {
+    let mut costs: Vec<Option<Arc<dyn OperatorCosts>>> = Vec::new();
     for (rank, way) in ways.iter().enumerate() {
         if *way != Way::Modelled {
             costs.push(None);
@@ -465,12 +502,7 @@ fn costs(
             )));
         };
         let target = Target { name: resolved.models[rank].clone(), rates };
-        let same = known.iter().find(|(other, _)| *other == target).map(|(_, costs)| Rc::clone(costs));
-        costs.push(Some(same.unwrap_or_else(|| {
-            let model: Rc<dyn OperatorCosts> = Rc::new(Model::new(target.clone(), Arc::clone(databases)));
-            known.push((target, Rc::clone(&model)));
-            model
-        })));
+        costs.push(Some(models.of(target, databases)));
     }
     Ok(costs)
 }

@@ -72,11 +72,11 @@ impl OperatorCosts for Fixed {
 }
 
 fn plan(ranks: usize, way: Way, factor: u64, measures_host: bool) -> Plan {
-    let costs: Rc<dyn OperatorCosts> = Rc::new(Fixed { factor });
+    let costs: Arc<dyn OperatorCosts> = Arc::new(Fixed { factor });
     let rank = || RankPlan {
         kernels: Rc::from([]),
         way,
-        costs: Some(Rc::clone(&costs)),
+        costs: Some(Arc::clone(&costs)),
         is_gpu: true,
         slowdown: 1.0,
         host: HOST,

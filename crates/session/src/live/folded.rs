@@ -6,7 +6,7 @@ use super::{Live, Ran};
 use crate::compute::Costing;
 use crate::folder::unwritable;
 use crate::programs::halted;
-use crate::recorded::{LinedSteps, lined, play};
+use crate::recorded::{LinedSteps, boxed, play};
 use crate::session::{End, Ending, Stop, Watch};
 use std::fs::{File, OpenOptions, remove_file};
 use std::io::{BufReader, BufWriter, Seek, SeekFrom};
@@ -174,14 +174,14 @@ fn simulate(
     let (records, rest) = record.by_rank_of(&models);
     let costing = Costing::new(live.plan.clone());
     let steps = ranks.iter().zip(records).map(|(rank, record)| {
-        let (model, steps) = (cast.model(*rank), lined(record));
+        let (model, steps) = (cast.model(*rank), boxed(record));
         if model == *rank {
             return steps;
         }
         let mut moved = Moved::new(cast, model, *rank);
         Box::new(steps.map(move |(task, step, line)| (task, moved.step(task, step), line))) as LinedSteps<'_>
     });
-    let (ended, hazards) = play(cluster, steps.collect(), &costing, watch);
+    let (ended, hazards) = play(cluster, steps.collect(), &costing, None, watch);
     let lines = rest.finish()?;
     let mut costed = costing.borrow_mut().finish()?;
     costed.warnings.extend(warnings);

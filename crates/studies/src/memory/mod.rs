@@ -316,7 +316,7 @@ impl RankMemory {
                     }
                 }
             }
-            Entry::Timed { .. } | Entry::Answered { .. } | Entry::Stream(_) => {}
+            Entry::Timed { .. } | Entry::Answered { .. } | Entry::Called { .. } | Entry::Stream(_) => {}
         }
     }
 

@@ -1,5 +1,6 @@
 use super::*;
 use crate::critical::Causes;
+use crate::overlap::Chance;
 use std::sync::Arc;
 use uniference_formats::cluster::{Choices, ClusterFile, Resolved};
 use uniference_sim::engine::Engine;
@@ -66,10 +67,13 @@ fn explanation(cluster: &Cluster) -> Explanation {
 fn all_that_is_worth_a_try_is_a_cluster() {
     let Resolved { cluster, toml, .. } = resolve(BOARDS, &Change::default());
     let before = explanation(&cluster);
-    let changes = candidates(&toml, &cluster, &before);
+    let chance = |line: &str| Chance { line: line.to_owned(), ..Chance::default() };
+    let operations = vec![chance("/a/model.py:4"), chance("/a/loss.py:4"), chance("/b/loss.py:4")];
+    let chances = Chances { operations, unexamined: None };
+    let changes = candidates(&toml, &cluster, &before, &chances);
     insta::assert_snapshot!(changes.iter().map(|change| change.options().join(" ")).collect::<Vec<_>>().join("\n"));
     // Not each algorithm is one for each network.
-    for change in changes.iter().filter(|change| change.algorithms.is_empty()) {
+    for change in changes.iter().filter(|change| change.algorithms.is_empty() && change.overlap.is_empty()) {
         let changed = explanation(&resolve(&toml, change).cluster);
         assert!(changed.makespan_s <= before.makespan_s, "{change:?}");
     }
@@ -100,14 +104,15 @@ fn results_show_the_largest_gain_first_and_losses() {
         outcome("--set c=*2", 2.25),
         outcome("--set d=*2", 0.5),
     ];
-    let results = WhatIf { makespan_s: 2.0, changes, refused: vec![refused], warnings: Vec::new(), again: None };
+    let results =
+        WhatIf { makespan_s: 2.0, changes, refused: vec![refused], overlap: None, warnings: Vec::new(), again: None };
     insta::assert_snapshot!(results.sorted().render());
 }
 
 #[test]
 fn lines_are_told_by_the_end_of_their_path() {
     let scale: LineScale = "layers/model.py:41=0.5".parse().unwrap();
-    let is = |line| scale.is(line);
+    let is = |line| scale.line.is(line);
     assert_eq!(scale.factor, 0.5);
     assert!(is("/home/a/layers/model.py:41") && is("layers/model.py:41"));
     assert!(!is("/home/a/other_layers/model.py:41") && !is("/home/a/layers/model.py:4") && !is(""));

@@ -29,6 +29,7 @@ fn replayed_run(dir: &tempfile::TempDir) -> Replayed {
         run: dir.path().to_owned(),
         cluster: Default::default(),
         compute: Default::default(),
+        arrangement: None,
         seed: None,
         repeat: 1,
         command: Vec::new(),
@@ -59,7 +60,7 @@ fn a_what_if_is_the_replay_on_the_changed_cluster() {
             "--free" => Overrides { free: text, ..Overrides::default() },
             _ => Overrides { algorithms: text, ..Overrides::default() },
         };
-        let results = finished(compare(&replayed_run(&dir), &Changes { cluster, lines: Vec::new() }).unwrap());
+        let results = finished(compare(&replayed_run(&dir), &Changes { cluster, ..Changes::default() }).unwrap());
         let report = replayed(&dir, &[option, value]).1.unwrap();
         let [outcome] = &results.changes[..] else { panic!("{results:?}") };
         assert_eq!((&outcome.digest, outcome.makespan_s), (&report.digest, report.makespan_s), "{option} {value}");
@@ -102,7 +103,7 @@ fn compute_that_comes_from_elsewhere_is_said() {
         let Replayed::Record(mut run) = replayed_run(&dir) else { unreachable!("it is a record") };
         run.compute.source = source;
         let cluster = Overrides { set: vec![set.to_owned()], ..Overrides::default() };
-        finished(compare(&Replayed::Record(run), &Changes { cluster, lines: Vec::new() }).unwrap())
+        finished(compare(&Replayed::Record(run), &Changes { cluster, ..Changes::default() }).unwrap())
     };
     let costed = |results: WhatIf| results.warnings.iter().any(|text| text.contains("costed for other devices"));
     assert!(costed(with("device.a.peak_flops=*2", None)));
