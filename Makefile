@@ -35,7 +35,7 @@ MDBOOK_VERSION := 0.5.4
 MDBOOK_ROOT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/uniference/tools/mdbook-$(MDBOOK_VERSION)
 MDBOOK := $(MDBOOK_ROOT)/bin/mdbook
 
-.PHONY: help setup demo fuzz test test-rust test-python test-load wheel test-wheel check check-rust check-python check-docs docs book mdbook-path api conformance programs bench accuracy accuracy-devices clean
+.PHONY: help setup demo fuzz test test-rust test-python test-load browser wheel test-wheel check check-rust check-python check-docs docs book mdbook-path api conformance programs bench accuracy accuracy-devices clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -61,6 +61,9 @@ test-python: setup
 
 test-load: setup ## Tests that need a machine of their own: benchmarks run to their end
 	$(BIN)/pytest -m load
+
+browser: setup ## Tests of pages in headless Chromium (skipped where there is none); PICTURES=DIR keeps what they look like
+	$(BIN)/pytest tests/browser tests/python/test_view.py
 
 wheel: setup ## Builds a wheel to install elsewhere with pip: target/wheels
 	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin build --release --locked --quiet

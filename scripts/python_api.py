@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = ROOT / "python"
 PAGE = ROOT / "docs" / "reference" / "python-api.md"
-MODULES = ["uniference", "uniference.chakra"]
+MODULES = ["uniference", "uniference.testing", "uniference.chakra"]
 INTRODUCTION = """\
 # Python API
 

@@ -14,13 +14,14 @@ use uniference_formats::events::EventWriter;
 use uniference_formats::real::{Merged, RankFile, merge};
 use uniference_formats::record::{Header, RecordWriter};
 use uniference_formats::report::{Manifest, RecorderReport, Report};
-use uniference_formats::trace::TraceWriter;
+use uniference_formats::trace::{Chrome, Lines, Perfetto, TraceWriter};
 use uniference_host::interrupt::Interrupts;
 use uniference_host::supervisor::{adopt_orphans, supervise};
 use uniference_programs::real::steps;
 use uniference_session::folder::Folder;
 use uniference_session::lock::Writer;
-use uniference_session::results::{self, EVENTS, RECORD, REPORT, TRACE, device};
+use uniference_session::results::{self, EVENTS, NATIVE_TRACE, RECORD, REPORT, TRACE, device};
+use uniference_session::tables::Tables;
 use uniference_session::{Exit, HostError};
 use uniference_sim::cluster::Device;
 use uniference_sim::ids::TaskId;
@@ -270,14 +271,28 @@ fn unreadable(path: &Path, error: &dyn std::error::Error) -> HostError {
 fn report(args: &Args, argv: &[OsString], folder: &Folder, merged: Merged) -> Result<(), HostError> {
     let wanted =
         |least: &[RecordArg], name: &str| least.contains(&args.output.record).then(|| folder.create(name)).transpose();
-    let trace = wanted(&[RecordArg::Full, RecordArg::Ops], TRACE)?;
-    let trace = trace.map(|file| TraceWriter::with_rows(file, merged.devices(), Vec::new()));
-    let events = wanted(&[RecordArg::Full], EVENTS)?.map(EventWriter::new);
-    let mut observers = ((Statistics::default(), Digest::default()), (Phases::default(), (trace, events)));
+    let ops = [RecordArg::Full, RecordArg::Ops];
+    let trace = wanted(&ops, TRACE)?.zip(wanted(&ops, NATIVE_TRACE)?).map(|(chrome, native)| {
+        let formats = (Chrome::new(chrome), Perfetto::new(native));
+        TraceWriter::with_rows(formats, merged.devices().map(|device| (device, None)), Vec::new(), Lines::default())
+    });
+    let mut events = wanted(&[RecordArg::Full], EVENTS)?.map(|file| EventWriter::new(file, []));
+    let is_wanted = args.output.record != RecordArg::Summary;
+    let mut tables =
+        is_wanted.then(|| Tables::create(folder, args.output.record == RecordArg::Full, [])).transpose()?;
+    let mut observers =
+        ((Statistics::default(), Digest::default()), (Phases::default(), (trace, (&mut events, &mut tables))));
     merged.tell(&mut observers);
-    let ((statistics, digest), (phases, (trace, events))) = observers;
+    let ((statistics, digest), (phases, (trace, _))) = observers;
     trace.map(TraceWriter::finish).transpose()?;
-    events.map(EventWriter::finish).transpose()?;
+    if let Some(mut events) = events {
+        events.lines(merged.lines());
+        events.finish()?;
+    }
+    if let Some(mut tables) = tables {
+        tables.lines(merged.lines());
+        tables.finish()?;
+    }
     let manifest =
         Manifest { command: results::command(argv), cluster: cluster(args, &merged)?, ..results::versions() };
     if let Some(file) = wanted(&[RecordArg::Full, RecordArg::Ops], RECORD)? {

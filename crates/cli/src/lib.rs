@@ -23,10 +23,12 @@ mod profile;
 #[cfg(test)]
 mod reference;
 mod replay;
+mod report;
 mod run;
 mod standard;
 mod testbed;
 mod traces;
+mod view;
 mod whatif;
 mod workload;
 
@@ -57,11 +59,15 @@ enum Command {
     Replay(replay::Args),
     /// Say why a run takes as long as it does: its critical path, by kind, device, link, operation, line and range
     Explain(explain::Args),
+    /// Open the trace of a run in a browser
+    View(view::Args),
     /// Say by what two runs differ: the parts of their critical paths
     Diff(diff::Args),
     /// Say how long a run would take with a faster device, link or line, a free operation or another algorithm
     #[command(name = "whatif")]
     WhatIf(whatif::Args),
+    /// Show runs side by side on one HTML page: timeline, ranks, links, operations, memory, critical path, what-ifs
+    Report(report::Args),
     /// Check whether a program or a generated job fits the memory of its devices
     Fit(fit::Args),
     /// Check cluster files
@@ -222,8 +228,10 @@ fn dispatch(cli: Cli, argv: &[OsString], python: Option<&Path>) -> Result<Exit, 
         Command::Run(args) => run::run(&args, argv, python("run")?),
         Command::Replay(args) => replay::replay(&args, argv),
         Command::Explain(args) => explain::explain(&args, argv),
+        Command::View(args) => view::view(&args, python("view")?),
         Command::Diff(args) => diff::diff(&args, argv),
         Command::WhatIf(args) => whatif::whatif(&args, argv),
+        Command::Report(args) => report::report(&args, argv),
         Command::Fit(args) => fit::fit(&args, argv, || python("fit")),
         Command::Cluster(command) => cluster::command(&command),
         Command::Chakra(command) => chakra::command(&command),

@@ -12,9 +12,9 @@ use uniference_session::{Done, Exit, HostError, Notices, Output, RecordLevel};
 /// What is kept besides the report.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum RecordArg {
-    /// Write the program record, the trace and the event stream
+    /// Write the program record, the trace, the tables of events, messages among them, and the event stream
     Full,
-    /// Write the program record and the trace
+    /// Write the program record, the trace, and the tables of all events but messages
     Ops,
     /// Write only the report; for very large runs
     Summary,

@@ -106,4 +106,4 @@ pub(super) fn replay(args: &Args, argv: &[OsString]) -> Result<Exit, HostError> 
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

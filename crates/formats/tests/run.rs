@@ -5,7 +5,7 @@ use std::io::Cursor;
 use uniference_formats::cluster::{Choices, ClusterFile, Resolved};
 use uniference_formats::record::{Header, RecordReader, RecordWriter};
 use uniference_formats::report::{Manifest, Report};
-use uniference_formats::trace::TraceWriter;
+use uniference_formats::trace::{Chrome, Lines, TraceWriter};
 use uniference_sim::engine::{Ending, Engine, drive};
 use uniference_sim::ids::{GroupId, Handle, QueueId, RankId, Site, TaskId};
 use uniference_sim::observe::{Digest, Statistics};
@@ -95,7 +95,7 @@ fn run() -> (Vec<u8>, Vec<u8>, Report) {
     let mut programs: Vec<Box<dyn Program + '_>> = (0..RANKS)
         .map(|rank| Box::new(Recorded { rank: RankId(rank), worker: worker(), record: &record }) as Box<dyn Program>)
         .collect();
-    let mut trace = TraceWriter::new(Vec::new(), &resolved.cluster);
+    let mut trace = TraceWriter::new(Chrome::new(Vec::new()), &resolved.cluster, Lines::default());
     let mut observers = ((Statistics::default(), Digest::default()), &mut trace);
     let ended = drive(&mut Engine::new(&resolved.cluster), &mut programs, &mut observers);
     assert!(matches!(ended, Ending::Finished), "{ended:?}");

@@ -1,12 +1,13 @@
 //! Owns the folder that a run's results go to: its name, whether it can be written, and writing to it.
 
 use crate::lock::{LOCK, Lock, Writer};
-use crate::names::{EVENTS, GROUPS, PREFIX, RECORD, REPEATED, REPORT, TIMELINE, TRACE};
+use crate::names::{EVENTS, GROUPS, NATIVE_TRACE, PREFIX, RECORD, REPEATED, REPORT, TABLES, TIMELINE, TRACE};
 use crate::notices::Notices;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, BufWriter, ErrorKind};
 use std::path::{Path, PathBuf};
+use uniference_formats::events::columns::KINDS;
 use uniference_host::error::{HostError, file_hint};
 
 /// Where results go when nothing is said.
@@ -108,12 +109,12 @@ impl Folder {
     /// If they cannot be read or written.
     pub(crate) fn take_over(&self, other: &Folder, without: &[&str]) -> Result<(), HostError> {
         for name in names(&other.path)? {
-            if !name.to_str().is_some_and(|name| is_result(name) && !without.contains(&name)) {
+            let is_taken = |name: &str| (is_result(name) || name == TABLES) && !without.contains(&name);
+            if !name.to_str().is_some_and(is_taken) {
                 continue;
             }
             let (from, to) = (other.path.join(&name), self.path.join(&name));
-            let taken = fs::hard_link(&from, &to).or_else(|_| fs::copy(&from, &to).map(|_| ()));
-            taken.map_err(|source| unwritable("write", &to, source))?;
+            link(&from, &to).map_err(|source| unwritable("write", &to, source))?;
         }
         Ok(())
     }
@@ -144,19 +145,62 @@ impl Folder {
     }
 }
 
+/// A file or a folder under another name, with all that is in it; a copy where the disk cannot hold it once.
+fn link(from: &Path, to: &Path) -> io::Result<()> {
+    if !from.is_dir() {
+        return fs::hard_link(from, to).or_else(|_| fs::copy(from, to).map(|_| ()));
+    }
+    fs::create_dir(to)?;
+    for entry in fs::read_dir(from)? {
+        let name = entry?.file_name();
+        link(&from.join(&name), &to.join(&name))?;
+    }
+    Ok(())
+}
+
 /// Refuses a folder in which there is anything but what commands of ours write.
 fn check_foreign(folder: &Path) -> Result<(), HostError> {
     let mut names = names(folder)?;
     names.sort();
-    let ours = |name: &OsString| name.to_str().is_some_and(|name| is_result(name) || is_trace(name) || is_ours(name));
-    match names.iter().find(|name| !ours(name)) {
-        None => Ok(()),
-        Some(name) => Err(HostError::Usage(format!(
-            "{} is not an output folder: it contains {}\nhint: choose a new or empty folder with --out",
-            folder.display(),
-            Path::new(name).display()
-        ))),
+    for name in names {
+        let found = match name.to_str() {
+            Some(TABLES) => foreign_in_tables(&folder.join(TABLES))?,
+            Some(known) if is_result(known) || is_trace(known) || is_ours(known) => None,
+            _ => Some(folder.join(name)),
+        };
+        if let Some(foreign) = found {
+            return Err(HostError::Usage(format!(
+                "{} is not an output folder: it contains {}\nhint: choose a new or empty folder with --out",
+                folder.display(),
+                foreign.strip_prefix(folder).unwrap_or(&foreign).display()
+            )));
+        }
     }
+    Ok(())
+}
+
+/// What is not part of tables of events; if these are no folder, that itself.
+fn foreign_in_tables(tables: &Path) -> Result<Option<PathBuf>, HostError> {
+    let is_folder = |path: &Path| fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir());
+    let is_kind = |name: &str| KINDS.iter().any(|kind| kind.name == name);
+    if !is_folder(tables) {
+        return Ok(Some(tables.to_owned()));
+    }
+    for name in names(tables)? {
+        let path = tables.join(&name);
+        let table = name.to_str().filter(|name| is_kind(name) && is_folder(&path));
+        let unfinished = name.to_str().and_then(|name| name.strip_suffix(".part"));
+        if table.is_none() && !unfinished.is_some_and(is_kind) {
+            return Ok(Some(path));
+        }
+        for part in if table.is_some() { names(&path)? } else { Vec::new() } {
+            let number = part.to_str().and_then(|part| part.strip_suffix(".parquet")?.parse::<u32>().ok());
+            if number.is_none() {
+                return Ok(Some(path.join(part)));
+            }
+        }
+    }
+    Ok(None)
 }
 
 fn remove_old(folder: &Path, kind: Kind) -> Result<(), HostError> {
@@ -171,9 +215,14 @@ fn remove_old(folder: &Path, kind: Kind) -> Result<(), HostError> {
         }
         let old = name.to_str().is_some_and(if kind == Kind::Results { is_result } else { is_trace });
         let path = folder.join(&name);
-        if old {
-            fs::remove_file(&path).map_err(|source| unwritable("replace", &path, source))?;
-        }
+        let removed = match () {
+            () if old => fs::remove_file(&path),
+            () if kind == Kind::Results && name == TABLES && foreign_in_tables(&path)?.is_none() => {
+                fs::remove_dir_all(&path)
+            }
+            () => Ok(()),
+        };
+        removed.map_err(|source| unwritable("replace", &path, source))?;
     }
     Ok(())
 }
@@ -190,7 +239,8 @@ fn is_result(name: &str) -> bool {
         suffixes.iter().find_map(|suffix| rest.strip_suffix(suffix)).map(str::to_owned)
     };
     let rank = name.strip_prefix("rank-").and_then(of_rank);
-    rank.is_some_and(|rank| rank.parse::<u32>().is_ok()) || [REPORT, TRACE, RECORD, EVENTS, TIMELINE].contains(&name)
+    rank.is_some_and(|rank| rank.parse::<u32>().is_ok())
+        || [REPORT, TRACE, NATIVE_TRACE, RECORD, EVENTS, TIMELINE].contains(&name)
 }
 
 /// Of the execution traces of a run: `chakra.RANK.et`, and its groups.
@@ -271,6 +321,23 @@ mod tests {
             assert!(dir.path().join("report.json").exists());
             fs::remove_file(dir.path().join(name)).unwrap();
         }
+        // Tables are those of a run, and anything else among them is somebody's.
+        let tables = dir.path().join(TABLES);
+        fs::create_dir_all(tables.join("waited")).unwrap();
+        for name in ["waited/notes.txt", "waited/x.parquet", "notes", "others.part"] {
+            fs::write(tables.join(name), "x").unwrap();
+            let error =
+                Folder::prepare(Some(dir.path()), "a.py".as_ref(), &Notices::ignored()).err().unwrap().to_string();
+            assert!(error.contains(&format!("it contains events/{name}\n")), "{error}");
+            fs::remove_file(tables.join(name)).unwrap();
+        }
+        fs::write(tables.join("waited/00001.parquet"), "x").unwrap();
+        fs::write(tables.join("message.part"), "x").unwrap();
+        drop(Folder::prepare(Some(dir.path()), "a.py".as_ref(), &Notices::ignored()).unwrap());
+        assert!(!tables.exists());
+        fs::write(&tables, "x").unwrap();
+        assert!(Folder::prepare(Some(dir.path()), "a.py".as_ref(), &Notices::ignored()).is_err());
+        fs::remove_file(&tables).unwrap();
         // Traces into the folder of a run that is being written: the results stay.
         let run = Folder::prepare(Some(dir.path()), "a.py".as_ref(), &Notices::ignored()).unwrap();
         write("report.json");

@@ -59,6 +59,7 @@ pub mod lock;
 mod names;
 mod notices;
 mod overlap;
+pub mod page;
 mod patience;
 pub mod profile;
 mod programs;
@@ -68,6 +69,7 @@ mod replayed;
 pub mod results;
 mod session;
 mod simulated;
+pub mod tables;
 pub mod traces;
 pub mod whatif;
 

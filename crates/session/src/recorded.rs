@@ -82,6 +82,16 @@ pub(crate) fn origin(args: &Replay) -> Result<(Resolved, Vec<String>), HostError
     Ok((chosen.resolved, steps.recorded.command))
 }
 
+/// Hands over a record with the cluster that it is replayed on, for whoever drives it.
+pub(crate) fn driven<T>(
+    args: &Replay,
+    with: impl FnOnce(&Cluster, &mut dyn Source) -> Result<T, HostError>,
+) -> Result<T, HostError> {
+    let Prepared { mut chosen, seed, reader, steps, plan } = prepare(args)?;
+    chosen.resolved.cluster.dynamics.seed = seed;
+    with(&chosen.resolved.cluster, &mut Recorded::new(&steps, reader, plan))
+}
+
 /// What compute could run beside the operations of a record.
 pub(crate) fn examined(args: &Replay) -> Result<Examined, HostError> {
     examine(&args.run.join(RECORD))

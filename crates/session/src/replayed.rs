@@ -3,11 +3,12 @@
 use crate::cluster::{ClusterOptions, Overrides};
 use crate::compute::Compute;
 use crate::recorded::{self, Replay};
-use crate::session::Done;
+use crate::session::{Done, Source};
 use crate::simulated::{Ended, Look, Simulated};
 use crate::traces::{self, TraceReplay};
 use uniference_formats::cluster::Resolved;
 use uniference_host::error::HostError;
+use uniference_sim::cluster::Cluster;
 use uniference_studies::critical::Explanation;
 use uniference_studies::overlap::Chances;
 use uniference_studies::whatif::{LineName, LineScale};
@@ -43,6 +44,17 @@ impl Replayed {
             Ended::Finished(simulated) => Ended::Finished(simulated.explained()),
             Ended::Stopped(stop) => Ended::Stopped(stop),
         })
+    }
+
+    /// Hands it over with the cluster that it is simulated on, for whoever drives it.
+    pub(crate) fn driven<T>(
+        &self,
+        with: impl FnOnce(&Cluster, &mut dyn Source) -> Result<T, HostError>,
+    ) -> Result<T, HostError> {
+        match self {
+            Replayed::Record(replay) => recorded::driven(replay, with),
+            Replayed::Traces(replay) => traces::driven(replay, with),
+        }
     }
 
     /// What it comes to, without results in a folder.

@@ -4,10 +4,10 @@
 
 use crate::compute::Costed;
 use crate::folder::Folder;
-pub use crate::names::{EVENTS, GROUPS, PREFIX, RECORD, REPORT, TIMELINE, TRACE};
+pub use crate::names::{EVENTS, GROUPS, NATIVE_TRACE, PREFIX, RECORD, REPORT, TABLES, TIMELINE, TRACE};
 use crate::notices::Notices;
 use crate::patience::Patience;
-use serde_json::json;
+use crate::tables::{self, Tables};
 use std::cell::RefCell;
 use std::ffi::OsString;
 use std::fs::File;
@@ -17,13 +17,13 @@ use uniference_formats::cluster::Resolved;
 use uniference_formats::events::EventWriter;
 use uniference_formats::record::{Header, RecordWriter};
 use uniference_formats::report::{ComputeReport, CriticalPathReport, Manifest, Report};
-use uniference_formats::trace::{PathSpan, TraceWriter};
+use uniference_formats::trace::{Chrome, Lines, PathSpan, Perfetto, TraceWriter};
 use uniference_host::error::HostError;
 use uniference_host::live::exchange::Recorder;
 use uniference_sim::cluster::Device;
 use uniference_sim::device::Origin;
 use uniference_sim::event::{Event, Observer};
-use uniference_sim::ids::{HostId, RankId, TaskId};
+use uniference_sim::ids::{HostId, RankId, Site, TaskId};
 use uniference_sim::observe::{Digest, Statistics};
 use uniference_sim::replay::RecordedStep;
 use uniference_sim::time::{SimDuration, SimTime};
@@ -36,9 +36,9 @@ use uniference_studies::phases::Phases;
 /// What is kept besides the report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RecordLevel {
-    /// Program record, trace and every event.
+    /// Program record, trace, tables of events, and all events as text; messages in both.
     Full,
-    /// Program record and trace.
+    /// Program record, trace, and tables of all events but messages.
     #[default]
     Ops,
     /// Nothing: for very large runs.
@@ -85,8 +85,8 @@ pub(crate) struct Beside {
 /// What the report is made from.
 type Counted = ((Statistics, Digest), ((Computes, Phases), Listened));
 /// What is shown or written while the run goes on.
-type Shown = ((Patience, Option<Causes>), (Trace, Events));
-type Trace = Option<TraceWriter<BufWriter<File>>>;
+type Shown = ((Patience, Option<Causes>), (Trace, (Events, Option<Tables>)));
+type Trace = Option<TraceWriter<(Chrome<BufWriter<File>>, Perfetto<BufWriter<File>>)>>;
 type Events = Option<EventWriter<BufWriter<File>>>;
 
 /// The account of memory, which sees events and steps alike.
@@ -123,14 +123,30 @@ impl Recorder for Listened {
     }
 }
 
-/// The program record, if one is kept, and the account of memory.
+/// The program record, if one is kept, the account of memory, the program's lines, and tables that are told them.
 struct Record {
     writer: Option<RecordWriter<BufWriter<File>>>,
     memory: Listened,
+    lines: Lines,
+    tables: Option<tables::Handle>,
 }
 
 impl Recorder for Record {
+    fn line(&mut self, site: Site, line: &str) {
+        let mut lines = self.lines.borrow_mut();
+        if lines.len() <= site.index() {
+            lines.resize_with(site.index() + 1, String::new);
+        }
+        if lines[site.index()].is_empty() && !line.is_empty() {
+            line.clone_into(&mut lines[site.index()]);
+            self.tables.iter().for_each(|tables| tables.line(site, line));
+        }
+    }
+
     fn step(&mut self, rank: RankId, task: TaskId, step: &RecordedStep, line: &str) {
+        if let Some(site) = step.site() {
+            self.line(site, line);
+        }
         if let Some(writer) = &mut self.writer {
             writer.step(rank, task, step, line);
         }
@@ -166,16 +182,28 @@ impl Recording {
         let wanted =
             |least: &[RecordLevel], name: &str| least.contains(&level).then(|| folder.create(name)).transpose();
         let ops = [RecordLevel::Full, RecordLevel::Ops];
-        let trace = wanted(&ops, TRACE)?.map(|file| TraceWriter::new(file, &resolved.cluster));
-        let events = wanted(&[RecordLevel::Full], EVENTS)?.map(EventWriter::new);
+        let program_lines = Lines::default();
+        let traces = wanted(&ops, TRACE)?.zip(wanted(&ops, NATIVE_TRACE)?);
+        let trace = traces.map(|(chrome, native)| {
+            let formats = (Chrome::new(chrome), Perfetto::new(native));
+            TraceWriter::new(formats, &resolved.cluster, Lines::clone(&program_lines))
+        });
+        let links = || resolved.cluster.topology.links().iter().map(|link| &*link.name);
+        let events = wanted(&[RecordLevel::Full], EVENTS)?.map(|file| EventWriter::new(file, links()));
+        let messages = level == RecordLevel::Full;
+        let tables = ops.contains(&level).then(|| Tables::create(folder, messages, links())).transpose()?;
         let header = Header { world_size: resolved.cluster.devices.len() as u32, manifest: manifest.clone() };
         let memory = Listened::new(Memory::new(resolved.cluster.devices.len(), trace.is_some()));
         let writer = wanted(&ops, RECORD)?.map(|file| RecordWriter::new(file, &header));
-        let record = Record { writer, memory: memory.clone() };
+        let handle = tables.as_ref().map(Tables::handle);
+        let record = Record { writer, memory: memory.clone(), lines: program_lines, tables: handle };
         let programs = (Computes::default(), Phases::default());
         let statistics = ((Statistics::default(), Digest::default()), (programs, memory));
         let causes = ops.contains(&level).then(|| Causes::new(&resolved.cluster).of_at_most(MOST_CAUSES));
-        Ok(Recording { observers: (statistics, ((Patience::new(notices.clone()), causes), (trace, events))), record })
+        Ok(Recording {
+            observers: (statistics, ((Patience::new(notices.clone()), causes), (trace, (events, tables)))),
+            record,
+        })
     }
 
     /// Those who look on.
@@ -185,13 +213,17 @@ impl Recording {
 
     /// Completes the files of a run that has come to an end of its own, good or bad; `lines` are those of the program.
     pub(crate) fn finish(self, lines: Vec<String>, costed: Costed) -> Result<Figures, HostError> {
-        let (((statistics, digest), ((computes, phases), memory)), ((_, causes), (mut trace, events))) = self.observers;
-        let explanation = causes.and_then(|causes| causes.explain(&lines, true));
+        let (((statistics, digest), ((computes, phases), memory)), ((_, causes), (mut trace, (mut events, tables)))) =
+            self.observers;
+        let explanation = causes.as_ref().and_then(|causes| causes.explain(&lines, true));
         let critical_path = explanation.as_ref().and_then(Explanation::report);
         if let Some((trace, explanation)) = trace.as_mut().zip(explanation.filter(|_| critical_path.is_some())) {
             trace.critical_path(explanation.path.into_iter().map(span));
         }
-        let Record { writer, memory: also } = self.record;
+        if let Some((trace, causes)) = trace.as_mut().zip(causes) {
+            causes.releases(&lines).for_each(|release| trace.release(&release));
+        }
+        let Record { writer, memory: also, .. } = self.record;
         drop(also);
         // Of operators that cannot be read `costed` has a warning, or an error where figures depend on them; what was held is then not known.
         let held = memory.finish().unwrap_or_default();
@@ -199,7 +231,9 @@ impl Recording {
             trace.iter_mut().for_each(|trace| trace.memory(rank, counter(points)));
         }
         trace.map(TraceWriter::finish).transpose()?;
+        events.iter_mut().for_each(|events| events.lines(&lines));
         events.map(EventWriter::finish).transpose()?;
+        tables.map(Tables::finish).transpose()?;
         writer.map(RecordWriter::finish).transpose()?;
         Ok(Figures { statistics, digest, computes, phases, held, critical_path, lines, costed })
     }
@@ -211,9 +245,8 @@ fn span(step: Step) -> PathSpan {
     let place = what.link.clone().or(what.rank.map(|rank| format!("rank {rank}")));
     let name = what.name.as_deref().filter(|name| *name != what.kind).map(|name| format!(" in {name}"));
     let words = [place.map(|place| format!(" of {place}")), name].map(Option::unwrap_or_default).concat();
-    let args = json!({ "rank": what.rank, "line": what.line, "range": range });
     let [start, end] = [start_ps, end_ps].map(SimTime::from_ps);
-    PathSpan { start, end, name: format!("{}{words}", what.kind), args }
+    PathSpan { start, end, name: format!("{}{words}", what.kind), rank: what.rank, line: what.line, range }
 }
 
 /// A timeline of memory as a trace shows it: with the kinds that the rank ever holds.

@@ -130,6 +130,16 @@ pub(crate) fn origin(args: &TraceReplay) -> Result<Resolved, HostError> {
     prepare(args).map(|(chosen, ..)| chosen.resolved)
 }
 
+/// Hands over traces with the cluster that they are run on, for whoever drives them.
+pub(crate) fn driven<T>(
+    args: &TraceReplay,
+    with: impl FnOnce(&Cluster, &mut dyn Source) -> Result<T, HostError>,
+) -> Result<T, HostError> {
+    let (mut chosen, seed, mut source) = prepare(args)?;
+    chosen.resolved.cluster.dynamics.seed = seed;
+    with(&chosen.resolved.cluster, &mut source)
+}
+
 /// What traces come to on a cluster, without results in a folder.
 ///
 /// # Errors

@@ -21,16 +21,16 @@ use uniference_sim::program::{
 };
 use uniference_sim::time::{Bytes, SimDuration};
 
-fn issue(activity: Activity) -> Request {
+pub(crate) fn issue(activity: Activity) -> Request {
     Request::Issue { activity, queue: QueueId(0), after: Vec::new(), site: Site(0) }
 }
 
-fn wait(handle: u32) -> Request {
+pub(crate) fn wait(handle: u32) -> Request {
     Request::Wait { handles: vec![Handle(handle)], any: false, timeout: None, site: Site(0) }
 }
 
 /// A folder with the record of ranks that asked for these, and returned.
-fn record(programs: &[Vec<Request>], toml: &str) -> tempfile::TempDir {
+pub(crate) fn record(programs: &[Vec<Request>], toml: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let cluster = ClusterFile::parse("test", toml, &[]).unwrap().resolve(&Choices::default()).unwrap().toml;
     let manifest = Manifest { cluster, ..Manifest::default() };

@@ -1,5 +1,5 @@
-//! Owns the schema of the event stream: the columns of each kind of event, in order, with type, unit and meaning. Every format in which the stream is
-//! written, and its documentation, are derived from it.
+//! Owns the schema of the event stream: the columns of each kind of event, in order, with type, unit and meaning. Both formats in which the stream is
+//! written, and their documentation, are derived from it.
 
 use std::fmt::Write as _;
 
@@ -15,6 +15,32 @@ pub struct Kind {
     pub meaning: &'static str,
     /// Its columns, in order, after those of [`COMMON`].
     pub columns: &'static [Column],
+}
+
+/// The kinds, in the order of [`KINDS`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // the table describes them
+pub enum Name {
+    Stream,
+    Link,
+    Line,
+    Computed,
+    Issued,
+    Completed,
+    Failed,
+    Waited,
+    Marked,
+    Message,
+    Elapsed,
+    Used,
+    Finished,
+}
+
+impl Name {
+    /// What it is and which columns it has.
+    pub const fn kind(self) -> &'static Kind {
+        &KINDS[self as usize]
+    }
 }
 
 /// A column of a kind of event.
@@ -117,12 +143,22 @@ const NO_DATA: Column = time("no_data_ps", "part of `exposed_ps` in receives who
 pub const COMMON: [Column; 2] =
     [time("at_ps", "time of the event; of an interval, its end"), text("event", "kind of event")];
 
-/// All kinds of events.
-pub const KINDS: [Kind; 11] = [
+/// All kinds of events, by [`Name`].
+pub static KINDS: [Kind; 13] = [
     Kind {
         name: "stream",
-        meaning: "the first line",
+        meaning: "the first line; in Parquet the version is the key `uniference.events` of each file",
         columns: &[id("version", "version of the stream; incremented when a column is removed or changes its meaning")],
+    },
+    Kind {
+        name: "link",
+        meaning: "a link of the network; `at_ps` is 0",
+        columns: &[id("link", "id of the link, as in `links`"), text("name", "name of the link")],
+    },
+    Kind {
+        name: "line",
+        meaning: "a source line, at the end of the stream; `at_ps` is 0",
+        columns: &[id("site", "id of the line, as in other columns `site`"), text("line", "the line, as `path:line`")],
     },
     Kind {
         name: "computed",
@@ -136,6 +172,10 @@ pub const KINDS: [Kind; 11] = [
                 "origin",
                 "source of the duration: `Measured`, `Recorded`, `Database` (measured earlier on a device of this kind), `Interpolated` (between rows of the database), `Transferred` (from another device), `Roofline` (from the rates of the device), `None` (unknown, counted as zero)",
             ),
+            optional(text(
+                "name",
+                "what was computed, for example a kernel or a node of a trace; null: code of the program",
+            )),
             ACTIVITY,
             ISSUED_AT,
             QUEUE,

@@ -1,8 +1,15 @@
-use super::columns::documentation;
+use super::columns::{KINDS, documentation};
+use super::rows::caused;
 use super::*;
-use uniference_sim::event::{MessageWay, StreamTimes, Times, Traffic};
+use crate::sink::tests::SmallDisk;
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::record::{Field, Row};
+use std::collections::BTreeMap;
+use uniference_sim::event::{Cause, Elapsed, Meeting, MessageWay, StreamTimes, Times, Traffic, WaitReason, Why};
 use uniference_sim::ids::{GroupId, GroupRank, Handle, LinkId, MessageId, QueueId, RankId, Site, TaskId};
-use uniference_sim::program::{Call, Collective, CollectiveKind, DType, ReduceOp};
+use uniference_sim::program::{
+    Call, CallOp, Collective, CollectiveKind, DType, Mark, Origin, Outcome, ReduceOp, Shape,
+};
 use uniference_sim::time::{Bytes, SimDuration};
 
 fn collective(kind: CollectiveKind, reduce: Option<ReduceOp>, shape: Shape) -> Call {
@@ -17,8 +24,8 @@ fn stream(mut see: impl FnMut(SimTime, &Event<'_>)) {
     let [exposed, late_peer, no_data] = [30, 20, 10].map(SimDuration::from_ps);
     let why = Why { task, handle, queue: Some(QueueId(7)), site, issued: start, cause: Cause::Task(task) };
     // A simulated one, and one of a real run.
-    for why in [why, Why::default()] {
-        see(at, &Event::Computed { rank, task, start, base: exposed, origin: Origin::Measured, name: None, why });
+    for (why, name) in [(why, Some("gemm")), (Why::default(), None)] {
+        see(at, &Event::Computed { rank, task, start, base: exposed, origin: Origin::Measured, name, why });
     }
     let calls = [
         collective(CollectiveKind::AllReduce, Some(ReduceOp::Sum), Shape::Even(10)),
@@ -102,8 +109,9 @@ fn stream(mut see: impl FnMut(SimTime, &Event<'_>)) {
 
 #[test]
 fn the_stream_is_lines_of_json() {
-    let mut writer = EventWriter::new(Vec::new());
+    let mut writer = EventWriter::new(Vec::new(), ["a -> b"]);
     stream(|at, event| writer.record(at, event));
+    writer.lines(&["", "", "model.py:41"].map(str::to_owned));
     let text = String::from_utf8(writer.finish().unwrap()).unwrap();
     assert!(text.lines().all(|line| serde_json::from_str::<serde_json::Value>(line).is_ok()));
     insta::assert_snapshot!(text);
@@ -111,18 +119,31 @@ fn the_stream_is_lines_of_json() {
 
 #[test]
 fn every_value_is_of_its_columns_type() {
-    let mut seen = std::collections::BTreeSet::from(["stream"]);
+    let mut seen = std::collections::BTreeSet::from(["stream", "link", "line"]);
     stream(|_, event| {
-        let row = Row::of(event);
-        let columns = row.kind().columns;
-        assert_eq!(row.cells().len(), columns.len(), "{}", row.kind().name);
-        for (column, cell) in columns.iter().zip(row.cells()) {
+        let kind = kind_of(event).kind();
+        let mut columns = kind.columns.iter();
+        cells_of(event, &mut |cell| {
+            let column = columns.next().expect("no more values than columns");
             let fits = cell.data().map_or(column.nullable, |data| data == column.data);
-            assert!(fits, "{}.{}: {cell:?}", row.kind().name, column.name);
-        }
-        seen.insert(row.kind().name);
+            assert!(fits, "{}.{}: {cell:?}", kind.name, column.name);
+        });
+        assert_eq!(columns.next(), None, "{}", kind.name);
+        seen.insert(kind.name);
     });
     assert_eq!(seen, KINDS.iter().map(|kind| kind.name).collect());
+}
+
+#[test]
+fn names_are_in_the_order_of_kinds() {
+    use Name::*;
+    let names =
+        [Stream, Link, Line, Computed, Issued, Completed, Failed, Waited, Marked, Message, Elapsed, Used, Finished];
+    for (name, kind) in names.into_iter().zip(&KINDS) {
+        assert_eq!(format!("{name:?}").to_lowercase(), kind.name);
+        assert_eq!(name.kind().name, kind.name);
+    }
+    assert_eq!(names.len(), KINDS.len());
 }
 
 #[test]
@@ -148,7 +169,7 @@ fn every_cause_is_in_the_table_with_what_it_names() {
             "message" => Cell::U64(4),
             _ => Cell::Null,
         };
-        assert_eq!(caused(cause), [Cell::Text(name), rank, id]);
+        assert_eq!(caused(cause), [Cell::Name(name), rank, id]);
     }
     assert_eq!(caused(Cause::Unknown), [Cell::Null, Cell::Null, Cell::Null]);
 }
@@ -174,4 +195,156 @@ fn the_documentation_has_the_table() {
     } else {
         assert_eq!(table, documentation(), "run the test once more with UPDATE_DOCUMENTATION=1");
     }
+}
+
+/// Parts in memory: by kind and number.
+#[derive(Default)]
+struct Memory(BTreeMap<(&'static str, u32), Vec<u8>>);
+
+impl Parts for &mut Memory {
+    type File = Vec<u8>;
+
+    fn begin(&mut self, _: &'static str) -> std::io::Result<Vec<u8>> {
+        Ok(Vec::new())
+    }
+
+    fn close(&mut self, kind: &'static str, number: u32, file: Vec<u8>) -> std::io::Result<()> {
+        assert!(self.0.insert((kind, number), file).is_none(), "{kind} has two parts {number}");
+        Ok(())
+    }
+}
+
+fn read(part: &[u8]) -> SerializedFileReader<bytes::Bytes> {
+    let reader = SerializedFileReader::new(bytes::Bytes::copy_from_slice(part)).unwrap();
+    let metadata = reader.metadata().file_metadata().key_value_metadata().unwrap();
+    assert!(metadata.iter().any(|pair| pair.key == "uniference.events" && pair.value == Some(VERSION.to_string())));
+    reader
+}
+
+/// The rows of a part, as the JSON that the stream has.
+fn rows_of(part: &[u8]) -> Vec<serde_json::Value> {
+    fn value(field: &Field) -> serde_json::Value {
+        match field {
+            Field::Null => serde_json::Value::Null,
+            Field::UInt(number) => (*number).into(),
+            Field::Long(number) => (*number).into(),
+            Field::Str(text) => text.clone().into(),
+            Field::ListInternal(list) => list.elements().iter().map(value).collect(),
+            other => panic!("no column is of this type: {other:?}"),
+        }
+    }
+    let row = |row: Row| row.get_column_iter().map(|(name, field)| (name.clone(), value(field))).collect();
+    read(part).get_row_iter(None).unwrap().map(|each| row(each.unwrap())).collect()
+}
+
+/// All parts of a run with every kind of event, closed once in its middle.
+fn tables(messages: bool) -> Memory {
+    let mut parts = Memory::default();
+    let mut writer = TableWriter::new(&mut parts, messages, ["a -> b"]);
+    writer.line(Site(2), "model.py:41");
+    stream(|at, event| {
+        writer.record(at, event);
+        if matches!(event, Event::Waited { reason: WaitReason::Communication, .. }) {
+            writer.close_parts();
+        }
+    });
+    writer.finish().unwrap();
+    drop(writer);
+    parts
+}
+
+#[test]
+fn tables_have_the_values_of_the_stream() {
+    let mut writer = EventWriter::new(Vec::new(), ["a -> b"]);
+    stream(|at, event| writer.record(at, event));
+    writer.lines(&["", "", "model.py:41"].map(str::to_owned));
+    let text = String::from_utf8(writer.finish().unwrap()).unwrap();
+    let mut expected = BTreeMap::<String, Vec<serde_json::Value>>::new();
+    for line in text.lines().skip(1) {
+        let mut row: serde_json::Value = serde_json::from_str(line).unwrap();
+        let kind = row.as_object_mut().unwrap().remove("event").unwrap();
+        expected.entry(kind.as_str().unwrap().to_owned()).or_default().push(row);
+    }
+    let mut found = BTreeMap::<String, Vec<serde_json::Value>>::new();
+    for ((kind, _), part) in &tables(true).0 {
+        found.entry((*kind).to_owned()).or_default().extend(rows_of(part));
+    }
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn closed_parts_are_numbered_and_messages_are_left_out_unless_they_are_wanted() {
+    let parts = tables(false).0;
+    let waited: Vec<_> = parts.keys().filter(|(kind, _)| *kind == "waited").collect();
+    assert_eq!(waited, [&("waited", 0), &("waited", 1)]);
+    assert!(parts.keys().all(|(kind, _)| *kind != "message" && *kind != "stream"));
+    // Every other kind has a part, if only one without rows.
+    let mut parts = Memory::default();
+    TableWriter::new(&mut parts, true, []).finish().unwrap();
+    let kinds: Vec<&str> = parts.0.keys().map(|(kind, _)| *kind).collect();
+    assert_eq!(kinds.len(), KINDS.len() - 1);
+    assert!(parts.0.values().all(|part| rows_of(part).is_empty()));
+}
+
+#[test]
+fn a_part_has_a_million_events_at_most() {
+    let mut parts = Memory::default();
+    let mut writer = TableWriter::new(&mut parts, false, []);
+    let mark = Event::Marked { rank: RankId(0), mark: &Mark::End, why: Why::default(), spent: None };
+    for at in 0..1_000_001 {
+        writer.record(SimTime::from_ps(at), &mark);
+    }
+    writer.finish().unwrap();
+    drop(writer);
+    let rows = |number| read(&parts.0[&("marked", number)]).metadata().file_metadata().num_rows();
+    assert_eq!([rows(0), rows(1)], [1_000_000, 1]);
+}
+
+/// What is gathered takes little room: see docs/explanation/performance.md.
+#[test]
+fn an_event_takes_few_bytes() {
+    let mut parts = Memory::default();
+    let mut writer = TableWriter::new(&mut parts, false, []);
+    let (call, bytes) =
+        (&collective(CollectiveKind::AllReduce, Some(ReduceOp::Sum), Shape::Even(1 << 20)), Bytes(1 << 22));
+    let count = 20_000;
+    for number in 0..count {
+        let (rank, handle) = (RankId(number % 8), Handle(number / 8));
+        let at = SimTime::from_ps(u64::from(number) * 1_234_567 + u64::from(number).pow(3) % 999_983);
+        let cause = Cause::Arrived(MessageId(u64::from(number) * 14));
+        let why = Why { cause: Cause::Task(TaskId(0)), handle, issued: at, site: Site(number % 8), ..Why::default() };
+        let meeting = Meeting::Collective { sequence: u64::from(handle.0) };
+        let (issued, started, algorithm) = (at, at, Some("ring"));
+        writer.record(
+            at,
+            &Event::Completed { rank, handle, call, bytes, issued, started, algorithm, meeting, why, cause },
+        );
+    }
+    writer.finish().unwrap();
+    drop(writer);
+    let bytes: usize = parts.0.values().map(Vec::len).sum();
+    assert!(bytes < 20 * count as usize, "{bytes} bytes for {count} events");
+}
+
+#[test]
+fn a_disk_that_is_full_fails_the_tables_once() {
+    struct Full;
+    impl Parts for Full {
+        type File = SmallDisk;
+
+        fn begin(&mut self, _: &'static str) -> std::io::Result<Self::File> {
+            Ok(SmallDisk(100))
+        }
+
+        fn close(&mut self, _: &'static str, _: u32, _: Self::File) -> std::io::Result<()> {
+            unreachable!("no part was written to its end")
+        }
+    }
+    let mut writer = TableWriter::new(Full, true, ["a -> b"]);
+    stream(|at, event| writer.record(at, event));
+    let error = writer.finish().unwrap_err().to_string();
+    insta::assert_snapshot!(error, @r"
+    the event tables could not be written: no storage space
+    hint: free disk space, or choose another disk with --out
+    ");
 }

@@ -1,44 +1,57 @@
-//! Owns the trace: what happened when, as a file that opens in Perfetto and in chrome://tracing (the Chrome JSON format).
+//! Owns the trace: what happened when, for the viewers of Perfetto and Chrome.
 //!
 //! Each rank is a process with a row for each task (compute, waiting), for its named ranges, for each stream of its device, and for the operations of each group;
-//! what overlaps within a row goes on a second row of the same name. An arrow leads from each send to its receive. Each link that was used is a counter of
-//! bytes per second, and what each rank held in memory one of bytes by kind. The critical path is a process of its own, above all others.
-//! Times are microseconds with six decimals, which is to the picosecond.
+//! what overlaps within a row goes on a second row of the same name. An arrow leads from each send to its receive, and from what a wait was for to its end.
+//! Each link that was used is a counter of bytes per second, what each rank held in memory one of bytes by kind, and what its device draws one of watts, where
+//! that is known. The critical path is a process of its own, above all others.
+//!
+//! How this is written down is the business of the [`Format`]s, of which [`Chrome`] is to the picosecond.
 
+mod busy;
+mod chrome;
+mod format;
+mod perfetto;
 mod rates;
 
-use crate::events::reason_name;
-use crate::sink::{Sink, WriteError};
-use rates::LinkRates;
-use serde_json::json;
+pub use chrome::Chrome;
+pub use format::Format;
+pub use perfetto::Perfetto;
+pub use rates::LinkRates;
+
+use crate::events::rows::reason_name;
+use crate::sink::WriteError;
+use busy::Busy;
+use format::{Counter, Point, Row, Value};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::io::Write;
+use std::ops::Range;
+use std::rc::Rc;
 use uniference_sim::cluster::Cluster;
+use uniference_sim::device::Power;
 use uniference_sim::event::{Event, Meeting, Observer, WaitReason};
 use uniference_sim::ids::{GroupId, Handle, QueueId, RankId, TaskId};
 use uniference_sim::program::{Call, CallOp, Mark};
 use uniference_sim::time::{Bytes, SimTime};
 
+/// The lines of a program, by [`Site`](uniference_sim::ids::Site), as they become known; empty where they are not.
+pub type Lines = Rc<RefCell<Vec<String>>>;
+
+/// The shortest time that viewers know, in picoseconds.
+const NANOSECOND: u64 = 1_000;
+
 /// Writes a trace while the run goes on.
-pub struct TraceWriter<W> {
-    out: Document<W>,
+pub struct TraceWriter<F> {
+    out: F,
     ranks: Vec<RankRows>,
-    /// How many rows there are. Their numbers begin with 1: viewers take thread and process 0 for the idle one.
+    /// How many rows there are.
     rows: u32,
     rates: LinkRates,
     links: Vec<String>,
+    lines: Lines,
     /// Sends and receives of which the other one is not complete, by the send.
-    halves: BTreeMap<(RankId, Handle), Half>,
+    halves: BTreeMap<(RankId, Handle), Point>,
     /// How many arrows there are.
     arrows: u64,
-}
-
-/// One end of an arrow: a moment on a row.
-#[derive(Clone, Copy)]
-struct Half {
-    pid: u32,
-    tid: u32,
-    at: SimTime,
 }
 
 /// A span of the critical path, as the trace shows it.
@@ -49,21 +62,56 @@ pub struct PathSpan {
     pub end: SimTime,
     /// `latency of a.0 -> switch`.
     pub name: String,
-    /// What else is known of it.
-    pub args: serde_json::Value,
+    /// The rank whose time it is.
+    pub rank: Option<u32>,
+    /// The line of the program.
+    pub line: Option<String>,
+    /// The innermost range that was open on the rank.
+    pub range: Option<String>,
+}
+
+/// For what a task waited until then.
+pub struct Release {
+    /// Who waited.
+    pub rank: RankId,
+    /// Its thread.
+    pub task: TaskId,
+    /// Since when, and until when.
+    pub waited: Range<SimTime>,
+    /// `waits for rank 2, which computes in layers.7`.
+    pub words: String,
+    /// What it waited for.
+    pub from: Source,
+}
+
+/// What another task waited for: an activity, and the moment at which that no longer kept it.
+pub struct Source {
+    /// Whose.
+    pub rank: RankId,
+    /// Which; one that is not shown itself is seen as its rank's main thread.
+    pub activity: Option<Handle>,
+    /// When it began, and the moment.
+    pub span: Range<SimTime>,
 }
 
 /// The rows of one rank, in the order in which they were first needed.
 struct RankRows {
     /// `rank 0 (orin.0)`.
     name: String,
-    rows: BTreeMap<Row, Vec<Lane>>,
-    open_ranges: u32,
+    rows: BTreeMap<What, Vec<Lane>>,
+    /// Names of ranges that are open, the outermost first.
+    ranges: Vec<String>,
+    /// By handle, the row that shows the activity; 0: none does.
+    shown: Vec<u32>,
+    /// By task, when waits ended, and on which rows they are.
+    waits: BTreeMap<TaskId, Vec<(SimTime, u32)>>,
+    /// Where the power of its device is known: when it was busy.
+    power: Option<(Power, Busy)>,
 }
 
 /// What a row shows; the order in which rows stand.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Row {
+enum What {
     Ranges,
     Task(TaskId),
     Stream(u32),
@@ -76,40 +124,47 @@ struct Lane {
     busy_until: SimTime,
 }
 
-impl<W: Write> TraceWriter<W> {
-    /// A trace of a run on `cluster`. `out` should be buffered.
-    pub fn new(out: W, cluster: &Cluster) -> TraceWriter<W> {
+impl<F: Format> TraceWriter<F> {
+    /// A trace of a run on `cluster`, whose program has these lines.
+    pub fn new(out: F, cluster: &Cluster, lines: Lines) -> TraceWriter<F> {
         let links = cluster.topology.links().iter().map(|link| link.name.clone()).collect();
-        TraceWriter::with_rows(out, cluster.devices.iter().map(|device| &device.name[..]), links)
+        let devices = cluster.devices.iter().map(|device| (&*device.name, device.power));
+        TraceWriter::with_rows(out, devices, links, lines)
     }
 
-    /// A trace of a run on devices of these names, and links.
-    pub fn with_rows<'a>(out: W, devices: impl Iterator<Item = &'a str>, links: Vec<String>) -> TraceWriter<W> {
+    /// A trace of a run on devices of these names and, where it is known, power; and of links.
+    pub fn with_rows<'a>(
+        out: F,
+        devices: impl Iterator<Item = (&'a str, Option<Power>)>,
+        links: Vec<String>,
+        lines: Lines,
+    ) -> TraceWriter<F> {
         let (rates, halves) = (LinkRates::default(), BTreeMap::new());
-        let mut trace =
-            TraceWriter { out: Document::new(out), ranks: Vec::new(), rows: 0, rates, links, halves, arrows: 0 };
-        for (rank, device) in devices.enumerate() {
+        let mut trace = TraceWriter { out, ranks: Vec::new(), rows: 0, rates, links, lines, halves, arrows: 0 };
+        for (rank, (device, power)) in devices.enumerate() {
             let name = format!("rank {rank} ({device})");
-            trace.out.name("process", pid(RankId::from(rank)), 0, &name, rank as i64);
-            trace.ranks.push(RankRows { name, rows: BTreeMap::new(), open_ranges: 0 });
+            trace.out.process(pid(RankId::from(rank)), &name, rank as i32);
+            let (rows, waits) = Default::default();
+            let (ranges, shown) = Default::default();
+            let power = power.map(|power| (power, Busy::default()));
+            trace.ranks.push(RankRows { name, rows, ranges, shown, waits, power });
         }
         let last = pid(RankId::from(trace.ranks.len()));
-        trace.out.name("process", last, 0, "links", last.into());
+        trace.out.process(last, "links", last as i32);
         trace
     }
 
     /// Has something been lost? Then [`TraceWriter::finish`] will say why.
     pub fn failed(&self) -> bool {
-        self.out.sink.failed()
+        self.out.failed()
     }
 
     /// Writes what a rank held in memory: by time, bytes of each kind from then on. All points name the same kinds.
     pub fn memory<'a>(&mut self, rank: RankId, points: impl Iterator<Item = (SimTime, Vec<(&'a str, u64)>)>) {
+        let counter = Counter { pid: pid(rank), name: "memory", unit: "bytes" };
         for (at, held) in points {
-            let args = serde_json::Value::Object(
-                held.into_iter().map(|(kind, bytes)| (kind.to_owned(), bytes.into())).collect(),
-            );
-            self.out.entry(&Entry { ph: 'C', pid: pid(rank), tid: 0, start: at, end: None, name: "memory", args });
+            let values: Vec<_> = held.into_iter().map(|(kind, bytes)| (kind, Value::Integer(bytes))).collect();
+            self.out.counter(&counter, at, &values);
         }
     }
 
@@ -117,116 +172,161 @@ impl<W: Write> TraceWriter<W> {
     pub fn critical_path(&mut self, spans: impl Iterator<Item = PathSpan>) {
         let pid = pid(RankId::from(self.ranks.len() + 1));
         self.rows += 1;
-        let tid = self.rows;
-        self.out.name("process", pid, 0, "critical path", -1);
-        self.out.name("thread", pid, tid, "critical path", 0);
-        for PathSpan { start, end, name, args } in spans {
-            self.out.entry(&Entry { ph: 'X', pid, tid, start, end: Some(end), name: &name, args });
+        let row = Row { pid, tid: self.rows };
+        self.out.process(pid, "critical path", -1);
+        self.out.row(row, "critical path", 0);
+        for PathSpan { start, end, name, rank, line, range } in spans {
+            let rank = rank.map(|rank| ("rank", Value::Integer(rank.into())));
+            let [line, range] = [("line", &line), ("range", &range)]
+                .map(|(name, text)| text.as_deref().map(|text| (name, Value::Text(text))));
+            let args: Vec<_> = [rank, line, range].into_iter().flatten().collect();
+            self.out.slice(row, start, end, &name, &args);
         }
     }
 
-    /// Writes the links' counters and what closes the file; gives back the writer.
+    /// Writes for what a task waited: within the slice of the wait, and as an arrow. Of waits that viewers cannot show nothing is written.
+    pub fn release(&mut self, release: &Release) {
+        let Release { rank, task, waited, words, from } = release;
+        let Some(tid) = self.ranks[rank.index()].wait(*task, waited.end) else { return };
+        let row = Row { pid: pid(*rank), tid };
+        let moved = |at: SimTime, by: i64| SimTime::from_ps(at.as_ps().saturating_add_signed(by * NANOSECOND as i64));
+        // Strictly within the wait, so that it lies in it whichever of the two a viewer hears of first.
+        let (start, end) = (moved(waited.start, 1), moved(waited.end, -1));
+        if moved(start, 2) > end {
+            return;
+        }
+        self.out.slice(row, start, end, words, &[]);
+        let Some(shown) = self.ranks[from.rank.index()].shown(from.activity) else { return };
+        let left = moved(from.span.end, -1).max(from.span.start).min(moved(end, -1));
+        let from = Point { row: Row { pid: pid(from.rank), tid: shown }, at: left };
+        self.arrow("release", from, Point { row, at: moved(end, -1) });
+    }
+
+    /// Writes counters and what closes the file; gives back what is left of it.
     ///
     /// # Errors
     /// The first error of the writer, even if it happened long ago.
-    pub fn finish(mut self) -> Result<W, WriteError> {
+    pub fn finish(mut self) -> Result<F::File, WriteError> {
+        for (rank, rows) in self.ranks.iter().enumerate() {
+            let Some((Power { idle, busy }, when)) = &rows.power else { continue };
+            let counter = Counter { pid: pid(RankId::from(rank)), name: "power", unit: "W" };
+            for (at, is_busy) in when.changes() {
+                let watts = if is_busy { *busy } else { *idle };
+                self.out.counter(&counter, at, &[("", Value::Number(watts))]);
+            }
+        }
         let pid = pid(RankId::from(self.ranks.len()));
         for (link, points) in self.rates.counters() {
-            let name = &self.links[link.index()];
+            let counter = Counter { pid, name: &self.links[link.index()], unit: "bytes/s" };
             for (at, rate) in points {
-                let args = json!({"bytes/s": rate});
-                self.out.entry(&Entry { ph: 'C', pid, tid: 0, start: at, end: None, name, args });
+                self.out.counter(&counter, at, &[("", Value::Number(rate))]);
             }
         }
         self.out.finish()
     }
 
-    /// A slice on the first row of its kind that is free. Returns the row's number.
-    fn slice(
-        &mut self,
-        rank: RankId,
-        row: Row,
-        start: SimTime,
-        end: SimTime,
-        name: &str,
-        args: serde_json::Value,
-    ) -> u32 {
-        let lane = self.lane(rank, row, start);
+    /// The first row of its kind that is free for a slice, which it now has.
+    fn row_for(&mut self, rank: RankId, what: What, start: SimTime, end: SimTime) -> Row {
+        let lane = self.lane(rank, what, start);
         lane.busy_until = end;
-        let tid = lane.id;
-        self.out.entry(&Entry { ph: 'X', pid: pid(rank), tid, start, end: Some(end), name, args });
-        tid
+        Row { pid: pid(rank), tid: lane.id }
     }
 
     /// One end of a message's arrow is known: at the beginning of the send, or at the end of the receive. With the other one it is written.
-    fn end_of_arrow(&mut self, send: (RankId, Handle), half: Half) {
+    fn end_of_arrow(&mut self, send: (RankId, Handle), half: Point) {
         let Some(other) = self.halves.remove(&send) else {
             self.halves.insert(send, half);
             return;
         };
         // The sender's is the one that is earlier.
         let (from, to) = if other.at <= half.at { (other, half) } else { (half, other) };
-        self.arrows += 1;
-        for (ph, more, Half { pid, tid, at }) in [("s", "", from), ("f", ",\"bp\":\"e\"", to)] {
-            let (id, at) = (self.arrows, micros(at.as_ps()));
-            self.out.push(&format!(
-                "{{\"ph\":\"{ph}\",\"id\":{id},\"pid\":{pid},\"tid\":{tid},\"ts\":{at},\"name\":\"message\",\"cat\":\"message\"{more}}}"
-            ));
-        }
+        self.arrow("message", from, to);
     }
 
-    fn lane(&mut self, rank: RankId, row: Row, start: SimTime) -> &mut Lane {
+    fn arrow(&mut self, name: &'static str, from: Point, to: Point) {
+        self.arrows += 1;
+        self.out.arrow(self.arrows, name, from, to);
+    }
+
+    fn lane(&mut self, rank: RankId, what: What, start: SimTime) -> &mut Lane {
         let rows = &mut self.ranks[rank.index()];
-        let lanes = rows.rows.entry(row).or_default();
+        let lanes = rows.rows.entry(what).or_default();
         let free = lanes.iter().position(|lane| lane.busy_until <= start);
         let index = free.unwrap_or(lanes.len());
         if free.is_none() {
             self.rows += 1;
             let id = self.rows;
             lanes.push(Lane { id, busy_until: SimTime::ZERO });
-            name_row(&mut self.out, rank, &rows.name, row, id);
+            let (name, place) = name_of(what, &rows.name);
+            self.out.row(Row { pid: pid(rank), tid: id }, &name, place);
         }
-        &mut self.ranks[rank.index()].rows.get_mut(&row).expect("it was just entered")[index]
+        &mut self.ranks[rank.index()].rows.get_mut(&what).expect("it was just entered")[index]
     }
 
     fn mark(&mut self, at: SimTime, rank: RankId, mark: &Mark) {
-        let tid = self.lane(rank, Row::Ranges, at).id;
-        let open = &mut self.ranks[rank.index()].open_ranges;
-        let (ph, name) = match mark {
+        let tid = self.lane(rank, What::Ranges, at).id;
+        let (row, open) = (Row { pid: pid(rank), tid }, &mut self.ranks[rank.index()].ranges);
+        match mark {
             Mark::Begin(name) => {
-                *open += 1;
-                ('B', &**name)
+                open.push(name.as_ref().to_owned());
+                self.out.begin(row, at, name);
             }
             // What was never opened has nothing to close.
-            Mark::End if *open == 0 => return,
             Mark::End => {
-                *open -= 1;
-                ('E', "")
+                if open.pop().is_some() {
+                    self.out.end(row, at);
+                }
             }
-        };
-        self.out.entry(&Entry { ph, pid: pid(rank), tid, start: at, end: None, name, args: json!({}) });
+        }
     }
 
     fn close_ranges(&mut self, at: SimTime, rank: RankId) {
-        while self.ranks[rank.index()].open_ranges > 0 {
+        while !self.ranks[rank.index()].ranges.is_empty() {
             self.mark(at, rank, &Mark::End);
         }
     }
 }
 
-fn name_row<W: Write>(out: &mut Document<W>, rank: RankId, rank_name: &str, row: Row, tid: u32) {
-    let (name, sort) = match row {
-        Row::Ranges => ("ranges".to_owned(), 0),
-        Row::Task(TaskId(0)) => (rank_name.to_owned(), 1),
-        Row::Task(task) => (format!("{rank_name} {task}"), 1 + i64::from(task.0)),
-        // Branches of graphs are numbered on where programs' own streams end.
-        Row::Stream(stream @ 0x8000_0000..) => {
-            (format!("branch {} of graphs", stream - 0x8000_0000), (1 << 32) + i64::from(stream))
+impl RankRows {
+    /// The row of the wait of a task that ended then.
+    fn wait(&self, task: TaskId, end: SimTime) -> Option<u32> {
+        let waits = self.waits.get(&task)?;
+        let at = waits.partition_point(|(other, _)| *other < end);
+        waits.get(at).filter(|(other, _)| *other == end).map(|(_, row)| *row)
+    }
+
+    /// The row of an activity, or else the main thread's first.
+    fn shown(&self, activity: Option<Handle>) -> Option<u32> {
+        let shown = activity.and_then(|handle| self.shown.get(handle.index()).copied());
+        let main = || Some(self.rows.get(&What::Task(TaskId(0)))?.first()?.id);
+        shown.filter(|row| *row != 0).or_else(main)
+    }
+
+    fn shows(&mut self, activity: Handle, row: Row) {
+        if self.shown.len() <= activity.index() {
+            self.shown.resize(activity.index() + 1, 0);
         }
-        Row::Stream(stream) => (format!("stream {stream}"), (1 << 32) + i64::from(stream)),
-        Row::Group(group) => (format!("operations of {group}"), (1 << 20) + i64::from(group.0)),
+        self.shown[activity.index()] = row.tid;
+    }
+}
+
+/// What a row is called, and where it stands among those of its process.
+fn name_of(what: What, rank_name: &str) -> (String, i32) {
+    const GROUPS: u32 = 1 << 20;
+    const STREAMS: u32 = 1 << 28;
+    // Branches of graphs are numbered on where programs' own streams end.
+    const BRANCHES: u32 = 1 << 31;
+    let (name, place) = match what {
+        What::Ranges => ("ranges".to_owned(), 0),
+        What::Task(TaskId(0)) => (rank_name.to_owned(), 1),
+        What::Task(task) => (format!("{rank_name} {task}"), 1 + task.0),
+        What::Stream(stream @ BRANCHES..) => {
+            (format!("branch {} of graphs", stream - BRANCHES), 2 * STREAMS + (stream - BRANCHES).min(STREAMS))
+        }
+        What::Stream(stream) => (format!("stream {stream}"), STREAMS + stream.min(STREAMS - 1)),
+        What::Group(group) => (format!("operations of {group}"), GROUPS + group.0.min(STREAMS - GROUPS - 1)),
     };
-    out.name("thread", pid(rank), tid, &name, sort);
+    (name, place as i32)
 }
 
 /// The process that stands for a rank.
@@ -234,65 +334,70 @@ fn pid(rank: RankId) -> u32 {
     rank.0 + 1
 }
 
-fn describe(
-    call: &Call,
-    bytes: Bytes,
-    issued: SimTime,
-    algorithm: Option<&str>,
-    meeting: Meeting,
-) -> serde_json::Value {
-    let mut args = json!({"bytes": bytes.0, "issued_us": in_micros(issued.as_ps())});
+/// What is known of an operation.
+fn describe<'a>(call: &Call, bytes: Bytes, issued: SimTime) -> Vec<(&'static str, Value<'a>)> {
+    let mut args = vec![("bytes", Value::Integer(bytes.0)), ("issued_us", micros(issued.as_ps()))];
     if let CallOp::Collective(collective) = &call.op {
-        args["dtype"] = collective.dtype.name().into();
-    }
-    if let Some(algorithm) = algorithm {
-        args["algorithm"] = algorithm.into();
-    }
-    match meeting {
-        Meeting::Collective { sequence } => args["sequence"] = sequence.into(),
-        Meeting::Peer(Some((peer, _))) => args["peer"] = peer.0.into(),
-        Meeting::Peer(None) => {}
+        args.push(("dtype", Value::Text(collective.dtype.name())));
     }
     args
 }
 
-impl<W: Write> Observer for TraceWriter<W> {
+impl<F: Format> Observer for TraceWriter<F> {
     fn record(&mut self, at: SimTime, event: &Event<'_>) {
         match *event {
             Event::Computed { rank, task, start, base, name, why, .. } => {
-                let args = json!({"reference_us": in_micros(base.as_ps())});
-                let row = why.queue.and_then(QueueId::stream).map_or(Row::Task(task), Row::Stream);
-                self.slice(rank, row, start, at, name.unwrap_or("compute"), args);
+                let what = why.queue.and_then(QueueId::stream).map_or(What::Task(task), What::Stream);
+                let row = self.row_for(rank, what, start, at);
+                let rows = &mut self.ranks[rank.index()];
+                rows.shows(why.handle, row);
+                let lines = self.lines.borrow();
+                let line = lines.get(why.site.index()).filter(|line| !line.is_empty());
+                let mut args = vec![("reference_us", micros(base.as_ps()))];
+                args.extend(line.map(|line| ("line", Value::Text(line))));
+                args.extend(rows.ranges.last().map(|range| ("range", Value::Text(range))));
+                self.out.slice(row, start, at, name.unwrap_or("compute"), &args);
+                if let Some((_, busy)) = &mut rows.power {
+                    busy.add(start, at);
+                }
             }
             // Its compute is shown itself.
             Event::Waited { reason: WaitReason::Compute, .. } => {}
             Event::Waited { rank, task, start, reason, exposed, late_peer, no_data, call, .. } => {
                 let name = call.map_or_else(|| reason_name(reason), |call| call.op.name());
-                let [exposed, late, no_data] = [exposed, late_peer, no_data].map(|span| in_micros(span.as_ps()));
-                let args = json!({"exposed_us": exposed, "late_peer_us": late, "no_data_us": no_data});
-                self.slice(rank, Row::Task(task), start, at, &format!("wait: {name}"), args);
+                let [exposed, late, no_data] = [exposed, late_peer, no_data].map(|span| micros(span.as_ps()));
+                let args = [("exposed_us", exposed), ("late_peer_us", late), ("no_data_us", no_data)];
+                let row = self.row_for(rank, What::Task(task), start, at);
+                self.out.slice(row, start, at, &format!("wait: {name}"), &args);
+                self.ranks[rank.index()].waits.entry(task).or_default().push((at, row.tid));
             }
             Event::Completed { rank, handle, call, bytes, issued, started, algorithm, meeting, .. } => {
-                let args = describe(call, bytes, issued, algorithm, meeting);
-                let tid = self.slice(rank, Row::Group(call.group), started, at, call.op.name(), args);
-                let half = |at| Half { pid: pid(rank), tid, at };
+                let mut args = describe(call, bytes, issued);
+                args.extend(algorithm.map(|algorithm| ("algorithm", Value::Text(algorithm))));
+                match meeting {
+                    Meeting::Collective { sequence } => args.push(("sequence", Value::Integer(sequence))),
+                    Meeting::Peer(Some((peer, _))) => args.push(("peer", Value::Integer(peer.0.into()))),
+                    Meeting::Peer(None) => {}
+                }
+                let row = self.row_for(rank, What::Group(call.group), started, at);
+                self.out.slice(row, started, at, call.op.name(), &args);
+                self.ranks[rank.index()].shows(handle, row);
                 match (&call.op, meeting) {
-                    (CallOp::Send { .. }, _) => self.end_of_arrow((rank, handle), half(started)),
-                    // Viewers bind an arrow to the slice around its end, and count in nanoseconds.
+                    (CallOp::Send { .. }, _) => self.end_of_arrow((rank, handle), Point { row, at: started }),
                     (CallOp::Recv { .. }, Meeting::Peer(Some(send))) => {
-                        let inside = SimTime::from_ps(at.as_ps().saturating_sub(1_000)).max(started);
-                        self.end_of_arrow(send, half(inside));
+                        let inside = SimTime::from_ps(at.as_ps().saturating_sub(NANOSECOND)).max(started);
+                        self.end_of_arrow(send, Point { row, at: inside });
                     }
                     _ => {}
                 }
             }
             Event::Failed { rank, call, bytes, issued, started, peer, .. } => {
-                let args = describe(call, bytes, issued, None, Meeting::Peer(None));
                 let name = match peer == rank {
                     true => format!("{}: aborted", call.op.name()),
                     false => format!("{}: rank {} has closed the connection", call.op.name(), peer.0),
                 };
-                self.slice(rank, Row::Group(call.group), started, at, &name, args);
+                let row = self.row_for(rank, What::Group(call.group), started, at);
+                self.out.slice(row, started, at, &name, &describe(call, bytes, issued));
             }
             Event::Marked { rank, mark, .. } => self.mark(at, rank, mark),
             Event::Message { wire_bytes, started, sent, links, .. } => self.rates.add(links, started, sent, wire_bytes),
@@ -306,72 +411,9 @@ impl<W: Write> Observer for TraceWriter<W> {
     }
 }
 
-/// An entry of the trace.
-struct Entry<'a> {
-    ph: char,
-    pid: u32,
-    tid: u32,
-    start: SimTime,
-    end: Option<SimTime>,
-    name: &'a str,
-    args: serde_json::Value,
-}
-
-/// `{"traceEvents":[...]}`, written element by element.
-struct Document<W> {
-    sink: Sink<W>,
-    empty: bool,
-}
-
-impl<W: Write> Document<W> {
-    fn new(out: W) -> Document<W> {
-        let mut sink = Sink::new("trace", out);
-        sink.write(b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n");
-        Document { sink, empty: true }
-    }
-
-    fn push(&mut self, entry: &str) {
-        if !std::mem::take(&mut self.empty) {
-            self.sink.write(b",\n");
-        }
-        self.sink.write(entry.as_bytes());
-    }
-
-    fn entry(&mut self, entry: &Entry<'_>) {
-        let Entry { ph, pid, tid, start, end, name, args } = entry;
-        let (name, start) = (serde_json::Value::from(*name), micros(start.as_ps()));
-        let duration =
-            end.map(|end| format!(",\"dur\":{}", micros(end.as_ps() - entry.start.as_ps()))).unwrap_or_default();
-        self.push(&format!(
-            "{{\"ph\":\"{ph}\",\"pid\":{pid},\"tid\":{tid},\"ts\":{start}{duration},\"name\":{name},\"args\":{args}}}"
-        ));
-    }
-
-    /// A process or a row, and its place among its like.
-    fn name(&mut self, kind: &str, pid: u32, tid: u32, name: &str, place: i64) {
-        let name = serde_json::Value::from(name);
-        self.push(&format!(
-            "{{\"ph\":\"M\",\"pid\":{pid},\"tid\":{tid},\"name\":\"{kind}_name\",\"args\":{{\"name\":{name}}}}}"
-        ));
-        self.push(&format!(
-            "{{\"ph\":\"M\",\"pid\":{pid},\"tid\":{tid},\"name\":\"{kind}_sort_index\",\"args\":{{\"sort_index\":{place}}}}}"
-        ));
-    }
-
-    fn finish(mut self) -> Result<W, WriteError> {
-        self.sink.write(b"\n]}\n");
-        self.sink.finish()
-    }
-}
-
 /// Microseconds for people.
-fn in_micros(ps: u64) -> f64 {
-    ps as f64 / 1e6
-}
-
-/// Microseconds, to the picosecond.
-fn micros(ps: u64) -> String {
-    format!("{}.{:06}", ps / 1_000_000, ps % 1_000_000)
+fn micros(ps: u64) -> Value<'static> {
+    Value::Number(ps as f64 / 1e6)
 }
 
 #[cfg(test)]

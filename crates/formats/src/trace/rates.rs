@@ -12,7 +12,7 @@ const BINS: u64 = 512;
 const NARROWEST: u64 = 1_000_000;
 
 /// Bytes by link and bin.
-pub(super) struct LinkRates {
+pub struct LinkRates {
     width: u64,
     bins: BTreeMap<LinkId, Vec<u64>>,
 }
@@ -25,7 +25,7 @@ impl Default for LinkRates {
 
 impl LinkRates {
     /// `bytes` passed over each of `links` from `start` to `end`.
-    pub(super) fn add(&mut self, links: &[LinkId], start: SimTime, end: SimTime, bytes: Bytes) {
+    pub fn add(&mut self, links: &[LinkId], start: SimTime, end: SimTime, bytes: Bytes) {
         let (start, end) = (start.as_ps(), end.as_ps());
         while end / self.width >= BINS {
             self.widen();
@@ -40,6 +40,16 @@ impl LinkRates {
         for bins in self.bins.values_mut() {
             *bins = bins.chunks(2).map(|pair| pair.iter().sum()).collect();
         }
+    }
+
+    /// The width of a bin, in picoseconds.
+    pub fn width_ps(&self) -> u64 {
+        self.width
+    }
+
+    /// For each link that was used the bytes in each bin, from the first instant on.
+    pub fn bytes(&self) -> impl Iterator<Item = (LinkId, &[u64])> {
+        self.bins.iter().map(|(link, bins)| (*link, &bins[..]))
     }
 
     /// For each link that was used the moments at which its rate changes, and the rate in bytes per second from then on.

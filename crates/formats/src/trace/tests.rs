@@ -3,6 +3,7 @@ use crate::cluster::{Choices, ClusterFile};
 use crate::events::EventWriter;
 use crate::report::tests::all_reduce;
 use crate::sink::tests::SmallDisk;
+use serde_json::json;
 use uniference_sim::event::{Times, Traffic};
 use uniference_sim::ids::{GroupRank, Handle, LinkId, Site};
 use uniference_sim::program::{Origin, Outcome};
@@ -93,7 +94,8 @@ fn feed(observer: &mut impl Observer) {
 }
 
 fn trace() -> String {
-    let mut trace = TraceWriter::new(Vec::new(), &cluster());
+    let lines = Lines::new(RefCell::new(vec!["model.py:41".to_owned()]));
+    let mut trace = TraceWriter::new(Chrome::new(Vec::new()), &cluster(), lines);
     feed(&mut trace);
     String::from_utf8(trace.finish().unwrap()).unwrap()
 }
@@ -142,7 +144,7 @@ fn slices_of_one_row_never_overlap_and_ranges_close_as_often_as_they_open() {
 
 #[test]
 fn a_full_disk_is_an_error() {
-    let mut trace = TraceWriter::new(SmallDisk(700), &cluster());
+    let mut trace = TraceWriter::new(Chrome::new(SmallDisk(700)), &cluster(), Lines::default());
     feed(&mut trace);
     assert!(trace.failed());
     assert!(trace.finish().is_err());
@@ -150,7 +152,7 @@ fn a_full_disk_is_an_error() {
 
 #[test]
 fn the_event_stream_has_a_line_of_json_for_each_event() {
-    let mut events = EventWriter::new(Vec::new());
+    let mut events = EventWriter::new(Vec::new(), []);
     feed(&mut events);
     let text = String::from_utf8(events.finish().unwrap()).unwrap();
     insta::assert_snapshot!(text);
@@ -177,7 +179,7 @@ fn an_arrow_leads_from_each_send_to_its_receive() {
     };
     let sent = |handle, started| completed(0, handle, &send, started, None);
     let received = |handle, started, of| completed(1, handle, &recv, started, Some((RankId(0), Handle(of))));
-    let mut trace = TraceWriter::new(Vec::new(), &cluster());
+    let mut trace = TraceWriter::new(Chrome::new(Vec::new()), &cluster(), Lines::default());
     trace.record(us(3), &sent(0, us(1)));
     trace.record(us(5), &received(0, us(4), 0));
     trace.record(us(8), &received(1, us(6), 1));
@@ -188,7 +190,9 @@ fn an_arrow_leads_from_each_send_to_its_receive() {
         start: us(0),
         end: us(11),
         name: "latency of a <-> b".into(),
-        args: json!({}),
+        rank: None,
+        line: Some("a.py:1".into()),
+        range: None,
     }));
     let text = String::from_utf8(trace.finish().unwrap()).unwrap();
     let document: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -203,4 +207,159 @@ fn an_arrow_leads_from_each_send_to_its_receive() {
     );
     let path = entries.iter().find(|entry| entry["name"] == "latency of a <-> b").unwrap();
     assert_eq!((&path["pid"], &path["ts"], &path["dur"]), (&json!(4), &json!(0.0), &json!(11.0)));
+}
+
+/// What a native trace shows: row, nanoseconds and name of each slice in the order of their ends, and values of counters.
+#[derive(Debug, Default, PartialEq)]
+struct Shown {
+    slices: Vec<(String, u64, u64, String)>,
+    counters: Vec<(String, u64, f64)>,
+    arrows: Vec<(char, u64, String, u64)>,
+}
+
+/// Reads packets as the viewer does: each names only what it was told before.
+fn shown(file: &[u8]) -> Shown {
+    use super::perfetto::{TracePacket, TrackEvent};
+    use prost::Message;
+    let (mut rest, mut shown) = (file, Shown::default());
+    let (mut tracks, mut names, mut open) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::<u64, Vec<_>>::new());
+    while let Some((10, after)) = rest.split_first() {
+        let mut after = after;
+        let length = prost::decode_length_delimiter(&mut after).unwrap();
+        let (packet, next) = after.split_at(length);
+        let packet = TracePacket::decode(packet).unwrap();
+        rest = next;
+        assert_eq!(packet.sequence, Some(1));
+        if let Some(track) = packet.track {
+            let name =
+                [track.name, track.process.and_then(|it| it.process_name), track.thread.and_then(|it| it.thread_name)];
+            assert!(track.parent.is_none_or(|parent| tracks.contains_key(&parent)));
+            assert_eq!(tracks.insert(track.uuid.unwrap(), name.into_iter().flatten().collect::<String>()), None);
+        }
+        for text in packet.interned.into_iter().flat_map(|interned| interned.names) {
+            assert_eq!(names.insert(text.iid.unwrap(), text.text.unwrap()), None);
+        }
+        let Some(event) = packet.event else { continue };
+        let TrackEvent { kind, track, name, name_iid, counter_value, double_counter_value, legacy, .. } = event;
+        let (at, track) = (packet.timestamp.unwrap(), track.unwrap());
+        let (row, name) = (tracks[&track].clone(), name.or_else(|| name_iid.map(|iid| names[&iid].clone())));
+        match (kind, legacy) {
+            (Some(1), None) => open.entry(track).or_default().push((at, name.unwrap())),
+            (Some(2), None) => {
+                let (start, name) = open.get_mut(&track).unwrap().pop().unwrap();
+                shown.slices.push((row, start, at, name));
+            }
+            (Some(4), None) => {
+                let value = double_counter_value.or(counter_value.map(|value| value as f64));
+                shown.counters.push((row, at, value.unwrap()));
+            }
+            (None, Some(legacy)) => {
+                let phase = char::from(legacy.phase.unwrap() as u8);
+                shown.arrows.push((phase, legacy.unscoped_id.unwrap(), row, at));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(rest.is_empty() && open.values().all(Vec::is_empty));
+    shown
+}
+
+#[test]
+fn both_formats_show_the_same() {
+    let devices = [("orin.0", Some(Power { idle: 10.0, busy: 60.0 })), ("orin.1", None)];
+    let links = cluster().topology.links().iter().map(|link| link.name.clone()).collect();
+    let formats = (Chrome::new(Vec::new()), Perfetto::new(Vec::new()));
+    let mut trace = TraceWriter::with_rows(formats, devices.into_iter(), links, Lines::default());
+    feed(&mut trace);
+    trace.memory(RankId(1), [(us(0), vec![("parameters", 3), ("other", 4)])].into_iter());
+    trace.release(&release(2, 5, "waits for rank 1, which sleeps"));
+    trace.critical_path(std::iter::once(PathSpan {
+        start: us(0),
+        end: us(9),
+        name: "compute of rank 0".into(),
+        rank: Some(0),
+        line: None,
+        range: Some("step".into()),
+    }));
+    let (chrome, perfetto) = trace.finish().unwrap();
+    let document: serde_json::Value = serde_json::from_slice(&chrome).unwrap();
+    let (mut expected, mut rows, mut open) = (Shown::default(), BTreeMap::new(), BTreeMap::<_, Vec<_>>::new());
+    let ns = |entry: &serde_json::Value, key: &str| (entry[key].as_f64().unwrap() * 1e3).round() as u64;
+    for entry in document["traceEvents"].as_array().unwrap() {
+        let (phase, name) = (entry["ph"].as_str().unwrap(), entry["name"].as_str().unwrap().to_owned());
+        let row = (entry["pid"].as_u64().unwrap(), entry["tid"].as_u64().unwrap());
+        let row_name = || -> String { String::clone(&rows[&row]) };
+        match phase {
+            "M" if name.ends_with("_name") => {
+                rows.insert(row, entry["args"]["name"].as_str().unwrap().to_owned());
+            }
+            "M" => {}
+            "X" => {
+                let start = ns(entry, "ts");
+                expected.slices.push((row_name(), start, start + ns(entry, "dur"), name));
+            }
+            "B" => open.entry(row).or_default().push((ns(entry, "ts"), name)),
+            "E" => {
+                let (start, name) = open.get_mut(&row).unwrap().pop().unwrap();
+                expected.slices.push((row_name(), start, ns(entry, "ts"), name));
+            }
+            "C" => {
+                for (series, value) in entry["args"].as_object().unwrap() {
+                    let name = if name == "memory" { format!("{name}: {series}") } else { name.clone() };
+                    expected.counters.push((name, ns(entry, "ts"), value.as_f64().unwrap()));
+                }
+            }
+            "s" | "f" => {
+                let phase = phase.chars().next().unwrap();
+                expected.arrows.push((phase, entry["id"].as_u64().unwrap(), row_name(), ns(entry, "ts")));
+            }
+            other => panic!("{other}"),
+        }
+    }
+    let mut found = shown(&perfetto);
+    for all in [&mut expected, &mut found] {
+        all.counters.sort_by(|a, b| (&a.0, a.1).cmp(&(&b.0, b.1)));
+    }
+    assert_eq!(found, expected);
+    let power: Vec<_> = found.counters.iter().filter(|counter| counter.0 == "power").map(|it| (it.1, it.2)).collect();
+    assert_eq!(power, [(0, 10.0), (1_000, 60.0), (3_000, 10.0)]);
+    assert!(perfetto.len() < chrome.len() / 2, "{} of {}", perfetto.len(), chrome.len());
+}
+
+/// Of the only wait of `feed`, which lasts from 2 to 5 us.
+fn release(start: u64, end: u64, words: &str) -> Release {
+    let from = Source { rank: RankId(0), activity: Some(Handle(0)), span: us(1)..us(3) };
+    Release { rank: RankId(0), task: TaskId(0), waited: us(start)..us(end), words: words.into(), from }
+}
+
+#[test]
+fn a_wait_says_for_whom_it_was_within_its_slice() {
+    let mut trace = TraceWriter::new(Chrome::new(Vec::new()), &cluster(), Lines::default());
+    feed(&mut trace);
+    trace.release(&release(2, 5, "waits for rank 1, which sleeps"));
+    // Of no wait that the trace has.
+    trace.release(&release(2, 4, "nothing"));
+    let text = String::from_utf8(trace.finish().unwrap()).unwrap();
+    let document: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let entries = document["traceEvents"].as_array().unwrap();
+    let named = |name: &str| entries.iter().find(|entry| entry["name"] == name).unwrap();
+    let (outer, inner) = (named("wait: all_reduce"), named("waits for rank 1, which sleeps"));
+    let end = |entry: &serde_json::Value| entry["ts"].as_f64().unwrap() + entry["dur"].as_f64().unwrap();
+    assert_eq!((&outer["pid"], &outer["tid"]), (&inner["pid"], &inner["tid"]));
+    assert!(outer["ts"].as_f64() < inner["ts"].as_f64() && end(inner) < end(outer));
+    let arrow: Vec<_> = entries.iter().filter(|entry| entry["cat"] == "release").collect();
+    // From the row that shows activity 0, when that was over, to the end of the wait.
+    let compute = named("compute");
+    let rows = [&arrow[0]["tid"], &arrow[1]["tid"]];
+    assert_eq!(rows, [&named("all_reduce")["tid"], &inner["tid"]]);
+    assert_ne!(compute["tid"], arrow[0]["tid"]);
+    assert_eq!([&arrow[0]["ts"], &arrow[1]["ts"]], [&json!(2.999), &json!(4.998)]);
+    assert!(!text.contains("nothing"));
+}
+
+#[test]
+fn compute_says_where_it_was() {
+    let entries = entries();
+    let args = |name: &str| &entries.iter().find(|entry| entry["name"] == name).unwrap()["args"];
+    assert_eq!(args("compute"), &json!({"reference_us": 1e-6, "line": "model.py:41", "range": "left open"}));
 }

@@ -31,6 +31,9 @@ use uniference_sim::time::{SimDuration, SimTime};
 pub trait Recorder {
     /// `task` of `rank` does this next; `line` is the text of the step's line, or empty where there is none.
     fn step(&mut self, rank: RankId, task: TaskId, step: &RecordedStep, line: &str);
+
+    /// `site` stands for this line, maybe not for the first time. It is told before any event names it; in which order lines are told depends on the host.
+    fn line(&mut self, _site: Site, _line: &str) {}
 }
 
 impl Recorder for () {
@@ -83,6 +86,8 @@ pub struct Exchange {
     /// What ranks have done, by their clocks and numbers, and the recorder has not been told: which rank is heard of first is the
     /// host's doing, and must not show in what is recorded.
     unrecorded: BTreeMap<(SimTime, RankId), Vec<(TaskId, RecordedStep)>>,
+    /// Lines that ranks have named, and the recorder has not been told.
+    untold: Vec<Site>,
     /// Of a rehearsal.
     absence: Option<Absence>,
 }
@@ -292,6 +297,7 @@ impl Exchange {
             ahead: Vec::new(),
             would_take_ahead: 0,
             unrecorded: BTreeMap::new(),
+            untold: (0..world_size).map(Site).collect(),
             absence: None,
         }
     }
@@ -486,6 +492,9 @@ impl Exchange {
     pub fn advance(&mut self, observer: &mut dyn Observer, recorder: &mut dyn Recorder) -> Standing {
         self.record_past(recorder);
         loop {
+            for site in std::mem::take(&mut self.untold) {
+                recorder.line(site, self.line(site));
+            }
             let mut seen = (Meetings(&mut self.data), &mut *observer);
             match self.engine.next(&mut seen) {
                 Turn::Resume(resumption) => self.resumed(resumption),
@@ -600,6 +609,7 @@ impl Exchange {
                 let state = &mut self.ranks[rank.index()];
                 let site = state.lines.site(&text, rank.0, world_size);
                 state.tasks[task.index()].sites.push(site);
+                self.untold.push(site);
             }
             Op::Release(handle) => {
                 let state = &mut self.ranks[rank.index()];

@@ -75,7 +75,8 @@ pub(super) struct Turn {
 pub(super) enum Waited {
     Poll,
     Sleep,
-    /// A time-out, if time has ended it.
+    /// Compute; as with others, a time-out if time has ended it.
+    Compute,
     Other,
 }
 
@@ -143,6 +144,17 @@ impl Causes {
         let turns = &turns[..before.min(turns.len())];
         let number = turns.partition_point(|turn| turn.end <= at).checked_sub(1)?;
         Some((number, &turns[number])).filter(|(_, turn)| turn.end == at)
+    }
+
+    /// The innermost range in which a rank was from this moment on.
+    pub(super) fn range(&self, rank: RankId, at: SimTime) -> Option<Name> {
+        let ranges = &self.ranks[rank.index()].ranges;
+        ranges.partition_point(|(since, _)| *since <= at).checked_sub(1).and_then(|before| ranges[before].1)
+    }
+
+    /// What let a task go on, in order.
+    pub(super) fn turns(&self, rank: RankId, task: TaskId) -> &[Turn] {
+        &self.ranks[rank.index()].turns[task.index()]
     }
 
     /// The tasks of a rank that have ever waited.
@@ -232,7 +244,11 @@ impl Observer for Causes {
                 self.goes_on(*rank, *task, turn);
             }
             Event::Waited { rank, task, start, cause, site, reason, .. } => {
-                let waited = if *reason == WaitReason::Sleep { Waited::Sleep } else { Waited::Other };
+                let waited = match reason {
+                    WaitReason::Sleep => Waited::Sleep,
+                    WaitReason::Compute => Waited::Compute,
+                    WaitReason::Communication | WaitReason::Store => Waited::Other,
+                };
                 self.goes_on(*rank, *task, Turn { start: *start, end: at, cause: *cause, site: *site, waited });
             }
             Event::Message { source, wire_bytes, started, sent, links, way, .. } => {

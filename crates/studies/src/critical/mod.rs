@@ -6,6 +6,7 @@
 
 mod causes;
 mod difference;
+mod release;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -200,8 +201,7 @@ impl Causes {
     fn by_range(&self, span: &Span) -> Vec<Piece> {
         let ranges = &self.ranks[span.rank.index()].ranges;
         let first = ranges.partition_point(|(at, _)| *at <= span.start);
-        let mut range = first.checked_sub(1).and_then(|before| ranges[before].1);
-        let (mut start, mut pieces) = (span.start, Vec::new());
+        let (mut start, mut range, mut pieces) = (span.start, self.range(span.rank, span.start), Vec::new());
         for (at, next) in ranges[first..].iter().take_while(|(at, _)| *at < span.end) {
             if start < *at {
                 pieces.push((Span { start, end: *at, ..*span }, range));

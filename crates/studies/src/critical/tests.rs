@@ -1,6 +1,7 @@
 //! Closed forms: on these clusters everybody can say what the critical path is.
 
 use super::*;
+use proptest::prelude::*;
 use std::sync::Arc;
 use uniference_formats::cluster::{Choices, ClusterFile};
 use uniference_sim::cluster::Cluster;
@@ -47,6 +48,10 @@ fn wait(handles: &[u32], line: u32) -> Request {
 
 /// What becomes of these requests; line `n` of the program is `a.py:n`.
 fn explain(cluster: &Cluster, requests: impl Fn(u32) -> Vec<Request>) -> Explanation {
+    explain_steps(cluster, steps(cluster, requests))
+}
+
+fn steps(cluster: &Cluster, requests: impl Fn(u32) -> Vec<Request>) -> Vec<Vec<(TaskId, RecordedStep)>> {
     let ranks = cluster.devices.len() as u32;
     let world: Arc<[RankId]> = (0..ranks).map(RankId).collect();
     let script = |rank| {
@@ -54,20 +59,30 @@ fn explain(cluster: &Cluster, requests: impl Fn(u32) -> Vec<Request>) -> Explana
         let whole = [vec![join], requests(rank), vec![Request::Exit(Outcome::Ok)]].concat();
         whole.into_iter().map(|request| (TaskId(0), request.into())).collect()
     };
-    explain_steps(cluster, (0..ranks).map(script).collect())
+    (0..ranks).map(script).collect()
 }
 
-/// The same of what ranks' threads do.
+/// The same of what ranks' threads do. The path has no gap, and adds up to the makespan.
 fn explain_steps(cluster: &Cluster, ranks: Vec<Vec<(TaskId, RecordedStep)>>) -> Explanation {
+    let explanation = causes_of(cluster, ranks).explain(&lines(), true).unwrap();
+    let spans = explanation.path.iter();
+    assert!(spans.clone().zip(spans.clone().skip(1)).all(|(span, next)| span.end_ps == next.start_ps), "a gap");
+    let sum: u64 = spans.map(|span| span.end_ps - span.start_ps).sum();
+    assert_eq!(SimDuration::from_ps(sum).as_secs_f64(), explanation.makespan_s);
+    assert!(explanation.path.first().is_none_or(|span| span.start_ps == 0));
+    explanation
+}
+
+fn causes_of(cluster: &Cluster, ranks: Vec<Vec<(TaskId, RecordedStep)>>) -> Causes {
     let mut causes = Causes::new(cluster);
     let ranks = ranks.into_iter().map(Vec::into_iter).collect();
     let replayed = replay(&mut Engine::new(cluster), ranks, &mut causes);
     assert!(matches!(replayed, Ending::Finished), "{replayed:?}");
-    let lines: Vec<String> = (0..20).map(|line| format!("a.py:{line}")).collect();
-    let explanation = causes.explain(&lines, true).unwrap();
-    let spans = explanation.path.iter();
-    assert!(spans.clone().zip(spans.clone().skip(1)).all(|(span, next)| span.end_ps == next.start_ps), "a gap");
-    explanation
+    causes
+}
+
+fn lines() -> Vec<String> {
+    (0..20).map(|line| format!("a.py:{line}")).collect()
 }
 
 /// Microseconds by name.
@@ -268,4 +283,110 @@ fn what_takes_no_time_says_so() {
     let explanation = explain(&cluster(2, ""), |_| Vec::new());
     assert_eq!((explanation.makespan_s, explanation.kinds.len()), (0.0, 0));
     assert_eq!(explanation.summary, "the run takes no time");
+}
+
+/// Rank, microseconds of the wait, words, and of whom, until when.
+type Waited = (u32, [u64; 2], String, (u32, u64));
+
+fn releases(cluster: &Cluster, requests: impl Fn(u32) -> Vec<Request>) -> Vec<Waited> {
+    let us = |at: SimTime| at.as_ps() / 1_000_000;
+    let (causes, lines) = (causes_of(cluster, steps(cluster, requests)), lines());
+    let releases = causes.releases(&lines).map(|release| {
+        let waited = [us(release.waited.start), us(release.waited.end)];
+        (release.rank.0, waited, release.words, (release.from.rank.0, us(release.from.span.end)))
+    });
+    releases.collect()
+}
+
+fn all_reduce(bytes: u64, line: u32) -> Request {
+    let (kind, reduce) = (CollectiveKind::AllReduce, Some(ReduceOp::Sum));
+    call(
+        CallOp::Collective(Collective { kind, dtype: DType::UInt8, reduce, root: None, shape: Shape::Even(bytes) }),
+        line,
+    )
+}
+
+#[test]
+fn a_wait_is_for_the_last_rank_that_enters_a_collective_and_says_what_that_one_does() {
+    let mark = |name: &str| on_queue(0, Activity::Mark(Mark::Begin(name.into())), 1);
+    let found = releases(&cluster(3, "[collective]\nall_reduce = \"ring\"\n"), |rank| match rank {
+        2 => vec![mark("layers.7"), compute(400, 3), wait(&[1], 3), all_reduce(3, 4), wait(&[2], 4)],
+        1 => vec![compute(300, 5), wait(&[0], 5), all_reduce(3, 4), wait(&[1], 4)],
+        _ => vec![all_reduce(3, 4), wait(&[0], 4)],
+    });
+    let of_rank = |rank: u32| {
+        let of_rank: Vec<_> = found.iter().filter(|release| release.0 == rank).collect();
+        let [(_, [start, _], words, from)] = of_rank[..] else { panic!("one wait: {found:?}") };
+        (*start, &**words, *from)
+    };
+    assert_eq!(of_rank(0), (0, "waits for rank 2, which computes in layers.7", (2, 400)));
+    assert_eq!(of_rank(1), (300, "waits for rank 2, which computes in layers.7", (2, 400)));
+    // It is itself the last: what is left is the network.
+    let (start, words, _) = of_rank(2);
+    assert!(
+        start == 400 && words.starts_with("waits for data of rank ") && words.contains(": latency of a."),
+        "{words}"
+    );
+}
+
+#[test]
+fn a_wait_may_be_for_a_sleep_a_line_or_a_link() {
+    let found = releases(&cluster(2, ""), |rank| match rank {
+        0 => vec![
+            on_queue(0, Activity::Sleep(SimDuration::from_us(50)), 1),
+            wait(&[0], 1),
+            send(1, 1_000, 2),
+            compute(70, 3),
+            wait(&[2], 3),
+            send(1, 90_000, 4),
+            wait(&[1, 3], 5),
+        ],
+        _ => vec![receive(0, 1_000, 6), wait(&[0], 6), receive(0, 90_000, 7), wait(&[1], 7)],
+    });
+    let of_receiver: Vec<_> = found.into_iter().filter(|release| release.0 == 1).collect();
+    // 50 us of sleep, then 70 us of compute beside the first message's 1 us; then 90 us. A message takes 10 us more to arrive.
+    let expected = [
+        (1, [0, 61], "waits for rank 0, which sleeps at a.py:1".to_owned(), (0, 50)),
+        (1, [61, 220], "waits for data of rank 0: bandwidth of a.0 -> switch".to_owned(), (0, 120)),
+    ];
+    assert_eq!(of_receiver, expected);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever ranks do, `explain` finds a path without a gap that adds up to the makespan (`explain_steps` asserts it), and waits are for something that
+    /// happened before their end.
+    #[test]
+    fn the_path_adds_up_to_the_makespan(
+        rounds in prop::collection::vec((prop::collection::vec(0u64..200, 3), 0u64..100_000, any::<bool>()), 1..8),
+    ) {
+        let cluster = cluster(3, "[collective]\nall_reduce = \"ring\"\n");
+        let requests = |rank: u32| {
+            let (mut requests, mut handles) = (Vec::new(), 0..);
+            let mut next = |requests: &mut Vec<Request>, request: Request| {
+                requests.push(request);
+                handles.next().expect("there are many numbers")
+            };
+            for (line, (us, bytes, reduces)) in (1..).zip(&rounds) {
+                next(&mut requests, compute(us[rank as usize], line));
+                let waited = match reduces {
+                    true => vec![next(&mut requests, all_reduce(*bytes, line))],
+                    false => {
+                        let sent = next(&mut requests, send((rank + 1) % 3, *bytes, line));
+                        vec![sent, next(&mut requests, on_queue(1, Activity::Call(Call {
+                            group: GroupId(0),
+                            op: CallOp::Recv { from: Some(GroupRank((rank + 2) % 3)), tag: 0, bytes: Bytes(*bytes) },
+                        }), line))]
+                    }
+                };
+                requests.push(wait(&waited, line));
+            }
+            requests
+        };
+        explain(&cluster, requests);
+        for (_, [start, end], words, (_, until)) in releases(&cluster, requests) {
+            prop_assert!(start <= end && until <= end && words.starts_with("waits for "), "{words}");
+        }
+    }
 }

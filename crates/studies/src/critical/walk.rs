@@ -19,6 +19,8 @@ pub(super) struct Span {
     /// What was computed, or the operation.
     pub(super) name: Option<Name>,
     pub(super) site: Site,
+    /// The activity of the rank that it is part of.
+    pub(super) activity: Option<Handle>,
 }
 
 /// What a stretch of the critical path goes by with.
@@ -84,6 +86,20 @@ pub(super) fn walk(causes: &Causes) -> Option<Path> {
     Some(Path { rank, finish, spans: walk.spans })
 }
 
+/// Walks back from the end of a task's wait, of which it is the `number`-th time that it went on, to its beginning, or as far as `most` steps lead.
+/// Returns what was passed, the last span first; the last one that was found may have begun before the wait.
+pub(super) fn before(causes: &Causes, rank: RankId, task: TaskId, number: usize, most: usize) -> Vec<Span> {
+    let turn = causes.turns(rank, task)[number];
+    let turns = BTreeMap::from([((rank, task), number)]);
+    let mut walk = Walk { causes, now: turn.end, spans: Vec::new(), turns };
+    let mut at = Some(At::Caused(rank, turn.cause));
+    for _ in 0..most {
+        let Some(what) = at.filter(|_| walk.now > turn.start) else { break };
+        at = walk.step(what);
+    }
+    walk.spans
+}
+
 struct Walk<'a> {
     causes: &'a Causes,
     /// Everything from here on is explained.
@@ -106,7 +122,7 @@ impl Walk<'_> {
                 let activity = *self.causes.activity(rank, handle)?;
                 match activity.ended_by {
                     Cause::Time => {
-                        self.pass(activity.start, of_activity(rank, &activity));
+                        self.pass(activity.start, of_activity(rank, handle, &activity));
                         At::Began(rank, handle)
                     }
                     cause => At::Caused(rank, cause),
@@ -118,7 +134,7 @@ impl Walk<'_> {
                 Cause::Activity(handle) => At::Complete(rank, handle),
                 Cause::Begun(handle) => {
                     let activity = *self.causes.activity(rank, handle)?;
-                    self.pass(activity.start, Span { kind: Kind::Library, ..of_activity(rank, &activity) });
+                    self.pass(activity.start, Span { kind: Kind::Library, ..of_activity(rank, handle, &activity) });
                     At::Began(rank, handle)
                 }
                 Cause::Sent(id) | Cause::Arrived(id) => self.message(rank, id, matches!(cause, Cause::Arrived(_)))?,
@@ -144,7 +160,7 @@ impl Walk<'_> {
         let kind = match turn.waited {
             Waited::Poll => Kind::Poll,
             Waited::Sleep => Kind::Sleep,
-            Waited::Other => Kind::TimeOut,
+            Waited::Compute | Waited::Other => Kind::TimeOut,
         };
         self.pass(turn.start, Span { site: turn.site, ..Span::of(rank, kind) });
         At::Ran(rank, task)
@@ -155,9 +171,11 @@ impl Walk<'_> {
         let message = *self.causes.message(id)?;
         let Message { begun, released, started, sent, arrived: at, alone, source, by, link, .. } = message;
         let sender = self.causes.activity(source, message.operation);
-        let of_sender = sender.map_or(Span::of(source, Kind::Library), |activity| of_activity(source, activity));
+        let of_sender =
+            sender.map_or(Span::of(source, Kind::Library), |activity| of_activity(source, message.operation, activity));
         let on_link = |kind| Span { kind, link, ..of_sender };
-        self.pass(if arrived { at } else { sent }, Span { rank, kind: Kind::Library, ..of_sender });
+        let here = of_sender.activity.filter(|_| rank == source);
+        self.pass(if arrived { at } else { sent }, Span { rank, kind: Kind::Library, activity: here, ..of_sender });
         self.pass(sent, on_link(Kind::Latency));
         self.pass(started.saturating_add(alone).min(sent), on_link(Kind::Contention));
         self.pass(started, on_link(Kind::Bandwidth));
@@ -168,7 +186,8 @@ impl Walk<'_> {
             return self.message(source, before, false);
         }
         self.pass(released, on_link(Kind::Queueing));
-        self.pass(begun, Span { rank: by, ..on_link(Kind::Handshake) });
+        let waited_for = of_sender.activity.filter(|_| by == source);
+        self.pass(begun, Span { rank: by, activity: waited_for, ..on_link(Kind::Handshake) });
         Some(At::Caused(by, message.cause))
     }
 
@@ -184,7 +203,7 @@ impl Walk<'_> {
 impl Span {
     fn of(rank: RankId, kind: Kind) -> Span {
         let (start, end) = (SimTime::ZERO, SimTime::ZERO);
-        Span { start, end, rank, kind, link: None, name: None, site: NOWHERE }
+        Span { start, end, rank, kind, link: None, name: None, site: NOWHERE, activity: None }
     }
 
     /// The operation of a process group that it belongs to.
@@ -193,14 +212,14 @@ impl Span {
     }
 }
 
-fn of_activity(rank: RankId, activity: &Activity) -> Span {
+fn of_activity(rank: RankId, handle: Handle, activity: &Activity) -> Span {
     let (kind, name) = match activity.what {
         Doing::Compute(name) => (Kind::Compute, Some(name)),
         Doing::Call(name) => (Kind::Library, Some(name)),
         Doing::Sleep => (Kind::Sleep, None),
         Doing::Other => (Kind::Poll, None),
     };
-    Span { name, site: activity.site, ..Span::of(rank, kind) }
+    Span { name, site: activity.site, activity: Some(handle), ..Span::of(rank, kind) }
 }
 
 impl Kind {

@@ -1,0 +1,418 @@
+//! Owns the event stream as Parquet tables, one for each kind of event: which values are gathered, how they are encoded, and when a part of a table is whole.
+//!
+//! Where parts lie ([`Parts`]), and when they are closed early, is the caller's business.
+
+use super::columns::{COMMON, Column, KINDS, Kind, Name, Type, Unit, VERSION};
+use super::rows::{Cell, cells_of, kind_of};
+use crate::sink::WriteError;
+use parquet::basic::{Compression, Encoding, LogicalType, Repetition, Type as PhysicalType};
+use parquet::column::writer::{ColumnWriter, ColumnWriterImpl};
+use parquet::data_type::{ByteArray, ByteArrayType, DataType, Int32Type, Int64Type};
+use parquet::errors::ParquetError;
+use parquet::file::metadata::KeyValue;
+use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterPropertiesPtr};
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::types::{ColumnPath, Type as Schema, TypePtr};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::sync::{Arc, OnceLock};
+use uniference_sim::event::{Event, Observer};
+use uniference_sim::ids::Site;
+use uniference_sim::time::SimTime;
+
+/// So many rows are gathered before they are encoded: of a kind with twenty columns they take some 8 MB.
+const ROWS: usize = 1 << 16;
+/// A part of all tables together has at most so many events.
+const MOST_IN_PART: usize = 1_000_000;
+/// Times are signed in tables, so that differences may be negative.
+const LATEST: u64 = i64::MAX as u64;
+/// The key of a file's metadata that has the version of the stream.
+const VERSION_KEY: &str = "uniference.events";
+
+/// Where the parts of tables lie.
+pub trait Parts {
+    /// A part that is being written.
+    type File: Write + Send;
+
+    /// Begins a part of the table of a kind.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    fn begin(&mut self, kind: &'static str) -> io::Result<Self::File>;
+
+    /// A part is whole, and has this number in its table: from 0, without gaps.
+    ///
+    /// # Errors
+    /// If it cannot be put where it belongs.
+    fn close(&mut self, kind: &'static str, number: u32, file: Self::File) -> io::Result<()>;
+}
+
+/// Gathers the events of a run, and writes them as tables. The first error is kept, and nothing is written after it.
+pub struct TableWriter<P: Parts> {
+    parts: P,
+    /// By [`Name`]; `None`: events of this kind are not written.
+    tables: Vec<Option<Table<P::File>>>,
+    /// Source lines that are not in their table yet. Which one is heard of first may depend on the host; between two closings their order does not.
+    lines: BTreeMap<Site, Box<str>>,
+    /// Events since parts were closed.
+    events: usize,
+    error: Option<io::Error>,
+}
+
+/// One kind's.
+struct Table<F: Write> {
+    kind: &'static Kind,
+    schema: TypePtr,
+    properties: WriterPropertiesPtr,
+    columns: Vec<Values>,
+    /// Gathered and not encoded yet.
+    rows: usize,
+    /// The part that has rows.
+    part: Option<SerializedFileWriter<Noted<F>>>,
+    /// Why a part could not be written.
+    failure: Arc<OnceLock<Failure>>,
+    /// Parts that are closed.
+    closed: u32,
+}
+
+/// What was gathered of a column.
+struct Values {
+    data: Data,
+    /// Parquet's definition levels, of a column whose values may be missing or are lists. Of a list's column there is one for each element, and one for a
+    /// list without any.
+    levels: Vec<i16>,
+    /// Parquet's repetition levels, of a column of lists: 0 where a list begins.
+    repeats: Vec<i16>,
+    nullable: bool,
+}
+
+/// By type. Parquet's unsigned integers have the bits of signed ones.
+enum Data {
+    U32(Vec<i32>),
+    U64(Vec<i64>),
+    /// With all texts that it has, by themselves: there are few of them.
+    Text(Vec<ByteArray>, FxHashMap<Box<str>, ByteArray>),
+    U32s(Vec<i32>),
+    U64s(Vec<i64>),
+}
+
+impl<P: Parts> TableWriter<P> {
+    /// Writes all kinds of events but messages, and messages too if they are wanted. `links` are the names of the network's links, by id.
+    pub fn new<'a>(parts: P, messages: bool, links: impl IntoIterator<Item = &'a str>) -> TableWriter<P> {
+        let table = |kind: &'static Kind| {
+            // The version is in the metadata of every file.
+            let left_out =
+                kind.name == Name::Stream.kind().name || (kind.name == Name::Message.kind().name && !messages);
+            (!left_out).then(|| Table::new(kind))
+        };
+        let tables = KINDS.iter().map(table).collect();
+        let mut writer = TableWriter { parts, tables, lines: BTreeMap::new(), events: 0, error: None };
+        for (link, name) in (0..).zip(links) {
+            writer.row(SimTime::ZERO, Name::Link, |put| [Cell::U32(link), Cell::Text(name)].into_iter().for_each(put));
+        }
+        writer
+    }
+
+    /// Names a line of the program.
+    pub fn line(&mut self, site: Site, line: &str) {
+        self.lines.insert(site, line.into());
+    }
+
+    /// Closes all parts that have rows.
+    pub fn close_parts(&mut self) {
+        for (site, line) in std::mem::take(&mut self.lines) {
+            self.row(SimTime::ZERO, Name::Line, |put| [Cell::U32(site.0), Cell::Text(&line)].into_iter().for_each(put));
+        }
+        self.events = 0;
+        for table in self.tables.iter_mut().flatten() {
+            if self.error.is_none() && (table.rows > 0 || table.part.is_some()) {
+                self.error = table.close(&mut self.parts).err();
+            }
+        }
+    }
+
+    /// Closes all parts. Kinds of which there was no event get a part without rows, so every table can be read.
+    ///
+    /// # Errors
+    /// The first error of any part, even if it happened long ago.
+    pub fn finish(&mut self) -> Result<(), WriteError> {
+        self.close_parts();
+        for table in self.tables.iter_mut().flatten() {
+            if self.error.is_none() && table.closed == 0 {
+                self.error = table.close(&mut self.parts).err();
+            }
+        }
+        self.error.take().map_or(Ok(()), |source| Err(WriteError { what: "event tables", source }))
+    }
+
+    fn row(&mut self, at: SimTime, name: Name, cells: impl FnOnce(&mut dyn FnMut(Cell<'_>))) {
+        let Some(table) = &mut self.tables[name as usize] else { return };
+        if self.error.is_some() {
+            return;
+        }
+        let mut columns = table.columns.iter_mut();
+        let mut put = |cell: Cell<'_>| columns.next().expect("a kind has a column for each value").push(cell);
+        put(Cell::U64(at.as_ps()));
+        cells(&mut put);
+        table.rows += 1;
+        self.events += 1;
+        if table.rows == ROWS {
+            self.error = table.encode(&mut self.parts).err();
+        }
+    }
+}
+
+impl<P: Parts> Observer for TableWriter<P> {
+    fn record(&mut self, at: SimTime, event: &Event<'_>) {
+        if at.as_ps() > LATEST && self.error.is_none() {
+            let problem = "virtual time has passed 2^63 ps (106 days), the largest number of the tables";
+            self.error = Some(io::Error::new(io::ErrorKind::Unsupported, problem));
+        }
+        self.row(at, kind_of(event), |mut put| cells_of(event, &mut put));
+        if self.events >= MOST_IN_PART {
+            self.close_parts();
+        }
+    }
+
+    fn wants_messages(&self) -> bool {
+        self.tables[Name::Message as usize].is_some()
+    }
+}
+
+impl<F: Write + Send> Table<F> {
+    fn new(kind: &'static Kind) -> Table<F> {
+        let columns = || columns_of(kind);
+        let fields =
+            columns().map(|column| Arc::new(field(column).expect("the table of columns is a schema"))).collect();
+        let schema = Schema::group_type_builder(kind.name).with_fields(fields).build().expect("names differ");
+        let version = KeyValue::new(VERSION_KEY.to_owned(), VERSION.to_string());
+        let mut properties = WriterProperties::builder()
+            .set_compression(Compression::SNAPPY)
+            .set_statistics_enabled(EnabledStatistics::Chunk)
+            .set_offset_index_disabled(true)
+            .set_key_value_metadata(Some(vec![version]));
+        for column in columns().filter(|column| grows(column)) {
+            let path = match column.data {
+                Type::U32s | Type::U64s => {
+                    ColumnPath::from([column.name, "list", "element"].map(str::to_owned).to_vec())
+                }
+                Type::U32 | Type::U64 | Type::Text => ColumnPath::from(column.name),
+            };
+            properties = properties
+                .set_column_dictionary_enabled(path.clone(), false)
+                .set_column_encoding(path, Encoding::DELTA_BINARY_PACKED);
+        }
+        let columns = columns().map(Values::new).collect();
+        let (schema, properties) = (Arc::new(schema), Arc::new(properties.build()));
+        Table { kind, schema, properties, columns, rows: 0, part: None, failure: Arc::default(), closed: 0 }
+    }
+
+    /// Writes what was gathered to the part.
+    fn encode(&mut self, parts: &mut impl Parts<File = F>) -> io::Result<()> {
+        let failure = Arc::clone(&self.failure);
+        let disk = |error| disk(error, &failure);
+        let part = match &mut self.part {
+            Some(part) => part,
+            none => {
+                let file = Noted { file: parts.begin(self.kind.name)?, failure: Arc::clone(&self.failure) };
+                let part = SerializedFileWriter::new(file, Arc::clone(&self.schema), Arc::clone(&self.properties));
+                none.insert(part.map_err(disk)?)
+            }
+        };
+        if std::mem::take(&mut self.rows) > 0 {
+            let mut group = part.next_row_group().map_err(disk)?;
+            for values in &mut self.columns {
+                let mut column = group.next_column().map_err(disk)?.expect("the schema has the same columns");
+                values.write(column.untyped()).and_then(|()| column.close()).map_err(disk)?;
+            }
+            group.close().map_err(disk)?;
+        }
+        Ok(())
+    }
+
+    /// The same, and closes the part.
+    fn close(&mut self, parts: &mut impl Parts<File = F>) -> io::Result<()> {
+        self.encode(parts)?;
+        let part = self.part.take().expect("it was just begun");
+        let Noted { file, .. } = part.into_inner().map_err(|error| disk(error, &self.failure))?;
+        parts.close(self.kind.name, self.closed, file)?;
+        self.closed += 1;
+        Ok(())
+    }
+}
+
+/// The kind itself is the table.
+fn columns_of(kind: &'static Kind) -> impl Iterator<Item = &'static Column> {
+    COMMON.iter().take(1).chain(kind.columns)
+}
+
+/// Whether values mostly differ little from those before them: times and numbers that are counted up. Others are few, and a dictionary has them.
+fn grows(column: &Column) -> bool {
+    let counted = column.data == Type::U64 && column.unit == Unit::None;
+    column.unit == Unit::Picoseconds || counted || matches!(column.name, "handle" | "handles")
+}
+
+/// A column as Parquet describes it. What one subtracts is signed: times, sizes.
+fn field(column: &Column) -> Result<Schema, ParquetError> {
+    let (physical, logical) = match column.data {
+        Type::U32 | Type::U32s => (PhysicalType::INT32, Some(LogicalType::integer(32, false))),
+        Type::U64 | Type::U64s => (PhysicalType::INT64, Some(LogicalType::integer(64, true))),
+        Type::Text => (PhysicalType::BYTE_ARRAY, Some(LogicalType::String)),
+    };
+    let value = |name: &str, repetition: Repetition| {
+        Schema::primitive_type_builder(name, physical)
+            .with_repetition(repetition)
+            .with_logical_type(logical.clone())
+            .build()
+    };
+    let repetition = if column.nullable { Repetition::OPTIONAL } else { Repetition::REQUIRED };
+    if !matches!(column.data, Type::U32s | Type::U64s) {
+        return value(column.name, repetition);
+    }
+    // The three levels of the format's own description of lists.
+    let list = Schema::group_type_builder("list")
+        .with_repetition(Repetition::REPEATED)
+        .with_fields(vec![Arc::new(value("element", Repetition::REQUIRED)?)])
+        .build()?;
+    Schema::group_type_builder(column.name)
+        .with_repetition(repetition)
+        .with_logical_type(Some(LogicalType::List))
+        .with_fields(vec![Arc::new(list)])
+        .build()
+}
+
+impl Values {
+    fn new(column: &Column) -> Values {
+        let data = match column.data {
+            Type::U32 => Data::U32(Vec::new()),
+            Type::U64 => Data::U64(Vec::new()),
+            Type::Text => Data::Text(Vec::new(), FxHashMap::default()),
+            Type::U32s => Data::U32s(Vec::new()),
+            Type::U64s => Data::U64s(Vec::new()),
+        };
+        Values { data, levels: Vec::new(), repeats: Vec::new(), nullable: column.nullable }
+    }
+
+    fn push(&mut self, cell: Cell<'_>) {
+        if let Cell::Null = cell {
+            self.levels.push(0);
+            if self.is_list() {
+                self.repeats.push(0);
+            }
+            return;
+        }
+        let is_there = i16::from(self.nullable);
+        match (&mut self.data, cell) {
+            (Data::U32(values), Cell::U32(value)) => values.push(value.cast_signed()),
+            (Data::U64(values), Cell::U64(value)) => values.push(value.cast_signed()),
+            (Data::Text(values, _), Cell::Name(text)) => values.push(bytes::Bytes::from_static(text.as_bytes()).into()),
+            (Data::Text(values, known), Cell::Text(text)) => match known.get(text) {
+                Some(value) => values.push(value.clone()),
+                None => {
+                    let value = ByteArray::from(text);
+                    known.insert(text.into(), value.clone());
+                    values.push(value);
+                }
+            },
+            (Data::U32s(values), Cell::U32s(list)) => {
+                values.extend(list.iter().map(|value| value.cast_signed()));
+                return self.push_list(list.len(), is_there);
+            }
+            (Data::U64s(values), Cell::U64s(list)) => {
+                values.extend(list.iter().map(|value| value.cast_signed()));
+                return self.push_list(list.len(), is_there);
+            }
+            (_, cell) => unreachable!("{cell:?} is of another type than its column"),
+        }
+        if self.nullable {
+            self.levels.push(is_there);
+        }
+    }
+
+    /// The levels of a list that is there.
+    fn push_list(&mut self, length: usize, is_there: i16) {
+        self.repeats.push(0);
+        self.levels.push(if length == 0 { is_there } else { is_there + 1 });
+        for _ in 1..length {
+            self.repeats.push(1);
+            self.levels.push(is_there + 1);
+        }
+    }
+
+    fn is_list(&self) -> bool {
+        matches!(self.data, Data::U32s(_) | Data::U64s(_))
+    }
+
+    /// Hands everything over; what is gathered next begins anew.
+    fn write(&mut self, writer: &mut ColumnWriter<'_>) -> Result<(), ParquetError> {
+        let is_list = self.is_list();
+        let levels = (self.nullable || is_list).then_some(&*self.levels);
+        let repeats = is_list.then_some(&*self.repeats);
+        match (&mut self.data, writer) {
+            (Data::U32(values) | Data::U32s(values), ColumnWriter::Int32ColumnWriter(writer)) => {
+                batch::<Int32Type>(writer, values, levels, repeats)?;
+            }
+            (Data::U64(values) | Data::U64s(values), ColumnWriter::Int64ColumnWriter(writer)) => {
+                batch::<Int64Type>(writer, values, levels, repeats)?;
+            }
+            (Data::Text(values, known), ColumnWriter::ByteArrayColumnWriter(writer)) => {
+                known.clear();
+                batch::<ByteArrayType>(writer, values, levels, repeats)?;
+            }
+            _ => unreachable!("the schema has the columns' types"),
+        }
+        self.levels.clear();
+        self.repeats.clear();
+        Ok(())
+    }
+}
+
+fn batch<T: DataType>(
+    writer: &mut ColumnWriterImpl<'_, T>,
+    values: &mut Vec<T::T>,
+    levels: Option<&[i16]>,
+    repeats: Option<&[i16]>,
+) -> Result<(), ParquetError> {
+    writer.write_batch(values, levels, repeats)?;
+    values.clear();
+    Ok(())
+}
+
+/// An error of the operating system: its number, if it has one, and its kind.
+type Failure = (Option<i32>, io::ErrorKind);
+
+/// A file whose first error is kept: of some, `parquet` hands on no more than a text.
+struct Noted<F> {
+    file: F,
+    failure: Arc<OnceLock<Failure>>,
+}
+
+impl<F> Noted<F> {
+    fn note<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
+        result.inspect_err(|error| {
+            self.failure.get_or_init(|| (error.raw_os_error(), error.kind()));
+        })
+    }
+}
+
+impl<F: Write> Write for Noted<F> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(bytes);
+        self.note(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let flushed = self.file.flush();
+        self.note(flushed)
+    }
+}
+
+/// The operating system's error, where there is one.
+fn disk(error: ParquetError, failure: &OnceLock<Failure>) -> io::Error {
+    match failure.get() {
+        Some((Some(number), _)) => io::Error::from_raw_os_error(*number),
+        Some((None, kind)) => (*kind).into(),
+        None => io::Error::other(error),
+    }
+}

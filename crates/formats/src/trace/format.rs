@@ -1,0 +1,132 @@
+//! Owns what a trace consists of, whatever the format of its file: rows with slices on them, counters, and arrows.
+//!
+//! What they show is [`super::TraceWriter`]'s business, how they are written down that of [`super::Chrome`] and [`super::Perfetto`].
+
+use crate::sink::WriteError;
+use uniference_sim::time::SimTime;
+
+/// A row of slices: a thread of a process, as viewers call them. Numbers begin with 1: viewers take thread and process 0 for the idle one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// The process.
+    pub pid: u32,
+    /// The thread; no other process has one of this number.
+    pub tid: u32,
+}
+
+/// A moment on a row. An arrow is bound to the innermost slice that the row has then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Point {
+    /// The row.
+    pub row: Row,
+    /// The moment.
+    pub at: SimTime,
+}
+
+/// A value that is shown beside a slice or a counter.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[allow(missing_docs)]
+pub enum Value<'a> {
+    Text(&'a str),
+    Integer(u64),
+    Number(f64),
+}
+
+/// What is known of a slice, by name.
+pub(super) type Args<'a> = [(&'static str, Value<'a>)];
+
+/// A counter of a process: one series of values, or several.
+#[derive(Clone, Copy, Debug)]
+pub struct Counter<'a> {
+    /// The process.
+    pub pid: u32,
+    /// What is counted.
+    pub name: &'a str,
+    /// In which unit.
+    pub unit: &'static str,
+}
+
+/// A file format of traces. Processes and rows are named before anything is on them; slices of a row come in the order of their ends, and lie within or
+/// beside each other.
+pub trait Format {
+    /// What is left of it when the trace is complete.
+    type File;
+
+    /// Names a process, and says where it stands among processes.
+    fn process(&mut self, pid: u32, name: &str, place: i32);
+
+    /// Names a row, and says where it stands among those of its process.
+    fn row(&mut self, row: Row, name: &str, place: i32);
+
+    /// A slice of a row.
+    fn slice(&mut self, row: Row, start: SimTime, end: SimTime, name: &str, args: &Args<'_>);
+
+    /// A slice begins, whose end is not known yet.
+    fn begin(&mut self, row: Row, at: SimTime, name: &str);
+
+    /// The innermost slice ends that has begun and not ended.
+    fn end(&mut self, row: Row, at: SimTime);
+
+    /// A counter has these values from now on, by the name of the series; where there is one only, its name is empty.
+    fn counter(&mut self, counter: &Counter<'_>, at: SimTime, values: &[(&str, Value<'_>)]);
+
+    /// An arrow. No other one has its number.
+    fn arrow(&mut self, number: u64, name: &'static str, from: Point, to: Point);
+
+    /// Has something been lost? Then [`Format::finish`] will say why.
+    fn failed(&self) -> bool;
+
+    /// Completes the file.
+    ///
+    /// # Errors
+    /// The first error of its writer, even if it happened long ago.
+    fn finish(self) -> Result<Self::File, WriteError>;
+}
+
+/// Both formats.
+impl<A: Format, B: Format> Format for (A, B) {
+    type File = (A::File, B::File);
+
+    fn process(&mut self, pid: u32, name: &str, place: i32) {
+        self.0.process(pid, name, place);
+        self.1.process(pid, name, place);
+    }
+
+    fn row(&mut self, row: Row, name: &str, place: i32) {
+        self.0.row(row, name, place);
+        self.1.row(row, name, place);
+    }
+
+    fn slice(&mut self, row: Row, start: SimTime, end: SimTime, name: &str, args: &Args<'_>) {
+        self.0.slice(row, start, end, name, args);
+        self.1.slice(row, start, end, name, args);
+    }
+
+    fn begin(&mut self, row: Row, at: SimTime, name: &str) {
+        self.0.begin(row, at, name);
+        self.1.begin(row, at, name);
+    }
+
+    fn end(&mut self, row: Row, at: SimTime) {
+        self.0.end(row, at);
+        self.1.end(row, at);
+    }
+
+    fn counter(&mut self, counter: &Counter<'_>, at: SimTime, values: &[(&str, Value<'_>)]) {
+        self.0.counter(counter, at, values);
+        self.1.counter(counter, at, values);
+    }
+
+    fn arrow(&mut self, number: u64, name: &'static str, from: Point, to: Point) {
+        self.0.arrow(number, name, from, to);
+        self.1.arrow(number, name, from, to);
+    }
+
+    fn failed(&self) -> bool {
+        self.0.failed() || self.1.failed()
+    }
+
+    fn finish(self) -> Result<Self::File, WriteError> {
+        Ok((self.0.finish()?, self.1.finish()?))
+    }
+}

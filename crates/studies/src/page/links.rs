@@ -1,0 +1,63 @@
+//! Owns how busy links were over time, as a page shows it. Counting their bytes is `uniference_formats::trace`'s business.
+
+use serde::Serialize;
+use std::cmp::Reverse;
+use uniference_formats::trace::LinkRates;
+use uniference_sim::cluster::Cluster;
+use uniference_sim::ids::LinkId;
+
+/// A page shows so many links, those that carried most.
+const MOST_LINKS: usize = 64;
+/// In so many pieces of time.
+const MOST_PIECES: usize = 128;
+
+/// How busy the links of a run were.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LinksChart {
+    /// Length of a piece of time, in picoseconds.
+    pub piece_ps: u64,
+    /// In the cluster's order.
+    pub links: Vec<LinkChart>,
+    /// Names of the hosts; what else links join are switches and media.
+    pub hosts: Vec<String>,
+    /// How many links that carried bytes are not shown.
+    pub left_out: usize,
+}
+
+/// How busy one link was.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LinkChart {
+    /// `a.0 -> switch`.
+    pub name: String,
+    /// What it carries at most, headers included, in bytes per second, where the cluster file changes nothing.
+    pub bandwidth: f64,
+    /// What it carried, headers included.
+    pub bytes: u64,
+    /// By piece of time, what it carried, in thousandths of what it could.
+    pub used: Vec<u32>,
+}
+
+impl LinksChart {
+    /// Of a run that took `makespan_ps`.
+    pub(super) fn new(rates: &LinkRates, cluster: &Cluster, makespan_ps: u64) -> LinksChart {
+        let mut all: Vec<(LinkId, &[u64], u64)> =
+            rates.bytes().map(|(link, bins)| (link, bins, bins.iter().sum())).filter(|(.., sum)| *sum > 0).collect();
+        let left_out = all.len().saturating_sub(MOST_LINKS);
+        all.sort_by_key(|(link, _, sum)| (Reverse(*sum), *link));
+        all.truncate(MOST_LINKS);
+        all.sort_by_key(|(link, ..)| *link);
+        let pieces = makespan_ps.div_ceil(rates.width_ps()).max(1) as usize;
+        let together = pieces.div_ceil(MOST_PIECES);
+        let piece_ps = rates.width_ps() * together as u64;
+        let link = |(link, bins, bytes): (LinkId, &[u64], u64)| {
+            let link = cluster.topology.link(link);
+            let bandwidth = link.bandwidth.bytes_per_second();
+            let most = bandwidth * piece_ps as f64 / 1e12;
+            let used = bins.chunks(together).map(|bins| bins.iter().sum::<u64>() as f64 / most);
+            let used = used.map(|share| (1000.0 * share).round() as u32).collect();
+            LinkChart { name: link.name.clone(), bandwidth, bytes, used }
+        };
+        let hosts = cluster.topology.hosts().to_vec();
+        LinksChart { piece_ps, links: all.into_iter().map(link).collect(), hosts, left_out }
+    }
+}

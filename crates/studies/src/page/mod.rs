@@ -1,0 +1,187 @@
+//! Owns the page that shows runs: what of each run is on it, and how that becomes one HTML file. Which runs these are, and how they are simulated
+//! again, is the caller's business.
+//!
+//! [`Watched`] looks on while a run is simulated again, and keeps what the charts need in bounded size: the [`timeline`], whose rows join [`marks`] that
+//! cannot be told apart, [`links`], and [`operations`] beside their lower [`bound`]. [`render`] puts data, script and style into `page.html`.
+
+mod bound;
+mod links;
+mod marks;
+mod operations;
+#[cfg(test)]
+mod tests;
+mod timeline;
+
+pub use links::{LinkChart, LinksChart};
+pub use marks::Mark;
+pub use operations::OperationsRow;
+pub use timeline::{TimelineChart, TimelineRow};
+
+use crate::critical::Explanation;
+use crate::memory::{Held, Kind, Point};
+use crate::whatif::WhatIf;
+use operations::Operations;
+use serde::Serialize;
+use timeline::Timeline;
+use uniference_formats::report::Report;
+use uniference_formats::trace::LinkRates;
+use uniference_sim::cluster::Cluster;
+use uniference_sim::event::{Event, Observer};
+use uniference_sim::time::SimTime;
+
+/// Apache ECharts 6.1.0, `dist/echarts.min.js` of the package `echarts`, as it was published; its notice, with the licences of what it embeds, is in every page.
+const ECHARTS: &str = include_str!("echarts.min.js");
+const NOTICE: &str = include_str!("ECHARTS-NOTICE");
+const PAGE: &str = include_str!("page.html");
+/// The parts of the page by the comments in whose place they stand, in the page's order.
+const STYLE: &str = include_str!("page.css");
+const SCRIPTS: [&str; 3] = [include_str!("elements.js"), include_str!("charts.js"), include_str!("page.js")];
+
+/// Memory is shown over time of so many ranks, those that held most.
+const MOST_MEMORY_RANKS: usize = 16;
+/// So many parts of the critical path are listed.
+const MOST_PARTS: usize = 100;
+
+/// Watches a run for what its page shows.
+pub struct Watched {
+    ranks: usize,
+    cluster: Option<Cluster>,
+    timeline: Timeline,
+    rates: LinkRates,
+    operations: Operations,
+    end: SimTime,
+    events: u64,
+}
+
+/// A run on a page.
+#[derive(Serialize)]
+pub struct RunPage {
+    /// What the page calls it.
+    pub name: String,
+    /// Its report.
+    pub report: Report,
+    /// What was seen while it was simulated again, or read from the files of a real run.
+    pub seen: Option<Seen>,
+    /// What changes would gain.
+    pub what_if: Option<WhatIf>,
+    /// What the page cannot show of it, and why: whole sentences.
+    pub missing: Vec<String>,
+}
+
+/// What was seen of a run.
+#[derive(Serialize)]
+pub struct Seen {
+    /// How long it took, in picoseconds.
+    pub makespan_ps: u64,
+    /// How many events it had.
+    pub events: u64,
+    /// What ranks did when.
+    pub timeline: TimelineChart,
+    /// How busy links were; `None` (null): of a real run nobody knows.
+    pub links: Option<LinksChart>,
+    /// Operations by size.
+    pub operations: Vec<OperationsRow>,
+    /// What ranks held when; of those whose allocations are known.
+    pub memory: Vec<MemoryChart>,
+    /// The critical path, without its spans; `None` (null): causes are not known.
+    pub critical: Option<Explanation>,
+}
+
+/// What a rank held in memory when.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct MemoryChart {
+    /// Whose.
+    pub rank: u32,
+    /// Kinds that it ever held.
+    pub kinds: Vec<&'static str>,
+    /// From these picoseconds on it held so many bytes of each kind.
+    pub points: Vec<(u64, Vec<u64>)>,
+}
+
+impl Watched {
+    /// A run that is simulated on a cluster.
+    pub fn simulated(cluster: &Cluster) -> Watched {
+        Watched { cluster: Some(cluster.clone()), ..Watched::real(cluster.devices.len()) }
+    }
+
+    /// A real run of so many ranks, of which nobody knows the network.
+    pub fn real(ranks: usize) -> Watched {
+        let (rates, operations) = (LinkRates::default(), Operations::default());
+        let (timeline, end) = (Timeline::new(ranks), SimTime::ZERO);
+        Watched { ranks, cluster: None, timeline, rates, operations, end, events: 0 }
+    }
+
+    /// The run is over. `explanation` has the spans of the path, if its causes are known.
+    pub fn finish(self, explanation: Option<Explanation>, held: &Held) -> Seen {
+        let Watched { ranks, cluster, timeline, rates, operations, end, events } = self;
+        let path = explanation.as_ref().map(|explanation| &explanation.path[..]).unwrap_or_default();
+        let timeline = timeline.finish(ranks, path);
+        let links = cluster.as_ref().map(|cluster| LinksChart::new(&rates, cluster, end.as_ps()));
+        let critical = explanation.map(|mut explanation| {
+            explanation.path.clear();
+            explanation.parts.truncate(MOST_PARTS);
+            explanation.lines.truncate(MOST_PARTS);
+            explanation
+        });
+        let operations = operations.finish(cluster.as_ref());
+        Seen { makespan_ps: end.as_ps(), events, timeline, links, operations, memory: memory(held), critical }
+    }
+}
+
+impl Observer for Watched {
+    fn record(&mut self, at: SimTime, event: &Event<'_>) {
+        self.events += 1;
+        match *event {
+            Event::Message { wire_bytes, started, sent, links, .. } => self.rates.add(links, started, sent, wire_bytes),
+            Event::Finished { .. } => self.end = self.end.max(at),
+            _ => {}
+        }
+        self.timeline.record(at, event);
+        self.operations.record(at, event);
+    }
+
+    fn wants_messages(&self) -> bool {
+        true
+    }
+}
+
+fn memory(held: &Held) -> Vec<MemoryChart> {
+    let peak = |points: &[Point]| points.iter().map(|point| point.held.total()).max().unwrap_or_default();
+    let mut known: Vec<(u32, &Vec<Point>)> =
+        (0..).zip(&held.timelines).filter(|(_, points)| !points.is_empty()).collect();
+    known.sort_by_key(|(_, points)| std::cmp::Reverse(peak(points)));
+    known.truncate(MOST_MEMORY_RANKS);
+    known.sort_by_key(|(rank, _)| *rank);
+    let of_rank = |(rank, points): (u32, &Vec<Point>)| {
+        let ever: Vec<Kind> =
+            Kind::ALL.into_iter().filter(|kind| points.iter().any(|point| point.held.of(*kind) > 0)).collect();
+        let held = |point: &Point| (point.at.as_ps(), ever.iter().map(|kind| point.held.of(*kind)).collect());
+        MemoryChart {
+            rank,
+            kinds: ever.iter().map(|kind| kind.name()).collect(),
+            points: points.iter().map(held).collect(),
+        }
+    };
+    known.into_iter().map(of_rank).collect()
+}
+
+/// One HTML file that shows the runs side by side and needs nothing else, no network either.
+///
+/// # Panics
+/// Never.
+pub fn render(runs: &[RunPage]) -> String {
+    // In a script element nothing but its end has a meaning, which JSON can write without the character that it begins with.
+    let data = serde_json::to_string(runs).expect("texts and numbers are JSON").replace('<', "\\u003c");
+    let mut page = String::with_capacity(PAGE.len() + ECHARTS.len() + data.len() + (1 << 16));
+    let mut rest = PAGE;
+    let parts =
+        [("<!--style-->", STYLE), ("<!--data-->", &*data), ("<!--notice-->", NOTICE), ("<!--library-->", ECHARTS)];
+    let scripts = SCRIPTS.concat();
+    for (place, text) in parts.into_iter().chain([("<!--script-->", &*scripts)]) {
+        let (before, after) = rest.split_once(place).expect("the page has a place for each part");
+        page += before;
+        page += text;
+        rest = after;
+    }
+    page + rest
+}

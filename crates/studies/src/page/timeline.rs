@@ -1,0 +1,192 @@
+//! Owns which rows a page's timeline has, and what is marked on them. How a row stays small is [`super::marks`]' business.
+
+use super::marks::{Mark, MarkKind, Row};
+use crate::critical::{Kind, Step};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use uniference_sim::event::{Event, Observer, WaitReason};
+use uniference_sim::ids::{QueueId, RankId, TaskId};
+use uniference_sim::program::Mark as RangeMark;
+use uniference_sim::time::SimTime;
+
+/// The timeline has rows of the first so many ranks.
+const MOST_RANKS: usize = 128;
+/// A row has no more marks.
+const MOST_IN_ROW: usize = 2_000;
+/// While a run goes on, rows together are kept in about so many marks.
+const MOST_KEPT: usize = 1 << 18;
+/// The rows of a page have about so many marks together; each row has at least [`LEAST_IN_ROW`].
+const MOST_ON_PAGE: usize = 20_000;
+const LEAST_IN_ROW: usize = 32;
+/// Ranges that lie deeper in each other have no row.
+const DEEPEST: usize = 3;
+
+/// Watches a run for what its ranks do when.
+pub(super) struct Timeline {
+    rows: BTreeMap<(RankId, Part), Row>,
+    most: usize,
+    names: Names,
+    /// By rank, the outermost first.
+    open: BTreeMap<RankId, Vec<(u32, SimTime)>>,
+}
+
+/// What a row shows of a rank; rows stand in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Part {
+    Task(TaskId),
+    Stream(u32),
+    Operations,
+    Ranges(usize),
+}
+
+/// Names by number.
+#[derive(Default)]
+struct Names {
+    numbers: BTreeMap<String, u32>,
+    texts: Vec<String>,
+}
+
+/// What a page shows of a run's timeline. Times are picoseconds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TimelineChart {
+    /// From top to bottom.
+    pub rows: Vec<TimelineRow>,
+    /// What marks are called, by number.
+    pub names: Vec<String>,
+    /// How many spans the marks are.
+    pub spans: u64,
+    /// How many ranks have no rows.
+    pub ranks_left_out: usize,
+}
+
+/// A row of the timeline.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TimelineRow {
+    /// Whose; `None` (null): the critical path's.
+    pub rank: Option<u32>,
+    /// `main thread`, `stream 7`.
+    pub label: String,
+    /// In order of their beginnings.
+    pub marks: Vec<Mark>,
+}
+
+impl Timeline {
+    /// Of so many ranks.
+    pub(super) fn new(ranks: usize) -> Timeline {
+        let most = (MOST_KEPT / ranks.clamp(1, MOST_RANKS)).clamp(LEAST_IN_ROW, MOST_IN_ROW);
+        Timeline { rows: BTreeMap::new(), most, names: Names::default(), open: BTreeMap::new() }
+    }
+
+    /// The rows, with the spans of the critical path above all others.
+    pub(super) fn finish(mut self, ranks: usize, path: &[Step]) -> TimelineChart {
+        let mut critical = Row::new(MOST_IN_ROW);
+        for Step { start_ps, end_ps, what, .. } in path {
+            let kind = match what.kind {
+                kind if kind == Kind::Compute.name() => MarkKind::Compute,
+                kind if [Kind::Sleep, Kind::TimeOut, Kind::Poll].map(Kind::name).contains(&kind) => MarkKind::Idle,
+                _ => MarkKind::Network,
+            };
+            let place = what.link.clone().or(what.rank.map(|rank| format!("rank {rank}")));
+            let name = what.name.as_ref().filter(|name| *name != what.kind).map(|name| format!(" in {name}"));
+            let place = place.map(|place| format!(" of {place}"));
+            let words = format!("{}{}{}", what.kind, place.unwrap_or_default(), name.unwrap_or_default());
+            critical.add(Mark::new(*start_ps, *end_ps, kind, self.names.number(&words)));
+        }
+        let most = (MOST_ON_PAGE / (self.rows.len() + 1)).max(LEAST_IN_ROW);
+        let mut spans = 0;
+        let mut row = |rank: Option<RankId>, label: String, row: Row| {
+            let (marks, count) = row.finish(most);
+            spans += count;
+            TimelineRow { rank: rank.map(|rank| rank.0), label, marks }
+        };
+        let critical = (!path.is_empty()).then(|| row(None, "critical path".to_owned(), critical));
+        let of_ranks = self.rows.into_iter().map(|((rank, part), marks)| row(Some(rank), part.label(), marks));
+        let rows: Vec<TimelineRow> = critical.into_iter().chain(of_ranks).filter(|row| !row.marks.is_empty()).collect();
+        TimelineChart { rows, names: self.names.texts, spans, ranks_left_out: ranks.saturating_sub(MOST_RANKS) }
+    }
+
+    fn mark(&mut self, rank: RankId, part: Part, start: SimTime, end: SimTime, kind: MarkKind, name: &str) {
+        let mark = Mark::new(start.as_ps(), end.as_ps(), kind, self.names.number(name));
+        let most = self.most;
+        self.rows.entry((rank, part)).or_insert_with(|| Row::new(most)).add(mark);
+    }
+
+    fn close(&mut self, rank: RankId, at: SimTime) {
+        let Some(open) = self.open.get_mut(&rank) else { return };
+        let Some((name, since)) = open.pop() else { return };
+        let depth = open.len();
+        if depth < DEEPEST {
+            let name = self.names.texts[name as usize].clone();
+            self.mark(rank, Part::Ranges(depth), since, at, MarkKind::Range, &name);
+        }
+    }
+}
+
+impl Observer for Timeline {
+    fn record(&mut self, at: SimTime, event: &Event<'_>) {
+        match *event {
+            Event::Computed { rank, task, start, name, why, .. } if rank.index() < MOST_RANKS => {
+                let part = why.queue.and_then(QueueId::stream).map_or(Part::Task(task), Part::Stream);
+                self.mark(rank, part, start, at, MarkKind::Compute, name.unwrap_or("compute"));
+            }
+            Event::Waited { rank, task, start, reason, late_peer, call, .. } if rank.index() < MOST_RANKS => {
+                let part = Part::Task(task);
+                match reason {
+                    // What it waits for is marked itself.
+                    WaitReason::Compute => {}
+                    WaitReason::Store => self.mark(rank, part, start, at, MarkKind::Idle, "wait for the store"),
+                    WaitReason::Sleep => self.mark(rank, part, start, at, MarkKind::Idle, "sleep"),
+                    WaitReason::Communication => {
+                        let name = call.map_or("communication", |call| call.op.name());
+                        let entered = (start + late_peer).min(at);
+                        self.mark(rank, part, start, entered, MarkKind::LatePeer, name);
+                        self.mark(rank, part, entered, at, MarkKind::Network, name);
+                    }
+                }
+            }
+            Event::Completed { rank, call, started, .. } | Event::Failed { rank, call, started, .. }
+                if rank.index() < MOST_RANKS =>
+            {
+                self.mark(rank, Part::Operations, started, at, MarkKind::Operation, call.op.name());
+            }
+            Event::Marked { rank, mark: RangeMark::Begin(name), .. } if rank.index() < MOST_RANKS => {
+                let name = self.names.number(name);
+                self.open.entry(rank).or_default().push((name, at));
+            }
+            Event::Marked { rank, mark: RangeMark::End, .. } => self.close(rank, at),
+            Event::Finished { rank, .. } => {
+                while self.open.get(&rank).is_some_and(|open| !open.is_empty()) {
+                    self.close(rank, at);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Part {
+    fn label(self) -> String {
+        match self {
+            Part::Task(TaskId(0)) => "main thread".to_owned(),
+            Part::Task(task) => format!("thread {}", task.0),
+            // Branches of graphs are numbered on where programs' own streams end.
+            Part::Stream(stream @ 0x8000_0000..) => format!("branch {} of graphs", stream - 0x8000_0000),
+            Part::Stream(stream) => format!("stream {stream}"),
+            Part::Operations => "operations".to_owned(),
+            Part::Ranges(0) => "ranges".to_owned(),
+            Part::Ranges(depth) => format!("ranges, level {}", depth + 1),
+        }
+    }
+}
+
+impl Names {
+    fn number(&mut self, name: &str) -> u32 {
+        if let Some(number) = self.numbers.get(name) {
+            return *number;
+        }
+        let number = self.texts.len() as u32;
+        self.numbers.insert(name.to_owned(), number);
+        self.texts.push(name.to_owned());
+        number
+    }
+}
