@@ -100,6 +100,7 @@ fn of_program(args: &Args, argv: &[OsString], python: &Path) -> Result<Fit, Host
         backend_named,
         terminal: None,
         timed: false,
+        fold: false,
         values: args.values.limit(),
     };
     let timeout = Duration::from_secs(args.timeout);

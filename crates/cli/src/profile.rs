@@ -247,6 +247,7 @@ impl<'a> Runs<'a> {
             terminal: None,
             values,
             timed: true,
+            fold: false,
         };
         let mut live = Live::new(program, &session, &mut console, &mut counter, interrupts);
         let outcome = session.carry_out(&mut live);

@@ -51,10 +51,23 @@ pub(super) struct Args {
     #[arg(long, value_name = "DIR")]
     chakra: Option<PathBuf>,
     /// Connect the terminal to this rank, for breakpoint(), pdb and input(); virtual time waits for it
-    #[arg(long, value_name = "R", conflicts_with = "repeat")]
+    #[arg(long, value_name = "R", conflicts_with_all = ["repeat", "fold"])]
     debug_rank: Option<u32>,
+    /// Whether ranks that turn out to be alike run as a few processes; all ranks are simulated
+    #[arg(long, value_enum, default_value_t)]
+    fold: Fold,
     #[command(flatten)]
     program: ProgramArgs,
+}
+
+/// Which ranks of a program have processes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+enum Fold {
+    /// Every rank
+    #[default]
+    Off,
+    /// As few as turn out to stand for all
+    Auto,
 }
 
 /// A program, and the devices that it sees: the same for all commands that run one to its end.
@@ -246,6 +259,7 @@ impl Once<'_> {
             terminal,
             values: args.values.limit(),
             timed: false,
+            fold: args.fold == Fold::Auto,
         };
         let mut live = Live::new(program, session, &mut console, &mut counter, interrupts);
         let outcome = session.carry_out(&mut live);

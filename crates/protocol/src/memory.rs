@@ -170,6 +170,22 @@ impl Window {
         }
     }
 
+    /// Copies `bytes` from one room to another one.
+    pub fn copy(&self, from: Offset, to: Offset, bytes: u64) {
+        // SAFETY: both are ranges of the arena, and rooms do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(self.at(from, bytes), self.at(to, bytes), bytes as usize) };
+    }
+
+    /// A checksum of what lies there: FNV-1a, 64 bits (Fowler, Noll, Vo).
+    pub fn checksum(&self, at: Offset, bytes: u64) -> u64 {
+        let start = self.at(at, bytes);
+        // SAFETY: it is a range of the arena.
+        let byte = |index: usize| unsafe { start.add(index).read_volatile() };
+        (0..bytes as usize).fold(0xcbf2_9ce4_8422_2325, |sum: u64, index| {
+            (sum ^ u64::from(byte(index))).wrapping_mul(0x0100_0000_01b3)
+        })
+    }
+
     fn at(&self, offset: Offset, bytes: u64) -> *mut u8 {
         let end = offset.checked_add(bytes);
         let (base, len) = self.raw();

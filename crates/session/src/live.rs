@@ -2,13 +2,17 @@
 //!
 //! How processes are started and heard is `uniference-host`'s business, what the user sees of them the [`Console`]'s.
 
+mod folded;
+
 use crate::compute::{Costing, Plan, Shared};
+use crate::notices::Notices;
 use crate::session::{End, Ending, Session, Source, Stop, Watch};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 use uniference_host::error::{Exit, HostError};
 use uniference_host::interrupt::Interrupts;
@@ -17,6 +21,7 @@ use uniference_host::live::exchange::{Costs, Exchange, Piece, Slice};
 use uniference_host::live::phantom::Gpu;
 use uniference_host::live::zygote::{RankPlacement, Script, describe_status};
 use uniference_host::symbols::Torch;
+use uniference_sim::cast::{Cast, Unlike};
 use uniference_sim::cluster::Cluster;
 use uniference_sim::engine::{Doing, Engine, Halt, RankReport};
 use uniference_sim::event::Observer;
@@ -50,12 +55,15 @@ pub struct Program {
     pub values: Option<u64>,
     /// Whether each operator is timed ([`crate::profile`]).
     pub timed: bool,
+    /// Whether ranks that turn out to be alike run as few processes, and all are simulated.
+    pub fold: bool,
 }
 
 /// Live ranks, before and while they run.
 pub struct Live<'a> {
     setup: Setup,
-    costing: Rc<RefCell<Costing>>,
+    plan: Plan,
+    fold: bool,
     /// Why there cannot be such a run.
     refused: Option<HostError>,
     /// Compute takes no time, whatever the program's plan says.
@@ -64,8 +72,18 @@ pub struct Live<'a> {
     folder: Option<&'a Path>,
     console: &'a mut dyn Console,
     observer: &'a mut dyn Observer,
+    notices: Notices,
     /// Until nothing is left to be ended.
     interrupts: Option<Interrupts>,
+}
+
+/// What has come of processes, and what it has cost.
+struct Ran {
+    ending: Result<Ending, Unlike>,
+    lines: Vec<String>,
+    costing: Rc<RefCell<Costing>>,
+    /// What ranks have warned of.
+    warnings: Vec<String>,
 }
 
 impl<'a> Live<'a> {
@@ -109,9 +127,10 @@ impl<'a> Live<'a> {
             terminal: program.terminal,
             timeout: None,
         };
-        let (folder, costing) = (Some(session.folder().path()), Costing::new(program.plan));
+        let (plan, fold) = (program.plan, program.fold);
+        let (folder, notices) = (Some(session.folder().path()), session.notices().clone());
         let interrupts = Some(interrupts);
-        Live { setup, costing, refused, only_for_memory: false, folder, console, observer, interrupts }
+        Live { setup, plan, fold, refused, only_for_memory: false, folder, console, observer, notices, interrupts }
     }
 
     /// The same, for nothing but what ranks hold in memory: compute takes no time, nobody is refused what a device has not got, and the run ends after
@@ -148,16 +167,37 @@ impl Source for Live<'_> {
         if let Some(error) = self.refused.take() {
             return Err(error);
         }
-        let interrupts = self.interrupts.take().expect("live ranks are driven once");
+        if self.fold {
+            return folded::drive(self, cluster, watch);
+        }
+        self.run_all(cluster, watch)
+    }
+}
+
+impl Live<'_> {
+    /// Runs all ranks.
+    fn run_all(&mut self, cluster: &Cluster, watch: Watch<'_>) -> Result<End, HostError> {
+        let Ran { ending, lines, costing, warnings } = self.run(cluster, None, watch)?;
+        self.interrupts = None;
+        let mut costed = costing.borrow_mut().finish()?;
+        costed.warnings.extend(warnings);
+        let ending = ending.unwrap_or_else(|unlike| unreachable!("all ranks run, and {unlike}"));
+        Ok(End { ending, lines, costed })
+    }
+
+    /// Runs all ranks, or with a cast those that it says.
+    fn run(&mut self, cluster: &Cluster, cast: Option<Arc<Cast>>, watch: Watch<'_>) -> Result<Ran, HostError> {
+        let interrupts = self.interrupts.as_ref().expect("nothing is run once interrupts are not heard any more");
         let mut observer = (watch.observer, &mut *self.observer);
+        let costing = Costing::new(self.plan.clone());
         let costs: Box<dyn Costs> =
-            if self.only_for_memory { Box::new(Free) } else { Box::new(Shared(Rc::clone(&self.costing))) };
+            if self.only_for_memory { Box::new(Free) } else { Box::new(Shared(Rc::clone(&costing))) };
         let (recorder, console) = (watch.recorder, &mut *self.console);
         let watch = driver::Watch { observer: &mut observer, recorder, console, costs };
-        let mut driver = Driver::new(&self.setup, Engine::new(cluster), watch, &interrupts)?;
+        let mut driver = Driver::new(&self.setup, Engine::new(cluster), cast, watch, interrupts)?;
         let ending = driver.run()?;
         let stands = match ending {
-            LiveEnding::Finished => Stands::new(),
+            LiveEnding::Finished | LiveEnding::Unlike(_) => Stands::new(),
             LiveEnding::Interrupted(_) | LiveEnding::OutOfTime(_) => driver.whereabouts(MOST_SHOWN),
             _ => driver.stands(MOST_SHOWN),
         };
@@ -165,20 +205,17 @@ impl Source for Live<'_> {
         let lines = driver.exchange().lines();
         let warnings = driver.warnings();
         let limited = self.setup.script.env.contains_key("UNIFERENCE_VALUES");
-        let zeros = if limited { zeros(&self.costing.borrow(), &ending) } else { String::new() };
-        let ending = match ending {
-            LiveEnding::Finished => Ending::Finished,
-            other => {
+        let zeros = if limited { zeros(&costing.borrow(), &ending) } else { String::new() };
+        let ending = match (ending, driver.exchange().unlike()) {
+            (LiveEnding::Unlike(unlike), _) => Err(unlike),
+            (LiveEnding::Finished, Some(unlike)) => Err(unlike.clone()),
+            (LiveEnding::Finished, None) => Ok(Ending::Finished),
+            (other, _) => {
                 let Stop { exit, message } = explain(other, &others, &lines, &stands, self.folder);
-                Ending::Stopped(Stop { exit, message: message + &zeros })
+                Ok(Ending::Stopped(Stop { exit, message: message + &zeros }))
             }
         };
-        // What is left to write needs nobody to end anything first, once all processes have ended.
-        drop(driver);
-        drop(interrupts);
-        let mut costed = self.costing.borrow_mut().finish()?;
-        costed.warnings.extend(warnings);
-        Ok(End { ending, lines, costed })
+        Ok(Ran { ending, lines, costing, warnings })
     }
 }
 
@@ -188,7 +225,7 @@ type Stands = BTreeMap<u32, Vec<String>>;
 /// What the other ranks were doing when a run ended early.
 fn others(exchange: &Exchange, ending: &LiveEnding, stands: &Stands) -> String {
     let gone = match ending {
-        LiveEnding::Finished => return String::new(),
+        LiveEnding::Finished | LiveEnding::Unlike(_) => return String::new(),
         LiveEnding::Failed { rank, .. } | LiveEnding::Died { rank, .. } | LiveEnding::Severed { rank } => Some(*rank),
         LiveEnding::Halted(_) | LiveEnding::Interrupted(_) | LiveEnding::OutOfTime(_) => None,
     };
@@ -212,10 +249,10 @@ fn doing(exchange: &Exchange, stands: &Stands, gone: Option<u32>, with_running: 
 /// Why a run has not finished.
 ///
 /// # Panics
-/// If it has.
+/// If it has, or is to be run otherwise.
 fn explain(ending: LiveEnding, others: &str, lines: &[String], stands: &Stands, folder: Option<&Path>) -> Stop {
     match ending {
-        LiveEnding::Finished => panic!("a run that has finished needs no explanation"),
+        LiveEnding::Finished | LiveEnding::Unlike(_) => panic!("{ending:?} needs no explanation"),
         LiveEnding::Failed { rank, status } => {
             let how = status.filter(|status| ![0, 1].contains(status)).map(|code| format!(" (exit status {code})"));
             let hint = log(folder, rank).map_or_else(String::new, |log| format!("hint: see its output {log}\n"));

@@ -182,15 +182,9 @@ impl Source for Recorded<'_> {
     fn drive(&mut self, cluster: &Cluster, watch: Watch<'_>) -> Result<End, HostError> {
         let reader = self.reader.take().expect("a record is driven once");
         let (ranks, rest) = reader.by_rank();
-        let recorder = RefCell::new(watch.recorder);
-        let copied = costed(ranks, &self.costing, self.steps.arrangement.as_ref()).map(|(rank, steps)| Copied {
-            rank,
-            steps,
-            recorder: &recorder,
-        });
-        let mut heard = (watch.observer, std::mem::take(&mut self.hazards));
-        let ended = replay_heard(&mut Engine::new(cluster), copied.collect(), &mut heard);
-        self.hazards = heard.1;
+        let ranks = ranks.into_iter().map(boxed).collect();
+        let (ended, hazards) = play(cluster, ranks, &self.costing, self.steps.arrangement.as_ref(), watch);
+        self.hazards = hazards;
         let lines = rest.finish()?;
         let costed = self.costing.borrow_mut().finish()?;
         let ending = match ended {
@@ -201,6 +195,21 @@ impl Source for Recorded<'_> {
         };
         Ok(End { ending, lines, costed })
     }
+}
+
+/// Carries out what ranks did with what their slices cost now, and says what of that hung on time.
+pub(crate) fn play<'a>(
+    cluster: &Cluster,
+    ranks: Vec<LinedSteps<'a>>,
+    costing: &'a Rc<RefCell<Costing>>,
+    arrangement: Option<&'a Arc<Arrangement>>,
+    watch: Watch<'_>,
+) -> (engine::Ending, Hazards) {
+    let recorder = RefCell::new(watch.recorder);
+    let copied = costed(ranks, costing, arrangement).map(|(rank, steps)| Copied { rank, steps, recorder: &recorder });
+    let mut heard = (watch.observer, Hazards::default());
+    let ended = replay_heard(&mut Engine::new(cluster), copied.collect(), &mut heard);
+    (ended, heard.1)
 }
 
 fn check_repeat(args: &Replay, chosen: &Chosen) -> Result<(), HostError> {
@@ -293,6 +302,7 @@ fn again(
     let ended = match costing {
         None => replay_heard(&mut Engine::new(cluster), ranks, listener),
         Some(costing) => {
+            let ranks = ranks.into_iter().map(boxed).collect();
             let steps = costed(ranks, costing, arrangement).map(|(_, steps)| steps.map(|(task, step, _)| (task, step)));
             replay_heard(&mut Engine::new(cluster), steps.collect(), listener)
         }
@@ -300,19 +310,24 @@ fn again(
     Ok((ended, rest.finish()?))
 }
 
-/// Ranks' steps with the lines that they come from.
-type LinedSteps<'a> = Box<dyn Iterator<Item = Lined> + 'a>;
+/// A rank's steps with the lines that they come from.
+pub(crate) type LinedSteps<'a> = Box<dyn Iterator<Item = Lined> + 'a>;
+
+/// The steps of a record with their lines.
+pub(crate) fn boxed<'a>(record: RankRecord<BufReader<File>>) -> LinedSteps<'a> {
+    Box::new(lined(record))
+}
 
 /// What the ranks did, with what their slices cost now, and with compute beside operations where it is arranged so.
 fn costed<'a>(
-    ranks: Vec<RankRecord<BufReader<File>>>,
+    ranks: Vec<LinedSteps<'a>>,
     costing: &'a Rc<RefCell<Costing>>,
     arrangement: Option<&'a Arc<Arrangement>>,
 ) -> impl Iterator<Item = (RankId, RankSteps<LinedSteps<'a>>)> {
-    (0..).map(RankId).zip(ranks).map(move |(rank, record)| {
+    (0..).map(RankId).zip(ranks).map(move |(rank, steps)| {
         let steps: LinedSteps<'a> = match arrangement.filter(|arrangement| arrangement.moves(rank.index())) {
-            Some(arrangement) => Box::new(Overlapped::new(lined(record), Moves::Arranged(Arc::clone(arrangement)))),
-            None => Box::new(lined(record)),
+            Some(arrangement) => Box::new(Overlapped::new(steps, Moves::Arranged(Arc::clone(arrangement)))),
+            None => steps,
         };
         (rank, RankSteps::new(rank, steps, Rc::clone(costing)))
     })

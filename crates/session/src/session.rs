@@ -149,6 +149,10 @@ impl Session {
         &self.resolved
     }
 
+    pub(crate) fn notices(&self) -> &Notices {
+        &self.notices
+    }
+
     pub(crate) fn manifest(&self) -> &Manifest {
         &self.manifest
     }

@@ -4,8 +4,9 @@
 //! what compute is and costs; `comm`
 //! matches them; [`collective`] yields the next steps of one rank; `transport` turns a step into messages on streams; [`network`]
 //! shares the links among streams; [`event`] says what happened, [`observe`] sums it up.
-//! [`replay`] carries out recorded requests. [`symmetry`] lets one rank stand for many.
+//! [`replay`] carries out recorded requests. [`symmetry`] lets one rank stand for many, [`cast`] a few ranks of a program.
 
+pub mod cast;
 pub mod cluster;
 pub mod collective;
 mod comm;

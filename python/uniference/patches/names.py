@@ -128,6 +128,11 @@ STORES = tuple(
 
 # Process groups
 
+NEW_GROUP = Replaced(
+    "torch.distributed.distributed_c10d:_new_process_group_helper",
+    "know a group's members before its communicator is made",
+    "group_size, group_rank, global_ranks_in_group, backend, store, group_name, ...",
+)
 CREATE_WRAPPER = Replaced(
     "torch.distributed.distributed_c10d:_create_process_group_wrapper",
     "keep the debug level DETAIL from comparing calls over real Gloo",

@@ -15,6 +15,7 @@ from torch._C import _distributed_c10d as c10d
 from uniference._native import Channel
 from uniference.patches import names
 from uniference.program.lines import user_line
+from uniference.rank import rehearsal
 from uniference.rank.charging import uncharged
 from uniference.rank.clock import picoseconds
 
@@ -44,11 +45,15 @@ class EngineStore(c10d.Store):
     @uncharged
     def set(self, key: str, value: str | bytes) -> None:
         self.channel.store_set(self._key(key), _bytes(value))
+        self._speak_for_absent(key, _bytes(value))
 
     @uncharged
     def get(self, key: str) -> bytes:
         value = self.channel.store_get(self._key(key), _limit(self._timeout), user_line())
-        return value if value is not None else self._timed_out([key], self._timeout)
+        if value is None:
+            return self._timed_out([key], self._timeout)  # type: ignore[no-any-return]
+        self._speak_for_absent(key, value)
+        return value
 
     @uncharged
     def add(self, key: str, value: int) -> int:
@@ -125,6 +130,10 @@ class EngineStore(c10d.Store):
     def _keys(self, keys: Sequence[str]) -> list[bytes]:
         return [self._key(key) for key in keys]
 
+    def _speak_for_absent(self, key: str, value: bytes) -> None:
+        for name, said in rehearsal.members(f"{self.prefix}{key}", value):
+            self.channel.store_set(name, said)
+
     def _timed_out(self, keys: Sequence[str], timeout: timedelta) -> Any:
         milliseconds = timeout // timedelta(milliseconds=1)
         shown = ", ".join(f"/{self.prefix}{key}" for key in keys)
@@ -167,7 +176,7 @@ class TCPStore(EngineStore):
 
     def _meet(self, world_size: int) -> None:
         """Returns once `world_size` workers have come."""
-        if self.add("init/workers", 1) % world_size == 0:
+        if self.add("init/workers", 1) % rehearsal.workers(world_size) == 0:
             self.set("init/all", "")
         self.wait(["init/all"])
 
@@ -215,6 +224,7 @@ _alive: list[EngineStore] = []
 def install(channel: Channel) -> None:
     """Puts these classes in the places where torch and programs look for theirs."""
     EngineStore.channel = channel
+    rehearsal.install()
     replacements = {store.__name__: store for store in (TCPStore, FileStore, PrefixStore)}
     for name in names.STORES:
         name.replace(replacements[name.attribute])

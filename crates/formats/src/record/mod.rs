@@ -166,10 +166,21 @@ impl<R: Read + Seek> RecordReader<R> {
 
     /// A sequence of steps for each rank, as a replay wants them, and what is left when it is over.
     pub fn by_rank(self) -> (Vec<RankRecord<R>>, RestOfRecord<R>) {
-        let Contents { version, ranks, lines, ending } = self.contents;
+        let ranks: Vec<usize> = (0..self.contents.ranks.len()).collect();
+        self.by_rank_of(&ranks)
+    }
+
+    /// The same for ranks some of which take the steps of others: the n-th sequence is that of the n-th rank here, and whoever has steps is read
+    /// in its own place, too.
+    ///
+    /// # Panics
+    /// If a rank is not in the record.
+    pub fn by_rank_of(self, ranks: &[usize]) -> (Vec<RankRecord<R>>, RestOfRecord<R>) {
+        let Contents { version, ranks: extents, lines, ending } = self.contents;
+        let frames =
+            |of: &usize| RankFrames { extents: extents[*of].clone(), of: *of, tasks: 1, ..RankFrames::default() };
+        let ranks: Vec<RankFrames> = ranks.iter().map(frames).collect();
         let count = ranks.len();
-        let ranks =
-            ranks.into_iter().map(|extents| RankFrames { extents, tasks: 1, ..RankFrames::default() }).collect();
         let shared = Shared { input: self.input, version, ranks, lines, steps: 0, ending, error: None };
         let shared = Rc::new(RefCell::new(shared));
         let ranks = (0..count).map(|rank| RankRecord { rank, shared: Rc::clone(&shared) }).collect();
@@ -192,6 +203,8 @@ struct Shared<R> {
 /// How far one rank has been read.
 #[derive(Default)]
 struct RankFrames {
+    /// The rank whose steps they are.
+    of: usize,
     /// What was not read yet.
     extents: VecDeque<Extent>,
     /// What was read last, and how much of it has been understood.
@@ -215,6 +228,7 @@ impl<R: Read + Seek> Shared<R> {
     fn read_step(&mut self, rank: usize) -> Result<Option<(TaskId, RecordedStep)>, RecordError> {
         loop {
             let frames = &mut self.ranks[rank];
+            let of = frames.of;
             if frames.at == frames.bytes.len() {
                 let Some(extent) = frames.extents.pop_front() else { return Ok(None) };
                 self.load(rank, extent)?;
@@ -242,10 +256,10 @@ impl<R: Read + Seek> Shared<R> {
                 }
                 schema::Read::Step(step) => {
                     if task > frames.tasks {
-                        return Err(damage(format!("rank {rank} starts task {task} before task {}", frames.tasks)));
+                        return Err(damage(format!("rank {of} starts task {task} before task {}", frames.tasks)));
                     }
                     frames.tasks = frames.tasks.max(task + 1);
-                    self.steps += 1;
+                    self.steps += u64::from(of == rank);
                     return Ok(Some((TaskId(task), step)));
                 }
             }
@@ -263,7 +277,8 @@ impl<R: Read + Seek> Shared<R> {
             return Err(RecordError::CutShort { steps: self.steps });
         }
         if self.version == Version::Indexed {
-            frames.at = index::start_of_steps(&frames.bytes, rank).map_err(|problem| damaged(self.steps, problem))?;
+            frames.at =
+                index::start_of_steps(&frames.bytes, frames.of).map_err(|problem| damaged(self.steps, problem))?;
         }
         Ok(())
     }

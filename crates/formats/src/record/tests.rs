@@ -347,3 +347,14 @@ proptest! {
         prop_assert!(read(&file).is_err());
     }
 }
+
+/// A third rank takes the steps of rank 1, which is read for itself as well.
+#[test]
+fn ranks_can_take_the_steps_of_others() {
+    let file = written();
+    let (ranks, rest) = RecordReader::open(Cursor::new(&file)).unwrap().by_rank_of(&[0, 1, 1]);
+    let found: Vec<Steps> = ranks.into_iter().map(Iterator::collect).collect();
+    let [first, second] = steps();
+    assert_eq!(found, [first, second.clone(), second]);
+    assert_eq!(rest.finish().unwrap(), LINES);
+}

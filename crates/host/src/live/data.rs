@@ -1,17 +1,21 @@
 //! Owns where the data of each operation lies: which member staged what, what a member may read, and when a room is free again.
 //!
-//! It moves no bytes but those of small reductions (ranks do, through the arena) and knows no time (the engine does): it only looks
-//! at what was issued and met.
+//! It moves no bytes but those of small reductions and of members that do not run (ranks do, through the arena) and knows no time (the engine
+//! does): it only looks at what was issued and met.
+
+mod copies;
 
 use super::fold::Plans;
 use super::instance::{Instance, Member};
+use copies::Copies;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use uniference_protocol::memory::Window;
 use uniference_protocol::messages::{Fetched, Offset, Piece};
+use uniference_sim::cast::Cast;
 use uniference_sim::collective::choose::AlgorithmTable;
 use uniference_sim::event::{Event, Meeting};
-use uniference_sim::ids::{GroupId, Handle, RankId};
+use uniference_sim::ids::{GroupId, Handle, RankId, TaskId};
 use uniference_sim::program::{Call, CallOp, Collective};
 
 /// Where all data lies.
@@ -19,7 +23,7 @@ use uniference_sim::program::{Call, CallOp, Collective};
 pub struct DataPlane {
     groups: BTreeMap<GroupId, Arc<[RankId]>>,
     /// Calls that the engine has not begun with.
-    announced: BTreeMap<RankId, Vec<(Call, Option<Offset>)>>,
+    announced: BTreeMap<RankId, Vec<Announced>>,
     /// How many collectives of a group a rank has issued.
     counts: BTreeMap<(RankId, GroupId), u64>,
     collectives: BTreeMap<Key, Instance>,
@@ -40,6 +44,17 @@ pub struct DataPlane {
     failed: BTreeMap<RankId, BTreeSet<GroupId>>,
     /// Ranks whose programs have ended: nobody waits for them to read.
     gone: BTreeSet<RankId>,
+    /// Of a rehearsal.
+    copies: Option<Copies>,
+}
+
+/// A call that the engine will begin with.
+struct Announced {
+    /// As the engine has heard it.
+    heard: Call,
+    /// The same in the whole group.
+    call: Call,
+    staged: Option<Offset>,
 }
 
 /// The n-th collective of a group.
@@ -72,14 +87,34 @@ impl DataPlane {
         self.window = Some(window);
     }
 
-    /// `group` is these ranks.
-    pub fn join(&mut self, group: GroupId, ranks: &Arc<[RankId]>) {
-        self.groups.entry(group).or_insert_with(|| ranks.clone());
+    /// Ranks of the cast that do not run contribute copies from here on, made in `window`, of which each rank has a part of so many bytes.
+    pub fn rehearse(&mut self, cast: Arc<Cast>, window: Window, part: u64) {
+        self.copies = Some(Copies::new(cast, window, part));
     }
 
-    /// `rank` is about to issue `call`, with its input at `staged`.
-    pub fn announce(&mut self, rank: RankId, call: &Call, staged: Option<Offset>) {
-        self.announced.entry(rank).or_default().push((call.clone(), staged));
+    /// `group` is these ranks.
+    ///
+    /// # Errors
+    /// A member that does not run, and nobody stands in for.
+    pub fn join(&mut self, group: GroupId, ranks: &Arc<[RankId]>) -> Result<(), RankId> {
+        self.groups.entry(group).or_insert_with(|| ranks.clone());
+        self.copies.as_mut().map_or(Ok(()), |copies| copies.join(group, ranks))
+    }
+
+    /// A task is about to issue `call`, of which the engine hears as `heard`, with its input at `staged`.
+    pub fn announce(&mut self, (rank, task): (RankId, TaskId), heard: Call, call: Call, staged: Option<Offset>) {
+        if let Some(copies) = &mut self.copies {
+            let ranks = &self.groups[&call.group];
+            let me = ranks.iter().position(|member| *member == rank).expect("who calls is a member");
+            let there = staged.filter(|room| !self.filling.contains(room));
+            copies.contributes((rank, task), (&call.op, ranks.len(), me), staged, there.is_some());
+        }
+        self.announced.entry(rank).or_default().push(Announced { heard, call, staged });
+    }
+
+    /// Of a rehearsal: what was contributed since the last time, as the rank's task, the number of its call, and a checksum.
+    pub fn take_contributions(&mut self) -> Vec<(RankId, TaskId, u64, u64)> {
+        self.copies.as_mut().map(Copies::take_contributions).unwrap_or_default()
     }
 
     /// The input in this room is yet to come.
@@ -90,13 +125,17 @@ impl DataPlane {
     /// The input in this room is there.
     pub fn filled(&mut self, room: Offset) {
         self.filling.remove(&room);
+        if let Some(copies) = &mut self.copies {
+            copies.filled(room);
+        }
     }
 
     /// The engine has begun with a call. Where threads of a rank have announced calls alike, which is which is theirs to order.
     fn issued(&mut self, rank: RankId, handle: Handle, call: &Call) {
         let announced = self.announced.entry(rank).or_default();
-        let at = announced.iter().position(|(known, _)| known == call);
-        let (_, staged) = announced.remove(at.unwrap_or_else(|| panic!("{rank} issues {handle} unannounced")));
+        let at = announced.iter().position(|known| known.heard == *call);
+        let at = at.unwrap_or_else(|| panic!("{rank} issues {handle} unannounced"));
+        let Announced { ref call, staged, .. } = announced.remove(at);
         let held = match &call.op {
             CallOp::Collective(collective) => self.enter((rank, handle), call.group, collective, staged),
             CallOp::Send { to, .. } => {
@@ -125,6 +164,13 @@ impl DataPlane {
         let size = self.groups[&group].len();
         let instance = self.collectives.entry(key).or_insert_with(|| Instance::new(size));
         instance.enter(me, Member { handle, call: collective.clone(), staged, released: false });
+        if let Some(copies) = &mut self.copies {
+            let ranks = &self.groups[&group];
+            let is_filling = staged.is_some_and(|room| self.filling.contains(&room));
+            for (member, staged) in copies.of(group, ranks, me, collective, staged, is_filling) {
+                instance.enter(member, Member { handle, call: collective.clone(), staged, released: true });
+            }
+        }
         self.settle(key);
         Held::Collective { key, me }
     }
@@ -170,8 +216,12 @@ impl DataPlane {
     /// With which send a receive has met, and which algorithm has carried out a collective.
     fn completed(&mut self, of: (RankId, Handle), call: &Call, algorithm: Option<&'static str>, meeting: Meeting) {
         match (self.held.get_mut(&of), meeting) {
-            (Some(Held::Collective { key, .. }), _) => {
+            (Some(Held::Collective { key, me }), _) => {
                 if let Some(instance) = self.collectives.get_mut(key) {
+                    // That of the members that run is not the whole group's.
+                    let is_whole = self.copies.as_ref().is_none_or(|copies| copies.all_run(key.0));
+                    let of_whole = || instance.called_by(*me).map(|call| self.plans.choice(call, &self.groups[&key.0]));
+                    let algorithm = if is_whole { algorithm } else { of_whole() };
                     instance.carried_out_by(algorithm);
                 }
             }
@@ -299,7 +349,10 @@ impl DataPlane {
         }
         let instance = self.collectives.remove(&key).expect("it was there");
         for (rank, room) in self.groups[&key.0].iter().zip(instance.rooms()) {
-            self.freed.entry(*rank).or_default().extend(room);
+            match &mut self.copies {
+                Some(copies) if !copies.runs(*rank) => copies.free(*rank, room),
+                _ => self.freed.entry(*rank).or_default().extend(room),
+            }
         }
     }
 }

@@ -31,6 +31,7 @@ use uniference_protocol::hello::Hello;
 pub use uniference_protocol::messages::Compute;
 use uniference_protocol::messages::{Batch, Op, Reply, Welcome};
 use uniference_protocol::wire::{UnixWire, Wire, write_with_fds};
+use uniference_sim::cast::{Cast, Unlike};
 use uniference_sim::engine::{Doing, Engine, Halt, RankReport};
 use uniference_sim::event::Observer;
 use uniference_sim::ids::{RankId, TaskId};
@@ -133,6 +134,8 @@ pub enum LiveEnding {
     Interrupted(Interrupt),
     /// [`Setup::timeout`] has passed.
     OutOfTime(Duration),
+    /// Of a rehearsal: ranks that should be alike are not.
+    Unlike(Unlike),
 }
 
 /// The ends of one rank on the driver's side.
@@ -181,6 +184,8 @@ struct TaskConnection {
 /// A live run.
 pub struct Driver<'a> {
     setup: &'a Setup,
+    /// Of a rehearsal: which ranks have processes.
+    cast: Option<Arc<Cast>>,
     exchange: Exchange,
     slots: Slots<Ready>,
     zygote: Zygote,
@@ -217,10 +222,11 @@ pub struct Watch<'a> {
 }
 
 impl<'a> Driver<'a> {
-    /// Starts the zygote. `signals` becomes readable when the user wants the run to end.
+    /// Starts the zygote. `signals` becomes readable when the user wants the run to end. With a cast, only the ranks of it run that it says.
     pub fn new(
         setup: &'a Setup,
         engine: Engine,
+        cast: Option<Arc<Cast>>,
         mut watch: Watch<'a>,
         signals: &'a Interrupts,
     ) -> Result<Driver<'a>, HostError> {
@@ -229,7 +235,11 @@ impl<'a> Driver<'a> {
         let arena = arena::create(layout).map_err(HostError::system("creating the shared arena"))?;
         let mut exchange = Exchange::new(engine, world_size, &setup.script.argv[0].to_string_lossy());
         exchange.cost_with(std::mem::replace(&mut watch.costs, Box::new(())));
-        exchange.reduce_in(arena::map(&arena, layout.total).map_err(HostError::system("mapping the shared arena"))?);
+        let window = arena::map(&arena, layout.total).map_err(HostError::system("mapping the shared arena"))?;
+        if let Some(cast) = &cast {
+            exchange.rehearse(cast, window.clone(), layout.part);
+        }
+        exchange.reduce_in(window);
         let mut sources = Sources::new()?;
         let gpus = setup.gpus.as_ref().zip(zygote::package());
         let gpus = gpus.map(|(torch, package)| Libraries::write(package, torch)).transpose()?;
@@ -241,6 +251,7 @@ impl<'a> Driver<'a> {
         sources.add(zygote.socket(), Source::Zygote)?;
         Ok(Driver {
             setup,
+            cast,
             exchange,
             slots: Slots::new(setup.jobs, world_size),
             zygote,
@@ -298,6 +309,9 @@ impl<'a> Driver<'a> {
         }
         let standing = self.go_on();
         self.end_crashed();
+        if let Some(unlike) = self.exchange.unlike() {
+            return Ok(Some(LiveEnding::Unlike(unlike.clone())));
+        }
         // A rank that is gone explains why the others cannot go on.
         Ok(self.casualty().or(match standing {
             Standing::Finished => Some(LiveEnding::Finished),
@@ -495,10 +509,17 @@ impl<'a> Driver<'a> {
 
     fn ask_for_ranks(&mut self, count: u32) -> Result<(), HostError> {
         let setup = self.setup;
-        for _ in 0..count {
-            let Some(place) = setup.places.get(self.asked as usize) else { break };
-            self.ask_for_rank(place)?;
+        let mut left = count;
+        while left > 0
+            && let Some(place) = setup.places.get(self.asked as usize)
+        {
             self.asked += 1;
+            if self.cast.as_ref().is_none_or(|cast| cast.runs(RankId(place.rank))) {
+                self.ask_for_rank(place)?;
+                left -= 1;
+            } else {
+                self.ranks.push(RankConnections::absent());
+            }
         }
         Ok(())
     }
@@ -738,8 +759,25 @@ impl<'a> Driver<'a> {
             LiveEnding::Failed { rank, .. } | LiveEnding::Died { rank, .. } | LiveEnding::Severed { rank } => {
                 has_ended(&self.ranks[*rank as usize])
             }
-            LiveEnding::Halted(_) | LiveEnding::Interrupted(_) | LiveEnding::OutOfTime(_) => true,
+            LiveEnding::Halted(_) | LiveEnding::Interrupted(_) | LiveEnding::OutOfTime(_) | LiveEnding::Unlike(_) => {
+                true
+            }
         }
+    }
+}
+
+impl RankConnections {
+    /// Of a rank without a process.
+    fn absent() -> RankConnections {
+        let main = TaskConnection {
+            wire: None,
+            frames: FrameBuffer::default(),
+            ran_to_its_end: false,
+            severed: false,
+            exited: Some(Outcome::Ok),
+        };
+        let process = Process::Ended { pid: 0, status: 0 };
+        RankConnections { tasks: vec![main], greeted: true, pipes: [None, None], process, crashed: false }
     }
 }
 

@@ -9,6 +9,7 @@ mod streams;
 
 pub use streams::{CopyEngine, Launch, Piece};
 
+use super::absent::Absence;
 use super::data::{Access, DataPlane};
 use dictionary::Dictionary;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -18,6 +19,7 @@ use uniference_protocol::memory::Window;
 use uniference_protocol::messages::{
     self, Answer, DeviceWork, Fetched, LocalHandle, OnStream, Op, Quiet, Reply as Frame,
 };
+use uniference_sim::cast::{Cast, Unlike};
 use uniference_sim::engine::{Engine, Halt, Resumption, Threads, Turn};
 use uniference_sim::event::{Event, Observer};
 use uniference_sim::ids::{GroupId, Handle, QueueId, RankId, Site, TaskId};
@@ -86,6 +88,8 @@ pub struct Exchange {
     unrecorded: BTreeMap<(SimTime, RankId), Vec<(TaskId, RecordedStep)>>,
     /// Lines that ranks have named, and the recorder has not been told.
     untold: Vec<Site>,
+    /// Of a rehearsal.
+    absence: Option<Absence>,
 }
 
 /// A task that may go on.
@@ -294,7 +298,21 @@ impl Exchange {
             would_take_ahead: 0,
             unrecorded: BTreeMap::new(),
             untold: (0..world_size).map(Site).collect(),
+            absence: None,
         }
+    }
+
+    /// Only ranks of the cast that run have processes: the others end at once, and contribute to collectives what their stand-ins do, copied in the
+    /// arena, of which each rank has a part of so many bytes.
+    pub fn rehearse(&mut self, cast: &Arc<Cast>, window: Window, part: u64) {
+        self.absence = Some(Absence::new(cast.clone()));
+        self.data.rehearse(cast.clone(), window, part);
+        (0..self.ranks.len()).map(RankId::from).filter(|rank| !cast.runs(*rank)).for_each(|rank| self.end(rank));
+    }
+
+    /// Why a rehearsal cannot go on: ranks that should be alike are not.
+    pub fn unlike(&self) -> Option<&Unlike> {
+        self.absence.as_ref().and_then(Absence::unlike)
     }
 
     /// Small reductions are done here, in the arena, from here on.
@@ -451,12 +469,23 @@ impl Exchange {
         self.tell(recorder, rest);
     }
 
-    fn tell(&self, recorder: &mut dyn Recorder, steps: BTreeMap<(SimTime, RankId), Vec<(TaskId, RecordedStep)>>) {
+    fn tell(&mut self, recorder: &mut dyn Recorder, steps: BTreeMap<(SimTime, RankId), Vec<(TaskId, RecordedStep)>>) {
+        let mut absence = self.absence.take();
         for ((_, rank), steps) in steps {
             for (task, step) in steps {
-                recorder.step(rank, task, &step, step.site().map_or("", |site| self.line(site)));
+                let line = step.site().map_or("", |site| self.line(site));
+                if let Some(absence) = &mut absence {
+                    absence.likeness.hear(rank, task, &step, line);
+                }
+                recorder.step(rank, task, &step, line);
             }
         }
+        if let Some(absence) = &mut absence {
+            for (rank, task, call, sum) in self.data.take_contributions() {
+                absence.likeness.contributes(rank, task, call, sum);
+            }
+        }
+        self.absence = absence;
     }
 
     /// Lets the engine go on as far as it can. Answers are then [`Exchange::take_ready`].
@@ -616,12 +645,18 @@ impl Exchange {
             Op::Close(group) => (issue(Activity::Close(GroupId(group)), task, line), Asked::Mark),
             Op::Abort(group) => (issue(Activity::Abort(GroupId(group)), task, line), Asked::Mark),
             Op::Issue { handle, call, staged, stream, .. } => {
-                self.data.announce(rank, &call, staged);
+                let heard = match self.absence.as_mut().map(|absence| absence.call(rank, &call)) {
+                    None => call.clone(),
+                    Some(Ok(heard)) => heard,
+                    // The rank is not answered: the rehearsal is over.
+                    Some(Err(unlike)) => return self.deviates(unlike),
+                };
+                self.data.announce((rank, task), heard.clone(), call.clone(), staged);
                 let after = stream.map(|on| self.ranks[rank.index()].streams.before_call(on)).unwrap_or_default();
-                let activity = Activity::Call(call);
                 let queue = stream.map_or(QueueId(task.0), |on| QueueId::of_stream(on.stream));
-                let request = Request::Issue { activity, queue, after, site: line };
-                (request, Asked::Issue(handle, stream))
+                let issue =
+                    |call| Request::Issue { activity: Activity::Call(call), queue, after: after.clone(), site: line };
+                return self.submit_as(rank, task, issue(call), issue(heard), Asked::Issue(handle, stream));
             }
             Op::Wait { handles, any, timeout, ahead, .. } => {
                 let asked = handles.len();
@@ -637,7 +672,12 @@ impl Exchange {
             Op::Pause(span) => (Request::Pause { timeout: span.from(now), site: line }, Asked::Pause),
             Op::Group { ranks, sequence } => {
                 let ranks: Arc<[RankId]> = ranks.into_iter().map(RankId).collect();
-                (Request::JoinGroup { ranks: ranks.clone(), sequence }, Asked::Group(ranks))
+                let named = (ranks.clone(), sequence);
+                let (present, number) =
+                    self.absence.as_mut().map_or(named, |absence| absence.present(&ranks, sequence));
+                let join = |ranks, sequence| Request::JoinGroup { ranks, sequence };
+                let request = join(ranks.clone(), sequence);
+                return self.submit_as(rank, task, request, join(present, number), Asked::Group(ranks));
             }
             Op::Store { operation, timeout, .. } => (Request::Store { operation, timeout, site: line }, Asked::Store),
             Op::Synchronize { work, .. } => {
@@ -744,10 +784,21 @@ impl Exchange {
     }
 
     fn submit(&mut self, rank: RankId, task: TaskId, request: Request, asked: Asked) {
+        self.submit_as(rank, task, request.clone(), request, asked);
+    }
+
+    /// The same where the engine hears of it in other words than the record.
+    fn submit_as(&mut self, rank: RankId, task: TaskId, request: Request, heard: Request, asked: Asked) {
         self.after_another(rank, task);
         self.task(rank, task).state = State::Asked(asked);
-        self.took(rank, task, RecordedStep::Request(request.clone()));
-        self.engine.submit(rank, task, request);
+        self.took(rank, task, RecordedStep::Request(request));
+        self.engine.submit(rank, task, heard);
+    }
+
+    fn deviates(&mut self, unlike: Unlike) {
+        if let Some(absence) = &mut self.absence {
+            absence.deviates(unlike);
+        }
     }
 
     /// Takes note of a step for the recorder.
@@ -894,7 +945,14 @@ impl Exchange {
     }
 
     fn joined(&mut self, rank: RankId, task: TaskId, group: GroupId, ranks: &Arc<[RankId]>) {
-        self.data.join(group, ranks);
+        if let Some(absence) = &mut self.absence {
+            absence.joined(group, ranks);
+        }
+        if let Err(member) = self.data.join(group, ranks) {
+            let size = ranks.len();
+            let problem = format!("{rank} is in a group of {size} ranks in which nobody that runs is like {member}");
+            return self.deviates(Unlike::absence(problem));
+        }
         self.answer(rank, task, Answer::Group(group.0));
     }
 

@@ -49,6 +49,12 @@ impl Plans {
         plan
     }
 
+    /// The algorithm that carries out `call` in a group of these ranks.
+    pub(super) fn choice(&self, call: &Collective, ranks: &[RankId]) -> &'static str {
+        let of_group = self.algorithms.for_group(ranks);
+        of_group.as_ref().unwrap_or(&self.algorithms).algorithm(call, ranks.len() as u32).name()
+    }
+
     fn derive(&self, call: &Collective, algorithm: &'static str, ranks: &[RankId]) -> FoldPlan {
         let size = ranks.len() as u32;
         let has_rules = !self.algorithms.rules(call.kind).is_empty();

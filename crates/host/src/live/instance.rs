@@ -8,7 +8,7 @@ use uniference_protocol::memory::{Kernel, Window};
 use uniference_protocol::messages::{Fetched, Offset, Piece};
 use uniference_sim::collective::fold::{Fold, FoldPlan};
 use uniference_sim::ids::{GroupRank, Handle, RankId};
-use uniference_sim::program::{Collective, CollectiveKind, DType, ReduceOp, Shape};
+use uniference_sim::program::{CallOp, Collective, CollectiveKind, DType, ReduceOp, Shape};
 
 /// Reductions of up to so many bytes in all are done where they are handed out: it takes less time than asking a member to.
 const FOLDED_HERE: u64 = 256 << 10;
@@ -160,6 +160,11 @@ impl Instance {
         self.folding = Folding::Done;
     }
 
+    /// What a member has called, if it has entered.
+    pub(super) fn called_by(&self, member: usize) -> Option<&Collective> {
+        self.members[member].as_ref().map(|member| &member.call)
+    }
+
     fn call(&self, member: usize) -> &Member {
         self.members[member]
             .as_ref()
@@ -280,6 +285,25 @@ fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
         }
     }
     joined
+}
+
+/// Bytes that member `me` of `size` contributes to an operation.
+pub(super) fn contribution(op: &CallOp, size: usize, me: usize) -> u64 {
+    use CollectiveKind::*;
+    let call = match op {
+        CallOp::Collective(call) => call,
+        CallOp::Send { bytes, .. } => return bytes.0,
+        CallOp::Recv { .. } => return 0,
+    };
+    let is_root = call.root.is_some_and(|root| root.index() == me);
+    let elements = match (call.kind, &call.shape) {
+        (Barrier, _) => 0,
+        (Broadcast | Scatter, _) if !is_root => 0,
+        (AllToAll, Shape::Pairs { send, .. }) => send.iter().sum(),
+        (AllReduce | Reduce | Broadcast | AllGather | Gather, _) => block(call, me),
+        (ReduceScatter | Scatter | AllToAll, _) => start(call, size),
+    };
+    elements * call.dtype.size()
 }
 
 /// Elements of the block of `member`.

@@ -5,6 +5,7 @@
 //! replies into answers; [`data`] knows where tensors lie in the arena; [`slots`] says who may run at once; [`lookout`] sees ranks that
 //! say nothing.
 
+mod absent;
 pub mod data;
 pub mod driver;
 pub mod exchange;

@@ -13,6 +13,7 @@ use uniference_sim::program::{Activity, Request, Work};
 use uniference_sim::replay::RecordedStep;
 
 /// The slices that an earlier run had, and no slice of this run has yet been paired with.
+#[derive(Clone)]
 pub(super) struct Earlier {
     /// By rank, thread, and the line of the call that ended them; in the order in which they were.
     slices: BTreeMap<(RankId, TaskId, String), VecDeque<Work>>,

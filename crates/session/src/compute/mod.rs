@@ -258,6 +258,7 @@ impl OperatorCosts for Model {
 }
 
 /// Where the compute of a run comes from.
+#[derive(Clone)]
 pub struct Plan {
     ranks: Vec<RankPlan>,
     earlier: Option<Earlier>,
@@ -272,6 +273,7 @@ pub struct Plan {
     lines: Vec<LineScale>,
 }
 
+#[derive(Clone)]
 struct RankPlan {
     way: Way,
     /// Of a rank whose operators are costed.

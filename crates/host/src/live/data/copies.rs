@@ -1,0 +1,252 @@
+//! Owns what absent ranks contribute to collectives in a rehearsal: what the members that stand in for them do, and checksums of what members that run
+//! contribute, by which they are compared.
+
+use super::super::instance::contribution;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use uniference_protocol::memory::Window;
+use uniference_protocol::messages::Offset;
+use uniference_sim::cast::Cast;
+use uniference_sim::ids::{GroupId, RankId, TaskId};
+use uniference_sim::program::{CallOp, Collective, CollectiveKind};
+
+/// Rooms begin at multiples of this, so that elements are aligned.
+const ALIGNMENT: u64 = 64;
+
+/// The absent members of groups, and rooms for what they contribute: in the parts of the arena that their processes would have.
+pub(super) struct Copies {
+    cast: Arc<Cast>,
+    window: Window,
+    /// Bytes of each rank's part.
+    part: u64,
+    /// By group, for each place the place of the member that contributes there.
+    stand_ins: BTreeMap<GroupId, Vec<usize>>,
+    rooms: BTreeMap<RankId, Rooms>,
+    /// By a room that is being filled, where it is copied to.
+    waiting: BTreeMap<Offset, Vec<(Offset, u64)>>,
+    /// By a room that is being filled, whose contribution it is: task, number of the call, and bytes.
+    unsummed: BTreeMap<Offset, (RankId, TaskId, u64, u64)>,
+    /// How many calls a task has announced.
+    calls: BTreeMap<(RankId, TaskId), u64>,
+    contributions: Vec<(RankId, TaskId, u64, u64)>,
+}
+
+/// The rooms in an absent rank's part.
+#[derive(Default)]
+struct Rooms {
+    /// So much of it was dealt out.
+    end: u64,
+    sizes: BTreeMap<Offset, u64>,
+    /// Free ones by size.
+    free: BTreeMap<u64, Vec<Offset>>,
+}
+
+impl Copies {
+    pub(super) fn new(cast: Arc<Cast>, window: Window, part: u64) -> Copies {
+        Copies {
+            cast,
+            window,
+            part,
+            stand_ins: BTreeMap::new(),
+            rooms: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            unsummed: BTreeMap::new(),
+            calls: BTreeMap::new(),
+            contributions: Vec::new(),
+        }
+    }
+
+    pub(super) fn runs(&self, rank: RankId) -> bool {
+        self.cast.runs(rank)
+    }
+
+    /// `group` is these ranks.
+    ///
+    /// # Errors
+    /// A member that does not run, and nobody stands in for.
+    pub(super) fn join(&mut self, group: GroupId, ranks: &[RankId]) -> Result<(), RankId> {
+        if !self.stand_ins.contains_key(&group) {
+            self.stand_ins.insert(group, self.cast.stand_ins(ranks)?);
+        }
+        Ok(())
+    }
+
+    /// Do all members of the group run?
+    pub(super) fn all_run(&self, group: GroupId) -> bool {
+        self.stand_ins[&group].iter().enumerate().all(|(place, stand_in)| place == *stand_in)
+    }
+
+    /// The absent members for whom `me` stands in, each with the room of what it contributes to `call`; that of `me` is `staged`, and maybe still
+    /// being filled. What is reduced is reduced in place, so each needs a copy of its own; elsewhere it is only read.
+    pub(super) fn of(
+        &mut self,
+        group: GroupId,
+        ranks: &[RankId],
+        me: usize,
+        call: &Collective,
+        staged: Option<Offset>,
+        is_filling: bool,
+    ) -> Vec<(usize, Option<Offset>)> {
+        use CollectiveKind::{AllReduce, Reduce, ReduceScatter};
+        let members = self.stand_ins[&group].iter().enumerate();
+        let absent: Vec<usize> =
+            members.filter(|(place, stand_in)| **stand_in == me && *place != me).map(|(place, _)| place).collect();
+        let room = staged.filter(|_| matches!(call.kind, AllReduce | Reduce | ReduceScatter));
+        let bytes = contribution(&CallOp::Collective(call.clone()), ranks.len(), me);
+        let mut copied = |member: usize| {
+            let Some(room) = room else { return (member, staged) };
+            let copy = self.rooms.entry(ranks[member]).or_default().take(bytes);
+            let copy = self.part * u64::from(ranks[member].0)
+                + copy.filter(|end| end + bytes <= self.part).expect(
+                    "a rank stages no more than its part of the arena holds, and those that are absent stage the same",
+                );
+            match is_filling {
+                true => self.waiting.entry(room).or_default().push((copy, bytes)),
+                false => self.window.copy(room, copy, bytes),
+            }
+            (member, Some(copy))
+        };
+        absent.into_iter().map(&mut copied).collect()
+    }
+
+    /// Nobody needs what an absent rank has contributed any more.
+    pub(super) fn free(&mut self, rank: RankId, room: Option<Offset>) {
+        let start = self.part * u64::from(rank.0);
+        if let Some((rooms, at)) = self.rooms.get_mut(&rank).zip(room.and_then(|room| room.checked_sub(start)))
+            && let Some(size) = rooms.sizes.get(&at)
+        {
+            rooms.free.entry(*size).or_default().push(at);
+        }
+    }
+
+    /// A task announces an operation, to which it contributes what is or will be in `staged`.
+    pub(super) fn contributes(
+        &mut self,
+        (rank, task): (RankId, TaskId),
+        (op, size, me): (&CallOp, usize, usize),
+        staged: Option<Offset>,
+        is_there: bool,
+    ) {
+        let calls = self.calls.entry((rank, task)).or_default();
+        let call = std::mem::replace(calls, *calls + 1);
+        let bytes = contribution(op, size, me);
+        let Some(room) = staged.filter(|_| bytes > 0) else { return };
+        match is_there {
+            true => self.contributions.push((rank, task, call, self.window.checksum(room, bytes))),
+            false => drop(self.unsummed.insert(room, (rank, task, call, bytes))),
+        }
+    }
+
+    /// The input in this room is there.
+    pub(super) fn filled(&mut self, room: Offset) {
+        for (copy, bytes) in self.waiting.remove(&room).unwrap_or_default() {
+            self.window.copy(room, copy, bytes);
+        }
+        if let Some((rank, task, call, bytes)) = self.unsummed.remove(&room) {
+            self.contributions.push((rank, task, call, self.window.checksum(room, bytes)));
+        }
+    }
+
+    pub(super) fn take_contributions(&mut self) -> Vec<(RankId, TaskId, u64, u64)> {
+        std::mem::take(&mut self.contributions)
+    }
+}
+
+impl Rooms {
+    /// A room of so many bytes, by its place in the part; `None`: there are not so many numbers.
+    fn take(&mut self, bytes: u64) -> Option<u64> {
+        let size = bytes.next_multiple_of(ALIGNMENT);
+        if let Some(room) = self.free.get_mut(&size).and_then(Vec::pop) {
+            return Some(room);
+        }
+        let room = self.end;
+        self.end = room.checked_add(size)?;
+        self.sizes.insert(room, size);
+        Some(room)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uniference_protocol::arena;
+    use uniference_protocol::arena::Layout;
+    use uniference_protocol::memory::Region;
+    use uniference_sim::cast::axes;
+    use uniference_sim::program::{DType, ReduceOp, Shape};
+    use uniference_sim::symmetry::Symmetry;
+
+    const PART: u64 = 1 << 16;
+
+    /// Of 8 ranks one on each machine, 0, 1, 2, 4 and 7 run.
+    fn copies() -> Copies {
+        let cast = Cast::new(Symmetry::new(axes(8, 1), 8).unwrap(), 8, 1);
+        let file = arena::create(Layout { part: PART, total: 8 * PART, retain: 0 }).unwrap();
+        Copies::new(Arc::new(cast), arena::map(&file, 8 * PART).unwrap(), PART)
+    }
+
+    fn stage(copies: &Copies, at: Offset, mut data: [u8; 8]) {
+        // SAFETY: the data outlives the call.
+        #[allow(unsafe_code)]
+        let region = unsafe { Region::new(data.as_mut_ptr() as usize, data.len()) };
+        copies.window.write(at, &[region]);
+    }
+
+    fn sum_of_8(kind: CollectiveKind) -> Collective {
+        Collective { kind, dtype: DType::Int8, reduce: Some(ReduceOp::Sum), root: None, shape: Shape::Even(8) }
+    }
+
+    /// Rank 1 stands in for 3 and 5, whose model it is: what is reduced in place is copied to their parts, at once or when it is there.
+    #[test]
+    fn what_is_reduced_is_copied_for_each_absent_member() {
+        let mut copies = copies();
+        let (group, ranks): (_, Vec<RankId>) = (GroupId(0), (0..8).map(RankId).collect());
+        copies.join(group, &ranks).unwrap();
+        assert!(!copies.all_run(group));
+        let (staged, call) = (PART + 64, sum_of_8(CollectiveKind::AllReduce));
+        stage(&copies, staged, [7; 8]);
+        let at_once = copies.of(group, &ranks, 1, &call, Some(staged), false);
+        assert_eq!(at_once, [(3, Some(3 * PART)), (5, Some(5 * PART))]);
+        let later = copies.of(group, &ranks, 1, &call, Some(staged), true);
+        assert_eq!(later, [(3, Some(3 * PART + 64)), (5, Some(5 * PART + 64))]);
+        stage(&copies, staged, [9; 8]);
+        copies.filled(staged);
+        let sum = |at| copies.window.checksum(at, 8);
+        assert_eq!((sum(5 * PART + 64), sum(3 * PART + 64)), (sum(staged), sum(staged)));
+        assert_eq!(sum(3 * PART), sum(5 * PART));
+        assert_ne!(sum(3 * PART), sum(staged));
+        // A room that is free is taken again.
+        copies.free(RankId(3), Some(3 * PART));
+        assert_eq!(copies.of(group, &ranks, 1, &call, Some(staged), false)[0], (3, Some(3 * PART)));
+    }
+
+    /// What is only read need not be copied, and what has no values cannot.
+    #[test]
+    fn what_is_not_reduced_is_read_where_it_is() {
+        let mut copies = copies();
+        let (group, ranks): (_, Vec<RankId>) = (GroupId(0), (0..8).map(RankId).collect());
+        copies.join(group, &ranks).unwrap();
+        let call = sum_of_8(CollectiveKind::AllGather);
+        assert_eq!(copies.of(group, &ranks, 2, &call, Some(99), false), [(6, Some(99))]);
+        let call = sum_of_8(CollectiveKind::AllReduce);
+        assert_eq!(copies.of(group, &ranks, 2, &call, None, false), [(6, None)]);
+        assert_eq!(copies.of(group, &ranks, 0, &call, None, false), []);
+    }
+
+    #[test]
+    fn contributions_are_summed_when_they_are_there() {
+        let mut copies = copies();
+        let (of, op) = ((RankId(1), TaskId(0)), CallOp::Collective(sum_of_8(CollectiveKind::AllReduce)));
+        stage(&copies, PART, [1; 8]);
+        copies.contributes(of, (&op, 8, 1), Some(PART), true);
+        copies.contributes(of, (&op, 8, 1), None, false);
+        copies.contributes(of, (&op, 8, 1), Some(PART), false);
+        let first = copies.window.checksum(PART, 8);
+        assert_eq!(copies.take_contributions(), [(RankId(1), TaskId(0), 0, first)]);
+        stage(&copies, PART, [2; 8]);
+        copies.filled(PART);
+        let third = copies.window.checksum(PART, 8);
+        assert_ne!(first, third);
+        assert_eq!(copies.take_contributions(), [(RankId(1), TaskId(0), 2, third)]);
+    }
+}

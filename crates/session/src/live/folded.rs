@@ -1,0 +1,229 @@
+//! Owns the run of a program of which only some ranks have processes: they are rehearsed, and from what they did all ranks are simulated.
+//!
+//! Which ranks those are, and whether ranks are alike, is the simulator's business ([`uniference_sim::cast`]).
+
+use super::{Live, Ran};
+use crate::compute::Costing;
+use crate::folder::unwritable;
+use crate::programs::halted;
+use crate::recorded::{LinedSteps, boxed, play};
+use crate::session::{End, Ending, Stop, Watch};
+use std::fs::{File, OpenOptions, remove_file};
+use std::io::{BufReader, BufWriter, Seek, SeekFrom};
+use std::sync::Arc;
+use uniference_formats::record::{Header, RecordReader, RecordWriter};
+use uniference_formats::report::Manifest;
+use uniference_host::error::{Exit, HostError};
+use uniference_host::live::exchange::Recorder;
+use uniference_sim::cast::{Cast, DueTo, Moved, Unlike, axes};
+use uniference_sim::cluster::Cluster;
+use uniference_sim::engine;
+use uniference_sim::ids::{RankId, TaskId};
+use uniference_sim::program::{CallOp, CollectiveKind};
+use uniference_sim::replay::RecordedStep;
+use uniference_sim::symmetry::{Axis, Symmetry};
+
+/// Where what was rehearsed is kept until it is simulated; the file has no name as soon as it is open.
+const REHEARSAL: &str = "rehearsal.tmp";
+
+/// Tells ranks how many of them run (`python/uniference/rank/rehearsal.py`).
+const RUNNING: &str = "UNIFERENCE_RUNNING";
+
+/// Rehearses with as few ranks as turn out to be alike, then simulates all.
+pub(super) fn drive(live: &mut Live<'_>, cluster: &Cluster, watch: Watch<'_>) -> Result<End, HostError> {
+    let world = cluster.devices.len() as u32;
+    let Some(per_machine) = ranks_of_a_machine(live) else {
+        return run_all(live, cluster, watch, &Unlike::absence("machines have different numbers of ranks"));
+    };
+    let mut left = match alike(live, cluster, axes(world, per_machine)) {
+        Ok(axes) => axes,
+        Err(unlike) => return run_all(live, cluster, watch, &unlike),
+    };
+    let mut reason = None;
+    let mut ends = true;
+    let (cast, rehearsed) = loop {
+        let symmetry = Symmetry::new(left.clone(), world).expect("some factors of a number are a grid");
+        let cast = Arc::new(match ends {
+            true => Cast::new(symmetry, world, per_machine),
+            false => Cast::without_ends(symmetry, world),
+        });
+        if cast.running() == world {
+            let unlike =
+                reason.unwrap_or_else(|| Unlike::absence(format!("{world} ranks are too few for others to stand for")));
+            return run_all(live, cluster, watch, &unlike);
+        }
+        live.notices.say(&format!("{} of {world} ranks run", cast.running()));
+        let unlike = match rehearse(live, cluster, &cast)? {
+            Rehearsed::Stopped(stop) => return Ok(End::new(Ending::Stopped(stop), Vec::new())),
+            Rehearsed::Unlike(unlike) => unlike,
+            Rehearsed::Finished(rehearsed) => break (cast, rehearsed),
+        };
+        match unlike.due_to {
+            DueTo::Axis(axis) => {
+                let Axis { stride, extent, .. } = left.remove(axis);
+                live.notices.say(&format!("ranks {stride} apart (every {extent}) do not fold: {unlike}"));
+            }
+            // Some groups have no other member that runs than a last rank.
+            DueTo::Absence if std::mem::take(&mut ends) => {
+                live.notices.say(&format!("the last ranks do not run beside the others: {unlike}"));
+            }
+            DueTo::Absence | DueTo::End => left.clear(),
+        }
+        reason = Some(unlike);
+    };
+    live.interrupts = None;
+    simulate(live, cluster, &cast, rehearsed, watch)
+}
+
+fn run_all(live: &mut Live<'_>, cluster: &Cluster, watch: Watch<'_>, unlike: &Unlike) -> Result<End, HostError> {
+    let reason = format!("all ranks run, because {unlike}");
+    live.notices.say(&reason);
+    let mut end = live.run_all(cluster, watch)?;
+    end.costed.warnings.push(format!("--fold auto: {reason}"));
+    Ok(end)
+}
+
+/// How many consecutive ranks share each machine; `None`: not all do alike.
+fn ranks_of_a_machine(live: &Live<'_>) -> Option<u32> {
+    let places = &live.setup.places;
+    let (_, count) = places.first()?.local;
+    let is_regular =
+        places.iter().all(|place| place.local == (place.rank % count, count) && place.group.0 == place.rank / count);
+    is_regular.then_some(count)
+}
+
+/// The axes along which the devices are alike that programs can look at.
+fn alike(live: &Live<'_>, cluster: &Cluster, axes: Vec<Axis>) -> Result<Vec<Axis>, Unlike> {
+    if let Some(device) = cluster.devices.iter().find(|device| device.crash.is_some()) {
+        return Err(Unlike::absence(format!("device `{}` crashes, and programs may notice", device.name)));
+    }
+    let places = &live.setup.places;
+    let seen = |rank: RankId| {
+        let place = &places[rank.index()];
+        let gpus = place.gpus.iter().map(|gpu| (&gpu.name, gpu.capability, gpu.memory)).collect::<Vec<_>>();
+        (place.memory, place.cores, gpus, live.setup.compute[rank.index()])
+    };
+    let world = places.len() as u32;
+    let keeps = |axis: &Axis| {
+        let symmetry = Symmetry::new(vec![*axis], world).expect("one axis is a grid");
+        let step = symmetry.generators().next().expect("its extent is more than 1");
+        (0..world).map(RankId).all(|rank| seen(rank) == seen(symmetry.apply(step, rank)))
+    };
+    Ok(axes.into_iter().filter(keeps).collect())
+}
+
+/// What a rehearsal has come to.
+enum Rehearsed {
+    Finished(Rehearsal),
+    Stopped(Stop),
+    Unlike(Unlike),
+}
+
+/// What the ranks did that ran.
+struct Rehearsal {
+    record: RecordReader<BufReader<File>>,
+    warnings: Vec<String>,
+}
+
+/// Runs the ranks of a cast where communication takes no time.
+fn rehearse(live: &mut Live<'_>, cluster: &Cluster, cast: &Arc<Cast>) -> Result<Rehearsed, HostError> {
+    let mut stage = cluster.clone();
+    let kinds = CollectiveKind::ALL.map(CollectiveKind::name);
+    stage.backend.free = kinds.into_iter().chain([CallOp::SEND, "recv"]).collect();
+    let path = live.folder.expect("who folds keeps results").join(REHEARSAL);
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path);
+    let file = file.and_then(|file| remove_file(&path).map(|()| file)).map_err(|e| unwritable("write", &path, e))?;
+    let header = Header { world_size: cluster.devices.len() as u32, manifest: Manifest::default() };
+    let mut kept = Kept { cast, writer: RecordWriter::new(BufWriter::new(file), &header) };
+    let watch = Watch { observer: &mut (), recorder: &mut kept };
+    live.setup.script.env.insert(RUNNING.to_owned(), cast.running().to_string());
+    let ran = live.run(&stage, Some(cast.clone()), watch);
+    live.setup.script.env.remove(RUNNING);
+    let Ran { ending, warnings, .. } = ran?;
+    match ending {
+        Err(unlike) => return Ok(Rehearsed::Unlike(unlike)),
+        // Who waits in vain may wait for a rank that does not run.
+        Ok(Ending::Stopped(Stop { exit: Exit::Halted, message })) => {
+            let first = message.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned();
+            return Ok(Rehearsed::Unlike(Unlike::absence(format!("the ranks that ran came to a halt: {first}"))));
+        }
+        Ok(Ending::Stopped(stop)) => {
+            let hint = "hint: ranks that did not run contributed what others did (--fold auto): if it failed on that, run it with --fold off\n";
+            let hint = if stop.exit == Exit::ProgramFailed { hint } else { "" };
+            return Ok(Rehearsed::Stopped(Stop { message: stop.message + hint, ..stop }));
+        }
+        Ok(Ending::Finished) => {}
+        Ok(Ending::Unlike(_)) => unreachable!("every rank is simulated"),
+    }
+    let lost = |source| unwritable("write", &path, source);
+    let mut file = kept.writer.finish()?.into_inner().map_err(|error| lost(error.into_error()))?;
+    file.seek(SeekFrom::Start(0)).map_err(lost)?;
+    Ok(Rehearsed::Finished(Rehearsal { record: RecordReader::open(BufReader::new(file))?, warnings }))
+}
+
+/// Simulates all ranks: those that ran as they did, the others as their models.
+fn simulate(
+    live: &Live<'_>,
+    cluster: &Cluster,
+    cast: &Cast,
+    Rehearsal { record, warnings }: Rehearsal,
+    watch: Watch<'_>,
+) -> Result<End, HostError> {
+    let ranks: Vec<RankId> = (0..cluster.devices.len()).map(RankId::from).collect();
+    let models: Vec<usize> = ranks.iter().map(|rank| cast.model(*rank).index()).collect();
+    let (records, rest) = record.by_rank_of(&models);
+    let costing = Costing::new(live.plan.clone());
+    let steps = ranks.iter().zip(records).map(|(rank, record)| {
+        let (model, steps) = (cast.model(*rank), boxed(record));
+        if model == *rank {
+            return steps;
+        }
+        let mut moved = Moved::new(cast, model, *rank);
+        Box::new(steps.map(move |(task, step, line)| (task, moved.step(task, step), line))) as LinedSteps<'_>
+    });
+    let (ended, hazards) = play(cluster, steps.collect(), &costing, None, watch);
+    let lines = rest.finish()?;
+    let mut costed = costing.borrow_mut().finish()?;
+    costed.warnings.extend(warnings);
+    costed.warnings.push(summary(cast, &ranks));
+    costed.warnings.extend(hazards.warnings(&lines).iter().map(ToString::to_string));
+    let ending = match ended {
+        engine::Ending::Finished => Ending::Finished,
+        engine::Ending::Halted(halt) => halted(&halt, &lines),
+        engine::Ending::Failed(failure) => {
+            return Err(HostError::Usage(format!(
+                "ranks that did not run cannot do as those that did: {failure}\nhint: run every rank with --fold off"
+            )));
+        }
+        engine::Ending::CutShort => Ending::Stopped(Stop {
+            exit: Exit::Halted,
+            message: "error: a rank that did not run waits for what its model did not\nhint: run every rank with --fold off\n".to_owned(),
+        }),
+    };
+    Ok(End { ending, lines, costed })
+}
+
+/// What was folded, for the report.
+fn summary(cast: &Cast, ranks: &[RankId]) -> String {
+    let running: Vec<String> = ranks.iter().filter(|rank| cast.runs(**rank)).map(|rank| rank.0.to_string()).collect();
+    format!(
+        "--fold auto: {} of {} ranks ran ({}), and the others are taken to do as their neighbours among them; output is of the ranks that ran, and times that the program read are those of a run in which communication takes no time",
+        running.len(),
+        ranks.len(),
+        running.join(", ")
+    )
+}
+
+/// The record of the ranks that run.
+struct Kept<'a> {
+    cast: &'a Cast,
+    writer: RecordWriter<BufWriter<File>>,
+}
+
+impl Recorder for Kept<'_> {
+    fn step(&mut self, rank: RankId, task: TaskId, step: &RecordedStep, line: &str) {
+        if self.cast.runs(rank) {
+            self.writer.step(rank, task, step, line);
+        }
+    }
+}

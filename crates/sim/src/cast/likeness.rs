@@ -1,0 +1,361 @@
+//! Owns the check that ranks which should be alike are: each witness asks for what its representative does, in its own place.
+//!
+//! What need not be alike is left out before: the store, of which the first rank of a group asks for something else than the others, reads of the clock,
+//! and where slices of the host's work are cut by them.
+
+use super::{Cast, Moved};
+use crate::device::Origin;
+use crate::ids::{GroupId, Handle, RankId, Site, TaskId};
+use crate::program::{Activity, Call, CallOp, Request};
+use crate::replay::RecordedStep;
+use crate::time::SimDuration;
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+
+/// Compares the steps of witnesses with those of their representatives.
+#[derive(Debug)]
+pub struct Likeness {
+    heard: BTreeMap<RankId, Heard>,
+    pairs: Vec<Pair>,
+    /// By rank, task and number of the call, a checksum of what was contributed to it.
+    contributed: BTreeMap<(RankId, TaskId, u64), u64>,
+    unlike: Option<Unlike>,
+}
+
+/// Ranks that should be alike and are not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unlike {
+    /// What to do without.
+    pub due_to: DueTo,
+    /// In words.
+    pub problem: String,
+}
+
+/// Why a rehearsal cannot go on as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DueTo {
+    /// Neighbours along this axis of the symmetry differ.
+    Axis(usize),
+    /// A rank that is farthest along several axes differs.
+    End,
+    /// A rank that does not run is needed.
+    Absence,
+}
+
+impl fmt::Display for Unlike {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.problem)
+    }
+}
+
+impl Unlike {
+    /// A rank that does not run is needed.
+    pub fn absence(problem: impl Into<String>) -> Unlike {
+        Unlike { due_to: DueTo::Absence, problem: problem.into() }
+    }
+}
+
+/// A witness and its representative.
+#[derive(Debug)]
+struct Pair {
+    representative: RankId,
+    witness: RankId,
+    due_to: DueTo,
+    moved: Moved,
+    tasks: BTreeMap<TaskId, Ahead>,
+}
+
+/// What one of a pair has done and the other has not.
+#[derive(Debug, Default)]
+struct Ahead {
+    is_witness: bool,
+    steps: VecDeque<Significant>,
+}
+
+/// A step that must be alike, and what the host has worked since the one before.
+#[derive(Clone, Debug, PartialEq)]
+struct Significant {
+    host: SimDuration,
+    step: RecordedStep,
+}
+
+/// What is known of a rank's names.
+#[derive(Debug, Default)]
+struct Heard {
+    /// By the recorded handle, the number among activities that must be alike; `None`: it need not be.
+    names: Vec<Option<Handle>>,
+    significant: u32,
+    groups: BTreeMap<GroupId, GroupId>,
+    /// By task.
+    host: BTreeMap<TaskId, SimDuration>,
+}
+
+impl Likeness {
+    /// For the ranks that run.
+    pub fn new(cast: &Cast) -> Likeness {
+        let symmetry = cast.symmetry();
+        let witnesses = (0..cast.runs.len()).map(RankId::from).filter(|rank| cast.runs(*rank));
+        let pair = |witness: RankId| {
+            let representative = symmetry.representative(witness);
+            let moved = Moved::new(cast, representative, witness);
+            let due_to = symmetry.axis_of_step(witness).map_or(DueTo::End, DueTo::Axis);
+            Pair { representative, witness, due_to, moved, tasks: BTreeMap::new() }
+        };
+        let pairs = witnesses.map(pair).filter(|pair| pair.witness != pair.representative).collect();
+        Likeness { heard: BTreeMap::new(), pairs, contributed: BTreeMap::new(), unlike: None }
+    }
+
+    /// `task` of `rank` does this next, on this line.
+    pub fn hear(&mut self, rank: RankId, task: TaskId, step: &RecordedStep, line: &str) {
+        let Some(significant) = self.heard.entry(rank).or_default().hear(task, step) else { return };
+        for pair in &mut self.pairs {
+            let is_witness = pair.witness == rank;
+            if !is_witness && pair.representative != rank {
+                continue;
+            }
+            let mine = match is_witness {
+                true => significant.clone(),
+                false => Significant { step: pair.moved.step(task, significant.step.clone()), host: significant.host },
+            };
+            let ahead = pair.tasks.entry(task).or_default();
+            if ahead.steps.is_empty() {
+                ahead.is_witness = is_witness;
+            }
+            if ahead.is_witness == is_witness {
+                ahead.steps.push_back(mine);
+                continue;
+            }
+            let theirs = ahead.steps.pop_front().expect("it is ahead");
+            if theirs != mine && self.unlike.is_none() {
+                let other = if is_witness { pair.representative } else { pair.witness };
+                let at = if line.is_empty() { String::new() } else { format!(" at {line}") };
+                let problem = format!("{rank} {} and {other} {}{at}", mine.against(&theirs), theirs.against(&mine));
+                self.unlike = Some(Unlike { due_to: pair.due_to, problem });
+            }
+        }
+    }
+
+    /// The `call`-th call of `task` of `rank` contributes values with this checksum.
+    pub fn contributes(&mut self, rank: RankId, task: TaskId, call: u64, sum: u64) {
+        self.contributed.insert((rank, task, call), sum);
+        for Pair { representative, witness, due_to, .. } in &self.pairs {
+            let other = match rank {
+                rank if rank == *witness => *representative,
+                rank if rank == *representative => *witness,
+                _ => continue,
+            };
+            let theirs = self.contributed.get(&(other, task, call));
+            if theirs.is_some_and(|theirs| *theirs != sum) && self.unlike.is_none() {
+                let problem = format!(
+                    "{representative} and {witness} contribute different values to the operation number {} of their {task}",
+                    call + 1
+                );
+                self.unlike = Some(Unlike { due_to: *due_to, problem });
+            }
+        }
+    }
+
+    /// The first ranks that turned out not to be alike.
+    pub fn unlike(&self) -> Option<&Unlike> {
+        self.unlike.as_ref()
+    }
+}
+
+impl Heard {
+    /// The step under names that ranks which are alike share; `None`: it need not be alike.
+    fn hear(&mut self, task: TaskId, step: &RecordedStep) -> Option<Significant> {
+        let step = match step {
+            RecordedStep::Request(Request::Issue { activity: Activity::Compute(work), queue, .. })
+                if queue.stream().is_none() =>
+            {
+                if work.origin != Origin::Measured {
+                    *self.host.entry(task).or_default() += work.duration;
+                }
+                self.names.push(None);
+                return None;
+            }
+            RecordedStep::Request(Request::Issue { activity, queue, after, .. }) => {
+                let (mut activity, after) = (activity.clone(), self.known(after));
+                self.names.push(Some(Handle(self.significant)));
+                self.significant += 1;
+                match &mut activity {
+                    Activity::Call(Call { group, .. }) | Activity::Close(group) | Activity::Abort(group) => {
+                        *group = self.groups.get(group).copied().unwrap_or(*group);
+                    }
+                    Activity::Compute(work) if work.origin == Origin::Measured => work.duration = SimDuration::ZERO,
+                    _ => {}
+                }
+                Request::Issue { activity, queue: *queue, after, site: Site(0) }.into()
+            }
+            RecordedStep::Request(Request::Wait { handles, any, timeout, .. }) => {
+                let known = self.known(handles);
+                if known.is_empty() {
+                    return None;
+                }
+                Request::Wait { handles: known, any: *any, timeout: *timeout, site: Site(0) }.into()
+            }
+            RecordedStep::Named(group) => {
+                let next = GroupId::from(self.groups.len());
+                RecordedStep::Named(*self.groups.entry(*group).or_insert(next))
+            }
+            RecordedStep::Request(Request::Elapsed { from, to, .. }) => {
+                Request::Elapsed { from: *from, to: *to, site: Site(0) }.into()
+            }
+            RecordedStep::Request(Request::JoinGroup { .. } | Request::Exit(_)) => step.clone(),
+            RecordedStep::Request(Request::Now | Request::Look | Request::Store { .. } | Request::Pause { .. })
+            | RecordedStep::After { .. }
+            | RecordedStep::Operators { .. }
+            | RecordedStep::HandlesInOrder => return None,
+        };
+        Some(Significant { host: self.host.remove(&task).unwrap_or_default(), step })
+    }
+
+    fn known(&self, handles: &[Handle]) -> Vec<Handle> {
+        handles.iter().filter_map(|handle| self.names.get(handle.index()).copied().flatten()).collect()
+    }
+}
+
+impl Significant {
+    /// What it is, as far as `other` is something else.
+    fn against(&self, other: &Significant) -> String {
+        if self.step == other.step {
+            return format!("computes for {} on the host before it", self.host);
+        }
+        match &self.step {
+            RecordedStep::Request(Request::JoinGroup { ranks, .. }) => {
+                let shown: Vec<String> = ranks.iter().take(8).map(|rank| rank.0.to_string()).collect();
+                let more = if ranks.len() > shown.len() { ", ..." } else { "" };
+                format!("is in a group of {} ranks ({}{more})", ranks.len(), shown.join(", "))
+            }
+            RecordedStep::Request(Request::Issue { activity, .. }) => match activity {
+                Activity::Call(Call { op, group }) => match op {
+                    CallOp::Collective(collective) => {
+                        let (kind, dtype) = (collective.kind, collective.dtype.name());
+                        format!("calls {kind} of {:?} {dtype} in its {group}", collective.shape)
+                    }
+                    CallOp::Send { to, bytes, .. } => format!("sends {} B to {to} of its {group}", bytes.0),
+                    CallOp::Recv { from: Some(from), bytes, .. } => {
+                        format!("receives {} B from {from} of its {group}", bytes.0)
+                    }
+                    CallOp::Recv { from: None, bytes, .. } => format!("receives {} B in its {group}", bytes.0),
+                },
+                Activity::Compute(work) => {
+                    format!("runs {} on its device for {}", work.name.as_deref().unwrap_or("work"), work.duration)
+                }
+                Activity::Sleep(span) => format!("sleeps for {span}"),
+                _ => "does something else".to_owned(),
+            },
+            RecordedStep::Request(Request::Wait { .. }) => "waits".to_owned(),
+            RecordedStep::Request(Request::Exit(_)) => "ends".to_owned(),
+            _ => "does something else".to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::axes;
+    use super::*;
+    use crate::device::Work;
+    use crate::ids::QueueId;
+    use crate::program::{Collective, CollectiveKind, DType, Outcome, Shape, StoreOp};
+    use crate::symmetry::Symmetry;
+
+    fn likeness() -> Likeness {
+        Likeness::new(&Cast::new(Symmetry::new(axes(4, 2), 4).unwrap(), 4, 2))
+    }
+
+    fn issue(activity: Activity) -> RecordedStep {
+        Request::Issue { activity, queue: QueueId(0), after: Vec::new(), site: Site(9) }.into()
+    }
+
+    fn all_reduce(group: u32, elements: u64) -> RecordedStep {
+        let kind = CollectiveKind::AllReduce;
+        let shape = Shape::Even(elements);
+        let collective = Collective { kind, dtype: DType::Float32, reduce: None, root: None, shape };
+        issue(Activity::Call(Call { group: GroupId(group), op: CallOp::Collective(collective) }))
+    }
+
+    fn host(us: u64) -> RecordedStep {
+        issue(Activity::Compute(Work::new(SimDuration::from_us(us), Origin::Roofline)))
+    }
+
+    fn wait(handle: u32) -> RecordedStep {
+        Request::Wait { handles: vec![Handle(handle)], any: false, timeout: None, site: Site(3) }.into()
+    }
+
+    fn join(ranks: [u32; 2]) -> RecordedStep {
+        Request::JoinGroup { ranks: ranks.map(RankId).into_iter().collect(), sequence: 0 }.into()
+    }
+
+    fn hear(likeness: &mut Likeness, rank: u32, steps: &[RecordedStep]) {
+        for step in steps {
+            likeness.hear(RankId(rank), TaskId(0), step, "train.py:7");
+        }
+    }
+
+    /// Rank 0 asks the store and reads the clock, and so its slices are cut elsewhere; rank 1's group is the other one of the mesh.
+    #[test]
+    fn what_only_one_asks_of_the_store_and_the_clock_is_left_out() {
+        let mut likeness = likeness();
+        let set =
+            Request::Store { operation: StoreOp::Set { key: vec![], value: vec![] }, timeout: None, site: Site(0) };
+        let names = [join([0, 2]), RecordedStep::Named(GroupId(7))];
+        hear(&mut likeness, 0, &names);
+        hear(&mut likeness, 0, &[host(1), wait(0), set.into(), host(2), wait(1), Request::Look.into()]);
+        hear(&mut likeness, 0, &[all_reduce(7, 5), wait(2), Request::Exit(Outcome::Ok).into()]);
+        hear(&mut likeness, 1, &[join([1, 3]), RecordedStep::Named(GroupId(1)), host(3), wait(0)]);
+        hear(&mut likeness, 1, &[all_reduce(1, 5), wait(1), Request::Exit(Outcome::Ok).into()]);
+        assert_eq!(likeness.unlike(), None);
+    }
+
+    #[test]
+    fn a_witness_that_deviates_names_its_axis() {
+        for (steps, expected) in [
+            (vec![host(3), all_reduce(1, 6)], "calls all_reduce of Even(6) float32"),
+            (vec![host(4), all_reduce(1, 5)], "computes for 4.000 us on the host"),
+            (vec![host(3), wait(0), Request::Exit(Outcome::Ok).into()], "ends"),
+        ] {
+            let mut likeness = likeness();
+            hear(&mut likeness, 0, &[join([0, 1]), RecordedStep::Named(GroupId(1)), host(3), all_reduce(1, 5)]);
+            hear(&mut likeness, 2, &[join([2, 3]), RecordedStep::Named(GroupId(1))]);
+            assert_eq!(likeness.unlike(), None);
+            hear(&mut likeness, 2, &steps);
+            let unlike = likeness.unlike().expect("it is not alike");
+            assert_eq!(unlike.due_to, DueTo::Axis(1), "{unlike}");
+            assert!(unlike.problem.starts_with("rank 2 ") && unlike.problem.ends_with(" at train.py:7"), "{unlike}");
+            assert!(unlike.problem.contains(expected), "{unlike}");
+        }
+    }
+
+    #[test]
+    fn groups_that_are_not_each_others_images_are_not_alike() {
+        let mut likeness = likeness();
+        hear(&mut likeness, 0, &[join([0, 1])]);
+        hear(&mut likeness, 1, &[join([1, 2])]);
+        assert_eq!(likeness.unlike().map(|unlike| unlike.due_to), Some(DueTo::Axis(0)));
+    }
+
+    #[test]
+    fn contributed_values_must_agree() {
+        let mut likeness = likeness();
+        let task = TaskId(0);
+        likeness.contributes(RankId(0), task, 0, 17);
+        likeness.contributes(RankId(1), task, 1, 4);
+        likeness.contributes(RankId(1), task, 0, 17);
+        assert_eq!(likeness.unlike(), None);
+        likeness.contributes(RankId(0), task, 1, 5);
+        let unlike = likeness.unlike().expect("4 is not 5");
+        assert_eq!(unlike.due_to, DueTo::Axis(0));
+        assert!(unlike.problem.contains("operation number 2"), "{unlike}");
+    }
+
+    /// Ranks 0 and 3 differ along both axes: which of them it is due to is not known.
+    #[test]
+    fn the_farthest_rank_blames_no_axis() {
+        let mut likeness = likeness();
+        likeness.contributes(RankId(0), TaskId(0), 0, 1);
+        likeness.contributes(RankId(3), TaskId(0), 0, 2);
+        assert_eq!(likeness.unlike().map(|unlike| unlike.due_to), Some(DueTo::End));
+    }
+}
