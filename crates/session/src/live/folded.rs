@@ -56,7 +56,7 @@ pub(super) fn drive(live: &mut Live<'_>, cluster: &Cluster, watch: Watch<'_>) ->
         let unlike = match rehearse(live, cluster, &cast)? {
             Rehearsed::Stopped(stop) => return Ok(End::new(Ending::Stopped(stop), Vec::new())),
             Rehearsed::Unlike(unlike) => unlike,
-            Rehearsed::Finished(rehearsed) => break (cast, rehearsed),
+            Rehearsed::Finished(rehearsed) => break (cast, *rehearsed),
         };
         match unlike.due_to {
             DueTo::Axis(axis) => {
@@ -114,7 +114,7 @@ fn alike(live: &Live<'_>, cluster: &Cluster, axes: Vec<Axis>) -> Result<Vec<Axis
 
 /// What a rehearsal has come to.
 enum Rehearsed {
-    Finished(Rehearsal),
+    Finished(Box<Rehearsal>),
     Stopped(Stop),
     Unlike(Unlike),
 }
@@ -158,7 +158,8 @@ fn rehearse(live: &mut Live<'_>, cluster: &Cluster, cast: &Arc<Cast>) -> Result<
     let lost = |source| unwritable("write", &path, source);
     let mut file = kept.writer.finish()?.into_inner().map_err(|error| lost(error.into_error()))?;
     file.seek(SeekFrom::Start(0)).map_err(lost)?;
-    Ok(Rehearsed::Finished(Rehearsal { record: RecordReader::open(BufReader::new(file))?, warnings }))
+    let record = RecordReader::open(BufReader::new(file))?;
+    Ok(Rehearsed::Finished(Box::new(Rehearsal { record, warnings })))
 }
 
 /// Simulates all ranks: those that ran as they did, the others as their models.
