@@ -1,4 +1,4 @@
-//! Owns for whom each wait of a run was, and what that one did meanwhile, in words. The waits themselves are [`super::walk`]'s business.
+//! Owns for whom each wait of a run was, and what that one did meanwhile, in words. The waits themselves are [`mod@super::walk`]'s business.
 
 use super::causes::{Causes, Waited};
 use super::walk::{Kind, Span, before};

@@ -1,8 +1,8 @@
 //! Owns the page that shows runs: what of each run is on it, and how that becomes one HTML file. Which runs these are, and how they are simulated
 //! again, is the caller's business.
 //!
-//! [`Watched`] looks on while a run is simulated again, and keeps what the charts need in bounded size: the [`timeline`], whose rows join [`marks`] that
-//! cannot be told apart, [`links`], and [`operations`] beside their lower [`bound`]. [`render`] puts data, script and style into `page.html`.
+//! [`Watched`] looks on while a run is simulated again, and keeps what the charts need in bounded size: the `timeline`, whose rows join `marks` that
+//! cannot be told apart, `links`, and `operations` beside their lower `bound`. [`render`] puts data, script and style into `page.html`.
 
 mod bound;
 mod links;
