@@ -265,6 +265,7 @@ SAYING: dict[str, tuple[str, ...]] = {
     "explain": ("run",),
     "whatif": ("run",),
     "diff": ("run", "run"),
+    "report": ("run", "--out", "page.html"),
     "cluster check": ("cluster.toml",),
     "chakra stats": ("run/chakra/chakra.0.et",),
     "chakra json": ("run/chakra/chakra.0.et",),
@@ -285,7 +286,7 @@ SAYING: dict[str, tuple[str, ...]] = {
     "man": (),
 }
 # They say nothing there but `--help`: what they start has it.
-SILENT = {"chakra convert", "chakra export", "launch", "testbed"}
+SILENT = {"chakra convert", "chakra export", "launch", "testbed", "view"}
 MEASURED = "".join(
     json.dumps({"operation": operation, "ranks": [0, 1], "bytes": size, "seconds": [40e-6 + size * 16e-9] * 3}) + "\n"
     for operation in ("pingpong", "round_trip")
