@@ -17,6 +17,8 @@ TIMEOUT_S = 120
 FLAGS = (
     "--headless", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--hide-scrollbars",
+    # No name is resolved: pages reach this machine alone.
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )  # fmt: skip
 
 
@@ -40,6 +42,7 @@ class Browser:
             self._await_driver()
             arguments = [*FLAGS, f"--user-data-dir={self._profile}", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
             wanted = {"goog:chromeOptions": {"args": arguments}, "goog:loggingPrefs": {"browser": "ALL"}}
+            wanted["timeouts"] = {"script": 1000 * TIMEOUT_S}
             session = self._request("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
             self._session = f"/session/{session['sessionId']}"
         except BaseException:
@@ -53,16 +56,23 @@ class Browser:
         finally:
             self._stop()
 
-    def open(self, page: Path, *, width: int = 1280, dark: bool = False) -> None:
-        """Opens a file; `width` is that of the window in pixels of CSS."""
+    def open(self, page: Path | str, *, width: int = 1280, dark: bool = False) -> None:
+        """Opens a file, or an address of this machine; `width` is that of the window in pixels of CSS."""
         theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._devtools("Emulation.setEmulatedMedia", features=[theme])
         self._resize(width, 900)
-        self._request("POST", f"{self._session}/url", {"url": page.resolve().as_uri()})
+        self._request(
+            "POST", f"{self._session}/url", {"url": page if isinstance(page, str) else page.resolve().as_uri()}
+        )
 
     def run(self, script: str) -> Any:
         """What a function with this body returns in the page."""
         return self._request("POST", f"{self._session}/execute/sync", {"script": script, "args": []})
+
+    def result(self, script: str, *arguments: object) -> Any:
+        """What a function with this body and these `arguments` hands to `done`, sooner or later."""
+        text = f"const done = arguments[arguments.length - 1];\n{script}"
+        return self._request("POST", f"{self._session}/execute/async", {"script": text, "args": arguments})
 
     def complaints(self) -> list[str]:
         """What the console has said since the last time, errors and warnings."""

@@ -1,8 +1,6 @@
 """`uniference view`: what it serves, to whom, and what a browser makes of it. `make browser` says what the last part needs."""
 
-import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +12,10 @@ from typing import Any
 
 import pytest
 from harness import Start, run_script, start, uniference
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "browser"))
+
+from webdriver import Browser, missing
 
 __all__ = ["start"]
 
@@ -36,8 +38,6 @@ else:
 dist.destroy_process_group()
 """
 VIEWER = Path(__file__).parents[2] / "python" / "uniference" / "program" / "viewer.py"
-CHROMIUM = shutil.which("chromium")
-DRIVER = shutil.which("chromedriver")
 
 
 @pytest.fixture(scope="module")
@@ -85,37 +85,12 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     assert lacks.stderr.startswith("error: the viewer is not installed\nhint: pip install 'uniference[view]'")
 
 
-class Browser:
-    """Chromium, by the WebDriver protocol (https://www.w3.org/TR/webdriver2/). It resolves no name: it reaches this machine alone."""
-
-    def __init__(self, driver: str, profile: Path) -> None:
-        self._process = subprocess.Popen([driver, "--port=0"], stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        line = next(line for line in self._process.stdout if "started successfully on port" in line)
-        self._base = f"http://127.0.0.1:{line.rpartition(' ')[2].strip().rstrip('.')}/session"
-        options = ["headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-sync"]
-        options += ["disable-background-networking", "disable-component-update", "window-size=1600,1000"]
-        options += [f"user-data-dir={profile}", "host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
-        chrome = {"binary": CHROMIUM, "args": [f"--{option}" for option in options]}
-        capabilities = {"alwaysMatch": {"goog:chromeOptions": chrome, "timeouts": {"script": 120_000}}}
-        self._base += "/" + self._ask("", {"capabilities": capabilities})["sessionId"]
-
-    def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._base + path, data, {"Content-Type": "application/json"})
-        return json.load(urllib.request.urlopen(request, timeout=150))["value"]
-
-    def open(self, address: str) -> None:
-        self._ask("/url", {"url": address})
-
-    def run(self, script: str, *arguments: object) -> Any:
-        """What `script` hands to `done`."""
-        text = f"const done = arguments[arguments.length - 1];\n{script}"
-        return self._ask("/execute/async", {"script": text, "args": arguments})
+class Viewer(Browser):
+    """A browser that has the viewer open."""
 
     def query(self, sql: str) -> list[list[Any]]:
         """Rows of the viewer's own database, once the trace is loaded."""
-        return self.run(
+        rows: list[list[Any]] = self.result(
             """
             const sql = arguments[0];
             const look = () => {
@@ -132,32 +107,18 @@ class Browser:
             """,
             sql,
         )
-
-    def screenshot(self) -> bytes:
-        import base64
-
-        self.run("window.waitForPerfettoIdle().then(() => setTimeout(done, 500))")
-        return base64.b64decode(self._ask("/screenshot"))
-
-    def close(self) -> None:
-        try:
-            request = urllib.request.Request(self._base, method="DELETE")
-            urllib.request.urlopen(request, timeout=30)
-        finally:
-            self._process.terminate()
-            self._process.wait()
+        return rows
 
 
 @pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    if DRIVER is None or CHROMIUM is None:
-        pytest.skip("there is no chromium with chromedriver: see `make browser`")
-    browser = Browser(DRIVER, tmp_path / "profile")
-    yield browser
-    browser.close()
+def browser() -> Iterator[Viewer]:
+    if why := missing():
+        pytest.skip(why)
+    with Viewer() as viewer:
+        yield viewer
 
 
-def test_a_browser_shows_rows_words_and_arrows(browser: Browser, address: str) -> None:
+def test_a_browser_shows_rows_words_and_arrows(browser: Viewer, address: str) -> None:
     browser.open(address)
     processes = browser.query("select name from process where name is not null order by name")
     assert [name for [name] in processes] == ["critical path", "links", "rank 0 (device.0)", "rank 1 (device.1)"]
@@ -180,7 +141,6 @@ def test_a_browser_shows_rows_words_and_arrows(browser: Browser, address: str) -
     assert browser.query("select count(*) from counter_track where name like '%switch%'")[0][0] > 0
     errors = browser.query("select name from stats where severity in ('error', 'data_loss') and value > 0")
     assert errors == []
-    picture = browser.screenshot()
-    assert picture.startswith(b"\x89PNG")
-    if folder := os.environ.get("UNIFERENCE_SCREENSHOTS"):
-        Path(folder, "view.png").write_bytes(picture)
+    if folder := os.environ.get("PICTURES"):
+        browser.result("window.waitForPerfettoIdle().then(() => setTimeout(done, 500))")
+        browser.photograph(Path(folder, "view.png"))
