@@ -170,6 +170,7 @@ impl Process {
 }
 
 /// One task's end of the conversation.
+#[derive(Default)]
 struct TaskConnection {
     /// `None` once it is closed.
     wire: Option<Arc<dyn Wire>>,
@@ -769,13 +770,7 @@ impl<'a> Driver<'a> {
 impl RankConnections {
     /// Of a rank without a process.
     fn absent() -> RankConnections {
-        let main = TaskConnection {
-            wire: None,
-            frames: FrameBuffer::default(),
-            ran_to_its_end: false,
-            severed: false,
-            exited: Some(Outcome::Ok),
-        };
+        let main = TaskConnection { exited: Some(Outcome::Ok), ..TaskConnection::default() };
         let process = Process::Ended { pid: 0, status: 0 };
         RankConnections { tasks: vec![main], greeted: true, pipes: [None, None], process, crashed: false }
     }
@@ -783,8 +778,7 @@ impl RankConnections {
 
 impl TaskConnection {
     fn new(wire: Arc<dyn Wire>) -> TaskConnection {
-        let frames = FrameBuffer::default();
-        TaskConnection { wire: Some(wire), frames, ran_to_its_end: false, severed: false, exited: None }
+        TaskConnection { wire: Some(wire), ..TaskConnection::default() }
     }
 
     fn readable(&self) -> bool {
