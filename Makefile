@@ -14,6 +14,8 @@ export PIP_QUIET := 1
 
 EXTENSION_SOURCES := Cargo.toml Cargo.lock pyproject.toml \
 	$(shell find crates -type f -not -path "*/tests/*" -not -path "*/benches/*" -not -path "*/examples/*")
+# What they share is checked as they import it: a file has one name.
+TYPED_STUDIES := $(patsubst examples/%,%,$(filter-out examples/generate/% examples/pipeline/stage.py,$(wildcard examples/*/*.py)))
 PYTHON_SOURCES := python examples tests scripts benches
 NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 # The extension has no Rust tests: it links only into Python.
@@ -35,7 +37,7 @@ MDBOOK_VERSION := 0.5.4
 MDBOOK_ROOT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/uniference/tools/mdbook-$(MDBOOK_VERSION)
 MDBOOK := $(MDBOOK_ROOT)/bin/mdbook
 
-.PHONY: help setup demo fuzz test test-rust test-python test-load browser wheel test-wheel check check-rust check-python check-docs docs book mdbook-path api conformance programs bench accuracy accuracy-devices clean
+.PHONY: help setup demo fuzz test test-rust test-python test-load examples browser wheel test-wheel check check-rust check-python check-docs docs book mdbook-path api notebook ray conformance programs programs-vllm bench accuracy accuracy-devices clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -62,6 +64,9 @@ test-python: setup
 test-load: setup ## Tests that need a machine of their own: benchmarks run to their end
 	$(BIN)/pytest -m load
 
+examples: setup ## Runs all studies below examples/ and compares their figures, and their programs with real Gloo (an hour)
+	$(BIN)/pytest -m "examples or not examples" tests/python/test_studies.py
+
 browser: setup ## Tests of pages in headless Chromium (skipped where there is none); PICTURES=DIR keeps what they look like
 	$(BIN)/pytest tests/browser tests/python/test_view.py
 
@@ -85,6 +90,8 @@ check-python: setup
 	$(BIN)/ruff check $(PYTHON_SOURCES)
 	$(BIN)/mypy
 	cd examples/generate && ../../$(BIN)/mypy --cache-dir ../../.mypy_cache --config-file ../../pyproject.toml generate.py
+	cd examples && MYPYPATH=.:generate:pipeline:../python ../$(BIN)/mypy --cache-dir ../.mypy_cache \
+		--config-file ../pyproject.toml --explicit-package-bases $(TYPED_STUDIES)
 
 check-docs: setup
 	$(BIN)/python scripts/check_docs.py
@@ -118,20 +125,31 @@ fuzz: ## Feeds everything that is read with what chance and coverage bring up: S
 programs: setup $(DONE)/programs ## Other people's programs under torchrun and simulated and on simulated GPUs (30 minutes)
 	$(BIN)/python tests/programs/programs.py
 
-bench: setup ## Measures the speed of the engine, of live ranks' calls, and of simulated GPUs
+programs-vllm: setup .venv-vllm/.done ## vLLM on simulated GPUs, in an environment of its own (10 GB)
+	$(BIN)/python tests/programs/programs.py --only vllm
+
+bench: setup ## Measures the speed of the engine, of live ranks' calls, of simulated GPUs, and of what is asked about a run
 	cargo bench --locked --package uniference-sim --bench '*'
 	cargo bench --locked --package uniference-programs --bench scale
 	$(BIN)/python benches/bridge.py
+	$(BIN)/python benches/workers.py
 	$(BIN)/python benches/gpus.py
+	$(BIN)/python benches/analysis.py
 
 accuracy: setup ## Predictions against real Gloo on the testbed (root; an hour, FULL=1: many; QUICK=1: two minutes, printed only)
 	$(BIN)/python benches/accuracy $(if $(QUICK),--quick --again --out uniference-out/accuracy-quick,--write $(if $(FULL),--full))
+
+ray: setup $(DONE)/ray ## Sweeps on Ray clusters of several nodes, which this machine plays
+	$(BIN)/pytest -m ray tests/python/test_on_ray.py
+
+notebook: setup $(DONE)/notebook ## Carries out the notebooks of the examples, and compares what they print
+	$(BIN)/python scripts/notebook.py examples/wifi/study.ipynb
 
 accuracy-devices: setup ## Predictions of the device models against published measurements (an hour and more)
 	PYTHONPATH=benches $(BIN)/python -m devices --write
 
 clean: ## Removes what was built and what runs wrote; .venv too
-	rm -rf $(VENV) .venv-torch-* target uniference-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* .venv-vllm target uniference-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find python examples tests scripts -name __pycache__ -prune -exec rm -rf {} +
 
 # Each stamp is newer than what it was made from: with nothing to do, setup is a matter of milliseconds.
@@ -152,10 +170,25 @@ $(DONE)/packages: $(DONE)/venv requirements/base.txt requirements/model.txt requ
 	echo $(abspath python) >$$(.venv-torch-$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/uniference.pth
 	@touch $@
 
+.venv-vllm/.done: $(DONE)/venv requirements/programs-vllm.txt $(wildcard cpp/*) scripts/build-capture.sh
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip install --quiet --requirement requirements/programs-vllm.txt
+	echo $(abspath python) >$$(.venv-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/uniference.pth
+	scripts/build-capture.sh .venv-vllm/bin/python
+	@touch $@
+
 $(DONE)/programs: $(DONE)/packages requirements/programs.txt requirements/programs-apart.txt
 	$(BIN)/pip install --quiet --constraint requirements/constraints.txt --requirement requirements/programs.txt
 	rm -rf $(VENV)/apart
 	$(BIN)/pip install --quiet --no-deps --target $(VENV)/apart --requirement requirements/programs-apart.txt
+	@touch $@
+
+$(DONE)/notebook: $(DONE)/packages requirements/notebook.txt
+	$(BIN)/pip install --quiet --constraint requirements/constraints.txt --requirement requirements/notebook.txt
+	@touch $@
+
+$(DONE)/ray: $(DONE)/packages requirements/ray.txt
+	$(BIN)/pip install --quiet --constraint requirements/constraints.txt --requirement requirements/ray.txt
 	@touch $@
 
 $(DONE)/extension: $(DONE)/packages $(EXTENSION_SOURCES)

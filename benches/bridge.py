@@ -48,11 +48,11 @@ class Mark:
 
 
 def run(
-    ranks: int, compute: str, cases: Sequence[str], program: Path = PROGRAM, options: Sequence[str] = ()
+    cluster: Sequence[str], compute: str, cases: Sequence[str], program: Path = PROGRAM, options: Sequence[str] = ()
 ) -> Iterator[Mark]:
-    """Runs a program, and yields its marks as they come."""
+    """Runs a program on what options say of its cluster, and yields its marks as they come."""
     with tempfile.TemporaryDirectory() as out:
-        command = [sys.executable, "-m", "uniference", "run", "--ranks", str(ranks), "--compute", compute]
+        command = [sys.executable, "-m", "uniference", "run", *cluster, "--compute", compute]
         if compute == "model":
             command += ["--set", "device.device.model=h100-sxm"]
         command += ["--out", f"{out}/run", "--record", "summary", *options, str(program), *cases]
@@ -75,7 +75,7 @@ def cpu_seconds(pid: int) -> float:
 
 def costs(ranks: int, compute: str, cases: Sequence[tuple[str, int, int]]) -> list[Cost]:
     """What each case (operation, bytes, rounds) costs."""
-    marks = iter(run(ranks, compute, [":".join(map(str, case)) for case in cases]))
+    marks = iter(run(["--ranks", str(ranks)], compute, [":".join(map(str, case)) for case in cases]))
     return [
         cost(count, *triple) for (_, _, count), triple in zip(cases, zip(marks, marks, marks, strict=True), strict=True)
     ]
@@ -114,7 +114,7 @@ def large_tensors(megabytes: Sequence[int], share: int) -> None:
 
 def memory(ranks: int) -> None:
     start = time.perf_counter()
-    (mark,) = run(ranks, "none", ["memory"])
+    (mark,) = run(["--ranks", str(ranks)], "none", ["memory"])
     private, proportional = map(float, mark.values)
     print(f"\n{ranks} ranks, one all-reduce: {time.perf_counter() - start:.1f} s from start to end; a rank's memory is")
     print(

@@ -22,7 +22,7 @@ def blocks(values: str, rounds: int, pairs: int) -> dict[str, dict[str, list[lis
     """By operator or launch and by name, a row of each block: how many operators a round has, and microseconds of a round in each way."""
     found: dict[str, dict[str, list[list[float]]]] = {"operator": {}, "launch": {}}
     options = ["--cuda", "--values", values]
-    marks = run(1, "model", [str(rounds), str(pairs)], PROGRAM, options)
+    marks = run(["--ranks", "1"], "model", [str(rounds), str(pairs)], PROGRAM, options)
     for begin, end in zip(marks, marks, strict=True):
         name, count, *ways = end.values
         driver = (end.driver_cpu - begin.driver_cpu) / rounds

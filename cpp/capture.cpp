@@ -116,6 +116,35 @@ void spread_absence(const Schema& schema, const std::vector<c10::IValue>& argume
   for (size_t i = begin; i < stack.size(); i++) for_each_tensor(stack[i], Values::mark);
 }
 
+// A call of communication on a simulated GPU. Where it moves sizes alone, or data that is not there, what it brings is not there either.
+void communicate(const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack) {
+  const size_t count = schema.written.size(), begin = stack.size() - count;
+  const bool moves = values.moves(&stack[begin], count);
+  if (values.all()) return Mirror::communicate(op, below, stack, moves);
+  const std::vector<c10::IValue> arguments(stack.begin() + begin, stack.end());
+  Mirror::communicate(op, below, stack, moves);
+  // NCCL counts the elements of a member's part, which is the smaller of what is sent and received.
+  bool large = true, absent = false, any = false;
+  for (const auto& argument : arguments) {
+    for_each_tensor(argument, [&](const at::Tensor& tensor) {
+      large = large && values.is_large(tensor);
+      absent = absent || Values::is_absent(tensor);
+      any = true;
+    });
+  }
+  if (!any || (moves && !large && !absent)) return;
+  bool results = false;
+  for (size_t i = begin; i < stack.size(); i++) {
+    for_each_tensor(stack[i], [&](const at::Tensor& tensor) {
+      Values::mark(tensor);
+      results = true;
+    });
+  }
+  for (const auto& argument : arguments) {
+    if (!results) for_each_tensor(argument, Values::mark);
+  }
+}
+
 // How long the program took to come to an operator, and the operator itself.
 void write_times(uint64_t before, uint64_t lasted) {
   const auto more = static_cast<uint64_t>(static_cast<double>(detour) * nanoseconds_a_tick);
@@ -142,15 +171,59 @@ void write_execution(
   for (uint64_t id : results) log->allocation(id);
 }
 
+// The definition of a call, with the results that it has come to: `known` is what there was of it by its arguments alone.
+const Definition& defined(Definition& known, const Stream& key, const torch::jit::Stack& stack, size_t begin) {
+  const size_t results = stack.size() - begin;
+  const size_t tensors = Definitions::tensors(stack.data() + begin, results);
+  Definition* definition = &known;
+  if (definition->number != 0 && definition->tensors != tensors) definition = &Definitions::get().with_results(key, tensors);
+  if (definition->number == 0) Definitions::get().add(*definition, key, stack.data() + begin, results);
+  return *definition;
+}
+
+// A call of an extension's operator on a simulated GPU. Operators that it calls are written down by themselves; where it launches kernels of its own, it
+// is an operator, too, and what these would compute is not there.
+void run_foreign(const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack) {
+  if (inside > 0 || !counting.load(std::memory_order_relaxed)) return op.redispatchBoxed(below, &stack);
+  const size_t count = schema.written.size(), begin = stack.size() - count;
+  const std::vector<c10::IValue> arguments(stack.begin() + begin, stack.end());
+  OwnKernels kernels;
+  op.redispatchBoxed(below, &stack);
+  if (!kernels.any()) return;
+  const OwnWork ours;
+  Mirror::ran_own_kernels(schema, arguments, stack, begin, values.has_values(schema, arguments.data(), count));
+  // What is timed has its time already.
+  if (timed) return;
+  Stream key;
+  std::vector<uint64_t> read;
+  Definitions::key(schema, arguments.data(), count, key);
+  for (const auto& argument : arguments) {
+    for_each_tensor(argument, [&](const at::Tensor& tensor) { read.push_back(allocation_of(tensor)); });
+  }
+  const Definition& definition = defined(Definitions::get().find(key), key, stack, begin);
+  kernels.write();
+  write_execution(definition, Lines::get().here(), /*recorded=*/false, read, stack, begin);
+}
+
+// Whether a call is one of shapes alone: of the program's tensors on `meta`, and of what `FakeTensorMode` makes of others, as DTensor does for each new
+// shape, or one that asks for a tensor there.
+bool is_shape(c10::DispatchKeySet keys, const c10::IValue* arguments, size_t count) {
+  if (keys.has_backend(c10::BackendComponent::MetaBit)) return true;
+  return std::any_of(arguments, arguments + count, [](const c10::IValue& value) { return value.isDevice() && value.toDevice().is_meta(); });
+}
+
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
   const Schema& schema = Schema::of(op);
   const size_t count = op.schema().arguments().size();
+  if (is_shape(keys, stack->data() + (stack->size() - count), count)) return op.redispatchBoxed(below, stack);
   const bool on_gpu = Mirror::wanted() && Mirror::concerns(stack->data() + (stack->size() - count), count);
-  const bool calls_others = on_gpu && schema.foreign ? true : schema.composite && !(on_gpu && schema.on_gpu);
+  const bool foreign = on_gpu && schema.foreign;
+  const bool calls_others = schema.composite && !(on_gpu && schema.on_gpu);
+  if (foreign && !schema.communicates) return run_foreign(op, schema, below, *stack);
   if (calls_others && !schema.communicates) return op.redispatchBoxed(below, stack);
   c10::impl::ExcludeDispatchKeyGuard only_once(kKey);
-  if (on_gpu && schema.communicates) return Mirror::communicate(op, below, *stack, values.moves(stack->data() + (stack->size() - count), count));
+  if (on_gpu && schema.communicates) return communicate(op, schema, below, *stack);
   if (inside > 0 || schema.communicates || !counting.load(std::memory_order_relaxed)) return op.redispatchBoxed(below, stack);
 
   const uint64_t before = timed ? between.end() : 0;
@@ -204,11 +277,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
     OwnWork ours;
     timed ? write_times(before, lasted) : void(own_ticks += detour);
     if (!values.all() && !answered && !schema.view) spread_absence(schema, kept, *stack, begin, line);
-    const size_t results = stack->size() - begin;
-    const size_t tensors = Definitions::tensors(stack->data() + begin, results);
-    if (definition->number != 0 && definition->tensors != tensors) definition = &Definitions::get().with_results(own_key, tensors);
-    if (definition->number == 0) Definitions::get().add(*definition, own_key, stack->data() + begin, stack->size() - begin);
-    write_execution(*definition, line, recorded, own_read, *stack, begin);
+    write_execution(defined(*definition, own_key, *stack, begin), line, recorded, own_read, *stack, begin);
   }
   key.swap(own_key);
   read.swap(own_read);
@@ -311,8 +380,8 @@ __attribute__((visibility("default"))) const Launches* uniference_capture_launch
 // Operators on simulated GPUs have values from here on; see `Mirror`.
 __attribute__((visibility("default"))) void uniference_capture_mirror(
     Mirror::Launch launch, Mirror::Settle settle, Mirror::IsCaptured is_captured, Mirror::Compute compute,
-    Mirror::Withhold withhold) {
-  Mirror::begin(launch, settle, is_captured, compute, withhold);
+    Mirror::Withhold withhold, Mirror::Clear clear) {
+  Mirror::begin(launch, settle, is_captured, compute, withhold, clear);
   watching = true;
   c10::impl::tls_set_dispatch_key_included(kKey, true);
 }
@@ -365,6 +434,7 @@ __attribute__((visibility("default"))) uint64_t uniference_capture_take(const ui
   static thread_local Stream taken;
   taken.clear();
   Storages::forget_foreign();
+  if (OwnKernels* own = OwnKernels::running()) own->write();
   // A thread's part names what the dictionary has by then.
   Stream done;
   Log::Writer()->drain(done);

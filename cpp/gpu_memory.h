@@ -59,6 +59,23 @@ class GpuMemory {
     write_levels(reserved);
   }
 
+  // Whether something in a storage was not computed.
+  static bool is_absent(const c10::StorageImpl* storage) {
+    if (!any_absent_.load(std::memory_order_relaxed)) return false;
+    std::lock_guard<std::mutex> only_one(lock_);
+    const auto found = blocks_.find(reinterpret_cast<uintptr_t>(storage->data()));
+    return found != blocks_.end() && found->second.absent;
+  }
+
+  // What is in a storage was not computed.
+  static void mark_absent(const c10::StorageImpl* storage) {
+    std::lock_guard<std::mutex> only_one(lock_);
+    const auto found = blocks_.find(reinterpret_cast<uintptr_t>(storage->data()));
+    if (found == blocks_.end()) return;
+    found->second.absent = true;
+    any_absent_.store(true, std::memory_order_relaxed);
+  }
+
   // In words: what is allocated by kind.
   static std::string held() {
     std::lock_guard<std::mutex> only_one(lock_);
@@ -70,6 +87,7 @@ class GpuMemory {
     uint64_t id;
     uint64_t bytes;
     Kind kind;
+    bool absent = false;
   };
 
   // As in the format of operators: what a GPU's allocation and its two levels are.
@@ -136,6 +154,7 @@ class GpuMemory {
   static inline Taken taken_ = nullptr;
   static inline std::mutex lock_;
   static inline std::unordered_map<uintptr_t, Block> blocks_;
+  static inline std::atomic<bool> any_absent_ = false;
   static inline uint64_t allocated_ = 0;
   static inline std::atomic<uint64_t> reserved_ = 0;
   static inline std::atomic<uint64_t> context_ = 0;

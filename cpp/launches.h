@@ -4,6 +4,8 @@
 #include <atomic>
 #include <string>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "storages.h"
 #include "stream.h"
@@ -55,7 +57,85 @@ void write_entry(Tag tag, Fields... fields) {
   (log->entries().number(fields), ...);
 }
 
+// What is handed to a stream next has this number: said as 11 in place of a kind of memory.
+inline void write_number(uint64_t number) {
+  if (inside > 0 || !counting.load(std::memory_order_relaxed)) return;
+  Log::Writer log;
+  log->tag(kKind);
+  log->allocation(0);
+  log->entries().byte(11);
+  log->entries().number(number);
+}
+
 inline uint32_t with_operator(uint32_t flags) { return operators > 0 ? flags | kInside : flags; }
+
+// Kernels that an operator launches itself while it also calls other operators, which are written down before it. What it has launched is
+// written down when it has returned, or the thread waits for what it has handed to streams; then it is the operator's.
+class OwnKernels {
+ public:
+  OwnKernels() : outer_(innermost_) { innermost_ = this; }
+  OwnKernels(const OwnKernels&) = delete;
+  OwnKernels& operator=(const OwnKernels&) = delete;
+  // If the operator has failed, they are nobody's.
+  ~OwnKernels() {
+    write(0);
+    innermost_ = outer_;
+  }
+
+  // Of the operator that this thread runs; null: there is none, or one that it has called is running.
+  static OwnKernels* running() { return operators == 0 && inside == 0 && counting.load(std::memory_order_relaxed) ? innermost_ : nullptr; }
+
+  // Whether it has launched any.
+  bool any() const { return any_; }
+
+  void launch(uint32_t kernel, uint32_t stream, uint32_t flags, uint64_t bytes) {
+    any_ = true;
+    launches_.push_back({std::exchange(number_, 0), kernel, stream, flags, bytes});
+  }
+
+  // What it hands to a stream next has this number. That may be no kernel, which is written down at once.
+  void number(uint64_t number) { number_ = number; }
+  uint64_t take_number() { return std::exchange(number_, 0); }
+
+  // The operator's execution follows.
+  void write() { write(kInside); }
+
+ private:
+  struct Launch {
+    uint64_t number;
+    uint32_t kernel, stream, flags;
+    uint64_t bytes;
+  };
+
+  void write(uint32_t flags) {
+    for (const Launch& launch : std::exchange(launches_, {})) {
+      if (launch.number != 0) write_number(launch.number);
+      write_entry(kLaunch, launch.kernel, launch.stream, launch.flags | flags, launch.bytes);
+    }
+  }
+
+  static inline thread_local OwnKernels* innermost_ = nullptr;
+  OwnKernels* const outer_;
+  std::vector<Launch> launches_;
+  uint64_t number_ = 0;
+  bool any_ = false;
+};
+
+inline void launch(uint32_t kernel, uint32_t stream, uint32_t flags, uint64_t bytes) {
+  if (OwnKernels* own = OwnKernels::running()) return own->launch(kernel, stream, flags, bytes);
+  write_entry(kLaunch, kernel, stream, with_operator(flags), bytes);
+}
+
+inline void number_next(uint64_t number) {
+  if (OwnKernels* own = OwnKernels::running()) return own->number(number);
+  write_number(number);
+}
+
+// Of what is no kernel, and is written down at once.
+inline void number_this() {
+  OwnKernels* own = OwnKernels::running();
+  if (const uint64_t number = own == nullptr ? 0 : own->take_number()) write_number(number);
+}
 
 // `Launches` of crates/py/src/channel/device.rs.
 struct Launches {
@@ -67,17 +147,25 @@ struct Launches {
   void (*capture)(uint32_t stream, uint32_t graph);
   void (*graph_launch)(uint32_t graph, uint32_t stream);
   void (*host_function)(uint32_t stream);
+  void (*number)(uint64_t number);
 };
 
 inline constexpr Launches launches{
     Kernels::number,
-    [](uint32_t kernel, uint32_t stream, uint32_t flags, uint64_t bytes) { write_entry(kLaunch, kernel, stream, with_operator(flags), bytes); },
-    [](uint32_t stream, uint32_t kind, uint64_t bytes, uint32_t flags) { write_entry(kCopy, stream, kind, bytes, with_operator(flags)); },
+    launch,
+    [](uint32_t stream, uint32_t kind, uint64_t bytes, uint32_t flags) {
+      number_this();
+      write_entry(kCopy, stream, kind, bytes, with_operator(flags));
+    },
     [](uint32_t event, uint32_t stream) { write_entry(kRecord, event, stream); },
     [](uint32_t stream, uint32_t event) { write_entry(kWait, stream, event); },
     [](uint32_t stream, uint32_t graph) { write_entry(kCapture, stream, graph); },
-    [](uint32_t graph, uint32_t stream) { write_entry(kGraphLaunch, graph, stream); },
+    [](uint32_t graph, uint32_t stream) {
+      number_this();
+      write_entry(kGraphLaunch, graph, stream);
+    },
     [](uint32_t stream) { write_entry(kHostFunction, stream); },
+    number_next,
 };
 
 }  // namespace uniference

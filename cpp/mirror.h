@@ -7,6 +7,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
+#include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -18,6 +19,7 @@
 #include "launches.h"
 #include "storages.h"
 #include "substitutes.h"
+#include "values.h"
 
 namespace uniference {
 
@@ -48,14 +50,17 @@ class Mirror {
   using Compute = void (*)(void* stream, void (*run)(void* data), void (*forget)(void* data), void* data);
   // Communication that this thread asks for moves sizes and no data, until it says -1.
   using Withhold = void (*)(int change);
+  // Bytes become zero, without taking the host's memory for it.
+  using Clear = void (*)(void* at, size_t bytes);
 
   // From here on operators of GPUs have values.
-  static void begin(Launch launch, Settle settle, IsCaptured is_captured, Compute compute, Withhold withhold) {
+  static void begin(Launch launch, Settle settle, IsCaptured is_captured, Compute compute, Withhold withhold, Clear clear) {
     launch_ = launch;
     settle_ = settle;
     is_captured_ = is_captured;
     compute_ = compute;
     withhold_ = withhold;
+    clear_ = clear;
     wanted_ = true;
   }
 
@@ -88,8 +93,8 @@ class Mirror {
     const size_t count = op.schema().arguments().size();
     const size_t begin = stack.size() - count;
     const bool sized = sized_by_values(schema, &stack[begin], count);
-    has_values = has_values && unvalued == 0;
-    if (schema.view || schema.moves_no_values || !(has_values || sized)) return op.redispatchBoxed(below, &stack);
+    if (schema.view || schema.moves_no_values || (unvalued > 0 && !sized)) return op.redispatchBoxed(below, &stack);
+    if (!(has_values || sized)) return run_without_values(op, schema, below, stack, begin);
     const c10::Device device = device_of(&stack[begin], count);
     // Default streams are the current device's, and so are generators.
     const c10::DeviceGuard on(device);
@@ -118,9 +123,16 @@ class Mirror {
       if (!failure) {
         hand_over(schema.name, here[i - begin], stack[i]);
       } else {
-        for_each_tensor(stack[i], [](const at::Tensor& tensor) { zero(tensor); });
+        for_each_tensor(stack[i], zero);
       }
     }
+  }
+
+  // A call of an extension's operator has launched kernels of its own, which compute nothing.
+  static void ran_own_kernels(
+      const Schema& schema, const std::vector<c10::IValue>& arguments, const torch::jit::Stack& stack, size_t begin, bool has_values) {
+    if (has_values && unvalued == 0) lacking(schema.name, "it launches kernels of its own");
+    forget_values(schema, arguments, stack, begin, /*all=*/false);
   }
 
  private:
@@ -275,6 +287,8 @@ class Mirror {
   // By the CPU's kernel; results take the arguments' place. False: there is none, so the results have no values.
   static bool compute(const c10::OperatorHandle& op, const Schema& schema, const Randomness& randomness, torch::jit::Stack& here) {
     c10::impl::ExcludeDispatchKeyGuard below_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+    // Profilers see the GPU's operator, and not that the simulator computes its values.
+    const at::DisableRecordFunctionGuard unseen;
     if (schema.substitute != nullptr) {
       schema.substitute(here, randomness.seed);
       return true;
@@ -301,9 +315,95 @@ class Mirror {
     }
   }
 
-  // What was not computed reads as zero, not as what the memory was before.
+  // What was not computed reads as zero, not as what the memory was before, and counts as not there.
   static void zero(const at::Tensor& tensor) {
-    if (tensor.defined() && tensor.is_cuda() && tensor.layout() == c10::kStrided) alias(tensor).zero_();
+    if (!tensor.defined() || tensor.layout() != c10::kStrided || !tensor.has_storage()) return;
+    clear(tensor);
+    Values::mark(tensor);
+  }
+
+  // Makes a tensor's bytes zero, piece by piece as they lie in memory.
+  static void clear(const at::Tensor& tensor) {
+    if (tensor.numel() == 0) return;
+    std::vector<std::pair<int64_t, int64_t>> dimensions;  // stride, size
+    for (int64_t i = 0; i < tensor.dim(); i++) {
+      if (tensor.size(i) > 1 && tensor.stride(i) != 0) dimensions.emplace_back(tensor.stride(i), tensor.size(i));
+    }
+    std::sort(dimensions.begin(), dimensions.end());
+    int64_t piece = 1;
+    size_t inner = 0;
+    while (inner < dimensions.size() && dimensions[inner].first == piece) piece *= dimensions[inner++].second;
+    auto* at = static_cast<char*>(const_cast<void*>(tensor.const_data_ptr()));
+    const int64_t width = static_cast<int64_t>(tensor.itemsize());
+    std::vector<int64_t> place(dimensions.size(), 0);
+    for (;;) {
+      int64_t offset = 0;
+      for (size_t i = inner; i < place.size(); i++) offset += place[i] * dimensions[i].first;
+      clear_(at + offset * width, static_cast<size_t>(piece * width));
+      size_t next = inner;
+      while (next < place.size() && ++place[next] == dimensions[next].second) place[next++] = 0;
+      if (next == place.size()) return;
+    }
+  }
+
+  // Tensors of a call without values in a graph: each launch of it makes them zero.
+  struct Cleared {
+    std::vector<at::Tensor> tensors;
+
+    static void run(void* data) {
+      for (const at::Tensor& tensor : static_cast<Cleared*>(data)->tensors) clear(tensor);
+    }
+
+    static void forget(void* data) { delete static_cast<Cleared*>(data); }
+  };
+
+  // On the GPU alone: what the call writes to and results in is not there.
+  static void run_without_values(
+      const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack, size_t begin) {
+    const std::vector<c10::IValue> arguments(stack.begin() + begin, stack.end());
+    op.redispatchBoxed(below, &stack);
+    if (!moves_bytes(schema, arguments, stack[begin])) forget_values(schema, arguments, stack, begin, /*all=*/true);
+  }
+
+  // What a call has written to and resulted in reads as zero. Unless `all` of it is wanted, what is large and had no values before stays as it is: a
+  // cache, say, of which the call has written a part.
+  static void forget_values(
+      const Schema& schema, const std::vector<c10::IValue>& arguments, const torch::jit::Stack& stack, size_t begin, bool all) {
+    constexpr int64_t kSmall = 1 << 16;
+    std::vector<at::Tensor> tensors;
+    const auto collect = [&](const at::Tensor& tensor) {
+      if (!tensor.defined() || tensor.layout() != c10::kStrided || !tensor.has_storage()) return;
+      if (all || tensor.numel() <= kSmall || !Values::is_absent(tensor)) tensors.push_back(tensor);
+    };
+    for (size_t i = 0; i < arguments.size(); i++) {
+      if (schema.written[i]) for_each_tensor(arguments[i], collect);
+    }
+    for (size_t i = begin; i < stack.size(); i++) {
+      if (schema.same_as[i - begin] < 0) for_each_tensor(stack[i], collect);
+    }
+    for (const at::Tensor& tensor : tensors) Values::mark(tensor);
+    void* stream = stream_of(arguments.data(), arguments.size());
+    if (!is_captured_(stream)) {
+      for (const at::Tensor& tensor : tensors) clear(tensor);
+      return;
+    }
+    auto cleared = std::make_unique<Cleared>();
+    for (const at::Tensor& tensor : tensors) cleared->tensors.push_back(alias(tensor));
+    compute_(stream, &Cleared::run, &Cleared::forget, cleared.release());
+  }
+
+  // Whether all that a call does is to copy bytes as they lie, which the simulated GPU's copies have done.
+  static bool moves_bytes(const Schema& schema, const std::vector<c10::IValue>& arguments, const c10::IValue& result) {
+    if (schema.name != "aten::copy_" && schema.name != "aten::_to_copy" && schema.name != "aten::clone") return false;
+    const at::Tensor& from = arguments[schema.name == "aten::copy_" ? 1 : 0].toTensor();
+    const at::Tensor& to = result.toTensor();
+    return from.layout() == c10::kStrided && to.layout() == c10::kStrided && from.dtype() == to.dtype() && from.sizes() == to.sizes() &&
+           from.strides() == to.strides() && from.is_non_overlapping_and_dense() && from.is_conj() == to.is_conj() && from.is_neg() == to.is_neg();
+  }
+
+  static void* stream_of(const c10::IValue* arguments, size_t count) {
+    const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
+    return guard.getStreamNativeHandle(guard.getStream(device_of(arguments, count)));
   }
 
   // Which elements there are is known with the values alone.
@@ -417,6 +517,7 @@ class Mirror {
   static inline std::mutex forgotten_mutex_;
   static inline std::vector<uint64_t> forgotten_;
   static inline Withhold withhold_ = nullptr;
+  static inline Clear clear_ = nullptr;
   static inline bool wanted_ = false;
 };
 

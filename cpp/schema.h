@@ -33,7 +33,7 @@ struct Schema {
   bool composite = false;
   // Of a GPU it is carried out by a kernel of its own.
   bool on_gpu = false;
-  // A program or an extension defines it, with nothing for the CPU alone: on a GPU it is carried out by calling others.
+  // A program or an extension defines it, with nothing for the CPU alone: on a GPU it calls others, or launches kernels of its own.
   bool foreign = false;
   // The program is told a value, or how many there are of some kind.
   bool reads_value = false;

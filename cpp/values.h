@@ -1,6 +1,7 @@
 // Owns what happens to operators on tensors that are too large to be computed here: they get results of the right types without values.
 //
-// A value that is not there reads as zero, in every operator that is carried out, and whatever is computed from it counts as not there.
+// A value that is not there reads as zero, in every operator that is carried out, and whatever is computed from it counts as not there. So it is on simulated
+// GPUs, where `mirror.h` makes the zeros.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -10,6 +11,7 @@
 #include <optional>
 
 #include "definitions.h"
+#include "gpu_memory.h"
 
 namespace uniference {
 
@@ -100,15 +102,21 @@ class Values {
   }
 
   static bool is_absent(const at::Tensor& tensor) {
+    if (tensor.is_cuda()) return tensor.has_storage() && GpuMemory::is_absent(storage_of(tensor));
     const Allocation* allocation = Storages::of(tensor);
     return allocation != nullptr && allocation->absent.load(std::memory_order_relaxed);
   }
 
   static void mark(const at::Tensor& tensor) {
+    if (tensor.is_cuda() && tensor.has_storage()) return GpuMemory::mark_absent(storage_of(tensor));
     if (Allocation* allocation = Storages::of(tensor)) allocation->absent.store(true, std::memory_order_relaxed);
   }
 
  private:
+  static const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+    return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  }
+
   // So many integers are always computed on the host: programs are steered by them, as meshes, indices, lengths and the states of generators.
   static constexpr int64_t kSteering = 1 << 16;
 

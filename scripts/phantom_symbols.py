@@ -8,7 +8,7 @@ import argparse
 import re
 import subprocess
 import sys
-from importlib.metadata import distribution, version
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
 TABLES = Path(__file__).parents[1] / "crates/phantom/symbols"
@@ -28,6 +28,8 @@ LIBRARIES = {
     "libcublasLt.so.13": ("nvidia-cublas", "cublasLt", "cu13", ("cublasLt.h",), (15, "CUBLAS_STATUS_NOT_SUPPORTED")),
     "libcudnn.so.9": ("nvidia-cudnn-cu13", "cudnn", "cudnn", ("cudnn*.h",), (3000, "CUDNN_STATUS_NOT_SUPPORTED")),
     "libcufft.so.12": ("nvidia-cufft", "cufft", "cu13", ("cufft*.h",), (16, "CUFFT_NOT_SUPPORTED")),
+    # Of torch 2.14, which calls nothing of it. It has no error for what is not supported but on such a GPU.
+    "libcurand.so.10": ("nvidia-curand", "curand", "cu13", ("curand.h",), (204, "CURAND_STATUS_ARCH_MISMATCH")),
     "libcusolver.so.12": (
         "nvidia-cusolver",
         "cusolver",
@@ -98,6 +100,9 @@ def returns(headers: str) -> dict[str, str]:
 
 def table(soname: str) -> str:
     package, prefix, folder, patterns, (code, error) = LIBRARIES[soname]
+    source = (
+        f"# {soname} of {package} {version(package)}; written by scripts/phantom_symbols.py\n# error {code} {error}\n"
+    )
     headers = "\n".join(
         path.read_text(errors="replace")
         for pattern in patterns
@@ -118,9 +123,6 @@ def table(soname: str) -> str:
     chosen = sorted(
         name for name in names if re.fullmatch(rf"(?:{prefix})[A-Z_a-z]\w*", name) and not NOT_CALLED.search(name)
     )
-    source = (
-        f"# {soname} of {package} {version(package)}; written by scripts/phantom_symbols.py\n# error {code} {error}\n"
-    )
     kinds = returns(headers)
     return source + "".join(f"{name}{kinds.get(name, '')}\n" for name in chosen)
 
@@ -133,7 +135,12 @@ def main() -> int:
     check = parser.parse_args().check
     status = 0
     for soname in LIBRARIES:
-        path, text = TABLES / soname, table(soname)
+        try:
+            path, text = TABLES / soname, table(soname)
+        except PackageNotFoundError as missing:
+            # A version of torch installs what it needs; the other's table stays as it is.
+            print(f"{soname}: {missing.name} is not installed", file=sys.stderr)
+            continue
         if not check:
             path.write_text(text)
         elif path.read_text() != text:

@@ -16,7 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = ROOT / "python"
 PAGE = ROOT / "docs" / "reference" / "python-api.md"
-MODULES = ["uniference", "uniference.testing", "uniference.chakra"]
+MODULES = ["uniference", "uniference.plots", "uniference.testing", "uniference.chakra"]
+EXAMPLE = ">>> "
 INTRODUCTION = """\
 # Python API
 
@@ -100,7 +101,7 @@ def members(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
     for statement, after in zip(node.body, following, strict=True):
         if isinstance(statement, ast.AnnAssign):
             yield f"{ast.unparse(statement.target)}: {ast.unparse(statement.annotation)}", cell(attribute_text(after))
-        elif isinstance(statement, ast.Assign):
+        elif isinstance(statement, ast.Assign) and not ast.unparse(statement).startswith("_"):
             yield ast.unparse(statement), ""
         elif isinstance(statement, ast.FunctionDef) and not statement.name.startswith("_"):
             if any(ast.unparse(each).endswith((".setter", "overload")) for each in statement.decorator_list):
@@ -141,15 +142,21 @@ def code(text: str) -> str:
 
 
 def prose(docstring: str | None) -> str:
-    """A docstring as Markdown: paragraphs filled, indented code as it is."""
-    paragraphs = (docstring or "").split("\n\n")
-    return "\n\n".join(
-        each if each.startswith("    ") else textwrap.fill(each, 120, break_on_hyphens=False) for each in paragraphs
-    )
+    """A docstring as Markdown: paragraphs filled, examples and indented code as they are."""
+
+    def shown(paragraph: str) -> str:
+        if paragraph.startswith(EXAMPLE):
+            return f"```pycon\n{paragraph}\n```"
+        return paragraph if paragraph.startswith("    ") else textwrap.fill(paragraph, 120, break_on_hyphens=False)
+
+    return "\n\n".join(map(shown, (docstring or "").split("\n\n")))
 
 
 def cell(docstring: str | None) -> str:
-    return " ".join((docstring or "").split()).replace("|", "\\|")
+    """The same in a cell of a table, without examples."""
+    paragraphs = (docstring or "").split("\n\n")
+    text = " ".join(paragraph for paragraph in paragraphs if not paragraph.startswith(EXAMPLE))
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 if __name__ == "__main__":

@@ -78,3 +78,17 @@ def test_training_ends_at_the_same_loss_real_and_simulated(tmp_path):
     assert [rank for rank, _ in real] == ["0", "1"]
     # The average of two gradients has one order of addition, so not even the last digit may differ.
     assert simulated == real
+
+
+def test_prefill_answers_the_same_on_any_number_of_ranks(tmp_path: Path) -> None:
+    script = EXAMPLES / "sweep" / "prefill.py"
+    answers = {
+        results(under_us(tmp_path, ranks, script, "--prompt", "16"), r"tokens, then (\d+)")[0] for ranks in (1, 2)
+    }
+    assert answers == {results(under_gloo(tmp_path, 2, script, "--prompt", "16"), r"tokens, then (\d+)")[0]}
+
+
+def test_the_sweep_takes_nine_runs(tmp_path: Path) -> None:
+    planned = run([str(BIN / "uniference"), "sweep", "--dry-run", str(EXAMPLES / "sweep.toml")], tmp_path)
+    assert planned.startswith("36 trials: 9 runs and 27 replays")
+    assert not list(tmp_path.iterdir())

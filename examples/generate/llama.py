@@ -1,13 +1,18 @@
-"""A Llama in plain torch, and how it is cut over the ranks of a tensor-parallel group.
+"""A Llama in plain torch, and how it is cut over ranks: matrices over a tensor-parallel group, layers over the stages of a pipeline.
 
 Modules are named as GGUF names tensors, so that a checkpoint's tensor goes to the parameter of the same name. Rotary
 embeddings turn neighbouring pairs, the order in which GGUF stores the rows of Llama's query and key projections.
+
+The newest tokens of several texts are one batch, one text behind the other, without padding: every token is a row of the
+matrix products, and attention alone looks at one text after the other (selective batching: Yu et al., Orca, OSDI 2022).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -55,19 +60,40 @@ class Config:
         return self.hidden // self.heads
 
 
-class Seen:
-    """One block's keys and values of all tokens so far: (heads, tokens, head), of as many heads as this rank has."""
+SHAPES = {
+    "tiny": Config(2, 64, 4, 4, 128, 256, 10000.0, 1e-5),
+    "smollm2-135m": Config(30, 576, 9, 3, 1536, 49152, 100000.0, 1e-5),
+    "smollm2-1.7b": Config(24, 2048, 32, 32, 8192, 49152, 130000.0, 1e-5),
+    "llama-3.2-1b": Config(16, 2048, 32, 8, 8192, 128256, 500000.0, 1e-5),
+}
+"""Published shapes (`config.json` of HuggingFaceTB/SmolLM2-* and meta-llama/Llama-3.2-1B), and one for tests."""
 
-    def __init__(self) -> None:
-        self.tokens = 0
-        # An empty tensor of one dimension can be joined to any other.
-        self.keys = self.values = torch.empty(0)
+
+class Seen:
+    """One block's keys and values of a text so far: (heads, tokens, head), of as many heads as this rank has."""
+
+    keys: Tensor
+    values: Tensor
 
     def append(self, keys: Tensor, values: Tensor) -> None:
         """Those of the newest tokens."""
-        self.tokens += keys.shape[1]
-        self.keys = torch.cat((self.keys, keys), dim=1)
-        self.values = torch.cat((self.values, values), dim=1)
+        first = not hasattr(self, "keys")
+        self.keys = keys if first else torch.cat((self.keys, keys), dim=1)
+        self.values = values if first else torch.cat((self.values, values), dim=1)
+
+
+class Memory:
+    """What a model, or one stage of it, remembers of a text: its keys and values in each block."""
+
+    def __init__(self, blocks: int) -> None:
+        self.tokens = 0
+        self.blocks = [Seen() for _ in range(blocks)]
+
+    def forget(self, tokens: int) -> None:
+        """So many of the newest tokens, which were but a guess."""
+        self.tokens -= tokens
+        for seen in self.blocks:
+            seen.keys, seen.values = seen.keys[:, : self.tokens], seen.values[:, : self.tokens]
 
 
 class Block(nn.Module):
@@ -87,21 +113,19 @@ class Block(nn.Module):
         self.ffn_up = nn.Linear(hidden, config.ffn, bias=False)
         self.ffn_down = nn.Linear(config.ffn, hidden, bias=False)
 
-    def forward(self, x: Tensor, rotation: Tensor, seen: Seen) -> Tensor:
-        """`x`: (tokens, hidden), the newest tokens; `rotation`: (tokens, head / 2), complex."""
-        x = x + self.attention(self.attn_norm(x), rotation, seen)
+    def forward(self, x: Tensor, rotation: Tensor, seen: Sequence[Seen], counts: Sequence[int]) -> Tensor:
+        """`x`: (tokens, hidden), `counts` of them of each text; `rotation`: (tokens, head / 2), complex."""
+        x = x + self.attention(self.attn_norm(x), rotation, seen, counts)
         normed = self.ffn_norm(x)
         out: Tensor = self.ffn_down(F.silu(self.ffn_gate(normed)) * self.ffn_up(normed))
         return x + out
 
-    def attention(self, x: Tensor, rotation: Tensor, seen: Seen) -> Tensor:
-        """Grouped-query attention of the newest tokens over all tokens so far."""
+    def attention(self, x: Tensor, rotation: Tensor, seen: Sequence[Seen], counts: Sequence[int]) -> Tensor:
+        """Grouped-query attention of each text's newest tokens over all its tokens so far."""
         q, k, v = (self.split(project(x)) for project in (self.attn_q, self.attn_k, self.attn_v))
-        seen.append(rotate(k, rotation), v)
-        # Several tokens at once are a whole prompt; a token alone sees everything before it.
-        causal = len(x) > 1
-        q = rotate(q, rotation)
-        out = F.scaled_dot_product_attention(q, seen.keys, seen.values, is_causal=causal, enable_gqa=True)
+        q, k = rotate(q, rotation), rotate(k, rotation)
+        parts = zip(seen, *(part.split(list(counts), dim=1) for part in (q, k, v)), strict=True)
+        out = torch.cat([attend(*part) for part in parts], dim=1)
         projected: Tensor = self.attn_output(out.transpose(0, 1).flatten(1))
         return projected
 
@@ -110,71 +134,161 @@ class Block(nn.Module):
         return x.view(len(x), -1, self.head).transpose(0, 1)
 
 
-class Llama(nn.Module):
-    """From the newest token ids to the logits that follow the last of them."""
+def attend(seen: Seen, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of one text, whose newest tokens have these queries, keys and values: (heads, tokens, head)."""
+    seen.append(k, v)
+    newest, tokens = q.shape[1], seen.keys.shape[1]
+    if newest in (1, tokens):
+        # A token alone sees everything before it; the others are a whole prompt.
+        return F.scaled_dot_product_attention(q, seen.keys, seen.values, is_causal=newest > 1, enable_gqa=True)
+    visible = torch.ones(newest, tokens, dtype=torch.bool).tril(tokens - newest)
+    return F.scaled_dot_product_attention(q, seen.keys, seen.values, attn_mask=visible, enable_gqa=True)
 
-    def __init__(self, config: Config) -> None:
+
+class Llama(nn.Module):
+    """From the newest token ids to the logits that follow the last of each text; or one stage of it, some of its layers.
+
+    A stage that is not the first takes what the stage before results in, (tokens, hidden), in place of ids, and one that
+    is not the last results in that.
+    """
+
+    def __init__(self, config: Config, layers: range | None = None) -> None:
         super().__init__()
         self.config = config
-        self.token_embd = nn.Embedding(config.vocabulary, config.hidden)
-        self.blk = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.output_norm = nn.RMSNorm(config.hidden, config.norm_epsilon)
-        self.output = nn.Linear(config.hidden, config.vocabulary, bias=False)
+        self.layers = layers if layers is not None else range(config.layers)
+        if self.first:
+            self.token_embd = nn.Embedding(config.vocabulary, config.hidden)
+        self.blk = nn.ModuleDict({str(layer): Block(config) for layer in self.layers})
+        if self.last:
+            self.output_norm = nn.RMSNorm(config.hidden, config.norm_epsilon)
+            self.output = nn.Linear(config.hidden, config.vocabulary, bias=False)
 
-    def remember(self) -> list[Seen]:
+    @property
+    def first(self) -> bool:
+        """Whether texts enter here."""
+        return self.layers.start == 0
+
+    @property
+    def last(self) -> bool:
+        """Whether logits leave here."""
+        return self.layers.stop == self.config.layers
+
+    def remember(self) -> Memory:
         """A memory for one text, still empty."""
-        return [Seen() for _ in self.blk]
+        return Memory(len(self.blk))
 
-    def forward(self, ids: Tensor, memory: list[Seen]) -> Tensor:
-        """`ids`: (tokens,), all of a prompt or one token after it. Returns this rank's slice: (vocabulary / ranks,)."""
-        start = memory[0].tokens
-        positions = torch.arange(start, start + len(ids), dtype=torch.float32)
-        pair = torch.arange(0, self.config.head, 2, dtype=torch.float32)
-        angle = torch.outer(positions, self.config.rope_base ** (-pair / self.config.head))
-        rotation = torch.polar(torch.ones_like(angle), angle)
-        x = self.token_embd(ids)
-        for block, seen in zip(self.blk, memory, strict=True):
-            x = block(x, rotation, seen)
-        logits: Tensor = self.output(self.output_norm(x[-1]))
+    def forward(
+        self, x: Tensor, memories: Sequence[Memory], counts: Sequence[int] | None = None, every: bool = False
+    ) -> Tensor:
+        """`x`: ids (tokens,), or (tokens, hidden), `counts` of each text: all of a prompt, or some tokens after it.
+
+        Without `counts` there are equally many of each. Returns (texts, vocabulary / ranks), this rank's slice of the
+        logits, of the last token of each text or of `every` token, or (tokens, hidden).
+        """
+        counts = counts if counts is not None else [len(x) // len(memories)] * len(memories)
+        rotation = self.rotation(memories, counts)
+        if self.first:
+            x = self.token_embd(x)
+        for index, block in enumerate(self.blk.values()):
+            x = block(x, rotation, [memory.blocks[index] for memory in memories], counts)
+        for memory, count in zip(memories, counts, strict=True):
+            memory.tokens += count
+        if not self.last:
+            return x
+        if not every:
+            x = x[torch.tensor(counts).cumsum(0) - 1]
+        logits: Tensor = self.output(self.output_norm(x))
         return logits
+
+    def rotation(self, memories: Sequence[Memory], counts: Sequence[int]) -> Tensor:
+        """By how much each token's pairs are turned: (tokens, head / 2), complex."""
+        ranges = [torch.arange(m.tokens, m.tokens + n) for m, n in zip(memories, counts, strict=True)]
+        pair = torch.arange(0, self.config.head, 2, dtype=torch.float32)
+        angle = torch.outer(torch.cat(ranges).float(), self.config.rope_base ** (-pair / self.config.head))
+        return torch.polar(torch.ones_like(angle), angle)
+
+
+def most_likely(logits: Tensor, group: dist.ProcessGroup | None = None) -> list[int]:
+    """The most likely token of each text, of the whole vocabulary, of which each rank of the group has an equal slice."""
+    ranks = dist.get_world_size(group)
+    values, indices = logits.max(dim=-1)
+    # Exact: float64 holds every float32, and integers up to 2^53.
+    mine = torch.stack((values.double(), indices.double() + dist.get_rank(group) * logits.shape[-1]))
+    everyone = torch.empty(ranks * 2, len(logits), dtype=torch.float64)
+    dist.all_gather_into_tensor(everyone, mine, group=group)
+    values, indices = everyone.view(ranks, 2, -1).unbind(1)
+    tokens: list[int] = indices.gather(0, values.argmax(0, keepdim=True))[0].long().tolist()
+    return tokens
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     """Rotary position embedding of (heads, tokens, head)."""
-    pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
-    return torch.view_as_real(pairs * rotation).flatten(-2)
+    pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * rotation).flatten(-2).type_as(x)
 
 
-def plan(config: Config) -> dict[str, ParallelStyle]:
-    """Megatron-LM's cut (arXiv:1909.08053): two all-reduces a layer, the vocabulary cut at both ends."""
+def plan(layers: range, whole_attention: bool) -> dict[str, ParallelStyle]:
+    """Megatron-LM's cut (arXiv:1909.08053): two all-reduces a layer, the vocabulary cut at both ends.
+
+    With whole attention every rank computes all heads, and there is one all-reduce a layer.
+    """
     block: dict[str, ParallelStyle] = {
-        "attn_q": ColwiseParallel(),
-        "attn_k": ColwiseParallel(),
-        "attn_v": ColwiseParallel(),
-        "attn_output": RowwiseParallel(),
         "ffn_gate": ColwiseParallel(),
         "ffn_up": ColwiseParallel(),
         "ffn_down": RowwiseParallel(),
     }
-    styles: dict[str, ParallelStyle] = {
-        "token_embd": RowwiseParallel(input_layouts=Replicate()),
-        "output": ColwiseParallel(),
-    }
-    return styles | {f"blk.{layer}.{name}": style for layer in range(config.layers) for name, style in block.items()}
+    if not whole_attention:
+        block |= {name: ColwiseParallel() for name in ("attn_q", "attn_k", "attn_v")}
+        block["attn_output"] = RowwiseParallel()
+    return {f"blk.{layer}.{name}": style for layer in layers for name, style in block.items()}
 
 
-def load(checkpoint: Checkpoint, mesh: DeviceMesh) -> Llama:
-    """This rank's part of the model. No rank ever holds, or dequantizes, more than that."""
-    config = Config.of(checkpoint.metadata)
-    if config.kv_heads % mesh.size():
-        raise ValueError(f"{mesh.size()} ranks do not divide {config.kv_heads} key/value heads")
+def cut(model: Llama, mesh: DeviceMesh | None, whole_attention: bool = False) -> Llama:
+    """Leaves each rank of the mesh its slice of each matrix. Nothing is sent: all ranks have the same model before."""
+    if mesh is None or mesh.size() == 1:
+        return model
+    if model.config.kv_heads % mesh.size() and not whole_attention:
+        raise ValueError(f"{mesh.size()} ranks do not divide {model.config.kv_heads} key/value heads")
+    styles = plan(model.layers, whole_attention)
+    if model.first:
+        styles["token_embd"] = RowwiseParallel(input_layouts=Replicate())
+    if model.last:
+        styles["output"] = ColwiseParallel()
+    parallelize_module(model, mesh, styles, src_data_rank=None)
+    return model
+
+
+def load(
+    checkpoint: Checkpoint,
+    mesh: DeviceMesh | None = None,
+    layers: range | None = None,
+    whole_attention: bool = False,
+) -> Llama:
+    """This rank's part of the model: its slice of each matrix, over `mesh`, of `layers`. No rank ever holds, or
+    dequantizes, more than that. Without `mesh` matrices are whole, without `layers` the rank has all of them. Ranks that
+    do not divide the heads need `whole_attention`."""
     with torch.device("meta"):
-        model = Llama(config)
-    parallelize_module(model, mesh, plan(config))
+        model = cut(Llama(Config.of(checkpoint.metadata), layers), mesh, whole_attention)
     state = {name: local(checkpoint, name, parameter) for name, parameter in model.named_parameters() if name != TIED}
-    state[TIED] = state["token_embd.weight"]
+    if model.last:
+        # A last stage that is not the first has a copy of the embedding's weights.
+        embedding = state.get("token_embd.weight")
+        state[TIED] = local(checkpoint, "token_embd.weight", model.output.weight) if embedding is None else embedding
     model.load_state_dict(state, assign=True)
     return model.eval()
+
+
+def random(config: Config, mesh: DeviceMesh | None = None, layers: range | None = None) -> Llama:
+    """The same in bfloat16 with weights drawn from torch's seed, for sizes of which there is no checkpoint.
+
+    Every rank draws the whole model. One that does not fit this machine needs `uniference run --values none`.
+    """
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        return cut(Llama(config, layers), mesh).eval()
+    finally:
+        torch.set_default_dtype(usual)
 
 
 def local(checkpoint: Checkpoint, name: str, parameter: Tensor) -> Tensor:

@@ -45,5 +45,6 @@ fn write(encoder: &mut Encoder, entry: Entry<'_>) {
         Entry::Called { allocation, written } => encoder.called(allocation, written),
         Entry::Answered { line, operator } => encoder.answered(line, operator),
         Entry::Stream(entry) => encoder.stream(entry),
+        Entry::Number(number) => encoder.launch_number(number),
     }
 }

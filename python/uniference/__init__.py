@@ -1,38 +1,59 @@
 """Runs PyTorch Distributed programs in virtual time on a simulated cluster.
 
-`simulate`, `replay`, `workload`, `explain`, `whatif` and `diff` are the commands for programs that want their figures; nothing here is
-needed inside a simulated program.
+`simulate`, `replay`, `workload`, `sweep`, `explain`, `whatif`, `diff`, `compare`, `fit` and `calibrate` are the commands for programs
+that want their figures, `load` reads those of an earlier run; nothing here is needed inside a simulated program.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from uniference.simulation import (
+    from uniference.results import (
+        Answer,
+        Events,
+        Link,
         Operation,
         PathPart,
         Phase,
         Rank,
         Run,
+        Table,
+        load,
+    )
+    from uniference.simulation import (
         SimulationError,
+        calibrate,
+        compare,
         diff,
         explain,
+        fit,
         replay,
         simulate,
         whatif,
         workload,
     )
+    from uniference.sweeping import Sweep, sweep
 
 __all__ = [
+    "Answer",
+    "Events",
+    "Link",
     "Operation",
     "PathPart",
     "Phase",
     "Rank",
     "Run",
     "SimulationError",
+    "Sweep",
+    "Table",
+    "calibrate",
+    "compare",
     "diff",
     "explain",
+    "fit",
+    "load",
     "replay",
     "simulate",
+    "sweep",
     "whatif",
     "workload",
 ]
@@ -47,8 +68,9 @@ def __getattr__(name: str) -> Any:
     """Imports what is here when it is asked for: the command and the ranks can do without."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from uniference import simulation
+    from uniference import results, simulation, sweeping
 
     # Kept, so that the next look finds it without us.
-    globals()[name] = value = getattr(simulation, name)
+    module = next(module for module in (results, sweeping, simulation) if hasattr(module, name))
+    globals()[name] = value = getattr(module, name)
     return value

@@ -1,7 +1,7 @@
 """The Rust extension, as Python sees it. Times are integer picoseconds of virtual time, sizes are bytes."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, final, overload
 
@@ -10,8 +10,13 @@ from torch import Tensor
 def cli(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit code."""
 
-def carry_out(argv: Sequence[str]) -> tuple[int, str, tuple[os.PathLike[str], str] | None]:
+def carry_out(
+    argv: Sequence[str], progress: Callable[[float, int], object] | None = None
+) -> tuple[int, str, tuple[os.PathLike[str], str] | None]:
     """Carries out `uniference replay` or `uniference workload ... --run` inside this process; `argv` begins with the command's name.
+
+    `progress` is called ten times a second at most, with the virtual time in seconds and the number of operations that have completed.
+    What it raises, and what the handler of a signal raises meanwhile, ends the simulation.
 
     Returns the command's exit code, what it would have written to standard error, and of a simulation that has come to its end the
     folder of its results and the text of its report.

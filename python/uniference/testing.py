@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from uniference.simulation import Run
+    from uniference.results import Run
 
 __all__ = ["assert_makespan", "uniference_run"]
 

@@ -22,6 +22,9 @@ HERE = Path(__file__).parent
 # Where packages are that do not go with the others.
 APART = Path(sys.prefix) / "apart"
 
+# What has an environment of its own, with another version of torch than the others: the package, and its interpreter.
+OWN = {"vllm": HERE.parents[1] / ".venv-vllm/bin/python"}
+
 TIMEOUT_S = 600
 
 # The exit code of what has taken longer, as `timeout` has it.
@@ -49,8 +52,15 @@ class Program:
     """Whether it checks its results itself, and prints none."""
     draws: bool = False
     """Whether its weights are drawn on its device: those of GPUs are others, and prove only that it runs."""
+    without_values: bool = False
+    """Whether its tensors are too large to be computed here, and its results do not depend on them."""
     apart: bool = False
     """Whether its package is among those that do not go with the others."""
+
+    @property
+    def interpreter(self) -> Path:
+        """What runs it."""
+        return OWN.get(self.package, Path(sys.executable))
 
     @property
     def environment(self) -> dict[str, str]:
@@ -96,6 +106,8 @@ _LIBRARIES = {
     "megatron-core": "megatron_layers",
 }
 
+_VLLM = ("vllm_generate.py",)
+
 _TITAN = ("torchtitan", "titan.py", "--debug.seed", "1")
 
 PROGRAMS = (
@@ -126,6 +138,8 @@ PROGRAMS = (
     _file("deepspeed", "libraries.py", "deepspeed_zero", apart=True),
     # Its kernels for GPUs are its own.
     _file("torchrec", "libraries.py", "torchrec_sharded", on_gpu=False, apart=True),
+    # It has no CPUs among its devices, and kernels of its own.
+    *(_file("vllm", *_VLLM, ranks=ranks, on_cpu=False, without_values=True) for ranks in (1, 2)),
 )
 
 
@@ -152,7 +166,7 @@ def under_gloo(program: Program, folder: Path) -> Outcome:
     torchrun = ("-m", "torch.distributed.run", f"--nproc-per-node={program.ranks}", f"--master-port={port}")
     # Ranks that write to one pipe write into each other's lines.
     done = _run(
-        (*torchrun, "--redirects=3", f"--log-dir={logs}", *program.arguments),
+        (program.interpreter, *torchrun, "--redirects=3", f"--log-dir={logs}", *program.arguments),
         folder,
         program.environment | _WITHOUT_GPU,
     )
@@ -172,17 +186,20 @@ def under_us(program: Program, folder: Path, gpus: bool) -> Outcome:
         "--cuda" if gpus else "--no-cuda",
         "--compute",
         "model" if gpus else "none",
+        "--values",
+        "small" if program.without_values else "all",
         "--out",
         f"{folder}/out",
     )
     started = (*(program.launcher if gpus else ()), *program.arguments)
     environment = program.environment | ({} if gpus else _WITHOUT_GPU)
-    done = _run(("-m", "uniference", "run", *options, *started), folder, environment)
+    done = _run((program.interpreter, "-m", "uniference", "run", *options, *started), folder, environment)
     return _outcome(done, done.stdout)
 
 
-def _run(arguments: tuple[str, ...], folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *arguments]
+def _run(
+    command: tuple[str | Path, ...], folder: Path, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -243,7 +260,10 @@ def judge(program: Program, sides: Mapping[str, Outcome]) -> str:
 
 
 def _version(package: str) -> str:
-    found = next(iter(distributions(name=package, path=[str(APART), *sys.path])), None)
+    paths = [str(APART), *sys.path]
+    if package in OWN:
+        paths = [str(path) for path in OWN[package].parents[1].glob("lib/python*/site-packages")]
+    found = next(iter(distributions(name=package, path=paths)), None)
     return f"{package} {found.version if found else '(not installed)'}"
 
 
@@ -254,6 +274,9 @@ def main() -> int:
     arguments = parser.parse_args()
     print(f"{'program':<66} {'package':<22} {'Gloo':<8} {'ours':<8} {'GPUs':<8}")
     chosen = [program for program in PROGRAMS if arguments.only in program.title]
+    for package in {program.package for program in chosen if not program.interpreter.exists()}:
+        print(f"{package} is left out: its environment is made by `make programs-{package}`", flush=True)
+    chosen = [program for program in chosen if program.interpreter.exists()]
     return 0 if all([compare(program) for program in chosen]) else 1
 
 

@@ -125,6 +125,7 @@ def _fork_rank(rank: int, size: int, port: int, script: Path, arguments: Sequenc
     except BaseException:
         traceback.print_exc()
     finally:
+        sys.stdout.flush()
         os._exit(code)
 
 

@@ -1,4 +1,4 @@
-"""The benchmarks of the bridge and of simulated GPUs run, and measure something of each kind."""
+"""The benchmarks of the bridge, of workers, of simulated GPUs and of analyses run, and measure something of each kind."""
 
 import re
 import subprocess
@@ -42,3 +42,23 @@ def test_the_benchmark_of_simulated_gpus_has_each_operator_and_launch_beside_tor
     assert [name.strip() for name, _ in rows] == names * 2
     assert all(float(took) > 0 for _, figures in rows for took in figures.split()[:4])
     assert re.findall(r"^(\w+) +[\d.]+ +-?[\d.]+ +2$", shown, re.MULTILINE) == ["kernel", "memset"] * 2
+
+
+@pytest.mark.load
+def test_the_benchmark_of_analyses_has_a_figure_for_each_target() -> None:
+    shown = quickly("analysis.py")
+    assert len(re.findall(r"all-reduces, .*: [\d.]+ s, [\d.]+ s: [+-][\d.]+ %", shown)) == 2
+    assert re.search(r"^whatif: \d+ rows of a run of [\d,]+ events: [\d.]+ s", shown, re.MULTILINE)
+    assert re.search(r"tables [\d.]+ bytes an event", shown)
+    assert re.search(r"^explain: [\d.]+ s, [\d.]+ s of processors, [\d.]+ GB", shown, re.MULTILINE)
+
+
+@pytest.mark.load
+def test_the_benchmark_of_workers_shows_what_a_call_costs_more() -> None:
+    shown = quickly("workers.py")
+    found = re.search(r"^ +([\d.]+) +([\d.]+) +(-?[\d.]+)$", shown, re.MULTILINE)
+    assert found is not None, shown
+    local, remote, more = map(float, found.groups())
+    assert local > 0
+    # Each is rounded to a tenth.
+    assert abs(remote - local - more) < 0.2

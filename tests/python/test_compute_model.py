@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -117,3 +118,52 @@ def test_what_is_not_computed_is_not_measured(tmp_path: Path) -> None:
     assert done.code == 2
     assert "cannot be measured" in done.err
     assert "hint: add --compute none" in done.err
+
+
+SHAPES_ALONE = """
+import time
+import torch, torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+
+dist.init_process_group("gloo")
+
+
+def seconds(product):
+    began = time.perf_counter()
+    product()
+    return time.perf_counter() - began
+
+
+real, meta = torch.empty(1000, 1000), torch.empty(1000, 1000, device="meta")
+print("real", seconds(lambda: real @ real))
+print("meta", seconds(lambda: meta @ meta))
+with FakeTensorMode():
+    fake = torch.empty(1000, 1000)
+    print("fake", seconds(lambda: fake @ fake))
+mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+with torch.inference_mode():
+    whole = DTensor.from_local(real, mesh, [Shard(1)])
+    rows = DTensor.from_local(torch.empty(1000, 1000), mesh)
+    print("first", seconds(lambda: rows @ whole))
+    print("second", seconds(lambda: rows @ whole))
+"""
+
+
+@pytest.mark.parametrize("captured", ["", "python"])
+def test_shapes_alone_take_no_time(tmp_path: Path, captured: str) -> None:
+    from uniference.rank import capture
+
+    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    script = write_script(tmp_path, SHAPES_ALONE)
+    words = ("run", "--cluster", "cluster.toml", "--set", "device.gpu.count=1", script)
+    done = uniference(*words, cwd=tmp_path, env={capture.CAPTURE: captured} if captured else None)
+    assert done.code == 0, done.err
+    took = {name: float(seconds) for name, seconds in re.findall(r"^(\w+) ([\d.e-]+)$", done.out, re.MULTILINE)}
+    # Reading the clock takes 50 ns.
+    assert took["real"] > 1e-5
+    assert took["meta"] < 1e-7
+    assert took["fake"] < 1e-7
+    # DTensor finds out the shape of what it has not seen before with tensors that have no data.
+    assert took["first"] < 1.5 * took["second"]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import Done, uniference, write_script
+from harness import Done, run_script, uniference, write_script
 
 REAL = torch.cuda.device_count() > 0
 simulated = pytest.mark.skipif(REAL, reason="this machine has a GPU: none is simulated")
@@ -32,6 +32,7 @@ PLACES = """
 x = torch.ones(4, device="cuda")
 assert x.device == gpu and x.is_cuda and not x.is_cpu and x.get_device() == local
 assert (x + 1)[1:].view(3).device == gpu and torch.zeros_like(x).is_cuda and x.new_zeros(2).is_cuda
+assert x.to("meta").is_meta and torch.ones_like(x, device="meta").shape == (4,)
 assert x.type() == "torch.cuda.FloatTensor" and f"device='cuda:{local}'" in repr(x)
 host = torch.ones(4)
 assert host.is_cpu and (host * 2).is_cpu and x.cpu().is_cpu and torch.from_numpy(host.numpy()).is_cpu
@@ -236,6 +237,29 @@ def run(directory: Path, source: str, *options: str) -> Done:
     cluster.write_text(CLUSTER)
     fixed = ("run", "--cluster", cluster, "--compute", "none", "--out", directory / "out")
     return uniference(*fixed, *options, write_script(directory, source), cwd=directory, env={"HERE": str(directory)})
+
+
+@simulated
+@pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
+def test_a_split_of_nccl_may_leave_ranks_out(tmp_path: Path) -> None:
+    source = """
+import os, torch, torch.distributed as dist
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+torch.cuda.set_device(device)
+dist.init_process_group("nccl", device_id=device)
+part = dist.split_group(split_ranks=[[0, 1]])
+x = torch.ones(1, device=device)
+if dist.get_rank() < 2:
+    dist.all_reduce(x, group=part)
+print("sum", x.item())
+"""
+    done = run_script(tmp_path, source, "--cuda", ranks=3)
+    assert done.code == 0, done.err
+    assert sorted(line for line in done.out.splitlines() if "sum" in line) == [
+        "[0] sum 2.0",
+        "[1] sum 2.0",
+        "[2] sum 1.0",
+    ]
 
 
 @pytest.mark.skipif(not REAL, reason="this machine has no GPU")

@@ -41,9 +41,15 @@ def command(directory: Path, source: str) -> list[str]:
 
 def hanging(directory: Path, start: Start) -> tuple["subprocess.Popen[str]", list[int]]:
     """A run whose ranks never end, whatever signals they get; and their processes, each followed by one that it has left behind."""
-    run = start(*words(directory, HANG))
+    told = directory / "told"
+    command, *rest = words(directory, HANG)
+    run = start(command, "--progress-to", str(told), *rest)
     assert run.stdout is not None
     pids = [int(pid) for _ in range(2) for pid in run.stdout.readline().split()[-2:]]
+    # Rank 0 has called what it waits in for ever.
+    deadline = time.monotonic() + 60
+    while not re.search(r"rank 0, [^\"]* waits ", told.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
     return run, pids
 
 
@@ -72,13 +78,15 @@ def test_ctrl_c_ends_everything(tmp_path: Path, start: Start) -> None:
     assert all_end(pids)
 
 
-def test_ctrl_c_twice_ends_at_once(tmp_path: Path, start: Start) -> None:
+# The second one while the run is being ended, at one moment or another.
+@pytest.mark.parametrize("milliseconds", [10, 20, 25, 30])
+def test_ctrl_c_twice_ends_at_once(tmp_path: Path, start: Start, milliseconds: int) -> None:
     run, pids = hanging(tmp_path, start)
     # A process that is stopped says nothing, so nobody can be told where it is.
     os.kill(pids[0], signal.SIGSTOP)
     for _ in range(2):
         run.send_signal(signal.SIGINT)
-        time.sleep(0.01)
+        time.sleep(milliseconds / 1000)
     run.communicate(timeout=20)
     assert run.returncode == 130
     assert all_end(pids)
@@ -266,6 +274,7 @@ SAYING: dict[str, tuple[str, ...]] = {
     "whatif": ("run",),
     "diff": ("run", "run"),
     "report": ("run", "--out", "page.html"),
+    "sweep": ("points.toml", "--dry-run"),
     "cluster check": ("cluster.toml",),
     "chakra stats": ("run/chakra/chakra.0.et",),
     "chakra json": ("run/chakra/chakra.0.et",),
@@ -286,7 +295,8 @@ SAYING: dict[str, tuple[str, ...]] = {
     "man": (),
 }
 # They say nothing there but `--help`: what they start has it.
-SILENT = {"chakra convert", "chakra export", "launch", "testbed", "view"}
+SILENT = {"chakra convert", "chakra export", "launch", "search", "testbed", "view", "worker"}
+POINTS = '[program]\nscript = "script.py"\n[options]\nranks = [1, 2]\n'
 MEASURED = "".join(
     json.dumps({"operation": operation, "ranks": [0, 1], "bytes": size, "seconds": [40e-6 + size * 16e-9] * 3}) + "\n"
     for operation in ("pingpong", "round_trip")
@@ -313,6 +323,7 @@ def test_output_that_is_lost_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "held.toml").write_text(checked.replace("[[device]]", '[[device]]\nmemory = "800 GB"'))
     (tmp_path / "measured.jsonl").write_text(MEASURED)
     shutil.copy(SHIPPED, tmp_path / "operators.sqlite")
+    (tmp_path / "points.toml").write_text(POINTS)
     (tmp_path / "computes.py").write_text("import torch\ntorch.ones(100).sum()\n")
     calls = [*((*name.split(), *given) for name, given in SAYING.items()), ("--help",), ("--version",)]
     # The job of `fit` is a command of its own, behind the options.

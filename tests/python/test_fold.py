@@ -181,3 +181,40 @@ def test_communicators_of_nccl_have_their_absent_members(tmp_path: Path) -> None
     assert done.out.count("sum 8.0") == 5, done.out
     assert any("5 of 8 ranks ran (0, 1, 2, 4, 7)" in warning for warning in report["warnings"])
     assert sum(operation["count"] for operation in report["operations"]) == 8
+
+
+SPLIT = """
+import os, time, torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+torch.cuda.set_device(device)
+# With a device NCCL makes its communicators at once, and those of a mesh by splitting the world's.
+dist.init_process_group("nccl", device_id=device)
+rank, size = dist.get_rank(), dist.get_world_size()
+mesh = init_device_mesh("cuda", (2, size // 2), mesh_dim_names=("shard", "tensor"))
+seed = torch.full((1,), 5.0 + rank, device=device)
+dist.broadcast(seed, 0)
+assert seed.item() == 5
+x = torch.ones(2048, 2048, device=device)
+for _ in range(3):
+    for dimension in ("tensor", "shard"):
+        x = x @ x
+        dist.all_reduce(x, group=mesh.get_group(dimension))
+count = torch.ones(1, device=device)
+dist.all_reduce(count, group=mesh.get_group("shard"))
+assert count.item() == 2
+print("rank", rank)
+torch.cuda.synchronize()
+if rank == 0:
+    time.sleep(2)
+"""
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
+@pytest.mark.parametrize(("ranks", "running"), [(8, [0, 1, 2, 4, 7]), (16, [0, 1, 2, 4, 7, 8, 15])])
+def test_a_mesh_of_split_communicators_whose_first_rank_sleeps(tmp_path: Path, ranks: int, running: list[int]) -> None:
+    cluster = GPUS.replace("count = 8", f"count = {ranks}").replace("per_server = 4", "per_server = 8")
+    (tmp_path / "cluster.toml").write_text(cluster)
+    options = ("--cluster", "cluster.toml", "--cuda", "--compute", "model", "--values", "small")
+    run_both(tmp_path, SPLIT, *options)
+    assert ranks_that_ran(tmp_path) == running

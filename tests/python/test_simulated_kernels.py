@@ -192,3 +192,79 @@ for _ in range(4):
 """
     )
     checked(tmp_path, body)
+
+
+# An extension's operator, with a kernel that it launches through the driver, and another operator that it calls.
+EXTENSION = """
+import ctypes
+
+driver = ctypes.CDLL("libcuda.so.1")
+torch.ones(1, device="cuda")
+module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
+assert driver.cuModuleLoadData(ctypes.byref(module), b".version 9.0") == 0
+assert driver.cuModuleGetFunction(ctypes.byref(kernel), module, b"own") == 0
+
+def launch_own():
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    assert driver.cuLaunchKernel(kernel, *[ctypes.c_uint(1)] * 6, ctypes.c_uint(0), stream, None, None) == 0
+
+library = torch.library.Library("mine", "DEF")
+library.define("doubled(Tensor x, Tensor(a!) cache) -> Tensor")
+library.define("called(Tensor x) -> Tensor")
+
+def doubled(x, cache):
+    launch_own()
+    return torch.empty_like(x).copy_(x)
+
+library.impl("doubled", doubled, "CUDA")
+library.impl("called", lambda x: 2 * x, "CUDA")
+"""
+
+
+def test_an_operator_that_launches_kernels_of_its_own_takes_its_traffic_and_is_named(tmp_path: Path) -> None:
+    body = (
+        EXTENSION
+        + """
+x, cache = torch.ones(1 << 20, device="cuda"), torch.ones(1 << 20, device="cuda")
+torch.ops.mine.doubled(x, cache)
+torch.ops.mine.doubled(x, cache)
+torch.ops.mine.called(x)
+"""
+    )
+    report = checked(tmp_path, body, "", "--values", "small")
+    # Each call: x, the cache and the result, 12 MiB at 3.35 TB/s, and a launch.
+    assert 24 * 2**20 / 3.35e12 < kernel_seconds(report, "kernel") < 24 * 2**20 / 3.35e12 + 10e-6
+    (warning,) = [warning for warning in report["warnings"] if "mine::" in warning]
+    assert "mine::doubled (2 times)" in warning
+    assert "mine::called" not in warning
+
+
+def test_what_an_extensions_kernels_compute_reads_as_zero(tmp_path: Path) -> None:
+    """In a graph, too. What operators that it calls compute is there if it launches none itself; so is what a large cache had before."""
+    body = (
+        EXTENSION
+        + """
+x, cache = torch.ones(4, device="cuda"), torch.ones(4, device="cuda")
+assert torch.ops.mine.called(x).tolist() == [2] * 4
+assert torch.ops.mine.doubled(x, cache).tolist() == [0] * 4 and cache.tolist() == [0] * 4
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    result = torch.ops.mine.doubled(x, cache)
+result.fill_(3)
+cache.fill_(3)
+graph.replay()
+assert result.tolist() == [0] * 4 and cache.tolist() == [0] * 4
+
+large = torch.empty(1 << 17, device="cuda")
+torch.ops.mine.doubled(x, large)
+large[5] = 1
+torch.ops.mine.doubled(x, large)
+assert large[5].item() == 1
+"""
+    )
+    done = run(tmp_path, body)
+    assert done.code == 0, done.err
+    assert (
+        "the values of mine::doubled are not computed on simulated GPUs: it launches kernels of its own"
+        in done.out + done.err
+    )

@@ -1,5 +1,6 @@
 """What operators compute on simulated GPUs: the CPU's values, whichever library a GPU would use for them."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -256,3 +257,58 @@ for fused in (True, None):
     close(train("cuda", fused), train("cpu", fused), ("adam", fused))
 """,
     )
+
+
+ABSENT = """
+held = torch.full((4000,), 5.0, device="cuda")
+del held
+large = torch.ones(1 << 20, device="cuda")
+# Small, and of what is not there: zeros, whatever was in its memory before.
+derived = large[:4000] * 2
+assert derived.cpu().eq(0).all()
+# What is computed from values is there, whatever else the program has.
+assert (torch.arange(5, device="cuda") * 2).tolist() == [0, 2, 4, 6, 8]
+picture = torch.cuda.CUDAGraph()
+kept = torch.full((10,), 7.0, device="cuda")
+with torch.cuda.graph(picture):
+    kept.copy_(large[:10] + 1)
+picture.replay()
+# One more than zero, as a launch outside of a graph would find.
+assert kept.tolist() == [1.0] * 10
+print("sum", derived.sum().item())
+"""
+
+
+def test_what_is_not_computed_reads_as_zero_and_is_reported(tmp_path: Path) -> None:
+    out = run(tmp_path, ABSENT, "--values", "small", "--out", "out")
+    assert "sum 0.0" in out
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    (warning,) = [warning for warning in report["warnings"] if "values that were not computed" in warning]
+    assert "script.py:" in warning
+
+
+def test_where_nothing_is_missing_nothing_is_reported(tmp_path: Path) -> None:
+    body = "x = torch.arange(6, device='cuda').float()\nprint('sum', (x @ x).item(), (torch.ones(1 << 20, device='cuda') * 2).shape)\n"
+    assert "sum 55.0" in run(tmp_path, body, "--values", "small", "--out", "out")
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert not [warning for warning in report["warnings"] if "not computed" in warning]
+
+
+def test_received_data_that_is_not_there_is_zero(tmp_path: Path) -> None:
+    body = """
+import torch.distributed as dist
+dist.init_process_group("nccl")
+small, large = (torch.ones(size, device="cuda") for size in (10, 1 << 20))
+dist.all_reduce(small)
+dist.all_reduce(large)
+assert small.tolist() == [2.0] * 10
+print("first", large[0].item())
+"""
+    (tmp_path / "cluster.toml").write_text(CLUSTER.replace('name = "gpu"', 'name = "gpu"\ncount = 2'))
+    script = write_script(tmp_path, COMPARE + body)
+    options = ("--cluster", "cluster.toml", "--compute", "none", "--values", "small", "--out", "out")
+    done = uniference("run", *options, script, cwd=tmp_path)
+    assert done.code == 0, done.err + done.out
+    assert "first 0.0" in done.out
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert [warning for warning in report["warnings"] if "values that were not computed" in warning]

@@ -26,6 +26,9 @@ from uniference.rank.store import EngineStore
 u32, u64, i64, text = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int64, ctypes.c_char_p
 def function(result, *arguments):
     return ctypes.CFUNCTYPE(result, *arguments)
+class Times(ctypes.Structure):
+    _fields_ = [(name, u64) for name in ("launch", "node", "began", "ended")]
+Take = function(None, ctypes.c_void_p, ctypes.POINTER(Times), ctypes.c_size_t)
 class Link(ctypes.Structure):
     _fields_ = [
         ("version", u32),
@@ -44,6 +47,8 @@ class Link(ctypes.Structure):
         ("query_stream", function(ctypes.c_int, u32)),
         ("query_event", function(ctypes.c_int, u32)),
         ("elapsed", function(i64, u32, u32)),
+        ("number", function(None, u64)),
+        ("times", function(None, Take, ctypes.c_void_p)),
         ("warn", function(None, text, ctypes.c_size_t)),
     ]
 link = Link.from_address(capture.library().device_link(EngineStore.channel))
@@ -60,8 +65,23 @@ def timed(launches, size):
     assert link.query_stream(1) == 1
     return link.elapsed(1, 2)
 
+def ended():
+    found = []
+    def take(data, times, count):
+        found.extend((times[i].launch, times[i].node, times[i].ended - times[i].began) for i in range(count))
+    link.times(Take(take), None)
+    return found
+
 # The device is behind, then the host: 3.8 + 100 * 1002.85, and 1000 * 3.8 + 2.85 us.
 print("elapsed", timed(100, 3_350_000_000), timed(1000, 1))
+
+# What has a number has times, once it has ended, and once.
+link.number(9)
+link.launch(kernel, 1, 0, 3_350_000_000)
+assert ended() == []
+link.synchronize_stream(1)
+assert ended() == [(9, 0, 1_002_850)]
+assert ended() == []
 
 @torch.library.custom_op("mine::launches", mutates_args=())
 def launches(x: torch.Tensor) -> torch.Tensor:
@@ -132,7 +152,7 @@ def test_streams_take_their_time_and_replay_as_they_were(tmp_path: Path) -> None
         assert (report["digest"] == one["digest"]) is same
         assert any("time between two events" in warning for warning in report["warnings"]) is not same
         # 3.35e9 bytes at 2039 GB/s, 2 us to launch.
-        assert same or abs(report["makespan_s"] - one["makespan_s"] - 100 * (3.35e9 / 2.039e12 - 1e-3 - 0.85e-6)) < 1e-4
+        assert same or abs(report["makespan_s"] - one["makespan_s"] - 101 * (3.35e9 / 2.039e12 - 1e-3 - 0.85e-6)) < 1e-4
     done = uniference("chakra", "export", tmp_path / "run-1", "--out", tmp_path / "traces", cwd=tmp_path)
     assert done.code == 2
     assert "streams of simulated GPUs" in done.err

@@ -1,6 +1,6 @@
 //! Owns the options that say where the duration of compute comes from.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use uniference_session::{Compute, ComputeOptions, HostTime};
 
 /// The same for live runs and replays.
@@ -27,6 +27,14 @@ impl ComputeArgs {
     /// Whether any of them is.
     pub(super) fn is_given(&self) -> bool {
         self.compute.is_some() || self.device_db.is_some() || self.leave_out.is_some() || self.host_time.is_some()
+    }
+
+    /// The run that says for how long ranks compute, if one does.
+    pub(super) fn earlier(&self) -> Option<&Path> {
+        match &self.compute {
+            Some(Compute::From(run)) => Some(run),
+            _ => None,
+        }
     }
 
     /// The same as the session takes it.

@@ -1,28 +1,27 @@
-//! Owns what a user sees while a run goes on: the ranks' lines, warnings, and on a terminal a line of progress.
+//! Owns what a user sees while a run goes on: the ranks' lines, warnings, and how far it has come.
 
+use crate::progress::{Progress, RankLine, Standing, first_ranks};
 use crate::standard::Output;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::cell::Cell;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::rc::Rc;
-use std::time::{Duration, Instant};
 use uniference_formats::diagnostic::escaped;
 use uniference_host::live::driver;
+use uniference_host::live::exchange::Exchange;
 use uniference_host::live::output::Stream;
-use uniference_sim::engine::{Doing, Engine};
+use uniference_sim::engine::{Doing, RankReport};
 use uniference_sim::event::{Event, Observer};
 use uniference_sim::time::SimTime;
 
-/// Progress is drawn so often.
-const PERIOD: Duration = Duration::from_millis(100);
-
-/// Counts the engine's events.
+/// Counts operations of process groups that have completed, each member's.
 #[derive(Clone, Default)]
 pub(super) struct Counter(Rc<Cell<u64>>);
 
 impl Observer for Counter {
-    fn record(&mut self, _: SimTime, _: &Event<'_>) {
-        self.0.set(self.0.get() + 1);
+    fn record(&mut self, _: SimTime, event: &Event<'_>) {
+        if let Event::Completed { .. } | Event::Failed { .. } = event {
+            self.0.set(self.0.get() + 1);
+        }
     }
 }
 
@@ -35,28 +34,18 @@ pub(super) struct Console {
     /// A rank other than 0 has printed: from then on every line says whose it is. What has no prefix is rank 0's.
     several: bool,
     progress: Option<Progress>,
-}
-
-/// The line of progress.
-struct Progress {
-    bar: ProgressBar,
-    drawn: Instant,
     counter: Counter,
-    counted: u64,
 }
 
 impl Console {
-    /// Progress is shown if it may be, and standard error is a terminal.
-    pub(super) fn new(report_only: bool, may_show_progress: bool, counter: Counter) -> Console {
-        let progress = (may_show_progress && io::stderr().is_terminal()).then(|| Progress::new(counter));
-        Console { report_only, lost: None, several: false, progress }
+    /// `counter` is to see the engine's events.
+    pub(super) fn new(report_only: bool, progress: Option<Progress>, counter: Counter) -> Console {
+        Console { report_only, lost: None, several: false, progress, counter }
     }
 
-    /// Takes the line of progress away. Returns why not all of the program's output has reached standard output, if so.
+    /// Takes the lines of progress away. Returns why not all of the program's output has reached standard output, if so.
     pub(super) fn finish(&mut self) -> Option<io::Error> {
-        if let Some(progress) = self.progress.take() {
-            progress.bar.finish_and_clear();
-        }
+        self.progress = None;
         self.lost.take()
     }
 
@@ -76,7 +65,7 @@ impl Console {
             _ => drop(io::stderr().write_all(bytes)),
         };
         match progress {
-            Some(progress) => progress.bar.suspend(&mut write),
+            Some(progress) => progress.aside(&mut write),
             None => write(),
         }
     }
@@ -92,54 +81,29 @@ impl driver::Console for Console {
         self.write(Stream::Err, escaped(&format!("warning: {message}\n")).as_bytes());
     }
 
-    fn tick(&mut self, engine: &Engine) {
-        if let Some(progress) = &mut self.progress {
-            progress.draw(engine);
-        }
+    fn tick(&mut self, exchange: &Exchange) {
+        let Some(progress) = self.progress.as_mut().filter(|progress| progress.is_due()) else { return };
+        let engine = exchange.engine();
+        let left: Vec<RankReport> = engine.report().into_iter().filter(|rank| rank.ended.is_none()).collect();
+        let Some(running) = left.iter().map(|rank| rank.rank).find(|rank| exchange.is_running(*rank)) else { return };
+        let (ranks, more) = first_ranks(left, |rank| {
+            let has_called =
+                !exchange.is_running(rank.rank) && rank.tasks.iter().all(|task| task.doing == Doing::Running);
+            let text = match has_called {
+                true => format!(
+                    "{}, clock {}: waits until {running}, which is running, has come as far",
+                    rank.rank, rank.clock
+                ),
+                false => rank.render(&|site| exchange.line(site).to_owned(), &[]),
+            };
+            RankLine { rank: rank.rank.0, text: text.trim().to_owned() }
+        });
+        progress.show(&Standing { at: engine.now(), operations: self.counter.0.get(), ranks, more });
     }
 
     fn wants_ticks(&self) -> bool {
         self.progress.is_some()
     }
-}
-
-impl Progress {
-    fn new(counter: Counter) -> Progress {
-        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-        bar.set_style(ProgressStyle::with_template("{spinner} {msg}").expect("a template without errors"));
-        bar.set_message("starting Python and torch");
-        Progress { bar, drawn: Instant::now(), counter, counted: 0 }
-    }
-
-    fn draw(&mut self, engine: &Engine) {
-        let passed = self.drawn.elapsed();
-        if passed < PERIOD {
-            return;
-        }
-        let counted = self.counter.0.get();
-        let rate = (counted - self.counted) as f64 / passed.as_secs_f64();
-        (self.drawn, self.counted) = (Instant::now(), counted);
-        self.bar.set_message(format!("{} virtual, {rate:.0} events/s, {}", engine.now(), waiting(engine)));
-        self.bar.tick();
-    }
-}
-
-/// "running: 0; waiting: 1, 2 and 5 more".
-fn waiting(engine: &Engine) -> String {
-    let waits = |doing: &Doing| !matches!(doing, Doing::Running);
-    let ranks = engine.report();
-    let unfinished = ranks.iter().filter(|rank| rank.ended.is_none());
-    let (waiting, running): (Vec<_>, Vec<_>) =
-        unfinished.partition(|rank| rank.tasks.iter().all(|task| waits(&task.doing)));
-    let list = |ranks: Vec<&uniference_sim::engine::RankReport>| match ranks.len() {
-        0 => "none".to_owned(),
-        count => {
-            let shown: Vec<String> = ranks.iter().take(4).map(|rank| rank.rank.0.to_string()).collect();
-            let more = if count > 4 { format!(" and {} more", count - 4) } else { String::new() };
-            shown.join(", ") + &more
-        }
-    };
-    format!("ranks running: {}; waiting: {}", list(running), list(waiting))
 }
 
 #[cfg(test)]
@@ -148,7 +112,7 @@ mod tests {
 
     #[test]
     fn a_line_without_a_prefix_is_rank_0s() {
-        let mut console = Console::new(true, false, Counter::default());
+        let mut console = Console::new(true, None, Counter::default());
         assert_eq!(console.prefixed(0, b"a\n"), b"a\n");
         assert_eq!(console.prefixed(1, b"b\n"), b"[1] b\n");
         assert_eq!(console.prefixed(0, b"c\n"), b"[0] c\n");

@@ -4,6 +4,7 @@
 
 use super::cluster::ClusterArgs;
 use super::console::{Console, Counter};
+use super::progress::ProgressArgs;
 use super::run::{Place, ProgramArgs, Values};
 use super::workload::FitJob;
 use serde_json::{Map, Value, json};
@@ -85,7 +86,7 @@ fn of_program(args: &Args, argv: &[OsString], python: &Path) -> Result<Fit, Host
     let scratch = Scratch::new()?;
     let session = Session::new(chosen, 0, command(argv), &scratch.output(&super::notices()))?;
     let mut counter = Counter::default();
-    let mut console = Console::new(true, true, counter.clone());
+    let mut console = Console::new(true, ProgressArgs::by_default(), counter.clone());
     if let Some(warning) = tight {
         driver::Console::warn(&mut console, &warning);
     }
@@ -101,6 +102,7 @@ fn of_program(args: &Args, argv: &[OsString], python: &Path) -> Result<Fit, Host
         terminal: None,
         timed: false,
         fold: false,
+        workers: None,
         values: args.values.limit(),
     };
     let timeout = Duration::from_secs(args.timeout);

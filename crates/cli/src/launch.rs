@@ -2,7 +2,7 @@
 //!
 //! What a rank records is `python/uniference/real`'s business, what follows from all of them together that of `uniference-formats`.
 
-use super::output::{OutputArgs, RecordArg, show};
+use super::output::{OutputArgs, RecordArg, Showing, show};
 use super::testbed::{Output, Processes, TestbedArgs};
 use std::ffi::OsString;
 use std::fs::File;
@@ -302,7 +302,7 @@ fn report(args: &Args, argv: &[OsString], folder: &Folder, merged: Merged) -> Re
     report.phases = phases.report();
     describe(&mut report, &merged);
     folder.write(REPORT, report.to_json().as_bytes())?;
-    show(&report, folder, args.output.json)
+    show(&report, folder, Showing::new(args.output.json, false))
 }
 
 /// The run as a program record: with its own compute, for `uniference replay` to carry out on any cluster.

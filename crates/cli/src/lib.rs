@@ -20,18 +20,24 @@ mod launch;
 mod link;
 mod output;
 mod profile;
+mod progress;
+mod ray;
 #[cfg(test)]
 mod reference;
 mod replay;
 mod report;
 mod run;
+mod search;
 mod standard;
+mod sweep;
 mod testbed;
 mod traces;
 mod view;
 mod whatif;
+mod worker;
 mod workload;
 
+use crate::progress::{Progress, Standing};
 use crate::standard::Output;
 use clap::{Parser, Subcommand};
 use std::ffi::OsString;
@@ -42,6 +48,7 @@ use std::sync::{Arc, Mutex};
 use uniference_formats::diagnostic::escaped;
 use uniference_host::interrupt;
 use uniference_session::{Done, Exit, HostError, Notices, Stop};
+use uniference_sim::time::SimTime;
 
 /// Runs PyTorch Distributed programs in virtual time on a simulated cluster.
 #[derive(Parser)]
@@ -55,6 +62,8 @@ struct Cli {
 enum Command {
     /// Run a program on a simulated cluster
     Run(run::Args),
+    /// Run ranks of other machines' runs on this one
+    Worker(worker::Args),
     /// Replay the program record of a run, or execution traces, on the same or another cluster
     Replay(replay::Args),
     /// Say why a run takes as long as it does: its critical path, by kind, device, link, operation, line and range
@@ -66,6 +75,10 @@ enum Command {
     /// Say how long a run would take with a faster device, link or line, a free operation or another algorithm
     #[command(name = "whatif")]
     WhatIf(whatif::Args),
+    /// Run a program or a generated job at many points: arguments, ranks, options and keys of the cluster file
+    Sweep(sweep::Args),
+    /// Look for the best point of a program or a generated job in few trials, with Optuna
+    Search(search::Args),
     /// Show runs side by side on one HTML page: timeline, ranks, links, operations, memory, critical path, what-ifs
     Report(report::Args),
     /// Check whether a program or a generated job fits the memory of its devices
@@ -140,14 +153,15 @@ pub struct Carried {
     pub results: Option<(PathBuf, String)>,
 }
 
-const NOBODY_PANICS: &str = "who adds a text does not panic";
+const NOBODY_PANICS: &str = "who adds a text, or shows progress, does not panic";
 
 /// Carries a simulation out that needs no process but this one, `uniference replay` or `uniference workload ... --run`, and hands over its
-/// report. The first word of `argv` is the command's own name.
-pub fn carry_out(argv: &[OsString]) -> Carried {
+/// report. The first word of `argv` is the command's own name. `watch` is told now and then how far it has come, in virtual time and operations
+/// that have completed; if it unwinds, the simulation is over, and its folder free for others.
+pub fn carry_out(argv: &[OsString], watch: impl Fn(SimTime, u64) + Send + Sync + 'static) -> Carried {
     let said = Arc::new(Mutex::new(String::new()));
     let heard = said.clone();
-    let notices = Notices::to(move |text| heard.lock().expect(NOBODY_PANICS).push_str(text));
+    let notices = Notices::to(move |text| heard.lock().expect(NOBODY_PANICS).push_str(text)).with_progress(watch);
     let done = match Cli::try_parse_from(argv) {
         Ok(Cli { command: Command::Replay(args) }) => args.carry_out(argv, &notices),
         Ok(Cli { command: Command::Workload(command) }) => workload::carry_out(&command, argv, &notices),
@@ -199,6 +213,20 @@ fn notices() -> Notices {
     Notices::to(|text| complain(format_args!("{text}")))
 }
 
+/// The same, with `progress` of what has no ranks to ask.
+fn notices_with(progress: Option<Progress>) -> Notices {
+    let Some(progress) = progress else { return notices() };
+    let progress = Arc::new(Mutex::new(progress));
+    let shown = progress.clone();
+    let hear = move |text: &str| progress.lock().expect(NOBODY_PANICS).aside(|| complain(format_args!("{text}")));
+    Notices::to(hear).with_progress(move |at, operations| {
+        let mut progress = shown.lock().expect(NOBODY_PANICS);
+        if progress.is_due() {
+            progress.show(&Standing { at, operations, ranks: Vec::new(), more: 0 });
+        }
+    })
+}
+
 /// Says on standard error why programs did not come to their end.
 fn stopped(stop: &Stop) -> Exit {
     complain(format_args!("{}", stop.message));
@@ -226,11 +254,14 @@ fn dispatch(cli: Cli, argv: &[OsString], python: Option<&Path>) -> Result<Exit, 
     };
     match cli.command {
         Command::Run(args) => run::run(&args, argv, python("run")?),
+        Command::Worker(args) => worker::worker(&args, python("worker")?),
         Command::Replay(args) => replay::replay(&args, argv),
         Command::Explain(args) => explain::explain(&args, argv),
         Command::View(args) => view::view(&args, python("view")?),
         Command::Diff(args) => diff::diff(&args, argv),
         Command::WhatIf(args) => whatif::whatif(&args, argv),
+        Command::Sweep(args) => sweep::sweep(&args, || python("sweep").map(Path::to_owned)),
+        Command::Search(args) => search::search(&args, python("search")?),
         Command::Report(args) => report::report(&args, argv),
         Command::Fit(args) => fit::fit(&args, argv, || python("fit")),
         Command::Cluster(command) => cluster::command(&command),
@@ -245,6 +276,19 @@ fn dispatch(cli: Cli, argv: &[OsString], python: Option<&Path>) -> Result<Exit, 
         Command::Doctor(args) => doctor::doctor(&args, python("doctor")?),
         Command::Completions(args) => completions::completions(&args),
         Command::Man(args) => completions::man(&args),
+    }
+}
+
+/// What a command has said of its failure, from its last error on.
+fn reason(said: &str, status: &str) -> String {
+    /// So many lines are kept where it does not say what was wrong.
+    const MOST_LINES: usize = 10;
+    let lines: Vec<&str> = said.trim_end().lines().collect();
+    let begin = lines.iter().rposition(|line| line.starts_with("error: "));
+    match begin {
+        Some(begin) => lines[begin..].join("\n"),
+        None if lines.is_empty() => format!("error: the command ended with {status}"),
+        None => lines[lines.len().saturating_sub(MOST_LINES)..].join("\n"),
     }
 }
 

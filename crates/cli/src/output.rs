@@ -30,6 +30,28 @@ impl From<RecordArg> for RecordLevel {
     }
 }
 
+/// How a report is shown.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Showing {
+    /// As a table, with a word on where the rest is.
+    Table,
+    /// As JSON.
+    Json,
+    /// Not at all, but for its warnings.
+    Nothing,
+}
+
+impl Showing {
+    /// By the options `--json` and `--quiet`, of which the first counts more.
+    pub(super) fn new(json: bool, quiet: bool) -> Showing {
+        match (json, quiet) {
+            (true, _) => Showing::Json,
+            (false, true) => Showing::Nothing,
+            (false, false) => Showing::Table,
+        }
+    }
+}
+
 /// Where the results go, and how much of them: the same options for all commands that simulate.
 #[derive(clap::Args)]
 pub(super) struct OutputArgs {
@@ -52,25 +74,28 @@ impl OutputArgs {
 }
 
 /// Shows what a simulation has come to; `headline` stands before a table.
-pub(super) fn conclude(done: Done, json: bool, headline: Option<String>) -> Result<Exit, HostError> {
+pub(super) fn conclude(done: Done, showing: Showing, headline: Option<String>) -> Result<Exit, HostError> {
     match done {
         Done::Finished { report, folder } => {
-            if let Some(headline) = headline.filter(|_| !json) {
+            if let Some(headline) = headline.filter(|_| showing == Showing::Table) {
                 super::say(format_args!("{headline}\n"))?;
             }
-            show(&report, &folder, json).map(|()| Exit::Ok)
+            show(&report, &folder, showing).map(|()| Exit::Ok)
         }
         Done::Stopped(stop) => Ok(super::stopped(&stop)),
     }
 }
 
-/// Shows a report: as JSON, or as a table with a word on where the rest is.
-pub(super) fn show(report: &Report, folder: &Folder, json: bool) -> Result<(), HostError> {
-    if json {
+/// Shows a report.
+pub(super) fn show(report: &Report, folder: &Folder, showing: Showing) -> Result<(), HostError> {
+    if showing == Showing::Json {
         return super::say(format_args!("{}", report.to_json()));
     }
     for warning in &report.warnings {
         super::complain(format_args!("warning: {warning}\n"));
+    }
+    if showing == Showing::Nothing {
+        return Ok(());
     }
     super::say(format_args!("{}", table::render(report)))?;
     super::say(format_args!("{}\n", folder.describe()))?;

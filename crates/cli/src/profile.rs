@@ -7,6 +7,7 @@ use super::cluster::ClusterArgs;
 use super::console::{Console, Counter};
 use super::interpreter::survey;
 use super::output::OutputArgs;
+use super::progress::ProgressArgs;
 use super::run::{Values, check_script};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -233,7 +234,7 @@ impl<'a> Runs<'a> {
         session.add_versions(self.versions.clone());
         session.plan(&plan);
         let mut counter = Counter::default();
-        let mut console = Console::new(self.args.output.json, true, counter.clone());
+        let mut console = Console::new(self.args.output.json, ProgressArgs::by_default(), counter.clone());
         let program = Program {
             python: self.python.to_owned(),
             argv: words.to_vec(),
@@ -248,6 +249,7 @@ impl<'a> Runs<'a> {
             values,
             timed: true,
             fold: false,
+            workers: None,
         };
         let mut live = Live::new(program, &session, &mut console, &mut counter, interrupts);
         let outcome = session.carry_out(&mut live);

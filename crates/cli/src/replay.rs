@@ -2,7 +2,8 @@
 
 use super::cluster::ClusterArgs;
 use super::compute::ComputeArgs;
-use super::output::{OutputArgs, conclude};
+use super::output::{OutputArgs, Showing, conclude};
+use super::progress::{Expected, ProgressArgs};
 use super::traces::TraceArgs;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -40,6 +41,8 @@ pub(super) struct Args {
     repeat: u32,
     #[command(flatten)]
     output: OutputArgs,
+    #[command(flatten)]
+    progress: ProgressArgs,
 }
 
 impl ReplayedArgs {
@@ -102,7 +105,9 @@ impl Args {
 
 /// Carries a replay out, and shows its report.
 pub(super) fn replay(args: &Args, argv: &[OsString]) -> Result<Exit, HostError> {
-    conclude(args.carry_out(argv, &super::notices())?, args.output.json, None)
+    let progress = args.progress.start(|| Expected::of_run(&args.replayed.run))?;
+    let done = args.carry_out(argv, &super::notices_with(progress))?;
+    conclude(done, Showing::new(args.output.json, args.progress.quiet), None)
 }
 
 #[cfg(test)]

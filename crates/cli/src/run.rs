@@ -4,8 +4,10 @@ use super::cluster::ClusterArgs;
 use super::compute::ComputeArgs;
 use super::console::{Console, Counter};
 use super::interpreter::{Survey, survey};
-use super::output::{OutputArgs, RecordArg, show};
-use std::ffi::OsString;
+use super::output::{OutputArgs, RecordArg, Showing, show};
+use super::progress::{Expected, ProgressArgs};
+use super::worker::WorkerArgs;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::io;
 use std::os::fd::AsFd;
@@ -21,10 +23,11 @@ use uniference_session::cluster::Chosen;
 use uniference_session::compute::Plan;
 use uniference_session::export::export;
 use uniference_session::folder::Folder;
-use uniference_session::live::{Live, Program};
+use uniference_session::live::{Live, Program, Workers};
 use uniference_session::repeated::Repeated;
 use uniference_session::results::command;
-use uniference_session::{Exit, HostError, Outcome, Output, Session};
+use uniference_session::sweep;
+use uniference_session::{ClusterOptions, Exit, HostError, Outcome, Output, Session};
 
 /// `uniference run`.
 #[derive(clap::Args)]
@@ -47,6 +50,8 @@ pub(super) struct Args {
     repeat: u32,
     #[command(flatten)]
     output: OutputArgs,
+    #[command(flatten)]
+    progress: ProgressArgs,
     /// Write an execution trace of each rank to this folder: chakra.RANK.et
     #[arg(long, value_name = "DIR")]
     chakra: Option<PathBuf>,
@@ -56,6 +61,8 @@ pub(super) struct Args {
     /// Whether ranks that turn out to be alike run as a few processes; all ranks are simulated
     #[arg(long, value_enum, default_value_t)]
     fold: Fold,
+    #[command(flatten)]
+    workers: WorkerArgs,
     #[command(flatten)]
     program: ProgramArgs,
 }
@@ -180,7 +187,9 @@ pub(super) fn run(args: &Args, argv: &[OsString], python: &Path) -> Result<Exit,
     let ranks = place.chosen.resolved.cluster.devices.len() as u32;
     let terminal = args.debug_rank.map(|rank| terminal(rank, ranks, args.output.json)).transpose()?;
     let output = args.output.output(&args.program.script[0], &super::notices());
-    let once = Once { args, argv, python, place: &place };
+    let once = Once { args, argv, python, place: &place, workers: None };
+    let workers = args.workers.open(&args.program.script, args.program.module)?;
+    let once = Once { workers, ..once };
     if args.repeat == 1 {
         let session = once.session(args.seed, &plan, &output)?;
         let traces = traces(args, session.folder())?;
@@ -222,6 +231,7 @@ struct Once<'a> {
     argv: &'a [OsString],
     python: &'a Path,
     place: &'a Place,
+    workers: Option<Workers>,
 }
 
 impl Once<'_> {
@@ -242,7 +252,17 @@ impl Once<'_> {
     ) -> Result<(Outcome, Option<io::Error>), HostError> {
         let Once { args, place, .. } = self;
         let mut counter = Counter::default();
-        let mut console = Console::new(args.output.json, args.debug_rank.is_none(), counter.clone());
+        let expected = || {
+            let ranks = place.chosen.resolved.cluster.devices.len();
+            let earlier = args.compute.earlier().and_then(Expected::of_run);
+            earlier.or_else(|| Expected::of_earlier(&args.program.script[0], &args.program.script, ranks))
+        };
+        // The terminal is the debugged rank's.
+        let progress = match args.debug_rank {
+            None => args.progress.start(expected)?,
+            Some(_) => None,
+        };
+        let mut console = Console::new(args.output.json, progress, counter.clone());
         if let Some(warning) = &place.tight {
             driver::Console::warn(&mut console, warning);
         }
@@ -260,6 +280,7 @@ impl Once<'_> {
             values: args.values.limit(),
             timed: false,
             fold: args.fold == Fold::Auto,
+            workers: self.workers.clone(),
         };
         let mut live = Live::new(program, session, &mut console, &mut counter, interrupts);
         let outcome = session.carry_out(&mut live);
@@ -281,7 +302,7 @@ fn conclude(
     traces: Option<Folder>,
     lost: Option<io::Error>,
 ) -> Result<Exit, HostError> {
-    let shown = show(report, folder, args.output.json);
+    let shown = show(report, folder, Showing::new(args.output.json, args.progress.quiet));
     // Files first: they are there even if standard output is not.
     traces.map(|traces| export(folder.path(), &traces, &super::notices())).transpose()?;
     lost.map_or(shown, |lost| Err(HostError::Output { source: lost })).map(|()| Exit::Ok)
@@ -294,6 +315,18 @@ fn check_repeat(args: &Args, plan: &Plan, chosen: &Chosen) -> Result<(), HostErr
     Err(HostError::Usage(
         "--repeat has no effect: compute is not measured, and nothing on this cluster is random\nhint: add --compute measured, or give a link jitter in a [[network.change]]".into(),
     ))
+}
+
+impl Args {
+    /// The script, or the module's name.
+    pub(super) fn script(&self) -> &OsStr {
+        &self.program.script[0]
+    }
+
+    /// What is simulated, for whoever asks before the program is run.
+    pub(super) fn simulated(&self) -> (ClusterOptions, sweep::Program) {
+        (self.cluster.options(), sweep::Program { compute: self.compute.options(), seed: self.seed })
+    }
 }
 
 /// Refuses what is no program: `words` are a script, or with `module` a module's name, and its arguments.

@@ -8,7 +8,7 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 use uniference_formats::units::Size;
 use uniference_host::interrupt::{Interrupt, Interrupts};
-use uniference_host::supervisor::{adopt_orphans, end_orphans};
+use uniference_host::supervisor::{self, adopt_orphans, end_orphans};
 use uniference_host::testbed::{DEFAULT_QUEUE_BYTES, INTERFACE, LATE, Packets, Testbed};
 use uniference_session::cluster::Chosen;
 use uniference_session::{Exit, HostError};
@@ -190,10 +190,9 @@ impl Drop for Processes {
             std::thread::sleep(Duration::from_millis(10));
         }
         for child in &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
+            let _ = supervisor::end(child);
         }
-        // Their supervisors have done so, but for what was killed above.
+        // Their supervisors have done so, but for those that somebody has killed.
         end_orphans();
     }
 }

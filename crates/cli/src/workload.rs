@@ -3,7 +3,8 @@
 //! What the jobs are made of is `uniference-formats`' business, how they are run `uniference-session`'s.
 
 use super::cluster::ClusterArgs;
-use super::output::{RecordArg, conclude};
+use super::output::{RecordArg, Showing, conclude};
+use super::progress::ProgressArgs;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::BufWriter;
@@ -15,13 +16,13 @@ use uniference_programs::workload::{
     AttentionKernels, ContextMethod, ContextOrder, ExpertLoad, Experts, Fusion, Implementation, Latent, Layout, Mlp,
     Model, Phase, Recompute, Schedule, Spec, Workload,
 };
-use uniference_session::ComputeOptions;
 use uniference_session::cluster::value;
 use uniference_session::generated::{self, Job, headline};
 use uniference_session::input;
 use uniference_session::lock::{Lock, Writer};
 use uniference_session::results::command as command_of;
 use uniference_session::traces::of_rank;
+use uniference_session::{ClusterOptions, ComputeOptions};
 use uniference_session::{Done, Exit, HostError, Notices};
 use uniference_sim::ids::RankId;
 use uniference_sim::program::DType;
@@ -32,6 +33,14 @@ use uniference_sim::time::SimDuration;
 pub(super) enum Command {
     /// Generate a Llama-like decoder, dense or mixture of experts: one training step, or one inference step
     Llama(Box<Llama>),
+}
+
+impl Command {
+    /// What the options say of the cluster.
+    pub(super) fn cluster(&self) -> ClusterOptions {
+        let Command::Llama(args) = self;
+        args.cluster.options()
+    }
 }
 
 /// `uniference workload llama`.
@@ -360,6 +369,8 @@ struct Output {
     /// What to write besides the report; anything but `summary` needs every rank, that is, --fold off
     #[arg(long, value_enum, default_value_t = RecordArg::Summary, requires = "run")]
     record: RecordArg,
+    #[command(flatten)]
+    progress: ProgressArgs,
 }
 
 /// Whether ranks that are alike are simulated as one.
@@ -379,7 +390,11 @@ pub(super) fn command(command: &Command, argv: &[OsString]) -> Result<Exit, Host
     let workload = Workload::new(args.job.spec()?).map_err(|error| HostError::Usage(error.to_string()))?;
     let headline = headline(&workload);
     if args.output.run {
-        return conclude(run(args, workload, argv, &super::notices())?, args.output.json, Some(headline));
+        let Output { json, progress, .. } = &args.output;
+        let notices = super::notices_with(progress.start(|| None)?);
+        let done = run(args, workload, argv, &notices)?;
+        drop(notices);
+        return conclude(done, Showing::new(*json, progress.quiet), Some(headline));
     }
     args.output.check_rates()?;
     let prefix = args.output.out.as_deref().expect("asked for without --run");

@@ -9,11 +9,13 @@ mod device;
 mod error;
 mod groups;
 mod link;
+mod profile;
 pub mod rounds;
 
 use super::capture::Capture;
 use super::processor::Visit;
 use super::rooms::Rooms;
+use super::timeline::{Moments, ticks};
 pub(super) use account::clock_ns;
 use arguments::Membership;
 pub use error::ClientError;
@@ -34,7 +36,7 @@ use uniference_protocol::frame::{self, FrameBuffer};
 use uniference_protocol::hello::Hello;
 use uniference_protocol::memory::{Region, Tensors};
 use uniference_protocol::messages::{
-    Answer, Batch, Compute, Fetched, Lack, LocalHandle, Offset, OnStream, Op, Quiet, Reply, Span, Welcome,
+    Answer, Batch, Compute, Fetched, Lack, LocalHandle, Offset, OnStream, Op, Quiet, Reply, Room, Span, Welcome,
 };
 use uniference_protocol::wire::{Opening, UnixWire, Wire};
 use uniference_sim::ids::{GroupId, GroupRank, Site};
@@ -80,6 +82,9 @@ pub struct Client {
     clock: AtomicU64,
     /// The host's at the same moment, in nanoseconds.
     answered_ns: AtomicU64,
+    /// Whether somebody profiles, and what is taken down for it.
+    profiles: AtomicBool,
+    moments: Moments,
 }
 
 /// How an operation that its caller waited for has ended.
@@ -200,6 +205,8 @@ impl Client {
             joint: OnceLock::new(),
             clock: AtomicU64::new(0),
             answered_ns: AtomicU64::new(0),
+            profiles: AtomicBool::new(false),
+            moments: Moments::default(),
         };
         LINKS.with_borrow_mut(|links| links.push(Link::new(client.id, None, wire, frames)));
         Ok(client)
@@ -332,6 +339,7 @@ impl Client {
         self.member_of(group)?.check(&op, input, Some(output))?;
         let _ours = self.ours();
         let (staged, fill) = self.stage_or_promise(input)?;
+        let staged = staged.zip(input).map(room);
         let (handle, site) = (self.next_handle(), self.site(site)?);
         let call = Call { group, op: CallOp::Collective(op) };
         self.push(Op::Issue { handle, call, staged, filled: fill.is_none(), stream: None, site })?;
@@ -428,7 +436,7 @@ impl Client {
 
     fn issue(&self, call: Call, input: Option<&[Region]>, stream: Option<OnStream>, site: &str) -> Result<LocalHandle> {
         let _ours = self.ours();
-        let staged = input.map(|input| self.stage(input)).transpose()?;
+        let staged = input.map(|input| self.stage(input)).transpose()?.zip(input).map(room);
         let (handle, site) = (self.next_handle(), self.site(site)?);
         self.push(Op::Issue { handle, call, staged, filled: true, stream, site })?;
         // Another thread may wait for this one next: it must not wait in this thread's batch.
@@ -616,6 +624,7 @@ impl Client {
 
     fn ask_meanwhile(&self, question: Op, mut meanwhile: Meanwhile<'_>) -> Result<Answer> {
         let _ours = self.ours();
+        let before = self.profiles.load(Relaxed).then(ticks);
         self.push(question)?;
         self.is_about_to_block();
         let reply = self.with_link(|client, link| {
@@ -635,6 +644,9 @@ impl Client {
         })?;
         if self.rounds.threaded() {
             self.rounds.answered();
+        }
+        if let Some(before) = before {
+            self.moments.asked((before, reply.asked), (ticks(), reply.now));
         }
         Ok(reply.answer)
     }
@@ -738,6 +750,11 @@ fn greet(wire: &dyn Wire, ours: Hello) -> io::Result<(FrameBuffer, Welcome)> {
     ours.hear(&mut frames, wire)?;
     let welcome = frames.read(wire)?;
     Ok((frames, welcome))
+}
+
+/// What an input takes that was staged at an offset.
+fn room((at, input): (Offset, &[Region])) -> Room {
+    Room { at, bytes: size_of_all(input) }
 }
 
 fn size_of_all(memory: &[Region]) -> u64 {

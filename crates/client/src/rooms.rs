@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 const ALIGNMENT: u64 = 64;
 
 /// Which bytes of a range are taken: first fit from the lowest address, so that memory once touched is used again.
-pub(crate) struct Rooms {
+pub struct Rooms {
     /// Free ranges: start to length. Never empty, never adjacent.
     free: BTreeMap<u64, u64>,
     /// Taken ranges: start to length.
@@ -21,7 +21,8 @@ pub(crate) struct Rooms {
 }
 
 impl Rooms {
-    pub(crate) fn new(start: u64, size: u64, retain: u64) -> Rooms {
+    /// Of `size` bytes from `start` on; so many may stay touched but unused as `retain` says.
+    pub fn new(start: u64, size: u64, retain: u64) -> Rooms {
         Rooms {
             free: BTreeMap::from([(start, size)]),
             taken: BTreeMap::new(),
@@ -31,7 +32,8 @@ impl Rooms {
         }
     }
 
-    pub(crate) fn allocate(&mut self, bytes: u64) -> Option<u64> {
+    /// Takes room for `bytes`; returns its offset, or `None`: there is no room.
+    pub fn allocate(&mut self, bytes: u64) -> Option<u64> {
         let len = bytes.max(1).checked_next_multiple_of(ALIGNMENT)?;
         let (start, room) = self.free.iter().find(|(_, room)| **room >= len).map(|(start, room)| (*start, *room))?;
         self.free.remove(&start);
@@ -44,7 +46,10 @@ impl Rooms {
     }
 
     /// Frees the room at `offset`; returns a range (offset, bytes) whose pages are to be given back to the host.
-    pub(crate) fn free(&mut self, offset: u64) -> Option<(u64, u64)> {
+    ///
+    /// # Panics
+    /// If none was taken there.
+    pub fn free(&mut self, offset: u64) -> Option<(u64, u64)> {
         let len = self.taken.remove(&offset).unwrap_or_else(|| panic!("no room was taken at arena offset {offset}"));
         let (mut start, mut end) = (offset, offset + len);
         if let Some((before, room)) = self.free.range(..start).next_back().map(|(s, l)| (*s, *l))

@@ -18,6 +18,8 @@ pub mod real;
 pub mod record;
 pub mod report;
 pub mod sink;
+pub mod sweep;
+mod syntax;
 pub mod table;
 pub mod trace;
 pub mod units;

@@ -28,6 +28,9 @@ pub struct Report {
     pub ranks: Vec<RankReport>,
     /// By operation and group.
     pub operations: Vec<OperationReport>,
+    /// The links that have carried anything, in the cluster's order; empty (left out) where messages were not watched.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub links: Vec<LinkReport>,
     /// What ranks held in memory at their peaks, by rank and kind; of ranks whose allocations are known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory: Vec<MemoryReport>,
@@ -149,6 +152,21 @@ pub struct OperationReport {
     pub time_s: f64,
     /// Seconds in which ranks were blocked for it and nothing computed.
     pub exposed_s: f64,
+}
+
+/// What a link of the network has carried.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LinkReport {
+    /// `a.0 -> switch`.
+    pub link: String,
+    /// What it carries at most, headers included, in bytes per second, where the cluster file changes nothing.
+    pub bandwidth: f64,
+    /// Messages with payload, steps of algorithms included.
+    pub messages: u64,
+    /// Their bytes, headers included.
+    pub wire_bytes: u64,
+    /// These over what it could have carried in the makespan.
+    pub utilization: f64,
 }
 
 /// What a generated job of a language model comes to.
@@ -346,6 +364,7 @@ impl Report {
                     exposed_s: sums.exposed.as_secs_f64(),
                 })
                 .collect(),
+            links: Vec::new(),
             memory: Vec::new(),
             digest,
             digest_version: Digest::VERSION,

@@ -51,15 +51,16 @@ pub fn available_memory() -> Option<u64> {
     [host, group].into_iter().flatten().min()
 }
 
-/// A rank wants memory for a tensor that this machine has not got.
-pub fn lacks(rank: u32, lack: &Lack) -> HostError {
+/// A rank wants memory for a tensor that its machine has not got: this one, or that of a worker.
+pub fn lacks(rank: u32, lack: &Lack, worker: Option<&str>) -> HostError {
     let Lack { wanted, available, line } = lack;
     let place = if line.is_empty() { String::new() } else { format!(" at {line}") };
     HostError::Host {
         what: format!(
-            "rank {rank} allocates {}{place}, but only {} of this machine's memory are available",
+            "rank {rank} allocates {}{place}, but only {} of {}'s memory are available",
             bytes(*wanted),
-            bytes(*available)
+            bytes(*available),
+            worker.map_or_else(|| "this machine".to_owned(), |name| format!("worker {name}"))
         ),
         hint: "large tensors take no memory with --values small; or use fewer ranks, or free memory".to_owned(),
     }
@@ -114,7 +115,9 @@ mod tests {
     #[test]
     fn a_tensor_that_does_not_fit_is_named_with_its_line() {
         let lack = Lack { wanted: 12 << 30, available: 3 << 30, line: "train.py:7".to_owned() };
-        let error = lacks(2, &lack);
+        let error = lacks(2, &lack, Some("a"));
+        assert!(error.to_string().contains("only 3.00 GiB of worker a's memory"), "{error}");
+        let error = lacks(2, &lack, None);
         let what = "rank 2 allocates 12.00 GiB at train.py:7, but only 3.00 GiB of this machine's memory are available";
         assert!(error.to_string().starts_with(what), "{error}");
         assert!(error.to_string().contains("\nhint: ") && error.to_string().contains("--values small"), "{error}");

@@ -2,6 +2,7 @@
 //! readable when one has come.
 
 use crate::error::{Exit, HostError};
+use rustix::event::{PollFd, PollFlags, poll};
 use signal_hook::SigId;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::Read;
@@ -11,6 +12,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
 /// What has asked for the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +100,13 @@ impl Interrupts {
         UNATTENDED.store(true, SeqCst);
     }
 
+    /// Returns after `timeout`, or when there is a signal to take.
+    pub fn wait(&self, timeout: Duration) {
+        let timeout = timeout.try_into().expect("seconds fit");
+        // Whoever waits looks for itself what has come.
+        let _ = poll(&mut [PollFd::new(&self.readable, PollFlags::IN)], Some(&timeout));
+    }
+
     /// The latest signal that has not been taken yet.
     pub fn take(&self) -> Option<Interrupt> {
         let mut drain = [0; 64];
@@ -142,7 +151,6 @@ mod tests {
     use rustix::process::{Pid, Signal, kill_process};
     use std::io::{BufRead, BufReader};
     use std::process::Stdio;
-    use std::time::Duration;
 
     /// What a process does that [`ended_by`] starts.
     #[test]

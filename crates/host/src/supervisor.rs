@@ -15,10 +15,10 @@ use crate::error::HostError;
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, waitpid};
 use std::io;
 use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::process::{Child, Command, ExitStatus};
 use std::ptr::null_mut;
 
-/// Sent to the supervisor by the kernel when the thread that has started it ends.
+/// Sent to the supervisor by [`end`], and by the kernel when the thread that has started it ends.
 const ABANDONED: libc::c_int = libc::SIGUSR1;
 
 /// Gives what `command` starts a supervisor, which looks like the program from outside: it ends as the program does, with its exit code or by
@@ -26,6 +26,22 @@ const ABANDONED: libc::c_int = libc::SIGUSR1;
 pub fn supervise(command: &mut Command) -> &mut Command {
     // SAFETY: what runs there uses system calls only, and neither memory of the heap nor locks.
     unsafe { command.pre_exec(divide) }
+}
+
+/// Ends what was started with a supervisor, and returns when nothing of it is left. Its supervisor does that: it goes on when this process
+/// is itself ended meanwhile. To kill the supervisor instead would leave its children to nobody then.
+///
+/// # Errors
+/// Those of waiting for a child.
+pub fn end(child: &mut Child) -> io::Result<ExitStatus> {
+    if let Some(status) = child.try_wait()? {
+        return Ok(status);
+    }
+    let supervisor = Pid::from_child(child);
+    let _ = kill_process(supervisor, Signal::USR1);
+    // Somebody may have stopped it.
+    let _ = kill_process(supervisor, Signal::CONT);
+    child.wait()
 }
 
 /// What programs leave behind that the supervisors do not see becomes this process's, for [`end_orphans`].
@@ -208,6 +224,18 @@ mod tests {
         assert_eq!(shell("kill -KILL $$").status().unwrap().signal(), Some(9));
         let mut missing = Command::new("/nowhere/program");
         assert_eq!(supervise(&mut missing).spawn().unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn it_is_ended_with_all_that_it_has_started() {
+        // The program and what it has detached hold the pipe, and neither hears SIGTERM.
+        let mut child =
+            shell("trap '' TERM; (setsid sleep 600 &); echo; while :; do sleep 0.01; done").spawn().unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        out.read_line(&mut String::new()).unwrap();
+        kill_process(Pid::from_child(&child), Signal::STOP).unwrap();
+        assert_eq!(end(&mut child).unwrap().signal(), Some(9));
+        out.read_to_end(&mut Vec::new()).unwrap();
     }
 
     #[test]

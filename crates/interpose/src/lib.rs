@@ -9,6 +9,9 @@
 //! Threads need no call to be counted on: those that the process starts are known from [`threads`], and a thread that waits in a call
 //! of the system is woken when virtual time says so ([`waits`]).
 //!
+//! [`profiler`] has no function of the C library, but the class by which PyTorch's profiler has its times, as these come from the processor and not from a
+//! clock.
+//!
 //! **The interpreter.** A thread that waits for CPython's lock (the GIL) does so with a time-out of the host's, and reads the clock for
 //! it (`interpreter` tells such reads and waits from the program's).
 
@@ -18,6 +21,7 @@
 pub mod alarms;
 pub mod clocks;
 mod interpreter;
+pub mod profiler;
 mod real;
 pub mod sleeps;
 mod stack;

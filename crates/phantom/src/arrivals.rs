@@ -107,21 +107,31 @@ pub(crate) fn abort(group: u32) {
 
 /// Fetches what a stream stands behind.
 pub(crate) fn settle_stream(stream: u32) {
-    settle(|state| state.behind_stream(stream));
+    settle(false, |state| state.behind_stream(stream));
+}
+
+/// The same of a stream that was found empty.
+pub(crate) fn settle_empty(stream: u32) {
+    settle(true, |state| state.behind_stream(stream));
 }
 
 /// Fetches what an event stands behind.
 pub(crate) fn settle_event(event: u32) {
-    settle(|state| state.events.get(&event).cloned().unwrap_or_default());
+    settle(false, |state| state.behind_event(event));
+}
+
+/// The same of an event that was found to have happened.
+pub(crate) fn settle_happened(event: u32) {
+    settle(true, |state| state.behind_event(event));
 }
 
 /// Fetches all.
 pub(crate) fn settle_all() {
-    settle(|state| state.expected.keys().copied().collect());
+    settle(false, |state| state.expected.keys().copied().collect());
 }
 
-/// Returns when all of these are there: what another thread brings already is waited for.
-fn settle(which: impl FnOnce(&State) -> BTreeSet<u64>) {
+/// Returns when all of these are there, which may be known to have arrived: what another thread brings already is waited for.
+fn settle(has_arrived: bool, which: impl FnOnce(&State) -> BTreeSet<u64>) {
     if COUNT.load(Relaxed) == 0 {
         return;
     }
@@ -133,7 +143,7 @@ fn settle(which: impl FnOnce(&State) -> BTreeSet<u64>) {
             continue;
         }
         drop(state);
-        bring(arrival);
+        bring(arrival, has_arrived);
         state = lock();
         state.forget(*number);
         BROUGHT.notify_all();
@@ -143,9 +153,9 @@ fn settle(which: impl FnOnce(&State) -> BTreeSet<u64>) {
     }
 }
 
-fn bring(Arrival { handle, to, bytes, dtype, divide, .. }: Arrival) {
+fn bring(Arrival { handle, to, bytes, dtype, divide, .. }: Arrival, has_arrived: bool) {
     let Some(link) = communication() else { return };
-    (link.deliver)(handle, to, bytes);
+    (link.deliver)(handle, to, bytes, has_arrived.into());
     if let Some(divide) = divide {
         (link.scale)(dtype, to, bytes, 1.0 / divide);
     }
@@ -155,6 +165,10 @@ impl State {
     fn behind_stream(&self, stream: u32) -> BTreeSet<u64> {
         let named = self.streams.get(&stream).into_iter().flatten();
         named.filter(|number| self.expected.contains_key(number)).copied().collect()
+    }
+
+    fn behind_event(&self, event: u32) -> BTreeSet<u64> {
+        self.events.get(&event).cloned().unwrap_or_default()
     }
 
     fn forget(&mut self, number: u64) {

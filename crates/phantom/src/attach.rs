@@ -76,10 +76,16 @@ unsafe fn has_version(structure: *const u32) -> bool {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use std::cell::RefCell;
+    use std::cell::{Cell, RefCell};
+    use std::ffi::c_void;
+    use uniference_protocol::phantom::{TakeTimes, Times};
 
     thread_local! {
         static TOLD: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+        /// What was launched last with a number.
+        pub(crate) static LAST_NUMBER: Cell<u64> = const { Cell::new(0) };
+        /// What the link says next of times.
+        pub(crate) static TIMES: RefCell<Vec<Times>> = const { RefCell::new(Vec::new()) };
     }
 
     /// What the calling thread has told the link since the last time.
@@ -134,6 +140,13 @@ pub(crate) mod tests {
         extern "C" fn elapsed(_: u32, _: u32) -> i64 {
             1_500_000
         }
+        extern "C" fn number(number: u64) {
+            LAST_NUMBER.set(number);
+        }
+        extern "C" fn times(take: TakeTimes, data: *mut c_void) {
+            TIMES.with_borrow_mut(|times| take(data, times.as_ptr(), times.len()));
+            TIMES.take();
+        }
         let link = Link {
             version: VERSION,
             stream,
@@ -151,6 +164,8 @@ pub(crate) mod tests {
             query_stream: query,
             query_event: query,
             elapsed,
+            number,
+            times,
             warn,
         };
         let attached =

@@ -28,7 +28,9 @@ macro_rules! driver {
             #[unsafe(no_mangle)]
             extern "C" fn $name($($argument: $type),*) -> $crate::errors::Status {
                 fn body($($argument: $type),*) -> Result<(), $crate::errors::Status> $body
-                body($($argument),*).err().unwrap_or($crate::errors::SUCCESS)
+                let call = || body($($argument),*);
+                let called = $crate::cupti::call($crate::cupti::Domain::Driver, stringify!($name), call);
+                called.err().unwrap_or($crate::errors::SUCCESS)
             }
         )*
     };

@@ -5,7 +5,7 @@ mod modules;
 
 use crate::device::{self, Architecture, BLOCK, GRID, SHARED_OF_BLOCK, THREADS_OF_BLOCK};
 use crate::errors::{INVALID_CONFIGURATION, INVALID_DEVICE_FUNCTION, INVALID_VALUE, Status};
-use crate::streams::{self, Handle, Name};
+use crate::streams::{self, Handle, Name, Shape};
 pub(crate) use modules::{function, load, names, unload, variable};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int};
@@ -105,7 +105,11 @@ pub(crate) fn launch(function: usize, grid: Dim3, block: Dim3, shared: usize, st
     if shared > kernel.dynamic_limit() as usize {
         return Err(INVALID_VALUE);
     }
-    streams::launch_named(stream, &kernel.name, 0)
+    let array = |size: Dim3| [size.x, size.y, size.z];
+    let Needs { registers, shared: own, .. } = kernel.needs;
+    let shape =
+        Shape { grid: array(grid), block: array(block), shared: [own, shared as u32], registers: registers as u16 };
+    streams::launch_named(stream, &kernel.name, 0, shape)
 }
 
 impl Kernel {

@@ -21,6 +21,7 @@ mod cublas;
 mod cublaslt;
 mod cudnn;
 mod cufft;
+mod cupti;
 mod cusolver;
 mod cusparse;
 mod cusparselt;

@@ -60,6 +60,11 @@ exports! {
         })
     }
 
+    /// Writes zeros into memory of a device, whose pages go back to the host; elsewhere nothing.
+    fn uniference_phantom_clear(at: *mut c_void, bytes: usize) {
+        let _ = set(at as usize, &[0], bytes);
+    }
+
     /// From here on programs get more memory than there is.
     fn uniference_phantom_lend() { lend(); }
 }

@@ -10,11 +10,12 @@ use crate::attach::communication;
 use crate::exports::{Items, Out, Put, exports};
 use crate::streams::{self, Handle};
 use crate::unimplemented::warn;
-use crate::{device, memory};
+use crate::{cupti, device, memory};
 use buffers::Buffers;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use uniference_protocol::phantom::{Call, Communication, Operation};
@@ -43,6 +44,29 @@ const SHRINK_ABORT: c_int = 1;
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct UniqueId([u8; 128]);
+
+/// Where some ranks do not run: whom the communicator consists of that is split off next, as ranks of the world, and which ranks run.
+struct Expected {
+    ranks: Vec<u32>,
+    running: Vec<u32>,
+}
+
+thread_local! {
+    static EXPECTED: RefCell<Option<Rc<Expected>>> = const { RefCell::new(None) };
+}
+
+exports! {
+    /// This thread splits off communicators of these ranks from here on, of whose parents only ranks among `running` run; without any: as NCCL
+    /// does, who is in it shows when all have said so. `python/uniference/rank/rehearsal.py` knows what the program has said.
+    fn uniference_phantom_expect(ranks: Items<u32>, count: usize, running: Items<u32>, running_count: usize) {
+        let expected = Expected { ranks: ranks.read(count).to_vec(), running: running.read(running_count).to_vec() };
+        EXPECTED.set((!ranks.is_null()).then(|| Rc::new(expected)));
+    }
+}
+
+fn expected() -> Option<Rc<Expected>> {
+    EXPECTED.with_borrow(Clone::clone)
+}
 
 /// What `ncclComm_t` points to.
 pub(crate) struct Communicator {
@@ -313,6 +337,7 @@ impl Asked {
             input_bytes: if sends { bytes(self.parts[0]) } else { 0 },
             stream: 0,
             first: 1,
+            number: 0,
         };
         // The root of a broadcast out of place has its own data.
         if has_values && self.operation == Broadcast && is_root && self.from != self.to {
@@ -355,9 +380,13 @@ fn issue(calls: Vec<Pending>) -> Status {
         let Pending { mut call, output, finish, scaled, .. } = pending;
         call.stream = number;
         call.first = u32::from(begun.insert(number));
-        // SAFETY: what the call names is there.
-        let handle = unsafe { (link.issue)(&call) };
+        let issued = cupti::call(cupti::Domain::Runtime, "cudaLaunchKernelExC", || {
+            call.number = cupti::communicates(&kernel(&call, finish), streams::place(number)).unwrap_or(0);
+            // SAFETY: what the call names is there.
+            Ok(unsafe { (link.issue)(&call) })
+        });
         drop(scaled);
+        let handle = issued.unwrap_or(Communication::REFUSED);
         if handle == Communication::REFUSED {
             return INVALID_ARGUMENT;
         }
@@ -368,6 +397,24 @@ fn issue(calls: Vec<Pending>) -> Status {
         );
     }
     SUCCESS
+}
+
+/// What profiles call an operation: as NCCL calls its kernels, without the algorithm and the protocol, which are the engine's choice.
+fn kernel(call: &Call, finish: Finish) -> String {
+    const REDUCTIONS: [&str; 4] = ["Sum", "Prod", "Max", "Min"];
+    const TYPES: [&str; 12] = ["i8", "u8", "i32", "u32", "i64", "u64", "f16", "f32", "f64", "bf16", "f8e4m3", "f8e5m2"];
+    let is = |operation: Operation| call.operation == operation as u32;
+    let name = match () {
+        () if is(Operation::AllReduce) => "AllReduce",
+        () if is(Operation::Reduce) => "Reduce",
+        () if is(Operation::ReduceScatter) => "ReduceScatter",
+        () if is(Operation::Broadcast) => return "ncclDevKernel_Broadcast".to_owned(),
+        () if is(Operation::AllGather) => return "ncclDevKernel_AllGather".to_owned(),
+        // All others are messages.
+        () => return "ncclDevKernel_SendRecv".to_owned(),
+    };
+    let reduction = if finish.divide.is_some() { "SumPostDiv" } else { REDUCTIONS[call.reduction as usize] };
+    format!("ncclDevKernel_{name}_{reduction}_{}", TYPES[call.dtype as usize])
 }
 
 /// Without messages of ranks to themselves, which are moved: the n-th that is sent to the n-th that is received.
@@ -406,19 +453,30 @@ impl Communicator {
         let name = format!("{}/{}", self.name, self.splits.get());
         let mut mine = color.to_le_bytes().to_vec();
         mine.extend(key.to_le_bytes());
-        let all = exchange(link, &name, self.me, self.members.len(), &mine);
+        let expected = expected();
+        // Instead of members that do not run it asks for what is there.
+        let asked = |member: usize| match &expected {
+            Some(expected) if !expected.running.contains(&self.members[member].rank) => self.me,
+            _ => member,
+        };
+        let all = exchange(link, &name, self.me, (0..self.members.len()).map(asked), &mine);
         let number = |bytes: &[u8]| c_int::from_le_bytes(bytes.try_into().expect("four bytes"));
         if color == NO_COLOR {
             return wrote(to.put(std::ptr::null_mut()));
         }
-        let mut members: Vec<(c_int, usize)> = (0..all.len())
-            .filter(|member| number(&all[*member][..4]) == color)
-            .map(|member| (number(&all[member][4..8]), member))
-            .collect();
-        members.sort_unstable();
-        let members_of_it = members.iter().map(|(_, member)| self.members[*member]).collect();
-        let me = members.iter().position(|(_, member)| *member == self.me).expect("it has the color");
-        join(to, link, format!("{name}/{color}"), members_of_it, me)
+        let place = |rank: &u32| self.members.iter().position(|member| member.rank == *rank);
+        let members: Vec<usize> = match &expected {
+            Some(expected) => expected.ranks.iter().filter_map(place).collect(),
+            None => {
+                let mut colored: Vec<usize> =
+                    (0..all.len()).filter(|member| number(&all[*member][..4]) == color).collect();
+                colored.sort_by_key(|member| number(&all[*member][4..8]));
+                colored
+            }
+        };
+        let Some(me) = members.iter().position(|member| *member == self.me) else { return INVALID_ARGUMENT };
+        let members = members.into_iter().map(|member| self.members[member]).collect();
+        join(to, link, format!("{name}/{color}"), members, me)
     }
 
     /// All members but the excluded ones call this, so nobody need be asked who they are.
@@ -474,7 +532,7 @@ fn meet(to: Out<*mut Communicator>, name: &str, size: c_int, rank: c_int) -> Sta
     let mut mine = link.rank.to_le_bytes().to_vec();
     mine.extend(device::host());
     let word = |bytes: &[u8]| <[u8; 4]>::try_from(bytes).expect("four bytes");
-    let all = exchange(link, name, rank as usize, size as usize, &mine);
+    let all = exchange(link, name, rank as usize, 0..size as usize, &mine);
     let members = all.iter().map(|said| Member { rank: u32::from_le_bytes(word(&said[..4])), host: word(&said[4..8]) });
     join(to, link, name.to_owned(), members.collect(), rank as usize)
 }
@@ -494,13 +552,19 @@ fn join(to: Out<*mut Communicator>, link: &Communication, name: String, members:
     wrote(to.put(Box::into_raw(Box::new(communicator))))
 }
 
-/// What each of so many members says, through the ranks' key-value store.
-fn exchange(link: &Communication, name: &str, me: usize, members: usize, mine: &[u8]) -> Vec<Vec<u8>> {
+/// What each of these members says, through the ranks' key-value store.
+fn exchange(
+    link: &Communication,
+    name: &str,
+    me: usize,
+    members: impl Iterator<Item = usize>,
+    mine: &[u8],
+) -> Vec<Vec<u8>> {
     let key = |member: usize| format!("uniference/nccl/{name}/{member}");
     let own = key(me);
     // SAFETY: key and value are there during the call.
     unsafe { (link.publish)(own.as_ptr(), own.len(), mine.as_ptr(), mine.len()) };
-    (0..members)
+    members
         .map(|member| {
             let (key, mut value) = (key(member), vec![0; mine.len()]);
             // SAFETY: the same; the value has as much room as is said.

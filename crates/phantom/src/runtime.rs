@@ -23,7 +23,11 @@ macro_rules! runtime {
             #[unsafe(no_mangle)]
             extern "C" fn $name($($argument: $type),*) -> $crate::errors::Status {
                 fn body($($argument: $type),*) -> Result<(), $crate::errors::Status> $body
-                $crate::runtime::finish(body($($argument),*))
+                $crate::runtime::finish($crate::cupti::call(
+                    $crate::cupti::Domain::Runtime,
+                    stringify!($name),
+                    || body($($argument),*),
+                ))
             }
         )*
     };

@@ -4,23 +4,24 @@
 mod capture;
 mod graphs;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use crate::attach::{attached, link};
 use crate::errors::*;
 use crate::exports::exports;
-use crate::{arrivals, device, memory};
+use crate::{arrivals, cupti, device, memory};
 pub(crate) use capture::{
     Mode, begin_capture, capture_info, check_unsafe_call, end_capture, exchange_mode, report_capture,
     update_dependencies,
 };
 pub(crate) use graphs::{
-    HostFunction, Moved, Name, Node, add_empty, create_graph, dependencies, destroy_exec, destroy_graph, instantiate,
-    launch_graph, node_kind, nodes, update_exec,
+    HostFunction, Leaf, Moved, Name, Node, Shape, add_empty, create_graph, dependencies, destroy_exec, destroy_graph,
+    instantiate, launch_graph, node_kind, nodes, update_exec,
 };
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use uniference_protocol::phantom::{CopyKind, Link};
 
@@ -40,6 +41,9 @@ thread_local! {
     /// The thread's own default streams, by device.
     static PER_THREAD: RefCell<BTreeMap<usize, u32>> = const { RefCell::new(BTreeMap::new()) };
 }
+
+/// What is launched while somebody profiles, and what is captured, has numbers from 1.
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
 
 static STATE: Mutex<State> = Mutex::new(State::new());
 
@@ -84,6 +88,14 @@ struct Event {
     captured: Option<(usize, Vec<usize>)>,
 }
 
+/// Where something starts: a stream, by its number, of a device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) device: usize,
+    pub(crate) stream: u32,
+    pub(crate) priority: c_int,
+}
+
 /// Which of a process's things a handle names: its upper bits.
 #[derive(Clone, Copy)]
 #[repr(usize)]
@@ -106,6 +118,11 @@ impl Kind {
     }
 }
 
+/// The number of what is launched, or captured, next.
+pub(crate) fn next_number() -> u64 {
+    NEXT_NUMBER.fetch_add(1, Relaxed)
+}
+
 /// Has a kernel of a library start on a stream. `bytes` of its arguments if known, else 0.
 pub(crate) fn launch(stream: Handle, name: &str, bytes: u64) -> Status {
     let kernel = {
@@ -115,7 +132,11 @@ pub(crate) fn launch(stream: Handle, name: &str, bytes: u64) -> Status {
             None => state.names.entry(name.into()).or_insert(Arc::new(Name::new(name))).clone(),
         }
     };
-    launch_named(stream, &kernel, bytes).err().unwrap_or(SUCCESS)
+    // Libraries launch their kernels by the runtime.
+    let launched = cupti::call(cupti::Domain::Runtime, "cudaLaunchKernel", || {
+        launch_named(stream, &kernel, bytes, Shape::default())
+    });
+    launched.err().unwrap_or(SUCCESS)
 }
 
 exports! {
@@ -135,10 +156,10 @@ exports! {
 }
 
 /// The same for a kernel whose name is kept.
-pub(crate) fn launch_named(stream: Handle, name: &Arc<Name>, bytes: u64) -> Result<(), Status> {
+pub(crate) fn launch_named(stream: Handle, name: &Arc<Name>, bytes: u64, shape: Shape) -> Result<(), Status> {
     let mut state = lock();
     let stream = state.on_current(stream)?;
-    state.submit(stream, Node::Kernel { name: name.clone(), bytes })
+    state.submit(stream, Node::Kernel { name: name.clone(), bytes, shape })
 }
 
 /// The number of a stream that is not in capture: something other than a kernel or a copy starts on it.
@@ -147,6 +168,11 @@ pub(crate) fn begin(stream: Handle) -> Result<u32, Status> {
     let number = state.uncaptured(stream)?;
     state.order(number);
     Ok(number)
+}
+
+/// Where a stream of this number is.
+pub(crate) fn place(stream: u32) -> Place {
+    lock().place(stream)
 }
 
 /// Has bytes be copied on a stream: `kind` says what that costs.
@@ -244,6 +270,7 @@ pub(crate) fn describe(stream: Handle) -> Result<(usize, u32, c_int, u32), Statu
 pub(crate) fn synchronize(stream: Handle) -> Result<(), Status> {
     let number = lock().uncaptured(stream)?;
     wait(|link| (link.synchronize_stream)(number));
+    cupti::waited(cupti::Waited::Stream, place(number).device, Some(number), None);
     arrivals::settle_stream(number);
     Ok(())
 }
@@ -253,6 +280,7 @@ pub(crate) fn synchronize_device() -> Result<(), Status> {
     lock().prepare()?;
     check_unsafe_call()?;
     wait(|link| (link.synchronize_device)(device::current() as u32));
+    cupti::waited(cupti::Waited::Device, device::current(), None, None);
     arrivals::settle_all();
     Ok(())
 }
@@ -262,7 +290,7 @@ pub(crate) fn query(stream: Handle) -> Result<bool, Status> {
     let number = lock().uncaptured(stream)?;
     let is_empty = ask(|link| (link.query_stream)(number));
     if is_empty {
-        arrivals::settle_stream(number);
+        arrivals::settle_empty(number);
     }
     Ok(is_empty)
 }
@@ -290,6 +318,7 @@ pub(crate) fn record(event: Handle, stream: Handle) -> Result<(), Status> {
         return Err(INVALID_HANDLE);
     }
     state.order(stream);
+    cupti::recorded_event(number as u32, state.place(stream).device, stream);
     state.record(number, stream)
 }
 
@@ -302,6 +331,8 @@ pub(crate) fn wait_event(stream: Handle, event: Handle) -> Result<(), Status> {
         state.order(stream);
         arrivals::wait_event(stream, number as u32);
         tell(|link| (link.wait_event)(stream, number as u32));
+        let device = state.place(stream).device;
+        cupti::waited(cupti::Waited::StreamForEvent, device, Some(stream), Some(number as u32));
     }
     Ok(())
 }
@@ -312,6 +343,7 @@ pub(crate) fn synchronize_event(event: Handle) -> Result<(), Status> {
         None => Ok(()),
         Some(number) => {
             wait(|link| (link.synchronize_event)(number));
+            cupti::waited(cupti::Waited::Event, device::current(), None, Some(number));
             arrivals::settle_event(number);
             Ok(())
         }
@@ -324,7 +356,7 @@ pub(crate) fn query_event(event: Handle) -> Result<bool, Status> {
     let has_happened = ask(|link| (link.query_event)(number));
     // Who knows that it has happened need not have its streams wait for it.
     if has_happened {
-        arrivals::settle_event(number);
+        arrivals::settle_happened(number);
     }
     Ok(has_happened)
 }
@@ -467,13 +499,21 @@ impl State {
 
     /// Has something start on a stream, or be part of the graph that is captured there.
     fn submit(&mut self, stream: u32, node: Node) -> Result<(), Status> {
-        let is_captured = self.capture_node(stream, &node)?;
-        if !is_captured {
+        let captured = self.capture_node(stream, &node)?;
+        if captured.is_none() {
             self.order(stream);
             node.move_bytes()?;
         }
+        if let Some(number) = captured.or_else(|| cupti::launches(&node, self.place(stream))) {
+            tell(|link| (link.number)(number));
+        }
         node.tell(stream, 0);
         Ok(())
+    }
+
+    fn place(&self, stream: u32) -> Place {
+        let Stream { device, priority, .. } = self.streams[stream as usize];
+        Place { device, stream, priority }
     }
 
     fn record(&mut self, event: usize, stream: u32) -> Result<(), Status> {

@@ -115,6 +115,23 @@ impl Window {
         }
     }
 
+    /// Copies `bytes` to `at`.
+    ///
+    /// # Panics
+    /// If they are not all inside of the arena.
+    pub fn store(&self, at: Offset, bytes: &[u8]) {
+        // SAFETY: the bytes are lent for the whole call, and only read.
+        self.write(at, &[unsafe { Region::new(bytes.as_ptr() as usize, bytes.len()) }]);
+    }
+
+    /// Puts what `pieces` are, combined by `kernel` where they have two operands, in place of what `buffer` holds.
+    pub fn load(&self, pieces: &[Piece], kernel: Option<Kernel>, buffer: &mut Vec<u8>) {
+        buffer.clear();
+        buffer.resize(pieces.iter().map(|piece| piece.bytes as usize).sum(), 0);
+        // SAFETY: the buffer is lent for the whole call.
+        self.read(pieces, &[unsafe { Region::new(buffer.as_mut_ptr() as usize, buffer.len()) }], kernel);
+    }
+
     /// Fills `outputs`, one after the other, with `pieces`: their borders need not coincide. `kernel` combines those with two operands.
     ///
     /// # Panics

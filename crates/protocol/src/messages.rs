@@ -36,7 +36,7 @@ pub enum Op {
         /// What.
         call: Call,
         /// Where its input was staged.
-        staged: Option<Offset>,
+        staged: Option<Room>,
         /// The input is there; else [`Op::Filled`] follows.
         filled: bool,
         /// The stream of the rank's device that it is on, if it is on one.
@@ -113,6 +113,8 @@ pub enum Op {
         /// The user's line.
         site: Site,
     },
+    /// Asks for the times of launches that it has numbered, as far as they have ended and no answer has said so before: [`Answer::Times`].
+    Times,
     /// Asks how long after one event of the device another one was: [`Answer::Elapsed`].
     Elapsed {
         /// The event that is counted from.
@@ -139,9 +141,19 @@ impl Op {
                 | Store { .. }
                 | Synchronize { .. }
                 | Query { .. }
+                | Times
                 | Elapsed { .. }
         )
     }
+}
+
+/// A range of the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Room {
+    /// Where it begins.
+    pub at: Offset,
+    /// How long it is.
+    pub bytes: u64,
 }
 
 /// Where on a stream of its device a rank communicates.
@@ -151,6 +163,37 @@ pub struct OnStream {
     pub stream: u32,
     /// It starts with the operation that was issued on the stream before it: both are of one group of calls.
     pub with_previous: bool,
+    /// By what the rank asks for its times, if it does.
+    pub number: Option<u64>,
+}
+
+/// By what a rank asks for the times of something that it has handed to a stream. Numbers are the rank's own, from 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct LaunchId {
+    /// The launch; 0: that of the graph that is being captured, which is not known yet.
+    pub launch: u64,
+    /// In the launch of a graph, the number of the node, which it had when it was captured; else 0.
+    pub node: u64,
+}
+
+impl LaunchId {
+    /// The number of what it is itself, be it in a graph or not.
+    pub fn leaf(self) -> u64 {
+        if self.node > 0 { self.node } else { self.launch }
+    }
+}
+
+/// When something on a stream was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LaunchTimes {
+    /// What.
+    pub id: LaunchId,
+    /// The host had come to it.
+    pub launched: SimTime,
+    /// It began.
+    pub began: SimTime,
+    /// It ended.
+    pub ended: SimTime,
 }
 
 /// What a program hands to streams of its device, by the rank's own numbers.
@@ -240,6 +283,8 @@ pub struct Quiet {
 pub struct Reply {
     /// The rank's clock.
     pub now: SimTime,
+    /// What it showed when the task asked.
+    pub asked: SimTime,
     /// Staged regions of this rank that nobody needs any more.
     pub freed: Vec<Offset>,
     /// Communication of this rank that is complete or has failed, in the order in which it was, as far as no reply has said so before.
@@ -269,6 +314,11 @@ pub enum Answer {
     Ended(bool),
     /// Picoseconds; `None`: one of the two was not reached.
     Elapsed(Option<i64>),
+    /// In the order in which they ended; with `more`, others have ended, too.
+    Times {
+        launches: Vec<LaunchTimes>,
+        more: bool,
+    },
 }
 
 /// Where the data of a complete operation lies, for one rank.

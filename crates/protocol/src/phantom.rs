@@ -4,10 +4,10 @@
 //! rank's program. Streams, events and graphs are numbers that the library gives, unique in the process and from 1; stream 0 is the legacy
 //! default stream of the rank's own device.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_void};
 
 /// Of this interface. Both sides refuse another one.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 4;
 
 /// The name of the function of the type [`Attach`].
 pub const ATTACH: &str = "uniference_phantom_attach";
@@ -15,11 +15,15 @@ pub const ATTACH: &str = "uniference_phantom_attach";
 /// The variable that says how many devices NVML counts where no rank is attached: in the zygote, in which nothing may be initialised.
 pub const DEVICES: &str = "UNIFERENCE_PHANTOM_DEVICES";
 
+/// To PyTorch's profiler, which converts readings of the processor's counter, what is not less than this is a date: nanoseconds since 1970 and this. The counter
+/// does not come so far, nor do dates.
+pub const PROFILER_DATES: u64 = 1 << 62;
+
 /// The library's file, beside the extension, and its name for the dynamic linker.
 pub const LIBRARY: &str = "libuniference_phantom.so";
 
 /// Names under which programs ask the dynamic linker for NVIDIA's libraries, CUDA 13's: the library stands for all of them.
-pub const SONAMES: [&str; 14] = [
+pub const SONAMES: [&str; 15] = [
     "libcuda.so.1",
     "libnvidia-ml.so.1",
     "libcudart.so.13",
@@ -29,6 +33,7 @@ pub const SONAMES: [&str; 14] = [
     "libcufft.so.12",
     "libcufile.so.0",
     "libcupti.so.13",
+    "libcurand.so.10",
     "libcusolver.so.12",
     "libcusparse.so.12",
     "libcusparseLt.so.0",
@@ -153,8 +158,30 @@ pub struct Link {
     pub query_event: extern "C" fn(event: u32) -> c_int,
     /// Nanoseconds between two events that have happened; negative if the second one was first.
     pub elapsed: extern "C" fn(start: u32, end: u32) -> i64,
+    /// What this thread hands to a stream next, by `launch`, `copy` or `graph_launch`, has this number: of what is captured into a graph always, of the rest
+    /// where somebody wants to know when it was. Numbers are from 1, unique in the process.
+    pub number: extern "C" fn(number: u64),
+    /// Calls `take` with times of what has numbers, `data` and how many there are, some times or never: of what has ended, and was not told before.
+    pub times: extern "C" fn(take: TakeTimes, data: *mut c_void),
     /// A message for the rank's log and the run's warnings, UTF-8. The library says each once.
     pub warn: unsafe extern "C" fn(text: *const u8, length: usize),
+}
+
+/// See [`Link::times`].
+pub type TakeTimes = extern "C" fn(data: *mut c_void, times: *const Times, count: usize);
+
+/// When something on a stream was. Dates are nanoseconds since 1970, as the rank's clock shows them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Times {
+    /// Its number; of a node that of the graph's launch.
+    pub launch: u64,
+    /// The node's number, as it was captured; else 0.
+    pub node: u64,
+    /// It began.
+    pub began: u64,
+    /// It ended.
+    pub ended: u64,
 }
 
 /// An operation of a communicator.
@@ -202,6 +229,8 @@ pub struct Call {
     pub stream: u32,
     /// 0: it starts with the call before it on the stream, being of the same group of calls.
     pub first: u32,
+    /// As of [`Link::number`]; 0: nobody wants to know when it was.
+    pub number: u64,
 }
 
 /// How the library communicates. Functions block in virtual time where they say so.
@@ -222,8 +251,9 @@ pub struct Communication {
     pub group: unsafe extern "C" fn(ranks: *const u32, count: usize) -> u32,
     /// Starts a call, whose input is copied, and names it, or says [`Communication::REFUSED`].
     pub issue: unsafe extern "C" fn(call: *const Call) -> u32,
-    /// Waits for a call to end, and copies its output, if it has not failed. Nobody asks for it again.
-    pub deliver: extern "C" fn(handle: u32, to: usize, bytes: u64),
+    /// Waits for a call to end, and copies its output, if it has not failed. Nobody asks for it again. `has_ended`: 1 if the caller knows that
+    /// it has ended; else 0.
+    pub deliver: extern "C" fn(handle: u32, to: usize, bytes: u64, has_ended: c_int),
     /// Nobody asks for a call any more.
     pub forget: extern "C" fn(handle: u32),
     /// Ends what is outstanding in a group.

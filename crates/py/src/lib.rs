@@ -10,7 +10,11 @@ mod tensors;
 
 use pyo3::prelude::*;
 use std::ffi::OsString;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use uniference_sim::time::SimTime;
 
 /// Runs the command line; returns the exit code.
 #[pyfunction]
@@ -24,13 +28,40 @@ fn cli(py: Python<'_>, argv: Vec<OsString>) -> PyResult<i32> {
     Ok(code)
 }
 
+/// Python is asked so often whether it has got a signal, and told how far a simulation has come.
+const PERIOD: Duration = Duration::from_millis(100);
+
 /// Carries out what words of the command line say and no other process is needed for: exit code, what is said, and of a simulation that
-/// has come to its end the folder and the report.
+/// has come to its end the folder and the report. `progress` is told virtual time in seconds and how many operations have completed.
 #[pyfunction]
-fn carry_out(py: Python<'_>, argv: Vec<OsString>) -> (i32, String, Option<(PathBuf, String)>) {
-    let uniference_cli::Carried { exit, said, results } = py.detach(|| uniference_cli::carry_out(&argv));
-    (exit, said, results)
+#[pyo3(signature = (argv, progress = None))]
+fn carry_out(py: Python<'_>, argv: Vec<OsString>, progress: Option<Py<PyAny>>) -> PyResult<Ended> {
+    let asked = Mutex::new(Instant::now());
+    let watch = move |at: SimTime, operations: u64| {
+        let mut asked = asked.lock().unwrap_or_else(PoisonError::into_inner);
+        if asked.elapsed() < PERIOD {
+            return;
+        }
+        let heard = Python::attach(|py| {
+            py.check_signals()?;
+            progress.as_ref().map(|progress| progress.call1(py, (at.as_secs_f64(), operations))).transpose()
+        });
+        *asked = Instant::now();
+        if let Err(error) = heard {
+            // Past the simulation, which nobody can tell to end; what it has opened is closed on the way.
+            resume_unwind(Box::new(error));
+        }
+    };
+    match py.detach(|| catch_unwind(AssertUnwindSafe(|| uniference_cli::carry_out(&argv, watch)))) {
+        Ok(uniference_cli::Carried { exit, said, results }) => Ok((exit, said, results)),
+        Err(unwound) => match unwound.downcast::<PyErr>() {
+            Ok(error) => Err(*error),
+            Err(panic) => resume_unwind(panic),
+        },
+    }
 }
+
+type Ended = (i32, String, Option<(PathBuf, String)>);
 
 /// The kernel kills this process when its parent dies; if that has already happened, it ends at once.
 #[pyfunction]

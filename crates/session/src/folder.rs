@@ -47,7 +47,7 @@ impl Folder {
     ) -> Result<Folder, HostError> {
         let path = match out {
             Some(path) => path.to_owned(),
-            None => next_free(Path::new(DEFAULT), &stem(script))?,
+            None => next_default(&stem(script))?,
         };
         let folder = Folder::claim(path, Kind::Results, writer, notices)?;
         folder.probe()?;
@@ -132,7 +132,9 @@ impl Folder {
     pub fn describe(&self) -> String {
         let path = self.path.display();
         match self.path.join(TRACE).exists() {
-            true => format!("results: {path} (open {TRACE} at https://ui.perfetto.dev)"),
+            true => {
+                format!("results: {path} (open {NATIVE_TRACE} at https://ui.perfetto.dev, or: uniference view {path})")
+            }
             false => format!("results: {path}"),
         }
     }
@@ -257,6 +259,11 @@ fn is_ours(name: &str) -> bool {
 /// The folder of one of several runs.
 fn is_repeated(name: &str) -> bool {
     name.strip_prefix(REPEATED).is_some_and(|number| number.parse::<u32>().is_ok())
+}
+
+/// The next free `uniference-out/NAME-N`, made.
+pub(crate) fn next_default(name: &OsStr) -> Result<PathBuf, HostError> {
+    next_free(Path::new(DEFAULT), name)
 }
 
 fn next_free(parent: &Path, stem: &OsStr) -> Result<PathBuf, HostError> {

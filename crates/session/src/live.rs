@@ -4,11 +4,12 @@
 
 mod folded;
 
+use crate::cluster::Chosen;
 use crate::compute::{Costing, Plan, Shared};
 use crate::notices::Notices;
 use crate::session::{End, Ending, Session, Source, Stop, Watch};
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -19,6 +20,8 @@ use uniference_host::interrupt::Interrupts;
 use uniference_host::live::driver::{self, Compute, Console, Driver, LiveEnding, Setup, Terminal};
 use uniference_host::live::exchange::{Costs, Exchange, Piece, Slice};
 use uniference_host::live::phantom::Gpu;
+use uniference_host::live::remote::{self, Gathered};
+pub use uniference_host::live::remote::{Door, Synced};
 use uniference_host::live::zygote::{RankPlacement, Script, describe_status};
 use uniference_host::symbols::Torch;
 use uniference_sim::cast::{Cast, Unlike};
@@ -57,6 +60,19 @@ pub struct Program {
     pub timed: bool,
     /// Whether ranks that turn out to be alike run as few processes, and all are simulated.
     pub fold: bool,
+    /// Where workers join that run ranks, if they may.
+    pub workers: Option<Workers>,
+}
+
+/// How workers join a run.
+#[derive(Clone)]
+pub struct Workers {
+    /// Where the driver listens.
+    pub door: Arc<Door>,
+    /// How long it waits for all of them.
+    pub timeout: Duration,
+    /// What they get of this machine's files.
+    pub synced: Synced,
 }
 
 /// Live ranks, before and while they run.
@@ -64,6 +80,7 @@ pub struct Live<'a> {
     setup: Setup,
     plan: Plan,
     fold: bool,
+    workers: Option<Workers>,
     /// Why there cannot be such a run.
     refused: Option<HostError>,
     /// Compute takes no time, whatever the program's plan says.
@@ -109,9 +126,9 @@ impl<'a> Live<'a> {
             default.into_iter().chain(values).chain(timed).map(|(name, value)| (name.to_owned(), value)).collect();
         let mut places = places(cluster, &resolved.cores);
         let mut compute = program.plan.of_ranks();
-        let mut refused = None;
+        let mut refused = refuse_workers(&program, &resolved.workers);
         if program.gpus.is_some() {
-            refused = give_gpus(&mut places, &resolved.models).err();
+            refused = refused.or(give_gpus(&mut places, &resolved.models).err());
             // What waits for what on streams is told with the operators, also where they take no time.
             compute.iter_mut().filter(|way| **way == Compute::None).for_each(|way| *way = Compute::Modelled);
         }
@@ -121,16 +138,30 @@ impl<'a> Live<'a> {
             modules: program.preload,
             places,
             gpus: program.gpus,
+            workers: resolved.workers.clone(),
+            synced: program.workers.as_ref().map(|workers| workers.synced.clone()),
             jobs: program.jobs.map_or(if program.plan.measures() { 1 } else { cores }, |jobs| jobs as usize),
             compute,
             logs: session.folder().path().to_owned(),
             terminal: program.terminal,
             timeout: None,
         };
-        let (plan, fold) = (program.plan, program.fold);
+        let (plan, fold, workers) = (program.plan, program.fold, program.workers);
         let (folder, notices) = (Some(session.folder().path()), session.notices().clone());
         let interrupts = Some(interrupts);
-        Live { setup, plan, fold, refused, only_for_memory: false, folder, console, observer, notices, interrupts }
+        Live {
+            setup,
+            plan,
+            fold,
+            workers,
+            refused,
+            only_for_memory: false,
+            folder,
+            console,
+            observer,
+            notices,
+            interrupts,
+        }
     }
 
     /// The same, for nothing but what ranks hold in memory: compute takes no time, nobody is refused what a device has not got, and the run ends after
@@ -188,14 +219,27 @@ impl Live<'_> {
     /// Runs all ranks, or with a cast those that it says.
     fn run(&mut self, cluster: &Cluster, cast: Option<Arc<Cast>>, watch: Watch<'_>) -> Result<Ran, HostError> {
         let interrupts = self.interrupts.as_ref().expect("nothing is run once interrupts are not heard any more");
+        let joined = match self.gather(interrupts)? {
+            Gathered::All(joined) => joined,
+            Gathered::Interrupted(interrupt) => {
+                let stop = Stop { exit: interrupt.into(), message: "interrupted\n".to_owned() };
+                let costing = Costing::new(self.plan.clone());
+                return Ok(Ran { ending: Ok(Ending::Stopped(stop)), lines: Vec::new(), costing, warnings: Vec::new() });
+            }
+        };
         let mut observer = (watch.observer, &mut *self.observer);
         let costing = Costing::new(self.plan.clone());
         let costs: Box<dyn Costs> =
             if self.only_for_memory { Box::new(Free) } else { Box::new(Shared(Rc::clone(&costing))) };
         let (recorder, console) = (watch.recorder, &mut *self.console);
         let watch = driver::Watch { observer: &mut observer, recorder, console, costs };
-        let mut driver = Driver::new(&self.setup, Engine::new(cluster), cast, watch, interrupts)?;
-        let ending = driver.run()?;
+        let mut driver = Driver::new(&self.setup, Engine::new(cluster), joined, cast, watch, interrupts)?;
+        let ending = driver.run();
+        if let Some(workers) = &self.workers {
+            // Before they are told that it is over, and come again for the next run.
+            workers.door.dismiss();
+        }
+        let ending = ending?;
         let stands = match ending {
             LiveEnding::Finished | LiveEnding::Unlike(_) => Stands::new(),
             LiveEnding::Interrupted(_) | LiveEnding::OutOfTime(_) => driver.whereabouts(MOST_SHOWN),
@@ -219,6 +263,58 @@ impl Live<'_> {
     }
 }
 
+impl Live<'_> {
+    /// Waits for the workers that the cluster names.
+    fn gather(&self, interrupts: &Interrupts) -> Result<Gathered, HostError> {
+        let names: BTreeSet<String> = self.setup.workers.iter().flatten().cloned().collect();
+        match &self.workers {
+            Some(workers) if !names.is_empty() => {
+                let tell = |text: &str| self.notices.say(text);
+                remote::gather(&workers.door, &names, workers.timeout, interrupts, tell)
+            }
+            _ => Ok(Gathered::All(Vec::new())),
+        }
+    }
+}
+
+/// Why ranks of this program cannot run at workers, if some are to.
+fn refuse_workers(program: &Program, workers: &[Option<String>]) -> Option<HostError> {
+    let named = || workers.iter().flatten().next();
+    let refused = |what: String, hint: &str| Some(HostError::Usage(format!("{what}\nhint: {hint}")));
+    let (Some(name), Some(_)) = (named(), &program.workers) else {
+        return match (named(), &program.workers) {
+            (Some(name), None) => refused(
+                format!("the cluster has a device at worker {name}, and nobody listens for workers"),
+                "use `uniference run --listen ADDRESS:PORT --token-file FILE`, or remove `at` from the cluster file",
+            ),
+            (None, Some(_)) => refused(
+                "--listen has no effect: no device of the cluster is at a worker".to_owned(),
+                "give a [[device]] of the cluster file at = \"NAME\", or remove --listen",
+            ),
+            _ => None,
+        };
+    };
+    if program.gpus.is_some() {
+        return refused(
+            format!("simulated GPUs are not supported at workers, and a device is at {name}"),
+            "add --no-cuda, or remove `at` from the cluster file",
+        );
+    }
+    if program.fold {
+        return refused(
+            format!("--fold auto is not supported with workers, and a device is at {name}"),
+            "remove --fold auto; with `count` one worker stands for all boards of its kind",
+        );
+    }
+    let debugged = program.terminal.as_ref().and_then(|terminal| workers.get(terminal.rank as usize)?.as_ref());
+    debugged.and_then(|name| {
+        refused(
+            format!("--debug-rank is a rank at worker {name}, and the terminal is here"),
+            "debug a rank that runs on this machine",
+        )
+    })
+}
+
 /// By rank, where threads stand that wait inside their process.
 type Stands = BTreeMap<u32, Vec<String>>;
 
@@ -227,7 +323,10 @@ fn others(exchange: &Exchange, ending: &LiveEnding, stands: &Stands) -> String {
     let gone = match ending {
         LiveEnding::Finished | LiveEnding::Unlike(_) => return String::new(),
         LiveEnding::Failed { rank, .. } | LiveEnding::Died { rank, .. } | LiveEnding::Severed { rank } => Some(*rank),
-        LiveEnding::Halted(_) | LiveEnding::Interrupted(_) | LiveEnding::OutOfTime(_) => None,
+        LiveEnding::WorkerLost { .. }
+        | LiveEnding::Halted(_)
+        | LiveEnding::Interrupted(_)
+        | LiveEnding::OutOfTime(_) => None,
     };
     doing(exchange, stands, gone, matches!(ending, LiveEnding::Interrupted(_) | LiveEnding::OutOfTime(_)))
 }
@@ -271,6 +370,11 @@ fn explain(ending: LiveEnding, others: &str, lines: &[String], stands: &Stands, 
             );
             Stop { exit: Exit::ProgramFailed, message }
         }
+        LiveEnding::WorkerLost { name, why } => {
+            let hint = "see the worker's output, and whether its machine and the network are up";
+            let message = format!("error: worker {name} is lost: {why}\n{others}hint: {hint}\n");
+            Stop { exit: Exit::ProgramFailed, message }
+        }
         LiveEnding::Halted(halt) => {
             Stop { exit: Exit::Halted, message: format!("error: {}", render(&halt, lines, stands)) }
         }
@@ -289,6 +393,16 @@ fn explain(ending: LiveEnding, others: &str, lines: &[String], stands: &Stands, 
 fn render(halt: &Halt, lines: &[String], stands: &Stands) -> String {
     let line = |site: uniference_sim::ids::Site| lines.get(site.index()).cloned().unwrap_or_default();
     halt.render(&line, &|rank| stands.get(&rank.0).cloned().unwrap_or_default())
+}
+
+/// All that a program can find out of the cluster that it runs on, and where its compute comes from by itself, as text: on clusters of which this is equal it asks
+/// for the same, as long as nothing hangs on time.
+pub(crate) fn seen(chosen: &Chosen) -> String {
+    let Chosen { resolved, backend_named } = chosen;
+    let devices = resolved.cluster.devices.iter().map(|device| device.crash);
+    let rates = resolved.rates.iter().map(Option::is_some);
+    let ranks = places(&resolved.cluster, &resolved.cores).into_iter().zip(devices).zip(&resolved.models).zip(rates);
+    format!("{} {backend_named} {:?}", resolved.cluster.backend.name, ranks.collect::<Vec<_>>())
 }
 
 /// Ranks numbered on each machine in order, and machines in the order of their first rank. A machine is a host, or the server that hosts

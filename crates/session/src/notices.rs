@@ -1,15 +1,22 @@
 //! Owns how the user hears of something while a simulation is carried out; who shows it is the caller's business.
 
 use std::sync::Arc;
+use uniference_sim::time::SimTime;
+
+type Hear = Arc<dyn Fn(&str) + Send + Sync>;
+type Watch = Arc<dyn Fn(SimTime, u64) + Send + Sync>;
 
 /// Hears what the user should know while a simulation is carried out: texts of whole lines, such as `warning: ...`.
 #[derive(Clone)]
-pub struct Notices(Arc<dyn Fn(&str) + Send + Sync>);
+pub struct Notices {
+    hear: Hear,
+    watch: Option<Watch>,
+}
 
 impl Notices {
     /// Tells `hear` each.
     pub fn to(hear: impl Fn(&str) + Send + Sync + 'static) -> Notices {
-        Notices(Arc::new(hear))
+        Notices { hear: Arc::new(hear), watch: None }
     }
 
     /// Tells nobody.
@@ -17,12 +24,25 @@ impl Notices {
         Notices::to(|_| {})
     }
 
+    /// The same, and `watch` is told how far a simulation has come, every few thousand events: virtual time, and how many operations of process
+    /// groups have completed, each member counted. It may unwind, which ends the simulation.
+    #[must_use]
+    pub fn with_progress(self, watch: impl Fn(SimTime, u64) + Send + Sync + 'static) -> Notices {
+        Notices { watch: Some(Arc::new(watch)), ..self }
+    }
+
     pub(crate) fn warn(&self, text: &str) {
         self.say(&format!("warning: {text}"));
     }
 
     pub(crate) fn say(&self, text: &str) {
-        (self.0)(&format!("{text}\n"));
+        (self.hear)(&format!("{text}\n"));
+    }
+
+    pub(crate) fn progressed(&self, at: SimTime, operations: u64) {
+        if let Some(watch) = &self.watch {
+            watch(at, operations);
+        }
     }
 }
 

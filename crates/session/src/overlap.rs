@@ -241,7 +241,13 @@ impl Kept {
             Entry::Freed { allocation } => Kept::Freed { allocation },
             Entry::Kind { allocation, kind } => Kept::Kind { allocation, kind },
             Entry::Answered { line, operator } => Kept::Answered { line, operator: operator.to_owned() },
-            Entry::Allocated { .. } | Entry::Level { .. } | Entry::Stream(_) | Entry::Called { .. } => return None,
+            Entry::Allocated { .. }
+            | Entry::Level { .. }
+            | Entry::Stream(_)
+            | Entry::Number(_)
+            | Entry::Called { .. } => {
+                return None;
+            }
         })
     }
 

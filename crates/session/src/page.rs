@@ -7,7 +7,7 @@ use crate::session::{Ending, Watch};
 use crate::simulated::Ended;
 use crate::whatif;
 use uniference_host::error::HostError;
-use uniference_studies::critical::Causes;
+use uniference_studies::critical::{Causes, Listed};
 use uniference_studies::memory::Memory;
 use uniference_studies::page::{Seen, Watched};
 use uniference_studies::whatif::WhatIf;
@@ -43,7 +43,7 @@ impl Replayed {
             drop((recorder, heard));
             // Of operators that cannot be read it is not known what was held.
             let held = memory.finish().unwrap_or_default();
-            Ok(Ended::Finished(watched.finish(causes.explain(&end.lines, true), &held)))
+            Ok(Ended::Finished(watched.finish(causes.explain(&end.lines, Listed::All), &held)))
         })?;
         let seen = match seen {
             Ended::Finished(seen) => seen,

@@ -55,6 +55,17 @@ pub struct Replay {
 /// # Errors
 /// If the record cannot be read, or does not fit the cluster; and where the results cannot be written.
 pub fn replay(args: &Replay) -> Result<Done, HostError> {
+    replay_told(args).map(|told| told.done)
+}
+
+/// What a replay has come to, and whether its program might have gone another way there than it was recorded.
+pub(crate) struct Told {
+    pub(crate) done: Done,
+    pub(crate) depends_on_time: bool,
+}
+
+/// The same, and says whether the program might have gone another way.
+pub(crate) fn replay_told(args: &Replay) -> Result<Told, HostError> {
     let Prepared { chosen, seed, reader, steps, plan } = prepare(args)?;
     check_repeat(args, &chosen)?;
     let recorded = &steps.recorded;
@@ -68,12 +79,20 @@ pub fn replay(args: &Replay) -> Result<Done, HostError> {
     let mut source = Recorded::new(&steps, reader, plan);
     let figures = match session.carry_out(&mut source)? {
         Outcome::Finished(figures) => *figures,
-        Outcome::Stopped(stop) => return Ok(Done::Stopped(stop)),
+        Outcome::Stopped(stop) => return Ok(Told { done: Done::Stopped(stop), depends_on_time: true }),
         Outcome::Unlike(_) => unreachable!("every rank is replayed"),
     };
-    let beside = doubts(args, &session, &figures, source.hazards, &steps)?;
+    let (beside, depends_on_time) = doubts(args, &session, &figures, source.hazards, &steps)?;
     let report = session.report_of_several(figures, beside);
-    session.finish(report)
+    Ok(Told { done: session.finish(report)?, depends_on_time })
+}
+
+/// The name of the backend of a run whose results are in this folder.
+pub(crate) fn backend(run: &Path) -> Result<String, HostError> {
+    let path = run.join(RECORD);
+    let reader = RecordReader::open(BufReader::new(open_record(&path)?))?;
+    let cluster = &reader.header().manifest.cluster;
+    Ok(ClusterOptions::resolve_recorded(&path.display().to_string(), cluster)?.cluster.backend.name)
 }
 
 /// The cluster that a record is replayed on, and the command of its program.
@@ -139,27 +158,30 @@ fn prepare(args: &Replay) -> Result<Prepared, HostError> {
     Ok(Prepared { chosen, seed, reader, steps, plan })
 }
 
-/// What speaks against the figures of a replay: other seeds, other ways that the program might have gone, keys without an effect.
+/// What speaks against the figures of a replay: other seeds, other ways that the program might have gone, keys without an effect. Whether there are such ways.
 fn doubts(
     args: &Replay,
     session: &Session,
     figures: &Figures,
     hazards: Hazards,
     steps: &Steps,
-) -> Result<Beside, HostError> {
+) -> Result<(Beside, bool), HostError> {
     let Steps { path, recorded, at_home, .. } = steps;
     let mut beside = other_seeds(args, session.resolved(), steps)?;
+    let mut depends_on_time = false;
     let recosted = session.manifest().compute != recorded.compute || session.manifest().models != recorded.models;
     if !at_home || recosted || args.repeat > 1 {
         let digest = (args.repeat == 1).then(|| figures.digest.to_hex());
-        beside.warnings.extend(other_ways(hazards, digest, recorded, path, &figures.lines)?);
+        let ways = other_ways(hazards, digest, recorded, path, &figures.lines)?;
+        depends_on_time = !ways.is_empty();
+        beside.warnings.extend(ways);
     }
     let home = recorded_cluster(recorded, path);
     let costed = figures.costed.modelled.contains(&true);
     if home.is_some_and(|home| home.rates != session.resolved().rates) && !figures.computes.measured() && !costed {
         beside.warnings.push("`peak_flops` and `memory_bandwidth` have no effect: the durations in the record were computed with the rates of the recorded cluster".to_owned());
     }
-    Ok(beside)
+    Ok((beside, depends_on_time))
 }
 
 /// The steps of a record.

@@ -7,6 +7,7 @@ use crate::folder::Folder;
 pub use crate::names::{EVENTS, GROUPS, NATIVE_TRACE, PREFIX, RECORD, REPORT, TABLES, TIMELINE, TRACE};
 use crate::notices::Notices;
 use crate::patience::Patience;
+use crate::progress::Progress;
 use crate::tables::{self, Tables};
 use std::cell::RefCell;
 use std::ffi::OsString;
@@ -28,8 +29,9 @@ use uniference_sim::observe::{Digest, Statistics};
 use uniference_sim::replay::RecordedStep;
 use uniference_sim::time::{SimDuration, SimTime};
 use uniference_studies::compute::Computes;
-use uniference_studies::critical::{Causes, Explanation, Step};
+use uniference_studies::critical::{Causes, Explanation, Listed, Step};
 use uniference_studies::interval::interval;
+use uniference_studies::links::Links;
 use uniference_studies::memory::{Held, Kind, Memory, Point};
 use uniference_studies::phases::Phases;
 
@@ -47,6 +49,8 @@ pub enum RecordLevel {
 
 /// Of runs with more events the report has no critical path: `uniference explain` has.
 const MOST_CAUSES: u64 = 10_000_000;
+/// A trace shows so many spans of the critical path.
+const MOST_IN_TRACE: u64 = 10_000;
 
 /// Everything that looks on while a run goes on.
 pub(crate) struct Recording {
@@ -60,6 +64,8 @@ pub struct Figures {
     pub statistics: Statistics,
     /// Of everything that happened.
     pub digest: Digest,
+    /// What links have carried, if messages were watched.
+    pub(crate) links: Option<Links>,
     /// For how long ranks computed between their operations.
     pub computes: Computes,
     /// How long named ranges took.
@@ -83,9 +89,9 @@ pub(crate) struct Beside {
 }
 
 /// What the report is made from.
-type Counted = ((Statistics, Digest), ((Computes, Phases), Listened));
+type Counted = (((Statistics, Digest), Option<Links>), ((Computes, Phases), Listened));
 /// What is shown or written while the run goes on.
-type Shown = ((Patience, Option<Causes>), (Trace, (Events, Option<Tables>)));
+type Shown = (((Patience, Progress), Option<Causes>), (Trace, (Events, Option<Tables>)));
 type Trace = Option<TraceWriter<(Chrome<BufWriter<File>>, Perfetto<BufWriter<File>>)>>;
 type Events = Option<EventWriter<BufWriter<File>>>;
 
@@ -198,10 +204,14 @@ impl Recording {
         let handle = tables.as_ref().map(Tables::handle);
         let record = Record { writer, memory: memory.clone(), lines: program_lines, tables: handle };
         let programs = (Computes::default(), Phases::default());
-        let statistics = ((Statistics::default(), Digest::default()), (programs, memory));
+        let carried = ops.contains(&level).then(Links::default);
+        let statistics = (((Statistics::default(), Digest::default()), carried), (programs, memory));
         let causes = ops.contains(&level).then(|| Causes::new(&resolved.cluster).of_at_most(MOST_CAUSES));
         Ok(Recording {
-            observers: (statistics, ((Patience::new(notices.clone()), causes), (trace, (events, tables)))),
+            observers: (
+                statistics,
+                (((Patience::new(notices.clone()), Progress::new(notices.clone())), causes), (trace, (events, tables))),
+            ),
             record,
         })
     }
@@ -213,9 +223,9 @@ impl Recording {
 
     /// Completes the files of a run that has come to an end of its own, good or bad; `lines` are those of the program.
     pub(crate) fn finish(self, lines: Vec<String>, costed: Costed) -> Result<Figures, HostError> {
-        let (((statistics, digest), ((computes, phases), memory)), ((_, causes), (mut trace, (mut events, tables)))) =
-            self.observers;
-        let explanation = causes.as_ref().and_then(|causes| causes.explain(&lines, true));
+        let (counted, ((_, causes), (mut trace, (mut events, tables)))) = self.observers;
+        let (((statistics, digest), links), ((computes, phases), memory)) = counted;
+        let explanation = causes.as_ref().and_then(|causes| causes.explain(&lines, Listed::AtMost(MOST_IN_TRACE)));
         let critical_path = explanation.as_ref().and_then(Explanation::report);
         if let Some((trace, explanation)) = trace.as_mut().zip(explanation.filter(|_| critical_path.is_some())) {
             trace.critical_path(explanation.path.into_iter().map(span));
@@ -235,7 +245,7 @@ impl Recording {
         events.map(EventWriter::finish).transpose()?;
         tables.map(Tables::finish).transpose()?;
         writer.map(RecordWriter::finish).transpose()?;
-        Ok(Figures { statistics, digest, computes, phases, held, critical_path, lines, costed })
+        Ok(Figures { statistics, digest, links, computes, phases, held, critical_path, lines, costed })
     }
 }
 
@@ -258,12 +268,13 @@ fn counter(points: &[Point]) -> impl Iterator<Item = (SimTime, Vec<(&'static str
 
 /// The report of a run that has finished.
 pub(crate) fn of_run(figures: Figures, resolved: &Resolved, beside: Beside, manifest: Manifest) -> Report {
-    let Figures { statistics, digest, computes, phases, held, critical_path, lines, costed } = figures;
+    let Figures { statistics, digest, links, computes, phases, held, critical_path, lines, costed } = figures;
     let Beside { others, warnings } = beside;
     let mut report = Report::new(&statistics, &resolved.cluster.devices, digest.to_hex(), manifest);
     if statistics.operations().next().is_none() {
         report.warnings.push("the program never communicated; only its compute was simulated".to_owned());
     }
+    report.links = links.map_or_else(Vec::new, |links| links.report(&resolved.cluster, statistics.makespan()));
     report.memory = held.report();
     report.phases = phases.report();
     report.critical_path = critical_path;

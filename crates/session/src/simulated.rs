@@ -4,7 +4,7 @@ use crate::session::{Ending, Source, Stop, Watch};
 use uniference_host::error::HostError;
 use uniference_sim::cluster::Cluster;
 use uniference_sim::observe::{Digest, Statistics};
-use uniference_studies::critical::{Causes, Explanation};
+use uniference_studies::critical::{Causes, Explanation, Listed};
 use uniference_studies::hazards::Hazards;
 
 /// What has come to its end, or why it has not.
@@ -52,7 +52,8 @@ impl Simulated {
             Ending::Unlike(_) => unreachable!("every rank is simulated"),
         }
         let ((statistics, digest), causes) = observer;
-        let explanation = causes.and_then(|causes| causes.explain(&end.lines, look == Look::WholePath));
+        let listed = if look == Look::WholePath { Listed::All } else { Listed::Nothing };
+        let explanation = causes.and_then(|causes| causes.explain(&end.lines, listed));
         let makespan_s = statistics.makespan().as_secs_f64();
         let (digest, modelled) = (digest.to_hex(), end.costed.modelled);
         let (hazards, lines) = (Hazards::default(), end.lines);

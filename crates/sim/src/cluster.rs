@@ -2,6 +2,7 @@
 
 use crate::collective::choose::AlgorithmTable;
 use crate::network::{Dynamics, FlowNetwork, Topology};
+use crate::time::SimDuration;
 use std::collections::BTreeSet;
 
 pub use crate::device::{Device, SlowSpell};
@@ -49,8 +50,16 @@ pub struct Backend {
     pub concurrency: u32,
     /// What happens to a message besides its way over links.
     pub protocol: Protocol,
-    /// Operations whose messages and calls take no time, by [`CallOp::name`](crate::program::CallOp::name): to see what they cost. Who
-    /// receives still waits for who sends, as the algorithm has it; who sends waits for nobody. Of messages between two ranks, the sender's name
-    /// counts for both.
-    pub free: BTreeSet<&'static str>,
+    /// Operations that do without the network.
+    pub free: Free,
+}
+
+/// Operations whose messages and calls take no time: to see what they cost. Who receives still waits for who sends, as the algorithm has it; who
+/// sends waits for nobody. Of messages between two ranks, the sender's name counts for both.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Free {
+    /// By [`CallOp::name`](crate::program::CallOp::name).
+    pub operations: BTreeSet<&'static str>,
+    /// The time that each rank spends in such an operation before it takes part, whatever its size: zero, but in rehearsals of folded programs.
+    pub takes: SimDuration,
 }

@@ -36,11 +36,18 @@ def _name_backend_in_log() -> None:
 
 
 def _split_among_members() -> None:
-    """C++ asks a Python backend for its part of a split also where it is in none, and takes no None for an answer."""
-    original = names.SPLIT_GROUP.original
+    """C++ asks a Python backend for its part of a split also where it is in none, and takes no None for an answer.
+
+    Torch's own NCCL has to hear of such a split: the ranks that are in it wait for all of the parent.
+    """
+    original = names.SPLIT_GROUP.current
 
     def split_group(self: dist.ProcessGroup, ranks: list[int], *args: Any, **kwargs: Any) -> dist.ProcessGroup | None:
         if self.rank() not in ranks:
+            device = self.bound_device_id
+            nccl: Any = self._get_backend(device) if device is not None else None
+            if hasattr(nccl, "perform_nocolor_split"):
+                nccl.perform_nocolor_split(device)
             return None
         group: dist.ProcessGroup = original(self, ranks, *args, **kwargs)
         return group

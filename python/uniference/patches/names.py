@@ -248,6 +248,8 @@ C10D_AUTOGRAD = Operators(
 _PLANNING = (
     Name("torch.distributed._meta_registrations:_META_FUNCTIONS", "tell torch of a collective's shapes"),
     Name("torch._guards:TracingContext.try_get", "know whether torch is compiling"),
+    Name("torch._subclasses.fake_tensor:FakeTensor", "operators on tensors without data take no time"),
+    Name("torch.utils._pytree:tree_leaves", "look for tensors in the arguments of operators"),
     Name("torch._subclasses.fake_tensor:UnsupportedOperatorException", "answer as torch does where it has no kernel"),
     Name("torch.fx.experimental.proxy_tensor:get_proxy_mode", "know whether torch is tracing"),
 )

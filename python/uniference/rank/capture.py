@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module
 from torch.optim import optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from uniference._native import Channel
 from uniference.program.lines import LIBRARIES, user_line
@@ -337,7 +339,12 @@ class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:
                 return func.decompose(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
-        if channel.is_inside:
+        # Of tensors on `meta`, and in `FakeTensorMode`, there are shapes alone.
+        shapes_alone = any(
+            isinstance(leaf, FakeTensor) or (isinstance(leaf, torch.Tensor) and leaf.is_meta)
+            for leaf in tree_leaves(result)
+        )
+        if channel.is_inside or shapes_alone:
             return result
         channel.enter()
         try:

@@ -44,7 +44,7 @@ def _attach(channel: Channel, own: int, gpus: Sequence[Mapping[str, Any]]) -> No
     _native.attach_gpus(own, gpus, link, communication)
     process = ctypes.CDLL(None)
     kernels.install(library)
-    functions = ("launch", "settle", "is_captured", "compute", "withhold")
+    functions = ("launch", "settle", "is_captured", "compute", "withhold", "clear")
     library.mirror(*(_address(process, f"uniference_phantom_{name}") for name in functions))
     library.count_gpu_memory(
         *(_address(process, name) for name in ("uniference_phantom_own", "uniference_phantom_taken"))

@@ -54,7 +54,7 @@ fn driver(socket: UnixWire, replies: Vec<Reply>) -> thread::JoinHandle<Vec<Op>> 
 }
 
 fn reply(answer: Answer) -> Reply {
-    Reply { now: SimTime::ZERO, freed: Vec::new(), over: Vec::new(), failed: Vec::new(), answer }
+    Reply { now: SimTime::ZERO, asked: SimTime::ZERO, freed: Vec::new(), over: Vec::new(), failed: Vec::new(), answer }
 }
 
 fn now(ps: u64) -> Answer {
@@ -213,11 +213,12 @@ fn a_driver_of_another_version_is_refused_and_hears_why() {
     frame::encode(&Hello { version: VERSION + 1, ..Hello::new(true) }, &mut frame);
     write_with_fds(&ours, &frame, &[]).unwrap();
     let error = Client::adopt(theirs, 0, 2).err().unwrap().to_string();
-    assert!(error.contains("cannot join the run: this side speaks version 2") && error.contains("\nhint: "), "{error}");
+    let spoken = format!("cannot join the run: this side speaks version {VERSION}");
+    assert!(error.contains(&spoken) && error.contains("\nhint: "), "{error}");
     // The rank has said what it is before it gave up.
     let ours = UnixWire::of_driver(ours);
     let theirs = Hello { version: VERSION + 1, ..Hello::new(true) }.hear(&mut FrameBuffer::default(), &ours);
-    assert!(theirs.unwrap_err().to_string().contains("the other side version 2"));
+    assert!(theirs.unwrap_err().to_string().contains(&format!("the other side version {VERSION}")));
 }
 
 /// Says that every operator took a millisecond to be written down, and counts who is at our work.

@@ -24,7 +24,7 @@ impl Model {
         }
         let work = (value(&cost.flops, "flops")?, value(&cost.bytes, "bytes")?);
         let dtype = definition.tensors().find_map(|tensor| tensor.dtype.dtype());
-        let roof = Roof::of(&self.target.rates, Precision::of(dtype), None);
+        let roof = Roof::of(&self.target.rates, Precision::of(dtype), self.grain());
         Ok(estimate(self.target.rates.launch.as_secs_f64() + roof.bare(work), 0.0, Origin::Roofline))
     }
 }

@@ -22,7 +22,7 @@ use crate::database::{Databases, Row, dimensions};
 use crate::operators::{Described, Part, describe, key};
 use rows::{Found, Rows};
 use rustc_hash::FxHashMap;
-use shape::{Roof, Shape};
+use shape::{Grain, Roof, Shape};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use surface::{Setting, Surface};
@@ -230,8 +230,7 @@ impl Model {
         let found =
             rows().or_else(|| self.interpolated(operator, variant)).or_else(|| self.transferred(operator, variant));
         found.unwrap_or_else(|| {
-            let units = self.target.name.as_deref().and_then(units_of);
-            let seconds = shape::by_rates(&self.target.rates, units, operator);
+            let seconds = shape::by_rates(&self.target.rates, self.grain(), operator);
             estimate(seconds, ROOFLINE, Origin::Roofline)
         })
     }
@@ -325,13 +324,14 @@ impl Model {
         let rates = self.rates_of(&place.device);
         let rows = self.kin_rows(&place);
         let own = self.target.name.as_deref();
-        let (own_units, its_units) = (own.and_then(units_of), units_of(&place.device));
-        let units = if own == Some(&place.device) { Some((1.0, 1.0)) } else { own_units.zip(its_units) };
         let surface = rates.and_then(|rates| {
+            let (own_grain, its_grain) = (self.grain(), Grain::of(Some(&place.device), &rates));
+            let units =
+                if own == Some(&place.device) { Some((1.0, 1.0)) } else { own_grain.units.zip(its_grain.units) };
             let precision = Precision::of(Some(place.dtype));
             let (source, target) = (
-                Roof::of(&rates, precision, its_units),
-                Roof::of(&self.target.rates, Precision::of(operator.dtype), own_units),
+                Roof::of(&rates, precision, its_grain),
+                Roof::of(&self.target.rates, Precision::of(operator.dtype), own_grain),
             );
             // Rows of another type stand for the same number of bytes.
             let setting = Setting {
@@ -374,7 +374,7 @@ impl Model {
     /// the device's queue filled. It is the shortest time among those that do next to nothing, of these operators or else of all of the device.
     fn overhead_of_host(&self, device: &str, family: &str, variant: Option<&str>, dtype: DType) -> f64 {
         let Some(rates) = self.rates_of(device) else { return 0.0 };
-        let roof = Roof::of(&rates, Precision::of(Some(dtype)), units_of(device));
+        let roof = Roof::of(&rates, Precision::of(Some(dtype)), Grain::of(Some(device), &rates));
         let shortest = |rows: &[Row]| {
             let rows = rows.iter().filter(|row| row.operator.is_empty() && surface::is_idle(&roof, row));
             rows.map(|row| row.microseconds * 1e-6).reduce(f64::min)
@@ -393,6 +393,11 @@ impl Model {
             })
         };
         surface::overhead_of_host(shortest(own.all()).unwrap_or_else(of_all))
+    }
+
+    /// Of the target.
+    fn grain(&self) -> Grain {
+        Grain::of(self.target.name.as_deref(), &self.target.rates)
     }
 
     /// The rates at which a device's rows were measured: the table's; of a device that is not in it, those of the cluster file.
@@ -471,11 +476,6 @@ fn in_parts(operator: &Operator) -> Operator {
         (*rows, *columns) = (rows.saturating_mul(parts), *columns / parts);
     }
     operator
-}
-
-/// Multiprocessors of a device by name.
-fn units_of(name: &str) -> Option<f64> {
-    devices::find(name).ok().filter(|known| known.name == name).and_then(|known| known.units)
 }
 
 /// The origin is that of the longer one; their errors are independent.

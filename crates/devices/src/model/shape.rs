@@ -1,7 +1,8 @@
 //! Owns the coordinates of operators: the sizes along which a family's cost changes, and how much work they stand for.
 
+use uniference_formats::devices::{self, DeviceKind};
 use uniference_sim::device::{Family, Operator, Precision, Rates, RowKind};
-use uniference_sim::time::Bytes;
+use uniference_sim::time::{Bytes, SimDuration};
 
 /// Binary logarithms of up to four sizes.
 pub(super) type Point = [f64; 4];
@@ -74,27 +75,48 @@ impl Shape {
     }
 }
 
-/// A device's arithmetic rate for one type, its memory, and how many multiprocessors it has, if that is known.
+/// The parts in which a device does the work of one operator.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Grain {
+    /// Its multiprocessors, if their number is known.
+    pub(super) units: Option<f64>,
+    /// Half a tile of a product, in rows, columns or terms: what is wasted of each side on average.
+    tile: f64,
+}
+
+/// A device's arithmetic rate for one type, its memory, and the parts in which it works.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Roof {
     peak: f64,
     memory: f64,
-    units: Option<f64>,
+    grain: Grain,
 }
 
 /// Of the peak, what large products reach.
 const PEAK: f64 = 0.8;
 /// Of the memory's rate, what long streams reach.
 const STREAM: f64 = 0.75;
-/// Half a tile of a product.
+/// Half a tile of a GPU's products, which the threads of a multiprocessor compute together.
 const TILE: f64 = 32.0;
+/// Half a tile of a processor's products, which lies in the registers of one core: about 8 rows by 8 to 16 columns (Goto and van de Geijn,
+/// "Anatomy of High-Performance Matrix Multiplication", ACM TOMS 2008, section 6).
+const REGISTERS: f64 = 4.0;
 /// Queries of one head that fused attention computes on one multiprocessor, for all keys one after the other (Dao, "FlashAttention-2", 2023,
 /// section 3.2).
 const QUERIES: f64 = 128.0;
 
+impl Grain {
+    /// Of a device by name, or of one of which only the rates are known: what has no overhead of launches is a processor.
+    pub(super) fn of(name: Option<&str>, rates: &Rates) -> Grain {
+        let known = name.and_then(|name| devices::find(name).ok().filter(|known| known.name == name));
+        let processor = known.map_or(rates.launch == SimDuration::ZERO, |known| known.kind == DeviceKind::Cpu);
+        Grain { units: known.and_then(|known| known.units), tile: if processor { REGISTERS } else { TILE } }
+    }
+}
+
 impl Roof {
-    pub(super) fn of(rates: &Rates, precision: Precision, units: Option<f64>) -> Roof {
-        Roof { peak: rates.peaks.serving(precision).0, memory: rates.memory, units }
+    pub(super) fn of(rates: &Rates, precision: Precision, grain: Grain) -> Roof {
+        Roof { peak: rates.peaks.serving(precision).0, memory: rates.memory, grain }
     }
 
     /// Seconds at full speed.
@@ -114,13 +136,13 @@ impl Roof {
 
     /// Seconds by the roofline with what kernels usually reach of it; it does not fall when a size or the work grows.
     ///
-    /// Products reach 0.8 of the peak, less where a side is short: work is done in tiles, and half a tile of 64 is wasted on average. Streams
+    /// Products reach 0.8 of the peak, less where a side is short: work is done in tiles, and half a tile is wasted on average. Streams
     /// reach 0.75 of the memory's rate. Fitted on the median error of the shipped products of matrices: 21 % against 40 % of the bare
     /// roofline. Attention of few heads and queries leaves multiprocessors idle, but for that of one query, whose keys are cut instead.
     pub(super) fn usual(&self, shape: Shape, point: &Point, (flops, bytes): (f64, f64)) -> f64 {
         let sides = if matches!(shape, Shape::Product | Shape::Attention) { &point[1..] } else { &[] };
-        let waste: f64 = sides.iter().map(|side| 1.0 + TILE / libm::exp2(*side)).product();
-        let idle = match self.units {
+        let waste: f64 = sides.iter().map(|side| 1.0 + self.grain.tile / libm::exp2(*side)).product();
+        let idle = match self.grain.units {
             Some(units) if shape == Shape::Attention && point[1] > 0.0 => {
                 let [heads, queries] = [point[0], point[1]].map(libm::exp2);
                 (units / (heads * (queries / QUERIES).max(1.0))).max(1.0)
@@ -132,14 +154,14 @@ impl Roof {
 }
 
 /// Seconds of an operator of which nothing was measured, on a device of which only the rates are known.
-pub(super) fn by_rates(rates: &Rates, units: Option<f64>, operator: &Operator) -> f64 {
+pub(super) fn by_rates(rates: &Rates, grain: Grain, operator: &Operator) -> f64 {
     let Bytes(bytes) = operator.bytes();
     // Sorting reads a row once for each binary digit of its length.
     let passes = match operator.family {
         Family::Rows { kind: RowKind::Sort, columns, .. } => libm::log2(columns.max(2) as f64),
         _ => 1.0,
     };
-    let roof = Roof::of(rates, Precision::of(operator.dtype), units);
+    let roof = Roof::of(rates, Precision::of(operator.dtype), grain);
     let work = (operator.flops as f64, bytes as f64 * passes);
     let shape = Shape::of(&operator.family).unwrap_or(Shape::Flat);
     let point = shape.point(crate::database::dimensions(&operator.family), bytes);

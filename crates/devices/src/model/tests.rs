@@ -203,6 +203,24 @@ fn types_without_a_rate_are_named() {
     assert_eq!(model.substituted(), [("float64", "float32"), ("float16", "bfloat16")]);
 }
 
+/// What one token takes on a processor is reading the weights: 4 x 4096 x 4096 B at 0.75 of 17.1 GB/s, whose arithmetic takes a tenth of it.
+#[test]
+fn a_product_of_one_row_streams_its_weights_through_a_processor() {
+    let seconds = |model: &Model, rows| {
+        model.estimate(&mm(rows, 4096, 4096, DType::Float32), Coming::default()).duration.as_secs_f64()
+    };
+    let weights = 4.0 * 4096.0 * 4096.0 / 17.1e9 / 0.75;
+    let rates = known("raspberry-pi-5").rates;
+    // A device of the cluster file with the same rates and nothing that launches takes as long.
+    for name in [Some("raspberry-pi-5".to_owned()), None] {
+        let model = Model::new(Target { name, rates }, Arc::new(Databases::none()));
+        for rows in [1, 2, 4] {
+            let ratio = seconds(&model, rows) / weights;
+            assert!((1.0..1.01).contains(&ratio), "{rows}: {ratio}");
+        }
+    }
+}
+
 /// A large product in bfloat16 on an H100 takes what others have measured: 1.37 to 1.54 ms.
 #[test]
 fn a_large_product_takes_what_it_should_on_an_h100() {

@@ -15,6 +15,7 @@ mod kernel;
 mod key;
 mod nothing;
 mod rows;
+mod serving;
 
 #[cfg(test)]
 mod tests;
@@ -128,6 +129,9 @@ pub fn describe(definition: &Definition) -> Described {
     }
     if is_of(&["inductor::"]) {
         return Described::Parts(vec![kernel::describe(call)]);
+    }
+    if is_of(&serving::NAMESPACES) {
+        return serving::describe(call).map_or(Described::Unknown, Described::Parts);
     }
     if !is_of(&["aten::", "fsdp::", "prims::"]) {
         return Described::Unknown;

@@ -272,11 +272,85 @@ fn operators_of_one_kind_are_known_by_their_beginnings_and_ends() {
     }
 }
 
+/// Of a type, to which the operator writes or not; `sizes` lie without gaps.
+fn half(sizes: &[u64], written: bool) -> Argument {
+    let Argument::Tensor(tensor) = tensor(sizes) else { unreachable!() };
+    Argument::Tensor(Tensor { dtype: ScalarType::from(DType::BFloat16), written, ..tensor })
+}
+
+fn only(name: &str, arguments: Vec<Argument>) -> Operator {
+    match describe(&definition(name, arguments, vec![])) {
+        Described::Parts(parts) if parts.len() == 1 => parts[0].operator,
+        other => panic!("{name}: {other:?}"),
+    }
+}
+
+/// 12 tokens, 64 wide, in 2 bytes.
+#[test]
+fn operators_of_vllm_move_what_they_work_on_and_not_whole_caches() {
+    let x = |written| half(&[12, 64], written);
+    let norm = only("_C::rms_norm", vec![x(true), x(false), half(&[64], false), Argument::Float]);
+    assert_eq!((norm.read.0, norm.written.0), ((12 * 64 + 64) * 2, 12 * 64 * 2));
+    assert!(matches!(norm.family, Family::Rows { kind: RowKind::Normalization, rows: 12, columns: 64, .. }));
+    let added = only("_C::fused_add_rms_norm", vec![x(true), x(true), half(&[64], false), Argument::Float]);
+    assert_eq!((added.read.0, added.written.0), ((2 * 12 * 64 + 64) * 2, 2 * 12 * 64 * 2));
+    let gated = only("_C::silu_and_mul", vec![x(true), half(&[12, 128], false)]);
+    assert_eq!((gated.read.0, gated.written.0), (12 * 128 * 2, 12 * 64 * 2));
+    // Positions of 4 bytes, and for each a row of 32 angles of 2 bytes out of 4,096.
+    let table = half(&[4096, 32], false);
+    let arguments = vec![tensor(&[12]), x(true), half(&[12, 32], true), Argument::Int(32), table, Argument::Bool(true)];
+    let turned = only("_C::rotary_embedding", arguments);
+    assert_eq!((turned.read.0, turned.written.0), (12 * 96 * 2 + 12 * 4 + 12 * 32 * 2, 12 * 96 * 2));
+    let cache = half(&[1000, 16, 2, 32], true);
+    let kept = half(&[12, 2, 32], false);
+    let arguments = vec![kept.clone(), kept, cache.clone(), cache, tensor(&[12])];
+    let stored = only("_C_cache_ops::reshape_and_cache_flash", arguments);
+    assert_eq!((stored.read.0, stored.written.0), (2 * 12 * 64 * 2 + 12 * 4, 2 * 12 * 64 * 2));
+}
+
+/// 8 heads of 32 over keys and values of 2 heads in pages, B = 3 sequences, the longest of S = 500 tokens, each with q queries:
+///
+/// ```text
+/// pairs       q S - q (q - 1) / 2
+/// operations  4 B 8 pairs 32
+/// bytes       read B q 8 32 + 2 B S 2 32, written B q 8 32; 2 each
+/// ```
+#[test]
+fn attention_of_vllm_reads_the_longest_sequences_pages() {
+    let (cache, borders) = (half(&[1000, 16, 2, 32], false), tensor(&[4]));
+    for (q, causal) in [(1, false), (1, true), (20, true), (500, true)] {
+        let pairs = q * 500 - if causal { q * (q - 1) / 2 } else { 0 };
+        let query = half(&[3 * q, 8, 32], true);
+        let mut two = vec![Argument::None; 22];
+        let mut three = vec![Argument::None; 36];
+        for (arguments, places) in [(&mut two, [4, 8, 10, 11, 15]), (&mut three, [7, 14, 12, 13, 24])] {
+            arguments[..3].clone_from_slice(&[query.clone(), cache.clone(), cache.clone()]);
+            let values = [borders.clone(), tensor(&[3, 32]), Argument::Int(q as i64), Argument::Int(500)];
+            for (place, value) in places.into_iter().zip(values.into_iter().chain([Argument::Bool(causal)])) {
+                arguments[place] = value;
+            }
+        }
+        for found in [only("_vllm_fa2_C::varlen_fwd", two), only("_vllm_fa3_C::fwd", three)] {
+            assert_eq!(found.flops, 4 * 3 * 8 * pairs * 32);
+            assert_eq!(found.read.0, (3 * q * 8 * 32 + 2 * 3 * 500 * 2 * 32) * 2);
+            assert_eq!(found.written.0, 3 * q * 8 * 32 * 2);
+            let square = q == 500;
+            assert!(
+                matches!(found.family, Family::Attention { heads: 24, keys: 500, width: 32, causal, .. } if causal == square)
+            );
+        }
+    }
+}
+
 #[test]
 fn what_is_not_known_is_unknown() {
-    for (name, arguments) in
-        [("aten::linalg_svd", vec![tensor(&[4, 4])]), ("mine::add", vec![tensor(&[4])]), ("aten::mm", vec![])]
-    {
+    for (name, arguments) in [
+        ("aten::linalg_svd", vec![tensor(&[4, 4])]),
+        ("mine::add", vec![tensor(&[4])]),
+        ("aten::mm", vec![]),
+        ("_C::other", vec![tensor(&[4])]),
+        ("_C::rms_norm", vec![tensor(&[4])]),
+    ] {
         assert_eq!(describe(&definition(name, arguments, vec![])), Described::Unknown, "{name}");
     }
 }

@@ -130,6 +130,11 @@ pub(super) fn cores(raw: &[Spanned<RawDevice>]) -> Vec<Option<u32>> {
     by_rank(raw, |raw| raw.cores.as_ref().map(|cores| *cores.get_ref()))
 }
 
+/// The worker that runs every rank, where the file names one.
+pub(super) fn workers(raw: &[Spanned<RawDevice>]) -> Vec<Option<String>> {
+    by_rank(raw, |raw| raw.at.as_ref().map(|at| at.get_ref().clone()))
+}
+
 /// What `of` finds in each `[[device]]`, once for each of its devices.
 fn by_rank<T: Clone>(raw: &[Spanned<RawDevice>], mut of: impl FnMut(&RawDevice) -> T) -> Vec<T> {
     let count = |raw: &RawDevice| raw.count.as_ref().map_or(1, |count| *count.get_ref() as usize);
@@ -142,6 +147,15 @@ fn check(device: &Spanned<RawDevice>, source: &Source) -> Result<(), Diagnostic>
         return Err(source
             .error("the name of a device must not be empty", raw.name.span())
             .hint("give it a name, for example name = \"board\""));
+    }
+    if let Some(at) = raw.at.as_ref().filter(|at| !is_worker_name(at.get_ref())) {
+        let hint = "give the --name of a worker, for example at = \"worker-a\"";
+        let message = "`at` must be 1 to 64 letters, digits, `-`, `_` or `.`";
+        return Err(source.error(message, at.span()).hint(hint));
+    }
+    if let (Some(_), Some(slowdown)) = (&raw.at, raw.slowdown.as_ref().filter(|slowdown| *slowdown.get_ref() != 1.0)) {
+        let hint = "remove `slowdown`: what the worker's machine takes is what the device takes; or remove `at`";
+        return Err(source.error("a device `at` a worker has no `slowdown`", slowdown.span()).hint(hint));
     }
     if let Some(count) = raw.count.as_ref().filter(|count| *count.get_ref() == 0) {
         return Err(source
@@ -186,6 +200,12 @@ fn check(device: &Spanned<RawDevice>, source: &Source) -> Result<(), Diagnostic>
             .hint("give the number of devices on each host")),
         _ => Ok(()),
     }
+}
+
+/// Whether a worker can be called so.
+pub fn is_worker_name(name: &str) -> bool {
+    let fits = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+    (1..=64).contains(&name.len()) && name.chars().all(fits)
 }
 
 #[derive(Default)]

@@ -69,6 +69,7 @@ impl Flags {
 fn device(name: &str, count: Option<u32>, slowdown: Option<f64>) -> Spanned<RawDevice> {
     here(RawDevice {
         name: here(name.to_owned()),
+        at: None,
         count: count.map(here),
         slowdown: slowdown.map(here),
         memory: None,

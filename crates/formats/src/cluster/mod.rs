@@ -23,6 +23,7 @@ mod source;
 mod speeds;
 mod steps;
 
+pub use devices::is_worker_name;
 pub use flags::Flags;
 pub use kernels::{Formula, KernelCost};
 pub use speeds::{Speed, SpeedKey, bandwidth_of_host, speed_keys};
@@ -86,6 +87,8 @@ pub struct Resolved {
     pub models: Vec<Option<String>>,
     /// By rank: how many processor cores its device has, if the file says so; at least 1.
     pub cores: Vec<Option<u32>>,
+    /// By rank: the worker that runs it, if the file says so.
+    pub workers: Vec<Option<String>>,
     /// A cluster file that says everything, defaults and choices included. It resolves to the same cluster.
     pub toml: String,
     /// What kernels cost of which the file says so; the first that fits one counts.
@@ -156,13 +159,14 @@ impl ClusterFile {
         let rates = devices.iter().map(|device| device.rates).collect();
         let models = devices::models(&self.raw.device, &self.source)?;
         let cores = devices::cores(&self.raw.device);
+        let workers = devices::workers(&self.raw.device);
         dynamics::slow_down(&self.raw.straggler, &mut devices, &self.source)?;
         let (mut backend, packet, tuning) = backend::resolve(&self.raw, choices, &self.attached, &self.source)?;
         let (topology, network) = network::resolve(self.raw.network.as_ref(), &hosts, packet, &self.source)?;
         crashes::resolve(&self.raw.crash, &mut devices, &topology, &self.source)?;
         backend::adapt(&mut backend.algorithms, tuning, &topology, &devices);
         let free = self.free(choices)?;
-        backend.free = free.iter().copied().collect();
+        backend.free.operations = free.iter().copied().collect();
         hierarchy::lay_out(&mut backend.algorithms, &self.raw, choices, (&topology, &devices), &self.source)?;
         let dynamics = dynamics::resolve(&self.raw, &topology, &self.attached, &self.source)?;
         let name = self.raw.name.clone().unwrap_or_else(|| counted(devices.len(), "device"));
@@ -181,7 +185,16 @@ impl ClusterFile {
         let kernels = kernels::resolve(&self.raw.kernel, &self.source)?;
         dynamics::inline(&mut raw, &self.attached, &self.source)?;
         let cluster = Cluster { name, devices, topology, dynamics, backend };
-        Ok(Resolved { cluster, rates, models, cores, toml: to_toml(&raw), kernels, uncertainty: self.uncertainty()? })
+        Ok(Resolved {
+            cluster,
+            rates,
+            models,
+            cores,
+            workers,
+            toml: to_toml(&raw),
+            kernels,
+            uncertainty: self.uncertainty()?,
+        })
     }
 }
 

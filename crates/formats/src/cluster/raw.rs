@@ -72,6 +72,9 @@ pub(super) struct RawKernel {
 #[serde(deny_unknown_fields, expecting = "a table")]
 pub(super) struct RawDevice {
     pub(super) name: Spanned<String>,
+    /// The worker that runs its ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) at: Option<Spanned<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) count: Option<Spanned<u32>>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -6,6 +6,7 @@ use super::keys::{element, named};
 use super::raw::RawCluster;
 use super::relative::{Factor, scaled};
 use crate::diagnostic::{Diagnostic, suggest};
+use crate::syntax::syntax_error;
 use serde::Deserialize;
 use std::borrow::Cow;
 use std::ops::Range;
@@ -79,7 +80,8 @@ impl Source {
     /// The file's values, with the options' in their place.
     fn root(&self) -> Result<Slot<'_>, Diagnostic> {
         let (file, options) = self.pieces.split_first().expect("there is a file");
-        let table = DeTable::parse(&file.text).map_err(|error| syntax_error(file, &error))?;
+        let table =
+            DeTable::parse(&file.text).map_err(|error| syntax_error(&file.origin, &file.text, &error, DOCUMENTED))?;
         let mut root = Spanned::new(table.span(), DeValue::Table(table.into_inner()));
         for option in options {
             assign(&mut root, option)?;
@@ -154,17 +156,6 @@ fn plain_types(message: &str) -> String {
 /// Errors of units and of the simulator end with a line that starts with `hint: `.
 pub(super) fn split_hint(message: &str) -> (&str, Option<&str>) {
     message.split_once("\nhint: ").map_or((message, None), |(message, hint)| (message, Some(hint)))
-}
-
-fn syntax_error(file: &Piece, error: &toml::de::Error) -> Diagnostic {
-    let span = error.span().unwrap_or(0..0);
-    let diagnostic = file.error(error.message(), span.clone());
-    let start = file.text[..span.start.min(file.text.len())].rfind('\n').map_or(0, |newline| newline + 1);
-    let line = file.text[start..].lines().next().unwrap_or("");
-    match line.split_once('=').map(|(_, value)| value.split('#').next().unwrap_or("").trim()) {
-        Some(value) if error.message().contains("must be quoted") => diagnostic.hint(format!("write \"{value}\"")),
-        _ => diagnostic.hint(DOCUMENTED),
-    }
 }
 
 /// Carries out `KEY=VALUE`. A value that is not TOML is a string: the shell has eaten its quotes.

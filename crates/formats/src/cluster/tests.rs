@@ -398,7 +398,7 @@ fn assignments_multiply_what_is_there_or_usual() {
 fn operations_that_take_no_time_are_named() {
     let resolve = |set| resolve_with(BOARDS, &[set], &Choices::default());
     let Resolved { cluster, toml, .. } = resolve("free=[\"all_gather\", \"send\"]").unwrap();
-    assert_eq!(cluster.backend.free.iter().copied().collect::<Vec<_>>(), ["all_gather", "send"]);
+    assert_eq!(cluster.backend.free.operations.iter().copied().collect::<Vec<_>>(), ["all_gather", "send"]);
     let again = resolve_with(&toml, &[], &Choices::default()).unwrap();
     assert_eq!((again.cluster.backend.free, &again.toml), (cluster.backend.free, &toml));
     insta::assert_snapshot!(resolve("free=[\"all_gather\", \"all_redcue\"]").err().unwrap().to_string());
@@ -689,6 +689,25 @@ fn power_price_and_the_share_of_communication_are_read() {
     let shown =
         refused.map(|keys| mistake(&format!("[[device]]\nname = \"a\"\n{keys}\n[network]\npreset = \"switch\"\n")));
     insta::assert_snapshot!(shown.join("\n\n"));
+}
+
+#[test]
+fn the_workers_of_devices_are_read_and_what_they_cannot_have_is_refused() {
+    let file = |keys: &str| {
+        format!("[[device]]\nname = \"a\"\n{keys}\n[[device]]\nname = \"b\"\n[network]\npreset = \"switch\"\n")
+    };
+    let resolved = resolve(&file("at = \"board-1\"\ncount = 2\nslowdown = 1.0"));
+    let at = || Some("board-1".to_owned());
+    assert_eq!(resolved.workers, [at(), at(), None]);
+    assert_eq!(resolve(&resolved.toml).workers, resolved.workers);
+    for (keys, words) in [
+        ("at = \"\"", "1 to 64 letters"),
+        ("at = \"a b\"", "1 to 64 letters"),
+        ("at = \"w\"\nslowdown = 2", "has no `slowdown`"),
+    ] {
+        let shown = mistake(&file(keys));
+        assert!(shown.contains(words) && shown.contains("hint: "), "{shown}");
+    }
 }
 
 #[test]

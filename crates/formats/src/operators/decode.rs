@@ -123,6 +123,8 @@ pub enum Entry<'a> {
     },
     /// It handed something to a stream of a simulated GPU.
     Stream(StreamEntry),
+    /// The launch, copy or graph launch that follows has this number, by which the rank asks for its times.
+    Number(u64),
 }
 
 /// What a program hands to streams.
@@ -392,6 +394,7 @@ impl Decoder {
             kind::RESERVED => Entry::Level { level: Level::Reserved, bytes: bytes.number()? },
             kind::READ | kind::WRITTEN => Entry::Called { allocation, written: number == kind::WRITTEN },
             kind::CONTEXT => Entry::Level { level: Level::Context, bytes: bytes.number()? },
+            kind::NUMBER => Entry::Number(bytes.number()?),
             number => {
                 let kind = usize::from(number).checked_sub(1).and_then(|at| MemoryKind::ALL.get(at)).copied();
                 Entry::Kind { allocation, kind: kind.ok_or(Problem::Kind(number))? }
@@ -471,20 +474,27 @@ impl Decoder {
 /// # Errors
 /// If one of them is invalid.
 pub fn dictionary_length(slice: &[u8]) -> Result<usize, Invalid> {
-    let mut bytes = Bytes { rest: slice };
-    loop {
-        let at = slice.len() - bytes.rest.len();
-        let invalid = |problem| Invalid { at, problem };
-        if bytes.rest.is_empty() {
-            return Ok(at);
-        }
-        match bytes.number().map_err(invalid)? {
-            tag::DEFINITION => drop(bytes.definition().map_err(invalid)?),
-            tag::SITE => drop(bytes.text().and_then(|_| bytes.text()).map_err(invalid)?),
-            tag::KERNEL => drop(bytes.text().map_err(invalid)?),
-            _ => return Ok(at),
+    let mut at = 0;
+    while at < slice.len() {
+        match dictionary_entry(&slice[at..]).map_err(|problem| Invalid { at, problem })? {
+            Some((length, _)) => at += length,
+            None => break,
         }
     }
+    Ok(at)
+}
+
+/// How long the entry is that `bytes` begin with, and the line if it is a site; `None`: it is no definition, site or kernel.
+pub(super) fn dictionary_entry(bytes: &[u8]) -> Result<Option<(usize, Option<SourceLine>)>, Problem> {
+    let mut left = Bytes { rest: bytes };
+    let mut site = None;
+    match left.number()? {
+        tag::DEFINITION => drop(left.definition()?),
+        tag::SITE => site = Some(SourceLine { line: left.text()?, function: left.text()? }),
+        tag::KERNEL => drop(left.text()?),
+        _ => return Ok(None),
+    }
+    Ok(Some((bytes.len() - left.rest.len(), site)))
 }
 
 /// What is left to be read.

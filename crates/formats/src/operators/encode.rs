@@ -1,6 +1,6 @@
 //! Owns the writing of a stream of operators. Ranks have writers of their own, in C++ and Python; this one makes streams where there is no rank.
 
-use super::decode::{CopyKind, Level, Line, MemoryKind, StreamEntry};
+use super::decode::{CopyKind, Level, Line, MemoryKind, StreamEntry, dictionary_entry};
 use super::definition::{Argument, Definition, Tensor};
 use super::{argument, kind, tag};
 
@@ -138,6 +138,11 @@ impl Encoder {
         fields.into_iter().for_each(|field| self.number(field));
     }
 
+    /// The launch, copy or graph launch that follows has this number.
+    pub fn launch_number(&mut self, number: u64) {
+        self.kind_with(0, kind::NUMBER, number);
+    }
+
     /// A thread's part begins.
     pub fn restart(&mut self) {
         self.number(tag::RESTART);
@@ -209,4 +214,20 @@ impl Encoder {
         tensor.sizes.iter().for_each(|size| self.number(*size));
         tensor.strides.iter().for_each(|stride| self.integer(*stride));
     }
+}
+
+/// The definitions, sites and kernels of a slice, with the lines of its sites as `place` says them. What is none of these stays as it is, and
+/// all behind it.
+pub fn with_lines(mut dictionary: &[u8], place: impl Fn(&str) -> String) -> Vec<u8> {
+    let mut written = Encoder::default();
+    while let Ok(Some((length, site))) = dictionary_entry(dictionary) {
+        let (entry, rest) = dictionary.split_at(length);
+        match site {
+            Some(site) => written.site(&place(&site.line), &site.function),
+            None => written.bytes.extend_from_slice(entry),
+        }
+        dictionary = rest;
+    }
+    written.bytes.extend_from_slice(dictionary);
+    written.take()
 }

@@ -15,7 +15,7 @@
 //! | 1 | site | text: `path:line`; text: qualified name of the function |
 //! | 2 | allocated | allocation; number: bytes |
 //! | 3 | freed | allocation |
-//! | 4 | kind | allocation; byte: 1 parameter, 2 gradient, 3 optimizer, 4 buffer; of memory of a GPU also 5 to 7, and number: bytes; 8 and number: 0 or 1; 9 or 10 |
+//! | 4 | kind | allocation; byte: 1 parameter, 2 gradient, 3 optimizer, 4 buffer; of memory of a GPU also 5 to 7, and number: bytes; 8 and number: 0 or 1; 9 or 10; 11 and number: a launch's |
 //! | 5 | answered | line; text: name of the operator that read a value which was not computed |
 //! | 6 | restart | (none) |
 //! | 7 | timed | number: nanoseconds from the operator before (or from the program's turn) to the next execution; number: nanoseconds of that |
@@ -40,6 +40,8 @@
 //! memory of the rank's GPU that torch's allocator has reserved from here on, and what the context and libraries take there beside it. Kind 8 is no
 //! memory at all, and names allocation 0: with 1, autograd records the executions from here on, for a backward pass to come; with 0, and from
 //! the beginning of a thread's part on, it does not. Kinds 9 and 10 come last in a slice: the call that ends it reads this allocation, or writes it.
+//! Kind 11 is no memory, and names allocation 0: the launch, copy or graph launch that follows has this number, from 1, by which the rank asks for its
+//! times (`uniference_protocol::messages::LaunchId`).
 //!
 //! Entries 8 to 15 are what a program with simulated GPUs hands to their streams. Kernels of a rank are numbered from 1 in the order of their
 //! entries; streams, events and graphs have the numbers that the rank gives them, below 2^31. Stream 0 is the default stream; the others do not
@@ -81,7 +83,7 @@ pub use decode::{
     StreamEntry, dictionary_length,
 };
 pub use definition::{Argument, Definition, Place, ScalarType, Tensor};
-pub use encode::Encoder;
+pub use encode::{Encoder, with_lines};
 
 /// Tags of entries.
 mod tag {
@@ -105,7 +107,8 @@ mod tag {
     pub(super) const EXECUTION: u64 = 16;
 }
 
-/// Kinds of entries that are not of [`MemoryKind`]. A number follows those of a GPU, of bytes, and [`kind::RECORDED`].
+/// Kinds of entries that are not of [`MemoryKind`]. A number follows those of a GPU, of bytes, and [`kind::RECORDED`], and
+/// a launch's [`kind::NUMBER`].
 mod kind {
     pub(super) const ALLOCATED: u8 = 5;
     pub(super) const RESERVED: u8 = 6;
@@ -113,6 +116,7 @@ mod kind {
     pub(super) const RECORDED: u8 = 8;
     pub(super) const READ: u8 = 9;
     pub(super) const WRITTEN: u8 = 10;
+    pub(super) const NUMBER: u8 = 11;
 }
 
 /// Bytes that arguments begin with.

@@ -17,6 +17,7 @@ enum Kept {
     Called(u64, bool),
     Timed(u64, u64),
     Stream(StreamEntry),
+    Number(u64),
 }
 
 impl Kept {
@@ -34,6 +35,7 @@ impl Kept {
             Entry::Answered { line, operator } => Kept::Answered(line, operator.to_owned()),
             Entry::Called { allocation, written } => Kept::Called(allocation, written),
             Entry::Stream(entry) => Kept::Stream(entry),
+            Entry::Number(number) => Kept::Number(number),
         }
     }
 
@@ -55,6 +57,7 @@ impl Kept {
             Kept::Answered(line, operator) => encoder.answered(*line, operator),
             Kept::Called(allocation, written) => encoder.called(*allocation, *written),
             Kept::Stream(entry) => encoder.stream(*entry),
+            Kept::Number(number) => encoder.launch_number(*number),
         }
     }
 }
@@ -191,6 +194,23 @@ fn definitions_and_lines_come_before_what_a_thread_has_done() {
     assert_eq!(dictionary_length(&dictionary[..3]).unwrap_err().problem, Problem::CutShort);
 }
 
+#[test]
+fn lines_of_a_dictionary_are_put_elsewhere_and_all_else_stays() {
+    let written = |line: &str| {
+        let mut encoder = Encoder::default();
+        encoder.definition(&mm());
+        encoder.site(line, "f");
+        encoder.kernel("k");
+        encoder.take()
+    };
+    let place = |line: &str| line.replace("/mirror", "");
+    assert_eq!(with_lines(&written("/mirror/a.py:1"), place), written("/a.py:1"));
+    // What is no dictionary is for others to judge.
+    let broken = [written("/mirror/a.py:1"), vec![6], written("/mirror/b.py:1")].concat();
+    assert_eq!(with_lines(&broken, place), [written("/a.py:1"), vec![6], written("/mirror/b.py:1")].concat());
+    assert_eq!(with_lines(&[], place), [0_u8; 0]);
+}
+
 #[rstest]
 #[case::empty_text_is_missing(&[0], Problem::CutShort)]
 #[case::text_is_longer_than_what_there_is(&[1, 100, b'a'], Problem::CutShort)]
@@ -203,7 +223,7 @@ fn definitions_and_lines_come_before_what_a_thread_has_done() {
 #[case::a_list_of_no_tensors(&[0, 0, 1, 8, 1, 3], Problem::Argument(3))]
 #[case::a_definition_that_is_not_there(&[18, 0], Problem::Definition(2))]
 #[case::a_line_that_is_not_there(&[5, 2, 0], Problem::Site(1))]
-#[case::memory_of_no_kind(&[4, 2, 11], Problem::Kind(11))]
+#[case::memory_of_no_kind(&[4, 2, 12], Problem::Kind(12))]
 #[case::memory_of_a_gpu_without_its_size(&[4, 2, 5], Problem::CutShort)]
 #[case::memory_of_kind_zero(&[4, 2, 0], Problem::Kind(0))]
 #[case::more_dimensions_than_torch_has(&[0, 0, 1, 7, 6, 0, 0, 65], Problem::Dimensions(65))]

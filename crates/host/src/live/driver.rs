@@ -3,10 +3,15 @@
 //! What the ranks' words mean is `exchange`'s business, what the engine makes of them the engine's; what the user sees is decided by
 //! the [`Console`]. However the run ends, nothing of it stays: [`Zygote`] ends all processes when it is dropped.
 
+mod whereabouts;
+
+use super::connections::{Process, RankConnections, TaskConnection, pipe};
 use super::exchange::{Costs, Exchange, Ready, Recorder, Standing};
 use super::lookout::{self, Lookout};
 use super::output::{Logs, Pipe, Stream};
 use super::phantom::Libraries;
+use super::remote::board::{Birth, Board, BoardNews};
+use super::remote::{Joined, Synced};
 use super::slots::Slots;
 use super::sources::{Source, Sources};
 use super::zygote::{self, News, RankPlacement, Script, Zygote, describe_status};
@@ -16,7 +21,6 @@ use crate::interrupt::{Interrupt, Interrupts};
 use crate::symbols::Torch;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -24,7 +28,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uniference_client::processor::Visit;
-use uniference_client::quiescence::Found;
 use uniference_protocol::arena::{self, Layout};
 use uniference_protocol::frame::{self, FrameBuffer};
 use uniference_protocol::hello::Hello;
@@ -32,7 +35,7 @@ pub use uniference_protocol::messages::Compute;
 use uniference_protocol::messages::{Batch, Op, Reply, Welcome};
 use uniference_protocol::wire::{UnixWire, Wire, write_with_fds};
 use uniference_sim::cast::{Cast, Unlike};
-use uniference_sim::engine::{Doing, Engine, Halt, RankReport};
+use uniference_sim::engine::{Engine, Halt};
 use uniference_sim::event::Observer;
 use uniference_sim::ids::{RankId, TaskId};
 use uniference_sim::program::Outcome;
@@ -67,7 +70,11 @@ pub struct Setup {
     pub places: Vec<RankPlacement>,
     /// The torch whose GPUs are simulated: those that [`RankPlacement::gpus`] has.
     pub gpus: Option<Torch>,
-    /// How many ranks may run on the host at once.
+    /// By rank, the worker that it runs at, if it does not here.
+    pub workers: Vec<Option<String>>,
+    /// What workers get of this machine's files.
+    pub synced: Option<Synced>,
+    /// How many ranks may run at once on this machine, and on each worker's.
     pub jobs: usize,
     /// Where the duration of compute comes from, by rank.
     pub compute: Vec<Compute>,
@@ -95,8 +102,8 @@ pub trait Console {
     /// Something the user should know, though the run goes on.
     fn warn(&mut self, message: &str);
 
-    /// Where the run stands, ten times a second at most.
-    fn tick(&mut self, engine: &Engine);
+    /// Where the run stands, whenever anything has happened and ten times a second otherwise.
+    fn tick(&mut self, exchange: &Exchange);
 
     /// Whether `tick` is worth calling.
     fn wants_ticks(&self) -> bool;
@@ -128,6 +135,13 @@ pub enum LiveEnding {
         /// Who.
         rank: u32,
     },
+    /// A worker is gone.
+    WorkerLost {
+        /// Its name.
+        name: String,
+        /// What was seen of it.
+        why: String,
+    },
     /// Deadlock or mismatch.
     Halted(Box<Halt>),
     /// The user wants it to end.
@@ -136,50 +150,6 @@ pub enum LiveEnding {
     OutOfTime(Duration),
     /// Of a rehearsal: ranks that should be alike are not.
     Unlike(Unlike),
-}
-
-/// The ends of one rank on the driver's side.
-struct RankConnections {
-    tasks: Vec<TaskConnection>,
-    /// It has said what it is.
-    greeted: bool,
-    pipes: [Option<Pipe>; 2],
-    process: Process,
-    /// It was ended because the cluster wants it to crash.
-    crashed: bool,
-}
-
-/// How far a rank's process is.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Process {
-    Coming,
-    Alive { pid: i32 },
-    Ended { pid: i32, status: i32 },
-}
-
-impl Process {
-    /// Of a process that lives.
-    fn pid(self) -> Option<i32> {
-        if let Process::Alive { pid } = self { Some(pid) } else { None }
-    }
-
-    /// Of a process that has ended.
-    fn status(self) -> Option<i32> {
-        if let Process::Ended { status, .. } = self { Some(status) } else { None }
-    }
-}
-
-/// One task's end of the conversation.
-#[derive(Default)]
-struct TaskConnection {
-    /// `None` once it is closed.
-    wire: Option<Arc<dyn Wire>>,
-    frames: FrameBuffer,
-    /// Its rank ran when its socket was closed.
-    ran_to_its_end: bool,
-    /// It was closed, and not by the end of the process.
-    severed: bool,
-    exited: Option<Outcome>,
 }
 
 /// A live run.
@@ -191,6 +161,11 @@ pub struct Driver<'a> {
     slots: Slots<Ready>,
     zygote: Zygote,
     ranks: Vec<RankConnections>,
+    /// After the ranks, whose outputs they write to.
+    boards: Vec<Board>,
+    /// By rank, its place in the list of these.
+    board_of: Vec<Option<usize>>,
+    lost: Option<LiveEnding>,
     sources: Sources,
     arena: (OwnedFd, Layout),
     lookout: Lookout,
@@ -223,10 +198,12 @@ pub struct Watch<'a> {
 }
 
 impl<'a> Driver<'a> {
-    /// Starts the zygote. `signals` becomes readable when the user wants the run to end. With a cast, only the ranks of it run that it says.
+    /// Starts the zygote, also those of the workers that have `joined`: all that the setup names. `signals` becomes readable when the user wants
+    /// the run to end. With a cast, only the ranks of it run that it says.
     pub fn new(
         setup: &'a Setup,
         engine: Engine,
+        joined: Vec<Joined>,
         cast: Option<Arc<Cast>>,
         mut watch: Watch<'a>,
         signals: &'a Interrupts,
@@ -240,23 +217,42 @@ impl<'a> Driver<'a> {
         if let Some(cast) = &cast {
             exchange.rehearse(cast, window.clone(), layout.part);
         }
-        exchange.reduce_in(window);
+        exchange.reduce_in(window.clone());
         let mut sources = Sources::new()?;
+        let mut boards: Vec<Board> = Vec::new();
+        for worker in joined {
+            let ranks = setup.workers.iter().filter(|name| name.as_ref() == Some(&worker.name)).count() as u32;
+            let synced = setup.synced.as_ref().expect("with workers comes what they get");
+            let board = Board::start(worker, window.clone(), ranks, &setup.modules, synced)?;
+            sources.add(board.news(), Source::Board(boards.len()))?;
+            boards.push(board);
+        }
+        let board_of = |name: &Option<String>| {
+            name.as_ref()
+                .map(|name| boards.iter().position(|board| board.name() == name).expect("all workers have joined"))
+        };
+        let board_of: Vec<Option<usize>> = setup.workers.iter().map(board_of).collect();
         let gpus = setup.gpus.as_ref().zip(zygote::package());
         let gpus = gpus.map(|(torch, package)| Libraries::write(package, torch)).transpose()?;
         let zygote = Zygote::start(&setup.python, &setup.modules, gpus)?;
         // After the zygote has come: it and its children run where they like, with the limits that the user gave them.
         capacity::raise_descriptors()?;
         let stay = Visit::here();
+        if let Some(stay) = &stay {
+            boards.iter().for_each(|board| board.stay_on(stay.processor()));
+        }
         sources.add(signals.as_fd(), Source::Signal)?;
         sources.add(zygote.socket(), Source::Zygote)?;
         Ok(Driver {
             setup,
             cast,
             exchange,
-            slots: Slots::new(setup.jobs, world_size),
+            slots: Slots::new(setup.jobs, board_of.iter().map(|board| board.map_or(0, |board| board + 1))),
             zygote,
             ranks: Vec::new(),
+            boards,
+            board_of,
+            lost: None,
             sources,
             arena: (arena, layout),
             lookout: Lookout::new(zygote::package()).map_err(HostError::system("creating a file for stack traces"))?,
@@ -313,6 +309,9 @@ impl<'a> Driver<'a> {
         if let Some(unlike) = self.exchange.unlike() {
             return Ok(Some(LiveEnding::Unlike(unlike.clone())));
         }
+        if let (Some(lost), false) = (self.lost.take(), matches!(standing, Standing::Finished)) {
+            return Ok(Some(lost));
+        }
         // A rank that is gone explains why the others cannot go on.
         Ok(self.casualty().or(match standing {
             Standing::Finished => Some(LiveEnding::Finished),
@@ -334,20 +333,22 @@ impl<'a> Driver<'a> {
             self.answer(ready);
         }
         if self.watch.console.wants_ticks() {
-            self.watch.console.tick(self.exchange.engine());
+            self.watch.console.tick(&self.exchange);
         }
         standing
     }
 
     /// Ends the processes of ranks that have crashed in the simulation.
     fn end_crashed(&mut self) {
-        for (rank, state) in (0..).map(RankId).zip(&mut self.ranks) {
+        for ((rank, state), board) in (0..).map(RankId).zip(&mut self.ranks).zip(&self.board_of) {
             let Process::Alive { pid } = state.process else { continue };
             if state.crashed || !self.exchange.has_crashed(rank) {
                 continue;
             }
             state.crashed = true;
-            if let Some(pid) = rustix::process::Pid::from_raw(pid) {
+            if let Some(board) = board {
+                self.boards[*board].kill(rank.0);
+            } else if let Some(pid) = rustix::process::Pid::from_raw(pid) {
                 // It may have ended just now.
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
             }
@@ -405,74 +406,12 @@ impl<'a> Driver<'a> {
             match source {
                 Source::Signal => self.hear_signals(),
                 Source::Zygote => self.hear_zygote()?,
+                Source::Board(board) => self.hear_board(board)?,
                 Source::Task(rank, task) => self.hear_task(rank, task)?,
                 Source::Pipe(rank, stream) => drop(self.hear_pipe(rank, stream)?),
             }
         }
         Ok(())
-    }
-
-    /// Nobody says anything: a rank whose threads all wait for each other never will.
-    fn look_out(&mut self) {
-        let silent = self.heard.elapsed();
-        if silent < SILENCE {
-            return;
-        }
-        for (rank, pid) in self.running() {
-            match Lookout::waits(pid) {
-                Found::Inside => {
-                    self.exchange.stuck(RankId(rank));
-                    self.slots.blocked(RankId(rank));
-                }
-                Found::Outside if silent > LONG_SILENCE && self.waiting_outside.insert(rank) => {
-                    self.say_outside(rank, pid)
-                }
-                Found::Outside | Found::Running => {}
-            }
-        }
-    }
-
-    fn say_outside(&mut self, rank: u32, pid: i32) {
-        let stands = self.lookout.stands_undisturbed(pid).join("; ");
-        let place = if stands.is_empty() { stands } else { format!(" ({stands})") };
-        let seconds = LONG_SILENCE.as_secs();
-        self.watch.console.warn(&format!(
-            "rank {rank} has been blocked on external I/O for {seconds} s; virtual time cannot advance{place}"
-        ));
-    }
-
-    /// Ranks whose processes run, but for the one that waits for its user.
-    fn running(&self) -> Vec<(u32, i32)> {
-        let debugged = self.setup.terminal.as_ref().map(|terminal| terminal.rank);
-        let runs = |rank: u32, state: &RankConnections| {
-            Some(rank) != debugged && !state.crashed && self.exchange.runs(RankId(rank))
-        };
-        let ranks = (0..).zip(&self.ranks).filter(|(rank, state)| runs(*rank, state));
-        ranks.filter_map(|(rank, state)| state.process.pid().map(|pid| (rank, pid))).collect()
-    }
-
-    /// Where threads stand that wait inside their process, by rank; of so many ranks at most.
-    pub fn stands(&self, most: usize) -> BTreeMap<u32, Vec<String>> {
-        let report = self.exchange.engine().report();
-        let inside = report.iter().filter(|rank| rank.tasks.iter().any(|task| task.doing == Doing::Inside));
-        inside.filter_map(|rank| self.stand(rank.rank, false)).take(most).collect()
-    }
-
-    /// The same of the first ranks, whatever the engine does not know of them: also where those stand that run, or whose call time has not
-    /// come to.
-    pub fn whereabouts(&self, most: usize) -> BTreeMap<u32, Vec<String>> {
-        let report = self.exchange.engine().report();
-        let all = |rank: &RankReport, doing: Doing| rank.tasks.iter().all(|task| task.doing == doing);
-        let known = |rank: &&RankReport| {
-            rank.ended.is_some() || rank.tasks.iter().all(|task| !matches!(task.doing, Doing::Running | Doing::Inside))
-        };
-        let unknown = report.iter().take(most).filter(|rank| !known(rank));
-        unknown.filter_map(|rank| self.stand(rank.rank, all(rank, Doing::Running))).collect()
-    }
-
-    fn stand(&self, rank: RankId, with_calls: bool) -> Option<(u32, Vec<String>)> {
-        let pid = self.ranks.get(rank.index())?.process.pid()?;
-        Some((rank.0, self.lookout.stands(pid, with_calls)))
     }
 
     /// Whether any rank has been started.
@@ -496,13 +435,44 @@ impl<'a> Driver<'a> {
     fn hear_zygote(&mut self) -> Result<(), HostError> {
         for news in self.zygote.hear()? {
             match news {
-                News::Ready { .. } => self.ask_for_ranks(FORKS_AHEAD)?,
                 News::Error { message, hint } => return Err(HostError::Zygote { what: message, hint }),
-                News::Forked { rank, pid } => {
-                    self.ranks[rank as usize].process = Process::Alive { pid };
-                    self.ask_for_ranks(1)?;
+                other => self.hear_news(other)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn hear_news(&mut self, news: News) -> Result<(), HostError> {
+        match news {
+            News::Ready { .. } => self.ask_for_ranks(FORKS_AHEAD),
+            News::Error { message, hint } => Err(HostError::Zygote { what: message, hint }),
+            News::Forked { rank, pid } => {
+                self.ranks[rank as usize].process = Process::Alive { pid };
+                self.ask_for_ranks(1)
+            }
+            News::Exited { rank, pid, status } => self.rank_ended(RankId(rank), pid, status),
+        }
+    }
+
+    fn hear_board(&mut self, board: usize) -> Result<(), HostError> {
+        let name = self.boards[board].name().to_owned();
+        for news in self.boards[board].hear() {
+            match news {
+                BoardNews::Zygote(News::Error { message, hint }) => {
+                    return Err(HostError::Zygote { what: format!("worker {name}: {message}"), hint });
                 }
-                News::Exited { rank, pid, status } => self.rank_ended(RankId(rank), pid, status)?,
+                BoardNews::Zygote(news) => self.hear_news(news)?,
+                BoardNews::Folded { rank, task, handle } => {
+                    self.exchange.say(RankId(rank), TaskId(task), vec![Op::Folded(handle)], None);
+                }
+                BoardNews::Lost(why) => {
+                    for (state, _) in self.ranks.iter_mut().zip(&self.board_of).filter(|(_, at)| **at == Some(board)) {
+                        if state.process.status().is_none() {
+                            state.process = Process::Ended { pid: 0, status: -9 };
+                        }
+                    }
+                    self.lost = Some(LiveEnding::WorkerLost { name: name.clone(), why });
+                }
             }
         }
         Ok(())
@@ -528,6 +498,9 @@ impl<'a> Driver<'a> {
     fn ask_for_rank(&mut self, place: &RankPlacement) -> Result<(), HostError> {
         let system = HostError::system::<io::Error>;
         let rank = RankId(place.rank);
+        if self.board_of[rank.index()].is_some() {
+            return self.ask_board_for_rank(place);
+        }
         let (socket, control) = UnixStream::pair().map_err(system("creating a rank's socket"))?;
         self.greet(&socket, place.rank)?;
         let setup = self.setup;
@@ -535,14 +508,15 @@ impl<'a> Driver<'a> {
             Some(terminal) if terminal.rank == place.rank => {
                 let [input, out, err] = &terminal.fds;
                 let fds = [control.as_fd(), out.as_fd(), err.as_fd(), input.as_fd()];
-                self.zygote.fork(&setup.script, place, Some(terminal.rank), &fds)?;
+                self.zygote.fork(&zygote::fork(&setup.script, place, Some(terminal.rank)), &fds)?;
                 [None, None]
             }
             other => {
                 let (out, their_out) = pipe()?;
                 let (err, their_err) = pipe()?;
                 let fds = [control.as_fd(), their_out.as_fd(), their_err.as_fd()];
-                self.zygote.fork(&setup.script, place, other.as_ref().map(|terminal| terminal.rank), &fds)?;
+                let debugged = other.as_ref().map(|terminal| terminal.rank);
+                self.zygote.fork(&zygote::fork(&setup.script, place, debugged), &fds)?;
                 self.sources.add(out.as_fd(), Source::Pipe(rank, Stream::Out))?;
                 self.sources.add(err.as_fd(), Source::Pipe(rank, Stream::Err))?;
                 [Some(Pipe::new(out)), Some(Pipe::new(err))]
@@ -554,6 +528,32 @@ impl<'a> Driver<'a> {
             tasks: vec![main],
             greeted: false,
             pipes,
+            process: Process::Coming,
+            crashed: false,
+        });
+        Ok(())
+    }
+
+    fn ask_board_for_rank(&mut self, place: &RankPlacement) -> Result<(), HostError> {
+        let (rank, layout) = (RankId(place.rank), self.arena.1);
+        let ((out, their_out), (err, their_err)) = (pipe()?, pipe()?);
+        let board = self.board(place.rank).expect("it runs there");
+        let wire = board.fork(Birth {
+            rank: place.rank,
+            compute: self.setup.compute[rank.index()],
+            cores: place.cores.unwrap_or(1),
+            home: (layout.part * u64::from(place.rank), layout.part),
+            order: zygote::fork(&self.setup.script, place, None),
+            outputs: [their_out, their_err],
+        })?;
+        self.sources.add(out.as_fd(), Source::Pipe(rank, Stream::Out))?;
+        self.sources.add(err.as_fd(), Source::Pipe(rank, Stream::Err))?;
+        self.sources.add(wire.as_fd(), Source::Task(rank, TaskId(0)))?;
+        self.ranks.push(RankConnections {
+            tasks: vec![TaskConnection::new(wire)],
+            // The worker has heard what it is.
+            greeted: true,
+            pipes: [Some(Pipe::new(out)), Some(Pipe::new(err))],
             process: Process::Coming,
             crashed: false,
         });
@@ -614,7 +614,7 @@ impl<'a> Driver<'a> {
             self.task_opened(rank, opened)?;
         }
         if let Some(lack) = ops.iter().find_map(|op| if let Op::LacksMemory(lack) = op { Some(lack) } else { None }) {
-            return Err(capacity::lacks(rank.0, lack));
+            return Err(capacity::lacks(rank.0, lack, self.board(rank.0).map(Board::name)));
         }
         if let [Op::Warn(text)] = &ops[..] {
             self.watch.console.warn(&format!("rank {}: {text}", rank.0));
@@ -651,8 +651,13 @@ impl<'a> Driver<'a> {
         state.frames = FrameBuffer::default();
         state.ran_to_its_end = self.exchange.runs(rank);
         let process = self.ranks[rank.index()].process;
+        let exits = |pid| match self.board(rank.0) {
+            Some(board) => board.is_exiting(rank.0, task.0),
+            None => lookout::is_exiting(pid),
+        };
+        let severed = process.pid().is_some_and(|pid| !exits(pid));
         let state = &mut self.ranks[rank.index()].tasks[task.index()];
-        state.severed = matches!(process, Process::Alive { pid } if !lookout::is_exiting(pid));
+        state.severed = severed;
         if task == TaskId(0) {
             self.slots.blocked(rank);
         } else if state.exited.is_none() && !self.exchange.has_crashed(rank) {
@@ -760,37 +765,11 @@ impl<'a> Driver<'a> {
             LiveEnding::Failed { rank, .. } | LiveEnding::Died { rank, .. } | LiveEnding::Severed { rank } => {
                 has_ended(&self.ranks[*rank as usize])
             }
-            LiveEnding::Halted(_) | LiveEnding::Interrupted(_) | LiveEnding::OutOfTime(_) | LiveEnding::Unlike(_) => {
-                true
-            }
+            LiveEnding::WorkerLost { .. }
+            | LiveEnding::Halted(_)
+            | LiveEnding::Interrupted(_)
+            | LiveEnding::OutOfTime(_)
+            | LiveEnding::Unlike(_) => true,
         }
     }
-}
-
-impl RankConnections {
-    /// Of a rank without a process.
-    fn absent() -> RankConnections {
-        let main = TaskConnection { exited: Some(Outcome::Ok), ..TaskConnection::default() };
-        let process = Process::Ended { pid: 0, status: 0 };
-        RankConnections { tasks: vec![main], greeted: true, pipes: [None, None], process, crashed: false }
-    }
-}
-
-impl TaskConnection {
-    fn new(wire: Arc<dyn Wire>) -> TaskConnection {
-        TaskConnection { wire: Some(wire), ..TaskConnection::default() }
-    }
-
-    fn readable(&self) -> bool {
-        let Some(wire) = &self.wire else { return false };
-        let mut fds = [rustix::event::PollFd::from_borrowed_fd(wire.as_fd(), rustix::event::PollFlags::IN)];
-        rustix::event::poll(&mut fds, Some(&Default::default())).is_ok_and(|count| count > 0)
-    }
-}
-
-fn pipe() -> Result<(File, File), HostError> {
-    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
-        .map_err(HostError::system("creating a rank's pipe"))?;
-    rustix::io::ioctl_fionbio(&read, true).map_err(HostError::system("making a pipe non-blocking"))?;
-    Ok((File::from(read), File::from(write)))
 }

@@ -6,8 +6,10 @@
 
 mod dictionary;
 mod streams;
+mod times;
 
 pub use streams::{CopyEngine, Launch, Piece};
+pub use uniference_protocol::messages::LaunchId;
 
 use super::absent::Absence;
 use super::data::{Access, DataPlane};
@@ -15,6 +17,7 @@ use dictionary::Dictionary;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use streams::Streams;
+use times::Times;
 use uniference_protocol::memory::Window;
 use uniference_protocol::messages::{
     self, Answer, DeviceWork, Fetched, LocalHandle, OnStream, Op, Quiet, Reply as Frame,
@@ -74,6 +77,7 @@ pub struct Exchange {
     engine: Engine,
     costs: Box<dyn Costs>,
     data: DataPlane,
+    times: Times,
     ranks: Vec<RankConversation>,
     /// Answers that are ready, in the engine's order.
     ready: VecDeque<Ready>,
@@ -215,6 +219,8 @@ struct TaskConversation {
     line: Site,
     /// Questions it has asked.
     questions: u64,
+    /// What the rank's clock showed at the last one that was carried out.
+    asked_at: SimTime,
     /// Answers of the engine to it.
     resumptions: u64,
     /// What its next request follows from, where that is an answer to another task.
@@ -252,6 +258,7 @@ enum Asked {
     Store,
     /// The end of work of its device.
     Device(Vec<Handle>, DeviceQuestion),
+    Times,
     Elapsed,
 }
 
@@ -289,6 +296,7 @@ impl Exchange {
         };
         Exchange {
             data: DataPlane::of(engine.algorithms().clone()),
+            times: Times::new(world_size),
             engine,
             costs: Box::new(()),
             ranks: (0..world_size).map(rank).collect(),
@@ -328,6 +336,12 @@ impl Exchange {
     /// The engine, to look at.
     pub fn engine(&self) -> &Engine {
         &self.engine
+    }
+
+    /// Whether a thread of the rank's process runs, or is about to: others wait for the engine, which waits for those.
+    pub fn is_running(&self, rank: RankId) -> bool {
+        let turn = &self.ranks[rank.index()].turn;
+        turn.running || turn.owed > 0
     }
 
     /// The text of a line: `path:line`.
@@ -416,7 +430,7 @@ impl Exchange {
         let slices = &mut tasks[task.index()].slices;
         ops.retain_mut(|op| {
             match op {
-                Op::Issue { staged: Some(room), filled: false, .. } => self.data.filling(*room),
+                Op::Issue { staged: Some(room), filled: false, .. } => self.data.filling(room.at),
                 Op::Filled(room) => self.data.filled(*room),
                 Op::Dictionary(more) => dictionary.hear(std::mem::take(more)),
                 Op::Compute(_) => slices.push_back(dictionary.heard()),
@@ -495,7 +509,7 @@ impl Exchange {
             for site in std::mem::take(&mut self.untold) {
                 recorder.line(site, self.line(site));
             }
-            let mut seen = (Meetings(&mut self.data), &mut *observer);
+            let mut seen = (Seen { data: &mut self.data, times: &mut self.times }, &mut *observer);
             match self.engine.next(&mut seen) {
                 Turn::Resume(resumption) => self.resumed(resumption),
                 Turn::Blocked => return Standing::Blocked,
@@ -517,6 +531,7 @@ impl Exchange {
             rank,
             Frame {
                 now: self.engine.clock(rank),
+                asked: self.task(rank, TaskId(0)).asked_at,
                 freed: Vec::new(),
                 over: Vec::new(),
                 failed: Vec::new(),
@@ -538,9 +553,10 @@ impl Exchange {
         }
         turn.running = true;
         turn.answered = Some((task, tasks[task.index()].resumptions));
+        let asked = tasks[task.index()].asked_at;
         let over = self.take_over(rank);
         let (freed, failed) = (self.data.take_freed(rank), self.data.take_failed(rank));
-        Some(Frame { now: self.engine.clock(rank), freed, over, failed, answer })
+        Some(Frame { now: self.engine.clock(rank), asked, freed, over, failed, answer })
     }
 
     /// The rank's names for its communication that is over and that it has not been told of. What the engine has begun with, but not
@@ -604,6 +620,9 @@ impl Exchange {
 
     fn carry_out(&mut self, rank: RankId, task: TaskId, op: Op) {
         let world_size = self.ranks.len() as u32;
+        if op.asks() {
+            self.task(rank, task).asked_at = self.engine.clock(rank);
+        }
         match op {
             Op::Site(text) => {
                 let state = &mut self.ranks[rank.index()];
@@ -651,9 +670,10 @@ impl Exchange {
                     // The rank is not answered: the rehearsal is over.
                     Some(Err(unlike)) => return self.deviates(unlike),
                 };
-                self.data.announce((rank, task), heard.clone(), call.clone(), staged);
+                self.data.announce((rank, task), heard.clone(), call.clone(), staged.map(|room| room.at));
                 let after = stream.map(|on| self.ranks[rank.index()].streams.before_call(on)).unwrap_or_default();
                 let queue = stream.map_or(QueueId(task.0), |on| QueueId::of_stream(on.stream));
+                self.times.issues(rank, &launch_ids(stream));
                 let issue =
                     |call| Request::Issue { activity: Activity::Call(call), queue, after: after.clone(), site: line };
                 return self.submit_as(rank, task, issue(call), issue(heard), Asked::Issue(handle, stream));
@@ -694,6 +714,7 @@ impl Exchange {
                 }
                 return self.await_device(rank, task, handles, DeviceQuestion::Query);
             }
+            Op::Times => (Request::Look, Asked::Times),
             Op::Elapsed { from, to, .. } => (Request::Elapsed { from, to, site: line }, Asked::Elapsed),
             Op::Exit(outcome) => return self.exit(rank, task, outcome),
             other => panic!("{other:?} is not for the engine"),
@@ -746,6 +767,9 @@ impl Exchange {
             if queue.stream().is_some() {
                 after.extend(speaking.host);
             }
+            if let Piece::Launch(launch) = &piece {
+                self.times.issues(rank, &launch.ids);
+            }
             return self.submit(rank, task, Request::Issue { activity, queue, after, site }, Asked::Piece(piece));
         }
         let host = speaking.host.take().expect("the last piece is the host's");
@@ -761,6 +785,9 @@ impl Exchange {
         match piece {
             Piece::Host(_) => speaking.host = Some(handle),
             _ => speaking.awaited.extend(streams.handed(piece, handle)),
+        }
+        if let Piece::Launch(launch) = piece {
+            self.times.issued(rank, &launch.ids, handle, speaking.host);
         }
         self.next_piece(rank, task);
     }
@@ -866,6 +893,7 @@ impl Exchange {
             (Asked::Sleep, Reply::Issued(handle)) => self.await_end(rank, task, handle, Asked::SleepEnd),
             (Asked::SleepEnd, Reply::Complete(_)) => self.answer(rank, task, Answer::Go),
             (Asked::Issue(handle, stream), Reply::Issued(name)) => {
+                self.times.issued(rank, &launch_ids(stream), name, None);
                 let state = &mut self.ranks[rank.index()];
                 if let Some(on) = stream {
                     state.streams.called(on, name);
@@ -895,6 +923,10 @@ impl Exchange {
             }
             (Asked::Device(_, DeviceQuestion::Query), Reply::TimedOut) => {
                 self.answer(rank, task, Answer::Ended(false));
+            }
+            (Asked::Times, Reply::Now(_)) => {
+                let (launches, more) = self.times.take(rank);
+                self.answer(rank, task, Answer::Times { launches, more });
             }
             (Asked::Elapsed, Reply::Elapsed(elapsed)) => self.answer(rank, task, Answer::Elapsed(elapsed)),
             (Asked::Pause, Reply::TimedOut) => self.answer(rank, task, Answer::Over),
@@ -1019,13 +1051,22 @@ impl Exchange {
     }
 }
 
-/// Shows the data plane the engine's events.
-struct Meetings<'a>(&'a mut DataPlane);
+/// Sees the engine's events for what the exchange keeps of them.
+struct Seen<'a> {
+    data: &'a mut DataPlane,
+    times: &'a mut Times,
+}
 
-impl Observer for Meetings<'_> {
-    fn record(&mut self, _: SimTime, event: &Event<'_>) {
-        self.0.observe(event);
+impl Observer for Seen<'_> {
+    fn record(&mut self, at: SimTime, event: &Event<'_>) {
+        self.data.observe(event);
+        self.times.observe(at, event);
     }
+}
+
+/// By what the rank asks for the times of an operation on a stream.
+fn launch_ids(on: Option<OnStream>) -> Vec<LaunchId> {
+    on.and_then(|on| on.number).map(|launch| LaunchId { launch, node: 0 }).into_iter().collect()
 }
 
 /// Threads compute and sleep side by side: each in a queue of its own.
@@ -1048,6 +1089,7 @@ impl TaskConversation {
             recorded_as: Handle(0),
             line,
             questions: 0,
+            asked_at: SimTime::ZERO,
             resumptions: 0,
             woken_by: None,
         }

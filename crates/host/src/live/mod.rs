@@ -3,9 +3,10 @@
 //! In the order in which a call travels, once it has left the rank's process (`uniference-client`) as messages (`uniference-protocol`): the
 //! [`driver`] hears all ranks (`sources`) and starts them through the [`zygote`]; [`exchange`] turns their words into the engine's requests and its
 //! replies into answers; [`data`] knows where tensors lie in the arena; [`slots`] says who may run at once; [`lookout`] sees ranks that
-//! say nothing.
+//! say nothing; [`remote`] has ranks on other machines.
 
 mod absent;
+mod connections;
 pub mod data;
 pub mod driver;
 pub mod exchange;
@@ -14,6 +15,7 @@ mod instance;
 pub mod lookout;
 pub mod output;
 pub mod phantom;
+pub mod remote;
 pub mod slots;
 mod sources;
 pub mod zygote;

@@ -9,7 +9,8 @@ pub const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The ranks that run, and turns that wait for one of them to block.
 pub struct Slots<T> {
-    free: usize,
+    /// Of each machine.
+    free: Vec<usize>,
     ranks: Vec<Slot>,
     waiting: VecDeque<(RankId, T)>,
 }
@@ -17,6 +18,7 @@ pub struct Slots<T> {
 /// One rank's standing.
 #[derive(Clone, Default)]
 struct Slot {
+    machine: usize,
     /// Its process runs on the host.
     running: bool,
     /// Since when, if the rank holds a slot.
@@ -24,9 +26,12 @@ struct Slot {
 }
 
 impl<T> Slots<T> {
-    /// `jobs` slots for `world_size` ranks.
-    pub fn new(jobs: usize, world_size: u32) -> Slots<T> {
-        Slots { free: jobs.max(1), ranks: vec![Slot::default(); world_size as usize], waiting: VecDeque::new() }
+    /// `jobs` slots on each machine for ranks, of which each is on one of them.
+    pub fn new(jobs: usize, machines: impl IntoIterator<Item = usize>) -> Slots<T> {
+        let slot = |machine| Slot { machine, ..Slot::default() };
+        let ranks: Vec<Slot> = machines.into_iter().map(slot).collect();
+        let count = ranks.iter().map(|slot| slot.machine + 1).max().unwrap_or(0);
+        Slots { free: vec![jobs.max(1); count], ranks, waiting: VecDeque::new() }
     }
 
     /// A task of `rank` could go on with `turn`.
@@ -37,11 +42,15 @@ impl<T> Slots<T> {
     /// The next turn that may be taken now; its rank then runs. A rank takes one turn at a time, so which of its threads is first does
     /// not depend on the host.
     pub fn take(&mut self, now: Instant) -> Option<T> {
-        let may_run = |(rank, _): &(RankId, T)| self.free > 0 && !self.ranks[rank.index()].running;
+        let may_run = |(rank, _): &(RankId, T)| {
+            let slot = &self.ranks[rank.index()];
+            self.free[slot.machine] > 0 && !slot.running
+        };
         let at = self.waiting.iter().position(may_run)?;
         let (rank, turn) = self.waiting.remove(at)?;
-        self.ranks[rank.index()] = Slot { running: true, holds: Some(now) };
-        self.free -= 1;
+        let slot = &mut self.ranks[rank.index()];
+        (slot.running, slot.holds) = (true, Some(now));
+        self.free[slot.machine] -= 1;
         Some(turn)
     }
 
@@ -50,7 +59,7 @@ impl<T> Slots<T> {
         let slot = &mut self.ranks[rank.index()];
         slot.running = false;
         if slot.holds.take().is_some() {
-            self.free += 1;
+            self.free[slot.machine] += 1;
         }
     }
 
@@ -69,7 +78,7 @@ impl<T> Slots<T> {
         for slot in &mut self.ranks {
             if slot.holds.is_some_and(|since| now.duration_since(since) >= PATIENCE) {
                 slot.holds = None;
-                self.free += 1;
+                self.free[slot.machine] += 1;
             }
         }
         self.ranks.iter().filter_map(|slot| slot.holds).min().map(|since| since + PATIENCE)
@@ -84,7 +93,7 @@ mod tests {
     const B: RankId = RankId(1);
 
     fn offered(jobs: usize) -> Slots<char> {
-        let mut slots = Slots::new(jobs, 2);
+        let mut slots = Slots::new(jobs, [0, 0]);
         slots.offer(A, 'a');
         slots.offer(B, 'b');
         slots
@@ -102,6 +111,15 @@ mod tests {
     fn two_jobs_run_two() {
         let (mut slots, now) = (offered(2), Instant::now());
         assert_eq!((slots.take(now), slots.take(now), slots.take(now)), (Some('a'), Some('b'), None));
+    }
+
+    #[test]
+    fn each_machine_has_slots_of_its_own() {
+        let (mut slots, now) = (Slots::new(1, [0, 1, 1]), Instant::now());
+        [A, B, RankId(2)].into_iter().zip(['a', 'b', 'c']).for_each(|(rank, turn)| slots.offer(rank, turn));
+        assert_eq!((slots.take(now), slots.take(now), slots.take(now)), (Some('a'), Some('b'), None));
+        slots.blocked(B);
+        assert_eq!(slots.take(now), Some('c'));
     }
 
     #[test]

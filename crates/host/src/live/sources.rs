@@ -12,6 +12,8 @@ use uniference_sim::ids::{RankId, TaskId};
 pub(super) enum Source {
     Signal,
     Zygote,
+    /// A worker, by its place in the list of them.
+    Board(usize),
     Task(RankId, TaskId),
     Pipe(RankId, Stream),
 }

@@ -6,7 +6,7 @@
 use super::phantom::{Gpu, Libraries};
 use crate::error::HostError;
 use crate::interrupt::shield;
-use crate::supervisor::{adopt_orphans, end_orphans, supervise};
+use crate::supervisor::{self, adopt_orphans, end_orphans, supervise};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use signal_hook::low_level::signal_name;
@@ -74,8 +74,32 @@ struct Fork<'a> {
     debug_rank: Option<u32>,
 }
 
+/// What the zygote is asked for a rank with: a line of JSON.
+pub fn fork(script: &Script, place: &RankPlacement, debug_rank: Option<u32>) -> Vec<u8> {
+    let fork = Fork {
+        op: "fork",
+        rank: place.rank,
+        world_size: place.world_size,
+        argv: script.argv.iter().map(|word| byte_by_byte(word)).collect(),
+        module: script.module,
+        env: &script.env,
+        local_rank: place.local.0,
+        local_world_size: place.local.1,
+        group_rank: place.group.0,
+        group_world_size: place.group.1,
+        device: &place.device,
+        memory: place.memory,
+        cores: place.cores,
+        gpus: &place.gpus,
+        debug_rank,
+    };
+    let mut line = serde_json::to_vec(&fork).expect("plain data has a JSON form");
+    line.push(b'\n');
+    line
+}
+
 /// What the zygote says.
-#[derive(Debug, PartialEq, Deserialize)]
+#[derive(Debug, PartialEq, Deserialize, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum News {
     /// Ranks can be forked.
@@ -175,38 +199,13 @@ impl Zygote {
         self.socket.as_ref().expect("open until it is dropped").as_fd()
     }
 
-    /// Asks for a rank with these descriptors: its control socket, standard output, standard error; for the rank that is debugged also
-    /// standard input.
-    pub fn fork(
-        &mut self,
-        script: &Script,
-        place: &RankPlacement,
-        debug_rank: Option<u32>,
-        fds: &[BorrowedFd<'_>],
-    ) -> Result<(), HostError> {
-        let fork = Fork {
-            op: "fork",
-            rank: place.rank,
-            world_size: place.world_size,
-            argv: script.argv.iter().map(|word| byte_by_byte(word)).collect(),
-            module: script.module,
-            env: &script.env,
-            local_rank: place.local.0,
-            local_world_size: place.local.1,
-            group_rank: place.group.0,
-            group_world_size: place.group.1,
-            device: &place.device,
-            memory: place.memory,
-            cores: place.cores,
-            gpus: &place.gpus,
-            debug_rank,
-        };
-        let mut line = serde_json::to_vec(&fork).expect("plain data has a JSON form");
-        line.push(b'\n');
+    /// Asks for the rank of an `order` ([`fork`]) with these descriptors: its control socket, standard output, standard error; for the rank that
+    /// is debugged also standard input.
+    pub fn fork(&mut self, order: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), HostError> {
         let socket = self.socket.as_ref().expect("open until it is dropped");
         let send = || {
             socket.set_nonblocking(false)?;
-            write_with_fds(socket, &line, fds)?;
+            write_with_fds(socket, order, fds)?;
             socket.set_nonblocking(true)
         };
         send().map_err(|_: io::Error| self.lost())
@@ -275,8 +274,7 @@ impl Drop for Zygote {
             }
             std::thread::sleep(Duration::from_millis(2));
         }
-        kill_group(self.child.id() as i32);
-        let _ = self.child.wait();
+        let _ = supervisor::end(&mut self.child);
         end_orphans();
     }
 }

@@ -1,7 +1,7 @@
 //! Owns what is captured: which streams are in which capture, what the next thing on each waits for there, and what must not happen meanwhile.
 
 use super::graphs::{Graph, node_handle};
-use super::{Handle, Kind, Node, State, lock, tell};
+use super::{Handle, Kind, Node, State, lock, next_number, tell};
 use crate::errors::*;
 use crate::exports::{Out, Put};
 use std::cell::{Cell, RefCell};
@@ -178,17 +178,19 @@ pub(crate) fn check_unsafe_call() -> Result<(), Status> {
 }
 
 impl State {
-    /// Adds a node to the graph that is captured on a stream. False: none is.
-    pub(super) fn capture_node(&mut self, stream: u32, node: &Node) -> Result<bool, Status> {
-        let Some(capture) = &mut self.streams[stream as usize].capture else { return Ok(false) };
+    /// Adds a node to the graph that is captured on a stream: its number. `None`: none is.
+    pub(super) fn capture_node(&mut self, stream: u32, node: &Node) -> Result<Option<u64>, Status> {
+        let Some(capture) = &mut self.streams[stream as usize].capture else { return Ok(None) };
         let graph = &mut self.graphs[capture.graph];
         if graph.is_invalid {
             return Err(CAPTURE_INVALIDATED);
         }
+        let number = next_number();
         graph.nodes.push(node.clone());
+        graph.numbers.push(number);
         graph.dependencies.push(std::mem::take(&mut capture.frontier));
         capture.frontier.push(graph.nodes.len() - 1);
-        Ok(true)
+        Ok(Some(number))
     }
 
     /// A stream is to wait for an event: one that belongs to a capture takes the stream into it.

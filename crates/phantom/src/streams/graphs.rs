@@ -22,6 +22,10 @@ impl Name {
         Name { text: text.into(), number: OnceLock::new() }
     }
 
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
     fn number(&self, link: &Link) -> u32 {
         // SAFETY: the name is there during the call.
         *self.number.get_or_init(|| unsafe { (link.kernel)(self.text.as_ptr(), self.text.len()) })
@@ -69,11 +73,29 @@ impl Drop for Computation {
     }
 }
 
+/// How a kernel was launched.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    /// Bytes of shared memory: its own, and what the launch asks for.
+    pub(crate) shared: [u32; 2],
+    /// Of a thread.
+    pub(crate) registers: u16,
+}
+
+impl Default for Shape {
+    /// Of a kernel of a library, of which it is not known: profilers divide by the number of threads.
+    fn default() -> Shape {
+        Shape { grid: [1; 3], block: [1; 3], shared: [0; 2], registers: 0 }
+    }
+}
+
 /// Something that happens on a stream, or in a graph.
 #[derive(Clone, Debug)]
 pub(crate) enum Node {
     /// A kernel.
-    Kernel { name: Arc<Name>, bytes: u64 },
+    Kernel { name: Arc<Name>, bytes: u64, shape: Shape },
     /// Bytes move.
     Copy { moved: Moved, kind: CopyKind },
     /// A value is written.
@@ -86,10 +108,24 @@ pub(crate) enum Node {
     Empty,
 }
 
+/// What profiles show of a node.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Leaf<'a> {
+    Kernel(&'a Name, Shape),
+    /// From one device to another.
+    Copy(&'a Moved, CopyKind, [u32; 2]),
+    Set {
+        value: u32,
+        bytes: u64,
+    },
+}
+
 /// What a graph does, in its order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Work {
     nodes: Arc<[Node]>,
+    /// By what the link knows the nodes; 0: it does not.
+    numbers: Arc<[u64]>,
     /// Each with the number of nodes before it.
     computations: Arc<[(usize, Arc<Computation>)]>,
 }
@@ -99,6 +135,7 @@ pub(super) struct Graph {
     pub(super) exists: bool,
     pub(super) is_invalid: bool,
     pub(super) nodes: Vec<Node>,
+    pub(super) numbers: Vec<u64>,
     /// Of each node those that it waits for.
     pub(super) dependencies: Vec<Vec<usize>>,
     pub(super) computations: Vec<(usize, Arc<Computation>)>,
@@ -149,6 +186,7 @@ pub(crate) fn add_empty(graph: Handle, after: &[Handle]) -> Result<Handle, Statu
     }
     let graph = &mut state.graphs[number];
     graph.nodes.push(Node::Empty);
+    graph.numbers.push(0);
     graph.dependencies.push(after.into_iter().map(|(_, node)| node).collect());
     Ok(node_handle(number, graph.nodes.len() - 1))
 }
@@ -279,7 +317,7 @@ impl Node {
     /// Writes it down.
     pub(super) fn tell(&self, stream: u32, flags: u32) {
         tell(|link| match self {
-            Node::Kernel { name, bytes } => (link.launch)(name.number(link), stream, flags, *bytes),
+            Node::Kernel { name, bytes, .. } => (link.launch)(name.number(link), stream, flags, *bytes),
             Node::Copy { moved, kind } => {
                 (link.copy)(stream, *kind as u32, (moved.bytes * moved.rows) as u64, flags);
             }
@@ -290,6 +328,22 @@ impl Node {
             Node::Graph { number, .. } => (link.graph_launch)(*number as u32, stream),
             Node::Empty => {}
         });
+    }
+
+    /// What profiles show of it; of a graph its nodes: [`Work::leaves`].
+    pub(crate) fn leaf(&self) -> Option<Leaf<'_>> {
+        match self {
+            Node::Kernel { name, shape, .. } => Some(Leaf::Kernel(name, *shape)),
+            Node::Copy { moved, kind } => {
+                let device = |at| if let memory::Place::Device { device, .. } = memory::place(at) { device } else { 0 };
+                Some(Leaf::Copy(moved, *kind, [device(moved.from), device(moved.to)].map(|device| device as u32)))
+            }
+            Node::Set { value, count, .. } => {
+                let number = value.iter().rev().fold(0, |number, byte| number << 8 | u32::from(*byte));
+                Some(Leaf::Set { value: number, bytes: (value.len() * count) as u64 })
+            }
+            Node::Host { .. } | Node::Graph { .. } | Node::Empty => None,
+        }
     }
 
     /// What it does to memory. A graph does so once it is submitted: [`Work::carry_out`].
@@ -304,11 +358,22 @@ impl Node {
 
 impl Graph {
     fn work(&self) -> Work {
-        Work { nodes: self.nodes.clone().into(), computations: self.computations.clone().into() }
+        let numbers = self.numbers.clone().into();
+        Work { nodes: self.nodes.clone().into(), numbers, computations: self.computations.clone().into() }
     }
 }
 
 impl Work {
+    /// What profiles show of it, each with its number.
+    pub(crate) fn leaves(&self) -> Vec<(u64, Leaf<'_>)> {
+        let each = self.nodes.iter().zip(self.numbers.iter());
+        each.flat_map(|(node, number)| match node {
+            Node::Graph { work, .. } => work.leaves(),
+            node => node.leaf().map(|leaf| (*number, leaf)).into_iter().collect(),
+        })
+        .collect()
+    }
+
     /// What it does to memory, and functions of the host that it calls.
     fn carry_out(&self) -> Result<(), Status> {
         let mut computations = self.computations.iter().peekable();

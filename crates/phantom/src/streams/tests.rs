@@ -5,7 +5,7 @@ use crate::attach::tests::{attach, told};
 use std::ptr::null_mut;
 
 /// Tests share the process's state: one at a time.
-fn begin() -> MutexGuard<'static, ()> {
+pub(crate) fn begin() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     let guard = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     attach();

@@ -23,6 +23,7 @@ fn main() {
     let corpus = Path::new(&corpus);
     let toml = cluster();
     save(corpus, "cluster_file", "flags.toml", toml.as_bytes());
+    save(corpus, "sweep_file", "example.toml", include_bytes!("../../../../examples/sweep.toml"));
     let record = record(&toml);
     save(corpus, "program_record", "whole", &[&[0], &record[..]].concat());
     save(corpus, "program_record", "framed", &[&[1], &pieces(&record)[..]].concat());

@@ -7,13 +7,13 @@ use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use uniference_client::{Client, ClientError};
+use uniference_client::{Client, ClientError, ticks};
 use uniference_protocol::memory::{Kernel, Region};
 use uniference_protocol::messages::OnStream;
 use uniference_protocol::phantom::{Call, Communication, Operation, VERSION};
 use uniference_sim::ids::{GroupId, GroupRank};
 use uniference_sim::program::{CallOp, Collective, CollectiveKind, DType, ReduceOp, Shape, StoreOp, StoreValue};
-use uniference_sim::time::Bytes;
+use uniference_sim::time::{Bytes, SimDuration};
 
 /// What this module needs of the C++ library (`cpp/capture.cpp`).
 #[derive(Clone, Copy)]
@@ -122,7 +122,11 @@ unsafe extern "C" fn issue(call: *const Call) -> u32 {
         CallOp::Collective(Collective { reduce: Some(reduce), dtype, .. }) => Kernel::of(*reduce, *dtype).is_none(),
         _ => false,
     };
-    let on = OnStream { stream: call.stream, with_previous: call.first == 0 };
+    let number = (call.number > 0).then_some(call.number);
+    if let Some(number) = number {
+        client.launches(number, ticks());
+    }
+    let on = OnStream { stream: call.stream, with_previous: call.first == 0, number };
     let Ok(handle) = client.call_on(on, uniference_sim::program::Call { group, op }, input, site()) else {
         return Communication::REFUSED;
     };
@@ -132,10 +136,15 @@ unsafe extern "C" fn issue(call: *const Call) -> u32 {
     handle
 }
 
-extern "C" fn deliver(handle: u32, to: usize, bytes: u64) {
+extern "C" fn deliver(handle: u32, to: usize, bytes: u64, has_ended: c_int) {
     let _ours = Ours::new();
     let State { client, functions, reductions } = state();
-    ended(client.wait(&[handle], None, false, site()));
+    // Who has looked and found that it has ended does not wait for it, in a replay on another cluster neither.
+    let at_once = (has_ended != 0).then_some(SimDuration::ZERO);
+    let is_over = at_once.is_some_and(|limit| ended(client.wait(&[handle], Some(limit), false, site())).is_some());
+    if !is_over {
+        ended(client.wait(&[handle], None, false, site()));
+    }
     let reduction = lock(reductions).remove(&handle);
     if ended(client.closed_by(handle).map(Some)).flatten().is_some() {
         return;

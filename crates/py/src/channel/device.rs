@@ -4,15 +4,20 @@
 // The functions are called by a library in C's way, which passes addresses.
 #![allow(unsafe_code)]
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::slice::from_raw_parts;
 use std::sync::{Arc, OnceLock};
-use uniference_client::Client;
+use uniference_client::{Client, ticks};
+use uniference_interpose::EPOCH_S;
 use uniference_protocol::messages::DeviceWork;
-use uniference_protocol::phantom::{Link, VERSION};
+use uniference_protocol::phantom::{Link, TakeTimes, Times, VERSION};
+use uniference_sim::time::SimTime;
 
 /// The rank's.
 static CLIENT: OnceLock<Arc<Client>> = OnceLock::new();
+
+/// Where numbers are written down.
+static NUMBER: OnceLock<extern "C" fn(u64)> = OnceLock::new();
 
 /// `Launches` of `cpp/launches.h`.
 #[repr(C)]
@@ -25,6 +30,7 @@ pub(super) struct Launches {
     capture: extern "C" fn(u32, u32),
     graph_launch: extern "C" fn(u32, u32),
     host_function: extern "C" fn(u32),
+    number: extern "C" fn(u64),
 }
 
 /// The link of this process, which stays.
@@ -36,6 +42,7 @@ pub(super) unsafe fn link(client: &Arc<Client>, launches: *const Launches) -> &'
     let _ = CLIENT.set(client.clone());
     // SAFETY: the caller's.
     let launches = unsafe { &*launches };
+    let _ = NUMBER.set(launches.number);
     let name = "memory";
     // A rank that has streams says so with its first kernel.
     // SAFETY: the name is a text of that length.
@@ -57,6 +64,8 @@ pub(super) unsafe fn link(client: &Arc<Client>, launches: *const Launches) -> &'
         query_stream,
         query_event,
         elapsed,
+        number,
+        times,
         warn,
     }))
 }
@@ -92,6 +101,29 @@ extern "C" fn query_event(event: u32) -> c_int {
 /// Nothing lies between events that have not both happened: the library asks for that first.
 extern "C" fn elapsed(start: u32, end: u32) -> i64 {
     client().elapsed(start, end).unwrap_or(0) / 1_000
+}
+
+/// The number goes with the operators; when the program came to it is for those who profile.
+extern "C" fn number(number: u64) {
+    client().launches(number, ticks());
+    if let Some(write) = NUMBER.get() {
+        write(number);
+    }
+}
+
+extern "C" fn times(take: TakeTimes, data: *mut c_void) {
+    let date = |time: SimTime| EPOCH_S as u64 * 1_000_000_000 + time.as_ps() / 1_000;
+    let times = client().take_times().unwrap_or_else(|error| error.end());
+    let times: Vec<Times> = times
+        .into_iter()
+        .map(|launch| Times {
+            launch: launch.id.launch,
+            node: launch.id.node,
+            began: date(launch.began),
+            ended: date(launch.ended),
+        })
+        .collect();
+    take(data, times.as_ptr(), times.len());
 }
 
 /// # Safety

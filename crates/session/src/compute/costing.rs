@@ -408,7 +408,7 @@ impl RankCosting {
                         // It is the operator's that is costed.
                         StreamEntry::Launch { kernel, flags, .. } if flags.inside => {
                             let nothing = Work::new(SimDuration::ZERO, Origin::None);
-                            DevicePart { work: nothing.named(decoder.kernel(kernel).into()), cost: None }
+                            DevicePart::new(nothing.named(decoder.kernel(kernel).into()), None)
                         }
                         StreamEntry::Launch { kernel: number, bytes, .. } => {
                             self.part(decoder, What::Kernel { number, bytes }, Line::default())
@@ -416,10 +416,11 @@ impl RankCosting {
                         StreamEntry::Copy { kind, bytes, .. } => {
                             self.part(decoder, What::Copy { kind, bytes }, Line::default())
                         }
-                        _ => DevicePart { work: Work::new(SimDuration::ZERO, Origin::None), cost: None },
+                        _ => DevicePart::new(Work::new(SimDuration::ZERO, Origin::None), None),
                     };
                     self.expansion.enter(entry, part);
                 }
+                Entry::Number(number) => self.expansion.number(number),
                 Entry::Kind { allocation, kind: MemoryKind::Parameter } => drop(self.parameters.insert(allocation)),
                 Entry::Freed { allocation } => drop(self.parameters.remove(&allocation)),
                 Entry::Answered { line, operator } => {
@@ -466,7 +467,7 @@ impl RankCosting {
     fn part(&mut self, decoder: &Decoder, what: What, line: Line) -> DevicePart {
         let place = self.place(decoder, what, line);
         let Cost { estimate, name, .. } = &self.costs[place];
-        DevicePart { work: Work { name: name.clone(), ..estimate.work() }, cost: Some(place) }
+        DevicePart::new(Work { name: name.clone(), ..estimate.work() }, Some(place))
     }
 
     /// Where the cost of something is, which is estimated when it is asked for first.

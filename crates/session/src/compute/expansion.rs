@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::mem::take;
 use uniference_formats::operators::{CopyKind, LaunchFlags, StreamEntry};
-use uniference_host::live::exchange::{CopyEngine, Launch, Piece};
+use uniference_host::live::exchange::{CopyEngine, Launch, LaunchId, Piece};
 use uniference_sim::device::{Resource, Work};
 use uniference_sim::program::Origin;
 use uniference_sim::time::SimDuration;
@@ -56,6 +56,15 @@ pub(super) struct CostedPiece {
 pub(super) struct DevicePart {
     pub(super) work: Work,
     pub(super) cost: Option<usize>,
+    /// The numbers by which the rank asks for its times.
+    pub(super) numbers: Vec<u64>,
+}
+
+impl DevicePart {
+    /// Without numbers, until it is entered.
+    pub(super) fn new(work: Work, cost: Option<usize>) -> DevicePart {
+        DevicePart { work, cost, numbers: Vec::new() }
+    }
 }
 
 /// The expansion of a rank's slices.
@@ -69,6 +78,10 @@ pub(super) struct Expansion {
     inside: Vec<(StreamEntry, DevicePart)>,
     /// Of an operator that runs, the stream of the first kernel, where a slice has ended inside of it.
     interrupted: Option<u32>,
+    /// The numbers of its kernels.
+    unanswered: Vec<u64>,
+    /// The number of what is handed over next.
+    next_number: Option<u64>,
     graphs: BTreeMap<u32, Graph>,
     /// Streams in capture, each with its graph and what it is called there.
     capturing: BTreeMap<u32, (u32, u32)>,
@@ -96,8 +109,14 @@ impl Expansion {
         self.interrupted.is_some() || self.inside.iter().any(launches)
     }
 
+    /// The rank asks for the times of what it hands over next by this number.
+    pub(super) fn number(&mut self, number: u64) {
+        self.next_number = Some(number);
+    }
+
     /// The program hands something to a stream; `part` is what that takes by itself, should it be work.
-    pub(super) fn enter(&mut self, entry: StreamEntry, part: DevicePart) {
+    pub(super) fn enter(&mut self, entry: StreamEntry, mut part: DevicePart) {
+        part.numbers.extend(self.next_number.take());
         match entry {
             StreamEntry::Launch { flags: LaunchFlags { inside: true, .. }, .. }
             | StreamEntry::Copy { flags: LaunchFlags { inside: true, .. }, .. } => self.inside.push((entry, part)),
@@ -110,14 +129,19 @@ impl Expansion {
     /// An operator has run; `part` is the device's, if it has launched any kernel.
     pub(super) fn operator(&mut self, part: Option<DevicePart>) {
         self.works(self.host.operator);
-        let mut part = part;
+        let inside = take(&mut self.inside);
+        let kernels = inside.iter().filter(|(entry, _)| matches!(entry, StreamEntry::Launch { .. }));
+        self.unanswered.extend(kernels.flat_map(|(_, own)| &own.numbers));
+        // All kernels of an operator are one piece.
+        let numbers = take(&mut self.unanswered);
+        let mut part = part.map(|part| DevicePart { numbers, ..part });
         if let Some(stream) = self.interrupted.take()
             && let Some(part) = part.take()
         {
             self.push(launch(stream, part, None, false));
         }
         let mut first = true;
-        for (entry, own) in take(&mut self.inside) {
+        for (entry, own) in inside {
             match entry {
                 StreamEntry::Launch { stream, .. } => {
                     if !take(&mut first) {
@@ -135,9 +159,10 @@ impl Expansion {
     /// What the slice has come to. `known`: how long the host has worked, if that is known of all of it.
     pub(super) fn finish(&mut self, known: Option<Work>) -> Vec<CostedPiece> {
         // The program asks for something in the middle of an operator, which waits for what that has launched.
-        for (entry, part) in take(&mut self.inside) {
+        for (entry, mut part) in take(&mut self.inside) {
             if let StreamEntry::Launch { stream, .. } = entry {
                 self.interrupted.get_or_insert(stream);
+                self.unanswered.append(&mut part.numbers);
             }
             self.hand(entry, part);
         }
@@ -205,7 +230,7 @@ impl Expansion {
             }
             StreamEntry::GraphLaunch { graph, stream } => {
                 self.works(self.host.launch);
-                self.launch_graph(graph, stream);
+                self.launch_graph(graph, stream, part.numbers.first().copied());
             }
             StreamEntry::HostFunction { stream } => {
                 self.works(self.host.launch);
@@ -242,18 +267,26 @@ impl Expansion {
         }
         if let Piece::Launch(launch) = &mut piece {
             (launch.queued, launch.blocks) = (false, false);
+            // What the rank numbered when it was captured is a node of each launch of the graph.
+            launch.ids.iter_mut().for_each(|id| *id = LaunchId { launch: 0, node: id.leaf() });
         }
         self.graphs.entry(graph).or_default().nodes.push((piece, cost));
     }
 
     /// Hands over all of a graph; that one was captured is the caller's business. All of it takes one place among the stream's launches.
-    fn launch_graph(&mut self, graph: u32, on: u32) {
+    fn launch_graph(&mut self, graph: u32, on: u32, number: Option<u64>) {
         let mut nodes = self.graphs.get(&graph).map(|graph| graph.nodes.clone()).unwrap_or_default();
         let last =
             nodes.iter().rposition(|(piece, _)| matches!(piece, Piece::Launch(launch) if launch.stream == ORIGIN));
         for (at, (piece, _)) in nodes.iter_mut().enumerate() {
             match piece {
-                Piece::Launch(launch) => launch.queued = Some(at) == last,
+                Piece::Launch(launch) => {
+                    launch.queued = Some(at) == last;
+                    match number {
+                        Some(number) => launch.ids.iter_mut().for_each(|id| id.launch = number),
+                        None => launch.ids.clear(),
+                    }
+                }
                 Piece::Record { .. } | Piece::Wait { .. } | Piece::Host(_) => {}
             }
             if let Piece::Launch(Launch { stream, .. }) | Piece::Record { stream, .. } | Piece::Wait { stream, .. } =
@@ -277,7 +310,8 @@ fn launch(stream: u32, part: DevicePart, copy: Option<CopyKind>, queued: bool) -
     // The runtime returns when pageable memory has been read, or written (CUDA, "API synchronization behavior").
     let blocks = matches!(copy, Some(CopyKind::PageableToDevice | CopyKind::DeviceToPageable));
     let work = if engine.is_some() { part.work.on(Resource::CopyEngine) } else { part.work };
-    (Piece::Launch(Launch { stream, work, engine, blocks, queued }), part.cost)
+    let ids = part.numbers.into_iter().map(|launch| LaunchId { launch, node: 0 }).collect();
+    (Piece::Launch(Launch { stream, work, engine, blocks, queued, ids }), part.cost)
 }
 
 /// Deals out what the host has worked in all among its pieces, in proportion to what they would take; where none would take any time, to the last.

@@ -8,7 +8,7 @@ use std::io::Cursor;
 use uniference_formats::cluster::{Choices, ClusterFile, Flags};
 use uniference_formats::operators::{Encoder, LaunchFlags, Line, StreamEntry};
 use uniference_formats::record::{Header, RecordReader, RecordWriter};
-use uniference_host::live::exchange::{Exchange, Recorder};
+use uniference_host::live::exchange::{self, Costs, Exchange, Piece, Recorder};
 use uniference_protocol::messages::{Answer, DeviceWork, Op, Quiet, Slice};
 use uniference_sim::cluster::Cluster;
 use uniference_sim::device::Origin;
@@ -328,6 +328,55 @@ fn a_graph_is_launched_as_a_whole() {
         done.costed.rows.iter().filter(|row| row.kind.as_deref() == Some("kernel")).map(|row| row.seconds).sum();
     assert!((seconds - 80e-6).abs() < 1e-12, "{seconds}");
     assert_eq!(again(&done.record, model(Way::Modelled)).0, done.digest);
+}
+
+/// An operator's kernels are numbered 1 and 2, and its copy 3; a graph's nodes 4 and 5, of which one is captured in an inner graph. What is numbered is asked
+/// for by the number that it was launched with: of the graph, by the launch's and its own; of a launch without a number, by none.
+#[test]
+fn what_the_rank_numbers_it_asks_for() {
+    let numbered = |encoder: &mut Encoder, number: u64, entry: StreamEntry| {
+        encoder.launch_number(number);
+        encoder.stream(entry);
+    };
+    let inside = StreamEntry::Launch { kernel: 1, stream: 0, flags: INSIDE, bytes: 0 };
+    let copy = StreamEntry::Copy { stream: 0, kind: CopyKind::Within, bytes: 1, flags: INSIDE };
+    let on = |stream| StreamEntry::Launch { kernel: 1, stream, flags: OWN, bytes: 1 };
+    let capture = |stream, graph| StreamEntry::Capture { stream, graph };
+    let mut program = Program::default();
+    let Ran(operators) = program.slice(|encoder| {
+        numbered(encoder, 1, inside);
+        numbered(encoder, 3, copy);
+        numbered(encoder, 2, inside);
+        encoder.execution(0, Line::default(), &[]);
+        encoder.stream(capture(1, Some(1)));
+        numbered(encoder, 4, on(1));
+        encoder.stream(capture(1, None));
+        encoder.stream(capture(1, Some(2)));
+        numbered(encoder, 6, StreamEntry::GraphLaunch { graph: 1, stream: 1 });
+        numbered(encoder, 5, on(1));
+        encoder.stream(capture(1, None));
+        numbered(encoder, 7, StreamEntry::GraphLaunch { graph: 2, stream: 1 });
+        encoder.stream(StreamEntry::GraphLaunch { graph: 2, stream: 1 });
+        // Asks in its middle: the operator's part comes after the question.
+        numbered(encoder, 8, inside);
+    }) else {
+        panic!("it is a slice")
+    };
+    let Ran(rest) = program.slice(|encoder| encoder.execution(0, Line::default(), &[])) else {
+        panic!("it is a slice")
+    };
+    let costing = Costing::new(model(Way::Modelled));
+    let ids = |operators: &[u8]| -> Vec<Vec<(u64, u64)>> {
+        let (rank, task, measured) = (RankId(0), TaskId(0), SimDuration::ZERO);
+        let slice = exchange::Slice { rank, task, line: "", measured, operators };
+        let pieces = Shared(Rc::clone(&costing)).pieces(slice);
+        let launches =
+            pieces.iter().filter_map(|piece| if let Piece::Launch(launch) = piece { Some(launch) } else { None });
+        launches.map(|launch| launch.ids.iter().map(|id| (id.launch, id.node)).collect()).collect()
+    };
+    let expected = [vec![(1, 0), (2, 0)], vec![(3, 0)], vec![(7, 4)], vec![(7, 5)], vec![], vec![], vec![]];
+    assert_eq!(ids(&operators), expected);
+    assert_eq!(ids(&rest), [vec![(8, 0)]]);
 }
 
 /// A program with everything in it. The first event is reached after the copy, 4 + 9, and the host's call, at 14; then the host comes to operators at 26 and 32,

@@ -16,17 +16,22 @@ use uniference_formats::report::Manifest;
 use uniference_host::error::{Exit, HostError};
 use uniference_host::live::exchange::Recorder;
 use uniference_sim::cast::{Cast, DueTo, Moved, Unlike, axes};
-use uniference_sim::cluster::Cluster;
+use uniference_sim::cluster::{Cluster, Free};
 use uniference_sim::engine;
 use uniference_sim::ids::{RankId, TaskId};
 use uniference_sim::program::{CallOp, CollectiveKind};
 use uniference_sim::replay::RecordedStep;
 use uniference_sim::symmetry::{Axis, Symmetry};
+use uniference_sim::time::SimDuration;
 
 /// Where what was rehearsed is kept until it is simulated; the file has no name as soon as it is open.
 const REHEARSAL: &str = "rehearsal.tmp";
 
-/// Tells ranks how many of them run (`python/uniference/rank/rehearsal.py`).
+/// What each operation takes in a rehearsal. Libraries ask whether one is complete, and do not have a stream wait for it then: on no network is it
+/// complete at once. It is as little as NCCL's fastest: what threads do every so often, they do no more often than in a run of all ranks.
+const REHEARSED: SimDuration = SimDuration::from_us(10);
+
+/// Tells ranks which of them run (`python/uniference/rank/rehearsal.py`).
 const RUNNING: &str = "UNIFERENCE_RUNNING";
 
 /// Rehearses with as few ranks as turn out to be alike, then simulates all.
@@ -47,12 +52,12 @@ pub(super) fn drive(live: &mut Live<'_>, cluster: &Cluster, watch: Watch<'_>) ->
             true => Cast::new(symmetry, world, per_machine),
             false => Cast::without_ends(symmetry, world),
         });
-        if cast.running() == world {
+        if cast.running().count() as u32 == world {
             let unlike =
                 reason.unwrap_or_else(|| Unlike::absence(format!("{world} ranks are too few for others to stand for")));
             return run_all(live, cluster, watch, &unlike);
         }
-        live.notices.say(&format!("{} of {world} ranks run", cast.running()));
+        live.notices.say(&format!("{} of {world} ranks run", cast.running().count()));
         let unlike = match rehearse(live, cluster, &cast)? {
             Rehearsed::Stopped(stop) => return Ok(End::new(Ending::Stopped(stop), Vec::new())),
             Rehearsed::Unlike(unlike) => unlike,
@@ -125,18 +130,19 @@ struct Rehearsal {
     warnings: Vec<String>,
 }
 
-/// Runs the ranks of a cast where communication takes no time.
+/// Runs the ranks of a cast where communication takes what [`REHEARSED`] says.
 fn rehearse(live: &mut Live<'_>, cluster: &Cluster, cast: &Arc<Cast>) -> Result<Rehearsed, HostError> {
     let mut stage = cluster.clone();
     let kinds = CollectiveKind::ALL.map(CollectiveKind::name);
-    stage.backend.free = kinds.into_iter().chain([CallOp::SEND, "recv"]).collect();
+    stage.backend.free =
+        Free { operations: kinds.into_iter().chain([CallOp::SEND, "recv"]).collect(), takes: REHEARSED };
     let path = live.folder.expect("who folds keeps results").join(REHEARSAL);
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path);
     let file = file.and_then(|file| remove_file(&path).map(|()| file)).map_err(|e| unwritable("write", &path, e))?;
     let header = Header { world_size: cluster.devices.len() as u32, manifest: Manifest::default() };
     let mut kept = Kept { cast, writer: RecordWriter::new(BufWriter::new(file), &header) };
     let watch = Watch { observer: &mut (), recorder: &mut kept };
-    live.setup.script.env.insert(RUNNING.to_owned(), cast.running().to_string());
+    live.setup.script.env.insert(RUNNING.to_owned(), numbers(cast).join(","));
     let ran = live.run(&stage, Some(cast.clone()), watch);
     live.setup.script.env.remove(RUNNING);
     let Ran { ending, warnings, .. } = ran?;
@@ -144,8 +150,10 @@ fn rehearse(live: &mut Live<'_>, cluster: &Cluster, cast: &Arc<Cast>) -> Result<
         Err(unlike) => return Ok(Rehearsed::Unlike(unlike)),
         // Who waits in vain may wait for a rank that does not run.
         Ok(Ending::Stopped(Stop { exit: Exit::Halted, message })) => {
-            let first = message.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned();
-            return Ok(Rehearsed::Unlike(Unlike::absence(format!("the ranks that ran came to a halt: {first}"))));
+            let said =
+                message.lines().take(2).map(|line| line.trim_start_matches("error: ").trim()).collect::<Vec<_>>();
+            let problem = format!("the ranks that ran came to a halt: {}", said.join("; "));
+            return Ok(Rehearsed::Unlike(Unlike::absence(problem)));
         }
         Ok(Ending::Stopped(stop)) => {
             let hint = "hint: ranks that did not run contributed what others did (--fold auto): if it failed on that, run it with --fold off\n";
@@ -206,13 +214,18 @@ fn simulate(
 
 /// What was folded, for the report.
 fn summary(cast: &Cast, ranks: &[RankId]) -> String {
-    let running: Vec<String> = ranks.iter().filter(|rank| cast.runs(**rank)).map(|rank| rank.0.to_string()).collect();
+    let running = numbers(cast);
     format!(
-        "--fold auto: {} of {} ranks ran ({}), and the others are taken to do as their neighbours among them; output is of the ranks that ran, and times that the program read are those of a run in which communication takes no time",
+        "--fold auto: {} of {} ranks ran ({}), and the others are taken to do as their neighbours among them; output is of the ranks that ran, and times that the program read are those of a run in which every operation takes {REHEARSED}",
         running.len(),
         ranks.len(),
         running.join(", ")
     )
+}
+
+/// Of the ranks that run.
+fn numbers(cast: &Cast) -> Vec<String> {
+    cast.running().map(|rank| rank.0.to_string()).collect()
 }
 
 /// The record of the ranks that run.

@@ -1,7 +1,8 @@
 //! Owns the check that ranks which should be alike are: each witness asks for what its representative does, in its own place.
 //!
-//! What need not be alike is left out before: the store, of which the first rank of a group asks for something else than the others, reads of the clock,
-//! and where slices of the host's work are cut by them.
+//! What need not be alike is left out before: the store, of which the first rank of a group asks for something else than the others, reads of the clock
+//! and polls, of which there are more where a rank lives longer, and where slices of the host's work are cut by these; and waits for an operation
+//! with a root, which has nothing to wait for. A representative may sleep where none of its witnesses does: absent ranks are made from witnesses.
 
 use super::{Cast, Moved};
 use crate::device::Origin;
@@ -63,6 +64,10 @@ struct Pair {
     due_to: DueTo,
     moved: Moved,
     tasks: BTreeMap<TaskId, Ahead>,
+    /// By task, of each time that the representative sleeps, whether the witness does too.
+    sleeps: BTreeMap<TaskId, Vec<bool>>,
+    /// Has one been added?
+    slept: bool,
 }
 
 /// What one of a pair has done and the other has not.
@@ -70,6 +75,8 @@ struct Pair {
 struct Ahead {
     is_witness: bool,
     steps: VecDeque<Significant>,
+    /// What the representative's host has worked before it slept alone.
+    host: SimDuration,
 }
 
 /// A step that must be alike, and what the host has worked since the one before.
@@ -99,7 +106,8 @@ impl Likeness {
             let representative = symmetry.representative(witness);
             let moved = Moved::new(cast, representative, witness);
             let due_to = symmetry.axis_of_step(witness).map_or(DueTo::End, DueTo::Axis);
-            Pair { representative, witness, due_to, moved, tasks: BTreeMap::new() }
+            let (tasks, sleeps) = (BTreeMap::new(), BTreeMap::new());
+            Pair { representative, witness, due_to, moved, tasks, sleeps, slept: false }
         };
         let pairs = witnesses.map(pair).filter(|pair| pair.witness != pair.representative).collect();
         Likeness { heard: BTreeMap::new(), pairs, contributed: BTreeMap::new(), unlike: None }
@@ -108,31 +116,35 @@ impl Likeness {
     /// `task` of `rank` does this next, on this line.
     pub fn hear(&mut self, rank: RankId, task: TaskId, step: &RecordedStep, line: &str) {
         let Some(significant) = self.heard.entry(rank).or_default().hear(task, step) else { return };
+        let (mut unlike, mut slept) = (None, false);
         for pair in &mut self.pairs {
-            let is_witness = pair.witness == rank;
-            if !is_witness && pair.representative != rank {
+            if pair.witness != rank && pair.representative != rank {
                 continue;
             }
-            let mine = match is_witness {
-                true => significant.clone(),
-                false => Significant { step: pair.moved.step(task, significant.step.clone()), host: significant.host },
-            };
-            let ahead = pair.tasks.entry(task).or_default();
-            if ahead.steps.is_empty() {
-                ahead.is_witness = is_witness;
-            }
-            if ahead.is_witness == is_witness {
-                ahead.steps.push_back(mine);
-                continue;
-            }
-            let theirs = ahead.steps.pop_front().expect("it is ahead");
-            if theirs != mine && self.unlike.is_none() {
-                let other = if is_witness { pair.representative } else { pair.witness };
+            let heard = pair.hear(rank, task, &significant);
+            slept |= std::mem::take(&mut pair.slept);
+            if let Some(problem) = heard {
                 let at = if line.is_empty() { String::new() } else { format!(" at {line}") };
-                let problem = format!("{rank} {} and {other} {}{at}", mine.against(&theirs), theirs.against(&mine));
-                self.unlike = Some(Unlike { due_to: pair.due_to, problem });
+                unlike = unlike.or(Some(Unlike { due_to: pair.due_to, problem: problem + &at }));
             }
         }
+        self.unlike = self.unlike.take().or(unlike);
+        if slept && self.unlike.is_none() {
+            self.unlike = self.sleeper(task);
+        }
+    }
+
+    /// A witness that sleeps where another one of the same representative does not.
+    fn sleeper(&self, task: TaskId) -> Option<Unlike> {
+        let decided = |pair: &Pair| pair.sleeps.get(&task).cloned().unwrap_or_default();
+        let differ = |one: &Pair, other: &Pair| {
+            one.representative == other.representative && decided(one).iter().zip(decided(other)).any(|(a, b)| *a != b)
+        };
+        let pairs = self.pairs.iter().enumerate();
+        let mut both = pairs.flat_map(|(place, one)| self.pairs[place + 1..].iter().map(move |other| (one, other)));
+        let (one, other) = both.find(|(one, other)| differ(one, other))?;
+        let problem = format!("only one of {} and {} sleeps", one.witness, other.witness);
+        Some(Unlike { due_to: other.due_to, problem })
     }
 
     /// The `call`-th call of `task` of `rank` contributes values with this checksum.
@@ -161,6 +173,49 @@ impl Likeness {
     }
 }
 
+impl Pair {
+    /// `rank`, one of the two, does this next; how they differ.
+    fn hear(&mut self, rank: RankId, task: TaskId, significant: &Significant) -> Option<String> {
+        let is_witness = self.witness == rank;
+        let ahead = self.tasks.entry(task).or_default();
+        let mut mine = significant.clone();
+        if !is_witness {
+            mine.step = self.moved.step(task, mine.step);
+        }
+        loop {
+            if ahead.steps.is_empty() {
+                ahead.is_witness = is_witness;
+            }
+            if ahead.is_witness == is_witness {
+                ahead.steps.push_back(mine);
+                return None;
+            }
+            let theirs = &mut ahead.steps[0];
+            let (representatives, witnesses) = if is_witness { (theirs, &mut mine) } else { (&mut mine, theirs) };
+            if representatives.sleeps() {
+                self.sleeps.entry(task).or_default().push(witnesses.sleeps());
+                self.slept = true;
+            }
+            let sleeps_alone = representatives.sleeps() && !witnesses.sleeps();
+            if sleeps_alone {
+                ahead.host += representatives.host;
+            } else {
+                representatives.host += std::mem::take(&mut ahead.host);
+            }
+            if sleeps_alone && !is_witness {
+                return None;
+            }
+            let theirs = ahead.steps.pop_front().expect("it is ahead");
+            if sleeps_alone {
+                continue;
+            }
+            let other = if is_witness { self.representative } else { self.witness };
+            return (theirs != mine)
+                .then(|| format!("{rank} {} and {other} {}", mine.against(&theirs), theirs.against(&mine)));
+        }
+    }
+}
+
 impl Heard {
     /// The step under names that ranks which are alike share; `None`: it need not be alike.
     fn hear(&mut self, task: TaskId, step: &RecordedStep) -> Option<Significant> {
@@ -176,8 +231,10 @@ impl Heard {
             }
             RecordedStep::Request(Request::Issue { activity, queue, after, .. }) => {
                 let (mut activity, after) = (activity.clone(), self.known(after));
-                self.names.push(Some(Handle(self.significant)));
-                self.significant += 1;
+                let name = Handle(self.significant);
+                let sleeps = matches!(activity, Activity::Sleep(_));
+                self.names.push((!sleeps && !has_root(&activity)).then_some(name));
+                self.significant += u32::from(!sleeps);
                 match &mut activity {
                     Activity::Call(Call { group, .. }) | Activity::Close(group) | Activity::Abort(group) => {
                         *group = self.groups.get(group).copied().unwrap_or(*group);
@@ -187,12 +244,12 @@ impl Heard {
                 }
                 Request::Issue { activity, queue: *queue, after, site: Site(0) }.into()
             }
-            RecordedStep::Request(Request::Wait { handles, any, timeout, .. }) => {
+            RecordedStep::Request(Request::Wait { handles, any, timeout: None, .. }) => {
                 let known = self.known(handles);
                 if known.is_empty() {
                     return None;
                 }
-                Request::Wait { handles: known, any: *any, timeout: *timeout, site: Site(0) }.into()
+                Request::Wait { handles: known, any: *any, timeout: None, site: Site(0) }.into()
             }
             RecordedStep::Named(group) => {
                 let next = GroupId::from(self.groups.len());
@@ -202,7 +259,13 @@ impl Heard {
                 Request::Elapsed { from: *from, to: *to, site: Site(0) }.into()
             }
             RecordedStep::Request(Request::JoinGroup { .. } | Request::Exit(_)) => step.clone(),
-            RecordedStep::Request(Request::Now | Request::Look | Request::Store { .. } | Request::Pause { .. })
+            RecordedStep::Request(
+                Request::Now
+                | Request::Look
+                | Request::Store { .. }
+                | Request::Pause { .. }
+                | Request::Wait { timeout: Some(_), .. },
+            )
             | RecordedStep::After { .. }
             | RecordedStep::Operators { .. }
             | RecordedStep::HandlesInOrder => return None,
@@ -215,7 +278,15 @@ impl Heard {
     }
 }
 
+fn has_root(activity: &Activity) -> bool {
+    matches!(activity, Activity::Call(Call { op: CallOp::Collective(collective), .. }) if collective.root.is_some())
+}
+
 impl Significant {
+    fn sleeps(&self) -> bool {
+        matches!(&self.step, RecordedStep::Request(Request::Issue { activity: Activity::Sleep(_), .. }))
+    }
+
     /// What it is, as far as `other` is something else.
     fn against(&self, other: &Significant) -> String {
         if self.step == other.step {
@@ -257,7 +328,7 @@ mod tests {
     use super::super::axes;
     use super::*;
     use crate::device::Work;
-    use crate::ids::QueueId;
+    use crate::ids::{GroupRank, QueueId};
     use crate::program::{Collective, CollectiveKind, DType, Outcome, Shape, StoreOp};
     use crate::symmetry::Symmetry;
 
@@ -303,10 +374,68 @@ mod tests {
         let names = [join([0, 2]), RecordedStep::Named(GroupId(7))];
         hear(&mut likeness, 0, &names);
         hear(&mut likeness, 0, &[host(1), wait(0), set.into(), host(2), wait(1), Request::Look.into()]);
-        hear(&mut likeness, 0, &[all_reduce(7, 5), wait(2), Request::Exit(Outcome::Ok).into()]);
+        let poll = Request::Wait {
+            handles: vec![Handle(2)],
+            any: false,
+            timeout: Some(SimDuration::from_us(1)),
+            site: Site(0),
+        };
+        hear(&mut likeness, 0, &[all_reduce(7, 5), poll.into(), wait(2), Request::Exit(Outcome::Ok).into()]);
         hear(&mut likeness, 1, &[join([1, 3]), RecordedStep::Named(GroupId(1)), host(3), wait(0)]);
         hear(&mut likeness, 1, &[all_reduce(1, 5), wait(1), Request::Exit(Outcome::Ok).into()]);
         assert_eq!(likeness.unlike(), None);
+    }
+
+    /// Rank 0 has what it sends to all; rank 1 waits for it.
+    #[test]
+    fn the_root_of_an_operation_need_not_wait_for_it() {
+        let mut likeness = likeness();
+        let broadcast = |group| {
+            let shape = Shape::Even(8);
+            let root = Some(GroupRank(0));
+            let collective =
+                Collective { kind: CollectiveKind::Broadcast, dtype: DType::Float32, reduce: None, root, shape };
+            issue(Activity::Call(Call { group: GroupId(group), op: CallOp::Collective(collective) }))
+        };
+        hear(&mut likeness, 0, &[join([0, 1]), RecordedStep::Named(GroupId(4)), broadcast(4), all_reduce(4, 5)]);
+        hear(&mut likeness, 0, &[wait(1), Request::Exit(Outcome::Ok).into()]);
+        hear(&mut likeness, 1, &[join([0, 1]), RecordedStep::Named(GroupId(4)), broadcast(4), wait(0)]);
+        hear(&mut likeness, 1, &[all_reduce(4, 5), wait(1), Request::Exit(Outcome::Ok).into()]);
+        assert_eq!(likeness.unlike(), None);
+    }
+
+    fn sleep(seconds: u64) -> RecordedStep {
+        issue(Activity::Sleep(SimDuration::from_us(seconds * 1_000_000)))
+    }
+
+    /// What rank 0 of all does for each that runs: it alone sleeps for two seconds, between two of its slices.
+    fn heard_sleeping(sleeps: &[u32], first: u32) -> Likeness {
+        let mut likeness = likeness();
+        let mut ranks: Vec<u32> = (0..4).collect();
+        ranks.rotate_left(first as usize);
+        for rank in ranks {
+            let group =
+                [join([rank & !1, rank | 1]), RecordedStep::Named(GroupId(0)), host(1), all_reduce(0, 5), host(2)];
+            hear(&mut likeness, rank, &group);
+            let slept = u32::from(sleeps.contains(&rank));
+            if slept == 1 {
+                hear(&mut likeness, rank, &[sleep(2), wait(3)]);
+            }
+            hear(&mut likeness, rank, &[host(3), all_reduce(0, 6), wait(4 + slept), Request::Exit(Outcome::Ok).into()]);
+        }
+        likeness
+    }
+
+    #[test]
+    fn a_representative_may_sleep_where_no_witness_does() {
+        for first in 0..4 {
+            assert_eq!(heard_sleeping(&[0], first).unlike(), None, "rank {first} first");
+            assert_eq!(heard_sleeping(&[0, 1, 2, 3], first).unlike(), None);
+            for sleepers in [&[1][..], &[2], &[0, 1], &[1, 2]] {
+                let unlike = heard_sleeping(sleepers, first).unlike().expect("a witness sleeps").to_string();
+                assert!(unlike.contains("sleeps"), "{unlike}");
+            }
+        }
     }
 
     #[test]

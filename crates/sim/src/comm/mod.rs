@@ -13,6 +13,7 @@ pub(crate) use closing::Notice;
 pub(crate) use group::Groups;
 pub(crate) use instance::Caller;
 
+use crate::cluster::Free;
 use crate::collective::choose::AlgorithmTable;
 use crate::event::{Cause, Meeting, Traffic};
 use crate::ids::{GroupId, GroupRank, Handle, RankId, Site};
@@ -26,7 +27,7 @@ use indexmap::IndexMap;
 use instance::{Instance, Post};
 use mailbox::{DeliveredMessage, Mailbox, Receive};
 use rustc_hash::FxBuildHasher;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use ties::Ties;
 
 /// All communication of a run.
@@ -34,8 +35,7 @@ pub(crate) struct Comm {
     pub(crate) groups: Groups,
     pub(crate) transport: Transport,
     table: AlgorithmTable,
-    /// Collectives that take no time.
-    timeless: BTreeSet<&'static str>,
+    free_of_network: Free,
     /// The transport's number for what happens to messages between two ranks.
     wire_of_messages: u32,
     instances: Vec<Option<Instance>>,
@@ -109,7 +109,7 @@ pub(crate) struct Disagreement {
 impl Comm {
     pub(crate) fn new(
         world: usize,
-        (table, timeless): (AlgorithmTable, BTreeSet<&'static str>),
+        (table, free_of_network): (AlgorithmTable, Free),
         transport: Transport,
         symmetry: Symmetry,
     ) -> Comm {
@@ -118,8 +118,8 @@ impl Comm {
             groups: Groups::new(symmetry),
             transport,
             table,
-            wire_of_messages: if timeless.contains(CallOp::SEND) { TIMELESS } else { PLAIN },
-            timeless,
+            wire_of_messages: if free_of_network.operations.contains(CallOp::SEND) { TIMELESS } else { PLAIN },
+            free_of_network,
             instances: Vec::new(),
             free: Vec::new(),
             running: IndexMap::default(),
@@ -186,7 +186,7 @@ impl Comm {
         let of = self.groups.get(group);
         let (size, players) = (of.size(), of.players());
         let algorithm = (size > 1).then(|| of.table(&self.table).algorithm(call, size));
-        let wire = match self.timeless.contains(call.kind.name()) {
+        let wire = match self.free_of_network.operations.contains(call.kind.name()) {
             true => TIMELESS,
             false => self.transport.wire(algorithm.as_ref().and_then(|algorithm| algorithm.wire())),
         };
@@ -216,7 +216,10 @@ impl Comm {
         let index = self.running[&(group, sequence)];
         let instance = self.instances[index as usize].as_mut().expect("it runs");
         instance.enter(me, now);
-        let at = self.transport.begins(now, instance.call.bytes(instance.size()), instance.wire);
+        let at = match instance.wire {
+            TIMELESS => now + self.free_of_network.takes,
+            wire => self.transport.begins(now, instance.call.bytes(instance.size()), wire),
+        };
         self.cue(now, at, Cue::Run { instance: index, me }).expect("a collective's steps fit together");
     }
 
@@ -238,7 +241,10 @@ impl Comm {
             }
             CallOp::Collective(_) => panic!("{rank} starts a collective as a message"),
         };
-        let at = self.transport.posted(now, rank, self.bytes(call), self.wire_of_messages);
+        let at = match self.wire_of_messages {
+            TIMELESS => now + self.free_of_network.takes,
+            wire => self.transport.posted(now, rank, self.bytes(call), wire),
+        };
         self.cue(now, at, cue)
     }
 

@@ -318,7 +318,7 @@ proptest! {
         free in prop::collection::btree_set(prop::sample::select(vec!["all_reduce", "broadcast", "send"]), 0..3),
     ) {
         let mut cluster = switch(RANKS as usize);
-        cluster.backend.free = free;
+        cluster.backend.free.operations = free;
         cluster.backend.protocol = protocols()[protocol].clone();
         cluster.backend.concurrency = concurrency;
         cluster.backend.algorithms.force(AllReduce, algorithm_by_name(AllReduce, algorithm).unwrap());

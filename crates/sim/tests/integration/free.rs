@@ -5,13 +5,13 @@ use rstest::rstest;
 use uniference_sim::cluster::{Cluster, Handshake, Protocol};
 use uniference_sim::program::CollectiveKind::{self, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Reduce};
 use uniference_sim::program::Request;
-use uniference_sim::time::Bytes;
+use uniference_sim::time::{Bytes, SimDuration};
 
 fn cluster(ranks: usize, free: &'static str) -> Cluster {
     let mut cluster = switch(ranks);
     let handshake = Some(Handshake { control: Bytes(16), preamble: Bytes(40), eager: None });
     cluster.backend.protocol = Protocol { handshake, connections_per_group: true, ..busy() };
-    cluster.backend.free = [free].into();
+    cluster.backend.free.operations = [free].into();
     cluster
 }
 
@@ -43,6 +43,24 @@ fn a_free_collective_waits_for_peers_and_nothing_else(
     // The others still take time.
     let paid = run(&cluster(4, "scatter"), skewed(|_| collective(kind, 100_000)));
     assert!((0..4).any(|rank| paid.finish(rank) > outcomes.finish(rank)));
+}
+
+/// With two milliseconds for each rank in each of them, everything is so much later, whatever its size and however many take part.
+#[rstest]
+#[case(AllReduce, "all_reduce", [7, 7, 7, 7])]
+#[case(Broadcast, "broadcast", [4, 5, 6, 7])]
+fn each_rank_may_spend_time_in_a_free_collective(
+    #[case] kind: CollectiveKind,
+    #[case] name: &'static str,
+    #[case] milliseconds: [u64; 4],
+) {
+    let mut cluster = cluster(4, name);
+    cluster.backend.free.takes = SimDuration::from_us(2_000);
+    for elements in [1, 100_000] {
+        let outcomes = run(&cluster, skewed(|_| collective(kind, elements)));
+        let finishes = [0, 1, 2, 3].map(|rank| outcomes.finish(rank));
+        assert_eq!(finishes, milliseconds.map(|ms| ms * 1_000_000_000));
+    }
 }
 
 #[test]

@@ -158,10 +158,20 @@ type Key = (Kind, Option<RankId>, Option<LinkId>, Option<Name>, Site);
 /// A span, and the innermost range that was open on its rank.
 type Piece = (Span, Option<Name>);
 
+/// Which spans of the path are listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Listed {
+    /// None: only what they add up to.
+    Nothing,
+    /// So many at most, for pictures: what lies together within this part of the makespan is one, and called by the longest of it.
+    AtMost(u64),
+    /// All.
+    All,
+}
+
 impl Causes {
-    /// What the run has come to. `lines` are those of the program, by site; with `whole_path` all spans of the path are listed. `None`: no program
-    /// has ended.
-    pub fn explain(&self, lines: &[String], whole_path: bool) -> Option<Explanation> {
+    /// What the run has come to. `lines` are those of the program, by site. `None`: no program has ended.
+    pub fn explain(&self, lines: &[String], listed: Listed) -> Option<Explanation> {
         let Path { rank, finish, mut spans } = walk(self)?;
         spans.reverse();
         let view = View { causes: self, names: self.texts(), lines, makespan: finish.since(SimTime::ZERO) };
@@ -186,14 +196,18 @@ impl Causes {
             makespan_s: view.makespan.as_secs_f64(),
             rank: rank.0,
             summary: view.summary(&parts),
-            kinds: view.by(all(), |(span, _)| Some(span.kind.name())),
-            ranks: view.by(all(), |(span, _)| Some(span.rank.0)),
-            links: view.by(all(), |(span, _)| Some(self.link(span.link?).to_owned())),
-            operations: view.by(all(), |(span, _)| span.operation().map(|name| view.name(name))),
-            lines: view.by(all(), |(span, _)| Some(view.line(span.site))),
-            ranges: view.by(all(), |(_, range)| Some(range.map(|name| view.name(name)))),
+            kinds: view.by(all(), |(span, _)| Some(span.kind), Kind::name),
+            ranks: view.by(all(), |(span, _)| Some(span.rank), |rank| rank.0),
+            links: view.by(all(), |(span, _)| span.link, |link| self.link(link).to_owned()),
+            operations: view.by(all(), |(span, _)| span.operation(), |name| view.name(name)),
+            lines: view.by(all(), |(span, _)| Some(span.site), |site| view.line(site)),
+            ranges: view.by(all(), |(_, range)| Some(*range), |range| range.map(|name| view.name(name))),
             parts: parts.iter().map(|part| view.contribution(part)).collect(),
-            path: if whole_path { pieces.iter().map(step).collect() } else { Vec::new() },
+            path: match listed {
+                Listed::Nothing => Vec::new(),
+                Listed::AtMost(most) => together(&pieces, view.makespan, most).iter().map(step).collect(),
+                Listed::All => pieces.iter().map(step).collect(),
+            },
         })
     }
 
@@ -213,6 +227,18 @@ impl Causes {
     }
 }
 
+/// The pieces of a path, of which those that begin in the same of `most` parts of the makespan are one: of the longest of them, all their time.
+fn together(pieces: &[Piece], makespan: SimDuration, most: u64) -> Vec<Piece> {
+    let lasts = |piece: &Piece| piece.0.end.since(piece.0.start);
+    let part = |piece: &Piece| piece.0.start.as_ps() / makespan.as_ps().div_ceil(most).max(1);
+    let one = |pieces: &[Piece]| {
+        let mut longest = *pieces.iter().max_by_key(|piece| lasts(piece)).expect("a chunk has pieces");
+        (longest.0.start, longest.0.end) = (pieces[0].0.start, pieces[pieces.len() - 1].0.end);
+        longest
+    };
+    pieces.chunk_by(|a, b| part(a) == part(b)).map(one).collect()
+}
+
 /// A path, and what is needed to show it.
 struct View<'a> {
     causes: &'a Causes,
@@ -222,18 +248,21 @@ struct View<'a> {
 }
 
 impl View<'_> {
-    /// The spans added up by what `key` says of them, if it says anything; the longest first.
-    fn by<'b, K: Ord>(
+    /// The spans added up by the name of what `id` says of them, if it says anything; the longest first.
+    fn by<'b, I: Ord, K: Ord>(
         &self,
         spans: impl Iterator<Item = &'b Piece>,
-        key: impl Fn(&Piece) -> Option<K>,
+        id: impl Fn(&Piece) -> Option<I>,
+        name: impl Fn(I) -> K,
     ) -> Vec<Part<K>> {
-        let mut sums: BTreeMap<K, SimDuration> = BTreeMap::new();
+        let mut by_id: BTreeMap<I, SimDuration> = BTreeMap::new();
         for piece in spans {
-            if let Some(key) = key(piece) {
-                *sums.entry(key).or_default() += piece.0.end.since(piece.0.start);
+            if let Some(id) = id(piece) {
+                *by_id.entry(id).or_default() += piece.0.end.since(piece.0.start);
             }
         }
+        let mut sums: BTreeMap<K, SimDuration> = BTreeMap::new();
+        by_id.into_iter().for_each(|(id, lasts)| *sums.entry(name(id)).or_default() += lasts);
         let part =
             |(name, lasts): (K, SimDuration)| Part { name, seconds: lasts.as_secs_f64(), share: self.share(lasts) };
         let mut parts: Vec<Part<K>> = sums.into_iter().map(part).collect();

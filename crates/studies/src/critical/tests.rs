@@ -64,7 +64,7 @@ fn steps(cluster: &Cluster, requests: impl Fn(u32) -> Vec<Request>) -> Vec<Vec<(
 
 /// The same of what ranks' threads do. The path has no gap, and adds up to the makespan.
 fn explain_steps(cluster: &Cluster, ranks: Vec<Vec<(TaskId, RecordedStep)>>) -> Explanation {
-    let explanation = causes_of(cluster, ranks).explain(&lines(), true).unwrap();
+    let explanation = causes_of(cluster, ranks).explain(&lines(), Listed::All).unwrap();
     let spans = explanation.path.iter();
     assert!(spans.clone().zip(spans.clone().skip(1)).all(|(span, next)| span.end_ps == next.start_ps), "a gap");
     let sum: u64 = spans.map(|span| span.end_ps - span.start_ps).sum();
@@ -88,6 +88,26 @@ fn lines() -> Vec<String> {
 /// Microseconds by name.
 fn us<K: Clone>(parts: &[Part<K>]) -> Vec<(K, u64)> {
     parts.iter().map(|part| (part.name.clone(), (part.seconds * 1e6).round() as u64)).collect()
+}
+
+#[test]
+fn a_picture_of_a_long_path_has_few_spans_and_no_gap() {
+    // 100 times 3 us, of which 1 us computes and 2 us are a message's bytes and latency.
+    let cluster = cluster(2, "");
+    let requests = |rank| {
+        (0..100).flat_map(move |round| match rank {
+            0 => [compute(1, 1), wait(&[2 * round], 1), send(1, 1_000, 2), wait(&[2 * round + 1], 2)].to_vec(),
+            _ => [receive(0, 1_000, 4), wait(&[round], 4)].to_vec(),
+        })
+    };
+    let causes = causes_of(&cluster, steps(&cluster, |rank| requests(rank).collect()));
+    let [all, few] = [Listed::All, Listed::AtMost(10)].map(|listed| causes.explain(&lines(), listed).unwrap());
+    assert!(all.path.len() > 100 && few.path.len() <= 10, "{} and {}", all.path.len(), few.path.len());
+    assert!(few.path.windows(2).all(|pair| pair[0].end_ps == pair[1].start_ps));
+    let ends = |explanation: &Explanation| {
+        (explanation.path[0].start_ps, explanation.path.last().map(|span| span.end_ps), explanation.kinds.clone())
+    };
+    assert_eq!(ends(&few), ends(&all));
 }
 
 #[test]
@@ -272,7 +292,7 @@ fn of_a_run_that_is_too_long_nothing_is_kept() {
         let mut causes = Causes::new(&cluster).of_at_most(most);
         let replayed = replay(&mut Engine::new(&cluster), vec![steps.into_iter()], &mut causes);
         assert!(matches!(replayed, Ending::Finished), "{replayed:?}");
-        causes.explain(&[], false).is_some()
+        causes.explain(&[], Listed::Nothing).is_some()
     };
     let least = (0..10).find(|most| explained(*most)).expect("it has few events");
     assert!(least > 1 && explained(least + 1) && !explained(least - 1));

@@ -316,7 +316,11 @@ impl RankMemory {
                     }
                 }
             }
-            Entry::Timed { .. } | Entry::Answered { .. } | Entry::Called { .. } | Entry::Stream(_) => {}
+            Entry::Timed { .. }
+            | Entry::Answered { .. }
+            | Entry::Called { .. }
+            | Entry::Stream(_)
+            | Entry::Number(_) => {}
         }
     }
 

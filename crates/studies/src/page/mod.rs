@@ -24,6 +24,7 @@ use operations::Operations;
 use serde::Serialize;
 use timeline::Timeline;
 use uniference_formats::report::Report;
+use uniference_formats::sweep::{Column, Results, Sweep};
 use uniference_formats::trace::LinkRates;
 use uniference_sim::cluster::Cluster;
 use uniference_sim::event::{Event, Observer};
@@ -35,7 +36,10 @@ const NOTICE: &str = include_str!("ECHARTS-NOTICE");
 const PAGE: &str = include_str!("page.html");
 /// The parts of the page by the comments in whose place they stand, in the page's order.
 const STYLE: &str = include_str!("page.css");
-const SCRIPTS: [&str; 3] = [include_str!("elements.js"), include_str!("charts.js"), include_str!("page.js")];
+const SCRIPTS: [&str; 3] = [include_str!("elements.js"), include_str!("charts.js"), include_str!("frame.js")];
+/// What is on the page of runs, and on that of a sweep.
+const RUNS: &str = include_str!("page.js");
+const SWEEP: &str = include_str!("sweep.js");
 
 /// Memory is shown over time of so many ranks, those that held most.
 const MOST_MEMORY_RANKS: usize = 16;
@@ -170,14 +174,40 @@ fn memory(held: &Held) -> Vec<MemoryChart> {
 /// # Panics
 /// Never.
 pub fn render(runs: &[RunPage]) -> String {
+    page("Uniference report", &serde_json::to_string(runs).expect("texts and numbers are JSON"), RUNS)
+}
+
+/// The same of the results of a sweep.
+///
+/// # Panics
+/// Never.
+pub fn sweep(sweep: &Sweep, results: &Results) -> String {
+    let column = |column: &Column| serde_json::json!({ "name": column.name, "cells": column.cells });
+    let data = serde_json::json!({
+        "name": sweep.name,
+        "parameters": sweep.parameters.iter().map(|parameter| &parameter.name).collect::<Vec<_>>(),
+        "columns": results.columns.iter().map(column).collect::<Vec<_>>(),
+    });
+    page("Uniference sweep", &data.to_string(), SWEEP)
+}
+
+/// A page with its title, its data as JSON, and the script that puts it together.
+fn page(title: &str, data: &str, script: &str) -> String {
     // In a script element nothing but its end has a meaning, which JSON can write without the character that it begins with.
-    let data = serde_json::to_string(runs).expect("texts and numbers are JSON").replace('<', "\\u003c");
+    let data = data.replace('<', "\\u003c");
+    let scripts = SCRIPTS.concat() + script;
+    let parts = [
+        ("<!--title-->", title),
+        ("<!--style-->", STYLE),
+        ("<!--title-->", title),
+        ("<!--data-->", &*data),
+        ("<!--notice-->", NOTICE),
+        ("<!--library-->", ECHARTS),
+        ("<!--script-->", &*scripts),
+    ];
     let mut page = String::with_capacity(PAGE.len() + ECHARTS.len() + data.len() + (1 << 16));
     let mut rest = PAGE;
-    let parts =
-        [("<!--style-->", STYLE), ("<!--data-->", &*data), ("<!--notice-->", NOTICE), ("<!--library-->", ECHARTS)];
-    let scripts = SCRIPTS.concat();
-    for (place, text) in parts.into_iter().chain([("<!--script-->", &*scripts)]) {
+    for (place, text) in parts {
         let (before, after) = rest.split_once(place).expect("the page has a place for each part");
         page += before;
         page += text;

@@ -80,7 +80,7 @@ impl Operations {
             sum.late += last.since(first).as_secs_f64();
             sum.bound += bound.unwrap_or_default();
         };
-        let costs = |operation: &str| cluster.filter(|cluster| !cluster.backend.free.contains(operation));
+        let costs = |operation: &str| cluster.filter(|cluster| !cluster.backend.free.operations.contains(operation));
         let mut reaches: BTreeMap<GroupId, Option<Reach>> = BTreeMap::new();
         for ((group, _), met) in &self.collectives {
             let members = &self.members[group];

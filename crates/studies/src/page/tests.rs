@@ -178,7 +178,7 @@ fn a_page_needs_no_other_file() {
     let page = render(&[]);
     assert!(page.contains("default-src 'none'"));
     for reference in ["src=", "<link", "@import", "url("] {
-        let own = [PAGE, STYLE, SCRIPTS[0], SCRIPTS[1], SCRIPTS[2]];
+        let own = [PAGE, STYLE, SCRIPTS[0], SCRIPTS[1], SCRIPTS[2], RUNS, SWEEP];
         assert!(own.iter().all(|part| !part.contains(reference)), "{reference}");
     }
     assert!(page.contains("version=\"6.1.0\""), "ARCHITECTURE.md and the notice name the version");

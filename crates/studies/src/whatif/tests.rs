@@ -1,5 +1,5 @@
 use super::*;
-use crate::critical::Causes;
+use crate::critical::{Causes, Listed};
 use crate::overlap::Chance;
 use std::sync::Arc;
 use uniference_formats::cluster::{Choices, ClusterFile, Resolved};
@@ -60,7 +60,7 @@ fn explanation(cluster: &Cluster) -> Explanation {
     };
     let mut causes = Causes::new(cluster);
     let _ = replay(&mut Engine::new(cluster), (0..4).map(script).collect(), &mut causes);
-    causes.explain(&[], false).unwrap()
+    causes.explain(&[], Listed::Nothing).unwrap()
 }
 
 #[test]

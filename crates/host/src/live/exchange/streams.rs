@@ -5,7 +5,7 @@
 //! who asks when it was, has a handle.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use uniference_protocol::messages::{DeviceWork, OnStream};
+use uniference_protocol::messages::{DeviceWork, LaunchId, OnStream};
 use uniference_sim::ids::Handle;
 use uniference_sim::program::Work;
 
@@ -59,6 +59,8 @@ pub struct Launch {
     pub blocks: bool,
     /// It takes a place among the launches that a stream may have outstanding.
     pub queued: bool,
+    /// By what the rank asks for its times: none, or one for each kernel of an operator.
+    pub ids: Vec<LaunchId>,
 }
 
 /// What carries out copies beside the kernels.

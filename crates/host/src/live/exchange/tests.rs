@@ -6,8 +6,7 @@ use super::*;
 use std::cell::RefCell;
 use std::rc::Rc;
 use uniference_formats::cluster::{Choices, ClusterFile, Flags};
-use uniference_protocol::messages::Span;
-use uniference_protocol::messages::{Fetched, Piece};
+use uniference_protocol::messages::{Fetched, Piece, Room, Span};
 use uniference_sim::ids::GroupRank;
 use uniference_sim::program::{CallOp, Collective, CollectiveKind, DType, ReduceOp, Shape};
 use uniference_sim::time::{Bytes, SimDuration};
@@ -63,6 +62,7 @@ fn join(exchange: &mut Exchange, count: u32) {
 
 fn issue(handle: LocalHandle, op: CallOp, staged: Option<u64>) -> Op {
     let call = uniference_sim::program::Call { group: GroupId(0), op };
+    let staged = staged.map(|at| Room { at, bytes: 4 });
     Op::Issue { handle, call, staged, filled: true, stream: None, site: Site(0) }
 }
 
@@ -107,7 +107,7 @@ fn a_stream_goes_on_behind_a_call_that_is_aborted() {
     else {
         unreachable!("it is one")
     };
-    let stream = Some(OnStream { stream: 1, with_previous: false });
+    let stream = Some(OnStream { stream: 1, with_previous: false, number: None });
     let call = Op::Issue { handle, call, staged, filled, stream, site };
     let synchronize = Op::Synchronize { work: DeviceWork::Device, site: Site(0) };
     say(&mut exchange, 1, vec![Op::Exit(Outcome::Ok)]);
@@ -295,7 +295,8 @@ fn a_deadlock_names_the_lines_of_all_ranks() {
 /// Rank `rank` issues operation 0 with `room` as its input, and waits for it.
 fn enter(exchange: &mut Exchange, rank: u32, room: u64, filled: bool) {
     let call = uniference_sim::program::Call { group: GroupId(0), op: collective(CollectiveKind::AllReduce, 4, None) };
-    let issue = Op::Issue { handle: 0, call, staged: Some(room), filled, stream: None, site: Site(0) };
+    let staged = Some(Room { at: room, bytes: 16 });
+    let issue = Op::Issue { handle: 0, call, staged, filled, stream: None, site: Site(0) };
     let wait = Op::Wait { handles: vec![0], any: false, timeout: None, ahead: true, site: Site(0) };
     say(exchange, rank, vec![issue, wait]);
 }

@@ -26,12 +26,12 @@ fn host(us: u64) -> Piece {
 }
 
 fn kernel(stream: u32, us: u64) -> Piece {
-    Piece::Launch(Launch { stream, work: work(us), engine: None, blocks: false, queued: true })
+    Piece::Launch(Launch { stream, work: work(us), engine: None, blocks: false, queued: true, ids: Vec::new() })
 }
 
 fn copy(stream: u32, us: u64, engine: CopyEngine, blocks: bool) -> Piece {
     let work = work(us).on(Resource::CopyEngine);
-    Piece::Launch(Launch { stream, work, engine: Some(engine), blocks, queued: true })
+    Piece::Launch(Launch { stream, work, engine: Some(engine), blocks, queued: true, ids: Vec::new() })
 }
 
 fn record(event: u32, stream: u32) -> Piece {
@@ -183,6 +183,80 @@ fn the_time_between_events_is_known_when_both_have_happened() {
         say(&mut exchange, 0, vec![elapsed(from, to)]);
         assert_eq!(heard(&mut exchange), [(0, Answer::Elapsed(ps))]);
     }
+}
+
+fn numbered(piece: Piece, ids: &[(u64, u64)]) -> Piece {
+    let Piece::Launch(launch) = piece else { panic!("{piece:?} is no launch") };
+    let ids = ids.iter().map(|(launch, node)| LaunchId { launch: *launch, node: *node }).collect();
+    Piece::Launch(Launch { ids, ..launch })
+}
+
+/// What the rank is told of launches, in microseconds: number, node, when it was launched, began and ended.
+fn times(told: &[(u32, Answer)]) -> Vec<(u64, u64, [f64; 3])> {
+    let [(0, Answer::Times { launches, more: false })] = told else { panic!("{told:?}") };
+    let us = |time: SimTime| time.as_ps() as f64 / 1e6;
+    let each = launches.iter().map(|launch| (launch.id, [launch.launched, launch.began, launch.ended]));
+    each.map(|(id, moments)| (id.launch, id.node, moments.map(us))).collect()
+}
+
+/// Launched at 1, 3 and 4, the first begins at once and takes 10, the second follows it, and the third is an operator of two kernels beside both: they share
+/// 8, from 4 on with half of the device, 16 in all. One that takes nothing is over as it begins, and what is not numbered is nobody's business.
+#[test]
+fn whoever_numbers_launches_is_told_when_they_were() {
+    let slices = vec![vec![
+        host(1),
+        numbered(kernel(1, 10), &[(1, 0)]),
+        kernel(3, 0),
+        host(2),
+        numbered(copy(1, 5, CopyEngine::ToDevice, false), &[(2, 0)]),
+        host(1),
+        numbered(kernel(2, 8), &[(7, 3), (7, 4)]),
+        numbered(kernel(4, 0), &[(8, 0)]),
+        host(0),
+    ]];
+    // Until 4 the first has 3 of its 10; the other 7 and 8 share the device until 4 + 14, then 1 is left.
+    let (mut exchange, told) = after(slices, Op::Times);
+    assert_eq!(times(&told), [(8, 0, [4.0, 4.0, 4.0])]);
+    say(&mut exchange, 0, vec![synchronize(DeviceWork::Device)]);
+    assert_eq!(heard(&mut exchange), [(0, Answer::Go)]);
+    let mut ask = || {
+        say(&mut exchange, 0, vec![Op::Times]);
+        times(&heard(&mut exchange))
+    };
+    let expected =
+        [(1, 0, [1.0, 1.0, 18.0]), (7, 3, [4.0, 4.0, 11.5]), (7, 4, [4.0, 11.5, 19.0]), (2, 0, [3.0, 18.0, 23.0])];
+    assert_eq!(ask(), expected);
+    assert_eq!(ask(), []);
+}
+
+/// Both ranks call at 0, the second one's stream comes to it at 10: the first one's has begun at 0, and they end together.
+#[test]
+fn an_operation_on_a_stream_has_times_too() {
+    let mut exchange = ranks(2);
+    exchange.cost_with(Box::new(Scripted(vec![vec![host(0), kernel(1, 10), host(0)]])));
+    join(&mut exchange, 2);
+    assert_eq!(heard(&mut exchange), []);
+    let all_reduce = || {
+        let stream = Some(OnStream { stream: 1, with_previous: false, number: Some(5) });
+        let call = issue(0, collective(CollectiveKind::AllReduce, 384, None), None);
+        let Op::Issue { handle, call, staged, filled, site, .. } = call else { panic!("it is one") };
+        Op::Issue { handle, call, staged, filled, stream, site }
+    };
+    say(&mut exchange, 1, vec![slice(0, &[0]), all_reduce(), synchronize(DeviceWork::Device)]);
+    say(&mut exchange, 0, vec![all_reduce(), synchronize(DeviceWork::Device)]);
+    heard(&mut exchange);
+    let mut ended = Vec::new();
+    for rank in 0..2 {
+        say(&mut exchange, rank, vec![Op::Times]);
+    }
+    let mut told = heard(&mut exchange);
+    told.sort_by_key(|(rank, _)| *rank);
+    for (began, (_, answer)) in [0.0, 10.0].into_iter().zip(told) {
+        let [(5, 0, [launched, begins, ends])] = times(&[(0, answer)])[..] else { panic!("there is one") };
+        assert_eq!((launched, begins), (0.0, began));
+        ended.push(ends);
+    }
+    assert!(ended[0] == ended[1] && ended[0] >= 10.0, "{ended:?}");
 }
 
 /// A look that finds nothing complete costs 1, so a loop of them ends: at 11.

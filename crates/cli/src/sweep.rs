@@ -1,0 +1,517 @@
+//! Owns `uniference sweep`: what its trials run, what is refused before any of them begins, and what the user sees of them. How they are planned and carried
+//! out is the business of `uniference-studies` and `uniference-session`.
+
+use super::progress::{Pace, coarse};
+use super::ray::{OnRay, Place};
+use super::run::check_script;
+use super::{Cli, Command, workload};
+use clap::{CommandFactory, Parser};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use rustix::process::{Pid, Signal, kill_process};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::io::{self, IsTerminal, Read, Seek};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+use uniference_formats::diagnostic::{Diagnostic, suggest};
+use uniference_formats::sweep::{Cell, Parameter, Replays, Results, Sweep, Value, Words};
+use uniference_formats::table::seconds;
+use uniference_formats::units::counted;
+use uniference_host::interrupt::Interrupts;
+use uniference_host::supervisor::{self, supervise};
+use uniference_session::compute::Models;
+use uniference_session::sweep::{Carrier, Halted, Ready, SweepFolder, Trial, Undertaking, Watch, carry_out};
+use uniference_session::{ClusterOptions, Done, Exit, HostError, Notices, input};
+use uniference_studies::sweep::{Estimate, points, useless};
+
+/// So many trials that failed are named; the table has all.
+const MOST_NAMED: usize = 3;
+/// So many bytes are read of standard input: no file that anybody writes has more.
+const LONGEST: u64 = 16 << 20;
+/// With so many points that can be tried a value is tried that seems to be wrong.
+const MOST_TRIED: usize = 8;
+/// Whether a command has ended is looked for so often.
+const PERIOD: Duration = Duration::from_millis(20);
+/// A command that is to end has so much time for it.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// `uniference sweep`.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Sweep file (TOML), or - for standard input, with paths relative to the current folder
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Folder of the results; one in which the same sweep was begun goes on [default: the next free uniference-out/NAME-N]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Number of trials that are carried out at once [default: number of cores, here or of the Ray cluster; 1 with measured compute]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    jobs: Option<u32>,
+    /// Where programs and jobs run; replays stay on this machine
+    #[arg(long, value_name = "PLACE", value_enum, default_value_t)]
+    on: Place,
+    /// Say how many runs and replays there are and how long they take, and carry out none
+    #[arg(long)]
+    dry_run: bool,
+    /// Show neither progress nor what the sweep comes to: only warnings and errors
+    #[arg(long, conflicts_with = "dry_run")]
+    quiet: bool,
+    /// Carry trials out again that have failed
+    #[arg(long, requires = "out")]
+    retry: bool,
+}
+
+/// Carries a sweep out.
+pub(super) fn sweep(args: &Args, python: impl Fn() -> Result<PathBuf, HostError>) -> Result<Exit, HostError> {
+    let (sweep, folder) = read(&args.file)?;
+    sweep.check_grid().map_err(shown)?;
+    let mut undertaking = prepare(&sweep, folder, args.jobs)?;
+    let ray = match args.on {
+        Place::Here => None,
+        Place::Ray if undertaking.measures() => return Err(measured_on_ray()),
+        Place::Ray => Some(OnRay::start(&python()?, &sweep, folder, args.out.as_deref())?),
+    };
+    if let (Some(ray), None) = (&ray, args.jobs) {
+        undertaking.jobs = ray.processors();
+    }
+    let jobs_text = match undertaking.jobs {
+        1 => "one at a time".to_owned(),
+        jobs => format!("{jobs} at a time"),
+    };
+    if undertaking.measures() && undertaking.jobs > 1 {
+        let hint = "leave --jobs out, or let compute = \"model\"";
+        return Err(HostError::Usage(format!(
+            "compute is measured, and trials side by side would slow each other down\nhint: {hint}"
+        )));
+    }
+    let estimate = undertaking.estimate();
+    if !args.quiet {
+        let (trials, took) =
+            (counted(undertaking.trials.len(), "trial"), coarse(Duration::from_secs_f64(estimate.seconds)));
+        super::say(format_args!("{trials}: {estimate}, {jobs_text}: about {took}\n"))?;
+        describe(&undertaking, folder)?;
+    }
+    if args.dry_run {
+        return Ok(Exit::Ok);
+    }
+    let here;
+    let carrier: &dyn Carrier = match &ray {
+        Some(ray) => ray,
+        None => {
+            here = Commands::of(&sweep, &python)?;
+            &here
+        }
+    };
+    let place = (args.out.as_deref(), name(&args.file));
+    let mut results = SweepFolder::take(&undertaking, &script(&sweep, folder), place, args.retry, &super::notices())?;
+    let before = results.done();
+    let path = results.path().display().to_string();
+    match before {
+        _ if args.quiet => {}
+        0 => super::say(format_args!("results: {path}; what is interrupted there goes on with --out {path}\n"))?,
+        done => super::say(format_args!("{path} has {done} of them already\n"))?,
+    }
+    let (begin, interrupts) = (Instant::now(), Interrupts::new()?);
+    let mut progress = Progress::new(undertaking.trials.len(), args.quiet);
+    let halted = carry_out(&undertaking, &mut results, carrier, &mut progress, &interrupts);
+    drop((progress, interrupts, ray));
+    let table = results.write(&undertaking)?;
+    if let Halted::By(interrupt) = halted? {
+        let done = results.done();
+        super::complain(format_args!(
+            "interrupted after {done} of {}\nhint: go on with --out {path}\n",
+            counted(undertaking.trials.len(), "trial")
+        ));
+        return Ok(interrupt.into());
+    }
+    conclude(&undertaking, &table, &path, (!args.quiet).then(|| begin.elapsed()))
+}
+
+/// Nodes are not equally fast, nor idle.
+pub(super) fn measured_on_ray() -> HostError {
+    let hint = "let compute = \"model\", \"none\" or \"from=RUN\"";
+    HostError::Usage(format!(
+        "compute is measured, which is of this machine and not of a Ray cluster's nodes\nhint: {hint}"
+    ))
+}
+
+/// What the program's file says; of other programs nothing.
+pub(super) fn script(sweep: &Sweep, folder: &Path) -> Vec<u8> {
+    sweep.script(folder).and_then(|path| std::fs::read(path).ok()).unwrap_or_default()
+}
+
+/// What the folder of results is called.
+pub(super) fn name(file: &Path) -> &OsStr {
+    file.file_stem().filter(|_| file.as_os_str() != "-").unwrap_or("sweep".as_ref())
+}
+
+/// The file, and the folder that it is in.
+pub(super) fn read(file: &Path) -> Result<(Sweep, &Path), HostError> {
+    let is_standard = file.as_os_str() == "-";
+    let text = if is_standard { io::read_to_string(io::stdin().take(LONGEST)) } else { input::text(file) };
+    let text = text.map_err(|source| HostError::File {
+        action: "read",
+        path: file.to_owned(),
+        source,
+        hint: "a sweep file is TOML text; see \"Sweep file\" in the documentation",
+    })?;
+    let origin = if is_standard { "standard input".to_owned() } else { file.display().to_string() };
+    let sweep = Sweep::parse(&origin, &text).map_err(shown)?;
+    let folder = file.parent().unwrap_or(Path::new(""));
+    if let Some(script) = sweep.script(folder) {
+        check_script(&[script.into_os_string()], false)?;
+    }
+    Ok((sweep, folder))
+}
+
+/// Finds out of each point whether it can be tried. A value with which none can be is a mistake.
+fn prepare<'s>(sweep: &'s Sweep, folder: &Path, jobs: Option<u32>) -> Result<Undertaking<'s>, HostError> {
+    let points = points(sweep);
+    if points.is_empty() {
+        let hint = "let `where` hold for some points";
+        return Err(HostError::Usage(format!("the sweep has no points\nhint: {hint}")));
+    }
+    let trials = Trials::default();
+    let prepared: Vec<_> = points.iter().map(|point| trials.prepare(point, sweep.words(point, folder))).collect();
+    let fails: Vec<bool> = prepared.iter().map(|(_, ready)| ready.is_err()).collect();
+    let mistake = match prepared.iter().position(|(_, ready)| ready.is_ok()) {
+        Some(_) => {
+            // Points that were drawn may fail with a value that is good beside others.
+            let works = points.iter().zip(&fails).filter(|(_, fails)| !**fails).take(MOST_TRIED);
+            let works: Vec<&Vec<Value>> = works.map(|(point, _)| point).collect();
+            let is_mistake = |parameter: usize, value: &Value| {
+                works.iter().all(|point| {
+                    let mut point = point.to_vec();
+                    point[parameter] = value.clone();
+                    trials.prepare(&point, sweep.words(&point, folder)).1.is_err()
+                })
+            };
+            let mut left = fails.clone();
+            loop {
+                match useless(&points, &left) {
+                    Some((parameter, point)) if is_mistake(parameter, &points[point][parameter]) => {
+                        break Some((point, Some(sweep.place(parameter, &points[point][parameter]))));
+                    }
+                    Some((_, point)) => left[point] = false,
+                    None => break None,
+                }
+            }
+        }
+        None => {
+            let works = |words: &Words| trials.prepare(&points[0], words.clone()).1.is_ok();
+            Some((0, sweep.culprit(&points[0], folder, works)))
+        }
+    };
+    let mut undertaken = Vec::new();
+    for (number, (trial, ready)) in prepared.into_iter().enumerate() {
+        match (ready, &mistake) {
+            (Err(error), Some((of, place))) if *of == number => {
+                let Some(place) = place else { return Err(error) };
+                return Err(shown(sweep.error(diagnostic(error), place.clone())));
+            }
+            (ready, _) => undertaken.push((trial, ready.map_err(|error| super::with_prefix(&error)))),
+        }
+    }
+    Ok(Undertaking::new(sweep, undertaken, jobs.map(|jobs| jobs as usize)))
+}
+
+/// A further database, and the device that is left out of all.
+type Databases = (Option<PathBuf>, Option<String>);
+
+/// What trials have in common.
+#[derive(Default)]
+pub(super) struct Trials {
+    /// What was worked out of the databases that `--device-db` and `--leave-out` choose.
+    models: RefCell<BTreeMap<Databases, Models>>,
+}
+
+impl Trials {
+    /// What a point runs, or why it cannot be tried.
+    pub(super) fn prepare(&self, point: &[Value], words: Words) -> (Trial, Result<Ready, HostError>) {
+        let mut trial = Trial { settings: point.to_vec(), words, cluster: ClusterOptions::default(), program: None };
+        let ready = parsed(&trial.words.all(&[])).and_then(|command| {
+            match command {
+                Command::Run(args) => {
+                    check_options(args.script())?;
+                    let (cluster, mut program) = args.simulated();
+                    let databases = (program.compute.database.clone(), program.compute.left_out.clone());
+                    program.compute.models = self.models.borrow_mut().entry(databases).or_default().clone();
+                    (trial.cluster, trial.program) = (cluster, Some(program));
+                }
+                Command::Workload(job) => trial.cluster = job.cluster(),
+                _ => unreachable!("a trial is a run or a job"),
+            }
+            trial.prepare()
+        });
+        (trial, ready)
+    }
+}
+
+/// The command that words make.
+fn parsed(words: &[String]) -> Result<Command, HostError> {
+    let argv = ["uniference"].into_iter().chain(words.iter().map(String::as_str));
+    Cli::try_parse_from(argv).map(|cli| cli.command).map_err(|error| {
+        let text = error.render().to_string();
+        let mut paragraphs = text.trim_start_matches("error: ").split("\n\n");
+        let message = paragraphs.next().unwrap_or_default().trim().to_owned();
+        let tip = paragraphs.find_map(|part| part.trim().strip_prefix("tip: ").map(str::to_owned));
+        let command = words.iter().take_while(|word| !word.starts_with('-')).take(2).map(String::as_str);
+        let command = if words[0] == "run" { "run".to_owned() } else { command.collect::<Vec<_>>().join(" ") };
+        let hint = tip.unwrap_or_else(|| format!("`uniference {command} --help` lists the options"));
+        HostError::Usage(format!("{message}\nhint: {hint}"))
+    })
+}
+
+/// Refuses an option that there is not: the command line takes it for the script, whose options follow.
+fn check_options(script: &OsStr) -> Result<(), HostError> {
+    let word = script.to_string_lossy();
+    let Some(option) = word.strip_prefix("--") else { return Ok(()) };
+    let name = option.split('=').next().unwrap_or_default();
+    let command = Cli::command();
+    let run = command.find_subcommand("run").expect("it is one");
+    let hint = suggest(name, "options", run.get_arguments().filter_map(clap::Arg::get_long));
+    Err(HostError::Usage(format!("`uniference run` has no option `{name}`\nhint: {hint}")))
+}
+
+/// An error as a mistake that can be shown at its place.
+fn diagnostic(error: HostError) -> Diagnostic {
+    match error {
+        HostError::Diagnostic(diagnostic) => *diagnostic,
+        other => {
+            let text = other.to_string();
+            let (message, hint) = text.split_once("\nhint: ").unwrap_or((&text, ""));
+            let diagnostic = Diagnostic::new(message);
+            if hint.is_empty() { diagnostic } else { diagnostic.hint(hint) }
+        }
+    }
+}
+
+pub(super) fn shown(diagnostic: Diagnostic) -> HostError {
+    HostError::Diagnostic(Box::new(diagnostic))
+}
+
+/// Which parameters take runs, and which are answered by replays: what other values of each come to beside the first point that can be tried.
+fn describe(undertaking: &Undertaking<'_>, folder: &Path) -> Result<(), HostError> {
+    let (sweep, trials) = (undertaking.sweep, Trials::default());
+    let first = undertaking.trials.iter().find_map(|(trial, ready)| Some((trial, ready.as_ref().ok()?)));
+    let Some((trial, ready)) = first.filter(|_| !sweep.is_of_jobs() && sweep.replays != Replays::Never) else {
+        return Ok(());
+    };
+    let takes_runs = |(number, parameter): (usize, &Parameter)| {
+        let takes_run = |share: f64| {
+            let mut point = trial.settings.clone();
+            point[number] = parameter.domain.at(share);
+            trials.prepare(&point, sweep.words(&point, folder)).1.is_ok_and(|other| other.key != ready.key)
+        };
+        [0.0, 0.25, 0.5, 0.75, 0.999_999].into_iter().any(takes_run)
+    };
+    let (again, answered): (Vec<_>, Vec<_>) =
+        sweep.parameters.iter().enumerate().partition(|(number, parameter)| takes_runs((*number, parameter)));
+    let named =
+        |of: Vec<(usize, &Parameter)>| of.iter().map(|(_, parameter)| &*parameter.name).collect::<Vec<_>>().join(", ");
+    if !again.is_empty() {
+        super::say(format_args!("the program runs again for another: {}\n", named(again)))?;
+    }
+    if !answered.is_empty() {
+        let unless = match sweep.replays {
+            Replays::Exact => " (where the program does not depend on time; else it runs again)",
+            Replays::Always | Replays::Never => "",
+        };
+        super::say(format_args!("replays answer for another: {}{unless}\n", named(answered)))?;
+    }
+    Ok(())
+}
+
+/// What a sweep has come to; without `took` only what has gone wrong is said.
+fn conclude(
+    undertaking: &Undertaking<'_>,
+    table: &Results,
+    path: &str,
+    took: Option<Duration>,
+) -> Result<Exit, HostError> {
+    let cells = |name: &str| table.column(name).map(|column| &column.cells[..]).unwrap_or_default();
+    let count =
+        |name: &str, wanted: &str| cells(name).iter().filter(|cell| **cell == Cell::Text(wanted.to_owned())).count();
+    let (runs, replays, failed) = (count("source", "run"), count("source", "replay"), count("status", "failed"));
+    let carried = Estimate { runs, replays, seconds: 0.0 };
+    let settings = |row: usize| settings(undertaking.sweep, table, row);
+    complain_of_failed(undertaking.sweep, table);
+    let planned = undertaking.estimate();
+    if let Some(more) =
+        runs.checked_sub(planned.runs).filter(|more| *more > 0 && undertaking.sweep.replays == Replays::Exact)
+    {
+        super::complain(format_args!(
+            "the program depends on time, so it ran again for {} in place of a replay; replays = \"always\" in the sweep file replays them\n",
+            counted(more, "trial")
+        ));
+    }
+    let exit = if runs + replays > 0 { Exit::Ok } else { Exit::ProgramFailed };
+    let Some(took) = took else { return Ok(exit) };
+    let with_failed = if failed > 0 { format!(", {failed} failed") } else { String::new() };
+    super::say(format_args!("{carried} finished{with_failed}, in {}\n", coarse(took)))?;
+    let makespans = cells("makespan_s").iter().enumerate().filter_map(|(row, cell)| Some((cell.number()?, row)));
+    if let Some((least, row)) = makespans.min_by(|a, b| a.0.total_cmp(&b.0)) {
+        super::say(format_args!("least makespan: {} in trial {row} ({})\n", seconds(least), settings(row)))?;
+    }
+    super::say(format_args!("results: {path} (results.csv, results.parquet; open sweep.html in a browser)\n"))?;
+    Ok(exit)
+}
+
+/// The values of a trial's parameters: `prompt 64, ranks 2`.
+pub(super) fn settings(sweep: &Sweep, table: &Results, row: usize) -> String {
+    let of = |parameter: &Parameter| {
+        let cell = table.column(&parameter.name).map_or(&Cell::Null, |column| &column.cells[row]);
+        format!("{} {}", parameter.name, cell.text())
+    };
+    sweep.parameters.iter().map(of).collect::<Vec<_>>().join(", ")
+}
+
+/// Says of the first trials that have failed why.
+pub(super) fn complain_of_failed(sweep: &Sweep, table: &Results) {
+    let errors = table.column("error").map(|column| &column.cells[..]).unwrap_or_default();
+    let failed: Vec<(usize, &String)> = errors
+        .iter()
+        .enumerate()
+        .filter_map(|(row, cell)| match cell {
+            Cell::Text(error) => Some((row, error)),
+            _ => None,
+        })
+        .collect();
+    for (row, error) in failed.iter().take(MOST_NAMED) {
+        let settings = settings(sweep, table, *row);
+        super::complain(format_args!("trial {row} failed ({settings}):\n{}\n", indented(error)));
+    }
+    if failed.len() > MOST_NAMED {
+        super::complain(format_args!("{} more failed; results.csv says why\n", failed.len() - MOST_NAMED));
+    }
+}
+
+fn indented(text: &str) -> String {
+    text.lines().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
+}
+
+/// How far a sweep is, as the user sees it: a bar on a terminal, elsewhere a few plain lines.
+pub(super) enum Progress {
+    Bar(ProgressBar),
+    Lines { of: usize, pace: Pace },
+    Quiet,
+}
+
+impl Progress {
+    pub(super) fn new(trials: usize, quiet: bool) -> Progress {
+        if quiet {
+            return Progress::Quiet;
+        }
+        if !io::stderr().is_terminal() {
+            return Progress::Lines { of: trials, pace: Pace::begin() };
+        }
+        let bar = ProgressBar::with_draw_target(Some(trials as u64), ProgressDrawTarget::stderr());
+        let style = ProgressStyle::with_template("{bar:30} {pos} of {len} trials, {msg}");
+        bar.set_style(style.expect("a template without errors"));
+        Progress::Bar(bar)
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Progress::Bar(bar) = self {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+impl Watch for Progress {
+    fn progress(&mut self, done: usize, left: &Estimate) {
+        let rest = || format!("{left} left: about {}", coarse(Duration::from_secs_f64(left.seconds)));
+        match self {
+            Progress::Bar(bar) => {
+                bar.set_position(done as u64);
+                bar.set_message(rest());
+            }
+            Progress::Lines { of, pace } => {
+                if pace.is_due() {
+                    pace.told();
+                    super::complain(format_args!("progress: {done} of {of} trials, {}\n", rest()));
+                }
+            }
+            Progress::Quiet => {}
+        }
+    }
+}
+
+/// Runs programs as commands of their own, and jobs in this process.
+pub(super) struct Commands {
+    /// Of programs.
+    python: Option<PathBuf>,
+}
+
+impl Commands {
+    /// For the trials of a sweep.
+    pub(super) fn of(
+        sweep: &Sweep,
+        python: impl FnOnce() -> Result<PathBuf, HostError>,
+    ) -> Result<Commands, HostError> {
+        let python = if sweep.is_of_jobs() { None } else { Some(python()?) };
+        Ok(Commands { python })
+    }
+}
+
+impl Carrier for Commands {
+    fn run(&self, trial: &Trial, folder: &Path, keeps_record: bool, stop: &AtomicBool) -> Result<(), String> {
+        let out = format!("--out={}", folder.display());
+        let Some(python) = &self.python else { return run_job(&trial.words.all(&[out])) };
+        let further: Vec<String> = [out].into_iter().chain(trial.options(keeps_record)).collect();
+        let failed = |error: io::Error| format!("error: cannot start {}: {error}", python.display());
+        let mut said = tempfile::tempfile().map_err(failed)?;
+        let mut command = std::process::Command::new(python);
+        command.args(["-m", "uniference"]).args(trial.words.all(&further));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said.try_clone().map_err(failed)?);
+        // Ctrl-C is for the sweep, which ends what it has started.
+        command.process_group(0);
+        let mut child = supervise(&mut command).spawn().map_err(failed)?;
+        let status = ended(&mut child, stop).map_err(failed)?;
+        if status.success() {
+            return Ok(());
+        }
+        let mut text = Vec::new();
+        said.rewind().and_then(|()| said.read_to_end(&mut text)).map_err(failed)?;
+        Err(super::reason(&String::from_utf8_lossy(&text), &status.to_string()))
+    }
+}
+
+/// Waits for a command, which is ended when `stop` is set.
+fn ended(child: &mut Child, stop: &AtomicBool) -> io::Result<ExitStatus> {
+    let mut asked: Option<Instant> = None;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        match asked {
+            None if stop.load(Relaxed) => {
+                let _ = kill_process(Pid::from_child(child), Signal::TERM);
+                asked = Some(Instant::now());
+            }
+            // With it ends all that it has started.
+            Some(at) if at.elapsed() > PATIENCE => return supervisor::end(child),
+            _ => {}
+        }
+        std::thread::sleep(PERIOD);
+    }
+}
+
+fn run_job(words: &[String]) -> Result<(), String> {
+    let said = |error: HostError| super::with_prefix(&error);
+    let argv: Vec<OsString> = ["uniference".to_owned()].iter().chain(words).map(OsString::from).collect();
+    let Command::Workload(job) = parsed(words).map_err(said)? else { unreachable!("it was one before") };
+    match workload::carry_out(&job, &argv, &Notices::ignored()).map_err(said)? {
+        Done::Finished { .. } => Ok(()),
+        Done::Stopped(stop) => Err(stop.message.trim_end().to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,45 @@
+//! Owns the columns that the results of every sweep have, beside its parameters, phases and measures.
+
+use super::CellType;
+use super::CellType::{Float, Integer, Text};
+
+/// A column of the results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Figure {
+    /// Its name.
+    pub name: &'static str,
+    /// What it holds.
+    pub holds: CellType,
+    /// What is in it, and its unit.
+    pub meaning: &'static str,
+}
+
+const fn figure(name: &'static str, holds: CellType, meaning: &'static str) -> Figure {
+    Figure { name, holds, meaning }
+}
+
+/// Their names and meanings, in the order of the results; parameters stand behind `trial`, phases and measures at the end.
+pub const FIGURES: [Figure; 22] = [
+    figure("trial", Integer, "Number of the trial, from 0; the name of its folder"),
+    figure("status", Text, "`finished` or `failed`"),
+    figure("error", Text, "Why it failed"),
+    figure("source", Text, "`run`: the program or job was run; `replay`: the record of another trial was replayed"),
+    figure("record", Integer, "Of a replay: the trial whose record it is of"),
+    figure("makespan_s", Float, "Makespan, in seconds"),
+    figure("compute_s", Float, "Compute, mean over ranks, in seconds"),
+    figure("exposed_comm_s", Float, "Exposed communication, mean over ranks, in seconds"),
+    figure("late_peer_s", Float, "The part of it before a peer had entered the operation, mean over ranks, in seconds"),
+    figure("idle_s", Float, "Idle time, mean over ranks, in seconds"),
+    figure("bytes_sent", Integer, "Payload that all ranks sent together, in bytes"),
+    figure("memory_bytes", Integer, "Most memory that a rank held, in bytes"),
+    figure("energy_j", Float, "Energy that all devices drew, in joules"),
+    figure("price", Float, "What the run costs, in the currency of the devices' prices"),
+    figure("tokens_per_s", Float, "Of a generated job: tokens a second, all ranks together"),
+    figure("mfu", Float, "Of a generated job: model FLOPs utilization, as a fraction"),
+    figure("bubble", Float, "Of a generated job: the part of the ranks' time in which they wait for another stage"),
+    figure("interval_low_s", Float, "Lower end of the makespan's interval, in seconds"),
+    figure("interval_high_s", Float, "Upper end of the makespan's interval, in seconds"),
+    figure("digest", Text, "Equal for two trials if and only if the same happened, operation by operation"),
+    figure("command", Text, "The command that runs the trial by itself"),
+    figure("warnings", Text, "Where the figures deserve doubt, a line each"),
+];

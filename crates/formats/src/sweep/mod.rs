@@ -1,0 +1,428 @@
+//! Owns the sweep file: which program is simulated, what of it varies, and the command line of each trial.
+//!
+//! Text in, values or a [`Diagnostic`] out. `docs/reference/sweep-file.md` describes every key. Which points are tried is the business of
+//! `uniference-studies`, how they are carried out that of `uniference-session`.
+
+mod columns;
+mod formula;
+mod read;
+mod results;
+#[cfg(test)]
+mod tests;
+
+pub use columns::{FIGURES, Figure};
+pub use formula::Formula;
+pub use results::{Cell, CellType, Column, Results};
+
+use crate::diagnostic::Diagnostic;
+use std::fmt;
+use std::ops::Range;
+use std::path::Path;
+
+/// A sweep has at most so many points.
+pub const MOST_POINTS: usize = 10_000;
+
+/// Options that say which cluster is simulated: a replay takes them as a run does.
+const CLUSTER_OPTIONS: [&str; 6] = ["cluster", "ranks", "bandwidth", "latency", "slowdown", "backend"];
+/// Options whose values are paths, from the sweep file's folder.
+const PATH_OPTIONS: [&str; 2] = ["cluster", "device-db"];
+
+/// A sweep file that could be read.
+#[derive(Clone, Debug)]
+pub struct Sweep {
+    /// What people call it.
+    pub name: String,
+    /// How points are chosen.
+    pub method: Method,
+    /// When a trial is answered by the record of another.
+    pub replays: Replays,
+    /// What varies, in the order of the file: of a grid the first one varies slowest.
+    pub parameters: Vec<Parameter>,
+    /// Points of which it does not hold are left out.
+    pub condition: Option<Formula>,
+    /// Figures that follow from others.
+    pub measures: Vec<Measure>,
+    /// What a search looks for.
+    pub search: Option<Search>,
+    program: Program,
+    /// Arguments of the program, with `{NAME}` where a parameter goes.
+    templates: Vec<String>,
+    /// What has one value, with its place.
+    fixed: Vec<(Target, Value, Range<usize>)>,
+    origin: String,
+    text: String,
+}
+
+/// What is run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Program {
+    /// A file.
+    Script(String),
+    /// As `python -m` runs it.
+    Module(String),
+    /// A kind of generated job.
+    Workload(String),
+}
+
+/// How points are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// All combinations of values.
+    Grid,
+    /// So many, each parameter drawn by itself.
+    Random {
+        /// How many.
+        points: usize,
+        /// Of the draws.
+        seed: u64,
+    },
+    /// So many, such that each parameter's values are covered evenly.
+    LatinHypercube {
+        /// How many.
+        points: usize,
+        /// Of the draws.
+        seed: u64,
+    },
+}
+
+/// When a trial is answered by the record of another one in place of a run of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Replays {
+    /// Where the program sees the same cluster, and its record does not depend on time.
+    Exact,
+    /// Wherever the program sees the same cluster; the results carry the warnings.
+    Always,
+    /// Never.
+    Never,
+}
+
+/// What varies.
+#[derive(Clone, Debug)]
+pub struct Parameter {
+    /// The name of its column.
+    pub name: String,
+    /// What it sets.
+    pub target: Target,
+    /// Its values.
+    pub domain: Domain,
+    place: Range<usize>,
+}
+
+/// What a parameter sets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// An argument of the program: `--NAME VALUE`.
+    Argument(String),
+    /// An option of `uniference run` or `uniference workload`.
+    Option(String),
+    /// A key of the cluster file.
+    Cluster(String),
+}
+
+/// The values of a parameter.
+#[derive(Clone, Debug)]
+pub enum Domain {
+    /// These, each with its place in the file.
+    Values(Vec<(Value, Range<usize>)>),
+    /// Any number between two.
+    Interval(Interval),
+}
+
+/// The numbers between two, both included.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Interval {
+    from: f64,
+    to: f64,
+    /// Equal ratios are equally likely, rather than equal differences.
+    logarithmic: bool,
+    /// They are whole.
+    whole: bool,
+    /// What stands behind the number.
+    unit: String,
+}
+
+/// A value as the file has it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// `4`.
+    Integer(i64),
+    /// `0.5`.
+    Float(f64),
+    /// `true`.
+    Boolean(bool),
+    /// `"10 Gbps"`.
+    Text(String),
+    /// A list or a table, as TOML.
+    Toml(String),
+}
+
+/// A figure that follows from others by a formula.
+#[derive(Clone, Debug)]
+pub struct Measure {
+    /// The name of its column.
+    pub name: String,
+    /// Of parameters and columns.
+    pub formula: Formula,
+}
+
+/// What a search looks for, and for how long.
+#[derive(Clone, Debug)]
+pub struct Search {
+    /// It has so many trials at most.
+    pub trials: usize,
+    /// So many are chosen before any of them is carried out.
+    pub at_once: usize,
+    /// Of all that is drawn.
+    pub seed: u64,
+    /// What is to be small or large; at least one.
+    pub objectives: Vec<Objective>,
+    /// What must hold.
+    pub constraints: Vec<Formula>,
+}
+
+/// A column that is to be small, or large.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Objective {
+    /// Its name.
+    pub column: String,
+    /// Whether it is to be large.
+    pub maximize: bool,
+}
+
+/// A place in a sweep file.
+#[derive(Clone, Debug)]
+pub struct Place(Range<usize>);
+
+/// The words of the command that carries a trial out, without `uniference`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Words {
+    /// `run`, or `workload` and its kind.
+    pub command: Vec<String>,
+    /// Options that say which cluster is simulated, and with which seed.
+    pub cluster: Vec<String>,
+    /// All other options.
+    pub options: Vec<String>,
+    /// The program and its arguments; of a job the options that describe it.
+    pub program: Vec<String>,
+}
+
+impl Words {
+    /// All of them, with further options.
+    pub fn all(&self, further: &[String]) -> Vec<String> {
+        [&self.command, &self.cluster, &self.options, further, &self.program].into_iter().flatten().cloned().collect()
+    }
+}
+
+impl Sweep {
+    /// Reads the text of a sweep file that came from `origin` (its path).
+    ///
+    /// # Errors
+    /// What is no TOML, an unknown key, a value of the wrong type, an empty list, more draws than [`MOST_POINTS`].
+    pub fn parse(origin: &str, text: &str) -> Result<Sweep, Diagnostic> {
+        read::read(origin, text)
+    }
+
+    /// Refuses a grid with intervals, or with more points than [`MOST_POINTS`].
+    ///
+    /// # Errors
+    /// If it is one.
+    pub fn check_grid(&self) -> Result<(), Diagnostic> {
+        if self.method == Method::Grid { read::check_grid(self) } else { Ok(()) }
+    }
+
+    /// Whether it is about a generated job, which needs no interpreter.
+    pub fn is_of_jobs(&self) -> bool {
+        matches!(self.program, Program::Workload(_))
+    }
+
+    /// The script, if the program is one. `folder` is the sweep file's.
+    pub fn script(&self, folder: &Path) -> Option<std::path::PathBuf> {
+        match &self.program {
+            Program::Script(script) => Some(folder.join(script)),
+            Program::Module(_) | Program::Workload(_) => None,
+        }
+    }
+
+    /// The command that carries out a point, which has a value for each parameter. Paths are made from `folder`, the sweep file's.
+    pub fn words(&self, point: &[Value], folder: &Path) -> Words {
+        self.words_of(&self.settings(point), folder)
+    }
+
+    /// The place of the setting without which the command of a point works, if there is one.
+    pub fn culprit(&self, point: &[Value], folder: &Path, works: impl Fn(&Words) -> bool) -> Option<Place> {
+        let settings = self.settings(point);
+        let without = |left_out: usize| {
+            let kept = settings.iter().enumerate().filter(|(number, _)| *number != left_out);
+            self.words_of(&kept.map(|(_, setting)| *setting).collect::<Vec<_>>(), folder)
+        };
+        let culprit = (0..settings.len()).find(|number| works(&without(*number)))?;
+        Some(match culprit.checked_sub(self.fixed.len()) {
+            None => Place(self.fixed[culprit].2.clone()),
+            Some(parameter) => self.place(parameter, &point[parameter]),
+        })
+    }
+
+    /// The place of a value of a parameter; of an interval, that of the parameter.
+    pub fn place(&self, parameter: usize, value: &Value) -> Place {
+        let Parameter { domain, place, .. } = &self.parameters[parameter];
+        let listed = match domain {
+            Domain::Values(values) => values.iter().find(|(other, _)| other == value),
+            Domain::Interval(_) => None,
+        };
+        Place(listed.map_or(place, |(_, place)| place).clone())
+    }
+
+    /// The same mistake at a place of the file.
+    pub fn error(&self, message: Diagnostic, Place(place): Place) -> Diagnostic {
+        message.at(&self.origin, &self.text, place)
+    }
+
+    fn settings<'s>(&'s self, point: &'s [Value]) -> Vec<(&'s Target, &'s Value)> {
+        let fixed = self.fixed.iter().map(|(target, value, _)| (target, value));
+        fixed.chain(self.parameters.iter().map(|parameter| &parameter.target).zip(point)).collect()
+    }
+
+    fn words_of(&self, settings: &[(&Target, &Value)], folder: &Path) -> Words {
+        let (command, program) = match &self.program {
+            Program::Script(script) => (vec!["run".to_owned()], vec![folder.join(script).display().to_string()]),
+            Program::Module(module) => (vec!["run".to_owned()], vec!["-m".to_owned(), module.clone()]),
+            Program::Workload(kind) => (vec!["workload".to_owned(), kind.clone(), "--run".to_owned()], Vec::new()),
+        };
+        let mut words = Words { command, cluster: Vec::new(), options: Vec::new(), program };
+        // What has no name comes first: it may be the name of a command whose options follow.
+        let templates = words.program.len()..words.program.len() + self.templates.len();
+        words.program.extend(self.templates.iter().cloned());
+        for (target, value) in settings {
+            match target {
+                Target::Cluster(key) => words.cluster.push(format!("--set={key}={}", value.toml())),
+                Target::Option(name) => {
+                    let group = match CLUSTER_OPTIONS.contains(&name.as_str()) || name == "seed" {
+                        true => &mut words.cluster,
+                        false => &mut words.options,
+                    };
+                    let text = value.to_string();
+                    let text = match text.strip_prefix("from=").filter(|_| name == "compute") {
+                        Some(run) => format!("from={}", folder.join(run).display()),
+                        None if PATH_OPTIONS.contains(&name.as_str()) => folder.join(text).display().to_string(),
+                        None => text,
+                    };
+                    match value {
+                        Value::Boolean(true) => group.push(format!("--{name}")),
+                        Value::Boolean(false) => {}
+                        _ => group.push(format!("--{name}={text}")),
+                    }
+                }
+                Target::Argument(name) => {
+                    let place = format!("{{{name}}}");
+                    if self.templates.iter().any(|template| template.contains(&place)) {
+                        let text = value.to_string();
+                        let words = &mut words.program[templates.clone()];
+                        words.iter_mut().for_each(|word| *word = word.replace(&place, &text));
+                        continue;
+                    }
+                    match value {
+                        Value::Boolean(true) => words.program.push(format!("--{name}")),
+                        Value::Boolean(false) => {}
+                        _ => words.program.extend([format!("--{name}"), value.to_string()]),
+                    }
+                }
+            }
+        }
+        words
+    }
+}
+
+impl Domain {
+    /// How many values it has; `None`: any number between two.
+    pub fn count(&self) -> Option<usize> {
+        match self {
+            Domain::Values(values) => Some(values.len()),
+            Domain::Interval(_) => None,
+        }
+    }
+
+    /// Whether its values have an order: numbers, from the smallest to the largest or back.
+    pub fn is_ordered(&self) -> bool {
+        match self {
+            Domain::Values(values) => {
+                let numbers: Option<Vec<f64>> = values.iter().map(|(value, _)| value.number()).collect();
+                numbers.is_some_and(|numbers| numbers.is_sorted() || numbers.iter().rev().is_sorted())
+            }
+            Domain::Interval(_) => true,
+        }
+    }
+
+    /// The value at a share of the domain from 0 to less than 1.
+    pub fn at(&self, share: f64) -> Value {
+        match self {
+            Domain::Values(values) => values[((share * values.len() as f64) as usize).min(values.len() - 1)].0.clone(),
+            Domain::Interval(interval) => interval.at(share),
+        }
+    }
+}
+
+impl Interval {
+    fn at(&self, share: f64) -> Value {
+        // Of whole numbers each has an equal part, the last one too.
+        let end = if self.whole { self.to + 1.0 } else { self.to };
+        let number = match self.logarithmic {
+            true => (self.from.ln() + share * (end.ln() - self.from.ln())).exp(),
+            false => self.from + share * (end - self.from),
+        };
+        self.value(if self.whole { number.floor().clamp(self.from, self.to) } else { number })
+    }
+
+    /// So many numbers from one end to the other; at least 2.
+    fn steps(&self, count: usize) -> Vec<Value> {
+        let number = |step: usize| {
+            let share = step as f64 / (count - 1) as f64;
+            match self.logarithmic {
+                true => (self.from.ln() + share * (self.to.ln() - self.from.ln())).exp(),
+                false => self.from + share * (self.to - self.from),
+            }
+        };
+        (0..count).map(|step| self.value(number(step))).collect()
+    }
+
+    /// Four significant digits are as much as anybody reads.
+    fn value(&self, number: f64) -> Value {
+        if self.whole && self.unit.is_empty() {
+            return Value::Integer(number.round() as i64);
+        }
+        let rounded: f64 = format!("{number:.3e}").parse().expect("it is a number");
+        let rounded = if self.whole { number.round() } else { rounded };
+        if self.unit.is_empty() { Value::Float(rounded) } else { Value::Text(format!("{rounded} {}", self.unit)) }
+    }
+}
+
+impl Value {
+    /// As it stands in a TOML file.
+    pub fn toml(&self) -> String {
+        match self {
+            Value::Float(number) => format!("{number:?}"),
+            Value::Text(text) => toml::Value::String(text.clone()).to_string(),
+            other => other.to_string(),
+        }
+    }
+
+    /// The number that it is.
+    pub fn number(&self) -> Option<f64> {
+        match self {
+            Value::Integer(number) => Some(*number as f64),
+            Value::Float(number) => Some(*number),
+            Value::Boolean(_) | Value::Text(_) | Value::Toml(_) => None,
+        }
+    }
+}
+
+/// As a word of a command line.
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Integer(number) => write!(f, "{number}"),
+            Value::Float(number) => write!(f, "{number}"),
+            Value::Boolean(value) => write!(f, "{value}"),
+            Value::Text(text) | Value::Toml(text) => f.write_str(text),
+        }
+    }
+}

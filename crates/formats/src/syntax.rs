@@ -1,0 +1,15 @@
+//! Owns how a mistake in the syntax of a user's TOML is shown. What the values mean is each format's business.
+
+use crate::diagnostic::Diagnostic;
+
+/// The mistake at its place in `text`, which came from `origin`; `documented` says where the format is described.
+pub(crate) fn syntax_error(origin: &str, text: &str, error: &toml::de::Error, documented: &str) -> Diagnostic {
+    let span = error.span().unwrap_or(0..0);
+    let diagnostic = Diagnostic::new(error.message()).at(origin, text, span.clone());
+    let start = text[..span.start.min(text.len())].rfind('\n').map_or(0, |newline| newline + 1);
+    let line = text[start..].lines().next().unwrap_or("");
+    match line.split_once('=').map(|(_, value)| value.split('#').next().unwrap_or("").trim()) {
+        Some(value) if error.message().contains("must be quoted") => diagnostic.hint(format!("write \"{value}\"")),
+        _ => diagnostic.hint(documented),
+    }
+}

@@ -1,0 +1,527 @@
+//! Owns what the driver has of a worker: the ends of its ranks' wires and outputs, and the way of data between both arenas.
+//!
+//! What is said there is `messages`' business, what ranks say the exchange's. One thread hears the worker, another one speaks to it: the driver
+//! waits for neither. Only a short answer, while nothing else is to be said, the driver sends by itself: waking the thread takes longer.
+
+use super::files::Synced;
+use super::inbox::{Inbox, Mailbox, lock};
+use super::messages::{self, Down, LONGEST, PART, PULSE, Question, SILENCE, Told, Up, send, send_soon};
+use crate::error::HostError;
+use crate::live::zygote::News;
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use uniference_client::processor::Visit;
+use uniference_client::quiescence::Found;
+use uniference_link::door::Joined;
+use uniference_link::stream::{Receiver, Stream};
+use uniference_protocol::memory::Window;
+use uniference_protocol::messages::{Answer, Compute, Fetched, LocalHandle, Offset, Piece, Reply};
+use uniference_protocol::wire::{Opening, Wire};
+
+/// How long an answer about a process may take.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long a worker may take to end its ranks.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// Answers with at most so much data are short: they fit a record of TLS.
+const SHORT: u64 = 8 << 10;
+
+/// Rooms begin at multiples of this.
+const ALIGNMENT: u64 = 64;
+
+/// What a worker has told.
+pub(crate) enum BoardNews {
+    /// Its zygote.
+    Zygote(News),
+    /// What a rank was to combine is combined.
+    Folded { rank: u32, task: u32, handle: LocalHandle },
+    /// There will be nothing more.
+    Lost(String),
+}
+
+/// A rank to be started there.
+pub(crate) struct Birth {
+    /// Which.
+    pub(crate) rank: u32,
+    /// Where its compute comes from.
+    pub(crate) compute: Compute,
+    /// How many of its threads compute at once.
+    pub(crate) cores: u32,
+    /// Its part of the arena.
+    pub(crate) home: (Offset, u64),
+    /// The zygote's order.
+    pub(crate) order: Vec<u8>,
+    /// Where its standard output and error go.
+    pub(crate) outputs: [File; 2],
+}
+
+/// A worker, while it takes part in a run. What it has started ends with this.
+pub(crate) struct Board {
+    name: String,
+    shared: Arc<Shared>,
+    orders: Orders,
+    threads: Vec<JoinHandle<()>>,
+    questions: AtomicU64,
+}
+
+/// What the driver's thread gives the one that speaks.
+#[derive(Clone)]
+struct Orders {
+    queue: mpsc::Sender<Order>,
+    shared: Arc<Shared>,
+}
+
+/// What is to be said, in this order.
+enum Order {
+    Say(Down, Vec<u8>),
+    Files(Vec<std::path::PathBuf>),
+    Answer { rank: u32, task: u32, reply: Reply },
+    End,
+}
+
+struct Shared {
+    stream: Arc<Stream>,
+    arena: Window,
+    news: Inbox<BoardNews>,
+    /// By rank and task.
+    mailboxes: Mutex<BTreeMap<(u32, u32), Arc<Mailbox>>>,
+    /// By rank, and whether it is standard error.
+    outputs: Mutex<BTreeMap<(u32, bool), File>>,
+    told: Mutex<BTreeMap<u64, Told>>,
+    tells: Condvar,
+    /// Orders that are not carried out yet.
+    ordered: AtomicUsize,
+    /// The driver's, if it stays on one: who hears for it does, too, as waking another one takes longer.
+    processor: OnceLock<u32>,
+}
+
+impl Board {
+    /// Has a worker prepare for `ranks` ranks.
+    pub(crate) fn start(
+        joined: Joined,
+        arena: Window,
+        ranks: u32,
+        modules: &[String],
+        synced: &Synced,
+    ) -> Result<Board, HostError> {
+        let (queue, ordered) = mpsc::channel();
+        let news = Inbox::new().map_err(HostError::system("creating a queue for a worker's messages"))?;
+        let Joined { name, stream, receiver, .. } = joined;
+        let (mailboxes, outputs, told) = Default::default();
+        let (tells, ordered_yet, processor) = Default::default();
+        let shared =
+            Arc::new(Shared { stream, arena, news, mailboxes, outputs, told, tells, ordered: ordered_yet, processor });
+        let hears = thread::spawn({
+            let shared = shared.clone();
+            move || shared.hear(receiver)
+        });
+        let speaks = thread::spawn({
+            let shared = shared.clone();
+            move || shared.speak(&ordered)
+        });
+        let orders = Orders { queue, shared: shared.clone() };
+        let board = Board { name, shared, orders, threads: vec![hears, speaks], questions: AtomicU64::new(0) };
+        if let Some(files) = &synced.files {
+            board.orders.give(Order::Files(files.clone()));
+        }
+        let folder = synced.folder.as_os_str().as_bytes().to_vec();
+        let synced = synced.files.is_some();
+        board.orders.give(Order::Say(Down::Start { ranks, modules: modules.to_vec(), folder, synced }, Vec::new()));
+        Ok(board)
+    }
+
+    /// The driver stays on this processor from here on.
+    pub(crate) fn stay_on(&self, processor: u32) {
+        let _ = self.shared.processor.set(processor);
+    }
+
+    /// Its name.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What is readable when there is news.
+    pub(crate) fn news(&self) -> BorrowedFd<'_> {
+        self.shared.news.as_fd()
+    }
+
+    /// What it has told since the last time.
+    pub(crate) fn hear(&self) -> Vec<BoardNews> {
+        self.shared.news.take_all()
+    }
+
+    /// Starts a rank; returns the wire of its main task.
+    pub(crate) fn fork(&self, birth: Birth) -> Result<Arc<dyn Wire>, HostError> {
+        let Birth { rank, compute, cores, home: (home, room), order, outputs } = birth;
+        let mailbox = Arc::new(Mailbox::new().map_err(HostError::system("creating a queue for a rank's messages"))?);
+        lock(&self.shared.mailboxes).insert((rank, 0), mailbox.clone());
+        let [out, err] = outputs;
+        lock(&self.shared.outputs).extend([((rank, false), out), ((rank, true), err)]);
+        self.orders.give(Order::Say(Down::Fork { rank, compute, cores, home, room }, order));
+        Ok(Arc::new(BoardWire { rank, task: 0, mailbox, orders: self.orders.clone() }))
+    }
+
+    /// Ends a rank's process.
+    pub(crate) fn kill(&self, rank: u32) {
+        self.orders.give(Order::Say(Down::Kill { rank }, Vec::new()));
+    }
+
+    /// Whether a task's connection was closed because its process ends, as far as that is known.
+    pub(crate) fn is_exiting(&self, rank: u32, task: u32) -> bool {
+        lock(&self.shared.mailboxes).get(&(rank, task)).is_none_or(|mailbox| mailbox.is_exiting())
+    }
+
+    /// What all threads of a rank's process wait for, if they do.
+    pub(crate) fn waits(&self, rank: u32) -> Found {
+        match self.ask(Question::Waits { rank }) {
+            Some(Told::WaitsInside) => Found::Inside,
+            Some(Told::WaitsOutside) => Found::Outside,
+            _ => Found::Running,
+        }
+    }
+
+    /// Where its threads stand.
+    pub(crate) fn stands(&self, rank: u32, undisturbed: bool, with_calls: bool) -> Vec<String> {
+        match self.ask(Question::Stands { rank, undisturbed, with_calls }) {
+            Some(Told::Stands(stands)) => stands,
+            _ => Vec::new(),
+        }
+    }
+
+    fn ask(&self, question: Question) -> Option<Told> {
+        let number = self.questions.fetch_add(1, Relaxed);
+        self.orders.give(Order::Say(Down::Ask { number, question }, Vec::new()));
+        let told = lock(&self.shared.told);
+        let wait = self.shared.tells.wait_timeout_while(told, PATIENCE, |told| !told.contains_key(&number));
+        wait.ok()?.0.remove(&number)
+    }
+}
+
+impl Orders {
+    fn give(&self, order: Order) {
+        self.shared.ordered.fetch_add(1, Relaxed);
+        // A worker that is lost has told so.
+        let _ = self.queue.send(order);
+    }
+
+    /// Answers a task, behind all that was ordered before.
+    fn answer(&self, rank: u32, task: u32, frame: &[u8]) {
+        let reply: Reply = postcard::from_bytes(&frame[4..]).expect("the driver writes replies");
+        // Nobody else gives orders: what is carried out now stays so.
+        if self.shared.ordered.load(Acquire) > 0 || data_of(&reply) > SHORT {
+            return self.give(Order::Answer { rank, task, reply });
+        }
+        if self.shared.answer(rank, task, reply, &mut Vec::new()).is_err() {
+            // Whoever hears says why.
+            self.shared.stream.close();
+        }
+    }
+}
+
+/// Bytes that an answer tells of, at most.
+fn data_of(reply: &Reply) -> u64 {
+    let Answer::Complete(complete) = &reply.answer else { return 0 };
+    let of = |fetched: &Fetched| {
+        let folds: u64 = fetched.folds.iter().map(|(_, _, bytes)| 2 * bytes).sum();
+        folds + fetched.pieces.iter().map(|piece| 2 * piece.bytes).sum::<u64>()
+    };
+    complete.iter().map(|(_, fetched)| of(fetched)).sum()
+}
+
+impl Drop for Board {
+    fn drop(&mut self) {
+        self.orders.give(Order::End);
+        let deadline = Instant::now() + FAREWELL;
+        while self.threads.iter().any(|thread| !thread.is_finished()) && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(2));
+        }
+        self.shared.stream.close();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Hears the worker until it is gone.
+    fn hear(&self, mut receiver: Receiver) {
+        let mut visit = None;
+        let ended = loop {
+            visit = visit.or_else(|| self.processor.get().map(|processor| Visit::begin(*processor)));
+            match receiver.receive(LONGEST, SILENCE) {
+                Ok(Some(message)) => {
+                    if let Err(error) = messages::parse(message).and_then(|(up, behind)| self.take(up, behind)) {
+                        break error.to_string();
+                    }
+                }
+                Ok(None) => break "it has closed the connection".to_owned(),
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                    break format!("nothing was heard of it for {} s", SILENCE.as_secs());
+                }
+                Err(error) => break error.to_string(),
+            }
+        };
+        self.stream.close();
+        lock(&self.outputs).clear();
+        lock(&self.mailboxes).values().for_each(|mailbox| mailbox.close(true));
+        self.news.push(BoardNews::Lost(ended));
+    }
+
+    fn take(&self, up: Up, behind: &[u8]) -> io::Result<()> {
+        match up {
+            Up::News => self.news.push(BoardNews::Zygote(messages::read_news(behind)?)),
+            Up::Data { at } => {
+                let end = at.checked_add(behind.len() as u64);
+                if end.is_none_or(|end| end > self.arena.raw().1 as u64) {
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, "data outside of the arena"));
+                }
+                self.arena.store(at, behind);
+            }
+            Up::Frame { rank, task, opens } => {
+                let mut mailboxes = lock(&self.mailboxes);
+                if let Some(opened) = opens {
+                    mailboxes.insert((rank, opened), Arc::new(Mailbox::new()?));
+                }
+                if let Some(mailbox) = mailboxes.get(&(rank, task)) {
+                    mailbox.push(behind);
+                }
+            }
+            Up::Closed { rank, task, exiting } => {
+                if let Some(mailbox) = lock(&self.mailboxes).get(&(rank, task)) {
+                    mailbox.close(exiting);
+                }
+            }
+            Up::Output { rank, is_error } if behind.is_empty() => {
+                drop(lock(&self.outputs).remove(&(rank, is_error)));
+            }
+            Up::Output { rank, is_error } => {
+                let output = lock(&self.outputs).remove(&(rank, is_error));
+                if let Some(mut output) = output {
+                    // Whoever reads it may be gone.
+                    let _ = output.write_all(behind);
+                    lock(&self.outputs).insert((rank, is_error), output);
+                }
+            }
+            Up::Told { number, told } => {
+                lock(&self.told).insert(number, told);
+                self.tells.notify_all();
+            }
+            Up::Pulse => {}
+        }
+        Ok(())
+    }
+
+    /// Says what is ordered, and that the driver is there.
+    fn speak(&self, ordered: &mpsc::Receiver<Order>) {
+        let mut buffer = Vec::new();
+        loop {
+            let order = ordered.recv_timeout(PULSE);
+            let is_pulse = matches!(order, Err(RecvTimeoutError::Timeout));
+            let said = match order {
+                Err(RecvTimeoutError::Timeout) => send(&self.stream, &Down::Pulse, &[]),
+                Ok(Order::Say(down, behind)) => send(&self.stream, &down, &behind),
+                Ok(Order::Files(files)) => self.send_files(&files, &mut buffer),
+                Ok(Order::Answer { rank, task, reply }) => self.answer(rank, task, reply, &mut buffer),
+                Ok(Order::End) | Err(RecvTimeoutError::Disconnected) => {
+                    let _ = send(&self.stream, &Down::End, &[]);
+                    return self.stream.finish();
+                }
+            };
+            if !is_pulse {
+                self.ordered.fetch_sub(1, Release);
+            }
+            if said.is_err() {
+                // Whoever hears says why.
+                return self.stream.close();
+            }
+        }
+    }
+
+    fn send_files(&self, files: &[std::path::PathBuf], buffer: &mut Vec<u8>) -> io::Result<()> {
+        for path in files {
+            // One that has gone meanwhile is missed by the program.
+            let Ok(mut file) = File::open(path) else { continue };
+            let name = path.as_os_str().as_bytes();
+            loop {
+                buffer.clear();
+                (&mut file).take(PART).read_to_end(buffer)?;
+                send(&self.stream, &Down::File { path: name.to_vec() }, buffer)?;
+                if (buffer.len() as u64) < PART {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends an answer behind the data that it tells of.
+    fn answer(&self, rank: u32, task: u32, mut reply: Reply, buffer: &mut Vec<u8>) -> io::Result<()> {
+        match &mut reply.answer {
+            Answer::Complete(complete) => {
+                for (handle, fetched) in complete {
+                    self.hand_over((rank, task, *handle), fetched, buffer)?;
+                }
+            }
+            Answer::Ahead(_) => unreachable!("workers ask for no data ahead of an answer"),
+            _ => {}
+        }
+        send(&self.stream, &Down::Reply { rank, task, reply }, &[])
+    }
+
+    /// Sends what an operation has brought, and makes `fetched` say where in its room that lies.
+    fn hand_over(
+        &self,
+        (rank, task, handle): (u32, u32, LocalHandle),
+        fetched: &mut Fetched,
+        buffer: &mut Vec<u8>,
+    ) -> io::Result<()> {
+        if let (false, Some(kernel)) = (fetched.folds.is_empty(), fetched.kernel()) {
+            // What needs no kernel of torch's is combined here: the operands would travel otherwise.
+            self.arena.fold(&std::mem::take(&mut fetched.folds), kernel);
+            self.news.push(BoardNews::Folded { rank, task, handle });
+        }
+        let (parts, bytes, results) = if fetched.folds.is_empty() {
+            let bytes = fetched.pieces.iter().map(|piece| piece.bytes).sum();
+            let whole = (bytes > 0).then_some(Piece { offset: 0, bytes, other: None });
+            let pieces = std::mem::replace(&mut fetched.pieces, whole.into_iter().collect());
+            let mut at = 0;
+            let place = |piece: Piece| {
+                at += piece.bytes;
+                (at - piece.bytes, piece)
+            };
+            (pieces.into_iter().map(place).collect(), bytes, Vec::new())
+        } else {
+            relocate(fetched)
+        };
+        if bytes == 0 {
+            return Ok(());
+        }
+        send_soon(&self.stream, &Down::Landing { rank, handle, bytes, results }, &[])?;
+        let mut parts: VecDeque<(u64, Piece)> = parts;
+        while let Some((at, mut piece)) = parts.pop_front() {
+            let part = Piece { bytes: piece.bytes.min(PART), ..piece };
+            self.arena.load(&[part], fetched.kernel(), buffer);
+            send_soon(&self.stream, &Down::Data { at }, buffer)?;
+            piece.skip(part.bytes);
+            if piece.bytes > 0 {
+                parts.push_front((at + part.bytes, piece));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What travels, and to where in a room; the room's size; and what of it belongs to the arena once it is combined.
+type Moves = (VecDeque<(u64, Piece)>, u64, Vec<(u64, Offset, u64)>);
+
+/// Of an operation that a rank is to combine: gathers all that it touches, each byte once, and makes `fetched` say where that then lies.
+fn relocate(fetched: &mut Fetched) -> Moves {
+    let folds = fetched.folds.iter().flat_map(|(into, other, bytes)| [(*into, *bytes), (*other, *bytes)]);
+    let pieces = fetched
+        .pieces
+        .iter()
+        .flat_map(|piece| [Some(piece.offset), piece.other].into_iter().flatten().map(|offset| (offset, piece.bytes)));
+    let mut ranges: Vec<(Offset, u64)> = folds.chain(pieces).filter(|(_, bytes)| *bytes > 0).collect();
+    ranges.sort_unstable();
+    let mut merged: Vec<(Offset, Offset)> = Vec::new();
+    for (start, bytes) in ranges {
+        match merged.last_mut() {
+            Some((_, end)) if *end >= start => *end = (*end).max(start + bytes),
+            _ => merged.push((start, start + bytes)),
+        }
+    }
+    // Elements stay as they are aligned.
+    let mut size: u64 = 0;
+    let mut places = Vec::new();
+    for (start, end) in merged {
+        let at = size.next_multiple_of(ALIGNMENT) + start % ALIGNMENT;
+        places.push((start, end, at));
+        size = at + (end - start);
+    }
+    let place = |offset: Offset| {
+        let of = places.iter().find(|(start, end, _)| (*start..*end).contains(&offset));
+        of.map_or(0, |(start, _, at)| at + (offset - start))
+    };
+    let mut results: Vec<(u64, Offset, u64)> =
+        fetched.folds.iter().map(|(into, _, bytes)| (place(*into), *into, *bytes)).collect();
+    results.sort_unstable();
+    results.dedup();
+    for (into, other, _) in &mut fetched.folds {
+        (*into, *other) = (place(*into), place(*other));
+    }
+    for piece in &mut fetched.pieces {
+        piece.offset = place(piece.offset);
+        piece.other = piece.other.map(&place);
+    }
+    let whole =
+        |(start, end, at): &(Offset, Offset, u64)| (*at, Piece { offset: *start, bytes: end - start, other: None });
+    (places.iter().map(whole).collect(), size, results)
+}
+
+/// A task of a rank there. Its frames lie in a mailbox, and answers go with what else is to be said.
+struct BoardWire {
+    rank: u32,
+    task: u32,
+    mailbox: Arc<Mailbox>,
+    orders: Orders,
+}
+
+impl AsFd for BoardWire {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.mailbox.as_fd()
+    }
+}
+
+impl Wire for BoardWire {
+    fn write(&self, bytes: &[u8]) -> io::Result<()> {
+        self.orders.answer(self.rank, self.task, bytes);
+        Ok(())
+    }
+
+    fn read(&self, buffer: &mut [u8], _: &mut VecDeque<OwnedFd>, wait: bool) -> io::Result<usize> {
+        self.mailbox.read(buffer, wait)
+    }
+
+    fn open(&self) -> io::Result<(Arc<dyn Wire>, Opening)> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn announce(&self, frame: &[u8], _: Opening) -> io::Result<()> {
+        self.write(frame)
+    }
+
+    fn accept(&self, ticket: u64, _: &mut VecDeque<OwnedFd>) -> io::Result<Arc<dyn Wire>> {
+        let task = u32::try_from(ticket).map_err(io::Error::other)?;
+        let mailbox = lock(&self.orders.shared.mailboxes).get(&(self.rank, task)).cloned();
+        let mailbox = mailbox.ok_or(io::ErrorKind::NotFound)?;
+        Ok(Arc::new(BoardWire { rank: self.rank, task, mailbox, orders: self.orders.clone() }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two operands of 8 bytes that lie side by side from 68 on and a third one at 200, which the first becomes the sum of: both ranges keep
+    /// their place within 64 bytes, and what is combined goes back to 68.
+    #[test]
+    fn what_a_rank_combines_is_gathered_once_and_goes_back() {
+        let pieces = vec![Piece { offset: 68, bytes: 8, other: None }];
+        let folds = vec![(68, 76, 8), (68, 200, 8)];
+        let mut fetched = Fetched { pieces, folds, ..Fetched::default() };
+        let (moves, size, results) = relocate(&mut fetched);
+        let piece = |offset, bytes| Piece { offset, bytes, other: None };
+        assert_eq!(moves, [(4, piece(68, 16)), (72, piece(200, 8))]);
+        assert_eq!((size, results), (80, vec![(4, 68, 8)]));
+        assert_eq!((fetched.folds, fetched.pieces), (vec![(4, 12, 8), (4, 72, 8)], vec![piece(4, 8)]));
+    }
+}

@@ -1,0 +1,68 @@
+//! Owns ranks on other machines. A worker is on its machine what the driver is for the ranks of its own: it has a zygote, and an arena that its
+//! ranks have mapped. A `board` is what the driver has of it; what both say to each other are `messages`.
+//!
+//! The ranks' processes do not notice. The worker relays their frames, and of the arena the bytes that frames tell of: those of an input before
+//! the frame that says that it is staged, those of an output before the answer that says where it lies.
+
+pub(super) mod board;
+mod files;
+mod inbox;
+mod messages;
+pub mod worker;
+
+use crate::error::HostError;
+use crate::interrupt::{Interrupt, Interrupts};
+pub use files::Synced;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+pub use uniference_link::door::{Door, Joined};
+
+/// How often the driver looks for signals while it waits for workers.
+const TICK: Duration = Duration::from_millis(50);
+
+/// What has come of the wait for workers.
+pub enum Gathered {
+    /// All are there.
+    All(Vec<Joined>),
+    /// The user does not want to wait.
+    Interrupted(Interrupt),
+}
+
+/// Waits until workers of all `names` have joined.
+///
+/// # Errors
+/// If one has not within `timeout`.
+pub fn gather(
+    door: &Door,
+    names: &BTreeSet<String>,
+    timeout: Duration,
+    interrupts: &Interrupts,
+    mut tell: impl FnMut(&str),
+) -> Result<Gathered, HostError> {
+    let deadline = Instant::now() + timeout;
+    let mut joined = BTreeMap::new();
+    door.expect(names.iter().cloned());
+    tell(&format!("waiting for {} on {}", names.iter().cloned().collect::<Vec<_>>().join(", "), door.address()));
+    while joined.len() < names.len() {
+        if let Some(interrupt) = interrupts.take() {
+            return Ok(Gathered::Interrupted(interrupt));
+        }
+        if Instant::now() > deadline {
+            let missing: Vec<&str> =
+                names.iter().filter(|name| !joined.contains_key(*name)).map(String::as_str).collect();
+            return Err(HostError::Host {
+                what: format!("{} did not join within {} s", missing.join(", "), timeout.as_secs()),
+                hint: format!(
+                    "start it there with `uniference worker --name {} --join HOST:{} --token-file FILE`, or wait longer with --join-timeout",
+                    missing[0],
+                    door.address().port()
+                ),
+            });
+        }
+        if let Some(worker) = door.wait(TICK) {
+            tell(&format!("worker {} has joined from {}", worker.name, worker.peer));
+            joined.insert(worker.name.clone(), worker);
+        }
+    }
+    Ok(Gathered::All(joined.into_values().collect()))
+}

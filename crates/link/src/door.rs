@@ -1,0 +1,203 @@
+//! Owns where a driver takes workers: it listens, and shows strangers out.
+//!
+//! What workers are for is not known here. Each connection is looked at by a thread of its own for ten seconds at most, and of those that
+//! have not proven anything the oldest makes room: so nobody keeps a worker out by being slow or silent.
+
+use crate::handshake::{self, Failure, Identity, Refusal};
+use crate::stream::{Receiver, Stream};
+use crate::token::Token;
+use rustix::event::{PollFd, PollFlags, poll};
+use std::collections::{BTreeSet, VecDeque};
+use std::io;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+use uniference_protocol::hello::Hello;
+
+/// So many connections may be in their handshake at once.
+const MOST_PENDING: usize = 64;
+
+/// How often the thread that listens looks whether it is to end.
+const TICK: Duration = Duration::from_millis(100);
+
+const NOBODY_PANICS: &str = "no holder of this lock panics";
+
+/// A worker that has joined.
+pub struct Joined {
+    /// Its name.
+    pub name: String,
+    /// Where it is.
+    pub peer: SocketAddr,
+    /// What to send by.
+    pub stream: Arc<Stream>,
+    /// What to receive by.
+    pub receiver: Receiver,
+}
+
+/// Takes workers while it lives.
+pub struct Door {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    joined: Mutex<mpsc::Receiver<Joined>>,
+    listens: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    identity: Identity,
+    token: Token,
+    ours: Hello,
+    guests: Mutex<Guests>,
+    /// Connections in their handshake, the oldest first.
+    pending: Mutex<VecDeque<(u64, TcpStream)>>,
+    joins: mpsc::Sender<Joined>,
+    log: Box<dyn Fn(&str) + Send + Sync>,
+    is_closed: AtomicBool,
+}
+
+/// Names of workers.
+#[derive(Default)]
+struct Guests {
+    expected: BTreeSet<String>,
+    present: BTreeSet<String>,
+}
+
+impl Door {
+    /// Listens at `address`; `log` is told of everybody who is refused.
+    ///
+    /// # Errors
+    /// If that is no address of this machine, or somebody else listens there.
+    pub fn open(address: &str, token: Token, log: impl Fn(&str) + Send + Sync + 'static) -> io::Result<Door> {
+        let listener = TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        let (joins, joined) = mpsc::channel();
+        let shared = Arc::new(Shared {
+            identity: Identity::new(),
+            token,
+            ours: Hello::new(false),
+            guests: Mutex::default(),
+            pending: Mutex::default(),
+            joins,
+            log: Box::new(log),
+            is_closed: AtomicBool::new(false),
+        });
+        let listens = thread::spawn({
+            let shared = shared.clone();
+            move || listen(&listener, &shared)
+        });
+        Ok(Door { address, shared, joined: Mutex::new(joined), listens: Some(listens) })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// From here on workers of these names are taken, one of each, and no others.
+    pub fn expect(&self, names: impl IntoIterator<Item = String>) {
+        let mut guests = self.shared.guests.lock().expect(NOBODY_PANICS);
+        *guests = Guests { expected: names.into_iter().collect(), present: BTreeSet::new() };
+    }
+
+    /// A run is over: nobody takes part in it any more.
+    pub fn dismiss(&self) {
+        self.expect([]);
+    }
+
+    /// The next worker that joins, within `timeout`.
+    pub fn wait(&self, timeout: Duration) -> Option<Joined> {
+        self.joined.lock().expect(NOBODY_PANICS).recv_timeout(timeout).ok()
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.shared.is_closed.store(true, Relaxed);
+        if let Some(listens) = self.listens.take() {
+            let _ = listens.join();
+        }
+        for (_, socket) in self.shared.pending.lock().expect(NOBODY_PANICS).drain(..) {
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+fn listen(listener: &TcpListener, shared: &Arc<Shared>) {
+    let tick = TICK.try_into().expect("it fits");
+    let mut numbers = 0..;
+    while !shared.is_closed.load(Relaxed) {
+        let mut fds = [PollFd::new(listener, PollFlags::IN)];
+        if !poll(&mut fds, Some(&tick)).is_ok_and(|ready| ready > 0) {
+            continue;
+        }
+        match listener.accept() {
+            Ok((socket, peer)) => {
+                let number = numbers.next().expect("they do not end");
+                look_at(socket, peer, number, shared);
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            // Out of descriptors, most likely: those in their handshake give theirs back.
+            Err(_) => thread::sleep(TICK),
+        }
+    }
+}
+
+/// Starts the handshake with whoever has connected.
+fn look_at(socket: TcpStream, peer: SocketAddr, number: u64, shared: &Arc<Shared>) {
+    let Ok(copy) = socket.set_nonblocking(false).and_then(|()| socket.try_clone()) else { return };
+    let mut pending = shared.pending.lock().expect(NOBODY_PANICS);
+    if pending.len() >= MOST_PENDING
+        && let Some((_, oldest)) = pending.pop_front()
+    {
+        let _ = oldest.shutdown(Shutdown::Both);
+    }
+    pending.push_back((number, copy));
+    drop(pending);
+    let admitting = shared.clone();
+    let started = thread::Builder::new().spawn(move || {
+        let admitted = handshake::admit(socket, &admitting.identity, &admitting.token, admitting.ours, |name| {
+            admitting.guests.lock().expect(NOBODY_PANICS).admit(name)
+        });
+        admitting.pending.lock().expect(NOBODY_PANICS).retain(|(known, _)| *known != number);
+        match admitted {
+            Ok((name, stream, receiver)) => {
+                // Nobody waits any more when the door is closed.
+                let _ = admitting.joins.send(Joined { name, peer, stream, receiver });
+            }
+            Err((name, why)) => {
+                if let (Some(name), false) = (&name, matches!(why, Failure::Refused(_))) {
+                    admitting.guests.lock().expect(NOBODY_PANICS).leave(name);
+                }
+                let who = name.map_or_else(|| peer.to_string(), |name| format!("worker {name} at {peer}"));
+                (admitting.log)(&format!("refused {who}: {why}"));
+            }
+        }
+    });
+    if started.is_err() {
+        shared.pending.lock().expect(NOBODY_PANICS).retain(|(known, _)| *known != number);
+    }
+}
+
+impl Guests {
+    fn admit(&mut self, name: &str) -> Result<(), Refusal> {
+        if self.present.contains(name) {
+            return Err(Refusal::Taken);
+        }
+        if !self.expected.contains(name) {
+            return Err(Refusal::Unknown);
+        }
+        self.present.insert(name.to_owned());
+        Ok(())
+    }
+
+    /// It was lost while it was told that it is taken.
+    fn leave(&mut self, name: &str) {
+        self.present.remove(name);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,266 @@
+//! Owns how two sides get to know each other: TLS 1.3 with a key made for the occasion, then what each side is, then proofs of the token.
+//!
+//! TLS keeps others from listening and changing; its key proves nothing, as nobody vouches for it. The proofs are bound to the connection by its
+//! exported key material, so that somebody in the middle, who has two connections, can pass on neither.
+//!
+//! Messages: the worker's and the driver's [`Hello`]; the worker's [`Claim`]; the driver's [`Verdict`].
+
+use crate::stream::{Receiver, Stream};
+use crate::token::{PROOF, Side, Token};
+use ring::signature::{Ed25519KeyPair, KeyPair};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, ring as provider, verify_tls13_signature_with_raw_key};
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, SubjectPublicKeyInfoDer, UnixTime};
+use rustls::server::AlwaysResolvesServerRawPublicKeys;
+use rustls::sign::CertifiedKey;
+use rustls::version::TLS13;
+use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, ServerConfig, ServerConnection, SignatureScheme};
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use uniference_protocol::hello::{Disagreement, Hello};
+
+/// All of a handshake must have come within this time.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Messages of a handshake are shorter.
+const LONGEST: usize = 1024;
+
+/// What every worker begins with that is one, so that strangers are told from workers of another version.
+const MAGIC: &[u8] = b"uniference ";
+
+/// Why a driver does not take a worker that speaks its language.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum Refusal {
+    /// It does not know the token.
+    #[error("the token is wrong")]
+    Token,
+    /// Another worker of this name takes part.
+    #[error("another worker of this name takes part in the run")]
+    Taken,
+    /// No device of the run is at a worker of this name, or the run has begun.
+    #[error("the run does not wait for a worker of this name")]
+    Unknown,
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    /// It could not be made, or was lost.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// The other side is something else.
+    #[error("the other side is not Uniference")]
+    Stranger,
+    /// The sides cannot work together.
+    #[error("{0}")]
+    Disagreement(#[from] Disagreement),
+    /// The driver does not take the worker.
+    #[error("{0}")]
+    Refused(Refusal),
+    /// The driver takes the worker without knowing the token.
+    #[error("the driver does not know the token")]
+    DriverProof,
+}
+
+/// The name of who is not taken, if it was said, and why.
+pub(crate) type Rejected = (Option<String>, Failure);
+
+/// What a worker says of itself.
+#[derive(Serialize, Deserialize)]
+struct Claim {
+    name: String,
+    proof: [u8; PROOF],
+}
+
+/// What the driver says to it: the driver's own proof, or why not.
+#[derive(Serialize, Deserialize)]
+struct Verdict(Result<[u8; PROOF], Refusal>);
+
+/// What a driver needs to take workers.
+#[derive(Clone)]
+pub(crate) struct Identity(Arc<ServerConfig>);
+
+impl Identity {
+    /// With a new key.
+    pub(crate) fn new() -> Identity {
+        const KEYS: &str = "the system has random numbers, and a new key is one of Ed25519";
+        let random = ring::rand::SystemRandom::new();
+        let document = Ed25519KeyPair::generate_pkcs8(&random).expect(KEYS);
+        let pair = Ed25519KeyPair::from_pkcs8(document.as_ref()).expect(KEYS);
+        let key = PrivatePkcs8KeyDer::from(document.as_ref().to_vec());
+        let key = provider::sign::any_eddsa_type(&key).expect(KEYS);
+        let certified = CertifiedKey::new(vec![CertificateDer::from(public_key(&pair))], key);
+        let resolver = Arc::new(AlwaysResolvesServerRawPublicKeys::new(Arc::new(certified)));
+        let config = ServerConfig::builder_with_provider(Arc::new(provider::default_provider()))
+            .with_protocol_versions(&[&TLS13])
+            .expect("the provider has TLS 1.3")
+            .with_no_client_auth()
+            .with_cert_resolver(resolver);
+        Identity(Arc::new(config))
+    }
+}
+
+/// As SubjectPublicKeyInfo (RFC 8410, section 4): the algorithm's identifier, and the key as a string of bits.
+fn public_key(pair: &Ed25519KeyPair) -> Vec<u8> {
+    const ED25519: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
+    [&ED25519, pair.public_key().as_ref()].concat()
+}
+
+/// A driver's part. `admits` says whether a worker of that name, who knows the token, is taken.
+pub(crate) fn admit(
+    socket: TcpStream,
+    identity: &Identity,
+    token: &Token,
+    ours: Hello,
+    admits: impl FnOnce(&str) -> Result<(), Refusal>,
+) -> Result<(String, Arc<Stream>, Receiver), Rejected> {
+    let deadline = Instant::now() + PATIENCE;
+    let connect = || -> Result<_, Failure> {
+        let tls = ServerConnection::new(identity.0.clone()).map_err(io::Error::other)?;
+        let (stream, mut receiver) = Stream::new(socket, tls.into())?;
+        receiver.shake_hands(deadline)?;
+        exchange_hellos(&stream, &mut receiver, ours, deadline)?;
+        let claim: Claim = read(&receiver.receive_by(LONGEST, deadline)?)?;
+        Ok((stream.binding()?, stream, receiver, claim))
+    };
+    let (binding, stream, receiver, Claim { name, proof }) = connect().map_err(|why| (None, why))?;
+    let knows = token.verify(Side::Worker, &binding, name.as_bytes(), &proof);
+    let verdict = if knows { admits(&name) } else { Err(Refusal::Token) };
+    let answer = Verdict(verdict.map(|()| token.prove(Side::Driver, &binding, name.as_bytes())));
+    let sent = stream.send(&[&write(&answer)]);
+    match (verdict, sent) {
+        // Whether it hears of it or not.
+        (Err(refusal), _) => {
+            stream.finish();
+            Err((Some(name), Failure::Refused(refusal)))
+        }
+        (Ok(()), Err(error)) => Err((Some(name), error.into())),
+        (Ok(()), Ok(())) => Ok((name, stream, receiver)),
+    }
+}
+
+/// A worker's part.
+pub(crate) fn claim(
+    socket: TcpStream,
+    token: &Token,
+    ours: Hello,
+    name: &str,
+) -> Result<(Arc<Stream>, Receiver), Failure> {
+    let deadline = Instant::now() + PATIENCE;
+    let host = ServerName::try_from("uniference").expect("it is a name");
+    let tls = ClientConnection::new(client_config(), host).map_err(io::Error::other)?;
+    let (stream, mut receiver) = Stream::new(socket, tls.into())?;
+    receiver.shake_hands(deadline)?;
+    exchange_hellos(&stream, &mut receiver, ours, deadline)?;
+    let binding = stream.binding()?;
+    let proof = token.prove(Side::Worker, &binding, name.as_bytes());
+    stream.send(&[&write(&Claim { name: name.to_owned(), proof })])?;
+    match read::<Verdict>(&receiver.receive_by(LONGEST, deadline)?)?.0 {
+        Err(refusal) => Err(Failure::Refused(refusal)),
+        Ok(proof) if token.verify(Side::Driver, &binding, name.as_bytes(), &proof) => Ok((stream, receiver)),
+        Ok(_) => Err(Failure::DriverProof),
+    }
+}
+
+/// Versions first: what comes after is of one version.
+fn exchange_hellos(stream: &Stream, receiver: &mut Receiver, ours: Hello, deadline: Instant) -> Result<(), Failure> {
+    stream.send(&[MAGIC, &write(&ours)])?;
+    let theirs = receiver.receive_by(LONGEST, deadline)?;
+    let theirs = theirs.strip_prefix(MAGIC).ok_or(Failure::Stranger)?;
+    Ok(ours.check(read(theirs)?)?)
+}
+
+fn write(message: &impl Serialize) -> Vec<u8> {
+    postcard::to_stdvec(message).expect("every message has a postcard form")
+}
+
+fn read<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Failure> {
+    postcard::from_bytes(bytes).map_err(|_| Failure::Stranger)
+}
+
+fn client_config() -> Arc<ClientConfig> {
+    let provider = Arc::new(provider::default_provider());
+    let config = ClientConfig::builder_with_provider(provider.clone())
+        .with_protocol_versions(&[&TLS13])
+        .expect("the provider has TLS 1.3")
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(AnyKey(provider)))
+        .with_no_client_auth();
+    Arc::new(config)
+}
+
+/// Takes any raw public key (RFC 7250) whose owner signs the handshake: who that is, the proofs say.
+#[derive(Debug)]
+struct AnyKey(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for AnyKey {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Err(rustls::Error::General("only TLS 1.3 is spoken".to_owned()))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        key: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let key = SubjectPublicKeyInfoDer::from(key.as_ref());
+        verify_tls13_signature_with_raw_key(message, &key, signed, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+
+    fn requires_raw_public_keys(&self) -> bool {
+        true
+    }
+}
+
+/// The driver's part as somebody plays it who does not know the worker's token; returns the worker's proof.
+#[cfg(test)]
+pub(crate) fn admit_anybody(socket: TcpStream, identity: &Identity, token: &Token, ours: Hello) -> [u8; PROOF] {
+    let deadline = Instant::now() + PATIENCE;
+    let tls = ServerConnection::new(identity.0.clone()).unwrap();
+    let (stream, mut receiver) = Stream::new(socket, tls.into()).unwrap();
+    receiver.shake_hands(deadline).unwrap();
+    exchange_hellos(&stream, &mut receiver, ours, deadline).unwrap();
+    let claim: Claim = read(&receiver.receive_by(LONGEST, deadline).unwrap()).unwrap();
+    let ours = token.prove(Side::Driver, &stream.binding().unwrap(), claim.name.as_bytes());
+    stream.send(&[&write(&Verdict(Ok(ours)))]).unwrap();
+    claim.proof
+}
+
+/// The worker's part up to its claim, with somebody else's proof; and what the driver then says is heard.
+#[cfg(test)]
+pub(crate) fn claim_with(address: &str, ours: Hello, name: &str, proof: [u8; PROOF]) -> (Arc<Stream>, Receiver) {
+    let deadline = Instant::now() + PATIENCE;
+    let host = ServerName::try_from("uniference").unwrap();
+    let tls = ClientConnection::new(client_config(), host).unwrap();
+    let (stream, mut receiver) = Stream::new(TcpStream::connect(address).unwrap(), tls.into()).unwrap();
+    receiver.shake_hands(deadline).unwrap();
+    exchange_hellos(&stream, &mut receiver, ours, deadline).unwrap();
+    stream.send(&[&write(&Claim { name: name.to_owned(), proof })]).unwrap();
+    let Verdict(verdict) = read(&receiver.receive_by(LONGEST, deadline).unwrap()).unwrap();
+    assert_eq!(verdict, Err(Refusal::Token));
+    (stream, receiver)
+}

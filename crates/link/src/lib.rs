@@ -1,0 +1,12 @@
+//! Connections between the machines of one run: encrypted, mutually authenticated, of bounded messages.
+//!
+//! In the order in which a connection is made: a [`door::Door`] listens at the driver, [`join`] connects to it, both carry out the `handshake`,
+//! by which each side proves that it knows the [`token::Token`], and have a [`stream::Stream`] of messages. What the messages say is not known here.
+
+pub mod door;
+mod handshake;
+pub mod join;
+pub mod stream;
+pub mod token;
+
+pub use handshake::Refusal;

@@ -1,0 +1,470 @@
+"""Owns what a run has come to, as Python programs see it: its figures, its events as tables, and how it looks in a notebook.
+
+What the figures mean is the report's business (`docs/reference/report.md`), what events have in common the tables'
+(`docs/reference/events.md`).
+"""
+
+import html
+import importlib
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+
+    from uniference.plots import Plots
+
+_Row = TypeVar("_Row")
+
+MOST_SHOWN = 20
+"""A notebook shows so many rows of a table."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """The figures of one rank. Compute + exposed communication + idle = makespan."""
+
+    rank: int
+    """Rank in the world."""
+    device: str
+    """Name of the device on which it ran."""
+    finish_ps: int | None
+    """Virtual time at which its script returned, in picoseconds; None if it crashed."""
+    compute_s: float
+    """Time during which it computed, in seconds of virtual time as all following times."""
+    exposed_comm_s: float
+    """Time during which it was blocked in a communication call and nothing computed."""
+    late_peer_s: float
+    """The part of `exposed_comm_s` before a peer had entered the operation."""
+    no_data_s: float
+    """The part of `late_peer_s` in receives whose sender had not yet called the send."""
+    idle_s: float
+    """The rest: sleep, waiting for the store, and the time after its finish."""
+    bytes_sent: int
+    """Payload that it sent over links, the steps of algorithms included."""
+    bytes_received: int
+    """Payload that it received over links."""
+    wire_bytes_sent: int
+    """Bytes that it sent, with headers and control messages."""
+
+    def __repr__(self) -> str:
+        end = "crashed" if self.finish_ps is None else f"finished at {self.finish_ps / 1e12:.6g} s"
+        return f"<Rank {self.rank} on {self.device!r}: {end}>"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """The sum of all calls of one operation in one process group, over all members."""
+
+    operation: str
+    """Name of the operation, such as `all_reduce`."""
+    group: int
+    """Number of the process group, in the order in which the program first names them."""
+    count: int
+    """Number of calls, each member counted."""
+    bytes: int
+    """Sizes of the tensors that the members named in the calls."""
+    time_s: float
+    """Seconds from issue to completion."""
+    exposed_s: float
+    """Seconds during which ranks were blocked for it and nothing computed."""
+
+    def __repr__(self) -> str:
+        return f"<Operation {self.operation} of group {self.group}: {self.count} calls, {self.bytes} B, {self.time_s:.6g} s>"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """All named ranges (`torch.profiler.record_function`) of one name that one rank has opened and closed."""
+
+    name: str
+    """As the program calls it."""
+    rank: int
+    """Rank in the world."""
+    count: int
+    """How many there were."""
+    total_s: float
+    """Seconds from their beginnings to their ends, together."""
+    p50_s: float
+    """Seconds that half of them took at most."""
+    p90_s: float
+    """Seconds that 90 % of them took at most."""
+    p99_s: float
+    """Seconds that 99 % of them took at most."""
+    compute_s: float | None = None
+    """The part of `total_s` in which the rank computed; None in real runs."""
+    exposed_comm_s: float | None = None
+    """The part of `total_s` in which it was blocked in a communication call and nothing computed; None in real runs."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a link of the network has carried."""
+
+    link: str
+    """Its name, such as `a.0 -> switch`."""
+    bandwidth: float
+    """Bytes per second that it carries at most, headers included."""
+    messages: int
+    """Messages with payload that have passed it, steps of algorithms included."""
+    wire_bytes: int
+    """Their bytes, headers included."""
+    utilization: float
+    """These over what it could have carried in the makespan; more than 1 only where `[[network.change]]` makes it faster."""
+
+
+@dataclass(frozen=True)
+class PathPart:
+    """A part of the critical path, which is what the run had to wait for until it ended."""
+
+    kind: str
+    """`compute`, `bandwidth`, `latency` and so on."""
+    seconds: float
+    """How much of the makespan it is."""
+    share: float
+    """The same as a fraction."""
+    rank: int | None = None
+    """The rank whose time it is; None where it is a link's."""
+    link: str | None = None
+    """The link with the least bandwidth on the messages' route; None where it is a rank's time."""
+    name: str | None = None
+    """What was computed, or the operation."""
+    line: str | None = None
+    """The line of the program, as `path:line`; None if it is not known."""
+
+
+class Table(Sequence[_Row], Generic[_Row]):
+    """Rows of one kind, as a sequence that becomes a data frame on request.
+
+    >>> ranks = uniference.load("ring").ranks
+    >>> len(ranks), ranks[0].device
+    (4, 'device.0')
+    >>> ranks.to_pandas().bytes_sent.sum() == 4 * 3 * 65536 * 4
+    np.True_
+    """
+
+    def __init__(self, kind: type[_Row], rows: Sequence[_Row]) -> None:
+        self._kind = kind
+        self._rows = list(rows)
+
+    @overload
+    def __getitem__(self, index: int) -> _Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Table[_Row]": ...
+    def __getitem__(self, index: int | slice) -> "_Row | Table[_Row]":
+        if isinstance(index, slice):
+            return Table(self._kind, self._rows[index])
+        return self._rows[index]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __eq__(self, other: object) -> bool:
+        return self._rows == (other._rows if isinstance(other, Table) else other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        first = f", first {self._rows[0]!r}" if self._rows else ""
+        return f"<Table of {self._kind.__name__}: {len(self)} rows{first}>"
+
+    def _repr_html_(self) -> str:
+        return table_in_html(self._columns(), [_values(row) for row in self._rows])
+
+    def _columns(self) -> list[str]:
+        return [field.name for field in fields(self._kind)]  # type: ignore[arg-type]
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """A frame with a row for each row and a column for each of their attributes. Raises ImportError without pandas."""
+        frame: pandas.DataFrame = imported("pandas").DataFrame(
+            [_values(row) for row in self._rows], columns=self._columns()
+        )
+        return frame
+
+    def to_polars(self) -> "polars.DataFrame":
+        """The same as a frame of polars. Raises ImportError without polars."""
+        rows = [_values(row) for row in self._rows]
+        frame: polars.DataFrame = imported("polars").DataFrame(
+            rows, schema=self._columns(), orient="row", infer_schema_length=None
+        )
+        return frame
+
+
+class Events:
+    """All events of one kind: a table in Parquet files, whose columns `docs/reference/events.md` describes.
+
+    Times are integers in picoseconds of virtual time, sizes in bytes.
+    """
+
+    def __init__(self, kind: str, parts: Sequence[Path]) -> None:
+        self.kind = kind
+        """`computed`, `waited`, `completed` and so on."""
+        self.parts = list(parts)
+        """The files, in the order of the simulation."""
+
+    def __repr__(self) -> str:
+        return f"<Events {self.kind!r}: {len(self.parts)} parts in {os.fspath(self.parts[0].parent)!r}>"
+
+    def to_pandas(self, columns: Sequence[str] | None = None) -> "pandas.DataFrame":
+        """All of them, or those columns. Raises ImportError without pandas and pyarrow."""
+        imported("pyarrow")
+        chosen = None if columns is None else list(columns)
+        frame: pandas.DataFrame = imported("pandas").read_parquet(self.parts[0].parent, columns=chosen)
+        return frame
+
+    def to_polars(self, columns: Sequence[str] | None = None) -> "polars.DataFrame":
+        """All of them, or those columns. Raises ImportError without polars."""
+        chosen = None if columns is None else list(columns)
+        frame: polars.DataFrame = imported("polars").read_parquet(self.parts, columns=chosen)
+        return frame
+
+
+class Answer(dict[str, Any]):
+    """The object that a command prints with `--json`. The lists in it become data frames on request.
+
+    >>> uniference.explain("ring").to_pandas("kinds").columns.tolist()
+    ['name', 'seconds', 'share']
+    """
+
+    def to_pandas(self, key: str) -> "pandas.DataFrame":
+        """The list of that name, with a row for each of its objects. Raises ImportError without pandas, KeyError without a list."""
+        frame: pandas.DataFrame = imported("pandas").DataFrame(self._list(key))
+        return frame
+
+    def to_polars(self, key: str) -> "polars.DataFrame":
+        """The same as a frame of polars. Raises ImportError without polars, KeyError without a list."""
+        frame: polars.DataFrame = imported("polars").DataFrame(self._list(key), infer_schema_length=None)
+        return frame
+
+    def _list(self, key: str) -> list[dict[str, Any]]:
+        if not isinstance(self.get(key), list):
+            lists = [name for name, value in self.items() if isinstance(value, list)]
+            raise KeyError(f"{key!r} is none of the lists: {', '.join(lists)}")
+        rows: list[dict[str, Any]] = self[key]
+        return rows
+
+    def _repr_html_(self) -> str:
+        parts = []
+        for name, value in self.items():
+            # One object is a table of one row.
+            listed = [value] if isinstance(value, dict) else value
+            if isinstance(listed, list) and listed and all(isinstance(row, dict) for row in listed):
+                columns = list(dict.fromkeys(column for row in listed for column in row))
+                rows = [[row.get(column) for column in columns] for row in listed]
+                parts.append(f"<h4>{html.escape(name)}</h4>{table_in_html(columns, rows)}")
+            elif isinstance(listed, list):
+                parts += [f"<div><b>{html.escape(name)}</b>: {html.escape(str(entry))}</div>" for entry in listed]
+            else:
+                parts.append(f"<div><b>{html.escape(name)}</b>: {html.escape(_shown(name, value))}</div>")
+        return "".join(parts)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The result of a simulation that has come to its end, or of a real run."""
+
+    directory: Path
+    """The folder of the report, the program record, the trace and the ranks' output."""
+    report: dict[str, Any]
+    """The content of `report.json`."""
+    output: str
+    """What the ranks printed, on both streams."""
+
+    def __repr__(self) -> str:
+        """One line: the report itself has hundreds, and the output any number."""
+        ranks = len(self.report["ranks"])
+        return (
+            f"<Run: makespan {self.makespan:.6g} s, {ranks} ranks, {self._cluster!r}, in {os.fspath(self.directory)!r}>"
+        )
+
+    @property
+    def makespan(self) -> float:
+        """Seconds of virtual time until the last rank has finished."""
+        return float(self.report["makespan_s"])
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Seconds between which the real makespan should lie, with a probability of 95 %; None where nothing is known of the errors."""
+        interval = self.report.get("interval")
+        return interval and (interval["low_s"], interval["high_s"])
+
+    @property
+    def warnings(self) -> list[str]:
+        """Reasons to doubt the figures."""
+        return list(self.report["warnings"])
+
+    @property
+    def ranks(self) -> Table[Rank]:
+        """The figures of each rank, in order of rank."""
+        return self._table(Rank, "ranks")
+
+    @property
+    def operations(self) -> Table[Operation]:
+        """The figures of each operation of each process group, in the order of the report."""
+        return self._table(Operation, "operations")
+
+    @property
+    def phases(self) -> Table[Phase]:
+        """How long the program's named ranges took, by name and rank."""
+        return self._table(Phase, "phases")
+
+    @property
+    def links(self) -> Table[Link]:
+        """The links that have carried anything; empty with `record="summary"`, in folded and in real runs."""
+        return self._table(Link, "links")
+
+    @property
+    def critical_path(self) -> Table[PathPart]:
+        """The longest parts of the critical path; empty where the causes of events are not known."""
+        path = self.report.get("critical_path", {"parts": []})
+        return Table(PathPart, [_from_report(PathPart, row) for row in path["parts"]])
+
+    def events(self, kind: str) -> Events:
+        """All events of that kind: `computed`, `issued`, `completed`, `waited`, `marked`, `message` and so on.
+
+        >>> waited = uniference.load("ring").events("waited").to_pandas(["rank", "exposed_ps"])
+        >>> (waited.groupby("rank").exposed_ps.sum() / 1e12).round(6).tolist()
+        [0.009201, 0.009201, 0.009201, 0.009201]
+
+        Raises ValueError where the run has none: a run with `record="summary"` has no events, and `message` needs `record="full"`.
+        """
+        parts = sorted((self.directory / "events" / kind).glob("*.parquet"))
+        if not parts:
+            there = sorted(folder.name for folder in (self.directory / "events").glob("*") if any(folder.iterdir()))
+            hint = f"there are {', '.join(there)}" if there else 'run it with record="ops" or record="full"'
+            if there and kind == "message":
+                hint = 'run it with record="full"'
+            raise ValueError(f"{os.fspath(self.directory)} has no events of kind {kind!r}\nhint: {hint}")
+        return Events(kind, parts)
+
+    @property
+    def plot(self) -> "Plots":
+        """Plots of it with matplotlib, as in `run.plot.timeline()`."""
+        from uniference.plots import Plots
+
+        return Plots(self)
+
+    @property
+    def _cluster(self) -> str:
+        named = re.match(r'name = (".*")$', self.report["manifest"]["cluster"], re.MULTILINE)
+        return json.loads(named[1]) if named else "a cluster"
+
+    def _table(self, kind: type[_Row], name: str) -> Table[_Row]:
+        return Table(kind, [_from_report(kind, row) for row in self.report.get(name, [])])
+
+    def _repr_html_(self) -> str:
+        between = f" ({seconds(self.interval[0])} to {seconds(self.interval[1])})" if self.interval else ""
+        parts = [
+            f"<div><b>makespan {seconds(self.makespan)}</b>{between} on {html.escape(self._cluster)}, "
+            f"{len(self.ranks)} ranks &middot; <code>{html.escape(os.fspath(self.directory))}</code></div>"
+        ]
+        parts += [f"<div>warning: {html.escape(warning)}</div>" for warning in self.warnings]
+        columns = ["rank", "device", "compute_s", "exposed_comm_s", "late_peer_s", "idle_s", "bytes_sent", ""]
+        rows = [
+            [
+                rank.rank,
+                rank.device,
+                rank.compute_s,
+                rank.exposed_comm_s,
+                rank.late_peer_s,
+                rank.idle_s,
+                rank.bytes_sent,
+            ]
+            for rank in self.ranks
+        ]
+        bars = [_bar(rank, self.makespan) for rank in self.ranks]
+        parts.append(table_in_html(columns, rows, bars))
+        if self.critical_path:
+            path = [
+                [f"{100 * part.share:.1f} %", part.kind, part.link or f"rank {part.rank}", part.name, part.line]
+                for part in self.critical_path[:5]
+            ]
+            parts.append(table_in_html(["of the makespan", "kind", "of", "in", "line"], path))
+        return "".join(parts)
+
+
+def load(folder: str | os.PathLike[str]) -> Run:
+    """The run whose results are in a folder: of `simulate`, `replay` and `workload`, and of the commands `run` and `launch`.
+
+    >>> uniference.load("ring").makespan
+    0.009201...
+
+    Raises FileNotFoundError if there is no report in it, ValueError if it cannot be read.
+    """
+    directory = Path(folder)
+    path = directory / "report.json"
+    try:
+        report = json.loads(path.read_text())
+    except FileNotFoundError:
+        hint = "give an output folder of `uniference run`, `replay`, `workload --run` or `launch`"
+        raise FileNotFoundError(f"{os.fspath(directory)} has no report.json\nhint: {hint}") from None
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(path)} is not a report: {error}") from None
+    if not isinstance(report, dict) or report.get("version") not in (1, 2):
+        raise ValueError(f"{os.fspath(path)} is not a report of version 1 or 2")
+    logs = sorted(directory.glob("rank-*.log"), key=lambda log: int(log.stem.removeprefix("rank-")))
+    return Run(directory=directory, report=report, output="".join(log.read_text(errors="replace") for log in logs))
+
+
+def seconds(time: float) -> str:
+    """A time as people read it: `12.3 ms`."""
+    unit, size = next(((u, s) for u, s in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)) if abs(time) >= s), ("ns", 1e-9))
+    return f"{time / size:.4g} {unit}" if time else "0"
+
+
+def table_in_html(columns: Sequence[str], rows: Sequence[Sequence[Any]], bars: Sequence[str] = ()) -> str:
+    """A table, of whose rows the first are shown; `bars` are a last column that is HTML already."""
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+    body = []
+    for number, row in enumerate(rows[:MOST_SHOWN]):
+        cells = "".join(
+            f"<td>{html.escape(_shown(name, value))}</td>" for name, value in zip(columns, row, strict=False)
+        )
+        body.append(f"<tr>{cells}{f'<td>{bars[number]}</td>' if bars else ''}</tr>")
+    more = len(rows) - len(body)
+    rest = f"<div>and {more} more rows</div>" if more else ""
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>{rest}"
+
+
+def _bar(rank: Rank, makespan: float) -> str:
+    """Where a rank's time went, drawn to scale."""
+    widths = (("#4c78a8", rank.compute_s), ("#e45756", rank.exposed_comm_s), ("#bab0ac", rank.idle_s))
+    title = f"compute {seconds(rank.compute_s)}, exposed {seconds(rank.exposed_comm_s)}, idle {seconds(rank.idle_s)}"
+    pieces = "".join(
+        f'<span style="display:inline-block;height:0.8em;background:{color};width:{120 * time / makespan:.1f}px"></span>'
+        for color, time in widths
+        if makespan > 0
+    )
+    return f'<span title="{title}" style="white-space:nowrap">{pieces}</span>'
+
+
+def _shown(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return seconds(value) if name.endswith("_s") or name == "seconds" else f"{value:.4g}"
+    if isinstance(value, list | tuple):
+        return " ".join(map(str, value))
+    return str(value)
+
+
+def _values(row: Any) -> list[Any]:
+    return list(asdict(row).values())
+
+
+def imported(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise ImportError(f"this requires {name}\nhint: pip install {name}") from None
+
+
+def _from_report(kind: type[_Row], row: dict[str, Any]) -> _Row:
+    # What a report leaves out has the default.
+    return kind(**{field.name: row[field.name] for field in fields(kind) if field.name in row})  # type: ignore[arg-type]
