@@ -42,6 +42,30 @@ def user_line() -> str:
     """The user's line that is being executed, as "path:line"."""
 
 @final
+class ClockServer:
+    """Tells this host's time (CLOCK_MONOTONIC) over encrypted connections to hosts that know `token`, while it lives."""
+
+    def __init__(self, addresses: Sequence[str], token: bytes) -> None:
+        """Listens at a free port of each address. Raises OSError, with the address as its file name, for one of another machine."""
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where it listens, as "HOST:PORT": one for each address that it was given."""
+
+    def expect(self, names: Sequence[str]) -> None:
+        """From here on hosts of these names may read the clock, each of them once."""
+
+    def wait(self, timeout_s: float) -> str | None:
+        """The next host that has read all that it wanted; None: there was none in time."""
+
+def read_clock(address: str, token: bytes, name: str, rounds: int) -> tuple[int, int, int]:
+    """Compares this host's clock with the one that is served at `address` ("HOST:PORT"), for the host of this name.
+
+    Returns, in nanoseconds, the time by this host's clock, how much more the other clock showed then, and by how much that may be wrong.
+    Raises ConnectionError if the clock cannot be read now, ValueError if the other side is of another version.
+    """
+
+@final
 class Channel:
     """This rank's connection to the engine.
 

@@ -218,3 +218,53 @@ def test_a_mesh_of_split_communicators_whose_first_rank_sleeps(tmp_path: Path, r
     options = ("--cluster", "cluster.toml", "--cuda", "--compute", "model", "--values", "small")
     run_both(tmp_path, SPLIT, *options)
     assert ranks_that_ran(tmp_path) == running
+
+
+UNEVEN = """
+import sys, torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+dist.init_process_group("gloo")
+print("rank", dist.get_rank())
+rows, across = map(int, sys.argv[1:])
+mesh = init_device_mesh("cpu", (dist.get_world_size() // across, across), mesh_dim_names=("data", "tensor"))
+data, tensor = mesh["data"], mesh["tensor"]
+# As FSDP2 divides a parameter: the last ranks have less of it, or nothing, and what they gather is padded.
+padded = -(-rows // data.size())
+mine = min(max(rows - data.get_local_rank() * padded, 0), padded)
+for step in range(2):
+    if mine:
+        torch.ones(mine, 256) @ torch.ones(256, 256)
+    gathered = torch.empty(data.size() * padded, 64)
+    dist.all_gather_into_tensor(gathered, torch.ones(padded, 64), group=data.get_group())
+    dist.all_reduce(gathered, group=tensor.get_group())
+    assert gathered[0, 0] == across
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "across", "running"),
+    [
+        # The last of four machines has one row of seven, the others two.
+        (7, 4, [0, 1, 2, 3, 4, 7, 8, 11, 12, 13, 14, 15]),
+        # The last rank has one row of 31, the others two.
+        (31, 1, [0, 1, 2, 3, 4, 7, 8, 11, 12, 13, 14, 15]),
+        # The last two, which are tensor-parallel, have one row of 15.
+        (15, 2, [0, 1, 2, 3, 4, 7, 8, 11, 12, 13, 14, 15]),
+        # Ranks from 9 on have none.
+        (9, 1, [0, 1, 2, 3, 4, 7, 8, 9, 10, 11, 12, 13, 14, 15]),
+    ],
+)
+def test_what_the_last_ranks_have_less_of(tmp_path: Path, rows: int, across: int, running: list[int]) -> None:
+    (tmp_path / "cluster.toml").write_text(CLUSTER.replace("per_server = 8", "per_server = 4"))
+    script = write_script(tmp_path, UNEVEN)
+    options = ("--cluster", "cluster.toml", "--compute", "model")
+    whole, folded = (
+        uniference("run", "--fold", fold, "--out", f"out-{fold}", *options, script, rows, across, cwd=tmp_path)
+        for fold in ("off", "auto")
+    )
+    assert whole.code == folded.code == 0, whole.err + folded.err
+    digests = {json.loads((tmp_path / f"out-{fold}" / "report.json").read_text())["digest"] for fold in ("off", "auto")}
+    assert len(digests) == 1, folded.err
+    assert "the last ranks fold by themselves" in folded.err
+    assert ranks_that_ran(tmp_path) == running

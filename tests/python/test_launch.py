@@ -110,67 +110,30 @@ dist.destroy_process_group()
     assert operation["time_s"] / 2 >= 1e6 * 1514 / 1448 / 12.5e6
 
 
-SHIFT_NS = 5_000_000_000
-
-
-@pytest.fixture
-def served() -> Iterator[tuple[tuple[str, int], bytes, threading.Thread, list[str]]]:
-    """A clock that is ahead, for one client: its address, its key, its thread, and how that has failed."""
-    listener, key = socket.create_server(("127.0.0.1", 0), backlog=512), clocks.new_key()
-    failed: list[str] = []
-
-    def serve() -> None:
-        try:
-            clocks.Server([listener], key, lambda: clocks.now() + SHIFT_NS).serve(1, patience_s=30)
-        except TimeoutError as error:
-            failed.append(str(error))
-
-    server = threading.Thread(target=serve)
-    address = listener.getsockname()
-    server.start()
-    yield address, key, server, failed
-    server.join()
-
-
-def check_offset(reading: clocks.Reading) -> None:
-    assert abs(reading.offset_ns - SHIFT_NS) <= reading.error_ns
-
-
-def test_the_offset_of_a_clock_is_found_to_half_a_round_trip_among_strangers(
-    served: tuple[tuple[str, int], bytes, threading.Thread, list[str]],
-) -> None:
-    address, key, server, failed = served
-    # More than are served at once say nothing, or garbage, or what another has said; nobody has to wait for them.
-    silent = [socket.create_connection(address, timeout=5) for _ in range(100)]
-    for peer in silent[50:]:
-        with contextlib.suppress(OSError):  # it has had to make room
-            peer.sendall(b"GET / HTTP/1.0\r\n\r\n" * 20)
-    with pytest.raises(ConnectionError, match="cannot read the clock of"):
-        clocks.read(address, clocks.new_key(), patience_s=0)
-    with socket.create_connection(address, timeout=5) as mirror, contextlib.suppress(OSError):
-        while chunk := mirror.recv(64):
-            mirror.sendall(chunk)
-            assert len(chunk) in (32, 64), "a stranger that repeats what it hears has been told the time"
-    assert server.is_alive()
-    check_offset(clocks.read(address, key))
-    server.join()
-    assert not failed
-    for peer in silent:
-        peer.close()
-    with pytest.raises(ConnectionError):
-        clocks.read(address, key, patience_s=0)
+def test_a_clock_is_read_by_who_knows_its_key_and_by_nobody_else() -> None:
+    key = clocks.new_key()
+    server = clocks.Server(["127.0.0.1"], key, ["there"])
+    (address,) = server.addresses
+    serving = threading.Thread(target=server.serve)
+    serving.start()
+    with pytest.raises(ConnectionError, match="cannot read the clock of .* the token is wrong\nhint: make sure"):
+        clocks.read(address, clocks.new_key(), "there", patience_s=0)
+    reading = clocks.read(address, key, "there")
+    # Both are the clock of this host.
+    assert abs(reading.offset_ns) <= reading.error_ns
+    serving.join()
 
 
 def test_a_server_does_not_wait_for_ever() -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as listener,
-        pytest.raises(TimeoutError, match="hint: make sure that all hosts"),
-    ):
-        clocks.Server([listener], clocks.new_key()).serve(1, patience_s=0.1)
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        address = nobody.getsockname()
+    server = clocks.Server(["127.0.0.1"], clocks.new_key(), ["there"])
+    with pytest.raises(TimeoutError, match="1 of 1 hosts .*\nhint: make sure that all hosts reach 127.0.0.1:"):
+        server.serve(patience_s=0.1)
+    (address,) = server.addresses
+    del server
     with pytest.raises(ConnectionError, match="hint: make sure that this host can reach it"):
-        clocks.read(address, clocks.new_key(), patience_s=0)
+        clocks.read(address, clocks.new_key(), "there", patience_s=0)
+    with pytest.raises(ConnectionError, match="cannot serve the clock of rank 0's host at 192.0.2.1.*\nhint: give an address"):
+        clocks.Server(["192.0.2.1"], clocks.new_key(), ["there"])
 
 
 @pytest.mark.parametrize("given", [None, "127.0.0.9"])
@@ -194,13 +157,13 @@ def test_the_clock_of_the_first_host_is_served_where_the_others_reach_it(
             os.environ.update(environment, RANK=str(rank))
             monkeypatch.setattr(meeting, "_host", lambda rank=rank: f"host-{rank}")
             listeners = []
-            create = socket.create_server
+            serve = clocks.Server.serve
 
-            def note(place: tuple[str, int], **options: Any) -> socket.socket:
-                listeners.append(place[0])  # noqa: B023 - it is called in this turn of the loop
-                return create(place, **options)  # noqa: B023
+            def note(server: clocks.Server) -> None:
+                listeners.extend(address.rpartition(":")[0] for address in server.addresses)  # noqa: B023 - called in this turn
+                serve(server)  # noqa: B023
 
-            monkeypatch.setattr(socket, "create_server", note)
+            monkeypatch.setattr(clocks.Server, "serve", note)
             met = meeting.Meeting()
             for name in ("before", "after"):
                 met.compare_clocks(name)

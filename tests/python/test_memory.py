@@ -115,6 +115,35 @@ def test_parameters_that_torch_did_not_allocate_are_counted_as_long_as_they_live
     assert "Of the allocated memory 3.81 MiB is parameters" in refused.err
 
 
+LAZY = SETUP + (
+    "model = torch.nn.Sequential(torch.nn.LazyLinear(1000, bias=False), torch.nn.Linear(1000, 10, bias=False))\n"
+    "model(torch.ones(1, 1000)).sum().backward()\n"
+    "torch.optim.SGD(model.parameters()).step()\n"
+)
+
+
+def test_parameters_that_have_no_memory_at_first_are_counted_once_they_have(tmp_path: Path) -> None:
+    done = run(tmp_path, LAZY, "--ranks", 2)
+    assert done.code == 0, done.err
+    # 1000 x 1000 and 1000 x 10 elements of 4 bytes.
+    assert at_peak(report(tmp_path / "out")["memory"], 0)["parameters"] == 4_040_000
+
+
+SHARDED = SETUP + (
+    "from torch.distributed.fsdp import fully_shard\n"
+    "model = torch.nn.Sequential(torch.nn.Linear(1000, 1000, bias=False), torch.nn.Linear(1000, 1000, bias=False))\n"
+    "fully_shard(model)\n"
+    "model(torch.ones(4000, 1000))\n"
+)
+
+
+def test_what_fsdp_keeps_of_parameters_is_known_before_the_first_step(tmp_path: Path) -> None:
+    refused = run(tmp_path, SHARDED, "--cluster", cluster(tmp_path, "30 MB"))
+    assert refused.code == 1
+    # Half of 8 MB on each of the two ranks, and all of it while a layer computes.
+    assert "Of the allocated memory 11.44 MiB is parameters, 0 bytes gradients" in refused.err, refused.err
+
+
 @pytest.mark.parametrize("options", [(), ("--compute", "none"), ("--compute", "none", "--values", "small")])
 def test_a_rank_gets_no_more_than_its_device_has(tmp_path: Path, options: tuple[str, ...]) -> None:
     where = ("--cluster", cluster(tmp_path, "100 MiB"), *options)

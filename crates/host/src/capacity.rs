@@ -42,6 +42,35 @@ fn check(ranks: u32, available: u64) -> Result<Option<String>, HostError> {
     Ok((needed > available / 5 * 4).then_some(figures))
 }
 
+/// Refuses `ranks` that take `each` bytes, as far as is known, and do not fit; `why` there are so many.
+pub fn check_processes(ranks: u32, each: u64, why: &str) -> Result<(), HostError> {
+    available_memory().map_or(Ok(()), |available| check_sizes(ranks, each, why, available))
+}
+
+fn check_sizes(ranks: u32, each: u64, why: &str, available: u64) -> Result<(), HostError> {
+    let needed = ZYGOTE_BYTES + each.max(RANK_BYTES) * u64::from(ranks);
+    if needed <= available {
+        return Ok(());
+    }
+    Err(HostError::Host {
+        what: format!(
+            "{ranks} ranks must run, because {why}; they take {} of memory at least ({} each), but only {} are available",
+            bytes(needed),
+            bytes(each),
+            bytes(available)
+        ),
+        hint: "use fewer ranks, or free memory; --fold off starts all ranks whether they fit or not".to_owned(),
+    })
+}
+
+/// Bytes of memory that a process shares with no other one, if it lives.
+pub(crate) fn private_memory(pid: i32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    let private = text.lines().filter(|line| line.starts_with("Private_Clean:") || line.starts_with("Private_Dirty:"));
+    let kilobytes = private.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+    Some(kilobytes.sum::<u64>() * 1024)
+}
+
 /// What this process and its children may still use, in bytes: of the host, and of its control group if that is less.
 pub fn available_memory() -> Option<u64> {
     let host = meminfo(&fs::read_to_string("/proc/meminfo").ok()?);
@@ -110,6 +139,17 @@ mod tests {
         assert!(refused(1, 709 << 20).is_err());
         assert!(refused(1, 710 << 20).unwrap().is_some());
         assert_eq!(refused(1, 888 << 20), Ok(None));
+    }
+
+    #[test]
+    fn ranks_are_refused_by_what_they_took_so_far() {
+        let refused = |each, available| check_sizes(512, each, "rank 1 sleeps", available).map_err(|e| e.to_string());
+        // 700 MiB + 512 * 1 GiB
+        assert_eq!(refused(1 << 30, (700 << 20) + (512 << 30)), Ok(()));
+        let error = refused(1 << 30, 512 << 30).unwrap_err();
+        let what = "512 ranks must run, because rank 1 sleeps; they take 512.68 GiB of memory at least (1.00 GiB each)";
+        assert!(error.starts_with(what) && error.contains("\nhint: "), "{error}");
+        assert!(private_memory(std::process::id() as i32).is_some_and(|bytes| bytes > 0));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::token::Token;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
@@ -69,7 +69,11 @@ impl Door {
     ///
     /// # Errors
     /// If that is no address of this machine, or somebody else listens there.
-    pub fn open(address: &str, token: Token, log: impl Fn(&str) + Send + Sync + 'static) -> io::Result<Door> {
+    pub fn open(
+        address: impl ToSocketAddrs,
+        token: Token,
+        log: impl Fn(&str) + Send + Sync + 'static,
+    ) -> io::Result<Door> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
@@ -100,6 +104,11 @@ impl Door {
     pub fn expect(&self, names: impl IntoIterator<Item = String>) {
         let mut guests = self.shared.guests.lock().expect(NOBODY_PANICS);
         *guests = Guests { expected: names.into_iter().collect(), present: BTreeSet::new() };
+    }
+
+    /// The worker of this name is lost: it may come again.
+    pub fn forget(&self, name: &str) {
+        self.shared.guests.lock().expect(NOBODY_PANICS).leave(name);
     }
 
     /// A run is over: nobody takes part in it any more.
@@ -193,7 +202,7 @@ impl Guests {
         Ok(())
     }
 
-    /// It was lost while it was told that it is taken.
+    /// It is lost.
     fn leave(&mut self, name: &str) {
         self.present.remove(name);
     }

@@ -4,6 +4,7 @@
 mod capture;
 mod chakra;
 mod channel;
+mod clocks;
 mod gpus;
 mod site;
 mod tensors;
@@ -78,6 +79,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(channel::combines, module)?)?;
     module.add_function(wrap_pyfunction!(site::set_libraries, module)?)?;
     module.add_function(wrap_pyfunction!(site::user_line, module)?)?;
+    module.add_function(wrap_pyfunction!(clocks::read_clock, module)?)?;
+    module.add_class::<clocks::ClockServer>()?;
     chakra::register(module)?;
     module.add_class::<channel::Channel>()
 }

@@ -101,6 +101,8 @@ struct Ran {
     costing: Rc<RefCell<Costing>>,
     /// What ranks have warned of.
     warnings: Vec<String>,
+    /// Bytes that the largest process of a rehearsal took.
+    largest: u64,
 }
 
 impl<'a> Live<'a> {
@@ -208,7 +210,7 @@ impl Source for Live<'_> {
 impl Live<'_> {
     /// Runs all ranks.
     fn run_all(&mut self, cluster: &Cluster, watch: Watch<'_>) -> Result<End, HostError> {
-        let Ran { ending, lines, costing, warnings } = self.run(cluster, None, watch)?;
+        let Ran { ending, lines, costing, warnings, .. } = self.run(cluster, None, watch)?;
         self.interrupts = None;
         let mut costed = costing.borrow_mut().finish()?;
         costed.warnings.extend(warnings);
@@ -224,7 +226,8 @@ impl Live<'_> {
             Gathered::Interrupted(interrupt) => {
                 let stop = Stop { exit: interrupt.into(), message: "interrupted\n".to_owned() };
                 let costing = Costing::new(self.plan.clone());
-                return Ok(Ran { ending: Ok(Ending::Stopped(stop)), lines: Vec::new(), costing, warnings: Vec::new() });
+                let (lines, warnings) = (Vec::new(), Vec::new());
+                return Ok(Ran { ending: Ok(Ending::Stopped(stop)), lines, costing, warnings, largest: 0 });
             }
         };
         let mut observer = (watch.observer, &mut *self.observer);
@@ -250,16 +253,15 @@ impl Live<'_> {
         let warnings = driver.warnings();
         let limited = self.setup.script.env.contains_key("UNIFERENCE_VALUES");
         let zeros = if limited { zeros(&costing.borrow(), &ending) } else { String::new() };
-        let ending = match (ending, driver.exchange().unlike()) {
-            (LiveEnding::Unlike(unlike), _) => Err(unlike),
-            (LiveEnding::Finished, Some(unlike)) => Err(unlike.clone()),
-            (LiveEnding::Finished, None) => Ok(Ending::Finished),
-            (other, _) => {
+        let ending = match ending {
+            LiveEnding::Unlike(unlike) => Err(unlike),
+            LiveEnding::Finished => Ok(Ending::Finished),
+            other => {
                 let Stop { exit, message } = explain(other, &others, &lines, &stands, self.folder);
                 Ok(Ending::Stopped(Stop { exit, message: message + &zeros }))
             }
         };
-        Ok(Ran { ending, lines, costing, warnings })
+        Ok(Ran { ending, lines, costing, warnings, largest: driver.largest() })
     }
 }
 

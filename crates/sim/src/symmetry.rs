@@ -167,23 +167,6 @@ impl Symmetry {
         })
     }
 
-    /// The shift that moves a representative farthest along every axis whose stride is one of these.
-    pub(crate) fn farthest(&self, strides: std::ops::Range<u32>) -> Shift {
-        let axes = self.axes.iter().filter(|axis| strides.contains(&axis.stride));
-        Shift(axes.map(|axis| (axis.extent - 1) * axis.stride).sum())
-    }
-
-    /// One step along the first axis on which `rank` is elsewhere than its representative; of a representative none.
-    pub(crate) fn first_step(&self, rank: RankId) -> Shift {
-        Shift(self.axes.iter().find(|axis| axis.at(rank.0) > 0).map_or(0, |axis| axis.stride))
-    }
-
-    /// The axis along which `rank` is one step away from its representative, if it is nowhere else on any other.
-    pub(crate) fn axis_of_step(&self, rank: RankId) -> Option<usize> {
-        let Shift(shift) = self.shift_to(rank);
-        self.axes.iter().position(|axis| axis.stride == shift)
-    }
-
     /// The class of a representative, itself first.
     pub fn class(&self, representative: RankId) -> impl Iterator<Item = RankId> {
         let place = move |index: u32| {
@@ -200,7 +183,8 @@ impl Symmetry {
 }
 
 impl Axis {
-    fn at(&self, rank: u32) -> u32 {
+    /// The coordinate of `rank` along it.
+    pub(crate) fn at(&self, rank: u32) -> u32 {
         rank / self.stride % self.extent
     }
 }

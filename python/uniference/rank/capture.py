@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module
+from torch.nn.parameter import is_lazy
 from torch.optim import optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -126,6 +127,8 @@ class Library:
 
     def note(self, tensor: torch.Tensor, kind: int) -> None:
         """Says what the memory of a tensor is for."""
+        if is_lazy(tensor):
+            return  # it has no memory before its module is called
         tensor = getattr(tensor, "_local_tensor", tensor)
         if tensor.device.type in ("cpu", "cuda") and tensor.layout == torch.strided:
             self.functions.uniference_capture_kind(tensor.untyped_storage()._cdata, kind)
@@ -240,24 +243,45 @@ def _note_kinds(channel: Channel, native: Library) -> None:
 
         return note
 
-    def stepped(stepping: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        channel.enter()
-        try:
+    def steps(stepping: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        with _uncharged(channel):
             for group in stepping.param_groups:
                 for parameter in group["params"]:
                     native.note(parameter, _PARAMETER)
                     if parameter.grad is not None:
                         native.note(parameter.grad, _GRADIENT)
+
+    def stepped(stepping: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        with _uncharged(channel):
             for state in stepping.state.values():
                 for value in state.values():
                     if isinstance(value, torch.Tensor):
                         native.note(value, _OPTIMIZER)
-        finally:
-            channel.leave()
+
+    def called(model: torch.nn.Module, _args: Any) -> None:
+        # FSDP registers no parameter: what it keeps of them is noted when the first model is called.
+        parameters = list(model.parameters())
+        if parameters:
+            first_call.remove()
+        with _uncharged(channel):
+            for parameter in parameters:
+                native.note(parameter, _PARAMETER)
 
     module.register_module_parameter_registration_hook(registered(_PARAMETER))
     module.register_module_buffer_registration_hook(registered(_BUFFER))
+    first_call = module.register_module_forward_pre_hook(called)
+    optimizer.register_optimizer_step_pre_hook(steps)
     optimizer.register_optimizer_step_post_hook(stepped)
+
+
+@contextmanager
+def _uncharged(channel: Channel) -> Iterator[None]:
+    """What is done inside takes the rank no time."""
+    channel.enter()
+    try:
+        yield
+    finally:
+        channel.leave()
 
 
 class Stream:

@@ -21,6 +21,8 @@ from uniference.real.recording import now
 CLOCK_ADDRESS = "UNIFERENCE_CLOCK_ADDRESS"
 _AGENT = "TORCHELASTIC_USE_AGENT_STORE"
 _PATIENCE = timedelta(minutes=30)
+# How long the store may take to accept a connection.
+_SILENCE_S = 10
 # Every rank knows the starting instant this long before it comes.
 _NOTICE_NS = 50_000_000
 # The last part of a wait for an instant is spent looking at the clock.
@@ -62,30 +64,32 @@ class Meeting:
         seen = {self._store.get(f"{name}/seen/{host}").decode() for host in others}
         wanted = os.environ.get(CLOCK_ADDRESS)
         bound = {address: wanted or address for address in seen}
-        listeners = {address: _listen(address) for address in sorted(set(bound.values()))}
-        key = clocks.new_key()
+        key, places = clocks.new_key(), sorted(set(bound.values()))
+        server = clocks.Server(places, key, others)
+        listening = dict(zip(places, server.addresses, strict=True))
         self._store.set(f"{name}/key", key.hex())
         for address, at in bound.items():
-            host, port = listeners[at].getsockname()[:2]
-            reached = address if ipaddress.ip_address(host).is_unspecified else host
-            self._store.set(f"{name}/clock/{address}", f"{reached} {port}")
-        clocks.Server(list(listeners.values()), key).serve(len(others))
+            host, _, port = listening[at].rpartition(":")
+            everywhere = ipaddress.ip_address(host.strip("[]")).is_unspecified
+            reached = (f"[{address}]" if ":" in address else address) if everywhere else host
+            self._store.set(f"{name}/clock/{address}", f"{reached}:{port}")
+        server.serve()
 
     def _read(self, name: str, first: bool) -> None:
         key = f"{name}/reading/{self.host}"
         if first:
             seen = self._address_of_first()
             self._store.set(f"{name}/seen/{self.host}", seen)
-            address, port = self._store.get(f"{name}/clock/{seen}").decode().split()
+            address = self._store.get(f"{name}/clock/{seen}").decode()
             secret = bytes.fromhex(self._store.get(f"{name}/key").decode())
-            reading = asdict(clocks.read((address, int(port)), secret))
+            reading = asdict(clocks.read(address, secret, self.host))
             self._store.set(key, ",".join(str(reading[field]) for field in ("at_ns", "offset_ns", "error_ns")))
         at, offset, error = map(int, self._store.get(key).split(b","))
         self.readings.append({"at_ns": at, "offset_ns": offset, "error_ns": error})
 
     def _address_of_first(self) -> str:
         """By which this host reaches rank 0's: that of the store there, whatever MASTER_ADDR means on other hosts."""
-        with socket.create_connection(self._place, timeout=clocks.SILENCE_S) as store:
+        with socket.create_connection(self._place, timeout=_SILENCE_S) as store:
             return str(store.getpeername()[0])
 
     def start_together(self) -> int:
@@ -112,14 +116,3 @@ class Meeting:
 def _host() -> str:
     """What two ranks share if they share a clock: the kernel."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def _listen(address: str) -> socket.socket:
-    try:
-        ((family, _, _, _, place), *_) = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)
-        return socket.create_server(place[:2], family=family, backlog=512)
-    except OSError as error:
-        raise ConnectionError(
-            f"cannot serve the clock of rank 0's host at {address}, the address by which other hosts reach it: {error}\n"
-            "hint: give an address of that host that the other hosts can reach with --clock-address"
-        ) from None

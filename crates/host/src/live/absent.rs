@@ -115,12 +115,17 @@ impl Absence {
     pub(super) fn unlike(&self) -> Option<&Unlike> {
         self.unlike.as_ref().or(self.likeness.unlike())
     }
+
+    /// Why it has led to nothing, now that it is over.
+    pub(super) fn conclude(&mut self) -> Option<&Unlike> {
+        self.unlike.as_ref().or(self.likeness.conclude())
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use uniference_sim::cast::axes;
+    use uniference_sim::cast::{axes, ends};
     use uniference_sim::program::{CollectiveKind, DType};
     use uniference_sim::symmetry::Symmetry;
     use uniference_sim::time::Bytes;
@@ -128,7 +133,7 @@ mod tests {
     /// 16 ranks, 8 on a machine: 0, 1, 2, 4, 7, 8 and 15 run.
     fn absence() -> Absence {
         let symmetry = Symmetry::new(axes(16, 8), 16).unwrap();
-        Absence::new(Arc::new(Cast::new(symmetry, 16, 8)))
+        Absence::new(Arc::new(Cast::new(symmetry, 16, ends(16, 8), Vec::new())))
     }
 
     fn ranks(ranks: &[u32]) -> Arc<[RankId]> {

@@ -183,6 +183,8 @@ pub struct Driver<'a> {
     watch: Watch<'a>,
     signals: &'a Interrupts,
     interrupted: Option<Interrupt>,
+    /// Bytes that the largest process of a rehearsal had for itself when that was over.
+    largest: u64,
 }
 
 /// Those who look on.
@@ -266,6 +268,7 @@ impl<'a> Driver<'a> {
             watch,
             signals,
             interrupted: None,
+            largest: 0,
         })
     }
 
@@ -287,9 +290,18 @@ impl<'a> Driver<'a> {
     pub fn run(&mut self) -> Result<LiveEnding, HostError> {
         loop {
             if let Some(ending) = self.step()? {
-                let ending = self.farewell(ending);
+                if self.cast.is_some() {
+                    let pids = self.ranks.iter().filter_map(|state| match state.process {
+                        Process::Alive { pid } => Some(pid),
+                        _ => None,
+                    });
+                    self.largest = pids.filter_map(capacity::private_memory).max().unwrap_or_default();
+                }
+                let ending = self.farewell(ending)?;
                 self.exchange.record_rest(self.watch.recorder);
-                return ending;
+                let is_over = matches!(ending, LiveEnding::Finished | LiveEnding::Halted(_));
+                let unlike = self.exchange.conclude().filter(|_| is_over).cloned();
+                return Ok(unlike.map_or(ending, LiveEnding::Unlike));
             }
             let timeout = self.next_timeout();
             self.listen(timeout)?;
@@ -412,6 +424,11 @@ impl<'a> Driver<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Bytes that the largest process of a rehearsal had for itself when that was over, if it lived.
+    pub fn largest(&self) -> u64 {
+        self.largest
     }
 
     /// Whether any rank has been started.

@@ -323,6 +323,11 @@ impl Exchange {
         self.absence.as_ref().and_then(Absence::unlike)
     }
 
+    /// Why a rehearsal that is over has led to nothing.
+    pub fn conclude(&mut self) -> Option<&Unlike> {
+        self.absence.as_mut().and_then(Absence::conclude)
+    }
+
     /// Small reductions are done here, in the arena, from here on.
     pub fn reduce_in(&mut self, window: Window) {
         self.data.reduce_in(window);

@@ -13,9 +13,10 @@ use std::io::{BufReader, BufWriter, Seek, SeekFrom};
 use std::sync::Arc;
 use uniference_formats::record::{Header, RecordReader, RecordWriter};
 use uniference_formats::report::Manifest;
+use uniference_host::capacity;
 use uniference_host::error::{Exit, HostError};
 use uniference_host::live::exchange::Recorder;
-use uniference_sim::cast::{Cast, DueTo, Moved, Unlike, axes};
+use uniference_sim::cast::{self, Cast, DueTo, Moved, Unlike, axes, ends, rest};
 use uniference_sim::cluster::{Cluster, Free};
 use uniference_sim::engine;
 use uniference_sim::ids::{RankId, TaskId};
@@ -31,6 +32,9 @@ const REHEARSAL: &str = "rehearsal.tmp";
 /// complete at once. It is as little as NCCL's fastest: what threads do every so often, they do no more often than in a run of all ranks.
 const REHEARSED: SimDuration = SimDuration::from_us(10);
 
+/// So many ends may be classes of their own: with more, something was divided in another way than by leaving less to the last ones.
+const MOST_APART: usize = 4;
+
 /// Tells ranks which of them run (`python/uniference/rank/rehearsal.py`).
 const RUNNING: &str = "UNIFERENCE_RUNNING";
 
@@ -44,21 +48,28 @@ pub(super) fn drive(live: &mut Live<'_>, cluster: &Cluster, watch: Watch<'_>) ->
         Ok(axes) => axes,
         Err(unlike) => return run_all(live, cluster, watch, &unlike),
     };
-    let mut reason = None;
-    let mut ends = true;
+    let mut reason: Option<Unlike> = None;
+    let mut largest = 0;
+    let mut looks_at_ends = true;
+    let mut apart: Vec<cast::End> = Vec::new();
     let (cast, rehearsed) = loop {
         let symmetry = Symmetry::new(left.clone(), world).expect("some factors of a number are a grid");
-        let cast = Arc::new(match ends {
-            true => Cast::new(symmetry, world, per_machine),
-            false => Cast::without_ends(symmetry, world),
-        });
-        if cast.running().count() as u32 == world {
+        let looked_at = match looks_at_ends {
+            true => [ends(world, per_machine), rest(world, per_machine, &apart)].concat(),
+            false => Vec::new(),
+        };
+        let cast = Arc::new(Cast::new(symmetry, world, looked_at, apart.clone()));
+        let running = cast.running().count() as u32;
+        if let Some(unlike) = &reason {
+            capacity::check_processes(running, largest, &unlike.problem)?;
+        }
+        if running == world {
             let unlike =
                 reason.unwrap_or_else(|| Unlike::absence(format!("{world} ranks are too few for others to stand for")));
             return run_all(live, cluster, watch, &unlike);
         }
-        live.notices.say(&format!("{} of {world} ranks run", cast.running().count()));
-        let unlike = match rehearse(live, cluster, &cast)? {
+        live.notices.say(&format!("{running} of {world} ranks run"));
+        let unlike = match rehearse(live, cluster, &cast, &mut largest)? {
             Rehearsed::Stopped(stop) => return Ok(End::new(Ending::Stopped(stop), Vec::new())),
             Rehearsed::Unlike(unlike) => unlike,
             Rehearsed::Finished(rehearsed) => break (cast, *rehearsed),
@@ -68,11 +79,19 @@ pub(super) fn drive(live: &mut Live<'_>, cluster: &Cluster, watch: Watch<'_>) ->
                 let Axis { stride, extent, .. } = left.remove(axis);
                 live.notices.say(&format!("ranks {stride} apart (every {extent}) do not fold: {unlike}"));
             }
-            // Some groups have no other member that runs than a last rank.
-            DueTo::Absence if std::mem::take(&mut ends) => {
-                live.notices.say(&format!("the last ranks do not run beside the others: {unlike}"));
+            DueTo::End(end) if apart.len() < MOST_APART => {
+                let end = cast.ends()[end].clone();
+                live.notices.say(&format!("the last ranks fold by themselves: {unlike}"));
+                // It is wider than was thought.
+                apart.retain(|other| !other.is_superset(&end));
+                apart.push(end);
             }
-            DueTo::Absence | DueTo::End => left.clear(),
+            // Some groups have no other member that runs than a last rank.
+            DueTo::Absence if std::mem::take(&mut looks_at_ends) => {
+                live.notices.say(&format!("the last ranks do not run beside the others: {unlike}"));
+                apart.clear();
+            }
+            DueTo::Absence | DueTo::End(_) | DueTo::Uneven => left.clear(),
         }
         reason = Some(unlike);
     };
@@ -130,8 +149,13 @@ struct Rehearsal {
     warnings: Vec<String>,
 }
 
-/// Runs the ranks of a cast where communication takes what [`REHEARSED`] says.
-fn rehearse(live: &mut Live<'_>, cluster: &Cluster, cast: &Arc<Cast>) -> Result<Rehearsed, HostError> {
+/// Runs the ranks of a cast where communication takes what [`REHEARSED`] says. `largest` is what the largest process took so far.
+fn rehearse(
+    live: &mut Live<'_>,
+    cluster: &Cluster,
+    cast: &Arc<Cast>,
+    largest: &mut u64,
+) -> Result<Rehearsed, HostError> {
     let mut stage = cluster.clone();
     let kinds = CollectiveKind::ALL.map(CollectiveKind::name);
     stage.backend.free =
@@ -145,7 +169,8 @@ fn rehearse(live: &mut Live<'_>, cluster: &Cluster, cast: &Arc<Cast>) -> Result<
     live.setup.script.env.insert(RUNNING.to_owned(), numbers(cast).join(","));
     let ran = live.run(&stage, Some(cast.clone()), watch);
     live.setup.script.env.remove(RUNNING);
-    let Ran { ending, warnings, .. } = ran?;
+    let Ran { ending, warnings, largest: taken, .. } = ran?;
+    *largest = taken.max(*largest);
     match ending {
         Err(unlike) => return Ok(Rehearsed::Unlike(unlike)),
         // Who waits in vain may wait for a rank that does not run.

@@ -1,10 +1,11 @@
 //! Owns the check that ranks which should be alike are: each witness asks for what its representative does, in its own place.
 //!
 //! What need not be alike is left out before: the store, of which the first rank of a group asks for something else than the others, reads of the clock
-//! and polls, of which there are more where a rank lives longer, and where slices of the host's work are cut by these; and waits for an operation
-//! with a root, which has nothing to wait for. A representative may sleep where none of its witnesses does: absent ranks are made from witnesses.
+//! and polls, of which there are more where a rank lives longer, and where slices of the host's work are cut by these; waits for an operation with a
+//! root, which has nothing to wait for; and in which order groups are closed, which is when Python frees them. A representative may sleep where none of
+//! its witnesses does: absent ranks are made from witnesses.
 
-use super::{Cast, Moved};
+use super::{Cast, End, Moved};
 use crate::device::Origin;
 use crate::ids::{GroupId, Handle, RankId, Site, TaskId};
 use crate::program::{Activity, Call, CallOp, Request};
@@ -14,8 +15,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
 /// Compares the steps of witnesses with those of their representatives.
+///
+/// A rank at an end that differs is judged when those at the other ends have got as far: of all ends at which ranks differ, the widest is a class of its
+/// own.
 #[derive(Debug)]
 pub struct Likeness {
+    /// By their places in the cast, the strides of each end's axes.
+    ends: Vec<End>,
     heard: BTreeMap<RankId, Heard>,
     pairs: Vec<Pair>,
     /// By rank, task and number of the call, a checksum of what was contributed to it.
@@ -37,8 +43,10 @@ pub struct Unlike {
 pub enum DueTo {
     /// Neighbours along this axis of the symmetry differ.
     Axis(usize),
-    /// A rank that is farthest along several axes differs.
-    End,
+    /// The rank at this end of the cast differs.
+    End(usize),
+    /// A rank differs that is just before an end: something was divided so that more ranks than the last ones have less.
+    Uneven,
     /// A rank that does not run is needed.
     Absence,
 }
@@ -68,6 +76,10 @@ struct Pair {
     sleeps: BTreeMap<TaskId, Vec<bool>>,
     /// Has one been added?
     slept: bool,
+    /// By task, how many steps were alike.
+    alike: BTreeMap<TaskId, u64>,
+    /// The first step that was not, of a rank at an end: its task, how many were alike before, and how it differs.
+    differs: Option<(TaskId, u64, String)>,
 }
 
 /// What one of a pair has done and the other has not.
@@ -100,17 +112,24 @@ struct Heard {
 impl Likeness {
     /// For the ranks that run.
     pub fn new(cast: &Cast) -> Likeness {
-        let symmetry = cast.symmetry();
-        let witnesses = (0..cast.runs.len()).map(RankId::from).filter(|rank| cast.runs(*rank));
-        let pair = |witness: RankId| {
-            let representative = symmetry.representative(witness);
-            let moved = Moved::new(cast, representative, witness);
-            let due_to = symmetry.axis_of_step(witness).map_or(DueTo::End, DueTo::Axis);
-            let (tasks, sleeps) = (BTreeMap::new(), BTreeMap::new());
-            Pair { representative, witness, due_to, moved, tasks, sleeps, slept: false }
+        let pair = |representative: RankId, witness: RankId, due_to: DueTo| Pair {
+            representative,
+            witness,
+            due_to,
+            moved: Moved::new(cast, representative, witness),
+            tasks: BTreeMap::new(),
+            sleeps: BTreeMap::new(),
+            slept: false,
+            alike: BTreeMap::new(),
+            differs: None,
         };
-        let pairs = witnesses.map(pair).filter(|pair| pair.witness != pair.representative).collect();
-        Likeness { heard: BTreeMap::new(), pairs, contributed: BTreeMap::new(), unlike: None }
+        let representatives = cast.running().filter(|rank| cast.representative(*rank) == *rank);
+        let pairs = representatives.flat_map(|representative| {
+            let witnesses = cast.witnesses(representative).into_iter();
+            witnesses.map(move |(witness, due_to)| pair(representative, witness, due_to))
+        });
+        let (heard, contributed) = (BTreeMap::new(), BTreeMap::new());
+        Likeness { ends: cast.ends().to_vec(), heard, pairs: pairs.collect(), contributed, unlike: None }
     }
 
     /// `task` of `rank` does this next, on this line.
@@ -118,20 +137,48 @@ impl Likeness {
         let Some(significant) = self.heard.entry(rank).or_default().hear(task, step) else { return };
         let (mut unlike, mut slept) = (None, false);
         for pair in &mut self.pairs {
-            if pair.witness != rank && pair.representative != rank {
+            if (pair.witness != rank && pair.representative != rank) || pair.differs.is_some() {
                 continue;
             }
             let heard = pair.hear(rank, task, &significant);
             slept |= std::mem::take(&mut pair.slept);
             if let Some(problem) = heard {
                 let at = if line.is_empty() { String::new() } else { format!(" at {line}") };
-                unlike = unlike.or(Some(Unlike { due_to: pair.due_to, problem: problem + &at }));
+                unlike = unlike.or(pair.unlike(task, problem + &at));
             }
         }
         self.unlike = self.unlike.take().or(unlike);
         if slept && self.unlike.is_none() {
             self.unlike = self.sleeper(task);
         }
+        self.judge(false);
+    }
+
+    /// Whether ranks at ends differ, once those of one class have got as far as the first that does, or have got as far as they will.
+    fn judge(&mut self, is_over: bool) {
+        if self.unlike.is_some() {
+            return;
+        }
+        let first = self.pairs.iter().find_map(|pair| Some((pair.representative, pair.differs.as_ref()?)));
+        let Some((representative, (task, alike, _))) = first else { return };
+        let at_ends = self.pairs.iter().filter_map(|pair| match pair.due_to {
+            DueTo::End(end) if pair.representative == representative => Some((end, pair)),
+            _ => None,
+        });
+        let is_judged = |pair: &Pair| pair.differs.is_some() || pair.alike.get(task).is_some_and(|count| count > alike);
+        if !is_over && !at_ends.clone().all(|(_, pair)| is_judged(pair)) {
+            return;
+        }
+        let differ = at_ends.filter_map(|(end, pair)| Some((end, &pair.differs.as_ref()?.2)));
+        // Who is farthest along more axes is at the other's end too.
+        let widest = differ.min_by_key(|(end, _)| self.ends[*end].len());
+        self.unlike = widest.map(|(end, problem)| Unlike { due_to: DueTo::End(end), problem: problem.clone() });
+    }
+
+    /// Nothing more is heard: the ranks that turned out not to be alike.
+    pub fn conclude(&mut self) -> Option<&Unlike> {
+        self.judge(true);
+        self.unlike.as_ref()
     }
 
     /// A witness that sleeps where another one of the same representative does not.
@@ -150,21 +197,23 @@ impl Likeness {
     /// The `call`-th call of `task` of `rank` contributes values with this checksum.
     pub fn contributes(&mut self, rank: RankId, task: TaskId, call: u64, sum: u64) {
         self.contributed.insert((rank, task, call), sum);
-        for Pair { representative, witness, due_to, .. } in &self.pairs {
+        for pair in &mut self.pairs {
+            let (representative, witness) = (pair.representative, pair.witness);
             let other = match rank {
-                rank if rank == *witness => *representative,
-                rank if rank == *representative => *witness,
+                rank if rank == witness => representative,
+                rank if rank == representative => witness,
                 _ => continue,
             };
             let theirs = self.contributed.get(&(other, task, call));
-            if theirs.is_some_and(|theirs| *theirs != sum) && self.unlike.is_none() {
+            if theirs.is_some_and(|theirs| *theirs != sum) && self.unlike.is_none() && pair.differs.is_none() {
                 let problem = format!(
                     "{representative} and {witness} contribute different values to the operation number {} of their {task}",
                     call + 1
                 );
-                self.unlike = Some(Unlike { due_to: *due_to, problem });
+                self.unlike = pair.unlike(task, problem);
             }
         }
+        self.judge(false);
     }
 
     /// The first ranks that turned out not to be alike.
@@ -209,10 +258,23 @@ impl Pair {
             if sleeps_alone {
                 continue;
             }
+            if theirs == mine {
+                *self.alike.entry(task).or_default() += 1;
+                return None;
+            }
             let other = if is_witness { self.representative } else { self.witness };
-            return (theirs != mine)
-                .then(|| format!("{rank} {} and {other} {}", mine.against(&theirs), theirs.against(&mine)));
+            return Some(format!("{rank} {} and {other} {}", mine.against(&theirs), theirs.against(&mine)));
         }
+    }
+
+    /// The two differ: a rank at an end is judged later.
+    fn unlike(&mut self, task: TaskId, problem: String) -> Option<Unlike> {
+        if let DueTo::End(_) = self.due_to {
+            let alike = self.alike.get(&task).copied().unwrap_or_default();
+            self.differs = Some((task, alike, problem));
+            return None;
+        }
+        Some(Unlike { due_to: self.due_to, problem })
     }
 }
 
@@ -229,6 +291,10 @@ impl Heard {
                 self.names.push(None);
                 return None;
             }
+            RecordedStep::Request(Request::Issue { activity: Activity::Close(_), .. }) => {
+                self.names.push(None);
+                return None;
+            }
             RecordedStep::Request(Request::Issue { activity, queue, after, .. }) => {
                 let (mut activity, after) = (activity.clone(), self.known(after));
                 let name = Handle(self.significant);
@@ -236,7 +302,7 @@ impl Heard {
                 self.names.push((!sleeps && !has_root(&activity)).then_some(name));
                 self.significant += u32::from(!sleeps);
                 match &mut activity {
-                    Activity::Call(Call { group, .. }) | Activity::Close(group) | Activity::Abort(group) => {
+                    Activity::Call(Call { group, .. }) | Activity::Abort(group) => {
                         *group = self.groups.get(group).copied().unwrap_or(*group);
                     }
                     Activity::Compute(work) if work.origin == Origin::Measured => work.duration = SimDuration::ZERO,
@@ -314,6 +380,7 @@ impl Significant {
                     format!("runs {} on its device for {}", work.name.as_deref().unwrap_or("work"), work.duration)
                 }
                 Activity::Sleep(span) => format!("sleeps for {span}"),
+                Activity::Abort(group) => format!("aborts its {group}"),
                 _ => "does something else".to_owned(),
             },
             RecordedStep::Request(Request::Wait { .. }) => "waits".to_owned(),
@@ -325,7 +392,7 @@ impl Significant {
 
 #[cfg(test)]
 mod tests {
-    use super::super::axes;
+    use super::super::{axes, ends};
     use super::*;
     use crate::device::Work;
     use crate::ids::{GroupRank, QueueId};
@@ -333,7 +400,7 @@ mod tests {
     use crate::symmetry::Symmetry;
 
     fn likeness() -> Likeness {
-        Likeness::new(&Cast::new(Symmetry::new(axes(4, 2), 4).unwrap(), 4, 2))
+        Likeness::new(&Cast::new(Symmetry::new(axes(4, 2), 4).unwrap(), 4, ends(4, 2), Vec::new()))
     }
 
     fn issue(activity: Activity) -> RecordedStep {
@@ -485,6 +552,44 @@ mod tests {
         let mut likeness = likeness();
         likeness.contributes(RankId(0), TaskId(0), 0, 1);
         likeness.contributes(RankId(3), TaskId(0), 0, 2);
-        assert_eq!(likeness.unlike().map(|unlike| unlike.due_to), Some(DueTo::End));
+        assert_eq!(likeness.unlike().map(|unlike| unlike.due_to), Some(DueTo::End(2)));
+    }
+
+    /// Of 16 ranks, 4 on a machine, what the last machine has less of is seen first of the last rank of all, and then of the machine's first; rank 3,
+    /// the last of its machine, is like rank 0.
+    fn uneven(less: &[u32]) -> Likeness {
+        let symmetry = Symmetry::new(axes(16, 4), 16).unwrap();
+        let mut likeness = Likeness::new(&Cast::new(symmetry, 16, ends(16, 4), Vec::new()));
+        for rank in [0, 15, 3, 12] {
+            assert_eq!(likeness.unlike(), None, "before rank {rank}");
+            let elements = if less.contains(&rank) { 4 } else { 5 };
+            let all = (0..16).map(RankId).collect();
+            let group = [Request::JoinGroup { ranks: all, sequence: 0 }.into(), RecordedStep::Named(GroupId(0))];
+            hear(&mut likeness, rank, &group);
+            hear(&mut likeness, rank, &[all_reduce(0, elements)]);
+        }
+        likeness
+    }
+
+    #[test]
+    fn of_ends_that_differ_the_widest_is_named() {
+        for (less, end) in [(&[15, 12][..], 1), (&[15, 3], 0), (&[15], 2)] {
+            let unlike = uneven(less).unlike().expect("all have got as far").to_string();
+            let due_to = uneven(less).unlike().unwrap().due_to;
+            assert_eq!(due_to, DueTo::End(end), "{unlike}");
+            assert!(unlike.contains("calls all_reduce of Even(4) float32"), "{unlike}");
+        }
+        assert_eq!(uneven(&[]).conclude(), None);
+    }
+
+    /// The others at ends do not get as far as rank 15, which differs.
+    #[test]
+    fn what_was_not_judged_is_judged_when_all_is_over() {
+        let symmetry = Symmetry::new(axes(16, 4), 16).unwrap();
+        let mut likeness = Likeness::new(&Cast::new(symmetry, 16, ends(16, 4), Vec::new()));
+        likeness.contributes(RankId(0), TaskId(0), 0, 1);
+        likeness.contributes(RankId(15), TaskId(0), 0, 2);
+        assert_eq!(likeness.unlike(), None);
+        assert_eq!(likeness.conclude().map(|unlike| unlike.due_to), Some(DueTo::End(2)));
     }
 }

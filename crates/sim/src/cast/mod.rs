@@ -11,42 +11,47 @@ pub use moved::Moved;
 
 use crate::ids::RankId;
 use crate::symmetry::{Axis, Relabeling, Symmetry};
-use std::ops::Range;
+use std::collections::{BTreeMap, BTreeSet};
 
-/// Which ranks of a program run: of each class its representative, and as witnesses the ranks one step away from it along each axis, and those that
-/// are farthest on the axes of a machine, on those of machines, and on all, where what is left over of an uneven division goes. The others are absent.
+/// The ranks that are farthest along all axes whose strides are these: of a dimension of a mesh that is made of these axes the last ones, where what is
+/// left over of an uneven division goes.
+pub type End = BTreeSet<u32>;
+
+/// Which ranks of a program run. The others are absent.
+///
+/// Ranks that are moved onto each other by the symmetry are alike, unless one of them is at an end that is a class of its own. Of each class a
+/// *representative* runs, and as *witnesses* the ranks one step away from it along each axis, those at other ends, and those just before the ends that
+/// are classes of their own.
 #[derive(Clone, Debug)]
 pub struct Cast {
     symmetry: Symmetry,
+    /// Of those who run where the ranks are alike.
+    ends: Vec<End>,
+    /// Of those who are classes of their own.
+    apart: Vec<End>,
     runs: Vec<bool>,
 }
 
 impl Cast {
-    /// The ranks of a program of `world` ranks that are alike under `symmetry`, `per_machine` consecutive ones on each machine.
-    pub fn new(symmetry: Symmetry, world: u32, per_machine: u32) -> Cast {
-        let ends = [0..per_machine, per_machine..world, 0..world];
-        Cast::with_ends(symmetry, world, &ends)
-    }
-
-    /// The same without those that are farthest.
-    pub fn without_ends(symmetry: Symmetry, world: u32) -> Cast {
-        Cast::with_ends(symmetry, world, &[])
-    }
-
-    fn with_ends(symmetry: Symmetry, world: u32, ends: &[Range<u32>]) -> Cast {
+    /// The ranks of a program of `world` ranks that are alike under `symmetry`, but not those at the ends that are `apart` and others.
+    pub fn new(symmetry: Symmetry, world: u32, ends: Vec<End>, apart: Vec<End>) -> Cast {
+        let cast = Cast { symmetry, ends, apart, runs: Vec::new() };
         let mut runs = vec![false; world as usize];
-        let ends = ends.iter().map(|strides| symmetry.farthest(strides.clone()));
-        let shifts: Vec<_> = symmetry.generators().chain(ends).collect();
-        for rank in (0..world).map(RankId).filter(|rank| symmetry.is_representative(*rank)) {
-            runs[rank.index()] = true;
-            shifts.iter().for_each(|shift| runs[symmetry.apply(*shift, rank).index()] = true);
+        for representative in (0..world).map(RankId).filter(|rank| cast.representative(*rank) == *rank) {
+            runs[representative.index()] = true;
+            cast.witnesses(representative).keys().for_each(|witness| runs[witness.index()] = true);
         }
-        Cast { symmetry, runs }
+        Cast { runs, ..cast }
     }
 
-    /// Which ranks are taken to be alike.
+    /// Which ranks are taken to be alike, but for those that are apart.
     pub fn symmetry(&self) -> &Symmetry {
         &self.symmetry
+    }
+
+    /// Where ranks run to show whether they are alike.
+    pub fn ends(&self) -> &[End] {
+        &self.ends
     }
 
     /// Does `rank` run?
@@ -59,13 +64,57 @@ impl Cast {
         (0..self.runs.len()).map(RankId::from).filter(|rank| self.runs(*rank))
     }
 
+    /// The rank that stands for the class of `rank`.
+    pub fn representative(&self, rank: RankId) -> RankId {
+        RankId(rank.0 - self.free(rank).map(|axis| axis.at(rank.0) * axis.stride).sum::<u32>())
+    }
+
+    /// The ranks that run beside a representative, and what it is due to if one is not like it.
+    fn witnesses(&self, representative: RankId) -> BTreeMap<RankId, DueTo> {
+        let is_free = |axis: &Axis| self.free(representative).any(|free| free == axis);
+        let farthest = |end: &End| -> u32 {
+            let axes = self.free(representative).filter(|axis| end.contains(&axis.stride));
+            axes.map(|axis| (axis.extent - 1) * axis.stride).sum()
+        };
+        let axes = self.symmetry.axes().iter().enumerate().filter(|(_, axis)| is_free(axis));
+        let steps = axes.map(|(place, axis)| (axis.stride, DueTo::Axis(place)));
+        let ends = self.ends.iter().enumerate().map(|(place, end)| (farthest(end), DueTo::End(place)));
+        let before = self.apart.iter().filter_map(|end| {
+            // Where there is no other coordinate than the first and the last one, the ends show it.
+            let last = self.free(representative).find(|axis| end.contains(&axis.stride) && axis.extent > 2)?;
+            Some((farthest(end) - last.stride, DueTo::Uneven))
+        });
+        let mut witnesses = BTreeMap::new();
+        for (shift, due_to) in steps.chain(ends).chain(before) {
+            let rank = RankId(representative.0 + shift);
+            if shift > 0 && self.representative(rank) == representative {
+                witnesses.entry(rank).or_insert(due_to);
+            }
+        }
+        witnesses
+    }
+
+    /// The axes along which the class of `rank` extends: all but those of ends apart that it is at.
+    fn free(&self, rank: RankId) -> impl Iterator<Item = &Axis> {
+        let axes = self.symmetry.axes();
+        let is_at = move |end: &End| {
+            let mut of_end = axes.iter().filter(|axis| end.contains(&axis.stride)).peekable();
+            of_end.peek().is_some() && of_end.all(|axis| axis.at(rank.0) == axis.extent - 1)
+        };
+        let held: Vec<&End> = self.apart.iter().filter(|end| is_at(end)).collect();
+        axes.iter().filter(move |axis| !held.iter().any(|end| end.contains(&axis.stride)))
+    }
+
     /// The rank whose steps those of `rank` are made from: itself if it runs; else the witness one step along the first axis on which it is elsewhere
     /// than its representative. So what distinguishes the first of neighbours, as rank 0 that prints, is nobody else's.
     pub fn model(&self, rank: RankId) -> RankId {
         if self.runs(rank) {
             return rank;
         }
-        self.symmetry.apply(self.symmetry.first_step(rank), self.symmetry.representative(rank))
+        let representative = self.representative(rank);
+        let elsewhere = self.free(rank).filter(|axis| axis.at(rank.0) > 0);
+        let mut steps = elsewhere.map(|axis| RankId(representative.0 + axis.stride));
+        steps.find(|witness| self.representative(*witness) == representative).unwrap_or(representative)
     }
 
     /// For each member of a group the place of the member that runs and contributes to collectives in its place: its own, if it runs; else that
@@ -74,18 +123,45 @@ impl Cast {
     /// # Errors
     /// The first absent member of whose class nobody in the group runs.
     pub fn stand_ins(&self, group: &[RankId]) -> Result<Vec<usize>, RankId> {
-        let class = |rank: RankId| self.symmetry.representative(rank);
+        let running: Vec<(usize, RankId, RankId)> = group
+            .iter()
+            .enumerate()
+            .filter(|(_, rank)| self.runs(**rank))
+            .map(|(place, rank)| (place, *rank, self.representative(*rank)))
+            .collect();
         let place = |(place, rank): (usize, &RankId)| {
             if self.runs(*rank) {
                 return Ok(place);
             }
-            let alike = |other: &&RankId| self.runs(**other) && class(**other) == class(*rank);
-            let preferred = |other: &RankId| (*other != self.model(*rank), *other != class(*rank), *other);
-            let found = group.iter().filter(alike).min_by_key(|other| preferred(other)).ok_or(*rank)?;
-            Ok(group.iter().position(|other| other == found).expect("it was found there"))
+            let (model, class) = (self.model(*rank), self.representative(*rank));
+            let alike = running.iter().filter(|(_, _, of)| *of == class);
+            let found = alike.min_by_key(|(_, other, _)| (*other != model, *other != class, *other));
+            found.map(|(place, ..)| *place).ok_or(*rank)
         };
         group.iter().enumerate().map(place).collect()
     }
+}
+
+/// The ends of what programs often divide: the ranks of a machine, the machines, and all.
+pub fn ends(world: u32, per_machine: u32) -> Vec<End> {
+    let strides: End = axes(world, per_machine).into_iter().map(|axis| axis.stride).collect();
+    let (inside, over): (End, End) = strides.iter().partition(|stride| **stride < per_machine);
+    vec![inside, over, strides]
+}
+
+/// The farthest ends that are in none of those apart. If ranks there are like their representatives, so are all others that are in none: whoever is
+/// farther along more axes has less of what was divided.
+pub fn rest(world: u32, per_machine: u32, apart: &[End]) -> Vec<End> {
+    let strides: End = axes(world, per_machine).into_iter().map(|axis| axis.stride).collect();
+    // What must be left out of all axes, so that some axis of each end apart is missing: the least sets.
+    let mut left_out = vec![End::new()];
+    for end in apart {
+        let (hit, missed): (Vec<End>, Vec<End>) = left_out.into_iter().partition(|set| !set.is_disjoint(end));
+        let larger = missed.iter().flat_map(|set| end.iter().map(move |stride| set | &End::from([*stride])));
+        let least = larger.filter(|set| !hit.iter().any(|other| other.is_subset(set))).collect::<Vec<_>>();
+        left_out = hit.into_iter().chain(least).collect();
+    }
+    left_out.iter().map(|set| &strides - set).filter(|end| !end.is_empty()).collect()
 }
 
 /// The axes along which ranks of a program may be alike, where `per_machine` consecutive ones share each machine: the prime factors of both numbers,
@@ -121,8 +197,13 @@ fn prime_factors(mut number: u32) -> Vec<u32> {
 mod tests {
     use super::*;
 
+    fn cast_with(world: u32, per_machine: u32, apart: Vec<End>) -> Cast {
+        let symmetry = Symmetry::new(axes(world, per_machine), world).unwrap();
+        Cast::new(symmetry, world, ends(world, per_machine), apart)
+    }
+
     fn cast(world: u32, per_machine: u32) -> Cast {
-        Cast::new(Symmetry::new(axes(world, per_machine), world).unwrap(), world, per_machine)
+        cast_with(world, per_machine, Vec::new())
     }
 
     fn running(cast: &Cast) -> Vec<u32> {
@@ -136,6 +217,42 @@ mod tests {
         assert_eq!(running(&cast(16, 8)), [0, 1, 2, 4, 7, 8, 15]);
         assert_eq!(running(&cast(12, 4)), [0, 1, 2, 3, 4, 8, 11]);
         assert_eq!(cast(512, 8).running().count(), 1 + 9 + 3);
+    }
+
+    /// 64 ranks: what is left over of a division among machines goes to the last one, whose ranks are a class of their own, with neighbours inside that
+    /// machine and its end. Had others than the last machine less, those of 63 - 8, 63 - 16 and 63 - 32 would.
+    #[test]
+    fn an_end_that_is_apart_has_a_class_and_the_rest_is_looked_at() {
+        let [_, over, _]: [End; 3] = ends(64, 8).try_into().unwrap();
+        assert_eq!(over, End::from([8, 16, 32]));
+        let looked_at = [ends(64, 8), rest(64, 8, std::slice::from_ref(&over))].concat();
+        let cast = Cast::new(Symmetry::new(axes(64, 8), 64).unwrap(), 64, looked_at, vec![over]);
+        assert_eq!(running(&cast), [0, 1, 2, 4, 7, 8, 16, 31, 32, 47, 55, 56, 57, 58, 60, 63]);
+        assert_eq!(cast.representative(RankId(59)), RankId(56));
+        assert_eq!([51, 54, 59, 61].map(|rank| cast.model(RankId(rank)).0), [1, 2, 57, 57]);
+        let last: Vec<RankId> = (56..64).map(RankId).collect();
+        assert_eq!(cast.stand_ins(&last), Ok(vec![0, 1, 2, 1, 4, 1, 2, 7]));
+    }
+
+    /// Ranks from 9 on of 16 have less: those that are at the end along 8 and one of the others.
+    #[test]
+    fn the_rest_is_what_is_in_none_of_the_ends_apart() {
+        assert_eq!(rest(16, 4, &[]), [End::from([1, 2, 4, 8])]);
+        let apart = [End::from([4, 8])];
+        assert_eq!(rest(16, 4, &apart), [End::from([1, 2, 8]), End::from([1, 2, 4])]);
+        let apart = [End::from([4, 8]), End::from([2, 8]), End::from([1, 8])];
+        assert_eq!(rest(16, 4, &apart), [End::from([1, 2, 4]), End::from([8])]);
+        assert!(rest(4, 2, &[End::from([1]), End::from([2])]).is_empty());
+    }
+
+    /// 3 machines of 5 ranks: a rank that is just before the last ones shows whether it is they alone that have less.
+    #[test]
+    fn who_is_just_before_an_end_is_looked_at() {
+        let symmetry = Symmetry::new(axes(15, 5), 15).unwrap();
+        let cast = Cast::new(symmetry, 15, ends(15, 5), vec![End::from([1])]);
+        // Apart are 4, 9 and 14; before the first of them is 3.
+        assert_eq!(running(&cast), [0, 1, 3, 4, 5, 9, 10, 14]);
+        assert_eq!(cast.witnesses(RankId(0))[&RankId(3)], DueTo::Uneven);
     }
 
     #[test]
@@ -152,7 +269,7 @@ mod tests {
     fn an_axis_that_is_not_folded_has_ranks_of_both_sides() {
         let mut axes = axes(16, 8);
         axes.pop();
-        let cast = Cast::new(Symmetry::new(axes, 16).unwrap(), 16, 8);
+        let cast = Cast::new(Symmetry::new(axes, 16).unwrap(), 16, ends(16, 8), Vec::new());
         assert_eq!(running(&cast), [0, 1, 2, 4, 7, 8, 9, 10, 12, 15]);
         assert_eq!(cast.model(RankId(11)), RankId(9));
     }

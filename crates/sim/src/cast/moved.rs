@@ -83,7 +83,7 @@ impl Moved {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Cast, axes};
+    use super::super::{Cast, axes, ends};
     use super::*;
     use crate::ids::{QueueId, Site};
     use crate::time::Bytes;
@@ -101,7 +101,7 @@ mod tests {
     /// Ranks 0, 2, 4, 6 of 8, moved by 1 and by 4: to 1, 3, 5, 7, and to 4, 6, 0, 2, which are named in order.
     #[test]
     fn groups_and_peers_move_along() {
-        let cast = Cast::new(Symmetry::new(axes(8, 2), 8).unwrap(), 8, 2);
+        let cast = Cast::new(Symmetry::new(axes(8, 2), 8).unwrap(), 8, ends(8, 2), Vec::new());
         for (to, members, sent) in [(1, [1, 3, 5, 7], 2), (4, [0, 2, 4, 6], 0)] {
             let mut moved = Moved::new(&cast, RankId(0), RankId(to));
             assert_eq!(moved.step(TaskId(0), join(&[0, 2, 4, 6])), join(&members));

@@ -172,7 +172,7 @@ mod tests {
     use uniference_protocol::arena;
     use uniference_protocol::arena::Layout;
     use uniference_protocol::memory::Region;
-    use uniference_sim::cast::axes;
+    use uniference_sim::cast::{axes, ends};
     use uniference_sim::program::{DType, ReduceOp, Shape};
     use uniference_sim::symmetry::Symmetry;
 
@@ -180,7 +180,7 @@ mod tests {
 
     /// Of 8 ranks one on each machine, 0, 1, 2, 4 and 7 run.
     fn copies() -> Copies {
-        let cast = Cast::new(Symmetry::new(axes(8, 1), 8).unwrap(), 8, 1);
+        let cast = Cast::new(Symmetry::new(axes(8, 1), 8).unwrap(), 8, ends(8, 1), Vec::new());
         let file = arena::create(Layout { part: PART, total: 8 * PART, retain: 0 }).unwrap();
         Copies::new(Arc::new(cast), arena::map(&file, 8 * PART).unwrap(), PART)
     }
