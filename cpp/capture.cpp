@@ -205,11 +205,18 @@ void run_foreign(const c10::OperatorHandle& op, const Schema& schema, c10::Dispa
   write_execution(definition, Lines::get().here(), /*recorded=*/false, read, stack, begin);
 }
 
-// Whether a call is one of shapes alone: of the program's tensors on `meta`, and of what `FakeTensorMode` makes of others, as DTensor does for each new
-// shape, or one that asks for a tensor there.
+// Whether a call is one of shapes alone: of the program's tensors on `meta`, of what `FakeTensorMode` makes of others, as DTensor does for each new shape
+// and torch's compiler with sizes that are no numbers, or one that asks for a tensor there.
 bool is_shape(c10::DispatchKeySet keys, const c10::IValue* arguments, size_t count) {
   if (keys.has_backend(c10::BackendComponent::MetaBit)) return true;
-  return std::any_of(arguments, arguments + count, [](const c10::IValue& value) { return value.isDevice() && value.toDevice().is_meta(); });
+  bool is_shape = false;
+  for (size_t i = 0; i < count && !is_shape; i++) {
+    is_shape = arguments[i].isDevice() && arguments[i].toDevice().is_meta();
+    for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
+      is_shape = is_shape || tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
+    });
+  }
+  return is_shape;
 }
 
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {

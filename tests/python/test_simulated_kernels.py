@@ -126,6 +126,31 @@ assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*gradients))
     assert not any("unknown" in warning for warning in report["warnings"]), report["warnings"]
 
 
+def test_what_torchs_compiler_has_written_for_any_size_computes(tmp_path: Path) -> None:
+    checked(
+        tmp_path,
+        """
+@torch.compile
+def gated(x, places):
+    a, b = x.index_select(0, places).chunk(2, -1)
+    return (torch.nn.functional.silu(a) * b).sum(-1)
+
+x = torch.arange(512.0).view(64, 8) / 100
+for device in ("cuda", "cpu"):
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    for count in (16, 24, 40):
+        places = torch.arange(count, device=device)
+        torch._dynamo.mark_dynamic(places, 0)
+        got = gated(x.to(device), places)
+        a, b = x[:count].chunk(2, -1)
+        assert torch.allclose(got.cpu(), (torch.nn.functional.silu(a) * b).sum(-1))
+    # No size was taken for a constant.
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+""",
+    )
+
+
 PRODUCT = (
     TRITON
     + """
