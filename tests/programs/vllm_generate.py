@@ -1,4 +1,4 @@
-"""Offline generation with vLLM by a Llama with random weights, cut across all ranks: `vllm_generate.py [SHAPE] [--graphs]`.
+"""Offline generation with vLLM by a Llama with random weights, cut across all ranks: `vllm_generate.py [SHAPE] [--graphs MODE]`.
 
 Each rank is a worker of vLLM's `external_launcher`, as under torchrun, with its engine in its own process. Lengths come from the request.
 """
@@ -41,7 +41,7 @@ NAMES = (
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("shape", nargs="?", default="tiny", choices=SHAPES)
-    parser.add_argument("--graphs", action="store_true")
+    parser.add_argument("--graphs", choices=("PIECEWISE", "FULL_AND_PIECEWISE"), help="compile, and launch graphs; else all is eager")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--prompt", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=16)
@@ -61,7 +61,8 @@ def main() -> None:
             model=folder,
             load_format="dummy",
             skip_tokenizer_init=True,
-            enforce_eager=not arguments.graphs,
+            enforce_eager=arguments.graphs is None,
+            compilation_config={} if arguments.graphs is None else {"cudagraph_mode": arguments.graphs},
             max_model_len=4096,
             tensor_parallel_size=ranks,
             distributed_executor_backend="external_launcher" if ranks > 1 else None,
