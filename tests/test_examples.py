@@ -25,7 +25,7 @@ def run(command: list[str], directory: Path) -> str:
     return done.stdout
 
 
-# What libstdc++ says where a std::thread is destroyed that was not joined: torch's own, of a process that ends with real Gloo, once in many runs.
+# What libstdc++ says where a std::thread is destroyed that was not joined: one of torch's, when a process ends with real Gloo, rarely.
 TORN = "terminate called without an active exception"
 
 

@@ -41,7 +41,9 @@ NAMES = (
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("shape", nargs="?", default="tiny", choices=SHAPES)
-    parser.add_argument("--graphs", choices=("PIECEWISE", "FULL_AND_PIECEWISE"), help="compile, and launch graphs; else all is eager")
+    parser.add_argument(
+        "--graphs", choices=("PIECEWISE", "FULL_AND_PIECEWISE"), help="compile, and launch graphs; else all is eager"
+    )
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--prompt", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=16)

@@ -1,6 +1,5 @@
 """Real runs under the recorder: `uniference launch`, on this machine's loopback and on the testbed."""
 
-import contextlib
 import json
 import os
 import re
@@ -9,7 +8,6 @@ import signal
 import socket
 import threading
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +114,7 @@ def test_a_clock_is_read_by_who_knows_its_key_and_by_nobody_else() -> None:
     (address,) = server.addresses
     serving = threading.Thread(target=server.serve)
     serving.start()
-    with pytest.raises(ConnectionError, match="cannot read the clock of .* the token is wrong\nhint: make sure"):
+    with pytest.raises(ConnectionError, match=r"cannot read the clock of .* the token is wrong\nhint: make sure"):
         clocks.read(address, clocks.new_key(), "there", patience_s=0)
     reading = clocks.read(address, key, "there")
     # Both are the clock of this host.
@@ -126,13 +124,15 @@ def test_a_clock_is_read_by_who_knows_its_key_and_by_nobody_else() -> None:
 
 def test_a_server_does_not_wait_for_ever() -> None:
     server = clocks.Server(["127.0.0.1"], clocks.new_key(), ["there"])
-    with pytest.raises(TimeoutError, match="1 of 1 hosts .*\nhint: make sure that all hosts reach 127.0.0.1:"):
+    with pytest.raises(TimeoutError, match=r"1 of 1 hosts .*\nhint: make sure that all hosts reach 127.0.0.1:"):
         server.serve(patience_s=0.1)
     (address,) = server.addresses
     del server
     with pytest.raises(ConnectionError, match="hint: make sure that this host can reach it"):
         clocks.read(address, clocks.new_key(), "there", patience_s=0)
-    with pytest.raises(ConnectionError, match="cannot serve the clock of rank 0's host at 192.0.2.1.*\nhint: give an address"):
+    with pytest.raises(
+        ConnectionError, match=r"cannot serve the clock of rank 0's host at 192.0.2.1.*\nhint: give an address"
+    ):
         clocks.Server(["192.0.2.1"], clocks.new_key(), ["there"])
 
 

@@ -144,7 +144,9 @@ DDP_LOG = Replaced(
 SPLIT_GROUP = Replaced(
     "torch.distributed:ProcessGroup.split_group", "leave out of a split who is in none of its parts", "self, ranks, ..."
 )
-_GROUP_BACKEND = Name("torch.distributed:ProcessGroup._get_backend", "tell torch's own NCCL of a split that it is not in")
+_GROUP_BACKEND = Name(
+    "torch.distributed:ProcessGroup._get_backend", "tell torch's own NCCL of a split that it is not in"
+)
 REGISTER_BACKEND = Replaced(
     "torch.distributed:ProcessGroup._register_backend",
     "carry out plain collectives in C++",

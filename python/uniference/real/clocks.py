@@ -36,7 +36,8 @@ class Server:
             self._server = _native.ClockServer(addresses, key)
         except OSError as error:
             raise ConnectionError(
-                f"cannot serve the clock of rank 0's host at {error.filename}, the address by which other hosts reach it: {error.strerror}\n"
+                f"cannot serve the clock of rank 0's host at {error.filename}, the address by which other hosts reach it: "
+                f"{error.strerror}\n"
                 "hint: give an address of that host that the other hosts can reach with --clock-address"
             ) from None
         self._server.expect(clients)
@@ -51,7 +52,8 @@ class Server:
             missing.discard(self._server.wait(_TICK_S) or "")
             if missing and time.monotonic() >= deadline:
                 raise TimeoutError(
-                    f"{len(missing)} of {len(self._clients)} hosts have not synchronized their clocks with this host within {patience_s:.0f} s\n"
+                    f"{len(missing)} of {len(self._clients)} hosts have not synchronized their clocks with this host within "
+                    f"{patience_s:.0f} s\n"
                     f"hint: make sure that all hosts reach {' and '.join(self.addresses)} by TCP, "
                     "or give an address that they can reach with --clock-address"
                 )

@@ -29,6 +29,12 @@ pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
     Some(vec![part?])
 }
 
+/// Whether the operator's arithmetic depends on lengths of sequences that are values of its tensors: its arguments name the longest alone.
+pub fn lengths_are_values(name: &str) -> bool {
+    let attention = name.strip_prefix("_vllm_fa2_C::").or(name.strip_prefix("_vllm_fa3_C::"));
+    matches!(attention, Some("varlen_fwd" | "fwd"))
+}
+
 fn bytes<'a>(tensors: impl IntoIterator<Item = Option<&'a Tensor>>) -> Bytes {
     sum(tensors.into_iter().flatten().map(footprint))
 }

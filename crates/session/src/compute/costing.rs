@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 use uniference_devices::model::Coming;
+use uniference_devices::operators::lengths_are_values;
 use uniference_formats::operators::{
     Autograd, CopyKind, Decoder, Definition, Entry, Invalid, Line, MemoryKind, Place, StreamEntry, Tensor,
 };
@@ -200,6 +201,7 @@ impl Costing {
         costed.warnings.extend(self.of_streams());
         costed.warnings.extend(self.unknown());
         costed.warnings.extend(self.by_traffic());
+        costed.warnings.extend(self.captured_lengths());
         costed.warnings.extend(self.unused_formulas());
         costed.warnings.extend(self.substituted());
         costed.warnings.extend(self.answered());
@@ -255,6 +257,26 @@ impl Costing {
         (!found.is_empty()).then(|| {
             format!(
                 "kernels of unknown arithmetic take the time in which their tensors pass through memory: {}",
+                listed(shown)
+            )
+        })
+    }
+
+    /// Operators that were captured with the lengths that sequences may have, and launched with others.
+    fn captured_lengths(&self) -> Option<String> {
+        let mut found: BTreeMap<&str, u64> = BTreeMap::new();
+        for costing in self.ranks.iter().filter(|costing| costing.plan.way == Way::Modelled) {
+            for (cost, launches) in costing.expansion.with_graphs() {
+                let name = costing.name(costing.costs[cost].what);
+                if let Some(name) = name.filter(|name| lengths_are_values(name)) {
+                    *found.entry(name).or_default() += launches;
+                }
+            }
+        }
+        let shown = found.iter().map(|(name, launches)| format!("{name} ({launches} times)"));
+        (!found.is_empty()).then(|| {
+            format!(
+                "attention in CUDA graphs takes as long as with the longest sequences that it was captured for, so too long (in vLLM, `cudagraph_mode` PIECEWISE leaves it out of graphs): {}",
                 listed(shown)
             )
         })

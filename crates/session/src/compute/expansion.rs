@@ -90,6 +90,8 @@ pub(super) struct Expansion {
     /// The next numbers of graphs' branches, and events.
     branches: u32,
     events: u32,
+    /// By its cost, how often work was launched with a graph.
+    with_graphs: BTreeMap<usize, u64>,
 }
 
 /// What is kept of a graph.
@@ -273,9 +275,19 @@ impl Expansion {
         self.graphs.entry(graph).or_default().nodes.push((piece, cost));
     }
 
+    /// By its cost, how often work was launched with a graph.
+    pub(super) fn with_graphs(&self) -> impl Iterator<Item = (usize, u64)> {
+        self.with_graphs.iter().map(|(cost, launches)| (*cost, *launches))
+    }
+
     /// Hands over all of a graph; that one was captured is the caller's business. All of it takes one place among the stream's launches.
     fn launch_graph(&mut self, graph: u32, on: u32, number: Option<u64>) {
         let mut nodes = self.graphs.get(&graph).map(|graph| graph.nodes.clone()).unwrap_or_default();
+        if !self.capturing.contains_key(&on) {
+            for cost in nodes.iter().filter_map(|(_, cost)| *cost) {
+                *self.with_graphs.entry(cost).or_default() += 1;
+            }
+        }
         let last =
             nodes.iter().rposition(|(piece, _)| matches!(piece, Piece::Launch(launch) if launch.stream == ORIGIN));
         for (at, (piece, _)) in nodes.iter_mut().enumerate() {

@@ -214,6 +214,8 @@ fn again(record: &[u8], plan: Plan) -> (String, Result<Costed, HostError>) {
 struct Program {
     encoder: Encoder,
     named: bool,
+    /// Of its operator, if it is another one than a product.
+    operator: Option<&'static str>,
 }
 
 impl Program {
@@ -222,7 +224,7 @@ impl Program {
             self.encoder.kernel("k");
             let tensors = Vec::new();
             self.encoder.definition(&Definition {
-                name: "aten::mm".into(),
+                name: self.operator.unwrap_or("aten::mm").into(),
                 arguments: tensors.clone(),
                 results: tensors,
             });
@@ -328,6 +330,25 @@ fn a_graph_is_launched_as_a_whole() {
         done.costed.rows.iter().filter(|row| row.kind.as_deref() == Some("kernel")).map(|row| row.seconds).sum();
     assert!((seconds - 80e-6).abs() < 1e-12, "{seconds}");
     assert_eq!(again(&done.record, model(Way::Modelled)).0, done.digest);
+}
+
+/// What attention was captured with are the longest sequences that there may be; launched twice with others, it takes too long.
+#[test]
+fn attention_in_a_graph_is_warned_of() {
+    let warned = |operator| {
+        let mut program = Program { operator: Some(operator), ..Program::default() };
+        let all = program.slice(|encoder| {
+            encoder.stream(StreamEntry::Capture { stream: 0, graph: Some(1) });
+            self::operator(encoder, 1);
+            encoder.stream(StreamEntry::Capture { stream: 0, graph: None });
+            (0..2).for_each(|_| encoder.stream(StreamEntry::GraphLaunch { graph: 1, stream: 0 }));
+        });
+        let warnings = run(model(Way::Modelled), vec![vec![all, synchronizes()]], &[0]).costed.warnings;
+        warnings.into_iter().find(|warning| warning.contains("attention in CUDA graphs"))
+    };
+    let warning = warned("_vllm_fa3_C::fwd").expect("its lengths are values");
+    assert!(warning.ends_with(": _vllm_fa3_C::fwd (2 times)"), "{warning}");
+    assert_eq!(warned("aten::mm"), None);
 }
 
 /// An operator's kernels are numbered 1 and 2, and its copy 3; a graph's nodes 4 and 5, of which one is captured in an inner graph. What is numbered is asked
