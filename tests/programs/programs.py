@@ -139,11 +139,8 @@ PROGRAMS = (
     # Its kernels for GPUs are its own.
     _file("torchrec", "libraries.py", "torchrec_sharded", on_gpu=False, apart=True),
     # It has no CPUs among its devices, and kernels of its own.
-    *(
-        _file("vllm", *_VLLM, *options, ranks=ranks, on_cpu=False, without_values=True)
-        for options in ((), ("--graphs", "FULL_AND_PIECEWISE"))
-        for ranks in (1, 2)
-    ),
+    *(_file("vllm", *_VLLM, ranks=ranks, on_cpu=False, without_values=True) for ranks in (1, 2)),
+    _file("vllm", *_VLLM, "--graphs", "FULL_AND_PIECEWISE", ranks=1, on_cpu=False, without_values=True),
 )
 
 
