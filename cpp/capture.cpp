@@ -206,7 +206,7 @@ void run_foreign(const c10::OperatorHandle& op, const Schema& schema, c10::Dispa
 }
 
 // Whether a call is one of shapes alone: of the program's tensors on `meta`, of what `FakeTensorMode` makes of others, as DTensor does for each new shape
-// and torch's compiler with sizes that are no numbers, or one that asks for a tensor there.
+// and torch's compiler with symbolic sizes, which must not be asked for numbers here, or one that asks for a tensor on `meta`.
 bool is_shape(c10::DispatchKeySet keys, const c10::IValue* arguments, size_t count) {
   if (keys.has_backend(c10::BackendComponent::MetaBit)) return true;
   bool is_shape = false;
