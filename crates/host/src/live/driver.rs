@@ -299,7 +299,9 @@ impl<'a> Driver<'a> {
                 }
                 let ending = self.farewell(ending)?;
                 self.exchange.record_rest(self.watch.recorder);
-                let is_over = matches!(ending, LiveEnding::Finished | LiveEnding::Halted(_));
+                // Who has failed may have done so for what absent ranks contributed in its place.
+                let is_over =
+                    matches!(ending, LiveEnding::Finished | LiveEnding::Halted(_) | LiveEnding::Failed { .. });
                 let unlike = self.exchange.conclude().filter(|_| is_over).cloned();
                 return Ok(unlike.map_or(ending, LiveEnding::Unlike));
             }
