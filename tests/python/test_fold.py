@@ -231,6 +231,9 @@ data, tensor = mesh["data"], mesh["tensor"]
 # As FSDP2 divides a parameter: the last ranks have less of it, or nothing, and what they gather is padded.
 padded = -(-rows // data.size())
 mine = min(max(rows - data.get_local_rank() * padded, 0), padded)
+held = torch.tensor([float(mine)])
+dist.all_reduce(held)
+assert held == rows * across, "who does not run has contributed what others hold"
 for step in range(2):
     if mine:
         torch.ones(mine, 256) @ torch.ones(256, 256)
