@@ -201,6 +201,8 @@ void run_foreign(const c10::OperatorHandle& op, const Schema& schema, c10::Dispa
     for_each_tensor(argument, [&](const at::Tensor& tensor) { read.push_back(allocation_of(tensor)); });
   }
   const Definition& definition = defined(Definitions::get().find(key), key, stack, begin);
+  Mirror::settle(arguments.data(), count);
+  write_readings(arguments, kernels.stream());
   kernels.write();
   write_execution(definition, Lines::get().here(), /*recorded=*/false, read, stack, begin);
 }

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "buffers.h"
 #include "storages.h"
 #include "stream.h"
 
@@ -49,6 +50,9 @@ class Kernels {
 // Flags of a launch: the operator whose execution follows has launched it.
 constexpr uint32_t kInside = 1;
 
+// What is said in place of a kind of memory: `kind` of crates/formats/src/operators/mod.rs.
+enum Said : uint8_t { kNumber = 11, kCall = 12, kResumption = 13, kIntegers = 14, kReading = 15 };
+
 template <typename... Fields>
 void write_entry(Tag tag, Fields... fields) {
   if (inside > 0 || !counting.load(std::memory_order_relaxed)) return;
@@ -57,14 +61,39 @@ void write_entry(Tag tag, Fields... fields) {
   (log->entries().number(fields), ...);
 }
 
-// What is handed to a stream next has this number: said as 11 in place of a kind of memory.
-inline void write_number(uint64_t number) {
+template <typename... Fields>
+void write_kind(Said kind, Fields... fields) {
   if (inside > 0 || !counting.load(std::memory_order_relaxed)) return;
   Log::Writer log;
   log->tag(kKind);
   log->allocation(0);
-  log->entries().byte(11);
-  log->entries().number(number);
+  log->entries().byte(kind);
+  (log->entries().number(fields), ...);
+}
+
+// What is handed to a stream next has this number.
+inline void write_number(uint64_t number) { write_kind(kNumber, number); }
+
+inline void write_integers(uint32_t buffer, const std::vector<int32_t>& values) {
+  Log::Writer log;
+  log->tag(kKind);
+  log->allocation(0);
+  log->entries().byte(kIntegers);
+  log->entries().number(buffer);
+  log->entries().number(values.size());
+  for (int32_t value : values) log->entries().integer(value);
+}
+
+// Integers that an operator of an extension, whose execution follows, is given in a GPU's memory: lengths, say, which decide how much it does.
+inline void write_readings(const std::vector<c10::IValue>& arguments, uint32_t stream) {
+  for (size_t i = 0; i < arguments.size(); i++) {
+    if (!arguments[i].isTensor() || !Buffers::concerns(arguments[i].toTensor())) continue;
+    const at::Tensor& tensor = arguments[i].toTensor();
+    const auto* at = static_cast<const int32_t*>(tensor.const_data_ptr());
+    const auto count = static_cast<uint32_t>(tensor.numel());
+    const uint32_t buffer = Buffers::get().read(at, count, stream, write_integers);
+    write_kind(kReading, i, buffer, count);
+  }
 }
 
 inline uint32_t with_operator(uint32_t flags) { return operators > 0 ? flags | kInside : flags; }
@@ -85,8 +114,9 @@ class OwnKernels {
   // Of the operator that this thread runs; null: there is none, or one that it has called is running.
   static OwnKernels* running() { return operators == 0 && inside == 0 && counting.load(std::memory_order_relaxed) ? innermost_ : nullptr; }
 
-  // Whether it has launched any.
+  // Whether it has launched any, and where the first.
   bool any() const { return any_; }
+  uint32_t stream() const { return launches_.empty() ? 0 : launches_.front().stream; }
 
   void launch(uint32_t kernel, uint32_t stream, uint32_t flags, uint64_t bytes) {
     any_ = true;
@@ -146,6 +176,8 @@ struct Launches {
   void (*wait_event)(uint32_t stream, uint32_t event);
   void (*capture)(uint32_t stream, uint32_t graph);
   void (*graph_launch)(uint32_t graph, uint32_t stream);
+  void (*captured_call)(uint32_t stream, uint32_t with_previous);
+  void (*graph_resume)(uint32_t graph, uint32_t stream);
   void (*host_function)(uint32_t stream);
   void (*number)(uint64_t number);
 };
@@ -159,11 +191,20 @@ inline constexpr Launches launches{
     },
     [](uint32_t event, uint32_t stream) { write_entry(kRecord, event, stream); },
     [](uint32_t stream, uint32_t event) { write_entry(kWait, stream, event); },
-    [](uint32_t stream, uint32_t graph) { write_entry(kCapture, stream, graph); },
+    [](uint32_t stream, uint32_t graph) {
+      Buffers::get().capture(stream, graph);
+      write_entry(kCapture, stream, graph);
+    },
     [](uint32_t graph, uint32_t stream) {
+      if (inside == 0 && counting.load(std::memory_order_relaxed)) Buffers::get().launch(graph, stream, write_integers);
       number_this();
       write_entry(kGraphLaunch, graph, stream);
     },
+    [](uint32_t stream, uint32_t with_previous) {
+      number_this();
+      write_kind(kCall, stream, with_previous);
+    },
+    [](uint32_t graph, uint32_t stream) { write_kind(kResumption, graph, stream); },
     [](uint32_t stream) { write_entry(kHostFunction, stream); },
     number_next,
 };

@@ -128,6 +128,12 @@ class Mirror {
     }
   }
 
+  // What communication brings to the stream of a call is there: values of its arguments are about to be looked at.
+  static void settle(const c10::IValue* arguments, size_t count) {
+    void* stream = stream_of(arguments, count);
+    if (!is_captured_(stream)) settle_(stream);
+  }
+
   // A call of an extension's operator has launched kernels of its own, which compute nothing.
   static void ran_own_kernels(
       const Schema& schema, const std::vector<c10::IValue>& arguments, const torch::jit::Stack& stack, size_t begin, bool has_values) {

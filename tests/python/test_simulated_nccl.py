@@ -208,6 +208,84 @@ dist.destroy_process_group()
     assert both < 0.9 * (communication + compute)
 
 
+def test_collectives_in_graphs_are_made_whenever_these_are_launched(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        """
+x, y, gathered = full(0.0), full(0.0), full(0.0, 8)
+side = torch.cuda.Stream()
+dist.all_reduce(full(1.0))
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    y.copy_(x + rank)
+    dist.all_reduce(y)
+    y.mul_(2)
+    side.wait_stream(torch.cuda.current_stream())
+    work = dist.all_gather_into_tensor(gathered, y + rank, async_op=True)
+    with torch.cuda.stream(side):
+        doubled = 2 * y
+    work.wait()
+    torch.cuda.current_stream().wait_stream(side)
+    gathered.add_(doubled.repeat(2))
+    if rank == 0:
+        dist.send(y, dst=1)
+    else:
+        dist.recv(y, src=0)
+    y.add_(rank)
+for value in (1.0, 5.0, 5.0):
+    x.fill_(value)
+    graph.replay()
+    once = 2 * (2 * value + 1)
+    assert y.tolist() == [once + rank] * 4, y
+    assert gathered.tolist() == [3 * once] * 4 + [3 * once + 1] * 4, gathered
+""",
+    )
+
+
+def test_a_graph_with_collectives_takes_as_long_as_without_it_where_the_gpu_decides(tmp_path: Path) -> None:
+    out = run(
+        tmp_path,
+        """
+a = torch.empty(8192, 8192, device="cuda", dtype=torch.bfloat16)
+x = torch.empty(4096, 8192, device="cuda", dtype=torch.bfloat16)
+
+def layers(y):
+    for _ in range(4):
+        y = y @ a
+        work = dist.all_reduce(y, async_op=True)
+        z = x @ a
+        work.wait()
+        y = y + z
+    return y
+
+def took(call):
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    dist.barrier()
+    torch.cuda.synchronize()
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
+
+layers(x)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    layers(x)
+if rank == 0:
+    print("TOOK", *(f"{took(call):.4f}" for call in (lambda: layers(x), graph.replay, graph.replay)))
+else:
+    [took(call) for call in (lambda: layers(x), graph.replay, graph.replay)]
+""",
+        "--values",
+        "small",
+    )
+    eager, first, second = map(float, out.split("TOOK")[1].split()[:3])
+    assert first == second
+    assert 0.98 < first / eager < 1.0, out
+
+
 def test_gpus_communicate_by_nccl_where_nothing_names_a_backend(tmp_path: Path) -> None:
     """And their hosts by Gloo beside it, whose operations are costed alike, with a warning."""
     source = """

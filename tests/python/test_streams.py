@@ -40,6 +40,8 @@ class Link(ctypes.Structure):
         ("wait_event", function(None, u32, u32)),
         ("capture", function(None, u32, u32)),
         ("graph_launch", function(None, u32, u32)),
+        ("captured_call", function(None, u32, u32)),
+        ("graph_resume", function(None, u32, u32)),
         ("host_function", function(None, u32)),
         ("synchronize_stream", function(None, u32)),
         ("synchronize_event", function(None, u32)),

@@ -90,6 +90,16 @@ pub(crate) fn wait_event(stream: u32, event: u32) {
     state.streams.entry(stream).or_default().extend(behind);
 }
 
+/// What comes on the stream stands behind what is on another one.
+pub(crate) fn stand_behind(stream: u32, other: u32) {
+    if stream == other || COUNT.load(Relaxed) == 0 {
+        return;
+    }
+    let mut state = lock();
+    let behind = state.behind_stream(other);
+    state.streams.entry(stream).or_default().extend(behind);
+}
+
 /// Nothing comes any more of a group's calls. What a thread is about to bring, that thread is told.
 pub(crate) fn abort(group: u32) {
     let Some(link) = communication() else { return };

@@ -93,7 +93,7 @@ pub(crate) mod tests {
         TOLD.take()
     }
 
-    fn tell(text: String) {
+    pub(crate) fn tell(text: String) {
         TOLD.with_borrow_mut(|told| told.push(text));
     }
 
@@ -157,6 +157,8 @@ pub(crate) mod tests {
             wait_event: pair::<'w'>,
             capture: pair::<'c'>,
             graph_launch: pair::<'g'>,
+            captured_call: pair::<'n'>,
+            graph_resume: pair::<'m'>,
             host_function,
             synchronize_stream: synchronize,
             synchronize_event: synchronize,

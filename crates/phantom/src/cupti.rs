@@ -178,7 +178,7 @@ pub(crate) fn launches(node: &Node, place: Place) -> Option<u64> {
         return None;
     }
     let (graph, leaves) = match node {
-        Node::Graph { number, work } => (*number as u32, work.leaves()),
+        Node::Graph { number, work, .. } => (*number as u32, work.leaves()),
         node => (0, node.leaf().map(|leaf| (0, leaf)).into_iter().collect()),
     };
     let mut state = lock();

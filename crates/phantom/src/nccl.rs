@@ -7,8 +7,9 @@ mod buffers;
 
 use crate::arrivals::{self, Arrival};
 use crate::attach::communication;
+use crate::errors::INVALID_VALUE;
 use crate::exports::{Items, Out, Put, exports};
-use crate::streams::{self, Handle};
+use crate::streams::{self, Handle, Moved};
 use crate::unimplemented::warn;
 use crate::{cupti, device, memory};
 use buffers::Buffers;
@@ -112,21 +113,22 @@ exports! {
 
 /// A call that waits for the end of its group.
 struct Pending {
-    call: Call,
+    call: Prepared,
     stream: Handle,
     /// The communicator's, whose default streams are meant.
     device: usize,
-    output: (usize, u64),
-    finish: Finish,
-    /// Where its input lies, if that is no memory of the program's.
-    scaled: Option<Vec<u8>>,
 }
 
-impl Pending {
-    /// The number of its stream, on which something starts.
-    fn begin(&self) -> Result<u32, crate::errors::Status> {
-        device::on(self.device, || streams::begin(self.stream))
-    }
+/// A call that can be made, once or whenever a graph is launched.
+#[derive(Clone)]
+struct Prepared {
+    call: Call,
+    output: (usize, u64),
+    finish: Finish,
+    /// Elements of the input are multiplied by this first.
+    factor: Option<f64>,
+    /// The root of a broadcast out of place has its own data.
+    own: Option<Moved>,
 }
 
 /// What is done with an output once it is there.
@@ -324,7 +326,7 @@ impl Asked {
             return UNHANDLED_CUDA_ERROR;
         }
         let has_values = !link.is_large(self.count as u64, self.dtype) && WITHHELD.get() == 0;
-        let mut call = Call {
+        let call = Call {
             operation: self.operation as u32,
             group: communicator.group,
             dtype: self.dtype as u32,
@@ -339,17 +341,12 @@ impl Asked {
             first: 1,
             number: 0,
         };
-        // The root of a broadcast out of place has its own data.
-        if has_values && self.operation == Broadcast && is_root && self.from != self.to {
-            let _ = memory::copy(self.to, self.from, call.input_bytes as usize);
-        }
-        let scaled = factor.filter(|_| has_values).map(|factor| scaled(link, &call, factor));
-        if let Some(input) = &scaled {
-            call.input = input.as_ptr() as usize;
-        }
+        let copies = has_values && self.operation == Broadcast && is_root && self.from != self.to;
+        let own = copies.then(|| Moved::line(self.to, self.from, call.input_bytes as usize));
         let output = if receives { (self.to, bytes(self.parts[1])) } else { (0, 0) };
         let finish = Finish { dtype: self.dtype as u32, divide: (self.op == Some(4)).then_some(members as f64) };
-        let pending = Pending { call, stream, device: communicator.device, output, finish, scaled };
+        let call = Prepared { call, output, finish, factor: factor.filter(|_| has_values), own };
+        let pending = Pending { call, stream, device: communicator.device };
         let alone = GROUP.with_borrow_mut(|(depth, calls)| {
             if *depth > 0 {
                 calls.push(pending);
@@ -361,42 +358,57 @@ impl Asked {
     }
 }
 
-/// Hands calls over that start together.
+/// Hands calls over that start together: now, or whenever the graph is launched into which their streams are captured.
 fn issue(calls: Vec<Pending>) -> Status {
-    let Some(link) = communication() else { return if calls.is_empty() { SUCCESS } else { INVALID_USAGE } };
-    let mut begun = BTreeSet::new();
-    // Input is what the streams have come to.
-    for pending in &calls {
-        let Ok(number) = pending.begin() else {
-            warn(
-                "NCCL: calls on a stream that is captured into a graph are not implemented for simulated GPUs; the program got an error",
-            );
-            return INVALID_USAGE;
-        };
-        arrivals::settle_stream(number);
+    let Some(device) = calls.first().map(|pending| pending.device) else { return SUCCESS };
+    let streams: Vec<Handle> = calls.iter().map(|pending| pending.stream).collect();
+    let prepared = || calls.iter().map(|pending| pending.call.clone()).collect::<Vec<_>>();
+    let captured = device::on(device, || {
+        streams::capture_calls(&streams, || {
+            let prepared = prepared();
+            Box::new(move |streams| make(&prepared, streams))
+        })
+    });
+    match captured {
+        Ok(Some(())) => return SUCCESS,
+        Ok(None) => {}
+        Err(_) => return INVALID_USAGE,
     }
-    for pending in to_others(calls) {
-        let Ok(number) = pending.begin() else { return INVALID_ARGUMENT };
-        let Pending { mut call, output, finish, scaled, .. } = pending;
-        call.stream = number;
-        call.first = u32::from(begun.insert(number));
-        let issued = cupti::call(cupti::Domain::Runtime, "cudaLaunchKernelExC", || {
-            call.number = cupti::communicates(&kernel(&call, finish), streams::place(number)).unwrap_or(0);
+    let begin = |pending: &Pending| device::on(pending.device, || streams::begin(pending.stream));
+    let made = calls.iter().map(begin).collect::<Result<Vec<u32>, _>>().and_then(|on| make(&prepared(), &on));
+    made.map_or(INVALID_ARGUMENT, |()| SUCCESS)
+}
+
+/// Makes calls that start together, each on a stream of this number.
+fn make(calls: &[Prepared], streams: &[u32]) -> Result<(), crate::errors::Status> {
+    let Some(link) = communication() else { return Err(INVALID_VALUE) };
+    // Input is what the streams have come to.
+    streams.iter().for_each(|stream| arrivals::settle_stream(*stream));
+    let mut begun = BTreeSet::new();
+    for (Prepared { mut call, output, finish, factor, own }, stream) in to_others(calls, streams) {
+        if let Some(own) = own {
+            let _ = own.carry_out();
+        }
+        let scaled = factor.map(|factor| scaled(link, &call, factor));
+        if let Some(input) = &scaled {
+            call.input = input.as_ptr() as usize;
+        }
+        call.stream = stream;
+        call.first = u32::from(begun.insert(stream));
+        let handle = cupti::call(cupti::Domain::Runtime, "cudaLaunchKernelExC", || {
+            call.number = cupti::communicates(&kernel(&call, finish), streams::place(stream)).unwrap_or(0);
             // SAFETY: what the call names is there.
             Ok(unsafe { (link.issue)(&call) })
-        });
+        })?;
         drop(scaled);
-        let handle = issued.unwrap_or(Communication::REFUSED);
         if handle == Communication::REFUSED {
-            return INVALID_ARGUMENT;
+            return Err(INVALID_VALUE);
         }
         let (to, bytes) = if call.has_values == 0 { (0, 0) } else { output };
-        arrivals::expect(
-            number,
-            Arrival { handle, group: call.group, to, bytes, dtype: finish.dtype, divide: finish.divide },
-        );
+        let arrival = Arrival { handle, group: call.group, to, bytes, dtype: finish.dtype, divide: finish.divide };
+        arrivals::expect(stream, arrival);
     }
-    SUCCESS
+    Ok(())
 }
 
 /// What profiles call an operation: as NCCL calls its kernels, without the algorithm and the protocol, which are the engine's choice.
@@ -417,21 +429,22 @@ fn kernel(call: &Call, finish: Finish) -> String {
     format!("ncclDevKernel_{name}_{reduction}_{}", TYPES[call.dtype as usize])
 }
 
-/// Without messages of ranks to themselves, which are moved: the n-th that is sent to the n-th that is received.
-fn to_others(calls: Vec<Pending>) -> Vec<Pending> {
-    let own = |pending: &Pending, operation: Operation| {
-        pending.call.operation == operation as u32 && pending.call.peer == pending.call.me
+/// Without messages of ranks to themselves, which are moved: the n-th that is sent to the n-th that is received. Each with its stream.
+fn to_others(calls: &[Prepared], streams: &[u32]) -> Vec<(Prepared, u32)> {
+    let own = |(prepared, _): &(Prepared, u32), operation: Operation| {
+        prepared.call.operation == operation as u32 && prepared.call.peer == prepared.call.me
     };
-    let (mut sent, mut rest) = (VecDeque::new(), Vec::new());
-    let (sends, others): (Vec<Pending>, Vec<Pending>) = calls.into_iter().partition(|call| own(call, Operation::Send));
-    sent.extend(sends);
-    for pending in others {
-        if !own(&pending, Operation::Recv) {
-            rest.push(pending);
-        } else if let Some(send) = sent.pop_front() {
-            let bytes = send.call.input_bytes.min(pending.output.1);
-            if pending.call.has_values != 0 {
-                let _ = memory::copy(pending.output.0, send.call.input, bytes as usize);
+    let mut rest = Vec::new();
+    let all = calls.iter().cloned().zip(streams.iter().copied());
+    let (sends, others): (Vec<_>, Vec<_>) = all.partition(|call| own(call, Operation::Send));
+    let mut sent: VecDeque<(Prepared, u32)> = sends.into();
+    for received in others {
+        if !own(&received, Operation::Recv) {
+            rest.push(received);
+        } else if let Some((Prepared { call, .. }, _)) = sent.pop_front() {
+            let (to, room) = received.0.output;
+            if received.0.call.has_values != 0 {
+                let _ = memory::copy(to, call.input, call.input_bytes.min(room) as usize);
             }
         }
     }

@@ -11,7 +11,7 @@ use crate::errors::*;
 use crate::exports::exports;
 use crate::{arrivals, cupti, device, memory};
 pub(crate) use capture::{
-    Mode, begin_capture, capture_info, check_unsafe_call, end_capture, exchange_mode, report_capture,
+    Mode, begin_capture, capture_calls, capture_info, check_unsafe_call, end_capture, exchange_mode, report_capture,
     update_dependencies,
 };
 pub(crate) use graphs::{

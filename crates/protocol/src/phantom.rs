@@ -7,7 +7,7 @@
 use std::ffi::{c_char, c_int, c_void};
 
 /// Of this interface. Both sides refuse another one.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// The name of the function of the type [`Attach`].
 pub const ATTACH: &str = "uniference_phantom_attach";
@@ -142,8 +142,13 @@ pub struct Link {
     pub wait_event: extern "C" fn(stream: u32, event: u32),
     /// What comes on the stream belongs to the graph; with `graph` 0 no longer.
     pub capture: extern "C" fn(stream: u32, graph: u32),
-    /// All of the graph starts on a stream.
+    /// All of the graph starts on a stream; if there are calls in it ([`Link::captured_call`]), up to the first.
     pub graph_launch: extern "C" fn(graph: u32, stream: u32),
+    /// A call of a communicator on a stream that is captured, which the library makes whenever the graph is launched. `with_previous`: 1 if it starts
+    /// with the one before it; else 0.
+    pub captured_call: extern "C" fn(stream: u32, with_previous: u32),
+    /// The next calls of a graph that was launched on the stream have been made: what is behind them starts, up to the next ones.
+    pub graph_resume: extern "C" fn(graph: u32, stream: u32),
     /// A function of the host starts on a stream.
     pub host_function: extern "C" fn(stream: u32),
     /// Returns in virtual time when the stream is empty.

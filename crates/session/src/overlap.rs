@@ -245,6 +245,8 @@ impl Kept {
             | Entry::Level { .. }
             | Entry::Stream(_)
             | Entry::Number(_)
+            | Entry::Integers { .. }
+            | Entry::Reading(_)
             | Entry::Called { .. } => {
                 return None;
             }

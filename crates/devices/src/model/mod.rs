@@ -19,7 +19,7 @@ mod transfers;
 mod tests;
 
 use crate::database::{Databases, Row, dimensions};
-use crate::operators::{Described, Part, describe, key};
+use crate::operators::{Described, Part, Sequences, describe, key, with_sequences};
 use rows::{Found, Rows};
 use rustc_hash::FxHashMap;
 use shape::{Grain, Roof, Shape};
@@ -138,6 +138,11 @@ impl Model {
             Described::Parts(parts) => self.sum(&parts),
             _ => Estimate::UNKNOWN,
         }
+    }
+
+    /// Attention whose sequences are known to be these, once the host has come to it.
+    pub fn attention(&self, definition: &Definition, sequences: &[Sequences]) -> Estimate {
+        with_sequences(definition, sequences).map_or(Estimate::UNKNOWN, |parts| self.sum(&parts))
     }
 
     /// Whether the device's rows say how long the host takes to come from one operator to the next.

@@ -23,7 +23,7 @@ mod tests;
 pub(crate) use gemm::BLOCKS;
 pub use kernel::values;
 pub use key::key;
-pub use serving::lengths_are_values;
+pub use serving::{Sequences, lengths_are_values, sequences, with_sequences};
 
 use call::Call;
 use uniference_formats::operators::Definition;

@@ -1,12 +1,13 @@
 //! Owns operators of vLLM's that launch kernels of its own: what they are called with stands in `csrc/torch_bindings.cpp` of its sources, and of
 //! attention in those of `vllm_flash_attn` (version 0.33). Their results are arguments, of which the first is often one.
 //!
-//! A cache of keys and values is an argument as a whole, of which a call reads or writes little: how much, its sizes do not tell. Attention is
-//! taken to read as many keys as the longest sequence has, for each of its sequences, and these to have equally many queries.
+//! A cache of keys and values is an argument as a whole, of which a call reads or writes little: how much, its sizes do not tell. How long the sequences
+//! are, the values of other arguments say. Where these are not known, attention is taken to read as many keys as the longest sequence has, for each
+//! of its sequences, and these to have equally many queries.
 
 use super::call::{Call, footprint, product, sum};
 use super::{Part, flops};
-use uniference_formats::operators::{Argument, Tensor};
+use uniference_formats::operators::{Argument, Definition, Tensor};
 use uniference_sim::device::{Family, FlatKind, Pass, RowKind};
 use uniference_sim::program::DType;
 use uniference_sim::time::Bytes;
@@ -22,8 +23,7 @@ pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
         | "gelu_quick" => activation(call),
         "rotary_embedding" => rotation(call),
         "reshape_and_cache" | "reshape_and_cache_flash" => caching(call),
-        "varlen_fwd" => attention(call, 4, 8, [10, 11], 15),
-        "fwd" => attention(call, 7, 14, [12, 13], 24),
+        "varlen_fwd" | "fwd" => attention(call),
         _ => None,
     };
     Some(vec![part?])
@@ -77,46 +77,136 @@ fn caching(call: Call<'_>) -> Option<Part> {
     Some(flat(call, FlatKind::Copy, key, bytes([Some(key), Some(value), call.tensor(4)]), written))
 }
 
-/// Queries, keys and values come first: of packed sequences, one behind the other, or keys and values of pages, if a table says which of them a
-/// sequence has. The places are those of the sequences' borders in the queries, of this table, of the longest sequence's queries and keys, and of
-/// the flag that says that it is causal.
-fn attention(call: Call<'_>, borders: usize, pages: usize, longest: [usize; 2], causal: usize) -> Option<Part> {
-    let (query, key, value) = (call.tensor(0)?, call.tensor(1)?, call.tensor(2)?);
-    let [.., heads, width] = query.sizes[..] else { return None };
-    let (key_heads, value_width) = (*key.sizes.iter().nth_back(1)?, *value.sizes.last()?);
-    let tokens = query.elements().checked_div(heads.saturating_mul(width))?;
-    let most = |at: usize| match call.argument(longest[at]) {
-        Some(Argument::Int(length)) => u64::try_from(*length).ok(),
+/// Places of attention's arguments: the sequences' borders in the queries and in the keys, how many keys each has, the table of its pages, the longest
+/// sequence's queries and keys, and the flag that says that it is causal. Queries, keys and values come first.
+struct Places {
+    borders: usize,
+    key_borders: usize,
+    used_keys: usize,
+    pages: usize,
+    longest_keys: usize,
+    causal: usize,
+}
+
+/// By the name without a namespace.
+fn places(name: &str) -> Option<Places> {
+    match name {
+        "varlen_fwd" => {
+            Some(Places { borders: 4, key_borders: 5, used_keys: 6, pages: 8, longest_keys: 11, causal: 15 })
+        }
+        "fwd" => Some(Places { borders: 7, key_borders: 8, used_keys: 11, pages: 14, longest_keys: 13, causal: 24 }),
         _ => None,
+    }
+}
+
+/// Sequences of a call of attention that are computed alike: all numbers are sums.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Sequences {
+    /// How many there are.
+    pub count: u64,
+    /// Their queries.
+    pub queries: u64,
+    /// Their keys.
+    pub keys: u64,
+    /// Pairs of a query and a key that it sees.
+    pub visible: u64,
+}
+
+impl Sequences {
+    fn add(&mut self, queries: u64, keys: u64, causal: bool) {
+        self.count += 1;
+        self.queries = self.queries.saturating_add(queries);
+        self.keys = self.keys.saturating_add(keys);
+        self.visible = self.visible.saturating_add(visible(queries, keys, causal));
+    }
+}
+
+/// The last query sees all keys, and if attention is causal, each before it one less.
+fn visible(queries: u64, keys: u64, causal: bool) -> u64 {
+    let hidden = if causal { product(&[queries.min(keys), queries.min(keys).saturating_sub(1)]) / 2 } else { 0 };
+    queries.saturating_mul(keys).saturating_sub(hidden)
+}
+
+/// The sequences of a call of attention, by the values of its arguments where these are known: those with one query, which are generating, and
+/// those with more. `None`: the operator is none whose arithmetic depends on them, or they are not known.
+pub fn sequences<'a>(definition: &Definition, values: impl Fn(usize) -> Option<&'a [i64]>) -> Option<[Sequences; 2]> {
+    let call = Call::new(definition);
+    let places = places(call.name).filter(|_| lengths_are_values(&definition.name))?;
+    let between = |borders: &[i64]| -> Vec<i64> { borders.windows(2).map(|pair| pair[1] - pair[0]).collect() };
+    let queries = between(values(places.borders)?);
+    let keys = match values(places.used_keys) {
+        Some(used) => used.to_vec(),
+        None => between(values(places.key_borders)?),
     };
-    let batch = match call.tensor(borders) {
+    if keys.len() != queries.len() {
+        return None;
+    }
+    let mut found = [Sequences::default(); 2];
+    for (queries, keys) in queries.into_iter().zip(keys) {
+        let (queries, keys) = (u64::try_from(queries).ok()?, u64::try_from(keys).ok()?);
+        if queries > 0 {
+            found[usize::from(queries > 1)].add(queries, keys, call.flag(places.causal));
+        }
+    }
+    Some(found)
+}
+
+/// What a call of attention does with such sequences, as [`sequences`] has found them.
+pub fn with_sequences(definition: &Definition, sequences: &[Sequences]) -> Option<Vec<Part>> {
+    let call = Call::new(definition);
+    let places = places(call.name)?;
+    let there_are = |group: &&Sequences| group.count > 0;
+    sequences.iter().filter(there_are).map(|group| attended(call, &places, group)).collect()
+}
+
+/// Without values: as many keys as the longest sequence has, if a table says which pages a sequence has, else all that there are, packed one behind the
+/// other.
+fn attention(call: Call<'_>) -> Option<Part> {
+    let places = places(call.name)?;
+    let (query, key) = (call.tensor(0)?, call.tensor(1)?);
+    let [.., heads, width] = query.sizes[..] else { return None };
+    let tokens = query.elements().checked_div(heads.saturating_mul(width))?;
+    let batch = match call.tensor(places.borders) {
         Some(borders) => borders.elements().saturating_sub(1).max(1),
         None => *query.sizes.first()?,
     };
-    let queries = tokens.div_ceil(batch);
+    let key_heads = *key.sizes.iter().nth_back(1)?;
     let stored = key.elements().checked_div(key_heads.saturating_mul(*key.sizes.last()?))?;
-    let keys = match call.tensor(pages) {
-        Some(_) => most(1)?,
-        None => stored.div_ceil(batch),
+    let keys = match (call.tensor(places.pages), call.argument(places.longest_keys)) {
+        (Some(_), Some(Argument::Int(longest))) => u64::try_from(*longest).ok()?,
+        (Some(_), _) => return None,
+        (None, _) => stored.div_ceil(batch),
     };
-    // The last query sees all keys, each before it one less.
-    let hidden =
-        if call.flag(causal) { product(&[queries.min(keys), queries.min(keys).saturating_sub(1)]) / 2 } else { 0 };
-    let visible = queries.saturating_mul(keys).saturating_sub(hidden);
+    let visible = visible(tokens.div_ceil(batch), keys, call.flag(places.causal));
+    let group = Sequences {
+        count: batch,
+        queries: tokens,
+        keys: batch.saturating_mul(keys),
+        visible: batch.saturating_mul(visible),
+    };
+    attended(call, &places, &group)
+}
+
+/// Attention of sequences that are all as long as the mean of these.
+fn attended(call: Call<'_>, places: &Places, group: &Sequences) -> Option<Part> {
+    let (query, key, value) = (call.tensor(0)?, call.tensor(1)?, call.tensor(2)?);
+    let [.., heads, width] = query.sizes[..] else { return None };
+    let (key_heads, value_width) = (*key.sizes.iter().nth_back(1)?, *value.sizes.last()?);
+    let (queries, keys) = (group.queries.div_ceil(group.count), group.keys.div_ceil(group.count));
+    let widths = width.saturating_add(value_width);
     let family = Family::Attention {
         pass: Pass::Forward,
-        heads: batch.saturating_mul(heads),
+        heads: group.count.saturating_mul(heads),
         queries,
         keys,
-        width: width.saturating_add(value_width) / 2,
+        width: widths / 2,
         // As in PyTorch, where the first query sees one key: only of a square that is the same.
-        causal: call.flag(causal) && queries == keys,
+        causal: call.flag(places.causal) && queries == keys,
     };
-    let widths = width.saturating_add(value_width);
-    let cached = product(&[batch, keys, key_heads, widths, key.dtype.bytes()]);
-    let read = sum([footprint(query), Bytes(cached)].into_iter());
-    let written = Bytes(product(&[tokens, heads, value_width, query.dtype.bytes()]));
+    let cached = product(&[group.keys, key_heads, widths, key.dtype.bytes()]);
+    let asked = product(&[group.queries, heads, width, query.dtype.bytes()]);
+    let written = Bytes(product(&[group.queries, heads, value_width, query.dtype.bytes()]));
+    let operations = flops(&[2, heads, group.visible, widths]);
     let dtype: Option<DType> = query.dtype.dtype();
-    let operations = flops(&[2, batch, heads, visible, widths]);
-    Some(Part::inside(family, dtype, operations, read, written, call.name))
+    Some(Part::inside(family, dtype, operations, Bytes(asked.saturating_add(cached)), written, call.name))
 }

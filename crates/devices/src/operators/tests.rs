@@ -342,6 +342,49 @@ fn attention_of_vllm_reads_the_longest_sequences_pages() {
     }
 }
 
+/// One that generates, with 1 query and 300 keys, one whose prompt of 4 tokens follows 6 others, and one of a batch that is not full: 8 heads of 32
+/// over keys and values of 2 heads.
+///
+/// ```text
+/// pairs       300; 4 * 10 - 4 * 3 / 2 = 34
+/// operations  4 8 pairs 32
+/// bytes       read queries 8 32 + 2 keys 2 32, written queries 8 32; 2 each
+/// ```
+#[test]
+fn attention_of_vllm_is_of_its_sequences_where_they_are_known() {
+    let mut arguments = vec![Argument::None; 36];
+    arguments[..3].clone_from_slice(&[
+        half(&[5, 8, 32], true),
+        half(&[1000, 16, 2, 32], false),
+        half(&[1000, 16, 2, 32], false),
+    ]);
+    arguments[24] = Argument::Bool(true);
+    let attention = definition("_vllm_fa3_C::fwd", arguments, vec![]);
+    let values = |argument: usize| match argument {
+        7 => Some(&[0, 1, 5, 5][..]),
+        11 => Some(&[300, 10, 0][..]),
+        _ => None,
+    };
+    let found = sequences(&attention, values).expect("they are known");
+    let parts = with_sequences(&attention, &found).expect("it is attention");
+    let work = |part: &Part| (part.operator.flops, part.operator.read.0, part.operator.written.0);
+    let expected = [(1, 300, 300), (4, 10, 34)].map(|(queries, keys, pairs)| {
+        (4 * 8 * pairs * 32, (queries * 8 * 32 + 2 * keys * 2 * 32) * 2, queries * 8 * 32 * 2)
+    });
+    assert_eq!(parts.iter().map(work).collect::<Vec<_>>(), expected);
+    assert!(matches!(parts[0].operator.family, Family::Attention { heads: 8, queries: 1, keys: 300, width: 32, .. }));
+
+    // Keys that are packed have borders, too; without either nobody knows.
+    let packed = |argument: usize| if argument == 7 || argument == 8 { Some(&[0, 2, 7][..]) } else { None };
+    let all = Sequences { count: 2, queries: 7, keys: 7, visible: 3 + 15 };
+    assert_eq!(sequences(&attention, packed), Some([Sequences::default(), all]));
+    for wrong in [[7, 12], [11, 12]] {
+        assert_eq!(sequences(&attention, |argument| wrong.contains(&argument).then_some(&[0, 1][..])), None);
+    }
+    assert_eq!(sequences(&attention, |argument| Some(if argument == 7 { &[0, 1][..] } else { &[-1][..] })), None);
+    assert_eq!(sequences(&definition("mine::fwd", vec![], vec![]), |_| Some(&[0][..])), None);
+}
+
 #[test]
 fn what_is_not_known_is_unknown() {
     for (name, arguments) in [

@@ -44,8 +44,8 @@ pub enum Problem {
     /// The kernel has not been named.
     #[error("unknown kernel {0}")]
     Kernel(u64),
-    /// No stream, event or graph has this number.
-    #[error("stream, event or graph {0} is out of range")]
+    /// No stream, event, graph or buffer has this number.
+    #[error("stream, event, graph or buffer {0} is out of range")]
     Number(u64),
     /// No kind of copy has this number.
     #[error("unknown kind of copy {0}")]
@@ -125,6 +125,26 @@ pub enum Entry<'a> {
     Stream(StreamEntry),
     /// The launch, copy or graph launch that follows has this number, by which the rank asks for its times.
     Number(u64),
+    /// What lies in a buffer of its GPU's memory from here on.
+    Integers {
+        /// Which, by the rank's own number.
+        buffer: u32,
+        /// From its beginning.
+        values: &'a [i64],
+    },
+    /// An argument of the execution that follows lies in such a buffer.
+    Reading(Reading),
+}
+
+/// An argument of an operator whose values decide how much it does, as they are whenever it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Reading {
+    /// Its place among the arguments.
+    pub argument: u32,
+    /// Where it lies.
+    pub buffer: u32,
+    /// How many integers it has.
+    pub count: u32,
 }
 
 /// What a program hands to streams.
@@ -173,11 +193,25 @@ pub enum StreamEntry {
         /// Which graph; `None`: no longer.
         graph: Option<u32>,
     },
-    /// All of a graph.
+    /// All of a graph; if there are captured calls in it, up to the first.
     GraphLaunch {
         /// Which.
         graph: u32,
         /// On which stream.
+        stream: u32,
+    },
+    /// A call of a process group on a stream in capture, which the rank makes whenever the graph is launched.
+    Call {
+        /// On which stream.
+        stream: u32,
+        /// It starts with the one before it.
+        with_previous: bool,
+    },
+    /// The rank has made the graph's next call: what is behind it, up to the next one.
+    Resumption {
+        /// Of which graph.
+        graph: u32,
+        /// Where that was launched.
         stream: u32,
     },
     /// A function of the host.
@@ -360,7 +394,11 @@ impl Decoder {
                 visit(self, Entry::Freed { allocation });
             }
             tag::KIND => {
-                if let Some(entry) = self.memory_entry(bytes)? {
+                let (allocation, number) = (self.allocation(bytes)?, bytes.byte()?);
+                if number == kind::INTEGERS {
+                    let (buffer, values) = (bytes.small()?, bytes.several(Bytes::integer)?);
+                    visit(self, Entry::Integers { buffer, values: &values });
+                } else if let Some(entry) = self.memory_entry(allocation, number, bytes)? {
                     visit(self, entry);
                 }
             }
@@ -383,8 +421,12 @@ impl Decoder {
         Ok(())
     }
 
-    fn memory_entry(&mut self, bytes: &mut Bytes<'_>) -> Result<Option<Entry<'static>>, Problem> {
-        let (allocation, number) = (self.allocation(bytes)?, bytes.byte()?);
+    fn memory_entry(
+        &mut self,
+        allocation: u64,
+        number: u8,
+        bytes: &mut Bytes<'_>,
+    ) -> Result<Option<Entry<'static>>, Problem> {
         Ok(Some(match number {
             kind::RECORDED => {
                 self.recorded = bytes.number()? != 0;
@@ -395,6 +437,15 @@ impl Decoder {
             kind::READ | kind::WRITTEN => Entry::Called { allocation, written: number == kind::WRITTEN },
             kind::CONTEXT => Entry::Level { level: Level::Context, bytes: bytes.number()? },
             kind::NUMBER => Entry::Number(bytes.number()?),
+            kind::CALL => {
+                Entry::Stream(StreamEntry::Call { stream: bytes.small()?, with_previous: bytes.number()? != 0 })
+            }
+            kind::RESUMPTION => {
+                Entry::Stream(StreamEntry::Resumption { graph: bytes.small()?, stream: bytes.small()? })
+            }
+            kind::READING => {
+                Entry::Reading(Reading { argument: bytes.small()?, buffer: bytes.small()?, count: bytes.small()? })
+            }
             number => {
                 let kind = usize::from(number).checked_sub(1).and_then(|at| MemoryKind::ALL.get(at)).copied();
                 Entry::Kind { allocation, kind: kind.ok_or(Problem::Kind(number))? }
@@ -525,7 +576,7 @@ impl Bytes<'_> {
         Err(Problem::LongNumber)
     }
 
-    /// The number of a stream, an event or a graph.
+    /// The number of a stream, an event, a graph or a buffer.
     fn small(&mut self) -> Result<u32, Problem> {
         let number = self.number()?;
         u32::try_from(number).ok().filter(|number| *number < 1 << 31).ok_or(Problem::Number(number))

@@ -1,6 +1,6 @@
 //! Owns the writing of a stream of operators. Ranks have writers of their own, in C++ and Python; this one makes streams where there is no rank.
 
-use super::decode::{CopyKind, Level, Line, MemoryKind, StreamEntry, dictionary_entry};
+use super::decode::{CopyKind, Level, Line, MemoryKind, Reading, StreamEntry, dictionary_entry};
 use super::definition::{Argument, Definition, Tensor};
 use super::{argument, kind, tag};
 
@@ -121,6 +121,14 @@ impl Encoder {
     /// Something was handed to a stream.
     pub fn stream(&mut self, entry: StreamEntry) {
         let (tag, fields) = match entry {
+            StreamEntry::Call { stream, with_previous } => {
+                self.kind_with(0, kind::CALL, stream.into());
+                return self.number(with_previous.into());
+            }
+            StreamEntry::Resumption { graph, stream } => {
+                self.kind_with(0, kind::RESUMPTION, graph.into());
+                return self.number(stream.into());
+            }
             StreamEntry::Launch { kernel, stream, flags, bytes } => {
                 (tag::LAUNCH, vec![kernel.into(), stream.into(), flags.number(), bytes])
             }
@@ -141,6 +149,20 @@ impl Encoder {
     /// The launch, copy or graph launch that follows has this number.
     pub fn launch_number(&mut self, number: u64) {
         self.kind_with(0, kind::NUMBER, number);
+    }
+
+    /// What lies in a buffer.
+    pub fn integers(&mut self, buffer: u32, values: &[i64]) {
+        self.kind_with(0, kind::INTEGERS, buffer.into());
+        self.number(values.len() as u64);
+        values.iter().for_each(|value| self.integer(*value));
+    }
+
+    /// An argument of the next execution lies in a buffer.
+    pub fn reading(&mut self, Reading { argument, buffer, count }: Reading) {
+        self.kind_with(0, kind::READING, argument.into());
+        self.number(buffer.into());
+        self.number(count.into());
     }
 
     /// A thread's part begins.

@@ -15,7 +15,7 @@
 //! | 1 | site | text: `path:line`; text: qualified name of the function |
 //! | 2 | allocated | allocation; number: bytes |
 //! | 3 | freed | allocation |
-//! | 4 | kind | allocation; byte: 1 parameter, 2 gradient, 3 optimizer, 4 buffer; of memory of a GPU also 5 to 7, and number: bytes; 8 and number: 0 or 1; 9 or 10; 11 and number: a launch's |
+//! | 4 | kind | allocation; byte: 1 parameter, 2 gradient, 3 optimizer, 4 buffer; of memory of a GPU also 5 to 7, and number: bytes; 8 and number: 0 or 1; 9 or 10; 11 and number: a launch's; 12 to 15: below |
 //! | 5 | answered | line; text: name of the operator that read a value which was not computed |
 //! | 6 | restart | (none) |
 //! | 7 | timed | number: nanoseconds from the operator before (or from the program's turn) to the next execution; number: nanoseconds of that |
@@ -41,7 +41,19 @@
 //! memory at all, and names allocation 0: with 1, autograd records the executions from here on, for a backward pass to come; with 0, and from
 //! the beginning of a thread's part on, it does not. Kinds 9 and 10 come last in a slice: the call that ends it reads this allocation, or writes it.
 //! Kind 11 is no memory, and names allocation 0: the launch, copy or graph launch that follows has this number, from 1, by which the rank asks for its
-//! times (`uniference_protocol::messages::LaunchId`).
+//! times (`uniference_protocol::messages::LaunchId`). Kinds 12 to 15 are no memory either, and name allocation 0:
+//!
+//! | kind | entry | fields |
+//! |---|---|---|
+//! | 12 | captured call | number: stream; number: 1 if it starts with the one before it, else 0 |
+//! | 13 | resumption | number: graph; number: stream |
+//! | 14 | integers | number: buffer; number of integers; integers |
+//! | 15 | reading | number: argument; number: buffer; number: how many |
+//!
+//! A *captured call* is one of a process group on a stream in capture: when the graph is launched, what comes before the call starts, and what
+//! comes behind it with the *resumption*, which follows when the rank has made the call. *Integers* are what lies in a buffer of a GPU's memory from here
+//! on, numbered by the rank from 1. A *reading* belongs to the execution that follows: the argument of that place has so many of a buffer's integers, as
+//! they are when it runs, and where it is captured, whenever the graph is launched.
 //!
 //! Entries 8 to 15 are what a program with simulated GPUs hands to their streams. Kernels of a rank are numbered from 1 in the order of their
 //! entries; streams, events and graphs have the numbers that the rank gives them, below 2^31. Stream 0 is the default stream; the others do not
@@ -79,7 +91,7 @@ mod encode;
 mod tests;
 
 pub use decode::{
-    Autograd, CopyKind, Decoder, Entry, Invalid, LaunchFlags, Level, Line, MemoryKind, Problem, SourceLine,
+    Autograd, CopyKind, Decoder, Entry, Invalid, LaunchFlags, Level, Line, MemoryKind, Problem, Reading, SourceLine,
     StreamEntry, dictionary_length,
 };
 pub use definition::{Argument, Definition, Place, ScalarType, Tensor};
@@ -108,7 +120,7 @@ mod tag {
 }
 
 /// Kinds of entries that are not of [`MemoryKind`]. A number follows those of a GPU, of bytes, and [`kind::RECORDED`], and
-/// a launch's [`kind::NUMBER`].
+/// a launch's [`kind::NUMBER`]; several follow those from [`kind::CALL`] on.
 mod kind {
     pub(super) const ALLOCATED: u8 = 5;
     pub(super) const RESERVED: u8 = 6;
@@ -117,6 +129,10 @@ mod kind {
     pub(super) const READ: u8 = 9;
     pub(super) const WRITTEN: u8 = 10;
     pub(super) const NUMBER: u8 = 11;
+    pub(super) const CALL: u8 = 12;
+    pub(super) const RESUMPTION: u8 = 13;
+    pub(super) const INTEGERS: u8 = 14;
+    pub(super) const READING: u8 = 15;
 }
 
 /// Bytes that arguments begin with.

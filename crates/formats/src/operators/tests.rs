@@ -18,6 +18,8 @@ enum Kept {
     Timed(u64, u64),
     Stream(StreamEntry),
     Number(u64),
+    Integers(u32, Vec<i64>),
+    Reading(Reading),
 }
 
 impl Kept {
@@ -36,6 +38,8 @@ impl Kept {
             Entry::Called { allocation, written } => Kept::Called(allocation, written),
             Entry::Stream(entry) => Kept::Stream(entry),
             Entry::Number(number) => Kept::Number(number),
+            Entry::Integers { buffer, values } => Kept::Integers(buffer, values.to_vec()),
+            Entry::Reading(reading) => Kept::Reading(reading),
         }
     }
 
@@ -58,6 +62,8 @@ impl Kept {
             Kept::Called(allocation, written) => encoder.called(*allocation, *written),
             Kept::Stream(entry) => encoder.stream(*entry),
             Kept::Number(number) => encoder.launch_number(*number),
+            Kept::Integers(buffer, values) => encoder.integers(*buffer, values),
+            Kept::Reading(reading) => encoder.reading(*reading),
         }
     }
 }
@@ -223,7 +229,7 @@ fn lines_of_a_dictionary_are_put_elsewhere_and_all_else_stays() {
 #[case::a_list_of_no_tensors(&[0, 0, 1, 8, 1, 3], Problem::Argument(3))]
 #[case::a_definition_that_is_not_there(&[18, 0], Problem::Definition(2))]
 #[case::a_line_that_is_not_there(&[5, 2, 0], Problem::Site(1))]
-#[case::memory_of_no_kind(&[4, 2, 12], Problem::Kind(12))]
+#[case::memory_of_no_kind(&[4, 2, 16], Problem::Kind(16))]
 #[case::memory_of_a_gpu_without_its_size(&[4, 2, 5], Problem::CutShort)]
 #[case::memory_of_kind_zero(&[4, 2, 0], Problem::Kind(0))]
 #[case::more_dimensions_than_torch_has(&[0, 0, 1, 7, 6, 0, 0, 65], Problem::Dimensions(65))]
@@ -337,6 +343,16 @@ fn any_entries(definition: &Definition) -> impl Strategy<Value = Vec<Kept>> + us
         (0_u32..1 << 31, 1_u32..9).prop_map(|(stream, graph)| {
             Kept::Stream(StreamEntry::Capture { stream, graph: (graph > 1).then_some(graph) })
         }),
+        (0_u32..1 << 31, any::<bool>())
+            .prop_map(|(stream, with_previous)| Kept::Stream(StreamEntry::Call { stream, with_previous })),
+        (0_u32..1 << 31, 1_u32..9).prop_map(|(stream, graph)| Kept::Stream(StreamEntry::Resumption { graph, stream })),
+        (0_u32..1 << 31, prop::collection::vec(any::<i64>(), 0..4))
+            .prop_map(|(buffer, values)| Kept::Integers(buffer, values)),
+        (0_u32..9, 0_u32..9, 0_u32..1 << 31).prop_map(|(argument, buffer, count)| Kept::Reading(Reading {
+            argument,
+            buffer,
+            count
+        })),
     ];
     prop::collection::vec(entry, 0..20)
 }

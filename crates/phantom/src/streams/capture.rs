@@ -1,11 +1,13 @@
 //! Owns what is captured: which streams are in which capture, what the next thing on each waits for there, and what must not happen meanwhile.
 
-use super::graphs::{Graph, node_handle};
+use super::graphs::{Calls, Graph, MakeCalls, node_handle};
 use super::{Handle, Kind, Node, State, lock, next_number, tell};
 use crate::errors::*;
 use crate::exports::{Out, Put};
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 use std::thread::ThreadId;
 
 /// What others may do while a thread captures: `cudaStreamCaptureMode`.
@@ -93,6 +95,7 @@ pub(crate) fn begin_capture(stream: Handle, graph: Option<Handle>, mode: Mode) -
             state.graphs.len() - 1
         }
     };
+    state.graphs[graph].origin = Some(number as u32);
     state.captures += 1;
     let (id, thread) = (state.captures, std::thread::current().id());
     state.streams[number].capture = Some(Capture { graph, id, mode, thread, is_origin: true, frontier: Vec::new() });
@@ -136,6 +139,38 @@ pub(crate) fn capture_info(stream: Handle) -> Result<Option<Info>, Status> {
         graph: Kind::Graph.handle(capture.graph),
         dependencies: capture.frontier.iter().map(|node| node_handle(capture.graph, *node)).collect(),
     }))
+}
+
+/// Adds calls of communicators, each on its stream, to the graph that is captured there: `make` makes them whenever it is launched. `None`: none of
+/// the streams is in capture.
+pub(crate) fn capture_calls(streams: &[Handle], make: impl FnOnce() -> MakeCalls) -> Result<Option<()>, Status> {
+    let mut state = lock();
+    let numbers = streams.iter().map(|stream| state.resolve(*stream)).collect::<Result<Vec<u32>, Status>>()?;
+    let graph_of = |number: &u32| state.streams[*number as usize].capture.as_ref().map(|capture| capture.graph);
+    let graphs: BTreeSet<Option<usize>> = numbers.iter().map(graph_of).collect();
+    let graph = match Vec::from_iter(&graphs)[..] {
+        [] | [None] => return Ok(None),
+        [Some(graph)] => *graph,
+        // They start together, and some of them now.
+        _ => return Err(CAPTURE_ISOLATION),
+    };
+    if state.graphs[graph].is_invalid {
+        return Err(CAPTURE_INVALIDATED);
+    }
+    let (mut before, node) = (Vec::new(), state.graphs[graph].nodes.len());
+    for number in &numbers {
+        let capture = state.streams[*number as usize].capture.as_mut().expect("it is in capture");
+        let frontier = std::mem::replace(&mut capture.frontier, vec![node]);
+        frontier.into_iter().filter(|other| *other != node).for_each(|other| add(&mut before, other));
+    }
+    let captured = &mut state.graphs[graph];
+    captured.nodes.push(Node::Calls(Arc::new(Calls { streams: numbers.clone(), make: make() })));
+    captured.numbers.push(next_number());
+    captured.dependencies.push(before);
+    for (place, number) in numbers.into_iter().enumerate() {
+        tell(|link| (link.captured_call)(number, u32::from(place > 0)));
+    }
+    Ok(Some(()))
 }
 
 /// Changes what the next thing on a captured stream waits for: adds to it, or `replaces` it.

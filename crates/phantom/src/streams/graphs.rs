@@ -4,7 +4,9 @@ use super::{CopyKind, Handle, Kind, Link, State, lock, tell};
 use crate::errors::*;
 use crate::exports::exports;
 use crate::{arrivals, memory};
+use std::collections::BTreeSet;
 use std::ffi::{c_int, c_void};
+use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 /// A function of the host, as C has it.
@@ -50,7 +52,7 @@ impl Moved {
         Moved { to, from, bytes, rows: 1, pitches: (bytes, bytes) }
     }
 
-    pub(super) fn carry_out(&self) -> Result<(), Status> {
+    pub(crate) fn carry_out(&self) -> Result<(), Status> {
         if self.pitches == (self.bytes, self.bytes) {
             return memory::copy(self.to, self.from, self.bytes * self.rows);
         }
@@ -70,6 +72,22 @@ pub(crate) struct Computation {
 impl Drop for Computation {
     fn drop(&mut self) {
         (self.forget)(self.data as *mut c_void);
+    }
+}
+
+/// Makes calls of communicators, each on a stream of this number.
+pub(crate) type MakeCalls = Box<dyn Fn(&[u32]) -> Result<(), Status> + Send + Sync>;
+
+/// Calls of communicators that start together, whenever a graph is launched.
+pub(crate) struct Calls {
+    /// Where they were captured.
+    pub(super) streams: Vec<u32>,
+    pub(super) make: MakeCalls,
+}
+
+impl fmt::Debug for Calls {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Calls").field("streams", &self.streams).finish_non_exhaustive()
     }
 }
 
@@ -102,8 +120,10 @@ pub(crate) enum Node {
     Set { at: usize, value: Box<[u8]>, count: usize },
     /// A function of the host is called.
     Host { function: HostFunction, data: usize },
-    /// All of another graph.
-    Graph { number: usize, work: Work },
+    /// All of another graph, launched on a stream.
+    Graph { number: usize, work: Work, stream: u32 },
+    /// Calls of communicators.
+    Calls(Arc<Calls>),
     /// Nothing: others wait for it.
     Empty,
 }
@@ -128,6 +148,25 @@ pub(crate) struct Work {
     numbers: Arc<[u64]>,
     /// Each with the number of nodes before it.
     computations: Arc<[(usize, Arc<Computation>)]>,
+    /// Where its capture began.
+    origin: Option<u32>,
+}
+
+/// A launch of a graph that is carried out.
+struct Launched {
+    graph: u32,
+    on: u32,
+    /// Where calls of communicators were made.
+    called: BTreeSet<u32>,
+}
+
+impl Launched {
+    /// What calls bring is there before somebody looks at it.
+    fn settle(&self) {
+        if arrivals::any() {
+            self.called.iter().for_each(|stream| arrivals::settle_stream(*stream));
+        }
+    }
 }
 
 #[derive(Default)]
@@ -139,6 +178,7 @@ pub(super) struct Graph {
     /// Of each node those that it waits for.
     pub(super) dependencies: Vec<Vec<usize>>,
     pub(super) computations: Vec<(usize, Arc<Computation>)>,
+    pub(super) origin: Option<u32>,
 }
 
 #[derive(Default)]
@@ -225,12 +265,18 @@ pub(crate) fn launch_graph(exec: Handle, stream: Handle) -> Result<(), Status> {
     let (exec, stream) = (state.exec(exec)?, state.resolve(stream)?);
     let Exec { graph, work, .. } = &state.execs[exec];
     let (number, work) = (*graph, work.clone());
-    let node = Node::Graph { number, work: work.clone() };
+    let node = Node::Graph { number, work: work.clone(), stream };
     state.submit(stream, node)?;
     let is_captured = state.streams[stream as usize].capture.is_some();
     drop(state);
+    if is_captured {
+        return Ok(());
+    }
     // Functions of the program's may ask the library for something.
-    if is_captured { Ok(()) } else { work.carry_out() }
+    let mut launched = Launched { graph: number as u32, on: stream, called: BTreeSet::new() };
+    work.carry_out(stream, &mut launched)?;
+    launched.called.into_iter().for_each(|called| arrivals::stand_behind(stream, called));
+    Ok(())
 }
 
 /// Ends a graph; what was made of it stays.
@@ -305,7 +351,7 @@ impl Node {
     /// `cudaGraphNodeType`.
     fn kind(&self) -> c_int {
         match self {
-            Node::Kernel { .. } => 0,
+            Node::Kernel { .. } | Node::Calls(_) => 0,
             Node::Copy { .. } => 1,
             Node::Set { .. } => 2,
             Node::Host { .. } => 3,
@@ -326,7 +372,8 @@ impl Node {
             }
             Node::Host { .. } => (link.host_function)(stream),
             Node::Graph { number, .. } => (link.graph_launch)(*number as u32, stream),
-            Node::Empty => {}
+            // Each has a stream of its own: `capture_calls`.
+            Node::Calls(_) | Node::Empty => {}
         });
     }
 
@@ -342,7 +389,8 @@ impl Node {
                 let number = value.iter().rev().fold(0, |number, byte| number << 8 | u32::from(*byte));
                 Some(Leaf::Set { value: number, bytes: (value.len() * count) as u64 })
             }
-            Node::Host { .. } | Node::Graph { .. } | Node::Empty => None,
+            // When calls are made, they are shown by themselves.
+            Node::Host { .. } | Node::Graph { .. } | Node::Calls(_) | Node::Empty => None,
         }
     }
 
@@ -351,7 +399,7 @@ impl Node {
         match self {
             Node::Copy { moved, .. } => moved.carry_out(),
             Node::Set { at, value, count } => memory::set(*at, value, *count),
-            Node::Kernel { .. } | Node::Host { .. } | Node::Graph { .. } | Node::Empty => Ok(()),
+            Node::Kernel { .. } | Node::Host { .. } | Node::Graph { .. } | Node::Calls(_) | Node::Empty => Ok(()),
         }
     }
 }
@@ -359,7 +407,8 @@ impl Node {
 impl Graph {
     fn work(&self) -> Work {
         let numbers = self.numbers.clone().into();
-        Work { nodes: self.nodes.clone().into(), numbers, computations: self.computations.clone().into() }
+        let computations = self.computations.clone().into();
+        Work { nodes: self.nodes.clone().into(), numbers, computations, origin: self.origin }
     }
 }
 
@@ -374,18 +423,33 @@ impl Work {
         .collect()
     }
 
-    /// What it does to memory, and functions of the host that it calls.
-    fn carry_out(&self) -> Result<(), Status> {
+    /// What it does to memory, launched on this stream, functions of the host that it calls, and calls that it makes.
+    fn carry_out(&self, on: u32, launched: &mut Launched) -> Result<(), Status> {
+        let place_of = |captured: u32| if self.origin == Some(captured) { on } else { captured };
         let mut computations = self.computations.iter().peekable();
         for place in 0..=self.nodes.len() {
             while let Some((_, computation)) = computations.next_if(|(before, _)| *before == place) {
+                launched.settle();
                 (computation.run)(computation.data as *mut c_void);
             }
             match self.nodes.get(place) {
-                Some(Node::Host { function, data }) => function(*data as *mut c_void),
-                Some(Node::Graph { work, .. }) => work.carry_out()?,
-                Some(node) => node.move_bytes()?,
-                None => {}
+                Some(Node::Host { function, data }) => {
+                    launched.settle();
+                    function(*data as *mut c_void);
+                }
+                Some(Node::Graph { work, stream, .. }) => work.carry_out(place_of(*stream), launched)?,
+                Some(Node::Calls(calls)) => {
+                    launched.settle();
+                    let streams: Vec<u32> = calls.streams.iter().map(|stream| place_of(*stream)).collect();
+                    (calls.make)(&streams)?;
+                    launched.called.extend(streams);
+                    tell(|link| (link.graph_resume)(launched.graph, launched.on));
+                }
+                Some(node @ (Node::Copy { .. } | Node::Set { .. })) => {
+                    launched.settle();
+                    node.move_bytes()?;
+                }
+                Some(Node::Kernel { .. } | Node::Empty) | None => {}
             }
         }
         Ok(())

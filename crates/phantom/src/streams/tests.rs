@@ -1,5 +1,6 @@
 //! What streams, events and graphs tell the link.
 
+use super::graphs::MakeCalls;
 use super::*;
 use crate::attach::tests::{attach, told};
 use std::ptr::null_mut;
@@ -109,6 +110,70 @@ fn streams_join_a_capture_and_must_come_back() {
     destroy_graph(graph).unwrap();
     launch_graph(exec, b).unwrap();
     assert_eq!(told(), [format!("g {number} {second}")]);
+}
+
+/// Calls on the stream where the capture began are made where the graph is launched, those of a branch where they were captured; the graph goes on
+/// behind each. What the graph moves before a call has moved when it is made.
+#[test]
+fn a_graph_makes_its_calls_whenever_it_is_launched() {
+    let _one = begin();
+    let ((a, first), (b, second), (c, third)) = (stream(), stream(), stream());
+    let ((fork, fork_number), (join, join_number)) = (event(), event());
+    let made = |name: char| -> MakeCalls {
+        Box::new(move |streams| {
+            crate::attach::tests::tell(format!("{name} on {streams:?}"));
+            Ok(())
+        })
+    };
+    assert_eq!(capture_calls(&[a], || made('x')), Ok(None), "nothing is captured");
+    begin_capture(a, None, Mode::Relaxed).unwrap();
+    assert_eq!(capture_calls(&[a, c], || made('x')), Err(CAPTURE_ISOLATION), "one of them would start now");
+    launch(a, "one", 0);
+    capture_calls(&[a], || made('x')).unwrap();
+    record(fork, a).unwrap();
+    wait_event(b, fork).unwrap();
+    capture_calls(&[b], || made('y')).unwrap();
+    record(join, b).unwrap();
+    wait_event(a, join).unwrap();
+    let graph = end_capture(a).unwrap();
+    let number = Kind::Graph.number(graph).unwrap();
+    let all = told();
+    let expected = [format!("n {first} 0"), format!("r {fork_number} {first}")];
+    assert!(all.windows(2).any(|pair| pair == expected), "{all:?}");
+    let expected = [format!("n {second} 0"), format!("r {join_number} {second}")];
+    assert!(all.windows(2).any(|pair| pair == expected), "{all:?}");
+    let nodes = nodes(graph).unwrap();
+    assert_eq!(dependencies(nodes[2]), Ok(vec![nodes[1]]));
+
+    let launched = |on: u32| {
+        [
+            format!("g {number} {on}"),
+            format!("x on [{on}]"),
+            format!("m {number} {on}"),
+            format!("y on [{second}]"),
+            format!("m {number} {on}"),
+        ]
+    };
+    let exec = instantiate(graph).unwrap();
+    launch_graph(exec, c).unwrap();
+    assert_eq!(told(), launched(third));
+
+    // As a part of another graph that is captured on `c` it is made wherever that is launched.
+    begin_capture(c, None, Mode::Relaxed).unwrap();
+    launch_graph(exec, c).unwrap();
+    let outer = end_capture(c).unwrap();
+    let number = Kind::Graph.number(outer).unwrap();
+    let exec = instantiate(outer).unwrap();
+    told();
+    launch_graph(exec, a).unwrap();
+    let expected = [
+        format!("g {number} {first}"),
+        format!("x on [{first}]"),
+        format!("m {number} {first}"),
+        format!("y on [{second}]"),
+        format!("m {number} {first}"),
+    ];
+    assert_eq!(told(), expected);
 }
 
 /// What was captured moves bytes when the graph is launched, each time.

@@ -29,6 +29,8 @@ pub(super) struct Launches {
     wait_event: extern "C" fn(u32, u32),
     capture: extern "C" fn(u32, u32),
     graph_launch: extern "C" fn(u32, u32),
+    captured_call: extern "C" fn(u32, u32),
+    graph_resume: extern "C" fn(u32, u32),
     host_function: extern "C" fn(u32),
     number: extern "C" fn(u64),
 }
@@ -57,6 +59,8 @@ pub(super) unsafe fn link(client: &Arc<Client>, launches: *const Launches) -> &'
         wait_event: launches.wait_event,
         capture: launches.capture,
         graph_launch: launches.graph_launch,
+        captured_call: launches.captured_call,
+        graph_resume: launches.graph_resume,
         host_function: launches.host_function,
         synchronize_stream,
         synchronize_event,

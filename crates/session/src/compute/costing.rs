@@ -3,16 +3,16 @@
 //! An operator is estimated once for each definition, and where the host's time counts for each that it comes after; that it ran again is a look
 //! into a table.
 
-use super::expansion::{DevicePart, Expansion};
+use super::expansion::{DevicePart, Expansion, Reads};
 use super::{Plan, RankPlan, Way};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 use uniference_devices::model::Coming;
-use uniference_devices::operators::lengths_are_values;
+use uniference_devices::operators::{Sequences, lengths_are_values, sequences};
 use uniference_formats::operators::{
-    Autograd, CopyKind, Decoder, Definition, Entry, Invalid, Line, MemoryKind, Place, StreamEntry, Tensor,
+    Autograd, CopyKind, Decoder, Definition, Entry, Invalid, Line, MemoryKind, Place, Reading, StreamEntry, Tensor,
 };
 use uniference_formats::report::ComputeReport;
 use uniference_host::error::HostError;
@@ -59,6 +59,10 @@ struct RankCosting {
     places: BTreeMap<What, usize>,
     /// What the rank hands to streams.
     expansion: Expansion,
+    /// What lies in buffers of its GPU.
+    buffers: BTreeMap<u32, Vec<i64>>,
+    /// What the next execution reads there.
+    readings: Vec<Reading>,
     /// What the host beside a device has worked, of all slices.
     host: (SimDuration, Origin),
     /// Memory that belongs to parameters.
@@ -78,6 +82,8 @@ enum What {
     Definition { number: usize, previous: usize, autograd: Autograd },
     /// What the device does of a definition, beside the host.
     OnDevice { number: usize },
+    /// The same of attention with such sequences.
+    Attention { number: usize, sequences: [Sequences; 2] },
     /// A kernel of no operator: its number, and the bytes that it names.
     Kernel { number: u32, bytes: u64 },
     /// A copy of so many bytes.
@@ -118,6 +124,8 @@ impl Costing {
             costs: Vec::new(),
             places: BTreeMap::new(),
             expansion: Expansion::new(plan.host),
+            buffers: BTreeMap::new(),
+            readings: Vec::new(),
             plan,
             host: (SimDuration::ZERO, Origin::Transferred),
             parameters: BTreeSet::new(),
@@ -262,13 +270,15 @@ impl Costing {
         })
     }
 
-    /// Operators that were captured with the lengths that sequences may have, and launched with others.
+    /// Operators that were captured with the lengths that sequences may have, and launched with others that are not known.
     fn captured_lengths(&self) -> Option<String> {
         let mut found: BTreeMap<&str, u64> = BTreeMap::new();
         for costing in self.ranks.iter().filter(|costing| costing.plan.way == Way::Modelled) {
             for (cost, launches) in costing.expansion.with_graphs() {
-                let name = costing.name(costing.costs[cost].what);
-                if let Some(name) = name.filter(|name| lengths_are_values(name)) {
+                let what = costing.costs[cost].what;
+                if let (What::OnDevice { .. }, Some(name)) = (what, costing.name(what))
+                    && lengths_are_values(name)
+                {
                     *found.entry(name).or_default() += launches;
                 }
             }
@@ -401,8 +411,8 @@ impl RankCosting {
             streams = streams || !decoder.kernels().is_empty();
             match entry {
                 Entry::Execution { definition: number, line, .. } if streams => {
-                    let what = What::OnDevice { number };
-                    let part = self.expansion.has_launched().then(|| self.part(decoder, what, line));
+                    let reads = Reads { definition: number, readings: std::mem::take(&mut self.readings) };
+                    let part = self.expansion.has_launched().then(|| self.operator_part(decoder, reads, line));
                     self.expansion.operator(part);
                 }
                 Entry::Execution { definition: number, line, autograd, allocations } => {
@@ -426,6 +436,12 @@ impl RankCosting {
                     }
                 }
                 Entry::Stream(entry) => {
+                    if let StreamEntry::GraphLaunch { graph, .. } = entry {
+                        let reads = self.expansion.reads(graph);
+                        let now = |reads| self.operator_part(decoder, reads, Line::default());
+                        let parts = reads.into_iter().map(now).collect();
+                        self.expansion.refresh(graph, parts);
+                    }
                     let part = match entry {
                         // It is the operator's that is costed.
                         StreamEntry::Launch { kernel, flags, .. } if flags.inside => {
@@ -443,6 +459,8 @@ impl RankCosting {
                     self.expansion.enter(entry, part);
                 }
                 Entry::Number(number) => self.expansion.number(number),
+                Entry::Integers { buffer, values } => drop(self.buffers.insert(buffer, values.to_vec())),
+                Entry::Reading(reading) => self.readings.push(reading),
                 Entry::Kind { allocation, kind: MemoryKind::Parameter } => drop(self.parameters.insert(allocation)),
                 Entry::Freed { allocation } => drop(self.parameters.remove(&allocation)),
                 Entry::Answered { line, operator } => {
@@ -485,6 +503,21 @@ impl RankCosting {
         pieces.into_iter().map(|costed| costed.piece).collect()
     }
 
+    /// The device's part of an operator, by what now lies where it reads.
+    fn operator_part(&mut self, decoder: &Decoder, reads: Reads, line: Line) -> DevicePart {
+        let number = reads.definition;
+        let values = |argument: usize| {
+            let reading = reads.readings.iter().find(|reading| reading.argument as usize == argument)?;
+            self.buffers.get(&reading.buffer)?.get(..reading.count as usize)
+        };
+        let what = match sequences(&decoder.definitions()[number], values) {
+            Some(sequences) => What::Attention { number, sequences },
+            None => What::OnDevice { number },
+        };
+        let part = self.part(decoder, what, line);
+        DevicePart { reads: (!reads.readings.is_empty()).then_some(reads), ..part }
+    }
+
     /// The device's part of something, once.
     fn part(&mut self, decoder: &Decoder, what: What, line: Line) -> DevicePart {
         let place = self.place(decoder, what, line);
@@ -499,9 +532,10 @@ impl RankCosting {
             let definitions = decoder.definitions();
             let (estimate, kind) = match (plan.costs.as_deref(), what) {
                 (None, _) => (Estimate::UNKNOWN, ""),
-                (Some(costs), What::Definition { number, .. } | What::OnDevice { number })
-                    if let Some(said) = plan.kernels.iter().find(|said| said.is_about(&definitions[number].name)) =>
-                {
+                (
+                    Some(costs),
+                    What::Definition { number, .. } | What::OnDevice { number } | What::Attention { number, .. },
+                ) if let Some(said) = plan.kernels.iter().find(|said| said.is_about(&definitions[number].name)) => {
                     let estimate = costs.by_formula(said, &definitions[number]).unwrap_or_else(|error| {
                         wrong.get_or_insert((said.name.clone(), error));
                         Estimate::UNKNOWN
@@ -518,12 +552,17 @@ impl RankCosting {
                     Estimate { origin: Origin::None, .. } => (costs.kernel(traffic(&definitions[number])), KERNEL),
                     known => (known, costs.kind(&definitions[number])),
                 },
+                (Some(costs), What::Attention { number, ref sequences }) => {
+                    (costs.attention(&definitions[number], sequences), costs.kind(&definitions[number]))
+                }
                 (Some(costs), What::Kernel { bytes, .. }) => (costs.kernel(bytes), KERNEL),
                 (Some(costs), What::Copy { kind, bytes }) => (costs.copy(kind, bytes), "copy"),
             };
             let name: Option<Arc<str>> = match what {
                 What::Definition { .. } => None,
-                What::OnDevice { number } => Some(definitions[number].name.as_str().into()),
+                What::OnDevice { number } | What::Attention { number, .. } => {
+                    Some(definitions[number].name.as_str().into())
+                }
                 What::Kernel { number, .. } => Some(decoder.kernel(number).into()),
                 What::Copy { kind, .. } => Some(copy_name(kind).into()),
             };
@@ -540,7 +579,7 @@ impl RankCosting {
     /// What an operator or a kernel is called.
     fn name(&self, what: What) -> Option<&str> {
         match what {
-            What::Definition { number, .. } | What::OnDevice { number } => {
+            What::Definition { number, .. } | What::OnDevice { number } | What::Attention { number, .. } => {
                 Some(&self.decoder.definitions()[number].name)
             }
             What::Kernel { number, .. } => Some(self.decoder.kernel(number)),

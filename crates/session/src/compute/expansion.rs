@@ -7,10 +7,13 @@
 //! a stream is in capture nothing is handed over: it is kept with its graph, and handed over, without any work of the host, whenever the graph is
 //! launched. Of a graph, the stream where the capture began is the one on which it is launched; others that have joined it are branches of
 //! its own, and events that it records are its own, too.
+//!
+//! The rank itself makes a graph's calls of process groups, as it makes others: a launch goes up to the first of them, and each resumption from
+//! behind one up to the next. A call that was captured on a branch is made on the stream that the branch was, and events tie the two together.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::mem::take;
-use uniference_formats::operators::{CopyKind, LaunchFlags, StreamEntry};
+use uniference_formats::operators::{CopyKind, LaunchFlags, Reading, StreamEntry};
 use uniference_host::live::exchange::{CopyEngine, Launch, LaunchId, Piece};
 use uniference_sim::device::{Resource, Work};
 use uniference_sim::program::Origin;
@@ -52,18 +55,28 @@ pub(super) struct CostedPiece {
     pub(super) cost: Option<usize>,
 }
 
+/// An operator whose cost depends on integers, and where it reads them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Reads {
+    /// Which operator.
+    pub(super) definition: usize,
+    pub(super) readings: Vec<Reading>,
+}
+
 /// What a piece of work on the device takes, and which figure that is.
 pub(super) struct DevicePart {
     pub(super) work: Work,
     pub(super) cost: Option<usize>,
     /// The numbers by which the rank asks for its times.
     pub(super) numbers: Vec<u64>,
+    /// What it depends on, and will again where it is captured.
+    pub(super) reads: Option<Reads>,
 }
 
 impl DevicePart {
     /// Without numbers, until it is entered.
     pub(super) fn new(work: Work, cost: Option<usize>) -> DevicePart {
-        DevicePart { work, cost, numbers: Vec::new() }
+        DevicePart { work, cost, numbers: Vec::new(), reads: None }
     }
 }
 
@@ -83,6 +96,8 @@ pub(super) struct Expansion {
     /// The number of what is handed over next.
     next_number: Option<u64>,
     graphs: BTreeMap<u32, Graph>,
+    /// Graphs that were launched, up to a call.
+    suspended: BTreeMap<u32, Suspended>,
     /// Streams in capture, each with its graph and what it is called there.
     capturing: BTreeMap<u32, (u32, u32)>,
     /// Events that were recorded on them, each with its graph and what it is called there.
@@ -97,7 +112,59 @@ pub(super) struct Expansion {
 /// What is kept of a graph.
 #[derive(Default)]
 struct Graph {
-    nodes: Vec<(Piece, Option<usize>)>,
+    nodes: Vec<Node>,
+}
+
+#[derive(Clone)]
+enum Node {
+    Piece {
+        piece: Piece,
+        cost: Option<usize>,
+        reads: Option<Reads>,
+    },
+    /// A call of a process group.
+    Call {
+        /// In the graph.
+        own: u32,
+        /// Where the rank makes it.
+        stream: u32,
+        with_previous: bool,
+        /// Of a branch: what is before the call on it, and what is behind the call where it is made.
+        events: [u32; 2],
+    },
+}
+
+impl Node {
+    /// Puts it where the graph is launched, if it is where its capture began: on the stream `on`, which is called `own` there.
+    fn launch_on(&mut self, own: u32, on: u32) {
+        match self {
+            Node::Piece { piece, .. } => {
+                if let Some(stream) = stream_of(piece)
+                    && *stream == ORIGIN
+                {
+                    *stream = own;
+                }
+            }
+            Node::Call { own: there, stream, .. } if *there == ORIGIN => (*there, *stream) = (own, on),
+            Node::Call { .. } => {}
+        }
+    }
+}
+
+/// The rest of a graph that was launched.
+struct Suspended {
+    nodes: VecDeque<Node>,
+    /// What follows the calls that the rank makes now.
+    ties: Vec<[Piece; 2]>,
+}
+
+fn stream_of(piece: &mut Piece) -> Option<&mut u32> {
+    match piece {
+        Piece::Launch(Launch { stream, .. }) | Piece::Record { stream, .. } | Piece::Wait { stream, .. } => {
+            Some(stream)
+        }
+        Piece::Host(_) => None,
+    }
 }
 
 impl Expansion {
@@ -200,28 +267,29 @@ impl Expansion {
                 self.works(self.host.call);
                 match self.capturing.get(&stream) {
                     Some((graph, _)) => {
-                        let own = OF_GRAPHS + self.events;
-                        self.events += 1;
-                        self.captured.insert(event, (*graph, own));
+                        let graph = *graph;
+                        let own = self.new_event();
+                        self.captured.insert(event, (graph, own));
                     }
                     None => drop(self.captured.remove(&event)),
                 }
-                self.push((Piece::Record { event, stream }, None));
+                self.push_piece(Piece::Record { event, stream });
             }
             StreamEntry::Wait { stream, event } => {
                 self.works(self.host.call);
-                if let Some((graph, _)) = self.captured.get(&event)
-                    && !self.capturing.contains_key(&stream)
-                {
-                    self.capturing.insert(stream, (*graph, OF_GRAPHS + self.branches));
-                    self.branches += 1;
+                if let Some((graph, _)) = self.captured.get(&event) {
+                    self.join(stream, *graph);
                 }
-                self.push((Piece::Wait { stream, event }, None));
+                self.push_piece(Piece::Wait { stream, event });
             }
             StreamEntry::Capture { stream, graph: Some(graph) } => {
                 self.works(self.host.call);
-                self.graphs.insert(graph, Graph::default());
-                self.capturing.insert(stream, (graph, ORIGIN));
+                if self.capturing.values().any(|(other, _)| *other == graph) {
+                    self.join(stream, graph);
+                } else {
+                    self.graphs.insert(graph, Graph::default());
+                    self.capturing.insert(stream, (graph, ORIGIN));
+                }
             }
             StreamEntry::Capture { stream, graph: None } => {
                 self.works(self.host.call);
@@ -233,6 +301,16 @@ impl Expansion {
             StreamEntry::GraphLaunch { graph, stream } => {
                 self.works(self.host.launch);
                 self.launch_graph(graph, stream, part.numbers.first().copied());
+            }
+            StreamEntry::Call { stream, with_previous } => {
+                let events = [self.new_event(), self.new_event()];
+                self.push(Node::Call { own: stream, stream, with_previous, events });
+            }
+            StreamEntry::Resumption { graph, .. } => {
+                if let Some(Suspended { nodes, ties }) = self.suspended.remove(&graph) {
+                    ties.into_iter().flatten().for_each(|piece| self.push_piece(piece));
+                    self.go_on(graph, nodes);
+                }
             }
             StreamEntry::HostFunction { stream } => {
                 self.works(self.host.launch);
@@ -248,31 +326,58 @@ impl Expansion {
         }
     }
 
+    fn new_event(&mut self) -> u32 {
+        self.events += 1;
+        OF_GRAPHS + self.events - 1
+    }
+
+    /// The stream is a branch of the graph that is captured, if it was none.
+    fn join(&mut self, stream: u32, graph: u32) {
+        if !self.capturing.contains_key(&stream) {
+            self.capturing.insert(stream, (graph, OF_GRAPHS + self.branches));
+            self.branches += 1;
+        }
+    }
+
+    fn push_piece(&mut self, piece: Piece) {
+        self.push(Node::Piece { piece, cost: None, reads: None });
+    }
+
     /// Hands a piece over once the host has come to it, or keeps it with the graph that captures its stream.
-    fn push(&mut self, (mut piece, cost): (Piece, Option<usize>)) {
-        let (Piece::Launch(Launch { stream, .. }) | Piece::Record { stream, .. } | Piece::Wait { stream, .. }) =
-            &mut piece
-        else {
-            unreachable!("work of the host is handed to no stream")
+    fn push(&mut self, mut node: Node) {
+        let stream = match &mut node {
+            Node::Piece { piece, .. } => stream_of(piece).expect("work of the host is handed to no stream"),
+            Node::Call { own, .. } => own,
         };
         let Some((graph, own)) = self.capturing.get(stream).copied() else {
-            if self.worked.is_some() && !matches!(piece, Piece::Wait { .. }) {
-                self.end_host_piece();
-            }
-            return self.pieces.push(CostedPiece { piece, cost });
+            return self.hand_over(node);
         };
         *stream = own;
-        if let Piece::Record { event, .. } | Piece::Wait { event, .. } = &mut piece {
+        if let Node::Piece { piece: Piece::Record { event, .. } | Piece::Wait { event, .. }, .. } = &mut node {
             // What was recorded outside is over when the graph is launched.
             let Some((_, own)) = self.captured.get(event).filter(|(of, _)| *of == graph) else { return };
             *event = *own;
         }
-        if let Piece::Launch(launch) = &mut piece {
+        self.keep(graph, node);
+    }
+
+    /// The node is one of a graph, where it stands on streams and waits for events of the graph's own.
+    fn keep(&mut self, graph: u32, mut node: Node) {
+        if let Node::Piece { piece: Piece::Launch(launch), .. } = &mut node {
             (launch.queued, launch.blocks) = (false, false);
             // What the rank numbered when it was captured is a node of each launch of the graph.
             launch.ids.iter_mut().for_each(|id| *id = LaunchId { launch: 0, node: id.leaf() });
         }
-        self.graphs.entry(graph).or_default().nodes.push((piece, cost));
+        self.graphs.entry(graph).or_default().nodes.push(node);
+    }
+
+    fn hand_over(&mut self, node: Node) {
+        // The rank makes the call itself.
+        let Node::Piece { piece, cost, .. } = node else { return };
+        if self.worked.is_some() && !matches!(piece, Piece::Wait { .. }) {
+            self.end_host_piece();
+        }
+        self.pieces.push(CostedPiece { piece, cost });
     }
 
     /// By its cost, how often work was launched with a graph.
@@ -280,39 +385,86 @@ impl Expansion {
         self.with_graphs.iter().map(|(cost, launches)| (*cost, *launches))
     }
 
-    /// Hands over all of a graph; that one was captured is the caller's business. All of it takes one place among the stream's launches.
+    /// What operators of a graph read whenever it is launched, in its order.
+    pub(super) fn reads(&self, graph: u32) -> Vec<Reads> {
+        let nodes = self.graphs.get(&graph).map_or(&[][..], |graph| &graph.nodes);
+        let reads = |node: &Node| if let Node::Piece { reads, .. } = node { reads.clone() } else { None };
+        nodes.iter().filter_map(reads).collect()
+    }
+
+    /// What these operators take from here on.
+    pub(super) fn refresh(&mut self, graph: u32, parts: Vec<DevicePart>) {
+        let mut parts = parts.into_iter();
+        let nodes = self.graphs.get_mut(&graph).map_or(&mut [][..], |graph| &mut graph.nodes);
+        for node in nodes {
+            if let Node::Piece { piece: Piece::Launch(launch), cost, reads: Some(_) } = node
+                && let Some(part) = parts.next()
+            {
+                (launch.work, *cost) = (part.work, part.cost);
+            }
+        }
+    }
+
+    /// Hands over all of a graph, up to the first call; that one was captured is the caller's business. All of it takes one place among the
+    /// stream's launches.
     fn launch_graph(&mut self, graph: u32, on: u32, number: Option<u64>) {
         let mut nodes = self.graphs.get(&graph).map(|graph| graph.nodes.clone()).unwrap_or_default();
-        if !self.capturing.contains_key(&on) {
-            for cost in nodes.iter().filter_map(|(_, cost)| *cost) {
-                *self.with_graphs.entry(cost).or_default() += 1;
-            }
-        }
-        let last =
-            nodes.iter().rposition(|(piece, _)| matches!(piece, Piece::Launch(launch) if launch.stream == ORIGIN));
-        for (at, (piece, _)) in nodes.iter_mut().enumerate() {
-            match piece {
-                Piece::Launch(launch) => {
-                    launch.queued = Some(at) == last;
-                    match number {
-                        Some(number) => launch.ids.iter_mut().for_each(|id| id.launch = number),
-                        None => launch.ids.clear(),
-                    }
+        let captured = self.capturing.get(&on).copied();
+        let on_origin =
+            |node: &Node| matches!(node, Node::Piece { piece: Piece::Launch(launch), .. } if launch.stream == ORIGIN);
+        let last = nodes.iter().rposition(on_origin);
+        for (at, node) in nodes.iter_mut().enumerate() {
+            if let Node::Piece { piece: Piece::Launch(launch), cost, .. } = node {
+                launch.queued = Some(at) == last;
+                match number {
+                    Some(number) => launch.ids.iter_mut().for_each(|id| id.launch = number),
+                    None => launch.ids.clear(),
                 }
-                Piece::Record { .. } | Piece::Wait { .. } | Piece::Host(_) => {}
+                if let Some(cost) = cost.filter(|_| captured.is_none()) {
+                    *self.with_graphs.entry(cost).or_default() += 1;
+                }
             }
-            if let Piece::Launch(Launch { stream, .. }) | Piece::Record { stream, .. } | Piece::Wait { stream, .. } =
-                piece
-                && *stream == ORIGIN
-            {
-                *stream = on;
+            node.launch_on(captured.map_or(on, |(_, own)| own), on);
+        }
+        match captured {
+            Some((outer, _)) => nodes.into_iter().for_each(|node| self.keep(outer, node)),
+            None => self.go_on(graph, nodes.into()),
+        }
+    }
+
+    /// Hands over what of a launched graph comes before its next calls.
+    fn go_on(&mut self, graph: u32, mut nodes: VecDeque<Node>) {
+        let mut ties = Vec::new();
+        let mut at_calls = false;
+        while let Some(node) = nodes.front() {
+            match *node {
+                Node::Piece { .. } if at_calls => break,
+                Node::Call { with_previous: false, .. } if at_calls => break,
+                Node::Call { own, stream, events: [before, behind], .. } => {
+                    at_calls = true;
+                    if own != stream {
+                        self.push_piece(Piece::Record { event: before, stream: own });
+                        self.push_piece(Piece::Wait { stream, event: before });
+                        ties.push([
+                            Piece::Record { event: behind, stream },
+                            Piece::Wait { stream: own, event: behind },
+                        ]);
+                    }
+                    nodes.pop_front();
+                }
+                Node::Piece { .. } => {
+                    let node = nodes.pop_front().expect("it is the first");
+                    self.push(node);
+                }
             }
         }
-        nodes.into_iter().for_each(|node| self.push(node));
+        if at_calls {
+            self.suspended.insert(graph, Suspended { nodes, ties });
+        }
     }
 }
 
-fn launch(stream: u32, part: DevicePart, copy: Option<CopyKind>, queued: bool) -> (Piece, Option<usize>) {
+fn launch(stream: u32, part: DevicePart, copy: Option<CopyKind>, queued: bool) -> Node {
     let engine = match copy {
         Some(CopyKind::PageableToDevice | CopyKind::PinnedToDevice) => Some(CopyEngine::ToDevice),
         Some(CopyKind::DeviceToPageable | CopyKind::DeviceToPinned) => Some(CopyEngine::FromDevice),
@@ -323,7 +475,8 @@ fn launch(stream: u32, part: DevicePart, copy: Option<CopyKind>, queued: bool) -
     let blocks = matches!(copy, Some(CopyKind::PageableToDevice | CopyKind::DeviceToPageable));
     let work = if engine.is_some() { part.work.on(Resource::CopyEngine) } else { part.work };
     let ids = part.numbers.into_iter().map(|launch| LaunchId { launch, node: 0 }).collect();
-    (Piece::Launch(Launch { stream, work, engine, blocks, queued, ids }), part.cost)
+    let piece = Piece::Launch(Launch { stream, work, engine, blocks, queued, ids });
+    Node::Piece { piece, cost: part.cost, reads: part.reads }
 }
 
 /// Deals out what the host has worked in all among its pieces, in proportion to what they would take; where none would take any time, to the last.

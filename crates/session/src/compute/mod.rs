@@ -24,6 +24,7 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex};
 use uniference_devices::database::Databases;
 use uniference_devices::model::{Coming, Model, Target};
+use uniference_devices::operators::Sequences;
 use uniference_formats::cluster::{KernelCost, Resolved};
 use uniference_formats::devices::{self, DeviceKind};
 use uniference_formats::operators::{CopyKind, Definition};
@@ -197,6 +198,9 @@ trait OperatorCosts: Send + Sync {
     /// What the device takes for one, once the host has come to it.
     fn on_device(&self, definition: &Definition) -> Estimate;
 
+    /// The same for attention with such sequences.
+    fn attention(&self, definition: &Definition, sequences: &[Sequences]) -> Estimate;
+
     /// A kernel of which the user says what it costs.
     fn by_formula(&self, cost: &KernelCost, definition: &Definition) -> Result<Estimate, String>;
 
@@ -226,6 +230,10 @@ impl OperatorCosts for Model {
 
     fn on_device(&self, definition: &Definition) -> Estimate {
         self.operator(definition)
+    }
+
+    fn attention(&self, definition: &Definition, sequences: &[Sequences]) -> Estimate {
+        Model::attention(self, definition, sequences)
     }
 
     fn by_formula(&self, cost: &KernelCost, definition: &Definition) -> Result<Estimate, String> {

@@ -5,8 +5,9 @@ use super::*;
 use crate::compute::expansion::HostCosts;
 use std::cell::RefCell;
 use std::io::Cursor;
+use uniference_devices::operators::Sequences;
 use uniference_formats::cluster::{Choices, ClusterFile, Flags};
-use uniference_formats::operators::{Encoder, LaunchFlags, Line, StreamEntry};
+use uniference_formats::operators::{Encoder, LaunchFlags, Line, Reading, StreamEntry};
 use uniference_formats::record::{Header, RecordReader, RecordWriter};
 use uniference_host::live::exchange::{self, Costs, Exchange, Piece, Recorder};
 use uniference_protocol::messages::{Answer, DeviceWork, Op, Quiet, Slice};
@@ -40,6 +41,11 @@ impl OperatorCosts for Fixed {
 
     fn on_device(&self, _: &Definition) -> Estimate {
         self.takes(20)
+    }
+
+    /// A microsecond for each key.
+    fn attention(&self, _: &Definition, sequences: &[Sequences]) -> Estimate {
+        self.takes(sequences.iter().map(|group| group.keys).sum())
     }
 
     fn by_formula(&self, _: &KernelCost, _: &Definition) -> Result<Estimate, String> {
@@ -349,6 +355,97 @@ fn attention_in_a_graph_is_warned_of() {
     let warning = warned("_vllm_fa3_C::fwd").expect("its lengths are values");
     assert!(warning.ends_with(": _vllm_fa3_C::fwd (2 times)"), "{warning}");
     assert_eq!(warned("aten::mm"), None);
+}
+
+/// Attention of two sequences with one query each takes as long as their keys: 80 where it runs, after the host's 6. In a graph it was captured with others; each
+/// launch, of 4 for the host, has those that lie there then: 4 + 80, and 4 + 20, the second while the first runs.
+#[test]
+fn attention_takes_as_long_as_its_sequences() {
+    let attends = |encoder: &mut Encoder, keys: &[i64]| {
+        encoder.integers(1, &[0, 1, 2]);
+        encoder.integers(2, keys);
+        encoder.reading(Reading { argument: 7, buffer: 1, count: 3 });
+        encoder.reading(Reading { argument: 11, buffer: 2, count: 2 });
+        operator(encoder, 1);
+    };
+    let program = || Program { operator: Some("_vllm_fa3_C::fwd"), ..Program::default() };
+    assert_eq!(ends(vec![program().slice(|encoder| attends(encoder, &[30, 50])), synchronizes()]), 86.0);
+    let mut program = program();
+    let captured = program.slice(|encoder| {
+        encoder.stream(StreamEntry::Capture { stream: 0, graph: Some(1) });
+        attends(encoder, &[400, 400]);
+        encoder.stream(StreamEntry::Capture { stream: 0, graph: None });
+    });
+    let launched = program.slice(|encoder| {
+        for keys in [[30, 50], [10, 10]] {
+            encoder.integers(2, &keys);
+            encoder.stream(StreamEntry::GraphLaunch { graph: 1, stream: 0 });
+        }
+    });
+    // Both ends of the capture, and the operator: 8.
+    let done = run(model(Way::Modelled), vec![vec![captured, synchronizes(), launched, synchronizes()]], &[0]);
+    assert_eq!(done.end, 8.0 + 4.0 + 80.0 + 20.0);
+    assert!(done.costed.warnings.is_empty(), "{:?}", done.costed.warnings);
+    assert_eq!(again(&done.record, model(Way::Modelled)).0, done.digest);
+}
+
+/// A graph with a call where its capture began, and one on a branch: a launch goes up to the first, each resumption up to the next. The branch's call is made
+/// on the stream that it was captured on, which waits for the branch, and the branch for it.
+#[test]
+fn a_graph_goes_on_when_its_calls_are_made() {
+    let mut program = Program::default();
+    let call = |stream| StreamEntry::Call { stream, with_previous: false };
+    let Ran(captured) = program.slice(|encoder| {
+        encoder.stream(StreamEntry::Capture { stream: 1, graph: Some(1) });
+        kernel(encoder, 1, 10);
+        encoder.stream(call(1));
+        kernel(encoder, 1, 10);
+        encoder.stream(StreamEntry::Record { event: 1, stream: 1 });
+        encoder.stream(StreamEntry::Capture { stream: 2, graph: Some(1) });
+        encoder.stream(StreamEntry::Wait { stream: 2, event: 1 });
+        encoder.stream(call(2));
+        encoder.stream(StreamEntry::Record { event: 2, stream: 2 });
+        encoder.stream(StreamEntry::Wait { stream: 1, event: 2 });
+        kernel(encoder, 1, 10);
+        encoder.stream(StreamEntry::Capture { stream: 1, graph: None });
+    }) else {
+        panic!("it is a slice")
+    };
+    let costing = Costing::new(model(Way::Modelled));
+    let mut events = Vec::new();
+    let mut pieces = |operators: &[u8]| -> Vec<String> {
+        let (rank, task, measured) = (RankId(0), TaskId(0), SimDuration::ZERO);
+        let slice = exchange::Slice { rank, task, line: "", measured, operators };
+        let mut event = |event| {
+            if !events.contains(&event) {
+                events.push(event);
+            }
+            events.iter().position(|known| *known == event).unwrap()
+        };
+        let stream = |stream| if stream < 10 { format!("{stream}") } else { "branch".to_owned() };
+        let mut shown = |piece: Piece| match piece {
+            Piece::Host(_) => "host".to_owned(),
+            Piece::Launch(launch) => format!("launch {}", stream(launch.stream)),
+            Piece::Record { event: of, stream: on } => format!("record {} {}", event(of), stream(on)),
+            Piece::Wait { event: of, stream: on } => format!("wait {} {}", event(of), stream(on)),
+        };
+        Shared(Rc::clone(&costing)).pieces(slice).into_iter().map(&mut shown).collect()
+    };
+    assert_eq!(pieces(&captured), ["host"]);
+    let mut part = |entry| {
+        let Ran(operators) = program.slice(|encoder| encoder.stream(entry)) else { panic!("it is a slice") };
+        pieces(&operators)
+    };
+    let resumption = StreamEntry::Resumption { graph: 1, stream: 5 };
+    for _ in 0..2 {
+        assert_eq!(part(StreamEntry::GraphLaunch { graph: 1, stream: 5 }), ["host", "launch 5", "host"]);
+        let up_to_the_second = ["launch 5", "record 0 5", "wait 0 branch", "record 1 branch", "wait 1 2", "host"];
+        assert_eq!(part(resumption), up_to_the_second);
+        assert_eq!(
+            part(resumption),
+            ["record 2 2", "wait 2 branch", "record 3 branch", "wait 3 5", "launch 5", "host"]
+        );
+    }
 }
 
 /// An operator's kernels are numbered 1 and 2, and its copy 3; a graph's nodes 4 and 5, of which one is captured in an inner graph. What is numbered is asked

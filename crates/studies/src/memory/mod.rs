@@ -320,6 +320,8 @@ impl RankMemory {
             | Entry::Answered { .. }
             | Entry::Called { .. }
             | Entry::Stream(_)
+            | Entry::Integers { .. }
+            | Entry::Reading(_)
             | Entry::Number(_) => {}
         }
     }
