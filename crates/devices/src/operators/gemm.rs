@@ -1,6 +1,6 @@
 //! Owns which operators are matrix products, and their sizes and layouts.
 
-use super::call::{Call, product};
+use super::call::{Call, footprint, product, sum};
 use super::{Part, flops};
 use uniference_formats::operators::Tensor;
 use uniference_sim::device::{Family, Layout};
@@ -36,6 +36,20 @@ pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
         part.variant += BLOCKS;
     }
     Some(vec![part])
+}
+
+/// A product into the first argument of factors in 8 bits, whose scales follow them.
+pub(super) fn scaled(call: Call<'_>) -> Option<Part> {
+    let (result, a, b, scales) = (call.tensor(0)?, call.tensor(1)?, call.tensor(2)?, call.tensor(3)?);
+    let ((m, k), (_, n)) = (matrix(a)?, matrix(b)?);
+    let gemm = Gemm { batch: 1, m, n, k, layout: layout(orientation(a)?, orientation(b)?) };
+    let mut part = gemm.part(call, a);
+    let read = (1..call.definition.arguments.len()).filter_map(|at| call.tensor(at)).map(footprint);
+    (part.operator.read, part.operator.written) = (sum(read), footprint(result));
+    if scales.elements() > m {
+        part.variant += BLOCKS;
+    }
+    Some(part)
 }
 
 /// A product's sizes, before its bytes are known.

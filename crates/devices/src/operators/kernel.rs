@@ -20,6 +20,37 @@ pub(super) fn describe(call: Call<'_>) -> Part {
     part
 }
 
+/// What a kernel is called with, by the names of its arguments.
+pub(super) struct Given<'a> {
+    tensors: BTreeMap<&'a str, &'a Tensor>,
+    integers: BTreeMap<&'a str, i64>,
+}
+
+impl<'a> Given<'a> {
+    /// Nothing, where the text does not name it. Of a tensor that is read and written, what is written.
+    pub(super) fn of(definition: &'a Definition) -> Given<'a> {
+        let text = if let Some(Argument::Text(text)) = definition.arguments.first() { text } else { "" };
+        let mut lists = text.split(';').map(|list| list.split(',').filter(|name| !name.is_empty()));
+        let (mut tensors, mut integers) = (BTreeMap::new(), BTreeMap::new());
+        for argument in definition.arguments.iter().skip(1) {
+            let Some(names) = lists.next() else { break };
+            match argument {
+                Argument::Ints(values) => integers.extend(names.zip(values.iter().copied())),
+                other => tensors.extend(names.zip(other.tensors())),
+            }
+        }
+        Given { tensors, integers }
+    }
+
+    pub(super) fn tensor(&self, name: &str) -> Option<&'a Tensor> {
+        self.tensors.get(name).copied()
+    }
+
+    pub(super) fn size(&self, name: &str) -> Option<u64> {
+        u64::try_from(*self.integers.get(name)?).ok()
+    }
+}
+
 /// What an operator is called with, for formulas: `bytes` of all its tensors and `elements` of the largest; of a kernel of Triton the elements of each
 /// tensor and each integer by the name of the argument; of any other operator the elements of its tensors `n0`, `n1`, ..., and integers `i0`, ....
 pub fn values(definition: &Definition) -> BTreeMap<String, f64> {

@@ -131,6 +131,9 @@ pub fn describe(definition: &Definition) -> Described {
     if is_of(&["inductor::"]) {
         return Described::Parts(vec![kernel::describe(call)]);
     }
+    if is_of(&["triton::"]) {
+        return serving::describe_kernel(call).map_or(Described::Unknown, |part| Described::Parts(vec![part]));
+    }
     if is_of(&serving::NAMESPACES) {
         return serving::describe(call).map_or(Described::Unknown, Described::Parts);
     }

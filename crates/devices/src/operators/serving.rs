@@ -1,26 +1,48 @@
 //! Owns operators of vLLM's that launch kernels of its own: what they are called with stands in `csrc/torch_bindings.cpp` of its sources, and of
-//! attention in those of `vllm_flash_attn` (version 0.33). Their results are arguments, of which the first is often one.
+//! attention in those of `vllm_flash_attn` (version 0.33); and its kernels of Triton. Their results are arguments, of which the first is often one.
 //!
 //! A cache of keys and values is an argument as a whole, of which a call reads or writes little: how much, its sizes do not tell. How long the sequences
 //! are, the values of other arguments say. Where these are not known, attention is taken to read as many keys as the longest sequence has, for each
 //! of its sequences, and these to have equally many queries.
 
 use super::call::{Call, footprint, product, sum};
-use super::{Part, flops};
+use super::{Part, flops, gemm, kernel};
 use uniference_formats::operators::{Argument, Definition, Tensor};
-use uniference_sim::device::{Family, FlatKind, Pass, RowKind};
+use uniference_sim::device::{Family, FlatKind, Layout, Pass, RowKind};
 use uniference_sim::program::DType;
 use uniference_sim::time::Bytes;
 
 /// Where these operators are.
-pub(super) const NAMESPACES: [&str; 4] = ["_C::", "_C_cache_ops::", "_vllm_fa2_C::", "_vllm_fa3_C::"];
+pub(super) const NAMESPACES: [&str; 5] = ["_C::", "_C_cache_ops::", "_moe_C::", "_vllm_fa2_C::", "_vllm_fa3_C::"];
 
 pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
     let part = match call.name {
-        "rms_norm" => normalization(call, 1, &[0]),
-        "fused_add_rms_norm" => normalization(call, 0, &[0, 1]),
-        "silu_and_mul" | "mul_and_silu" | "gelu_and_mul" | "gelu_tanh_and_mul" | "gelu_fast" | "gelu_new"
-        | "gelu_quick" => activation(call),
+        "rms_norm" | "rms_norm_static_fp8_quant" => normalization(call, &[1, 2], &[0]),
+        "fused_add_rms_norm" => normalization(call, &[0, 1, 2], &[0, 1]),
+        "fused_add_rms_norm_static_fp8_quant" => normalization(call, &[1, 2, 3], &[0, 2]),
+        // The scales are results, and so is the sum that is normalised, if there is one.
+        "rms_norm_dynamic_per_token_quant" | "rms_norm_per_block_quant" => normalization(call, &[1, 2, 6], &[0, 3, 6]),
+        "silu_and_mul"
+        | "mul_and_silu"
+        | "gelu_and_mul"
+        | "gelu_tanh_and_mul"
+        | "gelu_fast"
+        | "gelu_new"
+        | "gelu_quick"
+        | "silu_and_mul_quant"
+        | "silu_and_mul_per_block_quant"
+        | "silu_and_mul_with_clamp" => activation(call),
+        "static_scaled_fp8_quant"
+        | "dynamic_per_token_scaled_fp8_quant"
+        | "static_scaled_int8_quant"
+        | "dynamic_scaled_int8_quant" => quantization(call, [1, 0, 2], 1),
+        // The greatest element is found first.
+        "dynamic_scaled_fp8_quant" => quantization(call, [1, 0, 2], 2),
+        "per_token_group_fp8_quant" | "per_token_group_quant_int8" => quantization(call, [0, 1, 2], 1),
+        "cutlass_scaled_mm" | "cutlass_scaled_mm_azp" => return gemm::scaled(call).map(|part| vec![part]),
+        "vocab_parallel_embedding" => gathered(call),
+        "topk_softmax" | "topk_sigmoid" => choice(call),
+        "moe_sum" => summed(call),
         "rotary_embedding" => rotation(call),
         "reshape_and_cache" | "reshape_and_cache_flash" => caching(call),
         "varlen_fwd" | "fwd" => attention(call),
@@ -43,21 +65,92 @@ fn flat(call: Call<'_>, kind: FlatKind, of: &Tensor, read: Bytes, written: Bytes
     Part::inside(Family::Flat { kind, elements: of.elements() }, of.dtype.dtype(), 0, read, written, call.name)
 }
 
-/// The `input` is read, and what else is not only `written`.
-fn normalization(call: Call<'_>, input: usize, written: &[usize]) -> Option<Part> {
-    let of = call.tensor(input)?;
+/// What is read begins with what is normalised.
+fn normalization(call: Call<'_>, read: &[usize], written: &[usize]) -> Option<Part> {
+    let of = call.tensor(*read.first()?)?;
     let columns = of.sizes.last().copied()?;
     let rows = of.elements().checked_div(columns)?;
     let family = Family::Rows { kind: RowKind::Normalization, pass: Pass::Forward, rows, columns };
-    let written = bytes(written.iter().map(|at| call.tensor(*at)));
-    let read = bytes((input..3).map(|at| call.tensor(at)));
-    Some(Part::inside(family, of.dtype.dtype(), 0, read, written, call.name))
+    let all = |places: &[usize]| bytes(places.iter().map(|at| call.tensor(*at)));
+    Some(Part::inside(family, of.dtype.dtype(), 0, all(read), all(written), call.name))
 }
 
 /// The result comes first.
 fn activation(call: Call<'_>) -> Option<Part> {
     let (result, input) = (call.tensor(0)?, call.tensor(1)?);
     Some(flat(call, FlatKind::Elementwise, result, footprint(input), footprint(result)))
+}
+
+/// The places are those of the input, of the result and of its scales; the input is read so many times.
+fn quantization(call: Call<'_>, [input, result, scales]: [usize; 3], times: u64) -> Option<Part> {
+    let (from, to) = (call.tensor(input)?, call.tensor(result)?);
+    let read = Bytes(footprint(from).0.saturating_mul(times));
+    Some(flat(call, FlatKind::Copy, from, read, bytes([Some(to), call.tensor(scales)])))
+}
+
+/// Of the table of weights only the rows that the numbers name.
+fn gathered(call: Call<'_>) -> Option<Part> {
+    let (result, numbers) = (call.tensor(0)?, call.tensor(1)?);
+    Some(flat(call, FlatKind::Gather, result, bytes([Some(result), Some(numbers)]), footprint(result)))
+}
+
+/// Which experts a token goes to: a softmax of its scores, and the greatest of it.
+fn choice(call: Call<'_>) -> Option<Part> {
+    let scores = call.tensor(3)?;
+    let columns = *scores.sizes.last()?;
+    let rows = scores.elements().checked_div(columns)?;
+    let family = Family::Rows { kind: RowKind::Softmax, pass: Pass::Forward, rows, columns };
+    let written = bytes((0..3).map(|at| call.tensor(at)));
+    Some(Part::inside(family, scores.dtype.dtype(), 0, footprint(scores), written, call.name))
+}
+
+/// What a token's experts have found.
+fn summed(call: Call<'_>) -> Option<Part> {
+    let (input, result) = (call.tensor(0)?, call.tensor(1)?);
+    Some(flat(call, FlatKind::Elementwise, input, footprint(input), footprint(result)))
+}
+
+/// Kernels of Triton, by the names of their arguments (`vllm/model_executor/layers` of vLLM 0.33). `None`: it is none of vLLM's whose arithmetic is known.
+pub(super) fn describe_kernel(call: Call<'_>) -> Option<Part> {
+    let given = kernel::Given::of(call.definition);
+    match call.name {
+        "fused_moe_kernel" => experts(&given),
+        "_w8a8_triton_block_scaled_mm" => {
+            let (a, b, c) = (given.tensor("A")?, given.tensor("B")?, given.tensor("C")?);
+            let [m, n, k] = [given.size("M")?, given.size("N")?, given.size("K")?];
+            let read = bytes([Some(a), Some(b), given.tensor("As"), given.tensor("Bs")]);
+            let family = Family::Gemm { batch: 1, m, n, k, layout: Layout::NT };
+            Some(Part::inside(family, a.dtype.dtype(), flops(&[2, m, n, k]), read, footprint(c), &blocks(true)))
+        }
+        // Quantisation, and reshaping of experts' rows, is told by its traffic.
+        "_per_token_group_quant_fp8" | "_per_token_group_quant_fp8_colmajor" | "moe_fused_mul_sum_kernel" => {
+            Some(kernel::describe(call))
+        }
+        _ => None,
+    }
+}
+
+/// As products of matrices whose second factor is stored by columns are called.
+fn blocks(scaled: bool) -> String {
+    format!("{}{}", Layout::NT.name(), if scaled { gemm::BLOCKS } else { "" })
+}
+
+/// Products of tokens with the weights of those experts that they were sent to, `(experts, columns, terms)`. Who goes where are values; tokens are taken to
+/// choose experts independently of each other, so that of E experts n choices meet E (1 - (1 - 1 / E)^n) different ones, each equally often.
+fn experts(given: &kernel::Given<'_>) -> Option<Part> {
+    let (a, b, c) = (given.tensor("a_ptr")?, given.tensor("b_ptr")?, given.tensor("c_ptr")?);
+    let [all, n, k] = b.sizes[..] else { return None };
+    let chosen = given.size("num_valid_tokens")?;
+    let missed = libm::pow(1.0 - 1.0 / all.max(1) as f64, chosen as f64);
+    let met = (libm::ceil(all as f64 * (1.0 - missed)) as u64).clamp(1, all.max(1));
+    let family = Family::Gemm { batch: met, m: chosen.div_ceil(met), n, k, layout: Layout::NT };
+    let weights = Bytes(product(&[met, n, k, b.dtype.bytes()]));
+    let scales = bytes([given.tensor("a_scale_ptr"), given.tensor("b_scale_ptr"), given.tensor("topk_weights_ptr")]);
+    let read = sum([footprint(a), weights, scales].into_iter());
+    let by_blocks = given.size("group_k").is_some_and(|group| group > 0);
+    let operations = flops(&[2, chosen, n, k]);
+    let written = Bytes(product(&[chosen, n, c.dtype.bytes()]));
+    Some(Part::inside(family, a.dtype.dtype(), operations, read, written, &blocks(by_blocks)))
 }
 
 /// Of the table of angles only the rows that positions name.

@@ -308,6 +308,66 @@ fn operators_of_vllm_move_what_they_work_on_and_not_whole_caches() {
     assert_eq!((stored.read.0, stored.written.0), (2 * 12 * 64 * 2 + 12 * 4, 2 * 12 * 64 * 2));
 }
 
+/// 12 tokens, 64 wide, by 64 x 128 weights in 8 bits, which lie by columns.
+#[test]
+fn products_of_vllm_in_8_bits_are_products() {
+    let bits = |argument: Argument| {
+        let Argument::Tensor(tensor) = argument else { unreachable!() };
+        Tensor { dtype: ScalarType::from(DType::Float8E4M3), ..tensor }
+    };
+    let (a, weights) = (bits(half(&[12, 64], false)), bits(half(&[64, 128], false)));
+    let by_columns = Argument::Tensor(Tensor { strides: vec![1, 64], ..weights });
+    for (scales, variant) in [(tensor(&[12, 1]), "nt"), (tensor(&[12, 2]), "nt_block")] {
+        let given = vec![
+            half(&[12, 128], true),
+            Argument::Tensor(a.clone()),
+            by_columns.clone(),
+            scales.clone(),
+            tensor(&[1]),
+            Argument::None,
+        ];
+        let Described::Parts(parts) = describe(&definition("_C::cutlass_scaled_mm", given, vec![])) else {
+            panic!("it is a product")
+        };
+        let Part { operator, variant: found, .. } = &parts[0];
+        assert_eq!((operator.flops, operator.dtype), (2 * 12 * 128 * 64, Some(DType::Float8E4M3)));
+        let scales: u64 = scales.tensors().map(|scales| scales.elements() * 4).sum();
+        assert_eq!((operator.read.0, operator.written.0), (12 * 64 + 64 * 128 + scales + 4, 12 * 128 * 2));
+        assert_eq!(found, variant);
+        assert!(matches!(operator.family, Family::Gemm { batch: 1, m: 12, n: 128, k: 64, layout: Layout::NT }));
+    }
+    let quantised = |name, times: u64| {
+        let arguments = vec![Argument::Tensor(a.clone()), half(&[12, 64], false), tensor(&[1])];
+        assert_eq!(only(name, arguments).read.0, times * 12 * 64 * 2);
+    };
+    quantised("_C::static_scaled_fp8_quant", 1);
+    quantised("_C::dynamic_scaled_fp8_quant", 2);
+}
+
+/// 3 tokens with 2 experts each, of 8 with weights of 32 x 16: 6 choices meet 8 (1 - (7 / 8)^6) = 4.4 of them, so 5.
+#[test]
+fn experts_of_vllm_read_the_weights_of_those_that_tokens_meet() {
+    let experts = |tokens: u64| {
+        let text = Argument::Text("a_ptr,b_ptr;c_ptr;N,num_valid_tokens,group_k".into());
+        let read = Argument::Tensors([half(&[tokens, 16], false), half(&[8, 32, 16], false)].map(only_tensor).to_vec());
+        let written = Argument::Tensors(vec![only_tensor(half(&[tokens, 2, 32], true))]);
+        let numbers = Argument::Ints(vec![32, 2 * tokens as i64, 0]);
+        only("triton::fused_moe_kernel", vec![text, read, written, numbers])
+    };
+    let few = experts(3);
+    assert_eq!(few.flops, 2 * 6 * 32 * 16);
+    assert_eq!((few.read.0, few.written.0), (2 * (3 * 16 + 5 * 32 * 16), 2 * 6 * 32));
+    assert!(matches!(few.family, Family::Gemm { batch: 5, m: 2, n: 32, k: 16, .. }));
+    let many = experts(1000);
+    assert!(matches!(many.family, Family::Gemm { batch: 8, m: 250, n: 32, k: 16, .. }));
+    let unknown = definition("triton::mine", vec![Argument::Text(";;".into())], vec![]);
+    assert_eq!(describe(&unknown), Described::Unknown);
+}
+
+fn only_tensor(argument: Argument) -> Option<Tensor> {
+    if let Argument::Tensor(tensor) = argument { Some(tensor) } else { None }
+}
+
 /// 8 heads of 32 over keys and values of 2 heads in pages, B = 3 sequences, the longest of S = 500 tokens, each with q queries:
 ///
 /// ```text
