@@ -107,6 +107,7 @@ _LIBRARIES = {
 }
 
 _VLLM = ("vllm_generate.py",)
+_SERVED = ("vllm_serve.py", "--concurrency", "2", "--count", "4", "--input", "32", "--output", "8", "--brief")
 
 _TITAN = ("torchtitan", "titan.py", "--debug.seed", "1")
 
@@ -140,7 +141,11 @@ PROGRAMS = (
     _file("torchrec", "libraries.py", "torchrec_sharded", on_gpu=False, apart=True),
     # It has no CPUs among its devices, and kernels of its own.
     *(_file("vllm", *_VLLM, ranks=ranks, on_cpu=False, without_values=True) for ranks in (1, 2)),
-    _file("vllm", *_VLLM, "--graphs", "FULL_AND_PIECEWISE", ranks=1, on_cpu=False, without_values=True),
+    *(
+        _file("vllm", *_VLLM, "--graphs", "FULL_AND_PIECEWISE", ranks=ranks, on_cpu=False, without_values=True)
+        for ranks in (1, 2)
+    ),
+    *(_file("vllm", *_SERVED, ranks=ranks, on_cpu=False, without_values=True) for ranks in (1, 2)),
 )
 
 

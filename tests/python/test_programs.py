@@ -370,6 +370,11 @@ print("met")
             "--preload heavy: the module starts threads, which no forked rank has",
             "leave heavy out of --preload",
         ),
+        (
+            "import torch\nassert torch._C._cuda_getDeviceCount() == 0",
+            "--preload heavy: the module asks CUDA for its devices, and no forked rank can use it then",
+            "leave heavy out of --preload",
+        ),
     ],
 )
 def test_modules_that_cannot_be_preloaded_end_the_run(

@@ -219,6 +219,34 @@ for _ in range(4):
     checked(tmp_path, body)
 
 
+def test_what_a_kernel_only_reads_keeps_its_values_where_the_kernel_is_not_computed(tmp_path: Path) -> None:
+    """A helper writes for it; where nobody can tell, as by an address from memory, everything is taken to be written."""
+    body = """
+import triton, triton.language as tl
+
+@triton.jit
+def put(to, value, mask):
+    tl.store(to, value, mask=mask)
+
+@triton.jit
+def scaled(x, lengths, counted, out, n, COUNTS: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    length = tl.load(lengths)
+    put(out + i, tl.load(x + i, mask=i < n) * length, i < n)
+    if COUNTS:
+        tl.atomic_add(counted, 1)
+
+n = 1 << 20
+x, out = torch.ones(n, device="cuda"), torch.ones(n, device="cuda")
+lengths, counted = torch.tensor([3], device="cuda"), torch.tensor([5], device="cuda")
+scaled[(n // 1024,)](x, lengths, counted, out, n, COUNTS=False, BLOCK=1024)
+assert (lengths.tolist(), counted.tolist(), out[0].item()) == ([3], [5], 0)
+scaled[(n // 1024,)](x, lengths, counted, out, n, COUNTS=True, BLOCK=1024)
+assert (lengths.tolist(), counted.tolist()) == ([3], [0])
+"""
+    checked(tmp_path, body, "", "--values", "small")
+
+
 # An extension's operator, with a kernel that it launches through the driver, and another operator that it calls.
 EXTENSION = """
 import ctypes

@@ -37,6 +37,11 @@ INDUCTOR_LAUNCHER = Replaced(
     "capture kernels of torch's compiler as operators",
     "self, compile_result",
 )
+TRITON_ACCESSES = Name(
+    "torch._higher_order_ops.triton_kernel_wrap:identify_accessed_tensors",
+    "know what kernels of Triton write to",
+    "kernel, kwargs, tma_descriptor_metadata",
+)
 TRITON_BENCH = Replaced("triton.runtime.autotuner:Autotuner._bench", "measure kernels without values", "self, config")
 INDUCTOR_BENCH = Replaced(
     "torch._inductor.runtime.triton_heuristics:CachingAutotuner.bench",
@@ -262,6 +267,7 @@ _OPERATORS = Name("torch._C:_dispatch_has_kernel", "know which operators there a
 # GPUs
 
 LAZY_INIT = Replaced("torch.cuda:_lazy_init", "say what to do where a program uses CUDA without a GPU", "")
+_IN_BAD_FORK = Name("torch.cuda:_is_in_bad_fork", "know whether ranks that are forked can use CUDA", "")
 NVTX_PUSH = Replaced("torch.cuda.nvtx:range_push", "show NVTX ranges in the trace", "msg")
 NVTX_POP = Replaced("torch.cuda.nvtx:range_pop", "show where NVTX ranges end", "")
 CLOCKS = tuple(

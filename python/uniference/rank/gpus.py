@@ -43,7 +43,7 @@ def _attach(channel: Channel, own: int, gpus: Sequence[Mapping[str, Any]]) -> No
     link, communication = library.device_link(channel), library.communication(channel, values.limit())
     _native.attach_gpus(own, gpus, link, communication)
     process = ctypes.CDLL(None)
-    kernels.install(library)
+    kernels.install(channel, library)
     functions = ("launch", "settle", "is_captured", "compute", "withhold", "clear")
     library.mirror(*(_address(process, f"uniference_phantom_{name}") for name in functions))
     library.count_gpu_memory(

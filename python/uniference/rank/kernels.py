@@ -21,9 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from uniference._native import Channel
 from uniference.patches import names
 from uniference.patches.registry import Namespace, Replaced
 from uniference.rank.capture import Library
+from uniference.rank.charging import uncharged
 
 _SCHEMA = "(str names, Tensor[] read, Tensor(a!)[] written, int[] numbers) -> ()"
 _NO_IDENTIFIER = re.compile(r"\W")
@@ -144,8 +146,35 @@ def run(
 # Kernels of the program
 
 
-def _note_programs_kernels() -> None:
-    """A kernel that a program launches by itself may do anything with what it is given: that counts once."""
+class _Accesses:
+    """Which of its arguments a kernel writes to, as torch's compiler finds it in what Triton makes of the kernel."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self._known: dict[Any, frozenset[str]] = {}
+
+    def written(self, function: Any, arguments: Mapping[str, Any]) -> frozenset[str]:
+        """What it does with addresses depends on types, and on constants; where torch cannot tell, it is all tensors."""
+        constants = {parameter.name for parameter in function.params if parameter.is_constexpr}
+        key = tuple(
+            (name, value.dtype)
+            if isinstance(value, Tensor)
+            else (name, repr(value) if name in constants else type(value))
+            for name, value in arguments.items()
+        )
+        known = self._known.get((function, key))
+        if known is None:
+            known = self._known[function, key] = self._find(function, arguments)
+        return known
+
+    @uncharged
+    def _find(self, function: Any, arguments: Mapping[str, Any]) -> frozenset[str]:
+        accesses = names.TRITON_ACCESSES.current(function, dict(arguments), {})
+        return frozenset(access.name for access in accesses.read_writes.writes)
+
+
+def _note_programs_kernels(accesses: _Accesses) -> None:
+    """What a kernel that a program launches by itself is given counts once."""
     original = names.TRITON_RUN.original
 
     @functools.wraps(original)
@@ -158,7 +187,8 @@ def _note_programs_kernels() -> None:
         arguments = _bound(self, args, kwargs)
         places = tuple(int(number) for number in (grid(arguments) if callable(grid) else grid))
         launch = Launch(lambda: self, arguments, places, start)
-        return run(names.OTHER_KERNELS, self.__name__, launch, written=lambda _: True, read=lambda _: False)
+        written = accesses.written(self, arguments)
+        return run(names.OTHER_KERNELS, self.__name__, launch, written.__contains__, lambda name: name not in written)
 
     names.TRITON_RUN.replace(launched)
 
@@ -268,17 +298,18 @@ class _Doing(Loader):
         self._what()
 
 
-def install(library: Library) -> None:
+def install(channel: Channel, library: Library) -> None:
     """From here on, kernels of Triton are operators. Nothing is imported for that."""
 
     _graphs.library = library
+    accesses = _Accesses(channel)
 
     def note_compiled_kernels() -> None:
         _note_compiled_kernels()
         _measure_unvalued(names.INDUCTOR_BENCH, library)
 
     whats: dict[str, Callable[[], None]] = {
-        names.TRITON_RUN.module: _note_programs_kernels,
+        names.TRITON_RUN.module: functools.partial(_note_programs_kernels, accesses),
         names.TRITON_BENCH.module: functools.partial(_measure_unvalued, names.TRITON_BENCH, library),
         names.INDUCTOR_LAUNCHER.module: note_compiled_kernels,
     }

@@ -203,10 +203,24 @@ def _preload(modules: Sequence[str]) -> None:
             raise RuntimeError(f"--preload {name}: the module starts threads, which no forked rank has", hint)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             raise RuntimeError(f"--preload {name}: the module initializes CUDA, which no forked rank can", hint)
+        if _spoils_forks():
+            raise RuntimeError(
+                f"--preload {name}: the module asks CUDA for its devices, and no forked rank can use it then", hint
+            )
     imported = [sys.modules[name] for name in sorted(set(sys.modules) - before)]
     for known in names.ALL:
         if modules and isinstance(known, registry.Replaced):
             known.find_copies(imported)
+
+
+def _spoils_forks() -> bool:
+    """Whether CUDA was asked something, after which torch refuses to use it in a child: a child tells."""
+    import torch
+
+    child = os.fork()
+    if child == 0:
+        os._exit(torch.cuda._is_in_bad_fork())  # type: ignore[no-untyped-call]
+    return os.waitpid(child, 0)[1] != 0
 
 
 def _threads() -> int:

@@ -1,0 +1,96 @@
+"""SGLang's own benchmark of one batch, its model cut across all ranks: `sglang_batch.py [SHAPE] [--graphs] [options of SGLang]`.
+
+With one rank this is `python -m sglang.benchmark.one_batch`; that starts a process for each rank of several, and here each is a rank that
+calls what those processes call. Weights are dummies, and the tokenizer, which the benchmark reads and does not use, has no words.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+# What a user of simulated GPUs sets, before SGLang is imported.
+os.environ.update(SGLANG_ENABLE_JIT_DEEPGEMM="0", SGLANG_IS_FLASHINFER_AVAILABLE="0")
+
+from sglang.benchmark import one_batch
+from sglang.srt.server_args import PortArgs, ServerArgs
+from sglang.srt.utils import custom_op
+from tokenizers import Tokenizer, models
+
+# Called directly, its operators are kernels that nobody knows the tensors of; so it calls them through torch, as under a profiler.
+custom_op._profiling = lambda: True
+
+_LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": _LLAMA
+    | {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 1024,
+    },
+    "8b": _LLAMA
+    | {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
+}
+
+
+def write_model(folder: Path, shape: str) -> None:
+    (folder / "config.json").write_text(json.dumps(SHAPES[shape]))
+    Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>")).save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+
+
+def rank_of_several() -> None:
+    """What `one_batch.main` does with several ranks, except that it starts none."""
+    words = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(words)
+    one_batch.BenchArgs.add_cli_args(words)
+    arguments = words.parse_args()
+    server, bench = ServerArgs.from_cli_args(arguments), one_batch.BenchArgs.from_cli_args(arguments)
+    decode = {"max_bs": max(bench.batch_size), **({} if "--graphs" in sys.argv else {})}
+    one_batch.declare_resolution(server, "benchmark.one_batch", cuda_graph_config={"decode": decode})
+    server.resolve_once()
+    one_batch._set_envs_and_config(server)
+    ports = PortArgs.init_new(server)
+    one_batch.latency_test(server, ports, bench, int(os.environ["LOCAL_RANK"]), int(os.environ["RANK"]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("shape", nargs="?", default="tiny", choices=SHAPES)
+    parser.add_argument("--graphs", action="store_true", help="decode by CUDA graphs; else all is eager")
+    arguments, others = parser.parse_known_args()
+    ranks = int(os.environ["WORLD_SIZE"])
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder), arguments.shape)
+        sys.argv[1:] = [
+            *("--model-path", folder, "--load-format", "dummy", "--skip-tokenizer-init", "--result-filename", ""),
+            *("--attention-backend", "fa3", "--sampling-backend", "pytorch"),
+            *("--cuda-graph-backend-prefill", "disabled"),
+            *(() if arguments.graphs else ("--cuda-graph-backend-decode", "disabled")),
+            *("--tp-size", str(ranks), "--disable-custom-all-reduce", "--nccl-port", "29600"),
+            *("--batch-size", "4", "--input-len", "32", "--output-len", "8"),
+            *others,
+        ]
+        rank_of_several() if ranks > 1 else one_batch.cli_main()
+    print("RESULT", os.environ["RANK"], "done")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Owns what the programs with vLLM share: the environment that vLLM finds, shapes of models, and the arguments of its engine.
+
+Imported before vLLM. Each rank is a worker of vLLM's `external_launcher`, as under torchrun, with its engine in its own process; weights
+are dummies, so a model is no more than its `config.json`.
+"""
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+# What a user of simulated GPUs sets, before vLLM is imported.
+os.environ.update(
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_USE_V2_MODEL_RUNNER="0",
+    VLLM_USE_FLASHINFER_SAMPLER="0",
+    VLLM_ALLREDUCE_USE_SYMM_MEM="0",
+    VLLM_ALLREDUCE_USE_FLASHINFER="0",
+    VLLM_NO_USAGE_STATS="1",
+)
+
+_LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": _LLAMA
+    | {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 1024,
+    },
+    "8b": _LLAMA
+    | {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
+    "qwen3-32b": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": 5120,
+        "intermediate_size": 25600,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+    },
+    "70b": _LLAMA
+    | {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64},
+}
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """With what says which model runs, and how."""
+    words = argparse.ArgumentParser(description=description)
+    words.add_argument("shape", nargs="?", default="tiny", choices=SHAPES)
+    words.add_argument(
+        "--graphs", choices=("PIECEWISE", "FULL_AND_PIECEWISE"), help="compile, and launch graphs; else all is eager"
+    )
+    return words
+
+
+def engine(words: argparse.Namespace, folder: str) -> dict[str, Any]:
+    """The keyword arguments of `LLM` and `EngineArgs`, for a model cut across all ranks; its configuration is written to `folder`."""
+    config = SHAPES[words.shape] | {"dtype": "bfloat16", "tie_word_embeddings": False}
+    Path(folder, "config.json").write_text(json.dumps(config))
+    ranks = int(os.environ["WORLD_SIZE"])
+    return {
+        "model": folder,
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "enforce_eager": words.graphs is None,
+        "compilation_config": {} if words.graphs is None else {"cudagraph_mode": words.graphs},
+        "tensor_parallel_size": ranks,
+        "distributed_executor_backend": "external_launcher" if ranks > 1 else None,
+        # It would use memory of other ranks' GPUs, which is not simulated; NCCL does the same.
+        "disable_custom_all_reduce": True,
+        "seed": 0,
+    }
