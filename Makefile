@@ -37,7 +37,7 @@ MDBOOK_VERSION := 0.5.4
 MDBOOK_ROOT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/uniference/tools/mdbook-$(MDBOOK_VERSION)
 MDBOOK := $(MDBOOK_ROOT)/bin/mdbook
 
-.PHONY: help setup demo fuzz test test-rust test-python test-load examples browser wheel test-wheel check check-rust check-python check-docs docs book mdbook-path api notebook ray conformance programs programs-vllm bench accuracy accuracy-devices clean
+.PHONY: help setup demo fuzz test test-rust test-python test-load examples browser wheel test-wheel check check-rust check-python check-docs docs book mdbook-path api notebook ray conformance programs programs-vllm programs-sglang bench accuracy accuracy-devices clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -128,6 +128,9 @@ programs: setup $(DONE)/programs ## Other people's programs under torchrun and s
 programs-vllm: setup .venv-vllm/.done ## vLLM on simulated GPUs, in an environment of its own (10 GB)
 	$(BIN)/python tests/programs/programs.py --only vllm
 
+programs-sglang: setup .venv-sglang/.done ## SGLang on simulated GPUs, in an environment of its own (11 GB)
+	$(BIN)/python tests/programs/programs.py --only sglang
+
 bench: setup ## Measures the speed of the engine, of live ranks' calls, of simulated GPUs, and of what is asked about a run
 	cargo bench --locked --package uniference-sim --bench '*'
 	cargo bench --locked --package uniference-programs --bench scale
@@ -149,7 +152,7 @@ accuracy-devices: setup ## Predictions of the device models against published me
 	PYTHONPATH=benches $(BIN)/python -m devices --write
 
 clean: ## Removes what was built and what runs wrote; .venv too
-	rm -rf $(VENV) .venv-torch-* .venv-vllm target uniference-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* .venv-vllm .venv-sglang target uniference-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find python examples tests scripts -name __pycache__ -prune -exec rm -rf {} +
 
 # Each stamp is newer than what it was made from: with nothing to do, setup is a matter of milliseconds.
@@ -175,6 +178,20 @@ $(DONE)/packages: $(DONE)/venv requirements/base.txt requirements/model.txt requ
 	.venv-vllm/bin/pip install --quiet --requirement requirements/programs-vllm.txt
 	echo $(abspath python) >$$(.venv-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/uniference.pth
 	scripts/build-capture.sh .venv-vllm/bin/python
+	@touch $@
+
+.venv-sglang/.done: $(DONE)/venv requirements/programs-sglang.txt $(wildcard cpp/*) scripts/build-capture.sh
+	$(PYTHON) -m venv .venv-sglang
+	.venv-sglang/bin/pip install --quiet --requirement requirements/programs-sglang.txt
+	.venv-sglang/bin/pip uninstall --quiet --yes flashinfer-python
+	site=$$(.venv-sglang/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+	  echo $(abspath python) >$$site/uniference.pth && \
+	  mkdir -p .venv-sglang/cuda/lib64 && \
+	  ln -sfn $$site/nvidia/cu13/bin .venv-sglang/cuda/bin && \
+	  ln -sfn $$site/nvidia/cu13/include .venv-sglang/cuda/include && \
+	  ln -sfn $$site/nvidia/cu13/nvvm .venv-sglang/cuda/nvvm && \
+	  ln -sf $$site/nvidia/cu13/lib/libcudart.so.13 .venv-sglang/cuda/lib64/libcudart.so
+	scripts/build-capture.sh .venv-sglang/bin/python
 	@touch $@
 
 $(DONE)/programs: $(DONE)/packages requirements/programs.txt requirements/programs-apart.txt

@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any
 
 # What a user of simulated GPUs sets, before SGLang is imported.
-os.environ.update(SGLANG_ENABLE_JIT_DEEPGEMM="0", SGLANG_IS_FLASHINFER_AVAILABLE="0")
+os.environ.update(
+    SGLANG_ENABLE_JIT_DEEPGEMM="0",
+    SGLANG_IS_FLASHINFER_AVAILABLE="0",
+    # It compiles kernels with ninja and nvcc, which are packages of its environment.
+    CUDA_HOME=os.path.join(sys.prefix, "cuda"),
+    PATH=os.pathsep.join((os.path.join(sys.prefix, "bin"), os.environ["PATH"])),
+)
 
 from sglang.benchmark import one_batch
 from sglang.srt.server_args import PortArgs, ServerArgs
@@ -63,8 +69,8 @@ def rank_of_several() -> None:
     one_batch.BenchArgs.add_cli_args(words)
     arguments = words.parse_args()
     server, bench = ServerArgs.from_cli_args(arguments), one_batch.BenchArgs.from_cli_args(arguments)
-    decode = {"max_bs": max(bench.batch_size), **({} if "--graphs" in sys.argv else {})}
-    one_batch.declare_resolution(server, "benchmark.one_batch", cuda_graph_config={"decode": decode})
+    graphs = {"decode": {"max_bs": max(bench.batch_size)}}
+    one_batch.declare_resolution(server, "benchmark.one_batch", cuda_graph_config=graphs)
     server.resolve_once()
     one_batch._set_envs_and_config(server)
     ports = PortArgs.init_new(server)

@@ -1,5 +1,6 @@
 //! Owns operators of vLLM's that launch kernels of its own: what they are called with stands in `csrc/torch_bindings.cpp` of its sources, and of
-//! attention in those of `vllm_flash_attn` (version 0.33); and its kernels of Triton. Their results are arguments, of which the first is often one.
+//! attention in those of `vllm_flash_attn` (version 0.33); and its kernels of Triton. And those of SGLang's that a Llama runs, by the schemas that its
+//! version 0.5.23 registers. Their results are arguments, of which the first is often one.
 //!
 //! A cache of keys and values is an argument as a whole, of which a call reads or writes little: how much, its sizes do not tell. How long the sequences
 //! are, the values of other arguments say. Where these are not known, attention is taken to read as many keys as the longest sequence has, for each
@@ -13,12 +14,16 @@ use uniference_sim::program::DType;
 use uniference_sim::time::Bytes;
 
 /// Where these operators are.
-pub(super) const NAMESPACES: [&str; 5] = ["_C::", "_C_cache_ops::", "_moe_C::", "_vllm_fa2_C::", "_vllm_fa3_C::"];
+pub(super) const NAMESPACES: [&str; 7] =
+    ["_C::", "_C_cache_ops::", "_moe_C::", "_vllm_fa2_C::", "_vllm_fa3_C::", "sgl_kernel::", "sglang::"];
+
+/// Those of attention whose arithmetic depends on lengths that are values.
+const ATTENTION: [&str; 3] = ["_vllm_fa2_C::varlen_fwd", "_vllm_fa3_C::fwd", "sgl_kernel::fwd"];
 
 pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
     let part = match call.name {
-        "rms_norm" | "rms_norm_static_fp8_quant" => normalization(call, &[1, 2], &[0]),
-        "fused_add_rms_norm" => normalization(call, &[0, 1, 2], &[0, 1]),
+        "rms_norm" | "rms_norm_static_fp8_quant" | "rmsnorm" => normalization(call, &[1, 2], &[0]),
+        "fused_add_rms_norm" | "fused_add_rmsnorm" => normalization(call, &[0, 1, 2], &[0, 1]),
         "fused_add_rms_norm_static_fp8_quant" => normalization(call, &[1, 2, 3], &[0, 2]),
         // The scales are results, and so is the sum that is normalised, if there is one.
         "rms_norm_dynamic_per_token_quant" | "rms_norm_per_block_quant" => normalization(call, &[1, 2, 6], &[0, 3, 6]),
@@ -31,7 +36,8 @@ pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
         | "gelu_quick"
         | "silu_and_mul_quant"
         | "silu_and_mul_per_block_quant"
-        | "silu_and_mul_with_clamp" => activation(call),
+        | "silu_and_mul_with_clamp" => activation(call, 0, 1),
+        "_run_activation_inplace" => activation(call, 2, 1),
         "static_scaled_fp8_quant"
         | "dynamic_per_token_scaled_fp8_quant"
         | "static_scaled_int8_quant"
@@ -43,8 +49,9 @@ pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
         "vocab_parallel_embedding" => gathered(call),
         "topk_softmax" | "topk_sigmoid" => choice(call),
         "moe_sum" => summed(call),
-        "rotary_embedding" => rotation(call),
-        "reshape_and_cache" | "reshape_and_cache_flash" => caching(call),
+        "rotary_embedding" => rotation(call, [1, 2], 0, 4),
+        "apply_rope_inplace" => rotation(call, [0, 1], 3, 2),
+        "reshape_and_cache" | "reshape_and_cache_flash" | "store_cache" => caching(call),
         "varlen_fwd" | "fwd" => attention(call),
         _ => None,
     };
@@ -53,8 +60,7 @@ pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
 
 /// Whether the operator's arithmetic depends on lengths of sequences that are values of its tensors: its arguments name the longest alone.
 pub fn lengths_are_values(name: &str) -> bool {
-    let attention = name.strip_prefix("_vllm_fa2_C::").or(name.strip_prefix("_vllm_fa3_C::"));
-    matches!(attention, Some("varlen_fwd" | "fwd"))
+    ATTENTION.contains(&name)
 }
 
 fn bytes<'a>(tensors: impl IntoIterator<Item = Option<&'a Tensor>>) -> Bytes {
@@ -75,9 +81,9 @@ fn normalization(call: Call<'_>, read: &[usize], written: &[usize]) -> Option<Pa
     Some(Part::inside(family, of.dtype.dtype(), 0, all(read), all(written), call.name))
 }
 
-/// The result comes first.
-fn activation(call: Call<'_>) -> Option<Part> {
-    let (result, input) = (call.tensor(0)?, call.tensor(1)?);
+/// The places are those of the result and of the input.
+fn activation(call: Call<'_>, result: usize, input: usize) -> Option<Part> {
+    let (result, input) = (call.tensor(result)?, call.tensor(input)?);
     Some(flat(call, FlatKind::Elementwise, result, footprint(input), footprint(result)))
 }
 
@@ -154,8 +160,9 @@ fn experts(given: &kernel::Given<'_>) -> Option<Part> {
 }
 
 /// Of the table of angles only the rows that positions name.
-fn rotation(call: Call<'_>) -> Option<Part> {
-    let (positions, query, key, table) = (call.tensor(0)?, call.tensor(1)?, call.tensor(2), call.tensor(4)?);
+fn rotation(call: Call<'_>, [query, key]: [usize; 2], positions: usize, table: usize) -> Option<Part> {
+    let (query, key) = (call.tensor(query)?, call.tensor(key));
+    let (positions, table) = (call.tensor(positions)?, call.tensor(table)?);
     let turned = bytes([Some(query), key]);
     let angles = product(&[positions.elements(), *table.sizes.last()?, table.dtype.bytes()]);
     let read = sum([turned, footprint(positions), Bytes(angles)].into_iter());
@@ -241,7 +248,8 @@ pub fn sequences<'a>(definition: &Definition, values: impl Fn(usize) -> Option<&
             found[usize::from(queries > 1)].add(queries, keys, call.flag(places.causal));
         }
     }
-    Some(found)
+    // Memory whose values were lost reads as zeros.
+    found.iter().any(|group| group.count > 0).then_some(found)
 }
 
 /// What a call of attention does with such sequences, as [`sequences`] has found them.
@@ -267,7 +275,8 @@ fn attention(call: Call<'_>) -> Option<Part> {
     let stored = key.elements().checked_div(key_heads.saturating_mul(*key.sizes.last()?))?;
     let keys = match (call.tensor(places.pages), call.argument(places.longest_keys)) {
         (Some(_), Some(Argument::Int(longest))) => u64::try_from(*longest).ok()?,
-        (Some(_), _) => return None,
+        // As many as there are places in the pages that a sequence may have.
+        (Some(pages), _) => pages.sizes.last()?.saturating_mul(*key.sizes.iter().nth_back(2)?),
         (None, _) => stored.div_ceil(batch),
     };
     let visible = visible(tokens.div_ceil(batch), keys, call.flag(places.causal));

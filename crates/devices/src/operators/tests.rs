@@ -301,10 +301,18 @@ fn operators_of_vllm_move_what_they_work_on_and_not_whole_caches() {
     let arguments = vec![tensor(&[12]), x(true), half(&[12, 32], true), Argument::Int(32), table, Argument::Bool(true)];
     let turned = only("_C::rotary_embedding", arguments);
     assert_eq!((turned.read.0, turned.written.0), (12 * 96 * 2 + 12 * 4 + 12 * 32 * 2, 12 * 96 * 2));
+    // The same by SGLang's, whose arguments have other places.
+    let arguments = vec![x(true), half(&[12, 32], true), half(&[4096, 32], false), tensor(&[12])];
+    assert_eq!(only("sglang::apply_rope_inplace", arguments), turned);
+    let arguments = vec![Argument::Text("silu".into()), half(&[12, 128], false), x(true)];
+    assert_eq!(only("sglang::_run_activation_inplace", arguments), gated);
+    assert_eq!(only("sgl_kernel::rmsnorm", vec![x(true), x(false), half(&[64], false)]), norm);
     let cache = half(&[1000, 16, 2, 32], true);
     let kept = half(&[12, 2, 32], false);
     let arguments = vec![kept.clone(), kept, cache.clone(), cache, tensor(&[12])];
+    let other = only("sglang::store_cache", arguments.clone());
     let stored = only("_C_cache_ops::reshape_and_cache_flash", arguments);
+    assert_eq!(other, stored);
     assert_eq!((stored.read.0, stored.written.0), (2 * 12 * 64 * 2 + 12 * 4, 2 * 12 * 64 * 2));
 }
 
@@ -402,6 +410,17 @@ fn attention_of_vllm_reads_the_longest_sequences_pages() {
     }
 }
 
+/// Of 3 sequences with 4 pages of 16 places each.
+#[test]
+fn attention_without_the_longest_sequence_reads_all_pages_that_there_may_be() {
+    let cache = half(&[1000, 16, 2, 32], false);
+    let mut arguments = vec![Argument::None; 25];
+    arguments[..3].clone_from_slice(&[half(&[3, 8, 32], true), cache.clone(), cache]);
+    (arguments[7], arguments[14]) = (tensor(&[4]), tensor(&[3, 4]));
+    let found = only("sgl_kernel::fwd", arguments);
+    assert_eq!(found.flops, 4 * 3 * 8 * 64 * 32);
+}
+
 /// One that generates, with 1 query and 300 keys, one whose prompt of 4 tokens follows 6 others, and one of a batch that is not full: 8 heads of 32
 /// over keys and values of 2 heads.
 ///
@@ -443,6 +462,7 @@ fn attention_of_vllm_is_of_its_sequences_where_they_are_known() {
     }
     assert_eq!(sequences(&attention, |argument| Some(if argument == 7 { &[0, 1][..] } else { &[-1][..] })), None);
     assert_eq!(sequences(&definition("mine::fwd", vec![], vec![]), |_| Some(&[0][..])), None);
+    assert_eq!(sequences(&attention, |argument| Some(&[0, 0, 0][usize::from(argument == 11)..])), None);
 }
 
 #[test]
