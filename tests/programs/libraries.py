@@ -207,6 +207,49 @@ def deepspeed_zero():
     return losses
 
 
+def deepspeed_offload():
+    """ZeRO 3 whose parameters and optimizer are in the host's memory between their uses."""
+    import deepspeed
+
+    kept = {"device": "cpu", "pin_memory": CUDA}
+    net = model()
+    config = {
+        "train_micro_batch_size_per_gpu": 6,
+        "zero_optimization": {
+            "stage": 3,
+            "offload_param": kept,
+            "offload_optimizer": kept,
+            "stage3_param_persistence_threshold": 0,
+        },
+        # Its own would be compiled first.
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_allow_untested_optimizer": True,
+    }
+    engine, *_ = deepspeed.initialize(model=net, optimizer=torch.optim.AdamW(net.parameters(), lr=0.01), config=config)
+    losses = []
+    for step in range(3):
+        loss = engine(batch(step)).pow(2).mean()
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
+def transformers_batches():
+    """Continuous batching: requests of unequal lengths share batches, and pages of one cache."""
+    from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(vocab_size=200, num_key_value_heads=4, attn_implementation="paged|sdpa", **sizes)
+    net = LlamaForCausalLM(config).to(DEVICE).eval()
+    prompts = [list(range(1 + RANK, 5 + 3 * number)) for number in range(1, 6)]
+    wanted = GenerationConfig(max_new_tokens=8, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    limits = ContinuousBatchingConfig(page_size=16, num_blocks=32, max_batch_tokens=64)
+    outputs = net.generate_batch(prompts, generation_config=wanted, continuous_batching_config=limits)
+    return [outputs[name].generated_tokens for name in sorted(outputs)]
+
+
 def torchrec_sharded():
     from torch.distributed.optim import _apply_optimizer_in_backward
     from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor

@@ -29,7 +29,13 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 moe_utils.te_general_gemm = getattr(moe_utils, "te_general_gemm", None)
 
 SIZES = {
-    "tiny": {"num_layers": 4, "hidden_size": 32, "ffn_hidden_size": 64, "num_attention_heads": 4, "num_query_groups": 2},
+    "tiny": {
+        "num_layers": 4,
+        "hidden_size": 32,
+        "ffn_hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_query_groups": 2,
+    },
     "8b": {
         "num_layers": 32,
         "hidden_size": 4096,
@@ -51,7 +57,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--virtual", type=int, help="chunks of layers that a stage has: an interleaved schedule")
     parser.add_argument("--ep", type=int, default=1, help="expert parallel")
     parser.add_argument("--experts", type=int, help="experts of each layer, of which a token takes two")
-    parser.add_argument("--capacity", type=float, help="each expert takes so many times its share of the tokens, padded")
+    parser.add_argument(
+        "--capacity", type=float, help="each expert takes so many times its share of the tokens, padded"
+    )
     parser.add_argument("--dispatcher", default="alltoall", help="how tokens come to their experts")
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--overlap", action="store_true", help="of gradients and parameters with compute")

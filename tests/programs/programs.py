@@ -6,14 +6,17 @@ does what PyTorch's examples do.
 """
 
 import argparse
+import functools
+import math
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -23,12 +26,15 @@ HERE = Path(__file__).parent
 APART = Path(sys.prefix) / "apart"
 
 # What has an environment of its own, with another version of torch than the others: the package, and its interpreter.
-OWN = {"vllm": HERE.parents[1] / ".venv-vllm/bin/python"}
+OWN = {name: HERE.parents[1] / f".venv-{name}/bin/python" for name in ("vllm", "sglang")}
 
 TIMEOUT_S = 600
 
 # The exit code of what has taken longer, as `timeout` has it.
 _TOO_LONG = 124
+
+_NUMBER = re.compile(r"-?\d[\d.]*(?:e[-+]?\d+)?|nan|inf")
+_CLOSE = functools.partial(math.isclose, rel_tol=1e-5)
 
 # Packages that look for a hub, or a GPU, are told that there is none.
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
@@ -54,6 +60,8 @@ class Program:
     """Whether its weights are drawn on its device: those of GPUs are others, and prove only that it runs."""
     without_values: bool = False
     """Whether its tensors are too large to be computed here, and its results do not depend on them."""
+    as_one: tuple[str, ...] | None = None
+    """Its arguments on one simulated GPU alone, where its results are the same but for rounding."""
     apart: bool = False
     """Whether its package is among those that do not go with the others."""
 
@@ -109,7 +117,24 @@ _LIBRARIES = {
 _VLLM = ("vllm_generate.py",)
 _SERVED = ("vllm_serve.py", "--concurrency", "2", "--count", "4", "--input", "32", "--output", "8", "--brief")
 
+# The layouts that a GPT of Megatron-core is trained in, each with its number of ranks. It asks for GPUs everywhere.
+_MEGATRON = (
+    (2, "--tp", "2", "--sp"),
+    (4, "--tp", "2", "--sp", "--pp", "2"),
+    (4, "--pp", "2", "--virtual", "2", "--overlap"),
+    (2, "--experts", "4", "--ep", "2"),
+    (4, "--experts", "4", "--ep", "2", "--tp", "2", "--sp"),
+)
+
+
+def _megatron(ranks: int, *arguments: str) -> Program:
+    script = str(HERE / "megatron_gpt.py")
+    experts = arguments[:2] if arguments[0] == "--experts" else ()
+    return Program("megatron-core", (script, *arguments), ranks, on_cpu=False, as_one=(script, *experts))
+
+
 _TITAN = ("torchtitan", "titan.py", "--debug.seed", "1")
+_STAGES = ("--parallelism.pipeline_parallel_degree", "2")
 
 PROGRAMS = (
     _file("torch", "examples/ddp_series.py", "2"),
@@ -128,15 +153,20 @@ PROGRAMS = (
     _file("transformers", "generate.py", "--tensor-parallel", on_gpu=False),
     _file("lightning", "lightning_ddp.py", on_gpu=False),
     *(_file(package, "libraries.py", name) for package, name in _LIBRARIES.items()),
+    _file("transformers", "libraries.py", "transformers_batches"),
     Program("accelerate", (str(HERE / "libraries.py"), "accelerate_loop"), launcher=_ACCELERATE_LAUNCH),
+    *(_megatron(ranks, *arguments) for ranks, *arguments in _MEGATRON),
     # Its FSDP2 multiplies before it sums up, which Gloo cannot.
     _file(*_TITAN, on_cpu=False),
     _file(*_TITAN, "--parallelism.tensor_parallel_degree", "2", draws=True),
-    _file(*_TITAN, "--parallelism.pipeline_parallel_degree", "2", draws=True),
+    _file(*_TITAN, *_STAGES, draws=True),
+    _file(*_TITAN, *_STAGES, "--parallelism.pipeline_parallel_schedule", "Interleaved1F1B", draws=True),
+    _file(*_TITAN, "--parallelism.context_parallel_degree", "2", on_cpu=False),
+    _file(*_TITAN, "--model.converters", "quantize.linear.float8", on_cpu=False),
     _file("torchtune", "tune.py", apart=True),
     # torch does not clip gradients on several meshes together.
     _file("torchtune", "tune.py", "tensor_parallel_dim=2", "clip_grad_norm=null", ranks=4, apart=True),
-    _file("deepspeed", "libraries.py", "deepspeed_zero", apart=True),
+    *(_file("deepspeed", "libraries.py", name, apart=True) for name in ("deepspeed_zero", "deepspeed_offload")),
     # Its kernels for GPUs are its own.
     _file("torchrec", "libraries.py", "torchrec_sharded", on_gpu=False, apart=True),
     # It has no CPUs among its devices, and kernels of its own.
@@ -146,6 +176,11 @@ PROGRAMS = (
         for ranks in (1, 2)
     ),
     *(_file("vllm", *_SERVED, ranks=ranks, on_cpu=False, without_values=True) for ranks in (1, 2)),
+    # It compiles kernels when they are first used. Several ranks would wait for each other outside of virtual time.
+    *(
+        _file("sglang", "sglang_batch.py", *graphs, ranks=1, on_cpu=False, without_values=True)
+        for graphs in ((), ("--graphs",))
+    ),
 )
 
 
@@ -231,6 +266,13 @@ def _outcome(done: subprocess.CompletedProcess[str], printed: str) -> Outcome:
     return Outcome(done.returncode, tuple(results), done.stderr)
 
 
+@functools.cache
+def on_one_gpu(program: Program) -> Outcome:
+    """What several layouts are compared with."""
+    with tempfile.TemporaryDirectory() as folder:
+        return under_us(program, Path(folder), gpus=True)
+
+
 def compare(program: Program) -> bool:
     """Prints a line of the table; False if the program has failed anywhere, Gloo included, or gives something else here than on Gloo."""
     sides: dict[str, Outcome] = {}
@@ -239,10 +281,12 @@ def compare(program: Program) -> bool:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder)
                 sides[name] = under_gloo(program, path) if name == "Gloo" else under_us(program, path, name == "GPUs")
+    if program.as_one is not None:
+        sides["one GPU"] = on_one_gpu(replace(program, arguments=program.as_one, ranks=1, as_one=None))
     verdict = judge(program, sides)
     kinds = " ".join(f"{sides[name].kind if name in sides else '-':<8}" for name in ("Gloo", "ours", "GPUs"))
     print(f"{program.title:<66} {_version(program.package):<22} {kinds} {verdict}", flush=True)
-    if verdict in ("same", "runs"):
+    if verdict in ("same", "as one GPU", "runs"):
         return True
     for name, outcome in sides.items():
         print(f"--- {name}: {outcome.kind}\n", *outcome.results, outcome.error.strip()[-2000:], sep="\n", flush=True)
@@ -250,7 +294,7 @@ def compare(program: Program) -> bool:
 
 
 def judge(program: Program, sides: Mapping[str, Outcome]) -> str:
-    """`same` or `runs` (there is no Gloo to compare with) if all is well; else what is wrong, Gloo's own failure before all else."""
+    """`same`, `as one GPU` or `runs` (there is nothing to compare with) if all is well; else what is wrong, Gloo's own failure first."""
     real = sides.get("Gloo")
     ours = {name: outcome for name, outcome in sides.items() if name != "Gloo"}
     if real is not None and real.code:
@@ -259,10 +303,18 @@ def judge(program: Program, sides: Mapping[str, Outcome]) -> str:
         return "fails"
     if not program.asserts and not all(outcome.results for outcome in sides.values()):
         return "no results"
+    if "one GPU" in sides:
+        return "as one GPU" if _alike(sides["GPUs"].results, sides["one GPU"].results) else "differs"
     if real is None:
         return "runs"
     compared = (outcome for name, outcome in ours.items() if name == "ours" or not program.draws)
     return "same" if all(outcome.results == real.results for outcome in compared) else "differs"
+
+
+def _alike(some: tuple[str, ...], others: tuple[str, ...]) -> bool:
+    """Whether all numbers are the same but for what float32 makes of another order of sums, over a few steps."""
+    numbers, expected = ([float(number) for number in _NUMBER.findall(" ".join(lines))] for lines in (some, others))
+    return len(numbers) == len(expected) and all(map(_CLOSE, numbers, expected))
 
 
 def _version(package: str) -> str:

@@ -28,6 +28,7 @@ GOOD, OTHER, SILENT, FAILED = (
     Outcome(0, (), ""),
     Outcome(1, (), ""),
 )
+NEAR = Outcome(0, ("RESULT 1.000001",), "")
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,10 @@ GOOD, OTHER, SILENT, FAILED = (
         ({"Gloo": SILENT, "ours": SILENT}, "no results"),
         ({"GPUs": GOOD}, "runs"),
         ({"GPUs": FAILED}, "fails"),
+        ({"GPUs": NEAR, "one GPU": GOOD}, "as one GPU"),
+        ({"GPUs": OTHER, "one GPU": GOOD}, "differs"),
+        ({"GPUs": GOOD, "one GPU": FAILED}, "fails"),
+        ({"GPUs": SILENT, "one GPU": SILENT}, "no results"),
     ],
 )
 def test_verdict(sides: dict[str, Outcome], verdict: str) -> None:
