@@ -219,7 +219,7 @@ def _spoils_forks() -> bool:
 
     child = os.fork()
     if child == 0:
-        os._exit(torch.cuda._is_in_bad_fork())  # type: ignore[no-untyped-call]
+        os._exit(torch.cuda._is_in_bad_fork())
     return os.waitpid(child, 0)[1] != 0
 
 
