@@ -23,8 +23,6 @@ INTERPRETER = ROOT / ".venv-vllm" / "bin" / "python"
 PROGRAM = ROOT / "tests" / "programs" / "vllm_serve.py"
 # What schedules a step when the one before has ended, unless told otherwise.
 SYNCHRONOUS = ("vllm-0.12.0",)
-# Tokens of a step, at most: vLLM's server on an H100.
-STEP = 8192
 METRICS = {"TTFT_ms": "ttft_ms", "TPOT_ms": "tpot_ms", "E2E_ms": "end_to_end_ms"}
 
 CLUSTER = """\
@@ -76,13 +74,6 @@ def points(path: Path) -> dict[Point, dict[str, float]]:
     return dict(found)
 
 
-def values(point: Point) -> str:
-    """Which tensors have values: the places of a step's tokens and the table of pages, which a kernel of Triton is given together with the
-    borders of sequences; and no activations, as the host waits for collectives with values."""
-    pages = -(-(point.input + point.output) // 16)
-    return f"small={max(STEP, point.concurrency * pages) + 1024}"
-
-
 def serve(point: Point, words: argparse.Namespace) -> Path:
     """Simulates it, and says where the table of its requests is."""
     start = "burst" if words.burst else "staggered"
@@ -96,7 +87,7 @@ def serve(point: Point, words: argparse.Namespace) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     cluster = folder / "cluster.toml"
     cluster.write_text(CLUSTER.format(gpus=point.gpus))
-    simulated = ["--cluster", cluster, "--cuda", "--compute", "model", "--values", values(point), "--fold", words.fold]
+    simulated = ["--cluster", cluster, "--cuda", "--compute", "model", "--values", "small", "--fold", words.fold]
     simulated += ["--host-time", words.host_time] if words.host_time else []
     simulated += ["--device-db", words.device_db.resolve()] if words.device_db else []
     served = ["qwen3-32b", "--concurrency", point.concurrency, "--warmup", point.concurrency]

@@ -209,7 +209,7 @@ impl Costing {
         costed.warnings.extend(self.of_streams());
         costed.warnings.extend(self.unknown());
         costed.warnings.extend(self.by_traffic());
-        costed.warnings.extend(self.captured_lengths());
+        costed.warnings.extend(self.unknown_lengths());
         costed.warnings.extend(self.unused_formulas());
         costed.warnings.extend(self.substituted());
         costed.warnings.extend(self.answered());
@@ -270,23 +270,22 @@ impl Costing {
         })
     }
 
-    /// Operators that were captured with the lengths that sequences may have, and launched with others that are not known.
-    fn captured_lengths(&self) -> Option<String> {
+    /// Attention that ran on sequences whose lengths are not known.
+    fn unknown_lengths(&self) -> Option<String> {
         let mut found: BTreeMap<&str, u64> = BTreeMap::new();
         for costing in self.ranks.iter().filter(|costing| costing.plan.way == Way::Modelled) {
-            for (cost, launches) in costing.expansion.with_graphs() {
-                let what = costing.costs[cost].what;
-                if let (What::OnDevice { .. }, Some(name)) = (what, costing.name(what))
+            for cost in costing.ran() {
+                if let (What::OnDevice { .. }, Some(name)) = (cost.what, costing.name(cost.what))
                     && lengths_are_values(name)
                 {
-                    *found.entry(name).or_default() += launches;
+                    *found.entry(name).or_default() += cost.executions;
                 }
             }
         }
-        let shown = found.iter().map(|(name, launches)| format!("{name} ({launches} times)"));
+        let shown = found.iter().map(|(name, count)| format!("{name} ({count} times)"));
         (!found.is_empty()).then(|| {
             format!(
-                "attention in CUDA graphs takes as long as with the longest sequences that it was captured for, so too long (in vLLM, `cudagraph_mode` PIECEWISE leaves it out of graphs): {}",
+                "attention whose sequences have lengths that are not known takes as long as with the longest that there may be, so too long: {}",
                 listed(shown)
             )
         })

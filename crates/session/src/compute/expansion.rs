@@ -105,8 +105,6 @@ pub(super) struct Expansion {
     /// The next numbers of graphs' branches, and events.
     branches: u32,
     events: u32,
-    /// By its cost, how often work was launched with a graph.
-    with_graphs: BTreeMap<usize, u64>,
 }
 
 /// What is kept of a graph.
@@ -380,11 +378,6 @@ impl Expansion {
         self.pieces.push(CostedPiece { piece, cost });
     }
 
-    /// By its cost, how often work was launched with a graph.
-    pub(super) fn with_graphs(&self) -> impl Iterator<Item = (usize, u64)> {
-        self.with_graphs.iter().map(|(cost, launches)| (*cost, *launches))
-    }
-
     /// What operators of a graph read whenever it is launched, in its order.
     pub(super) fn reads(&self, graph: u32) -> Vec<Reads> {
         let nodes = self.graphs.get(&graph).map_or(&[][..], |graph| &graph.nodes);
@@ -414,14 +407,11 @@ impl Expansion {
             |node: &Node| matches!(node, Node::Piece { piece: Piece::Launch(launch), .. } if launch.stream == ORIGIN);
         let last = nodes.iter().rposition(on_origin);
         for (at, node) in nodes.iter_mut().enumerate() {
-            if let Node::Piece { piece: Piece::Launch(launch), cost, .. } = node {
+            if let Node::Piece { piece: Piece::Launch(launch), .. } = node {
                 launch.queued = Some(at) == last;
                 match number {
                     Some(number) => launch.ids.iter_mut().for_each(|id| id.launch = number),
                     None => launch.ids.clear(),
-                }
-                if let Some(cost) = cost.filter(|_| captured.is_none()) {
-                    *self.with_graphs.entry(cost).or_default() += 1;
                 }
             }
             node.launch_on(captured.map_or(on, |(_, own)| own), on);
