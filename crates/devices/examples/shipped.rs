@@ -1,11 +1,11 @@
-//! Makes the database that comes with the program from a Parquet file of operators: the rows of MIT-licensed sources, thinned to what
-//! interpolation needs.
+//! Makes the database that comes with the program from a Parquet file of operators and an installed aiconfigurator-core: the rows of sources
+//! whose licences allow it, thinned to what interpolation needs.
 //!
-//! `cargo run -p uniference-devices --example shipped -- operators.parquet crates/devices/data/operators.sqlite`
+//! `cargo run --release -p uniference-devices --example shipped -- operators.parquet site-packages/aiconfigurator_core crates/devices/data/operators.sqlite`
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use uniference_devices::database::{Database, Repeat, Row};
+use uniference_devices::database::{Database, Repeat, Row, Series};
 use uniference_devices::import::import;
 
 /// Cells of an octave: one row of each is kept.
@@ -14,24 +14,57 @@ const CELLS: f64 = 4.0;
 const MOST: usize = 800;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let [source, target] =
-        std::env::args().skip(1).map(PathBuf::from).collect::<Vec<_>>().try_into().map_err(|_| "two paths")?;
+    let [sources @ .., target] = &std::env::args().skip(1).map(PathBuf::from).collect::<Vec<_>>()[..] else {
+        return Err("sources and a target, please".into());
+    };
     let whole = tempfile::tempdir()?;
     let mut all = Database::create(&whole.path().join("all.sqlite"))?;
-    import(&source, &mut all)?;
-    let _ = std::fs::remove_file(&target);
-    let mut shipped = Database::create(&target)?;
+    for source in sources {
+        import(source, &mut all)?;
+    }
+    let _ = std::fs::remove_file(target);
+    let mut shipped = Database::create(target)?;
     let notices = all.notices()?;
     let mut kept = 0;
-    for series in all.series()? {
+    for series in &chosen(all.series()?) {
         let notice = notices.iter().find(|notice| notice.name == series.source).expect("series have a source");
-        if notice.licence == "MIT" {
-            kept += shipped.add(&series, notice, &thinned(all.rows(&series)?), Repeat::Replaces)?;
+        if !notice.licence.is_empty() {
+            kept += shipped.add(series, notice, &thinned(all.rows(series)?), Repeat::Replaces)?;
         }
     }
     shipped.compact()?;
     println!("{kept} rows");
     Ok(())
+}
+
+/// All series of other sources, and of aiconfigurator-core, which measures in several frameworks, one of each kind of product and of FlashAttention:
+/// SGLang's, which are times of kernels alone, else vLLM's, which have the host's overhead or other kernels inside where these quantise or write
+/// the cache; and of these the newest.
+fn chosen(all: Vec<Series>) -> Vec<Series> {
+    let (measured, mut chosen): (Vec<Series>, Vec<Series>) =
+        all.into_iter().partition(|series| series.source == "aiconfigurator-core");
+    let mut best: BTreeMap<[String; 4], Series> = BTreeMap::new();
+    for series in measured {
+        let known = match (series.variant.as_str(), series.dtype.as_str()) {
+            // Of experts alone, by other kernels than those of products with a single scale.
+            ("nt", "float8_e4m3fn") => false,
+            (variant, _) => series.family == "gemm" || ["fwd", "varlen_fwd"].contains(&variant),
+        };
+        let Some(rank) = rank(&series.software).filter(|_| known) else { continue };
+        let kind = [&series.device, &series.family, &series.variant, &series.dtype].map(String::clone);
+        if best.get(&kind).is_none_or(|other| self::rank(&other.software).as_ref() < Some(&rank)) {
+            best.insert(kind, series);
+        }
+    }
+    chosen.extend(best.into_values());
+    chosen
+}
+
+/// Higher is better; `None`: not at all. A version is compared by its numbers: `0.5.14` is newer than `0.5.6.post2`.
+fn rank(software: &str) -> Option<(bool, Vec<u64>)> {
+    let (framework, version) = software.split_once(' ')?;
+    let numbers = version.split(|sign: char| !sign.is_ascii_digit()).filter_map(|part| part.parse().ok()).collect();
+    ["vllm", "sglang"].contains(&framework).then_some((framework == "sglang", numbers))
 }
 
 /// The middle one of each cell of sizes; of too many cells every so many.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import torch
@@ -115,14 +115,19 @@ _graphs = _Graphs()
 
 
 def run(
-    namespace: Namespace, name: str, launch: Launch, written: Callable[[str], bool], read: Callable[[str], bool]
+    namespace: Namespace,
+    name: str,
+    launch: Launch,
+    written: Callable[[str], bool],
+    read: Callable[[str], bool],
+    known: Mapping[str, int] = MappingProxyType({}),
 ) -> Any:
-    """Launches a kernel. `written` and `read` say of an argument's name whether the kernel does that with it."""
+    """Launches a kernel. `written` and `read` say of an argument's name whether the kernel does that with it; `known` says more of it."""
     tensors = {key: list(_tensors(value)) for key, value in launch.arguments.items()}
     if not any(tensor.is_cuda for several in tensors.values() for tensor in several):
         return launch.start()
     operator = namespace.operator(_NO_IDENTIFIER.sub("_", name), _SCHEMA, {"CUDA": _start, "CPU": _interpret})
-    integers = {key: value for key, value in launch.arguments.items() if isinstance(value, int)}
+    integers = {key: value for key, value in launch.arguments.items() if isinstance(value, int)} | known
     grid = dict(zip(("grid_x", "grid_y", "grid_z"), (*launch.grid, 1, 1), strict=False))
     inputs = {key: several for key, several in tensors.items() if several and read(key)}
     outputs = {key: several for key, several in tensors.items() if several and written(key)}
@@ -219,6 +224,8 @@ def _noted(tuner: Any, launcher: Any) -> Any:
     """A launcher of a kernel, for one configuration."""
     constants = {**tuner.triton_meta.get("constants", {}), **launcher.config.kwargs}
     constants = {name: value for name, value in constants.items() if isinstance(name, str)}
+    # How often its loops access tensors bounds how much of a table they read.
+    accesses = {name: tuner.inductor_meta[name] for name in ("num_load", "num_store") if name in tuner.inductor_meta}
     name = tuner.inductor_meta.get("kernel_name") or tuner.fn.__name__
     # Others are templates, whose products of matrices count, and the program's own.
     is_known = tuner.heuristic_type.name in ("POINTWISE", "REDUCTION", "PERSISTENT_REDUCTION", "SPLIT_SCAN")
@@ -240,7 +247,7 @@ def _noted(tuner: Any, launcher: Any) -> Any:
         passed = [argument for argument in tuner.triton_meta["signature"] if argument not in constants]
         arguments = {**constants, **dict(zip(passed, own, strict=False)), **kwargs}
         launch = Launch(function, arguments, grid, lambda: launcher(*args, stream=stream, **kwargs))
-        return run(namespace, name, launch, written, read)
+        return run(namespace, name, launch, written, read, accesses)
 
     # Torch would take what is marked so apart, to launch the kernel without this function.
     launched.__dict__.update({key: value for key, value in launcher.__dict__.items() if key != "_is_static"})

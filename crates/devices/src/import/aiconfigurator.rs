@@ -7,7 +7,7 @@
 use super::operators::{Work, attention, dtype, product};
 use super::{Gathered, ImportError, Imported, Measurement, parquet};
 use crate::database::{Database, Notice, Series};
-use crate::operators::BLOCKS;
+use crate::operators::{BLOCKS, ROWS};
 use std::fs;
 use std::path::{Path, PathBuf};
 use uniference_sim::device::{Layout, Pass};
@@ -24,6 +24,9 @@ const DEVICES: [(&str, &str); 9] = [
     ("rtx_pro_6000_server", "rtx-pro-6000"),
     ("a100_sxm", "a100-sxm4-80gb"),
 ];
+
+/// Kernels of products in 8 bits that have a scale for each row.
+const CUTLASS: [&str; 2] = ["sglang_sgl_kernel_fp8_scaled_mm", "CutlassFP8ScaledMMLinearKernel"];
 
 /// The tables that are read.
 const TABLES: [&str; 5] = [
@@ -120,6 +123,7 @@ fn read(path: &Path, table: &str, device: &str, into: &mut Gathered) -> Result<(
         };
         // Blocks of 128 elements of a row, and of 128 x 128 of the weight, have a scale each.
         let in_blocks = name == "fp8_block";
+        let in_rows = table == "gemm_perf.parquet" && CUTLASS.contains(&text("kernel_source"));
         let Some((dtype, each)) = dtype(if in_blocks { "fp8" } else { name }) else {
             return into.skip(&format!("of type {name}"));
         };
@@ -133,12 +137,19 @@ fn read(path: &Path, table: &str, device: &str, into: &mut Gathered) -> Result<(
             (Err(what), _) => return into.skip(what),
             (_, None) => return into.skip("without a time"),
         };
+        let scales = if in_blocks {
+            BLOCKS
+        } else if in_rows {
+            ROWS
+        } else {
+            ""
+        };
         for (share, Work { family, variant, flops, bytes }) in works {
             let series = Series {
                 device: device.to_owned(),
                 software: format!("{} {}", text("framework").to_lowercase(), text("version")),
                 family: family.name().to_owned(),
-                variant: if in_blocks { format!("{variant}{BLOCKS}") } else { variant.to_owned() },
+                variant: format!("{variant}{}", scales),
                 dtype: dtype.to_owned(),
                 source: "aiconfigurator-core".to_owned(),
             };
@@ -201,7 +212,7 @@ fn experts(row: &parquet::Values<'_>, each: u64, in_blocks: bool) -> Result<[(f6
     Ok([(2.0 / 3.0, grouped(2 * inter, hidden)), (1.0 / 3.0, grouped(hidden, inter))])
 }
 
-/// Windows, beams and caches of another type are other kernels.
+/// Windows, beams and caches of another type are other kernels. A prompt of one token runs those of prompts, and would be taken for generation.
 fn heads(row: &parquet::Values<'_>, table: &str, dtype: &str, each: u64) -> Option<Work> {
     let plain = row.size("window_size").unwrap_or(0) == 0 && row.size("beam_width").unwrap_or(1) == 1;
     let same_cache = row
@@ -214,12 +225,25 @@ fn heads(row: &parquet::Values<'_>, table: &str, dtype: &str, each: u64) -> Opti
         [row.size("batch_size")?, row.size("isl")?, row.size("num_heads")?, row.size("head_dim")?];
     let key_heads = row.size("num_key_value_heads").filter(|heads| *heads > 0).unwrap_or(heads);
     let before = row.size("step").unwrap_or(0);
+    if tokens == 1 && table == "context_attention_perf.parquet" {
+        return None;
+    }
     let (queries, keys, causal) = match table {
         "generation_attention_perf.parquet" => (1, tokens + before, false),
         "context_attention_perf.parquet" => (tokens, tokens + before, true),
         _ => (tokens, tokens, false),
     };
-    Some(attention(Pass::Forward, [batch, heads, key_heads, queries, keys, width], causal, each))
+    let work = attention(Pass::Forward, [batch, heads, key_heads, queries, keys, width], causal, each);
+    Some(Work { variant: row.text("kernel_source").and_then(flash_attention).unwrap_or(work.variant), ..work })
+}
+
+/// What the operator is called that runs the kernels of a version of FlashAttention; of others, `None`: they are taken for PyTorch's.
+fn flash_attention(kernel: &str) -> Option<&'static str> {
+    match kernel {
+        "fa3" | "vllm_flash_attn_fa3" => Some("fwd"),
+        "flash_attention" | "vllm_flash_attn" | "vllm_flash_attn_fa2" => Some("varlen_fwd"),
+        _ => None,
+    }
 }
 
 fn notice() -> Notice {

@@ -377,6 +377,7 @@ impl Model {
     ///
     /// Rows that were measured one call at a time have the time in which the host comes to the kernel inside, which a program hides that keeps
     /// the device's queue filled. It is the shortest time among those that do next to nothing, of these operators or else of all of the device.
+    /// Where any operator took less than the host does, kernels were timed, and the shortest of these is a long kernel.
     fn overhead_of_host(&self, device: &str, family: &str, variant: Option<&str>, dtype: DType) -> f64 {
         let Some(rates) = self.rates_of(device) else { return 0.0 };
         let roof = Roof::of(&rates, Precision::of(Some(dtype)), Grain::of(Some(device), &rates));
@@ -384,20 +385,23 @@ impl Model {
             let rows = rows.iter().filter(|row| row.operator.is_empty() && surface::is_idle(&roof, row));
             rows.map(|row| row.microseconds * 1e-6).reduce(f64::min)
         };
-        let own = self.rows.of(device, family, variant, dtype.name());
-        let of_all = || {
-            let mut known = self.shortest.lock().expect("no estimate panics");
-            *known.entry((device.to_owned(), dtype)).or_insert_with(|| {
+        let of_all =
+            *self.shortest.lock().expect("no estimate panics").entry((device.to_owned(), dtype)).or_insert_with(|| {
                 let series = self.rows.databases().series().iter().map(|(_, series)| series);
-                let families: BTreeSet<&str> = series
+                let kinds: BTreeSet<(&str, &str)> = series
                     .filter(|series| series.device == device && series.dtype == dtype.name())
-                    .map(|series| series.family.as_str())
+                    .map(|series| (series.family.as_str(), series.variant.as_str()))
                     .collect();
-                let rows = families.into_iter().map(|family| self.rows.of(device, family, None, dtype.name()));
+                let rows = kinds
+                    .into_iter()
+                    .map(|(family, variant)| self.rows.of(device, family, Some(variant), dtype.name()));
                 rows.filter_map(|rows| shortest(rows.all())).reduce(f64::min).unwrap_or(0.0)
-            })
-        };
-        surface::overhead_of_host(shortest(own.all()).unwrap_or_else(of_all))
+            });
+        if surface::overhead_of_host(of_all) == 0.0 {
+            return 0.0;
+        }
+        let own = self.rows.of(device, family, variant, dtype.name());
+        surface::overhead_of_host(shortest(own.all()).unwrap_or(of_all))
     }
 
     /// Of the target.

@@ -1,5 +1,6 @@
 //! Owns the rows that a model has read: of each place all databases' together, with an index of those that are looked up.
 
+use super::like;
 use crate::database::{Databases, Row};
 use rustc_hash::FxHashMap;
 use std::sync::{Arc, Mutex};
@@ -33,14 +34,17 @@ impl Rows {
         &self.databases
     }
 
-    /// `variant`: one, or all. A database that can no longer be read has no rows: it was checked when it was opened.
+    /// `variant`: one, or all that stand for one another. A database that can no longer be read has no rows: it was checked when it was opened.
     pub(super) fn of(&self, device: &str, family: &str, variant: Option<&str>, dtype: &str) -> Arc<Found> {
         let place = (device.to_owned(), family.to_owned(), variant.map(str::to_owned), dtype.to_owned());
         let mut read = self.read.lock().expect("no estimate panics");
         let find = || {
             let mut found = Found::default();
             for (index, series) in self.databases.series() {
-                let is_variant = variant.is_none_or(|variant| series.variant == variant);
+                let is_variant = match variant {
+                    Some(variant) => series.variant == variant,
+                    None => !like::stands_apart(&series.variant),
+                };
                 if series.device == device && series.family == family && series.dtype == dtype && is_variant {
                     let rows = self.databases.rows(*index, series);
                     rows.unwrap_or_else(|error| panic!("{error}")).into_iter().for_each(|row| found.add(row));

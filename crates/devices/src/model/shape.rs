@@ -2,6 +2,7 @@
 
 use uniference_formats::devices::{self, DeviceKind};
 use uniference_sim::device::{Family, Operator, Precision, Rates, RowKind};
+use uniference_sim::program::DType;
 use uniference_sim::time::{Bytes, SimDuration};
 
 /// Binary logarithms of up to four sizes.
@@ -39,10 +40,39 @@ impl Shape {
         }
     }
 
-    /// The place of an operator with these sizes.
-    pub(super) fn point(self, dimensions: [u64; 4], bytes: u64) -> Point {
-        let sizes = if self == Shape::Flat { [bytes, 1, 1, 1] } else { dimensions };
-        sizes.map(|size| libm::log2(size.max(1) as f64))
+    /// The place of an operator with these sizes, whose elements have `size` bytes.
+    ///
+    /// Of attention of one query, heads that share keys are computed together, as they read the same: its heads are those of the keys, which the
+    /// bytes tell.
+    pub(super) fn point(self, dimensions: [u64; 4], bytes: u64, size: f64) -> Point {
+        let mut sizes = dimensions.map(|size| size.max(1) as f64);
+        match self {
+            Shape::Flat => sizes = [bytes.max(1) as f64, 1.0, 1.0, 1.0],
+            Shape::Attention if dimensions[1] == 1 => {
+                let [heads, _, keys, width] = sizes;
+                sizes[0] = ((bytes as f64 / (2.0 * size * width) - heads) / keys).clamp(1.0, heads);
+            }
+            _ => {}
+        }
+        sizes.map(libm::log2)
+    }
+
+    /// How many octaves apart the places are between which the efficiency is interpolated: of four sizes, not at each, but at each width of
+    /// attention's heads.
+    pub(super) fn step(self) -> Point {
+        match self {
+            Shape::Product => [2.0; 4],
+            Shape::Attention => [2.0, 2.0, 2.0, 1.0],
+            Shape::Rows | Shape::Flat => [1.0; 4],
+        }
+    }
+
+    /// The square of how many octaves two places are apart. Each width of attention's heads has kernels of its own, so that rows of another one say
+    /// little.
+    pub(super) fn distance(self, a: &Point, b: &Point) -> f64 {
+        let width = if self == Shape::Attention { WIDTH } else { 1.0 };
+        let apart = |axis: usize| (a[axis] - b[axis]) * if axis == 3 { width } else { 1.0 };
+        (0..self.axes()).map(|axis| apart(axis).powi(2)).sum()
     }
 
     /// The place at which a device with 2 to the power of `units` times as many multiprocessors gives each of them as much to do. The terms of
@@ -101,6 +131,8 @@ const TILE: f64 = 32.0;
 /// Half a tile of a processor's products, which lies in the registers of one core: about 8 rows by 8 to 16 columns (Goto and van de Geijn,
 /// "Anatomy of High-Performance Matrix Multiplication", ACM TOMS 2008, section 6).
 const REGISTERS: f64 = 4.0;
+/// As many octaves of other sizes count as one of the width of attention's heads.
+const WIDTH: f64 = 4.0;
 /// Queries of one head that fused attention computes on one multiprocessor, for all keys one after the other (Dao, "FlashAttention-2", 2023,
 /// section 3.2).
 const QUERIES: f64 = 128.0;
@@ -138,13 +170,18 @@ impl Roof {
     ///
     /// Products reach 0.8 of the peak, less where a side is short: work is done in tiles, and half a tile is wasted on average. Streams
     /// reach 0.75 of the memory's rate. Fitted on the median error of the shipped products of matrices: 21 % against 40 % of the bare
-    /// roofline. Attention of few heads and queries leaves multiprocessors idle, but for that of one query, whose keys are cut instead.
+    /// roofline. Attention of few heads and queries leaves multiprocessors idle, but for that of one query, whose keys are cut instead; its tile
+    /// has the query of each head that shares its keys.
     pub(super) fn usual(&self, shape: Shape, point: &Point, (flops, bytes): (f64, f64)) -> f64 {
-        let sides = if matches!(shape, Shape::Product | Shape::Attention) { &point[1..] } else { &[] };
-        let waste: f64 = sides.iter().map(|side| 1.0 + self.grain.tile / libm::exp2(*side)).product();
+        let [heads, mut queries, keys, width] = point.map(libm::exp2);
+        if shape == Shape::Attention && point[1] == 0.0 {
+            queries = (flops / (4.0 * heads * keys * width)).max(1.0);
+        }
+        let sides = [queries, keys, width];
+        let sides = if matches!(shape, Shape::Product | Shape::Attention) { &sides[..] } else { &[] };
+        let waste: f64 = sides.iter().map(|side| 1.0 + self.grain.tile / side).product();
         let idle = match self.grain.units {
             Some(units) if shape == Shape::Attention && point[1] > 0.0 => {
-                let [heads, queries] = [point[0], point[1]].map(libm::exp2);
                 (units / (heads * (queries / QUERIES).max(1.0))).max(1.0)
             }
             _ => 1.0,
@@ -164,6 +201,7 @@ pub(super) fn by_rates(rates: &Rates, grain: Grain, operator: &Operator) -> f64 
     let roof = Roof::of(rates, Precision::of(operator.dtype), grain);
     let work = (operator.flops as f64, bytes as f64 * passes);
     let shape = Shape::of(&operator.family).unwrap_or(Shape::Flat);
-    let point = shape.point(crate::database::dimensions(&operator.family), bytes);
+    let size = operator.dtype.map_or(1, DType::size) as f64;
+    let point = shape.point(crate::database::dimensions(&operator.family), bytes, size);
     rates.launch.as_secs_f64() + roof.usual(shape, &point, work)
 }

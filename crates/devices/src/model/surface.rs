@@ -106,7 +106,7 @@ impl Surface {
         let Setting { shape, size, source, target, launch, host, units, varies } = setting;
         let rows: Vec<(f64, &Row)> = groups
             .iter()
-            .flat_map(|(apart, rows)| thinned(shape, rows).into_iter().map(move |row| (*apart, row)))
+            .flat_map(|(apart, rows)| thinned(shape, rows, size).into_iter().map(move |row| (*apart, row)))
             .collect();
         let work = |row: &Row, point: &Point| match varies {
             true => (row.flops as f64, row.bytes as f64),
@@ -121,7 +121,7 @@ impl Surface {
         };
         let mut most = 1.0_f64;
         let mut sample = |(apart, row): (f64, &Row)| {
-            let point = shape.point(row.dimensions, row.bytes);
+            let point = shape.point(row.dimensions, row.bytes, size);
             let measured = row.microseconds * 1e-6;
             let seconds = kernel(measured, host);
             let work = work(row, &point);
@@ -162,7 +162,7 @@ impl Surface {
 
     /// Seconds of an operator of such sizes; `bytes` for those whose only size it is, `work` where it is not what the sizes say.
     pub(super) fn seconds(&self, dimensions: [u64; 4], bytes: u64, work: Option<(f64, f64)>) -> f64 {
-        let point = self.shape.point(dimensions, bytes);
+        let point = self.shape.point(dimensions, bytes, self.size);
         let lattice = self.lattice.get_or_init(|| self.lattice());
         let (logarithm, excess) = lattice.at(self.shape.axes(), &point);
         let seconds = libm::exp(logarithm) * libm::exp2(excess);
@@ -176,18 +176,20 @@ impl Surface {
         let beyond = if axes == 1 { 24.0 } else { BEYOND };
         let count = |axis: usize| (self.high[axis].max(0.0).ceil() + beyond) as usize + 1;
         let counts = std::array::from_fn(|axis| if axis < axes { count(axis) } else { 1 });
-        let step = if axes > 2 { 2.0 } else { 1.0 };
+        let step = self.shape.step();
         let mut grid: FxHashMap<[usize; 4], (f64, bool)> = FxHashMap::default();
+        let shape = self.shape;
         let mut efficiency = |node: [usize; 4]| {
             *grid.entry(node).or_insert_with(|| {
-                let place = self.inside(&node.map(|index| index as f64 * step));
-                let near = |sample: &Sample| square(axes, &sample.point, &place) <= SUPPORT * SUPPORT;
+                let place = self.inside(&std::array::from_fn(|axis| node[axis] as f64 * step[axis]));
+                let near = |sample: &Sample| shape.distance(&sample.point, &place) <= SUPPORT * SUPPORT;
                 (regression(self.shape, &self.samples, None, &place), self.samples.iter().any(near))
             })
         };
         Lattice::new(counts, |knot| {
             let point = knot.map(|index| index as f64);
-            let inside = self.inside(&point).map(|place| place / step);
+            let inside = self.inside(&point);
+            let inside = std::array::from_fn(|axis| inside[axis] / step[axis]);
             let (mut logarithm, mut supported) = (0.0, true);
             for (node, weight) in corners(axes, &inside) {
                 let (efficiency, near) = efficiency(node);
@@ -290,10 +292,6 @@ fn least(counts: [usize; 4], mut values: Vec<f64>) -> Vec<f64> {
     values
 }
 
-fn square(axes: usize, a: &Point, b: &Point) -> f64 {
-    (0..axes).map(|axis| (a[axis] - b[axis]).powi(2)).sum()
-}
-
 /// The integer places around one, and how much each counts in linear interpolation; none that counts nothing.
 fn corners(axes: usize, place: &Point) -> impl Iterator<Item = ([usize; 4], f64)> {
     let place = *place;
@@ -310,10 +308,10 @@ fn corners(axes: usize, place: &Point) -> impl Iterator<Item = ([usize; 4], f64)
 }
 
 /// One row of each quarter of an octave, the median of those that are there, and of these at most [`MOST`], evenly chosen.
-fn thinned(shape: Shape, rows: &[Row]) -> Vec<&Row> {
+fn thinned(shape: Shape, rows: &[Row], size: f64) -> Vec<&Row> {
     let mut cells: std::collections::BTreeMap<[i32; 4], Vec<&Row>> = std::collections::BTreeMap::new();
     for row in rows {
-        let cell = shape.point(row.dimensions, row.bytes).map(|size| (size * 4.0).round() as i32);
+        let cell = shape.point(row.dimensions, row.bytes, size).map(|size| (size * 4.0).round() as i32);
         cells.entry(cell).or_default().push(row);
     }
     let medians = cells.into_values().map(|mut rows| {
@@ -341,7 +339,7 @@ fn residuals(shape: Shape, samples: &[Sample]) -> Vec<f64> {
 /// what they span, up and down.
 fn regression(shape: Shape, samples: &[Sample], without: Option<usize>, point: &Point) -> f64 {
     let axes = shape.axes();
-    let distance = |sample: &Sample| square(axes, &sample.point, point) + sample.apart;
+    let distance = |sample: &Sample| shape.distance(&sample.point, point) + sample.apart;
     let others = samples.iter().enumerate().filter(|(index, _)| Some(*index) != without);
     let mut near: Vec<(f64, usize)> = others.map(|(index, sample)| (distance(sample), index)).collect();
     let count = NEIGHBOURS.min(near.len());

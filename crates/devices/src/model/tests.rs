@@ -266,6 +266,78 @@ fn the_lattice_keeps_what_it_is_made_of() {
     assert!(median < 0.1, "{median}");
 }
 
+/// Of `sequences` that generate, with so many heads, of which the keys have fewer.
+fn generation(sequences: u64, [heads, key_heads]: [u64; 2], keys: u64) -> Operator {
+    let (width, each) = (128, 2);
+    let family =
+        Family::Attention { pass: Pass::Forward, heads: sequences * heads, queries: 1, keys, width, causal: false };
+    Operator {
+        resource: Resource::Accelerator,
+        family,
+        dtype: Some(DType::BFloat16),
+        flops: 4 * sequences * heads * keys * width,
+        read: Bytes(each * sequences * width * (heads + 2 * key_heads * keys)),
+        written: Bytes(each * sequences * width * heads),
+    }
+}
+
+#[test]
+fn attention_of_one_query_takes_as_long_as_reading_its_keys() {
+    let model = shipped("h100-sxm");
+    // As aiconfigurator-core 0.12.0 has them of SGLang 0.5.14, most of which are not shipped.
+    let measured = [
+        (1, [32, 8], 1024, 11.7),
+        (8, [32, 8], 1024, 14.6),
+        (64, [32, 8], 4096, 356.4),
+        (64, [32, 4], 2048, 100.4),
+        (64, [8, 1], 8192, 99.9),
+        (16, [32, 32], 2048, 185.0),
+    ];
+    for (sequences, heads, keys, microseconds) in measured {
+        let operator = generation(sequences, heads, keys);
+        let estimate = model.part(&operator, Some("fwd"));
+        let error = estimate.duration.as_secs_f64() * 1e6 / microseconds - 1.0;
+        assert!(error.abs() < 0.3, "{sequences} x {heads:?} x {keys}: {error}");
+        assert_ne!(estimate.origin, Origin::Transferred);
+    }
+}
+
+/// H200 has rows of FlashAttention 3 alone.
+#[test]
+fn flash_attention_3_does_not_stand_in_for_others() {
+    let model = shipped("h200-sxm");
+    let operator = generation(16, [32, 8], 3000);
+    let origin = |variant| model.part(&operator, Some(variant)).origin;
+    assert_eq!(origin("fwd"), Origin::Interpolated);
+    assert_eq!(origin("_scaled_dot_product_flash_attention"), Origin::Transferred);
+}
+
+/// The shortest attention is several kernels, but the shortest product shows that no host is inside.
+#[test]
+fn a_long_shortest_time_beside_short_ones_is_a_kernels() {
+    let attention = |sequences: u64| Row {
+        operator: String::new(),
+        dimensions: [sequences, 1, 64, 128],
+        flops: 4 * sequences * 64 * 128,
+        bytes: 4 * sequences * 128 * 65,
+        microseconds: 15.0,
+        spread: None,
+        repetitions: 3,
+    };
+    let place = series("board", "attention", "fwd", "bfloat16");
+    let rows: Vec<Row> = [1, 2, 4, 8, 16].map(attention).into();
+    let operator = generation(3, [1, 1], 64);
+    let of = |rows: &[(Series, Vec<Row>)]| {
+        Model::new(board(), own(rows)).part(&operator, Some("fwd")).duration.as_secs_f64() * 1e6
+    };
+    let alone = of(&[(place.clone(), rows.clone())]);
+    assert!((2.5..3.5).contains(&alone), "{alone} us");
+    let short = Row { flops: 0, bytes: 4, microseconds: 4.0, ..half_of_peak(&[1])[0].clone() };
+    let product = (series("board", "gemm", "nt", "bfloat16"), vec![short]);
+    let beside = of(&[(place, rows), product]);
+    assert!((13.5..16.5).contains(&beside), "{beside} us");
+}
+
 /// An operator of each family, of sizes that are powers of a number, with the bytes that its plainest member moves.
 fn operator(family: usize, sizes: [u64; 4]) -> Operator {
     let [a, b, c, d] = sizes;

@@ -8,6 +8,9 @@ use uniference_sim::device::{Family, Layout};
 /// Ends the variant of products whose factors have a scale for each block of a row: they run other kernels.
 pub(crate) const BLOCKS: &str = "_block";
 
+/// Ends the variant of those with a scale for each row, which run kernels of CUTLASS, where those with a single scale run cuBLAS's.
+pub(crate) const ROWS: &str = "_row";
+
 /// The product that a call amounts to; `None`: it is none, or its arguments do not make sense.
 pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
     let (left, right) = match call.name {
@@ -30,15 +33,18 @@ pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
     };
     // The dtype of products in 8 bits is that of the factors, whatever the bias and the scales are.
     let mut part = Gemm { batch, m, n: b_sizes.1, k: a_sizes.1, layout }.part(call, a);
-    // A scale of all, or one of each row, is applied to the sums; those of blocks are applied while they are made.
-    let scale = call.definition.arguments.get(2).and_then(|scale| scale.tensors().next());
-    if call.name.starts_with("_scaled_mm") && scale.is_some_and(|scale| scale.elements() > m) {
-        part.variant += BLOCKS;
+    if call.name.starts_with("_scaled_mm") {
+        let scales = |at: usize| call.definition.arguments.get(at).and_then(|scale| scale.tensors().next());
+        part.variant += match [2, 3].map(|at| scales(at).map_or(1, Tensor::elements)) {
+            [of_a, _] if of_a > m => BLOCKS,
+            [1, 1] => "",
+            _ => ROWS,
+        };
     }
     Some(vec![part])
 }
 
-/// A product into the first argument of factors in 8 bits, whose scales follow them.
+/// A product into the first argument of factors in 8 bits, whose scales follow them: by CUTLASS also if these are single ones.
 pub(super) fn scaled(call: Call<'_>) -> Option<Part> {
     let (result, a, b, scales) = (call.tensor(0)?, call.tensor(1)?, call.tensor(2)?, call.tensor(3)?);
     let ((m, k), (_, n)) = (matrix(a)?, matrix(b)?);
@@ -46,9 +52,7 @@ pub(super) fn scaled(call: Call<'_>) -> Option<Part> {
     let mut part = gemm.part(call, a);
     let read = (1..call.definition.arguments.len()).filter_map(|at| call.tensor(at)).map(footprint);
     (part.operator.read, part.operator.written) = (sum(read), footprint(result));
-    if scales.elements() > m {
-        part.variant += BLOCKS;
-    }
+    part.variant += if scales.elements() > m { BLOCKS } else { ROWS };
     Some(part)
 }
 

@@ -3,20 +3,32 @@
 //! by semicolons.
 //!
 //! Kernels that torch's compiler has written from operators on elements and rows, `inductor::NAME`, are told by their memory traffic, as these
-//! operators are. What others cost, `triton::NAME`, a user may say by what they are called with.
+//! operators are. They are called with the lengths of their loops and with how many loads and stores are inside: of a tensor that one of them
+//! gathers from, such as a table of embeddings, no more is read than that. What others cost, `triton::NAME`, a user may say by what they are called with.
 
 use super::Part;
 use super::call::{Call, footprint, sum};
 use std::collections::BTreeMap;
 use uniference_formats::operators::{Argument, Definition, Tensor};
 use uniference_sim::device::{Family, FlatKind};
+use uniference_sim::time::Bytes;
 
 pub(super) fn describe(call: Call<'_>) -> Part {
     let tensors = |index| call.argument(index).into_iter().flat_map(Argument::tensors);
     let elements = tensors(1).chain(tensors(2)).map(Tensor::elements).max().unwrap_or(0);
     let mut part = Part::of(call, Family::Flat { kind: FlatKind::Elementwise, elements }, 0);
-    part.operator.read = sum(tensors(1).map(footprint));
-    part.operator.written = sum(tensors(2).map(footprint));
+    let given = Given::of(call.definition);
+    let moved = |list: usize, accesses: &str| {
+        // Each tensor is accessed at least once, so that those of one are what the others leave.
+        let most = given.size(accesses).map(|all| (all + 1).saturating_sub(tensors(list).count() as u64).max(1));
+        let most = most.zip(given.points()).map(|(accesses, points)| accesses.saturating_mul(points));
+        sum(tensors(list).map(|tensor| {
+            let accessed = most.map_or(u64::MAX, |elements| elements.saturating_mul(tensor.dtype.bytes()));
+            Bytes(footprint(tensor).0.min(accessed))
+        }))
+    };
+    part.operator.read = moved(1, "num_load");
+    part.operator.written = moved(2, "num_store");
     part
 }
 
@@ -48,6 +60,12 @@ impl<'a> Given<'a> {
 
     pub(super) fn size(&self, name: &str) -> Option<u64> {
         u64::try_from(*self.integers.get(name)?).ok()
+    }
+
+    /// How often the inside of a kernel's loops is carried out, of one that torch's compiler has written.
+    fn points(&self) -> Option<u64> {
+        let lengths = ["ynumel", "znumel", "r0_numel", "r1_numel"].into_iter().filter_map(|name| self.size(name));
+        Some(lengths.fold(self.size("xnumel")?, u64::saturating_mul))
     }
 }
 

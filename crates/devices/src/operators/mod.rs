@@ -20,7 +20,7 @@ mod serving;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use gemm::BLOCKS;
+pub(crate) use gemm::{BLOCKS, ROWS};
 pub use kernel::values;
 pub use key::key;
 pub use serving::{Sequences, lengths_are_values, sequences, with_sequences};

@@ -144,7 +144,7 @@ fn bytes_are_those_that_are_really_moved() {
 
 /// 256 x 512 by 512 x 384 in 8 bits: with one scale for all, with one for each row and column, and with one for 128 elements of a row.
 #[test]
-fn products_with_scales_of_blocks_are_other_products() {
+fn products_with_scales_of_rows_and_blocks_are_other_products() {
     let eight = |sizes: &[u64]| match tensor(sizes) {
         Argument::Tensor(tensor) => Argument::Tensor(Tensor { dtype: ScalarType::from(DType::Float8E4M3), ..tensor }),
         _ => unreachable!("it is a tensor"),
@@ -158,7 +158,7 @@ fn products_with_scales_of_blocks_are_other_products() {
         parts[0].variant.clone()
     };
     assert_eq!(variant(&[], &[]), "nn");
-    assert_eq!(variant(&[256, 1], &[1, 384]), "nn");
+    assert_eq!(variant(&[256, 1], &[1, 384]), "nn_row");
     assert_eq!(variant(&[256, 4], &[4, 3]), "nn_block");
 }
 
@@ -325,7 +325,7 @@ fn products_of_vllm_in_8_bits_are_products() {
     };
     let (a, weights) = (bits(half(&[12, 64], false)), bits(half(&[64, 128], false)));
     let by_columns = Argument::Tensor(Tensor { strides: vec![1, 64], ..weights });
-    for (scales, variant) in [(tensor(&[12, 1]), "nt"), (tensor(&[12, 2]), "nt_block")] {
+    for (scales, variant) in [(tensor(&[12, 1]), "nt_row"), (tensor(&[12, 2]), "nt_block")] {
         let given = vec![
             half(&[12, 128], true),
             Argument::Tensor(a.clone()),
@@ -350,6 +350,26 @@ fn products_of_vllm_in_8_bits_are_products() {
     };
     quantised("_C::static_scaled_fp8_quant", 1);
     quantised("_C::dynamic_scaled_fp8_quant", 2);
+}
+
+/// 3 tokens' rows of 64 from a table of 1,000, normalised with a weight: the table is read once for each element of a row.
+#[test]
+fn a_compiled_kernel_reads_of_a_table_what_it_gathers() {
+    let list = |tensors: &[&[u64]]| {
+        let tensors = tensors.iter().map(|sizes| Some(only_tensor(tensor(sizes)).unwrap()));
+        Argument::Tensors(tensors.collect())
+    };
+    let read = |loads: i64, named: &str| {
+        let text = Argument::Text(format!("in_ptr0,in_ptr1,in_ptr2;out_ptr0;xnumel,r0_numel{named}"));
+        let numbers = Argument::Ints(vec![3, 64, loads, 1]);
+        let arguments = vec![text, list(&[&[3], &[1000, 64], &[64]]), list(&[&[3, 64]]), numbers];
+        let kernel = definition("inductor::triton_red_fused_embedding_rms_norm_0", arguments, vec![]);
+        let Described::Parts(parts) = describe(&kernel) else { panic!("it is an operator") };
+        parts[0].operator.read.0
+    };
+    assert_eq!(read(3, ",num_load,num_store"), 4 * (3 + 3 * 64 + 64));
+    assert_eq!(read(5, ",num_load,num_store"), 4 * (3 + 3 * 3 * 64 + 64));
+    assert_eq!(read(0, ""), 4 * (3 + 1000 * 64 + 64));
 }
 
 /// 3 tokens with 2 experts each, of 8 with weights of 32 x 16: 6 choices meet 8 (1 - (7 / 8)^6) = 4.4 of them, so 5.
