@@ -285,7 +285,8 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
     const uint64_t lasted = timed ? computing.end() : 0;
     OwnWork ours;
     timed ? write_times(before, lasted) : void(own_ticks += detour);
-    if (!values.all() && !answered && !schema.view) spread_absence(schema, kept, *stack, begin, line);
+    const bool said = schema.kernel && has_values && captured_last == 0;
+    if (!values.all() && !answered && !schema.view && !said) spread_absence(schema, kept, *stack, begin, line);
     write_execution(defined(*definition, own_key, *stack, begin), line, recorded, own_read, *stack, begin);
   }
   key.swap(own_key);
@@ -469,12 +470,14 @@ __attribute__((visibility("default"))) void uniference_capture_call(const void* 
 
 // Whether something in a storage was not computed.
 __attribute__((visibility("default"))) int uniference_capture_is_absent(const void* storage) {
+  if (static_cast<const c10::StorageImpl*>(storage)->device().is_cuda()) return GpuMemory::is_absent(static_cast<const c10::StorageImpl*>(storage));
   const Allocation* allocation = Storages::of(static_cast<const c10::StorageImpl*>(storage));
   return allocation != nullptr && allocation->absent.load(std::memory_order_relaxed);
 }
 
 // What is in a storage was not computed.
 __attribute__((visibility("default"))) void uniference_capture_mark_absent(const void* storage) {
+  if (static_cast<const c10::StorageImpl*>(storage)->device().is_cuda()) return GpuMemory::mark_absent(static_cast<const c10::StorageImpl*>(storage));
   Allocation* allocation = Storages::of(static_cast<const c10::StorageImpl*>(storage));
   if (allocation != nullptr) allocation->absent.store(true, std::memory_order_relaxed);
 }

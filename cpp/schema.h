@@ -35,6 +35,9 @@ struct Schema {
   bool on_gpu = false;
   // A program or an extension defines it, with nothing for the CPU alone: on a GPU it calls others, or launches kernels of its own.
   bool foreign = false;
+  // It is a kernel of Triton that the program launches (`python/uniference/rank/kernels.py`). Which of its results are not there is found while it is
+  // interpreted.
+  bool kernel = false;
   // The program is told a value, or how many there are of some kind.
   bool reads_value = false;
   // Its values are moved by the copies that it consists of, or it has none.
@@ -90,6 +93,7 @@ struct Schema {
     composite = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) && !op.hasKernelForDispatchKey(DispatchKey::CPU);
     on_gpu = op.hasKernelForDispatchKey(DispatchKey::CUDA);
     foreign = !begins("aten::") && !op.hasKernelForDispatchKey(DispatchKey::CPU);
+    kernel = begins("triton::");
     reads_value = is({"aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero", "aten::nonzero", "aten::masked_select"}) ||
                   begins("aten::_unique") || begins("aten::unique");
     moves_no_values =

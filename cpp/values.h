@@ -29,14 +29,19 @@ class Values {
   // Whether communication moves the size of a tensor, and no data.
   bool is_large(const at::Tensor& tensor) const { return tensor.numel() > limit_ && tensor.is_floating_point(); }
 
-  // Whether a call of a simulated GPU has values: its tensors, those that it makes included, are small.
+  // Whether a call of a simulated GPU has values: its tensors, those that it makes included, are small. Of a kernel of integers it is its grid, as it
+  // may look up a few elements of a large table.
   bool has_values(const Schema& schema, const c10::IValue* arguments, size_t count) const {
     if (all()) return true;
     int64_t most = schema.factory ? elements_asked(arguments, count) : 0;
+    bool of_integers = true;
     for (size_t i = 0; i < count; i++) {
-      for_each_tensor(arguments[i], [&](const at::Tensor& tensor) { most = std::max(most, tensor.numel()); });
+      for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
+        most = std::max(most, tensor.numel());
+        of_integers = of_integers && c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
+      });
     }
-    return most <= limit_;
+    return most <= limit_ || (schema.kernel && of_integers && programs(arguments[count - 1]) <= kPrograms);
   }
 
   // Whether communication of simulated GPUs moves truth values, which NCCL takes for bytes: those of large tensors were not computed.
@@ -119,6 +124,17 @@ class Values {
 
   // So many integers are always computed on the host: programs are steered by them, as meshes, indices, lengths and the states of generators.
   static constexpr int64_t kSteering = 1 << 16;
+
+  // More programs of a kernel take too long to interpret one after the other.
+  static constexpr int64_t kPrograms = 1 << 12;
+
+  // The size of a kernel's grid, by the last three numbers that it is called with.
+  static int64_t programs(const c10::IValue& numbers) {
+    const std::vector<int64_t> given = numbers.toIntVector();
+    int64_t product = 1;
+    for (size_t i = given.size() - std::min<size_t>(given.size(), 3); i < given.size(); i++) product *= given[i];
+    return product;
+  }
 
   static bool makes_integers(const Schema& schema, const c10::IValue* arguments, size_t count) {
     if (schema.dtype_argument >= 0 && arguments[schema.dtype_argument].isInt()) {

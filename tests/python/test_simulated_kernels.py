@@ -247,6 +247,43 @@ assert (lengths.tolist(), counted.tolist()) == ([3], [0])
     checked(tmp_path, body, "", "--values", "small")
 
 
+def test_a_kernel_of_integers_looks_up_large_tables_and_says_what_is_not_there(tmp_path: Path) -> None:
+    checked(
+        tmp_path,
+        """
+import triton, triton.language as tl
+from uniference.rank import capture
+
+@triton.jit
+def prepared(lengths, table, longer, total, rows, B, TABLE: tl.constexpr, WIDTH: tl.constexpr):
+    b = tl.program_id(0)
+    if b == 0:
+        sum = 0
+        for i in range(B):
+            n = tl.load(lengths + i) + 1
+            tl.store(longer + i, n)
+            sum += n
+        tl.store(total, sum)
+    i = tl.arange(0, WIDTH)
+    if tl.load(lengths + b) > 1:
+        tl.store(rows + b * WIDTH + i, tl.load(table + b * TABLE + i, mask=i < 3, other=7))
+
+integers = {"device": "cuda", "dtype": torch.int32}
+lengths = torch.tensor([5, 1, 9], **integers)
+longer, total, rows = torch.zeros(3, **integers), torch.zeros(1, **integers), torch.ones(3, 8, **integers)
+table = torch.zeros(3, 1_000_000, **integers)
+prepared[(3,)](lengths, table, longer, total, rows, 3, 1_000_000, 8)
+assert longer.tolist() == [6, 2, 10] and total.item() == 18
+assert rows.tolist() == [[0, 0, 0, 7, 7, 7, 7, 7], [1] * 8, [0, 0, 0, 7, 7, 7, 7, 7]]
+absent = [capture.library().is_absent(tensor) for tensor in (lengths, longer, total, rows, table)]
+assert absent == [False, False, False, True, True], absent
+""",
+        "",
+        "--values",
+        "small",
+    )
+
+
 # An extension's operator, with a kernel that it launches through the driver, and another operator that it calls.
 EXTENSION = """
 import ctypes

@@ -4,12 +4,14 @@ other.
 Three things are missing there. Functions that a kernel calls must have been made for the interpreter; here those of an ordinary program are
 rewritten when they are called first. The functions of libdevice are nobody's; here they are torch's. And numpy has no bfloat16: the
 interpreter keeps its bits as integers and calculates with these; here it calculates in float32.
+
+Memory whose values were not computed reads as zero. What a program writes after it has read of it counts as not computed either.
 """
 
 import ast
 import ctypes
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FunctionType, ModuleType
 from typing import Any
@@ -32,8 +34,17 @@ def address(tensor: Tensor) -> Tensor:
     return torch.frombuffer(memory, dtype=tensor.dtype)
 
 
-def run(function: Any, arguments: Mapping[str, Any], grid: tuple[int, ...], here: Callable[[Tensor], Tensor]) -> None:
-    """Interprets a kernel (a `JITFunction`) for all programs of the grid; `here` has the tensor in its memory for one of a GPU's."""
+def run(
+    function: Any,
+    arguments: Mapping[str, Any],
+    grid: tuple[int, ...],
+    here: Callable[[Tensor], Tensor],
+    absent: Sequence[range] = (),
+) -> list[range]:
+    """Interprets a kernel (a `JITFunction`) for all programs of the grid; `here` has the tensor in its memory for one of a GPU's.
+
+    `absent` are addresses of what was not computed. Returns those of what was written that may depend on it.
+    """
     constants = {parameter.name for parameter in function.params if parameter.is_constexpr}
     values = {
         name: _constant(value) if name in constants else interpreter._implicit_cvt(placed(value, here))
@@ -41,14 +52,18 @@ def run(function: Any, arguments: Mapping[str, Any], grid: tuple[int, ...], here
         if name in function.arg_names
     }
     x, y, z = (*grid, 1, 1, 1)[:3]
-    with _interpreting(), numpy.errstate(all="ignore"):
+    absence = _Absence(absent)
+    with _interpreting() as scope, numpy.errstate(all="ignore"):
+        absence.follow(scope)
         rewritten = _rewritten(function)
         interpreter.interpreter_builder.set_grid_dim(x, y, z)
         for i in range(x):
             for j in range(y):
                 for k in range(z):
                     interpreter.interpreter_builder.set_grid_idx(i, j, k)
+                    absence.begin()
                     rewritten(**values)
+    return absence.written
 
 
 def _constant(value: Any) -> Any:
@@ -97,7 +112,9 @@ def _is_libdevice(value: Any) -> bool:
 
 
 @contextmanager
-def _interpreting() -> Iterator[None]:
+def _interpreting() -> Iterator[Any]:
+    """Yields what undoes the changes to Triton in the end."""
+
     def core() -> None: ...
 
     names = FunctionType(core.__code__, {"tl": tl, "core": tl.core})
@@ -113,9 +130,66 @@ def _interpreting() -> Iterator[None]:
                 for name in _BY_TORCH:
                     if (ours := _LIBDEVICE.get(getattr(module, name, None))) is not None:
                         scope.set_attr(module, name, ours)
-            yield
+            yield scope
         finally:
             scope.restore()
+
+
+# Values that are not there
+
+_ACCESSES: Mapping[str, tuple[bool, bool, Callable[..., tuple[Any, Any]]]] = {
+    "create_masked_load": (True, False, lambda pointers, mask, *_: (pointers, mask)),
+    "create_masked_store": (False, True, lambda pointers, _, mask, *__: (pointers, mask)),
+    "create_atomic_cas": (True, True, lambda pointers, *_: (pointers, None)),
+    "create_atomic_rmw": (True, True, lambda _, pointers, __, mask, *___: (pointers, mask)),
+}
+"""By the method of the interpreter: whether it reads, whether it writes, and its pointers and mask among its arguments."""
+
+
+class _Absence:
+    """Follows values that are not there through a program of the grid."""
+
+    def __init__(self, absent: Sequence[range]) -> None:
+        self._absent = list(absent)
+        self._has_read = False
+        self.written: list[range] = []
+
+    def begin(self) -> None:
+        """Another program, which has read nothing yet."""
+        self._has_read = False
+
+    def follow(self, scope: Any) -> None:
+        """Takes note of what is read and written from here on."""
+        for name in _ACCESSES if self._absent else ():
+            scope.set_attr(interpreter.InterpreterBuilder, name, self._following(name))
+
+    def _following(self, name: str) -> Callable[..., Any]:
+        original = getattr(interpreter.InterpreterBuilder, name)
+        reads, writes, places = _ACCESSES[name]
+
+        def access(builder: Any, *args: Any) -> Any:
+            pointers, mask = places(*args)
+            addresses = (
+                pointers.data if mask is None else pointers.data[numpy.broadcast_to(mask.data, pointers.data.shape)]
+            )
+            if addresses.size:
+                span = range(int(addresses.min()), int(addresses.max()) + 1)
+                if reads and not self._has_read:
+                    self._has_read = any(_meet(addresses, span, absent) for absent in self._absent)
+                if writes and self._has_read:
+                    self.written.append(span)
+                    # Other programs may read it.
+                    if not any(known.start <= span.start and span.stop <= known.stop for known in self._absent):
+                        self._absent.append(span)
+            return original(builder, *args)
+
+        return access
+
+
+def _meet(addresses: Any, span: range, absent: range) -> bool:
+    if span.stop <= absent.start or absent.stop <= span.start:
+        return False
+    return bool(((addresses >= absent.start) & (addresses < absent.stop)).any())
 
 
 # bfloat16

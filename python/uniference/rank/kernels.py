@@ -55,11 +55,13 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 class _Running(threading.local):
-    """The launches that this thread is in, and what the innermost has returned."""
+    """The launches that this thread is in; of the innermost what it has returned, and the addresses of what it has written without
+    values."""
 
     def __init__(self) -> None:
         self.launches: list[Launch] = []
         self.result: Any = None
+        self.absent: Sequence[range] = ()
 
 
 _running = _Running()
@@ -75,13 +77,25 @@ def _interpret(called: str, read: Sequence[Tensor], written: Sequence[Tensor], n
     number = _graphs.library.computed()
     if number:
         launch = _graphs.launches[number]
-        return interpretation.run(launch.function(), launch.arguments, launch.grid, lambda tensor: tensor)
+        interpretation.run(launch.function(), launch.arguments, launch.grid, lambda tensor: tensor)
+        return
     launch = _running.launches[-1]
     # To a kernel a tensor is an address and the type of what is there.
     here = {(tensor.data_ptr(), tensor.dtype): tensor for tensor in (*read, *written)}
-    interpretation.run(
-        launch.function(), launch.arguments, launch.grid, lambda tensor: here[tensor.data_ptr(), tensor.dtype]
+    given = [tensor for value in launch.arguments.values() for tensor in _tensors(value)]
+    _running.absent = interpretation.run(
+        launch.function(),
+        launch.arguments,
+        launch.grid,
+        lambda tensor: here[tensor.data_ptr(), tensor.dtype],
+        [_span(tensor) for tensor in given if _graphs.library.is_absent(tensor)],
     )
+
+
+def _span(tensor: Tensor) -> range:
+    """The addresses of its elements, and of what lies between them."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return range(tensor.data_ptr(), tensor.data_ptr() + (last + 1 if tensor.numel() else 0) * tensor.element_size())
 
 
 class _Graphs:
@@ -127,7 +141,7 @@ def run(
     if not any(tensor.is_cuda for several in tensors.values() for tensor in several):
         return launch.start()
     operator = namespace.operator(_NO_IDENTIFIER.sub("_", name), _SCHEMA, {"CUDA": _start, "CPU": _interpret})
-    integers = {key: value for key, value in launch.arguments.items() if isinstance(value, int)} | known
+    integers = {**{key: value for key, value in launch.arguments.items() if isinstance(value, int)}, **known}
     grid = dict(zip(("grid_x", "grid_y", "grid_z"), (*launch.grid, 1, 1), strict=False))
     inputs = {key: several for key, several in tensors.items() if several and read(key)}
     outputs = {key: several for key, several in tensors.items() if several and written(key)}
@@ -142,10 +156,14 @@ def run(
                 [int(number) for number in (*integers.values(), *grid.values())],
             )
         _graphs.keep(launch)
+        for tensor in (tensor for several in outputs.values() for tensor in several):
+            span = _span(tensor)
+            if any(written.start < span.stop and span.start < written.stop for written in _running.absent):
+                _graphs.library.mark_absent(tensor)
         return _running.result
     finally:
         _running.launches.pop()
-        _running.result = None
+        _running.result, _running.absent = None, ()
 
 
 # Kernels of the program
@@ -174,6 +192,9 @@ class _Accesses:
 
     @uncharged
     def _find(self, function: Any, arguments: Mapping[str, Any]) -> frozenset[str]:
+        if any(isinstance(value, tuple) for value in arguments.values()):
+            # Torch looks for each tensor behind a name of its own, and says so at length.
+            return frozenset(name for name, value in arguments.items() if any(True for _ in _tensors(value)))
         accesses = names.TRITON_ACCESSES.current(function, dict(arguments), {})
         return frozenset(access.name for access in accesses.read_writes.writes)
 
