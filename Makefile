@@ -43,7 +43,7 @@ MDBOOK := $(MDBOOK_ROOT)/bin/mdbook
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(DONE)/extension $(DONE)/phantom $(DONE)/capture ## Sets up .venv: torch, the model, the extension (9 GB; minutes the first time)
+setup: $(DONE)/extension $(DONE)/relative $(DONE)/phantom $(DONE)/capture ## Sets up .venv: torch, the model, the extension (9 GB; minutes the first time)
 
 demo: setup ## Runs a real language model on two simulated clusters
 	$(BIN)/python scripts/demo.py $(DEMO_OUT)
@@ -213,10 +213,10 @@ $(DONE)/extension: $(DONE)/packages $(EXTENSION_SOURCES)
 	@touch $@
 
 # Moved into place: a process that has it loaded keeps the one that it has.
-$(DONE)/phantom: $(DONE)/extension
-	cargo build --release --locked --quiet --package uniference-phantom
-	cp target/release/libuniference_phantom.so python/uniference/.phantom.so
-	mv python/uniference/.phantom.so python/uniference/libuniference_phantom.so
+$(DONE)/phantom $(DONE)/relative: $(DONE)/%: $(DONE)/extension
+	cargo build --release --locked --quiet --package uniference-$*
+	cp target/release/libuniference_$*.so python/uniference/.$*.so
+	mv python/uniference/.$*.so python/uniference/libuniference_$*.so
 	@touch $@
 
 $(DONE)/capture: $(DONE)/packages $(wildcard cpp/*) scripts/build-capture.sh

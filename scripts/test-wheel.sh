@@ -20,6 +20,9 @@ venv/bin/uniference run --ranks 3 --compute none --out run ring.py
 replayed=$(venv/bin/uniference replay run --out again)
 [[ $replayed == *makespan* ]] || { echo "error: the replay printed no makespan: $replayed" >&2; exit 1; }
 venv/bin/python -c 'import uniference; assert uniference.simulate("ring.py", ranks=2, compute="none").makespan > 0'
+# It takes as long as this test may, if the wheel lacks the library that programs of ranks load.
+echo 'import subprocess; subprocess.run(["sleep", "10000"])' >sleep.py
+timeout 120 venv/bin/uniference run --ranks 1 --compute none --out slept sleep.py >slept.txt || { echo "error: sleep sleeps on the machine's clock" >&2; exit 1; }
 # Where it could be compiled.
 if command -v "${CXX:-g++}" >/dev/null; then
     venv/bin/python -c 'from uniference.rank.capture import library; assert library() is not None, "the wheel lacks the C++ library"'

@@ -16,8 +16,8 @@ from harness import Start, uniference
 HANG = (
     "import os, signal, subprocess, torch.distributed as dist\n"
     "for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, signal.SIG_IGN)\n"
-    # Detached from the rank, its session and its parent, and it holds the rank's outputs.
-    "left = subprocess.run(['sh', '-c', 'setsid sleep 600 >&2 & echo $!'], stdout=subprocess.PIPE).stdout\n"
+    # Detached from the rank, its session and its parent, and it holds the rank's outputs. It has stopped itself, as a sleep would soon end.
+    "left = subprocess.run(['sh', '-c', 'setsid sh -c \"kill -STOP \\\\$\\\\$\" >&2 & echo $!'], stdout=subprocess.PIPE).stdout\n"
     "print('pids', os.getpid(), int(left))\nif os.environ['RANK'] == '0':\n    dist.init_process_group('gloo')\nwhile True:\n    pass\n"
 )
 TALK = (

@@ -10,6 +10,7 @@ mod error;
 mod groups;
 mod link;
 mod profile;
+mod relay;
 pub mod rounds;
 
 use super::capture::Capture;
@@ -20,6 +21,7 @@ pub(super) use account::clock_ns;
 use arguments::Membership;
 pub use error::ClientError;
 use link::{Fill, Joint, Link, Meanwhile};
+pub use relay::{Relative, Relay};
 use rounds::{Kick, Rounds};
 use rustix::process::Pid;
 use rustix::time::ClockId;
@@ -85,6 +87,8 @@ pub struct Client {
     /// Whether somebody profiles, and what is taken down for it.
     profiles: AtomicBool,
     moments: Moments,
+    /// Of a process that a rank has started: the name of the relay that asks for it.
+    relay: Option<String>,
 }
 
 /// How an operation that its caller waited for has ended.
@@ -207,6 +211,7 @@ impl Client {
             answered_ns: AtomicU64::new(0),
             profiles: AtomicBool::new(false),
             moments: Moments::default(),
+            relay: None,
         };
         LINKS.with_borrow_mut(|links| links.push(Link::new(client.id, None, wire, frames)));
         Ok(client)
@@ -301,12 +306,12 @@ impl Client {
             self.push(Op::Pause(span))?;
             self.with_link(|client, link| {
                 let reader = link.reader.clone();
-                client.rounds.pause(link.speaker(), reader, kick);
+                client.rounds.pause(client, link.speaker(), reader, kick);
                 Ok(())
             })?;
         }
         let result = asleep();
-        Ok((result, self.rounds.end_pause()))
+        Ok((result, self.rounds.end_pause(self)))
     }
 
     /// Sleeps in virtual time.
@@ -622,7 +627,15 @@ impl Client {
         self.ask_meanwhile(question, Meanwhile::default())
     }
 
-    fn ask_meanwhile(&self, question: Op, mut meanwhile: Meanwhile<'_>) -> Result<Answer> {
+    fn ask_meanwhile(&self, question: Op, meanwhile: Meanwhile<'_>) -> Result<Answer> {
+        self.ask_for_reply_meanwhile(question, meanwhile).map(|reply| reply.answer)
+    }
+
+    pub(super) fn ask_for_reply(&self, question: Op) -> Result<Reply> {
+        self.ask_for_reply_meanwhile(question, Meanwhile::default())
+    }
+
+    fn ask_for_reply_meanwhile(&self, question: Op, mut meanwhile: Meanwhile<'_>) -> Result<Reply> {
         let _ours = self.ours();
         let before = self.profiles.load(Relaxed).then(ticks);
         self.push(question)?;
@@ -648,7 +661,7 @@ impl Client {
         if let Some(before) = before {
             self.moments.asked((before, reply.asked), (ticks(), reply.now));
         }
-        Ok(reply.answer)
+        Ok(reply)
     }
 
     /// Whether it was answered a short time ago.
@@ -695,6 +708,9 @@ impl Client {
 
     /// Announces the calling thread to the driver.
     fn open_task(&self) -> Result<Link> {
+        if let Some(relay) = &self.relay {
+            return self.introduce(relay);
+        }
         self.refuse_in_fork()?;
         let main = self.main.lock().expect("no holder of this lock panics").clone();
         let (ours, opening) = main.open().map_err(|source| ClientError::Thread { rank: self.rank, source })?;

@@ -4,14 +4,56 @@
 //!
 //! Threads of Python take turns at the interpreter's lock: together they are one lane, and so is each thread of a library's pool, as those
 //! of OpenMP that carry out an operator side by side. On enough cores, compute takes as long as its longest lane; on fewer, no less than
-//! all lanes together divided by the cores. Both are told by processor time, so it does not matter how many cores this machine has free.
+//! all lanes together divided by the cores. Each process that the rank has started, or that these have, is a lane of its own. Both are told by processor time, so it does not matter how many cores this machine has free.
 
 use super::quiescence::ThreadId;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
 /// Processor time of threads of pools, in nanoseconds.
 pub(crate) type Used = BTreeMap<ThreadId, u64>;
+
+/// What other processes use of the processor, in nanoseconds, as the C library tells it.
+#[derive(Clone, Copy, Debug)]
+pub struct Meter {
+    /// A process; `None`: it is gone.
+    pub process: fn(i32) -> Option<u64>,
+    /// Those that this process has started and asked how they have ended, with what these have started.
+    pub ended: fn() -> u64,
+}
+
+/// What other processes of the rank's have used of the processor.
+#[derive(Default)]
+struct Relatives {
+    /// As far as is known, by process.
+    used: BTreeMap<i32, u64>,
+    /// Those that are gone, as far as was known.
+    gone: u64,
+    /// All together, when that was asked last.
+    all: u64,
+}
+
+impl Relatives {
+    /// Of those that are gone the kernel knows all that they have used, but only once each of their parents was asked for; we know at once what they had
+    /// used when we last looked.
+    fn look(&mut self, meter: Meter) -> u64 {
+        // First: one that ends in between must not be counted twice.
+        let ended = (meter.ended)();
+        let gone = &mut self.gone;
+        self.used.retain(|process, used| match (meter.process)(*process) {
+            Some(now) => {
+                *used = now;
+                true
+            }
+            None => {
+                *gone += *used;
+                false
+            }
+        });
+        self.all = self.all.max(self.used.values().sum::<u64>() + ended.max(self.gone));
+        self.all
+    }
+}
 
 /// The threads of libraries' pools.
 pub(crate) struct Lanes {
@@ -19,11 +61,34 @@ pub(crate) struct Lanes {
     pools: Mutex<BTreeSet<ThreadId>>,
     /// What they had used when the process began to run.
     begun: Mutex<Used>,
+    relatives: Mutex<Relatives>,
+    meter: OnceLock<Meter>,
 }
 
 impl Lanes {
     pub(crate) fn new(cores: u32) -> Lanes {
-        Lanes { cores, pools: Mutex::default(), begun: Mutex::default() }
+        Lanes {
+            cores,
+            pools: Mutex::default(),
+            begun: Mutex::default(),
+            relatives: Mutex::default(),
+            meter: OnceLock::new(),
+        }
+    }
+
+    /// From now on other processes count, as `meter` tells.
+    pub(crate) fn measure_relatives(&self, meter: Meter) {
+        self.meter.get_or_init(|| meter);
+    }
+
+    /// The process counts.
+    pub(crate) fn meet(&self, process: i32) {
+        self.relatives().used.entry(process).or_default();
+    }
+
+    /// What all other processes of the rank's have used.
+    pub(crate) fn relatives_computed(&self) -> u64 {
+        self.meter.get().map_or(0, |meter| self.relatives().look(*meter))
     }
 
     /// Whether threads are told apart: on one core they take turns, whoever they are.
@@ -48,6 +113,8 @@ impl Lanes {
         }
         let mut used = Used::new();
         self.pools().retain(|thread| processor_ns(*thread).map(|ns| used.insert(*thread, ns)).is_some());
+        // Their numbers are of the same kind as those of threads.
+        used.extend(&self.relatives().used);
         used
     }
 
@@ -62,6 +129,10 @@ impl Lanes {
 
     fn pools(&self) -> MutexGuard<'_, BTreeSet<ThreadId>> {
         self.pools.lock().expect("no holder of this lock panics")
+    }
+
+    fn relatives(&self) -> MutexGuard<'_, Relatives> {
+        self.relatives.lock().expect("no holder of this lock panics")
     }
 
     fn begun(&self) -> MutexGuard<'_, Used> {
@@ -107,6 +178,27 @@ mod tests {
         for (total, pools, cores, expected) in cases {
             assert_eq!(elapsed(total, pools.iter().copied(), cores), expected, "{total} of {pools:?} on {cores}");
         }
+    }
+
+    /// All = those that are there + max(what the kernel knows of the others, what was known of them).
+    #[test]
+    fn what_processes_have_used_is_counted_once_and_does_not_shrink() {
+        use std::cell::Cell;
+        thread_local! {
+            static THERE: Cell<Option<u64>> = const { Cell::new(None) };
+            static ENDED: Cell<u64> = const { Cell::new(0) };
+        }
+        let lanes = Lanes::new(1);
+        assert_eq!(lanes.relatives_computed(), 0, "nobody measures");
+        lanes.measure_relatives(Meter { process: |_| THERE.get(), ended: || ENDED.get() });
+        lanes.meet(7);
+        THERE.set(Some(5));
+        assert_eq!(lanes.relatives_computed(), 5);
+        // It has used 2 more and is gone, and nobody has asked for it.
+        THERE.set(None);
+        assert_eq!(lanes.relatives_computed(), 5);
+        ENDED.set(7);
+        assert_eq!(lanes.relatives_computed(), 7);
     }
 
     #[test]

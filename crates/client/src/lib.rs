@@ -13,7 +13,8 @@ pub mod rooms;
 mod timeline;
 
 pub use capture::Capture;
-pub use client::{Blocking, Client, ClientError, Delivered, Ran, rounds};
+pub use client::{Blocking, Client, ClientError, Delivered, Ran, Relative, Relay, rounds};
+pub use lanes::Meter;
 pub use timeline::{Ticks, Timeline, ticks};
 
 /// The kernel kills this process when its parent dies; if that has already happened, it ends at once.

@@ -34,19 +34,22 @@ pub struct Threads {
     /// Its folder's name in `/proc`.
     process: String,
     known: BTreeMap<ThreadId, Thread>,
+    /// Other processes may share memory with this one: who waits for a futex that can be shared may wait for one of them.
+    shares: bool,
 }
 
 impl Default for Threads {
     /// Those of this process.
     fn default() -> Threads {
-        Threads { process: "self".into(), known: BTreeMap::new() }
+        Threads { process: "self".into(), known: BTreeMap::new(), shares: false }
     }
 }
 
 /// Where the kernel tells of one thread.
 struct Thread {
     state: OwnedFd,
-    call: OwnedFd,
+    /// `None`: the kernel does not tell, as of a process of another user.
+    call: Option<OwnedFd>,
     turns: Option<OwnedFd>,
     /// `schedstat` at the first look.
     before: String,
@@ -57,6 +60,9 @@ struct Thread {
 const INSIDE: [&str; 3] = ["202", "449", "455"];
 #[cfg(not(target_arch = "x86_64"))]
 const INSIDE: [&str; 3] = ["98", "449", "455"];
+
+/// `FUTEX_PRIVATE_FLAG` (linux/futex.h): no thread of another process can wake the one that waits.
+const PRIVATE: u64 = 128;
 
 /// System calls that end by themselves: `nanosleep`, `clock_nanosleep`.
 #[cfg(target_arch = "x86_64")]
@@ -71,6 +77,11 @@ impl Threads {
     /// Those of another process.
     pub fn of(pid: i32) -> Threads {
         Threads { process: pid.to_string(), ..Threads::default() }
+    }
+
+    /// From now on a futex that can be shared between processes counts as outside.
+    pub fn share(&mut self) {
+        self.shares = true;
     }
 
     /// What all threads do but those to `skip`; what those `inside` wait for is known to be of this process.
@@ -111,7 +122,7 @@ impl Threads {
         let mut found = Found::Inside;
         for (id, thread) in &self.known {
             let Some(call) = thread.waits_in()? else { return Ok(Found::Running) };
-            if !INSIDE.contains(&call.as_str()) && !inside.contains(id) {
+            if !call.is_inside(self.shares) && !inside.contains(id) {
                 found = Found::Outside;
             }
         }
@@ -127,6 +138,11 @@ fn changed(error: io::Error) -> io::Result<()> {
     if is_expected { Ok(()) } else { Err(error) }
 }
 
+/// Whether the kernel does not tell this process what another one does.
+fn is_secret(error: &io::Error) -> bool {
+    [Errno::ACCESS, Errno::PERM].iter().any(|code| error.raw_os_error() == Some(code.raw_os_error()))
+}
+
 /// A look at the processes that this one has started, and at those that these have.
 #[derive(Default)]
 pub(crate) struct Family {
@@ -134,23 +150,26 @@ pub(crate) struct Family {
 }
 
 impl Family {
-    /// The first look; whether it was one.
-    pub(crate) fn look(&mut self) -> io::Result<bool> {
-        let looked = self.first_look().map(|()| true);
-        looked.or_else(|error| changed(error).map(|()| false))
+    /// The first look, also at the processes `others`, which may belong to nobody any more; whether it was one.
+    pub(crate) fn look(&mut self, others: &BTreeSet<i32>) -> io::Result<bool> {
+        let looked = self.first_look(others).map(|()| true);
+        looked.or_else(|error| {
+            self.known.clear();
+            changed(error).map(|()| false)
+        })
     }
 
     /// The second one: whether all have slept since, and none can wake up by itself.
-    pub(crate) fn has_slept(&mut self) -> io::Result<bool> {
-        self.second_look().or_else(|error| {
+    pub(crate) fn has_slept(&mut self, others: &BTreeSet<i32>) -> io::Result<bool> {
+        self.second_look(others).or_else(|error| {
             // One has ended, and another may get its number.
             self.known.clear();
             changed(error).map(|()| false)
         })
     }
 
-    fn first_look(&mut self) -> io::Result<()> {
-        let list = family()?;
+    fn first_look(&mut self, others: &BTreeSet<i32>) -> io::Result<()> {
+        let list = family(others)?;
         self.known.retain(|id, _| list.contains(id));
         for id in list {
             let thread = match self.known.remove(&id) {
@@ -163,30 +182,52 @@ impl Family {
         Ok(())
     }
 
-    fn second_look(&self) -> io::Result<bool> {
+    fn second_look(&self, others: &BTreeSet<i32>) -> io::Result<bool> {
         for thread in self.known.values() {
-            if thread.waits_in()?.is_none_or(|call| SLEEPS.contains(&call.as_str())) {
+            if thread.is_over()? {
+                continue;
+            }
+            if thread.waits_in()?.is_none_or(|call| SLEEPS.contains(&call.number.as_str())) {
                 return Ok(false);
             }
         }
-        Ok(family()?.iter().eq(self.known.keys()))
+        Ok(family(others)?.iter().eq(self.known.keys()))
     }
 }
 
-/// The threads of all descendants, by process.
-fn family() -> io::Result<BTreeSet<(String, ThreadId)>> {
+/// The threads of all descendants, and of the processes `others` as far as there still are such, by process.
+fn family(others: &BTreeSet<i32>) -> io::Result<BTreeSet<(String, ThreadId)>> {
     let mut threads = BTreeSet::new();
-    let mut processes = vec!["self".to_owned()];
+    let is_there = |pid: &String| std::fs::exists(format!("/proc/{pid}")).unwrap_or(false);
+    let others = others.iter().map(i32::to_string).filter(is_there);
+    let mut processes: Vec<String> = others.chain(["self".to_owned()]).collect();
+    let mut seen: BTreeSet<String> = processes.iter().cloned().collect();
     while let Some(process) = processes.pop() {
         for thread in list(&process, &BTreeSet::new())? {
             let children = std::fs::read_to_string(format!("/proc/{process}/task/{thread}/children"))?;
-            processes.extend(children.split_ascii_whitespace().map(str::to_owned));
+            processes
+                .extend(children.split_ascii_whitespace().map(str::to_owned).filter(|pid| seen.insert(pid.clone())));
             if process != "self" {
                 threads.insert((process.clone(), thread));
             }
         }
     }
     Ok(threads)
+}
+
+/// The system call in which a thread waits.
+struct Call {
+    number: String,
+    /// Its second argument: of a futex, the operation.
+    second: u64,
+}
+
+impl Call {
+    /// Whether only a thread of the same process can end the wait, or, unless it `shares` memory with others, that of one which can be seen as such.
+    fn is_inside(&self, shares: bool) -> bool {
+        let is_private = self.number != INSIDE[0] || self.second & PRIVATE != 0;
+        INSIDE.contains(&self.number.as_str()) && (!shares || is_private)
+    }
 }
 
 impl Thread {
@@ -198,23 +239,36 @@ impl Thread {
         // Kernels without CONFIG_SCHED_INFO have no `schedstat`: the look is then a little less sharp.
         Ok(Thread {
             state: open("stat")?,
-            call: open("syscall")?,
+            call: match open("syscall") {
+                Err(Errno::ACCESS | Errno::PERM) => None,
+                file => Some(file?),
+            },
             turns: open("schedstat").ok(),
             before: String::new(),
         })
     }
 
-    /// The second look: the number of the system call in which the thread has slept since the first. `None`: it has run.
-    fn waits_in(&self) -> io::Result<Option<String>> {
+    /// Whether the thread has ended and nobody has asked how, or was stopped: then only another process lets it go on.
+    fn is_over(&self) -> io::Result<bool> {
+        Ok(matches!(state(&read(&self.state)?), Some("Z" | "X" | "T" | "t")))
+    }
+
+    /// The second look: the system call in which the thread has slept since the first. `None`: it has run.
+    fn waits_in(&self) -> io::Result<Option<Call>> {
         // Anything but "S": it runs, could run, or comes from a disk soon.
         if state(&read(&self.state)?) != Some("S") {
             return Ok(None);
         }
-        let line = read(&self.call)?;
-        let call = line.split_ascii_whitespace().next().unwrap_or_default();
+        let line = match self.call.as_ref().map_or(Ok(String::new()), read) {
+            Err(error) if is_secret(&error) => String::new(),
+            line => line?,
+        };
+        let mut words = line.split_ascii_whitespace();
+        let number = words.next().unwrap_or_default().to_owned();
         // "-1": it was interrupted outside any call, as by a page that comes from a disk.
-        let ran = matches!(call, "running" | "-1") || self.turns()? != self.before;
-        Ok((!ran).then(|| call.to_owned()))
+        let ran = matches!(number.as_str(), "running" | "-1") || self.turns()? != self.before;
+        let second = words.nth(1).and_then(|word| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok());
+        Ok((!ran).then(|| Call { number, second: second.unwrap_or_default() }))
     }
 
     fn turns(&self) -> io::Result<String> {
@@ -226,6 +280,14 @@ fn read(file: &OwnedFd) -> io::Result<String> {
     let mut line = [0; LINE];
     let length = rustix::io::pread(file, &mut line, 0)?;
     Ok(String::from_utf8_lossy(&line[..length]).into_owned())
+}
+
+/// When a process was started, as the kernel counts; `None`: it is gone, or has ended and nobody has asked how.
+pub(crate) fn started_at(process: i32) -> Option<u64> {
+    let line = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // Behind the name: the state is the first word, and this the 20th (man 5 proc).
+    let mut words = line.rsplit_once(')')?.1.split_ascii_whitespace();
+    (words.next() != Some("Z")).then(|| words.nth(18)?.parse().ok()).flatten()
 }
 
 /// The state in a line of `stat`: behind the name, which stands in brackets and may hold any.
@@ -296,7 +358,8 @@ mod tests {
 
     #[test]
     fn a_child_that_waits_for_input_is_told_from_one_that_sleeps_for_a_time() {
-        let slept = |family: &mut Family| family.look().unwrap() && family.has_slept().unwrap();
+        let nobody = BTreeSet::new();
+        let slept = |family: &mut Family| family.look(&nobody).unwrap() && family.has_slept(&nobody).unwrap();
         let mut family = Family::default();
         assert!(slept(&mut family), "there is none");
         let start = |command: &str, argument: Option<&str>| {
@@ -312,10 +375,36 @@ mod tests {
             SLEEPS.contains(&call().split_ascii_whitespace().next().unwrap_or_default())
         }));
         assert!((0..1000).all(|_| !slept(&mut family)));
+        sleeper.kill().unwrap();
+        // It has ended, and nobody has asked how.
+        assert!((0..100_000).any(|_| slept(&mut family)));
+        reader.kill().unwrap();
         for child in [&mut reader, &mut sleeper] {
-            child.kill().unwrap();
             child.wait().unwrap();
         }
         assert!(slept(&mut family));
+    }
+
+    #[test]
+    fn a_futex_that_can_be_shared_counts_as_outside_where_memory_may_be_shared() {
+        let call = |number: &str, operation| Call { number: number.into(), second: operation };
+        // FUTEX_WAIT is 0.
+        let (private, shared) = (call(INSIDE[0], PRIVATE), call(INSIDE[0], 0));
+        assert!(private.is_inside(true) && private.is_inside(false) && shared.is_inside(false));
+        assert!(!shared.is_inside(true) && !call("0", PRIVATE).is_inside(false));
+    }
+
+    #[test]
+    fn a_process_of_nobody_any_more_is_looked_at_as_long_as_it_is_there() {
+        let mut parent = Command::new("sh").args(["-c", "sleep 60 & echo $!"]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(parent.stdout.take().unwrap()), &mut line).unwrap();
+        parent.wait().unwrap();
+        let left: i32 = line.trim().parse().unwrap();
+        let found =
+            |others: &[i32]| family(&others.iter().copied().collect()).unwrap().contains(&(left.to_string(), left));
+        assert!(!found(&[]) && found(&[left]));
+        rustix::process::kill_process(rustix::process::Pid::from_raw(left).unwrap(), rustix::process::Signal::KILL)
+            .unwrap();
     }
 }

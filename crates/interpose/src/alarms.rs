@@ -5,7 +5,8 @@
 //! A thread of ours waits for the alarm as a thread of the program would wait for anything with a time-out, so time does not pass it by;
 //! then it sends SIGALRM to the process. It is started with the first alarm and stays.
 
-use crate::waits::{INTERRUPTED, this_thread, unblock};
+use crate::pauses::{pause, this_thread, unblock};
+use crate::waits::INTERRUPTED;
 use crate::{PS_PER_NS, answered, program, rank, real};
 use libc::{c_int, c_long, c_uint, c_void, itimerval, suseconds_t, timeval};
 use std::ptr::{null, null_mut};
@@ -98,6 +99,15 @@ fn set(client: &'static Client, value: SimDuration, interval: SimDuration) -> (S
     left(now, before)
 }
 
+/// The process is a copy of one that may have set an alarm: the copy has none.
+pub(crate) fn forget() {
+    INTERRUPTED.store(false, SeqCst);
+    // Nobody else is there, but a thread that was left behind may have been at it: then it stays, and nobody sees it.
+    if let Ok(mut setting) = SETTING.try_lock() {
+        *setting = None;
+    }
+}
+
 fn left(now: SimTime, setting: Option<Setting>) -> (SimDuration, SimDuration) {
     setting.map_or((SimDuration::ZERO, SimDuration::ZERO), |setting| {
         (setting.at.max(now).since(now), setting.every.unwrap_or(SimDuration::ZERO))
@@ -131,7 +141,7 @@ extern "C-unwind" fn run(_: *mut c_void) -> *mut c_void {
         let span = setting().map_or(Span::For(SimDuration::MAX), |setting| Span::Until(setting.at));
         // SAFETY: as above.
         let asleep = || unsafe { futex(libc::FUTEX_WAIT, seen) };
-        match answered(client.pause(span, Kick::Signal(this_thread()), asleep)) {
+        match answered(pause(client, span, Kick::Signal(this_thread()), asleep)) {
             Some((_, true)) => go_off(seen),
             Some((_, false)) => {}
             None => return null_mut(),

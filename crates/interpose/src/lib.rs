@@ -3,11 +3,11 @@
 //!
 //! In the order in which a call travels: the dynamic linker finds the functions of [`clocks`], [`sleeps`], [`waits`], [`alarms`] and [`threads`]
 //! before the C library's own, because the zygote is started with the extension in `LD_PRELOAD`; they ask the rank's client, which
-//! [`activate`] was given, or go on to the C library's, which `real` finds. They do the latter in the zygote, before a rank's
-//! program starts, and in processes that it forks.
+//! [`activate`] was given, or go on to the C library's, which `real` finds. They do the latter in the zygote, and before a rank's
+//! program starts. Processes that it starts are on the rank's clock as well ([`family`]): their client asks that of the rank.
 //!
 //! Threads need no call to be counted on: those that the process starts are known from [`threads`], and a thread that waits in a call
-//! of the system is woken when virtual time says so ([`waits`]).
+//! of the system is woken when virtual time says so (`pauses`).
 //!
 //! [`profiler`] has no function of the C library, but the class by which PyTorch's profiler has its times, as these come from the processor and not from a
 //! clock.
@@ -20,7 +20,9 @@
 
 pub mod alarms;
 pub mod clocks;
+pub mod family;
 mod interpreter;
+mod pauses;
 pub mod profiler;
 mod real;
 pub mod sleeps;
@@ -29,8 +31,9 @@ pub mod threads;
 pub mod waits;
 
 use libc::{c_int, clockid_t, timespec};
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, OnceLock};
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::SeqCst};
 use uniference_client::{Client, ClientError};
 use uniference_protocol::messages::Span;
 use uniference_sim::time::{SimDuration, SimTime};
@@ -42,7 +45,9 @@ const NS_PER_S: u64 = 1_000_000_000;
 const PS_PER_NS: u64 = 1_000;
 
 static ACTIVE: AtomicBool = AtomicBool::new(false);
-static CLIENT: OnceLock<Arc<Client>> = OnceLock::new();
+
+/// That of the process, which it keeps until it ends; of a copy of the process another one.
+static CLIENT: AtomicPtr<Client> = AtomicPtr::new(null_mut());
 
 /// The extension was not loaded before the C library.
 #[derive(Debug, thiserror::Error)]
@@ -56,16 +61,28 @@ pub struct NotPreloaded;
 /// # Errors
 /// If the C library's functions are not replaced.
 pub fn activate(client: Arc<Client>) -> Result<(), NotPreloaded> {
+    prepare_process()?;
+    CLIENT.store(Arc::into_raw(client).cast_mut(), SeqCst);
+    ACTIVE.store(true, SeqCst);
+    Ok(())
+}
+
+fn prepare_process() -> Result<(), NotPreloaded> {
     if !clocks::is_preloaded() {
         return Err(NotPreloaded);
     }
     interpreter::find();
-    waits::prepare_signal();
-    // SAFETY: the function only stores to an atomic.
-    unsafe { libc::pthread_atfork(None, None, Some(deactivate)) };
-    CLIENT.get_or_init(|| client);
-    ACTIVE.store(true, SeqCst);
+    pauses::prepare_signal();
+    let (prepare, parent, child) = (family::prepare_fork, family::forked_parent, family::forked_child);
+    // SAFETY: the functions may run where the C library calls them: they take no lock that another thread may hold.
+    unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
     Ok(())
+}
+
+/// Puts this process, which a rank has started, on the rank's clock.
+fn become_client(client: Client) {
+    CLIENT.store(Box::into_raw(Box::new(client)), SeqCst);
+    ACTIVE.store(true, SeqCst);
 }
 
 /// Sleeps in virtual time; how much is left, if a signal has ended it early.
@@ -76,7 +93,7 @@ pub fn sleep(client: &Client, span: Span) -> Result<SimDuration, ClientError> {
     waits::sleep(client, span)
 }
 
-/// What the rank's client has answered. `None`: the process is a rank's child, and on the host's clock. Any other error is the end of the
+/// What the rank's client has answered. `None`: the process is a copy of the rank's which has not found that, and on the host's clock. Any other error is the end of the
 /// process, as C has no way to hear of it: what went on by the host's clock would be wrong, and nobody would know.
 fn answered<T>(answer: Result<T, ClientError>) -> Option<T> {
     match answer {
@@ -86,13 +103,14 @@ fn answered<T>(answer: Result<T, ClientError>) -> Option<T> {
     }
 }
 
-extern "C" fn deactivate() {
+fn deactivate() {
     ACTIVE.store(false, SeqCst);
 }
 
-/// The rank's client, if this process is a rank.
+/// The process's client, if it is a rank, or a process of one.
 fn rank() -> Option<&'static Client> {
-    if ACTIVE.load(SeqCst) { CLIENT.get().map(Arc::as_ref) } else { None }
+    // SAFETY: null, or what nobody frees.
+    if ACTIVE.load(SeqCst) { unsafe { CLIENT.load(SeqCst).as_ref() } } else { None }
 }
 
 /// The same, if it is the program that calls, and not we on its behalf.

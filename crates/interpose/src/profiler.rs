@@ -41,7 +41,8 @@ impl Converter {
 /// As in libc10.
 #[unsafe(export_name = "_ZN3c1035ApproximateClockToUnixTimeConverterC1Ev")]
 pub unsafe extern "C" fn construct(this: *mut c_void) {
-    if let Some(client) = program()
+    // In a process that a rank has started, the way is PyTorch's own.
+    if let Some(client) = program().filter(|client| client.relay().is_none())
         && asked(client, Client::begin_timeline).is_some()
     {
         // What libc10 keeps in the object is not read where `make` is ours.

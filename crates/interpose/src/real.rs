@@ -1,9 +1,9 @@
 //! Owns the way to the C library's own functions, which those of this crate hide.
 
 use libc::{
-    c_char, c_int, c_long, c_uint, c_ulong, c_void, clockid_t, epoll_event, fd_set, itimerval, nfds_t, pollfd,
-    pthread_attr_t, pthread_cond_t, pthread_mutex_t, pthread_t, sem_t, siginfo_t, sigset_t, time_t, timespec, timeval,
-    useconds_t,
+    c_char, c_int, c_long, c_uint, c_ulong, c_void, clockid_t, epoll_event, fd_set, itimerval, nfds_t, pid_t, pollfd,
+    posix_spawn_file_actions_t, posix_spawnattr_t, pthread_attr_t, pthread_cond_t, pthread_mutex_t, pthread_t, sem_t,
+    siginfo_t, sigset_t, time_t, timespec, timeval, useconds_t,
 };
 use std::ffi::CStr;
 use std::sync::OnceLock;
@@ -49,6 +49,27 @@ functions! {
     setitimer(c_int, *const itimerval, *mut itimerval) -> c_int;
     getitimer(c_int, *mut itimerval) -> c_int;
     sigtimedwait(*const sigset_t, *mut siginfo_t, *const timespec) -> c_int;
+    vfork() -> pid_t;
+    execve(*const c_char, *const *const c_char, *const *const c_char) -> c_int;
+    execvpe(*const c_char, *const *const c_char, *const *const c_char) -> c_int;
+    posix_spawn(
+        *mut pid_t,
+        *const c_char,
+        *const posix_spawn_file_actions_t,
+        *const posix_spawnattr_t,
+        *const *const c_char,
+        *const *const c_char,
+    ) -> c_int;
+    posix_spawnp(
+        *mut pid_t,
+        *const c_char,
+        *const posix_spawn_file_actions_t,
+        *const posix_spawnattr_t,
+        *const *const c_char,
+        *const *const c_char,
+    ) -> c_int;
+    system(*const c_char) -> c_int;
+    popen(*const c_char, *const c_char) -> *mut c_void;
     pthread_create(*mut pthread_t, *const pthread_attr_t, Start, *mut c_void) -> c_int;
 }
 

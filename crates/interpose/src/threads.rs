@@ -1,9 +1,9 @@
 //! Owns the start of threads: that the rank has several, and who has started whom.
 
+use crate::pauses::start_watch;
 use crate::real::Start;
-use crate::waits::kick;
 use crate::{rank, real};
-use libc::{c_int, c_void, pthread_attr_t, pthread_t, sigset_t};
+use libc::{c_int, c_void, pthread_attr_t, pthread_t};
 use std::mem::MaybeUninit;
 
 /// What a new thread is to do.
@@ -70,25 +70,4 @@ fn is_pythons(start: Start) -> bool {
         found.then(|| unsafe { info.assume_init() }.dli_fbase)
     };
     library(start as *const c_void) == library(known)
-}
-
-/// Signals are for the program's threads: the watch takes none.
-fn start_watch() {
-    let mut all = MaybeUninit::<sigset_t>::uninit();
-    let mut before = MaybeUninit::<sigset_t>::uninit();
-    let mut thread = MaybeUninit::<pthread_t>::uninit();
-    // SAFETY: each is filled by the call that it is given to; the thread needs no argument.
-    unsafe {
-        libc::sigfillset(all.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
-        let result = real::pthread_create()(thread.as_mut_ptr(), std::ptr::null(), watch, std::ptr::null_mut());
-        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut());
-        assert!(result == 0, "the thread that watches over the others could not be started: error {result}");
-        libc::pthread_detach(thread.assume_init());
-    }
-}
-
-extern "C-unwind" fn watch(_: *mut c_void) -> *mut c_void {
-    let client = crate::rank().expect("a rank has started it");
-    client.watch(&kick)
 }

@@ -3,21 +3,20 @@
 //! A thread that is alone in its process cannot be woken by another one: it looks whether what it waits for is there, and if not sleeps
 //! in virtual time. One of several really waits, without a time-out, and the watch wakes it when virtual time says so.
 //!
-//! What child processes do takes no virtual time. While the process has any, a wait that one of them could end is first spent on the
-//! host, for as long as its time-out says; if nothing has come then, it is spent in virtual time.
+//! So does one of a process that has started others, or was started by a rank: what it waits for may come from another process.
 
+use crate::pauses::{pause, restore, signal, this_thread, unblock};
 use crate::{
-    Kind, PS_PER_NS, answered, errno, interpreter, is_length, is_moment, kind, moment, on_host, program, rank, real,
-    set_errno, span,
+    Kind, answered, errno, interpreter, is_length, is_moment, kind, moment, on_host, program, rank, real, set_errno,
+    span,
 };
 use libc::{
     c_int, c_long, clockid_t, epoll_event, fd_set, nfds_t, pollfd, pthread_cond_t, pthread_mutex_t, sem_t, siginfo_t,
     sigset_t, timespec, timeval,
 };
-use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use uniference_client::rounds::{Kick, has_children};
+use uniference_client::rounds::Kick;
 use uniference_client::{Client, ClientError};
 use uniference_protocol::messages::Span;
 use uniference_sim::time::{SimDuration, SimTime};
@@ -26,28 +25,15 @@ use uniference_sim::time::{SimDuration, SimTime};
 #[derive(Clone, Copy, PartialEq)]
 enum Host {
     Not,
-    For(SimDuration),
     Forever,
 }
 
 /// Waits in virtual time. `attempt` waits on the host, and returns what the C library does, with errno; `is_over` tells which of that
-/// means that nothing has come. `by_children`: what it waits for may come from a child process.
-fn wait(
-    client: &Client,
-    span: Span,
-    by_children: bool,
-    is_over: impl Fn(c_int) -> bool,
-    attempt: impl Fn(Host) -> c_int,
-) -> c_int {
+/// means that nothing has come.
+fn wait(client: &Client, span: Span, is_over: impl Fn(c_int) -> bool, attempt: impl Fn(Host) -> c_int) -> c_int {
     let first = attempt(Host::Not);
     if !is_over(first) || span.from(client.last_now()) == SimDuration::ZERO {
         return first;
-    }
-    if by_children && has_children() {
-        let second = attempt(Host::For(span.from(client.last_now())));
-        if !is_over(second) {
-            return second;
-        }
     }
     if !client.has_threads() {
         answered(client.sleep(span));
@@ -58,7 +44,7 @@ fn wait(
         (result, errno())
     };
     let mask = unblock();
-    let paused = client.pause(span, Kick::Signal(this_thread()), asleep);
+    let paused = pause(client, span, Kick::Signal(this_thread()), asleep);
     restore(&mask);
     match answered(paused) {
         Some(((result, code), false)) => {
@@ -86,7 +72,7 @@ pub(crate) fn sleep(client: &Client, span: Span) -> Result<SimDuration, ClientEr
         Host::Forever => unsafe { real::poll()(null_mut(), 0, -1) },
         _ => 0,
     };
-    wait(client, Span::Until(until), false, |result| result == 0, attempt);
+    wait(client, Span::Until(until), |result| result == 0, attempt);
     Ok(Span::Until(until).from(client.last_now()))
 }
 
@@ -101,7 +87,7 @@ pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -
     // SAFETY: what the caller gave.
     let real = |timeout| unsafe { real::poll()(fds, count, timeout) };
     match program().filter(|_| timeout > 0) {
-        Some(client) => wait(client, milliseconds(timeout), true, |ready| ready == 0, |host| real(host.milliseconds())),
+        Some(client) => wait(client, milliseconds(timeout), |ready| ready == 0, |host| real(host.milliseconds())),
         None => real(timeout),
     }
 }
@@ -134,7 +120,7 @@ pub unsafe extern "C" fn ppoll(
         Some((client, time)) => {
             let mask = without_signal(mask);
             let attempt = |host: Host| host.with_timespec(|timeout| real(timeout, pointer(&mask)));
-            wait(client, span(time), true, |ready| ready == 0, attempt)
+            wait(client, span(time), |ready| ready == 0, attempt)
         }
         None => real(timeout, mask),
     }
@@ -168,7 +154,7 @@ pub unsafe extern "C" fn epoll_pwait(
         Some(client) => {
             let mask = without_signal(mask);
             let attempt = |host: Host| real(host.milliseconds(), pointer(&mask));
-            wait(client, milliseconds(timeout), true, |ready| ready == 0, attempt)
+            wait(client, milliseconds(timeout), |ready| ready == 0, attempt)
         }
         None => real(timeout, mask),
     }
@@ -250,7 +236,7 @@ unsafe fn select_sets(
             real::pselect()(count, sets[0], sets[1], sets[2], timeout, pointer(&mask))
         })
     };
-    wait(client, span, true, |ready| ready == 0, attempt)
+    wait(client, span, |ready| ready == 0, attempt)
 }
 
 // Semaphores
@@ -262,7 +248,7 @@ unsafe fn select_sets(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sem_timedwait(semaphore: *mut sem_t, until: *const timespec) -> c_int {
     // SAFETY: what the caller gave.
-    unsafe { sem_wait_until(semaphore, libc::CLOCK_REALTIME, until, true) }
+    unsafe { sem_wait_until(semaphore, libc::CLOCK_REALTIME, until) }
 }
 
 /// As in the C library. CPython's locks with a time-out wait in here, unless they are shared between processes.
@@ -272,10 +258,10 @@ pub unsafe extern "C" fn sem_timedwait(semaphore: *mut sem_t, until: *const time
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sem_clockwait(semaphore: *mut sem_t, clock: clockid_t, until: *const timespec) -> c_int {
     // SAFETY: what the caller gave.
-    unsafe { sem_wait_until(semaphore, clock, until, false) }
+    unsafe { sem_wait_until(semaphore, clock, until) }
 }
 
-unsafe fn sem_wait_until(semaphore: *mut sem_t, clock: clockid_t, until: *const timespec, by_children: bool) -> c_int {
+unsafe fn sem_wait_until(semaphore: *mut sem_t, clock: clockid_t, until: *const timespec) -> c_int {
     // SAFETY: what the caller gave.
     let (known, time) = (rank().zip(kind(clock)), unsafe { until.as_ref() }.filter(|time| is_moment(time)));
     let Some(((client, kind), time)) = known.zip(time) else {
@@ -296,10 +282,9 @@ unsafe fn sem_wait_until(semaphore: *mut sem_t, clock: clockid_t, until: *const 
         Host::Not => unsafe { libc::sem_trywait(semaphore) },
         // SAFETY: what the caller gave.
         Host::Forever => unsafe { libc::sem_wait(semaphore) },
-        Host::For(_) => on_host(),
     };
     let is_over = |result| result != 0 && matches!(errno(), libc::EAGAIN | libc::ETIMEDOUT);
-    let result = wait(client, Span::Until(then), by_children, is_over, attempt);
+    let result = wait(client, Span::Until(then), is_over, attempt);
     if is_over(result) {
         set_errno(libc::ETIMEDOUT);
     }
@@ -378,7 +363,7 @@ unsafe fn condition_wait(
     }
     // SAFETY: what the caller gave.
     let asleep = || unsafe { real::pthread_cond_wait()(condition, mutex) };
-    match answered(client.pause(Span::Until(then), Kick::Broadcast(condition as usize), asleep)) {
+    match answered(pause(client, Span::Until(then), Kick::Broadcast(condition as usize), asleep)) {
         Some((result, false)) => result,
         _ => libc::ETIMEDOUT,
     }
@@ -400,7 +385,7 @@ pub unsafe extern "C" fn sigtimedwait(set: *const sigset_t, info: *mut siginfo_t
             let wanted = without_signal(set);
             let is_over = |result| result < 0 && errno() == libc::EAGAIN;
             let attempt = |host: Host| host.with_timespec(|timeout| real(pointer(&wanted), timeout));
-            wait(client, span(time), true, is_over, attempt)
+            wait(client, span(time), is_over, attempt)
         }
         None => real(set, timeout),
     }
@@ -434,7 +419,7 @@ pub unsafe extern "C" fn syscall(
         // Long ago, or no time at all: either is over.
         _ => real(&raw const over as c_long) as c_int,
     };
-    c_long::from(wait(client, span, false, |result| result < 0 && errno() == libc::ETIMEDOUT, attempt))
+    c_long::from(wait(client, span, |result| result < 0 && errno() == libc::ETIMEDOUT, attempt))
 }
 
 /// Whether that is a futex's wait with a time-out; by which clock, if until a moment.
@@ -448,59 +433,7 @@ fn futex_waits(number: c_long, operation: c_long) -> Option<Option<Kind>> {
     }
 }
 
-// How a wait is ended
-
-/// The signal that ends waits: one of the real-time signals, which programs rarely use.
-fn signal() -> c_int {
-    libc::SIGRTMAX() - 2
-}
-
-/// Its handler does nothing, but calls that it interrupts do not start again.
-pub(crate) fn prepare_signal() {
-    extern "C" fn nothing(_: c_int) {}
-    // SAFETY: an empty handler may run at any time.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = nothing as extern "C" fn(c_int) as usize;
-        libc::sigaction(signal(), &action, null_mut());
-    }
-}
-
-/// Ends the sleep of a thread.
-pub(crate) fn kick(how: Kick) {
-    match how {
-        // SAFETY: numbers; if the thread is gone nothing happens.
-        Kick::Signal(thread) => unsafe {
-            libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, signal());
-        },
-        // SAFETY: the thread that waits keeps it alive, and waits until it has told our lock that it does not any more.
-        Kick::Broadcast(condition) => unsafe {
-            real::pthread_cond_broadcast()(condition as *mut pthread_cond_t);
-        },
-    }
-}
-
-pub(crate) fn this_thread() -> c_int {
-    // SAFETY: it takes nothing and cannot fail.
-    unsafe { libc::gettid() }
-}
-
-/// Lets the signal through to the calling thread; returns its mask before.
-pub(crate) fn unblock() -> sigset_t {
-    let (mut only, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-    // SAFETY: each set is filled by the call that it is given to.
-    unsafe {
-        libc::sigemptyset(only.as_mut_ptr());
-        libc::sigaddset(only.as_mut_ptr(), signal());
-        libc::pthread_sigmask(libc::SIG_UNBLOCK, only.as_ptr(), before.as_mut_ptr());
-        before.assume_init()
-    }
-}
-
-fn restore(mask: &sigset_t) {
-    // SAFETY: a set that the C library has made.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, null_mut()) };
-}
+// Masks and time-outs
 
 /// The mask of a caller, but for the signal.
 fn without_signal(mask: *const sigset_t) -> Option<sigset_t> {
@@ -523,17 +456,14 @@ impl Host {
     fn milliseconds(self) -> c_int {
         match self {
             Host::Not => 0,
-            Host::For(span) => c_int::try_from(span.as_ps() / PS_PER_NS / 1_000_000).unwrap_or(c_int::MAX),
             Host::Forever => -1,
         }
     }
 
     fn with_timespec<T>(self, call: impl FnOnce(*const timespec) -> T) -> T {
-        let ns = match self {
-            Host::Not => 0,
-            Host::For(span) => span.as_ps() / PS_PER_NS,
-            Host::Forever => return call(null()),
-        };
-        call(&timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 })
+        match self {
+            Host::Not => call(&timespec { tv_sec: 0, tv_nsec: 0 }),
+            Host::Forever => call(null()),
+        }
     }
 }

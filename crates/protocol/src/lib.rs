@@ -3,7 +3,7 @@
 //! Both sides first say which protocol they speak ([`hello`]). Then, in the order in which a call travels: [`messages`] are what is said,
 //! [`frame`] is how that lies on a stream of bytes, and a [`wire::Wire`] carries it. Data of tensors never travels with it, but by
 //! [`memory::Tensors`]: on one machine through the [`arena`], which is memory that all have mapped. A rank on another machine needs an
-//! implementation of these two traits, and nothing else.
+//! implementation of these two traits, and nothing else. Processes that a rank has started speak with the rank's process ([`relay`]).
 
 pub mod arena;
 pub mod descriptors;
@@ -12,6 +12,7 @@ pub mod hello;
 pub mod memory;
 pub mod messages;
 pub mod phantom;
+pub mod relay;
 pub mod wire;
 
 use rustix::process::Signal;

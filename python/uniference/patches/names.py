@@ -8,7 +8,6 @@ from uniference.patches.registry import Name, Namespace, Operators, Part, Replac
 # Time
 
 SLEEP = Replaced("time:sleep", "let a rank sleep in virtual time, and to record how long a real one sleeps")
-CHILD_WAIT = Replaced("subprocess:Popen.wait", "give child processes the machine's time", "self, timeout")
 RANGE_ENTER = Replaced("torch.autograd.profiler:record_function.__enter__", "show named ranges in the trace", "self")
 RANGE_EXIT = Replaced(
     "torch.autograd.profiler:record_function.__exit__",

@@ -1,12 +1,10 @@
-"""Owns what of a program's sense of time must be done in Python: exact sleeps, waits for child processes, named ranges.
+"""Owns what of a program's sense of time must be done in Python: exact sleeps, named ranges.
 
 Clocks and waits with a time-out need nothing here: the C library's functions that they end in are replaced (`crates/interpose`).
 """
 
 import os
-import subprocess
 import threading
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -18,10 +16,6 @@ from uniference.rank.charging import uncharged
 
 _PS_PER_S = 1_000_000_000_000
 _PS_PER_US = 1_000_000
-
-# Of a wait for a child process: between two looks, as in `subprocess`.
-_FIRST_DELAY_S = 0.0005
-_LONGEST_DELAY_S = 0.05
 
 # Virtual time ends after 2^64 - 1 ps, about 213 days.
 _MOST_PS = 2**64 - 1
@@ -59,46 +53,18 @@ class _Clock:
         # What is longer than there is virtual time ends the run, if nothing else is left to happen.
         self.channel.sleep(min(round(min(float(seconds), _LONGEST_S) * _PS_PER_S), _MOST_PS))
 
-    @uncharged
-    def sleep_on_host(self, seconds: float) -> None:
-        """What we do ourselves takes no virtual time."""
-        names.SLEEP.original(seconds)
-
 
 def install(channel: Channel) -> None:
-    """Puts this process on the rank's clock. A process that it forks is back on the machine's."""
+    """Puts this process on the rank's clock. A process that it forks stays on it, by the C library's functions alone."""
     clock = _Clock(channel)
     names.SLEEP.replace(clock.sleep)
-    names.CHILD_WAIT.replace(_wait(clock))
     _mark_ranges(channel)
     os.register_at_fork(after_in_child=_uninstall)
 
 
 def _uninstall() -> None:
-    for name in (names.SLEEP, names.CHILD_WAIT, names.RANGE_ENTER, names.RANGE_EXIT):
+    for name in (names.SLEEP, names.RANGE_ENTER, names.RANGE_EXIT):
         name.restore()
-
-
-def _wait(clock: _Clock) -> Callable[..., int]:
-    """A child process runs on the machine's clock: it gets its time-out there, and only one that needs longer takes virtual time."""
-
-    real_wait = names.CHILD_WAIT.original
-
-    def wait(self: subprocess.Popen[Any], timeout: float | None = None) -> int:
-        if timeout is None:
-            code: int = real_wait(self)
-            return code
-        left, delay = timeout, _FIRST_DELAY_S
-        while (ended := self.poll()) is None:
-            if left <= 0:
-                clock.sleep(max(timeout, 0))
-                raise subprocess.TimeoutExpired(self.args, timeout)
-            delay = min(2 * delay, left, _LONGEST_DELAY_S)
-            clock.sleep_on_host(delay)
-            left -= delay
-        return ended
-
-    return wait
 
 
 def _mark_ranges(channel: Channel) -> None:

@@ -176,7 +176,7 @@ def set_up() -> None:
     """Makes the environment that of ranks; some of it is read when torch is imported."""
     simulates_gpus = "UNIFERENCE_PHANTOM_DEVICES" in os.environ
     # The extension was loaded before the C library here, first in the list, and behind it the library of simulated GPUs if there is
-    # one; programs that ranks start are on the machine's clock.
+    # one; programs that ranks start load another library, by the environment that they get.
     if others := os.environ.pop("LD_PRELOAD", "").split(":")[2 if simulates_gpus else 1 :]:
         os.environ["LD_PRELOAD"] = ":".join(others)
     os.environ.update(_SINGLE_THREADED)

@@ -129,7 +129,7 @@ impl Link {
         }
         if client.rounds.threaded() {
             client.refuse_in_fork()?;
-            client.rounds.say(self.speaker());
+            client.rounds.say(client, self.speaker());
             return Ok(());
         }
         self.write(client, None)

@@ -7,12 +7,16 @@
 //! outside. Only then may virtual time pass, and the driver gives the next answer. So threads that sleep side by side do so in virtual
 //! time, and what a round holds does not depend on which thread was faster: it is sorted by who has started whom.
 //!
+//! **Other processes.** Those that the process starts, and those that these start, take part in its rounds: they are asleep when all of their threads
+//! are, and what they ask for, threads of ours ask in their name (`relay`). In such a process itself there are no rounds: what a thread says goes to
+//! the relay at once, and the watch only ends sleeps.
+//!
 //! A thread that asks looks whether all others wait, which they mostly do. For those that fall asleep without asking, one thread of ours,
 //! the watch, keeps looking while the process runs.
 
 use super::Client;
-use crate::lanes::{Lanes, Used};
-use crate::quiescence::{Family, Found, ThreadId, Threads};
+use crate::lanes::{Lanes, Meter, Used};
+use crate::quiescence::{Family, Found, ThreadId, Threads, started_at};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::time::{ClockId, Timespec};
 use std::cell::{Cell, RefCell};
@@ -29,9 +33,11 @@ use uniference_protocol::wire::{Opening, Wire};
 /// How soon the watch looks again, at first and at most; nanoseconds.
 const LOOKS: (u64, u64) = (50_000, 1_000_000);
 
-/// How long, in nanoseconds of the host, virtual time does not pass while a thread runs and does not ask, or waits for a child process that is busy:
-/// as long as a compiler may take on a busy machine. The thread may spin until another one, which sleeps in virtual time, has done something.
+/// How long, in nanoseconds of the host, virtual time does not pass while a thread runs and does not ask. The thread may spin until another one, which sleeps in virtual time, has done something.
 const PATIENCE: u64 = 60_000_000_000;
+
+/// The same while another process of the rank's computes: one may load a model, or be compiling.
+const FAMILYS_PATIENCE: u64 = 10 * PATIENCE;
 
 /// Who started a thread: numbers of children from the main thread on, whose own name is empty.
 pub(crate) type Path = Vec<u32>;
@@ -62,6 +68,12 @@ pub(crate) struct Rounds {
     /// What the program had computed when the process began to run.
     begun: AtomicU64,
     pub(crate) lanes: Lanes,
+    /// Other processes take part.
+    family: AtomicBool,
+    /// This is such a process: what its threads say goes to the relay at once.
+    is_relative: bool,
+    /// Whether somebody ends the sleeps of its threads.
+    is_watched: AtomicBool,
 }
 
 #[derive(Default)]
@@ -75,6 +87,15 @@ struct State {
     running: Option<u64>,
     threads: Threads,
     family: Family,
+    /// Threads of ours that ask in the name of others, or wait for such.
+    serving: BTreeSet<ThreadId>,
+    /// Processes that take part, and when each was started: also such that go on as another program, which has not come yet, and of which nobody
+    /// may be the parent any more.
+    relatives: BTreeMap<i32, u64>,
+    /// The paths of threads that are asked for.
+    admitted: BTreeSet<Path>,
+    /// Of how many a path was taken already.
+    doubles: u32,
 }
 
 /// What a thread has said since the process was quiet last.
@@ -123,7 +144,17 @@ impl Rounds {
             ours: AtomicU64::new(0),
             begun: AtomicU64::new(0),
             lanes: Lanes::new(cores),
+            family: AtomicBool::new(false),
+            is_relative: false,
+            is_watched: AtomicBool::new(false),
         })
+    }
+
+    /// Of a process that a rank has started, whose calling thread was started as `path` says.
+    pub(crate) fn of_relative(path: Path) -> io::Result<Rounds> {
+        let rounds = Rounds::new(1)?;
+        is_started(path);
+        Ok(Rounds { threaded: AtomicBool::new(true), is_relative: true, ..rounds })
     }
 
     /// Whether the process has, or has had, more than one thread.
@@ -139,10 +170,11 @@ impl Rounds {
     }
 
     /// The thread has said something that needs no answer.
-    pub(crate) fn say(&self, speaker: Speaker<'_>) {
+    pub(crate) fn say(&self, client: &Client, speaker: Speaker<'_>) {
         let mut state = self.enter();
         self.run(&mut state);
         state.collect(speaker);
+        self.pass_on(client, &mut state);
     }
 
     /// The thread asks, and next waits for the answer.
@@ -162,15 +194,19 @@ impl Rounds {
     }
 
     /// The thread is about to sleep in a call of the system, and has said for how long in `speaker`.
-    pub(crate) fn pause(&self, speaker: Speaker<'_>, reader: Arc<dyn Wire>, kick: Kick) {
+    pub(crate) fn pause(&self, client: &Client, speaker: Speaker<'_>, reader: Arc<dyn Wire>, kick: Kick) {
         let mut state = self.enter();
         self.run(&mut state);
         state.collect(speaker);
         state.paused.insert(this_thread(), Pause { reader, kick, state: Paused::Sleeping });
+        if self.is_relative {
+            self.wake_watch();
+            self.pass_on(client, &mut state);
+        }
     }
 
     /// The thread goes on; returns whether that is because its time was up.
-    pub(crate) fn end_pause(&self) -> bool {
+    pub(crate) fn end_pause(&self, client: &Client) -> bool {
         let mut state = self.enter();
         self.run(&mut state);
         let withdrawn = state.parts.get_mut(&path()).is_some_and(|part| part.ops.pop_if(|op| op.asks()).is_some());
@@ -180,6 +216,11 @@ impl Rounds {
             state.paused.remove(&this_thread());
         } else {
             pause.state = Paused::Left;
+            if self.is_relative {
+                let mut frame = Vec::new();
+                frame::encode(&Batch::default(), &mut frame);
+                pause.reader.write(&frame).unwrap_or_else(|error| client.lost(&error));
+            }
         }
         over
     }
@@ -203,16 +244,66 @@ impl Rounds {
 
     /// What the program has computed, in nanoseconds.
     pub(crate) fn computed(&self) -> u64 {
-        super::clock_ns(ClockId::ProcessCPUTime).saturating_sub(self.ours.load(SeqCst))
+        let own = super::clock_ns(ClockId::ProcessCPUTime).saturating_sub(self.ours.load(SeqCst));
+        if self.family.load(SeqCst) { own + self.lanes.relatives_computed() } else { own }
     }
 
     fn run(&self, state: &mut State) {
-        if state.running.is_none() {
+        if state.running.is_none() && !self.is_relative {
             self.begin();
             state.running = Some(host_ns());
-            // It is full only if the watch was woken 2^64 times.
-            let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+            self.wake_watch();
         }
+    }
+
+    fn wake_watch(&self) {
+        // It is full only if the watch was woken 2^64 times.
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+    }
+
+    /// Sends what was said, if nobody else is to be waited for.
+    fn pass_on(&self, client: &Client, state: &mut State) {
+        if self.is_relative {
+            state.send_parts(client);
+        }
+    }
+
+    /// From now on other processes take part.
+    pub(crate) fn begins_family(&self, meter: Meter) {
+        self.lanes.measure_relatives(meter);
+        self.enter().threads.share();
+        self.family.store(true, SeqCst);
+    }
+
+    /// The calling thread is ours, and waits for those of other processes, or asks in the name of one of the process.
+    pub(crate) fn serves(&self, process: Option<i32>) {
+        let mut state = self.enter();
+        state.serving.insert(this_thread());
+        if let Some((process, started)) = process.and_then(|process| Some((process, started_at(process)?))) {
+            state.relatives.insert(process, started);
+            self.lanes.meet(process);
+        }
+    }
+
+    /// The path of a thread that asks in the name of the one that says it is `path`: another one if it is taken, as where the C library has started
+    /// the process.
+    pub(crate) fn admits(&self, path: Path) -> Path {
+        let mut state = self.enter();
+        let mut own = path.clone();
+        while !state.admitted.insert(own.clone()) {
+            state.doubles += 1;
+            own = path.iter().copied().chain([u32::MAX, state.doubles]).collect();
+        }
+        own
+    }
+
+    /// The calling thread does not ask in the name of another one any more.
+    pub(crate) fn served(&self, path: &Path) {
+        let mut state = self.enter();
+        state.serving.remove(&this_thread());
+        state.admitted.remove(path);
+        // Nobody else may look again.
+        self.run(&mut state);
     }
 
     /// The process begins to run.
@@ -223,17 +314,22 @@ impl Rounds {
 
     /// Ends the round if all threads wait.
     fn try_end(&self, client: &Client, state: &mut State) -> bool {
+        if self.is_relative {
+            state.send_parts(client);
+            return true;
+        }
         let Some(since) = state.running else { return true };
         if self.arriving.load(SeqCst) > 0 {
             return false;
         }
-        let found = state.look(client);
+        let family = state.has_family();
+        let found = state.look(client, family);
         let waited = host_ns().saturating_sub(since);
         let outside = match found {
-            Found::Inside => false,
-            Found::Outside if !has_children() || waited > PATIENCE || state.family_sleeps(client) => true,
             Found::Running if waited > PATIENCE => true,
-            Found::Outside | Found::Running => return false,
+            Found::Running => return false,
+            found if family && waited <= FAMILYS_PATIENCE && !state.family_sleeps(client, found) => return false,
+            found => found == Found::Outside,
         };
         if self.arriving.load(SeqCst) > 0 {
             return false;
@@ -250,6 +346,9 @@ impl Rounds {
             self.listen(client, look);
             let mut state = self.state.lock().expect("no holder of this lock panics");
             state.kicks().for_each(kick);
+            if self.is_relative {
+                continue;
+            }
             let quiet = self.try_end(client, &mut state);
             look = if quiet { LOOKS.0 } else { (2 * look).min(LOOKS.1) };
             drop(state);
@@ -262,6 +361,12 @@ impl Rounds {
     fn listen(&self, client: &Client, look: u64) {
         let (running, readers) = {
             let state = self.state.lock().expect("no holder of this lock panics");
+            if self.is_relative && state.kicks().next().is_some() {
+                // Whoever looks at the process sees it running until the thread does.
+                drop(state);
+                std::thread::yield_now();
+                return;
+            }
             (state.running.is_some(), state.readers())
         };
         let mut fds: Vec<PollFd<'_>> =
@@ -276,7 +381,7 @@ impl Rounds {
         for ((thread, reader), _) in readers.iter().zip(ready).filter(|(_, ready)| *ready) {
             self.hear(client, *thread, reader);
         }
-        if !running {
+        if !running && !self.is_relative {
             // Whoever runs now mostly asks soon.
             let _ = rustix::event::poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: LOOKS.0 as i64 }));
         }
@@ -293,6 +398,9 @@ impl Rounds {
         match pause.state {
             Paused::Left => drop(state.paused.remove(&thread)),
             _ => pause.state = Paused::Over,
+        }
+        if self.is_relative {
+            return;
         }
         if state.running.is_none() {
             self.begin();
@@ -311,23 +419,36 @@ impl State {
         part.ops.extend(ops);
     }
 
-    fn look(&mut self, client: &Client) -> Found {
+    /// Whether another process takes part, or could.
+    fn has_family(&mut self) -> bool {
+        self.relatives.retain(|process, started| started_at(*process) == Some(*started));
+        !self.relatives.is_empty() || has_children()
+    }
+
+    fn look(&mut self, client: &Client, family: bool) -> Found {
         let ours = self.watch.into_iter().chain([this_thread()]);
         let skip = self.asking.iter().copied().chain(ours).collect();
         let kicked = |pause: &Pause| pause.state == Paused::Over && matches!(pause.kick, Kick::Signal(_));
         if self.paused.values().any(kicked) {
             return Found::Running;
         }
-        // A child's messages count as coming from outside.
-        let inside = if has_children() { BTreeSet::new() } else { self.paused.keys().copied().collect() };
+        // Messages of another process count as coming from outside.
+        let paused = self.paused.keys().filter(|_| !family);
+        let inside = paused.chain(&self.serving).copied().collect();
         self.threads.look(&skip, &inside).unwrap_or_else(|error| client.blind(error))
     }
 
-    /// Whether the children, too, only wait: for us, or for each other.
-    fn family_sleeps(&mut self, client: &Client) -> bool {
-        self.family.look().unwrap_or_else(|error| client.blind(error))
-            && self.look(client) == Found::Outside
-            && self.family.has_slept().unwrap_or_else(|error| client.blind(error))
+    /// Whether the other processes, too, only wait: for us, or for each other. Here was `found` what the threads do.
+    fn family_sleeps(&mut self, client: &Client, found: Found) -> bool {
+        let others: BTreeSet<i32> = self.relatives.keys().copied().collect();
+        self.family.look(&others).unwrap_or_else(|error| client.blind(error))
+            && self.look(client, true) == found
+            && self.family.has_slept(&others).unwrap_or_else(|error| client.blind(error))
+    }
+
+    /// Sends what was said, to those who hear it.
+    fn send_parts(&mut self, client: &Client) {
+        std::mem::take(&mut self.parts).into_values().for_each(|part| part.send(client));
     }
 
     /// Tells the driver what was said, and that nobody runs.
@@ -421,14 +542,25 @@ impl Client {
         self.rounds().threaded()
     }
 
+    /// Whether a watch must be made before the first pause: in a process that a rank has started, which mostly needs none.
+    pub fn lacks_watch(&self) -> bool {
+        self.rounds().is_relative && !self.rounds().is_watched.swap(true, SeqCst)
+    }
+
     /// Makes the calling thread the watch; `kick` ends a thread's sleep.
     pub fn watch(&self, kick: &dyn Fn(Kick)) -> ! {
         self.rounds().watch(self, kick)
     }
 }
 
+/// The calling thread was started as `path` says.
+pub(crate) fn is_started(path: Path) {
+    PATH.set(Some(path));
+    CHILDREN.set(0);
+}
+
 /// Of a thread that nobody was seen to start: its own number, behind all others.
-fn path() -> Path {
+pub(crate) fn path() -> Path {
     PATH.with_borrow_mut(|path| path.get_or_insert_with(|| vec![u32::MAX, this_thread() as u32]).clone())
 }
 
@@ -437,7 +569,7 @@ pub(crate) fn this_thread() -> ThreadId {
 }
 
 /// Whether the process has children.
-pub fn has_children() -> bool {
+fn has_children() -> bool {
     use rustix::process::{WaitId, WaitIdOptions, waitid};
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     !matches!(waitid(WaitId::All, options), Err(rustix::io::Errno::CHILD))
@@ -450,4 +582,22 @@ fn host_ns() -> u64 {
 /// Whether an answer is the late end of a pause, which the thread has left long ago.
 pub(crate) fn is_stale(answer: &Answer) -> bool {
     matches!(answer, Answer::Over)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_threads_have_one_path() {
+        let rounds = Rounds::new(1).unwrap();
+        let first = rounds.admits(vec![0, 1]);
+        let second = rounds.admits(vec![0, 1]);
+        assert_eq!(first, [0, 1]);
+        // Behind the first one, and before what that one's process starts next.
+        assert!(first < second && second != first && second < vec![0, 2]);
+        rounds.serves(None);
+        rounds.served(&first);
+        assert_eq!(rounds.admits(vec![0, 1]), [0, 1]);
+    }
 }

@@ -387,7 +387,7 @@ impl<'a> Driver<'a> {
         let now = Instant::now();
         let expiry = self.slots.expire(now).map(|at| at.saturating_duration_since(now) + Duration::from_millis(1));
         let tick = self.watch.console.wants_ticks().then_some(TICK);
-        let silence = self.anybody_runs().then_some(SILENCE);
+        let silence = self.anybody_is_out().then_some(SILENCE);
         let end =
             self.setup.timeout.map(|timeout| timeout.saturating_sub(self.started.elapsed()) + Duration::from_millis(1));
         [expiry, tick, silence, end].into_iter().flatten().min()
@@ -775,6 +775,14 @@ impl<'a> Driver<'a> {
     fn anybody_runs(&self) -> bool {
         let ranks = (0..).map(RankId).zip(&self.ranks);
         ranks.into_iter().any(|(rank, state)| state.process.status().is_none() && self.exchange.runs(rank))
+    }
+
+    /// Whether somebody may be heard of who does not wait for the engine alone.
+    fn anybody_is_out(&self) -> bool {
+        let waits = |(rank, state): (RankId, &RankConnections)| {
+            state.process.status().is_none() && self.exchange.waits_outside(rank)
+        };
+        self.anybody_runs() || (0..).map(RankId).zip(&self.ranks).any(waits)
     }
 
     fn have_ended(&self, ending: &LiveEnding) -> bool {

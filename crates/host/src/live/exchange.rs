@@ -389,6 +389,11 @@ impl Exchange {
         self.ranks[rank.index()].turn.running
     }
 
+    /// Whether the rank's process has said that all of its threads wait, and one of them for something outside.
+    pub fn waits_outside(&self, rank: RankId) -> bool {
+        self.engine.waits_outside(rank)
+    }
+
     /// Whether the rank has crashed, as the cluster wants. What its process still says does not count.
     pub fn has_crashed(&self, rank: RankId) -> bool {
         self.engine.has_crashed(rank)

@@ -24,6 +24,9 @@ const SETTLED: Duration = Duration::from_millis(10);
 /// How often that is waited for.
 const MOST_LOOKS: usize = 50;
 
+/// Of so many processes that a rank has started is asked where they stand: it takes a moment each.
+const MOST_RELATIVES: usize = 8;
+
 /// Sees ranks' processes.
 pub(crate) struct Lookout {
     stacks: File,
@@ -79,8 +82,18 @@ impl Lookout {
         if waits_for_signals(pid) { Vec::new() } else { self.stands(pid, false) }
     }
 
-    /// Where the threads of a process stand, those in calls of ours only `with_calls`: "main thread at a.py:3, in queue.get".
+    /// Where the threads of a process stand, those in calls of ours only `with_calls`: "main thread at a.py:3, in queue.get". The same of those
+    /// processes that it has started which can say it.
     pub(crate) fn stands(&self, pid: i32, with_calls: bool) -> Vec<String> {
+        let mut all = self.threads_stand(pid, with_calls);
+        for relative in relatives(pid).into_iter().filter(|pid| writes_stacks(*pid)).take(MOST_RELATIVES) {
+            let stands = self.threads_stand(relative, with_calls);
+            all.extend(stands.into_iter().map(|stand| format!("process {relative}: {stand}")));
+        }
+        all
+    }
+
+    fn threads_stand(&self, pid: i32, with_calls: bool) -> Vec<String> {
         // Without an answer there is nothing to tell: the process has gone, or has closed the file. Of one that is stopped there is none.
         let text = if is_stopped(pid) { String::new() } else { self.ask(pid).unwrap_or_default() };
         stacks(&text).iter().filter_map(|stack| stack.stand(&self.ours, with_calls)).collect()
@@ -130,10 +143,33 @@ fn waits_for_signals(pid: i32) -> bool {
 }
 
 fn has_children(pid: i32) -> bool {
+    !children(pid).is_empty()
+}
+
+fn children(pid: i32) -> Vec<i32> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    threads
-        .map(|thread| fs::read_to_string(thread.path().join("children")))
-        .any(|list| list.is_ok_and(|l| !l.is_empty()))
+    let lists = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    lists
+        .flat_map(|list| list.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .collect()
+}
+
+/// The processes that a process has started, and those that these have.
+fn relatives(pid: i32) -> Vec<i32> {
+    let mut found = children(pid);
+    let mut next = 0;
+    while let Some(pid) = found.get(next).copied() {
+        found.extend(children(pid));
+        next += 1;
+    }
+    found
+}
+
+/// Whether [`STACKS_SIGNAL`] does not end the process: it is a copy of a rank's, which has registered Python's `faulthandler`.
+fn writes_stacks(pid: i32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let caught = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigCgt:")?.trim(), 16).ok());
+    caught.is_some_and(|caught| caught & (1 << (STACKS_SIGNAL.as_raw() - 1)) != 0)
 }
 
 /// Reads what `faulthandler` has written (CPython's traceback.c, `_Py_DumpTracebackThreads`).

@@ -210,6 +210,12 @@ impl Engine {
         self.update_hold(rank);
     }
 
+    /// Whether all tasks of `rank` wait, and at least one of them for something outside the simulation.
+    pub fn waits_outside(&self, rank: RankId) -> bool {
+        let rank = &self.ranks[rank.index()];
+        rank.outcome.is_none() && rank.threads == Threads::WaitOutside
+    }
+
     /// A running task asks for something; or a paused one, which its own process has let go on, maybe before the engine has come to the pause.
     ///
     /// # Panics

@@ -30,6 +30,11 @@ impl Driver<'_> {
                 Found::Outside | Found::Running => {}
             }
         }
+        for (rank, pid) in self.processes_where(|rank, _| self.exchange.waits_outside(rank)) {
+            if silent > LONG_SILENCE && self.waiting_outside.insert(rank) {
+                self.say_outside(rank, pid);
+            }
+        }
     }
 
     fn say_outside(&mut self, rank: u32, pid: i32) {
@@ -45,10 +50,11 @@ impl Driver<'_> {
     /// Ranks whose processes run, but for the one that waits for its user.
     fn running(&self) -> Vec<(u32, i32)> {
         let debugged = self.setup.terminal.as_ref().map(|terminal| terminal.rank);
-        let runs = |rank: u32, state: &RankConnections| {
-            Some(rank) != debugged && !state.crashed && self.exchange.runs(RankId(rank))
-        };
-        let ranks = (0..).zip(&self.ranks).filter(|(rank, state)| runs(*rank, state));
+        self.processes_where(|rank, state| Some(rank.0) != debugged && !state.crashed && self.exchange.runs(rank))
+    }
+
+    fn processes_where(&self, wanted: impl Fn(RankId, &RankConnections) -> bool) -> Vec<(u32, i32)> {
+        let ranks = (0..).zip(&self.ranks).filter(|(rank, state)| wanted(RankId(*rank), state));
         ranks.filter_map(|(rank, state)| state.process.pid().map(|pid| (rank, pid))).collect()
     }
 

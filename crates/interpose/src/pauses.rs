@@ -1,0 +1,108 @@
+//! Owns how a thread pauses in a call of the system, how its pause is ended when virtual time says so, and the threads of ours that see to it.
+//!
+//! What it waits for is `waits`' business.
+
+use crate::real::{self, Start};
+use libc::{c_int, c_void, pthread_attr_t, pthread_cond_t, pthread_t, sigset_t};
+use std::mem::MaybeUninit;
+use std::ptr::null_mut;
+use uniference_client::rounds::Kick;
+use uniference_client::{Client, ClientError};
+use uniference_protocol::messages::Span;
+
+/// As [`Client::pause`], with somebody there who ends it.
+pub(crate) fn pause<T>(
+    client: &Client,
+    span: Span,
+    kick: Kick,
+    asleep: impl FnOnce() -> T,
+) -> Result<(T, bool), ClientError> {
+    if client.lacks_watch() {
+        start_watch();
+    }
+    client.pause(span, kick, asleep)
+}
+
+/// The signal that ends pauses: one of the real-time signals, which programs rarely use.
+pub(crate) fn signal() -> c_int {
+    libc::SIGRTMAX() - 2
+}
+
+/// Its handler does nothing, but calls that it interrupts do not start again.
+pub(crate) fn prepare_signal() {
+    extern "C" fn nothing(_: c_int) {}
+    // SAFETY: an empty handler may run at any time.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = nothing as extern "C" fn(c_int) as usize;
+        libc::sigaction(signal(), &action, null_mut());
+    }
+}
+
+/// Ends the sleep of a thread.
+pub(crate) fn kick(how: Kick) {
+    match how {
+        // SAFETY: numbers; if the thread is gone nothing happens.
+        Kick::Signal(thread) => unsafe {
+            libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, signal());
+        },
+        // SAFETY: the thread that waits keeps it alive, and waits until it has told our lock that it does not any more.
+        Kick::Broadcast(condition) => unsafe {
+            real::pthread_cond_broadcast()(condition as *mut pthread_cond_t);
+        },
+    }
+}
+
+pub(crate) fn this_thread() -> c_int {
+    // SAFETY: it takes nothing and cannot fail.
+    unsafe { libc::gettid() }
+}
+
+/// Lets the signal through to the calling thread; returns its mask before.
+pub(crate) fn unblock() -> sigset_t {
+    let (mut only, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+    // SAFETY: each set is filled by the call that it is given to.
+    unsafe {
+        libc::sigemptyset(only.as_mut_ptr());
+        libc::sigaddset(only.as_mut_ptr(), signal());
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, only.as_ptr(), before.as_mut_ptr());
+        before.assume_init()
+    }
+}
+
+pub(crate) fn restore(mask: &sigset_t) {
+    // SAFETY: a set that the C library has made.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, null_mut()) };
+}
+
+/// Starts the thread that ends sleeps.
+pub(crate) fn start_watch() {
+    start_own(watch, null_mut());
+}
+
+/// Starts a thread of ours, of which the program knows nothing. It takes no signals, which are for the program's threads.
+pub(crate) fn start_own(work: Start, argument: *mut c_void) {
+    /// What such a thread does needs little.
+    const STACK: usize = 512 << 10;
+    let mut all = MaybeUninit::<sigset_t>::uninit();
+    let mut before = MaybeUninit::<sigset_t>::uninit();
+    let mut thread = MaybeUninit::<pthread_t>::uninit();
+    let mut attributes = MaybeUninit::<pthread_attr_t>::uninit();
+    // SAFETY: each is filled by the call that it is given to; the argument is the caller's business.
+    unsafe {
+        libc::pthread_attr_init(attributes.as_mut_ptr());
+        libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), STACK);
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+        let result = real::pthread_create()(thread.as_mut_ptr(), attributes.as_ptr(), work, argument);
+        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), null_mut());
+        libc::pthread_attr_destroy(attributes.as_mut_ptr());
+        assert!(result == 0, "a thread that watches over others could not be started: error {result}");
+        libc::pthread_detach(thread.assume_init());
+    }
+}
+
+extern "C-unwind" fn watch(_: *mut c_void) -> *mut c_void {
+    let client = crate::rank().expect("a rank has started it");
+    client.watch(&kick)
+}
