@@ -275,9 +275,9 @@ def llama(size: str, sequence: int) -> Options:
 TORCHTITAN = """\
 Source: [torchtitan](https://github.com/pytorch/torchtitan) at b5bcd76c and 4b3f2e41 (BSD-3-Clause), its benchmarks and
 `performance.md`: tokens a second of a GPU. The H100s are parts with 96 GB of HBM2e (2.4 TB/s) and 500 W, except
-`H100-94GB` and H200 rows. Fitted: `slowdown` 1.27 on the first row. FSDP is `--zero 3`; with a pipeline `--zero 2`. "SAC" is
+`H100-94GB` and H200 rows. Fitted: `slowdown` 1.25 on the first row. FSDP is `--zero 3`; with a pipeline `--zero 2`. "SAC" is
 predicted as `--recompute selective`, which computes less again. Async tensor parallelism is not modelled, and no row of the
-database is of products in 8 bits, or of attention with as many queries."""
+database is of products in 8 bits with a single scale, or of attention with as many queries."""
 
 
 def torchtitan(out: Path, few: bool) -> Section:
@@ -302,10 +302,10 @@ def torchtitan(out: Path, few: bool) -> Section:
         if row["dtype"].startswith("fp8"):
             options["float8"] = True
         if row["hardware"].startswith("H200"):
-            cluster = Cluster("h200", gpus, "nvlink4", "infiniband_ndr", 1.27)
+            cluster = Cluster("h200", gpus, "nvlink4", "infiniband_ndr", 1.25)
         else:
             memory = "2.4 TB/s" if "96GB" in row["hardware"] else "3.35 TB/s"
-            cluster = h100(gpus, 1.27, f'memory_bandwidth = "{memory}"')
+            cluster = h100(gpus, 1.25, f'memory_bandwidth = "{memory}"')
         name = f"{row['model']} on {gpus}: {words}, {sequence}, {row['dtype']}"
         group = "float8" if "float8" in options else "bf16, compiled" if kernels == "compiled" else "bf16, eager"
         unit = tokens_per_gpu(batch * sequence, gpus)
