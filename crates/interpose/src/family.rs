@@ -91,6 +91,7 @@ pub(crate) extern "C" fn prepare_fork() {
         && let Ok(ready) = pipe()
     {
         NEXT.set(Some(Copy { path: client.starts_thread(), ready }));
+        client.begins_fork();
     }
 }
 
@@ -100,6 +101,9 @@ pub(crate) extern "C" fn forked_parent() {
         drop(writer);
         // At the end of the file the copy has ended.
         let _ = File::from(reader).read(&mut [0]);
+        if let Some(client) = rank() {
+            client.ends_fork();
+        }
     }
 }
 

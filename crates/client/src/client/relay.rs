@@ -119,6 +119,16 @@ impl Client {
         Ok(relay)
     }
 
+    /// Virtual time stands still from here on, as a thread is about to fork.
+    pub fn begins_fork(&self) {
+        self.rounds.holds();
+    }
+
+    /// Virtual time may pass again.
+    pub fn ends_fork(&self) {
+        self.rounds.lets_go();
+    }
+
     /// Makes the calling thread the one that hears of threads of other processes, each of which it has `start` start a thread for that calls
     /// [`Client::relay_for`]. It never returns.
     pub fn relays(&self, relay: &Relay, start: &dyn Fn(Relative)) -> ! {

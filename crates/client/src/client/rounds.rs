@@ -275,6 +275,16 @@ impl Rounds {
         self.family.store(true, SeqCst);
     }
 
+    /// No round ends while a thread forks, until the copy takes part: both may seem to sleep meanwhile.
+    pub(crate) fn holds(&self) {
+        self.arriving.fetch_add(1, SeqCst);
+    }
+
+    /// The copy takes part, or has ended.
+    pub(crate) fn lets_go(&self) {
+        self.arriving.fetch_sub(1, SeqCst);
+    }
+
     /// The calling thread is ours, and waits for those of other processes, or asks in the name of one of the process.
     pub(crate) fn serves(&self, process: Option<i32>) {
         let mut state = self.enter();
