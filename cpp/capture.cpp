@@ -470,16 +470,12 @@ __attribute__((visibility("default"))) void uniference_capture_call(const void* 
 
 // Whether something in a storage was not computed.
 __attribute__((visibility("default"))) int uniference_capture_is_absent(const void* storage) {
-  if (static_cast<const c10::StorageImpl*>(storage)->device().is_cuda()) return GpuMemory::is_absent(static_cast<const c10::StorageImpl*>(storage));
-  const Allocation* allocation = Storages::of(static_cast<const c10::StorageImpl*>(storage));
-  return allocation != nullptr && allocation->absent.load(std::memory_order_relaxed);
+  return Values::is_absent(static_cast<const c10::StorageImpl*>(storage));
 }
 
 // What is in a storage was not computed.
 __attribute__((visibility("default"))) void uniference_capture_mark_absent(const void* storage) {
-  if (static_cast<const c10::StorageImpl*>(storage)->device().is_cuda()) return GpuMemory::mark_absent(static_cast<const c10::StorageImpl*>(storage));
-  Allocation* allocation = Storages::of(static_cast<const c10::StorageImpl*>(storage));
-  if (allocation != nullptr) allocation->absent.store(true, std::memory_order_relaxed);
+  Values::mark_absent(static_cast<const c10::StorageImpl*>(storage));
 }
 
 }  // extern "C"

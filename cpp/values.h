@@ -106,15 +106,21 @@ class Values {
     return true;
   }
 
-  static bool is_absent(const at::Tensor& tensor) {
-    if (tensor.is_cuda()) return tensor.has_storage() && GpuMemory::is_absent(storage_of(tensor));
-    const Allocation* allocation = Storages::of(tensor);
+  // Whether something in a storage was not computed.
+  static bool is_absent(const c10::StorageImpl* storage) {
+    if (storage->device().is_cuda()) return GpuMemory::is_absent(storage);
+    const Allocation* allocation = Storages::of(storage);
     return allocation != nullptr && allocation->absent.load(std::memory_order_relaxed);
   }
+  static bool is_absent(const at::Tensor& tensor) { return tensor.has_storage() && is_absent(storage_of(tensor)); }
 
+  // What is in a storage was not computed.
+  static void mark_absent(const c10::StorageImpl* storage) {
+    if (storage->device().is_cuda()) return GpuMemory::mark_absent(storage);
+    if (Allocation* allocation = Storages::of(storage)) allocation->absent.store(true, std::memory_order_relaxed);
+  }
   static void mark(const at::Tensor& tensor) {
-    if (tensor.is_cuda() && tensor.has_storage()) return GpuMemory::mark_absent(storage_of(tensor));
-    if (Allocation* allocation = Storages::of(tensor)) allocation->absent.store(true, std::memory_order_relaxed);
+    if (tensor.has_storage()) mark_absent(storage_of(tensor));
   }
 
  private:

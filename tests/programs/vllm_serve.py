@@ -3,7 +3,9 @@
 With `--rate` requests arrive as a Poisson process, whatever the server does (open loop); with `--concurrency` the next one arrives when
 one has ended (closed loop). The engine is in the rank's process and driven step by step; a token is there when `step()` returns.
 With several ranks all run the same engine, whose decisions follow from which requests it was given before which step: of an open
-loop rank 0 says so by its clock, of a closed loop it follows from the tokens.
+loop rank 0 says so, where they arrive, of a closed loop it follows from the tokens.
+
+Rank 0 names two ranges for each request, which show in traces and reports: `first token`, which is its TTFT, and `further tokens`.
 """
 
 import argparse
@@ -12,6 +14,7 @@ import math
 import os
 import random
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +23,7 @@ from pathlib import Path
 
 import torch
 import vllm_model
+from torch.cuda import nvtx
 from vllm import EngineArgs, SamplingParams
 from vllm.distributed.parallel_state import get_world_group
 from vllm.sampling_params import RequestOutputKind
@@ -39,6 +43,25 @@ class Request:
     # Of an open loop when it arrives, of a closed loop when it has arrived.
     arrival: float = 0.0
     tokens: list[float] = field(default_factory=list)
+    # The range that goes on.
+    range: int | None = None
+
+    def arrives(self) -> None:
+        self._enters("first token")
+
+    def gets(self, tokens: int, now: float) -> None:
+        """Tokens that are there now."""
+        if not self.tokens:
+            self._enters("further tokens")
+        self.tokens += [now] * tokens
+
+    def ends(self) -> None:
+        self._enters(None)
+
+    def _enters(self, name: str | None) -> None:
+        if self.range is not None:
+            nvtx.range_end(self.range)
+        self.range = nvtx.range_start(name) if name and is_first() else None
 
     @property
     def first_token(self) -> float:
@@ -85,19 +108,21 @@ class Server:
         now, ended = self.now, []
         for output in outputs:
             request = self.served[output.request_id]
-            request.tokens += [now] * len(output.outputs[0].token_ids)
+            request.gets(len(output.outputs[0].token_ids), now)
             if output.finished:
+                request.ends()
                 ended.append(self.served.pop(output.request_id))
         return ended
 
     def open_loop(self, requests: Sequence[Request]) -> None:
         """Until all that arrive have been answered."""
         given = 0
+        arrivals = Arrivals(self, requests) if is_first() else None
         while given < len(requests) or self.served:
-            if not self.served:
+            if arrivals and not self.served:
                 # Other ranks wait below for what rank 0 says.
-                time.sleep(max(requests[given].arrival - self.now, 0) if is_first() else 0)
-            arrived = agreed(sum(request.arrival <= self.now for request in requests))
+                arrivals.wait(given)
+            arrived = agreed(arrivals.count if arrivals else 0)
             for request in requests[given:arrived]:
                 self.add(request)
             given = arrived
@@ -111,6 +136,7 @@ class Server:
         while awaited:
             for request in islice(waiting, entering):
                 request.arrival = self.now
+                request.arrives()
                 self.add(request)
             ended = self.step()
             awaited -= {request.number for request in ended}
@@ -118,8 +144,31 @@ class Server:
         self.engine.abort_request(list(self.served))
 
 
+class Arrivals(threading.Thread):
+    """Lets requests arrive while the engine is at work."""
+
+    def __init__(self, server: Server, requests: Sequence[Request]) -> None:
+        super().__init__(name="arrivals", daemon=True)
+        self.server, self.requests = server, requests
+        self.count, self.changed = 0, threading.Condition()
+        self.start()
+
+    def run(self) -> None:
+        for request in self.requests:
+            time.sleep(max(request.arrival - self.server.now, 0))
+            request.arrives()
+            with self.changed:
+                self.count += 1
+                self.changed.notify()
+
+    def wait(self, given: int) -> None:
+        """Until more than these have arrived."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.count > given)
+
+
 def agreed(arrived: int) -> int:
-    """What rank 0 says, whose clock decides."""
+    """What rank 0 says, where they arrive."""
     if int(os.environ["WORLD_SIZE"]) == 1:
         return arrived
     said = torch.tensor([arrived])

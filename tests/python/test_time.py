@@ -631,3 +631,27 @@ def test_a_sleep_past_the_end_of_virtual_time_ends_the_run(tmp_path: Path) -> No
     assert "virtual time exceeds its limit of 213 days" in done.err
     assert "script.py" in done.err
     assert "OverflowError" not in done.err
+
+
+def test_a_call_is_no_reason_to_wait_for_a_thread_that_sleeps(tmp_path: Path) -> None:
+    """The main thread starts an operation, and then asks for nothing until another thread has slept."""
+    script = """
+import threading, time, torch
+import torch.distributed as dist
+
+def sleeps():
+    time.sleep(0.2)
+    time.sleep(0.4)
+
+dist.init_process_group("gloo")
+began = time.monotonic()
+thread = threading.Thread(target=sleeps)
+thread.start()
+time.sleep(0.3)
+work = dist.all_reduce(torch.ones(4), async_op=True)
+thread.join()
+work.wait()
+assert 0.6 <= time.monotonic() - began < 0.601
+"""
+    done = run_script(tmp_path, script)
+    assert done.code == 0, done.err

@@ -69,6 +69,8 @@ pub struct Client {
     /// Process CPU time, in nanoseconds, up to which compute has been charged.
     charged: AtomicU64,
     tasks: AtomicU32,
+    /// Ranges that may overlap: how many have begun.
+    ranges: AtomicU32,
     /// The main task's wire, on which new tasks are announced. Locked by whoever writes a frame to it.
     main: Mutex<Arc<dyn Wire>>,
     shared: Mutex<Shared>,
@@ -192,6 +194,7 @@ impl Client {
             started: AtomicBool::new(false),
             charged: AtomicU64::new(0),
             tasks: AtomicU32::new(1),
+            ranges: AtomicU32::new(0),
             main: Mutex::new(wire.clone()),
             shared: Mutex::new(Shared {
                 rooms: Rooms::new(start, size, welcome.retain_bytes),
@@ -319,10 +322,17 @@ impl Client {
         self.ask(Op::Sleep(span)).map(drop)
     }
 
-    /// Opens or closes a named range.
+    /// A named range begins or ends.
     pub fn mark(&self, mark: Mark) -> Result<()> {
         let _ours = self.ours();
-        self.push(Op::Mark(mark))
+        self.say(Op::Mark(mark))
+    }
+
+    /// A named range begins that may overlap others, on any thread; returns its number.
+    pub fn open_range(&self, name: &str) -> Result<u32> {
+        let range = self.ranges.fetch_add(1, Relaxed);
+        self.mark(Mark::Open { range, name: name.into() })?;
+        Ok(range)
     }
 
     /// Copies an input into fresh room; returns its offset in the arena.
@@ -443,9 +453,7 @@ impl Client {
         let _ours = self.ours();
         let staged = input.map(|input| self.stage(input)).transpose()?.zip(input).map(room);
         let (handle, site) = (self.next_handle(), self.site(site)?);
-        self.push(Op::Issue { handle, call, staged, filled: true, stream, site })?;
-        // Another thread may wait for this one next: it must not wait in this thread's batch.
-        if !self.is_alone() { self.flush().map(|()| handle) } else { Ok(handle) }
+        self.say(Op::Issue { handle, call, staged, filled: true, stream, site }).map(|()| handle)
     }
 
     fn next_handle(&self) -> LocalHandle {
@@ -615,6 +623,12 @@ impl Client {
         })
     }
 
+    /// Says what needs no answer, and counts from now on: another thread may be waited for next, and this one's batch must not wait for that.
+    fn say(&self, op: Op) -> Result<()> {
+        self.push(op)?;
+        if self.is_alone() { Ok(()) } else { self.flush() }
+    }
+
     fn flush(&self) -> Result<()> {
         self.with_link(|client, link| link.send(client))
     }
@@ -647,7 +661,7 @@ impl Client {
                 return Ok(link.read(client, &mut meanwhile));
             }
             let _there = client.processor.filter(|_| client.is_hurried()).and_then(Visit::begin);
-            link.write(client, Some(Quiet { questions: 1, ..Quiet::default() }))?;
+            link.write(client, Some(Quiet { parts: 1, ..Quiet::default() }))?;
             if let Some((input, room)) = meanwhile.fill {
                 client.tensors.write(room, input).unwrap_or_else(|error| client.lost(&error));
                 link.batch.push(Op::Filled(room));

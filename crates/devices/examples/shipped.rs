@@ -37,9 +37,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// All series of other sources, and of aiconfigurator-core, which measures in several frameworks, one of each kind of product and of FlashAttention:
-/// SGLang's, which are times of kernels alone, else vLLM's, which have the host's overhead or other kernels inside where these quantise or write
-/// the cache; and of these the newest.
+/// All series of other sources. aiconfigurator-core measures in several frameworks: of each kind of product and of FlashAttention, one of its series,
+/// the newest of SGLang's, else of vLLM's. SGLang's are times of kernels alone. vLLM's have the host's overhead inside, and where they quantise
+/// their input or write to the cache, the kernels that do so.
 fn chosen(all: Vec<Series>) -> Vec<Series> {
     let (measured, mut chosen): (Vec<Series>, Vec<Series>) =
         all.into_iter().partition(|series| series.source == "aiconfigurator-core");

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use uniference_formats::real::merge::{Merged, Operation, RealRank, Wait};
 use uniference_sim::event::WaitReason;
-use uniference_sim::ids::{GroupId, Handle, QueueId, RankId, Site};
+use uniference_sim::ids::{GroupId, Handle, QueueId, RankId, Site, TaskId};
 use uniference_sim::program::{Activity, Mark, Origin, Request, Work};
 use uniference_sim::replay::RecordedStep;
 use uniference_sim::time::{SimDuration, SimTime};
@@ -55,7 +55,10 @@ enum Action<'a> {
 fn moments(rank: &RealRank) -> Vec<(SimTime, Action<'_>)> {
     let issues = (0..).map(Handle).zip(&rank.operations);
     let mut moments: Vec<_> = issues.map(|(handle, its)| (its.issued, Action::Issues(handle, its))).collect();
-    moments.extend(rank.marks.iter().map(|(at, mark)| (*at, Action::Marks(mark))));
+    // Ranges that other threads have begun would end those of the main one.
+    let its = |task: TaskId, mark: &Mark| task == TaskId(0) || matches!(mark, Mark::Open { .. } | Mark::Close { .. });
+    let marks = rank.marks.iter().filter(|(_, task, mark)| its(*task, mark));
+    moments.extend(marks.map(|(at, _, mark)| (*at, Action::Marks(mark))));
     moments.extend(rank.waits.iter().filter(|wait| wait.is_main()).map(|wait| (wait.start, Action::Waits(wait))));
     // Stable: an operation comes before the wait for it.
     moments.sort_by_key(|(at, _)| *at);
@@ -130,13 +133,13 @@ mod tests {
     /// Rank 1's clock is 1,000 ns ahead of rank 0's and runs at the same speed. On rank 0's clock: both start at 100, rank 0 enters an all-reduce
     /// at 200 and waits until 600; rank 1 enters at 450 and waits until 620.
     const FILES: [&str; 2] = [
-        r#"{"version":1,"rank":0,"world_size":2,"host":"a","device":"a.0","argv":["a.py"],"torch":"2","start":100}
+        r#"{"version":2,"rank":0,"world_size":2,"host":"a","device":"a.0","argv":["a.py"],"torch":"2","start":100}
 ["g",0,0,[0,1]]
 ["s",0,"a.py:1"]
 ["i",200,0,0,0,"all_reduce","float32",10,-1,0]
 ["w",210,600,0,"communication",[0],0]
 {"finish":900,"ok":true,"clocks":[],"recorder_calls":3,"recorder_ns":700}"#,
-        r#"{"version":1,"rank":1,"world_size":2,"host":"b","device":"b.0","argv":["a.py"],"torch":"2","start":1100}
+        r#"{"version":2,"rank":1,"world_size":2,"host":"b","device":"b.0","argv":["a.py"],"torch":"2","start":1100}
 ["g",0,0,[0,1]]
 ["s",0,"a.py:1"]
 ["i",1450,0,0,0,"all_reduce","float32",10,-1,0]

@@ -147,8 +147,20 @@ impl Channel {
         }
     }
 
-    fn mark(&self, name: Option<String>) -> PyResult<()> {
-        self.client.mark(name.map_or(Mark::End, |name| Mark::Begin(name.into()))).map_err(raise)
+    fn begin_range(&self, name: &str) -> PyResult<()> {
+        self.client.mark(Mark::Begin(name.into())).map_err(raise)
+    }
+
+    fn end_range(&self) -> PyResult<()> {
+        self.client.mark(Mark::End).map_err(raise)
+    }
+
+    fn open_range(&self, name: &str) -> PyResult<u32> {
+        self.client.open_range(name).map_err(raise)
+    }
+
+    fn close_range(&self, number: u32) -> PyResult<()> {
+        self.client.mark(Mark::Close { range: number }).map_err(raise)
     }
 
     fn warn(&self, text: &str) {

@@ -63,7 +63,7 @@ impl Observer for Patience {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use uniference_sim::ids::RankId;
+    use uniference_sim::ids::{RankId, TaskId};
     use uniference_sim::program::Mark;
 
     #[test]
@@ -78,7 +78,7 @@ mod tests {
         // Something has happened: what was before does not count.
         patience.record(
             SimTime::ZERO,
-            &Event::Marked { rank: RankId(0), mark: &Mark::End, why: Default::default(), spent: None },
+            &Event::Marked { rank: RankId(0), task: TaskId(0), mark: &Mark::End, why: Default::default(), spent: None },
         );
         assert_eq!(look(&mut patience, 10), None);
         assert_eq!(look(&mut patience, 19), None);

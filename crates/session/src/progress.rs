@@ -35,7 +35,7 @@ impl Observer for Progress {
 mod tests {
     use super::*;
     use std::sync::{Arc, Mutex};
-    use uniference_sim::ids::RankId;
+    use uniference_sim::ids::{RankId, TaskId};
     use uniference_sim::program::Mark;
 
     #[test]
@@ -46,7 +46,13 @@ mod tests {
             Notices::ignored().with_progress(move |at, operations| hear.lock().unwrap().push((at, operations)));
         let mut progress = Progress::new(notices);
         for ps in 1..=2 * EVENTS_A_BEAT + 1 {
-            let event = Event::Marked { rank: RankId(0), mark: &Mark::End, why: Default::default(), spent: None };
+            let event = Event::Marked {
+                rank: RankId(0),
+                task: TaskId(0),
+                mark: &Mark::End,
+                why: Default::default(),
+                spent: None,
+            };
             progress.record(SimTime::from_ps(ps), &event);
         }
         let beats = [EVENTS_A_BEAT, 2 * EVENTS_A_BEAT].map(|ps| (SimTime::from_ps(ps), 0));

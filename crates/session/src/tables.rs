@@ -171,7 +171,7 @@ impl Drop for Closing {
 mod tests {
     use super::*;
     use crate::notices::Notices;
-    use uniference_sim::ids::RankId;
+    use uniference_sim::ids::{RankId, TaskId};
     use uniference_sim::program::Mark;
 
     /// What is there of a run that goes on, or that was killed.
@@ -181,7 +181,8 @@ mod tests {
         let folder = Folder::prepare(Some(&dir.path().join("out")), "a".as_ref(), &Notices::ignored()).unwrap();
         let mut tables = Tables::closed_after(Duration::from_millis(20), &folder, false, []).unwrap();
         tables.handle().line(Site(0), "a.py:1");
-        let mark = Event::Marked { rank: RankId(0), mark: &Mark::End, why: Default::default(), spent: None };
+        let mark =
+            Event::Marked { rank: RankId(0), task: TaskId(0), mark: &Mark::End, why: Default::default(), spent: None };
         let part = |number: u32| folder.path().join(format!("events/marked/{number:05}.parquet"));
         for number in 0..3 {
             tables.record(SimTime::ZERO, &mark);

@@ -162,10 +162,12 @@ pub enum Event<'a> {
         /// What let the task go on.
         cause: Cause,
     },
-    /// A named range of the user's opens or closes.
+    /// A named range of the user's begins or ends.
     Marked {
         /// Who.
         rank: RankId,
+        /// Its thread.
+        task: TaskId,
         /// Which.
         mark: &'a Mark,
         /// Which activity it was, and why it began.

@@ -178,13 +178,25 @@ pub enum Activity {
     Abort(GroupId),
 }
 
-/// A named range of the user's (`torch.profiler.record_function`) opens or closes.
+/// A named range of the user's begins or ends.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Mark {
-    /// Opens.
+    /// One of a thread's (`torch.profiler.record_function`, `nvtx.range_push`) begins, inside those of the thread that have begun.
     Begin(Arc<str>),
-    /// Closes the one that was opened last.
+    /// The one ends that the thread has begun last.
     End,
+    /// One of the rank's (`nvtx.range_start`) begins, whatever others do: that one may begin and end while another goes on, on any thread.
+    Open {
+        /// Which, as the rank counts them.
+        range: u32,
+        /// What it is called.
+        name: Arc<str>,
+    },
+    /// That one of the rank's ends.
+    Close {
+        /// Which.
+        range: u32,
+    },
 }
 
 /// An operation of a process group, as one member asks for it.

@@ -5,15 +5,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use uniference_formats::report::PhaseReport;
 use uniference_sim::event::{Event, Observer, Times};
-use uniference_sim::ids::RankId;
+use uniference_sim::ids::{RankId, TaskId};
 use uniference_sim::program::Mark;
 use uniference_sim::time::{SimDuration, SimTime};
 
 /// Listens to a run for ranges that open and close.
 #[derive(Default)]
 pub struct Phases {
-    /// By rank, the outermost first.
-    open: BTreeMap<RankId, Vec<Open>>,
+    /// By thread, the outermost first.
+    nested: BTreeMap<(RankId, TaskId), Vec<Open>>,
+    /// Those that may overlap.
+    free: BTreeMap<(RankId, u32), Open>,
     closed: BTreeMap<(Arc<str>, RankId), Closed>,
 }
 
@@ -37,9 +39,9 @@ impl Phases {
         self.closed.into_iter().filter_map(|((name, rank), closed)| closed.report(&name, rank)).collect()
     }
 
-    fn close(&mut self, rank: RankId, at: SimTime, now: Option<&Times>) {
+    fn close(&mut self, rank: RankId, at: SimTime, open: Option<Open>, now: Option<&Times>) {
         // A program may close what it has not opened.
-        let Some(Open { name, since, spent }) = self.open.get_mut(&rank).and_then(Vec::pop) else { return };
+        let Some(Open { name, since, spent }) = open else { return };
         let closed = self.closed.entry((name, rank)).or_default();
         closed.lasted.push(at.since(since));
         if let Some((before, now)) = spent.as_ref().zip(now) {
@@ -69,13 +71,19 @@ impl Closed {
 
 impl Observer for Phases {
     fn record(&mut self, at: SimTime, event: &Event<'_>) {
-        match event {
-            Event::Marked { rank, mark: Mark::Begin(name), spent, .. } => {
-                let open = Open { name: name.clone(), since: at, spent: *spent };
-                self.open.entry(*rank).or_default().push(open);
+        let Event::Marked { rank, task, mark, spent, .. } = event else { return };
+        let open = |name: &Arc<str>| Open { name: name.clone(), since: at, spent: *spent };
+        match mark {
+            Mark::Begin(name) => self.nested.entry((*rank, *task)).or_default().push(open(name)),
+            Mark::End => {
+                let innermost = self.nested.get_mut(&(*rank, *task)).and_then(Vec::pop);
+                self.close(*rank, at, innermost, spent.as_ref());
             }
-            Event::Marked { rank, mark: Mark::End, spent, .. } => self.close(*rank, at, spent.as_ref()),
-            _ => {}
+            Mark::Open { range, name } => drop(self.free.insert((*rank, *range), open(name))),
+            Mark::Close { range } => {
+                let range = self.free.remove(&(*rank, *range));
+                self.close(*rank, at, range, spent.as_ref());
+            }
         }
     }
 }
@@ -90,10 +98,15 @@ mod tests {
 
     /// At this moment, of which so much was compute and exposed communication.
     fn mark(phases: &mut Phases, rank: u32, at: u64, mark: &Mark, spent: Option<[u64; 2]>) {
+        mark_by(phases, (rank, 0), at, mark, spent);
+    }
+
+    /// The same by a thread of the rank's.
+    fn mark_by(phases: &mut Phases, (rank, task): (u32, u32), at: u64, mark: &Mark, spent: Option<[u64; 2]>) {
         let times =
             |[compute, exposed]: [u64; 2]| Times { compute: us(compute), exposed: us(exposed), ..Times::default() };
-        let (rank, why, spent) = (RankId(rank), Default::default(), spent.map(times));
-        phases.record(SimTime::ZERO.saturating_add(us(at)), &Event::Marked { rank, mark, why, spent });
+        let (rank, task, why, spent) = (RankId(rank), TaskId(task), Default::default(), spent.map(times));
+        phases.record(SimTime::ZERO.saturating_add(us(at)), &Event::Marked { rank, task, mark, why, spent });
     }
 
     #[test]
@@ -126,5 +139,31 @@ mod tests {
         let report = phases.report();
         let rows: Vec<(&str, f64)> = report.iter().map(|row| (&*row.name, row.total_s)).collect();
         assert_eq!(rows, [("layer", 2e-6), ("step", 6e-6)]);
+    }
+
+    #[test]
+    fn ranges_of_two_threads_do_not_end_each_other() {
+        let mut phases = Phases::default();
+        mark_by(&mut phases, (0, 0), 1, &Mark::Begin("main".into()), None);
+        mark_by(&mut phases, (0, 1), 2, &Mark::Begin("loader".into()), None);
+        mark_by(&mut phases, (0, 0), 4, &Mark::End, None);
+        mark_by(&mut phases, (0, 1), 9, &Mark::End, None);
+        let report = phases.report();
+        let rows: Vec<(&str, f64)> = report.iter().map(|row| (&*row.name, row.total_s)).collect();
+        assert_eq!(rows, [("loader", 7e-6), ("main", 3e-6)]);
+    }
+
+    #[test]
+    fn ranges_with_numbers_overlap() {
+        let mut phases = Phases::default();
+        let open = |range| Mark::Open { range, name: "request".into() };
+        mark(&mut phases, 0, 1, &open(0), Some([0, 0]));
+        mark(&mut phases, 0, 2, &open(1), Some([1, 0]));
+        mark_by(&mut phases, (0, 3), 6, &Mark::Close { range: 0 }, Some([4, 1]));
+        mark(&mut phases, 0, 9, &Mark::Close { range: 1 }, Some([5, 1]));
+        mark(&mut phases, 0, 9, &Mark::Close { range: 1 }, Some([5, 1]));
+        let [requests] = &phases.report()[..] else { panic!("one name") };
+        assert_eq!((requests.count, requests.total_s), (2, 12e-6));
+        assert_eq!((requests.compute_s, requests.exposed_comm_s), (Some(8e-6), Some(2e-6)));
     }
 }

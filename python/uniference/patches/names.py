@@ -14,6 +14,10 @@ RANGE_EXIT = Replaced(
     "show where named ranges end",
     "self, exc_type, exc_value, traceback",
 )
+NVTX_PUSH = Replaced("torch.cuda.nvtx:range_push", "show NVTX ranges in the trace", "msg")
+NVTX_POP = Replaced("torch.cuda.nvtx:range_pop", "show where NVTX ranges end", "")
+NVTX_START = Replaced("torch.cuda.nvtx:range_start", "show NVTX ranges that overlap in the trace", "msg")
+NVTX_END = Replaced("torch.cuda.nvtx:range_end", "show where NVTX ranges that overlap end", "range_id")
 FIND_AND_LOAD = Replaced("_frozen_importlib:_find_and_load", "charge no time for importing a library", "name, import_")
 EXEC_MODULE = Replaced(
     "_frozen_importlib_external:_LoaderBasics.exec_module",
@@ -267,8 +271,6 @@ _OPERATORS = Name("torch._C:_dispatch_has_kernel", "know which operators there a
 
 LAZY_INIT = Replaced("torch.cuda:_lazy_init", "say what to do where a program uses CUDA without a GPU", "")
 _IN_BAD_FORK = Name("torch.cuda:_is_in_bad_fork", "know whether ranks that are forked can use CUDA", "")
-NVTX_PUSH = Replaced("torch.cuda.nvtx:range_push", "show NVTX ranges in the trace", "msg")
-NVTX_POP = Replaced("torch.cuda.nvtx:range_pop", "show where NVTX ranges end", "")
 CLOCKS = tuple(
     Replaced(f"time:{name}", "wait for a real GPU before a clock is read")
     for name in ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns")

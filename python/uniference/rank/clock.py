@@ -1,4 +1,4 @@
-"""Owns what of a program's sense of time must be done in Python: exact sleeps, named ranges.
+"""Owns what of a program's sense of time must be done in Python: exact sleeps.
 
 Clocks and waits with a time-out need nothing here: the C library's functions that they end in are replaced (`crates/interpose`).
 """
@@ -6,9 +6,6 @@ Clocks and waits with a time-out need nothing here: the C library's functions th
 import os
 import threading
 from datetime import timedelta
-from typing import Any
-
-from torch.autograd import profiler
 
 from uniference._native import Channel
 from uniference.patches import names
@@ -58,26 +55,4 @@ def install(channel: Channel) -> None:
     """Puts this process on the rank's clock. A process that it forks stays on it, by the C library's functions alone."""
     clock = _Clock(channel)
     names.SLEEP.replace(clock.sleep)
-    _mark_ranges(channel)
-    os.register_at_fork(after_in_child=_uninstall)
-
-
-def _uninstall() -> None:
-    for name in (names.SLEEP, names.RANGE_ENTER, names.RANGE_EXIT):
-        name.restore()
-
-
-def _mark_ranges(channel: Channel) -> None:
-    """`torch.profiler.record_function` ranges show in the trace."""
-    real_enter, real_leave = names.RANGE_ENTER.original, names.RANGE_EXIT.original
-
-    def enter(self: profiler.record_function) -> Any:
-        channel.mark(self.name)
-        return real_enter(self)
-
-    def leave(self: profiler.record_function, *error: Any) -> None:
-        channel.mark(None)
-        real_leave(self, *error)
-
-    names.RANGE_ENTER.replace(enter)
-    names.RANGE_EXIT.replace(leave)
+    os.register_at_fork(after_in_child=names.SLEEP.restore)

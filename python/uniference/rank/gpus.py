@@ -26,7 +26,6 @@ def install(channel: Channel, own: int, gpus: Sequence[Mapping[str, Any]]) -> No
     """Gives the process the simulated GPUs of its host, of which `own` is this rank's; without any, those of the machine."""
     if gpus:
         _attach(channel, own, gpus)
-        _mark_ranges(channel)
     elif torch.cuda.is_available():
         _wait_for_real_ones()
     else:
@@ -56,24 +55,6 @@ def _attach(channel: Channel, own: int, gpus: Sequence[Mapping[str, Any]]) -> No
 
 def _address(process: ctypes.CDLL, name: str) -> int:
     return ctypes.cast(getattr(process, name), ctypes.c_void_p).value or 0
-
-
-def _mark_ranges(channel: Channel) -> None:
-    """NVTX ranges show in the trace."""
-    push, pop = names.NVTX_PUSH.original, names.NVTX_POP.original
-
-    def range_push(msg: str) -> int:
-        channel.mark(msg)
-        depth: int = push(msg)
-        return depth
-
-    def range_pop() -> int:
-        channel.mark(None)
-        depth: int = pop()
-        return depth
-
-    names.NVTX_PUSH.replace(range_push)
-    names.NVTX_POP.replace(range_pop)
 
 
 def _wait_for_real_ones() -> None:

@@ -16,7 +16,7 @@ import torch
 
 from uniference._native import Channel
 from uniference.backends import groups, native, work
-from uniference.program import execution
+from uniference.program import execution, ranges
 from uniference.rank import (
     capture,
     children,
@@ -115,6 +115,7 @@ def run(task: Task, control: int) -> NoReturn:
     faulthandler.register(signal, stacks, all_threads=True)
     for part in (clock, imports, store, work, refusals, meta, spawning, launching):
         part.install(channel)
+    ranges.watch(channel)
     # A library of simulated GPUs counts their memory itself.
     capture.install(channel, values.limit(), task.device, None if task.gpus else task.memory)
     # NCCL is torch's own there, on the library's.

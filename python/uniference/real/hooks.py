@@ -18,9 +18,10 @@ import torch
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 from torch._C._distributed_c10d import Work
-from torch.autograd import Variable, profiler
+from torch.autograd import Variable
 
 from uniference.patches import names
+from uniference.program import ranges
 from uniference.real.recording import Recording, now
 
 # Any number that no other hook uses.
@@ -71,7 +72,7 @@ class Hooks:
         for name in names.BLOCKING:
             name.wrap(lambda function: self._blocking(function, "store"))
         names.SLEEP.wrap(lambda sleep: self._blocking(sleep, "sleep"))
-        self._watch_ranges()
+        ranges.watch(self._recording)
 
     # Operations
 
@@ -228,20 +229,6 @@ class Hooks:
                 return function(*args, **kwargs)
 
         return blocking
-
-    def _watch_ranges(self) -> None:
-        enter, leave = names.RANGE_ENTER.original, names.RANGE_EXIT.original
-
-        def recorded_enter(range_: profiler.record_function) -> Any:
-            self._recording.add("m", now(), range_.name)
-            return enter(range_)
-
-        def recorded_leave(range_: profiler.record_function, *error: Any) -> None:
-            self._recording.add("m", now(), None)
-            leave(range_, *error)
-
-        names.RANGE_ENTER.replace(recorded_enter)
-        names.RANGE_EXIT.replace(recorded_leave)
 
 
 @dataclass

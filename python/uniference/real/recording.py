@@ -8,7 +8,8 @@ whose first element is the kind. Times are nanoseconds of the rank's own clock (
     ["i", time, task, handle, group, kind, dtype, shape, root, site]  an operation is issued; root: a message's peer too
     ["d", time, handle, peer]                                         it is complete; peer: whom a receive from anybody has met
     ["w", start, end, task, reason, handles, site]                    a thread was blocked: communication, store or sleep
-    ["m", time, name]                                                 a named range opens, or, with null, closes
+    ["m", time, task, name]                                           a named range of a thread begins, or, with null, ends
+    ["r", time, task, range, name]                                    the same of one that may overlap others, by its number
 
 A shape is a number of elements, a list with one for each rank, or for all-to-all two lists: sent and received. Of a message it is bytes.
 """
@@ -23,7 +24,7 @@ from typing import Any
 
 from uniference.program.lines import user_line
 
-VERSION = 1
+VERSION = 2
 
 now: Callable[[], int] = time.perf_counter_ns
 
@@ -36,13 +37,31 @@ class Recording:
         self.cost = 0
         self._records: list[tuple[Any, ...]] = []
         # Not counts of what is known: another thread may come between any two steps.
-        self._next_site, self._next_task = itertools.count(), itertools.count(1)
+        self._next_site, self._next_task, self._next_range = itertools.count(), itertools.count(1), itertools.count()
         self._sites: dict[str, int] = {}
         self._tasks: dict[int, int] = {threading.get_ident(): 0}
 
     def add(self, *record: Any) -> None:
         """Keeps a record."""
         self._records.append(record)
+
+    def begin_range(self, name: str) -> None:
+        """A named range of the calling thread begins."""
+        self.add("m", now(), self.task(), name)
+
+    def end_range(self) -> None:
+        """The one ends that the thread has begun last."""
+        self.add("m", now(), self.task(), None)
+
+    def open_range(self, name: str) -> int:
+        """A named range begins that may overlap others; returns its number."""
+        number = next(self._next_range)
+        self.add("r", now(), self.task(), number, name)
+        return number
+
+    def close_range(self, number: int) -> None:
+        """That one ends, on whatever thread."""
+        self.add("r", now(), self.task(), number, None)
 
     def charge(self, since: int) -> None:
         """What has passed since then was ours."""

@@ -32,13 +32,13 @@ impl Client {
         if let Some(member) = self.shared().groups.get_mut(&group.0) {
             member.closed = true;
         }
-        self.push(Op::Close(group.0))
+        self.say(Op::Close(group.0))
     }
 
     /// Aborts what this rank has outstanding in a group: those operations are over, without data, and others are told nothing.
     pub fn abort(&self, group: GroupId) -> Result<()> {
         let _ours = self.ours();
-        self.push(Op::Abort(group.0))
+        self.say(Op::Abort(group.0))
     }
 
     /// Whether an operation in the group has failed, as another rank has closed a connection, as far as answers up to now have said.

@@ -351,14 +351,19 @@ impl Rounds {
     /// The watch, on a thread of its own; it never returns.
     pub(crate) fn watch(&self, client: &Client, kick: &dyn Fn(Kick)) -> ! {
         self.enter().watch = Some(this_thread());
-        let (mut look, mut used) = (LOOKS.0, 0);
+        let (mut look, mut used, mut kicked) = (LOOKS.0, 0, 0);
         loop {
             self.listen(client, look);
             let mut state = self.state.lock().expect("no holder of this lock panics");
-            state.kicks().for_each(kick);
             if self.is_relative {
+                // Signals that follow each other faster than a thread can take them keep it from going on.
+                let now = host_ns();
+                if now.saturating_sub(kicked) >= LOOKS.0 && state.kicks().map(kick).count() > 0 {
+                    kicked = now;
+                }
                 continue;
             }
+            state.kicks().for_each(kick);
             let quiet = self.try_end(client, &mut state);
             look = if quiet { LOOKS.0 } else { (2 * look).min(LOOKS.1) };
             drop(state);
@@ -458,7 +463,7 @@ impl State {
 
     /// Sends what was said, to those who hear it.
     fn send_parts(&mut self, client: &Client) {
-        std::mem::take(&mut self.parts).into_values().for_each(|part| part.send(client));
+        std::mem::take(&mut self.parts).into_values().for_each(|part| part.send(client, None));
     }
 
     /// Tells the driver what was said, and that nobody runs.
@@ -467,13 +472,12 @@ impl State {
         if !dictionary.is_empty() {
             client.write_main(&Batch { ops: vec![Op::Dictionary(dictionary)], ..Batch::default() });
         }
-        let mut questions = 0;
-        for part in std::mem::take(&mut self.parts).into_values() {
-            questions += u32::from(part.ops.last().is_some_and(Op::asks));
-            part.send(client);
+        let parts = std::mem::take(&mut self.parts);
+        let quiet = Some(Quiet { parts: parts.len() as u32, outside });
+        if parts.is_empty() {
+            client.write_main(&Batch { quiet, ..Batch::default() });
         }
-        let quiet = Some(Quiet { questions, outside });
-        client.write_main(&Batch { opens_task: None, ops: Vec::new(), quiet });
+        parts.into_values().for_each(|part| part.send(client, quiet));
         self.running = None;
     }
 
@@ -489,16 +493,20 @@ impl State {
 }
 
 impl Part {
-    fn send(self, client: &Client) {
+    /// With the last of it goes `quiet`.
+    fn send(self, client: &Client, quiet: Option<Quiet>) {
         if let Some(opens) = self.opens {
             client.announce(opens);
         }
         // A frame ends with each long piece of operators: it has room for many, but not for any number.
         let mut rest = self.ops;
-        while !rest.is_empty() {
+        let mut is_last = rest.is_empty() && quiet.is_none();
+        while !is_last {
             let piece = rest.iter().position(|op| matches!(op, Op::Operators(_)));
             let later = rest.split_off(piece.map_or(rest.len(), |at| at + 1));
-            let batch = Batch { opens_task: None, ops: std::mem::replace(&mut rest, later), quiet: None };
+            is_last = later.is_empty();
+            let ops = std::mem::replace(&mut rest, later);
+            let batch = Batch { opens_task: None, ops, quiet: quiet.filter(|_| is_last) };
             match &self.writer {
                 None => client.write_main(&batch),
                 Some(wire) => {

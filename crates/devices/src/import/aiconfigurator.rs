@@ -137,19 +137,17 @@ fn read(path: &Path, table: &str, device: &str, into: &mut Gathered) -> Result<(
             (Err(what), _) => return into.skip(what),
             (_, None) => return into.skip("without a time"),
         };
-        let scales = if in_blocks {
-            BLOCKS
-        } else if in_rows {
-            ROWS
-        } else {
-            ""
+        let scales = match (in_blocks, in_rows) {
+            (true, _) => BLOCKS,
+            (_, true) => ROWS,
+            _ => "",
         };
         for (share, Work { family, variant, flops, bytes }) in works {
             let series = Series {
                 device: device.to_owned(),
                 software: format!("{} {}", text("framework").to_lowercase(), text("version")),
                 family: family.name().to_owned(),
-                variant: format!("{variant}{}", scales),
+                variant: format!("{variant}{scales}"),
                 dtype: dtype.to_owned(),
                 source: "aiconfigurator-core".to_owned(),
             };

@@ -176,27 +176,26 @@ impl Surface {
         let beyond = if axes == 1 { 24.0 } else { BEYOND };
         let count = |axis: usize| (self.high[axis].max(0.0).ceil() + beyond) as usize + 1;
         let counts = std::array::from_fn(|axis| if axis < axes { count(axis) } else { 1 });
-        let step = self.shape.step();
-        let mut grid: FxHashMap<[usize; 4], (f64, bool)> = FxHashMap::default();
         let shape = self.shape;
+        let step = shape.step();
+        let mut grid: FxHashMap<[usize; 4], (f64, bool)> = FxHashMap::default();
         let mut efficiency = |node: [usize; 4]| {
             *grid.entry(node).or_insert_with(|| {
                 let place = self.inside(&std::array::from_fn(|axis| node[axis] as f64 * step[axis]));
                 let near = |sample: &Sample| shape.distance(&sample.point, &place) <= SUPPORT * SUPPORT;
-                (regression(self.shape, &self.samples, None, &place), self.samples.iter().any(near))
+                (regression(shape, &self.samples, None, &place), self.samples.iter().any(near))
             })
         };
         Lattice::new(counts, |knot| {
             let point = knot.map(|index| index as f64);
-            let inside = self.inside(&point);
-            let inside = std::array::from_fn(|axis| inside[axis] / step[axis]);
+            let place = self.inside(&point);
             let (mut logarithm, mut supported) = (0.0, true);
-            for (node, weight) in corners(axes, &inside) {
+            for (node, weight) in corners(axes, &std::array::from_fn(|axis| place[axis] / step[axis])) {
                 let (efficiency, near) = efficiency(node);
                 logarithm += weight * efficiency;
                 supported &= near;
             }
-            let work = self.shape.work(&point, self.size);
+            let work = shape.work(&point, self.size);
             let seconds = self.usual(&point, work) / libm::exp(logarithm);
             (libm::log(seconds.max(self.launch).max(self.target.arithmetic(work.0) / self.most)), supported)
         })

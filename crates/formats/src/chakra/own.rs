@@ -7,13 +7,15 @@ use uniference_sim::ids::TaskId;
 use uniference_sim::program::{Collective, DType, Mark, ReduceOp, Shape, StoreOp};
 use uniference_sim::time::SimDuration;
 
-/// Which part of a program: `compute`, `sleep`, `poll`, `time_out`, `mark_begin`, `mark_end`, `store`, `wait`, `end`; of a linked
-/// recording `side_by_side` and `delay`.
+/// Which part of a program: `compute`, `sleep`, `poll`, `time_out`, `mark_begin`, `mark_end`, `mark_open`, `mark_close`, `store`, `wait`,
+/// `end`; of a linked recording `side_by_side` and `delay`.
 pub const PART: &str = "uniference_part";
 /// How long it takes on the reference device, in picoseconds.
 pub const DURATION_PS: &str = "uniference_duration_ps";
 /// The line of the user's program.
 pub const LINE: &str = "uniference_line";
+/// Of a range that may overlap others: which of its rank's it is.
+pub const RANGE: &str = "uniference_range";
 /// The store's operation, as JSON.
 pub const STORE: &str = "uniference_store";
 /// A receive that takes whatever message is first; the source beside it is the one that it was.
@@ -82,6 +84,8 @@ impl Part {
             Part::Pause(pause, _) => (pause.name(), pause.name(), NodeType::Comp),
             Part::Mark(Mark::Begin(label)) => (&**label, "mark_begin", NodeType::Metadata),
             Part::Mark(Mark::End) => ("end of range", "mark_end", NodeType::Metadata),
+            Part::Mark(Mark::Open { name, .. }) => (&**name, "mark_open", NodeType::Metadata),
+            Part::Mark(Mark::Close { .. }) => ("end of range", "mark_close", NodeType::Metadata),
             Part::Store(_) => ("store", "store", NodeType::Metadata),
             Part::Wait => ("wait", "wait", NodeType::Metadata),
             Part::End => ("end of program", "end", NodeType::Metadata),
@@ -99,7 +103,10 @@ impl Part {
                 let json = serde_json::to_string(operation).expect("bytes and numbers have a JSON form");
                 node.set(STORE, Value::String(json));
             }
-            Part::Mark(_) | Part::Wait | Part::End => {}
+            Part::Mark(Mark::Open { range, .. } | Mark::Close { range }) => {
+                node.set(RANGE, Value::Uint32(*range));
+            }
+            Part::Mark(Mark::Begin(_) | Mark::End) | Part::Wait | Part::End => {}
         }
         node
     }
@@ -115,6 +122,8 @@ impl Part {
             _ if pause.is_some() => Part::Pause(pause?, duration(node)),
             "mark_begin" => Part::Mark(Mark::Begin(node.name.as_str().into())),
             "mark_end" => Part::Mark(Mark::End),
+            "mark_open" => Part::Mark(Mark::Open { range: range(node)?, name: node.name.as_str().into() }),
+            "mark_close" => Part::Mark(Mark::Close { range: range(node)? }),
             "store" => Part::Store(serde_json::from_str(node.text(STORE)?).ok()?),
             "wait" => Part::Wait,
             "end" => Part::End,
@@ -127,6 +136,10 @@ impl Part {
 pub fn duration(node: &Node) -> SimDuration {
     let rounded = node.duration_micros.saturating_mul(1_000_000);
     SimDuration::from_ps(node.unsigned(DURATION_PS).unwrap_or(rounded))
+}
+
+fn range(node: &Node) -> Option<u32> {
+    node.unsigned(RANGE).and_then(|range| u32::try_from(range).ok())
 }
 
 /// The thread of a node; its program's main one if nothing is said.
@@ -199,6 +212,8 @@ mod tests {
             Part::Pause(Pause::TimeOut, second),
             Part::Mark(Mark::Begin("step".into())),
             Part::Mark(Mark::End),
+            Part::Mark(Mark::Open { range: 7, name: "request".into() }),
+            Part::Mark(Mark::Close { range: 7 }),
             Part::Store(StoreOp::Set { key: b"k".to_vec(), value: vec![0, 255] }),
             Part::Wait,
             Part::End,

@@ -293,7 +293,7 @@ pub static KINDS: [Kind; 13] = [
         meaning: "a named range began or ended",
         columns: &[
             RANK,
-            optional(text("begin", "name of the range that begins; null if the innermost range ends")),
+            optional(text("begin", "name of the range that begins; null if one ends")),
             BY,
             ACTIVITY,
             ISSUED_AT,
@@ -302,6 +302,10 @@ pub static KINDS: [Kind; 13] = [
             BEGIN_CAUSE,
             BEGIN_CAUSE_RANK,
             BEGIN_CAUSE_ID,
+            optional(id(
+                "range",
+                "id of the range, unique within the rank, if it may overlap others; null if it is the thread's innermost",
+            )),
         ],
     },
     Kind {

@@ -68,8 +68,11 @@ fn stream(mut see: impl FnMut(SimTime, &Event<'_>)) {
         let handles = &[handle];
         see(at, &Event::Waited { rank, task, start, reason, exposed, late_peer, no_data, handles, call, site, cause });
     }
-    see(at, &Event::Marked { rank, mark: &Mark::Begin("a \"step\"".into()), why, spent: None });
-    see(at, &Event::Marked { rank, mark: &Mark::End, why, spent: None });
+    let range = 5;
+    let overlapping = [Mark::Open { range, name: "request".into() }, Mark::Close { range }];
+    for mark in [Mark::Begin("a \"step\"".into()), Mark::End].iter().chain(&overlapping) {
+        see(at, &Event::Marked { rank, task, mark, why, spent: None });
+    }
     let group = GroupId(0);
     let (queued, started, sent) = (start, start, at);
     let (id, behind) = (MessageId(8), Some(MessageId(6)));
@@ -290,7 +293,7 @@ fn closed_parts_are_numbered_and_messages_are_left_out_unless_they_are_wanted() 
 fn a_part_has_a_million_events_at_most() {
     let mut parts = Memory::default();
     let mut writer = TableWriter::new(&mut parts, false, []);
-    let mark = Event::Marked { rank: RankId(0), mark: &Mark::End, why: Why::default(), spent: None };
+    let mark = Event::Marked { rank: RankId(0), task: TaskId(0), mark: &Mark::End, why: Why::default(), spent: None };
     for at in 0..1_000_001 {
         writer.record(SimTime::from_ps(at), &mark);
     }

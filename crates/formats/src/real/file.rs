@@ -5,10 +5,10 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::collections::{BTreeMap, BTreeSet};
 use uniference_sim::ids::{GroupId, GroupRank, RankId};
-use uniference_sim::program::{Call, CallOp, Collective, CollectiveKind, DType, Shape};
+use uniference_sim::program::{Call, CallOp, Collective, CollectiveKind, DType, Mark, Shape};
 use uniference_sim::time::Bytes;
 
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// What one rank has recorded.
 #[derive(Clone, Debug)]
@@ -65,7 +65,7 @@ pub enum Record {
     Issued { at: i64, task: u32, handle: u32, call: Call, site: u32 },
     Completed { at: i64, handle: u32, peer: Option<GroupRank> },
     Waited { start: i64, end: i64, task: u32, reason: Reason, handles: Vec<u32>, site: u32 },
-    Marked { at: i64, name: Option<String> },
+    Marked { at: i64, task: u32, mark: Mark },
 }
 
 /// For what a thread was blocked.
@@ -227,8 +227,13 @@ fn record(line: &str) -> Result<Record, serde_json::Error> {
             Record::Waited { start, end, task, reason, handles, site }
         }
         r#"["m""# => {
-            let (_, at, name): (IgnoredAny, i64, Option<String>) = serde_json::from_str(line)?;
-            Record::Marked { at, name }
+            let (_, at, task, name): (IgnoredAny, i64, u32, Option<String>) = serde_json::from_str(line)?;
+            Record::Marked { at, task, mark: name.map_or(Mark::End, |name| Mark::Begin(name.into())) }
+        }
+        r#"["r""# => {
+            let (_, at, task, range, name): (IgnoredAny, i64, u32, u32, Option<String>) = serde_json::from_str(line)?;
+            let opens = name.map(|name| Mark::Open { range, name: name.into() });
+            Record::Marked { at, task, mark: opens.unwrap_or(Mark::Close { range }) }
         }
         _ => return Err(serde::de::Error::custom("unknown record type")),
     })

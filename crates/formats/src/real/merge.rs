@@ -34,7 +34,7 @@ pub struct RealRank {
     /// In order, thread by thread.
     pub waits: Vec<Wait>,
     /// Ranges of the program, in order.
-    pub marks: Vec<(SimTime, Mark)>,
+    pub marks: Vec<(SimTime, TaskId, Mark)>,
     /// When its script started.
     pub start: SimTime,
     /// When its script returned.
@@ -237,10 +237,7 @@ impl RankReader<'_> {
                     let handles = waited.iter().map(|handle| handles[handle]).collect();
                     rank.waits.push(Wait { start, end, task, reason: wait_reason(reason), handles, site });
                 }
-                Record::Marked { at, name } => {
-                    let mark = name.map_or(Mark::End, |name| Mark::Begin(name.into()));
-                    rank.marks.push((self.time(at), mark));
-                }
+                Record::Marked { at, task, mark } => rank.marks.push((self.time(at), TaskId(task), mark)),
             }
         }
         rank.settle();
@@ -395,11 +392,9 @@ impl Merged {
         for (me, rank) in (0..).map(RankId).zip(&self.ranks) {
             self.tell_operations(me, rank, &mut events);
             let times = self.tell_waits(me, rank, &mut events);
-            events.extend(
-                rank.marks
-                    .iter()
-                    .map(|(at, mark)| (*at, Event::Marked { rank: me, mark, why: Default::default(), spent: None })),
-            );
+            events.extend(rank.marks.iter().map(|(at, task, mark)| {
+                (*at, Event::Marked { rank: me, task: *task, mark, why: Default::default(), spent: None })
+            }));
             let traffic = Traffic::default();
             events.push((
                 rank.finish,

@@ -3,7 +3,8 @@
 //! Everything is postcard. Its enums are numbered in the order of their variants here, and the tables below number what has no fields: what
 //! is new goes to the end of either, and nothing changes its place. Times are picoseconds, sizes bytes. All versions of the format share it, but version 1
 //! never has [`Step::Named`] or [`Step::Line`], versions 1 and 2 never have [`Step::Operators`] or [`Step::HandlesInOrder`], and none before 4 has
-//! [`Step::Elapsed`], [`Activity::Part`] or [`Activity::Reach`], and none before 5 has [`Step::Look`]: their ranks read the clock by [`Step::Now`].
+//! [`Step::Elapsed`], [`Activity::Part`] or [`Activity::Reach`], none before 5 has [`Step::Look`]: their ranks read the clock by [`Step::Now`]; and none
+//! before 6 has [`Mark::Open`] or [`Mark::Close`].
 
 use crate::report::Manifest;
 use serde::{Deserialize, Serialize};
@@ -171,6 +172,8 @@ pub(super) enum Activity {
 pub(super) enum Mark {
     Begin(String),
     End,
+    Open { range: u32, name: String },
+    Close { range: u32 },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -328,8 +331,12 @@ impl Activity {
             program::Activity::Reach(event) => Activity::Reach(*event),
             program::Activity::Call(call) => Activity::Call { group: call.group.0, op: CallOp::of(&call.op) },
             program::Activity::Sleep(duration) => Activity::Sleep(duration.as_ps()),
-            program::Activity::Mark(program::Mark::Begin(name)) => Activity::Mark(Mark::Begin(name.to_string())),
-            program::Activity::Mark(program::Mark::End) => Activity::Mark(Mark::End),
+            program::Activity::Mark(mark) => Activity::Mark(match mark {
+                program::Mark::Begin(name) => Mark::Begin(name.to_string()),
+                program::Mark::End => Mark::End,
+                program::Mark::Open { range, name } => Mark::Open { range: *range, name: name.to_string() },
+                program::Mark::Close { range } => Mark::Close { range: *range },
+            }),
             program::Activity::Store(operation) => Activity::Store(StoreOp::of(operation)),
             program::Activity::Finish => Activity::Finish,
             program::Activity::Close(group) => Activity::Close(group.0),
@@ -358,8 +365,12 @@ impl Activity {
                 program::Activity::Call(call)
             }
             Activity::Sleep(duration) => program::Activity::Sleep(SimDuration::from_ps(duration)),
-            Activity::Mark(Mark::Begin(name)) => program::Activity::Mark(program::Mark::Begin(name.into())),
-            Activity::Mark(Mark::End) => program::Activity::Mark(program::Mark::End),
+            Activity::Mark(mark) => program::Activity::Mark(match mark {
+                Mark::Begin(name) => program::Mark::Begin(name.into()),
+                Mark::End => program::Mark::End,
+                Mark::Open { range, name } => program::Mark::Open { range, name: name.into() },
+                Mark::Close { range } => program::Mark::Close { range },
+            }),
             Activity::Store(operation) => program::Activity::Store(operation.read()),
             Activity::Finish => program::Activity::Finish,
             Activity::Close(group) => program::Activity::Close(GroupId(group)),

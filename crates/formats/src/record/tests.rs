@@ -21,8 +21,11 @@ fn compute(ps: u64) -> RecordedStep {
 }
 
 fn mark(name: &str) -> RecordedStep {
-    let activity = Activity::Mark(Mark::Begin(name.into()));
-    Request::Issue { activity, queue: QueueId(0), after: Vec::new(), site: Site(0) }.into()
+    marked(Mark::Begin(name.into()))
+}
+
+fn marked(mark: Mark) -> RecordedStep {
+    Request::Issue { activity: Activity::Mark(mark), queue: QueueId(0), after: Vec::new(), site: Site(0) }.into()
 }
 
 /// Of two ranks, the second with two tasks.
@@ -35,6 +38,17 @@ fn steps() -> [Steps; 2] {
         (TaskId(0), Request::Exit(Outcome::Ok).into()),
     ];
     [first.map(|step| (TaskId(0), step)).to_vec(), second.to_vec()]
+}
+
+#[test]
+fn ranges_that_overlap_are_read_as_they_were_written() {
+    let marks = [Mark::Open { range: 3, name: "request".into() }, Mark::End, Mark::Close { range: 3 }];
+    let mut writer = RecordWriter::new(Vec::new(), &header(1));
+    for mark in marks.clone() {
+        writer.step(RankId(0), TaskId(0), &marked(mark), LINES[0]);
+    }
+    let (steps, _) = read(&writer.finish().unwrap()).unwrap();
+    assert_eq!(steps[0], marks.map(|mark| (TaskId(0), marked(mark))));
 }
 
 /// Operators of a slice, and how long it was measured to take.

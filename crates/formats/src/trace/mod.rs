@@ -1,7 +1,7 @@
 //! Owns the trace: what happened when, for the viewers of Perfetto and Chrome.
 //!
-//! Each rank is a process with a row for each task (compute, waiting), for its named ranges, for each stream of its device, and for the operations of each group;
-//! what overlaps within a row goes on a second row of the same name. An arrow leads from each send to its receive, and from what a wait was for to its end.
+//! Each rank is a process with a row for each task (compute, waiting) and for its named ranges, for those of the rank that may overlap, for each stream of
+//! its device, and for the operations of each group; what overlaps within a row goes on a second row of the same name. An arrow leads from each send to its receive, and from what a wait was for to its end.
 //! Each link that was used is a counter of bytes per second, what each rank held in memory one of bytes by kind, and what its device draws one of watts, where
 //! that is known. The critical path is a process of its own, above all others.
 //!
@@ -99,8 +99,10 @@ struct RankRows {
     /// `rank 0 (orin.0)`.
     name: String,
     rows: BTreeMap<What, Vec<Lane>>,
-    /// Names of ranges that are open, the outermost first.
-    ranges: Vec<String>,
+    /// Names of the threads' ranges that are open, in the order in which they have begun.
+    ranges: Vec<(TaskId, String)>,
+    /// By number, on which of its rows a range is open that may overlap others.
+    overlapping: BTreeMap<u32, usize>,
     /// By handle, the row that shows the activity; 0: none does.
     shown: Vec<u32>,
     /// By task, when waits ended, and on which rows they are.
@@ -112,7 +114,8 @@ struct RankRows {
 /// What a row shows; the order in which rows stand.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum What {
-    Ranges,
+    Overlapping,
+    Ranges(TaskId),
     Task(TaskId),
     Stream(u32),
     Group(GroupId),
@@ -144,10 +147,10 @@ impl<F: Format> TraceWriter<F> {
         for (rank, (device, power)) in devices.enumerate() {
             let name = format!("rank {rank} ({device})");
             trace.out.process(pid(RankId::from(rank)), &name, rank as i32);
-            let (rows, waits) = Default::default();
-            let (ranges, shown) = Default::default();
+            let (rows, waits, shown) = Default::default();
+            let (ranges, overlapping) = Default::default();
             let power = power.map(|power| (power, Busy::default()));
-            trace.ranks.push(RankRows { name, rows, ranges, shown, waits, power });
+            trace.ranks.push(RankRows { name, rows, ranges, overlapping, shown, waits, power });
         }
         let last = pid(RankId::from(trace.ranks.len()));
         trace.out.process(last, "links", last as i32);
@@ -249,6 +252,16 @@ impl<F: Format> TraceWriter<F> {
     }
 
     fn lane(&mut self, rank: RankId, what: What, start: SimTime) -> &mut Lane {
+        let index = self.free_lane(rank, what, start);
+        self.lane_at(rank, what, index)
+    }
+
+    fn lane_at(&mut self, rank: RankId, what: What, index: usize) -> &mut Lane {
+        &mut self.ranks[rank.index()].rows.get_mut(&what).expect("its lanes were made")[index]
+    }
+
+    /// Which lane of its kind is free from then on.
+    fn free_lane(&mut self, rank: RankId, what: What, start: SimTime) -> usize {
         let rows = &mut self.ranks[rank.index()];
         let lanes = rows.rows.entry(what).or_default();
         let free = lanes.iter().position(|lane| lane.busy_until <= start);
@@ -260,34 +273,61 @@ impl<F: Format> TraceWriter<F> {
             let (name, place) = name_of(what, &rows.name);
             self.out.row(Row { pid: pid(rank), tid: id }, &name, place);
         }
-        &mut self.ranks[rank.index()].rows.get_mut(&what).expect("it was just entered")[index]
+        index
     }
 
-    fn mark(&mut self, at: SimTime, rank: RankId, mark: &Mark) {
-        let tid = self.lane(rank, What::Ranges, at).id;
-        let (row, open) = (Row { pid: pid(rank), tid }, &mut self.ranks[rank.index()].ranges);
+    fn mark(&mut self, at: SimTime, rank: RankId, task: TaskId, mark: &Mark) {
+        let pid = pid(rank);
         match mark {
             Mark::Begin(name) => {
-                open.push(name.as_ref().to_owned());
-                self.out.begin(row, at, name);
+                let tid = self.lane(rank, What::Ranges(task), at).id;
+                self.ranks[rank.index()].ranges.push((task, name.as_ref().to_owned()));
+                self.out.begin(Row { pid, tid }, at, name);
             }
-            // What was never opened has nothing to close.
             Mark::End => {
-                if open.pop().is_some() {
-                    self.out.end(row, at);
-                }
+                // What was never opened has nothing to close.
+                let open = &mut self.ranks[rank.index()].ranges;
+                let Some(innermost) = open.iter().rposition(|(by, _)| *by == task) else { return };
+                open.remove(innermost);
+                let tid = self.lane(rank, What::Ranges(task), at).id;
+                self.out.end(Row { pid, tid }, at);
+            }
+            Mark::Open { range, name } => {
+                self.mark(at, rank, task, &Mark::Close { range: *range });
+                let index = self.free_lane(rank, What::Overlapping, at);
+                let lane = self.lane_at(rank, What::Overlapping, index);
+                lane.busy_until = SimTime::MAX;
+                let tid = lane.id;
+                self.ranks[rank.index()].overlapping.insert(*range, index);
+                self.out.begin(Row { pid, tid }, at, name);
+            }
+            Mark::Close { range } => {
+                let Some(index) = self.ranks[rank.index()].overlapping.remove(range) else { return };
+                let lane = self.lane_at(rank, What::Overlapping, index);
+                lane.busy_until = at;
+                let tid = lane.id;
+                self.out.end(Row { pid, tid }, at);
             }
         }
     }
 
     fn close_ranges(&mut self, at: SimTime, rank: RankId) {
-        while !self.ranks[rank.index()].ranges.is_empty() {
-            self.mark(at, rank, &Mark::End);
+        while let Some((task, _)) = self.ranks[rank.index()].ranges.last() {
+            self.mark(at, rank, *task, &Mark::End);
+        }
+        while let Some((range, _)) = self.ranks[rank.index()].overlapping.first_key_value() {
+            self.mark(at, rank, TaskId(0), &Mark::Close { range: *range });
         }
     }
 }
 
 impl RankRows {
+    /// The innermost range of a thread, or else of the one that has begun one last.
+    fn range(&self, task: TaskId) -> Option<&str> {
+        let own = self.ranges.iter().rfind(|(by, _)| *by == task);
+        own.or(self.ranges.last()).map(|(_, name)| &**name)
+    }
+
     /// The row of the wait of a task that ended then.
     fn wait(&self, task: TaskId, end: SimTime) -> Option<u32> {
         let waits = self.waits.get(&task)?;
@@ -317,9 +357,11 @@ fn name_of(what: What, rank_name: &str) -> (String, i32) {
     // Branches of graphs are numbered on where programs' own streams end.
     const BRANCHES: u32 = 1 << 31;
     let (name, place) = match what {
-        What::Ranges => ("ranges".to_owned(), 0),
-        What::Task(TaskId(0)) => (rank_name.to_owned(), 1),
-        What::Task(task) => (format!("{rank_name} {task}"), 1 + task.0),
+        What::Overlapping => ("overlapping ranges".to_owned(), 0),
+        What::Ranges(TaskId(0)) => ("ranges".to_owned(), 1),
+        What::Ranges(task) => (format!("ranges of {task}"), 1 + 2 * task.0),
+        What::Task(TaskId(0)) => (rank_name.to_owned(), 2),
+        What::Task(task) => (format!("{rank_name} {task}"), 2 + 2 * task.0),
         What::Stream(stream @ BRANCHES..) => {
             (format!("branch {} of graphs", stream - BRANCHES), 2 * STREAMS + (stream - BRANCHES).min(STREAMS))
         }
@@ -355,7 +397,7 @@ impl<F: Format> Observer for TraceWriter<F> {
                 let line = lines.get(why.site.index()).filter(|line| !line.is_empty());
                 let mut args = vec![("reference_us", micros(base.as_ps()))];
                 args.extend(line.map(|line| ("line", Value::Text(line))));
-                args.extend(rows.ranges.last().map(|range| ("range", Value::Text(range))));
+                args.extend(rows.range(task).map(|range| ("range", Value::Text(range))));
                 self.out.slice(row, start, at, name.unwrap_or("compute"), &args);
                 if let Some((_, busy)) = &mut rows.power {
                     busy.add(start, at);
@@ -399,7 +441,7 @@ impl<F: Format> Observer for TraceWriter<F> {
                 let row = self.row_for(rank, What::Group(call.group), started, at);
                 self.out.slice(row, started, at, &name, &describe(call, bytes, issued));
             }
-            Event::Marked { rank, mark, .. } => self.mark(at, rank, mark),
+            Event::Marked { rank, task, mark, .. } => self.mark(at, rank, task, mark),
             Event::Message { wire_bytes, started, sent, links, .. } => self.rates.add(links, started, sent, wire_bytes),
             Event::Finished { rank, .. } => self.close_ranges(at, rank),
             Event::Issued { .. } | Event::Elapsed { .. } | Event::Used { .. } => {}

@@ -18,6 +18,11 @@ fn us(us: u64) -> SimTime {
     SimTime::from_ps(us * 1_000_000)
 }
 
+fn mark(observer: &mut impl Observer, at: u64, task: u32, mark: &Mark) {
+    let (rank, task) = (RankId(0), TaskId(task));
+    observer.record(us(at), &Event::Marked { rank, task, mark, why: Default::default(), spent: None });
+}
+
 /// Two operations in flight at once on rank 0, with compute beside them, ranges, a message, and an end nobody opened.
 fn feed(observer: &mut impl Observer) {
     let (rank, task, site) = (RankId(0), TaskId(0), Site(0));
@@ -77,15 +82,23 @@ fn feed(observer: &mut impl Observer) {
         traffic: Traffic::default(),
         cause: Default::default(),
     };
-    observer.record(us(0), &Event::Marked { rank, mark: &Mark::End, why: Default::default(), spent: None });
-    observer.record(us(0), &Event::Marked { rank, mark: &begin("step \"1\""), why: Default::default(), spent: None });
-    observer.record(us(1), &Event::Marked { rank, mark: &begin("left open"), why: Default::default(), spent: None });
+    mark(observer, 0, 0, &Mark::End);
+    mark(observer, 0, 0, &begin("step \"1\""));
+    mark(observer, 1, 0, &begin("left open"));
+    mark(observer, 1, 1, &begin("of a thread"));
+    mark(observer, 1, 0, &Mark::Open { range: 0, name: "request".into() });
+    mark(observer, 1, 1, &Mark::Open { range: 1, name: "left open, too".into() });
+    mark(observer, 1, 0, &Mark::Close { range: 7 });
     observer.record(
         us(1),
         &Event::Issued { rank, handle: Handle(0), call, bytes: call.op.bytes(2), site, task: Default::default() },
     );
     observer.record(us(3), &computed);
     observer.record(us(4), &message);
+    mark(observer, 4, 1, &Mark::End);
+    mark(observer, 4, 1, &Mark::Close { range: 0 });
+    mark(observer, 4, 0, &Mark::Open { range: 2, name: "another request".into() });
+    mark(observer, 5, 0, &Mark::Close { range: 2 });
     observer.record(us(5), &completed(0, us(1), 0));
     observer.record(us(5), &waited);
     observer.record(us(6), &completed(1, us(2), 1));

@@ -772,19 +772,6 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
-    fn anybody_runs(&self) -> bool {
-        let ranks = (0..).map(RankId).zip(&self.ranks);
-        ranks.into_iter().any(|(rank, state)| state.process.status().is_none() && self.exchange.runs(rank))
-    }
-
-    /// Whether somebody may be heard of who does not wait for the engine alone.
-    fn anybody_is_out(&self) -> bool {
-        let waits = |(rank, state): (RankId, &RankConnections)| {
-            state.process.status().is_none() && self.exchange.waits_outside(rank)
-        };
-        self.anybody_runs() || (0..).map(RankId).zip(&self.ranks).any(waits)
-    }
-
     fn have_ended(&self, ending: &LiveEnding) -> bool {
         let has_ended = |rank: &RankConnections| rank.process.status().is_some();
         match ending {

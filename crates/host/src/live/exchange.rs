@@ -5,6 +5,7 @@
 //! It is long because it is one state machine: what a task may be asked for, and what each of the engine's answers leads to, is read together.
 
 mod dictionary;
+mod ranges;
 mod streams;
 mod times;
 
@@ -14,6 +15,7 @@ pub use uniference_protocol::messages::LaunchId;
 use super::absent::Absence;
 use super::data::{Access, DataPlane};
 use dictionary::Dictionary;
+use ranges::Ranges;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use streams::Streams;
@@ -145,6 +147,7 @@ struct RankConversation {
     /// Operations that have failed, as a wait for the device was told, and who has closed the connection: who waits for one is told as well.
     failed: BTreeMap<Handle, RankId>,
     dictionary: Dictionary,
+    ranges: Ranges,
     /// How many of its activities have been recorded.
     activities: u32,
     /// Of a rank with several threads: how the record calls an activity, by the engine's name.
@@ -177,12 +180,12 @@ impl Released {
 /// Whether the process of a rank runs, and since when. It is answered once; then it runs until it is quiet; then it is answered again.
 #[derive(Default)]
 struct Turns {
-    /// Questions heard since it was quiet last.
-    questions: u32,
-    /// It has said that it is quiet, and of how many questions.
-    quiet: Option<Quiet>,
+    /// Heard of what its threads have said since it was quiet last.
+    parts: u32,
     /// It has been answered since.
     running: bool,
+    /// Since it was quiet and until it is answered: what those of its threads wait for that ask nothing.
+    rests: Option<Threads>,
     /// Answers that it has not been given yet.
     owed: u32,
     /// Who was answered last; the engine's answers to that task are counted, and this is which it was.
@@ -289,6 +292,7 @@ impl Exchange {
                 released: Released::default(),
                 failed: BTreeMap::new(),
                 dictionary: Dictionary::default(),
+                ranges: Ranges::default(),
                 activities: 0,
                 recorded_as: BTreeMap::new(),
                 streams: Streams::default(),
@@ -410,7 +414,7 @@ impl Exchange {
         self.quiet(rank, Quiet::default());
     }
 
-    /// A task has said something; with `quiet`, the last of its rank to do so. Returns whether the rank is quiet now.
+    /// A task has said something; with `quiet`, the last that it says until it is answered. Returns whether the rank is quiet now.
     pub fn say(&mut self, rank: RankId, task: TaskId, mut ops: Vec<Op>, quiet: Option<Quiet>) -> bool {
         self.take_at_once(rank, task, &mut ops);
         let asks = ops.last().is_some_and(Op::asks);
@@ -418,18 +422,17 @@ impl Exchange {
         speaking.questions += u64::from(asks);
         speaking.ops.extend(ops);
         let RankConversation { turn, tasks, .. } = &mut self.ranks[rank.index()];
-        turn.questions += u32::from(asks);
-        turn.quiet = quiet.or(turn.quiet);
-        match turn.quiet {
-            Some(quiet) if quiet.questions == turn.questions => self.quiet(rank, quiet),
-            // What several threads say between two answers is carried out in the order of the threads, once all have.
-            _ if asks || tasks.len() > 1 => return false,
-            _ => {
-                self.pump(rank, task);
-                return false;
+        turn.parts += u32::from(quiet.is_some());
+        match quiet {
+            Some(quiet) if quiet.parts <= turn.parts => {
+                self.quiet(rank, quiet);
+                return true;
             }
+            // What several threads say between two answers is carried out in the order of the threads, once all have.
+            None if tasks.len() == 1 => self.pump(rank, task),
+            _ => {}
         }
-        true
+        false
     }
 
     /// Which inputs have been copied is no word in a conversation: who copies may wait for an answer already. Nor is what operators name by
@@ -456,15 +459,22 @@ impl Exchange {
     /// All threads of the rank's process wait: carries out what they have said.
     fn quiet(&mut self, rank: RankId, quiet: Quiet) {
         let RankConversation { turn, tasks, .. } = &mut self.ranks[rank.index()];
-        (turn.questions, turn.quiet, turn.running) = (0, None, false);
+        (turn.parts, turn.running) = (0, false);
+        turn.rests = Some(if quiet.outside { Threads::WaitOutside } else { Threads::Wait });
         let answered = turn.answered;
         for task in (0..tasks.len()).map(TaskId::from) {
             self.goes_on(rank, task, answered);
             self.pump(rank, task);
         }
+        self.rest(rank);
+    }
+
+    /// A quiet rank keeps time from passing no longer than the engine takes to carry out what it has said: a thread may have asked nothing.
+    fn rest(&mut self, rank: RankId) {
         let RankConversation { turn, tasks, .. } = &self.ranks[rank.index()];
-        if turn.owed == 0 && tasks.iter().any(|task| matches!(task.state, State::Free)) {
-            self.engine.set_threads(rank, if quiet.outside { Threads::WaitOutside } else { Threads::Wait });
+        let asks_nothing = |task: &TaskConversation| matches!(task.state, State::Free);
+        if let Some(rests) = turn.rests.filter(|_| turn.owed == 0 && tasks.iter().any(asks_nothing)) {
+            self.engine.set_threads(rank, rests);
         }
     }
 
@@ -556,12 +566,10 @@ impl Exchange {
         let RankConversation { turn, tasks, .. } = &mut self.ranks[rank.index()];
         turn.owed -= 1;
         if question != tasks[task.index()].questions {
-            if turn.owed == 0 {
-                self.engine.set_threads(rank, Threads::Wait);
-            }
+            self.rest(rank);
             return None;
         }
-        turn.running = true;
+        (turn.running, turn.rests) = (true, None);
         turn.answered = Some((task, tasks[task.index()].resumptions));
         let asked = tasks[task.index()].asked_at;
         let over = self.take_over(rank);
@@ -670,7 +678,10 @@ impl Exchange {
         let line = self.task(rank, task).line_of(&op);
         let (request, asked) = match op {
             Op::Sleep(span) => (issue(Activity::Sleep(span.from(now)), task, line), Asked::Sleep),
-            Op::Mark(mark) => (issue(Activity::Mark(mark), task, line), Asked::Mark),
+            Op::Mark(mark) => {
+                let mark = self.ranks[rank.index()].ranges.renumber(mark);
+                (issue(Activity::Mark(mark), task, line), Asked::Mark)
+            }
             Op::Close(group) => (issue(Activity::Close(GroupId(group)), task, line), Asked::Mark),
             Op::Abort(group) => (issue(Activity::Abort(GroupId(group)), task, line), Asked::Mark),
             Op::Issue { handle, call, staged, stream, .. } => {
@@ -951,6 +962,7 @@ impl Exchange {
             (_, reply) => panic!("{rank} {task} was answered {reply:?} at {now}, which is not what it had asked for"),
         }
         self.pump(rank, task);
+        self.rest(rank);
     }
 
     /// The engine has named an activity of one of several threads: until nobody can wait for it any more, the record's name is kept.

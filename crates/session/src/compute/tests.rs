@@ -175,7 +175,7 @@ fn run(plan: Plan, programs: Vec<Vec<Doing>>, order: &[u32]) -> Done {
                     }
                 }
             }
-            let quiet = ops.last().filter(|op| op.asks()).map(|_| Quiet { questions: 1, outside: false });
+            let quiet = ops.last().filter(|op| op.asks()).map(|_| Quiet { parts: 1, outside: false });
             exchange.say(RankId(rank), TaskId(0), ops, quiet);
         }
         exchange.advance(&mut digest, &mut recorder);
@@ -650,18 +650,18 @@ fn a_replay_of_threads_finds_what_waits_for_what() {
         let (main, other) = (TaskId(0), TaskId(1));
         let slice = |operators| Op::Compute(Slice { measured: SimDuration::ZERO, operators });
         let stream = |stream| Op::Synchronize { work: DeviceWork::Stream(stream), site: Site(0) };
-        let quiet = |questions| Some(Quiet { questions, outside: false });
+        let quiet = |parts| Some(Quiet { parts, outside: false });
         exchange.say(RankId(0), main, vec![Op::Start], quiet(1));
         assert_eq!(told(&mut exchange, &mut recorder), [(main, 0.0)]);
         assert_eq!(exchange.open_task(RankId(0)), other);
-        exchange.say(RankId(0), other, vec![slice(second), stream(2)], None);
+        exchange.say(RankId(0), other, vec![slice(second), stream(2)], quiet(2));
         exchange.say(RankId(0), main, vec![slice(first), stream(1)], quiet(2));
         let mut when = told(&mut exchange, &mut recorder);
         exchange.say(RankId(0), main, vec![slice(third), stream(1)], quiet(1));
         when.extend(told(&mut exchange, &mut recorder));
-        exchange.say(RankId(0), other, vec![Op::Exit(Outcome::Ok)], quiet(0));
+        exchange.say(RankId(0), other, vec![Op::Exit(Outcome::Ok)], quiet(1));
         when.extend(told(&mut exchange, &mut recorder));
-        exchange.say(RankId(0), main, vec![Op::Exit(Outcome::Ok)], quiet(0));
+        exchange.say(RankId(0), main, vec![Op::Exit(Outcome::Ok)], quiet(1));
         when.extend(told(&mut exchange, &mut recorder));
         exchange.record_rest(&mut recorder);
         (recorder.0.finish().unwrap(), digest.to_hex(), when)

@@ -186,7 +186,7 @@ impl Engine {
             Activity::Sleep(span) => *span,
             Activity::Mark(mark) => {
                 state.ledger.settle(now);
-                observer.record(now, &Event::Marked { rank, mark, why, spent: Some(state.ledger.times) });
+                observer.record(now, &Event::Marked { rank, task, mark, why, spent: Some(state.ledger.times) });
                 return true;
             }
             Activity::Reach(event) => {

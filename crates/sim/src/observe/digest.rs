@@ -130,8 +130,16 @@ impl Fields {
             }
             Event::Marked { rank, mark, .. } => {
                 self.start(4, at, *rank);
-                let name = if let Mark::Begin(name) = mark { Some(&**name) } else { None };
+                let (name, range) = match mark {
+                    Mark::Begin(name) => (Some(&**name), None),
+                    Mark::End => (None, None),
+                    Mark::Open { range, name } => (Some(&**name), Some(range)),
+                    Mark::Close { range } => (None, Some(range)),
+                };
                 self.optional(name, Fields::text);
+                if let Some(range) = range {
+                    self.number((*range).into());
+                }
             }
             Event::Finished { rank, outcome, times, traffic, .. } => {
                 self.start(5, at, *rank);
@@ -336,7 +344,13 @@ mod tests {
         );
         digest.record(
             end,
-            &Event::Marked { rank, mark: &Mark::Begin("step".into()), why: Default::default(), spent: None },
+            &Event::Marked {
+                rank,
+                task: TaskId(0),
+                mark: &Mark::Begin("step".into()),
+                why: Default::default(),
+                spent: None,
+            },
         );
         let calls = [
             collective(CollectiveKind::Reduce, Some(1), Shape::Even(1 << 20)),
@@ -391,7 +405,10 @@ mod tests {
                 },
             );
         }
-        digest.record(end, &Event::Marked { rank, mark: &Mark::End, why: Default::default(), spent: None });
+        digest.record(
+            end,
+            &Event::Marked { rank, task: TaskId(0), mark: &Mark::End, why: Default::default(), spent: None },
+        );
         let times = Times { compute: base, exposed, late_peer, no_data, idle: base };
         let traffic = Traffic { sent: Bytes(1), received: Bytes(1 << 20), wire_sent: Bytes(3) };
         for outcome in [Outcome::Ok, Outcome::Failed, Outcome::Crashed] {
@@ -443,7 +460,13 @@ mod tests {
         );
         digest.record(
             end,
-            &Event::Marked { rank, mark: &Mark::Begin("step".into()), why: Default::default(), spent: None },
+            &Event::Marked {
+                rank,
+                task: TaskId(0),
+                mark: &Mark::Begin("step".into()),
+                why: Default::default(),
+                spent: None,
+            },
         );
         let (times, traffic) = (Times { compute: base, ..Times::default() }, Traffic::default());
         digest.record(end, &Event::Finished { rank, outcome: Outcome::Ok, times, traffic, cause: Default::default() });

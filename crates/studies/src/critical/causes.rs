@@ -35,7 +35,8 @@ pub(super) struct RankCauses {
     turns: Vec<Vec<Turn>>,
     /// From these moments on its innermost range was this one, if it was in any; in order.
     pub(super) ranges: Vec<(SimTime, Option<Name>)>,
-    open: Vec<Name>,
+    /// Ranges of its threads that have not ended, in the order in which they have begun.
+    open: Vec<(TaskId, Name)>,
     pub(super) finish: Option<(SimTime, Cause)>,
 }
 
@@ -199,17 +200,19 @@ impl Causes {
         turns[task.index()].push(turn);
     }
 
-    fn mark(&mut self, rank: RankId, at: SimTime, mark: &Mark) {
-        let opened = match mark {
+    fn mark(&mut self, rank: RankId, task: TaskId, at: SimTime, mark: &Mark) {
+        let begun = match mark {
             Mark::Begin(name) => Some(self.name(name)),
             Mark::End => None,
+            // Of several that go on at once none is the innermost.
+            Mark::Open { .. } | Mark::Close { .. } => return,
         };
         let RankCauses { open, ranges, .. } = &mut self.ranks[rank.index()];
-        match opened {
-            Some(name) => open.push(name),
-            None => drop(open.pop()),
+        match begun {
+            Some(name) => open.push((task, name)),
+            None => drop(open.iter().rposition(|(by, _)| *by == task).map(|at| open.remove(at))),
         }
-        ranges.push((at, open.last().copied()));
+        ranges.push((at, open.last().map(|(_, name)| *name)));
     }
 }
 
@@ -231,9 +234,9 @@ impl Observer for Causes {
                 let name = self.name(call.op.name());
                 self.add(*rank, why, *started, Cause::Closed(*peer), Doing::Call(name));
             }
-            Event::Marked { rank, mark, why, .. } => {
+            Event::Marked { rank, task, mark, why, .. } => {
                 self.add(*rank, why, at, Cause::Time, Doing::Other);
-                self.mark(*rank, at, mark);
+                self.mark(*rank, *task, at, mark);
             }
             Event::Elapsed { rank, start, why: Some(why), cause, what, .. } => {
                 let what = if *what == Elapsed::Sleep { Doing::Sleep } else { Doing::Other };

@@ -3,7 +3,7 @@
 use super::marks::{Mark, MarkKind, Row};
 use crate::critical::{Kind, Step};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use uniference_sim::event::{Event, Observer, WaitReason};
 use uniference_sim::ids::{QueueId, RankId, TaskId};
 use uniference_sim::program::Mark as RangeMark;
@@ -20,14 +20,18 @@ const MOST_ON_PAGE: usize = 20_000;
 const LEAST_IN_ROW: usize = 32;
 /// Ranges that lie deeper in each other have no row.
 const DEEPEST: usize = 3;
+/// Nor do more of those that overlap.
+const MOST_OVERLAPPING: usize = 32;
 
 /// Watches a run for what its ranks do when.
 pub(super) struct Timeline {
     rows: BTreeMap<(RankId, Part), Row>,
     most: usize,
     names: Names,
-    /// By rank, the outermost first.
-    open: BTreeMap<RankId, Vec<(u32, SimTime)>>,
+    /// By thread, the outermost first.
+    open: BTreeMap<(RankId, TaskId), Vec<(u32, SimTime)>>,
+    /// By number, ranges that may overlap: on which row, its name, and since when.
+    overlapping: BTreeMap<(RankId, u32), (usize, u32, SimTime)>,
 }
 
 /// What a row shows of a rank; rows stand in this order.
@@ -36,7 +40,9 @@ enum Part {
     Task(TaskId),
     Stream(u32),
     Operations,
-    Ranges(usize),
+    /// Of a thread, those that lie in so many others.
+    Ranges(TaskId, usize),
+    Overlapping(usize),
 }
 
 /// Names by number.
@@ -74,7 +80,8 @@ impl Timeline {
     /// Of so many ranks.
     pub(super) fn new(ranks: usize) -> Timeline {
         let most = (MOST_KEPT / ranks.clamp(1, MOST_RANKS)).clamp(LEAST_IN_ROW, MOST_IN_ROW);
-        Timeline { rows: BTreeMap::new(), most, names: Names::default(), open: BTreeMap::new() }
+        let (open, overlapping) = Default::default();
+        Timeline { rows: BTreeMap::new(), most, names: Names::default(), open, overlapping }
     }
 
     /// The rows, with the spans of the critical path above all others.
@@ -111,14 +118,53 @@ impl Timeline {
         self.rows.entry((rank, part)).or_insert_with(|| Row::new(most)).add(mark);
     }
 
-    fn close(&mut self, rank: RankId, at: SimTime) {
-        let Some(open) = self.open.get_mut(&rank) else { return };
-        let Some((name, since)) = open.pop() else { return };
-        let depth = open.len();
-        if depth < DEEPEST {
-            let name = self.names.texts[name as usize].clone();
-            self.mark(rank, Part::Ranges(depth), since, at, MarkKind::Range, &name);
+    fn range(&mut self, rank: RankId, task: TaskId, at: SimTime, mark: &RangeMark) {
+        match mark {
+            RangeMark::Begin(name) => {
+                let name = self.names.number(name);
+                self.open.entry((rank, task)).or_default().push((name, at));
+            }
+            RangeMark::End => {
+                let Some(open) = self.open.get_mut(&(rank, task)) else { return };
+                let Some((name, since)) = open.pop() else { return };
+                let part = Part::Ranges(task, open.len());
+                self.show_range(rank, part, name, since, at);
+            }
+            RangeMark::Open { range, name } => {
+                self.range(rank, task, at, &RangeMark::Close { range: *range });
+                let its = self.overlapping.range((rank, 0)..=(rank, u32::MAX));
+                let taken: BTreeSet<usize> = its.map(|(_, (row, ..))| *row).collect();
+                let row = (0..).find(|row| !taken.contains(row)).expect("there are more rows than ranges");
+                let name = self.names.number(name);
+                self.overlapping.insert((rank, *range), (row, name, at));
+            }
+            RangeMark::Close { range } => {
+                if let Some((row, name, since)) = self.overlapping.remove(&(rank, *range)) {
+                    self.show_range(rank, Part::Overlapping(row), name, since, at);
+                }
+            }
         }
+    }
+
+    fn show_range(&mut self, rank: RankId, part: Part, name: u32, since: SimTime, at: SimTime) {
+        let has_row = match part {
+            Part::Ranges(_, depth) => depth < DEEPEST,
+            Part::Overlapping(row) => row < MOST_OVERLAPPING,
+            _ => true,
+        };
+        if has_row {
+            let name = self.names.texts[name as usize].clone();
+            self.mark(rank, part, since, at, MarkKind::Range, &name);
+        }
+    }
+
+    fn close_ranges(&mut self, rank: RankId, at: SimTime) {
+        let nested = self.open.range((rank, TaskId(0))..=(rank, TaskId(u32::MAX)));
+        let nested: Vec<TaskId> = nested.flat_map(|((_, task), open)| open.iter().map(|_| *task)).collect();
+        nested.into_iter().for_each(|task| self.range(rank, task, at, &RangeMark::End));
+        let overlapping = self.overlapping.range((rank, 0)..=(rank, u32::MAX));
+        let overlapping: Vec<u32> = overlapping.map(|((_, range), _)| *range).collect();
+        overlapping.into_iter().for_each(|range| self.range(rank, TaskId(0), at, &RangeMark::Close { range }));
     }
 }
 
@@ -149,16 +195,8 @@ impl Observer for Timeline {
             {
                 self.mark(rank, Part::Operations, started, at, MarkKind::Operation, call.op.name());
             }
-            Event::Marked { rank, mark: RangeMark::Begin(name), .. } if rank.index() < MOST_RANKS => {
-                let name = self.names.number(name);
-                self.open.entry(rank).or_default().push((name, at));
-            }
-            Event::Marked { rank, mark: RangeMark::End, .. } => self.close(rank, at),
-            Event::Finished { rank, .. } => {
-                while self.open.get(&rank).is_some_and(|open| !open.is_empty()) {
-                    self.close(rank, at);
-                }
-            }
+            Event::Marked { rank, task, mark, .. } if rank.index() < MOST_RANKS => self.range(rank, task, at, mark),
+            Event::Finished { rank, .. } => self.close_ranges(rank, at),
             _ => {}
         }
     }
@@ -173,8 +211,10 @@ impl Part {
             Part::Stream(stream @ 0x8000_0000..) => format!("branch {} of graphs", stream - 0x8000_0000),
             Part::Stream(stream) => format!("stream {stream}"),
             Part::Operations => "operations".to_owned(),
-            Part::Ranges(0) => "ranges".to_owned(),
-            Part::Ranges(depth) => format!("ranges, level {}", depth + 1),
+            Part::Ranges(TaskId(0), 0) => "ranges".to_owned(),
+            Part::Ranges(TaskId(0), depth) => format!("ranges, level {}", depth + 1),
+            Part::Ranges(task, depth) => format!("ranges of thread {}, level {}", task.0, depth + 1),
+            Part::Overlapping(row) => format!("overlapping ranges {}", row + 1),
         }
     }
 }

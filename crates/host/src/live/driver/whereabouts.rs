@@ -37,6 +37,20 @@ impl Driver<'_> {
         }
     }
 
+    pub(super) fn anybody_runs(&self) -> bool {
+        self.is_there(|rank| self.exchange.runs(rank))
+    }
+
+    /// Whether somebody may be heard of who does not wait for the engine alone.
+    pub(super) fn anybody_is_out(&self) -> bool {
+        self.is_there(|rank| self.exchange.runs(rank) || self.exchange.waits_outside(rank))
+    }
+
+    /// Whether there is such a rank whose process has not ended.
+    fn is_there(&self, such: impl Fn(RankId) -> bool) -> bool {
+        (0..).map(RankId).zip(&self.ranks).any(|(rank, state)| state.process.status().is_none() && such(rank))
+    }
+
     fn say_outside(&mut self, rank: u32, pid: i32) {
         let stands = self.board(rank).map(|board| board.stands(rank, true, false));
         let stands = stands.unwrap_or_else(|| self.lookout.stands_undisturbed(pid)).join("; ");

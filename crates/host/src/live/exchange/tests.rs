@@ -33,7 +33,8 @@ fn ranks(count: u32) -> Exchange {
 }
 
 /// The one thread that runs has asked.
-const ALONE: Quiet = Quiet { questions: 1, outside: false };
+const ALONE: Quiet = Quiet { parts: 1, outside: false };
+const OF_TWO: Quiet = Quiet { parts: 2, outside: false };
 
 fn say(exchange: &mut Exchange, rank: u32, ops: Vec<Op>) {
     let quiet = ops.last().filter(|op| op.asks()).map(|_| ALONE);
@@ -236,10 +237,10 @@ fn a_task_may_wait_for_what_another_one_is_just_issuing() {
     let mut exchange = ranks(1);
     join(&mut exchange, 1);
     let second = exchange.open_task(RankId(0));
-    exchange.say(RankId(0), second, vec![wait(0)], None);
+    exchange.say(RankId(0), second, vec![wait(0)], Some(OF_TWO));
     assert_eq!(heard(&mut exchange), []);
     let ops = vec![issue(0, collective(CollectiveKind::AllReduce, 4, None), Some(0)), Op::Now];
-    assert!(exchange.say(RankId(0), MAIN, ops, Some(Quiet { questions: 2, outside: false })));
+    assert!(exchange.say(RankId(0), MAIN, ops, Some(OF_TWO)));
     let answers = heard(&mut exchange);
     // In a group of one the output is the input.
     assert_eq!(answers[0], (0, Answer::Complete(vec![(0, data(&[(0, 16)]))])));
@@ -459,10 +460,9 @@ fn names_that_come_for_all_threads_go_before_the_first_of_their_operators() {
     exchange.cost_with(Box::new(ByBytes(Rc::clone(&shown))));
     let other = exchange.open_task(RankId(0));
     // The other thread's wire may be heard first.
-    exchange.say(RankId(0), other, vec![slice(0, &[30]), Op::Now], None);
+    exchange.say(RankId(0), other, vec![slice(0, &[30]), Op::Now], Some(OF_TWO));
     exchange.say(RankId(0), MAIN, vec![Op::Dictionary(vec![1])], None);
-    let quiet = Some(Quiet { questions: 2, outside: false });
-    exchange.say(RankId(0), MAIN, vec![slice(0, &[20]), Op::Now], quiet);
+    exchange.say(RankId(0), MAIN, vec![slice(0, &[20]), Op::Now], Some(OF_TWO));
     heard(&mut exchange);
     let operators: Vec<Vec<u8>> = shown.borrow().iter().map(|(_, _, operators)| operators.clone()).collect();
     assert_eq!(operators, [vec![1, 20], vec![30]]);
@@ -477,8 +477,7 @@ fn a_slice_that_waits_for_its_turn_has_the_dictionary_that_came_before_it() {
     // The second slice waits for the first, and has no part in what is said afterwards.
     exchange.say(RankId(0), MAIN, vec![Op::Dictionary(vec![1]), slice(0, &[20]), slice(0, &[20])], None);
     exchange.say(RankId(0), MAIN, vec![Op::Dictionary(vec![2, 2])], None);
-    let quiet = Some(Quiet { questions: 1, outside: false });
-    exchange.say(RankId(0), MAIN, vec![slice(0, &[20]), Op::Now], quiet);
+    exchange.say(RankId(0), MAIN, vec![slice(0, &[20]), Op::Now], Some(ALONE));
     heard(&mut exchange);
     let operators: Vec<Vec<u8>> = shown.borrow().iter().map(|(_, _, operators)| operators.clone()).collect();
     assert_eq!(operators, [vec![1, 20], vec![20], vec![2, 2, 20]]);

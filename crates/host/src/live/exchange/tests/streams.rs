@@ -292,9 +292,8 @@ fn threads_share_the_streams_of_their_rank() {
     ];
     exchange.cost_with(Box::new(Scripted(slices)));
     let other = exchange.open_task(RankId(0));
-    let quiet = Quiet { questions: 2, outside: false };
-    exchange.say(RankId(0), other, vec![slice(0, &[1]), synchronize(DeviceWork::Stream(2))], None);
-    exchange.say(RankId(0), MAIN, vec![slice(0, &[0]), synchronize(DeviceWork::Stream(1))], Some(quiet));
+    exchange.say(RankId(0), other, vec![slice(0, &[1]), synchronize(DeviceWork::Stream(2))], Some(OF_TWO));
+    exchange.say(RankId(0), MAIN, vec![slice(0, &[0]), synchronize(DeviceWork::Stream(1))], Some(OF_TWO));
     let mut recorded = Recorded::default();
     exchange.advance(&mut (), &mut recorded);
     let tasks: Vec<TaskId> = std::iter::from_fn(|| exchange.take_ready()).map(|ready| ready.task).collect();
