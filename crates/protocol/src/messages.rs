@@ -265,14 +265,14 @@ pub struct Batch {
     /// In order.
     pub ops: Vec<Op>,
     /// No thread of the rank's process runs any more. Of a process with one thread that goes with each question; of one with several it goes with
-    /// what each thread has said last, or comes by itself on the main task's socket, if none has said anything.
+    /// what each thread has said last, and with the dictionary; or it comes by itself on the main task's socket, if there is neither.
     pub quiet: Option<Quiet>,
 }
 
 /// All threads of a rank's process wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quiet {
-    /// How many threads have said something since they were quiet last; what some have may still be on its way, on other sockets.
+    /// How many messages it comes with, of which some may still be on their way, on other sockets.
     pub parts: u32,
     /// A thread waits for something that does not come from the process itself.
     pub outside: bool,

@@ -33,7 +33,8 @@ use uniference_protocol::wire::{Opening, Wire};
 /// How soon the watch looks again, at first and at most; nanoseconds.
 const LOOKS: (u64, u64) = (50_000, 1_000_000);
 
-/// How long, in nanoseconds of the host, virtual time does not pass while a thread runs and does not ask. The thread may spin until another one, which sleeps in virtual time, has done something.
+/// How long, in nanoseconds of the host, virtual time does not pass while a thread runs and does not ask. The thread may spin until another one,
+/// which sleeps in virtual time, has done something.
 const PATIENCE: u64 = 60_000_000_000;
 
 /// The same while another process of the rank's computes: one may load a model, or be compiling.
@@ -468,14 +469,13 @@ impl State {
 
     /// Tells the driver what was said, and that nobody runs.
     fn send(&mut self, client: &Client, outside: bool) {
-        let dictionary = client.take_dictionary();
-        if !dictionary.is_empty() {
-            client.write_main(&Batch { ops: vec![Op::Dictionary(dictionary)], ..Batch::default() });
-        }
         let parts = std::mem::take(&mut self.parts);
-        let quiet = Some(Quiet { parts: parts.len() as u32, outside });
-        if parts.is_empty() {
-            client.write_main(&Batch { quiet, ..Batch::default() });
+        let dictionary = client.take_dictionary();
+        let names = if dictionary.is_empty() { Vec::new() } else { vec![Op::Dictionary(dictionary)] };
+        // The driver hears the wires in any order, and what parts name must be known once it has heard all.
+        let quiet = Some(Quiet { parts: (parts.len() + names.len()) as u32, outside });
+        if parts.is_empty() || !names.is_empty() {
+            client.write_main(&Batch { opens_task: None, ops: names, quiet });
         }
         parts.into_values().for_each(|part| part.send(client, quiet));
         self.running = None;
