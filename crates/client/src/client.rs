@@ -10,6 +10,7 @@ mod error;
 mod groups;
 mod link;
 mod profile;
+mod ranges;
 mod relay;
 pub mod rounds;
 
@@ -42,7 +43,7 @@ use uniference_protocol::messages::{
 };
 use uniference_protocol::wire::{Opening, UnixWire, Wire};
 use uniference_sim::ids::{GroupId, GroupRank, Site};
-use uniference_sim::program::{Call, CallOp, Collective, Mark, Outcome, POLL_COST, StoreOp, StoreValue};
+use uniference_sim::program::{Call, CallOp, Collective, Outcome, POLL_COST, StoreOp, StoreValue};
 use uniference_sim::time::{Bytes, SimDuration, SimTime};
 
 /// Between two calls so close to each other a rank does not leave the driver's processor: others cannot win what waking one takes.
@@ -320,19 +321,6 @@ impl Client {
     /// Sleeps in virtual time.
     pub fn sleep(&self, span: Span) -> Result<()> {
         self.ask(Op::Sleep(span)).map(drop)
-    }
-
-    /// A named range begins or ends.
-    pub fn mark(&self, mark: Mark) -> Result<()> {
-        let _ours = self.ours();
-        self.say(Op::Mark(mark))
-    }
-
-    /// A named range begins that may overlap others, on any thread; returns its number.
-    pub fn open_range(&self, name: &str) -> Result<u32> {
-        let range = self.ranges.fetch_add(1, Relaxed);
-        self.mark(Mark::Open { range, name: name.into() })?;
-        Ok(range)
     }
 
     /// Copies an input into fresh room; returns its offset in the arena.

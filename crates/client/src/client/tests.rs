@@ -5,6 +5,7 @@ use std::thread;
 use uniference_protocol::arena::{self, Layout};
 use uniference_protocol::hello::VERSION;
 use uniference_protocol::wire::write_with_fds;
+use uniference_sim::program::Mark;
 
 const LAYOUT: Layout = Layout { part: 1 << 20, total: 1 << 20, retain: 0 };
 
