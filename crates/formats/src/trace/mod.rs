@@ -1,7 +1,8 @@
 //! Owns the trace: what happened when, for the viewers of Perfetto and Chrome.
 //!
 //! Each rank is a process with a row for each task (compute, waiting) and for its named ranges, for those of the rank that may overlap, for each stream of
-//! its device, and for the operations of each group; what overlaps within a row goes on a second row of the same name. An arrow leads from each send to its receive, and from what a wait was for to its end.
+//! its device, and for the operations of each group; what overlaps within a row goes on a second row of the same name. An arrow leads from each send to
+//! its receive, and from what a wait was for to its end.
 //! Each link that was used is a counter of bytes per second, what each rank held in memory one of bytes by kind, and what its device draws one of watts, where
 //! that is known. The critical path is a process of its own, above all others.
 //!

@@ -469,7 +469,7 @@ impl Exchange {
         self.rest(rank);
     }
 
-    /// A quiet rank keeps time from passing no longer than the engine takes to carry out what it has said: a thread may have asked nothing.
+    /// Lets time pass once the engine has carried out what a quiet rank has said, though some of its threads have asked nothing.
     fn rest(&mut self, rank: RankId) {
         let RankConversation { turn, tasks, .. } = &self.ranks[rank.index()];
         let asks_nothing = |task: &TaskConversation| matches!(task.state, State::Free);
