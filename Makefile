@@ -170,13 +170,13 @@ $(DONE)/packages: $(DONE)/venv requirements/base.txt requirements/model.txt requ
 .venv-torch-%/.done: $(DONE)/venv requirements/conformance.txt requirements/constraints.txt
 	$(PYTHON) -m venv .venv-torch-$*
 	.venv-torch-$*/bin/pip install --quiet --constraint requirements/constraints.txt --requirement requirements/conformance.txt "torch==$*.*"
-	echo $(abspath python) >$$(.venv-torch-$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/uniference.pth
+	scripts/link-checkout.sh .venv-torch-$*/bin/python
 	@touch $@
 
 .venv-vllm/.done: $(DONE)/venv requirements/programs-vllm.txt $(wildcard cpp/*) scripts/build-capture.sh
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/pip install --quiet --requirement requirements/programs-vllm.txt
-	echo $(abspath python) >$$(.venv-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/uniference.pth
+	scripts/link-checkout.sh .venv-vllm/bin/python
 	scripts/build-capture.sh .venv-vllm/bin/python
 	@touch $@
 
@@ -184,8 +184,8 @@ $(DONE)/packages: $(DONE)/venv requirements/base.txt requirements/model.txt requ
 	$(PYTHON) -m venv .venv-sglang
 	.venv-sglang/bin/pip install --quiet --requirement requirements/programs-sglang.txt
 	.venv-sglang/bin/pip uninstall --quiet --yes flashinfer-python
+	scripts/link-checkout.sh .venv-sglang/bin/python
 	site=$$(.venv-sglang/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
-	  echo $(abspath python) >$$site/uniference.pth && \
 	  mkdir -p .venv-sglang/cuda/lib64 && \
 	  ln -sfn $$site/nvidia/cu13/bin .venv-sglang/cuda/bin && \
 	  ln -sfn $$site/nvidia/cu13/include .venv-sglang/cuda/include && \

@@ -86,6 +86,9 @@ class Channel:
     @staticmethod
     def adopt(fd: int, rank: int, world_size: int) -> Channel:
         """Takes over this rank's socket and the shared arena, in a freshly forked rank. Compute is not yet measured."""
+    @staticmethod
+    def of_relative() -> Channel | None:
+        """That of a process which a rank has started, where this extension was loaded before the C library; its communication is with itself alone."""
     def start(self) -> None:
         """The script's first statement comes next: from here on compute is measured and charged."""
     def finish(self, ok: bool) -> None:

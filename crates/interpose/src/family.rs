@@ -2,7 +2,8 @@
 //!
 //! A copy (`fork`) goes on as a process of the rank's at once. A program that is started (`exec`, `posix_spawn`, `system`) does so where the dynamic
 //! linker loads the library of such processes (`uniference-relative`) before the C library: its environment says so, and where the relay is. What is
-//! linked statically, or belongs to another user, is on the machine's clock.
+//! linked statically, or belongs to another user, is on the machine's clock. The rank's Python interpreter is started with what the rank itself has
+//! loaded ([`Interpreter`]), so that the rank's GPUs are there as well.
 
 use crate::pauses::{start_own, start_watch, unblock};
 use crate::{become_client, rank, real};
@@ -14,11 +15,12 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
 use uniference_client::{Client, Meter, Relative, Relay};
-use uniference_protocol::relay::{PATH_VARIABLE, SOCKET_VARIABLE};
+use uniference_protocol::phantom;
+use uniference_protocol::relay::{INTERPRETER_VARIABLE, LIBRARIES_VARIABLE, PATH_VARIABLE, SOCKET_VARIABLE};
 
 /// The library of programs that a rank starts, beside the one that this code is in.
 const LIBRARY: &str = "libuniference_relative.so";
@@ -132,6 +134,7 @@ pub fn join() {
     // Where another library stands in for the C library's functions before this one, it is not this one's business.
     let Ok(()) = crate::prepare_process() else { return };
     let path: Vec<u32> = path.split('.').filter_map(|number| number.parse().ok()).collect();
+    INTERPRETER.get_or_init(Interpreter::told);
     // Else the rank is gone: nobody is left whose time it is.
     if let Ok(client) = Client::of_relative(&name, path) {
         become_client(client);
@@ -155,24 +158,90 @@ thread_local! {
     static LAST: RefCell<Option<Environment>> = const { RefCell::new(None) };
 }
 
-/// The variables that a program needs which is about to be started, and takes part. Of the libraries to preload they name ours and those that
-/// `preloads` names. `None`: this process does not take part.
-fn variables(preloads: &[u8]) -> Option<[(&'static str, Vec<u8>); 3]> {
+/// The variables that a program needs which is about to be started, and takes part; `None` for the program: one that is not known. Of the libraries to
+/// preload they name ours and those that `preloads` names. `None`: this process does not take part.
+fn variables(program: Option<&Path>, preloads: &[u8]) -> Option<Vec<(&'static str, Vec<u8>)>> {
     let client = rank()?;
     let (name, library) = (relay(client)?, library()?);
-    let others = preloads.split(|byte| *byte == b':').filter(|other| *other != library && !other.is_empty());
-    let libraries: Vec<&[u8]> = std::iter::once(library).chain(others).collect();
+    let interpreter = INTERPRETER.get_or_init(Interpreter::own).as_ref();
+    let python = interpreter.filter(|interpreter| program.is_some_and(|program| interpreter.runs(program)));
+    let known = interpreter.map_or(&[][..], |interpreter| &interpreter.libraries);
+    let ours = |other: &[u8]| other == library || known.split(|byte| *byte == b':').any(|known| known == other);
+    let others = preloads.split(|byte| *byte == b':').filter(|other| !other.is_empty() && !ours(other));
+    let first = python.map_or(library, |python| &python.libraries);
+    let libraries: Vec<&[u8]> = std::iter::once(first).chain(others).collect();
     let path: Vec<String> = client.starts_thread().iter().map(u32::to_string).collect();
-    let socket = name.as_bytes().to_vec();
-    Some([(PRELOAD, libraries.join(&b':')), (SOCKET_VARIABLE, socket), (PATH_VARIABLE, path.join(".").into_bytes())])
+    let mut variables = vec![
+        (PRELOAD, libraries.join(&b':')),
+        (SOCKET_VARIABLE, name.as_bytes().to_vec()),
+        (PATH_VARIABLE, path.join(".").into_bytes()),
+    ];
+    if let Some(Interpreter { program, libraries }) = interpreter {
+        variables.push((INTERPRETER_VARIABLE, program.as_os_str().as_bytes().to_vec()));
+        variables.push((LIBRARIES_VARIABLE, libraries.clone()));
+    }
+    Some(variables)
+}
+
+/// The Python interpreter of the rank.
+struct Interpreter {
+    /// Without symbolic links.
+    program: PathBuf,
+    /// What it preloads, separated by colons.
+    libraries: Vec<u8>,
+}
+
+/// `None`: a program without one.
+static INTERPRETER: OnceLock<Option<Interpreter>> = OnceLock::new();
+
+impl Interpreter {
+    /// The one that this process is, as it is the rank's.
+    fn own() -> Option<Interpreter> {
+        let extension = own_library()?.as_os_str().as_bytes().to_vec();
+        let gpus = std::env::var_os(phantom::PRELOAD).map(|gpus| gpus.as_bytes().to_vec());
+        let libraries = std::iter::once(extension).chain(gpus).collect::<Vec<_>>().join(&b':');
+        Some(Interpreter { program: std::fs::read_link("/proc/self/exe").ok()?, libraries })
+    }
+
+    /// The one that whoever has started this process has told of.
+    fn told() -> Option<Interpreter> {
+        let program = std::env::var_os(INTERPRETER_VARIABLE)?.into();
+        let libraries = std::env::var_os(LIBRARIES_VARIABLE)?.as_bytes().to_vec();
+        Some(Interpreter { program, libraries })
+    }
+
+    /// Whether the program is the interpreter, or a script of it.
+    fn runs(&self, program: &Path) -> bool {
+        let is_it = |path: &Path| std::fs::canonicalize(path).is_ok_and(|path| path == self.program);
+        is_it(program) || shebang(program).is_some_and(|path| is_it(&path))
+    }
+}
+
+/// The program that a script names in its first line.
+fn shebang(script: &Path) -> Option<PathBuf> {
+    /// `BINPRM_BUF_SIZE` of the kernel.
+    const LONGEST: u64 = 256;
+    let mut head = Vec::new();
+    File::open(script).ok()?.take(LONGEST).read_to_end(&mut head).ok()?;
+    let words = head.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
+    let word = words.trim_ascii().split(|byte| byte.is_ascii_whitespace()).next()?;
+    Some(OsStr::from_bytes(word).into())
+}
+
+/// The file of a program that is looked for in the folders of `PATH`, if it has no folder of its own.
+fn found(file: &Path) -> Option<PathBuf> {
+    if file.as_os_str().as_bytes().contains(&b'/') {
+        return Some(file.to_owned());
+    }
+    std::env::split_paths(&std::env::var_os("PATH")?).map(|folder| folder.join(file)).find(|path| path.is_file())
 }
 
 impl Environment {
-    /// `before` with those variables.
+    /// `before` with those variables, for this program.
     ///
     /// # Safety
     /// `before` is null or an environment.
-    unsafe fn extend(before: Words) -> Option<Environment> {
+    unsafe fn extend(program: Option<&Path>, before: Words) -> Option<Environment> {
         let mut words = Vec::new();
         let mut at = before;
         // SAFETY: as above.
@@ -188,7 +257,7 @@ impl Environment {
             rest.strip_prefix(b"=").map(<[u8]>::to_vec)
         };
         let preloads = words.iter().find_map(|word| value_of(word, PRELOAD)).unwrap_or_default();
-        for (name, value) in variables(&preloads)? {
+        for (name, value) in variables(program, &preloads)? {
             words.retain(|word| value_of(word, name).is_none());
             words.push(CString::new([name.as_bytes(), b"=", &value].concat()).ok()?);
         }
@@ -196,13 +265,18 @@ impl Environment {
         Some(Environment { words, pointers })
     }
 
-    /// Calls `start` with it, or with `before` where this process does not take part.
+    /// Calls `start` with it, or with `before` where this process does not take part. The program is a path, or with `searched` what is looked for
+    /// in `PATH`.
     ///
     /// # Safety
-    /// As above.
-    unsafe fn with(before: Words, start: impl FnOnce(Words) -> c_int) -> c_int {
+    /// As above; `program` is a text.
+    unsafe fn with(program: *const c_char, searched: bool, before: Words, start: impl FnOnce(Words) -> c_int) -> c_int {
         // SAFETY: as above.
-        let made = unsafe { Environment::extend(before) };
+        let program =
+            (!program.is_null()).then(|| Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(program) }.to_bytes())));
+        let path = program.and_then(|program| if searched { found(program) } else { Some(program.to_owned()) });
+        // SAFETY: as above.
+        let made = unsafe { Environment::extend(path.as_deref(), before) };
         let pointers = made.as_ref().map_or(before, |made| {
             debug_assert_eq!(made.words.len() + 1, made.pointers.len());
             made.pointers.as_ptr()
@@ -215,7 +289,7 @@ impl Environment {
 /// Gives this process those variables, for a program that the C library starts.
 fn export() {
     let preloads = std::env::var_os(PRELOAD).unwrap_or_default();
-    for (name, value) in variables(preloads.as_bytes()).into_iter().flatten() {
+    for (name, value) in variables(None, preloads.as_bytes()).into_iter().flatten() {
         // SAFETY: as the program itself might do here, which starts another one.
         unsafe { std::env::set_var(name, OsStr::from_bytes(&value)) };
     }
@@ -229,16 +303,23 @@ unsafe extern "C" {
 fn library() -> Option<&'static [u8]> {
     static FOUND: OnceLock<Option<Vec<u8>>> = OnceLock::new();
     let found = FOUND.get_or_init(|| {
-        let mut info = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
-        // SAFETY: the structure is filled if the answer is not 0.
-        let info =
-            unsafe { (libc::dladdr(library as *const c_void, info.as_mut_ptr()) != 0).then(|| info.assume_init()) }?;
-        // SAFETY: the linker's own text.
-        let own = unsafe { CStr::from_ptr(info.dli_fname) };
-        let path = Path::new(OsStr::from_bytes(own.to_bytes())).parent()?.join(LIBRARY);
+        let path = own_library()?.parent()?.join(LIBRARY);
         path.exists().then(|| path.into_os_string().into_encoded_bytes())
     });
     found.as_deref()
+}
+
+/// Where the library is that this code is in.
+fn own_library() -> Option<&'static Path> {
+    let mut info = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
+    // SAFETY: the structure is filled if the answer is not 0.
+    let info = unsafe {
+        let known = libc::dladdr(own_library as *const c_void, info.as_mut_ptr()) != 0;
+        known.then(|| info.assume_init())
+    }?;
+    // SAFETY: the linker's own text, which stays.
+    let own: &'static CStr = unsafe { CStr::from_ptr(info.dli_fname) };
+    Some(Path::new(OsStr::from_bytes(own.to_bytes())))
 }
 
 /// As in the C library.
@@ -248,7 +329,7 @@ fn library() -> Option<&'static [u8]> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execve(path: *const c_char, arguments: Words, environment: Words) -> c_int {
     // SAFETY: what the caller gave.
-    unsafe { Environment::with(environment, |environment| real::execve()(path, arguments, environment)) }
+    unsafe { Environment::with(path, false, environment, |environment| real::execve()(path, arguments, environment)) }
 }
 
 /// As in the C library.
@@ -268,7 +349,7 @@ pub unsafe extern "C" fn execv(path: *const c_char, arguments: Words) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execvpe(file: *const c_char, arguments: Words, environment: Words) -> c_int {
     // SAFETY: what the caller gave.
-    unsafe { Environment::with(environment, |environment| real::execvpe()(file, arguments, environment)) }
+    unsafe { Environment::with(file, true, environment, |environment| real::execvpe()(file, arguments, environment)) }
 }
 
 /// As in the C library.
@@ -299,7 +380,7 @@ pub unsafe extern "C" fn posix_spawn(
         unsafe { real::posix_spawn()(process, path, actions, attributes, arguments, environment) }
     };
     // SAFETY: what the caller gave.
-    unsafe { Environment::with(environment, real) }
+    unsafe { Environment::with(path, false, environment, real) }
 }
 
 /// As in the C library.
@@ -320,7 +401,7 @@ pub unsafe extern "C" fn posix_spawnp(
         unsafe { real::posix_spawnp()(process, file, actions, attributes, arguments, environment) }
     };
     // SAFETY: what the caller gave.
-    unsafe { Environment::with(environment, real) }
+    unsafe { Environment::with(file, true, environment, real) }
 }
 
 /// As in the C library.

@@ -81,7 +81,7 @@ fn prepare_process() -> Result<(), NotPreloaded> {
 
 /// Puts this process, which a rank has started, on the rank's clock.
 fn become_client(client: Client) {
-    CLIENT.store(Box::into_raw(Box::new(client)), SeqCst);
+    CLIENT.store(Arc::into_raw(Arc::new(client)).cast_mut(), SeqCst);
     ACTIVE.store(true, SeqCst);
 }
 
@@ -105,6 +105,16 @@ fn answered<T>(answer: Result<T, ClientError>) -> Option<T> {
 
 fn deactivate() {
     ACTIVE.store(false, SeqCst);
+}
+
+/// The client of this process, if it is one that a rank has started, and it was put on the rank's clock before it began ([`family::join`]).
+pub fn relative() -> Option<Arc<Client>> {
+    let client = std::ptr::from_ref(rank().filter(|client| client.relay().is_some())?);
+    // SAFETY: it came out of an `Arc`, which nobody takes back.
+    unsafe {
+        Arc::increment_strong_count(client);
+        Some(Arc::from_raw(client))
+    }
 }
 
 /// The process's client, if it is a rank, or a process of one.

@@ -24,9 +24,16 @@ pub enum Op {
     Site(String),
     /// What the program has done since the call before.
     Compute(Slice),
-    /// What operators of the rank name by number from here on, on all of its tasks: of a process with several threads, each of which may name what
-    /// another one was the first to run. It counts at once.
-    Dictionary(Vec<u8>),
+    /// What operators of one of the rank's processes name by number from here on, on all of its tasks: each of several threads may name what another
+    /// one was the first to run. It counts at once.
+    Dictionary {
+        /// Which; 0: the rank's own.
+        process: u32,
+        /// As its capture has written them down.
+        entries: Vec<u8>,
+    },
+    /// This task is a thread of that process of the rank, which numbers its operators, streams, events, launches and ranges by itself; else of process 0.
+    Process(u32),
     /// The beginning of the operators of the slice that is said next by this task, where they are too long for one message.
     Operators(Vec<u8>),
     /// An operation of a process group starts.

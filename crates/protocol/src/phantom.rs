@@ -15,6 +15,9 @@ pub const ATTACH: &str = "uniference_phantom_attach";
 /// The variable that says how many devices NVML counts where no rank is attached: in the zygote, in which nothing may be initialised.
 pub const DEVICES: &str = "UNIFERENCE_PHANTOM_DEVICES";
 
+/// The variable that says what is preloaded where GPUs are simulated.
+pub const PRELOAD: &str = "UNIFERENCE_PHANTOM_PRELOAD";
+
 /// To PyTorch's profiler, which converts readings of the processor's counter, what is not less than this is a date: nanoseconds since 1970 and this. The counter
 /// does not come so far, nor do dates.
 pub const PROFILER_DATES: u64 = 1 << 62;

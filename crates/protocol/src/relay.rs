@@ -3,6 +3,7 @@
 //! What follows are batches and replies of [`messages`](crate::messages), as between a rank and the driver. Each thread of such a process has a
 //! connection of its own.
 
+use crate::messages::Compute;
 use serde::{Deserialize, Serialize};
 use uniference_sim::time::SimTime;
 
@@ -11,6 +12,12 @@ pub const SOCKET_VARIABLE: &str = "UNIFERENCE_RELAY";
 
 /// The environment variable that says who started the process: the numbers of an [`Introduction`], separated by dots.
 pub const PATH_VARIABLE: &str = "UNIFERENCE_RELAY_PATH";
+
+/// The environment variable that names the Python interpreter of the rank: where that is started, the rank's GPUs are there as well.
+pub const INTERPRETER_VARIABLE: &str = "UNIFERENCE_RELAY_INTERPRETER";
+
+/// The environment variable that says what is preloaded there, in place of what is preloaded to other programs: paths, separated by colons.
+pub const LIBRARIES_VARIABLE: &str = "UNIFERENCE_RELAY_LIBRARIES";
 
 /// The first frame of a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,4 +38,6 @@ pub struct Admission {
     pub world_size: u32,
     /// The rank's clock at its last answer.
     pub now: SimTime,
+    /// [`Compute::Modelled`] if the process is to say which operators it runs, else [`Compute::None`].
+    pub compute: Compute,
 }

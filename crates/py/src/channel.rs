@@ -3,6 +3,7 @@
 // `memoryview` over the arena needs the interpreter's C function; there is no safe form for memory that Python does not own.
 #![allow(unsafe_code)]
 
+mod alone;
 mod calls;
 mod communication;
 mod device;
@@ -44,6 +45,11 @@ impl Channel {
         let socket = unsafe { UnixStream::from_raw_fd(fd) };
         let client = py.detach(|| Client::adopt(socket, rank, world_size)).map_err(raise)?;
         Ok(Channel { client: Arc::new(client) })
+    }
+
+    #[staticmethod]
+    fn of_relative() -> Option<Channel> {
+        uniference_interpose::relative().map(|client| Channel { client })
     }
 
     #[getter]
@@ -97,7 +103,10 @@ impl Channel {
         self.client.join_threads();
         // SAFETY: the caller says that they are there, as the method's documentation asks it to.
         let functions = unsafe { communication::Functions::at(combine, scale, site) };
-        let table = communication::table(&self.client, functions, limit);
+        let table = match self.client.relay() {
+            None => communication::table(&self.client, functions, limit),
+            Some(_) => alone::table(&self.client, functions.scale, limit),
+        };
         Ok(std::ptr::from_ref(table) as usize)
     }
 
@@ -500,7 +509,9 @@ fn raise(error: ClientError) -> PyErr {
     match error {
         ClientError::ArenaFull { .. } => PyMemoryError::new_err(message),
         ClientError::Arguments { .. } => PyValueError::new_err(message),
-        ClientError::Forked { .. } | ClientError::Severed { .. } => PyRuntimeError::new_err(message),
+        ClientError::Forked { .. } | ClientError::Severed { .. } | ClientError::Processes { .. } => {
+            PyRuntimeError::new_err(message)
+        }
         ClientError::Adopt(_) | ClientError::Thread { .. } => PyOSError::new_err(message),
     }
 }

@@ -6,6 +6,7 @@ mod chakra;
 mod channel;
 mod clocks;
 mod gpus;
+mod relative;
 mod site;
 mod tensors;
 

@@ -67,6 +67,55 @@ impl QueueId {
     }
 }
 
+/// What a rank calls things that one of its processes has numbered by itself: those of the rank's own process keep their numbers, those of another one
+/// have its number in front.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OfProcess(u32);
+
+impl OfProcess {
+    /// Bits of a number of another process: of a stream, an event, a graph or a buffer of a device.
+    const SHORT: u32 = 24;
+
+    /// The same of memory, and of launches.
+    const LONG: u32 = 48;
+
+    /// Of the process with this number, 0 being the rank's own; `None`: a rank has no more than 127 others.
+    pub const fn new(process: u32) -> Option<OfProcess> {
+        if process < 1 << (31 - Self::SHORT) { Some(OfProcess(process)) } else { None }
+    }
+
+    /// The number of the process.
+    pub const fn number(self) -> u32 {
+        self.0
+    }
+
+    /// The rank's number of a stream, an event, a graph or a buffer, which are below 2^31; `None`: the process has given too many.
+    pub const fn short(self, number: u32) -> Option<u32> {
+        match self.0 {
+            0 => Some(number),
+            process if number < 1 << Self::SHORT => Some(process << Self::SHORT | number),
+            _ => None,
+        }
+    }
+
+    /// Whether it is this process that has given what the rank calls `number`: a stream, an event, a graph or a buffer. What nobody has given, as branches of
+    /// graphs, which have numbers of their own, is the rank's own process's.
+    pub const fn has_given(self, number: u32) -> bool {
+        let process = number >> Self::SHORT;
+        process == self.0 || self.0 == 0 && OfProcess::new(process).is_none()
+    }
+
+    /// The rank's number of memory or a launch. Nothing lives long enough to be given a number of more than 48 bits.
+    pub const fn long(self, number: u64) -> u64 {
+        (self.0 as u64) << Self::LONG ^ number
+    }
+
+    /// The process's own number of a launch that the rank calls `number`; `None`: it is another process's.
+    pub const fn own(self, number: u64) -> Option<u64> {
+        if number >> Self::LONG == self.0 as u64 { Some(number & ((1 << Self::LONG) - 1)) } else { None }
+    }
+}
+
 /// A message, in the order in which a run's messages are posted. There may be more of them than of anything else.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct MessageId(pub u64);

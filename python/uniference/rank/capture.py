@@ -40,7 +40,7 @@ _PARAMETER, _GRADIENT, _OPTIMIZER, _BUFFER = 1, 2, 3, 4
 class Library:
     """The C++ part, loaded once by the process that ranks are forked from."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, nanoseconds_a_tick: float | None = None) -> None:
         self.functions = ctypes.CDLL(str(path))
         self.functions.uniference_capture_ticks.restype = ctypes.c_uint64
         self.functions.uniference_capture_begin.argtypes = [
@@ -55,7 +55,7 @@ class Library:
             getattr(self.functions, f"uniference_capture_{name}").argtypes = [ctypes.c_void_p]
         for name in ("kind", "call"):
             getattr(self.functions, f"uniference_capture_{name}").argtypes = [ctypes.c_void_p, ctypes.c_int]
-        self.nanoseconds_a_tick = self._nanoseconds_a_tick()
+        self.nanoseconds_a_tick = nanoseconds_a_tick or self._nanoseconds_a_tick()
 
     def begin(self, channel: Channel, limit: int | None, device: str, memory: int | None) -> None:
         """Captures what this process computes from here on; see `install`."""
@@ -181,13 +181,14 @@ def _address(function: Any) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
-def load() -> Library | None:
-    """The library for the torch that is loaded, if there is one and the environment does not ask to do without."""
+def load(nanoseconds_a_tick: float | None = None) -> Library | None:
+    """The library for the torch that is loaded, if there is one and the environment does not ask to do without. How long the processor's counter takes
+    for a tick is measured, unless somebody knows."""
     if os.environ.get(CAPTURE) == "python":
         return None
     version = ".".join(torch.__version__.split(".")[:2])
     path = Path(str(files("uniference"))) / f"capture-{version}.so"
-    return Library(path) if path.exists() else None
+    return Library(path, nanoseconds_a_tick) if path.exists() else None
 
 
 _library: Library | None = None
@@ -200,6 +201,12 @@ def library() -> Library | None:
     if not _loaded:
         _library, _loaded = load(), True
     return _library
+
+
+def load_in_child(nanoseconds_a_tick: float | None) -> None:
+    """Loads the library into a process that a rank has started, whose clock does not go on while it measures something."""
+    global _library, _loaded
+    _library, _loaded = load(nanoseconds_a_tick), True
 
 
 def note_call(channel: Channel, read: Sequence[torch.Tensor], written: Sequence[torch.Tensor]) -> None:

@@ -1,18 +1,26 @@
 """Owns what becomes of processes that a rank starts: they may do anything but communicate with others, which would not be simulated.
 
 torch loads this through the entry point `torch.backends`, in every process that imports it; outside of a rank's children it does nothing.
-Their clocks are the C library's (`crates/interpose`). What a rank itself must not do is `refusals`' business.
+Their clocks are the C library's (`crates/interpose`). An interpreter that the rank starts has the rank's GPUs, and its operators are captured
+as the rank's are. What a rank itself must not do is `refusals`' business.
 """
 
 import inspect
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from uniference._native import Channel
 from uniference.patches import names
+from uniference.program import ranges
+from uniference.rank import capture
 
 # Names the process that is the rank, in its environment and so in its children's.
 _RANK_PROCESS = "UNIFERENCE_RANK_PROCESS"
+
+# What a child that captures its operators must know, in JSON.
+_DEVICE = "UNIFERENCE_RANK_DEVICE"
 
 
 def mark_rank() -> None:
@@ -20,12 +28,41 @@ def mark_rank() -> None:
     os.environ[_RANK_PROCESS] = str(os.getpid())
 
 
+def hand_on(channel: Channel, device: str, own: int, gpus: Sequence[Mapping[str, Any]]) -> None:
+    """Tells the children of this rank of its device, and of the GPUs of its host, of which `own` is its own."""
+    if channel.captures:
+        library = capture.library()
+        tick = library and library.nanoseconds_a_tick
+        os.environ[_DEVICE] = json.dumps({"device": device, "own": own, "gpus": list(gpus), "tick": tick})
+
+
 def load() -> None:
-    """Refuses communication if this process is a rank's child."""
+    """Makes this process what a rank's child may be, if it is one: it does not communicate, and may have the rank's GPUs."""
     if os.environ.get(_RANK_PROCESS, str(os.getpid())) == str(os.getpid()):
         return
     for name in names.INIT_PROCESS_GROUP:
         name.wrap(_only_alone)
+    channel = Channel.of_relative() if _DEVICE in os.environ else None
+    if channel is not None and channel.captures:
+        _capture(channel, **json.loads(os.environ[_DEVICE]))
+
+
+def _capture(channel: Channel, device: str, own: int, gpus: Sequence[Mapping[str, Any]], tick: float | None) -> None:
+    """From here on operators are captured, on simulated GPUs if there are some. The memory of the rank's device is checked in its own process alone."""
+    # Torch is being imported, and these need all of it.
+    from uniference.rank import gpus as simulated
+    from uniference.rank import imports, values
+
+    channel.enter()
+    try:
+        capture.load_in_child(tick)
+        capture.install(channel, values.limit(), device, None)
+        imports.install(channel)
+        ranges.watch(channel)
+        if gpus:
+            simulated.install(channel, own, gpus)
+    finally:
+        channel.leave()
 
 
 def _only_alone(init_process_group: Callable[..., Any]) -> Callable[..., Any]:

@@ -122,6 +122,7 @@ def run(task: Task, control: int) -> NoReturn:
     groups.Backends(channel).install(without={"nccl"} if task.gpus else set())
     debugging.install(channel, task.debugged)
     gpus.install(channel, task.local_rank, task.gpus)
+    children.hand_on(channel, task.device, task.local_rank, task.gpus)
     native.install(channel)
     process = os.getpid()
     channel.start()

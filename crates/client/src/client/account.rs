@@ -15,6 +15,7 @@
 //! The CPU clock is a system call, and a blocking call enters and leaves twice. So within some microseconds of one reading the next is
 //! taken from the monotonic clock, which is none: the thread has run all the time, as it has not blocked in a call of ours.
 
+use super::relay::relays;
 use super::{Client, Compute};
 use crate::lanes::Used;
 use rustix::time::{ClockId, clock_gettime};
@@ -175,7 +176,8 @@ impl Client {
             Some((owed_ns, std::mem::take(&mut account.operators)))
         })?;
         let mut dictionary = self.dictionary();
-        let own_ns = self.capture.get().map_or(0, |capture| capture.take(&mut dictionary, &mut operators));
+        let capture = self.capture.get().filter(|_| !relays());
+        let own_ns = capture.map_or(0, |capture| capture.take(&mut dictionary, &mut operators));
         // The dictionary goes ahead of what any thread did.
         if self.rounds.threaded() {
             // The other threads' compute goes by the processor time of all.

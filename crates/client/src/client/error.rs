@@ -41,6 +41,14 @@ pub enum ClientError {
         /// Why not.
         source: io::Error,
     },
+    /// There are no numbers left for what its processes do.
+    #[error(
+        "more than 127 processes that rank {rank} has started run operators or name ranges\nhint: start fewer such processes, or let one do more"
+    )]
+    Processes {
+        /// Whose.
+        rank: u32,
+    },
     /// A call cannot be carried out by any group.
     #[error("{what}\nhint: compare the call's ranks, and the sizes of its tensors and lists, with the group's size")]
     Arguments {

@@ -137,9 +137,9 @@ impl Link {
 
     pub(super) fn write(&mut self, client: &Client, quiet: Option<Quiet>) -> Result<()> {
         client.refuse_in_fork()?;
-        let dictionary = client.take_dictionary();
-        if !dictionary.is_empty() {
-            self.batch.insert(0, Op::Dictionary(dictionary));
+        let entries = client.take_dictionary();
+        if !entries.is_empty() {
+            self.batch.insert(0, Op::Dictionary { process: 0, entries });
         }
         let batch = Batch { opens_task: None, ops: std::mem::take(&mut self.batch), quiet };
         self.buffer.clear();

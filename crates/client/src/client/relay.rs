@@ -9,6 +9,7 @@ use super::rounds::{Kick, this_thread};
 use super::{Client, Compute, Link, Result, Rounds};
 use crate::lanes::Meter;
 use rustix::event::{PollFd, PollFlags};
+use std::cell::Cell;
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
@@ -26,6 +27,16 @@ use uniference_protocol::wire::{UnixWire, Wire};
 pub struct Relay {
     listener: UnixListener,
     name: String,
+}
+
+thread_local! {
+    /// The calling thread asks in the name of another process's, whose operators are not this process's to write down.
+    static RELAYS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread asks in the name of another process's.
+pub(super) fn relays() -> bool {
+    RELAYS.get()
 }
 
 /// A thread of another process, which has come to the relay.
@@ -76,7 +87,7 @@ impl Client {
     pub fn of_relative(name: &str, path: Vec<u32>) -> Result<Client> {
         let (wire, frames, admission) = introduce(name, path.clone())?;
         let nothing = Welcome {
-            compute: Compute::None,
+            compute: admission.compute,
             cores: 1,
             arena_bytes: 0,
             staging: (0, 0),
@@ -148,8 +159,10 @@ impl Client {
         let Relative { wire, mut frames, path, process } = relative;
         let path = self.rounds.admits(path);
         super::rounds::is_started(path.clone());
+        RELAYS.set(true);
         self.rounds.serves(Some(process));
-        let admission = Admission { rank: self.rank, world_size: self.world_size, now: self.last_now() };
+        let compute = self.compute_of_relatives();
+        let admission = Admission { rank: self.rank, world_size: self.world_size, now: self.last_now(), compute };
         let mut frame = Vec::new();
         frame::encode(&admission, &mut frame);
         let mut goes_on = wire.write(&frame).is_ok();
@@ -159,11 +172,29 @@ impl Client {
         self.rounds.served(&path);
     }
 
+    /// Operators of other processes are written down where those of this one are costed; what they take of the processor is measured here.
+    fn compute_of_relatives(&self) -> Compute {
+        match self.compute {
+            Compute::None => Compute::None,
+            Compute::Measured if self.joint.get().is_none() => Compute::None,
+            Compute::Measured | Compute::Modelled => Compute::Modelled,
+        }
+    }
+
     fn relay_batch(&self, wire: &UnixWire, batch: Batch) -> Result<()> {
         let mut ops = batch.ops;
         let question = ops.pop_if(|op| op.asks());
         for op in ops {
-            self.push(op)?;
+            match op {
+                Op::Dictionary { entries, .. } => self.rounds.names(&entries),
+                Op::Operators(operators) => self.ran(&[], &operators),
+                Op::Compute(slice) => {
+                    self.ran(&[], &slice.operators);
+                    // A slice ends here.
+                    drop(self.ours());
+                }
+                other => self.push(other)?,
+            }
         }
         let reply = match question {
             // It has left a pause.

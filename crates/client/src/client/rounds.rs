@@ -14,7 +14,7 @@
 //! A thread that asks looks whether all others wait, which they mostly do. For those that fall asleep without asking, one thread of ours,
 //! the watch, keeps looking while the process runs.
 
-use super::Client;
+use super::{Client, ClientError};
 use crate::lanes::{Lanes, Meter, Used};
 use crate::quiescence::{Family, Found, ThreadId, Threads, started_at};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
@@ -29,6 +29,8 @@ use uniference_protocol::descriptors::lift;
 use uniference_protocol::frame::{self, FrameBuffer};
 use uniference_protocol::messages::{Answer, Batch, Op, Quiet, Reply};
 use uniference_protocol::wire::{Opening, Wire};
+use uniference_sim::ids::OfProcess;
+use uniference_sim::program::Mark;
 
 /// How soon the watch looks again, at first and at most; nanoseconds.
 const LOOKS: (u64, u64) = (50_000, 1_000_000);
@@ -46,6 +48,8 @@ pub(crate) type Path = Vec<u32>;
 thread_local! {
     static PATH: RefCell<Option<Path>> = const { RefCell::new(None) };
     static CHILDREN: Cell<u32> = const { Cell::new(0) };
+    /// The path of the process in whose name the thread asks.
+    static PROCESS: RefCell<Option<Path>> = const { RefCell::new(None) };
 }
 
 /// How a sleep in a call of the system is ended. Whoever makes the watch ([`Client::watch`]) knows how that is done.
@@ -90,17 +94,40 @@ struct State {
     family: Family,
     /// Threads of ours that ask in the name of others, or wait for such.
     serving: BTreeSet<ThreadId>,
-    /// Processes that take part, and when each was started: also such that go on as another program, which has not come yet, and of which nobody
-    /// may be the parent any more.
-    relatives: BTreeMap<i32, u64>,
+    /// Processes that take part, by their numbers: also such that go on as another program, which has not come yet, and of which nobody may be the parent
+    /// any more.
+    relatives: BTreeMap<i32, Relative>,
+    /// What each of them has said of itself, by the path of its first thread.
+    said: BTreeMap<Path, Said>,
     /// The paths of threads that are asked for.
     admitted: BTreeSet<Path>,
     /// Of how many a path was taken already.
     doubles: u32,
 }
 
+/// A process that takes part.
+struct Relative {
+    /// When it was started.
+    started: u64,
+    /// That of its first thread.
+    path: Path,
+}
+
+/// What a process has said of itself.
+#[derive(Default)]
+struct Said {
+    /// Its number among those of the rank, once it has named something by numbers of its own: in the order of their paths, whoever came first.
+    number: Option<OfProcess>,
+    /// What its operators name by number, as far as the driver has not been told.
+    dictionary: Vec<u8>,
+    /// It has named ranges by number.
+    has_ranges: bool,
+}
+
 /// What a thread has said since the process was quiet last.
 struct Part {
+    /// In whose name: the path of its process.
+    process: Option<Path>,
     /// `None`: the main task's.
     writer: Option<Arc<dyn Wire>>,
     /// Of a thread that the driver does not know yet.
@@ -291,8 +318,19 @@ impl Rounds {
         let mut state = self.enter();
         state.serving.insert(this_thread());
         if let Some((process, started)) = process.and_then(|process| Some((process, started_at(process)?))) {
-            state.relatives.insert(process, started);
+            let known = state.relatives.get(&process).filter(|known| known.started == started);
+            let first = known.map_or_else(path, |known| known.path.clone());
+            state.relatives.insert(process, Relative { started, path: first.clone() });
+            PROCESS.set(Some(first));
             self.lanes.meet(process);
+        }
+    }
+
+    /// What operators of the process, in whose name the calling thread asks, name by number from here on.
+    pub(crate) fn names(&self, entries: &[u8]) {
+        let mut state = self.enter();
+        if let Some(process) = PROCESS.with_borrow(Clone::clone) {
+            state.said.entry(process).or_default().dictionary.extend_from_slice(entries);
         }
     }
 
@@ -430,14 +468,15 @@ impl State {
         let Speaker { writer, opens, ops } = speaker;
         // What the thread says now tells the driver that it went on.
         self.paused.retain(|thread, pause| *thread != this_thread() || pause.state != Paused::Left);
-        let part = self.parts.entry(path()).or_insert(Part { writer, opens: None, ops: Vec::new() });
+        let process = PROCESS.with_borrow(Clone::clone);
+        let part = self.parts.entry(path()).or_insert(Part { process, writer, opens: None, ops: Vec::new() });
         part.opens = part.opens.take().or(opens.take());
         part.ops.extend(ops);
     }
 
     /// Whether another process takes part, or could.
     fn has_family(&mut self) -> bool {
-        self.relatives.retain(|process, started| started_at(*process) == Some(*started));
+        self.relatives.retain(|process, relative| started_at(*process) == Some(relative.started));
         !self.relatives.is_empty() || has_children()
     }
 
@@ -464,21 +503,50 @@ impl State {
 
     /// Sends what was said, to those who hear it.
     fn send_parts(&mut self, client: &Client) {
-        std::mem::take(&mut self.parts).into_values().for_each(|part| part.send(client, None));
+        let mut parts = std::mem::take(&mut self.parts);
+        if let Some(mut first) = parts.first_entry() {
+            let names = Op::Dictionary { process: 0, entries: client.take_dictionary() };
+            first.get_mut().ops.splice(0..0, Some(names).filter(names_some));
+        }
+        parts.into_values().for_each(|part| part.send(client, None));
     }
 
     /// Tells the driver what was said, and that nobody runs.
     fn send(&mut self, client: &Client, outside: bool) {
-        let parts = std::mem::take(&mut self.parts);
-        let dictionary = client.take_dictionary();
-        let names = if dictionary.is_empty() { Vec::new() } else { vec![Op::Dictionary(dictionary)] };
+        self.number_processes(client);
+        let mut parts = std::mem::take(&mut self.parts);
+        for part in parts.values_mut() {
+            let number = part.process.as_ref().and_then(|process| self.said.get(process)?.number);
+            part.ops.splice(0..0, number.map(|process| Op::Process(process.number())));
+        }
+        let own = Op::Dictionary { process: 0, entries: client.take_dictionary() };
+        let others = self.said.values_mut().filter_map(|said| {
+            Some(Op::Dictionary { process: said.number?.number(), entries: std::mem::take(&mut said.dictionary) })
+        });
+        let names: Vec<Op> = std::iter::once(own).chain(others).filter(names_some).collect();
         // The driver hears the wires in any order, and what parts name must be known once it has heard all.
-        let quiet = Some(Quiet { parts: (parts.len() + names.len()) as u32, outside });
+        let quiet = Some(Quiet { parts: (parts.len() + usize::from(!names.is_empty())) as u32, outside });
         if parts.is_empty() || !names.is_empty() {
             client.write_main(&Batch { opens_task: None, ops: names, quiet });
         }
         parts.into_values().for_each(|part| part.send(client, quiet));
         self.running = None;
+    }
+
+    /// Gives a number to each process that now names something by numbers of its own.
+    fn number_processes(&mut self, client: &Client) {
+        let names_ranges = |part: &Part| part.ops.iter().any(|op| matches!(op, Op::Mark(Mark::Open { .. })));
+        for process in self.parts.values().filter(|part| names_ranges(part)).filter_map(|part| part.process.clone()) {
+            self.said.entry(process).or_default().has_ranges = true;
+        }
+        let mut next = self.said.values().filter(|said| said.number.is_some()).count() as u32 + 1;
+        for said in self.said.values_mut().filter(|said| said.number.is_none()) {
+            if said.has_ranges || !said.dictionary.is_empty() {
+                let number = OfProcess::new(next);
+                said.number = Some(number.unwrap_or_else(|| ClientError::Processes { rank: client.rank }.end()));
+                next += 1;
+            }
+        }
     }
 
     fn kicks(&self) -> impl Iterator<Item = Kick> {
@@ -584,6 +652,10 @@ pub(crate) fn path() -> Path {
 
 pub(crate) fn this_thread() -> ThreadId {
     rustix::thread::gettid().as_raw_nonzero().get()
+}
+
+fn names_some(op: &Op) -> bool {
+    !matches!(op, Op::Dictionary { entries, .. } if entries.is_empty())
 }
 
 /// Whether the process has children.

@@ -72,6 +72,10 @@ fn end(client: Client) {
     LINKS.with_borrow_mut(|links| links.retain(|link| link.client != client.id));
 }
 
+fn names(entries: &[u8]) -> Op {
+    Op::Dictionary { process: 0, entries: entries.to_vec() }
+}
+
 #[test]
 fn an_asynchronous_operation_travels_with_the_next_question() {
     let (client, socket) = rank();
@@ -267,11 +271,8 @@ fn a_slice_brings_its_operators_and_leaves_out_what_the_capture_took() {
     end(client);
     let said = driver.join().unwrap();
     // What is named comes first.
-    let named: Vec<usize> = (0..said.len()).filter(|at| matches!(said[*at], Op::Dictionary(_))).collect();
-    assert_eq!(
-        named.iter().map(|at| &said[*at]).collect::<Vec<_>>(),
-        [&Op::Dictionary(vec![1]), &Op::Dictionary(vec![2])]
-    );
+    let named: Vec<usize> = (0..said.len()).filter(|at| matches!(said[*at], Op::Dictionary { .. })).collect();
+    assert_eq!(named.iter().map(|at| &said[*at]).collect::<Vec<_>>(), [&names(&[1]), &names(&[2])]);
     assert!(named.iter().all(|at| matches!(said[at + 1], Op::Compute(_))), "{said:?}");
     let said = slices(said);
     // 2 ms of the 20 are the capture's.
@@ -341,7 +342,7 @@ fn what_operators_name_goes_ahead_of_all_threads_operators() {
     end(client);
     let mut frames = FrameBuffer::default();
     let first: Batch = frames.read(&socket).unwrap();
-    assert_eq!(first.ops, [Op::Dictionary(vec![1, 2])]);
+    assert_eq!(first.ops, [names(&[1, 2])]);
     let second: Batch = frames.read(&socket).unwrap();
     let [Op::Compute(slice), Op::Mark(_)] = &second.ops[..] else { panic!("{second:?}") };
     assert_eq!(slice.operators, [101]);

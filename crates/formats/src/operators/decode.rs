@@ -3,7 +3,9 @@
 //! Memory is in proportion to the bytes that were read: counts are believed only as far as there are bytes for what is counted.
 
 use super::definition::{Argument, Definition, Place, ScalarType, Tensor};
+use super::numbers::Numbers;
 use super::{argument, kind, tag};
+use std::collections::BTreeMap;
 
 /// Torch's tensors have no more dimensions.
 const MOST_DIMENSIONS: u64 = 64;
@@ -56,6 +58,9 @@ pub enum Problem {
     /// A tensor has too many dimensions.
     #[error("a tensor with {0} dimensions")]
     Dimensions(u64),
+    /// A rank has fewer processes.
+    #[error("process {0} is out of range")]
+    Process(u64),
 }
 
 /// What the rank does next; allocations are by their own numbers, not by differences.
@@ -323,7 +328,8 @@ pub enum Level {
     Context,
 }
 
-/// Reads the stream of one rank, and keeps what its entries name by number.
+/// Reads the stream of one rank, and keeps what its entries name by number. Numbers that it shows are the whole rank's, whichever of its processes
+/// has written the entry.
 #[derive(Clone, Debug, Default)]
 pub struct Decoder {
     definitions: Vec<Definition>,
@@ -331,10 +337,10 @@ pub struct Decoder {
     tensors: Vec<u32>,
     sites: Vec<SourceLine>,
     kernels: Vec<String>,
-    /// The allocation that was named before.
-    previous: u64,
-    /// Whether autograd records what follows.
-    recorded: bool,
+    /// Those of the process whose entries are read.
+    numbers: Numbers,
+    /// Those of the other processes that have written some.
+    others: BTreeMap<u32, Numbers>,
     /// Of the execution that is being read.
     allocations: Vec<u64>,
 }
@@ -360,8 +366,13 @@ impl Decoder {
         &self.kernels[number as usize - 1]
     }
 
+    /// Whether several processes of the rank have written entries.
+    pub fn has_processes(&self) -> bool {
+        !self.others.is_empty()
+    }
+
     /// Reads the next slice of the rank's stream, and shows `visit` its entries in order, with this decoder as it then is. Definitions, sites,
-    /// kernels and restarts are not shown.
+    /// kernels, restarts and processes are not shown.
     ///
     /// # Errors
     /// At the first entry that is invalid. Those before it have been shown; the stream cannot be read any further.
@@ -379,11 +390,12 @@ impl Decoder {
             tag::DEFINITION => {
                 let definition = bytes.definition()?;
                 self.tensors.push(definition.tensors().count() as u32);
+                self.numbers.definitions.push(self.definitions.len() as u32);
                 self.definitions.push(definition);
             }
             tag::SITE => {
                 let (line, function) = (bytes.text()?, bytes.text()?);
-                self.sites.push(SourceLine { line, function });
+                self.site(SourceLine { line, function });
             }
             tag::ALLOCATED => {
                 let (allocation, bytes) = (self.allocation(bytes)?, bytes.number()?);
@@ -396,7 +408,7 @@ impl Decoder {
             tag::KIND => {
                 let (allocation, number) = (self.allocation(bytes)?, bytes.byte()?);
                 if number == kind::INTEGERS {
-                    let (buffer, values) = (bytes.small()?, bytes.several(Bytes::integer)?);
+                    let (buffer, values) = (self.small(bytes)?, bytes.several(Bytes::integer)?);
                     visit(self, Entry::Integers { buffer, values: &values });
                 } else if let Some(entry) = self.memory_entry(allocation, number, bytes)? {
                     visit(self, entry);
@@ -406,12 +418,15 @@ impl Decoder {
                 let (line, operator) = (self.line(bytes)?, bytes.text()?);
                 visit(self, Entry::Answered { line, operator: &operator });
             }
-            tag::RESTART => (self.previous, self.recorded) = (0, false),
+            tag::RESTART => (self.numbers.previous, self.numbers.recorded) = (0, false),
             tag::TIMED => {
                 let (before, lasted) = (bytes.number()?, bytes.number()?);
                 visit(self, Entry::Timed { before, lasted });
             }
-            tag::KERNEL => self.kernels.push(bytes.text()?),
+            tag::KERNEL => {
+                self.kernels.push(bytes.text()?);
+                self.numbers.kernels.push(self.kernels.len() as u32);
+            }
             tag @ tag::LAUNCH..tag::EXECUTION => {
                 let entry = self.stream_entry(tag, bytes)?;
                 visit(self, Entry::Stream(entry));
@@ -429,22 +444,26 @@ impl Decoder {
     ) -> Result<Option<Entry<'static>>, Problem> {
         Ok(Some(match number {
             kind::RECORDED => {
-                self.recorded = bytes.number()? != 0;
+                self.numbers.recorded = bytes.number()? != 0;
                 return Ok(None);
             }
             kind::ALLOCATED => Entry::Allocated { allocation, bytes: bytes.number()?, on_gpu: true },
-            kind::RESERVED => Entry::Level { level: Level::Reserved, bytes: bytes.number()? },
+            kind::PROCESS => {
+                self.is_of(bytes.number()?)?;
+                return Ok(None);
+            }
+            kind::RESERVED => self.level(Level::Reserved, bytes.number()?),
             kind::READ | kind::WRITTEN => Entry::Called { allocation, written: number == kind::WRITTEN },
-            kind::CONTEXT => Entry::Level { level: Level::Context, bytes: bytes.number()? },
-            kind::NUMBER => Entry::Number(bytes.number()?),
+            kind::CONTEXT => self.level(Level::Context, bytes.number()?),
+            kind::NUMBER => Entry::Number(self.numbers.launch(bytes.number()?)),
             kind::CALL => {
-                Entry::Stream(StreamEntry::Call { stream: bytes.small()?, with_previous: bytes.number()? != 0 })
+                Entry::Stream(StreamEntry::Call { stream: self.small(bytes)?, with_previous: bytes.number()? != 0 })
             }
             kind::RESUMPTION => {
-                Entry::Stream(StreamEntry::Resumption { graph: bytes.small()?, stream: bytes.small()? })
+                Entry::Stream(StreamEntry::Resumption { graph: self.small(bytes)?, stream: self.small(bytes)? })
             }
             kind::READING => {
-                Entry::Reading(Reading { argument: bytes.small()?, buffer: bytes.small()?, count: bytes.small()? })
+                Entry::Reading(Reading { argument: bytes.small()?, buffer: self.small(bytes)?, count: bytes.small()? })
             }
             number => {
                 let kind = usize::from(number).checked_sub(1).and_then(|at| MemoryKind::ALL.get(at)).copied();
@@ -456,26 +475,25 @@ impl Decoder {
     fn stream_entry(&self, tag: u64, bytes: &mut Bytes<'_>) -> Result<StreamEntry, Problem> {
         Ok(match tag {
             tag::LAUNCH => {
-                let (kernel, stream) = (bytes.number()?, bytes.small()?);
-                if kernel == 0 || kernel > self.kernels.len() as u64 {
-                    return Err(Problem::Kernel(kernel));
-                }
-                StreamEntry::Launch { kernel: kernel as u32, stream, flags: bytes.flags()?, bytes: bytes.number()? }
+                let (kernel, stream) = (bytes.number()?, self.small(bytes)?);
+                let kernel = self.numbers.kernel(kernel).ok_or(Problem::Kernel(kernel))?;
+                StreamEntry::Launch { kernel, stream, flags: bytes.flags()?, bytes: bytes.number()? }
             }
             tag::COPY => {
-                let (stream, kind) = (bytes.small()?, bytes.number()?);
+                let (stream, kind) = (self.small(bytes)?, bytes.number()?);
                 let known = usize::try_from(kind).ok().and_then(|kind| CopyKind::ALL.get(kind)).copied();
                 let kind = known.ok_or(Problem::Copy(kind))?;
                 StreamEntry::Copy { stream, kind, bytes: bytes.number()?, flags: bytes.flags()? }
             }
-            tag::RECORD => StreamEntry::Record { event: bytes.small()?, stream: bytes.small()? },
-            tag::WAIT => StreamEntry::Wait { stream: bytes.small()?, event: bytes.small()? },
+            tag::RECORD => StreamEntry::Record { event: self.small(bytes)?, stream: self.small(bytes)? },
+            tag::WAIT => StreamEntry::Wait { stream: self.small(bytes)?, event: self.small(bytes)? },
             tag::CAPTURE => {
-                let (stream, graph) = (bytes.small()?, bytes.small()?);
-                StreamEntry::Capture { stream, graph: (graph > 0).then_some(graph) }
+                let (stream, graph) = (self.small(bytes)?, bytes.small()?);
+                let known = || self.numbers.small(graph).ok_or(Problem::Number(graph.into()));
+                StreamEntry::Capture { stream, graph: (graph > 0).then(known).transpose()? }
             }
-            tag::GRAPH_LAUNCH => StreamEntry::GraphLaunch { graph: bytes.small()?, stream: bytes.small()? },
-            tag::HOST_FUNCTION => StreamEntry::HostFunction { stream: bytes.small()? },
+            tag::GRAPH_LAUNCH => StreamEntry::GraphLaunch { graph: self.small(bytes)?, stream: self.small(bytes)? },
+            tag::HOST_FUNCTION => StreamEntry::HostFunction { stream: self.small(bytes)? },
             other => return Err(Problem::Entry(other)),
         })
     }
@@ -487,15 +505,15 @@ impl Decoder {
         visit: &mut impl FnMut(&Decoder, Entry<'_>),
     ) -> Result<(), Problem> {
         let number = tag.checked_sub(tag::EXECUTION).ok_or(Problem::Entry(tag))?;
-        let definition = usize::try_from(number).map_err(|_| Problem::Definition(number))?;
-        let tensors = *self.tensors.get(definition).ok_or(Problem::Definition(number))?;
+        let definition = self.numbers.definition(number).ok_or(Problem::Definition(number))?;
+        let tensors = self.tensors[definition];
         let line = self.line(bytes)?;
         let mut allocations = std::mem::take(&mut self.allocations);
         allocations.clear();
         for _ in 0..tensors {
             allocations.push(self.allocation(bytes)?);
         }
-        let autograd = match (line.backward, self.recorded) {
+        let autograd = match (line.backward, self.numbers.recorded) {
             (true, _) => Autograd::Backward,
             (false, true) => Autograd::Recording,
             (false, false) => Autograd::Idle,
@@ -506,21 +524,54 @@ impl Decoder {
     }
 
     fn allocation(&mut self, bytes: &mut Bytes<'_>) -> Result<u64, Problem> {
-        self.previous = self.previous.wrapping_add_signed(bytes.integer()?);
-        Ok(self.previous)
+        let previous = self.numbers.previous.wrapping_add_signed(bytes.integer()?);
+        self.numbers.previous = previous;
+        Ok(self.numbers.allocation(previous))
     }
 
     fn line(&self, bytes: &mut Bytes<'_>) -> Result<Line, Problem> {
         let number = bytes.number()?;
-        let site = number / 2;
-        if site > self.sites.len() as u64 {
-            return Err(Problem::Site(site));
+        let site = self.numbers.site(number / 2).ok_or(Problem::Site(number / 2))?;
+        Ok(Line { site, backward: number % 2 == 1 })
+    }
+
+    /// The number of a stream, an event, a graph or a buffer.
+    fn small(&self, bytes: &mut Bytes<'_>) -> Result<u32, Problem> {
+        let number = bytes.small()?;
+        self.numbers.small(number).ok_or(Problem::Number(number.into()))
+    }
+
+    /// Processes that stand at the same line name it each.
+    fn site(&mut self, line: SourceLine) {
+        let known = if self.has_processes() { self.sites.iter().position(|known| *known == line) } else { None };
+        let at = known.unwrap_or_else(|| {
+            self.sites.push(line);
+            self.sites.len() - 1
+        });
+        self.numbers.sites.push(at as u32 + 1);
+    }
+
+    /// What all processes together have taken.
+    fn level(&mut self, level: Level, bytes: u64) -> Entry<'static> {
+        let of = |numbers: &Numbers| numbers.levels[usize::from(level == Level::Context)];
+        self.numbers.levels[usize::from(level == Level::Context)] = bytes;
+        let bytes = self.others.values().map(of).fold(bytes, u64::saturating_add);
+        Entry::Level { level, bytes }
+    }
+
+    /// What follows was written by that process.
+    fn is_of(&mut self, process: u64) -> Result<(), Problem> {
+        let next = Numbers::of(process).ok_or(Problem::Process(process))?;
+        if next.process() != self.numbers.process() {
+            let next = self.others.remove(&next.process()).unwrap_or(next);
+            let before = std::mem::replace(&mut self.numbers, next);
+            self.others.insert(before.process(), before);
         }
-        Ok(Line { site: site as u32, backward: number % 2 == 1 })
+        Ok(())
     }
 }
 
-/// How many bytes of a slice are its definitions, sites and kernels, with which it begins. They belong to the whole rank, what follows to one thread.
+/// How many bytes of a slice are its definitions, sites and kernels, with which it begins, and the processes that they are of. They belong to the whole rank, what follows to one thread.
 ///
 /// # Errors
 /// If one of them is invalid.
@@ -535,7 +586,7 @@ pub fn dictionary_length(slice: &[u8]) -> Result<usize, Invalid> {
     Ok(at)
 }
 
-/// How long the entry is that `bytes` begin with, and the line if it is a site; `None`: it is no definition, site or kernel.
+/// How long the entry is that `bytes` begin with, and the line if it is a site; `None`: it is no definition, site, kernel or process.
 pub(super) fn dictionary_entry(bytes: &[u8]) -> Result<Option<(usize, Option<SourceLine>)>, Problem> {
     let mut left = Bytes { rest: bytes };
     let mut site = None;
@@ -543,6 +594,10 @@ pub(super) fn dictionary_entry(bytes: &[u8]) -> Result<Option<(usize, Option<Sou
         tag::DEFINITION => drop(left.definition()?),
         tag::SITE => site = Some(SourceLine { line: left.text()?, function: left.text()? }),
         tag::KERNEL => drop(left.text()?),
+        tag::KIND if bytes[1..].starts_with(&[0, kind::PROCESS]) => {
+            left.rest = &left.rest[2..];
+            left.number()?;
+        }
         _ => return Ok(None),
     }
     Ok(Some((bytes.len() - left.rest.len(), site)))

@@ -171,6 +171,14 @@ impl Encoder {
         (self.previous, self.recorded) = (0, false);
     }
 
+    /// What follows was written by that process of the rank.
+    pub fn process(&mut self, process: u32) {
+        self.number(tag::KIND);
+        self.integer(0);
+        self.bytes.push(kind::PROCESS);
+        self.number(process.into());
+    }
+
     fn number(&mut self, mut value: u64) {
         while value >= 0x80 {
             self.bytes.push(value as u8 | 0x80);
@@ -236,6 +244,15 @@ impl Encoder {
         tensor.sizes.iter().for_each(|size| self.number(*size));
         tensor.strides.iter().for_each(|stride| self.integer(*stride));
     }
+}
+
+/// A part of the stream of a rank that another process of the rank's has written, as the rank's own process hands it on.
+pub fn of_process(process: u32, part: &[u8]) -> Vec<u8> {
+    let mut written = Encoder::default();
+    written.process(process);
+    written.bytes.extend_from_slice(part);
+    written.process(0);
+    written.take()
 }
 
 /// The definitions, sites and kernels of a slice, with the lines of its sites as `place` says them. What is none of these stays as it is, and

@@ -20,14 +20,13 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use streams::Streams;
 use times::Times;
+use uniference_formats::operators::of_process;
 use uniference_protocol::memory::Window;
-use uniference_protocol::messages::{
-    self, Answer, DeviceWork, Fetched, LocalHandle, OnStream, Op, Quiet, Reply as Frame,
-};
+use uniference_protocol::messages::{self, Answer, Fetched, LocalHandle, OnStream, Op, Quiet, Reply as Frame};
 use uniference_sim::cast::{Cast, Unlike};
 use uniference_sim::engine::{Engine, Halt, Resumption, Threads, Turn};
 use uniference_sim::event::{Event, Observer};
-use uniference_sim::ids::{GroupId, Handle, QueueId, RankId, Site, TaskId};
+use uniference_sim::ids::{GroupId, Handle, OfProcess, QueueId, RankId, Site, TaskId};
 use uniference_sim::program::{Activity, Origin, Outcome, POLL_COST, Reply, Request, Work};
 use uniference_sim::replay::{RecordedStep, handles_mut};
 use uniference_sim::time::{SimDuration, SimTime};
@@ -202,6 +201,8 @@ struct Lines {
 /// One thread of a live rank.
 struct TaskConversation {
     state: State,
+    /// Whose numbers it uses.
+    process: OfProcess,
     /// What it has said and the engine was not asked yet.
     ops: VecDeque<Op>,
     /// Its own table of lines.
@@ -445,11 +446,13 @@ impl Exchange {
             match op {
                 Op::Issue { staged: Some(room), filled: false, .. } => self.data.filling(room.at),
                 Op::Filled(room) => self.data.filled(*room),
-                Op::Dictionary(more) => dictionary.hear(std::mem::take(more)),
+                Op::Dictionary { process, entries } => {
+                    dictionary.hear(written_by(OfProcess::new(*process), std::mem::take(entries)));
+                }
                 Op::Compute(_) => slices.push_back(dictionary.heard()),
                 _ => {}
             }
-            !matches!(op, Op::Filled(_) | Op::Dictionary(_))
+            !matches!(op, Op::Filled(_) | Op::Dictionary { .. })
         });
         if ops.len() < before {
             self.retry_fetches();
@@ -666,6 +669,7 @@ impl Exchange {
                 self.hand_ahead(rank, name);
             }
             Op::Start => self.answer(rank, task, Answer::Go),
+            Op::Process(number) => self.task(rank, task).process = process(OfProcess::new(number)),
             Op::Operators(piece) => self.task(rank, task).operators.extend(piece),
             Op::Compute(slice) => self.compute(rank, task, slice),
             asking => self.ask(rank, task, asking),
@@ -675,11 +679,12 @@ impl Exchange {
     /// Turns what a task said into a request to the engine.
     fn ask(&mut self, rank: RankId, task: TaskId, op: Op) {
         let now = self.engine.clock(rank);
-        let line = self.task(rank, task).line_of(&op);
+        let speaking = self.task(rank, task);
+        let (line, process) = (speaking.line_of(&op), speaking.process);
         let (request, asked) = match op {
             Op::Sleep(span) => (issue(Activity::Sleep(span.from(now)), task, line), Asked::Sleep),
             Op::Mark(mark) => {
-                let mark = self.ranks[rank.index()].ranges.renumber(mark);
+                let mark = self.ranks[rank.index()].ranges.renumber(process, mark);
                 (issue(Activity::Mark(mark), task, line), Asked::Mark)
             }
             Op::Close(group) => (issue(Activity::Close(GroupId(group)), task, line), Asked::Mark),
@@ -722,21 +727,26 @@ impl Exchange {
             }
             Op::Store { operation, timeout, .. } => (Request::Store { operation, timeout, site: line }, Asked::Store),
             Op::Synchronize { work, .. } => {
-                let handles = self.ranks[rank.index()].streams.ends(work);
+                let handles = self.ranks[rank.index()].streams.ends(process, work);
                 if handles.is_empty() {
                     return self.answer(rank, task, Answer::Go);
                 }
                 return self.await_device(rank, task, handles, DeviceQuestion::Synchronize);
             }
             Op::Query { work, .. } => {
-                let handles = self.ranks[rank.index()].streams.ends(work);
+                let handles = self.ranks[rank.index()].streams.ends(process, work);
                 if handles.is_empty() {
                     return self.answer(rank, task, Answer::Ended(true));
                 }
                 return self.await_device(rank, task, handles, DeviceQuestion::Query);
             }
             Op::Times => (Request::Look, Asked::Times),
-            Op::Elapsed { from, to, .. } => (Request::Elapsed { from, to, site: line }, Asked::Elapsed),
+            Op::Elapsed { from, to, .. } => {
+                let Some((from, to)) = process.short(from).zip(process.short(to)) else {
+                    return self.answer(rank, task, Answer::Elapsed(None));
+                };
+                (Request::Elapsed { from, to, site: line }, Asked::Elapsed)
+            }
             Op::Exit(outcome) => return self.exit(rank, task, outcome),
             other => panic!("{other:?} is not for the engine"),
         };
@@ -752,8 +762,9 @@ impl Exchange {
         let heard = speaking.slices.pop_front().expect("it was numbered when it was heard");
         // It comes on the main task's wire: another task's slice may have been heard before what it needs.
         let mut operators = dictionary.take(if task == TaskId(0) { heard } else { dictionary.heard() });
-        operators.append(&mut speaking.operators);
-        operators.extend(last);
+        let mut ran = std::mem::take(&mut speaking.operators);
+        ran.extend(last);
+        operators.extend(written_by(Some(speaking.process), ran));
         let site = speaking.line_of_compute();
         let line = &lines.texts[site.index() / world_size];
         let pieces = self.costs.pieces(Slice { rank, task, line, measured, operators: &operators });
@@ -869,7 +880,7 @@ impl Exchange {
 
     /// The main task's program returns when its device has nothing left to do: the end of a process waits for that.
     fn exit(&mut self, rank: RankId, task: TaskId, outcome: Outcome) {
-        let handles = self.ranks[rank.index()].streams.ends(DeviceWork::Device);
+        let handles = self.ranks[rank.index()].streams.all_ends();
         if (task, outcome) == (TaskId(0), Outcome::Ok) && !handles.is_empty() {
             return self.await_device(rank, task, handles, DeviceQuestion::Exit);
         }
@@ -946,7 +957,8 @@ impl Exchange {
                 self.answer(rank, task, Answer::Ended(false));
             }
             (Asked::Times, Reply::Now(_)) => {
-                let (launches, more) = self.times.take(rank);
+                let process = self.task(rank, task).process;
+                let (launches, more) = self.times.take(rank, process);
                 self.answer(rank, task, Answer::Times { launches, more });
             }
             (Asked::Elapsed, Reply::Elapsed(elapsed)) => self.answer(rank, task, Answer::Elapsed(elapsed)),
@@ -1086,6 +1098,20 @@ impl Observer for Seen<'_> {
     }
 }
 
+/// What one of a rank's processes has written, as a part of the rank's stream of operators.
+fn written_by(of: Option<OfProcess>, operators: Vec<u8>) -> Vec<u8> {
+    match process(of).number() {
+        0 => operators,
+        _ if operators.is_empty() => operators,
+        other => of_process(other, &operators),
+    }
+}
+
+/// The client gives no other numbers.
+fn process(of: Option<OfProcess>) -> OfProcess {
+    of.expect("a rank has no more processes")
+}
+
 /// By what the rank asks for the times of an operation on a stream.
 fn launch_ids(on: Option<OnStream>) -> Vec<LaunchId> {
     on.and_then(|on| on.number).map(|launch| LaunchId { launch, node: 0 }).into_iter().collect()
@@ -1101,6 +1127,7 @@ impl TaskConversation {
         let ops = VecDeque::new();
         TaskConversation {
             state,
+            process: OfProcess::default(),
             ops,
             sites: Vec::new(),
             operators: Vec::new(),

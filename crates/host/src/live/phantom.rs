@@ -17,7 +17,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
-use uniference_protocol::phantom::{DEVICES, LIBRARY, SONAMES};
+use uniference_protocol::phantom::{DEVICES, LIBRARY, PRELOAD, SONAMES};
 
 /// A simulated GPU, as a rank's process is told of it: [`uniference_protocol::phantom::Device`] in JSON.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -88,8 +88,8 @@ impl Libraries {
     }
 
     /// What the zygote's environment is to have.
-    pub fn environment(&self) -> [(&'static str, OsString); 2] {
-        [(DEVICES, "0".into()), ("TRITON_LIBCUDA_PATH", self.folder.path().into())]
+    pub fn environment(&self) -> [(&'static str, OsString); 3] {
+        [(DEVICES, "0".into()), (PRELOAD, self.preload().into()), ("TRITON_LIBCUDA_PATH", self.folder.path().into())]
     }
 
     /// The one that needs the others.

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use uniference_protocol::messages::{DeviceWork, LaunchId, OnStream};
-use uniference_sim::ids::Handle;
+use uniference_sim::ids::{Handle, OfProcess};
 use uniference_sim::program::Work;
 
 /// The host waits where a stream has more launches than this that are not complete: the depth of the driver's queue, which CUDA's documentation does
@@ -95,6 +95,13 @@ struct Stream {
     before_call: Vec<Handle>,
 }
 
+impl Stream {
+    /// What is complete when all that was handed to it is.
+    fn ends(&self) -> impl Iterator<Item = Handle> {
+        self.last.into_iter().chain(self.awaited.iter().copied())
+    }
+}
+
 impl Streams {
     /// What must be complete before what the piece hands to a stream, besides what the stream has.
     pub(super) fn dependencies(&mut self, piece: &Piece) -> Vec<Handle> {
@@ -152,17 +159,28 @@ impl Streams {
         self.streams.entry(on.stream).or_default().awaited.push(handle);
     }
 
-    /// What is complete when this work is.
-    pub(super) fn ends(&self, work: DeviceWork) -> Vec<Handle> {
-        let of_stream = |stream: &Stream| stream.last.into_iter().chain(stream.awaited.iter().copied()).collect();
+    /// What is complete when this work is, in the numbers of one of the rank's processes. To a process the device is what it has handed to it itself.
+    pub(super) fn ends(&self, process: OfProcess, work: DeviceWork) -> Vec<Handle> {
+        let own = |number| process.short(number);
         match work {
-            DeviceWork::Stream(stream) => self.streams.get(&stream).map_or_else(Vec::new, of_stream),
-            DeviceWork::Event(event) => self.events.get(&event).copied().into_iter().collect(),
-            DeviceWork::Device => {
-                let all: BTreeSet<Handle> = self.streams.values().flat_map(of_stream).collect();
-                all.into_iter().collect()
+            DeviceWork::Stream(stream) => own(stream)
+                .and_then(|stream| self.streams.get(&stream))
+                .map_or_else(Vec::new, |stream| stream.ends().collect()),
+            DeviceWork::Event(event) => {
+                own(event).and_then(|event| self.events.get(&event)).copied().into_iter().collect()
             }
+            DeviceWork::Device => self.ends_of(|stream| process.has_given(stream)),
         }
+    }
+
+    /// What is complete when nothing is left to do.
+    pub(super) fn all_ends(&self) -> Vec<Handle> {
+        self.ends_of(|_| true)
+    }
+
+    fn ends_of(&self, counts: impl Fn(u32) -> bool) -> Vec<Handle> {
+        let streams = self.streams.iter().filter(|(number, _)| counts(**number));
+        streams.flat_map(|(_, stream)| stream.ends()).collect::<BTreeSet<Handle>>().into_iter().collect()
     }
 
     /// Every activity that something may still be made to wait for.

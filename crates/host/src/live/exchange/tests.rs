@@ -410,6 +410,10 @@ impl Costs for ByBytes {
     }
 }
 
+fn names(entries: &[u8]) -> Op {
+    Op::Dictionary { process: 0, entries: entries.to_vec() }
+}
+
 fn slice(us: u64, operators: &[u8]) -> Op {
     Op::Compute(messages::Slice { measured: SimDuration::from_us(us), operators: operators.to_vec() })
 }
@@ -461,7 +465,7 @@ fn names_that_come_for_all_threads_go_before_the_first_of_their_operators() {
     let other = exchange.open_task(RankId(0));
     // The other thread's wire may be heard first.
     exchange.say(RankId(0), other, vec![slice(0, &[30]), Op::Now], Some(OF_TWO));
-    exchange.say(RankId(0), MAIN, vec![Op::Dictionary(vec![1])], None);
+    exchange.say(RankId(0), MAIN, vec![names(&[1])], None);
     exchange.say(RankId(0), MAIN, vec![slice(0, &[20]), Op::Now], Some(OF_TWO));
     heard(&mut exchange);
     let operators: Vec<Vec<u8>> = shown.borrow().iter().map(|(_, _, operators)| operators.clone()).collect();
@@ -475,8 +479,8 @@ fn a_slice_that_waits_for_its_turn_has_the_dictionary_that_came_before_it() {
     join(&mut exchange, 1);
     heard(&mut exchange);
     // The second slice waits for the first, and has no part in what is said afterwards.
-    exchange.say(RankId(0), MAIN, vec![Op::Dictionary(vec![1]), slice(0, &[20]), slice(0, &[20])], None);
-    exchange.say(RankId(0), MAIN, vec![Op::Dictionary(vec![2, 2])], None);
+    exchange.say(RankId(0), MAIN, vec![names(&[1]), slice(0, &[20]), slice(0, &[20])], None);
+    exchange.say(RankId(0), MAIN, vec![names(&[2, 2])], None);
     exchange.say(RankId(0), MAIN, vec![slice(0, &[20]), Op::Now], Some(ALONE));
     heard(&mut exchange);
     let operators: Vec<Vec<u8>> = shown.borrow().iter().map(|(_, _, operators)| operators.clone()).collect();

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use uniference_protocol::messages::{LaunchId, LaunchTimes};
 use uniference_sim::event::{Elapsed, Event};
-use uniference_sim::ids::{Handle, RankId};
+use uniference_sim::ids::{Handle, OfProcess, RankId};
 use uniference_sim::time::{SimDuration, SimTime};
 
 /// An answer lists so many launches at most.
@@ -86,14 +86,22 @@ impl Times {
         }
     }
 
-    /// What has ended since the rank asked last; and whether there is more than that.
-    pub(super) fn take(&mut self, rank: RankId) -> (Vec<LaunchTimes>, bool) {
+    /// What one of the rank's processes has launched and has ended since it asked last, by its own numbers; and whether there is more than that.
+    pub(super) fn take(&mut self, rank: RankId, process: OfProcess) -> (Vec<LaunchTimes>, bool) {
         let RankTimes { expected, hosts, ended, .. } = &mut self.ranks[rank.index()];
-        let rest = ended.split_off(ended.len().min(MOST));
-        let taken = std::mem::replace(ended, rest);
+        let (mut own, others): (Vec<LaunchTimes>, _) =
+            std::mem::take(ended).into_iter().partition(|launch| process.own(launch.id.leaf()).is_some());
+        let rest = own.split_off(own.len().min(MOST));
+        let more = !rest.is_empty();
+        ended.extend(others.into_iter().chain(rest));
+        let number = |number: u64| process.own(number).unwrap_or(number);
+        let taken = own.into_iter().map(|launch| {
+            let id = LaunchId { launch: number(launch.id.launch), node: number(launch.id.node) };
+            LaunchTimes { id, ..launch }
+        });
         let needed: BTreeSet<Handle> = expected.values().filter_map(|expected| expected.host).collect();
         hosts.retain(|host, _| needed.contains(host));
-        (taken, !ended.is_empty())
+        (taken.collect(), more)
     }
 }
 

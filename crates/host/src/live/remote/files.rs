@@ -154,7 +154,7 @@ pub(super) fn name_as_there(root: Option<&Path>, ops: &mut [Op]) {
         match op {
             Op::Site(text) | Op::Warn(text) => *text = as_there(root, text),
             Op::LacksMemory(lack) => lack.line = as_there(root, &lack.line),
-            Op::Dictionary(dictionary) => *dictionary = with_lines(dictionary, |line| as_there(root, line)),
+            Op::Dictionary { entries, .. } => *entries = with_lines(entries, |line| as_there(root, line)),
             _ => {}
         }
     }

@@ -2,6 +2,7 @@
 
 use super::super::streams::{CopyEngine, Launch, Piece};
 use super::*;
+use uniference_protocol::messages::DeviceWork;
 use uniference_sim::device::Resource;
 use uniference_sim::program::LOOK_COST;
 

@@ -1,0 +1,64 @@
+//! Owns what the numbers mean by which one process of a rank calls its definitions, lines, kernels, memory and streams: which numbers of the whole
+//! rank they are.
+
+use uniference_sim::ids::OfProcess;
+
+/// Of one process; at first of the rank's own, which has named nothing.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Numbers {
+    process: OfProcess,
+    /// By the process's number, the decoder's.
+    pub(super) definitions: Vec<u32>,
+    /// By the process's number less 1, the decoder's.
+    pub(super) sites: Vec<u32>,
+    /// By the process's number less 1, the decoder's.
+    pub(super) kernels: Vec<u32>,
+    /// The allocation that was named before, by the process's number.
+    pub(super) previous: u64,
+    /// Whether autograd records what follows.
+    pub(super) recorded: bool,
+    /// What torch's allocator has reserved, and what the context takes; bytes.
+    pub(super) levels: [u64; 2],
+}
+
+impl Numbers {
+    /// Of a process that has named nothing; `None`: a rank has no such process.
+    pub(super) fn of(process: u64) -> Option<Numbers> {
+        let process = OfProcess::new(u32::try_from(process).ok()?)?;
+        Some(Numbers { process, ..Numbers::default() })
+    }
+
+    pub(super) fn process(&self) -> u32 {
+        self.process.number()
+    }
+
+    pub(super) fn definition(&self, number: u64) -> Option<usize> {
+        self.definitions.get(usize::try_from(number).ok()?).map(|at| *at as usize)
+    }
+
+    /// 0 is a line that is not known.
+    pub(super) fn site(&self, number: u64) -> Option<u32> {
+        match usize::try_from(number).ok()?.checked_sub(1) {
+            None => Some(0),
+            Some(at) => self.sites.get(at).copied(),
+        }
+    }
+
+    pub(super) fn kernel(&self, number: u64) -> Option<u32> {
+        self.kernels.get(usize::try_from(number).ok()?.checked_sub(1)?).copied()
+    }
+
+    /// 0 is memory that is not tracked.
+    pub(super) fn allocation(&self, number: u64) -> u64 {
+        if number == 0 { 0 } else { self.process.long(number) }
+    }
+
+    pub(super) fn launch(&self, number: u64) -> u64 {
+        self.process.long(number)
+    }
+
+    /// A stream, an event, a graph or a buffer.
+    pub(super) fn small(&self, number: u32) -> Option<u32> {
+        self.process.short(number)
+    }
+}

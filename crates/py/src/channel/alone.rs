@@ -1,0 +1,122 @@
+//! Owns communication of simulated GPUs in a process that a rank has started, which communicates with itself alone: what goes into a group of one comes
+//! out of it. It takes the table's place that `communication` gives to ranks.
+
+// The functions are called by another library, which passes addresses.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::slice::{from_raw_parts, from_raw_parts_mut};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use uniference_client::Client;
+use uniference_protocol::phantom::{Call, Communication, VERSION};
+
+/// [`Communication::scale`]
+type Scale = extern "C" fn(dtype: u32, at: usize, bytes: u64, factor: f64);
+
+struct State {
+    said: BTreeMap<Vec<u8>, Vec<u8>>,
+    groups: u32,
+    calls: u32,
+    /// By handle, what was sent and has values.
+    data: BTreeMap<u32, Vec<u8>>,
+}
+
+static CLIENT: OnceLock<Arc<Client>> = OnceLock::new();
+static STATE: Mutex<State> = Mutex::new(State { said: BTreeMap::new(), groups: 0, calls: 0, data: BTreeMap::new() });
+
+/// What the library of simulated GPUs is given, which stays. Tensors of floating-point numbers with more than `limit` elements have no values.
+pub(super) fn table(client: &Arc<Client>, scale: Scale, limit: Option<u64>) -> &'static Communication {
+    let (rank, limit) = (client.rank(), limit.unwrap_or(u64::MAX));
+    let _ = CLIENT.set(client.clone());
+    Box::leak(Box::new(Communication {
+        version: VERSION,
+        rank,
+        limit,
+        publish,
+        look_up,
+        group,
+        issue,
+        deliver,
+        forget,
+        abort,
+        has_failed,
+        scale,
+    }))
+}
+
+/// # Safety
+/// Key and value are of these lengths.
+unsafe extern "C" fn publish(key: *const u8, key_length: usize, value: *const u8, length: usize) {
+    // SAFETY: the caller's.
+    let (key, value) = unsafe { (from_raw_parts(key, key_length).to_vec(), from_raw_parts(value, length).to_vec()) };
+    state().said.insert(key, value);
+}
+
+/// Nothing, if it is another process that would say it.
+///
+/// # Safety
+/// The key is of this length, and the value has so much room.
+unsafe extern "C" fn look_up(key: *const u8, key_length: usize, value: *mut u8, room: usize) {
+    // SAFETY: the caller's.
+    let (key, value) = unsafe { (from_raw_parts(key, key_length), from_raw_parts_mut(value, room)) };
+    if let Some(said) = state().said.get(key) {
+        let length = said.len().min(room);
+        value[..length].copy_from_slice(&said[..length]);
+    }
+}
+
+unsafe extern "C" fn group(_: *const u32, count: usize) -> u32 {
+    if count > 1 {
+        if let Some(client) = CLIENT.get() {
+            client.warn(&format!(
+                "a process that the program has started on rank {} makes an NCCL communicator of {count} processes, which is refused: such a process communicates with itself alone\nhint: start a rank for each GPU: uniference run --ranks N",
+                client.rank()
+            ));
+        }
+        return Communication::REFUSED;
+    }
+    let groups = &mut state().groups;
+    *groups += 1;
+    *groups - 1
+}
+
+/// # Safety
+/// What the call names is there.
+unsafe extern "C" fn issue(call: *const Call) -> u32 {
+    // SAFETY: the caller's.
+    let call = unsafe { &*call };
+    let mut state = state();
+    let handle = state.calls;
+    state.calls = handle.wrapping_add(1) % Communication::REFUSED;
+    if call.has_values != 0 && call.input_bytes > 0 {
+        // SAFETY: the caller's.
+        let input = unsafe { from_raw_parts(call.input as *const u8, call.input_bytes as usize) };
+        state.data.insert(handle, input.to_vec());
+    }
+    handle
+}
+
+extern "C" fn deliver(handle: u32, to: usize, bytes: u64, _has_ended: c_int) {
+    let data = state().data.remove(&handle);
+    if let Some(data) = data.filter(|data| !data.is_empty() && bytes > 0) {
+        // SAFETY: the caller names memory of the program's.
+        let output = unsafe { from_raw_parts_mut(to as *mut u8, bytes as usize) };
+        let length = data.len().min(output.len());
+        output[..length].copy_from_slice(&data[..length]);
+    }
+}
+
+extern "C" fn forget(handle: u32) {
+    state().data.remove(&handle);
+}
+
+extern "C" fn has_failed(_: u32) -> c_int {
+    0
+}
+
+extern "C" fn abort(_: u32) {}
+
+fn state() -> MutexGuard<'static, State> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,14 @@
+//! Owns that an interpreter which a rank's process has started is on the rank's clock before it begins, as other programs are by `uniference-relative`.
+//!
+//! There this extension is loaded before the C library, so that the client which Python asks is that of the replaced functions.
+
+// The dynamic linker runs what the section of constructors names.
+#![allow(unsafe_code)]
+
+extern "C" fn join() {
+    uniference_interpose::family::join();
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: extern "C" fn() = join;
