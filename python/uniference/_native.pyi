@@ -88,7 +88,10 @@ class Channel:
         """Takes over this rank's socket and the shared arena, in a freshly forked rank. Compute is not yet measured."""
     @staticmethod
     def of_relative() -> Channel | None:
-        """That of a process which a rank has started, where this extension was loaded before the C library; its communication is with itself alone."""
+        """That of a process which a rank has started, where this extension was loaded before the C library.
+
+        Its communication is with itself alone.
+        """
     def start(self) -> None:
         """The script's first statement comes next: from here on compute is measured and charged."""
     def finish(self, ok: bool) -> None:

@@ -182,8 +182,10 @@ def _address(function: Any) -> int:
 
 
 def load(nanoseconds_a_tick: float | None = None) -> Library | None:
-    """The library for the torch that is loaded, if there is one and the environment does not ask to do without. How long the processor's counter takes
-    for a tick is measured, unless somebody knows."""
+    """The library for the torch that is loaded, if there is one and the environment does not ask to do without.
+
+    How long the processor's counter takes for a tick is measured, unless somebody knows.
+    """
     if os.environ.get(CAPTURE) == "python":
         return None
     version = ".".join(torch.__version__.split(".")[:2])

@@ -1,8 +1,8 @@
 """Owns what becomes of processes that a rank starts: they may do anything but communicate with others, which would not be simulated.
 
 torch loads this through the entry point `torch.backends`, in every process that imports it; outside of a rank's children it does nothing.
-Their clocks are the C library's (`crates/interpose`). An interpreter that the rank starts has the rank's GPUs, and its operators are captured
-as the rank's are. What a rank itself must not do is `refusals`' business.
+Their clocks are the C library's (`crates/interpose`). An interpreter that the rank starts has the rank's GPUs, and its operators are
+captured as the rank's are. What a rank itself must not do is `refusals`' business.
 """
 
 import inspect
@@ -48,7 +48,7 @@ def load() -> None:
 
 
 def _capture(channel: Channel, device: str, own: int, gpus: Sequence[Mapping[str, Any]], tick: float | None) -> None:
-    """From here on operators are captured, on simulated GPUs if there are some. The memory of the rank's device is checked in its own process alone."""
+    """From here on operators are captured, on simulated GPUs if there are some. Of a processor's memory nothing is checked here."""
     # Torch is being imported, and these need all of it.
     from uniference.rank import gpus as simulated
     from uniference.rank import imports, values

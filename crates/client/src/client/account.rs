@@ -216,6 +216,11 @@ impl Drop for Ours<'_> {
     }
 }
 
+/// Whether what the calling thread has of its own is gone.
+pub(super) fn is_exiting() -> bool {
+    ACCOUNTS.try_with(|_| ()).is_err()
+}
+
 pub(in super::super) fn clock_ns(clock: ClockId) -> u64 {
     let time = clock_gettime(clock);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64

@@ -17,7 +17,7 @@ pub enum ClientError {
     },
     /// A child of the rank's process called.
     #[error(
-        "a forked child process of rank {rank} called torch.distributed\nhint: communicate only from the process of the rank"
+        "a forked child process of rank {rank} uses a simulated GPU or called torch.distributed\nhint: start it with the method spawn in place of fork (multiprocessing.get_context(\"spawn\")), and communicate only from the process of the rank"
     )]
     Forked {
         /// Whose child.

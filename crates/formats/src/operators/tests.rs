@@ -185,6 +185,65 @@ fn what_a_slice_has_defined_the_next_one_names() {
     assert_eq!(entries, [ran(true, 7), ran(false, 9)]);
 }
 
+/// Both processes call their first definition 0, their first line 1 and so on; which is which shows when both have written.
+#[test]
+fn what_processes_have_numbered_by_themselves_is_told_apart() {
+    let part = |name: &str, line: &str| {
+        let mut encoder = Encoder::default();
+        encoder.definition(&Definition { name: name.to_owned(), ..mm() });
+        encoder.site(line, "f");
+        encoder.kernel(name);
+        let dictionary = encoder.take();
+        encoder.level(Level::Reserved, 100);
+        encoder.launch_number(3);
+        encoder.stream(StreamEntry::Launch { kernel: 1, stream: 7, flags: LaunchFlags::default(), bytes: 0 });
+        encoder.stream(StreamEntry::Record { event: 4, stream: 0 });
+        encoder.stream(StreamEntry::Capture { stream: 7, graph: Some(2) });
+        encoder.stream(StreamEntry::Capture { stream: 7, graph: None });
+        encoder.reading(Reading { argument: 1, buffer: 9, count: 2 });
+        encoder.execution(0, Line { site: 1, backward: false }, &[5, 0, 6]);
+        (dictionary, encoder.take())
+    };
+    let ((own, ran), (others, theirs)) = (part("a::own", "a.py:1"), part("a::other", "a.py:1"));
+    let dictionary = [own, of_process(5, &others)].concat();
+    assert_eq!(dictionary_length(&dictionary), Ok(dictionary.len()));
+    assert_eq!(with_lines(&dictionary, str::to_owned), dictionary);
+    let mut decoder = Decoder::default();
+    let shown = read(&mut decoder, &[dictionary, of_process(5, &theirs), ran].concat()).unwrap();
+    assert!(decoder.has_processes());
+    let expected = |definition: usize, short: u32, long: u64, reserved: u64| {
+        [
+            Kept::Level(Level::Reserved, reserved),
+            Kept::Number(long + 3),
+            Kept::Stream(StreamEntry::Launch {
+                kernel: definition as u32 + 1,
+                stream: short + 7,
+                flags: LaunchFlags::default(),
+                bytes: 0,
+            }),
+            Kept::Stream(StreamEntry::Record { event: short + 4, stream: short }),
+            Kept::Stream(StreamEntry::Capture { stream: short + 7, graph: Some(short + 2) }),
+            Kept::Stream(StreamEntry::Capture { stream: short + 7, graph: None }),
+            Kept::Reading(Reading { argument: 1, buffer: short + 9, count: 2 }),
+            Kept::Execution(definition, Line { site: 1, backward: false }, false, vec![long + 5, 0, long + 6]),
+        ]
+    };
+    assert_eq!(shown, [expected(1, 5 << 24, 5 << 48, 100), expected(0, 0, 0, 200)].concat());
+    assert_eq!(decoder.kernels(), ["a::own", "a::other"]);
+    // What another process has named is not there.
+    let problem = |slice: &[u8]| read(&mut Decoder::default(), slice).unwrap_err().problem;
+    assert_eq!(problem(&[1, 0, 0, 4, 0, 16, 1, 5, 2, 0]), Problem::Site(1));
+    assert_eq!(problem(&[4, 0, 16, 1, 15, 0x80, 0x80, 0x80, 0x08]), Problem::Number(1 << 24));
+    // Differences of allocations are each process's own.
+    let next = |bytes: u64| {
+        let mut encoder = Encoder::default();
+        encoder.allocated(1, bytes);
+        encoder.take()
+    };
+    assert_eq!(read(&mut decoder, &of_process(5, &next(8))).unwrap(), [Kept::Allocated((5 << 48) + 7, 8, false)]);
+    assert_eq!(read(&mut decoder, &next(9)).unwrap(), [Kept::Allocated(7, 9, false)]);
+}
+
 #[test]
 fn definitions_and_lines_come_before_what_a_thread_has_done() {
     let mut encoder = Encoder::default();
@@ -229,7 +288,8 @@ fn lines_of_a_dictionary_are_put_elsewhere_and_all_else_stays() {
 #[case::a_list_of_no_tensors(&[0, 0, 1, 8, 1, 3], Problem::Argument(3))]
 #[case::a_definition_that_is_not_there(&[18, 0], Problem::Definition(2))]
 #[case::a_line_that_is_not_there(&[5, 2, 0], Problem::Site(1))]
-#[case::memory_of_no_kind(&[4, 2, 16], Problem::Kind(16))]
+#[case::memory_of_no_kind(&[4, 2, 17], Problem::Kind(17))]
+#[case::a_process_out_of_range(&[4, 0, 16, 0x80, 1], Problem::Process(128))]
 #[case::memory_of_a_gpu_without_its_size(&[4, 2, 5], Problem::CutShort)]
 #[case::memory_of_kind_zero(&[4, 2, 0], Problem::Kind(0))]
 #[case::more_dimensions_than_torch_has(&[0, 0, 1, 7, 6, 0, 0, 65], Problem::Dimensions(65))]

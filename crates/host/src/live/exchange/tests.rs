@@ -6,7 +6,7 @@ use super::*;
 use std::cell::RefCell;
 use std::rc::Rc;
 use uniference_formats::cluster::{Choices, ClusterFile, Flags};
-use uniference_protocol::messages::{Fetched, Piece, Room, Span};
+use uniference_protocol::messages::{DeviceWork, Fetched, Piece, Room, Span};
 use uniference_sim::ids::GroupRank;
 use uniference_sim::program::{CallOp, Collective, CollectiveKind, DType, ReduceOp, Shape};
 use uniference_sim::time::{Bytes, SimDuration};

@@ -2,7 +2,6 @@
 
 use super::super::streams::{CopyEngine, Launch, Piece};
 use super::*;
-use uniference_protocol::messages::DeviceWork;
 use uniference_sim::device::Resource;
 use uniference_sim::program::LOOK_COST;
 
@@ -12,7 +11,8 @@ struct Scripted(Vec<Vec<Piece>>);
 impl Costs for Scripted {
     fn pieces(&mut self, slice: Slice<'_>) -> Vec<Piece> {
         match slice.operators {
-            [at] => self.0[usize::from(*at)].clone(),
+            // By itself, or as another process has written it.
+            [at] | [4, 0, 16, _, at, 4, 0, 16, 0] => self.0[usize::from(*at)].clone(),
             _ => vec![host(0)],
         }
     }
@@ -228,6 +228,36 @@ fn whoever_numbers_launches_is_told_when_they_were() {
         [(1, 0, [1.0, 1.0, 18.0]), (7, 3, [4.0, 4.0, 11.5]), (7, 4, [4.0, 11.5, 19.0]), (2, 0, [3.0, 18.0, 23.0])];
     assert_eq!(ask(), expected);
     assert_eq!(ask(), []);
+}
+
+/// Of a rank's two processes each calls its stream 7, its event 4 and its launch 3. Both kernels begin at 1, when the second slice is there at 1 + 1, the first
+/// has 9 left: the other's 6 are done at 2 + 2 * 6, the first one's 9 at 2 + 15. Neither waits for the other's.
+#[test]
+fn processes_of_a_rank_have_numbers_of_their_own() {
+    let other = OfProcess::new(2).unwrap();
+    let launch = |stream, us, id| numbered(kernel(stream, us), &[(id, 0)]);
+    let (stream, event) = (other.short(7).unwrap(), other.short(4).unwrap());
+    let slices = vec![
+        vec![host(1), launch(7, 10, 3), record(4, 7), host(0)],
+        vec![host(1), launch(stream, 6, other.long(3)), record(event, stream), host(0)],
+    ];
+    let mut exchange = ranks(1);
+    exchange.cost_with(Box::new(Scripted(slices)));
+    let mut ask = |ops: Vec<Op>| {
+        say(&mut exchange, 0, ops);
+        (heard(&mut exchange), now(&exchange))
+    };
+    let both = vec![slice(0, &[0]), Op::Process(2), slice(0, &[1]), synchronize(DeviceWork::Device)];
+    assert_eq!(ask(both), (vec![(0, Answer::Go)], 14.0));
+    for work in [DeviceWork::Stream(7), DeviceWork::Event(4)] {
+        assert_eq!(ask(vec![query(work)]), (vec![(0, Answer::Ended(true))], 14.0));
+    }
+    let (told, _) = ask(vec![Op::Times]);
+    assert_eq!(times(&told), [(3, 0, [2.0, 2.0, 14.0])]);
+    let (told, at) = ask(vec![Op::Process(0), synchronize(DeviceWork::Event(4))]);
+    assert_eq!((told, at), (vec![(0, Answer::Go)], 17.0));
+    let (told, _) = ask(vec![Op::Times]);
+    assert_eq!(times(&told), [(3, 0, [1.0, 1.0, 17.0])]);
 }
 
 /// Both ranks call at 0, the second one's stream comes to it at 10: the first one's has begun at 0, and they end together.
