@@ -47,7 +47,8 @@ fn wait(client: &Client, span: Span, is_over: impl Fn(c_int) -> bool, attempt: i
     let paused = pause(client, span, Kick::Signal(this_thread()), asleep);
     restore(&mask);
     match answered(paused) {
-        Some(((result, code), false)) => {
+        // What has come just as the time was up must not be lost: a semaphore was taken, and some events are told once.
+        Some(((result, code), over)) if !over || result >= 0 && !is_over(result) => {
             set_errno(code);
             result
         }

@@ -447,6 +447,10 @@ impl Rounds {
         let Some(pause) = state.paused.get_mut(&thread).filter(|pause| Arc::ptr_eq(&pause.reader, reader)) else {
             return;
         };
+        // The thread may have taken it, gone on and paused again since the watch was told of it: nobody else reads while it pauses.
+        if !is_readable(reader) {
+            return;
+        }
         let reply: Reply = FrameBuffer::default().read(&**reader).unwrap_or_else(|error| client.lost(&error));
         client.take_in(&reply);
         match pause.state {
@@ -652,6 +656,12 @@ pub(crate) fn path() -> Path {
 
 pub(crate) fn this_thread() -> ThreadId {
     rustix::thread::gettid().as_raw_nonzero().get()
+}
+
+/// Whether there is something to be read, or never will be.
+fn is_readable(reader: &Arc<dyn Wire>) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    rustix::event::poll(&mut [PollFd::from_borrowed_fd(reader.as_fd(), PollFlags::IN)], Some(&now)) == Ok(1)
 }
 
 fn names_some(op: &Op) -> bool {

@@ -203,6 +203,8 @@ struct TaskConversation {
     state: State,
     /// Whose numbers it uses.
     process: OfProcess,
+    /// It has ended without a word: nobody hears what it is answered.
+    closed: bool,
     /// What it has said and the engine was not asked yet.
     ops: VecDeque<Op>,
     /// Its own table of lines.
@@ -382,7 +384,9 @@ impl Exchange {
 
     /// A thread has ended without a word; its rank goes on.
     pub fn close_task(&mut self, rank: RankId, task: TaskId) {
-        self.task(rank, task).ops.push_back(Op::Exit(Outcome::Ok));
+        let closed = self.task(rank, task);
+        closed.closed = true;
+        closed.ops.push_back(Op::Exit(Outcome::Ok));
         // A rank that runs keeps time from passing as long as the engine has one of its tasks running.
         if !self.ranks[rank.index()].turn.running {
             self.pump(rank, task);
@@ -563,12 +567,13 @@ impl Exchange {
         ))
     }
 
-    /// What is written to the task when it goes on now; its rank then runs. `None`: the end of a pause that the task did not wait for.
+    /// What is written to the task when it goes on now; its rank then runs. `None`: the end of a pause that the task did not wait for, or the task has ended.
     pub fn frame(&mut self, ready: Ready) -> Option<Frame> {
         let Ready { rank, task, answer, question } = ready;
         let RankConversation { turn, tasks, .. } = &mut self.ranks[rank.index()];
         turn.owed -= 1;
-        if question != tasks[task.index()].questions {
+        let asking = &tasks[task.index()];
+        if question != asking.questions || asking.closed {
             self.rest(rank);
             return None;
         }
@@ -1128,6 +1133,7 @@ impl TaskConversation {
         TaskConversation {
             state,
             process: OfProcess::default(),
+            closed: false,
             ops,
             sites: Vec::new(),
             operators: Vec::new(),

@@ -232,6 +232,20 @@ fn a_message_that_has_arrived_before_its_receive_has_its_data_all_the_same() {
     assert_eq!(exchange.engine().clock(RankId(1)).as_ps(), 1_000_000_000);
 }
 
+/// One that pauses until 10 us ends before that: its rank's main task computes until 20 us, and is through.
+#[test]
+fn what_a_task_is_told_that_has_ended_keeps_time_from_nobody() {
+    let mut exchange = ranks(1);
+    let other = exchange.open_task(RankId(0));
+    let pause = Op::Pause(Span::For(SimDuration::from_us(10)));
+    exchange.say(RankId(0), other, vec![pause], Some(OF_TWO));
+    exchange.say(RankId(0), MAIN, vec![slice(20, &[]), Op::Exit(Outcome::Ok)], Some(OF_TWO));
+    exchange.close_task(RankId(0), other);
+    assert_eq!(heard(&mut exchange), []);
+    assert!(matches!(exchange.advance(&mut (), &mut ()), Standing::Finished));
+    assert_eq!(exchange.engine().clock(RankId(0)).as_ps(), 20_000_000);
+}
+
 #[test]
 fn a_task_may_wait_for_what_another_one_is_just_issuing() {
     let mut exchange = ranks(1);
