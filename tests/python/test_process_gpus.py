@@ -132,6 +132,13 @@ def alone():
     assert parts.tolist() == x.tolist() == [0, 1, 2, 3], (parts, x)
     print("alone: done")
 
+def warned():
+    nvml = ctypes.CDLL(None)
+    # What is not simulated is said by the library, whatever the thread says next.
+    status = nvml.nvmlSystemGetConfComputeSettings(ctypes.c_void_p())
+    torch.zeros(4, device="cuda").sum().item()
+    print("warned:", status)
+
 def forked():
     torch.zeros(4, device="cuda").sum().item()
 
@@ -157,6 +164,15 @@ def test_a_process_has_nccl_for_itself(tmp_path: Path) -> None:
     done = run(tmp_path, script, "--cuda")
     assert done.code == 0, done.out + done.err
     assert "alone: done" in done.out
+
+
+@simulates_gpus
+def test_warnings_of_processes_are_shown(tmp_path: Path) -> None:
+    done = run(tmp_path, ALONE.replace("sys.argv[1]", "'spawn:warned'"), "--cuda")
+    assert done.code == 0, done.out + done.err
+    # NVML_ERROR_NOT_SUPPORTED
+    assert "warned: 3" in done.out
+    assert "nvmlSystemGetConfComputeSettings is not implemented for simulated GPUs" in done.err
 
 
 @simulates_gpus

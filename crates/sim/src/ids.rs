@@ -116,6 +116,16 @@ impl OfProcess {
     }
 }
 
+/// What traces call a stream of a rank's device.
+pub fn stream_name(stream: u32) -> String {
+    const BRANCHES: u32 = 1 << 31;
+    match (stream >> OfProcess::SHORT, stream & ((1 << OfProcess::SHORT) - 1)) {
+        _ if stream >= BRANCHES => format!("branch {} of graphs", stream - BRANCHES),
+        (0, _) => format!("stream {stream}"),
+        (process, own) => format!("stream {own} of process {process}"),
+    }
+}
+
 /// A message, in the order in which a run's messages are posted. There may be more of them than of anything else.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct MessageId(pub u64);
@@ -123,5 +133,24 @@ pub struct MessageId(pub u64);
 impl fmt::Display for MessageId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "message {}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_number_by_themselves_and_their_ranks_tell_them_apart() {
+        let (own, other) = (OfProcess::default(), OfProcess::new(127).unwrap());
+        assert_eq!(OfProcess::new(128), None);
+        assert_eq!((own.short(1 << 30), other.short(5)), (Some(1 << 30), Some((127 << 24) + 5)));
+        assert_eq!(other.short(1 << 24), None, "there is no room for more");
+        assert_eq!((other.own(other.long(9)), own.own(other.long(9)), own.own(9)), (Some(9), None, Some(9)));
+        let (stream, branch) = (other.short(5).unwrap(), (1 << 31) + 3);
+        assert!(other.has_given(stream) && !own.has_given(stream));
+        assert!(own.has_given(branch) && !other.has_given(branch));
+        let names = [7, stream, branch].map(stream_name);
+        assert_eq!(names, ["stream 7", "stream 5 of process 127", "branch 3 of graphs"]);
     }
 }

@@ -187,6 +187,8 @@ impl Client {
         for op in ops {
             match op {
                 Op::Dictionary { entries, .. } => self.rounds.names(&entries),
+                Op::Warn(text) => self.warn(&text),
+                Op::LacksMemory(lack) => self.lacks_memory(lack),
                 Op::Operators(operators) => self.ran(&[], &operators),
                 Op::Compute(slice) => {
                     self.ran(&[], &slice.operators);

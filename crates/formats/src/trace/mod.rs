@@ -30,7 +30,7 @@ use std::rc::Rc;
 use uniference_sim::cluster::Cluster;
 use uniference_sim::device::Power;
 use uniference_sim::event::{Event, Meeting, Observer, WaitReason};
-use uniference_sim::ids::{GroupId, Handle, QueueId, RankId, TaskId};
+use uniference_sim::ids::{GroupId, Handle, QueueId, RankId, TaskId, stream_name};
 use uniference_sim::program::{Call, CallOp, Mark};
 use uniference_sim::time::{Bytes, SimTime};
 
@@ -363,10 +363,8 @@ fn name_of(what: What, rank_name: &str) -> (String, i32) {
         What::Ranges(task) => (format!("ranges of {task}"), 1 + 2 * task.0),
         What::Task(TaskId(0)) => (rank_name.to_owned(), 2),
         What::Task(task) => (format!("{rank_name} {task}"), 2 + 2 * task.0),
-        What::Stream(stream @ BRANCHES..) => {
-            (format!("branch {} of graphs", stream - BRANCHES), 2 * STREAMS + (stream - BRANCHES).min(STREAMS))
-        }
-        What::Stream(stream) => (format!("stream {stream}"), STREAMS + stream.min(STREAMS - 1)),
+        What::Stream(stream @ BRANCHES..) => (stream_name(stream), 2 * STREAMS + (stream - BRANCHES).min(STREAMS)),
+        What::Stream(stream) => (stream_name(stream), STREAMS + stream.min(STREAMS - 1)),
         What::Group(group) => (format!("operations of {group}"), GROUPS + group.0.min(STREAMS - GROUPS - 1)),
     };
     (name, place as i32)

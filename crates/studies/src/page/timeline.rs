@@ -5,7 +5,7 @@ use crate::critical::{Kind, Step};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use uniference_sim::event::{Event, Observer, WaitReason};
-use uniference_sim::ids::{QueueId, RankId, TaskId};
+use uniference_sim::ids::{QueueId, RankId, TaskId, stream_name};
 use uniference_sim::program::Mark as RangeMark;
 use uniference_sim::time::SimTime;
 
@@ -208,8 +208,7 @@ impl Part {
             Part::Task(TaskId(0)) => "main thread".to_owned(),
             Part::Task(task) => format!("thread {}", task.0),
             // Branches of graphs are numbered on where programs' own streams end.
-            Part::Stream(stream @ 0x8000_0000..) => format!("branch {} of graphs", stream - 0x8000_0000),
-            Part::Stream(stream) => format!("stream {stream}"),
+            Part::Stream(stream) => stream_name(stream),
             Part::Operations => "operations".to_owned(),
             Part::Ranges(TaskId(0), 0) => "ranges".to_owned(),
             Part::Ranges(TaskId(0), depth) => format!("ranges, level {}", depth + 1),
