@@ -115,7 +115,7 @@ _LIBRARIES = {
 }
 
 _VLLM = ("vllm_generate.py",)
-_SERVER = ("vllm_server.py", "--count", "4", "--input", "32", "--output", "8")
+_LOAD = ("--count", "4", "--input", "32", "--output", "8")
 _SERVED = ("vllm_serve.py", "--concurrency", "2", "--count", "4", "--input", "32", "--output", "8", "--brief")
 
 # The layouts that a GPT of Megatron-core is trained in, each with its number of ranks. It asks for GPUs everywhere.
@@ -177,12 +177,13 @@ PROGRAMS = (
         for ranks in (1, 2)
     ),
     *(_file("vllm", *_SERVED, ranks=ranks, on_cpu=False, without_values=True) for ranks in (1, 2)),
-    _file("vllm", *_SERVER, ranks=1, on_cpu=False, without_values=True),
+    _file("vllm", "vllm_server.py", *_LOAD, ranks=1, on_cpu=False, without_values=True),
     # It compiles kernels when they are first used. Several ranks would wait for each other outside of virtual time.
     *(
         _file("sglang", "sglang_batch.py", *graphs, ranks=1, on_cpu=False, without_values=True)
         for graphs in ((), ("--graphs",))
     ),
+    _file("sglang", "sglang_server.py", *_LOAD, ranks=1, on_cpu=False, without_values=True),
 )
 
 

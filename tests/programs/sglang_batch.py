@@ -10,17 +10,8 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
-# What a user of simulated GPUs sets, before SGLang is imported.
-os.environ.update(
-    SGLANG_ENABLE_JIT_DEEPGEMM="0",
-    SGLANG_IS_FLASHINFER_AVAILABLE="0",
-    # It compiles kernels with ninja and nvcc, which are packages of its environment.
-    CUDA_HOME=os.path.join(sys.prefix, "cuda"),
-    PATH=os.pathsep.join((os.path.join(sys.prefix, "bin"), os.environ["PATH"])),
-)
-
+import sglang_model
 from sglang.benchmark import one_batch
 from sglang.srt.server_args import PortArgs, ServerArgs
 from sglang.srt.utils import custom_op
@@ -29,35 +20,9 @@ from tokenizers import Tokenizer, models
 # Called directly, its operators are kernels that nobody knows the tensors of; so it calls them through torch, as under a profiler.
 custom_op._profiling = lambda: True
 
-_LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_act": "silu",
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "dtype": "bfloat16",
-    "tie_word_embeddings": False,
-}
-
-SHAPES: dict[str, dict[str, Any]] = {
-    "tiny": _LLAMA
-    | {
-        "hidden_size": 256,
-        "intermediate_size": 512,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 1024,
-    },
-    "8b": _LLAMA
-    | {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
-}
-
 
 def write_model(folder: Path, shape: str) -> None:
-    (folder / "config.json").write_text(json.dumps(SHAPES[shape]))
+    (folder / "config.json").write_text(json.dumps(sglang_model.SHAPES[shape]))
     Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>")).save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
 
@@ -79,7 +44,7 @@ def rank_of_several() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("shape", nargs="?", default="tiny", choices=SHAPES)
+    parser.add_argument("shape", nargs="?", default="tiny", choices=sglang_model.SHAPES)
     parser.add_argument("--graphs", action="store_true", help="decode by CUDA graphs; else all is eager")
     arguments, others = parser.parse_known_args()
     ranks = int(os.environ["WORLD_SIZE"])

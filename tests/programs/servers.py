@@ -1,0 +1,74 @@
+"""Owns what the programs share that start a server of language models and its benchmark, each as a process of its own: a tokenizer, the
+server while it is up, and the load.
+"""
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from json import dumps
+from pathlib import Path
+
+# The model's folder is on no hub.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def add_load(parser: argparse.ArgumentParser) -> None:
+    """What the benchmark asks for."""
+    parser.add_argument("--rate", type=float, default=8, help="requests a second")
+    parser.add_argument("--count", type=int, default=64, help="requests")
+    parser.add_argument("--input", type=int, default=1024, help="tokens of a prompt")
+    parser.add_argument("--output", type=int, default=128, help="tokens of an answer")
+    parser.add_argument("--max-model-len", type=int, default=4096)
+
+
+def write_tokenizer(folder: str, vocabulary: int) -> None:
+    """One that takes each word for a token. Token 0, which logits without values stand for, is a word as any other."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    unknown = f"w{vocabulary - 1}"
+    tokenizer = Tokenizer(models.WordLevel({f"w{token}": token for token in range(vocabulary)}, unk_token=unknown))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(Path(folder, "tokenizer.json")))
+    about = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": unknown,
+        "eos_token": "w1",
+        "model_max_length": 8192,
+    }
+    Path(folder, "tokenizer_config.json").write_text(dumps(about))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def serving(port: int, command: Sequence[str]) -> Iterator[None]:
+    """While it is entered, the server that the command starts answers at the port."""
+    server = subprocess.Popen(command)
+    try:
+        while not _is_up(port):
+            if server.poll() is not None:
+                sys.exit("the server has ended before it was up")
+            time.sleep(1)
+        yield
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _is_up(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False

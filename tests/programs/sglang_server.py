@@ -1,0 +1,65 @@
+"""SGLang's server under `sglang.bench_serving`, each a process of its own as its users start it: `sglang_server.py [SHAPE] [options]`.
+
+The rank's process starts the server, waits until it is up, and starts the benchmark, whose requests arrive as a Poisson process over HTTP.
+The server's processes are SGLang's own: one that receives requests, one that turns tokens into text, and one with the scheduler and the
+GPU.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import servers
+import sglang_model
+
+
+def write_model(folder: str, shape: str) -> None:
+    """Its configuration and a tokenizer."""
+    config = sglang_model.SHAPES[shape] | {"bos_token_id": 1, "eos_token_id": 1}
+    Path(folder, "config.json").write_text(json.dumps(config))
+    servers.write_tokenizer(folder, config["vocab_size"])
+
+
+def server(folder: str, port: int, words: argparse.Namespace) -> list[str]:
+    # Without requests its scheduler would look for some all the time, and each look takes virtual time.
+    idle = ["--sleep-on-idle"]
+    kernels = ["--attention-backend", "fa3", "--sampling-backend", "pytorch"]
+    graphs = [] if words.graphs else ["--cuda-graph-backend-decode", "disabled"]
+    rest = ["--cuda-graph-backend-prefill", "disabled", "--disable-radix-cache", "--load-format", "dummy"]
+    lengths = ["--context-length", str(words.max_model_len)]
+    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", folder, "--port", str(port)]
+    return [*command, *idle, *kernels, *graphs, *rest, *lengths]
+
+
+def benchmark(folder: str, port: int, words: argparse.Namespace) -> dict[str, float]:
+    """What SGLang's own benchmark says."""
+    result = Path(folder, "result.jsonl")
+    lengths = ("--random-input-len", str(words.input), "--random-output-len", str(words.output))
+    arrivals = ("--num-prompts", str(words.count), "--request-rate", str(words.rate))
+    rest = ("--dataset-name", "random-ids", "--random-range-ratio", "1", "--disable-tqdm", "--output-file", str(result))
+    command = (sys.executable, "-m", "sglang.bench_serving", "--backend", "sglang", "--model", folder)
+    subprocess.run((*command, "--port", str(port), *lengths, *arrivals, *rest), check=True)
+    said: dict[str, float] = json.loads(result.read_text())
+    return said
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("shape", nargs="?", default="tiny", choices=sglang_model.SHAPES)
+    parser.add_argument("--graphs", action="store_true", help="launch decode steps as CUDA graphs")
+    servers.add_load(parser)
+    words = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(folder, words.shape)
+        port = servers.free_port()
+        with servers.serving(port, server(folder, port, words)):
+            said = benchmark(folder, port, words)
+    print("RESULT", os.environ["RANK"], "answered", said["completed"], "generated", said["total_output_tokens"])
+
+
+if __name__ == "__main__":
+    main()
