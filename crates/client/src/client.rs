@@ -588,10 +588,6 @@ impl Client {
         self.capture.get().map(|capture| &**capture)
     }
 
-    fn joint(&self) -> Option<MutexGuard<'_, Joint>> {
-        self.joint.get().filter(|_| !relay::relays()).map(|joint| joint.lock().expect("no holder of this lock panics"))
-    }
-
     fn shared(&self) -> MutexGuard<'_, Shared> {
         self.shared.lock().expect("no holder of this lock panics")
     }

@@ -3,7 +3,7 @@
 //! A copy (`fork`) goes on as a process of the rank's at once. A program that is started (`exec`, `posix_spawn`, `system`) does so where the dynamic
 //! linker loads the library of such processes (`uniference-relative`) before the C library: its environment says so, and where the relay is. What is
 //! linked statically, or belongs to another user, is on the machine's clock. The rank's Python interpreter is started with what the rank itself has
-//! loaded ([`Interpreter`]), so that the rank's GPUs are there as well.
+//! loaded (`Interpreter`), so that the rank's GPUs are there as well.
 
 use crate::pauses::{start_own, start_watch, unblock};
 use crate::{become_client, rank, real};

@@ -15,11 +15,10 @@
 //! The CPU clock is a system call, and a blocking call enters and leaves twice. So within some microseconds of one reading the next is
 //! taken from the monotonic clock, which is none: the thread has run all the time, as it has not blocked in a call of ours.
 
-use super::relay::relays;
 use super::{Client, Compute};
 use crate::lanes::Used;
 use rustix::time::{ClockId, clock_gettime};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::atomic::Ordering::Relaxed;
 use uniference_protocol::messages::Slice;
 use uniference_sim::time::SimDuration;
@@ -63,6 +62,8 @@ impl Account {
 }
 
 thread_local! {
+    /// The calling thread asks in the name of another process's, whose operators are not this process's to write down.
+    static RELAYS: Cell<bool> = const { Cell::new(false) };
     static ACCOUNTS: RefCell<Vec<Account>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -214,6 +215,16 @@ impl Drop for Ours<'_> {
     fn drop(&mut self) {
         self.0.leave();
     }
+}
+
+/// From here on the calling thread asks in the name of another process's.
+pub(super) fn begins_to_relay() {
+    RELAYS.set(true);
+}
+
+/// Whether it does.
+pub(super) fn relays() -> bool {
+    RELAYS.get()
 }
 
 /// Whether what the calling thread has of its own is gone.

@@ -2,10 +2,11 @@
 //!
 //! What is said is `client`'s business; of a process with several threads the rounds send it.
 
+use super::account::relays;
 use super::{Client, ClientError, Result, is_severed, never};
 use crate::rounds::{self, Speaker};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use uniference_protocol::frame::{self, FrameBuffer};
 use uniference_protocol::memory::Region;
 use uniference_protocol::messages::{Answer, Batch, Fetched, Offset, Op, Quiet, Reply, Slice};
@@ -169,5 +170,12 @@ impl Link {
                 answer => return Reply { answer, ..reply },
             }
         }
+    }
+}
+
+impl Client {
+    /// What threads have said that take turns, if the calling thread is one of them.
+    fn joint(&self) -> Option<MutexGuard<'_, Joint>> {
+        self.joint.get().filter(|_| !relays()).map(|joint| joint.lock().expect("no holder of this lock panics"))
     }
 }

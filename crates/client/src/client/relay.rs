@@ -9,7 +9,6 @@ use super::rounds::{Kick, this_thread};
 use super::{Client, Compute, Link, Result, Rounds};
 use crate::lanes::Meter;
 use rustix::event::{PollFd, PollFlags};
-use std::cell::Cell;
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
@@ -27,16 +26,6 @@ use uniference_protocol::wire::{UnixWire, Wire};
 pub struct Relay {
     listener: UnixListener,
     name: String,
-}
-
-thread_local! {
-    /// The calling thread asks in the name of another process's, whose operators are not this process's to write down.
-    static RELAYS: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether the calling thread asks in the name of another process's.
-pub(super) fn relays() -> bool {
-    RELAYS.get()
 }
 
 /// A thread of another process, which has come to the relay.
@@ -159,7 +148,7 @@ impl Client {
         let Relative { wire, mut frames, path, process } = relative;
         let path = self.rounds.admits(path);
         super::rounds::is_started(path.clone());
-        RELAYS.set(true);
+        super::account::begins_to_relay();
         self.rounds.serves(Some(process));
         let compute = self.compute_of_relatives();
         let admission = Admission { rank: self.rank, world_size: self.world_size, now: self.last_now(), compute };
