@@ -7,9 +7,10 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from json import dumps
 from pathlib import Path
@@ -42,6 +43,21 @@ def write_tokenizer(folder: str, vocabulary: int) -> None:
         "model_max_length": 8192,
     }
     Path(folder, "tokenizer_config.json").write_text(dumps(about))
+
+
+def measure(
+    words: argparse.Namespace,
+    write_model: Callable[[str, str], None],
+    server: Callable[[str, int, argparse.Namespace], Sequence[str]],
+    benchmark: Callable[[str, int, argparse.Namespace], Mapping[str, float]],
+) -> None:
+    """Starts the server of a model, which is written to a folder, and then the benchmark; each is given folder, port and words."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(folder, words.shape)
+        port = free_port()
+        with serving(port, server(folder, port, words)):
+            said = benchmark(folder, port, words)
+    print("RESULT", os.environ["RANK"], "answered", said["completed"], "generated", said["total_output_tokens"])
 
 
 def free_port() -> int:

@@ -7,10 +7,8 @@ GPU.
 
 import argparse
 import json
-import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import servers
@@ -52,13 +50,7 @@ def main() -> None:
     parser.add_argument("shape", nargs="?", default="tiny", choices=sglang_model.SHAPES)
     parser.add_argument("--graphs", action="store_true", help="launch decode steps as CUDA graphs")
     servers.add_load(parser)
-    words = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        write_model(folder, words.shape)
-        port = servers.free_port()
-        with servers.serving(port, server(folder, port, words)):
-            said = benchmark(folder, port, words)
-    print("RESULT", os.environ["RANK"], "answered", said["completed"], "generated", said["total_output_tokens"])
+    servers.measure(parser.parse_args(), write_model, server, benchmark)
 
 
 if __name__ == "__main__":

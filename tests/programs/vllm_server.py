@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import servers
@@ -50,13 +49,7 @@ def benchmark(folder: str, port: int, words: argparse.Namespace) -> dict[str, fl
 def main() -> None:
     parser = vllm_model.parser(__doc__)
     servers.add_load(parser)
-    words = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        write_model(folder, words.shape)
-        port = servers.free_port()
-        with servers.serving(port, server(folder, port, words)):
-            said = benchmark(folder, port, words)
-    print("RESULT", os.environ["RANK"], "answered", said["completed"], "generated", said["total_output_tokens"])
+    servers.measure(parser.parse_args(), write_model, server, benchmark)
 
 
 if __name__ == "__main__":
