@@ -74,10 +74,12 @@ if __name__ == "__main__":
 """
 
 
-def run(directory: Path, source: str, *options: object, out: str = "out", cluster: str = GPU) -> Done:
+def run(
+    directory: Path, source: str, *options: object, out: str = "out", cluster: str = GPU, compute: str = "model"
+) -> Done:
     (directory / "cluster.toml").write_text(cluster)
     script = write_script(directory, source)
-    options = ("--cluster", directory / "cluster.toml", "--out", directory / out, "--compute", "model", *options)
+    options = ("--cluster", directory / "cluster.toml", "--out", directory / out, "--compute", compute, *options)
     return uniference("run", *options, script, cwd=directory)
 
 
@@ -159,9 +161,10 @@ if __name__ == "__main__":
 
 
 @simulates_gpus
-def test_a_process_has_nccl_for_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compute", ["model", "none", "measured"])
+def test_a_process_has_nccl_for_itself(tmp_path: Path, compute: str) -> None:
     script = ALONE.replace("sys.argv[1]", "'spawn:alone'")
-    done = run(tmp_path, script, "--cuda")
+    done = run(tmp_path, script, "--cuda", compute=compute)
     assert done.code == 0, done.out + done.err
     assert "alone: done" in done.out
 

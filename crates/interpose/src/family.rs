@@ -129,7 +129,7 @@ fn pipe() -> std::io::Result<(OwnedFd, OwnedFd)> {
 }
 
 /// Puts a program that was started on the clock of the rank that its environment names, if it does.
-pub fn join() {
+pub extern "C" fn join() {
     let (Ok(name), Ok(path)) = (std::env::var(SOCKET_VARIABLE), std::env::var(PATH_VARIABLE)) else { return };
     // Where another library stands in for the C library's functions before this one, it is not this one's business.
     let Ok(()) = crate::prepare_process() else { return };

@@ -6,10 +6,6 @@
 // The dynamic linker runs what the section of constructors names.
 #![allow(unsafe_code)]
 
-extern "C" fn join() {
-    uniference_interpose::family::join();
-}
-
 #[used]
 #[unsafe(link_section = ".init_array")]
-static CONSTRUCTOR: extern "C" fn() = join;
+static CONSTRUCTOR: extern "C" fn() = uniference_interpose::family::join;

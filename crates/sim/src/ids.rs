@@ -118,6 +118,7 @@ impl OfProcess {
 
 /// What traces call a stream of a rank's device.
 pub fn stream_name(stream: u32) -> String {
+    // Branches of graphs are numbered on where programs' own streams end.
     const BRANCHES: u32 = 1 << 31;
     match (stream >> OfProcess::SHORT, stream & ((1 << OfProcess::SHORT) - 1)) {
         _ if stream >= BRANCHES => format!("branch {} of graphs", stream - BRANCHES),

@@ -30,7 +30,7 @@ def mark_rank() -> None:
 
 def hand_on(channel: Channel, device: str, own: int, gpus: Sequence[Mapping[str, Any]]) -> None:
     """Tells the children of this rank of its device, and of the GPUs of its host, of which `own` is its own."""
-    if channel.captures:
+    if gpus or channel.captures:
         library = capture.library()
         tick = library and library.nanoseconds_a_tick
         os.environ[_DEVICE] = json.dumps({"device": device, "own": own, "gpus": list(gpus), "tick": tick})
@@ -43,12 +43,14 @@ def load() -> None:
     for name in names.INIT_PROCESS_GROUP:
         name.wrap(_only_alone)
     channel = Channel.of_relative() if _DEVICE in os.environ else None
-    if channel is not None and channel.captures:
-        _capture(channel, **json.loads(os.environ[_DEVICE]))
+    if channel is not None:
+        _install(channel, **json.loads(os.environ[_DEVICE]))
 
 
-def _capture(channel: Channel, device: str, own: int, gpus: Sequence[Mapping[str, Any]], tick: float | None) -> None:
-    """From here on operators are captured, on simulated GPUs if there are some. Of a processor's memory nothing is checked here."""
+def _install(channel: Channel, device: str, own: int, gpus: Sequence[Mapping[str, Any]], tick: float | None) -> None:
+    """Puts the rank's GPUs in place and captures operators, as far as the run has them. Of a processor's memory nothing is checked here."""
+    if not (gpus or channel.captures):
+        return
     # Torch is being imported, and these need all of it.
     from uniference.rank import gpus as simulated
     from uniference.rank import imports, values

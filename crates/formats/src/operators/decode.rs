@@ -367,7 +367,7 @@ impl Decoder {
     }
 
     /// Whether several processes of the rank have written entries.
-    pub fn has_processes(&self) -> bool {
+    pub(super) fn has_processes(&self) -> bool {
         !self.others.is_empty()
     }
 

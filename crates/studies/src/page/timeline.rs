@@ -207,7 +207,6 @@ impl Part {
         match self {
             Part::Task(TaskId(0)) => "main thread".to_owned(),
             Part::Task(task) => format!("thread {}", task.0),
-            // Branches of graphs are numbered on where programs' own streams end.
             Part::Stream(stream) => stream_name(stream),
             Part::Operations => "operations".to_owned(),
             Part::Ranges(TaskId(0), 0) => "ranges".to_owned(),
