@@ -60,6 +60,11 @@ impl FrameBuffer {
         Ok(Some(value))
     }
 
+    /// Whether all that was received has been taken.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
     /// The next descriptor that came along.
     pub fn take_fd(&mut self) -> Option<OwnedFd> {
         self.fds.pop_front()

@@ -156,7 +156,7 @@ impl Client {
         frame::encode(&admission, &mut frame);
         let mut goes_on = wire.write(&frame).is_ok();
         while goes_on && let Ok(batch) = frames.read::<Batch>(&wire) {
-            goes_on = self.relay_batch(&wire, batch).is_ok();
+            goes_on = self.relay_batch(&wire, &frames, batch).is_ok();
         }
         self.rounds.served(&path);
     }
@@ -170,7 +170,7 @@ impl Client {
         }
     }
 
-    fn relay_batch(&self, wire: &UnixWire, batch: Batch) -> Result<()> {
+    fn relay_batch(&self, wire: &UnixWire, frames: &FrameBuffer, batch: Batch) -> Result<()> {
         let mut ops = batch.ops;
         let question = ops.pop_if(|op| op.asks());
         for op in ops {
@@ -191,9 +191,7 @@ impl Client {
             // It has left a pause.
             None => return self.flush(),
             Some(Op::Pause(span)) => {
-                let listen = || {
-                    let _ = rustix::event::poll(&mut [PollFd::new(wire, PollFlags::IN)], None);
-                };
+                let listen = || self.listen_to_paused(wire, frames);
                 let ((), is_over) = self.pause(span, Kick::Signal(this_thread()), listen)?;
                 if !is_over {
                     return Ok(());
@@ -205,6 +203,17 @@ impl Client {
         let mut frame = Vec::new();
         frame::encode(&reply, &mut frame);
         Ok(wire.write(&frame)?)
+    }
+
+    /// Returns once the thread that pauses has said that it goes on, or its time is up.
+    pub(super) fn listen_to_paused(&self, wire: &UnixWire, frames: &FrameBuffer) {
+        // It may have said so right behind the pause: then its word was received with that.
+        while frames.is_empty() {
+            let interrupted = rustix::event::poll(&mut [PollFd::new(wire, PollFlags::IN)], None).is_err();
+            if !interrupted || self.rounds.time_is_up() {
+                return;
+            }
+        }
     }
 
     /// An answer that the thread itself has taken.

@@ -253,6 +253,11 @@ impl Rounds {
         over
     }
 
+    /// Whether virtual time has ended the pause of the calling thread, which has not left it.
+    pub(crate) fn time_is_up(&self) -> bool {
+        self.enter().paused.get(&this_thread()).is_some_and(|pause| pause.state == Paused::Over)
+    }
+
     /// Sends what there is, though threads run: the process ends.
     pub(crate) fn end(&self, client: &Client) {
         self.enter().send(client, false);

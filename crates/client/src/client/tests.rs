@@ -347,3 +347,29 @@ fn what_operators_name_goes_ahead_of_all_threads_operators() {
     let [Op::Compute(slice), Op::Mark(_)] = &second.ops[..] else { panic!("{second:?}") };
     assert_eq!(slice.operators, [101]);
 }
+
+#[test]
+fn what_was_said_right_behind_a_pause_ends_it() {
+    let (client, _driver) = rank();
+    let (theirs, ours) = UnixStream::pair().unwrap();
+    let (theirs, ours) = (UnixWire::of_rank(theirs), UnixWire::of_rank(ours));
+    let mut both = Vec::new();
+    frame::encode(&Batch { ops: vec![Op::Pause(Span::For(SimDuration::from_us(1)))], ..Batch::default() }, &mut both);
+    frame::encode(&Batch::default(), &mut both);
+    theirs.write(&both).unwrap();
+    let mut frames = FrameBuffer::default();
+    let first: Batch = frames.read(&ours).unwrap();
+    assert!(first.ops[0].asks() && !frames.is_empty());
+    let (heard, hears) = std::sync::mpsc::channel();
+    thread::scope(|scope| {
+        // Nothing comes any more.
+        scope.spawn(|| {
+            client.listen_to_paused(&ours, &frames);
+            heard.send(()).unwrap();
+        });
+        let was_heard = hears.recv_timeout(std::time::Duration::from_secs(10)).is_ok();
+        drop(theirs);
+        assert!(was_heard);
+    });
+    end(client);
+}
