@@ -600,6 +600,7 @@ impl Client {
     fn push(&self, op: Op) -> Result<()> {
         let slice = self.take_slice();
         self.with_link(|client, link| {
+            link.batch.extend(ranges::take_name());
             if let Some(slice) = slice {
                 link.push_slice(client, slice)?;
             }

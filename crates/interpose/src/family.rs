@@ -137,6 +137,9 @@ pub extern "C" fn join() {
     INTERPRETER.get_or_init(Interpreter::told);
     // Else the rank is gone: nobody is left whose time it is.
     if let Ok(client) = Client::of_relative(&name, path) {
+        if let Some(name) = crate::names::of_program() {
+            client.is_called(&name);
+        }
         become_client(client);
     }
 }

@@ -22,6 +22,7 @@ pub mod alarms;
 pub mod clocks;
 pub mod family;
 mod interpreter;
+pub mod names;
 mod pauses;
 pub mod profiler;
 mod real;

@@ -70,6 +70,8 @@ functions! {
     ) -> c_int;
     system(*const c_char) -> c_int;
     popen(*const c_char, *const c_char) -> *mut c_void;
+    prctl(c_int, c_ulong, c_ulong, c_ulong, c_ulong) -> c_int;
+    pthread_setname_np(pthread_t, *const c_char) -> c_int;
     pthread_create(*mut pthread_t, *const pthread_attr_t, Start, *mut c_void) -> c_int;
 }
 

@@ -178,7 +178,7 @@ pub enum Activity {
     Abort(GroupId),
 }
 
-/// A named range of the user's begins or ends.
+/// A named range of the user's begins or ends, or a thread has a name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Mark {
     /// One of a thread's (`torch.profiler.record_function`, `nvtx.range_push`) begins, inside those of the thread that have begun.
@@ -197,6 +197,8 @@ pub enum Mark {
         /// Which.
         range: u32,
     },
+    /// The thread is called this from here on.
+    Name(Arc<str>),
 }
 
 /// An operation of a process group, as one member asks for it.

@@ -84,6 +84,7 @@ impl Observer for Phases {
                 let range = self.free.remove(&(*rank, *range));
                 self.close(*rank, at, range, spent.as_ref());
             }
+            Mark::Name(_) => {}
         }
     }
 }

@@ -1,7 +1,14 @@
-//! Owns what a client says of the ranges that its program names.
+//! Owns what a client says of the ranges that its program names, and of its threads' names.
 
 use super::{Client, Op, Relaxed, Result};
+use std::cell::RefCell;
+use std::sync::Arc;
 use uniference_sim::program::Mark;
+
+thread_local! {
+    /// What the calling thread is called, if that was not said yet: one that says nothing else needs no connection for it.
+    static NAME: RefCell<Option<Arc<str>>> = const { RefCell::new(None) };
+}
 
 impl Client {
     /// A named range begins or ends.
@@ -16,4 +23,14 @@ impl Client {
         self.mark(Mark::Open { range, name: name.into() })?;
         Ok(range)
     }
+
+    /// The calling thread is called this from here on, which is said with what it says next.
+    pub fn is_called(&self, name: &str) {
+        NAME.set(Some(name.into()));
+    }
+}
+
+/// What the calling thread is called, if that is to be said.
+pub(super) fn take_name() -> Option<Op> {
+    NAME.take().map(|name| Op::Mark(Mark::Name(name)))
 }

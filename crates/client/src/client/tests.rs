@@ -373,3 +373,16 @@ fn what_was_said_right_behind_a_pause_ends_it() {
     });
     end(client);
 }
+
+#[test]
+fn a_threads_name_goes_ahead_of_what_it_says_next() {
+    let (client, socket) = rank_whose(Compute::None);
+    let driver = driver(socket, vec![reply(Answer::Go), reply(now(0)), reply(now(0))]);
+    client.start().unwrap();
+    client.is_called("before");
+    client.is_called("loader");
+    client.now().unwrap();
+    client.now().unwrap();
+    end(client);
+    assert_eq!(driver.join().unwrap(), [Op::Start, Op::Mark(Mark::Name("loader".into())), Op::Now, Op::Now]);
+}

@@ -86,6 +86,7 @@ impl Part {
             Part::Mark(Mark::End) => ("end of range", "mark_end", NodeType::Metadata),
             Part::Mark(Mark::Open { name, .. }) => (&**name, "mark_open", NodeType::Metadata),
             Part::Mark(Mark::Close { .. }) => ("end of range", "mark_close", NodeType::Metadata),
+            Part::Mark(Mark::Name(name)) => (&**name, "mark_name", NodeType::Metadata),
             Part::Store(_) => ("store", "store", NodeType::Metadata),
             Part::Wait => ("wait", "wait", NodeType::Metadata),
             Part::End => ("end of program", "end", NodeType::Metadata),
@@ -106,7 +107,7 @@ impl Part {
             Part::Mark(Mark::Open { range, .. } | Mark::Close { range }) => {
                 node.set(RANGE, Value::Uint32(*range));
             }
-            Part::Mark(Mark::Begin(_) | Mark::End) | Part::Wait | Part::End => {}
+            Part::Mark(Mark::Begin(_) | Mark::End | Mark::Name(_)) | Part::Wait | Part::End => {}
         }
         node
     }
@@ -124,6 +125,7 @@ impl Part {
             "mark_end" => Part::Mark(Mark::End),
             "mark_open" => Part::Mark(Mark::Open { range: range(node)?, name: node.name.as_str().into() }),
             "mark_close" => Part::Mark(Mark::Close { range: range(node)? }),
+            "mark_name" => Part::Mark(Mark::Name(node.name.as_str().into())),
             "store" => Part::Store(serde_json::from_str(node.text(STORE)?).ok()?),
             "wait" => Part::Wait,
             "end" => Part::End,
@@ -214,6 +216,7 @@ mod tests {
             Part::Mark(Mark::End),
             Part::Mark(Mark::Open { range: 7, name: "request".into() }),
             Part::Mark(Mark::Close { range: 7 }),
+            Part::Mark(Mark::Name("loader".into())),
             Part::Store(StoreOp::Set { key: b"k".to_vec(), value: vec![0, 255] }),
             Part::Wait,
             Part::End,

@@ -290,10 +290,10 @@ pub static KINDS: [Kind; 13] = [
     },
     Kind {
         name: "marked",
-        meaning: "a named range began or ended",
+        meaning: "a named range began or ended, or a thread was named",
         columns: &[
             RANK,
-            optional(text("begin", "name of the range that begins; null if one ends")),
+            optional(text("begin", "name of the range that begins; null if none does")),
             BY,
             ACTIVITY,
             ISSUED_AT,
@@ -306,6 +306,7 @@ pub static KINDS: [Kind; 13] = [
                 "range",
                 "id of the range, unique within the rank, if it may overlap others; null if it is the thread's innermost",
             )),
+            optional(text("thread_name", "what the thread is called from here on; null if a range begins or ends")),
         ],
     },
     Kind {

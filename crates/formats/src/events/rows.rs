@@ -106,11 +106,12 @@ pub fn cells_of(event: &Event<'_>, put: &mut impl FnMut(Cell<'_>)) {
         }
         Event::Marked { rank, mark, why, .. } => {
             put(Cell::U32(rank.0));
-            let (name, range) = match mark {
-                Mark::Begin(name) => (Cell::Text(name), Cell::Null),
-                Mark::End => (Cell::Null, Cell::Null),
-                Mark::Open { range, name } => (Cell::Text(name), Cell::U32(*range)),
-                Mark::Close { range } => (Cell::Null, Cell::U32(*range)),
+            let (name, range, called) = match mark {
+                Mark::Begin(name) => (Cell::Text(name), Cell::Null, Cell::Null),
+                Mark::End => (Cell::Null, Cell::Null, Cell::Null),
+                Mark::Open { range, name } => (Cell::Text(name), Cell::U32(*range), Cell::Null),
+                Mark::Close { range } => (Cell::Null, Cell::U32(*range), Cell::Null),
+                Mark::Name(name) => (Cell::Null, Cell::Null, Cell::Text(name)),
             };
             put(name);
             let why = known(why);
@@ -118,6 +119,7 @@ pub fn cells_of(event: &Event<'_>, put: &mut impl FnMut(Cell<'_>)) {
             activity(why).into_iter().for_each(&mut *put);
             begun(why).into_iter().for_each(&mut *put);
             put(range);
+            put(called);
         }
         Event::Message { source, destination, group, bytes, wire_bytes, queued, started, sent, links, way } => {
             [Cell::U32(source.0), Cell::U32(destination.0), Cell::U32(group.0)].into_iter().for_each(&mut *put);

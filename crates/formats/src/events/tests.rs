@@ -69,7 +69,8 @@ fn stream(mut see: impl FnMut(SimTime, &Event<'_>)) {
         see(at, &Event::Waited { rank, task, start, reason, exposed, late_peer, no_data, handles, call, site, cause });
     }
     let range = 5;
-    let overlapping = [Mark::Open { range, name: "request".into() }, Mark::Close { range }];
+    let overlapping =
+        [Mark::Open { range, name: "request".into() }, Mark::Close { range }, Mark::Name("loader".into())];
     for mark in [Mark::Begin("a \"step\"".into()), Mark::End].iter().chain(&overlapping) {
         see(at, &Event::Marked { rank, task, mark, why, spent: None });
     }

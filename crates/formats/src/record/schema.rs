@@ -3,8 +3,8 @@
 //! Everything is postcard. Its enums are numbered in the order of their variants here, and the tables below number what has no fields: what
 //! is new goes to the end of either, and nothing changes its place. Times are picoseconds, sizes bytes. All versions of the format share it, but version 1
 //! never has [`Step::Named`] or [`Step::Line`], versions 1 and 2 never have [`Step::Operators`] or [`Step::HandlesInOrder`], and none before 4 has
-//! [`Step::Elapsed`], [`Activity::Part`] or [`Activity::Reach`], none before 5 has [`Step::Look`]: their ranks read the clock by [`Step::Now`]; and none
-//! before 6 has [`Mark::Open`] or [`Mark::Close`].
+//! [`Step::Elapsed`], [`Activity::Part`] or [`Activity::Reach`], none before 5 has [`Step::Look`]: their ranks read the clock by [`Step::Now`]; none
+//! before 6 has [`Mark::Open`] or [`Mark::Close`], none before 7 [`Mark::Name`].
 
 use crate::report::Manifest;
 use serde::{Deserialize, Serialize};
@@ -174,6 +174,7 @@ pub(super) enum Mark {
     End,
     Open { range: u32, name: String },
     Close { range: u32 },
+    Name(String),
 }
 
 #[derive(Serialize, Deserialize)]
@@ -336,6 +337,7 @@ impl Activity {
                 program::Mark::End => Mark::End,
                 program::Mark::Open { range, name } => Mark::Open { range: *range, name: name.to_string() },
                 program::Mark::Close { range } => Mark::Close { range: *range },
+                program::Mark::Name(name) => Mark::Name(name.to_string()),
             }),
             program::Activity::Store(operation) => Activity::Store(StoreOp::of(operation)),
             program::Activity::Finish => Activity::Finish,
@@ -370,6 +372,7 @@ impl Activity {
                 Mark::End => program::Mark::End,
                 Mark::Open { range, name } => program::Mark::Open { range, name: name.into() },
                 Mark::Close { range } => program::Mark::Close { range },
+                Mark::Name(name) => program::Mark::Name(name.into()),
             }),
             Activity::Store(operation) => program::Activity::Store(operation.read()),
             Activity::Finish => program::Activity::Finish,

@@ -30,7 +30,7 @@ use std::rc::Rc;
 use uniference_sim::cluster::Cluster;
 use uniference_sim::device::Power;
 use uniference_sim::event::{Event, Meeting, Observer, WaitReason};
-use uniference_sim::ids::{GroupId, Handle, QueueId, RankId, TaskId, stream_name};
+use uniference_sim::ids::{GroupId, Handle, OfProcess, QueueId, RankId, TaskId, stream_name};
 use uniference_sim::program::{Call, CallOp, Mark};
 use uniference_sim::time::{Bytes, SimTime};
 
@@ -108,6 +108,12 @@ struct RankRows {
     shown: Vec<u32>,
     /// By task, when waits ended, and on which rows they are.
     waits: BTreeMap<TaskId, Vec<(SimTime, u32)>>,
+    /// All of them, and what they were called when they were made.
+    made: Vec<(u32, What, String)>,
+    /// What threads are called.
+    called: BTreeMap<TaskId, String>,
+    /// By stream, the thread whose work on it was shown first.
+    users: BTreeMap<u32, TaskId>,
     /// Where the power of its device is known: when it was busy.
     power: Option<(Power, Busy)>,
 }
@@ -150,8 +156,10 @@ impl<F: Format> TraceWriter<F> {
             trace.out.process(pid(RankId::from(rank)), &name, rank as i32);
             let (rows, waits, shown) = Default::default();
             let (ranges, overlapping) = Default::default();
+            let (made, called, users) = Default::default();
             let power = power.map(|power| (power, Busy::default()));
-            trace.ranks.push(RankRows { name, rows, ranges, overlapping, shown, waits, power });
+            let rows = RankRows { name, rows, ranges, overlapping, shown, waits, made, called, users, power };
+            trace.ranks.push(rows);
         }
         let last = pid(RankId::from(trace.ranks.len()));
         trace.out.process(last, "links", last as i32);
@@ -206,11 +214,20 @@ impl<F: Format> TraceWriter<F> {
         self.arrow("release", from, Point { row, at: moved(end, -1) });
     }
 
-    /// Writes counters and what closes the file; gives back what is left of it.
+    /// Writes names that came late, counters and what closes the file; gives back what is left of it.
     ///
     /// # Errors
     /// The first error of the writer, even if it happened long ago.
     pub fn finish(mut self) -> Result<F::File, WriteError> {
+        for (rank, rows) in self.ranks.iter().enumerate() {
+            for (tid, what, before) in &rows.made {
+                // A thread may have been named when its rows were there already.
+                let (name, place) = rows.name_of(*what);
+                if name != *before {
+                    self.out.row(Row { pid: pid(RankId::from(rank)), tid: *tid }, &name, place);
+                }
+            }
+        }
         for (rank, rows) in self.ranks.iter().enumerate() {
             let Some((Power { idle, busy }, when)) = &rows.power else { continue };
             let counter = Counter { pid: pid(RankId::from(rank)), name: "power", unit: "W" };
@@ -271,8 +288,9 @@ impl<F: Format> TraceWriter<F> {
             self.rows += 1;
             let id = self.rows;
             lanes.push(Lane { id, busy_until: SimTime::ZERO });
-            let (name, place) = name_of(what, &rows.name);
+            let (name, place) = rows.name_of(what);
             self.out.row(Row { pid: pid(rank), tid: id }, &name, place);
+            rows.made.push((id, what, name));
         }
         index
     }
@@ -309,6 +327,7 @@ impl<F: Format> TraceWriter<F> {
                 let tid = lane.id;
                 self.out.end(Row { pid, tid }, at);
             }
+            Mark::Name(name) => drop(self.ranks[rank.index()].called.insert(task, name.as_ref().to_owned())),
         }
     }
 
@@ -343,31 +362,44 @@ impl RankRows {
         shown.filter(|row| *row != 0).or_else(main)
     }
 
+    /// What a row is called, and where it stands among those of its process.
+    fn name_of(&self, what: What) -> (String, i32) {
+        const GROUPS: u32 = 1 << 20;
+        const STREAMS: u32 = 1 << 28;
+        // Branches of graphs are numbered on where programs' own streams end.
+        const BRANCHES: u32 = 1 << 31;
+        let (name, place) = match what {
+            What::Overlapping => ("overlapping ranges".to_owned(), 0),
+            What::Ranges(TaskId(0)) => ("ranges".to_owned(), 1),
+            What::Ranges(task) => (format!("ranges of {}", self.thread(task)), 1 + 2 * task.0),
+            What::Task(TaskId(0)) => (self.name.clone(), 2),
+            What::Task(task) => (format!("{} {}", self.name, self.thread(task)), 2 + 2 * task.0),
+            What::Stream(stream @ BRANCHES..) => (stream_name(stream), 2 * STREAMS + (stream - BRANCHES).min(STREAMS)),
+            What::Stream(stream) => (self.stream(stream), STREAMS + stream.min(STREAMS - 1)),
+            What::Group(group) => (format!("operations of {group}"), GROUPS + group.0.min(STREAMS - GROUPS - 1)),
+        };
+        (name, place as i32)
+    }
+
+    /// `task 3`, or `VLLM::EngineCore (task 3)`.
+    fn thread(&self, task: TaskId) -> String {
+        self.called.get(&task).map_or_else(|| task.to_string(), |name| format!("{name} ({task})"))
+    }
+
+    /// `stream 7`; of another process than the rank's own with the name of the thread that has used it first.
+    fn stream(&self, stream: u32) -> String {
+        let name = stream_name(stream);
+        let user = self.users.get(&stream).and_then(|task| self.called.get(task));
+        user.filter(|_| !OfProcess::default().has_given(stream))
+            .map_or_else(|| name.clone(), |user| format!("{name} ({user})"))
+    }
+
     fn shows(&mut self, activity: Handle, row: Row) {
         if self.shown.len() <= activity.index() {
             self.shown.resize(activity.index() + 1, 0);
         }
         self.shown[activity.index()] = row.tid;
     }
-}
-
-/// What a row is called, and where it stands among those of its process.
-fn name_of(what: What, rank_name: &str) -> (String, i32) {
-    const GROUPS: u32 = 1 << 20;
-    const STREAMS: u32 = 1 << 28;
-    // Branches of graphs are numbered on where programs' own streams end.
-    const BRANCHES: u32 = 1 << 31;
-    let (name, place) = match what {
-        What::Overlapping => ("overlapping ranges".to_owned(), 0),
-        What::Ranges(TaskId(0)) => ("ranges".to_owned(), 1),
-        What::Ranges(task) => (format!("ranges of {task}"), 1 + 2 * task.0),
-        What::Task(TaskId(0)) => (rank_name.to_owned(), 2),
-        What::Task(task) => (format!("{rank_name} {task}"), 2 + 2 * task.0),
-        What::Stream(stream @ BRANCHES..) => (stream_name(stream), 2 * STREAMS + (stream - BRANCHES).min(STREAMS)),
-        What::Stream(stream) => (stream_name(stream), STREAMS + stream.min(STREAMS - 1)),
-        What::Group(group) => (format!("operations of {group}"), GROUPS + group.0.min(STREAMS - GROUPS - 1)),
-    };
-    (name, place as i32)
 }
 
 /// The process that stands for a rank.
@@ -392,6 +424,9 @@ impl<F: Format> Observer for TraceWriter<F> {
                 let row = self.row_for(rank, what, start, at);
                 let rows = &mut self.ranks[rank.index()];
                 rows.shows(why.handle, row);
+                if let What::Stream(stream) = what {
+                    rows.users.entry(stream).or_insert(task);
+                }
                 let lines = self.lines.borrow();
                 let line = lines.get(why.site.index()).filter(|line| !line.is_empty());
                 let mut args = vec![("reference_us", micros(base.as_ps()))];

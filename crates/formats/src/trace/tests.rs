@@ -4,7 +4,7 @@ use crate::events::EventWriter;
 use crate::report::tests::all_reduce;
 use crate::sink::tests::SmallDisk;
 use serde_json::json;
-use uniference_sim::event::{Times, Traffic};
+use uniference_sim::event::{Times, Traffic, Why};
 use uniference_sim::ids::{GroupRank, Handle, LinkId, Site};
 use uniference_sim::program::{Origin, Outcome};
 use uniference_sim::time::{Bytes, SimDuration};
@@ -375,4 +375,30 @@ fn compute_says_where_it_was() {
     let entries = entries();
     let args = |name: &str| &entries.iter().find(|entry| entry["name"] == name).unwrap()["args"];
     assert_eq!(args("compute"), &json!({"reference_us": 1e-6, "line": "model.py:41", "range": "left open"}));
+}
+
+#[test]
+fn rows_have_the_names_that_threads_and_processes_were_given() {
+    let (rank, base, origin) = (RankId(0), SimDuration::from_ps(1), Origin::Measured);
+    let of_process = OfProcess::new(1).unwrap().short(0).unwrap();
+    let mut trace = TraceWriter::new(Chrome::new(Vec::new()), &cluster(), Lines::default());
+    let computes = |trace: &mut TraceWriter<_>, task, stream: Option<u32>| {
+        let why = Why { queue: stream.map(QueueId::of_stream), ..Why::default() };
+        trace.record(us(2), &Event::Computed { rank, task: TaskId(task), start: us(1), base, origin, name: None, why });
+    };
+    mark(&mut trace, 0, 1, &Mark::Name("loader".into()));
+    for (task, stream) in [(0, None), (1, None), (2, None), (2, Some(of_process)), (1, Some(7))] {
+        computes(&mut trace, task, stream);
+    }
+    mark(&mut trace, 2, 2, &Mark::Name("multiprocessing".into()));
+    mark(&mut trace, 3, 2, &Mark::Name("engine".into()));
+    let document: serde_json::Value = serde_json::from_slice(&trace.finish().unwrap()).unwrap();
+    let mut names = BTreeMap::new();
+    for entry in document["traceEvents"].as_array().unwrap().iter().filter(|entry| entry["name"] == "thread_name") {
+        names.insert(entry["tid"].as_u64(), entry["args"]["name"].as_str().unwrap().to_owned());
+    }
+    let names: Vec<&str> = names.values().map(String::as_str).collect();
+    let [main, loader, engine] =
+        ["", " loader (task 1)", " engine (task 2)"].map(|name| format!("rank 0 (orin.0){name}"));
+    assert_eq!(names, [&*main, &loader, &engine, "stream 0 of process 1 (engine)", "stream 7"]);
 }

@@ -128,6 +128,8 @@ impl Fields {
                 [exposed, late_peer, no_data].into_iter().for_each(|span| self.number(span.as_ps()));
                 self.optional(*call, Fields::call);
             }
+            // What threads are called is nothing that happens.
+            Event::Marked { mark: Mark::Name(_), .. } => {}
             Event::Marked { rank, mark, .. } => {
                 self.start(4, at, *rank);
                 let (name, range) = match mark {
@@ -135,6 +137,7 @@ impl Fields {
                     Mark::End => (None, None),
                     Mark::Open { range, name } => (Some(&**name), Some(range)),
                     Mark::Close { range } => (None, Some(range)),
+                    Mark::Name(_) => unreachable!("it is left out"),
                 };
                 self.optional(name, Fields::text);
                 if let Some(range) = range {

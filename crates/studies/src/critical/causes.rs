@@ -205,7 +205,7 @@ impl Causes {
             Mark::Begin(name) => Some(self.name(name)),
             Mark::End => None,
             // Of several that go on at once none is the innermost.
-            Mark::Open { .. } | Mark::Close { .. } => return,
+            Mark::Open { .. } | Mark::Close { .. } | Mark::Name(_) => return,
         };
         let RankCauses { open, ranges, .. } = &mut self.ranks[rank.index()];
         match begun {

@@ -32,6 +32,8 @@ pub(super) struct Timeline {
     open: BTreeMap<(RankId, TaskId), Vec<(u32, SimTime)>>,
     /// By number, ranges that may overlap: on which row, its name, and since when.
     overlapping: BTreeMap<(RankId, u32), (usize, u32, SimTime)>,
+    /// What threads are called.
+    called: BTreeMap<(RankId, TaskId), String>,
 }
 
 /// What a row shows of a rank; rows stand in this order.
@@ -80,8 +82,8 @@ impl Timeline {
     /// Of so many ranks.
     pub(super) fn new(ranks: usize) -> Timeline {
         let most = (MOST_KEPT / ranks.clamp(1, MOST_RANKS)).clamp(LEAST_IN_ROW, MOST_IN_ROW);
-        let (open, overlapping) = Default::default();
-        Timeline { rows: BTreeMap::new(), most, names: Names::default(), open, overlapping }
+        let (open, overlapping, called) = Default::default();
+        Timeline { rows: BTreeMap::new(), most, names: Names::default(), open, overlapping, called }
     }
 
     /// The rows, with the spans of the critical path above all others.
@@ -107,7 +109,9 @@ impl Timeline {
             TimelineRow { rank: rank.map(|rank| rank.0), label, marks }
         };
         let critical = (!path.is_empty()).then(|| row(None, "critical path".to_owned(), critical));
-        let of_ranks = self.rows.into_iter().map(|((rank, part), marks)| row(Some(rank), part.label(), marks));
+        let called = &self.called;
+        let label = |rank, part: Part| part.label(|task| called.get(&(rank, task)).map(String::as_str));
+        let of_ranks = self.rows.into_iter().map(|((rank, part), marks)| row(Some(rank), label(rank, part), marks));
         let rows: Vec<TimelineRow> = critical.into_iter().chain(of_ranks).filter(|row| !row.marks.is_empty()).collect();
         TimelineChart { rows, names: self.names.texts, spans, ranks_left_out: ranks.saturating_sub(MOST_RANKS) }
     }
@@ -143,6 +147,7 @@ impl Timeline {
                     self.show_range(rank, Part::Overlapping(row), name, since, at);
                 }
             }
+            RangeMark::Name(name) => drop(self.called.insert((rank, task), name.as_ref().to_owned())),
         }
     }
 
@@ -203,15 +208,19 @@ impl Observer for Timeline {
 }
 
 impl Part {
-    fn label(self) -> String {
+    fn label<'a>(self, called: impl Fn(TaskId) -> Option<&'a str>) -> String {
+        let thread = |task: TaskId| {
+            let number = format!("thread {}", task.0);
+            called(task).map_or_else(|| number.clone(), |name| format!("{number}, {name}"))
+        };
         match self {
             Part::Task(TaskId(0)) => "main thread".to_owned(),
-            Part::Task(task) => format!("thread {}", task.0),
+            Part::Task(task) => thread(task),
             Part::Stream(stream) => stream_name(stream),
             Part::Operations => "operations".to_owned(),
             Part::Ranges(TaskId(0), 0) => "ranges".to_owned(),
             Part::Ranges(TaskId(0), depth) => format!("ranges, level {}", depth + 1),
-            Part::Ranges(task, depth) => format!("ranges of thread {}, level {}", task.0, depth + 1),
+            Part::Ranges(task, depth) => format!("ranges of {}, level {}", thread(task), depth + 1),
             Part::Overlapping(row) => format!("overlapping ranges {}", row + 1),
         }
     }

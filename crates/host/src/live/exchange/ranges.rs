@@ -25,7 +25,7 @@ impl Ranges {
                 Mark::Open { range: number, name }
             }
             Mark::Close { range } => Mark::Close { range: self.numbers.remove(&(process, range)).unwrap_or(u32::MAX) },
-            Mark::Begin(_) | Mark::End => mark,
+            Mark::Begin(_) | Mark::End | Mark::Name(_) => mark,
         }
     }
 }
