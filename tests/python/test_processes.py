@@ -1,5 +1,6 @@
 """Processes that a rank starts take part in its virtual time."""
 
+import json
 import os
 import re
 import signal
@@ -341,3 +342,32 @@ def test_processes_that_wait_for_each_other_are_reported_with_their_lines(tmp_pa
     while any(os.path.exists(f"/proc/{pid}") for pid in pids):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+NAMES = """
+import ctypes, subprocess, sys, threading, time
+libc = ctypes.CDLL(None)
+PR_SET_NAME = 15
+def work():
+    libc.prctl(PR_SET_NAME, b"loader", 0, 0, 0)
+    time.sleep(1)
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+named = "import ctypes, time; time.sleep(1); ctypes.CDLL(None).prctl(15, b'server', 0, 0, 0); time.sleep(1)"
+subprocess.run([sys.executable, "-c", named], check=True)
+subprocess.run(["sleep", "1"], check=True)
+"""
+NAMED = {"loader (task 1)", "server (task 2)", "sleep (task 3)"}
+
+
+def test_threads_and_processes_have_their_names_in_the_trace_of_a_run_and_of_its_replay(tmp_path: Path) -> None:
+    done = run_script(tmp_path, NAMES, ranks=1)
+    assert done.code == 0, done.out + done.err
+    replayed = command("replay", tmp_path / "out", "--out", tmp_path / "again", cwd=tmp_path)
+    assert replayed.code == 0, replayed.err
+    for out in ("out", "again"):
+        events = json.loads((tmp_path / out / "trace.json").read_text())["traceEvents"]
+        # Who was named late has two names: the last one counts.
+        rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+        assert {name.partition(") ")[2] for name in rows.values() if "task" in name} == NAMED
