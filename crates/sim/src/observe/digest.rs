@@ -128,17 +128,16 @@ impl Fields {
                 [exposed, late_peer, no_data].into_iter().for_each(|span| self.number(span.as_ps()));
                 self.optional(*call, Fields::call);
             }
-            // What threads are called is nothing that happens.
-            Event::Marked { mark: Mark::Name(_), .. } => {}
             Event::Marked { rank, mark, .. } => {
-                self.start(4, at, *rank);
                 let (name, range) = match mark {
                     Mark::Begin(name) => (Some(&**name), None),
                     Mark::End => (None, None),
                     Mark::Open { range, name } => (Some(&**name), Some(range)),
                     Mark::Close { range } => (None, Some(range)),
-                    Mark::Name(_) => unreachable!("it is left out"),
+                    // What threads are called is nothing that happens.
+                    Mark::Name(_) => return,
                 };
+                self.start(4, at, *rank);
                 self.optional(name, Fields::text);
                 if let Some(range) = range {
                     self.number((*range).into());
@@ -493,11 +492,15 @@ mod tests {
         assert_eq!(different.len(), Origin::ALL.len(), "version 2 knows all of them");
     }
 
-    /// A rank's handles and the numbers of lines are names, and not what happened.
+    /// A rank's handles, the numbers of lines, and what threads are called are names, and not what happened.
     #[test]
     fn names_do_not_change_a_digest() {
-        let of = |handle, site| {
+        let of = |handle, site, mark: Option<Mark>| {
             let mut digest = Digest::default();
+            if let Some(mark) = mark {
+                let (rank, task, why) = (RankId(0), TaskId(0), Default::default());
+                digest.record(SimTime::ZERO, &Event::Marked { rank, task, mark: &mark, why, spent: None });
+            }
             let call = collective(CollectiveKind::Reduce, Some(1), Shape::Even(1));
             digest.record(
                 SimTime::ZERO,
@@ -505,6 +508,8 @@ mod tests {
             );
             digest.to_hex()
         };
-        assert_eq!(of(Handle(1), Site(1)), of(Handle(2), Site(3)));
+        let called = |name: &str| Some(Mark::Name(name.into()));
+        assert_eq!(of(Handle(1), Site(1), None), of(Handle(2), Site(3), called("loader")));
+        assert_ne!(of(Handle(1), Site(1), None), of(Handle(1), Site(1), Some(Mark::End)));
     }
 }
