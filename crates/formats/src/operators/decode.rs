@@ -594,10 +594,8 @@ pub(super) fn dictionary_entry(bytes: &[u8]) -> Result<Option<(usize, Option<Sou
         tag::DEFINITION => drop(left.definition()?),
         tag::SITE => site = Some(SourceLine { line: left.text()?, function: left.text()? }),
         tag::KERNEL => drop(left.text()?),
-        tag::KIND if bytes[1..].starts_with(&[0, kind::PROCESS]) => {
-            left.rest = &left.rest[2..];
-            left.number()?;
-        }
+        // What else is said of memory is of one thread.
+        tag::KIND if (left.integer()?, left.byte()?) == (0, kind::PROCESS) => drop(left.number()?),
         _ => return Ok(None),
     }
     Ok(Some((bytes.len() - left.rest.len(), site)))

@@ -260,6 +260,23 @@ fn definitions_and_lines_come_before_what_a_thread_has_done() {
 }
 
 #[test]
+fn processes_belong_to_the_dictionary_however_many_bytes_their_tag_takes() {
+    let mut encoder = Encoder::default();
+    encoder.process(3);
+    let process = encoder.take();
+    let longer = [&[process[0] | 0x80, 0], &process[1..]].concat();
+    for dictionary in [process, longer] {
+        assert_eq!(dictionary_length(&dictionary), Ok(dictionary.len()));
+        let last = dictionary.len() - 1;
+        assert_eq!(dictionary_length(&dictionary[..last]).unwrap_err().problem, Problem::CutShort);
+    }
+    let other_memory = [4, 2, 16, 3];
+    assert_eq!(dictionary_length(&other_memory), Ok(0));
+    // Two bytes for the tag, and what follows is too short for a process.
+    assert_eq!(dictionary_length(&[0x84, 0, 16]).unwrap_err().problem, Problem::CutShort);
+}
+
+#[test]
 fn lines_of_a_dictionary_are_put_elsewhere_and_all_else_stays() {
     let written = |line: &str| {
         let mut encoder = Encoder::default();
