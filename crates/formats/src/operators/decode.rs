@@ -594,7 +594,7 @@ pub(super) fn dictionary_entry(bytes: &[u8]) -> Result<Option<(usize, Option<Sou
         tag::DEFINITION => drop(left.definition()?),
         tag::SITE => site = Some(SourceLine { line: left.text()?, function: left.text()? }),
         tag::KERNEL => drop(left.text()?),
-        // What else is said of memory is of one thread.
+        // Every other entry about memory belongs to the thread that wrote it.
         tag::KIND if (left.integer()?, left.byte()?) == (0, kind::PROCESS) => drop(left.number()?),
         _ => return Ok(None),
     }
