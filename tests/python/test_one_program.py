@@ -29,7 +29,7 @@ import torch.distributed as dist
 
 def worker(rank, size, store, queue):
     torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", store=dist.FileStore(store, size), rank=rank, world_size=size)
+    dist.init_process_group("cuda:nccl,cpu:gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
     a = torch.ones(2048, 2048, device="cuda", dtype=torch.bfloat16)
     x = torch.tensor([rank + 1.0, 2.0], device="cuda")
     for _ in range(rank + 1):
@@ -46,7 +46,9 @@ def worker(rank, size, store, queue):
         dist.recv(got, 0)
         x += got.sum()
     torch.cuda.synchronize()
-    queue.put([rank, x.tolist(), everybody.tolist(), torch.cuda.current_device(), time.perf_counter() > began])
+    on_host = torch.ones(2)
+    dist.all_reduce(on_host)
+    queue.put([rank, (x + on_host.sum().item() - 4).tolist(), everybody.tolist(), torch.cuda.current_device(), time.perf_counter() > began])
     dist.destroy_process_group()
 
 if __name__ == "__main__":

@@ -334,8 +334,12 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
     ) -> Result<(), Failure> {
         let rank = self.id;
         for task in (0..self.tasks.len()).map(TaskId::from) {
-            let asked = self.ask(engine, told, task, listener);
-            asked.map_err(|error| Failure { rank, task, at, error: error.into() })?;
+            // What lets it go on from a pause may have happened before it asks for that.
+            let mut asks = true;
+            while asks {
+                let asked = self.ask(engine, told, task, listener);
+                asks = asked.map_err(|error| Failure { rank, task, at, error: error.into() })?;
+            }
         }
         if self.tasks.len() > 1 || self.follows_others {
             engine.set_threads(rank, Threads::Wait);
@@ -386,30 +390,30 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
         }
     }
 
-    /// Submits the task's next request, if it may ask.
+    /// Submits the task's next request, if it may ask; returns whether it does.
     fn ask(
         &mut self,
         engine: &mut Engine,
         told: &Told,
         task: TaskId,
         listener: &mut dyn Listener,
-    ) -> Result<(), OtherGroup> {
+    ) -> Result<bool, OtherGroup> {
         self.name_group(task);
         let rank = self.id;
-        let RecordedTask { state, ahead, .. } = &self.tasks[task.index()];
-        let woken = ahead.front().is_some_and(follows);
-        let free = *state == State::Free || (*state == State::Paused && woken);
-        if !free || ahead.front().is_none_or(|next| !told.has_happened(rank, next)) {
-            return Ok(());
+        let RecordedTask { state, ahead, .. } = &mut self.tasks[task.index()];
+        let follows_from = ahead.iter().take_while(|step| follows(step)).count();
+        let has_happened = |step: &RecordedStep| follows(step) && told.has_happened(rank, step);
+        if *state == State::Paused && ahead.front().is_some_and(has_happened) {
+            engine.release(rank, task);
+            *state = State::Free;
         }
-        if !self.knows_handles(ahead.get(usize::from(woken))) {
-            return Ok(());
+        let Some(next) = ahead.get(follows_from).filter(|_| *state == State::Free) else { return Ok(false) };
+        if !ahead.iter().take(follows_from).all(has_happened) || !knows_handles(self.handles.as_ref(), next) {
+            return Ok(false);
         }
         let task_state = &mut self.tasks[task.index()];
-        if woken {
-            task_state.ahead.pop_front();
-        }
-        let Some(RecordedStep::Request(mut request)) = task_state.ahead.pop_front() else { return Ok(()) };
+        task_state.ahead.drain(..follows_from);
+        let Some(RecordedStep::Request(mut request)) = task_state.ahead.pop_front() else { return Ok(false) };
         if let Some(named) = handles_mut(&mut request)
             && let Some(handles) = &self.handles
         {
@@ -434,18 +438,7 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
         }
         listener.asked(rank, task, &request);
         engine.submit(rank, task, request);
-        Ok(())
-    }
-
-    /// Whether all that the next request waits for has been issued: here another thread may be later with that.
-    fn knows_handles(&self, next: Option<&RecordedStep>) -> bool {
-        match (next, &self.handles) {
-            (
-                Some(RecordedStep::Request(Request::Wait { handles: named, .. } | Request::Issue { after: named, .. })),
-                Some(handles),
-            ) => named.iter().all(|handle| handles.of_engine(*handle).is_some()),
-            _ => true,
-        }
+        Ok(true)
     }
 
     /// Takes note of what the record calls the group that the task has joined.
@@ -459,6 +452,17 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
             }
             ahead.pop_front();
         }
+    }
+}
+
+/// Whether all that the next request waits for has been issued: here another thread may be later with that.
+fn knows_handles(handles: Option<&Handles>, next: &RecordedStep) -> bool {
+    match (next, handles) {
+        (
+            RecordedStep::Request(Request::Wait { handles: named, .. } | Request::Issue { after: named, .. }),
+            Some(handles),
+        ) => named.iter().all(|handle| handles.of_engine(*handle).is_some()),
+        _ => true,
     }
 }
 

@@ -189,6 +189,8 @@ impl Released {
 /// Whether the process of a rank runs, and since when. It is answered once; then it runs until it is quiet; then it is answered again.
 #[derive(Default)]
 struct Turns {
+    /// It has ended.
+    is_gone: bool,
     /// Heard of what its threads have said since it was quiet last.
     parts: u32,
     /// It has been answered since.
@@ -219,6 +221,8 @@ struct TaskConversation {
     closed: bool,
     /// What it has said and the engine was not asked yet.
     ops: VecDeque<Op>,
+    /// It has said something since its process was quiet last.
+    has_spoken: bool,
     /// Its own table of lines.
     sites: Vec<Site>,
     /// Operators of a slice whose end was not said yet.
@@ -233,6 +237,8 @@ struct TaskConversation {
     awaited: Vec<Handle>,
     /// How the record calls the activity that it issued last.
     recorded_as: Handle,
+    /// The record has a step of it.
+    is_recorded: bool,
     /// The line it stood on last.
     line: Site,
     /// Questions it has asked.
@@ -243,8 +249,6 @@ struct TaskConversation {
     resumptions: u64,
     /// What its next request follows from, where that is an answer to another task.
     woken_by: Option<(RankId, TaskId, u64)>,
-    /// Of a task that was answered without the engine, and has asked for nothing since: what let it go on.
-    let_go_by: Option<(RankId, TaskId, u64)>,
     /// To which rank it moves when it says something, and what let it do so.
     moves_to: Option<(RankId, (RankId, TaskId, u64))>,
     /// Since when it does nothing but look whether others have done something.
@@ -451,7 +455,7 @@ impl Exchange {
         let (rank, task) = self.behind(rank, task);
         let closed = self.task(rank, task);
         closed.closed = true;
-        closed.ops.push_back(Op::Exit(Outcome::Ok));
+        closed.hear([Op::Exit(Outcome::Ok)]);
         // A rank that runs keeps time from passing as long as the engine has one of its tasks running.
         if !self.turn(rank).running {
             self.pump(rank, task);
@@ -478,9 +482,15 @@ impl Exchange {
         self.quiet(rank, Quiet::default());
     }
 
+    /// The process with the threads of all ranks is gone: those that were answered do not say anything any more, and nobody hears what others are told.
+    pub fn gone(&mut self, rank: RankId) {
+        self.turn(rank).is_gone = true;
+        self.quiet(rank, Quiet::default());
+    }
+
     /// The rank's process has ended, as its program wanted, without a word.
     pub fn end(&mut self, rank: RankId) {
-        self.task(rank, TaskId(0)).ops.push_back(Op::Exit(Outcome::Ok));
+        self.task(rank, TaskId(0)).hear([Op::Exit(Outcome::Ok)]);
         self.quiet(rank, Quiet::default());
     }
 
@@ -492,7 +502,7 @@ impl Exchange {
         let ends = ops.iter().any(|op| matches!(op, Op::Exit(_)));
         let speaking = self.task(rank, task);
         speaking.questions += u64::from(asks);
-        speaking.ops.extend(ops);
+        speaking.hear(ops);
         let turn = self.turn(rank);
         turn.parts += u32::from(quiet.is_some());
         match quiet {
@@ -563,6 +573,7 @@ impl Exchange {
         for (member, task) in self.tasks_with(rank) {
             self.goes_on(member, task, answered);
             self.pump(member, task);
+            self.introduce(member, task);
         }
         self.let_look(rank, answered);
         self.rest(rank);
@@ -581,6 +592,7 @@ impl Exchange {
         /// What one of them does when it is let go on may be what another one waits for, and so on.
         const LOOKS: u8 = 2;
         let acted = std::mem::take(&mut self.turn(rank).acted);
+        let Some(cause) = answered else { return };
         for (member, task) in self.tasks_with(rank) {
             let looking = self.task(member, task);
             if !matches!(looking.state, State::Asked(Asked::Yield)) {
@@ -589,11 +601,11 @@ impl Exchange {
             if acted {
                 looking.looks = LOOKS;
             }
-            let has_just_looked = answered.is_some_and(|(of, last, _)| (of, last) == (member, task)) && !acted;
+            let has_just_looked = (cause.0, cause.1) == (member, task) && !acted;
             if looking.looks > 0 && !has_just_looked {
                 looking.looks -= 1;
                 looking.state = State::Free;
-                looking.let_go_by = answered.filter(|(of, last, _)| (*of, *last) != (member, task));
+                self.took(member, task, follows_from(member, cause));
                 self.engine.release(member, task);
                 self.answer(member, task, Answer::Go);
             }
@@ -611,10 +623,10 @@ impl Exchange {
         }
     }
 
-    /// If the task has said something though not it but another one was `answered`, that one has let it go on.
+    /// If the task has just said something though not it but another one was `answered`, that one has let it go on.
     fn goes_on(&mut self, rank: RankId, task: TaskId, answered: Option<(RankId, TaskId, u64)>) {
         let state = self.task(rank, task);
-        if state.ops.is_empty() {
+        if !std::mem::take(&mut state.has_spoken) {
             return;
         }
         let wire = state.wire;
@@ -700,10 +712,12 @@ impl Exchange {
     pub fn frame(&mut self, ready: Ready) -> Option<Frame> {
         let Ready { rank, task, answer, question } = ready;
         let (rank, task) = self.behind(rank, task);
-        self.turn(rank).owed -= 1;
+        let turn = self.turn(rank);
+        turn.owed -= 1;
+        let is_gone = turn.is_gone;
         let RankConversation { tasks, communicates, .. } = &self.ranks[rank.index()];
         let asking = &tasks[task.index()];
-        if question != asking.questions || asking.closed {
+        if question != asking.questions || asking.closed || is_gone {
             self.rest(rank);
             return None;
         }
@@ -859,13 +873,14 @@ impl Exchange {
             questions: leaves.questions,
             asked_at: leaves.asked_at,
             ops: std::mem::take(&mut leaves.ops),
+            has_spoken: leaves.has_spoken,
             operators: std::mem::take(&mut leaves.operators),
             slices: std::mem::take(&mut leaves.slices),
-            let_go_by: Some(follows),
             wire: Some((from, task)),
             ..TaskConversation::new(State::Free, goes_on.line)
         };
         self.moved.insert(task, (to, moved));
+        self.took(to, moved, follows_from(to, follows));
         self.end_task(from, task, Outcome::Ok);
     }
 
@@ -1050,14 +1065,16 @@ impl Exchange {
 
     /// Takes note that what the task asks for next follows from the answer to another task, if it does.
     fn after_another(&mut self, rank: RankId, task: TaskId) {
-        let follows = self.task(rank, task);
-        let let_go_by = follows.let_go_by.take();
-        if let Some((of, other, resumption)) = follows.woken_by.take().or(let_go_by) {
-            let step = match of == rank {
-                true => RecordedStep::After { task: other, resumption },
-                false => RecordedStep::AfterRank { rank: of, task: other, resumption },
-            };
-            self.took(rank, task, step);
+        if let Some(cause) = self.task(rank, task).woken_by.take() {
+            self.took(rank, task, follows_from(rank, cause));
+        }
+    }
+
+    /// A record has tasks in their order: one that must wait with what it asks for first is in it before those that were heard of later.
+    fn introduce(&mut self, rank: RankId, task: TaskId) {
+        let TaskConversation { is_recorded, woken_by, .. } = *self.task(rank, task);
+        if !is_recorded && let Some(cause) = woken_by {
+            self.took(rank, task, follows_from(rank, cause));
         }
     }
 
@@ -1082,6 +1099,7 @@ impl Exchange {
     /// Takes note of a step for the recorder.
     fn took(&mut self, rank: RankId, task: TaskId, mut step: RecordedStep) {
         let RankConversation { tasks, activities, recorded_as, .. } = &mut self.ranks[rank.index()];
+        tasks[task.index()].is_recorded = true;
         if let RecordedStep::Request(Request::Issue { .. }) = step {
             tasks[task.index()].recorded_as = Handle(*activities);
             *activities += 1;
@@ -1346,6 +1364,14 @@ fn numbered_by(process: OfProcess, on: OnStream) -> OnStream {
     OnStream { stream, number: on.number.map(|number| process.long(number)), ..on }
 }
 
+/// As what the record says that a request of `rank` followed from an answer to this task.
+fn follows_from(rank: RankId, (of, task, resumption): (RankId, TaskId, u64)) -> RecordedStep {
+    match of == rank {
+        true => RecordedStep::After { task, resumption },
+        false => RecordedStep::AfterRank { rank: of, task, resumption },
+    }
+}
+
 /// By what the rank asks for the times of an operation on a stream.
 fn launch_ids(on: Option<OnStream>) -> Vec<LaunchId> {
     on.and_then(|on| on.number).map(|launch| LaunchId { launch, node: 0 }).into_iter().collect()
@@ -1364,6 +1390,7 @@ impl TaskConversation {
             process: OfProcess::default(),
             closed: false,
             ops,
+            has_spoken: false,
             sites: Vec::new(),
             operators: Vec::new(),
             slices: VecDeque::new(),
@@ -1371,17 +1398,23 @@ impl TaskConversation {
             host: None,
             awaited: Vec::new(),
             recorded_as: Handle(0),
+            is_recorded: false,
             line,
             questions: 0,
             asked_at: SimTime::ZERO,
             resumptions: 0,
             woken_by: None,
-            let_go_by: None,
             moves_to: None,
             spins: None,
             looks: 0,
             wire: None,
         }
+    }
+
+    fn hear(&mut self, ops: impl IntoIterator<Item = Op>) {
+        let before = self.ops.len();
+        self.ops.extend(ops);
+        self.has_spoken |= self.ops.len() > before;
     }
 
     /// The line that `op` belongs to: its own, or the one before.

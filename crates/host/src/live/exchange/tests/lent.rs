@@ -1,5 +1,6 @@
 //! One program with the GPUs of all ranks, whose threads move to other ranks; and threads that wait in a loop for each other.
 
+use super::streams::{Scripted, host, kernel};
 use super::*;
 use uniference_sim::engine::Ending;
 use uniference_sim::replay::replay;
@@ -92,6 +93,65 @@ fn rank_1_has_no_program_and_ends_as_the_only_one_does() {
     assert_eq!(told(&mut exchange, &mut steps), [(0, 2 * US, Answer::Go)]);
     say(&mut exchange, 0, vec![Op::Exit(Outcome::Ok)]);
     assert!(matches!(exchange.advance(&mut (), &mut steps), Standing::Finished));
+}
+
+/// The program has ended and waits for its kernel of 10 us. Its process is gone before that is over, and with it a thread that was answered after 2 us and
+/// has said nothing since, and another one that sleeps.
+#[test]
+fn a_process_that_is_gone_does_not_keep_the_run_from_its_end() {
+    let ((mut exchange, _), mut steps) = (lent(), Steps::default());
+    exchange.cost_with(Box::new(Scripted(vec![vec![host(0), kernel(1, 10), host(0)]])));
+    let [runs, sleeps] = [2, 100].map(|us| {
+        let task = exchange.open_task(RankId(0));
+        exchange.say(RankId(0), task, vec![sleep(us)], None);
+        task
+    });
+    let measured = messages::Slice { measured: SimDuration::ZERO, operators: vec![0] };
+    exchange.say(RankId(0), MAIN, vec![Op::Compute(measured), Op::Exit(Outcome::Ok)], None);
+    assert_eq!(told(&mut exchange, &mut steps), [(runs.0, 2 * US, Answer::Go)]);
+    assert!(matches!(exchange.advance(&mut (), &mut steps), Standing::Blocked));
+    [runs, sleeps].map(|task| exchange.close_task(RankId(0), task));
+    assert!(exchange.is_running(RankId(0)), "the thread that was answered has not said that it waits");
+    exchange.gone(RankId(0));
+    assert_eq!(told(&mut exchange, &mut steps), []);
+    assert!(matches!(exchange.advance(&mut (), &mut steps), Standing::Finished));
+    assert_eq!(exchange.engine().now().as_ps(), 10 * US);
+}
+
+/// A slice of the first thread keeps the second one's from being carried out, and the third one sleeps: the record has them in their order all the same.
+#[test]
+fn a_record_has_threads_in_their_order_though_one_must_wait_with_what_it_asks_first() {
+    let ((mut exchange, mut again), mut steps) = (lent(), Steps::default());
+    exchange.cost_with(Box::new(Scripted(vec![vec![host(1), kernel(1, 10), host(3)]])));
+    let slice = || Op::Compute(messages::Slice { measured: SimDuration::ZERO, operators: vec![0] });
+    let [second, third] = [(); 2].map(|()| exchange.open_task(RankId(0)));
+    for (task, op) in [(MAIN, slice()), (second, slice())] {
+        exchange.say(RankId(0), task, vec![op, sleep(1)], None);
+    }
+    exchange.say(RankId(0), third, vec![sleep(1)], Some(Quiet { parts: 1, outside: false }));
+    let mut order = Vec::new();
+    while order.len() < 3 {
+        for (task, _, _) in told(&mut exchange, &mut steps) {
+            order.push(task);
+            let op = if task == 0 { sleep(100) } else { Op::Exit(Outcome::Ok) };
+            exchange.say(RankId(0), TaskId(task), vec![op], Some(ALONE));
+        }
+    }
+    told(&mut exchange, &mut steps);
+    exchange.say(RankId(0), MAIN, vec![Op::Exit(Outcome::Ok)], Some(ALONE));
+    assert!(matches!(exchange.advance(&mut (), &mut steps), Standing::Finished));
+    exchange.record_rest(&mut steps);
+    let mut known = Vec::new();
+    for (task, _) in &steps.0[&RankId(0)] {
+        if !known.contains(task) {
+            known.push(*task);
+        }
+    }
+    assert_eq!(known, [MAIN, second, third]);
+    let ended = exchange.engine().now();
+    let records = steps.0.into_values().map(Vec::into_iter).collect();
+    assert!(matches!(replay(&mut again, records, &mut ()), Ending::Finished));
+    assert_eq!(again.now(), ended);
 }
 
 /// The other thread waits in a loop for the main one, which sleeps for 100 us: it looks after one microsecond at first and then less often, and just when the
