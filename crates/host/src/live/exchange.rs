@@ -221,8 +221,12 @@ struct TaskConversation {
     closed: bool,
     /// What it has said and the engine was not asked yet.
     ops: VecDeque<Op>,
-    /// It has said something since its process was quiet last.
-    has_spoken: bool,
+    /// How many of them have been carried out.
+    carried_out: u64,
+    /// Which of them, counted from 0, is the first that it has said since its process was quiet last, if it has said any.
+    spoken_from: Option<u64>,
+    /// From which of them on it says what follows from an answer to another task.
+    causes: VecDeque<(u64, (RankId, TaskId, u64))>,
     /// Its own table of lines.
     sites: Vec<Site>,
     /// Operators of a slice whose end was not said yet.
@@ -626,15 +630,11 @@ impl Exchange {
     /// If the task has just said something though not it but another one was `answered`, that one has let it go on.
     fn goes_on(&mut self, rank: RankId, task: TaskId, answered: Option<(RankId, TaskId, u64)>) {
         let state = self.task(rank, task);
-        if !std::mem::take(&mut state.has_spoken) {
-            return;
-        }
+        let Some(from) = state.spoken_from.take().filter(|_| !state.ops.is_empty()) else { return };
         let wire = state.wire;
-        state.woken_by = answered.filter(|(of, other, _)| ![Some((rank, task)), wire].contains(&Some((*of, *other))));
-        let acts = state.woken_by.is_some();
-        if matches!(state.state, State::Asked(Asked::Pause)) {
-            state.state = State::Free;
-        }
+        let cause = answered.filter(|(of, other, _)| ![Some((rank, task)), wire].contains(&Some((*of, *other))));
+        let acts = cause.is_some();
+        state.causes.extend(cause.map(|cause| (from, cause)));
         self.turn(rank).acted |= acts;
     }
 
@@ -775,6 +775,14 @@ impl Exchange {
         while self.may_carry_out(rank, task)
             && let Some(op) = self.task(rank, task).ops.pop_front()
         {
+            let speaking = self.task(rank, task);
+            while let Some((_, cause)) = speaking.causes.pop_front_if(|(from, _)| *from <= speaking.carried_out) {
+                speaking.woken_by = Some(cause);
+            }
+            speaking.carried_out += 1;
+            if matches!(speaking.state, State::Asked(Asked::Pause)) {
+                speaking.state = State::Free;
+            }
             self.carry_out(rank, task, op);
         }
     }
@@ -783,14 +791,17 @@ impl Exchange {
     /// streams is handed over before another thread's slice begins, which may name it.
     fn may_carry_out(&self, rank: RankId, task: TaskId) -> bool {
         let RankConversation { tasks, names, released, .. } = &self.ranks[rank.index()];
-        let TaskConversation { state, ops, .. } = &tasks[task.index()];
+        let TaskConversation { state, ops, spoken_from, carried_out, .. } = &tasks[task.index()];
         let known = |handle: &LocalHandle| names.contains_key(handle) || released.contains(*handle);
         let unknown = match ops.front() {
             Some(Op::Wait { handles, .. }) => !handles.iter().all(known),
             Some(Op::Compute(_)) => tasks.iter().any(|task| !task.pieces.is_empty()),
             _ => false,
         };
-        matches!(state, State::Free) && !unknown
+        // Whoever says something has left the pause before it.
+        let has_left = !ops.is_empty() && spoken_from.is_none_or(|from| from > *carried_out);
+        let is_its_turn = matches!(state, State::Free) || matches!(state, State::Asked(Asked::Pause)) && has_left;
+        is_its_turn && !unknown
     }
 
     fn pump_siblings(&mut self, rank: RankId, task: TaskId) {
@@ -873,7 +884,9 @@ impl Exchange {
             questions: leaves.questions,
             asked_at: leaves.asked_at,
             ops: std::mem::take(&mut leaves.ops),
-            has_spoken: leaves.has_spoken,
+            carried_out: leaves.carried_out,
+            spoken_from: leaves.spoken_from,
+            causes: std::mem::take(&mut leaves.causes),
             operators: std::mem::take(&mut leaves.operators),
             slices: std::mem::take(&mut leaves.slices),
             wire: Some((from, task)),
@@ -1072,8 +1085,8 @@ impl Exchange {
 
     /// A record has tasks in their order: one that must wait with what it asks for first is in it before those that were heard of later.
     fn introduce(&mut self, rank: RankId, task: TaskId) {
-        let TaskConversation { is_recorded, woken_by, .. } = *self.task(rank, task);
-        if !is_recorded && let Some(cause) = woken_by {
+        let TaskConversation { is_recorded, woken_by, causes, .. } = self.task(rank, task);
+        if !*is_recorded && let Some(cause) = woken_by.or(causes.front().map(|(_, cause)| *cause)) {
             self.took(rank, task, follows_from(rank, cause));
         }
     }
@@ -1390,7 +1403,9 @@ impl TaskConversation {
             process: OfProcess::default(),
             closed: false,
             ops,
-            has_spoken: false,
+            carried_out: 0,
+            spoken_from: None,
+            causes: VecDeque::new(),
             sites: Vec::new(),
             operators: Vec::new(),
             slices: VecDeque::new(),
@@ -1412,9 +1427,11 @@ impl TaskConversation {
     }
 
     fn hear(&mut self, ops: impl IntoIterator<Item = Op>) {
-        let before = self.ops.len();
+        let first = self.carried_out + self.ops.len() as u64;
         self.ops.extend(ops);
-        self.has_spoken |= self.ops.len() > before;
+        if self.carried_out + self.ops.len() as u64 > first {
+            self.spoken_from.get_or_insert(first);
+        }
     }
 
     /// The line that `op` belongs to: its own, or the one before.
