@@ -249,7 +249,6 @@ impl<'a> Runs<'a> {
             values,
             timed: true,
             fold: false,
-            one_program: false,
             workers: None,
         };
         let mut live = Live::new(program, &session, &mut console, &mut counter, interrupts);

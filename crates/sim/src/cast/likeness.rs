@@ -333,7 +333,6 @@ impl Heard {
                 | Request::Wait { timeout: Some(_), .. },
             )
             | RecordedStep::After { .. }
-            | RecordedStep::AfterRank { .. }
             | RecordedStep::Operators { .. }
             | RecordedStep::HandlesInOrder => return None,
         };

@@ -217,7 +217,6 @@ impl Memory {
             }
             RecordedStep::Request(_)
             | RecordedStep::After { .. }
-            | RecordedStep::AfterRank { .. }
             | RecordedStep::Named(_)
             | RecordedStep::HandlesInOrder => {}
         }

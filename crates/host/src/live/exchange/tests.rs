@@ -1,6 +1,5 @@
 //! Ranks whose words are written down here: no process, no socket.
 
-mod lent;
 mod streams;
 
 use super::*;
