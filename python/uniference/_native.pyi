@@ -92,6 +92,13 @@ class Channel:
 
         Its communication is with itself alone.
         """
+    arena_descriptor: int | None
+    """The descriptor of the file in which the ranks' data is, if this process has it."""
+
+    def lend(self) -> None:
+        """This is the only program, with the GPUs of all ranks."""
+    def borrow(self, arena: str) -> None:
+        """This process was started by such a program, whose ranks' data is in this file: it is of the rank whose GPU it uses first."""
     def start(self) -> None:
         """The script's first statement comes next: from here on compute is measured and charged."""
     def finish(self, ok: bool) -> None:

@@ -62,6 +62,8 @@ class Program:
     """Whether its tensors are too large to be computed here, and its results do not depend on them."""
     as_one: tuple[str, ...] | None = None
     """Its arguments on one simulated GPU alone, where its results are the same but for rounding."""
+    one_program: bool = False
+    """Whether it is started once, and starts a process for each GPU itself."""
     apart: bool = False
     """Whether its package is among those that do not go with the others."""
 
@@ -178,6 +180,9 @@ PROGRAMS = (
     ),
     *(_file("vllm", *_SERVED, ranks=ranks, on_cpu=False, without_values=True) for ranks in (1, 2)),
     _file("vllm", "vllm_server.py", *_LOAD, ranks=1, on_cpu=False, without_values=True),
+    _file(
+        "vllm", "vllm_server.py", *_LOAD, "--tensor-parallel", "2", on_cpu=False, without_values=True, one_program=True
+    ),
     # It compiles kernels when they are first used. Several ranks would wait for each other outside of virtual time.
     *(
         _file("sglang", "sglang_batch.py", *graphs, ranks=1, on_cpu=False, without_values=True)
@@ -228,6 +233,7 @@ def under_us(program: Program, folder: Path, gpus: bool) -> Outcome:
         "--cluster",
         str(cluster),
         "--cuda" if gpus else "--no-cuda",
+        *(["--one-program"] if program.one_program else []),
         "--compute",
         "model" if gpus else "none",
         "--values",

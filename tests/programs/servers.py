@@ -26,6 +26,9 @@ def add_load(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input", type=int, default=1024, help="tokens of a prompt")
     parser.add_argument("--output", type=int, default=128, help="tokens of an answer")
     parser.add_argument("--max-model-len", type=int, default=4096)
+    parser.add_argument(
+        "--tensor-parallel", type=int, default=1, help="GPUs; several need `uniference run --one-program`"
+    )
 
 
 def write_tokenizer(folder: str, vocabulary: int) -> None:
@@ -57,7 +60,7 @@ def measure(
         port = free_port()
         with serving(port, server(folder, port, words)):
             said = benchmark(folder, port, words)
-    print("RESULT", os.environ["RANK"], "answered", said["completed"], "generated", said["total_output_tokens"])
+    print("RESULT", os.environ.get("RANK", 0), "answered", said["completed"], "generated", said["total_output_tokens"])
 
 
 def free_port() -> int:

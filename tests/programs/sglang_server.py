@@ -30,7 +30,8 @@ def server(folder: str, port: int, words: argparse.Namespace) -> list[str]:
     rest = ["--cuda-graph-backend-prefill", "disabled", "--disable-radix-cache", "--load-format", "dummy"]
     lengths = ["--context-length", str(words.max_model_len)]
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", folder, "--port", str(port)]
-    return [*command, *idle, *kernels, *graphs, *rest, *lengths]
+    ranks = ["--tp-size", str(words.tensor_parallel), "--disable-custom-all-reduce"]
+    return [*command, *idle, *kernels, *graphs, *rest, *lengths, *ranks]
 
 
 def benchmark(folder: str, port: int, words: argparse.Namespace) -> dict[str, float]:

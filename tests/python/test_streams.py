@@ -43,6 +43,7 @@ class Link(ctypes.Structure):
         ("captured_call", function(None, u32, u32)),
         ("graph_resume", function(None, u32, u32)),
         ("host_function", function(None, u32)),
+        ("uses", function(ctypes.c_int, u32)),
         ("synchronize_stream", function(None, u32)),
         ("synchronize_event", function(None, u32)),
         ("synchronize_device", function(None, u32)),

@@ -102,6 +102,7 @@ fn of_program(args: &Args, argv: &[OsString], python: &Path) -> Result<Fit, Host
         terminal: None,
         timed: false,
         fold: false,
+        one_program: false,
         workers: None,
         values: args.values.limit(),
     };

@@ -249,6 +249,7 @@ impl<'a> Runs<'a> {
             values,
             timed: true,
             fold: false,
+            one_program: false,
             workers: None,
         };
         let mut live = Live::new(program, &session, &mut console, &mut counter, interrupts);

@@ -61,6 +61,9 @@ pub(super) struct Args {
     /// Whether ranks that turn out to be alike run as a few processes; all ranks are simulated
     #[arg(long, value_enum, default_value_t)]
     fold: Fold,
+    /// Start the program once, as rank 0, with the GPUs of all ranks; a process that it starts is of the rank whose GPU it uses
+    #[arg(long, conflicts_with = "fold")]
+    one_program: bool,
     #[command(flatten)]
     workers: WorkerArgs,
     #[command(flatten)]
@@ -280,6 +283,7 @@ impl Once<'_> {
             values: args.values.limit(),
             timed: false,
             fold: args.fold == Fold::Auto,
+            one_program: args.one_program,
             workers: self.workers.clone(),
         };
         let mut live = Live::new(program, session, &mut console, &mut counter, interrupts);

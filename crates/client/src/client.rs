@@ -26,14 +26,14 @@ pub use relay::{Relative, Relay};
 use rounds::{Kick, Rounds};
 use rustix::process::Pid;
 use rustix::time::ClockId;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
-use uniference_protocol::arena::SharedArena;
+use uniference_protocol::arena::{Layout, SharedArena};
 use uniference_protocol::descriptors::lift;
 use uniference_protocol::frame::{self, FrameBuffer};
 use uniference_protocol::hello::Hello;
@@ -58,6 +58,8 @@ type Result<T> = std::result::Result<T, ClientError>;
 pub struct Client {
     id: u64,
     rank: u32,
+    /// The rank whose GPU the process uses: another one where ranks lend theirs to one program.
+    acts_as: AtomicU32,
     world_size: u32,
     process: Pid,
     compute: Compute,
@@ -76,6 +78,10 @@ pub struct Client {
     main: Mutex<Arc<dyn Wire>>,
     shared: Mutex<Shared>,
     tensors: Box<dyn Tensors>,
+    /// Of a process that may be of any rank: the arena, and how it is dealt.
+    lent: OnceLock<(SharedArena, Layout)>,
+    /// The process is the one program of ranks that lend it their GPUs.
+    lends: AtomicBool,
     /// What the driver reads the threads' stacks from, where it can.
     stacks: Option<OwnedFd>,
     /// Where to wait for the driver.
@@ -147,6 +153,10 @@ struct Shared {
 }
 
 thread_local! {
+    /// The thread was let go on in a loop and has asked nothing since.
+    static JUST_YIELDED: Cell<bool> = const { Cell::new(false) };
+    /// How often in a row the thread has looked at the clock.
+    static LOOKS: Cell<u32> = const { Cell::new(0) };
     static LINKS: RefCell<Vec<Link>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -187,6 +197,7 @@ impl Client {
         let client = Client {
             id: NEXT_CLIENT.fetch_add(1, Relaxed),
             rank,
+            acts_as: AtomicU32::new(rank),
             world_size,
             process: rustix::process::getpid(),
             compute: welcome.compute,
@@ -207,6 +218,8 @@ impl Client {
                 failed: BTreeSet::new(),
             }),
             tensors,
+            lent: OnceLock::new(),
+            lends: AtomicBool::new(false),
             stacks: None,
             processor: welcome.processor,
             rounds: Rounds::new(welcome.cores)?,
@@ -223,7 +236,7 @@ impl Client {
 
     /// Which rank this is.
     pub fn rank(&self) -> u32 {
-        self.rank
+        self.acts_as.load(Relaxed)
     }
 
     /// How many there are.
@@ -251,7 +264,7 @@ impl Client {
 
     /// Address and size of the arena, if it is mapped; it stays so as long as the client lives.
     pub fn arena(&self) -> Option<(*mut u8, usize)> {
-        self.tensors.mapped()
+        self.tensors().mapped()
     }
 
     /// What the threads' stacks are to be written to at [`uniference_protocol::STACKS_SIGNAL`], where the driver can read it.
@@ -297,6 +310,33 @@ impl Client {
         }
     }
 
+    /// The rank's clock, of which the calling thread looks at that alone. In a process that a rank has started, where compute is not measured, that is
+    /// free as long as nothing that it has said or run is to pass first, but in a loop that does nothing else.
+    pub fn look(&self) -> Result<SimTime> {
+        const MOST_FREE_LOOKS: u32 = 1000;
+        let looks = LOOKS.get() + 1;
+        if self.relay.is_none() || looks > MOST_FREE_LOOKS || self.has_something_to_say()? {
+            let (now, _) = self.now()?;
+            LOOKS.set(looks.min(MOST_FREE_LOOKS));
+            return Ok(now);
+        }
+        let Answer::Now(now, _) = self.ask(Op::Look)? else { panic!("the relay tells no time") };
+        LOOKS.set(looks);
+        Ok(now)
+    }
+
+    /// Whether the process has run operators, or the calling thread has said something, that the rank has not heard of.
+    fn has_something_to_say(&self) -> Result<bool> {
+        let _ours = self.ours();
+        let slice = self.take_slice().filter(|slice| !slice.operators.is_empty());
+        self.with_link(|client, link| {
+            if let Some(slice) = slice {
+                link.push_slice(client, slice)?;
+            }
+            Ok(link.has_something_to_say(client))
+        })
+    }
+
     /// The rank's clock at its last answer, which costs nothing.
     pub fn last_now(&self) -> SimTime {
         SimTime::from_ps(self.clock.load(Relaxed))
@@ -318,6 +358,23 @@ impl Client {
         Ok((result, self.rounds.end_pause(self)))
     }
 
+    /// The calling thread waits in a loop for what another one does. False: there is none that it could wait for.
+    pub fn yields(&self) -> Result<bool> {
+        if !self.rounds.threaded() {
+            return Ok(false);
+        }
+        self.ask(Op::Yield)?;
+        // What it computes on its way to the clock is charged where that is measured.
+        JUST_YIELDED.set(self.compute != Compute::Measured);
+        Ok(true)
+    }
+
+    /// The rank's clock, if the calling thread has said nothing since it was let go on in a loop, in which it looks at the clock each time: once for
+    /// each time, and at no cost.
+    pub fn now_after_yield(&self) -> Option<SimTime> {
+        JUST_YIELDED.take().then(|| self.last_now())
+    }
+
     /// Sleeps in virtual time.
     pub fn sleep(&self, span: Span) -> Result<()> {
         self.ask(Op::Sleep(span)).map(drop)
@@ -326,7 +383,7 @@ impl Client {
     /// Copies an input into fresh room; returns its offset in the arena.
     fn stage(&self, input: &[Region]) -> Result<Offset> {
         let offset = self.room_for(input)?;
-        self.tensors.write(offset, input).unwrap_or_else(|error| self.lost(&error));
+        self.tensors().write(offset, input).unwrap_or_else(|error| self.lost(&error));
         Ok(offset)
     }
 
@@ -550,7 +607,7 @@ impl Client {
     fn fold(&self, handle: LocalHandle, fetched: &Fetched) -> Result<()> {
         match fetched.kernel() {
             Some(_) if !fetched.folds.is_empty() => {
-                self.tensors.fold(fetched).unwrap_or_else(|error| self.lost(&error));
+                self.tensors().fold(fetched).unwrap_or_else(|error| self.lost(&error));
                 self.folded(handle)
             }
             _ => Ok(()),
@@ -560,7 +617,7 @@ impl Client {
     fn read(&self, fetched: &Fetched, output: &[Region]) {
         // Whoever receives nothing may name a tensor all the same, as the root of a broadcast does.
         if !fetched.pieces.is_empty() {
-            self.tensors.read(fetched, output).unwrap_or_else(|error| self.lost(&error));
+            self.tensors().read(fetched, output).unwrap_or_else(|error| self.lost(&error));
         }
     }
 
@@ -586,6 +643,10 @@ impl Client {
 
     pub(super) fn capture(&self) -> Option<&dyn Capture> {
         self.capture.get().map(|capture| &**capture)
+    }
+
+    fn tensors(&self) -> &dyn Tensors {
+        self.lent.get().map_or(&*self.tensors, |(arena, _)| arena)
     }
 
     fn shared(&self) -> MutexGuard<'_, Shared> {
@@ -635,6 +696,8 @@ impl Client {
     }
 
     fn ask_for_reply_meanwhile(&self, question: Op, mut meanwhile: Meanwhile<'_>) -> Result<Reply> {
+        JUST_YIELDED.set(false);
+        LOOKS.set(0);
         let _ours = self.ours();
         let before = self.profiles.load(Relaxed).then(ticks);
         self.push(question)?;
@@ -648,7 +711,7 @@ impl Client {
             let _there = client.processor.filter(|_| client.is_hurried()).and_then(Visit::begin);
             link.write(client, Some(Quiet { parts: 1, ..Quiet::default() }))?;
             if let Some((input, room)) = meanwhile.fill {
-                client.tensors.write(room, input).unwrap_or_else(|error| client.lost(&error));
+                client.tensors().write(room, input).unwrap_or_else(|error| client.lost(&error));
                 link.batch.push(Op::Filled(room));
                 link.write(client, None)?;
             }
@@ -672,10 +735,14 @@ impl Client {
     pub(super) fn take_in(&self, reply: &Reply) {
         self.clock.store(reply.now.as_ps(), Relaxed);
         self.answered_ns.store(clock_ns(ClockId::Monotonic), Relaxed);
+        // Of a process in whose name others ask, they are that one's.
+        if account::relays() && self.rounds.communicates() {
+            return;
+        }
         if !reply.freed.is_empty() || !reply.over.is_empty() || !reply.failed.is_empty() {
             let mut shared = self.shared();
             for (start, bytes) in reply.freed.iter().filter_map(|offset| shared.rooms.free(*offset)) {
-                self.tensors.forget(start, bytes);
+                self.tensors().forget(start, bytes);
             }
             shared.over.extend(&reply.over);
             shared.failed.extend(&reply.failed);

@@ -147,6 +147,8 @@ fn is_secret(error: &io::Error) -> bool {
 #[derive(Default)]
 pub(crate) struct Family {
     known: BTreeMap<(String, ThreadId), Thread>,
+    /// Where the kernel tells of each thread, also of this process, which processes it has started.
+    children: BTreeMap<(String, ThreadId), OwnedFd>,
 }
 
 impl Family {
@@ -154,7 +156,7 @@ impl Family {
     pub(crate) fn look(&mut self, others: &BTreeSet<i32>) -> io::Result<bool> {
         let looked = self.first_look(others).map(|()| true);
         looked.or_else(|error| {
-            self.known.clear();
+            self.forget();
             changed(error).map(|()| false)
         })
     }
@@ -163,13 +165,18 @@ impl Family {
     pub(crate) fn has_slept(&mut self, others: &BTreeSet<i32>) -> io::Result<bool> {
         self.second_look(others).or_else(|error| {
             // One has ended, and another may get its number.
-            self.known.clear();
+            self.forget();
             changed(error).map(|()| false)
         })
     }
 
+    fn forget(&mut self) {
+        self.known.clear();
+        self.children.clear();
+    }
+
     fn first_look(&mut self, others: &BTreeSet<i32>) -> io::Result<()> {
-        let list = family(others)?;
+        let list = self.all(others)?;
         self.known.retain(|id, _| list.contains(id));
         for id in list {
             let thread = match self.known.remove(&id) {
@@ -182,7 +189,7 @@ impl Family {
         Ok(())
     }
 
-    fn second_look(&self, others: &BTreeSet<i32>) -> io::Result<bool> {
+    fn second_look(&mut self, others: &BTreeSet<i32>) -> io::Result<bool> {
         for thread in self.known.values() {
             if thread.is_over()? {
                 continue;
@@ -191,28 +198,42 @@ impl Family {
                 return Ok(false);
             }
         }
-        Ok(family(others)?.iter().eq(self.known.keys()))
+        Ok(self.all(others)?.iter().eq(self.known.keys()))
+    }
+
+    /// The threads of all descendants, and of the processes `others` as far as there still are such, by process.
+    fn all(&mut self, others: &BTreeSet<i32>) -> io::Result<BTreeSet<(String, ThreadId)>> {
+        let mut threads = BTreeSet::new();
+        let is_there = |pid: &String| std::fs::exists(format!("/proc/{pid}")).unwrap_or(false);
+        let others = others.iter().map(i32::to_string).filter(is_there);
+        let mut processes: Vec<String> = others.chain(["self".to_owned()]).collect();
+        let mut seen: BTreeSet<String> = processes.iter().cloned().collect();
+        let mut known = BTreeMap::new();
+        while let Some(process) = processes.pop() {
+            for thread in list(&process, &BTreeSet::new())? {
+                let id = (process.clone(), thread);
+                let file = match self.children.remove(&id) {
+                    Some(file) => file,
+                    None => open(&process, thread, "children")?,
+                };
+                let line = read(&file)?;
+                processes
+                    .extend(line.split_ascii_whitespace().map(str::to_owned).filter(|pid| seen.insert(pid.clone())));
+                known.insert(id.clone(), file);
+                if process != "self" {
+                    threads.insert(id);
+                }
+            }
+        }
+        self.children = known;
+        Ok(threads)
     }
 }
 
-/// The threads of all descendants, and of the processes `others` as far as there still are such, by process.
-fn family(others: &BTreeSet<i32>) -> io::Result<BTreeSet<(String, ThreadId)>> {
-    let mut threads = BTreeSet::new();
-    let is_there = |pid: &String| std::fs::exists(format!("/proc/{pid}")).unwrap_or(false);
-    let others = others.iter().map(i32::to_string).filter(is_there);
-    let mut processes: Vec<String> = others.chain(["self".to_owned()]).collect();
-    let mut seen: BTreeSet<String> = processes.iter().cloned().collect();
-    while let Some(process) = processes.pop() {
-        for thread in list(&process, &BTreeSet::new())? {
-            let children = std::fs::read_to_string(format!("/proc/{process}/task/{thread}/children"))?;
-            processes
-                .extend(children.split_ascii_whitespace().map(str::to_owned).filter(|pid| seen.insert(pid.clone())));
-            if process != "self" {
-                threads.insert((process.clone(), thread));
-            }
-        }
-    }
-    Ok(threads)
+/// A file in which the kernel tells of a thread.
+fn open(process: &str, thread: ThreadId, name: &str) -> rustix::io::Result<OwnedFd> {
+    let path = format!("/proc/{process}/task/{thread}/{name}");
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map(lift)
 }
 
 /// The system call in which a thread waits.
@@ -232,10 +253,7 @@ impl Call {
 
 impl Thread {
     fn open(process: &str, id: ThreadId) -> io::Result<Thread> {
-        let open = |name: &str| {
-            let path = format!("/proc/{process}/task/{id}/{name}");
-            rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map(lift)
-        };
+        let open = |name: &str| open(process, id, name);
         // Kernels without CONFIG_SCHED_INFO have no `schedstat`: the look is then a little less sharp.
         Ok(Thread {
             state: open("stat")?,
@@ -401,8 +419,9 @@ mod tests {
         std::io::BufRead::read_line(&mut std::io::BufReader::new(parent.stdout.take().unwrap()), &mut line).unwrap();
         parent.wait().unwrap();
         let left: i32 = line.trim().parse().unwrap();
-        let found =
-            |others: &[i32]| family(&others.iter().copied().collect()).unwrap().contains(&(left.to_string(), left));
+        let found = |others: &[i32]| {
+            Family::default().all(&others.iter().copied().collect()).unwrap().contains(&(left.to_string(), left))
+        };
         assert!(!found(&[]) && found(&[left]));
         rustix::process::kill_process(rustix::process::Pid::from_raw(left).unwrap(), rustix::process::Signal::KILL)
             .unwrap();

@@ -5,6 +5,7 @@ use libc::{c_int, c_void, clockid_t, time_t, timespec, timeval};
 use std::arch::naked_asm;
 use std::cell::Cell;
 use uniference_client::Client;
+use uniference_sim::time::SimTime;
 
 /// In a row, by one thread.
 const MOST_FREE_LOOKS: u32 = 1000;
@@ -98,6 +99,11 @@ fn now(kind: Kind, (from, stack): (usize, usize)) -> Option<timespec> {
         return Some(shown(client.last_now().as_ps() / PS_PER_NS, kind));
     }
     program()?;
+    if kind != Kind::Computed
+        && let Some(now) = client.now_after_yield()
+    {
+        return Some(shown(now.as_ps() / PS_PER_NS, kind));
+    }
     let ask = || ask(client, kind);
     // The other threads run up to their own calls meanwhile, rather than wait for the lock while time passes.
     let ps = match interpreter.filter(|_| client.has_threads()) {
@@ -116,8 +122,10 @@ fn is_free() -> bool {
 
 fn ask(client: &Client, kind: Kind) -> Option<u64> {
     FREE_LOOKS.set(0);
-    let (now, computed) = answered(client.now())?;
-    Some(if kind == Kind::Computed { computed.as_ps() } else { now.as_ps() })
+    match kind {
+        Kind::Computed => answered(client.now()).map(|(_, computed)| computed.as_ps()),
+        _ => answered(client.look()).map(SimTime::as_ps),
+    }
 }
 
 /// Whether others find our functions.

@@ -34,6 +34,7 @@ functions! {
     clock_nanosleep(clockid_t, c_int, *const timespec, *mut timespec) -> c_int;
     usleep(useconds_t) -> c_int;
     sleep(c_uint) -> c_uint;
+    sched_yield() -> c_int;
     poll(*mut pollfd, nfds_t, c_int) -> c_int;
     ppoll(*mut pollfd, nfds_t, *const timespec, *const sigset_t) -> c_int;
     select(c_int, *mut fd_set, *mut fd_set, *mut fd_set, *mut timeval) -> c_int;

@@ -81,6 +81,19 @@ pub unsafe extern "C" fn sleep(time: c_uint) -> c_uint {
     }
 }
 
+/// As in the C library. A thread that waits in a loop for what another one writes to memory says by this that it has nothing to do until then.
+///
+/// # Safety
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sched_yield() -> c_int {
+    match program().and_then(|client| answered(client.yields())) {
+        Some(true) => 0,
+        // SAFETY: it takes nothing.
+        _ => unsafe { real::sched_yield()() },
+    }
+}
+
 /// How much is left, if a signal has ended the sleep early. `None`: the caller is not a rank's program.
 fn sleep_for(span: Span) -> Option<SimDuration> {
     answered(crate::waits::sleep(program()?, span))

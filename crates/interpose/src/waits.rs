@@ -14,6 +14,7 @@ use libc::{
     c_int, c_long, clockid_t, epoll_event, fd_set, nfds_t, pollfd, pthread_cond_t, pthread_mutex_t, sem_t, siginfo_t,
     sigset_t, timespec, timeval,
 };
+use std::cell::Cell;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use uniference_client::rounds::Kick;
@@ -28,10 +29,23 @@ enum Host {
     Forever,
 }
 
+/// How often in a row a thread of several may find descriptors ready at once before it counts as waiting in a loop: what is there may be for another
+/// thread to take, or behind a lock that another one holds, which waits for virtual time to pass.
+const MOST_FOUND_AT_ONCE: u32 = 1000;
+
+thread_local! {
+    static FOUND_AT_ONCE: Cell<u32> = const { Cell::new(0) };
+}
+
 /// Waits in virtual time. `attempt` waits on the host, and returns what the C library does, with errno; `is_over` tells which of that
 /// means that nothing has come.
 fn wait(client: &Client, span: Span, is_over: impl Fn(c_int) -> bool, attempt: impl Fn(Host) -> c_int) -> c_int {
     let first = attempt(Host::Not);
+    let found = if first > 0 { FOUND_AT_ONCE.get() + 1 } else { 0 };
+    FOUND_AT_ONCE.set(found % MOST_FOUND_AT_ONCE);
+    if found == MOST_FOUND_AT_ONCE {
+        answered(client.yields());
+    }
     if !is_over(first) || span.from(client.last_now()) == SimDuration::ZERO {
         return first;
     }

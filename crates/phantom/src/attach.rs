@@ -133,6 +133,9 @@ pub(crate) mod tests {
         extern "C" fn host_function(stream: u32) {
             tell(format!("host function on {stream}"));
         }
+        extern "C" fn uses(_: u32) -> c_int {
+            0
+        }
         extern "C" fn synchronize(_: u32) {}
         extern "C" fn query(_: u32) -> c_int {
             1
@@ -160,6 +163,7 @@ pub(crate) mod tests {
             captured_call: pair::<'n'>,
             graph_resume: pair::<'m'>,
             host_function,
+            uses,
             synchronize_stream: synchronize,
             synchronize_event: synchronize,
             synchronize_device: synchronize,

@@ -3,13 +3,13 @@
 mod attributes;
 pub(crate) mod limits;
 
-use crate::attach::attached;
+use crate::attach::{attached, link};
 use crate::errors::{INVALID_DEVICE, NO_DEVICE, PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_NOT_ENABLED, Status};
 use crate::errors::{INVALID_VALUE, PEER_ACCESS_UNSUPPORTED};
 pub(crate) use attributes::{Architecture, BLOCK, GRID, SHARED_OF_BLOCK, THREADS_OF_BLOCK, attribute};
 use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use uniference_protocol::phantom::Device;
 
@@ -22,6 +22,9 @@ thread_local! {
 
 /// Devices on which the process has a context, one bit each.
 static USED: AtomicU64 = AtomicU64::new(0);
+
+/// The number in the host of the device that has become the process's own, and 1; 0: none has.
+static OWN: AtomicUsize = AtomicUsize::new(0);
 
 /// Pairs of devices: the first may use the second one's memory.
 static PEERS: Mutex<BTreeSet<(usize, usize)>> = Mutex::new(BTreeSet::new());
@@ -72,6 +75,11 @@ pub(crate) fn get(ordinal: usize) -> Option<&'static Device> {
     attached()?.devices.get(*seen().get(ordinal)?)
 }
 
+/// The number of a device in the host, by its ordinal.
+pub(crate) fn number(ordinal: usize) -> usize {
+    seen().get(ordinal).copied().unwrap_or(ordinal)
+}
+
 /// The ordinal of a device of the host, by its number there; `None`: the process does not see it.
 pub(crate) fn ordinal(number: usize) -> Option<usize> {
     seen().iter().position(|seen| *seen == number)
@@ -110,7 +118,20 @@ pub(crate) fn on<T>(ordinal: usize, work: impl FnOnce() -> T) -> T {
 
 /// Something of the device was used: it has a context.
 pub(crate) fn mark_used(ordinal: usize) {
-    USED.fetch_or(1 << ordinal, Relaxed);
+    let before = USED.fetch_or(1 << ordinal, Relaxed);
+    let number = number(ordinal);
+    if before & 1 << ordinal == 0
+        && attached().is_some_and(|attached| attached.own != number)
+        && link().is_some_and(|link| (link.uses)(number as u32) != 0)
+    {
+        OWN.store(number + 1, Relaxed);
+    }
+}
+
+/// The ordinal of the process's own device: the rank's, or the one that it has taken; `None`: the process does not see it.
+pub(crate) fn own() -> Option<usize> {
+    let own = OWN.load(Relaxed).checked_sub(1).or_else(|| attached().map(|attached| attached.own));
+    own.and_then(ordinal)
 }
 
 /// Whether the process has a context on the device.
@@ -134,7 +155,7 @@ pub(crate) fn all_are_linked() -> bool {
 
 /// What distinguishes this host from others, as its devices' identifiers have it.
 pub(crate) fn host() -> [u8; 4] {
-    let identifier = attached().and_then(|attached| attached.devices.first()).map_or([0; 16], |device| device.uuid);
+    let identifier = get(current()).map_or([0; 16], |device| device.uuid);
     identifier[8..12].try_into().expect("four bytes")
 }
 

@@ -5,7 +5,6 @@ mod physical;
 mod ranges;
 mod sparse;
 
-use crate::attach::attached;
 use crate::device;
 use crate::errors::{HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, INVALID_VALUE, OUT_OF_MEMORY, Status};
 use crate::exports::exports;
@@ -48,13 +47,12 @@ static LENDS: AtomicBool = AtomicBool::new(false);
 exports! {
     /// The ordinal of the rank's own device; -1: the process does not see it.
     fn uniference_phantom_own() -> c_int {
-        attached().and_then(|attached| device::ordinal(attached.own)).map_or(-1, |own| own as c_int)
+        device::own().map_or(-1, |own| own as c_int)
     }
 
     /// Bytes of that device that the process has taken with its context; 0 where it has none.
     fn uniference_phantom_taken() -> u64 {
-        let own = attached().and_then(|attached| device::ordinal(attached.own)).filter(|own| device::is_used(*own));
-        own.map_or(0, |own| {
+        device::own().filter(|own| device::is_used(*own)).map_or(0, |own| {
             let context = device::get(own).map_or(0, |device| device.context);
             lock().devices().map_or(0, |memory| context + memory.devices[own].used.now)
         })

@@ -151,7 +151,7 @@ exports! {
         let Some(link) = communication() else { return INVALID_USAGE };
         let mut bytes = [0; 128];
         bytes[..8].copy_from_slice(b"uniferen");
-        bytes[8..12].copy_from_slice(&link.rank.to_le_bytes());
+        bytes[8..12].copy_from_slice(&of_world(link).to_le_bytes());
         bytes[12..20].copy_from_slice(&NEXT.fetch_add(1, Relaxed).to_le_bytes());
         wrote(id.put(UniqueId(bytes)))
     }
@@ -542,12 +542,17 @@ fn meet(to: Out<*mut Communicator>, name: &str, size: c_int, rank: c_int) -> Sta
     if size < 1 || !(0..size).contains(&rank) {
         return INVALID_ARGUMENT;
     }
-    let mut mine = link.rank.to_le_bytes().to_vec();
+    let mut mine = of_world(link).to_le_bytes().to_vec();
     mine.extend(device::host());
     let word = |bytes: &[u8]| <[u8; 4]>::try_from(bytes).expect("four bytes");
     let all = exchange(link, name, rank as usize, 0..size as usize, &mine);
     let members = all.iter().map(|said| Member { rank: u32::from_le_bytes(word(&said[..4])), host: word(&said[4..8]) });
     join(to, link, name.to_owned(), members.collect(), rank as usize)
+}
+
+/// Which rank the calling thread is in communicators.
+fn of_world(link: &Communication) -> u32 {
+    (link.rank)(device::number(device::current()) as u32)
 }
 
 fn join(to: Out<*mut Communicator>, link: &Communication, name: String, members: Vec<Member>, me: usize) -> Status {

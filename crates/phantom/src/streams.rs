@@ -416,10 +416,10 @@ impl State {
 
     /// The first of each: number 0 is the legacy default stream of the rank's own device, and no event or graph.
     fn prepare(&mut self) -> Result<(), Status> {
-        let attached = attached().ok_or(NO_DEVICE)?;
+        attached().ok_or(NO_DEVICE)?;
         device::mark_used(device::current());
         if self.streams.is_empty() {
-            let own = device::ordinal(attached.own).unwrap_or(0);
+            let own = device::own().unwrap_or(0);
             self.streams.push(Stream::new(own, 0, 0, true));
             self.legacy.insert(own, 0);
             self.events.push(Event { device: 0, flags: 0, exists: false, is_recorded: false, captured: None });

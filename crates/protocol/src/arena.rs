@@ -8,7 +8,7 @@ use crate::messages::{Fetched, Offset};
 use memmap2::MmapOptions;
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Address space of the whole arena, at most: an eighth of what x86-64 gives a process, the rest is the program's.
 const LARGEST: u64 = 16 << 40;
@@ -93,6 +93,10 @@ impl Tensors for SharedArena {
 
     fn mapped(&self) -> Option<(*mut u8, usize)> {
         Some(self.window.raw())
+    }
+
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.file.as_fd())
     }
 }
 

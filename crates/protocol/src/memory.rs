@@ -9,6 +9,7 @@
 use crate::messages::{Fetched, Offset, Piece};
 use memmap2::MmapRaw;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use uniference_sim::program::{DType, ReduceOp};
 
@@ -89,6 +90,11 @@ pub trait Tensors: Send + Sync {
 
     /// Address and size of the arena, if it is mapped into this process.
     fn mapped(&self) -> Option<(*mut u8, usize)>;
+
+    /// The arena's file, if this process has it.
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }
 
 /// The mapped arena.

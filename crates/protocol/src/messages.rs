@@ -75,8 +75,12 @@ pub enum Op {
     Sleep(Span),
     /// Asks for the clock: [`Answer::Now`].
     Now,
+    /// The same, of a process that a rank has started, to the rank's: [`Answer::Now`], of which only the clock counts. It is no word to the driver.
+    Look,
     /// Asks for [`Answer::Over`] after this long; another thread may let this one go on before.
     Pause(Span),
+    /// Asks for [`Answer::Go`] once another thread of the rank's processes may have done something, as it has nothing to do until then, or after a moment.
+    Yield,
     /// Asks for a group's number: [`Answer::Group`].
     Group {
         /// Its members, in order.
@@ -120,6 +124,9 @@ pub enum Op {
         /// The user's line.
         site: Site,
     },
+    /// Asks to go on as a task of this rank, whose GPU the process of the task uses from here on: [`Answer::Moved`]. Only where ranks lend their GPUs to
+    /// one program.
+    Moves(u32),
     /// Asks for the times of launches that it has numbered, as far as they have ended and no answer has said so before: [`Answer::Times`].
     Times,
     /// Asks how long after one event of the device another one was: [`Answer::Elapsed`].
@@ -133,6 +140,11 @@ pub enum Op {
     },
 }
 
+impl Answer {
+    /// In place of a group's number, to a process of a rank: another one communicates for the rank.
+    pub const NO_GROUP: u32 = u32::MAX;
+}
+
 impl Op {
     /// Whether the task now waits for an [`Answer`].
     pub fn asks(&self) -> bool {
@@ -142,12 +154,15 @@ impl Op {
             Start
                 | Sleep(_)
                 | Now
+                | Look
                 | Pause(_)
+                | Yield
                 | Group { .. }
                 | Wait { .. }
                 | Store { .. }
                 | Synchronize { .. }
                 | Query { .. }
+                | Moves(_)
                 | Times
                 | Elapsed { .. }
         )
@@ -307,6 +322,8 @@ pub struct Reply {
 #[allow(missing_docs)] // the questions say it
 pub enum Answer {
     Go,
+    /// The task is one of the rank that it has named.
+    Moved,
     /// The clock, and how long the rank has computed.
     Now(SimTime, SimDuration),
     /// A pause is over.

@@ -7,7 +7,7 @@
 use std::ffi::{c_char, c_int, c_void};
 
 /// Of this interface. Both sides refuse another one.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 
 /// The name of the function of the type [`Attach`].
 pub const ATTACH: &str = "uniference_phantom_attach";
@@ -154,6 +154,8 @@ pub struct Link {
     pub graph_resume: extern "C" fn(graph: u32, stream: u32),
     /// A function of the host starts on a stream.
     pub host_function: extern "C" fn(stream: u32),
+    /// The process uses a device, by its number among [`Devices::devices`], for the first time. 1: it is the process's own from here on; else 0.
+    pub uses: extern "C" fn(device: u32) -> c_int,
     /// Returns in virtual time when the stream is empty.
     pub synchronize_stream: extern "C" fn(stream: u32),
     /// Returns when the event, as recorded last, has happened.
@@ -247,8 +249,8 @@ pub struct Call {
 pub struct Communication {
     /// [`VERSION`].
     pub version: u32,
-    /// The rank, of the world.
-    pub rank: u32,
+    /// The rank, of the world, whose member the process is in communicators of a device, by its number among [`Devices::devices`].
+    pub rank: extern "C" fn(device: u32) -> u32,
     /// Tensors of floating-point numbers with more elements have no values.
     pub limit: u64,
     /// Sets a key of the store that all ranks share.

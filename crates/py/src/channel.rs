@@ -16,6 +16,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use uniference_client::{Blocking, Client, ClientError, Ran};
@@ -105,9 +106,23 @@ impl Channel {
         let functions = unsafe { communication::Functions::at(combine, scale, site) };
         let table = match self.client.relay() {
             None => communication::table(&self.client, functions, limit),
+            Some(_) if self.client.borrows_gpus() => communication::table(&self.client, functions, limit),
             Some(_) => alone::table(&self.client, functions.scale, limit),
         };
         Ok(std::ptr::from_ref(table) as usize)
+    }
+
+    #[getter]
+    fn arena_descriptor(&self) -> Option<i32> {
+        self.client.arena_descriptor()
+    }
+
+    fn lend(&self) {
+        self.client.lends();
+    }
+
+    fn borrow(&self, arena: PathBuf) -> PyResult<()> {
+        self.client.borrows(&arena).map_err(|error| PyOSError::new_err(error.to_string()))
     }
 
     fn has_in_flight(&self, some: bool) {

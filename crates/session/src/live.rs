@@ -60,6 +60,8 @@ pub struct Program {
     pub timed: bool,
     /// Whether ranks that turn out to be alike run as few processes, and all are simulated.
     pub fold: bool,
+    /// Whether only rank 0 has a program, whose processes use the GPUs of all ranks.
+    pub one_program: bool,
     /// Where workers join that run ranks, if they may.
     pub workers: Option<Workers>,
 }
@@ -128,10 +130,15 @@ impl<'a> Live<'a> {
             default.into_iter().chain(values).chain(timed).map(|(name, value)| (name.to_owned(), value)).collect();
         let mut places = places(cluster, &resolved.cores);
         let mut compute = program.plan.of_ranks();
-        let mut refused = refuse_workers(&program, &resolved.workers);
+        let mut refused = refuse_workers(&program, &resolved.workers).or_else(|| refuse_one_program(&program, cluster));
         if program.gpus.is_some() {
             refused = refused.or(give_gpus(&mut places, &resolved.models).err());
             // What waits for what on streams is told with the operators, also where they take no time.
+            if program.one_program {
+                places[0].gpus =
+                    places.iter().flat_map(|place| place.gpus.get(place.local.0 as usize)).cloned().collect();
+                places[0].lends = true;
+            }
             compute.iter_mut().filter(|way| **way == Compute::None).for_each(|way| *way = Compute::Modelled);
         }
         let setup = Setup {
@@ -141,6 +148,7 @@ impl<'a> Live<'a> {
             places,
             gpus: program.gpus,
             workers: resolved.workers.clone(),
+            one_program: program.one_program,
             synced: program.workers.as_ref().map(|workers| workers.synced.clone()),
             jobs: program.jobs.map_or(if program.plan.measures() { 1 } else { cores }, |jobs| jobs as usize),
             compute,
@@ -317,6 +325,30 @@ fn refuse_workers(program: &Program, workers: &[Option<String>]) -> Option<HostE
     })
 }
 
+/// Why the ranks cannot lend their GPUs to one program, if they are to.
+fn refuse_one_program(program: &Program, cluster: &Cluster) -> Option<HostError> {
+    let refused = |what: &str, hint: &str| Some(HostError::Usage(format!("{what}\nhint: {hint}")));
+    if !program.one_program {
+        return None;
+    }
+    if program.gpus.is_none() {
+        return refused("--one-program uses the GPUs of all ranks, and there are none", "add --cuda");
+    }
+    if program.workers.is_some() {
+        return refused("--one-program is not supported with workers", "remove --listen");
+    }
+    if cluster.devices.iter().any(|device| device.crash.is_some()) {
+        return refused(
+            "--one-program is not supported with ranks that crash: they have no process of their own",
+            "remove `crash` from the cluster file",
+        );
+    }
+    let debugged = program.terminal.as_ref().is_some_and(|terminal| terminal.rank > 0);
+    debugged.then_some(()).and_then(|()| {
+        refused("--debug-rank is a rank without a program of its own", "with --one-program, use --debug-rank 0")
+    })
+}
+
 /// By rank, where threads stand that wait inside their process.
 type Stands = BTreeMap<u32, Vec<String>>;
 
@@ -438,6 +470,7 @@ fn places(cluster: &Cluster, cores: &[Option<u32>]) -> Vec<RankPlacement> {
             memory: device.memory.map(|bytes| bytes.0),
             cores: cores[rank],
             gpus: Vec::new(),
+            lends: false,
         }
     };
     (0..numbered.len()).map(place).collect()

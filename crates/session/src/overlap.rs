@@ -386,7 +386,9 @@ impl<I: Iterator<Item = Lined>> Overlapped<I> {
             self.hand_on_held();
             return false;
         };
-        if task != TaskId(0) || matches!(step, RecordedStep::After { .. } | RecordedStep::HandlesInOrder) {
+        let of_threads =
+            matches!(step, RecordedStep::After { .. } | RecordedStep::AfterRank { .. } | RecordedStep::HandlesInOrder);
+        if task != TaskId(0) || of_threads {
             self.obstacle = Some("several threads take turns");
         }
         match step {

@@ -23,6 +23,15 @@ pub enum RecordedStep {
         /// Counted from 1.
         resumption: u64,
     },
+    /// As [`RecordedStep::After`], from an answer to a task of another rank: one program has processes of several ranks.
+    AfterRank {
+        /// Whose task.
+        rank: RankId,
+        /// Who let it go on.
+        task: TaskId,
+        /// Counted from 1.
+        resumption: u64,
+    },
     /// The operators that the task ran in the compute that it asks for next, as its capture has written them down; of several in a row, one after the
     /// other. It asks the engine for nothing.
     Operators {
@@ -46,6 +55,7 @@ impl RecordedStep {
         match self {
             RecordedStep::Request(request) => request.site(),
             RecordedStep::After { .. }
+            | RecordedStep::AfterRank { .. }
             | RecordedStep::Operators { .. }
             | RecordedStep::HandlesInOrder
             | RecordedStep::Named(_) => None,
@@ -125,13 +135,21 @@ where
     I: Iterator<Item = (TaskId, RecordedStep)>,
 {
     assert_eq!(records.len(), engine.world_size(), "one record a rank");
-    let mut ranks: Vec<RecordedRank<I>> = records.into_iter().map(RecordedRank::new).collect();
+    let mut ranks: Vec<RecordedRank<I>> = (0..).map(RankId).zip(records).map(RecordedRank::of).collect();
+    let mut told = Told(vec![Vec::new(); ranks.len()]);
     loop {
         match engine.next(listener) {
             Turn::Resume(resumption) => {
                 listener.resumed(&resumption);
-                if let Err(failure) = ranks[resumption.rank.index()].go_on(engine, &resumption, listener) {
+                told.count(&resumption);
+                if let Err(failure) = ranks[resumption.rank.index()].go_on(engine, &told, &resumption, listener) {
                     return Ending::Failed(failure);
+                }
+                let others = ranks.iter_mut().filter(|rank| rank.follows_others && rank.id != resumption.rank);
+                for other in others {
+                    if let Err(failure) = other.follow(engine, &told, resumption.now, listener) {
+                        return Ending::Failed(failure);
+                    }
                 }
             }
             Turn::Finished => return Ending::Finished,
@@ -139,6 +157,32 @@ where
             Turn::Blocked => return Ending::CutShort,
         }
     }
+}
+
+/// How often each task of each rank was resumed.
+struct Told(Vec<Vec<u64>>);
+
+impl Told {
+    fn count(&mut self, resumption: &Resumption) {
+        let (tasks, at) = (&mut self.0[resumption.rank.index()], resumption.task.index());
+        tasks.resize(tasks.len().max(at + 1), 0);
+        tasks[at] += 1;
+    }
+
+    /// Whether what a step of the rank follows from has happened, if it follows from something.
+    fn has_happened(&self, of: RankId, step: &RecordedStep) -> bool {
+        let (rank, task, resumption) = match step {
+            RecordedStep::After { task, resumption } => (of, task, resumption),
+            RecordedStep::AfterRank { rank, task, resumption } => (*rank, task, resumption),
+            _ => return true,
+        };
+        self.0.get(rank.index()).and_then(|tasks| tasks.get(task.index())).is_some_and(|told| told >= resumption)
+    }
+}
+
+/// Whether a step says what the next one follows from.
+fn follows(step: &RecordedStep) -> bool {
+    matches!(step, RecordedStep::After { .. } | RecordedStep::AfterRank { .. })
 }
 
 /// Sees events and hears nothing.
@@ -166,6 +210,7 @@ impl Listener for Deaf<'_> {
 
 /// One rank's record, read as far as its tasks need it.
 struct RecordedRank<I: Iterator<Item = (TaskId, RecordedStep)>> {
+    id: RankId,
     steps: Peekable<I>,
     tasks: Vec<RecordedTask>,
     /// The engine's number of each group, by the record's, where it is another one.
@@ -176,6 +221,8 @@ struct RecordedRank<I: Iterator<Item = (TaskId, RecordedStep)>> {
     activities: u32,
     /// Of a rank whose handles are counted as they are recorded: the engine's numbers.
     handles: Option<Handles>,
+    /// Some of its steps follow from what other ranks were told.
+    follows_others: bool,
 }
 
 /// The engine's numbers of recorded activities.
@@ -211,8 +258,6 @@ struct RecordedTask {
     ahead: VecDeque<RecordedStep>,
     /// Which activities of the rank those are that it issues next, in order.
     issues: VecDeque<u32>,
-    /// How often the engine has resumed it.
-    resumptions: u64,
     /// The group that it has joined last.
     joined: Option<GroupId>,
 }
@@ -230,21 +275,29 @@ enum State {
 }
 
 impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
-    fn new(steps: I) -> RecordedRank<I> {
-        let (groups, joined, tasks) = (BTreeMap::new(), BTreeSet::new(), vec![RecordedTask::default()]);
-        RecordedRank { steps: steps.peekable(), tasks, groups, joined, activities: 0, handles: None }
+    fn of((id, steps): (RankId, I)) -> RecordedRank<I> {
+        RecordedRank {
+            id,
+            steps: steps.peekable(),
+            tasks: vec![RecordedTask::default()],
+            groups: BTreeMap::new(),
+            joined: BTreeSet::new(),
+            activities: 0,
+            handles: None,
+            follows_others: false,
+        }
     }
 
     /// Submits what followed from this resumption: the task's next request, and those of the tasks that it let go on.
     fn go_on(
         &mut self,
         engine: &mut Engine,
+        told: &Told,
         resumption: &Resumption,
         listener: &mut dyn Listener,
     ) -> Result<(), Failure> {
-        let Resumption { rank, task, reply, now: at } = resumption;
+        let Resumption { task, reply, now: at, .. } = resumption;
         let resumed = &mut self.tasks[task.index()];
-        resumed.resumptions += 1;
         resumed.state = State::Free;
         if let Reply::Group(group) = reply {
             resumed.joined = Some(*group);
@@ -256,30 +309,60 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
         {
             handles.issued(activity, *handle);
         }
-        self.read_on(engine, *rank, *task, listener);
+        self.read_on(engine, told, Some(*task), listener);
+        self.ask_all(engine, told, *at, listener)
+    }
+
+    /// Submits what followed from what another rank was told.
+    fn follow(
+        &mut self,
+        engine: &mut Engine,
+        told: &Told,
+        at: SimTime,
+        listener: &mut dyn Listener,
+    ) -> Result<(), Failure> {
+        self.read_on(engine, told, None, listener);
+        self.ask_all(engine, told, at, listener)
+    }
+
+    fn ask_all(
+        &mut self,
+        engine: &mut Engine,
+        told: &Told,
+        at: SimTime,
+        listener: &mut dyn Listener,
+    ) -> Result<(), Failure> {
+        let rank = self.id;
         for task in (0..self.tasks.len()).map(TaskId::from) {
-            let asked = self.ask(engine, *rank, task, listener);
-            asked.map_err(|error| Failure { rank: *rank, task, at: *at, error: error.into() })?;
+            // What lets it go on from a pause may have happened before it asks for that.
+            let mut asks = true;
+            while asks {
+                let asked = self.ask(engine, told, task, listener);
+                asks = asked.map_err(|error| Failure { rank, task, at, error: error.into() })?;
+            }
         }
-        if self.tasks.len() > 1 {
-            engine.set_threads(*rank, Threads::Wait);
+        if self.tasks.len() > 1 || self.follows_others {
+            engine.set_threads(rank, Threads::Wait);
         }
         Ok(())
     }
 
-    /// Reads up to the task's next request, and further as long as requests follow from what has happened.
-    fn read_on(&mut self, engine: &mut Engine, rank: RankId, task: TaskId, listener: &mut dyn Listener) {
+    /// Reads up to the next request of a task that was resumed, and further as long as requests follow from what has happened.
+    fn read_on(&mut self, engine: &mut Engine, told: &Told, resumed: Option<TaskId>, listener: &mut dyn Listener) {
+        let rank = self.id;
         loop {
-            let found = self.tasks[task.index()].ahead.iter().any(|step| matches!(step, RecordedStep::Request(_)));
-            let tasks = &self.tasks;
-            let follows = |(owner, next): &(TaskId, RecordedStep)| match next {
-                RecordedStep::After { .. } => has_happened(tasks, next),
-                _ => matches!(
-                    tasks.get(owner.index()).and_then(|task| task.ahead.back()),
-                    Some(RecordedStep::After { .. })
-                ),
+            let asks = |task: TaskId| {
+                self.tasks[task.index()].ahead.iter().any(|step| matches!(step, RecordedStep::Request(_)))
             };
-            if found && !self.steps.peek().is_some_and(follows) {
+            let found = resumed.is_none_or(asks);
+            let next = self.steps.peek();
+            self.follows_others |= matches!(next, Some((_, RecordedStep::AfterRank { .. })));
+            let tasks = &self.tasks;
+            let goes_on = |(owner, next): &(TaskId, RecordedStep)| match follows(next) {
+                true => told.has_happened(rank, next),
+                false => tasks.get(owner.index()).and_then(|task| task.ahead.back()).is_some_and(follows),
+            };
+            if found && !next.is_some_and(goes_on) {
                 return;
             }
             let Some((owner, step)) = self.steps.next() else { return };
@@ -291,7 +374,11 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
                 continue;
             }
             while self.tasks.len() <= owner.index() {
-                let opener = if let RecordedStep::After { task, .. } = step { task } else { task };
+                let opener = match step {
+                    RecordedStep::After { task, .. } => task,
+                    // Of another rank's task, it can only be said that the rank was there.
+                    _ => resumed.unwrap_or(TaskId(0)),
+                };
                 listener.opened(rank, engine.open_task(rank), opener);
                 self.tasks.push(RecordedTask::default());
             }
@@ -303,29 +390,30 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
         }
     }
 
-    /// Submits the task's next request, if it may ask.
+    /// Submits the task's next request, if it may ask; returns whether it does.
     fn ask(
         &mut self,
         engine: &mut Engine,
-        rank: RankId,
+        told: &Told,
         task: TaskId,
         listener: &mut dyn Listener,
-    ) -> Result<(), OtherGroup> {
+    ) -> Result<bool, OtherGroup> {
         self.name_group(task);
-        let RecordedTask { state, ahead, .. } = &self.tasks[task.index()];
-        let woken = matches!(ahead.front(), Some(RecordedStep::After { .. }));
-        let free = *state == State::Free || (*state == State::Paused && woken);
-        if !free || ahead.front().is_none_or(|next| !has_happened(&self.tasks, next)) {
-            return Ok(());
+        let rank = self.id;
+        let RecordedTask { state, ahead, .. } = &mut self.tasks[task.index()];
+        let follows_from = ahead.iter().take_while(|step| follows(step)).count();
+        let has_happened = |step: &RecordedStep| follows(step) && told.has_happened(rank, step);
+        if *state == State::Paused && ahead.front().is_some_and(has_happened) {
+            engine.release(rank, task);
+            *state = State::Free;
         }
-        if !self.knows_handles(ahead.get(usize::from(woken))) {
-            return Ok(());
+        let Some(next) = ahead.get(follows_from).filter(|_| *state == State::Free) else { return Ok(false) };
+        if !ahead.iter().take(follows_from).all(has_happened) || !knows_handles(self.handles.as_ref(), next) {
+            return Ok(false);
         }
         let task_state = &mut self.tasks[task.index()];
-        if woken {
-            task_state.ahead.pop_front();
-        }
-        let Some(RecordedStep::Request(mut request)) = task_state.ahead.pop_front() else { return Ok(()) };
+        task_state.ahead.drain(..follows_from);
+        let Some(RecordedStep::Request(mut request)) = task_state.ahead.pop_front() else { return Ok(false) };
         if let Some(named) = handles_mut(&mut request)
             && let Some(handles) = &self.handles
         {
@@ -350,18 +438,7 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
         }
         listener.asked(rank, task, &request);
         engine.submit(rank, task, request);
-        Ok(())
-    }
-
-    /// Whether all that the next request waits for has been issued: here another thread may be later with that.
-    fn knows_handles(&self, next: Option<&RecordedStep>) -> bool {
-        match (next, &self.handles) {
-            (
-                Some(RecordedStep::Request(Request::Wait { handles: named, .. } | Request::Issue { after: named, .. })),
-                Some(handles),
-            ) => named.iter().all(|handle| handles.of_engine(*handle).is_some()),
-            _ => true,
-        }
+        Ok(true)
     }
 
     /// Takes note of what the record calls the group that the task has joined.
@@ -378,17 +455,23 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
     }
 }
 
+/// Whether all that the next request waits for has been issued: here another thread may be later with that.
+fn knows_handles(handles: Option<&Handles>, next: &RecordedStep) -> bool {
+    match (next, handles) {
+        (
+            RecordedStep::Request(Request::Wait { handles: named, .. } | Request::Issue { after: named, .. }),
+            Some(handles),
+        ) => named.iter().all(|handle| handles.of_engine(*handle).is_some()),
+        _ => true,
+    }
+}
+
 /// The activities that a request names.
 pub fn handles_mut(request: &mut Request) -> Option<&mut Vec<Handle>> {
     match request {
         Request::Wait { handles, .. } | Request::Issue { after: handles, .. } => Some(handles),
         _ => None,
     }
-}
-
-fn has_happened(tasks: &[RecordedTask], after: &RecordedStep) -> bool {
-    let RecordedStep::After { task, resumption } = after else { return true };
-    tasks.get(task.index()).is_some_and(|task| task.resumptions >= *resumption)
 }
 
 /// Does a group of so many members have all those that the call names?

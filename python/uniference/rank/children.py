@@ -28,26 +28,37 @@ def mark_rank() -> None:
     os.environ[_RANK_PROCESS] = str(os.getpid())
 
 
-def hand_on(channel: Channel, device: str, own: int, gpus: Sequence[Mapping[str, Any]]) -> None:
-    """Tells the children of this rank of its device, and of the GPUs of its host, of which `own` is its own."""
+def hand_on(channel: Channel, device: str, own: int, gpus: Sequence[Mapping[str, Any]], lends: bool) -> None:
+    """Tells the children of this rank of its device, and of the GPUs that it sees, of which `own` is its own.
+
+    With `lends` these are the GPUs of all ranks, and a child is of the rank whose GPU it uses.
+    """
     if gpus or channel.captures:
         library = capture.library()
         tick = library and library.nanoseconds_a_tick
-        os.environ[_DEVICE] = json.dumps({"device": device, "own": own, "gpus": list(gpus), "tick": tick})
+        arena = f"/proc/{os.getpid()}/fd/{channel.arena_descriptor}" if lends else None
+        handed = {"device": device, "own": own, "gpus": list(gpus), "tick": tick, "arena": arena}
+        os.environ[_DEVICE] = json.dumps(handed)
+    if lends:
+        channel.lend()
 
 
 def load() -> None:
     """Makes this process what a rank's child may be, if it is one: it does not communicate, and may have the rank's GPUs."""
     if os.environ.get(_RANK_PROCESS, str(os.getpid())) == str(os.getpid()):
         return
-    for name in names.INIT_PROCESS_GROUP:
-        name.wrap(_only_alone)
-    channel = Channel.of_relative() if _DEVICE in os.environ else None
+    handed = json.loads(os.environ[_DEVICE]) if _DEVICE in os.environ else {}
+    if not handed.get("arena"):
+        for name in names.INIT_PROCESS_GROUP:
+            name.wrap(_only_alone)
+    channel = Channel.of_relative() if handed else None
     if channel is not None:
-        _install(channel, **json.loads(os.environ[_DEVICE]))
+        _install(channel, **handed)
 
 
-def _install(channel: Channel, device: str, own: int, gpus: Sequence[Mapping[str, Any]], tick: float | None) -> None:
+def _install(
+    channel: Channel, device: str, own: int, gpus: Sequence[Mapping[str, Any]], tick: float | None, arena: str | None
+) -> None:
     """Puts the rank's GPUs in place and captures operators, as far as the run has them. Of a processor's memory nothing is checked here."""
     if not (gpus or channel.captures):
         return
@@ -57,6 +68,8 @@ def _install(channel: Channel, device: str, own: int, gpus: Sequence[Mapping[str
 
     channel.enter()
     try:
+        if arena is not None:
+            channel.borrow(arena)
         capture.load_in_child(tick)
         capture.install(channel, values.limit(), device, None)
         imports.install(channel)

@@ -51,6 +51,8 @@ class Task:
     memory: int | None
     cores: int | None
     gpus: Sequence[Mapping[str, Any]]
+    lends: bool
+    """It is the only program, and its GPUs are those of all ranks."""
     debugged: bool
 
     @staticmethod
@@ -72,6 +74,7 @@ class Task:
             memory=command.get("memory"),
             cores=command.get("cores"),
             gpus=command.get("gpus", []),
+            lends=command.get("lends", False),
             debugged=command.get("debug_rank") == rank,
         )
 
@@ -81,7 +84,9 @@ class Task:
         return min(self.cores or 1, len(os.sched_getaffinity(0)))
 
     def environment(self) -> dict[str, str]:
-        """What torchrun sets (torch/distributed/elastic/agent/server/local_elastic_agent.py, torch 2.15)."""
+        """What torchrun sets (torch/distributed/elastic/agent/server/local_elastic_agent.py, torch 2.15); little for one program."""
+        if self.lends:
+            return {"OMP_NUM_THREADS": str(self.threads)}
         numbers = {
             "RANK": self.rank,
             "WORLD_SIZE": self.world_size,
@@ -113,17 +118,23 @@ def run(task: Task, control: int) -> NoReturn:
     # The zygote keeps it at 1, as threads do not survive a fork.
     torch.set_num_threads(task.threads)
     faulthandler.register(signal, stacks, all_threads=True)
-    for part in (clock, imports, store, work, refusals, meta, spawning, launching):
+    for part in (clock, imports, meta):
         part.install(channel)
+    # A program by itself communicates as it would on one machine: torch's own stores and Gloo are the kernel's, NCCL is on the library's.
+    if not task.lends:
+        for part in (store, work, refusals, spawning, launching):
+            part.install(channel)
     ranges.watch(channel)
     # A library of simulated GPUs counts their memory itself.
     capture.install(channel, values.limit(), task.device, None if task.gpus else task.memory)
     # NCCL is torch's own there, on the library's.
-    groups.Backends(channel).install(without={"nccl"} if task.gpus else set())
+    if not task.lends:
+        groups.Backends(channel).install(without={"nccl"} if task.gpus else set())
     debugging.install(channel, task.debugged)
     gpus.install(channel, task.local_rank, task.gpus)
-    children.hand_on(channel, task.device, task.local_rank, task.gpus)
-    native.install(channel)
+    children.hand_on(channel, task.device, task.local_rank, task.gpus, task.lends)
+    if not task.lends:
+        native.install(channel)
     process = os.getpid()
     channel.start()
     code = execution.run(task.argv, task.module)

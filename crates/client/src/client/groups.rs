@@ -1,18 +1,22 @@
 //! Owns what a rank knows of its process groups: its number in each, and how a group ends.
 
 use super::arguments::{self, Membership};
-use super::{Answer, Client, GroupId, Op, Result, unexpected};
+use super::{Answer, Client, ClientError, GroupId, Op, Result, unexpected};
 
 impl Client {
     /// The number of the process group of these ranks, in this order; each call names a new group.
     pub fn group(&self, ranks: Vec<u32>) -> Result<GroupId> {
-        let membership = Membership::of(self.rank, &ranks, self.world_size)?;
+        if self.relay.is_none() && self.rounds.another_communicates(self.rank) {
+            return Err(self.another_communicates());
+        }
+        let membership = Membership::of(self.rank(), &ranks, self.world_size)?;
         let sequence = {
             let mut shared = self.shared();
             let count = shared.group_counts.entry(ranks.clone()).or_default();
             std::mem::replace(count, *count + 1)
         };
         match self.ask(Op::Group { ranks, sequence })? {
+            Answer::Group(Answer::NO_GROUP) => Err(self.another_communicates()),
             Answer::Group(group) => {
                 self.shared().groups.insert(group, membership);
                 Ok(GroupId(group))
@@ -21,9 +25,16 @@ impl Client {
         }
     }
 
+    fn another_communicates(&self) -> ClientError {
+        let rank = self.rank();
+        arguments::wrong(format!(
+            "another process communicates for rank {rank} already: one process does for each rank"
+        ))
+    }
+
     pub(super) fn member_of(&self, group: GroupId) -> Result<Membership> {
         let known = self.shared().groups.get(&group.0).copied();
-        known.ok_or_else(|| arguments::wrong(format!("rank {} is not a member of group {}", self.rank, group.0)))
+        known.ok_or_else(|| arguments::wrong(format!("rank {} is not a member of group {}", self.rank(), group.0)))
     }
 
     /// Closes the connections of a group, as far as others are concerned.

@@ -75,7 +75,7 @@ impl Link {
     pub(super) fn push(&mut self, client: &Client, op: Op) -> Result<()> {
         let ends = op.asks() || matches!(op, Op::Exit(_));
         if let Some(mut joint) = client.joint()
-            && !matches!(op, Op::Pause(_))
+            && !matches!(op, Op::Pause(_) | Op::Look)
         {
             if !ends {
                 let line = match &op {
@@ -91,6 +91,11 @@ impl Link {
         }
         self.batch.push(op);
         if self.batch.len() < LONGEST_BATCH { Ok(()) } else { self.send(client) }
+    }
+
+    /// Whether this thread, or one that takes turns with it, has said something that was not sent.
+    pub(super) fn has_something_to_say(&self, client: &Client) -> bool {
+        !self.batch.is_empty() || client.joint().is_some_and(|joint| !joint.is_empty())
     }
 
     /// Says what a thread has said that may be another one.

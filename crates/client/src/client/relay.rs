@@ -6,14 +6,18 @@
 //! ([`Client::relays`]) knows how that is done.
 
 use super::rounds::{Kick, this_thread};
-use super::{Client, Compute, Link, Result, Rounds};
+use super::{Client, Compute, Link, Result, Rooms, Rounds};
 use crate::lanes::Meter;
 use rustix::event::{PollFd, PollFlags};
+use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use uniference_protocol::arena::{Layout, SharedArena};
 use uniference_protocol::descriptors::lift;
 use uniference_protocol::frame::{self, FrameBuffer};
 use uniference_protocol::hello::VERSION;
@@ -21,6 +25,7 @@ use uniference_protocol::memory::{Region, Tensors};
 use uniference_protocol::messages::{Answer, Batch, Fetched, Offset, Op, Reply, Welcome};
 use uniference_protocol::relay::{Admission, Introduction};
 use uniference_protocol::wire::{UnixWire, Wire};
+use uniference_sim::time::SimDuration;
 
 /// Where processes of a rank find it.
 pub struct Relay {
@@ -85,7 +90,8 @@ impl Client {
         };
         let wire: Arc<dyn Wire> = Arc::new(wire);
         let place = (admission.rank, admission.world_size);
-        let client = Client::new(wire.clone(), FrameBuffer::default(), &nothing, Box::new(NoTensors), place)?;
+        let tensors = Box::new(NoTensors);
+        let client = Client::new(wire.clone(), FrameBuffer::default(), &nothing, tensors, place)?;
         super::LINKS.with_borrow_mut(|links| {
             // Those of the process that has forked this one would keep it from being missed there.
             links.clear();
@@ -99,6 +105,67 @@ impl Client {
     /// The name of the relay, if this is the client of a process that a rank has started.
     pub fn relay(&self) -> Option<&str> {
         self.relay.as_deref()
+    }
+
+    /// Processes that this one starts use GPUs of all ranks: it is the one program of ranks that lend it theirs.
+    pub fn lends(&self) {
+        self.lends.store(true, Relaxed);
+    }
+
+    /// The descriptor of the file in which the data of all ranks is, by which a process that this one starts can open it.
+    pub fn arena_descriptor(&self) -> Option<i32> {
+        self.tensors.file().map(|file| file.as_raw_fd())
+    }
+
+    /// This process was started by the one program of ranks that lend it their GPUs: it may be of any of them. Their data is in that file.
+    ///
+    /// # Errors
+    /// If the file cannot be mapped.
+    pub fn borrows(&self, arena: &Path) -> io::Result<()> {
+        let layout = Layout::for_world(self.world_size);
+        let file = File::options().read(true).write(true).open(arena)?;
+        // Whoever was first stays.
+        let _ = self.lent.set((SharedArena::map(file.into(), layout.total)?, layout));
+        self.take_rooms();
+        Ok(())
+    }
+
+    /// Whether it may be of any rank.
+    pub fn borrows_gpus(&self) -> bool {
+        self.lent.get().is_some()
+    }
+
+    /// The process uses the GPU of this rank. If it may, it is one of its processes from here on: returns whether it is.
+    ///
+    /// # Errors
+    /// If the rank's process is gone.
+    pub fn moves(&self, rank: u32) -> Result<bool> {
+        if self.rank() == rank {
+            return Ok(true);
+        }
+        let has_moved = self.rank() != self.rank;
+        if self.lends.load(Relaxed) || (self.borrows_gpus() && has_moved) {
+            let own = self.rank();
+            self.warn(&format!(
+                "a process uses the GPUs {own} and {rank}: its work counts as that of GPU {own}\nhint: use each GPU in a process of its own that the program starts"
+            ));
+        }
+        if !self.borrows_gpus() || has_moved {
+            return Ok(false);
+        }
+        match self.ask(Op::Moves(rank))? {
+            Answer::Moved => self.acts_as.store(rank, Relaxed),
+            other => super::unexpected("Moves", &other),
+        }
+        self.take_rooms();
+        Ok(true)
+    }
+
+    /// Inputs are staged in the part of the rank that this is.
+    fn take_rooms(&self) {
+        if let Some((_, Layout { part, retain, .. })) = self.lent.get() {
+            self.shared().rooms = Rooms::new(part * u64::from(self.rank()), *part, *retain);
+        }
     }
 
     /// The calling thread's connection to the relay.
@@ -173,6 +240,43 @@ impl Client {
     fn relay_batch(&self, wire: &UnixWire, frames: &FrameBuffer, batch: Batch) -> Result<()> {
         let mut ops = batch.ops;
         let question = ops.pop_if(|op| op.asks());
+        if let (Some(Op::Look), false) = (&question, self.compute == Compute::Measured) {
+            // Whoever runs is at the time of the last answer to any of them, and what it takes to look is not charged.
+            if !ops.is_empty() {
+                self.relay_ops(ops)?;
+                self.flush()?;
+            }
+            return Self::tell(wire, &self.told(Answer::Now(self.last_now(), SimDuration::ZERO)));
+        }
+        // A process moves with all of its threads.
+        if let Some(rank) = self.rounds.thread_moves() {
+            self.ask_for_reply(Op::Moves(rank))?;
+        }
+        self.relay_ops(ops)?;
+        let reply = match question {
+            // It has left a pause.
+            None => return self.flush(),
+            Some(Op::Pause(span)) => {
+                let listen = || self.listen_to_paused(wire, frames);
+                let ((), is_over) = self.pause(span, Kick::Signal(this_thread()), listen)?;
+                if !is_over {
+                    return Ok(());
+                }
+                self.told(Answer::Over)
+            }
+            Some(Op::Moves(rank)) => {
+                self.rounds.process_moves(rank);
+                self.ask_for_reply(Op::Moves(rank))?
+            }
+            Some(Op::Look) => self.ask_for_reply(Op::Now)?,
+            Some(Op::Group { .. }) if !self.may_communicate() => self.told(Answer::Group(Answer::NO_GROUP)),
+            Some(question) => self.ask_for_reply(question)?,
+        };
+        Self::tell(wire, &reply)
+    }
+
+    /// What asks nothing.
+    fn relay_ops(&self, ops: Vec<Op>) -> Result<()> {
         for op in ops {
             match op {
                 Op::Dictionary { entries, .. } => self.rounds.names(&entries),
@@ -187,22 +291,19 @@ impl Client {
                 other => self.push(other)?,
             }
         }
-        let reply = match question {
-            // It has left a pause.
-            None => return self.flush(),
-            Some(Op::Pause(span)) => {
-                let listen = || self.listen_to_paused(wire, frames);
-                let ((), is_over) = self.pause(span, Kick::Signal(this_thread()), listen)?;
-                if !is_over {
-                    return Ok(());
-                }
-                self.told(Answer::Over)
-            }
-            Some(question) => self.ask_for_reply(question)?,
-        };
+        Ok(())
+    }
+
+    fn tell(wire: &UnixWire, reply: &Reply) -> Result<()> {
         let mut frame = Vec::new();
-        frame::encode(&reply, &mut frame);
+        frame::encode(reply, &mut frame);
         Ok(wire.write(&frame)?)
+    }
+
+    /// Whether the process in whose name this thread asks communicates for its rank from here on: nobody else does.
+    fn may_communicate(&self) -> bool {
+        let own_process_does = !self.shared().group_counts.is_empty();
+        self.rounds.may_communicate(self.rank, own_process_does)
     }
 
     /// Returns once the thread that pauses has said that it goes on, or its time is up.

@@ -50,6 +50,8 @@ thread_local! {
     static CHILDREN: Cell<u32> = const { Cell::new(0) };
     /// The path of the process in whose name the thread asks.
     static PROCESS: RefCell<Option<Path>> = const { RefCell::new(None) };
+    /// The rank to which that process has moved, as far as the thread has said so.
+    static RANK: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
 /// How a sleep in a call of the system is ended. Whoever makes the watch ([`Client::watch`]) knows how that is done.
@@ -103,6 +105,8 @@ struct State {
     admitted: BTreeSet<Path>,
     /// Of how many a path was taken already.
     doubles: u32,
+    /// By rank, which process communicates for it.
+    communicate: BTreeMap<u32, Path>,
 }
 
 /// A process that takes part.
@@ -122,6 +126,8 @@ struct Said {
     dictionary: Vec<u8>,
     /// It has named ranges by number.
     has_ranges: bool,
+    /// The rank that it has moved to.
+    rank: Option<u32>,
 }
 
 /// What a thread has said since the process was quiet last.
@@ -337,6 +343,46 @@ impl Rounds {
         if let Some(process) = PROCESS.with_borrow(Clone::clone) {
             state.said.entry(process).or_default().dictionary.extend_from_slice(entries);
         }
+    }
+
+    /// The process, in whose name the calling thread asks, moves to another rank.
+    pub(crate) fn process_moves(&self, to: u32) {
+        let mut state = self.enter();
+        if let Some(process) = PROCESS.with_borrow(Clone::clone) {
+            state.said.entry(process).or_default().rank = Some(to);
+            RANK.set(Some(to));
+        }
+    }
+
+    /// To which rank its process has moved since the calling thread was asked for this last, if it has.
+    pub(crate) fn thread_moves(&self) -> Option<u32> {
+        let state = self.enter();
+        let to = PROCESS.with_borrow(|process| state.said.get(process.as_ref()?)?.rank);
+        if RANK.replace(to) == to { None } else { to }
+    }
+
+    /// Whether the process, in whose name the calling thread asks, communicates for its rank, which is `own` unless it has moved. Who does so first
+    /// is the only one.
+    pub(crate) fn may_communicate(&self, own: u32, own_process_does: bool) -> bool {
+        let mut state = self.enter();
+        let Some(process) = PROCESS.with_borrow(Clone::clone) else { return false };
+        let rank = state.said.get(&process).and_then(|said| said.rank).unwrap_or(own);
+        if rank == own && own_process_does {
+            return false;
+        }
+        *state.communicate.entry(rank).or_insert_with(|| process.clone()) == process
+    }
+
+    /// Whether the process, in whose name the calling thread asks, communicates for its rank.
+    pub(crate) fn communicates(&self) -> bool {
+        let state = self.enter();
+        PROCESS
+            .with_borrow(|process| process.iter().any(|process| state.communicate.values().any(|one| one == process)))
+    }
+
+    /// Whether another process communicates for this rank.
+    pub(crate) fn another_communicates(&self, rank: u32) -> bool {
+        self.threaded() && self.enter().communicate.contains_key(&rank)
     }
 
     /// The path of a thread that asks in the name of the one that says it is `path`: another one if it is taken, as where the C library has started

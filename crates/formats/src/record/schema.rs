@@ -141,6 +141,12 @@ pub(super) enum Step {
         site: u32,
     },
     Look,
+    /// [`RecordedStep::AfterRank`]
+    AfterRank {
+        rank: u32,
+        task: u32,
+        resumption: u64,
+    },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -245,6 +251,9 @@ impl Step {
         match step {
             RecordedStep::Request(request) => Step::of_request(request),
             RecordedStep::After { task, resumption } => Step::After { task: task.0, resumption: *resumption },
+            RecordedStep::AfterRank { rank, task, resumption } => {
+                Step::AfterRank { rank: rank.0, task: task.0, resumption: *resumption }
+            }
             RecordedStep::Named(group) => Step::Named { group: group.0 },
             RecordedStep::HandlesInOrder => Step::HandlesInOrder,
             RecordedStep::Operators { operators, measured } => {
@@ -306,6 +315,10 @@ impl Step {
             }
             Step::After { task, resumption } => {
                 return Ok(Read::Step(RecordedStep::After { task: TaskId(task), resumption }));
+            }
+            Step::AfterRank { rank, task, resumption } => {
+                let (rank, task) = (RankId(rank), TaskId(task));
+                return Ok(Read::Step(RecordedStep::AfterRank { rank, task, resumption }));
             }
             Step::Named { group } => return Ok(Read::Step(RecordedStep::Named(GroupId(group)))),
             Step::Operators { operators, measured } => {

@@ -74,6 +74,8 @@ pub struct Setup {
     pub workers: Vec<Option<String>>,
     /// What workers get of this machine's files.
     pub synced: Option<Synced>,
+    /// Only rank 0 has a program, whose processes use the GPUs of all ranks.
+    pub one_program: bool,
     /// How many ranks may run at once on this machine, and on each worker's.
     pub jobs: usize,
     /// Where the duration of compute comes from, by rank.
@@ -215,6 +217,9 @@ impl<'a> Driver<'a> {
         let arena = arena::create(layout).map_err(HostError::system("creating the shared arena"))?;
         let mut exchange = Exchange::new(engine, world_size, &setup.script.argv[0].to_string_lossy());
         exchange.cost_with(std::mem::replace(&mut watch.costs, Box::new(())));
+        if setup.one_program {
+            exchange.lend();
+        }
         let window = arena::map(&arena, layout.total).map_err(HostError::system("mapping the shared arena"))?;
         if let Some(cast) = &cast {
             exchange.rehearse(cast, window.clone(), layout.part);
@@ -504,7 +509,11 @@ impl<'a> Driver<'a> {
             && let Some(place) = setup.places.get(self.asked as usize)
         {
             self.asked += 1;
-            if self.cast.as_ref().is_none_or(|cast| cast.runs(RankId(place.rank))) {
+            let runs = match &self.cast {
+                Some(cast) => cast.runs(RankId(place.rank)),
+                None => !setup.one_program || place.rank == 0,
+            };
+            if runs {
                 self.ask_for_rank(place)?;
                 left -= 1;
             } else {
@@ -704,6 +713,9 @@ impl<'a> Driver<'a> {
             // os._exit(0): a success, should nobody wait for the rank.
             main.exited = Some(Outcome::Ok);
             self.exchange.end(rank);
+        }
+        if self.setup.one_program {
+            self.exchange.gone(rank);
         }
         let state = &self.ranks[rank.index()];
         if state.tasks[0].exited == Some(Outcome::Ok) && status != 0 {

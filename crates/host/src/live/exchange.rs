@@ -95,6 +95,12 @@ pub struct Exchange {
     untold: Vec<Site>,
     /// Of a rehearsal.
     absence: Option<Absence>,
+    /// There is one program, which is rank 0's: processes of it are those of the other ranks.
+    lends: bool,
+    /// In which rank a task of rank 0 goes on.
+    moved: BTreeMap<TaskId, (RankId, TaskId)>,
+    /// Of processes of rank 0 that have moved: where they are.
+    homes: BTreeMap<u32, RankId>,
 }
 
 /// A task that may go on.
@@ -146,6 +152,10 @@ struct RankConversation {
     /// Operations that have failed, as a wait for the device was told, and who has closed the connection: who waits for one is told as well.
     failed: BTreeMap<Handle, RankId>,
     dictionary: Dictionary,
+    /// Where ranks lend their GPUs: what each of its processes names by number, in case that moves.
+    named: BTreeMap<u32, Vec<u8>>,
+    /// Which of its processes communicates, if that is not its own one.
+    communicates: Option<OfProcess>,
     ranges: Ranges,
     /// How many of its activities have been recorded.
     activities: u32,
@@ -179,6 +189,8 @@ impl Released {
 /// Whether the process of a rank runs, and since when. It is answered once; then it runs until it is quiet; then it is answered again.
 #[derive(Default)]
 struct Turns {
+    /// It has ended.
+    is_gone: bool,
     /// Heard of what its threads have said since it was quiet last.
     parts: u32,
     /// It has been answered since.
@@ -187,8 +199,10 @@ struct Turns {
     rests: Option<Threads>,
     /// Answers that it has not been given yet.
     owed: u32,
+    /// Since it was quiet last, a thread ran that does not only look whether others have done something.
+    acted: bool,
     /// Who was answered last; the engine's answers to that task are counted, and this is which it was.
-    answered: Option<(TaskId, u64)>,
+    answered: Option<(RankId, TaskId, u64)>,
 }
 
 /// The lines of a rank's program.
@@ -207,6 +221,12 @@ struct TaskConversation {
     closed: bool,
     /// What it has said and the engine was not asked yet.
     ops: VecDeque<Op>,
+    /// How many of them have been carried out.
+    carried_out: u64,
+    /// Which of them, counted from 0, is the first that it has said since its process was quiet last, if it has said any.
+    spoken_from: Option<u64>,
+    /// From which of them on it says what follows from an answer to another task.
+    causes: VecDeque<(u64, (RankId, TaskId, u64))>,
     /// Its own table of lines.
     sites: Vec<Site>,
     /// Operators of a slice whose end was not said yet.
@@ -221,6 +241,8 @@ struct TaskConversation {
     awaited: Vec<Handle>,
     /// How the record calls the activity that it issued last.
     recorded_as: Handle,
+    /// The record has a step of it.
+    is_recorded: bool,
     /// The line it stood on last.
     line: Site,
     /// Questions it has asked.
@@ -230,7 +252,15 @@ struct TaskConversation {
     /// Answers of the engine to it.
     resumptions: u64,
     /// What its next request follows from, where that is an answer to another task.
-    woken_by: Option<(TaskId, u64)>,
+    woken_by: Option<(RankId, TaskId, u64)>,
+    /// To which rank it moves when it says something, and what let it do so.
+    moves_to: Option<(RankId, (RankId, TaskId, u64))>,
+    /// Since when it does nothing but look whether others have done something.
+    spins: Option<SimTime>,
+    /// How often it may look again before time passes, though none but such threads has run.
+    looks: u8,
+    /// By what the driver knows it, if it has moved.
+    wire: Option<(RankId, TaskId)>,
 }
 
 /// Whose turn it is in the conversation of one task.
@@ -260,6 +290,7 @@ enum Asked {
     },
     Now,
     Pause,
+    Yield,
     Group(Arc<[RankId]>),
     Store,
     /// The end of work of its device.
@@ -295,6 +326,8 @@ impl Exchange {
                 released: Released::default(),
                 failed: BTreeMap::new(),
                 dictionary: Dictionary::default(),
+                named: BTreeMap::new(),
+                communicates: None,
                 ranges: Ranges::default(),
                 activities: 0,
                 recorded_as: BTreeMap::new(),
@@ -314,7 +347,46 @@ impl Exchange {
             unrecorded: BTreeMap::new(),
             untold: (0..world_size).map(Site).collect(),
             absence: None,
+            lends: false,
+            moved: BTreeMap::new(),
+            homes: BTreeMap::new(),
         }
+    }
+
+    /// Only rank 0 has a program. A process of it that uses another rank's GPU moves to that rank with its threads, and takes part in the time of rank 0
+    /// as before: they wait for each other in ways that the engine cannot see.
+    pub fn lend(&mut self) {
+        self.lends = true;
+    }
+
+    /// Whose process the rank's threads are in.
+    fn head(&self, rank: RankId) -> RankId {
+        if self.lends { RankId(0) } else { rank }
+    }
+
+    /// The ranks whose threads are in the process of this one.
+    fn family(&self, head: RankId) -> std::ops::Range<usize> {
+        if self.lends { 0..self.ranks.len() } else { head.index()..head.index() + 1 }
+    }
+
+    /// What the rank's clock shows: where they lend their GPUs all have the one of the program.
+    fn clock(&self, rank: RankId) -> SimTime {
+        if self.lends { self.engine.now() } else { self.engine.clock(rank) }
+    }
+
+    fn turn(&mut self, rank: RankId) -> &mut Turns {
+        let head = self.head(rank);
+        &mut self.ranks[head.index()].turn
+    }
+
+    fn set_threads(&mut self, rank: RankId, threads: Threads) {
+        let head = self.head(rank);
+        self.family(head).map(RankId::from).for_each(|member| self.engine.set_threads(member, threads));
+    }
+
+    /// The task behind a wire of the driver's.
+    fn behind(&self, rank: RankId, task: TaskId) -> (RankId, TaskId) {
+        self.moved.get(&task).filter(|_| self.lends).copied().unwrap_or((rank, task))
     }
 
     /// Only ranks of the cast that run have processes: the others end at once, and contribute to collectives what their stand-ins do, copied in the
@@ -352,7 +424,7 @@ impl Exchange {
 
     /// Whether a thread of the rank's process runs, or is about to: others wait for the engine, which waits for those.
     pub fn is_running(&self, rank: RankId) -> bool {
-        let turn = &self.ranks[rank.index()].turn;
+        let turn = &self.ranks[self.head(rank).index()].turn;
         turn.running || turn.owed > 0
     }
 
@@ -384,18 +456,19 @@ impl Exchange {
 
     /// A thread has ended without a word; its rank goes on.
     pub fn close_task(&mut self, rank: RankId, task: TaskId) {
+        let (rank, task) = self.behind(rank, task);
         let closed = self.task(rank, task);
         closed.closed = true;
-        closed.ops.push_back(Op::Exit(Outcome::Ok));
+        closed.hear([Op::Exit(Outcome::Ok)]);
         // A rank that runs keeps time from passing as long as the engine has one of its tasks running.
-        if !self.ranks[rank.index()].turn.running {
+        if !self.turn(rank).running {
             self.pump(rank, task);
         }
     }
 
     /// Whether the rank's process runs: it has been answered, and was not quiet since.
     pub fn runs(&self, rank: RankId) -> bool {
-        self.ranks[rank.index()].turn.running
+        self.ranks[self.head(rank).index()].turn.running
     }
 
     /// Whether the rank's process has said that all of its threads wait, and one of them for something outside.
@@ -413,28 +486,41 @@ impl Exchange {
         self.quiet(rank, Quiet::default());
     }
 
+    /// The process with the threads of all ranks is gone: those that were answered do not say anything any more, and nobody hears what others are told.
+    pub fn gone(&mut self, rank: RankId) {
+        self.turn(rank).is_gone = true;
+        self.quiet(rank, Quiet::default());
+    }
+
     /// The rank's process has ended, as its program wanted, without a word.
     pub fn end(&mut self, rank: RankId) {
-        self.task(rank, TaskId(0)).ops.push_back(Op::Exit(Outcome::Ok));
+        self.task(rank, TaskId(0)).hear([Op::Exit(Outcome::Ok)]);
         self.quiet(rank, Quiet::default());
     }
 
     /// A task has said something; with `quiet`, the last that it says until it is answered. Returns whether the rank is quiet now.
     pub fn say(&mut self, rank: RankId, task: TaskId, mut ops: Vec<Op>, quiet: Option<Quiet>) -> bool {
+        let (rank, task) = self.behind(rank, task);
         self.take_at_once(rank, task, &mut ops);
         let asks = ops.last().is_some_and(Op::asks);
+        let ends = ops.iter().any(|op| matches!(op, Op::Exit(_)));
         let speaking = self.task(rank, task);
         speaking.questions += u64::from(asks);
-        speaking.ops.extend(ops);
-        let RankConversation { turn, tasks, .. } = &mut self.ranks[rank.index()];
+        speaking.hear(ops);
+        let turn = self.turn(rank);
         turn.parts += u32::from(quiet.is_some());
         match quiet {
             Some(quiet) if quiet.parts <= turn.parts => {
                 self.quiet(rank, quiet);
                 return true;
             }
+            // The ranks that lend their GPUs have tasks that ask nothing, and would keep time from passing.
+            None if ends && self.lends && task == TaskId(0) => {
+                self.quiet(rank, Quiet::default());
+                return true;
+            }
             // What several threads say between two answers is carried out in the order of the threads, once all have.
-            None if tasks.len() == 1 => self.pump(rank, task),
+            None if self.ranks[self.head(rank).index()].tasks.len() == 1 => self.pump(rank, task),
             _ => {}
         }
         false
@@ -444,16 +530,15 @@ impl Exchange {
     /// number.
     fn take_at_once(&mut self, rank: RankId, task: TaskId, ops: &mut Vec<Op>) {
         let before = ops.len();
-        let RankConversation { tasks, dictionary, .. } = &mut self.ranks[rank.index()];
-        let slices = &mut tasks[task.index()].slices;
         ops.retain_mut(|op| {
             match op {
                 Op::Issue { staged: Some(room), filled: false, .. } => self.data.filling(room.at),
                 Op::Filled(room) => self.data.filled(*room),
-                Op::Dictionary { process, entries } => {
-                    dictionary.hear(written_by(OfProcess::new(*process), std::mem::take(entries)));
+                Op::Dictionary { process, entries } => self.names(rank, *process, std::mem::take(entries)),
+                Op::Compute(_) => {
+                    let RankConversation { tasks, dictionary, .. } = &mut self.ranks[rank.index()];
+                    tasks[task.index()].slices.push_back(dictionary.heard());
                 }
-                Op::Compute(_) => slices.push_back(dictionary.heard()),
                 _ => {}
             }
             !matches!(op, Op::Filled(_) | Op::Dictionary { .. })
@@ -463,38 +548,94 @@ impl Exchange {
         }
     }
 
+    /// Operators of one of the rank's processes name this by number from here on.
+    fn names(&mut self, rank: RankId, process: u32, entries: Vec<u8>) {
+        let entries = written_by(OfProcess::new(process), entries);
+        let rank = self.homes.get(&process).copied().unwrap_or(rank);
+        let RankConversation { dictionary, named, .. } = &mut self.ranks[rank.index()];
+        if self.lends && rank == RankId(0) && process > 0 {
+            named.entry(process).or_default().extend(&entries);
+        }
+        dictionary.hear(entries);
+    }
+
     /// All threads of the rank's process wait: carries out what they have said.
     fn quiet(&mut self, rank: RankId, quiet: Quiet) {
-        let RankConversation { turn, tasks, .. } = &mut self.ranks[rank.index()];
+        let turn = self.turn(rank);
         (turn.parts, turn.running) = (0, false);
         turn.rests = Some(if quiet.outside { Threads::WaitOutside } else { Threads::Wait });
         let answered = turn.answered;
-        for task in (0..tasks.len()).map(TaskId::from) {
-            self.goes_on(rank, task, answered);
-            self.pump(rank, task);
+        // A task is there once it has something to say: tasks are numbered in the order in which they are heard of.
+        for task in (0..self.ranks[rank.index()].tasks.len()).map(TaskId::from) {
+            let speaking = self.task(rank, task);
+            if !speaking.ops.is_empty()
+                && let Some(to) = speaking.moves_to.take()
+            {
+                self.moves(rank, task, to);
+            }
         }
+        for (member, task) in self.tasks_with(rank) {
+            self.goes_on(member, task, answered);
+            self.pump(member, task);
+            self.introduce(member, task);
+        }
+        self.let_look(rank, answered);
         self.rest(rank);
+    }
+
+    /// The tasks in the process of a rank, in order.
+    fn tasks_with(&self, rank: RankId) -> Vec<(RankId, TaskId)> {
+        let members = self.family(self.head(rank));
+        let tasks = |member: usize| (0..self.ranks[member].tasks.len()).map(move |task| (member.into(), task.into()));
+        members.flat_map(tasks).collect()
+    }
+
+    /// Tasks that wait in a loop for what others do look again, as one of those may have done it. That one of them has looked may be something, too, but
+    /// not without end.
+    fn let_look(&mut self, rank: RankId, answered: Option<(RankId, TaskId, u64)>) {
+        /// What one of them does when it is let go on may be what another one waits for, and so on.
+        const LOOKS: u8 = 2;
+        let acted = std::mem::take(&mut self.turn(rank).acted);
+        let Some(cause) = answered else { return };
+        for (member, task) in self.tasks_with(rank) {
+            let looking = self.task(member, task);
+            if !matches!(looking.state, State::Asked(Asked::Yield)) {
+                continue;
+            }
+            if acted {
+                looking.looks = LOOKS;
+            }
+            let has_just_looked = (cause.0, cause.1) == (member, task) && !acted;
+            if looking.looks > 0 && !has_just_looked {
+                looking.looks -= 1;
+                looking.state = State::Free;
+                self.took(member, task, follows_from(member, cause));
+                self.engine.release(member, task);
+                self.answer(member, task, Answer::Go);
+            }
+        }
     }
 
     /// Lets time pass once the engine has carried out what a quiet rank has said, though some of its threads have asked nothing.
     fn rest(&mut self, rank: RankId) {
-        let RankConversation { turn, tasks, .. } = &self.ranks[rank.index()];
+        let head = self.head(rank);
+        let turn = &self.ranks[head.index()].turn;
         let asks_nothing = |task: &TaskConversation| matches!(task.state, State::Free);
-        if let Some(rests) = turn.rests.filter(|_| turn.owed == 0 && tasks.iter().any(asks_nothing)) {
-            self.engine.set_threads(rank, rests);
+        let any_asks_nothing = || self.ranks[self.family(head)].iter().any(|rank| rank.tasks.iter().any(asks_nothing));
+        if let Some(rests) = turn.rests.filter(|_| turn.owed == 0 && any_asks_nothing()) {
+            self.set_threads(rank, rests);
         }
     }
 
-    /// If the task has said something though not it but another one was `answered`, that one has let it go on.
-    fn goes_on(&mut self, rank: RankId, task: TaskId, answered: Option<(TaskId, u64)>) {
+    /// If the task has just said something though not it but another one was `answered`, that one has let it go on.
+    fn goes_on(&mut self, rank: RankId, task: TaskId, answered: Option<(RankId, TaskId, u64)>) {
         let state = self.task(rank, task);
-        if state.ops.is_empty() {
-            return;
-        }
-        state.woken_by = answered.filter(|(other, _)| *other != task);
-        if matches!(state.state, State::Asked(Asked::Pause)) {
-            state.state = State::Free;
-        }
+        let Some(from) = state.spoken_from.take().filter(|_| !state.ops.is_empty()) else { return };
+        let wire = state.wire;
+        let cause = answered.filter(|(of, other, _)| ![Some((rank, task)), wire].contains(&Some((*of, *other))));
+        let acts = cause.is_some();
+        state.causes.extend(cause.map(|cause| (from, cause)));
+        self.turn(rank).acted |= acts;
     }
 
     /// Tells the recorder what was asked for before the engine's time: nothing will be added to that.
@@ -557,7 +698,7 @@ impl Exchange {
         Some((
             rank,
             Frame {
-                now: self.engine.clock(rank),
+                now: self.clock(rank),
                 asked: self.task(rank, TaskId(0)).asked_at,
                 freed: Vec::new(),
                 over: Vec::new(),
@@ -570,19 +711,32 @@ impl Exchange {
     /// What is written to the task when it goes on now; its rank then runs. `None`: the end of a pause that the task did not wait for, or the task has ended.
     pub fn frame(&mut self, ready: Ready) -> Option<Frame> {
         let Ready { rank, task, answer, question } = ready;
-        let RankConversation { turn, tasks, .. } = &mut self.ranks[rank.index()];
+        let (rank, task) = self.behind(rank, task);
+        let turn = self.turn(rank);
         turn.owed -= 1;
+        let is_gone = turn.is_gone;
+        let RankConversation { tasks, communicates, .. } = &self.ranks[rank.index()];
         let asking = &tasks[task.index()];
-        if question != asking.questions || asking.closed {
+        if question != asking.questions || asking.closed || is_gone {
             self.rest(rank);
             return None;
         }
+        let (asked, resumption) = (asking.asked_at, asking.resumptions);
+        let acts = asking.spins.is_none() && !matches!(answer, Answer::Over);
+        // These answers are not for the process itself, but for who asks in its name.
+        let is_its_own = !matches!(answer, Answer::Over | Answer::Moved);
+        let hears = communicates.is_none_or(|process| process == asking.process && is_its_own);
+        let turn = self.turn(rank);
         (turn.running, turn.rests) = (true, None);
-        turn.answered = Some((task, tasks[task.index()].resumptions));
-        let asked = tasks[task.index()].asked_at;
-        let over = self.take_over(rank);
-        let (freed, failed) = (self.data.take_freed(rank), self.data.take_failed(rank));
-        Some(Frame { now: self.engine.clock(rank), asked, freed, over, failed, answer })
+        turn.acted |= acts;
+        turn.answered = Some((rank, task, resumption));
+        let now = self.clock(rank);
+        let mut frame = Frame { now, asked, freed: Vec::new(), over: Vec::new(), failed: Vec::new(), answer };
+        if hears {
+            frame.over = self.take_over(rank);
+            (frame.freed, frame.failed) = (self.data.take_freed(rank), self.data.take_failed(rank));
+        }
+        Some(frame)
     }
 
     /// The rank's names for its communication that is over and that it has not been told of. What the engine has begun with, but not
@@ -606,12 +760,13 @@ impl Exchange {
 
     /// The rank will be given an answer: until it has been, and is quiet again, it keeps time from passing.
     fn owe(&mut self, rank: RankId) {
-        self.ranks[rank.index()].turn.owed += 1;
-        self.engine.set_threads(rank, Threads::Run);
+        self.turn(rank).owed += 1;
+        self.set_threads(rank, Threads::Run);
     }
 
     fn push(&mut self, rank: RankId, task: TaskId, answer: Answer) {
-        let question = self.task(rank, task).questions;
+        let TaskConversation { questions: question, wire, .. } = *self.task(rank, task);
+        let (rank, task) = wire.unwrap_or((rank, task));
         self.ready.push_back(Ready { rank, task, answer, question });
     }
 
@@ -620,6 +775,14 @@ impl Exchange {
         while self.may_carry_out(rank, task)
             && let Some(op) = self.task(rank, task).ops.pop_front()
         {
+            let speaking = self.task(rank, task);
+            while let Some((_, cause)) = speaking.causes.pop_front_if(|(from, _)| *from <= speaking.carried_out) {
+                speaking.woken_by = Some(cause);
+            }
+            speaking.carried_out += 1;
+            if matches!(speaking.state, State::Asked(Asked::Pause)) {
+                speaking.state = State::Free;
+            }
             self.carry_out(rank, task, op);
         }
     }
@@ -628,14 +791,17 @@ impl Exchange {
     /// streams is handed over before another thread's slice begins, which may name it.
     fn may_carry_out(&self, rank: RankId, task: TaskId) -> bool {
         let RankConversation { tasks, names, released, .. } = &self.ranks[rank.index()];
-        let TaskConversation { state, ops, .. } = &tasks[task.index()];
+        let TaskConversation { state, ops, spoken_from, carried_out, .. } = &tasks[task.index()];
         let known = |handle: &LocalHandle| names.contains_key(handle) || released.contains(*handle);
         let unknown = match ops.front() {
             Some(Op::Wait { handles, .. }) => !handles.iter().all(known),
             Some(Op::Compute(_)) => tasks.iter().any(|task| !task.pieces.is_empty()),
             _ => false,
         };
-        matches!(state, State::Free) && !unknown
+        // Whoever says something has left the pause before it.
+        let has_left = !ops.is_empty() && spoken_from.is_none_or(|from| from > *carried_out);
+        let is_its_turn = matches!(state, State::Free) || matches!(state, State::Asked(Asked::Pause)) && has_left;
+        is_its_turn && !unknown
     }
 
     fn pump_siblings(&mut self, rank: RankId, task: TaskId) {
@@ -647,7 +813,11 @@ impl Exchange {
     fn carry_out(&mut self, rank: RankId, task: TaskId, op: Op) {
         let world_size = self.ranks.len() as u32;
         if op.asks() {
-            self.task(rank, task).asked_at = self.engine.clock(rank);
+            self.task(rank, task).asked_at = self.clock(rank);
+        }
+        if !only_looks(&op) {
+            self.task(rank, task).spins = None;
+            self.turn(rank).acted |= !matches!(op, Op::Pause(_));
         }
         match op {
             Op::Site(text) => {
@@ -674,16 +844,72 @@ impl Exchange {
                 self.hand_ahead(rank, name);
             }
             Op::Start => self.answer(rank, task, Answer::Go),
-            Op::Process(number) => self.task(rank, task).process = process(OfProcess::new(number)),
+            Op::Moves(to) => {
+                assert!(self.lends && rank == RankId(0), "{rank} {task} moves to rank {to}, which lends nothing");
+                let speaking = self.task(rank, task);
+                let follows = speaking.woken_by.unwrap_or((rank, task, speaking.resumptions));
+                let process = speaking.process.number();
+                if RankId(to) != rank {
+                    speaking.moves_to = Some((RankId(to), follows));
+                    self.settles(process, RankId(to));
+                }
+                self.answer(rank, task, Answer::Moved);
+            }
+            Op::Process(number) => {
+                self.task(rank, task).process = process(OfProcess::new(number));
+                if self.task(rank, task).wire.is_some() {
+                    self.settles(number, rank);
+                }
+            }
             Op::Operators(piece) => self.task(rank, task).operators.extend(piece),
             Op::Compute(slice) => self.compute(rank, task, slice),
             asking => self.ask(rank, task, asking),
         }
     }
 
+    /// The task goes on as one of another rank, whose GPU its process uses.
+    fn moves(&mut self, from: RankId, task: TaskId, (to, follows): (RankId, (RankId, TaskId, u64))) {
+        let moved = self.open_task(to);
+        let world_size = self.ranks.len() as u32;
+        let [home, other] = self.ranks.get_disjoint_mut([from.index(), to.index()]).expect("two ranks of this run");
+        let leaves = &mut home.tasks[task.index()];
+        let known =
+            |site: &Site| other.lines.site(&home.lines.texts[site.index() / world_size as usize], to.0, world_size);
+        let sites: Vec<Site> = leaves.sites.iter().map(known).collect();
+        self.untold.extend(&sites);
+        let goes_on = &mut other.tasks[moved.index()];
+        *goes_on = TaskConversation {
+            process: leaves.process,
+            sites,
+            questions: leaves.questions,
+            asked_at: leaves.asked_at,
+            ops: std::mem::take(&mut leaves.ops),
+            carried_out: leaves.carried_out,
+            spoken_from: leaves.spoken_from,
+            causes: std::mem::take(&mut leaves.causes),
+            operators: std::mem::take(&mut leaves.operators),
+            slices: std::mem::take(&mut leaves.slices),
+            wire: Some((from, task)),
+            ..TaskConversation::new(State::Free, goes_on.line)
+        };
+        self.moved.insert(task, (to, moved));
+        self.took(to, moved, follows_from(to, follows));
+        self.end_task(from, task, Outcome::Ok);
+    }
+
+    /// A process that has a number is of this rank from here on: what it names by number belongs there, also what it has named before.
+    fn settles(&mut self, process: u32, at: RankId) {
+        if process > 0
+            && self.homes.insert(process, at).is_none()
+            && let Some(named) = self.ranks[0].named.remove(&process)
+        {
+            self.ranks[at.index()].dictionary.hear(named);
+        }
+    }
+
     /// Turns what a task said into a request to the engine.
     fn ask(&mut self, rank: RankId, task: TaskId, op: Op) {
-        let now = self.engine.clock(rank);
+        let now = self.clock(rank);
         let speaking = self.task(rank, task);
         let (line, process) = (speaking.line_of(&op), speaking.process);
         let (request, asked) = match op {
@@ -701,6 +927,7 @@ impl Exchange {
                     // The rank is not answered: the rehearsal is over.
                     Some(Err(unlike)) => return self.deviates(unlike),
                 };
+                let stream = stream.map(|on| numbered_by(process, on));
                 self.data.announce((rank, task), heard.clone(), call.clone(), staged.map(|room| room.at));
                 let after = stream.map(|on| self.ranks[rank.index()].streams.before_call(on)).unwrap_or_default();
                 let queue = stream.map_or(QueueId(task.0), |on| QueueId::of_stream(on.stream));
@@ -720,8 +947,17 @@ impl Exchange {
                 (Request::Wait { handles, any, timeout, site: line }, Asked::Wait { named, ahead })
             }
             Op::Now => (Request::Look, Asked::Now),
+            Op::Yield => {
+                // As if it looked a million times a second; the longer it has waited, the less does a look more matter.
+                let since = *self.task(rank, task).spins.get_or_insert(now);
+                let moment = POLL_COST.max(SimDuration::from_ps(now.since(since).as_ps() / 16));
+                (Request::Pause { timeout: moment, site: line }, Asked::Yield)
+            }
             Op::Pause(span) => (Request::Pause { timeout: span.from(now), site: line }, Asked::Pause),
             Op::Group { ranks, sequence } => {
+                if process != OfProcess::default() {
+                    self.ranks[rank.index()].communicates = Some(process);
+                }
                 let ranks: Arc<[RankId]> = ranks.into_iter().map(RankId).collect();
                 let named = (ranks.clone(), sequence);
                 let (present, number) =
@@ -842,8 +1078,16 @@ impl Exchange {
 
     /// Takes note that what the task asks for next follows from the answer to another task, if it does.
     fn after_another(&mut self, rank: RankId, task: TaskId) {
-        if let Some((other, resumption)) = self.task(rank, task).woken_by.take() {
-            self.took(rank, task, RecordedStep::After { task: other, resumption });
+        if let Some(cause) = self.task(rank, task).woken_by.take() {
+            self.took(rank, task, follows_from(rank, cause));
+        }
+    }
+
+    /// A record has tasks in their order: one that must wait with what it asks for first is in it before those that were heard of later.
+    fn introduce(&mut self, rank: RankId, task: TaskId) {
+        let TaskConversation { is_recorded, woken_by, causes, .. } = self.task(rank, task);
+        if !*is_recorded && let Some(cause) = woken_by.or(causes.front().map(|(_, cause)| *cause)) {
+            self.took(rank, task, follows_from(rank, cause));
         }
     }
 
@@ -868,6 +1112,7 @@ impl Exchange {
     /// Takes note of a step for the recorder.
     fn took(&mut self, rank: RankId, task: TaskId, mut step: RecordedStep) {
         let RankConversation { tasks, activities, recorded_as, .. } = &mut self.ranks[rank.index()];
+        tasks[task.index()].is_recorded = true;
         if let RecordedStep::Request(Request::Issue { .. }) = step {
             tasks[task.index()].recorded_as = Handle(*activities);
             *activities += 1;
@@ -909,7 +1154,15 @@ impl Exchange {
 
     fn end_task(&mut self, rank: RankId, task: TaskId, outcome: Outcome) {
         self.submit(rank, task, Request::Exit(outcome), Asked::FirstTurn);
-        self.task(rank, task).state = State::Ended;
+        let ended = self.task(rank, task);
+        ended.state = State::Ended;
+        let follows = Some((rank, task, ended.resumptions));
+        if self.lends && (rank, task) == (RankId(0), TaskId(0)) {
+            for other in (1..self.ranks.len()).map(RankId::from) {
+                self.task(other, TaskId(0)).woken_by = follows;
+                self.end_task(other, TaskId(0), Outcome::Ok);
+            }
+        }
     }
 
     /// The engine has answered a task.
@@ -968,6 +1221,7 @@ impl Exchange {
             }
             (Asked::Elapsed, Reply::Elapsed(elapsed)) => self.answer(rank, task, Answer::Elapsed(elapsed)),
             (Asked::Pause, Reply::TimedOut) => self.answer(rank, task, Answer::Over),
+            (Asked::Yield, Reply::TimedOut) => self.answer(rank, task, Answer::Go),
             (Asked::Group(ranks), Reply::Group(group)) => {
                 self.took(rank, task, RecordedStep::Named(group));
                 self.joined(rank, task, group, &ranks);
@@ -1117,6 +1371,20 @@ fn process(of: Option<OfProcess>) -> OfProcess {
     of.expect("a rank has no more processes")
 }
 
+/// The stream and the number of an operation that a process has named by numbers of its own.
+fn numbered_by(process: OfProcess, on: OnStream) -> OnStream {
+    let stream = process.short(on.stream).expect("a process has no more streams");
+    OnStream { stream, number: on.number.map(|number| process.long(number)), ..on }
+}
+
+/// As what the record says that a request of `rank` followed from an answer to this task.
+fn follows_from(rank: RankId, (of, task, resumption): (RankId, TaskId, u64)) -> RecordedStep {
+    match of == rank {
+        true => RecordedStep::After { task, resumption },
+        false => RecordedStep::AfterRank { rank: of, task, resumption },
+    }
+}
+
 /// By what the rank asks for the times of an operation on a stream.
 fn launch_ids(on: Option<OnStream>) -> Vec<LaunchId> {
     on.and_then(|on| on.number).map(|launch| LaunchId { launch, node: 0 }).into_iter().collect()
@@ -1135,6 +1403,9 @@ impl TaskConversation {
             process: OfProcess::default(),
             closed: false,
             ops,
+            carried_out: 0,
+            spoken_from: None,
+            causes: VecDeque::new(),
             sites: Vec::new(),
             operators: Vec::new(),
             slices: VecDeque::new(),
@@ -1142,11 +1413,24 @@ impl TaskConversation {
             host: None,
             awaited: Vec::new(),
             recorded_as: Handle(0),
+            is_recorded: false,
             line,
             questions: 0,
             asked_at: SimTime::ZERO,
             resumptions: 0,
             woken_by: None,
+            moves_to: None,
+            spins: None,
+            looks: 0,
+            wire: None,
+        }
+    }
+
+    fn hear(&mut self, ops: impl IntoIterator<Item = Op>) {
+        let first = self.carried_out + self.ops.len() as u64;
+        self.ops.extend(ops);
+        if self.carried_out + self.ops.len() as u64 > first {
+            self.spoken_from.get_or_insert(first);
         }
     }
 
@@ -1167,6 +1451,15 @@ impl TaskConversation {
             self.line = *known;
         }
         self.line
+    }
+}
+
+/// Whether a thread that says no more than this has only looked whether others have done something.
+fn only_looks(op: &Op) -> bool {
+    match op {
+        Op::Yield | Op::Now | Op::Site(_) | Op::Process(_) => true,
+        Op::Compute(slice) => slice.operators.is_empty(),
+        _ => false,
     }
 }
 

@@ -53,6 +53,8 @@ pub struct RankPlacement {
     pub cores: Option<u32>,
     /// Of its host, if they are simulated by a library: one for each of its ranks.
     pub gpus: Vec<Gpu>,
+    /// The GPUs are those of all ranks, which lend them to this one's program.
+    pub lends: bool,
 }
 
 #[derive(Serialize)]
@@ -71,6 +73,7 @@ struct Fork<'a> {
     memory: Option<u64>,
     cores: Option<u32>,
     gpus: &'a [Gpu],
+    lends: bool,
     debug_rank: Option<u32>,
 }
 
@@ -91,6 +94,7 @@ pub fn fork(script: &Script, place: &RankPlacement, debug_rank: Option<u32>) -> 
         memory: place.memory,
         cores: place.cores,
         gpus: &place.gpus,
+        lends: place.lends,
         debug_rank,
     };
     let mut line = serde_json::to_vec(&fork).expect("plain data has a JSON form");

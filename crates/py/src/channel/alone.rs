@@ -27,7 +27,7 @@ static STATE: Mutex<State> = Mutex::new(State { said: BTreeMap::new(), groups: 0
 
 /// What the library of simulated GPUs is given, which stays. Tensors of floating-point numbers with more than `limit` elements have no values.
 pub(super) fn table(client: &Arc<Client>, scale: Scale, limit: Option<u64>) -> &'static Communication {
-    let (rank, limit) = (client.rank(), limit.unwrap_or(u64::MAX));
+    let limit = limit.unwrap_or(u64::MAX);
     let _ = CLIENT.set(client.clone());
     Box::leak(Box::new(Communication {
         version: VERSION,
@@ -43,6 +43,10 @@ pub(super) fn table(client: &Arc<Client>, scale: Scale, limit: Option<u64>) -> &
         has_failed,
         scale,
     }))
+}
+
+extern "C" fn rank(_: u32) -> u32 {
+    CLIENT.get().map_or(0, |client| client.rank())
 }
 
 /// # Safety

@@ -51,7 +51,7 @@ static STATE: OnceLock<State> = OnceLock::new();
 /// What the library of simulated GPUs is given, which stays. Tensors of floating-point numbers with more than `limit` elements have no values.
 pub(crate) fn table(client: &Arc<Client>, functions: Functions, limit: Option<u64>) -> &'static Communication {
     let state = State { client: client.clone(), functions, reductions: Mutex::default() };
-    let (rank, limit) = (client.rank(), limit.unwrap_or(u64::MAX));
+    let limit = limit.unwrap_or(u64::MAX);
     let _ = STATE.set(state);
     let scale = functions.scale;
     let table = Communication {
@@ -69,6 +69,14 @@ pub(crate) fn table(client: &Arc<Client>, functions: Functions, limit: Option<u6
         scale,
     };
     Box::leak(Box::new(table))
+}
+
+/// Whoever has not used the device yet does now.
+extern "C" fn rank(device: u32) -> u32 {
+    let _ours = Ours::new();
+    let client = &state().client;
+    ended(client.moves(device).map(Some));
+    client.rank()
 }
 
 fn state() -> &'static State {

@@ -62,6 +62,7 @@ pub(super) unsafe fn link(client: &Arc<Client>, launches: *const Launches) -> &'
         captured_call: launches.captured_call,
         graph_resume: launches.graph_resume,
         host_function: launches.host_function,
+        uses,
         synchronize_stream,
         synchronize_event,
         synchronize_device,
@@ -76,6 +77,15 @@ pub(super) unsafe fn link(client: &Arc<Client>, launches: *const Launches) -> &'
 
 fn client() -> &'static Client {
     CLIENT.get().expect("the link was made with it")
+}
+
+/// Ranks that lend their GPUs to one program have them in the order of the ranks.
+extern "C" fn uses(device: u32) -> c_int {
+    let client = client();
+    client.enter();
+    let moved = client.moves(device).unwrap_or_else(|error| error.end());
+    client.leave();
+    moved.into()
 }
 
 /// A stream is there as soon as something is handed to it.

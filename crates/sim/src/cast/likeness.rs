@@ -333,6 +333,7 @@ impl Heard {
                 | Request::Wait { timeout: Some(_), .. },
             )
             | RecordedStep::After { .. }
+            | RecordedStep::AfterRank { .. }
             | RecordedStep::Operators { .. }
             | RecordedStep::HandlesInOrder => return None,
         };

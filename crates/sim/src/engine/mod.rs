@@ -234,6 +234,19 @@ impl Engine {
         self.update_hold(rank);
     }
 
+    /// A paused task goes on, as its own process has let it, before it asks for anything, and whether or not the engine has come to its pause.
+    ///
+    /// # Panics
+    /// If the task is not paused: a bug of the driver.
+    pub fn release(&mut self, rank: RankId, task: TaskId) {
+        let paused = self.ranks[rank.index()].task(task);
+        let is_paused = matches!(paused.state, TaskState::Paused { .. } | TaskState::Asking { pauses: true });
+        assert!(is_paused, "{rank} {task} goes on and has not paused");
+        paused.state = TaskState::Running;
+        paused.requests += 1;
+        self.update_hold(rank);
+    }
+
     /// Goes on as far as it can and says what the driver has to do.
     pub fn next(&mut self, observer: &mut dyn Observer) -> Turn {
         loop {

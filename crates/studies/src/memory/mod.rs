@@ -217,6 +217,7 @@ impl Memory {
             }
             RecordedStep::Request(_)
             | RecordedStep::After { .. }
+            | RecordedStep::AfterRank { .. }
             | RecordedStep::Named(_)
             | RecordedStep::HandlesInOrder => {}
         }

@@ -1,5 +1,6 @@
 //! Ranks whose words are written down here: no process, no socket.
 
+mod lent;
 mod streams;
 
 use super::*;

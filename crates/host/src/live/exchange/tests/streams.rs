@@ -6,7 +6,7 @@ use uniference_sim::device::Resource;
 use uniference_sim::program::LOOK_COST;
 
 /// Slices come to what is written down here: their operators are one byte, the place in the list.
-struct Scripted(Vec<Vec<Piece>>);
+pub(super) struct Scripted(pub Vec<Vec<Piece>>);
 
 impl Costs for Scripted {
     fn pieces(&mut self, slice: Slice<'_>) -> Vec<Piece> {
@@ -22,11 +22,11 @@ fn work(us: u64) -> Work {
     Work::new(SimDuration::from_us(us), Origin::Roofline)
 }
 
-fn host(us: u64) -> Piece {
+pub(super) fn host(us: u64) -> Piece {
     Piece::Host(work(us).on(Resource::Host))
 }
 
-fn kernel(stream: u32, us: u64) -> Piece {
+pub(super) fn kernel(stream: u32, us: u64) -> Piece {
     Piece::Launch(Launch { stream, work: work(us), engine: None, blocks: false, queued: true, ids: Vec::new() })
 }
 

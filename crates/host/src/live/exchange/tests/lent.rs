@@ -1,0 +1,205 @@
+//! One program with the GPUs of all ranks, whose threads move to other ranks; and threads that wait in a loop for each other.
+
+use super::streams::{Scripted, host, kernel};
+use super::*;
+use uniference_sim::engine::Ending;
+use uniference_sim::replay::replay;
+
+/// The steps of each rank.
+#[derive(Default)]
+struct Steps(BTreeMap<RankId, Vec<(TaskId, RecordedStep)>>);
+
+impl Recorder for Steps {
+    fn step(&mut self, rank: RankId, task: TaskId, step: &RecordedStep, _: &str) {
+        self.0.entry(rank).or_default().push((task, step.clone()));
+    }
+}
+
+/// Everybody that waits inside the process does so until it is let go on.
+const ASLEEP: Quiet = Quiet { parts: 1, outside: true };
+
+/// Two ranks, of which the first has the only program; it has asked for its first turn.
+fn lent() -> (Exchange, Engine) {
+    let flags = Flags {
+        ranks: 2,
+        bandwidth: Some("8 Gbps".parse().unwrap()),
+        latency: Some("0 us".parse().unwrap()),
+        slowdown: vec![],
+    };
+    let choices = Choices { backend: Some("ideal".into()), ..Choices::default() };
+    let cluster =
+        ClusterFile::parse("test", &flags.to_toml().unwrap(), &[]).unwrap().resolve(&choices).unwrap().cluster;
+    let mut exchange = Exchange::new(Engine::new(&cluster), 2, "script.py");
+    exchange.lend();
+    say(&mut exchange, 0, vec![Op::Start]);
+    assert_eq!(heard(&mut exchange), [(0, Answer::Go)]);
+    (exchange, Engine::new(&cluster))
+}
+
+/// What is written to which thread of the program, and when.
+fn told(exchange: &mut Exchange, recorder: &mut Steps) -> Vec<(u32, u64, Answer)> {
+    exchange.advance(&mut (), recorder);
+    let ready: Vec<Ready> = std::iter::from_fn(|| exchange.take_ready()).collect();
+    let tell = |ready: Ready| {
+        assert_eq!(ready.rank, RankId(0), "only rank 0 has a process");
+        let task = ready.task.0;
+        exchange.frame(ready).map(|frame| (task, frame.now.as_ps(), frame.answer))
+    };
+    ready.into_iter().filter_map(tell).collect()
+}
+
+fn sleep(us: u64) -> Op {
+    Op::Sleep(Span::For(SimDuration::from_us(us)))
+}
+
+const US: u64 = 1_000_000;
+
+/// A thread moves to rank 1 and sleeps there for 7 us; then it lets the main thread of rank 0 go on, which sleeps for 3 us and ends.
+#[test]
+fn a_thread_that_uses_another_ranks_gpu_goes_on_there_in_the_same_time() {
+    let ((mut exchange, mut again), mut steps) = (lent(), Steps::default());
+    let other = exchange.open_task(RankId(0));
+    assert!(exchange.say(RankId(0), other, vec![Op::Moves(1)], Some(ASLEEP)));
+    assert_eq!(told(&mut exchange, &mut steps), [(1, 0, Answer::Moved)]);
+    assert!(exchange.say(RankId(0), other, vec![sleep(7)], Some(ASLEEP)));
+    assert_eq!(told(&mut exchange, &mut steps), [(1, 7 * US, Answer::Go)]);
+    // It wakes the main thread by something that the kernel knows alone, and ends.
+    assert!(!exchange.say(RankId(0), other, vec![Op::Exit(Outcome::Ok)], Some(OF_TWO)));
+    assert!(exchange.say(RankId(0), MAIN, vec![sleep(3)], Some(OF_TWO)));
+    assert_eq!(told(&mut exchange, &mut steps), [(0, 10 * US, Answer::Go)]);
+    exchange.say(RankId(0), MAIN, vec![Op::Exit(Outcome::Ok)], Some(ALONE));
+    assert!(matches!(exchange.advance(&mut (), &mut steps), Standing::Finished));
+    exchange.record_rest(&mut steps);
+    // The time in which a thread of rank 1 slept, not that in which it waited for rank 0.
+    assert_eq!(exchange.engine().now().as_ps(), 10 * US);
+    let of_others = |rank: u32| {
+        let found = steps.0[&RankId(rank)].iter().filter_map(|(_, step)| match step {
+            RecordedStep::AfterRank { rank, task, .. } => Some((rank.0, task.0)),
+            _ => None,
+        });
+        found.collect::<Vec<_>>()
+    };
+    // The thread was started by the main one, which it let go on, and as whose program ends rank 1 ends.
+    assert_eq!((of_others(0), of_others(1)), (vec![(1, 1)], vec![(0, 0), (0, 0)]));
+    let records = steps.0.into_values().map(Vec::into_iter).collect();
+    assert!(matches!(replay(&mut again, records, &mut ()), Ending::Finished));
+    assert_eq!(again.now().as_ps(), 10 * US);
+}
+
+#[test]
+fn rank_1_has_no_program_and_ends_as_the_only_one_does() {
+    let ((mut exchange, _), mut steps) = (lent(), Steps::default());
+    say(&mut exchange, 0, vec![sleep(2)]);
+    assert_eq!(told(&mut exchange, &mut steps), [(0, 2 * US, Answer::Go)]);
+    say(&mut exchange, 0, vec![Op::Exit(Outcome::Ok)]);
+    assert!(matches!(exchange.advance(&mut (), &mut steps), Standing::Finished));
+}
+
+/// The program has ended and waits for its kernel of 10 us. Its process is gone before that is over, and with it a thread that was answered after 2 us and
+/// has said nothing since, and another one that sleeps.
+#[test]
+fn a_process_that_is_gone_does_not_keep_the_run_from_its_end() {
+    let ((mut exchange, _), mut steps) = (lent(), Steps::default());
+    exchange.cost_with(Box::new(Scripted(vec![vec![host(0), kernel(1, 10), host(0)]])));
+    let [runs, sleeps] = [2, 100].map(|us| {
+        let task = exchange.open_task(RankId(0));
+        exchange.say(RankId(0), task, vec![sleep(us)], None);
+        task
+    });
+    let measured = messages::Slice { measured: SimDuration::ZERO, operators: vec![0] };
+    exchange.say(RankId(0), MAIN, vec![Op::Compute(measured), Op::Exit(Outcome::Ok)], None);
+    assert_eq!(told(&mut exchange, &mut steps), [(runs.0, 2 * US, Answer::Go)]);
+    assert!(matches!(exchange.advance(&mut (), &mut steps), Standing::Blocked));
+    [runs, sleeps].map(|task| exchange.close_task(RankId(0), task));
+    assert!(exchange.is_running(RankId(0)), "the thread that was answered has not said that it waits");
+    exchange.gone(RankId(0));
+    assert_eq!(told(&mut exchange, &mut steps), []);
+    assert!(matches!(exchange.advance(&mut (), &mut steps), Standing::Finished));
+    assert_eq!(exchange.engine().now().as_ps(), 10 * US);
+}
+
+/// A slice of the first thread keeps the second one's from being carried out, and the third one sleeps: the record has them in their order all the same.
+#[test]
+fn a_record_has_threads_in_their_order_though_one_must_wait_with_what_it_asks_first() {
+    let ((mut exchange, mut again), mut steps) = (lent(), Steps::default());
+    exchange.cost_with(Box::new(Scripted(vec![vec![host(1), kernel(1, 10), host(3)]])));
+    let slice = || Op::Compute(messages::Slice { measured: SimDuration::ZERO, operators: vec![0] });
+    let [second, third] = [(); 2].map(|()| exchange.open_task(RankId(0)));
+    for (task, op) in [(MAIN, slice()), (second, slice())] {
+        exchange.say(RankId(0), task, vec![op, sleep(1)], None);
+    }
+    exchange.say(RankId(0), third, vec![sleep(1)], Some(Quiet { parts: 1, outside: false }));
+    let mut order = Vec::new();
+    while order.len() < 3 {
+        for (task, _, _) in told(&mut exchange, &mut steps) {
+            order.push(task);
+            let op = if task == 0 { sleep(100) } else { Op::Exit(Outcome::Ok) };
+            exchange.say(RankId(0), TaskId(task), vec![op], Some(ALONE));
+        }
+    }
+    told(&mut exchange, &mut steps);
+    exchange.say(RankId(0), MAIN, vec![Op::Exit(Outcome::Ok)], Some(ALONE));
+    assert!(matches!(exchange.advance(&mut (), &mut steps), Standing::Finished));
+    exchange.record_rest(&mut steps);
+    let mut known = Vec::new();
+    for (task, _) in &steps.0[&RankId(0)] {
+        if !known.contains(task) {
+            known.push(*task);
+        }
+    }
+    assert_eq!(known, [MAIN, second, third]);
+    let ended = exchange.engine().now();
+    let records = steps.0.into_values().map(Vec::into_iter).collect();
+    assert!(matches!(replay(&mut again, records, &mut ()), Ending::Finished));
+    assert_eq!(again.now(), ended);
+}
+
+/// The other thread waits in a loop for the main one, which sleeps for 100 us: it looks after one microsecond at first and then less often, and just when the
+/// main one has slept.
+#[test]
+fn a_thread_that_waits_in_a_loop_looks_when_another_one_has_run() {
+    let mut exchange = ranks(1);
+    let other = exchange.open_task(RankId(0));
+    exchange.say(RankId(0), MAIN, vec![sleep(100)], Some(OF_TWO));
+    exchange.say(RankId(0), other, vec![Op::Yield], Some(OF_TWO));
+    let (mut looks, mut steps) = (Vec::new(), Steps::default());
+    loop {
+        let answers = told(&mut exchange, &mut steps);
+        let [(task, now, Answer::Go)] = answers[..] else { panic!("{answers:?}") };
+        if task == 0 {
+            assert_eq!(now, 100 * US);
+            break;
+        }
+        looks.push(now);
+        exchange.say(RankId(0), other, vec![Op::Yield], Some(ALONE));
+    }
+    assert!(looks.len() < 60, "{looks:?}");
+    assert_eq!(looks[..2], [0, US]);
+    let waits = looks.windows(2).map(|pair| pair[1] - pair[0]).collect::<Vec<_>>();
+    assert!(waits.is_sorted() && *waits.last().unwrap() <= 100 * US / 16, "{waits:?}");
+    // The main thread has run: the other one looks at once, though its moment is not over, and when that is it looks again.
+    exchange.say(RankId(0), MAIN, vec![sleep(100)], Some(ALONE));
+    assert_eq!(told(&mut exchange, &mut steps), [(1, 100 * US, Answer::Go)]);
+    exchange.say(RankId(0), other, vec![Op::Exit(Outcome::Ok)], Some(ALONE));
+    assert_eq!(told(&mut exchange, &mut steps), [(0, 200 * US, Answer::Go)]);
+}
+
+/// Two such threads let each other look, as what one does may be what the other waits for; time passes all the same.
+#[test]
+fn threads_that_wait_in_loops_for_each_other_do_not_stop_time() {
+    let mut exchange = ranks(1);
+    let other = exchange.open_task(RankId(0));
+    exchange.say(RankId(0), MAIN, vec![Op::Yield], Some(OF_TWO));
+    exchange.say(RankId(0), other, vec![Op::Yield], Some(OF_TWO));
+    let mut steps = Steps::default();
+    for _ in 0..100 {
+        for (task, now, answer) in told(&mut exchange, &mut steps) {
+            assert_eq!(answer, Answer::Go);
+            if now > 3 * US {
+                return;
+            }
+            exchange.say(RankId(0), TaskId(task), vec![Op::Yield], Some(ALONE));
+        }
+    }
+    panic!("time has not passed");
+}
