@@ -32,6 +32,9 @@ pub enum RecordedStep {
         /// Counted from 1.
         resumption: u64,
     },
+    /// The pause that it asked for last was over when its time was up, though what comes next follows from an answer to another task. Without this, that
+    /// answer has ended the pause.
+    TimedOut,
     /// The operators that the task ran in the compute that it asks for next, as its capture has written them down; of several in a row, one after the
     /// other. It asks the engine for nothing.
     Operators {
@@ -57,6 +60,7 @@ impl RecordedStep {
             RecordedStep::After { .. }
             | RecordedStep::AfterRank { .. }
             | RecordedStep::Operators { .. }
+            | RecordedStep::TimedOut
             | RecordedStep::HandlesInOrder
             | RecordedStep::Named(_) => None,
         }
@@ -358,9 +362,10 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
             let next = self.steps.peek();
             self.follows_others |= matches!(next, Some((_, RecordedStep::AfterRank { .. })));
             let tasks = &self.tasks;
-            let goes_on = |(owner, next): &(TaskId, RecordedStep)| match follows(next) {
-                true => told.has_happened(rank, next),
-                false => tasks.get(owner.index()).and_then(|task| task.ahead.back()).is_some_and(follows),
+            let goes_on = |(owner, next): &(TaskId, RecordedStep)| match next {
+                RecordedStep::TimedOut => true,
+                _ if follows(next) => told.has_happened(rank, next),
+                _ => tasks.get(owner.index()).and_then(|task| task.ahead.back()).is_some_and(follows),
             };
             if found && !next.is_some_and(goes_on) {
                 return;
@@ -398,7 +403,7 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
         task: TaskId,
         listener: &mut dyn Listener,
     ) -> Result<bool, OtherGroup> {
-        self.name_group(task);
+        self.goes_on_from_answer(task);
         let rank = self.id;
         let RecordedTask { state, ahead, .. } = &mut self.tasks[task.index()];
         let follows_from = ahead.iter().take_while(|step| follows(step)).count();
@@ -441,16 +446,18 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
         Ok(true)
     }
 
-    /// Takes note of what the record calls the group that the task has joined.
-    fn name_group(&mut self, task: TaskId) {
+    /// Takes note of what the record says about the answer that the task has had: what it calls the group that the task has joined, or that a pause is
+    /// over.
+    fn goes_on_from_answer(&mut self, task: TaskId) {
         let RecordedTask { state, ahead, joined, .. } = &mut self.tasks[task.index()];
-        if *state == State::Free
-            && let Some(RecordedStep::Named(recorded)) = ahead.front()
+        if *state != State::Free {
+            return;
+        }
+        let says = |step: &mut RecordedStep| matches!(step, RecordedStep::Named(_) | RecordedStep::TimedOut);
+        if let Some(RecordedStep::Named(recorded)) = ahead.pop_front_if(says)
+            && let Some(group) = joined
         {
-            if let Some(group) = joined {
-                self.groups.insert(*recorded, *group);
-            }
-            ahead.pop_front();
+            self.groups.insert(recorded, *group);
         }
     }
 }

@@ -4,7 +4,8 @@
 //! is new goes to the end of either, and nothing changes its place. Times are picoseconds, sizes bytes. All versions of the format share it, but version 1
 //! never has [`Step::Named`] or [`Step::Line`], versions 1 and 2 never have [`Step::Operators`] or [`Step::HandlesInOrder`], and none before 4 has
 //! [`Step::Elapsed`], [`Activity::Part`] or [`Activity::Reach`], none before 5 has [`Step::Look`]: their ranks read the clock by [`Step::Now`]; none
-//! before 6 has [`Mark::Open`] or [`Mark::Close`], none before 7 [`Mark::Name`].
+//! before 6 has [`Mark::Open`] or [`Mark::Close`], none before 7 [`Mark::Name`], none before 8 [`Step::AfterRank`] or
+//! [`Step::TimedOut`].
 
 use crate::report::Manifest;
 use serde::{Deserialize, Serialize};
@@ -147,6 +148,8 @@ pub(super) enum Step {
         task: u32,
         resumption: u64,
     },
+    /// [`RecordedStep::TimedOut`]
+    TimedOut,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -254,6 +257,7 @@ impl Step {
             RecordedStep::AfterRank { rank, task, resumption } => {
                 Step::AfterRank { rank: rank.0, task: task.0, resumption: *resumption }
             }
+            RecordedStep::TimedOut => Step::TimedOut,
             RecordedStep::Named(group) => Step::Named { group: group.0 },
             RecordedStep::HandlesInOrder => Step::HandlesInOrder,
             RecordedStep::Operators { operators, measured } => {
@@ -320,6 +324,7 @@ impl Step {
                 let (rank, task) = (RankId(rank), TaskId(task));
                 return Ok(Read::Step(RecordedStep::AfterRank { rank, task, resumption }));
             }
+            Step::TimedOut => return Ok(Read::Step(RecordedStep::TimedOut)),
             Step::Named { group } => return Ok(Read::Step(RecordedStep::Named(GroupId(group)))),
             Step::Operators { operators, measured } => {
                 let measured = SimDuration::from_ps(measured);

@@ -201,8 +201,19 @@ struct Turns {
     owed: u32,
     /// Since it was quiet last, a thread ran that does not only look whether others have done something.
     acted: bool,
-    /// Who was answered last; the engine's answers to that task are counted, and this is which it was.
-    answered: Option<(RankId, TaskId, u64)>,
+    /// Who was answered last.
+    answered: Option<Answered>,
+}
+
+/// An answer of the engine: the how manieth to which task.
+type Cause = (RankId, TaskId, u64);
+
+/// A task has been answered.
+#[derive(Clone, Copy)]
+struct Answered {
+    whose: (RankId, TaskId),
+    /// What it goes on from: the engine's answer to it or, if another task has let it go on since, that one's.
+    from: Cause,
 }
 
 /// The lines of a rank's program.
@@ -226,7 +237,7 @@ struct TaskConversation {
     /// Which of them, counted from 0, is the first that it has said since its process was quiet last, if it has said any.
     spoken_from: Option<u64>,
     /// From which of them on it says what follows from an answer to another task.
-    causes: VecDeque<(u64, (RankId, TaskId, u64))>,
+    causes: VecDeque<(u64, Cause)>,
     /// Its own table of lines.
     sites: Vec<Site>,
     /// Operators of a slice whose end was not said yet.
@@ -241,6 +252,8 @@ struct TaskConversation {
     awaited: Vec<Handle>,
     /// How the record calls the activity that it issued last.
     recorded_as: Handle,
+    /// The time of the pause that it asked for last was up, and it has asked for nothing since.
+    has_timed_out: bool,
     /// The record has a step of it.
     is_recorded: bool,
     /// The line it stood on last.
@@ -252,9 +265,11 @@ struct TaskConversation {
     /// Answers of the engine to it.
     resumptions: u64,
     /// What its next request follows from, where that is an answer to another task.
-    woken_by: Option<(RankId, TaskId, u64)>,
+    woken_by: Option<Cause>,
+    /// What it has gone on from since the engine's last answer to it, if something else has let it.
+    let_on_by: Option<Cause>,
     /// To which rank it moves when it says something, and what let it do so.
-    moves_to: Option<(RankId, (RankId, TaskId, u64))>,
+    moves_to: Option<(RankId, Cause)>,
     /// Since when it does nothing but look whether others have done something.
     spins: Option<SimTime>,
     /// How often it may look again before time passes, though none but such threads has run.
@@ -592,11 +607,11 @@ impl Exchange {
 
     /// Tasks that wait in a loop for what others do look again, as one of those may have done it. That one of them has looked may be something, too, but
     /// not without end.
-    fn let_look(&mut self, rank: RankId, answered: Option<(RankId, TaskId, u64)>) {
+    fn let_look(&mut self, rank: RankId, answered: Option<Answered>) {
         /// What one of them does when it is let go on may be what another one waits for, and so on.
         const LOOKS: u8 = 2;
         let acted = std::mem::take(&mut self.turn(rank).acted);
-        let Some(cause) = answered else { return };
+        let Some(Answered { whose, from }) = answered else { return };
         for (member, task) in self.tasks_with(rank) {
             let looking = self.task(member, task);
             if !matches!(looking.state, State::Asked(Asked::Yield)) {
@@ -605,11 +620,12 @@ impl Exchange {
             if acted {
                 looking.looks = LOOKS;
             }
-            let has_just_looked = (cause.0, cause.1) == (member, task) && !acted;
+            let has_just_looked = whose == (member, task) && !acted;
             if looking.looks > 0 && !has_just_looked {
                 looking.looks -= 1;
                 looking.state = State::Free;
-                self.took(member, task, follows_from(member, cause));
+                looking.let_on_by = Some(from);
+                self.took(member, task, follows_from(member, from));
                 self.engine.release(member, task);
                 self.answer(member, task, Answer::Go);
             }
@@ -628,13 +644,13 @@ impl Exchange {
     }
 
     /// If the task has just said something though not it but another one was `answered`, that one has let it go on.
-    fn goes_on(&mut self, rank: RankId, task: TaskId, answered: Option<(RankId, TaskId, u64)>) {
+    fn goes_on(&mut self, rank: RankId, task: TaskId, answered: Option<Answered>) {
         let state = self.task(rank, task);
-        let Some(from) = state.spoken_from.take().filter(|_| !state.ops.is_empty()) else { return };
+        let Some(first) = state.spoken_from.take().filter(|_| !state.ops.is_empty()) else { return };
         let wire = state.wire;
-        let cause = answered.filter(|(of, other, _)| ![Some((rank, task)), wire].contains(&Some((*of, *other))));
-        let acts = cause.is_some();
-        state.causes.extend(cause.map(|cause| (from, cause)));
+        let other = answered.filter(|answered| ![Some((rank, task)), wire].contains(&Some(answered.whose)));
+        let acts = other.is_some();
+        state.causes.extend(other.map(|other| (first, other.from)));
         self.turn(rank).acted |= acts;
     }
 
@@ -721,7 +737,9 @@ impl Exchange {
             self.rest(rank);
             return None;
         }
-        let (asked, resumption) = (asking.asked_at, asking.resumptions);
+        let asked = asking.asked_at;
+        let answered =
+            Answered { whose: (rank, task), from: asking.let_on_by.unwrap_or((rank, task, asking.resumptions)) };
         let acts = asking.spins.is_none() && !matches!(answer, Answer::Over);
         // These answers are not for the process itself, but for who asks in its name.
         let is_its_own = !matches!(answer, Answer::Over | Answer::Moved);
@@ -729,7 +747,7 @@ impl Exchange {
         let turn = self.turn(rank);
         (turn.running, turn.rests) = (true, None);
         turn.acted |= acts;
-        turn.answered = Some((rank, task, resumption));
+        turn.answered = Some(answered);
         let now = self.clock(rank);
         let mut frame = Frame { now, asked, freed: Vec::new(), over: Vec::new(), failed: Vec::new(), answer };
         if hears {
@@ -777,11 +795,13 @@ impl Exchange {
         {
             let speaking = self.task(rank, task);
             while let Some((_, cause)) = speaking.causes.pop_front_if(|(from, _)| *from <= speaking.carried_out) {
-                speaking.woken_by = Some(cause);
+                (speaking.woken_by, speaking.let_on_by) = (Some(cause), Some(cause));
             }
             speaking.carried_out += 1;
             if matches!(speaking.state, State::Asked(Asked::Pause)) {
                 speaking.state = State::Free;
+                self.after_another(rank, task);
+                self.engine.release(rank, task);
             }
             self.carry_out(rank, task, op);
         }
@@ -847,7 +867,7 @@ impl Exchange {
             Op::Moves(to) => {
                 assert!(self.lends && rank == RankId(0), "{rank} {task} moves to rank {to}, which lends nothing");
                 let speaking = self.task(rank, task);
-                let follows = speaking.woken_by.unwrap_or((rank, task, speaking.resumptions));
+                let follows = speaking.let_on_by.unwrap_or((rank, task, speaking.resumptions));
                 let process = speaking.process.number();
                 if RankId(to) != rank {
                     speaking.moves_to = Some((RankId(to), follows));
@@ -868,7 +888,7 @@ impl Exchange {
     }
 
     /// The task goes on as one of another rank, whose GPU its process uses.
-    fn moves(&mut self, from: RankId, task: TaskId, (to, follows): (RankId, (RankId, TaskId, u64))) {
+    fn moves(&mut self, from: RankId, task: TaskId, (to, follows): (RankId, Cause)) {
         let moved = self.open_task(to);
         let world_size = self.ranks.len() as u32;
         let [home, other] = self.ranks.get_disjoint_mut([from.index(), to.index()]).expect("two ranks of this run");
@@ -887,6 +907,7 @@ impl Exchange {
             carried_out: leaves.carried_out,
             spoken_from: leaves.spoken_from,
             causes: std::mem::take(&mut leaves.causes),
+            let_on_by: Some(follows),
             operators: std::mem::take(&mut leaves.operators),
             slices: std::mem::take(&mut leaves.slices),
             wire: Some((from, task)),
@@ -1111,8 +1132,14 @@ impl Exchange {
 
     /// Takes note of a step for the recorder.
     fn took(&mut self, rank: RankId, task: TaskId, mut step: RecordedStep) {
+        let at = self.engine.clock(rank).max(self.engine.now());
+        let steps = self.unrecorded.entry((at, rank)).or_default();
         let RankConversation { tasks, activities, recorded_as, .. } = &mut self.ranks[rank.index()];
         tasks[task.index()].is_recorded = true;
+        let had_timed_out = std::mem::take(&mut tasks[task.index()].has_timed_out);
+        if had_timed_out && matches!(step, RecordedStep::After { .. } | RecordedStep::AfterRank { .. }) {
+            steps.push((task, RecordedStep::TimedOut));
+        }
         if let RecordedStep::Request(Request::Issue { .. }) = step {
             tasks[task.index()].recorded_as = Handle(*activities);
             *activities += 1;
@@ -1124,8 +1151,7 @@ impl Exchange {
         {
             handles.iter_mut().for_each(|handle| *handle = recorded_as.get(handle).copied().unwrap_or(*handle));
         }
-        let at = self.engine.clock(rank).max(self.engine.now());
-        self.unrecorded.entry((at, rank)).or_default().push((task, step));
+        steps.push((task, step));
     }
 
     /// The main task's program returns when its device has nothing left to do: the end of a process waits for that.
@@ -1170,6 +1196,7 @@ impl Exchange {
         let Resumption { rank, task, now, reply } = resumption;
         let resumed = self.task(rank, task);
         resumed.resumptions += 1;
+        resumed.let_on_by = None;
         let state = std::mem::replace(&mut resumed.state, State::Free);
         let State::Asked(asked) = state else {
             panic!("{rank} {task} was resumed with {reply:?} and had asked nothing")
@@ -1220,7 +1247,10 @@ impl Exchange {
                 self.answer(rank, task, Answer::Times { launches, more });
             }
             (Asked::Elapsed, Reply::Elapsed(elapsed)) => self.answer(rank, task, Answer::Elapsed(elapsed)),
-            (Asked::Pause, Reply::TimedOut) => self.answer(rank, task, Answer::Over),
+            (Asked::Pause, Reply::TimedOut) => {
+                self.task(rank, task).has_timed_out = true;
+                self.answer(rank, task, Answer::Over);
+            }
             (Asked::Yield, Reply::TimedOut) => self.answer(rank, task, Answer::Go),
             (Asked::Group(ranks), Reply::Group(group)) => {
                 self.took(rank, task, RecordedStep::Named(group));
@@ -1378,7 +1408,7 @@ fn numbered_by(process: OfProcess, on: OnStream) -> OnStream {
 }
 
 /// As what the record says that a request of `rank` followed from an answer to this task.
-fn follows_from(rank: RankId, (of, task, resumption): (RankId, TaskId, u64)) -> RecordedStep {
+fn follows_from(rank: RankId, (of, task, resumption): Cause) -> RecordedStep {
     match of == rank {
         true => RecordedStep::After { task, resumption },
         false => RecordedStep::AfterRank { rank: of, task, resumption },
@@ -1413,12 +1443,14 @@ impl TaskConversation {
             host: None,
             awaited: Vec::new(),
             recorded_as: Handle(0),
+            has_timed_out: false,
             is_recorded: false,
             line,
             questions: 0,
             asked_at: SimTime::ZERO,
             resumptions: 0,
             woken_by: None,
+            let_on_by: None,
             moves_to: None,
             spins: None,
             looks: 0,

@@ -334,6 +334,7 @@ impl Heard {
             )
             | RecordedStep::After { .. }
             | RecordedStep::AfterRank { .. }
+            | RecordedStep::TimedOut
             | RecordedStep::Operators { .. }
             | RecordedStep::HandlesInOrder => return None,
         };

@@ -218,6 +218,7 @@ impl Memory {
             RecordedStep::Request(_)
             | RecordedStep::After { .. }
             | RecordedStep::AfterRank { .. }
+            | RecordedStep::TimedOut
             | RecordedStep::Named(_)
             | RecordedStep::HandlesInOrder => {}
         }
