@@ -387,7 +387,7 @@ impl<I: Iterator<Item = Lined>> Overlapped<I> {
             return false;
         };
         let of_threads =
-            matches!(step, RecordedStep::After { .. } | RecordedStep::AfterRank { .. } | RecordedStep::HandlesInOrder);
+            matches!(step, RecordedStep::After { .. } | RecordedStep::Follows { .. } | RecordedStep::HandlesInOrder);
         if task != TaskId(0) || of_threads {
             self.obstacle = Some("several threads take turns");
         }

@@ -15,26 +15,24 @@ use std::iter::Peekable;
 pub enum RecordedStep {
     /// It asked the engine for something.
     Request(Request),
-    /// Its next request followed not from an answer to itself but from the `resumption`-th answer to `task` of the same rank, which then let it go on or
-    /// started it.
+    /// Its next request followed not from an answer to itself but from the `resumption`-th answer to `task` of `rank`, which then started it or let it go
+    /// on, maybe from a pause. Of one program with processes of several ranks that may be another rank than its own.
+    Follows {
+        /// Whose task.
+        rank: RankId,
+        /// Who let it go on.
+        task: TaskId,
+        /// Counted from 1. A pause that was ended before its time counts as answered.
+        resumption: u64,
+    },
+    /// As records before version 8 say it: of the same rank, and a pause that was ended before its time does not count. Some of these had happened before
+    /// the pause that they follow was asked for; that pause ended by itself.
     After {
         /// Who let it go on.
         task: TaskId,
         /// Counted from 1.
         resumption: u64,
     },
-    /// As [`RecordedStep::After`], from an answer to a task of another rank: one program has processes of several ranks.
-    AfterRank {
-        /// Whose task.
-        rank: RankId,
-        /// Who let it go on.
-        task: TaskId,
-        /// Counted from 1.
-        resumption: u64,
-    },
-    /// The pause that it asked for last was over when its time was up, though what comes next follows from an answer to another task. Without this, that
-    /// answer has ended the pause.
-    TimedOut,
     /// The operators that the task ran in the compute that it asks for next, as its capture has written them down; of several in a row, one after the
     /// other. It asks the engine for nothing.
     Operators {
@@ -57,10 +55,9 @@ impl RecordedStep {
     pub fn site(&self) -> Option<Site> {
         match self {
             RecordedStep::Request(request) => request.site(),
-            RecordedStep::After { .. }
-            | RecordedStep::AfterRank { .. }
+            RecordedStep::Follows { .. }
+            | RecordedStep::After { .. }
             | RecordedStep::Operators { .. }
-            | RecordedStep::TimedOut
             | RecordedStep::HandlesInOrder
             | RecordedStep::Named(_) => None,
         }
@@ -145,15 +142,9 @@ where
         match engine.next(listener) {
             Turn::Resume(resumption) => {
                 listener.resumed(&resumption);
-                told.count(&resumption);
-                if let Err(failure) = ranks[resumption.rank.index()].go_on(engine, &told, &resumption, listener) {
+                told.of(resumption.rank, resumption.task).answers += 1;
+                if let Err(failure) = go_on(engine, &mut ranks, &mut told, &resumption, listener) {
                     return Ending::Failed(failure);
-                }
-                let others = ranks.iter_mut().filter(|rank| rank.follows_others && rank.id != resumption.rank);
-                for other in others {
-                    if let Err(failure) = other.follow(engine, &told, resumption.now, listener) {
-                        return Ending::Failed(failure);
-                    }
                 }
             }
             Turn::Finished => return Ending::Finished,
@@ -163,30 +154,74 @@ where
     }
 }
 
-/// How often each task of each rank was resumed.
-struct Told(Vec<Vec<u64>>);
+/// Submits what followed from a resumption: the task's next request, and those of tasks that it let go on, which may let others go on from their pauses.
+fn go_on<I>(
+    engine: &mut Engine,
+    ranks: &mut [RecordedRank<I>],
+    told: &mut Told,
+    resumption: &Resumption,
+    listener: &mut dyn Listener,
+) -> Result<(), Failure>
+where
+    I: Iterator<Item = (TaskId, RecordedStep)>,
+{
+    let mut at = Moment { engine, told, now: resumption.now, listener };
+    ranks[resumption.rank.index()].go_on(&mut at, resumption)?;
+    let mut goes_on = true;
+    while std::mem::take(&mut goes_on) {
+        for rank in ranks.iter_mut().filter(|rank| rank.follows_others) {
+            rank.read_on(&mut at, None);
+            goes_on |= rank.ask_all(&mut at)?;
+        }
+    }
+    Ok(())
+}
+
+/// A moment of a replay.
+struct Moment<'a> {
+    engine: &'a mut Engine,
+    told: &'a mut Told,
+    now: SimTime,
+    listener: &'a mut dyn Listener,
+}
+
+/// What each task of each rank has been told.
+struct Told(Vec<Vec<Count>>);
+
+#[derive(Clone, Default)]
+struct Count {
+    /// Answers of the engine.
+    answers: u64,
+    /// Pauses that were ended before their time.
+    releases: u64,
+}
 
 impl Told {
-    fn count(&mut self, resumption: &Resumption) {
-        let (tasks, at) = (&mut self.0[resumption.rank.index()], resumption.task.index());
-        tasks.resize(tasks.len().max(at + 1), 0);
-        tasks[at] += 1;
+    fn of(&mut self, rank: RankId, task: TaskId) -> &mut Count {
+        let (tasks, at) = (&mut self.0[rank.index()], task.index());
+        tasks.resize(tasks.len().max(at + 1), Count::default());
+        &mut tasks[at]
     }
 
     /// Whether what a step of the rank follows from has happened, if it follows from something.
     fn has_happened(&self, of: RankId, step: &RecordedStep) -> bool {
-        let (rank, task, resumption) = match step {
-            RecordedStep::After { task, resumption } => (of, task, resumption),
-            RecordedStep::AfterRank { rank, task, resumption } => (*rank, task, resumption),
-            _ => return true,
+        let count = |rank: RankId, task: TaskId| {
+            self.0.get(rank.index()).and_then(|tasks| tasks.get(task.index())).cloned().unwrap_or_default()
         };
-        self.0.get(rank.index()).and_then(|tasks| tasks.get(task.index())).is_some_and(|told| told >= resumption)
+        match *step {
+            RecordedStep::Follows { rank, task, resumption } => {
+                let Count { answers, releases } = count(rank, task);
+                answers + releases >= resumption
+            }
+            RecordedStep::After { task, resumption } => count(of, task).answers >= resumption,
+            _ => true,
+        }
     }
 }
 
 /// Whether a step says what the next one follows from.
 fn follows(step: &RecordedStep) -> bool {
-    matches!(step, RecordedStep::After { .. } | RecordedStep::AfterRank { .. })
+    matches!(step, RecordedStep::Follows { .. } | RecordedStep::After { .. })
 }
 
 /// Sees events and hears nothing.
@@ -264,6 +299,8 @@ struct RecordedTask {
     issues: VecDeque<u32>,
     /// The group that it has joined last.
     joined: Option<GroupId>,
+    /// It is paused since the rank was resumed last.
+    has_just_paused: bool,
 }
 
 /// What a recorded task does.
@@ -292,15 +329,9 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
         }
     }
 
-    /// Submits what followed from this resumption: the task's next request, and those of the tasks that it let go on.
-    fn go_on(
-        &mut self,
-        engine: &mut Engine,
-        told: &Told,
-        resumption: &Resumption,
-        listener: &mut dyn Listener,
-    ) -> Result<(), Failure> {
-        let Resumption { task, reply, now: at, .. } = resumption;
+    /// Submits what followed from this resumption: the task's next request, and those of the rank's tasks that it let go on.
+    fn go_on(&mut self, at: &mut Moment<'_>, resumption: &Resumption) -> Result<(), Failure> {
+        let Resumption { task, reply, .. } = resumption;
         let resumed = &mut self.tasks[task.index()];
         resumed.state = State::Free;
         if let Reply::Group(group) = reply {
@@ -313,46 +344,38 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
         {
             handles.issued(activity, *handle);
         }
-        self.read_on(engine, told, Some(*task), listener);
-        self.ask_all(engine, told, *at, listener)
-    }
-
-    /// Submits what followed from what another rank was told.
-    fn follow(
-        &mut self,
-        engine: &mut Engine,
-        told: &Told,
-        at: SimTime,
-        listener: &mut dyn Listener,
-    ) -> Result<(), Failure> {
-        self.read_on(engine, told, None, listener);
-        self.ask_all(engine, told, at, listener)
-    }
-
-    fn ask_all(
-        &mut self,
-        engine: &mut Engine,
-        told: &Told,
-        at: SimTime,
-        listener: &mut dyn Listener,
-    ) -> Result<(), Failure> {
-        let rank = self.id;
-        for task in (0..self.tasks.len()).map(TaskId::from) {
-            // What lets it go on from a pause may have happened before it asks for that.
-            let mut asks = true;
-            while asks {
-                let asked = self.ask(engine, told, task, listener);
-                asks = asked.map_err(|error| Failure { rank, task, at, error: error.into() })?;
-            }
+        for task in &mut self.tasks {
+            task.has_just_paused = false;
         }
-        if self.tasks.len() > 1 || self.follows_others {
-            engine.set_threads(rank, Threads::Wait);
+        self.read_on(at, Some(*task));
+        while self.ask_all(at)? {
+            self.read_on(at, None);
         }
         Ok(())
     }
 
+    /// Submits the next requests of all tasks that may ask. Returns whether there may be more to read: one has ended a pause.
+    fn ask_all(&mut self, at: &mut Moment<'_>) -> Result<bool, Failure> {
+        let (rank, now) = (self.id, at.now);
+        let mut released = false;
+        for task in (0..self.tasks.len()).map(TaskId::from) {
+            // What lets it go on from a pause may have happened before it asks for that.
+            let mut goes_on = true;
+            while goes_on {
+                let is_released = self.release(at, task);
+                released |= is_released;
+                let asks = self.ask(at, task);
+                goes_on = asks.map_err(|error| Failure { rank, task, at: now, error: error.into() })?;
+            }
+        }
+        if self.tasks.len() > 1 || self.follows_others {
+            at.engine.set_threads(rank, Threads::Wait);
+        }
+        Ok(released)
+    }
+
     /// Reads up to the next request of a task that was resumed, and further as long as requests follow from what has happened.
-    fn read_on(&mut self, engine: &mut Engine, told: &Told, resumed: Option<TaskId>, listener: &mut dyn Listener) {
+    fn read_on(&mut self, at: &mut Moment<'_>, resumed: Option<TaskId>) {
         let rank = self.id;
         loop {
             let asks = |task: TaskId| {
@@ -360,12 +383,12 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
             };
             let found = resumed.is_none_or(asks);
             let next = self.steps.peek();
-            self.follows_others |= matches!(next, Some((_, RecordedStep::AfterRank { .. })));
+            self.follows_others |=
+                matches!(next, Some((_, RecordedStep::Follows { rank: other, .. })) if *other != rank);
             let tasks = &self.tasks;
-            let goes_on = |(owner, next): &(TaskId, RecordedStep)| match next {
-                RecordedStep::TimedOut => true,
-                _ if follows(next) => told.has_happened(rank, next),
-                _ => tasks.get(owner.index()).and_then(|task| task.ahead.back()).is_some_and(follows),
+            let goes_on = |(owner, next): &(TaskId, RecordedStep)| match follows(next) {
+                true => at.told.has_happened(rank, next),
+                false => tasks.get(owner.index()).and_then(|task| task.ahead.back()).is_some_and(follows),
             };
             if found && !next.is_some_and(goes_on) {
                 return;
@@ -380,11 +403,12 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
             }
             while self.tasks.len() <= owner.index() {
                 let opener = match step {
+                    RecordedStep::Follows { rank: of, task, .. } if of == rank => task,
                     RecordedStep::After { task, .. } => task,
                     // Of another rank's task, it can only be said that the rank was there.
                     _ => resumed.unwrap_or(TaskId(0)),
                 };
-                listener.opened(rank, engine.open_task(rank), opener);
+                at.listener.opened(rank, at.engine.open_task(rank), opener);
                 self.tasks.push(RecordedTask::default());
             }
             if let RecordedStep::Request(Request::Issue { .. }) = step {
@@ -395,36 +419,45 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
         }
     }
 
-    /// Submits the task's next request, if it may ask; returns whether it does.
-    fn ask(
-        &mut self,
-        engine: &mut Engine,
-        told: &Told,
-        task: TaskId,
-        listener: &mut dyn Listener,
-    ) -> Result<bool, OtherGroup> {
-        self.goes_on_from_answer(task);
+    /// Ends the task's pause before its time if what does so has happened. Returns whether it does.
+    fn release(&mut self, at: &mut Moment<'_>, task: TaskId) -> bool {
         let rank = self.id;
-        let RecordedTask { state, ahead, .. } = &mut self.tasks[task.index()];
-        let follows_from = ahead.iter().take_while(|step| follows(step)).count();
-        let has_happened = |step: &RecordedStep| follows(step) && told.has_happened(rank, step);
-        if *state == State::Paused && ahead.front().is_some_and(has_happened) {
-            engine.release(rank, task);
+        let RecordedTask { state, ahead, has_just_paused, .. } = &mut self.tasks[task.index()];
+        let ends = |step: &RecordedStep| match step {
+            RecordedStep::Follows { .. } => at.told.has_happened(rank, step),
+            RecordedStep::After { .. } => !*has_just_paused && at.told.has_happened(rank, step),
+            _ => false,
+        };
+        let is_over = *state == State::Paused && ahead.front().is_some_and(ends);
+        if is_over {
+            at.engine.release(rank, task);
+            at.told.of(rank, task).releases += 1;
             *state = State::Free;
         }
-        let Some(next) = ahead.get(follows_from).filter(|_| *state == State::Free) else { return Ok(false) };
-        if !ahead.iter().take(follows_from).all(has_happened) || !knows_handles(self.handles.as_ref(), next) {
+        is_over
+    }
+
+    /// Submits the task's next request, if it may ask. Returns whether it does.
+    fn ask(&mut self, at: &mut Moment<'_>, task: TaskId) -> Result<bool, OtherGroup> {
+        self.name_group(task);
+        let rank = self.id;
+        let RecordedTask { state, ahead, .. } = &mut self.tasks[task.index()];
+        let causes = ahead.iter().take_while(|step| follows(step)).count();
+        let Some(next) = ahead.get(causes).filter(|_| *state == State::Free) else { return Ok(false) };
+        let has_happened = |step: &RecordedStep| at.told.has_happened(rank, step);
+        if !ahead.iter().take(causes).all(has_happened) || !knows_handles(self.handles.as_ref(), next) {
             return Ok(false);
         }
-        let task_state = &mut self.tasks[task.index()];
-        task_state.ahead.drain(..follows_from);
-        let Some(RecordedStep::Request(mut request)) = task_state.ahead.pop_front() else { return Ok(false) };
+        let asking = &mut self.tasks[task.index()];
+        asking.ahead.drain(..causes);
+        let Some(RecordedStep::Request(mut request)) = asking.ahead.pop_front() else { return Ok(false) };
         if let Some(named) = handles_mut(&mut request)
             && let Some(handles) = &self.handles
         {
             named.iter_mut().for_each(|handle| *handle = handles.of_engine(*handle).expect("just looked"));
         }
-        task_state.state = if matches!(request, Request::Pause { .. }) { State::Paused } else { State::Blocked };
+        asking.has_just_paused = matches!(request, Request::Pause { .. });
+        asking.state = if asking.has_just_paused { State::Paused } else { State::Blocked };
         if let Request::Issue { activity, .. } = &mut request
             && let Activity::Call(Call { group, .. }) | Activity::Close(group) | Activity::Abort(group) = activity
         {
@@ -432,32 +465,30 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
             *group = self.groups.get(group).copied().unwrap_or(recorded);
             let known = self.joined.contains(group);
             let fits = match activity {
-                Activity::Call(call) => known && fits(call, engine.members(call.group).len()),
+                Activity::Call(call) => known && fits(call, at.engine.members(call.group).len()),
                 Activity::Abort(_) => known,
                 // Before a rank has crashed nobody looks at which group is closed.
-                _ => known || !(0..engine.world_size()).any(|rank| engine.has_crashed(RankId::from(rank))),
+                _ => known || !(0..at.engine.world_size()).any(|rank| at.engine.has_crashed(RankId::from(rank))),
             };
             if !fits {
                 return Err(OtherGroup { group: recorded });
             }
         }
-        listener.asked(rank, task, &request);
-        engine.submit(rank, task, request);
+        at.listener.asked(rank, task, &request);
+        at.engine.submit(rank, task, request);
         Ok(true)
     }
 
-    /// Takes note of what the record says about the answer that the task has had: what it calls the group that the task has joined, or that a pause is
-    /// over.
-    fn goes_on_from_answer(&mut self, task: TaskId) {
+    /// Takes note of what the record calls the group that the task has joined.
+    fn name_group(&mut self, task: TaskId) {
         let RecordedTask { state, ahead, joined, .. } = &mut self.tasks[task.index()];
-        if *state != State::Free {
-            return;
-        }
-        let says = |step: &mut RecordedStep| matches!(step, RecordedStep::Named(_) | RecordedStep::TimedOut);
-        if let Some(RecordedStep::Named(recorded)) = ahead.pop_front_if(says)
-            && let Some(group) = joined
+        if *state == State::Free
+            && let Some(RecordedStep::Named(recorded)) = ahead.front()
         {
-            self.groups.insert(recorded, *group);
+            if let Some(group) = joined {
+                self.groups.insert(*recorded, *group);
+            }
+            ahead.pop_front();
         }
     }
 }

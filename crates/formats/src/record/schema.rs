@@ -4,8 +4,8 @@
 //! is new goes to the end of either, and nothing changes its place. Times are picoseconds, sizes bytes. All versions of the format share it, but version 1
 //! never has [`Step::Named`] or [`Step::Line`], versions 1 and 2 never have [`Step::Operators`] or [`Step::HandlesInOrder`], and none before 4 has
 //! [`Step::Elapsed`], [`Activity::Part`] or [`Activity::Reach`], none before 5 has [`Step::Look`]: their ranks read the clock by [`Step::Now`]; none
-//! before 6 has [`Mark::Open`] or [`Mark::Close`], none before 7 [`Mark::Name`], none before 8 [`Step::AfterRank`] or
-//! [`Step::TimedOut`].
+//! before 6 has [`Mark::Open`] or [`Mark::Close`], none before 7 [`Mark::Name`], and none before 8 [`Step::Follows`], where
+//! they have [`Step::After`].
 
 use crate::report::Manifest;
 use serde::{Deserialize, Serialize};
@@ -142,14 +142,12 @@ pub(super) enum Step {
         site: u32,
     },
     Look,
-    /// [`RecordedStep::AfterRank`]
-    AfterRank {
+    /// [`RecordedStep::Follows`]
+    Follows {
         rank: u32,
         task: u32,
         resumption: u64,
     },
-    /// [`RecordedStep::TimedOut`]
-    TimedOut,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -254,10 +252,9 @@ impl Step {
         match step {
             RecordedStep::Request(request) => Step::of_request(request),
             RecordedStep::After { task, resumption } => Step::After { task: task.0, resumption: *resumption },
-            RecordedStep::AfterRank { rank, task, resumption } => {
-                Step::AfterRank { rank: rank.0, task: task.0, resumption: *resumption }
+            RecordedStep::Follows { rank, task, resumption } => {
+                Step::Follows { rank: rank.0, task: task.0, resumption: *resumption }
             }
-            RecordedStep::TimedOut => Step::TimedOut,
             RecordedStep::Named(group) => Step::Named { group: group.0 },
             RecordedStep::HandlesInOrder => Step::HandlesInOrder,
             RecordedStep::Operators { operators, measured } => {
@@ -320,11 +317,10 @@ impl Step {
             Step::After { task, resumption } => {
                 return Ok(Read::Step(RecordedStep::After { task: TaskId(task), resumption }));
             }
-            Step::AfterRank { rank, task, resumption } => {
+            Step::Follows { rank, task, resumption } => {
                 let (rank, task) = (RankId(rank), TaskId(task));
-                return Ok(Read::Step(RecordedStep::AfterRank { rank, task, resumption }));
+                return Ok(Read::Step(RecordedStep::Follows { rank, task, resumption }));
             }
-            Step::TimedOut => return Ok(Read::Step(RecordedStep::TimedOut)),
             Step::Named { group } => return Ok(Read::Step(RecordedStep::Named(GroupId(group)))),
             Step::Operators { operators, measured } => {
                 let measured = SimDuration::from_ps(measured);

@@ -252,8 +252,6 @@ struct TaskConversation {
     awaited: Vec<Handle>,
     /// How the record calls the activity that it issued last.
     recorded_as: Handle,
-    /// The time of the pause that it asked for last was up, and it has asked for nothing since.
-    has_timed_out: bool,
     /// The record has a step of it.
     is_recorded: bool,
     /// The line it stood on last.
@@ -262,7 +260,7 @@ struct TaskConversation {
     questions: u64,
     /// What the rank's clock showed at the last one that was carried out.
     asked_at: SimTime,
-    /// Answers of the engine to it.
+    /// Answers of the engine to it, and pauses of it that were ended before their time.
     resumptions: u64,
     /// What its next request follows from, where that is an answer to another task.
     woken_by: Option<Cause>,
@@ -625,8 +623,8 @@ impl Exchange {
                 looking.looks -= 1;
                 looking.state = State::Free;
                 looking.let_on_by = Some(from);
-                self.took(member, task, follows_from(member, from));
-                self.engine.release(member, task);
+                self.took(member, task, follows_from(from));
+                self.release(member, task);
                 self.answer(member, task, Answer::Go);
             }
         }
@@ -801,7 +799,7 @@ impl Exchange {
             if matches!(speaking.state, State::Asked(Asked::Pause)) {
                 speaking.state = State::Free;
                 self.after_another(rank, task);
-                self.engine.release(rank, task);
+                self.release(rank, task);
             }
             self.carry_out(rank, task, op);
         }
@@ -914,7 +912,7 @@ impl Exchange {
             ..TaskConversation::new(State::Free, goes_on.line)
         };
         self.moved.insert(task, (to, moved));
-        self.took(to, moved, follows_from(to, follows));
+        self.took(to, moved, follows_from(follows));
         self.end_task(from, task, Outcome::Ok);
     }
 
@@ -1100,7 +1098,7 @@ impl Exchange {
     /// Takes note that what the task asks for next follows from the answer to another task, if it does.
     fn after_another(&mut self, rank: RankId, task: TaskId) {
         if let Some(cause) = self.task(rank, task).woken_by.take() {
-            self.took(rank, task, follows_from(rank, cause));
+            self.took(rank, task, follows_from(cause));
         }
     }
 
@@ -1108,8 +1106,14 @@ impl Exchange {
     fn introduce(&mut self, rank: RankId, task: TaskId) {
         let TaskConversation { is_recorded, woken_by, causes, .. } = self.task(rank, task);
         if !*is_recorded && let Some(cause) = woken_by.or(causes.front().map(|(_, cause)| *cause)) {
-            self.took(rank, task, follows_from(rank, cause));
+            self.took(rank, task, follows_from(cause));
         }
+    }
+
+    /// The task's pause is over before its time.
+    fn release(&mut self, rank: RankId, task: TaskId) {
+        self.engine.release(rank, task);
+        self.task(rank, task).resumptions += 1;
     }
 
     fn submit(&mut self, rank: RankId, task: TaskId, request: Request, asked: Asked) {
@@ -1136,10 +1140,6 @@ impl Exchange {
         let steps = self.unrecorded.entry((at, rank)).or_default();
         let RankConversation { tasks, activities, recorded_as, .. } = &mut self.ranks[rank.index()];
         tasks[task.index()].is_recorded = true;
-        let had_timed_out = std::mem::take(&mut tasks[task.index()].has_timed_out);
-        if had_timed_out && matches!(step, RecordedStep::After { .. } | RecordedStep::AfterRank { .. }) {
-            steps.push((task, RecordedStep::TimedOut));
-        }
         if let RecordedStep::Request(Request::Issue { .. }) = step {
             tasks[task.index()].recorded_as = Handle(*activities);
             *activities += 1;
@@ -1247,10 +1247,7 @@ impl Exchange {
                 self.answer(rank, task, Answer::Times { launches, more });
             }
             (Asked::Elapsed, Reply::Elapsed(elapsed)) => self.answer(rank, task, Answer::Elapsed(elapsed)),
-            (Asked::Pause, Reply::TimedOut) => {
-                self.task(rank, task).has_timed_out = true;
-                self.answer(rank, task, Answer::Over);
-            }
+            (Asked::Pause, Reply::TimedOut) => self.answer(rank, task, Answer::Over),
             (Asked::Yield, Reply::TimedOut) => self.answer(rank, task, Answer::Go),
             (Asked::Group(ranks), Reply::Group(group)) => {
                 self.took(rank, task, RecordedStep::Named(group));
@@ -1407,12 +1404,9 @@ fn numbered_by(process: OfProcess, on: OnStream) -> OnStream {
     OnStream { stream, number: on.number.map(|number| process.long(number)), ..on }
 }
 
-/// As what the record says that a request of `rank` followed from an answer to this task.
-fn follows_from(rank: RankId, (of, task, resumption): Cause) -> RecordedStep {
-    match of == rank {
-        true => RecordedStep::After { task, resumption },
-        false => RecordedStep::AfterRank { rank: of, task, resumption },
-    }
+/// As the record says it.
+fn follows_from((rank, task, resumption): Cause) -> RecordedStep {
+    RecordedStep::Follows { rank, task, resumption }
 }
 
 /// By what the rank asks for the times of an operation on a stream.
@@ -1443,7 +1437,6 @@ impl TaskConversation {
             host: None,
             awaited: Vec::new(),
             recorded_as: Handle(0),
-            has_timed_out: false,
             is_recorded: false,
             line,
             questions: 0,

@@ -333,8 +333,7 @@ impl Heard {
                 | Request::Wait { timeout: Some(_), .. },
             )
             | RecordedStep::After { .. }
-            | RecordedStep::AfterRank { .. }
-            | RecordedStep::TimedOut
+            | RecordedStep::Follows { .. }
             | RecordedStep::Operators { .. }
             | RecordedStep::HandlesInOrder => return None,
         };

@@ -217,8 +217,7 @@ impl Memory {
             }
             RecordedStep::Request(_)
             | RecordedStep::After { .. }
-            | RecordedStep::AfterRank { .. }
-            | RecordedStep::TimedOut
+            | RecordedStep::Follows { .. }
             | RecordedStep::Named(_)
             | RecordedStep::HandlesInOrder => {}
         }

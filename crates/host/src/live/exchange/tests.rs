@@ -8,24 +8,28 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use uniference_formats::cluster::{Choices, ClusterFile, Flags};
 use uniference_protocol::messages::{DeviceWork, Fetched, Piece, Room, Span};
+use uniference_sim::cluster::Cluster;
 use uniference_sim::ids::GroupRank;
 use uniference_sim::program::{CallOp, Collective, CollectiveKind, DType, ReduceOp, Shape};
 use uniference_sim::time::{Bytes, SimDuration};
 
 const MAIN: TaskId = TaskId(0);
 
-/// Ranks on an ideal switch of 1 GB/s and no latency, all of which have asked for their first turn.
-fn ranks(count: u32) -> Exchange {
+/// An ideal switch of 1 GB/s and no latency.
+fn cluster(ranks: u32) -> Cluster {
     let flags = Flags {
-        ranks: count,
+        ranks,
         bandwidth: Some("8 Gbps".parse().unwrap()),
         latency: Some("0 us".parse().unwrap()),
         slowdown: vec![],
     };
     let choices = Choices { backend: Some("ideal".into()), ..Choices::default() };
-    let cluster =
-        ClusterFile::parse("test", &flags.to_toml().unwrap(), &[]).unwrap().resolve(&choices).unwrap().cluster;
-    let mut exchange = Exchange::new(Engine::new(&cluster), count, "script.py");
+    ClusterFile::parse("test", &flags.to_toml().unwrap(), &[]).unwrap().resolve(&choices).unwrap().cluster
+}
+
+/// Ranks, all of which have asked for their first turn.
+fn ranks(count: u32) -> Exchange {
+    let mut exchange = Exchange::new(Engine::new(&cluster(count)), count, "script.py");
     for rank in 0..count {
         say(&mut exchange, rank, vec![Op::Start]);
         assert_eq!(heard(&mut exchange), [(rank, Answer::Go)]);

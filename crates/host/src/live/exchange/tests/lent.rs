@@ -20,20 +20,11 @@ const ASLEEP: Quiet = Quiet { parts: 1, outside: true };
 
 /// Two ranks, of which the first has the only program; it has asked for its first turn.
 fn lent() -> (Exchange, Engine) {
-    let flags = Flags {
-        ranks: 2,
-        bandwidth: Some("8 Gbps".parse().unwrap()),
-        latency: Some("0 us".parse().unwrap()),
-        slowdown: vec![],
-    };
-    let choices = Choices { backend: Some("ideal".into()), ..Choices::default() };
-    let cluster =
-        ClusterFile::parse("test", &flags.to_toml().unwrap(), &[]).unwrap().resolve(&choices).unwrap().cluster;
-    let mut exchange = Exchange::new(Engine::new(&cluster), 2, "script.py");
+    let mut exchange = Exchange::new(Engine::new(&cluster(2)), 2, "script.py");
     exchange.lend();
     say(&mut exchange, 0, vec![Op::Start]);
     assert_eq!(heard(&mut exchange), [(0, Answer::Go)]);
-    (exchange, Engine::new(&cluster))
+    (exchange, Engine::new(&cluster(2)))
 }
 
 /// What is written to which thread of the program, and when.
@@ -74,7 +65,7 @@ fn a_thread_that_uses_another_ranks_gpu_goes_on_there_in_the_same_time() {
     assert_eq!(exchange.engine().now().as_ps(), 10 * US);
     let of_others = |rank: u32| {
         let found = steps.0[&RankId(rank)].iter().filter_map(|(_, step)| match step {
-            RecordedStep::AfterRank { rank, task, .. } => Some((rank.0, task.0)),
+            RecordedStep::Follows { rank: other, task, .. } if other.0 != rank => Some((other.0, task.0)),
             _ => None,
         });
         found.collect::<Vec<_>>()
@@ -152,6 +143,60 @@ fn a_record_has_threads_in_their_order_though_one_must_wait_with_what_it_asks_fi
     let records = steps.0.into_values().map(Vec::into_iter).collect();
     assert!(matches!(replay(&mut again, records, &mut ()), Ending::Finished));
     assert_eq!(again.now(), ended);
+}
+
+/// The other thread pauses until just when the main one has slept. Before it hears that its time is up, the main thread lets it go on; then it lets the
+/// main thread go on from a pause. A replay counts both, whichever ends a pause that is over at this instant.
+#[test]
+fn a_pause_counts_whether_its_time_was_up_or_another_thread_has_ended_it() {
+    let (mut exchange, mut again, mut steps) = (ranks(1), Engine::new(&cluster(1)), Steps::default());
+    let other = exchange.open_task(RankId(0));
+    let pause = |us| Op::Pause(Span::For(SimDuration::from_us(us)));
+    exchange.say(RankId(0), other, vec![pause(5)], None);
+    exchange.say(RankId(0), MAIN, vec![sleep(5)], Some(ALONE));
+    exchange.advance(&mut (), &mut steps);
+    let [main, over] = [(); 2].map(|()| exchange.take_ready().unwrap());
+    assert_eq!((main.task, over.task, &over.answer), (MAIN, other, &Answer::Over));
+    assert_eq!(exchange.frame(main).map(|frame| frame.answer), Some(Answer::Go));
+    exchange.say(RankId(0), other, vec![sleep(3)], Some(OF_TWO));
+    exchange.say(RankId(0), MAIN, vec![pause(50)], Some(OF_TWO));
+    assert_eq!(exchange.frame(over), None);
+    assert_eq!(told(&mut exchange, &mut steps), [(1, 8 * US, Answer::Go)]);
+    exchange.say(RankId(0), MAIN, vec![sleep(4)], Some(OF_TWO));
+    exchange.say(RankId(0), other, vec![Op::Exit(Outcome::Ok)], Some(OF_TWO));
+    assert_eq!(told(&mut exchange, &mut steps), [(0, 12 * US, Answer::Go)]);
+    exchange.say(RankId(0), MAIN, vec![Op::Exit(Outcome::Ok)], Some(ALONE));
+    assert!(matches!(exchange.advance(&mut (), &mut steps), Standing::Finished));
+    exchange.record_rest(&mut steps);
+    let records = steps.0.into_values().map(Vec::into_iter).collect();
+    assert!(matches!(replay(&mut again, records, &mut ()), Ending::Finished));
+    assert_eq!(again.now().as_ps(), 12 * US);
+}
+
+/// What the second thread does after 2.5 us makes the main one look, which starts a third one: that follows from the second thread's answer, as the main
+/// thread has had none since.
+#[test]
+fn what_a_thread_does_that_was_let_look_follows_from_what_let_it() {
+    let (mut exchange, mut steps) = (ranks(1), Steps::default());
+    let second = exchange.open_task(RankId(0));
+    exchange.say(RankId(0), MAIN, vec![Op::Yield], Some(OF_TWO));
+    exchange.say(RankId(0), second, vec![Op::Sleep(Span::For(SimDuration::from_ns(2500)))], Some(OF_TWO));
+    loop {
+        match told(&mut exchange, &mut steps)[..] {
+            [(0, _, Answer::Go)] => exchange.say(RankId(0), MAIN, vec![Op::Yield], Some(ALONE)),
+            [(1, now, Answer::Go)] => break assert_eq!(now, 5 * US / 2),
+            ref answers => panic!("{answers:?}"),
+        };
+    }
+    exchange.say(RankId(0), second, vec![sleep(10)], Some(ALONE));
+    assert_eq!(told(&mut exchange, &mut steps), [(0, 5 * US / 2, Answer::Go)]);
+    let third = exchange.open_task(RankId(0));
+    exchange.say(RankId(0), third, vec![sleep(1)], Some(OF_TWO));
+    exchange.say(RankId(0), MAIN, vec![sleep(20)], Some(OF_TWO));
+    assert_eq!(told(&mut exchange, &mut steps), [(2, 7 * US / 2, Answer::Go)]);
+    exchange.record_rest(&mut steps);
+    let first = steps.0[&RankId(0)].iter().find(|(task, _)| *task == third).map(|(_, step)| step);
+    assert!(matches!(first, Some(RecordedStep::Follows { task, .. }) if *task == second), "{first:?}");
 }
 
 /// The other thread waits in a loop for the main one, which sleeps for 100 us: it looks after one microsecond at first and then less often, and just when the
