@@ -234,7 +234,7 @@ def test_progress_goes_to_a_file(tmp_path: Path) -> None:
     source = (
         "import torch, torch.distributed as dist, os\ndist.init_process_group()\n"
         # Work that takes this machine's time.
-        "if os.environ['RANK'] == '0':\n    sum(range(50_000_000))\ndist.barrier()\n"
+        "if os.environ['RANK'] == '0':\n    sum(range(200_000_000))\ndist.barrier()\n"
     )
     script = write_script(tmp_path, source)
     out = tmp_path / "out"
