@@ -792,7 +792,9 @@ impl Exchange {
             && let Some(op) = self.task(rank, task).ops.pop_front()
         {
             let speaking = self.task(rank, task);
-            while let Some((_, cause)) = speaking.causes.pop_front_if(|(from, _)| *from <= speaking.carried_out) {
+            while let Some((_, cause)) = speaking.causes.front().filter(|(from, _)| *from <= speaking.carried_out) {
+                let cause = *cause;
+                speaking.causes.pop_front();
                 (speaking.woken_by, speaking.let_on_by) = (Some(cause), Some(cause));
             }
             speaking.carried_out += 1;

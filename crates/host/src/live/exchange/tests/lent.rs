@@ -101,7 +101,7 @@ fn a_process_that_is_gone_does_not_keep_the_run_from_its_end() {
     exchange.say(RankId(0), MAIN, vec![Op::Compute(measured), Op::Exit(Outcome::Ok)], None);
     assert_eq!(told(&mut exchange, &mut steps), [(runs.0, 2 * US, Answer::Go)]);
     assert!(matches!(exchange.advance(&mut (), &mut steps), Standing::Blocked));
-    [runs, sleeps].map(|task| exchange.close_task(RankId(0), task));
+    [runs, sleeps].into_iter().for_each(|task| exchange.close_task(RankId(0), task));
     assert!(exchange.is_running(RankId(0)), "the thread that was answered has not said that it waits");
     exchange.gone(RankId(0));
     assert_eq!(told(&mut exchange, &mut steps), []);
