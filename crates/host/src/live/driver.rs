@@ -714,9 +714,7 @@ impl<'a> Driver<'a> {
             main.exited = Some(Outcome::Ok);
             self.exchange.end(rank);
         }
-        if self.setup.one_program {
-            self.exchange.gone(rank);
-        }
+        self.exchange.gone(rank);
         let state = &self.ranks[rank.index()];
         if state.tasks[0].exited == Some(Outcome::Ok) && status != 0 {
             let how = describe_status(status);

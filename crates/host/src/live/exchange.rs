@@ -499,10 +499,13 @@ impl Exchange {
         self.quiet(rank, Quiet::default());
     }
 
-    /// The process with the threads of all ranks is gone: those that were answered do not say anything any more, and nobody hears what others are told.
+    /// The rank's process is gone. If it has the threads of all ranks, those that were answered do not say anything any more, and nobody hears what
+    /// others are told.
     pub fn gone(&mut self, rank: RankId) {
-        self.turn(rank).is_gone = true;
-        self.quiet(rank, Quiet::default());
+        if self.lends {
+            self.turn(rank).is_gone = true;
+            self.quiet(rank, Quiet::default());
+        }
     }
 
     /// The rank's process has ended, as its program wanted, without a word.
