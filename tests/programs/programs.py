@@ -190,6 +190,16 @@ PROGRAMS = (
         for graphs in ((), ("--graphs",))
     ),
     _file("sglang", "sglang_server.py", *_LOAD, ranks=1, on_cpu=False, without_values=True),
+    _file(
+        "sglang",
+        "sglang_server.py",
+        *_LOAD,
+        "--tensor-parallel",
+        "2",
+        on_cpu=False,
+        without_values=True,
+        one_program=True,
+    ),
 )
 
 
