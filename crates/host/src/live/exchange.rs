@@ -542,14 +542,19 @@ impl Exchange {
         false
     }
 
-    /// Which inputs have been copied is no word in a conversation: who copies may wait for an answer already. Nor is what operators name by
-    /// number.
+    /// Which inputs have been copied and what has been reduced are no words in a conversation: who copies may wait for an answer already, and others
+    /// wait for a reduction before time passes for what else was said. Nor is what operators name by number.
     fn take_at_once(&mut self, rank: RankId, task: TaskId, ops: &mut Vec<Op>) {
-        let before = ops.len();
+        let (before, mut folded) = (ops.len(), Vec::new());
         ops.retain_mut(|op| {
             match op {
                 Op::Issue { staged: Some(room), filled: false, .. } => self.data.filling(room.at),
                 Op::Filled(room) => self.data.filled(*room),
+                Op::Folded(handle) => {
+                    let name = self.name(rank, *handle);
+                    self.data.folded(rank, name);
+                    folded.push(name);
+                }
                 Op::Dictionary { process, entries } => self.names(rank, *process, std::mem::take(entries)),
                 Op::Compute(_) => {
                     let RankConversation { tasks, dictionary, .. } = &mut self.ranks[rank.index()];
@@ -557,10 +562,13 @@ impl Exchange {
                 }
                 _ => {}
             }
-            !matches!(op, Op::Filled(_) | Op::Dictionary { .. })
+            !matches!(op, Op::Filled(_) | Op::Folded(_) | Op::Dictionary { .. })
         });
         if ops.len() < before {
             self.retry_fetches();
+        }
+        for name in folded {
+            self.hand_ahead(rank, name);
         }
     }
 
@@ -859,12 +867,6 @@ impl Exchange {
                     self.data.release(rank, name);
                     self.retry_fetches();
                 }
-            }
-            Op::Folded(handle) => {
-                let name = self.name(rank, handle);
-                self.data.folded(rank, name);
-                self.retry_fetches();
-                self.hand_ahead(rank, name);
             }
             Op::Start => self.answer(rank, task, Answer::Go),
             Op::Moves(to) => {

@@ -124,6 +124,18 @@ fn a_stream_goes_on_behind_a_call_that_is_aborted() {
     assert_eq!(heard(&mut exchange), [(0, Answer::Complete(vec![(0, over)]))]);
 }
 
+/// Whoever has reduced may have computed before it says so: the others do not wait for the end of that, which is later than their answer.
+#[test]
+fn a_reduction_is_there_before_what_is_said_with_it() {
+    let mut exchange = ranks(3);
+    let told = all_reduced(&mut exchange, 3);
+    let [(first, Answer::Complete(_))] = &told[..] else { panic!("one rank is told") };
+    let computed = messages::Slice { measured: SimDuration::from_us(5), operators: Vec::new() };
+    say(&mut exchange, *first, vec![Op::Compute(computed), Op::Folded(0), Op::Release(0), Op::Now]);
+    let told = heard(&mut exchange);
+    assert!(matches!(told[..], [(_, Answer::Complete(_)), (_, Answer::Complete(_))]), "{told:?}");
+}
+
 #[test]
 fn a_blocking_all_reduce_is_one_question_and_folded_once() {
     let mut exchange = ranks(3);
