@@ -299,7 +299,7 @@ struct RecordedTask {
     issues: VecDeque<u32>,
     /// The group that it has joined last.
     joined: Option<GroupId>,
-    /// It is paused since the rank was resumed last.
+    /// It has asked for its pause since the rank was resumed last. Where [`RecordedStep::After`] says what it follows from, that has not ended the pause.
     has_just_paused: bool,
 }
 
@@ -441,16 +441,19 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
     fn ask(&mut self, at: &mut Moment<'_>, task: TaskId) -> Result<bool, OtherGroup> {
         self.name_group(task);
         let rank = self.id;
-        let RecordedTask { state, ahead, .. } = &mut self.tasks[task.index()];
+        let asking = &mut self.tasks[task.index()];
+        if asking.state != State::Free {
+            return Ok(false);
+        }
+        let ahead = &mut asking.ahead;
         let causes = ahead.iter().take_while(|step| follows(step)).count();
-        let Some(next) = ahead.get(causes).filter(|_| *state == State::Free) else { return Ok(false) };
+        let Some(next) = ahead.get(causes) else { return Ok(false) };
         let has_happened = |step: &RecordedStep| at.told.has_happened(rank, step);
         if !ahead.iter().take(causes).all(has_happened) || !knows_handles(self.handles.as_ref(), next) {
             return Ok(false);
         }
-        let asking = &mut self.tasks[task.index()];
-        asking.ahead.drain(..causes);
-        let Some(RecordedStep::Request(mut request)) = asking.ahead.pop_front() else { return Ok(false) };
+        ahead.drain(..causes);
+        let Some(RecordedStep::Request(mut request)) = ahead.pop_front() else { return Ok(false) };
         if let Some(named) = handles_mut(&mut request)
             && let Some(handles) = &self.handles
         {

@@ -205,7 +205,7 @@ struct Turns {
     answered: Option<Answered>,
 }
 
-/// An answer of the engine: the how manieth to which task.
+/// An answer of the engine: whose task it was for, and its number among the answers to that task, counted from 1.
 type Cause = (RankId, TaskId, u64);
 
 /// A task has been answered.
