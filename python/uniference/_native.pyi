@@ -32,6 +32,16 @@ def attach_gpus(own: int, gpus: Sequence[Mapping[str, Any]], link: int = 0, comm
     `crates/protocol/src/phantom.rs`); without a link all that is launched has ended at once, without the other there are no communicators.
     """
 
+def open_memory() -> None:
+    """From here on processes of the same user may write into this one's memory."""
+
+def write_memory(process: int, pieces: Sequence[tuple[int, int, int]]) -> None:
+    """Copies pieces of this process's memory into that of another one: of each where it lies here and there, and its length.
+
+    Raises:
+        OSError: There is no such memory, or no such process of this user.
+    """
+
 def combines(reduce: str, dtype: str) -> bool:
     """Whether the channel combines such elements itself, with torch's bits."""
 
@@ -191,6 +201,8 @@ class Channel:
     def send(self, group: int, to: int, tag: int, input: Sequence[Tensor], has_values: bool, site: str) -> int:
         """Issues a send of `input`; of its size alone if it has no values."""
     def recv(self, group: int, source: int | None, tag: int, nbytes: int, site: str) -> int: ...
+    def write(self, to: int, nbytes: int, site: str) -> int:
+        """Issues a write of so many bytes into the memory of another rank of the world, which takes no part. Only their number counts."""
     def wait(self, handles: Sequence[int], timeout: int | None, any: bool, site: str) -> list[int] | None:
         """Blocks until all (any) of the handles are complete; returns those that are, or None after `timeout`.
 

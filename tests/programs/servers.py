@@ -11,7 +11,8 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from json import dumps
 from pathlib import Path
 
@@ -28,6 +29,9 @@ def add_load(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-model-len", type=int, default=4096)
     parser.add_argument(
         "--tensor-parallel", type=int, default=1, help="GPUs; several need `uniference run --one-program`"
+    )
+    parser.add_argument(
+        "--apart", action="store_true", help="prompts are computed by a server of their own, on as many GPUs besides"
     )
 
 
@@ -48,18 +52,39 @@ def write_tokenizer(folder: str, vocabulary: int) -> None:
     Path(folder, "tokenizer_config.json").write_text(dumps(about))
 
 
-def measure(
-    words: argparse.Namespace,
-    write_model: Callable[[str, str], None],
-    server: Callable[[str, int, argparse.Namespace], Sequence[str]],
-    benchmark: Callable[[str, int, argparse.Namespace], Mapping[str, float]],
-) -> None:
-    """Starts the server of a model, which is written to a folder, and then the benchmark; each is given folder, port and words."""
-    with tempfile.TemporaryDirectory() as folder:
-        write_model(folder, words.shape)
+@dataclass(frozen=True)
+class Stack:
+    """How servers of one kind are started and measured. Each is given the model's folder, a port, and the words of the command line."""
+
+    name: str
+    write_model: Callable[[str, str], None]
+    server: Callable[[str, int, argparse.Namespace], Sequence[str]]
+    benchmark: Callable[[str, int, argparse.Namespace], Mapping[str, float]]
+    # What a server is told besides that computes prompts, or all further tokens: whether it is the former, and the bootstrap's port.
+    apart: Callable[[bool, int], tuple[Sequence[str], Mapping[str, str]]]
+
+
+def measure(words: argparse.Namespace, stack: Stack) -> None:
+    """Starts the server of a model, and then the benchmark."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as open_servers:
+        stack.write_model(folder, words.shape)
         port = free_port()
-        with serving(port, server(folder, port, words)):
-            said = benchmark(folder, port, words)
+        if words.apart:
+            bootstrap, ports = free_port(), []
+            for number in range(2):
+                gpus = range(number * words.tensor_parallel, (number + 1) * words.tensor_parallel)
+                arguments, variables = stack.apart(number == 0, bootstrap)
+                variables = {**variables, "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
+                ports.append(free_port())
+                command = [*stack.server(folder, ports[number], words), *arguments]
+                open_servers.enter_context(serving(ports[number], command, variables))
+            addresses = [*(f"http://127.0.0.1:{part}" for part in ports), f"127.0.0.1:{bootstrap}"]
+            router = str(Path(__file__).with_name("router.py"))
+            command = [sys.executable, router, stack.name, str(port), *addresses]
+        else:
+            command = [*stack.server(folder, port, words)]
+        open_servers.enter_context(serving(port, command))
+        said = stack.benchmark(folder, port, words)
     print("RESULT", os.environ.get("RANK", 0), "answered", said["completed"], "generated", said["total_output_tokens"])
 
 
@@ -71,9 +96,9 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(port: int, command: Sequence[str]) -> Iterator[None]:
-    """While it is entered, the server that the command starts answers at the port."""
-    server = subprocess.Popen(command)
+def serving(port: int, command: Sequence[str], variables: Mapping[str, str] | None = None) -> Iterator[None]:
+    """While it is entered, the server that the command starts, with these environment variables, answers at the port."""
+    server = subprocess.Popen(command, env=os.environ | dict(variables or {}))
     try:
         while not _is_up(port):
             if server.poll() is not None:

@@ -46,12 +46,24 @@ def benchmark(folder: str, port: int, words: argparse.Namespace) -> dict[str, fl
     return said
 
 
+def apart(prompts: bool, bootstrap: int) -> tuple[list[str], dict[str, str]]:
+    """Mooncake's connector."""
+    mode = ["--disaggregation-mode", "prefill" if prompts else "decode"]
+    return [
+        *mode,
+        "--disaggregation-transfer-backend",
+        "mooncake",
+        "--disaggregation-bootstrap-port",
+        str(bootstrap),
+    ], {}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shape", nargs="?", default="tiny", choices=sglang_model.SHAPES)
     parser.add_argument("--graphs", action="store_true", help="launch decode steps as CUDA graphs")
     servers.add_load(parser)
-    servers.measure(parser.parse_args(), write_model, server, benchmark)
+    servers.measure(parser.parse_args(), servers.Stack("sglang", write_model, server, benchmark, apart))
 
 
 if __name__ == "__main__":

@@ -49,10 +49,16 @@ def benchmark(folder: str, port: int, words: argparse.Namespace) -> dict[str, fl
     return said
 
 
+def apart(prompts: bool, bootstrap: int) -> tuple[list[str], dict[str, str]]:
+    """Mooncake's connector."""
+    connector = {"kv_connector": "MooncakeConnector", "kv_role": "kv_producer" if prompts else "kv_consumer"}
+    return ["--kv-transfer-config", json.dumps(connector)], {"VLLM_MOONCAKE_BOOTSTRAP_PORT": str(bootstrap)}
+
+
 def main() -> None:
     parser = vllm_model.parser(__doc__)
     servers.add_load(parser)
-    servers.measure(parser.parse_args(), write_model, server, benchmark)
+    servers.measure(parser.parse_args(), servers.Stack("vllm", write_model, server, benchmark, apart))
 
 
 if __name__ == "__main__":

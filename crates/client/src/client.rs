@@ -144,6 +144,8 @@ struct Shared {
     rooms: Rooms,
     group_counts: BTreeMap<Vec<u32>, u32>,
     groups: BTreeMap<u32, Membership>,
+    /// By the rank into whose memory this one writes.
+    written: BTreeMap<u32, GroupId>,
     next_handle: LocalHandle,
     /// Operations known to be complete, with their data; until released.
     complete: BTreeMap<LocalHandle, Fetched>,
@@ -209,6 +211,7 @@ impl Client {
                 rooms: Rooms::new(start, size, welcome.retain_bytes),
                 group_counts: BTreeMap::new(),
                 groups: BTreeMap::new(),
+                written: BTreeMap::new(),
                 next_handle: 0,
                 complete: BTreeMap::new(),
                 over: BTreeSet::new(),
@@ -378,7 +381,9 @@ impl Client {
         let member = self.member_of(call.group)?;
         match &call.op {
             CallOp::Collective(op) => member.check(op, input, None)?,
-            CallOp::Send { to: peer, .. } | CallOp::Recv { from: Some(peer), .. } => member.check_peer(*peer)?,
+            CallOp::Send { to: peer, .. } | CallOp::Recv { from: Some(peer), .. } | CallOp::Write { to: peer, .. } => {
+                member.check_peer(*peer)?;
+            }
             CallOp::Recv { from: None, .. } => {}
         }
         self.issue(call, input, Some(stream), site)
@@ -411,6 +416,15 @@ impl Client {
         let member = self.member_of(group)?;
         from.map_or(Ok(()), |from| member.check_peer(from))?;
         self.issue(Call { group, op: CallOp::Recv { from, tag, bytes } }, None, None, site)
+    }
+
+    /// Issues a write of so many bytes, without values, into the memory of another rank, which takes no part.
+    ///
+    /// # Errors
+    /// There is no such rank, or another process communicates for this one.
+    pub fn write(&self, to: u32, bytes: Bytes, site: &str) -> Result<LocalHandle> {
+        let group = self.group_of_writes(to)?;
+        self.issue(Call { group, op: CallOp::Write { to: GroupRank(1), bytes } }, None, None, site)
     }
 
     fn issue(&self, call: Call, input: Option<&[Region]>, stream: Option<OnStream>, site: &str) -> Result<LocalHandle> {

@@ -17,6 +17,9 @@ pub type LocalHandle = u32;
 /// An offset in the arena, in bytes.
 pub type Offset = u64;
 
+/// In place of how many groups of just these ranks were named before: the one in which the first writes into the memory of the second.
+pub const WRITES: u32 = u32::MAX;
+
 /// What a task says. Durations are virtual time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Op {

@@ -268,6 +268,10 @@ impl Channel {
         self.client.recv(GroupId(group), source.map(GroupRank), tag, Bytes(nbytes), site).map_err(raise)
     }
 
+    fn write(&self, py: Python<'_>, to: u32, nbytes: u64, site: &str) -> PyResult<u32> {
+        py.detach(|| self.client.write(to, Bytes(nbytes), site)).map_err(raise)
+    }
+
     fn wait(
         &self,
         py: Python<'_>,

@@ -9,6 +9,7 @@ mod gpus;
 mod relative;
 mod site;
 mod tensors;
+mod writes;
 
 use pyo3::prelude::*;
 use std::ffi::OsString;
@@ -81,6 +82,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(site::set_libraries, module)?)?;
     module.add_function(wrap_pyfunction!(site::user_line, module)?)?;
     module.add_function(wrap_pyfunction!(clocks::read_clock, module)?)?;
+    module.add_function(wrap_pyfunction!(writes::open_memory, module)?)?;
+    module.add_function(wrap_pyfunction!(writes::write_memory, module)?)?;
     module.add_class::<clocks::ClockServer>()?;
     chakra::register(module)?;
     module.add_class::<channel::Channel>()

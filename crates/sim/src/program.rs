@@ -233,6 +233,13 @@ pub enum CallOp {
         /// Size of the buffer; the message must have just this size.
         bytes: Bytes,
     },
+    /// Writes into the memory of another member, which takes no part: RDMA write. Complete once the writer has heard that all of it is there.
+    Write {
+        /// Into whose.
+        to: GroupRank,
+        /// How much.
+        bytes: Bytes,
+    },
 }
 
 /// A collective as one member calls it.
@@ -333,12 +340,16 @@ impl CallOp {
     /// The name of a message's sending.
     pub const SEND: &str = "send";
 
-    /// The name in reports: a collective's, `send` or `recv`.
+    /// The name of a write into another member's memory.
+    pub const WRITE: &str = "write";
+
+    /// The name in reports: a collective's, `send`, `recv` or `write`.
     pub const fn name(&self) -> &'static str {
         match self {
             CallOp::Collective(collective) => collective.kind.name(),
             CallOp::Send { .. } => CallOp::SEND,
             CallOp::Recv { .. } => "recv",
+            CallOp::Write { .. } => CallOp::WRITE,
         }
     }
 
@@ -346,7 +357,7 @@ impl CallOp {
     pub fn bytes(&self, members: u32) -> Bytes {
         match self {
             CallOp::Collective(collective) => collective.bytes(members),
-            CallOp::Send { bytes, .. } | CallOp::Recv { bytes, .. } => *bytes,
+            CallOp::Send { bytes, .. } | CallOp::Recv { bytes, .. } | CallOp::Write { bytes, .. } => *bytes,
         }
     }
 }

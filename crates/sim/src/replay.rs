@@ -518,7 +518,7 @@ pub fn handles_mut(request: &mut Request) -> Option<&mut Vec<Handle>> {
 /// Does a group of so many members have all those that the call names?
 fn fits(call: &Call, members: usize) -> bool {
     match &call.op {
-        CallOp::Send { to, .. } => to.index() < members,
+        CallOp::Send { to, .. } | CallOp::Write { to, .. } => to.index() < members,
         CallOp::Recv { from, .. } => from.is_none_or(|from| from.index() < members),
         CallOp::Collective(Collective { root, shape, .. }) => {
             root.is_none_or(|root| root.index() < members)

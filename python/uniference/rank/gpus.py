@@ -19,7 +19,7 @@ from uniference.backends.gloo import Gloo
 from uniference.backends.nccl import Nccl
 from uniference.patches import names
 from uniference.program import hints
-from uniference.rank import capture, kernels, values
+from uniference.rank import capture, kernels, mooncake, values
 
 
 def install(channel: Channel, own: int, gpus: Sequence[Mapping[str, Any]]) -> None:
@@ -43,6 +43,7 @@ def _attach(channel: Channel, own: int, gpus: Sequence[Mapping[str, Any]]) -> No
     _native.attach_gpus(own, gpus, link, communication)
     process = ctypes.CDLL(None)
     kernels.install(channel, library)
+    mooncake.install(channel)
     functions = ("launch", "settle", "is_captured", "compute", "withhold", "clear")
     library.mirror(*(_address(process, f"uniference_phantom_{name}") for name in functions))
     library.count_gpu_memory(

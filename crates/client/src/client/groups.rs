@@ -1,20 +1,36 @@
 //! Owns what a rank knows of its process groups: its number in each, and how a group ends.
 
 use super::arguments::{self, Membership};
+use uniference_protocol::messages::WRITES;
 use super::{Answer, Client, ClientError, GroupId, Op, Result, unexpected};
 
 impl Client {
     /// The number of the process group of these ranks, in this order; each call names a new group.
     pub fn group(&self, ranks: Vec<u32>) -> Result<GroupId> {
-        if self.relay.is_none() && self.rounds.another_communicates(self.rank) {
-            return Err(self.another_communicates());
-        }
-        let membership = Membership::of(self.rank(), &ranks, self.world_size)?;
-        let sequence = {
+        let sequence = || {
             let mut shared = self.shared();
             let count = shared.group_counts.entry(ranks.clone()).or_default();
             std::mem::replace(count, *count + 1)
         };
+        self.named(ranks.clone(), sequence)
+    }
+
+    /// The group in which this rank writes into the memory of another one, which need not know of it.
+    pub(super) fn group_of_writes(&self, to: u32) -> Result<GroupId> {
+        if let Some(group) = self.shared().written.get(&to) {
+            return Ok(*group);
+        }
+        let group = self.named(vec![self.rank(), to], || WRITES)?;
+        self.shared().written.insert(to, group);
+        Ok(group)
+    }
+
+    fn named(&self, ranks: Vec<u32>, sequence: impl FnOnce() -> u32) -> Result<GroupId> {
+        if self.relay.is_none() && self.rounds.another_communicates(self.rank) {
+            return Err(self.another_communicates());
+        }
+        let membership = Membership::of(self.rank(), &ranks, self.world_size)?;
+        let sequence = sequence();
         match self.ask(Op::Group { ranks, sequence })? {
             Answer::Group(Answer::NO_GROUP) => Err(self.another_communicates()),
             Answer::Group(group) => {

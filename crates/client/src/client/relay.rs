@@ -302,7 +302,10 @@ impl Client {
 
     /// Whether the process in whose name this thread asks communicates for its rank from here on: nobody else does.
     fn may_communicate(&self) -> bool {
-        let own_process_does = !self.shared().group_counts.is_empty();
+        let own_process_does = {
+            let shared = self.shared();
+            !(shared.group_counts.is_empty() && shared.written.is_empty())
+        };
         self.rounds.may_communicate(self.rank, own_process_does)
     }
 

@@ -20,6 +20,8 @@ pub const RANGE: &str = "uniference_range";
 pub const STORE: &str = "uniference_store";
 /// A receive that takes whatever message is first; the source beside it is the one that it was.
 pub const ANY_SOURCE: &str = "uniference_any_source";
+/// A send that is a write into the destination's memory, which takes no part.
+pub const WRITES: &str = "uniference_writes";
 /// Of communication: how long it took in the recording once all ranks had come to it, in picoseconds.
 pub const RECORDED_PS: &str = "uniference_recorded_ps";
 /// The operators that a compute node consists of, one after the other: a list of texts ([`super::operators`]).

@@ -201,7 +201,7 @@ impl ClusterFile {
 impl ClusterFile {
     /// The operations that take no time, of all that can be named.
     fn free(&self, choices: &Choices) -> Result<BTreeSet<&'static str>, Diagnostic> {
-        let names = || CollectiveKind::ALL.map(CollectiveKind::name).into_iter().chain([CallOp::SEND]);
+        let names = || CollectiveKind::ALL.map(CollectiveKind::name).into_iter().chain([CallOp::SEND, CallOp::WRITE]);
         let known = |given: &str, error: &dyn Fn(String) -> Diagnostic| {
             let unknown = || error(format!("unknown operation `{given}`")).hint(suggest(given, "operations", names()));
             names().find(|name| *name == given).ok_or_else(unknown)
@@ -263,7 +263,7 @@ impl ClusterFile {
 }
 
 /// Those that are not collectives.
-const OPERATIONS: [&str; 2] = ["send", "recv"];
+const OPERATIONS: [&str; 3] = [CallOp::SEND, "recv", CallOp::WRITE];
 
 fn to_toml(raw: &RawCluster) -> String {
     toml::to_string(raw).expect("names and values with units are TOML")

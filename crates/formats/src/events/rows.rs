@@ -232,6 +232,7 @@ fn arguments(op: &CallOp) -> [Cell<'_>; 8] {
         }
         CallOp::Send { to, tag, .. } => [null, null, null, null, null, null, place(Some(*to)), Cell::U64(*tag)],
         CallOp::Recv { from, tag, .. } => [null, null, null, null, null, null, place(*from), Cell::U64(*tag)],
+        CallOp::Write { to, .. } => [null, null, null, null, null, null, place(Some(*to)), null],
     }
 }
 

@@ -33,6 +33,7 @@ fn stream(mut see: impl FnMut(SimTime, &Event<'_>)) {
         collective(CollectiveKind::AllToAll, None, Shape::Pairs { send: vec![1, 2], recv: vec![3, 4] }),
         Call { group: GroupId(0), op: CallOp::Send { to: GroupRank(1), tag: 7, bytes: Bytes(13) } },
         Call { group: GroupId(0), op: CallOp::Recv { from: None, tag: 7, bytes: Bytes(13) } },
+        Call { group: GroupId(0), op: CallOp::Write { to: GroupRank(1), bytes: Bytes(13) } },
     ];
     let (bytes, wire_bytes, links) = (Bytes(10), Bytes(12), &[LinkId(1), LinkId(2)]);
     for call in &calls {

@@ -175,7 +175,7 @@ impl Known {
                 let size = *self.groups.get(&group).ok_or_else(|| format!("group {group} is not defined"))?;
                 let peer = match &call.op {
                     CallOp::Collective(collective) => collective.root,
-                    CallOp::Send { to, .. } => Some(*to),
+                    CallOp::Send { to, .. } | CallOp::Write { to, .. } => Some(*to),
                     CallOp::Recv { from, .. } => *from,
                 };
                 let is_member = peer.is_none_or(|peer| peer.index() < size);

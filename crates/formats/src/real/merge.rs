@@ -354,7 +354,7 @@ impl Merged {
                     CallOp::Recv { from: Some(from), .. } => {
                         messages.entry((group, member(from), me)).or_default()[1].push((me, handle));
                     }
-                    CallOp::Recv { from: None, .. } => {}
+                    CallOp::Recv { from: None, .. } | CallOp::Write { .. } => {}
                 }
             }
         }

@@ -4,8 +4,8 @@
 //! is new goes to the end of either, and nothing changes its place. Times are picoseconds, sizes bytes. All versions of the format share it, but version 1
 //! never has [`Step::Named`] or [`Step::Line`], versions 1 and 2 never have [`Step::Operators`] or [`Step::HandlesInOrder`], and none before 4 has
 //! [`Step::Elapsed`], [`Activity::Part`] or [`Activity::Reach`], none before 5 has [`Step::Look`]: their ranks read the clock by [`Step::Now`]; none
-//! before 6 has [`Mark::Open`] or [`Mark::Close`], none before 7 [`Mark::Name`], and none before 8 [`Step::Follows`], where
-//! they have [`Step::After`].
+//! before 6 has [`Mark::Open`] or [`Mark::Close`], none before 7 [`Mark::Name`], none before 8 [`Step::Follows`], where they have [`Step::After`],
+//! and none before 9 [`CallOp::Write`].
 
 use crate::report::Manifest;
 use serde::{Deserialize, Serialize};
@@ -189,6 +189,7 @@ pub(super) enum CallOp {
     Collective { kind: u32, dtype: u32, reduce: Option<u32>, root: Option<u32>, shape: Shape },
     Send { to: u32, tag: u64, bytes: u64 },
     Recv { from: Option<u32>, tag: u64, bytes: u64 },
+    Write { to: u32, bytes: u64 },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -417,6 +418,7 @@ impl CallOp {
             program::CallOp::Recv { from, tag, bytes } => {
                 CallOp::Recv { from: from.map(|from| from.0), tag: *tag, bytes: bytes.0 }
             }
+            program::CallOp::Write { to, bytes } => CallOp::Write { to: to.0, bytes: bytes.0 },
         }
     }
 
@@ -439,6 +441,7 @@ impl CallOp {
             CallOp::Recv { from, tag, bytes } => {
                 program::CallOp::Recv { from: from.map(GroupRank), tag, bytes: Bytes(bytes) }
             }
+            CallOp::Write { to, bytes } => program::CallOp::Write { to: GroupRank(to), bytes: Bytes(bytes) },
         })
     }
 }

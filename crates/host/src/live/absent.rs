@@ -74,6 +74,7 @@ impl Absence {
             CallOp::Recv { from: Some(from), tag, bytes } => {
                 CallOp::Recv { from: Some(place(*from)?), tag: *tag, bytes: *bytes }
             }
+            CallOp::Write { to, bytes } => CallOp::Write { to: place(*to)?, bytes: *bytes },
             CallOp::Recv { from: None, .. } => {
                 return Err(Unlike::absence(format!(
                     "{rank} receives from any rank of a group some of whose ranks do not run"

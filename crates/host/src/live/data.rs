@@ -146,6 +146,8 @@ impl DataPlane {
                 }
                 Held::Send
             }
+            // Its input is not staged: nobody fetches it.
+            CallOp::Write { .. } => Held::Send,
             CallOp::Recv { bytes, .. } => Held::Recv { group: call.group, bytes: bytes.0, from: None },
         };
         self.held.insert((rank, handle), held);

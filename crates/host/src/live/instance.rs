@@ -293,7 +293,7 @@ pub(super) fn contribution(op: &CallOp, size: usize, me: usize) -> u64 {
     let call = match op {
         CallOp::Collective(call) => call,
         CallOp::Send { bytes, .. } => return bytes.0,
-        CallOp::Recv { .. } => return 0,
+        CallOp::Recv { .. } | CallOp::Write { .. } => return 0,
     };
     let is_root = call.root.is_some_and(|root| root.index() == me);
     let elements = match (call.kind, &call.shape) {

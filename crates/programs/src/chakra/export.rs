@@ -441,7 +441,7 @@ fn micros(at: SimTime) -> u64 {
 fn call_node(rank: RankId, task: TaskId, call: &Call, members: &[RankId]) -> Node {
     let kind = match &call.op {
         CallOp::Collective(_) => NodeType::CommColl,
-        CallOp::Send { .. } => NodeType::CommSend,
+        CallOp::Send { .. } | CallOp::Write { .. } => NodeType::CommSend,
         CallOp::Recv { .. } => NodeType::CommRecv,
     };
     let mut node = Node { name: call.op.name().to_owned(), r#type: kind.into(), ..Node::default() };
@@ -473,6 +473,12 @@ fn call_node(rank: RankId, task: TaskId, call: &Call, members: &[RankId]) -> Nod
                 Some(from) => node.set(COMM_SRC, world_rank(members[from.index()])),
                 None => node.set(own::ANY_SOURCE, Value::Bool(true)),
             }
+        }
+        CallOp::Write { to, bytes } => {
+            node.set(COMM_SIZE, number(bytes.0));
+            node.set(COMM_SRC, world_rank(rank));
+            node.set(COMM_DST, world_rank(members[to.index()]));
+            node.set(own::WRITES, Value::Bool(true));
         }
     }
     node

@@ -576,6 +576,9 @@ impl<N: Nodes> Replay<N> {
         let bytes = Bytes(if self.recorded(id).is_some() { 0 } else { self.bytes(id)? });
         let whoever = node.attribute(own::ANY_SOURCE).is_some() && node.attribute(COMM_SRC).is_none();
         let op = match node.r#type() {
+            NodeType::CommSend if node.attribute(own::WRITES).is_some() => {
+                CallOp::Write { to: self.peer(id, COMM_DST, &members.0)?, bytes }
+            }
             NodeType::CommSend => CallOp::Send { to: self.peer(id, COMM_DST, &members.0)?, tag, bytes },
             _ if whoever => CallOp::Recv { from: None, tag, bytes },
             _ => CallOp::Recv { from: Some(self.peer(id, COMM_SRC, &members.0)?), tag, bytes },

@@ -376,6 +376,7 @@ impl Significant {
                         format!("receives {} B from {from} of its {group}", bytes.0)
                     }
                     CallOp::Recv { from: None, bytes, .. } => format!("receives {} B in its {group}", bytes.0),
+                    CallOp::Write { to, bytes } => format!("writes {} B to {to} of its {group}", bytes.0),
                 },
                 Activity::Compute(work) => {
                     format!("runs {} on its device for {}", work.name.as_deref().unwrap_or("work"), work.duration)

@@ -53,7 +53,9 @@ impl Moved {
                 self.groups.insert(*group, members);
             }
             RecordedStep::Request(Request::Issue { activity: Activity::Call(Call { group, op }), .. }) => match op {
-                CallOp::Send { to: peer, .. } | CallOp::Recv { from: Some(peer), .. } => {
+                CallOp::Send { to: peer, .. }
+                | CallOp::Recv { from: Some(peer), .. }
+                | CallOp::Write { to: peer, .. } => {
                     *peer = self.peer(*group, *peer);
                 }
                 CallOp::Recv { from: None, .. } | CallOp::Collective(_) => {}

@@ -20,8 +20,8 @@ use crate::ids::{GroupId, GroupRank, Handle, RankId, Site};
 use crate::network::Asymmetry;
 use crate::program::{Call, CallOp, Collective};
 use crate::symmetry::Symmetry;
-use crate::time::{Bytes, SimTime};
-use crate::transport::{Message, PLAIN, Purpose, Slab, TIMELESS, Transport, TransportEvent};
+use crate::time::{Bytes, SimDuration, SimTime};
+use crate::transport::{Message, ONE_SIDED, PLAIN, Purpose, Slab, TIMELESS, Transport, TransportEvent};
 use closing::Closed;
 use indexmap::IndexMap;
 use instance::{Instance, Post};
@@ -38,6 +38,8 @@ pub(crate) struct Comm {
     free_of_network: Free,
     /// The transport's number for what happens to messages between two ranks.
     wire_of_messages: u32,
+    /// The same of writes into another rank's memory.
+    wire_of_writes: u32,
     instances: Vec<Option<Instance>>,
     free: Vec<u32>,
     /// The running collectives by group and sequence number.
@@ -75,6 +77,8 @@ enum Cue {
     Send { caller: Caller, group: GroupId, to: GroupRank, tag: u64, bytes: Bytes, entered: SimTime },
     /// So is its receive.
     Recv { group: GroupId, rank: RankId, tag: u64, receive: Receive },
+    /// A write into another rank's memory is posted.
+    Write { caller: Caller, group: GroupId, to: GroupRank, bytes: Bytes },
     /// An operation's result is where the program wants it.
     Complete(Completion),
     /// The end of a connection has come to its other end.
@@ -119,6 +123,7 @@ impl Comm {
             transport,
             table,
             wire_of_messages: if free_of_network.operations.contains(CallOp::SEND) { TIMELESS } else { PLAIN },
+            wire_of_writes: if free_of_network.operations.contains(CallOp::WRITE) { TIMELESS } else { ONE_SIDED },
             free_of_network,
             instances: Vec::new(),
             free: Vec::new(),
@@ -239,6 +244,10 @@ impl Comm {
                 let from = from.map(|from| self.groups.get(group).seen_by(rank)[from.index()]);
                 Cue::Recv { group, rank, tag, receive: Receive { from, handle, bytes, entered: now } }
             }
+            CallOp::Write { to, bytes } => {
+                let takes = if self.wire_of_writes == TIMELESS { self.free_of_network.takes } else { SimDuration::ZERO };
+                return self.cue(now, now + takes, Cue::Write { caller, group, to, bytes });
+            }
             CallOp::Collective(_) => panic!("{rank} starts a collective as a message"),
         };
         let at = match self.wire_of_messages {
@@ -256,7 +265,9 @@ impl Comm {
             return Ok(());
         }
         match cue {
-            Cue::Send { caller: Caller { rank, .. }, group, .. } | Cue::Recv { group, rank, .. }
+            Cue::Send { caller: Caller { rank, .. }, group, .. }
+            | Cue::Recv { group, rank, .. }
+            | Cue::Write { caller: Caller { rank, .. }, group, .. }
                 if self.has_aborted(rank, group) => {}
             Cue::Run { instance, me } => {
                 let running = self.instances[instance as usize].as_ref().expect("it runs");
@@ -283,6 +294,19 @@ impl Comm {
                 }
                 _ => return self.post_receive(now, rank, group, tag, receive),
             },
+            Cue::Write { caller: Caller { rank, handle, .. }, group, to, bytes } => {
+                let destination = self.groups.get(group).seen_by(rank)[to.index()];
+                if self.closed.is_known(group, rank, destination) {
+                    self.fail_message(now, rank, handle, destination);
+                    return Ok(());
+                }
+                if let Some(ties) = &mut self.ties {
+                    ties.sends(now, group, (rank, destination), handle, false);
+                }
+                self.traffic[rank.index()].sent += bytes;
+                let (purpose, wire, cause) = (Purpose::Write { handle }, self.wire_of_writes, Cause::Begun(handle));
+                self.transport.send(now, rank, destination, group, bytes, purpose, wire, cause);
+            }
             Cue::Complete(completion) => self.completions.push(completion),
             Cue::Closed(notice) => self.noticed(now, notice),
         }
@@ -369,6 +393,8 @@ impl Comm {
                 let cause = Cause::Sent(message.way.id);
                 self.run_member(now, instance, from, cause);
             }
+            // It is complete once all of it is there.
+            Purpose::Write { .. } => {}
             Purpose::Send { handle, .. } => {
                 let peers_entered = self.transport.grant(message).map_or(SimTime::ZERO, |grant| grant.entered);
                 let meeting = Meeting::Peer(None);
@@ -391,6 +417,20 @@ impl Comm {
         let cause = Cause::Arrived(way.id);
         let grant = self.transport.take_grant(message);
         match message.purpose {
+            Purpose::Write { handle } => {
+                let completion = Completion {
+                    rank: source,
+                    handle,
+                    meeting: Meeting::Peer(None),
+                    algorithm: None,
+                    peers_entered: SimTime::ZERO,
+                    failed: None,
+                    cause,
+                };
+                let at = self.transport.acknowledged(now, message);
+                self.complete(now, at, completion);
+                Ok(())
+            }
             Purpose::Step { instance, from, to, .. } => {
                 let (from, to) = self.groups.get(group).folded().map_or((from, to), |folded| folded.arrival(from, to));
                 if self.instances[instance as usize].as_mut().expect("it runs").arrived(to, from) {

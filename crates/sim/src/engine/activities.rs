@@ -401,7 +401,7 @@ fn queue_of(activity: &Activity, queue: QueueId) -> Option<QueueKey> {
     match activity {
         Activity::Call(call) => match call.op {
             CallOp::Collective(_) => Some(QueueKey::Group(call.group)),
-            CallOp::Send { .. } | CallOp::Recv { .. } => None,
+            CallOp::Send { .. } | CallOp::Recv { .. } | CallOp::Write { .. } => None,
         },
         Activity::Store(_) | Activity::Finish => None,
         Activity::Compute(_)

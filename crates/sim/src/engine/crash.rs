@@ -32,7 +32,9 @@ impl Engine {
         let members = self.comm.groups.get(group);
         let between = |activity: &Activity| match activity {
             Activity::Call(call) if call.group == group => match call.op {
-                CallOp::Send { to: peer, .. } | CallOp::Recv { from: Some(peer), .. } => {
+                CallOp::Send { to: peer, .. }
+                | CallOp::Recv { from: Some(peer), .. }
+                | CallOp::Write { to: peer, .. } => {
                     members.seen_by(to)[peer.index()] == of
                 }
                 _ => false,

@@ -183,7 +183,7 @@ impl Engine {
         let (peer, wanted) = match call.op {
             CallOp::Send { to, tag, .. } => (to, tag),
             CallOp::Recv { from: Some(from), tag, .. } => (from, tag),
-            CallOp::Recv { from: None, .. } | CallOp::Collective(_) => return None,
+            CallOp::Recv { from: None, .. } | CallOp::Collective(_) | CallOp::Write { .. } => return None,
         };
         let rank = self.members(call.group)[peer.index()];
         let to_me = |group_rank: GroupRank| self.members(call.group)[group_rank.index()] == me;
@@ -215,7 +215,7 @@ impl Engine {
             CallOp::Send { to, bytes, .. } if self.comm.sends_wait(*bytes) => {
                 vec![self.members(call.group)[to.index()]]
             }
-            CallOp::Recv { from: None, .. } | CallOp::Send { .. } => Vec::new(),
+            CallOp::Recv { from: None, .. } | CallOp::Send { .. } | CallOp::Write { .. } => Vec::new(),
         }
     }
 }

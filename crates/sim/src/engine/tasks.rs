@@ -186,7 +186,7 @@ impl Engine {
                 });
                 mine.nth(before).and_then(|(_, receive)| receive.started).unwrap_or(SimTime::MAX)
             }
-            CallOp::Send { .. } => SimTime::ZERO,
+            CallOp::Send { .. } | CallOp::Write { .. } => SimTime::ZERO,
         }
     }
 

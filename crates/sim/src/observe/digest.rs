@@ -204,6 +204,10 @@ impl Fields {
                 self.number(*tag);
                 self.number(bytes.0);
             }
+            CallOp::Write { to, bytes } => {
+                self.number(to.0.into());
+                self.number(bytes.0);
+            }
         }
     }
 

@@ -105,6 +105,11 @@ pub(crate) enum Purpose {
         /// The sender's operation.
         handle: Handle,
     },
+    /// What is written into the memory of its destination.
+    Write {
+        /// The writer's operation.
+        handle: Handle,
+    },
     /// A point-to-point message.
     Send {
         /// The sender's operation.
@@ -160,6 +165,8 @@ enum Due {
 pub(crate) const PLAIN: u32 = 0;
 /// That of one by which messages are there as soon as they are sent, whatever the network.
 pub(crate) const TIMELESS: u32 = u32::MAX;
+/// That of one by which data goes into memory that is known before, by the network alone: no handshake, no header, no thread that takes it in.
+pub(crate) const ONE_SIDED: u32 = u32::MAX - 1;
 
 const NO_GRANT: u32 = u32::MAX;
 /// In a tag of the network: not a message's last bytes.
@@ -172,6 +179,7 @@ impl Purpose {
         match *self {
             Purpose::Step { instance, .. } => Channel::Instance(instance),
             Purpose::Send { tag, .. } => Channel::Tag(group, tag),
+            Purpose::Write { .. } => unreachable!("a write has no handshake"),
         }
     }
 }
@@ -215,7 +223,7 @@ impl Transport {
     /// Does a message of so many bytes wait until its receive is posted?
     pub(crate) fn has_handshake(&self, bytes: Bytes, wire: u32) -> bool {
         let waits = |handshake: Handshake| handshake.eager.is_none_or(|eager| bytes > eager);
-        wire != TIMELESS && self.protocol.handshake.is_some_and(waits)
+        !matches!(wire, TIMELESS | ONE_SIDED) && self.protocol.handshake.is_some_and(waits)
     }
 
     /// Is a receiver asked before it says that it is ready?
@@ -272,7 +280,7 @@ impl Transport {
     }
 
     fn wire_of(&self, message: &Message) -> Option<Wire> {
-        (message.wire != PLAIN).then(|| self.wires[message.wire as usize - 1])
+        (!matches!(message.wire, PLAIN | ONE_SIDED)).then(|| self.wires[message.wire as usize - 1])
     }
 
     /// Posts a send, by a protocol as [`Transport::wire`] numbers them.
@@ -291,7 +299,7 @@ impl Transport {
         let connection = self.connection(source, destination, group);
         let (operation, step) = match purpose {
             Purpose::Step { handle, step, .. } => (handle, Some(step)),
-            Purpose::Send { handle, .. } => (handle, None),
+            Purpose::Send { handle, .. } | Purpose::Write { handle } => (handle, None),
         };
         let id = MessageId(self.posted);
         self.posted += 1;
@@ -432,9 +440,10 @@ impl Transport {
     /// Puts a message's data on its connection.
     fn dispatch(&mut self, now: SimTime, tag: u32) {
         let message = self.messages.get(tag);
-        let Message { connection, bytes, .. } = *message;
+        let Message { connection, bytes, wire, .. } = *message;
         let bytes = self.wire_of(message).map_or(bytes, |wire| wire.stretched(bytes));
-        let preamble = self.protocol.handshake.map_or(Bytes(0), |handshake| handshake.preamble);
+        let handshake = self.protocol.handshake.filter(|_| wire != ONE_SIDED);
+        let preamble = handshake.map_or(Bytes(0), |handshake| handshake.preamble);
         let wire_bytes = self.push(now, connection, bytes + preamble, u64::from(tag));
         let message = self.messages.get_mut(tag);
         message.wire_bytes = wire_bytes;
@@ -546,7 +555,8 @@ impl Transport {
                 self.connections[message.connection as usize].is_used(now);
                 if tag & PART == 0 {
                     message.sent = now;
-                    self.after(now, self.protocol.wake, Due::Sent(tag as u32), happened);
+                    let wake = if message.wire == ONE_SIDED { SimDuration::ZERO } else { self.protocol.wake };
+                    self.after(now, wake, Due::Sent(tag as u32), happened);
                 }
             }
             NetworkEvent::Delivered { tag } if tag & PART != 0 => {}
@@ -626,10 +636,10 @@ impl Transport {
     }
 
     fn data_arrives(&mut self, now: SimTime, tag: u32, happened: &mut Vec<TransportEvent>) {
-        if self.reception_is_free {
+        let Message { destination, bytes, wire, .. } = *self.messages.get(tag);
+        if self.reception_is_free || wire == ONE_SIDED {
             return happened.push(TransportEvent::Arrived(tag));
         }
-        let Message { destination, bytes, .. } = *self.messages.get(tag);
         let work = self.protocol.message + time_for(self.protocol.copy, bytes);
         let at = self.threads.take_in(destination, now, work);
         self.at(now, at, Due::TakenIn(tag), happened);
@@ -646,11 +656,18 @@ impl Transport {
                 let work = if combine { time_for(reduce, bytes) } else { SimDuration::ZERO };
                 self.threads.work(destination, instance, now, wake, work)
             }
-            Purpose::Send { .. } => now.saturating_add(wake),
+            Purpose::Send { .. } | Purpose::Write { .. } => now.saturating_add(wake),
         };
         // A busy worker need not be woken, but the message is kept until its sender knows that it has left.
         let at = at.max(sent.saturating_add(wake));
         self.at(now, at, Due::Arrived(tag), happened);
+    }
+
+    /// When who has sent what arrives now hears of it.
+    pub(crate) fn acknowledged(&self, now: SimTime, message: &Message) -> SimTime {
+        let [from, to] = [message.destination, message.source].map(|rank| self.hosts[rank.index()]);
+        let wait = if message.wire == TIMELESS { SimDuration::ZERO } else { self.topology.route(from, to).latency };
+        now.saturating_add(wait)
     }
 
     /// The way that a message takes.

@@ -14,3 +14,4 @@ mod point_to_point;
 mod protocol;
 mod support;
 mod tasks;
+mod writes;

@@ -153,6 +153,10 @@ pub(crate) fn recv(from: Option<u32>, tag: u64, bytes: u64) -> Request {
     call(CallOp::Recv { from: from.map(GroupRank), tag, bytes: Bytes(bytes) })
 }
 
+pub(crate) fn write(to: u32, bytes: u64) -> Request {
+    call(CallOp::Write { to: GroupRank(to), bytes: Bytes(bytes) })
+}
+
 /// A collective over `elements` bytes (a byte an element), rooted at 0 where the kind has a root.
 pub(crate) fn collective(kind: CollectiveKind, elements: u64) -> Request {
     use CollectiveKind::{AllReduce, Broadcast, Gather, Reduce, ReduceScatter, Scatter};

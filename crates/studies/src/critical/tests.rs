@@ -128,6 +128,18 @@ fn a_chain_is_compute_bandwidth_and_latency_one_after_the_other() {
 }
 
 #[test]
+fn a_write_is_its_bytes_and_the_way_there_and_back() {
+    let write = call(CallOp::Write { to: GroupRank(1), bytes: Bytes(50_000) }, 2);
+    let explanation = explain(&cluster(2, ""), |rank| match rank {
+        0 => vec![compute(100, 1), wait(&[0], 1), write.clone(), wait(&[1], 2)],
+        _ => vec![],
+    });
+    assert_eq!((explanation.makespan_s, explanation.rank), (170e-6, 0));
+    assert_eq!(us(&explanation.kinds), [("compute", 100), ("bandwidth", 50), ("latency", 20)]);
+    assert_eq!(us(&explanation.operations), [("write".to_owned(), 70)]);
+}
+
+#[test]
 fn a_ring_is_its_steps() {
     // 2 (n - 1) steps of a quarter each: 25,000 bytes and 10 us.
     let reduce = Collective {

@@ -175,7 +175,9 @@ impl Walk<'_> {
             sender.map_or(Span::of(source, Kind::Library), |activity| of_activity(source, message.operation, activity));
         let on_link = |kind| Span { kind, link, ..of_sender };
         let here = of_sender.activity.filter(|_| rank == source);
-        self.pass(if arrived { at } else { sent }, Span { rank, kind: Kind::Library, activity: here, ..of_sender });
+        // That a write is there comes to its writer once more over the network.
+        let kind = if arrived && rank == source { Kind::Latency } else { Kind::Library };
+        self.pass(if arrived { at } else { sent }, Span { rank, kind, activity: here, ..of_sender });
         self.pass(sent, on_link(Kind::Latency));
         self.pass(started.saturating_add(alone).min(sent), on_link(Kind::Contention));
         self.pass(started, on_link(Kind::Bandwidth));

@@ -17,6 +17,8 @@ pub(super) struct Operations {
     /// By sender and its handle: when the sender came to it, and when the receiver did and had it.
     sends: BTreeMap<(RankId, Handle), SimTime>,
     receives: Vec<Received>,
+    /// Of each write: its bytes, when the writer came to it, and when it had ended.
+    writes: Vec<(Bytes, SimTime, SimTime)>,
 }
 
 /// A collective, of all members that were seen so far.
@@ -42,7 +44,7 @@ struct Received {
 /// Operations of one kind and number of members that are about equally large. Times are means, in seconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct OperationsRow {
-    /// `all_reduce`; messages are `send`.
+    /// `all_reduce`; messages are `send`, and what is written into another rank's memory `write`.
     pub operation: &'static str,
     /// Of the group; 2 of a message.
     pub members: usize,
@@ -54,7 +56,7 @@ pub struct OperationsRow {
     pub time_s: f64,
     /// The part of it until the last member came to it.
     pub late_s: f64,
-    /// What it takes at least on this network; `None` (null): not known, as of members on one host.
+    /// What it takes at least on this network; `None` (null): not known, as of members on one host, and of writes.
     pub bound_s: Option<f64>,
 }
 
@@ -98,6 +100,9 @@ impl Operations {
             let bound = costs(CallOp::SEND).and_then(|cluster| bound::of_message(cluster, send.0, *receiver, *bytes));
             add(CallOp::SEND, 2, *bytes, [*sent.min(started), *sent.max(started), *end], bound);
         }
+        for (bytes, started, end) in &self.writes {
+            add(CallOp::WRITE, 2, *bytes, [*started, *started, *end], None);
+        }
         let row = |((operation, members, _, is_bounded), sum): ((&'static str, usize, u64, bool), Sums)| {
             let mean = |sum_of: f64| sum_of / sum.count as f64;
             OperationsRow {
@@ -138,6 +143,7 @@ impl Observer for Operations {
             (CallOp::Recv { .. }, Meeting::Peer(Some(send))) => {
                 self.receives.push(Received { send, receiver: rank, bytes, started, end: at });
             }
+            (CallOp::Write { .. }, _) => self.writes.push((bytes, started, at)),
             _ => {}
         }
     }

@@ -310,6 +310,10 @@ fn part(me: usize, slot: usize, step: u64, open: &mut Vec<usize>, kinds: Kinds) 
             let source = (!open_source).then_some(GroupRank(from as u32));
             vec![Do::Start(1, CallOp::Recv { from: source, tag, bytes }, slot), work]
         }
+        15 if me == from => {
+            open.push(slot);
+            vec![work, Do::Start(1, CallOp::Write { to: GroupRank(to as u32), bytes }, slot)]
+        }
         8 => vec![Do::Mark(Mark::Begin("range".into())), work, Do::Mark(Mark::End)],
         9 => vec![Do::Sleep(value % 7_000_003)],
         10 if me == from => vec![work, Do::Store(StoreOp::Set { key: key(), value: key() }, None)],
