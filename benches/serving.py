@@ -3,6 +3,10 @@
 `TABLE` is a CSV of measurements with the columns source, model, hardware, gpus, parallelism, seq_len, batch, dtype, metric and value, of
 which the rows are taken that tests/programs/vllm_serve.py can serve: Qwen3-32B in bfloat16 on H100, cut over all GPUs, with as many
 requests at any time as `batch` says. Each point is a run of its own, and is not run again once it is there. A report, never a gate.
+
+The load is that of the tools that are published beside the measurements, aiconfigurator's `genai_perf_runner.py` and `benchmark/vllm.rule`:
+as many prompts at once as requests run at any time, twice as many of them in all to warm up, then ten times as many after those have
+ended; and the tokens of a step are those of a prompt, one for each request, and 1,500.
 """
 
 import argparse
@@ -23,6 +27,8 @@ INTERPRETER = ROOT / ".venv-vllm" / "bin" / "python"
 PROGRAM = ROOT / "tests" / "programs" / "vllm_serve.py"
 # What schedules a step when the one before has ended, unless told otherwise.
 SYNCHRONOUS = ("vllm-0.12.0",)
+# In multiples of the requests at any time: those before, and those that count. Tokens of a step besides those of a prompt.
+WARM_UP, WAVES, SPARE = 2, 10, 1500
 METRICS = {"TTFT_ms": "ttft_ms", "TPOT_ms": "tpot_ms", "E2E_ms": "end_to_end_ms"}
 
 CLUSTER = """\
@@ -69,16 +75,15 @@ def points(path: Path) -> dict[Point, dict[str, float]]:
                 point = Point(how[2], int(how[1]), int(lengths[1]), int(lengths[2]), int(load[1]))
                 found[point][row["metric"]] = float(row["value"])
     for point, metrics in found.items():
-        # Each token after the first takes TPOT. How prompts fall on a request's own wait or on those of others does not change it.
+        # Each token after the first takes TPOT.
         metrics["E2E_ms"] = metrics["TTFT_ms"] + (point.output - 1) * metrics["TPOT_ms"]
     return dict(found)
 
 
 def serve(point: Point, words: argparse.Namespace) -> Path:
     """Simulates it, and says where the table of its requests is."""
-    start = "burst" if words.burst else "staggered"
     synchronous = point.framework in SYNCHRONOUS
-    how = [words.graphs or "eager", start, "synchronous" if synchronous else "asynchronous"]
+    how = [words.graphs or "eager", "synchronous" if synchronous else "asynchronous"]
     name = f"tp{point.gpus}-{point.input}-{point.output}-c{point.concurrency}-{'-'.join(how)}"
     folder: Path = words.out / name
     requests = folder / "requests.csv"
@@ -90,12 +95,12 @@ def serve(point: Point, words: argparse.Namespace) -> Path:
     simulated = ["--cluster", cluster, "--cuda", "--compute", "model", "--values", "small", "--fold", words.fold]
     simulated += ["--host-time", words.host_time] if words.host_time else []
     simulated += ["--device-db", words.device_db.resolve()] if words.device_db else []
-    served = ["qwen3-32b", "--concurrency", point.concurrency, "--warmup", point.concurrency]
-    served += ["--count", round(point.concurrency * words.waves), "--input", point.input, "--output", point.output]
-    served += ["--max-sequences", point.concurrency, "--brief", "--requests", requests]
+    served = ["qwen3-32b", "--concurrency", point.concurrency, "--warmup", WARM_UP * point.concurrency, "--drain"]
+    served += ["--count", WAVES * point.concurrency, "--input", point.input, "--output", point.output]
+    served += ["--max-sequences", point.concurrency, "--max-batched-tokens", point.concurrency + point.input + SPARE]
+    served += ["--brief", "--requests", requests]
     served += ["--synchronous"] if synchronous else []
     served += ["--graphs", words.graphs] if words.graphs else []
-    served += [] if words.burst else ["--staggered"]
     command = [INTERPRETER, "-m", "uniference", "run", *simulated, "--out", folder / "run", PROGRAM, *served]
     with (folder / "log").open("w") as log:
         done = subprocess.run([str(word) for word in command], stdout=log, stderr=subprocess.STDOUT, cwd=folder)
@@ -157,13 +162,9 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, nargs="+", help="only so many requests at any time")
     parser.add_argument("--input", type=int, nargs="+", help="only prompts of so many tokens")
     parser.add_argument("--output", type=int, nargs="+", help="only so many tokens generated")
-    parser.add_argument("--waves", type=float, default=1, help="requests that count, in multiples of those at any time")
     parser.add_argument("--graphs", help="vLLM's mode of CUDA graphs (default: eager)")
     parser.add_argument("--host-time", help="as of `uniference run`")
     parser.add_argument("--device-db", type=Path, help="as of `uniference run`; each has a folder --out of its own")
-    parser.add_argument(
-        "--burst", action="store_true", help="all requests begin, and end, at once (default: staggered)"
-    )
     parser.add_argument("--fold", default="off", choices=("off", "auto"), help="as of `uniference run`")
     parser.add_argument("--again", action="store_true", help="run what is there already, too")
     parser.add_argument("--list", action="store_true", help="only list the points and what was measured")

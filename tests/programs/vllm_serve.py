@@ -262,9 +262,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=64, help="requests that count (default 64)")
     parser.add_argument("--warmup", type=int, default=0, help="requests before these, which do not count (default 0)")
     parser.add_argument(
-        "--staggered",
+        "--drain",
         action="store_true",
-        help="with --concurrency: the first answers are cut to evenly spread lengths, as of a server that has served for long",
+        help="with --concurrency: requests that count begin when all before them have ended, as load generators do",
     )
     parser.add_argument("--input", type=int, default=1024, help="tokens of a prompt (default 1024)")
     parser.add_argument("--output", type=int, default=128, help="tokens generated for it (default 128)")
@@ -293,13 +293,9 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     words = arguments()
     total = words.warmup + words.count
-    # In a closed loop some go on beside the last ones that count.
-    requests = draw(total + (words.concurrency or 0), words)
-    counted = requests[words.warmup : total]
-    if words.staggered:
-        # Of equal length, they would all end with the same step, and so would all after them.
-        for request in requests[: words.concurrency]:
-            request.output = math.ceil(request.output * (request.number + 1) / words.concurrency)
+    # In a closed loop some go on beside the last ones that count, unless it is drained.
+    requests = draw(total + (0 if words.drain else words.concurrency or 0), words)
+    before, counted = requests[: words.warmup], requests[words.warmup : total]
     longest = max(len(request.prompt) + request.output for request in requests)
     with tempfile.TemporaryDirectory() as folder:
         given = EngineArgs(
@@ -315,6 +311,9 @@ def main() -> None:
     server = Server(engine)
     if words.rate:
         server.open_loop(requests[:total])
+    elif words.drain:
+        for phase in (before, counted):
+            server.closed_loop(phase, words.concurrency, until=phase)
     else:
         server.closed_loop(requests, words.concurrency, until=counted)
     if is_first():
