@@ -162,3 +162,37 @@ def test_what_one_program_cannot_have_is_refused(
     done = ran(tmp_path, "print()", *options, "--one-program", cluster=cluster, code=2)
     assert message in done.err, done.err
     assert "hint:" in done.err
+
+
+# The main thread names lines by number that the thread's first word takes along, and that one waits for its process to have moved.
+NAMES = """
+import multiprocessing, threading, time
+import torch
+
+def worker():
+    torch.cuda.set_device(1)
+    x = torch.ones(1000, device="cuda")
+    torch.cuda.synchronize()
+    x = x + 1
+    x = x * 2
+    thread = threading.Thread(target=time.sleep, args=(0.01,))
+    thread.start()
+    ended = time.monotonic() + 0.2
+    while time.monotonic() < ended:
+        pass
+    y = x.sum() - 4
+    time.sleep(0.02)
+    print("SUM", y.item())
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=worker)
+    process.start()
+    process.join()
+"""
+
+
+@simulates_gpus
+def test_what_a_thread_names_is_known_before_it_is_one_of_its_processs_rank(tmp_path: Path) -> None:
+    done = ran(tmp_path, NAMES, "--cuda", "--one-program")
+    assert "SUM 3996.0" in done.out, done.out + done.err

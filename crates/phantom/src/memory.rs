@@ -65,6 +65,11 @@ exports! {
 
     /// From here on programs get more memory than there is.
     fn uniference_phantom_lend() { lend(); }
+
+    /// Whether that is memory of a device.
+    fn uniference_phantom_is_of_device(at: *const c_void) -> c_int {
+        matches!(place(at as usize), Place::Device { .. }).into()
+    }
 }
 
 pub(crate) fn lend() {

@@ -43,9 +43,11 @@ def _attach(channel: Channel, own: int, gpus: Sequence[Mapping[str, Any]]) -> No
     _native.attach_gpus(own, gpus, link, communication)
     process = ctypes.CDLL(None)
     kernels.install(channel, library)
-    mooncake.install(channel)
     functions = ("launch", "settle", "is_captured", "compute", "withhold", "clear")
     library.mirror(*(_address(process, f"uniference_phantom_{name}") for name in functions))
+    is_of_device = process.uniference_phantom_is_of_device
+    is_of_device.argtypes = [ctypes.c_void_p]
+    mooncake.install(channel, is_of_device)
     library.count_gpu_memory(
         *(_address(process, name) for name in ("uniference_phantom_own", "uniference_phantom_taken"))
     )

@@ -2,12 +2,12 @@
 values into memory of GPUs that other servers use.
 
 A write takes the simulated network's time from one GPU to the other, and its destination takes no part, as of RDMA. Values are copied from
-process to process, unless they lie in memory so large that its tensors have none (`values`).
+process to process, unless they lie in memory of a GPU so large that its tensors have none (`values`).
 """
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -40,6 +40,8 @@ class TransferEngine:
     """Mooncake's class of this name, as far as servers write with it. Methods that return a number return 0, or -1 if it does not work."""
 
     channel: ClassVar[Channel]
+    is_of_device: ClassVar[Callable[[int], int]]
+    """Whether memory there is a GPU's."""
 
     def __init__(self) -> None:
         self._port = 0
@@ -125,7 +127,8 @@ class TransferEngine:
         for begins, capacity in self._registered.items():
             if begins <= buffer and buffer + length <= begins + capacity:
                 most = values.limit()
-                return most is None or capacity <= most * _LARGEST_ELEMENT
+                is_small = most is None or capacity <= most * _LARGEST_ELEMENT
+                return is_small or not TransferEngine.is_of_device(buffer)
         raise ValueError(f"{length} bytes at {buffer:#x} were not registered")
 
     def _carry(self, to: _Place, nbytes: int) -> None:
@@ -174,7 +177,7 @@ def _is_installed(name: str) -> bool:
     return any(finder.find_spec(name, None) is not None for finder in finders)
 
 
-def install(channel: Channel) -> None:
+def install(channel: Channel, is_of_device: Callable[[int], int]) -> None:
     """From here on Mooncake's engine is that of simulated GPUs. Nothing is imported for that."""
-    TransferEngine.channel = channel
+    TransferEngine.channel, TransferEngine.is_of_device = channel, is_of_device
     sys.meta_path.insert(0, _Finder())

@@ -239,6 +239,14 @@ impl Client {
 
     fn relay_batch(&self, wire: &UnixWire, frames: &FrameBuffer, batch: Batch) -> Result<()> {
         let mut ops = batch.ops;
+        // What other threads of the process say may follow from it already, whatever this one waits for first.
+        ops.retain(|op| match op {
+            Op::Dictionary { entries, .. } => {
+                self.rounds.names(entries);
+                false
+            }
+            _ => true,
+        });
         let question = ops.pop_if(|op| op.asks());
         if let (Some(Op::Look), false) = (&question, self.compute == Compute::Measured) {
             // Whoever runs is at the time of the last answer to any of them, and what it takes to look is not charged.
@@ -279,7 +287,6 @@ impl Client {
     fn relay_ops(&self, ops: Vec<Op>) -> Result<()> {
         for op in ops {
             match op {
-                Op::Dictionary { entries, .. } => self.rounds.names(&entries),
                 Op::Warn(text) => self.warn(&text),
                 Op::LacksMemory(lack) => self.lacks_memory(lack),
                 Op::Operators(operators) => self.ran(&[], &operators),
