@@ -184,6 +184,7 @@ PROGRAMS = (
     _file(
         "vllm", "vllm_server.py", *_LOAD, "--tensor-parallel", "2", on_cpu=False, without_values=True, one_program=True
     ),
+    _file("vllm", "vllm_server.py", *_LOAD, "--apart", on_cpu=False, without_values=True, one_program=True),
     # It compiles kernels when they are first used. Several ranks would wait for each other outside of virtual time.
     *(
         _file("sglang", "sglang_batch.py", *graphs, ranks=1, on_cpu=False, without_values=True)
@@ -200,6 +201,7 @@ PROGRAMS = (
         without_values=True,
         one_program=True,
     ),
+    _file("sglang", "sglang_server.py", *_LOAD, "--apart", on_cpu=False, without_values=True, one_program=True),
 )
 
 
