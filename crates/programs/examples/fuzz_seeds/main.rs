@@ -11,12 +11,12 @@ use uniference_formats::operators::{Argument, Definition, Encoder, Line, MemoryK
 use uniference_formats::record::{Header, RecordReader, RecordWriter};
 use uniference_formats::report::Manifest;
 use uniference_programs::chakra::export;
-use uniference_sim::ids::{GroupId, QueueId, RankId, Site, TaskId};
+use uniference_sim::ids::{GroupId, GroupRank, QueueId, RankId, Site, TaskId};
 use uniference_sim::program::{
     Activity, Call, CallOp, Collective, CollectiveKind, DType, Origin, Outcome, ReduceOp, Request, Shape, StoreOp, Work,
 };
 use uniference_sim::replay::RecordedStep;
-use uniference_sim::time::SimDuration;
+use uniference_sim::time::{Bytes, SimDuration};
 
 fn main() {
     let corpus = std::env::args().nth(1).expect("usage: fuzz_seeds CORPUS");
@@ -85,7 +85,7 @@ fn cluster() -> String {
     Flags { ranks: 2, bandwidth: None, latency: None, slowdown: vec![1.0, 2.0] }.to_toml().expect("a plain cluster")
 }
 
-/// Two ranks that compute, join a group, reduce, and use the store.
+/// Two ranks that compute, join a group, reduce, write to each other, and use the store.
 fn record(toml: &str) -> Vec<u8> {
     let manifest = Manifest { cluster: toml.to_owned(), ..Manifest::default() };
     let mut writer = RecordWriter::new(Vec::new(), &Header { world_size: 2, manifest });
@@ -97,12 +97,14 @@ fn record(toml: &str) -> Vec<u8> {
         root: None,
         shape: Shape::Even(1000),
     });
+    let write = |to| CallOp::Write { to: GroupRank(to), bytes: Bytes(1000) };
     let work = Work::new(SimDuration::from_us(3), Origin::Measured);
     for rank in (0..2).map(RankId) {
         let script = [
             Request::JoinGroup { ranks: (0..2).map(RankId).collect(), sequence: 0 },
             issue(Activity::Compute(work.clone())),
             issue(Activity::Call(Call { group: GroupId(0), op: reduce.clone() })),
+            issue(Activity::Call(Call { group: GroupId(0), op: write(1 - rank.0) })),
             Request::Store {
                 operation: StoreOp::Set { key: b"k".to_vec(), value: b"v".to_vec() },
                 timeout: None,
