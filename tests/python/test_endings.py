@@ -78,6 +78,25 @@ def test_ctrl_c_ends_everything(tmp_path: Path, start: Start) -> None:
     assert all_end(pids)
 
 
+SHARES = (
+    "import subprocess, sys\nfrom multiprocessing.shared_memory import SharedMemory\n"
+    "made = SharedMemory(create=True, size=4096)\nprint('made', made.name, flush=True)\n"
+    "if not sys.argv[1:]:\n    subprocess.run([sys.executable, __file__, 'child'])\nwhile True:\n    pass\n"
+)
+
+
+def test_ctrl_c_removes_shared_memory(tmp_path: Path, start: Start) -> None:
+    """Whoever has made it, rank or process of a rank, cannot remove it any more, nor can Python's tracker of resources."""
+    run = start(*words(tmp_path, SHARES))
+    assert run.stdout is not None
+    made = [Path("/dev/shm", run.stdout.readline().split()[-1]) for _ in range(4)]
+    assert all(path.exists() for path in made), made
+    run.send_signal(signal.SIGINT)
+    run.communicate(timeout=20)
+    assert run.returncode == 130
+    assert not any(path.exists() for path in made), made
+
+
 # The second one while the run is being ended, at one moment or another.
 @pytest.mark.parametrize("milliseconds", [10, 20, 25, 30])
 def test_ctrl_c_twice_ends_at_once(tmp_path: Path, start: Start, milliseconds: int) -> None:

@@ -7,6 +7,7 @@
 pub mod capacity;
 pub mod error;
 pub mod interrupt;
+pub mod leftovers;
 pub mod live;
 pub mod supervisor;
 pub mod symbols;

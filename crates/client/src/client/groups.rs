@@ -1,8 +1,8 @@
 //! Owns what a rank knows of its process groups: its number in each, and how a group ends.
 
 use super::arguments::{self, Membership};
-use uniference_protocol::messages::WRITES;
 use super::{Answer, Client, ClientError, GroupId, Op, Result, unexpected};
+use uniference_protocol::messages::WRITES;
 
 impl Client {
     /// The number of the process group of these ranks, in this order; each call names a new group.

@@ -6,6 +6,7 @@
 use super::phantom::{Gpu, Libraries};
 use crate::error::HostError;
 use crate::interrupt::shield;
+use crate::leftovers;
 use crate::supervisor::{self, adopt_orphans, end_orphans, supervise};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -20,7 +21,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use uniference_protocol::wire::write_with_fds;
 
 /// What a rank runs.
@@ -146,6 +147,8 @@ pub struct Zygote {
     /// It has loaded torch, and listens.
     is_ready: bool,
     ranks: BTreeMap<u32, i32>,
+    /// When it was started.
+    since: SystemTime,
     /// What it has loaded; no file is needed any more when it ends.
     _libraries: Option<Libraries>,
 }
@@ -187,6 +190,7 @@ impl Zygote {
             .envs(libraries.iter().flat_map(Libraries::environment))
             .stdin(Stdio::null())
             .stdout(stderr);
+        let since = SystemTime::now();
         let child = supervise(&mut command).spawn().map_err(|error| not_started(python, &error))?;
         Ok(Zygote {
             child,
@@ -194,6 +198,7 @@ impl Zygote {
             heard: Vec::new(),
             is_ready: false,
             ranks: BTreeMap::new(),
+            since,
             _libraries: libraries,
         })
     }
@@ -246,6 +251,18 @@ impl Zygote {
         }
     }
 
+    /// Whether it does, as it should where no rank is left.
+    fn ends_by_itself(&mut self) -> bool {
+        let deadline = Instant::now() + GRACE;
+        while self.is_ready && self.ranks.is_empty() && Instant::now() < deadline {
+            if !matches!(self.child.try_wait(), Ok(None)) {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        false
+    }
+
     /// It has hung up. Where it ended by itself before it was ready, something is amiss with the machine; otherwise somebody has ended it.
     fn lost(&mut self) -> HostError {
         let (how, by_signal) = match self.child.wait() {
@@ -267,19 +284,16 @@ impl Zygote {
 /// Whatever is left of the run ends here, with it what ranks themselves have started.
 impl Drop for Zygote {
     fn drop(&mut self) {
+        let shared = leftovers::shared_by(self.child.id(), self.since);
         for pid in self.ranks.values() {
             kill_group(*pid);
         }
         self.socket = None;
-        let deadline = Instant::now() + GRACE;
-        while self.is_ready && self.ranks.is_empty() && Instant::now() < deadline {
-            if !matches!(self.child.try_wait(), Ok(None)) {
-                return end_orphans();
-            }
-            std::thread::sleep(Duration::from_millis(2));
+        if !self.ends_by_itself() {
+            let _ = supervisor::end(&mut self.child);
         }
-        let _ = supervisor::end(&mut self.child);
         end_orphans();
+        leftovers::remove(shared);
     }
 }
 

@@ -245,7 +245,8 @@ impl Comm {
                 Cue::Recv { group, rank, tag, receive: Receive { from, handle, bytes, entered: now } }
             }
             CallOp::Write { to, bytes } => {
-                let takes = if self.wire_of_writes == TIMELESS { self.free_of_network.takes } else { SimDuration::ZERO };
+                let takes =
+                    if self.wire_of_writes == TIMELESS { self.free_of_network.takes } else { SimDuration::ZERO };
                 return self.cue(now, now + takes, Cue::Write { caller, group, to, bytes });
             }
             CallOp::Collective(_) => panic!("{rank} starts a collective as a message"),

@@ -34,9 +34,7 @@ impl Engine {
             Activity::Call(call) if call.group == group => match call.op {
                 CallOp::Send { to: peer, .. }
                 | CallOp::Recv { from: Some(peer), .. }
-                | CallOp::Write { to: peer, .. } => {
-                    members.seen_by(to)[peer.index()] == of
-                }
+                | CallOp::Write { to: peer, .. } => members.seen_by(to)[peer.index()] == of,
                 _ => false,
             },
             _ => false,
