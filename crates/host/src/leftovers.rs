@@ -19,17 +19,26 @@ pub fn shared_by(root: u32, since: SystemTime) -> BTreeSet<PathBuf> {
     while let Some(process) = processes.pop() {
         let folder = Path::new("/proc").join(process);
         processes.extend(children_in(&folder));
-        found.extend(opened_in(&folder));
-        found.extend(mapped_in(&folder));
+        found.extend(held_by(&folder));
     }
     found.into_iter().filter(is_new).collect()
 }
 
-/// Removes it, as far as that was not done meanwhile.
+/// Removes it, as far as that was not done meanwhile and nobody else has it: what a process outside of the run has made is its own.
 pub fn remove(shared: BTreeSet<PathBuf>) {
-    for path in shared {
+    if shared.is_empty() {
+        return;
+    }
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| entry.path());
+    let held: BTreeSet<PathBuf> = processes.flat_map(|process| held_by(&process)).collect();
+    for path in shared.difference(&held) {
         let _ = fs::remove_file(path);
     }
+}
+
+/// What a process has open or mapped there; of another user's nothing is known.
+fn held_by(process: &Path) -> BTreeSet<PathBuf> {
+    opened_in(process).chain(mapped_in(process)).collect()
 }
 
 fn children_in(process: &Path) -> Vec<String> {
@@ -77,6 +86,10 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         crate::supervisor::end_orphans();
+        let user = fs::File::open(&new).unwrap();
+        remove(shared.clone());
+        assert!(new.exists());
+        drop(user);
         remove(shared);
         assert!(!new.exists() && old.exists());
         fs::remove_file(old).unwrap();
