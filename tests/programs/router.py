@@ -7,7 +7,8 @@ those of the first are found by those of the second.
 
 import argparse
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -17,17 +18,15 @@ from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
 Asked = Mapping[str, Any]
 
 
+@dataclass
 class Router:
     """Two servers, by the beginnings of their addresses."""
 
-    def __init__(self, words: argparse.Namespace) -> None:
-        self.stack, self.prefill, self.decode, self.bootstrap = (
-            words.stack,
-            words.prefill,
-            words.decode,
-            words.bootstrap,
-        )
-        self.numbers = count(1)
+    stack: str
+    prefill: str
+    decode: str
+    bootstrap: str
+    numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     async def opened(self, application: web.Application) -> AsyncIterator[None]:
         """Connections to both, as long as it runs."""
@@ -83,12 +82,13 @@ def main() -> None:
     parser.add_argument("port", type=int)
     for word in ("prefill", "decode", "bootstrap"):
         parser.add_argument(word)
-    words = parser.parse_args()
-    router, application = Router(words), web.Application(client_max_size=1 << 30)
+    words = vars(parser.parse_args())
+    port = words.pop("port")
+    router, application = Router(**words), web.Application(client_max_size=1 << 30)
     application.cleanup_ctx.append(router.opened)
     application.router.add_post("/{path:.*}", router.ask)
     application.router.add_get("/{path:.*}", router.look)
-    web.run_app(application, host="127.0.0.1", port=words.port, print=None)
+    web.run_app(application, host="127.0.0.1", port=port, print=None)
 
 
 if __name__ == "__main__":

@@ -69,23 +69,31 @@ def measure(words: argparse.Namespace, stack: Stack) -> None:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as open_servers:
         stack.write_model(folder, words.shape)
         port = free_port()
-        if words.apart:
-            bootstrap, ports = free_port(), []
-            for number in range(2):
-                gpus = range(number * words.tensor_parallel, (number + 1) * words.tensor_parallel)
-                arguments, variables = stack.apart(number == 0, bootstrap)
-                variables = {**variables, "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
-                ports.append(free_port())
-                command = [*stack.server(folder, ports[number], words), *arguments]
-                open_servers.enter_context(serving(ports[number], command, variables))
-            addresses = [*(f"http://127.0.0.1:{part}" for part in ports), f"127.0.0.1:{bootstrap}"]
-            router = str(Path(__file__).with_name("router.py"))
-            command = [sys.executable, router, stack.name, str(port), *addresses]
-        else:
-            command = [*stack.server(folder, port, words)]
-        open_servers.enter_context(serving(port, command))
+        start = (
+            router_of_two(port, folder, words, stack, open_servers)
+            if words.apart
+            else stack.server(folder, port, words)
+        )
+        open_servers.enter_context(serving(port, start))
         said = stack.benchmark(folder, port, words)
     print("RESULT", os.environ.get("RANK", 0), "answered", said["completed"], "generated", said["total_output_tokens"])
+
+
+def router_of_two(
+    port: int, folder: str, words: argparse.Namespace, stack: Stack, open_servers: ExitStack
+) -> list[str]:
+    """Starts a server for prompts and one for all further tokens; the command of a router before them."""
+    bootstrap, addresses = free_port(), []
+    for number in range(2):
+        gpus = range(number * words.tensor_parallel, (number + 1) * words.tensor_parallel)
+        arguments, variables = stack.apart(number == 0, bootstrap)
+        variables = {**variables, "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
+        own = free_port()
+        command = [*stack.server(folder, own, words), *arguments]
+        open_servers.enter_context(serving(own, command, variables))
+        addresses.append(f"http://127.0.0.1:{own}")
+    router = str(Path(__file__).with_name("router.py"))
+    return [sys.executable, router, stack.name, str(port), *addresses, f"127.0.0.1:{bootstrap}"]
 
 
 def free_port() -> int:

@@ -287,7 +287,10 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--requests", type=Path, metavar="FILE", help="write a table of the requests that count")
     parser.add_argument("--brief", action="store_true", help="print no line for each request")
-    return parser.parse_args()
+    words = parser.parse_args()
+    if words.drain and words.rate:
+        parser.error("--drain needs --concurrency: an open loop does not wait for what has ended")
+    return words
 
 
 def main() -> None:

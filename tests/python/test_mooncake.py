@@ -64,11 +64,13 @@ def reads(tell, hear):
     print("READ", tensors[1][:12].tolist(), tensors[2][:5].tolist())
 """
 
+# A process is of its GPU's rank once it uses that: here after it has an engine.
 ONE_PROGRAM = """
 import multiprocessing
+import os
 
 def side(gpu, pipe):
-    torch.cuda.set_device(gpu)
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
     (writes, reads)[gpu](pipe.send, pipe.recv)
 
 if __name__ == "__main__":

@@ -144,8 +144,8 @@ struct Shared {
     rooms: Rooms,
     group_counts: BTreeMap<Vec<u32>, u32>,
     groups: BTreeMap<u32, Membership>,
-    /// By the rank into whose memory this one writes.
-    written: BTreeMap<u32, GroupId>,
+    /// By who writes, and into whose memory.
+    written: BTreeMap<[u32; 2], GroupId>,
     next_handle: LocalHandle,
     /// Operations known to be complete, with their data; until released.
     complete: BTreeMap<LocalHandle, Fetched>,

@@ -1,6 +1,7 @@
 //! Owns what programs that are ended leave in shared memory: segments and semaphores under `/dev/shm` stay until somebody removes them, and whoever
 //! has made them cannot any more.
 
+use crate::supervisor::children_of;
 use std::collections::BTreeSet;
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
@@ -10,15 +11,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const FOLDER: &str = "/dev/shm/";
 
 /// What a process and those below it have open or mapped there and has been made since then.
-pub fn shared_by(root: u32, since: SystemTime) -> BTreeSet<PathBuf> {
+pub fn shared_by(root: i32, since: SystemTime) -> BTreeSet<PathBuf> {
     let since = since.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as i128);
     let changed = |known: &Metadata| i128::from(known.ctime()) * 1_000_000_000 + i128::from(known.ctime_nsec());
     let is_new = |path: &PathBuf| fs::metadata(path).is_ok_and(|known| changed(&known) >= since);
     let mut found = BTreeSet::new();
-    let mut processes = vec![root.to_string()];
+    let mut processes = vec![root];
     while let Some(process) = processes.pop() {
-        let folder = Path::new("/proc").join(process);
-        processes.extend(children_in(&folder));
+        let folder = Path::new("/proc").join(process.to_string());
+        processes.extend(children_of(&folder));
         found.extend(held_by(&folder));
     }
     found.into_iter().filter(is_new).collect()
@@ -39,12 +40,6 @@ pub fn remove(shared: BTreeSet<PathBuf>) {
 /// What a process has open or mapped there; of another user's nothing is known.
 fn held_by(process: &Path) -> BTreeSet<PathBuf> {
     opened_in(process).chain(mapped_in(process)).collect()
-}
-
-fn children_in(process: &Path) -> Vec<String> {
-    let threads = fs::read_dir(process.join("task")).into_iter().flatten().flatten();
-    let lists = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
-    lists.flat_map(|list| list.split_whitespace().map(str::to_owned).collect::<Vec<_>>()).collect()
 }
 
 fn opened_in(process: &Path) -> impl Iterator<Item = PathBuf> {
@@ -80,7 +75,7 @@ mod tests {
         while !new.exists() {
             sleep(Duration::from_millis(1));
         }
-        let shared = shared_by(child.id(), since);
+        let shared = shared_by(child.id() as i32, since);
         assert_eq!(shared, [new.clone()].into());
         crate::supervisor::adopt_orphans().unwrap();
         child.kill().unwrap();

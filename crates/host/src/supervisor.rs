@@ -15,6 +15,7 @@ use crate::error::HostError;
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, waitpid};
 use std::io;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
 use std::ptr::null_mut;
 
@@ -61,7 +62,12 @@ pub fn end_orphans() {
 }
 
 fn children() -> Vec<i32> {
-    let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    children_of(Path::new("/proc/self"))
+}
+
+/// The children of a process, by its folder in `/proc`.
+pub(crate) fn children_of(process: &Path) -> Vec<i32> {
+    let threads = std::fs::read_dir(process.join("task")).into_iter().flatten().flatten();
     let lists = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
     lists.flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect()
 }

@@ -22,6 +22,7 @@ from uniference.rank.charging import uncharged
 # In the run's store: how many engines there are, and beside it the place of each.
 _ENGINES = b"uniference/mooncake"
 
+# Each engine of a run has a number of its own, by which it is known whatever its host is called.
 _FIRST_PORT = 15000
 
 # No element is larger.
@@ -45,6 +46,7 @@ class TransferEngine:
 
     def __init__(self) -> None:
         self._port = 0
+        self._rank: int | None = None
         self._registered: dict[int, int] = {}
         self._peers: dict[str, _Place] = {}
 
@@ -52,18 +54,20 @@ class TransferEngine:
     def initialize(self, local_hostname: str, metadata_server: str, protocol: str, device_name: str) -> int:
         """Whatever the protocol and the network card, the run's network is what carries data."""
         open_memory()
-        number = self.channel.store_add(_ENGINES, 1) - 1
-        self._port = _FIRST_PORT + number
-        place = _Place(self.channel.rank, os.getpid(), _machine())
-        self.channel.store_set(_key(self._port), " ".join(map(str, place)).encode())
+        self._port = _FIRST_PORT + self.channel.store_add(_ENGINES, 1) - 1
+        self._publish()
         return 0
 
     def get_rpc_port(self) -> int:
         """The number by which others know this engine, behind the name of its host."""
         return self._port
 
+    @uncharged
     def register_memory(self, buffer_addr: int, capacity: int) -> int:
         """Only what is registered can be written from."""
+        # The process is another rank's once it has used that one's GPU.
+        if self._rank != self.channel.rank:
+            self._publish()
         self._registered[buffer_addr] = capacity
         return 0
 
@@ -108,6 +112,12 @@ class TransferEngine:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"Mooncake's TransferEngine.{name} is not simulated: only its synchronous writes are")
+
+    def _publish(self) -> None:
+        """Says where the engine is."""
+        self._rank = self.channel.rank
+        place = _Place(self._rank, os.getpid(), _machine())
+        self.channel.store_set(_key(self._port), " ".join(map(str, place)).encode())
 
     def _find(self, target_hostname: str) -> _Place:
         _, _, port = target_hostname.rpartition(":")

@@ -17,11 +17,12 @@ impl Client {
 
     /// The group in which this rank writes into the memory of another one, which need not know of it.
     pub(super) fn group_of_writes(&self, to: u32) -> Result<GroupId> {
-        if let Some(group) = self.shared().written.get(&to) {
+        let pair = [self.rank(), to];
+        if let Some(group) = self.shared().written.get(&pair) {
             return Ok(*group);
         }
-        let group = self.named(vec![self.rank(), to], || WRITES)?;
-        self.shared().written.insert(to, group);
+        let group = self.named(pair.to_vec(), || WRITES)?;
+        self.shared().written.insert(pair, group);
         Ok(group)
     }
 

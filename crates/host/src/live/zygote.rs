@@ -284,7 +284,7 @@ impl Zygote {
 /// Whatever is left of the run ends here, with it what ranks themselves have started.
 impl Drop for Zygote {
     fn drop(&mut self) {
-        let shared = leftovers::shared_by(self.child.id(), self.since);
+        let shared = leftovers::shared_by(self.child.id() as i32, self.since);
         for pid in self.ranks.values() {
             kill_group(*pid);
         }

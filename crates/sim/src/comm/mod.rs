@@ -73,12 +73,10 @@ pub(crate) struct OpenSend {
 enum Cue {
     /// A member of a collective starts its first steps.
     Run { instance: u32, me: GroupRank },
-    /// A message between two ranks is posted.
-    Send { caller: Caller, group: GroupId, to: GroupRank, tag: u64, bytes: Bytes, entered: SimTime },
-    /// So is its receive.
+    /// A message between two ranks, or a write from one into the memory of the other, is posted.
+    Send { rank: RankId, handle: Handle, group: GroupId, to: GroupRank, bytes: Bytes, purpose: Purpose, wire: u32 },
+    /// The receive of a message is.
     Recv { group: GroupId, rank: RankId, tag: u64, receive: Receive },
-    /// A write into another rank's memory is posted.
-    Write { caller: Caller, group: GroupId, to: GroupRank, bytes: Bytes },
     /// An operation's result is where the program wants it.
     Complete(Completion),
     /// The end of a connection has come to its other end.
@@ -230,7 +228,7 @@ impl Comm {
 
     /// Starts a point-to-point operation.
     pub(crate) fn start(&mut self, now: SimTime, caller: Caller, call: &Call) -> Result<(), Box<Disagreement>> {
-        let Caller { rank, handle, .. } = caller;
+        let Caller { rank, handle, site } = caller;
         let group = call.group;
         let cue = match call.op {
             CallOp::Send { to, tag, bytes } => {
@@ -238,7 +236,8 @@ impl Comm {
                 let (receiver, from) = self.groups.symmetry().normalised(peer, rank);
                 let sends = self.open_sends.entry((receiver, group, tag)).or_default();
                 sends.push_back(OpenSend { from, handle, entered: now });
-                Cue::Send { caller, group, to, tag, bytes, entered: now }
+                let purpose = Purpose::Send { handle, tag, site, entered: now };
+                Cue::Send { rank, handle, group, to, bytes, purpose, wire: self.wire_of_messages }
             }
             CallOp::Recv { from, tag, bytes } => {
                 let from = from.map(|from| self.groups.get(group).seen_by(rank)[from.index()]);
@@ -247,7 +246,8 @@ impl Comm {
             CallOp::Write { to, bytes } => {
                 let takes =
                     if self.wire_of_writes == TIMELESS { self.free_of_network.takes } else { SimDuration::ZERO };
-                return self.cue(now, now + takes, Cue::Write { caller, group, to, bytes });
+                let (purpose, wire) = (Purpose::Write { handle }, self.wire_of_writes);
+                return self.cue(now, now + takes, Cue::Send { rank, handle, group, to, bytes, purpose, wire });
             }
             CallOp::Collective(_) => panic!("{rank} starts a collective as a message"),
         };
@@ -266,16 +266,13 @@ impl Comm {
             return Ok(());
         }
         match cue {
-            Cue::Send { caller: Caller { rank, .. }, group, .. }
-            | Cue::Recv { group, rank, .. }
-            | Cue::Write { caller: Caller { rank, .. }, group, .. }
-                if self.has_aborted(rank, group) => {}
+            Cue::Send { rank, group, .. } | Cue::Recv { group, rank, .. } if self.has_aborted(rank, group) => {}
             Cue::Run { instance, me } => {
                 let running = self.instances[instance as usize].as_ref().expect("it runs");
                 let cause = Cause::Begun(running.caller(me).handle);
                 self.run_member(now, instance, me, cause);
             }
-            Cue::Send { caller: Caller { rank, handle, site }, group, to, tag, bytes, entered } => {
+            Cue::Send { rank, handle, group, to, bytes, purpose, wire } => {
                 let destination = self.groups.get(group).seen_by(rank)[to.index()];
                 if self.closed.is_known(group, rank, destination) {
                     self.fail_message(now, rank, handle, destination);
@@ -285,9 +282,7 @@ impl Comm {
                     ties.sends(now, group, (rank, destination), handle, false);
                 }
                 self.traffic[rank.index()].sent += bytes;
-                let purpose = Purpose::Send { handle, tag, site, entered };
-                let (wire, cause) = (self.wire_of_messages, Cause::Begun(handle));
-                self.transport.send(now, rank, destination, group, bytes, purpose, wire, cause);
+                self.transport.send(now, rank, destination, group, bytes, purpose, wire, Cause::Begun(handle));
             }
             Cue::Recv { group, rank, tag, receive } => match receive.from {
                 Some(from) if self.closed.is_known(group, rank, from) => {
@@ -295,19 +290,6 @@ impl Comm {
                 }
                 _ => return self.post_receive(now, rank, group, tag, receive),
             },
-            Cue::Write { caller: Caller { rank, handle, .. }, group, to, bytes } => {
-                let destination = self.groups.get(group).seen_by(rank)[to.index()];
-                if self.closed.is_known(group, rank, destination) {
-                    self.fail_message(now, rank, handle, destination);
-                    return Ok(());
-                }
-                if let Some(ties) = &mut self.ties {
-                    ties.sends(now, group, (rank, destination), handle, false);
-                }
-                self.traffic[rank.index()].sent += bytes;
-                let (purpose, wire, cause) = (Purpose::Write { handle }, self.wire_of_writes, Cause::Begun(handle));
-                self.transport.send(now, rank, destination, group, bytes, purpose, wire, cause);
-            }
             Cue::Complete(completion) => self.completions.push(completion),
             Cue::Closed(notice) => self.noticed(now, notice),
         }
