@@ -215,7 +215,10 @@ pub static KINDS: [Kind; 13] = [
                 Unit::Elements,
                 "of all-to-all: the sizes of the blocks that are received",
             )),
-            optional(id("with", "of a message or a write: the peer's rank in the group; null for a receive from any source")),
+            optional(id(
+                "with",
+                "of a message or a write: the peer's rank in the group; null for a receive from any source",
+            )),
             optional(column("tag", Type::U64, Unit::None, "of a message: its tag")),
             SITE,
             BY,
