@@ -42,6 +42,37 @@ def write_memory(process: int, pieces: Sequence[tuple[int, int, int]]) -> None:
         OSError: There is no such memory, or no such process of this user.
     """
 
+class TritonKernel:
+    """A kernel of Triton that is run on this process's memory.
+
+    Args:
+        text: Its TTIR, Triton's intermediate representation.
+
+    Raises:
+        ValueError: It is no TTIR, or has something in it that is not known here.
+    """
+
+    def __init__(self, text: str) -> None: ...
+    def __len__(self) -> int:
+        """How many arguments it takes."""
+
+    def run(
+        self, arguments: Sequence[int | float], grid: tuple[int, int, int], absent: Sequence[tuple[int, int]]
+    ) -> list[tuple[int, int]]:
+        """Runs all programs of the grid, one after the other.
+
+        Args:
+            arguments: Of a tensor its address.
+            grid: How many programs there are along each axis.
+            absent: Addresses, from and up to, of values that were not computed.
+
+        Returns:
+            Addresses of what was written that may depend on them.
+
+        Raises:
+            RuntimeError: The arguments are not those of the kernel.
+        """
+
 def combines(reduce: str, dtype: str) -> bool:
     """Whether the channel combines such elements itself, with torch's bits."""
 

@@ -4,7 +4,6 @@ Lengths come from the request: no token ends a sequence.
 """
 
 import os
-import tempfile
 import time
 
 import vllm_model
@@ -17,8 +16,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=16)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        llm = LLM(**vllm_model.engine(arguments, folder), max_model_len=4096)
+    llm = LLM(**vllm_model.engine(arguments), max_model_len=4096)
     prompts = [{"prompt_token_ids": list(range(5, 5 + arguments.prompt))} for _ in range(arguments.batch)]
     lengths = SamplingParams(temperature=0, ignore_eos=True, max_tokens=arguments.tokens, detokenize=False)
     began = time.perf_counter()

@@ -7,6 +7,7 @@ are dummies, so a model is no more than its `config.json`.
 import argparse
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +71,24 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return words
 
 
-def engine(words: argparse.Namespace, folder: str) -> dict[str, Any]:
-    """The keyword arguments of `LLM` and `EngineArgs`, for a model cut across all ranks; its configuration is written to `folder`."""
-    config = SHAPES[words.shape] | {"dtype": "bfloat16", "tie_word_embeddings": False}
-    Path(folder, "config.json").write_text(json.dumps(config))
+def kept(shape: str) -> Path:
+    """The folder of a model, which stays: what vLLM has compiled for one that lies elsewhere it compiles again, also in another rank."""
+    config = json.dumps(SHAPES[shape] | {"dtype": "bfloat16", "tie_word_embeddings": False})
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = caches / "uniference" / "models" / shape
+    folder.mkdir(parents=True, exist_ok=True)
+    # Other ranks read it meanwhile.
+    with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
+        file.write(config)
+    os.replace(file.name, folder / "config.json")
+    return folder
+
+
+def engine(words: argparse.Namespace) -> dict[str, Any]:
+    """The keyword arguments of `LLM` and `EngineArgs`, for a model cut across all ranks."""
     ranks = int(os.environ["WORLD_SIZE"])
     return {
-        "model": folder,
+        "model": str(kept(words.shape)),
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         "enforce_eager": words.graphs is None,

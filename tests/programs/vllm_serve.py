@@ -13,7 +13,6 @@ import csv
 import math
 import os
 import random
-import tempfile
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -300,17 +299,16 @@ def main() -> None:
     requests = draw(total + (0 if words.drain else words.concurrency or 0), words)
     before, counted = requests[: words.warmup], requests[words.warmup : total]
     longest = max(len(request.prompt) + request.output for request in requests)
-    with tempfile.TemporaryDirectory() as folder:
-        given = EngineArgs(
-            **vllm_model.engine(words, folder),
-            max_model_len=words.max_model_len or longest,
-            max_num_batched_tokens=words.max_batched_tokens,
-            max_num_seqs=words.max_sequences,
-            enable_prefix_caching=words.prefix_caching,
-            async_scheduling=False if words.synchronous else None,
-            disable_log_stats=True,
-        )
-        engine = LLMEngine.from_engine_args(given, usage_context=UsageContext.OPENAI_API_SERVER)
+    given = EngineArgs(
+        **vllm_model.engine(words),
+        max_model_len=words.max_model_len or longest,
+        max_num_batched_tokens=words.max_batched_tokens,
+        max_num_seqs=words.max_sequences,
+        enable_prefix_caching=words.prefix_caching,
+        async_scheduling=False if words.synchronous else None,
+        disable_log_stats=True,
+    )
+    engine = LLMEngine.from_engine_args(given, usage_context=UsageContext.OPENAI_API_SERVER)
     server = Server(engine)
     if words.rate:
         server.open_loop(requests[:total])

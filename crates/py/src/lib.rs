@@ -6,6 +6,7 @@ mod chakra;
 mod channel;
 mod clocks;
 mod gpus;
+mod kernels;
 mod relative;
 mod site;
 mod tensors;
@@ -85,6 +86,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(writes::open_memory, module)?)?;
     module.add_function(wrap_pyfunction!(writes::write_memory, module)?)?;
     module.add_class::<clocks::ClockServer>()?;
+    module.add_class::<kernels::TritonKernel>()?;
     chakra::register(module)?;
     module.add_class::<channel::Channel>()
 }

@@ -9,7 +9,6 @@ Memory whose values were not computed reads as zero. What a program writes after
 """
 
 import ast
-import ctypes
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,14 +23,10 @@ from torch import Tensor
 from triton.runtime import interpreter
 from triton.runtime.jit import JITFunction
 
+from uniference.rank.execution import placed
+
 _lock = threading.RLock()
 """While it is held, Triton's language is the interpreter's."""
-
-
-def address(tensor: Tensor) -> Tensor:
-    """The first element in its memory, which nothing keeps: to a kernel a tensor is an address and the type of what is there."""
-    memory = (ctypes.c_char * tensor.element_size()).from_address(tensor.data_ptr())
-    return torch.frombuffer(memory, dtype=tensor.dtype)
 
 
 def run(
@@ -68,24 +63,6 @@ def run(
 
 def _constant(value: Any) -> Any:
     return value.value if isinstance(value, tl.constexpr) else value
-
-
-def placed(value: Any, here: Callable[[Tensor], Tensor]) -> Any:
-    """An argument with the tensors in its memory in place of a GPU's."""
-    if isinstance(value, Tensor):
-        return here(value)
-    if isinstance(value, tuple):
-        return (
-            type(value)(*(placed(item, here) for item in value))
-            if hasattr(value, "_fields")
-            else tuple(placed(item, here) for item in value)
-        )
-    if isinstance(value, triton.runtime.jit.TensorWrapper):
-        return triton.runtime.jit.TensorWrapper(here(value.base), value.dtype)
-    if isinstance(value, triton.tools.tensor_descriptor.TensorDescriptor):
-        rest = (value.shape, value.strides, value.block_shape, value.padding, value.round_f32_to_tf32)
-        return triton.tools.tensor_descriptor.TensorDescriptor(here(value.base), *rest)
-    return value
 
 
 # Functions

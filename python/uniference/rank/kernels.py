@@ -1,7 +1,7 @@
 """Owns kernels of Triton on simulated GPUs: each is an operator of torch, so that it is captured, costed and computed as these are.
 
-Its kernel for CUDA launches it, as the program would have; its kernel for the CPU interprets it on the same bytes (`interpretation`). The
-operator says which tensors a kernel is given and which of them it may write to, the integers by which it is called, and its grid. Kernels
+Its kernel for CUDA launches it, as the program would have; its kernel for the CPU computes it on the same bytes: by what the compiler has
+made of it (`execution`), or else by Triton's interpreter (`interpretation`). The operator says which tensors a kernel is given and which of them it may write to, the integers by which it is called, and its grid. Kernels
 that torch's compiler has written from operators are in the namespace `inductor`: they are told by their memory traffic alone. Others are in
 the namespace `triton`: nobody knows their arithmetic.
 """
@@ -41,6 +41,8 @@ class Launch:
     grid: tuple[int, ...]
     start: Callable[[], Any]
     """Has it start on its stream, and returns what the program is given."""
+    compiled: Any = None
+    """What Triton's compiler has made of it, if that is known."""
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -71,25 +73,29 @@ def _start(called: str, read: Sequence[Tensor], written: Sequence[Tensor], numbe
     _running.result = _running.launches[-1].start()
 
 
-def _interpret(called: str, read: Sequence[Tensor], written: Sequence[Tensor], numbers: Sequence[int]) -> None:
-    from uniference.rank import interpretation
-
+def _compute(called: str, read: Sequence[Tensor], written: Sequence[Tensor], numbers: Sequence[int]) -> None:
     number = _graphs.library.computed()
     if number:
-        launch = _graphs.launches[number]
-        interpretation.run(launch.function(), launch.arguments, launch.grid, lambda tensor: tensor)
+        _carry_out(_graphs.launches[number], lambda tensor: tensor)
         return
-    launch = _running.launches[-1]
+    launch = dataclasses.replace(_running.launches[-1], compiled=_running.result)
     # To a kernel a tensor is an address and the type of what is there.
     here = {(tensor.data_ptr(), tensor.dtype): tensor for tensor in (*read, *written)}
     given = [tensor for value in launch.arguments.values() for tensor in _tensors(value)]
-    _running.absent = interpretation.run(
-        launch.function(),
-        launch.arguments,
-        launch.grid,
-        lambda tensor: here[tensor.data_ptr(), tensor.dtype],
-        [_span(tensor) for tensor in given if _graphs.library.is_absent(tensor)],
-    )
+    absent = [_span(tensor) for tensor in given if _graphs.library.is_absent(tensor)]
+    _running.absent = _carry_out(launch, lambda tensor: here[tensor.data_ptr(), tensor.dtype], absent)
+
+
+def _carry_out(launch: Launch, here: Callable[[Tensor], Tensor], absent: Sequence[range] = ()) -> Sequence[range]:
+    """What `interpretation.run` does, by what the compiler has made of the kernel, where that can be read."""
+    from uniference.rank import execution
+
+    executable = execution.of(launch.compiled)
+    if executable is not None:
+        return executable.run(launch.arguments, launch.grid, here, absent)
+    from uniference.rank import interpretation
+
+    return interpretation.run(launch.function(), launch.arguments, launch.grid, here, absent)
 
 
 def _span(tensor: Tensor) -> range:
@@ -111,14 +117,14 @@ class _Graphs:
         number = self.library.take_captured()
         if not number:
             return
-        from uniference.rank import interpretation
+        from uniference.rank import execution
 
         while gone := self.library.forgotten():
             self.launches.pop(gone, None)
-        arguments = {
-            key: interpretation.placed(value, interpretation.address) for key, value in launch.arguments.items()
-        }
-        self.launches[number] = dataclasses.replace(launch, arguments=arguments, start=_no_start)
+        arguments = {key: execution.placed(value, execution.address) for key, value in launch.arguments.items()}
+        self.launches[number] = dataclasses.replace(
+            launch, arguments=arguments, start=_no_start, compiled=_running.result
+        )
 
 
 def _no_start() -> Any:
@@ -140,7 +146,7 @@ def run(
     tensors = {key: list(_tensors(value)) for key, value in launch.arguments.items()}
     if not any(tensor.is_cuda for several in tensors.values() for tensor in several):
         return launch.start()
-    operator = namespace.operator(_NO_IDENTIFIER.sub("_", name), _SCHEMA, {"CUDA": _start, "CPU": _interpret})
+    operator = namespace.operator(_NO_IDENTIFIER.sub("_", name), _SCHEMA, {"CUDA": _start, "CPU": _compute})
     integers = {**{key: value for key, value in launch.arguments.items() if isinstance(value, int)}, **known}
     grid = dict(zip(("grid_x", "grid_y", "grid_z"), (*launch.grid, 1, 1), strict=False))
     inputs = {key: several for key, several in tensors.items() if several and read(key)}

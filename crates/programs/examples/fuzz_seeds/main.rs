@@ -50,6 +50,7 @@ fn main() {
         [2, 2, 0, 60, 1, 3, 0, 0],
         [2, 1, 0, 70, 15, 4, 0, 0],
     ];
+    save(corpus, "kernel", "slots.ttir", include_bytes!("../../../triton/tests/slots.ttir"));
     save(corpus, "recording", "waits", &[&[0b0010_1001][..], &recording.concat()].concat());
 }
 

@@ -1,0 +1,60 @@
+//! Owns kernels of Triton as Python has them: read once from the text of their TTIR, then run for a grid.
+
+// A kernel is given addresses.
+#![allow(unsafe_code)]
+
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use uniference_triton::{Argument, Kernel, Stopped};
+
+/// A kernel that can be run. `_native.pyi` says how.
+#[pyclass(frozen)]
+pub(crate) struct TritonKernel(Kernel);
+
+/// An integer or an address, or a number of floating point.
+#[derive(FromPyObject)]
+enum Number {
+    Integer(i64),
+    /// An address, or an integer without a sign, in the upper half.
+    Unsigned(u64),
+    Float(f64),
+}
+
+#[pymethods]
+impl TritonKernel {
+    #[new]
+    fn new(text: &str) -> PyResult<TritonKernel> {
+        Kernel::read(text).map(TritonKernel).map_err(|error| PyValueError::new_err(error.to_string()))
+    }
+
+    /// How many arguments it takes.
+    fn __len__(&self) -> usize {
+        self.0.parameters().count()
+    }
+
+    /// Its caller answers for the addresses.
+    fn run(
+        &self,
+        py: Python<'_>,
+        arguments: Vec<Number>,
+        grid: (u32, u32, u32),
+        absent: Vec<(usize, usize)>,
+    ) -> PyResult<Vec<(usize, usize)>> {
+        let argument = |number: Number| match number {
+            Number::Integer(number) => Argument::Integer(number),
+            Number::Unsigned(number) => Argument::Integer(number as i64),
+            Number::Float(number) => Argument::Float(number),
+        };
+        let arguments: Vec<Argument> = arguments.into_iter().map(argument).collect();
+        let absent: Vec<_> = absent.into_iter().map(|(from, to)| from..to).collect();
+        let mut signal = None;
+        let mut goes_on = || py.check_signals().map_err(|error| signal = Some(error)).is_ok();
+        // SAFETY: simulated memory lies in this process, and the program has launched the kernel with these addresses.
+        let written = unsafe { self.0.run(&arguments, grid.into(), &absent, &mut goes_on) };
+        match written {
+            Ok(written) => Ok(written.into_iter().map(|span| (span.start, span.end)).collect()),
+            Err(Stopped::Interrupted) => Err(signal.expect("it was asked")),
+            Err(error) => Err(PyRuntimeError::new_err(error.to_string())),
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Owns what kernels read and write: memory of this process, and which of it has no values.
+#![allow(unsafe_code)] // A kernel is given addresses.
+
+use crate::value::{Data, Scalar};
+use std::ops::Range;
+
+/// Addresses.
+pub type Span = Range<usize>;
+
+/// The memory that a kernel reads and writes.
+///
+/// Where `absent` says so nothing was computed. What a program writes after it has read of that counts as absent, too.
+#[derive(Debug, Default)]
+pub(crate) struct Memory {
+    absent: Vec<Span>,
+    has_read: bool,
+    pub(crate) written: Vec<Span>,
+}
+
+impl Memory {
+    pub(crate) fn new(absent: &[Span]) -> Memory {
+        Memory { absent: absent.to_vec(), ..Memory::default() }
+    }
+
+    /// Another program, which has read nothing yet.
+    pub(crate) fn begin(&mut self) {
+        self.has_read = false;
+    }
+
+    /// Elements at these addresses, where the mask is not 0; elsewhere `other`. `None`: there are not as many.
+    ///
+    /// # Safety
+    /// All addresses that are read are of memory of this process.
+    pub(crate) unsafe fn load(
+        &mut self,
+        pointers: &[i64],
+        mask: Option<&[i64]>,
+        other: Option<&Data>,
+        scalar: Scalar,
+    ) -> Option<Data> {
+        let length = length(&[Some(pointers.len()), mask.map(<[i64]>::len), other.map(Data::len)])?;
+        let is_on = |at: usize| mask.is_none_or(|mask| mask[of(mask.len(), at)] != 0);
+        let pointer = |at: usize| pointers[of(pointers.len(), at)] as usize;
+        self.reads((0..length).filter(|at| is_on(*at)).map(pointer), scalar);
+        let one = |at: usize| match (is_on(at), other) {
+            // SAFETY: the caller's.
+            (true, _) => unsafe { read(pointer(at), scalar) },
+            (false, Some(other)) => other.bits(of(other.len(), at), scalar),
+            (false, None) => 0,
+        };
+        Some(Data::from_bits((0..length).map(one), scalar))
+    }
+
+    /// Writes elements where the mask is not 0. `None`: there are not as many, and nothing was written.
+    ///
+    /// # Safety
+    /// As of [`Memory::load`], and nobody else uses what is written.
+    pub(crate) unsafe fn store(
+        &mut self,
+        pointers: &[i64],
+        values: &Data,
+        mask: Option<&[i64]>,
+        scalar: Scalar,
+    ) -> Option<()> {
+        let length = length(&[Some(pointers.len()), Some(values.len()), mask.map(<[i64]>::len)])?;
+        let is_on = |at: usize| mask.is_none_or(|mask| mask[of(mask.len(), at)] != 0);
+        let pointer = |at: usize| pointers[of(pointers.len(), at)] as usize;
+        for at in (0..length).filter(|at| is_on(*at)) {
+            // SAFETY: the caller's.
+            unsafe { write(pointer(at), values.bits(of(values.len(), at), scalar), scalar) };
+        }
+        self.writes((0..length).filter(|at| is_on(*at)).map(pointer), scalar);
+        Some(())
+    }
+
+    /// Element by element: reads, has `change` say what is written instead, if anything, and returns what was read.
+    ///
+    /// # Safety
+    /// As of [`Memory::store`].
+    pub(crate) unsafe fn modify(
+        &mut self,
+        pointers: &[i64],
+        mask: Option<&[i64]>,
+        scalar: Scalar,
+        length: usize,
+        change: impl Fn(usize, Data) -> Option<Option<Data>>,
+    ) -> Option<Data> {
+        let mut before = Vec::with_capacity(length);
+        for at in 0..length {
+            if mask.is_some_and(|mask| mask[of(mask.len(), at)] == 0) {
+                before.push(0);
+                continue;
+            }
+            let pointer = pointers[of(pointers.len(), at)] as usize;
+            self.reads(std::iter::once(pointer), scalar);
+            // SAFETY: the caller's.
+            let found = unsafe { read(pointer, scalar) };
+            before.push(found);
+            if let Some(value) = change(at, Data::from_bits(std::iter::once(found), scalar))? {
+                // SAFETY: the caller's.
+                unsafe { write(pointer, value.bits(0, scalar), scalar) };
+                self.writes(std::iter::once(pointer), scalar);
+            }
+        }
+        Some(Data::from_bits(before.into_iter(), scalar))
+    }
+
+    fn reads(&mut self, addresses: impl Iterator<Item = usize>, scalar: Scalar) {
+        if self.has_read || self.absent.is_empty() {
+            return;
+        }
+        let meets = |address: usize| {
+            self.absent.iter().any(|absent| address < absent.end && address + scalar.bytes() > absent.start)
+        };
+        self.has_read = addresses.into_iter().any(meets);
+    }
+
+    fn writes(&mut self, addresses: impl Iterator<Item = usize> + Clone, scalar: Scalar) {
+        if !self.has_read {
+            return;
+        }
+        let (Some(first), Some(last)) = (addresses.clone().min(), addresses.max()) else { return };
+        let span = first..last + scalar.bytes();
+        // Other programs may read it.
+        if !self.absent.iter().any(|known| known.start <= span.start && span.end <= known.end) {
+            self.absent.push(span.clone());
+        }
+        self.written.push(span);
+    }
+}
+
+/// Where an element is if it may stand for all.
+#[inline]
+fn of(length: usize, at: usize) -> usize {
+    if length == 1 { 0 } else { at }
+}
+
+/// How many there are if some may stand for all.
+pub(crate) fn length(lengths: &[Option<usize>]) -> Option<usize> {
+    let longest = lengths.iter().flatten().copied().max()?;
+    lengths.iter().flatten().all(|length| *length == longest || *length == 1).then_some(longest)
+}
+
+/// # Safety
+/// There is an element at this address.
+#[inline]
+unsafe fn read(address: usize, scalar: Scalar) -> u64 {
+    // SAFETY: the caller's.
+    unsafe {
+        match scalar.bytes() {
+            1 => u64::from((address as *const u8).read_unaligned()),
+            2 => u64::from((address as *const u16).read_unaligned()),
+            4 => u64::from((address as *const u32).read_unaligned()),
+            _ => (address as *const u64).read_unaligned(),
+        }
+    }
+}
+
+/// # Safety
+/// There is room for an element at this address.
+#[inline]
+unsafe fn write(address: usize, bits: u64, scalar: Scalar) {
+    // SAFETY: the caller's.
+    unsafe {
+        match scalar.bytes() {
+            1 => (address as *mut u8).write_unaligned(bits as u8),
+            2 => (address as *mut u16).write_unaligned(bits as u16),
+            4 => (address as *mut u32).write_unaligned(bits as u32),
+            _ => (address as *mut u64).write_unaligned(bits),
+        }
+    }
+}

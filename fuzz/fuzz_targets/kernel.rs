@@ -1,0 +1,11 @@
+//! Texts of Triton's compiler are read or refused. None is run: a kernel reads and writes wherever it says.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use uniference_triton::Kernel;
+
+fuzz_target!(|data: &[u8]| {
+    if let Ok(text) = std::str::from_utf8(data) {
+        let _ = Kernel::read(text);
+    }
+});

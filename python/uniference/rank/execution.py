@@ -1,0 +1,100 @@
+"""Owns how kernels of Triton that its compiler has compiled are carried out where there is no GPU: the extension runs their intermediate
+representation (`crates/triton`), a hundred times as fast as Triton's interpreter.
+
+It is the text that a GPU's code is made of, so types, rounding and control flow are the kernel's own. What the extension does not know is
+left to `interpretation`.
+"""
+
+import ctypes
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from uniference._native import TritonKernel
+
+
+def address(tensor: Tensor) -> Tensor:
+    """The first element in its memory, which nothing keeps: to a kernel a tensor is an address and the type of what is there."""
+    memory = (ctypes.c_char * tensor.element_size()).from_address(tensor.data_ptr())
+    return torch.frombuffer(memory, dtype=tensor.dtype)
+
+
+def placed(value: Any, here: Callable[[Tensor], Tensor]) -> Any:
+    """An argument with the tensors in its memory in place of a GPU's."""
+    if isinstance(value, Tensor):
+        return here(value)
+    if isinstance(value, tuple):
+        return (
+            type(value)(*(placed(item, here) for item in value))
+            if hasattr(value, "_fields")
+            else tuple(placed(item, here) for item in value)
+        )
+    if isinstance(value, triton.runtime.jit.TensorWrapper):
+        return triton.runtime.jit.TensorWrapper(here(value.base), value.dtype)
+    if isinstance(value, triton.tools.tensor_descriptor.TensorDescriptor):
+        rest = (value.shape, value.strides, value.block_shape, value.padding, value.round_f32_to_tf32)
+        return triton.tools.tensor_descriptor.TensorDescriptor(here(value.base), *rest)
+    return value
+
+
+class Executable:
+    """A kernel that the extension can run."""
+
+    def __init__(self, kernel: TritonKernel, names: Sequence[str]) -> None:
+        self._kernel = kernel
+        # Of its arguments, in their order.
+        self._names = names
+
+    def run(
+        self,
+        arguments: Mapping[str, Any],
+        grid: tuple[int, ...],
+        here: Callable[[Tensor], Tensor],
+        absent: Sequence[range],
+    ) -> list[range]:
+        """As `interpretation.run`."""
+        given = [_number(placed(arguments[name], here)) for name in self._names]
+        x, y, z = (*grid, 1, 1, 1)[:3]
+        written = self._kernel.run(given, (x, y, z), [(span.start, span.stop) for span in absent])
+        return [range(start, stop) for start, stop in written]
+
+
+def _number(value: Any) -> int | float:
+    base = getattr(value, "base", value)
+    if isinstance(base, Tensor):
+        return base.data_ptr()
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+_KNOWN: dict[str, Executable | None] = {}
+"""By the hash that Triton's compiler gives to what it has compiled."""
+
+
+def of(compiled: Any) -> Executable | None:
+    """What runs a `triton.compiler.CompiledKernel`, if it is one and the extension knows all that is in it."""
+    known = getattr(compiled, "hash", None)
+    if not isinstance(known, str):
+        return None
+    if known not in _KNOWN:
+        _KNOWN[known] = _read(compiled)
+    return _KNOWN[known]
+
+
+def _read(compiled: Any) -> Executable | None:
+    text = getattr(compiled, "asm", {}).get("ttir")
+    signature = getattr(getattr(compiled, "src", None), "signature", None)
+    if not isinstance(text, str) or not isinstance(signature, dict):
+        return None
+    # Tuples and descriptors are several arguments, which only the compiler tells apart.
+    if not all(isinstance(kind, str) and "tensordesc" not in kind for kind in signature.values()):
+        return None
+    names = [name for name, kind in signature.items() if kind != "constexpr"]
+    try:
+        kernel = TritonKernel(text)
+    except ValueError:
+        return None
+    return Executable(kernel, names) if len(kernel) == len(names) else None
