@@ -130,7 +130,7 @@ macro_rules! number {
                     Math2::MostOrNan if self.is_nan() || other.is_nan() => <$of>::NAN,
                     Math2::LeastOrNan => self.min(other),
                     Math2::MostOrNan => self.max(other),
-                    Math2::Power => f64::from(self).power(f64::from(other)) as $of,
+                    Math2::Power => libm::pow(f64::from(self), f64::from(other)) as $of,
                     Math2::Arctangent => libm::atan2(f64::from(self), f64::from(other)) as $of,
                     Math2::CopySign => self.copysign(other),
                 }
@@ -147,16 +147,6 @@ macro_rules! number {
             }
         }
     };
-}
-
-trait Power {
-    fn power(self, to: f64) -> f64;
-}
-
-impl Power for f64 {
-    fn power(self, to: f64) -> f64 {
-        libm::pow(self, to)
-    }
 }
 
 number!(

@@ -6,6 +6,7 @@ left to `interpretation`.
 """
 
 import ctypes
+import functools
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -70,23 +71,62 @@ def _number(value: Any) -> int | float:
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
+class Source:
+    """What torch's compiler has a kernel compiled from: the function, and `compile_meta` of its configuration.
+
+    What is compiled may come from a cache, which does not keep the text. So it is made again: what is computed must not depend on that.
+    """
+
+    def __init__(self, function: Callable[[], Any], meta: Mapping[str, Any]) -> None:
+        self._function, self._meta = function, meta
+
+    @functools.cached_property
+    def executable(self) -> Executable | None:
+        try:
+            text = self._text()
+        except Exception:  # it is the compiler's matter what a kernel may have in it
+            return None
+        return _read(text, self._meta["signature"])
+
+    def _text(self) -> str:
+        from triton.backends.compiler import GPUTarget
+        from triton.compiler.compiler import ASTSource, ir, make_backend
+
+        meta = self._meta
+        source = ASTSource(self._function(), meta["signature"], meta["constants"], meta["configs"][0])
+        target = GPUTarget(meta["device_type"], meta["cc"], 32)
+        backend = make_backend(target)
+        options = {"num_warps": meta["num_warps"], "num_stages": meta["num_stages"], "debug": meta["debug"]}
+        parsed = backend.parse_options({**options, "sanitize_overflow": False, **source.parse_options()})
+        context = ir.context()
+        ir.load_dialects(context)
+        backend.load_dialects(context)
+        functions = backend.get_codegen_implementation(parsed)
+        module = source.make_ir(target, parsed, functions, backend.get_module_map(), context)
+        stages: dict[str, Callable[[Any, Any], Any]] = {}
+        backend.add_stages(stages, parsed, source.language)
+        return str(stages["ttir"](module, {}))
+
+
 _KNOWN: dict[str, Executable | None] = {}
 """By the hash that Triton's compiler gives to what it has compiled."""
 
 
 def of(compiled: Any) -> Executable | None:
-    """What runs a `triton.compiler.CompiledKernel`, if it is one and the extension knows all that is in it."""
+    """What runs a kernel, of which this is a `Source` or a `triton.compiler.CompiledKernel`. `None`: it is neither, or has something in it
+    that the extension does not know."""
+    if isinstance(compiled, Source):
+        return compiled.executable
     known = getattr(compiled, "hash", None)
     if not isinstance(known, str):
         return None
     if known not in _KNOWN:
-        _KNOWN[known] = _read(compiled)
+        signature = getattr(getattr(compiled, "src", None), "signature", None)
+        _KNOWN[known] = _read(getattr(compiled, "asm", {}).get("ttir"), signature)
     return _KNOWN[known]
 
 
-def _read(compiled: Any) -> Executable | None:
-    text = getattr(compiled, "asm", {}).get("ttir")
-    signature = getattr(getattr(compiled, "src", None), "signature", None)
+def _read(text: Any, signature: Any) -> Executable | None:
     if not isinstance(text, str) or not isinstance(signature, dict):
         return None
     # Tuples and descriptors are several arguments, which only the compiler tells apart.

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 from triton.runtime import interpreter

@@ -1,9 +1,9 @@
 """Owns kernels of Triton on simulated GPUs: each is an operator of torch, so that it is captured, costed and computed as these are.
 
 Its kernel for CUDA launches it, as the program would have; its kernel for the CPU computes it on the same bytes: by what the compiler has
-made of it (`execution`), or else by Triton's interpreter (`interpretation`). The operator says which tensors a kernel is given and which of them it may write to, the integers by which it is called, and its grid. Kernels
-that torch's compiler has written from operators are in the namespace `inductor`: they are told by their memory traffic alone. Others are in
-the namespace `triton`: nobody knows their arithmetic.
+made of it (`execution`), or else by Triton's interpreter (`interpretation`). The operator says which tensors a kernel is given and which of
+them it may write to, the integers by which it is called, and its grid. Kernels that torch's compiler has written from operators are in the
+namespace `inductor`: they are told by their memory traffic alone. Others are in the namespace `triton`: nobody knows their arithmetic.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ class Launch:
     start: Callable[[], Any]
     """Has it start on its stream, and returns what the program is given."""
     compiled: Any = None
-    """What Triton's compiler has made of it, if that is known."""
+    """What `execution` carries out; `None`: what `start` has returned."""
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -78,7 +78,8 @@ def _compute(called: str, read: Sequence[Tensor], written: Sequence[Tensor], num
     if number:
         _carry_out(_graphs.launches[number], lambda tensor: tensor)
         return
-    launch = dataclasses.replace(_running.launches[-1], compiled=_running.result)
+    launch = _running.launches[-1]
+    launch = dataclasses.replace(launch, compiled=launch.compiled or _running.result)
     # To a kernel a tensor is an address and the type of what is there.
     here = {(tensor.data_ptr(), tensor.dtype): tensor for tensor in (*read, *written)}
     given = [tensor for value in launch.arguments.values() for tensor in _tensors(value)]
@@ -123,7 +124,7 @@ class _Graphs:
             self.launches.pop(gone, None)
         arguments = {key: execution.placed(value, execution.address) for key, value in launch.arguments.items()}
         self.launches[number] = dataclasses.replace(
-            launch, arguments=arguments, start=_no_start, compiled=_running.result
+            launch, arguments=arguments, start=_no_start, compiled=launch.compiled or _running.result
         )
 
 
@@ -242,17 +243,19 @@ def _note_compiled_kernels() -> None:
     @functools.wraps(original)
     def made(self: Any, compile_result: Any) -> Any:
         launcher, error = original(self, compile_result)
-        return (None if launcher is None else _noted(self, launcher)), error
+        return (None if launcher is None else _noted(self, launcher, compile_result.compile_meta)), error
 
     names.INDUCTOR_LAUNCHER.replace(made)
 
 
-def _noted(tuner: Any, launcher: Any) -> Any:
+def _noted(tuner: Any, launcher: Any, meta: Mapping[str, Any]) -> Any:
     """A launcher of a kernel, for one configuration."""
     constants = {**tuner.triton_meta.get("constants", {}), **launcher.config.kwargs}
     constants = {name: value for name, value in constants.items() if isinstance(name, str)}
     # How often its loops access tensors bounds how much of a table they read.
     accesses = {name: tuner.inductor_meta[name] for name in ("num_load", "num_store") if name in tuner.inductor_meta}
+    from uniference.rank import execution
+
     name = tuner.inductor_meta.get("kernel_name") or tuner.fn.__name__
     # Others are templates, whose products of matrices count, and the program's own.
     is_known = tuner.heuristic_type.name in ("POINTWISE", "REDUCTION", "PERSISTENT_REDUCTION", "SPLIT_SCAN")
@@ -269,11 +272,13 @@ def _noted(tuner: Any, launcher: Any) -> Any:
         tuner._ensure_kernel_loaded()
         return tuner.fn
 
+    source = execution.Source(function, meta)
+
     def launched(*args: Any, stream: Any, **kwargs: Any) -> Any:
         own, grid = tuner._interpret_args_grid(args, launcher.config)
         passed = [argument for argument in tuner.triton_meta["signature"] if argument not in constants]
         arguments = {**constants, **dict(zip(passed, own, strict=False)), **kwargs}
-        launch = Launch(function, arguments, grid, lambda: launcher(*args, stream=stream, **kwargs))
+        launch = Launch(function, arguments, grid, lambda: launcher(*args, stream=stream, **kwargs), source)
         return run(namespace, name, launch, written, read, accesses)
 
     # Torch would take what is marked so apart, to launch the kernel without this function.
