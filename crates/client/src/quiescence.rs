@@ -36,12 +36,14 @@ pub struct Threads {
     known: BTreeMap<ThreadId, Thread>,
     /// Other processes may share memory with this one: who waits for a futex that can be shared may wait for one of them.
     shares: bool,
+    /// Which thread the last look has found running.
+    runner: Option<ThreadId>,
 }
 
 impl Default for Threads {
     /// Those of this process.
     fn default() -> Threads {
-        Threads { process: "self".into(), known: BTreeMap::new(), shares: false }
+        Threads { process: "self".into(), known: BTreeMap::new(), shares: false, runner: None }
     }
 }
 
@@ -84,11 +86,18 @@ impl Threads {
         self.shares = true;
     }
 
+    /// Whether the thread that the last look has found running does so still, unless it is one to `skip`. This asks for one thread instead of all.
+    pub(crate) fn still_runs(&self, skip: &BTreeSet<ThreadId>) -> bool {
+        let runner = self.runner.filter(|runner| !skip.contains(runner));
+        runner.and_then(|runner| self.known.get(&runner)).is_some_and(Thread::runs)
+    }
+
     /// What all threads do but those to `skip`; what those `inside` wait for is known to be of this process.
     ///
     /// # Errors
     /// If that cannot be seen: there is no room for another file.
     pub fn look(&mut self, skip: &BTreeSet<ThreadId>, inside: &BTreeSet<ThreadId>) -> io::Result<Found> {
+        self.runner = None;
         let found = self.first_look(skip).and_then(|list| self.second_look(&list, skip, inside));
         found.or_else(|error| {
             self.known.clear();
@@ -111,7 +120,7 @@ impl Threads {
     }
 
     fn second_look(
-        &self,
+        &mut self,
         list_before: &BTreeSet<ThreadId>,
         skip: &BTreeSet<ThreadId>,
         inside: &BTreeSet<ThreadId>,
@@ -121,7 +130,10 @@ impl Threads {
         }
         let mut found = Found::Inside;
         for (id, thread) in &self.known {
-            let Some(call) = thread.waits_in()? else { return Ok(Found::Running) };
+            let Some(call) = thread.waits_in()? else {
+                self.runner = Some(*id);
+                return Ok(Found::Running);
+            };
             if !call.is_inside(self.shares) && !inside.contains(id) {
                 found = Found::Outside;
             }
@@ -149,6 +161,8 @@ pub(crate) struct Family {
     known: BTreeMap<(String, ThreadId), Thread>,
     /// Where the kernel tells of each thread, also of this process, which processes it has started.
     children: BTreeMap<(String, ThreadId), OwnedFd>,
+    /// Which thread the last look has found running.
+    runner: Option<(String, ThreadId)>,
 }
 
 impl Family {
@@ -168,6 +182,11 @@ impl Family {
             self.forget();
             changed(error).map(|()| false)
         })
+    }
+
+    /// Whether the thread that the last look has found running does so still.
+    pub(crate) fn still_runs(&self) -> bool {
+        self.runner.as_ref().and_then(|runner| self.known.get(runner)).is_some_and(Thread::runs)
     }
 
     fn forget(&mut self) {
@@ -190,11 +209,13 @@ impl Family {
     }
 
     fn second_look(&mut self, others: &BTreeSet<i32>) -> io::Result<bool> {
-        for thread in self.known.values() {
+        self.runner = None;
+        for (id, thread) in &self.known {
             if thread.is_over()? {
                 continue;
             }
             if thread.waits_in()?.is_none_or(|call| SLEEPS.contains(&call.number.as_str())) {
+                self.runner = Some(id.clone());
                 return Ok(false);
             }
         }
@@ -264,6 +285,11 @@ impl Thread {
             turns: open("schedstat").ok(),
             before: String::new(),
         })
+    }
+
+    /// Whether it runs or could.
+    fn runs(&self) -> bool {
+        self.call.as_ref().is_some_and(|call| read(call).is_ok_and(|line| line.trim_end() == "running"))
     }
 
     /// Whether the thread has ended and nobody has asked how, or was stopped: then only another process lets it go on.
@@ -370,7 +396,14 @@ mod tests {
         assert!(comes(&mut threads, &[waiter, reader], &[], Found::Outside));
         assert!(comes(&mut threads, &[waiter, reader], &[reader], Found::Inside));
         assert!((0..1000).all(|_| look(&mut threads, &[waiter, spinner], &[]) == Found::Running));
+        // From here on it is enough to ask for the one that runs.
+        assert!((0..1000).all(|_| threads.still_runs(&BTreeSet::new())));
+        assert!(!threads.still_runs(&BTreeSet::from([spinner])));
         going.store(false, Relaxed);
+        assert!((0..100_000).any(|_| {
+            thread::yield_now();
+            !threads.still_runs(&BTreeSet::new())
+        }));
         drop(stop);
     }
 

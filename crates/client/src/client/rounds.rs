@@ -422,9 +422,13 @@ impl Rounds {
         if self.arriving.load(SeqCst) > 0 {
             return false;
         }
+        let waited = host_ns().saturating_sub(since);
+        // Mostly whoever ran does so still, and there is nobody else to look at.
+        if waited <= PATIENCE && (state.threads.still_runs(&state.asking) || state.family.still_runs()) {
+            return false;
+        }
         let family = state.has_family();
         let found = state.look(client, family);
-        let waited = host_ns().saturating_sub(since);
         let outside = match found {
             Found::Running if waited > PATIENCE => true,
             Found::Running => return false,
