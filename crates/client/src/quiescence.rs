@@ -36,7 +36,7 @@ pub struct Threads {
     known: BTreeMap<ThreadId, Thread>,
     /// Other processes may share memory with this one: who waits for a futex that can be shared may wait for one of them.
     shares: bool,
-    /// Which thread the last look has found running.
+    /// Which thread was seen running last.
     runner: Option<ThreadId>,
 }
 
@@ -86,7 +86,12 @@ impl Threads {
         self.shares = true;
     }
 
-    /// Whether the thread that the last look has found running does so still, unless it is one to `skip`. This asks for one thread instead of all.
+    /// This thread runs from now on.
+    pub(crate) fn goes_on(&mut self, thread: ThreadId) {
+        self.runner = Some(thread);
+    }
+
+    /// Whether the thread that was seen running last does so still, unless it is one to `skip`. This asks for one thread instead of all.
     pub(crate) fn still_runs(&self, skip: &BTreeSet<ThreadId>) -> bool {
         let runner = self.runner.filter(|runner| !skip.contains(runner));
         runner.and_then(|runner| self.known.get(&runner)).is_some_and(Thread::runs)
@@ -107,7 +112,8 @@ impl Threads {
 
     fn first_look(&mut self, skip: &BTreeSet<ThreadId>) -> io::Result<BTreeSet<ThreadId>> {
         let list = list(&self.process, skip)?;
-        self.known.retain(|thread, _| list.contains(thread));
+        // Of those to skip, too, the files stay open.
+        self.known.retain(|thread, _| list.contains(thread) || skip.contains(thread));
         for id in &list {
             let thread = match self.known.remove(id) {
                 Some(thread) => thread,
@@ -129,7 +135,7 @@ impl Threads {
             return Ok(Found::Running);
         }
         let mut found = Found::Inside;
-        for (id, thread) in &self.known {
+        for (id, thread) in self.known.iter().filter(|(id, _)| !skip.contains(id)) {
             let Some(call) = thread.waits_in()? else {
                 self.runner = Some(*id);
                 return Ok(Found::Running);

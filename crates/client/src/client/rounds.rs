@@ -224,6 +224,7 @@ impl Rounds {
     pub(crate) fn answered(&self) {
         let mut state = self.enter();
         state.asking.remove(&this_thread());
+        state.threads.goes_on(this_thread());
         self.run(&mut state);
     }
 
@@ -242,6 +243,7 @@ impl Rounds {
     /// The thread goes on; returns whether that is because its time was up.
     pub(crate) fn end_pause(&self, client: &Client) -> bool {
         let mut state = self.enter();
+        state.threads.goes_on(this_thread());
         self.run(&mut state);
         let withdrawn = state.parts.get_mut(&path()).is_some_and(|part| part.ops.pop_if(|op| op.asks()).is_some());
         let pause = state.paused.get_mut(&this_thread()).expect("it has paused");
