@@ -21,7 +21,7 @@ use uniference_formats::report::{ComputeReport, CriticalPathReport, Manifest, Re
 use uniference_formats::trace::{Chrome, Lines, PathSpan, Perfetto, TraceWriter};
 use uniference_host::error::HostError;
 use uniference_host::live::exchange::Recorder;
-use uniference_sim::cluster::Device;
+use uniference_sim::cluster::{Cluster, Device};
 use uniference_sim::device::Origin;
 use uniference_sim::event::{Event, Observer};
 use uniference_sim::ids::{HostId, RankId, Site, TaskId};
@@ -279,6 +279,7 @@ pub(crate) fn of_run(figures: Figures, resolved: &Resolved, beside: Beside, mani
     report.phases = phases.report();
     report.critical_path = critical_path;
     let Costed { rows, spreads, modelled, headline, warnings: of_operators } = costed;
+    report.warnings.extend(shared(&resolved.cluster));
     report.warnings.extend(without_effect(resolved, &computes, &modelled));
     report.warnings.extend(computes.spread(&lines));
     report.warnings.extend(of_operators);
@@ -349,6 +350,25 @@ fn without_effect(resolved: &Resolved, computes: &Computes, modelled: &[bool]) -
     warnings
 }
 
+/// No PCI Express of 16 lanes is as fast up to version 5: bytes a second.
+const FASTER_THAN_PCIE: f64 = 100e9;
+
+/// GPUs of a host that share one link as fast as NVLinks, of which each GPU has its own.
+fn shared(cluster: &Cluster) -> Option<String> {
+    let gpus = |host: HostId| cluster.devices.iter().filter(|device| device.host == host).count();
+    let is_fast = |host: HostId| {
+        let links = cluster.topology.route(host, host).links;
+        links.iter().any(|link| cluster.topology.link(*link).bandwidth.bytes_per_second() > FASTER_THAN_PCIE)
+    };
+    let host = cluster.devices.iter().map(|device| device.host).find(|host| gpus(*host) > 1 && is_fast(*host))?;
+    let (count, name) = (gpus(host), &cluster.topology.hosts()[host.index()]);
+    (cluster.backend.name == "nccl").then(|| {
+        format!(
+            "the {count} GPUs of host `{name}` share one link, `local`, so that collectives among them take up to {count} times as long as over NVLinks, of which each GPU has its own\nhint: take `preset = \"rail\"` with `per_server = {count}` and `fabric = \"nvlink4\"`, and no `host`"
+        )
+    })
+}
+
 /// The same for ranks that have no cluster: `inputs` say what they ran on.
 pub(crate) fn of_astra((statistics, digest): &(Statistics, Digest), inputs: String, command: Vec<String>) -> Report {
     let devices: Vec<Device> = (0..statistics.ranks().len()).map(|rank| device(format!("npu.{rank}"))).collect();
@@ -359,4 +379,28 @@ pub(crate) fn of_astra((statistics, digest): &(Statistics, Digest), inputs: Stri
 /// A device of which only the name is known, for the reports of ranks that have no cluster.
 pub fn device(name: String) -> Device {
     Device::new(name, HostId(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uniference_formats::cluster::{Choices, ClusterFile};
+
+    #[test]
+    fn gpus_that_share_an_nvlink_are_named() {
+        let said = |text: &str| {
+            let file = ClusterFile::parse("c.toml", text, &[]).unwrap();
+            shared(&file.resolve(&Choices::default()).unwrap().cluster)
+        };
+        let gpus = "backend = \"nccl\"\n[[device]]\nname = \"gpu\"\ncount = 4\n";
+        let one_host = format!("{gpus}host = \"server\"\n[network]\nlocal = ");
+        let warning = said(&format!("{one_host}\"nvlink4\"\n")).unwrap();
+        assert!(warning.starts_with("the 4 GPUs of host `server` share one link"), "{warning}");
+        assert!(warning.contains("\nhint: take `preset = \"rail\"` with `per_server = 4`"), "{warning}");
+        // What processes share through memory or PCIe is shared, and a rail's GPUs have links of their own.
+        assert_eq!(said(&format!("{one_host}\"pcie4_x16\"\n")), None);
+        assert_eq!(said(&format!("{one_host}\"nvlink4\"\n").replace("nccl", "gloo")), None);
+        let rail = "[network]\npreset = \"rail\"\nper_server = 4\nfabric = \"nvlink4\"\nlink = \"infiniband_ndr\"\n";
+        assert_eq!(said(&format!("{gpus}{rail}")), None);
+    }
 }
