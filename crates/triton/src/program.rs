@@ -65,6 +65,8 @@ pub(crate) struct Instruction {
 pub(crate) enum Operation {
     /// Nothing that shows in values.
     Nothing,
+    /// All elements are true, or the kernel ends with these words.
+    Assert(String),
     Constant(Arc<Data>),
     /// Its number in the grid, along an axis.
     Program(usize),

@@ -119,6 +119,8 @@ struct Written<'a> {
     words: Vec<&'a str>,
     attributes: Vec<(&'a str, &'a str)>,
     types: Vec<Type>,
+    /// What is said to people.
+    text: &'a str,
 }
 
 impl<'a> Written<'a> {
@@ -397,7 +399,7 @@ impl Reader {
             } else if text.sees("{") {
                 written.attributes.extend(text.attributes()?);
             } else if text.sees("\"") {
-                text.string()?;
+                written.text = text.string()?;
             } else if text.eat("<") {
                 text.closed('<', '>')?;
             } else if ![",", "=", "[", "]"].iter().any(|mark| text.eat(mark)) {
@@ -521,7 +523,7 @@ impl Reader {
         attributes.extend(text.attributes()?);
         text.expect(":")?;
         let types = self.types(text)?;
-        let written = Written { operands, attributes, types, words: Vec::new() };
+        let written = Written { operands, attributes, types, ..Written::default() };
         let axis = written.axis().ok_or_else(|| text.wrong("an axis"))?;
         let fits = region.blocks.first().is_some_and(|block| block.parameters.len() == 2 * written.operands.len());
         if !fits {
@@ -579,7 +581,7 @@ fn takes(operation: &Operation) -> std::ops::RangeInclusive<usize> {
     use Operation::*;
     match operation {
         Constant(_) | Program(_) | Programs(_) | Range(_) => 0..=0,
-        Same | Float(_) | Absolute | Cast(_) | Broadcast | Transpose(_) | Split => 1..=1,
+        Assert(_) | Same | Float(_) | Absolute | Cast(_) | Broadcast | Transpose(_) | Split => 1..=1,
         Integers(_) | Floats(_) | CompareIntegers(..) | CompareFloats(..) | Advance(_) | Join | Concatenate
         | Gather(_) => 2..=2,
         MultiplyAdd | Clamp | Select | Dot { .. } | Exchange(_) => 3..=3,
@@ -600,8 +602,10 @@ fn operation(name: &str, written: &Written<'_>) -> Option<Operation> {
     let axis = || ["x", "y", "z"].iter().position(|axis| written.words.first() == Some(axis));
     let pointee = || first.and_then(|first| first.pointee);
     match name {
-        "tt.assert" | "tt.print" | "gpu.barrier" | "ttg.barrier" | "tt.debug_barrier" | "llvm.intr.assume"
-        | "ttg.local_barrier" => Some(Operation::Nothing),
+        "tt.assert" => Some(Operation::Assert(written.text.to_owned())),
+        "tt.print" | "gpu.barrier" | "ttg.barrier" | "tt.debug_barrier" | "llvm.intr.assume" | "ttg.local_barrier" => {
+            Some(Operation::Nothing)
+        }
         "ub.poison" => Some(Operation::Constant(Arc::new(Data::zero(last?.scalar)))),
         "tt.get_program_id" => axis().map(Operation::Program),
         "tt.get_num_programs" => axis().map(Operation::Programs),

@@ -25,6 +25,9 @@ pub enum Stopped {
     /// Nobody wants it any more.
     #[error("it was interrupted")]
     Interrupted,
+    /// What it asserts is not so.
+    #[error("assertion failed: {0}")]
+    Asserted(String),
     /// Its values are not of the types that its text says.
     #[error("{0} does not fit its operands")]
     Unfit(String),
@@ -167,6 +170,11 @@ impl Running<'_> {
         let misfit = || unfit(&instruction.name);
         let results: Vec<Shared> = match &instruction.operation {
             Operation::Nothing => Vec::new(),
+            Operation::Assert(words) => match value(frame, instruction.operands[0])?.as_ref() {
+                Data::Int(truths) if truths.iter().all(|truth| *truth != 0) => Vec::new(),
+                Data::Int(_) => return Err(Stopped::Asserted(words.clone())),
+                _ => return Err(misfit()),
+            },
             Operation::If { then, otherwise } => {
                 let chosen = if truth(frame, instruction.operands[0])? { then } else { otherwise };
                 self.yields(chosen, Vec::new(), frame)?

@@ -479,6 +479,25 @@ fn what_goes_on_for_ever_can_be_interrupted() {
 }
 
 #[test]
+fn a_kernel_ends_where_an_assertion_fails() {
+    let (mut from, mut to) = ([5_i32, -1], [0_i32; 2]);
+    let text = module(
+        "%x: !tt.ptr<i32>, %y: !tt.ptr<i32>",
+        "%n = tt.get_program_id x : i32
+         %zero = arith.constant 0 : i32
+         %p = tt.addptr %x, %n : !tt.ptr<i32>, i32
+         %v = tt.load %p : !tt.ptr<i32>
+         %fits = arith.cmpi sge, %v, %zero : i32
+         tt.assert %fits, \"index out of bounds: 0 <= v\" : i1 loc(#loc)
+         %q = tt.addptr %y, %n : !tt.ptr<i32>, i32
+         tt.store %q, %v : !tt.ptr<i32>",
+    );
+    let stopped = launch(&text, &[address(&mut from), address(&mut to)], [2, 1, 1]).unwrap_err();
+    assert_eq!(stopped.to_string(), "assertion failed: index out of bounds: 0 <= v");
+    assert_eq!(to, [5, 0]);
+}
+
+#[test]
 fn parameters_are_named_and_counted() {
     let text = module("%x: !tt.ptr<bf16> {tt.divisibility = 16 : i32} loc(\"x\"(#loc)), %n: i64 loc(\"n\"(#loc))", "");
     let kernel = Kernel::read(&text).unwrap();

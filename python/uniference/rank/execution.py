@@ -1,5 +1,5 @@
 """Owns how kernels of Triton that its compiler has compiled are carried out where there is no GPU: the extension runs their intermediate
-representation (`crates/triton`), a hundred times as fast as Triton's interpreter.
+representation (`crates/triton`), some sixty times as fast as Triton's interpreter.
 
 It is the text that a GPU's code is made of, so types, rounding and control flow are the kernel's own. What the extension does not know is
 left to `interpretation`.
