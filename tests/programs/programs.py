@@ -167,6 +167,7 @@ PROGRAMS = (
     _file(*_TITAN, *_STAGES, "--parallelism.pipeline_parallel_schedule", "Interleaved1F1B", draws=True),
     _file(*_TITAN, "--parallelism.context_parallel_degree", "2", on_cpu=False),
     _file(*_TITAN, "--model.converters", "quantize.linear.float8", on_cpu=False),
+    _file(*_TITAN, "--compile.enable", on_cpu=False),
     _file("torchtune", "tune.py", apart=True),
     # torch does not clip gradients on several meshes together.
     _file("torchtune", "tune.py", "tensor_parallel_dim=2", "clip_grad_norm=null", ranks=4, apart=True),
