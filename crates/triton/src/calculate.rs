@@ -114,6 +114,14 @@ pub(crate) fn floats<T: Number>(a: &[T], b: &[T], function: Math2) -> Option<Vec
     }
 }
 
+/// Of what is no number the lower bound, or itself.
+pub(crate) fn clamped<T: Number>(numbers: &[T], from: &[T], to: &[T], keeps_nan: bool) -> Option<Vec<T>> {
+    zip3(numbers, from, to, |number, from, to| match keeps_nan && number.is_nan() {
+        true => number,
+        false => number.math2(Math2::Most, from).math2(Math2::Least, to),
+    })
+}
+
 pub(crate) fn narrowed(mut numbers: Vec<f32>, to: Scalar) -> Data {
     if to != Scalar::F32 {
         numbers.iter_mut().for_each(|number| *number = rounded(*number, to));

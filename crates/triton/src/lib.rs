@@ -10,6 +10,7 @@
 mod calculate;
 mod float;
 mod memory;
+mod operations;
 mod program;
 mod read;
 mod run;

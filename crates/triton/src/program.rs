@@ -81,8 +81,10 @@ pub(crate) enum Operation {
     Float(Math1),
     /// `a * b + c`.
     MultiplyAdd,
-    /// Between a lower and an upper bound.
-    Clamp,
+    /// Between a lower and an upper bound; of what is no number, the lower one or itself.
+    Clamp {
+        keeps_nan: bool,
+    },
     Absolute,
     CompareIntegers(Comparison, Signed),
     CompareFloats(Comparison, Nan),

@@ -2,11 +2,8 @@
 //!
 //! Most operations look alike: their operands and words, then a colon and types. What has regions, or branches, is read by itself.
 
-use crate::float::{Math1, Math2};
-use crate::program::{
-    Block, Cast, Comparison, End, Function, Instruction, IntegerOp, Kernel, Modification, Nan, Operation, Region,
-    Signed, Slot, Target,
-};
+use crate::operations::{Written, operation, takes};
+use crate::program::{Block, End, Function, Instruction, Kernel, Operation, Region, Slot, Target};
 use crate::scan::{Scanner, Unreadable};
 use crate::value::{Data, Scalar, Type};
 use std::collections::{BTreeMap, BTreeSet};
@@ -111,33 +108,6 @@ struct Reader {
 
 /// Regions in each other, and calls.
 const MOST_DEPTH: usize = 64;
-
-/// What an operation is written with, up to its types.
-#[derive(Default)]
-struct Written<'a> {
-    operands: Vec<Slot>,
-    words: Vec<&'a str>,
-    attributes: Vec<(&'a str, &'a str)>,
-    types: Vec<Type>,
-    /// What is said to people.
-    text: &'a str,
-}
-
-impl<'a> Written<'a> {
-    fn attribute(&self, name: &str) -> Option<&'a str> {
-        self.attributes.iter().find(|(key, _)| *key == name).map(|(_, value)| *value)
-    }
-
-    fn number(&self, name: &str) -> Option<i64> {
-        self.attribute(name)?.split_ascii_whitespace().next()?.parse().ok()
-    }
-
-    /// The shape of what is reduced, gathered or scanned has such an axis.
-    fn axis(&self) -> Option<usize> {
-        let axis = usize::try_from(self.number("axis")?).ok()?;
-        (axis < self.types.first()?.shape.len()).then_some(axis)
-    }
-}
 
 impl Reader {
     fn function(mut self, text: &mut Scanner<'_>) -> Read<Function> {
@@ -364,6 +334,7 @@ impl Reader {
                 let fits = written.operands.len();
                 let operation = operation(name, &written)
                     .ok_or_else(|| Unreadable::Unknown(format!("{name} {}", written.words.join(" "))))?;
+                written.check(name)?;
                 if !takes(&operation).contains(&fits) {
                     return Err(text.wrong(&format!("other operands of {name}")));
                 }
@@ -574,213 +545,4 @@ fn literal<'a>(text: &mut Scanner<'a>) -> &'a str {
     let length = rest.find(|letter| !is_of(letter)).unwrap_or(rest.len());
     text.eat(&rest[..length]);
     &rest[..length]
-}
-
-/// How many operands there may be of an operation that is written like most.
-fn takes(operation: &Operation) -> std::ops::RangeInclusive<usize> {
-    use Operation::*;
-    match operation {
-        Constant(_) | Program(_) | Programs(_) | Range(_) => 0..=0,
-        Assert(_) | Same | Float(_) | Absolute | Cast(_) | Broadcast | Transpose(_) | Split => 1..=1,
-        Integers(_) | Floats(_) | CompareIntegers(..) | CompareFloats(..) | Advance(_) | Join | Concatenate
-        | Gather(_) => 2..=2,
-        MultiplyAdd | Clamp | Select | Dot { .. } | Exchange(_) => 3..=3,
-        Load(_) => 1..=3,
-        Store(_) | Modify(..) => 2..=3,
-        _ => 0..=usize::MAX,
-    }
-}
-
-/// What an operation does that is written like most. `None`: it is not known.
-fn operation(name: &str, written: &Written<'_>) -> Option<Operation> {
-    use IntegerOp::*;
-    let (first, last) = (written.types.first(), written.types.last());
-    let integers = |operation| Some(Operation::Integers(operation));
-    let floats = |operation| Some(Operation::Floats(operation));
-    let float = |operation| Some(Operation::Float(operation));
-    let cast = |cast| Some(Operation::Cast(cast));
-    let axis = || ["x", "y", "z"].iter().position(|axis| written.words.first() == Some(axis));
-    let pointee = || first.and_then(|first| first.pointee);
-    match name {
-        "tt.assert" => Some(Operation::Assert(written.text.to_owned())),
-        "tt.print" | "gpu.barrier" | "ttg.barrier" | "tt.debug_barrier" | "llvm.intr.assume" | "ttg.local_barrier" => {
-            Some(Operation::Nothing)
-        }
-        "ub.poison" => Some(Operation::Constant(Arc::new(Data::zero(last?.scalar)))),
-        "tt.get_program_id" => axis().map(Operation::Program),
-        "tt.get_num_programs" => axis().map(Operation::Programs),
-        "tt.make_range" => {
-            let fits = written.number("end")? - written.number("start")? == last?.elements() as i64;
-            fits.then_some(Operation::Range(written.number("start")?))
-        }
-        "tt.splat" | "tt.expand_dims" | "tt.reshape" | "tt.int_to_ptr" | "tt.ptr_to_int" | "tt.unsplat" => {
-            let is_splat = name == "tt.splat" || first?.elements() == last?.elements();
-            // An address is 64 bits wide.
-            let is_as_wide = first?.scalar.bits() == last?.scalar.bits();
-            (is_splat && is_as_wide).then_some(Operation::Same)
-        }
-        "arith.addi" => integers(Add),
-        "arith.subi" => integers(Subtract),
-        "arith.muli" => integers(Multiply),
-        "arith.divsi" => integers(Divide),
-        "arith.divui" => integers(DivideUnsigned),
-        "arith.ceildivsi" => integers(DivideUp),
-        "arith.ceildivui" => integers(DivideUpUnsigned),
-        "arith.floordivsi" => integers(DivideDown),
-        "arith.remsi" => integers(Remainder),
-        "arith.remui" => integers(RemainderUnsigned),
-        "arith.andi" => integers(And),
-        "arith.ori" => integers(Or),
-        "arith.xori" => integers(Xor),
-        "arith.shli" => integers(ShiftLeft),
-        "arith.shrsi" => integers(ShiftRight),
-        "arith.shrui" => integers(ShiftRightUnsigned),
-        "arith.minsi" => integers(Least),
-        "arith.minui" => integers(LeastUnsigned),
-        "arith.maxsi" => integers(Most),
-        "arith.maxui" => integers(MostUnsigned),
-        "tt.mulhiui" => integers(MultiplyHigh),
-        "arith.addf" => floats(Math2::Add),
-        "arith.subf" => floats(Math2::Subtract),
-        "arith.mulf" => floats(Math2::Multiply),
-        "arith.divf" | "tt.precise_divf" => floats(Math2::Divide),
-        "arith.remf" => floats(Math2::Remainder),
-        "arith.minnumf" => floats(Math2::Least),
-        "arith.maxnumf" => floats(Math2::Most),
-        "arith.minimumf" => floats(Math2::LeastOrNan),
-        "arith.maximumf" => floats(Math2::MostOrNan),
-        "math.powf" => floats(Math2::Power),
-        "math.atan2" => floats(Math2::Arctangent),
-        "math.copysign" => floats(Math2::CopySign),
-        "arith.negf" => float(Math1::Negate),
-        "math.absi" => Some(Operation::Absolute),
-        "tt.precise_sqrt" => float(Math1::SquareRoot),
-        "math.fma" => Some(Operation::MultiplyAdd),
-        "tt.clampf" => Some(Operation::Clamp),
-        "arith.cmpi" => {
-            let (word, signed) = match *written.words.first()? {
-                "eq" => ("eq", true),
-                "ne" => ("ne", true),
-                other => (other.get(1..)?, other.starts_with('s')),
-            };
-            Some(Operation::CompareIntegers(comparison(word)?, Signed(signed)))
-        }
-        "arith.cmpf" => {
-            let word = *written.words.iter().find(|word| **word != "fastmath")?;
-            match word {
-                "true" | "false" => Some(Operation::CompareFloats(Comparison::True, Nan(word == "true"))),
-                "ord" => Some(Operation::CompareFloats(Comparison::Ordered, Nan(false))),
-                "uno" => Some(Operation::CompareFloats(Comparison::Ordered, Nan(true))),
-                _ => {
-                    let nan = Nan(word.starts_with('u'));
-                    Some(Operation::CompareFloats(comparison(word.get(1..)?)?, nan))
-                }
-            }
-        }
-        "arith.select" => Some(Operation::Select),
-        "arith.extsi" | "arith.index_cast" => match first?.scalar.bits() < last?.scalar.bits() {
-            true => cast(Cast::Extend),
-            false => cast(Cast::Truncate),
-        },
-        "arith.extui" => cast(Cast::ExtendUnsigned),
-        "arith.trunci" => cast(Cast::Truncate),
-        "arith.extf" | "arith.truncf" => cast(Cast::Float),
-        "tt.fp_to_fp" => written
-            .words
-            .iter()
-            .all(|word| matches!(*word, "rounding" | "rtne"))
-            .then_some(Operation::Cast(Cast::Float)),
-        "arith.sitofp" => cast(Cast::FromSigned),
-        "arith.uitofp" => cast(Cast::FromUnsigned),
-        "arith.fptosi" => cast(Cast::ToSigned),
-        "arith.fptoui" => cast(Cast::ToUnsigned),
-        "arith.bitcast" | "tt.bitcast" => {
-            let is_as_wide = first?.scalar.bits() == last?.scalar.bits() || first?.scalar == Scalar::Pointer;
-            (is_as_wide && first?.shape == last?.shape).then_some(Operation::Cast(Cast::Bits))
-        }
-        "tt.addptr" => Some(Operation::Advance(pointee()?.bytes())),
-        "tt.load" => Some(Operation::Load(pointee()?)),
-        "tt.store" => Some(Operation::Store(pointee()?)),
-        "tt.atomic_rmw" => {
-            let modification = match *written.words.first()? {
-                "add" => Modification::Integers(Add),
-                "fadd" => Modification::AddFloats,
-                "and" => Modification::Integers(And),
-                "or" => Modification::Integers(Or),
-                "xor" => Modification::Integers(Xor),
-                "max" => Modification::Integers(Most),
-                "min" => Modification::Integers(Least),
-                "umax" => Modification::Integers(MostUnsigned),
-                "umin" => Modification::Integers(LeastUnsigned),
-                "exch" => Modification::Replace,
-                _ => return None,
-            };
-            Some(Operation::Modify(modification, pointee()?))
-        }
-        "tt.atomic_cas" => Some(Operation::Exchange(pointee()?)),
-        "tt.broadcast" => {
-            let (from, to) = (&first?.shape, &last?.shape);
-            let fits = from.len() == to.len() && from.iter().zip(to.iter()).all(|(from, to)| from == to || *from == 1);
-            fits.then_some(Operation::Broadcast)
-        }
-        "tt.trans" => {
-            let order = written.attribute("order")?.split_once(':')?.1.trim_end_matches('>');
-            let order: Vec<usize> = order.split(',').map(|axis| axis.trim().parse().ok()).collect::<Option<_>>()?;
-            let mut sorted = order.clone();
-            sorted.sort_unstable();
-            let fits = sorted.into_iter().eq(0..first?.shape.len());
-            fits.then_some(Operation::Transpose(order))
-        }
-        "tt.join" => Some(Operation::Join),
-        "tt.split" => (first?.shape.last() == Some(&2)).then_some(Operation::Split),
-        "tt.cat" => Some(Operation::Concatenate),
-        "tt.gather" => written.axis().map(Operation::Gather),
-        "tt.dot" => {
-            let [a, b, c] = written.types.as_slice() else { return None };
-            let is_product = a.shape.len() == 2 && b.shape.len() == 2 && c.shape.len() == 2;
-            let fits = is_product && a.shape[1] == b.shape[0] && [a.shape[0], b.shape[1]] == c.shape[..];
-            (fits && a.scalar.is_float() && c.scalar == Scalar::F32).then(|| Operation::Dot { inner: b.clone() })
-        }
-        "tt.extern_elementwise" => libdevice(written.attribute("symbol")?.trim_matches('"')),
-        _ => float(name.strip_prefix("math.").and_then(Math1::of_dialect)?),
-    }
-}
-
-/// By the name that both dialects share.
-fn comparison(word: &str) -> Option<Comparison> {
-    Some(match word {
-        "eq" => Comparison::Equal,
-        "ne" => Comparison::Unequal,
-        "lt" => Comparison::Less,
-        "le" => Comparison::AtMost,
-        "gt" => Comparison::Greater,
-        "ge" => Comparison::AtLeast,
-        _ => return None,
-    })
-}
-
-/// What a function of libdevice does (CUDA's "libdevice User's Guide"): those for single precision end with `f`.
-fn libdevice(symbol: &str) -> Option<Operation> {
-    let name = symbol.strip_prefix("__nv_")?;
-    let both = |name: &str| {
-        Some(match name {
-            "rint" | "nearbyint" => Operation::Float(Math1::RoundEven),
-            "fabs" => Operation::Float(Math1::Absolute),
-            "pow" | "fast_pow" => Operation::Floats(Math2::Power),
-            "fmod" => Operation::Floats(Math2::Remainder),
-            "fmin" => Operation::Floats(Math2::Least),
-            "fmax" => Operation::Floats(Math2::Most),
-            "atan2" => Operation::Floats(Math2::Arctangent),
-            "copysign" => Operation::Floats(Math2::CopySign),
-            "fma" | "fma_rn" => Operation::MultiplyAdd,
-            "isnan" => Operation::CompareFloats(Comparison::Ordered, Nan(true)),
-            _ => {
-                let name = name.strip_prefix("fast_").unwrap_or(name);
-                let name = name.strip_suffix("_rn").unwrap_or(name);
-                Operation::Float(Math1::of_dialect(name)?)
-            }
-        })
-    };
-    // `erf` itself ends with this letter.
-    both(name).or_else(|| both(name.strip_suffix('f')?))
 }

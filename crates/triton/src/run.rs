@@ -1,8 +1,8 @@
 //! Owns what happens when a kernel runs: program by program, instruction by instruction, a whole tensor at a time.
 
 use crate::calculate::{
-    broadcast, compared, compared_integers, converted, float, floats, gathered, integers, modified, multiplied,
-    narrowed, selected, split, transposed,
+    broadcast, clamped, compared, compared_integers, converted, float, floats, gathered, integers, modified,
+    multiplied, narrowed, selected, split, transposed,
 };
 use crate::float::Number;
 use crate::memory::{Memory, Span, length};
@@ -67,8 +67,10 @@ impl Kernel {
         if arguments.len() != function.parameters.len() {
             return Err(Stopped::Arguments { parameters: function.parameters.len(), given: arguments.len() });
         }
-        let place = |((_, _, of), argument): (&(Slot, String, Type), &Argument)| Arc::new(placed(*argument, of.scalar));
-        let arguments: Vec<Shared> = function.parameters.iter().zip(arguments).map(place).collect();
+        let place = |((_, name, of), argument): (&(Slot, String, Type), &Argument)| {
+            placed(*argument, of.scalar).map(Arc::new).ok_or_else(|| unfit(&format!("parameter {name}")))
+        };
+        let arguments: Vec<Shared> = function.parameters.iter().zip(arguments).map(place).collect::<Result<_, _>>()?;
         let mut running =
             Running { kernel: self, memory: Memory::new(absent), grid, at: [0; 3], left: PATIENCE, goes_on };
         for x in 0..grid[0] {
@@ -84,16 +86,17 @@ impl Kernel {
     }
 }
 
-fn placed(argument: Argument, scalar: Scalar) -> Data {
-    match (argument, scalar) {
+/// `None`: a fraction for an integer.
+fn placed(argument: Argument, scalar: Scalar) -> Option<Data> {
+    Some(match (argument, scalar) {
         (Argument::Integer(number), Scalar::Int(bits)) => Data::Int(vec![wrapped(number, bits)]),
         (Argument::Integer(number), Scalar::Pointer) => Data::Int(vec![number]),
         (Argument::Integer(number), Scalar::F64) => Data::Double(vec![number as f64]),
         (Argument::Integer(number), narrow) => Data::Single(vec![rounded(number as f32, narrow)]),
         (Argument::Float(number), Scalar::F64) => Data::Double(vec![number]),
-        (Argument::Float(number), Scalar::Int(_) | Scalar::Pointer) => Data::Int(vec![number as i64]),
+        (Argument::Float(_), Scalar::Int(_) | Scalar::Pointer) => return None,
         (Argument::Float(number), narrow) => Data::Single(vec![rounded(number as f32, narrow)]),
-    }
+    })
 }
 
 struct Running<'a> {
@@ -300,13 +303,11 @@ impl Running<'_> {
                 }
                 _ => return None,
             },
-            Operation::Clamp => match three()? {
+            Operation::Clamp { keeps_nan } => match three()? {
                 (Data::Single(a), Data::Single(b), Data::Single(c)) => {
-                    Data::Single(zip3(a, b, c, |a, b, c| a.max(b).min(c))?)
+                    narrowed(clamped(a, b, c, *keeps_nan)?, to?.scalar)
                 }
-                (Data::Double(a), Data::Double(b), Data::Double(c)) => {
-                    Data::Double(zip3(a, b, c, |a, b, c| a.max(b).min(c))?)
-                }
+                (Data::Double(a), Data::Double(b), Data::Double(c)) => Data::Double(clamped(a, b, c, *keeps_nan)?),
                 _ => return None,
             },
             Operation::CompareIntegers(comparison, has_sign) => {
@@ -558,7 +559,7 @@ fn is_elementwise(region: &Region) -> bool {
                 | Floats(_)
                 | Float(_)
                 | MultiplyAdd
-                | Clamp
+                | Clamp { .. }
                 | Absolute
                 | CompareIntegers(..)
                 | CompareFloats(..)

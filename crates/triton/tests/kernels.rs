@@ -167,6 +167,28 @@ fn functions_of_libdevice_are_known_by_their_symbol(#[case] symbol: &str, #[case
     assert!((got[0] - expected).abs() < 1e-6, "{got:?}");
 }
 
+#[rstest]
+#[case("none", 0x3f80_0000)]
+#[case("all", 0x7fc0_0000)]
+fn what_is_no_number_is_clamped_as_the_text_says(#[case] propagated: &str, #[case] expected: u32) {
+    let body = format!(
+        "%one = arith.constant dense<1.000000e+00> : tensor<T>
+         %r = tt.clampf %a, %one, %b, propagateNan = {propagated} : tensor<T>"
+    );
+    let got: Vec<f32> = calculated(&body, ["f32", "f32"], &mut [0.0, 2.0, 9.0, f32::NAN], &mut [5.0_f32; 4]);
+    assert_eq!(
+        got.iter().map(|number| number.to_bits()).collect::<Vec<_>>()[..3],
+        [1.0_f32, 2.0, 5.0].map(f32::to_bits)
+    );
+    assert_eq!(got[3].to_bits() & 0x7fff_ffff, expected);
+}
+
+#[test]
+fn whether_a_number_is_none_is_asked_of_libdevice_too() {
+    let body = "%r = tt.extern_elementwise %a {libname = \"\", libpath = \"\", pure = true, symbol = \"__nv_isnanf\"} : (tensor<T>) -> tensor<2xi32>";
+    assert_eq!(calculated::<_, i32>(body, ["f32", "i32"], &mut [1.0_f32, f32::NAN], &mut [0.0; 2]), [0, 1]);
+}
+
 #[test]
 fn narrow_numbers_are_rounded_after_each_operation() {
     // 1 + 2^-9 is not a number in bfloat16: it would be one in single precision.
@@ -510,6 +532,14 @@ fn parameters_are_named_and_counted() {
 #[case(
     "%r = tt.elementwise_inline_asm \"add $0;\" {packed_element = 1 : i32, pure = true} %n : i32 -> i32",
     "tt.elementwise_inline_asm  is not known"
+)]
+#[case(
+    "%f = arith.sitofp %n : i32 to f32\n%r = arith.truncf %f toward_zero : f32 to f16",
+    "`toward_zero` of arith.truncf is not known"
+)]
+#[case(
+    "%r = tt.expand_dims %n {axis = 0 : i32, sparse = true} : i32 -> tensor<1xi32>",
+    "`sparse` of tt.expand_dims is not known"
 )]
 #[case("%r = tt.bitcast %n : i32 -> f8E4M3FN", "type f8E4M3FN is not known")]
 #[case("%r = arith.addi %n : i32", "line 5: expected other operands of arith.addi, found \"tt.return loc(#loc)\"")]

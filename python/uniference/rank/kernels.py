@@ -250,12 +250,12 @@ def _note_compiled_kernels() -> None:
 
 def _noted(tuner: Any, launcher: Any, meta: Mapping[str, Any]) -> Any:
     """A launcher of a kernel, for one configuration."""
+    from uniference.rank import execution
+
     constants = {**tuner.triton_meta.get("constants", {}), **launcher.config.kwargs}
     constants = {name: value for name, value in constants.items() if isinstance(name, str)}
     # How often its loops access tensors bounds how much of a table they read.
     accesses = {name: tuner.inductor_meta[name] for name in ("num_load", "num_store") if name in tuner.inductor_meta}
-    from uniference.rank import execution
-
     name = tuner.inductor_meta.get("kernel_name") or tuner.fn.__name__
     # Others are templates, whose products of matrices count, and the program's own.
     is_known = tuner.heuristic_type.name in ("POINTWISE", "REDUCTION", "PERSISTENT_REDUCTION", "SPLIT_SCAN")
