@@ -22,8 +22,13 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 def add_load(parser: argparse.ArgumentParser) -> None:
     """What the benchmark asks for."""
-    parser.add_argument("--rate", type=float, default=8, help="requests a second")
+    load = parser.add_mutually_exclusive_group()
+    load.add_argument("--rate", type=float, default=8, help="requests a second, a Poisson process (default 8)")
+    load.add_argument("--concurrency", type=int, help="requests at any time, a new one when one has ended")
     parser.add_argument("--count", type=int, default=64, help="requests")
+    parser.add_argument(
+        "--warmup", type=int, default=0, help="requests before these, which have ended and do not count"
+    )
     parser.add_argument("--input", type=int, default=1024, help="tokens of a prompt")
     parser.add_argument("--output", type=int, default=128, help="tokens of an answer")
     parser.add_argument("--max-model-len", type=int, default=4096)
@@ -33,6 +38,13 @@ def add_load(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--apart", action="store_true", help="prompts are computed by a server of their own, on as many GPUs besides"
     )
+
+
+def arrivals(words: argparse.Namespace) -> tuple[str, ...]:
+    """What both benchmarks are told of when requests arrive."""
+    if words.concurrency:
+        return ("--request-rate", "inf", "--max-concurrency", str(words.concurrency))
+    return ("--request-rate", str(words.rate))
 
 
 def write_tokenizer(folder: str, vocabulary: int) -> None:
@@ -59,7 +71,8 @@ class Stack:
     name: str
     write_model: Callable[[str, str], None]
     server: Callable[[str, int, argparse.Namespace], Sequence[str]]
-    benchmark: Callable[[str, int, argparse.Namespace], Mapping[str, float]]
+    # So many requests; what the benchmark says.
+    benchmark: Callable[[str, int, argparse.Namespace, int], Mapping[str, float]]
     # What a server is told besides that computes prompts, or all further tokens: whether it is the former, and the bootstrap's port.
     apart: Callable[[bool, int], tuple[Sequence[str], Mapping[str, str]]]
 
@@ -75,8 +88,11 @@ def measure(words: argparse.Namespace, stack: Stack) -> None:
             else stack.server(folder, port, words)
         )
         open_servers.enter_context(serving(port, start))
-        said = stack.benchmark(folder, port, words)
+        if words.warmup:
+            stack.benchmark(folder, port, words, words.warmup)
+        said = stack.benchmark(folder, port, words, words.count)
     print("RESULT", os.environ.get("RANK", 0), "answered", said["completed"], "generated", said["total_output_tokens"])
+    print("MEAN ms", *(f"{name} {said[f'mean_{name.lower()}_ms']:.3f}" for name in ("TTFT", "TPOT")))
 
 
 def router_of_two(

@@ -31,18 +31,18 @@ def server(folder: str, port: int, words: argparse.Namespace) -> list[str]:
     lengths = ["--context-length", str(words.max_model_len)]
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", folder, "--port", str(port)]
     ranks = ["--tp-size", str(words.tensor_parallel), "--disable-custom-all-reduce"]
-    return [*command, *idle, *kernels, *graphs, *rest, *lengths, *ranks]
+    return [*command, *idle, *kernels, *graphs, *rest, *lengths, *ranks, *words.server]
 
 
-def benchmark(folder: str, port: int, words: argparse.Namespace) -> dict[str, float]:
+def benchmark(folder: str, port: int, words: argparse.Namespace, count: int) -> dict[str, float]:
     """What SGLang's own benchmark says."""
     result = Path(folder, "result.jsonl")
     lengths = ("--random-input-len", str(words.input), "--random-output-len", str(words.output))
-    arrivals = ("--num-prompts", str(words.count), "--request-rate", str(words.rate))
+    arrivals = ("--num-prompts", str(count), *servers.arrivals(words))
     rest = ("--dataset-name", "random-ids", "--random-range-ratio", "1", "--disable-tqdm", "--output-file", str(result))
     command = (sys.executable, "-m", "sglang.bench_serving", "--backend", "sglang", "--model", folder)
     subprocess.run((*command, "--port", str(port), *lengths, *arrivals, *rest), check=True)
-    said: dict[str, float] = json.loads(result.read_text())
+    said: dict[str, float] = json.loads(result.read_text().splitlines()[-1])
     return said
 
 
@@ -62,6 +62,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shape", nargs="?", default="tiny", choices=sglang_model.SHAPES)
     parser.add_argument("--graphs", action="store_true", help="launch decode steps as CUDA graphs")
+    parser.add_argument(
+        "--server", action="append", default=[], metavar="OPTION", help="what the server is told besides: --server=--x"
+    )
     servers.add_load(parser)
     servers.measure(parser.parse_args(), servers.Stack("sglang", write_model, server, benchmark, apart))
 

@@ -191,6 +191,21 @@ def draw(count: int, words: argparse.Namespace) -> list[Request]:
     return requests
 
 
+def listed(file: Path, words: argparse.Namespace) -> list[Request]:
+    """The requests of a table, with prompts that are drawn."""
+    texts, vocabulary = random.Random(f"{words.seed} texts"), vllm_model.SHAPES[words.shape]["vocab_size"]
+    with file.open(newline="") as rows:
+        return [
+            Request(
+                number,
+                texts.choices(range(vocabulary), k=int(row["prompt"])),
+                int(row["tokens"]),
+                float(row["arrival_s"]),
+            )
+            for number, row in enumerate(csv.DictReader(rows))
+        ]
+
+
 def drawn(source: random.Random, mean: int, spread: float) -> int:
     """A length: `mean`, or log-normal with this mean and this standard deviation of the logarithm."""
     return max(round(mean * math.exp(source.gauss(-(spread**2) / 2, spread))), 1) if spread else mean
@@ -258,6 +273,12 @@ def arguments() -> argparse.Namespace:
     load = parser.add_mutually_exclusive_group(required=True)
     load.add_argument("--rate", type=float, help="requests a second, a Poisson process")
     load.add_argument("--concurrency", type=int, help="requests at any time, a new one when one has ended")
+    load.add_argument(
+        "--arrivals",
+        type=Path,
+        metavar="FILE",
+        help="those of a table with the columns arrival_s, prompt and tokens, as --requests writes it: all of them count",
+    )
     parser.add_argument("--count", type=int, default=64, help="requests that count (default 64)")
     parser.add_argument("--warmup", type=int, default=0, help="requests before these, which do not count (default 0)")
     parser.add_argument(
@@ -278,6 +299,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--max-model-len", type=int, help="tokens of a sequence (default: of the longest request, prompt and answer)"
     )
+    parser.add_argument("--gpu-memory-utilization", type=float, help="part of a GPU's memory (default: vLLM's)")
     parser.add_argument("--synchronous", action="store_true", help="schedule a step when the one before has ended")
     parser.add_argument(
         "--prefix-caching",
@@ -287,17 +309,21 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--requests", type=Path, metavar="FILE", help="write a table of the requests that count")
     parser.add_argument("--brief", action="store_true", help="print no line for each request")
     words = parser.parse_args()
-    if words.drain and words.rate:
+    if words.drain and not words.concurrency:
         parser.error("--drain needs --concurrency: an open loop does not wait for what has ended")
     return words
 
 
 def main() -> None:
     words = arguments()
-    total = words.warmup + words.count
-    # In a closed loop some go on beside the last ones that count, unless it is drained.
-    requests = draw(total + (0 if words.drain else words.concurrency or 0), words)
-    before, counted = requests[: words.warmup], requests[words.warmup : total]
+    if words.arrivals:
+        requests = listed(words.arrivals, words)
+        before, counted = [], requests
+    else:
+        total = words.warmup + words.count
+        # In a closed loop some go on beside the last ones that count, unless it is drained.
+        requests = draw(total + (0 if words.drain else words.concurrency or 0), words)
+        before, counted = requests[: words.warmup], requests[words.warmup : total]
     longest = max(len(request.prompt) + request.output for request in requests)
     given = EngineArgs(
         **vllm_model.engine(words),
@@ -307,11 +333,12 @@ def main() -> None:
         enable_prefix_caching=words.prefix_caching,
         async_scheduling=False if words.synchronous else None,
         disable_log_stats=True,
+        **({} if words.gpu_memory_utilization is None else {"gpu_memory_utilization": words.gpu_memory_utilization}),
     )
     engine = LLMEngine.from_engine_args(given, usage_context=UsageContext.OPENAI_API_SERVER)
     server = Server(engine)
-    if words.rate:
-        server.open_loop(requests[:total])
+    if not words.concurrency:
+        server.open_loop([*before, *counted])
     elif words.drain:
         for phase in (before, counted):
             server.closed_loop(phase, words.concurrency, until=phase)

@@ -37,10 +37,10 @@ def server(folder: str, port: int, words: argparse.Namespace) -> list[str]:
     return [*VLLM, "serve", folder, "--port", str(port), "--load-format", "dummy", *lengths, *graphs, *ranks]
 
 
-def benchmark(folder: str, port: int, words: argparse.Namespace) -> dict[str, float]:
+def benchmark(folder: str, port: int, words: argparse.Namespace, count: int) -> dict[str, float]:
     """What vLLM's own benchmark says."""
     lengths = ("--random-input-len", str(words.input), "--random-output-len", str(words.output), "--ignore-eos")
-    arrivals = ("--num-prompts", str(words.count), "--request-rate", str(words.rate))
+    arrivals = ("--num-prompts", str(count), *servers.arrivals(words))
     goodput = ("--goodput", "ttft:500", "tpot:50", "--percentile-metrics", "ttft,tpot,itl,e2el")
     result = ("--save-result", "--result-dir", folder, "--result-filename", "result.json", "--disable-tqdm")
     command = (*VLLM, "bench", "serve", "--model", folder, "--port", str(port), "--dataset-name", "random")

@@ -626,7 +626,7 @@ fn rates_come_from_a_table_or_a_model() {
 
     let orin = of("model = \"jetson-orin-nano\"");
     assert_eq!(orin.models, [Some("jetson-orin-nano-8gb".to_owned())]);
-    assert_eq!((orin.rates[0].unwrap().memory, orin.cluster.devices[0].memory), (68e9, Some(Bytes(8 << 30))));
+    assert_eq!((orin.rates[0].unwrap().memory, orin.cluster.devices[0].memory), (68e9, Some(Bytes(7_618 << 20))));
     let super_mode = of("model = \"jetson-orin-nano\"\nmemory_bandwidth = \"102 GB/s\"\nmemory = \"4 GiB\"");
     let rates = super_mode.rates[0].unwrap();
     assert_eq!((rates.memory, rates.peaks), (102e9, orin.rates[0].unwrap().peaks));

@@ -136,9 +136,9 @@ impl KnownDevice {
         self.short.split_whitespace()
     }
 
-    /// The size of its memory.
+    /// The memory that programs can have: without what error correction and the driver take. In whole MiB.
     pub fn memory(&self) -> Option<Bytes> {
-        self.memory_gib.map(|gib| Bytes((gib * f64::from(1 << 30)) as u64))
+        self.memory_gib.map(|gib| Bytes(((gib * 1024.0) as u64) << 20))
     }
 
     /// Bytes a second of its memory.
@@ -297,11 +297,11 @@ mod tests {
         let device = find("h100-sxm").unwrap();
         let rates = device.rates().unwrap();
         assert_eq!(rates.peaks.known(Precision::BFloat16), Some(989e12));
-        assert_eq!((rates.memory, device.memory()), (3.35e12, Some(Bytes(80 << 30))));
+        assert_eq!((rates.memory, device.memory()), (3.35e12, Some(Bytes(81_080 << 20))));
         let shown: Vec<String> =
             device.figures().into_iter().filter_map(|(name, figure)| Some(format!("{name}: {}", figure?))).collect();
         insta::assert_snapshot!(shown.join("\n"), @r"
-        memory: 80 GiB
+        memory: 79.18 GiB
         memory_bandwidth: 3350 GB/s
         float32: 66.9 TFLOPS
         float32 in tensor cores (tf32): 494.5 TFLOPS

@@ -80,6 +80,8 @@ pub struct Exchange {
     data: DataPlane,
     times: Times,
     ranks: Vec<RankConversation>,
+    /// The engine's last answer to anybody.
+    latest: Option<Cause>,
     /// Answers that are ready, in the engine's order.
     ready: VecDeque<Ready>,
     /// Tasks whose waits are over, but whose data another rank is reducing.
@@ -201,7 +203,7 @@ struct Turns {
     owed: u32,
     /// Since it was quiet last, a thread ran that does not only look whether others have done something.
     acted: bool,
-    /// Who was answered last.
+    /// What it goes on from: the last answer to it, or one to another rank where it has gone on by itself since.
     answered: Option<Answered>,
 }
 
@@ -353,6 +355,7 @@ impl Exchange {
             engine,
             costs: Box::new(()),
             ranks: (0..world_size).map(rank).collect(),
+            latest: None,
             ready: VecDeque::new(),
             fetching: Vec::new(),
             ahead: Vec::new(),
@@ -585,9 +588,11 @@ impl Exchange {
 
     /// All threads of the rank's process wait: carries out what they have said.
     fn quiet(&mut self, rank: RankId, quiet: Quiet) {
+        let goes_on_by_itself = self.goes_on_by_itself(rank);
         let turn = self.turn(rank);
         (turn.parts, turn.running) = (0, false);
         turn.rests = Some(if quiet.outside { Threads::WaitOutside } else { Threads::Wait });
+        turn.answered = goes_on_by_itself.or(turn.answered);
         let answered = turn.answered;
         // A task is there once it has something to say: tasks are numbered in the order in which they are heard of.
         for task in (0..self.ranks[rank.index()].tasks.len()).map(TaskId::from) {
@@ -605,6 +610,18 @@ impl Exchange {
         }
         self.let_look(rank, answered);
         self.rest(rank);
+    }
+
+    /// If a process has gone on that was quiet and was not answered since, something has let it that is not of the simulation: a byte in a socket, say, that
+    /// another rank has written. Which one is not known. It is taken to be the one that the engine has answered last: it has run since, and no time has
+    /// passed in it.
+    fn goes_on_by_itself(&self, rank: RankId) -> Option<Answered> {
+        let head = self.head(rank);
+        let was_quiet = !self.ranks[head.index()].turn.running;
+        let now = self.engine.now();
+        let is_behind = || self.family(head).all(|member| self.engine.clock(member.into()) < now);
+        let from = self.latest.filter(|_| was_quiet && is_behind())?;
+        Some(Answered { whose: (from.0, from.1), from })
     }
 
     /// The tasks in the process of a rank, in order.
@@ -802,6 +819,7 @@ impl Exchange {
         while self.may_carry_out(rank, task)
             && let Some(op) = self.task(rank, task).ops.pop_front()
         {
+            let answered = self.turn(rank).answered.map(|answered| answered.from);
             let speaking = self.task(rank, task);
             while let Some((_, cause)) = speaking.causes.front().filter(|(from, _)| *from <= speaking.carried_out) {
                 let cause = *cause;
@@ -811,6 +829,7 @@ impl Exchange {
             speaking.carried_out += 1;
             if matches!(speaking.state, State::Asked(Asked::Pause)) {
                 speaking.state = State::Free;
+                speaking.woken_by = speaking.woken_by.or(answered);
                 self.after_another(rank, task);
                 self.release(rank, task);
             }
@@ -1204,10 +1223,12 @@ impl Exchange {
         let resumed = self.task(rank, task);
         resumed.resumptions += 1;
         resumed.let_on_by = None;
+        let latest = (rank, task, resumed.resumptions);
         let state = std::mem::replace(&mut resumed.state, State::Free);
         let State::Asked(asked) = state else {
             panic!("{rank} {task} was resumed with {reply:?} and had asked nothing")
         };
+        self.latest = Some(latest);
         self.would_take_ahead -= usize::from(matches!(asked, Asked::Wait { ahead: true, .. }));
         if let Reply::Issued(handle) = reply {
             self.issued(rank, task, handle);

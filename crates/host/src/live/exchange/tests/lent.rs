@@ -173,6 +173,38 @@ fn a_pause_counts_whether_its_time_was_up_or_another_thread_has_ended_it() {
     assert_eq!(again.now().as_ps(), 12 * US);
 }
 
+/// Rank 1 sleeps for 7 us and then ends what two threads of rank 0 do by something that only the kernel knows: a pause of 100 us, and a wait for outside.
+#[test]
+fn what_another_rank_has_let_go_on_outside_the_simulation_does_so_in_a_replay_at_the_same_time() {
+    let (mut exchange, mut steps) = (ranks(2), Steps::default());
+    let second = exchange.open_task(RankId(0));
+    let told = |exchange: &mut Exchange, steps: &mut Steps| {
+        exchange.advance(&mut (), steps);
+        let ready = std::iter::from_fn(|| exchange.take_ready()).collect::<Vec<_>>();
+        let tell = |ready: Ready| {
+            let (rank, task) = (ready.rank.0, ready.task.0);
+            exchange.frame(ready).map(|frame| (rank, task, frame.now.as_ps(), frame.answer))
+        };
+        ready.into_iter().filter_map(tell).collect::<Vec<_>>()
+    };
+    exchange.say(RankId(0), second, vec![Op::Pause(Span::For(SimDuration::from_us(100)))], Some(ASLEEP));
+    exchange.say(RankId(1), MAIN, vec![sleep(7)], Some(ALONE));
+    assert_eq!(told(&mut exchange, &mut steps), [(1, 0, 7 * US, Answer::Go)]);
+    exchange.say(RankId(0), second, vec![sleep(3)], None);
+    exchange.say(RankId(0), MAIN, vec![sleep(5)], Some(ALONE));
+    exchange.say(RankId(1), MAIN, vec![Op::Exit(Outcome::Ok)], Some(ALONE));
+    assert_eq!(told(&mut exchange, &mut steps), [(0, 1, 10 * US, Answer::Go)]);
+    exchange.say(RankId(0), second, vec![Op::Exit(Outcome::Ok)], Some(ALONE));
+    assert_eq!(told(&mut exchange, &mut steps), [(0, 0, 12 * US, Answer::Go)]);
+    exchange.say(RankId(0), MAIN, vec![Op::Exit(Outcome::Ok)], Some(ALONE));
+    assert!(matches!(exchange.advance(&mut (), &mut steps), Standing::Finished));
+    exchange.record_rest(&mut steps);
+    let records = steps.0.into_values().map(Vec::into_iter).collect();
+    let mut again = Engine::new(&cluster(2));
+    assert!(matches!(replay(&mut again, records, &mut ()), Ending::Finished));
+    assert_eq!(again.now().as_ps(), 12 * US);
+}
+
 /// What the second thread does after 2.5 us makes the main one look, which starts a third one: that follows from the second thread's answer, as the main
 /// thread has had none since.
 #[test]
