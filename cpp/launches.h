@@ -51,7 +51,15 @@ class Kernels {
 constexpr uint32_t kInside = 1;
 
 // What is said in place of a kind of memory: `kind` of crates/formats/src/operators/mod.rs.
-enum Said : uint8_t { kNumber = 11, kCall = 12, kResumption = 13, kIntegers = 14, kReading = 15 };
+enum Said : uint8_t {
+  kNumber = 11,
+  kCall = 12,
+  kResumption = 13,
+  kIntegers = 14,
+  kReading = 15,
+  kExternalRecord = 17,
+  kExternalWait = 18,
+};
 
 template <typename... Fields>
 void write_entry(Tag tag, Fields... fields) {
@@ -174,6 +182,8 @@ struct Launches {
   void (*copy)(uint32_t stream, uint32_t kind, uint64_t bytes, uint32_t flags);
   void (*record)(uint32_t event, uint32_t stream);
   void (*wait_event)(uint32_t stream, uint32_t event);
+  void (*external_record)(uint32_t event, uint32_t stream);
+  void (*external_wait)(uint32_t stream, uint32_t event);
   void (*capture)(uint32_t stream, uint32_t graph);
   void (*graph_launch)(uint32_t graph, uint32_t stream);
   void (*captured_call)(uint32_t stream, uint32_t with_previous);
@@ -191,6 +201,8 @@ inline constexpr Launches launches{
     },
     [](uint32_t event, uint32_t stream) { write_entry(kRecord, event, stream); },
     [](uint32_t stream, uint32_t event) { write_entry(kWait, stream, event); },
+    [](uint32_t event, uint32_t stream) { write_kind(kExternalRecord, event, stream); },
+    [](uint32_t stream, uint32_t event) { write_kind(kExternalWait, stream, event); },
     [](uint32_t stream, uint32_t graph) {
       Buffers::get().capture(stream, graph);
       write_entry(kCapture, stream, graph);

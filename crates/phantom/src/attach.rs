@@ -158,6 +158,8 @@ pub(crate) mod tests {
             copy,
             record: pair::<'r'>,
             wait_event: pair::<'w'>,
+            external_record: pair::<'R'>,
+            external_wait: pair::<'W'>,
             capture: pair::<'c'>,
             graph_launch: pair::<'g'>,
             captured_call: pair::<'n'>,

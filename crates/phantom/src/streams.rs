@@ -310,22 +310,31 @@ pub(crate) fn destroy_event(event: Handle) -> Result<(), Status> {
     Ok(())
 }
 
-/// Has an event happen when what is on a stream so far has ended.
-pub(crate) fn record(event: Handle, stream: Handle) -> Result<(), Status> {
+/// `cudaEventRecordExternal` and `cudaEventWaitExternal`: on a stream that is captured, the event is outside of the graph.
+const EXTERNAL: u32 = 1;
+
+/// Has an event happen when what is on a stream so far has ended; of an `EXTERNAL` one whenever the graph is launched that is captured there.
+pub(crate) fn record(event: Handle, stream: Handle, flags: u32) -> Result<(), Status> {
     let mut state = lock();
     let (number, stream) = (state.event(event)?, state.resolve(stream)?);
     if state.events[number].device != state.streams[stream as usize].device {
         return Err(INVALID_HANDLE);
+    }
+    if flags & EXTERNAL != 0 && state.streams[stream as usize].capture.is_some() {
+        return state.submit(stream, Node::Record { event: number as u32 });
     }
     state.order(stream);
     cupti::recorded_event(number as u32, state.place(stream).device, stream);
     state.record(number, stream)
 }
 
-/// Has what comes on a stream wait for an event.
-pub(crate) fn wait_event(stream: Handle, event: Handle) -> Result<(), Status> {
+/// Has what comes on a stream wait for an event; for an `EXTERNAL` one whenever the graph is launched that is captured there.
+pub(crate) fn wait_event(stream: Handle, event: Handle, flags: u32) -> Result<(), Status> {
     let mut state = lock();
     let (stream, number) = (state.resolve(stream)?, state.event(event)?);
+    if flags & EXTERNAL != 0 && state.streams[stream as usize].capture.is_some() {
+        return state.submit(stream, Node::Wait { event: number as u32 });
+    }
     state.join(stream, number)?;
     if state.events[number].is_recorded || state.events[number].captured.is_some() {
         state.order(stream);
@@ -514,6 +523,12 @@ impl State {
     fn place(&self, stream: u32) -> Place {
         let Stream { device, priority, .. } = self.streams[stream as usize];
         Place { device, stream, priority }
+    }
+
+    /// A graph was launched that records an event outside of it.
+    fn has_recorded(&mut self, event: u32) {
+        let event = &mut self.events[event as usize];
+        (event.is_recorded, event.captured) = (true, None);
     }
 
     fn record(&mut self, event: usize, stream: u32) -> Result<(), Status> {

@@ -7,7 +7,7 @@
 use std::ffi::{c_char, c_int, c_void};
 
 /// Of this interface. Both sides refuse another one.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
 /// The name of the function of the type [`Attach`].
 pub const ATTACH: &str = "uniference_phantom_attach";
@@ -143,6 +143,10 @@ pub struct Link {
     pub record: extern "C" fn(event: u32, stream: u32),
     /// What comes on the stream waits for the event, as recorded last.
     pub wait_event: extern "C" fn(stream: u32, event: u32),
+    /// On a stream that is captured: the event, which is outside of the graph, happens whenever the graph is launched.
+    pub external_record: extern "C" fn(event: u32, stream: u32),
+    /// On a stream that is captured: what comes on it waits for the event, which is outside of the graph, whenever the graph is launched.
+    pub external_wait: extern "C" fn(stream: u32, event: u32),
     /// What comes on the stream belongs to the graph; with `graph` 0 no longer.
     pub capture: extern "C" fn(stream: u32, graph: u32),
     /// All of the graph starts on a stream; if there are calls in it ([`Link::captured_call`]), up to the first.

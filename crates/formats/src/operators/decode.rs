@@ -205,6 +205,20 @@ pub enum StreamEntry {
         /// On which stream.
         stream: u32,
     },
+    /// An event outside of the graph that a stream in capture belongs to: it is recorded whenever the graph is launched.
+    ExternalRecord {
+        /// Which.
+        event: u32,
+        /// On which stream.
+        stream: u32,
+    },
+    /// What comes on a stream in capture waits, whenever its graph is launched, for an event outside of the graph.
+    ExternalWait {
+        /// Which stream.
+        stream: u32,
+        /// For which event, as it was recorded last before the launch.
+        event: u32,
+    },
     /// A call of a process group on a stream in capture, which the rank makes whenever the graph is launched.
     Call {
         /// On which stream.
@@ -461,6 +475,12 @@ impl Decoder {
             }
             kind::RESUMPTION => {
                 Entry::Stream(StreamEntry::Resumption { graph: self.small(bytes)?, stream: self.small(bytes)? })
+            }
+            kind::EXTERNAL_RECORD => {
+                Entry::Stream(StreamEntry::ExternalRecord { event: self.small(bytes)?, stream: self.small(bytes)? })
+            }
+            kind::EXTERNAL_WAIT => {
+                Entry::Stream(StreamEntry::ExternalWait { stream: self.small(bytes)?, event: self.small(bytes)? })
             }
             kind::READING => {
                 Entry::Reading(Reading { argument: bytes.small()?, buffer: self.small(bytes)?, count: bytes.small()? })

@@ -129,6 +129,14 @@ impl Encoder {
                 self.kind_with(0, kind::RESUMPTION, graph.into());
                 return self.number(stream.into());
             }
+            StreamEntry::ExternalRecord { event, stream } => {
+                self.kind_with(0, kind::EXTERNAL_RECORD, event.into());
+                return self.number(stream.into());
+            }
+            StreamEntry::ExternalWait { stream, event } => {
+                self.kind_with(0, kind::EXTERNAL_WAIT, stream.into());
+                return self.number(event.into());
+            }
             StreamEntry::Launch { kernel, stream, flags, bytes } => {
                 (tag::LAUNCH, vec![kernel.into(), stream.into(), flags.number(), bytes])
             }

@@ -138,6 +138,8 @@ mod kind {
     pub(super) const INTEGERS: u8 = 14;
     pub(super) const READING: u8 = 15;
     pub(super) const PROCESS: u8 = 16;
+    pub(super) const EXTERNAL_RECORD: u8 = 17;
+    pub(super) const EXTERNAL_WAIT: u8 = 18;
 }
 
 /// Bytes that arguments begin with.

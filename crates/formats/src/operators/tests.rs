@@ -305,7 +305,7 @@ fn lines_of_a_dictionary_are_put_elsewhere_and_all_else_stays() {
 #[case::a_list_of_no_tensors(&[0, 0, 1, 8, 1, 3], Problem::Argument(3))]
 #[case::a_definition_that_is_not_there(&[18, 0], Problem::Definition(2))]
 #[case::a_line_that_is_not_there(&[5, 2, 0], Problem::Site(1))]
-#[case::memory_of_no_kind(&[4, 2, 17], Problem::Kind(17))]
+#[case::memory_of_no_kind(&[4, 2, 19], Problem::Kind(19))]
 #[case::a_process_out_of_range(&[4, 0, 16, 0x80, 1], Problem::Process(128))]
 #[case::memory_of_a_gpu_without_its_size(&[4, 2, 5], Problem::CutShort)]
 #[case::memory_of_kind_zero(&[4, 2, 0], Problem::Kind(0))]
@@ -423,6 +423,10 @@ fn any_entries(definition: &Definition) -> impl Strategy<Value = Vec<Kept>> + us
         (0_u32..1 << 31, any::<bool>())
             .prop_map(|(stream, with_previous)| Kept::Stream(StreamEntry::Call { stream, with_previous })),
         (0_u32..1 << 31, 1_u32..9).prop_map(|(stream, graph)| Kept::Stream(StreamEntry::Resumption { graph, stream })),
+        (0_u32..1 << 31, 0_u32..9)
+            .prop_map(|(stream, event)| Kept::Stream(StreamEntry::ExternalRecord { event, stream })),
+        (0_u32..1 << 31, 0_u32..9)
+            .prop_map(|(stream, event)| Kept::Stream(StreamEntry::ExternalWait { stream, event })),
         (0_u32..1 << 31, prop::collection::vec(any::<i64>(), 0..4))
             .prop_map(|(buffer, values)| Kept::Integers(buffer, values)),
         (0_u32..9, 0_u32..9, 0_u32..1 << 31).prop_map(|(argument, buffer, count)| Kept::Reading(Reading {

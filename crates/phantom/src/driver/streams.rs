@@ -17,13 +17,13 @@ driver! {
     fn cuStreamGetCtx(stream: Handle, of: Out<Context>) { of.give(context(streams::describe(stream)?.0)) }
     fn cuStreamQuery(stream: Handle) { if streams::query(stream)? { Ok(()) } else { Err(NOT_READY) } }
     fn cuStreamSynchronize(stream: Handle) { streams::synchronize(stream) }
-    fn cuStreamWaitEvent(stream: Handle, event: Handle, _flags: c_uint) { streams::wait_event(stream, event) }
+    fn cuStreamWaitEvent(stream: Handle, event: Handle, flags: c_uint) { streams::wait_event(stream, event, flags) }
     fn cuLaunchHostFunc(stream: Handle, function: HostFunction, data: *mut c_void) { streams::host_function(stream, function, data) }
 
     fn cuEventCreate(event: Out<Handle>, flags: c_uint) { event.give(streams::create_event(flags)?) }
     fn cuEventDestroy_v2(event: Handle) { streams::destroy_event(event) }
-    fn cuEventRecord(event: Handle, stream: Handle) { streams::record(event, stream) }
-    fn cuEventRecordWithFlags(event: Handle, stream: Handle, _flags: c_uint) { streams::record(event, stream) }
+    fn cuEventRecord(event: Handle, stream: Handle) { streams::record(event, stream, 0) }
+    fn cuEventRecordWithFlags(event: Handle, stream: Handle, flags: c_uint) { streams::record(event, stream, flags) }
     fn cuEventQuery(event: Handle) { if streams::query_event(event)? { Ok(()) } else { Err(NOT_READY) } }
     fn cuEventSynchronize(event: Handle) { streams::synchronize_event(event) }
     fn cuEventElapsedTime_v2(milliseconds: Out<f32>, start: Handle, end: Handle) { milliseconds.give(streams::elapsed(start, end)?) }

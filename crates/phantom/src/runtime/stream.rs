@@ -39,7 +39,7 @@ runtime! {
     fn cudaStreamGetId(stream: Handle, id: Out<u64>) { id.give(u64::from(streams::describe(stream)?.3)) }
     fn cudaStreamQuery(stream: Handle) { if streams::query(stream)? { Ok(()) } else { Err(NOT_READY) } }
     fn cudaStreamSynchronize(stream: Handle) { streams::synchronize(stream) }
-    fn cudaStreamWaitEvent(stream: Handle, event: Handle, _flags: c_uint) { streams::wait_event(stream, event) }
+    fn cudaStreamWaitEvent(stream: Handle, event: Handle, flags: c_uint) { streams::wait_event(stream, event, flags) }
     fn cudaStreamAddCallback(stream: Handle, function: Callback, data: *mut c_void, _flags: c_uint) {
         if streams::capture_info(stream)?.is_some() { return Err(CAPTURE_UNSUPPORTED); }
         let call = Box::new((function, stream, data));
@@ -50,8 +50,8 @@ runtime! {
     fn cudaEventCreate(event: Out<Handle>) { event.give(streams::create_event(0)?) }
     fn cudaEventCreateWithFlags(event: Out<Handle>, flags: c_uint) { event.give(streams::create_event(flags)?) }
     fn cudaEventDestroy(event: Handle) { streams::destroy_event(event) }
-    fn cudaEventRecord(event: Handle, stream: Handle) { streams::record(event, stream) }
-    fn cudaEventRecordWithFlags(event: Handle, stream: Handle, _flags: c_uint) { streams::record(event, stream) }
+    fn cudaEventRecord(event: Handle, stream: Handle) { streams::record(event, stream, 0) }
+    fn cudaEventRecordWithFlags(event: Handle, stream: Handle, flags: c_uint) { streams::record(event, stream, flags) }
     fn cudaEventQuery(event: Handle) { if streams::query_event(event)? { Ok(()) } else { Err(NOT_READY) } }
     fn cudaEventSynchronize(event: Handle) { streams::synchronize_event(event) }
     fn cudaEventElapsedTime(milliseconds: Out<f32>, start: Handle, end: Handle) { milliseconds.give(streams::elapsed(start, end)?) }

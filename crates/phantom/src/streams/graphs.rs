@@ -124,6 +124,10 @@ pub(crate) enum Node {
     Graph { number: usize, work: Work, stream: u32 },
     /// Calls of communicators.
     Calls(Arc<Calls>),
+    /// An event outside of the graph happens.
+    Record { event: u32 },
+    /// What comes waits for an event outside of the graph.
+    Wait { event: u32 },
     /// Nothing: others wait for it.
     Empty,
 }
@@ -357,6 +361,8 @@ impl Node {
             Node::Host { .. } => 3,
             Node::Graph { .. } => 4,
             Node::Empty => 5,
+            Node::Wait { .. } => 6,
+            Node::Record { .. } => 7,
         }
     }
 
@@ -372,6 +378,8 @@ impl Node {
             }
             Node::Host { .. } => (link.host_function)(stream),
             Node::Graph { number, .. } => (link.graph_launch)(*number as u32, stream),
+            Node::Record { event } => (link.external_record)(*event, stream),
+            Node::Wait { event } => (link.external_wait)(stream, *event),
             // Each has a stream of its own: `capture_calls`.
             Node::Calls(_) | Node::Empty => {}
         });
@@ -390,7 +398,12 @@ impl Node {
                 Some(Leaf::Set { value: number, bytes: (value.len() * count) as u64 })
             }
             // When calls are made, they are shown by themselves.
-            Node::Host { .. } | Node::Graph { .. } | Node::Calls(_) | Node::Empty => None,
+            Node::Host { .. }
+            | Node::Graph { .. }
+            | Node::Calls(_)
+            | Node::Record { .. }
+            | Node::Wait { .. }
+            | Node::Empty => None,
         }
     }
 
@@ -399,7 +412,13 @@ impl Node {
         match self {
             Node::Copy { moved, .. } => moved.carry_out(),
             Node::Set { at, value, count } => memory::set(*at, value, *count),
-            Node::Kernel { .. } | Node::Host { .. } | Node::Graph { .. } | Node::Calls(_) | Node::Empty => Ok(()),
+            Node::Kernel { .. }
+            | Node::Host { .. }
+            | Node::Graph { .. }
+            | Node::Calls(_)
+            | Node::Record { .. }
+            | Node::Wait { .. }
+            | Node::Empty => Ok(()),
         }
     }
 }
@@ -449,6 +468,12 @@ impl Work {
                     launched.settle();
                     node.move_bytes()?;
                 }
+                Some(Node::Record { event }) => {
+                    lock().has_recorded(*event);
+                    launched.called.iter().for_each(|called| arrivals::stand_behind(on, *called));
+                    arrivals::record(*event, on);
+                }
+                Some(Node::Wait { event }) => arrivals::wait_event(on, *event),
                 Some(Node::Kernel { .. } | Node::Empty) | None => {}
             }
         }

@@ -28,10 +28,10 @@ fn an_event_joins_two_streams() {
     let _one = begin();
     let ((a, first), (b, second), (e, number)) = (stream(), stream(), event());
     told();
-    assert_eq!(wait_event(b, e), Ok(()), "an event that was never recorded has no effect");
+    assert_eq!(wait_event(b, e, 0), Ok(()), "an event that was never recorded has no effect");
     assert_eq!(launch(a, "add", 0), SUCCESS);
-    record(e, a).unwrap();
-    wait_event(b, e).unwrap();
+    record(e, a, 0).unwrap();
+    wait_event(b, e, 0).unwrap();
     assert_eq!(launch(b, "mul", 0), SUCCESS);
     let expected = [
         "kernel add".to_owned(),
@@ -74,29 +74,29 @@ fn streams_join_a_capture_and_must_come_back() {
     let ((a, first), (b, second), (fork, _), (join, _)) = (stream(), stream(), event(), event());
     begin_capture(a, None, Mode::Relaxed).unwrap();
     launch(a, "one", 0);
-    record(fork, a).unwrap();
-    wait_event(b, fork).unwrap();
+    record(fork, a, 0).unwrap();
+    wait_event(b, fork, 0).unwrap();
     launch(b, "two", 0);
-    record(join, b).unwrap();
+    record(join, b, 0).unwrap();
     assert_eq!((query_event(fork), synchronize(b)), (Err(CAPTURED_EVENT), Err(CAPTURE_UNSUPPORTED)));
     assert_eq!(end_capture(b), Err(CAPTURE_UNMATCHED));
     assert_eq!(end_capture(a), Err(CAPTURE_INVALIDATED), "the synchronisation above ended it");
 
     begin_capture(a, None, Mode::Relaxed).unwrap();
     launch(a, "one", 0);
-    record(fork, a).unwrap();
-    wait_event(b, fork).unwrap();
+    record(fork, a, 0).unwrap();
+    wait_event(b, fork, 0).unwrap();
     launch(b, "two", 0);
     assert_eq!(end_capture(a), Err(CAPTURE_UNJOINED));
 
     told();
     begin_capture(a, None, Mode::Relaxed).unwrap();
     launch(a, "one", 0);
-    record(fork, a).unwrap();
-    wait_event(b, fork).unwrap();
+    record(fork, a, 0).unwrap();
+    wait_event(b, fork, 0).unwrap();
     launch(b, "two", 0);
-    record(join, b).unwrap();
-    wait_event(a, join).unwrap();
+    record(join, b, 0).unwrap();
+    wait_event(a, join, 0).unwrap();
     launch(a, "three", 0);
     let graph = end_capture(a).unwrap();
     let number = Kind::Graph.number(graph).unwrap();
@@ -110,6 +110,33 @@ fn streams_join_a_capture_and_must_come_back() {
     destroy_graph(graph).unwrap();
     launch_graph(exec, b).unwrap();
     assert_eq!(told(), [format!("g {number} {second}")]);
+}
+
+/// An event outside of a graph happens whenever the graph is launched, and only then; another stream may wait for it afterwards, and the graph for one
+/// that was recorded before.
+#[test]
+fn a_graph_records_events_outside_of_it() {
+    let _one = begin();
+    let ((a, first), (b, second), (marker, number), (before, other)) = (stream(), stream(), event(), event());
+    begin_capture(a, None, Mode::Relaxed).unwrap();
+    wait_event(a, before, EXTERNAL).unwrap();
+    launch(a, "one", 0);
+    record(marker, a, EXTERNAL).unwrap();
+    launch(a, "two", 0);
+    assert_eq!(query_event(marker), Ok(true), "it was never recorded");
+    let graph = end_capture(a).unwrap();
+    let all = told();
+    assert!(all.contains(&format!("W {first} {other}")) && all.contains(&format!("R {number} {first}")), "{all:?}");
+    let kinds: Vec<_> = nodes(graph).unwrap().into_iter().map(|node| node_kind(node).unwrap()).collect();
+    assert_eq!(kinds, [6, 0, 7, 0]);
+    wait_event(b, marker, 0).unwrap();
+    assert_eq!(told(), Vec::<String>::new(), "there is nothing to wait for yet");
+    let exec = instantiate(graph).unwrap();
+    launch_graph(exec, a).unwrap();
+    wait_event(b, marker, 0).unwrap();
+    record(marker, b, EXTERNAL).unwrap();
+    let graph = Kind::Graph.number(graph).unwrap();
+    assert_eq!(told(), [format!("g {graph} {first}"), format!("w {second} {number}"), format!("r {number} {second}")]);
 }
 
 /// Calls on the stream where the capture began are made where the graph is launched, those of a branch where they were captured; the graph goes on
@@ -130,11 +157,11 @@ fn a_graph_makes_its_calls_whenever_it_is_launched() {
     assert_eq!(capture_calls(&[a, c], || made('x')), Err(CAPTURE_ISOLATION), "one of them would start now");
     launch(a, "one", 0);
     capture_calls(&[a], || made('x')).unwrap();
-    record(fork, a).unwrap();
-    wait_event(b, fork).unwrap();
+    record(fork, a, 0).unwrap();
+    wait_event(b, fork, 0).unwrap();
     capture_calls(&[b], || made('y')).unwrap();
-    record(join, b).unwrap();
-    wait_event(a, join).unwrap();
+    record(join, b, 0).unwrap();
+    wait_event(a, join, 0).unwrap();
     let graph = end_capture(a).unwrap();
     let number = Kind::Graph.number(graph).unwrap();
     let all = told();

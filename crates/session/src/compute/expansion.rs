@@ -6,7 +6,7 @@
 //! The host comes to an operator, and then hands over what that launches; the device's part of an operator is handed over at its first launch. While
 //! a stream is in capture nothing is handed over: it is kept with its graph, and handed over, without any work of the host, whenever the graph is
 //! launched. Of a graph, the stream where the capture began is the one on which it is launched; others that have joined it are branches of
-//! its own, and events that it records are its own, too.
+//! its own, and events that it records are its own, too, but for those that are said to be outside of it.
 //!
 //! The rank itself makes a graph's calls of process groups, as it makes others: a launch goes up to the first of them, and each resumption from
 //! behind one up to the next. A call that was captured on a branch is made on the stream that the branch was, and events tie the two together.
@@ -280,6 +280,14 @@ impl Expansion {
                 }
                 self.push_piece(Piece::Wait { stream, event });
             }
+            StreamEntry::ExternalRecord { event, stream } => {
+                self.works(self.host.call);
+                self.keep_external(stream, |stream| Piece::Record { event, stream });
+            }
+            StreamEntry::ExternalWait { stream, event } => {
+                self.works(self.host.call);
+                self.keep_external(stream, |stream| Piece::Wait { stream, event });
+            }
             StreamEntry::Capture { stream, graph: Some(graph) } => {
                 self.works(self.host.call);
                 if self.capturing.values().any(|(other, _)| *other == graph) {
@@ -357,6 +365,13 @@ impl Expansion {
             *event = *own;
         }
         self.keep(graph, node);
+    }
+
+    /// Keeps what concerns an event outside of the graph with the graph that captures the stream.
+    fn keep_external(&mut self, stream: u32, piece: impl FnOnce(u32) -> Piece) {
+        if let Some((graph, own)) = self.capturing.get(&stream).copied() {
+            self.keep(graph, Node::Piece { piece: piece(own), cost: None, reads: None });
+        }
     }
 
     /// The node is one of a graph, where it stands on streams and waits for events of the graph's own.

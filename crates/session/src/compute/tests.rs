@@ -390,6 +390,44 @@ fn attention_takes_as_long_as_its_sequences() {
     assert_eq!(again(&done.record, model(Way::Modelled)).0, done.digest);
 }
 
+/// A graph of 10 and 30 records an event outside of it in between. Captured, it costs the host 11: both ends, two launches of 4 and the record. Whoever
+/// waits for the event goes on 10 after the launch of 4, and then works for 60, while the rest of the graph runs.
+#[test]
+fn an_event_outside_of_a_graph_happens_where_the_graph_records_it() {
+    let mut program = Program::default();
+    let captured = program.slice(|encoder| {
+        encoder.stream(StreamEntry::Capture { stream: 1, graph: Some(1) });
+        kernel(encoder, 1, 10);
+        encoder.stream(StreamEntry::ExternalRecord { event: 9, stream: 1 });
+        kernel(encoder, 1, 30);
+        encoder.stream(StreamEntry::Capture { stream: 1, graph: None });
+    });
+    let launched = program.slice(|encoder| encoder.stream(StreamEntry::GraphLaunch { graph: 1, stream: 5 }));
+    let waits = Asks(Op::Synchronize { work: DeviceWork::Event(9), site: Site(0) });
+    let works = program.slice(|encoder| (0..10).for_each(|_| operator(encoder, 0)));
+    let end = ends(vec![captured, synchronizes(), launched, waits, works, synchronizes()]);
+    assert_eq!(end, 11.0 + 4.0 + 10.0 + 60.0);
+}
+
+/// A graph that was captured behind another one's event waits for it whenever it is launched: 20 of another stream, then its own 10.
+#[test]
+fn a_graph_waits_for_an_event_outside_of_it() {
+    let mut program = Program::default();
+    let captured = program.slice(|encoder| {
+        encoder.stream(StreamEntry::Capture { stream: 1, graph: Some(1) });
+        encoder.stream(StreamEntry::ExternalWait { stream: 1, event: 9 });
+        kernel(encoder, 1, 10);
+        encoder.stream(StreamEntry::Capture { stream: 1, graph: None });
+    });
+    let launched = program.slice(|encoder| {
+        kernel(encoder, 2, 20);
+        encoder.stream(StreamEntry::Record { event: 9, stream: 2 });
+        encoder.stream(StreamEntry::GraphLaunch { graph: 1, stream: 5 });
+    });
+    // The host: 1 + 1 + 4 + 1 for the capture, and 4 before the kernel starts.
+    assert_eq!(ends(vec![captured, synchronizes(), launched, synchronizes()]), 7.0 + 4.0 + 20.0 + 10.0);
+}
+
 /// A graph with a call where its capture began, and one on a branch: a launch goes up to the first, each resumption up to the next. The branch's call is made
 /// on the stream that it was captured on, which waits for the branch, and the branch for it.
 #[test]
