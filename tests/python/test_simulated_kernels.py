@@ -419,3 +419,33 @@ def test_attention_of_vllm_takes_as_long_as_its_sequences_in_a_graph_too(tmp_pat
     assert least < graph < graph_long / 3, done.out
     assert abs(eager - graph) < 0.02, done.out
     assert abs(eager_long - graph_long) < 0.02, done.out
+
+
+EXTERNAL = """
+x, side = torch.ones(2048, 2048, device="cuda"), torch.cuda.Stream()
+marker, end, behind = (torch.cuda.Event(enable_timing=True, **words) for words in ({"external": True}, {}, {}))
+begin, graph = torch.cuda.Event(enable_timing=True), torch.cuda.CUDAGraph()
+x @ x
+with torch.cuda.graph(graph):
+    y = x @ x
+    marker.record()
+    for _ in range(9):
+        y = y @ x
+assert marker.query(), "it was not recorded yet"
+begin.record()
+graph.replay()
+end.record()
+side.wait_event(marker)
+behind.record(side)
+torch.cuda.synchronize()
+print("TOOK", *(begin.elapsed_time(event) for event in (marker, behind, end)))
+"""
+
+
+def test_an_external_event_is_recorded_by_a_graph(tmp_path: Path) -> None:
+    """Whenever that is launched: another stream waits for what the graph has done before it, and not for the rest."""
+    done = run(tmp_path, EXTERNAL, "", "--values", "small", "--compute", "model")
+    assert done.code == 0, done.err
+    marker, behind, end = map(float, done.out.split("TOOK")[1].split()[:3])
+    assert 0 < marker <= behind < end, done.out
+    assert 8 * marker < end < 12 * marker, done.out
