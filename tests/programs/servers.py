@@ -51,14 +51,16 @@ def write_tokenizer(folder: str, vocabulary: int) -> None:
     """One that takes each word for a token. Token 0, which logits without values stand for, is a word as any other."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    unknown = f"w{vocabulary - 1}"
-    tokenizer = Tokenizer(models.WordLevel({f"w{token}": token for token in range(vocabulary)}, unk_token=unknown))
+    # Words of one length: the one that ends a sequence is found wherever it stands in a text, also at the beginning of a longer one.
+    words = [f"w{token:06}" for token in range(vocabulary)]
+    unknown = words[-1]
+    tokenizer = Tokenizer(models.WordLevel({word: token for token, word in enumerate(words)}, unk_token=unknown))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(Path(folder, "tokenizer.json")))
     about = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "unk_token": unknown,
-        "eos_token": "w1",
+        "eos_token": words[1],
         "model_max_length": 8192,
     }
     Path(folder, "tokenizer_config.json").write_text(dumps(about))
