@@ -1,12 +1,13 @@
 """Owns the comparison of served requests with published measurements: `serving.py TABLE [options]`.
 
 `TABLE` is a CSV of measurements with the columns source, model, hardware, gpus, parallelism, seq_len, batch, dtype, metric and value, of
-which the rows are taken that tests/programs/vllm_serve.py can serve: Qwen3-32B in bfloat16 on H100, cut over all GPUs, with as many
-requests at any time as `batch` says. Each point is a run of its own, and is not run again once it is there. A report, never a gate.
+which the rows are taken that tests/programs/vllm_serve.py and sglang_server.py can serve: Qwen3-32B in bfloat16 on H100, cut over all
+GPUs, with as many requests at any time as `batch` says. Each point is a run of its own, and is not run again once it is there. A report,
+never a gate.
 
-The load is that of the tools that are published beside the measurements, aiconfigurator's `genai_perf_runner.py` and `benchmark/vllm.rule`:
-as many prompts at once as requests run at any time, twice as many of them in all to warm up, then ten times as many after those have
-ended; and the tokens of a step are those of a prompt, one for each request, and 1,500.
+The load is that of the tools that are published beside the measurements, aiconfigurator's `genai_perf_runner.py`, `benchmark/vllm.rule` and
+`benchmark/sglang.rule`: as many prompts at once as requests run at any time, twice as many of them in all to warm up, then ten times as
+many after those have ended; and the tokens of a step are those of a prompt and 1,500, for vLLM one for each request besides.
 """
 
 import argparse
@@ -23,8 +24,7 @@ from statistics import mean
 
 from devices.section import ROOT, Row, table
 
-INTERPRETER = ROOT / ".venv-vllm" / "bin" / "python"
-PROGRAM = ROOT / "tests" / "programs" / "vllm_serve.py"
+PROGRAMS = ROOT / "tests" / "programs"
 # What schedules a step when the one before has ended, unless told otherwise.
 SYNCHRONOUS = ("vllm-0.12.0",)
 # In multiples of the requests at any time: those before, and those that count. Tokens of a step besides those of a prompt.
@@ -80,47 +80,105 @@ def points(path: Path) -> dict[Point, dict[str, float]]:
     return dict(found)
 
 
-def serve(point: Point, words: argparse.Namespace) -> Path:
-    """Simulates it, and says where the table of its requests is."""
-    synchronous = point.framework in SYNCHRONOUS
-    how = [words.graphs or "eager", "synchronous" if synchronous else "asynchronous"]
-    name = f"tp{point.gpus}-{point.input}-{point.output}-c{point.concurrency}-{'-'.join(how)}"
-    folder: Path = words.out / name
-    requests = folder / "requests.csv"
-    if requests.exists() and not words.again:
-        return requests
-    folder.mkdir(parents=True, exist_ok=True)
-    cluster = folder / "cluster.toml"
-    cluster.write_text(CLUSTER.format(gpus=point.gpus))
-    simulated = ["--cluster", cluster, "--cuda", "--compute", "model", "--values", "small", "--fold", words.fold]
-    simulated += ["--host-time", words.host_time] if words.host_time else []
-    simulated += ["--device-db", words.device_db.resolve()] if words.device_db else []
-    served = ["qwen3-32b", "--concurrency", point.concurrency, "--warmup", WARM_UP * point.concurrency, "--drain"]
-    served += ["--count", WAVES * point.concurrency, "--input", point.input, "--output", point.output]
-    served += ["--max-sequences", point.concurrency, "--max-batched-tokens", point.concurrency + point.input + SPARE]
-    served += ["--brief", "--requests", requests]
-    served += ["--synchronous"] if synchronous else []
-    served += ["--graphs", words.graphs] if words.graphs else []
-    command = [INTERPRETER, "-m", "uniference", "run", *simulated, "--out", folder / "run", PROGRAM, *served]
-    with (folder / "log").open("w") as log:
-        done = subprocess.run([str(word) for word in command], stdout=log, stderr=subprocess.STDOUT, cwd=folder)
-    if done.returncode:
-        print(f"{point.name} has failed: {folder / 'log'}", file=sys.stderr)
-    return requests
+def serve(point: Point, words: argparse.Namespace) -> dict[str, float] | None:
+    """Simulates it: the means of its requests. None if the run has failed."""
+    stack = VLLM if point.framework.startswith("vllm") else SGLANG
+    how = [words.graphs or "eager", *stack.how(point)]
+    folder: Path = words.out / f"tp{point.gpus}-{point.input}-{point.output}-c{point.concurrency}-{'-'.join(how)}"
+    if words.again or not (folder / "done").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        cluster = folder / "cluster.toml"
+        cluster.write_text(CLUSTER.format(gpus=point.gpus))
+        simulated = ["--cluster", cluster, "--cuda", "--compute", "model", "--values", "small", "--fold", words.fold]
+        simulated += ["--host-time", words.host_time] if words.host_time else []
+        simulated += ["--device-db", words.device_db.resolve()] if words.device_db else []
+        interpreter, program = ROOT / stack.environment / "bin" / "python", PROGRAMS / stack.program
+        command = [interpreter, "-m", "uniference", "run", *simulated, "--out", folder / "run"]
+        command += [*stack.options(point), program, *stack.served(point, folder, words)]
+        with (folder / "log").open("w") as log:
+            done = subprocess.run([str(word) for word in command], stdout=log, stderr=subprocess.STDOUT, cwd=folder)
+        if done.returncode:
+            print(f"{point.name} has failed: {folder / 'log'}", file=sys.stderr)
+            return None
+        (folder / "done").touch()
+    return stack.means(point, folder)
+
+
+class VLLM:
+    """The engine in the ranks' processes, driven step by step."""
+
+    environment, program = ".venv-vllm", "vllm_serve.py"
+
+    @staticmethod
+    def how(point: Point) -> list[str]:
+        return ["synchronous" if point.framework in SYNCHRONOUS else "asynchronous"]
+
+    @staticmethod
+    def options(point: Point) -> list[object]:
+        return []
+
+    @staticmethod
+    def served(point: Point, folder: Path, words: argparse.Namespace) -> list[object]:
+        served: list[object] = [
+            "qwen3-32b",
+            "--concurrency",
+            point.concurrency,
+            "--warmup",
+            WARM_UP * point.concurrency,
+        ]
+        served += ["--drain", "--count", WAVES * point.concurrency, "--input", point.input, "--output", point.output]
+        tokens = point.concurrency + point.input + SPARE
+        served += ["--max-sequences", point.concurrency, "--max-batched-tokens", tokens]
+        served += ["--brief", "--requests", folder / "requests.csv"]
+        served += ["--synchronous"] if point.framework in SYNCHRONOUS else []
+        return served + (["--graphs", words.graphs] if words.graphs else [])
+
+    @staticmethod
+    def means(point: Point, folder: Path) -> dict[str, float]:
+        with (folder / "requests.csv").open(newline="") as file:
+            requests = list(csv.DictReader(file))
+        return {metric: mean(float(request[column]) for request in requests) for metric, column in METRICS.items()}
+
+
+class SGLANG:
+    """The server and its own benchmark, each in processes of its own; several GPUs are those of one program."""
+
+    environment, program = ".venv-sglang", "sglang_server.py"
+
+    @staticmethod
+    def how(point: Point) -> list[str]:
+        return [point.framework]
+
+    @staticmethod
+    def options(point: Point) -> list[object]:
+        return ["--one-program"] if point.gpus > 1 else []
+
+    @staticmethod
+    def served(point: Point, folder: Path, words: argparse.Namespace) -> list[object]:
+        served: list[object] = ["qwen3-32b", "--tensor-parallel", point.gpus, "--concurrency", point.concurrency]
+        served += ["--warmup", WARM_UP * point.concurrency, "--count", WAVES * point.concurrency]
+        served += ["--input", point.input, "--output", point.output, "--max-model-len", 8192]
+        server = ["--max-prefill-tokens", point.input + SPARE, "--enable-mixed-chunk"]
+        server += ["--max-running-requests", point.concurrency, "--cuda-graph-max-bs-decode", point.concurrency]
+        return served + [f"--server={word}" for word in server] + (["--graphs"] if words.graphs else [])
+
+    @staticmethod
+    def means(point: Point, folder: Path) -> dict[str, float]:
+        # Of the benchmark that counts, which is the last one.
+        said = re.findall(r"MEAN ms TTFT ([\d.]+) TPOT ([\d.]+)", (folder / "log").read_text())[-1]
+        first, each = map(float, said)
+        return {"TTFT_ms": first, "TPOT_ms": each, "E2E_ms": first + (point.output - 1) * each}
 
 
 def compare(found: dict[Point, dict[str, float]], words: argparse.Namespace) -> Iterator[Row]:
     """The rows of each point as soon as it has been simulated."""
     for point, measured in sorted(found.items()):
         began = time.monotonic()
-        requests = serve(point, words)
-        if not requests.exists():
+        served = serve(point, words)
+        if served is None:
             continue
-        with requests.open(newline="") as file:
-            served = list(csv.DictReader(file))
-        for metric, column in METRICS.items():
+        for metric, predicted in served.items():
             if metric in measured:
-                predicted = mean(float(request[column]) for request in served)
                 row = Row(point.name, measured[metric], predicted, f"TP{point.gpus} {metric}")
                 print(f"{row.name} {metric}: {row.measured:.2f} {row.predicted:.2f} {100 * row.error:+.1f} %", end=" ")
                 yield row
@@ -157,12 +215,12 @@ def report(rows: Iterable[Row]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table", type=Path, help="published measurements")
-    parser.add_argument("--framework", default="vllm", help="what it was measured with (default vllm)")
+    parser.add_argument("--framework", default="vllm", help="what it was measured with: vllm (default) or sglang")
     parser.add_argument("--gpus", type=int, nargs="+", help="only with so many GPUs")
     parser.add_argument("--concurrency", type=int, nargs="+", help="only so many requests at any time")
     parser.add_argument("--input", type=int, nargs="+", help="only prompts of so many tokens")
     parser.add_argument("--output", type=int, nargs="+", help="only so many tokens generated")
-    parser.add_argument("--graphs", help="vLLM's mode of CUDA graphs (default: eager)")
+    parser.add_argument("--graphs", help="vLLM's mode of CUDA graphs; of SGLang those of decoding (default: eager)")
     parser.add_argument("--host-time", help="as of `uniference run`")
     parser.add_argument("--device-db", type=Path, help="as of `uniference run`; each has a folder --out of its own")
     parser.add_argument("--fold", default="off", choices=("off", "auto"), help="as of `uniference run`")

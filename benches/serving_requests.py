@@ -16,6 +16,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy
@@ -42,8 +44,10 @@ SERVED = ["8b", "--graphs", "FULL_AND_PIECEWISE", "--max-sequences", "256", "--m
 SERVED += ["--gpu-memory-utilization", "0.9", "--prefix-caching", "--brief"]
 
 COLUMNS = {"TTFT": "ttft_ms", "TPOT": "tpot_ms", "Latency": "end_to_end_ms"}
-STATISTICS = {"Mean": numpy.mean, "Median": numpy.median} | {
-    f"P{part}": lambda values, part=part: numpy.percentile(values, part) for part in (90, 95, 99)
+STATISTICS: dict[str, Callable[[numpy.ndarray], float]] = {
+    "Mean": numpy.mean,
+    "Median": numpy.median,
+    **{f"P{part}": partial(numpy.percentile, q=part) for part in (90, 95, 99)},
 }
 
 
@@ -79,7 +83,7 @@ def report(words: argparse.Namespace) -> str:
         measured = {row["metric"]: float(row["value"]) for row in csv.DictReader(file) if SOURCE in row["source"]}
     cache = re.search(r"GPU KV cache size: ([\d,]+) tokens", (words.out / "log").read_text())
     tokens = int(cache[1].replace(",", "")) if cache else None
-    compared = [("tokens of the cache", CACHE, tokens)] if tokens else []
+    compared = [("tokens of the cache", float(CACHE), float(tokens))] if tokens else []
     for name, column in COLUMNS.items():
         values = numpy.array([float(request[column]) for request in served])
         for statistic, of in STATISTICS.items():

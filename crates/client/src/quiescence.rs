@@ -7,6 +7,9 @@
 //! since the first (`schedstat` counts how often), it has slept all the time in between; and a thread that another one wakes does not
 //! count as asleep from that moment on. So if that holds for every thread, there was a moment at which all of them slept, and none can
 //! wake up by itself.
+//!
+//! A process has hundreds of threads, of which few have run since they were looked at last: of one that has not, it is still true in which
+//! call it waits, and which processes it has started.
 
 use rustix::fs::{Dir, Mode, OFlags};
 use rustix::io::Errno;
@@ -55,6 +58,8 @@ struct Thread {
     turns: Option<OwnedFd>,
     /// `schedstat` at the first look.
     before: String,
+    /// In which call it has been found waiting, and has not run since.
+    waits: Option<Call>,
 }
 
 /// System calls in which a thread waits for one of its own process: `futex`, `futex_waitv`, `futex_wait`.
@@ -102,12 +107,28 @@ impl Threads {
     /// # Errors
     /// If that cannot be seen: there is no room for another file.
     pub fn look(&mut self, skip: &BTreeSet<ThreadId>, inside: &BTreeSet<ThreadId>) -> io::Result<Found> {
+        self.look_around(skip, inside, || Ok(())).map(|(found, _)| found)
+    }
+
+    /// The same, and what happens between the two looks: a moment at which all of them sleep comes after that has begun.
+    ///
+    /// # Errors
+    /// The same, and those of what happens.
+    pub(crate) fn look_around<T: Default>(
+        &mut self,
+        skip: &BTreeSet<ThreadId>,
+        inside: &BTreeSet<ThreadId>,
+        between: impl FnOnce() -> io::Result<T>,
+    ) -> io::Result<(Found, T)> {
         self.runner = None;
-        let found = self.first_look(skip).and_then(|list| self.second_look(&list, skip, inside));
-        found.or_else(|error| {
+        let first = self.first_look(skip);
+        let happened = if first.is_ok() { between()? } else { T::default() };
+        let found = first.and_then(|list| self.second_look(&list, skip, inside));
+        let found = found.or_else(|error| {
             self.known.clear();
             changed(error).map(|()| Found::Running)
-        })
+        })?;
+        Ok((found, happened))
     }
 
     fn first_look(&mut self, skip: &BTreeSet<ThreadId>) -> io::Result<BTreeSet<ThreadId>> {
@@ -115,12 +136,12 @@ impl Threads {
         // Of those to skip, too, the files stay open.
         self.known.retain(|thread, _| list.contains(thread) || skip.contains(thread));
         for id in &list {
-            let thread = match self.known.remove(id) {
+            let mut thread = match self.known.remove(id) {
                 Some(thread) => thread,
                 None => Thread::open(&self.process, *id)?,
             };
-            let before = thread.turns()?;
-            self.known.insert(*id, Thread { before, ..thread });
+            thread.look()?;
+            self.known.insert(*id, thread);
         }
         Ok(list)
     }
@@ -135,8 +156,8 @@ impl Threads {
             return Ok(Found::Running);
         }
         let mut found = Found::Inside;
-        for (id, thread) in self.known.iter().filter(|(id, _)| !skip.contains(id)) {
-            let Some(call) = thread.waits_in()? else {
+        for (id, thread) in self.known.iter_mut().filter(|(id, _)| !skip.contains(id)) {
+            let Sleep::In(call) = thread.sleeps()? else {
                 self.runner = Some(*id);
                 return Ok(Found::Running);
             };
@@ -164,11 +185,21 @@ fn is_secret(error: &io::Error) -> bool {
 /// A look at the processes that this one has started, and at those that these have.
 #[derive(Default)]
 pub(crate) struct Family {
-    known: BTreeMap<(String, ThreadId), Thread>,
-    /// Where the kernel tells of each thread, also of this process, which processes it has started.
-    children: BTreeMap<(String, ThreadId), OwnedFd>,
+    /// Their threads, by process.
+    known: BTreeMap<String, BTreeMap<ThreadId, Relative>>,
+    /// Where the kernel tells of each thread of this process which processes it has started.
+    own: BTreeMap<ThreadId, OwnedFd>,
     /// Which thread the last look has found running.
     runner: Option<(String, ThreadId)>,
+}
+
+/// A thread of another process.
+struct Relative {
+    thread: Thread,
+    /// Where the kernel tells which processes it has started.
+    children: OwnedFd,
+    /// These; `None`: it may have run since they were read.
+    started: Option<Vec<String>>,
 }
 
 impl Family {
@@ -182,8 +213,8 @@ impl Family {
     }
 
     /// The second one: whether all have slept since, and none can wake up by itself.
-    pub(crate) fn has_slept(&mut self, others: &BTreeSet<i32>) -> io::Result<bool> {
-        self.second_look(others).or_else(|error| {
+    pub(crate) fn has_slept(&mut self) -> io::Result<bool> {
+        self.second_look().or_else(|error| {
             // One has ended, and another may get its number.
             self.forget();
             changed(error).map(|()| false)
@@ -192,68 +223,97 @@ impl Family {
 
     /// Whether the thread that the last look has found running does so still.
     pub(crate) fn still_runs(&self) -> bool {
-        self.runner.as_ref().and_then(|runner| self.known.get(runner)).is_some_and(Thread::runs)
+        let known = |(process, thread): &(String, ThreadId)| self.known.get(process)?.get(thread);
+        self.runner.as_ref().and_then(known).is_some_and(|relative| relative.thread.runs())
     }
 
     fn forget(&mut self) {
         self.known.clear();
-        self.children.clear();
+        self.own.clear();
     }
 
+    /// Of each thread first how often it has run, and then which processes it has started: if it starts one later, the second look sees that it has run.
     fn first_look(&mut self, others: &BTreeSet<i32>) -> io::Result<()> {
-        let list = self.all(others)?;
-        self.known.retain(|id, _| list.contains(id));
-        for id in list {
-            let thread = match self.known.remove(&id) {
-                Some(thread) => thread,
-                None => Thread::open(&id.0, id.1)?,
-            };
-            let before = thread.turns()?;
-            self.known.insert(id, Thread { before, ..thread });
+        let is_there = |pid: &String| std::fs::exists(format!("/proc/{pid}")).unwrap_or(false);
+        let mut processes: Vec<String> = others.iter().map(i32::to_string).filter(is_there).collect();
+        processes.extend(self.own_children()?);
+        let mut before = std::mem::take(&mut self.known);
+        while let Some(process) = processes.pop() {
+            if self.known.contains_key(&process) {
+                continue;
+            }
+            let list = list(&process, &BTreeSet::new())?;
+            let mut threads = before.remove(&process).unwrap_or_default();
+            if !list.iter().eq(threads.keys()) {
+                // The children of a thread that has ended are those of another one from then on, which need not have run.
+                threads.values_mut().for_each(|relative| relative.started = None);
+                threads.retain(|thread, _| list.contains(thread));
+            }
+            for thread in list {
+                let relative = match threads.remove(&thread) {
+                    Some(relative) => relative,
+                    None => Relative::open(&process, thread)?,
+                };
+                let relative = threads.entry(thread).or_insert(relative);
+                processes.extend(relative.look()?.iter().cloned());
+            }
+            self.known.insert(process, threads);
         }
         Ok(())
     }
 
-    fn second_look(&mut self, others: &BTreeSet<i32>) -> io::Result<bool> {
+    fn second_look(&mut self) -> io::Result<bool> {
         self.runner = None;
-        for (id, thread) in &self.known {
-            if thread.is_over()? {
-                continue;
-            }
-            if thread.waits_in()?.is_none_or(|call| SLEEPS.contains(&call.number.as_str())) {
-                self.runner = Some(id.clone());
-                return Ok(false);
-            }
-        }
-        Ok(self.all(others)?.iter().eq(self.known.keys()))
-    }
-
-    /// The threads of all descendants, and of the processes `others` as far as there still are such, by process.
-    fn all(&mut self, others: &BTreeSet<i32>) -> io::Result<BTreeSet<(String, ThreadId)>> {
-        let mut threads = BTreeSet::new();
-        let is_there = |pid: &String| std::fs::exists(format!("/proc/{pid}")).unwrap_or(false);
-        let others = others.iter().map(i32::to_string).filter(is_there);
-        let mut processes: Vec<String> = others.chain(["self".to_owned()]).collect();
-        let mut seen: BTreeSet<String> = processes.iter().cloned().collect();
-        let mut known = BTreeMap::new();
-        while let Some(process) = processes.pop() {
-            for thread in list(&process, &BTreeSet::new())? {
-                let id = (process.clone(), thread);
-                let file = match self.children.remove(&id) {
-                    Some(file) => file,
-                    None => open(&process, thread, "children")?,
-                };
-                let line = read(&file)?;
-                processes
-                    .extend(line.split_ascii_whitespace().map(str::to_owned).filter(|pid| seen.insert(pid.clone())));
-                known.insert(id.clone(), file);
-                if process != "self" {
-                    threads.insert(id);
+        for (process, threads) in &mut self.known {
+            for (id, Relative { thread, .. }) in threads.iter_mut() {
+                match thread.sleeps()? {
+                    Sleep::Over => {}
+                    Sleep::In(call) if !SLEEPS.contains(&call.number.as_str()) => {}
+                    Sleep::In(_) | Sleep::Not => {
+                        self.runner = Some((process.clone(), *id));
+                        return Ok(false);
+                    }
                 }
             }
         }
-        self.children = known;
-        Ok(threads)
+        for (process, threads) in &self.known {
+            if !list(process, &BTreeSet::new())?.iter().eq(threads.keys()) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The processes that this one has started.
+    fn own_children(&mut self) -> io::Result<Vec<String>> {
+        let (mut children, mut before) = (Vec::new(), std::mem::take(&mut self.own));
+        for thread in list("self", &BTreeSet::new())? {
+            let file = match before.remove(&thread) {
+                Some(file) => file,
+                None => open("self", thread, "children")?,
+            };
+            children.extend(read(&file)?.split_ascii_whitespace().map(str::to_owned));
+            self.own.insert(thread, file);
+        }
+        Ok(children)
+    }
+}
+
+impl Relative {
+    fn open(process: &str, thread: ThreadId) -> io::Result<Relative> {
+        let children = open(process, thread, "children")?;
+        Ok(Relative { thread: Thread::open(process, thread)?, children, started: None })
+    }
+
+    /// The first look: which processes it has started.
+    fn look(&mut self) -> io::Result<&[String]> {
+        let has_run = self.thread.look()?;
+        let known = self.started.take().filter(|_| !has_run);
+        let started = match known {
+            Some(started) => started,
+            None => read(&self.children)?.split_ascii_whitespace().map(str::to_owned).collect(),
+        };
+        Ok(self.started.insert(started))
     }
 }
 
@@ -263,7 +323,18 @@ fn open(process: &str, thread: ThreadId, name: &str) -> rustix::io::Result<Owned
     rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map(lift)
 }
 
+/// Whether a thread has slept since the first look.
+enum Sleep {
+    /// It runs, could run, or has run.
+    Not,
+    /// In this call.
+    In(Call),
+    /// It has ended and nobody has asked how, or was stopped: only another process lets it go on.
+    Over,
+}
+
 /// The system call in which a thread waits.
+#[derive(Clone)]
 struct Call {
     number: String,
     /// Its second argument: of a futex, the operation.
@@ -290,6 +361,7 @@ impl Thread {
             },
             turns: open("schedstat").ok(),
             before: String::new(),
+            waits: None,
         })
     }
 
@@ -298,27 +370,51 @@ impl Thread {
         self.call.as_ref().is_some_and(|call| read(call).is_ok_and(|line| line.trim_end() == "running"))
     }
 
-    /// Whether the thread has ended and nobody has asked how, or was stopped: then only another process lets it go on.
-    fn is_over(&self) -> io::Result<bool> {
-        Ok(matches!(state(&read(&self.state)?), Some("Z" | "X" | "T" | "t")))
+    /// The first look. Whether it may have run since it was found waiting.
+    fn look(&mut self) -> io::Result<bool> {
+        let turns = self.turns()?;
+        // Where the kernel does not count, everybody may have run.
+        let has_run = self.turns.is_none() || turns != self.before;
+        if has_run {
+            (self.before, self.waits) = (turns, None);
+        }
+        Ok(has_run)
     }
 
-    /// The second look: the system call in which the thread has slept since the first. `None`: it has run.
-    fn waits_in(&self) -> io::Result<Option<Call>> {
-        // Anything but "S": it runs, could run, or comes from a disk soon.
-        if state(&read(&self.state)?) != Some("S") {
-            return Ok(None);
+    /// The second one.
+    fn sleeps(&mut self) -> io::Result<Sleep> {
+        match state(&read(&self.state)?) {
+            Some("S") => {}
+            Some("Z" | "X" | "T" | "t") => return Ok(Sleep::Over),
+            // It runs, could run, or comes from a disk soon.
+            _ => return Ok(Sleep::Not),
         }
+        let call = match self.waits.take() {
+            Some(call) => call,
+            None => match self.call()? {
+                Some(call) => call,
+                None => return Ok(Sleep::Not),
+            },
+        };
+        if self.turns()? != self.before {
+            return Ok(Sleep::Not);
+        }
+        self.waits = Some(call.clone());
+        Ok(Sleep::In(call))
+    }
+
+    /// The call in which it waits now; `None`: it runs.
+    fn call(&self) -> io::Result<Option<Call>> {
         let line = match self.call.as_ref().map_or(Ok(String::new()), read) {
             Err(error) if is_secret(&error) => String::new(),
             line => line?,
         };
         let mut words = line.split_ascii_whitespace();
         let number = words.next().unwrap_or_default().to_owned();
-        // "-1": it was interrupted outside any call, as by a page that comes from a disk.
-        let ran = matches!(number.as_str(), "running" | "-1") || self.turns()? != self.before;
         let second = words.nth(1).and_then(|word| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok());
-        Ok((!ran).then(|| Call { number, second: second.unwrap_or_default() }))
+        // "-1": it was interrupted outside any call, as by a page that comes from a disk.
+        let runs = matches!(number.as_str(), "running" | "-1");
+        Ok((!runs).then(|| Call { number, second: second.unwrap_or_default() }))
     }
 
     fn turns(&self) -> io::Result<String> {
@@ -359,6 +455,7 @@ fn list(process: &str, skip: &BTreeSet<ThreadId>) -> io::Result<BTreeSet<ThreadI
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{BufRead, BufReader, Write};
     use std::process::{Command, Stdio};
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
     use std::sync::{Arc, mpsc};
@@ -416,7 +513,7 @@ mod tests {
     #[test]
     fn a_child_that_waits_for_input_is_told_from_one_that_sleeps_for_a_time() {
         let nobody = BTreeSet::new();
-        let slept = |family: &mut Family| family.look(&nobody).unwrap() && family.has_slept(&nobody).unwrap();
+        let slept = |family: &mut Family| family.look(&nobody).unwrap() && family.has_slept().unwrap();
         let mut family = Family::default();
         assert!(slept(&mut family), "there is none");
         let start = |command: &str, argument: Option<&str>| {
@@ -442,6 +539,36 @@ mod tests {
         assert!(slept(&mut family));
     }
 
+    /// A shell waits for a line, then starts a process, and waits for another line: that process, too, is looked at from then on.
+    #[test]
+    fn what_a_relative_starts_later_is_looked_at() {
+        let nobody = BTreeSet::new();
+        let slept = |family: &mut Family| family.look(&nobody).unwrap() && family.has_slept().unwrap();
+        let mut family = Family::default();
+        let mut shell = Command::new("sh")
+            .args(["-c", "read line; sleep 60 & echo $!; read line"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut input = shell.stdin.take().unwrap();
+        assert!((0..100_000).any(|_| slept(&mut family)));
+        assert!((0..100).all(|_| slept(&mut family)), "nothing has happened since");
+        input.write_all(b"\n").unwrap();
+        let mut line = String::new();
+        BufReader::new(shell.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let started: i32 = line.trim().parse().unwrap();
+        // It comes to its sleep, which ends by itself, and the shell to its next line.
+        assert!((0..1000).all(|_| !slept(&mut family)));
+        assert!(family.known.contains_key(&started.to_string()));
+        let started = rustix::process::Pid::from_raw(started).unwrap();
+        rustix::process::kill_process(started, rustix::process::Signal::KILL).unwrap();
+        drop(input);
+        shell.wait().unwrap();
+        assert!((0..100_000).any(|_| slept(&mut family)));
+        assert!(family.known.is_empty());
+    }
+
     #[test]
     fn a_futex_that_can_be_shared_counts_as_outside_where_memory_may_be_shared() {
         let call = |number: &str, operation| Call { number: number.into(), second: operation };
@@ -455,11 +582,13 @@ mod tests {
     fn a_process_of_nobody_any_more_is_looked_at_as_long_as_it_is_there() {
         let mut parent = Command::new("sh").args(["-c", "sleep 60 & echo $!"]).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
-        std::io::BufRead::read_line(&mut std::io::BufReader::new(parent.stdout.take().unwrap()), &mut line).unwrap();
+        BufReader::new(parent.stdout.take().unwrap()).read_line(&mut line).unwrap();
         parent.wait().unwrap();
         let left: i32 = line.trim().parse().unwrap();
         let found = |others: &[i32]| {
-            Family::default().all(&others.iter().copied().collect()).unwrap().contains(&(left.to_string(), left))
+            let mut family = Family::default();
+            assert!(family.look(&others.iter().copied().collect()).unwrap());
+            family.known.get(&left.to_string()).is_some_and(|threads| threads.contains_key(&left))
         };
         assert!(!found(&[]) && found(&[left]));
         rustix::process::kill_process(rustix::process::Pid::from_raw(left).unwrap(), rustix::process::Signal::KILL)

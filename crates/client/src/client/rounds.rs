@@ -430,11 +430,11 @@ impl Rounds {
             return false;
         }
         let family = state.has_family();
-        let found = state.look(client, family);
+        let (found, family_sleeps) = state.look(client, family, family && waited <= FAMILYS_PATIENCE);
         let outside = match found {
             Found::Running if waited > PATIENCE => true,
             Found::Running => return false,
-            found if family && waited <= FAMILYS_PATIENCE && !state.family_sleeps(client, found) => return false,
+            _ if !family_sleeps => return false,
             found => found == Found::Outside,
         };
         if self.arriving.load(SeqCst) > 0 {
@@ -541,25 +541,25 @@ impl State {
         !self.relatives.is_empty() || has_children()
     }
 
-    fn look(&mut self, client: &Client, family: bool) -> Found {
+    /// What the threads do; and if the `relatives` are looked at, too, whether they only wait: for us, or for each other.
+    fn look(&mut self, client: &Client, family: bool, relatives: bool) -> (Found, bool) {
         let ours = self.watch.into_iter().chain([this_thread()]);
         let skip = self.asking.iter().copied().chain(ours).collect();
         let kicked = |pause: &Pause| pause.state == Paused::Over && matches!(pause.kick, Kick::Signal(_));
         if self.paused.values().any(kicked) {
-            return Found::Running;
+            return (Found::Running, false);
         }
         // Messages of another process count as coming from outside.
         let paused = self.paused.keys().filter(|_| !family);
         let inside = paused.chain(&self.serving).copied().collect();
-        self.threads.look(&skip, &inside).unwrap_or_else(|error| client.blind(error))
-    }
-
-    /// Whether the other processes, too, only wait: for us, or for each other. Here was `found` what the threads do.
-    fn family_sleeps(&mut self, client: &Client, found: Found) -> bool {
         let others: BTreeSet<i32> = self.relatives.keys().copied().collect();
-        self.family.look(&others).unwrap_or_else(|error| client.blind(error))
-            && self.look(client, true) == found
-            && self.family.has_slept(&others).unwrap_or_else(|error| client.blind(error))
+        let first = || if relatives { self.family.look(&others) } else { Ok(true) };
+        let (found, looked) =
+            self.threads.look_around(&skip, &inside, first).unwrap_or_else(|error| client.blind(error));
+        if !relatives || !looked || found == Found::Running {
+            return (found, looked);
+        }
+        (found, self.family.has_slept().unwrap_or_else(|error| client.blind(error)))
     }
 
     /// Sends what was said, to those who hear it.
