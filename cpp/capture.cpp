@@ -274,6 +274,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   std::vector<uint64_t> own_read;
   own_key.swap(key);
   own_read.swap(read);
+  const OperatorCall call;
   Span computing;
   if (timed) computing.begin();
   bool answered = !computes && values.answer(op, schema, *definition, *stack);

@@ -22,6 +22,25 @@ class Inside {
   ~Inside() { inside--; }
 };
 
+// A call of an operator, whether it runs or is answered for.
+class OperatorCall {
+ public:
+  OperatorCall() {
+    begun_++;
+    depth_++;
+  }
+  ~OperatorCall() { depth_--; }
+  OperatorCall(const OperatorCall&) = delete;
+  OperatorCall& operator=(const OperatorCall&) = delete;
+
+  // The number of the thread's last one, from 1, if it is within one; else 0.
+  static uint64_t running() { return depth_ > 0 ? begun_ : 0; }
+
+ private:
+  static inline thread_local uint64_t begun_ = 0;
+  static inline thread_local int depth_ = 0;
+};
+
 // How many operators this thread is running that are written down when they have returned.
 inline thread_local int operators = 0;
 
@@ -190,6 +209,8 @@ struct Launches {
   void (*graph_resume)(uint32_t graph, uint32_t stream);
   void (*host_function)(uint32_t stream);
   void (*number)(uint64_t number);
+  // Within an operator: which one of the thread it is, from 1; else 0.
+  uint64_t (*running_operator)();
 };
 
 inline constexpr Launches launches{
@@ -219,6 +240,7 @@ inline constexpr Launches launches{
     [](uint32_t graph, uint32_t stream) { write_kind(kResumption, graph, stream); },
     [](uint32_t stream) { write_entry(kHostFunction, stream); },
     number_next,
+    OperatorCall::running,
 };
 
 }  // namespace uniference
