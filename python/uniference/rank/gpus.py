@@ -39,6 +39,7 @@ def _attach(channel: Channel, own: int, gpus: Sequence[Mapping[str, Any]]) -> No
             f"simulated GPUs require Uniference's C++ library for torch {torch.__version__}, which was not built\n"
             "hint: install g++ and run `make setup` again, or install a wheel that was built for this version of torch"
         )
+    _turn_flight_recorder_off()
     link, communication = library.device_link(channel), library.communication(channel, values.limit())
     _native.attach_gpus(own, gpus, link, communication)
     process = ctypes.CDLL(None)
@@ -54,6 +55,12 @@ def _attach(channel: Channel, own: int, gpus: Sequence[Mapping[str, Any]]) -> No
     hints.held_on_gpu = library.held_on_gpu
     if capture.UNLIMITED in os.environ:
         process.uniference_phantom_lend()
+
+
+def _turn_flight_recorder_off() -> None:
+    """It reads the clock in each collective, for which all threads of the rank would have to wait. Who asks for it has it."""
+    if not {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"} & os.environ.keys():
+        os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
 
 
 def _address(process: ctypes.CDLL, name: str) -> int:
