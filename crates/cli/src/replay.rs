@@ -57,13 +57,25 @@ impl ReplayedArgs {
         <Plain as clap::Parser>::parse_from(words).replayed
     }
 
+    /// The first argument; of a program record, the folder that it is in.
+    fn folder(&self) -> PathBuf {
+        match self.run.parent() {
+            Some(folder) if self.run.ends_with(RECORD) && self.run.is_file() => match folder.as_os_str().is_empty() {
+                true => PathBuf::from("."),
+                false => folder.to_owned(),
+            },
+            _ => self.run.clone(),
+        }
+    }
+
     /// What the first argument names.
     pub(super) fn find(&self, argv: &[OsString], output: impl Fn(&OsStr) -> Output) -> Result<Replayed, HostError> {
-        let prefix = match self.run.is_dir() {
-            true if has_traces(&self.run) && !self.run.join(RECORD).exists() => self.run.join(PREFIX),
+        let run = self.folder();
+        let prefix = match run.is_dir() {
+            true if has_traces(&run) && !run.join(RECORD).exists() => run.join(PREFIX),
             true => {
                 return Ok(Replayed::Record(Replay {
-                    run: self.run.clone(),
+                    run,
                     cluster: self.cluster.options(),
                     compute: self.compute.options(),
                     arrangement: None,
@@ -73,7 +85,7 @@ impl ReplayedArgs {
                     output: output("replay".as_ref()),
                 }));
             }
-            false => self.run.clone(),
+            false => run,
         };
         if self.compute.is_given() {
             return Err(HostError::Usage(format!(

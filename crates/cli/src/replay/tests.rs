@@ -68,6 +68,15 @@ fn a_program_that_read_the_clock_might_have_gone_another_way_elsewhere() {
 }
 
 #[test]
+fn a_run_may_be_named_by_its_record() {
+    let toml = Flags { ranks: 1, bandwidth: None, latency: None, slowdown: vec![] }.to_toml().unwrap();
+    let dir = record(&[vec![]], &toml);
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let exit = run(&["replay", &path(RECORD), "--out", &path("again")]).unwrap();
+    assert_eq!((exit, Path::new(&path("again")).join(REPORT).exists()), (Exit::Ok, true));
+}
+
+#[test]
 fn rates_without_an_effect_are_said() {
     let work = |origin| Work::new(SimDuration::from_us(1_000), origin);
     let toml = "[[device]]\nname = \"orin\"\npeak_flops = \"1 TFLOPS\"\nmemory_bandwidth = \"1 GB/s\"\n[network]\n";
