@@ -38,6 +38,8 @@ class Link(ctypes.Structure):
         ("copy", function(None, u32, u32, u64, u32)),
         ("record", function(None, u32, u32)),
         ("wait_event", function(None, u32, u32)),
+        ("external_record", function(None, u32, u32)),
+        ("external_wait", function(None, u32, u32)),
         ("capture", function(None, u32, u32)),
         ("graph_launch", function(None, u32, u32)),
         ("captured_call", function(None, u32, u32)),
