@@ -5,9 +5,11 @@ which the rows are taken that tests/programs/vllm_serve.py and sglang_server.py 
 GPUs, with as many requests at any time as `batch` says. Each point is a run of its own, and is not run again once it is there. A report,
 never a gate.
 
-The load is that of the tools that are published beside the measurements, aiconfigurator's `genai_perf_runner.py`, `benchmark/vllm.rule` and
-`benchmark/sglang.rule`: as many prompts at once as requests run at any time, twice as many of them in all to warm up, then ten times as
-many after those have ended; and the tokens of a step are those of a prompt and 1,500, for vLLM one for each request besides.
+The load is that of the tools that are published beside the measurements, aiconfigurator's `genai_perf_runner.py` and
+`benchmark/vllm.rule`: as many prompts at once as requests run at any time, twice as many of them in all to warm up, then ten times as
+many after those have ended; for vLLM the tokens of a step are those of a prompt, one for each request, and 1,500. `benchmark/sglang.rule`
+says the same of SGLang, but its rows do not fit that: 16 prompts of 1,024 tokens have their first tokens after as long as all of them
+take together. So they are computed at once here, up to 16,384 tokens, which is SGLang's default.
 """
 
 import argparse
@@ -29,6 +31,8 @@ PROGRAMS = ROOT / "tests" / "programs"
 SYNCHRONOUS = ("vllm-0.12.0",)
 # In multiples of the requests at any time: those before, and those that count. Tokens of a step besides those of a prompt.
 WARM_UP, WAVES, SPARE = 2, 10, 1500
+# Tokens of SGLang's prompts that are computed at once.
+PREFILL = 16384
 METRICS = {"TTFT_ms": "ttft_ms", "TPOT_ms": "tpot_ms", "E2E_ms": "end_to_end_ms"}
 
 CLUSTER = """\
@@ -158,7 +162,7 @@ class SGLANG:
         served: list[object] = ["qwen3-32b", "--tensor-parallel", point.gpus, "--concurrency", point.concurrency]
         served += ["--warmup", WARM_UP * point.concurrency, "--count", WAVES * point.concurrency]
         served += ["--input", point.input, "--output", point.output, "--max-model-len", 8192]
-        server = ["--max-prefill-tokens", point.input + SPARE, "--enable-mixed-chunk"]
+        server = ["--max-prefill-tokens", PREFILL, "--chunked-prefill-size", PREFILL]
         server += ["--max-running-requests", point.concurrency, "--cuda-graph-max-bs-decode", point.concurrency]
         return served + [f"--server={word}" for word in server] + (["--graphs"] if words.graphs else [])
 
