@@ -93,12 +93,12 @@ def serve(point: Point, words: argparse.Namespace) -> dict[str, float] | None:
         folder.mkdir(parents=True, exist_ok=True)
         cluster = folder / "cluster.toml"
         cluster.write_text(CLUSTER.format(gpus=point.gpus))
-        simulated = ["--cluster", cluster, "--cuda", "--compute", "model", "--values", "small", "--fold", words.fold]
+        simulated = ["--cluster", cluster, "--cuda", "--compute", "model", "--values", "small"]
         simulated += ["--host-time", words.host_time] if words.host_time else []
         simulated += ["--device-db", words.device_db.resolve()] if words.device_db else []
         interpreter, program = ROOT / stack.environment / "bin" / "python", PROGRAMS / stack.program
         command = [interpreter, "-m", "uniference", "run", *simulated, "--out", folder / "run"]
-        command += [*stack.options(point), program, *stack.served(point, folder, words)]
+        command += [*stack.options(point, words), program, *stack.served(point, folder, words)]
         with (folder / "log").open("w") as log:
             done = subprocess.run([str(word) for word in command], stdout=log, stderr=subprocess.STDOUT, cwd=folder)
         if done.returncode:
@@ -118,8 +118,8 @@ class VLLM:
         return ["synchronous" if point.framework in SYNCHRONOUS else "asynchronous"]
 
     @staticmethod
-    def options(point: Point) -> list[object]:
-        return []
+    def options(point: Point, words: argparse.Namespace) -> list[object]:
+        return ["--fold", words.fold]
 
     @staticmethod
     def served(point: Point, folder: Path, words: argparse.Namespace) -> list[object]:
@@ -154,7 +154,7 @@ class SGLANG:
         return [point.framework]
 
     @staticmethod
-    def options(point: Point) -> list[object]:
+    def options(point: Point, words: argparse.Namespace) -> list[object]:
         return ["--one-program"] if point.gpus > 1 else []
 
     @staticmethod
