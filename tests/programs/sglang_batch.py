@@ -11,10 +11,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-import sglang_model
+import sglang_model  # noqa: F401  (first of all)
 from sglang.benchmark import one_batch
 from sglang.srt.server_args import PortArgs, ServerArgs
 from sglang.srt.utils import custom_op
+from shapes import SHAPES
 from tokenizers import Tokenizer, models
 
 # Called directly, its operators are kernels that nobody knows the tensors of; so it calls them through torch, as under a profiler.
@@ -22,7 +23,7 @@ custom_op._profiling = lambda: True
 
 
 def write_model(folder: Path, shape: str) -> None:
-    (folder / "config.json").write_text(json.dumps(sglang_model.SHAPES[shape]))
+    (folder / "config.json").write_text(json.dumps(SHAPES[shape]))
     Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>")).save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
 
@@ -44,7 +45,7 @@ def rank_of_several() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("shape", nargs="?", default="tiny", choices=sglang_model.SHAPES)
+    parser.add_argument("shape", nargs="?", default="tiny", choices=SHAPES)
     parser.add_argument("--graphs", action="store_true", help="decode by CUDA graphs; else all is eager")
     arguments, others = parser.parse_known_args()
     ranks = int(os.environ["WORLD_SIZE"])

@@ -12,12 +12,13 @@ import sys
 from pathlib import Path
 
 import servers
-import sglang_model
+import sglang_model  # noqa: F401  (the server finds its environment)
+from shapes import SHAPES
 
 
 def write_model(folder: str, shape: str) -> None:
     """Its configuration and a tokenizer."""
-    config = sglang_model.SHAPES[shape] | {"bos_token_id": 1, "eos_token_id": 1}
+    config = SHAPES[shape] | {"bos_token_id": 1, "eos_token_id": 1}
     Path(folder, "config.json").write_text(json.dumps(config))
     servers.write_tokenizer(folder, config["vocab_size"])
 
@@ -60,7 +61,7 @@ def apart(prompts: bool, bootstrap: int) -> tuple[list[str], dict[str, str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("shape", nargs="?", default="tiny", choices=sglang_model.SHAPES)
+    parser.add_argument("shape", nargs="?", default="tiny", choices=SHAPES)
     parser.add_argument("--graphs", action="store_true", help="launch decode steps as CUDA graphs")
     parser.add_argument(
         "--server", action="append", default=[], metavar="OPTION", help="what the server is told besides: --server=--x"

@@ -1,4 +1,4 @@
-"""Owns what the programs with vLLM share: the environment that vLLM finds, shapes of models, and the arguments of its engine.
+"""Owns what the programs with vLLM share: the environment that vLLM finds, the folders of models, and the arguments of its engine.
 
 Imported before vLLM. Each rank is a worker of vLLM's `external_launcher`, as under torchrun, with its engine in its own process; weights
 are dummies, so a model is no more than its `config.json`.
@@ -11,6 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from shapes import SHAPES
+
 # What a user of simulated GPUs sets, before vLLM is imported.
 os.environ.update(
     VLLM_ENABLE_V1_MULTIPROCESSING="0",
@@ -20,45 +22,6 @@ os.environ.update(
     VLLM_ALLREDUCE_USE_FLASHINFER="0",
     VLLM_NO_USAGE_STATS="1",
 )
-
-_LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-}
-
-SHAPES: dict[str, dict[str, Any]] = {
-    "tiny": _LLAMA
-    | {
-        "hidden_size": 256,
-        "intermediate_size": 512,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 1024,
-    },
-    "8b": _LLAMA
-    | {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
-    "qwen3-32b": {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "hidden_size": 5120,
-        "intermediate_size": 25600,
-        "num_hidden_layers": 64,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "vocab_size": 151936,
-        "max_position_embeddings": 40960,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-    },
-    "70b": _LLAMA
-    | {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64},
-}
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -73,7 +36,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 def kept(shape: str) -> Path:
     """The folder of a model, which stays: what vLLM has compiled for one that lies elsewhere it compiles again, also in another rank."""
-    config = json.dumps(SHAPES[shape] | {"dtype": "bfloat16", "tie_word_embeddings": False})
+    config = json.dumps(SHAPES[shape])
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = caches / "uniference" / "models" / shape
     folder.mkdir(parents=True, exist_ok=True)

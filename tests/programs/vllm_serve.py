@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 import vllm_model
+from shapes import SHAPES
 from torch.cuda import nvtx
 from vllm import EngineArgs, SamplingParams
 from vllm.distributed.parallel_state import get_world_group
@@ -183,7 +184,7 @@ def draw(count: int, words: argparse.Namespace) -> list[Request]:
     """Requests with distinct prompts: with prefix caching, too, none finds its prompt in the cache."""
     # Arrivals and lengths are the same whatever else is drawn.
     gaps, lengths, texts = (random.Random(f"{words.seed} {name}") for name in ("gaps", "lengths", "texts"))
-    vocabulary, arrival, requests = vllm_model.SHAPES[words.shape]["vocab_size"], 0.0, []
+    vocabulary, arrival, requests = SHAPES[words.shape]["vocab_size"], 0.0, []
     for number in range(count):
         arrival += gaps.expovariate(words.rate) if words.rate else 0.0
         prompt, output = (drawn(lengths, mean, words.spread) for mean in (words.input, words.output))
@@ -193,7 +194,7 @@ def draw(count: int, words: argparse.Namespace) -> list[Request]:
 
 def listed(file: Path, words: argparse.Namespace) -> list[Request]:
     """The requests of a table, with prompts that are drawn."""
-    texts, vocabulary = random.Random(f"{words.seed} texts"), vllm_model.SHAPES[words.shape]["vocab_size"]
+    texts, vocabulary = random.Random(f"{words.seed} texts"), SHAPES[words.shape]["vocab_size"]
     with file.open(newline="") as rows:
         return [
             Request(

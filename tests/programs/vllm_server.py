@@ -13,6 +13,7 @@ from pathlib import Path
 
 import servers
 import vllm_model
+from shapes import SHAPES
 
 # A forked engine could not be told apart from the rank's own process.
 os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
@@ -24,8 +25,7 @@ VLLM = (sys.executable, "-m", "vllm.entrypoints.cli.main")
 
 def write_model(folder: str, shape: str) -> None:
     """Its configuration and a tokenizer."""
-    tokens = {"dtype": "bfloat16", "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 1}
-    config = vllm_model.SHAPES[shape] | tokens
+    config = SHAPES[shape] | {"bos_token_id": 1, "eos_token_id": 1}
     Path(folder, "config.json").write_text(json.dumps(config))
     servers.write_tokenizer(folder, config["vocab_size"])
 
