@@ -9,7 +9,7 @@ The load is that of the tools that are published beside the measurements, aiconf
 `benchmark/vllm.rule`: as many prompts at once as requests run at any time, twice as many of them in all to warm up, then ten times as
 many after those have ended; for vLLM the tokens of a step are those of a prompt, one for each request, and 1,500. `benchmark/sglang.rule`
 says the same of SGLang, but its rows do not fit that: 16 prompts of 1,024 tokens have their first tokens after as long as all of them
-take together. So they are computed at once here, up to 16,384 tokens, which is SGLang's default.
+take together. As many as fit 16,384 tokens are computed at once here, which is an inference from the rows.
 """
 
 import argparse
@@ -60,6 +60,10 @@ class Point:
     concurrency: int
 
     @property
+    def stack(self) -> str:
+        return self.framework.partition("-")[0]
+
+    @property
     def name(self) -> str:
         return f"{self.framework} TP{self.gpus} {self.input}+{self.output} x{self.concurrency}"
 
@@ -86,7 +90,7 @@ def points(path: Path) -> dict[Point, dict[str, float]]:
 
 def serve(point: Point, words: argparse.Namespace) -> dict[str, float] | None:
     """Simulates it: the means of its requests. None if the run has failed."""
-    stack = VLLM if point.framework.startswith("vllm") else SGLANG
+    stack = STACKS[point.stack]
     how = [words.graphs or "eager", *stack.how(point)]
     folder: Path = words.out / f"tp{point.gpus}-{point.input}-{point.output}-c{point.concurrency}-{'-'.join(how)}"
     if words.again or not (folder / "done").exists():
@@ -174,6 +178,9 @@ class SGLANG:
         return {"TTFT_ms": first, "TPOT_ms": each, "E2E_ms": first + (point.output - 1) * each}
 
 
+STACKS: dict[str, type[VLLM] | type[SGLANG]] = {"vllm": VLLM, "sglang": SGLANG}
+
+
 def compare(found: dict[Point, dict[str, float]], words: argparse.Namespace) -> Iterator[Row]:
     """The rows of each point as soon as it has been simulated."""
     for point, measured in sorted(found.items()):
@@ -219,7 +226,7 @@ def report(rows: Iterable[Row]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table", type=Path, help="published measurements")
-    parser.add_argument("--framework", default="vllm", help="what it was measured with: vllm (default) or sglang")
+    parser.add_argument("--framework", default="vllm", choices=STACKS, help="what it was measured with (default vllm)")
     parser.add_argument("--gpus", type=int, nargs="+", help="only with so many GPUs")
     parser.add_argument("--concurrency", type=int, nargs="+", help="only so many requests at any time")
     parser.add_argument("--input", type=int, nargs="+", help="only prompts of so many tokens")
@@ -232,12 +239,14 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="only list the points and what was measured")
     parser.add_argument("--out", type=Path, default=ROOT / "uniference-out" / "accuracy-serving", help="runs")
     words = parser.parse_args()
+    if words.framework == "sglang" and words.fold != "off":
+        parser.error("--fold needs ranks that are programs of their own: SGLang's server is one program")
     words.out = words.out.resolve()
     wanted = {name: getattr(words, name) for name in ("gpus", "concurrency", "input", "output")}
     found = {
         point: measured
         for point, measured in points(words.table).items()
-        if point.framework.startswith(words.framework)
+        if point.stack == words.framework
         and all(only is None or getattr(point, name) in only for name, only in wanted.items())
     }
     if words.list:

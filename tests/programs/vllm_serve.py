@@ -312,6 +312,13 @@ def arguments() -> argparse.Namespace:
     words = parser.parse_args()
     if words.drain and not words.concurrency:
         parser.error("--drain needs --concurrency: an open loop does not wait for what has ended")
+    drawn = [
+        name
+        for name in ("count", "warmup", "input", "output", "spread")
+        if getattr(words, name) != parser.get_default(name)
+    ]
+    if words.arrivals and drawn:
+        parser.error(f"--{drawn[0]} says what to draw: with --arrivals the table says which requests there are")
     return words
 
 
