@@ -18,8 +18,6 @@ os.environ.update(
     VLLM_ENABLE_V1_MULTIPROCESSING="0",
     VLLM_USE_V2_MODEL_RUNNER="0",
     VLLM_USE_FLASHINFER_SAMPLER="0",
-    VLLM_ALLREDUCE_USE_SYMM_MEM="0",
-    VLLM_ALLREDUCE_USE_FLASHINFER="0",
     VLLM_NO_USAGE_STATS="1",
 )
 
@@ -58,7 +56,5 @@ def engine(words: argparse.Namespace) -> dict[str, Any]:
         "compilation_config": {} if words.graphs is None else {"cudagraph_mode": words.graphs},
         "tensor_parallel_size": ranks,
         "distributed_executor_backend": "external_launcher" if ranks > 1 else None,
-        # It would use memory of other ranks' GPUs, which is not simulated; NCCL does the same.
-        "disable_custom_all_reduce": True,
         "seed": 0,
     }

@@ -475,6 +475,7 @@ pub(crate) mod tests {
             reduce: None,
             root: None,
             shape: Shape::Even(elements),
+            kernel: None,
         };
         Call { group: GroupId(0), op: CallOp::Collective(collective) }
     }

@@ -51,6 +51,7 @@ fn requests() -> Vec<Request> {
         reduce: Some(ReduceOp::Sum),
         root: None,
         shape: Shape::Even(250_000),
+        kernel: None,
     });
     let mut requests = vec![Request::JoinGroup { ranks: (0..RANKS).map(RankId).collect(), sequence: 0 }];
     let mut handle = 0;

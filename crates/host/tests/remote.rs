@@ -222,6 +222,7 @@ fn run_rank(rank: u32, driver: SocketAddr) {
             reduce: Some(ReduceOp::Sum),
             root: None,
             shape: Shape::Even(count as u64),
+            kernel: None,
         };
         let memory = [region(&mut data)];
         let call = Blocking { op, input: Some(&memory), output: &memory, timeout: None, site: "a.py:1" };

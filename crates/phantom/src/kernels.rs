@@ -1,14 +1,16 @@
 //! Owns the kernels that programs know: those that libraries register when they are loaded, by addresses of functions of the host, and those of
-//! modules that are loaded later, by handles. What a kernel computes is nobody's business here; what it needs decides where it fits.
+//! modules that are loaded later, by handles. What a kernel computes is nobody's business here, unless it communicates ([`crate::peers`]); what it
+//! needs decides where it fits.
 
 mod modules;
 
 use crate::device::{self, Architecture, BLOCK, GRID, SHARED_OF_BLOCK, THREADS_OF_BLOCK};
 use crate::errors::{INVALID_CONFIGURATION, INVALID_DEVICE_FUNCTION, INVALID_VALUE, Status};
+use crate::peers::Peers;
 use crate::streams::{self, Handle, Name, Shape};
 pub(crate) use modules::{function, load, names, unload, variable};
 use std::collections::BTreeMap;
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -28,6 +30,8 @@ pub(crate) struct Kernel {
     pub(crate) needs: Needs,
     /// Bytes of shared memory that a launch may ask for.
     dynamic_limit: AtomicU32,
+    /// What it does, if it communicates.
+    peers: Option<Peers>,
 }
 
 /// What a kernel needs to run.
@@ -96,14 +100,28 @@ pub(crate) fn find(function: usize) -> Result<Arc<Kernel>, Status> {
     Ok(kernel)
 }
 
+/// What a kernel is called with: an address for each argument.
+pub(crate) type Arguments = *const *const c_void;
+
 /// Has a kernel start on a stream.
-pub(crate) fn launch(function: usize, grid: Dim3, block: Dim3, shared: usize, stream: Handle) -> Result<(), Status> {
+pub(crate) fn launch(
+    function: usize,
+    grid: Dim3,
+    block: Dim3,
+    shared: usize,
+    stream: Handle,
+    arguments: Arguments,
+) -> Result<(), Status> {
     let kernel = find(function)?;
     if !grid.is_within(GRID) || !block.is_within(BLOCK) || block.volume() > u64::from(THREADS_OF_BLOCK) {
         return Err(INVALID_CONFIGURATION);
     }
     if shared > kernel.dynamic_limit() as usize {
         return Err(INVALID_VALUE);
+    }
+    // SAFETY: who launches a kernel passes its arguments.
+    if let Some(launched) = kernel.peers.and_then(|peers| unsafe { peers.launch(&kernel.name, arguments, stream) }) {
+        return launched;
     }
     let array = |size: Dim3| [size.x, size.y, size.z];
     let Needs { registers, shared: own, .. } = kernel.needs;
@@ -115,7 +133,8 @@ pub(crate) fn launch(function: usize, grid: Dim3, block: Dim3, shared: usize, st
 impl Kernel {
     fn new(name: &CStr, needs: Needs) -> Kernel {
         let text = Name::new(&name.to_string_lossy());
-        Kernel { name: Arc::new(text), text: name.into(), needs, dynamic_limit: AtomicU32::new(0) }
+        let peers = Peers::of(text.text());
+        Kernel { name: Arc::new(text), text: name.into(), needs, dynamic_limit: AtomicU32::new(0), peers }
     }
 
     /// Bytes of shared memory that a launch may ask for: 48 KiB with what the kernel has itself, more if it has opted in.

@@ -17,6 +17,7 @@
 
 mod arrivals;
 mod attach;
+mod calls;
 mod cublas;
 mod cublaslt;
 mod cudnn;
@@ -37,6 +38,7 @@ mod missing;
 mod nccl;
 mod nvml;
 mod others;
+mod peers;
 mod runtime;
 mod streams;
 mod unimplemented;

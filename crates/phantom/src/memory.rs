@@ -3,6 +3,7 @@
 
 mod physical;
 mod ranges;
+mod shared;
 mod sparse;
 
 use crate::device;
@@ -13,6 +14,7 @@ pub(crate) use physical::{
 };
 use ranges::Ranges;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+pub(crate) use shared::{MemHandle, close, export, open, rank_of};
 use sparse::Owner;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -85,6 +87,8 @@ struct Memory {
     last_physical: u64,
     /// Handles of what is mapped, by address.
     mapped: BTreeMap<usize, u64>,
+    /// What other processes have handed out, by address.
+    opened: BTreeMap<usize, shared::Opened>,
 }
 
 /// The memory of a device.
@@ -95,6 +99,8 @@ struct Pool {
     ranges: Ranges,
     /// Granules that small allocations share, by address.
     shared: BTreeMap<usize, Ranges>,
+    /// What other processes may map, by address.
+    exported: BTreeMap<usize, shared::Exported>,
     /// What programs may have.
     bytes: u64,
     /// The size of the last request that was beyond it; 0: one has fitted since.
@@ -140,6 +146,8 @@ pub(crate) enum Kind {
     Reserved,
     /// Mapped into reserved addresses.
     Mapped,
+    /// Another process's.
+    Opened,
 }
 
 struct Pinned {
@@ -204,7 +212,7 @@ pub(crate) fn free(at: usize) -> Result<(), Status> {
     match block.kind {
         Kind::Small => pool.put_small(at, block.bytes),
         Kind::Plain | Kind::Managed => pool.put(at, block.bytes),
-        Kind::Reserved | Kind::Mapped => return Err(INVALID_VALUE),
+        Kind::Reserved | Kind::Mapped | Kind::Opened => return Err(INVALID_VALUE),
     }
     if block.is_pooled {
         pool.pooled.now -= block.bytes as u64;
@@ -353,15 +361,20 @@ pub(crate) fn set(at: usize, value: &[u8], count: usize) -> Result<(), Status> {
 fn check(at: usize, bytes: usize) -> Result<Owner, Status> {
     let mut memory = lock();
     let Ok(memory) = memory.devices() else { return Ok(Owner::Program) };
-    let mut next = at;
+    let (mut next, mut owner) = (at, Owner::Us);
     while next < at + bytes {
         match memory.place(next) {
             Place::Device { kind: Kind::Reserved, .. } | Place::Nowhere => return Err(INVALID_VALUE),
-            Place::Device { start, bytes, .. } => next = start + bytes,
+            Place::Device { start, bytes, .. } => {
+                if memory.is_shared(next) {
+                    owner = Owner::Shared;
+                }
+                next = start + bytes;
+            }
             Place::Pinned { .. } | Place::Host => return Ok(Owner::Program),
         }
     }
-    Ok(Owner::Us)
+    Ok(owner)
 }
 
 impl Memory {
@@ -389,6 +402,7 @@ impl Pool {
             is_mapped: false,
             ranges,
             shared: BTreeMap::new(),
+            exported: BTreeMap::new(),
             bytes,
             refused: 0,
             used: Level::default(),
@@ -424,6 +438,7 @@ impl Pool {
 
     fn put(&mut self, at: usize, bytes: usize) {
         withdraw(at, bytes);
+        self.exported.remove(&at);
         self.ranges.put(at, bytes);
         self.used.now -= bytes as u64;
     }
@@ -485,6 +500,7 @@ impl Guard {
                 physical: BTreeMap::new(),
                 last_physical: 0,
                 mapped: BTreeMap::new(),
+                opened: BTreeMap::new(),
             }
         }))
     }

@@ -5,16 +5,15 @@
 
 mod buffers;
 
-use crate::arrivals::{self, Arrival};
 use crate::attach::communication;
-use crate::errors::INVALID_VALUE;
+use crate::calls::{self, Finish, Pending, Prepared, Refused, moves_values, of_world};
 use crate::exports::{Items, Out, Put, exports};
-use crate::streams::{self, Handle, Moved};
+use crate::streams::{Handle, Moved};
 use crate::unimplemented::warn;
-use crate::{cupti, device, memory};
+use crate::{arrivals, device};
 use buffers::Buffers;
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -101,42 +100,6 @@ type Of<'a> = Option<&'a Communicator>;
 thread_local! {
     /// How deep the thread is in groups of calls, and the calls of the outermost.
     static GROUP: RefCell<(u32, Vec<Pending>)> = const { RefCell::new((0, Vec::new())) };
-
-    /// How deep it is in communication that moves sizes and no data, of whatever type.
-    static WITHHELD: Cell<c_int> = const { Cell::new(0) };
-}
-
-exports! {
-    /// What this thread communicates moves no data until it says -1: `cpp/mirror.h` knows types that NCCL does not tell apart.
-    fn uniference_phantom_withhold(change: c_int) { WITHHELD.set(WITHHELD.get() + change); }
-}
-
-/// A call that waits for the end of its group.
-struct Pending {
-    call: Prepared,
-    stream: Handle,
-    /// The communicator's, whose default streams are meant.
-    device: usize,
-}
-
-/// A call that can be made, once or whenever a graph is launched.
-#[derive(Clone)]
-struct Prepared {
-    call: Call,
-    output: (usize, u64),
-    finish: Finish,
-    /// Elements of the input are multiplied by this first.
-    factor: Option<f64>,
-    /// The root of a broadcast out of place has its own data.
-    own: Option<Moved>,
-}
-
-/// What is done with an output once it is there.
-#[derive(Clone, Copy)]
-struct Finish {
-    dtype: u32,
-    /// Elements are divided by this.
-    divide: Option<f64>,
 }
 
 exports! {
@@ -240,7 +203,7 @@ exports! {
             *depth -= 1;
             Some(if *depth == 0 { std::mem::take(calls) } else { Vec::new() })
         });
-        calls.map_or(INVALID_USAGE, issue)
+        calls.map_or(INVALID_USAGE, hand_over)
     }
 
     fn ncclAllReduce(from: usize, to: usize, count: usize, dtype: c_int, op: c_int, communicator: Of, stream: Handle) -> Status {
@@ -325,7 +288,7 @@ impl Asked {
             LACKS_MEMORY.store(true, Relaxed);
             return UNHANDLED_CUDA_ERROR;
         }
-        let has_values = !link.is_large(self.count as u64, self.dtype) && WITHHELD.get() == 0;
+        let has_values = moves_values(link, self.count as u64, self.dtype);
         let call = Call {
             operation: self.operation as u32,
             group: communicator.group,
@@ -340,12 +303,13 @@ impl Asked {
             stream: 0,
             first: 1,
             number: 0,
+            kernel: 0,
         };
         let copies = has_values && self.operation == Broadcast && is_root && self.from != self.to;
         let own = copies.then(|| Moved::line(self.to, self.from, call.input_bytes as usize));
         let output = if receives { (self.to, bytes(self.parts[1])) } else { (0, 0) };
         let finish = Finish { dtype: self.dtype as u32, divide: (self.op == Some(4)).then_some(members as f64) };
-        let call = Prepared { call, output, finish, factor: factor.filter(|_| has_values), own };
+        let call = Prepared { call, output, finish, factor: factor.filter(|_| has_values), own, peers: None };
         let pending = Pending { call, stream, device: communicator.device };
         let alone = GROUP.with_borrow_mut(|(depth, calls)| {
             if *depth > 0 {
@@ -354,109 +318,16 @@ impl Asked {
             }
             Some(pending)
         });
-        alone.map_or(SUCCESS, |pending| issue(vec![pending]))
+        alone.map_or(SUCCESS, |pending| hand_over(vec![pending]))
     }
 }
 
-/// Hands calls over that start together: now, or whenever the graph is launched into which their streams are captured.
-fn issue(calls: Vec<Pending>) -> Status {
-    let Some(device) = calls.first().map(|pending| pending.device) else { return SUCCESS };
-    let streams: Vec<Handle> = calls.iter().map(|pending| pending.stream).collect();
-    let prepared = || calls.iter().map(|pending| pending.call.clone()).collect::<Vec<_>>();
-    let captured = device::on(device, || {
-        streams::capture_calls(&streams, || {
-            let prepared = prepared();
-            Box::new(move |streams| make(&prepared, streams))
-        })
-    });
-    match captured {
-        Ok(Some(())) => return SUCCESS,
-        Ok(None) => {}
-        Err(_) => return INVALID_USAGE,
+fn hand_over(calls: Vec<Pending>) -> Status {
+    match calls::issue(calls) {
+        Ok(()) => SUCCESS,
+        Err(Refused::Captured(_)) => INVALID_USAGE,
+        Err(Refused::Called(_)) => INVALID_ARGUMENT,
     }
-    let begin = |pending: &Pending| device::on(pending.device, || streams::begin(pending.stream));
-    let made = calls.iter().map(begin).collect::<Result<Vec<u32>, _>>().and_then(|on| make(&prepared(), &on));
-    made.map_or(INVALID_ARGUMENT, |()| SUCCESS)
-}
-
-/// Makes calls that start together, each on a stream of this number.
-fn make(calls: &[Prepared], streams: &[u32]) -> Result<(), crate::errors::Status> {
-    let Some(link) = communication() else { return Err(INVALID_VALUE) };
-    // Input is what the streams have come to.
-    streams.iter().for_each(|stream| arrivals::settle_stream(*stream));
-    let mut begun = BTreeSet::new();
-    for (Prepared { mut call, output, finish, factor, own }, stream) in to_others(calls, streams) {
-        if let Some(own) = own {
-            let _ = own.carry_out();
-        }
-        let scaled = factor.map(|factor| scaled(link, &call, factor));
-        if let Some(input) = &scaled {
-            call.input = input.as_ptr() as usize;
-        }
-        call.stream = stream;
-        call.first = u32::from(begun.insert(stream));
-        let handle = cupti::call(cupti::Domain::Runtime, "cudaLaunchKernelExC", || {
-            call.number = cupti::communicates(&kernel(&call, finish), streams::place(stream)).unwrap_or(0);
-            // SAFETY: what the call names is there.
-            Ok(unsafe { (link.issue)(&call) })
-        })?;
-        drop(scaled);
-        if handle == Communication::REFUSED {
-            return Err(INVALID_VALUE);
-        }
-        let (to, bytes) = if call.has_values == 0 { (0, 0) } else { output };
-        let arrival = Arrival { handle, group: call.group, to, bytes, dtype: finish.dtype, divide: finish.divide };
-        arrivals::expect(stream, arrival);
-    }
-    Ok(())
-}
-
-/// What profiles call an operation: as NCCL calls its kernels, without the algorithm and the protocol, which are the engine's choice.
-fn kernel(call: &Call, finish: Finish) -> String {
-    const REDUCTIONS: [&str; 4] = ["Sum", "Prod", "Max", "Min"];
-    const TYPES: [&str; 12] = ["i8", "u8", "i32", "u32", "i64", "u64", "f16", "f32", "f64", "bf16", "f8e4m3", "f8e5m2"];
-    let is = |operation: Operation| call.operation == operation as u32;
-    let name = match () {
-        () if is(Operation::AllReduce) => "AllReduce",
-        () if is(Operation::Reduce) => "Reduce",
-        () if is(Operation::ReduceScatter) => "ReduceScatter",
-        () if is(Operation::Broadcast) => return "ncclDevKernel_Broadcast".to_owned(),
-        () if is(Operation::AllGather) => return "ncclDevKernel_AllGather".to_owned(),
-        // All others are messages.
-        () => return "ncclDevKernel_SendRecv".to_owned(),
-    };
-    let reduction = if finish.divide.is_some() { "SumPostDiv" } else { REDUCTIONS[call.reduction as usize] };
-    format!("ncclDevKernel_{name}_{reduction}_{}", TYPES[call.dtype as usize])
-}
-
-/// Without messages of ranks to themselves, which are moved: the n-th that is sent to the n-th that is received. Each with its stream.
-fn to_others(calls: &[Prepared], streams: &[u32]) -> Vec<(Prepared, u32)> {
-    let own = |(prepared, _): &(Prepared, u32), operation: Operation| {
-        prepared.call.operation == operation as u32 && prepared.call.peer == prepared.call.me
-    };
-    let mut rest = Vec::new();
-    let all = calls.iter().cloned().zip(streams.iter().copied());
-    let (sends, others): (Vec<_>, Vec<_>) = all.partition(|call| own(call, Operation::Send));
-    let mut sent: VecDeque<(Prepared, u32)> = sends.into();
-    for received in others {
-        if !own(&received, Operation::Recv) {
-            rest.push(received);
-        } else if let Some((Prepared { call, .. }, _)) = sent.pop_front() {
-            let (to, room) = received.0.output;
-            if received.0.call.has_values != 0 {
-                let _ = memory::copy(to, call.input, call.input_bytes.min(room) as usize);
-            }
-        }
-    }
-    rest
-}
-
-/// A call's input, each element times a factor.
-fn scaled(link: &Communication, call: &Call, factor: f64) -> Vec<u8> {
-    let mut copy = vec![0; call.input_bytes as usize];
-    let _ = memory::copy(copy.as_mut_ptr() as usize, call.input, copy.len());
-    (link.scale)(call.dtype, copy.as_mut_ptr() as usize, copy.len() as u64, factor);
-    copy
 }
 
 impl Communicator {
@@ -548,11 +419,6 @@ fn meet(to: Out<*mut Communicator>, name: &str, size: c_int, rank: c_int) -> Sta
     let all = exchange(link, name, rank as usize, 0..size as usize, &mine);
     let members = all.iter().map(|said| Member { rank: u32::from_le_bytes(word(&said[..4])), host: word(&said[4..8]) });
     join(to, link, name.to_owned(), members.collect(), rank as usize)
-}
-
-/// Which rank the calling thread is in communicators.
-fn of_world(link: &Communication) -> u32 {
-    (link.rank)(device::number(device::current()) as u32)
 }
 
 fn join(to: Out<*mut Communicator>, link: &Communication, name: String, members: Vec<Member>, me: usize) -> Status {

@@ -242,6 +242,7 @@ impl Calls {
             reduce: matches!(kind, AllReduce | ReduceScatter).then_some(ReduceOp::Sum),
             root: None,
             shape: Shape::Even(count),
+            kernel: None,
         };
         let calls: Vec<_> = calls.into_iter().map(|(ranks, kind, count)| (ranks, collective(kind, count))).collect();
         Calls { calls: calls.into_iter(), next: None }

@@ -7,7 +7,7 @@
 use std::ffi::{c_char, c_int, c_void};
 
 /// Of this interface. Both sides refuse another one.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 
 /// The name of the function of the type [`Attach`].
 pub const ATTACH: &str = "uniference_phantom_attach";
@@ -245,6 +245,8 @@ pub struct Call {
     pub first: u32,
     /// As of [`Link::number`]; 0: nobody wants to know when it was.
     pub number: u64,
+    /// What carries it out: 0 is NCCL, 1 a kernel of the program's that reads other GPUs' memory in one shot, 2 one that does so in two.
+    pub kernel: u32,
 }
 
 /// How the library communicates. Functions block in virtual time where they say so.

@@ -464,6 +464,7 @@ fn collective(
         reduce: reduce.map(reduce_named).transpose()?,
         root: root.map(GroupRank),
         shape: shape.into(),
+        kernel: None,
     })
 }
 

@@ -127,6 +127,7 @@ fn program(case: &Case, world: &Arc<[RankId]>) -> Box<dyn Program> {
         reduce: (case.kind != AllToAll).then_some(ReduceOp::Sum),
         root: None,
         shape: Shape::Even(case.elements),
+        kernel: None,
     };
     let call = Activity::Call(Call { group: GroupId(0), op: CallOp::Collective(collective) });
     let requests = [

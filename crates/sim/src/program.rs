@@ -255,6 +255,37 @@ pub struct Collective {
     pub root: Option<GroupRank>,
     /// How many elements.
     pub shape: Shape,
+    /// The kernel of the program's own that carries it out; `None`: the communication library does.
+    pub kernel: Option<PeerKernel>,
+}
+
+/// A kernel of the program's that carries out a collective: each member's GPU reads the other members' memory, in one server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum PeerKernel {
+    /// Each member reads all that it needs from every other one, and combines it.
+    OneShot,
+    /// Each member combines its block, and then reads the other combined blocks.
+    TwoShot,
+}
+
+impl PeerKernel {
+    /// The kinds of collective that there is such a kernel for, all of them with even shapes.
+    pub const fn kinds(self) -> &'static [CollectiveKind] {
+        match self {
+            PeerKernel::OneShot => {
+                &[CollectiveKind::AllReduce, CollectiveKind::AllGather, CollectiveKind::ReduceScatter]
+            }
+            PeerKernel::TwoShot => &[CollectiveKind::AllReduce],
+        }
+    }
+
+    /// The name in reports, as algorithms have one.
+    pub const fn name(self) -> &'static str {
+        match self {
+            PeerKernel::OneShot => "one_shot",
+            PeerKernel::TwoShot => "two_shot",
+        }
+    }
 }
 
 /// Numbers of elements in a collective.

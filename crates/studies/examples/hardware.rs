@@ -159,7 +159,7 @@ fn cluster(fit: Fit, ranks: usize) -> Cluster {
 fn operation(cluster: &Cluster, kind: CollectiveKind, dtype: DType, elements: u64) -> f64 {
     let world: Arc<[RankId]> = (0..cluster.devices.len()).map(RankId::from).collect();
     let reduce = (kind == AllReduce).then_some(ReduceOp::Sum);
-    let call = Collective { kind, dtype, reduce, root: None, shape: Shape::Even(elements) };
+    let call = Collective { kind, dtype, reduce, root: None, shape: Shape::Even(elements), kernel: None };
     let program = || -> Box<dyn Program> { Box::new(OneCall { world: world.clone(), call: call.clone(), turn: 0 }) };
     let mut programs: Vec<_> = world.iter().map(|_| program()).collect();
     let mut engine = Engine::new(cluster);

@@ -16,6 +16,7 @@ pub(crate) fn all_reduce(elements: u64) -> Call {
         reduce: None,
         root: None,
         shape: Shape::Even(elements),
+        kernel: None,
     };
     Call { group: GroupId(0), op: CallOp::Collective(collective) }
 }

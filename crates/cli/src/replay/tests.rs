@@ -125,7 +125,7 @@ fn a_record_whose_groups_are_others_on_the_cluster_is_refused() {
     let program = |rank: u32| {
         let join = Request::JoinGroup { ranks: [RankId(rank)].into(), sequence: 0 };
         let (kind, dtype, shape) = (CollectiveKind::Barrier, DType::UInt8, Shape::Even(0));
-        let op = CallOp::Collective(Collective { kind, dtype, reduce: None, root: None, shape });
+        let op = CallOp::Collective(Collective { kind, dtype, reduce: None, root: None, shape, kernel: None });
         let call = issue(Activity::Call(Call { group: GroupId(rank), op }));
         vec![issue(Activity::Compute(work(1 + u64::from(rank)))), wait(0), join, call, wait(1)]
     };

@@ -22,6 +22,7 @@ fn folder() -> tempfile::TempDir {
         reduce: Some(ReduceOp::Sum),
         root: None,
         shape: Shape::Even(1_000_000),
+        kernel: None,
     };
     let program = |us| {
         let work = Work::new(SimDuration::from_us(us), Origin::Recorded);

@@ -124,7 +124,14 @@ mod tests {
     const ME: Membership = Membership { size: 3, me: 1, closed: false };
 
     fn call(kind: CollectiveKind, shape: Shape) -> Collective {
-        Collective { kind, dtype: DType::Float32, reduce: Some(ReduceOp::Sum), root: Some(GroupRank(1)), shape }
+        Collective {
+            kind,
+            dtype: DType::Float32,
+            reduce: Some(ReduceOp::Sum),
+            root: Some(GroupRank(1)),
+            shape,
+            kernel: None,
+        }
     }
 
     fn bytes(count: usize) -> Vec<Region> {

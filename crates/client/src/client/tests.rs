@@ -65,7 +65,7 @@ fn now(ps: u64) -> Answer {
 fn barrier() -> Collective {
     let kind = uniference_sim::program::CollectiveKind::Barrier;
     let dtype = uniference_sim::program::DType::UInt8;
-    Collective { kind, dtype, reduce: None, root: None, shape: uniference_sim::program::Shape::Even(0) }
+    Collective { kind, dtype, reduce: None, root: None, shape: uniference_sim::program::Shape::Even(0), kernel: None }
 }
 
 fn end(client: Client) {

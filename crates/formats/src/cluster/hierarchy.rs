@@ -153,6 +153,7 @@ mod tests {
             reduce: Some(ReduceOp::Sum),
             root: None,
             shape,
+            kernel: None,
         }
     }
 

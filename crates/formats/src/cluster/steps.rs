@@ -125,7 +125,7 @@ mod tests {
 
     fn all_reduce(elements: u64) -> Collective {
         let kind = CollectiveKind::AllReduce;
-        Collective { kind, dtype: DType::Float32, reduce: None, root: None, shape: Shape::Even(elements) }
+        Collective { kind, dtype: DType::Float32, reduce: None, root: None, shape: Shape::Even(elements), kernel: None }
     }
 
     #[test]
@@ -153,7 +153,8 @@ mod tests {
         let plan = include_str!("../../../../examples/steps/two-hosts.toml");
         let table = resolve("all_to_all = { steps = \"two-hosts.toml\" }", plan).unwrap().cluster.backend.algorithms;
         let kind = CollectiveKind::AllToAll;
-        let call = Collective { kind, dtype: DType::UInt8, reduce: None, root: None, shape: Shape::Even(1_000) };
+        let call =
+            Collective { kind, dtype: DType::UInt8, reduce: None, root: None, shape: Shape::Even(1_000), kernel: None };
         let sent = |me: u32| {
             let steps = table.algorithm(&call, 4).steps(&call, 4, GroupRank(me));
             let sends = steps.filter_map(|step| match step.action {

@@ -200,6 +200,7 @@ fn nccl_chooses_by_the_network_it_is_on() {
         reduce,
         root: None,
         shape: shape(count),
+        kernel: None,
     };
     let chosen = |count, ranks| cluster.backend.algorithms.algorithm(&call(count), ranks).name();
     assert!(chosen(64, 8).ends_with("_ll"));
@@ -217,7 +218,14 @@ fn nccl_uses_what_its_parameters_leave_it() {
     let chosen = |sets: &[&str]| {
         let cluster = resolve_with(server, sets, &Choices::default()).unwrap().cluster;
         let (reduce, shape) = (Some(ReduceOp::Sum), Shape::Even(1 << 28));
-        let call = Collective { kind: CollectiveKind::AllReduce, dtype: DType::Float32, reduce, root: None, shape };
+        let call = Collective {
+            kind: CollectiveKind::AllReduce,
+            dtype: DType::Float32,
+            reduce,
+            root: None,
+            shape,
+            kernel: None,
+        };
         cluster.backend.algorithms.algorithm(&call, 8).name()
     };
     assert_eq!((chosen(&[]), chosen(&["backend.nvls=false"])), ("nvls", "ring_simple"));

@@ -13,7 +13,7 @@ use uniference_sim::program::{
 use uniference_sim::time::{Bytes, SimDuration};
 
 fn collective(kind: CollectiveKind, reduce: Option<ReduceOp>, shape: Shape) -> Call {
-    let collective = Collective { kind, dtype: DType::Float32, reduce, root: None, shape };
+    let collective = Collective { kind, dtype: DType::Float32, reduce, root: None, shape, kernel: None };
     Call { group: GroupId(1), op: CallOp::Collective(collective) }
 }
 

@@ -257,7 +257,7 @@ fn issued(
                 RawShape::Blocks(blocks) => Shape::Blocks(blocks),
                 RawShape::Pairs(send, recv) => Shape::Pairs { send, recv },
             };
-            CallOp::Collective(Collective { kind, dtype, reduce: None, root, shape })
+            CallOp::Collective(Collective { kind, dtype, reduce: None, root, shape, kernel: None })
         }
     };
     Ok(Record::Issued { at, task, handle, call: Call { group: GroupId(group), op }, site })

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use uniference_sim::device::Resource;
 use uniference_sim::ids::{GroupId, GroupRank, Handle, QueueId, RankId, Site, TaskId};
-use uniference_sim::program::{self, CollectiveKind, DType, Origin, Outcome, ReduceOp, Request};
+use uniference_sim::program::{self, CollectiveKind, DType, Origin, Outcome, PeerKernel, ReduceOp, Request};
 use uniference_sim::replay::RecordedStep;
 use uniference_sim::time::{Bytes, SimDuration};
 
@@ -186,10 +186,35 @@ pub(super) enum Mark {
 
 #[derive(Serialize, Deserialize)]
 pub(super) enum CallOp {
-    Collective { kind: u32, dtype: u32, reduce: Option<u32>, root: Option<u32>, shape: Shape },
-    Send { to: u32, tag: u64, bytes: u64 },
-    Recv { from: Option<u32>, tag: u64, bytes: u64 },
-    Write { to: u32, bytes: u64 },
+    Collective {
+        kind: u32,
+        dtype: u32,
+        reduce: Option<u32>,
+        root: Option<u32>,
+        shape: Shape,
+    },
+    Send {
+        to: u32,
+        tag: u64,
+        bytes: u64,
+    },
+    Recv {
+        from: Option<u32>,
+        tag: u64,
+        bytes: u64,
+    },
+    Write {
+        to: u32,
+        bytes: u64,
+    },
+    /// A collective that a kernel of the program carries out.
+    Peers {
+        kind: u32,
+        dtype: u32,
+        reduce: Option<u32>,
+        elements: u64,
+        two_shot: bool,
+    },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -400,7 +425,21 @@ impl Activity {
 impl CallOp {
     fn of(op: &program::CallOp) -> CallOp {
         match op {
-            program::CallOp::Collective(program::Collective { kind, dtype, reduce, root, shape }) => {
+            program::CallOp::Collective(program::Collective {
+                kind,
+                dtype,
+                reduce,
+                shape: program::Shape::Even(elements),
+                kernel: Some(kernel),
+                ..
+            }) => CallOp::Peers {
+                kind: number(&KINDS, kind),
+                dtype: number(&DTYPES, dtype),
+                reduce: reduce.map(|reduce| number(&REDUCTIONS, &reduce)),
+                elements: *elements,
+                two_shot: *kernel == PeerKernel::TwoShot,
+            },
+            program::CallOp::Collective(program::Collective { kind, dtype, reduce, root, shape, .. }) => {
                 let shape = match shape {
                     program::Shape::Even(count) => Shape::Even(*count),
                     program::Shape::Blocks(blocks) => Shape::Blocks(blocks.clone()),
@@ -435,6 +474,22 @@ impl CallOp {
                         Shape::Blocks(blocks) => program::Shape::Blocks(blocks),
                         Shape::Pairs { send, recv } => program::Shape::Pairs { send, recv },
                     },
+                    kernel: None,
+                })
+            }
+            CallOp::Peers { kind, dtype, reduce, elements, two_shot } => {
+                let kind = numbered(&KINDS, kind, "collective")?;
+                let kernel = if two_shot { PeerKernel::TwoShot } else { PeerKernel::OneShot };
+                if !kernel.kinds().contains(&kind) {
+                    return Err(format!("no kernel {} carries out {kind}", kernel.name()));
+                }
+                program::CallOp::Collective(program::Collective {
+                    kind,
+                    dtype: numbered(&DTYPES, dtype, "dtype")?,
+                    reduce: reduce.map(|reduce| numbered(&REDUCTIONS, reduce, "reduction")).transpose()?,
+                    root: None,
+                    shape: program::Shape::Even(elements),
+                    kernel: Some(kernel),
                 })
             }
             CallOp::Send { to, tag, bytes } => program::CallOp::Send { to: GroupRank(to), tag, bytes: Bytes(bytes) },

@@ -143,7 +143,8 @@ mod tests {
 
     fn collective(root: Option<u32>, shape: Shape) -> Call {
         let kind = CollectiveKind::Gather;
-        let collective = Collective { kind, dtype: DType::Int8, reduce: None, root: root.map(GroupRank), shape };
+        let collective =
+            Collective { kind, dtype: DType::Int8, reduce: None, root: root.map(GroupRank), shape, kernel: None };
         Call { group: GroupId(3), op: CallOp::Collective(collective) }
     }
 

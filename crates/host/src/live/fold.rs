@@ -97,7 +97,7 @@ mod tests {
     fn call(kind: CollectiveKind) -> Collective {
         let root = (kind == CollectiveKind::Reduce).then_some(GroupRank(1));
         let (dtype, reduce) = (DType::Float32, Some(ReduceOp::Sum));
-        Collective { kind, dtype, reduce, root, shape: Shape::Even(1001) }
+        Collective { kind, dtype, reduce, root, shape: Shape::Even(1001), kernel: None }
     }
 
     /// What a backend chooses for a call is carried out under a name by which its steps are found again.

@@ -4,7 +4,7 @@ use super::{LIBRARY, Pointer, driver};
 use crate::device::{self, find};
 use crate::errors::*;
 use crate::exports::{Items, Out, Put, Text};
-use crate::kernels::{self, Dim3};
+use crate::kernels::{self, Arguments, Dim3};
 use crate::streams::Handle;
 use crate::unimplemented::report;
 use std::ffi::{c_char, c_int, c_uint};
@@ -28,9 +28,16 @@ struct Attribute([u8; 72]);
 #[repr(C, align(64))]
 struct TensorMap([u64; 16]);
 
-fn launch(function: Pointer, grid: Dim3, block: Dim3, shared: c_uint, stream: Handle) -> Result<(), Status> {
+fn launch(
+    function: Pointer,
+    grid: Dim3,
+    block: Dim3,
+    shared: c_uint,
+    stream: Handle,
+    arguments: Arguments,
+) -> Result<(), Status> {
     find(0)?;
-    kernels::launch(function as usize, grid, block, shared as usize, stream).map_err(driver_error)
+    kernels::launch(function as usize, grid, block, shared as usize, stream, arguments).map_err(driver_error)
 }
 
 /// What is not a kernel is an invalid handle for the driver.
@@ -118,18 +125,18 @@ driver! {
 
     fn cuLaunchKernel(
         handle: Pointer, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, stream: Handle,
-        _parameters: Pointer, _extra: Pointer,
+        parameters: Arguments, _extra: Pointer,
     ) {
-        launch(handle, Dim3 { x: gx, y: gy, z: gz }, Dim3 { x: bx, y: by, z: bz }, shared, stream)
+        launch(handle, Dim3 { x: gx, y: gy, z: gz }, Dim3 { x: bx, y: by, z: bz }, shared, stream, parameters)
     }
     fn cuLaunchCooperativeKernel(
-        handle: Pointer, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, stream: Handle, _parameters: Pointer,
+        handle: Pointer, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, stream: Handle, parameters: Arguments,
     ) {
-        launch(handle, Dim3 { x: gx, y: gy, z: gz }, Dim3 { x: bx, y: by, z: bz }, shared, stream)
+        launch(handle, Dim3 { x: gx, y: gy, z: gz }, Dim3 { x: bx, y: by, z: bz }, shared, stream, parameters)
     }
-    fn cuLaunchKernelEx(configuration: Option<&Configuration>, handle: Pointer, _parameters: Pointer, _extra: Pointer) {
+    fn cuLaunchKernelEx(configuration: Option<&Configuration>, handle: Pointer, parameters: Arguments, _extra: Pointer) {
         let Configuration { grid, block, shared, stream, .. } = configuration.ok_or(INVALID_VALUE)?;
-        launch(handle, *grid, *block, *shared, *stream)
+        launch(handle, *grid, *block, *shared, *stream, parameters)
     }
     fn cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks: Out<c_int>, handle: Pointer, threads: c_int, dynamic: usize) {
         blocks.give(kernels::find(handle as usize).map_err(driver_error)?.occupancy(threads, dynamic)?)

@@ -4,7 +4,8 @@ use super::{LIBRARY, Pointer, context, driver};
 use crate::device::{self, find};
 use crate::errors::*;
 use crate::exports::{Items, Out, Put};
-use crate::memory::{self, GRANULE, Kind, Place};
+use crate::memory::{self, GRANULE, Kind, MemHandle, Place};
+use crate::peers;
 use crate::streams::{self, Handle, Moved, check_unsafe_call};
 use crate::unimplemented::report;
 use std::ffi::{c_int, c_uint, c_ulonglong};
@@ -157,6 +158,10 @@ driver! {
             _ => Err(INVALID_VALUE),
         }
     }
+
+    fn cuIpcGetMemHandle(handle: Out<MemHandle>, at: usize) { find(0)?; handle.give(peers::export(at)?) }
+    fn cuIpcOpenMemHandle_v2(at: Out<usize>, handle: MemHandle, _flags: c_uint) { find(0)?; at.give(memory::open(&handle)?) }
+    fn cuIpcCloseMemHandle(at: usize) { find(0)?; memory::close(at) }
 
     fn cuMemcpyHtoD_v2(to: usize, from: usize, bytes: usize) { copy_now(to, from, bytes) }
     fn cuMemcpyDtoH_v2(to: usize, from: usize, bytes: usize) { copy_now(to, from, bytes) }

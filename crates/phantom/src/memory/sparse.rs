@@ -22,6 +22,8 @@ const IS_THERE: u64 = 0b11 << 62;
 pub(super) enum Owner {
     /// Ours, private and anonymous: a page that is not there is zero.
     Us,
+    /// Ours and other processes', of a file of the memory: the same, once the file has a hole there.
+    Shared,
     /// The program's: what lies behind its pages is not known.
     Program,
 }
@@ -31,7 +33,7 @@ pub(super) enum Owner {
 /// # Safety
 /// As for `copy_nonoverlapping`; memory that is said to be ours must be.
 pub(super) unsafe fn copy((to, target): (usize, Owner), (from, source): (usize, Owner), bytes: usize) {
-    let table = (source == Owner::Us && bytes >= ASKS).then(|| File::open("/proc/self/pagemap").ok()).flatten();
+    let table = (bytes >= ASKS).then(|| Table::of(source)).flatten();
     let mut entries = [IS_THERE; ENTRIES];
     // From `start` on all is zero, or nothing is.
     let (mut start, mut is_zero, mut at) = (0, true, 0);
@@ -41,7 +43,7 @@ pub(super) unsafe fn copy((to, target): (usize, Owner), (from, source): (usize, 
         if entry == 0
             && let Some(table) = &table
         {
-            entries = read(table, page);
+            entries = table.read(page, (from + bytes).div_ceil(PAGE) - page);
         }
         let end = ((page + 1) * PAGE - from).min(bytes);
         // SAFETY: the caller answers for both ranges, and these are parts of them.
@@ -65,11 +67,16 @@ pub(super) unsafe fn copy((to, target): (usize, Owner), (from, source): (usize, 
 pub(super) unsafe fn clear(at: usize, owner: Owner, bytes: usize) {
     let end = at + bytes;
     let (first, last) = (at.next_multiple_of(PAGE).min(end), end / PAGE * PAGE);
-    // SAFETY: all of these ranges are parts of the caller's; whole pages of ours are private and anonymous, so the next to read them finds zeros.
+    // SAFETY: all of these ranges are parts of the caller's; whole pages of ours are private and
+    // anonymous, or of a file that gets a hole there, so the next to read them finds zeros.
     unsafe {
-        let is_given_back = owner == Owner::Us
-            && first < last
-            && madvise(first as *mut c_void, last - first, Advice::LinuxDontNeed).is_ok();
+        let advice = match owner {
+            Owner::Us => Some(Advice::LinuxDontNeed),
+            Owner::Shared => Some(Advice::LinuxRemove),
+            Owner::Program => None,
+        };
+        let given_back = |advice| madvise(first as *mut c_void, last - first, advice).is_ok();
+        let is_given_back = first < last && advice.is_some_and(given_back);
         let rest = if is_given_back { [at..first, last..end] } else { [at..end, end..end] };
         for part in rest.into_iter().flat_map(by_page) {
             if !all_zero(part.start, part.len()) {
@@ -101,15 +108,48 @@ fn by_page(range: std::ops::Range<usize>) -> impl Iterator<Item = std::ops::Rang
     })
 }
 
-/// What the table says of the pages from this one on; of what it does not say, that they are there.
-fn read(table: &File, page: usize) -> [u64; ENTRIES] {
-    let mut bytes = [0xff; ENTRIES * 8];
-    let _ = table.read_at(&mut bytes, page as u64 * 8);
-    let mut entries = [0; ENTRIES];
-    for (entry, bytes) in entries.iter_mut().zip(bytes.chunks_exact(8)) {
-        *entry = u64::from_ne_bytes(bytes.try_into().expect("8 bytes"));
+/// Which pages have been written to.
+enum Table {
+    /// Of private memory.
+    Private(File),
+    /// Of a file of the memory: those that the file has.
+    Shared,
+}
+
+impl Table {
+    /// `None`: nobody knows.
+    fn of(owner: Owner) -> Option<Table> {
+        match owner {
+            Owner::Us => File::open("/proc/self/pagemap").ok().map(Table::Private),
+            Owner::Shared => Some(Table::Shared),
+            Owner::Program => None,
+        }
     }
-    entries
+
+    /// What it says of up to `count` pages from this one on; of what it does not say, that they are there.
+    fn read(&self, page: usize, count: usize) -> [u64; ENTRIES] {
+        let mut entries = [IS_THERE; ENTRIES];
+        match self {
+            Table::Private(table) => {
+                let mut bytes = [0xff; ENTRIES * 8];
+                let _ = table.read_at(&mut bytes, page as u64 * 8);
+                for (entry, bytes) in entries.iter_mut().zip(bytes.chunks_exact(8)) {
+                    *entry = u64::from_ne_bytes(bytes.try_into().expect("8 bytes"));
+                }
+            }
+            Table::Shared => {
+                let (mut are_there, count) = ([0u8; ENTRIES], count.min(ENTRIES));
+                // SAFETY: the pages are mapped, as the caller of `copy` says, and there is room for so many answers.
+                let asked =
+                    unsafe { libc::mincore((page * PAGE) as *mut c_void, count * PAGE, are_there.as_mut_ptr()) };
+                if asked == 0 {
+                    let answers = are_there.iter().take(count).map(|is_there| u64::from(is_there & 1) * IS_THERE);
+                    entries.iter_mut().zip(answers).for_each(|(entry, answer)| *entry = answer);
+                }
+            }
+        }
+        entries
+    }
 }
 
 unsafe fn all_zero(at: usize, bytes: usize) -> bool {

@@ -6,7 +6,7 @@ use super::stream::Handle;
 use crate::device::{self, Architecture, THREADS_OF_BLOCK, find};
 use crate::errors::*;
 use crate::exports::{Out, Put, Text, exports};
-use crate::kernels::{self, Dim3, Kernel};
+use crate::kernels::{self, Arguments, Dim3, Kernel};
 use crate::memory;
 use crate::streams::{self, Moved};
 use crate::unimplemented::report;
@@ -64,9 +64,16 @@ thread_local! {
 
 static VARIABLES: Mutex<BTreeMap<usize, Variable>> = Mutex::new(BTreeMap::new());
 
-fn launch(function: Pointer, grid: Dim3, block: Dim3, shared: usize, stream: Handle) -> Result<(), Status> {
+fn launch(
+    function: Pointer,
+    grid: Dim3,
+    block: Dim3,
+    shared: usize,
+    stream: Handle,
+    arguments: Arguments,
+) -> Result<(), Status> {
     find(0)?;
-    kernels::launch(function as usize, grid, block, shared, stream)
+    kernels::launch(function as usize, grid, block, shared, stream, arguments)
 }
 
 fn kernel(function: Pointer) -> Result<Arc<Kernel>, Status> {
@@ -139,18 +146,18 @@ exports! {
 }
 
 runtime! {
-    fn cudaLaunchKernel(function: Pointer, grid: Dim3, block: Dim3, _arguments: *mut Pointer, shared: usize, stream: Handle) {
-        launch(function, grid, block, shared, stream)
+    fn cudaLaunchKernel(function: Pointer, grid: Dim3, block: Dim3, arguments: Arguments, shared: usize, stream: Handle) {
+        launch(function, grid, block, shared, stream, arguments)
     }
-    fn __cudaLaunchKernel(function: Pointer, grid: Dim3, block: Dim3, _arguments: *mut Pointer, shared: usize, stream: Handle) {
-        launch(function, grid, block, shared, stream)
+    fn __cudaLaunchKernel(function: Pointer, grid: Dim3, block: Dim3, arguments: Arguments, shared: usize, stream: Handle) {
+        launch(function, grid, block, shared, stream, arguments)
     }
-    fn cudaLaunchCooperativeKernel(function: Pointer, grid: Dim3, block: Dim3, _arguments: *mut Pointer, shared: usize, stream: Handle) {
-        launch(function, grid, block, shared, stream)
+    fn cudaLaunchCooperativeKernel(function: Pointer, grid: Dim3, block: Dim3, arguments: Arguments, shared: usize, stream: Handle) {
+        launch(function, grid, block, shared, stream, arguments)
     }
-    fn cudaLaunchKernelExC(configuration: Option<&Configuration>, function: Pointer, _arguments: *mut Pointer) {
+    fn cudaLaunchKernelExC(configuration: Option<&Configuration>, function: Pointer, arguments: Arguments) {
         let Configuration { grid, block, shared, stream, .. } = configuration.ok_or(INVALID_VALUE)?;
-        launch(function, *grid, *block, *shared, *stream)
+        launch(function, *grid, *block, *shared, *stream, arguments)
     }
     fn __cudaGetKernel(handle: Out<Pointer>, function: Pointer) { kernels::find(function as usize)?; handle.give(function) }
     fn cudaGetKernel(handle: Out<Pointer>, function: Pointer) { kernel(function)?; handle.give(function) }

@@ -4,7 +4,8 @@ use super::runtime;
 use crate::device::{self, find};
 use crate::errors::*;
 use crate::exports::{Items, Out, Put};
-use crate::memory::{self, Kind, Place};
+use crate::memory::{self, Kind, MemHandle, Place};
+use crate::peers;
 use crate::streams::{self, Handle, Moved, check_unsafe_call};
 use crate::unimplemented::report;
 use std::collections::BTreeMap;
@@ -51,11 +52,6 @@ struct PoolProperties {
     usage: u16,
     reserved: [u8; 54],
 }
-
-/// `cudaIpcMemHandle_t`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct IpcHandle([u8; 64]);
 
 type Pointer = *mut c_void;
 
@@ -293,7 +289,13 @@ runtime! {
         streams::set(stream, at as usize, &[value as u8], bytes)
     }
 
-    fn cudaIpcGetMemHandle(_handle: Out<IpcHandle>, _pointer: Pointer) { report(LIBRARY, "cudaIpcGetMemHandle"); Err(NOT_SUPPORTED) }
-    fn cudaIpcOpenMemHandle(_pointer: Out<Pointer>, _handle: IpcHandle, _flags: c_uint) { report(LIBRARY, "cudaIpcOpenMemHandle"); Err(NOT_SUPPORTED) }
-    fn cudaIpcCloseMemHandle(_pointer: Pointer) { report(LIBRARY, "cudaIpcCloseMemHandle"); Err(NOT_SUPPORTED) }
+    fn cudaIpcGetMemHandle(handle: Out<MemHandle>, pointer: Pointer) {
+        find(0)?;
+        handle.give(peers::export(pointer as usize)?)
+    }
+    fn cudaIpcOpenMemHandle(pointer: Out<Pointer>, handle: MemHandle, _flags: c_uint) {
+        find(0)?;
+        pointer.give(memory::open(&handle)? as Pointer)
+    }
+    fn cudaIpcCloseMemHandle(pointer: Pointer) { find(0)?; memory::close(pointer as usize) }
 }

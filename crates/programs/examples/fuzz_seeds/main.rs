@@ -97,6 +97,7 @@ fn record(toml: &str) -> Vec<u8> {
         reduce: Some(ReduceOp::Sum),
         root: None,
         shape: Shape::Even(1000),
+        kernel: None,
     });
     let write = |to| CallOp::Write { to: GroupRank(to), bytes: Bytes(1000) };
     let work = Work::new(SimDuration::from_us(3), Origin::Measured);

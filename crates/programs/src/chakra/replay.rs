@@ -526,7 +526,7 @@ impl<N: Nodes> Replay<N> {
         let node = self.feed.node(id);
         if self.recorded(id).is_some() {
             let (kind, dtype, shape) = (CollectiveKind::Barrier, own::dtype(node), Shape::Even(0));
-            return Ok(Collective { kind, dtype, reduce: None, root: None, shape });
+            return Ok(Collective { kind, dtype, reduce: None, root: None, shape, kernel: None });
         }
         let kind = collective_kind(node).expect("only collectives are asked about");
         let bytes = if kind == CollectiveKind::Barrier { 0 } else { self.bytes(id)? };
@@ -556,6 +556,7 @@ impl<N: Nodes> Replay<N> {
             reduce: reduces.then(|| own::reduce_op(node)),
             root: if rooted { Some(self.root(id, members)?) } else { None },
             shape: unequal.unwrap_or(Shape::Even(bytes.div_ceil(blocks).div_ceil(dtype.size()))),
+            kernel: None,
         })
     }
 

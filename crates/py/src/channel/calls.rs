@@ -133,6 +133,7 @@ impl Call {
             reduce,
             root: u32::try_from(self.root).ok().map(GroupRank),
             shape: Shape::Even(self.elements),
+            kernel: None,
         })
     }
 }

@@ -12,7 +12,9 @@ use uniference_protocol::memory::{Kernel, Region};
 use uniference_protocol::messages::OnStream;
 use uniference_protocol::phantom::{Call, Communication, Operation, VERSION};
 use uniference_sim::ids::{GroupId, GroupRank};
-use uniference_sim::program::{CallOp, Collective, CollectiveKind, DType, ReduceOp, Shape, StoreOp, StoreValue};
+use uniference_sim::program::{
+    CallOp, Collective, CollectiveKind, DType, PeerKernel, ReduceOp, Shape, StoreOp, StoreValue,
+};
 use uniference_sim::time::{Bytes, SimDuration};
 
 /// What this module needs of the C++ library (`cpp/capture.cpp`).
@@ -245,7 +247,13 @@ fn operation(call: &Call) -> Option<CallOp> {
     ];
     let kind = collectives.into_iter().find(|(operation, _)| is(*operation))?.1;
     let reduce = matches!(kind, AllReduce | Reduce | ReduceScatter).then(|| reduction(call.reduction));
-    Some(CallOp::Collective(Collective { kind, dtype, reduce, root: peer, shape: Shape::Even(call.elements) }))
+    let kernel = match call.kernel {
+        0 => None,
+        1 => Some(PeerKernel::OneShot),
+        _ => Some(PeerKernel::TwoShot),
+    };
+    let shape = Shape::Even(call.elements);
+    Some(CallOp::Collective(Collective { kind, dtype, reduce, root: peer, shape, kernel }))
 }
 
 fn dtype(number: u32) -> Option<DType> {

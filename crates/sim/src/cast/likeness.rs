@@ -412,7 +412,7 @@ mod tests {
     fn all_reduce(group: u32, elements: u64) -> RecordedStep {
         let kind = CollectiveKind::AllReduce;
         let shape = Shape::Even(elements);
-        let collective = Collective { kind, dtype: DType::Float32, reduce: None, root: None, shape };
+        let collective = Collective { kind, dtype: DType::Float32, reduce: None, root: None, shape, kernel: None };
         issue(Activity::Call(Call { group: GroupId(group), op: CallOp::Collective(collective) }))
     }
 
@@ -462,8 +462,14 @@ mod tests {
         let broadcast = |group| {
             let shape = Shape::Even(8);
             let root = Some(GroupRank(0));
-            let collective =
-                Collective { kind: CollectiveKind::Broadcast, dtype: DType::Float32, reduce: None, root, shape };
+            let collective = Collective {
+                kind: CollectiveKind::Broadcast,
+                dtype: DType::Float32,
+                reduce: None,
+                root,
+                shape,
+                kernel: None,
+            };
             issue(Activity::Call(Call { group: GroupId(group), op: CallOp::Collective(collective) }))
         };
         hear(&mut likeness, 0, &[join([0, 1]), RecordedStep::Named(GroupId(4)), broadcast(4), all_reduce(4, 5)]);

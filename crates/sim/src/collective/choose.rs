@@ -164,7 +164,7 @@ mod tests {
         table.force(AllReduce, named(AllReduce, "nccl"));
         table.adapt(servers);
         let (shape, reduce) = (Shape::Even(1 << 28), Some(ReduceOp::Sum));
-        let call = Collective { kind: AllReduce, dtype: DType::Float32, reduce, root: None, shape };
+        let call = Collective { kind: AllReduce, dtype: DType::Float32, reduce, root: None, shape, kernel: None };
         // Eight consecutive ranks are one server, whose switches reduce; of one rank of each server all traffic is between servers.
         let ranks = |stride: u32| (0..8).map(|rank| RankId(5 * 8 + stride * rank)).collect::<Vec<_>>();
         assert!(table.for_group(&ranks(1)).is_none());
@@ -223,7 +223,8 @@ mod tests {
         for (members, expected) in [(2, "linear"), (3, "pairwise")] {
             let blocks = vec![8; members as usize];
             for shape in [Shape::Even(8), Shape::Pairs { send: blocks.clone(), recv: blocks }] {
-                let call = Collective { kind: AllToAll, dtype: DType::Float32, reduce: None, root: None, shape };
+                let call =
+                    Collective { kind: AllToAll, dtype: DType::Float32, reduce: None, root: None, shape, kernel: None };
                 assert_eq!(table.algorithm(&call, members).name(), expected);
             }
         }

@@ -56,6 +56,9 @@ impl FoldPlan {
     /// # Panics
     /// If `call.kind` does not reduce, or `algorithm` cannot carry it out.
     pub fn derive(algorithm: &dyn Algorithm, call: &Collective, size: u32) -> FoldPlan {
+        if algorithm.combines_in_order() {
+            return FoldPlan::in_order(call, size);
+        }
         let expressions = Expressions::of_results(algorithm, call, size);
         let mut planner = Planner::new(expressions.nodes, size);
         for (span, wanted) in alike(&expressions.results) {
@@ -63,6 +66,22 @@ impl FoldPlan {
         }
         let plan = planner.finish(&expressions.results);
         Order::of(algorithm, call, size).plan_in_place(plan)
+    }
+
+    /// Everything is combined in the order of ranks, for all members alike.
+    fn in_order(call: &Collective, size: u32) -> FoldPlan {
+        let (first, layout) = (GroupRank(0), Layout::of_members(call, size));
+        let span = layout.blocks(0, size);
+        let fold = |source| Fold { destination: first, source: GroupRank(source), span, combine: true };
+        let result = |rank| match call.kind {
+            CollectiveKind::ReduceScatter => layout.block(rank),
+            _ => span,
+        };
+        let placed = |span: Span| -> Arc<[Placement]> {
+            if span.len == 0 { Arc::new([]) } else { Arc::new([Placement { slot: first, span }]) }
+        };
+        let results = (0..size).map(|rank| placed(result(rank))).collect();
+        FoldPlan { slots: size, folds: (1..size).map(fold).collect(), results }
     }
 
     /// Where the result of a member lies, in rising order of elements. Empty where it gets none: in a reduce, all but the root.
@@ -372,7 +391,7 @@ mod tests {
 
     fn call(kind: CollectiveKind, count: u64) -> Collective {
         let (reduce, root) = (Some(ReduceOp::Sum), Some(GroupRank(0)));
-        Collective { kind, dtype: DType::Float32, reduce, root, shape: Shape::Even(count) }
+        Collective { kind, dtype: DType::Float32, reduce, root, shape: Shape::Even(count), kernel: None }
     }
 
     fn plan(kind: CollectiveKind, name: &str, size: u32, count: u64) -> FoldPlan {

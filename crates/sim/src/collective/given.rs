@@ -397,8 +397,14 @@ mod tests {
     fn written_down(algorithm: &dyn Algorithm, kind: CollectiveKind, size: u32, blocks: u32) -> Plan {
         let rows = Plan { name: "", kind, blocks, ranks: vec![Vec::new(); size as usize] }.rows().unwrap_or(1);
         let elements = u64::from(blocks) / rows;
-        let call =
-            Collective { kind, dtype: DType::UInt8, reduce: None, root: root(kind, 0), shape: Shape::Even(elements) };
+        let call = Collective {
+            kind,
+            dtype: DType::UInt8,
+            reduce: None,
+            root: root(kind, 0),
+            shape: Shape::Even(elements),
+            kernel: None,
+        };
         let given = |me: u32, Step { action, after, .. }: Step| {
             let (sends, GroupRank(peer), span, combine) = match action {
                 Action::Send { to, span } => (true, to, span, false),
@@ -428,7 +434,14 @@ mod tests {
     }
 
     fn call(kind: CollectiveKind, elements: u64) -> Collective {
-        Collective { kind, dtype: DType::Float32, reduce: None, root: root(kind, 1), shape: Shape::Even(elements) }
+        Collective {
+            kind,
+            dtype: DType::Float32,
+            reduce: None,
+            root: root(kind, 1),
+            shape: Shape::Even(elements),
+            kernel: None,
+        }
     }
 
     /// What each step does, and with how many elements.
@@ -490,7 +503,7 @@ mod tests {
         let given = Given::new(plan.clone(), AlgorithmTable::ideal()).unwrap();
         let root = Some(GroupRank(2));
         let shape = Shape::Blocks(vec![10, 20, 30, 40]);
-        let call = Collective { kind: plan.kind, dtype: DType::Float32, reduce: None, root, shape };
+        let call = Collective { kind: plan.kind, dtype: DType::Float32, reduce: None, root, shape, kernel: None };
         // Counted from rank 2: 2, 3, 0, 1 with 30, 40, 10 and 20.
         let received = |me| messages(given.steps(&call, 4, GroupRank(me))).iter().map(|(_, _, len, _)| *len).collect();
         let lengths: Vec<Vec<u64>> = (0..4).map(received).collect();

@@ -22,6 +22,7 @@ mod nccl;
 mod nvls;
 mod open_mpi;
 mod pairwise;
+mod peers;
 mod power_of_two;
 mod rails;
 mod recursive_doubling;
@@ -86,6 +87,11 @@ pub trait Algorithm: Send + Sync {
     /// What the library's protocol does to each message of it; `None`: nothing.
     fn wire(&self) -> Option<Wire> {
         None
+    }
+
+    /// Do members combine elements in the order of the group's ranks, whatever the order of their steps?
+    fn combines_in_order(&self) -> bool {
+        false
     }
 
     /// The communication library that has it, where no other does.

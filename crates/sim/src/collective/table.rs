@@ -1,6 +1,7 @@
 //! Owns which algorithm carries out which kind of collective at which size, and what the algorithms are told of the cluster. It does not know which
-//! algorithms exist.
+//! algorithms exist, but that kernels of programs are not a matter of choice.
 
+use super::peers::Peers;
 use super::{Algorithm, Grid, Surroundings};
 use crate::ids::RankId;
 use crate::program::{Collective, CollectiveKind};
@@ -152,8 +153,12 @@ impl AlgorithmTable {
         Ok(())
     }
 
-    /// What carries out a call in a group of `size`, where the rule's algorithm is a choice among others: the one it chooses.
+    /// What carries out a call in a group of `size`, where the rule's algorithm is a choice among others: the one it chooses. A kernel of the
+    /// program's is that of the call.
     pub fn algorithm(&self, call: &Collective, size: u32) -> Arc<dyn Algorithm> {
+        if let Some(kernel) = call.kernel {
+            return Arc::new(Peers::new(kernel, size, self.surroundings.map(|surroundings| surroundings.inside)));
+        }
         let chosen = self.choose(call.kind, call.bytes(size));
         chosen.decide(call, size).unwrap_or_else(|| chosen.clone())
     }

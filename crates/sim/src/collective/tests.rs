@@ -16,7 +16,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 fn call(kind: CollectiveKind, root: u32, shape: Shape) -> Collective {
-    Collective { kind, dtype: DType::Float32, reduce: Some(ReduceOp::Sum), root: Some(GroupRank(root)), shape }
+    Collective {
+        kind,
+        dtype: DType::Float32,
+        reduce: Some(ReduceOp::Sum),
+        root: Some(GroupRank(root)),
+        shape,
+        kernel: None,
+    }
 }
 
 /// Every algorithm for every kind.

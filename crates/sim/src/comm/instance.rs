@@ -2,7 +2,7 @@
 
 use crate::collective::{Action, Algorithm, Beside, Step, Steps};
 use crate::ids::{GroupId, GroupRank, Handle, RankId, Site};
-use crate::program::{Collective, CollectiveKind, Shape};
+use crate::program::{Collective, CollectiveKind, PeerKernel, Shape};
 use crate::time::{Bytes, SimTime};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -150,6 +150,10 @@ impl Instance {
         }
         if call.root != theirs.root {
             return differ("root", &OrNone(call.root.map(|root| root.0)), &OrNone(theirs.root.map(|root| root.0)));
+        }
+        if call.kernel != theirs.kernel {
+            let name = |call: &Collective| OrNone(call.kernel.map(PeerKernel::name));
+            return differ("kernel", &name(call), &name(theirs));
         }
         self.shape_disagreement(me, call)
     }

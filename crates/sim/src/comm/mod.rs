@@ -221,6 +221,8 @@ impl Comm {
         instance.enter(me, now);
         let at = match instance.wire {
             TIMELESS => now + self.free_of_network.takes,
+            // No library is called: the algorithm knows how long its start takes.
+            _ if instance.call.kernel.is_some() => now,
             wire => self.transport.begins(now, instance.call.bytes(instance.size()), wire),
         };
         self.cue(now, at, Cue::Run { instance: index, me }).expect("a collective's steps fit together");
@@ -486,12 +488,13 @@ impl Comm {
             cause,
         };
         let (bytes, wire) = (instance.call.bytes(instance.size()), instance.wire);
+        let of_program = instance.call.kernel.is_some();
         if instance.is_finished() {
             self.running.swap_remove(&(instance.group, instance.sequence));
             self.instances[index as usize] = None;
             self.free.push(index);
         }
-        let at = self.transport.ends(now, bytes, wire);
+        let at = if of_program { now } else { self.transport.ends(now, bytes, wire) };
         self.complete(now, at, completion);
     }
 

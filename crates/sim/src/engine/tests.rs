@@ -77,6 +77,7 @@ fn what_is_never_awaited_is_forgotten_when_it_is_complete() {
         reduce: Some(crate::program::ReduceOp::Sum),
         root: None,
         shape: Shape::Even(4),
+        kernel: None,
     };
     let key = || b"k".to_vec();
     let (mut most, mut requests, mut issued) = (0, [0_u64; 2], [0; 2]);

@@ -29,9 +29,9 @@
 //! SHA-256 over the time and [`Before`] of each event in postcard's wire format, as reports of version 1 have it.
 
 use crate::event::{Event, Meeting, Observer, Times, Traffic, WaitReason};
-use crate::ids::{Handle, RankId, Site, TaskId};
-use crate::program::{Call, CallOp, Mark, Origin, Outcome, Shape};
-use crate::time::{SimDuration, SimTime};
+use crate::ids::{GroupId, GroupRank, Handle, RankId, Site, TaskId};
+use crate::program::{Call, CallOp, Collective, CollectiveKind, DType, Mark, Origin, Outcome, ReduceOp, Shape};
+use crate::time::{Bytes, SimDuration, SimTime};
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
@@ -250,13 +250,13 @@ enum Before<'a> {
     Issued {
         rank: RankId,
         handle: Handle,
-        call: &'a Call,
+        call: CallBefore<'a>,
         site: Site,
     },
     Completed {
         rank: RankId,
         handle: Handle,
-        call: &'a Call,
+        call: CallBefore<'a>,
         issued: SimTime,
         started: SimTime,
         algorithm: Option<&'static str>,
@@ -270,7 +270,7 @@ enum Before<'a> {
         exposed: SimDuration,
         late_peer: SimDuration,
         handles: &'a [Handle],
-        call: Option<&'a Call>,
+        call: Option<CallBefore<'a>>,
         site: Site,
     },
     Marked {
@@ -289,7 +289,7 @@ enum Before<'a> {
     Failed {
         rank: RankId,
         handle: Handle,
-        call: &'a Call,
+        call: CallBefore<'a>,
         issued: SimTime,
         started: SimTime,
         peer: RankId,
@@ -304,11 +304,15 @@ impl<'a> Before<'a> {
                 let origin = if origin == Origin::Measured { origin } else { Origin::Recorded };
                 Before::Computed { rank, task, start, base, origin }
             }
-            Event::Issued { rank, handle, call, site, .. } => Before::Issued { rank, handle, call, site },
+            Event::Issued { rank, handle, call, site, .. } => {
+                Before::Issued { rank, handle, call: CallBefore::of(call), site }
+            }
             Event::Completed { rank, handle, call, issued, started, algorithm, meeting, .. } => {
+                let call = CallBefore::of(call);
                 Before::Completed { rank, handle, call, issued, started, algorithm, meeting }
             }
             Event::Waited { rank, task, start, reason, exposed, late_peer, handles, call, site, .. } => {
+                let call = call.map(CallBefore::of);
                 Before::Waited { rank, task, start, reason, exposed, late_peer, handles, call, site }
             }
             Event::Marked { rank, mark, .. } => Before::Marked { rank, mark },
@@ -317,6 +321,7 @@ impl<'a> Before<'a> {
                 Before::Finished { rank, outcome, times, traffic }
             }
             Event::Failed { rank, handle, call, issued, started, peer, .. } => {
+                let call = CallBefore::of(call);
                 Before::Failed { rank, handle, call, issued, started, peer }
             }
             Event::Message { .. } | Event::Elapsed { .. } | Event::Used { .. } => return None,
@@ -324,16 +329,61 @@ impl<'a> Before<'a> {
     }
 }
 
+/// What version 1 hashes of a call.
+#[derive(Serialize)]
+struct CallBefore<'a> {
+    group: GroupId,
+    op: OpBefore<'a>,
+}
+
+#[derive(Serialize)]
+enum OpBefore<'a> {
+    Collective {
+        kind: CollectiveKind,
+        dtype: DType,
+        reduce: Option<ReduceOp>,
+        root: Option<GroupRank>,
+        shape: &'a Shape,
+    },
+    Send {
+        to: GroupRank,
+        tag: u64,
+        bytes: Bytes,
+    },
+    Recv {
+        from: Option<GroupRank>,
+        tag: u64,
+        bytes: Bytes,
+    },
+    Write {
+        to: GroupRank,
+        bytes: Bytes,
+    },
+}
+
+impl<'a> CallBefore<'a> {
+    fn of(call: &'a Call) -> CallBefore<'a> {
+        let op = match &call.op {
+            CallOp::Collective(Collective { kind, dtype, reduce, root, shape, .. }) => {
+                OpBefore::Collective { kind: *kind, dtype: *dtype, reduce: *reduce, root: *root, shape }
+            }
+            CallOp::Send { to, tag, bytes } => OpBefore::Send { to: *to, tag: *tag, bytes: *bytes },
+            CallOp::Recv { from, tag, bytes } => OpBefore::Recv { from: *from, tag: *tag, bytes: *bytes },
+            CallOp::Write { to, bytes } => OpBefore::Write { to: *to, bytes: *bytes },
+        };
+        CallBefore { group: call.group, op }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::{GroupId, GroupRank, LinkId};
-    use crate::program::{Collective, CollectiveKind, DType, ReduceOp};
-    use crate::time::Bytes;
+    use crate::ids::LinkId;
 
     fn collective(kind: CollectiveKind, root: Option<u32>, shape: Shape) -> Call {
         let reduce = (kind == CollectiveKind::Reduce).then_some(ReduceOp::Sum);
-        let collective = Collective { kind, dtype: DType::BFloat16, reduce, root: root.map(GroupRank), shape };
+        let collective =
+            Collective { kind, dtype: DType::BFloat16, reduce, root: root.map(GroupRank), shape, kernel: None };
         Call { group: GroupId(300), op: CallOp::Collective(collective) }
     }
 

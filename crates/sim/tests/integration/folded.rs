@@ -113,7 +113,7 @@ impl Rank {
 
 fn collective(kind: CollectiveKind, elements: u64) -> Collective {
     let reduce = matches!(kind, AllReduce | ReduceScatter).then_some(ReduceOp::Sum);
-    Collective { kind, dtype: DType::UInt8, reduce, root: None, shape: Shape::Even(elements) }
+    Collective { kind, dtype: DType::UInt8, reduce, root: None, shape: Shape::Even(elements), kernel: None }
 }
 
 impl Program for Rank {

@@ -44,7 +44,14 @@ fn ampere(count: u32) -> Cluster {
 fn issue_of(kind: CollectiveKind, bytes: u64) -> Request {
     let reduce = (!matches!(kind, AllGather | Broadcast)).then_some(ReduceOp::Sum);
     let root = matches!(kind, Broadcast | Reduce).then_some(GroupRank(0));
-    call(CallOp::Collective(Collective { kind, dtype: DType::Float32, reduce, root, shape: Shape::Even(bytes / 4) }))
+    call(CallOp::Collective(Collective {
+        kind,
+        dtype: DType::Float32,
+        reduce,
+        root,
+        shape: Shape::Even(bytes / 4),
+        kernel: None,
+    }))
 }
 
 /// Seconds until the last rank is through `times` calls that were all issued at once.

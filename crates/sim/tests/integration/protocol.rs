@@ -237,6 +237,7 @@ fn reduce_scatter_of_a_list(blocks: Vec<u64>) -> Request {
         reduce: Some(ReduceOp::Sum),
         root: None,
         shape: Shape::Blocks(blocks),
+        kernel: None,
     }))
 }
 

@@ -166,6 +166,7 @@ pub(crate) fn collective(kind: CollectiveKind, elements: u64) -> Request {
         reduce: matches!(kind, AllReduce | Reduce | ReduceScatter).then_some(ReduceOp::Sum),
         root: matches!(kind, Broadcast | Gather | Reduce | Scatter).then_some(GroupRank(0)),
         shape: Shape::Even(elements),
+        kernel: None,
     }))
 }
 

@@ -148,6 +148,7 @@ fn a_ring_is_its_steps() {
         reduce: Some(ReduceOp::Sum),
         root: None,
         shape: Shape::Even(100_000),
+        kernel: None,
     };
     let ring = cluster(4, "[collective]\nall_reduce = \"ring\"\n");
     let explanation = explain(&ring, |_| vec![call(CallOp::Collective(reduce.clone()), 1), wait(&[0], 2)]);
@@ -333,7 +334,14 @@ fn releases(cluster: &Cluster, requests: impl Fn(u32) -> Vec<Request>) -> Vec<Wa
 fn all_reduce(bytes: u64, line: u32) -> Request {
     let (kind, reduce) = (CollectiveKind::AllReduce, Some(ReduceOp::Sum));
     call(
-        CallOp::Collective(Collective { kind, dtype: DType::UInt8, reduce, root: None, shape: Shape::Even(bytes) }),
+        CallOp::Collective(Collective {
+            kind,
+            dtype: DType::UInt8,
+            reduce,
+            root: None,
+            shape: Shape::Even(bytes),
+            kernel: None,
+        }),
         line,
     )
 }

@@ -54,6 +54,7 @@ fn collective(kind: CollectiveKind, elements: u64) -> CallOp {
         reduce: matches!(kind, AllReduce | Reduce | ReduceScatter).then_some(ReduceOp::Sum),
         root: matches!(kind, Broadcast | Gather | Reduce | Scatter).then_some(GroupRank(1)),
         shape: Shape::Even(if kind == CollectiveKind::Barrier { 0 } else { elements }),
+        kernel: None,
     })
 }
 

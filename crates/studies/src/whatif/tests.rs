@@ -46,6 +46,7 @@ fn explanation(cluster: &Cluster) -> Explanation {
         reduce: Some(ReduceOp::Sum),
         root: None,
         shape: Shape::Even(1_000_000),
+        kernel: None,
     };
     let script = |_| {
         let requests = vec![

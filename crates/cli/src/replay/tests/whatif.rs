@@ -15,7 +15,7 @@ const BOARDS: &str = "[[device]]\nname = \"a\"\ncount = 2\n[[device]]\nname = \"
 fn steps() -> tempfile::TempDir {
     let work = || issue(Activity::Compute(Work::new(SimDuration::from_us(2_000), Origin::Recorded)));
     let (kind, dtype, shape) = (CollectiveKind::AllReduce, DType::UInt8, Shape::Even(100_000));
-    let reduce = Collective { kind, dtype, reduce: Some(ReduceOp::Sum), root: None, shape };
+    let reduce = Collective { kind, dtype, reduce: Some(ReduceOp::Sum), root: None, shape, kernel: None };
     let call = || issue(Activity::Call(Call { group: GroupId(0), op: CallOp::Collective(reduce.clone()) }));
     let mut program = vec![Request::JoinGroup { ranks: (0..3).map(RankId).collect(), sequence: 0 }];
     for step in 0..5 {

@@ -193,7 +193,14 @@ mod tests {
     }
 
     fn sum_of_8(kind: CollectiveKind) -> Collective {
-        Collective { kind, dtype: DType::Int8, reduce: Some(ReduceOp::Sum), root: None, shape: Shape::Even(8) }
+        Collective {
+            kind,
+            dtype: DType::Int8,
+            reduce: Some(ReduceOp::Sum),
+            root: None,
+            shape: Shape::Even(8),
+            kernel: None,
+        }
     }
 
     /// Rank 1 stands in for 3 and 5, whose model it is: what is reduced in place is copied to their parts, at once or when it is there.

@@ -75,7 +75,14 @@ fn issue(handle: LocalHandle, op: CallOp, staged: Option<u64>) -> Op {
 fn collective(kind: CollectiveKind, elements: u64, root: Option<u32>) -> CallOp {
     let reduce = matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Reduce).then_some(ReduceOp::Sum);
     let root = root.map(GroupRank);
-    CallOp::Collective(Collective { kind, dtype: DType::Float32, reduce, root, shape: Shape::Even(elements) })
+    CallOp::Collective(Collective {
+        kind,
+        dtype: DType::Float32,
+        reduce,
+        root,
+        shape: Shape::Even(elements),
+        kernel: None,
+    })
 }
 
 fn wait(handle: LocalHandle) -> Op {

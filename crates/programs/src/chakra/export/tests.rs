@@ -225,6 +225,7 @@ fn collective(kind: CollectiveKind, elements: u64) -> CallOp {
         reduce: matches!(kind, AllReduce | Reduce | ReduceScatter).then_some(ReduceOp::Max),
         root: matches!(kind, Broadcast | Gather | Reduce | Scatter).then_some(GroupRank(1)),
         shape: if kind == CollectiveKind::Barrier { Shape::Even(0) } else { Shape::Even(elements) },
+        kernel: None,
     })
 }
 
@@ -239,6 +240,7 @@ fn unequal(me: usize, base: u64) -> CallOp {
         reduce: None,
         root: None,
         shape: Shape::Pairs { send, recv },
+        kernel: None,
     })
 }
 

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 
 fn call(kind: CollectiveKind, shape: Shape) -> Collective {
-    Collective { kind, dtype: DType::Float32, reduce: Some(ReduceOp::Sum), root: None, shape }
+    Collective { kind, dtype: DType::Float32, reduce: Some(ReduceOp::Sum), root: None, shape, kernel: None }
 }
 
 /// The algorithm for all ranks of a network.

@@ -22,7 +22,7 @@ fn hopper() -> Surroundings {
 
 fn call(kind: CollectiveKind, bytes: u64) -> Collective {
     let (reduce, root) = (Some(ReduceOp::Sum), Some(GroupRank(0)));
-    Collective { kind, dtype: DType::Float32, reduce, root, shape: Elements::Even(bytes / 4) }
+    Collective { kind, dtype: DType::Float32, reduce, root, shape: Elements::Even(bytes / 4), kernel: None }
 }
 
 fn chosen(surroundings: Surroundings, ranks: u32, kind: CollectiveKind, bytes: u64) -> &'static str {

@@ -1,0 +1,298 @@
+//! Owns memory of devices that other processes use, too: it is named by a handle that programs pass on (CUDA's IPC), and lies in a file of the
+//! memory that the processes map. What was in it stays in it when it is handed out.
+//!
+//! A handle is the same in every run: programs send it to each other, and how long what they send is may depend on its bytes. Where the file is
+//! that it names is said by a link in the folder of the command's libraries, which goes with the folder.
+
+use super::sparse::{self, Owner};
+use super::{Block, GRANULE, Kind, Memory, Place, lock, place, withdraw};
+use crate::device;
+use crate::errors::{INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Status};
+use crate::unimplemented::warn;
+use rustix::fs::{MemfdFlags, Mode, OFlags};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use std::ffi::c_void;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
+
+/// `cudaIpcMemHandle_t`, `CUipcMemHandle`: opaque to programs.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MemHandle {
+    /// [`MAGIC`].
+    magic: u64,
+    /// Of the file: the rank on whose GPU it is, and how many it has handed out before.
+    rank: u32,
+    number: u32,
+    /// Bytes of the range that is shared.
+    bytes: u64,
+    /// Of the allocation within the range.
+    offset: u64,
+    /// The device's number in the host.
+    device: u32,
+    reserved: [u32; 7],
+}
+
+const MAGIC: u64 = u64::from_le_bytes(*b"unifrIPC");
+
+/// A range that other processes may map.
+pub(super) struct Exported {
+    /// It is there for as long as it is open.
+    _file: OwnedFd,
+    key: Key,
+}
+
+/// What a file is found by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Key {
+    rank: u32,
+    number: u32,
+}
+
+/// A range of another process's.
+pub(super) struct Opened {
+    key: Key,
+    device: usize,
+    bytes: usize,
+    /// How often it was opened.
+    uses: usize,
+}
+
+/// Names an allocation for other processes, with the rank on whose GPU it is, which `rank` knows by the device.
+pub(crate) fn export(at: usize, rank: impl FnOnce(usize) -> u32) -> Result<MemHandle, Status> {
+    // Who is asked may come back for memory.
+    let Place::Device { device, .. } = place(at) else { return Err(INVALID_VALUE) };
+    let rank = rank(device);
+    let mut memory = lock();
+    memory.devices()?.export(at, rank)
+}
+
+/// Maps what a handle names, once however often it is opened.
+pub(crate) fn open(handle: &MemHandle) -> Result<usize, Status> {
+    let mut memory = lock();
+    let memory = memory.devices()?;
+    if handle.magic != MAGIC {
+        return Err(INVALID_VALUE);
+    }
+    if memory.devices.iter().flat_map(|pool| pool.exported.values()).any(|exported| exported.key == handle.key()) {
+        // As the driver does: who has the memory need not open it.
+        return Err(INVALID_CONTEXT);
+    }
+    memory.open(handle)
+}
+
+/// The reverse, for an address that `open` has returned.
+pub(crate) fn close(at: usize) -> Result<(), Status> {
+    let mut memory = lock();
+    memory.devices()?.close(at)
+}
+
+/// The rank on whose GPU memory lies that another process has; `None`: this process has it, or nobody.
+pub(crate) fn rank_of(at: usize) -> Option<u32> {
+    let mut memory = lock();
+    let memory = memory.devices().ok()?;
+    memory.opened_at(at).map(|(_, opened)| opened.key.rank)
+}
+
+impl Memory {
+    /// Whether the memory at an address is mapped by other processes, or theirs.
+    pub(super) fn is_shared(&self, at: usize) -> bool {
+        let Some((start, block)) = self.blocks.range(..=at).next_back() else { return false };
+        block.kind == Kind::Opened || self.devices[block.device].exported.contains_key(&range_of(*start, *block).0)
+    }
+
+    fn opened_at(&self, at: usize) -> Option<(usize, &Opened)> {
+        let (start, opened) = self.opened.range(..=at).next_back()?;
+        (at < start + opened.bytes).then_some((*start, opened))
+    }
+
+    fn export(&mut self, at: usize, rank: u32) -> Result<MemHandle, Status> {
+        let (start, block) = self.blocks.range(..=at).next_back().map(|(s, b)| (*s, *b)).ok_or(INVALID_VALUE)?;
+        if at >= start + block.bytes || !matches!(block.kind, Kind::Plain | Kind::Small) || block.is_pooled {
+            return Err(INVALID_VALUE);
+        }
+        let (range, bytes) = range_of(start, block);
+        let exported = &mut self.devices[block.device].exported;
+        if let std::collections::btree_map::Entry::Vacant(entry) = exported.entry(range) {
+            entry.insert(share(range, bytes, rank)?);
+        }
+        let Key { rank, number } = exported[&range].key;
+        let (bytes, offset, device) = (bytes as u64, (start - range) as u64, device::number(block.device) as u32);
+        Ok(MemHandle { magic: MAGIC, rank, number, bytes, offset, device, reserved: [0; 7] })
+    }
+
+    fn open(&mut self, handle: &MemHandle) -> Result<usize, Status> {
+        let (key, bytes) = (handle.key(), handle.bytes as usize);
+        if let Some((start, opened)) = self.opened.iter_mut().find(|(_, opened)| opened.key == key) {
+            opened.uses += 1;
+            return Ok(start + handle.offset as usize);
+        }
+        let device = device::ordinal(handle.device as usize).unwrap_or(device::current());
+        let file = key.file()?;
+        let start = self.devices[device].reserve(bytes, GRANULE)?;
+        map_shared(start, bytes, &file).inspect_err(|_| self.devices[device].ranges.put(start, bytes))?;
+        self.blocks.insert(start, Block { device, bytes, kind: Kind::Opened, is_pooled: false });
+        self.opened.insert(start, Opened { key, device, bytes, uses: 1 });
+        Ok(start + handle.offset as usize)
+    }
+
+    fn close(&mut self, at: usize) -> Result<(), Status> {
+        let (start, _) = self.opened_at(at).ok_or(INVALID_VALUE)?;
+        let opened = self.opened.get_mut(&start).expect("just found");
+        opened.uses -= 1;
+        if opened.uses == 0 {
+            let (device, bytes) = (opened.device, opened.bytes);
+            self.opened.remove(&start);
+            self.blocks.remove(&start);
+            withdraw(start, bytes);
+            self.devices[device].ranges.put(start, bytes);
+        }
+        Ok(())
+    }
+}
+
+/// What is shared of an allocation: all of it, or the granule that it has with others.
+fn range_of(start: usize, block: Block) -> (usize, usize) {
+    if block.kind == Kind::Small { (start / GRANULE * GRANULE, GRANULE) } else { (start, block.bytes) }
+}
+
+/// Puts a file in the place of private memory, with what was there.
+fn share(start: usize, bytes: usize, rank: u32) -> Result<Exported, Status> {
+    let key = Key::free_one(rank)?;
+    let file = rustix::fs::memfd_create(key.name(), MemfdFlags::CLOEXEC).map_err(|_| OUT_OF_MEMORY)?;
+    rustix::fs::ftruncate(&file, bytes as u64).map_err(|_| OUT_OF_MEMORY)?;
+    key.say_where(&file)?;
+    // SAFETY: a new mapping, anywhere, which nobody else knows; the range is ours, private and anonymous.
+    unsafe {
+        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
+        let there = mmap(std::ptr::null_mut(), bytes, access, flags, &file, 0).map_err(|_| OUT_OF_MEMORY)?;
+        sparse::copy((there as usize, Owner::Shared), (start, Owner::Us), bytes);
+        let _ = munmap(there, bytes);
+    }
+    map_shared(start, bytes, &file)?;
+    Ok(Exported { _file: file, key })
+}
+
+fn map_shared(start: usize, bytes: usize, file: &OwnedFd) -> Result<(), Status> {
+    let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
+    // SAFETY: the range is in a window, and was taken by the caller.
+    let mapped = unsafe { mmap(start as *mut c_void, bytes, ProtFlags::READ | ProtFlags::WRITE, flags, file, 0) };
+    mapped.map(drop).map_err(|_| OUT_OF_MEMORY)
+}
+
+impl MemHandle {
+    fn key(&self) -> Key {
+        Key { rank: self.rank, number: self.number }
+    }
+}
+
+impl Key {
+    /// The first that no process of the rank's uses.
+    fn free_one(rank: u32) -> Result<Key, Status> {
+        let mut keys = (0..u32::MAX).map(|number| Key { rank, number });
+        keys.find(|key| !key.is_there()).ok_or(OUT_OF_MEMORY)
+    }
+
+    fn name(self) -> String {
+        format!("uniference-gpu-{}-{}", self.rank, self.number)
+    }
+
+    /// The link that leads to the file.
+    fn link(self) -> Result<PathBuf, Status> {
+        folder().map(|folder| folder.join(self.name())).ok_or(NOT_SUPPORTED)
+    }
+
+    /// Of a process that has ended the link is still there, but not what it leads to.
+    fn is_there(self) -> bool {
+        let target = self.link().and_then(|link| std::fs::read_link(link).map_err(|_| NOT_SUPPORTED));
+        let file = target.and_then(|target| std::fs::read_link(target).map_err(|_| NOT_SUPPORTED));
+        file.is_ok_and(|file| file.to_string_lossy().trim_end_matches(" (deleted)").ends_with(&self.name()))
+    }
+
+    fn say_where(self, file: &OwnedFd) -> Result<(), Status> {
+        let link = self.link()?;
+        let _ = std::fs::remove_file(&link);
+        let target = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+        std::os::unix::fs::symlink(target, link).map_err(|_| NOT_SUPPORTED)
+    }
+
+    /// Of another process of this machine.
+    fn file(self) -> Result<OwnedFd, Status> {
+        if !self.is_there() {
+            warn("a handle of a GPU's memory was opened whose process has ended, or is on another machine");
+            return Err(INVALID_HANDLE);
+        }
+        rustix::fs::open(self.link()?, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(|_| INVALID_HANDLE)
+    }
+}
+
+/// Of the command's libraries.
+#[cfg(not(test))]
+fn folder() -> Option<PathBuf> {
+    let preloaded = std::env::var_os(uniference_protocol::phantom::PRELOAD)?;
+    std::path::Path::new(&preloaded).parent().map(PathBuf::from)
+}
+
+#[cfg(test)]
+fn folder() -> Option<PathBuf> {
+    static FOLDER: std::sync::OnceLock<tempfile::TempDir> = std::sync::OnceLock::new();
+    Some(FOLDER.get_or_init(|| tempfile::tempdir().expect("there is room")).path().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attach::tests::attach;
+    use crate::memory::{allocate, free, set};
+
+    fn byte(at: usize) -> u8 {
+        // SAFETY: the caller has allocated it.
+        unsafe { *(at as *const u8) }
+    }
+
+    /// As another process would open it.
+    fn opened(handle: &MemHandle) -> usize {
+        lock().devices().unwrap().open(handle).unwrap()
+    }
+
+    #[test]
+    fn what_is_handed_out_is_the_same_memory_for_both() {
+        attach();
+        for bytes in [1000, 3 * GRANULE] {
+            let at = allocate(1, bytes).unwrap();
+            set(at + 7, &[5], 1).unwrap();
+            let handle = export(at, |device| 40 + device as u32).unwrap();
+            assert_eq!(export(at, |_| 40), Ok(handle), "however often it is asked for");
+            assert_eq!(open(&handle), Err(INVALID_CONTEXT));
+            let there = opened(&handle);
+            assert_ne!(there, at);
+            assert_eq!((byte(there + 7), byte(there + 8), rank_of(there + 7), rank_of(at)), (5, 0, Some(41), None));
+            set(there + 8, &[6], 1).unwrap();
+            assert_eq!(byte(at + 8), 6);
+            // Zeros are seen by both, in whole pages and in parts of them.
+            set(at, &[0], bytes).unwrap();
+            assert_eq!((byte(there + 7), byte(there + 8)), (0, 0));
+            // Opened again it is where it was; it goes when both have closed it.
+            assert_eq!((opened(&handle), free(there)), (there, Err(INVALID_VALUE)));
+            assert_eq!((close(there), close(there), close(there)), (Ok(()), Ok(()), Err(INVALID_VALUE)));
+            free(at).unwrap();
+            assert_eq!(place(at), Place::Nowhere);
+            assert_eq!(open(&MemHandle { magic: 0, ..handle }), Err(INVALID_VALUE));
+        }
+    }
+
+    #[test]
+    fn what_was_handed_out_is_private_when_it_comes_back() {
+        attach();
+        let at = allocate(1, 5 * GRANULE).unwrap();
+        let there = opened(&export(at, |_| 0).unwrap());
+        set(at, &[9], 4).unwrap();
+        free(at).unwrap();
+        assert_eq!(byte(there), 9, "who has opened it keeps it");
+        let again = allocate(1, 5 * GRANULE).unwrap();
+        set(again, &[3], 4).unwrap();
+        assert_eq!((byte(again), byte(there)), (3, 9));
+        close(there).unwrap();
+        free(again).unwrap();
+    }
+}

@@ -1,0 +1,104 @@
+//! Owns collectives that kernels of the program carry out by reading other GPUs' memory, as vLLM's and SGLang's custom all-reduce do.
+//!
+//! Source of the steps: vllm-project/vllm, `csrc/custom_all_reduce.cuh` (`cross_device_reduce_1stage`, `cross_device_reduce_2stage`), whose kernels
+//! sgl-project/sglang has, too. In the first each member waits until all have begun, reads every other one's tensor and combines them in the order of
+//! ranks; in the second it combines its own block alone, beginning with its own elements and going upwards, and once all have done so reads the
+//! other blocks. Members wait for each other by flags that they write into each other's memory.
+//!
+//! What it takes: a start, and bytes at a rate. With P members and n bytes a one-shot all-reduce reads (P-1) n, a two-shot one 2 (P-1)/P n.
+//!
+//! - The start is 3.35 us and 0.37 us for each other member: sgl-project/sglang, pull request 2904, has 3.7, 4.8 and 5.9 us for a one-shot kernel
+//!   on 2, 4 and 8 H100. A second shot adds 8 us: of vllm-project/vllm, pull requests 24111 and 24532, the tables of both kernels on 4 and 6
+//!   GPUs, 0.5 to 4 MiB, less the bytes. The larger part of it is the fence that makes the combined blocks visible to the others.
+//! - The rate of one shot is what the link gives, but no more than 36 blocks of 512 threads that wait for 16 bytes of each other member
+//!   (`block_limit`, `launch_bounds` and `packed_t` of the source) can have on their way in 1.2 us: the rates of the same tables with 2 members
+//!   (205 to 280 GB/s on A100 and H100), where that is the limit. Two shots have three quarters of the link's rate (4 and 6 GPUs in the same
+//!   tables: 197 and 318 GB/s on links of 450).
+
+use super::layout::Layout;
+use super::rounds::{batches, before, recv, recv_combine, send, wrap};
+use super::{Action, Algorithm, GroupRank, Steps, Wire, even_blocks};
+use crate::program::{Collective, CollectiveKind, PeerKernel};
+use crate::symmetry::Relabeling;
+use crate::time::{Bytes, Rate, SimDuration};
+
+/// Of the start, in nanoseconds; see the module.
+const BASE: u64 = 3_350;
+const EACH_OTHER: u64 = 370;
+const SECOND_SHOT: u64 = 8_000;
+
+/// Bytes that a member waits for at once from each other one, and the nanoseconds until they are there.
+const ON_THEIR_WAY: u64 = 36 * 512 * 16;
+const ROUND_TRIP: u64 = 1_200;
+
+/// Thousandths of the link's rate that two shots have.
+const TWO_SHOTS_RATE: u32 = 750;
+
+/// See the module.
+pub(super) struct Peers {
+    kernel: PeerKernel,
+    wire: Wire,
+}
+
+impl Peers {
+    /// Of a group of this size, whose members send each other at a rate; `None`: it is not known, and no limit.
+    pub(super) fn new(kernel: PeerKernel, size: u32, inside: Option<Rate>) -> Peers {
+        let others = u64::from(size.saturating_sub(1));
+        let start = BASE + EACH_OTHER * others;
+        let (efficiency, hop) = match kernel {
+            PeerKernel::OneShot => (share(ON_THEIR_WAY * others, inside), start),
+            // Of two phases.
+            PeerKernel::TwoShot => (TWO_SHOTS_RATE, (start + SECOND_SHOT) / 2),
+        };
+        let hop = SimDuration::from_ns(hop);
+        Peers { kernel, wire: Wire { efficiency, inside: hop, between: hop } }
+    }
+}
+
+/// Thousandths of a rate at which so many bytes take a round trip; at most all of it.
+fn share(bytes: u64, of: Option<Rate>) -> u32 {
+    // Picoseconds by nanoseconds are thousandths.
+    of.map_or(1000, |of| (of.time_for(Bytes(bytes)).as_ps() / ROUND_TRIP).clamp(1, 1000) as u32)
+}
+
+impl Algorithm for Peers {
+    fn name(&self) -> &'static str {
+        self.kernel.name()
+    }
+
+    fn kinds(&self) -> &'static [CollectiveKind] {
+        self.kernel.kinds()
+    }
+
+    fn steps(&self, call: &Collective, size: u32, GroupRank(me): GroupRank) -> Steps {
+        let layout = Layout::of_members(call, size);
+        let everything = layout.blocks(0, size);
+        let others = move || (1..size).map(move |distance| (before(me, distance, size), wrap(me + distance, size)));
+        let each = |step: &dyn Fn(u32, u32) -> [Action; 2]| -> Vec<Action> {
+            others().flat_map(|(to, from)| step(to, from)).collect()
+        };
+        let whole = || each(&|to, from| [send(to, everything), recv_combine(from, everything)]);
+        let combine = || each(&|to, from| [send(to, layout.block(to)), recv_combine(from, layout.block(me))]);
+        let spread = || each(&|to, from| [send(to, layout.block(me)), recv(from, layout.block(from))]);
+        let phases = match (call.kind, self.kernel) {
+            (CollectiveKind::AllReduce, PeerKernel::OneShot) => vec![whole()],
+            (CollectiveKind::AllReduce, PeerKernel::TwoShot) => vec![combine(), spread()],
+            (CollectiveKind::ReduceScatter, _) => vec![combine()],
+            (CollectiveKind::AllGather, _) => vec![spread()],
+            (kind, _) => panic!("{} cannot carry out {kind}", self.name()),
+        };
+        Box::new(batches(phases.into_iter()))
+    }
+
+    fn wire(&self) -> Option<Wire> {
+        Some(self.wire)
+    }
+
+    fn combines_in_order(&self) -> bool {
+        self.kernel == PeerKernel::OneShot
+    }
+
+    fn symmetry(&self, call: &Collective, size: u32) -> Option<Relabeling> {
+        (self.kernel == PeerKernel::OneShot || even_blocks(call, size)).then_some(Relabeling::Rotation)
+    }
+}
