@@ -17,8 +17,6 @@ from shapes import SHAPES
 
 # A forked engine could not be told apart from the rank's own process.
 os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
-# These use memory of other processes' GPUs.
-os.environ.update(VLLM_ALLREDUCE_USE_SYMM_MEM="0", VLLM_ALLREDUCE_USE_FLASHINFER="0")
 
 VLLM = (sys.executable, "-m", "vllm.entrypoints.cli.main")
 
@@ -33,7 +31,7 @@ def write_model(folder: str, shape: str) -> None:
 def server(folder: str, port: int, words: argparse.Namespace) -> list[str]:
     graphs = ["--enforce-eager"] if words.graphs is None else ["-cc", json.dumps({"cudagraph_mode": words.graphs})]
     lengths = ["--max-model-len", str(words.max_model_len), "--no-enable-prefix-caching"]
-    ranks = ["--tensor-parallel-size", str(words.tensor_parallel), "--disable-custom-all-reduce"]
+    ranks = ["--tensor-parallel-size", str(words.tensor_parallel)]
     return [*VLLM, "serve", folder, "--port", str(port), "--load-format", "dummy", *lengths, *graphs, *ranks]
 
 
