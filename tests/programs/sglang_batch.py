@@ -56,7 +56,7 @@ def main() -> None:
             *("--attention-backend", "fa3", "--sampling-backend", "pytorch"),
             *("--cuda-graph-backend-prefill", "disabled"),
             *(() if arguments.graphs else ("--cuda-graph-backend-decode", "disabled")),
-            *("--tp-size", str(ranks), "--disable-custom-all-reduce", "--nccl-port", "29600"),
+            *("--tp-size", str(ranks), "--nccl-port", "29600"),
             *("--batch-size", "4", "--input-len", "32", "--output-len", "8"),
             *others,
         ]

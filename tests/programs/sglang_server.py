@@ -31,7 +31,7 @@ def server(folder: str, port: int, words: argparse.Namespace) -> list[str]:
     rest = ["--cuda-graph-backend-prefill", "disabled", "--disable-radix-cache", "--load-format", "dummy"]
     lengths = ["--context-length", str(words.max_model_len)]
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", folder, "--port", str(port)]
-    ranks = ["--tp-size", str(words.tensor_parallel), "--disable-custom-all-reduce"]
+    ranks = ["--tp-size", str(words.tensor_parallel)]
     return [*command, *idle, *kernels, *graphs, *rest, *lengths, *ranks, *words.server]
 
 

@@ -44,6 +44,10 @@ pub const SONAMES: [&str; 15] = [
     "libnvshmem_host.so.3",
 ];
 
+/// The folder, beside what [`PRELOAD`] names, in which the libraries have [`SONAMES`] as files: for programs that open NVIDIA's libraries by the
+/// paths that packages have them under (`python/uniference/rank/gpus.py`).
+pub const NAMED: &str = "named";
+
 /// Gives the process its devices. What the pointers point to is copied. Without a `link` everything completes at once, without a
 /// `communication` there are no communicators.
 /// 0: done; 1: of another version; 2: devices are attached already.

@@ -6,8 +6,10 @@ had no devices until now.
 
 import ctypes
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -40,6 +42,7 @@ def _attach(channel: Channel, own: int, gpus: Sequence[Mapping[str, Any]]) -> No
             "hint: install g++ and run `make setup` again, or install a wheel that was built for this version of torch"
         )
     _turn_flight_recorder_off()
+    _stand_in_for_files()
     link, communication = library.device_link(channel), library.communication(channel, values.limit())
     _native.attach_gpus(own, gpus, link, communication)
     process = ctypes.CDLL(None)
@@ -55,6 +58,25 @@ def _attach(channel: Channel, own: int, gpus: Sequence[Mapping[str, Any]]) -> No
     hints.held_on_gpu = library.held_on_gpu
     if capture.UNLIMITED in os.environ:
         process.uniference_phantom_lend()
+
+
+def _stand_in_for_files() -> None:
+    """Programs open NVIDIA's libraries also as files of packages, by `ctypes`. The real ones find no GPU; ours have the same names.
+
+    What a wheel brings along is called `libcudart.3eda8113.so.13`, as auditwheel renames it.
+    """
+    folder = Path(os.environ["UNIFERENCE_PHANTOM_PRELOAD"]).parent / "named"
+    ours = {path.name: str(path) for path in folder.iterdir()}
+    original = ctypes.CDLL.__init__
+
+    @wraps(original)
+    def open_library(self: ctypes.CDLL, name: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(name, str | os.PathLike) and os.path.isabs(name):
+            plain = re.sub(r"[.-][0-9a-f]{8}(?=\.so)", "", os.path.basename(name))
+            name = ours.get(plain, name)
+        original(self, name, *args, **kwargs)
+
+    ctypes.CDLL.__init__ = open_library  # type: ignore[method-assign]
 
 
 def _turn_flight_recorder_off() -> None:

@@ -17,7 +17,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
-use uniference_protocol::phantom::{DEVICES, LIBRARY, PRELOAD, SONAMES};
+use uniference_protocol::phantom::{DEVICES, LIBRARY, NAMED, PRELOAD, SONAMES};
 
 /// A simulated GPU, as a rank's process is told of it: [`uniference_protocol::phantom::Device`] in JSON.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -77,9 +77,13 @@ impl Libraries {
         let lock = locked(folder.path()).map_err(HostError::system("locking a temporary folder"))?;
         let libraries = Libraries { folder, _lock: lock };
         let mut needed = vec![library];
+        let named = libraries.folder.path().join(NAMED);
+        fs::create_dir(&named).map_err(HostError::system("creating a temporary folder"))?;
         for soname in SONAMES {
             let path = libraries.folder.path().join(file_name(soname));
-            write(&path, &elf(soname.as_bytes(), &[LIBRARY.as_bytes()]))?;
+            let contents = elf(soname.as_bytes(), &[LIBRARY.as_bytes()]);
+            write(&path, &contents)?;
+            write(&named.join(soname), &contents)?;
             needed.push(path);
         }
         let needed: Vec<&[u8]> = needed.iter().map(|path| path.as_os_str().as_bytes()).collect();
