@@ -66,14 +66,17 @@ class Values {
     int64_t most = 0;
     bool on_cpu = true;
     bool of_integers = true;
+    bool of_bytes = true;
     for (size_t i = 0; i < count; i++) {
       for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
         most = std::max(most, tensor.numel());
         on_cpu = on_cpu && tensor.is_cpu() && tensor.layout() == c10::kStrided;
         of_integers = of_integers && c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
+        of_bytes = of_bytes && tensor.scalar_type() == at::kByte;
       });
     }
-    return !on_cpu || most <= (of_integers ? std::max(limit_, kSteering) : limit_);
+    const int64_t steering = of_bytes ? kPacked : of_integers ? kSteering : 0;
+    return !on_cpu || most <= std::max(limit_, steering);
   }
 
   // The results of a call that is not carried out, in place of its arguments on the stack. False: their types cannot be known
@@ -130,6 +133,9 @@ class Values {
 
   // So many integers are always computed on the host: programs are steered by them, as meshes, indices, lengths and the states of generators.
   static constexpr int64_t kSteering = 1 << 16;
+
+  // So many bytes are: PyTorch packs objects into them, for example those that ranks send each other.
+  static constexpr int64_t kPacked = 1 << 26;
 
   // More programs of a kernel take too long to interpret one after the other.
   static constexpr int64_t kPrograms = 1 << 12;

@@ -61,6 +61,20 @@ def test_no_tensor_has_values(tmp_path: Path) -> None:
     assert done.code == 0, done.err
 
 
+def test_objects_that_ranks_send_each_other_are_whole(tmp_path: Path) -> None:
+    """PyTorch packs each into bytes, and concatenates the bytes of several."""
+    source = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+sent = [[5] * 100_000, ["six"] * 100_000]
+objects = list(sent) if dist.get_rank() == 0 else [None, None]
+dist.broadcast_object_list(objects, src=0)
+assert objects == sent
+"""
+    done = run_script(tmp_path, source, "--values", "small")
+    assert done.code == 0, done.err
+
+
 @pytest.mark.parametrize("values", ["none", "small"])
 def test_what_steers_a_program_has_values(values: str, tmp_path: Path) -> None:
     """Meshes, generators' states, object collectives; and what is on `meta` is nothing to compute."""

@@ -386,8 +386,9 @@ impl Planner {
 mod tests {
     use super::*;
     use crate::collective::choose::algorithm_by_name;
+    use crate::collective::peers::Peers;
     use crate::collective::{Action, Step, Steps};
-    use crate::program::{DType, ReduceOp, Shape};
+    use crate::program::{DType, PeerKernel, ReduceOp, Shape};
 
     fn call(kind: CollectiveKind, count: u64) -> Collective {
         let (reduce, root) = (Some(ReduceOp::Sum), Some(GroupRank(0)));
@@ -432,6 +433,23 @@ mod tests {
         assert_eq!(expression(&plan, 2, 4), "(((0 3) 2) 1)");
         assert_eq!(expression(&plan, 3, 9), "(((0 1) 3) 2)");
         assert_eq!(plan.folds.len(), 3 * 3);
+    }
+
+    /// In one shot in the order of ranks; in two a block's owner begins with its own elements and goes upwards. 8 elements in 4 blocks.
+    #[test]
+    fn kernels_of_programs_combine_alike_for_all() {
+        let plan = |kernel, kind| FoldPlan::derive(&Peers::new(kernel, 4, None), &call(kind, 8), 4);
+        let one = plan(PeerKernel::OneShot, CollectiveKind::AllReduce);
+        let two = plan(PeerKernel::TwoShot, CollectiveKind::AllReduce);
+        for member in 0..4 {
+            assert_eq!([0, 7].map(|index| expression(&one, member, index)), ["(((0 1) 2) 3)"; 2]);
+            assert_eq!(expression(&two, member, 0), "(((0 1) 2) 3)");
+            assert_eq!(expression(&two, member, 4), "(((2 3) 0) 1)");
+        }
+        // Blocks of 8 elements.
+        let parts = plan(PeerKernel::OneShot, CollectiveKind::ReduceScatter);
+        assert_eq!(expression(&parts, 2, 17), "(((0 1) 2) 3)");
+        assert_eq!(parts.result(GroupRank(2)), [Placement { slot: GroupRank(0), span: Span { start: 16, len: 8 } }]);
     }
 
     #[test]

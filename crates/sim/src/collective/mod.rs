@@ -94,6 +94,11 @@ pub trait Algorithm: Send + Sync {
         false
     }
 
+    /// Is it a kernel of the program's, for which no library is called?
+    fn is_of_program(&self) -> bool {
+        false
+    }
+
     /// The communication library that has it, where no other does.
     fn library(&self) -> Option<&'static str> {
         None

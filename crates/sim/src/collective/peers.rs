@@ -77,7 +77,11 @@ impl Algorithm for Peers {
         let each = |step: &dyn Fn(u32, u32) -> [Action; 2]| -> Vec<Action> {
             others().flat_map(|(to, from)| step(to, from)).collect()
         };
-        let whole = || each(&|to, from| [send(to, everything), recv_combine(from, everything)]);
+        // What is sent is as it was before anything is combined with it.
+        let whole = || -> Vec<Action> {
+            let sends = others().map(|(to, _)| send(to, everything));
+            sends.chain(others().map(|(_, from)| recv_combine(from, everything))).collect()
+        };
         let combine = || each(&|to, from| [send(to, layout.block(to)), recv_combine(from, layout.block(me))]);
         let spread = || each(&|to, from| [send(to, layout.block(me)), recv(from, layout.block(from))]);
         let phases = match (call.kind, self.kernel) {
@@ -94,11 +98,16 @@ impl Algorithm for Peers {
         Some(self.wire)
     }
 
+    fn is_of_program(&self) -> bool {
+        true
+    }
+
     fn combines_in_order(&self) -> bool {
         self.kernel == PeerKernel::OneShot
     }
 
     fn symmetry(&self, call: &Collective, size: u32) -> Option<Relabeling> {
-        (self.kernel == PeerKernel::OneShot || even_blocks(call, size)).then_some(Relabeling::Rotation)
+        let whole = self.combines_in_order() && call.kind == CollectiveKind::AllReduce;
+        (whole || even_blocks(call, size)).then_some(Relabeling::Rotation)
     }
 }

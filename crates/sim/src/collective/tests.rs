@@ -5,12 +5,13 @@ use super::dataflow::{Memory, carry_out};
 use super::fold::FoldPlan;
 use super::fold::order::Order;
 use super::layout::Layout;
+use super::peers::Peers;
 use super::rails::Rails;
 use super::{Action, Algorithm, GroupRank, Span, Step, Steps, lanes};
 use crate::program::CollectiveKind::{
     self, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter,
 };
-use crate::program::{Collective, DType, ReduceOp, Shape};
+use crate::program::{Collective, DType, PeerKernel, ReduceOp, Shape};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,7 +30,12 @@ fn call(kind: CollectiveKind, root: u32, shape: Shape) -> Collective {
 /// Every algorithm for every kind.
 fn everything() -> Vec<(CollectiveKind, Arc<dyn Algorithm>)> {
     let pairs = CollectiveKind::ALL.into_iter().map(|kind| (kind, algorithms_for(kind)));
-    pairs.flat_map(|(kind, found)| found.into_iter().map(move |algorithm| (kind, algorithm))).collect()
+    let chosen = pairs.flat_map(|(kind, found)| found.into_iter().map(move |algorithm| (kind, algorithm)));
+    let of_programs = [PeerKernel::OneShot, PeerKernel::TwoShot].into_iter().flat_map(|kernel| {
+        let algorithm = move || -> Arc<dyn Algorithm> { Arc::new(Peers::new(kernel, 4, None)) };
+        kernel.kinds().iter().map(move |kind| (*kind, algorithm()))
+    });
+    chosen.chain(of_programs).collect()
 }
 
 /// The members' calls and the algorithm of one collective.
@@ -205,6 +211,9 @@ impl Case {
                 "{}: {sums:x?}",
                 self.label()
             );
+        }
+        if self.algorithm.combines_in_order() {
+            return;
         }
         let values = self.run_reduction(|rank| vec![u128::from(rank.0) + 1; everything.len as usize], tangle);
         let plan = FoldPlan::derive(&*self.algorithm, &self.calls[0], self.size());
@@ -509,13 +518,17 @@ fn rounds_are_the_closed_forms() {
             (Reduce, "chain", p - 1),
             (Broadcast, "scatter_allgather", high + p - 1),
         ];
-        // A double tree's depth differs from member to member; a choice among others is as those are.
-        let others = everything()
-            .into_iter()
-            .filter(|(_, algorithm)| is_choice(algorithm.name()) || algorithm.name() == "double_tree");
+        // A double tree's depth differs from member to member; a choice among others is as those are. Kernels of programs are below.
+        let others = everything().into_iter().filter(|(_, algorithm)| {
+            is_choice(algorithm.name()) || algorithm.name() == "double_tree" || algorithm.is_of_program()
+        });
         assert_eq!(expected.len() + others.count(), everything().len());
         for (kind, name, rounds) in expected {
             assert_eq!(Case::named(kind, name, size, 4 * p).rounds(), rounds, "{name} {kind} of {size}");
+        }
+        for (kernel, rounds) in [(PeerKernel::OneShot, 1), (PeerKernel::TwoShot, 2)] {
+            let case = Case::even(AllReduce, Arc::new(Peers::new(kernel, size, None)), size, 4 * p);
+            assert_eq!(case.rounds(), rounds, "{}", case.label());
         }
     }
 }
@@ -667,7 +680,7 @@ fn declared_relabelings_leave_the_steps_as_they_are() {
         }
     }
     declared.dedup();
-    assert_eq!(declared.len(), 27, "{declared:?}");
+    assert_eq!(declared.len(), 31, "{declared:?}");
 }
 
 /// Peer, whether it is sent to, elements, and what the step waits for.

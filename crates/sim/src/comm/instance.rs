@@ -129,6 +129,11 @@ impl Instance {
         }
     }
 
+    /// Does a kernel of the program's carry it out?
+    pub(crate) fn is_of_program(&self) -> bool {
+        self.algorithm.as_ref().is_some_and(|algorithm| algorithm.is_of_program())
+    }
+
     fn member_or_new(&mut self, me: GroupRank) -> &mut Member {
         self.members[me.index()].get_or_insert_default()
     }

@@ -222,7 +222,7 @@ impl Comm {
         let at = match instance.wire {
             TIMELESS => now + self.free_of_network.takes,
             // No library is called: the algorithm knows how long its start takes.
-            _ if instance.call.kernel.is_some() => now,
+            _ if instance.is_of_program() => now,
             wire => self.transport.begins(now, instance.call.bytes(instance.size()), wire),
         };
         self.cue(now, at, Cue::Run { instance: index, me }).expect("a collective's steps fit together");
@@ -488,7 +488,7 @@ impl Comm {
             cause,
         };
         let (bytes, wire) = (instance.call.bytes(instance.size()), instance.wire);
-        let of_program = instance.call.kernel.is_some();
+        let of_program = instance.is_of_program();
         if instance.is_finished() {
             self.running.swap_remove(&(instance.group, instance.sequence));
             self.instances[index as usize] = None;

@@ -10,6 +10,7 @@ mod free;
 mod halts;
 mod nccl;
 mod overlap;
+mod peers;
 mod point_to_point;
 mod protocol;
 mod support;

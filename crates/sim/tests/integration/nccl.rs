@@ -19,7 +19,7 @@ const MICROSECOND: f64 = 1e-6;
 const LAUNCH: f64 = 6.6 * MICROSECOND;
 
 /// Servers whose GPUs send `nvlink` bytes a second to each other and 50 GB/s to other servers.
-fn servers(count: u32, nvlink: f64) -> Cluster {
+pub(crate) fn servers(count: u32, nvlink: f64) -> Cluster {
     let ranks = (count * GPUS) as usize;
     let mut cluster = switch(ranks);
     let hosts: Vec<HostSpec> = cluster.topology.hosts().iter().map(HostSpec::new).collect();
@@ -66,7 +66,7 @@ fn seconds(cluster: &Cluster, kind: CollectiveKind, bytes: u64) -> f64 {
     seconds_of(cluster, kind, bytes, 1)
 }
 
-fn near(found: f64, expected: f64, tolerance: f64) {
+pub(crate) fn near(found: f64, expected: f64, tolerance: f64) {
     assert!((found / expected - 1.0).abs() < tolerance, "{found} is not {expected}");
 }
 
