@@ -127,6 +127,24 @@ macro_rules! nvml {
     };
 }
 
+/// `nvmlConfComputeSystemState_t`: no confidential computing.
+#[repr(C)]
+#[derive(Default)]
+struct ConfComputeState {
+    environment: c_uint,
+    feature: c_uint,
+    tools: c_uint,
+}
+
+/// `nvmlSystemConfComputeSettings_v1_t`: the same.
+#[repr(C)]
+struct ConfComputeSettings {
+    /// The caller's.
+    version: c_uint,
+    state: ConfComputeState,
+    multi_gpu: c_uint,
+}
+
 nvml! {
     fn nvmlInit() { Ok(()) }
     fn nvmlInit_v2() { Ok(()) }
@@ -160,6 +178,12 @@ nvml! {
         let [high, low] = known(of)?.1.capability;
         give(major, high as c_int)?;
         give(minor, low as c_int)
+    }
+    fn nvmlSystemGetConfComputeState(state: Out<ConfComputeState>) { give(state, ConfComputeState::default()) }
+    fn nvmlSystemGetConfComputeSettings(settings: Option<&mut ConfComputeSettings>) {
+        let settings = settings.ok_or(INVALID_ARGUMENT)?;
+        (settings.state, settings.multi_gpu) = (ConfComputeState::default(), 0);
+        Ok(())
     }
     fn nvmlDeviceGetP2PStatus(one: Handle, other: Handle, _kind: c_int, status: Out<c_int>) {
         let (one, other) = (known(one)?.0, known(other)?.0);
