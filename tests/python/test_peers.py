@@ -257,6 +257,22 @@ torch.cuda.synchronize()
     assert re.search(r"kernel: .*(one_shot.*two_shot|two_shot.*one_shot)", done.err), done.err
 
 
+def test_what_is_no_memory_of_a_gpu_cannot_be_read(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        KERNELS
+        + """
+x, listed = torch.zeros(8, device="cuda"), torch.full((size,), 4096, dtype=torch.int64).cuda()
+try:
+    launch("cross_device_reduce_1stage", "fLi2E", flags, listed, x, 32)
+except AssertionError as error:
+    assert "700" in str(error)
+else:
+    raise SystemExit("it was read")
+""",
+    )
+
+
 def test_a_kernel_that_is_not_called_as_we_know_it_computes(tmp_path: Path) -> None:
     _, err = run(
         tmp_path,

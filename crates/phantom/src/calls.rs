@@ -3,7 +3,7 @@
 
 use crate::arrivals::{self, Arrival};
 use crate::attach::communication;
-use crate::errors::{INVALID_VALUE, Status};
+use crate::errors::{ILLEGAL_ADDRESS, INVALID_VALUE, Status};
 use crate::exports::exports;
 use crate::streams::{self, Handle, Moved, Name};
 use crate::{cupti, device, memory};
@@ -100,7 +100,7 @@ fn make(calls: &[Prepared], streams: &[u32]) -> Result<(), Status> {
     let mut begun = BTreeSet::new();
     for (Prepared { mut call, output, finish, factor, own, peers }, stream) in to_others(calls, streams) {
         if let Some((_, at)) = &peers {
-            call.input = found(*at)?;
+            call.input = tensor_at(*at, call.has_values != 0)?;
         }
         if let Some(own) = own {
             let _ = own.carry_out();
@@ -128,11 +128,13 @@ fn make(calls: &[Prepared], streams: &[u32]) -> Result<(), Status> {
     Ok(())
 }
 
-/// The address that lies at an address of a device.
-fn found(at: usize) -> Result<usize, Status> {
+/// Where a tensor lies whose address is in memory of a device.
+fn tensor_at(at: usize, is_read: bool) -> Result<usize, Status> {
     let mut bytes = [0; size_of::<usize>()];
     memory::copy(bytes.as_mut_ptr() as usize, at, bytes.len())?;
-    Ok(usize::from_ne_bytes(bytes))
+    let tensor = usize::from_ne_bytes(bytes);
+    let is_there = matches!(memory::place(tensor), memory::Place::Device { .. });
+    if is_there || !is_read { Ok(tensor) } else { Err(ILLEGAL_ADDRESS) }
 }
 
 /// What profiles call an operation: as NCCL calls its kernels, without the algorithm and the protocol, which are the engine's choice.

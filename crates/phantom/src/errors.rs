@@ -22,6 +22,7 @@ pub(crate) const INVALID_HANDLE: Status = 400;
 pub(crate) const ILLEGAL_STATE: Status = 401;
 pub(crate) const NOT_FOUND: Status = 500;
 pub(crate) const NOT_READY: Status = 600;
+pub(crate) const ILLEGAL_ADDRESS: Status = 700;
 pub(crate) const PEER_ACCESS_ALREADY_ENABLED: Status = 704;
 pub(crate) const PEER_ACCESS_NOT_ENABLED: Status = 705;
 pub(crate) const HOST_MEMORY_ALREADY_REGISTERED: Status = 712;
