@@ -144,6 +144,8 @@ dist.all_gather_object(others, list(handed_out(ctypes.c_void_p(tensor.data_ptr()
 free = torch.cuda.mem_get_info()
 there = opened(others[1 - rank])
 assert torch.cuda.mem_get_info() == free
+assert opened(others[1 - rank]).value == there.value
+call("cudaIpcCloseMemHandle", there)
 assert ctypes.c_float.from_address(there.value).value == 1 - rank
 dist.barrier()
 tensor.fill_(7.0)
@@ -153,6 +155,25 @@ assert ctypes.c_float.from_address(there.value).value == 7.0
 call("cudaIpcCloseMemHandle", there)
 assert cuda.cudaIpcCloseMemHandle(there) == 1
 dist.barrier()
+""",
+    )
+
+
+def test_libraries_that_are_opened_as_files_are_the_simulated_ones(tmp_path: Path) -> None:
+    """Those of packages, also as auditwheel calls them in wheels; what else is opened is what it is."""
+    run(
+        tmp_path,
+        """
+for name in ("libcudart.so.13", "libcudart.3eda8113.so.13", "libcudart-3eda8113.so.13"):
+    count = ctypes.c_int()
+    assert ctypes.CDLL(f"/nowhere/{name}").cudaGetDeviceCount(ctypes.byref(count)) == 0
+    assert count.value == 2
+for other in ("/nowhere/libother.so.1", "/nowhere/libcudart.so.12"):
+    try:
+        ctypes.CDLL(other)
+    except OSError:
+        continue
+    raise SystemExit(f"{other} was found")
 """,
     )
 

@@ -19,7 +19,7 @@ use sparse::Owner;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
 /// In what the driver hands out a device's memory: the minimum that `cuMemGetAllocationGranularity` names, and by how much
 /// `cudaMemGetInfo` falls with the first small `cudaMalloc`.
@@ -41,6 +41,9 @@ const SPAN: usize = 1 << 46;
 const WINDOW: usize = 1 << 42;
 
 static MEMORY: Mutex<Option<Memory>> = Mutex::new(None);
+
+/// Held by who moves bytes, so that memory is not handed out to other processes meanwhile.
+static MOVES: RwLock<()> = RwLock::new(());
 
 /// Programs get more than there is, to find out what they need: a request is refused once, so that its maker gives back what it can do without,
 /// and granted when it comes again.
@@ -327,6 +330,7 @@ pub(crate) fn copy(to: usize, from: usize, bytes: usize) -> Result<(), Status> {
     if bytes == 0 {
         return Ok(());
     }
+    let _moves = MOVES.read().unwrap_or_else(PoisonError::into_inner);
     let (target, source) = (check(to, bytes)?, check(from, bytes)?);
     // SAFETY: memory of devices is mapped, as was checked; for the host's the caller of the library answers, as for `memcpy`.
     unsafe {
@@ -345,6 +349,7 @@ pub(crate) fn set(at: usize, value: &[u8], count: usize) -> Result<(), Status> {
     if bytes == 0 {
         return Ok(());
     }
+    let _moves = MOVES.read().unwrap_or_else(PoisonError::into_inner);
     let owner = check(at, bytes)?;
     if value.iter().all(|byte| *byte == 0) {
         // SAFETY: the range is mapped, as was checked, or the host's, for which the caller of the library answers.
@@ -358,18 +363,22 @@ pub(crate) fn set(at: usize, value: &[u8], count: usize) -> Result<(), Status> {
 }
 
 /// Whose memory it is. That of a device must be there; of the host's nothing is known.
-fn check(at: usize, bytes: usize) -> Result<Owner, Status> {
+fn check(at: usize, length: usize) -> Result<Owner, Status> {
     let mut memory = lock();
     let Ok(memory) = memory.devices() else { return Ok(Owner::Program) };
     let (mut next, mut owner) = (at, Owner::Us);
-    while next < at + bytes {
+    while next < at + length {
         match memory.place(next) {
             Place::Device { kind: Kind::Reserved, .. } | Place::Nowhere => return Err(INVALID_VALUE),
             Place::Device { start, bytes, .. } => {
-                if memory.is_shared(next) {
-                    owner = Owner::Shared;
+                let end = start + bytes;
+                match memory.shared_at(next) {
+                    // In one file, or it is not looked at more closely.
+                    Some((file, last)) if next == at && at + length <= last => return Ok(Owner::Shared(file)),
+                    Some(_) => owner = Owner::Program,
+                    None => {}
                 }
-                next = start + bytes;
+                next = end;
             }
             Place::Pinned { .. } | Place::Host => return Ok(Owner::Program),
         }

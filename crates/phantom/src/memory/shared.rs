@@ -4,16 +4,20 @@
 //! A handle is the same in every run: programs send it to each other, and how long what they send is may depend on its bytes. Where the file is
 //! that it names is said by a link in the folder of the command's libraries, which goes with the folder.
 
-use super::sparse::{self, Owner};
-use super::{Block, GRANULE, Kind, Memory, Place, lock, place, withdraw};
+use super::sparse::{self, Owner, SharedFile};
+use super::{Block, GRANULE, Kind, MOVES, Memory, Place, lock, place, withdraw};
 use crate::device;
 use crate::errors::{INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Status};
 use crate::unimplemented::warn;
 use rustix::fs::{MemfdFlags, Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use std::collections::btree_map::Entry;
 use std::ffi::c_void;
+use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::PoisonError;
+use uniference_protocol::descriptors::lift;
 
 /// `cudaIpcMemHandle_t`, `CUipcMemHandle`: opaque to programs.
 #[repr(C)]
@@ -21,7 +25,7 @@ use std::path::PathBuf;
 pub(crate) struct MemHandle {
     /// [`MAGIC`].
     magic: u64,
-    /// Of the file: the rank on whose GPU it is, and how many it has handed out before.
+    /// Of the file: the rank on whose GPU it is, and how many its processes have handed out before.
     rank: u32,
     number: u32,
     /// Bytes of the range that is shared.
@@ -38,7 +42,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"unifrIPC");
 /// A range that other processes may map.
 pub(super) struct Exported {
     /// It is there for as long as it is open.
-    _file: OwnedFd,
+    file: OwnedFd,
+    bytes: usize,
     key: Key,
 }
 
@@ -51,6 +56,7 @@ struct Key {
 
 /// A range of another process's.
 pub(super) struct Opened {
+    file: OwnedFd,
     key: Key,
     device: usize,
     bytes: usize,
@@ -63,6 +69,7 @@ pub(crate) fn export(at: usize, rank: impl FnOnce(usize) -> u32) -> Result<MemHa
     // Who is asked may come back for memory.
     let Place::Device { device, .. } = place(at) else { return Err(INVALID_VALUE) };
     let rank = rank(device);
+    let _nobody_moves = MOVES.write().unwrap_or_else(PoisonError::into_inner);
     let mut memory = lock();
     memory.devices()?.export(at, rank)
 }
@@ -95,10 +102,18 @@ pub(crate) fn rank_of(at: usize) -> Option<u32> {
 }
 
 impl Memory {
-    /// Whether the memory at an address is mapped by other processes, or theirs.
-    pub(super) fn is_shared(&self, at: usize) -> bool {
-        let Some((start, block)) = self.blocks.range(..=at).next_back() else { return false };
-        block.kind == Kind::Opened || self.devices[block.device].exported.contains_key(&range_of(*start, *block).0)
+    /// The file in which the memory at an address is, of which other processes have some: where it is mapped, and how far.
+    pub(super) fn shared_at(&self, at: usize) -> Option<(SharedFile, usize)> {
+        let (start, block) = self.blocks.range(..=at).next_back()?;
+        let (start, bytes, file) = if block.kind == Kind::Opened {
+            let opened = self.opened.get(start)?;
+            (*start, opened.bytes, &opened.file)
+        } else {
+            let (range, _) = range_of(*start, *block);
+            let exported = self.devices[block.device].exported.get(&range)?;
+            (range, exported.bytes, &exported.file)
+        };
+        Some((SharedFile { descriptor: file.as_raw_fd(), start }, start + bytes))
     }
 
     fn opened_at(&self, at: usize) -> Option<(usize, &Opened)> {
@@ -113,7 +128,7 @@ impl Memory {
         }
         let (range, bytes) = range_of(start, block);
         let exported = &mut self.devices[block.device].exported;
-        if let std::collections::btree_map::Entry::Vacant(entry) = exported.entry(range) {
+        if let Entry::Vacant(entry) = exported.entry(range) {
             entry.insert(share(range, bytes, rank)?);
         }
         let Key { rank, number } = exported[&range].key;
@@ -128,11 +143,11 @@ impl Memory {
             return Ok(start + handle.offset as usize);
         }
         let device = device::ordinal(handle.device as usize).unwrap_or(device::current());
-        let file = key.file()?;
+        let file = key.file(bytes)?;
         let start = self.devices[device].reserve(bytes, GRANULE)?;
         map_shared(start, bytes, &file).inspect_err(|_| self.devices[device].ranges.put(start, bytes))?;
         self.blocks.insert(start, Block { device, bytes, kind: Kind::Opened, is_pooled: false });
-        self.opened.insert(start, Opened { key, device, bytes, uses: 1 });
+        self.opened.insert(start, Opened { file, key, device, bytes, uses: 1 });
         Ok(start + handle.offset as usize)
     }
 
@@ -156,21 +171,21 @@ fn range_of(start: usize, block: Block) -> (usize, usize) {
     if block.kind == Kind::Small { (start / GRANULE * GRANULE, GRANULE) } else { (start, block.bytes) }
 }
 
-/// Puts a file in the place of private memory, with what was there.
+/// Puts a file in the place of private memory, with what was there. Nobody moves bytes meanwhile by functions of CUDA; what other threads write
+/// there by themselves just then, as operators of the host do into memory that is shared as well, may be lost.
 fn share(start: usize, bytes: usize, rank: u32) -> Result<Exported, Status> {
-    let key = Key::free_one(rank)?;
-    let file = rustix::fs::memfd_create(key.name(), MemfdFlags::CLOEXEC).map_err(|_| OUT_OF_MEMORY)?;
+    let (key, file) = Key::claim(rank)?;
     rustix::fs::ftruncate(&file, bytes as u64).map_err(|_| OUT_OF_MEMORY)?;
-    key.say_where(&file)?;
     // SAFETY: a new mapping, anywhere, which nobody else knows; the range is ours, private and anonymous.
     unsafe {
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
         let there = mmap(std::ptr::null_mut(), bytes, access, flags, &file, 0).map_err(|_| OUT_OF_MEMORY)?;
-        sparse::copy((there as usize, Owner::Shared), (start, Owner::Us), bytes);
+        let to = Owner::Shared(SharedFile { descriptor: file.as_raw_fd(), start: there as usize });
+        sparse::copy((there as usize, to), (start, Owner::Us), bytes);
         let _ = munmap(there, bytes);
     }
     map_shared(start, bytes, &file)?;
-    Ok(Exported { _file: file, key })
+    Ok(Exported { file, bytes, key })
 }
 
 fn map_shared(start: usize, bytes: usize, file: &OwnedFd) -> Result<(), Status> {
@@ -187,42 +202,44 @@ impl MemHandle {
 }
 
 impl Key {
-    /// The first that no process of the rank's uses.
-    fn free_one(rank: u32) -> Result<Key, Status> {
-        let mut keys = (0..u32::MAX).map(|number| Key { rank, number });
-        keys.find(|key| !key.is_there()).ok_or(OUT_OF_MEMORY)
+    /// The next that no process of the rank's has had, and a file that is found by it. A number is never used again: somebody may still have the
+    /// memory that it has named.
+    fn claim(rank: u32) -> Result<(Key, OwnedFd), Status> {
+        let folder = folder().ok_or(NOT_SUPPORTED)?;
+        for key in (0..u32::MAX).map(|number| Key { rank, number }) {
+            let link = folder.join(key.name());
+            if std::fs::symlink_metadata(&link).is_ok() {
+                continue;
+            }
+            let file = lift(rustix::fs::memfd_create(key.name(), MemfdFlags::CLOEXEC).map_err(|_| OUT_OF_MEMORY)?);
+            let target = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+            match std::os::unix::fs::symlink(target, link) {
+                Ok(()) => return Ok((key, file)),
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(_) => return Err(NOT_SUPPORTED),
+            }
+        }
+        Err(OUT_OF_MEMORY)
     }
 
     fn name(self) -> String {
         format!("uniference-gpu-{}-{}", self.rank, self.number)
     }
 
-    /// The link that leads to the file.
-    fn link(self) -> Result<PathBuf, Status> {
-        folder().map(|folder| folder.join(self.name())).ok_or(NOT_SUPPORTED)
-    }
-
-    /// Of a process that has ended the link is still there, but not what it leads to.
-    fn is_there(self) -> bool {
-        let target = self.link().and_then(|link| std::fs::read_link(link).map_err(|_| NOT_SUPPORTED));
-        let file = target.and_then(|target| std::fs::read_link(target).map_err(|_| NOT_SUPPORTED));
-        file.is_ok_and(|file| file.to_string_lossy().trim_end_matches(" (deleted)").ends_with(&self.name()))
-    }
-
-    fn say_where(self, file: &OwnedFd) -> Result<(), Status> {
-        let link = self.link()?;
-        let _ = std::fs::remove_file(&link);
-        let target = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
-        std::os::unix::fs::symlink(target, link).map_err(|_| NOT_SUPPORTED)
-    }
-
-    /// Of another process of this machine.
-    fn file(self) -> Result<OwnedFd, Status> {
-        if !self.is_there() {
-            warn("a handle of a GPU's memory was opened whose process has ended, or is on another machine");
-            return Err(INVALID_HANDLE);
-        }
-        rustix::fs::open(self.link()?, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(|_| INVALID_HANDLE)
+    /// Of another process of this machine, if it is there and has this many bytes.
+    fn file(self, bytes: usize) -> Result<OwnedFd, Status> {
+        let link = folder().map(|folder| folder.join(self.name())).ok_or(NOT_SUPPORTED)?;
+        let target = std::fs::read_link(&link).and_then(std::fs::read_link);
+        let is_it = target.is_ok_and(|file| {
+            file.to_string_lossy().trim_end_matches(" (deleted)").ends_with(&format!(":{}", self.name()))
+        });
+        let opened =
+            is_it.then(|| rustix::fs::open(link, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).ok()).flatten();
+        let file = opened.filter(|file| rustix::fs::fstat(file).is_ok_and(|known| known.st_size == bytes as i64));
+        file.map(lift).ok_or_else(|| {
+            warn("a handle of a GPU's memory was opened whose process has freed it or ended, or is on another machine");
+            INVALID_HANDLE
+        })
     }
 }
 
@@ -292,7 +309,32 @@ mod tests {
         let again = allocate(1, 5 * GRANULE).unwrap();
         set(again, &[3], 4).unwrap();
         assert_eq!((byte(again), byte(there)), (3, 9));
-        close(there).unwrap();
+        // What it is called now is something else, of another size.
+        let handle = export(again, |_| 0).unwrap();
+        assert_eq!(
+            lock().devices().unwrap().open(&MemHandle { bytes: handle.bytes / 5, ..handle }),
+            Err(INVALID_HANDLE)
+        );
+        let now = opened(&handle);
+        assert_eq!((byte(now), byte(there)), (3, 9));
+        [there, now].into_iter().for_each(|at| close(at).unwrap());
         free(again).unwrap();
+        assert_eq!(lock().devices().unwrap().open(&handle), Err(INVALID_HANDLE), "it is gone");
+    }
+
+    /// Of 8 MiB that are shared, one byte was written: a copy takes one page.
+    #[test]
+    fn what_was_never_written_takes_no_memory_when_it_is_copied() {
+        attach();
+        let [from, to] = [(); 2].map(|()| allocate(1, 4 * GRANULE).unwrap());
+        let handles = [from, to].map(|at| export(at, |_| 3).unwrap());
+        set(from + GRANULE + 5, &[7], 1).unwrap();
+        super::super::copy(to, from, 4 * GRANULE).unwrap();
+        assert_eq!(byte(to + GRANULE + 5), 7);
+        for handle in handles {
+            let file = handle.key().file(4 * GRANULE).unwrap();
+            assert_eq!(rustix::fs::fstat(&file).unwrap().st_blocks * 512, 4096);
+        }
+        [from, to].into_iter().for_each(|at| free(at).unwrap());
     }
 }

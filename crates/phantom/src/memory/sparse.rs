@@ -6,6 +6,7 @@ use super::PAGE;
 use rustix::mm::{Advice, madvise};
 use std::ffi::c_void;
 use std::fs::File;
+use std::os::fd::RawFd;
 use std::os::unix::fs::FileExt;
 
 /// From here on it is cheaper to ask which pages have been written to than to look at them.
@@ -22,10 +23,17 @@ const IS_THERE: u64 = 0b11 << 62;
 pub(super) enum Owner {
     /// Ours, private and anonymous: a page that is not there is zero.
     Us,
-    /// Ours and other processes', of a file of the memory: the same, once the file has a hole there.
-    Shared,
+    /// Ours and other processes', of a file of the memory: where the file has a hole it is zero.
+    Shared(SharedFile),
     /// The program's: what lies behind its pages is not known.
     Program,
+}
+
+/// A file of the memory, and where it is mapped.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct SharedFile {
+    pub(super) descriptor: RawFd,
+    pub(super) start: usize,
 }
 
 /// Moves bytes between ranges that do not overlap.
@@ -72,7 +80,7 @@ pub(super) unsafe fn clear(at: usize, owner: Owner, bytes: usize) {
     unsafe {
         let advice = match owner {
             Owner::Us => Some(Advice::LinuxDontNeed),
-            Owner::Shared => Some(Advice::LinuxRemove),
+            Owner::Shared(_) => Some(Advice::LinuxRemove),
             Owner::Program => None,
         };
         let given_back = |advice| madvise(first as *mut c_void, last - first, advice).is_ok();
@@ -113,7 +121,7 @@ enum Table {
     /// Of private memory.
     Private(File),
     /// Of a file of the memory: those that the file has.
-    Shared,
+    Shared(SharedFile),
 }
 
 impl Table {
@@ -121,7 +129,7 @@ impl Table {
     fn of(owner: Owner) -> Option<Table> {
         match owner {
             Owner::Us => File::open("/proc/self/pagemap").ok().map(Table::Private),
-            Owner::Shared => Some(Table::Shared),
+            Owner::Shared(file) => Some(Table::Shared(file)),
             Owner::Program => None,
         }
     }
@@ -137,18 +145,29 @@ impl Table {
                     *entry = u64::from_ne_bytes(bytes.try_into().expect("8 bytes"));
                 }
             }
-            Table::Shared => {
-                let (mut are_there, count) = ([0u8; ENTRIES], count.min(ENTRIES));
-                // SAFETY: the pages are mapped, as the caller of `copy` says, and there is room for so many answers.
-                let asked =
-                    unsafe { libc::mincore((page * PAGE) as *mut c_void, count * PAGE, are_there.as_mut_ptr()) };
-                if asked == 0 {
-                    let answers = are_there.iter().take(count).map(|is_there| u64::from(is_there & 1) * IS_THERE);
-                    entries.iter_mut().zip(answers).for_each(|(entry, answer)| *entry = answer);
+            Table::Shared(file) => {
+                let first = page * PAGE - file.start;
+                let last = first + count.min(ENTRIES) * PAGE;
+                let mut at = first;
+                while at < last {
+                    let Some(data) = file.next(at, libc::SEEK_DATA) else { break };
+                    entries[(at - first) / PAGE..(data.min(last) - first) / PAGE].fill(0);
+                    at = file.next(data, libc::SEEK_HOLE).unwrap_or(last);
+                }
+                if at < last {
+                    entries[(at - first) / PAGE..(last - first) / PAGE].fill(0);
                 }
             }
         }
         entries
+    }
+}
+
+impl SharedFile {
+    /// Where data, or a hole, comes next, by `lseek`: at this place or behind it; `None`: nowhere. The kernel finds what was swapped out, too.
+    fn next(self, at: usize, what: i32) -> Option<usize> {
+        // SAFETY: the caller of `copy` has the file open; where it is read next does not matter to anybody.
+        usize::try_from(unsafe { libc::lseek(self.descriptor, at as i64, what) }).ok()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Owns communication that the library of simulated GPUs asks for (`crates/phantom/src/nccl.rs`): its view of the client, by addresses of functions.
+//! Owns communication that the library of simulated GPUs asks for (`crates/phantom/src/calls.rs`): its view of the client, by addresses of functions.
 
 // The functions are called by another library, which passes addresses.
 #![allow(unsafe_code)]

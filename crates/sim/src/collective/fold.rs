@@ -389,6 +389,7 @@ mod tests {
     use crate::collective::peers::Peers;
     use crate::collective::{Action, Step, Steps};
     use crate::program::{DType, PeerKernel, ReduceOp, Shape};
+    use crate::time::Rate;
 
     fn call(kind: CollectiveKind, count: u64) -> Collective {
         let (reduce, root) = (Some(ReduceOp::Sum), Some(GroupRank(0)));
@@ -435,21 +436,24 @@ mod tests {
         assert_eq!(plan.folds.len(), 3 * 3);
     }
 
-    /// In one shot in the order of ranks; in two a block's owner begins with its own elements and goes upwards. 8 elements in 4 blocks.
+    /// In one shot in the order of ranks; in two a block's owner begins with its own elements and goes upwards. Of 42 elements ten are whole times
+    /// 16 bytes, of which each block has two, and the last one the rest.
     #[test]
     fn kernels_of_programs_combine_alike_for_all() {
-        let plan = |kernel, kind| FoldPlan::derive(&Peers::new(kernel, 4, None), &call(kind, 8), 4);
+        let inside = Rate::new(360e9).unwrap();
+        let plan = |kernel, kind| FoldPlan::derive(&Peers::new(kernel, 4, inside), &call(kind, 42), 4);
         let one = plan(PeerKernel::OneShot, CollectiveKind::AllReduce);
         let two = plan(PeerKernel::TwoShot, CollectiveKind::AllReduce);
         for member in 0..4 {
-            assert_eq!([0, 7].map(|index| expression(&one, member, index)), ["(((0 1) 2) 3)"; 2]);
-            assert_eq!(expression(&two, member, 0), "(((0 1) 2) 3)");
-            assert_eq!(expression(&two, member, 4), "(((2 3) 0) 1)");
+            assert_eq!([0, 41].map(|index| expression(&one, member, index)), ["(((0 1) 2) 3)"; 2]);
+            assert_eq!([0, 7].map(|index| expression(&two, member, index)), ["(((0 1) 2) 3)"; 2]);
+            assert_eq!([16, 23].map(|index| expression(&two, member, index)), ["(((2 3) 0) 1)"; 2]);
+            assert_eq!([24, 41].map(|index| expression(&two, member, index)), ["(((0 3) 1) 2)"; 2]);
         }
-        // Blocks of 8 elements.
+        // Blocks of 42 elements.
         let parts = plan(PeerKernel::OneShot, CollectiveKind::ReduceScatter);
-        assert_eq!(expression(&parts, 2, 17), "(((0 1) 2) 3)");
-        assert_eq!(parts.result(GroupRank(2)), [Placement { slot: GroupRank(0), span: Span { start: 16, len: 8 } }]);
+        assert_eq!(expression(&parts, 2, 85), "(((0 1) 2) 3)");
+        assert_eq!(parts.result(GroupRank(2)), [Placement { slot: GroupRank(0), span: Span { start: 84, len: 42 } }]);
     }
 
     #[test]

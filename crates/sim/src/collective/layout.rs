@@ -19,7 +19,8 @@ impl Layout {
         Layout::Regular { quotient: elements / u64::from(parts), remainder: elements % u64::from(parts) }
     }
 
-    fn listed(lengths: &[u64]) -> Layout {
+    /// Blocks of these lengths.
+    pub(super) fn listed(lengths: &[u64]) -> Layout {
         let ends = lengths.iter().scan(0, |end, length| {
             *end += length;
             Some(*end)

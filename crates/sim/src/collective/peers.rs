@@ -18,7 +18,7 @@
 use super::layout::Layout;
 use super::rounds::{batches, before, recv, recv_combine, send, wrap};
 use super::{Action, Algorithm, GroupRank, Steps, Wire, even_blocks};
-use crate::program::{Collective, CollectiveKind, PeerKernel};
+use crate::program::{Collective, CollectiveKind, PeerKernel, Shape};
 use crate::symmetry::Relabeling;
 use crate::time::{Bytes, Rate, SimDuration};
 
@@ -28,8 +28,11 @@ const EACH_OTHER: u64 = 370;
 const SECOND_SHOT: u64 = 8_000;
 
 /// Bytes that a member waits for at once from each other one, and the nanoseconds until they are there.
-const ON_THEIR_WAY: u64 = 36 * 512 * 16;
+const ON_THEIR_WAY: u64 = 36 * 512 * PACK;
 const ROUND_TRIP: u64 = 1_200;
+
+/// Bytes that a thread moves at once.
+const PACK: u64 = 16;
 
 /// Thousandths of the link's rate that two shots have.
 const TWO_SHOTS_RATE: u32 = 750;
@@ -41,8 +44,8 @@ pub(super) struct Peers {
 }
 
 impl Peers {
-    /// Of a group of this size, whose members send each other at a rate; `None`: it is not known, and no limit.
-    pub(super) fn new(kernel: PeerKernel, size: u32, inside: Option<Rate>) -> Peers {
+    /// Of a group of this size, whose members send each other at a rate.
+    pub(super) fn new(kernel: PeerKernel, size: u32, inside: Rate) -> Peers {
         let others = u64::from(size.saturating_sub(1));
         let start = BASE + EACH_OTHER * others;
         let (efficiency, hop) = match kernel {
@@ -55,10 +58,29 @@ impl Peers {
     }
 }
 
+/// How many times 16 bytes a tensor has, and how many elements these are; what is left over counts as part of the last.
+fn packs(call: &Collective) -> (u64, u64) {
+    let each = (PACK / call.dtype.size()).max(1);
+    (call.bytes(1).0 / call.dtype.size().max(1) / each, each)
+}
+
 /// Thousandths of a rate at which so many bytes take a round trip; at most all of it.
-fn share(bytes: u64, of: Option<Rate>) -> u32 {
+fn share(bytes: u64, of: Rate) -> u32 {
     // Picoseconds by nanoseconds are thousandths.
-    of.map_or(1000, |of| (of.time_for(Bytes(bytes)).as_ps() / ROUND_TRIP).clamp(1, 1000) as u32)
+    (of.time_for(Bytes(bytes)).as_ps() / ROUND_TRIP).clamp(1, 1000) as u32
+}
+
+impl Peers {
+    /// Where the members' blocks are. Those of an all-reduce are as many packs for each, and the rest for the last.
+    fn layout(&self, call: &Collective, size: u32) -> Layout {
+        let (CollectiveKind::AllReduce, Shape::Even(count)) = (call.kind, &call.shape) else {
+            return Layout::of_members(call, size);
+        };
+        let (packs, each) = packs(call);
+        let block = packs / u64::from(size) * each;
+        let last = count - block * u64::from(size - 1);
+        Layout::listed(&[vec![block; size as usize - 1], vec![last]].concat())
+    }
 }
 
 impl Algorithm for Peers {
@@ -71,7 +93,7 @@ impl Algorithm for Peers {
     }
 
     fn steps(&self, call: &Collective, size: u32, GroupRank(me): GroupRank) -> Steps {
-        let layout = Layout::of_members(call, size);
+        let layout = self.layout(call, size);
         let everything = layout.blocks(0, size);
         let others = move || (1..size).map(move |distance| (before(me, distance, size), wrap(me + distance, size)));
         let each = |step: &dyn Fn(u32, u32) -> [Action; 2]| -> Vec<Action> {
@@ -107,7 +129,11 @@ impl Algorithm for Peers {
     }
 
     fn symmetry(&self, call: &Collective, size: u32) -> Option<Relabeling> {
-        let whole = self.combines_in_order() && call.kind == CollectiveKind::AllReduce;
-        (whole || even_blocks(call, size)).then_some(Relabeling::Rotation)
+        let alike = match (call.kind, self.kernel) {
+            (CollectiveKind::AllReduce, PeerKernel::OneShot) => true,
+            (CollectiveKind::AllReduce, PeerKernel::TwoShot) => packs(call).0.is_multiple_of(u64::from(size)),
+            _ => even_blocks(call, size),
+        };
+        alike.then_some(Relabeling::Rotation)
     }
 }

@@ -154,11 +154,12 @@ impl AlgorithmTable {
     }
 
     /// What carries out a call in a group of `size`, where the rule's algorithm is a choice among others: the one it chooses. A kernel of the
-    /// program's is that of the call, if the group is in one server: in a replay it may not be, and such programs then call the library.
+    /// program's is that of the call, if the group is known to be in one server: in a replay it may not be, and such programs then call the
+    /// library.
     pub fn algorithm(&self, call: &Collective, size: u32) -> Arc<dyn Algorithm> {
-        let in_one_server = self.surroundings.is_none_or(|surroundings| size <= surroundings.per_server);
-        if let Some(kernel) = call.kernel.filter(|_| in_one_server) {
-            return Arc::new(Peers::new(kernel, size, self.surroundings.map(|surroundings| surroundings.inside)));
+        let server = self.surroundings.filter(|surroundings| size <= surroundings.per_server);
+        if let (Some(kernel), Some(server)) = (call.kernel, server) {
+            return Arc::new(Peers::new(kernel, size, server.inside));
         }
         let chosen = self.choose(call.kind, call.bytes(size));
         chosen.decide(call, size).unwrap_or_else(|| chosen.clone())

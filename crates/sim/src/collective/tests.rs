@@ -12,6 +12,7 @@ use crate::program::CollectiveKind::{
     self, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter,
 };
 use crate::program::{Collective, DType, PeerKernel, ReduceOp, Shape};
+use crate::time::Rate;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,12 +28,16 @@ fn call(kind: CollectiveKind, root: u32, shape: Shape) -> Collective {
     }
 }
 
+fn nvlink() -> Rate {
+    Rate::new(360e9).unwrap()
+}
+
 /// Every algorithm for every kind.
 fn everything() -> Vec<(CollectiveKind, Arc<dyn Algorithm>)> {
     let pairs = CollectiveKind::ALL.into_iter().map(|kind| (kind, algorithms_for(kind)));
     let chosen = pairs.flat_map(|(kind, found)| found.into_iter().map(move |algorithm| (kind, algorithm)));
     let of_programs = [PeerKernel::OneShot, PeerKernel::TwoShot].into_iter().flat_map(|kernel| {
-        let algorithm = move || -> Arc<dyn Algorithm> { Arc::new(Peers::new(kernel, 4, None)) };
+        let algorithm = move || -> Arc<dyn Algorithm> { Arc::new(Peers::new(kernel, 4, nvlink())) };
         kernel.kinds().iter().map(move |kind| (*kind, algorithm()))
     });
     chosen.chain(of_programs).collect()
@@ -527,7 +532,7 @@ fn rounds_are_the_closed_forms() {
             assert_eq!(Case::named(kind, name, size, 4 * p).rounds(), rounds, "{name} {kind} of {size}");
         }
         for (kernel, rounds) in [(PeerKernel::OneShot, 1), (PeerKernel::TwoShot, 2)] {
-            let case = Case::even(AllReduce, Arc::new(Peers::new(kernel, size, None)), size, 4 * p);
+            let case = Case::even(AllReduce, Arc::new(Peers::new(kernel, size, nvlink())), size, 4 * p);
             assert_eq!(case.rounds(), rounds, "{}", case.label());
         }
     }
