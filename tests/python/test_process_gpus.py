@@ -137,7 +137,7 @@ def alone():
 def warned():
     nvml = ctypes.CDLL(None)
     # What is not simulated is said by the library, whatever the thread says next.
-    status = nvml.nvmlSystemGetConfComputeSettings(ctypes.c_void_p())
+    status = nvml.nvmlSystemGetConfComputeCapabilities(ctypes.c_void_p())
     torch.zeros(4, device="cuda").sum().item()
     print("warned:", status)
 
@@ -175,7 +175,7 @@ def test_warnings_of_processes_are_shown(tmp_path: Path) -> None:
     assert done.code == 0, done.out + done.err
     # NVML_ERROR_NOT_SUPPORTED
     assert "warned: 3" in done.out
-    assert "nvmlSystemGetConfComputeSettings is not implemented for simulated GPUs" in done.err
+    assert "nvmlSystemGetConfComputeCapabilities is not implemented for simulated GPUs" in done.err
 
 
 @simulates_gpus

@@ -269,6 +269,9 @@ _OPERATORS = Name("torch._C:_dispatch_has_kernel", "know which operators there a
 
 # GPUs
 
+OPEN_LIBRARY = Replaced(
+    "ctypes:CDLL.__init__", "open simulated libraries where a program names files of NVIDIA's", "self, name, ..."
+)
 LAZY_INIT = Replaced("torch.cuda:_lazy_init", "say what to do where a program uses CUDA without a GPU", "")
 _IN_BAD_FORK = Name("torch.cuda:_is_in_bad_fork", "know whether ranks that are forked can use CUDA", "")
 CLOCKS = tuple(

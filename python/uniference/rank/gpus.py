@@ -67,16 +67,18 @@ def _stand_in_for_files() -> None:
     """
     folder = Path(os.environ["UNIFERENCE_PHANTOM_PRELOAD"]).parent / "named"
     ours = {path.name: str(path) for path in folder.iterdir()}
-    original = ctypes.CDLL.__init__
 
-    @wraps(original)
-    def open_library(self: ctypes.CDLL, name: Any, *args: Any, **kwargs: Any) -> None:
-        if isinstance(name, str | os.PathLike) and os.path.isabs(name):
-            plain = re.sub(r"[.-][0-9a-f]{8}(?=\.so)", "", os.path.basename(name))
-            name = ours.get(plain, name)
-        original(self, name, *args, **kwargs)
+    def opens_ours(original: Callable[..., None]) -> Callable[..., None]:
+        @wraps(original)
+        def open_library(self: ctypes.CDLL, name: Any, *args: Any, **kwargs: Any) -> None:
+            if isinstance(name, str | os.PathLike) and os.path.isabs(name):
+                plain = re.sub(r"[.-][0-9a-f]{8}(?=\.so)", "", os.path.basename(name))
+                name = ours.get(plain, name)
+            original(self, name, *args, **kwargs)
 
-    ctypes.CDLL.__init__ = open_library  # type: ignore[method-assign]
+        return open_library
+
+    names.OPEN_LIBRARY.wrap(opens_ours)
 
 
 def _turn_flight_recorder_off() -> None:
