@@ -78,7 +78,7 @@ pub(crate) fn export(at: usize, rank: impl FnOnce(usize) -> u32) -> Result<MemHa
 pub(crate) fn open(handle: &MemHandle) -> Result<usize, Status> {
     let mut memory = lock();
     let memory = memory.devices()?;
-    if handle.magic != MAGIC {
+    if handle.magic != MAGIC || handle.offset >= handle.bytes {
         return Err(INVALID_VALUE);
     }
     if memory.devices.iter().flat_map(|pool| pool.exported.values()).any(|exported| exported.key == handle.key()) {
@@ -295,6 +295,7 @@ mod tests {
             free(at).unwrap();
             assert_eq!(place(at), Place::Nowhere);
             assert_eq!(open(&MemHandle { magic: 0, ..handle }), Err(INVALID_VALUE));
+            assert_eq!(open(&MemHandle { offset: handle.bytes, ..handle }), Err(INVALID_VALUE));
         }
     }
 
