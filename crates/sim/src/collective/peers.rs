@@ -56,21 +56,7 @@ impl Peers {
         let hop = SimDuration::from_ns(hop);
         Peers { kernel, wire: Wire { efficiency, inside: hop, between: hop } }
     }
-}
 
-/// How many times 16 bytes a tensor has, and how many elements these are; what is left over counts as part of the last.
-fn packs(call: &Collective) -> (u64, u64) {
-    let each = (PACK / call.dtype.size()).max(1);
-    (call.bytes(1).0 / call.dtype.size().max(1) / each, each)
-}
-
-/// Thousandths of a rate at which so many bytes take a round trip; at most all of it.
-fn share(bytes: u64, of: Rate) -> u32 {
-    // Picoseconds by nanoseconds are thousandths.
-    (of.time_for(Bytes(bytes)).as_ps() / ROUND_TRIP).clamp(1, 1000) as u32
-}
-
-impl Peers {
     /// Where the members' blocks are. Those of an all-reduce are as many packs for each, and the rest for the last.
     fn layout(&self, call: &Collective, size: u32) -> Layout {
         let (CollectiveKind::AllReduce, Shape::Even(count)) = (call.kind, &call.shape) else {
@@ -81,6 +67,18 @@ impl Peers {
         let last = count - block * u64::from(size - 1);
         Layout::listed(&[vec![block; size as usize - 1], vec![last]].concat())
     }
+}
+
+/// How many times 16 bytes a tensor has, and how many elements these are; what is left over counts as part of the last.
+fn packs(call: &Collective) -> (u64, u64) {
+    let each = (PACK / call.dtype.size()).max(1);
+    (call.bytes(1).0 / PACK, each)
+}
+
+/// Thousandths of a rate at which so many bytes take a round trip; at most all of it.
+fn share(bytes: u64, of: Rate) -> u32 {
+    // Picoseconds by nanoseconds are thousandths.
+    (of.time_for(Bytes(bytes)).as_ps() / ROUND_TRIP).clamp(1, 1000) as u32
 }
 
 impl Algorithm for Peers {

@@ -217,10 +217,13 @@ impl Case {
                 self.label()
             );
         }
-        if self.algorithm.combines_in_order() {
-            return;
-        }
-        let values = self.run_reduction(|rank| vec![u128::from(rank.0) + 1; everything.len as usize], tangle);
+        let value = |rank: GroupRank| u128::from(rank.0) + 1;
+        let values = if self.algorithm.combines_in_order() {
+            let in_order = self.ranks().map(value).reduce(tangle).expect("there are members");
+            vec![vec![in_order; everything.len as usize]; self.size() as usize]
+        } else {
+            self.run_reduction(|rank| vec![value(rank); everything.len as usize], tangle)
+        };
         let plan = FoldPlan::derive(&*self.algorithm, &self.calls[0], self.size());
         let slots = self.run_plan(&plan, everything.len as usize);
         for rank in self.ranks() {
