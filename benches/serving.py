@@ -99,6 +99,7 @@ def serve(point: Point, words: argparse.Namespace) -> dict[str, float] | None:
         cluster.write_text(CLUSTER.format(gpus=point.gpus))
         simulated = ["--cluster", cluster, "--cuda", "--compute", "model", "--values", "small"]
         simulated += ["--host-time", words.host_time] if words.host_time else []
+        simulated += ["--python-time", words.python_time] if words.python_time else []
         simulated += ["--device-db", words.device_db.resolve()] if words.device_db else []
         interpreter, program = ROOT / stack.environment / "bin" / "python", PROGRAMS / stack.program
         command = [interpreter, "-m", "uniference", "run", *simulated, "--out", folder / "run"]
@@ -233,6 +234,7 @@ def main() -> None:
     parser.add_argument("--output", type=int, nargs="+", help="only so many tokens generated")
     parser.add_argument("--graphs", help="vLLM's mode of CUDA graphs; of SGLang those of decoding (default: eager)")
     parser.add_argument("--host-time", help="as of `uniference run`")
+    parser.add_argument("--python-time", help="as of `uniference run`")
     parser.add_argument("--device-db", type=Path, help="as of `uniference run`; each has a folder --out of its own")
     parser.add_argument("--fold", default="off", choices=("off", "auto"), help="as of `uniference run`")
     parser.add_argument("--again", action="store_true", help="run what is there already, too")

@@ -17,6 +17,7 @@
 #include "lines.h"
 #include "mirror.h"
 #include "own_work.h"
+#include "python_calls.h"
 #include "reductions.h"
 #include "storages.h"
 #include "stream.h"
@@ -164,6 +165,7 @@ void write_execution(
   }
   GpuMemory::notice_levels();
   Log::Writer log;
+  PythonCalls::write(*log);
   log->recorded(recorded);
   log->tag(kExecution + definition.number - 1);
   log->entries().number(line);
@@ -385,6 +387,9 @@ __attribute__((visibility("default"))) void uniference_capture_inside(int change
   }
 }
 
+// What counts the calls of functions, on threads whose profile function it is.
+__attribute__((visibility("default"))) int (*uniference_capture_python_calls())(void*, void*, int, void*) { return PythonCalls::count; }
+
 // Functions by which what is handed to streams of simulated GPUs is written down.
 __attribute__((visibility("default"))) const Launches* uniference_capture_launches() { return &launches; }
 
@@ -448,7 +453,11 @@ __attribute__((visibility("default"))) uint64_t uniference_capture_take(const ui
   if (OwnKernels* own = OwnKernels::running()) own->write();
   // A thread's part names what the dictionary has by then.
   Stream done;
-  Log::Writer()->drain(done);
+  {
+    Log::Writer log;
+    if (counting.load(std::memory_order_relaxed)) PythonCalls::write(*log);
+    log->drain(done);
+  }
   Dictionary::get().drain(taken);
   taken.append(done);
   *data = taken.data();

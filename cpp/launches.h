@@ -8,19 +8,12 @@
 #include <vector>
 
 #include "buffers.h"
+#include "own_work.h"
+#include "python_calls.h"
 #include "storages.h"
 #include "stream.h"
 
 namespace uniference {
-
-// How deep this thread is in the simulator's own work, whose operators and launches are not the program's.
-inline thread_local int inside = 0;
-
-class Inside {
- public:
-  Inside() { inside++; }
-  ~Inside() { inside--; }
-};
 
 // A call of an operator, whether it runs or is answered for.
 class OperatorCall {
@@ -84,6 +77,7 @@ template <typename... Fields>
 void write_entry(Tag tag, Fields... fields) {
   if (inside > 0 || !counting.load(std::memory_order_relaxed)) return;
   Log::Writer log;
+  PythonCalls::write(*log);
   log->tag(tag);
   (log->entries().number(fields), ...);
 }

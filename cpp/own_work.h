@@ -1,4 +1,4 @@
-// Owns what the capture itself takes of a thread's time, which is not the program's.
+// Owns the mark between the program's work and the simulator's own on its threads: what the latter takes of their time is not the program's.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,15 @@
 #endif
 
 namespace uniference {
+
+// How deep this thread is in the simulator's own work, whose operators, launches and calls are not the program's.
+inline thread_local int inside = 0;
+
+class Inside {
+ public:
+  Inside() { inside++; }
+  ~Inside() { inside--; }
+};
 
 inline uint64_t ticks() {
 #if defined(__x86_64__)

@@ -138,6 +138,7 @@ class Log {
    public:
     Writer() : log_(of_this_thread()), lock_(log_.mutex_) {}
     Log* operator->() { return &log_; }
+    Log& operator*() { return log_; }
 
    private:
     Log& log_;

@@ -46,6 +46,7 @@ fn write(encoder: &mut Encoder, entry: Entry<'_>) {
         Entry::Answered { line, operator } => encoder.answered(line, operator),
         Entry::Stream(entry) => encoder.stream(entry),
         Entry::Number(number) => encoder.launch_number(number),
+        Entry::PythonCalls(calls) => encoder.python_calls(calls),
         Entry::Integers { buffer, values } => encoder.integers(buffer, values),
         Entry::Reading(reading) => encoder.reading(reading),
     }

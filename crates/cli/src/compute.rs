@@ -1,7 +1,7 @@
 //! Owns the options that say where the duration of compute comes from.
 
 use std::path::{Path, PathBuf};
-use uniference_session::{Compute, ComputeOptions, HostTime};
+use uniference_session::{Compute, ComputeOptions, HostTime, PythonTime};
 
 /// The same for live runs and replays.
 #[derive(clap::Args)]
@@ -21,12 +21,20 @@ pub(super) struct ComputeArgs {
     /// another TIME as in "9 us", or CPU time on this machine (measured) [default: model; of a replay, as recorded]
     #[arg(long, value_name = "measured|model|TIME")]
     host_time: Option<HostTime>,
+    /// Time of each function of Python that the program calls, besides what it asks its device for: a figure (model), 350 ns, another TIME as in
+    /// "0.5 us", or nothing (none) [default: none; of a replay, as recorded]
+    #[arg(long, value_name = "none|model|TIME")]
+    python_time: Option<PythonTime>,
 }
 
 impl ComputeArgs {
     /// Whether any of them is.
     pub(super) fn is_given(&self) -> bool {
-        self.compute.is_some() || self.device_db.is_some() || self.leave_out.is_some() || self.host_time.is_some()
+        self.compute.is_some()
+            || self.device_db.is_some()
+            || self.leave_out.is_some()
+            || self.host_time.is_some()
+            || self.python_time.is_some()
     }
 
     /// The run that says for how long ranks compute, if one does.
@@ -45,6 +53,7 @@ impl ComputeArgs {
             database: self.device_db.clone(),
             left_out: self.leave_out.clone(),
             host: self.host_time,
+            python: self.python_time,
             ..ComputeOptions::default()
         }
     }

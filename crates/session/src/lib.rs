@@ -76,7 +76,7 @@ pub mod traces;
 pub mod whatif;
 
 pub use cluster::ClusterOptions;
-pub use compute::{Compute, ComputeOptions, HostTime};
+pub use compute::{Compute, ComputeOptions, HostTime, PythonTime};
 pub use notices::Notices;
 pub use overlap::Arrangement;
 pub use programs::{Programs, Ranks};

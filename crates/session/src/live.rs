@@ -126,8 +126,9 @@ impl<'a> Live<'a> {
         let default = tells_backend.then(|| ("UNIFERENCE_DEFAULT_BACKEND", cluster.backend.name.clone()));
         let values = program.values.map(|limit| ("UNIFERENCE_VALUES", limit.to_string()));
         let timed = program.timed.then(|| ("UNIFERENCE_TIMED", "yes".to_owned()));
-        let env =
-            default.into_iter().chain(values).chain(timed).map(|(name, value)| (name.to_owned(), value)).collect();
+        let python = program.plan.counts_python().then(|| ("UNIFERENCE_PYTHON_CALLS", "yes".to_owned()));
+        let told = default.into_iter().chain(values).chain(timed).chain(python);
+        let env = told.map(|(name, value)| (name.to_owned(), value)).collect();
         let mut places = places(cluster, &resolved.cores);
         let mut compute = program.plan.of_ranks();
         let mut refused = refuse_workers(&program, &resolved.workers).or_else(|| refuse_one_program(&program, cluster));

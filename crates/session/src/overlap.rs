@@ -227,6 +227,7 @@ enum Kept {
     Freed { allocation: u64 },
     Kind { allocation: u64, kind: MemoryKind },
     Answered { line: Line, operator: String },
+    PythonCalls(u64),
 }
 
 impl Kept {
@@ -241,6 +242,7 @@ impl Kept {
             Entry::Freed { allocation } => Kept::Freed { allocation },
             Entry::Kind { allocation, kind } => Kept::Kind { allocation, kind },
             Entry::Answered { line, operator } => Kept::Answered { line, operator: operator.to_owned() },
+            Entry::PythonCalls(calls) => Kept::PythonCalls(calls),
             Entry::Allocated { .. }
             | Entry::Level { .. }
             | Entry::Stream(_)
@@ -264,6 +266,7 @@ impl Kept {
             Kept::Freed { allocation } => encoder.freed(*allocation),
             Kept::Kind { allocation, kind } => encoder.kind(*allocation, *kind),
             Kept::Answered { line, operator } => encoder.answered(*line, operator),
+            Kept::PythonCalls(calls) => encoder.python_calls(*calls),
         }
     }
 }

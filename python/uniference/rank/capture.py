@@ -6,6 +6,7 @@ What is written is documented in `crates/formats/src/operators`, and read nowher
 import ctypes
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,9 @@ CAPTURE = "UNIFERENCE_CAPTURE"
 
 TIMED = "UNIFERENCE_TIMED"
 """In a rank's environment: how long each operator takes is captured, too."""
+
+PYTHON_CALLS = "UNIFERENCE_PYTHON_CALLS"
+"""In a rank's environment: calls of functions are counted."""
 
 UNLIMITED = "UNIFERENCE_UNLIMITED"
 """In a rank's environment: it may allocate more than its device has."""
@@ -70,6 +74,19 @@ class Library:
         )
         _note_kinds(channel, self)
         _pass_higher_order_operators()
+
+    def count_python_calls(self) -> None:
+        """Counts the functions that this thread calls from here on, and threads of Python that start from here on."""
+        self.functions.uniference_capture_python_calls.restype = ctypes.c_void_p
+        count = ctypes.c_void_p(self.functions.uniference_capture_python_calls())
+        set_profile = ctypes.pythonapi.PyEval_SetProfile
+        set_profile.argtypes, set_profile.restype = [ctypes.c_void_p, ctypes.py_object], None
+
+        def begin(*_event: Any) -> None:
+            set_profile(count, None)
+
+        threading.setprofile(begin)
+        begin()
 
     def communication(self, channel: Channel, limit: int | None) -> int:
         """What a library of simulated GPUs communicates by: see `Channel.communication`."""
@@ -240,6 +257,19 @@ def install(channel: Channel, limit: int | None, device: str, memory: int | None
         )
     if channel.captures:
         Capture(channel).__enter__()  # type: ignore[no-untyped-call]
+
+
+def count_python_calls(channel: Channel) -> None:
+    """Counts the functions that the program calls from here on, if its run charges them."""
+    if not (channel.captures and PYTHON_CALLS in os.environ):
+        return
+    native = library()
+    if native is None:
+        raise RuntimeError(
+            f"--python-time requires Uniference's C++ library for torch {torch.__version__}, which was not built\n"
+            "hint: install g++ and run `make setup` again, or install a wheel that was built for this version of torch"
+        )
+    native.count_python_calls()
 
 
 def _note_kinds(channel: Channel, native: Library) -> None:

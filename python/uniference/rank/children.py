@@ -76,6 +76,7 @@ def _install(
         ranges.watch(channel)
         if gpus:
             simulated.install(channel, own, gpus)
+        capture.count_python_calls(channel)
     finally:
         channel.leave()
 

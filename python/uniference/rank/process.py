@@ -136,6 +136,7 @@ def run(task: Task, control: int) -> NoReturn:
     if not task.lends:
         native.install(channel)
     process = os.getpid()
+    capture.count_python_calls(channel)
     channel.start()
     code = execution.run(task.argv, task.module)
     if os.getpid() != process:

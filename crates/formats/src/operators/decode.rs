@@ -130,6 +130,8 @@ pub enum Entry<'a> {
     Stream(StreamEntry),
     /// The launch, copy or graph launch that follows has this number, by which the rank asks for its times.
     Number(u64),
+    /// So many functions of Python have begun on the thread since this was said last.
+    PythonCalls(u64),
     /// What lies in a buffer of its GPU's memory from here on.
     Integers {
         /// Which, by the rank's own number.
@@ -470,6 +472,7 @@ impl Decoder {
             kind::READ | kind::WRITTEN => Entry::Called { allocation, written: number == kind::WRITTEN },
             kind::CONTEXT => self.level(Level::Context, bytes.number()?),
             kind::NUMBER => Entry::Number(self.numbers.launch(bytes.number()?)),
+            kind::PYTHON_CALLS => Entry::PythonCalls(bytes.number()?),
             kind::CALL => {
                 Entry::Stream(StreamEntry::Call { stream: self.small(bytes)?, with_previous: bytes.number()? != 0 })
             }

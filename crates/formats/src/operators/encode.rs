@@ -159,6 +159,11 @@ impl Encoder {
         self.kind_with(0, kind::NUMBER, number);
     }
 
+    /// So many functions of Python have begun.
+    pub fn python_calls(&mut self, calls: u64) {
+        self.kind_with(0, kind::PYTHON_CALLS, calls);
+    }
+
     /// What lies in a buffer.
     pub fn integers(&mut self, buffer: u32, values: &[i64]) {
         self.kind_with(0, kind::INTEGERS, buffer.into());

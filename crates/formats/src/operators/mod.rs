@@ -15,7 +15,7 @@
 //! | 1 | site | text: `path:line`; text: qualified name of the function |
 //! | 2 | allocated | allocation; number: bytes |
 //! | 3 | freed | allocation |
-//! | 4 | kind | allocation; byte: 1 parameter, 2 gradient, 3 optimizer, 4 buffer; of memory of a GPU also 5 to 7, and number: bytes; 8 and number: 0 or 1; 9 or 10; 11 and number: a launch's; 12 to 16: below |
+//! | 4 | kind | allocation; byte: 1 parameter, 2 gradient, 3 optimizer, 4 buffer; of memory of a GPU also 5 to 7, and number: bytes; 8 and number: 0 or 1; 9 or 10; 11 and number: a launch's; 12 to 19: below |
 //! | 5 | answered | line; text: name of the operator that read a value which was not computed |
 //! | 6 | restart | (none) |
 //! | 7 | timed | number: nanoseconds from the operator before (or from the program's turn) to the next execution; number: nanoseconds of that |
@@ -41,7 +41,7 @@
 //! memory at all, and names allocation 0: with 1, autograd records the executions from here on, for a backward pass to come; with 0, and from
 //! the beginning of a thread's part on, it does not. Kinds 9 and 10 come last in a slice: the call that ends it reads this allocation, or writes it.
 //! Kind 11 is no memory, and names allocation 0: the launch, copy or graph launch that follows has this number, from 1, by which the rank asks for its
-//! times (`uniference_protocol::messages::LaunchId`). Kinds 12 to 16 are no memory either, and name allocation 0, kind 16 the one before:
+//! times (`uniference_protocol::messages::LaunchId`). Kinds 12 to 19 are no memory either, and name allocation 0, kind 16 the one before:
 //!
 //! | kind | entry | fields |
 //! |---|---|---|
@@ -50,13 +50,19 @@
 //! | 14 | integers | number: buffer; number of integers; integers |
 //! | 15 | reading | number: argument; number: buffer; number: how many |
 //! | 16 | process | number: process |
+//! | 17 | external record | number: event; number: stream |
+//! | 18 | external wait | number: stream; number: event |
+//! | 19 | calls of Python | number: how many |
 //!
 //! A *captured call* is one of a process group on a stream in capture: when the graph is launched, what comes before the call starts, and what
 //! comes behind it with the *resumption*, which follows when the rank has made the call. *Integers* are what lies in a buffer of a GPU's memory from here
 //! on, numbered by the rank from 1. A *reading* belongs to the execution that follows: the argument of that place has so many of a buffer's integers, as
 //! they are when it runs, and where it is captured, whenever the graph is launched. What follows a *process* was written by that one of the rank's
 //! processes, at most 127; a stream begins with process 0, the rank's own. Each process numbers its definitions, sites, kernels, allocations, streams,
-//! events, graphs, buffers and launches by itself, and streams, events, graphs and buffers below 2^24 if it is not process 0.
+//! events, graphs, buffers and launches by itself, and streams, events, graphs and buffers below 2^24 if it is not process 0. *External* are events outside
+//! of the graph that a stream in capture belongs to: they are recorded, or waited for, whenever that is launched. *Calls of Python* are how many functions
+//! of the program have begun on the thread, or generators gone on, since its entry before of this kind; the imports of modules and the simulator's own
+//! functions do not count. There are none unless the run has asked for them.
 //!
 //! Entries 8 to 15 are what a program with simulated GPUs hands to their streams. Kernels of a rank are numbered from 1 in the order of their
 //! entries; streams, events and graphs have the numbers that the rank gives them, below 2^31. Stream 0 is the default stream; the others do not
@@ -140,6 +146,7 @@ mod kind {
     pub(super) const PROCESS: u8 = 16;
     pub(super) const EXTERNAL_RECORD: u8 = 17;
     pub(super) const EXTERNAL_WAIT: u8 = 18;
+    pub(super) const PYTHON_CALLS: u8 = 19;
 }
 
 /// Bytes that arguments begin with.

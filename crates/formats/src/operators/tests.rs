@@ -18,6 +18,7 @@ enum Kept {
     Timed(u64, u64),
     Stream(StreamEntry),
     Number(u64),
+    PythonCalls(u64),
     Integers(u32, Vec<i64>),
     Reading(Reading),
 }
@@ -38,6 +39,7 @@ impl Kept {
             Entry::Called { allocation, written } => Kept::Called(allocation, written),
             Entry::Stream(entry) => Kept::Stream(entry),
             Entry::Number(number) => Kept::Number(number),
+            Entry::PythonCalls(calls) => Kept::PythonCalls(calls),
             Entry::Integers { buffer, values } => Kept::Integers(buffer, values.to_vec()),
             Entry::Reading(reading) => Kept::Reading(reading),
         }
@@ -62,6 +64,7 @@ impl Kept {
             Kept::Called(allocation, written) => encoder.called(*allocation, *written),
             Kept::Stream(entry) => encoder.stream(*entry),
             Kept::Number(number) => encoder.launch_number(*number),
+            Kept::PythonCalls(calls) => encoder.python_calls(*calls),
             Kept::Integers(buffer, values) => encoder.integers(*buffer, values),
             Kept::Reading(reading) => encoder.reading(*reading),
         }
@@ -109,6 +112,8 @@ fn a_stream_is_what_its_documentation_says() {
     slice.extend([7, 0xac, 0x02, 5]);
     // Autograd records that it ran, on memory that is not tracked.
     slice.extend([4, 9, 8, 1, 16, 0, 0, 0, 0]);
+    // 200 functions of Python have begun.
+    slice.extend([4, 0, 19, 0xc8, 0x01]);
     // Then it calls an operation that sends what is in 5 and receives into 6.
     slice.extend([4, 10, 9, 4, 2, 10]);
     let expected = [
@@ -122,6 +127,7 @@ fn a_stream_is_what_its_documentation_says() {
         Kept::Freed(5),
         Kept::Timed(300, 5),
         Kept::Execution(0, Line::default(), true, vec![0, 0, 0]),
+        Kept::PythonCalls(200),
         Kept::Called(5, false),
         Kept::Called(6, true),
     ];
@@ -305,7 +311,7 @@ fn lines_of_a_dictionary_are_put_elsewhere_and_all_else_stays() {
 #[case::a_list_of_no_tensors(&[0, 0, 1, 8, 1, 3], Problem::Argument(3))]
 #[case::a_definition_that_is_not_there(&[18, 0], Problem::Definition(2))]
 #[case::a_line_that_is_not_there(&[5, 2, 0], Problem::Site(1))]
-#[case::memory_of_no_kind(&[4, 2, 19], Problem::Kind(19))]
+#[case::memory_of_no_kind(&[4, 2, 20], Problem::Kind(20))]
 #[case::a_process_out_of_range(&[4, 0, 16, 0x80, 1], Problem::Process(128))]
 #[case::memory_of_a_gpu_without_its_size(&[4, 2, 5], Problem::CutShort)]
 #[case::memory_of_kind_zero(&[4, 2, 0], Problem::Kind(0))]

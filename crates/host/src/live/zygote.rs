@@ -159,6 +159,10 @@ static PRELOADED: OnceLock<PathBuf> = OnceLock::new();
 /// The variable in which the dynamic linker looks for that; `python/uniference/rank/zygote.py` takes it away again.
 const PRELOAD: &str = "LD_PRELOAD";
 
+/// The variable from which the interpreter takes how strings are hashed, and so the order of sets: at random without it. It is the same in every run,
+/// unless the user says which.
+const HASH_SEED: &str = "PYTHONHASHSEED";
+
 /// Has every zygote of this process load the library at `path` before the C library.
 pub fn preload(path: PathBuf) {
     PRELOADED.get_or_init(|| path);
@@ -188,6 +192,7 @@ impl Zygote {
             .args(modules)
             .envs(preloads(libraries.as_ref()).map(|value| (PRELOAD, value)))
             .envs(libraries.iter().flat_map(Libraries::environment))
+            .env(HASH_SEED, std::env::var_os(HASH_SEED).unwrap_or_else(|| "0".into()))
             .stdin(Stdio::null())
             .stdout(stderr);
         let since = SystemTime::now();

@@ -3,7 +3,7 @@
 //! An operator is estimated once for each definition, and where the host's time counts for each that it comes after; that it ran again is a look
 //! into a table.
 
-use super::expansion::{DevicePart, Expansion, Reads};
+use super::expansion::{DevicePart, Expansion, Reads, python_time};
 use super::{Plan, RankPlan, Way};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -46,6 +46,8 @@ pub(crate) struct Costing {
     differs: Option<RankId>,
     /// The host's time was asked for.
     host_asked: bool,
+    /// Python's time was asked for.
+    python_asked: bool,
     /// Lines whose compute takes another time, and how often it was met.
     lines: Vec<(LineScale, u64)>,
 }
@@ -65,6 +67,8 @@ struct RankCosting {
     readings: Vec<Reading>,
     /// What the host beside a device has worked, of all slices.
     host: (SimDuration, Origin),
+    /// Functions of Python that the program has called.
+    python_calls: u64,
     /// Memory that belongs to parameters.
     parameters: BTreeSet<u64>,
     /// Values that were not computed and steered the program: how often, by line and operator.
@@ -118,7 +122,7 @@ pub(crate) struct Costed {
 impl Costing {
     /// For one run.
     pub(crate) fn new(plan: Plan) -> Rc<RefCell<Costing>> {
-        let Plan { ranks, earlier, outdated, host_asked, lines, .. } = plan;
+        let Plan { ranks, earlier, outdated, host_asked, python_asked, lines, .. } = plan;
         let rank = |plan: RankPlan| RankCosting {
             decoder: Decoder::default(),
             costs: Vec::new(),
@@ -128,6 +132,7 @@ impl Costing {
             readings: Vec::new(),
             plan,
             host: (SimDuration::ZERO, Origin::Transferred),
+            python_calls: 0,
             parameters: BTreeSet::new(),
             answered: BTreeMap::new(),
             on_cpu: false,
@@ -136,7 +141,16 @@ impl Costing {
         };
         let ranks = ranks.into_iter().map(rank).collect();
         let lines = lines.into_iter().map(|line| (line, 0)).collect();
-        Rc::new(RefCell::new(Costing { ranks, earlier, outdated, error: None, differs: None, host_asked, lines }))
+        Rc::new(RefCell::new(Costing {
+            ranks,
+            earlier,
+            outdated,
+            error: None,
+            differs: None,
+            host_asked,
+            python_asked,
+            lines,
+        }))
     }
 
     /// The same work, as long as it is to take on this line.
@@ -207,6 +221,7 @@ impl Costing {
         }
         costed.warnings.extend(self.outdated.take());
         costed.warnings.extend(self.of_streams());
+        costed.warnings.extend(self.of_python());
         costed.warnings.extend(self.unknown());
         costed.warnings.extend(self.by_traffic());
         costed.warnings.extend(self.unknown_lengths());
@@ -229,6 +244,14 @@ impl Costing {
         let kernels = |costing: &RankCosting| costing.ran().any(|cost| matches!(cost.what, What::Kernel { .. }));
         with_streams.any(|costing| costing.plan.is_measured && kernels(costing)).then(|| {
             "kernels of no operator took no time on simulated GPUs, as compute was measured and operators alone are computed on the processor: use --compute model with devices that have a `model`".to_owned()
+        })
+    }
+
+    /// That Python's time was asked for in vain.
+    fn of_python(&self) -> Option<String> {
+        let charges = |costing: &RankCosting| costing.plan.way == Way::Modelled && costing.python_calls > 0;
+        (self.python_asked && !self.ranks.iter().any(charges)).then(|| {
+            "--python-time has no effect: no rank whose compute is modelled has counted its calls of Python (a replay needs the record of a run with --python-time)".to_owned()
         })
     }
 
@@ -424,8 +447,8 @@ impl RankCosting {
                     if depends {
                         previous = number + 1;
                     }
-                    let at = Origin::ALL.iter().position(|origin| *origin == cost.estimate.origin).unwrap_or_default();
-                    by_origin[at] = by_origin[at].saturating_add(cost.estimate.duration.as_ps());
+                    let sum = &mut by_origin[place_of(cost.estimate.origin)];
+                    *sum = sum.saturating_add(cost.estimate.duration.as_ps());
                     if !self.single_tensor_optimizer && !line.backward {
                         let updates = matches!(definition.base_name(), "add_" | "addcdiv_" | "sub_" | "addcmul_");
                         let mut tensors = definition.tensors().zip(allocations);
@@ -458,6 +481,16 @@ impl RankCosting {
                     self.expansion.enter(entry, part);
                 }
                 Entry::Number(number) => self.expansion.number(number),
+                Entry::PythonCalls(calls) => {
+                    self.python_calls = self.python_calls.saturating_add(calls);
+                    if streams {
+                        self.expansion.python(calls);
+                    } else if !depends {
+                        // Else the time between operators was measured, with what Python takes.
+                        let sum = &mut by_origin[place_of(Origin::Transferred)];
+                        *sum = sum.saturating_add(python_time(self.plan.host.python, calls).as_ps());
+                    }
+                }
                 Entry::Integers { buffer, values } => drop(self.buffers.insert(buffer, values.to_vec())),
                 Entry::Reading(reading) => self.readings.push(reading),
                 Entry::Kind { allocation, kind: MemoryKind::Parameter } => drop(self.parameters.insert(allocation)),
@@ -660,6 +693,11 @@ fn copy_name(kind: CopyKind) -> &'static str {
 /// Bytes of all tensors that an operator is given or results in.
 fn traffic(definition: &Definition) -> u64 {
     definition.tensors().map(Tensor::bytes).fold(0, u64::saturating_add)
+}
+
+/// Where its sum is.
+fn place_of(origin: Origin) -> usize {
+    Origin::ALL.iter().position(|of| *of == origin).unwrap_or_default()
 }
 
 /// What is nobody's figure is called so in reports.

@@ -33,6 +33,8 @@ pub struct HostCosts {
     pub launch: SimDuration,
     /// To record an event, or make a stream wait for one.
     pub call: SimDuration,
+    /// To carry out a function of Python, where the program calls more of them than an operator's time has room for.
+    pub python: SimDuration,
 }
 
 impl Default for HostCosts {
@@ -44,6 +46,7 @@ impl Default for HostCosts {
             operator: SimDuration::from_us(6),
             launch: SimDuration::from_ns(3_800),
             call: SimDuration::from_us(1),
+            python: SimDuration::ZERO,
         }
     }
 }
@@ -86,6 +89,8 @@ pub(super) struct Expansion {
     host: HostCosts,
     /// What the host has done since its last piece; `None`: nothing.
     worked: Option<SimDuration>,
+    /// What Python has taken since the last operator or piece.
+    python: SimDuration,
     pieces: Vec<CostedPiece>,
     /// What the operator that runs has handed over so far, each with its own part.
     inside: Vec<(StreamEntry, DevicePart)>,
@@ -181,6 +186,12 @@ impl Expansion {
         self.next_number = Some(number);
     }
 
+    /// The program has called so many functions of Python. That the host has done something does not depend on what they take.
+    pub(super) fn python(&mut self, calls: u64) {
+        self.python = sum(self.python, python_time(self.host.python, calls));
+        self.worked.get_or_insert_default();
+    }
+
     /// The program hands something to a stream; `part` is what that takes by itself, should it be work.
     pub(super) fn enter(&mut self, entry: StreamEntry, mut part: DevicePart) {
         part.numbers.extend(self.next_number.take());
@@ -195,7 +206,9 @@ impl Expansion {
 
     /// An operator has run; `part` is the device's, if it has launched any kernel.
     pub(super) fn operator(&mut self, part: Option<DevicePart>) {
-        self.works(self.host.operator);
+        // What Python takes to come to an operator is in the operator's figure.
+        let python = take(&mut self.python);
+        self.works(self.host.operator.max(python));
         let inside = take(&mut self.inside);
         let kernels = inside.iter().filter(|(entry, _)| matches!(entry, StreamEntry::Launch { .. }));
         self.unanswered.extend(kernels.flat_map(|(_, own)| &own.numbers));
@@ -242,12 +255,12 @@ impl Expansion {
     }
 
     fn works(&mut self, lasts: SimDuration) {
-        let before = self.worked.unwrap_or_default().as_ps();
-        self.worked = Some(SimDuration::from_ps(before.saturating_add(lasts.as_ps())));
+        self.worked = Some(sum(self.worked.unwrap_or_default(), lasts));
     }
 
     fn end_host_piece(&mut self) {
-        let work = Work::new(self.worked.take().unwrap_or_default(), Origin::Transferred).on(Resource::Host);
+        let worked = sum(self.worked.take().unwrap_or_default(), take(&mut self.python));
+        let work = Work::new(worked, Origin::Transferred).on(Resource::Host);
         self.pieces.push(CostedPiece { piece: Piece::Host(work), cost: None });
     }
 
@@ -482,6 +495,15 @@ fn launch(stream: u32, part: DevicePart, copy: Option<CopyKind>, queued: bool) -
     let ids = part.numbers.into_iter().map(|launch| LaunchId { launch, node: 0 }).collect();
     let piece = Piece::Launch(Launch { stream, work, engine, blocks, queued, ids });
     Node::Piece { piece, cost: part.cost, reads: part.reads }
+}
+
+/// What so many functions of Python take.
+pub(super) fn python_time(call: SimDuration, calls: u64) -> SimDuration {
+    SimDuration::from_ps(call.as_ps().saturating_mul(calls))
+}
+
+fn sum(a: SimDuration, b: SimDuration) -> SimDuration {
+    SimDuration::from_ps(a.as_ps().saturating_add(b.as_ps()))
 }
 
 /// Deals out what the host has worked in all among its pieces, in proportion to what they would take; where none would take any time, to the last.

@@ -19,8 +19,12 @@ use uniference_sim::observe::Digest;
 use uniference_sim::program::Outcome;
 use uniference_sim::replay::{RecordedStep, replay};
 
-const HOST: HostCosts =
-    HostCosts { operator: SimDuration::from_us(6), launch: SimDuration::from_us(4), call: SimDuration::from_us(1) };
+const HOST: HostCosts = HostCosts {
+    operator: SimDuration::from_us(6),
+    launch: SimDuration::from_us(4),
+    call: SimDuration::from_us(1),
+    python: SimDuration::ZERO,
+};
 
 /// An operator takes 20 on the device, and what has bytes as many microseconds; all of it `factor` times.
 struct Fixed {
@@ -91,7 +95,8 @@ fn plan(ranks: usize, way: Way, factor: u64, measures_host: bool) -> Plan {
     };
     let ranks = (0..ranks).map(|_| rank()).collect();
     let (models, lines) = (Vec::new(), Vec::new());
-    Plan { ranks, earlier: None, name: String::new(), models, outdated: None, host_asked: false, lines }
+    let (name, python) = (String::new(), PythonTime::None);
+    Plan { ranks, earlier: None, name, models, outdated: None, host_asked: false, python, python_asked: false, lines }
 }
 
 fn cluster(ranks: u32) -> Cluster {
@@ -278,6 +283,39 @@ fn an_operator_is_worked_for_by_the_host_and_runs_where_it_was_launched() {
     let mut program = Program::default();
     let ten = program.slice(|encoder| (0..10).for_each(|_| operator(encoder, 1)));
     assert_eq!(ends(vec![ten, synchronizes()]), 206.0);
+}
+
+/// A function of Python takes 1. Up to six come to an operator in its 6; ten need 10. To what is no operator they are added: three and a launch of 4,
+/// and two at the end; a replay with another figure is a run with it.
+#[test]
+fn functions_of_python_take_time_beyond_an_operators() {
+    let with = |us: u64| {
+        let mut plan = model(Way::Modelled);
+        plan.ranks[0].host.python = SimDuration::from_us(us);
+        plan
+    };
+    let calls = |before: u64| {
+        let mut program = Program::default();
+        program.slice(|encoder| {
+            encoder.python_calls(before);
+            operator(encoder, 1);
+        })
+    };
+    let end = |slice| run(with(1), vec![vec![slice, synchronizes()]], &[0]).end;
+    assert_eq!(end(calls(4)), 26.0);
+    assert_eq!(end(calls(10)), 30.0);
+    let whole = || {
+        let mut program = Program::default();
+        let first = program.slice(|encoder| {
+            encoder.python_calls(3);
+            kernel(encoder, 1, 10);
+        });
+        vec![first, synchronizes(), program.slice(|encoder| encoder.python_calls(2))]
+    };
+    let [free, once, twice] = [0, 1, 2].map(|us| run(with(us), vec![whole()], &[0]));
+    assert_eq!((once.end - free.end, twice.end - free.end), (5.0, 10.0));
+    assert_eq!(again(&free.record, with(2)).0, twice.digest);
+    assert_eq!(again(&twice.record, with(1)).0, once.digest);
 }
 
 /// A copy in an operator takes its own time, 7, and no kernel's: 6 + 7. The program waits for it in the middle of the operator, whose host's part then
@@ -616,7 +654,7 @@ fn what_cannot_be_measured_is_said() {
 }
 
 #[test]
-fn the_time_of_the_host_is_a_word_or_a_time() {
+fn the_times_of_the_host_and_of_python_are_words_or_times() {
     for (text, time) in [
         ("model", HostTime::Model),
         ("measured", HostTime::Measured),
@@ -626,6 +664,15 @@ fn the_time_of_the_host_is_a_word_or_a_time() {
         assert_eq!(time.to_string().parse(), Ok(time));
     }
     assert!("fast".parse::<HostTime>().unwrap_err().contains("\"9 us\""));
+    for (text, time) in [
+        ("none", PythonTime::None),
+        ("model", PythonTime::Call(SimDuration::from_ns(350))),
+        ("0.5 us", PythonTime::Call(SimDuration::from_ns(500))),
+    ] {
+        assert_eq!(text.parse(), Ok(time));
+        assert_eq!(time.to_string().parse(), Ok(time));
+    }
+    assert!("fast".parse::<PythonTime>().unwrap_err().contains("\"350 ns\""));
 }
 
 /// Without compute nothing takes time, but for looks: 1 for the time between events and 0.05 for the clock.

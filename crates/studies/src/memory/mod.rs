@@ -323,7 +323,8 @@ impl RankMemory {
             | Entry::Stream(_)
             | Entry::Integers { .. }
             | Entry::Reading(_)
-            | Entry::Number(_) => {}
+            | Entry::Number(_)
+            | Entry::PythonCalls(_) => {}
         }
     }
 

@@ -1,0 +1,144 @@
+"""Functions of Python take time by how many are called: on the main thread, on others, and in processes that a rank starts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import Done, uniference, write_script
+
+pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
+
+CLUSTER = """
+backend = "nccl"
+[[device]]
+name = "gpu"
+model = "h100-sxm"
+count = 1
+[network]
+"""
+
+PROGRAM = """
+import subprocess, sys, threading, time
+import torch
+
+def function():
+    pass
+
+def calls(count):
+    for _ in range(count):
+        function()
+
+def generator(count):
+    for number in range(count):
+        yield number
+
+def timed(name, run):
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    run()
+    torch.cuda.synchronize()
+    print(name, "=", (time.perf_counter() - began) * 1e6)
+
+def operators(before_each):
+    for _ in range(10):
+        calls(before_each)
+        tensor.add_(1)
+
+def on_threads():
+    threads = [threading.Thread(target=calls, args=(1000,)) for _ in range(2)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+
+def elsewhere():
+    subprocess.run([sys.executable, __file__, "child"], check=True)
+
+def imports():
+    import xml.dom.minidom, wave, mailbox
+
+tensor = torch.zeros(4, device="cuda")
+if sys.argv[1:] == ["child"]:
+    timed("child", lambda: calls(1000))
+else:
+    timed("functions", lambda: calls(1000))
+    timed("generator", lambda: list(generator(1000)))
+    timed("operators", lambda: operators(0))
+    timed("few", lambda: operators(3))
+    timed("many", lambda: operators(100))
+    timed("threads", on_threads)
+    timed("imports", imports)
+    timed("elsewhere", elsewhere)
+"""
+
+
+def run(folder: Path, *options: str, out: str = "out") -> Done:
+    (folder / "cluster.toml").write_text(CLUSTER)
+    script = write_script(folder, PROGRAM)
+    fixed = ("run", "--cluster", folder / "cluster.toml", "--cuda", "--compute", "model", "--out", folder / out)
+    done = uniference(*fixed, *options, script, cwd=folder)
+    assert done.code == 0, done.err
+    return done
+
+
+def times(done: Done) -> dict[str, float]:
+    lines = (line.partition(" = ") for line in done.out.splitlines() if " = " in line)
+    return {name: float(microseconds) for name, _, microseconds in lines}
+
+
+def report(folder: Path) -> Any:
+    return json.loads((folder / "report.json").read_text())
+
+
+def replay(folder: Path, out: Path, *options: str) -> Done:
+    done = uniference("replay", folder, *options, "--out", out, cwd=folder)
+    assert done.code == 0, done.err
+    return done
+
+
+def test_functions_are_charged_by_their_number(tmp_path: Path) -> None:
+    free = times(run(tmp_path))
+    once = times(run(tmp_path, "--python-time", "1 us"))
+    assert free["functions"] < 1 and free["threads"] < 1
+    # What measures is called, too.
+    assert 1000 < once["functions"] < 1100
+    assert 1000 < once["generator"] < 1100
+    assert 1000 < once["child"] < 1100 < once["elsewhere"]
+    assert 2000 < once["threads"] < 2200
+    # An operator has room for some: in 6 us, six functions of 1 us.
+    assert once["operators"] - free["operators"] < 40
+    assert once["few"] - once["operators"] < 10
+    assert 1000 < once["many"] < 1100
+    # Modules have thousands of functions.
+    assert once["imports"] < 200
+
+
+def test_runs_are_the_same_and_a_replay_takes_another_figure(tmp_path: Path) -> None:
+    figures = {"first": "1 us", "again": "1 us", "other": "model"}
+    for name, figure in figures.items():
+        run(tmp_path, "--python-time", figure, out=name)
+    runs = [report(tmp_path / name) for name in figures]
+    assert runs[0]["digest"] == runs[1]["digest"] != runs[2]["digest"]
+    for figure, expected in (("350 ns", runs[2]), ("1000 ns", runs[0])):
+        replay(tmp_path / "first", tmp_path / "replay", "--python-time", figure)
+        assert report(tmp_path / "replay")["makespan_s"] == pytest.approx(expected["makespan_s"], rel=1e-3)
+    replay(tmp_path / "first", tmp_path / "same")
+    assert report(tmp_path / "same")["digest"] == runs[0]["digest"]
+
+
+def test_it_is_said_where_it_has_no_effect(tmp_path: Path) -> None:
+    run(tmp_path)
+    warning = "--python-time has no effect: no rank whose compute is modelled has counted its calls of Python"
+    assert warning in replay(tmp_path / "out", tmp_path / "replay", "--python-time", "model").err
+    script = write_script(tmp_path, "print('nothing')")
+    done = uniference(
+        "run", "--ranks", 1, "--python-time", "model", "--out", tmp_path / "measured", script, cwd=tmp_path
+    )
+    assert done.code == 0 and warning in done.err, done.err
+    measured = ("--cuda", "--compute", "model", "--host-time", "measured", "--python-time", "model")
+    done = uniference(
+        "run", "--cluster", tmp_path / "cluster.toml", *measured, "--out", tmp_path / "both", script, cwd=tmp_path
+    )
+    assert done.code == 2 and "hint: leave one of them out" in done.err, done.err
+    done = uniference("run", "--ranks", 1, "--python-time", "fast", script, cwd=tmp_path)
+    assert done.code == 2 and '"350 ns"' in done.err, done.err
