@@ -99,7 +99,7 @@ def replay(folder: Path, out: Path, *options: str) -> Done:
 def test_functions_are_charged_by_their_number(tmp_path: Path) -> None:
     free = times(run(tmp_path))
     once = times(run(tmp_path, "--python-time", "1 us"))
-    assert free["functions"] < 1 and free["threads"] < 1
+    assert max(free["functions"], free["threads"]) < 1
     # What measures is called, too.
     assert 1000 < once["functions"] < 1100
     assert 1000 < once["generator"] < 1100
@@ -134,11 +134,11 @@ def test_it_is_said_where_it_has_no_effect(tmp_path: Path) -> None:
     done = uniference(
         "run", "--ranks", 1, "--python-time", "model", "--out", tmp_path / "measured", script, cwd=tmp_path
     )
-    assert done.code == 0 and warning in done.err, done.err
+    assert (done.code, warning in done.err) == (0, True), done.err
     measured = ("--cuda", "--compute", "model", "--host-time", "measured", "--python-time", "model")
     done = uniference(
         "run", "--cluster", tmp_path / "cluster.toml", *measured, "--out", tmp_path / "both", script, cwd=tmp_path
     )
-    assert done.code == 2 and "hint: leave one of them out" in done.err, done.err
+    assert (done.code, "hint: leave one of them out" in done.err) == (2, True), done.err
     done = uniference("run", "--ranks", 1, "--python-time", "fast", script, cwd=tmp_path)
-    assert done.code == 2 and '"350 ns"' in done.err, done.err
+    assert (done.code, '"350 ns"' in done.err) == (2, True), done.err

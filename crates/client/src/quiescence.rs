@@ -114,7 +114,7 @@ impl Threads {
     ///
     /// # Errors
     /// The same, and those of what happens.
-    pub(crate) fn look_around<T: Default>(
+    pub fn look_around<T: Default>(
         &mut self,
         skip: &BTreeSet<ThreadId>,
         inside: &BTreeSet<ThreadId>,

@@ -277,6 +277,10 @@ fn drive(mut exchange: Exchange, mut tasks: Vec<Connection>) {
         match standing {
             Standing::Finished => return,
             Standing::Halted(halt) => panic!("{halt:?}"),
+            Standing::Idle => {
+                exchange.still_waits();
+                continue;
+            }
             Standing::Blocked => {}
         }
         let open: Vec<usize> = (0..tasks.len()).filter(|at| tasks[*at].is_open).collect();

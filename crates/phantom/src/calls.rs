@@ -52,8 +52,16 @@ pub(crate) struct Prepared {
     pub(crate) factor: Option<f64>,
     /// The root of a broadcast out of place has its own data.
     pub(crate) own: Option<Moved>,
-    /// The kernel of the program's that carries it out, which finds where the input lies at an address; `None`: NCCL does, and the call says where.
-    pub(crate) peers: Option<(Arc<Name>, usize)>,
+    /// The kernel of the program's that carries it out; `None`: NCCL does.
+    pub(crate) kernel: Option<Carrier>,
+}
+
+/// A kernel that carries a call out.
+#[derive(Clone)]
+pub(crate) struct Carrier {
+    pub(crate) name: Arc<Name>,
+    /// Where it finds the address of what its input is in, and how far behind that it lies; `None`: the call says where it lies.
+    pub(crate) input: Option<(usize, usize)>,
 }
 
 /// What is done with an output once it is there.
@@ -98,11 +106,12 @@ fn make(calls: &[Prepared], streams: &[u32]) -> Result<(), Status> {
     // Input is what the streams have come to.
     streams.iter().for_each(|stream| arrivals::settle_stream(*stream));
     let mut begun = BTreeSet::new();
-    for (Prepared { mut call, output, finish, factor, own, peers }, stream) in to_others(calls, streams) {
-        if let Some((_, at)) = &peers {
-            call.input = tensor_at(*at, call.has_values != 0)?;
+    for (Prepared { mut call, output, finish, factor, own, kernel: carrier }, stream) in to_others(calls, streams) {
+        if let Some((at, offset)) = carrier.as_ref().and_then(|carrier| carrier.input) {
+            call.input = tensor_at(at, call.has_values != 0)? + offset;
         }
-        if let Some(own) = own {
+        // Without values there may be nothing where it comes from.
+        if let Some(own) = own.filter(|_| call.has_values != 0) {
             let _ = own.carry_out();
         }
         let scaled = factor.map(|factor| scaled(link, &call, factor));
@@ -112,7 +121,8 @@ fn make(calls: &[Prepared], streams: &[u32]) -> Result<(), Status> {
         call.stream = stream;
         call.first = u32::from(begun.insert(stream));
         let handle = cupti::call(cupti::Domain::Runtime, "cudaLaunchKernelExC", || {
-            let name = peers.as_ref().map_or_else(|| kernel(&call, finish), |(name, _)| name.text().to_owned());
+            let of_nccl = || kernel(&call, finish);
+            let name = carrier.as_ref().map_or_else(of_nccl, |carrier| carrier.name.text().to_owned());
             call.number = cupti::communicates(&name, streams::place(stream)).unwrap_or(0);
             // SAFETY: what the call names is there.
             Ok(unsafe { (link.issue)(&call) })
@@ -128,11 +138,16 @@ fn make(calls: &[Prepared], streams: &[u32]) -> Result<(), Status> {
     Ok(())
 }
 
-/// Where a tensor lies whose address is in memory of a device.
-fn tensor_at(at: usize, is_read: bool) -> Result<usize, Status> {
+/// An address that is in memory of a device.
+pub(crate) fn address_at(at: usize) -> Result<usize, Status> {
     let mut bytes = [0; size_of::<usize>()];
     memory::copy(bytes.as_mut_ptr() as usize, at, bytes.len())?;
-    let tensor = usize::from_ne_bytes(bytes);
+    Ok(usize::from_ne_bytes(bytes))
+}
+
+/// Where a tensor lies whose address is in memory of a device.
+fn tensor_at(at: usize, is_read: bool) -> Result<usize, Status> {
+    let tensor = address_at(at)?;
     let is_there = matches!(memory::place(tensor), memory::Place::Device { .. });
     if is_there || !is_read { Ok(tensor) } else { Err(ILLEGAL_ADDRESS) }
 }

@@ -10,7 +10,8 @@ use crate::device;
 use crate::errors::{HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, INVALID_VALUE, OUT_OF_MEMORY, Status};
 use crate::exports::exports;
 pub(crate) use physical::{
-    address_free, address_reserve, map, mapped_at, physical, physical_device, release, retain, set_access, unmap,
+    address_free, address_reserve, descriptor, import, map, mapped_at, physical, physical_device, release, retain,
+    set_access, unmap,
 };
 use ranges::Ranges;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
@@ -675,7 +676,7 @@ mod tests {
         let before = info(0).unwrap().0;
         let at = address_reserve(0, 4 * GRANULE, 0, 0).unwrap();
         assert_eq!(info(0).unwrap().0, before);
-        let handles = [physical(0, GRANULE).unwrap(), physical(0, GRANULE).unwrap()];
+        let handles = [physical(0, GRANULE, None).unwrap(), physical(0, GRANULE, None).unwrap()];
         map(at, GRANULE, 0, handles[0]).unwrap();
         map(at + GRANULE, GRANULE, 0, handles[1]).unwrap();
         assert_eq!(info(0).unwrap().0, before - 2 * GRANULE as u64);

@@ -309,7 +309,7 @@ impl Asked {
         let own = copies.then(|| Moved::line(self.to, self.from, call.input_bytes as usize));
         let output = if receives { (self.to, bytes(self.parts[1])) } else { (0, 0) };
         let finish = Finish { dtype: self.dtype as u32, divide: (self.op == Some(4)).then_some(members as f64) };
-        let call = Prepared { call, output, finish, factor: factor.filter(|_| has_values), own, peers: None };
+        let call = Prepared { call, output, finish, factor: factor.filter(|_| has_values), own, kernel: None };
         let pending = Pending { call, stream, device: communicator.device };
         let alone = GROUP.with_borrow_mut(|(depth, calls)| {
             if *depth > 0 {

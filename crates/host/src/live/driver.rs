@@ -5,6 +5,7 @@
 
 mod whereabouts;
 
+use self::whereabouts::Looks;
 use super::connections::{Process, RankConnections, TaskConnection, pipe};
 use super::exchange::{Costs, Exchange, Ready, Recorder, Standing};
 use super::lookout::{self, Lookout};
@@ -176,6 +177,9 @@ pub struct Driver<'a> {
     heard: Instant,
     /// Ranks of which was said that they wait for something outside.
     waiting_outside: BTreeSet<u32>,
+    /// Time passes as soon as all are found to wait still.
+    idles: bool,
+    looks: Looks,
     /// What ranks have warned of, and which of them.
     warned: BTreeMap<String, BTreeSet<u32>>,
     /// Where the driver waits, and ranks that are not away for long.
@@ -266,6 +270,8 @@ impl<'a> Driver<'a> {
             started: Instant::now(),
             heard: Instant::now(),
             waiting_outside: BTreeSet::new(),
+            idles: false,
+            looks: Looks::default(),
             warned: BTreeMap::new(),
             stay,
             asked: 0,
@@ -323,7 +329,12 @@ impl<'a> Driver<'a> {
         if let Some(timeout) = self.setup.timeout.filter(|timeout| self.started.elapsed() >= *timeout) {
             return Ok(Some(LiveEnding::OutOfTime(timeout)));
         }
-        let standing = self.go_on();
+        let mut standing = self.go_on();
+        while matches!(standing, Standing::Idle) && self.still_waits()? {
+            self.exchange.still_waits();
+            standing = self.go_on();
+        }
+        self.idles = matches!(standing, Standing::Idle);
         self.end_crashed();
         if let Some(unlike) = self.exchange.unlike() {
             return Ok(Some(LiveEnding::Unlike(unlike.clone())));
@@ -335,7 +346,7 @@ impl<'a> Driver<'a> {
         Ok(self.casualty().or(match standing {
             Standing::Finished => Some(LiveEnding::Finished),
             Standing::Halted(halt) => Some(LiveEnding::Halted(halt)),
-            Standing::Blocked => None,
+            Standing::Blocked | Standing::Idle => None,
         }))
     }
 
@@ -386,16 +397,6 @@ impl<'a> Driver<'a> {
             (None, Process::Ended { pid, status }) => Some(LiveEnding::Died { rank, pid, status }),
             _ => None,
         })
-    }
-
-    fn next_timeout(&mut self) -> Option<Duration> {
-        let now = Instant::now();
-        let expiry = self.slots.expire(now).map(|at| at.saturating_duration_since(now) + Duration::from_millis(1));
-        let tick = self.watch.console.wants_ticks().then_some(TICK);
-        let silence = self.anybody_is_out().then_some(SILENCE);
-        let end =
-            self.setup.timeout.map(|timeout| timeout.saturating_sub(self.started.elapsed()) + Duration::from_millis(1));
-        [expiry, tick, silence, end].into_iter().flatten().min()
     }
 
     /// Lets a task go on.

@@ -133,6 +133,8 @@ struct Fetching {
 pub enum Standing {
     /// Some task must say something first.
     Blocked,
+    /// Nobody asks for anything, so that time would pass to the end of a sleep or of somebody's patience: if all still wait.
+    Idle,
     /// All programs have ended.
     Finished,
     /// The run cannot go on.
@@ -197,6 +199,8 @@ struct Turns {
     parts: u32,
     /// It has been answered since.
     running: bool,
+    /// Some of its threads have said something since, and others run.
+    speaks: bool,
     /// Since it was quiet and until it is answered: what those of its threads wait for that ask nothing.
     rests: Option<Threads>,
     /// Answers that it has not been given yet.
@@ -327,7 +331,8 @@ enum DeviceQuestion {
 
 impl Exchange {
     /// A conversation of `world_size` ranks with `engine`, all at their beginning. `script` stands where no line is known.
-    pub fn new(engine: Engine, world_size: u32, script: &str) -> Exchange {
+    pub fn new(mut engine: Engine, world_size: u32, script: &str) -> Exchange {
+        engine.asks_before_it_idles();
         let rank = |rank: u32| {
             let mut lines = Lines::default();
             let line = lines.site(script, rank, world_size);
@@ -528,6 +533,7 @@ impl Exchange {
         speaking.hear(ops);
         let turn = self.turn(rank);
         turn.parts += u32::from(quiet.is_some());
+        turn.speaks = true;
         match quiet {
             Some(quiet) if quiet.parts <= turn.parts => {
                 self.quiet(rank, quiet);
@@ -539,7 +545,10 @@ impl Exchange {
                 return true;
             }
             // What several threads say between two answers is carried out in the order of the threads, once all have.
-            None if self.ranks[self.head(rank).index()].tasks.len() == 1 => self.pump(rank, task),
+            None if self.ranks[self.head(rank).index()].tasks.len() == 1 => {
+                self.turn(rank).speaks = false;
+                self.pump(rank, task);
+            }
             _ => {}
         }
         false
@@ -590,7 +599,7 @@ impl Exchange {
     fn quiet(&mut self, rank: RankId, quiet: Quiet) {
         let goes_on_by_itself = self.goes_on_by_itself(rank);
         let turn = self.turn(rank);
-        (turn.parts, turn.running) = (0, false);
+        (turn.parts, turn.running, turn.speaks) = (0, false, false);
         turn.rests = Some(if quiet.outside { Threads::WaitOutside } else { Threads::Wait });
         turn.answered = goes_on_by_itself.or(turn.answered);
         let answered = turn.answered;
@@ -722,11 +731,30 @@ impl Exchange {
             let mut seen = (Seen { data: &mut self.data, times: &mut self.times }, &mut *observer);
             match self.engine.next(&mut seen) {
                 Turn::Resume(resumption) => self.resumed(resumption),
-                Turn::Blocked => return Standing::Blocked,
+                Turn::Blocked if !self.engine.waits_to_idle() => return Standing::Blocked,
+                Turn::Blocked if self.wakeable().next().is_none() => self.engine.idle(),
+                Turn::Blocked => {
+                    let speaks = |rank: &RankConversation| rank.turn.speaks && !rank.turn.is_gone;
+                    return if self.ranks.iter().any(speaks) { Standing::Blocked } else { Standing::Idle };
+                }
                 Turn::Finished => return Standing::Finished,
                 Turn::Halted(halt) => return Standing::Halted(halt),
             }
         }
+    }
+
+    /// Those that [`Exchange::wakeable`] names were found to wait still: time may pass, once.
+    pub fn still_waits(&mut self) {
+        self.engine.idle();
+    }
+
+    /// Ranks whose processes something may let go on that is not of the simulation, while all of them wait: a byte in a socket, say, that another
+    /// rank had written before it said that it waits. None if there are no others.
+    pub fn wakeable(&self) -> impl Iterator<Item = RankId> {
+        let pauses = |task: &TaskConversation| matches!(task.state, State::Asked(Asked::Pause));
+        let has_others = !self.lends && self.ranks.len() > 1;
+        let wakes = move |rank: &RankId| self.waits_outside(*rank) || self.ranks[rank.index()].tasks.iter().any(pauses);
+        (0..self.ranks.len()).map(RankId::from).filter(move |rank| has_others && wakes(rank))
     }
 
     /// The next task that may go on.

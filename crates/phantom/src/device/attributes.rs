@@ -110,13 +110,13 @@ pub(crate) fn attribute(device: &Device, number: i32) -> Option<i32> {
         76 => minor as i32,
         81 => architecture.shared as i32,
         97 => architecture.shared_of_block as i32,
-        // Stream memory operations, and virtual memory: what `cuMemCreate` and the like need.
-        94 | 102 => 1,
+        // Stream memory operations, and virtual memory: what `cuMemCreate` and the like need, also to share it by descriptors.
+        94 | 102 | 103 => 1,
         106 => architecture.blocks as i32,
         111 => architecture.shared_reserved as i32,
         120 => i32::from(architecture.has_clusters),
-        // Memory that several processes or devices share by handles, fabric or multicast; not done here.
-        103..=105 | 110 | 116..=119 | 125 | 128 | 132 => 0,
+        // Memory that several processes or devices share by handles of Windows, fabric or multicast; not done here.
+        104 | 105 | 110 | 116..=119 | 125 | 128 | 132 => 0,
         // Number of memory synchronisation domains.
         126 => {
             if major >= 9 {

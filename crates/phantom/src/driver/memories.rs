@@ -48,6 +48,17 @@ fn copy(to: usize, from: usize, bytes: usize, stream: Handle) -> Result<(), Stat
     streams::copy(stream, Moved::line(to, from, bytes))
 }
 
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`: of memory by which other processes can be told of it.
+const DESCRIPTOR: c_int = 1;
+
+fn check_kind(kind: c_int) -> Result<(), Status> {
+    if kind == DESCRIPTOR {
+        return Ok(());
+    }
+    report(LIBRARY, &format!("shared memory by handles of kind {kind}"));
+    Err(NOT_SUPPORTED)
+}
+
 /// The device whose memory is asked for.
 fn device_of(properties: Option<&Properties>) -> Result<usize, Status> {
     let location = properties.ok_or(INVALID_VALUE)?.location;
@@ -187,7 +198,16 @@ driver! {
     }
     fn cuMemAddressFree(at: usize, bytes: usize) { find(0)?; memory::address_free(at, bytes) }
     fn cuMemCreate(handle: Out<u64>, bytes: usize, properties: Option<&Properties>, _flags: c_ulonglong) {
-        handle.give(memory::physical(device_of(properties)?, bytes)?)
+        let is_shared = properties.is_some_and(|properties| properties.handles & DESCRIPTOR != 0);
+        handle.give(peers::create(device_of(properties)?, bytes, is_shared)?)
+    }
+    fn cuMemExportToShareableHandle(descriptor: Out<c_int>, handle: u64, kind: c_int, _flags: c_ulonglong) {
+        check_kind(kind)?;
+        descriptor.give(memory::descriptor(handle)?)
+    }
+    fn cuMemImportFromShareableHandle(handle: Out<u64>, descriptor: Pointer, kind: c_int) {
+        check_kind(kind)?;
+        handle.give(peers::import(descriptor as usize as c_int)?)
     }
     fn cuMemRelease(handle: u64) { memory::release(handle) }
     fn cuMemRetainAllocationHandle(handle: Out<u64>, at: usize) {

@@ -1,31 +1,49 @@
 //! Owns the driver's management of virtual memory: addresses that are reserved, memory that is created apart from them, and what of it is
-//! mapped where. Expandable segments of PyTorch's allocator are made of it.
+//! mapped where. Expandable segments of PyTorch's allocator are made of it, and its symmetric memory, which other processes map as well.
 
+use super::shared::{Part, map_shared};
 use super::{Block, GRANULE, Kind, Memory, lock, provide, withdraw};
 use crate::errors::{INVALID_VALUE, Status};
 use crate::unimplemented::report;
+use std::ffi::c_int;
 
 /// Memory without an address.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Physical {
     device: usize,
     bytes: usize,
     /// Handles and mappings that keep it.
     uses: usize,
     was_mapped: bool,
+    /// Of memory that several processes may map.
+    part: Option<Part>,
 }
 
-/// Creates memory of a device: `cuMemCreate`.
-pub(crate) fn physical(device: usize, bytes: usize) -> Result<u64, Status> {
+/// Creates memory of a device: `cuMemCreate`. With a rank, the one on whose GPU it is, other processes may map it.
+pub(crate) fn physical(device: usize, bytes: usize, rank: Option<u32>) -> Result<u64, Status> {
     if bytes == 0 || !bytes.is_multiple_of(GRANULE) {
         return Err(INVALID_VALUE);
     }
+    let part = rank.map(|rank| Part::new(rank, bytes)).transpose()?;
     let mut memory = lock();
     let memory = memory.devices()?;
     memory.devices[device].charge(bytes)?;
-    memory.last_physical += 1;
-    memory.physical.insert(memory.last_physical, Physical { device, bytes, uses: 1, was_mapped: false });
-    Ok(memory.last_physical)
+    Ok(memory.add(Physical { device, bytes, uses: 1, was_mapped: false, part }))
+}
+
+/// A descriptor of memory that other processes may map: `cuMemExportToShareableHandle`.
+pub(crate) fn descriptor(handle: u64) -> Result<c_int, Status> {
+    let mut memory = lock();
+    let physical = memory.devices()?.physical.get(&handle).ok_or(INVALID_VALUE)?;
+    physical.part.as_ref().ok_or(INVALID_VALUE)?.descriptor()
+}
+
+/// Memory that another process has created, or this one: `cuMemImportFromShareableHandle`. `device` says where the memory of a rank's GPU is.
+pub(crate) fn import(descriptor: c_int, device: impl FnOnce(u32) -> usize) -> Result<u64, Status> {
+    let part = Part::of(descriptor)?;
+    let (device, bytes) = (device(part.rank()), part.bytes());
+    let mut memory = lock();
+    Ok(memory.devices()?.add(Physical { device, bytes, uses: 1, was_mapped: false, part: Some(part) }))
 }
 
 /// The device whose memory it is.
@@ -86,15 +104,18 @@ pub(crate) fn map(at: usize, bytes: usize, offset: usize, handle: u64) -> Result
     let mut memory = lock();
     let memory = memory.devices()?;
     let physical = memory.physical.get_mut(&handle).ok_or(INVALID_VALUE)?;
-    if offset != 0 || bytes != physical.bytes || physical.was_mapped {
+    if offset != 0 || bytes != physical.bytes || physical.was_mapped && physical.part.is_none() {
         report("libcuda", "cuMemMap of memory that was mapped already, or of a part of it,");
         return Err(crate::errors::NOT_SUPPORTED);
     }
     memory.holds(at, bytes, Kind::Reserved)?;
     let physical = memory.physical.get_mut(&handle).ok_or(INVALID_VALUE)?;
+    match &physical.part {
+        Some(part) => map_shared(at, bytes, part.file())?,
+        None => provide(at, bytes)?,
+    }
     (physical.was_mapped, physical.uses) = (true, physical.uses + 1);
     let device = physical.device;
-    provide(at, bytes)?;
     memory.replace(at, bytes, Some(Block { device, bytes, kind: Kind::Mapped, is_pooled: false }));
     memory.mapped.insert(at, handle);
     Ok(())
@@ -121,11 +142,27 @@ pub(crate) fn set_access(at: usize, bytes: usize) -> Result<(), Status> {
 }
 
 impl Memory {
+    fn add(&mut self, physical: Physical) -> u64 {
+        self.last_physical += 1;
+        self.physical.insert(self.last_physical, physical);
+        self.last_physical
+    }
+
+    /// What is mapped at an address, if other processes may map it too: where it begins.
+    pub(super) fn part_at(&self, at: usize) -> Option<(usize, &Part)> {
+        let (start, handle) = self.mapped.range(..=at).next_back()?;
+        let part = self.physical.get(handle)?.part.as_ref()?;
+        (at < start + part.bytes()).then_some((*start, part))
+    }
+
     fn release(&mut self, handle: u64) -> Result<(), Status> {
         let physical = self.physical.get_mut(&handle).ok_or(INVALID_VALUE)?;
         physical.uses -= 1;
         if physical.uses == 0 {
-            self.devices[physical.device].used.now -= physical.bytes as u64;
+            // What another process has created is in its books.
+            if physical.part.as_ref().is_none_or(Part::is_own) {
+                self.devices[physical.device].used.now -= physical.bytes as u64;
+            }
             self.physical.remove(&handle);
         }
         Ok(())

@@ -1,5 +1,5 @@
-//! Owns memory of devices that other processes use, too: it is named by a handle that programs pass on (CUDA's IPC), and lies in a file of the
-//! memory that the processes map. What was in it stays in it when it is handed out.
+//! Owns memory of devices that other processes use, too: it is named by a handle that programs pass on (CUDA's IPC), or by a descriptor (virtual
+//! memory that was created for it), and lies in a file of the memory that the processes map. What was in it stays in it when it is handed out.
 //!
 //! A handle is the same in every run: programs send it to each other, and how long what they send is may depend on its bytes. Where the file is
 //! that it names is said by a link in the folder of the command's libraries, which goes with the folder.
@@ -12,9 +12,9 @@ use crate::unimplemented::warn;
 use rustix::fs::{MemfdFlags, Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::collections::btree_map::Entry;
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::io::ErrorKind;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::PoisonError;
 use uniference_protocol::descriptors::lift;
@@ -36,6 +36,9 @@ pub(crate) struct MemHandle {
     device: u32,
     reserved: [u32; 7],
 }
+
+/// What names of files begin with; the rank follows, and a number.
+const NAME: &str = "uniference-gpu-";
 
 const MAGIC: u64 = u64::from_le_bytes(*b"unifrIPC");
 
@@ -62,6 +65,57 @@ pub(super) struct Opened {
     bytes: usize,
     /// How often it was opened.
     uses: usize,
+}
+
+/// Memory that was created to be mapped by several processes.
+#[derive(Debug)]
+pub(super) struct Part {
+    file: OwnedFd,
+    bytes: usize,
+    key: Key,
+    /// This process has created it.
+    is_own: bool,
+}
+
+impl Part {
+    /// On a rank's GPU.
+    pub(super) fn new(rank: u32, bytes: usize) -> Result<Part, Status> {
+        let (key, file) = Key::claim(rank)?;
+        rustix::fs::ftruncate(&file, bytes as u64).map_err(|_| OUT_OF_MEMORY)?;
+        Ok(Part { file, bytes, key, is_own: true })
+    }
+
+    /// What a descriptor of the program's is of.
+    pub(super) fn of(descriptor: c_int) -> Result<Part, Status> {
+        let path = std::fs::read_link(format!("/proc/self/fd/{descriptor}")).map_err(|_| INVALID_VALUE)?;
+        let key = Key::named(&path.to_string_lossy()).ok_or(INVALID_VALUE)?;
+        // SAFETY: the program's, which stays open during the call.
+        let file = lift(unsafe { BorrowedFd::borrow_raw(descriptor) }.try_clone_to_owned().map_err(|_| OUT_OF_MEMORY)?);
+        let bytes = rustix::fs::fstat(&file).map_err(|_| INVALID_VALUE)?.st_size as usize;
+        Ok(Part { file, bytes, key, is_own: false })
+    }
+
+    /// One for the program to keep, which another process can be sent.
+    pub(super) fn descriptor(&self) -> Result<c_int, Status> {
+        self.file.try_clone().map(IntoRawFd::into_raw_fd).map_err(|_| OUT_OF_MEMORY)
+    }
+
+    pub(super) fn file(&self) -> &OwnedFd {
+        &self.file
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// On whose GPU it is.
+    pub(super) fn rank(&self) -> u32 {
+        self.key.rank
+    }
+
+    pub(super) fn is_own(&self) -> bool {
+        self.is_own
+    }
 }
 
 /// Names an allocation for other processes, with the rank on whose GPU it is, which `rank` knows by the device.
@@ -98,7 +152,8 @@ pub(crate) fn close(at: usize) -> Result<(), Status> {
 pub(crate) fn rank_of(at: usize) -> Option<u32> {
     let mut memory = lock();
     let memory = memory.devices().ok()?;
-    memory.opened_at(at).map(|(_, opened)| opened.key.rank)
+    let others = memory.part_at(at).filter(|(_, part)| !part.is_own);
+    others.map(|(_, part)| part.key.rank).or_else(|| memory.opened_at(at).map(|(_, opened)| opened.key.rank))
 }
 
 impl Memory {
@@ -108,6 +163,9 @@ impl Memory {
         let (start, bytes, file) = if block.kind == Kind::Opened {
             let opened = self.opened.get(start)?;
             (*start, opened.bytes, &opened.file)
+        } else if block.kind == Kind::Mapped {
+            let (start, part) = self.part_at(at)?;
+            (start, part.bytes, &part.file)
         } else {
             let (range, _) = range_of(*start, *block);
             let exported = self.devices[block.device].exported.get(&range)?;
@@ -188,7 +246,7 @@ fn share(start: usize, bytes: usize, rank: u32) -> Result<Exported, Status> {
     Ok(Exported { file, bytes, key })
 }
 
-fn map_shared(start: usize, bytes: usize, file: &OwnedFd) -> Result<(), Status> {
+pub(super) fn map_shared(start: usize, bytes: usize, file: &OwnedFd) -> Result<(), Status> {
     let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
     // SAFETY: the range is in a window, and was taken by the caller.
     let mapped = unsafe { mmap(start as *mut c_void, bytes, ProtFlags::READ | ProtFlags::WRITE, flags, file, 0) };
@@ -223,7 +281,14 @@ impl Key {
     }
 
     fn name(self) -> String {
-        format!("uniference-gpu-{}-{}", self.rank, self.number)
+        format!("{NAME}{}-{}", self.rank, self.number)
+    }
+
+    /// Of a file as the kernel names it: `/memfd:uniference-gpu-1-0 (deleted)`.
+    fn named(path: &str) -> Option<Key> {
+        let (_, name) = path.trim_end_matches(" (deleted)").split_once(&format!(":{NAME}"))?;
+        let (rank, number) = name.split_once('-')?;
+        Some(Key { rank: rank.parse().ok()?, number: number.parse().ok()? })
     }
 
     /// Of another process of this machine, if it is there and has this many bytes.

@@ -27,7 +27,7 @@ use crate::comm::{Comm, Completion, Disagreement};
 use crate::event::{Event, Observer, Times};
 use crate::ids::{GroupId, Handle, RankId, TaskId};
 use crate::network::Network;
-use crate::program::{Outcome, POLL_COST, Reply, Request};
+use crate::program::{Activity, Outcome, POLL_COST, Reply, Request};
 use crate::store::Store;
 use crate::symmetry::Symmetry;
 use crate::time::SimTime;
@@ -57,6 +57,18 @@ pub struct Engine {
     steps: Vec<ActivityStep>,
     unfinished: usize,
     halted: Option<Halt>,
+    idling: Idling,
+}
+
+/// Whether time passes where nobody has asked for anything that comes first.
+#[derive(Debug, Default)]
+struct Idling {
+    /// It does when the driver says so.
+    is_asked: bool,
+    /// It waits for that.
+    waits: bool,
+    /// The driver has said so at this time.
+    passes_from: Option<SimTime>,
 }
 
 /// What the driver has to do.
@@ -152,6 +164,7 @@ impl Engine {
             steps: Vec::new(),
             unfinished: 0,
             halted: None,
+            idling: Idling::default(),
         };
         for rank in
             (0..world).map(RankId::from).filter(|rank| engine.symmetry().is_representative(*rank)).collect::<Vec<_>>()
@@ -249,6 +262,7 @@ impl Engine {
 
     /// Goes on as far as it can and says what the driver has to do.
     pub fn next(&mut self, observer: &mut dyn Observer) -> Turn {
+        self.idling.waits = false;
         loop {
             if let Some(resumption) = self.ready.pop_front() {
                 return Turn::Resume(resumption);
@@ -272,6 +286,10 @@ impl Engine {
                 Some(next) if hold.is_some_and(|hold| hold < next) => return Turn::Blocked,
                 Some(_) if self.unfinished == 0 => return Turn::Finished,
                 Some(next) if next.at == SimTime::MAX => self.halt(HaltReason::EndOfTime),
+                Some(next) if self.passes_idly(next, network) => {
+                    self.idling.waits = true;
+                    return Turn::Blocked;
+                }
                 Some(next) => {
                     assert!(next.at >= self.now, "time goes back from {} to {next:?}", self.now);
                     self.now = next.at;
@@ -282,6 +300,37 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// From here on time does not pass to the end of a sleep or of somebody's patience before the driver has let it: it may know more of who waits.
+    pub fn asks_before_it_idles(&mut self) {
+        self.idling.is_asked = true;
+    }
+
+    /// Whether it is for this that the last turn was [`Turn::Blocked`].
+    pub fn waits_to_idle(&self) -> bool {
+        self.idling.waits
+    }
+
+    /// All who wait do so still: time may pass.
+    pub fn idle(&mut self) {
+        self.idling.passes_from = Some(self.now);
+    }
+
+    /// Whether the driver is to be asked before time passes to what comes next.
+    fn passes_idly(&self, next: EventKey, network: Option<EventKey>) -> bool {
+        let asks = self.idling.is_asked && self.idling.passes_from != Some(self.now) && next.at > self.now;
+        if !asks || network == Some(next) {
+            return false;
+        }
+        self.events.first().is_some_and(|(key, event)| match event {
+            PendingEvent::TimeOut => true,
+            PendingEvent::End(handle) => {
+                let ending = self.ranks[key.rank.index()].activities.get(*handle);
+                ending.is_some_and(|ending| matches!(ending.activity, Activity::Sleep(_)))
+            }
+            _ => false,
+        })
     }
 
     fn somebody_runs(&self) -> bool {

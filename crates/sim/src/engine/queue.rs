@@ -61,6 +61,11 @@ impl<E> EventQueue<E> {
         None
     }
 
+    /// The one that `next` has found.
+    pub(crate) fn first(&self) -> Option<(&EventKey, &E)> {
+        self.heap.peek().map(|Reverse(Entry { key, event })| (key, event))
+    }
+
     pub(crate) fn pop(&mut self) -> Option<(EventKey, E)> {
         let Reverse(entry) = self.heap.pop()?;
         assert!(entry.key.at >= self.last, "time goes back from {} to {:?}", self.last, entry.key);

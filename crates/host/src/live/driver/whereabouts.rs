@@ -2,15 +2,75 @@
 //!
 //! How a process is looked at is `lookout`'s business.
 
-use super::{Driver, LONG_SILENCE, RankConnections, SILENCE};
+use super::{Driver, LONG_SILENCE, RankConnections, SILENCE, TICK};
+use crate::error::HostError;
 use crate::live::lookout::Lookout;
 use crate::live::remote::board::Board;
-use std::collections::BTreeMap;
-use uniference_client::quiescence::Found;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::time::{Duration, Instant};
+use uniference_client::quiescence::{Found, Threads};
 use uniference_sim::engine::{Doing, RankReport};
 use uniference_sim::ids::RankId;
 
+/// A process that something has let go on is looked at again after so long.
+const AGAIN: Duration = Duration::from_millis(1);
+
+/// And so often: then it is one that is never seen to wait, and time passes.
+const MOST_AGAIN: u32 = 10_000;
+
+/// Looks at processes that had said that they wait.
+#[derive(Default)]
+pub(super) struct Looks {
+    /// Where the kernel tells of their threads.
+    threads: BTreeMap<i32, Threads>,
+    /// In a row that have found one of them running.
+    in_vain: u32,
+}
+
+/// Whether there was a moment at which all of these slept: each is looked at around the looks at those behind it.
+fn sleep_at_once(processes: &mut [&mut Threads]) -> io::Result<bool> {
+    let everyone = BTreeSet::new();
+    let Some((first, rest)) = processes.split_first_mut() else { return Ok(true) };
+    let (found, others_sleep) = first.look_around(&everyone, &everyone, || sleep_at_once(rest))?;
+    Ok(found != Found::Running && others_sleep)
+}
+
 impl Driver<'_> {
+    /// For how long to listen.
+    pub(super) fn next_timeout(&mut self) -> Option<Duration> {
+        let now = Instant::now();
+        let expiry = self.slots.expire(now).map(|at| at.saturating_duration_since(now) + Duration::from_millis(1));
+        let tick = self.watch.console.wants_ticks().then_some(TICK);
+        let silence = self.anybody_is_out().then_some(SILENCE);
+        let end =
+            self.setup.timeout.map(|timeout| timeout.saturating_sub(self.started.elapsed()) + Duration::from_millis(1));
+        let again = self.idles.then_some(AGAIN);
+        [expiry, tick, silence, end, again].into_iter().flatten().min()
+    }
+
+    /// Whether all that may be let go on from outside wait still, and have said nothing since they said that they do. One that has not been let go on by
+    /// now will not be by what anybody has done so far.
+    pub(super) fn still_waits(&mut self) -> Result<bool, HostError> {
+        let wakeable: BTreeSet<u32> = self.exchange.wakeable().map(|rank| rank.0).collect();
+        // Those on other machines would have to be woken over the network.
+        let is_here = |rank: RankId| self.board(rank.0).is_none();
+        let processes =
+            self.processes_where(|rank, state| !state.crashed && is_here(rank) && wakeable.contains(&rank.0));
+        let mut looks = std::mem::take(&mut self.looks);
+        looks.threads.retain(|pid, _| processes.iter().any(|(_, process)| process == pid));
+        for (_, pid) in processes {
+            looks.threads.entry(pid).or_insert_with(|| Threads::of(pid));
+        }
+        // What cannot be seen is taken to wait, as it has said.
+        let waits = sleep_at_once(&mut looks.threads.values_mut().collect::<Vec<_>>()).unwrap_or(true);
+        let waits = waits && self.sources.wait(Some(Duration::ZERO))?.is_empty();
+        looks.in_vain = if waits { 0 } else { looks.in_vain + 1 };
+        let gives_up = looks.in_vain > MOST_AGAIN;
+        self.looks = looks;
+        Ok(waits || gives_up)
+    }
+
     /// Nobody says anything: a rank whose threads all wait for each other never will.
     pub(super) fn look_out(&mut self) {
         let silent = self.heard.elapsed();
