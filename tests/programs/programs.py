@@ -137,6 +137,7 @@ def _megatron(ranks: int, *arguments: str) -> Program:
     return Program("megatron-core", (script, *arguments), ranks, on_cpu=False, as_one=(script, *experts))
 
 
+_ASYNCHRONOUS = (str(HERE / "examples/async_tensor_parallel.py"),)
 _TITAN = ("torchtitan", "titan.py", "--debug.seed", "1")
 _STAGES = ("--parallelism.pipeline_parallel_degree", "2")
 
@@ -148,6 +149,8 @@ PROGRAMS = (
     _file("torch", "examples/fsdp1.py"),
     _file("torch", "examples/fsdp2.py"),
     _file("torch", "examples/tensor_parallel.py", ranks=4),
+    # PyTorch has symmetric memory of GPUs alone.
+    Program("torch", _ASYNCHRONOUS, on_cpu=False, as_one=_ASYNCHRONOUS),
     _file("torch", "examples/float8.py"),
     _file("torch", "examples/streams.py"),
     *(_script(name) for name in _ACCELERATE),

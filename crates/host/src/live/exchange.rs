@@ -753,7 +753,10 @@ impl Exchange {
     pub fn wakeable(&self) -> impl Iterator<Item = RankId> {
         let pauses = |task: &TaskConversation| matches!(task.state, State::Asked(Asked::Pause));
         let has_others = !self.lends && self.ranks.len() > 1;
-        let wakes = move |rank: &RankId| self.waits_outside(*rank) || self.ranks[rank.index()].tasks.iter().any(pauses);
+        let wakes = move |rank: &RankId| {
+            let rank = &self.ranks[rank.index()];
+            rank.turn.rests == Some(Threads::WaitOutside) || rank.tasks.iter().any(pauses)
+        };
         (0..self.ranks.len()).map(RankId::from).filter(move |rank| has_others && wakes(rank))
     }
 

@@ -179,7 +179,9 @@ fn what_another_rank_has_let_go_on_outside_the_simulation_does_so_in_a_replay_at
     let (mut exchange, mut steps) = (ranks(2), Steps::default());
     let second = exchange.open_task(RankId(0));
     let told = |exchange: &mut Exchange, steps: &mut Steps| {
-        exchange.advance(&mut (), steps);
+        while matches!(exchange.advance(&mut (), steps), Standing::Idle) {
+            exchange.still_waits();
+        }
         let ready = std::iter::from_fn(|| exchange.take_ready()).collect::<Vec<_>>();
         let tell = |ready: Ready| {
             let (rank, task) = (ready.rank.0, ready.task.0);
@@ -203,6 +205,26 @@ fn what_another_rank_has_let_go_on_outside_the_simulation_does_so_in_a_replay_at
     let mut again = Engine::new(&cluster(2));
     assert!(matches!(replay(&mut again, records, &mut ()), Ending::Finished));
     assert_eq!(again.now().as_ps(), 12 * US);
+}
+
+/// Rank 0 waits for something outside while rank 1 sleeps for 7 us. Time does not pass to the end of that before it is known that rank 0 waits still; nor
+/// while one of its threads has said something, as another one may run. What it has asked for comes first then.
+#[test]
+fn time_does_not_pass_to_the_end_of_a_sleep_while_a_rank_may_have_been_let_go_on() {
+    let (mut exchange, mut steps) = (ranks(2), Steps::default());
+    let second = exchange.open_task(RankId(0));
+    exchange.say(RankId(0), second, vec![Op::Pause(Span::For(SimDuration::from_us(100)))], Some(ASLEEP));
+    exchange.say(RankId(1), MAIN, vec![sleep(7)], Some(ALONE));
+    assert!(matches!(exchange.advance(&mut (), &mut steps), Standing::Idle));
+    assert!(exchange.wakeable().eq([RankId(0)]));
+    exchange.say(RankId(0), second, vec![sleep(3)], None);
+    assert!(matches!(exchange.advance(&mut (), &mut steps), Standing::Blocked));
+    exchange.say(RankId(0), MAIN, vec![sleep(5)], Some(ALONE));
+    assert!(exchange.wakeable().next().is_none(), "all have asked");
+    exchange.advance(&mut (), &mut steps);
+    let ready = exchange.take_ready().map(|ready| (ready.rank, ready.task));
+    assert_eq!(ready, Some((RankId(0), second)));
+    assert_eq!(exchange.engine().now().as_ps(), 3 * US);
 }
 
 /// What the second thread does after 2.5 us makes the main one look, which starts a third one: that follows from the second thread's answer, as the main
