@@ -186,6 +186,19 @@ def test_a_forked_process_with_gpus_is_refused_with_a_hint(tmp_path: Path) -> No
 
 
 @simulates_gpus
+def test_a_process_with_an_environment_of_its_own_has_the_gpu_of_its_rank(tmp_path: Path) -> None:
+    source = """
+import subprocess, sys
+child = "import time, torch; print('child', torch.cuda.get_device_name(), time.gmtime().tm_year, torch.ones(3, device='cuda').sum().item())"
+for environment in (None, {}, {"PATH": "/usr/bin", "UNIFERENCE_VALUES": "4096"}):
+    subprocess.run([sys.executable, "-c", child], env=environment, check=True)
+"""
+    done = run(tmp_path, source, "--cuda")
+    assert done.code == 0, done.err
+    assert done.out.count("child NVIDIA H100 80GB HBM3 2026 3.0") == 3, done.out
+
+
+@simulates_gpus
 def test_communication_with_others_is_refused_with_a_hint(tmp_path: Path) -> None:
     done = run(tmp_path, ALONE.replace("sys.argv[1]", "'spawn:two'"), "--cuda")
     # ncclInvalidUsage

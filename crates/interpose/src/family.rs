@@ -146,6 +146,10 @@ pub extern "C" fn join() {
 
 // What a program is started with
 
+/// What names of the simulator's variables begin with. They tell a rank's processes of its GPUs, say, and are handed on to a program that is started
+/// with an environment of its own, too.
+const OURS: &[u8] = b"UNIFERENCE_";
+
 /// Arguments or an environment, as the C library takes them.
 type Words = *const *const c_char;
 
@@ -245,21 +249,18 @@ impl Environment {
     /// # Safety
     /// `before` is null or an environment.
     unsafe fn extend(program: Option<&Path>, before: Words) -> Option<Environment> {
-        let mut words = Vec::new();
-        let mut at = before;
-        // SAFETY: as above.
-        while let Some(word) = unsafe { at.as_ref() }.filter(|word| !word.is_null()) {
-            // SAFETY: as above; the list ends with a null pointer, which this is not.
-            unsafe {
-                words.push(CStr::from_ptr(*word).to_owned());
-                at = at.add(1);
-            }
-        }
+        // SAFETY: as above; the C library keeps this process's.
+        let (mut words, own) = unsafe { (copied(before), copied(environ)) };
         let value_of = |word: &CString, name: &str| {
             let rest = word.as_bytes().strip_prefix(name.as_bytes())?;
             rest.strip_prefix(b"=").map(<[u8]>::to_vec)
         };
         let preloads = words.iter().find_map(|word| value_of(word, PRELOAD)).unwrap_or_default();
+        let handed_on = own.into_iter().filter(|word| {
+            let name = word.as_bytes().split_inclusive(|byte| *byte == b'=').next().unwrap_or_default();
+            name.starts_with(OURS) && !words.iter().any(|word| word.as_bytes().starts_with(name))
+        });
+        words.extend(handed_on.collect::<Vec<_>>());
         for (name, value) in variables(program, &preloads)? {
             words.retain(|word| value_of(word, name).is_none());
             words.push(CString::new([name.as_bytes(), b"=", &value].concat()).ok()?);
@@ -287,6 +288,23 @@ impl Environment {
         LAST.set(made);
         start(pointers)
     }
+}
+
+/// The words of a list, which may be null.
+///
+/// # Safety
+/// It ends with a null pointer.
+unsafe fn copied(mut at: Words) -> Vec<CString> {
+    let mut words = Vec::new();
+    // SAFETY: as above.
+    while let Some(word) = unsafe { at.as_ref() }.filter(|word| !word.is_null()) {
+        // SAFETY: as above; this is not the last one.
+        unsafe {
+            words.push(CStr::from_ptr(*word).to_owned());
+            at = at.add(1);
+        }
+    }
+    words
 }
 
 /// Gives this process those variables, for a program that the C library starts.
