@@ -14,26 +14,30 @@ class PythonCalls {
  public:
   // A profile function of CPython (`Py_tracefunc`), which needs nothing of what it is told but which event it is.
   static int count(void*, void*, int event, void*) {
-    // PyTrace_CALL: a function begins, or a generator goes on.
-    constexpr int kCall = 0;
-    if (event == kCall && inside == 0) of_this_thread_.calls_++;
+    // PyTrace_CALL and PyTrace_RETURN: a function begins, or a generator goes on; and either ends.
+    constexpr int kCall = 0, kReturn = 3;
+    if (event == kCall) {
+      depth_++;
+      if (inside == 0) calls_++;
+    } else if (event == kReturn && --depth_ < 0) {
+      leave();
+    }
     return 0;
   }
 
   // Says how many there were on this thread since it was said last.
   static void write(Log& log) {
-    if (of_this_thread_.calls_ == 0) return;
+    if (calls_ == 0) return;
     log.tag(kKind);
     log.allocation(0);
-    of_this_thread_.finish(log.entries());
+    finish(log.entries());
   }
 
-  PythonCalls() = default;
-  PythonCalls(const PythonCalls&) = delete;
-  PythonCalls& operator=(const PythonCalls&) = delete;
-
-  // What a thread has called that ends before it says anything is said by the next one that does.
-  ~PythonCalls() {
+ private:
+  // A function has ended in which the counting began: of a thread the first one, behind which it says nothing more. Whoever speaks next says what is left
+  // of it: as who joins the thread goes on later than this, it is that one, unless others run beside it.
+  static void leave() {
+    depth_ = 0;
     if (calls_ == 0) return;
     Stream left;
     left.number(kRestart);
@@ -43,19 +47,16 @@ class PythonCalls {
     Dictionary::get().leave(left);
   }
 
- private:
-  void finish(Stream& entries) {
+  static void finish(Stream& entries) {
     // What is said in place of a kind of memory: `kind` of crates/formats/src/operators/mod.rs.
     constexpr uint8_t kPythonCalls = 19;
     entries.byte(kPythonCalls);
     entries.number(std::exchange(calls_, 0));
   }
 
-  static thread_local PythonCalls of_this_thread_;
-
-  uint64_t calls_ = 0;
+  static inline thread_local uint64_t calls_ = 0;
+  // Of functions that have begun since the counting did, less those that have ended.
+  static inline thread_local int64_t depth_ = 0;
 };
-
-inline thread_local PythonCalls PythonCalls::of_this_thread_;
 
 }  // namespace uniference

@@ -46,6 +46,12 @@ def operators(before_each):
         calls(before_each)
         tensor.add_(1)
 
+def replaced():
+    before = sys.getprofile()
+    sys.setprofile(lambda *event: None)
+    sys.setprofile(before)
+    calls(1000)
+
 def on_threads():
     threads = [threading.Thread(target=calls, args=(1000,)) for _ in range(2)]
     [thread.start() for thread in threads]
@@ -68,6 +74,7 @@ else:
     timed("many", lambda: operators(100))
     timed("threads", on_threads)
     timed("imports", imports)
+    timed("replaced", replaced)
     timed("elsewhere", elsewhere)
 """
 
@@ -109,6 +116,8 @@ def test_functions_are_charged_by_their_number(tmp_path: Path) -> None:
     assert once["operators"] - free["operators"] < 40
     assert once["few"] - once["operators"] < 10
     assert 1000 < once["many"] < 1100
+    # A profile function that comes and goes ends nothing.
+    assert 1000 < once["replaced"] < 1100
     # Modules have thousands of functions.
     assert once["imports"] < 200
 

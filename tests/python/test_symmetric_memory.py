@@ -163,3 +163,20 @@ print("imported", status, "same memory", ctypes.string_at(second, 4) == bytes([5
     # CUDA's numbers of "invalid value" and "not supported".
     for line in ("private 1", "shared 0 of Windows 801", "standard input 1", "imported 0 same memory True"):
         assert line in done.out.splitlines()
+
+
+def test_memory_that_is_not_handed_out_is_private(tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster.toml"
+    cluster.write_text(CLUSTER.format(ranks=1))
+    source = """
+import os
+os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+import torch
+blocks = [torch.empty(64 << 20, device="cuda", dtype=torch.uint8) for _ in range(16)]
+files = [os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]
+print("handed out:", sum("uniference-gpu" in file for file in files))
+"""
+    options = ("--cluster", cluster, "--cuda", "--compute", "model", "--out", tmp_path / "out")
+    done = uniference("run", *options, write_script(tmp_path, source), cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert "handed out: 0" in done.out.splitlines()

@@ -86,6 +86,11 @@ impl Threads {
         Threads { process: pid.to_string(), ..Threads::default() }
     }
 
+    /// How many threads are known, each with files that are open.
+    pub fn count(&self) -> usize {
+        self.known.len()
+    }
+
     /// From now on a futex that can be shared between processes counts as outside.
     pub fn share(&mut self) {
         self.shares = true;

@@ -676,7 +676,7 @@ mod tests {
         let before = info(0).unwrap().0;
         let at = address_reserve(0, 4 * GRANULE, 0, 0).unwrap();
         assert_eq!(info(0).unwrap().0, before);
-        let handles = [physical(0, GRANULE, None).unwrap(), physical(0, GRANULE, None).unwrap()];
+        let handles = [physical(0, GRANULE, false).unwrap(), physical(0, GRANULE, false).unwrap()];
         map(at, GRANULE, 0, handles[0]).unwrap();
         map(at + GRANULE, GRANULE, 0, handles[1]).unwrap();
         assert_eq!(info(0).unwrap().0, before - 2 * GRANULE as u64);

@@ -82,10 +82,11 @@ pub(crate) fn export(at: usize) -> Result<MemHandle, Status> {
     memory::export(at, rank)
 }
 
-/// Creates memory of a device; with `is_shared` other processes may map it.
-pub(crate) fn create(device: usize, bytes: usize, is_shared: bool) -> Result<u64, Status> {
-    let rank = || communication().map_or(u32::MAX, |link| (link.rank)(device::number(device) as u32));
-    memory::physical(device, bytes, is_shared.then(rank))
+/// A descriptor by which other processes can map memory that was created for it.
+pub(crate) fn descriptor(handle: u64) -> Result<c_int, Status> {
+    let device = memory::physical_device(handle)?;
+    let rank = communication().map_or(u32::MAX, |link| (link.rank)(device::number(device) as u32));
+    memory::descriptor(handle, rank)
 }
 
 /// Memory that another process has created so.

@@ -5,7 +5,7 @@
 
 mod whereabouts;
 
-use self::whereabouts::Looks;
+use self::whereabouts::{AGAIN, Looks};
 use super::connections::{Process, RankConnections, TaskConnection, pipe};
 use super::exchange::{Costs, Exchange, Ready, Recorder, Standing};
 use super::lookout::{self, Lookout};
@@ -329,12 +329,7 @@ impl<'a> Driver<'a> {
         if let Some(timeout) = self.setup.timeout.filter(|timeout| self.started.elapsed() >= *timeout) {
             return Ok(Some(LiveEnding::OutOfTime(timeout)));
         }
-        let mut standing = self.go_on();
-        while matches!(standing, Standing::Idle) && self.still_waits()? {
-            self.exchange.still_waits();
-            standing = self.go_on();
-        }
-        self.idles = matches!(standing, Standing::Idle);
+        let standing = self.go_on_when_idle()?;
         self.end_crashed();
         if let Some(unlike) = self.exchange.unlike() {
             return Ok(Some(LiveEnding::Unlike(unlike.clone())));
@@ -752,8 +747,8 @@ impl<'a> Driver<'a> {
             if left.is_zero() {
                 break;
             }
-            others_go_on = others_go_on && matches!(self.go_on(), Standing::Blocked);
-            self.listen(Some(left))?;
+            others_go_on = others_go_on && matches!(self.go_on_when_idle()?, Standing::Blocked | Standing::Idle);
+            self.listen(Some(if self.idles { left.min(AGAIN) } else { left }))?;
         }
         self.hear_last_words()?;
         let ending = match ending {

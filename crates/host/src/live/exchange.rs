@@ -734,13 +734,19 @@ impl Exchange {
                 Turn::Blocked if !self.engine.waits_to_idle() => return Standing::Blocked,
                 Turn::Blocked if self.wakeable().next().is_none() => self.engine.idle(),
                 Turn::Blocked => {
-                    let speaks = |rank: &RankConversation| rank.turn.speaks && !rank.turn.is_gone;
-                    return if self.ranks.iter().any(speaks) { Standing::Blocked } else { Standing::Idle };
+                    let speaks = |rank: RankId| self.lives(rank) && self.ranks[rank.index()].turn.speaks;
+                    let any_speaks = (0..self.ranks.len()).map(RankId::from).any(speaks);
+                    return if any_speaks { Standing::Blocked } else { Standing::Idle };
                 }
                 Turn::Finished => return Standing::Finished,
                 Turn::Halted(halt) => return Standing::Halted(halt),
             }
         }
+    }
+
+    /// Whether what the rank's process says still counts.
+    fn lives(&self, rank: RankId) -> bool {
+        !self.ranks[rank.index()].turn.is_gone && !self.engine.has_crashed(rank)
     }
 
     /// Those that [`Exchange::wakeable`] names were found to wait still: time may pass, once.
@@ -757,7 +763,7 @@ impl Exchange {
             let rank = &self.ranks[rank.index()];
             rank.turn.rests == Some(Threads::WaitOutside) || rank.tasks.iter().any(pauses)
         };
-        (0..self.ranks.len()).map(RankId::from).filter(move |rank| has_others && wakes(rank))
+        (0..self.ranks.len()).map(RankId::from).filter(move |rank| has_others && self.lives(*rank) && wakes(rank))
     }
 
     /// The next task that may go on.

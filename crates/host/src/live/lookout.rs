@@ -127,7 +127,7 @@ pub(crate) fn is_exiting(pid: i32) -> bool {
 }
 
 /// Whether a signal has stopped the process: another one must let it go on.
-fn is_stopped(pid: i32) -> bool {
+pub(super) fn is_stopped(pid: i32) -> bool {
     let line = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     line.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['T', 't']))
 }

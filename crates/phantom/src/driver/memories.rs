@@ -199,11 +199,11 @@ driver! {
     fn cuMemAddressFree(at: usize, bytes: usize) { find(0)?; memory::address_free(at, bytes) }
     fn cuMemCreate(handle: Out<u64>, bytes: usize, properties: Option<&Properties>, _flags: c_ulonglong) {
         let is_shared = properties.is_some_and(|properties| properties.handles & DESCRIPTOR != 0);
-        handle.give(peers::create(device_of(properties)?, bytes, is_shared)?)
+        handle.give(memory::physical(device_of(properties)?, bytes, is_shared)?)
     }
     fn cuMemExportToShareableHandle(descriptor: Out<c_int>, handle: u64, kind: c_int, _flags: c_ulonglong) {
         check_kind(kind)?;
-        descriptor.give(memory::descriptor(handle)?)
+        descriptor.give(peers::descriptor(handle)?)
     }
     fn cuMemImportFromShareableHandle(handle: Out<u64>, descriptor: Pointer, kind: c_int) {
         check_kind(kind)?;

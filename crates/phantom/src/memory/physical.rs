@@ -2,10 +2,11 @@
 //! mapped where. Expandable segments of PyTorch's allocator are made of it, and its symmetric memory, which other processes map as well.
 
 use super::shared::{Part, map_shared};
-use super::{Block, GRANULE, Kind, Memory, lock, provide, withdraw};
+use super::{Block, GRANULE, Kind, MOVES, Memory, lock, provide, withdraw};
 use crate::errors::{INVALID_VALUE, Status};
 use crate::unimplemented::report;
 use std::ffi::c_int;
+use std::sync::PoisonError;
 
 /// Memory without an address.
 #[derive(Debug)]
@@ -15,27 +16,36 @@ pub(super) struct Physical {
     /// Handles and mappings that keep it.
     uses: usize,
     was_mapped: bool,
-    /// Of memory that several processes may map.
+    /// Other processes may be told of it.
+    is_shareable: bool,
+    /// Once they were.
     part: Option<Part>,
 }
 
-/// Creates memory of a device: `cuMemCreate`. With a rank, the one on whose GPU it is, other processes may map it.
-pub(crate) fn physical(device: usize, bytes: usize, rank: Option<u32>) -> Result<u64, Status> {
+/// Creates memory of a device: `cuMemCreate`. What `is_shareable` is private until it is handed out: PyTorch's allocator has all of its expandable
+/// segments made so, and hands none out.
+pub(crate) fn physical(device: usize, bytes: usize, is_shareable: bool) -> Result<u64, Status> {
     if bytes == 0 || !bytes.is_multiple_of(GRANULE) {
         return Err(INVALID_VALUE);
     }
-    let part = rank.map(|rank| Part::new(rank, bytes)).transpose()?;
     let mut memory = lock();
     let memory = memory.devices()?;
     memory.devices[device].charge(bytes)?;
-    Ok(memory.add(Physical { device, bytes, uses: 1, was_mapped: false, part }))
+    Ok(memory.add(Physical { device, bytes, uses: 1, was_mapped: false, is_shareable, part: None }))
 }
 
-/// A descriptor of memory that other processes may map: `cuMemExportToShareableHandle`.
-pub(crate) fn descriptor(handle: u64) -> Result<c_int, Status> {
+/// A descriptor of memory that other processes may map: `cuMemExportToShareableHandle`. `rank` is the one on whose GPU it is.
+pub(crate) fn descriptor(handle: u64, rank: u32) -> Result<c_int, Status> {
+    let _nobody_moves = MOVES.write().unwrap_or_else(PoisonError::into_inner);
     let mut memory = lock();
-    let physical = memory.devices()?.physical.get(&handle).ok_or(INVALID_VALUE)?;
-    physical.part.as_ref().ok_or(INVALID_VALUE)?.descriptor()
+    let memory = memory.devices()?;
+    let at = memory.mapped.iter().find(|(_, mapped)| **mapped == handle).map(|(at, _)| *at);
+    let physical = memory.physical.get_mut(&handle).filter(|physical| physical.is_shareable).ok_or(INVALID_VALUE)?;
+    let part = match physical.part.take() {
+        Some(part) => part,
+        None => Part::new(rank, physical.bytes, at)?,
+    };
+    physical.part.insert(part).descriptor()
 }
 
 /// Memory that another process has created, or this one: `cuMemImportFromShareableHandle`. `device` says where the memory of a rank's GPU is.
@@ -43,7 +53,8 @@ pub(crate) fn import(descriptor: c_int, device: impl FnOnce(u32) -> usize) -> Re
     let part = Part::of(descriptor)?;
     let (device, bytes) = (device(part.rank()), part.bytes());
     let mut memory = lock();
-    Ok(memory.devices()?.add(Physical { device, bytes, uses: 1, was_mapped: false, part: Some(part) }))
+    let part = Some(part);
+    Ok(memory.devices()?.add(Physical { device, bytes, uses: 1, was_mapped: false, is_shareable: true, part }))
 }
 
 /// The device whose memory it is.

@@ -17,6 +17,7 @@ use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::PoisonError;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use uniference_protocol::descriptors::lift;
 
 /// `cudaIpcMemHandle_t`, `CUipcMemHandle`: opaque to programs.
@@ -50,6 +51,15 @@ pub(super) struct Exported {
     key: Key,
 }
 
+impl Exported {
+    /// Of zeros, on a rank's GPU.
+    fn new(rank: u32, bytes: usize) -> Result<Exported, Status> {
+        let (key, file) = Key::claim(rank)?;
+        rustix::fs::ftruncate(&file, bytes as u64).map_err(|_| OUT_OF_MEMORY)?;
+        Ok(Exported { file, bytes, key })
+    }
+}
+
 /// What a file is found by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Key {
@@ -78,10 +88,12 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// On a rank's GPU.
-    pub(super) fn new(rank: u32, bytes: usize) -> Result<Part, Status> {
-        let (key, file) = Key::claim(rank)?;
-        rustix::fs::ftruncate(&file, bytes as u64).map_err(|_| OUT_OF_MEMORY)?;
+    /// On a rank's GPU; with what is there, if it is mapped already.
+    pub(super) fn new(rank: u32, bytes: usize, mapped: Option<usize>) -> Result<Part, Status> {
+        let Exported { file, key, .. } = match mapped {
+            Some(at) => share(at, bytes, rank)?,
+            None => Exported::new(rank, bytes)?,
+        };
         Ok(Part { file, bytes, key, is_own: true })
     }
 
@@ -232,18 +244,18 @@ fn range_of(start: usize, block: Block) -> (usize, usize) {
 /// Puts a file in the place of private memory, with what was there. Nobody moves bytes meanwhile by functions of CUDA; what other threads write
 /// there by themselves just then, as operators of the host do into memory that is shared as well, may be lost.
 fn share(start: usize, bytes: usize, rank: u32) -> Result<Exported, Status> {
-    let (key, file) = Key::claim(rank)?;
-    rustix::fs::ftruncate(&file, bytes as u64).map_err(|_| OUT_OF_MEMORY)?;
+    let exported = Exported::new(rank, bytes)?;
+    let file = &exported.file;
     // SAFETY: a new mapping, anywhere, which nobody else knows; the range is ours, private and anonymous.
     unsafe {
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
-        let there = mmap(std::ptr::null_mut(), bytes, access, flags, &file, 0).map_err(|_| OUT_OF_MEMORY)?;
+        let there = mmap(std::ptr::null_mut(), bytes, access, flags, file, 0).map_err(|_| OUT_OF_MEMORY)?;
         let to = Owner::Shared(SharedFile { descriptor: file.as_raw_fd(), start: there as usize });
         sparse::copy((there as usize, to), (start, Owner::Us), bytes);
         let _ = munmap(there, bytes);
     }
-    map_shared(start, bytes, &file)?;
-    Ok(Exported { file, bytes, key })
+    map_shared(start, bytes, file)?;
+    Ok(exported)
 }
 
 pub(super) fn map_shared(start: usize, bytes: usize, file: &OwnedFd) -> Result<(), Status> {
@@ -263,8 +275,10 @@ impl Key {
     /// The next that no process of the rank's has had, and a file that is found by it. A number is never used again: somebody may still have the
     /// memory that it has named.
     fn claim(rank: u32) -> Result<(Key, OwnedFd), Status> {
+        // Below are those that this process has had, or found taken; of one rank alone, as others are rare.
+        static NEXT: AtomicU32 = AtomicU32::new(0);
         let folder = folder().ok_or(NOT_SUPPORTED)?;
-        for key in (0..u32::MAX).map(|number| Key { rank, number }) {
+        for key in (NEXT.load(Relaxed)..u32::MAX).map(|number| Key { rank, number }) {
             let link = folder.join(key.name());
             if std::fs::symlink_metadata(&link).is_ok() {
                 continue;
@@ -272,7 +286,10 @@ impl Key {
             let file = lift(rustix::fs::memfd_create(key.name(), MemfdFlags::CLOEXEC).map_err(|_| OUT_OF_MEMORY)?);
             let target = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
             match std::os::unix::fs::symlink(target, link) {
-                Ok(()) => return Ok((key, file)),
+                Ok(()) => {
+                    NEXT.store(key.number + 1, Relaxed);
+                    return Ok((key, file));
+                }
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 Err(_) => return Err(NOT_SUPPORTED),
             }

@@ -4,7 +4,8 @@
 
 use super::{Driver, LONG_SILENCE, RankConnections, SILENCE, TICK};
 use crate::error::HostError;
-use crate::live::lookout::Lookout;
+use crate::live::exchange::Standing;
+use crate::live::lookout::{Lookout, is_stopped};
 use crate::live::remote::board::Board;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -14,10 +15,13 @@ use uniference_sim::engine::{Doing, RankReport};
 use uniference_sim::ids::RankId;
 
 /// A process that something has let go on is looked at again after so long.
-const AGAIN: Duration = Duration::from_millis(1);
+pub(super) const AGAIN: Duration = Duration::from_millis(1);
 
 /// And so often: then it is one that is never seen to wait, and time passes.
 const MOST_AGAIN: u32 = 10_000;
+
+/// Of so many threads files stay open from one look to the next; of each there are three.
+const MOST_OPEN: usize = 1000;
 
 /// Looks at processes that had said that they wait.
 #[derive(Default)]
@@ -49,21 +53,40 @@ impl Driver<'_> {
         [expiry, tick, silence, end, again].into_iter().flatten().min()
     }
 
+    /// Goes on as far as possible without hearing anything new, also where time passes though nobody asks for anything.
+    pub(super) fn go_on_when_idle(&mut self) -> Result<Standing, HostError> {
+        let mut standing = self.go_on();
+        while matches!(standing, Standing::Idle) && self.still_waits()? {
+            self.exchange.still_waits();
+            standing = self.go_on();
+        }
+        self.idles = matches!(standing, Standing::Idle);
+        Ok(standing)
+    }
+
     /// Whether all that may be let go on from outside wait still, and have said nothing since they said that they do. One that has not been let go on by
     /// now will not be by what anybody has done so far.
     pub(super) fn still_waits(&mut self) -> Result<bool, HostError> {
         let wakeable: BTreeSet<u32> = self.exchange.wakeable().map(|rank| rank.0).collect();
         // Those on other machines would have to be woken over the network.
         let is_here = |rank: RankId| self.board(rank.0).is_none();
-        let processes =
+        let mut processes =
             self.processes_where(|rank, state| !state.crashed && is_here(rank) && wakeable.contains(&rank.0));
+        // What lets one go on that was stopped has not been done yet.
+        processes.retain(|(_, pid)| !is_stopped(*pid));
         let mut looks = std::mem::take(&mut self.looks);
         looks.threads.retain(|pid, _| processes.iter().any(|(_, process)| process == pid));
         for (_, pid) in processes {
             looks.threads.entry(pid).or_insert_with(|| Threads::of(pid));
         }
-        // What cannot be seen is taken to wait, as it has said.
-        let waits = sleep_at_once(&mut looks.threads.values_mut().collect::<Vec<_>>()).unwrap_or(true);
+        let waits = sleep_at_once(&mut looks.threads.values_mut().collect::<Vec<_>>()).unwrap_or_else(|_| {
+            // What cannot be seen is taken to wait, as it has said; and descriptors are needed elsewhere.
+            looks.threads.clear();
+            true
+        });
+        if looks.threads.values().map(Threads::count).sum::<usize>() > MOST_OPEN {
+            looks.threads.clear();
+        }
         let waits = waits && self.sources.wait(Some(Duration::ZERO))?.is_empty();
         looks.in_vain = if waits { 0 } else { looks.in_vain + 1 };
         let gives_up = looks.in_vain > MOST_AGAIN;
