@@ -79,8 +79,8 @@ class Library:
         """Counts the functions that this thread calls from here on, and threads of Python that start from here on."""
         self.functions.uniference_capture_python_calls.restype = ctypes.c_void_p
         count = ctypes.c_void_p(self.functions.uniference_capture_python_calls())
-        set_profile = ctypes.pythonapi.PyEval_SetProfile
-        set_profile.argtypes, set_profile.restype = [ctypes.c_void_p, ctypes.py_object], None
+        prototype = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.py_object)
+        set_profile = prototype(("PyEval_SetProfile", ctypes.pythonapi))
 
         def begin(*_event: Any) -> None:
             # A program that puts another function in its place, and this one back, has this one called again.
