@@ -89,15 +89,6 @@ pub(crate) fn descriptor(handle: u64) -> Result<c_int, Status> {
     memory::descriptor(handle, rank)
 }
 
-/// Memory that another process has created so.
-pub(crate) fn import(descriptor: c_int) -> Result<u64, Status> {
-    let is_of = |rank: u32, device: usize| {
-        communication().is_some_and(|link| (link.rank)(device::number(device) as u32) == rank)
-    };
-    let device = |rank| (0..device::count()).find(|device| is_of(rank, *device)).unwrap_or(device::current());
-    memory::import(descriptor, device)
-}
-
 impl Peers {
     /// Of a kernel's name as C++ mangles it. `None`: another kernel.
     pub(crate) fn of(name: &str) -> Option<Peers> {

@@ -207,7 +207,7 @@ driver! {
     }
     fn cuMemImportFromShareableHandle(handle: Out<u64>, descriptor: Pointer, kind: c_int) {
         check_kind(kind)?;
-        handle.give(peers::import(descriptor as usize as c_int)?)
+        handle.give(memory::import(descriptor as usize as c_int)?)
     }
     fn cuMemRelease(handle: u64) { memory::release(handle) }
     fn cuMemRetainAllocationHandle(handle: Out<u64>, at: usize) {

@@ -43,15 +43,15 @@ pub(crate) fn descriptor(handle: u64, rank: u32) -> Result<c_int, Status> {
     let physical = memory.physical.get_mut(&handle).filter(|physical| physical.is_shareable).ok_or(INVALID_VALUE)?;
     let part = match physical.part.take() {
         Some(part) => part,
-        None => Part::new(rank, physical.bytes, at)?,
+        None => Part::new(rank, physical.device, physical.bytes, at)?,
     };
     physical.part.insert(part).descriptor()
 }
 
-/// Memory that another process has created, or this one: `cuMemImportFromShareableHandle`. `device` says where the memory of a rank's GPU is.
-pub(crate) fn import(descriptor: c_int, device: impl FnOnce(u32) -> usize) -> Result<u64, Status> {
+/// Memory that another process has created, or this one: `cuMemImportFromShareableHandle`.
+pub(crate) fn import(descriptor: c_int) -> Result<u64, Status> {
     let part = Part::of(descriptor)?;
-    let (device, bytes) = (device(part.rank()), part.bytes());
+    let (device, bytes) = (part.device(), part.bytes());
     let mut memory = lock();
     let part = Some(part);
     Ok(memory.devices()?.add(Physical { device, bytes, uses: 1, was_mapped: false, is_shareable: true, part }))

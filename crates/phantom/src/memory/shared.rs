@@ -38,7 +38,7 @@ pub(crate) struct MemHandle {
     reserved: [u32; 7],
 }
 
-/// What names of files begin with; the rank follows, and a number.
+/// What names of files begin with; the rank follows, a number, and the device.
 const NAME: &str = "uniference-gpu-";
 
 const MAGIC: u64 = u64::from_le_bytes(*b"unifrIPC");
@@ -53,8 +53,8 @@ pub(super) struct Exported {
 
 impl Exported {
     /// Of zeros, on a rank's GPU.
-    fn new(rank: u32, bytes: usize) -> Result<Exported, Status> {
-        let (key, file) = Key::claim(rank)?;
+    fn new(rank: u32, device: usize, bytes: usize) -> Result<Exported, Status> {
+        let (key, file) = Key::claim(rank, device)?;
         rustix::fs::ftruncate(&file, bytes as u64).map_err(|_| OUT_OF_MEMORY)?;
         Ok(Exported { file, bytes, key })
     }
@@ -65,6 +65,8 @@ impl Exported {
 struct Key {
     rank: u32,
     number: u32,
+    /// On which it is, by its number in the host.
+    device: u32,
 }
 
 /// A range of another process's.
@@ -89,10 +91,10 @@ pub(super) struct Part {
 
 impl Part {
     /// On a rank's GPU; with what is there, if it is mapped already.
-    pub(super) fn new(rank: u32, bytes: usize, mapped: Option<usize>) -> Result<Part, Status> {
+    pub(super) fn new(rank: u32, device: usize, bytes: usize, mapped: Option<usize>) -> Result<Part, Status> {
         let Exported { file, key, .. } = match mapped {
-            Some(at) => share(at, bytes, rank)?,
-            None => Exported::new(rank, bytes)?,
+            Some(at) => share(at, bytes, rank, device)?,
+            None => Exported::new(rank, device, bytes)?,
         };
         Ok(Part { file, bytes, key, is_own: true })
     }
@@ -120,9 +122,9 @@ impl Part {
         self.bytes
     }
 
-    /// On whose GPU it is.
-    pub(super) fn rank(&self) -> u32 {
-        self.key.rank
+    /// On which device of this process it is; the current one, if it is on none.
+    pub(super) fn device(&self) -> usize {
+        device::ordinal(self.key.device as usize).unwrap_or(device::current())
     }
 
     pub(super) fn is_own(&self) -> bool {
@@ -199,10 +201,10 @@ impl Memory {
         let (range, bytes) = range_of(start, block);
         let exported = &mut self.devices[block.device].exported;
         if let Entry::Vacant(entry) = exported.entry(range) {
-            entry.insert(share(range, bytes, rank)?);
+            entry.insert(share(range, bytes, rank, block.device)?);
         }
-        let Key { rank, number } = exported[&range].key;
-        let (bytes, offset, device) = (bytes as u64, (start - range) as u64, device::number(block.device) as u32);
+        let Key { rank, number, device } = exported[&range].key;
+        let (bytes, offset) = (bytes as u64, (start - range) as u64);
         Ok(MemHandle { magic: MAGIC, rank, number, bytes, offset, device, reserved: [0; 7] })
     }
 
@@ -243,8 +245,8 @@ fn range_of(start: usize, block: Block) -> (usize, usize) {
 
 /// Puts a file in the place of private memory, with what was there. Nobody moves bytes meanwhile by functions of CUDA; what other threads write
 /// there by themselves just then, as operators of the host do into memory that is shared as well, may be lost.
-fn share(start: usize, bytes: usize, rank: u32) -> Result<Exported, Status> {
-    let exported = Exported::new(rank, bytes)?;
+fn share(start: usize, bytes: usize, rank: u32, device: usize) -> Result<Exported, Status> {
+    let exported = Exported::new(rank, device, bytes)?;
     let file = &exported.file;
     // SAFETY: a new mapping, anywhere, which nobody else knows; the range is ours, private and anonymous.
     unsafe {
@@ -267,18 +269,20 @@ pub(super) fn map_shared(start: usize, bytes: usize, file: &OwnedFd) -> Result<(
 
 impl MemHandle {
     fn key(&self) -> Key {
-        Key { rank: self.rank, number: self.number }
+        Key { rank: self.rank, number: self.number, device: self.device }
     }
 }
 
 impl Key {
     /// The next that no process of the rank's has had, and a file that is found by it. A number is never used again: somebody may still have the
     /// memory that it has named.
-    fn claim(rank: u32) -> Result<(Key, OwnedFd), Status> {
+    fn claim(rank: u32, device: usize) -> Result<(Key, OwnedFd), Status> {
         // Below are those that this process has had, or found taken; of one rank alone, as others are rare.
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let folder = folder().ok_or(NOT_SUPPORTED)?;
-        for key in (NEXT.load(Relaxed)..u32::MAX).map(|number| Key { rank, number }) {
+        for key in
+            (NEXT.load(Relaxed)..u32::MAX).map(|number| Key { rank, number, device: device::number(device) as u32 })
+        {
             let link = folder.join(key.name());
             if std::fs::symlink_metadata(&link).is_ok() {
                 continue;
@@ -298,14 +302,15 @@ impl Key {
     }
 
     fn name(self) -> String {
-        format!("{NAME}{}-{}", self.rank, self.number)
+        format!("{NAME}{}-{}-{}", self.rank, self.number, self.device)
     }
 
-    /// Of a file as the kernel names it: `/memfd:uniference-gpu-1-0 (deleted)`.
+    /// Of a file as the kernel names it: `/memfd:uniference-gpu-1-0-1 (deleted)`.
     fn named(path: &str) -> Option<Key> {
         let (_, name) = path.trim_end_matches(" (deleted)").split_once(&format!(":{NAME}"))?;
-        let (rank, number) = name.split_once('-')?;
-        Some(Key { rank: rank.parse().ok()?, number: number.parse().ok()? })
+        let mut numbers = name.split('-').map(|number| number.parse().ok());
+        let mut next = || numbers.next().flatten();
+        Some(Key { rank: next()?, number: next()?, device: next()? })
     }
 
     /// Of another process of this machine, if it is there and has this many bytes.
