@@ -348,6 +348,7 @@ mod tests {
     use super::*;
     use crate::attach::tests::attach;
     use crate::memory::{allocate, free, set};
+    use std::os::fd::FromRawFd;
 
     fn byte(at: usize) -> u8 {
         // SAFETY: the caller has allocated it.
@@ -384,6 +385,38 @@ mod tests {
             assert_eq!(open(&MemHandle { magic: 0, ..handle }), Err(INVALID_VALUE));
             assert_eq!(open(&MemHandle { offset: handle.bytes, ..handle }), Err(INVALID_VALUE));
         }
+    }
+
+    /// Memory is handed out by a descriptor after it was mapped and written to. What is imported is on the device that its file names, and the rank's.
+    #[test]
+    fn what_a_descriptor_names_is_the_same_memory() {
+        use crate::memory::{address_reserve, descriptor, import, map, physical, release, unmap};
+        attach();
+        let mapped = |handle: u64| {
+            let at = address_reserve(0, GRANULE, 0, 0).unwrap();
+            map(at, GRANULE, 0, handle).unwrap();
+            at
+        };
+        let handle = physical(1, GRANULE, true).unwrap();
+        let at = mapped(handle);
+        set(at + 7, &[5], 1).unwrap();
+        let named = descriptor(handle, 41).unwrap();
+        let imported = import(named).unwrap();
+        let there = mapped(imported);
+        assert!(matches!(place(there), Place::Device { device: 1, .. }));
+        assert_eq!((byte(there + 7), rank_of(there), rank_of(at)), (5, Some(41), None));
+        set(there + 8, &[6], 1).unwrap();
+        assert_eq!((byte(at + 8), byte(at + 7)), (6, 5));
+        assert_eq!(Key::named("/memfd:uniference-gpu-3-0-1 (deleted)"), Some(Key { rank: 3, number: 0, device: 1 }));
+        assert_eq!(Key::named("/memfd:uniference-gpu-3-0 (deleted)"), None);
+        let private = physical(1, GRANULE, false).unwrap();
+        assert_eq!((descriptor(private, 41), import(0)), (Err(INVALID_VALUE), Err(INVALID_VALUE)));
+        for at in [at, there] {
+            unmap(at, GRANULE).unwrap();
+        }
+        [handle, imported, private].into_iter().for_each(|handle| release(handle).unwrap());
+        // SAFETY: it was made for this.
+        drop(unsafe { std::os::fd::OwnedFd::from_raw_fd(named) });
     }
 
     #[test]
