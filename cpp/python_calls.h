@@ -1,5 +1,5 @@
 // Owns how many functions of Python a thread of the program calls between what it hands to its device: what the interpreter takes is charged by
-// their number, which is the same in every run.
+// their number, which does not depend on how fast it is.
 #pragma once
 
 #include <cstdint>

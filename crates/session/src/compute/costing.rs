@@ -3,7 +3,7 @@
 //! An operator is estimated once for each definition, and where the host's time counts for each that it comes after; that it ran again is a look
 //! into a table.
 
-use super::expansion::{DevicePart, Expansion, Reads, python_time};
+use super::expansion::{DevicePart, Expansion, Reads, copy_name, python_time};
 use super::{Plan, RankPlan, Way};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -674,19 +674,6 @@ impl RankCosting {
     /// All executions, on the rank's device.
     fn seconds(&self, cost: &Cost) -> f64 {
         cost.estimate.duration.as_secs_f64() * cost.executions as f64 * self.plan.slowdown
-    }
-}
-
-/// What timelines call a copy.
-fn copy_name(kind: CopyKind) -> &'static str {
-    match kind {
-        CopyKind::PageableToDevice => "copy to the device (pageable)",
-        CopyKind::PinnedToDevice => "copy to the device",
-        CopyKind::DeviceToPageable => "copy to the host (pageable)",
-        CopyKind::DeviceToPinned => "copy to the host",
-        CopyKind::Within => "copy",
-        CopyKind::Peer => "copy to another device",
-        CopyKind::Set => "set memory",
     }
 }
 

@@ -497,6 +497,19 @@ fn launch(stream: u32, part: DevicePart, copy: Option<CopyKind>, queued: bool) -
     Node::Piece { piece, cost: part.cost, reads: part.reads }
 }
 
+/// What timelines call a copy.
+pub(super) fn copy_name(kind: CopyKind) -> &'static str {
+    match kind {
+        CopyKind::PageableToDevice => "copy to the device (pageable)",
+        CopyKind::PinnedToDevice => "copy to the device",
+        CopyKind::DeviceToPageable => "copy to the host (pageable)",
+        CopyKind::DeviceToPinned => "copy to the host",
+        CopyKind::Within => "copy",
+        CopyKind::Peer => "copy to another device",
+        CopyKind::Set => "set memory",
+    }
+}
+
 /// What so many functions of Python take.
 pub(super) fn python_time(call: SimDuration, calls: u64) -> SimDuration {
     SimDuration::from_ps(call.as_ps().saturating_mul(calls))
