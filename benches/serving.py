@@ -1,9 +1,9 @@
 """Owns the comparison of served requests with published measurements: `serving.py TABLE [options]`.
 
 `TABLE` is a CSV of measurements with the columns source, model, hardware, gpus, parallelism, seq_len, batch, dtype, metric and value, of
-which the rows are taken that tests/programs/vllm_serve.py and sglang_server.py can serve: Qwen3-32B in bfloat16 on H100, cut over all
-GPUs, with as many requests at any time as `batch` says. Each point is a run of its own, and is not run again once it is there. A report,
-never a gate.
+which the rows are taken that tests/programs/vllm_serve.py and sglang_server.py can serve: Qwen3-32B in bfloat16 and in 8 bits, and
+Qwen3-235B-A22B in 8 bits, on H100 and H200, cut over all GPUs, experts too, with as many requests at any time as `batch` says. Each point
+is a run of its own, and is not run again once it is there. A report, never a gate.
 
 The load is that of the tools that are published beside the measurements, aiconfigurator's `genai_perf_runner.py` and
 `benchmark/vllm.rule`: as many prompts at once as requests run at any time, twice as many of them in all to warm up, then ten times as
@@ -35,11 +35,21 @@ WARM_UP, WAVES, SPARE = 2, 10, 1500
 PREFILL = 16384
 METRICS = {"TTFT_ms": "ttft_ms", "TPOT_ms": "tpot_ms", "E2E_ms": "end_to_end_ms"}
 
+# The shapes of tests/programs/shapes.py, by the model and its type as the table calls them.
+SHAPES = {
+    ("Qwen/Qwen3-32B", "gemm=nan moe=nan"): "qwen3-32b",
+    ("Qwen/Qwen3-32B", "gemm=fp8 moe=fp8"): "qwen3-32b-fp8",
+    ("Qwen/Qwen3-32B", "gemm=fp8_block moe=fp8_block"): "qwen3-32b-fp8",
+    ("Qwen/Qwen3-235B-A22B-FP8", "gemm=fp8 moe=fp8"): "qwen3-235b-fp8",
+    ("Qwen/Qwen3-235B-A22B-FP8", "gemm=fp8_block moe=fp8_block"): "qwen3-235b-fp8",
+}
+DEVICES = {"h100_sxm": "h100-sxm", "h200_sxm": "h200-sxm"}
+
 CLUSTER = """\
 backend = "nccl"
 [[device]]
 name = "gpu"
-model = "h100-sxm"
+model = "{device}"
 count = {gpus}
 [network]
 preset = "rail"
@@ -51,8 +61,10 @@ link = "infiniband_ndr"
 
 @dataclass(frozen=True, order=True)
 class Point:
-    """What was measured: a framework with so many GPUs, requests at any time, and tokens of each."""
+    """What was measured: a model by a framework with so many GPUs, requests at any time, and tokens of each."""
 
+    shape: str
+    device: str
     framework: str
     gpus: int
     input: int
@@ -65,7 +77,9 @@ class Point:
 
     @property
     def name(self) -> str:
-        return f"{self.framework} TP{self.gpus} {self.input}+{self.output} x{self.concurrency}"
+        return (
+            f"{self.shape} {self.device} {self.framework} TP{self.gpus} {self.input}+{self.output} x{self.concurrency}"
+        )
 
 
 def points(path: Path) -> dict[Point, dict[str, float]]:
@@ -73,14 +87,17 @@ def points(path: Path) -> dict[Point, dict[str, float]]:
     found: dict[Point, dict[str, float]] = defaultdict(dict)
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
-            if (row["model"], row["hardware"], row["dtype"]) != ("Qwen/Qwen3-32B", "h100_sxm", "gemm=nan moe=nan"):
+            shape, device = SHAPES.get((row["model"], row["dtype"])), DEVICES.get(row["hardware"])
+            if shape is None or device is None:
                 continue
-            # Neither pipeline, experts nor attention of its own for each rank, and no separate GPUs for prompts.
-            how = re.fullmatch(r"agg TP(\d+) PP1 attnDP1 moeTP1 EP1 (\S+)", row["parallelism"])
+            # Neither pipeline nor attention of its own for each rank, experts cut as all else is, and no separate GPUs for prompts.
+            how = re.fullmatch(r"agg TP(\d+) PP1 attnDP1 moeTP(\d+) EP[01] (\S+)", row["parallelism"])
             lengths = re.fullmatch(r"in(\d+) out(\d+)", row["seq_len"])
             load = re.fullmatch(r"concurrency(\d+)", row["batch"])
-            if how and lengths and load and row["metric"] in METRICS and how[1] == row["gpus"]:
-                point = Point(how[2], int(how[1]), int(lengths[1]), int(lengths[2]), int(load[1]))
+            experts = row["gpus"] if "235b" in shape else "01"
+            if how and lengths and load and row["metric"] in METRICS and how[1] == row["gpus"] and how[2] in experts:
+                of = (shape, device, how[3], int(how[1]), int(lengths[1]), int(lengths[2]), int(load[1]))
+                point = Point(*of)
                 found[point][row["metric"]] = float(row["value"])
     for point, metrics in found.items():
         # Each token after the first takes TPOT.
@@ -92,11 +109,12 @@ def serve(point: Point, words: argparse.Namespace) -> dict[str, float] | None:
     """Simulates it: the means of its requests. None if the run has failed."""
     stack = STACKS[point.stack]
     how = [words.graphs or "eager", *stack.how(point)]
-    folder: Path = words.out / f"tp{point.gpus}-{point.input}-{point.output}-c{point.concurrency}-{'-'.join(how)}"
+    load = f"tp{point.gpus}-{point.input}-{point.output}-c{point.concurrency}"
+    folder: Path = words.out / point.shape / point.device / f"{load}-{'-'.join(how)}"
     if words.again or not (folder / "done").exists():
         folder.mkdir(parents=True, exist_ok=True)
         cluster = folder / "cluster.toml"
-        cluster.write_text(CLUSTER.format(gpus=point.gpus))
+        cluster.write_text(CLUSTER.format(device=point.device, gpus=point.gpus))
         simulated = ["--cluster", cluster, "--cuda", "--compute", "model", "--values", "small"]
         simulated += ["--host-time", words.host_time] if words.host_time else []
         simulated += ["--python-time", words.python_time] if words.python_time else []
@@ -128,14 +146,9 @@ class VLLM:
 
     @staticmethod
     def served(point: Point, folder: Path, words: argparse.Namespace) -> list[object]:
-        served: list[object] = [
-            "qwen3-32b",
-            "--concurrency",
-            point.concurrency,
-            "--warmup",
-            WARM_UP * point.concurrency,
-        ]
-        served += ["--drain", "--count", WAVES * point.concurrency, "--input", point.input, "--output", point.output]
+        served: list[object] = [point.shape, "--concurrency", point.concurrency]
+        served += ["--warmup", WARM_UP * point.concurrency, "--drain", "--count", WAVES * point.concurrency]
+        served += ["--input", point.input, "--output", point.output]
         tokens = point.concurrency + point.input + SPARE
         served += ["--max-sequences", point.concurrency, "--max-batched-tokens", tokens]
         served += ["--brief", "--requests", folder / "requests.csv"]
@@ -164,7 +177,7 @@ class SGLANG:
 
     @staticmethod
     def served(point: Point, folder: Path, words: argparse.Namespace) -> list[object]:
-        served: list[object] = ["qwen3-32b", "--tensor-parallel", point.gpus, "--concurrency", point.concurrency]
+        served: list[object] = [point.shape, "--tensor-parallel", point.gpus, "--concurrency", point.concurrency]
         served += ["--warmup", WARM_UP * point.concurrency, "--count", WAVES * point.concurrency]
         served += ["--input", point.input, "--output", point.output, "--max-model-len", 8192]
         server = ["--max-prefill-tokens", PREFILL, "--chunked-prefill-size", PREFILL]
@@ -191,7 +204,7 @@ def compare(found: dict[Point, dict[str, float]], words: argparse.Namespace) -> 
             continue
         for metric, predicted in served.items():
             if metric in measured:
-                row = Row(point.name, measured[metric], predicted, f"TP{point.gpus} {metric}")
+                row = Row(point.name, measured[metric], predicted, f"{point.shape} TP{point.gpus} {metric}")
                 print(f"{row.name} {metric}: {row.measured:.2f} {row.predicted:.2f} {100 * row.error:+.1f} %", end=" ")
                 yield row
         print(f"({time.monotonic() - began:.0f} s)", flush=True)
@@ -203,7 +216,7 @@ def report(rows: Iterable[Row]) -> str:
     for row in rows:
         groups[row.group].append(row)
     lines = [
-        [row.name, group.split()[1], f"{row.measured:.4g}", f"{row.predicted:.4g}", f"{100 * row.error:+.1f}"]
+        [row.name, group.split()[-1], f"{row.measured:.4g}", f"{row.predicted:.4g}", f"{100 * row.error:+.1f}"]
         for group, its in sorted(groups.items())
         for row in its
     ]
@@ -228,6 +241,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table", type=Path, help="published measurements")
     parser.add_argument("--framework", default="vllm", choices=STACKS, help="what it was measured with (default vllm)")
+    parser.add_argument("--shape", nargs="+", help="only these models")
+    parser.add_argument("--device", nargs="+", help="only these devices")
     parser.add_argument("--gpus", type=int, nargs="+", help="only with so many GPUs")
     parser.add_argument("--concurrency", type=int, nargs="+", help="only so many requests at any time")
     parser.add_argument("--input", type=int, nargs="+", help="only prompts of so many tokens")
@@ -244,7 +259,7 @@ def main() -> None:
     if words.framework == "sglang" and words.fold != "off":
         parser.error("--fold needs ranks that are programs of their own: SGLang's server is one program")
     words.out = words.out.resolve()
-    wanted = {name: getattr(words, name) for name in ("gpus", "concurrency", "input", "output")}
+    wanted = {name: getattr(words, name) for name in ("shape", "device", "gpus", "concurrency", "input", "output")}
     found = {
         point: measured
         for point, measured in points(words.table).items()

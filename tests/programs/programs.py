@@ -183,6 +183,12 @@ PROGRAMS = (
         _file("vllm", *_VLLM, "--graphs", "FULL_AND_PIECEWISE", ranks=ranks, on_cpu=False, without_values=True)
         for ranks in (1, 2)
     ),
+    # Experts, latent attention, and weights in 8 bits.
+    *(
+        _file("vllm", *_VLLM, shape, ranks=ranks, on_cpu=False, without_values=True)
+        for shape in ("tiny-experts-fp8", "tiny-latent-fp8")
+        for ranks in (1, 2)
+    ),
     *(_file("vllm", *_SERVED, ranks=ranks, on_cpu=False, without_values=True) for ranks in (1, 2)),
     _file("vllm", "vllm_server.py", *_LOAD, ranks=1, on_cpu=False, without_values=True),
     _file(
@@ -191,8 +197,8 @@ PROGRAMS = (
     _file("vllm", "vllm_server.py", *_LOAD, "--apart", on_cpu=False, without_values=True, one_program=True),
     # It compiles kernels when they are first used. Several ranks would wait for each other outside of virtual time.
     *(
-        _file("sglang", "sglang_batch.py", *graphs, ranks=1, on_cpu=False, without_values=True)
-        for graphs in ((), ("--graphs",))
+        _file("sglang", "sglang_batch.py", *words, ranks=1, on_cpu=False, without_values=True)
+        for words in ((), ("--graphs",), ("tiny-experts-fp8",), ("tiny-latent-fp8", "--graphs"))
     ),
     _file("sglang", "sglang_server.py", *_LOAD, ranks=1, on_cpu=False, without_values=True),
     _file(

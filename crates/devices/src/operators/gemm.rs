@@ -44,13 +44,14 @@ pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
     Some(vec![part])
 }
 
-/// A product into the first argument of factors in 8 bits, whose scales follow them: by CUTLASS also if these are single ones.
-pub(super) fn scaled(call: Call<'_>) -> Option<Part> {
-    let (result, a, b, scales) = (call.tensor(0)?, call.tensor(1)?, call.tensor(2)?, call.tensor(3)?);
+/// A product of factors in 8 bits with scales, whose places these are: by CUTLASS also if the scales are single ones.
+pub(super) fn scaled(call: Call<'_>, [a, b, scales]: [usize; 3], result: &Tensor) -> Option<Part> {
+    let places = a..call.definition.arguments.len();
+    let (a, b, scales) = (call.tensor(a)?, call.tensor(b)?, call.tensor(scales)?);
     let ((m, k), (_, n)) = (matrix(a)?, matrix(b)?);
     let gemm = Gemm { batch: 1, m, n, k, layout: layout(orientation(a)?, orientation(b)?) };
     let mut part = gemm.part(call, a);
-    let read = (1..call.definition.arguments.len()).filter_map(|at| call.tensor(at)).map(footprint);
+    let read = places.filter_map(|at| call.tensor(at)).map(footprint);
     (part.operator.read, part.operator.written) = (sum(read), footprint(result));
     part.variant += if scales.elements() > m { BLOCKS } else { ROWS };
     Some(part)

@@ -19,6 +19,11 @@ const REGISTERS: u8 = 0x2f;
 const FRAME: u8 = 0x11;
 const MAX_THREADS: u8 = 0x05;
 
+/// Of compute capability 9.0 and more a kernel's shared memory begins with what the driver has of each block, which its section counts and
+/// `cuFuncGetAttribute` does not: as `ptxas --verbose` says of what it has compiled. A section of this name, empty or not, says that it is so.
+const DRIVERS: &str = ".nv.shared.reserved.0";
+const DRIVERS_SHARED: u32 = 1024;
+
 static MODULES: Mutex<BTreeMap<usize, Module>> = Mutex::new(BTreeMap::new());
 
 #[derive(Default)]
@@ -135,12 +140,13 @@ fn read(data: &[u8]) -> Option<Module> {
             _ => {}
         }
     }
+    let drivers = sections.section_by_name(LE, DRIVERS.as_bytes()).map_or(0, |_| DRIVERS_SHARED);
     for section in sections.iter() {
         let Some(name) = sections.section_name(LE, section).ok().and_then(|name| std::str::from_utf8(name).ok()) else {
             continue;
         };
         if let Some(kernel) = name.strip_prefix(".nv.shared.").and_then(|kernel| kernels.get_mut(kernel)) {
-            kernel.shared = section.sh_size(LE) as u32;
+            kernel.shared = (section.sh_size(LE) as u32).saturating_sub(drivers);
         }
         let Some(of) = name.strip_prefix(".nv.info") else { continue };
         for (attribute, value) in records(section.data(LE, data).ok()?) {
@@ -173,6 +179,8 @@ fn records(mut data: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use object::write::{Object, Symbol, SymbolSection};
+    use object::{Architecture, BinaryFormat, Endianness, SectionKind, SymbolFlags, SymbolKind, SymbolScope};
 
     /// Format 3 with a value in the record; format 4 with 8 bytes: symbol 5 has 32 registers.
     #[test]
@@ -180,6 +188,34 @@ mod tests {
         let data = [3, 0x19, 16, 0, 4, REGISTERS, 8, 0, 5, 0, 0, 0, 32, 0, 0, 0, 4, FRAME, 99, 0];
         let read: Vec<_> = records(&data).collect();
         assert_eq!(read, [(0x19, &[][..]), (REGISTERS, &[5, 0, 0, 0, 32, 0, 0, 0][..])]);
+    }
+
+    /// As `ptxas` writes one with 256 bytes of its own, and one without any, for capability 8.9 and for 9.0.
+    #[test]
+    fn shared_memory_of_the_driver_is_not_the_kernels() {
+        let needs = |drivers: &[(&str, u64)], own: u64| {
+            let mut written = Object::new(BinaryFormat::Elf, Architecture::X86_64, Endianness::Little);
+            let code = written.add_section(vec![], b".text.k".to_vec(), SectionKind::Text);
+            let symbol = Symbol {
+                name: b"k".to_vec(),
+                value: 0,
+                size: 0,
+                kind: SymbolKind::Text,
+                scope: SymbolScope::Linkage,
+                weak: false,
+                section: SymbolSection::Section(code),
+                flags: SymbolFlags::None,
+            };
+            written.add_symbol(symbol);
+            for (name, bytes) in drivers.iter().copied().chain([(".nv.shared.k", own)]) {
+                let section = written.add_section(vec![], name.into(), SectionKind::UninitializedData);
+                written.append_section_bss(section, bytes, 16);
+            }
+            let module = load(written.write().unwrap().as_ptr()).unwrap();
+            super::super::find(function(module, c"k").unwrap()).unwrap().needs.shared
+        };
+        assert_eq!([needs(&[], 256), needs(&[], 0)], [256, 0]);
+        assert_eq!([needs(&[(DRIVERS, 0)], 1280), needs(&[(DRIVERS, 64)], 1024)], [256, 0]);
     }
 
     #[test]

@@ -3,6 +3,8 @@
 //! An operator is estimated once for each definition, and where the host's time counts for each that it comes after; that it ran again is a look
 //! into a table.
 
+mod remarks;
+
 use super::expansion::{DevicePart, Expansion, Reads, copy_name, python_time};
 use super::{Plan, RankPlan, Way};
 use std::cell::RefCell;
@@ -10,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 use uniference_devices::model::Coming;
-use uniference_devices::operators::{Sequences, lengths_are_values, sequences};
+use uniference_devices::operators::{Sequences, sequences};
 use uniference_formats::operators::{
     Autograd, CopyKind, Decoder, Definition, Entry, Invalid, Line, MemoryKind, Place, Reading, StreamEntry, Tensor,
 };
@@ -24,16 +26,8 @@ use uniference_sim::replay::RecordedStep;
 use uniference_sim::time::SimDuration;
 use uniference_studies::whatif::LineScale;
 
-/// So many names or lines are listed.
-const MOST: usize = 8;
-
 /// What is known of it is how many bytes it moves.
 const KERNEL: &str = "kernel";
-
-/// With more of the compute of unknown cost, in %, the headline says so.
-const UNKNOWN: f64 = 5.0;
-/// With more of the compute from other devices or operators, in %, the headline says so.
-const TRANSFERRED: f64 = 30.0;
 
 /// Costs the slices of all ranks.
 pub(crate) struct Costing {
@@ -220,198 +214,9 @@ impl Costing {
             costed.spreads.push(costing.spreads());
         }
         costed.warnings.extend(self.outdated.take());
-        costed.warnings.extend(self.of_streams());
-        costed.warnings.extend(self.of_python());
-        costed.warnings.extend(self.unknown());
-        costed.warnings.extend(self.by_traffic());
-        costed.warnings.extend(self.unknown_lengths());
-        costed.warnings.extend(self.unused_formulas());
-        costed.warnings.extend(self.substituted());
-        costed.warnings.extend(self.answered());
-        costed.warnings.extend(self.earlier.as_ref().and_then(super::Earlier::warning));
+        costed.warnings.extend(self.remarks());
         costed.headline = self.headline();
         Ok(costed)
-    }
-
-    /// What is to be said of ranks with streams, or as there are none.
-    fn of_streams(&self) -> Option<String> {
-        let mut with_streams = self.ranks.iter().filter(|costing| costing.has_streams());
-        if self.host_asked && with_streams.clone().next().is_none() {
-            return Some(
-                "--host-time has no effect: no rank has handed anything to streams of a simulated GPU".to_owned(),
-            );
-        }
-        let kernels = |costing: &RankCosting| costing.ran().any(|cost| matches!(cost.what, What::Kernel { .. }));
-        with_streams.any(|costing| costing.plan.is_measured && kernels(costing)).then(|| {
-            "kernels of no operator took no time on simulated GPUs, as compute was measured and operators alone are computed on the processor: use --compute model with devices that have a `model`".to_owned()
-        })
-    }
-
-    /// That Python's time was asked for in vain.
-    fn of_python(&self) -> Option<String> {
-        let charges = |costing: &RankCosting| costing.plan.way == Way::Modelled && costing.python_calls > 0;
-        (self.python_asked && !self.ranks.iter().any(charges)).then(|| {
-            "--python-time has no effect: no rank whose compute is modelled has counted its calls of Python (a replay needs the record of a run with --python-time)".to_owned()
-        })
-    }
-
-    /// Operators that nobody knows the cost of.
-    fn unknown(&self) -> Option<String> {
-        let mut found: BTreeMap<&str, (u64, String)> = BTreeMap::new();
-        for costing in self.ranks.iter().filter(|costing| costing.plan.way == Way::Modelled) {
-            let unknown = costing.ran().filter(|cost| cost.estimate.origin == Origin::None);
-            for (name, cost) in unknown.filter_map(|cost| Some((costing.name(cost.what)?, cost))) {
-                let (count, _) = found.entry(name).or_insert_with(|| (0, costing.line(cost.first)));
-                *count += cost.executions;
-            }
-        }
-        let shown = |(name, (count, line)): (&&str, &(u64, String))| match line.is_empty() {
-            true => format!("{name} ({count} times)"),
-            false => format!("{name} ({count} times, first at {line})"),
-        };
-        let what =
-            if found.len() == 1 { "an operator of unknown cost counts" } else { "operators of unknown cost count" };
-        (!found.is_empty()).then(|| format!("{what} as 0 s: {}", listed(found.iter().map(shown))))
-    }
-
-    /// Operators of unknown arithmetic, whose kernels take their memory traffic.
-    fn by_traffic(&self) -> Option<String> {
-        let mut found: BTreeMap<&str, u64> = BTreeMap::new();
-        for costing in &self.ranks {
-            for cost in costing.ran().filter(|cost| cost.kind == KERNEL && cost.estimate.origin != Origin::None) {
-                if let (What::OnDevice { .. }, Some(name)) = (cost.what, costing.name(cost.what)) {
-                    *found.entry(name).or_default() += cost.executions;
-                }
-            }
-        }
-        let shown = found.iter().map(|(name, count)| format!("{name} ({count} times)"));
-        (!found.is_empty()).then(|| {
-            format!(
-                "kernels of unknown arithmetic take the time in which their tensors pass through memory: {}",
-                listed(shown)
-            )
-        })
-    }
-
-    /// Attention that ran on sequences whose lengths are not known.
-    fn unknown_lengths(&self) -> Option<String> {
-        let mut found: BTreeMap<&str, u64> = BTreeMap::new();
-        for costing in self.ranks.iter().filter(|costing| costing.plan.way == Way::Modelled) {
-            for cost in costing.ran() {
-                if let (What::OnDevice { .. }, Some(name)) = (cost.what, costing.name(cost.what))
-                    && lengths_are_values(name)
-                {
-                    *found.entry(name).or_default() += cost.executions;
-                }
-            }
-        }
-        let shown = found.iter().map(|(name, count)| format!("{name} ({count} times)"));
-        (!found.is_empty()).then(|| {
-            format!(
-                "attention whose sequences have lengths that are not known takes as long as with the longest that there may be, so too long: {}",
-                listed(shown)
-            )
-        })
-    }
-
-    /// What the user says of kernels that nothing has run, or nothing is costed by.
-    fn unused_formulas(&self) -> Option<String> {
-        let plans = || self.ranks.iter().map(|costing| &costing.plan);
-        let said = plans().find_map(|plan| (!plan.kernels.is_empty()).then(|| Rc::clone(&plan.kernels)))?;
-        if plans().all(|plan| plan.way != Way::Modelled) {
-            return Some("[[kernel]] has no effect: it is for --compute model".to_owned());
-        }
-        let costed_by = |name: &str| said.iter().position(|said| said.is_about(name));
-        let ran = self.ranks.iter().flat_map(|costing| costing.ran().filter_map(|cost| costing.name(cost.what)));
-        let used: BTreeSet<usize> = ran.filter_map(costed_by).collect();
-        let unused = said.iter().enumerate().filter(|(place, _)| !used.contains(place));
-        let names: Vec<String> = unused.map(|(_, said)| said.name.clone()).collect();
-        (!names.is_empty()).then(|| {
-            format!("[[kernel]] has no effect for {}: nothing of that name has run", listed(names.into_iter()))
-        })
-    }
-
-    /// Types of elements that were computed at the rate of another.
-    fn substituted(&self) -> Option<String> {
-        let costs = self.ranks.iter().filter_map(|costing| costing.plan.costs.as_ref());
-        let found: BTreeSet<_> = costs.flat_map(|costs| costs.substituted()).collect();
-        let shown = found.iter().map(|(asked, served)| format!("{asked} (as {served})"));
-        (!found.is_empty()).then(|| format!("`peak_flops` has no rate for {}", listed(shown)))
-    }
-
-    /// Values that were not computed and steered the program.
-    fn answered(&self) -> Option<String> {
-        let found = self.zeros(|_| true)?;
-        Some(format!("the program read values that were not computed (--values), and was told zeros: at {found}"))
-    }
-
-    /// Where ranks read such values.
-    pub(crate) fn zeros(&self, of: impl Fn(RankId) -> bool) -> Option<String> {
-        let mut found: BTreeMap<&(String, String), u64> = BTreeMap::new();
-        let ranks = (0..).map(RankId).zip(&self.ranks).filter(|(rank, _)| of(*rank));
-        for (at, count) in ranks.flat_map(|(_, costing)| &costing.answered) {
-            *found.entry(at).or_default() += count;
-        }
-        let shown = |((line, operator), count): (&&(String, String), &u64)| {
-            let place = if line.is_empty() { "an unknown line" } else { line };
-            format!("{place} ({operator}, {count} times)")
-        };
-        (!found.is_empty()).then(|| listed(found.iter().map(shown)))
-    }
-
-    /// What the figures are of, where that is not what ran, and how much of them is no measurement of the device.
-    fn headline(&self) -> Option<String> {
-        let said: Vec<String> = self.elsewhere().into_iter().chain(self.unsure()).collect();
-        (!said.is_empty()).then(|| said.join("; "))
-    }
-
-    /// How much of the compute is of unknown cost, or other devices', where that is much.
-    fn unsure(&self) -> Vec<String> {
-        let modelled = || self.ranks.iter().filter(|costing| costing.plan.way == Way::Modelled);
-        let of = |origin: Origin| -> f64 {
-            let costs = modelled().flat_map(|costing| costing.ran().map(move |cost| (costing, cost)));
-            costs.filter(|(_, cost)| cost.estimate.origin == origin).map(|(costing, cost)| costing.seconds(cost)).sum()
-        };
-        let unknown: f64 = modelled().map(RankCosting::unknown_at_least).sum();
-        let known: f64 = Origin::ALL.iter().map(|origin| of(*origin)).sum();
-        let share = |seconds: f64, all: f64| if all > 0.0 { 100.0 * seconds / all } else { 0.0 };
-        let mut said = Vec::new();
-        let unknown = share(unknown, known + unknown);
-        if unknown > UNKNOWN {
-            said.push(format!("at least {unknown:.0} % of the compute is of unknown cost and counts as 0 s"));
-        }
-        let transferred = share(of(Origin::Transferred), known);
-        if transferred > TRANSFERRED {
-            said.push(format!(
-                "{transferred:.0} % of the compute is transferred from measurements of other devices or operators"
-            ));
-        }
-        said
-    }
-
-    /// What the program chose because it ran on a processor, where its operators are costed for a GPU.
-    fn elsewhere(&self) -> Option<String> {
-        let elsewhere: Vec<&RankCosting> = self
-            .ranks
-            .iter()
-            .filter(|costing| costing.plan.way == Way::Modelled && costing.plan.is_gpu && costing.on_cpu)
-            .collect();
-        if elsewhere.is_empty() {
-            return None;
-        }
-        let mut chosen: BTreeSet<String> = BTreeSet::new();
-        for costing in &elsewhere {
-            let names = costing.ran().filter_map(|cost| costing.name(cost.what));
-            chosen.extend(names.filter(|name| name.contains("_for_cpu")).map(str::to_owned));
-            if costing.single_tensor_optimizer {
-                chosen.insert("an optimizer without foreach".to_owned());
-            }
-        }
-        let chosen = match chosen.is_empty() {
-            true => String::new(),
-            false => format!("; a GPU would run other operators in place of {}", listed(chosen.into_iter())),
-        };
-        Some(format!("captured on a CPU, costed for a GPU{chosen}"))
     }
 }
 
@@ -690,14 +495,6 @@ fn place_of(origin: Origin) -> usize {
 /// What is nobody's figure is called so in reports.
 fn origin_name(origin: Origin) -> &'static str {
     if origin == Origin::None { "unknown" } else { origin.name() }
-}
-
-/// The first of them, and how many more there are.
-fn listed(all: impl Iterator<Item = String>) -> String {
-    let all: Vec<String> = all.collect();
-    let more = all.len().saturating_sub(MOST);
-    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    format!("{}{more}", all[..all.len().min(MOST)].join(", "))
 }
 
 /// Costs the slices of a live run.

@@ -1,0 +1,224 @@
+//! Owns attention over keys and values in pages of a cache: by FlashAttention 2 and 3 with heads, by these, FlashMLA and CUTLASS with the latent vectors of
+//! multi-head latent attention, of which one serves all heads as key, and most of it as value (DeepSeek-V2, arXiv 2405.04434).
+//!
+//! A cache is an argument as a whole, of which a call reads what its sequences have. How long these are, the values of other arguments say. Where they are
+//! not known, all sequences are taken to have as many keys as the longest, and equally many queries.
+
+use super::super::call::{Call, product};
+use super::super::{Part, flops};
+use uniference_formats::operators::{Argument, Definition, Tensor};
+use uniference_sim::device::{Family, Pass};
+use uniference_sim::time::Bytes;
+
+/// Those operators whose arithmetic depends on lengths that are values.
+const OPERATORS: [&str; 5] = [
+    "_vllm_fa2_C::varlen_fwd",
+    "_vllm_fa3_C::fwd",
+    "sgl_kernel::fwd",
+    "_flashmla_C::dense_decode_fwd",
+    "_C::sm100_cutlass_mla_decode",
+];
+
+/// Whether the operator's arithmetic depends on lengths of sequences that are values of its tensors: its arguments name the longest alone.
+pub fn lengths_are_values(name: &str) -> bool {
+    OPERATORS.contains(&name)
+}
+
+/// Places of arguments that say how long sequences are, and whether attention is causal.
+#[derive(Default)]
+struct Places {
+    /// The sequences' borders in the queries; `None`: all have equally many.
+    borders: Option<usize>,
+    /// The same in the keys.
+    key_borders: Option<usize>,
+    /// How many keys each has.
+    used_keys: usize,
+    /// The table of its pages.
+    pages: usize,
+    longest_keys: Option<usize>,
+    causal: Option<usize>,
+}
+
+/// By the name without a namespace.
+fn places(name: &str) -> Option<Places> {
+    let flash = |borders, key_borders, used_keys, pages, longest_keys, causal| Places {
+        borders: Some(borders),
+        key_borders: Some(key_borders),
+        used_keys,
+        pages,
+        longest_keys: Some(longest_keys),
+        causal: Some(causal),
+    };
+    match name {
+        "varlen_fwd" => Some(flash(4, 5, 6, 8, 11, 15)),
+        "fwd" => Some(flash(7, 8, 11, 14, 13, 24)),
+        "dense_decode_fwd" => Some(Places { used_keys: 3, pages: 4, causal: Some(6), ..Places::default() }),
+        "sm100_cutlass_mla_decode" => Some(Places { used_keys: 5, pages: 6, ..Places::default() }),
+        _ => None,
+    }
+}
+
+/// What each query and each key is.
+struct Shape<'a> {
+    /// Of the queries, in all.
+    tokens: u64,
+    heads: u64,
+    /// How many sequences there are, if no borders say so.
+    batch: u64,
+    query: &'a Tensor,
+    cache: &'a Tensor,
+    /// Heads of keys, and places of a page.
+    key_heads: u64,
+    page: u64,
+    /// Terms of a score, and of what is found for it.
+    score: u64,
+    value: u64,
+    /// What a key and its value are, of each of their heads.
+    stored: u64,
+}
+
+impl<'a> Shape<'a> {
+    fn of(call: Call<'a>) -> Option<Shape<'a>> {
+        let width = |tensor: &Tensor| tensor.sizes.last().copied();
+        // By their places: queries, further terms of these, keys, values.
+        let [query, more, cache, values] = match call.name {
+            "varlen_fwd" => [0, usize::MAX, 1, 2],
+            "fwd" => [0, 5, 1, 2],
+            "dense_decode_fwd" => [0, usize::MAX, 1, usize::MAX],
+            "sm100_cutlass_mla_decode" => [2, 3, 4, usize::MAX],
+            _ => return None,
+        };
+        let (query, more, cache) = (call.tensor(query)?, call.tensor(more), call.tensor(cache)?);
+        let [.., heads, terms] = query.sizes[..] else { return None };
+        let score = terms.saturating_add(more.map_or(Some(0), width)?);
+        let tokens = query.elements().checked_div(heads.saturating_mul(terms))?;
+        let batch = *query.sizes.first()?;
+        // Pages of latent vectors have no heads in CUTLASS's.
+        let headless = call.name == "sm100_cutlass_mla_decode";
+        let from_the_end = |place: usize| cache.sizes.iter().nth_back(place).copied();
+        let (key_heads, page) = if headless { (1, from_the_end(1)?) } else { (from_the_end(1)?, from_the_end(2)?) };
+        let (value, stored) = match call.tensor(values) {
+            Some(values) => (width(values)?, width(cache)?.saturating_add(width(values)?)),
+            None if headless => (terms, width(cache)?),
+            None => (u64::try_from(call.int(2)?).ok()?, width(cache)?),
+        };
+        Some(Shape { tokens, heads, batch, query, cache, key_heads, page, score, value, stored })
+    }
+}
+
+/// Sequences of a call of attention that are computed alike: all numbers are sums.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Sequences {
+    /// How many there are.
+    pub count: u64,
+    /// Their queries.
+    pub queries: u64,
+    /// Their keys.
+    pub keys: u64,
+    /// Pairs of a query and a key that it sees.
+    pub visible: u64,
+}
+
+impl Sequences {
+    fn add(&mut self, queries: u64, keys: u64, causal: bool) {
+        self.count += 1;
+        self.queries = self.queries.saturating_add(queries);
+        self.keys = self.keys.saturating_add(keys);
+        self.visible = self.visible.saturating_add(visible(queries, keys, causal));
+    }
+}
+
+/// The last query sees all keys, and if attention is causal, each before it one less.
+fn visible(queries: u64, keys: u64, causal: bool) -> u64 {
+    let hidden = if causal { product(&[queries.min(keys), queries.min(keys).saturating_sub(1)]) / 2 } else { 0 };
+    queries.saturating_mul(keys).saturating_sub(hidden)
+}
+
+/// The sequences of a call of attention, by the values of its arguments where these are known: those with one query, which are generating, and
+/// those with more. `None`: the operator is none whose arithmetic depends on them, or they are not known.
+pub fn sequences<'a>(definition: &Definition, values: impl Fn(usize) -> Option<&'a [i64]>) -> Option<[Sequences; 2]> {
+    let call = Call::new(definition);
+    let places = places(call.name).filter(|_| lengths_are_values(&definition.name))?;
+    let between = |borders: &[i64]| -> Vec<i64> { borders.windows(2).map(|pair| pair[1] - pair[0]).collect() };
+    let keys = match (values(places.used_keys), places.key_borders) {
+        (Some(used), _) => used.to_vec(),
+        (None, borders) => between(values(borders?)?),
+    };
+    let queries = match places.borders {
+        Some(borders) => between(values(borders)?),
+        None => {
+            let shape = Shape::of(call)?;
+            vec![i64::try_from(shape.tokens.checked_div(shape.batch)?).ok()?; keys.len()]
+        }
+    };
+    if keys.len() != queries.len() {
+        return None;
+    }
+    let causal = places.causal.is_some_and(|place| call.flag(place));
+    let mut found = [Sequences::default(); 2];
+    for (queries, keys) in queries.into_iter().zip(keys) {
+        let (queries, keys) = (u64::try_from(queries).ok()?, u64::try_from(keys).ok()?);
+        if queries > 0 {
+            found[usize::from(queries > 1)].add(queries, keys, causal);
+        }
+    }
+    // Memory whose values were lost reads as zeros.
+    found.iter().any(|group| group.count > 0).then_some(found)
+}
+
+/// What a call of attention does with such sequences, as [`sequences`] has found them.
+pub fn with_sequences(definition: &Definition, sequences: &[Sequences]) -> Option<Vec<Part>> {
+    let call = Call::new(definition);
+    let (places, shape) = (places(call.name)?, Shape::of(call)?);
+    let there_are = |group: &&Sequences| group.count > 0;
+    Some(sequences.iter().filter(there_are).map(|group| attended(call, &places, &shape, group)).collect())
+}
+
+/// Without values: as many keys as the longest sequence has, if a table says which pages a sequence has, else all that there are, packed one behind the
+/// other.
+pub(super) fn describe(call: Call<'_>) -> Option<Part> {
+    let (places, shape) = (places(call.name)?, Shape::of(call)?);
+    let batch = match places.borders.and_then(|place| call.tensor(place)) {
+        Some(borders) => borders.elements().saturating_sub(1).max(1),
+        None => shape.batch,
+    };
+    let keys = match (call.tensor(places.pages), places.longest_keys.and_then(|place| call.argument(place))) {
+        (Some(_), Some(Argument::Int(longest))) => u64::try_from(*longest).ok()?,
+        // As many as there are places in the pages that a sequence may have.
+        (Some(pages), _) => pages.sizes.last()?.saturating_mul(shape.page),
+        (None, _) => {
+            let of_a_key = shape.key_heads.saturating_mul(*shape.cache.sizes.last()?);
+            shape.cache.elements().checked_div(of_a_key)?.div_ceil(batch)
+        }
+    };
+    let causal = places.causal.is_some_and(|place| call.flag(place));
+    let visible = visible(shape.tokens.div_ceil(batch), keys, causal);
+    let group = Sequences {
+        count: batch,
+        queries: shape.tokens,
+        keys: batch.saturating_mul(keys),
+        visible: batch.saturating_mul(visible),
+    };
+    Some(attended(call, &places, &shape, &group))
+}
+
+/// Attention of sequences that are all as long as the mean of these.
+fn attended(call: Call<'_>, places: &Places, shape: &Shape<'_>, group: &Sequences) -> Part {
+    let Shape { heads, query, cache, key_heads, score, value, stored, .. } = *shape;
+    let (queries, keys) = (group.queries.div_ceil(group.count), group.keys.div_ceil(group.count));
+    let widths = score.saturating_add(value);
+    let family = Family::Attention {
+        pass: Pass::Forward,
+        heads: group.count.saturating_mul(heads),
+        queries,
+        keys,
+        width: widths / 2,
+        // As in PyTorch, where the first query sees one key: only of a square that is the same.
+        causal: places.causal.is_some_and(|place| call.flag(place)) && queries == keys,
+    };
+    let cached = product(&[group.keys, key_heads, stored, cache.dtype.bytes()]);
+    let asked = product(&[group.queries, heads, score, query.dtype.bytes()]);
+    let written = Bytes(product(&[group.queries, heads, value, query.dtype.bytes()]));
+    let operations = flops(&[2, heads, group.visible, widths]);
+    Part::inside(family, query.dtype.dtype(), operations, Bytes(asked.saturating_add(cached)), written, call.name)
+}

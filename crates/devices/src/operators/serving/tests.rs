@@ -1,0 +1,236 @@
+use super::super::{Described, Part, describe};
+use super::{sequences, with_sequences};
+use uniference_formats::operators::{Argument, Definition, Place, ScalarType, Tensor};
+use uniference_sim::device::{Family, Layout, RowKind};
+use uniference_sim::program::DType;
+
+fn of(dtype: DType, sizes: &[u64], written: bool) -> Argument {
+    let strides = (0..sizes.len()).map(|at| sizes[at + 1..].iter().product::<u64>() as i64).collect();
+    let dtype = ScalarType::from(dtype);
+    Argument::Tensor(Tensor { dtype, sizes: sizes.to_vec(), strides, place: Place::CPU, written })
+}
+
+fn half(sizes: &[u64]) -> Argument {
+    of(DType::BFloat16, sizes, false)
+}
+
+fn eight_bits(sizes: &[u64]) -> Argument {
+    of(DType::Float8E4M3, sizes, false)
+}
+
+fn float(sizes: &[u64]) -> Argument {
+    of(DType::Float32, sizes, false)
+}
+
+fn int(sizes: &[u64]) -> Argument {
+    of(DType::Int64, sizes, false)
+}
+
+fn definition(name: &str, arguments: Vec<Argument>, results: Vec<Argument>) -> Definition {
+    Definition { name: name.to_owned(), arguments, results }
+}
+
+fn only(name: &str, arguments: Vec<Argument>, results: Vec<Argument>) -> Part {
+    let Described::Parts(parts) = describe(&definition(name, arguments, results)) else {
+        panic!("{name} is described")
+    };
+    let [part] = <[Part; 1]>::try_from(parts).expect("it is one");
+    part
+}
+
+/// A kernel of Triton, called with tensors that it reads, those that it writes, and integers.
+fn kernel(name: &str, read: &[(&str, Argument)], written: (&str, Argument), numbers: &[(&str, i64)]) -> Part {
+    let names = |names: Vec<&str>| names.join(",");
+    let text = [
+        names(read.iter().map(|(name, _)| *name).collect()),
+        written.0.to_owned(),
+        names(numbers.iter().map(|(name, _)| *name).collect()),
+    ];
+    let list = |tensors: Vec<&Argument>| {
+        Argument::Tensors(tensors.into_iter().flat_map(Argument::tensors).cloned().map(Some).collect())
+    };
+    let numbers = Argument::Ints(numbers.iter().map(|(_, value)| *value).collect());
+    let read = list(read.iter().map(|(_, tensor)| tensor).collect());
+    only(name, vec![Argument::Text(text.join(";")), read, list(vec![&written.1]), numbers], vec![])
+}
+
+/// 7 tokens, keys and values of 2 heads of 32, a cache of 1,000 places that keeps them in 8 bits.
+#[test]
+fn what_goes_to_a_cache_is_what_tokens_have_and_not_the_cache() {
+    let cache = || of(DType::Float8E4M3, &[1000, 64], true);
+    let table = float(&[4096, 32]);
+    let (query, key, value) = (half(&[7, 8, 32]), half(&[7, 2, 32]), half(&[7, 2, 32]));
+    let arguments = vec![query, key.clone(), value, cache(), cache(), table, int(&[7]), int(&[7])];
+    let part = only("sglang::apply_rope_inplace_with_kvcache", arguments, vec![]);
+    let (queries, keys) = (7 * 8 * 32 * 2, 7 * 2 * 32 * 2);
+    assert_eq!(part.operator.read.0, queries + 2 * keys + 7 * 8 + 7 * 32 * 4);
+    assert_eq!(part.operator.written.0, queries + keys + 2 * keys / 2);
+
+    let latent = of(DType::BFloat16, &[1000, 16, 576], true);
+    let arguments = vec![half(&[7, 512]), half(&[7, 64]), latent.clone(), int(&[7])];
+    let part = only("_C_cache_ops::concat_and_cache_mla", arguments, vec![]);
+    assert_eq!((part.operator.read.0, part.operator.written.0), (7 * 576 * 2 + 7 * 8, 7 * 576 * 2));
+    let gathered = vec![latent, half(&[300, 576]), int(&[2, 9])];
+    let part = only("_C_cache_ops::gather_and_maybe_dequant_cache", gathered, vec![]);
+    assert_eq!((part.operator.read.0, part.operator.written.0), (300 * 576 * 2, 300 * 576 * 2));
+}
+
+/// 12 tokens, 64 wide, by weights of 128 columns.
+#[test]
+fn products_are_told_by_their_tokens_and_results_however_weights_are_packed() {
+    let (a, result) = (half(&[3, 4, 64]), half(&[3, 4, 128]));
+    let packed = of(DType::Int32, &[4, 256], false);
+    let mut marlin = vec![Argument::None; 16];
+    (marlin[0], marlin[2], marlin[4], marlin[8]) = (a.clone(), packed.clone(), half(&[1, 128]), int(&[999]));
+    let gptq = vec![a.clone(), packed.clone(), of(DType::Int32, &[1, 16], false), half(&[1, 128])];
+    let weights = 4 * 256 * 4 + 128 * 2;
+    for (name, arguments, further) in [("_C::marlin_gemm", marlin, 0), ("_C::gptq_gemm", gptq, 16 * 4)] {
+        let Part { operator, variant, .. } = only(name, arguments, vec![result.clone()]);
+        assert!(
+            matches!(operator.family, Family::Gemm { batch: 1, m: 12, n: 128, k: 64, layout: Layout::NT }),
+            "{name}"
+        );
+        assert_eq!((operator.flops, operator.dtype), (2 * 12 * 128 * 64, Some(DType::BFloat16)), "{name}");
+        assert_eq!(operator.read.0, 12 * 64 * 2 + weights + further, "{name}");
+        assert_eq!((operator.written.0, variant.as_str()), (12 * 128 * 2, "nt"), "{name}");
+    }
+
+    // The same in 8 bits, by the schemas of DeepGEMM, SGLang and a kernel of Triton: each block of 16 has a scale.
+    let (a, scales) = (eight_bits(&[12, 64]), float(&[12, 4]));
+    let (weights, of_weights, result) = (eight_bits(&[128, 64]), float(&[8, 4]), half(&[12, 128]));
+    let five = vec![a.clone(), scales.clone(), weights.clone(), of_weights.clone(), result.clone()];
+    let deep = only("deep_gemm::fp8_fp4_gemm_nt", five, vec![]);
+    let read = [("A", a.clone()), ("B", weights), ("As", scales.clone()), ("Bs", of_weights.clone())];
+    let sizes = [("M", 12), ("N", 128), ("K", 64)];
+    let written = kernel("triton::_w8a8_block_fp8_matmul", &read, ("C", result.clone()), &sizes);
+    assert_eq!(written, deep);
+    assert_eq!((deep.operator.dtype, deep.variant.as_str()), (Some(DType::Float8E4M3), "nt_block"));
+    assert_eq!(deep.operator.read.0, 12 * 64 + 128 * 64 + 4 * (12 * 4 + 8 * 4));
+    let Argument::Tensor(by_columns) = eight_bits(&[64, 128]) else { unreachable!() };
+    let by_columns = Argument::Tensor(Tensor { strides: vec![1, 64], ..by_columns });
+    let four = vec![a, by_columns, scales, of_weights, Argument::None, Argument::None];
+    assert_eq!(only("sgl_kernel::fp8_scaled_mm", four, vec![result]), deep);
+}
+
+/// 3 tokens with 2 experts each, of 8 with weights of 32 x 16: they meet 5, of which each has 2 rows at most.
+#[test]
+fn experts_are_met_by_choices_whatever_computes_them() {
+    let rows = |width: u64| half(&[6, width]);
+    let experts = |found: &Part, each: u64, read: u64| {
+        let operator = &found.operator;
+        assert!(matches!(operator.family, Family::Gemm { batch: 5, m: 2, n: 32, k: 16, layout: Layout::NT }));
+        assert_eq!((operator.flops, operator.read.0), (2 * 6 * 32 * 16, 5 * each + read));
+        assert_eq!(operator.written.0, 6 * 32 * 2);
+    };
+    let scales = [float(&[6, 1]), float(&[8, 32])];
+    let weights = eight_bits(&[8, 32, 16]);
+    let grouped = [rows(32), eight_bits(&[6, 16]), weights.clone()].into_iter().chain(scales).collect();
+    let found = only("_C::cutlass_moe_mm", grouped, vec![]);
+    experts(&found, 32 * 16, 6 * 16 + 4 * (6 + 8 * 32));
+    assert_eq!(found.variant, "nt_row");
+
+    let mut marlin = vec![Argument::None; 26];
+    (marlin[0], marlin[2], marlin[4]) = (half(&[3, 16]), of(DType::Int32, &[8, 1, 64], false), half(&[8, 1, 32]));
+    for (place, value) in [(14, 2), (17, 3), (18, 32), (19, 16)] {
+        marlin[place] = Argument::Int(value);
+    }
+    experts(&only("_moe_C::moe_wna16_marlin_gemm", marlin, vec![]), 64 * 4 + 32 * 2, 3 * 16 * 2);
+}
+
+/// 10 tokens with 16 scores in each of vLLM's schemas and SGLang's, and queries and keys of 4 and 2 heads of 32.
+#[test]
+fn scores_and_heads_are_rows() {
+    let scores = float(&[10, 16]);
+    let chosen = || float(&[10, 2]);
+    let of_vllm = vec![chosen(), chosen(), chosen(), scores.clone()];
+    let of_sglang = vec![chosen(), chosen(), scores.clone()];
+    for (name, arguments, results) in [("_moe_C::topk_softmax", of_vllm, 3), ("sgl_kernel::topk_softmax", of_sglang, 2)]
+    {
+        let part = only(name, arguments, vec![]);
+        assert!(matches!(part.operator.family, Family::Rows { kind: RowKind::Softmax, rows: 10, columns: 16, .. }));
+        assert_eq!((part.operator.read.0, part.operator.written.0), (640, results * 80), "{name}");
+    }
+    let part = only("_moe_C::grouped_topk", vec![scores], vec![chosen(), chosen()]);
+    assert_eq!((part.operator.read.0, part.operator.written.0), (640, 160));
+
+    let (query, key, weight) = (half(&[10, 4, 32]), half(&[10, 2, 32]), half(&[32]));
+    let part = only("sglang::fused_inplace_qknorm", vec![query, key, weight.clone(), weight], vec![]);
+    assert!(matches!(part.operator.family, Family::Rows { rows: 60, columns: 32, .. }));
+    assert_eq!((part.operator.read.0, part.operator.written.0), (60 * 32 * 2, 60 * 32 * 2));
+    let compiled = only("sglang::rmsnorm", vec![half(&[10, 64]), half(&[64])], vec![]);
+    assert_eq!((compiled.operator.read.0, compiled.operator.written.0), (11 * 64 * 2, 10 * 64 * 2));
+}
+
+/// Two sequences with 300 and 20 keys, each with one query of 16 heads: a score has 576 terms, its value 512, and all heads share what a key has, 576.
+///
+/// ```text
+/// operations  2 16 320 (576 + 512)
+/// bytes       read 2 16 576 + 320 576, written 2 16 512; 2 each
+/// ```
+#[test]
+fn latent_attention_is_the_same_whatever_computes_it() {
+    let page = |width| half(&[1000, 16, 1, width]);
+    let mut flash = vec![Argument::None; 36];
+    (flash[0], flash[1], flash[2], flash[5]) = (half(&[2, 16, 64]), page(64), page(512), half(&[2, 16, 512]));
+    let dense = vec![half(&[2, 1, 16, 576]), page(576), Argument::Int(512), int(&[2]), int(&[2, 32])];
+    let cache = half(&[1000, 16, 576]);
+    let (out, lse) = (half(&[2, 16, 512]), float(&[2, 16]));
+    let cutlass = vec![out, lse, half(&[2, 16, 512]), half(&[2, 16, 64]), cache, int(&[2]), int(&[2, 32])];
+    for (name, arguments, [borders, used]) in [
+        ("_vllm_fa3_C::fwd", flash, [7, 11]),
+        ("_flashmla_C::dense_decode_fwd", dense, [usize::MAX, 3]),
+        ("_C::sm100_cutlass_mla_decode", cutlass, [usize::MAX, 5]),
+    ] {
+        let attention = definition(name, arguments, vec![]);
+        let values = |at: usize| match at {
+            _ if at == borders => Some(&[0, 1, 2][..]),
+            _ if at == used => Some(&[300, 20][..]),
+            _ => None,
+        };
+        let found = sequences(&attention, values).expect(name);
+        let [part] = <[Part; 1]>::try_from(with_sequences(&attention, &found).expect(name)).expect("they are alike");
+        assert_eq!(part.operator.flops, 2 * 16 * 320 * (576 + 512), "{name}");
+        assert_eq!(part.operator.read.0, (2 * 16 * 576 + 320 * 576) * 2, "{name}");
+        assert_eq!(part.operator.written.0, 2 * 16 * 512 * 2, "{name}");
+        assert!(matches!(part.operator.family, Family::Attention { heads: 32, queries: 1, keys: 160, width: 544, .. }));
+        // Nobody knows: as many keys as there are pages.
+        if name != "_vllm_fa3_C::fwd" {
+            let Described::Parts(parts) = describe(&attention) else { panic!("{name}") };
+            assert_eq!(parts[0].operator.flops, 2 * 16 * 2 * 32 * 16 * (576 + 512), "{name}");
+        }
+    }
+}
+
+proptest::proptest! {
+    /// Whatever it is called with.
+    #[test]
+    fn any_call_is_described_or_unknown(
+        at in 0_usize..30,
+        sizes in proptest::collection::vec(proptest::collection::vec(0_u64..u64::MAX, 0..5), 0..20),
+        number in i64::MIN..i64::MAX,
+    ) {
+        let names = [
+            "_C::cutlass_scaled_mm", "sgl_kernel::fp8_scaled_mm", "deep_gemm::fp8_fp4_gemm_nt", "deep_gemm::bf16_gemm_nt",
+            "_C::dsv3_fused_a_gemm", "_C::marlin_gemm", "_C::gptq_gemm", "_C::machete_mm", "_moe_C::moe_wna16_marlin_gemm",
+            "_moe_C::moe_wna16_gemm", "_C::cutlass_moe_mm", "sgl_kernel::fp8_blockwise_scaled_grouped_mm",
+            "deep_gemm::m_grouped_fp8_fp4_gemm_nt_contiguous", "_vllm_fa2_C::varlen_fwd", "_vllm_fa3_C::fwd",
+            "_flashmla_C::dense_decode_fwd", "_C::sm100_cutlass_mla_decode", "sglang::rmsnorm", "_C::rms_norm",
+            "sglang::fused_inplace_qknorm", "_C::fused_qk_norm_rope", "sgl_kernel::topk_softmax", "_moe_C::grouped_topk",
+            "sglang::per_token_group_quant", "_moe_C::moe_align_block_size", "_C_cache_ops::concat_and_cache_mla",
+            "_C_cache_ops::concat_and_cache_mla_rope_fused", "sglang::apply_rope_inplace_with_kvcache",
+            "_C_cache_ops::cp_gather_cache", "_C::static_scaled_fp8_quant",
+        ];
+        let tensor = |sizes: &Vec<u64>| match sizes.len() {
+            4 => Argument::Int(number),
+            _ => {
+                let strides = sizes.iter().map(|_| 1).collect();
+                let dtype = ScalarType::from(DType::BFloat16);
+                Argument::Tensor(Tensor { dtype, sizes: sizes.clone(), strides, place: Place::CPU, written: false })
+            }
+        };
+        let arguments: Vec<_> = sizes.iter().map(tensor).collect();
+        let call = definition(names[at], arguments.clone(), arguments);
+        let _ = (describe(&call).flops(), describe(&call).kind());
+        let _ = sequences(&call, |_| Some(&[0, 1, 2][..])).and_then(|found| with_sequences(&call, &found));
+    }
+}

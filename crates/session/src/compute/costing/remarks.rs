@@ -1,0 +1,254 @@
+//! Owns what is to be said of a run's compute when it is over: warnings, and what the headline says.
+
+use super::{Costing, KERNEL, RankCosting, What};
+use crate::compute::{Earlier, Way};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use uniference_devices::operators::lengths_are_values;
+use uniference_sim::ids::RankId;
+use uniference_sim::program::Origin;
+
+/// So many names or lines are listed.
+const MOST: usize = 8;
+
+/// With more of the compute of unknown cost or arithmetic, in %, the headline says so.
+const UNKNOWN: f64 = 5.0;
+/// With more of the compute from other devices or operators, in %, the headline says so.
+const TRANSFERRED: f64 = 30.0;
+
+impl Costing {
+    /// All warnings.
+    pub(super) fn remarks(&self) -> Vec<String> {
+        let of_an_earlier_run = self.earlier.as_ref().and_then(Earlier::warning);
+        let all = [
+            self.of_streams(),
+            self.of_python(),
+            self.unknown(),
+            self.by_traffic(),
+            self.unknown_lengths(),
+            self.unused_formulas(),
+            self.substituted(),
+            self.answered(),
+            of_an_earlier_run,
+        ];
+        all.into_iter().flatten().collect()
+    }
+
+    /// What is to be said of ranks with streams, or as there are none.
+    fn of_streams(&self) -> Option<String> {
+        let mut with_streams = self.ranks.iter().filter(|costing| costing.has_streams());
+        if self.host_asked && with_streams.clone().next().is_none() {
+            return Some(
+                "--host-time has no effect: no rank has handed anything to streams of a simulated GPU".to_owned(),
+            );
+        }
+        let kernels = |costing: &RankCosting| costing.ran().any(|cost| matches!(cost.what, What::Kernel { .. }));
+        with_streams.any(|costing| costing.plan.is_measured && kernels(costing)).then(|| {
+            "kernels of no operator took no time on simulated GPUs, as compute was measured and operators alone are computed on the processor: use --compute model with devices that have a `model`".to_owned()
+        })
+    }
+
+    /// That Python's time was asked for in vain.
+    fn of_python(&self) -> Option<String> {
+        let charges = |costing: &RankCosting| costing.plan.way == Way::Modelled && costing.python_calls > 0;
+        (self.python_asked && !self.ranks.iter().any(charges)).then(|| {
+            "--python-time has no effect: no rank whose compute is modelled has counted its calls of Python (a replay needs the record of a run with --python-time)".to_owned()
+        })
+    }
+
+    /// Operators that nobody knows the cost of.
+    fn unknown(&self) -> Option<String> {
+        let mut found: BTreeMap<&str, (u64, String)> = BTreeMap::new();
+        for costing in self.ranks.iter().filter(|costing| costing.plan.way == Way::Modelled) {
+            let unknown = costing.ran().filter(|cost| cost.estimate.origin == Origin::None);
+            for (name, cost) in unknown.filter_map(|cost| Some((costing.name(cost.what)?, cost))) {
+                let (count, _) = found.entry(name).or_insert_with(|| (0, costing.line(cost.first)));
+                *count += cost.executions;
+            }
+        }
+        let shown = |(name, (count, line)): (&&str, &(u64, String))| match line.is_empty() {
+            true => format!("{name} ({count} times)"),
+            false => format!("{name} ({count} times, first at {line})"),
+        };
+        let what =
+            if found.len() == 1 { "an operator of unknown cost counts" } else { "operators of unknown cost count" };
+        (!found.is_empty()).then(|| format!("{what} as 0 s: {}", listed(found.iter().map(shown))))
+    }
+
+    /// Seconds of operators of unknown arithmetic, whose kernels take their memory traffic, and how often they ran.
+    fn kernels_by_traffic(&self) -> BTreeMap<&str, (f64, u64)> {
+        let mut found: BTreeMap<&str, (f64, u64)> = BTreeMap::new();
+        for costing in self.ranks.iter().filter(|costing| costing.plan.way == Way::Modelled) {
+            for cost in costing.ran().filter(|cost| cost.kind == KERNEL && cost.estimate.origin != Origin::None) {
+                if let (What::OnDevice { .. }, Some(name)) = (cost.what, costing.name(cost.what)) {
+                    let (seconds, count) = found.entry(name).or_default();
+                    *seconds += costing.seconds(cost);
+                    *count += cost.executions;
+                }
+            }
+        }
+        found
+    }
+
+    /// Operators of unknown arithmetic, those first that took longest.
+    fn by_traffic(&self) -> Option<String> {
+        let mut found: Vec<(&str, (f64, u64))> = self.kernels_by_traffic().into_iter().collect();
+        found.sort_by(|(_, (one, _)), (_, (other, _))| other.total_cmp(one));
+        let known = self.known();
+        let shown = |(name, (seconds, count)): &(&str, (f64, u64))| match share(*seconds, known) {
+            few if few < 1.0 => format!("{name} ({count} times)"),
+            much => format!("{name} ({count} times, {much:.0} % of the compute)"),
+        };
+        (!found.is_empty()).then(|| {
+            format!(
+                "kernels of unknown arithmetic take the time in which their tensors pass through memory: {}",
+                listed(found.iter().map(shown))
+            )
+        })
+    }
+
+    /// Attention that ran on sequences whose lengths are not known.
+    fn unknown_lengths(&self) -> Option<String> {
+        let mut found: BTreeMap<&str, u64> = BTreeMap::new();
+        for costing in self.ranks.iter().filter(|costing| costing.plan.way == Way::Modelled) {
+            for cost in costing.ran() {
+                if let (What::OnDevice { .. }, Some(name)) = (cost.what, costing.name(cost.what))
+                    && lengths_are_values(name)
+                {
+                    *found.entry(name).or_default() += cost.executions;
+                }
+            }
+        }
+        let shown = found.iter().map(|(name, count)| format!("{name} ({count} times)"));
+        (!found.is_empty()).then(|| {
+            format!(
+                "attention whose sequences have lengths that are not known takes as long as with the longest that there may be, so too long: {}",
+                listed(shown)
+            )
+        })
+    }
+
+    /// What the user says of kernels that nothing has run, or nothing is costed by.
+    fn unused_formulas(&self) -> Option<String> {
+        let plans = || self.ranks.iter().map(|costing| &costing.plan);
+        let said = plans().find_map(|plan| (!plan.kernels.is_empty()).then(|| Rc::clone(&plan.kernels)))?;
+        if plans().all(|plan| plan.way != Way::Modelled) {
+            return Some("[[kernel]] has no effect: it is for --compute model".to_owned());
+        }
+        let costed_by = |name: &str| said.iter().position(|said| said.is_about(name));
+        let ran = self.ranks.iter().flat_map(|costing| costing.ran().filter_map(|cost| costing.name(cost.what)));
+        let used: BTreeSet<usize> = ran.filter_map(costed_by).collect();
+        let unused = said.iter().enumerate().filter(|(place, _)| !used.contains(place));
+        let names: Vec<String> = unused.map(|(_, said)| said.name.clone()).collect();
+        (!names.is_empty()).then(|| {
+            format!("[[kernel]] has no effect for {}: nothing of that name has run", listed(names.into_iter()))
+        })
+    }
+
+    /// Types of elements that were computed at the rate of another.
+    fn substituted(&self) -> Option<String> {
+        let costs = self.ranks.iter().filter_map(|costing| costing.plan.costs.as_ref());
+        let found: BTreeSet<_> = costs.flat_map(|costs| costs.substituted()).collect();
+        let shown = found.iter().map(|(asked, served)| format!("{asked} (as {served})"));
+        (!found.is_empty()).then(|| format!("`peak_flops` has no rate for {}", listed(shown)))
+    }
+
+    /// Values that were not computed and steered the program.
+    fn answered(&self) -> Option<String> {
+        let found = self.zeros(|_| true)?;
+        Some(format!("the program read values that were not computed (--values), and was told zeros: at {found}"))
+    }
+
+    /// Where ranks read such values.
+    pub(crate) fn zeros(&self, of: impl Fn(RankId) -> bool) -> Option<String> {
+        let mut found: BTreeMap<&(String, String), u64> = BTreeMap::new();
+        let ranks = (0..).map(RankId).zip(&self.ranks).filter(|(rank, _)| of(*rank));
+        for (at, count) in ranks.flat_map(|(_, costing)| &costing.answered) {
+            *found.entry(at).or_default() += count;
+        }
+        let shown = |((line, operator), count): (&&(String, String), &u64)| {
+            let place = if line.is_empty() { "an unknown line" } else { line };
+            format!("{place} ({operator}, {count} times)")
+        };
+        (!found.is_empty()).then(|| listed(found.iter().map(shown)))
+    }
+
+    /// What the figures are of, where that is not what ran, and how much of them is no measurement of the device.
+    pub(super) fn headline(&self) -> Option<String> {
+        let said: Vec<String> = self.elsewhere().into_iter().chain(self.unsure()).collect();
+        (!said.is_empty()).then(|| said.join("; "))
+    }
+
+    /// Seconds of all modelled compute whose cost has this origin.
+    fn of(&self, origin: Origin) -> f64 {
+        let modelled = self.ranks.iter().filter(|costing| costing.plan.way == Way::Modelled);
+        let costs = modelled.flat_map(|costing| costing.ran().map(move |cost| (costing, cost)));
+        costs.filter(|(_, cost)| cost.estimate.origin == origin).map(|(costing, cost)| costing.seconds(cost)).sum()
+    }
+
+    fn known(&self) -> f64 {
+        Origin::ALL.iter().map(|origin| self.of(*origin)).sum()
+    }
+
+    /// How much of the compute is of unknown cost or arithmetic, or other devices', where that is much.
+    fn unsure(&self) -> Vec<String> {
+        let modelled = self.ranks.iter().filter(|costing| costing.plan.way == Way::Modelled);
+        let (unknown, known): (f64, f64) = (modelled.map(RankCosting::unknown_at_least).sum(), self.known());
+        let unknown = share(unknown, known + unknown);
+        let by_traffic = share(self.kernels_by_traffic().values().map(|(seconds, _)| seconds).sum(), known);
+        let transferred = share(self.of(Origin::Transferred), known);
+        let mut said = Vec::new();
+        if unknown > UNKNOWN {
+            said.push(format!("at least {unknown:.0} % of the compute is of unknown cost and counts as 0 s"));
+        }
+        if by_traffic > UNKNOWN {
+            said.push(format!(
+                "{by_traffic:.0} % of the compute is kernels of unknown arithmetic, told by the size of their tensors"
+            ));
+        }
+        if transferred > TRANSFERRED {
+            said.push(format!(
+                "{transferred:.0} % of the compute is transferred from measurements of other devices or operators"
+            ));
+        }
+        said
+    }
+
+    /// What the program chose because it ran on a processor, where its operators are costed for a GPU.
+    fn elsewhere(&self) -> Option<String> {
+        let elsewhere: Vec<&RankCosting> = self
+            .ranks
+            .iter()
+            .filter(|costing| costing.plan.way == Way::Modelled && costing.plan.is_gpu && costing.on_cpu)
+            .collect();
+        if elsewhere.is_empty() {
+            return None;
+        }
+        let mut chosen: BTreeSet<String> = BTreeSet::new();
+        for costing in &elsewhere {
+            let names = costing.ran().filter_map(|cost| costing.name(cost.what));
+            chosen.extend(names.filter(|name| name.contains("_for_cpu")).map(str::to_owned));
+            if costing.single_tensor_optimizer {
+                chosen.insert("an optimizer without foreach".to_owned());
+            }
+        }
+        let chosen = match chosen.is_empty() {
+            true => String::new(),
+            false => format!("; a GPU would run other operators in place of {}", listed(chosen.into_iter())),
+        };
+        Some(format!("captured on a CPU, costed for a GPU{chosen}"))
+    }
+}
+
+/// In %, of all.
+fn share(seconds: f64, all: f64) -> f64 {
+    if all > 0.0 { 100.0 * seconds / all } else { 0.0 }
+}
+
+/// The first of them, and how many more there are.
+fn listed(all: impl Iterator<Item = String>) -> String {
+    let all: Vec<String> = all.collect();
+    let more = all.len().saturating_sub(MOST);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("{}{more}", all[..all.len().min(MOST)].join(", "))
+}
