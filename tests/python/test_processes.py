@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import shutil
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -92,6 +94,49 @@ def test_programs_sleep_in_virtual_time(tmp_path: Path) -> None:
         "running": (0, "None"),
     }
     check(found, expected)
+
+
+# A program with a `malloc` of its own that reads the clock in the middle of its work, as jemalloc does: it must not be called from there.
+ALLOCATOR_C = """
+#include <stddef.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+static _Thread_local int busy;
+static char arena[1 << 26];
+static size_t used;
+static void *next(size_t bytes) {
+    if (busy++) _exit(9);
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    size_t at = __atomic_fetch_add(&used, (bytes + 31) / 16 * 16, __ATOMIC_RELAXED);
+    *(size_t *)(arena + at) = bytes;
+    busy--;
+    return arena + at + 16;
+}
+void *malloc(size_t bytes) { return next(bytes); }
+void *calloc(size_t count, size_t bytes) { return next(count * bytes); }
+void *realloc(void *old, size_t bytes) {
+    void *found = next(bytes);
+    if (old) memcpy(found, old, ((size_t *)old)[-2] < bytes ? ((size_t *)old)[-2] : bytes);
+    return found;
+}
+void free(void *at) { (void)at; }
+int main(void) {
+    for (int i = 0; i < 1000; i++) *(char *volatile *)malloc(16) = 0;
+    struct timespec half = {0, 500000000};
+    nanosleep(&half, NULL);
+    return 3;
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="this machine has no C compiler")
+def test_the_memory_of_a_program_is_not_asked_for_while_it_reads_the_clock(tmp_path: Path) -> None:
+    (tmp_path / "allocator.c").write_text(ALLOCATOR_C)
+    subprocess.run(["cc", "-O1", "-fno-builtin", "allocator.c", "-o", "allocator"], cwd=tmp_path, check=True)
+    found = lines(tmp_path, 'took("allocator", subprocess.run(["./allocator"]).returncode)')
+    check(found, {"allocator": (0.5, "3")})
 
 
 POOLS = """

@@ -415,6 +415,44 @@ def test_threads_of_cpp_wait_for_futures_in_virtual_time(tmp_path: Path) -> None
     assert [float(part) for part in took.split()] == pytest.approx([0.5, 2, 3, 3.75], abs=READS_S)
 
 
+# An allocator that stands in for the C library's in all processes, and reads the clock in the middle of its work, as jemalloc does.
+ALLOCATOR_C = """
+#include <stddef.h>
+#include <time.h>
+#include <unistd.h>
+extern void *__libc_malloc(size_t);
+static _Thread_local int busy;
+void *malloc(size_t bytes) {
+    if (busy++) _exit(9);
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    void *found = __libc_malloc(bytes);
+    busy--;
+    return found;
+}
+"""
+
+WITH_ALLOCATOR = """
+import time
+begin = time.perf_counter()
+blocks = [bytearray(10_000) for _ in range(1000)]
+time.sleep(0.5)
+print("took =", time.perf_counter() - begin)
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="this machine has no C compiler")
+def test_an_allocator_that_reads_the_clock_is_not_called_meanwhile(tmp_path: Path) -> None:
+    (tmp_path / "allocator.c").write_text(ALLOCATOR_C)
+    build = ["cc", "-shared", "-fPIC", "-fno-builtin", "allocator.c", "-o", "allocator.so"]
+    subprocess.run(build, cwd=tmp_path, check=True)
+    script, preload = write_script(tmp_path, WITH_ALLOCATOR), {"LD_PRELOAD": str(tmp_path / "allocator.so")}
+    # Not from the nursery, whose processes run already.
+    done = command("run", "--ranks", 1, "--compute", "none", script, cwd=tmp_path, env=preload, cold=True)
+    assert done.code == 0, done.err
+    assert float(done.out.partition("took = ")[2].split()[0]) == pytest.approx(0.5, abs=READS_S)
+
+
 CHILDREN = """
 import multiprocessing, subprocess, time
 def took(wait):

@@ -137,6 +137,7 @@ pub extern "C" fn join() {
     INTERPRETER.get_or_init(Interpreter::told);
     // Else the rank is gone: nobody is left whose time it is.
     if let Ok(client) = Client::of_relative(&name, path) {
+        client.keep_books();
         if let Some(name) = crate::names::of_program() {
             client.is_called(&name);
         }

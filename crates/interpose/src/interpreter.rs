@@ -22,6 +22,8 @@ pub(crate) struct Interpreter {
     torch: Vec<Range<usize>>,
     /// That of the C++ library.
     cpp: Vec<Range<usize>>,
+    /// That of a library whose `malloc` has taken the place of the C library's, such as jemalloc.
+    allocator: Vec<Range<usize>>,
     /// The code of `PyThread_acquire_lock_timed`.
     acquire: Range<usize>,
     has_lock: unsafe extern "C" fn() -> c_int,
@@ -47,12 +49,18 @@ pub(crate) fn find() {
         if has_lock.is_null() || save.is_null() || restore.is_null() {
             return None;
         }
+        let [malloc, of_c] = [c"malloc", c"gnu_get_libc_version"].map(|name| {
+            // SAFETY: the name ends with a zero.
+            unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) as usize }
+        });
+        let others = |image: &Range<usize>| [of_c, has_lock as usize].iter().any(|address| image.contains(address));
         // SAFETY: CPython's functions of these names have these signatures.
         unsafe {
             Some(Interpreter {
                 image: images(|_, image| image.contains(&(has_lock as usize))).pop()?,
                 cpp: images(|name, _| name.contains("libstdc++") || name.contains("libc++")),
                 torch: images(|name, _| name.contains("libtorch") || name.contains("libc10")),
+                allocator: images(|_, image| image.contains(&malloc) && !others(image)),
                 acquire: code_of(c"PyThread_acquire_lock_timed")?,
                 has_lock: std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(has_lock),
                 save: std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *mut c_void>(save),
@@ -66,6 +74,12 @@ impl Interpreter {
     /// Whether the address is one of its code or data.
     pub(crate) fn contains(&self, address: usize) -> bool {
         self.image.contains(&address)
+    }
+
+    /// Whether the address is one of an allocator's. What it asks the clock for are its own books, and it must not be called meanwhile, as it is by
+    /// whoever asks the engine.
+    pub(crate) fn is_of_allocator(&self, address: usize) -> bool {
+        self.allocator.iter().any(|image| image.contains(&address))
     }
 
     /// Whether the calling thread holds the lock.

@@ -6,6 +6,18 @@
 // The dynamic linker runs what the section of constructors names.
 #![allow(unsafe_code)]
 
+/// Its memory is its own: a program's `malloc`, if it brings one, may read a clock while it works on its own books, as jemalloc does to give memory
+/// back now and then, and must not be called from there.
+#[global_allocator]
+static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
+
 #[used]
 #[unsafe(link_section = ".init_array")]
-static CONSTRUCTOR: extern "C" fn() = uniference_interpose::family::join;
+static CONSTRUCTOR: extern "C" fn() = {
+    extern "C" fn begin() {
+        // SAFETY: nothing has been allocated yet, and no other thread runs.
+        unsafe { dlmalloc::enable_alloc_after_fork() };
+        uniference_interpose::family::join();
+    }
+    begin
+};

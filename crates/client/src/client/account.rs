@@ -67,6 +67,11 @@ thread_local! {
     static ACCOUNTS: RefCell<Vec<Account>> = const { RefCell::new(Vec::new()) };
 }
 
+/// The calling thread's are there.
+pub(super) fn make() {
+    ACCOUNTS.with(|_| ());
+}
+
 impl Client {
     /// From here to the matching `leave` this thread does our work. Nests.
     pub fn enter(&self) {

@@ -10,6 +10,11 @@ thread_local! {
     static NAME: RefCell<Option<Arc<str>>> = const { RefCell::new(None) };
 }
 
+/// The calling thread's is there.
+pub(super) fn make() {
+    NAME.with(|_| ());
+}
+
 impl Client {
     /// A named range begins or ends.
     pub fn mark(&self, mark: Mark) -> Result<()> {

@@ -666,8 +666,19 @@ impl Client {
         first
     }
 
+    /// Makes what the calling thread keeps until it ends, for which the C library asks the process's `malloc`: later calls, which may come from a
+    /// program's own `malloc` that reads a clock, then ask it for nothing.
+    pub fn keep_books(&self) {
+        PATH.with(|_| ());
+        PROCESS.with(|_| ());
+        super::LINKS.with(|_| ());
+        super::account::make();
+        super::ranges::make();
+    }
+
     /// The calling thread has just started; `path` is what [`Client::starts_thread`] said of it.
     pub fn begin_thread(&self, path: Vec<u32>) {
+        self.keep_books();
         PATH.set(Some(path));
         if let Some(capture) = self.capture() {
             capture.thread_started();
