@@ -147,7 +147,7 @@ class VLLM:
     @staticmethod
     def served(point: Point, folder: Path, words: argparse.Namespace) -> list[object]:
         served: list[object] = [point.shape, "--concurrency", point.concurrency]
-        served += ["--warmup", WARM_UP * point.concurrency, "--drain", "--count", WAVES * point.concurrency]
+        served += ["--warmup", words.warm_up * point.concurrency, "--drain", "--count", words.waves * point.concurrency]
         served += ["--input", point.input, "--output", point.output]
         tokens = point.concurrency + point.input + SPARE
         served += ["--max-sequences", point.concurrency, "--max-batched-tokens", tokens]
@@ -178,7 +178,7 @@ class SGLANG:
     @staticmethod
     def served(point: Point, folder: Path, words: argparse.Namespace) -> list[object]:
         served: list[object] = [point.shape, "--tensor-parallel", point.gpus, "--concurrency", point.concurrency]
-        served += ["--warmup", WARM_UP * point.concurrency, "--count", WAVES * point.concurrency]
+        served += ["--warmup", words.warm_up * point.concurrency, "--count", words.waves * point.concurrency]
         served += ["--input", point.input, "--output", point.output, "--max-model-len", 8192]
         server = ["--max-prefill-tokens", PREFILL, "--chunked-prefill-size", PREFILL]
         server += ["--max-running-requests", point.concurrency, "--cuda-graph-max-bs-decode", point.concurrency]
@@ -247,6 +247,8 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, nargs="+", help="only so many requests at any time")
     parser.add_argument("--input", type=int, nargs="+", help="only prompts of so many tokens")
     parser.add_argument("--output", type=int, nargs="+", help="only so many tokens generated")
+    parser.add_argument("--warm-up", type=int, default=WARM_UP, help="requests before, for each at any time (default 2)")
+    parser.add_argument("--waves", type=int, default=WAVES, help="requests that count, the same (default 10)")
     parser.add_argument("--graphs", help="vLLM's mode of CUDA graphs; of SGLang those of decoding (default: eager)")
     parser.add_argument("--host-time", help="as of `uniference run`")
     parser.add_argument("--python-time", help="as of `uniference run`")

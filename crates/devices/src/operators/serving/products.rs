@@ -56,6 +56,7 @@ pub(super) fn describe_kernel(call: Call<'_>) -> Option<Part> {
     let given = kernel::Given::of(call.definition);
     match call.name {
         "fused_moe_kernel" => experts(&given),
+        "_matmul_ogs" | "_p_matmul_ogs" => routed(&given),
         // vLLM's, and SGLang's, which has several of the last names.
         "_w8a8_triton_block_scaled_mm"
         | "_w8a8_block_fp8_matmul"
@@ -126,4 +127,17 @@ fn experts(given: &kernel::Given<'_>) -> Option<Part> {
     let written = Bytes(product(&[choices, n, c.dtype.bytes()]));
     let product = Product { batch, m: choices.div_ceil(batch), n, k, rows: choices, read, written };
     Some(product.part(a, if by_blocks { gemm::BLOCKS } else { "" }))
+}
+
+/// Products of OpenAI's `triton_kernels`, whose weights may have 4 bits: those of rows that are put in order of their experts, as a histogram of these
+/// says, else of all rows.
+fn routed(given: &kernel::Given<'_>) -> Option<Part> {
+    let tensor = |name: &str, pointer: &str| given.tensor(name).or_else(|| given.tensor(pointer));
+    let (x, w, y) = (tensor("X", "XPtr")?, tensor("W", "WPtr")?, tensor("Y", "YPtr")?);
+    let [rows, n, k] = [given.size("M")?, given.size("N")?, given.size("K")?];
+    let experts = given.size("N_EXPTS_TOT").filter(|all| *all > 0 && given.tensor("ExptHist").is_some()).unwrap_or(1);
+    let batch = met(experts, rows);
+    let weights = bytes([Some(w), given.tensor("WMxScale")]).0.checked_div(experts)?.saturating_mul(batch);
+    let read = sum([footprint(x), Bytes(weights)].into_iter());
+    Some(Product { batch, m: rows.div_ceil(batch), n, k, rows, read, written: footprint(y) }.part(x, ""))
 }

@@ -135,6 +135,18 @@ fn experts_are_met_by_choices_whatever_computes_them() {
         marlin[place] = Argument::Int(value);
     }
     experts(&only("_moe_C::moe_wna16_marlin_gemm", marlin, vec![]), 64 * 4 + 32 * 2, 3 * 16 * 2);
+
+    // Weights of 4 bits, two in a byte, with a scale for each 8.
+    let read = [
+        ("X", half(&[3, 16])),
+        ("W", of(DType::UInt8, &[8, 8, 32], false)),
+        ("WMxScale", of(DType::UInt8, &[8, 2, 32], false)),
+        ("ExptHist", of(DType::Int32, &[8], false)),
+    ];
+    let numbers = [("M", 6), ("N", 32), ("K", 16), ("N_EXPTS_TOT", 8)];
+    experts(&kernel("triton::_matmul_ogs", &read, ("Y", rows(32)), &numbers), 8 * 32 + 2 * 32, 3 * 16 * 2);
+    let dense = kernel("triton::_matmul_ogs", &read[..3], ("Y", rows(32)), &numbers);
+    assert!(matches!(dense.operator.family, Family::Gemm { batch: 1, m: 6, .. }));
 }
 
 /// 10 tokens with 16 scores in each of vLLM's schemas and SGLang's, and queries and keys of 4 and 2 heads of 32.
