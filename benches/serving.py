@@ -247,7 +247,9 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, nargs="+", help="only so many requests at any time")
     parser.add_argument("--input", type=int, nargs="+", help="only prompts of so many tokens")
     parser.add_argument("--output", type=int, nargs="+", help="only so many tokens generated")
-    parser.add_argument("--warm-up", type=int, default=WARM_UP, help="requests before, for each at any time (default 2)")
+    parser.add_argument(
+        "--warm-up", type=int, default=WARM_UP, help="requests before, for each at any time (default 2)"
+    )
     parser.add_argument("--waves", type=int, default=WAVES, help="requests that count, the same (default 10)")
     parser.add_argument("--graphs", help="vLLM's mode of CUDA graphs; of SGLang those of decoding (default: eager)")
     parser.add_argument("--host-time", help="as of `uniference run`")
