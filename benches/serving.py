@@ -1,8 +1,8 @@
 """Owns the comparison of served requests with published measurements: `serving.py TABLE [options]`.
 
 `TABLE` is a CSV of measurements with the columns source, model, hardware, gpus, parallelism, seq_len, batch, dtype, metric and value, of
-which the rows are taken that tests/programs/vllm_serve.py and sglang_server.py can serve: Qwen3-32B in bfloat16 and in 8 bits, and
-Qwen3-235B-A22B in 8 bits, on H100 and H200, cut over all GPUs, experts too, with as many requests at any time as `batch` says. Each point
+which the rows are taken that tests/programs/vllm_serve.py and sglang_server.py can serve: Qwen3-32B in bfloat16, and Qwen3-235B-A22B
+in 8 bits, on H100 and H200, cut over all GPUs, experts too, with as many requests at any time as `batch` says. Each point
 is a run of its own, and is not run again once it is there. A report, never a gate.
 
 The load is that of the tools that are published beside the measurements, aiconfigurator's `genai_perf_runner.py` and
@@ -35,11 +35,10 @@ WARM_UP, WAVES, SPARE = 2, 10, 1500
 PREFILL = 16384
 METRICS = {"TTFT_ms": "ttft_ms", "TPOT_ms": "tpot_ms", "E2E_ms": "end_to_end_ms"}
 
-# The shapes of tests/programs/shapes.py, by the model and its type as the table calls them.
+# The shapes of tests/programs/shapes.py, by the model and its type as the table calls them. The weights of this checkpoint in 8 bits have
+# a scale for each block, whatever they are called.
 SHAPES = {
     ("Qwen/Qwen3-32B", "gemm=nan moe=nan"): "qwen3-32b",
-    ("Qwen/Qwen3-32B", "gemm=fp8 moe=fp8"): "qwen3-32b-fp8",
-    ("Qwen/Qwen3-32B", "gemm=fp8_block moe=fp8_block"): "qwen3-32b-fp8",
     ("Qwen/Qwen3-235B-A22B-FP8", "gemm=fp8 moe=fp8"): "qwen3-235b-fp8",
     ("Qwen/Qwen3-235B-A22B-FP8", "gemm=fp8_block moe=fp8_block"): "qwen3-235b-fp8",
 }
@@ -94,11 +93,12 @@ def points(path: Path) -> dict[Point, dict[str, float]]:
             how = re.fullmatch(r"agg TP(\d+) PP1 attnDP1 moeTP(\d+) EP[01] (\S+)", row["parallelism"])
             lengths = re.fullmatch(r"in(\d+) out(\d+)", row["seq_len"])
             load = re.fullmatch(r"concurrency(\d+)", row["batch"])
-            experts = row["gpus"] if "235b" in shape else "01"
+            experts = {row["gpus"]} if "235b" in shape else {"0", "1"}
             if how and lengths and load and row["metric"] in METRICS and how[1] == row["gpus"] and how[2] in experts:
                 of = (shape, device, how[3], int(how[1]), int(lengths[1]), int(lengths[2]), int(load[1]))
-                point = Point(*of)
-                found[point][row["metric"]] = float(row["value"])
+                metrics, value = found[Point(*of)], float(row["value"])
+                if metrics.setdefault(row["metric"], value) != value:
+                    sys.exit(f"{path} has two values of {row['metric']} for {Point(*of).name}")
     for point, metrics in found.items():
         # Each token after the first takes TPOT.
         metrics["E2E_ms"] = metrics["TTFT_ms"] + (point.output - 1) * metrics["TPOT_ms"]
@@ -110,6 +110,8 @@ def serve(point: Point, words: argparse.Namespace) -> dict[str, float] | None:
     stack = STACKS[point.stack]
     how = [words.graphs or "eager", *stack.how(point)]
     load = f"tp{point.gpus}-{point.input}-{point.output}-c{point.concurrency}"
+    if (words.warm_up, words.waves) != (WARM_UP, WAVES):
+        load += f"-{words.warm_up}+{words.waves}"
     folder: Path = words.out / point.shape / point.device / f"{load}-{'-'.join(how)}"
     if words.again or not (folder / "done").exists():
         folder.mkdir(parents=True, exist_ok=True)

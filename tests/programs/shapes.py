@@ -86,15 +86,6 @@ def _fp8(layers: int) -> dict[str, Any]:
     }
 
 
-_QWEN3_32B = _QWEN3 | {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "hidden_size": 5120,
-    "intermediate_size": 25600,
-    "num_hidden_layers": 64,
-    "num_attention_heads": 64,
-}
-
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": _LLAMA
     | {
@@ -109,8 +100,15 @@ SHAPES: dict[str, dict[str, Any]] = {
     | {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
     "70b": _LLAMA
     | {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64},
-    "qwen3-32b": _QWEN3_32B,
-    "qwen3-32b-fp8": _QWEN3_32B | _fp8(64),
+    "qwen3-32b": _QWEN3
+    | {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": 5120,
+        "intermediate_size": 25600,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 64,
+    },
     "tiny-experts-fp8": _QWEN3_EXPERTS
     | _fp8(2)
     | {
@@ -123,14 +121,6 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_experts": 8,
         "num_experts_per_tok": 2,
         "vocab_size": 1024,
-    },
-    "qwen3-30b": _QWEN3_EXPERTS
-    | {
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 32,
     },
     "qwen3-235b-fp8": _QWEN3_EXPERTS
     | _fp8(94)

@@ -62,7 +62,9 @@ unsafe extern "C" fn read_date(time: *mut timeval, zone: *mut c_void, from: usiz
     // oneDNN asks at each of its operators, for its log, in which nobody looks at it.
     let of_torch = || interpreter::get().is_some_and(|interpreter| interpreter.is_of_torch(from)) && is_free();
     let now = match rank() {
-        Some(client) if of_torch() => Some(shown(client.last_now().as_ps() / PS_PER_NS, Kind::Date)),
+        Some(client) if asks_for_memory(client, from) || of_torch() => {
+            Some(shown(client.last_now().as_ps() / PS_PER_NS, Kind::Date))
+        }
         _ => now(Kind::Date, (0, 0)),
     };
     let Some(now) = now else {
@@ -92,7 +94,7 @@ unsafe extern "C" fn read(clock: clockid_t, time: *mut timespec, from: usize, st
 /// What a clock of that kind shows, if this process is a rank.
 fn now(kind: Kind, (from, stack): (usize, usize)) -> Option<timespec> {
     let client = rank()?;
-    if kind != Kind::Computed && interpreter::get().is_some_and(|interpreter| interpreter.is_of_allocator(from)) {
+    if asks_for_memory(client, from) {
         return Some(shown(client.last_now().as_ps() / PS_PER_NS, kind));
     }
     let interpreter = interpreter::get().filter(|interpreter| interpreter.contains(from));
@@ -114,6 +116,12 @@ fn now(kind: Kind, (from, stack): (usize, usize)) -> Option<timespec> {
         None => ask()?,
     };
     Some(shown(ps / PS_PER_NS, kind))
+}
+
+/// Whether it is an allocator that calls, from address `from`: what it asks the clock for are its own books, and it must not be called meanwhile, as it
+/// would be by whoever asks the engine.
+fn asks_for_memory(client: &Client, from: usize) -> bool {
+    interpreter::get().is_some_and(|interpreter| interpreter.is_of_allocator(from)) || client.makes_books()
 }
 
 /// Whether a look of torch's own costs nothing. Not if it was a loop that waits for the clock.

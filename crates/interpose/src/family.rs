@@ -137,12 +137,20 @@ pub extern "C" fn join() {
     INTERPRETER.get_or_init(Interpreter::told);
     // Else the rank is gone: nobody is left whose time it is.
     if let Ok(client) = Client::of_relative(&name, path) {
-        client.keep_books();
+        keep_books(&client);
         if let Some(name) = crate::names::of_program() {
             client.is_called(&name);
         }
         become_client(client);
     }
+}
+
+/// Makes what the calling thread keeps until it ends, before anybody's `malloc` can be in the middle of its work.
+pub(crate) fn keep_books(client: &Client) {
+    client.keep_books(|| {
+        NEXT.with(|_| ());
+        LAST.with(|_| ());
+    });
 }
 
 // What a program is started with

@@ -22,7 +22,8 @@ pub(crate) struct Interpreter {
     torch: Vec<Range<usize>>,
     /// That of the C++ library.
     cpp: Vec<Range<usize>>,
-    /// That of a library whose `malloc` has taken the place of the C library's, such as jemalloc.
+    /// That of a library whose `malloc` has taken the place of the C library's, such as jemalloc. One that is part of the program itself is not told from the
+    /// rest of it.
     allocator: Vec<Range<usize>>,
     /// The code of `PyThread_acquire_lock_timed`.
     acquire: Range<usize>,
@@ -60,7 +61,7 @@ pub(crate) fn find() {
                 image: images(|_, image| image.contains(&(has_lock as usize))).pop()?,
                 cpp: images(|name, _| name.contains("libstdc++") || name.contains("libc++")),
                 torch: images(|name, _| name.contains("libtorch") || name.contains("libc10")),
-                allocator: images(|_, image| image.contains(&malloc) && !others(image)),
+                allocator: images(|name, image| !name.is_empty() && image.contains(&malloc) && !others(image)),
                 acquire: code_of(c"PyThread_acquire_lock_timed")?,
                 has_lock: std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(has_lock),
                 save: std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *mut c_void>(save),
@@ -76,8 +77,7 @@ impl Interpreter {
         self.image.contains(&address)
     }
 
-    /// Whether the address is one of an allocator's. What it asks the clock for are its own books, and it must not be called meanwhile, as it is by
-    /// whoever asks the engine.
+    /// Whether the address is one of such a library's.
     pub(crate) fn is_of_allocator(&self, address: usize) -> bool {
         self.allocator.iter().any(|image| image.contains(&address))
     }

@@ -50,6 +50,7 @@ extern "C-unwind" fn begin(beginning: *mut c_void) -> *mut c_void {
     // SAFETY: `pthread_create` made it for this thread alone.
     let Beginning { path, pool, start, argument } = *unsafe { Box::from_raw(beginning.cast::<Beginning>()) };
     if let Some(client) = rank() {
+        crate::family::keep_books(client);
         client.begin_thread(path);
         if pool {
             client.joins_pool();

@@ -15,7 +15,9 @@ static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 #[unsafe(link_section = ".init_array")]
 static CONSTRUCTOR: extern "C" fn() = {
     extern "C" fn begin() {
-        // SAFETY: nothing has been allocated yet, and no other thread runs.
+        // What is left is a fork by a program of several threads whose allocator was there before: it then takes this lock before the allocator's, where a
+        // thread that reads a clock within the allocator takes them in the other order.
+        // SAFETY: this is the only call, and no other thread runs.
         unsafe { dlmalloc::enable_alloc_after_fork() };
         uniference_interpose::family::join();
     }

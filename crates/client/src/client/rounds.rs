@@ -52,6 +52,8 @@ thread_local! {
     static PROCESS: RefCell<Option<Path>> = const { RefCell::new(None) };
     /// The rank to which that process has moved, as far as the thread has said so.
     static RANK: Cell<Option<u32>> = const { Cell::new(None) };
+    /// The thread makes what it keeps ([`Client::keep_books`]).
+    static MAKES_BOOKS: Cell<bool> = const { Cell::new(false) };
 }
 
 /// How a sleep in a call of the system is ended. Whoever makes the watch ([`Client::watch`]) knows how that is done.
@@ -666,19 +668,26 @@ impl Client {
         first
     }
 
-    /// Makes what the calling thread keeps until it ends, for which the C library asks the process's `malloc`: later calls, which may come from a
-    /// program's own `malloc` that reads a clock, then ask it for nothing.
-    pub fn keep_books(&self) {
+    /// Makes what the calling thread keeps until it ends, and what `others` makes, for which the C library asks the process's `malloc`: later calls, which
+    /// may come from a program's own `malloc` that reads a clock, then ask it for nothing.
+    pub fn keep_books(&self, others: impl FnOnce()) {
+        MAKES_BOOKS.set(true);
         PATH.with(|_| ());
         PROCESS.with(|_| ());
         super::LINKS.with(|_| ());
         super::account::make();
         super::ranges::make();
+        others();
+        MAKES_BOOKS.set(false);
+    }
+
+    /// Whether the calling thread is about that: who calls is the process's `malloc`, for which there is no more than [`Client::last_now`].
+    pub fn makes_books(&self) -> bool {
+        MAKES_BOOKS.get()
     }
 
     /// The calling thread has just started; `path` is what [`Client::starts_thread`] said of it.
     pub fn begin_thread(&self, path: Vec<u32>) {
-        self.keep_books();
         PATH.set(Some(path));
         if let Some(capture) = self.capture() {
             capture.thread_started();

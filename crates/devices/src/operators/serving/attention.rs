@@ -158,11 +158,11 @@ pub fn sequences<'a>(definition: &Definition, values: impl Fn(usize) -> Option<&
     let mut found = [Sequences::default(); 2];
     for (queries, keys) in queries.into_iter().zip(keys) {
         let (queries, keys) = (u64::try_from(queries).ok()?, u64::try_from(keys).ok()?);
-        if queries > 0 {
+        // Of a batch that is not full, or of memory whose values were lost.
+        if queries > 0 && keys > 0 {
             found[usize::from(queries > 1)].add(queries, keys, causal);
         }
     }
-    // Memory whose values were lost reads as zeros.
     found.iter().any(|group| group.count > 0).then_some(found)
 }
 

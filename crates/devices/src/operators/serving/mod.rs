@@ -69,7 +69,8 @@ fn rows(call: Call<'_>) -> Option<Part> {
         "rms_norm_dynamic_per_token_quant" | "rms_norm_per_block_quant" => normalization(&[1, 2, 6], &[0, 3, 6]),
         // Each head of queries and keys is a row.
         "fused_inplace_qknorm" => heads(call, &[0, 1], call.tensor(2)?.elements()),
-        "fused_qk_norm_rope" => heads(call, &[0], u64::try_from(call.int(4)?).ok()?),
+        "fused_qk_norm_rope" => joined_heads(call, 1),
+        "fused_qk_norm_rope_out" => joined_heads(call, 4),
         // Which experts a token goes to: a softmax of its scores, and the greatest of it.
         "topk_softmax" | "topk_sigmoid" if in_sglang => softmax(&[2], &[0, 1]),
         "topk_softmax" | "topk_sigmoid" => softmax(&[3], &[0, 1, 2]),
@@ -147,12 +148,9 @@ fn cached(call: Call<'_>) -> Option<Part> {
         "concat_and_cache_mla" => caching(call, [0, 1], 2, 3),
         "concat_and_cache_mla_rope_fused" => rotated(call, [1, 2], [2, 3], 0, 4, 7),
         "apply_rope_inplace_with_kvcache" => rotated(call, [0, 1], [1, 2], 6, 5, 3),
-        // What is gathered is read in the cache's type.
-        "gather_and_maybe_dequant_cache" | "cp_gather_cache" => {
-            let (cache, to) = (call.tensor(0)?, call.tensor(1)?);
-            let read = Bytes(to.elements().saturating_mul(cache.dtype.bytes()));
-            Some(flat(call, FlatKind::Gather, to, read, footprint(to)))
-        }
+        // The first has a workspace for more of them.
+        "gather_and_maybe_dequant_cache" => fetched(call, u64::try_from(call.int(5)?).ok()?),
+        "cp_gather_cache" => fetched(call, *call.tensor(1)?.sizes.first()?),
         _ => None,
     }
 }
@@ -184,6 +182,19 @@ fn heads(call: Call<'_>, places: &[usize], width: u64) -> Option<Part> {
         columns: width,
     };
     Some(Part::inside(family, first.dtype.dtype(), 0, bytes(all()), bytes(all()), call.name))
+}
+
+/// The same of queries and keys in one tensor with the values, which are not touched; numbers of heads and their width begin at this place.
+fn joined_heads(call: Call<'_>, sizes: usize) -> Option<Part> {
+    let all = call.tensor(0)?;
+    let number = |at: usize| u64::try_from(call.int(sizes + at)?).ok();
+    let [queries, keys, values, width] = [number(0)?, number(1)?, number(2)?, number(3)?];
+    let turned = queries.saturating_add(keys);
+    let tokens = all.elements().checked_div(product(&[turned.saturating_add(values), width]))?;
+    let rows = product(&[tokens, turned]);
+    let moved = Bytes(product(&[rows, width, all.dtype.bytes()]));
+    let family = Family::Rows { kind: RowKind::Normalization, pass: Pass::Forward, rows, columns: width };
+    Some(Part::inside(family, all.dtype.dtype(), 0, moved, moved, call.name))
 }
 
 fn in_rows(call: Call<'_>, kind: RowKind, of: &Tensor, columns: u64, read: Bytes, written: Bytes) -> Part {
@@ -241,6 +252,15 @@ fn caching(call: Call<'_>, vectors: [usize; 2], cache: usize, slots: usize) -> O
     let elements = key.elements().saturating_add(value.elements());
     let written = Bytes(elements.saturating_mul(cache.dtype.bytes()));
     Some(flat(call, FlatKind::Copy, key, bytes([Some(key), Some(value), call.tensor(slots)]), written))
+}
+
+/// So many vectors of the cache in argument 0, in its type, into rows of argument 1.
+fn fetched(call: Call<'_>, vectors: u64) -> Option<Part> {
+    let (cache, to) = (call.tensor(0)?, call.tensor(1)?);
+    let elements = vectors.saturating_mul(*to.sizes.last()?);
+    let of = |tensor: &Tensor| Bytes(elements.saturating_mul(tensor.dtype.bytes()));
+    let family = Family::Flat { kind: FlatKind::Gather, elements };
+    Some(Part::inside(family, to.dtype.dtype(), 0, of(cache), of(to), call.name))
 }
 
 /// A rotation after which vectors go to places of the cache.

@@ -20,7 +20,7 @@ struct Product {
 }
 
 impl Product {
-    /// It computes with elements as those of `factor`, which has several scales a row if it is `scaled` by blocks.
+    /// It computes with elements as those of `factor`; `scales` ends the variant.
     fn part(self, factor: &Tensor, scales: &str) -> Part {
         let Product { batch, m, n, k, rows, read, written } = self;
         let family = Family::Gemm { batch, m, n, k, layout: Layout::NT };
@@ -40,13 +40,13 @@ pub(super) fn describe(call: Call<'_>) -> Option<Part> {
         // Weights in 4 or 8 bits, which the kernel turns into what tokens are.
         "marlin_gemm" => dense(call, 0, 0..8, call.result(0)?, ""),
         "awq_gemm" | "gptq_gemm" => dense(call, 0, 0..4, call.result(0)?, ""),
-        "machete_mm" | "cutlass_w4a8_mm" => dense(call, 0, 0..8, call.result(0)?, ""),
+        "machete_mm" | "cutlass_w4a8_mm" => dense(call, 0, 0..9, call.result(0)?, ""),
         "moe_wna16_marlin_gemm" => marlin_experts(call),
-        "moe_wna16_gemm" => sent(call, [0, 2], [3, 4], call.tensor(1)?, ""),
-        "cutlass_moe_mm" => sent(call, [1, 2], [3, 4], call.tensor(0)?, gemm::ROWS),
-        "fp8_blockwise_scaled_grouped_mm" => sent(call, [6, 7], [8, 9], call.tensor(0)?, gemm::BLOCKS),
-        "m_grouped_fp8_fp4_gemm_nt_contiguous" => sent(call, [0, 2], [1, 3], call.tensor(4)?, gemm::BLOCKS),
-        "m_grouped_bf16_gemm_nt_contiguous" => sent(call, [0, 1], [3, 3], call.tensor(2)?, ""),
+        "moe_wna16_gemm" => sent(call, 0, [2, 3, 4], call.tensor(1)?, Rows::Chosen, ""),
+        "cutlass_moe_mm" => sent(call, 1, [2, 3, 4], call.tensor(0)?, Rows::Chosen, gemm::ROWS),
+        "fp8_blockwise_scaled_grouped_mm" => sent(call, 6, [7, 8, 9], call.tensor(0)?, Rows::Chosen, gemm::BLOCKS),
+        "m_grouped_fp8_fp4_gemm_nt_contiguous" => sent(call, 0, [2, 1, 3], call.tensor(4)?, Rows::Padded, gemm::BLOCKS),
+        "m_grouped_bf16_gemm_nt_contiguous" => sent(call, 0, [1], call.tensor(2)?, Rows::Padded, ""),
         _ => None,
     }
 }
@@ -88,17 +88,61 @@ fn met(experts: u64, choices: u64) -> u64 {
     (libm::ceil(experts as f64 * (1.0 - missed)) as u64).clamp(1, experts.max(1))
 }
 
-/// Rows that have been put in order of their experts, with weights `(experts, .., ..)`; the places of both, and those of their scales.
-fn sent(call: Call<'_>, [a, b]: [usize; 2], scales: [usize; 2], result: &Tensor, variant: &str) -> Option<Part> {
-    let (a, b) = (call.tensor(a)?, call.tensor(b)?);
+/// What rows that have been put in order of their experts are.
+#[derive(Clone, Copy)]
+enum Rows {
+    /// Each a choice.
+    Chosen,
+    /// Room for the choices of each expert, padded for DeepGEMM.
+    Padded,
+}
+
+/// DeepGEMM computes so many rows of an expert at a time (`get_mk_alignment_for_contiguous_layout`).
+const ALIGNMENT: u64 = 128;
+
+impl Rows {
+    /// How many choices such rows are of. vLLM has room for n + min(n, E) (128 - 1) of n choices among E experts, in whole multiples of 128.
+    fn choices(self, rows: u64, experts: u64) -> u64 {
+        match self {
+            Rows::Chosen => rows,
+            Rows::Padded if rows / ALIGNMENT <= experts => rows / ALIGNMENT,
+            Rows::Padded => rows - experts.saturating_mul(ALIGNMENT - 1).min(rows),
+        }
+    }
+}
+
+/// What is read of these tensors where so many of all experts are met: those that have a part for each, for these alone.
+fn of_met<'a>(tensors: impl IntoIterator<Item = Option<&'a Tensor>>, met: u64, all: u64) -> Bytes {
+    sum(tensors.into_iter().flatten().map(|tensor| match tensor.sizes.first() {
+        Some(first) if *first == all => Bytes(footprint(tensor).0.checked_div(all).unwrap_or(0).saturating_mul(met)),
+        _ => footprint(tensor),
+    }))
+}
+
+/// Rows that have been put in order of their experts, with weights `(experts, .., ..)`: the places of the rows, of the weights, and of scales.
+fn sent<const N: usize>(
+    call: Call<'_>,
+    a: usize,
+    weights: [usize; N],
+    result: &Tensor,
+    rows: Rows,
+    variant: &str,
+) -> Option<Part> {
+    let (a, all) = (call.tensor(a)?, *call.tensor(*weights.first()?)?.sizes.first()?);
     let (k, n) = (*a.sizes.last()?, *result.sizes.last()?);
-    let choices = result.elements().checked_div(n)?;
-    let all = *b.sizes.first()?;
+    let choices = rows.choices(result.elements().checked_div(n)?, all);
     let batch = met(all, choices);
-    let weights = Bytes(footprint(b).0.checked_div(all)?.saturating_mul(batch));
-    let read = sum([footprint(a), weights, bytes(scales.map(|at| call.tensor(at)))].into_iter());
+    let read = weights.map(|at| call.tensor(at));
+    let (of_a, written) = ([k, a.dtype.bytes()], [n, result.dtype.bytes()]);
+    let of_choices = |[width, bytes]: [u64; 2]| Bytes(product(&[choices, width, bytes]));
+    let of_rows = match rows {
+        // Some read a token's row for all of its choices.
+        Rows::Chosen => (footprint(a), footprint(result)),
+        Rows::Padded => (of_choices(of_a), of_choices(written)),
+    };
+    let read = sum([of_rows.0, of_met(read, batch, all)].into_iter());
     let m = choices.div_ceil(batch);
-    Some(Product { batch, m, n, k, rows: choices, read, written: footprint(result) }.part(a, variant))
+    Some(Product { batch, m, n, k, rows: choices, read, written: of_rows.1 }.part(a, variant))
 }
 
 /// The same, where tokens are not in order, and the sizes are arguments: `top_k` rows of each of `size_m` tokens.
@@ -108,8 +152,8 @@ fn marlin_experts(call: Call<'_>) -> Option<Part> {
     let [chosen, tokens, n, k] = [size(14)?, size(17)?, size(18)?, size(19)?];
     let (all, choices) = (*b.sizes.first()?, product(&[tokens, chosen]));
     let batch = met(all, choices);
-    let of_each = Bytes(bytes([Some(b), call.tensor(4)]).0.checked_div(all)?.saturating_mul(batch));
-    let read = sum([footprint(a), of_each].into_iter());
+    let of_experts = of_met([2, 3, 4, 7].map(|at| call.tensor(at)), batch, all);
+    let read = sum([footprint(a), of_experts].into_iter());
     let written = Bytes(product(&[choices, n, a.dtype.bytes()]));
     Some(Product { batch, m: choices.div_ceil(batch), n, k, rows: choices, read, written }.part(a, ""))
 }
@@ -120,24 +164,27 @@ fn experts(given: &kernel::Given<'_>) -> Option<Part> {
     let [all, n, k] = b.sizes[..] else { return None };
     let choices = given.size("num_valid_tokens")?;
     let batch = met(all, choices);
-    let weights = Bytes(product(&[batch, n, k, b.dtype.bytes()]));
-    let scales = bytes([given.tensor("a_scale_ptr"), given.tensor("b_scale_ptr"), given.tensor("topk_weights_ptr")]);
-    let read = sum([footprint(a), weights, scales].into_iter());
+    let of_experts = of_met([Some(b), given.tensor("b_scale_ptr"), given.tensor("b_zp_ptr")], batch, all);
+    let of_tokens = bytes([Some(a), given.tensor("a_scale_ptr"), given.tensor("topk_weights_ptr")]);
+    let read = sum([of_tokens, of_experts].into_iter());
     let by_blocks = given.size("group_k").is_some_and(|group| group > 0);
     let written = Bytes(product(&[choices, n, c.dtype.bytes()]));
     let product = Product { batch, m: choices.div_ceil(batch), n, k, rows: choices, read, written };
     Some(product.part(a, if by_blocks { gemm::BLOCKS } else { "" }))
 }
 
-/// Products of OpenAI's `triton_kernels`, whose weights may have 4 bits: those of rows that are put in order of their experts, as a histogram of these
-/// says, else of all rows.
+/// Products of OpenAI's `triton_kernels`, as vLLM brings them, whose weights may have 4 bits: those of rows that are put in order of their experts, as a
+/// histogram of these says, which a call names if it gathers them, else of all rows.
 fn routed(given: &kernel::Given<'_>) -> Option<Part> {
-    let tensor = |name: &str, pointer: &str| given.tensor(name).or_else(|| given.tensor(pointer));
-    let (x, w, y) = (tensor("X", "XPtr")?, tensor("W", "WPtr")?, tensor("Y", "YPtr")?);
-    let [rows, n, k] = [given.size("M")?, given.size("N")?, given.size("K")?];
-    let experts = given.size("N_EXPTS_TOT").filter(|all| *all > 0 && given.tensor("ExptHist").is_some()).unwrap_or(1);
-    let batch = met(experts, rows);
-    let weights = bytes([Some(w), given.tensor("WMxScale")]).0.checked_div(experts)?.saturating_mul(batch);
-    let read = sum([footprint(x), Bytes(weights)].into_iter());
+    let tensor = |names: [&str; 2]| names.into_iter().find_map(|name| given.tensor(name));
+    let (x, w, y) = (tensor(["X", "XPtr"])?, tensor(["W", "WPtr"])?, tensor(["Y", "YPtr"])?);
+    let [n, k] = [given.size("N")?, given.size("K")?];
+    let is_routed = given.tensor("ExptHist").is_some();
+    let all = given.size("N_EXPTS_TOT").filter(|all| *all > 0 && is_routed).unwrap_or(1);
+    let gathered = given.tensor("GatherIndx").map(Tensor::elements);
+    let rows = given.size("M").or(gathered).or_else(|| x.elements().checked_div(*x.sizes.last()?))?;
+    let batch = met(all, rows);
+    let of_experts = of_met([Some(w), tensor(["WMxScale", "MxScale"]), given.tensor("B")], batch, all);
+    let read = sum([footprint(x), of_experts].into_iter());
     Some(Product { batch, m: rows.div_ceil(batch), n, k, rows, read, written: footprint(y) }.part(x, ""))
 }

@@ -70,9 +70,15 @@ fn what_goes_to_a_cache_is_what_tokens_have_and_not_the_cache() {
     let arguments = vec![half(&[7, 512]), half(&[7, 64]), latent.clone(), int(&[7])];
     let part = only("_C_cache_ops::concat_and_cache_mla", arguments, vec![]);
     assert_eq!((part.operator.read.0, part.operator.written.0), (7 * 576 * 2 + 7 * 8, 7 * 576 * 2));
-    let gathered = vec![latent, half(&[300, 576]), int(&[2, 9])];
-    let part = only("_C_cache_ops::gather_and_maybe_dequant_cache", gathered, vec![]);
-    assert_eq!((part.operator.read.0, part.operator.written.0), (300 * 576 * 2, 300 * 576 * 2));
+    // 300 of these, into a workspace for more, or into as much of it.
+    let moved = (300 * 576 * 2, 300 * 576 * 2);
+    let numbers = [int(&[2, 9]), int(&[3]), int(&[300]), Argument::Int(300)];
+    let whole = [latent.clone(), half(&[4096, 576])].into_iter().chain(numbers).collect();
+    let part = only("_C_cache_ops::gather_and_maybe_dequant_cache", whole, vec![]);
+    assert_eq!((part.operator.read.0, part.operator.written.0), moved);
+    let piece = vec![latent, half(&[300, 576]), int(&[2, 9]), int(&[3]), Argument::Int(2)];
+    let part = only("_C_cache_ops::cp_gather_cache", piece, vec![]);
+    assert_eq!((part.operator.read.0, part.operator.written.0), moved);
 }
 
 /// 12 tokens, 64 wide, by weights of 128 columns.
@@ -126,7 +132,7 @@ fn experts_are_met_by_choices_whatever_computes_them() {
     let weights = eight_bits(&[8, 32, 16]);
     let grouped = [rows(32), eight_bits(&[6, 16]), weights.clone()].into_iter().chain(scales).collect();
     let found = only("_C::cutlass_moe_mm", grouped, vec![]);
-    experts(&found, 32 * 16, 6 * 16 + 4 * (6 + 8 * 32));
+    experts(&found, 32 * 16 + 4 * 32, 6 * 16 + 4 * 6);
     assert_eq!(found.variant, "nt_row");
 
     let mut marlin = vec![Argument::None; 26];
@@ -136,17 +142,31 @@ fn experts_are_met_by_choices_whatever_computes_them() {
     }
     experts(&only("_moe_C::moe_wna16_marlin_gemm", marlin, vec![]), 64 * 4 + 32 * 2, 3 * 16 * 2);
 
-    // Weights of 4 bits, two in a byte, with a scale for each 8.
-    let read = [
-        ("X", half(&[3, 16])),
+    // Weights of 4 bits, two in a byte, with a scale for each 8. A call with experts does not say how many rows there are.
+    let (x, sorted) = (("X", half(&[3, 16])), ("XPtr", half(&[6, 16])));
+    let weights = [
         ("W", of(DType::UInt8, &[8, 8, 32], false)),
         ("WMxScale", of(DType::UInt8, &[8, 2, 32], false)),
         ("ExptHist", of(DType::Int32, &[8], false)),
     ];
-    let numbers = [("M", 6), ("N", 32), ("K", 16), ("N_EXPTS_TOT", 8)];
-    experts(&kernel("triton::_matmul_ogs", &read, ("Y", rows(32)), &numbers), 8 * 32 + 2 * 32, 3 * 16 * 2);
-    let dense = kernel("triton::_matmul_ogs", &read[..3], ("Y", rows(32)), &numbers);
-    assert!(matches!(dense.operator.family, Family::Gemm { batch: 1, m: 6, .. }));
+    let gather = ("GatherIndx", of(DType::Int32, &[6], false));
+    let sizes = [("N", 32), ("K", 16), ("N_EXPTS_TOT", 8)];
+    let [gathered, put] = [vec![x.clone(), gather], vec![sorted]].map(|rows| [rows, weights.to_vec()].concat());
+    experts(&kernel("triton::_matmul_ogs", &gathered, ("Y", rows(32)), &sizes), 8 * 32 + 2 * 32, 3 * 16 * 2);
+    experts(&kernel("triton::_matmul_ogs", &put, ("Y", rows(32)), &sizes), 8 * 32 + 2 * 32, 6 * 16 * 2);
+    let all = [vec![x], weights[..2].to_vec()].concat();
+    let dense = kernel("triton::_p_matmul_ogs", &all, ("YPtr", half(&[3, 32])), &[("M", 3), ("N", 32), ("K", 16)]);
+    assert!(matches!(dense.operator.family, Family::Gemm { batch: 1, m: 3, n: 32, k: 16, .. }));
+
+    // DeepGEMM's rows have room for 128 of each expert: 6 choices, and 1,000, which meet all, rounded up by 127 at most.
+    let grouped = |rows: u64| {
+        let (a, scales) = (eight_bits(&[rows, 16]), float(&[rows, 1]));
+        let (weights, of_weights) = (eight_bits(&[8, 32, 16]), float(&[8, 1, 1]));
+        let arguments = vec![a, scales, weights, of_weights, half(&[rows, 32]), int(&[rows])];
+        only("deep_gemm::m_grouped_fp8_fp4_gemm_nt_contiguous", arguments, vec![]).operator.family
+    };
+    assert!(matches!(grouped(6 * 128), Family::Gemm { batch: 5, m: 2, n: 32, k: 16, .. }));
+    assert!(matches!(grouped((1000 + 8 * 127_u64).next_multiple_of(128)), Family::Gemm { batch: 8, m: 125..=140, .. }));
 }
 
 /// 10 tokens with 16 scores in each of vLLM's schemas and SGLang's, and queries and keys of 4 and 2 heads of 32.
@@ -169,6 +189,15 @@ fn scores_and_heads_are_rows() {
     let part = only("sglang::fused_inplace_qknorm", vec![query, key, weight.clone(), weight], vec![]);
     assert!(matches!(part.operator.family, Family::Rows { rows: 60, columns: 32, .. }));
     assert_eq!((part.operator.read.0, part.operator.written.0), (60 * 32 * 2, 60 * 32 * 2));
+    // Both in one tensor with 2 heads of values, by vLLM's schema and SGLang's.
+    let (joined, weight) = (half(&[10, 8 * 32]), half(&[32]));
+    let sizes = [4, 2, 2, 32].map(Argument::Int);
+    let one = [joined.clone()].into_iter().chain(sizes.clone()).collect();
+    let other = [joined, weight.clone(), weight, int(&[10])].into_iter().chain(sizes).collect();
+    for (name, arguments) in [("_C::fused_qk_norm_rope", one), ("sglang::fused_qk_norm_rope_out", other)] {
+        let joined = only(name, arguments, vec![]).operator;
+        assert_eq!((joined.family, joined.read.0), (part.operator.family, 60 * 32 * 2), "{name}");
+    }
     let compiled = only("sglang::rmsnorm", vec![half(&[10, 64]), half(&[64])], vec![]);
     assert_eq!((compiled.operator.read.0, compiled.operator.written.0), (11 * 64 * 2, 10 * 64 * 2));
 }
@@ -205,6 +234,9 @@ fn latent_attention_is_the_same_whatever_computes_it() {
         assert_eq!(part.operator.read.0, (2 * 16 * 576 + 320 * 576) * 2, "{name}");
         assert_eq!(part.operator.written.0, 2 * 16 * 512 * 2, "{name}");
         assert!(matches!(part.operator.family, Family::Attention { heads: 32, queries: 1, keys: 160, width: 544, .. }));
+        // Values that were lost read as zeros.
+        let lost = |at: usize| if at == borders { Some(&[0, 0, 0][..]) } else { Some(&[0, 0][..]) };
+        assert_eq!(sequences(&attention, lost), None, "{name}");
         // Nobody knows: as many keys as there are pages.
         if name != "_vllm_fa3_C::fwd" {
             let Described::Parts(parts) = describe(&attention) else { panic!("{name}") };
