@@ -146,7 +146,9 @@ int main(void) {
 @pytest.mark.skipif(shutil.which("cc") is None, reason="this machine has no C compiler")
 def test_the_memory_of_a_program_is_not_asked_for_while_it_reads_the_clock(tmp_path: Path) -> None:
     (tmp_path / "allocator.c").write_text(ALLOCATOR_C)
-    subprocess.run(["cc", "-O1", "-pthread", "-fno-builtin", "allocator.c", "-o", "allocator"], cwd=tmp_path, check=True)
+    subprocess.run(
+        ["cc", "-O1", "-pthread", "-fno-builtin", "allocator.c", "-o", "allocator"], cwd=tmp_path, check=True
+    )
     found = lines(tmp_path, 'took("allocator", subprocess.run(["./allocator"]).returncode)')
     # It sleeps, then its thread, then its copy.
     check(found, {"allocator": (1.5, "3")})

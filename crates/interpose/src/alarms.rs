@@ -99,8 +99,8 @@ fn set(client: &'static Client, value: SimDuration, interval: SimDuration) -> (S
     left(now, before)
 }
 
-/// The process is a copy of one that may have set an alarm: the copy has none.
-pub(crate) fn forget() {
+/// The C library calls it in a copy of a process that may have set an alarm: the copy has none.
+pub(crate) extern "C" fn forked_child() {
     INTERRUPTED.store(false, SeqCst);
     // Nobody else is there, but a thread that was left behind may have been at it: then it stays, and nobody sees it.
     if let Ok(mut setting) = SETTING.try_lock() {

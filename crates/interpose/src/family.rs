@@ -113,7 +113,6 @@ pub(crate) extern "C" fn forked_parent() {
 pub(crate) extern "C" fn forked_child() {
     let before = rank();
     crate::deactivate();
-    crate::alarms::forget();
     let name = before.and_then(|client| client.relay().or(RELAY.get().and_then(Option::as_ref).map(Relay::name)));
     let Some((name, Copy { path, ready: (reader, writer) })) = name.zip(NEXT.take()) else { return };
     drop(reader);

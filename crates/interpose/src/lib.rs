@@ -76,7 +76,10 @@ fn prepare_process() -> Result<(), NotPreloaded> {
     pauses::prepare_signal();
     let (prepare, parent, child) = (family::prepare_fork, family::forked_parent, family::forked_child);
     // SAFETY: the functions may run where the C library calls them: they take no lock that another thread may hold.
-    unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
+    unsafe {
+        libc::pthread_atfork(None, None, Some(alarms::forked_child));
+        libc::pthread_atfork(Some(prepare), Some(parent), Some(child));
+    }
     Ok(())
 }
 
