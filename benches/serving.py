@@ -1,7 +1,7 @@
 """Owns the comparison of served requests with published measurements: `serving.py TABLE [options]`.
 
 `TABLE` is a CSV of measurements with the columns source, model, hardware, gpus, parallelism, seq_len, batch, dtype, metric and value, of
-which the rows are taken that tests/programs/vllm_serve.py and sglang_server.py can serve: Qwen3-32B in bfloat16, and Qwen3-235B-A22B
+which the rows are taken that tests/programs/vllm_serve.py and sglang_serve.py can serve: Qwen3-32B in bfloat16, and Qwen3-235B-A22B
 in 8 bits, on H100 and H200, cut over all GPUs, experts too, with as many requests at any time as `batch` says. Each point
 is a run of its own, and is not run again once it is there. A report, never a gate.
 
@@ -10,6 +10,10 @@ The load is that of the tools that are published beside the measurements, aiconf
 many after those have ended; for vLLM the tokens of a step are those of a prompt, one for each request, and 1,500. `benchmark/sglang.rule`
 says the same of SGLang, but its rows do not fit that: 16 prompts of 1,024 tokens have their first tokens after as long as all of them
 take together. As many as fit 16,384 tokens are computed at once here, which is an inference from the rows.
+
+Requests come through the processes before the engine, which take `frontend` seconds for each, one after the other. That is how much longer
+the last of 32 prompts of 1,024 tokens, sent at once, waits for its first token than one alone, of 31 each, if the servers' own processes
+serve the shape `tiny` (tests/programs/vllm_server.py and sglang_server.py with `--python-time model`).
 """
 
 import argparse
@@ -123,78 +127,62 @@ def serve(point: Point, words: argparse.Namespace) -> dict[str, float] | None:
         simulated += ["--device-db", words.device_db.resolve()] if words.device_db else []
         interpreter, program = ROOT / stack.environment / "bin" / "python", PROGRAMS / stack.program
         command = [interpreter, "-m", "uniference", "run", *simulated, "--out", folder / "run"]
-        command += [*stack.options(point, words), program, *stack.served(point, folder, words)]
+        command += ["--fold", words.fold, program, *load_of(point, words), *stack.served(point, words)]
+        command += ["--brief", "--requests", folder / "requests.csv"]
         with (folder / "log").open("w") as log:
             done = subprocess.run([str(word) for word in command], stdout=log, stderr=subprocess.STDOUT, cwd=folder)
         if done.returncode:
             print(f"{point.name} has failed: {folder / 'log'}", file=sys.stderr)
             return None
         (folder / "done").touch()
-    return stack.means(point, folder)
+    with (folder / "requests.csv").open(newline="") as file:
+        requests = list(csv.DictReader(file))
+    return {metric: mean(float(request[column]) for request in requests) for metric, column in METRICS.items()}
+
+
+def load_of(point: Point, words: argparse.Namespace) -> list[object]:
+    """What tests/programs/loads.py is told of it."""
+    load: list[object] = [point.shape, "--concurrency", point.concurrency, "--drain"]
+    load += ["--warmup", words.warm_up * point.concurrency, "--count", words.waves * point.concurrency]
+    return [*load, "--input", point.input, "--output", point.output, "--frontend", STACKS[point.stack].frontend]
 
 
 class VLLM:
     """The engine in the ranks' processes, driven step by step."""
 
     environment, program = ".venv-vllm", "vllm_serve.py"
+    frontend = 0.00075
 
     @staticmethod
     def how(point: Point) -> list[str]:
         return ["synchronous" if point.framework in SYNCHRONOUS else "asynchronous"]
 
     @staticmethod
-    def options(point: Point, words: argparse.Namespace) -> list[object]:
-        return ["--fold", words.fold]
-
-    @staticmethod
-    def served(point: Point, folder: Path, words: argparse.Namespace) -> list[object]:
-        served: list[object] = [point.shape, "--concurrency", point.concurrency]
-        served += ["--warmup", words.warm_up * point.concurrency, "--drain", "--count", words.waves * point.concurrency]
-        served += ["--input", point.input, "--output", point.output]
+    def served(point: Point, words: argparse.Namespace) -> list[object]:
         tokens = point.concurrency + point.input + SPARE
-        served += ["--max-sequences", point.concurrency, "--max-batched-tokens", tokens]
-        served += ["--brief", "--requests", folder / "requests.csv"]
+        served: list[object] = ["--max-sequences", point.concurrency, "--max-batched-tokens", tokens]
         served += ["--synchronous"] if point.framework in SYNCHRONOUS else []
         return served + (["--graphs", words.graphs] if words.graphs else [])
 
-    @staticmethod
-    def means(point: Point, folder: Path) -> dict[str, float]:
-        with (folder / "requests.csv").open(newline="") as file:
-            requests = list(csv.DictReader(file))
-        return {metric: mean(float(request[column]) for request in requests) for metric, column in METRICS.items()}
 
+class SGLang:
+    """The schedulers in the ranks' processes, each with its event loop."""
 
-class SGLANG:
-    """The server and its own benchmark, each in processes of its own; several GPUs are those of one program."""
-
-    environment, program = ".venv-sglang", "sglang_server.py"
+    environment, program = ".venv-sglang", "sglang_serve.py"
+    frontend = 0.00057
 
     @staticmethod
     def how(point: Point) -> list[str]:
         return [point.framework]
 
     @staticmethod
-    def options(point: Point, words: argparse.Namespace) -> list[object]:
-        return ["--one-program"] if point.gpus > 1 else []
-
-    @staticmethod
-    def served(point: Point, folder: Path, words: argparse.Namespace) -> list[object]:
-        served: list[object] = [point.shape, "--tensor-parallel", point.gpus, "--concurrency", point.concurrency]
-        served += ["--warmup", words.warm_up * point.concurrency, "--count", words.waves * point.concurrency]
-        served += ["--input", point.input, "--output", point.output, "--max-model-len", 8192]
-        server = ["--max-prefill-tokens", PREFILL, "--chunked-prefill-size", PREFILL]
-        server += ["--max-running-requests", point.concurrency, "--cuda-graph-max-bs-decode", point.concurrency]
-        return served + [f"--server={word}" for word in server] + (["--graphs"] if words.graphs else [])
-
-    @staticmethod
-    def means(point: Point, folder: Path) -> dict[str, float]:
-        # Of the benchmark that counts, which is the last one.
-        said = re.findall(r"MEAN ms TTFT ([\d.]+) TPOT ([\d.]+)", (folder / "log").read_text())[-1]
-        first, each = map(float, said)
-        return {"TTFT_ms": first, "TPOT_ms": each, "E2E_ms": first + (point.output - 1) * each}
+    def served(point: Point, words: argparse.Namespace) -> list[object]:
+        served: list[object] = ["--max-prefill-tokens", PREFILL, "--chunked-prefill-size", PREFILL]
+        served += ["--max-running-requests", point.concurrency, "--cuda-graph-max-bs-decode", point.concurrency]
+        return served + (["--graphs"] if words.graphs else [])
 
 
-STACKS: dict[str, type[VLLM] | type[SGLANG]] = {"vllm": VLLM, "sglang": SGLANG}
+STACKS: dict[str, type[VLLM] | type[SGLang]] = {"vllm": VLLM, "sglang": SGLang}
 
 
 def compare(found: dict[Point, dict[str, float]], words: argparse.Namespace) -> Iterator[Row]:
@@ -262,8 +250,6 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="only list the points and what was measured")
     parser.add_argument("--out", type=Path, default=ROOT / "uniference-out" / "accuracy-serving", help="runs")
     words = parser.parse_args()
-    if words.framework == "sglang" and words.fold != "off":
-        parser.error("--fold needs ranks that are programs of their own: SGLang's server is one program")
     words.out = words.out.resolve()
     wanted = {name: getattr(words, name) for name in ("shape", "device", "gpus", "concurrency", "input", "output")}
     found = {

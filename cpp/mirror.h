@@ -292,6 +292,8 @@ class Mirror {
 
   // By the CPU's kernel; results take the arguments' place. False: there is none, so the results have no values.
   static bool compute(const c10::OperatorHandle& op, const Schema& schema, const Randomness& randomness, torch::jit::Stack& here) {
+    // A kernel may be a function of Python.
+    const Inside ours;
     c10::impl::ExcludeDispatchKeyGuard below_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
     // Profilers see the GPU's operator, and not that the simulator computes its values.
     const at::DisableRecordFunctionGuard unseen;

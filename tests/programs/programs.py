@@ -119,7 +119,7 @@ _LIBRARIES = {
 
 _VLLM = ("vllm_generate.py",)
 _LOAD = ("--count", "4", "--input", "32", "--output", "8")
-_SERVED = ("vllm_serve.py", "--concurrency", "2", "--count", "4", "--input", "32", "--output", "8", "--brief")
+_SERVED = ("--concurrency", "2", "--count", "4", "--input", "32", "--output", "8", "--brief")
 
 # The layouts that a GPT of Megatron-core is trained in, each with its number of ranks. It asks for GPUs everywhere.
 _MEGATRON = (
@@ -189,7 +189,7 @@ PROGRAMS = (
         for shape in ("tiny-experts-fp8", "tiny-latent-fp8")
         for ranks in (1, 2)
     ),
-    *(_file("vllm", *_SERVED, ranks=ranks, on_cpu=False, without_values=True) for ranks in (1, 2)),
+    *(_file("vllm", "vllm_serve.py", *_SERVED, ranks=ranks, on_cpu=False, without_values=True) for ranks in (1, 2)),
     _file("vllm", "vllm_server.py", *_LOAD, ranks=1, on_cpu=False, without_values=True),
     _file(
         "vllm", "vllm_server.py", *_LOAD, "--tensor-parallel", "2", on_cpu=False, without_values=True, one_program=True
@@ -200,6 +200,7 @@ PROGRAMS = (
         _file("sglang", "sglang_batch.py", *words, ranks=1, on_cpu=False, without_values=True)
         for words in ((), ("--graphs",), ("tiny-experts-fp8",), ("tiny-latent-fp8", "--graphs"))
     ),
+    _file("sglang", "sglang_serve.py", *_SERVED, ranks=1, on_cpu=False, without_values=True),
     _file("sglang", "sglang_server.py", *_LOAD, ranks=1, on_cpu=False, without_values=True),
     _file(
         "sglang",

@@ -79,9 +79,9 @@ else:
 """
 
 
-def run(folder: Path, *options: str, out: str = "out") -> Done:
+def run(folder: Path, *options: str, out: str = "out", program: str = PROGRAM) -> Done:
     (folder / "cluster.toml").write_text(CLUSTER)
-    script = write_script(folder, PROGRAM)
+    script = write_script(folder, program)
     fixed = ("run", "--cluster", folder / "cluster.toml", "--cuda", "--compute", "model", "--out", folder / out)
     done = uniference(*fixed, *options, script, cwd=folder)
     assert done.code == 0, done.err
@@ -120,6 +120,57 @@ def test_functions_are_charged_by_their_number(tmp_path: Path) -> None:
     assert 1000 < once["replaced"] < 1100
     # Modules have thousands of functions.
     assert once["imports"] < 200
+
+
+OURS = """
+import time, torch, triton, triton.language as tl
+
+@triton.jit
+def copied(x, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + i, mask=i < n), mask=i < n)
+
+def function():
+    pass
+
+@torch.library.custom_op("mine::twice", mutates_args=(), device_types="cuda")
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x + x
+
+@twice.register_kernel("cpu")
+def _(x):
+    [function() for _ in range(1000)]
+    return x + x
+
+@torch.compile
+def compiled(x):
+    return torch.relu(x) * 2 + 1
+
+x = torch.ones(1000, device="cuda")
+out = torch.zeros_like(x)
+calls = {
+    "operator": lambda: twice(x),
+    "kernel": lambda: copied[(4,)](x, out, 1000, BLOCK=256),
+    "compiled": lambda: compiled(x),
+}
+for name, call in calls.items():
+    [call() for _ in range(3)]
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    [call() for _ in range(10)]
+    torch.cuda.synchronize()
+    print(name, "=", (time.perf_counter() - began) * 1e5)
+assert twice(x)[0] == 2 and out.sum() == 1000
+"""
+
+
+def test_what_the_simulator_calls_is_not_charged(tmp_path: Path) -> None:
+    """The kernel for the CPU computes an operator's values, and may be in Python; a kernel of Triton is launched by an operator."""
+    once = times(run(tmp_path, "--python-time", "1 us", program=OURS))
+    # Some 15 functions of `torch.library`, 35 of Triton, and 65 of torch's compiler are called for each.
+    assert once["operator"] < 30
+    assert once["kernel"] < 50
+    assert once["compiled"] < 90
 
 
 def test_runs_are_the_same_and_a_replay_takes_another_figure(tmp_path: Path) -> None:

@@ -106,6 +106,19 @@ a, b = (torch.randn(64, 64, device="cuda", dtype=torch.bfloat16) for _ in range(
 c = torch.empty_like(a)
 product[(2, 2)](a, b, c, 64, 64, 64, SIDE=32)
 assert torch.allclose(c.float(), a.float() @ b.float(), rtol=2e-2, atol=2e-1)
+
+# Tuples are as many arguments as they have tensors and numbers.
+@triton.jit
+def all_copied(parts, outs, sizes, strides, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    for part in tl.static_range(len(sizes)):
+        v = tl.load(parts[part] + i * strides[part][0], mask=i < sizes[part])
+        tl.store(outs[part] + i * strides[part][1], v, mask=i < sizes[part])
+
+parts = torch.randn(60, device="cuda"), torch.arange(40, device="cuda")
+outs = tuple(torch.zeros_like(part[::2]) for part in parts)
+all_copied[(1,)](parts, outs, (30, 20), ((2, 1), (2, 1)), BLOCK=32)
+assert all(torch.equal(out, part[::2]) for out, part in zip(outs, parts)), outs
 """
         + NOT_INTERPRETED,
     )

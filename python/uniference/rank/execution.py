@@ -8,7 +8,8 @@ left to `interpretation`.
 import ctypes
 import functools
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import getitem
 from typing import Any
 
 import torch
@@ -45,10 +46,10 @@ def placed(value: Any, here: Callable[[Tensor], Tensor]) -> Any:
 class Executable:
     """A kernel that the extension can run."""
 
-    def __init__(self, kernel: TritonKernel, names: Sequence[str]) -> None:
+    def __init__(self, kernel: TritonKernel, places: Sequence[tuple[Any, ...]]) -> None:
         self._kernel = kernel
-        # Of its arguments, in their order.
-        self._names = names
+        # Of what it is given, in that order: an argument's name, and of tuples the places in them.
+        self._places = places
 
     def run(
         self,
@@ -58,7 +59,7 @@ class Executable:
         absent: Sequence[range],
     ) -> list[range]:
         """As `interpretation.run`."""
-        given = [_number(placed(arguments[name], here)) for name in self._names]
+        given = [_number(placed(functools.reduce(getitem, place, arguments), here)) for place in self._places]
         x, y, z = (*grid, 1, 1, 1)[:3]
         written = self._kernel.run(given, (x, y, z), [(span.start, span.stop) for span in absent])
         return [range(start, stop) for start, stop in written]
@@ -129,12 +130,21 @@ def of(compiled: Any) -> Executable | None:
 def _read(text: Any, signature: Any) -> Executable | None:
     if not isinstance(text, str) or not isinstance(signature, dict):
         return None
-    # Tuples and descriptors are several arguments, which only the compiler tells apart.
-    if not all(isinstance(kind, str) and "tensordesc" not in kind for kind in signature.values()):
+    # A descriptor is several arguments, which only the compiler tells apart.
+    places = list(_places(signature.items()))
+    if any("tensordesc" in kind for _, kind in places):
         return None
-    names = [name for name, kind in signature.items() if kind != "constexpr"]
     try:
         kernel = TritonKernel(text)
     except ValueError:
         return None
-    return Executable(kernel, names) if len(kernel) == len(names) else None
+    return Executable(kernel, [place for place, _ in places]) if len(kernel) == len(places) else None
+
+
+def _places(kinds: Iterable[tuple[Any, Any]]) -> Iterator[tuple[tuple[Any, ...], str]]:
+    """Where in the arguments, or in a tuple, each of what a kernel is given lies, and of which type it is."""
+    for key, kind in kinds:
+        if isinstance(kind, tuple):
+            yield from (((key, *place), inner) for place, inner in _places(enumerate(kind)))
+        elif str(kind) != "constexpr":
+            yield (key,), str(kind)

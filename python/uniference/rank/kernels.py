@@ -109,6 +109,7 @@ class _Graphs:
     """Launches that graphs have captured, by number: they are computed whenever their graph is launched."""
 
     library: Library
+    channel: Channel
 
     def __init__(self) -> None:
         self.launches: dict[int, Launch] = {}
@@ -135,42 +136,71 @@ def _no_start() -> Any:
 _graphs = _Graphs()
 
 
-def run(
+@dataclass(frozen=True)
+class _Call:
+    """A launch as a call of an operator."""
+
+    launch: Launch
+    operator: Any
+    called: str
+    read: Sequence[Tensor]
+    written: Sequence[Tensor]
+    numbers: Sequence[int]
+
+    def run(self) -> Any:
+        """Launches the kernel."""
+        _running.launches.append(self.launch)
+        try:
+            with (
+                torch._C._AutoDispatchBelowAutograd(),
+                torch._C._DisableTorchDispatch(),
+                torch._C.DisableTorchFunction(),
+            ):
+                self.operator(self.called, self.read, self.written, self.numbers)
+            self._ran()
+            return _running.result
+        finally:
+            _running.launches.pop()
+            _running.result, _running.absent = None, ()
+
+    def _ran(self) -> None:
+        _graphs.channel.enter()
+        try:
+            _graphs.keep(self.launch)
+            for tensor in self.written if _running.absent else ():
+                span = _span(tensor)
+                if any(written.start < span.stop and span.start < written.stop for written in _running.absent):
+                    _graphs.library.mark_absent(tensor)
+        finally:
+            _graphs.channel.leave()
+
+
+def _call(
     namespace: Namespace,
     name: str,
     launch: Launch,
     written: Callable[[str], bool],
     read: Callable[[str], bool],
     known: Mapping[str, int] = MappingProxyType({}),
-) -> Any:
-    """Launches a kernel. `written` and `read` say of an argument's name whether the kernel does that with it; `known` says more of it."""
+) -> _Call | None:
+    """`written` and `read` say of an argument's name whether the kernel does that with it; `known` says more of it. `None`: no tensor is
+    of a GPU."""
     tensors = {key: list(_tensors(value)) for key, value in launch.arguments.items()}
     if not any(tensor.is_cuda for several in tensors.values() for tensor in several):
-        return launch.start()
+        return None
     operator = namespace.operator(_NO_IDENTIFIER.sub("_", name), _SCHEMA, {"CUDA": _start, "CPU": _compute})
     integers = {**{key: value for key, value in launch.arguments.items() if isinstance(value, int)}, **known}
     grid = dict(zip(("grid_x", "grid_y", "grid_z"), (*launch.grid, 1, 1), strict=False))
     inputs = {key: several for key, several in tensors.items() if several and read(key)}
     outputs = {key: several for key, several in tensors.items() if several and written(key)}
-    called = ";".join(",".join(part) for part in (inputs, outputs, (*integers, *grid)))
-    _running.launches.append(launch)
-    try:
-        with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-            operator(
-                called,
-                [tensor for several in inputs.values() for tensor in several],
-                [tensor for several in outputs.values() for tensor in several],
-                [int(number) for number in (*integers.values(), *grid.values())],
-            )
-        _graphs.keep(launch)
-        for tensor in (tensor for several in outputs.values() for tensor in several):
-            span = _span(tensor)
-            if any(written.start < span.stop and span.start < written.stop for written in _running.absent):
-                _graphs.library.mark_absent(tensor)
-        return _running.result
-    finally:
-        _running.launches.pop()
-        _running.result, _running.absent = None, ()
+    return _Call(
+        launch,
+        operator,
+        ";".join(",".join(part) for part in (inputs, outputs, (*integers, *grid))),
+        [tensor for several in inputs.values() for tensor in several],
+        [tensor for several in outputs.values() for tensor in several],
+        [int(number) for number in (*integers.values(), *grid.values())],
+    )
 
 
 # Kernels of the program
@@ -215,13 +245,21 @@ def _note_programs_kernels(accesses: _Accesses) -> None:
         def start() -> Any:
             return original(self, *args, grid=grid, warmup=warmup, **kwargs)
 
-        if warmup:
-            return start()
-        arguments = _bound(self, args, kwargs)
-        places = tuple(int(number) for number in (grid(arguments) if callable(grid) else grid))
-        launch = Launch(lambda: self, arguments, places, start)
-        written = accesses.written(self, arguments)
-        return run(names.OTHER_KERNELS, self.__name__, launch, written.__contains__, lambda name: name not in written)
+        call = None if warmup else called(self, start, args, grid, kwargs)
+        return start() if call is None else call.run()
+
+    def called(self: Any, start: Callable[[], Any], args: Any, grid: Any, kwargs: Any) -> _Call | None:
+        accesses.channel.enter()
+        try:
+            arguments = _bound(self, args, kwargs)
+            places = tuple(int(number) for number in (grid(arguments) if callable(grid) else grid))
+            launch = Launch(lambda: self, arguments, places, start)
+            written = accesses.written(self, arguments)
+            return _call(
+                names.OTHER_KERNELS, self.__name__, launch, written.__contains__, lambda name: name not in written
+            )
+        finally:
+            accesses.channel.leave()
 
     names.TRITON_RUN.replace(launched)
 
@@ -275,11 +313,21 @@ def _noted(tuner: Any, launcher: Any, meta: Mapping[str, Any]) -> Any:
     source = execution.Source(function, meta)
 
     def launched(*args: Any, stream: Any, **kwargs: Any) -> Any:
-        own, grid = tuner._interpret_args_grid(args, launcher.config)
-        passed = [argument for argument in tuner.triton_meta["signature"] if argument not in constants]
-        arguments = {**constants, **dict(zip(passed, own, strict=False)), **kwargs}
-        launch = Launch(function, arguments, grid, lambda: launcher(*args, stream=stream, **kwargs), source)
-        return run(namespace, name, launch, written, read, accesses)
+        def start() -> Any:
+            return launcher(*args, stream=stream, **kwargs)
+
+        call = called(start, args, kwargs)
+        return start() if call is None else call.run()
+
+    def called(start: Callable[[], Any], args: Any, kwargs: Any) -> _Call | None:
+        _graphs.channel.enter()
+        try:
+            own, grid = tuner._interpret_args_grid(args, launcher.config)
+            passed = [argument for argument in tuner.triton_meta["signature"] if argument not in constants]
+            arguments = {**constants, **dict(zip(passed, own, strict=False)), **kwargs}
+            return _call(namespace, name, Launch(function, arguments, grid, start, source), written, read, accesses)
+        finally:
+            _graphs.channel.leave()
 
     # Torch would take what is marked so apart, to launch the kernel without this function.
     launched.__dict__.update({key: value for key, value in launcher.__dict__.items() if key != "_is_static"})
@@ -340,7 +388,7 @@ class _Doing(Loader):
 def install(channel: Channel, library: Library) -> None:
     """From here on, kernels of Triton are operators. Nothing is imported for that."""
 
-    _graphs.library = library
+    _graphs.library, _graphs.channel = library, channel
     accesses = _Accesses(channel)
 
     def note_compiled_kernels() -> None:

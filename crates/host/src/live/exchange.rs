@@ -507,11 +507,11 @@ impl Exchange {
         self.quiet(rank, Quiet::default());
     }
 
-    /// The rank's process is gone. If it has the threads of all ranks, those that were answered do not say anything any more, and nobody hears what
-    /// others are told.
+    /// The rank's process is gone: its threads that were answered do not say anything any more, and nobody hears what others are told.
     pub fn gone(&mut self, rank: RankId) {
-        if self.lends {
-            self.turn(rank).is_gone = true;
+        let turn = self.turn(rank);
+        turn.is_gone = true;
+        if turn.running || self.lends {
             self.quiet(rank, Quiet::default());
         }
     }

@@ -270,6 +270,22 @@ fn what_a_task_is_told_that_has_ended_keeps_time_from_nobody() {
     assert_eq!(exchange.engine().clock(RankId(0)).as_ps(), 20_000_000);
 }
 
+/// A thread is let go on while its process ends: nobody says any more that all of them wait.
+#[test]
+fn a_process_that_is_gone_keeps_time_from_nobody() {
+    let mut exchange = ranks(1);
+    let other = exchange.open_task(RankId(0));
+    let pause = Op::Pause(Span::For(SimDuration::from_us(10)));
+    exchange.say(RankId(0), other, vec![pause], Some(OF_TWO));
+    exchange.say(RankId(0), MAIN, vec![slice(20, &[]), Op::Exit(Outcome::Ok)], Some(OF_TWO));
+    assert_eq!(heard(&mut exchange), [(0, Answer::Over)]);
+    exchange.close_task(RankId(0), other);
+    assert!(matches!(exchange.advance(&mut (), &mut ()), Standing::Blocked | Standing::Idle));
+    exchange.gone(RankId(0));
+    assert!(matches!(exchange.advance(&mut (), &mut ()), Standing::Finished));
+    assert_eq!(exchange.engine().clock(RankId(0)).as_ps(), 20_000_000);
+}
+
 #[test]
 fn a_task_may_wait_for_what_another_one_is_just_issuing() {
     let mut exchange = ranks(1);
