@@ -113,7 +113,7 @@ def serve(point: Point, words: argparse.Namespace) -> dict[str, float] | None:
     """Simulates it: the means of its requests. None if the run has failed."""
     stack = STACKS[point.stack]
     how = [words.graphs or "eager", *stack.how(point)]
-    load = f"tp{point.gpus}-{point.input}-{point.output}-c{point.concurrency}"
+    load = f"tp{point.gpus}-{point.input}-{point.output}-c{point.concurrency}-f{1e6 * stack.frontend:.0f}"
     if (words.warm_up, words.waves) != (WARM_UP, WAVES):
         load += f"-{words.warm_up}+{words.waves}"
     folder: Path = words.out / point.shape / point.device / f"{load}-{'-'.join(how)}"

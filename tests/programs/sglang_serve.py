@@ -130,9 +130,10 @@ class Socket:
 
     def send_pyobj(self, message: BaseReq | BaseBatchReq, flags: int, protocol: int) -> None:
         """A message of the scheduler."""
-        output, now = pickle.loads(pickle.dumps(message, protocol)), self.now()
+        output = pickle.loads(pickle.dumps(message, protocol))
         if not isinstance(output, BatchTokenIDOutput):
             return
+        now = self.now()
         for number, count, reason in zip(
             output.rids or (), output.completion_tokens, output.finished_reasons, strict=True
         ):

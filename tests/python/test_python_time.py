@@ -167,10 +167,10 @@ assert twice(x)[0] == 2 and out.sum() == 1000
 def test_what_the_simulator_calls_is_not_charged(tmp_path: Path) -> None:
     """The kernel for the CPU computes an operator's values, and may be in Python; a kernel of Triton is launched by an operator."""
     once = times(run(tmp_path, "--python-time", "1 us", program=OURS))
-    # Some 15 functions of `torch.library`, 35 of Triton, and 65 of torch's compiler are called for each.
-    assert once["operator"] < 30
-    assert once["kernel"] < 50
-    assert once["compiled"] < 90
+    # Some 15 functions of `torch.library`, 30 of Triton, and 60 of torch's compiler are called for each, and four of ours for a kernel.
+    assert once["operator"] < 20
+    assert once["kernel"] < 38
+    assert once["compiled"] < 72
 
 
 def test_runs_are_the_same_and_a_replay_takes_another_figure(tmp_path: Path) -> None:

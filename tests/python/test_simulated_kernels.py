@@ -107,6 +107,17 @@ c = torch.empty_like(a)
 product[(2, 2)](a, b, c, 64, 64, 64, SIDE=32)
 assert torch.allclose(c.float(), a.float() @ b.float(), rtol=2e-2, atol=2e-1)
 
+# How many programs there are is a matter of values, and is asked once.
+asked = []
+counts = torch.tensor([3, 5], device="cuda")
+def programs(meta):
+    asked.append(meta["BLOCK"])
+    return (int(counts.max()) + 1,)
+
+x, out = torch.randn(6 * 64, device="cuda"), torch.zeros(6 * 64, device="cuda")
+activated[programs](x, out, 6 * 64, BLOCK=64)
+assert torch.allclose(out, torch.where(x > 0, x.exp(), x.sigmoid())) and asked == [64], asked
+
 # Tuples are as many arguments as they have tensors and numbers.
 @triton.jit
 def all_copied(parts, outs, sizes, strides, BLOCK: tl.constexpr):

@@ -242,24 +242,29 @@ def _note_programs_kernels(accesses: _Accesses) -> None:
 
     @functools.wraps(original)
     def launched(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        def start() -> Any:
+        if warmup:
             return original(self, *args, grid=grid, warmup=warmup, **kwargs)
-
-        call = None if warmup else called(self, start, args, grid, kwargs)
-        return start() if call is None else call.run()
-
-    def called(self: Any, start: Callable[[], Any], args: Any, grid: Any, kwargs: Any) -> _Call | None:
         accesses.channel.enter()
         try:
             arguments = _bound(self, args, kwargs)
-            places = tuple(int(number) for number in (grid(arguments) if callable(grid) else grid))
+        finally:
+            accesses.channel.leave()
+        # The program's own function.
+        places = tuple(map(int, grid(arguments) if callable(grid) else grid))
+
+        def start() -> Any:
+            return original(self, *args, grid=places, warmup=warmup, **kwargs)
+
+        accesses.channel.enter()
+        try:
             launch = Launch(lambda: self, arguments, places, start)
             written = accesses.written(self, arguments)
-            return _call(
+            call = _call(
                 names.OTHER_KERNELS, self.__name__, launch, written.__contains__, lambda name: name not in written
             )
         finally:
             accesses.channel.leave()
+        return start() if call is None else call.run()
 
     names.TRITON_RUN.replace(launched)
 
@@ -316,18 +321,15 @@ def _noted(tuner: Any, launcher: Any, meta: Mapping[str, Any]) -> Any:
         def start() -> Any:
             return launcher(*args, stream=stream, **kwargs)
 
-        call = called(start, args, kwargs)
-        return start() if call is None else call.run()
-
-    def called(start: Callable[[], Any], args: Any, kwargs: Any) -> _Call | None:
         _graphs.channel.enter()
         try:
             own, grid = tuner._interpret_args_grid(args, launcher.config)
             passed = [argument for argument in tuner.triton_meta["signature"] if argument not in constants]
             arguments = {**constants, **dict(zip(passed, own, strict=False)), **kwargs}
-            return _call(namespace, name, Launch(function, arguments, grid, start, source), written, read, accesses)
+            call = _call(namespace, name, Launch(function, arguments, grid, start, source), written, read, accesses)
         finally:
             _graphs.channel.leave()
+        return start() if call is None else call.run()
 
     # Torch would take what is marked so apart, to launch the kernel without this function.
     launched.__dict__.update({key: value for key, value in launcher.__dict__.items() if key != "_is_static"})

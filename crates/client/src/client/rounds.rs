@@ -681,7 +681,7 @@ impl Client {
         MAKES_BOOKS.set(false);
     }
 
-    /// Whether the calling thread is about that: who calls is the process's `malloc`, for which there is no more than [`Client::last_now`].
+    /// Whether the calling thread is in [`Client::keep_books`]: who reads the clock there is the process's `malloc`, which gets [`Client::last_now`].
     pub fn makes_books(&self) -> bool {
         MAKES_BOOKS.get()
     }

@@ -693,15 +693,17 @@ impl<'a> Driver<'a> {
 
     /// A rank's process is gone: what it said and printed before still counts.
     fn rank_ended(&mut self, rank: RankId, pid: i32, status: i32) -> Result<(), HostError> {
-        let tasks = self.ranks[rank.index()].tasks.len();
-        for task in (0..tasks).map(TaskId::from) {
-            while self.ranks[rank.index()].tasks[task.index()].readable() {
-                self.hear_task(rank, task)?;
+        let mut task = TaskId(0);
+        // What one says may open another.
+        while let Some(state) = self.ranks[rank.index()].tasks.get(task.index()) {
+            match state.readable() {
+                true => self.hear_task(rank, task)?,
+                false => task = TaskId(task.0 + 1),
             }
         }
         let state = &mut self.ranks[rank.index()];
         state.process = Process::Ended { pid, status };
-        if state.crashed {
+        if state.crashed || self.exchange.has_crashed(rank) {
             return Ok(());
         }
         let main = &mut state.tasks[0];
@@ -710,7 +712,8 @@ impl<'a> Driver<'a> {
             main.exited = Some(Outcome::Ok);
             self.exchange.end(rank);
         }
-        self.exchange.gone(rank);
+        let has_ended = main.exited == Some(Outcome::Ok);
+        self.exchange.gone(rank, has_ended);
         let state = &self.ranks[rank.index()];
         if state.tasks[0].exited == Some(Outcome::Ok) && status != 0 {
             let how = describe_status(status);

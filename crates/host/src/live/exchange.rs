@@ -507,11 +507,12 @@ impl Exchange {
         self.quiet(rank, Quiet::default());
     }
 
-    /// The rank's process is gone: its threads that were answered do not say anything any more, and nobody hears what others are told.
-    pub fn gone(&mut self, rank: RankId) {
+    /// The rank's process is gone: its threads that were answered do not say anything any more, and nobody hears what others are told. If its program
+    /// `has_ended`, time passes without them; else it stands still, as the run ends.
+    pub fn gone(&mut self, rank: RankId, has_ended: bool) {
         let turn = self.turn(rank);
         turn.is_gone = true;
-        if turn.running || self.lends {
+        if turn.running && has_ended || self.lends {
             self.quiet(rank, Quiet::default());
         }
     }

@@ -249,7 +249,7 @@ trait OperatorCosts: Send + Sync {
     /// A kernel of which the user says what it costs.
     fn by_formula(&self, cost: &KernelCost, definition: &Definition) -> Result<Estimate, String>;
 
-    /// A kernel of no operator, which names so many bytes; 0: not known.
+    /// A kernel of no operator, which names so many bytes; 0: it is not known how many.
     fn kernel(&self, bytes: u64) -> Estimate;
 
     /// A copy.

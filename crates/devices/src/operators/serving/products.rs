@@ -97,16 +97,20 @@ enum Rows {
     Padded,
 }
 
-/// DeepGEMM computes so many rows of an expert at a time (`get_mk_alignment_for_contiguous_layout`).
+/// DeepGEMM computes so many rows of an expert at a time on Hopper (`get_mk_alignment_for_contiguous_layout`).
 const ALIGNMENT: u64 = 128;
 
 impl Rows {
-    /// How many choices such rows are of. vLLM has room for n + min(n, E) (128 - 1) of n choices among E experts, in whole multiples of 128.
+    /// How many choices such rows are of. vLLM has room for n + min(n, E) (128 - 1) of n choices among E experts, in whole multiples of 128: of those
+    /// that come to the same, the middle one.
     fn choices(self, rows: u64, experts: u64) -> u64 {
         match self {
             Rows::Chosen => rows,
             Rows::Padded if rows / ALIGNMENT <= experts => rows / ALIGNMENT,
-            Rows::Padded => rows - experts.saturating_mul(ALIGNMENT - 1).min(rows),
+            Rows::Padded => {
+                let most = rows.saturating_sub(experts.saturating_mul(ALIGNMENT - 1));
+                most.saturating_sub(ALIGNMENT / 2).max(experts + 1)
+            }
         }
     }
 }

@@ -281,9 +281,19 @@ fn a_process_that_is_gone_keeps_time_from_nobody() {
     assert_eq!(heard(&mut exchange), [(0, Answer::Over)]);
     exchange.close_task(RankId(0), other);
     assert!(matches!(exchange.advance(&mut (), &mut ()), Standing::Blocked | Standing::Idle));
-    exchange.gone(RankId(0));
+    exchange.gone(RankId(0), true);
     assert!(matches!(exchange.advance(&mut (), &mut ()), Standing::Finished));
     assert_eq!(exchange.engine().clock(RankId(0)).as_ps(), 20_000_000);
+}
+
+/// One is killed while it runs; the other's sleep is not over before that is known.
+#[test]
+fn a_process_that_is_gone_before_its_program_has_ended_lets_no_time_pass() {
+    let mut exchange = ranks(2);
+    say(&mut exchange, 1, vec![Op::Sleep(Span::For(SimDuration::from_us(10)))]);
+    exchange.gone(RankId(0), false);
+    assert_eq!(heard(&mut exchange), []);
+    assert_eq!(exchange.engine().clock(RankId(1)).as_ps(), 0);
 }
 
 #[test]

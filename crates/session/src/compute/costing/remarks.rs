@@ -25,6 +25,7 @@ impl Costing {
             self.of_python(),
             self.unknown(),
             self.by_traffic(),
+            self.bare(),
             self.unknown_lengths(),
             self.unused_formulas(),
             self.substituted(),
@@ -90,21 +91,38 @@ impl Costing {
         found
     }
 
-    /// Operators of unknown arithmetic, those first that took longest.
+    /// Operators of unknown arithmetic.
     fn by_traffic(&self) -> Option<String> {
-        let mut found: Vec<(&str, (f64, u64))> = self.kernels_by_traffic().into_iter().collect();
+        let names = self.longest_first(self.kernels_by_traffic())?;
+        Some(format!("kernels of unknown arithmetic take the time in which their tensors pass through memory: {names}"))
+    }
+
+    /// Kernels of which it is not even known what they are given.
+    fn bare(&self) -> Option<String> {
+        let mut found: BTreeMap<&str, (f64, u64)> = BTreeMap::new();
+        for costing in self.ranks.iter().filter(|costing| costing.plan.way == Way::Modelled) {
+            for cost in costing.ran() {
+                if let What::Kernel { number, bytes: 0 } = cost.what {
+                    let (seconds, count) = found.entry(costing.decoder.kernel(number)).or_default();
+                    *seconds += costing.seconds(cost);
+                    *count += cost.executions;
+                }
+            }
+        }
+        let names = self.longest_first(found)?;
+        Some(format!("kernels that no operator has launched take the shortest time of a kernel: {names}"))
+    }
+
+    /// Names, each with its seconds and how often it ran.
+    fn longest_first(&self, found: BTreeMap<&str, (f64, u64)>) -> Option<String> {
+        let mut found: Vec<(&str, (f64, u64))> = found.into_iter().collect();
         found.sort_by(|(_, (one, _)), (_, (other, _))| other.total_cmp(one));
         let known = self.known();
         let shown = |(name, (seconds, count)): &(&str, (f64, u64))| match share(*seconds, known) {
             few if few < 1.0 => format!("{name} ({count} times)"),
             much => format!("{name} ({count} times, {much:.0} % of the compute)"),
         };
-        (!found.is_empty()).then(|| {
-            format!(
-                "kernels of unknown arithmetic take the time in which their tensors pass through memory: {}",
-                listed(found.iter().map(shown))
-            )
-        })
+        (!found.is_empty()).then(|| listed(found.iter().map(shown)))
     }
 
     /// Attention that ran on sequences whose lengths are not known.

@@ -103,7 +103,7 @@ fn a_process_that_is_gone_does_not_keep_the_run_from_its_end() {
     assert!(matches!(exchange.advance(&mut (), &mut steps), Standing::Blocked));
     [runs, sleeps].into_iter().for_each(|task| exchange.close_task(RankId(0), task));
     assert!(exchange.is_running(RankId(0)), "the thread that was answered has not said that it waits");
-    exchange.gone(RankId(0));
+    exchange.gone(RankId(0), true);
     assert_eq!(told(&mut exchange, &mut steps), []);
     assert!(matches!(exchange.advance(&mut (), &mut steps), Standing::Finished));
     assert_eq!(exchange.engine().now().as_ps(), 10 * US);
