@@ -189,6 +189,7 @@ PROGRAMS = (
         for shape in ("tiny-experts-fp8", "tiny-latent-fp8")
         for ranks in (1, 2)
     ),
+    _file("vllm", *_VLLM, "tiny-experts-fp8", "--expert-parallel", on_cpu=False, without_values=True),
     *(_file("vllm", "vllm_serve.py", *_SERVED, ranks=ranks, on_cpu=False, without_values=True) for ranks in (1, 2)),
     _file("vllm", "vllm_server.py", *_LOAD, ranks=1, on_cpu=False, without_values=True),
     _file(

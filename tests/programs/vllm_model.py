@@ -30,6 +30,9 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     words.add_argument(
         "--graphs", choices=("PIECEWISE", "FULL_AND_PIECEWISE"), help="compile, and launch graphs; else all is eager"
     )
+    words.add_argument(
+        "--expert-parallel", action="store_true", help="each rank has some of the experts as a whole, not a part of each"
+    )
     return words
 
 
@@ -56,6 +59,7 @@ def engine(words: argparse.Namespace) -> dict[str, Any]:
         "enforce_eager": words.graphs is None,
         "compilation_config": {} if words.graphs is None else {"cudagraph_mode": words.graphs},
         "tensor_parallel_size": ranks,
+        "enable_expert_parallel": words.expert_parallel,
         "distributed_executor_backend": "external_launcher" if ranks > 1 else None,
         "seed": 0,
     }

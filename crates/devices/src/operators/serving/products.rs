@@ -165,16 +165,29 @@ fn marlin_experts(call: Call<'_>) -> Option<Part> {
 /// Products of tokens with the weights of those experts that they were sent to, `(experts, columns, terms)`.
 fn experts(given: &kernel::Given<'_>) -> Option<Part> {
     let (a, b, c) = (given.tensor("a_ptr")?, given.tensor("b_ptr")?, given.tensor("c_ptr")?);
-    let [all, n, k] = b.sizes[..] else { return None };
-    let choices = given.size("num_valid_tokens")?;
-    let batch = met(all, choices);
-    let of_experts = of_met([Some(b), given.tensor("b_scale_ptr"), given.tensor("b_zp_ptr")], batch, all);
+    let [here, n, k] = b.sizes[..] else { return None };
+    let of_all = given.size("num_valid_tokens")?;
+    let all = experts_of_all(given, here, of_all);
+    // Each GPU has a part of the experts, if they are cut over GPUs by number, and is given the choices of all.
+    let of_here = |count: u64| (count.saturating_mul(here).div_ceil(all.max(1))).clamp(1, count.max(1));
+    let (choices, batch) = (of_here(of_all), of_here(met(all, of_all)).min(here.max(1)));
+    let of_experts = of_met([Some(b), given.tensor("b_scale_ptr"), given.tensor("b_zp_ptr")], batch, here);
     let of_tokens = bytes([Some(a), given.tensor("a_scale_ptr"), given.tensor("topk_weights_ptr")]);
     let read = sum([of_tokens, of_experts].into_iter());
     let by_blocks = given.size("group_k").is_some_and(|group| group > 0);
     let written = Bytes(product(&[choices, n, c.dtype.bytes()]));
     let product = Product { batch, m: choices.div_ceil(batch), n, k, rows: choices, read, written };
     Some(product.part(a, if by_blocks { gemm::BLOCKS } else { "" }))
+}
+
+/// How many experts there are on all GPUs, of which this one has some. That is in no argument, but vLLM has room for n + E (b - 1) of n choices among
+/// these E, in blocks of b (`moe_align_block_size`), or for n b where there are fewer choices than experts: then there are more experts than that.
+/// SGLang counts one expert more, and those of this GPU alone.
+fn experts_of_all(given: &kernel::Given<'_>, here: u64, choices: u64) -> u64 {
+    let room = given.tensor("sorted_token_ids_ptr").map_or(0, Tensor::elements);
+    let block = given.size("BLOCK_SIZE_M").unwrap_or(1);
+    let found = room.saturating_sub(choices).checked_div(block.saturating_sub(1)).unwrap_or(0);
+    if found >= here.saturating_mul(2).max(3) { found } else { here }
 }
 
 /// Products of OpenAI's `triton_kernels`, as vLLM brings them, whose weights may have 4 bits: those of rows that are put in order of their experts, as a

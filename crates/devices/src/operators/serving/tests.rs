@@ -171,6 +171,25 @@ fn experts_are_met_by_choices_whatever_computes_them() {
     assert!(matches!(of_all(9), Family::Gemm { batch: 8, m: 9, .. }));
 }
 
+/// 20 tokens with 2 experts each, of 32 on four GPUs: they meet 24, of which this GPU has 6, and a quarter of the choices is its own.
+#[test]
+fn experts_on_other_gpus_are_known_by_the_room_for_choices() {
+    let found = |room: u64| {
+        let weights = half(&[8, 32, 16]);
+        let read = [("a_ptr", half(&[20, 16])), ("b_ptr", weights), ("sorted_token_ids_ptr", int(&[room]))];
+        let numbers = [("num_valid_tokens", 40), ("BLOCK_SIZE_M", 16)];
+        kernel("triton::fused_moe_kernel", &read, ("c_ptr", half(&[20, 2, 32])), &numbers).operator
+    };
+    let cut = found(40 + 32 * 15);
+    assert!(matches!(cut.family, Family::Gemm { batch: 6, m: 2, n: 32, k: 16, .. }), "{:?}", cut.family);
+    assert_eq!((cut.flops, cut.written.0), (2 * 10 * 32 * 16, 10 * 32 * 2));
+    assert_eq!(cut.read.0, 2 * (20 * 16 + 6 * 32 * 16));
+    // As SGLang counts; with fewer choices than experts; without a list.
+    for room in [40 + 9 * 15, 15 * 16, 0] {
+        assert!(matches!(found(room).family, Family::Gemm { batch: 8, m: 5, n: 32, k: 16, .. }), "{room}");
+    }
+}
+
 /// 10 tokens with 16 scores in each of vLLM's schemas and SGLang's, and queries and keys of 4 and 2 heads of 32.
 #[test]
 fn scores_and_heads_are_rows() {
