@@ -113,7 +113,7 @@ def serve(point: Point, words: argparse.Namespace) -> dict[str, float] | None:
     """Simulates it: the means of its requests. None if the run has failed."""
     stack = STACKS[point.stack]
     how = [words.graphs or "eager", *stack.how(point)]
-    load = f"tp{point.gpus}-{point.input}-{point.output}-c{point.concurrency}-f{1e6 * stack.frontend:.0f}"
+    load = f"tp{point.gpus}-{point.input}-{point.output}-c{point.concurrency}-f{1e6 * frontend(point, words):.0f}"
     if (words.warm_up, words.waves) != (WARM_UP, WAVES):
         load += f"-{words.warm_up}+{words.waves}"
     folder: Path = words.out / point.shape / point.device / f"{load}-{'-'.join(how)}"
@@ -144,7 +144,12 @@ def load_of(point: Point, words: argparse.Namespace) -> list[object]:
     """What tests/programs/loads.py is told of it."""
     load: list[object] = [point.shape, "--concurrency", point.concurrency, "--drain"]
     load += ["--warmup", words.warm_up * point.concurrency, "--count", words.waves * point.concurrency]
-    return [*load, "--input", point.input, "--output", point.output, "--frontend", STACKS[point.stack].frontend]
+    return [*load, "--input", point.input, "--output", point.output, "--frontend", frontend(point, words)]
+
+
+def frontend(point: Point, words: argparse.Namespace) -> float:
+    """Seconds that requests take through the processes before the engine."""
+    return STACKS[point.stack].frontend if words.frontend is None else words.frontend
 
 
 class VLLM:
@@ -241,6 +246,11 @@ def main() -> None:
         "--warm-up", type=int, default=WARM_UP, help="requests before, for each at any time (default 2)"
     )
     parser.add_argument("--waves", type=int, default=WAVES, help="requests that count, the same (default 10)")
+    parser.add_argument(
+        "--frontend",
+        type=float,
+        help="what a request takes before the engine, in seconds (default: as the servers take)",
+    )
     parser.add_argument("--graphs", help="vLLM's mode of CUDA graphs; of SGLang those of decoding (default: eager)")
     parser.add_argument("--host-time", help="as of `uniference run`")
     parser.add_argument("--python-time", help="as of `uniference run`")
