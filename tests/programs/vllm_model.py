@@ -31,7 +31,9 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         "--graphs", choices=("PIECEWISE", "FULL_AND_PIECEWISE"), help="compile, and launch graphs; else all is eager"
     )
     words.add_argument(
-        "--expert-parallel", action="store_true", help="each rank has some of the experts as a whole, not a part of each"
+        "--expert-parallel",
+        action="store_true",
+        help="each rank has some of the experts as a whole, not a part of each",
     )
     return words
 
