@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Where cargo builds.
+TARGET := $(or $(CARGO_TARGET_DIR),target)
 DONE := $(VENV)/.done
 DEMO_OUT := uniference-out/demo
 
@@ -99,7 +101,7 @@ check-docs: setup
 
 docs: book setup ## Builds the documentation's site in target/book, rustdoc's pages included
 	cargo doc --locked $(CHECKED) --workspace --no-deps --quiet
-	rm -rf target/book/rust && cp -r target/doc target/book/rust
+	rm -rf target/book/rust && cp -r $(TARGET)/doc target/book/rust
 
 book: $(MDBOOK)
 	$(MDBOOK) build docs
@@ -215,7 +217,7 @@ $(DONE)/extension: $(DONE)/packages $(EXTENSION_SOURCES)
 # Moved into place: a process that has it loaded keeps the one that it has.
 $(DONE)/phantom $(DONE)/relative: $(DONE)/%: $(DONE)/extension
 	cargo build --release --locked --quiet --package uniference-$*
-	cp target/release/libuniference_$*.so python/uniference/.$*.so
+	cp $(TARGET)/release/libuniference_$*.so python/uniference/.$*.so
 	mv python/uniference/.$*.so python/uniference/libuniference_$*.so
 	@touch $@
 
