@@ -466,6 +466,13 @@ __attribute__((visibility("default"))) uint64_t uniference_capture_take(const ui
   return static_cast<uint64_t>(took);
 }
 
+// Which log the calling thread writes to; `written`: whether anything stands in it.
+__attribute__((visibility("default"))) uint64_t uniference_capture_log(int* written) {
+  Log::Writer log;
+  *written = !log->empty();
+  return reinterpret_cast<uintptr_t>(&*log);
+}
+
 // Says what a storage (torch's `UntypedStorage._cdata`) is for; see `Kind`.
 __attribute__((visibility("default"))) void uniference_capture_kind(const void* storage, int kind) {
   auto* noted = static_cast<c10::StorageImpl*>(const_cast<void*>(storage));

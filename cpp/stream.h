@@ -4,6 +4,7 @@
 #pragma once
 
 #include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <cstdint>
 #include <cstring>
@@ -129,8 +130,9 @@ class Dictionary {
 // What one thread of the program has done since it was taken down last: executions, allocations that came and went, and what was handed to streams, in
 // their order.
 //
-// A thread of torch's that works on its behalf, as autograd's for a device does in a backward pass, writes to the same log: what it does belongs between what
-// the program's thread did before and does next. Torch hands such threads the debug information of whom they work for.
+// A thread of autograd's writes to the log of the thread whose backward pass it carries out, and which waits for it: what it does belongs between what that one
+// did before and does next. Torch hands it the debug information of whom it works for; and so it does to threads that work beside the program's, as Gloo's,
+// which write to logs of their own.
 class Log {
  public:
   // The log of the calling thread, which nobody else writes to meanwhile.
@@ -147,6 +149,8 @@ class Log {
 
   // The calling thread is one of the program's: from here on it has a log of its own.
   static void begin();
+
+  bool empty() const { return entries_.empty(); }
 
   ~Log() {
     if (!entries_.empty()) Dictionary::get().leave(entries_);
@@ -199,6 +203,7 @@ class Log {
 
  private:
   struct Owner;
+  static std::shared_ptr<Owner>& own();
   static Log& of_this_thread();
 
   static inline bool wanted_ = true;
@@ -212,13 +217,18 @@ struct Log::Owner : c10::DebugInfoBase {
   Log log;
 };
 
+inline std::shared_ptr<Log::Owner>& Log::own() {
+  static thread_local std::shared_ptr<Owner> own = std::make_shared<Owner>();
+  return own;
+}
+
 // Under the kind of which torch's own code makes no use.
-inline void Log::begin() { c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::TEST_INFO_2, std::make_shared<Owner>()); }
+inline void Log::begin() { c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::TEST_INFO_2, own()); }
 
 inline Log& Log::of_this_thread() {
-  if (auto* owner = static_cast<Owner*>(c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::TEST_INFO_2))) return owner->log;
-  static thread_local Log log;
-  return log;
+  auto* owner = static_cast<Owner*>(c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::TEST_INFO_2));
+  const bool works_for_it = owner != nullptr && owner != own().get() && torch::autograd::get_current_graph_task_id() != -1;
+  return works_for_it ? owner->log : own()->log;
 }
 
 }  // namespace uniference

@@ -152,10 +152,11 @@ class Channel:
     def enter(self) -> None:
         """From here to the matching `leave` this thread does our work, not the program's: none of its time is charged. Nests."""
     def leave(self) -> None: ...
-    def capture(self, take: int, inside: int, thread: int) -> None:
+    def capture(self, take: int, inside: int, thread: int, log: int) -> None:
         """From here on the program's operators are those that the C++ extension writes down; call it once, before `start`.
 
-        The arguments are the addresses of `uniference_capture_take`, `_inside` and `_thread` (`cpp/capture.cpp`) in a library that stays.
+        The arguments are the addresses of `uniference_capture_take`, `_inside`, `_thread` and `_log` (`cpp/capture.cpp`), in a library
+        that stays.
         """
     def calls(self) -> tuple[int, int, int, int]:
         """What the C++ backend carries out collectives with (`uniference_backend_begin` of `cpp/capture.cpp`): addresses of the client

@@ -8,6 +8,10 @@ pub trait Capture: Send + Sync {
     /// of the rank use to `dictionary`. Returns how many nanoseconds of the thread's processor time the capture itself has taken meanwhile.
     fn take(&self, dictionary: &mut Vec<u8>, operators: &mut Vec<u8>) -> u64;
 
+    /// Which log the calling thread's operators stand in, by a number, and whether any do that were not taken. A thread that works for another one, which
+    /// waits for it, writes to the log of that one.
+    fn log(&self) -> (u64, bool);
+
     /// The calling thread begins or ends work of ours, whose operators are not the program's.
     fn inside(&self, inside: bool);
 

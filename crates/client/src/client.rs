@@ -9,6 +9,8 @@ mod device;
 mod error;
 mod groups;
 mod link;
+mod listening;
+mod names;
 mod profile;
 mod ranges;
 mod relay;
@@ -23,6 +25,7 @@ pub(super) use account::clock_ns;
 use arguments::Membership;
 pub use error::ClientError;
 use link::{Fill, Joint, Link, Meanwhile};
+use names::Dictionary;
 pub use relay::{Relative, Relay};
 use rounds::Rounds;
 use rustix::process::Pid;
@@ -68,7 +71,7 @@ pub struct Client {
     capture: OnceLock<Box<dyn Capture>>,
     /// What the operators of all threads name by number, as far as the driver has not been told. Held while a thread takes its operators, so that
     /// it is in the order in which it was written.
-    dictionary: Mutex<Vec<u8>>,
+    dictionary: Mutex<Dictionary>,
     started: AtomicBool,
     /// Process CPU time, in nanoseconds, up to which compute has been charged.
     charged: AtomicU64,
@@ -89,7 +92,8 @@ pub struct Client {
     processor: Option<u32>,
     rounds: Rounds,
     /// Of threads that take turns: what they have said, and nobody has sent.
-    joint: OnceLock<Mutex<Joint>>,
+    /// Of each log that is not empty, in the order in which they were begun.
+    joint: OnceLock<Mutex<Vec<(u64, Joint)>>>,
     /// The rank's clock at its last answer, in picoseconds.
     clock: AtomicU64,
     /// The host's at the same moment, in nanoseconds.
@@ -256,8 +260,8 @@ impl Client {
         }
     }
 
-    /// From here on the program's threads take turns at its device, one waiting while another goes on, as those of autograd do: what they say is in
-    /// the order in which they said it, and of the one that asks next. They write operators to one log.
+    /// From here on threads whose operators stand in one log take turns, one waiting while another goes on, as those of autograd and the one whose backward
+    /// pass they carry out: what they say is in the order in which they said it, and of the one that asks next.
     pub fn join_threads(&self) {
         let _ = self.joint.set(Mutex::default());
     }
@@ -563,15 +567,6 @@ impl Client {
             Answer::TimedOut => Ok(None),
             other => unexpected("Store", &other),
         }
-    }
-
-    fn dictionary(&self) -> MutexGuard<'_, Vec<u8>> {
-        self.dictionary.lock().expect("no holder of this lock panics")
-    }
-
-    /// What the operators of all threads name by number and the driver has not been told.
-    pub(super) fn take_dictionary(&self) -> Vec<u8> {
-        std::mem::take(&mut self.dictionary())
     }
 
     pub(super) fn capture(&self) -> Option<&dyn Capture> {

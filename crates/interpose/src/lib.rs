@@ -132,6 +132,13 @@ fn program() -> Option<&'static Client> {
     rank().filter(|client| !client.is_inside())
 }
 
+/// The program may be about to wait for another thread: that one may ask for what this one has done.
+fn hand_over() {
+    if let Some(client) = program() {
+        client.hands_over();
+    }
+}
+
 /// Whether a clock of the C library is one of those that show the time of day, or that of a rank at all.
 fn kind(clock: clockid_t) -> Option<Kind> {
     match clock {

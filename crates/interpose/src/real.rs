@@ -40,6 +40,8 @@ functions! {
     select(c_int, *mut fd_set, *mut fd_set, *mut fd_set, *mut timeval) -> c_int;
     pselect(c_int, *mut fd_set, *mut fd_set, *mut fd_set, *const timespec, *const sigset_t) -> c_int;
     epoll_pwait(c_int, *mut epoll_event, c_int, c_int, *const sigset_t) -> c_int;
+    sem_wait(*mut sem_t) -> c_int;
+    sem_trywait(*mut sem_t) -> c_int;
     sem_timedwait(*mut sem_t, *const timespec) -> c_int;
     sem_clockwait(*mut sem_t, clockid_t, *const timespec) -> c_int;
     pthread_cond_timedwait(*mut pthread_cond_t, *mut pthread_mutex_t, *const timespec) -> c_int;

@@ -2,7 +2,7 @@
 
 use crate::pauses::start_watch;
 use crate::real::Start;
-use crate::{rank, real};
+use crate::{hand_over, rank, real};
 use libc::{c_int, c_void, pthread_attr_t, pthread_t};
 use std::mem::MaybeUninit;
 
@@ -56,7 +56,9 @@ extern "C-unwind" fn begin(beginning: *mut c_void) -> *mut c_void {
             client.joins_pool();
         }
     }
-    start(argument)
+    let result = start(argument);
+    hand_over();
+    result
 }
 
 /// Whether the interpreter starts the thread, which then takes turns at its lock with the others: the thread's first function lies in the

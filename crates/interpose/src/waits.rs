@@ -7,8 +7,8 @@
 
 use crate::pauses::{pause, restore, signal, this_thread, unblock};
 use crate::{
-    Kind, answered, errno, interpreter, is_length, is_moment, kind, moment, on_host, program, rank, real, set_errno,
-    span,
+    Kind, answered, errno, hand_over, interpreter, is_length, is_moment, kind, moment, on_host, program, rank, real,
+    set_errno, span,
 };
 use libc::{
     c_int, c_long, clockid_t, epoll_event, fd_set, nfds_t, pollfd, pthread_cond_t, pthread_mutex_t, sem_t, siginfo_t,
@@ -103,7 +103,12 @@ pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -
     let real = |timeout| unsafe { real::poll()(fds, count, timeout) };
     match program().filter(|_| timeout > 0) {
         Some(client) => wait(client, milliseconds(timeout), |ready| ready == 0, |host| real(host.milliseconds())),
-        None => real(timeout),
+        None => {
+            if timeout < 0 {
+                hand_over();
+            }
+            real(timeout)
+        }
     }
 }
 
@@ -137,7 +142,12 @@ pub unsafe extern "C" fn ppoll(
             let attempt = |host: Host| host.with_timespec(|timeout| real(timeout, pointer(&mask)));
             wait(client, span(time), |ready| ready == 0, attempt)
         }
-        None => real(timeout, mask),
+        None => {
+            if time.is_none() {
+                hand_over();
+            }
+            real(timeout, mask)
+        }
     }
 }
 
@@ -171,7 +181,12 @@ pub unsafe extern "C" fn epoll_pwait(
             let attempt = |host: Host| real(host.milliseconds(), pointer(&mask));
             wait(client, milliseconds(timeout), |ready| ready == 0, attempt)
         }
-        None => real(timeout, mask),
+        None => {
+            if timeout < 0 {
+                hand_over();
+            }
+            real(timeout, mask)
+        }
     }
 }
 
@@ -198,8 +213,13 @@ pub unsafe extern "C" fn select(
             // SAFETY: what the caller gave.
             unsafe { select_sets(client, span(&time), count, [read, write, except], null()) }
         }
-        // SAFETY: what the caller gave.
-        None => unsafe { real::select()(count, read, write, except, timeout) },
+        None => {
+            if time.is_none() {
+                hand_over();
+            }
+            // SAFETY: what the caller gave.
+            unsafe { real::select()(count, read, write, except, timeout) }
+        }
     }
 }
 
@@ -221,8 +241,13 @@ pub unsafe extern "C" fn pselect(
     match program().zip(time.filter(|time| is_length(time))) {
         // SAFETY: what the caller gave.
         Some((client, time)) => unsafe { select_sets(client, span(time), count, [read, write, except], mask) },
-        // SAFETY: what the caller gave.
-        None => unsafe { real::pselect()(count, read, write, except, timeout, mask) },
+        None => {
+            if time.is_none() {
+                hand_over();
+            }
+            // SAFETY: what the caller gave.
+            unsafe { real::pselect()(count, read, write, except, timeout, mask) }
+        }
     }
 }
 
@@ -255,6 +280,29 @@ unsafe fn select_sets(
 }
 
 // Semaphores
+
+/// As in the C library. CPython tries its locks by this first. Whether it gets one may depend on which thread of the host was faster; what it has to hand over
+/// must not, so it does that in any case.
+///
+/// # Safety
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sem_trywait(semaphore: *mut sem_t) -> c_int {
+    hand_over();
+    // SAFETY: what the caller gave.
+    unsafe { real::sem_trywait()(semaphore) }
+}
+
+/// As in the C library. CPython's locks without a time-out wait in here.
+///
+/// # Safety
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sem_wait(semaphore: *mut sem_t) -> c_int {
+    hand_over();
+    // SAFETY: what the caller gave.
+    unsafe { real::sem_wait()(semaphore) }
+}
 
 /// As in the C library.
 ///
@@ -294,9 +342,9 @@ unsafe fn sem_wait_until(semaphore: *mut sem_t, clock: clockid_t, until: *const 
     }
     let attempt = |host| match host {
         // SAFETY: what the caller gave.
-        Host::Not => unsafe { libc::sem_trywait(semaphore) },
+        Host::Not => unsafe { real::sem_trywait()(semaphore) },
         // SAFETY: what the caller gave.
-        Host::Forever => unsafe { libc::sem_wait(semaphore) },
+        Host::Forever => unsafe { real::sem_wait()(semaphore) },
     };
     let is_over = |result| result != 0 && matches!(errno(), libc::EAGAIN | libc::ETIMEDOUT);
     let result = wait(client, Span::Until(then), is_over, attempt);

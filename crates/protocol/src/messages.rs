@@ -32,6 +32,8 @@ pub enum Op {
     Dictionary {
         /// Which; 0: the rank's own.
         process: u32,
+        /// How many bytes the process has said before: it says them on several wires.
+        at: u64,
         /// As its capture has written them down.
         entries: Vec<u8>,
     },
@@ -149,6 +151,11 @@ impl Answer {
 }
 
 impl Op {
+    /// Whether it is no empty piece of a dictionary.
+    pub fn says_something(&self) -> bool {
+        !matches!(self, Op::Dictionary { entries, .. } if entries.is_empty())
+    }
+
     /// Whether the task now waits for an [`Answer`].
     pub fn asks(&self) -> bool {
         use Op::*;

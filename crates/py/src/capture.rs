@@ -1,4 +1,4 @@
-//! Owns the C++ extension that captures operators, as the client sees it: three of its functions, by their addresses.
+//! Owns the C++ extension that captures operators, as the client sees it: four of its functions, by their addresses.
 
 // The functions are those of a library that Python has loaded.
 #![allow(unsafe_code)]
@@ -16,6 +16,7 @@ pub(crate) struct Extension {
     take: Take,
     inside: Inside,
     thread: Thread,
+    log: Log,
 }
 
 /// `uniference_capture_take`
@@ -24,17 +25,20 @@ type Take = unsafe extern "C" fn(*mut *const u8, *mut usize) -> u64;
 type Inside = unsafe extern "C" fn(i32);
 /// `uniference_capture_thread`
 type Thread = unsafe extern "C" fn();
+/// `uniference_capture_log`
+type Log = unsafe extern "C" fn(*mut i32) -> u64;
 
 impl Extension {
     /// From the functions' addresses, which must be those, in a library that is never unloaded.
-    pub(crate) fn at(take: usize, inside: usize, thread: usize) -> PyResult<Extension> {
-        if [take, inside, thread].contains(&0) {
+    pub(crate) fn at(take: usize, inside: usize, thread: usize, log: usize) -> PyResult<Extension> {
+        if [take, inside, thread, log].contains(&0) {
             return Err(PyValueError::new_err("the address of a function is 0"));
         }
         // SAFETY: the caller says that these functions are there, as the method's documentation asks it to.
         unsafe {
             let (take, inside) = (transmute::<usize, Take>(take), transmute::<usize, Inside>(inside));
-            Ok(Extension { take, inside, thread: transmute::<usize, Thread>(thread) })
+            let (thread, log) = (transmute::<usize, Thread>(thread), transmute::<usize, Log>(log));
+            Ok(Extension { take, inside, thread, log })
         }
     }
 }
@@ -51,6 +55,13 @@ impl Capture for Extension {
         dictionary.extend_from_slice(names);
         operators.extend_from_slice(ran);
         own_ns
+    }
+
+    fn log(&self) -> (u64, bool) {
+        let mut written = 0;
+        // SAFETY: the number is written to.
+        let log = unsafe { (self.log)(&mut written) };
+        (log, written != 0)
     }
 
     fn inside(&self, inside: bool) {

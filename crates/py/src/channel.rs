@@ -78,8 +78,8 @@ impl Channel {
         self.client.is_inside()
     }
 
-    fn capture(&self, take: usize, inside: usize, thread: usize) -> PyResult<()> {
-        self.client.capture_with(Box::new(Extension::at(take, inside, thread)?));
+    fn capture(&self, take: usize, inside: usize, thread: usize, log: usize) -> PyResult<()> {
+        self.client.capture_with(Box::new(Extension::at(take, inside, thread, log)?));
         Ok(())
     }
 

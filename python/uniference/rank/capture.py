@@ -63,7 +63,7 @@ class Library:
 
     def begin(self, channel: Channel, limit: int | None, device: str, memory: int | None) -> None:
         """Captures what this process computes from here on; see `install`."""
-        names = ("take", "inside", "thread")
+        names = ("take", "inside", "thread", "log")
         channel.capture(*(_address(getattr(self.functions, f"uniference_capture_{name}")) for name in names))
         libraries = b"".join(os.fsencode(beginning) + b"\0" for beginning in LIBRARIES) + b"\0"
         self._lacking = _Lacking(_ends_without_memory(channel))

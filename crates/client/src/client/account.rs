@@ -161,7 +161,7 @@ impl Client {
     /// are the first of the rank's operators to name.
     pub fn ran(&self, dictionary: &[u8], operators: &[u8]) {
         if self.compute != Compute::None {
-            self.dictionary().extend_from_slice(dictionary);
+            self.dictionary().new.extend_from_slice(dictionary);
             self.with_account(|account| account.operators.extend_from_slice(operators));
         }
     }
@@ -183,7 +183,7 @@ impl Client {
         })?;
         let mut dictionary = self.dictionary();
         let capture = self.capture.get().filter(|_| !relays());
-        let own_ns = capture.map_or(0, |capture| capture.take(&mut dictionary, &mut operators));
+        let own_ns = capture.map_or(0, |capture| capture.take(&mut dictionary.new, &mut operators));
         // The dictionary goes ahead of what any thread did.
         if self.rounds.threaded() {
             // The other threads' compute goes by the processor time of all.

@@ -2,11 +2,11 @@
 //!
 //! What is said is `client`'s business; of a process with several threads the rounds send it.
 
-use super::account::relays;
+use super::account::{is_exiting, relays};
 use super::{Client, ClientError, Result, is_severed, never};
 use crate::rounds::{self, Speaker};
 use std::collections::BTreeMap;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use uniference_protocol::frame::{self, FrameBuffer};
 use uniference_protocol::memory::Region;
 use uniference_protocol::messages::{Answer, Batch, Fetched, Offset, Op, Quiet, Reply, Slice};
@@ -73,29 +73,39 @@ impl Link {
     }
 
     pub(super) fn push(&mut self, client: &Client, op: Op) -> Result<()> {
-        let ends = op.asks() || matches!(op, Op::Exit(_));
-        if let Some(mut joint) = client.joint()
-            && !matches!(op, Op::Pause(_) | Op::Look)
-        {
-            if !ends {
+        let ends = op.asks();
+        match op {
+            // It was asked before whether there is something to say.
+            Op::Look => {}
+            Op::Exit(_) => self.take_joint(client, Client::all_joint)?,
+            _ if ends => self.take_joint(client, Client::own_joint)?,
+            _ if client.is_joint() => {
                 let line = match &op {
                     Op::Issue { site, .. } => Some(self.lines[site.index()].clone()),
                     _ => None,
                 };
-                joint.push((op, line));
+                client.with_joint(|joint| joint.push((op, line)));
                 return Ok(());
             }
-            for (op, line) in std::mem::take(&mut *joint) {
-                self.take_over(client, op, line)?;
-            }
+            _ => {}
         }
         self.batch.push(op);
         if self.batch.len() < LONGEST_BATCH { Ok(()) } else { self.send(client) }
     }
 
+    /// Sends what this thread has said, or one that takes turns with it.
+    pub(super) fn hand_over(&mut self, client: &Client) -> Result<()> {
+        self.take_joint(client, Client::own_joint)?;
+        self.send(client)
+    }
+
+    fn take_joint(&mut self, client: &Client, take: impl FnOnce(&Client) -> Joint) -> Result<()> {
+        take(client).into_iter().try_for_each(|(op, line)| self.take_over(client, op, line))
+    }
+
     /// Whether this thread, or one that takes turns with it, has said something that was not sent.
     pub(super) fn has_something_to_say(&self, client: &Client) -> bool {
-        !self.batch.is_empty() || client.joint().is_some_and(|joint| !joint.is_empty())
+        !self.batch.is_empty() || client.with_joint(|joint| !joint.is_empty()).unwrap_or(false)
     }
 
     /// Says what a thread has said that may be another one.
@@ -110,17 +120,18 @@ impl Link {
 
     /// What the program has done; the operation that it led to must follow.
     pub(super) fn push_slice(&mut self, client: &Client, mut slice: Slice) -> Result<()> {
-        if let Some(mut joint) = client.joint() {
-            while slice.operators.len() > LONGEST_PART {
-                let rest = slice.operators.split_off(LONGEST_PART);
-                joint.push((Op::Operators(std::mem::replace(&mut slice.operators, rest)), None));
-            }
-            joint.push((Op::Compute(slice), None));
-            return Ok(());
-        }
+        let mut pieces = Vec::new();
         while slice.operators.len() > LONGEST_PART {
             let rest = slice.operators.split_off(LONGEST_PART);
-            self.batch.push(Op::Operators(std::mem::replace(&mut slice.operators, rest)));
+            pieces.push(Op::Operators(std::mem::replace(&mut slice.operators, rest)));
+        }
+        if client.is_joint() {
+            pieces.push(Op::Compute(slice));
+            client.with_joint(|joint| joint.extend(pieces.into_iter().map(|op| (op, None))));
+            return Ok(());
+        }
+        for piece in pieces {
+            self.batch.push(piece);
             self.send(client)?;
         }
         // Not alone at the end of a batch: it belongs to the line of what follows.
@@ -143,9 +154,9 @@ impl Link {
 
     pub(super) fn write(&mut self, client: &Client, quiet: Option<Quiet>) -> Result<()> {
         client.refuse_in_fork()?;
-        let entries = client.take_dictionary();
-        if !entries.is_empty() {
-            self.batch.insert(0, Op::Dictionary { process: 0, entries });
+        let names = client.take_dictionary();
+        if names.says_something() {
+            self.batch.insert(0, names);
         }
         let batch = Batch { opens_task: None, ops: std::mem::take(&mut self.batch), quiet };
         self.buffer.clear();
@@ -179,8 +190,56 @@ impl Link {
 }
 
 impl Client {
-    /// What threads have said that take turns, if the calling thread is one of them.
-    fn joint(&self) -> Option<MutexGuard<'_, Joint>> {
-        self.joint.get().filter(|_| !relays()).map(|joint| joint.lock().expect("no holder of this lock panics"))
+    /// The calling thread may be about to wait for another one, or ends: what it has handed to the device and nobody was told of, the other one may ask
+    /// for.
+    pub fn hands_over(&self) {
+        if self.joint.get().is_none() || relays() || is_exiting() || self.is_inside() {
+            return;
+        }
+        let is_written = self.capture().is_some_and(|capture| capture.log().1);
+        if !is_written && !self.with_joint(|joint| !joint.is_empty()).unwrap_or(false) {
+            return;
+        }
+        let _ours = self.ours();
+        let slice = self.take_slice();
+        let handed = self.with_link(|client, link| {
+            if let Some(slice) = slice {
+                link.push_slice(client, slice)?;
+            }
+            link.hand_over(client)
+        });
+        handed.unwrap_or_else(|error| error.end());
+    }
+
+    /// Whether the calling thread keeps what it says until it asks.
+    fn is_joint(&self) -> bool {
+        self.joint.get().is_some() && !relays()
+    }
+
+    /// What the calling thread has said, and those that take turns with it; `None`: it keeps nothing.
+    pub(super) fn with_joint<T>(&self, f: impl FnOnce(&mut Joint) -> T) -> Option<T> {
+        let joint = self.joint.get().filter(|_| !relays())?;
+        let log = self.capture().map_or(0, |capture| capture.log().0);
+        let mut joint = joint.lock().expect("no holder of this lock panics");
+        let at = joint.iter().position(|(of, _)| *of == log).unwrap_or_else(|| {
+            joint.push((log, Joint::new()));
+            joint.len() - 1
+        });
+        let result = f(&mut joint[at].1);
+        if joint[at].1.is_empty() {
+            joint.remove(at);
+        }
+        Some(result)
+    }
+
+    fn own_joint(&self) -> Joint {
+        self.with_joint(std::mem::take).unwrap_or_default()
+    }
+
+    /// What all threads have said: the process ends.
+    fn all_joint(&self) -> Joint {
+        let joint = self.joint.get().filter(|_| !relays());
+        let all = joint.map(|joint| std::mem::take(&mut *joint.lock().expect("no holder of this lock panics")));
+        all.into_iter().flatten().flat_map(|(_, joint)| joint).collect()
     }
 }

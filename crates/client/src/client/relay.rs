@@ -5,10 +5,10 @@
 //! that thread. So to the driver they are threads of the rank; when all of them wait is `rounds`' business. Whoever makes threads that relay
 //! ([`Client::relays`]) knows how that is done.
 
+use super::listening::Listener;
 use super::rounds::{Kick, this_thread};
 use super::{Client, Compute, Link, Result, Rooms, Rounds};
 use crate::lanes::Meter;
-use rustix::event::{PollFd, PollFlags};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -216,14 +216,18 @@ impl Client {
         let path = self.rounds.admits(path);
         super::rounds::is_started(path.clone());
         super::account::begins_to_relay();
-        self.rounds.serves(Some(process));
+        let listener = Arc::new(Listener::new(wire));
+        let wire = &listener.wire;
+        self.rounds.serves(Some((process, Arc::clone(&listener))));
         let compute = self.compute_of_relatives();
         let admission = Admission { rank: self.rank, world_size: self.world_size, now: self.last_now(), compute };
         let mut frame = Vec::new();
         frame::encode(&admission, &mut frame);
         let mut goes_on = wire.write(&frame).is_ok();
-        while goes_on && let Ok(batch) = frames.read::<Batch>(&wire) {
-            goes_on = self.relay_batch(&wire, &frames, batch).is_ok();
+        while goes_on {
+            // What else there is to read was received with the last piece. A signal came too late for a pause.
+            while frames.is_empty() && listener.wait().is_err() {}
+            goes_on = frames.read(wire).is_ok_and(|batch| self.relay_batch(&listener, &frames, batch).is_ok());
         }
         self.rounds.served(&path);
     }
@@ -237,12 +241,12 @@ impl Client {
         }
     }
 
-    fn relay_batch(&self, wire: &UnixWire, frames: &FrameBuffer, batch: Batch) -> Result<()> {
-        let mut ops = batch.ops;
+    fn relay_batch(&self, listener: &Listener, frames: &FrameBuffer, batch: Batch) -> Result<()> {
+        let (wire, mut ops) = (&listener.wire, batch.ops);
         // What other threads of the process say may follow from it already, whatever this one waits for first.
-        ops.retain(|op| match op {
-            Op::Dictionary { entries, .. } => {
-                self.rounds.names(entries);
+        ops.retain_mut(|op| match op {
+            Op::Dictionary { at, entries, .. } => {
+                self.rounds.names(*at, std::mem::take(entries));
                 false
             }
             _ => true,
@@ -265,7 +269,7 @@ impl Client {
             // It has left a pause.
             None => return self.flush(),
             Some(Op::Pause(span)) => {
-                let listen = || self.listen_to_paused(wire, frames);
+                let listen = || self.listen_to_paused(listener, frames);
                 let ((), is_over) = self.pause(span, Kick::Signal(this_thread()), listen)?;
                 if !is_over {
                     return Ok(());
@@ -317,11 +321,10 @@ impl Client {
     }
 
     /// Returns once the thread that pauses has said that it goes on, or its time is up.
-    pub(super) fn listen_to_paused(&self, wire: &UnixWire, frames: &FrameBuffer) {
+    pub(super) fn listen_to_paused(&self, listener: &Listener, frames: &FrameBuffer) {
         // It may have said so right behind the pause: then its word was received with that.
         while frames.is_empty() {
-            let interrupted = rustix::event::poll(&mut [PollFd::new(wire, PollFlags::IN)], None).is_err();
-            if !interrupted || self.rounds.time_is_up() {
+            if listener.wait().is_ok() || self.rounds.time_is_up() {
                 return;
             }
         }

@@ -14,6 +14,8 @@
 //! A thread that asks looks whether all others wait, which they mostly do. For those that fall asleep without asking, one thread of ours,
 //! the watch, keeps looking while the process runs.
 
+use super::listening::{Listener, Listening};
+use super::names::Pieces;
 use super::{Client, ClientError};
 use crate::lanes::{Lanes, Meter, Used};
 use crate::quiescence::{Family, Found, ThreadId, Threads, started_at};
@@ -34,6 +36,9 @@ use uniference_sim::program::Mark;
 
 /// How soon the watch looks again, at first and at most; nanoseconds.
 const LOOKS: (u64, u64) = (50_000, 1_000_000);
+
+/// How often who asks in the name of another process's thread looks, which mostly is about to fall asleep itself.
+const LOOKS_OF_AN_ASKER: u32 = 8;
 
 /// How long, in nanoseconds of the host, virtual time does not pass while a thread runs and does not ask. The thread may spin until another one,
 /// which sleeps in virtual time, has done something.
@@ -97,7 +102,7 @@ struct State {
     threads: Threads,
     family: Family,
     /// Threads of ours that ask in the name of others, or wait for such.
-    serving: BTreeSet<ThreadId>,
+    serving: BTreeMap<ThreadId, Option<Arc<Listener>>>,
     /// Processes that take part, by their numbers: also such that go on as another program, which has not come yet, and of which nobody may be the parent
     /// any more.
     relatives: BTreeMap<i32, Relative>,
@@ -125,7 +130,7 @@ struct Said {
     /// Its number among those of the rank, once it has named something by numbers of its own: in the order of their paths, whoever came first.
     number: Option<OfProcess>,
     /// What its operators name by number, as far as the driver has not been told.
-    dictionary: Vec<u8>,
+    dictionary: Pieces,
     /// It has named ranges by number.
     has_ranges: bool,
     /// The rank that it has moved to.
@@ -219,7 +224,13 @@ impl Rounds {
         self.run(&mut state);
         state.collect(speaker);
         state.asking.insert(this_thread());
-        self.try_end(client, &mut state);
+        let tries = if self.family.load(SeqCst) { LOOKS_OF_AN_ASKER } else { 1 };
+        for _ in 0..tries {
+            if self.try_end(client, &mut state) || self.arriving.load(SeqCst) > 0 {
+                return;
+            }
+            std::thread::yield_now();
+        }
     }
 
     /// The thread has its answer and goes on.
@@ -314,7 +325,10 @@ impl Rounds {
     /// From now on other processes take part.
     pub(crate) fn begins_family(&self, meter: Meter) {
         self.lanes.measure_relatives(meter);
-        self.enter().threads.share();
+        let mut state = self.enter();
+        state.threads.share();
+        state.family.measure(meter.process);
+        drop(state);
         self.family.store(true, SeqCst);
     }
 
@@ -328,11 +342,11 @@ impl Rounds {
         self.arriving.fetch_sub(1, SeqCst);
     }
 
-    /// The calling thread is ours, and waits for those of other processes, or asks in the name of one of the process.
-    pub(crate) fn serves(&self, process: Option<i32>) {
+    /// The calling thread is ours, and waits for those of other processes, or asks in the name of one of `process`, which it listens to.
+    pub(crate) fn serves(&self, process: Option<(i32, Arc<Listener>)>) {
         let mut state = self.enter();
-        state.serving.insert(this_thread());
-        if let Some((process, started)) = process.and_then(|process| Some((process, started_at(process)?))) {
+        state.serving.insert(this_thread(), process.as_ref().map(|(_, listener)| Arc::clone(listener)));
+        if let Some((process, started)) = process.and_then(|(process, _)| Some((process, started_at(process)?))) {
             let known = state.relatives.get(&process).filter(|known| known.started == started);
             let first = known.map_or_else(path, |known| known.path.clone());
             state.relatives.insert(process, Relative { started, path: first.clone() });
@@ -342,10 +356,10 @@ impl Rounds {
     }
 
     /// What operators of the process, in whose name the calling thread asks, name by number from here on.
-    pub(crate) fn names(&self, entries: &[u8]) {
+    pub(crate) fn names(&self, at: u64, entries: Vec<u8>) {
         let mut state = self.enter();
         if let Some(process) = PROCESS.with_borrow(Clone::clone) {
-            state.said.entry(process).or_default().dictionary.extend_from_slice(entries);
+            state.said.entry(process).or_default().dictionary.insert(at, entries);
         }
     }
 
@@ -539,37 +553,48 @@ impl State {
 
     /// Whether another process takes part, or could.
     fn has_family(&mut self) -> bool {
-        self.relatives.retain(|process, relative| started_at(*process) == Some(relative.started));
+        let is_there = |process: i32, relative: &Relative| {
+            self.family.sleeps_on(process) || started_at(process) == Some(relative.started)
+        };
+        self.relatives.retain(|process, relative| is_there(*process, relative));
         !self.relatives.is_empty() || has_children()
     }
 
     /// What the threads do; and if the `relatives` are looked at, too, whether they only wait: for us, or for each other.
     fn look(&mut self, client: &Client, family: bool, relatives: bool) -> (Found, bool) {
-        let ours = self.watch.into_iter().chain([this_thread()]);
-        let skip = self.asking.iter().copied().chain(ours).collect();
         let kicked = |pause: &Pause| pause.state == Paused::Over && matches!(pause.kick, Kick::Signal(_));
         if self.paused.values().any(kicked) {
             return (Found::Running, false);
         }
+        let listening = Listening::of(&self.serving);
+        let ours = self.watch.into_iter().chain([this_thread()]).chain(listening.threads());
+        let skip = self.asking.iter().copied().chain(ours).collect();
         // Messages of another process count as coming from outside.
         let paused = self.paused.keys().filter(|_| !family);
-        let inside = paused.chain(&self.serving).copied().collect();
+        let inside = paused.chain(self.serving.keys()).copied().collect();
         let others: BTreeSet<i32> = self.relatives.keys().copied().collect();
-        let first = || if relatives { self.family.look(&others) } else { Ok(true) };
-        let (found, looked) =
+        let first = |all: &BTreeSet<ThreadId>| {
+            // Those that serve start no process.
+            let own = all.iter().copied().filter(|thread| !self.serving.contains_key(thread)).collect();
+            if relatives { self.family.look(&own, &others) } else { Ok(true) }
+        };
+        let (mut found, looked) =
             self.threads.look_around(&skip, &inside, first).unwrap_or_else(|error| client.blind(error));
-        if !relatives || !looked || found == Found::Running {
-            return (found, looked);
+        let mut sleep = looked;
+        if relatives && looked && found != Found::Running {
+            sleep = self.family.has_slept().unwrap_or_else(|error| client.blind(error));
         }
-        (found, self.family.has_slept().unwrap_or_else(|error| client.blind(error)))
+        if !listening.goes_on() {
+            found = Found::Running;
+        }
+        (found, sleep)
     }
 
     /// Sends what was said, to those who hear it.
     fn send_parts(&mut self, client: &Client) {
         let mut parts = std::mem::take(&mut self.parts);
         if let Some(mut first) = parts.first_entry() {
-            let names = Op::Dictionary { process: 0, entries: client.take_dictionary() };
-            first.get_mut().ops.splice(0..0, Some(names).filter(names_some));
+            first.get_mut().ops.splice(0..0, Some(client.take_dictionary()).filter(Op::says_something));
         }
         parts.into_values().for_each(|part| part.send(client, None));
     }
@@ -582,11 +607,9 @@ impl State {
             let number = part.process.as_ref().and_then(|process| self.said.get(process)?.number);
             part.ops.splice(0..0, number.map(|process| Op::Process(process.number())));
         }
-        let own = Op::Dictionary { process: 0, entries: client.take_dictionary() };
-        let others = self.said.values_mut().filter_map(|said| {
-            Some(Op::Dictionary { process: said.number?.number(), entries: std::mem::take(&mut said.dictionary) })
-        });
-        let names: Vec<Op> = std::iter::once(own).chain(others).filter(names_some).collect();
+        let others = self.said.values_mut().filter_map(|said| Some(said.dictionary.take(said.number?)));
+        let names: Vec<Op> =
+            std::iter::once(client.take_dictionary()).chain(others).filter(Op::says_something).collect();
         // The driver hears the wires in any order, and what parts name must be known once it has heard all.
         let quiet = Some(Quiet { parts: (parts.len() + usize::from(!names.is_empty())) as u32, outside });
         if parts.is_empty() || !names.is_empty() {
@@ -739,10 +762,6 @@ pub(crate) fn this_thread() -> ThreadId {
 fn is_readable(reader: &Arc<dyn Wire>) -> bool {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     rustix::event::poll(&mut [PollFd::from_borrowed_fd(reader.as_fd(), PollFlags::IN)], Some(&now)) == Ok(1)
-}
-
-fn names_some(op: &Op) -> bool {
-    !matches!(op, Op::Dictionary { entries, .. } if entries.is_empty())
 }
 
 /// Whether the process has children.

@@ -1,6 +1,7 @@
 //! A rank whose driver is written down here.
 
 use super::*;
+use std::cell::Cell;
 use std::thread;
 use uniference_protocol::arena::{self, Layout};
 use uniference_protocol::hello::VERSION;
@@ -72,8 +73,8 @@ fn end(client: Client) {
     LINKS.with_borrow_mut(|links| links.retain(|link| link.client != client.id));
 }
 
-fn names(entries: &[u8]) -> Op {
-    Op::Dictionary { process: 0, entries: entries.to_vec() }
+fn names(at: u64, entries: &[u8]) -> Op {
+    Op::Dictionary { process: 0, at, entries: entries.to_vec() }
 }
 
 #[test]
@@ -111,6 +112,65 @@ fn what_joint_threads_say_is_of_the_one_that_asks_next() {
         panic!("{said:?}")
     };
     assert_eq!(line, "b.py:7");
+}
+
+thread_local! {
+    static LOG: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Threads write to the log that `LOG` names.
+struct Logs;
+
+impl Capture for Logs {
+    fn take(&self, _: &mut Vec<u8>, _: &mut Vec<u8>) -> u64 {
+        0
+    }
+
+    fn log(&self) -> (u64, bool) {
+        (LOG.get(), false)
+    }
+
+    fn inside(&self, _: bool) {}
+
+    fn thread_started(&self) {}
+}
+
+/// A thread that works beside another one, and has a log of its own; then one that works for that thread.
+#[test]
+fn what_a_thread_says_goes_with_the_next_question_of_those_that_share_its_log() {
+    let (client, socket) = rank_whose(Compute::None);
+    let driver = driver(socket, vec![reply(now(0)), reply(now(0))]);
+    client.capture_with(Box::new(Logs));
+    client.join_threads();
+    std::thread::scope(|scope| {
+        let call = || {
+            LOG.set(1);
+            client.collective(GroupId(0), barrier(), None, "b.py:7").unwrap();
+        };
+        scope.spawn(call).join().unwrap();
+    });
+    client.now().unwrap();
+    LOG.set(1);
+    client.now().unwrap();
+    LOG.set(0);
+    end(client);
+    let said = driver.join().unwrap();
+    assert!(matches!(said[..], [Op::Now, Op::Site(_), Op::Issue { .. }, Op::Now]), "{said:?}");
+}
+
+/// It has said so to nobody, and waits for another thread, which may ask about it.
+#[test]
+fn a_thread_hands_over_what_it_has_said_before_it_waits() {
+    let (client, socket) = rank_whose(Compute::None);
+    let driver = driver(socket, vec![]);
+    client.capture_with(Box::new(Logs));
+    client.join_threads();
+    client.started.store(true, Relaxed);
+    client.collective(GroupId(0), barrier(), None, "a.py:1").unwrap();
+    client.hands_over();
+    end(client);
+    let said = driver.join().unwrap();
+    assert!(matches!(said[..], [Op::Site(_), Op::Issue { .. }]), "{said:?}");
 }
 
 #[test]
@@ -242,6 +302,10 @@ impl Capture for Written {
         1_000_000 * ran.len() as u64
     }
 
+    fn log(&self) -> (u64, bool) {
+        (0, !self.entries.lock().unwrap().is_empty())
+    }
+
     fn inside(&self, inside: bool) {
         self.inside.lock().unwrap().push(inside);
     }
@@ -272,7 +336,7 @@ fn a_slice_brings_its_operators_and_leaves_out_what_the_capture_took() {
     let said = driver.join().unwrap();
     // What is named comes first.
     let named: Vec<usize> = (0..said.len()).filter(|at| matches!(said[*at], Op::Dictionary { .. })).collect();
-    assert_eq!(named.iter().map(|at| &said[*at]).collect::<Vec<_>>(), [&names(&[1]), &names(&[2])]);
+    assert_eq!(named.iter().map(|at| &said[*at]).collect::<Vec<_>>(), [&names(0, &[1]), &names(1, &[2])]);
     assert!(named.iter().all(|at| matches!(said[at + 1], Op::Compute(_))), "{said:?}");
     let said = slices(said);
     // 2 ms of the 20 are the capture's.
@@ -342,7 +406,7 @@ fn what_operators_name_goes_ahead_of_all_threads_operators() {
     end(client);
     let mut frames = FrameBuffer::default();
     let first: Batch = frames.read(&socket).unwrap();
-    assert_eq!(first.ops, [names(&[1, 2])]);
+    assert_eq!(first.ops, [names(0, &[1, 2])]);
     let second: Batch = frames.read(&socket).unwrap();
     let [Op::Compute(slice), Op::Mark(_)] = &second.ops[..] else { panic!("{second:?}") };
     assert_eq!(slice.operators, [101]);
@@ -352,13 +416,13 @@ fn what_operators_name_goes_ahead_of_all_threads_operators() {
 fn what_was_said_right_behind_a_pause_ends_it() {
     let (client, _driver) = rank();
     let (theirs, ours) = UnixStream::pair().unwrap();
-    let (theirs, ours) = (UnixWire::of_rank(theirs), UnixWire::of_rank(ours));
+    let (theirs, ours) = (UnixWire::of_rank(theirs), listening::Listener::new(UnixWire::of_rank(ours)));
     let mut both = Vec::new();
     frame::encode(&Batch { ops: vec![Op::Pause(Span::For(SimDuration::from_us(1)))], ..Batch::default() }, &mut both);
     frame::encode(&Batch::default(), &mut both);
     theirs.write(&both).unwrap();
     let mut frames = FrameBuffer::default();
-    let first: Batch = frames.read(&ours).unwrap();
+    let first: Batch = frames.read(&ours.wire).unwrap();
     assert!(first.ops[0].asks() && !frames.is_empty());
     let (heard, hears) = std::sync::mpsc::channel();
     thread::scope(|scope| {

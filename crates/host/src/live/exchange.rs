@@ -568,7 +568,7 @@ impl Exchange {
                     self.data.folded(rank, name);
                     folded.push(name);
                 }
-                Op::Dictionary { process, entries } => self.names(rank, *process, std::mem::take(entries)),
+                Op::Dictionary { process, entries, .. } => self.names(rank, *process, std::mem::take(entries)),
                 Op::Compute(_) => {
                     let RankConversation { tasks, dictionary, .. } = &mut self.ranks[rank.index()];
                     tasks[task.index()].slices.push_back(dictionary.heard());
@@ -876,7 +876,8 @@ impl Exchange {
     }
 
     /// Whether it is the task's turn, and all it speaks of is known: what it waits for, another thread may have issued just now. What a slice hands to
-    /// streams is handed over before another thread's slice begins, which may name it.
+    /// streams is handed over before another thread's slice begins, which may name it, and so is what other threads have said of their streams before one asks
+    /// about the device: they may have told it of that.
     fn may_carry_out(&self, rank: RankId, task: TaskId) -> bool {
         let RankConversation { tasks, names, released, .. } = &self.ranks[rank.index()];
         let TaskConversation { state, ops, spoken_from, carried_out, .. } = &tasks[task.index()];
@@ -884,6 +885,11 @@ impl Exchange {
         let unknown = match ops.front() {
             Some(Op::Wait { handles, .. }) => !handles.iter().all(known),
             Some(Op::Compute(_)) => tasks.iter().any(|task| !task.pieces.is_empty()),
+            Some(Op::Synchronize { .. } | Op::Query { .. } | Op::Elapsed { .. }) => {
+                let says = |other: &TaskConversation| other.ops.iter().any(|op| matches!(op, Op::Compute(_)));
+                tasks.iter().any(|task| !task.pieces.is_empty())
+                    || tasks.iter().enumerate().any(|(other, said)| other != task.index() && says(said))
+            }
             _ => false,
         };
         // Whoever says something has left the pause before it.

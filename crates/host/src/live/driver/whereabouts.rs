@@ -36,7 +36,7 @@ pub(super) struct Looks {
 fn sleep_at_once(processes: &mut [&mut Threads]) -> io::Result<bool> {
     let everyone = BTreeSet::new();
     let Some((first, rest)) = processes.split_first_mut() else { return Ok(true) };
-    let (found, others_sleep) = first.look_around(&everyone, &everyone, || sleep_at_once(rest))?;
+    let (found, others_sleep) = first.look_around(&everyone, &everyone, |_| sleep_at_once(rest))?;
     Ok(found != Found::Running && others_sleep)
 }
 

@@ -475,7 +475,7 @@ impl Costs for ByBytes {
 }
 
 fn names(entries: &[u8]) -> Op {
-    Op::Dictionary { process: 0, entries: entries.to_vec() }
+    Op::Dictionary { process: 0, at: 0, entries: entries.to_vec() }
 }
 
 fn slice(us: u64, operators: &[u8]) -> Op {

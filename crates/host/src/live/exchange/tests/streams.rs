@@ -330,3 +330,18 @@ fn threads_share_the_streams_of_their_rank() {
     let tasks: Vec<TaskId> = std::iter::from_fn(|| exchange.take_ready()).map(|ready| ready.task).collect();
     assert_eq!((tasks, now(&exchange)), (vec![MAIN], 11.0));
 }
+
+/// Another thread has said two slices, and that it has recorded an event, as it then waits inside the process: 1 + 10, and not at once.
+#[test]
+fn who_waits_for_an_event_waits_for_what_other_threads_have_said_before() {
+    let slices = || vec![vec![host(1), kernel(1, 10), host(0)], vec![host(2), record(3, 1), host(0)]];
+    for question in [synchronize(DeviceWork::Event(3)), synchronize(DeviceWork::Device)] {
+        let mut exchange = ranks(1);
+        exchange.cost_with(Box::new(Scripted(slices())));
+        let other = exchange.open_task(RankId(0));
+        exchange.say(RankId(0), MAIN, vec![question], Some(OF_TWO));
+        exchange.say(RankId(0), other, vec![slice(0, &[0]), slice(0, &[1])], Some(OF_TWO));
+        assert_eq!(heard(&mut exchange), [(0, Answer::Go)]);
+        assert_eq!(now(&exchange), 11.0);
+    }
+}

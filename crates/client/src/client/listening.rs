@@ -1,0 +1,59 @@
+//! Owns how it is seen that threads of ours wait for their wires, which ask in the name of other processes' threads: by what they say of themselves, as there
+//! may be hundreds.
+
+use crate::quiescence::ThreadId;
+use rustix::event::{PollFd, PollFlags};
+use rustix::time::Timespec;
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use uniference_protocol::wire::UnixWire;
+
+/// What a thread of ours listens to that asks in the name of another process's.
+pub(crate) struct Listener {
+    pub(super) wire: UnixWire,
+    /// Odd while the thread waits for the wire.
+    turns: AtomicU32,
+}
+
+/// Threads that wait for their wires, each with what its `turns` were when that was seen.
+pub(super) struct Listening<'a>(Vec<(ThreadId, &'a Listener, u32)>);
+
+impl Listener {
+    pub(super) fn new(wire: UnixWire) -> Listener {
+        Listener { wire, turns: AtomicU32::new(0) }
+    }
+
+    /// Waits until the wire has something to read, or never will; or until a signal comes, which is an error.
+    pub(super) fn wait(&self) -> io::Result<()> {
+        self.turns.fetch_add(1, SeqCst);
+        let heard = rustix::event::poll(&mut [PollFd::new(&self.wire, PollFlags::IN)], None);
+        self.turns.fetch_add(1, SeqCst);
+        Ok(heard.map(drop)?)
+    }
+}
+
+impl<'a> Listening<'a> {
+    pub(super) fn of(serving: &'a BTreeMap<ThreadId, Option<Arc<Listener>>>) -> Listening<'a> {
+        let waits = |(thread, listener): (&ThreadId, &'a Option<Arc<Listener>>)| {
+            let listener = listener.as_deref()?;
+            let turns = listener.turns.load(SeqCst);
+            (turns % 2 == 1).then_some((*thread, listener, turns))
+        };
+        Listening(serving.iter().filter_map(waits).collect())
+    }
+
+    pub(super) fn threads(&self) -> impl Iterator<Item = ThreadId> {
+        self.0.iter().map(|(thread, ..)| *thread)
+    }
+
+    /// Whether all of them have waited since, and have nothing to read: one that is about to go on has not read yet.
+    pub(super) fn goes_on(&self) -> bool {
+        let mut fds: Vec<PollFd<'_>> =
+            self.0.iter().map(|(_, listener, _)| PollFd::new(&listener.wire, PollFlags::IN)).collect();
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let is_silent = fds.is_empty() || rustix::event::poll(&mut fds, Some(&now)) == Ok(0);
+        is_silent && self.0.iter().all(|(_, listener, turns)| listener.turns.load(SeqCst) == *turns)
+    }
+}

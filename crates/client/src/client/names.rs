@@ -1,0 +1,55 @@
+//! Owns what operators name by number: as far as it was said of this process, and what came of it from others.
+
+use super::Client;
+use std::collections::BTreeMap;
+use std::sync::MutexGuard;
+use uniference_protocol::messages::Op;
+use uniference_sim::ids::OfProcess;
+
+/// What the operators of all threads name by number.
+#[derive(Default)]
+pub(super) struct Dictionary {
+    /// As far as nobody was told.
+    pub(super) new: Vec<u8>,
+    /// How many bytes were told.
+    told: u64,
+}
+
+/// Pieces of what another process's operators name by number. They come on several wires, in any order; once all threads wait, all have come.
+#[derive(Default)]
+pub(super) struct Pieces {
+    /// By where they begin.
+    pieces: BTreeMap<u64, Vec<u8>>,
+}
+
+impl Pieces {
+    pub(super) fn insert(&mut self, at: u64, piece: Vec<u8>) {
+        self.pieces.insert(at, piece);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    /// All that have come, of the process of this number.
+    pub(super) fn take(&mut self, process: OfProcess) -> Op {
+        let pieces = std::mem::take(&mut self.pieces);
+        let at = pieces.first_key_value().map_or(0, |(at, _)| *at);
+        Op::Dictionary { process: process.number(), at, entries: pieces.into_values().flatten().collect() }
+    }
+}
+
+impl Client {
+    pub(super) fn dictionary(&self) -> MutexGuard<'_, Dictionary> {
+        self.dictionary.lock().expect("no holder of this lock panics")
+    }
+
+    /// What the operators of all threads name by number and the driver has not been told.
+    pub(super) fn take_dictionary(&self) -> Op {
+        let mut dictionary = self.dictionary();
+        let entries = std::mem::take(&mut dictionary.new);
+        let at = dictionary.told;
+        dictionary.told += entries.len() as u64;
+        Op::Dictionary { process: 0, at, entries }
+    }
+}
