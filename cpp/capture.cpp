@@ -466,11 +466,11 @@ __attribute__((visibility("default"))) uint64_t uniference_capture_take(const ui
   return static_cast<uint64_t>(took);
 }
 
-// Which log the calling thread writes to; `written`: whether anything stands in it.
+// The number of the log that the calling thread writes to; `written`: whether anything stands in it.
 __attribute__((visibility("default"))) uint64_t uniference_capture_log(int* written) {
   Log::Writer log;
   *written = !log->empty();
-  return reinterpret_cast<uintptr_t>(&*log);
+  return log->number();
 }
 
 // Says what a storage (torch's `UntypedStorage._cdata`) is for; see `Kind`.

@@ -6,6 +6,7 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -152,6 +153,9 @@ class Log {
 
   bool empty() const { return entries_.empty(); }
 
+  // Which log of the process it is, counted from 1.
+  uint64_t number() const { return number_; }
+
   ~Log() {
     if (!entries_.empty()) Dictionary::get().leave(entries_);
   }
@@ -203,10 +207,13 @@ class Log {
 
  private:
   struct Owner;
-  static std::shared_ptr<Owner>& own();
+  struct Own;
+  static const std::shared_ptr<Owner>& own();
   static Log& of_this_thread();
 
   static inline bool wanted_ = true;
+  static inline std::atomic<uint64_t> count_ = 0;
+  const uint64_t number_ = ++count_;
   std::mutex mutex_;
   Stream entries_;
   uint64_t last_ = 0;
@@ -217,15 +224,31 @@ struct Log::Owner : c10::DebugInfoBase {
   Log log;
 };
 
-inline std::shared_ptr<Log::Owner>& Log::own() {
-  static thread_local std::shared_ptr<Owner> own = std::make_shared<Owner>();
-  return own;
+// A thread's own.
+struct Log::Own {
+  std::shared_ptr<Owner> owner = std::make_shared<Owner>();
+  ~Own() { gone = true; }
+  // What the thread has of its own is being destroyed: what runs then writes to a log that nobody takes.
+  static inline thread_local bool gone = false;
+};
+
+inline const std::shared_ptr<Log::Owner>& Log::own() {
+  static thread_local Own own;
+  return own.owner;
 }
 
 // Under the kind of which torch's own code makes no use.
-inline void Log::begin() { c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::TEST_INFO_2, own()); }
+inline void Log::begin() {
+  // Torch's information is made first, and so destroyed last.
+  c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::TEST_INFO_2);
+  c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::TEST_INFO_2, own());
+}
 
 inline Log& Log::of_this_thread() {
+  if (Own::gone) {
+    static Log& nobodys = *new Log();
+    return nobodys;
+  }
   auto* owner = static_cast<Owner*>(c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::TEST_INFO_2));
   const bool works_for_it = owner != nullptr && owner != own().get() && torch::autograd::get_current_graph_task_id() != -1;
   return works_for_it ? owner->log : own()->log;

@@ -19,7 +19,7 @@ model = "h100-sxm"
 """
 
 HEAD = """
-import json, queue, threading, time
+import json, threading, time
 from concurrent.futures import ThreadPoolExecutor
 import torch
 
@@ -111,10 +111,12 @@ def test_launches_of_a_thread_take_its_own_time_while_another_one_asks(tmp_path:
 stop = threading.Event()
 
 def asks():
-    event = torch.cuda.Event()
+    event, stream = torch.cuda.Event(), torch.cuda.Stream()
     while not stop.is_set():
-        event.record(torch.cuda.Stream())
+        event.record(stream)
+        begun = time.perf_counter()
         event.synchronize()
+        took["asks"] = max(took.get("asks", 0), 1e3 * (time.perf_counter() - begun))
         time.sleep(1e-5)
 
 def launches(name):
@@ -136,3 +138,5 @@ thread.join()
     took = milliseconds(tmp_path, body)
     assert took["alone"] > 0.3, took
     assert took["alone"] <= took["beside it"] < 1.1 * took["alone"], took
+    # Its event is on a stream of its own, on which there is nothing.
+    assert took["asks"] < 0.1, took

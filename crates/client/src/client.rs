@@ -92,7 +92,7 @@ pub struct Client {
     processor: Option<u32>,
     rounds: Rounds,
     /// Of threads that take turns: what they have said, and nobody has sent.
-    /// Of each log that is not empty, in the order in which they were begun.
+    /// By the log that they write to; only where something is unsaid, and in the order in which that began.
     joint: OnceLock<Mutex<Vec<(u64, Joint)>>>,
     /// The rank's clock at its last answer, in picoseconds.
     clock: AtomicU64,

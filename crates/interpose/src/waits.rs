@@ -40,6 +40,8 @@ thread_local! {
 /// Waits in virtual time. `attempt` waits on the host, and returns what the C library does, with errno; `is_over` tells which of that
 /// means that nothing has come.
 fn wait(client: &Client, span: Span, is_over: impl Fn(c_int) -> bool, attempt: impl Fn(Host) -> c_int) -> c_int {
+    // Whether there is something to wait for may depend on the host.
+    client.hands_over();
     let first = attempt(Host::Not);
     let found = if first > 0 { FOUND_AT_ONCE.get() + 1 } else { 0 };
     FOUND_AT_ONCE.set(found % MOST_FOUND_AT_ONCE);
@@ -281,8 +283,8 @@ unsafe fn select_sets(
 
 // Semaphores
 
-/// As in the C library. CPython tries its locks by this first. Whether it gets one may depend on which thread of the host was faster; what it has to hand over
-/// must not, so it does that in any case.
+/// As in the C library. CPython up to 3.12 tries its locks by this first. Whether it gets one may depend on which thread of the host was faster; what it has
+/// to hand over must not, so it does that in any case.
 ///
 /// # Safety
 /// As in the C library.

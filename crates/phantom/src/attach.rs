@@ -137,6 +137,10 @@ pub(crate) mod tests {
             0
         }
         extern "C" fn synchronize(_: u32) {}
+        extern "C" fn synchronize_event(_: u32, _: u32) {}
+        extern "C" fn query_event(event: u32, _: u32) -> c_int {
+            query(event)
+        }
         extern "C" fn query(_: u32) -> c_int {
             1
         }
@@ -167,10 +171,10 @@ pub(crate) mod tests {
             host_function,
             uses,
             synchronize_stream: synchronize,
-            synchronize_event: synchronize,
+            synchronize_event,
             synchronize_device: synchronize,
             query_stream: query,
-            query_event: query,
+            query_event,
             elapsed,
             number,
             times,

@@ -83,7 +83,8 @@ struct Event {
     device: usize,
     flags: u32,
     exists: bool,
-    is_recorded: bool,
+    /// How often it was recorded; what a graph captures counts where that is launched.
+    records: u32,
     /// Recorded last while a graph was captured: what happens before it there.
     captured: Option<(usize, Vec<usize>)>,
 }
@@ -336,7 +337,7 @@ pub(crate) fn wait_event(stream: Handle, event: Handle, flags: u32) -> Result<()
         return state.submit(stream, Node::Wait { event: number as u32 });
     }
     state.join(stream, number)?;
-    if state.events[number].is_recorded || state.events[number].captured.is_some() {
+    if state.events[number].records > 0 || state.events[number].captured.is_some() {
         state.order(stream);
         arrivals::wait_event(stream, number as u32);
         tell(|link| (link.wait_event)(stream, number as u32));
@@ -350,8 +351,8 @@ pub(crate) fn wait_event(stream: Handle, event: Handle, flags: u32) -> Result<()
 pub(crate) fn synchronize_event(event: Handle) -> Result<(), Status> {
     match lock().recorded(event)? {
         None => Ok(()),
-        Some(number) => {
-            wait(|link| (link.synchronize_event)(number));
+        Some((number, records)) => {
+            wait(|link| (link.synchronize_event)(number, records));
             cupti::waited(cupti::Waited::Event, device::current(), None, Some(number));
             arrivals::settle_event(number);
             Ok(())
@@ -361,8 +362,8 @@ pub(crate) fn synchronize_event(event: Handle) -> Result<(), Status> {
 
 /// Whether an event has happened; one that was never recorded has.
 pub(crate) fn query_event(event: Handle) -> Result<bool, Status> {
-    let Some(number) = lock().recorded(event)? else { return Ok(true) };
-    let has_happened = ask(|link| (link.query_event)(number));
+    let Some((number, records)) = lock().recorded(event)? else { return Ok(true) };
+    let has_happened = ask(|link| (link.query_event)(number, records));
     // Who knows that it has happened need not have its streams wait for it.
     if has_happened {
         arrivals::settle_happened(number);
@@ -384,10 +385,11 @@ pub(crate) fn elapsed(start: Handle, end: Handle) -> Result<f32, Status> {
         };
         (timed(start)?, timed(end)?)
     };
-    if !ask(|link| (link.query_event)(start)) || !ask(|link| (link.query_event)(end)) {
+    let has_happened = |(event, records)| ask(|link| (link.query_event)(event, records));
+    if !has_happened(start) || !has_happened(end) {
         return Err(NOT_READY);
     }
-    Ok(link().map_or(0.0, |link| (link.elapsed)(start, end) as f64 / 1e6) as f32)
+    Ok(link().map_or(0.0, |link| (link.elapsed)(start.0, end.0) as f64 / 1e6) as f32)
 }
 
 fn tell(say: impl FnOnce(&Link)) {
@@ -431,7 +433,7 @@ impl State {
             let own = device::own().unwrap_or(0);
             self.streams.push(Stream::new(own, 0, 0, true));
             self.legacy.insert(own, 0);
-            self.events.push(Event { device: 0, flags: 0, exists: false, is_recorded: false, captured: None });
+            self.events.push(Event { device: 0, flags: 0, exists: false, records: 0, captured: None });
             self.graphs.push(graphs::Graph::default());
             self.execs.push(graphs::Exec::default());
         }
@@ -446,7 +448,7 @@ impl State {
     }
 
     fn add_event(&mut self, device: usize, flags: u32) -> usize {
-        self.events.push(Event { device, flags, exists: true, is_recorded: false, captured: None });
+        self.events.push(Event { device, flags, exists: true, records: 0, captured: None });
         self.events.len() - 1
     }
 
@@ -484,12 +486,12 @@ impl State {
         self.events.get(number).filter(|event| event.exists).map(|_| number).ok_or(INVALID_HANDLE)
     }
 
-    /// The number of an event that can be asked. `None`: it was never recorded.
-    fn recorded(&self, event: Handle) -> Result<Option<u32>, Status> {
+    /// The number of an event that can be asked, and how often it was recorded. `None`: it was never recorded.
+    fn recorded(&self, event: Handle) -> Result<Option<(u32, u32)>, Status> {
         let number = self.event(event)?;
         match &self.events[number] {
             Event { captured: Some(_), .. } => Err(CAPTURED_EVENT),
-            event => Ok(event.is_recorded.then_some(number as u32)),
+            event => Ok((event.records > 0).then_some((number as u32, event.records))),
         }
     }
 
@@ -528,13 +530,13 @@ impl State {
     /// A graph was launched that records an event outside of it.
     fn has_recorded(&mut self, event: u32) {
         let event = &mut self.events[event as usize];
-        (event.is_recorded, event.captured) = (true, None);
+        (event.records, event.captured) = (event.records + 1, None);
     }
 
     fn record(&mut self, event: usize, stream: u32) -> Result<(), Status> {
         let captured = self.streams[stream as usize].capture.as_ref().map(|c| (c.graph, c.frontier.clone()));
         let event_state = &mut self.events[event];
-        event_state.is_recorded |= captured.is_none();
+        event_state.records += u32::from(captured.is_none());
         event_state.captured = captured;
         arrivals::record(event as u32, stream);
         tell(|link| (link.record)(event as u32, stream));

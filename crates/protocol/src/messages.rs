@@ -32,7 +32,8 @@ pub enum Op {
     Dictionary {
         /// Which; 0: the rank's own.
         process: u32,
-        /// How many bytes the process has said before: it says them on several wires.
+        /// How many bytes the process has said before. Threads of a process that a rank has started say them on several wires, of which the rank's process
+        /// puts them in order; to the driver they come in order.
         at: u64,
         /// As its capture has written them down.
         entries: Vec<u8>,
@@ -234,7 +235,12 @@ pub enum DeviceWork {
     /// All that was handed to a stream.
     Stream(u32),
     /// All before an event, as it was recorded last.
-    Event(u32),
+    Event {
+        /// Which.
+        event: u32,
+        /// How often it was recorded, also by threads that have not said so yet.
+        records: u32,
+    },
     /// All.
     Device,
 }

@@ -7,7 +7,7 @@
 use std::ffi::{c_char, c_int, c_void};
 
 /// Of this interface. Both sides refuse another one.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 
 /// The name of the function of the type [`Attach`].
 pub const ATTACH: &str = "uniference_phantom_attach";
@@ -166,14 +166,14 @@ pub struct Link {
     pub uses: extern "C" fn(device: u32) -> c_int,
     /// Returns in virtual time when the stream is empty.
     pub synchronize_stream: extern "C" fn(stream: u32),
-    /// Returns when the event, as recorded last, has happened.
-    pub synchronize_event: extern "C" fn(event: u32),
+    /// Returns when the event, as recorded last, has happened; it was recorded so many times.
+    pub synchronize_event: extern "C" fn(event: u32, records: u32),
     /// Returns when all streams of the device are empty.
     pub synchronize_device: extern "C" fn(device: u32),
     /// Whether the stream is empty: 1, else 0.
     pub query_stream: extern "C" fn(stream: u32) -> c_int,
-    /// Whether the event has happened: 1, else 0.
-    pub query_event: extern "C" fn(event: u32) -> c_int,
+    /// Whether the event has happened, as recorded last of so many times: 1, else 0.
+    pub query_event: extern "C" fn(event: u32, records: u32) -> c_int,
     /// Nanoseconds between two events that have happened; negative if the second one was first.
     pub elapsed: extern "C" fn(start: u32, end: u32) -> i64,
     /// What this thread hands to a stream next, by `launch`, `copy` or `graph_launch`, has this number: of what is captured into a graph always, of the rest

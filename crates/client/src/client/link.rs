@@ -193,7 +193,8 @@ impl Client {
     /// The calling thread may be about to wait for another one, or ends: what it has handed to the device and nobody was told of, the other one may ask
     /// for.
     pub fn hands_over(&self) {
-        if self.joint.get().is_none() || relays() || is_exiting() || self.is_inside() {
+        let is_nobodys = || relays() || is_exiting() || self.is_inside() || self.refuse_in_fork().is_err();
+        if self.joint.get().is_none() || !self.rounds.threaded() || is_nobodys() {
             return;
         }
         let is_written = self.capture().is_some_and(|capture| capture.log().1);

@@ -1,5 +1,4 @@
-//! Owns how it is seen that threads of ours wait for their wires, which ask in the name of other processes' threads: by what they say of themselves, as there
-//! may be hundreds.
+//! Owns the detection of relay threads that are blocked on their wires. There may be hundreds of these threads, so they say it of themselves.
 
 use crate::quiescence::ThreadId;
 use rustix::event::{PollFd, PollFlags};
@@ -55,5 +54,32 @@ impl<'a> Listening<'a> {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let is_silent = fds.is_empty() || rustix::event::poll(&mut fds, Some(&now)) == Ok(0);
         is_silent && self.0.iter().all(|(_, listener, turns)| listener.turns.load(SeqCst) == *turns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+    use std::thread;
+    use uniference_protocol::wire::Wire;
+
+    #[test]
+    fn a_thread_that_waits_for_its_wire_goes_on_when_there_is_something_to_read() {
+        let (theirs, ours) = UnixStream::pair().unwrap();
+        let (theirs, listener) = (UnixWire::of_rank(theirs), Arc::new(Listener::new(UnixWire::of_rank(ours))));
+        let serving = BTreeMap::from([(1, Some(Arc::clone(&listener))), (2, None)]);
+        assert_eq!(Listening::of(&serving).threads().count(), 0, "it does not wait yet");
+        let waits = thread::spawn(move || listener.wait().unwrap());
+        while Listening::of(&serving).threads().count() == 0 {
+            thread::yield_now();
+        }
+        let listening = Listening::of(&serving);
+        assert_eq!(listening.threads().collect::<Vec<_>>(), [1]);
+        assert!(listening.goes_on());
+        theirs.write(&[0]).unwrap();
+        assert!(!listening.goes_on(), "there is something to read, or it has gone on");
+        waits.join().unwrap();
+        assert!(!listening.goes_on() && Listening::of(&serving).threads().count() == 0);
     }
 }

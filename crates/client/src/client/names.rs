@@ -15,7 +15,7 @@ pub(super) struct Dictionary {
     told: u64,
 }
 
-/// Pieces of what another process's operators name by number. They come on several wires, in any order; once all threads wait, all have come.
+/// Pieces of what another process's operators name by number. They come on several wires, in any order; when a round ends as all threads wait, all have come.
 #[derive(Default)]
 pub(super) struct Pieces {
     /// By where they begin.
@@ -51,5 +51,22 @@ impl Client {
         let at = dictionary.told;
         dictionary.told += entries.len() as u64;
         Op::Dictionary { process: 0, at, entries }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_put_in_the_order_in_which_they_were_written() {
+        let mut pieces = Pieces::default();
+        pieces.insert(2, vec![3]);
+        pieces.insert(0, vec![1, 2]);
+        let process = OfProcess::new(5).unwrap();
+        assert_eq!(pieces.take(process), Op::Dictionary { process: 5, at: 0, entries: vec![1, 2, 3] });
+        assert!(pieces.is_empty());
+        pieces.insert(3, vec![4]);
+        assert_eq!(pieces.take(process), Op::Dictionary { process: 5, at: 3, entries: vec![4] });
     }
 }

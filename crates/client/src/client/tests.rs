@@ -165,12 +165,16 @@ fn a_thread_hands_over_what_it_has_said_before_it_waits() {
     let driver = driver(socket, vec![]);
     client.capture_with(Box::new(Logs));
     client.join_threads();
+    client.begins_threads();
     client.started.store(true, Relaxed);
     client.collective(GroupId(0), barrier(), None, "a.py:1").unwrap();
+    client.rounds.end(&client);
+    client.mark(Mark::End).unwrap();
     client.hands_over();
+    client.rounds.end(&client);
     end(client);
     let said = driver.join().unwrap();
-    assert!(matches!(said[..], [Op::Site(_), Op::Issue { .. }]), "{said:?}");
+    assert!(matches!(said[..], [Op::Site(_), Op::Issue { .. }, Op::Mark(_)]), "{said:?}");
 }
 
 #[test]

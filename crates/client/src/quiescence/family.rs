@@ -187,7 +187,7 @@ impl Process {
         for (id, Relative { thread, .. }) in &mut self.threads {
             let is_awake = match thread.waits() {
                 // Signals, by which others wake it, come to the first thread, if that lets them.
-                Some(call) if self.slept && call.is_inside(true) && *id != pid => false,
+                Some(call) if self.slept && call.waits_for_its_process() && *id != pid => false,
                 Some(_) if self.slept => thread.is_awake()?,
                 _ => match thread.sleeps()? {
                     Sleep::Over => false,

@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn a_futex_that_can_be_shared_counts_as_outside_where_memory_may_be_shared() {
-        let call = |number: &str, operation| Call { number: number.into(), second: operation };
+        let call = |number: &str, operation| Call { number: number.into(), second: operation, fourth: 0 };
         // FUTEX_WAIT is 0.
         let (private, shared) = (call(INSIDE[0], PRIVATE), call(INSIDE[0], 0));
         assert!(private.is_inside(true) && private.is_inside(false) && shared.is_inside(false));

@@ -58,6 +58,8 @@ pub(super) struct Call {
     pub(super) number: String,
     /// Its second argument: of a futex, the operation.
     pub(super) second: u64,
+    /// Its fourth argument: of a futex, where the time-out is, if there is one.
+    pub(super) fourth: u64,
 }
 
 impl Call {
@@ -65,6 +67,11 @@ impl Call {
     pub(super) fn is_inside(&self, shares: bool) -> bool {
         let is_private = self.number != INSIDE[0] || self.second & PRIVATE != 0;
         INSIDE.contains(&self.number.as_str()) && (!shares || is_private)
+    }
+
+    /// Whether only another thread of its process ends it, unless a signal does.
+    pub(super) fn waits_for_its_process(&self) -> bool {
+        self.is_inside(true) && self.fourth == 0
     }
 
     /// Whether it ends by itself.
@@ -153,10 +160,14 @@ impl Thread {
         };
         let mut words = line.as_str().split_ascii_whitespace();
         let number = words.next().unwrap_or_default().to_owned();
-        let second = words.nth(1).and_then(|word| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok());
+        let mut argument = |place| {
+            let word: Option<&str> = words.nth(place);
+            word.and_then(|word| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok()).unwrap_or_default()
+        };
+        let (second, fourth) = (argument(1), argument(1));
         // "-1": it was interrupted outside any call, as by a page that comes from a disk.
         let runs = matches!(number.as_str(), "running" | "-1");
-        Ok((!runs).then(|| Call { number, second: second.unwrap_or_default() }))
+        Ok((!runs).then_some(Call { number, second, fourth }))
     }
 
     fn turns(&self) -> io::Result<Line> {

@@ -876,19 +876,19 @@ impl Exchange {
     }
 
     /// Whether it is the task's turn, and all it speaks of is known: what it waits for, another thread may have issued just now. What a slice hands to
-    /// streams is handed over before another thread's slice begins, which may name it, and so is what other threads have said of their streams before one asks
-    /// about the device: they may have told it of that.
+    /// streams is handed over before another thread's slice begins, which may name it; and so is, before one asks about the device, what other threads have said
+    /// that it may ask about.
     fn may_carry_out(&self, rank: RankId, task: TaskId) -> bool {
-        let RankConversation { tasks, names, released, .. } = &self.ranks[rank.index()];
-        let TaskConversation { state, ops, spoken_from, carried_out, .. } = &tasks[task.index()];
+        let RankConversation { tasks, names, released, streams, .. } = &self.ranks[rank.index()];
+        let TaskConversation { state, ops, spoken_from, carried_out, process, .. } = &tasks[task.index()];
         let known = |handle: &LocalHandle| names.contains_key(handle) || released.contains(*handle);
         let unknown = match ops.front() {
             Some(Op::Wait { handles, .. }) => !handles.iter().all(known),
             Some(Op::Compute(_)) => tasks.iter().any(|task| !task.pieces.is_empty()),
-            Some(Op::Synchronize { .. } | Op::Query { .. } | Op::Elapsed { .. }) => {
-                let says = |other: &TaskConversation| other.ops.iter().any(|op| matches!(op, Op::Compute(_)));
-                tasks.iter().any(|task| !task.pieces.is_empty())
-                    || tasks.iter().enumerate().any(|(other, said)| other != task.index() && says(said))
+            Some(Op::Synchronize { work, .. } | Op::Query { work, .. }) if !streams.knows(*process, *work) => {
+                let hands_over = |op: &Op| matches!(op, Op::Compute(_) | Op::Issue { stream: Some(_), .. });
+                let others = tasks.iter().enumerate().filter(|(other, _)| *other != task.index());
+                others.map(|(_, said)| said).any(|said| !said.pieces.is_empty() || said.ops.iter().any(hands_over))
             }
             _ => false,
         };

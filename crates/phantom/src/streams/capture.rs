@@ -233,7 +233,7 @@ impl State {
         let captured = self.events[event].captured.clone();
         let current = self.streams[stream as usize].capture.as_ref().map(|capture| capture.graph);
         match (captured, current) {
-            (None, Some(graph)) if self.events[event].is_recorded => {
+            (None, Some(graph)) if self.events[event].records > 0 => {
                 self.graphs[graph].is_invalid = true;
                 Err(CAPTURE_ISOLATION)
             }

@@ -116,8 +116,8 @@ extern "C" fn synchronize_stream(stream: u32) {
     client().synchronize(DeviceWork::Stream(stream));
 }
 
-extern "C" fn synchronize_event(event: u32) {
-    client().synchronize(DeviceWork::Event(event));
+extern "C" fn synchronize_event(event: u32, records: u32) {
+    client().synchronize(DeviceWork::Event { event, records });
 }
 
 /// A rank computes on one device.
@@ -131,7 +131,7 @@ extern "C" fn query_stream(stream: u32) -> c_int {
 
 /// PyTorch's allocator asks within an operator, whenever that allocates, whether another stream is through with memory that was freed. That it is not is
 /// not asked again for some operators, and not so often: all threads of the rank would have to wait each time, to learn that virtual time may come so far.
-extern "C" fn query_event(event: u32) -> c_int {
+extern "C" fn query_event(event: u32, records: u32) -> c_int {
     const OPERATORS: u64 = 16;
     let operator = RUNNING_OPERATOR.get().map_or(0, |running| running());
     let is_known = |denied: &mut BTreeMap<u32, Denied>| match denied.get_mut(&event) {
@@ -144,7 +144,7 @@ extern "C" fn query_event(event: u32) -> c_int {
     if DENIED.with_borrow_mut(is_known) {
         return 0;
     }
-    let ended = client().has_ended(DeviceWork::Event(event));
+    let ended = client().has_ended(DeviceWork::Event { event, records });
     DENIED.with_borrow_mut(|denied| match operator > 0 && !ended {
         true => drop(denied.insert(event, Denied { by: operator, left: OPERATORS })),
         false => drop(denied.remove(&event)),

@@ -78,8 +78,8 @@ pub enum CopyEngine {
 #[derive(Default)]
 pub(super) struct Streams {
     streams: BTreeMap<u32, Stream>,
-    /// By number, what reaches the event as it was recorded last.
-    events: BTreeMap<u32, Handle>,
+    /// By number, what reaches the event as it was recorded last, and how often it was.
+    events: BTreeMap<u32, (Handle, u32)>,
     engines: BTreeMap<CopyEngine, Handle>,
 }
 
@@ -131,7 +131,8 @@ impl Streams {
                 if blocks { Some(handle) } else { oldest }
             }
             Piece::Record { event, stream } => {
-                self.events.insert(event, handle);
+                let before = self.events.get(&event).map_or(0, |(_, records)| *records);
+                self.events.insert(event, (handle, before + 1));
                 self.streams.entry(stream).or_default().last = Some(handle);
                 None
             }
@@ -141,7 +142,7 @@ impl Streams {
 
     /// What is handed to the stream next waits for the event; one that was never recorded has no effect.
     pub(super) fn wait(&mut self, stream: u32, event: u32) {
-        let reached = self.events.get(&event).copied();
+        let reached = self.events.get(&event).map(|(handle, _)| *handle);
         self.streams.entry(stream).or_default().awaited.extend(reached);
     }
 
@@ -166,10 +167,20 @@ impl Streams {
             DeviceWork::Stream(stream) => own(stream)
                 .and_then(|stream| self.streams.get(&stream))
                 .map_or_else(Vec::new, |stream| stream.ends().collect()),
-            DeviceWork::Event(event) => {
-                own(event).and_then(|event| self.events.get(&event)).copied().into_iter().collect()
+            DeviceWork::Event { event, .. } => {
+                own(event).and_then(|event| self.events.get(&event)).map(|(handle, _)| *handle).into_iter().collect()
             }
             DeviceWork::Device => self.ends_of(|stream| process.has_given(stream)),
+        }
+    }
+
+    /// Whether all of this work was handed over that there is, if other threads have nothing to hand over that they have said.
+    pub(super) fn knows(&self, process: OfProcess, work: DeviceWork) -> bool {
+        match work {
+            DeviceWork::Event { event, records } => process
+                .short(event)
+                .is_none_or(|event| self.events.get(&event).is_some_and(|(_, known)| *known >= records)),
+            DeviceWork::Stream(_) | DeviceWork::Device => false,
         }
     }
 
@@ -189,6 +200,7 @@ impl Streams {
         let of_streams = streams.flat_map(|stream| {
             stream.last.iter().chain(&stream.awaited).chain(&stream.launches).chain(&stream.before_call)
         });
-        of_streams.chain(self.events.values()).chain(self.engines.values()).copied().collect()
+        let of_events = self.events.values().map(|(handle, _)| handle);
+        of_streams.chain(of_events).chain(self.engines.values()).copied().collect()
     }
 }

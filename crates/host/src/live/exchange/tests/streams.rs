@@ -174,7 +174,7 @@ fn the_time_between_events_is_known_when_both_have_happened() {
         say(&mut exchange, 0, vec![question]);
         (heard(&mut exchange), now(&exchange))
     };
-    assert_eq!(ask(synchronize(DeviceWork::Event(2))), (vec![(0, Answer::Go)], 11.0));
+    assert_eq!(ask(synchronize(DeviceWork::Event { event: 2, records: 1 })), (vec![(0, Answer::Go)], 11.0));
     // The first one was recorded again behind the second.
     assert_eq!(ask(elapsed(1, 2)), (vec![(0, Answer::Elapsed(Some(0)))], 12.0));
 
@@ -249,12 +249,12 @@ fn processes_of_a_rank_have_numbers_of_their_own() {
     };
     let both = vec![slice(0, &[0]), Op::Process(2), slice(0, &[1]), synchronize(DeviceWork::Device)];
     assert_eq!(ask(both), (vec![(0, Answer::Go)], 14.0));
-    for work in [DeviceWork::Stream(7), DeviceWork::Event(4)] {
+    for work in [DeviceWork::Stream(7), DeviceWork::Event { event: 4, records: 1 }] {
         assert_eq!(ask(vec![query(work)]), (vec![(0, Answer::Ended(true))], 14.0));
     }
     let (told, _) = ask(vec![Op::Times]);
     assert_eq!(times(&told), [(3, 0, [2.0, 2.0, 14.0])]);
-    let (told, at) = ask(vec![Op::Process(0), synchronize(DeviceWork::Event(4))]);
+    let (told, at) = ask(vec![Op::Process(0), synchronize(DeviceWork::Event { event: 4, records: 1 })]);
     assert_eq!((told, at), (vec![(0, Answer::Go)], 17.0));
     let (told, _) = ask(vec![Op::Times]);
     assert_eq!(times(&told), [(3, 0, [1.0, 1.0, 17.0])]);
@@ -303,7 +303,7 @@ fn who_asks_whether_a_stream_is_empty_comes_to_its_end() {
     }
     assert_eq!((told, looks, now(&exchange)), (vec![(0, Answer::Ended(true))], 10, 11.0));
     // Of what was never used nothing is left to be done.
-    say(&mut exchange, 0, vec![query(DeviceWork::Event(5))]);
+    say(&mut exchange, 0, vec![query(DeviceWork::Event { event: 5, records: 1 })]);
     assert_eq!(heard(&mut exchange), [(0, Answer::Ended(true))]);
 }
 
@@ -335,7 +335,7 @@ fn threads_share_the_streams_of_their_rank() {
 #[test]
 fn who_waits_for_an_event_waits_for_what_other_threads_have_said_before() {
     let slices = || vec![vec![host(1), kernel(1, 10), host(0)], vec![host(2), record(3, 1), host(0)]];
-    for question in [synchronize(DeviceWork::Event(3)), synchronize(DeviceWork::Device)] {
+    for question in [synchronize(DeviceWork::Event { event: 3, records: 1 }), synchronize(DeviceWork::Device)] {
         let mut exchange = ranks(1);
         exchange.cost_with(Box::new(Scripted(slices())));
         let other = exchange.open_task(RankId(0));
