@@ -48,7 +48,7 @@ impl<'a> Listening<'a> {
     }
 
     /// Whether all of them have waited since, and have nothing to read: one that is about to go on has not read yet.
-    pub(super) fn goes_on(&self) -> bool {
+    pub(super) fn still_waits(&self) -> bool {
         let mut fds: Vec<PollFd<'_>> =
             self.0.iter().map(|(_, listener, _)| PollFd::new(&listener.wire, PollFlags::IN)).collect();
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -65,7 +65,7 @@ mod tests {
     use uniference_protocol::wire::Wire;
 
     #[test]
-    fn a_thread_that_waits_for_its_wire_goes_on_when_there_is_something_to_read() {
+    fn a_thread_that_waits_for_its_wire_is_told_from_one_that_has_something_to_read() {
         let (theirs, ours) = UnixStream::pair().unwrap();
         let (theirs, listener) = (UnixWire::of_rank(theirs), Arc::new(Listener::new(UnixWire::of_rank(ours))));
         let serving = BTreeMap::from([(1, Some(Arc::clone(&listener))), (2, None)]);
@@ -76,10 +76,10 @@ mod tests {
         }
         let listening = Listening::of(&serving);
         assert_eq!(listening.threads().collect::<Vec<_>>(), [1]);
-        assert!(listening.goes_on());
+        assert!(listening.still_waits());
         theirs.write(&[0]).unwrap();
-        assert!(!listening.goes_on(), "there is something to read, or it has gone on");
+        assert!(!listening.still_waits(), "there is something to read, or it has gone on");
         waits.join().unwrap();
-        assert!(!listening.goes_on() && Listening::of(&serving).threads().count() == 0);
+        assert!(!listening.still_waits() && Listening::of(&serving).threads().count() == 0);
     }
 }

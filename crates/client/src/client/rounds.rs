@@ -584,7 +584,7 @@ impl State {
         if relatives && looked && found != Found::Running {
             sleep = self.family.has_slept().unwrap_or_else(|error| client.blind(error));
         }
-        if !listening.goes_on() {
+        if !listening.still_waits() {
             found = Found::Running;
         }
         (found, sleep)

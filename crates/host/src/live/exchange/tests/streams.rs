@@ -345,3 +345,22 @@ fn who_waits_for_an_event_waits_for_what_other_threads_have_said_before() {
         assert_eq!(now(&exchange), 11.0);
     }
 }
+
+/// Another thread records an event after 1 + 10, works for 50 and records it again at 1 + 50 + 2: who knows of one record does not wait for the second.
+#[test]
+fn who_waits_for_an_event_waits_for_as_many_records_as_it_knows_of() {
+    for (records, expected) in [(1, 11.0), (2, 53.0)] {
+        let mut exchange = ranks(1);
+        exchange.cost_with(Box::new(Scripted(vec![
+            vec![host(1), kernel(1, 10), record(3, 1), host(0)],
+            vec![host(50)],
+            vec![host(2), record(3, 1), host(0)],
+        ])));
+        let other = exchange.open_task(RankId(0));
+        let question = synchronize(DeviceWork::Event { event: 3, records });
+        exchange.say(RankId(0), MAIN, vec![question], Some(OF_TWO));
+        exchange.say(RankId(0), other, (0..3).map(|at| slice(0, &[at])).collect(), Some(OF_TWO));
+        assert_eq!(heard(&mut exchange), [(0, Answer::Go)]);
+        assert_eq!(now(&exchange), expected, "{records} records");
+    }
+}
